@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.parts.installed import as_installed
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.file_io.garbage import spared_by_garbage_collection
+from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.engine.costs import FREE

@@ -4,7 +4,9 @@ A convolutional network of 12.6 million parameters trains on CPU slots under the
 uses, polled as often. Its job goes 1 → 2 → 3 → 2 → 1 again and again; then a worker of three is killed. A
 stall is the ``overhead_seconds`` of the first step after the change: all time in which no step was trained,
 beyond that of a usual step. By relaunch it is the time from the stop's beginning to the first step. The
-figures are medians; those of the parts say where the time goes.
+figures are medians; those of the parts say where the time goes. ``growth_over_broadcast_and_step`` is the
+stall of a growth by the broadcast of the state and one usual step before it: of the kinds of growth, the
+worst.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ STALL_LIMIT_S: Final = 0.5
 KILL_LIMIT_S: Final = 0.6
 RATIO_LIMIT: Final = 10.0
 OVERHEAD_LIMIT: Final = 0.02
+GROWTH_LIMIT: Final = 1.5
 LOSS_LIMIT: Final = 1e-5
 PATH: Final = (2, 3, 2, 1)
 PARTS: Final = ("leave", "meet", "broadcast", "first_step")
@@ -130,10 +133,10 @@ def figures(
     :param with_loss: compare the losses of a job that is changed with those of one that is not.
     """
     with running(Executor, SCRIPT, words, BATCH) as training:
-        in_place, parts = stalls(training, rounds, path)
+        in_place, parts, growths = stalls(training, rounds, path)
         killed = kill_stalls(training, kills, max(path), path[-1])
     with running(Relaunching, SCRIPT, words, BATCH) as training:
-        relaunched, _ = stalls(training, min(rounds, RELAUNCHES), path)
+        relaunched, *_ = stalls(training, min(rounds, RELAUNCHES), path)
     ratios = [relaunched[change] / in_place[change] for change in in_place]
     return [
         *(Figure(f"stall_{change}_s", value, "s", STALL_LIMIT_S) for change, value in in_place.items()),
@@ -142,6 +145,7 @@ def figures(
         *(Figure(f"relaunch_{change}_s", value, "s") for change, value in relaunched.items()),
         Figure("stall_ratio_min", min(ratios), "ratio", RATIO_LIMIT, at_least=True),
         *(Figure(f"stall_{name}_s", value, "s") for name, value in parts.items()),
+        Figure("growth_over_broadcast_and_step", max(growths.values()), "ratio", GROWTH_LIMIT),
         Figure("library_overhead_ratio", overhead_ratio(epochs), "ratio", OVERHEAD_LIMIT),
         *library_cpu.figures(cpu_epochs, samples=cpu_samples),
         *([Figure("loss_relative_error", loss_error(), "ratio", LOSS_LIMIT)] if with_loss else ()),
@@ -156,10 +160,15 @@ def smallest() -> list[Figure]:
 
 def stalls(
     training: TrainingJob, rounds: int, path: Sequence[int]
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds by change ("1_to_2"), and those of the parts by change and part ("1_to_2_meet")."""
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Medians of changes, by change ("1_to_2").
+
+    :returns: seconds; seconds of the parts, by change and part ("1_to_2_meet"); and of growths in place,
+        the stall by the broadcast and a usual step.
+    """
     found: dict[str, list[float]] = {}
     parts: dict[str, list[float]] = {}
+    growths: dict[str, list[float]] = {}
     relaunches = isinstance(training.executor, Relaunching)
     training.go_to(1)
     for _ in range(rounds):
@@ -173,8 +182,11 @@ def stalls(
             found.setdefault(name, []).append(took_s)
             for part in PARTS if "parts" in detail else ():
                 parts.setdefault(f"{name}_{part}", []).append(detail["parts"].get(part, 0.0))
+            if "parts" in detail and workers > before:
+                least_s = detail["parts"]["broadcast"] + detail["parts"]["usual_step"]
+                growths.setdefault(name, []).append(took_s / least_s)
             before = workers
-    return _medians(found), _medians(parts)
+    return _medians(found), _medians(parts), _medians(growths)
 
 
 def kill_stalls(training: TrainingJob, count: int, workers: int, before: int) -> list[float]:

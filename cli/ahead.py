@@ -23,10 +23,19 @@ from pliant.schemas.errors import InfeasibleError, PliantError, UsageError
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.job import Job
 from pliant.schemas.text import Column, counted, iso_time, span_text, text_table
-from pliant.tools.replay.ahead import Comparison, JobAhead, JobChange, JobsAhead, look_ahead, world_of
-from pliant.tools.replay.past_errors import Came, PastErrors, past_errors
-from pliant.tools.run.door.client import client_of
-from pliant.tools.run.door.foresight import CPU_S, MEMORY_BYTES
+from pliant.tools.replay.ahead import (
+    Came,
+    Comparison,
+    JobAhead,
+    JobChange,
+    JobsAhead,
+    PastErrors,
+    look_ahead,
+    past_errors,
+    world_of,
+)
+from pliant.tools.run.door.answers import CPU_S, MEMORY_BYTES
+from pliant.tools.run.door.asking import client_of
 from pliant.tools.run.door.protocol import Foresee, as_line, said
 from pliant.tools.run.service.submit import check_new
 from pliant.tools.run.watch.live import LiveState
@@ -367,7 +376,7 @@ def _fields(job: JobAhead | None, answer: Prospects) -> dict[str, Any] | None:
 
 
 def main(state: str) -> int:
-    """Answer one question (:mod:`pliant.tools.run.door.foresight`)."""
+    """Answer one question (:mod:`pliant.tools.run.door.answers`)."""
     resource.setrlimit(
         resource.RLIMIT_CPU, (CPU_S, CPU_S + 1)
     )  # at both at once the kernel kills, and says not why

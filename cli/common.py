@@ -1,4 +1,4 @@
-"""What every command shares: --debug and --quiet, errors turned into exit codes, pipes that close early."""
+"""What every command shares: --debug and --quiet, errors as exit codes and single lines, and broken pipes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import inspect
 import logging
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -19,10 +19,11 @@ from pliant.cli.console import LINES, note, say, settings, terminal_left
 from pliant.cli.grammar import DURATION_SHOWN, duration, hidden_options, take_old
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
-from pliant.schemas.text import did_you_mean, harmless, without_long_words
+from pliant.schemas.text import did_you_mean, harmless, shortened, without_long_words
 
 if TYPE_CHECKING:
-    from pliant.schemas.assumption import Assumption
+    from pliant.schemas.runinfo import Assumption
+
 
 DEBUG = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 QUIET = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing on stderr but errors.")]
@@ -209,3 +210,70 @@ def _log_to_stderr(*, quiet: bool, debug: bool) -> None:
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(logging.DEBUG if debug else logging.ERROR if quiet else logging.INFO)
+
+
+_OF_COMMANDS: Final = ("-q", "--quiet", "--debug")
+"""Options that every command has, and ``pliant`` itself has not."""
+_WANTED: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
+
+
+def mistake_line(error: typer.TyperException) -> str:
+    """The message of a usage error. Values and names that were typed are quoted as they are."""
+    typed = getattr(error, "option_name", None)
+    if typed in _OF_COMMANDS and hasattr(getattr(getattr(error, "ctx", None), "command", None), "commands"):
+        return f"No such option: {typed}; it goes behind the command, as in pliant status {typed}"
+    if typed is not None and hasattr(error, "possibilities"):
+        return f"No such option: {typed}{_options_like(typed, error)}"
+    parameter, wrong = getattr(error, "param", None), _wrong(error)
+    if parameter is None or wrong is None:
+        text = error.format_message().replace("\n\t", " ").rstrip(".")
+        return text if text.endswith("?") else f"{text}{_where_to_look(error)}"
+    value = shortened(str(wrong["input"]))
+    return f'{_name(parameter)} "{value}": {_expected(parameter, str(wrong["input"]), wrong)}'
+
+
+def _options_like(typed: str, error: Any) -> str:
+    shown = [each for each in error.ctx.command.params if not getattr(each, "hidden", False)]
+    names = ["--help", *(name for each in shown for name in each.opts if name.startswith("--"))]
+    hint = did_you_mean(typed, names).replace('"', "")
+    if hint:
+        return f"; {hint}"
+    has_rest = any("-- " in (each.metavar or "") for each in shown)
+    return "; what is the script's goes behind --" if has_rest else _where_to_look(error)
+
+
+def _where_to_look(error: Any) -> str:
+    context = getattr(error, "ctx", None)
+    return "" if context is None else f"; see {context.command_path} --help"
+
+
+def _wrong(error: BaseException) -> Mapping[str, Any] | None:
+    """The first complaint of the check that refused a value."""
+    complaints = getattr(error.__cause__, "errors", None)
+    return None if complaints is None else complaints()[0]
+
+
+def _name(parameter: Any) -> str:
+    is_option = any(name.startswith("-") for name in parameter.opts)
+    return str(max(parameter.opts, key=len) if is_option else parameter.metavar or parameter.name.upper())
+
+
+def _expected(parameter: Any, typed: str, wrong: Mapping[str, Any]) -> str:
+    choices, stated = parameter.type_descriptor.choices, parameter.type_descriptor.parameter_info
+    if choices is not None and stated.parser is None:
+        names = [str(getattr(each, "value", each)) for each in choices]
+        hint = did_you_mean(typed, names)
+        return (
+            f"expected {' or '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}{hint and '; '}{hint}"
+        )
+    kind, context = wrong["type"], wrong.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    wanted = _WANTED.get(getattr(parameter.type_descriptor.annotation, "__name__", ""), "")
+    if wanted and stated.min is not None:
+        wanted += f", {stated.min} or more" if stated.max is None else f" from {stated.min} to {stated.max}"
+    return f"expected {wanted}" if wanted else str(wrong["msg"])

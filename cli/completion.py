@@ -77,7 +77,7 @@ def _jobs_left(context: Any, _incomplete: str) -> Iterable[str]:
 def _jobs(context: Any, *, ended: bool = False) -> set[str]:
     """Jobs of the log, and those that were submitted since."""
     from pliant.tools.run.statedir.directory import StateDir
-    from pliant.tools.run.statedir.log.view import LogView
+    from pliant.tools.run.statedir.log.snapshot import LogView
     from pliant.tools.run.statedir.requests import Spool
 
     dirs = StateDir(_state(context))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import PIPE, abandon, stdout, write_stdout
-from pliant.schemas.text import harmless, span_text
+from pliant.schemas.text import harmless, span_text, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,6 +177,18 @@ def out_text(text: str) -> None:
     stream = stdout()
     text = harmless(text, keeps=LINES) if is_terminal(stream) else text
     write_stdout(text.encode(stream.encoding, stream.errors or "strict"))
+
+
+def entry(name: str, summary: str, longest: int, width: int | None) -> list[str]:
+    """A policy in the list; its summary stands below its name on a narrow terminal."""
+    beside = f"{name:{longest}}  {summary}"
+    if width is None or len(beside) <= width:
+        return [beside]
+    indent = " " * (longest + 2)
+    if len(indent) > width // 2:
+        return [name, *(f"  {line}" for line in wrapped(summary, width - 2))]
+    first, *rest = wrapped(summary, width - len(indent))
+    return [f"{name:{longest}}  {first}", *(indent + line for line in rest)]
 
 
 @contextmanager

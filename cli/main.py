@@ -16,12 +16,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, run_command
-from pliant.cli.console import LINES, UNKNOWN_WIDTH, out_text, say, width_for
+from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, mistake_line, run_command
+from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, say, width_for
 from pliant.cli.grammar import epilog
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.text import harmless, without_long_words
 
 TOOLS: Final = "The tools"
@@ -126,10 +126,12 @@ COMMANDS: Final = (
 """Name, panel and first sentence of each command: the help of all says no more, so it makes none of them."""
 MODULES: Final = {
     **dict.fromkeys(("cancel", "hold", "release", "priority", "drain", "resume"), "orders"),
-    "demo": "examples",
-    "wait": "log",
-    "validate": "schema",
-    **dict.fromkeys(("profile merge", "profile diff", "profile prune"), "profile_files"),
+    **dict.fromkeys(("demo", "examples", "new"), "init"),
+    **dict.fromkeys(("log", "wait", "stack", "why"), "job"),
+    **dict.fromkeys(("policies", "schema", "validate", "man"), "reference"),
+    **dict.fromkeys(("profile merge", "profile diff", "profile prune"), "profile"),
+    "predictor": "predictions",
+    "top": "status",
 }
 """Modules of commands that share one; others are named like their command."""
 GROUPS: Final = (
@@ -198,9 +200,7 @@ def _harmless_errors() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # it is help, not a mistake
             error.message = harmless(error.message, keeps=LINES)
             raise
-        from pliant.cli.mistakes import one_line
-
-        say(harmless(without_long_words(one_line(error))))
+        say(harmless(without_long_words(mistake_line(error))))
         raise typer.Exit(getattr(error, "exit_code", UsageError.exit_code)) from None
 
 
@@ -236,8 +236,6 @@ def _root(
 
 def first_page() -> str:
     """What ``pliant`` alone prints: the five tools, and what to type next."""
-    from pliant.cli.policies import entry
-
     tools = [name for name, panel, _ in COMMANDS if panel == TOOLS]
     width = width_for(sys.stdout) or UNKNOWN_WIDTH
     found = [(name, _summary(name).get_short_help_str(limit=200)) for name in tools]

@@ -1,4 +1,4 @@
-"""``pliant profile``: measure training jobs."""
+"""``pliant profile``: measure training jobs; its ``merge``, ``diff`` and ``prune`` keep what was measured."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +14,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pliant.cli.config import configuration
-from pliant.cli.console import is_terminal, named_or_piped, note, progress, reader_left, stderr, width_for
+from pliant.cli.console import (
+    is_terminal,
+    named_or_piped,
+    note,
+    out_text,
+    page_width,
+    progress,
+    reader_left,
+    stderr,
+    width_for,
+)
 from pliant.cli.grammar import DURATION_SHOWN, Formerly, duration
-from pliant.cli.profile_predict import PredictionFormat, PredictionScope, predictions_text
+from pliant.cli.predictions import PredictionFormat, PredictionScope, predictions_text
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.file_io.files import PIPE
-from pliant.schemas.text import whole_number
+from pliant.schemas.text import counted, whole_number
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
@@ -26,6 +37,7 @@ if TYPE_CHECKING:
     from pliant.tools.profile.measuring.launch import PointsFile
     from pliant.tools.profile.measuring.plan import MeasuringOptions
     from pliant.tools.profile.measuring.run import MeasuredProfile
+    from pliant.tools.profile.upkeep import RowChange
 
 
 AUTO = "auto"
@@ -136,7 +148,7 @@ def profile(
     """  # noqa: D301 - keeps the lines of the examples apart
     from dataclasses import replace
 
-    from pliant.schemas.extras import require
+    from pliant.schemas.errors import require
     from pliant.schemas.file_io.files import check_output, write_bytes
     from pliant.schemas.io import read_profile, write_profile
     from pliant.tools.profile.measuring.plan import MeasuringOptions
@@ -167,7 +179,7 @@ def profile(
         costs,
         patience,
     )
-    refuse_terminal(output)
+    _refuse_terminal(output)
     old = read_profile(append) if append else None
     keeper = Keeper(allreduce_file or _beside(output), refresh)
     if options.allreduce and keeper.path is not None:
@@ -198,7 +210,7 @@ def numbers(text: str, option: str) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
-def refuse_terminal(out: str) -> None:
+def _refuse_terminal(out: str) -> None:
     if out == "-" and is_terminal(sys.stdout):
         raise UsageError("Parquet is not written to a terminal: give -o FILE or pipe into the next command")
 
@@ -207,7 +219,7 @@ def _imported(path: str, jobs: str | None) -> Profile:
     from importlib.metadata import version
 
     from pliant.schemas.profile import Profile
-    from pliant.tools.profile.imports import import_rows
+    from pliant.tools.profile.upkeep import import_rows
 
     if jobs is not None:
         raise UsageError("--import takes rows instead of measuring jobs: give one of the two")
@@ -379,3 +391,142 @@ def kept_points(path: str | None) -> Iterator[PointsFile]:
             note(f"what was measured is in {path}: the same command goes on from there")
         raise
     kept.remove()
+
+
+OUT = Annotated[str, typer.Option("--output", "-o", help="Profile to write (Parquet); - is stdout.")]
+LEAST = 0.05
+
+
+def profile_merge(
+    profiles: Annotated[list[str], typer.Argument(help="Profiles to put together; - is stdin.")],
+    *,
+    output: OUT = "-",
+) -> None:
+    """Put several profiles into one.
+
+    Of rows that measure the same one is kept: an undisturbed one, and of these the newest.
+
+    Example: pliant profile merge a100.parquet t4.parquet -o all.parquet
+    """
+    from pliant.schemas.io import read_profile
+    from pliant.tools.profile.upkeep import merge
+
+    if profiles.count("-") > 1:
+        raise UsageError("only one profile can come from stdin")
+    found = [read_profile(path) for path in profiles]
+    rows = merge(each.rows for each in found)
+    _write(found[0], rows, output)
+    note(f"{counted(len(rows), 'row')} of {sum(len(each.rows) for each in found)}")
+
+
+def profile_diff(
+    before: Annotated[str, typer.Argument(help="The profile that was.")],
+    after: Annotated[str, typer.Argument(help="The profile that is.")],
+    *,
+    least: Annotated[
+        float, typer.Option("--least", min=0, help="Leave out steps that changed by a smaller fraction.")
+    ] = LEAST,
+) -> None:
+    """Show which rows differ between two profiles.
+
+    Example: pliant profile diff march.parquet april.parquet
+    """
+    from pliant.schemas.io import read_profile
+    from pliant.schemas.text import Column, text_table
+    from pliant.tools.profile.upkeep import changes
+
+    if before == after == "-":
+        raise UsageError("only one profile can come from stdin")
+    old, new = read_profile(before), read_profile(after)
+    found = changes(old.rows, new.rows, least)
+    columns = (
+        *(Column("model"), Column("type", 3), Column("GPUs", right=True), Column("batch", 1)),
+        *(
+            Column("before ms", 2, right=True),
+            Column("after ms", 2, right=True),
+            Column("change", right=True),
+        ),
+    )
+    if found:
+        out_text(text_table(columns, [_cells(each) for each in found], page_width(sys.stdout)))
+    note(f"{counted(len(found), 'row')} of {max(len(old.rows), len(new.rows))} differ")
+
+
+def _cells(change: RowChange) -> tuple[str, ...]:
+    row = change.row
+    if row.kind == "allreduce":
+        name, batch = "(all-reduce)", f"{row.parameters or 0:,}"
+    else:
+        name, batch = (
+            row.model,
+            f"{row.local_batch}" + (f" × {row.accum_steps}" if row.accum_steps > 1 else ""),
+        )
+    if change.before is None or change.after is None:
+        words = "new" if change.before is None else "gone"
+    else:
+        words = "-" if change.slower is None else f"{change.slower:+.0%}"
+    times = (_milliseconds(change.before), _milliseconds(change.after))
+    return name, row.gpu_type, row.placement, batch, *times, words
+
+
+def _milliseconds(row: ProfileRow | None) -> str:
+    if row is None:
+        return "-"
+    return "does not fit" if row.step_seconds is None else f"{1e3 * row.step_seconds:.4g}"
+
+
+def profile_prune(
+    profile: Annotated[str, typer.Argument(help="The profile; - is stdin.")],
+    *,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="Rows of this model; may be repeated.")
+    ] = None,
+    gpu_type: Annotated[
+        list[str] | None, typer.Option("--gpu-type", help="Rows of this type; may be repeated.")
+    ] = None,
+    disturbed: Annotated[
+        bool, typer.Option("--disturbed", help="Rows of a busy machine, or that took longer another time.")
+    ] = False,
+    before: Annotated[
+        str | None,
+        typer.Option(metavar="DATE", help="Rows measured before this day (UTC), like 2026-03-01."),
+    ] = None,
+    output: OUT = "-",
+) -> None:
+    """Take rows out of a profile: those that match all options.
+
+    Measure again what is missing with --append: pliant profile jobs.jsonl --append kept.parquet.
+
+    Example: pliant profile prune profile.parquet --disturbed -o kept.parquet
+    """
+    from pliant.schemas.io import read_profile
+    from pliant.tools.profile.upkeep import Pruning, pruned
+
+    if not (model or gpu_type or disturbed or before):
+        raise UsageError("say which rows to take out: --model, --gpu-type, --disturbed or --before")
+    found = read_profile(profile)
+    rows = pruned(found.rows, Pruning(model or (), gpu_type or (), disturbed, _day(before)))
+    if not rows:
+        raise BadInputError(f"{found.source}: no row would be left")
+    _write(found, rows, output)
+    note(f"{counted(len(found.rows) - len(rows), 'row')} of {len(found.rows)} taken out")
+
+
+def _day(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise UsageError(f"--before {text}: expected a day like 2026-03-01") from None
+
+
+def _write(first: Profile, rows: tuple[ProfileRow, ...], output: str) -> None:
+    from dataclasses import replace
+
+    from pliant.schemas.file_io.files import check_output
+    from pliant.schemas.io import write_profile
+
+    _refuse_terminal(output)
+    check_output(output)
+    write_profile(replace(first, rows=rows), output)

@@ -23,13 +23,13 @@ from pliant.cli.console import (
     width_for,
 )
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 
 if TYPE_CHECKING:
     from pliant.schemas.metrics import CheckedFigure
     from pliant.tools.report.figures.style import Form
     from pliant.tools.report.rendering.output import ReportFormat
-    from pliant.tools.report.rendering.profile_table import GivenProfile
+    from pliant.tools.report.rendering.sections import GivenProfile
     from pliant.tools.report.report import Report
 
 _FIGURE_FORMS: Final = "png,svg"
@@ -194,7 +194,7 @@ def report(
     width = width_for(sys.stdout) if output == "-" else None
     text = render(made, form, extras, width=width)
     if form == "table" and (width is not None if plot is None else plot):
-        from pliant.tools.report.rendering.terminal_plot import jct_plot
+        from pliant.tools.report.figures.curves import jct_plot
 
         drawn = "\n" + jct_plot(made, min(width or UNKNOWN_WIDTH, 100)) + "\n"
         if plot or (text + drawn).count("\n") < lines_for(sys.stdout):
@@ -233,8 +233,7 @@ def _write_for_ci(
     made: Report, checked: Sequence[CheckedFigure], write_expected: str | None, junit: str | None
 ) -> None:
     from pliant.schemas.file_io.files import write_bytes
-    from pliant.tools.report.expectations import expectations_bytes, expectations_of
-    from pliant.tools.report.rendering.junit import junit_bytes
+    from pliant.tools.report.expectations import expectations_bytes, expectations_of, junit_bytes
 
     if write_expected is not None:
         written = expectations_of(made)
@@ -285,7 +284,7 @@ def _draw(made: Report, target: str | None, forms: Sequence[Form]) -> list[Path]
 def _given(path: str) -> GivenProfile:
     from pliant.schemas.io import profile_hash, profile_to_columns, read_profile
     from pliant.tools.profile.predict import holdout_errors
-    from pliant.tools.report.rendering.profile_table import GivenProfile, ProfiledStep
+    from pliant.tools.report.rendering.sections import GivenProfile, ProfiledStep
 
     found = read_profile(path)
     predicted = {id(held.row): held.predicted_s for held in holdout_errors(found)}

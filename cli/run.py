@@ -30,7 +30,7 @@ from pliant.schemas.text import counted
 
 if TYPE_CHECKING:
     from pliant.schemas.event import Event
-    from pliant.tools.run.service.options import RunOptions
+    from pliant.tools.run.service.loop import RunOptions
     from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.state import Sink
     from pliant.tools.run.watch.screen import Screen
@@ -189,8 +189,8 @@ def run(
 
     Example: pliant schedule jobs.jsonl --cluster cluster.json --policy fifo | pliant run --until-done
     """
+    from pliant.tools.run.service.loop import RunOptions, free_state_name
     from pliant.tools.run.service.members import Timeouts
-    from pliant.tools.run.service.options import RunOptions, free_state_name
     from pliant.tools.run.service.run import check_failed, dry_run_text, run_once
 
     config = configuration()

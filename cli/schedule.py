@@ -14,11 +14,11 @@ from pliant.cli.config import STATE_HELP, configuration
 from pliant.cli.console import note, stderr, width_for
 from pliant.cli.grammar import DURATION_SHOWN, TIME_SHOWN, duration, moment, note_old
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 
 if TYPE_CHECKING:
-    from pliant.schemas.assumption import Assumption
     from pliant.schemas.profile import Profile
+    from pliant.schemas.runinfo import Assumption
     from pliant.schemas.schedule import Schedule
     from pliant.tools.schedule.decide import Question
 

@@ -1,20 +1,27 @@
-"""``pliant status``: where the jobs of a state directory stand."""
+"""``pliant status`` and ``pliant top``: where the jobs of a state directory stand, and what they use.
+
+With ``--watch`` their tables are shown repeatedly: in place on a screen, one after the other elsewhere.
+"""
 
 from __future__ import annotations
 
+import os
+import select
 import sys
+import termios
 import time
-from collections.abc import Callable, Collection, Iterable
+import tty
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
-from pliant.cli.console import is_screen, note, page_width, width_for
-from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
-from pliant.cli.watching import EVERY, LOOK_S, Screen, check_every, refuse_watched, repeat, show
+from pliant.cli.console import is_screen, note, nothing_comes_in, out_text, page_width, reader_left, width_for
+from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import did_you_mean
 
@@ -23,6 +30,106 @@ if TYPE_CHECKING:
     from pliant.tools.run.watch.job_page import Happened
     from pliant.tools.run.watch.job_status import JobFilter, JobStatus
     from pliant.tools.run.watch.status import Status
+
+
+LOOK_S: Final = 0.5
+_EVERY = Annotated[
+    float | None,
+    typer.Option(
+        "--every",
+        parser=duration(least=0.1, most=86400),
+        metavar=DURATION_SHOWN,
+        help="With --watch: look this often, and in a pipe print each time.",
+        show_default="0.5",
+    ),
+]
+Screen = tuple[str, Sequence[str]]
+"""A table, and lines below it."""
+
+
+def _check_every(every_s: float | None, *, watch: bool) -> None:
+    """:raises UsageError: ``--every`` without ``--watch``."""
+    if every_s is not None and not watch:
+        raise UsageError("--every goes with --watch")
+
+
+def _refuse_watched(form: Form, output: str) -> None:
+    """:raises UsageError: ``--watch`` with something else than a table on stdout."""
+    if form is Form.json:
+        raise UsageError("--watch shows a table: leave -f json out")
+    if output != "-":
+        raise UsageError(f"--watch shows a table here: leave -o {output} out")
+
+
+def show(look: Callable[[int | None], Screen], every_s: float) -> None:
+    """Update a table on the terminal until q or Ctrl-C.
+
+    :param look: the table now, for a terminal of that many columns.
+    """
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.text import Text
+
+    with Keys() as keys, Live(console=Console(highlight=False), auto_refresh=False) as live:
+        pressed = ""
+        while pressed not in ("q", "Q"):
+            table, (*lines, last) = look(width_for(sys.stdout))
+            below = [*map(Text, lines), Text(last, style="dim"), Text("q leaves", style="dim")]
+            live.update(Group(Text(table.rstrip("\n"), no_wrap=True), *below), refresh=True)
+            pressed = keys.wait(every_s)
+
+
+def repeat(look: Callable[[], tuple[Any, Callable[[], Screen]]], every_s: float | None) -> None:
+    """Print a table whenever something has changed; with ``every_s`` each time.
+
+    :param look: a mark that differs if something has changed, and what to print then.
+    :raises BrokenPipeError: the reader of the pipe has left.
+    """
+    before, is_first = None, True
+    while not reader_left(sys.stdout):
+        mark, shown = look()
+        if is_first or every_s is not None or mark != before:
+            table, lines = shown()
+            out_text(table if is_first else f"\n{table}")
+            for line in lines:
+                note(line)
+            before, is_first = mark, False
+        time.sleep(LOOK_S if every_s is None else every_s)
+    raise BrokenPipeError
+
+
+class Keys:
+    """While entered, gives single keys of the terminal, without Return and echo; none if stdin is not one.
+
+    Keys typed before count. Ctrl-C and the end of the terminal count as ``q``.
+    """
+
+    def __init__(self) -> None:
+        self._terminal = None if sys.stdin is None or not nothing_comes_in() else sys.stdin.fileno()
+        self._before: list[Any] = []
+
+    def __enter__(self) -> Self:
+        if self._terminal is not None:
+            self._before = termios.tcgetattr(self._terminal)
+            tty.setcbreak(self._terminal, termios.TCSADRAIN)  # the default throws away what was typed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal is not None:
+            with suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(self._terminal, termios.TCSADRAIN, self._before)
+
+    def wait(self, seconds: float) -> str:
+        """The next key, empty if none comes in time."""
+        try:
+            if self._terminal is None:
+                time.sleep(seconds)
+            elif select.select([self._terminal], [], [], seconds)[0]:
+                # Not by way of sys.stdin: it reads ahead, and select() does not see what it holds.
+                return os.read(self._terminal, 1).decode(errors="replace") or "q"
+        except (KeyboardInterrupt, OSError):  # the terminal is gone: EIO
+            return "q"
+        return ""
 
 
 def status(
@@ -39,7 +146,7 @@ def status(
             "--watch", help="Show changes as they come; q or Ctrl-C leaves. In a pipe: print at each change."
         ),
     ] = False,
-    every: EVERY = None,
+    every: _EVERY = None,
     explain: Annotated[bool, typer.Option("--explain", help="Add what the policy says.")] = False,
     user: Annotated[
         list[str] | None,
@@ -105,10 +212,10 @@ def status(
       pliant status char-lm --state live
       pliant status --state live --user ada --state-is running,waiting --sort=-gpus
     """  # noqa: D301 - keeps the lines of the examples apart
-    from pliant.schemas.file_io.garbage import garbage_collection_paused
+    from pliant.schemas.file_io.limits import garbage_collection_paused
 
     form, output = form_and_file(format, output)
-    check_every(every, watch=watch)
+    _check_every(every, watch=watch)
     directory = state_directory(state)
     if job is not None and (user or team or only or pattern or columns or sort):
         raise UsageError("options that choose or order jobs show a list of them: leave the job out")
@@ -124,7 +231,7 @@ def status(
         with garbage_collection_paused(to_the_end=True):
             _once(page(), form, output)
         return
-    refuse_watched(form, output)
+    _refuse_watched(form, output)
     _show(page(), every)
 
 
@@ -143,7 +250,7 @@ def _filter(*given: list[str] | None) -> JobFilter:
 
 def _check_sort(sort: str) -> None:
     if sort:
-        from pliant.tools.run.watch.columns import CELLS
+        from pliant.tools.run.watch.screen import CELLS
 
         _check("--sort", [sort.removeprefix("-")], CELLS)
 
@@ -151,7 +258,7 @@ def _check_sort(sort: str) -> None:
 def _columns(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    from pliant.tools.run.watch.columns import CELLS
+    from pliant.tools.run.watch.screen import CELLS
 
     wanted = _names([text])
     _check("--columns", wanted, CELLS)
@@ -208,8 +315,7 @@ class _Page:
 
     def text(self, found: Status, now_s: float, width: int | None) -> str:
         from pliant.tools.run.watch.job_page import job_page
-        from pliant.tools.run.watch.screen import status_text
-        from pliant.tools.run.watch.teams import teams_text
+        from pliant.tools.run.watch.screen import status_text, teams_text
 
         if self.job is None:
             table = status_text(
@@ -232,9 +338,9 @@ class _Page:
         )
 
     def document(self, found: Status, now_s: float) -> str:
-        from pliant.tools.run.watch.columns import column_fields, sorted_jobs
         from pliant.tools.run.watch.job_page import described_fields, job_fields, status_document
         from pliant.tools.run.watch.job_status import statuses
+        from pliant.tools.run.watch.screen import column_fields, sorted_jobs
 
         if self.job is None:
             jobs = sorted_jobs(self.only.of(statuses(found, now_s)), self.sort)
@@ -247,8 +353,8 @@ class _Page:
 
     def mark(self, found: Status) -> list[tuple[object, ...]]:
         """A value that changes whenever a further table is worth printing."""
-        from pliant.tools.run.watch.columns import progress
         from pliant.tools.run.watch.job_status import statuses
+        from pliant.tools.run.watch.screen import progress
 
         return [
             (found.log.policy_error, tuple(found.log.drained), tuple(found.ordered)),
@@ -300,3 +406,59 @@ def _show(page: _Page, every_s: float | None) -> None:
         show(look, every_s or LOOK_S)
     else:
         repeat(changed, every_s)
+
+
+def top(
+    *,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
+    ] = None,
+    sort: Annotated[
+        Literal["gpus", "speed", "job", "heard"],
+        typer.Option("--sort", help="Most GPUs, fastest, by id, or longest silent first."),
+    ] = "gpus",
+    watch: Annotated[bool, typer.Option("--watch", help="Go on; q or Ctrl-C leaves.")] = False,
+    every: _EVERY = None,
+    format: FORM = Form.table,
+    output: TO_FILE = "-",
+) -> None:
+    """Show what each job that runs uses: GPUs, speed, step time, batch, loss, and when it was heard of last.
+
+    The figures are those that the job's workers report about once a second.
+    It only reads, so it works while a run holds the directory.
+
+    Example: pliant top --state live --watch
+    """
+    from pliant.schemas.file_io.files import check_output
+    from pliant.tools.run.door.asking import measuring
+    from pliant.tools.run.watch.top import sorted_uses, summary_line, top_document, top_text
+
+    form, output = form_and_file(format, output)
+    _check_every(every, watch=watch)
+    if watch:
+        _refuse_watched(form, output)
+    by, meter = sort, measuring(state_directory(state))
+    if not watch:
+        check_output(output)
+        log, uses = meter.look()
+        if form is Form.json:
+            out_or_file(top_document(log, sorted_uses(uses, by)), output)
+            return
+        width = width_for(sys.stdout) if output == "-" else None
+        out_or_file(top_text(sorted_uses(uses, by), time.time(), width), output)
+        note(summary_line(log, uses))
+        return
+
+    def look(width: int | None) -> Screen:
+        log, uses = meter.look()
+        return top_text(sorted_uses(uses, by), time.time(), width), [summary_line(log, uses)]
+
+    def changed() -> tuple[object, Callable[[], Screen]]:
+        log, uses = meter.look()
+        mark = [(use.id, use.job.placement, use.progress) for use in uses]
+        return mark, lambda: (top_text(sorted_uses(uses, by), time.time()), [summary_line(log, uses)])
+
+    if is_screen(sys.stdout):
+        show(look, every or LOOK_S)
+    else:
+        repeat(changed, every)

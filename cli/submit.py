@@ -1,11 +1,12 @@
-"""``pliant submit``: give jobs to a state directory."""
+"""``pliant submit``: give jobs to a state directory, one or an array, now, at a time, or after other jobs."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,10 +16,11 @@ import typer
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.quantities import read_ahead
+from pliant.schemas.text import EPOCH_LIKE_S, similar
 
 if TYPE_CHECKING:
-    from pliant.cli.submit_fields import ArrayNumbers
-    from pliant.schemas.job import Job
+    from pliant.schemas.job import Awaited, Job
 
 COMMAND_LINE: Final = "the command line"
 _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
@@ -134,7 +136,6 @@ def submit(
     Example: pliant submit train.py --gpus 1-4 --batch 128 --state live -- --epochs 90
     """
     from pliant.cli.orders import check_priority, say_unheeded
-    from pliant.cli.submit_fields import numbers_of, with_options
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs, write_jobs
     from pliant.tools.run.door.asking import is_served
@@ -155,7 +156,7 @@ def submit(
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
     where = _named(state) if dry_run else state_directory(state)
-    found = with_options(found, after or (), begin, deadline, where, now_s=now_s, hold=hold)
+    found = _with_options(found, after or (), begin, deadline, where, now_s=now_s, hold=hold)
     if dry_run:
         write_jobs(found, "-")
         _say_what_would_happen(found, source, where, now_s)
@@ -197,7 +198,7 @@ def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None,
     """
     from pliant.schemas.io import job_file
     from pliant.schemas.job import arriving_at
-    from pliant.tools.run.door.client import client_of
+    from pliant.tools.run.door.asking import client_of
     from pliant.tools.run.service.launching import at_home
     from pliant.tools.run.service.submit import in_utc
     from pliant.tools.run.statedir.directory import StateDir
@@ -222,7 +223,7 @@ def _of_script(
     command: Sequence[str],
     stated: dict[str, Any],
     state: Path | None,
-    array: ArrayNumbers | None = None,
+    array: _ArrayNumbers | None = None,
     *,
     dry_run: bool = False,
 ) -> tuple[Job, ...]:
@@ -233,8 +234,7 @@ def _of_script(
     :param dry_run: a run of another account does not name it.
     """
     from pliant.schemas.file_io.documents import parse_jobs
-    from pliant.tools.run.door.asking import known_names
-    from pliant.tools.run.door.client import client_of
+    from pliant.tools.run.door.asking import client_of, known_names
     from pliant.tools.run.service.submit import free_id, known_ids
     from pliant.tools.run.statedir.directory import StateDir
     from pliant.tools.run.statedir.requests import Spool
@@ -280,3 +280,130 @@ def _sizes(gpus: str) -> dict[str, Any]:
         return {"gpus": {"requested": int(gpus)}}
     least, most = int(found[1]), int(found[2])
     return {"gpus": {"requested": most, "min": least, "max": most}, "elastic": "size"}
+
+
+_MOST_IN_ARRAY: Final = 10_000
+_RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
+_AWAITED: Final[dict[str, Awaited]] = {"": "ok", "ok": "ok", "any": "any"}
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrayNumbers:
+    """What ``--array`` says."""
+
+    numbers: Sequence[int]
+    limit: int | None
+    """How many of its jobs hold GPUs at a time; None: all of them."""
+
+    def jobs(self, fields: dict[str, Any]) -> list[dict[str, Any]]:
+        """The fields of all jobs of the array, from those that they share."""
+        name = fields["id"]
+        own = {"name": name} if self.limit is None else {"name": name, "limit": self.limit}
+        return [
+            {**fields, "id": f"{name}-{number}", "array": {**own, "index": number}} for number in self.numbers
+        ]
+
+
+def numbers_of(text: str) -> _ArrayNumbers:
+    """``0-9``, ``1,3,7-9``, ``0-90:10``, each with ``%LIMIT`` behind it.
+
+    :raises UsageError: it is something else, or too long.
+    """
+    listed, limited, most = text.partition("%")
+    numbers: dict[int, None] = {}
+    good = not limited or (most.isascii() and most.isdigit() and len(most) < 9 and int(most) > 0)
+    for part in listed.split(","):
+        found = _RANGE.fullmatch(part)
+        span = range(0) if found is None else _span(found)
+        good &= bool(span)
+        numbers |= dict.fromkeys(span[: _MOST_IN_ARRAY + 1])
+    if not good:
+        raise UsageError(f"--array {text}: expected numbers, as 0-9, 1,3,5 or 0-90:10, and a limit, as 0-9%4")
+    if len(numbers) > _MOST_IN_ARRAY:
+        raise UsageError(f"--array {text}: has more than {_MOST_IN_ARRAY:,} jobs")
+    return _ArrayNumbers(tuple(numbers), int(most) if limited else None)
+
+
+def _span(found: re.Match[str]) -> range:
+    """The numbers of a range; none if it is empty or has no step."""
+    step = int(found[3] or 1)
+    return range(int(found[1]), int(found[2] or found[1]) + 1, step) if step else range(0)
+
+
+def _with_options(
+    jobs: Iterable[Job],
+    after: Sequence[str],
+    begin: str | None,
+    deadline: str | None,
+    state: Path | None,
+    *,
+    now_s: float,
+    hold: bool,
+) -> tuple[Job, ...]:
+    """Jobs that start when the options say.
+
+    :param state: the state directory whose jobs and arrays ``after`` may name; None if there is none.
+    :raises UsageError: a time or a job is not one.
+    """
+    shared: dict[str, Any] = {"hold": True} if hold else {}
+    if begin is not None:
+        shared["submit_time"] = _moment("--begin", begin, now_s)
+    if after:
+        shared["after"] = _awaited(after, state)
+    until_s = None if deadline is None else _moment("--deadline", deadline, now_s)
+    return tuple(_changed(job, shared, until_s, now_s) for job in jobs)
+
+
+def _changed(job: Job, shared: dict[str, Any], until_s: float | None, now_s: float) -> Job:
+    own = dict(shared)
+    if "after" in own:
+        own["after"] = {**job.after, **own["after"]}
+        if job.id in own["after"]:
+            raise UsageError(f'--after: job "{job.id}" would wait for itself')
+    if until_s is not None:
+        stated_s = own.get("submit_time", job.submit_time)
+        begins_s = stated_s if stated_s >= EPOCH_LIKE_S else now_s + stated_s
+        if until_s <= begins_s:
+            raise UsageError(f'--deadline: job "{job.id}" arrives only then or later')
+        from pliant.schemas.job import Utility
+
+        own["utility"] = Utility(shape="step", value=job.utility.value, target=until_s - begins_s)
+    if not own:
+        return job
+    stated = job.model_fields_set | own.keys()
+    found = job.model_copy(update=own)
+    found.model_fields_set.update(stated)
+    return found
+
+
+def _moment(option: str, text: str, now_s: float) -> float:
+    try:
+        return read_ahead(text, now_s)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: {error}") from error
+
+
+def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
+    """The jobs to wait for, arrays resolved.
+
+    :raises UsageError: a condition is not known.
+    """
+    pairs = [each.partition(":")[::2] for each in given]
+    for text, (name, when) in zip(given, pairs, strict=True):
+        if not name or when not in _AWAITED:
+            raise UsageError(f"--after {text}: expected JOB, JOB:ok or JOB:any")
+    if state is None or not state.is_dir():
+        return {name: _AWAITED[when] for name, when in pairs}
+    from pliant.tools.run.door.asking import known_names
+
+    known, arrays = known_names(state)
+    for name, _ in pairs:
+        if name not in known and name not in arrays:
+            near = similar(name, sorted({*known, *arrays}), 1)
+            hint = f'; did you mean "{near[0]}"?' if near else ""
+            raise BadInputError.one("--after", f'{state} has no job and no array "{name}"{hint}')
+    return {
+        job_id: _AWAITED[when]
+        for name, when in pairs
+        for job_id in ([name] if name in known else arrays[name])
+    }

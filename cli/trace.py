@@ -106,8 +106,7 @@ def trace_import(
     Example: pliant trace import philly cluster_job_log -o jobs.jsonl
     """
     from pliant.tools.replay.importers.conversion import MalformedRowsError
-    from pliant.tools.replay.importers.run import import_trace
-    from pliant.tools.replay.importers.selection import Selection
+    from pliant.tools.replay.importers.run import Selection, import_trace
 
     try:
         with progress("import", "rows") as advance:
@@ -312,7 +311,7 @@ def describe(
             lines.append(f"cluster for a load of {cluster_for:g}: {wanted:,} GPUs")
         write_bytes(output, "".join(f"{line}\n" for line in lines).encode())
     if figure is not None and shape is not None:
-        from pliant.tools.report.figures.arrivals import arriving_work_image
+        from pliant.tools.report.figures.curves import arriving_work_image
 
         atomic_write(Path(figure), arriving_work_image(shape, found.arriving_gpus, found.bin_s, found.gpus))
     if text := warning(found):

@@ -16,8 +16,6 @@ from experiments.ares.traces import FAMILIES
 from experiments.ares.workloads import BASE, RECORDED, RECORDS, SAMPLES, stem
 from experiments.harness.page import Results
 from experiments.harness.spec import Replays
-from experiments.harness.study import read_findings
-from experiments.rivals.experiment import EXPERIMENT as RIVALS
 from experiments.shadow_price.measure import RESULTS
 from experiments.shadow_price.runs import OURS
 from pliant.tools.report.rendering.text import markdown_table
@@ -40,7 +38,6 @@ def _facts(replays: Replays) -> Mapping[str, Any]:
     ours = _ours(replays)
     found: dict[str, Any] = {
         "table": _table(replays, ours),
-        "abroad": _abroad(read_findings(RIVALS)),
         "few": len(RECORDED["newtrace"]),
         "ours": ours,
         "pollux_first": f"{_on_first(replays, 'newtrace', 'pollux'):.2f}",
@@ -86,23 +83,6 @@ def _table(replays: Replays, ours: Mapping[str, str]) -> str:
     found = describe(OURS)
     first = (OURS, found.knows, found.elasticity, *ours.values(), *("",) * (len(head) - 3 - len(ours)))
     return markdown_table(head, (first, *(tuple(_cells(replays, policy)) for policy in CHOICES)), 3)
-
-
-def _abroad(found: Mapping[str, Any]) -> str:
-    """Every policy on the home grounds of others: shares of deadlines met, else mean JCTs in seconds."""
-    grounds = list(found["grounds"].values())
-    rows: dict[str, list[str]] = {}
-    for place, ground in enumerate(grounds):
-        for policy, each in ground["replays"].items():
-            text = f"{each['met']:.3f}" if ground["by_deadline"] else f"{each['mean_jct_s']:,.0f}"
-            rows.setdefault(policy, [""] * len(grounds))[place] = text
-    head = ("policy", "knows", *(_short(ground["title"]) for ground in grounds))
-    return markdown_table(head, [(name, describe(name).knows, *cells) for name, cells in rows.items()], 2)
-
-
-def _short(title: str) -> str:
-    """A heading of few words: ``ElasticFlow's testbed, 128 A100`` without what comes after the comma."""
-    return title.partition(",")[0].partition(" on ")[0].partition(" that ")[0]
 
 
 def _cells(replays: Replays, policy: str) -> Iterator[str]:

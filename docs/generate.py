@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,42 +17,130 @@ HERE = Path(__file__).parent
 HEADER = "<!-- Written by `make docs` from the code and its results; edit those instead. -->\n\n"
 
 
-_GRAMMAR = """
+_GRAMMAR = """# Command line
+
+Every command, its arguments and its options, as `--help` prints them:
+
+{commands}
+
 The main file of a command has no option before it, and `-` is stdin or stdout. On every command `-o FILE`
 says where the product goes, and `-f FORMAT` in which form it is written; only `log -f` means follow, as
-with `tail`.
+with `tail`. What DURATION, TIME and SIZE stand for, here and in parameters of policies (`--param dwell_s=5m`)
+and recipes of sweeps (`interval = "2m"`):
 
 - DURATION: {duration}. `1h30m` works, too. Where the help says that plain numbers are hours, they are.
 - TIME: {time}, local time unless it ends with `Z` or an offset.
 - SIZE: {size}. GB counts in thousands, GiB in 1024s.
 
-Parameters of policies (`--param dwell_s=5m`) and recipes of sweeps (`interval = "2m"`) take times like these.
+Options that many commands share; a section below names those that its command has, but for the last three:
+
+{shared}
+
+`pliant` alone also takes `--version`, `--install-completion` and `--show-completion`.
+
+Exit codes of all commands:
+
+{codes}
 """
+_MANY = 5
+"""Commands that share an option, with the same help: then it stands once, above all of them."""
 
 
 def cli_page() -> str:
     """Reference of all commands, from the command line's own help."""
-    import typer
-    from typer.cli import get_docs_for_click
+    from collections import Counter
+    from itertools import groupby
 
-    from pliant.cli.main import app
+    import typer
+
+    from pliant.cli.main import COMMANDS, GROUPS, app
+    from pliant.cli.reference import EXIT_STATUS
     from pliant.schemas.quantities import SIZE, TIME, duration_words
 
-    group = typer.main.get_command(app)
-    context = typer.Context(group, info_name="pliant")
-    text: str = get_docs_for_click(obj=group, ctx=context, name="pliant", title="Command line")
+    found = list(_commands(typer.Context(typer.main.get_command(app), info_name="pliant")))
+    counts = Counter(record for context in found for record in _records(context, "option"))
+    many = sorted(
+        (record for record, count in counts.items() if count >= _MANY), key=lambda each: -counts[each]
+    )
+    panels = groupby((*COMMANDS, *GROUPS), key=lambda each: each[1])
+    commands = "\n".join(
+        f"- **{panel}**: " + ", ".join(f"[{name}](#pliant-{name.replace(' ', '-')})" for name, *_ in each)
+        for panel, each in panels
+    )
+    head = _GRAMMAR.format(
+        commands=commands,
+        duration=duration_words(),
+        time=TIME,
+        size=SIZE,
+        shared=_list(reversed(many)),
+        codes=_table(("code", "meaning"), [(f"`{code}`", text) for code, text in EXIT_STATUS.items()]).rstrip(
+            "\n"
+        ),
+    )
+    return "\n".join([head, *(_command(context, many) for context in found)]).rstrip() + "\n"
+
+
+def _commands(context: Any) -> Iterator[Any]:
+    """The contexts of all commands below one, a group before its own."""
+    for name in context.command.list_commands(context) if hasattr(context.command, "list_commands") else ():
+        within = type(context)(context.command.get_command(context, name), info_name=name, parent=context)
+        yield within
+        yield from _commands(within)
+
+
+def _command(context: Any, many: Sequence[tuple[str, str]]) -> str:
+    """The section of a command: how it is typed, what it does, its arguments and options."""
+    command, path = context.command, context.command_path
     # Without what keeps lines apart, and brackets from being taken for markup, on a terminal.
-    text = text.replace("\b\n", "").replace("\\[", "[")
-    title, rest = text.split("\n", 1)
-    text = f"{title}\n{_GRAMMAR.format(duration=duration_words(), time=TIME, size=SIZE)}{rest}"
-    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
+    text = (command.help or "").replace("\b\n", "").replace("\\[", "[").strip()
+    title = f"{'##' if context.parent.parent is None else '###'} `{path}`"
+    if hasattr(command, "list_commands"):
+        return f"{title}\n\n{text}\n"
+    options = _records(context, "option")
+    own = [*_records(context, "argument"), *(each for each in options if each not in many)]
+    also = [f"`{name.partition(' <')[0]}`" for name, text in many if (name, text) in options]
+    also = [each for each in also if each not in _EVERYWHERE]
+    usage = f"`{path} {' '.join(command.collect_usage_pieces(context))}`"
+    last = f"Also {', '.join(also)}." if also else ""
+    return "\n\n".join(part for part in (title, _examples(text), usage, _list(own), last) if part) + "\n"
+
+
+_EVERYWHERE = ("`--debug`", "`-q, --quiet`", "`--help`")
+
+
+def _records(context: Any, kind: str) -> list[tuple[str, str]]:
+    """What the help says of each argument, or of each option."""
+    found = (
+        each.get_help_record(context)
+        for each in context.command.get_params(context)
+        if each.param_type_name == kind
+    )
+    return [(name, text.replace("\\[", "[")) for name, text in filter(None, found)]
+
+
+def _list(records: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"* `{name}`: {text}" if text else f"* `{name}`" for name, text in records)
+
+
+def _examples(text: str) -> str:
+    """The help with its examples as code."""
+    parts = []
+    for part in text.split("\n\n"):
+        first, *rest = [line.strip() for line in part.splitlines()]
+        if first == "Examples:":
+            parts += [first, "\n".join(f"    {line}" for line in rest)]
+        elif first.startswith("Example: pliant") and ", or " not in first:
+            parts += ["Example:", "    " + " ".join([first.removeprefix("Example: "), *rest])]
+        else:
+            parts.append(part)
+    return "\n\n".join(parts)
 
 
 def schemas_page() -> str:
     """Tables of all file kinds, from the records and the column tables."""
     from pliant.schemas.cluster import Cluster, IdleRule, Node, SlurmOptions
     from pliant.schemas.event import EVENT
-    from pliant.schemas.job import Batch, Gpus, Job
+    from pliant.schemas.job import Batch, Gpus, Job, ResourceDemand, Utility
     from pliant.schemas.metrics import (
         CheckedFigure,
         FigureEstimate,
@@ -63,12 +151,11 @@ def schemas_page() -> str:
         RunGroup,
         StepTime,
     )
-    from pliant.schemas.predictor import Predictor, ProgressFit
     from pliant.schemas.profile import CONVERGENCE, PROFILE
     from pliant.schemas.schedule import Allocation, BatchPlan, Schedule, Verdict
 
     records: tuple[tuple[str, str, tuple[type[BaseModel], ...]], ...] = (
-        ("job", "JSON Lines, one job a line", (Job, Gpus, Batch)),
+        ("job", "JSON Lines, one job a line", (Job, Gpus, Batch, Utility, ResourceDemand)),
         ("cluster", "JSON", (Cluster, Node, SlurmOptions, IdleRule)),
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         (
@@ -85,7 +172,11 @@ def schemas_page() -> str:
                 CheckedFigure,
             ),
         ),
-        ("predictor", "JSON", (Predictor, ProgressFit)),
+        (
+            "predictor",
+            "JSON, as `pliant predictor fit` writes it; `pliant schema predictor` has the fields",
+            (),
+        ),
     )
     tables = (
         ("profile", "Parquet, one row per measured configuration", PROFILE),
@@ -94,22 +185,37 @@ def schemas_page() -> str:
     )
     parts = [
         "# File kinds\n",
-        "Times are seconds, memory is bytes, throughput is samples per second, unless a name says otherwise.",
-        "`pliant schema KIND` prints the machine-readable form, `pliant validate FILE` checks a file.\n",
+        "The fields of the files that pliant reads and writes. Times are seconds, memory is bytes,",
+        "throughput is samples per second, unless a name says otherwise. A field with a default may be left",
+        "out; one whose default is `null` may be null. `pliant schema KIND` prints the machine-readable",
+        "form, `pliant validate FILE` checks a file.\n",
         _limits_text(),
     ]
     for kind, form, models in records:
         parts.append(f"## {kind}\n\n{form}. Schema identifier `pliant.{kind}/1`.\n")
         parts += [_record_table(model) for model in models]
+        if kind == "job":
+            parts.append(_work_text())
     for kind, form, table in tables:
         parts.append(f"## {kind}\n\n{form}. Schema identifier `pliant.{kind}/1`.\n")
         rows = [
-            (f"`{c.name}`", c.type, "yes" if c.nullable else "no", c.about.doc + _words(c.words))
+            (f"`{c.name}`", f"{c.type}{' or null' * c.nullable}", c.about.doc + _words(c.words))
             for c in table.columns
         ]
-        parts.append(_table(("column", "type", "may be null", "meaning"), rows))
+        parts.append(_table(("column", "type", "meaning"), rows))
     parts.append(_progress_text())
     return "\n".join(parts)
+
+
+def _work_text() -> str:
+    from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, SampleWork
+
+    kinds = (SampleWork, EpochWork, IterationWork, GpuTimeWork)
+    lines = [
+        f"- {', '.join(f'`{name}`' for name in kind.model_fields)}: {(kind.__doc__ or '').splitlines()[0]}"
+        for kind in kinds
+    ]
+    return "\n".join(["### Work\n\nThe field `work` has one of these:\n", *lines, ""])
 
 
 def _limits_text() -> str:
@@ -129,15 +235,11 @@ def _limits_text() -> str:
     least, longest = FREE_BYTES >> 20, LONGEST_TEXT >> 20
     document, rows, stream = DOCUMENT_BYTES >> 20, ROWS_BYTES >> 30, STREAM_BYTES >> 30
     return f"""\
-A JSON or TOML document may have {document} MiB, a file of rows (jobs, events, Parquet) {rows} GiB, and
-a pipe or a device, which does not say its size, {stream} GiB. A larger one is refused (exit 3). So is a
-named pipe that no process has opened for writing within {WRITER_S:g} s. A writer that is there may take
-as long as it likes.
-
-A small Parquet file can hold one value a million times. A file is refused (exit 3) that would take
-more than {times} times its size in memory, {least} MiB at least, where a row counts as {row} bytes beside its
-strings; so is one with a string of more than {longest} MiB. Gzipped traces have the same limits.
-`{FACTOR}=10` in the environment makes all of them ten times as large.
+Files beyond these limits are refused (exit 3): {document} MiB for a JSON or TOML document, {rows} GiB for
+rows (jobs, events, Parquet), {stream} GiB for a pipe or a device; {times} times its size in memory ({least}
+MiB at least; a row counts as {row} bytes beside its strings), gzipped traces included; {longest} MiB for a
+string. So is a named pipe that no process opens for writing within {WRITER_S:g} s. `{FACTOR}=10` in the
+environment makes all limits ten times as large.
 """
 
 
@@ -149,8 +251,8 @@ def _progress_text() -> str:
 ## progress
 
 JSON, `jobs/ID/progress.json` in a state directory. Schema identifier `{schema}`. Rank 0
-replaces the file as a whole about once a second while it trains; other programs may read it at any
-time. Fields that are null are left out. `pliant schema` and `pliant validate` do not take this kind.
+replaces the file as a whole about once a second while it trains. Fields that are null are left out.
+`pliant schema` and `pliant validate` do not take this kind.
 """
     return "\n".join([intro, _record_table(Progress), _record_table(LastCheckpoint)])
 
@@ -162,12 +264,17 @@ def _words(words: tuple[str, ...]) -> str:
 def _record_table(model: type[BaseModel]) -> str:
     schema = model.model_json_schema(by_alias=True)
     required = set(schema.get("required", ()))
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     for name, rule in schema["properties"].items():
         default = "required" if name in required else _default(rule)
-        rows.append((f"`{name}`", _type(rule), default, str(rule.get("description", "")).replace("\n", " ")))
+        type_text = _type(rule).removesuffix(" or null" if default == "`null`" else "\0")
+        meaning = str(rule.get("description", "")).replace("\n", " ")
+        row = (f"`{name}`", f"{type_text}, {default}", meaning)
+        if rows and not meaning and rows[-1][1:] == row[1:]:  # alike, and told by their names alone
+            row = (f"{rows.pop()[0]}, {row[0]}", *row[1:])
+        rows.append(row)
     title = f"### {model.__name__}\n\n{(model.__doc__ or '').splitlines()[0]}\n\n"
-    return title + _table(("field", "type", "default", "meaning"), rows)
+    return title + _table(("field", "type, default", "meaning"), rows)
 
 
 def _default(rule: dict[str, Any]) -> str:
@@ -203,25 +310,18 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 _POLICIES = """# Policies
 
-A policy can only be as good as what it knows, and what it knows can be wrong. So they are grouped by the most
-that their decisions rest on. A job's own limits (`elastic`, `gpus`, `batch`) hold for each of them.
+What each built-in policy does, what it must know, and its parameters. Which one to take is in
+[choosing-a-policy.md](choosing-a-policy.md): without a reason for another, [shadow-price](#shadow-price) with
+a profile of the jobs and [fair-share](#fair-share) without one. `pliant policies NAME` prints the same text.
 
-With a profile of the jobs, and without a reason for another, take [shadow-price](#shadow-price); without a
-profile take [fair-share](#fair-share), as `pliant init` does. On every workload of Pollux and Sia in
-[the comparison](experiments/shadow-price.md) it has the least mean JCT of those replayed there, with free
-and with fixed batches; the page says where it loses. How long it may hold a job back is bounded
-([delay-bound.md](delay-bound.md)).
-Take another where something else counts:
-
-- the time until the last job ends: the comparison has makespans; `future` of shadow-price trades for them;
-- deadlines, or utilities that fall with time: [oasis](#oasis);
-- larger batches that train as well as small ones, with no gradient noise measured: [ones](#ones);
-- equal shares whatever the jobs are: [fair-share](#fair-share).
+A policy can only be as good as what it knows, and what it knows can be wrong, so policies are grouped by the
+most that their decisions rest on. A job's own limits (`elastic`, `gpus`, `batch`) hold for each of them.
+Parameters are shown as `--param` takes them, with their defaults; those that end in `_s` or `_seconds` also
+take `5m` or `2h`.
 
 Without a profile, `schedule` and `run` do not know how long iterations, samples or epochs take. Policies that
-go by the work of jobs then take those whose work is not stated in GPU-seconds in order of submission, and
-`schedule` says so; `ares` gives such jobs equal shares of a pool; `oasis`, which admits jobs by what they are
-worth, counts one second for a sample.
+go by work then take jobs whose work is not stated in GPU-seconds in order of submission, and `schedule` says
+so; `ares` gives such jobs equal shares of a pool; `oasis` counts one second for a sample.
 
 """
 _GROUPS: dict[str, str] = {
@@ -266,22 +366,91 @@ def policies_page() -> str:
         if each.knows == knows
     ]
     groups = [
-        "\n".join([text, *(_policy(each) for each in found if each.knows == knows)])
+        "\n".join([text, *(_policy(each, found) for each in found if each.knows == knows)])
         for knows, text in _GROUPS.items()
     ]
     asking = ", ".join(each.name for each in found if any("oracle" in trait for trait in each.traits))
     table = _table(("policy", "knows", "changes of a job", "decides"), rows)
-    return _POLICIES + table + "\n" + "\n".join([*groups, _ORACLE.format(asking=asking)])
+    shared = [f"- {text.rstrip('.')}: {', '.join(names)}." for text, names in _shared(found).items()]
+    some = "\n".join([*shared, "- Others look at priorities as their sections say, or not at all.\n"])
+    return "\n".join([_POLICIES + table, some, *groups, _ORACLE.format(asking=asking)])
 
 
-def _policy(found: Description) -> str:
-    needs = ", ".join(found.needs) or "nothing"
-    facts = f"Changes of a job: {found.elasticity}. Decides {found.decides}. Needs: {needs}."
-    priority = f"Priorities: {found.priority or 'it does not look at them'}."
-    rows = [(f"`{p.name}`", p.expected, f"`{p.default}`") for p in found.parameters]
-    table = "\n" + _table(("parameter", "value", "default"), rows) if rows else ""
-    said = " ".join([facts, priority, *found.traits])
-    return f"### {found.name}\n\n{found.text}\n\n{said}\n{table}"
+_SHARED = 3
+"""Policies of which something is said once, above all of them."""
+
+
+def _said(found: Description) -> tuple[str, ...]:
+    """What is said of a policy beside its docstring and parameters."""
+    priority = (f"Priorities: {found.priority}.",) if found.priority else ()
+    needs = (f"Needs: {', '.join(found.needs)}.",) if found.needs else ()
+    return (*priority, *needs, *found.traits)
+
+
+def _shared(found: Sequence[Description]) -> dict[str, list[str]]:
+    """What is so of several policies, which their sections do not repeat, with their names."""
+    texts = dict.fromkeys(text for each in found for text in _said(each))
+    names = {text: [each.name for each in found if text in _said(each)] for text in texts}
+    return {text: those for text, those in names.items() if len(those) >= _SHARED}
+
+
+def _policy(found: Description, all_found: Sequence[Description]) -> str:
+    """The section of a policy: its docstring, with the kind and the default of each parameter."""
+    text, meanings = _without_parameters(found.text, {each.name for each in found.parameters})
+    told = [
+        f"- {', '.join(_parameter(each) for each in found.parameters if each.name in names)}: {meaning}"
+        for names, meaning in meanings.items()
+    ]
+    rest = [each for each in found.parameters if not any(each.name in names for names in meanings)]
+    parent = next((other for other in all_found if rest and _has_all(other, found, rest)), None)
+    if parent is not None:
+        told.append(f"Parameters: those of [{parent.name}](#{parent.name}), with its defaults.")
+    elif rest:
+        told.append(f"{'- Also' if told else 'Parameters:'} {', '.join(map(_parameter, rest))}.")
+    shared = _shared(all_found)
+    said = " ".join(each for each in _said(found) if each not in shared)
+    parts = [f"### {found.name}", text, "\n".join(told), said]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _has_all(other: Description, found: Description, rest: Sequence[Any]) -> bool:
+    """Whether a policy is made from another one and has these parameters of it, which that one explains."""
+    from pliant.tools.schedule.registry import policy_class
+
+    own = policy_class(found.name)
+    base = policy_class(other.name)
+    return other.name != found.name and issubclass(own, base) and set(rest) <= set(other.parameters)
+
+
+def _parameter(parameter: Any) -> str:
+    """As ``--param`` takes it, with its default; with its choices, where the default does not tell them."""
+    default = "none" if parameter.default == "null" else parameter.default.strip('"') or '""'
+    plain = parameter.expected.partition(" (")[0] in _PLAIN
+    return f"`{parameter.name}={default}`" + ("" if plain else f" ({parameter.expected.replace(_TIMES, '')})")
+
+
+_PLAIN = ("a number", "a whole number", "a time", "text", "true or false")
+_TIMES = " (seconds, 5m, 2h)"
+_PARAMETER_LINE = re.compile(r"(?:- )?((?:`*\w+`*(?:, )?)+): (.*)")
+
+
+def _without_parameters(text: str, known: Set[str]) -> tuple[str, dict[tuple[str, ...], str]]:
+    """A docstring without the lines that explain parameters, and these by the names of the parameters."""
+    kept: list[str] = []
+    meanings: dict[tuple[str, ...], str] = {}
+    last: tuple[str, ...] = ()
+    for line in text.splitlines():
+        found = _PARAMETER_LINE.match(line)
+        names = tuple(found[1].replace("`", "").split(", ")) if found else ()
+        if found and known.issuperset(names):
+            last = names
+            meanings[last] = found[2]
+        elif last and line.strip():
+            meanings[last] += f" {line.strip()}"
+        else:
+            last = ()
+            kept.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip(), meanings
 
 
 def rescaling_page() -> str:
@@ -292,14 +461,20 @@ def rescaling_page() -> str:
     values = {row["name"]: row["value"] for row in json.loads((results / "rescale.json").read_bytes())}
     machine = json.loads((results / "rescale.machine.json").read_bytes())
     rows = []
-    for change in ("1_to_2", "2_to_3", "3_to_2", "2_to_1"):
+    changes = ("1_to_2", "2_to_3", "3_to_2", "2_to_1")
+    for change in changes:
         stall, relaunch = values[f"stall_{change}_s"], values[f"relaunch_{change}_s"]
         parts = [values[f"stall_{change}_{part}_s"] for part in ("leave", "meet", "broadcast", "first_step")]
         seconds = [f"{stall:.2f}", *(f"{part:.3f}" for part in parts), f"{relaunch:.1f}"]
         rows.append((change.replace("_to_", " → "), *seconds, f"{relaunch / stall:.0f}"))
     head = ("workers", "stall, s", "leave", "meet", "broadcast", "first step, whole", "relaunch, s", "ratio")
     where = f"{machine['cores']} cores of {machine['cpu']}, torch {machine['versions']['torch']}"
+    stalls = [values[f"stall_{change}_s"] for change in changes]
+    relaunches = [values[f"relaunch_{change}_s"] for change in changes]
     return f"""# What changing a running job costs
+
+A change in place costs a small network {min(stalls):.2f} to {max(stalls):.2f} s, a checkpoint and relaunch
+{min(relaunches):.1f} to {max(relaunches):.1f} s; never measured on GPUs or over a network.
 
 `make bench NAME=rescale` measures it: a network of 12.6 million parameters on CPU slots (gloo),
 {where}. A stall is all time in which the workers that stay train no

@@ -21,9 +21,12 @@ _STEPS: Final = {
     "ares": "replay under ares",
     "report": "report of one replay",
 }
+_FIRST: Final = """How long replays, imports, decisions, commands and the live loop take."""
 _LATER: Final = "decision_s_"
 _LEAST_S: Final = 0.01
 """What the clock of the CPU tells apart, and a little more."""
+_QUICK_S: Final = 0.1
+"""A policy whose decisions all take no more than this has no row."""
 _GROUPS: Final[Sequence[tuple[str, str, Mapping[str, tuple[str, str]]]]] = (
     (
         "## Replays",
@@ -87,8 +90,11 @@ def performance_page() -> str:
     parts = [_head(rows)]
     for title, text, named in _GROUPS:
         table = [_row(what, rows.get(record, {}).get(name)) for name, (record, what) in named.items()]
-        parts.append(f"{title}\n\n{text.format(**PEERS)}\n\n{_table(('what', 'value', 'limit'), table)}")
-    parts[2:2] = [_months(rows["scale"]), _imports(rows["replay_speed"]), _decisions(rows["scale"])]
+        parts.append(
+            f"{title}\n\n{text.format(**PEERS)} {_within(table)}\n\n"
+            f"{_table(('what', 'value', 'limit'), table)}"
+        )
+    parts[2:2] = [*_months(rows["scale"]), _imports(rows["replay_speed"]), _decisions(rows["scale"])]
     return "\n".join(parts)
 
 
@@ -109,6 +115,8 @@ def _head(rows: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
 recorded on {machine["cores"]} cores of {machine["cpu"]}, Python {machine["python"]}. A unit is the CPU time
 of a fixed loop that runs beside what is measured, {unit_s:g} s there, so units can be
 compared between machines. A dash: not measured, or ended for its time."""
+    missed = sum(row["holds"] is False for found in rows.values() for row in found.values())
+    text = f"{_FIRST} {text} Of all rows there, {missed} miss their limit."
     return f"# What takes how long\n\n{fill(' '.join(text.split()), 98, break_on_hyphens=False)}\n"
 
 
@@ -123,8 +131,11 @@ def _row(what: str, row: Mapping[str, Any] | None) -> tuple[str, str, str]:
     )
 
 
-def _months(rows: Mapping[str, Mapping[str, Any]]) -> str:
+def _months(rows: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+    """The section on whole months; none where nothing of it was measured."""
     value = {name: row["value"] for name, row in rows.items()}
+    if not any(value.get(f"{step}_units") for step in _STEPS):
+        return ()
     table = [
         (what, *(_rounded(value.get(f"{step}_{kind}")) for kind in ("units", "mb", "growth")))
         for step, what in _STEPS.items()
@@ -139,12 +150,13 @@ def _months(rows: Mapping[str, Mapping[str, Any]]) -> str:
             (f"{jobs:,} of its jobs under shadow-price", _rounded(value[name]), _rounded(memory), _DASH)
         )
     jobs_n = "3,300,000" if "jobs" not in value else f"{value['jobs']:,}"
-    return f"""## Whole months
+    text = f"""## Whole months
 
 {jobs_n} jobs of half a year on 6,416 GPUs, written in Helios's format at a load of 0.85. Growth:
 units over ten times those of a tenth of the jobs.
 
 {_table(("step", "units", "peak MB", "growth"), table)}"""
+    return (text,)
 
 
 def _imports(rows: Mapping[str, Mapping[str, Any]]) -> str:
@@ -170,23 +182,36 @@ def _decisions(rows: Mapping[str, Mapping[str, Any]]) -> str:
             cells.setdefault(policy, {})[int(gpus), int(jobs)] = row["value"]
     sizes = sorted({size for found in cells.values() for size in found})
     table = []
+    quick = sorted(name for name, found in cells.items() if all(map(_is_quick, found.values())))
     for policy, found in sorted(cells.items()):
+        if policy in quick:
+            continue
         small, large = found.get((512, 1_000)), found.get((4_096, 10_000))
         growth = round(large / small, 1) if small and large and min(small, large) >= _LEAST_S else None
         table.append((policy, *(_seconds(found.get(size)) for size in sizes), _rounded(growth)))
     head = ("policy", *(f"{gpus:,} / {jobs:,}" for gpus, jobs in sizes), "growth")
-    return f"""## Decisions
+    text = f"""Up to {sizes[-1][0]:,} GPUs and {sizes[-1][1]:,} active jobs no decision of these takes more
+than {_QUICK_S:g} s of CPU time: {", ".join(quick)}. The others' CPU seconds, by GPUs / active jobs, after
+a job ended and another came; a tenth of the jobs have deadlines. Growth: of the last column over
+512 / 1,000, which is eight times the GPUs and ten times the jobs. A dash: the process took more
+than 90 s, the first decision with all jobs new included."""
+    table_text = _table(head, table) if table else "Not measured yet."
+    return f"## Decisions\n\n{fill(' '.join(text.split()), 98, break_on_hyphens=False)}\n\n{table_text}"
 
-CPU seconds of a decision after a job ended and another came, by GPUs / active jobs; a tenth of the
-jobs have deadlines. Growth: of the last column over 512 / 1,000, which is eight times the GPUs and
-ten times the jobs. Ended: where a process took more than 90 s, the first decision with all jobs new
-included.
 
-{_table(head, table) if table else "Not measured yet."}"""
+def _is_quick(value: float | None) -> bool:
+    return value is not None and value <= _QUICK_S
 
 
 def _seconds(value: float | None) -> str:
     return f"< {_LEAST_S:g}" if value is not None and value < _LEAST_S else _rounded(value)
+
+
+def _within(table: Sequence[tuple[str, str, str]]) -> str:
+    """How many rows with a limit and a value are within it."""
+    limits = [limit for _, _, limit in table if limit != _DASH]
+    missed = sum(limit.endswith("(missed)") for limit in limits)
+    return f"{len(limits) - missed} of {len(limits)} limits hold."
 
 
 def _rounded(value: float | None) -> str:

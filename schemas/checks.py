@@ -1,17 +1,155 @@
-"""Checks between files: do the jobs fit the cluster, does the profile know their models."""
+"""Do the jobs fit the cluster, with all that they need beside GPUs; does the profile know their models?"""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, NamedTuple
 
-from pliant.schemas.cluster import Cluster, UserLimit
+from pliant.schemas.cluster import Cluster, Node, Shares, UserLimit
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.job import Job
-from pliant.schemas.resources import Capacities
-from pliant.schemas.shares import Shares
-from pliant.schemas.text import in_gpus, similar
+from pliant.schemas.job import Job, ResourceDemand
+from pliant.schemas.text import counted, in_gpus, similar
+
+Amounts = Mapping[str, float]
+"""By the name of the resource, in the units of job and cluster files."""
+_Kind = tuple[str, int, tuple[tuple[str, float], ...]]
+"""GPU type, GPUs, capacities."""
+_SLACK: Final = 1e-9
+"""Part of a worker that sums of fractions may miss by rounding."""
+
+MANY: Final = 10_000_000
+"""An unlimited count: no cluster holds as many, and sums of it stay exact."""
+
+
+def capacities(node: Node) -> dict[str, float]:
+    """A resource that a node does not state limits no job."""
+    stated = {"gpu": node.gpus, "cpu": node.cpus, "memory": node.memory, "bandwidth": node.bandwidth}
+    return {name: float(amount) for name, amount in (stated | node.resources).items() if amount is not None}
+
+
+def fitting(left: Amounts, demand: Amounts, most: int) -> int:
+    """How many demands fit, at most ``most``."""
+    for name, amount in demand.items():
+        if amount > 0 and name in left:
+            most = math.floor(min(most, left[name] / amount + _SLACK))
+    return max(0, most)
+
+
+def servers_for(job: Job, workers: int) -> int:
+    """Parameter servers for that many workers; at least one if the job has any, at most :data:`MANY`."""
+    ps, worker = job.resources.ps, job.resources.worker
+    if not ps or not workers:
+        return 0
+    needed, each = worker.get("bandwidth", 0.0) * workers, ps.get("bandwidth", 0.0)
+    return max(1, math.ceil(min(needed / each, MANY) - _SLACK)) if each else 1
+
+
+class Capacities:
+    """The nodes of a cluster, and how many workers of a job fit them while they are empty."""
+
+    def __init__(self, nodes: Sequence[Node], whole: Capacities | None = None) -> None:
+        """:param whole: those of all nodes, where these are the ones that are up."""
+        self.nodes = nodes
+        self.node_gpus: Mapping[str, int] = most_on_a_node(nodes) if whole is None else whole.node_gpus
+        self.of_node = [capacities(node) for node in nodes]
+        self._kinds = Counter[_Kind]()
+        """Equal nodes are counted together: jobs are checked often."""
+        for node, found in zip(nodes, self.of_node, strict=True):
+            self._kinds[node.gpu_type, node.gpus, tuple(sorted(found.items()))] += node.count or 1
+
+    def limits(self, job: Job) -> bool:
+        """Whether the job demands more than GPUs, or several of them on one node."""
+        return bool(job.resources.worker or job.resources.ps) or job.gpus.per_replica > 1
+
+    def room(self, job: Job) -> dict[str, int]:
+        """Most workers by GPU type on empty nodes, in whole replicas, parameter servers included."""
+        demand, found = job.resources.worker, Counter[str]()
+        for (gpu_type, gpus, stated), count in self._kinds.items():
+            together = replica_on_a_node(job, self.node_gpus[gpu_type])
+            each = fitting(dict(stated), demand, gpus)
+            found[gpu_type] += count * (each - each % together)
+        if job.resources.ps:
+            servers = sum(
+                count * fitting(dict(stated), job.resources.ps, MANY)
+                for (_, gpus, stated), count in self._kinds.items()
+                if not gpus
+            )
+            found = Counter({kind: _served(job, workers, servers) for kind, workers in found.items()})
+        return {kind: job.gpus.whole(workers) for kind, workers in found.items()}
+
+    def without_what_never_fits(self, job: Job) -> Job:
+        """The job, without its demands if no node has room for them even at its smallest size."""
+        if self.why_too_large(job) is None:
+            return job
+        return job.model_copy(update={"resources": ResourceDemand()})
+
+    def why_too_large(self, job: Job) -> str | None:
+        """Why the smallest size fits no GPU type, as a clause. Returns None if only GPUs are too few."""
+        least = job.min_gpus
+        if not self.limits(job) or max(self.room(job).values(), default=0) >= least:
+            return None
+        if job.gpus.per_replica > 1 and not job.resources.worker and not job.resources.ps:
+            return self._why_no_replica(job)
+        workers = "a worker" if least == 1 else f"{least} workers"
+        for name, amount in sorted(job.resources.worker.items()):
+            alone = ResourceDemand(worker={name: amount})
+            room = max(self.room(job.model_copy(update={"resources": alone})).values(), default=0)
+            if room < least:
+                each = f"{amount_text(name, amount)}{'' if least == 1 else ' each'}"
+                return f"needs {workers} with {each}, the nodes have room for {room}"
+        if not job.resources.ps:
+            return f"needs {workers} with all of their demands together, more than the nodes have room for"
+        if all(node.gpus for node in self.nodes):
+            return "needs parameter servers, and no node without GPUs is there to hold them"
+        needed = servers_for(job, least)
+        if needed > least:
+            return f"needs {needed} parameter servers for {workers}, expected at most one for each worker"
+        return (
+            f"needs {needed} parameter servers for {workers}, more than the nodes without GPUs have room for"
+        )
+
+    def _why_no_replica(self, job: Job) -> str | None:
+        least, each = job.min_gpus, job.gpus.per_replica
+        gpus = Counter[str]()
+        for (gpu_type, count, _), nodes in self._kinds.items():
+            gpus[gpu_type] += nodes * count
+        if max(gpus.values(), default=0) < least:
+            return None
+        room = max(self.room(job).values(), default=0) // each
+        replicas = counted(least // each, "replica")
+        return f"needs {replicas} of {each} GPUs, each on one node, the nodes have room for {room}"
+
+
+def most_on_a_node(nodes: Iterable[Node]) -> dict[str, int]:
+    """GPUs of the largest node of each type."""
+    found: dict[str, int] = {}
+    for node in nodes:
+        found[node.gpu_type] = max(node.gpus, found.get(node.gpu_type, 0))
+    return found
+
+
+def replica_on_a_node(job: Job, node_gpus: int) -> int:
+    """GPUs that must be on one node: those of a replica, or 1 where not even the largest node holds it."""
+    return job.gpus.per_replica if job.gpus.per_replica <= node_gpus else 1
+
+
+def _served(job: Job, workers: int, servers: int) -> int:
+    served = bisect_right(range(workers + 1), servers, key=partial(servers_for, job)) - 1
+    # bandwidth grows alike for workers and servers, so a job either always has too many servers, or never
+    return served if servers_for(job, served) <= served else 0
+
+
+def amount_text(name: str, amount: float) -> str:
+    """An amount in words: ``8 cpu``, ``32 GB memory``, ``2 Gbit/s bandwidth``."""
+    if name in ("memory", "disk"):
+        return f"{amount / 1e9:.4g} GB {name}"
+    if name == "bandwidth":
+        return f"{amount * 8 / 1e9:.4g} Gbit/s bandwidth"
+    return f"{amount:.4g} {name}"
 
 
 class Room(NamedTuple):

@@ -3,13 +3,16 @@
 Only ``cli/`` turns these into an exit. Exit codes: 0 done, 1 a bug (ours, or a policy's), 2 usage, 3 bad
 input, 4 infeasible, 5 some jobs failed, 69 a needed service is missing, 75 locked (try again), 130/143
 signalled, 141 the reader of stdout left early.
+
+Libraries that only some of the work needs are the package's extras; :func:`require` names a missing one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from importlib.util import find_spec
+from typing import ClassVar, Final
 
 from pliant.schemas.text import harmless
 
@@ -95,3 +98,27 @@ class LockedError(PliantError):
     """Another process is writing the same state directory; trying again later works."""
 
     exit_code = 75
+
+
+EXTRAS: Final = {
+    "torch": "run",
+    "matplotlib": "figures",
+    "pandas": "notebooks",
+    "transformers": "integrations",
+    "lightning": "integrations",
+    "accelerate": "integrations",
+}
+"""The extra of pyproject.toml that brings each library."""
+
+
+def missing(library: str) -> str | None:
+    """How to install a library, as a clause. Returns None if it is there; it is not imported."""
+    if find_spec(library) is not None:
+        return None
+    return f"{library} is not installed: pip install 'pliant[{EXTRAS[library]}]'"
+
+
+def require(library: str, what: str) -> None:
+    """:raises ServiceMissingError: the library that ``what`` needs is not installed."""
+    if (advice := missing(library)) is not None:
+        raise ServiceMissingError(f"{what}, but {advice}")

@@ -17,9 +17,8 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 from pydantic import BaseModel
 
 from pliant.schemas.cluster import Node
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import BadInputError, UsageError, missing
 from pliant.schemas.event import Event
-from pliant.schemas.extras import missing
 from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import read_kind

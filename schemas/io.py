@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import USER, Cluster, Shares
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.file_io.columns import rows_from_columns
@@ -38,7 +38,6 @@ from pliant.schemas.job import Job
 from pliant.schemas.job_table import JobTable
 from pliant.schemas.predictor import Predictor
 from pliant.schemas.schedule import Schedule
-from pliant.schemas.shares import USER, Shares
 
 if TYPE_CHECKING:
     from pliant.schemas.metrics import Metrics

@@ -14,6 +14,8 @@ from functools import cached_property
 from itertools import compress, pairwise
 from typing import Any, Final, TypeVar, overload
 
+from pydantic import BaseModel
+
 from pliant.schemas.file_io.record import Record
 from pliant.schemas.job import Job, Work, canonical_parts
 
@@ -115,15 +117,19 @@ def _unnamed(parts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 def _record(kind: type[R], values: dict[str, Any], names: set[str]) -> R:
     """A record of values that are known to be right."""
-    made = kind.__new__(kind)
-    _set(made, "__dict__", values)
-    _set(made, "__pydantic_fields_set__", names)
-    _set(made, "__pydantic_extra__", None)
-    _set(made, "__pydantic_private__", None)
+    made = _new(kind)
+    _set_values(made, values)
+    _set_names(made, names)
+    _set_extra(made, None)
+    _set_private(made, None)
     return made
 
 
-_set: Final = object.__setattr__
+_new: Final = object.__new__
+_set_values, _set_names, _set_extra, _set_private = (
+    BaseModel.__dict__[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 
 
 def amount_name(work: Work) -> str:

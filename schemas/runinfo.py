@@ -1,7 +1,8 @@
 """What an event file says about the run it records.
 
 The first event of a file is a ``decision`` whose detail is a :class:`RunInfo`; the detail of every ``submit``
-event is a :class:`SubmitDetail`. So a report needs the event file alone.
+event is a :class:`SubmitDetail`. So a report needs the event file alone. An :class:`Assumption` is what a
+decision or a replay takes for granted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.file_io.record import (
     MOST,
@@ -24,6 +24,33 @@ from pliant.schemas.file_io.record import (
     broken_rule,
 )
 from pliant.schemas.job import Job
+
+
+class Assumption(Record):
+    """One thing that the inputs leave open or that an option says in vain."""
+
+    kind: Literal[
+        "speed",
+        "gpu_type",
+        "progress",
+        "unused_option",
+        "priority",
+        "sharing",
+        "busy_profile",
+        "rigid",
+        "cost",
+        "recording",
+    ]
+    """``speed``: there is no profile; ``gpu_type``: it lacks a GPU type of the cluster; ``progress``: jobs
+    name validation runs that are not there; ``unused_option``: an option names a model that no job has;
+    ``priority``: the policy does not look at priorities that jobs state; ``sharing``: how fast jobs are on
+    the same GPUs that were not measured together; ``busy_profile``: the machine was busy when speeds were
+    measured, measurements disagree, or the throughput model misses them; ``rigid``: no job is elastic, and
+    the policy then decides as another one does, which ``--strict`` lets pass; ``cost``: no start or no
+    rescale cost is known; ``recording``: what a trace recorded cannot have been on this cluster."""
+    text: str
+    """One line for people."""
+
 
 _SLOWEST: Final = 1e-18
 """Samples per second of a job: slower, and the times of its work are not finite."""

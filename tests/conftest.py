@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import set_profile
+from tests.effort import THOROUGH, set_profile
 from tests.leftovers import Surroundings
 from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 
@@ -29,8 +30,19 @@ for name in [name for name in os.environ if name.startswith(FOREIGN) or name in 
 os.environ["TERM"] = "xterm"  # where a test opens a terminal; editors and job runners say "dumb"
 # Before numpy is imported: beside other processes its threads spend more time on waiting than on computing.
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
+QUICK = str(Path(__file__).with_name("quick"))
+if not THOROUGH:
+    # Python processes that tests start begin sooner: see quick/sitecustomize.py
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", QUICK)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([QUICK, *paths])
 
 set_profile()
+# To look through all modules and tests for garbage takes long, and there is hardly any.
+gc.set_threshold(50_000, 20, 20)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

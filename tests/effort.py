@@ -1,4 +1,4 @@
-"""How many examples properties are tried on: a third of what they state, or all with PLIANT_THOROUGH=1."""
+"""How many examples properties are tried on: a fifth of what they state, or all with PLIANT_THOROUGH=1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FEW: Final = 5
 
 def examples(most: int) -> int:
     """Examples of a property that is tried on ``most`` when time does not matter."""
-    return most if THOROUGH else max(min(most, _FEW), most // 3)
+    return most if THOROUGH else max(min(most, _FEW), most // 5)
 
 
 def set_profile() -> None:

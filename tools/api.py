@@ -21,8 +21,8 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.documents import job_fields, parse_document, parse_jobs
 from pliant.schemas.file_io.files import check_output, source_name, write_bytes
-from pliant.schemas.file_io.garbage import spared_by_garbage_collection
 from pliant.schemas.file_io.json_lines import encode
+from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.io import (
     read_cluster,
@@ -44,7 +44,7 @@ from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, inputs, trace_name
 from pliant.tools.replay.options import Conditions, ReplayOptions
 from pliant.tools.replay.output import Summary, check_paths, output_paths, write
-from pliant.tools.replay.progress.convergence import validations
+from pliant.tools.replay.progress.models import validations
 from pliant.tools.replay.run import Run
 from pliant.tools.replay.run import replay as replay_one
 from pliant.tools.report.expectations import check_expectations, read_expectations, refuse_missed

@@ -127,7 +127,7 @@ def story(
     simulated = SimulatedCluster(*(Cost(cost_s) for cost_s in costs_s))
     run = Run(policy, parameters or {}, conditions=Conditions(**conditions), simulated=simulated)
     log = replay(world, run).log
-    columns = zip(log.time, log.event, log.job, log.gpus, log.placement, log.global_batch, strict=True)
+    names = ("time", "event", "job", "gpus", "placement", "global_batch")
     return [
         Moment(
             time_s,
@@ -137,7 +137,7 @@ def story(
             log.places[place] if place >= 0 else "",
             batch,
         )
-        for time_s, event, job, gpus, place, batch in columns
+        for time_s, event, job, gpus, place, batch in zip(*map(log.column, names), strict=True)
     ]
 
 

@@ -26,8 +26,7 @@ from pliant.tools.replay.engine.failures import Mtbf
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.report.metrics import Wanted, run_metrics
-from pliant.tools.report.possible import OF_JOBS, OF_RUNS, OF_TESTS, impossible
+from pliant.tools.report.metrics import OF_JOBS, OF_RUNS, OF_TESTS, Wanted, impossible, run_metrics
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.output import Extras, render

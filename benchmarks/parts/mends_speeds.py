@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from pliant.schemas.checks import Capacities
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import HOLDS
 from pliant.schemas.job import Job
-from pliant.schemas.resources import Capacities
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.run import Replayed, Run, replay

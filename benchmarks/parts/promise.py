@@ -4,8 +4,8 @@ Each instance is a small cluster under load, with all that the promise covers: m
 demands for CPUs and memory, limits of users, weights, and curves that are concave, dip or fall; in one of
 five the policy does not know the work of jobs. Changes and
 decisions take exactly the time that deals allow for. ``promise_broken``: instances with a job that ends later
-than :mod:`equal_deals` says. ``promise_false_alarms``: those where the report counts a job as late that is
-not. ``promise_disagreements``: those where policy, report and page name different latest ends.
+than the reference of equal deals says. ``promise_false_alarms``: those where the report counts a job as late
+that is not. ``promise_disagreements``: those where policy, report and page name different latest ends.
 ``promise_tightest``: the largest part that a job took of its time.
 ``python -m benchmarks.parts.promise`` renews these rows of the benchmark shadow_price alone.
 """

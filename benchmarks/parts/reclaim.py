@@ -20,11 +20,10 @@ import psutil
 
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.first_step import following, until
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import USER, Cluster, Shares
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.schemas.job import Job
-from pliant.schemas.shares import USER, Shares
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.state import read_log

@@ -19,14 +19,13 @@ from typing import Final
 
 from benchmarks.parts.figure import Figure
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.file_io.garbage import spared_by_garbage_collection
+from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.tools.run.service.inputs import PreparedRun
-from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import RunOptions
-from pliant.tools.run.statedir.clock import Clock
+from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import Clock
 from pliant.tools.schedule.decide import Question
 from tests.tools.run.simulated.clock import SimulatedClock
 from tests.tools.run.simulated.nodes import SAMPLES, SimulatedNodes

@@ -20,7 +20,7 @@ from benchmarks.parts.figure import Figure
 from benchmarks.parts.installed import as_installed
 from benchmarks.parts.used_cpu import PLIANT, cpu_s
 from benchmarks.replay_speed import calibration_s, write_load
-from pliant.schemas.file_io.garbage import spared_by_garbage_collection
+from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.report import make_report
 

@@ -30,8 +30,7 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.progress.convergence import Validation
-from pliant.tools.replay.progress.models import GoodputProgress, Pieces, efficiency
+from pliant.tools.replay.progress.models import GoodputProgress, Pieces, Validation, efficiency
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import JobState

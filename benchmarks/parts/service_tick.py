@@ -36,8 +36,7 @@ from pliant.tools.run.elastic.state.training import Mean, TrainingCounters
 from pliant.tools.run.service.allocation import Assignment, ChangeStep, Slot
 from pliant.tools.run.service.commands import CHECKPOINT_S, make_plan
 from pliant.tools.run.service.inputs import PreparedRun
-from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.reports import Said, change_event, report_events
 from pliant.tools.run.service.run import POLL_S
 from pliant.tools.run.statedir.contract.folders import JobDir

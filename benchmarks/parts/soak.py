@@ -31,7 +31,7 @@ from benchmarks.parts.first_step import PATIENCE_S, until
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.log.snapshot import LogView
 from tests.builders import cluster, job
 from tests.tools.run.scripts import script
 

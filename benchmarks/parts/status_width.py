@@ -19,10 +19,9 @@ from benchmarks.parts.fault_sequences import sequence, silent
 from benchmarks.parts.figure import Figure
 from pliant.schemas.errors import PliantError
 from pliant.schemas.text import GAP
-from pliant.tools.run.watch.columns import CELLS
 from pliant.tools.run.watch.job_page import error_lines, history, job_page
 from pliant.tools.run.watch.job_status import statuses
-from pliant.tools.run.watch.screen import status_text
+from pliant.tools.run.watch.screen import CELLS, status_text
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.registry import policy_names
 from tests.tools.run.simulated.world import DEEDS, MEMORY, World

@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 
 from benchmarks.parts.figure import Figure
-from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.cluster import USER, Cluster, Node, Shares
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
-from pliant.schemas.shares import USER, Shares
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster

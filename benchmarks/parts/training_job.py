@@ -21,10 +21,10 @@ from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.reports import AttemptEnded, Said
 from pliant.tools.run.service.run import POLL_S
-from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog, allocation_of
+from pliant.tools.run.statedir.state import Clock
 
 PATIENCE_S: Final = 120.0
 SLOTS: Final = 3

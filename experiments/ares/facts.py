@@ -27,6 +27,7 @@ from experiments.ares.workloads import (
 )
 from experiments.harness.spec import Replays
 from pliant.tools.report.rendering.text import markdown_table
+from pliant.tools.schedule.registry import describe
 
 POLICIES: Final = tuple(sorted((*MINUTE, *SIX_MINUTES)))
 FIXED_BATCH: Final = tuple(name for name in POLICIES if name not in ("ares", "ares-goodput", "pollux"))
@@ -122,10 +123,12 @@ def facts(replays: Replays) -> Mapping[str, Any]:
 
 
 def policies_table(replays: Replays, family: str) -> str:
-    """All policies, the least average JCT first."""
+    """Which are ahead, and all policies, the least average JCT first."""
     order = sorted(POLICIES, key=lambda policy: mean_of(replays, family, policy, "mean_jct_s"))
     body = [(policy, *_cells(replays, family, policy)) for policy in order]
-    return markdown_table(("", *(title for title, *_ in _COLUMNS)), body)
+    kept = next(policy for policy in order if describe(policy).elasticity != "size+batch")
+    table = markdown_table(("", *(title for title, *_ in _COLUMNS)), body)
+    return f"`{order[0]}` has the least average JCT, of the policies that keep the batch `{kept}`:\n\n{table}"
 
 
 def _cells(replays: Replays, family: str, policy: str) -> Iterator[str]:

@@ -20,8 +20,7 @@ from pliant.schemas.io import read_jobs
 from pliant.tools.replay.describe import cluster_for, describe
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.importers.run import import_trace
-from pliant.tools.replay.importers.selection import ALL, Selection
+from pliant.tools.replay.importers.run import ALL, Selection, import_trace
 from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import write

@@ -38,6 +38,8 @@ _COLUMNS: Final = (
     ("makespan, h", "makespan_s", 1 / 3600, 1),
     ("finished", "jobs_finished", 1.0, 0),
 )
+_SHOWN: Final = 3
+"""Of the others, the best: their own pages have all."""
 Figures = Mapping[str, float]
 
 
@@ -102,19 +104,23 @@ def _ares(rows: Rows) -> dict[tuple[str, str], Figures]:
 
 
 def _by_world(found: Mapping[tuple[str, str], Figures]) -> str:
-    """Mean JCTs of all policies, a column for each world, and beside them what else a world says of ours."""
+    """Our mean JCT and those of the best others by world, and what else a world says of ours."""
     worlds = list(dict.fromkeys(world for world, _ in found))
     names = dict.fromkeys(policy for _, policy in found)
-    order = sorted(names, key=lambda policy: found[worlds[0], policy]["mean_jct_s"])
-    body = [
-        (f"`{policy}`", *(f"{found[world, policy]['mean_jct_s']:,.0f}" for world in worlds))
-        for policy in order
-    ]
+    others = [policy for policy in names if policy != OURS]
+    body = [(f"`{OURS}`", *(f"{found[world, OURS]['mean_jct_s']:,.0f}" for world in worlds))]
+    ranked = [sorted(others, key=lambda each, at=world: found[at, each]["mean_jct_s"]) for world in worlds]
+    for place in range(_SHOWN):
+        cells = [
+            f"{found[world, each[place]]['mean_jct_s']:,.0f} (`{each[place]}`)"
+            for world, each in zip(worlds, ranked, strict=True)
+        ]
+        body.append((f"other {place + 1}", *cells))
     for words, field, scale, digits in _COLUMNS[1:4]:
         cells = []
         for world in worlds:
             ours = found[world, OURS][field]
-            least = min(found[world, policy][field] for policy in order if policy != OURS)
+            least = min(found[world, policy][field] for policy in others)
             cells.append(f"{scale * ours:.{digits}f} ({scale * least:.{digits}f})")
         body.append((f"{words}: ours (least other)", *cells))
     return markdown_table(("mean JCT, s", *worlds), body)

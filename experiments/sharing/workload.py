@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from experiments.harness.data import data_folder
-from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.cluster import Cluster, Node, Shares, Team
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Gpus, GpuTimeWork, Job
-from pliant.schemas.shares import Shares, Team
 from pliant.tools.replay.importers.run import import_trace
 
 LABEL: Final = "cluster"

@@ -22,7 +22,6 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import EVENT, EVENT_NAMES, OF_THE_CLUSTER, Event, EventName
 from pliant.schemas.file_io.columns import validator
 from pliant.schemas.file_io.files import PARQUET_MAGIC, sync_folder, write_all, write_error
-from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.json_lines import (
     DAMAGED,
     FIRST,
@@ -38,6 +37,7 @@ from pliant.schemas.file_io.json_lines import (
     seal,
     stated_schema,
 )
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.parquet import check_rows, file_metadata, parse_parquet, read_arrow, text_array
 from pliant.schemas.file_io.record import broken_rule, is_newer, schema_id
 

@@ -22,7 +22,7 @@ from pydantic_core import ValidationError, from_json
 
 from pliant.schemas.errors import BadInputError, OutOfMemoryError, Problem
 from pliant.schemas.file_io.files import PARQUET_MAGIC
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import (
     a_file,
     as_pointer,

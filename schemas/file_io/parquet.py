@@ -21,9 +21,14 @@ from pydantic_core import ValidationError, to_json
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.columns import TableColumn, TableKind, rows_from_columns, validate_row
 from pliant.schemas.file_io.files import PARQUET_MAGIC
-from pliant.schemas.file_io.garbage import garbage_collection_paused
 from pliant.schemas.file_io.json_lines import warn_dropped
-from pliant.schemas.file_io.limits import ROW_BYTES, check_bytes, check_text, unscaled
+from pliant.schemas.file_io.limits import (
+    ROW_BYTES,
+    check_bytes,
+    check_text,
+    garbage_collection_paused,
+    unscaled,
+)
 from pliant.schemas.file_io.record import a_file, is_newer, schema_id
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.cli import starter
+from pliant.cli import init
 from pliant.schemas.io import read_cluster, read_jobs
 from tests.builders import cluster
 from tests.cli.calling import call
@@ -48,7 +48,7 @@ def test_the_next_command_trains_the_first_job_to_its_end(here: Path) -> None:
 def test_without_torch_the_first_job_is_the_smallest_and_runs_too(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starter, "find_spec", lambda _name: None)
+    monkeypatch.setattr(init, "find_spec", lambda _name: None)
     done = call(*INIT, "a project")
     assert json.loads((here / "a project" / "jobs.jsonl").read_text()) == {
         "id": "first",
@@ -107,5 +107,5 @@ def test_where_slurm_answers_the_cluster_is_its_default_partition(
 
 def test_the_first_job_asks_for_no_more_workers_than_a_node_has() -> None:
     for gpus, most in ((1, 1), (2, 2), (64, 4)):
-        _, line = starter.first_job(cluster(gpus), elastic=True)
+        _, line = init.first_job(cluster(gpus), elastic=True)
         assert json.loads(line)["gpus"]["max"] == most

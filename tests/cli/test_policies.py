@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.cli.policies import entry, page, policies
+from pliant.cli.console import entry
+from pliant.cli.reference import page, policies
 from pliant.schemas.text import fitted, flowing, width_of
 from pliant.tools.schedule.registry import describe, policy_names
 from tests.effort import examples

@@ -16,10 +16,8 @@ from pathlib import Path
 import pytest
 
 from pliant.cli.common import BROKEN_PIPE
-from pliant.cli.log import log
-from pliant.cli.status import Form, status
-from pliant.cli.top import top
-from pliant.cli.watching import Keys, repeat, show
+from pliant.cli.job import log
+from pliant.cli.status import Form, Keys, repeat, show, status, top
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.watch import output as logs
 from tests.leftovers import started
@@ -38,9 +36,9 @@ def test_each_time_or_only_what_has_changed_is_printed(
 ) -> None:
     for every_s, printed in ((None, "a\n\nb\n"), (0.1, "a\n\na\n\nb\n")):
         marks = iter("aab")
-        monkeypatch.setattr("pliant.cli.watching.time.sleep", lambda _: None)
+        monkeypatch.setattr("pliant.cli.status.time.sleep", lambda _: None)
         looks = iter([False, False, False, True])
-        monkeypatch.setattr("pliant.cli.watching.reader_left", lambda _, left=looks: next(left))
+        monkeypatch.setattr("pliant.cli.status.reader_left", lambda _, left=looks: next(left))
 
         def look(marks=marks):
             mark = next(marks)
@@ -134,7 +132,7 @@ def test_how_to_leave_is_read_whatever_is_said_above_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line above it names a folder, and breaks where the terminal ends."""
-    monkeypatch.setattr("pliant.cli.watching.Keys.wait", lambda *_: "q")
+    monkeypatch.setattr("pliant.cli.status.Keys.wait", lambda *_: "q")
     monkeypatch.setenv("COLUMNS", "80")
     for length in range(60, 90):
         show(lambda _, said="w" * length: ("table", [said]), 1.0)
@@ -178,7 +176,7 @@ def test_keys_end_with_a_terminal_that_fails(monkeypatch: pytest.MonkeyPatch, ke
 
     with Keys() as keys:
         os.write(keyboard, b"x")
-        monkeypatch.setattr("pliant.cli.watching.os.read", fail)
+        monkeypatch.setattr("pliant.cli.status.os.read", fail)
         assert keys.wait(60.0) == "q"
 
 
@@ -245,7 +243,7 @@ def test_events_are_followed_over_a_log_that_comes_late_is_cut_and_is_replaced(
             raise KeyboardInterrupt from None
 
     monkeypatch.setattr(logs.time, "sleep", pause)
-    monkeypatch.setattr("pliant.cli.log.reader_left", lambda _: False)
+    monkeypatch.setattr("pliant.cli.job.reader_left", lambda _: False)
     with pytest.raises(KeyboardInterrupt):
         log(state=folder, follow=True, tail=7)
 
@@ -263,7 +261,7 @@ def test_the_last_events_come_first(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(logs.time, "sleep", leave)
-    monkeypatch.setattr("pliant.cli.log.reader_left", lambda _: False)
+    monkeypatch.setattr("pliant.cli.job.reader_left", lambda _: False)
     with pytest.raises(KeyboardInterrupt):
         log(state=state, follow=True, tail=2)
     assert len(capsysbinary.readouterr().out.splitlines()) == 3

@@ -11,9 +11,9 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.text import width_of
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.watch.job_page import waiting_for
 from pliant.tools.run.watch.job_status import statuses
 from pliant.tools.run.watch.status import Hidden, Status, Watcher
-from pliant.tools.run.watch.waiting import waiting_for
 from tests.builders import job
 from tests.cli.calling import call
 from tests.tools.run.stories import Story

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.cli.schema import schema, validate
+from pliant.cli.reference import schema, validate
 from pliant.schemas import generate, io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from pliant.schemas.checks import oversized
+from pliant.schemas.checks import MANY, Capacities, fitting, oversized, servers_for
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import document_bytes, read_cluster
 from pliant.schemas.job import Job
-from pliant.schemas.resources import MANY, Capacities, fitting, servers_for
 from tests.builders import job
 
 GB = 10**9

@@ -21,8 +21,14 @@ from pliant.tools.profile.throughput_model import ThroughputByPlacement
 from pliant.tools.replay.engine.costs import FREE, Cost
 from pliant.tools.replay.engine.simulated_cluster import Quirks
 from pliant.tools.replay.inputs import Inputs
-from pliant.tools.replay.progress.convergence import Validation
-from pliant.tools.replay.progress.models import BatchCut, EpochProgress, Pieces, PieceTrajectory, epoch_of
+from pliant.tools.replay.progress.models import (
+    BatchCut,
+    EpochProgress,
+    Pieces,
+    PieceTrajectory,
+    Validation,
+    epoch_of,
+)
 from pliant.tools.replay.progress.protocol import ProgressModel
 from pliant.tools.schedule.jobs import JobState, Observation
 from pliant.tools.schedule.policy import Policy

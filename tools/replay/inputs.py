@@ -8,12 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pliant.schemas.assumption import Assumption
 from pliant.schemas.checks import check_after, check_profiled
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import PIPE, source_name
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.io import (
     profile_hash,
     profile_to_columns,
@@ -35,12 +34,13 @@ from pliant.schemas.job import (
 )
 from pliant.schemas.job_table import JobTable, in_order, jobs_that, one_of_each
 from pliant.schemas.profile import Profile
+from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import counted, listed
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.engine.costs import unstated_costs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.options import DEFAULT_COST_S, Conditions
-from pliant.tools.replay.progress.convergence import Validation, validations
+from pliant.tools.replay.progress.models import Validation, validations
 from pliant.tools.replay.recorded import NODE_GPUS, inconsistencies, own_cluster
 from pliant.tools.schedule.assumptions import (
     kinds_measured,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -31,7 +32,7 @@ from pliant.schemas.file_io.parquet import (
 )
 from pliant.schemas.file_io.record import schema_id
 from pliant.schemas.text import counted, in_gpus
-from pliant.tools.replay.engine.log import BLOCK, EventLog, detail_text
+from pliant.tools.replay.engine.log import BLOCK, COLUMNS, EventLog, detail_text
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.session.session import Session, why_left
 
@@ -233,9 +234,11 @@ def encoded(log: EventLog) -> Iterator[pa.RecordBatch]:
 
     schema = _schema()
     known = {name: text_array(texts) for name, texts in log.texts.items()}
-    for start in range(0, len(log.time), BLOCK):
-        rows = range(start, min(start + BLOCK, len(log.time)))
-        yield pa.record_batch([_column(log, field, rows, known) for field in schema], schema=schema)
+    numbers = {name: log.column(name) for name in COLUMNS}
+    for start in range(0, log.rows, BLOCK):
+        rows = range(start, min(start + BLOCK, log.rows))
+        columns = [_column(log, field, rows, numbers, known) for field in schema]
+        yield pa.record_batch(columns, schema=schema)
 
 
 def _schema() -> pa.Schema:
@@ -348,17 +351,23 @@ def _replaced(block: pa.RecordBatch, name: str, values: Mapping[int, Any]) -> pa
     return pa.record_batch(columns, schema=block.schema)
 
 
-def _column(log: EventLog, field: pa.Field, rows: range, known: dict[str, pa.Array]) -> pa.Array:
+def _column(
+    log: EventLog,
+    field: pa.Field,
+    rows: range,
+    numbers: Mapping[str, array[Any]],
+    known: Mapping[str, pa.Array],
+) -> pa.Array:
     """The rows of a column: as text from codes, as numbers, or null where a log has no such column."""
     import pyarrow as pa
 
     if field.name == "detail":
         return text_array([log.detail(log.first + row) for row in rows])
-    values = getattr(log, field.name, None)
+    values = numbers.get(field.name)
     if values is None:
         return pa.nulls(len(rows), field.type)
     found = number_array(values[rows.start : rows.stop])
     # NaN and negative numbers, which are not their own absolute value, stand for null
     is_null = compute("not_equal", compute("abs", found), found)
-    numbers = compute("if_else", is_null, pa.nulls(len(found), found.type), found)
-    return compute("take", known[field.name], numbers) if field.name in known else numbers
+    stated = compute("if_else", is_null, pa.nulls(len(found), found.type), found)
+    return compute("take", known[field.name], stated) if field.name in known else stated

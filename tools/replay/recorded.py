@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import EventName
 from pliant.schemas.job import Job
 from pliant.schemas.job_table import one_of_each
+from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import counted
 
 if TYPE_CHECKING:

@@ -9,13 +9,12 @@ from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
-from pliant.schemas.assumption import Assumption
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.io import read_predictor
 from pliant.schemas.job_table import JobForm, jobs_that, one_of_each
 from pliant.schemas.profile import ProfileRow
-from pliant.schemas.runinfo import RunInfo
+from pliant.schemas.runinfo import Assumption, RunInfo
 from pliant.schemas.text import counted
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.profile.throughput_model import ThroughputByPlacement

@@ -10,17 +10,19 @@ The file that ``--expect`` reads and ``--write-expected`` writes::
     ]}
 
 ``max`` and ``min`` accept every value on their other side, so that an improvement never fails; ``tolerance``
-limits both sides. Older files say ``high`` and ``low``.
+limits both sides. Older files say ``high`` and ``low``. What was found is also written as JUnit XML, in which
+CI systems show a test case for each figure; equal figures give equal bytes, so there are no times in it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, inf, isfinite, log10, nextafter
 from pathlib import Path
 from typing import Final, Self
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -29,7 +31,7 @@ from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.json_lines import parse_json
 from pliant.schemas.file_io.record import NonNegativeFloat, Record, broken_rule, problems_of
 from pliant.schemas.metrics import CheckedFigure, RunMetrics, better
-from pliant.schemas.text import shortened, similar
+from pliant.schemas.text import harmless, shortened, similar
 from pliant.tools.report.records import kind
 from pliant.tools.report.rendering.sections import FIGURES, NOTHING, Section, percent, ratio_to, value_of
 from pliant.tools.report.report import Report, RunReport, baseline_of, find_run
@@ -392,3 +394,31 @@ def _range(low: float | None, high: float | None) -> str:
     if low is None:
         return f"at most {_text(high)}"
     return f"at least {_text(low)}" if high is None else f"{_text(low)} to {_text(high)}"
+
+
+_SUITE: Final = "pliant report"
+
+
+def junit_bytes(checked: Sequence[CheckedFigure]) -> bytes:
+    """One suite. A case is named after its figure, its class after the run; a figure that is expected twice
+    has a number, for names must differ.
+    """
+    missed = sum(not each.holds for each in checked)
+    counts = {"tests": str(len(checked)), "failures": str(missed), "errors": "0", "skipped": "0"}
+    root = Element("testsuites", {"name": _SUITE, **counts})
+    suite = SubElement(root, "testsuite", {"name": _SUITE, **counts})
+    seen: dict[tuple[str, str], int] = {}
+    for each in checked:
+        name = each.metric if each.over is None else f"{each.metric} over {each.over}"
+        number = seen[each.policy, name] = seen.get((each.policy, name), 0) + 1
+        title = name if number == 1 else f"{name} ({number})"
+        case = SubElement(suite, "testcase", {"classname": harmless(each.policy), "name": harmless(title)})
+        said = harmless(outcome(each))
+        if each.holds:
+            SubElement(case, "system-out").text = said
+        else:
+            failure = SubElement(case, "failure", {"type": "out of range", "message": said})
+            failure.text = harmless(f"{said}; from {each.source}") if each.source else said
+    indent(root)
+    data: bytes = tostring(root, encoding="utf-8", xml_declaration=True)
+    return data + b"\n"

@@ -10,8 +10,13 @@ from math import ulp
 from typing import Final, Literal
 
 from pliant.tools.report.records import RunRecord, Usage
-from pliant.tools.report.references.equal_deals import dealt_jobs, equal_deal_finishes, kept_from_promise
-from pliant.tools.report.references.equal_shares import fluid_finishes, gps_jobs
+from pliant.tools.report.references.equal_shares import (
+    dealt_jobs,
+    equal_deal_finishes,
+    fluid_finishes,
+    gps_jobs,
+    kept_from_promise,
+)
 from pliant.tools.report.references.isolated import ReferenceJob, isolated_finishes, reference_jobs
 
 Reference = Literal["fair-share", "gps", "isolated"]

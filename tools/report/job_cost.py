@@ -1,4 +1,5 @@
-"""What one job cost: the GPU time that it held by use, its speed against its profile, its cheapest size.
+"""What one job cost: the GPU time that it held by use, its speed against its profile, its cheapest size; for
+people and for programs.
 
 The log says what each start, change and checkpoint cost (``overhead_seconds``). A failure costs more than
 the start that follows it: the GPUs of an attempt that never trained, and the training that is repeated from
@@ -7,23 +8,24 @@ the last checkpoint on, whose time is interpolated between reports. All that is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pliant.schemas.event import PLACED, STARTS, Event
+from pliant.schemas.text import counted, in_gpus, rate_text
 from pliant.tools.report.comparisons import relative_speed
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import AllocationStep, JobRecord, RunRecord
 
-Loss = Literal["starts", "changes", "checkpoints", "failures"]
-LOSSES: Final[Sequence[Loss]] = ("starts", "changes", "checkpoints", "failures")
+_Loss = Literal["starts", "changes", "checkpoints", "failures"]
+_LOSSES: Final[Sequence[_Loss]] = ("starts", "changes", "checkpoints", "failures")
 _FAILED: Final = frozenset({"requeue", "fail"})
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
 _AS_CHEAP: Final = 1 + 1e-9
 NO_PROFILE: Final = "there is no profile"
-Held = tuple[float, float, AllocationStep]
+_Held = tuple[float, float, AllocationStep]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class JobCost:
     """One job until now, or until it ended; GPUs that two jobs share count one half for each."""
 
     held_gpu_s: float
-    lost_gpu_s: Mapping[Loss, float] | None
+    lost_gpu_s: Mapping[_Loss, float] | None
     """None if its script reports no steps, so that a start cannot be told from training."""
     samples: float
     """Trained, without those that were trained again."""
@@ -107,18 +109,18 @@ class _Account:
     :param held: when the job held which GPUs.
     """
 
-    def __init__(self, held: Sequence[Held]) -> None:
-        self.lost: dict[Loss, float] = dict.fromkeys(LOSSES, 0.0)
+    def __init__(self, held: Sequence[_Held]) -> None:
+        self.lost: dict[_Loss, float] = dict.fromkeys(_LOSSES, 0.0)
         self.repeated = 0.0
         self._held = held
         self._charges: list[tuple[float, float]] = []
         """(time, GPU seconds), so that training that is repeated is not charged for them again."""
         self._trail: list[tuple[float, float]] = []
         """(time, samples) as training went on."""
-        self._stopped_by: Loss = "failures"
+        self._stopped_by: _Loss = "failures"
         """What a start of the job after its last stop is charged to."""
-        self._placed_by: Loss = "starts"
-        self._starts: dict[float, Loss] = {}
+        self._placed_by: _Loss = "starts"
+        self._starts: dict[float, _Loss] = {}
         """What each start is charged to, by its time."""
         self._trained: set[float] = set()
         """The starts that have led to a step."""
@@ -135,7 +137,7 @@ class _Account:
         elif event.event in ("preempt", "requeue"):
             self._stopped_by = "changes" if event.event == "preempt" else "failures"
         if event.overhead_seconds:
-            cause: Loss = "changes"
+            cause: _Loss = "changes"
             if event.event == "checkpoint":
                 cause = "checkpoints"
             elif "lost" in detail:
@@ -157,7 +159,7 @@ class _Account:
         else:
             self._placed_by = "failures" if setback else "changes"
 
-    def _charge(self, cause: Loss, time_s: float, seconds: float) -> None:
+    def _charge(self, cause: _Loss, time_s: float, seconds: float) -> None:
         held = (step.counted_gpus for start_s, _, step in reversed(self._held) if start_s <= time_s)
         gpus = next(held, 0.0)
         self.lost[cause] += gpus * seconds
@@ -198,7 +200,7 @@ class _Account:
             began_s = start_s if start_s in self._starts else began_s
             if step.event in STARTS and began_s not in self._trained:
                 failed = following.get(id(step)) in _FAILED
-                cause: Loss = "failures" if failed else self._starts.get(began_s, "starts")
+                cause: _Loss = "failures" if failed else self._starts.get(began_s, "starts")
                 self.lost[cause] += (end_s - start_s) * step.counted_gpus
                 step.overhead_s = end_s - start_s
 
@@ -224,3 +226,83 @@ def _cheapest(job: JobRecord, run: RunRecord) -> tuple[tuple[int, float] | tuple
         return (None, None), "the profile has no size that it can run on"
     best = max(size for size, cost in costs.items() if cost <= min(costs.values()) * _AS_CHEAP)
     return (best, costs[best]), ""
+
+
+_HOUR_S: Final = 3600.0
+_SAMPLES: Final = 1000
+"""Samples that a price is for."""
+_SILENT: Final = "its script reports no steps, so the time of its starts is not known"
+
+
+def cost_facts(cost: JobCost) -> Iterator[tuple[str, str]]:
+    """(label, text) of each thing to say."""
+    yield "cost", f"{_gpu_time(cost.held_gpu_s)} held"
+    if cost.lost_gpu_s is None or cost.trained_gpu_s is None:
+        yield "trained", f"- ({_SILENT})"
+    else:
+        yield "trained", _part(cost.trained_gpu_s, cost.held_gpu_s)
+        lost = [
+            f"{_part(cost.lost_gpu_s[name], cost.held_gpu_s)} to {name}"
+            for name in _LOSSES
+            if cost.lost_gpu_s[name] > 0
+        ]
+        yield "lost", "; ".join(lost) or "nothing"
+    if cost.repeated_samples:
+        yield "repeated", f"{cost.repeated_samples:,.0f} samples, trained again from a checkpoint"
+    yield "speed", f"- ({cost.no_speed})" if cost.speed is None else f"{cost.speed:.2f} of its profile's"
+    yield "cheapest", _cheapest_text(cost)
+    yield "changes", _changes(cost)
+
+
+def _cheapest_text(cost: JobCost) -> str:
+    if cost.cheapest_gpus is None or cost.cheapest_gpu_s is None:
+        return f"- ({cost.no_cheapest})"
+    price = f"{in_gpus(cost.cheapest_gpus)}, {_price(cost.cheapest_gpu_s)} per {_SAMPLES:,} samples"
+    own = cost.gpu_s_per_sample
+    return price if own is None else f"{price}; it has cost {_price(own)}"
+
+
+def _changes(cost: JobCost) -> str:
+    counts = (
+        (cost.preemptions, "preemption"),
+        (cost.rescales, "rescale"),
+        (cost.moves, "move"),
+        (cost.restarts, "restart"),
+    )
+    return ", ".join(counted(count, noun) for count, noun in counts if count) or "none"
+
+
+def _gpu_time(gpu_s: float) -> str:
+    if gpu_s >= _HOUR_S:
+        return f"{rate_text(gpu_s / _HOUR_S)} GPU hours"
+    return f"{rate_text(gpu_s)} GPU seconds"
+
+
+def _part(gpu_s: float, held_gpu_s: float) -> str:
+    share = f" ({100 * gpu_s / held_gpu_s:.0f} %)" if held_gpu_s else ""
+    return f"{_gpu_time(gpu_s)}{share}"
+
+
+def _price(gpu_s_per_sample: float) -> str:
+    return _gpu_time(_SAMPLES * gpu_s_per_sample)
+
+
+def cost_fields(cost: JobCost) -> dict[str, Any]:
+    return {
+        "held_gpu_seconds": cost.held_gpu_s,
+        "trained_gpu_seconds": cost.trained_gpu_s,
+        "lost_gpu_seconds": None if cost.lost_gpu_s is None else dict(cost.lost_gpu_s),
+        "lost_unknown": _SILENT if cost.lost_gpu_s is None else None,
+        "samples": cost.samples,
+        "repeated_samples": cost.repeated_samples,
+        "relative_speed": cost.speed,
+        "relative_speed_unknown": cost.no_speed or None,
+        "gpu_seconds_per_sample": cost.gpu_s_per_sample,
+        "cheapest_gpus": cost.cheapest_gpus,
+        "cheapest_gpu_seconds_per_sample": cost.cheapest_gpu_s,
+        "cheapest_unknown": cost.no_cheapest or None,
+        "preemptions": cost.preemptions,
+        "rescales": cost.rescales,
+        "moves": cost.moves,
+        "restarts": cost.restarts,
+    }

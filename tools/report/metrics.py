@@ -1,4 +1,5 @@
-"""The figures of a run: :class:`~pliant.schemas.metrics.RunMetrics` from a folded event file.
+"""The figures of a run, its teams and its steps: :class:`~pliant.schemas.metrics.RunMetrics` from a folded
+event file.
 
 JCT, FTF and the GPS bound are over finished jobs; the counts of the others stand beside them. Percentiles
 interpolate linearly between order statistics: the value at position q·(n − 1), as NumPy's default.
@@ -8,21 +9,38 @@ relaxations. *Alone*: every job has its best size from its submission on. *Poole
 GPU-time of its cheapest size, and the whole cluster works on the job with the least left (preemptive SRPT
 with release times, optimal there). Both hold at the requested batch. A job whose work or speed is unknown
 counts with no time.
+
+Logs can contradict themselves, and the speeds that references rest on can be wrong. A figure outside its
+range is not knowledge then: the report withholds it and says so. The tables of ranges name every number of a
+run, of a job and of a paired test.
+
+The log says with each decision what every team held and was entitled to. A team's deficit are the GPU-seconds
+that it held less than its entitlement while it had jobs that waited; what it held beyond its own share it had
+borrowed.
+
+Steps of a live run are held against the prediction of its log: the curve that the scheduler wrote down with
+each job, which holds at the job's own batch, on as few nodes as possible, for a job that has its GPUs to
+itself. Of all else the log predicts nothing.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from heapq import heappop, heappush
-from math import floor, inf
-from statistics import pstdev
-from typing import Final
+from itertools import pairwise
+from math import floor, inf, isfinite
+from statistics import median, pstdev
+from typing import Any, Final, TypeGuard
 
 from pliant.schemas.job import Utility
-from pliant.schemas.metrics import RunMetrics
+from pliant.schemas.metrics import RunMetrics, StepTime, TeamFigures, Unpredicted
+from pliant.schemas.schedule import TeamStanding
+from pliant.schemas.text import counted
 from pliant.tools.report.fairness import Fairness, Reference, fairness, promise
+from pliant.tools.report.read_run import guesses_speeds
 from pliant.tools.report.records import JobRecord, RunRecord, Usage, gpu_usage
 from pliant.tools.report.references.isolated import ReferenceJob, rate_at, reference_jobs
 
@@ -283,3 +301,315 @@ def least_left_first(jobs: Iterable[tuple[float, float, str]]) -> dict[str, floa
                 heappush(waiting, (left - (until - time), first))
                 time = until
     return ends
+
+
+_ROUNDING: Final = 1e-9
+_SUPERLINEAR: Final = 1.1
+"""Two GPUs may be more than twice as fast as one, as each has less to hold in its caches, but not by much."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """From ``low`` to ``high``, both included."""
+
+    low: float = -inf
+    high: float = inf
+    above: bool = False
+    """Whether ``low`` itself is excluded."""
+    least: str = ""
+    """Name of a figure that it is not below."""
+    most: str = ""
+    """Name of a figure that it does not exceed."""
+
+    def holds(self, value: float, others: Mapping[str, Any]) -> bool:
+        """``others``: the figures that stand beside it."""
+        slack = _ROUNDING * max(1.0, abs(value))
+        low = max(self.low, _number(others.get(self.least), -inf))
+        high = min(self.high, _number(others.get(self.most), inf))
+        return (
+            isfinite(value)
+            and low - slack <= value <= high + slack
+            and not (self.above and value <= self.low)
+        )
+
+    def text(self) -> str:
+        limits = (
+            (f"above {self.low:g}" if self.above else f"at least {self.low:g}") if self.low > -inf else "",
+            f"at least {self.least}" if self.least else "",
+            f"at most {self.high:g}" if self.high < inf else "",
+            f"at most {self.most}" if self.most else "",
+        )
+        return " and ".join(filter(None, limits)) or "a number"
+
+
+_ANY: Final = _Range()
+_AMOUNT: Final = _Range(0.0)
+_RATIO: Final = _Range(0.0, above=True)
+_PART: Final = _Range(0.0, 1.0)
+
+OF_RUNS: Final[Mapping[str, _Range]] = {
+    "seed": _AMOUNT,
+    "jobs_submitted": _AMOUNT,
+    "jobs_finished": _Range(0.0, most="jobs_submitted"),
+    "jobs_rejected": _Range(0.0, most="jobs_submitted"),
+    "jobs_failed": _Range(0.0, most="jobs_submitted"),
+    "jobs_cancelled": _Range(0.0, most="jobs_submitted"),
+    "mean_jct_s": _Range(0.0, most="makespan_s"),
+    "median_jct_s": _Range(0.0, most="p90_jct_s"),
+    "p90_jct_s": _Range(0.0, most="p99_jct_s"),
+    "p99_jct_s": _Range(0.0, most="makespan_s"),
+    "makespan_s": _AMOUNT,
+    "mean_queueing_delay_s": _AMOUNT,
+    "mean_ftf": _RATIO,
+    "worst_ftf": _Range(0.0, above=True, least="mean_ftf"),
+    "unfair_fraction": _PART,
+    "mean_ftf_gps": _RATIO,
+    "worst_ftf_gps": _Range(0.0, above=True, least="mean_ftf_gps"),
+    "unfair_fraction_gps": _PART,
+    "mean_ftf_isolated": _RATIO,
+    "worst_ftf_isolated": _Range(0.0, above=True, least="mean_ftf_isolated"),
+    "unfair_fraction_isolated": _PART,
+    "gps_bound_s": _ANY,
+    "worst_gps_delay_s": _Range(most="makespan_s"),
+    "jobs_past_gps_bound": _Range(0.0, most="jobs_finished"),
+    "worst_bound_used": _AMOUNT,
+    "utilization": _PART,
+    "preemptions_per_job": _AMOUNT,
+    "rescales_per_job": _AMOUNT,
+    "moves_per_job": _AMOUNT,
+    "sjs_efficiency": _Range(0.0, _SUPERLINEAR, above=True),
+    "drop_ratio": _PART,
+    "rescales_per_hour": _AMOUNT,
+    "total_utility": _ANY,
+    "jobs_on_time": _Range(0.0, most="jobs_finished"),
+    "deadlines_met": _PART,
+    "median_late_s": _Range(most="makespan_s"),
+    "stdev_late_s": _AMOUNT,
+    "jobs_admitted": _Range(0.0, most="jobs_submitted"),
+    "mean_decision_ms": _AMOUNT,
+    "bound_jct_s": _AMOUNT,
+    "bound_jct_alone_s": _Range(0.0, most="bound_jct_s"),
+    "bound_jct_pooled_s": _Range(0.0, most="bound_jct_s"),
+    "bound_makespan_s": _AMOUNT,
+    "cheapest_gpu_s": _AMOUNT,
+}
+
+OF_JOBS: Final[Mapping[str, _Range]] = {
+    "submit_s": _AMOUNT,
+    "queueing_delay_s": _AMOUNT,
+    "jct_s": _Range(0.0, least="queueing_delay_s"),
+    "ftf": _RATIO,
+    "ftf_gps": _RATIO,
+    "ftf_isolated": _RATIO,
+    "gpu_seconds": _AMOUNT,
+    "overhead_s": _AMOUNT,
+    "preemptions": _AMOUNT,
+    "rescales": _AMOUNT,
+    "moves": _AMOUNT,
+    "restarts": _AMOUNT,
+    "utility": _ANY,
+    "late_s": _Range(most="jct_s"),
+    "first_loss": _ANY,
+    "last_loss": _ANY,
+}
+
+OF_TESTS: Final[Mapping[str, _Range]] = {
+    "pairs": _Range(1.0),
+    "two_sided": _PART,
+    "greater": _PART,
+    "less": _PART,
+}
+
+
+def impossible(figures: Mapping[str, Any], ranges: Mapping[str, _Range]) -> tuple[str, ...]:
+    """Names of the figures with a value that they cannot have."""
+    return tuple(
+        name
+        for name, within in ranges.items()
+        if _is_number(value := figures.get(name)) and not within.holds(value, figures)
+    )
+
+
+def withheld(metrics: RunMetrics) -> tuple[RunMetrics, dict[str, str]]:
+    """The figures without the impossible ones, and why each of those is missing."""
+    figures = dict(metrics)
+    names = [name for name in impossible(figures, OF_RUNS) if RunMetrics.model_fields[name].default is None]
+    reasons = {name: f"{figures[name]:.6g} is impossible, expected {OF_RUNS[name].text()}" for name in names}
+    return metrics.model_copy(update=dict.fromkeys(names)), reasons
+
+
+def _number(value: object, otherwise: float) -> float:
+    return float(value) if _is_number(value) else otherwise
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+HOUR_S = 3600.0
+
+
+def team_figures(run: RunRecord) -> tuple[TeamFigures, ...]:
+    """Of each team, and then of each user of a team with several; empty where the cluster is one pool."""
+    shares = run.info.cluster.shares
+    if shares is None:
+        return ()
+    jobs: dict[tuple[str, str], list[JobRecord]] = {}
+    for job in run.jobs:
+        team = shares.team_of(job.job)
+        jobs.setdefault((team, ""), []).append(job)
+        jobs.setdefault((team, job.job.user), []).append(job)
+    users = {team: sum(1 for name, user in jobs if name == team and user) for team, _ in jobs}
+    deficit, borrowed = _integrals(run)
+    found = []
+    for team, user in sorted(jobs):
+        if user and users[team] < 2:
+            continue
+        own = jobs[team, user]
+        times = [job.jct_s for job in own if job.jct_s is not None]
+        found.append(
+            TeamFigures(
+                team=team,
+                user=user,
+                jobs=len(own),
+                finished=len(times),
+                mean_jct_s=mean(times),
+                p99_jct_s=percentile(times, 0.99),
+                service_gpu_hours=sum(job.gpu_seconds(run.last_event_s) for job in own) / HOUR_S,
+                deficit_gpu_hours=deficit.get((team, user)),
+                borrowed_gpu_hours=borrowed.get((team, user)),
+            )
+        )
+    return tuple(found)
+
+
+def _integrals(run: RunRecord) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
+    """GPU-hours below the entitlement while jobs waited, and beyond the own share; by team and by user."""
+    deficit: dict[tuple[str, str], float] = {}
+    borrowed: dict[tuple[str, str], float] = {}
+    for seconds, standings in team_spans(run):
+        for each in standings:
+            hours = seconds / HOUR_S
+            lacks = max(0, each.entitled - each.held) if each.waiting_jobs else 0
+            for key in {(each.team, ""), (each.team, each.user)}:
+                deficit[key] = deficit.get(key, 0.0) + lacks * hours
+                borrowed[key] = borrowed.get(key, 0.0) + each.borrowed * hours
+    return deficit, borrowed
+
+
+def team_spans(run: RunRecord) -> Iterator[tuple[float, Sequence[TeamStanding]]]:
+    """How long teams stood as they did."""
+    ends = [*run.teams, (run.last_event_s, ())]
+    for (since_s, standings), (until_s, _) in pairwise(ends):
+        if until_s > since_s:
+            yield until_s - since_s, standings
+
+
+def team_gpus_over_time(run: RunRecord) -> dict[str, tuple[list[float], list[int], list[int]]]:
+    """By team: times, GPUs held and GPUs entitled to from then on."""
+    names = sorted({each.team for _, standings in run.teams for each in standings})
+    found: dict[str, tuple[list[float], list[int], list[int]]] = {name: ([0.0], [0], [0]) for name in names}
+    for time_s, standings in run.teams:
+        for name, (times, held, entitled) in found.items():
+            own = [each for each in standings if each.team == name]
+            times.append(time_s)
+            held.append(sum(each.held for each in own))
+            entitled.append(sum(each.entitled for each in own))
+    for times, held, entitled in found.values():
+        times.append(run.last_event_s)
+        held.append(held[-1])
+        entitled.append(entitled[-1])
+    return found
+
+
+OFF: Final = 0.1
+"""From this median error on a report warns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    model: str
+    placement: tuple[int, ...]
+    batch: int
+    local_batch: int
+    accum: int
+    own_batch: int
+    """Of the job; 0 if it states none."""
+    shared: bool
+
+
+def step_times(run: RunRecord) -> tuple[StepTime, ...]:
+    """A row for each model, placement and batch, in this order. Empty of a run without a profile.
+
+    Steps of which the log predicts nothing have rows of their own.
+    """
+    if run.info.simulated or guesses_speeds(run.info):
+        return ()
+    measured: dict[_Key, list[float]] = defaultdict(list)
+    predicted: dict[_Key, list[float]] = defaultdict(list)
+    for job in run.jobs:
+        own = job.job.batch.size or 0
+        for step in job.observed:
+            key = _Key(
+                job.job.model, step.placement, step.batch, step.local_batch, step.accum, own, step.shared
+            )
+            measured[key].append(step.step_s)
+            rate = rate_at(job.curve, sum(step.placement)) if job.curve else 0.0
+            if rate:
+                predicted[key].append(own / rate)
+    order = sorted(measured, key=lambda key: (key.model, sum(key.placement), *astuple(key)[1:]))
+    node_gpus = _node_gpus(run)
+    return tuple(_row(key, measured[key], predicted[key], node_gpus) for key in order)
+
+
+def _node_gpus(run: RunRecord) -> frozenset[int]:
+    """The GPUs of the largest node of each GPU type."""
+    largest: dict[str, int] = {}
+    for node in run.info.cluster.nodes:
+        largest[node.gpu_type] = max(node.gpus, largest.get(node.gpu_type, 1))
+    return frozenset(largest.values())
+
+
+def _is_consolidated(placement: tuple[int, ...], node_gpus: frozenset[int]) -> bool:
+    """Whether it is on whole nodes of a type and at most one more, as where the curve was taken."""
+    return any(
+        set(placement[:-1]) <= {gpus} and placement[-1] <= gpus and sum(placement) > 0 for gpus in node_gpus
+    )
+
+
+def _row(key: _Key, measured_s: list[float], predicted_s: list[float], node_gpus: frozenset[int]) -> StepTime:
+    why: Unpredicted | None = None
+    if key.batch != key.own_batch:
+        why = "batch"
+    elif not _is_consolidated(key.placement, node_gpus):
+        why = "spread"
+    elif key.shared:
+        why = "shared"
+    elif not predicted_s:
+        why = "speed"
+    found, expected = median(measured_s), None if why else median(predicted_s)
+    return StepTime(
+        model=key.model,
+        gpus=sum(key.placement),
+        placement="+".join(map(str, key.placement)),
+        global_batch=key.batch,
+        local_batch=key.local_batch,
+        accum_steps=key.accum,
+        reports=len(measured_s),
+        measured_s=found,
+        predicted_s=expected,
+        error=None if expected is None else expected / found - 1,
+        unpredicted=why,
+    )
+
+
+def off_caveat(rows: tuple[StepTime, ...]) -> str:
+    """What a reader must know of predictions that did not come true; empty if they did, or are not known."""
+    errors = [row.error for row in rows if row.error is not None]
+    off = median(map(abs, errors)) if errors else 0.0
+    if off <= OFF:
+        return ""
+    return (
+        f"predicted times of steps are {100 * off:.0f} % off the measured ones, in the median of "
+        f"{counted(len(errors), 'configuration')} (--all lists them): profile these models again"
+    )

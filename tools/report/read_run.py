@@ -24,8 +24,7 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import ENDS, FREES, HOLDS, RESCALES, Event
 from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
-from pliant.schemas.file_io.garbage import garbage_collection_paused
-from pliant.schemas.file_io.limits import ROWS_BYTES
+from pliant.schemas.file_io.limits import ROWS_BYTES, garbage_collection_paused
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
 from pliant.schemas.job import GpuTimeWork, Job, trace_hash
 from pliant.schemas.runinfo import RunInfo, SubmitDetail

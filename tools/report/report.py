@@ -13,14 +13,22 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
 from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime, TeamFigures
 from pliant.schemas.text import counted, shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
-from pliant.tools.report.metrics import NOTHING_MORE, Wanted, knows_one_gpu, run_metrics
-from pliant.tools.report.possible import withheld
+from pliant.tools.report.metrics import (
+    NOTHING_MORE,
+    Wanted,
+    knows_one_gpu,
+    off_caveat,
+    run_metrics,
+    step_times,
+    team_figures,
+    withheld,
+)
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import (
     JobRecord,
@@ -32,8 +40,6 @@ from pliant.tools.report.records import (
     labels,
     parameters_text,
 )
-from pliant.tools.report.step_times import off_caveat, step_times
-from pliant.tools.report.teams import team_figures
 
 _DEMANDS: Final = {
     "predicted": "predicted demand",

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pliant.schemas.assumption import Assumption
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import GpuTimeWork, Job
+from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import counted, listed
 from pliant.tools.profile.throughput import APART, BUSY, stand_in
 from pliant.tools.schedule.policy import Policy

@@ -72,8 +72,13 @@ def demand_rate(job: JobState, speeds: Speeds) -> tuple[int, float]:
 
 def gpu_s_per_sample(job: JobState, speeds: Speeds) -> float:
     """GPU-seconds of a sample at the size of :func:`demand_gpu_s`; 0 for a job without one."""
-    gpus, rate = demand_rate(job, speeds)
-    return gpus / rate if gpus else 0.0
+
+    def made() -> float:
+        gpus, rate = demand_rate(job, speeds)
+        return gpus / rate if gpus else 0.0
+
+    asked = (job.spec.gpus.requested, job.spec.min_gpus, job.spec.elastic == "none")
+    return speeds.of_kind(job, ("demand of a sample", *asked), made)
 
 
 def rate_of_all_work(job: JobState, gpus: int, speeds: Speeds) -> float:

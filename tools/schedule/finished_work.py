@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -46,6 +47,8 @@ _REMEMBERED: Final = 32
 """Jobs of a group that ended last."""
 _MOST_GROUPS: Final = 1000
 _SURE: Final = 1e-12
+_NAMES: Final = 1 << 14
+"""Of groups, that are kept."""
 
 
 class WorkDone(NamedTuple):
@@ -145,15 +148,19 @@ class FinishedWork:
         furthest = max((float(group.all_seen[-1]) for group in chain), default=0.0)
         if furthest > tail[-1]:  # the prior alone says what comes after that
             tail = np.concatenate((tail, _tail(furthest, scale)))
-        ends = np.unique(np.concatenate([tail, *(group.totals for group in chain)]))
-        ends = ends[ends > at.done]
+        ends = np.concatenate([tail, *(group.totals for group in chain)])
+        ends.sort()
+        new = ends > at.done
+        new[1:] &= ends[1:] != ends[:-1]
+        ends = ends[new]
         begins = np.concatenate(([at.done], ends[:-1]))
         chances = 1.0 - ((scale + begins) / (scale + ends)) ** _SHAPE
         for totals, all_seen, prior in chain:
-            ended = np.searchsorted(totals, ends, side="right") - np.searchsorted(
-                totals, begins, side="right"
-            )
-            came = len(all_seen) - np.searchsorted(all_seen, ends, side="left")
+            over = totals.searchsorted(ends, side="right")
+            ended = over.copy()
+            ended[1:] -= over[:-1]
+            ended[0] -= totals.searchsorted(at.done, side="right")
+            came = len(all_seen) - all_seen.searchsorted(ends)
             chances = (prior * chances + ended) / (prior + np.maximum(came, ended))
         return ends - at.done, chances
 
@@ -204,15 +211,23 @@ def _is_same(one: _Group, other: _Group) -> bool:
 
 
 def _groups_of_models(job: JobState) -> Sequence[tuple[str, ...]]:
-    spec = job.spec
-    return (("all",), ("team", spec.team), ("user", spec.user))
+    return _named_of_models(job.spec.team, job.spec.user)
 
 
 def _groups_of_model(job: JobState) -> Sequence[tuple[str, ...]]:
     spec = job.spec
-    asked = (str(job.spec.batch.size or job.reference_batch), str(spec.gpus.requested))
-    script = (spec.user, spec.model)
-    return (("model", spec.model), ("script", *script), ("alike", *script, *asked))
+    batch = spec.batch.size or job.reference_batch
+    return _named_of_model(spec.user, spec.model, batch, spec.gpus.requested)
+
+
+@lru_cache(maxsize=_NAMES)
+def _named_of_models(team: str, user: str) -> Sequence[tuple[str, ...]]:
+    return (("all",), ("team", team), ("user", user))
+
+
+@lru_cache(maxsize=_NAMES)
+def _named_of_model(user: str, model: str, batch: int, gpus: int) -> Sequence[tuple[str, ...]]:
+    return (("model", model), ("script", user, model), ("alike", user, model, str(batch), str(gpus)))
 
 
 def _script(job: JobState) -> str:

@@ -11,8 +11,8 @@ from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
+from pliant.schemas.checks import capacities
 from pliant.schemas.job import EpochWork, Job, PowersOfTwo
-from pliant.schemas.resources import capacities
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
@@ -260,7 +260,7 @@ class JobState:
         done = self._samples_done
         if self.gpus and time_s > self._trains_since_s:
             done += (time_s - self._trains_since_s) * self.samples_per_second
-        total = self.work_samples
+        total = self._hidden_samples if self.predicted or self.revealed else self.total_samples
         return done if total is None or done <= total else total
 
     @property
@@ -318,7 +318,7 @@ class JobState:
     @property
     def work_samples(self) -> float | None:
         """The samples at which the job ends, whatever is predicted; None: unknown."""
-        return self._hidden_samples if self._is_work_hidden else self.total_samples
+        return self._hidden_samples if self.predicted or self.revealed else self.total_samples
 
     @property
     def _is_work_hidden(self) -> bool:
@@ -355,9 +355,11 @@ class JobState:
     def settle(self, time_s: float) -> None:
         """Book what was done until ``time_s``; the allocation goes on."""
         self._samples_done = self.samples_done(time_s)
-        self._attained_gpu_s = self.attained_service_s(time_s)
+        if self.gpus:
+            self._attained_gpu_s = self.attained_service_s(time_s)
         self._holds_since_s = time_s
-        self._trains_since_s = max(self._trains_since_s, time_s)
+        since_s = self._trains_since_s
+        self._trains_since_s = time_s if time_s > since_s else since_s
         self._trajectory = None
 
     def train_from(self, time_s: float, samples_per_second: float) -> None:
@@ -385,7 +387,8 @@ class JobState:
     def report_progress(self, time_s: float, samples: float) -> None:
         """``samples`` were done at ``time_s``, as measured."""
         self._samples_done, self._trajectory = samples, None
-        self._trains_since_s = max(self._trains_since_s, time_s)
+        since_s = self._trains_since_s
+        self._trains_since_s = time_s if time_s > since_s else since_s
 
 
 @dataclass(slots=True, eq=False)
@@ -418,10 +421,7 @@ class NodeState:
 def gpus_of(placement: NodeGpus) -> int:
     if len(placement) == 1:
         return placement[0][1]
-    total = 0
-    for _, count in placement:
-        total += count
-    return total
+    return sum([count for _, count in placement])
 
 
 def gpus_by_type(nodes: Iterable[NodeState]) -> dict[str, int]:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState
 
@@ -36,6 +37,9 @@ class FreeGpus:
     def __init__(self, nodes: Sequence[NodeState]) -> None:
         self.nodes = nodes
         self._by_name = {node.name: node for node in nodes}
+        self._index_of = {node.name: node.index for node in nodes}
+        self._names = [node.name for node in nodes]
+        self._gpu_types = [node.gpu_type for node in nodes]
         self._free = [0] * len(nodes)
         self._types: dict[str, _Shelf] = {}
         self._switches: dict[str, dict[str, _Shelf]] = {}
@@ -49,6 +53,8 @@ class FreeGpus:
             if node.switch is not None:
                 self._switches.setdefault(node.gpu_type, {}).setdefault(node.switch, _Shelf())
         self._shelves = [self._shelves_of(node) for node in nodes]
+        self._is_flat = all(len(shelves) == 1 for shelves in self._shelves)
+        """Whether neither switches nor levels part the nodes of a type."""
         self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
         self._largest: dict[str, int] = {}
         """GPUs of the largest node of each type, up or down, in service or not."""
@@ -128,7 +134,7 @@ class FreeGpus:
         :param stays: the place around ``keep`` wins wherever there is one.
         """
         for gpu_type in gpu_types:
-            each = self.on_one_node(per_replica, gpu_type)
+            each = 1 if per_replica == 1 else self.on_one_node(per_replica, gpu_type)
             if self._usable(gpu_type, each) >= gpus:
                 fresh = self._fresh(gpus, gpu_type, each)
                 kept = self._around(gpus, gpu_type, keep, each) if keep else []
@@ -204,48 +210,55 @@ class FreeGpus:
         return self.by_type.get(gpu_type, 0) if each == 1 else self._types[gpu_type].usable(each)
 
     def _named(self, picks: _Picks) -> NodeGpus:
-        nodes = self.nodes
-        return tuple([(nodes[index].name, count) for index, count in picks])
+        names = self._names
+        return tuple([(names[index], count) for index, count in picks])
 
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
-            raise ValueError(f"node {node.name} would have {free} of {node.gpus} GPUs free")
+            self._refuse(node, free)
         index = node.index
-        before = self._free[index]
-        self._free[index] = free
+        before, self._free[index] = self._free[index], free
         self.by_type[node.gpu_type] += free - before
         for shelf in self._shelves[index]:
             shelf.move(index, before, free)
+
+    @staticmethod
+    def _refuse(node: NodeState, free: int) -> NoReturn:
+        raise ValueError(f"node {node.name} would have {free} of {node.gpus} GPUs free")
 
     def _set_all(self, placement: NodeGpus, sign: int) -> None:
         """As :meth:`give` (``sign`` 1) and :meth:`take` (-1): nodes that change alike move together.
 
         :raises ValueError: as :meth:`_set`; then nothing has changed.
         """
-        by_name, frees = self._by_name, self._free
-        alike: dict[tuple[str, int, int], list[int]] = {}
-        for name, count in placement:
-            node = by_name[name]
-            if sign > 0 and not node.up:
-                continue
-            index = node.index
-            before = frees[index]
+        nodes, frees, index_of, types = self.nodes, self._free, self._index_of, self._gpu_types
+        if sign > 0:
+            placement = tuple([each for each in placement if nodes[index_of[each[0]]].up])
+        indices = [index_of[name] for name, _ in placement]
+        alike = defaultdict[tuple[int, int, str], list[int]](list)
+        kinds = zip(
+            [count for _, count in placement],
+            [frees[index] for index in indices],
+            [types[index] for index in indices],
+            strict=True,
+        )
+        for kind, index in zip(kinds, indices, strict=True):
+            alike[kind].append(index)
+        for (count, before, _), those in alike.items():
             free = before + sign * count
-            if not 0 <= free <= node.gpus:
-                raise ValueError(f"node {name} would have {free} of {node.gpus} GPUs free")
-            change = (node.gpu_type, before, free)
-            if change in alike:
-                alike[change].append(index)
-            else:
-                alike[change] = [index]
-        for (gpu_type, before, free), indices in alike.items():
-            self.by_type[gpu_type] += (free - before) * len(indices)
-            self._types[gpu_type].move_all(indices, before, free)
-            for index in indices:
+            if free < 0 or free > min([nodes[index].gpus for index in those]):
+                index = next(index for index in those if not 0 <= free <= nodes[index].gpus)
+                self._refuse(nodes[index], free)
+        for (count, before, gpu_type), those in alike.items():
+            free = before + sign * count
+            self.by_type[gpu_type] += (free - before) * len(those)
+            self._types[gpu_type].move_all(those, before, free)
+            for index in those:
                 frees[index] = free
-                shelves = self._shelves[index]
-                for number in range(1, len(shelves)):
-                    shelves[number].move(index, before, free)
+            if not self._is_flat:
+                for index in those:
+                    for shelf in self._shelves[index][1:]:
+                        shelf.move(index, before, free)
 
     def _spread(self, picks: _Picks) -> tuple[int, ...]:
         """How scattered a place is: domains from the highest level down, then nodes, then switches."""
@@ -391,7 +404,9 @@ class _Shelf:
     def move_all(self, indices: Sequence[int], before: int, free: int) -> None:
         """As :meth:`move`, for many nodes: O(nodes of both numbers)."""
         buckets = self._buckets
-        if before:
+        if before and buckets[before][: len(indices)] == indices:  # as ``pick`` finds them
+            del buckets[before][: len(indices)]
+        elif before:
             gone = set(indices)
             buckets[before] = [index for index in buckets[before] if index not in gone]
         if free:
@@ -426,13 +441,17 @@ class _Shelf:
 
     def pick(self, gpus: int, each: int) -> _Picks:
         """The fewest nodes for ``gpus`` GPUs, the last part on the fullest node that has room for it."""
-        if (fullest := self.tightest(gpus)) is not None:
-            return [(self._buckets[fullest][0], gpus)]
+        for bucket in self._buckets[gpus:]:  # as ``tightest``, which this asks most
+            if bucket:
+                return [(bucket[0], gpus)]
         picks: _Picks = []
         runs = self._runs(gpus, each)
+        rest = gpus
         for free, count in runs:
-            picks += [(index, free - free % each) for index in self._buckets[free][:count]]
-        rest = gpus - sum(free for _, free in picks[:-1])
+            use = free - free % each
+            picks += [(index, use) for index in self._buckets[free][:count]]
+            rest -= use * count
+        rest += picks[-1][1]
         fuller = next((bucket[0] for bucket in self._buckets[rest : runs[-1][0]] if bucket), picks[-1][0])
         return [*picks[:-1], (fuller, rest)]
 

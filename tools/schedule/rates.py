@@ -61,6 +61,7 @@ class Speeds:
         for node in nodes:
             self._node_gpus[node.gpu_type] = max(node.gpus, self._node_gpus.get(node.gpu_type, 1))
             self._total[node.gpu_type] = self._total.get(node.gpu_type, 0) + node.gpus
+        self._first_type = next(iter(self._total), "")
         self._domains = {node.name: node.domains for node in nodes if node.domains}
         self._largest = _largest_domains(nodes)
         self._throughputs: dict[Levels, Throughput] = {(): throughput}
@@ -123,31 +124,36 @@ class Speeds:
         :param levels: those that the placement crosses (:meth:`levels_of`); None: as few as possible.
         :raises BadInputError: the model is not profiled.
         """
-        batch, per_replica = global_batch or job.reference_batch, job.per_replica
-        if gpus > batch * per_replica and job.spec.batch.size is not None:
+        spec, batch, per_replica = job.spec, global_batch or job.reference_batch, job.per_replica
+        if gpus > batch * per_replica and spec.batch.size is not None:
             return 0.0  # a worker without a sample; a batch that is not stated limits nothing
-        if not (job.any_number or job.spec.gpus.allows(gpus)):
+        if not (job.any_number or spec.gpus.allows(gpus)):
             return 0.0
         if gpu_type is None:
-            if len(self._total) == 1:
-                return self.rate(job, gpus, next(iter(self._total)), global_batch=batch)
-            return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=batch))
+            if len(self._total) != 1:
+                return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=batch))
+            gpu_type, placement, levels = self._first_type, None, None
         if job.room is not None and gpus > job.room.get(gpu_type, 0):
             return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
-        cap = job.spec.batch.per_gpu_max
+        cap = spec.batch.per_gpu_max
         if levels is None:
             levels = self.fewest_levels(gpus, gpu_type) if self._largest else ()
-        key = (job.spec.model, gpu_type, placement or gpus, levels, batch, per_replica, cap)
+        key = (spec.model, gpu_type, placement or gpus, levels, batch, per_replica, cap)
         rate = self._rates.get(key)
         if rate is None:
             shape = placement or self.consolidated(gpus, gpu_type, per_replica)
             counted = batch * per_replica
-            seconds = self._across(levels).step_seconds(job.spec.model, gpu_type, shape, counted, cap)
+            seconds = self._across(levels).step_seconds(spec.model, gpu_type, shape, counted, cap)
             rate = self._rates[key] = batch / seconds if seconds else 0.0
         return rate
 
     def rate_at(self, job: JobState, placement: NodeGpus, global_batch: int) -> float:
         """Samples per second on these GPUs of these nodes."""
+        if len(placement) == 1:
+            ((name, gpus),) = placement
+            return self.rate(
+                job, gpus, self._types[name], global_batch=global_batch, placement=(gpus,), levels=()
+            )
         return self.rate(
             job,
             gpus_of(placement),
@@ -200,8 +206,8 @@ class Speeds:
         """The best speed on up to ``gpus`` GPUs: an elastic job leaves those that slow it down."""
 
         def best(kind: str) -> float:
-            rate = self.rate(job, gpus, kind)
-            return self.rate(job, self.useful(job, gpus, kind), kind) if rate else 0.0
+            size = self.useful(job, gpus, kind) if self.rate(job, gpus, kind) else 0
+            return self.rate(job, size, kind) if size else 0.0
 
         return self.rate(job, gpus) if job.spec.elastic == "none" else self._mean(gpus, best)
 

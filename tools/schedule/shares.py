@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from pliant.schemas.shares import ANY_TYPE, Owner, Shares, Team
+from pliant.schemas.cluster import ANY_TYPE, Owner, Shares, Team
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.rates import Speeds
 

@@ -11,7 +11,7 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import write_profile
 from pliant.schemas.profile import Profile
-from pliant.tools.profile.imports import import_rows
+from pliant.tools.profile.upkeep import import_rows
 from tests.tools.profile.rows_builder import reduce, step
 
 HEADER = (

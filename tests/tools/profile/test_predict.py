@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pliant.cli.predictions import PredictionFormat, PredictionScope, predictions_text
 from pliant.cli.profile import profile
-from pliant.cli.profile_predict import PredictionFormat, PredictionScope, predictions_text
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_jobs, write_profile
 from pliant.schemas.profile import Profile

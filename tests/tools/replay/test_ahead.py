@@ -7,11 +7,10 @@ import math
 import pytest
 
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.replay.ahead import Comparison, look_ahead, world_of
+from pliant.tools.replay.ahead import LEAST, Came, Comparison, PastErrors, look_ahead, past_errors, world_of
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.past_errors import LEAST, Came, PastErrors, past_errors
 from pliant.tools.run.watch.live import PastMoment
 from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.registry import make_policy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pliant.tools.replay.batch import offered_load, overload
 from pliant.tools.replay.inputs import Inputs, inputs
-from pliant.tools.replay.offered_load import offered_load, overload
 from tests.builders import cluster, job
 
 

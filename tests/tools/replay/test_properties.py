@@ -58,7 +58,7 @@ def facts(state: JobState, at_s: float) -> tuple[object, ...]:
 def check_books(world: World, engine: Engine) -> None:
     """The events break no rule of the ledger, and say of every job what the engine says."""
     accounts = world.ledger().audit(engine.log.events())
-    end_s = max(engine.log.time, default=0.0)
+    end_s = max(engine.log.column("time"), default=0.0)
     states = {**engine.session.jobs, **engine.session.ended}
     assert set(accounts) == set(states) == {one.id for one in world.trace}
     for job_id, account in accounts.items():
@@ -73,7 +73,7 @@ def check_books(world: World, engine: Engine) -> None:
 def check_fold(world: World, policy: str, engine: Engine) -> None:
     """The event file alone gives the engine's final state."""
     events = list(engine.log.events())
-    end_s = max(engine.log.time, default=0.0)
+    end_s = max(engine.log.column("time"), default=0.0)
     folded = session_from_events(
         events, any_policy(policy, world.seed), world.nodes, Scattered(), now_s=end_s
     )
@@ -167,9 +167,9 @@ def test_doubling_all_speeds_halves_all_times(policy: str, world: World) -> None
             (hasty(policy), halved(world), 2.0),
         )
     )
-    assert list(slow.log.event) == list(fast.log.event)
-    assert list(slow.log.time) == [2 * time_s for time_s in fast.log.time]
-    assert list(slow.log.placement) == list(fast.log.placement)
+    assert list(slow.log.column("event")) == list(fast.log.column("event"))
+    assert list(slow.log.column("time")) == [2 * time_s for time_s in fast.log.column("time")]
+    assert list(slow.log.column("placement")) == list(fast.log.column("placement"))
 
 
 def hasty(policy: str) -> Policy:

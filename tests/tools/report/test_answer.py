@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 
 from pliant.schemas.event import Event
 from pliant.tools.report.expectations import expectations_of
-from pliant.tools.report.groups import groups, jct_difference
-from pliant.tools.report.intervals import difference, estimate, t_quantile
+from pliant.tools.report.groups import difference, estimate, groups, jct_difference, t_quantile
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.output import Extras, render
-from pliant.tools.report.rendering.readable import readable, readable_slack, span
 from pliant.tools.report.rendering.summary import Shown, summary
+from pliant.tools.report.rendering.text import readable, readable_slack, span
 from pliant.tools.report.report import make_report
 from tests.builders import job
 from tests.tools.report.runs import ran, story, submit

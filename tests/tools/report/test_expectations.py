@@ -15,11 +15,11 @@ from pliant.tools.report.expectations import (
     expectations_bytes,
     expectations_of,
     expectations_section,
+    junit_bytes,
     read_expectations,
     refuse_missed,
 )
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.rendering.junit import junit_bytes
 from pliant.tools.report.rendering.sections import FIGURES
 from pliant.tools.report.report import make_report
 from tests.builders import job

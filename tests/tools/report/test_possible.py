@@ -7,7 +7,7 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.metrics import JobFigures, PairedJcts, RunMetrics
-from pliant.tools.report.possible import OF_JOBS, OF_RUNS, OF_TESTS, impossible
+from pliant.tools.report.metrics import OF_JOBS, OF_RUNS, OF_TESTS, impossible
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.report import make_report

@@ -13,8 +13,8 @@ from pliant.schemas.runinfo import EqualDeals, RunInfo
 from pliant.tools.report.fairness import Reference
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.references import equal_deals
-from pliant.tools.report.references.equal_deals import DealtJob, came_in_s, dealt_jobs, equal_deal_finishes
+from pliant.tools.report.references import equal_shares
+from pliant.tools.report.references.equal_shares import DealtJob, came_in_s, dealt_jobs, equal_deal_finishes
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.sections import guarantee_section
 from pliant.tools.report.report import make_report
@@ -90,7 +90,7 @@ def test_where_no_deal_leaves_time_to_train_no_job_ends(lost_s: float) -> None:
 def test_a_job_that_takes_longer_than_all_deals_counts_as_never_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(equal_deals, "_MOST_DEALS", 10)
+    monkeypatch.setattr(equal_shares, "_MOST_DEALS", 10)
     jobs = [linear("a", 160), linear("endless", 1e18)]
     assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS) == {"a": 100.0}
 

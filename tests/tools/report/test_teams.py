@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.schemas.shares import USER, Shares
+from pliant.schemas.cluster import USER, Shares
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay

@@ -34,8 +34,8 @@ from tests.tools.run.accounts import check_story
 from tests.tools.run.conftest import left_running
 from tests.tools.run.full_disk import FullDisk
 from tests.tools.run.scripts import ALWAYS_BY_TORCHRUN, script
+from tests.tools.run.site import with_tests
 
-ROOT = Path(__file__).parents[3]
 SLOTS = 4
 MOST_ALIVE = 6
 
@@ -190,8 +190,7 @@ class Storm:
             process.kill()
 
     def environment(self) -> dict[str, str]:
-        found = os.environ if self.slurm is None else self.slurm.env
-        return {**found, "PYTHONPATH": str(ROOT)}
+        return with_tests(os.environ if self.slurm is None else self.slurm.env)
 
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "tests.tools.run.runner_process", *words]

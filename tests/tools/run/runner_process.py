@@ -19,7 +19,7 @@ def main() -> None:
     import typer
 
     from pliant.cli.common import command
-    from pliant.cli.log import log
+    from pliant.cli.job import log
     from pliant.cli.orders import cancel
     from pliant.cli.run import run
     from pliant.cli.schedule import schedule

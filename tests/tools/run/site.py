@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from pliant.schemas.errors import PliantError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_schedule
 from pliant.schemas.job import Job
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import read_log
 from pliant.tools.schedule.decide import Question, decide
@@ -86,7 +86,13 @@ class Site:
 
 def environment() -> dict[str, str]:
     """Of processes that import the tests."""
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return with_tests(os.environ)
+
+
+def with_tests(environ: Mapping[str, str]) -> dict[str, str]:
+    """The same environment, in which Python finds the package ``tests``, too."""
+    paths = (str(ROOT), environ.get("PYTHONPATH"))
+    return {**environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
 def call(site: Site, *argv: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

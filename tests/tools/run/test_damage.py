@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from pliant.cli.common import run_command
-from pliant.cli.log import log as log_command
+from pliant.cli.job import log as log_command
 from pliant.cli.orders import cancel
+from pliant.cli.reference import validate
 from pliant.cli.report import report
 from pliant.cli.schedule import schedule
-from pliant.cli.schema import validate
 from pliant.cli.status import status
 from pliant.cli.submit import submit
 from pliant.schemas.event import Event
@@ -28,8 +28,7 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.statedir.directory import Lock, StateDir
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
-from pliant.tools.run.statedir.log.snapshot import renew_snapshot
-from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.log.snapshot import LogView, renew_snapshot
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.registry import make_policy

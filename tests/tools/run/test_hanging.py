@@ -13,8 +13,8 @@ from pliant.schemas.errors import LockedError
 from pliant.schemas.io import write_schedule
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.run import Interrupts, run_once, run_until_done
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir

@@ -23,7 +23,7 @@ from pliant.schemas.io import (
     write_schedule,
 )
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir import fault

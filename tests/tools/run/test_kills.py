@@ -13,7 +13,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_jobs, write_schedule
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir, holder_of

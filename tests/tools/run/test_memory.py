@@ -16,8 +16,7 @@ from zlib import crc32
 from pliant.schemas.file_io.events import LogPlace
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service.inputs import PreparedRun
-from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.submit import order_jobs
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.io import write_cluster
-from pliant.tools.run.service.notices import Notice, Notices
+from pliant.tools.run.service.gang import Notice, Notices
 from pliant.tools.run.service.run import run_and_follow, run_until_done
 from pliant.tools.run.service.submit import order_nodes
 from pliant.tools.run.statedir.log.fold import Drain, RunLog

@@ -11,7 +11,7 @@ import pytest
 from pliant.schemas.io import read_schedule, write_cluster
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.run.service.commands import read_plan
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir

@@ -9,7 +9,7 @@ import pytest
 from pliant.schemas.io import read_schedule
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.report.read_run import read_run
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.statedir.log.fold import RunLog
 from tests.tools.run.site import QUICK, Site

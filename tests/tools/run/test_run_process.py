@@ -16,7 +16,7 @@ from pliant.cli.common import run_command
 from pliant.cli.run import run as run_cli
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_events
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.watch.output import job_output
 from tests.builders import job

@@ -6,7 +6,7 @@ import pytest
 
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import cancel
 from pliant.tools.schedule.decide import Question

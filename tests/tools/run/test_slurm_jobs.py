@@ -10,7 +10,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.protocol import Handle, Unit
-from pliant.tools.run.backends.slurm import controller
+from pliant.tools.run.backends.slurm import commands
 from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once, run_until_done
@@ -30,7 +30,7 @@ class PlainJobs(SlurmJobsBackend):
 def site(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A cluster file with two nodes of two CPU slots."""
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
-    monkeypatch.setattr(controller, "LOOK_S", 0.1)
+    monkeypatch.setattr(commands, "LOOK_S", 0.1)
     monkeypatch.setattr(runner, "open_backend", opened)
     found = Site(tmp_path)
     nodes = tuple({"name": name, "gpus": 2} for name in ("n0", "n1"))

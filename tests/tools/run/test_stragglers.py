@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from pliant.schemas.cluster import StragglerRule
 from pliant.schemas.io import write_cluster
-from pliant.tools.run.service import stragglers
+from pliant.tools.run.service import rules
 from pliant.tools.run.service.commands import read_plan
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
+from pliant.tools.run.service.rules import StepParts, StragglerWatch
 from pliant.tools.run.service.run import run_and_follow
-from pliant.tools.run.service.stragglers import StepParts, StragglerWatch
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress
 from pliant.tools.run.statedir.directory import StateDir
@@ -149,7 +149,7 @@ def begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int, **spec: Any
 ) -> tuple[Site, RunOptions]:
     """A run with a job on two slots, the second of which is ten times slower."""
-    monkeypatch.setattr(stragglers, "LOOK_S", 0.2)
+    monkeypatch.setattr(rules, "STRAGGLERS_LOOK_S", 0.2)
     site = Site(tmp_path, slots)
     rule = StragglerRule(slower=2.0, for_seconds=0.5)
     site.cluster = site.cluster.model_copy(update={"stragglers": rule})

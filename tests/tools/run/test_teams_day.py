@@ -10,16 +10,15 @@ from typing import Any, Final
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Shares, Team
 from pliant.schemas.job import Job
-from pliant.schemas.shares import Shares, Team
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.metrics import team_figures, team_spans
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.teams import spans, team_figures
 from tests.builders import cluster, job
 from tests.tools.run.simulated.nodes import SAMPLES
 from tests.tools.run.simulated.workers import SAMPLES_PER_GPU_S
@@ -56,7 +55,7 @@ def longest_lack_s(run: RunRecord) -> dict[str, float]:
     """By team, the longest time in a row that it held less than its entitlement while a job of it waited."""
     longest = dict.fromkeys(DAY, 0.0)
     now = dict.fromkeys(DAY, 0.0)
-    for seconds, standings in spans(run):
+    for seconds, standings in team_spans(run):
         for each in standings:
             lacks = each.waiting_jobs > 0 and each.held < each.entitled
             now[each.team] = now[each.team] + seconds if lacks else 0.0

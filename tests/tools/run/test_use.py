@@ -21,12 +21,12 @@ from pliant.schemas.cluster import IdleRule
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.backends import use as measuring
 from pliant.tools.run.backends.use import GpuMeter, TreeMeter
-from pliant.tools.run.service import idle
+from pliant.tools.run.service import rules
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.idle import IdleWatch
+from pliant.tools.run.service.rules import IdleWatch
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.statedir.contract.folders import AttemptDir
-from pliant.tools.run.statedir.contract.use import UnitUse, use_of
+from pliant.tools.run.statedir.contract.presence import UnitUse, use_of
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.watch.job_page import job_page
 from pliant.tools.run.watch.job_status import status_of
@@ -166,7 +166,7 @@ def test_a_rule_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None
 
 def follow_with_a_rule(site: Site, monkeypatch: pytest.MonkeyPatch, then: str, *steps: Step) -> None:
     """A run in which every job is idle."""
-    monkeypatch.setattr(idle, "LOOK_S", 0.05)
+    monkeypatch.setattr(rules, "IDLE_LOOK_S", 0.05)
     monkeypatch.setattr(Executor, "used", lambda self: dict.fromkeys(self.gangs, 0.01))
     rule = IdleRule.model_validate({"below": 0.1, "for_seconds": 0.3, "then": then})
     site.cluster = site.cluster.model_copy(update={"idle": rule})

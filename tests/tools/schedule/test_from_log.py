@@ -6,12 +6,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Shares
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.schedule import PolicyState
-from pliant.schemas.shares import Shares
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.from_log import CarriedOver, correct, session_from_events, session_from_schedule

@@ -183,6 +183,11 @@ def test_up_to_so_many_gpus_an_elastic_job_is_as_fast_as_on_its_best_size() -> N
     assert known.best_rate(state(job(gpus=4, batch=64)), 4) == 12
 
 
+def test_up_to_fewer_gpus_than_its_smallest_size_a_job_has_no_speed() -> None:
+    known = Speeds(CurveThroughput(), node_states(cluster(4)))
+    assert known.best_rate(state(job(gpus=4, low=3, high=4, batch=64)), 2) == 0
+
+
 PLACE = (("n0", 2),)
 ALONE = [replace(step(2, 8, 0.1, model=model), peak_memory=60) for model in ("x", "y")]
 

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.checks import oversized
-from pliant.schemas.cluster import Cluster
-from pliant.schemas.shares import OTHERS, Owner, Shares
+from pliant.schemas.cluster import OTHERS, Cluster, Owner, Shares
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy

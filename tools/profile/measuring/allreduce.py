@@ -13,13 +13,19 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from pliant.tools.profile.measuring.device import Device, OtherLoad, device_of, own_share
 from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
     Point,
     Rounds,
 )
-from pliant.tools.profile.measuring.worker import Recorder, request_from_env
+from pliant.tools.profile.measuring.worker import (
+    Device,
+    OtherLoad,
+    Recorder,
+    device_of,
+    own_share,
+    request_from_env,
+)
 
 
 def main() -> None:

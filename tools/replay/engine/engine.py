@@ -91,8 +91,10 @@ class Engine:
         self._correct = correct
         self._jobs = len(jobs)
         self._arrivals = iter(in_order(jobs))
-        self._coming = next(self._arrivals, None)
+        self._coming: Job | None = None
         """The next job to arrive. None: all have arrived."""
+        self._coming_s = math.inf
+        self._look_for_arrival()
         self._order = self.simulated.quirks.order
         self._agenda = Agenda()
         for event in self.simulated.node_events:
@@ -130,37 +132,40 @@ class Engine:
 
     def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
         """:param goes_on: is asked before each moment whether to go there; None: to the end."""
-        agenda, running = self._agenda, self._running
-        while self._jobs_ahead() and (now_s := self._next_s()) < math.inf:
+        agenda, running, session = self._agenda, self._running, self.session
+        jobs, commands, slowed = session.jobs, session.commands, session.slowed
+        while (self._coming is not None or jobs) and (now_s := self._next_s()) < math.inf:
             if goes_on is not None and not goes_on(now_s):
                 break
             self._now_s = now_s
             self._happen(now_s)
-            self._cancel_hopeless(now_s)
-            running.heed_neighbours(now_s)
+            if commands.hopeless:
+                self._cancel_hopeless(now_s)
+            if slowed or running.interfere:
+                running.heed_neighbours(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
-                self.stands_still = self._stands_still(now_s)
-                if self.stands_still or self._is_given_up():
+                self._quiet_decisions += 1
+                if self._quiet_decisions % _PATIENCE == 0 and self._stands_still(now_s):
+                    self.stands_still = True
+                    break
+                if self._coming is None and self._is_given_up():
                     break
             self._ended_late = False
             if agenda.may_be_due(now_s):
                 self._happen_late(now_s)
-            running.heed_neighbours(now_s)
+            if slowed or running.interfere:
+                running.heed_neighbours(now_s)
         if self._advance:
             self._advance(self._ended(), self._jobs)
 
     # When.
 
-    def _jobs_ahead(self) -> bool:
-        return self._coming is not None or bool(self.session.jobs)
-
     def _next_s(self) -> float:
         if self._must_ask or (self._ended_late and self._rounds is None):
             return self._now_s  # nothing else might lead to another decision
-        next_s = self._agenda.next_s()
-        if self._coming is not None:
-            next_s = min(next_s, self._coming.submit_time)
+        next_s, coming_s = self._agenda.next_s(), self._coming_s
+        next_s = coming_s if coming_s < next_s else next_s
         if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
         again_s = self.session.ask_again_s
@@ -177,22 +182,21 @@ class Engine:
     def _policy_is_due(self, now_s: float) -> bool:
         if self._must_ask:
             return True
+        if self._rounds is None and not self._least_changes and self.session.changes:
+            return True
         if self._least_changes:
             return len(self.session.changes) >= self._least_changes or self._agenda.next_s() == math.inf
         again_s = self.session.ask_again_s
         wished = again_s is not None and self._asked_s < again_s <= now_s and bool(self.session.jobs)
         if self._rounds is None:
-            return wished or bool(self.session.changes)
+            return wished
         if self.session.jobs and self._rounds.next_s(now_s) <= now_s:
             self._rounds.hold(now_s)  # held or left out: what comes late at this moment waits for the next
             return wished or bool(self.session.changes) or now_s >= self.session.quiet_until_s
         return wished
 
     def _is_given_up(self) -> bool:
-        """No job will arrive or end, and the policy will not be asked again or was asked often enough."""
-        if self._coming is not None:
-            self._idle_limit.count(idle=False)
-            return False
+        """All jobs have come, none will end, and the policy is not asked again or was asked often enough."""
         idle = self._agenda.next_s() == math.inf
         self._idle_limit.count(idle=idle)
         asked_again = self._rounds is not None or self.session.ask_again_s is not None
@@ -200,9 +204,6 @@ class Engine:
 
     def _stands_still(self, now_s: float) -> bool:
         """No job has trained since the last look, none is about to, and nothing comes from outside."""
-        self._quiet_decisions += 1
-        if self._quiet_decisions % _PATIENCE:
-            return False
         looked_s, had_done = self._last_look
         done = math.fsum(job.samples_done(now_s) for job in self.session.jobs.values())
         self._last_look = (now_s, done)
@@ -213,27 +214,30 @@ class Engine:
     # What happens.
 
     def _happen(self, now_s: float) -> None:
-        while (entry := self._agenda.pop(now_s)) is not None:
-            if entry.kind == FINISH:
-                self._finish(entry.subject, now_s)
-            elif entry.kind == SEGMENT_END:
-                self._running.next_segment(entry.subject, now_s)
+        agenda = self._agenda
+        while agenda.may_be_due(now_s) and (entry := agenda.pop(now_s)) is not None:
+            _, kind, subject, _ = entry
+            if kind == FINISH:
+                self._finish(subject, now_s)
+            elif kind == SEGMENT_END:
+                self._running.next_segment(subject, now_s)
             else:
-                self._node_event(entry.subject, now_s, up=entry.kind == NODE_UP)
-        while (job := self._coming) is not None and job.submit_time <= now_s:
+                self._node_event(subject, now_s, up=kind == NODE_UP)
+        while self._coming_s <= now_s and (job := self._coming) is not None:
             self._submit(job, now_s)
 
     def _happen_late(self, now_s: float) -> None:
         """What is noticed only after this moment's decision."""
         while (entry := self._agenda.pop(now_s, LATE_SEGMENT_END)) is not None:
-            if entry.kind in (FINISH, LATE_FINISH):
+            _, kind, subject, _ = entry
+            if kind in (FINISH, LATE_FINISH):
                 self._ended_late = True
-                self._finish(entry.subject, now_s)
+                self._finish(subject, now_s)
             else:
-                self._running.next_segment(entry.subject, now_s)
+                self._running.next_segment(subject, now_s)
 
     def _submit(self, spec: Job, now_s: float) -> None:
-        self._coming = next(self._arrivals, None)
+        self._look_for_arrival()
         self._quiet_decisions = 0
         state = self.session.submit(spec, now_s)
         self._running.arrive(state)
@@ -252,9 +256,11 @@ class Engine:
         self.log.add(now_s, "finish", job_id, gpus=0, samples_done=trained)
         self._tell_progress()
 
+    def _look_for_arrival(self) -> None:
+        self._coming = next(self._arrivals, None)
+        self._coming_s = math.inf if self._coming is None else self._coming.submit_time
+
     def _cancel_hopeless(self, now_s: float) -> None:
-        if not self.session.commands.hopeless:
-            return
         self._quiet_decisions = 0
         for job_id, reason in self.session.end_hopeless(now_s).items():
             self.counters.cancelled += 1
@@ -278,10 +284,11 @@ class Engine:
     # What the policy makes of it.
 
     def _ask(self, now_s: float) -> None:
+        session = self.session
         self._asked_s, self._must_ask = now_s, False
         self.counters.decisions += 1
         started = time.perf_counter()
-        transitions = self.session.decide(now_s)
+        transitions = session.decide(now_s)
         self.counters.decision_seconds += time.perf_counter() - started
         if self._correct is not None:
             self._correct(transitions)
@@ -290,14 +297,15 @@ class Engine:
         stop_s = self.simulated.quirks.stop_all_s
         if stop_s and any(each.step in _RESIZED for each in transitions):
             self._running.stop_all(stop_s, now_s, but={each.job.id for each in transitions})
-        if self.session.usage is not None:
+        if session.usage is not None:
             self._note_teams(now_s)
-        for job_id, said in self.session.admissions.items():
-            if (job := self.session.jobs.get(job_id)) is not None:  # a rejection says it by itself
+        for job_id, said in session.admissions.items():
+            if (job := session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
-        self._cancel_hopeless(now_s)
-        for job, detail in self._forecasts.due(self.session, now_s) if self.session.learns else ():
+        if session.commands.hopeless:
+            self._cancel_hopeless(now_s)
+        for job, detail in self._forecasts.due(session, now_s) if session.learns else ():
             self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
 
     def _note_teams(self, now_s: float) -> None:
@@ -310,7 +318,7 @@ class Engine:
 
     def _apply(self, transition: Transition, now_s: float) -> None:
         job, done = transition.job, transition.job.samples_done(now_s)
-        left = self._running.leave(job.id, now_s) if job.id in self._running else None
+        left = self._running.leave(job.id, now_s)
         if transition.step == "reject":
             self.counters.rejected += 1
             said = self.session.admissions.get(job.id)
@@ -332,7 +340,7 @@ class Engine:
             global_batch=job.global_batch,
             samples_done=done,
             overhead_s=cost_s,
-            detail=_company(job),
+            detail=_company(job) if job.servers or job.beside is not None else None,
         )
         self._running.begin(job, row, cost_s, now_s)
 
@@ -347,9 +355,7 @@ class Engine:
             self._advance(self._ended(), self._jobs)
 
 
-def _company(job: JobState) -> str | None:
+def _company(job: JobState) -> str:
     """What a job has beside its GPUs: parameter servers, and a job that shares them."""
-    if not job.servers and job.beside is None:
-        return None
     found = {"servers": job.servers or None, "beside": job.beside}
     return compact_json({name: value for name, value in found.items() if value is not None})

@@ -6,7 +6,7 @@ import math
 from collections.abc import Container
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final
 
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.failures import last_checkpoint_s
@@ -52,14 +52,17 @@ class RunningJobs:
         self._rescale_cost = simulated.rescale_cost or FREE
         self._resume_cost = simulated.resume_cost or self._rescale_cost
         self._progress = simulated.progress()
+        self._segment_end = simulated.quirks.segment_end
         self._interference = Interference(simulated.interference) if simulated.interference else None
         self._reveals_work = reveals_work
         self._held: dict[str, RunningJob] = {}
         self._trained: set[str] = set()
         """Jobs that have paid what a start costs and trained since."""
 
-    def __contains__(self, job_id: str) -> bool:
-        return job_id in self._held
+    @property
+    def interfere(self) -> bool:
+        """Whether jobs slow each other down across nodes."""
+        return self._interference is not None
 
     def arrive(self, job: JobState) -> None:
         """A job has arrived. Its work is hidden from policies as far as they may not see it."""
@@ -94,16 +97,19 @@ class RunningJobs:
         return all(held.held_since_s > time_s for held in self._held.values() if held.rate)
 
     def begin(self, job: JobState, row: int, cost_s: float, now_s: float) -> None:
-        """The job has new GPUs or a new batch, as ``row`` of the log says; it trains once it has paid."""
+        """The job has new GPUs or a new batch, as ``row`` of the log says; it trains once it has paid.
+
+        :param cost_s: NaN: it is paid for already.
+        """
         if self._interference is not None:
             self._interference.place(job.id, job.placement)
         if (loss := self._progress.initial_loss(job)) is not None:
             job.report_loss(loss)
         done = job.samples_done(now_s)
-        overhead_s = self._log.overhead_s(row)
-        held = RunningJob(row, now_s, job.samples_per_second, now_s + cost_s, done, overhead_s)
+        paid_s = now_s if math.isnan(cost_s) else now_s + cost_s
+        held = RunningJob(row, now_s, job.samples_per_second, paid_s, done, cost_s)
         self._held[job.id] = held
-        self._train(job, held, now_s, held.paid_s)
+        self._train(job, held, done, paid_s)
 
     def take_over(self, job: JobState, row: int, now_s: float) -> None:
         """The job was there before the replay began; what it holds is paid for."""
@@ -111,10 +117,15 @@ class RunningJobs:
             self._trained.add(job.id)
             self.follow_regimes(job, now_s)
         if job.gpus:
-            self.begin(job, row, 0.0, now_s)
+            self.begin(job, row, math.nan, now_s)
 
-    def leave(self, job_id: str, now_s: float) -> RunningJob:
-        """The job's allocation ends; if it was still being paid for, only that much was paid."""
+    def leave(self, job_id: str, now_s: float) -> RunningJob | None:
+        """The job's allocation ends; if it was still being paid for, only that much was paid.
+
+        Returns None if it held nothing.
+        """
+        if job_id not in self._held:
+            return None
         self._agenda.unplan(job_id)
         held = self._drop(job_id)
         if held.paid_s > now_s:
@@ -139,7 +150,7 @@ class RunningJobs:
             job.settle(now_s)
             held.overhead_s += until_s - since_s
             self._log.set_overhead_s(held.row, held.overhead_s)
-            self._train(job, held, now_s, until_s)
+            self._train(job, held, job.samples_done(now_s), until_s)
 
     def finish(self, job_id: str) -> float:
         """Forget a job that has done its work; returns the samples that it trained."""
@@ -158,7 +169,7 @@ class RunningJobs:
             held.speed = job.samples_per_second
             self._session.slowed.pop(job_id, None)
         job.train_from(now_s, held.speed)
-        self._train(job, held, now_s, now_s)
+        self._train(job, held, job.samples_done(now_s), now_s)
 
     def follow_regimes(self, job: JobState, now_s: float) -> bool:
         """Give a job that changes its batch by itself that of its progress; returns whether it changed."""
@@ -177,8 +188,6 @@ class RunningJobs:
     def heed_neighbours(self, now_s: float) -> None:
         """Change the speed of jobs that gained or lost a neighbour on their GPUs or their network link."""
         slowed = self._session.slowed
-        if self._interference is None and not slowed:
-            return
         for job_id, rate in slowed.items():
             if (held := self._held.get(job_id)) is not None:
                 held.speed = rate
@@ -188,7 +197,7 @@ class RunningJobs:
             held.saved_samples = self._saved_samples(job, held, now_s)
             job.settle(now_s)
             job.train_from(now_s, held.speed)
-            self._train(job, held, now_s, max(now_s, held.paid_s))
+            self._train(job, held, job.samples_done(now_s), max(now_s, held.paid_s))
         slowed.clear()
 
     def _drop(self, job_id: str) -> RunningJob:
@@ -196,35 +205,32 @@ class RunningJobs:
             self._interference.place(job_id, ())
         return self._held.pop(job_id)
 
-    def _train(self, job: JobState, held: RunningJob, now_s: float, from_s: float) -> None:
-        """The job trains from ``from_s`` on; plan the end of that."""
-        done = job.samples_done(now_s)
+    def _train(self, job: JobState, held: RunningJob, done: float, from_s: float) -> None:
+        """The job, which has done so many samples, trains from ``from_s`` on; plan the end of that."""
         factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
         segment = self._progress.segment(job, done, factor)
-        held.rate, held.trains_since_s, held.done = segment.samples_per_second, from_s, done
-        held.trajectory = segment.trajectory
-        held.epoch_end = segment.epoch_end
+        rate, until, trajectory, _, _, epoch_end = segment
+        held.rate, held.trains_since_s, held.done = rate, from_s, done
+        held.trajectory, held.epoch_end = trajectory, epoch_end
         if self._simulated.measured:
             self._measure(job, segment, factor)
-        end = self._end_samples(job, done)
-        held.goal = end
-        if segment.until_samples is not None:
-            held.goal = min(held.goal, segment.until_samples)
+        goal = end = self._end_samples(job, done)
+        if until is not None and until < goal:
+            goal = until
         if job.spec.batch.regimes and (until := regime(job, done)[1]) is not None:
-            held.goal = min(held.goal, until)
-        if (trajectory := segment.trajectory) is not None:
-            job.train_along(from_s, trajectory, held.rate)
+            goal = min(goal, until)
+        held.goal = goal
+        if trajectory is not None:
+            job.train_along(from_s, trajectory, rate)
             end_s = from_s + trajectory.seconds
             late = trajectory.is_late(end_s)
         else:
-            job.train_from(from_s, held.rate)
-            if held.rate <= 0:
+            job.train_from(from_s, rate)
+            if rate <= 0:
                 return
-            end_s, late = self._simulated.quirks.segment_end(
-                from_s, (held.goal - done) / held.rate, self._interval_s
-            )
+            end_s, late = self._segment_end(from_s, (goal - done) / rate, self._interval_s)
         if end_s < math.inf:
-            kind = FINISH if held.goal == end else SEGMENT_END
+            kind = FINISH if goal == end else SEGMENT_END
             self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
 
     def _end_samples(self, job: JobState, done: float) -> float:
@@ -286,6 +292,12 @@ class RunningJob:
     epoch_end: EpochEnd | None = None
 
 
+AgendaEntry = tuple[float, int, str, int]
+"""One thing to come: its time in seconds, its kind, the id of its job or the name of its node, and the number
+of the plan that it belongs to; 0: of none. An entry whose plan no longer holds is void. Plain tuples, for
+they are compared and taken apart more than anything else."""
+
+
 class Agenda:
     """Entries in order. Void ones are dropped when they come up, so that a change of plan costs one push."""
 
@@ -295,13 +307,13 @@ class Agenda:
         self._version = 0
 
     def add(self, time_s: float, kind: int, subject: str) -> None:
-        heappush(self._heap, AgendaEntry(time_s, kind, subject))
+        heappush(self._heap, (time_s, kind, subject, 0))
 
     def plan(self, time_s: float, kind: int, job_id: str) -> None:
         """Replace what was planned for the job by its next event."""
         self._version += 1
         self._plans[job_id] = self._version
-        heappush(self._heap, _entry(AgendaEntry, (time_s, kind, job_id, self._version)))
+        heappush(self._heap, (time_s, kind, job_id, self._version))
 
     def unplan(self, job_id: str) -> None:
         self._plans.pop(job_id, None)
@@ -313,41 +325,28 @@ class Agenda:
 
     def next_s(self) -> float:
         heap, plans = self._heap, self._plans
-        while heap and heap[0].version and plans.get(heap[0].subject) != heap[0].version:
+        while heap:
+            time_s, _, subject, version = heap[0]
+            if not version or plans.get(subject) == version:
+                return time_s
             heappop(heap)
-        return heap[0].time_s if heap else math.inf
+        return math.inf
 
     def pop(self, time_s: float, last_kind: int = NODE_UP) -> AgendaEntry | None:
         """Take the next entry if it is due at ``time_s`` and of a kind up to ``last_kind``.
 
         Completions may be early by a rounding error.
         """
-        if not self._heap or self._heap[0].time_s > time_s * (1 + _ROUNDING):
-            return None  # whether it is void or not
         due_s = self.next_s()
-        if due_s > time_s * (1 + _ROUNDING) or (due_s > time_s and self._heap[0].kind > SEGMENT_END):
+        if due_s > time_s * (1 + _ROUNDING):
             return None
-        if self._heap[0].kind > last_kind:
+        kind = self._heap[0][1]
+        if kind > last_kind or (due_s > time_s and kind > SEGMENT_END):
             return None
         entry = heappop(self._heap)
-        if entry.version:
-            del self._plans[entry.subject]
+        if entry[3]:
+            del self._plans[entry[2]]
         return entry
-
-
-class AgendaEntry(NamedTuple):
-    """One thing to come. Entries are ordered by (time, kind, subject)."""
-
-    time_s: float
-    kind: int
-    subject: str
-    """Job id or node name."""
-    version: int = 0
-    """Number of the plan it belongs to; an entry whose plan no longer holds is void."""
-
-
-_entry: Final = tuple.__new__
-"""Makes a named tuple in half the time."""
 
 
 class RoundTimes:

@@ -24,9 +24,10 @@ from pliant.tools.replay.importers.conversion import (
     InputRow,
     MalformedRowError,
     Reason,
+    are_plain,
     parse_timestamp,
+    text_bytes,
 )
-from pliant.tools.replay.importers.job_ids import are_plain, text_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa

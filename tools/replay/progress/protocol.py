@@ -75,3 +75,6 @@ class SampleProgress(ProgressModel):
 
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         return Segment(job.samples_per_second * speed_factor)
+
+    def end_samples(self, job: JobState, samples_done: float) -> float | None:
+        return job.work_samples

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, get_args
 
-from pliant.schemas.errors import UsageError
-from pliant.schemas.extras import require
+from pliant.schemas.errors import UsageError, require
 from pliant.schemas.file_io.files import atomic_write, write_error
 from pliant.schemas.text import did_you_mean, shortened
 from pliant.tools.report.figures.allocation import allocation, gpu_use, team_use

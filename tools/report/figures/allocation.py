@@ -21,10 +21,10 @@ from pliant.tools.report.figures.style import (
     run_styles,
     whole_numbers,
 )
+from pliant.tools.report.metrics import team_gpus_over_time
 from pliant.tools.report.records import kind
 from pliant.tools.report.rendering.sections import TimeUnit, time_unit
 from pliant.tools.report.report import Report, RunReport
-from pliant.tools.report.teams import over_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -201,7 +201,7 @@ def _draw_usage(plot: Axes, each: RunReport, unit: TimeUnit, colour: str) -> Non
 
 def team_use(each: RunReport) -> Figure | None:
     """GPUs that each team held, and was entitled to, over time. Returns None of one pool."""
-    end_s, found = each.run.last_event_s, over_time(each.run)
+    end_s, found = each.run.last_event_s, team_gpus_over_time(each.run)
     if not found or end_s <= 0:
         return None
     unit = time_unit([end_s])

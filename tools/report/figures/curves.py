@@ -1,18 +1,23 @@
-"""Figures of curves: distributions of JCT and FTF and jobs completed over time, all runs in one plot; and
-predicted progress with its 90 % band against what happened, job by job (ONES, figure 6).
+"""Figures of curves: distributions of JCT and FTF and jobs completed over time, all runs in one plot; the JCT
+distribution as characters, for a terminal; predicted progress with its 90 % band against what happened, job
+by job (ONES, figure 6); and how much work a trace brings over time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from pliant.schemas.text import counted
+from pliant.schemas.errors import require
+from pliant.schemas.text import counted, width_of, wrapped
 from pliant.tools.report.figures.style import (
     COLOURS,
     GREY,
+    Form,
     axes,
     axes_below,
+    image,
     legend,
     plain_log,
     run_styles,
@@ -153,3 +158,86 @@ def _draw_progress(plot: Axes, job: JobRecord) -> None:
     plot.set_ylim(0, 1)
     held, made = job.forecasts_held
     plot.set_title(f"{job.id}: {held} of {made} intervals held it", fontsize=8, fontweight="normal")
+
+
+_HOUR_S: Final = 3600.0
+
+
+def arriving_work(arriving_gpus: Sequence[float], bin_s: float, gpus: int | None = None) -> Figure:
+    """Bars of the work submitted in each bin, as GPUs that it would keep busy; a line for the cluster.
+
+    :param arriving_gpus: by bin of ``bin_s`` seconds (an hour or a day).
+    :param gpus: of the cluster; None: no line.
+    :raises ServiceMissingError: matplotlib is not installed.
+    """
+    require("matplotlib", "figures are drawn with matplotlib")
+    unit = "hour" if bin_s == _HOUR_S else "day"
+    figure, plot = axes("Work that arrives", f"Time since the first submission, {unit}s", "GPUs kept busy")
+    plot.bar(range(len(arriving_gpus)), arriving_gpus, width=1.0, align="edge", color=COLOURS[0])
+    if gpus is not None:
+        plot.axhline(gpus, color=GREY, linestyle="--", linewidth=1.2)
+        plot.annotate(
+            f"the cluster, {gpus:,}",
+            (0.99, gpus),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="bottom",
+        )
+    plot.set_xlim(0, len(arriving_gpus))
+    plot.set_ylim(bottom=0)
+    return figure
+
+
+def arriving_work_image(
+    form: Form, arriving_gpus: Sequence[float], bin_s: float, gpus: int | None = None
+) -> bytes:
+    """The same as a file; equal traces give equal bytes."""
+    return image(arriving_work(arriving_gpus, bin_s, gpus), "arrivals", form)
+
+
+_MARKERS: Final = ("●", "+", "x", "o", "*", "#")
+_ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
+_HEIGHT: Final = 16
+_INDENT: Final = "     "
+
+
+def jct_plot(report: Report, width: int) -> str:
+    """Share of finished jobs by JCT, ``width`` characters wide; empty if nothing finished."""
+    import plotext
+
+    found = [(each.label, jcts(each)) for each in report.runs]
+    if not any(values for _, values in found):
+        return ""
+    unit = time_unit(value for _, values in found for value in values)
+    figure = plotext.figure.clear()
+    figure.plot_size(width, _HEIGHT)
+    figure.theme("colorless")
+    figure.title("share of finished jobs by JCT").label(f"JCT, {unit.name}")
+    figure.ruler("x").lim(0, max(value for _, values in found for value in values) / unit.seconds)
+    figure.ruler("y").lim(0, 1)
+    for index, (_, values) in enumerate(found):
+        if values:
+            x, y = _corners([value / unit.seconds for value in values])
+            figure.draw(figure.signal(x, y, marker=_MARKERS[index % len(_MARKERS)]).lines())
+    drawn = _ESCAPES.sub("", str(figure.build()))
+    figure.clear()
+    names = (f"{_MARKERS[index % len(_MARKERS)]} {label}" for index, (label, _) in enumerate(found))
+    return "\n".join([*(line.rstrip() for line in drawn.splitlines()), *_legend(names, width)])
+
+
+def _legend(names: Iterable[str], width: int) -> list[str]:
+    """Names beside each other as far as they fit, a longer one on several lines."""
+    lines: list[str] = []
+    for name in names:
+        joined = f"{lines[-1]}   {name}" if lines else ""
+        if lines and width_of(joined) <= width:
+            lines[-1] = joined
+        else:
+            lines += [f"{_INDENT}{line}" for line in wrapped(name, width - len(_INDENT), indent="  ")]
+    return lines
+
+
+def _corners(values: list[float]) -> tuple[list[float], list[float]]:
+    """The distribution with the corners of its steps written out."""
+    x, y = cumulated(values)
+    return [each for each in x for _ in range(2)][1:], [each for each in y for _ in range(2)][:-1]

@@ -1,19 +1,29 @@
-"""References in which jobs share the cluster equally: fluid along measured curves, and in GPS.
+"""References in which jobs share the cluster equally: fluid along measured curves, in GPS, and in whole GPUs.
 
 Fluid fair sharing is the fair-sharing JCT of Ares (ACM TACO 2025), section 5; generalized processor sharing
-with linear scaling is section 3.2 there. :mod:`.equal_deals` has equal shares in whole GPUs.
+with linear scaling is section 3.2 there. Equal shares in whole GPUs are dealt out deal by deal; behind them a
+policy may promise that no job falls, and docs/delay-bound.md defines them. Reports share no code with the
+policy that they check; a benchmark compares the two on random instances with a third, which was written from
+that page alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pliant.tools.report.references.isolated import Point, ReferenceJob, at_most_linear, boundaries
+from pliant.schemas.checks import Amounts, capacities, fitting, most_on_a_node, replica_on_a_node
+from pliant.schemas.cluster import Cluster, Node
+from pliant.schemas.job import Job
+from pliant.schemas.runinfo import EqualDeals
+from pliant.tools.report.records import Curve, JobRecord, Outcome, RunRecord
+from pliant.tools.report.references.isolated import Point, ReferenceJob, at_most_linear, boundaries, rate_at
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,3 +182,370 @@ def gps_jobs(jobs: Sequence[ReferenceJob]) -> tuple[ReferenceJob, ...]:
         return job if curve == job.curve else replace(job, curve=curve)
 
     return tuple(map(in_gps, jobs))
+
+
+_ROUNDING: Final = 1e-9
+_SAME_S: Final = 1e-6
+"""Times this close are equal: seconds since 1970 are known to 0.24 µs."""
+_MOST_DEALS: Final = 1_000_000
+"""19 years of ten minutes each; a job that takes longer never ends."""
+_STOPPED: Final[tuple[Outcome, ...]] = ("failed", "cancelled", "rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class DealtJob:
+    """A job in the reference."""
+
+    id: str
+    enters_s: float
+    samples: float
+    """Infinite: it leaves when it is stopped."""
+    rates: Curve
+    """Samples per second of each size that it may have, ascending."""
+    replica: int = 1
+    demand: Amounts = field(default_factory=dict)
+    """Of a worker, beside its GPU."""
+    together: int = 1
+    """GPUs that have to be on one node."""
+    stopped_s: float = inf
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it matters to it on which nodes its GPUs are."""
+        return bool(self.demand) or self.replica > 1
+
+
+def dealt_jobs(run: RunRecord, terms: EqualDeals) -> list[DealtJob]:
+    """All jobs that came into play, in any order."""
+    came_s, cluster = came_in_s(run), run.info.cluster
+    node_gpus = max(most_on_a_node(cluster.expanded()).values(), default=0)
+    shown = not (run.info.simulated and run.info.demand == "predicted")
+    found = []
+    for record in run.jobs:
+        if record.id not in came_s:
+            continue
+        job, stops = record.job, record.outcome in _STOPPED
+        alone_s = _alone_s(record) if shown else 0.0
+        work = record.samples if record.outcome != "finished" else record.samples or record.samples_done
+        found.append(
+            DealtJob(
+                record.id,
+                came_s[record.id] + terms.grace_of(alone_s),
+                inf if stops or not work else work,
+                _rates(record, cluster),
+                job.gpus.per_replica,
+                job.resources.worker,
+                replica_on_a_node(job, node_gpus),
+                record.end_s if stops and record.end_s is not None else inf,
+            )
+        )
+    return found
+
+
+def _alone_s(record: JobRecord) -> float:
+    """Seconds that its stated work takes on the GPUs that it requests; 0 if it states none."""
+    if not record.samples:
+        return 0.0
+    requested = record.job.gpus.requested
+    if record.demand_gpu_s is not None:
+        return record.demand_gpu_s / requested
+    rates = record.rates or record.curve
+    able = [rate for size, rate in rates if size <= requested] if record.job.elastic != "none" else []
+    speed = max(able, default=0.0) or rate_at(rates, requested)
+    return record.samples / speed if speed else 0.0
+
+
+def _rates(record: JobRecord, cluster: Cluster) -> Curve:
+    """Files of earlier versions have few sizes; between them speeds are taken to be on a line."""
+    job, limit = record.job, cluster.limit_of(record.job.user)
+    most = job.max_gpus(cluster.total_gpus)
+    if limit is not None and limit.gpus is not None:
+        most = min(most, job.gpus.requested)
+    rates = record.rates
+    if not rates and record.curve:
+        least = max(job.min_gpus, record.curve[0][0])
+        sizes = [job.gpus.requested] if job.elastic == "none" else job.gpus.between(least, most)
+        rates = tuple((size, rate_at(record.curve, size)) for size in sizes)
+    least = job.gpus.requested if job.elastic == "none" else job.min_gpus
+    return tuple((size, rate) for size, rate in rates if least <= size <= most and rate > 0)
+
+
+# When jobs came into play.
+
+
+def came_in_s(run: RunRecord) -> dict[str, float]:
+    """By job: it was submitted, those that it waits for ended, and the limits of array and user had room."""
+    jobs = {record.id: record for record in run.jobs}
+    limits = run.info.cluster.user_limits
+    if not limits and not any(record.job.after or record.job.array for record in run.jobs):
+        return {job_id: record.submit_s for job_id, record in jobs.items()}
+    door = _Door(run.info.cluster)
+    ends = [(record.end_s, 0, record.id) for record in run.jobs if record.end_s is not None]
+    for time_s, is_new, job_id in sorted([*ends, *((each.submit_s, 1, each.id) for each in run.jobs)]):
+        record = jobs[job_id]
+        if is_new:
+            door.comes(record, time_s)
+        else:
+            door.leaves(record, time_s)
+    return door.came_s
+
+
+class _Door:
+    """Lets jobs in: no job overtakes another of its array or its user."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.came_s: dict[str, float] = {}
+        self._cluster = cluster
+        self._ended: dict[str, Outcome] = {}
+        self._waiting: list[tuple[tuple[float, float, str], JobRecord]] = []
+        self._in_array: Counter[str] = Counter()
+        self._passed: set[str] = set()
+        """Jobs that the limit of their array has let pass."""
+        self._inside: dict[str, list[Job]] = {}
+
+    def comes(self, record: JobRecord, time_s: float) -> None:
+        insort(self._waiting, ((-record.job.priority, record.submit_s, record.id), record))
+        self._let_in(time_s)
+
+    def leaves(self, record: JobRecord, time_s: float) -> None:
+        self._ended[record.id] = record.outcome
+        self._waiting = [each for each in self._waiting if each[1].id != record.id]
+        if record.id in self._passed and record.job.array is not None:
+            self._in_array[record.job.array.name] -= 1
+        inside = self._inside.get(record.job.user, [])
+        self._inside[record.job.user] = [job for job in inside if job.id != record.id]
+        self._let_in(time_s)
+
+    def _let_in(self, time_s: float) -> None:
+        full_arrays: set[str] = set()
+        full_users: set[str] = set()
+        still = []
+        for turn, record in self._waiting:
+            job = record.job
+            if not self._may_pass(job, full_arrays) or not self._has_room(job, full_users):
+                still.append((turn, record))
+                continue
+            self.came_s[job.id] = max(time_s, record.submit_s)
+            self._inside.setdefault(job.user, []).append(job)
+        self._waiting = still
+
+    def _may_pass(self, job: Job, full: set[str]) -> bool:
+        if job.id in self._passed:
+            return True
+        for other, awaited in job.after.items():
+            if other not in self._ended or (awaited == "ok" and self._ended[other] != "finished"):
+                return False
+        if job.array is not None:
+            name, limit = job.array.name, job.array.limit
+            if name in full or (limit is not None and self._in_array[name] >= limit):
+                full.add(name)
+                return False
+            self._in_array[name] += 1
+        self._passed.add(job.id)
+        return True
+
+    def _has_room(self, job: Job, full: set[str]) -> bool:
+        limit = self._cluster.limit_of(job.user)
+        if limit is None:
+            return True
+        both = [*self._inside.get(job.user, ()), job]
+        gpus = sum(each.gpus.requested for each in both)
+        if (
+            job.user in full
+            or (limit.jobs is not None and len(both) > limit.jobs)
+            or (limit.gpus is not None and gpus > limit.gpus)
+        ):
+            full.add(job.user)
+            return False
+        return True
+
+
+# The deals.
+
+
+@dataclass(slots=True)
+class _Sharer:
+    job: DealtJob
+    least: int
+    most: int
+    sizes: list[int]
+    best: list[tuple[float, int]]
+    """Up to each of the sizes, the highest speed and where it is."""
+    done: float = 0.0
+    service_gpu_s: float = 0.0
+    sat_out: int = 0
+    gpus: int = 0
+    rate: float = 0.0
+
+    @classmethod
+    def of(cls, job: DealtJob) -> _Sharer:
+        sizes = [size for size, _ in job.rates]
+        best: list[tuple[float, int]] = []
+        for size, rate in job.rates:
+            best.append((rate, size) if not best or rate > best[-1][0] else best[-1])
+        return cls(job, sizes[0] if sizes else 0, best[-1][1] if best else 0, sizes, best)
+
+    def takes(self, part: int) -> None:
+        """Of what it was dealt, the size on which it is fastest."""
+        at = bisect_right(self.sizes, part) - 1
+        self.rate, self.gpus = self.best[at] if at >= 0 else (0.0, 0)
+
+
+def equal_deal_finishes(
+    jobs: Iterable[DealtJob],
+    capacity: Sequence[tuple[float, int]],
+    terms: EqualDeals,
+    nodes: Sequence[Node] = (),
+) -> dict[str, float]:
+    """Ends of the deals in which the jobs end, seconds; a job that never ends is left out.
+
+    :param nodes: those of the cluster, for jobs to which they matter.
+    """
+    coming = sorted(map(_Sharer.of, jobs), key=lambda each: each.job.enters_s, reverse=True)
+    changes = [(time_s, gpus) for time_s, gpus in capacity[1:]]
+    there: list[_Sharer] = []
+    finishes: dict[str, float] = {}
+    now, gpus = -inf, capacity[0][1]
+    for _ in range(_MOST_DEALS):
+        if not coming and not there:
+            break
+        if not there:
+            now = max(now, coming[-1].job.enters_s)
+        while coming and coming[-1].job.enters_s <= now + _SAME_S:
+            there.append(coming.pop())
+        while changes and changes[0][0] <= now:
+            gpus = changes.pop(0)[1]
+        until, lasts_s = now + terms.deal_s, terms.deal_s
+        if changes and changes[0][0] < until:
+            until, lasts_s = changes[0][0], changes[0][0] - now
+        there = [each for each in there if each.job.stopped_s > now + _SAME_S]
+        trains = terms.lost_s < terms.deal_s and any(
+            0 < each.least <= gpus and each.job.samples < inf for each in there
+        )
+        stops = any(each.job.stopped_s < inf for each in there)
+        if not changes and not coming and not trains and not stops:
+            break
+        _deal(there, gpus, nodes)
+        for each in there:
+            each.sat_out = 0 if each.gpus else each.sat_out + 1
+            each.done += each.rate * max(0.0, lasts_s - terms.lost_s)
+            each.service_gpu_s += each.gpus * lasts_s
+        over = {each.job.id for each in there if each.done >= each.job.samples * (1 - _ROUNDING)}
+        finishes |= dict.fromkeys(over, until)
+        there, now = [each for each in there if each.job.id not in over], until
+    return finishes
+
+
+def _deal(there: Sequence[_Sharer], gpus: int, nodes: Sequence[Node]) -> None:
+    def turn(each: _Sharer) -> tuple[float, float, float, str]:
+        overdue = each.sat_out if each.sat_out >= len(there) else 0
+        return -overdue, each.service_gpu_s, round(each.job.enters_s / _SAME_S), each.job.id
+
+    order = sorted(there, key=turn)
+    parts = (
+        _on_nodes(order, gpus, nodes) if any(each.job.is_bound for each in order) else _numbers(order, gpus)
+    )
+    for each in there:
+        each.takes(parts.get(each.job.id, 0))
+
+
+def _numbers(order: Sequence[_Sharer], gpus: int) -> dict[str, int]:
+    """Equal numbers within the limits; the surplus goes to the first. Nodes do not matter."""
+    admitted, left = [], gpus
+    for each in order:
+        if 0 < each.least <= left:
+            left -= each.least
+            admitted.append(each)
+
+    def at(level: int) -> list[int]:
+        return [min(max(level, each.least), each.most) for each in admitted]
+
+    level = bisect_right(range(gpus + 1), gpus, key=lambda level: sum(at(level))) - 1
+    parts = at(level)
+    over = gpus - sum(parts)
+    for index, each in enumerate(admitted):
+        if over and each.least <= level < each.most:
+            parts[index], over = parts[index] + 1, over - 1
+    return {each.job.id: part for each, part in zip(admitted, parts, strict=True)}
+
+
+def _on_nodes(order: Sequence[_Sharer], gpus: int, nodes: Sequence[Node]) -> dict[str, int]:
+    """The same replica by replica, each on the first node with all that its workers demand."""
+    left = [dict(capacities(node)) for node in nodes]
+    free = [node.gpus for node in nodes]
+    parts: dict[str, int] = {}
+
+    def gets(job: DealtJob, more: int) -> bool:
+        nonlocal gpus
+        if more > gpus:
+            return False
+        taken: list[_Taken] = []
+        for _ in range(more // job.together if job.is_bound else 0):
+            at = next((at for at in range(len(free)) if has_room(job, at)), None)
+            if at is None:
+                for each in taken:
+                    book(each, -1)
+                return False
+            taken.append(_Taken(job, at))
+            book(taken[-1], 1)
+        parts[job.id] = parts.get(job.id, 0) + more
+        gpus -= more
+        return True
+
+    def has_room(job: DealtJob, at: int) -> bool:
+        return free[at] >= job.together and fitting(left[at], job.demand, job.together) == job.together
+
+    def book(one: _Taken, sign: int) -> None:
+        free[one.node] -= sign * one.job.together
+        for resource, amount in one.job.demand.items():
+            if resource in left[one.node]:
+                left[one.node][resource] -= sign * amount * one.job.together
+
+    able = [each for each in order if each.least and gets(each.job, each.least)]
+    # those with fewest GPUs first, of equal ones in their order: a queue by (GPUs, place in the order)
+    queue = sorted((parts[each.job.id], at) for at, each in enumerate(able))
+    while queue and gpus:
+        part, at = queue.pop(0)
+        one = able[at]
+        if part + one.job.replica <= one.most and gets(one.job, one.job.replica):
+            queue.insert(bisect_left(queue, (part + one.job.replica, at)), (part + one.job.replica, at))
+    return parts
+
+
+class _Taken(NamedTuple):
+    """GPUs of one replica."""
+
+    job: DealtJob
+    node: int
+
+
+def kept_from_promise(run: RunRecord, terms: EqualDeals) -> str | None:
+    """Why no time can be named by which jobs of this run end. Returns None if there is no such reason."""
+    return next(iter(_reasons(run, terms)), None)
+
+
+def _reasons(run: RunRecord, terms: EqualDeals) -> Collection[str]:
+    info, found = run.info, []
+    if len({node.gpu_type for node in info.cluster.nodes if node.gpus}) > 1:
+        found.append("GPU types differ")
+    if info.cluster.shares is not None:
+        found.append("teams share the cluster")
+    if info.cluster.min_run_seconds or info.cluster.cooldown_seconds:
+        found.append("the cluster keeps jobs where they are for a time")
+    if any(record.job.resources.ps for record in run.jobs):
+        found.append("jobs have parameter servers")
+    if any(record.job.batch.regimes for record in run.jobs):
+        found.append("jobs change their batches by themselves")
+    costs = (info.start_cost_s, info.rescale_cost_s, info.resume_cost_s)
+    cost_s = max((_largest(cost) for cost in costs if cost is not None), default=0.0)
+    needed_s = cost_s + (info.interval_s or 0.0)
+    if needed_s > terms.lost_s * (1 + _ROUNDING):
+        found.append(f"a change and the wait for it take {needed_s:g} s, and lost_s is {terms.lost_s:g}")
+    charged_s = max((cost for cost in costs if isinstance(cost, int | float)), default=0.0)
+    if terms.rescale_s is not None and charged_s > terms.rescale_s * (1 + _ROUNDING):
+        found.append(f"a change takes {charged_s:g} s, and rescale_s is {terms.rescale_s:g}")
+    return found
+
+
+def _largest(cost: Mapping[str, float] | float) -> float:
+    return cost if isinstance(cost, int | float) else max(cost.values(), default=0.0)

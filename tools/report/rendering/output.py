@@ -19,26 +19,22 @@ from pliant.schemas.metrics import (
     ReportedRun,
     RunGroup,
 )
-from pliant.tools.report.answer import answer
 from pliant.tools.report.comparisons import ComparedJob, comparison_rows, comparison_section
 from pliant.tools.report.expectations import expectations_section
-from pliant.tools.report.groups import Group, groups
-from pliant.tools.report.intervals import Difference
+from pliant.tools.report.groups import Difference, Group, groups
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.rendering.profile_table import (
-    GivenProfile,
-    step_time_sections,
-    summary_section,
-)
 from pliant.tools.report.rendering.sections import (
+    GivenProfile,
     Section,
     guarantee_section,
     job_rows,
     jobs_section,
     ratios_to,
+    step_time_sections,
+    summary_section,
     team_sections,
 )
-from pliant.tools.report.rendering.summary import SHORT, Shown, summary
+from pliant.tools.report.rendering.summary import SHORT, Shown, answer, summary
 from pliant.tools.report.rendering.text import (
     FIGURE_NAMES,
     as_csv,

@@ -1,6 +1,7 @@
-"""The text of a report: the answer, then a short table with the best value of each row marked; on demand
-every row, every term explained, and where the runs come from. A column is a run, or several that differ in
-seed or trace only.
+"""The text of a report: the answer in a sentence or two, then a short table with the best value of each row
+marked; on demand every row, every term explained, and where the runs come from.
+
+A column is a run, or several that differ in seed or trace only.
 """
 
 from __future__ import annotations
@@ -12,18 +13,8 @@ from typing import Final
 
 from pliant.schemas.metrics import better
 from pliant.schemas.text import counted
-from pliant.tools.report.answer import Answer, answer, comparable
-from pliant.tools.report.groups import Group, groups
-from pliant.tools.report.intervals import Difference
-from pliant.tools.report.rendering.readable import (
-    paragraph,
-    percents,
-    readable,
-    readable_slack,
-    span,
-    terms_text,
-    three_digits,
-)
+from pliant.tools.report.fairness import Reference
+from pliant.tools.report.groups import Difference, Group, groups, jct_difference
 from pliant.tools.report.rendering.sections import (
     FIGURES,
     NOTHING,
@@ -35,8 +26,182 @@ from pliant.tools.report.rendering.sections import (
     ratio_to,
     value_of,
 )
-from pliant.tools.report.rendering.terms import AGAINST, MEANING
+from pliant.tools.report.rendering.text import (
+    paragraph,
+    percents,
+    readable,
+    readable_slack,
+    span,
+    terms_text,
+    three_digits,
+)
 from pliant.tools.report.report import DIFFERENT_TRACES, Report
+
+_WORST: Final[dict[Reference, tuple[str, str]]] = {
+    "fair-share": ("worst_ftf", "its fair share"),
+    "gps": ("worst_ftf_gps", "its time in GPS"),
+    "isolated": ("worst_ftf_isolated", "its time alone on its share"),
+}
+_COMPARABLE: Final = 0.99
+"""A run that finished a smaller part than this of what another finished is never called the best."""
+_MOST_TOLD: Final = 6
+_FACTOR: Final = 2.0
+"""From this on a mean is told in times of the other, not in percent above it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What is said first, and what it rests on."""
+
+    sentences: tuple[str, ...]
+    base: Group | None = None
+    """What the others are compared with: the baseline, else the first that was named."""
+    differences: tuple[Difference | None, ...] = ()
+    """Of each group's mean JCT from that of ``base``, in the order of the groups; null: not compared."""
+
+
+def answer(columns: Sequence[Group], reference: Reference = "fair-share") -> _Answer:
+    """:param columns: the baseline first."""
+    if not columns:
+        return _Answer(("nothing to report",))
+    base = columns[0]
+    found = tuple(None if each is base else jct_difference(each, base) for each in columns)
+    compared = [each for each, known in zip(columns, found, strict=True) if known is not None]
+    if not compared:
+        told = [_sentence(each, None, None, reference) for each in columns[:_MOST_TOLD]]
+        more = len(columns) - len(told)
+        rest = [f"… and {counted(more, 'more run')} in the table."] if more else []
+        return _Answer((*told, *rest), base, found)
+    best, *others = _ranked([base, *compared])
+    other = others[0] if best is base and others else base
+    of_best = jct_difference(best, other)
+    sentences = [_sentence(best, other, of_best, reference)]
+    beside = [each for each in others if each is not other]
+    alike = [each.label for each in beside if (d := jct_difference(best, each)) and d.low and not d.is_known]
+    if alike:
+        sentences.append(f"No difference from {best.label} that can be told: {', '.join(alike)}.")
+    return _Answer(tuple(sentences), base, found)
+
+
+def _ranked(columns: Sequence[Group]) -> list[Group]:
+    """By mean JCT; those that finished markedly fewer jobs come last."""
+    fit = set(map(id, _comparable(columns)))
+    inf = float("inf")
+    jcts = [each.value("mean_jct_s") for each in columns]
+    order = [
+        (id(each) not in fit, inf if jct is None else jct, at)
+        for at, (each, jct) in enumerate(zip(columns, jcts, strict=True))
+    ]
+    return [columns[at] for _, _, at in sorted(order)]
+
+
+def _comparable(columns: Sequence[Group]) -> list[Group]:
+    """Those that finished about as large a part of their jobs as any other."""
+    parts = [each.jobs_finished / max(1, each.jobs_submitted) for each in columns]
+    most = max(parts, default=0.0)
+    return [each for each, part in zip(columns, parts, strict=True) if part >= _COMPARABLE * most]
+
+
+def _sentence(each: Group, other: Group | None, found: Difference | None, reference: Reference) -> str:
+    jct_s = each.value("mean_jct_s")
+    if not each.jobs_submitted:
+        return f"{each.label}: no job was submitted, so there is nothing to report."
+    if jct_s is None:
+        return f"{each.label}: none of {counted(each.jobs_submitted, 'job')} finished."
+    parts = [f"{each.label}: mean JCT {span(jct_s)}"]
+    if each.jobs_finished < each.jobs_submitted:
+        parts[0] += f" ({each.jobs_finished:,} of {counted(each.jobs_submitted, 'job')} finished)"
+    if found is not None and other is not None:
+        parts.append(_difference_text(found, other, each))
+    name, fair = _WORST[reference]
+    worst = each.value(name)
+    if worst is not None:
+        on_average = " on average" if len(each.runs) > 1 else ""
+        parts.append(f"worst-off job {three_digits(worst)} times {fair}{on_average}")
+    return f"{', '.join(parts)}."
+
+
+def _difference_text(found: Difference, other: Group, each: Group) -> str:
+    """``31 % below fifo (95 % interval 27 to 35 %)``."""
+    units = each.units_text() or other.units_text()
+    name, over = other.label, f" over {units}" if units else ""
+    if not units and found.pairs < max(each.jobs_finished, other.jobs_finished):
+        name += f" over the {counted(found.pairs, 'job')} that finished in both"
+    if found.low is None or found.high is None:
+        what = counted(found.pairs, "pair of means" if units else "job")
+        return f"{_side(found.ratio)} {name} ({what}: too few for an interval)"
+    if found.low == found.high == 1:
+        return f"as under {name}"
+    if not found.is_known:
+        return f"no difference from {name} that can be told (95 % interval {_around(found)}{over})"
+    if found.ratio >= _FACTOR:
+        factor, low, high = map(three_digits, (found.ratio, found.low, found.high))
+        return f"{factor} times that of {name} (95 % interval {low} to {high}{over})"
+    value, *ends = percents(found.ratio - 1, found.low - 1, found.high - 1)
+    low, high = ends if found.ratio > 1 else reversed(ends)
+    where = "above" if found.ratio > 1 else "below"
+    return f"{value} % {where} {name} (95 % interval {low} to {high} %{over})"
+
+
+def _around(found: Difference) -> str:
+    low, high = found.low or 1.0, found.high or 1.0
+    if high >= 1 + _FACTOR:
+        return f"{three_digits(low)} to {three_digits(high)} times"
+    below, above = percents(low - 1, high - 1)
+    return f"{below} % below to {above} % above"
+
+
+def _side(ratio: float) -> str:
+    if ratio >= _FACTOR:
+        return f"{three_digits(ratio)} times that of"
+    (value,) = percents(ratio - 1)
+    return f"{value} % {'above' if ratio > 1 else 'below'}" if float(value) else "the same as"
+
+
+MEANING: Final[Mapping[str, str]] = {
+    "jobs_finished": "of all that were submitted; the others are in no JCT",
+    "mean_jct_s": "job completion time: completion minus submission, mean",
+    "median_jct_s": "half of the jobs took less",
+    "p90_jct_s": "nine of ten jobs took less",
+    "p99_jct_s": "99 of 100 jobs took less",
+    "mean_queueing_delay_s": "first start minus submission",
+    "makespan_s": "from the first submission to the last completion",
+    "mean_ftf": "JCT / JCT with an equal share of the GPUs, mean",
+    "worst_ftf": "the same of the job that was served worst",
+    "unfair_fraction": "jobs that took longer than with their fair share",
+    "mean_ftf_gps": "JCT / JCT in generalized processor sharing, mean",
+    "worst_ftf_gps": "the same of the job that was served worst",
+    "unfair_fraction_gps": "jobs that took longer than in GPS",
+    "mean_ftf_isolated": "JCT / JCT alone on its average share, mean",
+    "worst_ftf_isolated": "the same of the job that was served worst",
+    "unfair_fraction_isolated": "jobs that took longer than alone on their share",
+    "gps_bound_s": "how much later than in GPS the policy lets a job end",
+    "worst_gps_delay_s": "completion minus that in GPS",
+    "jobs_past_gps_bound": "jobs that ended later than the policy promises",
+    "worst_bound_used": "above 100 % the promise was broken",
+    "utilization": "GPU-time that jobs held / that was there",
+    "preemptions_per_job": "how often a job lost all its GPUs and waited again",
+    "rescales_per_job": "changes of a job's number of GPUs or of its batch",
+    "moves_per_job": "changes to other GPUs, as many as before",
+    "rescales_per_hour": "of all jobs together",
+    "sjs_efficiency": "time on one GPU / GPU-time held: what scaling cost",
+    "drop_ratio": "jobs that the policy turned away for good",
+    "jobs_admitted": "jobs that an admission policy let in",
+    "total_utility": "sum of what jobs were worth when they finished",
+    "deadlines_met": "of all jobs with a target; late, failed and turned away: missed",
+    "jobs_on_time": "jobs that finished by the target they state",
+    "median_late_s": "minus: half of the jobs were early",
+    "stdev_late_s": "how much that differs between jobs",
+    "mean_decision_ms": "what the policy took to decide",
+    "bound_jct_s": "no schedule of these jobs has a smaller mean JCT",
+    "bound_jct_alone_s": "every job at its best size from its submission on",
+    "bound_jct_pooled_s": "all GPUs on the job with the least left",
+    "bound_makespan_s": "no schedule of these jobs ends earlier",
+    "cheapest_gpu_s": "GPU-time if each job had its cheapest size",
+}
+_AGAINST: Final = "mean JCT beside it, of the jobs that finished in both"
+"""Of the row that compares the columns."""
+
 
 BEST: Final = "* "
 _SHORT: Final = ("mean_jct_s", "p99_jct_s", "mean_queueing_delay_s", "worst_ftf", "utilization")
@@ -47,7 +212,7 @@ _NEGLIGIBLE: Final = 1e-9
 _NUMBER: Final = re.compile(r"\d[\d.,]*")
 _MOST_NOTES: Final = 6
 _SUFFIX: Final = {"fair-share": "", "gps": "_gps", "isolated": "_isolated"}
-Row = tuple[str, ...]
+_Row = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +231,10 @@ SHORT: Final = Shown()
 
 
 @dataclass(frozen=True, slots=True)
-class SummaryTable:
+class _SummaryTable:
     """The beginning of a report."""
 
-    answer: Answer
+    answer: _Answer
     table: Section
     against: Section | None
     terms: Mapping[str, str]
@@ -82,12 +247,12 @@ class SummaryTable:
         return terms_text(self.terms, width)
 
 
-def summary(report: Report, shown: Shown = SHORT) -> SummaryTable:
+def summary(report: Report, shown: Shown = SHORT) -> _SummaryTable:
     columns = groups(report, each_run=shown.each_run)
     found = answer(columns, report.reference)
     table = _Table(report, columns, found, shown)
     rows = [*table.rows()]
-    return SummaryTable(
+    return _SummaryTable(
         found,
         Section(_title(columns), ("", *(each.label for each in columns)), tuple(rows), 1, table.notes(rows)),
         _against(report, columns, found)
@@ -101,7 +266,7 @@ def summary(report: Report, shown: Shown = SHORT) -> SummaryTable:
 class _Table:
     report: Report
     columns: Sequence[Group]
-    answer: Answer
+    answer: _Answer
     shown: Shown
 
     def figures(self) -> list[Figure]:
@@ -120,7 +285,7 @@ class _Table:
         runs = self.report.runs
         return any(name in each.unknown or value_of(each.metrics, name) is not None for each in runs)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[_Row]:
         done = [f"{each.jobs_finished:,} of {each.jobs_submitted:,}" for each in self.columns]
         parts = [each.jobs_finished / max(1, each.jobs_submitted) for each in self.columns]
         if self.shown.all_rows or min(parts) < 1:
@@ -137,7 +302,7 @@ class _Table:
         base = self.answer.base
         return f"… against {base.label if base else ''}"
 
-    def _completed(self) -> Iterator[Row]:
+    def _completed(self) -> Iterator[_Row]:
         """Sums over the runs of a column."""
         times = [time_s for time_s, _ in self.report.runs[0].metrics.jobs_completed_at]
         for at, time_s in enumerate(times):
@@ -154,7 +319,7 @@ class _Table:
         wanted = better(row.name)
         if wanted is None or not self._of_same_traces():
             return cells
-        fit = set(map(id, comparable(self.columns)))
+        fit = set(map(id, _comparable(self.columns)))
         known = [value if id(each) in fit else None for each, value in zip(self.columns, values, strict=True)]
         return _marked(cells, known, min if wanted == "lower" else max)
 
@@ -180,10 +345,10 @@ class _Table:
         for row in self.figures():
             found[row.title] = MEANING[row.name]
             if row.name == "mean_jct_s" and any(self.answer.differences):
-                found[against] = AGAINST
+                found[against] = _AGAINST
         return found
 
-    def notes(self, rows: Sequence[Row]) -> tuple[str, ...]:
+    def notes(self, rows: Sequence[_Row]) -> tuple[str, ...]:
         cells = [cell for row in rows for cell in row[1:]]
         found = []
         if any(cell.startswith(BEST) for cell in cells):
@@ -195,7 +360,7 @@ class _Table:
             found.append(f"in brackets: relative to {self.report.baseline.label}")
         if self._compares_some():
             found.append(f"{self._against_title().removeprefix('… ')}: over the jobs that finished in both")
-        left_out = len(self.columns) - len(comparable(self.columns))
+        left_out = len(self.columns) - len(_comparable(self.columns))
         if left_out:
             found.append("the best is sought among those that finished about as many jobs as any other")
         found += self._dashes()
@@ -289,7 +454,7 @@ def _signed_text(text: str, value: float) -> str:
     return f"{'+' if value > 0 else '−'}{text}"
 
 
-def _against(report: Report, columns: Sequence[Group], found: Answer) -> Section | None:
+def _against(report: Report, columns: Sequence[Group], found: _Answer) -> Section | None:
     """Mean JCTs beside the baseline's, with intervals; of single runs Wilcoxon's test too."""
     base = found.base
     known = [(each, d) for each, d in zip(columns, found.differences, strict=True) if d is not None]

@@ -54,7 +54,7 @@ from pliant.tools.run.doctor.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir, check_own, holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.view import LogView, Misfit
+from pliant.tools.run.statedir.log.snapshot import LogView, Misfit
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import size_and_time
 

@@ -4,28 +4,118 @@ A client puts ``letters/NAME.letter`` into a folder where all may put files and 
 those of others (1733). The door takes it away, asks munge whose it is, answers as at the socket, and writes
 ``answers/NAME``, which is that account's alone and which root's credential vouches for. A letter names the
 state directory and itself in the credential: a copy of it, under any name or elsewhere, is refused.
+
+munge says on every host of a Slurm cluster whose process made a credential. It holds the digest of what it is
+about, and what that is: so it vouches for nothing else. munge refuses one that it has seen before, and one
+that is too old.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import secrets
+import shutil
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder
-from pliant.tools.run.door.munge import Munge
 from pliant.tools.run.door.protocol import as_line, said, with_value
 from pliant.tools.run.door.roles import Person
 from pliant.tools.run.statedir.directory import ROOT, StateDir
+
+LIVES_S: Final = 60
+"""A credential is refused when it is older."""
+WITHIN_S: Final = 30.0
+"""A munged that does not answer for so long is not there."""
+
+
+class _Vouched(NamedTuple):
+    """What a credential says."""
+
+    uid: int
+    about: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Munge:
+    """:param socket: of munged; empty for its usual one."""
+
+    socket: str = ""
+
+    def encode(self, data: bytes, about: dict[str, str], *, only_for: int | None = None) -> str:
+        """A credential of this account for some bytes.
+
+        :param only_for: no other account can read it.
+        :raises ServiceMissingError: munge does not answer.
+        """
+        payload = json.dumps({**about, "sha256": _digest(data)})
+        restricted = () if only_for is None else (f"--restrict-uid={only_for}",)
+        words = ["munge", f"--ttl={LIVES_S}", *restricted, *self._socket()]
+        done = self._call(words, payload)
+        if done.returncode:
+            raise ServiceMissingError(f"munge does not work here: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    def decode(self, credential: str) -> _Vouched:
+        """Whose a credential is. It counts once.
+
+        :raises UsageError: munge refuses it: it was used, is too old, or is no credential.
+        :raises ServiceMissingError: munge does not answer.
+        """
+        words = ["unmunge", "--keys=STATUS,UID,TTL", *self._socket()]
+        done = self._call(words, credential)
+        head, _, payload = done.stdout.partition("\n\n")
+        said = dict(line.split(":", 1) for line in head.splitlines() if ":" in line)
+        if done.returncode:
+            why = done.stderr.strip() or said.get("STATUS", "").strip() or f"code {done.returncode}"
+            raise UsageError(f"munge refuses the credential: {why}")
+        if not 0 < int(said["TTL"]) <= LIVES_S:
+            raise UsageError(f"munge refuses the credential: it lives longer than {LIVES_S} s")
+        try:
+            about = json.loads(payload)
+        except (ValueError, RecursionError):
+            about = None
+        if not isinstance(about, dict):
+            raise UsageError("munge's credential is about something else")
+        uid = int(said["UID"].rpartition("(")[2].rstrip(") "))  # after the name, if it has one
+        return _Vouched(uid, {str(name): str(value) for name, value in about.items()})
+
+    def check(self, credential: str, data: bytes, about: dict[str, str]) -> int:
+        """The account that vouches for these bytes; raises as :meth:`decode`."""
+        found = self.decode(credential)
+        if found.about != {**about, "sha256": _digest(data)}:
+            raise UsageError("munge's credential is about something else")
+        return found.uid
+
+    def _socket(self) -> tuple[str, ...]:
+        return (f"--socket={self.socket}",) if self.socket else ()
+
+    @staticmethod
+    def _call(words: list[str], given: str) -> subprocess.CompletedProcess[str]:
+        if shutil.which(words[0]) is None:
+            raise ServiceMissingError(f"{words[0]} is not installed here")
+        try:
+            return subprocess.run(
+                words, input=given, capture_output=True, text=True, check=False, timeout=WITHIN_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ServiceMissingError("munge does not answer: is munged there?") from error
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
 
 LETTER: Final = ".letter"
 LOOK_S: Final = 0.2

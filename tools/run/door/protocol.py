@@ -1,18 +1,27 @@
-"""What goes through the door: one request a connection, a line of JSON, and its answer.
+"""What goes through the door of a state directory: one request a connection, a line of JSON, and its answer.
 
 The answer begins with a line: ``{"ok": true, "value": …}``, or ``{"ok": false, "exit": 2, "error": "…"}``
 with the exit code and the line that the command ends with. After ``{"ok": true, "pieces": true}`` come pieces
 of bytes, each behind its length, and empty ones while there is nothing new; the last one says how it ended.
+
+The kernel says who is at the other end of a UNIX socket (``SO_PEERCRED``): the account that connected, and to
+the client the one that listens. The folder of the socket is opened once, part by part without links, and the
+socket is reached through that descriptor, so a folder that is swapped meanwhile changes nothing, and the
+length of the path does not matter.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
+import stat
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
@@ -26,6 +35,7 @@ from pliant.schemas.errors import (
     UsageError,
 )
 from pliant.schemas.file_io.record import BoundedFloat, Identifier, PlainText, PositiveFloat, Record
+from pliant.tools.run.statedir.directory import ROOT, StateDir
 from pliant.tools.run.statedir.requests import JobAction, NodeAction
 
 LINE_S: Final = 10.0
@@ -251,3 +261,58 @@ def _exactly(file: Any, count: int) -> bytes:
     if len(data) < count:
         raise EOFError
     return bytes(data)
+
+
+SOCKET: Final = "socket"
+_WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH
+_CREDENTIALS: Final = struct.Struct("iII")
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a socket."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return Peer(*_CREDENTIALS.unpack(found))
+
+
+@contextmanager
+def door_address(dirs: StateDir) -> Iterator[str]:
+    """The socket's address, through a descriptor of its folder.
+
+    :raises UsageError: the folder, or one above it, is not as only root and its owner could have made it.
+    :raises OSError: it cannot be opened.
+    """
+    check_way(dirs.door, os.lstat(dirs.path).st_uid)
+    folder = os.open(dirs.door, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(folder)
+        if found.st_uid != ROOT or found.st_mode & _WRITABLE:
+            raise UsageError(f"{dirs.door}: expected a folder of root's that no other account can write in")
+        yield f"/proc/self/fd/{folder}/{SOCKET}"
+    finally:
+        os.close(folder)
+
+
+def check_way(folder: Path, owner: int) -> None:
+    """Make sure that no other account can have put something else in the place of a folder.
+
+    :param folder: without links; :meth:`Path.resolve`.
+    :raises UsageError: one on the way to it is neither root's nor the owner's, or others can rename in it.
+    """
+    for path in (folder, *folder.parents):
+        try:
+            found = os.lstat(path)
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be looked at: {error.strerror}") from error
+        if stat.S_ISLNK(found.st_mode):
+            raise UsageError(f"{path}: is a symbolic link, expected a folder")
+        if found.st_uid not in (ROOT, owner):
+            raise UsageError(f"{path}: belongs to user {found.st_uid}, who could replace what lies in it")
+        if found.st_mode & _WRITABLE and not found.st_mode & stat.S_ISVTX:
+            raise UsageError(f"{path}: other accounts can replace what lies in it: chmod go-w {path}")

@@ -28,13 +28,14 @@ from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.text import counted, harmless
 from pliant.tools.run.door.answers import DoorAnswers
 from pliant.tools.run.door.letters import taking_letters
-from pliant.tools.run.door.place import door_address, peer_of
 from pliant.tools.run.door.protocol import (
     LINE_S,
     REQUEST,
     SEND_S,
     as_line,
+    door_address,
     last_piece,
+    peer_of,
     piece,
     read_line,
     said,

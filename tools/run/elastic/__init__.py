@@ -46,7 +46,7 @@ docs/elastic-training.md has a recipe for each kind of script. docs/elastic-libr
 keep to, how it ends early, and what happens when workers change, when one is lost and at a stop.
 """
 
-from pliant.schemas.extras import missing
+from pliant.schemas.errors import missing
 
 try:
     from pliant.tools.run.elastic.job import EarlyStopping, ElasticJob, init

@@ -15,14 +15,17 @@ from torch.utils.data import Dataset
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
-from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource
-from pliant.tools.run.elastic.loop.carried import Carried
+from pliant.tools.run.elastic.loop.batches import BatchSplit, Carried, DataSource
 from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel, Gradients
-from pliant.tools.run.elastic.loop.guards import Closure, checked, guard_helper, guard_optimizer
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
-from pliant.tools.run.elastic.loop.passes import ElasticLoader, ElasticSteps
-from pliant.tools.run.elastic.loop.prepared import Prepared
-from pliant.tools.run.elastic.loop.streams import ElasticStream, StreamSource, is_stream
+from pliant.tools.run.elastic.loop.passes import (
+    ElasticLoader,
+    ElasticSteps,
+    ElasticStream,
+    StreamSource,
+    is_stream,
+)
+from pliant.tools.run.elastic.loop.prepared import Closure, Prepared, checked, guard_helper, guard_optimizer
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly

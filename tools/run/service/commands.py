@@ -21,8 +21,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import Cut
 from pliant.schemas.text import whole_number
 from pliant.tools.profile.torchrun.start import ALONE, NO_STORE, ONE_THREAD, one_worker, standalone, torchrun
-from pliant.tools.run.backends.credentials import Credentials
-from pliant.tools.run.backends.protocol import NodeInfo, Unit
+from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
 from pliant.tools.run.statedir.contract.folders import (

@@ -36,11 +36,9 @@ from pliant.tools.run.service.allocation import (
     way_to,
 )
 from pliant.tools.run.service.commands import assignment_of, hand_out, read_plan
-from pliant.tools.run.service.endings import Ending
-from pliant.tools.run.service.gang import Gang
-from pliant.tools.run.service.launching import Launching, next_handle
-from pliant.tools.run.service.members import Setback, Timeouts
-from pliant.tools.run.service.notices import Notices
+from pliant.tools.run.service.gang import Gang, Notices
+from pliant.tools.run.service.launching import Launching, Submitters, next_handle
+from pliant.tools.run.service.members import Ending, Setback, Timeouts
 from pliant.tools.run.service.reports import (
     AttemptEnded,
     Displaced,
@@ -53,11 +51,10 @@ from pliant.tools.run.service.reports import (
     Report,
     Said,
 )
-from pliant.tools.run.service.stragglers import StepParts
-from pliant.tools.run.service.submitters import Submitters
+from pliant.tools.run.service.rules import StepParts
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
 from pliant.tools.run.statedir.contract.plan import Progress
-from pliant.tools.run.statedir.contract.use import use_of
+from pliant.tools.run.statedir.contract.presence import use_of
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults, may_pass
 from pliant.tools.run.statedir.log.fold import Drain, RunLog

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.errors import BadInputError, LockedError, UsageError
-from pliant.schemas.extras import require
+from pliant.schemas.errors import BadInputError, LockedError, UsageError, require
 from pliant.schemas.file_io.files import PIPE, source_name
 from pliant.schemas.io import (
     profile_from_columns,
@@ -33,19 +32,15 @@ from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.launching import runnable
-from pliant.tools.run.service.loop import Loop
-from pliant.tools.run.service.options import RunOptions
-from pliant.tools.run.service.submitters import Submitters
-from pliant.tools.run.statedir.clock import Clock, origin
+from pliant.tools.run.service.launching import Submitters, runnable
+from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir, check_own
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.snapshot import Rebuilding
-from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.log.snapshot import LogView, Rebuilding
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.statedir.state import State
+from pliant.tools.run.statedir.state import Clock, State, origin
 from pliant.tools.schedule.decide import Question, policy_for, throughput_for
 from pliant.tools.schedule.demand import check_demand
 from pliant.tools.schedule.from_log import CarriedOver, session_from_events, session_from_schedule

@@ -3,6 +3,8 @@
 :func:`runnable` reports all that is wrong with a schedule at once: folders, commands and scripts. torchrun
     runs a command as ``python -u COMMAND…`` in each worker, in the folder of the job, so its first word is a
     Python file, a folder or archive with ``__main__.py``, or an option of Python such as ``-m``.
+
+Where several accounts share a run, :class:`Submitters` know whose each job is.
 """
 
 from __future__ import annotations
@@ -18,14 +20,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from pliant.schemas.checks import most_on_a_node, replica_on_a_node
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.job import Job
-from pliant.schemas.resources import most_on_a_node, replica_on_a_node
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.backends.credentials import Credentials
 from pliant.tools.run.backends.keep import LOG_BYTES
-from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, Unit, port_to_meet_at
+from pliant.tools.run.backends.protocol import (
+    Backend,
+    Credentials,
+    Handle,
+    NodeInfo,
+    ProcessLimits,
+    Unit,
+    port_to_meet_at,
+)
 from pliant.tools.run.service.allocation import Assignment, InPlace
 from pliant.tools.run.service.commands import (
     last_generation,
@@ -39,13 +48,36 @@ from pliant.tools.run.service.commands import (
 )
 from pliant.tools.run.service.gang import Gang
 from pliant.tools.run.service.members import Setback, Timeouts
-from pliant.tools.run.service.submitters import Submitters
 from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
 from pliant.tools.run.statedir.contract.folders import PRIVATE, DamagedError
 from pliant.tools.run.statedir.contract.plan import Plan
 from pliant.tools.run.statedir.contract.stacks import offer_stacks
 from pliant.tools.run.statedir.directory import StateDir, check_job
+from pliant.tools.run.statedir.log.fold import RunLog
+
+
+class Submitters:
+    """The accounts that jobs run as: those that the log says.
+
+    :param root: whether jobs of root run, too; such a job can do anything to the others.
+    """
+
+    def __init__(self, limits: ProcessLimits, *, root: bool = False) -> None:
+        self.log = RunLog()
+        self._limits, self._root = limits, root
+
+    def of(self, job_id: str) -> Credentials:
+        """The account of a job; one without is root's.
+
+        :raises BadInputError: it is root's, and such jobs are refused.
+        """
+        job = self.log.jobs.get(job_id)
+        uid = 0 if job is None or job.uid is None else job.uid
+        if uid == 0 and not self._root:
+            raise BadInputError("root's jobs do not run here: submit it as its user (--allow-root-jobs)")
+        return Credentials.of(uid, self._limits)
+
 
 Nodes = Mapping[str, NodeInfo]
 _NO_COMMAND: Final = " has no command: it can be replayed, but not run"

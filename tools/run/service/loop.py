@@ -6,26 +6,30 @@ others have one, with a session.
 
 Times inside are on the clock of the schedule, as ``submit_time`` is; times in the log are UTC. Decisions are
 in the log before they are carried out, so the next loop carries on one that dies.
+
+:class:`RunOptions` are what the command line says about a run.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain, count
+from pathlib import Path
 from typing import Final
 
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Allocation, Schedule
+from pliant.tools.run.backends.protocol import ProcessLimits
 from pliant.tools.run.service.allocation import ChangeStep, startable
-from pliant.tools.run.service.arrivals import Arrivals
-from pliant.tools.run.service.decisions import Decided, Decisions
+from pliant.tools.run.service.decisions import Arrivals, Decided, Decisions
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.idle import IdleWatch
-from pliant.tools.run.service.options import RETRIES
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.reports import (
     Lost,
     Progressed,
@@ -38,9 +42,9 @@ from pliant.tools.run.service.reports import (
     report_events,
     straggler_event,
 )
-from pliant.tools.run.service.stragglers import Straggler, StragglerWatch
+from pliant.tools.run.service.rules import IdleWatch, Straggler, StragglerWatch
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.fault import Faults
-from pliant.tools.run.statedir.log.awaited import hopeless_jobs
 from pliant.tools.run.statedir.log.events import (
     cancel_event,
     decision_event,
@@ -50,13 +54,63 @@ from pliant.tools.run.statedir.log.events import (
     reject_event,
     release_event,
 )
+from pliant.tools.run.statedir.log.fold import hopeless_jobs
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
-from pliant.tools.run.statedir.state import ScheduleFile, State
+from pliant.tools.run.statedir.state import ScheduleFile, Sink, State
+from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.policy_file import label_of
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import node_of
+
+STATE_NAME: Final = "pliant-state"
+RETRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """Where a run is, what it executes, and by which rules."""
+
+    state: Path
+    """The state directory; it need not be there."""
+    schedule: str | None = None
+    """File of the schedule; None for what the state directory goes on with, or stdin."""
+    question: Question | None = None
+    """Which policy decides from now on; None for that of the schedule."""
+    cluster: str | None = None
+    """File of the cluster, if a run begins with a policy and without a schedule."""
+    profile: str | None = None
+    """File of the profile, likewise; None for speeds in proportion to the GPUs."""
+    backend: str | None = None
+    """None for what the cluster says."""
+    wait_s: float = 0.0
+    """How long to wait for a state directory that another process writes to."""
+    restored: bool = False
+    """The user says that no job runs any more in the directory that this is a copy of."""
+    shared: bool = False
+    """Several accounts submit jobs, which run as these; then root has to run it."""
+    allow_root_jobs: bool = False
+    """In a shared run root's jobs are refused otherwise."""
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
+    """What the jobs of one account may take in a shared run."""
+    retries: int = RETRIES
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    log_bytes: int | None = None
+    """Most bytes of each output file of a worker that stay on disk; None for the keeper's default."""
+    beside: Callable[[StateDir], AbstractContextManager[None]] | None = None
+    """Entered once the directory is this run's, and left with it."""
+    sinks: tuple[Sink, ...] = ()
+    """They get every event as it is written; unless the run follows, past events first."""
+    metrics: Path | None = None
+    """File for the operator's monitoring."""
+
+
+def free_state_name(folder: Path) -> Path:
+    """The first of pliant-state, pliant-state-2, … in ``folder`` that is not there yet."""
+    names = chain([STATE_NAME], (f"{STATE_NAME}-{number}" for number in count(2)))
+    return next(folder / name for name in names if not (folder / name).exists())
+
 
 SHRUNK_S: Final = 3600.0
 """How long an idle job keeps its smallest size."""

@@ -22,7 +22,7 @@ from typing import Final, NoReturn, Self
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import JobsFailedError, LockedError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import PIPE, check_output, write_error
-from pliant.schemas.file_io.garbage import spared_by_garbage_collection
+from pliant.schemas.file_io.limits import spared_by_garbage_collection
 from pliant.schemas.io import read_cluster
 from pliant.schemas.text import counted
 from pliant.tools.run.backends.protocol import Backend
@@ -31,9 +31,8 @@ from pliant.tools.run.service.commands import assignment_of, read_plan, units
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import next_handle
-from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.monitoring import MetricsFile
-from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import State, read_log

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from pliant.schemas.checks import check_after
+from pliant.schemas.cluster import Shares
 from pliant.schemas.errors import BadInputError, PliantError, Problem, ServiceMissingError, UsageError
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job, arriving_at
-from pliant.schemas.shares import Shares
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
-from pliant.tools.run.statedir.account import Account, account_name
-from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.directory import Account, StateDir, account_name
+from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.schedule.registry import policy_class

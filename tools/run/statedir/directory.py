@@ -8,7 +8,8 @@ job's folder is checked when it is used (:func:`check_job`), and all of them onl
 ``version.json`` names the format, so that no older pliant misreads it, and the place, so that a copy is
 noticed: a copy of a directory whose jobs run would start them a second time.
 
-One process writes at a time, the one that holds the lock.
+One process writes at a time, the one that holds the lock. An :class:`Account` is who asks, as the
+kernel proves it.
 """
 
 from __future__ import annotations
@@ -18,21 +19,44 @@ import fcntl
 import json
 import logging
 import os
+import pwd
 import stat
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder, sync_folder, write_error
 from pliant.schemas.text import listed, whole_number
-from pliant.tools.run.statedir.account import account_name
 from pliant.tools.run.statedir.contract.as_user import NOBODY
 from pliant.tools.run.statedir.contract.folders import KEPT, PRIVATE, Folder, Inside, JobDir, job_folder
 from pliant.tools.run.statedir.fault import may_pass
+
+
+class Account(NamedTuple):
+    """Who gave an order."""
+
+    uid: int
+    name: str
+
+    @classmethod
+    def of(cls, uid: int) -> Self:
+        return cls(uid, account_name(uid))
+
+    def __str__(self) -> str:
+        return f"{self.name} (uid {self.uid})"
+
+
+def account_name(uid: int) -> str:
+    """The name of an account; its number if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
 
 SCHEMA: Final = "pliant.state/1"
 FORMAT: Final = 2

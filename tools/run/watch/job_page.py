@@ -1,13 +1,14 @@
 """One job described, for people and for programs: why it waits or runs, until when, and what happened to it.
 
 docs/running-json.md lists the fields of :func:`status_document`, which is ``pliant status -f json``.
+:class:`Waiting` says in detail why a job waits: what it needs, what is free, and which jobs hold the GPUs.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,13 +17,16 @@ from typing import Any, Final
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
 from pliant.schemas.text import (
+    Column,
     between_text,
     clock_text,
+    counted,
     fitted,
     in_gpus,
     iso_time,
     one_line,
     rate_text,
+    text_table,
     when_text,
     wrapped,
 )
@@ -31,9 +35,9 @@ from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import MOST_NAMES
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
-from pliant.tools.run.watch.columns import progress
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.output import Shown, seen_of
+from pliant.tools.run.watch.screen import progress, until
 from pliant.tools.run.watch.status import Status, run_line
 from pliant.tools.run.watch.top import measured, memory_text
 from pliant.tools.schedule.jobs import gpus_of
@@ -225,7 +229,7 @@ def _facts(
     yield "state", job.state
     yield "uses", _used(*use)
     yield "why", job.why
-    yield from until_facts(job, status, now_s, more="(--explain)")
+    yield from _until_facts(job, status, now_s, more="(--explain)")
     if job.log.gpus:
         yield "holds", _held(job.log) + (f", beside {job.log.beside}" if job.log.beside else "")
     yield "progress", _progress(job)
@@ -237,7 +241,9 @@ def _facts(
         yield "run", run_line(status, state)
 
 
-def until_facts(job: JobStatus, status: Status, now_s: float, *, more: str = "") -> Iterable[tuple[str, str]]:
+def _until_facts(
+    job: JobStatus, status: Status, now_s: float, *, more: str = ""
+) -> Iterable[tuple[str, str]]:
     """Until when its state lasts, and why others come first.
 
     :param more: where the policy's reason is to be found.
@@ -423,3 +429,105 @@ def history_fields(happened: Iterable[Happened]) -> list[dict[str, Any]]:
 def _number(value: float | None) -> float | None:
     """JSON has no infinities."""
     return None if value is None or not math.isfinite(value) else value
+
+
+MOST_HOLDERS: Final = 10
+"""Jobs that are named; of more it gives the number."""
+_COLUMNS: Final = (
+    Column("job"),
+    Column("user", 2),
+    Column("GPUs", 1, right=True),
+    Column("until", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a waiting job waits for."""
+
+    needs_gpus: int
+    """What the policy wants to give it, or the fewest that it can run on."""
+    total_gpus: int
+    free_gpus: int
+    """Without a job, and on nodes in service."""
+    holders: tuple[JobStatus, ...]
+    """The jobs that hold GPUs, those that end first come first; of its user alone if it waits for a limit."""
+    by_limit: bool
+    """Whether it waits for its user's limit, and not for GPUs."""
+
+
+def waiting_for(job: JobStatus, everything: Sequence[JobStatus], status: Status) -> Waiting | None:
+    """Returns None for a job that does not wait for others: it holds GPUs, is held, to be retried, or over.
+
+    :param everything: all jobs, as of the same moment.
+    """
+    log = job.log
+    if log.gpus or log.ended or log.held is not None or job.retry_s is not None:
+        return None
+    holders = [each for each in everything if each.log.gpus and not each.log.ended and each.id != job.id]
+    by_limit = job.waits_for_limit
+    total = 0 if status.log.info is None else status.log.info.cluster.total_gpus
+    held = sum(each.log.counted_gpus for each in holders) + status.hidden.gpus
+    free = max(0, round(total - held) - sum(status.closed_gpus.values()))
+    if by_limit:
+        holders = [each for each in holders if each.log.job.user == log.job.user]
+    holders.sort(key=lambda each: (each.until_s is None, each.until_s, each.id))
+    return Waiting(job.expected.needs_gpus or log.job.min_gpus, total, free, tuple(holders), by_limit)
+
+
+def waiting_facts(
+    job: JobStatus, found: Waiting | None, status: Status, now_s: float
+) -> Iterator[tuple[str, str]]:
+    """(label, text) of each thing to say."""
+    if job.policy_says:
+        yield "policy", job.policy_says
+    if found is None:
+        return
+    yield "needs", _needs(job, found)
+    if not found.by_limit:
+        yield "free", f"{found.free_gpus:,} of {in_gpus(found.total_gpus)}"
+    yield from _until_facts(job, status, now_s)
+
+
+def _needs(job: JobStatus, found: Waiting) -> str:
+    gpus = job.log.job.gpus
+    parts = [in_gpus(found.needs_gpus)]
+    if job.log.job.min_gpus < found.needs_gpus:
+        parts.append(f"at least {job.log.job.min_gpus}")
+    if gpus.requested != found.needs_gpus:
+        parts.append(f"{gpus.requested} requested")
+    return ", ".join(parts)
+
+
+def holder_lines(found: Waiting, now_s: float, width: int | None) -> list[str]:
+    """A headline and a table of the jobs that it waits for."""
+    if not found.holders:
+        return []
+    counts = "jobs of its user" if found.by_limit else "jobs that hold GPUs"
+    rows = [
+        (each.id, each.log.job.user or "-", str(each.log.gpus), until(each, now_s))
+        for each in found.holders[:MOST_HOLDERS]
+    ]
+    table = text_table(_COLUMNS, rows, None if width is None else width - 2)
+    rest = found.holders[MOST_HOLDERS:]
+    more = f"and {counted(len(rest), 'job')} with {in_gpus(sum(each.log.gpus for each in rest))}"
+    lines = [*table.splitlines(), *([more] if rest else [])]
+    return [counts, *(f"  {line}".rstrip() for line in lines)]
+
+
+def waiting_fields(found: Waiting) -> dict[str, Any]:
+    return {
+        "needs_gpus": found.needs_gpus,
+        "total_gpus": found.total_gpus,
+        "free_gpus": found.free_gpus,
+        "by_limit": found.by_limit,
+        "holders": [
+            {
+                "id": each.id,
+                "user": each.log.job.user or None,
+                "gpus": each.log.gpus,
+                "predicted_end_at": iso_time(each.until_s),
+            }
+            for each in found.holders
+        ],
+    }

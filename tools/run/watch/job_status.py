@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Final
 
-from pliant.schemas.file_io.garbage import garbage_collection_paused
+from pliant.schemas.cluster import OTHERS, Shares
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.job import Job
-from pliant.schemas.shares import OTHERS, Shares
 from pliant.schemas.text import EPOCH_LIKE_S, clock_text, counted, in_gpus, span_text
-from pliant.tools.run.statedir.log.awaited import awaited
-from pliant.tools.run.statedir.log.fold import JobLog, RunLog
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog, awaited
 from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.run.watch.status import Status, measured_ends
 from pliant.tools.schedule.policy import Reserved

@@ -21,7 +21,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.run.statedir.directory import StateDir, check_seen
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.log.worker_reports import measured_speeds
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import no_state_directory

@@ -21,7 +21,7 @@ from pliant.tools.run.statedir.contract.as_user import files_of, opened
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
 from pliant.tools.run.statedir.directory import StateDir, check_job, check_seen
 from pliant.tools.run.statedir.log.fold import JobLog
-from pliant.tools.run.statedir.log.view import LogView, repairable
+from pliant.tools.run.statedir.log.snapshot import LogView, repairable
 from pliant.tools.run.statedir.log.worker_reports import Tail
 from pliant.tools.run.statedir.state import no_state_directory, no_such_job
 from pliant.tools.run.watch.job_status import known_ids

@@ -26,12 +26,11 @@ from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import Schedule, TeamStanding
 from pliant.schemas.text import clock_text, counted, span_text
 from pliant.tools.run.backends.protocol import Handle, read_record
-from pliant.tools.run.statedir.clock import Clock, passed_since
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.directory import Lock, StateDir, check_seen, holder_of
 from pliant.tools.run.statedir.log.fold import AS_JSON, Drain, JobLog, LeftOut, RunLog
-from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.log.worker_reports import (
     Reports,
     measured_ranges,
@@ -40,7 +39,7 @@ from pliant.tools.run.statedir.log.worker_reports import (
     reported,
 )
 from pliant.tools.run.statedir.requests import Order, Request, Spool, requested
-from pliant.tools.run.statedir.state import no_state_directory, size_and_time
+from pliant.tools.run.statedir.state import Clock, no_state_directory, passed_since, size_and_time
 from pliant.tools.schedule.decide import (
     LogHistory,
     Question,

@@ -14,7 +14,7 @@ from pliant.schemas.text import Column, counted, iso_time, rate_text, span_text,
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import UnreadableError, read_record
 from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile
-from pliant.tools.run.statedir.contract.use import use_of
+from pliant.tools.run.statedir.contract.presence import use_of
 from pliant.tools.run.statedir.directory import StateDir, check_job
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.status import Watcher

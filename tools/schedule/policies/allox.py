@@ -40,23 +40,23 @@ class _Match(NamedTuple):
 class Allox(Policy):
     """Least total completion time on GPU types that differ, by a matching of jobs to places in queues.
 
-    AlloX (EuroSys '20), section 4.1. A job that runs k-th from the end of a machine's queue costs k times its
-    processing time there. The matching of jobs to (machine, place from the end) of least total cost gives
-    each job its GPU type. On each type those with least work to go run; a job may wait beside idle GPUs of a
-    type on which it would end later. Every 360 s all jobs are matched again. On one GPU type it is shortest
-    remaining service first.
+    AlloX (EuroSys '20), section 4.1. A job that runs k-th from the end of a machine's queue costs k
+    times its processing time there. The matching of jobs to (machine, place from the end) of least total
+    cost gives each job its GPU type. On each type those with least work to go run; a job may wait beside
+    idle GPUs of a type on which it would end later. Every 360 s all jobs are matched again. On one GPU
+    type it is shortest remaining service first.
+
+    Departures from the paper: a machine is a GPU, and a job of several GPUs counts with its GPU-time. A
+    job of unknown work is expected to be half done. All users are one.
 
     most: jobs that are matched, those with least work first. The others take what remains.
-    preempt: whether a running job may lose its GPUs to one with less work. If not, it keeps them to its end,
-    as in the paper.
-    matching: "work", as above. "arrival", as Shockwave's artifact runs AlloX in Gavel's rounds: every job is
-    matched to one GPU, whatever it requested, in order of arrival and until it ends. Matched jobs share all
-    GPUs in rounds, where a job of n GPUs trains in one of n. (Of the first fifth of all that wait, if that is
-    more than there is room for, the artifact takes the shortest; here the first are taken.)
-    round_s, renew_s: those of ``gavel``, for "arrival".
-
-    Departures from the paper: a machine is a GPU, and a job of several GPUs counts with its GPU-time. A job
-    of unknown work is expected to be half done. All users are one.
+    preempt: whether a running job may lose its GPUs to one with less work. If not, it keeps them to its
+    end, as in the paper.
+    matching: "work", as above. "arrival", as Shockwave's artifact runs AlloX in Gavel's rounds: every
+    job is matched to one GPU, in order of arrival and until it ends; matched jobs share all GPUs in
+    rounds, where a job of n GPUs trains in one of n.
+    round_s: as for ``gavel``, with "arrival".
+    renew_s: likewise.
     """
 
     name: ClassVar[str] = "allox"

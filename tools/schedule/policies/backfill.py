@@ -68,9 +68,8 @@ class WaitingLine:
     def __bool__(self) -> bool:
         return bool(self._blocks)
 
-    def add(self, job: JobState, work: float = 0.0) -> None:
+    def add(self, job: JobState, turn: _Turn, work: float = 0.0) -> None:
         """:param work: the job never has fewer samples to go than this while it is in line."""
-        turn = job.turn
         index = min(bisect_left(self._lasts, turn), len(self._blocks) - 1)
         if index < 0:
             self._blocks, self._lasts = [_Block([turn], [job], [work])], [turn]
@@ -158,17 +157,19 @@ class WaitingJobs:
     def add(self, job: JobState, snapshot: Snapshot) -> None:
         """A job waits; one that is in line already goes to the place that it has now."""
         self.discard(job)
-        self.line.add(job)
+        turn = job.turn
+        self.line.add(job, turn)
         kind = _QueueKind.of(job) if self._by_kind else None
-        self._of[job.id] = kind, job.turn
+        self._of[job.id] = kind, turn
         if kind is not None:
             left = job.remaining_samples(snapshot.time_s) if kind.keeps_work else 0.0
-            self._kinds.setdefault(kind, WaitingLine()).add(job, math.inf if left is None else left)
+            self._kinds.setdefault(kind, WaitingLine()).add(job, turn, math.inf if left is None else left)
 
     def discard(self, job: JobState) -> None:
-        kind, turn = self._of.pop(job.id, (None, None))
-        if turn is None:
+        place = self._of.pop(job.id, None)
+        if place is None:
             return
+        kind, turn = place
         self.line.remove(turn)
         if kind is not None:
             self._kinds[kind].remove(turn)

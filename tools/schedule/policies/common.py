@@ -46,20 +46,26 @@ def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dic
 
     Measured against all nodes, those that are down included: they may come back.
     """
-    if not snapshot.changes:
-        return {}
-    return reject_arrivals(snapshot, lambda job: _why_none(job, sizes(job), snapshot.speeds))
+    verdicts, speeds = {}, snapshot.speeds
+    for job in _arrived(snapshot):
+        if (reason := _why_none(job, sizes(job), speeds)) is not None:
+            verdicts[job.id] = reason
+    return verdicts
 
 
 def reject_arrivals(snapshot: Snapshot, why: Callable[[JobState], str | None]) -> dict[str, str]:
-    verdicts = {}
-    for change in snapshot.changes:
-        job = change.job
-        if change.kind == "arrived" and job is not None and job.id in snapshot.jobs and not job.gpus:
-            reason = why(job)
-            if reason is not None:
-                verdicts[job.id] = reason
-    return verdicts
+    verdicts = ((job.id, why(job)) for job in _arrived(snapshot))
+    return {job_id: reason for job_id, reason in verdicts if reason is not None}
+
+
+def _arrived(snapshot: Snapshot) -> list[JobState]:
+    """The jobs among the changes that came and hold nothing yet."""
+    jobs = snapshot.jobs
+    return [
+        job
+        for _, kind, job, _, _ in snapshot.changes
+        if kind == "arrived" and job is not None and job.id in jobs and not job.gpus
+    ]
 
 
 def minimum_alone(job: JobState) -> Iterable[int]:
@@ -155,7 +161,9 @@ class GpuBudget:
             return Grant(gpus, job.gpu_type)
         best: tuple[float, str] | None = None
         for kind, left in self.left.items():
-            if left >= gpus and job.fits_now(gpus, kind) and (rate := speeds.rate(job, gpus, kind)) > 0:
+            if left < gpus or not (job.room_now is None or job.fits_now(gpus, kind)):
+                continue
+            if (rate := speeds.rate(job, gpus, kind)) > 0:
                 found = (-rate, kind)
                 best = found if best is None or found < best else best
         return None if best is None else Grant(gpus, best[1])

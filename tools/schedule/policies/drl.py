@@ -49,15 +49,16 @@ _DIGITS: Final = 6
 class Drl(Policy):
     """One job at a time, as a network prefers that was trained by policy gradient to keep mean JCT low.
 
-    The baseline DRL of ONES (SC '21), section 4.1: the scheduler of Chic (IWQoS '19) for all-reduce. A small
-    network scores every action: to start a waiting job on a size that fits, to double or halve a running one,
-    or to change nothing. The best action is taken, then the best of those left, until none is better than to
-    change nothing. No job is preempted; a running job changes at most once in ``settled_s``.
+    The baseline DRL of ONES (SC '21), section 4.1: the scheduler of Chic (IWQoS '19) for all-reduce. A
+    small network scores every action: to start a waiting job on a size that fits, to double or halve a
+    running one, or to change nothing. The best action is taken, then the best of those left, until none
+    is better than to change nothing. No job is preempted. Departures from the papers, which print
+    neither network nor features: a score for each action instead of one output for each job; greedy
+    except while training.
 
-    Departures from the papers, which print neither network nor features: a score for each action instead of
-    one output for each job, so that any number of jobs is seen; greedy except while training. ``network`` is
-    a file as ``python -m experiments.ones.train`` writes it; without one, the weights that come with pliant,
-    trained on jobs like those of ONES.
+    settled_s: a running job changes at most once in this time.
+    network: a file as ``python -m experiments.ones.train`` writes it; without one, the weights that come
+    with pliant, trained on jobs like those of ONES.
     """
 
     name: ClassVar[str] = "drl"

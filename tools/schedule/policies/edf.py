@@ -27,12 +27,10 @@ if TYPE_CHECKING:
 class Edf(Policy):
     """Earliest deadline first: the jobs whose deadlines are next run, at their requested sizes.
 
-    Jobs of higher priority come first, whatever their deadlines.
-
-    A deadline is the target of a utility of shape "step", counted from the submission. At every change all
-    GPUs are dealt out again in that order, ties by arrival, then id: a job gets what it requested, or nothing
-    where that is not left; a gang that does not fit is passed over. Preemptive. Jobs without a deadline come
-    last, and one that has missed its own keeps its place.
+    A deadline is the target of a utility of shape "step", counted from the submission. At every change
+    all GPUs are dealt out again in that order, ties by arrival: a job gets what it requested, or is
+    passed over where that is not left. Preemptive. Jobs without a deadline come last, and one that has
+    missed its own keeps its place.
     """
 
     name: ClassVar[str] = "edf"
@@ -50,15 +48,12 @@ class Edf(Policy):
 class EdfElastic(Policy):
     """Earliest deadline first, each job at the size at which it is fastest.
 
-    Jobs of higher priority come first, whatever their deadlines.
+    As ``edf``, but a job gets the size at which it is fastest, or the fastest of those that are left. A
+    job that is not elastic gets what it requested. A running job keeps its GPU type where that has a
+    size for it, another goes where it is fastest.
 
-    At every change all GPUs are dealt out again in the order of ``edf``: a job gets the size at which it is
-    fastest, or the fastest of those that are left. A job that is not elastic gets what it requested. A
-    running job keeps its GPU type where that has a size for it, another goes where it is fastest.
-
-    ElasticFlow (ASPLOS '23) is compared with an EDF that goes further: its published shares of met deadlines
-    are those of jobs that have the largest size ever measured, even where fewer GPUs are faster, or nothing.
-    That is ``edf`` with jobs that request the largest size, and so is it measured.
+    The EDF of ElasticFlow (ASPLOS '23) goes further: each job has the largest size ever measured, even
+    where fewer GPUs are faster, or nothing. That is ``edf`` with jobs that request the largest size.
     """
 
     name: ClassVar[str] = "edf-elastic"

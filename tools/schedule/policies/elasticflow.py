@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 
 from pliant.schemas.job import Elasticity
@@ -35,25 +36,26 @@ class ElasticFlow(Policy):
     """Deadlines met: a job is admitted if its minimum satisfactory share fits beside those of the others.
 
     ElasticFlow (ASPLOS '23). A deadline is the target of a utility of shape "step", counted from the
-    submission. The minimum satisfactory share of a job is the smallest size with which it ends by then, if at
-    times it may have to do with the GPUs that jobs of earlier deadlines leave: shares are filled in
-    progressively, in order of deadline, over the time to come (algorithm 1). A job is admitted if it and all
-    jobs admitted before keep their deadlines. Each admitted job gets its share of now. GPUs that are left
-    start jobs that have none, in order of deadline, then go, size by size, where they save most: to the job
-    of which a GPU-second more now saves the most GPU-seconds of its share later (algorithm 2). Jobs without
-    a deadline or of unknown work are best-effort: they get what is left in the same way, after the start of
-    those with one. Sizes are powers of two of replicas and a job's smallest, or those that it lists, as far
-    as they make it faster. Jobs are placed in blocks of their size, as a buddy allocator would: others move
-    where a job would be scattered otherwise.
+    submission. The minimum satisfactory share of a job is the smallest size with which it ends by then,
+    if at times it may have to do with the GPUs that jobs of earlier deadlines leave: shares are filled
+    in progressively, in order of deadline (algorithm 1). A job is admitted if it and all jobs admitted
+    before keep their deadlines. Each admitted job gets its share of now. GPUs that are left start jobs
+    that have none, in order of deadline, then go, size by size, to the job of which a GPU-second more
+    now saves the most GPU-seconds of its share later (algorithm 2). Jobs without a deadline or of
+    unknown work are best-effort: they get what is left. Sizes are powers of two of replicas and a job's
+    smallest, or those that it lists, as far as they make it faster. Jobs are placed in blocks of their
+    size, as a buddy allocator would.
 
-    unadmitted: what becomes of a job that is not admitted: it is rejected ("drop"), or runs "best-effort".
+    Departures from the paper: time is not divided into slots. What a change costs counts in the plan of
+    a job. A job that was admitted and can no longer end in time, alone at its fastest, becomes
+    best-effort. On several GPU types, a job stays on the one on which it was admitted, the fastest for
+    it that could.
+
+    unadmitted: what becomes of a job that is not admitted: it is rejected ("drop"), or runs
+    "best-effort".
     rescale_s: seconds that a change of its GPUs costs a job, where the profile has not measured them.
-    late_blocks: whether no job is admitted while one that was can no longer end in time, as in the authors'
-    scheduler. By default only what a new job itself would do to others counts.
-
-    Departures from the paper: time is not divided into slots. What a change costs counts in the plan of a
-    job. A job that was admitted and can no longer end in time, alone at its fastest, becomes best-effort. On
-    several GPU types, a job stays on the one on which it was admitted, the fastest for it that could.
+    late_blocks: whether no job is admitted while one that was can no longer end in time, as in the
+    authors' scheduler. By default only what a new job itself would do to others counts.
     """
 
     name: ClassVar[str] = "elasticflow"
@@ -90,7 +92,7 @@ class ElasticFlow(Policy):
         rejected = reject_impossible(snapshot, minimum_alone)
         self._forget(snapshot)
         self._is_late = False
-        plans = {kind: _Plans(kind, gpus, self, snapshot) for kind, gpus in snapshot.gpus_by_type().items()}
+        plans = {kind: Plans(kind, gpus, self, snapshot) for kind, gpus in snapshot.gpus_by_type().items()}
         others = []
         jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
         for job in sorted(jobs, key=lambda job: (self._is_new(job), job.arrival)):
@@ -153,7 +155,7 @@ class ElasticFlow(Policy):
             return False
         return job.id not in self._admitted and job.id not in self._declined
 
-    def _is_planned(self, job: JobState, plans: Mapping[str, _Plans], snapshot: Snapshot) -> bool:
+    def _is_planned(self, job: JobState, plans: Mapping[str, Plans], snapshot: Snapshot) -> bool:
         """Whether it ends by its deadline as planned; a new one is admitted where it can be."""
         if job.deadline_s == math.inf or job.known_samples is None or job.id in self._declined:
             return False
@@ -185,43 +187,170 @@ class _Stretch(NamedTuple):
     gpus: int
 
 
-@dataclass(slots=True)
-class _Planned:
-    job: JobState
-    sizes: Sequence[tuple[int, float]]
-    """With samples per second, both ascending."""
-    promised: int = 0
-    """The least that its share is to be."""
-    share: int = 0
+class _Plan(NamedTuple):
+    """The time to come of one job."""
+
+    share: int
     """The minimum satisfactory share; 0: none suffices."""
-    now: int = 0
-    """GPUs of the plan from now on."""
+    stretches: Sequence[_Stretch]
 
     @property
-    def turn(self) -> tuple[float, tuple[float, str]]:
-        return self.job.deadline_s, self.job.arrival
+    def now(self) -> int:
+        """GPUs from now on."""
+        return self.stretches[0].gpus if self.stretches else 0
 
 
-class _Plans:
+class _Planned:
+    """A job to plan, with all that its plans depend on as it is now."""
+
+    __slots__ = (
+        *("_alone", "_deadline_s", "_held", "_left", "_lost_s", "_numbers", "_too_small"),
+        *("job", "promised", "sizes", "turn"),
+    )
+
+    def __init__(self, job: JobState, plans: Plans, policy: ElasticFlow, snapshot: Snapshot) -> None:
+        self.job = job
+        self.turn = (job.deadline_s, job.arrival)
+        self.sizes = _sizes(job, plans.kind, plans.gpus, snapshot.speeds)
+        """With samples per second, both ascending."""
+        self._numbers = [size for size, _ in self.sizes]
+        self.promised = policy.promised(job)
+        """The least that its share is to be."""
+        self._deadline_s = job.deadline_s
+        self._left = job.remaining_samples(snapshot.time_s) or 0.0
+        self._lost_s = policy.lost_s(job, snapshot.speeds)
+        self._held = job.gpus if job.gpu_type == plans.kind else 0
+        least_s = (snapshot.time_s + self._left / rate for _, rate in self.sizes)
+        late_s = self._deadline_s * (1 + 2 * _ROUNDING)
+        self._too_small = sum(1 for _ in takewhile(lambda end_s: end_s > late_s, least_s))
+        """Sizes that do not end it in time, whatever else is free: it has more to do than that."""
+        self._alone: dict[int, _Plan] = {}
+
+    def ends_in_time(self, free: FreeLater) -> bool:
+        """Whether its largest size suffices."""
+        return bool(self.sizes) and self._filled(free, len(self.sizes)).share > 0
+
+    def alone(self, everything: FreeLater, promised: int) -> _Plan:
+        """Its plan if all GPUs are free."""
+        if promised not in self._alone:
+            self._alone[promised] = self.plan(everything, promised)
+        return self._alone[promised]
+
+    def plan(self, free: FreeLater, promised: int) -> _Plan:
+        """On the smallest size, none below the promised one, that ends it in time; else as fast as it can."""
+        found = _Plan(0, ())
+        last = len(self.sizes)
+        for index, size in enumerate(self._numbers, 1):
+            if (size >= promised and index > self._too_small) or index == last:
+                found = self._filled(free, index)
+                if found.share:
+                    break
+        return found
+
+    def _filled(self, free: FreeLater, count: int) -> _Plan:
+        """On the largest of its first ``count`` sizes that is free at each time, to its end or deadline."""
+        times, counts, sizes, until_s = free.times, free.counts, self._numbers, self._deadline_s
+        left, held = self._left, self._held
+        steps, at = bisect_left(times, until_s), 0
+        found: list[_Stretch] = []
+        while at < steps:
+            from_s = start_s = times[at]
+            index = min(count, bisect_right(sizes, counts[at]))
+            gpus, rate = self.sizes[index - 1] if index else (0, 0.0)
+            most = sizes[index] if index < count else math.inf
+            if gpus and gpus != held:
+                start_s += self._lost_s
+            held = gpus
+            end_s = start_s + left / rate if rate else math.inf
+            at += 1
+            while at + 32 <= steps and end_s > times[at + 31] * (1 + _ROUNDING):
+                several = counts[at : at + 32]
+                if min(several) < gpus or max(several) >= most:
+                    break
+                at += 32
+            while at < steps and gpus <= counts[at] < most and end_s > times[at] * (1 + _ROUNDING):
+                at += 1
+            next_s = times[at] if at < steps else until_s
+            if end_s <= next_s * (1 + _ROUNDING):
+                # Some time at least: a job that trains past its stated work holds its GPUs, too.
+                end_s = max(end_s, math.nextafter(from_s, math.inf))
+                return _Plan(sizes[count - 1], [*found, _Stretch(from_s, end_s, gpus)])
+            left -= rate * max(0.0, next_s - start_s)
+            found.append(_Stretch(from_s, next_s, gpus))
+        return _Plan(0, found)
+
+
+class _Filled:
+    """Plans of jobs, in order of deadline, and the GPUs that are free before each."""
+
+    def __init__(self, everything: FreeLater) -> None:
+        self._everything = everything
+        self.plans: list[_Plan] = []
+        self._beside = 0
+        """The first jobs that all have from now on, beside each other, what they would have alone."""
+        self._free: list[FreeLater] = []
+        """Before each job after those, and after the last one; none where there are no others."""
+
+    def until(self, count: int) -> _Filled:
+        """The first ``count`` plans, as far as they are to be kept while another job comes after them."""
+        found = _Filled(self._everything)
+        if count > self._beside:
+            found.plans, found._beside = self.plans[:count], self._beside
+            found._free = self._free[: count - self._beside + 1]
+        return found
+
+    def fill(self, jobs: Sequence[_Planned], expected: Sequence[bool] = (), *, promises: bool = True) -> bool:
+        """Plan those that have no plan yet.
+
+        :param expected: by job, whether a share is to suffice. Default: whatever it is.
+        :return: False, and no more is planned, once a plan is not as expected.
+        """
+        if not self.plans:
+            self._fill_beside(jobs, promises=promises)
+        if expected and [plan.share > 0 for plan in self.plans] != expected[: len(self.plans)]:
+            return False
+        for each in jobs[len(self.plans) :]:
+            found = each.plan(self._free[-1], each.promised if promises else 0)
+            if expected and (found.share > 0) != expected[len(self.plans)]:
+                return False
+            self.plans.append(found)
+            self._free.append(self._free[-1].without(found.stretches))
+        return True
+
+    def _fill_beside(self, jobs: Sequence[_Planned], *, promises: bool) -> None:
+        """Jobs that fit beside each other on what they would have alone change nothing for each other."""
+        (left,) = self._everything.counts
+        for each in jobs:
+            found = each.alone(self._everything, each.promised if promises else 0)
+            if found.now > left:
+                self._free.append(self._everything.without_all(self.plans))
+                return
+            left -= found.now
+            self.plans.append(found)
+            self._beside += 1
+
+
+class Plans:
     """The admitted jobs of one GPU type."""
 
     def __init__(self, kind: str, gpus: int, policy: ElasticFlow, snapshot: Snapshot) -> None:
         self.kind, self.gpus = kind, gpus
         self._policy, self._snapshot = policy, snapshot
-        self._jobs: list[_Planned] = []
-        """In order of deadline."""
-        self._before: list[_FreeLater] = [_FreeLater(snapshot.time_s, gpus)]
-        """What is free before each job, and after the last; those of later jobs are made when asked for."""
+        self._everything = FreeLater([snapshot.time_s], [gpus])
+        self.jobs: list[_Planned] = []
+        """In order of deadline. Each would end in time alone."""
+        self._filled: _Filled | None = None
+        """Their plans, made when asked for."""
+        self._anew: _Filled | None = None
+        """Their plans if no share were promised."""
 
     def add(self, job: JobState) -> bool:
         """Plan a job that was admitted before; False if it can no longer end in time."""
-        planned = self._planned(job)
-        alone = _FreeLater(self._snapshot.time_s, self.gpus)
-        if not planned.sizes or self._filled(planned, alone, planned.sizes[-1][0]) is None:
+        planned = _Planned(job, self, self._policy, self._snapshot)
+        if not planned.ends_in_time(self._everything):
             return False
-        at = bisect_left(self._jobs, planned.turn, key=lambda each: each.turn)
-        self._jobs.insert(at, planned)
-        del self._before[at + 1 :]
+        insort(self.jobs, planned, key=lambda each: each.turn)
+        self._filled = self._anew = None
         return True
 
     def admit(self, job: JobState) -> dict[str, int] | None:
@@ -229,84 +358,43 @@ class _Plans:
 
         Returns the shares of all, the smallest that do. None if it is not admitted.
         """
-        at = bisect_left(self._jobs, (job.deadline_s, job.arrival), key=lambda each: each.turn)
-        self._fill(len(self._jobs))
-        before = [bool(each.share) or self._policy.late_blocks for each in self._jobs]
-        promised = [each.promised for each in self._jobs]
-        if not self.add(job):
+        planned = _Planned(job, self, self._policy, self._snapshot)
+        if not planned.ends_in_time(self._everything):
             return None
-        for each in self._jobs:
-            each.promised = 0
-        self._before = self._before[:1]
-        self._fill(len(self._jobs))
-        after = [bool(each.share) for each in self._jobs]
-        if after.pop(at) and after == before:
-            for each in self._jobs:
-                each.promised = each.share
-            return {each.job.id: each.share for each in self._jobs}
-        del self._jobs[at]
-        for each, share in zip(self._jobs, promised, strict=True):
-            each.promised = share
-        self._before = self._before[:1]
-        return None
+        at = bisect_left(self.jobs, planned.turn, key=lambda each: each.turn)
+        expected = [bool(plan.share) or self._policy.late_blocks for plan in self.plans()]
+        if self._anew is None:
+            self._anew = _Filled(self._everything)
+            self._anew.fill(self.jobs, promises=False)
+        jobs = [*self.jobs[:at], planned, *self.jobs[at:]]
+        found = self._anew.until(at)
+        if not found.fill(jobs, [*expected[:at], True, *expected[at:]], promises=False):
+            return None
+        self.jobs, self._filled, self._anew = jobs, found, found
+        for each, plan in zip(jobs, found.plans, strict=True):
+            each.promised = plan.share
+        return {each.job.id: each.promised for each in jobs}
 
     def shares(self, budget: GpuBudget) -> list[_Share]:
         """What each job gets now at least, taken from the budget: none, if jobs before it need all."""
-        self._fill(len(self._jobs))
         found = []
-        for each in self._jobs:
-            budget.left[self.kind] -= each.now
-            least = each.share or each.sizes[-1][0]
+        for each, plan in zip(self.jobs, self.plans(), strict=True):
+            budget.left[self.kind] -= plan.now
+            least = plan.share or each.sizes[-1][0]
             left_s = each.job.deadline_s - self._snapshot.time_s
             reason = f"ends by its deadline in {left_s:.0f} s with {least} GPUs or fewer"
-            if not each.share:
+            if not plan.share:
                 reason = f"its deadline in {left_s:.0f} s is at risk"
-            found.append(_Share(each.job, self.kind, each.sizes, each.now, least, reason))
+            found.append(_Share(each.job, self.kind, each.sizes, plan.now, least, reason))
         for share in found:
             _start(share, budget)
         return found
 
-    def _planned(self, job: JobState) -> _Planned:
-        sizes = _sizes(job, self.kind, self.gpus, self._snapshot.speeds)
-        return _Planned(job, sizes, self._policy.promised(job))
-
-    def _fill(self, count: int) -> None:
-        """Plan the first ``count`` jobs, as far as they are not."""
-        for at in range(len(self._before) - 1, count):
-            free, each = self._before[at], self._jobs[at]
-            each.share, stretches = 0, None
-            for size, _ in each.sizes:
-                if size < min(each.promised, each.sizes[-1][0]):
-                    continue
-                stretches = self._filled(each, free, size)
-                if stretches is not None:
-                    each.share = size
-                    break
-            if stretches is None:  # others delayed it: as fast as it can
-                stretches = free.stretches(each.sizes, each.sizes[-1][0], each.job.deadline_s)
-            each.now = stretches[0].gpus if stretches else 0
-            self._before.append(free.without(stretches))
-
-    def _filled(self, planned: _Planned, free: _FreeLater, most: int) -> list[_Stretch] | None:
-        """The job on up to ``most`` GPUs, as far as they are free, to its end; None if that is too late."""
-        job, rates = planned.job, dict(planned.sizes)
-        left = job.remaining_samples(self._snapshot.time_s) or 0.0
-        lost_s = self._policy.lost_s(job, self._snapshot.speeds)
-        held = job.gpus if job.gpu_type == self.kind else 0
-        found: list[_Stretch] = []
-        for stretch in free.stretches(planned.sizes, most, job.deadline_s):
-            start_s = stretch.from_s
-            if stretch.gpus and stretch.gpus != held:
-                start_s += lost_s
-            held = stretch.gpus
-            rate = rates.get(stretch.gpus, 0.0)
-            if rate and start_s + left / rate <= stretch.until_s * (1 + _ROUNDING):
-                # Some time at least: a job that trains past its stated work holds its GPUs, too.
-                later_s = math.nextafter(stretch.from_s, math.inf)
-                return [*found, stretch._replace(until_s=max(start_s + left / rate, later_s))]
-            left -= rate * max(0.0, stretch.until_s - start_s)
-            found.append(stretch)
-        return None
+    def plans(self) -> Sequence[_Plan]:
+        if self._filled is None:
+            self._filled = _Filled(self._everything)
+            self._filled.fill(self.jobs)
+        return self._filled.plans
 
 
 def _sizes(job: JobState, kind: str, gpus: int, speeds: Speeds) -> Sequence[tuple[int, float]]:
@@ -321,48 +409,39 @@ def _sizes(job: JobState, kind: str, gpus: int, speeds: Speeds) -> Sequence[tupl
     ]
 
 
-class _FreeLater:
+class FreeLater(NamedTuple):
     """GPUs that are free from now on, as steps over time."""
 
-    __slots__ = ("_free", "_times")
+    times: list[float]
+    """When each begins, ascending."""
+    counts: list[int]
 
-    def __init__(self, time_s: float, gpus: int) -> None:
-        self._times = [time_s]
-        self._free = [gpus]
-
-    def stretches(self, sizes: Sequence[tuple[int, float]], most: int, until_s: float) -> list[_Stretch]:
-        """A job on its largest size up to ``most`` that is free at each time, until then."""
-        able = [size for size, _ in sizes if size <= most]
-        found: list[_Stretch] = []
-        for at, (from_s, free) in enumerate(zip(self._times, self._free, strict=True)):
-            if from_s >= until_s:
-                break
-            end_s = min(until_s, self._times[at + 1] if at + 1 < len(self._times) else math.inf)
-            index = bisect_left(able, free + 1)
-            gpus = able[index - 1] if index else 0
-            if found and found[-1].gpus == gpus:
-                found[-1] = found[-1]._replace(until_s=end_s)
-            else:
-                found.append(_Stretch(from_s, end_s, gpus))
-        return found
-
-    def without(self, stretches: Iterable[_Stretch]) -> _FreeLater:
+    def without(self, stretches: Iterable[_Stretch]) -> FreeLater:
         """What these leave."""
-        other = _FreeLater(0.0, 0)
-        other._times, other._free = list(self._times), list(self._free)
+        other = FreeLater(list(self.times), list(self.counts))
         for stretch in stretches:
             if stretch.gpus:
                 first, last = other._step(stretch.from_s), other._step(stretch.until_s)
-                for at in range(first, last):
-                    other._free[at] -= stretch.gpus
+                other.counts[first:last] = [count - stretch.gpus for count in other.counts[first:last]]
         return other
+
+    def without_all(self, plans: Sequence[_Plan]) -> FreeLater:
+        """What plans of one stretch each leave that all begin now, where everything is free."""
+        (now_s,), (count,) = self
+        ends: dict[float, int] = {}
+        for plan in plans:
+            (stretch,) = plan.stretches
+            ends[stretch.until_s] = ends.get(stretch.until_s, 0) + stretch.gpus
+        times = [now_s, *sorted(ends)]
+        freed = [count - sum(ends.values()), *(ends[each] for each in times[1:])]
+        return FreeLater(times, list(accumulate(freed)))
 
     def _step(self, time_s: float) -> int:
         """The position of the step that begins then, made if it is not there."""
-        at = bisect_left(self._times, time_s)
-        if at == len(self._times) or self._times[at] != time_s:
-            self._times.insert(at, time_s)
-            self._free.insert(at, self._free[at - 1])
+        at = bisect_left(self.times, time_s)
+        if at == len(self.times) or self.times[at] != time_s:
+            self.times.insert(at, time_s)
+            self.counts.insert(at, self.counts[at - 1])
         return at
 
 

@@ -63,17 +63,17 @@ class SharedType:
 class FairShare(Policy):
     """Equal sharing in whole GPUs: at every change each active job holds an equal part of the cluster.
 
-    Max-min fair within the jobs' limits: every job gets the same number of GPUs, except those whose minimum
-    is above it, and those whose maximum is below it or that would be slower on that many; their rest goes to
-    the others. The remainder goes, one GPU or replica each, to the first jobs. A job that is not elastic
-    gets what it requested or nothing, and no job gets more replicas than it has samples in a batch. Jobs are
-    admitted in order of priority, the highest first, then of arrival (submit_time, id): the first whose
-    minimum does not fit beside the minima of those before it waits, and all later ones behind it. A job whose
-    minimum the nodes that are up could not run, were they empty, waits alone. Where no job is elastic, that
-    is ``fifo``.
+    Max-min fair within the jobs' limits: every job gets the same number of GPUs, except those whose
+    minimum is above it, and those whose maximum is below it or that would be slower on that many; their
+    rest goes to the others. The remainder goes, one GPU or replica each, to the first jobs. A job that
+    is not elastic gets what it requested or nothing, and no job gets more replicas than it has samples
+    in a batch. Jobs are admitted in order of priority, then of arrival: the first whose minimum does not
+    fit waits, and all later ones behind it. A job whose minimum the nodes that are up could not run,
+    were they empty, waits alone. Where no job is elastic, that is ``fifo``.
 
-    With several GPU types each job shares one of them: a running job stays, a new one goes where its part is
-    largest, then where it is fastest; the latest job moves if another type would give it a larger part.
+    With several GPU types each job shares one of them: a running job stays, a new one goes where its
+    part is largest, then where it is fastest; the latest job moves if another type would give it a
+    larger part.
     """
 
     name: ClassVar[str] = "fair-share"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.text import in_gpus
@@ -19,20 +19,19 @@ Backfill = Literal["none", "easy", "skip"]
 
 
 class Fifo(Policy):
-    """First come, first served: jobs start in order of arrival on what they requested, and run to their end.
+    """First come, first served: jobs start in order of arrival on what they requested, and run to their
+    end.
 
-    Jobs of higher priority come before all others; of equal ones the order is that of arrival, (submit_time,
-    id). The first waiting job is the head; without backfilling no job
-    starts before it. A job that the nodes that are up could not run, were they empty, keeps its place and is
-    passed over until more come up. ``backfill`` says who else may start, once the head does not fit:
+    The first waiting job is the head; without backfilling no job starts before it. A job that the nodes
+    that are up could not run, were they empty, keeps its place and is passed over. A job that lost its
+    GPUs with a node goes back to its place. ``backfill`` says who else may start, once the head does not
+    fit:
 
     - ``none``: no job.
-    - ``easy``: a job that fits now and does not delay the head's predicted start: it ends before that, or it
-      leaves enough of that GPU type for the head (Lifka, JSSPP 1995: EASY). Predictions use stated work and
-      the throughput model; while they do not say when the head can start, no job passes it.
+    - ``easy``: a job that fits now and does not delay the head's predicted start: it ends before that,
+      or it leaves enough of that GPU type for the head (Lifka, JSSPP 1995: EASY). While nothing says
+      when the head can start, no job passes it.
     - ``skip``: every job that fits, in order. Keeps GPUs busy and may starve large jobs.
-
-    No preemption. A job that lost its GPUs with a node goes back to its place in the order.
     """
 
     name: ClassVar[str] = "fifo"
@@ -50,20 +49,27 @@ class Fifo(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """O(changes) while the head waits and no job may pass."""
         rejected = reject_impossible(snapshot)
-        waiting = self._update(snapshot, rejected)
-        if not waiting.line:
+        waiting, arrived = self._update(snapshot, rejected)
+        if not (arrived or waiting.line):
             return Decision({}, rejected)
         budget = GpuBudget(snapshot.free_gpus)
         grants: dict[str, Grant] = {}
+        if len(arrived) == 1 and not waiting.line:
+            job = arrived[0]
+            grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+            if grant is not None:  # no job is before it: it need not stand in line
+                if self.backfill == "easy":
+                    self._running[job.id] = job
+                return Decision({job.id: Target(*grant)}, rejected)
+        for job in arrived:
+            waiting.add(job, snapshot)
         head = self._start_heads(snapshot, waiting, budget, grants)
         if head is not None and self.backfill != "none":
             reserve_for = self._reserve(snapshot, head, budget, grants) if self.backfill == "easy" else None
             grants |= waiting.passing(head, snapshot, budget, reserve_for)
         if self.backfill == "easy":
             self._running |= {job_id: snapshot.jobs[job_id] for job_id in grants}
-        return Decision(
-            {job_id: Target(grant.gpus, grant.gpu_type) for job_id, grant in grants.items()}, rejected
-        )
+        return Decision({job_id: Target(*grant) for job_id, grant in grants.items()}, rejected)
 
     def _start_heads(
         self, snapshot: Snapshot, waiting: WaitingJobs, budget: GpuBudget, grants: dict[str, Grant]
@@ -71,18 +77,20 @@ class Fifo(Policy):
         """Start jobs in order, passing over those out of reach, until one does not fit: the head."""
         started = []
         head = None
-        for job in waiting.line.after() if budget.total else ():
+        left = budget.total
+        for job in waiting.line.after() if left else ():
             if not waits(job, snapshot):
                 continue
             grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
             if grant is not None:
                 budget.take(grant)
+                left -= grant.gpus
                 grants[job.id] = grant
                 started.append(job)
+                if not left:
+                    break
             elif self._is_in_reach(job, snapshot):
                 head = job
-                break
-            if not budget.total:
                 break
         for job in started:
             waiting.discard(job)
@@ -118,24 +126,27 @@ class Fifo(Policy):
         self._gpus_up = self._gpus_up or snapshot.gpus_by_type()
         return is_in_reach(job, job.spec.gpus.requested, self._gpus_up, snapshot.speeds)
 
-    def _update(self, snapshot: Snapshot, rejected: Container[str]) -> WaitingJobs:
-        begins = self._waiting is None
-        for change in snapshot.changes:
-            if change.node is not None:
+    def _update(self, snapshot: Snapshot, rejected: Container[str]) -> tuple[WaitingJobs, Sequence[JobState]]:
+        """The jobs in line, and those that come to it."""
+        begins, named = self._waiting is None, {}
+        for _, kind, job, node, _ in snapshot.changes:
+            if node is not None:
                 self._gpus_up = {}
-            begins = begins or change.kind == "priority"
+            if job is not None:
+                named[job.id] = job
+            begins = begins or kind == "priority"
         if begins or self._waiting is None:
             jobs = snapshot.arrivals()
             self._running = {job.id: job for job in jobs if job.gpus}
             first = (job for job in jobs if not job.gpus and job.id not in rejected)
             self._waiting = WaitingJobs(first, snapshot, by_kind=self.backfill != "none")
-            return self._waiting
-        named = {change.job.id: change.job for change in snapshot.changes if change.job is not None}
+            return self._waiting, ()
+        arrived = []
         for job in named.values():
-            if not waits(job, snapshot) or job.id in rejected:
-                self._waiting.discard(job)
-            else:
-                self._waiting.add(job, snapshot)
-            if job.gpus and self.backfill == "easy":
-                self._running[job.id] = job
-        return self._waiting
+            self._waiting.discard(job)
+            if job.gpus:
+                if self.backfill == "easy":
+                    self._running[job.id] = job
+            elif snapshot.jobs.get(job.id) is job and job.id not in rejected:
+                arrived.append(job)
+        return self._waiting, arrived

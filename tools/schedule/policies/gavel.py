@@ -48,21 +48,18 @@ _PRECISION = 1e-4
 class Gavel(Policy):
     """Max-min fairness over effective throughput, with GPU types that differ: fractions of time by an LP.
 
-    Gavel (OSDI '20), sections 4.1 and 5. A linear program finds the fraction of time that each job spends on
-    each GPU type. It makes the least normalised effective throughput as large as it can be, then the next
-    larger one, and so on: throughput over that of equal time on each GPU of the cluster, which is 0 on types
-    where the job cannot run, times requested GPUs, so that one job on four GPUs counts as much as four on
-    one. Rounds of 360 s follow the fractions: pairs of job and GPU type go by the time that the job is
-    entitled to over the time it has received there, and a job gets what it requested or waits. Preemptive,
-    needs no knowledge of the work.
+    Gavel (OSDI '20), sections 4.1 and 5. A linear program finds the fraction of time that each job
+    spends on each GPU type. It makes the least normalised effective throughput as large as it can be,
+    then the next larger one, and so on: throughput over that of equal time on each GPU of the cluster,
+    times requested GPUs. Rounds of 360 s follow the fractions: pairs of job and GPU type go by the time
+    that the job is entitled to over the time it has received there, and a job gets what it requested or
+    waits. Preemptive, needs no knowledge of the work. Departures from the paper: without ``renew_s``,
+    time counts since a job arrived, not since the fractions changed last. GPUs that remain go to waiting
+    jobs in the same order. No two jobs share a GPU.
 
     round_s: seconds between decisions; change it together with ``--interval``.
-    renew_s: seconds at least between two solutions, as in the authors' simulator. Jobs that arrive in between
-    wait for the next, where all begin to count from nothing. 0: a solution at every decision.
-
-    Departures from the paper: without ``renew_s``, time counts since a job arrived, not since the fractions
-    changed last. GPUs that remain go to waiting jobs in the same order on types of fraction 0. No two jobs
-    share a GPU.
+    renew_s: seconds at least between two solutions, as in the authors' simulator. Jobs that arrive in
+    between wait for the next, where all begin to count from nothing. 0: a solution at every decision.
     """
 
     name: ClassVar[str] = "gavel"

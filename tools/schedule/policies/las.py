@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 class Las(Policy):
     """Least attained service: the jobs that have received the least GPU-time run.
 
-    Jobs of higher priority come first, whatever they have received. At each round all GPUs are dealt out
-    again in order of GPU-seconds received, ties by arrival, then id: every job gets what it requested, or
-    nothing where that is not left; a gang that does not fit is passed over. Preemptive, needs no knowledge of
-    the work. There are no thresholds: jobs with equal service take turns round by round.
+    At each round all GPUs are dealt out again in order of GPU-seconds received, ties by arrival: every
+    job gets what it requested, or is passed over where that is not left. Preemptive, needs no knowledge
+    of the work. There are no thresholds: jobs with equal service take turns round by round.
     """
 
     name: ClassVar[str] = "las"

@@ -32,19 +32,18 @@ _Group = tuple[str | int, ...]
 class Lucid(Policy):
     """Shortest predicted service first, without preemption; light jobs train two on one set of GPUs.
 
-    Lucid (ASPLOS '23). Each round, waiting jobs of higher priority come first, then those of least expected
-    GPU-seconds, ties by arrival. A job gets what it requested, or is passed over. Its duration is expected
-    from the jobs that finished before: the geometric mean of those of its model, user and size, which leans
-    on that of its model and user, and so on, as on two jobs more. Until one has finished, all count as
-    equally long.
+    Lucid (ASPLOS '23). Each round, waiting jobs go in order of expected GPU-seconds, the least first,
+    ties by arrival. A job gets what it requested, or is passed over. Its duration is expected from the
+    jobs that finished before: the geometric mean of those of its model, user and size, which leans on
+    that of its model and user, and so on. Until one has finished, all count as equally long.
 
-    A job for which no free GPUs are left joins a running one that has as many GPUs, all on one node, and no
-    company yet, if both keep ``least_speed`` of their speeds alone; of several, the one with which both keep
-    most together. The profile's measured pairs say how much that is, or the cluster file (``sharing``); where
-    neither says that two jobs fit the memory, they do not share.
+    A job for which no free GPUs are left joins a running one that has as many GPUs, all on one node, and
+    no company yet, if both keep ``least_speed`` of their speeds alone; of several, the one with which
+    both keep most together. The profile's measured pairs say how much that is, or the cluster file
+    (``sharing``); where neither says that two jobs fit the memory, they do not share.
 
-    Departures from the paper: pairs are scored by what both keep instead of classes of single jobs; shrunken
-    means instead of an additive model; jobs are not tried out first, as the profile knows them.
+    Departures from the paper: pairs are scored by what both keep instead of classes of single jobs;
+    shrunken means instead of an additive model; jobs are not tried out first, as the profile knows them.
 
     least_speed: part of its speed alone that a job keeps at least; 1: only what costs nothing is shared.
     durations: "predicted", or "stated": jobs that state their work are taken at their word.

@@ -86,15 +86,13 @@ class Estimates:
 class Optimus(Policy):
     """Least total completion time by marginal gains: each next GPU goes where it saves the most time.
 
-    Optimus (EuroSys '18), section 4.1. In order of priority, then of arrival, every job gets its smallest
-    size while GPUs last. Then, one at a time, a GPU goes to the job of largest (step time now − step time
-    with it) × remaining steps, ties by arrival, until none gains. Jobs whose size stays keep their place; the
-    others are placed smallest first. A job that may not have every size goes on to the next one that it may
-    have, and the gain counts by GPU.
-
-    Departures from the paper: GPUs instead of workers and parameter servers; remaining steps from the stated
-    work instead of a fitted loss curve, unless an oracle tells them; step times from the throughput model. A
-    GPU type is chosen with the smallest size. A job of unknown work stays at its smallest size.
+    Optimus (EuroSys '18), section 4.1. In order of arrival every job gets its smallest size while GPUs
+    last. Then, one at a time, a GPU goes to the job of largest (step time now − step time with it) ×
+    remaining steps, until none gains. Jobs whose size stays keep their place; the others are placed
+    smallest first. A job that may not have every size goes on to the next one that it may have, and the
+    gain counts by GPU. Departures from the paper: GPUs instead of workers and parameter servers;
+    remaining steps from the stated work instead of a fitted loss curve, unless an oracle tells them;
+    step times from the throughput model. A job of unknown work stays at its smallest size.
     """
 
     name: ClassVar[str] = "optimus"

@@ -11,9 +11,9 @@ class Recorded(Fifo):
     """What really happened: a replay gives each job the GPUs that its trace recorded, when it did.
 
     For traces with starts and ends (label ``runs``, which ``pliant trace import`` writes). Nothing is
-    simulated: costs, failures and the profile do not count, and a job that had several runs has them all.
-    Where the trace holds more GPUs at a time than the cluster has, the replay says so and goes on. Which
-    nodes a job was on is not said. Where nothing is recorded, as in ``schedule`` and ``run``, it is fifo.
+    simulated: costs, failures and the profile do not count. Where the trace holds more GPUs at a time
+    than the cluster has, the replay says so and goes on. Where nothing is recorded, as in ``schedule``
+    and ``run``, it is fifo.
     """
 
     name: ClassVar[str] = "recorded"

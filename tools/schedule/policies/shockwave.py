@@ -71,30 +71,30 @@ class Window(NamedTuple):
 class Shockwave(Policy):
     """Fairness and makespan over a window of rounds: an integer program on predicted batches and speeds.
 
-    Shockwave (NSDI '23): a volatile Fisher market, whose equilibrium maximises the Nash welfare over time.
-    A window of ``rounds`` rounds of 120 s is planned whenever a job has arrived, ended or changed its
-    batch, and where a window ends. Its program chooses the rounds of each job. It maximises the mean of
-    ρ^``power`` times the logarithm of the job's progress at the end of the window, less ``restraint`` times
-    the seconds that the rest then needs at least: the longest job, or all GPU-time over all GPUs. ρ is the
-    predicted finish-time fairness, so jobs that risk to be late weigh more; below 1 it counts as 1. The
-    share behind it is the requested GPUs for a part of the time, all GPUs over the mean number of jobs, as
-    the artifact measures it. In each round of the window, jobs that need all rounds left of it come first,
-    then those of largest ρ. Idle GPUs go to other jobs by ρ. Preemptive; jobs get what they requested.
+    Shockwave (NSDI '23): a volatile Fisher market, whose equilibrium maximises the Nash welfare over
+    time. A window of ``rounds`` rounds of 120 s is planned whenever a job has arrived, ended or changed
+    its batch, and where a window ends. Its program chooses the rounds of each job. It maximises the mean
+    of ρ^``power`` times the logarithm of the job's progress at the end of the window, less ``restraint``
+    times the seconds that the rest then needs at least. ρ is the predicted finish-time fairness against
+    the mean share of the GPUs, at least 1. In each round, jobs that need all rounds left of the window
+    come first, then those of largest ρ. Idle GPUs go to other jobs by ρ. Preemptive; jobs get what they
+    requested.
 
     Of a job that changes its batch by itself, the policy knows which batches it may take and not when.
-    Their parts of the work have a Dirichlet prior with equal parameters. By the restatement rule, batches
-    that the job left count as it trained on them, and the rest of the work is parted evenly among the
+    Their parts of the work have a Dirichlet prior with equal parameters. By the restatement rule,
+    batches that the job left count as it trained on them, and the rest is parted evenly among the
     present batch and those to come.
 
-    round_s: seconds between decisions; change it together with ``--interval``. power, restraint and rounds
-    are those of the artifact's configuration for 32 GPUs (12, 0.001 and 20).
+    Departures from the paper: the program has an integer for the rounds of each job instead of a binary
+    for each round, and gangs are dealt to rounds afterwards; one that finds no place loses the round.
+    The logarithm is exact at whole rounds. Progress counts in predicted time. The search ends at a gap
+    of 0.1% or after 200 nodes, not after a time. ρ^power is at most 10,000. Of more jobs than request
+    four times the GPUs, those of most weight take part. GPU types count with their mean speed. A job of
+    unknown work is expected to be half done.
 
-    Departures from the paper: all rounds of a window are alike in the objective, so the program has an
-    integer for the rounds of each job instead of a binary for each round, and gangs are dealt to rounds
-    afterwards; one that finds no place loses the round. The logarithm is exact at whole rounds. Progress
-    counts in predicted time. The search ends at a gap of 0.1% or after 200 nodes, not after a time. ρ^power
-    is at most 10,000. Of more jobs than request four times the GPUs, those of most weight take part. GPU
-    types count with their mean speed. A job of unknown work is expected to be half done.
+    round_s: seconds between decisions; change it together with ``--interval``.
+    rounds: of a window. This, ``power`` and ``restraint`` are those of the artifact's configuration for
+    32 GPUs.
     """
 
     name: ClassVar[str] = "shockwave"

@@ -11,8 +11,8 @@ from itertools import accumulate, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
+from pliant.schemas.cluster import Owner
 from pliant.schemas.quantities import duration_words, read_duration
-from pliant.schemas.shares import Owner
 from pliant.schemas.text import shortened
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.backfill import FreeAhead, waits
@@ -124,41 +124,42 @@ class FairShares:
 class Slurm(Policy):
     """Slurm's multifactor priority, conservative backfill by time limits, and preemption by QOS.
 
-    The rules are those of Slurm's manual (slurm.conf, Multifactor Priority Plugin, Classic Fairshare
-    Algorithm, Scheduling Configuration Guide, Preemption; version 22.05). Parameters are named as there, in
-    small letters.
+    The rules are those of Slurm's manual (version 22.05: slurm.conf, Multifactor Priority Plugin,
+    Classic Fairshare Algorithm, Scheduling Configuration Guide, Preemption), and so are the names of
+    parameters, in small letters.
 
-    Priority is a whole number: the sum of five factors from 0 to 1, each times ``priority_weight_…``, and of
-    the job's own priority (a negative nice value). ``age``: the time that it has waited, 1 from
-    ``priority_max_age_s`` on. ``fairshare``: 2^(-U/S) of its user below its team, the classic algorithm
-    (PriorityFlags=NO_FAIR_TREE), where usage in GPU-seconds halves every ``priority_decay_half_life_s``;
-    ``shares`` of teams as NAME=NUMBER with commas between them, 1 where not stated, and equal among the users
-    of a team. ``job_size``: requested GPUs over those of the cluster, or 1 minus that with
-    ``priority_favor_small``. ``partition``, ``qos``: the number of the job's label ``partition`` or ``qos``
-    in ``partitions`` (PriorityJobFactor) or ``qos`` (its priority), as NAME=NUMBER, over the largest. A job
-    gets its priority when it comes; usage and priorities are computed again every
-    ``priority_calc_period_s``. By default the weights are 1000, and 10000 for fair share.
+    Priority is a whole number: the sum of five factors from 0 to 1, each times ``priority_weight_…``,
+    and of the job's own priority (a negative nice value). It is computed again every
+    ``priority_calc_period_s``.
 
-    At every change jobs start in order of priority, then of submission, until one does not fit. A backfill
-    pass, at most every ``bf_interval_s``, reads the first ``bf_max_job_test`` waiting jobs in that order. It
-    books for each the earliest time within ``bf_window_s`` at which its GPUs are free for its whole time
-    limit, given the limits of running jobs and what is booked; a job that can start now does, if it ends
-    before what is booked. So no job delays one before it. Times count in steps of ``bf_resolution_s``.
+    - Age: the time waited, 1 from ``priority_max_age_s`` on.
+    - Fair share: 2^(-U/S) of its user below its team (PriorityFlags=NO_FAIR_TREE). Usage in GPU-seconds
+      halves every ``priority_decay_half_life_s``; ``shares`` has those of teams as NAME=NUMBER with
+      commas between them, 1 where not stated, equal among the users of a team.
+    - Job size: requested GPUs over those of the cluster, or 1 minus that with ``priority_favor_small``.
+    - Partition and QOS: the number of the job's label in ``partitions`` or ``qos`` (NAME=NUMBER), over
+      the largest.
 
-    The time limit is what the user requests: the label ``time_limit`` (seconds, or 30m, 2h). Without it, the
-    predicted run time times 1 + ``overestimate`` · u, with u uniform in [0, 1), drawn for each job from its
-    id and ``overestimate_seed`` (the f-model of Mu'alem and Feitelson, IEEE TPDS 2001); 0: users know. Jobs
-    of unknown work get ``default_time_s``.
+    At every change jobs start in order of priority, then of submission, until one does not fit. A
+    backfill pass, at most every ``bf_interval_s``, reads the first ``bf_max_job_test`` waiting jobs in
+    that order and books for each the earliest time within ``bf_window_s`` at which its GPUs are free for
+    its whole time limit; a job starts now if it ends before what is booked. So no job delays one before
+    it. Times count in steps of ``bf_resolution_s``.
+
+    The time limit is the job's label ``time_limit`` (seconds, or 30m, 2h). Without it, it is the
+    predicted run time times 1 + ``overestimate`` · u, u uniform in [0, 1), drawn for each job from its
+    id and ``overestimate_seed`` (the f-model of Mu'alem and Feitelson, IEEE TPDS 2001). Jobs of unknown
+    work get ``default_time_s``.
 
     ``preempts`` lists which QOS may preempt which, as high>low with commas (PreemptType=preempt/qos,
-    PreemptMode=REQUEUE; empty: none). Jobs that can preempt come first. One that does not fit takes the GPUs
-    of running jobs that it may preempt, once they have run for ``preempt_exempt_time_s``: those of lowest
-    priority, and none that it does not need. They wait again with their old place.
+    PreemptMode=REQUEUE; empty: none). A job that can preempt comes first, and takes the GPUs of running
+    jobs of lowest priority that have run for ``preempt_exempt_time_s``. They wait again with their old
+    place.
 
-    Departures: GPUs are planned by number and type, while Slurm books whole nodes, so it backfills less. All
-    partitions have all nodes and one tier. Time limits end no job. A backfill pass preempts none, and takes
-    no time. There are no association, site and TRES factors, no reservations, no licences. Without its saved
-    state usage is counted again from the service of the jobs that are known.
+    Departures: GPUs are planned by number and type, while Slurm books whole nodes, so it backfills less.
+    All partitions have all nodes and one tier. Time limits end no job. A backfill pass preempts none.
+    There are no association, site and TRES factors, no reservations, no licences. Without its saved
+    state usage is counted again from the service of the known jobs.
     """
 
     name: ClassVar[str] = "slurm"

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 class Srtf(Policy):
     """Shortest remaining service first: the jobs with the least GPU-time to go run.
 
-    Jobs of higher priority come first, whatever their service.
-
-    Service is counted at the requested GPUs: remaining samples / throughput × requested. At every change all
-    GPUs are dealt out again in that order, ties by arrival, then id: a job gets what it requested, or nothing
-    where that is not left; a gang that does not fit is passed over. Preemptive. Jobs of unknown work come
-    last. On mixed GPU types the throughput is the mean over the types, weighted by their GPUs.
+    Service is counted at the requested GPUs: remaining samples / throughput × requested. At every change
+    all GPUs are dealt out again in that order, ties by arrival: a job gets what it requested, or is
+    passed over where that is not left. Preemptive. Jobs of unknown work come last. On mixed GPU types
+    the throughput is the mean over the types, weighted by their GPUs.
     """
 
     name: ClassVar[str] = "srtf"
@@ -42,11 +40,8 @@ class Srtf(Policy):
 class Sjf(Policy):
     """Shortest job first, without preemption: of the waiting jobs, those of least total service start.
 
-    Waiting jobs of higher priority come first, whatever their service.
-
-    Service is counted as in ``srtf``, from the start of the job. What runs keeps its GPUs. Among those that
-    wait, ties go by arrival, then id; a gang that does not fit is passed over; jobs of unknown work come
-    last.
+    Service is counted as in ``srtf``, from the start of the job. Running jobs keep their GPUs. Ties go
+    by arrival; a gang that does not fit is passed over; jobs of unknown work come last.
     """
 
     name: ClassVar[str] = "sjf"

@@ -38,15 +38,18 @@ class _Bid(NamedTuple):
 class Themis(Policy):
     """Finish-time fairness by auctions: the jobs that are worst off bid for the GPUs whose leases ended.
 
-    Themis (NSDI '20), sections 3 and 5. ρ of a job is its expected JCT over its JCT with 1/N of the cluster,
-    where N is the mean number of active jobs since it arrived. Every 360 s free GPUs and those whose lease
-    ends are offered to the part 1 - ``fairness`` of the jobs without a lease, those of largest ρ. They go to
-    the bidder whose ρ falls by the largest factor per GPU, and so on while any fits. The rest goes to jobs
-    that hold GPUs already, then to the others of largest ρ. A winner holds what it requested for ``lease_s``.
+    Themis (NSDI '20), sections 3 and 5. ρ of a job is its expected JCT over its JCT with 1/N of the
+    cluster, N the mean number of active jobs since it arrived. Every 360 s free GPUs and those whose
+    lease ends are offered to the jobs without a lease of largest ρ. They go to the bidder whose ρ falls
+    by the largest factor per GPU, and so on while any fits; the rest goes to jobs that hold GPUs
+    already, then to the others of largest ρ.
 
-    Departures from the paper: bids are for the requested GPUs or none, so nothing is withheld as payment.
-    Leftovers are not dealt at random. ρ counts a lease of waiting for a job that gets nothing, and at least a
-    lease of remaining work. A job of unknown work is expected to be half done.
+    Departures from the paper: bids are for the requested GPUs or none, so nothing is withheld as
+    payment. Leftovers are not dealt at random. ρ counts a lease of waiting for a job that gets nothing,
+    and at least a lease of remaining work. A job of unknown work is expected to be half done.
+
+    fairness: GPUs are offered to the part 1 - ``fairness`` of the jobs without a lease.
+    lease_s: seconds for which a winner holds what it requested.
     """
 
     name: ClassVar[str] = "themis"

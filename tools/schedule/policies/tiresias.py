@@ -44,17 +44,18 @@ class _Member:
 class Tiresias(Policy):
     """Discretised two-dimensional LAS: jobs that received much GPU-time queue behind those that did not.
 
-    Tiresias (NSDI '19), sections 3.1 to 3.3. Attained service is GPUs × seconds held. Every queue but the
-    last has a threshold of service, in ``queue_gpu_hours``; a job that reaches it goes to the end of the next
-    one. Within a queue, first in, first out. Each round all GPUs are dealt out in that order: every job gets
-    what it requested, or nothing where that is not left. Preemptive, needs no knowledge of the work.
-    ``promote_after`` r (0: never) puts a job that has waited r times as long as it has run back into the
-    first queue. Models in ``skewed`` start only on as few nodes as their GPUs need; other jobs go where
-    ``placement`` says: to the node that they fill best (compact), or to the one with most free GPUs
-    (emptiest).
+    Tiresias (NSDI '19), sections 3.1 to 3.3. Attained service is GPUs × seconds held. A job that reaches
+    its queue's threshold goes to the end of the next one; within a queue, first in, first out. Each
+    round all GPUs are dealt out in that order: every job gets what it requested, or is passed over.
+    Preemptive, needs no knowledge of the work. Departures from the paper: which models are skewed is
+    stated and not profiled; without its saved state, jobs within one queue are in order of arrival.
 
-    Departures from the paper: which models are skewed is stated and not profiled. Without its saved state the
-    policy knows the queue of each job from its service; jobs within one queue are then in order of arrival.
+    queue_gpu_hours: threshold of each queue but the last, with commas between them.
+    promote_after: a job that has waited this many times as long as it has run goes back into the first
+    queue; 0: never.
+    skewed: models that start only on as few nodes as their GPUs need.
+    placement: other jobs go to the node that they fill best ("compact"), or to the one with most free
+    GPUs.
     """
 
     name: ClassVar[str] = "tiresias"
@@ -251,17 +252,14 @@ _HOUR_S = 3600.0
 class TiresiasGittins(Tiresias):
     """Discretised two-dimensional Gittins index: in every queue, first who is likely to finish soon.
 
-    Tiresias (NSDI '19), section 3.3. As ``tiresias``, but within a queue jobs go by Gittins index, largest
-    first: given the service that a job has had, the probability that it finishes within the next quantum,
-    over the part of that quantum that it is expected to use. Ties go by entry into the queue. The index is
-    computed again each round, so jobs of one queue may take turns.
+    Tiresias (NSDI '19), section 3.3. As ``tiresias``, but within a queue jobs go by Gittins index,
+    largest first: given the service that a job has had, the probability that it finishes within the next
+    quantum, over the part of that quantum that it is expected to use. The distribution of service is
+    that of the jobs that finished so far, together with ``history_gpu_hours``; in the paper it is given
+    beforehand and stays. Before there is any, the order is that of ``tiresias``.
 
-    The distribution of service is that of the jobs that finished so far (cancelled and failed ones are left
-    out), together with ``history_gpu_hours``: services of earlier jobs in GPU-hours, with commas between
-    them. Before there is any, the order is that of ``tiresias``. A job that had more service than all of them
-    goes last in its queue. ``quantum_gpu_hours`` is the quantum; none: the first threshold.
-
-    Departure from the paper: its distribution is given beforehand and stays.
+    quantum_gpu_hours: the quantum; none: the first threshold.
+    history_gpu_hours: services of earlier jobs, with commas between them.
     """
 
     name: ClassVar[str] = "tiresias-gittins"

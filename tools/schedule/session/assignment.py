@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pliant.schemas.resources import MANY, Amounts, Capacities, fitting, servers_for
+from pliant.schemas.checks import MANY, Amounts, Capacities, fitting, servers_for
 from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Target
@@ -34,17 +34,19 @@ class PlacementTakenError(Exception):
 
 def differs(job: JobState, target: Target) -> bool:
     batch = target.global_batch
-    return changes_gpus(job, target) or (bool(target.gpus) and batch not in (None, job.global_batch))
+    if changes_gpus(job, target):
+        return True
+    return batch is not None and batch != job.global_batch and target.gpus > 0
 
 
 def changes_gpus(job: JobState, target: Target) -> bool:
     """Whether a target asks for other GPUs, company on them or parameter servers than the job has."""
+    gpus, gpu_type, _, placement, servers, beside = target
     return (
-        target.gpus != job.gpus
-        or (bool(target.gpus) and target.beside != job.beside)
-        or (bool(target.gpus) and target.gpu_type not in (None, job.gpu_type))
-        or target.placement not in (None, job.placement)
-        or target.servers not in (None, job.servers)
+        gpus != job.gpus
+        or (gpus > 0 and (beside != job.beside or gpu_type not in (None, job.gpu_type)))
+        or placement not in (None, job.placement)
+        or servers not in (None, job.servers)
     )
 
 
@@ -79,9 +81,9 @@ def assign(
         together with it, so that they train on.
     :raises PlacementTakenError: a place that the policy named is not free, though nothing is withheld.
     """
+    limits = withheld or Withheld()
     moving = dict(targets) if demands is not None else targets
     stay: set[str] = set()
-    limits = withheld or Withheld()
     while True:
         if stay:
             moving = {job_id: target for job_id, target in moving.items() if job_id not in stay}
@@ -102,6 +104,29 @@ def assign(
             moving[without] = target._replace(gpu_type=kind, placement=None, servers=None)
         else:
             stay.add(without)
+
+
+def is_plain_start(job: JobState, target: Target) -> bool:
+    """Whether a job that holds and demands nothing else gets GPUs, wherever they are free."""
+    gpus, _, _, placement, _, beside = target
+    return gpus > 0 and not job.gpus and placement is None and beside is None and job.room is None
+
+
+def start(
+    job: JobState, target: Target, free: FreeGpus, speeds: Speeds, *, sizes_jobs: bool, accumulates: bool
+) -> NodeGpus | None:
+    """As :func:`assign` where a plain start is all that a decision comes to, as most do."""
+    types: Sequence[str] = (target.gpu_type or "",)
+    if target.gpu_type is None:
+        types = _types_fastest_first(job, target.gpus, speeds)
+    place = free.choose(target.gpus, types, per_replica=job.per_replica)
+    if place is None:
+        return None
+    if sizes_jobs and may_get_fewer(job, target):
+        batch = target.global_batch or job.global_batch
+        place = speeds.useful_part(job, place, batch, accumulates=accumulates)
+    free.take(place)
+    return place
 
 
 class _World(NamedTuple):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from math import inf
+from typing import Final
 
+from pliant.schemas.checks import Capacities
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
-from pliant.schemas.resources import Capacities
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of, node_states
@@ -79,18 +81,21 @@ class ClusterState:
         :raises ValueError: the id was submitted before.
         :raises BadInputError: the model is not profiled and its work cannot be known without.
         """
-        if job.id in self.jobs or job.id in self.ended:
-            raise ValueError(f'job "{job.id}" was submitted before')
+        job_id = job.id
+        if job_id in self.jobs or job_id in self.ended:
+            raise ValueError(f'job "{job_id}" was submitted before')
         state = job_state(job, self.speeds)
         if self.capacities.limits(job):
             state.room, state.kind = self.capacities.room(job), None
             self._look_at_room([state])
-        self.jobs[job.id] = state
+        self.jobs[job_id] = state
         arrived_s = min(self._at(time_s), job.submit_time)
         if job.hold:
-            self.commands.held[job.id] = first_holder(job)
-        else:
+            self.commands.held[job_id] = first_holder(job)
+        elif job.after or job.array is not None or self.cluster.user_limits:
             self._arrive(state, arrived_s)
+        else:
+            self._note("arrived", arrived_s, job=state)
         return state
 
     def take_up(self, job: Job, time_s: float) -> JobState | None:
@@ -116,9 +121,10 @@ class ClusterState:
     def end(self, job_id: str, time_s: float, outcome: End = "finished") -> JobState:
         """A job leaves for good; its GPUs are free."""
         state, time_s = self.jobs[job_id], self._at(time_s)
-        partner = self._give_back(job_id, time_s)
+        partner = self._give_back(job_id, time_s) if self.commands.bound else None
         del self.jobs[job_id]
-        self.withheld.release(job_id)
+        if self.withheld.next_s < inf:
+            self.withheld.release(job_id)
         self._leave(state, time_s)
         self._hold(state, time_s, ())
         self.ended[job_id] = state
@@ -405,11 +411,11 @@ class ClusterState:
         self.free.give(((node.name, 1),))
 
     def _at(self, time_s: float) -> float:
-        self.now_s = max(self.now_s, time_s)
-        if self.now_s >= self.withheld.next_s:
-            for until_s, slot in self.withheld.expire(self.now_s):
+        self.now_s = now_s = time_s if time_s > self.now_s else self.now_s
+        if now_s >= self.withheld.next_s:
+            for until_s, slot in self.withheld.expire(now_s):
                 self._put_back(slot, until_s)
-        return self.now_s
+        return now_s
 
     def _note(
         self,
@@ -420,9 +426,9 @@ class ClusterState:
         gpus: int = 0,
     ) -> None:
         """Record a change, unless it concerns a job hidden from the policy."""
-        if job is None or not self.commands.hides(job.id):
-            self.noted_until_s = max(self.noted_until_s, time_s)
-            self.changes.append(Change(self.noted_until_s, kind, job, node, gpus))
+        if job is None or not (self.commands.hide_jobs and self.commands.hides(job.id)):
+            self.noted_until_s = until_s = time_s if time_s > self.noted_until_s else self.noted_until_s
+            self.changes.append(make(Change, (until_s, kind, job, node, gpus)))
 
     # Jobs come to hold GPUs and leave them.
 
@@ -470,15 +476,16 @@ class ClusterState:
 
         :param beside: a job that holds the same GPUs, alone so far.
         """
-        before = job.placement
-        unchanged = batch == job.global_batch and servers == job.servers and beside is None
-        if place == before and (not place or unchanged):
-            return None
-        step, same_batch = step_of(job, place), batch == job.global_batch
+        before, same_batch = job.placement, batch == job.global_batch
+        if place == before:
+            unchanged = same_batch and servers == job.servers and beside is None
+            if not place or unchanged:
+                return None
+        step = step_of(job, place)
         self._hold(job, time_s, place, servers)
         job.global_batch = batch
         if place:
-            job.gpu_type = self.free.node(place[0][0]).gpu_type
+            job.gpu_type = self.speeds.gpu_type_of(place)
             job.train_from(time_s, self._rate(job))
         if beside is None and job.beside is not None:  # a batch changes, and nothing else
             beside = self.jobs[job.beside]
@@ -490,10 +497,11 @@ class ClusterState:
             job.moves += 1
         elif step not in ("start", "resume"):
             job.rescales += 1
-        return Transition(job, step, before)
+        return make(Transition, (job, step, before, ""))
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
-        self._use(job, gpus_of(place) - job.gpus, time_s)
+        if self.usage is not None:
+            self._use(job, gpus_of(place) - job.gpus, time_s)
         hold(job, time_s, place, servers)
 
     def _use(self, job: JobState, more: float, time_s: float) -> None:
@@ -503,10 +511,10 @@ class ClusterState:
 
     def _leave(self, job: JobState, time_s: float) -> None:
         """A job's GPUs are free, or its partner's alone; the caller updates the job."""
-        if job.beside is None:
-            self.free.give(job.placement)
-        else:
+        if job.beside is not None:
             self._part(job, time_s)
+        elif job.placement:
+            self.free.give(job.placement)
 
     def counted(self, job: JobState) -> NodeGpus:
         """What a job takes of the GPUs in service; nothing if it is bound."""
@@ -608,6 +616,10 @@ class ClusterState:
     def _resize_others(self, job_id: str, sign: int, time_s: float) -> None:
         for name, count in self.commands.in_service(_taken(self.jobs[job_id])):
             self._resize(self.free.node(name), sign * count, time_s)
+
+
+make: Final = tuple.__new__
+"""Makes a named tuple in half the time."""
 
 
 def _taken(job: JobState) -> NodeGpus:

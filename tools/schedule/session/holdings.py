@@ -62,12 +62,13 @@ def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) 
     if not job.gpus:
         job.granted_s = time_s
     job.changed_s = time_s
-    job.gpus, job.placement, job.servers = gpus_of(place), place, servers
+    job.placement, job.servers = place, servers
     if place:
-        job.phase = Phase.RUNNING
+        job.gpus, job.phase = gpus_of(place), Phase.RUNNING
         if job.first_start_s is None:
             job.first_start_s = time_s
         return
+    job.gpus = 0
     if job.phase is Phase.RUNNING:
         job.phase = Phase.PREEMPTED
     job.gpu_type, job.samples_per_second = None, 0.0

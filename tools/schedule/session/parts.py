@@ -19,8 +19,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from pliant.schemas.cluster import Owner
 from pliant.schemas.schedule import TeamStanding
-from pliant.schemas.shares import Owner
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_type, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target

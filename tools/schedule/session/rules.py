@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+from pliant.schemas.checks import servers_for
 from pliant.schemas.file_io.json_lines import encode
-from pliant.schemas.resources import servers_for
 from pliant.schemas.text import shortened
-from pliant.tools.schedule.jobs import JobState, NodeState
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, PolicyError, Target
 from pliant.tools.schedule.rates import Speeds
 
@@ -32,13 +32,15 @@ class RuleBook:
         :param up_gpus: all GPUs of the nodes that are up.
         :raises PolicyError: for the first rule broken.
         """
-        for job_id in (*decision.rejected, *decision.targets):
+        rejected, targets = decision.rejected, decision.targets
+        for job_id in (*rejected, *targets):
             if job_id not in jobs:
                 raise self._error(f'names "{job_id}", which is not an active job')
-        for job_id, target in decision.targets.items():
-            if job_id in decision.rejected:
+        for job_id, target in targets.items():
+            if job_id in rejected:
                 raise self._error(f'both rejects "{job_id}" and gives it GPUs')
-            self._check_target(jobs[job_id], target, free, up_gpus)
+            if target.gpus:
+                self._check_target(jobs[job_id], target, free, up_gpus)
             if target.beside is not None:
                 self._check_beside(jobs[job_id], target, decision, jobs)
         self._check_totals(decision, jobs, free)
@@ -51,7 +53,9 @@ class RuleBook:
         if not isinstance(decision, Decision):
             raise self._error(f"returned {_brief(decision)} from decide, expected a Decision")
         for job_id, target in decision.targets.items():
-            if not isinstance(target, Target) or not (type(target.gpus) is int or _is(Integral, target.gpus)):
+            if type(target) is Target and type(target[0]) is int:
+                continue
+            if not isinstance(target, Target) or not _is(Integral, target.gpus):
                 raise self._error(f'gives "{job_id}" {_brief(target)}, expected a Target with whole GPUs')
         for time_s in (decision.ask_again_s, decision.quiet_until_s):
             if time_s is not None and type(time_s) is not float and not _is(Real, time_s):
@@ -83,12 +87,13 @@ class RuleBook:
                 raise self._error(f'explains "{job_id}" by {_brief(why)}, expected an Explanation')
 
     def _check_target(self, job: JobState, target: Target, free: Mapping[str, int], up_gpus: int) -> None:
-        if target.gpus == 0:
-            return
-        low, high = job.spec.min_gpus, job.max_gpus(up_gpus)
-        if not low <= target.gpus <= high:
-            raise self._error(f'gives "{job.id}" {target.gpus} GPUs, its limits are {low} to {high}')
-        if target.gpus != job.spec.gpus.requested and "none" in (self._policy.elasticity, job.spec.elastic):
+        as_requested = target.gpus == job.spec.gpus.requested
+        unlimited = job.most is None and job.room is None and job.any_number
+        if not (as_requested and unlimited and target.gpus <= up_gpus):
+            low, high = job.spec.min_gpus, job.max_gpus(up_gpus)
+            if not low <= target.gpus <= high:
+                raise self._error(f'gives "{job.id}" {target.gpus} GPUs, its limits are {low} to {high}')
+        if not as_requested and "none" in (self._policy.elasticity, job.spec.elastic):
             whose = (
                 "the job is not elastic"
                 if job.spec.elastic == "none"
@@ -99,45 +104,39 @@ class RuleBook:
             raise self._error(
                 f'sends "{job.id}" to GPUs of type "{target.gpu_type}", which the cluster lacks'
             )
-        self._check_batch(job, target)
-        self._check_placement(job, target)
-        self._check_servers(job, target)
+        if target.global_batch is not None and target.global_batch != job.reference_batch:
+            self._check_batch(job, target.global_batch)
+        if target.placement is not None:
+            self._check_placement(job, target, target.placement)
+        if target.servers is not None:
+            self._check_servers(job, target.gpus, target.servers)
 
-    def _check_batch(self, job: JobState, target: Target) -> None:
-        batch = target.global_batch
-        if batch in (None, job.reference_batch):
-            return
+    def _check_batch(self, job: JobState, batch: int) -> None:
         if self._policy.elasticity != "size+batch" or job.spec.elastic != "size+batch":
             raise self._error(
                 f'changes the batch of "{job.id}" to {batch}, which its elasticity does not allow'
             )
         low = job.spec.batch.min or job.reference_batch
         high = job.spec.batch.max or job.reference_batch
-        if batch is not None and not low <= batch <= high:
+        if not low <= batch <= high:
             raise self._error(f'sets the batch of "{job.id}" to {batch}, its limits are {low} to {high}')
 
-    def _check_placement(self, job: JobState, target: Target) -> None:
-        if target.placement is None:
-            return
-        names = [name for name, _ in target.placement]
+    def _check_placement(self, job: JobState, target: Target, placement: NodeGpus) -> None:
+        names = [name for name, _ in placement]
         unknown = [name for name in names if name not in self._nodes]
         if unknown or len(set(names)) < len(names):
             raise self._error(f'places "{job.id}" on nodes {names}: expected different nodes of the cluster')
-        if sum(count for _, count in target.placement) != target.gpus or any(
-            count < 1 for _, count in target.placement
-        ):
-            raise self._error(f'gives "{job.id}" {target.gpus} GPUs but places it on {target.placement}')
+        if gpus_of(placement) != target.gpus or any(count < 1 for _, count in placement):
+            raise self._error(f'gives "{job.id}" {target.gpus} GPUs but places it on {placement}')
         types = {self._nodes[name].gpu_type for name in names} | ({target.gpu_type} - {None})
         if len(types) > 1:
             raise self._error(f'places "{job.id}" on several GPU types: {", ".join(sorted(map(str, types)))}')
 
-    def _check_servers(self, job: JobState, target: Target) -> None:
-        if target.servers is None:
-            return
-        needed, found = servers_for(job.spec, target.gpus), sum(count for _, count in target.servers)
+    def _check_servers(self, job: JobState, gpus: int, servers: NodeGpus) -> None:
+        needed, found = servers_for(job.spec, gpus), gpus_of(servers)
         if found != needed:
             raise self._error(f'gives "{job.id}" {found} parameter servers, it needs {needed}')
-        names = [name for name, _ in target.servers]
+        names = [name for name, _ in servers]
         wrong = [name for name in names if name not in self._servers]
         if wrong or len(set(names)) < len(names):
             what = f'places parameter servers of "{job.id}" on {names}'
@@ -178,22 +177,22 @@ class RuleBook:
     def _check_totals(
         self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int]
     ) -> None:
+        all_wanted = sum([target.gpus for target in decision.targets.values()])
+        if all_wanted <= min(free.values(), default=0):
+            return  # whatever their types, and though no job gives up any
         freed: dict[str | None, int] = {}
         wanted: dict[str | None, int] = {}
         named = {*decision.rejected, *decision.targets}
         for job_id in named:
             job = jobs[job_id]
-            if job.frees_gpus(named):
+            if job.gpus and job.frees_gpus(named):
                 freed[job.gpu_type] = freed.get(job.gpu_type, 0) + job.gpus
         for target in decision.targets.values():
-            if target.beside is None:
+            if target.gpus and target.beside is None:
                 wanted[target.gpu_type] = wanted.get(target.gpu_type, 0) + target.gpus
-        for gpu_type, available in free.items():
-            free_then = available + freed.get(gpu_type, 0)
-            if wanted.get(gpu_type, 0) > free_then:
-                raise self._error(
-                    f'gives away {wanted[gpu_type]} GPUs of type "{gpu_type}", {free_then} are free'
-                )
+        for gpu_type, gpus in wanted.items():
+            if gpu_type is not None and gpus > (free_then := free[gpu_type] + freed.get(gpu_type, 0)):
+                raise self._error(f'gives away {gpus} GPUs of type "{gpu_type}", {free_then} are free')
         available, given = sum(free.values()) + sum(freed.values()), sum(wanted.values())
         if given > available:
             raise self._error(f"gives away {given} GPUs, {available} are free")

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, overload
 
 from pydantic_core import from_json
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Owner
 from pliant.schemas.event import Event
 from pliant.schemas.io import profile_to_columns
 from pliant.schemas.job import Gpus, Job
-from pliant.schemas.shares import Owner
 from pliant.tools.schedule.jobs import (
     BatchChange,
     EpochEnd,

@@ -33,9 +33,11 @@ from pliant.tools.schedule.session.assignment import (
     assign,
     changes_gpus,
     differs,
+    is_plain_start,
     may_get_fewer,
+    start,
 )
-from pliant.tools.schedule.session.cluster_state import ClusterState
+from pliant.tools.schedule.session.cluster_state import ClusterState, make
 from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
 from pliant.tools.schedule.session.parts import STATE_VERSION, TeamParts, has_states
 from pliant.tools.schedule.session.rules import RuleBook
@@ -117,18 +119,22 @@ class Session(ClusterState):
 
     def snapshot(self, time_s: float) -> Snapshot:
         """What the policy would see now."""
-        return Snapshot(
-            time_s,
-            self.nodes,
-            self.in_play,
-            self.speeds,
-            tuple(self.changes),
-            self.up_gpus,
-            self.free.by_type,
-            self.free,
-            self.oracle,
-            self.forecast,
-            self._still_to_come() if self.policy.knows_future else (),
+        free, hidden = self.free, self.commands.hide_jobs
+        return make(
+            Snapshot,
+            (
+                time_s,
+                self.nodes,
+                self.in_play if hidden else self.jobs,
+                self.speeds,
+                tuple(self.changes),
+                self.up_gpus,
+                free.by_type,
+                free,
+                self.oracle,
+                self.forecast,
+                self._still_to_come() if self.policy.knows_future else (),
+            ),
         )
 
     def _still_to_come(self) -> Sequence[Job]:
@@ -158,22 +164,21 @@ class Session(ClusterState):
         return sorted(done, key=_frees_first)
 
     def _decide_once(self, time_s: float) -> list[Transition]:
-        freed = self._make_leave(time_s)
+        freed = self._make_leave(time_s) if self._some_must_leave else []
         if self.learns:
             self._foresee(time_s)
         seen = self.snapshot(time_s)
         if self._refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*self._refused, *seen.changes))
         try:
-            decision = self._asked.decide(seen, self.rng)
+            decision = (self.policy if self._parts is None else self._parts).decide(seen, self.rng)
         except (Exception, SystemExit) as error:
             blame(type(self.policy), error)
             raise
         self._refused, self.kept_until_s = [], {}
         self._rules.check_form(decision)
-        if self.changes:
-            self.changes_seen += len(self.changes)
-            self.changes.clear()
+        self.changes_seen += len(self.changes)
+        self.changes.clear()
         self.ask_again_s = decision.ask_again_s
         self.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
         self.admissions = decision.admissions
@@ -183,8 +188,8 @@ class Session(ClusterState):
         done = self._apply(decision, time_s)
         if freed:
             done = in_net([*freed, *done])
-        if any(change.kind == "arrived" for change in self.changes):  # their user's limit has room now
-            self.ask_again_s = math.nextafter(time_s, math.inf)
+        if self.changes and any(change.kind == "arrived" for change in self.changes):
+            self.ask_again_s = math.nextafter(time_s, math.inf)  # their user's limit has room now
         return done
 
     @property
@@ -289,6 +294,12 @@ class Session(ClusterState):
             self.changes_seen = seen
         return fits
 
+    @property
+    def _some_must_leave(self) -> bool:
+        """Whether jobs may have to give up GPUs before the policy is asked."""
+        commands = self.commands
+        return bool(commands.drained) or not self._parted or self._parts is not None or commands.hide_jobs
+
     def _make_leave(self, time_s: float) -> list[Transition]:
         """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
         as lost.
@@ -319,6 +330,8 @@ class Session(ClusterState):
         return [Holding(job.id) for job in late]
 
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
+        if (started := self._start_one(decision, time_s)) is not None:
+            return started
         transitions = []
         for job_id, reason in decision.rejected.items():
             before = self.jobs[job_id].placement
@@ -344,21 +357,43 @@ class Session(ClusterState):
             after = Holding.of(job) if place is None else place
             other = None if place is None or target.beside is None else self.jobs[target.beside]
             transition = self._change(job, after.placement, batch, time_s, after.servers, beside=other)
-            transitions.extend([transition] if transition else [])
+            if transition is not None:
+                transitions.append(transition)
         return sorted(transitions, key=_frees_first) if len(transitions) > 1 else transitions
+
+    def _start_one(self, decision: Decision, time_s: float) -> list[Transition] | None:
+        """What most decisions come to: one job starts. Returns None if anything else changes."""
+        if len(decision.targets) != 1 or decision.rejected or self.withheld.next_s < math.inf:
+            return None
+        ((job_id, target),) = decision.targets.items()
+        job = self.jobs[job_id]
+        if not is_plain_start(job, target):
+            return None
+        trims = self.policy.elasticity != "none" and self._trims
+        if trims or not job.any_number:
+            target = self._useful(job, target)
+            if not target.gpus:
+                return []
+        accumulates = self.policy.accumulates
+        place = start(job, target, self.free, self.speeds, sizes_jobs=trims, accumulates=accumulates)
+        if place is None:
+            return []
+        found = self._change(job, place, target.global_batch or job.global_batch, time_s)
+        return [] if found is None else [found]
 
     def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
         """The targets that differ from what jobs have and that the dwell rule allows now.
 
         The policy is asked again once the first of the others is allowed.
         """
-        targets = {}
+        targets, jobs = {}, self.jobs
+        trims = self.policy.elasticity != "none" and self._trims
         for job_id, target in decision.targets.items():
-            job = self.jobs[job_id]
-            useful = self._useful(job, target)
+            job = jobs[job_id]
+            useful = self._useful(job, target) if trims or not job.any_number else target
             if differs(job, useful):
                 targets[job_id] = useful
-        self.kept_until_s = self._dwell.kept_until_s(targets, self.jobs, time_s)
+        self.kept_until_s = self._dwell.kept_until_s(targets, jobs, time_s)
         if self.kept_until_s:
             for job_id in self.kept_until_s:
                 del targets[job_id]
@@ -393,7 +428,7 @@ class Session(ClusterState):
         moving = {job_id: each for job_id, each in targets.items() if changes_gpus(jobs[job_id], each)}
         if not moving:
             return {}
-        demanding = any(jobs[job_id].room is not None for job_id in moving)
+        demanding = bool([job_id for job_id in moving if jobs[job_id].room is not None])
         try:
             return assign(
                 moving,
@@ -421,7 +456,7 @@ def _frees_first(transition: Transition) -> int:
 
 
 def _sharing_last(targets: Mapping[str, Target]) -> Iterable[tuple[str, Target]]:
-    if not any(target.beside for target in targets.values()):
+    if not [each for each in targets.values() if each.beside]:
         return targets.items()
     return sorted(targets.items(), key=lambda item: item[1].beside is not None)
 

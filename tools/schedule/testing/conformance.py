@@ -17,11 +17,10 @@ from itertools import cycle
 from operator import methodcaller
 from typing import Final
 
-from pliant.schemas.cluster import Cluster, UserLimit
+from pliant.schemas.cluster import Cluster, Shares, UserLimit
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job, Utility
 from pliant.schemas.schedule import PolicyState
-from pliant.schemas.shares import Shares
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
 from pliant.tools.schedule.session.holdings import Holding
@@ -296,7 +295,7 @@ def check_teams(make: Factory) -> None:
     rng = np.random.default_rng(4)
     for pool in CLUSTERS:
         nodes = pool.model_copy(update={"shares": shares})
-        known = [each for each in jobs_for(make(), 30) if each.work is not None]
+        known = [each for each in jobs_for(make(), 18) if each.work is not None]
         jobs = [each.model_copy(update={"user": "abcde"[at % 5]}) for at, each in enumerate(known)]
         held, _ = _story(make, jobs, nodes)
         require(not held.jobs, f"where teams share the cluster, these never end: {sorted(held.jobs)}")

@@ -8,7 +8,7 @@ import pytest
 
 from pliant.tools.profile.measuring.launch import Script, launch
 from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome
-from pliant.tools.run import script_measurement
+from pliant.tools.run import progress
 
 SCRIPT = """
 import time
@@ -39,4 +39,4 @@ def test_its_own_batch_is_measured_on_all_workers_and_the_script_ends(tmp_path: 
 
 
 def test_the_helper_knows_the_variable_of_the_request() -> None:
-    assert script_measurement.ENV_PROFILE == ENV_PROFILE
+    assert progress.ENV_PROFILE == ENV_PROFILE

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pliant.tools.profile.measuring import device, worker
-from pliant.tools.profile.measuring.device import OtherLoad, _Load, device_of, own_share
+from pliant.tools.profile.measuring import worker
 from pliant.tools.profile.measuring.launch import read_outcome
 from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
@@ -22,7 +21,7 @@ from pliant.tools.profile.measuring.request import (
     is_settled,
     spread,
 )
-from pliant.tools.profile.measuring.worker import Recorder, Sweep
+from pliant.tools.profile.measuring.worker import OtherLoad, Recorder, Sweep, _Load, device_of, own_share
 from pliant.tools.profile.throughput import BUSY
 
 pytestmark = pytest.mark.torch
@@ -62,7 +61,7 @@ def load(time_s: float, **clocks: float) -> _Load:
 def test_other_load_is_what_a_worker_waited_while_cores_worked_for_others(
     monkeypatch: pytest.MonkeyPatch, ended: _Load, share: float
 ) -> None:
-    monkeypatch.setattr(device.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(worker.os, "cpu_count", lambda: 1)
     times = iter([load(0.0), ended])
     monkeypatch.setattr(_Load, "now", lambda: next(times))
     assert OtherLoad(torch.device("cpu")).share() == pytest.approx(share, abs=1e-3)
@@ -80,7 +79,7 @@ def test_all_workers_come_to_the_same_share_though_each_reads_the_clocks_at_its_
         asked.extend(values)
         return [0.12, 0.0] if len(asked) == 5 else values  # another worker has read more
 
-    monkeypatch.setattr(device, "largest", largest)
+    monkeypatch.setattr(worker, "largest", largest)
     assert OtherLoad(torch.device("cpu")).share() == 0.12
     assert asked[3] == pytest.approx(0.1)
 
@@ -89,7 +88,7 @@ def test_the_time_that_others_took_from_the_training_thread_is_taken_off_its_ste
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its other threads waited, too, but no step for them."""
-    monkeypatch.setattr(device.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(worker.os, "cpu_count", lambda: 1)
     ended = load(10.0, own_s=4.0, waited_s=9.0, trainer_s=6.0, busy_s=20.0)
     times = iter([load(0.0), ended])
     monkeypatch.setattr(_Load, "now", lambda: next(times))
@@ -101,7 +100,7 @@ def test_the_time_that_others_took_from_the_training_thread_is_taken_off_its_ste
 
 
 def test_where_the_system_keeps_no_count_other_load_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "Path", lambda path: Path("/nowhere") / path.lstrip("/"))
+    monkeypatch.setattr(worker, "Path", lambda path: Path("/nowhere") / path.lstrip("/"))
     assert OtherLoad(torch.device("cpu")).share() is None
 
 
@@ -147,7 +146,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, shares: dict[int, list[
             yield torch.zeros(len(indices), 1)
 
     monkeypatch.setattr(worker, "OtherLoad", Told)
-    monkeypatch.setattr(device.CpuDevice, "seconds", lambda _self, marks: [0.01] * len(marks))
+    monkeypatch.setattr(worker.CpuDevice, "seconds", lambda _self, marks: [0.01] * len(marks))
     request = MeasurementRequest(
         result=str(folder / "outcome.json"),
         local_batches=tuple(shares),

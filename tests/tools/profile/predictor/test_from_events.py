@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pliant.cli.predictor import predictor_fit
+from pliant.cli.predictions import predictor_fit
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_predictor, write_events

@@ -22,7 +22,7 @@ from typing import Any, Final
 from pliant.schemas.errors import PliantError
 from pliant.tools.replay.importers import reading
 from pliant.tools.replay.importers import run as importing
-from pliant.tools.replay.importers.selection import Selection
+from pliant.tools.replay.importers.run import Selection
 
 _ODD: Final = (
     *(

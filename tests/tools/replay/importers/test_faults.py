@@ -13,8 +13,7 @@ from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.replay.engine.failures import read_failures
 from pliant.tools.replay.importers.conversion import ImportSummary
-from pliant.tools.replay.importers.run import import_trace
-from pliant.tools.replay.importers.selection import Selection
+from pliant.tools.replay.importers.run import Selection, import_trace
 from tests.tools.replay.importers.importing import text
 
 Down = tuple[float, str, bool]

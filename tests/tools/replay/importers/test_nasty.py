@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pliant.schemas.file_io.parquet import text_array
-from pliant.tools.replay.importers import job_ids, job_lines
-from pliant.tools.replay.importers.job_ids import JobIds
+from pliant.tools.replay.importers import conversion, job_lines
+from pliant.tools.replay.importers.conversion import JobIds
 from pliant.tools.replay.recorded import plain_seconds
 from tests.tools.replay.importers.nasty import outcomes, traces
 
@@ -47,7 +47,7 @@ def test_columns_of_ids_are_used_once(collide: bool, columns: list[list[str]]) -
     """Texts whose hashes are alike are not taken for the same."""
     with pytest.MonkeyPatch.context() as patch:
         if collide:
-            patch.setattr(job_ids, "_MIXER", np.uint64(0))
+            patch.setattr(conversion, "_MIXER", np.uint64(0))
         ids, used = JobIds(), set[str]()
         for column in columns:
             is_new = len(set(column)) == len(column) and used.isdisjoint(column)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.replay.importers.selection import Selection
+from pliant.tools.replay.importers.run import Selection
 from tests.tools.replay.importers.importing import HELIOS, TIRESIAS, run, text
 
 

@@ -13,8 +13,14 @@ from pliant.tools.replay.compat import SimulatorEpochs, WholeSecondPieces
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions, parse_noise_scales
-from pliant.tools.replay.progress.convergence import Validation, validations
-from pliant.tools.replay.progress.models import EpochProgress, GoodputProgress, Pieces, efficiency
+from pliant.tools.replay.progress.models import (
+    EpochProgress,
+    GoodputProgress,
+    Pieces,
+    Validation,
+    efficiency,
+    validations,
+)
 from pliant.tools.replay.run import Inputs, Run, replay
 from pliant.tools.schedule.jobs import Observation
 from tests.builders import FREE_CHANGES, cluster, curves, job

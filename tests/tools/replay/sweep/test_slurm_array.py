@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import ServiceMissingError, UsageError
-from pliant.tools.replay.sweep.slurm_array import array_scripts, array_size, submit, write_scripts
+from pliant.tools.replay.sweep.run import array_scripts, array_size, submit, write_scripts
 
 SCRIPT = """\
 #!/bin/bash

@@ -13,9 +13,8 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.rendering.output import Extras, render
-from pliant.tools.report.rendering.page import page
-from pliant.tools.report.rendering.page_data import page_data, stretches
-from pliant.tools.report.rendering.profile_table import GivenProfile, ProfiledStep
+from pliant.tools.report.rendering.page import page, page_data, stretches
+from pliant.tools.report.rendering.sections import GivenProfile, ProfiledStep
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, first_come, ran, shared, story, submit

@@ -14,9 +14,9 @@ from pliant.schemas.metrics import ReportedRun
 from pliant.schemas.text import narrowest, one_line, width_of
 from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.expectations import Expectations, check_expectations
+from pliant.tools.report.figures.curves import jct_plot
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.rendering.output import Extras, document, render
-from pliant.tools.report.rendering.readable import terms_text
 from pliant.tools.report.rendering.sections import (
     FIGURES,
     HOURS,
@@ -27,10 +27,8 @@ from pliant.tools.report.rendering.sections import (
     ratio_text,
     time_unit,
 )
-from pliant.tools.report.rendering.summary import Shown
-from pliant.tools.report.rendering.terminal_plot import jct_plot
-from pliant.tools.report.rendering.terms import MEANING
-from pliant.tools.report.rendering.text import drawn, wrapped_prose
+from pliant.tools.report.rendering.summary import MEANING, Shown
+from pliant.tools.report.rendering.text import drawn, terms_text, wrapped_prose
 from pliant.tools.report.report import make_report
 from tests.effort import examples
 from tests.tools.report.runs import check_golden, first_come, shared

@@ -9,7 +9,7 @@ import pytest
 
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
 from pliant.tools.run.backends.slurm import backend as leases
-from pliant.tools.run.backends.slurm import controller
+from pliant.tools.run.backends.slurm import commands
 from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
@@ -50,8 +50,8 @@ def ended(statuses: Statuses) -> bool:
 def live(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
     """The Slurm of the tests is what commands find, and afterwards it is as it was."""
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
-    monkeypatch.setattr(controller, "LOOK_S", 0.1)
-    monkeypatch.setattr(controller, "NODES_S", 0.2)
+    monkeypatch.setattr(commands, "LOOK_S", 0.1)
+    monkeypatch.setattr(commands, "NODES_S", 0.2)
     monkeypatch.setattr(leases, "LEASE_AGAIN_S", 0.5)
     yield slurm
     until(lambda: (slurm.end_jobs(), set(slurm.states().values()) == {"idle"})[1])

@@ -23,7 +23,7 @@ import pytest
 from rich.cells import cell_len
 
 from pliant.schemas.io import read_events, write_cluster
-from pliant.tools.run.door.place import SOCKET
+from pliant.tools.run.door.protocol import SOCKET
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster
 from tests.cli.calling import call
@@ -174,7 +174,7 @@ def import_commands() -> None:
         ):
             call(*line.split(), "--state", str(state))
     report = "pliant.tools.report"
-    for name in (f"{report}.job_cost", f"{report}.rendering.job_cost", "rich.live", "rich.progress"):
+    for name in (f"{report}.job_cost", "rich.live", "rich.progress"):
         importlib.import_module(name)
     cell_len("\N{HORIZONTAL ELLIPSIS}")  # reads tables of its own
     for name in ("pliant.cli", "pliant.tools.run.door", "pliant.tools.run.watch"):

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import PliantError, UsageError
-from pliant.tools.run.door.place import SOCKET, check_way
-from pliant.tools.run.door.protocol import read_line
+from pliant.tools.run.door.protocol import SOCKET, check_way, read_line
 from pliant.tools.run.door.roles import read_roles
 from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
 from tests.cli.calling import call

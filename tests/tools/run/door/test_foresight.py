@@ -12,7 +12,7 @@ import pytest
 
 from pliant.cli.ahead import enlarged
 from pliant.schemas.errors import InfeasibleError, UsageError
-from pliant.tools.run.door import foresight
+from pliant.tools.run.door import answers
 from pliant.tools.run.door.opening import opened_door
 from pliant.tools.run.door.protocol import Foresee
 from pliant.tools.run.door.roles import Person
@@ -120,8 +120,8 @@ def test_more_jobs_than_may_wait_are_not_looked_ahead_for(queue: Shared):
 
 def test_the_time_of_its_process_is_charged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     said = """print('{"ok": true, "cpu_s": 1.5}', '[]', sep=chr(10), end='')"""
-    monkeypatch.setattr(foresight, "ASKED", ("-c", said))
-    asks = foresight.Foresight(tmp_path)
+    monkeypatch.setattr(answers, "ASKED", ("-c", said))
+    asks = answers.Foresight(tmp_path)
     assert asks.of(Foresee(add_nodes="2"), Person.of(EVE), (), ()) == b"[]"
     assert [asks.spent_s(EVE), asks.spent_s(EVE)] == [1.5, 0.0]
 
@@ -139,10 +139,10 @@ def test_a_question_that_takes_too_much_ends_with_the_reason(
     """With a second of the processor in place of thirty."""
     script = f"import sys\nfrom pliant.cli import ahead\nahead.CPU_S = 1\ndef foreseen(*_):\n    {does}\n"
     monkeypatch.setattr(
-        foresight, "ASKED", ("-c", f"{script}ahead.foreseen = foreseen\nahead.main(sys.argv[1])")
+        answers, "ASKED", ("-c", f"{script}ahead.foreseen = foreseen\nahead.main(sys.argv[1])")
     )
     with pytest.raises(InfeasibleError, match=error):
-        foresight.Foresight(tmp_path).of(Foresee(add_nodes="2"), Person.of(EVE), (), ())
+        answers.Foresight(tmp_path).of(Foresee(add_nodes="2"), Person.of(EVE), (), ())
 
 
 @pytest.mark.parametrize("number", ["0", "10001", "1000000000", "99999999999999999999"])

@@ -15,8 +15,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.door import opening
-from pliant.tools.run.door.letters import LETTER, about, address_of, answers_of, letters_of, send
-from pliant.tools.run.door.munge import Munge
+from pliant.tools.run.door.letters import LETTER, Munge, about, address_of, answers_of, letters_of, send
 from pliant.tools.run.door.opening import opened_door
 from pliant.tools.run.door.protocol import as_line, value_in
 from pliant.tools.run.statedir.directory import StateDir, make_own

@@ -24,7 +24,7 @@ from pliant.schemas.file_io.documents import parse_jobs
 from pliant.tools.run import elastic
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.service.endings import judge
+from pliant.tools.run.service.members import judge
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from pliant.tools.run.statedir.state import read_log
 from tests.builders import job

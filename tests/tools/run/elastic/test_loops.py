@@ -13,7 +13,7 @@ from torch import nn
 from pliant.schemas.errors import UsageError
 from pliant.tools.run import elastic
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.elastic.loop.guards import checked, guard_optimizer
+from pliant.tools.run.elastic.loop.prepared import checked, guard_optimizer
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from tests.tools.run.elastic.alone import Alone
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pliant.schemas.resources import Capacities
+from pliant.schemas.checks import Capacities
 from pliant.tools.run.service import launching as runnable
 from tests.builders import cluster, job
 from tests.tools.run.simulated.world import POLICIES, World, trains

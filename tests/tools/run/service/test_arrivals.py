@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.shares import Shares, Team
+from pliant.schemas.cluster import Shares, Team
 from pliant.tools.run.service import submit as requests
-from pliant.tools.run.service.arrivals import Arrivals
+from pliant.tools.run.service.decisions import Arrivals
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import JobLog

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from pliant.tools.run.backends.protocol import UnitStatus
-from pliant.tools.run.service.endings import Ending, broken, describe, judge
+from pliant.tools.run.service.members import Ending, broken, describe, judge
 from pliant.tools.run.statedir.contract.plan import LOST_PEER, WorkerOutcome
 
 KILLED = "killed by SIGKILL, which the system sends where memory runs out"

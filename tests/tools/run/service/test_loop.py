@@ -21,9 +21,8 @@ from pliant.schemas.schedule import Allocation, PolicyUse, Schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.allocation import startable
 from pliant.tools.run.service.commands import read_plan
-from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
 from pliant.tools.run.service.submit import submit

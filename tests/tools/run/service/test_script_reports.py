@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pliant.tools.run import progress as helper
-from pliant.tools.run.service.script_reports import ScriptReports
 from pliant.tools.run.statedir.contract import plan as contract
 from pliant.tools.run.statedir.contract.plan import Member, Plan, Progress
+from pliant.tools.run.statedir.log.worker_reports import ScriptReports
 
 
 def plan(workers: int = 2) -> Plan:

@@ -10,8 +10,8 @@ from typing import Any
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
-from pliant.tools.run.service import arrivals
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service import decisions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.statedir.log.events import submit_event
 
@@ -23,7 +23,7 @@ def proven(uids: Mapping[str, int]) -> None:
         uid = {"uid": uids[job.id]} if job.id in uids else {}
         return submit_event(job, time_s, {**(detail or {}), **uid})
 
-    vars(arrivals)["submit_event"] = event
+    vars(decisions)["submit_event"] = event
 
 
 if __name__ == "__main__":

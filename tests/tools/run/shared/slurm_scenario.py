@@ -20,11 +20,10 @@ from typing import Any
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.profile.torchrun.start import ONE_THREAD
-from pliant.tools.run.backends.credentials import ProcessLimits
-from pliant.tools.run.backends.protocol import Backend, Handle, Unit
+from pliant.tools.run.backends.protocol import Backend, Handle, ProcessLimits, Unit
 from pliant.tools.run.backends.slurm import jobs as slurm_jobs
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir

@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from pliant.tools.run.backends import local
-from pliant.tools.run.backends.credentials import NO_GROUP, Credentials, ProcessLimits
-from pliant.tools.run.backends.protocol import UnitStatus
+from pliant.tools.run.backends.protocol import NO_GROUP, Credentials, ProcessLimits, UnitStatus
 from tests.tools.run.shared.users import ANN, BOB, Attempt, of_user
 from tests.tools.run.site import until
 

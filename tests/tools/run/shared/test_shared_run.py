@@ -18,7 +18,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit
-from pliant.tools.run.service import arrivals
+from pliant.tools.run.service import decisions
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.statedir.contract.folders import AttemptDir
@@ -108,7 +108,7 @@ def users(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     def backend(name: str, nodes: Cluster, dirs: StateDir) -> LocalBackend:
         return ForUsers(nodes, dirs.jobs)
 
-    monkeypatch.setattr(arrivals, "submit_event", event)
+    monkeypatch.setattr(decisions, "submit_event", event)
     monkeypatch.setattr(runner, "open_backend", backend)
     monkeypatch.setattr(runner, "POLL_S", 0.01)
     return found

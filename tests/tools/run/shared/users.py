@@ -9,9 +9,15 @@ from typing import Final
 
 import psutil
 
-from pliant.tools.run.backends.credentials import Credentials, ProcessLimits
 from pliant.tools.run.backends.local import LocalBackend
-from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus, read_record
+from pliant.tools.run.backends.protocol import (
+    Credentials,
+    Handle,
+    ProcessLimits,
+    Unit,
+    UnitStatus,
+    read_record,
+)
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared

@@ -18,15 +18,13 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.run.service.inputs import PreparedRun
-from pliant.tools.run.service.loop import Loop
+from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.options import RunOptions
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
-from pliant.tools.run.statedir.clock import Clock
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import fold
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
-from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.run.statedir.state import Clock, State, read_log
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.accounts import check_story

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pliant.tools.run.statedir.clock import Clock, origin, passed_since
 from pliant.tools.run.statedir.log.events import decision_event
-from pliant.tools.run.statedir.state import State
+from pliant.tools.run.statedir.state import Clock, State, origin, passed_since
 from pliant.tools.run.watch.status import look_at
 from tests.tools.run.stories import Story
 

@@ -16,7 +16,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir import directory as private

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pliant.cli import watching
+from pliant.cli import status as watching
 from pliant.cli.schedule import schedule
 from pliant.cli.status import Form, status
 from pliant.schemas.errors import UsageError

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pliant.cli.status import Form
-from pliant.cli.top import top
+from pliant.cli.status import Form, top
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.text import width_of

@@ -228,7 +228,7 @@ def test_a_line_keeps_the_order_of_turns_whatever_comes_and_goes(moves: list[tup
             line.remove(states[number].turn)
             del expected[number]
         else:
-            line.add(states[number], float(work))
+            line.add(states[number], states[number].turn, float(work))
             expected[number] = work
     assert [each.id for each in line.after()] == [f"j{n:03}" for n in sorted(expected)]
     able = [each.id for each in line.after(states[first].turn, lambda work: work <= 2)]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from pliant.cli.policies import page
+from pliant.cli.reference import page
 from pliant.schemas.errors import BadInputError
 from pliant.tools.schedule.assumptions import priorities_ignored, refuse, weights_ignored
 from pliant.tools.schedule.policies.fifo import Fifo

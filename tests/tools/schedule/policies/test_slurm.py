@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.schemas.cluster import Owner
 from pliant.schemas.job import Job
-from pliant.schemas.shares import Owner
 from pliant.tools.schedule.policies.backfill import FreeAhead
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.slurm import FairShares, Slurm

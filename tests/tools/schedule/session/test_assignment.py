@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.checks import capacities
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.schemas.resources import capacities
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target, parameter_names
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pliant.schemas.cluster import Cluster, Sharing
+from pliant.schemas.cluster import Cluster, Owner, Shares, Sharing, Team
 from pliant.schemas.job import Job
-from pliant.schemas.shares import Owner, Shares, Team
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session

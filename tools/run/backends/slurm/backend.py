@@ -37,8 +37,7 @@ from pliant.tools.run.backends.protocol import (
 )
 from pliant.tools.run.backends.slurm import commands as command_lines
 from pliant.tools.run.backends.slurm import parsing
-from pliant.tools.run.backends.slurm.commands import Lease, ask
-from pliant.tools.run.backends.slurm.controller import Controller, ControllerView, Later
+from pliant.tools.run.backends.slurm.commands import Controller, ControllerView, Later, Lease, ask
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmNode
 from pliant.tools.run.backends.slurm.units import (
     SlurmUnit,

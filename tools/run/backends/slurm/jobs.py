@@ -27,8 +27,8 @@ from typing import Final, Literal
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import PliantError
 from pliant.tools.profile.torchrun.start import child_environment
-from pliant.tools.run.backends.credentials import Credentials
 from pliant.tools.run.backends.protocol import (
+    Credentials,
     Handle,
     LaunchRecord,
     NodeInfo,
@@ -41,7 +41,7 @@ from pliant.tools.run.backends.protocol import (
     write_record,
 )
 from pliant.tools.run.backends.slurm import commands as command_lines
-from pliant.tools.run.backends.slurm.controller import Controller, ControllerView, Later
+from pliant.tools.run.backends.slurm.commands import Controller, ControllerView, Later
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep, job_state
 from pliant.tools.run.backends.slurm.units import CODES, SlurmUnit, UnitReport, prepare, units_of
 from pliant.tools.run.statedir.contract import as_user

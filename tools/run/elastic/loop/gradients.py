@@ -183,7 +183,7 @@ class Averaging:
 
     @property
     def failed(self) -> bool:
-        return self.error is not None
+        return self._group is not None and self._group.error is not None
 
     def take_waited_s(self) -> float | None:
         """Seconds that this worker has waited for exchanges since the last call.
@@ -307,13 +307,15 @@ class ElasticDataParallel(nn.Module):
     @_not_compiled
     def _now(self) -> nn.Module:
         """What to call at the moment: the model alone, or among the other workers."""
+        # the attribute would take several calls
+        module: nn.Module = self._modules["module"]  # type: ignore[assignment]
         if not torch.is_grad_enabled():
-            return self.module
+            return module
         averaging = self.averaging
         averaging.training()
         averaging.follow_trained()
-        ddp = averaging.ddps.get(self.module)
-        return self.module if ddp is None or averaging.idle or averaging.failed else ddp
+        ddp = averaging.ddps.get(module)
+        return module if ddp is None or averaging.idle or averaging.failed else ddp
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = "averaging" not in self.__dict__ or name in self.__dict__ or name.startswith("_")

@@ -152,9 +152,9 @@ class TrainingLoop:
 
     def quiet(self) -> bool:
         """Whether the loop body must have no effect: it ends no part of a step, or none that counts."""
-        micro = self._micro
+        micro, averaging = self._micro, self._averaging
         between = micro is not None and not (micro.last and self._part == self._turn)
-        return between or self._averaging.idle or self._catching_up or self._averaging.failed
+        return between or averaging.idle or self._catching_up or averaging.failed
 
     @property
     def micro(self) -> MicroBatch:
@@ -333,7 +333,9 @@ class TrainingLoop:
 
     def _give(self, micro: MicroBatch) -> None:
         self._micro = micro
-        self._averaging.follow_trained()
+        if self.accumulates or micro.weight != 1.0:
+            # else nothing is hooked, and the model itself asks when it is called
+            self._averaging.follow_trained()
         self._gradients.begin(micro)
 
     def train(self) -> None:
@@ -551,9 +553,10 @@ class TrainingLoop:
         micro, self._micro = self._micro, None
         if micro is None or not micro.last:
             return
-        self._micro = micro
-        self._take_part()
-        self._micro = None
+        if not self._trains:
+            self._micro = micro
+            self._take_part()
+            self._micro = None
         losses, self._losses = self._losses, Mean()
         training = self.training
         if not self.failed and self._part > self._turn:

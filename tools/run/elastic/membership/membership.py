@@ -8,17 +8,23 @@ leave, new ones get the state from those that have it, and training goes on.
 A worker that dies takes the process group with it. The others void the step that it broke and meet for the
 plan without it, which the launcher writes; if none comes in time they save and leave. A worker that got one
 collective operation further than the rest takes the rest along, so no completed step is lost.
+
+A worker that ends says how in a file.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Literal
 
+from pliant.schemas.errors import PliantError, UsageError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership.agreement import (
     STOP,
@@ -30,9 +36,9 @@ from pliant.tools.run.elastic.membership.agreement import (
     Vote,
     ballot,
 )
-from pliant.tools.run.elastic.membership.exit import Exit
 from pliant.tools.run.elastic.membership.process_group import (
     ProcessGroup,
+    cut_off,
     leave_at_exit,
     lost_peer,
     make_known,
@@ -41,13 +47,100 @@ from pliant.tools.run.elastic.membership.process_group import (
 from pliant.tools.run.elastic.membership.rendezvous import CutOffError, LeftAloneError, Rendezvous
 from pliant.tools.run.elastic.report import Reporter, WorkerChange
 from pliant.tools.run.elastic.state.checkpoint import Saving
-from pliant.tools.run.elastic.state.storable import check_training
-from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor, Mean, Training
+from pliant.tools.run.elastic.state.training import (
+    IN_EPOCH,
+    Cursor,
+    Mean,
+    Training,
+    TrainingCounters,
+    check_training,
+)
 from pliant.tools.run.elastic.state.transfer import pass_on
-from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan
+from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan, WorkerOutcome
 from pliant.tools.run.statedir.contract.presence import Presence
 
 _log = logging.getLogger("pliant")
+How = Literal["done", "stopped", "crashed", "left", "cut_off"]
+
+
+class _Exit:
+    """Writes one outcome, however the worker ends.
+
+    "done": the script ended after its training, or left it by ``break``. "stopped": a stop was agreed.
+    "left": the others go on without this worker. "cut_off": it does not reach them. "crashed": an exception,
+    or a final state that could not be saved.
+    """
+
+    def __init__(self, context: WorkerContext, reporter: Reporter, saving: Saving, stop: StopSignal) -> None:
+        self.training: Training | None = None
+        """Set once it has begun."""
+        self.complete = False
+        """Every epoch is complete, or the script left its training."""
+        self.early = False
+        """The script left its training before the last epoch was complete."""
+        self.unsaved = ""
+        """Why the final state is not on disk."""
+        self.ended = False
+        self._context, self._reporter, self._saving, self._stop = context, reporter, saving, stop
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._on_exception
+        atexit.register(self._on_exit)
+
+    def end(self, outcome: How, message: str = "") -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._await_checkpoint()
+        self._reporter.close()
+        reached = self._reached(outcome)
+        end = WorkerOutcome(
+            outcome=outcome,
+            samples_done=reached.samples_done,
+            epoch=reached.epoch,
+            message=message,
+            exit_counts=outcome == "done" and (self.early or not self._stop.received),
+        )
+        try:
+            self._context.report_end(end)
+        except (PliantError, OSError) as error:
+            _log.warning("the outcome %r is not written: %s", outcome, error)
+
+    def _await_checkpoint(self) -> None:
+        try:
+            saved = self._saving.ended(wait=True)
+        except UsageError as error:
+            _log.warning("the last checkpoint failed: %s", error)
+        else:
+            if saved is not None:
+                self._reporter.checkpoint_ended(saved)
+
+    def _reached(self, outcome: How) -> TrainingCounters:
+        if self.training is None:
+            return self._saving.earlier()
+        return self.training.counters if outcome == "done" else self._saving.counters
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        self.end("crashed", described(kind, error, alone=self._context.world_size == 1))
+        self._previous_hook(kind, error, trace)
+
+    def _on_exit(self) -> None:
+        if not self.complete:
+            self.end("crashed", "the script ended before its training did")
+        elif self.unsaved:
+            self.end("crashed", self.unsaved)
+        else:
+            self.end("done")
+
+
+def described(kind: type[BaseException], error: BaseException, *, alone: bool) -> str:
+    """One line about an exception; it says if another worker's end is the likely cause."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    # "Error(s) in loading state_dict for Net:" says nothing without the next line
+    first = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+    text = f"{kind.__name__}: {first}" if first else kind.__name__
+    return f"{LOST_PEER}: {text}" if not alone and cut_off(error) else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +188,7 @@ class Membership:
         self._vote = Vote()
         self._reporter = Reporter(context)
         self._saving = Saving(context)
-        self._exit = Exit(context, self._reporter, self._saving, stop)
+        self._exit = _Exit(context, self._reporter, self._saving, stop)
         self._presence = Presence(context.attempt.presence(context.worker))
         self._training: Training
         """Set once it begins."""

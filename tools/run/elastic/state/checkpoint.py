@@ -39,8 +39,14 @@ from torch.utils.serialization import config as serialization
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import Draft, remove_temporaries, write_error
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.state.storable import loaded, refuse_others, store
-from pliant.tools.run.elastic.state.training import Training, TrainingCounters, mapped
+from pliant.tools.run.elastic.state.training import (
+    Training,
+    TrainingCounters,
+    loaded,
+    mapped,
+    refuse_others,
+    store,
+)
 
 FORMAT: Final = "pliant.checkpoint/3"
 _HEAD_FIRST: Final = "pliant.checkpoint/2"

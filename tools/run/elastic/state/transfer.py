@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.elastic.state.storable import loaded, stored
-from pliant.tools.run.elastic.state.training import mapped
+from pliant.tools.run.elastic.state.training import loaded, mapped, stored
 
 CHUNK_BYTES: Final = 1 << 20
 """Tensors smaller than this travel together, up to as much."""

@@ -1,5 +1,7 @@
 """Whether a worker is ready and lives: its lock, which its death frees at once, and its heartbeat.
 
+What its unit uses is beside it: one small file, which the keeper replaces.
+
 A worker holds a lock on a file of its own (:class:`Presence`, seen by :class:`Sighting`). The lock is of the
 kind that children do not inherit, so loading processes that outlive their worker do not hide its death.
 Every process that shares the folder can look, on any host and in any container.
@@ -16,20 +18,25 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import resource
+import stat
 import struct
 import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pliant.tools.run.statedir.contract import as_user
-from pliant.tools.run.statedir.contract.folders import look_again
+from pliant.tools.run.statedir.contract.as_user import files_of, opened
+from pliant.tools.run.statedir.contract.folders import AttemptDir, look_again
 
 BEAT_S: Final = 1.0
 Life = Literal["absent", "alive", "gone"]
@@ -213,3 +220,69 @@ class FileClock:
     def about_s(self, path: str) -> float:
         """Now, extrapolated from the last answer."""
         return self.now_s(path) if self._ahead_s is None else time.monotonic() + self._ahead_s
+
+
+_MOST_BYTES: Final = 4096
+_READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class UnitUse:
+    """Means over the last minute, of all processes of one unit or of several."""
+
+    cpus: float
+    """CPUs that were busy."""
+    memory: int
+    """Resident bytes now."""
+    gpus: float | None = None
+    """GPUs that were busy; None if the driver does not say."""
+    gpu_memory: int | None = None
+    """Bytes of these GPUs that are taken now, by any process."""
+
+    def of_slots(self, slots: int, *, gpus: bool) -> float | None:
+        """The part of its slots that was busy, 1 at most. Returns None if that is not known."""
+        busy = self.gpus if gpus else self.cpus
+        return None if busy is None or not slots else min(1.0, busy / slots)
+
+
+def use_of(attempt: AttemptDir, units: Iterable[int]) -> UnitUse | None:
+    """What these units of an attempt use together. Returns None unless each has said so."""
+    with files_of(attempt):
+        found = [_read(attempt.use(unit)) for unit in units]
+    known = [use for use in found if use is not None]
+    if not known or len(known) < len(found):
+        return None
+    gpus = [use.gpus for use in known]
+    taken = [use.gpu_memory for use in known]
+    return UnitUse(
+        sum(use.cpus for use in known),
+        sum(use.memory for use in known),
+        None if None in gpus else sum(filter(None, gpus)),
+        None if None in taken else sum(filter(None, taken)),
+    )
+
+
+def _read(path: Path) -> UnitUse | None:
+    """Returns None if there is no file, or it makes no sense at the moment."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        descriptor = opened(path, _READ_FLAGS)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
+            said = json.loads(os.read(descriptor, _MOST_BYTES))
+        finally:
+            os.close(descriptor)
+        return UnitUse(
+            float(_amount(said["cpus"])),
+            int(_amount(said["memory"])),
+            None if said["gpus"] is None else float(_amount(said["gpus"])),
+            None if said["gpu_memory"] is None else int(_amount(said["gpu_memory"])),
+        )
+    return None
+
+
+def _amount(value: Any) -> float:
+    """:raises ValueError: it is not an amount."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+        raise ValueError(value)
+    return value

@@ -15,7 +15,7 @@ from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule, TeamStanding
-from pliant.tools.run.statedir.account import Account
+from pliant.tools.run.statedir.directory import Account
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.log.retries import BELIEVED, given_up, wait_s
 from pliant.tools.schedule.policy_file import label_of

@@ -39,6 +39,9 @@ How ``run`` uses the events:
   its jobs leave it, ``until`` a time) execute an order, whose number is in the detail.
 - ``node_down`` and ``node_up``: the backend cannot use a ``node``, for a ``reason``, or can again. Jobs with
   GPUs there have left it before, by a ``shrink`` or a ``requeue``.
+
+The fold also keeps totals of the whole log for an operator's monitoring, which only grow and survive restarts
+of the run, and it knows which jobs wait for others, and which of them can never start.
 """
 
 from __future__ import annotations
@@ -47,16 +50,15 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from pydantic import ConfigDict, TypeAdapter
 
-from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, STARTS, End, Event
+from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, RESCALES, STARTS, End, Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.tools.run.statedir.contract.plan import Progress
-from pliant.tools.run.statedir.log.counts import Counts
 from pliant.tools.run.statedir.log.retries import (
     CHECKPOINT_S,
     UNTIL_RESUMED_S,
@@ -66,8 +68,62 @@ from pliant.tools.run.statedir.log.retries import (
     is_worth_its_while,
 )
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
+from pliant.tools.schedule.session.awaited import Wait, wait_of
 from pliant.tools.schedule.session.commands import first_holder
 from pliant.tools.schedule.session.withheld import node_of
+
+
+@dataclass(slots=True)
+class Counts:
+    """What has happened since the log began."""
+
+    submitted: int = 0
+    starts: int = 0
+    rescales: int = 0
+    preemptions: int = 0
+    failures: int = 0
+    """Attempts that failed, whether or not the job was tried again."""
+    decisions: int = 0
+    policy_errors: int = 0
+    """Decisions that came to nothing for an error of the policy."""
+    decision_seconds: float = 0.0
+    """How long the policy took, in all."""
+    last_decision_seconds: float | None = None
+    """How long it took the last time; None if that is not known."""
+    decided_s: float | None = None
+    """When it decided last (UTC)."""
+    lost_gpu_seconds: dict[str, float] = field(default_factory=dict)
+    """GPU seconds that jobs held without getting further, by cause: changes, checkpoints, repeats."""
+
+    def decided(self, event: Event) -> None:
+        detail = event.detail or {}
+        self.decisions += 1
+        self.policy_errors += "error" in detail
+        self.decided_s = event.time
+        seconds = detail.get("decision_seconds")
+        self.last_decision_seconds = None if seconds is None else float(seconds)
+        self.decision_seconds += self.last_decision_seconds or 0.0
+
+    def happened(self, event: Event, gpus: float, repeated: float) -> None:
+        """Count an event of a job.
+
+        :param gpus: what the job holds after it; half of those that it shares.
+        :param repeated: GPU seconds of work before the event that has to be done again.
+        """
+        name, failed = event.event, "attempt" in (event.detail or {})
+        self.submitted += name == "submit"
+        self.starts += name in STARTS
+        self.rescales += name in RESCALES
+        self.preemptions += name == "preempt"
+        self.failures += name in ("requeue", "fail") and failed
+        cause = "checkpoints" if name == "checkpoint" else "changes"
+        self._lose(cause, (event.overhead_seconds or 0.0) * gpus)
+        self._lose("repeats", repeated)
+
+    def _lose(self, cause: str, gpu_seconds: float) -> None:
+        if gpu_seconds > 0:
+            self.lost_gpu_seconds[cause] = self.lost_gpu_seconds.get(cause, 0.0) + gpu_seconds
+
 
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 _OF_SERVICE: Final = frozenset({"lost_workers", "idle", "straggler"})
@@ -523,3 +579,22 @@ def allocation_of(job_id: str, placement: NodeGpus, cut: Cut, beside: str | None
         action="keep",
         beside=beside,
     )
+
+
+_ENDS: Final[dict[JobPhase, End]] = {end: end for end in get_args(End)}
+
+
+def awaited(job: Job, log: RunLog) -> Wait | None:
+    """What an active job waits for. Returns None if it waits for no other job."""
+    return wait_of(job, lambda other: _outcome(other, log)) if job.after else None
+
+
+def hopeless_jobs(log: RunLog) -> dict[str, str]:
+    """Active jobs that were to start after jobs which have not finished, and the reason of each."""
+    waits = ((job_id, awaited(job.job, log)) for job_id, job in log.active.items() if not job.gpus)
+    return {job_id: wait.words for job_id, wait in waits if wait is not None and wait.is_hopeless}
+
+
+def _outcome(job_id: str, log: RunLog) -> End | None:
+    job = log.jobs.get(job_id)
+    return None if job is None else _ENDS.get(job.phase)

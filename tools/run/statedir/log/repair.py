@@ -48,8 +48,8 @@ from pliant.tools.run.statedir.log.snapshot import (
     is_past_of,
     read_snapshot,
     restoring,
+    take_up,
 )
-from pliant.tools.run.statedir.log.view import take_up
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.session.withheld import node_of
 

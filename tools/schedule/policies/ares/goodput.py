@@ -28,18 +28,12 @@ class AresGoodput(Ares):
     """Ares where jobs may change their batch: its order and its bound, with the batch that trains fastest.
 
     Order, virtual finish times and the allocation pass are those of ``ares`` (TACO 2025). A job with
-    ``elastic`` "size+batch" whose gradient noise scale is known trains, on every number of GPUs, at the batch
-    of largest goodput: throughput times statistical efficiency, as in Pollux (OSDI '21). Scaling control
-    looks at goodput as well, so such a job grows further before alpha stops it. A job that keeps its GPUs
-    changes its batch only where that ends it sooner, the cost of the change included. Other jobs are as in
-    ``ares``.
-
-    What remains of the theorem: the demand L is counted at the requested size and the author's batch, which
-    is always among the choices. So no GPU trains at less than alpha of the rate that L counts with, and the
-    proof of section 3.4 holds as it stands, as long as noise scales do not fall: a batch that was worth it
-    stays worth it. What equal sharing would gain from larger batches is not in the bound.
-
-    alpha, pool, compact_s: as for ``ares``.
+    ``elastic`` "size+batch" whose gradient noise scale is known trains, on every number of GPUs, at the
+    batch of largest goodput, as in Pollux (OSDI '21). Scaling control looks at goodput as well, so such
+    a job grows further before alpha stops it. A running job changes its batch only where that ends it
+    sooner, the cost of the change included. The demand L is counted at the requested size and the
+    author's batch, which is always among the choices, so the proof of section 3.4 holds as long as noise
+    scales do not fall.
     """
 
     name: ClassVar[str] = "ares-goodput"

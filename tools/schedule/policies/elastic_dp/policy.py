@@ -36,21 +36,20 @@ _ENDED: Final = frozenset({"finished", "cancelled", "failed"})
 class ElasticDp(Policy):
     """Largest sum of throughput scaling factors: sizes and batches by dynamic programming, at intervals.
 
-    The scaling factor is the throughput at the best batch for a size, against one GPU at its largest local
-    batch. Every interval, jobs join in order of arrival while the smallest sizes of all fit; then the best
-    sizes are chosen, exactly (Saxena et al., 2020, section III). A job's smallest size is the one at which
-    its smallest batch fits the GPUs. Of equally good sizes, jobs that joined later get fewer GPUs. On an idle
-    cluster no job waits for the interval. Each GPU type is a cluster of its own.
+    The scaling factor is the throughput at the best batch for a size, against one GPU at its largest
+    local batch. Every interval, jobs join in order of arrival while the smallest sizes of all fit; then
+    the best sizes are chosen, exactly (Saxena et al., 2020, section III). Of equally good sizes, jobs
+    that joined later get fewer GPUs. On an idle cluster no job waits for the interval. Each GPU type is
+    a cluster of its own.
 
-    interval_s: seconds between scalings, at multiples of it; 0: at every change.
+    interval_s: seconds between scalings; 0: at every change.
     ended_part: scale earlier when such a part of the active jobs has ended; none: never.
     mode: "queue": a job that does not fit waits; "drop": it is rejected, unless it has run before.
     strict: no job passes one that does not fit.
     priority_base: a job of priority p counts this to the power of p; 1: all count the same.
     quota: GPUs of each type that the jobs of one named user may hold.
-    rescale_s: seconds that a change of size is taken to cost, spread over the interval: a running job counts
-    for that much less at every size but its own; "measured": as the profile has measured each model, the mean
-    of the others where it has not.
+    rescale_s: seconds that a change of size is taken to cost, spread over the interval; "measured": as
+    the profile has measured each model, the mean of the others where it has not.
     """
 
     name: ClassVar[str] = "elastic-dp"

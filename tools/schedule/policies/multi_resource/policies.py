@@ -11,10 +11,12 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible, samples_to_go
 from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
 from pliant.tools.schedule.policies.multi_resource.rules import (
+    Losses,
     Prospect,
     RiskReward,
     ServerView,
     TypedJob,
+    WorthStep,
     by_arrival,
     by_dominant_share,
 )
@@ -28,13 +30,11 @@ if TYPE_CHECKING:
 class FifoDemands(Policy):
     """First come, first served over all that workers demand: no job passes one that lacks CPUs or memory.
 
-    As OASiS compares with it: a job starts when all workers that it requested and their parameter servers fit
-    beside the running ones, by slots, CPUs, memory, bandwidth and what else nodes state, and keeps them to
-    its end. Under ``fifo``, which looks at GPUs alone, others pass a job that lacks something else; here all
-    wait behind it.
-
-    A job that does not fit the empty nodes that are up is passed. With several GPU types a waiting job takes
-    part on the one with the smallest part promised.
+    As OASiS compares with it: a job starts when all workers that it requested and their parameter
+    servers fit, by slots, CPUs, memory, bandwidth and what else nodes state. Under ``fifo``, which looks
+    at GPUs alone, others pass a job that lacks something else; here all wait behind it. A job that does
+    not fit the empty nodes that are up is passed. With several GPU types a waiting job takes part on the
+    one with the smallest part promised.
     """
 
     name: ClassVar[str] = "fifo-demands"
@@ -59,11 +59,9 @@ class Drf(Policy):
 
     Ghodsi et al., Dominant Resource Fairness (NSDI 2011), as OASiS compares with it: at every change all
     workers are dealt out again, one by one. A share is the largest part of any resource of the cluster
-    (slots, CPUs, memory, bandwidth, those of nodes for parameter servers among them) that the job's workers
-    and parameter servers take. A job gets its smallest size at once; one that cannot be resized gets what it
-    requested, or nothing. Ties go by arrival.
-
-    With several GPU types a waiting job takes part on the one with the smallest part promised.
+    (slots, CPUs, memory, bandwidth) that the job's workers and parameter servers take. A job gets its
+    smallest size at once; one that cannot be resized gets what it requested, or nothing. Ties go by
+    arrival. With several GPU types a waiting job takes part on the one with the smallest part promised.
     """
 
     name: ClassVar[str] = "drf"
@@ -85,15 +83,14 @@ class Drf(Policy):
 class Dorm(Policy):
     """Dorm: the most utilization that limits of unfairness and of adjustments allow, as a MILP.
 
-    Sun et al., Towards Distributed Machine Learning in Shared Clusters: A Dynamically-Partitioned Approach
-    (SMARTCOMP 2017), as OASiS compares with it: at every change the numbers of workers are decided again.
+    Sun et al., Towards Distributed Machine Learning in Shared Clusters: A Dynamically-Partitioned
+    Approach (SMARTCOMP 2017), as OASiS compares with it. Departures: the MILP counts workers in the
+    whole cluster, and they are placed afterwards; it is solved to 2 % at its root, so that a decision
+    does not depend on the machine. A waiting job to which ``drf`` would give nothing waits.
 
-    - ``fairness``: the sum over the jobs of how far their dominant share is from that under ``drf``, halved.
+    - ``fairness``: the sum over the jobs of how far their dominant share is from that under ``drf``,
+      halved.
     - ``adjusted``: the part of the running jobs that may be resized at a time.
-
-    Departures: the MILP counts workers in the whole cluster, and they are placed afterwards; it is solved to
-    2 % at its root, so that a decision does not depend on the machine. A waiting job to which ``drf`` would
-    give nothing waits.
     """
 
     name: ClassVar[str] = "dorm"
@@ -136,10 +133,10 @@ class Rrh(Policy):
     """Risk and reward: a job is admitted, and runs, if it earns more than its running costs the others.
 
     Irwin, Grit, Chase: Balancing Risk and Reward in a Market-Based Task Service (HPDC 2004), as OASiS
-    compares with it. A job earns its utility at the end that it would have if it ran now, on the size that it
-    requested. It costs what the others lose if they end later by its duration, times the largest share of
-    any resource that it takes. Jobs with the largest difference per second run, others are paused. A job
-    that states no work is expected to be half done.
+    compares with it. A job earns its utility at the end that it would have if it ran now, on the size
+    that it requested. It costs what the others lose if they end later by its duration, times the largest
+    share of any resource that it takes. Jobs with the largest difference per second run, others are
+    paused. A job of unknown work is expected to be half done.
 
     - ``threshold``: a job is admitted if the difference is larger; else it is rejected.
     """
@@ -162,7 +159,7 @@ class Rrh(Policy):
         rule = RiskReward(view.servers, self.threshold)
         ahead = {member.job.id: _prospect(member, snapshot) for member in members}
         inside = [each for each in members if each.job.gpus or each.job.id in self._admitted]
-        falling = [ahead[member.job.id] for member in inside if ahead[member.job.id].falls]
+        falling = Losses(ahead[member.job.id] for member in inside)
         taken = {member.job.id for member in inside}
         said: dict[str, dict[str, Any]] = {}
         for member in members:
@@ -175,8 +172,7 @@ class Rrh(Policy):
                 rejected[member.job.id] = "costs other jobs more by delay than it earns"
                 continue
             inside.append(member)
-            if mine.falls:
-                falling.append(mine)
+            falling.add(mine)
         self._admitted = {member.job.id for member in inside}
         prospects = [ahead[member.job.id] for member in inside]
         holdings = rule.holdings([member.active for member in inside], prospects)
@@ -203,4 +199,5 @@ def _prospect(member: TypedJob, snapshot: Snapshot) -> Prospect:
     utility = job.spec.utility
     falls = utility.shape == "step" or (utility.shape == "sigmoid" and utility.decay > 0)
     duration_s = max(1e-3, remaining / rate) if rate > 0 else 1e18
-    return Prospect(duration_s, lambda delay_s: utility.worth(since_s + delay_s), falls)
+    step = WorthStep(utility.value, since_s, utility.target or 0.0) if utility.shape == "step" else None
+    return Prospect(duration_s, lambda delay_s: utility.worth(since_s + delay_s), falls, step)

@@ -9,12 +9,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, Self
+
+import numpy as np
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import Grant, decision_from_grants
 from pliant.tools.schedule.policies.multi_resource.fleet import (
     Active,
     Fleet,
+    Floats,
     PlacedWorkers,
     ServerNodes,
     Servers,
@@ -72,6 +76,16 @@ def by_dominant_share(jobs: Sequence[Active], servers: Servers) -> Holdings:
     return found
 
 
+class WorthStep(NamedTuple):
+    """A utility that is lost at once."""
+
+    value: float
+    since: float
+    """From the submission until now, in the unit of the prospect."""
+    target: float
+    """The longest from the submission to the end with which it is not lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prospect:
     """What lies ahead of one job, in any unit of time."""
@@ -82,6 +96,60 @@ class Prospect:
     """Its utility if it ends after that time from now; never rises."""
     falls: bool = True
     """False: its utility is the same whenever it ends."""
+    step: WorthStep | None = None
+    """The same as ``worth``, where it is of that shape."""
+
+
+class Losses:
+    """What jobs lose if they end later, added in their order; steps all at once."""
+
+    def __init__(self, jobs: Iterable[Prospect] = ()) -> None:
+        self._jobs = [each for each in jobs if each.falls]
+        self._columns: _Columns | None = None
+
+    def add(self, job: Prospect) -> None:
+        if job.falls:
+            self._jobs.append(job)
+            self._columns = None
+
+    def by(self, delay: Prospect) -> float:
+        """What a job costs the others if each ends later by its duration."""
+        if not self._jobs:
+            return 0.0
+        columns = self._columns = self._columns or _Columns.of(self._jobs)
+        until = columns.durations + delay.duration
+        late = columns.steps[1] + until - columns.steps[2]
+        lost = columns.worths - np.where(late <= 0, columns.steps[0], 0.0)
+        for at in columns.others:
+            lost[at] = columns.worths[at] - self._jobs[at].worth(float(until[at]))
+        if (own := columns.places.get(id(delay))) is not None:
+            lost[own] = 0.0
+        return float(lost.cumsum()[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Jobs of falling utility, a column each."""
+
+    durations: Floats
+    worths: Floats
+    """If they run from now on without a pause."""
+    steps: Floats
+    """[value, since, target]; 0 of jobs whose utility is no step."""
+    others: Sequence[int]
+    """Those."""
+    places: Mapping[int, int]
+    """By the identity of the prospect."""
+
+    @classmethod
+    def of(cls, jobs: Sequence[Prospect]) -> Self:
+        return cls(
+            np.array([each.duration for each in jobs], dtype=np.float64),
+            np.array([each.worth(each.duration) for each in jobs]),
+            np.array([each.step or (0.0, 0.0, 0.0) for each in jobs]).T,
+            [at for at, each in enumerate(jobs) if each.step is None],
+            {id(each): at for at, each in enumerate(jobs)},
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +164,18 @@ class RiskReward:
     threshold: float = 0.0
     """A job is admitted if its gain less the cost is larger."""
 
-    def gain(self, job: Active, mine: Prospect, others: Sequence[Prospect]) -> float:
+    def gain(self, job: Active, mine: Prospect, others: Losses) -> float:
         """Utility less the cost of a job that runs from now on without a pause, beside the others."""
-        lost = sum(
-            other.worth(other.duration) - other.worth(other.duration + mine.duration)
-            for other in others
-            if other.falls and other is not mine
-        )
+        lost = others.by(mine)
         share = min(1.0, dominant_share(job.bid, job.requested, self.servers)) if lost else 0.0
         return mine.worth(mine.duration) - share * lost
 
     def admits(self, job: Active, mine: Prospect, others: Sequence[Prospect]) -> bool:
-        return self.gain(job, mine, others) > self.threshold
+        return self.gain(job, mine, Losses(others)) > self.threshold
 
     def holdings(self, jobs: Sequence[Active], prospects: Sequence[Prospect]) -> Holdings:
         """Who runs: by gain less cost per time, as long as they fit; a running job stays where it is."""
-        falling = [each for each in prospects if each.falls]
+        falling = Losses(prospects)
         pairs = zip(jobs, prospects, strict=True)
         gains = [(self.gain(job, mine, falling), mine.duration, job) for job, mine in pairs]
         worthy = [each for each in gains if each[0] > 0]

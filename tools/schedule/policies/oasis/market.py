@@ -266,15 +266,13 @@ class Schedules:
         """The cheapest schedule that ends ``end`` slots after the first, which must be one of finite cost."""
         left, sizes = self.bid.work, np.zeros(end + 1, dtype=np.int64)
         for slot in range(end, -1, -1):
+            if not left:  # no workers cost nothing
+                break
             advance = _advance(self.bid, self.first, slot)
             sizes[slot] = self._size(slot, left, advance)
             left = max(0, left - int(advance[sizes[slot]]))
         ps = self.bid.ps_of(sizes)
-        return SlotPlan(
-            self.first,
-            np.array([self.workers.take(slot, int(size)) for slot, size in enumerate(sizes)]),
-            np.array([self.ps.take(slot, int(count)) for slot, count in enumerate(ps)]),
-        )
+        return SlotPlan(self.first, self.workers.take(sizes), self.ps.take(ps))
 
     def _size(self, slot: int, left: int, advance: Ints) -> int:
         """Workers of a slot in the cheapest way to do ``left`` until then; of equal ones the fewest."""
@@ -315,10 +313,15 @@ class Places:
         np.cumsum(each, axis=1, out=found[:, 1:])
         return found
 
-    def take(self, slot: int, count: int) -> Ints:
-        taken = np.zeros(self.prices.shape[1], dtype=np.int64)
-        before = np.concatenate(([0], self.ends[slot, :-1]))
-        taken[self.order[slot]] = np.clip(count - before, 0, self.ends[slot] - before)
+    def take(self, counts: Ints) -> Ints:
+        """[slot, server] places of as many of each of the first slots, the cheapest."""
+        slots = len(counts)
+        taken = np.zeros((slots, self.prices.shape[1]), dtype=np.int64)
+        used = np.flatnonzero(counts)
+        ends = self.ends[used]
+        before = np.concatenate([np.zeros((len(used), 1), dtype=np.int64), ends[:, :-1]], axis=1)
+        rows = np.clip(counts[used, None] - before, 0, ends - before)
+        taken[used[:, None], self.order[used]] = rows
         return taken
 
 
@@ -366,11 +369,11 @@ def _min_plus_of(
     padded = np.full(most + max(len(before), high - before_low + 1), np.inf)
     padded[:most] = before[0]
     padded[most : most + len(before)] = before
-    found = np.full(count, np.inf)
-    for size in sizes.tolist():
-        start = most + low - before_low - int(advance[size])
-        np.minimum(found, padded[start : start + count] + cost[size], out=found)
-    return found
+    starts = most + low - before_low - advance[sizes]
+    shape, strides = (len(padded) - count + 1, count), 2 * padded.strides
+    shifted: Floats = np.ndarray(shape, np.float64, padded, strides=strides)
+    """[start, w - low] is before[start + w - low - most], that is before[w - advance]."""
+    return np.asarray((shifted[starts] + cost[sizes, None]).min(axis=0))
 
 
 def _min_plus(before: Floats, before_low: int, cost: Floats, low: int, high: int) -> Floats:

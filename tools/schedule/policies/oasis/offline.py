@@ -49,20 +49,15 @@ class OasisOffline(BooksSlots):
     """The offline optimum of OASiS: the most total utility in whole slots of the jobs that state a utility.
 
     Problem (1) of Bao, Peng, Wu, Li: "Online Job Scheduling in Distributed Machine Learning Clusters"
-    (INFOCOM 2018), as one MILP over all jobs of a replay, which HiGHS solves: who is admitted, and how many
-    workers and parameter servers on which nodes in each slot. It is a yardstick for ``oasis``: no scheduler
-    knows the future, and ``pliant run`` refuses it. Utilities, resources and slots are those of ``oasis``.
-
-    It is meant for some 10 jobs in 10 slots on 12 nodes, as in the paper. A problem of more than 100,000
-    variables is refused. Events keep a ``gap`` for each job: the part of the total utility that may be
-    missing because time ran out. Other policies can earn more where they do not keep to whole slots.
+    (INFOCOM 2018), as one MILP over all jobs of a replay, which HiGHS solves. It is a yardstick for
+    ``oasis``, for some 10 jobs in 10 slots on 12 nodes; more than 100,000 variables are refused. Events
+    keep a ``gap`` for each job: the part of the total utility that may be missing because time ran out.
+    Other policies can earn more where they do not keep to whole slots. Jobs that state no utility end as
+    soon as the slots of the others allow. The problem is solved again when a plan cannot be kept.
 
     - ``slot_seconds``: length of a slot.
     - ``horizon_slots``: slots that are planned. Jobs that arrive later are planned when they arrive.
     - ``limit_s``: seconds for one problem; the best found by then is taken.
-
-    Jobs that state no utility are not weighed: they are admitted, and end as soon as the slots of the others
-    allow. The problem is solved again when a plan cannot be kept: a node is lost, a job is slower.
     """
 
     name: ClassVar[str] = "oasis-offline"

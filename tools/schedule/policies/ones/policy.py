@@ -37,46 +37,43 @@ _QUIET_UPDATES: Final = 16
 class Ones(Policy):
     """Smallest remaining utilization first, by evolution: GPUs and batches that end most work soonest.
 
-    ONES (SC '21), sections 3.2 and 3.3.2. A population of genomes, which say for each GPU which job it works
-    for, evolves by refresh, uniform crossover, uniform mutation and reorder towards the least sum of
-    remaining time times GPUs over the running jobs. Work that a job does not state is drawn from its
-    predicted progress, one draw for all genomes. No running job changes before it has done an epoch since its
-    last change. A job begins on its smallest size with a batch that fits it. It may double its batch after a
-    few steps until it has that with which it was submitted, then after each epoch, up to its largest. It
-    gives way to waiting jobs if it holds much of the cluster and has run longer than jobs take to arrive; if
-    it lost its GPUs, it asks for half as much after each update that leaves it waiting. Its learning rate
+    ONES (SC '21), sections 3.2 and 3.3.2. A population of genomes, which say for each GPU which job it
+    works for, evolves by refresh, uniform crossover, uniform mutation and reorder towards the least sum
+    of remaining time times GPUs over the running jobs. Unstated work is drawn from predicted progress,
+    one draw for all genomes. No running job changes before it has done an epoch since its last change. A
+    job begins on its smallest size with a batch that fits it, doubles its batch after a few steps until
+    it has that with which it was submitted, then after each epoch, up to its largest. It gives way to
+    waiting jobs if it holds much of the cluster and has run longer than jobs take to arrive; if it lost
+    its GPUs, it asks for half as much after each update that leaves it waiting. Its learning rate
     follows its batch.
 
-    Departures from the paper, the first three by the defaults of parameters: the best genome takes effect for
-    each job that has done an epoch, not once all running jobs have (``update``); below its submitted batch a
-    job doubles after 10 steps (``below_submitted``); long jobs are scaled down only if they hold half of
-    their type and others wait (``convoy``), and not below their smallest size. A decision makes 2
-    generations; the paper prints no number. Half of the mutated and crossed genomes fill idle GPUs at random.
-    The predicted Beta distribution is widened as far as ended jobs show it to be too narrow. After 16 updates
-    in which nothing came from outside and no job waits, there are none until something comes. GPUs that no
-    job holds go to waiting jobs between two updates, and the next update leaves these jobs alone until they
-    have done an epoch. A job's batch is the fastest that its GPUs and its limit allow. No job gets more GPUs
-    than those on which it is fastest. Fewer idle GPUs count before the score. A waiting job's refusals count
-    once per epoch time. The placement step chooses the nodes. Each GPU type is searched by itself; of a long
-    queue only the first take part, as many as the type has GPUs.
+    Departures from the paper, the first three by defaults of parameters: the best genome takes effect
+    for each job that has done an epoch, not once all have (``update``); below its submitted batch a job
+    doubles after 10 steps (``below_submitted``); only long jobs that hold half of their type while
+    others wait are scaled down (``convoy``). A decision makes 2 generations; the paper prints no number.
+    Half of the mutated and crossed genomes fill idle GPUs at random. The predicted Beta distribution is
+    widened as far as ended jobs show it to be too narrow. After 16 quiet updates with no waiting job
+    there are none until something happens. Idle GPUs go to waiting jobs between updates. No job gets
+    more GPUs than those on which it is fastest. Fewer idle GPUs count before the score. Each GPU type is
+    searched by itself; of a long queue only the first take part, as many as the type has GPUs.
 
     population: genomes kept; fewer where the cluster has fewer GPUs, down to 16.
     generations: made for each decision; 32 for the first one, less if the best genome stays.
-    time_budget_s: seconds in which each decision makes as many generations as it can, instead of a number of
-    them; what is decided then depends on the machine.
+    time_budget_s: seconds in which each decision makes as many generations as it can, instead of a
+    number of them; what is decided then depends on the machine.
     theta: rate at which a mutation takes a job's GPUs.
     sigma: how fast long jobs are scaled down, per second; none: the mean rate of arrivals.
-    convoy: part of the GPUs of its type that a job holds if others wait behind it: only such jobs are scaled
-    down; 0: all are.
-    update: "each": the best genome takes effect at every decision, for the jobs that have done an epoch since
-    their last change; "all": once all running jobs have.
+    convoy: part of the GPUs of its type that a job holds if others wait behind it: only such jobs are
+    scaled down; 0: all are.
+    update: "each": the best genome takes effect at every decision, for the jobs that have done an epoch
+    since their last change; "all": once all running jobs have.
     warmup_steps: optimizer steps before the first growth, and before each one below the submitted batch.
     below_submitted: what a job waits for before it changes while its batch is smaller than submitted:
     "steps", those of its warm-up, if no job waits for GPUs; "epochs", one, as above that batch.
     idle_gpus: "start": GPUs that no job holds go to waiting jobs at once; "hold": with the next update.
     unknown_epoch_s: seconds that stand for an epoch of a job whose epochs are not known.
-    longest_epoch_s: seconds after which an epoch counts as done; none: no limit, and updates wait for the
-        slowest job.
+    longest_epoch_s: seconds after which an epoch counts as done; none: no limit, and updates wait for
+    the slowest job.
     """
 
     name: ClassVar[str] = "ones"

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ _SLOPE_WEIGHT: Final = 1e-6
 """Small regularisers: no overlap, and no growth with the number of GPUs, unless the measurements say so."""
 _GAMMA: Final = 6
 """The position of gamma; the times before it are sought as logarithms."""
+_KEPT_FITS: Final = 4096
+"""Jobs of a model that have tried the same have measured the same, where speeds are simulated."""
 _GRID: Final = 32
 """Batches tried where they cost a formula each, in geometric steps."""
 _PROFILE_GRID: Final = 12
@@ -277,6 +280,11 @@ def fit(observations: Sequence[Observation], per_replica: int = 1) -> Fit:
     """
     if not observations:
         raise ValueError("there is nothing to fit: no observations")
+    return _fit(tuple(observations), per_replica)
+
+
+@lru_cache(_KEPT_FITS)
+def _fit(observations: tuple[Observation, ...], per_replica: int) -> Fit:
     from scipy.optimize import minimize
 
     measured = _Measured(observations, per_replica)
@@ -309,7 +317,8 @@ class _Measured:
         self.compute_s = float(np.mean(compute))
         self.log_compute = np.log(compute)
         self.log_last = np.log(compute + sync)
-        self.more = np.maximum(self.gpus - 2, 0.0)
+        more = np.maximum(self.gpus - 2, 0.0)
+        self.more_across, self.more_inside = self.across * more, self.inside * more
         self.told_apart = np.array([each.sync_seconds is not None for each in observations], dtype=float)
         self.told_apart[self.gpus == 1] = 1.0
 
@@ -342,7 +351,9 @@ class _Measured:
         a_c, b_c, a_n, b_n, a_r, b_r = np.exp(point[:_GAMMA])
         gamma = point[_GAMMA]
         compute = a_c + b_c * self.local
-        sync = self.across * (a_n + b_n * self.more) + self.inside * (a_r + b_r * self.more) + _LEAST_S
+        sync = self.across * a_n + b_n * self.more_across
+        sync += self.inside * a_r + b_r * self.more_inside
+        sync += _LEAST_S
         longer = np.maximum(compute, sync)
         log_c, log_s = np.log(compute / longer), np.log(sync / longer)
         part_c, part_s = np.exp(gamma * log_c), np.exp(gamma * log_s)
@@ -365,9 +376,9 @@ class _Measured:
                 a_c * by_compute.sum(),
                 b_c * (by_compute @ self.local),
                 a_n * (by_sync @ self.across) - push[0],
-                b_n * (by_sync @ (self.across * self.more)) + push[0],
+                b_n * (by_sync @ self.more_across) + push[0],
                 a_r * (by_sync @ self.inside) - push[1],
-                b_r * (by_sync @ (self.inside * self.more)) + push[1],
+                b_r * (by_sync @ self.more_inside) + push[1],
                 2 / count * by_gamma.sum() + 2 * _OVERLAP_WEIGHT * (gamma - 1),
             ]
         )

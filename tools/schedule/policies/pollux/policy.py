@@ -41,6 +41,9 @@ from pliant.tools.schedule.snapshot import Snapshot
 _CELLS: Final = 4_000_000
 """Matrix elements that one search may make, over all generations."""
 _LEAST_GENERATIONS: Final = 8
+_MOST_KEPT: Final = 8_000_000
+"""Matrix elements of a population."""
+_LEAST_POPULATION: Final = 4
 _LEAST_FACTOR: Final = 0.01
 _FACTOR_DIGITS: Final = 4
 """After the point."""
@@ -150,12 +153,14 @@ class Pollux(Policy):
         self, members: SearchedNodes, goodputs: Goodputs, snapshot: Snapshot, rng: np.random.Generator
     ) -> dict[str, Target]:
         problem = self._problem(members, snapshot)
-        cells = self.population * problem.jobs * problem.nodes
+        each = max(1, problem.jobs * problem.nodes)
+        population = min(self.population, max(_LEAST_POPULATION, _MOST_KEPT // each))
+        cells = population * problem.jobs * problem.nodes
         generations = min(self.generations, max(_LEAST_GENERATIONS, _CELLS // max(1, cells)))
         kind = members.pool.gpu_type
         last = self._populations.get(kind)
         earlier = problem.held[:0] if last is None else last.of(members)
-        found = search(problem, earlier, rng, self.population, generations)
+        found = search(problem, earlier, rng, population, generations)
         self._populations[kind] = MatrixPopulation(
             [job.id for job in members.jobs], [node.name for node in members.nodes], found
         )

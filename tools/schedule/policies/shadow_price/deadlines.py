@@ -315,17 +315,19 @@ class _Free:
         at = last + 1
         times_s, gpus = self.times_s, self.gpus.copy()
         if at == len(times_s) or ends_s < times_s[at]:
-            times_s, gpus = np.insert(times_s, at, ends_s), np.insert(gpus, at, gpus[last])
+            times_s = np.concatenate((times_s[:at], [ends_s], times_s[at:]))
+            gpus = np.concatenate((gpus[:at], gpus[last:]))
         gpus[:at] -= outline.sizes[taken[:at]] * outline.footprint
         return _Free(times_s, gpus)
 
     def _done(self, outline: _Outline, until_s: float, most: Ints) -> tuple[Ints, Floats, Floats]:
         """[most, step] the size of a job that may have so much, its rate, and the samples that it does."""
-        steps = int(np.searchsorted(self.times_s, until_s))
-        ends_s = np.append(self.times_s[1:steps], until_s)[:steps]
+        steps = int(self.times_s.searchsorted(until_s))
+        ends_s = np.empty(steps)
+        ends_s[:-1], ends_s[-1:] = self.times_s[1:steps], until_s
         workers = self.gpus[:steps] / outline.footprint + _ROUNDING
-        room = np.searchsorted(outline.sizes, workers, side="right") - 1
-        taken = outline.usual[np.minimum(most[:, None], room.clip(min=0))]
+        room = np.maximum(outline.sizes.searchsorted(workers, side="right") - 1, 0)
+        taken = outline.usual[np.minimum(most[:, None], room)]
         rates = outline.rates[taken]
         cost_s = np.empty(taken.shape)
         cost_s[:, 1:] = (taken[:, 1:] != taken[:, :-1]) * outline.later_s

@@ -189,16 +189,16 @@ class Knowledge:
         told = line is not None or job.noise_scale is not None or self._by_samples.knows(model)
         if not told and (model not in self._untold or len(curve.batches) == 1):
             return curve.outlook
-        progress = self.progress(job, time_s)
-        if line is None or progress is None or not curve.runs:
+        left, done = self.left(job, time_s), job.samples_done(time_s)
+        if line is None or left is None or not curve.runs:
             rates = curve.goodput(self.noise_scale(job, time_s))
             return Outlook(rates, rates)
+        progress = done / (done + left) if left > 0 else 1.0
         ahead = self._ahead_of(job, curve, line)
-        size = int(np.searchsorted(sizes, job.gpus))
-        if not (size and size < len(sizes) and curve.rates[size].any()):
+        size = int(sizes.searchsorted(job.gpus)) if job.gpus else 0
+        if not (size and size < len(sizes) and ahead.runs[size]):
             size = int((ahead.whole(progress)[1:] / sizes[1:]).argmax()) + 1
-        total = job.samples_done(time_s) + (self.left(job, time_s) or 0.0)
-        return ahead.at(progress, max(total, _LEAST_SAMPLES), self._ahead_s, size)
+        return ahead.at(progress, max(done + left, _LEAST_SAMPLES), self._ahead_s, size)
 
     def rescale_s(self, job: JobState) -> float:
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
@@ -438,16 +438,21 @@ class Ahead:
 
     def __init__(self, curve: GoodputCurve) -> None:
         self._curve = curve
-        self._runs = curve.rates.any(axis=1)
+        self.runs: npt.NDArray[np.bool_] = np.asarray(curve.rates.any(axis=1))
+        """[size] whether jobs run on it."""
         self._noise = np.full(CELLS, np.nan)
         self._pace = np.full(CELLS, np.nan)
         self._slowness = np.ones((CELLS, len(curve.rates)))
         """[cell, size] 1/g; 1 where infeasible."""
         self._left = np.zeros((CELLS + 1, len(curve.rates)))
         """[bound, size] ∫ 1/g from the bound of a cell to the end, over the part of the work."""
+        self._seen: tuple[Floats, Floats] | None = None
 
     def update(self, noise: Floats, pace: Floats) -> None:
         """Take up other noise scales and paces; only changed cells are computed."""
+        if self._seen is not None and self._seen[0] is noise and self._seen[1] is pace:
+            return
+        self._seen = noise, pace
         with np.errstate(invalid="ignore"):
             same = (np.abs(noise / self._noise - 1) <= _SAME) & (np.abs(pace / self._pace - 1) <= _SAME)
         if same.all():
@@ -456,12 +461,12 @@ class Ahead:
         self._noise[stale], self._pace[stale] = noise[stale], pace[stale]
         efficient = self._curve.efficiency(noise[stale])
         rates = best(efficient[:, None, :], self._curve.rates) * pace[stale][:, None]
-        self._slowness[stale] = 1.0 / np.where(self._runs, rates, 1.0)
+        self._slowness[stale] = 1.0 / np.where(self.runs, rates, 1.0)
         self._left[:-1] = np.cumsum(self._slowness[::-1], axis=0)[::-1] / CELLS
 
     def whole(self, progress: float) -> Floats:
         """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
-        found: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self._runs
+        found: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self.runs
         return found
 
     def at(self, progress: float, work: float, soon_s: float, size: int) -> Outlook:
@@ -478,7 +483,7 @@ class Ahead:
         column = self._left[:, size]
         cell = min(int(np.searchsorted(-column, -until, side="right")) - 1, CELLS - 1)
         end = cell / CELLS + float((column[cell] - until) / self._slowness[cell, size])
-        soon = (end - progress) / (left - self._left_at(end)) * self._runs
+        soon = (end - progress) / (left - self._left_at(end)) * self.runs
         return Outlook(whole, soon)
 
     def _left_at(self, progress: float) -> Floats:

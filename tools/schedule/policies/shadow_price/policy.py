@@ -51,63 +51,58 @@ _LEAST_ROUND = 0.02
 class ShadowPrice(Policy):
     """Least mean JCT by shadow prices: the worth of a unit of each job's progress decides who gets GPUs.
 
-    Training on a cluster is a problem of optimal control: remaining work falls at the goodput of the GPUs
-    that a job holds, and the sum of completion times shall be least. Its costate, the price of a job's
-    progress, is constant while the job lives; it is computed in the order in which the jobs are to end, for
-    goodput curves of any shape. Each decision then gives out the GPUs so that the sum of prices times rates
-    is largest.
+    Training on a cluster is a problem of optimal control: remaining work falls at the goodput of the
+    GPUs that a job holds, and the sum of completion times shall be least. Its costate, the price of a
+    job's progress, is constant while the job lives; it is computed in the order in which the jobs are to
+    end, for goodput curves of any shape. Each decision gives out the GPUs so that the sum of prices
+    times rates is largest.
 
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
-    batch; the noise ahead of a job is what others of its model have shown. Where a job of the model has ended
-    without telling its noise, the batches that a job states are taken as alike (``unknown_noise``). A change
-    of size counts with what it costs: the rescale time that the profile has measured, or what changes of the
-    model have turned out to cost where that is far more. Where GPU types differ,
-    each has prices of its own, and type, size and batch are chosen together; a job whose changes take a
-    minute or more makes way
-    only where others gain more than it loses, there and back.
+    batch; the noise ahead is what other jobs of the model have shown. Where a job of the model has ended
+    without telling its noise, the batches that a job states are taken as alike. A change of size counts
+    with the rescale time that the profile has measured, or what changes of the model have turned out to
+    cost where that is far more. Where GPU types differ, type, size and batch are chosen together, and a
+    job whose changes take a minute or more makes way only where others gain more than it loses, there
+    and back.
 
-    A job that earns by ending in time (its utility is a step, its deadline, or a sigmoid) is planned: over
-    the time to come, in order of deadline, each gets the smallest size with which it ends in time, if need be
-    on the fewer GPUs that others leave at times. Where not all can, those are given up, or put off along
-    their sigmoid, that earn least for their GPU time. Now each gets at least its part of the plan, the other
-    GPUs go by price. Jobs that are given up come last, and keep their latest end. Jobs without a deadline
-    share what the plan leaves. Where GPU types differ, and for unknown work, deadlines are not heeded.
+    A job with a deadline or a sigmoid utility is planned: in order of deadline, each gets the smallest
+    size with which it ends in time. Where not all can, those that earn least for their GPU time are
+    given up, or put off along their sigmoid; they come last, and keep their latest end. The other GPUs
+    go by price. On several GPU types, and for unknown work, deadlines are not heeded.
 
-    Unstated work is what finished jobs have shown: those that the user submitted alike, of the user's model,
-    of the model, of the user, the team, and all, the wider where the narrower says little; how far jobs that
-    train have come counts, too. A job goes by the least of work over the chance to end in it (Gittins's
-    index), given what it has done, with ``--demand predicted`` as well. Without a profile, and until a job of
-    the model has ended, work is taken to be as much as the job has had already, in steps of a factor of four;
-    within a step the first to come is first.
+    Unstated work is what finished jobs have shown: those that the user submitted alike, of the user's
+    model, of the model, of the user, the team, and all, the wider where the narrower says little; how
+    far running jobs have come counts, too. A job goes by Gittins's index, given what it has done, with
+    ``--demand predicted`` as well. Without a profile, and until a job of the model has ended, work is
+    taken to be as much as the job has had already, in steps of a factor of four.
 
-    Short jobs come first, and a long one waits, but not without bound. No job ends later than it would under
-    equal shares, had it been submitted a grace later: in a reference schedule that deals all GPUs out
-    equally, in whole GPUs, every ``deal_s`` seconds. A job that would otherwise fall behind it gets what the
-    reference gives it. This is a theorem on clusters of one GPU type, where profiles are true up to a factor
-    and nothing fails (docs/delay-bound.md); reports hold every run against it (``--reference gps``).
+    Short jobs come first, and a long one waits, but not without bound: no job ends later than under
+    equal shares in whole GPUs, had it been submitted a grace later. docs/delay-bound.md has the theorem
+    and its premises; reports hold every run against it (``--reference gps``).
 
-    It decides every 60 s, and while jobs wait also when the next one is to end (``await_ends``), at least a
-    fiftieth of ``dwell_s`` after the last time.
+    It decides every 60 s, and while jobs wait also when the next one is to end (``await_ends``), at
+    least a fiftieth of ``dwell_s`` after the last time.
 
     rescale_s: seconds that a change costs a running job, where its profile has not measured them.
-    caution: a change counts as so many times what it costs, to a job whose batch moves, too: with the noise
+    caution: a change counts as so many times what it costs to a job whose batch moves: with the noise
     such jobs change again and again.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
     ahead_s: seconds over which rates are averaged when GPUs are given out.
-    sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128 GPUs.
-    future: the worth of GPUs to jobs that are still to come, as a part of their mean worth now; more of it
-    shortens the makespan and lengthens the mean JCT.
-    grace: how many times its time alone on the GPUs that it requests a job may be held back; none: without
-    bound.
+    sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128
+    GPUs.
+    future: the worth of GPUs to jobs that are still to come, as a part of their mean worth now; more of
+    it shortens the makespan and lengthens the mean JCT.
+    grace: how many times its time alone on the GPUs that it requests a job may be held back; none:
+    without bound.
     grace_s: seconds that every job may be held back on top of that.
     unstated_grace_s: seconds that a job may be held back whose work is unknown, instead of both.
     deal_s: seconds for which the reference deals out the GPUs.
-    lost_s: seconds of each deal in which its jobs do not train: at least a change of size and the interval
-    between decisions.
-    unknown_noise: "stated": once a job of its model has ended without telling its noise scale, a job gets the
-    fastest of the batches that it states; "author": it keeps the author's batch.
-    retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a change; "free":
-    whenever another is better.
+    lost_s: seconds of each deal in which its jobs do not train: at least a change of size and the
+    interval between decisions.
+    unknown_noise: "stated": once a job of its model has ended without telling its noise scale, a job
+    gets the fastest of the batches that it states; "author": it keeps the author's batch.
+    retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a change;
+    "free": whenever another is better.
     await_ends: whether it also decides when a job is to end while others wait.
     """
 

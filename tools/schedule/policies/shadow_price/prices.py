@@ -16,6 +16,7 @@ when jobs would end if none came and changes were free. At given prices a knapsa
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -24,6 +25,10 @@ import numpy as np
 
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 
+_FLAT: Final = 1e-13
+"""Of the largest rate; by less a curve is not convex."""
+_ERROR: Final = 1e-15
+"""Of the sum of all weights, by job: far more than prices of concave curves differ from exact ones."""
 _GAIN: Final = 1e-9
 """Relative saving below which an exchange is rounding."""
 _HALVINGS: Final = 50
@@ -39,9 +44,15 @@ _ENTRY: Final = 100
 """What an entry takes beside its numbers."""
 _DONE: Final = 1e-9
 """Part of a job's work that is rounding."""
+_MANY: Final = 16
+"""Jobs of which the order is worth a look at their curves."""
+_FEW_PAIRS: Final = 4
+"""Fewer are computed one by one."""
+_BLOCK: Final = 16
+"""Sizes that are tried at once: the sums of many jobs stay in the processor's cache."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class PricedJob:
     """One job as the prices see it."""
 
@@ -52,6 +63,30 @@ class PricedJob:
     """The smallest size that is feasible."""
     slowness: Floats
     """1 / rates of the sizes from there on, infinite where infeasible."""
+    _grid: Floats | None = None
+    _slopes: Floats | None = None
+
+    @property
+    def is_concave(self) -> bool:
+        """Whether no GPU adds more than the one before it, so that its hull is its curve."""
+        return self.least == 1 and bool((np.diff(self.rates, 2) <= _FLAT * self.rates[-1]).all())
+
+    def slopes(self, gpus: int) -> Floats:
+        """[gpus] what each GPU adds, 0 for those that it cannot use."""
+        if self._slopes is None:
+            self._slopes = np.zeros(gpus)
+            self._slopes[: len(self.rates) - 1] = np.diff(self.rates)
+        return self._slopes
+
+    def grid(self, gpus: int) -> Floats:
+        """[3, size] of all sizes up to ``gpus``: rates, 0 or -inf where not to be tried, and slowness."""
+        if self._grid is None:
+            made = np.zeros((3, gpus + 1))
+            able = slice(self.least, len(self.rates))
+            made[0, able], made[2, able] = self.rates[able], self.slowness
+            made[1:, : self.least] = made[1:, len(self.rates) :] = [[-np.inf], [np.inf]]
+            self._grid = made
+        return self._grid
 
     @classmethod
     def of(cls, rates: Floats, weight: float = 1.0) -> PricedJob:
@@ -84,6 +119,9 @@ class ExactWorth:
         )
         """[k, c] S(c - k), a view."""
         self._sums = np.empty((gpus + 1, gpus + 1))
+        self._many = np.full((0, 2 * gpus + 1), -np.inf)
+        """[pair, …] as ``_padded``."""
+        self._blocks = np.empty(0)
 
     def start(self, future: float) -> Floats:
         """S_0: a GPU that no job uses is worth ``future``."""
@@ -100,6 +138,86 @@ class ExactWorth:
         able = slice(job.least, len(job.rates))
         sums = np.add(self._left[able], (price * job.rates[able])[:, None], out=self._sums[able])
         return np.maximum(np.maximum.reduce(sums), worth)
+
+    def prices(self, pairs: Sequence[tuple[PricedJob, Floats]]) -> list[float]:
+        if len(pairs) < _FEW_PAIRS:
+            return [self.price(job, worth) for job, worth in pairs]
+        size, count = self._gpus + 1, len(pairs)
+        worths = np.concatenate([worth for _, worth in pairs]).reshape(count, size)
+        slowness = np.concatenate([job.grid(self._gpus)[2] for job, _ in pairs]).reshape(count, size)
+        asked = np.array([job.weight for job, _ in pairs]) + worths[:, -1]
+        found: list[float] = np.fmin.reduce((asked[:, None] - worths[:, ::-1]) * slowness, axis=1).tolist()
+        return found
+
+    def with_jobs(self, triples: Sequence[tuple[PricedJob, float, Floats]]) -> list[Floats]:
+        if len(triples) < _FEW_PAIRS:
+            return [self.with_job(*each) for each in triples]
+        turn = sorted(range(len(triples)), key=lambda number: -len(triples[number][0].rates))
+        size, count, some = self._gpus + 1, len(triples), [triples[number] for number in turn]
+        made = np.concatenate([worth for _, _, worth in some]).reshape(count, size)
+        grid = np.concatenate([job.grid(self._gpus)[:2] for job, _, _ in some]).reshape(count, 2, size)
+        values = np.array([price for _, price, _ in some])[:, None] * grid[:, 0] + grid[:, 1]
+        left = self._shifted(made)
+        first, lengths = min(job.least for job, _, _ in some), [len(job.rates) for job, _, _ in some]
+        for low in range(first, lengths[0], _BLOCK):
+            high, jobs = min(low + _BLOCK, lengths[0]), bisect_left(lengths, -low, key=lambda length: -length)
+            sums = self._blocks[: jobs * (high - low) * (size - low)].reshape(jobs, high - low, size - low)
+            np.add(left[:jobs, low:high, low:], values[:jobs, low:high, None], out=sums)
+            np.maximum(made[:jobs, low:], np.maximum.reduce(sums, axis=1), out=made[:jobs, low:])
+        found = dict(zip(turn, made, strict=True))
+        return [found[number] for number in range(count)]
+
+    def _shifted(self, worths: Floats) -> Floats:
+        """[pair, k, c] S(c - k), a view."""
+        gpus, count = self._gpus, len(worths)
+        if len(self._many) < count:
+            self._many = np.full((count, 2 * gpus + 1), -np.inf)
+            self._blocks = np.empty(count * _BLOCK * (gpus + 1))
+        self._many[:count, gpus:] = worths
+        row, step = self._many.strides
+        return np.lib.stride_tricks.as_strided(
+            self._many[:, gpus:], (count, gpus + 1, gpus + 1), (row, -step, step), writeable=False
+        )
+
+
+class ConcaveWorth:
+    """The same for concave curves, up to rounding, as the worth of its GPUs one by one, ascending: O(K)."""
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+
+    def start(self, future: float) -> Floats:
+        return np.full(self._gpus, future)
+
+    def price(self, job: PricedJob, worth: Floats) -> float:
+        taken = worth[: len(job.rates) - 1].cumsum()
+        return float(np.minimum.reduce((job.weight + taken) * job.slowness))
+
+    def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
+        made = np.concatenate((worth, price * job.slopes(self._gpus)))
+        made.sort()
+        return made[self._gpus :]
+
+    def prices(self, pairs: Sequence[tuple[PricedJob, Floats]]) -> list[float]:
+        if len(pairs) < _FEW_PAIRS:
+            return [self.price(job, worth) for job, worth in pairs]
+        shape = (len(pairs), self._gpus)
+        taken = np.concatenate([worth for _, worth in pairs]).reshape(shape).cumsum(axis=1)
+        slowness = np.concatenate([job.grid(self._gpus)[2, 1:] for job, _ in pairs]).reshape(shape)
+        taken += np.array([job.weight for job, _ in pairs])[:, None]
+        found: list[float] = np.minimum.reduce(taken * slowness, axis=1).tolist()
+        return found
+
+    def with_jobs(self, triples: Sequence[tuple[PricedJob, float, Floats]]) -> list[Floats]:
+        if len(triples) < _FEW_PAIRS:
+            return [self.with_job(*each) for each in triples]
+        shape = (len(triples), self._gpus)
+        made = np.empty((shape[0], 2 * self._gpus))
+        made[:, : self._gpus] = np.concatenate([worth for _, _, worth in triples]).reshape(shape)
+        slopes = np.concatenate([job.slopes(self._gpus) for job, _, _ in triples]).reshape(shape)
+        np.multiply(slopes, np.array([price for _, price, _ in triples])[:, None], out=made[:, self._gpus :])
+        made.sort(axis=1)
+        return [*made[:, self._gpus :].copy()]
 
 
 class SlopeWorth:
@@ -126,6 +244,12 @@ class SlopeWorth:
         made.sort(kind="stable")
         return made[len(made) - self._gpus :]
 
+    def prices(self, pairs: Sequence[tuple[PricedJob, Floats]]) -> list[float]:
+        return [self.price(*each) for each in pairs]
+
+    def with_jobs(self, triples: Sequence[tuple[PricedJob, float, Floats]]) -> list[Floats]:
+        return [self.with_job(*each) for each in triples]
+
     def _slopes(self, rates: Floats) -> Floats:
         """Progress of each GPU more, ascending, along the concave hull; jobs that are alike share it."""
         key = rates.tobytes()
@@ -135,7 +259,7 @@ class SlopeWorth:
         return known
 
 
-Worth = ExactWorth | SlopeWorth
+Worth = ExactWorth | ConcaveWorth | SlopeWorth
 """A way to compute S, in a form of its own that it calls ``worth``."""
 
 JobT = TypeVar("JobT", bound=Hashable)
@@ -149,6 +273,14 @@ class Prices(Protocol[SomeJob_contra, Made]):
     def start(self, future: float, /) -> Made: ...
     def price(self, job: SomeJob_contra, made: Made, /) -> float: ...
     def with_job(self, job: SomeJob_contra, price: float, made: Made, /) -> Made: ...
+
+    def prices(self, pairs: Sequence[tuple[SomeJob_contra, Made]], /) -> list[float]:
+        """:meth:`price` of many."""
+        ...
+
+    def with_jobs(self, triples: Sequence[tuple[SomeJob_contra, float, Made]], /) -> list[Made]:
+        """:meth:`with_job` of many."""
+        ...
 
 
 # What was priced before: the jobs that are to end last wait, and their prices stay.
@@ -194,6 +326,23 @@ class Remembered(Generic[JobT, Made]):
             self.numbers += 2 * self._gpus + _ENTRY  # and the slopes of the job, where it has some
         return found
 
+    def prices(self, pairs: Sequence[tuple[JobT, Priced[JobT, Made]]]) -> list[float]:
+        if new := [pair for pair in pairs if pair[0] not in pair[1].prices]:
+            found = self._worth.prices([(job, made.made) for job, made in new])
+            for (job, made), price in zip(new, found, strict=True):
+                made.prices[job] = price
+        return [made.prices[job] for job, made in pairs]
+
+    def with_jobs(
+        self, triples: Sequence[tuple[JobT, float, Priced[JobT, Made]]]
+    ) -> list[Priced[JobT, Made]]:
+        if new := [each for each in triples if each[0] not in each[2].then]:
+            found = self._worth.with_jobs([(job, price, made.made) for job, price, made in new])
+            for (job, _, made), then in zip(new, found, strict=True):
+                made.then[job] = Priced(then)
+            self.numbers += (2 * self._gpus + _ENTRY) * len(new)
+        return [made.then[job] for job, _, made in triples]
+
 
 class PriceMemory:
     """What decisions leave to the next: jobs, those that are alike as one, and what was priced."""
@@ -201,6 +350,8 @@ class PriceMemory:
     def __init__(self) -> None:
         self._jobs: dict[tuple[bytes, float], PricedJob] = {}
         self._worths: dict[Hashable, Remembered[Any, Any]] = {}
+        self.gpu_prices: dict[Hashable, Floats] = {}
+        """Of the last decision, by type, for pools that were shared out together."""
         self._numbers = 0
         """Of jobs, that are kept."""
 
@@ -213,7 +364,7 @@ class PriceMemory:
         found = self._jobs.get(key)
         if found is None:
             found = self._jobs[key] = PricedJob.of(rates.copy(), weight)
-            self._numbers += 3 * len(rates) + _ENTRY
+            self._numbers += 6 * len(rates) + _ENTRY
         return found
 
     def worth(
@@ -263,45 +414,132 @@ def improved(
     *,
     future: float = 0.0,
     sweeps: int = 3,
+    error: float = 0.0,
 ) -> list[int]:
     """A better order, last to end first: neighbours a, b change places while λ_a R_a + λ_b R_b falls.
 
     :param work: R by job, in the unit of its rates.
     :param sweeps: the most passes over all neighbours.
+    :param error: relative, of the prices.
+    :raises CloseCallError: whether neighbours change places cannot be said with that error.
     """
-    for _ in range(sweeps):
-        order, changed = _sweep(order, jobs, work, worth, future)
-        if not changed:
-            break
-    return order
+    if len(order) < 2 or not sweeps:
+        return order
+    made = worth.start(future)
+    last = _Pass(order, 1, order[0], worth.price(jobs[order[0]], made), made, [], [])
+    passes, left = [last], sweeps - 1
+    with np.errstate(invalid="ignore"):  # 0 · inf, where a weight is lost in the sum of the others
+        while passes:
+            going = [each for each in passes if each.at < len(each.source)]
+            following = _step(going, jobs, work, worth, error)
+            for each in going:
+                if each.at == len(order):
+                    each.found.append(each.held)
+            passes = [each for each in passes if each.at < len(order)]
+            if following is not None and left:
+                last, left = following, left - 1
+                passes.append(last)
+    return last.found
 
 
-def _sweep(
-    order: list[int], jobs: Sequence[JobT], work: Sequence[float], worth: Prices[JobT, Made], future: float
-) -> tuple[list[int], bool]:
-    """One pass, last to end first; a job that changes places is compared with the next, too."""
-    if len(order) < 2:
-        return order, False
-    made, changed, found = worth.start(future), False, []
-    held = order[0]
-    price = worth.price(jobs[held], made)
-    for other in order[1:]:
-        after_held = worth.with_job(jobs[held], price, made)
-        then_other = worth.price(jobs[other], after_held)
-        if jobs[held] is jobs[other]:
-            other_first, after_other, then_held = price, after_held, then_other
+class CloseCallError(Exception):
+    """Exact prices are needed."""
+
+
+def improved_fast(
+    order: list[int],
+    jobs: Sequence[PricedJob],
+    work: Sequence[float],
+    exact: Prices[PricedJob, Priced[PricedJob, Floats]],
+    concave: Prices[PricedJob, Priced[PricedJob, Floats]],
+    *,
+    future: float,
+    sweeps: int,
+    gpus: int,
+) -> list[int]:
+    """The same order as with exact prices, by those of concave curves where all are and no call is close."""
+    if len(jobs) >= _MANY and all(job.is_concave for job in set(jobs)):
+        weights = [job.weight for job in jobs]
+        error = _ERROR * len(jobs) * (sum(weights) + future * gpus) / min(weights)
+        try:
+            return improved(order, jobs, work, concave, future=future, sweeps=sweeps, error=error)
+        except CloseCallError:
+            pass
+    return improved(order, jobs, work, exact, future=future, sweeps=sweeps)
+
+
+@dataclass(slots=True)
+class _Pass(Generic[Made]):
+    """One pass, last to end first; a job that changes places is compared with the next, too.
+
+    The next pass follows a step behind, so that what several of them ask for is computed at once.
+    """
+
+    source: list[int]
+    """The order that it improves, as far as the pass before it has come."""
+    at: int
+    """The job there is compared with the one that is held."""
+    held: int
+    price: float
+    """Of the job that is held."""
+    made: Made
+    """The worth of GPUs to those before it."""
+    found: list[int]
+    unchanged: list[tuple[float, Made]]
+    """Price and worth when each job of ``found`` was held, up to the first that changed places."""
+    changed: bool = False
+
+
+def _step(
+    going: Sequence[_Pass[Made]],
+    jobs: Sequence[JobT],
+    work: Sequence[float],
+    worth: Prices[JobT, Made],
+    error: float,
+) -> _Pass[Made] | None:
+    """Each pass goes on by one job. Returns the pass that follows the first one that changes something."""
+    others = [each.source[each.at] for each in going]
+    held = [(jobs[each.held], each.price, each.made) for each in going]
+    firsts = worth.prices([(jobs[other], each.made) for other, each in zip(others, going, strict=True)])
+    other_first = [
+        (jobs[other], first, each.made) for other, first, each in zip(others, firsts, going, strict=True)
+    ]
+    made = worth.with_jobs([*held, *other_first])
+    then = worth.prices(
+        [(job, after) for (job, _, _), after in zip([*other_first, *held], made, strict=True)]
+    )
+    following = None
+    for number, (each, other) in enumerate(zip(going, others, strict=True)):
+        after_held, after_other = made[number], made[number + len(going)]
+        then_other, then_held = then[number], then[number + len(going)]
+        kept = each.price * work[each.held] + then_other * work[other]
+        gain = kept * (1 - _GAIN) - (then_held * work[each.held] + firsts[number] * work[other])
+        if error and abs(gain) <= error * kept:
+            raise CloseCallError
+        each.at += 1
+        if gain > 0:
+            each.found.append(other)
+            if not each.changed:
+                each.changed, following = True, _following(each, firsts[number])
+            each.made, each.price = after_other, then_held
         else:
-            other_first = worth.price(jobs[other], made)
-            after_other = worth.with_job(jobs[other], other_first, made)
-            then_held = worth.price(jobs[held], after_other)
-        kept = price * work[held] + then_other * work[other]
-        if then_held * work[held] + other_first * work[other] < kept * (1 - _GAIN):
-            found.append(other)
-            made, price, changed = after_other, then_held, True
-        else:
-            found.append(held)
-            held, made, price = other, after_held, then_other
-    return [*found, held], changed
+            each.found.append(each.held)
+            if not each.changed:
+                each.unchanged.append((each.price, each.made))
+            each.held, each.made, each.price = other, after_held, then_other
+    return following
+
+
+def _following(ahead: _Pass[Made], price: float) -> _Pass[Made]:
+    """The pass after one that has just made its first change: up to there it finds nothing else.
+
+    :param price: of the job that has come to the front.
+    """
+    *front, moved = ahead.found
+    if not front:
+        return _Pass(ahead.found, 1, moved, price, ahead.made, [], [])
+    before, made = ahead.unchanged[-1]
+    return _Pass(ahead.found, len(front), front[-1], before, made, front[:-1], ahead.unchanged[:-1])
 
 
 def best_order(

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from pliant.schemas.resources import fitting, replica_on_a_node
+from pliant.schemas.checks import fitting, replica_on_a_node
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
 from pliant.tools.schedule.policies.common import equal_shares
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints

@@ -17,6 +17,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Float
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
 from pliant.tools.schedule.policies.shadow_price.prices import (
     FEW,
+    ConcaveWorth,
     ExactWorth,
     PricedJob,
     PriceMemory,
@@ -26,7 +27,7 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     best_order,
     exact_knapsack,
     filled,
-    improved,
+    improved_fast,
     knapsack_by_price,
     priced,
 )
@@ -169,7 +170,13 @@ def _prices(members: PoolColumns, rules: Rules, memory: PriceMemory) -> tuple[li
             jobs, members.whole, members.left, members.sizes, worth, order=order, future=future
         )
     elif exact:
-        order = improved(order, jobs, members.left.tolist(), worth, future=future, sweeps=rules.sweeps)
+        concave = memory.worth(("concave", gpus), gpus, lambda: ConcaveWorth(gpus))
+        order = improved_fast(
+            *(order, jobs, members.left.tolist(), worth, concave),
+            future=future,
+            sweeps=rules.sweeps,
+            gpus=gpus,
+        )
     prices[order] = priced([jobs[row] for row in order], worth, future)
     return order, prices
 

@@ -18,7 +18,8 @@ only if the others gain more, while they last, than it loses.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import math
+from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -47,6 +48,18 @@ from pliant.tools.schedule.policies.shadow_price.sizes import (
 
 _PART: Final = 1e-6
 """Of a job, below which it gets nothing."""
+_FEW_OPTIONS: Final = 1000
+"""Fewer are solved as they are."""
+_WIDTH: Final = 0.1
+"""How far GPU prices may be from those of the last decision, relatively."""
+_APPROACHES: Final = 3
+"""How often they are taken from what came of it last."""
+_CLEAR: Final = 1e-6
+"""Of the largest gain: ten times what the solver takes for equal."""
+_EQUAL: Final = 1e-9
+_ATTEMPTS: Final = 60
+_OVER: Final = 1.5
+"""Of the way to where an option is clearly better: prices go a little beyond."""
 _TURNS: Final = 4
 """The most times that each type is priced."""
 _HALVINGS: Final = 20
@@ -100,7 +113,7 @@ def shared_over_types(
         without = min(float(value[kind][row, 0]) for kind, row in own.items())
         for kind, row in own.items():
             value[kind][row, 0] = without  # what a running job loses without GPUs, it loses on every type
-    market = _Market(types, places, value, [*reversed(order)], joined, time_s)
+    market = _Market(types, places, value, [*reversed(order)], joined, time_s, memory)
     home, sizes = market.without_waste([undisturbed(*each) for each in zip(types, prices, strict=True)])
     found = []
     for kind, members in enumerate(types):
@@ -132,14 +145,25 @@ class TypesWorth:
 
     def offer(self, job: TypedJob, made: Made) -> tuple[float, int]:
         """The price, and its type, of equal ones the first."""
-        return min(
-            (worth.price(rates, there), kind)
-            for kind, (worth, rates, there) in enumerate(zip(self._worths, job, made, strict=True))
-            if rates is not None
-        )
+        least, at = math.inf, -1
+        for kind, (rates, there) in enumerate(zip(job, made, strict=True)):
+            if rates is None:
+                continue
+            price = there.prices.get(rates)
+            if price is None:
+                price = self._worths[kind].price(rates, there)
+            if price < least or at < 0:
+                least, at = price, kind
+        return least, at
 
     def price(self, job: TypedJob, made: Made) -> float:
         return self.offer(job, made)[0]
+
+    def prices(self, pairs: Sequence[tuple[TypedJob, Made]]) -> list[float]:
+        return [self.offer(*each)[0] for each in pairs]
+
+    def with_jobs(self, triples: Sequence[tuple[TypedJob, float, Made]]) -> list[Made]:
+        return [self.with_job(*each) for each in triples]
 
     def with_job(self, job: TypedJob, price: float, made: Made) -> Made:
         """It joins the type of its price."""
@@ -223,6 +247,7 @@ class _Market:
     joined: Mapping[str, int]
     """The types that the prices put them in."""
     time_s: float
+    memory: PriceMemory
 
     def assignment(self, kept: Mapping[str, int]) -> _Assignment:
         """The best that is found where some jobs keep what they hold of these types."""
@@ -360,7 +385,9 @@ class _Market:
         if not len(options.jobs):
             return dict(kept)
         parts = np.zeros((len(self.places), len(self.types)))
-        np.add.at(parts, (options.jobs, options.types), _divided(options, len(self.places), left))
+        pools = tuple((members.pool.gpu_type, members.pool.gpus) for members in self.types)
+        divided = _Program(options, len(self.places), left).parts(self.memory, pools)
+        np.add.at(parts, (options.jobs, options.types), divided)
         some = zip(self.places, parts, strict=True)
         return {**{job_id: int(row.argmax()) for job_id, row in some if row.max() > _PART}, **kept}
 
@@ -422,24 +449,158 @@ def _options(
     return _Options(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
 
-def _divided(options: _Options, jobs: int, gpus: Sequence[int]) -> Floats:
-    """[option] the part of it in the best assignment, where a job may be divided among several.
+# The linear program: which part of each option jobs get.
 
-    :param gpus: that there are, by type.
+
+class _Program:
+    """Its columns are options, with gains as parts of the largest: the solver's tolerances are absolute.
+
+    Large programs are first solved with the few options that GPU prices close to those of the last decision
+    leave. What comes of it counts where prices prove that nothing else is as good, so that all options would
+    come to the same.
     """
-    from scipy.optimize import linprog
-    from scipy.sparse import csr_array
 
-    at = np.arange(len(options.jobs))
-    rows, columns = np.concatenate([options.jobs, jobs + options.types]), np.concatenate([at, at])
-    entries = np.concatenate([np.ones(len(at)), options.gpus])
-    matrix: Any = csr_array((entries, (rows, columns)), shape=(jobs + len(gpus), len(at)))
-    solved = linprog(
-        -options.gains / options.gains.max(),  # the solver's tolerances are absolute
-        A_ub=matrix,
-        b_ub=np.array([1.0] * jobs + [float(count) for count in gpus]),
-        bounds=(0, None),
-        method="highs-ds",
-    )
-    found: Floats = np.zeros(len(at)) if solved.x is None else solved.x
-    return found
+    def __init__(self, options: _Options, jobs: int, gpus: Sequence[int]) -> None:
+        self._options = options
+        self._jobs = jobs
+        self._gpus = np.array(gpus, dtype=np.float64)
+        self._scale = float(options.gains.max())
+        self._gains = options.gains / self._scale
+
+    def parts(self, memory: PriceMemory, pools: Hashable) -> Floats:
+        """[option] the part of it in the best assignment.
+
+        :param pools: under which the prices of the last decision are kept.
+        """
+        if len(self._gains) < _FEW_OPTIONS:
+            return self._solved(np.arange(len(self._gains)))[0]
+        known = memory.gpu_prices.get(pools)
+        found, prices = (None, None) if known is None else self._near(known / self._scale)
+        if found is None:
+            found, prices = self._solved(np.arange(len(self._gains)))
+            proof = None if prices is None else self._proof(found, prices)
+            prices = prices if proof is None else proof
+        if prices is not None:
+            memory.gpu_prices[pools] = prices * self._scale
+        return found
+
+    def _near(self, prices: Floats) -> tuple[Floats | None, Floats | None]:
+        """The best assignment and prices that prove it; None where those close to ``prices`` do not."""
+        found = self._bought(prices)
+        proof = self._proof(found, prices)
+        for _ in range(_APPROACHES):
+            if proof is not None:
+                break
+            some = self._within(prices)
+            found, there = self._solved(some) if some.size else (found, None)
+            if there is None or np.allclose(there, prices, rtol=_EQUAL):
+                break
+            proof, prices = self._proof(found, there), there
+        return (None, None) if proof is None else (found, proof)
+
+    def _bought(self, prices: Floats) -> Floats:
+        """[option] whether it is the best of its job at these prices."""
+        left = self._left(prices)
+        best = self._best(left)
+        found: Floats = ((left > 0) & (left == best[self._options.jobs])).astype(np.float64)
+        return found
+
+    def _within(self, prices: Floats) -> Ints:
+        """Options that are best for their job at prices that differ from these by :data:`_WIDTH` at most."""
+        least = self._best(self._left(prices * (1 + _WIDTH)))
+        return np.flatnonzero(self._left(prices * (1 - _WIDTH)) >= least[self._options.jobs])
+
+    def _left(self, prices: Floats) -> Floats:
+        """[option] the gain less what its GPUs cost."""
+        found: Floats = self._gains - prices[self._options.types] * self._options.gpus
+        return found
+
+    def _best(self, left: Floats) -> Floats:
+        """[job] the most of its options, or of none."""
+        found = np.zeros(self._jobs)
+        np.maximum.at(found, self._options.jobs, left)
+        return found
+
+    def _proof(self, found: Floats, prices: Floats) -> Floats | None:
+        """Prices close to these that prove a basic solution to be the only best one; None if none are found.
+
+        At them each option with a part is clearly better than all others of its job, and than none; those
+        among which a job is divided are equal. GPUs that are left over cost nothing, others something.
+        """
+        options, none = self._options, len(self._gains)
+        own = np.flatnonzero(found > _PART)
+        used = np.bincount(options.types[own], options.gpus[own] * found[own], len(self._gpus))
+        parts = np.bincount(options.jobs[own], found[own], self._jobs)
+        if (used > self._gpus + _PART).any() or (parts > 1 + _PART).any():
+            return None
+        first = np.full(self._jobs, none)
+        first[options.jobs[own][::-1]] = own[::-1]
+        rival, firsts = first[options.jobs], first[first < none]
+        rival[firsts] = none
+        some, others = first[(parts > 0) & (parts < 1 - _PART)], own[first[options.jobs[own]] != own]
+        equal = [*((each, none) for each in some), *((each, rival[each]) for each in others)]
+        tight = used >= self._gpus - _PART
+        along = np.diag(tight.astype(np.float64))
+        if equal:
+            if not self._is_settled(found, others):
+                return None
+            ties = np.array([self._slope(one) - self._slope(other) for one, other in equal]) @ along
+            along -= np.linalg.pinv(ties) @ ties
+        prices = np.where(tight, prices, 0.0)
+        for _ in range(_ATTEMPTS):
+            left = np.append(self._left(prices), 0.0)
+            lead = left[rival] - left[:none]
+            lead[firsts] *= -1.0
+            lead[[one for one, _ in equal]] = np.inf
+            worst = int(lead.argmin())
+            if lead[worst] > _CLEAR:
+                holds = (prices[tight] > _CLEAR).all() and all(
+                    abs(left[one] - left[other]) < _EQUAL for one, other in equal
+                )
+                return prices if holds else None
+            way = along @ (self._slope(rival[worst]) - self._slope(worst))
+            way *= -1.0 if first[options.jobs[worst]] == worst else 1.0
+            if not (square := float(way @ way)) > _EQUAL:
+                return None
+            prices = prices + way * (_OVER * (2 * _CLEAR - lead[worst]) / square)
+        return None
+
+    def _slope(self, option: int) -> Floats:
+        """[type] how what an option leaves changes with the prices of GPUs; of none not at all."""
+        found = np.zeros(len(self._gpus))
+        if option < len(self._gains):
+            found[self._options.types[option]] = -self._options.gpus[option]
+        return found
+
+    def _is_settled(self, found: Floats, others: Ints) -> bool:
+        """Whether of each job that is divided one type clearly has most."""
+        parts = np.zeros((self._jobs, len(self._gpus)))
+        np.add.at(parts, (self._options.jobs, self._options.types), found)
+        most = np.sort(parts[self._options.jobs[others]], axis=1)
+        return bool((most[:, -1] - most[:, -2] > _PART).all()) if len(others) else True
+
+    def _solved(self, some: Ints) -> tuple[Floats, Floats | None]:
+        """[option] the best assignment of these options, and the prices of GPUs there."""
+        from scipy.optimize import linprog
+        from scipy.sparse import csr_array
+
+        at, jobs = np.arange(len(some)), self._options.jobs[some]
+        rows, columns = (
+            np.concatenate([jobs, self._jobs + self._options.types[some]]),
+            np.concatenate([at, at]),
+        )
+        entries = np.concatenate([np.ones(len(at)), self._options.gpus[some]])
+        shape = (self._jobs + len(self._gpus), len(at))
+        matrix: Any = csr_array((entries, (rows, columns)), shape=shape)
+        solved = linprog(
+            -self._gains[some],
+            A_ub=matrix,
+            b_ub=np.concatenate([np.ones(self._jobs), self._gpus]),
+            bounds=(0, None),
+            method="highs-ds",
+        )
+        found = np.zeros(len(self._gains))
+        if solved.x is None:
+            return found, None
+        found[some] = solved.x
+        return found, -solved.ineqlin.marginals[self._jobs :]

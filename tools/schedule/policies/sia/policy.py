@@ -48,29 +48,31 @@ _MANY: Final = 1e4
 class Sia(Policy):
     """Largest sum of normalised goodputs on GPU types that differ, by an integer program.
 
-    Sia (SOSP '23), sections 3.2 and 3.3. Every round each job gets at most one configuration: a power of two
-    of the GPUs of a node, or whole nodes, of one GPU type. The integer program (HiGHS) makes the sum over
-    all jobs of G^p least (p < 0) or largest (p > 0), where G is the job's goodput there over the least in
-    its row, times its smallest size; a job without GPUs adds the penalty λ. Where a running job would change
-    its configuration, G counts by the restart factor (T − N · S) / (T + S): T its age, N its restarts, S what
-    one costs. A job starts with its least configuration and at most doubles in a round. Jobs that only scale
-    keep their batch; rigid ones keep their size, and only the GPU type is chosen; with GPUs fixed and the
-    batch free, that and the batch are. Jobs are moved between nodes only where a larger one needs room.
+    Sia (SOSP '23), sections 3.2 and 3.3. Every round each job gets at most one configuration: a power of
+    two of the GPUs of a node, or whole nodes, of one GPU type. The integer program (HiGHS) makes the sum
+    over all jobs of G^p least (p < 0) or largest (p > 0), where G is the job's goodput there over the
+    least in its row, times its smallest size; a job without GPUs adds the penalty λ. Where a running job
+    would change its configuration, G counts by the restart factor (T − N · S) / (T + S): T its age, N
+    its restarts, S what one costs. A job starts with its least configuration and at most doubles in a
+    round. Jobs that only scale keep their batch; rigid ones keep their size, and only the GPU type is
+    chosen; with GPUs fixed and the batch free, that and the batch are.
+
+    Departures from the paper: a job whose limits hold no configuration gets its least size, on what GPUs
+    remain. A job that restarts keeps what it has until it trains. Nodes whose GPUs are no power of two
+    take the same jobs by limits instead of virtual nodes. What has been measured of several types stands
+    in for others by the first of them. Jobs are moved between nodes only where a larger one needs room.
+    There are no reservations.
 
     p: the power, below 0 the fairer; not 0.
     penalty: λ, for a job without GPUs.
-    knowledge: "profile": step times are the profile's. "bootstrap", the paper's way: those of one replica on
-    every GPU type are the profile's; else what the job has measured itself, on another type in the ratio of
-    the speeds of one replica. "measured": before a job has measured anything, all types count alike.
+    knowledge: "profile": step times are the profile's. "bootstrap", the paper's way: those of one
+    replica on every GPU type are the profile's; else what the job has measured itself, on another type
+    in the ratio of the speeds of one replica. "measured": before a job has measured anything, all types
+    count alike.
     restart_s: seconds that a restart is taken to cost where the profile has not measured it.
-    retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a restart; "free":
-    whenever another is better.
+    retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a restart;
+    "free": whenever another is better.
     lone_accumulation: one GPU cuts batches above the smallest into two micro-steps at least.
-
-    Departures from the paper: a job whose limits hold no configuration gets its least size, on what GPUs
-    remain. A job that restarts keeps what it has until it trains. Nodes whose GPUs are no power of two take
-    the same jobs by limits instead of virtual nodes. What has been measured of several types stands in for
-    others by the first of them. There are no reservations.
     """
 
     name: ClassVar[str] = "sia"

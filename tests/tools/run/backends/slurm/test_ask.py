@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Shares, Team
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.io import write_cluster
-from pliant.schemas.shares import Shares, Team
 from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
 from pliant.tools.run.backends.slurm.commands import ask

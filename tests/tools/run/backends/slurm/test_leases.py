@@ -11,10 +11,9 @@ import pytest
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.backends.slurm import backend as leases
-from pliant.tools.run.backends.slurm import controller, parsing
+from pliant.tools.run.backends.slurm import commands, parsing
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
-from pliant.tools.run.backends.slurm.commands import lease_prefix
-from pliant.tools.run.backends.slurm.controller import ControllerView
+from pliant.tools.run.backends.slurm.commands import ControllerView, lease_prefix
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit
 from pliant.tools.run.statedir.directory import StateDir
@@ -56,11 +55,11 @@ class SaidSlurm:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> SaidSlurm:
     found = SaidSlurm()
-    for asking in (controller, leases):
+    for asking in (commands, leases):
         monkeypatch.setattr(asking, "ask", found.ask)
     monkeypatch.setattr(leases, "_address", lambda *_: "127.0.0.1")
-    monkeypatch.setattr(controller, "LOOK_S", 0.0)
-    monkeypatch.setattr(controller, "NODES_S", 0.0)
+    monkeypatch.setattr(commands, "LOOK_S", 0.0)
+    monkeypatch.setattr(commands, "NODES_S", 0.0)
     monkeypatch.setattr(leases, "LEASE_AGAIN_S", 0.0)
     return found
 

@@ -13,7 +13,7 @@ import pytest
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.backends.slurm.commands import lease_prefix
 from pliant.tools.run.service import run as runner
-from pliant.tools.run.service.options import RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import release_nodes, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir

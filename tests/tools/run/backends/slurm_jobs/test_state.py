@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from pliant.tools.run.backends.slurm.controller import Controller
+from pliant.tools.run.backends.slurm.commands import Controller
 from pliant.tools.run.backends.slurm.jobs import stage_of, unusual, why_ended
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, job_state
 from tests.slurm_cluster import SlurmCluster

@@ -14,8 +14,7 @@ from torch.utils.data import TensorDataset
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.throughput import shares
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic.loop.batches import Rows
-from pliant.tools.run.elastic.loop.carried import Carried
+from pliant.tools.run.elastic.loop.batches import Carried, Rows
 
 pytestmark = pytest.mark.torch
 BATCH = 6

@@ -32,7 +32,7 @@ from pliant.tools.run.elastic.loop.gradients import (
     TolerantGroup,
     at_end_of_backward,
 )
-from pliant.tools.run.elastic.loop.guards import guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loop.prepared import guard_helper, guard_optimizer
 from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Mean, Training
 
 pytestmark = pytest.mark.torch

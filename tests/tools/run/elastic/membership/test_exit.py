@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.tools.run.elastic.membership.exit import described
-from pliant.tools.run.elastic.membership.membership import Recurrence
+from pliant.tools.run.elastic.membership.membership import Recurrence, described
 from pliant.tools.run.elastic.membership.process_group import released
 from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor
 from pliant.tools.run.statedir.contract.plan import LOST_PEER

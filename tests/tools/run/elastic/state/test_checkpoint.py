@@ -18,7 +18,7 @@ import torch
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
-from pliant.tools.run.elastic.state.storable import stored
+from pliant.tools.run.elastic.state.training import stored
 
 ENDLESS = """
 import itertools, sys, pathlib, torch

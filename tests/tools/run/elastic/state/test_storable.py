@@ -22,8 +22,14 @@ from torch.optim.swa_utils import SWALR, AveragedModel
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.elastic import ElasticJob
 from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
-from pliant.tools.run.elastic.state.storable import check_storable, check_training, loaded, stored
-from pliant.tools.run.elastic.state.training import Training, plain
+from pliant.tools.run.elastic.state.training import (
+    Training,
+    check_storable,
+    check_training,
+    loaded,
+    plain,
+    stored,
+)
 from tests.tools.run.elastic.alone import Alone
 
 pytestmark = pytest.mark.torch

@@ -12,8 +12,7 @@ from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.service.allocation import Slot
-from pliant.tools.run.service.endings import Ending
-from pliant.tools.run.service.members import Setback
+from pliant.tools.run.service.members import Ending, Setback
 from pliant.tools.run.service.reports import AttemptEnded, Hindered, Said, report_events
 from pliant.tools.run.statedir.log.events import (
     decision_event,

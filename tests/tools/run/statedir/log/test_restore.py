@@ -19,8 +19,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log import repair as log_repair
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.repair import repair
-from pliant.tools.run.statedir.log.snapshot import renew_snapshot
-from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.log.snapshot import LogView, renew_snapshot
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.status import look_at
 from pliant.tools.schedule.decide import throughput_for

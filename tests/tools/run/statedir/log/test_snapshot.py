@@ -25,8 +25,7 @@ from pliant.tools.run.statedir.directory import Lock, StateDir, holder_of
 from pliant.tools.run.statedir.log import snapshot as log_snapshot
 from pliant.tools.run.statedir.log.events import decision_event, on_clock
 from pliant.tools.run.statedir.log.fold import RunLog, fold
-from pliant.tools.run.statedir.log.snapshot import read_snapshot, renew_snapshot
-from pliant.tools.run.statedir.log.view import LogView
+from pliant.tools.run.statedir.log.snapshot import LogView, read_snapshot, renew_snapshot
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.status import history, look_at
 from pliant.tools.schedule.decide import throughput_for

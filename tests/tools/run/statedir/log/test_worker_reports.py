@@ -9,7 +9,7 @@ import pytest
 
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import EventWriter
-from pliant.tools.run.service.endings import Ending
+from pliant.tools.run.service.members import Ending
 from pliant.tools.run.service.reports import AttemptEnded, report_events
 from pliant.tools.run.statedir.contract.plan import write_progress
 from pliant.tools.run.statedir.directory import StateDir

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.job import Utility
 from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
 from pliant.tools.schedule.policies.multi_resource.fleet import (
     Active,
@@ -19,8 +22,10 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     dominant_share,
 )
 from pliant.tools.schedule.policies.multi_resource.rules import (
+    Losses,
     Prospect,
     RiskReward,
+    WorthStep,
     by_arrival,
     by_dominant_share,
 )
@@ -115,3 +120,28 @@ def test_every_rule_keeps_to_capacities_and_gives_workers_their_ps(seed: int) ->
             used_ps += placed.ps[:, None] * bid.ps
         assert (used <= servers.workers * (1 + 1e-6) + 1e-6).all(), name
         assert (used_ps <= servers.ps * (1 + 1e-6) + 1e-6).all(), name
+
+
+def test_what_jobs_lose_by_delay_is_the_same_of_steps_and_of_other_shapes() -> None:
+    """Steps are looked at all at once; a job costs itself nothing, and one that never falls loses nothing."""
+    rng = np.random.default_rng(4)
+
+    def made(shape: Literal["step", "sigmoid", "constant"]) -> Prospect:
+        utility = Utility(shape=shape, value=float(rng.integers(1, 9)), target=50.0, decay=0.1)
+        since_s = float(rng.integers(0, 40))
+        step = WorthStep(utility.value, since_s, 50.0) if shape == "step" else None
+        duration_s = float(rng.integers(1, 40))
+        return Prospect(duration_s, lambda late_s: utility.worth(since_s + late_s), shape != "constant", step)
+
+    jobs = [made(shape) for shape in ("step", "sigmoid", "constant") for _ in range(8)]
+    found, stepless = Losses(), Losses([replace(each, step=None) for each in jobs])
+    for each in jobs:
+        found.add(each)
+    for delay in (*jobs, made("step")):
+        others = [each for each in jobs if each is not delay]
+        lost = [each.worth(each.duration) - each.worth(each.duration + delay.duration) for each in others]
+        assert found.by(delay) == pytest.approx(sum(lost))
+        assert found.by(made("step")) > 0
+    new = made("step")
+    assert found.by(new) == stepless.by(new)
+    assert Losses().by(new) == 0

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pliant.schemas.checks import capacities, servers_for
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
-from pliant.schemas.resources import capacities, servers_for
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster

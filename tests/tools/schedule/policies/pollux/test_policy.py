@@ -55,6 +55,19 @@ def test_a_job_that_has_just_begun_is_not_disturbed_for_a_little():
     assert decided(held, 4000.0) == {"a": 5}
 
 
+@pytest.mark.parametrize(("cells", "matrices"), [(6 * 2 * 9, 9), (1, 4)])
+def test_a_population_is_smaller_where_its_matrices_are_large(
+    cells: int, matrices: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Six jobs on two nodes; four matrices are kept in any case."""
+    monkeypatch.setattr("pliant.tools.schedule.policies.pollux.policy._MOST_KEPT", cells)
+    jobs = [job(name, high=8, model="fast") for name in "abcdef"]
+    held = opened(Pollux(population=40), cluster(4, 4), *jobs, throughput=FLAT)
+    assert sum(decided(held, 0.0).values()) <= 8
+    (kept,) = held.policy.dump_state()["populations"].values()
+    assert len(kept["found"]) == matrices
+
+
 def batching(knowledge: str, **more: object) -> Session:
     held = session(Pollux(knowledge=knowledge, **more), cluster(1), curves())
     spec = job("a", elastic="size+batch", batch={"size": 64, "min": 32, "max": 1024}, work={"samples": 1e9})

@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 
 from pliant.tools.schedule.policies.shadow_price.prices import (
+    CloseCallError,
+    ConcaveWorth,
     ExactWorth,
     PricedJob,
     PriceMemory,
+    Remembered,
     SlopeWorth,
     best_order,
     ends_s,
     exact_knapsack,
     hull_slopes,
     improved,
+    improved_fast,
     knapsack_by_price,
     priced,
 )
@@ -283,3 +287,53 @@ def _milp(values: np.ndarray, gpus: int) -> float:
     limits = [LinearConstraint(one_each, 1, 1), LinearConstraint(capacity, 0, gpus)]
     found = milp(-finite.ravel(), constraints=limits, integrality=np.ones(finite.size), bounds=(0, 1))
     return -float(found.fun)
+
+
+@pytest.mark.parametrize("sweeps", [0, 1, 2, 10])
+def test_passes_that_follow_a_step_behind_come_to_what_one_after_the_other_does(sweeps: int):
+    rng = np.random.default_rng(17)
+    for count in (1, 2, 3, 9, 24):
+        jobs = [PricedJob.of(_curve(rng, K), float(rng.choice([0.5, 1.0, 3.0]))) for _ in range(count)]
+        jobs += jobs[:2]  # some are alike
+        work, order = rng.lognormal(2.0, 1.0, len(jobs)).tolist(), rng.permutation(len(jobs)).tolist()
+        expected = order
+        for _ in range(sweeps):
+            expected = _one_pass(expected, jobs, work)
+        assert improved(order, jobs, work, ExactWorth(K), sweeps=sweeps) == expected
+
+
+def _one_pass(order: list[int], jobs: list[PricedJob], work: list[float]) -> list[int]:
+    """Neighbours change places where that lowers the sum of prices times work."""
+    found = [*order]
+    for at in range(len(found) - 1):
+        swapped = [*found[:at], found[at + 1], found[at], *found[at + 2 :]]
+        kept_sum, swapped_sum = (
+            sum(price * work[row] for price, row in [*zip(prices, each, strict=False)][at:])
+            for each in (found, swapped)
+            for prices in [priced([jobs[row] for row in each[: at + 2]], ExactWorth(K))]
+        )
+        if swapped_sum < kept_sum * (1 - 1e-9):
+            found = swapped
+    return found
+
+
+def test_concave_curves_are_ordered_as_by_exact_prices():
+    rng = np.random.default_rng(23)
+    for count in (16, 40):
+        curves = [
+            PricedJob.of(LINEAR[: int(rng.integers(2, K + 2))] ** power) for power in (0.3, 0.6, 0.9, 1.0)
+        ]
+        jobs = [curves[int(rng.integers(len(curves)))] for _ in range(count)]
+        work, order = rng.lognormal(2.0, 1.0, count).tolist(), [*range(count)]
+        options = {"future": 0.1, "sweeps": 10}
+        exact = improved(order, jobs, work, ExactWorth(K), **options)
+        assert improved(order, jobs, work, ConcaveWorth(K), error=1e-12, **options) == exact
+        remembered = Remembered(ExactWorth(K), K), Remembered(ConcaveWorth(K), K)
+        assert improved_fast(order, jobs, work, *remembered, gpus=K, **options) == exact
+
+
+def test_a_close_call_between_concave_curves_is_left_to_exact_prices():
+    jobs, order = [PricedJob.of(LINEAR), PricedJob.of(2 * LINEAR)], [0, 1]
+    with pytest.raises(CloseCallError):
+        improved(order, jobs, [1.0, 2.0], ConcaveWorth(K), error=1e-6)
+    assert improved(order, jobs, [1.0, 2.0], ExactWorth(K)) == order

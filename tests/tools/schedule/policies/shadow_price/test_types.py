@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.common import known_pools
+from pliant.tools.schedule.policies.shadow_price import types
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, PoolColumns
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory
@@ -161,3 +162,38 @@ def test_classes_and_weights_far_apart_end_a_decision():
     ]
     held = opened(ShadowPrice(), mixed_cluster(a=(8,), b=(8,)), *high, *rest)
     assert decided(held, 0.0).keys() == {"h0", "h1", "mid", "low"}
+
+
+def test_few_options_are_enough_where_prices_prove_it(monkeypatch: pytest.MonkeyPatch):
+    """Programs drawn at random: GPU prices of one close by change no part, and often spare most options."""
+    rng, memory, solved = np.random.default_rng(29), PriceMemory(), []
+    whole = types._Program._solved
+
+    def counted(program: types._Program, some: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        solved.append(len(some) / len(program._gains))
+        return whole(program, some)
+
+    monkeypatch.setattr(types._Program, "_solved", counted)
+    monkeypatch.setattr(types, "_FEW_OPTIONS", 0)
+    spared = 0
+    for number in range(40):
+        program = _drawn_program(rng)
+        for _ in range(4):
+            gains = program._options.gains * rng.uniform(0.97, 1.03, len(program._options.gains))
+            drawn = types._Program(
+                program._options._replace(gains=gains), program._jobs, program._gpus.tolist()
+            )
+            expected = drawn.parts(PriceMemory(), number)
+            before = len(solved)
+            assert drawn.parts(memory, number) == pytest.approx(expected, abs=1e-9)
+            spared += all(part < 1.0 for part in solved[before:])
+    assert spared > 60, "of 120 that have prices to go by"
+
+
+def _drawn_program(rng: np.random.Generator) -> types._Program:
+    jobs, gpus = 12, [8, 5]
+    rows = [(job, kind, size) for job in range(jobs) for kind in (0, 1) for size in range(1, gpus[kind] + 1)]
+    each, kinds, sizes = np.array(rows).T
+    speed, power = rng.uniform(0.5, 2.0, (jobs, 2)), rng.uniform(0.3, 0.9, jobs)
+    gains = speed[each, kinds] * sizes ** power[each]
+    return types._Program(types._Options(each, kinds, sizes, gains), jobs, gpus)

@@ -1,10 +1,11 @@
-"""Workers that need longer for their part of a step than their peers: the ``stragglers`` rule.
+"""The rules of the cluster file about jobs that run: ``idle`` and ``stragglers``.
 
-In synchronous training all workers take the same time for a step, because they wait for each other. What
-tells them apart is the time in which a worker does not wait (``own_seconds`` of the newest progress). A
-worker is compared with the median of the others of its job, whose shares of the batch are its own to a
-tenth. One without such peers is compared with its own past, and only named. Both ends of the rule lie apart:
-a straggler has to come halfway back to its peers before it is none.
+Idle jobs hold GPUs or CPU slots and hardly use them. Stragglers are workers that need longer for their part
+of a step than their peers. In synchronous training all workers take the same time for a step, because they
+wait for each other. What tells them apart is the time in which a worker does not wait (``own_seconds`` of the
+newest progress). A worker is compared with the median of the others of its job, whose shares of the batch are
+its own to a tenth. One without such peers is compared with its own past, and only named. Both ends of the
+rule lie apart: a straggler has to come halfway back to its peers before it is none.
 """
 
 from __future__ import annotations
@@ -14,11 +15,74 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final, NamedTuple
 
-from pliant.schemas.cluster import StragglerRule
+from pliant.schemas.cluster import IdleRule, StragglerRule
 from pliant.schemas.text import span_text
 from pliant.tools.run.statedir.contract.plan import Plan, Progress
 
-LOOK_S: Final = 5.0
+IDLE_LOOK_S: Final = 10.0
+"""Between two looks at what jobs use."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleJob:
+    """A job that the rule applies to from now on, or no longer."""
+
+    job_id: str
+    used: float
+    """Part of its slots that it used, over the last minute."""
+    for_s: float
+    """How long it has been below the limit; 0 if it is no longer."""
+
+    @property
+    def words(self) -> str:
+        return f"it has used {100 * self.used:.0f} % of its slots or less for {span_text(self.for_s)}"
+
+
+class IdleWatch:
+    """Which jobs have been below the limit for long enough; each is named once until it is busy again.
+
+    What is not measured is not idle. A run that is started again begins to count again.
+    """
+
+    def __init__(self, rule: IdleRule) -> None:
+        self._rule = rule
+        self._since_s: dict[str, float] = {}
+        self._most: dict[str, float] = {}
+        """The most that each of these jobs has used since then."""
+        self._named = set[str]()
+        self._looked_s = float("-inf")
+
+    def is_due(self, now_s: float) -> bool:
+        if now_s - self._looked_s < IDLE_LOOK_S:
+            return False
+        self._looked_s = now_s
+        return True
+
+    def look(self, used: Mapping[str, float | None], now_s: float) -> list[IdleJob]:
+        """:param used: part of their slots that jobs use; None where that is not known."""
+        found = []
+        for job_id in dict.fromkeys([*self._since_s, *used]):
+            part = used.get(job_id)
+            if part is None or part >= self._rule.below:
+                if job_id in self._named and part is not None:
+                    found.append(IdleJob(job_id, part, 0.0))
+                self.forget(job_id)
+                continue
+            since_s = self._since_s.setdefault(job_id, now_s)
+            self._most[job_id] = max(part, self._most.get(job_id, 0.0))
+            if now_s - since_s >= self._rule.for_seconds and job_id not in self._named:
+                self._named.add(job_id)
+                found.append(IdleJob(job_id, self._most[job_id], now_s - since_s))
+        return found
+
+    def forget(self, job_id: str) -> None:
+        """Begin to count again."""
+        self._since_s.pop(job_id, None)
+        self._most.pop(job_id, None)
+        self._named.discard(job_id)
+
+
+STRAGGLERS_LOOK_S: Final = 5.0
 """Between two looks at what workers report."""
 _ALIKE: Final = 10
 """Shares of this many samples differ by a tenth at most, as they differ by one sample."""
@@ -93,7 +157,7 @@ class StragglerWatch:
     _looked_s: float = float("-inf")
 
     def is_due(self, now_s: float) -> bool:
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._looked_s < STRAGGLERS_LOOK_S:
             return False
         self._looked_s = now_s
         return True

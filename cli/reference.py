@@ -1,16 +1,128 @@
-"""``pliant man``: a manual page for each command, made from what ``--help`` says."""
+"""Commands that describe pliant itself: ``pliant policies``, ``schema`` and ``validate``, and ``man``.
+
+``man`` writes what ``--help`` says as manual pages.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from pliant.cli.console import note
+from pliant.cli.console import entry, named_or_piped, note, out_text, width_for
+from pliant.schemas.errors import BadInputError, PliantError
 from pliant.schemas.text import counted
+
+if TYPE_CHECKING:
+    from pliant.tools.schedule.registry import Description
+
+
+def policies(
+    name: Annotated[str | None, typer.Argument(help="Describe this policy.", show_default="list all")] = None,
+) -> None:
+    """List the policies, or describe one: what it does, its parameters, what it needs.
+
+    Example: pliant policies ares
+    """
+    from pliant.schemas.text import fitted, flowing
+    from pliant.tools.schedule.registry import describe, policy_names
+
+    width = width_for(sys.stdout)
+    if name is not None:
+        found = describe(name)
+        lines = page(found) if width is None else page(replace(found, text=flowing(found.text)))
+        out_text("".join(f"{line}\n" for line in fitted(lines, width)))
+        return
+    longest = max(map(len, policy_names()))
+    for each in policy_names():
+        try:
+            out_text("".join(f"{line}\n" for line in entry(each, describe(each).summary, longest, width)))
+        except PliantError as error:
+            note(str(error))
+
+
+KNOWS: Final = {
+    "nothing": "nothing but requests, priorities and arrivals",
+    "service": "the service of jobs so far, and of those that ended",
+    "work": "the work of jobs",
+    "profile": "speeds at other sizes, at other batches or on other GPU types",
+}
+
+
+def priority_in_words(means: str | None) -> str:
+    """What the priority of a job means to a policy.
+
+    :param means: as :attr:`Policy.priority_means` has it.
+    """
+    return "the policy does not say" if means is None else means or "it does not look at them"
+
+
+def page(found: Description) -> list[str]:
+    lines = [
+        f"{found.name} ({found.source})",
+        "",
+        *found.text.splitlines(),
+        "",
+        f"changes of a job: {found.elasticity}",
+        f"decides: {found.decides}",
+        f"knows: {KNOWS[found.knows]}",
+        f"needs: {', '.join(found.needs) or 'nothing'}",
+        f"priorities of jobs: {priority_in_words(found.priority)}",
+        "parameters:" if found.parameters else "parameters: none",
+    ]
+    lines[-1:-1] = [text.replace("`", "") for text in found.traits]
+    lines += [f"  {each.name}={each.default}  {each.expected}" for each in found.parameters]
+    return lines
+
+
+def schema(
+    kind: Annotated[
+        str | None, typer.Argument(help="Kind of file. Without it the kinds are listed.", show_default=False)
+    ] = None,
+) -> None:
+    """Print the schema of a kind of file: a JSON Schema, or for a table its columns.
+
+    Example: pliant schema job | jq .required
+    """
+    from pliant.schemas.file_io.record import KINDS
+    from pliant.schemas.generate import schema_text
+
+    out_text("".join(f"{name}\n" for name in KINDS) if kind is None else schema_text(kind))
+
+
+def validate(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(help="Files of any kind; - is stdin, also the default in a pipe.", show_default=False),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option("--kind", help="What the files are.", show_default="from content, then name"),
+    ] = None,
+) -> None:
+    """Check files against their schemas: a line for each good file, every problem of the bad ones.
+
+    Exits with 3 if a file is bad, after all files were looked at.
+
+    Example: pliant validate jobs.jsonl cluster.json profile.parquet
+    """
+    from pliant.schemas.kinds import check_kind, validate_file
+
+    check_kind(kind)
+    bad: list[BadInputError] = []
+    for name in files or [named_or_piped(None, "no file to validate: name some, or pipe one in")]:
+        try:
+            out_text(validate_file(name, kind) + "\n")
+        except BadInputError as error:
+            bad.append(error)
+    if bad:
+        raise BadInputError("\n".join(str(error) for error in bad))
+
 
 EXIT_STATUS: Final = {
     "0": "All is well.",

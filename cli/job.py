@@ -1,0 +1,277 @@
+"""Commands about one job: ``pliant log``, ``wait``, ``stack`` and ``why``.
+
+Without a job ``log`` shows or repairs the log of a state directory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from pliant.cli.config import STATE_HELP, state_directory
+from pliant.cli.console import Escaping, is_terminal, out_text, page_width, reader_left
+from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, out_or_file
+from pliant.schemas.errors import UsageError
+from pliant.schemas.file_io.files import write_stdout
+
+if TYPE_CHECKING:
+    from pliant.schemas.event import Event
+    from pliant.tools.report.job_cost import JobCost
+    from pliant.tools.run.watch.job_page import Happened, Waiting
+    from pliant.tools.run.watch.job_status import JobStatus
+    from pliant.tools.run.watch.status import Status
+
+
+def log(
+    job: Annotated[str | None, typer.Argument(metavar="ID", help="Job.", show_default=False)] = None,
+    *,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Follow new output until the job ends.")
+    ] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option(
+            "--tail",
+            metavar="N",
+            min=0,
+            help="Begin with the last N lines of each file; without a job: the last N events.",
+            show_default=False,
+        ),
+    ] = None,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Drop damaged lines from the event log, and write back lost ones."),
+    ] = False,
+) -> None:
+    """Print the output of the newest attempt of a job, file by file.
+
+    With -f it goes on over all workers and further attempts; it waits for a job
+    that was submitted and has not started. On a terminal control characters are
+    shown, not obeyed; a pipe gets every byte as it was printed.
+
+    With --tail N, and without a job, it prints the last N events of the
+    state directory as JSON Lines; with -f each event as it is written, until
+    Ctrl-C.
+
+    With --repair, and without a job, it repairs the event log: it drops damaged
+    lines, says which, writes back what the snapshot knows of lines that are
+    lost, and keeps a copy of the log as it was beside it.
+
+    Example: pliant log char-lm --state pliant-state -f
+
+    Example: pliant log --repair --state pliant-state
+    """
+    directory = state_directory(state)
+    if repair:
+        if job is not None or follow or tail is not None:
+            text = "--repair mends the log of the state directory: name no job, and leave -f and --tail out"
+            raise UsageError(text)
+        from pliant.tools.run.statedir.log.repair import repair as repaired
+
+        out_text("".join(f"{line}\n" for line in repaired(directory)))
+        return
+    from pliant.tools.run.door.asking import events_to_come, job_output, last_events
+
+    shown = Escaping(sys.stdout.encoding) if is_terminal(sys.stdout) else None
+    if job is None and tail is not None and not follow:
+        for line in last_events(directory, tail):
+            write_stdout(line if shown is None else shown.of(line))
+        return
+    if job is None and not follow:
+        raise UsageError("name the job whose output to print, or give --tail N, -f or --repair")
+    if job is None:
+        chunks = events_to_come(directory, tail or 0)
+    else:
+        chunks = job_output(directory, job, follow=follow, lines=tail)
+    for chunk in chunks:
+        if chunk:
+            write_stdout(chunk if shown is None else shown.of(chunk))
+        elif reader_left(sys.stdout):
+            raise BrokenPipeError
+
+
+def wait(
+    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to wait for.", show_default=False)],
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
+    ] = None,
+) -> None:
+    """Wait until jobs have ended, and say how: a line for each, as it ends.
+
+    It says finished, failed or cancelled, and why. The exit code is 5 unless
+    all have finished. A job that failed and is tried again has not ended. With
+    coreutils' timeout it waits for so long at most.
+
+    Example: pliant submit jobs.jsonl | xargs pliant wait
+    """
+    from pliant.schemas.errors import JobsFailedError
+    from pliant.schemas.text import counted, one_line
+    from pliant.tools.run.door.asking import ends_of
+
+    failed = total = 0
+    for job in ends_of(state_directory(state), jobs):
+        if job is None:
+            if reader_left(sys.stdout):
+                raise BrokenPipeError
+            continue
+        why = f": {one_line(job.reason)}" if job.reason and job.phase != "finished" else ""
+        out_text(f"{job.id} {job.phase}{why}\n")
+        total += 1
+        failed += job.phase != "finished"
+    if failed:
+        raise JobsFailedError(f"{failed} of {counted(total, 'job')} did not finish")
+
+
+def stack(
+    job: Annotated[str, typer.Argument(metavar="ID", help="Job.", show_default=False)],
+    *,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
+    ] = None,
+    threads: Annotated[bool, typer.Option("--threads", help="Show all threads, not the main one only.")] = (
+        False
+    ),
+    within: Annotated[
+        float,
+        typer.Option(
+            "--within",
+            parser=duration(least=0.1, most=86400),
+            metavar=DURATION_SHOWN,
+            help="How long to wait for answers.",
+            show_default="20s",
+        ),
+    ] = 20.0,
+    format: FORM = Form.table,
+    output: TO_FILE = "-",
+) -> None:
+    """Show the Python stacks of all workers of a running job, equal ones once, the newest call first.
+
+    Workers of the elastic library answer within a second or two, on any node,
+    also where they wait for each other, sleep or compute. One whose interpreter
+    is held up by a single long call answers in 15 seconds. Jobs without the
+    library are shown by py-spy, on this machine, if it is installed.
+
+    Example: pliant stack char-lm --state live
+    """
+    from pliant.schemas.file_io.files import check_output
+    from pliant.tools.run.door import asking
+    from pliant.tools.run.service.stacks import stacks_text
+    from pliant.tools.run.watch.stacks import stacks_document
+
+    check_output(output)
+    found = asking.stacks(state_directory(state), job, within)
+    if format is Form.json:
+        out_or_file(stacks_document(job, found), output)
+    else:
+        width = page_width(sys.stdout) if output == "-" else None
+        out_or_file(stacks_text(found, width, threads=threads), output)
+
+
+SCHEMA: Final = "pliant.why/1"
+_CHANGES: Final = frozenset(
+    {"start", "resume", "grow", "shrink", "move", "preempt", "requeue", "lost", "replaced"}
+)
+"""What happens to the GPUs of a job."""
+
+
+def why(
+    job: Annotated[str, typer.Argument(metavar="ID", help="Job.", show_default=False)],
+    *,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
+    ] = None,
+    format: FORM = Form.table,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    output: TO_FILE = "-",
+) -> None:
+    """Say why a job waits, or what it has cost.
+
+    Of a waiting job: the policy's reason, what it needs, which jobs hold the
+    GPUs, when they end and when it starts. Of a job that has held GPUs: the GPU
+    time that it held, trained, and lost to starts, changes, checkpoints and
+    failures; its speed against its profile; the size at which it is cheapest
+    by its profile; and each change of its GPUs.
+
+    Example: pliant why char-lm --state live
+    """
+    from pliant.schemas.file_io.files import check_output
+
+    check_output(output)
+    found = _Answer(state_directory(state), job)
+    if as_json or format is Form.json:
+        out_or_file(found.document(), output)
+    else:
+        out_or_file(found.text(page_width(sys.stdout) if output == "-" else None), output)
+
+
+class _Answer:
+    """All that is known of one job.
+
+    :raises UsageError: no such state directory, or no such job in it.
+    """
+
+    def __init__(self, state: Path, job_id: str) -> None:
+        from pliant.tools.run.door.asking import looking
+        from pliant.tools.run.statedir.state import no_such_job
+        from pliant.tools.run.watch.job_page import waiting_for
+        from pliant.tools.run.watch.job_status import known_ids, statuses
+
+        run = looking(state)
+        self.status: Status = run.look(ahead=True)
+        self.now_s = time.time()
+        everything = statuses(self.status, self.now_s)
+        found = next((each for each in everything if each.id == job_id), None)
+        if found is None:
+            raise no_such_job(state, [job_id], known_ids(self.status))
+        self.job: JobStatus = found
+        self.waiting: Waiting | None = waiting_for(found, everything, self.status)
+        happened = run.history(job_id)
+        self.changes: list[Happened] = [each for each in happened if each.event in _CHANGES]
+        events = run.cost_events(found) if found.log.started_s is not None else None
+        self.cost: JobCost | None = None if events is None else self._cost(events)
+
+    def _cost(self, events: list[Event]) -> JobCost:
+        from pliant.tools.report.job_cost import job_cost
+
+        over = self.job.id in self.status.over
+        until_s = self.status.log.last_s if over else self.now_s
+        done = self.job.log.samples_done or None
+        return job_cost(events, self.job.id, until_s, done)
+
+    def text(self, width: int | None) -> str:
+        from pliant.tools.report.job_cost import cost_facts
+        from pliant.tools.run.watch.job_page import fact_lines, history_lines, holder_lines, waiting_facts
+
+        job = self.job
+        facts = [("job", job.id), ("state", job.state), ("why", job.why)]
+        facts += waiting_facts(job, self.waiting, self.status, self.now_s)
+        lines = fact_lines(facts, width)
+        if self.waiting is not None:
+            lines += holder_lines(self.waiting, self.now_s, width)
+        if self.cost is not None:
+            lines += fact_lines(cost_facts(self.cost), width)
+        lines += history_lines(self.changes, self.now_s, width)
+        return "".join(f"{line.rstrip()}\n" for line in lines)
+
+    def document(self) -> str:
+        from pliant.schemas.text import iso_time
+        from pliant.tools.report.job_cost import cost_fields
+        from pliant.tools.run.watch.job_page import history_fields, job_fields, waiting_fields
+
+        found: dict[str, Any] = {
+            "schema": SCHEMA,
+            "time": iso_time(self.now_s),
+            "job": job_fields(self.job),
+            "waiting": None if self.waiting is None else waiting_fields(self.waiting),
+            "cost": None if self.cost is None else cost_fields(self.cost),
+            "changes": history_fields(self.changes),
+        }
+        return json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

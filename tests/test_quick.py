@@ -1,0 +1,47 @@
+"""What the Python processes of tests begin with: a stand-in for PyTorch's compiler, until that is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.effort import THOROUGH
+
+SCRIPT = """
+import inspect, json, sys
+import torch
+
+def compiler():
+    return type(sys.modules["torch._dynamo"]).__name__
+
+def marked():
+    return Optimizer.add_param_group.__wrapped__.__dynamo_disable.__module__
+
+def counts(graph, inputs):
+    graphs.append(graph)
+    return graph
+
+from torch.optim import Optimizer
+graphs = []
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+inspect.getmodule(inspect.currentframe())  # looks at every module
+found = [[compiler(), marked()]]
+torch.compile(model, backend=counts)(torch.ones(3, 2)).sum().backward()
+optimizer.step()
+torch.optim.Adam(model.parameters())
+print(json.dumps([*found, [compiler(), marked()], [len(graphs), "torch._dynamo.config" in sys.modules]]))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(THOROUGH, reason="then processes begin with PyTorch as it is")
+def test_the_compiler_is_left_out_until_something_is_compiled_and_then_all_is_as_it_is_without() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    before, after, compiled = json.loads(done.stdout)
+    assert before == ["_Compiler", "torch.optim.optimizer"]
+    assert after == ["module", "torch._dynamo.eval_frame"]
+    assert compiled == [1, True]
