@@ -52,6 +52,9 @@ _CLASS: Final = 1e5
 """What a job counts over one of the class below: it may be as many times as long and still comes first."""
 _MOST_CLASSES: Final = 1e10
 """And the highest class over the lowest; sums beyond it lose the lowest to rounding."""
+_FAR_TOO_SLOW: Final = 0.25
+"""Of the speed that the profile promises: a job that is slower has stalled."""
+_LEAST_PACE: Final = 1e-3
 _FEWEST_CHANGES: Final = 3
 """From so many that were seen follows what the changes of a model cost."""
 _CHANGES: Final = 9
@@ -91,6 +94,8 @@ class Knowledge:
         self._finished = FinishedWork()
         self._paces = paces()
         self._changes = ChangeCosts()
+        self._slow: dict[str, float] = {}
+        """By job that trains far too slowly: its work takes longer by that."""
         self._speeds: Speeds | None = None
         self._curves: dict[Pool, GoodputCurves] = {}
         self._ahead: dict[tuple[GoodputCurve, str], Ahead] = {}
@@ -131,7 +136,7 @@ class Knowledge:
         """
         left = stated_left(job, time_s)
         if left is not None:
-            return max(left, _LEAST_SAMPLES)
+            return max(left, _LEAST_SAMPLES) / self._slow.get(job.id, 1.0)
         if not job.is_speed_guessed:
             return self._finished.left(self._progress_of(job, time_s))
         if self._finished.knows(job):
@@ -141,8 +146,20 @@ class Knowledge:
     def follow(self, jobs: Collection[JobState], time_s: float) -> None:
         """See how far all active jobs have come."""
         self._changes.follow(jobs, time_s)
+        self._slow = self._slow_ones(jobs, time_s)
         unstated = (job for job in jobs if stated_left(job, time_s) is None)
         self._finished.observe(self._progress_of(job, time_s) for job in unstated)
+
+    def _slow_ones(self, jobs: Iterable[JobState], time_s: float) -> dict[str, float]:
+        """The part of its promised speed at which a job trains far too slowly, or last did."""
+        found = {}
+        for job in jobs:
+            pace = self._slow.get(job.id, 1.0)
+            if job.gpus and not job.is_restarting(time_s) and (promised := self.held_rate(job, time_s)) > 0:
+                pace = job.samples_per_second / promised
+            if pace < _FAR_TOO_SLOW:
+                found[job.id] = max(pace, _LEAST_PACE)
+        return found
 
     def progress(self, job: JobState, time_s: float) -> float | None:
         """The part of its work that a job has done; None if unknown."""
@@ -243,6 +260,7 @@ class Knowledge:
             "untold": sorted(self._untold),
             "finished": self._finished.dump(),
             "changes": self._changes.dump(),
+            "slow": dict(sorted(self._slow.items())),
         }
 
     def load(self, state: Any) -> None:
@@ -253,6 +271,7 @@ class Knowledge:
         self._untold = set(state["untold"])
         self._finished.load(state["finished"])
         self._changes.load(state["changes"])
+        self._slow = dict(state["slow"])
         self._ahead = {}
 
     def _progress_of(self, job: JobState, time_s: float) -> WorkDone:

@@ -312,3 +312,18 @@ def test_a_job_takes_idle_gpus_of_another_type_that_end_it_sooner_their_cost_cou
     held.end("blocks", 60.0)
     assert decided(held, 60.0) == {"a": 8}
     assert held.jobs["a"].gpu_type == "slow"
+
+
+def test_a_job_that_has_stalled_no_longer_comes_first():
+    """At a hundredth of its speed 10 s of work take longer than the 500 s of another; then it runs as usual."""
+    policy = ShadowPrice(grace=None)
+    held = session(policy, cluster(4))
+    for each in (_elastic("stalls", 40), _elastic("other", 2000)):
+        held.submit(each, 0.0)
+    assert decided(held, 0.0) == {"stalls": 4}
+    held.jobs["stalls"].change_speed(60.0, 0.04)
+    held.jobs["stalls"].report_progress(60.0, 10.0)
+    assert decided(held, 60.0) == {"other": 4}
+    again = ShadowPrice(grace=None)
+    again.load_state(json.loads(json.dumps(policy.dump_state())), {})
+    assert again.dump_state() == policy.dump_state()
