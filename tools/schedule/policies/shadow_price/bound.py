@@ -85,9 +85,10 @@ class Terms(NamedTuple):
 
     def grace_of(self, job: JobState, speeds: Speeds) -> float:
         """Seconds from when the job comes into play until it enters the reference."""
-        stated = not (job.predicted or job.is_speed_guessed)
-        alone_s = demand_gpu_s(job, speeds) / job.spec.gpus.requested if stated else 0.0
-        return self.grace_s + self.grace * alone_s if alone_s else self.unstated_grace_s
+        if job.predicted or job.total_samples is None:
+            return self.unstated_grace_s
+        alone_s = 0.0 if job.is_speed_guessed else demand_gpu_s(job, speeds) / job.spec.gpus.requested
+        return self.grace_s + self.grace * alone_s
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
     GoodputCurves,
     Ints,
     Outlook,
+    batch_range,
     best,
     sizes_of,
 )
@@ -60,7 +61,7 @@ _FEWEST_CHANGES: Final = 3
 _CHANGES: Final = 9
 """Of a model, the last of them."""
 _FAR_MORE: Final = 1.5
-"""Of the stated cost: speeds that vary along a job look like less."""
+"""Of the stated cost: less is not worth other decisions."""
 UnknownNoise = Literal["stated", "author"]
 """Any batch that the job states, once a job of its model has ended without telling; or the author's."""
 
@@ -94,6 +95,8 @@ class Knowledge:
         self._finished = FinishedWork()
         self._paces = paces()
         self._changes = ChangeCosts()
+        self._overdue: dict[str, float] = {}
+        """When a job was first seen to have trained all that it stated, and not to end."""
         self._slow: dict[str, float] = {}
         """By job that trains far too slowly: its work takes longer by that."""
         self._speeds: Speeds | None = None
@@ -132,9 +135,11 @@ class Knowledge:
         """What a job counts as in the order of ends, in samples: of unknown work what finished jobs say.
 
         Where no job of its model has ended and no profile says how long work takes, it is what its queue
-        says, at ``per_gpu`` samples per GPU-second.
+        says, at ``per_gpu`` samples per GPU-second; so it is where a job trains past what it stated.
         """
         left = stated_left(job, time_s)
+        if left is not None and self._overdue.get(job.id, math.inf) < time_s:
+            return max(_queue_gpu_s(job, time_s) * per_gpu, _LEAST_SAMPLES)
         if left is not None:
             return max(left, _LEAST_SAMPLES) / self._slow.get(job.id, 1.0)
         if not job.is_speed_guessed:
@@ -147,6 +152,8 @@ class Knowledge:
         """See how far all active jobs have come."""
         self._changes.follow(jobs, time_s)
         self._slow = self._slow_ones(jobs, time_s)
+        past = (job.id for job in jobs if (left := stated_left(job, time_s)) is not None and left <= 0)
+        self._overdue = {job_id: self._overdue.get(job_id, time_s) for job_id in past}
         unstated = (job for job in jobs if stated_left(job, time_s) is None)
         self._finished.observe(self._progress_of(job, time_s) for job in unstated)
 
@@ -171,7 +178,8 @@ class Knowledge:
     def learn(self, job: JobState) -> None:
         known = self._totals.get(job.spec.model, [])
         self._totals[job.spec.model] = [*known, job.samples_done(math.inf)][-_REMEMBERED:]
-        if job.noise_scale is None and job.spec.elastic == "size+batch":
+        smallest, largest = batch_range(job)
+        if job.noise_scale is None and smallest < largest:
             self._untold.add(job.spec.model)
         self._finished.learn(self._progress_of(job, math.inf))
 
@@ -247,7 +255,8 @@ class Knowledge:
             found = self._noise.at(model, progress)
         else:
             found = self._by_samples.at(model, _doublings(job, time_s))
-        if found is None and model in self._untold and self._unknown_noise == "stated":
+        untold = model in self._untold and not self._by_samples.knows(model)
+        if found is None and untold and self._unknown_noise == "stated":
             return MOST_NOISE
         return found
 
@@ -261,6 +270,7 @@ class Knowledge:
             "finished": self._finished.dump(),
             "changes": self._changes.dump(),
             "slow": dict(sorted(self._slow.items())),
+            "overdue": dict(sorted(self._overdue.items())),
         }
 
     def load(self, state: Any) -> None:
@@ -272,6 +282,7 @@ class Knowledge:
         self._finished.load(state["finished"])
         self._changes.load(state["changes"])
         self._slow = dict(state["slow"])
+        self._overdue = dict(state["overdue"])
         self._ahead = {}
 
     def _progress_of(self, job: JobState, time_s: float) -> WorkDone:
@@ -292,25 +303,16 @@ class Knowledge:
         return found
 
 
-class _Changed(NamedTuple):
-    """A running job that got other GPUs, and how far it had come: then, and when it first trained again."""
-
-    changed_s: float
-    done: float
-    again_s: float | None = None
-    again: float = 0.0
-
-
 class ChangeCosts:
-    """What changes of running jobs turned out to cost, by model, seen from how far jobs come.
+    """What changes of running jobs cost at least, by model: so long they were seen not to train yet.
 
-    From two decisions at which a job trains on its new GPUs follows since when it has.
+    A run takes a job to train from the moment of its change, so only a replay teaches.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[float, float]] = {}
-        """Time and samples done of the jobs that held GPUs at the last decision."""
-        self._changed: dict[str, _Changed] = {}
+        self._jobs: dict[str, tuple[float, float | None]] = {}
+        """By job that held GPUs at the last decision: when these last changed, and when it was last seen not
+        to train since; None: it trains, or these are its first."""
         self._costs_s: dict[str, list[float]] = {}
 
     def cost_s(self, model: str, stated_s: float) -> float:
@@ -320,39 +322,27 @@ class ChangeCosts:
         return seen_s if seen_s > _FAR_MORE * stated_s else stated_s
 
     def follow(self, jobs: Iterable[JobState], time_s: float) -> None:
-        """See how far jobs have come at a decision, before what it changes."""
-        seen, changed = {}, {}
+        """See which jobs train at a decision, before what it changes."""
+        found: dict[str, tuple[float, float | None]] = {}
         for job in jobs:
             if not job.gpus:
                 continue
-            done = job.samples_done(time_s)
-            seen[job.id] = time_s, done
-            known, before = self._changed.get(job.id), self._seen.get(job.id)
-            if before is not None and job.changed_s == before[0]:
-                known = _Changed(job.changed_s, before[1])
-            elif known is None or known.changed_s != job.changed_s:
-                continue
-            if done <= known.done:
-                changed[job.id] = known
-            elif known.again_s is None:
-                changed[job.id] = known._replace(again_s=time_s, again=done)
-            elif done > known.again:
-                per_s = (done - known.again) / (time_s - known.again_s)
-                costs_s = known.again_s - (known.again - known.done) / per_s - known.changed_s
+            changed_s, seen_s = self._jobs.get(job.id, (job.changed_s, None))
+            if changed_s != job.changed_s:
+                changed_s = seen_s = job.changed_s
+            if seen_s is not None and job.is_restarting(time_s):
+                seen_s = time_s
+            elif seen_s is not None:
                 past = self._costs_s.get(job.spec.model, [])
-                self._costs_s[job.spec.model] = [*past, max(0.0, costs_s)][-_CHANGES:]
-        self._seen, self._changed = seen, changed
+                self._costs_s[job.spec.model], seen_s = [*past, seen_s - changed_s][-_CHANGES:], None
+            found[job.id] = changed_s, seen_s
+        self._jobs = found
 
     def dump(self) -> dict[str, Any]:
-        return {
-            "seen": dict(sorted(self._seen.items())),
-            "changed": dict(sorted(self._changed.items())),
-            "costs_s": dict(sorted(self._costs_s.items())),
-        }
+        return {"jobs": dict(sorted(self._jobs.items())), "costs_s": dict(sorted(self._costs_s.items()))}
 
     def load(self, state: Any) -> None:
-        self._seen = {job_id: (time_s, done) for job_id, (time_s, done) in state["seen"].items()}
-        self._changed = {job_id: _Changed(*each) for job_id, each in state["changed"].items()}
+        self._jobs = {job_id: (changed_s, seen_s) for job_id, (changed_s, seen_s) in state["jobs"].items()}
         self._costs_s = {model: list(each) for model, each in state["costs_s"].items()}
 
 

@@ -60,10 +60,11 @@ class ShadowPrice(Policy):
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
     batch; the noise ahead is what other jobs of the model have shown. Where a job of the model has ended
     without telling its noise, the batches that a job states are taken as alike. A change of size counts
-    with the rescale time that the profile has measured, or what changes of the model have turned out to
-    cost where that is far more. Where GPU types differ, type, size and batch are chosen together, and a
-    job whose changes take a minute or more makes way only where others gain more than it loses, there
-    and back.
+    with the rescale time that the profile has measured, or in a replay what changes of the model have
+    turned out to cost where that is far more. A job far below its promised speed, or past its stated
+    work, counts as longer. Where GPU types differ, type, size and batch are chosen together, and a job
+    whose changes take a minute or more makes way only where others gain more than it loses, there and
+    back.
 
     A job with a deadline or a sigmoid utility is planned: in order of deadline, each gets the smallest
     size with which it ends in time. Where not all can, those that earn least for their GPU time are

@@ -574,10 +574,12 @@ class _Program:
 
     def _is_settled(self, found: Floats, others: Ints) -> bool:
         """Whether of each job that is divided one type clearly has most."""
+        if len(self._gpus) < 2 or not len(others):
+            return True
         parts = np.zeros((self._jobs, len(self._gpus)))
         np.add.at(parts, (self._options.jobs, self._options.types), found)
         most = np.sort(parts[self._options.jobs[others]], axis=1)
-        return bool((most[:, -1] - most[:, -2] > _PART).all()) if len(others) else True
+        return bool((most[:, -1] - most[:, -2] > _PART).all())
 
     def _solved(self, some: Ints) -> tuple[Floats, Floats | None]:
         """[option] the best assignment of these options, and the prices of GPUs there."""

@@ -86,25 +86,22 @@ def test_large_pools_try_whole_nodes_beyond_the_sizes_that_are_exact():
     assert sizes_of(64, 4).tolist() == [*range(65)]
 
 
-def test_what_changes_cost_follows_from_how_far_jobs_come():
-    """A job that trains at 2 samples a second, and stood still for 200 s after each change of its size."""
+def test_what_changes_cost_is_how_long_jobs_do_not_train():
+    """A job that stands still for 200 s after each change of its size is seen to do so for 180."""
     costs = ChangeCosts()
     speeds = Speeds(curves(), node_states(cluster(4)))
     state = job_state(job("a", low=1, high=4, model="net", work={"samples": 1e6}), speeds)
-    done, training_s = 0.0, 0.0
+    state.gpus = 1
     for change_s in (0.0, 600.0, 1200.0, 1800.0):
         state.changed_s = change_s
-        for time_s in range(int(change_s), int(change_s) + 600, 60):
-            done = 2.0 * (training_s + max(0.0, time_s - change_s - 200.0))
-            state.report_progress(time_s, done)
-            state.gpus = int(time_s > 0)  # a decision sees what was held before it
-            costs.follow([state], time_s)
-        training_s += 400.0
+        state.train_from(change_s + 200.0, 2.0)
+        for after_s in range(60, 601, 60):
+            costs.follow([state], change_s + after_s)
         if change_s == 1200.0:
             assert costs.cost_s("net", 30.0) == 30.0, "the first start is none, and two are too few"
-    assert costs.cost_s("net", 30.0) == pytest.approx(200.0)
+    assert costs.cost_s("net", 30.0) == 180.0
     assert costs.cost_s("net", 150.0) == 150.0, "what is stated holds where it is about right"
     assert costs.cost_s("other", 30.0) == 30.0
     again = ChangeCosts()
     again.load(json.loads(json.dumps(costs.dump())))
-    assert again.cost_s("net", 30.0) == costs.cost_s("net", 30.0)
+    assert again.cost_s("net", 30.0) == 180.0

@@ -315,7 +315,7 @@ def test_a_job_takes_idle_gpus_of_another_type_that_end_it_sooner_their_cost_cou
 
 
 def test_a_job_that_has_stalled_no_longer_comes_first():
-    """At a hundredth of its speed 10 s of work take longer than the 500 s of another; then it runs as usual."""
+    """At a hundredth of its speed, 8 s of work take longer than the 500 s of another."""
     policy = ShadowPrice(grace=None)
     held = session(policy, cluster(4))
     for each in (_elastic("stalls", 40), _elastic("other", 2000)):
@@ -327,3 +327,15 @@ def test_a_job_that_has_stalled_no_longer_comes_first():
     again = ShadowPrice(grace=None)
     again.load_state(json.loads(json.dumps(policy.dump_state())), {})
     assert again.dump_state() == policy.dump_state()
+
+
+def test_a_job_that_trains_past_what_it_stated_goes_by_what_it_has_had():
+    held = _with([_elastic("past", 400), job("waits", gpus=4, work={"samples": 2000})])
+    assert sizes(held) == {"past": 4}
+    for time_s in range(60, 3600, 60):
+        if held.jobs["past"].gpus:
+            held.jobs["past"].report_progress(time_s, 400.0)
+        held.decide(time_s)
+    started_s = held.jobs["waits"].first_start_s
+    assert started_s is not None
+    assert 900.0 <= started_s <= 1100.0, "once it has had 3,840 GPU-seconds it counts as so many more"

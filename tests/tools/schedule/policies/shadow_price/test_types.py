@@ -20,7 +20,7 @@ from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory
 from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules
 from pliant.tools.schedule.policies.shadow_price.types import offers, shared_over_types
 from pliant.tools.schedule.session.session import Session
-from tests.builders import decided, job, mixed_cluster, opened
+from tests.builders import TimedSteps, decided, job, mixed_cluster, opened, session, sizes
 from tests.effort import examples
 
 RULES = Rules(dwell_s=500.0, sweeps=3, future=0.0)
@@ -197,3 +197,23 @@ def _drawn_program(rng: np.random.Generator) -> types._Program:
     speed, power = rng.uniform(0.5, 2.0, (jobs, 2)), rng.uniform(0.3, 0.9, jobs)
     gains = speed[each, kinds] * sizes ** power[each]
     return types._Program(types._Options(each, kinds, sizes, gains), jobs, gpus)
+
+
+@pytest.mark.parametrize("low", [1, 5])
+def test_where_jobs_run_on_one_of_two_types_many_of_them_are_shared_out(low: int):
+    """With over a thousand options, of which the program divides some job between two sizes."""
+    rng = np.random.default_rng(0)
+
+    def seconds(model: str, kind: str, place: tuple[int, ...], batch: int) -> float | None:
+        del batch
+        gpus, bend = sum(place), 0.7 + 0.04 * int(model)
+        slower = 0.7 if 8 < gpus <= 24 else 1.0
+        return None if kind == "v100" else 960 / (gpus**bend * slower)
+
+    held = session(ShadowPrice(), mixed_cluster(t4=(8,) * 13, v100=(8,)), TimedSteps(seconds))
+    for at in range(20):
+        samples = 1e4 * float(rng.uniform(1, 10))
+        work = job(f"j{at:02}", gpus=low, low=low, high=102, model=str(at % 7), work={"samples": samples})
+        held.submit(work, 0.0)
+    held.decide(0.0)
+    assert sum(sizes(held).values()) == 104
