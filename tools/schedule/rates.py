@@ -204,6 +204,8 @@ class Speeds:
 
     def best_rate(self, job: JobState, gpus: int) -> float:
         """The best speed on up to ``gpus`` GPUs: an elastic job leaves those that slow it down."""
+        if not gpus:
+            return 0.0
 
         def best(kind: str) -> float:
             size = self.useful(job, gpus, kind) if self.rate(job, gpus, kind) else 0

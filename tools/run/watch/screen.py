@@ -244,7 +244,7 @@ def status_text(
 
     :param width: of the terminal, in columns; None leaves out and cuts nothing.
     :param explain: add what the policy says.
-    :param columns: names of :data:`~pliant.tools.run.watch.columns.CELLS`; None for the usual ones.
+    :param columns: names of :data:`~CELLS`; None for the usual ones.
     :param sort: the column to sort by, with a "-" before it from the largest on; empty for submission.
     """
     jobs = sorted_jobs(only.of(statuses(status, now_s)), sort)

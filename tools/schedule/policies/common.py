@@ -392,7 +392,7 @@ class Contention:
             return None
         left = samples_to_go(job, snapshot, least_s)
         total = job.known_samples or job.samples_done(snapshot.time_s) + left
-        share = min(1.0, snapshot.total_gpus / (self.average(job.id) * gpus)) or 1.0
+        share = min(1.0, snapshot.total_gpus / (max(1.0, self.average(job.id)) * gpus)) or 1.0
         isolated_s = total / (rate * share)
         if job.batch_changes:
             isolated_s = (trained_s(job, snapshot.time_s, snapshot.speeds) + left / rate) / share

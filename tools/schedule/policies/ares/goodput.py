@@ -34,6 +34,8 @@ class AresGoodput(Ares):
     sooner, the cost of the change included. The demand L is counted at the requested size and the
     author's batch, which is always among the choices, so the proof of section 3.4 holds as long as noise
     scales do not fall.
+
+    alpha, pool, compact_s: as for ``ares``.
     """
 
     name: ClassVar[str] = "ares-goodput"

@@ -65,7 +65,7 @@ class Pollux(Policy):
     retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a restart; "free":
     whenever another is better.
     lone_accumulation: one GPU cuts batches above the smallest into two micro-steps at least.
-    population, generations: how far the search goes at most.
+    population, generations: how far the search goes at most; where jobs times nodes are many, less.
     """
 
     name: ClassVar[str] = "pollux"
