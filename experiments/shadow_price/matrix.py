@@ -30,7 +30,6 @@ ERRORS: Final = (0, 1, 2)
 SAMPLES: Final = (1, 2, 3, 4, 5)
 PARAMETERS: Final[dict[str, tuple[float, ...]]] = {
     "rescale_s": (0.0, 15.0, 30.0, 60.0, 120.0),
-    "caution": (1.0, 1.5, 2.0),
     "dwell_s": (125.0, 250.0, 500.0, 1000.0, 2000.0),
     "ahead_s": (60.0, 300.0, 900.0, 1800.0, 3600.0),
     "sweeps": (0.0, 1.0, 3.0, 10.0),

@@ -53,7 +53,7 @@ _CLASS: Final = 1e5
 """What a job counts over one of the class below: it may be as many times as long and still comes first."""
 _MOST_CLASSES: Final = 1e10
 """And the highest class over the lowest; sums beyond it lose the lowest to rounding."""
-_FAR_TOO_SLOW: Final = 0.1
+_FAR_TOO_SLOW: Final = 0.03
 """Of the speed that the profile promises: a job that is slower has stalled."""
 _LEAST_PACE: Final = 1e-3
 _FEWEST_CHANGES: Final = 3
