@@ -21,8 +21,8 @@ NAME: Final = "shadow-price-mistaken"
 class MistakenWork(Knowledge):
     """What is left of each job is taken to be a lognormal factor of the truth, the same all along."""
 
-    def __init__(self, ahead_s: float, sigma: float, seed: int) -> None:
-        super().__init__(ahead_s)
+    def __init__(self, policy: ShadowPrice, sigma: float, seed: int) -> None:
+        super().__init__(policy.ahead_s, policy.rescale_s, policy.unknown_noise, policy.caution)
         self._sigma = sigma
         self._seed = seed
 
@@ -49,7 +49,7 @@ class Mistaken(ShadowPrice):
         super().__init__(retune="free")  # as under --compat pollux
         self.sigma = sigma
         self.error_seed = error_seed
-        self._known = MistakenWork(self.ahead_s, sigma, error_seed)
+        self._known = MistakenWork(self, sigma, error_seed)
 
 
 @contextmanager

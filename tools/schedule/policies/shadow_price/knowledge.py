@@ -57,29 +57,23 @@ _FAR_TOO_SLOW: Final = 0.03
 """Of the speed that the profile promises: a job that is slower has stalled."""
 _LEAST_PACE: Final = 1e-3
 _FEWEST_CHANGES: Final = 3
-"""From so many that were seen follows what the changes of a model cost."""
+"""Observed changes of a model from which on they say what its changes cost."""
 _CHANGES: Final = 9
 """Of a model, the last of them."""
 _FAR_MORE: Final = 1.5
 """Of the stated cost: less is not worth other decisions."""
 UnknownNoise = Literal["stated", "author"]
-"""Any batch that the job states, once a job of its model has ended without telling; or the author's."""
+"""Any batch that the job states, once a job of its model has ended without reporting; or the author's."""
 
 
 class Knowledge:
     """How fast jobs train and what is left of them; what jobs have shown is carried, curves are not."""
 
-    def __init__(
-        self,
-        ahead_s: float,
-        rescale_s: float = 30.0,
-        unknown_noise: UnknownNoise = "stated",
-        caution: float = 1.0,
-    ) -> None:
+    def __init__(self, ahead_s: float, rescale_s: float, unknown_noise: UnknownNoise, caution: float) -> None:
         """
         :param rescale_s: what a change costs a job whose profile has not measured it.
-        :param caution: as how many times its cost a change counts to a job whose batch moves.
-        :param unknown_noise: which batches jobs may get where no job of their model tells its noise scale.
+        :param unknown_noise: which batches jobs may get where no job of their model reports its noise scale.
+        :param caution: how many times its cost a change counts to a job whose batch moves.
         """
         self._ahead_s = ahead_s
         self._rescale_s = rescale_s
@@ -91,7 +85,7 @@ class Knowledge:
         self._totals: dict[str, list[float]] = {}
         """Samples of the last jobs that ended, by model."""
         self._untold: set[str] = set()
-        """Models of which a job whose batch may move ended without having told its noise scale."""
+        """Models of which a job whose batch may move ended without reporting its noise scale."""
         self._finished = FinishedWork()
         self._paces = paces()
         self._changes = ChangeCosts()
@@ -137,10 +131,9 @@ class Knowledge:
         Where no job of its model has ended and no profile says how long work takes, it is what its queue
         says, at ``per_gpu`` samples per GPU-second; so it is where a job trains past what it stated.
         """
-        left = stated_left(job, time_s)
-        if left is not None and self._overdue.get(job.id, math.inf) < time_s:
-            return max(_queue_gpu_s(job, time_s) * per_gpu, _LEAST_SAMPLES)
-        if left is not None:
+        if (left := stated_left(job, time_s)) is not None:
+            if self._overdue.get(job.id, math.inf) < time_s:
+                return max(_queue_gpu_s(job, time_s) * per_gpu, _LEAST_SAMPLES)
             return max(left, _LEAST_SAMPLES) / self._slow.get(job.id, 1.0)
         if not job.is_speed_guessed:
             return self._finished.left(self._progress_of(job, time_s))
@@ -152,10 +145,15 @@ class Knowledge:
         """See how far all active jobs have come."""
         self._changes.follow(jobs, time_s)
         self._slow = self._slow_ones(jobs, time_s)
-        past = (job.id for job in jobs if (left := stated_left(job, time_s)) is not None and left <= 0)
-        self._overdue = {job_id: self._overdue.get(job_id, time_s) for job_id in past}
-        unstated = (job for job in jobs if stated_left(job, time_s) is None)
-        self._finished.observe(self._progress_of(job, time_s) for job in unstated)
+        overdue: dict[str, float] = {}
+        unstated = []
+        for job in jobs:
+            if (left := stated_left(job, time_s)) is None:
+                unstated.append(self._progress_of(job, time_s))
+            elif left <= 0:
+                overdue[job.id] = self._overdue.get(job.id, time_s)
+        self._overdue = overdue
+        self._finished.observe(unstated)
 
     def _slow_ones(self, jobs: Iterable[JobState], time_s: float) -> dict[str, float]:
         """The part of its promised speed at which a job trains far too slowly, or last did."""
@@ -245,7 +243,7 @@ class Knowledge:
     def noise_scale(self, job: JobState, time_s: float) -> float | None:
         """That of the job, or of its model where the job is; None if nothing is known.
 
-        Without bound where jobs of the model end without telling it: the batches that such a job states are
+        Without bound where jobs of the model end without reporting it: the batches that such a job states are
         then taken to be alike, as its work, in samples or epochs, has it.
         """
         if job.noise_scale is not None:
@@ -304,7 +302,7 @@ class Knowledge:
 
 
 class ChangeCosts:
-    """What changes of running jobs cost at least, by model: so long they were seen not to train yet.
+    """What changes of running jobs cost at least, by model: for how long they were seen not to train yet.
 
     A run takes a job to train from the moment of its change, so only a replay teaches.
     """

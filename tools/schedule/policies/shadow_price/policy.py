@@ -59,7 +59,7 @@ class ShadowPrice(Policy):
 
     Where a job lets its batch move and its gradient noise scale is known, every size comes with its best
     batch; the noise ahead is what other jobs of the model have shown. Where a job of the model has ended
-    without telling its noise, the batches that a job states are taken as alike. A change of size counts
+    without reporting its noise, the batches that a job states are taken as alike. A change of size counts
     with the rescale time that the profile has measured, or in a replay what changes of the model have
     turned out to cost where that is far more. A job far below its promised speed, or past its stated
     work, counts as longer. Where GPU types differ, type, size and batch are chosen together, and a job
@@ -85,8 +85,8 @@ class ShadowPrice(Policy):
     least a fiftieth of ``dwell_s`` after the last time.
 
     rescale_s: seconds that a change costs a running job, where its profile has not measured them.
-    caution: a change counts as so many times what it costs to a job whose batch moves: with the noise
-    such jobs change again and again.
+    caution: how many times its cost a change counts to a job whose batch moves: with the noise such jobs
+    change again and again.
     dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
     ahead_s: seconds over which rates are averaged when GPUs are given out.
     sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128
@@ -100,7 +100,7 @@ class ShadowPrice(Policy):
     deal_s: seconds for which the reference deals out the GPUs.
     lost_s: seconds of each deal in which its jobs do not train: at least a change of size and the
     interval between decisions.
-    unknown_noise: "stated": once a job of its model has ended without telling its noise scale, a job
+    unknown_noise: "stated": once a job of its model has ended without reporting its noise scale, a job
     gets the fastest of the batches that it states; "author": it keeps the author's batch.
     retune: "paid": a job that keeps its GPUs gets another batch only where that is worth a change;
     "free": whenever another is better.

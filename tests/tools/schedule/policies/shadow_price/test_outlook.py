@@ -65,7 +65,7 @@ def test_work_that_is_not_stated_is_that_of_the_longer_jobs_of_the_model():
     held = session(ShadowPrice(), cluster(1))
     for name, samples in (("short", 10.0), ("long", 1000.0)):
         held.submit(job(name, work={"samples": samples}), 0.0)
-    known = Knowledge(900.0, 30.0)
+    known = Knowledge(900.0, 30.0, "stated", 1.0)
     silent = held.submit(job("silent", low=1, high=1), 0.0)
     assert known.left(silent, 0.0) is None
     for name in ("short", "long"):

@@ -39,7 +39,7 @@ def jobs(draw: st.DrawFn, most: int = 4) -> list[Job]:
 
 
 def columns_of(held: Session, time_s: float) -> list[PoolColumns]:
-    snapshot, known = held.snapshot(time_s), Knowledge(900.0)
+    snapshot, known = held.snapshot(time_s), Knowledge(900.0, 30.0, "stated", 1.0)
     known.use(snapshot.speeds)
     every = (
         PoolColumns.of(pool, list(snapshot.jobs.values()), known, time_s)
