@@ -2,7 +2,7 @@
 
 The jobs of Pollux's sixth workload and of the Philly sample of Sia on 16 nodes of 4 T4, in goodput. One thing
 at a time is wrong, drawn for each job: its speed is off by 0.5 to 2, the same on all sizes or on each size;
-the noise scale that it tells by 0.25 to 4; the work that it states by 1 to 100, so that of two jobs either
+the noise scale that it reports by 0.25 to 4; the work that it states by 1 to 100, so that of two jobs either
 may seem the longer (no job of a replay trains past what it states); one job in ten trains at a fiftieth of
 its speed from half of its work on; a change costs 300 s where policies reckon with 30. Means are over the
 jobs that do not stall. ``python -m benchmarks.parts.robust`` renews these rows of the benchmark
@@ -30,7 +30,7 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.progress.models import GoodputProgress, Pieces, Validation, efficiency
+from pliant.tools.replay.progress.models import GoodputProgress, Pieces, Validation, goodput_pieces
 from pliant.tools.replay.progress.protocol import Segment
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import JobState
@@ -47,12 +47,12 @@ _SEED: Final = 20261127
 
 @dataclass(frozen=True)
 class Truth:
-    """What is true of one job, over what policies are told."""
+    """What is true of one job, over what policies are given."""
 
     speed: float = 1.0
     by_size: Mapping[int, float] | None = None
     noise: float = 1.0
-    """Of the noise scale that it tells, over the true one."""
+    """Of the noise scale that it reports, over the true one."""
     work: float = 1.0
     """Of what it states."""
     stalls: bool = False
@@ -81,7 +81,7 @@ def _truth(at: int, error: str, gpus: int) -> Truth:
 
 
 class TrueProgress(GoodputProgress):
-    """Goodput as it really is, of jobs about which policies are told something else."""
+    """Goodput as it really is, of jobs about which policies know something else."""
 
     def __init__(
         self,
@@ -108,7 +108,8 @@ class TrueProgress(GoodputProgress):
             return Segment(0.0)
         key = (job.id, job.global_batch, speed)
         if key not in self._pieces:
-            self._pieces[key] = _pieces(table, job, speed, total, stalls=truth.stalls)
+            pieces = goodput_pieces(table, job, speed, total)
+            self._pieces[key] = _stalling(pieces) if truth.stalls else pieces
         pieces = self._pieces[key]
         if not self._stepwise:
             return pieces.to_the_end(samples_done)
@@ -117,16 +118,14 @@ class TrueProgress(GoodputProgress):
         return pieces.segment(epoch)._replace(noise_scale=told)
 
 
-def _pieces(table: Validation, job: JobState, speed: float, total: float, *, stalls: bool) -> Pieces:
-    batch, whole = job.global_batch, table.least_progress[-1]
-    bounds = [0.0, *(total * progress / whole for progress in table.least_progress)]
-    rates = [
-        speed
-        * efficiency(table.noise_scale(batch, epoch), job.reference_batch, batch)
-        * (_STALLED if stalls and bounds[epoch] >= total / 2 else 1.0)
-        for epoch in range(table.epochs)
+def _stalling(pieces: Pieces) -> Pieces:
+    """The same at a crawl from half of the work on."""
+    half = pieces.bounds[-1] / 2
+    slow = [
+        rate * (_STALLED if begins >= half else 1.0)
+        for begins, rate in zip(pieces.bounds, pieces.rates, strict=False)
     ]
-    return Pieces(bounds, rates)
+    return Pieces(pieces.bounds, slow)
 
 
 def stated(trace: Inputs, error: str) -> Inputs:

@@ -182,10 +182,10 @@ class Engine:
     def _policy_is_due(self, now_s: float) -> bool:
         if self._must_ask:
             return True
-        if self._rounds is None and not self._least_changes and self.session.changes:
-            return True
         if self._least_changes:
             return len(self.session.changes) >= self._least_changes or self._agenda.next_s() == math.inf
+        if self._rounds is None and self.session.changes:
+            return True
         again_s = self.session.ask_again_s
         wished = again_s is not None and self._asked_s < again_s <= now_s and bool(self.session.jobs)
         if self._rounds is None:

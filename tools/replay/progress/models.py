@@ -354,7 +354,7 @@ class GoodputProgress(ProgressModel):
             return Segment(rate, noise_scale=noise_scale)
         key = (job.spec.convergence, job.reference_batch, job.global_batch, job.work_samples, speed)
         if key not in self._pieces:
-            self._pieces[key] = _goodput_pieces(table, job, speed, job.work_samples)
+            self._pieces[key] = goodput_pieces(table, job, speed, job.work_samples)
         pieces = self._pieces[key]
         if self._stepwise:
             epoch = pieces.piece_at(samples_done)
@@ -369,7 +369,8 @@ def efficiency(noise_scale: float, reference_batch: float, batch: float) -> floa
     return (noise_scale + reference_batch) / (noise_scale + batch)
 
 
-def _goodput_pieces(table: Validation, job: JobState, speed: float, total: float) -> Pieces:
+def goodput_pieces(table: Validation, job: JobState, speed: float, total: float) -> Pieces:
+    """Of a job of ``total`` samples at ``speed`` samples per second, a piece for each epoch of its table."""
     batch, whole = job.global_batch, table.least_progress[-1]
     bounds = [0.0, *(total * progress / whole for progress in table.least_progress)]
     rates = [

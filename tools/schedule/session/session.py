@@ -171,7 +171,7 @@ class Session(ClusterState):
         if self._refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*self._refused, *seen.changes))
         try:
-            decision = (self.policy if self._parts is None else self._parts).decide(seen, self.rng)
+            decision = self._asked.decide(seen, self.rng)
         except (Exception, SystemExit) as error:
             blame(type(self.policy), error)
             raise

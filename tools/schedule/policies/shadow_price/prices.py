@@ -107,7 +107,28 @@ def priced(order: Sequence[JobT], worth: Prices[JobT, Made], future: float = 0.0
     return prices
 
 
-class ExactWorth:
+JobT = TypeVar("JobT", bound=Hashable)
+SomeJob_contra = TypeVar("SomeJob_contra", contravariant=True)
+Made = TypeVar("Made")
+
+
+class Prices(Protocol[SomeJob_contra, Made]):
+    """What the order of jobs of any kind is improved by: :data:`Worth` of one pool, or of several."""
+
+    def start(self, future: float, /) -> Made: ...
+    def price(self, job: SomeJob_contra, made: Made, /) -> float: ...
+    def with_job(self, job: SomeJob_contra, price: float, made: Made, /) -> Made: ...
+
+    def prices(self, pairs: Sequence[tuple[SomeJob_contra, Made]], /) -> list[float]:
+        """:meth:`price` of many."""
+        return [self.price(job, made) for job, made in pairs]
+
+    def with_jobs(self, triples: Sequence[tuple[SomeJob_contra, float, Made]], /) -> list[Made]:
+        """:meth:`with_job` of many."""
+        return [self.with_job(*each) for each in triples]
+
+
+class ExactWorth(Prices[PricedJob, Floats]):
     """S(c) for every c, by dynamic programming over curves of any shape: O(K · sizes) a job."""
 
     def __init__(self, gpus: int) -> None:
@@ -141,7 +162,7 @@ class ExactWorth:
 
     def prices(self, pairs: Sequence[tuple[PricedJob, Floats]]) -> list[float]:
         if len(pairs) < _FEW_PAIRS:
-            return [self.price(job, worth) for job, worth in pairs]
+            return super().prices(pairs)
         size, count = self._gpus + 1, len(pairs)
         worths = np.concatenate([worth for _, worth in pairs]).reshape(count, size)
         slowness = np.concatenate([job.grid(self._gpus)[2] for job, _ in pairs]).reshape(count, size)
@@ -151,7 +172,7 @@ class ExactWorth:
 
     def with_jobs(self, triples: Sequence[tuple[PricedJob, float, Floats]]) -> list[Floats]:
         if len(triples) < _FEW_PAIRS:
-            return [self.with_job(*each) for each in triples]
+            return super().with_jobs(triples)
         turn = sorted(range(len(triples)), key=lambda number: -len(triples[number][0].rates))
         size, count, some = self._gpus + 1, len(triples), [triples[number] for number in turn]
         made = np.concatenate([worth for _, _, worth in some]).reshape(count, size)
@@ -180,7 +201,7 @@ class ExactWorth:
         )
 
 
-class ConcaveWorth:
+class ConcaveWorth(Prices[PricedJob, Floats]):
     """The same for concave curves, up to rounding, as the worth of its GPUs one by one, ascending: O(K)."""
 
     def __init__(self, gpus: int) -> None:
@@ -200,7 +221,7 @@ class ConcaveWorth:
 
     def prices(self, pairs: Sequence[tuple[PricedJob, Floats]]) -> list[float]:
         if len(pairs) < _FEW_PAIRS:
-            return [self.price(job, worth) for job, worth in pairs]
+            return super().prices(pairs)
         shape = (len(pairs), self._gpus)
         taken = np.concatenate([worth for _, worth in pairs]).reshape(shape).cumsum(axis=1)
         slowness = np.concatenate([job.grid(self._gpus)[2, 1:] for job, _ in pairs]).reshape(shape)
@@ -210,7 +231,7 @@ class ConcaveWorth:
 
     def with_jobs(self, triples: Sequence[tuple[PricedJob, float, Floats]]) -> list[Floats]:
         if len(triples) < _FEW_PAIRS:
-            return [self.with_job(*each) for each in triples]
+            return super().with_jobs(triples)
         shape = (len(triples), self._gpus)
         made = np.empty((shape[0], 2 * self._gpus))
         made[:, : self._gpus] = np.concatenate([worth for _, _, worth in triples]).reshape(shape)
@@ -220,7 +241,7 @@ class ConcaveWorth:
         return [*made[:, self._gpus :].copy()]
 
 
-class SlopeWorth:
+class SlopeWorth(Prices[PricedJob, Floats]):
     """S of concave hulls, as the worth of its GPUs one by one, ascending: O(K) a job, for large pools.
 
     What k GPUs are worth to the others is then the sum of the k least.
@@ -244,12 +265,6 @@ class SlopeWorth:
         made.sort(kind="stable")
         return made[len(made) - self._gpus :]
 
-    def prices(self, pairs: Sequence[tuple[PricedJob, Floats]]) -> list[float]:
-        return [self.price(*each) for each in pairs]
-
-    def with_jobs(self, triples: Sequence[tuple[PricedJob, float, Floats]]) -> list[Floats]:
-        return [self.with_job(*each) for each in triples]
-
     def _slopes(self, rates: Floats) -> Floats:
         """Progress of each GPU more, ascending, along the concave hull; jobs that are alike share it."""
         key = rates.tobytes()
@@ -261,27 +276,6 @@ class SlopeWorth:
 
 Worth = ExactWorth | ConcaveWorth | SlopeWorth
 """A way to compute S, in a form of its own that it calls ``worth``."""
-
-JobT = TypeVar("JobT", bound=Hashable)
-SomeJob_contra = TypeVar("SomeJob_contra", contravariant=True)
-Made = TypeVar("Made")
-
-
-class Prices(Protocol[SomeJob_contra, Made]):
-    """What the order of jobs of any kind is improved by: :data:`Worth` of one pool, or of several."""
-
-    def start(self, future: float, /) -> Made: ...
-    def price(self, job: SomeJob_contra, made: Made, /) -> float: ...
-    def with_job(self, job: SomeJob_contra, price: float, made: Made, /) -> Made: ...
-
-    def prices(self, pairs: Sequence[tuple[SomeJob_contra, Made]], /) -> list[float]:
-        """:meth:`price` of many."""
-        ...
-
-    def with_jobs(self, triples: Sequence[tuple[SomeJob_contra, float, Made]], /) -> list[Made]:
-        """:meth:`with_job` of many."""
-        ...
-
 
 # What was priced before: the jobs that are to end last wait, and their prices stay.
 

@@ -33,6 +33,7 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     Priced,
     PricedJob,
     PriceMemory,
+    Prices,
     Remembered,
     improved,
 )
@@ -134,7 +135,7 @@ TypedJob = tuple[PricedJob | None, ...]
 """A job by type; None where it does not run."""
 
 
-class TypesWorth:
+class TypesWorth(Prices[TypedJob, Made]):
     """The worth of the GPUs of several types; jobs have rates by type, in parts of their work per second."""
 
     def __init__(self, worths: Sequence[Remembered[PricedJob, Floats]]) -> None:
@@ -158,12 +159,6 @@ class TypesWorth:
 
     def price(self, job: TypedJob, made: Made) -> float:
         return self.offer(job, made)[0]
-
-    def prices(self, pairs: Sequence[tuple[TypedJob, Made]]) -> list[float]:
-        return [self.offer(*each)[0] for each in pairs]
-
-    def with_jobs(self, triples: Sequence[tuple[TypedJob, float, Made]]) -> list[Made]:
-        return [self.with_job(*each) for each in triples]
 
     def with_job(self, job: TypedJob, price: float, made: Made) -> Made:
         """It joins the type of its price."""
