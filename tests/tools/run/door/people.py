@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -102,7 +102,7 @@ class Shared:
             until(lambda: self._noticed(count))
 
     def _noticed(self, count: int) -> bool:
-        self.ask(BOB, LOOK)
+        self.ask(BOB, LOOK)  # the door reads the file when it is asked
         return (self.folder / "run.err").read_text().count(CHANGED) > count
 
     def ask(self, uid: int, data: bytes) -> dict[str, Any]:
@@ -111,7 +111,8 @@ class Shared:
         def body() -> dict[str, Any]:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(str(self.state / "door" / SOCKET))
-                connection.sendall(data)
+                with suppress(BrokenPipeError):  # refused before it was read; the answer says why
+                    connection.sendall(data)
                 with connection.makefile("rb") as file:
                     return dict(json.loads(file.readline()))
 
