@@ -43,11 +43,11 @@ from pliant.schemas.file_io.record import (
     pointer,
     schema_id,
 )
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, SharedParts
 from pliant.schemas.job_table import JobTable
 
 R = TypeVar("R", bound=Record)
-_MAYBE_NOT_FINITE: Final = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}")
+_MAYBE_NOT_FINITE: Final = re.compile(rb"NaN|Infinity|[:,\[\s-][0-9.]*[eE]\+?\d{3}")
 _SPACE: Final = re.compile(r"[\s,:]*")
 _DECODER: Final = json.JSONDecoder()
 _text: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -174,7 +174,7 @@ def parse_jobs(data: bytes, source: str, defaults: Mapping[str, Any] | None = No
     :param defaults: JSON values of fields for jobs that do not state them. Of ``env`` and ``labels`` each key
         counts by itself.
     """
-    share = _Sharing().share
+    share = SharedParts().share
 
     def job_of(line: bytes) -> Job:
         return share(Job.model_validate_json(_completed(line, defaults) if defaults else line))
@@ -227,7 +227,7 @@ class _TableInProgress:
 
     def __init__(self) -> None:
         self.table = JobTable()
-        self._share = _Sharing().share
+        self._share = SharedParts().share
         self._numbers = array("q")
 
     def takes(self, number: int, line: bytes) -> bool:
@@ -310,30 +310,3 @@ def _duplicates(lines: list[tuple[int, str]], source: str) -> list[Problem]:
             text = f'"{job_id}" is used twice, first on line {known}, expected unique ids'
             problems.append(Problem(source, number, "/id", text))
     return problems
-
-
-class _Sharing:
-    """Keeps equal parts of the jobs of a file once, which saves two thirds of the memory.
-
-    Records never change, so sharing them has no effect.
-    """
-
-    def __init__(self) -> None:
-        self._records: dict[tuple[object, ...], Record] = {}
-        self._names: dict[frozenset[str], set[str]] = {}
-
-    def share(self, job: Job) -> Job:
-        values = job.__dict__
-        for name in ("gpus", "batch"):
-            record = values[name]
-            values[name] = self._records.setdefault((name, *record.__dict__.values()), record)
-        self._share_names(job)
-        if job.work is not None:
-            self._share_names(job.work)
-        return job
-
-    def _share_names(self, record: Record) -> None:
-        """Pydantic keeps the names of the given fields for each record."""
-        names = record.model_fields_set
-        shared = self._names.setdefault(frozenset(names), names)
-        object.__setattr__(record, "__pydantic_fields_set__", shared)

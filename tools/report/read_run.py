@@ -26,7 +26,7 @@ from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.limits import ROWS_BYTES, garbage_collection_paused
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
-from pliant.schemas.job import GpuTimeWork, Job, trace_hash
+from pliant.schemas.job import GpuTimeWork, Job, SharedParts, trace_hash
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import TeamStanding
 from pliant.tools.report.records import (
@@ -93,6 +93,7 @@ class _Fold:
         self.policies: dict[str, None] = {}
         self.teams: list[tuple[float, tuple[TeamStanding, ...]]] = []
         self.curves: dict[Curve, Curve] = {}
+        self.share = SharedParts().share
         self.beside: dict[str, str] = {}
         """The other job of two on the same GPUs."""
         self.cluster_events: dict[str, Callable[[AnyEvent, int], None]] = {
@@ -189,7 +190,7 @@ class _Fold:
             curve = self.curves.setdefault(detail.curve, detail.curve)  # many jobs share few curves
             rates = self.curves.setdefault(detail.rates, detail.rates)
             self.jobs[job_id] = JobRecord(
-                detail.job, event.time, curve, rates, detail.samples, detail.demand_gpu_s
+                self.share(detail.job), event.time, curve, rates, detail.samples, detail.demand_gpu_s
             )
 
     def _decision(self, event: AnyEvent, number: int) -> None:
