@@ -21,6 +21,30 @@ NodeGpus = tuple[tuple[str, int], ...]
 """((node name, GPUs on it), …): where a job sits."""
 
 
+class Place(tuple[tuple[str, int], ...]):
+    """A placement on many nodes that keeps what would be counted again with every step of its job.
+
+    It equals the plain tuple, which any other placement is.
+    """
+
+    gpus: int
+    shape: tuple[int, ...]
+    """GPUs on each node, descending."""
+    indices: list[int]
+    """Of its nodes in the cluster."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], picks: Sequence[tuple[int, int]]) -> Place:
+        """:param names: of all nodes.
+        :param picks: (index of a node, GPUs on it).
+        """
+        found = cls([(names[index], count) for index, count in picks])
+        counts = [count for _, count in picks]
+        found.indices = [index for index, _ in picks]
+        found.gpus, found.shape = sum(counts), tuple(sorted(counts, reverse=True))
+        return found
+
+
 HALF: Final = 0.5
 """The part of a shared GPU that counts for each of its two jobs."""
 
@@ -421,7 +445,7 @@ class NodeState:
 def gpus_of(placement: NodeGpus) -> int:
     if len(placement) == 1:
         return placement[0][1]
-    return sum([count for _, count in placement])
+    return placement.gpus if isinstance(placement, Place) else sum([count for _, count in placement])
 
 
 def gpus_by_type(nodes: Iterable[NodeState]) -> dict[str, int]:

@@ -28,7 +28,7 @@ from pliant.tools.profile.throughput import (
     local_limit,
     plan_batch,
 )
-from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, gpus_of
+from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, Place, gpus_of
 
 T = TypeVar("T")
 Levels = tuple[str, ...]
@@ -367,6 +367,8 @@ def shape_of(placement: NodeGpus) -> Placement:
     """GPUs on each node, descending."""
     if len(placement) == 1:
         return (placement[0][1],)
+    if isinstance(placement, Place):
+        return placement.shape
     return tuple(sorted([count for _, count in placement], reverse=True))
 
 
