@@ -71,7 +71,7 @@ def demand_rate(job: JobState, speeds: Speeds) -> tuple[int, float]:
                 return gpus, speeds.best_rate(job, gpus)
         return 0, 0.0
 
-    asked = ("demand", job.spec.gpus.requested, job.spec.min_gpus, job.spec.elastic == "none")
+    asked = ("demand", job.spec.gpus.requested, job.min_gpus, job.spec.elastic == "none")
     return speeds.of_kind(job, asked, made)
 
 
@@ -109,7 +109,7 @@ def sizes_below(job: JobState) -> Iterator[int]:
     """Sizes below the requested one, descending: those that the job lists, else powers of two of replicas,
     and last the minimum.
     """
-    requested, least, each = job.spec.gpus.requested, job.spec.min_gpus, job.per_replica
+    requested, least, each = job.spec.gpus.requested, job.min_gpus, job.per_replica
     if job.spec.elastic == "none" or requested == least:
         return
     if isinstance(job.spec.gpus.sizes, tuple):

@@ -506,9 +506,11 @@ class _Shelf:
         """(free GPUs, number of such nodes) from the top, until ``gpus`` are together."""
         runs = []
         for free in range(len(self._buckets) - 1, each - 1, -1):
-            use = free - free % each
-            count = min(len(self._buckets[free]), -(-gpus // use))
-            if count > 0:
+            if here := len(self._buckets[free]):
+                use = free - free % each
+                count = min(here, -(-gpus // use))
                 runs.append((free, count))
                 gpus -= use * count
+                if gpus <= 0:
+                    break
         return runs

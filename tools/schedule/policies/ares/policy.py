@@ -135,12 +135,11 @@ class Ares(Policy):
         self._queue = None
 
     def _follow(self, snapshot: Snapshot) -> None:
-        gains = [change.gpus for change in snapshot.changes]
-        gpus = snapshot.total_gpus - sum(gains)
-        for change, gained in zip(snapshot.changes, gains, strict=True):
-            if gained:
+        gpus = snapshot.total_gpus - sum([change.gpus for change in snapshot.changes])
+        for change in snapshot.changes:
+            if change.gpus:
                 self._gps.advance(change.time_s, gpus)
-                gpus += gained
+                gpus += change.gpus
                 self._up = ()
             elif change.job:
                 self._follow_job(change, change.job, gpus, snapshot.speeds)
@@ -237,7 +236,7 @@ def _all_sizes(job: JobState, speeds: Speeds) -> Iterable[int]:
     """All sizes that a job may get, tried in order."""
     if job.known_samples is not None:
         return (job.spec.gpus.requested, *sizes_below(job))
-    least, most = job.spec.min_gpus, max(speeds.gpu_types.values(), default=0)
+    least, most = job.min_gpus, max(speeds.gpu_types.values(), default=0)
     return reversed(job.spec.gpus.between(least, max(least, job.max_gpus(most))))
 
 
