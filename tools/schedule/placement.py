@@ -23,6 +23,8 @@ from pliant.tools.schedule.jobs import NodeGpus, NodeState, Place
 
 _MANY: Final = 8
 """Nodes from which on it pays to move those that change alike together."""
+_MOST_KNOWN: Final = 1 << 12
+"""Places on many nodes that are kept."""
 _Picks = list[tuple[int, int]]
 """(node index, GPUs taken from it)."""
 
@@ -58,6 +60,8 @@ class FreeGpus:
         self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
         self._largest: dict[str, int] = {}
         """GPUs of the largest node of each type, up or down, in service or not."""
+        self._known: dict[tuple[tuple[int, int], ...], Place] = {}
+        """Places on many nodes that were chosen before: large jobs often get the same nodes again."""
         self._down: set[int] = set()
         """Indices of the nodes that are down."""
         for node in nodes:
@@ -218,9 +222,15 @@ class FreeGpus:
 
     def _named(self, picks: _Picks) -> NodeGpus:
         names = self._names
-        if len(picks) >= _MANY:
-            return Place.of(names, picks)
-        return tuple([(names[index], count) for index, count in picks])
+        if len(picks) < _MANY:
+            return tuple([(names[index], count) for index, count in picks])
+        key = tuple(picks)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = Place.of(names, picks)
+        return found
 
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
@@ -242,13 +252,11 @@ class FreeGpus:
         """
         frees = self._free
         if isinstance(placement, Place) and not (self._down and sign > 0):
-            indices = placement.indices
-            first = frees[indices[0]]
-            if len({*placement.shape}) == 1 and [frees[index] for index in indices].count(first) == len(
-                indices
-            ):
-                self._check_room(indices, first + sign * placement.shape[0])
-                self._move_alike(indices, first, first + sign * placement.shape[0])
+            indices, shape = placement.indices, placement.shape
+            if shape[0] == shape[-1] and len(before := {*map(frees.__getitem__, indices)}) == 1:
+                (first,) = before
+                self._check_room(indices, first, first + sign * shape[0])
+                self._move_alike(indices, first, first + sign * shape[0])
                 return
         alike = defaultdict[tuple[int, int, str], list[int]](list)
         for name, count in placement:
@@ -256,14 +264,14 @@ class FreeGpus:
             if sign < 0 or index not in self._down:
                 alike[frees[index], count, self._gpu_types[index]].append(index)
         for (before, count, _), those in alike.items():
-            self._check_room(those, before + sign * count)
+            self._check_room(those, before, before + sign * count)
         for (before, count, _), those in alike.items():
             self._move_alike(those, before, before + sign * count)
 
-    def _check_room(self, indices: Sequence[int], free: int) -> None:
+    def _check_room(self, indices: Sequence[int], before: int, free: int) -> None:
         """:raises ValueError: these nodes cannot have that many GPUs free."""
         nodes = self.nodes
-        if free < 0 or free > min([nodes[index].gpus for index in indices]):
+        if free < 0 or (free > before and free > min([nodes[index].gpus for index in indices])):
             self._refuse(next(nodes[index] for index in indices if not 0 <= free <= nodes[index].gpus), free)
 
     def _move_alike(self, indices: Sequence[int], before: int, free: int) -> None:

@@ -134,19 +134,12 @@ class Speeds:
         key = (job.kind or JobKind.of(job), gpu_type, gpus, placement, levels, batch)
         rate = self._rates.get(key)
         if rate is None:
-            rate = self._rates[key] = self._modelled(job, gpu_type, gpus, placement, levels, batch)
+            rate = self._rates[key] = self._modelled(job, key)
         return rate
 
-    def _modelled(
-        self,
-        job: JobState,
-        gpu_type: str,
-        gpus: int,
-        placement: Placement | None,
-        levels: Levels,
-        batch: int,
-    ) -> float:
+    def _modelled(self, job: JobState, key: _Key) -> float:
         """As :meth:`rate`. All that it asks of the job is in its kind."""
+        _, gpu_type, gpus, placement, levels, batch = key
         spec, per_replica = job.spec, job.per_replica
         if gpus > batch * per_replica and spec.batch.size is not None:
             return 0.0  # a worker without a sample; a batch that is not stated limits nothing

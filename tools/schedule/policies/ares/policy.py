@@ -33,7 +33,7 @@ from pliant.tools.schedule.policies.ares.unknown_demand import Share, UnknownDem
 from pliant.tools.schedule.policies.common import reject_impossible
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.rates import Speeds
-from pliant.tools.schedule.snapshot import Change, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,8 +98,7 @@ class Ares(Policy):
         return PromisedBounds(gps_delay=1 / self.alpha - 1)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        self._follow(snapshot)
-        queue = self._up_to_date(snapshot)
+        queue = self._follow(snapshot)
         rejected = reject_impossible(snapshot, lambda job: _all_sizes(job, snapshot.speeds))
         for job_id in rejected:
             queue.remove(job_id)
@@ -134,44 +133,44 @@ class Ares(Policy):
         self._finish = dict(state["jobs"])
         self._queue = None
 
-    def _follow(self, snapshot: Snapshot) -> None:
+    def _follow(self, snapshot: Snapshot) -> Queue:
+        """Take up what has changed since the last decision; returns the queue as it is now."""
+        gps, speeds = self._gps, snapshot.speeds
+        queue = self._queue if self._speeds is speeds else None
         gpus = snapshot.total_gpus - sum([change.gpus for change in snapshot.changes])
-        for change in snapshot.changes:
-            if change.gpus:
-                self._gps.advance(change.time_s, gpus)
-                gpus += change.gpus
+        for time_s, kind, job, _, gained in snapshot.changes:
+            if gained:
+                gps.advance(time_s, gpus)
+                gpus += gained
                 self._up = ()
-            elif change.job:
-                self._follow_job(change, change.job, gpus, snapshot.speeds)
-
-    def _follow_job(self, change: Change, job: JobState, gpus: int, speeds: Speeds) -> None:
-        if change.kind == "arrived" and job.known_samples is not None:
-            self._gps.advance(change.time_s, gpus)
-            self._finish[job.id] = self._gps.enter(job.id, demand_gpu_s(job, speeds), job.spec.weight)
-        elif change.kind in _WITHDRAWN:
-            self._gps.advance(change.time_s, gpus)
-            self._gps.leave(job.id)
-        if change.ended_job:
-            self._finish.pop(job.id, None)
-
-    def _up_to_date(self, snapshot: Snapshot) -> Queue:
-        if self._queue is None or self._speeds is not snapshot.speeds:
-            self._speeds = snapshot.speeds
-            self._queue = self._new_queue(snapshot)
-            return self._queue
-        for change in snapshot.changes:
-            job = change.job
-            if change.kind == "lost" and job:
+            if job is None:
+                continue
+            if kind == "arrived":
+                if job.known_samples is not None:
+                    gps.advance(time_s, gpus)
+                    self._finish[job.id] = gps.enter(job.id, demand_gpu_s(job, speeds), job.spec.weight)
+                if queue is not None and job.id in snapshot.jobs:
+                    self._enter(queue, job)
+            elif kind == "lost" and queue is not None:
                 self._look_again.append(job.id)
-            elif change.kind == "arrived" and job and job.id in snapshot.jobs:
-                if job.id in self._finish:
-                    self._queue.add(self._finish[job.id], job)
-                else:
-                    self._unknown[job.id] = job
-            elif change.ended_job:
-                self._unknown.pop(change.ended_job.id, None)
-                self._queue.remove(change.ended_job.id)
-        return self._queue
+            elif kind == "finished" or kind in _WITHDRAWN:
+                if kind != "finished":
+                    gps.advance(time_s, gpus)
+                    gps.leave(job.id)
+                self._finish.pop(job.id, None)
+                if queue is not None:
+                    self._unknown.pop(job.id, None)
+                    queue.remove(job.id)
+        if queue is None:
+            self._speeds, queue = speeds, self._new_queue(snapshot)
+            self._queue = queue
+        return queue
+
+    def _enter(self, queue: Queue, job: JobState) -> None:
+        if job.id in self._finish:
+            queue.add(self._finish[job.id], job)
+        else:
+            self._unknown[job.id] = job
 
     def _new_queue(self, snapshot: Snapshot) -> Queue:
         self._up = ()
