@@ -57,22 +57,23 @@ class JobForm:
         self.template = template
         self.labels = tuple(labels)
         self._names = template.model_fields_set
+        self._values = {**template.__dict__, "form": self}
         work = template.work
         self._work: type[Work] | None = None if work is None else type(work)
+        self._work_names: set[str] = set() if work is None else work.model_fields_set
+        self._work_values: dict[str, Any] = {} if work is None else work.__dict__
         self._amount_name = "" if work is None else amount_name(work)
 
     def job(self, job_id: str, submit_time_s: float, amount: float, said: Sequence[str] = ()) -> Job:
         """:param amount: of work; of no meaning where the template states none.
         :param said: by the labels, in the order of their names.
         """
-        values = self.template.__dict__.copy()
-        values["id"], values["submit_time"], values["form"] = job_id, submit_time_s, self
+        values = self._values.copy()
+        values["id"], values["submit_time"] = job_id, submit_time_s
         if self._work is not None:
-            values["work"] = _record(
-                self._work,
-                {**values["work"].__dict__, self._amount_name: amount},
-                values["work"].model_fields_set,
-            )
+            work = self._work_values.copy()
+            work[self._amount_name] = amount
+            values["work"] = _record(self._work, work, self._work_names)
         if self.labels:
             values["labels"] = dict(zip(self.labels, said, strict=True))
         return _record(Job, values, self._names)
