@@ -26,7 +26,7 @@ from pliant.schemas.job import Batch, Gpus, Job, SampleWork
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.text import whole_number
 from pliant.tools.replay.importers.conversion import (
-    MOST_GPUS,
+    MOST_ROW_GPUS,
     Conversion,
     DroppedRowError,
     FolderFormat,
@@ -157,7 +157,7 @@ def _entries(document: Mapping[str, Any], path: Path) -> Iterator[InputRow]:
 def _parsed(key: str) -> tuple[str, int]:
     match = _KEY.fullmatch(key)
     gpus = whole_number(match[2]) if match else None
-    return (match[1], gpus) if match and gpus and gpus <= MOST_GPUS else (key, 0)
+    return (match[1], gpus) if match and gpus and gpus <= MOST_ROW_GPUS else (key, 0)
 
 
 class GavelPlacement(NamedTuple):
