@@ -45,14 +45,12 @@ from pliant.tools.replay.importers.conversion import (
     parse_timestamp,
 )
 from pliant.tools.replay.importers.formats import (
-    alibaba_spot,
-    alibaba_v2023,
+    alibaba,
     elasticflow,
     faults,
     gavel,
     helios,
     ones,
-    pai,
     philly,
     pollux,
     shockwave,
@@ -192,9 +190,9 @@ FORMATS: Final[dict[str, Format]] = {
     for each in (
         philly.FORMAT,
         helios.FORMAT,
-        pai.FORMAT,
-        alibaba_v2023.FORMAT,
-        alibaba_spot.FORMAT,
+        alibaba.PAI,
+        alibaba.V2023,
+        alibaba.SPOT,
         table.ACME,
         pollux.FORMAT,
         pollux.SIA,

@@ -156,22 +156,6 @@ ACME: Final = TraceFormat(
         name="acme",
     ).read,
 )
-SPOT: Final = Table(
-    {
-        "id": "job_name",
-        "team": "organization",
-        "gpus": "gpu_request",
-        "workers": "worker_num",
-        "submit": "submit_time",
-        "duration": "duration",
-        "priority": "job_type",
-        "class": "job_type",
-        "gpu_type": "gpu_model",
-    },
-    priorities={"HP": 1.0, "Spot": 0.0},
-    name="alibaba-spot",
-)
-"""Of ``job_info_df.csv``; a gang is gpu_request GPUs for each of its workers."""
 
 
 def mapped(mapping: str) -> TraceFormat:
