@@ -196,8 +196,8 @@ def synth(
     """
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import write_jobs
-    from pliant.tools.replay.traces.recipe import read_recipe
-    from pliant.tools.replay.traces.synthetic import synthesize
+    from pliant.tools.replay.synthetic import synthesize
+    from pliant.tools.replay.synthetic_recipe import read_recipe
 
     check_output(output)
     given: dict[str, Any] = {
