@@ -311,7 +311,7 @@ def describe(
             lines.append(f"cluster for a load of {cluster_for:g}: {wanted:,} GPUs")
         write_bytes(output, "".join(f"{line}\n" for line in lines).encode())
     if figure is not None and shape is not None:
-        from pliant.tools.report.figures.curves import arriving_work_image
+        from pliant.tools.report.figures.plots import arriving_work_image
 
         atomic_write(Path(figure), arriving_work_image(shape, found.arriving_gpus, found.bin_s, found.gpus))
     if text := warning(found):

@@ -36,7 +36,7 @@ from pliant.tools.replay.sweep import (
     write_scripts,
     write_table,
 )
-from pliant.tools.replay.sweep_recipe import read_sweep
+from pliant.tools.replay.sweep_recipe import pliant_digest, read_sweep
 from pliant.tools.replay.synthetic import synthesize
 from pliant.tools.replay.synthetic_recipe import read_recipe
 from pliant.tools.schedule.policies.drl import SHIPPED
@@ -463,3 +463,15 @@ def test_why_sbatch_refuses_is_handed_on(tmp_path: Path, programs: Callable[[str
     assert submit(paths[:1], in_turn=True) == ["7"]
     with pytest.raises(ServiceMissingError, match=r"sweep-2.*: invalid partition \(submitted before it: 7\)"):
         submit(paths, in_turn=False)
+
+
+def test_the_digest_of_pliant_covers_the_code_that_a_replay_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Path] = []
+    monkeypatch.setattr("pliant.tools.replay.sweep_recipe._digest", lambda files, _: seen.extend(files) or "")
+    pliant_digest.__wrapped__()
+    code = {"/".join(path.parts[-3:]) for path in seen}
+    assert {
+        "replay/engine/engine.py",
+        "schedule/policies/fifo.py",
+        "schedule/policies/drl_network.json",
+    } <= code
