@@ -14,7 +14,7 @@ from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
 from pliant.schemas.errors import PliantError, ServiceMissingError
 
 if TYPE_CHECKING:
-    from pliant.tools.run.doctor.checks import Check
+    from pliant.tools.run.doctor import Check
 
 _AREA: Final = "settings"
 
@@ -50,7 +50,7 @@ def doctor(
 
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.text import counted
-    from pliant.tools.run.doctor.checks import document, examine, page
+    from pliant.tools.run.doctor import document, examine, page
     from pliant.tools.run.statedir.directory import StateDir
 
     form, output = form_and_file(format, output)
@@ -73,7 +73,7 @@ def doctor(
 
 def _settings() -> tuple[list[Check], Config]:
     """What pliant.toml and the environment say, or why that cannot be read."""
-    from pliant.tools.run.doctor.checks import Check
+    from pliant.tools.run.doctor import Check
 
     try:
         config = configuration()

@@ -28,8 +28,7 @@ from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.replay.options import Conditions, ConvergenceFile, JobsFile, JobsLimit, ProfileFile
 from pliant.tools.replay.synthetic_recipe import BUILT_IN, parse_table
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.policy_file import is_file
-from pliant.tools.schedule.registry import files_among, make_policy, policy_class, policy_names
+from pliant.tools.schedule.registry import files_among, is_file, make_policy, policy_class, policy_names
 
 Value = bool | int | float | str
 _ORIGIN_KIND: Final = "origin"
