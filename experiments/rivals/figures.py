@@ -78,7 +78,7 @@ def _summary(ground: Mapping[str, Any]) -> list[str]:
 
 def _table(ground: Mapping[str, Any]) -> str:
     first = ["deadlines met"] if ground["by_deadline"] else []
-    head = ["policy", *first, "published", "JCT, mean, s", "JCT, p99, s", "makespan, s"]
+    head = ["policy", *first, "published", "JCT, mean, s", "makespan, s"]
     rows = []
     for policy, each in sorted(ground["replays"].items(), key=lambda item: _value(ground, item[0])):
         published = ground["published"].get(policy)
@@ -95,7 +95,7 @@ def _table(ground: Mapping[str, Any]) -> str:
                 policy,
                 *met,
                 shown,
-                *(f"{each[name]:,.0f}" for name in ("mean_jct_s", "p99_jct_s", "makespan_s")),
+                *(f"{each[name]:,.0f}" for name in ("mean_jct_s", "makespan_s")),
             ]
         )
     return markdown_table(head, rows[::-1] if ground["by_deadline"] else rows)
@@ -131,9 +131,9 @@ def _bound_part(replays: Mapping[str, Any]) -> str | None:
 def _today(day: Mapping[str, Any]) -> str:
     """A row for each policy, the best mean JCT first."""
     rows = sorted(day["replays"].values(), key=lambda each: each["mean_jct_s"])
-    names = ("mean_jct_s", "median_jct_s", "p99_jct_s")
+    names = ("mean_jct_s", "p99_jct_s")
     shown = [[each["policy"], each["knows"], *(f"{each[name]:,.0f}" for name in names)] for each in rows]
-    return markdown_table(["policy", "knows of run times", "JCT, mean, s", "median, s", "p99, s"], shown)
+    return markdown_table(["policy", "knows of run times", "JCT, mean, s", "JCT, p99, s"], shown)
 
 
 def figures(found: Findings) -> Mapping[str, Figure]:

@@ -33,7 +33,6 @@ _VARIANTS: Final = {
 }
 _COLUMNS: Final = (
     ("mean JCT, s", "mean_jct_s", 1.0, 0),
-    ("unfair, %", "unfair_fraction", 100.0, 0),
     ("worst FTF", "worst_ftf", 1.0, 1),
     ("makespan, h", "makespan_s", 1 / 3600, 1),
     ("finished", "jobs_finished", 1.0, 0),
@@ -116,7 +115,7 @@ def _by_world(found: Mapping[tuple[str, str], Figures]) -> str:
             for world, each in zip(worlds, ranked, strict=True)
         ]
         body.append((f"other {place + 1}", *cells))
-    for words, field, scale, digits in _COLUMNS[1:4]:
+    for words, field, scale, digits in _COLUMNS[1:3]:
         cells = []
         for world in worlds:
             ours = found[world, OURS][field]
