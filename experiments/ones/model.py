@@ -45,7 +45,7 @@ ASSUMPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     """Jobs report the losses and accuracies of the recorded job of their kind at the same part of its work,
     surer signs than real ones; the predictor learns from them.""": ("silent",),
-    """The Beta distribution of a job's progress is widened as far as ended jobs show it to be too narrow.""": (
+    """The Beta distribution of a job's progress is widened where ended jobs show it to be too narrow.""": (
         "narrow",
     ),
     """Jobs request the GPUs that the trace states, but no more than a node has, and were submitted with the
