@@ -39,10 +39,8 @@ def doctor(
     """Check that everything is there that runs need, and say what to do where it is not.
 
     A line for each check: ok, warning (runs work, worse than they could) or
-    problem (they fail, or lose something). It looks at versions, the state
-    directory and its file system, clocks, GPUs, Slurm and the loop, then at the
-    settings of pliant.toml and PLIANT_STATE and where each comes from, and
-    changes nothing. Exits with 69 if there is a problem.
+    problem (they fail, or lose something; exit code 69). It also says where each
+    setting comes from, and changes nothing.
 
     Example: pliant doctor --state live --cluster cluster.json
     """
