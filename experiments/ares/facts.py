@@ -47,7 +47,7 @@ CHOICES: Final = (
     "lucid",
     "fifo",
 )
-"""What the page for operators shows: not the variants of gavel, which aim at something else than JCT."""
+"""What pages show: not the variants of gavel, which aim at something else than JCT."""
 DEFAULT_ALPHA: Final = 0.75
 _JCT: Final = ("average JCT, h", "mean_jct_s", 1 / 3600, "{:.2f}")
 _FTF: Final = ("worst FTF", "worst_ftf", 1.0, "{:.1f}")
@@ -149,7 +149,7 @@ def _sooner(replays: Replays, families: Sequence[str], field: str) -> str:
 def _policies(
     replays: Replays, families: Mapping[str, str], columns: Sequence[tuple[str, str, float, str]]
 ) -> str:
-    """All policies on some workloads, the least average JCT on the first one first."""
+    """Policies on some workloads, the least average JCT on the first one first."""
     head = ("", *(f"{words}: {title}" for words in families.values() for title, *_ in columns))
     first = next(iter(families))
     body = [
@@ -161,7 +161,7 @@ def _policies(
                 for _, field, scale, form in columns
             ),
         )
-        for policy in sorted(POLICIES, key=lambda policy: mean_of(replays, first, policy, "mean_jct_s"))
+        for policy in sorted(CHOICES, key=lambda policy: mean_of(replays, first, policy, "mean_jct_s"))
     ]
     return markdown_table(head, body)
 
