@@ -150,9 +150,8 @@ def schemas_page() -> str:
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         (
             "metrics",
-            "JSON, as `pliant report --format json` writes it: an entry of `runs` for each run, of `groups` for "
-            "each policy with means over seeds and traces. `pliant schema metrics` has the fields, "
-            "[metrics.md](metrics.md) what the figures mean",
+            "JSON, as `pliant report --format json` writes it: `runs` has each run, `groups` the means over seeds "
+            + "and traces. `pliant schema metrics` has the fields, [metrics.md](metrics.md) their meaning",
             (),
         ),
         (

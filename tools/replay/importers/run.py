@@ -49,14 +49,12 @@ from pliant.tools.replay.importers.formats import (
     elasticflow,
     faults,
     gavel,
-    helios,
     ones,
     philly,
     pollux,
     slurm,
     swf,
     table,
-    tiresias,
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, blocks_of, ends_of, lines_of, taken, text_of
 
@@ -188,7 +186,7 @@ FORMATS: Final[dict[str, Format]] = {
     each.name: each
     for each in (
         philly.FORMAT,
-        helios.FORMAT,
+        table.HELIOS,
         alibaba.PAI,
         alibaba.V2023,
         alibaba.SPOT,
@@ -196,13 +194,13 @@ FORMATS: Final[dict[str, Format]] = {
         pollux.FORMAT,
         pollux.SIA,
         ones.FORMAT,
-        tiresias.FORMAT,
+        table.TIRESIAS,
         gavel.GAVEL,
         gavel.SHOCKWAVE,
         elasticflow.FORMAT,
         slurm.FORMAT,
         swf.FORMAT,
-        table.FORMAT,
+        table.CSV,
         faults.FORMAT,
     )
 }
@@ -285,7 +283,7 @@ def _format(name: str, mapping: str | None) -> Format:
         raise UsageError(f'there is no format "{name}"; {hint}')
     if mapping is None:
         return FORMATS[name]
-    if name != table.FORMAT.name:
+    if name != table.CSV.name:
         raise UsageError(f"--map: {name} has columns of its own, only those of csv are mapped")
     return table.mapped(mapping)
 
