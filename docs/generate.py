@@ -150,8 +150,7 @@ def schemas_page() -> str:
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         (
             "metrics",
-            "JSON, as `pliant report --format json` writes it: `runs` has each run, `groups` the means over seeds "
-            + "and traces. `pliant schema metrics` has the fields, [metrics.md](metrics.md) their meaning",
+            "JSON, of `pliant report -f json`; `pliant schema metrics` has the fields, [metrics.md](metrics.md) more",
             (),
         ),
         (
