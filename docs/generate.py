@@ -150,7 +150,7 @@ def schemas_page() -> str:
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         (
             "metrics",
-            "JSON, of `pliant report -f json`; `pliant schema metrics` has the fields, [metrics.md](metrics.md) more",
+            "JSON, of `pliant report -f json` ([metrics.md](metrics.md)); `pliant schema metrics` has the fields",
             (),
         ),
         (
