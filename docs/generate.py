@@ -150,7 +150,7 @@ def schemas_page() -> str:
         ("schedule", "JSON", (Schedule, Allocation, BatchPlan, Verdict)),
         (
             "metrics",
-            "JSON, of `pliant report -f json` ([metrics.md](metrics.md)); `pliant schema metrics` has the fields",
+            "JSON ([metrics.md](metrics.md)); `pliant schema metrics` has the fields",
             (),
         ),
         (
