@@ -20,7 +20,6 @@ from experiments.oasis.values import (
     late,
     over,
     proven,
-    ratios,
     testbed_utilities,
     utilities,
 )
@@ -41,7 +40,6 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "rrh_at_most": f"{middles['rrh'][most]:,.0f}",
         "figure3": _table(utilities(found), "jobs"),
         "ended": _table(by_jobs(found["figure3"], "ended"), "jobs", spread=False),
-        "ratios": _table(ratios(found), "jobs", digits=2),
         "literal": _literal(found),
         "figure4": _late_table(found),
         "figure5": _ratio_table(found),

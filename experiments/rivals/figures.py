@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 OURS: Final = "shadow-price"
 NONE: Final = "–"
+_SHOWN: Final = 5
+"""Policies in the table of a ground, beside those with a published value."""
 MARGIN: Final = 1.01
 """Less than this is not called ahead."""
 
@@ -80,7 +82,11 @@ def _table(ground: Mapping[str, Any]) -> str:
     first = ["deadlines met"] if ground["by_deadline"] else []
     head = ["policy", *first, "published", "JCT, mean, s", "makespan, s"]
     rows = []
-    for policy, each in sorted(ground["replays"].items(), key=lambda item: _value(ground, item[0])):
+    ranked = sorted(ground["replays"].items(), key=lambda item: _value(ground, item[0]))
+    ranked = ranked[::-1] if ground["by_deadline"] else ranked
+    for place, (policy, each) in enumerate(ranked):
+        if place >= _SHOWN and policy not in ground["published"]:
+            continue
         published = ground["published"].get(policy)
         shown = (
             NONE
@@ -98,7 +104,7 @@ def _table(ground: Mapping[str, Any]) -> str:
                 *(f"{each[name]:,.0f}" for name in ("mean_jct_s", "makespan_s")),
             ]
         )
-    return markdown_table(head, rows[::-1] if ground["by_deadline"] else rows)
+    return markdown_table(head, rows)
 
 
 def _varied(ground: Mapping[str, Any]) -> str:
