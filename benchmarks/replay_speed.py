@@ -177,8 +177,8 @@ def _child(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]
 
 def write_load(folder: Path, jobs: int, gpus: int, *, elastic: bool) -> None:
     """The synthetic load as ``jobs.jsonl``, and its ``cluster.json``."""
-    from pliant.tools.replay.traces.recipe import Lognormal, Recipe
-    from pliant.tools.replay.traces.synthetic import synthesize
+    from pliant.tools.replay.synthetic import synthesize
+    from pliant.tools.replay.synthetic_recipe import Lognormal, Recipe
 
     recipe = Recipe(
         jobs=jobs,

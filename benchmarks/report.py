@@ -36,8 +36,8 @@ from pliant.schemas.io import write_cluster, write_jobs
 from pliant.tools.replay.batch import Task, replay_all
 from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.run import Run
-from pliant.tools.replay.traces.recipe import Lognormal, Recipe
-from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.replay.synthetic import synthesize
+from pliant.tools.replay.synthetic_recipe import Lognormal, Recipe
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.report import read_report
 

@@ -38,7 +38,7 @@ from pliant.tools.run.door.answers import CPU_S, MEMORY_BYTES
 from pliant.tools.run.door.asking import client_of
 from pliant.tools.run.door.protocol import Foresee, as_line, said
 from pliant.tools.run.service.submit import check_new
-from pliant.tools.run.watch.live import LiveState
+from pliant.tools.run.watch.status import LiveState
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.session.session import Session

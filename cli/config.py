@@ -98,7 +98,7 @@ def _nearest(folder: Path) -> Path | None:
 
 def _read(file: Path) -> Config:
     from pliant.cli.config_file import read_settings
-    from pliant.tools.schedule.policy_file import is_file
+    from pliant.tools.schedule.registry import is_file
 
     source = os.path.relpath(file)
     found = read_settings(file, source)

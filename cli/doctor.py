@@ -14,7 +14,7 @@ from pliant.cli.grammar import FORM, TO_FILE, Form, form_and_file, out_or_file
 from pliant.schemas.errors import PliantError, ServiceMissingError
 
 if TYPE_CHECKING:
-    from pliant.tools.run.doctor.checks import Check
+    from pliant.tools.run.doctor import Check
 
 _AREA: Final = "settings"
 
@@ -39,10 +39,8 @@ def doctor(
     """Check that everything is there that runs need, and say what to do where it is not.
 
     A line for each check: ok, warning (runs work, worse than they could) or
-    problem (they fail, or lose something). It looks at versions, the state
-    directory and its file system, clocks, GPUs, Slurm and the loop, then at the
-    settings of pliant.toml and PLIANT_STATE and where each comes from, and
-    changes nothing. Exits with 69 if there is a problem.
+    problem (they fail, or lose something; exit code 69). It also says where each
+    setting comes from, and changes nothing.
 
     Example: pliant doctor --state live --cluster cluster.json
     """
@@ -50,7 +48,7 @@ def doctor(
 
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.text import counted
-    from pliant.tools.run.doctor.checks import document, examine, page
+    from pliant.tools.run.doctor import document, examine, page
     from pliant.tools.run.statedir.directory import StateDir
 
     form, output = form_and_file(format, output)
@@ -73,7 +71,7 @@ def doctor(
 
 def _settings() -> tuple[list[Check], Config]:
     """What pliant.toml and the environment say, or why that cannot be read."""
-    from pliant.tools.run.doctor.checks import Check
+    from pliant.tools.run.doctor import Check
 
     try:
         config = configuration()

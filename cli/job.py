@@ -53,17 +53,15 @@ def log(
 ) -> None:
     """Print the output of the newest attempt of a job, file by file.
 
-    With -f it goes on over all workers and further attempts; it waits for a job
-    that was submitted and has not started. On a terminal control characters are
-    shown, not obeyed; a pipe gets every byte as it was printed.
+    With -f it goes on over all workers and further attempts. On a terminal
+    control characters are shown, not obeyed; a pipe gets every byte.
 
     With --tail N, and without a job, it prints the last N events of the
-    state directory as JSON Lines; with -f each event as it is written, until
-    Ctrl-C.
+    state directory as JSON Lines; with -f each event as it is written.
 
-    With --repair, and without a job, it repairs the event log: it drops damaged
-    lines, says which, writes back what the snapshot knows of lines that are
-    lost, and keeps a copy of the log as it was beside it.
+    With --repair, and without a job, it drops damaged lines of the event log,
+    says which, writes back what the snapshot knows of lost ones, and keeps a
+    copy of the log as it was.
 
     Example: pliant log char-lm --state pliant-state -f
 
@@ -107,8 +105,7 @@ def wait(
     """Wait until jobs have ended, and say how: a line for each, as it ends.
 
     It says finished, failed or cancelled, and why. The exit code is 5 unless
-    all have finished. A job that failed and is tried again has not ended. With
-    coreutils' timeout it waits for so long at most.
+    all have finished. A job that failed and is tried again has not ended.
 
     Example: pliant submit jobs.jsonl | xargs pliant wait
     """
@@ -154,10 +151,9 @@ def stack(
 ) -> None:
     """Show the Python stacks of all workers of a running job, equal ones once, the newest call first.
 
-    Workers of the elastic library answer within a second or two, on any node,
-    also where they wait for each other, sleep or compute. One whose interpreter
-    is held up by a single long call answers in 15 seconds. Jobs without the
-    library are shown by py-spy, on this machine, if it is installed.
+    Workers of the elastic library answer within a second or two, on any node;
+    one whose interpreter is held up by a long call in 15 seconds. Jobs without
+    the library are shown by py-spy, on this machine, if it is installed.
 
     Example: pliant stack char-lm --state live
     """

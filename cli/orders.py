@@ -118,8 +118,7 @@ def drain(
     it takes effect with the next one.
 
     --within is for a node that is about to be taken away: what has not left by
-    half of the time saves and stops. SIGTERM follows shortly before the end,
-    and SIGKILL not before it.
+    half of the time saves and stops.
 
     Example: pliant drain spot3 --state live --within 90s
 

@@ -135,11 +135,9 @@ def profile(
 ) -> None:
     """Measure real training steps of the jobs' scripts and write a profile.
 
-    Every model is started with torchrun on one worker to sweep the local batch, then on more. Batches that do
-    not fit are kept as rows. The throughput model made from the rows is checked on rows held out (stderr).
-    A script that fails costs its own model only: the others are written, then the exit code is 5.
-    The same command goes on from the points of one that was cut short or had a script that failed.
-    pliant profile merge, diff and prune keep profiles: each has a --help of its own.
+    Every model is started with torchrun on one worker to sweep the local batch, then on more. Where a script
+    fails the other models are written, and the exit code is 5. The same command goes on where one was cut
+    short. pliant profile merge, diff and prune keep profiles.
 
     \b
     Examples:

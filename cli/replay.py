@@ -33,7 +33,7 @@ from pliant.tools.replay.options import (
 if TYPE_CHECKING:
     from pliant.tools.replay.batch import Task
     from pliant.tools.replay.output import Summary
-    from pliant.tools.replay.sweep.run import SweepTask
+    from pliant.tools.replay.sweep import SweepTask
 
 
 _SWEEPS: Final = "Sweeps"
@@ -108,8 +108,8 @@ def _replay_sweep(recipe: str, output: str, workers: int | None, options: _Sweep
     :raises ServiceMissingError: the job array cannot be submitted from here; its files are written.
     """
     from pliant.schemas.file_io.files import make_folder
-    from pliant.tools.replay.sweep.recipe import read_sweep
-    from pliant.tools.replay.sweep.run import outdated, strangers, sweep_tasks, write_table
+    from pliant.tools.replay.sweep import outdated, strangers, sweep_tasks, write_table
+    from pliant.tools.replay.sweep_recipe import read_sweep
 
     folder = _folder(output)
     read = read_sweep(recipe)
@@ -131,7 +131,7 @@ def _replay_task(task: int, table: str | None, output: str) -> None:
     :raises UsageError: there is no such task.
     :raises BadInputError: it is another table, or what the task was made from has changed since.
     """
-    from pliant.tools.replay.sweep.run import carry_out, task_of
+    from pliant.tools.replay.sweep import carry_out, task_of
 
     folder = _folder(output)
     carry_out(task_of(folder, task, table), folder)
@@ -144,7 +144,7 @@ def _folder(output: str) -> Path:
 
 
 def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) -> None:
-    from pliant.tools.replay.sweep.run import assumptions, sweep
+    from pliant.tools.replay.sweep import assumptions, sweep
 
     with progress("sweep", "replays") as advance:
         cores = len(os.sched_getaffinity(0))
@@ -158,7 +158,7 @@ def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) ->
 
 
 def _submit(tasks: Sequence[SweepTask], folder: Path, workers: int | None, size: int | None) -> None:
-    from pliant.tools.replay.sweep.run import (
+    from pliant.tools.replay.sweep import (
         array_scripts,
         array_size,
         is_finished,

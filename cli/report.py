@@ -194,7 +194,7 @@ def report(
     width = width_for(sys.stdout) if output == "-" else None
     text = render(made, form, extras, width=width)
     if form == "table" and (width is not None if plot is None else plot):
-        from pliant.tools.report.figures.curves import jct_plot
+        from pliant.tools.report.figures.plots import jct_plot
 
         drawn = "\n" + jct_plot(made, min(width or UNKNOWN_WIDTH, 100)) + "\n"
         if plot or (text + drawn).count("\n") < lines_for(sys.stdout):

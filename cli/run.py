@@ -180,10 +180,9 @@ def run(
     is not a terminal. Ctrl-C stops all jobs with checkpoints (twice: kills
     them); --until-done with the same --state and no schedule goes on.
 
-    With --follow it takes up what pliant submit and pliant cancel ask for,
-    at once, until Ctrl-C; the jobs train on, and --follow with the same
-    --state takes them up again. With --shared other accounts ask for it, too,
-    by the same commands.
+    With --follow it takes up what pliant submit and others ask for, until
+    Ctrl-C; the jobs train on, and --follow with the same --state takes them
+    up again. With --shared other accounts may ask, too.
 
     Example: pliant run --follow --state live --policy fair-share --cluster cluster.json
 

@@ -201,10 +201,8 @@ def status(
 
     For each job: state, GPUs and global batch, progress, until when (at its
     measured speed), and why. For one job also its history and its last error
-    lines. Users and teams are shown where there is more than one. It only
-    reads, so it works while a run holds the directory. A pipe gets lines of 80
-    columns, or of $COLUMNS. With -f json the jobs have all fields, or those that
-    --columns names.
+    lines. A pipe gets lines of 80 columns, or of $COLUMNS. With -f json the jobs
+    have all fields, or those that --columns names.
 
     \b
     Examples:

@@ -123,13 +123,11 @@ def submit(
     A run in progress (pliant run --follow, --until-done) takes them up at
     once; otherwise they wait for the next one. When an id is printed, the job
     is on disk. submit_time counts from now. A job is refused if its script is
-    missing or is not Python, seen from the job's workdir. Fields that jobs do
-    not state come from [job] of pliant.toml.
+    missing or is not Python, seen from the job's workdir.
 
     WHEN is seconds from now, a time like +2h, a time of day like 22:00, or a
     date like 2026-03-01T08:30. A job of an array finds its number in
-    PLIANT_ARRAY_INDEX. A job that was to start after one that did not finish is
-    cancelled; with :any it starts.
+    PLIANT_ARRAY_INDEX.
 
     Example: pliant submit jobs.jsonl --state live
 

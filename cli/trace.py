@@ -196,8 +196,8 @@ def synth(
     """
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import write_jobs
-    from pliant.tools.replay.traces.recipe import read_recipe
-    from pliant.tools.replay.traces.synthetic import synthesize
+    from pliant.tools.replay.synthetic import synthesize
+    from pliant.tools.replay.synthetic_recipe import read_recipe
 
     check_output(output)
     given: dict[str, Any] = {
@@ -311,7 +311,7 @@ def describe(
             lines.append(f"cluster for a load of {cluster_for:g}: {wanted:,} GPUs")
         write_bytes(output, "".join(f"{line}\n" for line in lines).encode())
     if figure is not None and shape is not None:
-        from pliant.tools.report.figures.curves import arriving_work_image
+        from pliant.tools.report.figures.plots import arriving_work_image
 
         atomic_write(Path(figure), arriving_work_image(shape, found.arriving_gpus, found.bin_s, found.gpus))
     if text := warning(found):

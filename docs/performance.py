@@ -25,6 +25,8 @@ _FIRST: Final = """How long replays, imports, decisions, commands and the live l
 _LATER: Final = "decision_s_"
 _LEAST_S: Final = 0.01
 """What the clock of the CPU tells apart, and a little more."""
+_FEW_JOBS: Final = 1_000
+"""Decisions over fewer active jobs are not shown: they are the quickest."""
 _QUICK_S: Final = 0.1
 """A policy whose decisions all take no more than this has no row."""
 _GROUPS: Final[Sequence[tuple[str, str, Mapping[str, tuple[str, str]]]]] = (
@@ -180,7 +182,8 @@ def _decisions(rows: Mapping[str, Mapping[str, Any]]) -> str:
         if name.startswith(_LATER):
             policy, gpus, _, jobs, _ = name.removeprefix(_LATER).split("_")
             cells.setdefault(policy, {})[int(gpus), int(jobs)] = row["value"]
-    sizes = sorted({size for found in cells.values() for size in found})
+    measured = {size for found in cells.values() for size in found}
+    sizes = sorted(size for size in measured if size[1] >= _FEW_JOBS)
     table = []
     quick = sorted(name for name, found in cells.items() if all(map(_is_quick, found.values())))
     for policy, found in sorted(cells.items()):

@@ -44,7 +44,7 @@ from pliant.tools.replay.engine.simulated_cluster import simulated_cluster
 from pliant.tools.replay.inputs import Inputs, inputs, trace_name
 from pliant.tools.replay.options import Conditions, ReplayOptions
 from pliant.tools.replay.output import Summary, check_paths, output_paths, write
-from pliant.tools.replay.progress.models import validations
+from pliant.tools.replay.progress import validations
 from pliant.tools.replay.run import Run
 from pliant.tools.replay.run import replay as replay_one
 from pliant.tools.report.expectations import check_expectations, read_expectations, refuse_missed

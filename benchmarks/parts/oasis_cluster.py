@@ -8,8 +8,8 @@ from typing import Any, Final
 from experiments.oasis.worlds import RECIPE, RESOURCES, SLOT_S, UNITS
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.tools.replay.traces.recipe import read_recipe
-from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.replay.synthetic import synthesize
+from pliant.tools.replay.synthetic_recipe import read_recipe
 from pliant.tools.schedule.policies.multi_resource.fleet import Floats, Servers
 
 _SLOTS: Final = 64

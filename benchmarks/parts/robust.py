@@ -30,8 +30,7 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.progress.models import GoodputProgress, Pieces, Validation, goodput_pieces
-from pliant.tools.replay.progress.protocol import Segment
+from pliant.tools.replay.progress import GoodputProgress, Pieces, Segment, Validation, goodput_pieces
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import JobState
 

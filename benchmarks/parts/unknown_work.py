@@ -22,7 +22,7 @@ from experiments.ones.workloads import cluster_of, jobs_of, published, recorded
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.inputs import inputs as inputs_of
 from pliant.tools.replay.options import Conditions, DemandName
-from pliant.tools.replay.progress.models import validations
+from pliant.tools.replay.progress import validations
 from pliant.tools.replay.run import Run, replay
 
 BY_SERVICE_S: Final = {"philly1": 2445.4, "saturn1": 2701.1, "w6": 2089.9, "w1": 1836.7}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from statistics import fmean
 from typing import Any, Final
@@ -27,7 +27,6 @@ from experiments.ares.workloads import (
 )
 from experiments.harness.spec import Replays
 from pliant.tools.report.rendering.text import markdown_table
-from pliant.tools.schedule.registry import describe
 
 POLICIES: Final = tuple(sorted((*MINUTE, *SIX_MINUTES)))
 FIXED_BATCH: Final = tuple(name for name in POLICIES if name not in ("ares", "ares-goodput", "pollux"))
@@ -48,21 +47,15 @@ CHOICES: Final = (
     "lucid",
     "fifo",
 )
-"""What the page for operators shows: not the variants of gavel, which aim at something else than JCT."""
+"""What pages show: not the variants of gavel, which aim at something else than JCT."""
 DEFAULT_ALPHA: Final = 0.75
-_COLUMNS: Final = (
-    ("average JCT, h", "mean_jct_s", 1 / 3600, "{:.2f}"),
-    ("p99 JCT, h", "p99_jct_s", 1 / 3600, "{:.1f}"),
-    ("unfair, %", "unfair_fraction", 100.0, "{:.0f}"),
-    ("worst FTF", "worst_ftf", 1.0, "{:.1f}"),
-    ("unfair by requests, %", "unfair_fraction_requested", 100.0, "{:.0f}"),
-    ("preemptions a job", "preemptions_per_job", 1.0, "{:.2f}"),
-    ("resizes a job", "rescales_per_job", 1.0, "{:.2f}"),
-    ("decision, ms", "decision_ms", 1.0, "{:.1f}"),
-)
-
+_JCT: Final = ("average JCT, h", "mean_jct_s", 1 / 3600, "{:.2f}")
+_FTF: Final = ("worst FTF", "worst_ftf", 1.0, "{:.1f}")
+_UNFAIR: Final = ("unfair, %", "unfair_fraction", 100.0, "{:.0f}")
 _REQUESTED: Final = "unfair_fraction_requested"
-_OF_RECORDS: Final = ("worst_ftf", _REQUESTED)
+_UNFAIR_BY_REQUESTS: Final = ("unfair by requests, %", _REQUESTED, 100.0, "{:.0f}")
+_BY_SIZES: Final = (_JCT, _UNFAIR, _FTF)
+_BY_RECORDS: Final = (_JCT, _FTF, _UNFAIR_BY_REQUESTS)
 
 
 def values_of(replays: Replays, family: str, policy: str, field: str) -> list[float]:
@@ -104,12 +97,11 @@ def facts(replays: Replays) -> Mapping[str, Any]:
     return {
         "samples": SAMPLES,
         "few": len(RECORDED["newtrace"]),
-        "families": FAMILIES,
-        "policies": {family: policies_table(replays, family) for family in (*FAMILIES, TESTBED)},
+        "policies": _policies(replays, {**FAMILIES, TESTBED: "testbed"}, _BY_SIZES),
         "gains": _gains(replays),
         "alphas": _alphas(replays),
         "best_alpha": {family: best_alpha(replays, family) for family in (*FAMILIES, *recorded)},
-        "recorded": _recorded(replays, recorded),
+        "recorded": _policies(replays, recorded, _BY_RECORDS),
         "sooner": [
             _sooner(replays, (*FAMILIES, *recorded), field) for field in ("unfair_fraction", _REQUESTED)
         ],
@@ -120,20 +112,6 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "cpu_s": sum(cpu_seconds(replays, family) for family in FAMILIES),
         "pollux_cpu_s": sum(cpu_seconds(replays, family, "pollux") for family in FAMILIES),
     }
-
-
-def policies_table(replays: Replays, family: str) -> str:
-    """Which are ahead, and all policies, the least average JCT first."""
-    order = sorted(POLICIES, key=lambda policy: mean_of(replays, family, policy, "mean_jct_s"))
-    body = [(policy, *_cells(replays, family, policy)) for policy in order]
-    kept = next(policy for policy in order if describe(policy).elasticity != "size+batch")
-    table = markdown_table(("", *(title for title, *_ in _COLUMNS)), body)
-    return f"`{order[0]}` has the least average JCT, of the policies that keep the batch `{kept}`:\n\n{table}"
-
-
-def _cells(replays: Replays, family: str, policy: str) -> Iterator[str]:
-    for _, field, scale, form in _COLUMNS:
-        yield form.format(scale * mean_of(replays, family, policy, field))
 
 
 def _gains(replays: Replays) -> str:
@@ -168,21 +146,22 @@ def _sooner(replays: Replays, families: Sequence[str], field: str) -> str:
     return f"{min(shares):.0f} to {max(shares):.0f} %"
 
 
-def _recorded(replays: Replays, recorded: Mapping[str, str]) -> str:
-    """All policies with the requests of records, the least average JCT on the first family first."""
-    columns = (_COLUMNS[0], *(each for each in _COLUMNS if each[1] in _OF_RECORDS))
-    head = ("", *(f"{words}: {title}" for words in recorded.values() for title, *_ in columns))
-    first = next(iter(recorded))
+def _policies(
+    replays: Replays, families: Mapping[str, str], columns: Sequence[tuple[str, str, float, str]]
+) -> str:
+    """Policies on some workloads, the least average JCT on the first one first."""
+    head = ("", *(f"{words}: {title}" for words in families.values() for title, *_ in columns))
+    first = next(iter(families))
     body = [
         (
             policy,
             *(
                 form.format(scale * mean_of(replays, family, policy, field))
-                for family in recorded
+                for family in families
                 for _, field, scale, form in columns
             ),
         )
-        for policy in sorted(POLICIES, key=lambda policy: mean_of(replays, first, policy, "mean_jct_s"))
+        for policy in sorted(CHOICES, key=lambda policy: mean_of(replays, first, policy, "mean_jct_s"))
     ]
     return markdown_table(head, body)
 

@@ -16,8 +16,7 @@ from experiments.ares.workloads import ALPHAS, BASE, RECORDS, stem
 from experiments.harness.spec import Replays
 from pliant.schemas.io import read_profile
 from pliant.tools.profile.throughput_model import ThroughputBySize
-from pliant.tools.report.figures.allocation import allocation
-from pliant.tools.report.figures.curves import ftf_cdf
+from pliant.tools.report.figures.plots import allocation, ftf_cdf
 from pliant.tools.report.figures.style import COLOURS, GREY, axes, legend, line_style
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.report import Report, make_report

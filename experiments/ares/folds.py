@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from pliant.tools.replay.output import read_summary, summary_path
+from pliant.tools.report.equal_shares import fluid_finishes
 from pliant.tools.report.fairness import TOLERANCE
+from pliant.tools.report.isolated import reference_jobs
 from pliant.tools.report.records import JobRecord, RunRecord
-from pliant.tools.report.references.equal_shares import fluid_finishes
-from pliant.tools.report.references.isolated import reference_jobs
 
 
 def fold(run: RunRecord, events: Path) -> Mapping[str, float]:

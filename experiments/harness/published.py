@@ -14,7 +14,7 @@ from experiments.harness.replays import OF_JOBS, Outcome, matching
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import read_bytes
 from pliant.schemas.file_io.record import Identifier, PositiveFloat, Record, problems_of
-from pliant.tools.replay.traces.recipe import parse_table
+from pliant.tools.replay.synthetic_recipe import parse_table
 from pliant.tools.report.expectations import Expectation, ExpectedFigure
 
 NEAR: Final = 1.5

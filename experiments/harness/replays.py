@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from experiments.harness.spec import Experiment, Fold, Tell
 from pliant.schemas.errors import BadInputError, JobsFailedError
-from pliant.tools.replay.sweep.recipe import SweepRecipe, read_sweep
-from pliant.tools.replay.sweep.run import SweepTask, event_file, sweep, sweep_tasks
+from pliant.tools.replay.sweep import SweepTask, event_file, sweep, sweep_tasks
+from pliant.tools.replay.sweep_recipe import SweepRecipe, read_sweep
 from pliant.tools.report.metrics import Wanted, mean, percentile, run_metrics
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.harness.spec import Findings
 from experiments.oasis.claims import claims, medians, ratio_words
-from experiments.oasis.measure import LIMIT_S, MOVES, is_proven
+from experiments.oasis.measure import LIMIT_S, is_proven
 from experiments.oasis.values import (
     NAMES,
     Values,
@@ -20,7 +20,6 @@ from experiments.oasis.values import (
     late,
     over,
     proven,
-    ratios,
     testbed_utilities,
     utilities,
 )
@@ -41,11 +40,10 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "rrh_at_most": f"{middles['rrh'][most]:,.0f}",
         "figure3": _table(utilities(found), "jobs"),
         "ended": _table(by_jobs(found["figure3"], "ended"), "jobs", spread=False),
-        "ratios": _table(ratios(found), "jobs", digits=2),
         "literal": _literal(found),
         "figure4": _late_table(found),
         "figure5": _ratio_table(found),
-        **{f"figure6_{moves}": _table(inaccurate(found, moves), "jobs", spread=False) for moves in MOVES},
+        "figure6": _table(inaccurate(found, "L"), "jobs", spread=False),
         "quantiles": _quantile_table(found),
         "figure7": _table(testbed_utilities(found), ""),
         "claims": claims(found),

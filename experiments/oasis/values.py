@@ -28,20 +28,6 @@ def utilities(found: Findings) -> Values:
     return by_jobs(found["figure3"], "utility")
 
 
-def ratios(found: Findings) -> Values:
-    """OASiS over each baseline, seed by seed."""
-    every = utilities(found)
-    return {
-        name: {
-            jobs: [
-                ours / theirs for ours, theirs in zip(every["oasis"][jobs], values, strict=True) if theirs > 0
-            ]
-            for jobs, values in every[name].items()
-        }
-        for name in BASELINES
-    }
-
-
 def inaccurate(found: Findings, moves: str) -> Values:
     """Figure 6, by the part of the right U/L; U or L is what is wrong."""
     every = by_jobs(found["figure6"], "utility")

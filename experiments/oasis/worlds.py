@@ -10,8 +10,8 @@ import numpy as np
 
 from experiments.oasis.simulate import Entry, World
 from pliant.schemas.job import Job
-from pliant.tools.replay.traces.recipe import read_recipe
-from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.replay.synthetic import synthesize
+from pliant.tools.replay.synthetic_recipe import read_recipe
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers, sigmoid_worth
 
 RECIPE: Final = Path(__file__).with_name("workload.toml")

@@ -18,7 +18,7 @@ from experiments.ones.artifact import (
     pauses,
     rounds_p,
 )
-from experiments.ones.model import ASSUMPTIONS, RESIZED, bert_fixed, fitted, sync_s
+from experiments.ones.model import ASSUMPTIONS, bert_fixed, sync_s
 from experiments.ones.scenes import (
     ALSO,
     MAIN,
@@ -66,8 +66,6 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "assumptions": [(" ".join(text.split()), _named(rows)) for text, rows in ASSUMPTIONS.items()],
         "sync_ms": 1000 * sync_s(),
         "bert_fixed": bert_fixed(),
-        "speeds": _speeds(),
-        "resized": _resized(),
         "policies": _policies(replays),
         "scaling": _scaling(replays),
         "wins": _wins(replays),
@@ -88,6 +86,7 @@ def facts(replays: Replays) -> Mapping[str, Any]:
         "close": close,
         "ranges": _ranges(replays),
         "comparisons": len(_COMPARED),
+        "unmoved": [scene.words for scene in ROWS if not _moves(replays, scene)],
         "near_main": [words for name, words in _WORDS.items() if MAIN.name in close.get(name, ())],
         "gain_of": lambda row, name: gains(replays, _SCENES[row])[name],
         "mean_of": lambda row, name, field: _mean(replays, _SCENES[row], name, field),
@@ -211,9 +210,15 @@ def _wins(replays: Replays) -> dict[str, dict[str, str]]:
 def _rows(replays: Replays) -> str:
     head = ("differs from the base", "ONES, s", *(f"gain over {_WORDS[name]}, %" for name in PAPER[1:]))
     body = [("nothing: three seeds", *_compared(replays, MAIN))]
-    body += [(_row_words(scene), *_compared(replays, scene)) for scene in ROWS]
+    body += [(_row_words(scene), *_compared(replays, scene)) for scene in ROWS if _moves(replays, scene)]
     body.append(("published", "245", *(f"{100 * GAINS[name]:+.1f}" for name in PAPER[1:])))
     return markdown_table(head, body)
+
+
+def _moves(replays: Replays, scene: Scene) -> bool:
+    """Whether a gain differs by more than ten points from that of the base."""
+    base, here = gains(replays, MAIN), gains(replays, scene)
+    return any(abs(here[name] - base[name]) > NEAR for name in here)
 
 
 def _row_words(scene: Scene) -> str:
@@ -241,23 +246,6 @@ def _sum(execution_s: float, waiting_s: float) -> str:
 def _compared(replays: Replays, scene: Scene) -> tuple[str, ...]:
     ours = f"{_mean(replays, scene, 'ones', 'mean_jct_s'):,.0f}"
     return (ours, *(f"{100 * gain:+.1f}" for gain in gains(replays, scene).values()))
-
-
-def _speeds() -> str:
-    sizes = (1, 4, 16)
-    head = ("", *(f"{gpus} GPU{'s' * (gpus > 1)}" for gpus in sizes))
-    return markdown_table(head, [(c.kind.name, *(f"{c.rate_of(k):,.0f}" for k in sizes)) for c in fitted()])
-
-
-def _resized() -> str:
-    head = ("GPUs", "recorded, ms", "fitted, ms")
-    slope = sync_s()
-    level = fmean(RESIZED.values()) - slope * fmean(RESIZED)
-    body = [
-        (str(k), f"{1000 * seconds:.1f}", f"{1000 * (level + slope * k):.1f}")
-        for k, seconds in RESIZED.items()
-    ]
-    return markdown_table(head, body)
 
 
 def _artifact() -> str:

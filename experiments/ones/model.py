@@ -32,28 +32,29 @@ V100: Final = 2.0
 START_S: Final = 10.0
 """Of a first start."""
 ASSUMPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    """A job's amount of work is what it trains at the size that it requests in the execution time that the
-    artifact has of its model and dataset under Tiresias, where sizes never change: the geometric mean, times
-    0.81, so that Tiresias's average is the paper's 343 s, times a factor that each job draws, lognormal with
-    a σ of 0.2. The seeds are of it.""": ("history", "unscaled", "even", "uneven"),
-    """No scheduler knows that amount. Those that need it see what is predicted as jobs end
-    (`--demand predicted`): so the paper has ONES and Optimus.""": ("knowing",),
-    """Jobs report losses and accuracies at the ends of their epochs, from which the predictor learns, too:
-    those of the recorded job of their kind at the same part of its work, surer signs than real ones.""": (
-        "silent",
+    """A job's work is what it trains at its requested size in the geometric mean of the execution times that
+    the artifact has of its kind under Tiresias, times 0.81, so that Tiresias's average is the paper's 343 s,
+    times a factor that each job draws, lognormal with a σ of 0.2 (the seeds are of it).""": (
+        "history",
+        "unscaled",
+        "even",
+        "uneven",
     ),
-    """The Beta distribution of a job's progress is widened as far as ended jobs show it to be too narrow; the
-    paper does not.""": ("narrow",),
+    """No scheduler knows the work; those that need it see predictions (`--demand predicted`).""": (
+        "knowing",
+    ),
+    """Jobs report the losses and accuracies of the recorded job of their kind at the same part of its work,
+    surer signs than real ones; the predictor learns from them.""": ("silent",),
+    """The Beta distribution of a job's progress is widened where ended jobs show it to be too narrow.""": (
+        "narrow",
+    ),
     """Jobs request the GPUs that the trace states, but no more than a node has, and were submitted with the
     trace's batch on each of these.""": ("one", "two", "eight", "asking", "batch1", "batch16"),
     """Arrivals are those of the trace.""": ("busier", "calmer"),
-    """The recorded jobs had the GPUs that the trace states, with the trace's batch on each, as their global
-    batches and learning rates say. A GPU holds what it held there; a larger share is accumulated.""": (
-        "held",
-    ),
-    """The paper's V100s are twice as fast as the GPUs of the recorded run, synchronising included: the
-    artifact names Frontera's Quadro RTX 5000, with half the memory bandwidth of a V100. This decides how long
-    an epoch takes, not how long a job does.""": ("slower",),
+    """The recorded jobs had the GPUs that the trace states, with the trace's batch on each. A GPU holds what
+    it held there; a larger share is accumulated.""": ("held",),
+    """The paper's V100s are twice as fast as the GPUs of the recorded run, Frontera's Quadro RTX 5000 with
+    half the memory bandwidth. This decides how long an epoch takes, not a job.""": ("slower",),
     """What another GPU adds to a step is the same for every model and every placement: one recorded job
     changed its size.""": ("fastsync", "slowsync"),
     """A part of a step on one GPU depends on no sample: that of BERT, recorded at two batches.""": (

@@ -26,7 +26,7 @@ from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.traces.recipe import parse_table
+from pliant.tools.replay.synthetic_recipe import parse_table
 from pliant.tools.schedule.policies.drl import SHIPPED, Action, Drl, Situation, Weights, odds, write_network
 from pliant.tools.schedule.session.session import Session
 

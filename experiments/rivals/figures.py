@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 OURS: Final = "shadow-price"
 NONE: Final = "–"
+_SHOWN: Final = 5
+"""Policies in the table of a ground, beside those with a published value."""
 MARGIN: Final = 1.01
 """Less than this is not called ahead."""
 
@@ -78,9 +80,13 @@ def _summary(ground: Mapping[str, Any]) -> list[str]:
 
 def _table(ground: Mapping[str, Any]) -> str:
     first = ["deadlines met"] if ground["by_deadline"] else []
-    head = ["policy", *first, "published", "JCT, mean, s", "JCT, p99, s", "makespan, s"]
+    head = ["policy", *first, "published", "JCT, mean, s", "makespan, s"]
     rows = []
-    for policy, each in sorted(ground["replays"].items(), key=lambda item: _value(ground, item[0])):
+    ranked = sorted(ground["replays"].items(), key=lambda item: _value(ground, item[0]))
+    ranked = ranked[::-1] if ground["by_deadline"] else ranked
+    for place, (policy, each) in enumerate(ranked):
+        if place >= _SHOWN and policy not in ground["published"]:
+            continue
         published = ground["published"].get(policy)
         shown = (
             NONE
@@ -95,10 +101,10 @@ def _table(ground: Mapping[str, Any]) -> str:
                 policy,
                 *met,
                 shown,
-                *(f"{each[name]:,.0f}" for name in ("mean_jct_s", "p99_jct_s", "makespan_s")),
+                *(f"{each[name]:,.0f}" for name in ("mean_jct_s", "makespan_s")),
             ]
         )
-    return markdown_table(head, rows[::-1] if ground["by_deadline"] else rows)
+    return markdown_table(head, rows)
 
 
 def _varied(ground: Mapping[str, Any]) -> str:
@@ -131,9 +137,9 @@ def _bound_part(replays: Mapping[str, Any]) -> str | None:
 def _today(day: Mapping[str, Any]) -> str:
     """A row for each policy, the best mean JCT first."""
     rows = sorted(day["replays"].values(), key=lambda each: each["mean_jct_s"])
-    names = ("mean_jct_s", "median_jct_s", "p99_jct_s")
+    names = ("mean_jct_s", "p99_jct_s")
     shown = [[each["policy"], each["knows"], *(f"{each[name]:,.0f}" for name in names)] for each in rows]
-    return markdown_table(["policy", "knows of run times", "JCT, mean, s", "median, s", "p99, s"], shown)
+    return markdown_table(["policy", "knows of run times", "JCT, mean, s", "JCT, p99, s"], shown)
 
 
 def figures(found: Findings) -> Mapping[str, Figure]:

@@ -20,10 +20,10 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.isolated import reference_jobs
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import read_run
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.references.isolated import reference_jobs
 
 Kind = tuple[str, int, int]
 """GPU type, GPUs of a node, nodes."""

@@ -33,13 +33,13 @@ _VARIANTS: Final = {
 }
 _COLUMNS: Final = (
     ("mean JCT, s", "mean_jct_s", 1.0, 0),
-    ("unfair, %", "unfair_fraction", 100.0, 0),
     ("worst FTF", "worst_ftf", 1.0, 1),
     ("makespan, h", "makespan_s", 1 / 3600, 1),
     ("finished", "jobs_finished", 1.0, 0),
 )
 _SHOWN: Final = 3
-"""Of the others, the best: their own pages have all."""
+_SHOWN_ALONE: Final = 5
+"""Of the others, the best: their own pages have all. More where a table has one world alone."""
 Figures = Mapping[str, float]
 
 
@@ -116,7 +116,7 @@ def _by_world(found: Mapping[tuple[str, str], Figures]) -> str:
             for world, each in zip(worlds, ranked, strict=True)
         ]
         body.append((f"other {place + 1}", *cells))
-    for words, field, scale, digits in _COLUMNS[1:4]:
+    for words, field, scale, digits in _COLUMNS[1:3]:
         cells = []
         for world in worlds:
             ours = found[world, OURS][field]
@@ -127,13 +127,17 @@ def _by_world(found: Mapping[tuple[str, str], Figures]) -> str:
 
 
 def _table(found: Mapping[tuple[str, str], Figures]) -> str:
-    """All figures of all policies; finished jobs and utility where these tell policies apart."""
+    """Figures of ours and of the best others; finished jobs and utility where these tell policies apart."""
+    ranked = sorted(found.items(), key=lambda pair: pair[1]["mean_jct_s"])
+    others = [policy for (_, policy), _ in ranked if not policy.startswith(OURS)][:_SHOWN_ALONE]
     finished = {each.get("jobs_finished") for each in found.values()}
     shown = [column for column in _COLUMNS if column[1] != "jobs_finished" or len(finished) > 1]
     if any("total_utility" in each for each in found.values()):
         shown.append(("total utility", "total_utility", 1.0, 0))
     body = []
-    for (_, policy), each in sorted(found.items(), key=lambda pair: pair[1]["mean_jct_s"]):
+    for (_, policy), each in ranked:
+        if policy not in others and not policy.startswith(OURS):
+            continue
         cells = (
             f"{scale * each[field]:,.{digits}f}" if field in each else "" for _, field, scale, digits in shown
         )

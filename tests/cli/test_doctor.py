@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.doctor.checks import Check, page
+from pliant.tools.run.doctor import Check, page
 from tests.cli.calling import call
 
 

@@ -17,7 +17,7 @@ WORK = (
     "pliant.tools.replay.batch.replay_all",
     "pliant.tools.report.report.read_report",
     "pliant.tools.schedule.decide.decide",
-    "pliant.tools.replay.traces.synthetic.synthesize",
+    "pliant.tools.replay.synthetic.synthesize",
     "pliant.tools.replay.importers.run.SortedJobs",
 )
 """What takes the time."""

@@ -34,7 +34,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.throughput_model import ThroughputBySize
-from pliant.tools.replay.sweep.recipe import SweepRecipe
+from pliant.tools.replay.sweep_recipe import SweepRecipe
 from pliant.tools.report import read_run
 from pliant.tools.schedule.policies.pollux.goodput import Fit
 from pliant.tools.schedule.registry import policy_class

@@ -27,8 +27,8 @@ from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.spec import Experiment, load
 from pliant.tools.profile.throughput_model import ThroughputBySize
-from pliant.tools.replay.traces.recipe import Recipe
-from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.replay.synthetic import synthesize
+from pliant.tools.replay.synthetic_recipe import Recipe
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds

@@ -52,7 +52,7 @@ from experiments.ones.workloads import (
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
 from pliant.tools.profile.throughput_model import ThroughputBySize
-from pliant.tools.replay.sweep.recipe import read_sweep
+from pliant.tools.replay.sweep_recipe import read_sweep
 from pliant.tools.schedule.policies.drl import FEATURES, SHIPPED, Weights, read_network
 
 HEAD = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"

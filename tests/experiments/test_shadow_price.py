@@ -19,7 +19,7 @@ from experiments.shadow_price.matrix import GRACES, GROUPS, PARAMETERS, QUICK, S
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS, Replay
 from experiments.shadow_price.verdict import headline
-from pliant.tools.replay.sweep.recipe import SweepRecipe
+from pliant.tools.replay.sweep_recipe import SweepRecipe
 from pliant.tools.schedule.policies.shadow_price import sizes as shares
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.registry import describe, policy_names

@@ -27,7 +27,7 @@ from pliant.schemas.profile import Profile
 from pliant.tools.replay.engine.costs import DEFAULT, costs_from_events, unstated_costs
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.progress.protocol import SampleProgress
+from pliant.tools.replay.progress import SampleProgress
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.predict_start import CorrectedSpeeds
 from pliant.tools.schedule.session.session import Session

@@ -38,9 +38,8 @@ from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.demand import demand_gpu_s, job_state
 from pliant.tools.schedule.jobs import node_states
-from pliant.tools.schedule.policy_file import canonical, label_of
 from pliant.tools.schedule.rates import Speeds
-from pliant.tools.schedule.registry import make_policy, parse_pairs, policy_class
+from pliant.tools.schedule.registry import canonical, label_of, make_policy, parse_pairs, policy_class
 
 OVERLOAD: Final = 1.2
 """Work that arrives / work that the cluster can do meanwhile, from which on it is said."""

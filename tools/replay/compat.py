@@ -21,15 +21,15 @@ from pliant.tools.profile.throughput_model import ThroughputByPlacement
 from pliant.tools.replay.engine.costs import FREE, Cost
 from pliant.tools.replay.engine.simulated_cluster import Quirks
 from pliant.tools.replay.inputs import Inputs
-from pliant.tools.replay.progress.models import (
+from pliant.tools.replay.progress import (
     BatchCut,
     EpochProgress,
     Pieces,
     PieceTrajectory,
+    ProgressModel,
     Validation,
     epoch_of,
 )
-from pliant.tools.replay.progress.protocol import ProgressModel
 from pliant.tools.schedule.jobs import JobState, Observation
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.snapshot import Oracle

@@ -40,7 +40,7 @@ from pliant.tools.profile.throughput import Throughput
 from pliant.tools.replay.engine.costs import unstated_costs
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.options import DEFAULT_COST_S, Conditions
-from pliant.tools.replay.progress.models import Validation, validations
+from pliant.tools.replay.progress import Validation, validations
 from pliant.tools.replay.recorded import NODE_GPUS, inconsistencies, own_cluster
 from pliant.tools.schedule.assumptions import (
     kinds_measured,

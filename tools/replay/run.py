@@ -27,13 +27,13 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, assumed
 from pliant.tools.replay.options import Conditions, ProgressName
 from pliant.tools.replay.output import StoredEvents, Summary, rejections, unfinished
-from pliant.tools.replay.progress.models import (
+from pliant.tools.replay.progress import (
     EpochProgress,
     GoodputProgress,
     ProgressByJob,
+    ProgressModel,
     ReportingSamples,
 )
-from pliant.tools.replay.progress.protocol import ProgressModel
 from pliant.tools.replay.recorded import check_recorded, follow, is_recorded
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.decide import throughput_for

@@ -6,9 +6,9 @@ from dataclasses import asdict, astuple, dataclass, fields
 from typing import Any
 
 from pliant.schemas.errors import UsageError
+from pliant.tools.report.isolated import rate_at
 from pliant.tools.report.metrics import mean
 from pliant.tools.report.records import JobRecord, RunRecord
-from pliant.tools.report.references.isolated import rate_at
 from pliant.tools.report.rendering.sections import Section, number, time_unit
 
 

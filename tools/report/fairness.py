@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from math import ulp
 from typing import Final, Literal
 
-from pliant.tools.report.records import RunRecord, Usage
-from pliant.tools.report.references.equal_shares import (
+from pliant.tools.report.equal_shares import (
     dealt_jobs,
     equal_deal_finishes,
     fluid_finishes,
     gps_jobs,
     kept_from_promise,
 )
-from pliant.tools.report.references.isolated import ReferenceJob, isolated_finishes, reference_jobs
+from pliant.tools.report.isolated import ReferenceJob, isolated_finishes, reference_jobs
+from pliant.tools.report.records import RunRecord, Usage
 
 Reference = Literal["fair-share", "gps", "isolated"]
 REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps", "isolated")

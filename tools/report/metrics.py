@@ -40,9 +40,9 @@ from pliant.schemas.metrics import RunMetrics, StepTime, TeamFigures, Unpredicte
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import counted
 from pliant.tools.report.fairness import Fairness, Reference, fairness, promise
+from pliant.tools.report.isolated import ReferenceJob, rate_at, reference_jobs
 from pliant.tools.report.read_run import guesses_speeds
 from pliant.tools.report.records import JobRecord, RunRecord, Usage, gpu_usage
-from pliant.tools.report.references.isolated import ReferenceJob, rate_at, reference_jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_
 from pliant.schemas.job import GpuTimeWork, Job, SharedParts, trace_hash
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import TeamStanding
+from pliant.tools.report.isolated import rate_at
 from pliant.tools.report.records import (
     AllocationStep,
     Curve,
@@ -38,7 +39,6 @@ from pliant.tools.report.records import (
     ReportedProgress,
     RunRecord,
 )
-from pliant.tools.report.references.isolated import rate_at
 
 R = TypeVar("R", bound=Record)
 AnyEvent = Event | EventRow

@@ -37,9 +37,8 @@ from pliant.tools.schedule.forecast import Demand
 from pliant.tools.schedule.from_log import CarriedOver, arrivals_until, session_from_events
 from pliant.tools.schedule.jobs import JobState, gpus_of
 from pliant.tools.schedule.policy import Explanation, Policy, PolicyError, Reserved
-from pliant.tools.schedule.policy_file import name_of
 from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
-from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.registry import make_policy, name_of
 from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.session import Session
 

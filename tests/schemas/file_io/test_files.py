@@ -26,8 +26,8 @@ from pliant.schemas.kinds import validate_file
 from pliant.schemas.profile import Profile
 from pliant.tools.replay.engine.failures import read_failures
 from pliant.tools.replay.importers.reading import first_line
-from pliant.tools.replay.sweep.recipe import read_sweep
-from pliant.tools.replay.traces.recipe import read_recipe
+from pliant.tools.replay.sweep_recipe import read_sweep
+from pliant.tools.replay.synthetic_recipe import read_recipe
 from pliant.tools.report.expectations import read_expectations
 from pliant.tools.report.read_run import read_run
 from tests.builders import cluster, job

@@ -18,8 +18,13 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.replay.progress.models import EpochProgress, GoodputProgress, validations
-from pliant.tools.replay.progress.protocol import ProgressModel, SampleProgress
+from pliant.tools.replay.progress import (
+    EpochProgress,
+    GoodputProgress,
+    ProgressModel,
+    SampleProgress,
+    validations,
+)
 from pliant.tools.schedule.policy import Policy, parameter_names
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
 from pliant.tools.schedule.testing.harness import drawn_policies

@@ -11,7 +11,7 @@ from pliant.tools.replay.ahead import LEAST, Came, Comparison, PastErrors, look_
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
-from pliant.tools.run.watch.live import PastMoment
+from pliant.tools.run.watch.status import PastMoment
 from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session

@@ -35,7 +35,7 @@ from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluste
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.inputs import inputs as checked
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.progress.protocol import ProgressModel, Segment
+from pliant.tools.replay.progress import ProgressModel, Segment
 from pliant.tools.replay.run import Run, prepared, replay
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.policies.fifo import Fifo

@@ -22,7 +22,7 @@ from pliant.tools.replay.engine.failures import Mtbf
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs, inputs
 from pliant.tools.replay.options import Conditions, DemandName
-from pliant.tools.replay.progress.models import validations
+from pliant.tools.replay.progress import validations
 from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.srtf import Srtf

@@ -14,8 +14,8 @@ from pliant.cli.main import app
 from pliant.cli.replay import replay
 from pliant.schemas.file_io.record import Record
 from pliant.tools.replay.options import Conditions, ReplayOptions
-from pliant.tools.replay.sweep.recipe import SweepRecipe
-from pliant.tools.replay.sweep.run import SweepTask
+from pliant.tools.replay.sweep import SweepTask
+from pliant.tools.replay.sweep_recipe import SweepRecipe
 
 
 @pytest.mark.parametrize(("record", "declared"), [(SweepRecipe, Conditions), (SweepTask, ReplayOptions)])

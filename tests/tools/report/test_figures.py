@@ -7,8 +7,7 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.tools.report.figures import draw, forms_of, write_figures
-from pliant.tools.report.figures.allocation import MOST_JOBS, bands_of, thinned
-from pliant.tools.report.figures.curves import cumulated
+from pliant.tools.report.figures.plots import MOST_JOBS, bands_of, cumulated, thinned
 from pliant.tools.report.figures.style import MUTED, Form, area_colour, ink, run_styles
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report

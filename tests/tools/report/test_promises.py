@@ -10,11 +10,11 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import EqualDeals, RunInfo
+from pliant.tools.report import equal_shares
+from pliant.tools.report.equal_shares import DealtJob, came_in_s, dealt_jobs, equal_deal_finishes
 from pliant.tools.report.fairness import Reference
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.references import equal_shares
-from pliant.tools.report.references.equal_shares import DealtJob, came_in_s, dealt_jobs, equal_deal_finishes
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.sections import guarantee_section
 from pliant.tools.report.report import make_report

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.event import Event
+from pliant.tools.report import equal_shares
+from pliant.tools.report.equal_shares import fluid_finishes, gps_jobs
 from pliant.tools.report.fairness import fairness
-from pliant.tools.report.read_run import fold
-from pliant.tools.report.references import equal_shares
-from pliant.tools.report.references.equal_shares import fluid_finishes, gps_jobs
-from pliant.tools.report.references.isolated import (
+from pliant.tools.report.isolated import (
     ReferenceJob,
     isolated_finishes,
     rate_at,
     reference_jobs,
     usable_curve,
 )
+from pliant.tools.report.read_run import fold
 from tests.builders import cluster, job
 from tests.effort import examples
 from tests.tools.report.runs import first_come, ran, shared, story, submit

@@ -26,7 +26,7 @@ from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir import fault
+from pliant.tools.run.statedir import failures
 from pliant.tools.run.statedir import state as state_module
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -266,7 +266,7 @@ def test_a_disk_that_is_full_for_all_is_no_fault_of_a_job(
     assert place.submit("a")
     place.spoil("a", "start", OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patched:
-        patched.setattr(fault, "probe_room", full)
+        patched.setattr(failures, "probe_room", full)
         with pytest.raises(ServiceMissingError, match="no space left on device"):
             place.run()
     assert not read_log(place.dirs.path).jobs["a"].ended

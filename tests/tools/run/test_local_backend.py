@@ -14,7 +14,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends import local
 from pliant.tools.run.backends.local import LocalBackend
-from pliant.tools.run.backends.processes import birth
+from pliant.tools.run.backends.machine import birth
 from pliant.tools.run.backends.protocol import (
     Handle,
     LaunchRecord,

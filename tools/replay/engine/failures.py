@@ -20,7 +20,7 @@ from pliant.tools.schedule.rates import Speeds
 if TYPE_CHECKING:
     import numpy as np
 
-    from pliant.tools.replay.progress.protocol import ProgressModel
+    from pliant.tools.replay.progress import ProgressModel
 
 CHECKPOINT_S: Final = 60.0
 """Seconds between checkpoints of a job that states none."""

@@ -12,7 +12,7 @@ from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.failures import last_checkpoint_s
 from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
-from pliant.tools.replay.progress.protocol import Segment, regime
+from pliant.tools.replay.progress import Segment, regime
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
 from pliant.tools.schedule.rates import shape_of
 from pliant.tools.schedule.session.holdings import Transition

@@ -9,7 +9,7 @@ from pliant.schemas.job import Job
 from pliant.tools.replay.engine.costs import Cost, parse_costs
 from pliant.tools.replay.engine.failures import Mtbf, NodeEvent, read_failures
 from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.progress.protocol import ProgressModel, SampleProgress
+from pliant.tools.replay.progress import ProgressModel, SampleProgress
 from pliant.tools.schedule.jobs import NodeGpus
 
 

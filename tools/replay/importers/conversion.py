@@ -177,7 +177,7 @@ MALFORMED_NAMED: Final = 5
 _ROWS_PER_REPORT: Final = 1000
 UNKNOWN_MODEL: Final = "unknown"
 OUT_OF_BOUNDS: Final = "holds a number that is out of all bounds"
-MOST_GPUS: Final = 65_536
+MOST_ROW_GPUS: Final = 65_536
 """Of one measurement: its placement names every node."""
 NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
 """How traces write a missing value, in lower case."""

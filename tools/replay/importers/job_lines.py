@@ -19,8 +19,7 @@ from pliant.schemas.errors import Problem
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.json_lines import encode
 from pliant.schemas.file_io.parquet import cast, compute, text_array
-from pliant.schemas.file_io.record import MOST, Record, problems_of
-from pliant.schemas.file_io.record import MOST_GPUS as MOST_GPUS_OF_A_JOB
+from pliant.schemas.file_io.record import MOST, MOST_GPUS, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, numbers_of, words_of
 from pliant.tools.replay.importers.conversion import OUT_OF_BOUNDS, UNKNOWN_MODEL, executed_job
@@ -210,7 +209,7 @@ def executed_jobs(
 
 def are_within(submit_time_s: Numbers, gpus: Numbers, gpu_seconds: Numbers) -> Marks:
     """The jobs whose times and sizes the schema takes."""
-    sizes = (gpus <= MOST_GPUS_OF_A_JOB) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
+    sizes = (gpus <= MOST_GPUS) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
     return sizes & (submit_time_s >= 0) & (submit_time_s <= MOST)
 
 

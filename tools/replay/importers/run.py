@@ -45,21 +45,16 @@ from pliant.tools.replay.importers.conversion import (
     parse_timestamp,
 )
 from pliant.tools.replay.importers.formats import (
-    alibaba_spot,
-    alibaba_v2023,
+    alibaba,
     elasticflow,
     faults,
     gavel,
-    helios,
     ones,
-    pai,
     philly,
     pollux,
-    shockwave,
     slurm,
     swf,
     table,
-    tiresias,
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, blocks_of, ends_of, lines_of, taken, text_of
 
@@ -191,21 +186,21 @@ FORMATS: Final[dict[str, Format]] = {
     each.name: each
     for each in (
         philly.FORMAT,
-        helios.FORMAT,
-        pai.FORMAT,
-        alibaba_v2023.FORMAT,
-        alibaba_spot.FORMAT,
+        table.HELIOS,
+        alibaba.PAI,
+        alibaba.V2023,
+        alibaba.SPOT,
         table.ACME,
         pollux.FORMAT,
         pollux.SIA,
         ones.FORMAT,
-        tiresias.FORMAT,
-        gavel.FORMAT,
-        shockwave.FORMAT,
+        table.TIRESIAS,
+        gavel.GAVEL,
+        gavel.SHOCKWAVE,
         elasticflow.FORMAT,
         slurm.FORMAT,
         swf.FORMAT,
-        table.FORMAT,
+        table.CSV,
         faults.FORMAT,
     )
 }
@@ -288,7 +283,7 @@ def _format(name: str, mapping: str | None) -> Format:
         raise UsageError(f'there is no format "{name}"; {hint}')
     if mapping is None:
         return FORMATS[name]
-    if name != table.FORMAT.name:
+    if name != table.CSV.name:
         raise UsageError(f"--map: {name} has columns of its own, only those of csv are mapped")
     return table.mapped(mapping)
 

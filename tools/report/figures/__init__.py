@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Final, get_args
 from pliant.schemas.errors import UsageError, require
 from pliant.schemas.file_io.files import atomic_write, write_error
 from pliant.schemas.text import did_you_mean, shortened
-from pliant.tools.report.figures.allocation import allocation, gpu_use, team_use
-from pliant.tools.report.figures.curves import completed_over_time, ftf_cdf, jct_cdf, progress
+from pliant.tools.report.figures.plots import (
+    allocation,
+    completed_over_time,
+    ftf_cdf,
+    gpu_use,
+    jct_cdf,
+    progress,
+    team_use,
+)
 from pliant.tools.report.figures.style import Form, image
 from pliant.tools.report.report import Report
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from markupsafe import Markup, escape
 
-from pliant.tools.report.figures.curves import REFERENCE_NAMES, cumulated, jcts
+from pliant.tools.report.figures.plots import REFERENCE_NAMES, cumulated, jcts
 from pliant.tools.report.figures.style import LineStyle, run_styles
 from pliant.tools.report.metrics import completions
 from pliant.tools.report.rendering.sections import TimeUnit, time_unit

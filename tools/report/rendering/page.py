@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import better
 from pliant.tools.report.fairness import REFERENCES
-from pliant.tools.report.figures.curves import REFERENCE_NAMES
+from pliant.tools.report.figures.plots import REFERENCE_NAMES
 from pliant.tools.report.figures.style import area_colour
 from pliant.tools.report.groups import groups
 from pliant.tools.report.metrics import mean

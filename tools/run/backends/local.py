@@ -21,8 +21,15 @@ import psutil
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.profile.torchrun.start import child_environment, kill, strays, tree
-from pliant.tools.run.backends.devices import devices_by_node, visible_gpus
-from pliant.tools.run.backends.processes import Waker, Watched, birth, find, spawn
+from pliant.tools.run.backends.machine import (
+    Waker,
+    Watched,
+    birth,
+    devices_by_node,
+    find,
+    spawn,
+    visible_gpus,
+)
 from pliant.tools.run.backends.protocol import (
     UNKNOWN_UNIT,
     Handle,

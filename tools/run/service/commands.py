@@ -48,7 +48,7 @@ from pliant.tools.run.statedir.contract.plan import (
     Member,
     Plan,
 )
-from pliant.tools.run.statedir.log.retries import CHECKPOINT_S
+from pliant.tools.run.statedir.failures import CHECKPOINT_S
 
 _log = logging.getLogger("pliant")
 

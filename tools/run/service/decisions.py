@@ -21,7 +21,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.run.service.submit import in_teams
 from pliant.tools.run.statedir.directory import Account
-from pliant.tools.run.statedir.fault import Faults
+from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.log.events import cancel_event, reject_event, submit_event
 from pliant.tools.run.statedir.requests import Numbered, Spool, askers, order_event, unheard
 from pliant.tools.run.statedir.state import State

@@ -56,9 +56,8 @@ from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableE
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.contract.presence import use_of
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.fault import Faults, may_pass
+from pliant.tools.run.statedir.failures import Faults, Suspects, may_pass
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
-from pliant.tools.run.statedir.log.retries import Suspects
 
 STARTING_S: Final = 0.5
 """A tick starts jobs for at most this long, since it does not look at what runs meanwhile."""

@@ -45,8 +45,7 @@ from pliant.tools.schedule.decide import Question, policy_for, throughput_for
 from pliant.tools.schedule.demand import check_demand
 from pliant.tools.schedule.from_log import CarriedOver, session_from_events, session_from_schedule
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.policy_file import name_of
-from pliant.tools.schedule.registry import make_policy, policy_class
+from pliant.tools.schedule.registry import make_policy, name_of, policy_class
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session
 

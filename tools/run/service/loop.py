@@ -44,7 +44,7 @@ from pliant.tools.run.service.reports import (
 )
 from pliant.tools.run.service.rules import IdleWatch, Straggler, StragglerWatch
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.fault import Faults
+from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.log.events import (
     cancel_event,
     decision_event,
@@ -59,7 +59,7 @@ from pliant.tools.run.statedir.log.snapshot import spec_on_clock
 from pliant.tools.run.statedir.state import ScheduleFile, Sink, State
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.from_log import apply_events
-from pliant.tools.schedule.policy_file import label_of
+from pliant.tools.schedule.registry import label_of
 from pliant.tools.schedule.session.saved import states_kept_small
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import node_of

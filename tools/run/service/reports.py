@@ -14,6 +14,7 @@ from pliant.tools.run.service.allocation import ChangeStep, Slot
 from pliant.tools.run.service.members import Ending, Setback
 from pliant.tools.run.service.rules import IdleJob, Straggler
 from pliant.tools.run.statedir.contract.plan import Progress
+from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S, Suspects
 from pliant.tools.run.statedir.log.events import (
     displaced_event,
     failure_event,
@@ -21,7 +22,6 @@ from pliant.tools.run.statedir.log.events import (
     missing_place_event,
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
-from pliant.tools.run.statedir.log.retries import UNTIL_RESUMED_S, Suspects
 from pliant.tools.run.statedir.log.worker_reports import refined
 from pliant.tools.schedule.session.withheld import node_of
 

@@ -40,7 +40,7 @@ from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir, make_own, read_own, unusable
-from pliant.tools.run.statedir.fault import may_pass
+from pliant.tools.run.statedir.failures import may_pass
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
 

@@ -32,7 +32,7 @@ from pliant.tools.run.statedir.directory import (
     make_shared,
     unusable,
 )
-from pliant.tools.run.statedir.fault import may_pass
+from pliant.tools.run.statedir.failures import may_pass
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.repair import mend
 from pliant.tools.run.statedir.log.snapshot import LogView, Rebuilding, records_kept_small, renew_snapshot

@@ -16,7 +16,7 @@ from pliant.tools.replay.engine.log import EventLog
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.output import parquet_bytes, unfinished
-from pliant.tools.replay.progress.protocol import ProgressModel, Segment
+from pliant.tools.replay.progress import ProgressModel, Segment
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.ares.policy import Ares

@@ -15,7 +15,7 @@ from pliant.tools.replay.engine.failures import (
 )
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.progress.protocol import SampleProgress
+from pliant.tools.replay.progress import SampleProgress
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.session.session import Session

@@ -11,8 +11,7 @@ from pliant.schemas.job import Job
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
-from pliant.tools.replay.progress.models import GoodputProgress
-from pliant.tools.replay.progress.protocol import SampleProgress, Segment
+from pliant.tools.replay.progress import GoodputProgress, SampleProgress, Segment
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot

@@ -12,7 +12,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import EpochWork, IterationWork, Regime, SampleWork
 from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ended_jobs
-from pliant.tools.replay.progress.models import validations
+from pliant.tools.replay.progress import validations
 from tests.tools.replay.importers.importing import gpu_seconds, problems, run, text
 
 STEPS = "local_bsz,step_time,sync_time"

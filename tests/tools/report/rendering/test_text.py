@@ -14,7 +14,7 @@ from pliant.schemas.metrics import ReportedRun
 from pliant.schemas.text import narrowest, one_line, width_of
 from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.expectations import Expectations, check_expectations
-from pliant.tools.report.figures.curves import jct_plot
+from pliant.tools.report.figures.plots import jct_plot
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.rendering.output import Extras, document, render
 from pliant.tools.report.rendering.sections import (

@@ -9,7 +9,7 @@ import pytest
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run import discovery as local
-from pliant.tools.run.backends.devices import devices_by_node, list_gpus
+from pliant.tools.run.backends.machine import devices_by_node, list_gpus
 from pliant.tools.run.discovery import Machine, discover_local, gpu_type
 from tests.tools.run.fake_nvml import GIB, Card, install
 

@@ -21,7 +21,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster, write_schedule
 from pliant.schemas.text import iso_time, width_of
 from pliant.tools.run.backends.protocol import Handle, LaunchRecord, StartedUnit, write_record
-from pliant.tools.run.doctor.checks import examine
+from pliant.tools.run.doctor import examine
 from pliant.tools.run.service import submit
 from pliant.tools.run.statedir.contract.plan import Member, Plan, write_progress
 from pliant.tools.run.statedir.directory import StateDir

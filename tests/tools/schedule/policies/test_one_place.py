@@ -20,7 +20,7 @@ MEAN_SOMETHING_ELSE = (
     "schemas/runinfo.py",  # what event files of earlier versions do not state
     "tools/replay/compat.py",  # simulators that policies come with
     "tools/replay/importers/",  # traces that policies were published with
-    "tools/replay/traces/",  # recipes of such traces
+    "tools/replay/synthetic",  # recipes of such traces
 )
 
 

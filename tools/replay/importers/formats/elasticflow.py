@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.record import LARGEST_BATCH, MOST
-from pliant.schemas.file_io.record import MOST_GPUS as MOST_GPUS_OF_A_JOB
+from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, MOST_GPUS
 from pliant.schemas.job import Batch, Gpus, IterationWork, Job, Utility
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.text import whole_number
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
-    MOST_GPUS,
+    MOST_ROW_GPUS,
     Conversion,
     DroppedRowError,
     FolderFormat,
@@ -107,8 +106,8 @@ def _cells(path: Path, conversion: Conversion) -> Iterator[InputRow]:
 def _row(row: InputRow) -> ProfileRow:
     stated, gpu_type = row.values["gpus"], row.values["gpu_type"]
     gpus, batch = whole_number(stated), row.positive_count(_BATCH)
-    if not gpus or gpus > MOST_GPUS:
-        raise MalformedRowError(stated, f"expected a number of GPUs from 1 to {MOST_GPUS:,} as column")
+    if not gpus or gpus > MOST_ROW_GPUS:
+        raise MalformedRowError(stated, f"expected a number of GPUs from 1 to {MOST_ROW_GPUS:,} as column")
     rate = row.optional_number(stated)
     if not rate:
         raise DroppedRowError("are sizes without a throughput")
@@ -180,7 +179,7 @@ def _job_lines(sizes: Sizes | None, block: RowBlock) -> JobBlock:
             utility=Utility() if target is None else Utility(shape="step", target=target),
         )
 
-    within = (gpus <= np.minimum(most, MOST_GPUS_OF_A_JOB)) & (batch <= LARGEST_BATCH) & (iterations <= MOST)
+    within = (gpus <= np.minimum(most, MOST_GPUS)) & (batch <= LARGEST_BATCH) & (iterations <= MOST)
     check_rows(block, within & (submit_time_s <= MOST), job_of)
     size: dict[str, Any] = {"requested": integers(gpus), "min": 1}
     fields = {

@@ -1,4 +1,4 @@
-"""The Gavel artifact's data: traces, and throughputs of job types alone and packed in pairs.
+"""The data of the Gavel and Shockwave artifacts: traces, and throughputs of job types alone and in pairs.
 
 A trace is tab separated without a header: job type, command, [working folder,] name of the steps option,
 needs a data folder, total steps, then arrival (s) and GPUs, or in the longer form GPUs, priority, deadline
@@ -7,14 +7,25 @@ needs a data folder, total steps, then arrival (s) and GPUs, or in the longer fo
 Throughputs (``simulation_throughputs.json``) are the mini-batches of all workers together per second: n
 GPUs at r of them take n/r seconds a step. Those of ``TYPE_unconsolidated`` are of one GPU a node, the
 others of one node. A pair with the throughputs 0 does not fit the GPU's memory: its rows are not feasible.
+
+The Shockwave artifact adds jobs that change their batch: its traces (tab separated) have job type, command,
+working folder, name of the steps option, needs a data folder, total steps, GPUs, mode, priority, deadline
+(negative: none), duration (s) and arrival (s). Its throughputs (``tacc_throughputs.json``) are as Gavel's.
+
+The mode says who changes the batch: ``static`` no one; ``accordion`` takes the largest batch of the model
+outside of critical epochs; ``gns`` doubles it where the gradient noise scale has grown. The trace does not
+say when. The artifact (github.com/uw-mad-dash/shockwave, 8a44f4a, ``scheduler/utils.py``) states the epochs,
+as measured for each model, batch and number of GPUs: the tables below repeat them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,11 +33,11 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.json_lines import parse_json
 from pliant.schemas.file_io.record import LARGEST_BATCH
-from pliant.schemas.job import Batch, Gpus, Job, SampleWork
+from pliant.schemas.job import Batch, Gpus, Job, Regime, SampleWork
 from pliant.schemas.profile import PROFILE, ProfileRow
 from pliant.schemas.text import whole_number
 from pliant.tools.replay.importers.conversion import (
-    MOST_GPUS,
+    MOST_ROW_GPUS,
     Conversion,
     DroppedRowError,
     FolderFormat,
@@ -106,7 +117,7 @@ def training_job(trace: str, conversion: Conversion, row: InputRow, labels: Mapp
     )
 
 
-FORMAT: Final = FolderFormat("gavel", read, read_workload)
+GAVEL: Final = FolderFormat("gavel", read, read_workload)
 
 
 def model_and_batch(job_type: str) -> tuple[str, int]:
@@ -157,7 +168,7 @@ def _entries(document: Mapping[str, Any], path: Path) -> Iterator[InputRow]:
 def _parsed(key: str) -> tuple[str, int]:
     match = _KEY.fullmatch(key)
     gpus = whole_number(match[2]) if match else None
-    return (match[1], gpus) if match and gpus and gpus <= MOST_GPUS else (key, 0)
+    return (match[1], gpus) if match and gpus and gpus <= MOST_ROW_GPUS else (key, 0)
 
 
 class GavelPlacement(NamedTuple):
@@ -232,3 +243,155 @@ def _row(
         ),
         PROFILE,
     )
+
+
+_SHOCKWAVE_COLUMNS: Final = (
+    "type", "command", "folder", "option", "data", "steps", "gpus", "mode", "priority", "deadline",
+    "duration", "arrival",
+)  # fmt: skip
+_SHOCKWAVE_FILE: Final = "tacc_throughputs.json"
+DATASET_SAMPLES: Final[Mapping[str, int]] = {
+    "ResNet-18": 50_000,
+    "ResNet-50": 100_000,
+    "Transformer": 10_000,
+    "LM": 59_675,
+    "Recommendation": 117_907,
+    "A3C": 4,
+    "CycleGAN": 6_287,
+}
+"""Samples of an epoch."""
+_LARGEST_BATCHES: Final[Mapping[str, int]] = {
+    "ResNet-18": 256,
+    "ResNet-50": 128,
+    "Transformer": 128,
+    "LM": 80,
+    "Recommendation": 8_192,
+}
+"""On one GPU, of the models that change their batch."""
+_GNS: Final[Mapping[tuple[str, int, int], Sequence[int]]] = {
+    ("ResNet-18", 16, 1): (31, 41, 51, 71),
+    ("ResNet-18", 32, 1): (21, 31, 51),
+    ("ResNet-18", 64, 1): (11, 31),
+    ("ResNet-18", 128, 1): (11,),
+    ("ResNet-18", 16, 2): (21, 31, 91, 111),
+    ("ResNet-18", 32, 2): (11, 21, 41),
+    ("ResNet-18", 64, 2): (21, 41),
+    ("ResNet-18", 128, 2): (41,),
+    ("ResNet-18", 16, 4): (11, 21, 81, 91),
+    ("ResNet-18", 32, 4): (21, 31, 61),
+    ("ResNet-18", 64, 4): (11, 61),
+    ("ResNet-18", 128, 4): (11,),
+    ("ResNet-50", 64, 1): (101,),
+    ("ResNet-50", 32, 2): (101, 111),
+    ("ResNet-50", 64, 2): (81,),
+    ("ResNet-50", 32, 4): (131, 221),
+    ("ResNet-50", 64, 4): (191,),
+    ("LM", 5, 1): (31, 41, 61, 71),
+    ("LM", 10, 1): (11, 21, 41),
+    ("LM", 20, 1): (11, 41),
+    ("LM", 40, 1): (11,),
+    ("LM", 5, 2): (31, 51, 61, 71),
+    ("LM", 10, 2): (11, 31, 41),
+    ("LM", 20, 2): (31, 41),
+    ("LM", 40, 2): (11,),
+    ("LM", 5, 4): (11, 31, 71, 91),
+    ("LM", 10, 4): (11, 31, 61),
+    ("LM", 20, 4): (11, 61),
+    ("LM", 40, 4): (61,),
+    ("Recommendation", 512, 1): (21, 41, 71, 91),
+    ("Recommendation", 1024, 1): (21, 51, 91),
+    ("Recommendation", 2048, 1): (21, 41),
+    ("Recommendation", 4096, 1): (41,),
+}
+"""Epochs, from 0, that begin with twice the batch, by model, first batch on a GPU, and GPUs."""
+
+
+def _read_shockwave(folder: Path, workload: Path | None, conversion: Conversion) -> Imported:
+    found = read_throughputs(folder / _SHOCKWAVE_FILE, conversion)
+    return (
+        found if workload is None else replace(found, jobs=tuple(_read_shockwave_jobs(workload, conversion)))
+    )
+
+
+def _read_shockwave_jobs(workload: Path, conversion: Conversion) -> Iterator[Job]:
+    conversion.summary.assume(
+        "work is total steps times the batch of the type: a step is one worker's mini-batch"
+    )
+    conversion.summary.assume(
+        "jobs do not change size; when they change their batch is what the artifact states for their model, "
+        "batch and GPUs, since the trace names the mode alone"
+    )
+    return conversion.convert(
+        tabbed_rows(workload, (_SHOCKWAVE_COLUMNS,), conversion), partial(_shockwave_job, conversion)
+    )
+
+
+def _shockwave_job(conversion: Conversion, row: InputRow) -> Job:
+    mode, deadline = row.values["mode"], row.values["deadline"]
+    if mode not in ("static", "accordion", "gns"):
+        raise MalformedRowError("mode", f"{mode!r}, expected static, accordion or gns")
+    labels = {"mode": mode} if deadline.startswith("-") else {"mode": mode, "deadline": deadline}
+    job = training_job("shockwave", conversion, row, labels)
+    model, batch = model_and_batch(row.values["type"])
+    found = regimes(mode, model, batch, job.gpus.requested, row.number("steps"))
+    return (
+        job
+        if not found
+        else job.model_copy(update={"batch": job.batch.model_copy(update={"regimes": found})})
+    )
+
+
+SHOCKWAVE: Final = FolderFormat("shockwave", _read_shockwave, _read_shockwave_jobs)
+
+
+def regimes(mode: str, model: str, batch: int, gpus: int, steps: float) -> tuple[Regime, ...]:
+    """The batches that a job changes to.
+
+    :param batch: on each GPU, at the beginning.
+    :param steps: all of them, at that batch.
+    """
+    if model not in DATASET_SAMPLES or mode == "static":
+        return ()
+    epoch_steps = math.ceil(DATASET_SAMPLES[model] / batch)
+    epochs = math.ceil(steps / epoch_steps)
+    by_epoch = (_accordion if mode == "accordion" else _gns)(model, batch, gpus, epochs)
+    return tuple(
+        Regime(after=epoch * epoch_steps / steps, size=gpus * now)
+        for epoch, (before, now) in enumerate(pairwise(by_epoch), 1)
+        if now != before and epoch * epoch_steps < steps
+    )
+
+
+def _accordion(model: str, batch: int, gpus: int, epochs: int) -> list[int]:
+    """The batch on a GPU in each epoch: the first in critical epochs, else the largest.
+
+    The artifact predicts batches as if jobs kept the first for 0.3 of their epochs, too, and neither its
+    simulator nor its runs do so.
+    """
+    del gpus
+    largest = batch if model == "Transformer" else _LARGEST_BATCHES.get(model, batch)
+    return [batch if _is_critical(model, batch, epoch) else largest for epoch in range(epochs)]
+
+
+def _is_critical(model: str, batch: int, epoch: int) -> bool:
+    match model:
+        case "ResNet-18":
+            return (
+                epoch < (20 if batch == 256 else 10) or epoch in range(150, 160) or epoch in range(250, 260)
+            )
+        case "ResNet-50":
+            return epoch < 600 and epoch % 30 < 10
+        case "LM":
+            return epoch < 10
+        case "Recommendation":
+            first = {512: 30, 1024: 30, 2048: 40}.get(batch, 10)
+            return epoch < first or epoch in range(60, 70) or epoch in range(80, 90)
+        case _:
+            return True
+
+
+def _gns(model: str, batch: int, gpus: int, epochs: int) -> list[int]:
+    """The batch on a GPU in each epoch."""
+    doubled = _GNS.get((model, batch, gpus), ())
+    most = max(batch, _LARGEST_BATCHES.get(model, batch))
+    return [min(most, batch * 2 ** sum(epoch >= at for at in doubled)) for epoch in range(epochs)]

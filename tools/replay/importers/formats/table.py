@@ -1,8 +1,14 @@
-"""Tables of jobs that a mapping explains: which column means what, in which unit and time zone.
+"""Traces that are one CSV table: those that a mapping explains, Helios's and Tiresias's.
 
-``csv`` is everybody's own export, with a mapping on the command line or in a TOML file; Acme's traces and
-those of Alibaba's spot jobs are mappings that come with pliant. Names of columns are matched without regard
-to case.
+A mapping says which column means what, in which unit and time zone: ``csv`` is everybody's own export, with a
+mapping on the command line or in a TOML file; Acme's traces are one that comes with pliant. Names of columns
+are matched without regard to case.
+
+Helios (SenseTime): ``cluster_log.csv`` of each cluster, with job_id, gpu_num, submit_time and duration. user,
+vc, state, node_num and start_time are read where they are there.
+
+Tiresias: the job list of its testbed (job_id, num_gpu, submit_time, iterations, model_name, duration), and
+its distributions of GPU time, which have the one column duration: the GPU-seconds of one job a row.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ import numpy as np
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import did_you_mean
-from pliant.tools.replay.importers.blocks import RowBlock, convert_blocks
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
@@ -28,10 +34,11 @@ from pliant.tools.replay.importers.conversion import (
     Reason,
     TraceFormat,
     assume_no_models,
+    assume_utc,
     parse_number,
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
-from pliant.tools.replay.importers.reading import csv_blocks
+from pliant.tools.replay.importers.reading import csv_blocks, first_line
 
 if TYPE_CHECKING:
     from pliant.tools.replay.importers.blocks import Numbers
@@ -138,7 +145,7 @@ def _unmapped(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock
     raise UsageError("csv: say with --map what the columns mean: id=JobID,submit=Start,gpus=… or a TOML file")
 
 
-FORMAT: Final = TraceFormat("csv", _unmapped)
+CSV: Final = TraceFormat("csv", _unmapped)
 ACME: Final = TraceFormat(
     "acme",
     Table(
@@ -156,22 +163,6 @@ ACME: Final = TraceFormat(
         name="acme",
     ).read,
 )
-SPOT: Final = Table(
-    {
-        "id": "job_name",
-        "team": "organization",
-        "gpus": "gpu_request",
-        "workers": "worker_num",
-        "submit": "submit_time",
-        "duration": "duration",
-        "priority": "job_type",
-        "class": "job_type",
-        "gpu_type": "gpu_model",
-    },
-    priorities={"HP": 1.0, "Spot": 0.0},
-    name="alibaba-spot",
-)
-"""Of ``job_info_df.csv``; a gang is gpu_request GPUs for each of its workers."""
 
 
 def mapped(mapping: str) -> TraceFormat:
@@ -244,3 +235,87 @@ def _zone(mapping: str, text: str) -> tzinfo:
     except (ValueError, OSError, KeyError):
         text = f"--map {mapping}: zone {text!r}, expected one like +08:00 or Asia/Shanghai"
         raise UsageError(text) from None
+
+
+_HELIOS_COLUMNS: Final = ("job_id", "gpu_num", "submit_time", "duration")
+
+
+def _read_helios(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
+    assume_no_models(conversion)
+    assume_utc(conversion)
+    for path in paths:
+        yield from convert_blocks(csv_blocks(path, conversion, _HELIOS_COLUMNS), _helios_jobs)
+
+
+def _helios_jobs(block: RowBlock) -> JobBlock:
+    submit_time_s, gpus = block.timestamp("submit_time"), block.count("gpu_num")
+    block.drop(gpus == 0, Reason.NO_GPU)
+    start_s = block.optional_timestamp("start_time") if "start_time" in block else None
+    if start_s is not None:
+        block.drop(np.isnan(start_s), Reason.NEVER_STARTED)
+    seconds = block.optional_number("duration")
+    block.drop(np.isnan(seconds), Reason.NOT_FINISHED)
+    block.drop(seconds == 0, Reason.NO_DURATION)
+    labels: dict[str, str | WordColumn] = {
+        "trace": "helios",
+        "status": block.optional_text("state"),
+        "vc": block.optional_text("vc"),
+        "nodes": block.optional_text("node_num"),
+    }
+    return executed_jobs(
+        block,
+        block.ids("job_id"),
+        submit_time_s,
+        gpus,
+        seconds,
+        user=block.optional_text("user"),
+        labels=labels,
+        start_s=start_s,
+    )
+
+
+HELIOS: Final = TraceFormat("helios", _read_helios)
+
+
+_TIRESIAS_COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "model_name", "duration")
+
+
+def _read_tiresias(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
+    for path in paths:
+        if first_line(path).strip() == "duration":
+            conversion.summary.assume(
+                "a distribution states GPU time alone: every job has one GPU, the model 'unknown' and is "
+                "submitted at 0; sample from it with `pliant trace synth`"
+            )
+            blocks = csv_blocks(path, conversion, ("duration",))
+            yield from convert_blocks(blocks, _tiresias_samples)
+        else:
+            conversion.summary.assume("work is duration times GPUs; the iterations are kept as a label")
+            yield from convert_blocks(csv_blocks(path, conversion, _TIRESIAS_COLUMNS), _tiresias_jobs)
+
+
+def _tiresias_samples(block: RowBlock) -> JobBlock:
+    gpu_seconds = block.number("duration")
+    block.drop(gpu_seconds == 0, Reason.NO_DURATION)
+    ids = block.numbered_ids("tiresias")
+    times_s, gpus = np.zeros(len(block)), np.ones(len(block))
+    return executed_jobs(block, ids, times_s, gpus, gpu_seconds, labels={"trace": "tiresias"})
+
+
+def _tiresias_jobs(block: RowBlock) -> JobBlock:
+    gpus = block.count("num_gpu")
+    block.drop(gpus == 0, Reason.NO_GPU)
+    ids, submit_time_s, seconds = (
+        block.ids("job_id"),
+        block.number("submit_time"),
+        block.number("duration"),
+    )
+    block.drop(seconds == 0, Reason.NO_DURATION)
+    model = block.text("model_name")
+    labels: dict[str, str | WordColumn] = {"trace": "tiresias"}
+    if "iterations" in block:
+        labels["iterations"] = block.count_text("iterations")
+    return executed_jobs(block, ids, submit_time_s, gpus, seconds, model=model, labels=labels)
+
+
+TIRESIAS: Final = TraceFormat("tiresias", _read_tiresias, absolute=False)

@@ -19,7 +19,7 @@ from typing import Final
 
 from pliant.schemas.errors import PliantError
 from pliant.tools.profile.torchrun.start import child_environment
-from pliant.tools.run.backends.processes import spawn
+from pliant.tools.run.backends.machine import spawn
 from pliant.tools.run.backends.protocol import (
     UNKNOWN_UNIT,
     Handle,

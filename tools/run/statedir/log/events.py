@@ -16,9 +16,9 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule, TeamStanding
 from pliant.tools.run.statedir.directory import Account
+from pliant.tools.run.statedir.failures import BELIEVED, given_up, wait_s
 from pliant.tools.run.statedir.log.fold import JobLog
-from pliant.tools.run.statedir.log.retries import BELIEVED, given_up, wait_s
-from pliant.tools.schedule.policy_file import label_of
+from pliant.tools.schedule.registry import label_of
 
 
 def run_event(

@@ -59,7 +59,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.tools.run.statedir.contract.plan import Progress
-from pliant.tools.run.statedir.log.retries import (
+from pliant.tools.run.statedir.failures import (
     CHECKPOINT_S,
     UNTIL_RESUMED_S,
     WINDOW_S,

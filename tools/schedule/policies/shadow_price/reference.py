@@ -1,7 +1,7 @@
 """The reference of the bound: equal shares in whole GPUs, which a real cluster could follow.
 
 docs/delay-bound.md defines it, and reports compute it by themselves
-(:mod:`pliant.tools.report.references.equal_shares`). Where jobs demand CPUs or memory of nodes, or several
+(:mod:`pliant.tools.report.equal_shares`). Where jobs demand CPUs or memory of nodes, or several
 GPUs on one node, the reference has a place for every job, and :class:`NodeRooms` says what nodes have left.
 """
 

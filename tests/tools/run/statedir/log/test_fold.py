@@ -14,6 +14,7 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.members import Ending, Setback
 from pliant.tools.run.service.reports import AttemptEnded, Hindered, Said, report_events
+from pliant.tools.run.statedir.failures import FailureRecord
 from pliant.tools.run.statedir.log.events import (
     decision_event,
     on_clock,
@@ -22,7 +23,6 @@ from pliant.tools.run.statedir.log.events import (
     submit_event,
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, allocation_of, fold
-from pliant.tools.run.statedir.log.retries import FailureRecord
 from pliant.tools.run.watch.status import Status, closed_lines
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.from_log import apply_events

@@ -14,7 +14,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.report.read_run import read_run
-from pliant.tools.run.doctor.checks import examine
+from pliant.tools.run.doctor import examine
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log import repair as log_repair
 from pliant.tools.run.statedir.log.fold import RunLog, fold

@@ -21,11 +21,11 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.equal_shares import DealtJob, equal_deal_finishes
 from pliant.tools.report.fairness import fairness, promise, why_unpromised
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import gpu_usage
-from pliant.tools.report.references.equal_shares import DealtJob, equal_deal_finishes
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints

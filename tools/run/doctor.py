@@ -36,7 +36,7 @@ from pliant.schemas.text import (
     when_text,
     wrapped,
 )
-from pliant.tools.run.backends.devices import (
+from pliant.tools.run.backends.machine import (
     VISIBLE,
     Gpu,
     GpuListing,
@@ -50,9 +50,9 @@ from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
 from pliant.tools.run.discovery import choose_partitions, levels_of, slurm_topology
-from pliant.tools.run.doctor.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir, check_own, holder_of
+from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView, Misfit
 from pliant.tools.run.statedir.requests import Spool
@@ -216,7 +216,7 @@ def _read_cluster(dirs: StateDir | None, name: str | None) -> tuple[Cluster | No
 # The areas.
 
 
-CONSTRAINTS: Final = Path(__file__).parents[3] / "constraints.txt"
+CONSTRAINTS: Final = Path(__file__).parents[2] / "constraints.txt"
 """The versions that the tests run with; exists only in a checkout."""
 _NEEDED: Final = re.compile(r"^\s*([A-Za-z0-9._-]+)\s*(?:>=\s*([0-9.]+))?")
 _PINNED: Final = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)

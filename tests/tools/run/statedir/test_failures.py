@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pliant.tools.run.statedir.log.retries import FIRST_S, LONGEST_SUSPICION_S, Consequence, Suspects
+from pliant.tools.run.statedir.failures import FIRST_S, LONGEST_SUSPICION_S, Consequence, Suspects
 
 
 def test_one_death_keeps_one_job_from_one_slot_and_each_further_one_for_twice_as_long() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.run.backends.devices import (
+from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.backends.machine import (
     devices_by_node,
     list_gpus,
     named,
@@ -17,7 +18,6 @@ from pliant.tools.run.backends.devices import (
     visible_gpus,
     visible_of,
 )
-from pliant.tools.run.backends.local import LocalBackend
 from tests.builders import cluster
 from tests.tools.run.fake_nvml import Card, install
 

@@ -22,8 +22,8 @@ from pliant.schemas.checks import Amounts, capacities, fitting, most_on_a_node, 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import EqualDeals
+from pliant.tools.report.isolated import Point, ReferenceJob, at_most_linear, boundaries, rate_at
 from pliant.tools.report.records import Curve, JobRecord, Outcome, RunRecord
-from pliant.tools.report.references.isolated import Point, ReferenceJob, at_most_linear, boundaries, rate_at
 
 if TYPE_CHECKING:
     import numpy as np

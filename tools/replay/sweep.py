@@ -37,7 +37,7 @@ from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.options import Conditions, ReplayOptions
 from pliant.tools.replay.output import read_summary, summary_path
 from pliant.tools.replay.run import Run
-from pliant.tools.replay.sweep.recipe import (
+from pliant.tools.replay.sweep_recipe import (
     Digests,
     SweepRecipe,
     Trace,
@@ -49,8 +49,8 @@ from pliant.tools.replay.sweep.recipe import (
     read_origin,
     write_origin,
 )
-from pliant.tools.replay.traces.recipe import read_recipe
-from pliant.tools.replay.traces.synthetic import synthesize
+from pliant.tools.replay.synthetic import synthesize
+from pliant.tools.replay.synthetic_recipe import read_recipe
 from pliant.tools.schedule.registry import files_among, policy_class
 
 KEYS: Final = ".sweep"

@@ -18,7 +18,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Batch, EpochWork, Gpus, GpuTimeWork, Job
-from pliant.tools.replay.traces.recipe import CLASS_HOURS, GpuTimeClass, Model, Recipe, oasis_jobs
+from pliant.tools.replay.synthetic_recipe import CLASS_HOURS, GpuTimeClass, Model, Recipe, oasis_jobs
 
 if TYPE_CHECKING:
     import numpy as np

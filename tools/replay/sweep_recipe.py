@@ -26,10 +26,9 @@ from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import Identifier, NonNegativeInt, Record, broken_rule, problems_of
 from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.replay.options import Conditions, ConvergenceFile, JobsFile, JobsLimit, ProfileFile
-from pliant.tools.replay.traces.recipe import BUILT_IN, parse_table
+from pliant.tools.replay.synthetic_recipe import BUILT_IN, parse_table
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.policy_file import is_file
-from pliant.tools.schedule.registry import files_among, make_policy, policy_class, policy_names
+from pliant.tools.schedule.registry import files_among, is_file, make_policy, policy_class, policy_names
 
 Value = bool | int | float | str
 _ORIGIN_KIND: Final = "origin"
@@ -254,7 +253,7 @@ def policy_digest(policy: type[Policy]) -> str:
 @cache
 def pliant_digest() -> str:
     """Digest of pliant's version, and of the code that a replay runs, with the weights of its networks."""
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     code = [path for folder in _REPLAYED for path in (root / folder).rglob("*.py")]
     learnt = (root / "tools" / "schedule").rglob("*.json")
     return _digest([*code, *learnt], version("pliant"))

@@ -1,33 +1,47 @@
-"""Alibaba's PAI trace of 2020: ``pai_job_table`` and ``pai_task_table``, each beside its header file.
+"""Alibaba's traces: PAI of 2020, GPU pods of 2023 (``openb``), spot GPUs of 2026.
 
-A job is one row of the job table (its start_time is the submission) joined with the rows of the task table
-that hold GPUs; plan_gpu is per instance, in percent of a GPU. The GPU tasks wait in memory for their jobs.
+PAI is ``pai_job_table`` and ``pai_task_table``, each beside its header file. A job is one row of the job
+table (its start_time is the submission) joined with the rows of the task table that hold GPUs; plan_gpu is
+per instance, in percent of a GPU. The GPU tasks wait in memory for their jobs.
+
+The pods of 2023 are ``openb_pod_list_*.csv``; their list of nodes (``openb_node_list_*.csv``) is known by its
+columns: sn, cpu_milli, memory_mib, gpu, model.
+
+Jobs of 2026 are ``job_info_df.csv``: a job is a gang of worker_num workers with gpu_request GPUs each, and
+its job_type is HP (high priority) or Spot. The list of nodes (``node_info_df.csv``) is known by its columns:
+node_name, gpu_model, gpu_capacity_num, cpu_num.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from pydantic_core import ValidationError
 
+from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.text import counted
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_blocks, words_of
 from pliant.tools.replay.importers.conversion import (
     UNKNOWN_MODEL,
     Conversion,
+    DroppedRowError,
+    InputRow,
     Reason,
     TraceFormat,
     assume_no_models,
 )
+from pliant.tools.replay.importers.formats.table import Table
 from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
-from pliant.tools.replay.importers.reading import csv_blocks, open_text
+from pliant.tools.replay.importers.reading import csv_blocks, csv_rows, first_line, open_text
 
 if TYPE_CHECKING:
     from pliant.tools.replay.importers.blocks import Numbers
@@ -53,7 +67,7 @@ class TaskDemands:
     gpu_type: WordColumn
 
 
-def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
+def _read_pai(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     workloads = _workloads(paths, conversion)
     if workloads:
         conversion.summary.assume("models are the workloads of the group tags, where a job has one")
@@ -63,7 +77,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     jobs, tasks = _table(paths, JOBS), _table(paths, TASKS)
     demands = _joined(convert_blocks(_blocks(tasks, conversion, TASK_COLUMNS), _tasks))
     blocks = _blocks(jobs, conversion, JOB_COLUMNS)
-    yield from convert_blocks(blocks, partial(_jobs, demands, workloads))
+    yield from convert_blocks(blocks, partial(_pai_jobs, demands, workloads))
     if demands.rows:
         conversion.summary.assume(
             f"GPU tasks of {counted(len(demands.rows), 'job')} that {JOBS} does not have were left out"
@@ -142,7 +156,7 @@ def _joined(tasks: Iterable[tuple[list[str], list[str], Numbers, Numbers, Number
     return TaskDemands(rows, whole, start_s, end_s, WordColumn.of([*gpu_types, ""]))
 
 
-def _jobs(demands: TaskDemands, workloads: Mapping[str, str], block: RowBlock) -> JobBlock:
+def _pai_jobs(demands: TaskDemands, workloads: Mapping[str, str], block: RowBlock) -> JobBlock:
     names = block.optional_text("job_name").listed()
     rows = np.array([demands.rows.pop(name, -1) for name in names])
     submit_time_s = block.optional_timestamp("start_time")
@@ -172,4 +186,126 @@ def _jobs(demands: TaskDemands, workloads: Mapping[str, str], block: RowBlock) -
     )
 
 
-FORMAT: Final = TraceFormat("pai", read)
+PAI: Final = TraceFormat("pai", _read_pai)
+
+
+_POD_COLUMNS: Final = ("name", "num_gpu", "creation_time", "deletion_time", "scheduled_time")
+_POD_NODES: Final = ("sn", "gpu", "model")
+_MEBIBYTE: Final = 1 << 20
+_SHARED_BY_PODS: Final = "a pod with a share of a GPU holds a whole one (label gpu_milli)"
+
+
+def _read_pods(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
+    assume_no_models(conversion)
+    conversion.summary.assume("a pod runs from scheduled_time to deletion_time, whatever its phase says")
+    conversion.summary.assume("gpu_spec, the GPU types a pod may use, is kept as a label and binds no policy")
+    for path in [path for path in paths if not _lists_pod_nodes(path)]:
+        yield from convert_blocks(csv_blocks(path, conversion, _POD_COLUMNS), _pods)
+
+
+def _pods(block: RowBlock) -> JobBlock:
+    gpus = block.count("num_gpu")
+    milli = block.count("gpu_milli") if "gpu_milli" in block else np.full(len(block), 1000.0)
+    block.drop(gpus == 0, Reason.NO_GPU)
+    submit_time_s = block.number("creation_time")
+    start_s, end_s = block.optional_number("scheduled_time"), block.optional_number("deletion_time")
+    block.refuse(start_s < submit_time_s, "scheduled_time", "is before creation_time")
+    seconds = block.executed_seconds(start_s, end_s)
+    block.assume(milli < 1000, _SHARED_BY_PODS)
+    labels: dict[str, str | WordColumn] = {
+        "trace": "alibaba-v2023",
+        "status": block.optional_text("pod_phase"),
+        "qos": block.optional_text("qos"),
+        "gpu_spec": block.optional_text("gpu_spec"),
+        "gpu_milli": words_of(milli, lambda part: str(int(part)) if part < 1000 else ""),
+    }
+    ids = block.ids("name")
+    return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels, start_s=start_s)
+
+
+def _pods_cluster(paths: Sequence[str], conversion: Conversion) -> Cluster | None:
+    return _cluster_of([path for path in paths if _lists_pod_nodes(path)], conversion, _POD_NODES, _pod_node)
+
+
+def _cluster_of(
+    lists: Sequence[str], conversion: Conversion, needed: Sequence[str], make: Callable[[InputRow], Node]
+) -> Cluster | None:
+    """The nodes of all lists; None: there is no list."""
+    if not lists:
+        return None
+    nodes = [node for path in lists for node in conversion.convert(csv_rows(path, conversion, needed), make)]
+    try:
+        return Cluster(nodes=tuple(nodes))
+    except ValidationError as error:
+        raise BadInputError(problems_of(error, lists[0])) from None
+
+
+def _lists_pod_nodes(path: str) -> bool:
+    return first_line(path).strip().split(",")[0] == _POD_NODES[0]
+
+
+def _pod_node(row: InputRow) -> Node:
+    gpus = row.count("gpu")
+    if not gpus:
+        raise DroppedRowError("are nodes without GPUs")
+    return Node(
+        name=row.text("sn"),
+        gpus=gpus,
+        gpu_type=row.text("model"),
+        cpus=row.number("cpu_milli") / 1000 or None if "cpu_milli" in row.values else None,
+        memory=row.count("memory_mib") * _MEBIBYTE if "memory_mib" in row.values else None,
+    )
+
+
+V2023: Final = TraceFormat("alibaba-v2023", _read_pods, cluster=_pods_cluster)
+
+
+_SPOT_NODES: Final = ("node_name", "gpu_model", "gpu_capacity_num")
+
+
+_SPOT_JOBS: Final = Table(
+    {
+        "id": "job_name",
+        "team": "organization",
+        "gpus": "gpu_request",
+        "workers": "worker_num",
+        "submit": "submit_time",
+        "duration": "duration",
+        "priority": "job_type",
+        "class": "job_type",
+        "gpu_type": "gpu_model",
+    },
+    priorities={"HP": 1.0, "Spot": 0.0},
+    name="alibaba-spot",
+)
+"""Of ``job_info_df.csv``; a gang is gpu_request GPUs for each of its workers."""
+
+
+def _read_spot(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
+    conversion.summary.assume("a job of the type HP has the priority 1, one of the type Spot 0")
+    return _SPOT_JOBS.read([path for path in paths if not _lists_spot_nodes(path)], conversion)
+
+
+def _spot_cluster(paths: Sequence[str], conversion: Conversion) -> Cluster | None:
+    return _cluster_of(
+        [path for path in paths if _lists_spot_nodes(path)], conversion, _SPOT_NODES, _spot_node
+    )
+
+
+def _lists_spot_nodes(path: str) -> bool:
+    return "gpu_capacity_num" in first_line(path)
+
+
+def _spot_node(row: InputRow) -> Node:
+    gpus = row.count("gpu_capacity_num")
+    if not gpus:
+        raise DroppedRowError("are nodes without GPUs")
+    return Node(
+        name=row.text("node_name"),
+        gpus=gpus,
+        gpu_type=row.text("gpu_model"),
+        cpus=row.optional_number("cpu_num") or None,
+    )
+
+
+SPOT: Final = TraceFormat("alibaba-spot", _read_spot, absolute=False, cluster=_spot_cluster)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.doctor import file_system
-from pliant.tools.run.doctor.file_system import Mount, mount_of, probe
+from pliant.tools.run.statedir import file_system
+from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
 
 MOUNTS = r"""21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro
 30 21 0:25 / /home rw,noatime - nfs4 server:/home rw,vers=4.2,local_lock=none

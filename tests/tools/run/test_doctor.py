@@ -1,4 +1,7 @@
-"""A state directory, a cluster and a machine, whole and broken in every part."""
+"""A state directory, a cluster and a machine, whole and broken in every part.
+
+Slurm as a doctor sees it is recorded, missing, silent, and real.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -20,8 +23,8 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.io import write_cluster
-from pliant.tools.run.doctor import checks
-from pliant.tools.run.doctor.checks import (
+from pliant.tools.run import discovery, doctor
+from pliant.tools.run.doctor import (
     Began,
     Check,
     Site,
@@ -33,14 +36,29 @@ from pliant.tools.run.doctor.checks import (
     versions,
     worst,
 )
-from pliant.tools.run.doctor.file_system import Mount, Probed
+from pliant.tools.run.doctor import slurm as checks_of
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.file_system import Mount, Probed
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.state import State
 from tests.builders import cluster, job
-from tests.tools.run.doctor.looked import found, not_ok
+from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.fake_nvml import Card, install
+
+
+def found(checks: Iterable[Check], area: str | None = None) -> list[str]:
+    """``problem: text; advice`` of each check, or of those of one area."""
+    return [
+        f"{each.verdict}: {each.text}" + (f"; {each.advice}" if each.advice else "")
+        for each in checks
+        if area in (None, each.area)
+    ]
+
+
+def not_ok(checks: Iterable[Check]) -> list[str]:
+    return [text for text in found(checks) if not text.startswith("ok: ")]
+
 
 JOB = job("a", command=("train.py",), work={"samples": 1.0})
 
@@ -58,10 +76,10 @@ def state(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where these tests run there may be little room, a slow disk, or a disk in memory."""
-    monkeypatch.setattr(checks, "mount_of", lambda _path: Mount("ext4"))
-    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 40))
-    monkeypatch.setattr(checks.os, "statvfs", lambda _path: SimpleNamespace(f_files=0, f_favail=0))
-    monkeypatch.setattr(checks, "probe", lambda _path: Probed(0.001, locks=True, skew_s=0.0))
+    monkeypatch.setattr(doctor, "mount_of", lambda _path: Mount("ext4"))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 40))
+    monkeypatch.setattr(doctor.os, "statvfs", lambda _path: SimpleNamespace(f_files=0, f_favail=0))
+    monkeypatch.setattr(doctor, "probe", lambda _path: Probed(0.001, locks=True, skew_s=0.0))
     install(monkeypatch)
 
 
@@ -178,8 +196,8 @@ UNLOCKED = Mount("nfs", frozenset(["nolock"]))
 def test_the_file_system_is_judged_by_who_has_to_see_it(
     mount: Mount, backend: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks, "mount_of", lambda _path: mount)
-    texts = found(checks.folder(look_around(tmp_path, None, backend)))
+    monkeypatch.setattr(doctor, "mount_of", lambda _path: mount)
+    texts = found(doctor.folder(look_around(tmp_path, None, backend)))
     assert any(text.startswith(said.format(place=tmp_path.resolve())) for text in texts), texts
 
 
@@ -190,9 +208,9 @@ def test_the_file_system_is_judged_by_who_has_to_see_it(
 def test_a_disk_that_fills_up_is_noticed_before_it_is_full(
     free: int, files: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
-    monkeypatch.setattr(checks.os, "statvfs", lambda _path: SimpleNamespace(f_files=files, f_favail=7))
-    seen = list(checks.folder(look_around(tmp_path, None, None)))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    monkeypatch.setattr(doctor.os, "statvfs", lambda _path: SimpleNamespace(f_files=files, f_favail=7))
+    seen = list(doctor.folder(look_around(tmp_path, None, None)))
     assert worst(seen) == verdict
     assert bool(files) == any("but 7 files at most" in text for text in found(seen))
 
@@ -213,15 +231,15 @@ def test_what_writing_shows_is_said(
             raise probed
         return probed
 
-    monkeypatch.setattr(checks, "probe", probe)
-    assert said in "".join(not_ok(checks.folder(look_around(tmp_path, None, None))))
+    monkeypatch.setattr(doctor, "probe", probe)
+    assert said in "".join(not_ok(doctor.folder(look_around(tmp_path, None, None))))
 
 
 def test_clocks_that_disagree_are_noticed(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = look_around(state, None, None)
     assert site.log is not None
     site.log.last_s = time.time() + 3600
-    monkeypatch.setattr(checks, "probe", lambda _path: Probed(0.001, locks=True, skew_s=-40.0))
+    monkeypatch.setattr(doctor, "probe", lambda _path: Probed(0.001, locks=True, skew_s=-40.0))
     jumped, ahead, skewed = not_ok(clock(replace(site, began=Began(time.time() + 90, time.monotonic()))))
     assert jumped.startswith("warning: this machine's clock was set by -90.0 s while it was looked at")
     assert ahead.startswith("warning: the log is 1 h ahead: the clock was set back since")
@@ -229,7 +247,7 @@ def test_clocks_that_disagree_are_noticed(state: Path, monkeypatch: pytest.Monke
 
 
 def test_a_clock_that_was_never_set_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks.time, "time", lambda: 86_400.0)
+    monkeypatch.setattr(doctor.time, "time", lambda: 86_400.0)
     assert worst(clock(Site("local", began=Began(86_400.0)))) == "problem"
 
 
@@ -238,11 +256,11 @@ END = "end it, or leave that GPU out with CUDA_VISIBLE_DEVICES"
 
 
 def test_gpus_of_the_cluster_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "version", lambda _name: "2.13.0")
+    monkeypatch.setattr(doctor, "version", lambda _name: "2.13.0")
     install(monkeypatch, Card("GPU-a"), Card("GPU-b"))
-    assert found(checks.gpus(Site("local", cluster=GPUS))) == ["ok: 2 GPUs to use of 2, driver 570.86.15"]
+    assert found(doctor.gpus(Site("local", cluster=GPUS))) == ["ok: 2 GPUs to use of 2, driver 570.86.15"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    first, second = found(checks.gpus(Site("local", cluster=GPUS)))
+    first, second = found(doctor.gpus(Site("local", cluster=GPUS)))
     assert first == "ok: 1 GPU to use of 2, driver 570.86.15"
     assert second.startswith("problem: cluster: /nodes: 2 GPUs on the local backend, this machine has 1")
 
@@ -251,13 +269,13 @@ def test_gpus_that_are_lost_in_use_or_without_cuda_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "live"
-    monkeypatch.setattr(checks, "version", lambda _name: "2.13.0+cpu")
+    monkeypatch.setattr(doctor, "version", lambda _name: "2.13.0+cpu")
     ours = {"PLIANT_JOB_DIR": str(own / "jobs/a"), "PATH": os.environ["PATH"]}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=ours) as trains:
         while "PLIANT_JOB_DIR" not in psutil.Process(trains.pid).environ():
             time.sleep(0.01)
         install(monkeypatch, Card("GPU-a", pids=(trains.pid, os.getpid())), Card("GPU-b", lost=True))
-        texts = not_ok(checks.gpus(Site("local", StateDir(own), cluster=cluster(1))))
+        texts = not_ok(doctor.gpus(Site("local", StateDir(own), cluster=cluster(1))))
     assert texts == [
         "warning: GPU 1: GPU is lost; look at nvidia-smi; it is left out",
         "problem: torch 2.13.0+cpu is the build without CUDA; install the one with: pip install torch",
@@ -274,9 +292,9 @@ def test_no_driver_is_a_problem_where_the_cluster_has_gpus(
     def missing() -> None:
         raise ServiceMissingError("no driver")
 
-    monkeypatch.setattr(checks, "list_gpus", missing)
-    monkeypatch.setattr(checks, "DRIVER", Path("/dev/no-such-driver"))
-    (check,) = checks.gpus(Site("local", cluster=nodes))
+    monkeypatch.setattr(doctor, "list_gpus", missing)
+    monkeypatch.setattr(doctor, "DRIVER", Path("/dev/no-such-driver"))
+    (check,) = doctor.gpus(Site("local", cluster=nodes))
     assert check.verdict == verdict
 
 
@@ -318,8 +336,8 @@ def installed(monkeypatch: pytest.MonkeyPatch, **packages: str) -> None:
             raise PackageNotFoundError(name)
         return packages[name]
 
-    monkeypatch.setattr(checks, "version", version)
-    monkeypatch.setattr(checks, "requires", lambda _name: NEEDED)
+    monkeypatch.setattr(doctor, "version", version)
+    monkeypatch.setattr(doctor, "requires", lambda _name: NEEDED)
 
 
 NO_TORCH = "problem: torch is not installed, so no job can train; pip install 'pliant[run]'"
@@ -356,3 +374,119 @@ def test_versions_are_compared_with_those_of_the_tests_and_those_that_are_needed
 def test_requirements_of_extras_are_not_needed() -> None:
     assert needed_versions(NEEDED) == {"psutil": "6", "rich": "13.9"}
     assert needed_versions(["a", 'b>=1 ; python_version < "4"']) == {"a": "", "b": "1"}
+
+
+RECORDED = Path(__file__).parent / "backends/slurm/recorded"
+
+
+def of(*names: str, gpus: int = 4, partition: str | None = None) -> Site:
+    nodes = tuple({"name": name, "gpus": gpus} for name in names)
+    options = {} if partition is None else {"partition": partition}
+    return Site(
+        "slurm", cluster=Cluster.model_validate({"nodes": nodes, "backend": "slurm", "slurm": options})
+    )
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Slurm that says what one of 22.05 said."""
+
+    def ask(argv: Sequence[str], **_more: float) -> str:
+        if argv[-1] == "--version":
+            return "slurm-wlm 22.05.8\n"
+        name = "config" if argv[-1] == "config" else f"{argv[-1]}s"
+        return (RECORDED / f"22.05-{name}.txt").read_text()
+
+    def no_topology(argv: Sequence[str], **_more: float) -> str:
+        raise ServiceMissingError(f"{argv[0]}: topology/default plugin loaded")
+
+    monkeypatch.setattr(doctor, "ask", ask)
+    monkeypatch.setattr(discovery, "ask", no_topology)
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+
+
+@pytest.mark.usefixtures("recorded")
+def test_nodes_out_of_service_are_warnings_with_the_reason() -> None:
+    texts = found(checks_of(of("n0", "n1", "n3")))
+    assert texts == [
+        "ok: slurm-wlm 22.05.8 has all commands that are needed; sacct is not",
+        "ok: partition main starts jobs",
+        "warning: n1 is out of service (cooling); mend it, then: scontrol update nodename=n1 state=resume",
+        "ok: 2 of 3 nodes in service",
+    ]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_cluster_file_that_does_not_fit_is_a_problem() -> None:
+    texts = not_ok(checks_of(of("n0", "n9", gpus=8, partition="big")))
+    again = "make the file again: pliant cluster discover --backend slurm"
+    assert texts == [
+        'problem: Slurm has no partition "big", it has: main; name one in the cluster file: slurm.partition',
+        f'problem: Slurm has no node "n9"; {again}',
+        f"problem: nodes with fewer GPUs than the cluster file says: n0 (4 of 8); {again}",
+    ]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_no_node_in_service_is_a_problem() -> None:
+    assert (
+        found(checks_of(of("n1", "n2")))[-1]
+        == "problem: 0 of 2 nodes in service; no job can start; see sinfo -R"
+    )
+
+
+@pytest.mark.usefixtures("recorded")
+def test_without_a_cluster_file_all_nodes_are_looked_at() -> None:
+    assert found(checks_of(Site("slurm")))[-1] == "ok: 2 of 4 nodes in service"
+    assert list(checks_of(Site("local"))) == []
+
+
+@pytest.mark.usefixtures("recorded")
+def test_jobs_of_their_own_need_gpus_that_are_given_out_by_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = replace(of("n0"), backend="slurm-jobs")
+    assert not_ok(checks_of(site)) == []
+    monkeypatch.setattr(doctor.parsing, "settings", lambda _text: {"SelectType": "select/linear"})
+    (text,) = not_ok(checks_of(site))
+    assert text.startswith(
+        "problem: select/linear does not give out GPUs by task, which backend slurm-jobs needs"
+    )
+
+
+def test_commands_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None if name.startswith("s") else name)
+    (text,) = found(checks_of(Site("slurm")))
+    assert text.startswith(
+        "problem: not found: sbatch, srun, squeue, scancel, scontrol, sinfo; run on a host"
+    )
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_controller_that_does_not_answer_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(argv: Sequence[str], **_more: float) -> str:
+        if argv[-1] == "--version":
+            return "slurm 19.05.3\n"
+        raise ServiceMissingError("scontrol: Unable to contact slurm controller (connect failure)")
+
+    monkeypatch.setattr(doctor, "ask", ask)
+    first, second = found(guarded("Slurm", checks_of, of("n0")))
+    assert first == "warning: slurm 19.05.3 is older than any that was tried; use 20.11 or newer"
+    assert second.startswith(
+        "problem: scontrol: Unable to contact slurm controller (connect failure); start slurmctld"
+    )
+
+
+def test_a_real_slurm_is_well(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    checks = [check for check in examine(backend="slurm") if check.area == "Slurm"]
+    assert worst(checks) == "ok"
+    assert found(checks)[-1] == "ok: 4 of 4 nodes in service"
+
+
+@pytest.mark.usefixtures("recorded")
+def test_levels_that_slurm_knows_and_the_cluster_file_does_not_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topology = (RECORDED / "22.05-topology.txt").read_text()
+    monkeypatch.setattr(discovery, "ask", lambda _argv, **_more: topology)
+    (said,) = [text for text in not_ok(checks_of(of("n0", "n1", "n2", "n3"))) if "levels" in text]
+    assert said.startswith("warning: Slurm knows levels of the network that the cluster file does not name")

@@ -12,8 +12,8 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.documents import job_lines, parse_jobs
 from pliant.schemas.io import write_jobs
 from pliant.schemas.job import EpochWork, GpuTimeWork, Job
-from pliant.tools.replay.traces.recipe import Recipe, read_recipe
-from pliant.tools.replay.traces.synthetic import arrival_times_s, synthesize
+from pliant.tools.replay.synthetic import arrival_times_s, synthesize
+from pliant.tools.replay.synthetic_recipe import Recipe, read_recipe
 from tests.builders import job
 
 
@@ -243,7 +243,7 @@ def test_a_relative_trace_lies_beside_its_recipe(tmp_path: Path) -> None:
 # The recipes that come with the project make the workloads that they are named after.
 
 
-RECIPES = Path(__file__).parents[4] / "experiments" / "recipes"
+RECIPES = Path(__file__).parents[3] / "experiments" / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.toml") if path.stem != "sample")
 
 

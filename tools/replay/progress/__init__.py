@@ -1,1 +1,0 @@
-"""Progress models: how a job's work advances while it holds GPUs."""

@@ -1,1 +1,0 @@
-"""Sweeps: many replays described by one recipe."""

@@ -1,1 +1,0 @@
-"""Synthetic traces: recipes and what is drawn from them."""

@@ -1,1 +1,0 @@
-"""Is everything there that runs need: versions, the state directory, clocks, GPUs, Slurm, the loop."""
