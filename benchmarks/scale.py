@@ -8,7 +8,8 @@ itself. The same is done with a tenth of the jobs;
 :data:`MOST_CPU_S` is ended and has no figure. shadow-price decides in tens of milliseconds, so it replays
 :data:`SHADOW_PRICE_JOBS` jobs.
 ``decisions``: see :mod:`benchmarks.parts.decisions_at_scale`.
-``python -m benchmarks.scale PART…`` measures parts alone and renews their rows.
+``python -m benchmarks.scale PART…`` measures parts alone and renews their rows; ``decisions-POLICY`` are
+those of one policy.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.parts.used_cpu import PLIANT
 from benchmarks.replay_speed import calibration_s
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_cluster
+from pliant.tools.schedule.registry import policy_names
 
 MEASURES: Final = ("tools/replay", "tools/schedule", "tools/report", "schemas")
 NAME: Final = "scale"
@@ -152,6 +154,13 @@ PARTS: Final[dict[str, Part]] = {
 }
 
 
+OF_ONE_POLICY: Final[dict[str, Part]] = {
+    f"decisions-{policy}": partial(lambda policy: [*decisions_at_scale.figures((policy,))], policy)
+    for policy in policy_names()
+    if policy not in decisions_at_scale.LEFT_OUT
+}
+
+
 def figures() -> list[Figure]:
     """All parts."""
     return parted.measured(NAME, PARTS)
@@ -170,4 +179,4 @@ record = figure.renew
 
 
 if __name__ == "__main__":
-    sys.exit(parted.main(NAME, PARTS, __doc__, sys.argv[1:]))
+    sys.exit(parted.main(NAME, PARTS | OF_ONE_POLICY, __doc__, sys.argv[1:]))

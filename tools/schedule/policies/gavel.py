@@ -215,10 +215,11 @@ def kinds_of(
         need = need_of(job)
         return Kind(tuple(speeds.rate(job, gpus, kind) / need for kind in speeds.gpu_types), gpus)
 
-    return [
-        speeds.of_kind(job, (what, gpus), lambda job=job, gpus=gpus: made(job, gpus))
-        for job, gpus in ((job, job.spec.gpus.requested) for job in jobs)
-    ]
+    def kind(job: JobState) -> Kind:
+        gpus = job.spec.gpus.requested
+        return speeds.of_kind(job, (what, gpus), lambda: made(job, gpus))
+
+    return [kind(job) for job in jobs]
 
 
 def speeds_of(jobs: Iterable[JobState], snapshot: Snapshot) -> list[Kind]:
@@ -557,7 +558,7 @@ class Accounts:
         self.rows: dict[str, int] = {}
         """By job."""
         self.since_s = 0.0
-        self.fractions = np.zeros((0, len(self.gpu_types)))
+        self.fractions: Floats = np.zeros((0, len(self.gpu_types)))
         """[job, type] parts of the time that it is entitled to since then."""
         self._entitled_s, self._received_s = self.fractions, self.fractions
         self._attained_gpu_s = np.zeros(0)

@@ -64,7 +64,7 @@ class PlacementProblem:
     @cached_property
     def _starts(self) -> Ints:
         """By job, where its row for one node begins in all speedups."""
-        return np.arange(self.jobs) * 2 * self.speedups.shape[2]
+        return np.asarray(np.arange(self.jobs) * 2 * self.speedups.shape[2])
 
     @cached_property
     def _runs(self) -> npt.NDArray[np.bool_]:
