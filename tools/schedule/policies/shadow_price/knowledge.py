@@ -228,10 +228,13 @@ class Knowledge:
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
         return self._rescale_s if measured is None else measured
 
+    def cost_s(self, job: JobState) -> float:
+        """Seconds that a change takes, or has turned out to take where that is far more."""
+        return self._changes.cost_s(job.spec.model, self.rescale_s(job))
+
     def change_s(self, job: JobState, curve: GoodputCurve) -> float:
         """Seconds that a change counts when sizes are weighed: more than it takes where the batch moves."""
-        costs_s = self._changes.cost_s(job.spec.model, self.rescale_s(job))
-        return costs_s * (self._caution if len(curve.batches) > 1 else 1.0)
+        return self.cost_s(job) * (self._caution if len(curve.batches) > 1 else 1.0)
 
     def held_rate(self, job: JobState, time_s: float) -> float:
         """Samples per second of its own batch that the profile promises of what a job holds."""
@@ -531,7 +534,9 @@ class PoolColumns:
     """Whether the job holds GPUs, here or in another pool."""
     weights: Floats
     rescale_s: Floats
-    """Seconds that a change takes."""
+    """Seconds that a change takes, as stated."""
+    cost_s: Floats
+    """The same, as seen where that is far more."""
     change_s: Floats
     """Seconds that it counts."""
 
@@ -574,6 +579,7 @@ class PoolColumns:
             np.array([job.gpus > 0 for job in found]),
             np.array([known.weight(job) for job in found]),
             np.array([known.rescale_s(job) for job in found]),
+            np.array([known.cost_s(job) for job in found]),
             np.array([known.change_s(job, curve) for job, curve, _ in fitting]),
         )
 
@@ -594,6 +600,7 @@ class PoolColumns:
             self.runs[rows],
             self.weights[rows],
             self.rescale_s[rows],
+            self.cost_s[rows],
             self.change_s[rows],
         )
 

@@ -299,12 +299,12 @@ class _Market:
         """Running jobs that are to be worse off, and the types that they hold, the most costly first."""
         costs = {}
         for kind, members in enumerate(self.types):
-            for row in np.flatnonzero((members.held > 0) & (members.rescale_s >= _COSTLY_S)).tolist():
+            for row in np.flatnonzero((members.held > 0) & (members.cost_s >= _COSTLY_S)).tolist():
                 job_id, held = members.jobs[row].id, int(members.held[row])
                 changes = (kind, held) != (found.home[job_id], found.sizes[job_id])
                 now = float(self.value[kind][row, held])
                 if changes and job_id not in kept and self._of(plain, found, job_id) < now:
-                    costs[job_id, kind] = float(members.rescale_s[row]) * now
+                    costs[job_id, kind] = float(members.cost_s[row]) * now
         return sorted(costs, key=lambda each: -costs[each])
 
     def _pays(
@@ -331,7 +331,7 @@ class _Market:
         members, row = self.types[kind], self.places[job_id][kind]
         now, then = float(self.value[kind][row, members.held[row]]), self._of(plain, found, job_id)
         slower_s = rate_s / rate if rate else 0.0
-        return gained > (now - then) * slower_s + float(members.rescale_s[row]) * (now + then)
+        return gained > (now - then) * slower_s + float(members.cost_s[row]) * (now + then)
 
     def _of(self, value: Sequence[Floats], found: _Assignment, job_id: str) -> float:
         kind = found.home[job_id]

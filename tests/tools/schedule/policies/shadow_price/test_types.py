@@ -107,15 +107,21 @@ def test_prices_are_those_of_one_pool_where_there_is_one_type():
     assert shared.prices == pytest.approx(sorted(shared.prices, reverse=True))
 
 
-@pytest.mark.parametrize(("cost_s", "waits"), [(5.0, False), (150.0, True)])
+@pytest.mark.parametrize(
+    ("cost_s", "seen_s", "waits"), [(5.0, 5.0, False), (150.0, 150.0, True), (30.0, 300.0, True)]
+)
 def test_a_long_job_makes_way_for_a_short_one_only_where_that_gains_more_than_it_costs(
-    cost_s: float, waits: bool
+    cost_s: float, seen_s: float, waits: bool
 ):
     """The short one would be done in 200 s on the fast GPUs, and the slow one is too few for it.
 
-    A change costs the long one 150 s twice. Once the other has waited for about as long, it makes way.
+    A change costs the long one 150 s twice, or more than was stated. Once the other has waited for about as
+    long, it makes way.
     """
     policy = ShadowPrice(rescale_s=cost_s)
+    policy.load_state(
+        {**policy.dump_state(), "changes": {"jobs": {}, "costs_s": {"linear": [seen_s] * 3}}}, {}
+    )
     long = job("long", low=1, high=4, work={"samples": 100_000.0})
     held = opened(policy, mixed_cluster(slow=(1,), fast=(4,)), long, throughput=SPEEDS)
     held.decide(0.0)
