@@ -51,10 +51,11 @@ W6_LIMITS: Final = {
     ("optimus", "engine"): 0.88,
     ("tiresias", "process"): 1.5,
     ("optimus", "process"): 8.8,
-    ("pollux", "process"): 164.0,
+    ("pollux", "process"): 25.0,
+    ("shadow-price", "engine"): 4.0,
 }
-"""Units: a fiftieth of the engine, a fifth of the process, a tenth of what the Pollux simulator takes; of
-tiresias an eighth of the process.
+"""Units: a fiftieth of the engine, a fifth of the process of what the Pollux simulator takes; of tiresias an
+eighth, of pollux a sixtieth.
 """
 PEERS: Final = {"tiresias": 11.6, "optimus": 44.0, "pollux": 1640.0}
 """Units of the Pollux artifact's ``simulator.py --policy NAME workload-6.csv``, whole process; pollux with
@@ -63,7 +64,7 @@ FIFO_LIMIT: Final = 250.0
 """Units of a million jobs under fifo, whole process."""
 ARES_LIMIT: Final = 45.0
 """Units of 100,000 jobs under ares, whole process."""
-PROCESSES: Final = {"tiresias": 7, "optimus": 7, "pollux": 1}
+PROCESSES: Final = {"tiresias": 7, "optimus": 7, "pollux": 1, "shadow-price": 3}
 _EASY: Final = "fifo-easy"
 """Stands for fifo with EASY backfilling."""
 _JOBS_PER_GPU_HOUR: Final = 640 / 2048
@@ -131,15 +132,18 @@ def _workload_6(processes: Mapping[str, int]) -> list[Figure]:
         import_trace("pollux", [str(source)], name, workload=str(source / "workloads" / "workload-6.csv"))
         write_cluster(_cluster(16, 4, "t4"), folder / "cluster.json")
         found = [
-            Figure(
-                f"{policy}_w6_{what}_units", _units(what, folder, policy, processes[policy]), "units", limit
-            )
+            Figure(_w6_name(policy, what), _units(what, folder, policy, processes[policy]), "units", limit)
             for (policy, what), limit in limits.items()
         ]
     for (policy, what), figure in zip(limits, found, strict=True):
         command = f"python -m benchmarks.replay_speed {what} FOLDER {policy}"
-        print(f"{figure.name} {figure.value:g} ({command}, seed 0); simulator.py {PEERS[policy]:g}")
+        theirs = f"; simulator.py {PEERS[policy]:g}" if policy in PEERS else ""
+        print(f"{figure.name} {figure.value:g} ({command}, seed 0){theirs}")
     return found
+
+
+def _w6_name(policy: str, what: str) -> str:
+    return "shadow_price_w6_units" if policy == "shadow-price" else f"{policy}_w6_{what}_units"
 
 
 def _units(what: str, folder: Path, policy: str, processes: int) -> float:

@@ -45,7 +45,6 @@ from benchmarks.parts.pollux_workloads import (
     outcome,
     unknown,
 )
-from benchmarks.replay_speed import calibration_s
 from experiments.harness.replays import Outcome
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
@@ -136,7 +135,6 @@ def _replays(workloads: Sequence[str], jobs_limit: int | None, *, with_pollux: b
     if with_pollux:
         theirs = outcome(main, "pollux").metrics["makespan_s"]
         yield Figure("sp_makespan_mode_w6", found.metrics["makespan_s"] / theirs, "ratio", 1.05)
-    yield Figure("sp_w6_replay_units", _replay_units(main), "units", 40.0)
 
 
 def _against_ares(
@@ -167,16 +165,6 @@ def _bound(name: str, trace: Inputs) -> Iterator[Figure]:
 
 def _jct_s(found: Outcome) -> float:
     return round(found.metrics["mean_jct_s"], 2)
-
-
-def _replay_units(trace: Inputs) -> float:
-    """CPU time of one replay from inputs to a folded event file, the least of three."""
-    taken_s = []
-    for _ in range(3):
-        before = time.process_time()
-        outcome(trace, "shadow-price")
-        taken_s.append(time.process_time() - before)
-    return round(min(taken_s) / calibration_s(), 1)
 
 
 def decision_ms(gpus: int, rounds: int = _ROUNDS, *, jobs: int | None = None, mixed: bool = False) -> float:

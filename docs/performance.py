@@ -46,7 +46,10 @@ Pollux artifact, whose own simulator takes {tiresias:g} units under tiresias, {o
             "tiresias_w6_process_units": ("replay_speed", "workload 6, tiresias"),
             "optimus_w6_process_units": ("replay_speed", "workload 6, optimus"),
             "pollux_w6_process_units": ("replay_speed", "workload 6, pollux"),
-            "sp_w6_replay_units": ("shadow_price", "workload 6, shadow-price"),
+            "shadow_price_w6_units": (
+                "replay_speed",
+                "workload 6, shadow-price, files apart",
+            ),
         },
     ),
     (

@@ -12,6 +12,7 @@ whole or leave it as it was. Equal data gives equal bytes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +28,12 @@ from pliant.schemas.file_io.documents import (
     parse_document,
     parse_job_table,
     parse_jobs,
+    stream_job_table,
 )
 from pliant.schemas.file_io.events import event_lines, parse_events
 from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_bytes
 from pliant.schemas.file_io.json_lines import header
-from pliant.schemas.file_io.limits import ROWS_BYTES
+from pliant.schemas.file_io.limits import ROWS_BYTES, factor
 from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
@@ -51,7 +53,13 @@ def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tu
 
 def read_job_table(path: str | Path) -> JobTable:
     """The same in columns, for traces."""
-    return parse_job_table(read_bytes(path, most=ROWS_BYTES), source_name(path))
+    source = source_name(path)
+    with suppress(OSError, ValueError):  # which reading the whole file explains
+        if str(path) != PIPE and Path(path).is_file() and Path(path).stat().st_size <= ROWS_BYTES * factor():
+            with Path(path).open("rb") as stream:
+                if (table := stream_job_table(stream, source)) is not None:
+                    return table
+    return parse_job_table(read_bytes(path, most=ROWS_BYTES), source)
 
 
 def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:

@@ -1,18 +1,20 @@
-"""Many jobs in columns: an id, a submission time and an amount of work each, and a form that jobs share.
+"""Many jobs in columns: an id, a submission time, an amount of work and labels each, and a form they share.
 
 Traces repeat themselves: a job file holds a million jobs and a few hundred kinds of them. A :class:`JobForm`
-is all that jobs of one kind have in common, and makes a job, or the text of one, of the three values that
-differ. A :class:`JobTable` takes some 90 bytes a job where a :class:`~pliant.schemas.job.Job` takes 2,000.
+is all that jobs of one kind have in common, and makes a job, or the text of one, of the values that differ.
+What labels say is one of these, for they tell of each job where it comes from. A :class:`JobTable` takes some
+40 bytes a job beside its id and labels, where a :class:`~pliant.schemas.job.Job` takes 2,000.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import compress, pairwise
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, NamedTuple, TypeVar, overload
 
 from pydantic import BaseModel
 
@@ -27,92 +29,104 @@ _WORK: Final = re.compile(
     rb'"work":\{"(?:samples|epochs|iterations|gpu_seconds)":((?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?)[,}]'
 )
 """What is inside a string cannot match: its quotes are escaped there."""
+_LABEL: Final = rb'"[ !#-\[\]-~]+":"[ !#-\[\]-~]+"'
+"""Of characters that are written alike inside and outside of JSON."""
+_LABELS_START: Final = b',"labels":{'
+_LABELS: Final = re.compile(rb"%b(%b(?:,%b)*)\}\}" % (re.escape(_LABELS_START), _LABEL, _LABEL))
+"""At the end of a line."""
 _MARK: Final = 1234.5
-"""Stands for a value in the text of a form."""
+_WORD: Final = "a-mark"
+"""They stand for values in the text of a form."""
+_QUOTED: Final = '"%s"'
 _LEAST: Final = 1e-4
 _MOST: Final = 1e16
 """In this range Python and pydantic write numbers alike, without an exponent."""
 _FEW: Final = 4096
 """From this number of forms on, a file that has a new one for each second job is not looked at for more."""
+_BETWEEN: Final = "\n"
+"""Stands in a table between the id of a job and what its labels say, which cannot hold it."""
 
 
 class JobForm:
-    """All that jobs have in common but their ids, submission times and amounts of work."""
+    """All that jobs have in common but their ids, submission times, amounts of work, and what labels say."""
 
-    def __init__(self, template: Job) -> None:
-        """:param template: any of the jobs."""
+    def __init__(self, template: Job, labels: Sequence[str] = ()) -> None:
+        """:param template: any of the jobs.
+        :param labels: names of its labels, all of them, if they say something else of each job.
+        """
         self.template = template
+        self.labels = tuple(labels)
         self._names = template.model_fields_set
+        self._values = {**template.__dict__, "form": self}
         work = template.work
         self._work: type[Work] | None = None if work is None else type(work)
+        self._work_names: set[str] = set() if work is None else work.model_fields_set
+        self._work_values: dict[str, Any] = {} if work is None else work.__dict__
         self._amount_name = "" if work is None else amount_name(work)
 
-    def job(self, job_id: str, submit_time_s: float, amount: float) -> Job:
-        """:param amount: of work; of no meaning where the template states none."""
-        values = self.template.__dict__.copy()
-        values["id"], values["submit_time"], values["form"] = job_id, submit_time_s, self
+    def job(self, job_id: str, submit_time_s: float, amount: float, said: Sequence[str] = ()) -> Job:
+        """:param amount: of work; of no meaning where the template states none.
+        :param said: by the labels, in the order of their names.
+        """
+        values = self._values.copy()
+        values["id"], values["submit_time"] = job_id, submit_time_s
         if self._work is not None:
-            values["work"] = _record(
-                self._work,
-                {**values["work"].__dict__, self._amount_name: amount},
-                values["work"].model_fields_set,
-            )
+            work = self._work_values.copy()
+            work[self._amount_name] = amount
+            values["work"] = _record(self._work, work, self._work_names)
+        if self.labels:
+            values["labels"] = dict(zip(self.labels, said, strict=True))
         return _record(Job, values, self._names)
 
     def json(self, job: Job) -> str:
         """``job.model_dump_json(by_alias=True, exclude_defaults=True)`` for a job of this form."""
         submit_s, amount = job.submit_time, amount_of(job)
-        if _LEAST <= submit_s < _MOST or not submit_s:
-            middle, end = self._json
-            if self._work is None:
-                return f'{{"id":"{job.id}","submit_time":{submit_s!r}{middle}'
-            if _LEAST <= amount < _MOST:
-                return f'{{"id":"{job.id}","submit_time":{submit_s!r}{middle}{amount!r}{end}'
-        return job.model_dump_json(by_alias=True, exclude_defaults=True)
+        as_python_does = _LEAST <= submit_s < _MOST or not submit_s
+        if not as_python_does or (self._work is not None and not _LEAST <= amount < _MOST):
+            return job.model_dump_json(by_alias=True, exclude_defaults=True)
+        amounts = () if self._work is None else (repr(amount),)
+        return self._json % (job.id, repr(submit_s), *amounts, *(job.labels.values() if self.labels else ()))
 
     @cached_property
-    def _json(self) -> tuple[str, str]:
-        text = self.job("", _MARK, _MARK).model_dump_json(by_alias=True, exclude_defaults=True)
-        rest = text.removeprefix(f'{{"id":"","submit_time":{_MARK}')
-        middle, mark, end = rest.partition(f'"work":{{"{self._amount_name}":{_MARK}')
-        return f"{middle}{mark.removesuffix(str(_MARK))}", end
+    def _json(self) -> str:
+        """With ``%s`` for each value that differs."""
+        job = self.job(_WORD, _MARK, _MARK, [_WORD] * len(self.labels))
+        text = job.model_dump_json(by_alias=True, exclude_defaults=True).replace("%", "%%")
+        start = '{"id":"%s","submit_time":%s'
+        rest = text.removeprefix(start % (_WORD, _MARK))
+        if self._work is not None:
+            work = f'"work":{{"{self._amount_name}":'
+            rest = rest.replace(f"{work}{_MARK}", f"{work}%s", 1)
+        if self.labels:  # the last field of a job
+            last = f',"labels":{_compact(job.labels)}}}'.replace("%", "%%")
+            rest = rest.removesuffix(last) + last.replace(f':"{_WORD}"', ':"%s"')
+        return start + rest
 
-    def canonical(self, job_id: str, submit_time_s: float, amount: float) -> str:
+    def canonical(self, job_id: str, submit_time_s: float, amount: float, said: Sequence[str] = ()) -> str:
         """:func:`~pliant.schemas.job.canonical_json` of a job of this form."""
-        before, between, after, end = self._canonical
-        work = repr(amount) if self._work is not None else ""
-        return f"{before}{job_id}{between}{submit_time_s!r}{after}{work}{end}"
+        text, order = self._canonical
+        amounts = () if self._work is None else (repr(amount),)
+        return text % (job_id, *[said[number] for number in order], repr(submit_time_s), *amounts)
 
     @cached_property
-    def _canonical(self) -> tuple[str, str, str, str]:
-        parts = [""]
-        for name, text in canonical_parts(self.template):
-            if name == "id":
-                parts[-1] += ',"id":"'
-                parts.append('"')
-            elif name == "submit_time":
-                parts[-1] += ',"submit_time":'
-                parts.append("")
-            elif name == "work" and self.template.work is not None:
-                inner = [
-                    (f'"{key}":', "" if key == self._amount_name else value)
-                    for key, value in _unnamed(canonical_parts(self.template.work))
-                ]
-                at = next(number for number, (_, value) in enumerate(inner) if not value)
-                ahead = ",".join(key + value for key, value in inner[: at + 1])
-                behind = "".join(f",{key}{value}" for key, value in inner[at + 1 :])
-                parts[-1] += f',"work":{{{ahead}'
-                parts.append(f"{behind}}}")
-            else:
-                parts[-1] += f",{text}"
-        parts[0], parts[-1] = "{" + parts[0].removeprefix(","), parts[-1] + "}"
-        before, between, after, *end = parts
-        return before, between, after, "".join(end)
+    def _canonical(self) -> tuple[str, Sequence[int]]:
+        """With ``%s`` for each value that differs, and the labels in their order there, by number."""
+        order = sorted(range(len(self.labels)), key=self.labels.__getitem__)
+        differ = {"id": '"id":"%s"', "submit_time": '"submit_time":%s'}
+        if self.labels:
+            names = [_compact(self.labels[number]).replace("%", "%%") for number in order]
+            differ["labels"] = f'"labels":{{{",".join(f"{name}:{_QUOTED}" for name in names)}}}'
+        if self.template.work is not None:
+            inner = [
+                f'"{self._amount_name}":%s' if name == self._amount_name else text.replace("%", "%%")
+                for name, text in canonical_parts(self.template.work)
+            ]
+            differ["work"] = f'"work":{{{",".join(inner)}}}'
+        parts = [(name, text.replace("%", "%%")) for name, text in canonical_parts(self.template)]
+        return f"{{{','.join(differ.get(name, text) for name, text in parts)}}}", order
 
 
-def _unnamed(parts: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """(name, text of the value) of fields."""
-    return ((name, text.removeprefix(f'"{name}":')) for name, text in parts)
+_compact: Final = json.JSONEncoder(ensure_ascii=True, separators=(",", ":")).encode
 
 
 def _record(kind: type[R], values: dict[str, Any], names: set[str]) -> R:
@@ -146,25 +160,87 @@ def amount_of(job: Job) -> float:
     return found
 
 
+class _Around(NamedTuple):
+    """The text of a line around the values that differ."""
+
+    before: bytes
+    """From the submission time to the amount of work, if there is one, else as ``after``."""
+    after: bytes
+    """From there to the labels, if such are at the end of the line, else to its end."""
+    labels: tuple[bytes, ...]
+    """Their names."""
+
+    def line(self) -> bytes:
+        """A line with other values."""
+        amount = str(_MARK).encode() if self.after else b""
+        said = b",".join(b'"%b":"%b"' % (name, _WORD.encode()) for name in self.labels)
+        last = _LABELS_START + said + b"}}" if self.labels else b""
+        return (
+            b'{"id":"%b","submit_time":%f,' % (_WORD.encode(), _MARK)
+            + self.before
+            + amount
+            + self.after
+            + last
+        )
+
+
+class _Parts(NamedTuple):
+    """What a line says: a form, and values."""
+
+    around: _Around
+    job_id: bytes
+    submit_time_s: float
+    amount: float | None
+    said: Sequence[bytes]
+    """By the labels."""
+
+    def labels(self) -> dict[str, str]:
+        return {
+            name.decode(): text.decode() for name, text in zip(self.around.labels, self.said, strict=True)
+        }
+
+
+def _parts(line: bytes) -> _Parts | None:
+    """Returns None for a line that is not as such lines are written."""
+    start = _START.match(line)
+    if start is None:
+        return None
+    at, end = start.end(), line.rfind(_LABELS_START)
+    labels = None if end < at else _LABELS.fullmatch(line, end)
+    words = [] if labels is None else labels[1].split(b'"')
+    if labels is None:
+        end = len(line)
+    work = _WORK.search(line, at, end)
+    if work is None:
+        before, after, amount = line[at:end], b"", None
+    else:
+        before, after, amount = line[at : work.start(1)], line[work.end(1) : end], float(work[1])
+    around = _Around(before, after, tuple(words[1::4]))
+    return _Parts(around, start[1], float(start[2]), amount, words[3::4])
+
+
 class JobTable(Sequence[Job]):
     """Jobs in columns; each is made when it is asked for."""
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
-        self.ids: list[str] = []
         self.submit_time = array("d")
         self.amount = array("d")
-        self.kind = array("q")
+        self.kind = array("i")
         """Number of each job's form."""
         self.forms: list[JobForm] = []
-        self._known: dict[tuple[bytes, ...], int] = {}
-        """Forms by the text of a line around the three values; -1: that does not say which form it is."""
+        self._texts = bytearray()
+        """Of each job its id and, where its form leaves them open, what its labels say."""
+        self._ends = array("q", [0])
+        """Where the text of each job ends; it begins where that of the job before ends."""
+        self._known: dict[_Around, int] = {}
+        """Forms by the text of a line around the values; -1: that does not say which form it is."""
         self._unproved: set[int] = set()
         """Forms of which no second line was seen."""
         for job in jobs:
             self.append(job)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.kind)
 
     @overload
     def __getitem__(self, row: int) -> Job: ...
@@ -173,80 +249,102 @@ class JobTable(Sequence[Job]):
     def __getitem__(self, row: int | slice) -> Job | JobTable:
         if isinstance(row, slice):
             return self._of(range(len(self))[row])
-        return self.forms[self.kind[row]].job(self.ids[row], self.submit_time[row], self.amount[row])
+        row = range(len(self))[row]
+        job_id, *said = self._text(row).split(_BETWEEN)
+        return self.forms[self.kind[row]].job(job_id, self.submit_time[row], self.amount[row], said)
 
     def __iter__(self) -> Iterator[Job]:
-        forms = self.forms
-        for job_id, kind, submit_s, amount in zip(
-            self.ids, self.kind, self.submit_time, self.amount, strict=True
-        ):
-            yield forms[kind].job(job_id, submit_s, amount)
+        for form, values in self._rows():
+            yield form.job(*values)
+
+    def _text(self, row: int) -> str:
+        return self._texts[self._ends[row] : self._ends[row + 1]].decode()
+
+    def _rows(self) -> Iterator[tuple[JobForm, tuple[str, float, float, Sequence[str]]]]:
+        """The form of each job, and the values that differ."""
+        forms, columns = self.forms, zip(self.kind, self.submit_time, self.amount, strict=True)
+        for row, (kind, submit_s, amount) in enumerate(columns):
+            job_id, *said = self._text(row).split(_BETWEEN)
+            yield forms[kind], (job_id, submit_s, amount, said)
+
+    def ids(self) -> Iterator[str]:
+        """Of all jobs."""
+        return (self.job_id(row) for row in range(len(self)))
+
+    def may_repeat_ids(self) -> bool:
+        """False: all ids differ."""
+        import numpy as np  # of those who read job tables, all have it
+
+        hashes = np.fromiter(map(hash, self.ids()), np.int64, len(self))
+        return len(np.unique(hashes)) < len(self)
+
+    def job_id(self, row: int) -> str:
+        return self._text(row).partition(_BETWEEN)[0]
 
     def append(self, job: Job, line: bytes = b"") -> int:
         """Returns the row of the job.
 
         :param line: the JSON text that the job was read from.
         """
-        key = _around(line) if len(self.forms) < _FEW or 2 * len(self.forms) < len(self) else None
+        worth_a_look = len(self.forms) < _FEW or 2 * len(self.forms) < len(self)
+        parts = _parts(line) if worth_a_look and not job.after else None  # a job may not wait for itself
+        labels = {} if parts is None else parts.labels()
         kind = len(self.forms)
-        self.forms.append(JobForm(job))
-        self._add(job.id, job.submit_time, amount_of(job), kind)
-        if key is not None and key not in self._known and not job.after:  # a job may not wait for itself
-            self._known[key] = kind
+        self.forms.append(JobForm(job, tuple(labels)))
+        text = _BETWEEN.join([job.id, *labels.values()])
+        self._add(text.encode(), job.submit_time, amount_of(job), kind)
+        if parts is not None and parts.around not in self._known and labels in ({}, job.labels):
+            self._known[parts.around] = kind
             self._unproved.add(kind)
         return len(self) - 1
 
-    def _prove(self, key: tuple[bytes, ...], kind: int) -> bool:
+    def _prove(self, around: _Around, kind: int) -> bool:
+        """Whether the values are where they seem to be: a job with others differs in nothing else."""
         self._unproved.remove(kind)
-        if not self._is_form(key, self.forms[kind].template):
-            self._known[key] = -1
-        return self._known[key] == kind
-
-    def _is_form(self, key: tuple[bytes, ...], job: Job) -> bool:
-        """Whether the three values are where they seem to be: a job with others differs in nothing else."""
-        start, *rest = key
-        values = [b"a-mark", str(_MARK).encode(), str(_MARK).encode()]
-        text = b'{"id":"%b","submit_time":%b,' % (values[0], values[1]) + values[2].join([start, *rest])
-        other = Job.model_validate_json(text)
-        expected = JobForm(job).job("a-mark", _MARK, _MARK)
-        return bool(other == expected and other.model_fields_set == job.model_fields_set)
+        form = self.forms[kind]
+        other = Job.model_validate_json(around.line())
+        expected = form.job(_WORD, _MARK, _MARK, [_WORD] * len(form.labels))
+        if other != expected or other.model_fields_set != form.template.model_fields_set:
+            self._known[around] = -1
+        return self._known[around] == kind
 
     def take(self, line: bytes) -> bool:
         """Add the job of a line, if the line is of a form that is known."""
-        start = _START.match(line)
-        if start is None:
+        parts = _parts(line)
+        if parts is None:
             return False
-        at = start.end()
-        work = _WORK.search(line, at)
-        key = (line[at:],) if work is None else (line[at : work.start(1)], line[work.end(1) :])
-        kind, amount = self._known.get(key, -1), 0.0 if work is None else float(work[1])
-        if kind < 0 or (work is not None and not amount):
+        kind = self._known.get(parts.around, -1)
+        if kind < 0 or parts.amount == 0:
             return False
-        if kind in self._unproved and not self._prove(key, kind):
+        if kind in self._unproved and not self._prove(parts.around, kind):
             return False
-        self._add(start[1].decode(), float(start[2]), amount, kind)
+        text = _BETWEEN.encode().join([parts.job_id, *parts.said])
+        self._add(text, parts.submit_time_s, parts.amount or 0.0, kind)
         return True
 
-    def _add(self, job_id: str, submit_time_s: float, amount: float, kind: int) -> None:
-        self.ids.append(job_id)
+    def _add(self, text: bytes | bytearray, submit_time_s: float, amount: float, kind: int) -> None:
+        self._texts += text
+        self._ends.append(len(self._texts))
         self.submit_time.append(submit_time_s)
         self.amount.append(amount)
         self.kind.append(kind)
 
     def in_order(self) -> JobTable:
         """The jobs in order of (submit_time, id)."""
-        keys = zip(self.submit_time, self.ids, strict=True)
-        if all(earlier <= later for earlier, later in pairwise(keys)):
+        pairs = enumerate(pairwise(self.submit_time))
+        if all(
+            earlier < later or (earlier == later and self.job_id(row) <= self.job_id(row + 1))
+            for row, (earlier, later) in pairs
+        ):
             return self
-        return self._of(sorted(range(len(self)), key=lambda row: (self.submit_time[row], self.ids[row])))
+        return self._of(sorted(range(len(self)), key=lambda row: (self.submit_time[row], self.job_id(row))))
 
     def _of(self, rows: Sequence[int]) -> JobTable:
         found = JobTable()
         found.forms = self.forms
-        found.ids = [self.ids[row] for row in rows]
-        for name in ("submit_time", "amount", "kind"):
-            column = getattr(self, name)
-            setattr(found, name, array(column.typecode, (column[row] for row in rows)))
+        for row in rows:
+            text = self._texts[self._ends[row] : self._ends[row + 1]]
+            found._add(text, self.submit_time[row], self.amount[row], self.kind[row])
         return found
 
     def complete_times(self) -> None:
@@ -261,22 +359,8 @@ class JobTable(Sequence[Job]):
 
     def canonical(self) -> Iterator[str]:
         """:func:`~pliant.schemas.job.canonical_json` of each job."""
-        forms = self.forms
-        for job_id, kind, submit_s, amount in zip(
-            self.ids, self.kind, self.submit_time, self.amount, strict=True
-        ):
-            yield forms[kind].canonical(job_id, submit_s, amount)
-
-
-def _around(line: bytes) -> tuple[bytes, ...] | None:
-    """The text of a line around the three values. Returns None if it is not as such lines are written."""
-    start = _START.match(line)
-    if start is None:
-        return None
-    work = _WORK.search(line, start.end())
-    if work is None:
-        return (line[start.end() :],)
-    return line[start.end() : work.start(1)], line[work.end(1) :]
+        for form, values in self._rows():
+            yield form.canonical(*values)
 
 
 def in_order(jobs: Sequence[Job]) -> Sequence[Job]:

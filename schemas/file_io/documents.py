@@ -10,13 +10,16 @@ import json
 import re
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeVar
+from itertools import chain
+from typing import Any, BinaryIO, Final, TypeVar
 
 from pydantic_core import ValidationError
 
-from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.errors import BadInputError, OutOfMemoryError, Problem
+from pliant.schemas.file_io.files import PARQUET_MAGIC
 from pliant.schemas.file_io.json_lines import (
     BOM,
+    LineReader,
     encode,
     key_given_twice,
     read_lines,
@@ -26,6 +29,7 @@ from pliant.schemas.file_io.json_lines import (
     validate_value,
     warn_dropped,
 )
+from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import (
     NOT_FINITE,
     Record,
@@ -39,11 +43,11 @@ from pliant.schemas.file_io.record import (
     pointer,
     schema_id,
 )
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, SharedParts
 from pliant.schemas.job_table import JobTable
 
 R = TypeVar("R", bound=Record)
-_MAYBE_NOT_FINITE: Final = re.compile(rb"NaN|Infinity|[eE]\+?\d{3}")
+_MAYBE_NOT_FINITE: Final = re.compile(rb"NaN|Infinity|[:,\[\s-][0-9.]*[eE]\+?\d{3}")
 _SPACE: Final = re.compile(r"[\s,:]*")
 _DECODER: Final = json.JSONDecoder()
 _text: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -170,7 +174,7 @@ def parse_jobs(data: bytes, source: str, defaults: Mapping[str, Any] | None = No
     :param defaults: JSON values of fields for jobs that do not state them. Of ``env`` and ``labels`` each key
         counts by itself.
     """
-    share = _Sharing().share
+    share = SharedParts().share
 
     def job_of(line: bytes) -> Job:
         return share(Job.model_validate_json(_completed(line, defaults) if defaults else line))
@@ -188,26 +192,74 @@ def parse_jobs(data: bytes, source: str, defaults: Mapping[str, Any] | None = No
 
 def parse_job_table(data: bytes, source: str) -> JobTable:
     """As :func:`parse_jobs`, in columns."""
-    share, table, numbers = _Sharing().share, JobTable(), array("q")
+    table = _TableInProgress()
+    lines, problems = read_lines(data, source, "job", table.row_of, written_by_people=True, known=table.takes)
+    return table.done(lines, problems, source)
 
-    def known(number: int, line: bytes) -> bool:
-        if not table.take(line):
+
+@garbage_collection_paused()
+def stream_job_table(stream: BinaryIO, source: str) -> JobTable | None:
+    """As :func:`parse_job_table`, without the whole file in memory.
+
+    :raises BadInputError: an id is there twice.
+    :returns: None if there is anything else to say about the file, which it takes the whole of it to do.
+    """
+    table = _TableInProgress()
+    start = stream.read(len(PARQUET_MAGIC))
+    if not start or start == PARQUET_MAGIC or start.startswith(BOM):
+        return None
+    reader = LineReader(source, "job", table.row_if_plain, keys_once=True, known=table.takes)
+    try:
+        reader.feed(chain((start + stream.readline(),), stream))
+    except (_NotPlainError, BadInputError):
+        return None
+    except MemoryError:
+        raise OutOfMemoryError(f"{len(table.table)} records of {source}") from None
+    return None if reader.problems else table.done(reader.records, [], source)
+
+
+class _NotPlainError(Exception):
+    """A line needs another look."""
+
+
+class _TableInProgress:
+    """A table, and the line of each job in the file."""
+
+    def __init__(self) -> None:
+        self.table = JobTable()
+        self._share = SharedParts().share
+        self._numbers = array("q")
+
+    def takes(self, number: int, line: bytes) -> bool:
+        """Whether the line is of a known form: then the table has its job."""
+        if not self.table.take(line):
             return False
-        numbers.append(number)
+        self._numbers.append(number)
         return True
 
-    def row_of(line: bytes) -> int:
-        row = table.append(share(Job.model_validate_json(line)), line)
-        numbers.append(0)
+    def row_of(self, line: bytes) -> int:
+        """:raises ValidationError: it is no job."""
+        row = self.table.append(self._share(Job.model_validate_json(line)), line)
+        self._numbers.append(0)
         return row
 
-    lines, problems = read_lines(data, source, "job", row_of, written_by_people=True, known=known)
-    for number, row in lines:
-        numbers[row] = number
-    if problems or len(set(table.ids)) < len(table):
-        _refuse(problems, list(zip(numbers, table.ids, strict=True)), source)
-    table.complete_times()
-    return table
+    def row_if_plain(self, line: bytes) -> int:
+        try:
+            return self.row_of(line)
+        except ValidationError as error:
+            raise _NotPlainError from error
+
+    def done(self, lines: list[tuple[int, int]], problems: list[Problem], source: str) -> JobTable:
+        """:param lines: numbers and rows of those that were not of a known form.
+        :raises BadInputError: there are problems, or ids are there twice.
+        """
+        table = self.table
+        for number, row in lines:
+            self._numbers[row] = number
+        if problems or table.may_repeat_ids():
+            _refuse(problems, list(zip(self._numbers, table.ids(), strict=True)), source)
+        table.complete_times()
+        return table
 
 
 def _refuse(problems: list[Problem], lines: list[tuple[int, str]], source: str) -> None:
@@ -258,30 +310,3 @@ def _duplicates(lines: list[tuple[int, str]], source: str) -> list[Problem]:
             text = f'"{job_id}" is used twice, first on line {known}, expected unique ids'
             problems.append(Problem(source, number, "/id", text))
     return problems
-
-
-class _Sharing:
-    """Keeps equal parts of the jobs of a file once, which saves two thirds of the memory.
-
-    Records never change, so sharing them has no effect.
-    """
-
-    def __init__(self) -> None:
-        self._records: dict[tuple[object, ...], Record] = {}
-        self._names: dict[frozenset[str], set[str]] = {}
-
-    def share(self, job: Job) -> Job:
-        values = job.__dict__
-        for name in ("gpus", "batch"):
-            record = values[name]
-            values[name] = self._records.setdefault((name, *record.__dict__.values()), record)
-        self._share_names(job)
-        if job.work is not None:
-            self._share_names(job.work)
-        return job
-
-    def _share_names(self, record: Record) -> None:
-        """Pydantic keeps the names of the given fields for each record."""
-        names = record.model_fields_set
-        shared = self._names.setdefault(frozenset(names), names)
-        object.__setattr__(record, "__pydantic_fields_set__", shared)

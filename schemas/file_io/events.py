@@ -48,12 +48,14 @@ if TYPE_CHECKING:
 LOG_HEADER: Final = header(EVENT.kind, minor=1)
 """The first line of a log whose lines carry checksums."""
 _BLOCK: Final = 65536
+_NAMES: Final = {name: name for name in EVENT_NAMES}
+"""Those of a file have a copy for each event."""
 _log = logging.getLogger("pliant")
 _LOG_BLOCK: Final = 1 << 24
 _CRC_BLOCK: Final = 1 << 18
 """Bytes checked at a time. Small, as a writer checks its whole log again and again."""
-_MAYBE_INFINITE: Final = r"NaN|Infinity|[0-9][eE]\+?[0-9]{3}"
-"""Matches JSON text with a number that is not finite, and rarely other text."""
+_MAYBE_INFINITE: Final = r"NaN|Infinity|[:,\[\s-][0-9.]*[eE]\+?[0-9]{3}"
+"""Matches JSON text with a number that is not finite, and rarely other text: digests, in quotes, do not."""
 
 
 def parse_events(data: bytes, source: str) -> tuple[Event, ...]:
@@ -147,8 +149,17 @@ def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
     holds = is_current and _numbers_hold(arrow) and _names_hold(arrow)
     if not (holds and _preempted_hold_nothing(arrow) and _texts_hold(arrow)):
         return None
-    columns = (arrow.column(name).to_pylist() for name in EventRow._fields)
-    return map(EventRow._make, zip(*columns, strict=True))
+    return _rows(arrow.select(list(EventRow._fields)))
+
+
+def _rows(arrow: pa.Table) -> Iterator[EventRow]:
+    """Each when its turn comes; the texts of a block of rows are in memory at a time."""
+    for block in arrow.to_batches(max_chunksize=_BLOCK):
+        columns = {
+            name: column.to_pylist() for name, column in zip(EventRow._fields, block.columns, strict=True)
+        }
+        columns["event"] = map(_NAMES.__getitem__, columns["event"])
+        yield from map(EventRow._make, zip(*columns.values(), strict=True))
 
 
 def _numbers_hold(arrow: pa.Table) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R")
+D = TypeVar("D", bytes, memoryview)
 Metadata = tuple[tuple[str, str], ...]
 _NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
 _THREADS_FROM: Final = 1 << 22
@@ -105,7 +106,7 @@ def parquet_bytes(rows: Sequence[R], table: TableKind[R], metadata: Metadata = (
     return within_limits(written)
 
 
-def within_limits(written: Callable[..., bytes], weight: TextWeight | None = None) -> bytes:
+def within_limits(written: Callable[..., D], weight: TextWeight | None = None) -> D:
     """A Parquet file that :func:`read_arrow` accepts.
 
     Rows that are much alike pack so small that readers cannot tell them from an attack; these are packed less
@@ -157,7 +158,7 @@ class TextWeight:
         check_bytes(needed, file_bytes, source, f"{self.text_bytes:,} bytes of text")
         check_bytes(self.parts_bytes, file_bytes, source, "nested values in its texts")
 
-    def check_file(self, data: bytes) -> None:
+    def check_file(self, data: bytes | memoryview) -> None:
         """:raises BadInputError: a file of these rows would become too large."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -227,7 +228,7 @@ def _read_within_limits(data: bytes, source: str) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema(plain, packed.schema.metadata))
 
 
-def _packed(data: bytes, source: str) -> pa.Table:
+def _packed(data: bytes | memoryview, source: str) -> pa.Table:
     """The table with its strings as dictionaries, once it is known that they fit."""
     import pyarrow as pa
     import pyarrow.parquet as pq

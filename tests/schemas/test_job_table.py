@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -61,6 +62,51 @@ def test_lines_that_differ_in_three_values_are_of_one_form(tmp_path: Path) -> No
     assert list(table[48:]) == jobs[48:]
 
 
+SAYS = {"trace": "helios", "runs": "60-310"}
+LABELS = (
+    SAYS,
+    {**SAYS, "runs": "61-90"},
+    {"runs": "1-2", "trace": "x"},
+    {"100%s": "%d %", "a": "{}[],:"},
+    {"100%s": "5 %s", "a": "%"},
+    {"labels": "x"},
+    {"labels": "y}}"},
+    {"a": ""},
+    {"a": "\n"},
+    {"a": "é", "b": "c"},
+    {"a": "ü", "b": "d"},
+    {"a": 'quoted "word"'},
+    {"a": "back\\slash"},
+    {"a-mark": "a-mark"},
+    {},
+)
+
+
+@pytest.mark.parametrize("stated", [{"gpu_seconds": 5.0}, {"work": None}])
+def test_labels_may_say_something_else_of_each_job(stated: dict[str, Any]) -> None:
+    jobs = [
+        job(f"j{n}-{copy}", at=float(n), labels=labels, **stated)
+        for copy in range(3)
+        for n, labels in enumerate(LABELS)
+    ]
+    table = parse_job_table(job_lines(jobs), "jobs")
+    assert list(table) == jobs == list(parse_jobs(job_lines(jobs), "jobs"))
+    assert list(table.canonical()) == [canonical_json(one) for one in jobs]
+    assert [vars(one)["form"].json(one) for one in table] == [
+        one.model_dump_json(by_alias=True, exclude_defaults=True) for one in jobs
+    ]
+    assert list(table.in_order()) == in_order(tuple(jobs))
+
+
+def test_jobs_that_differ_in_what_their_labels_say_are_of_one_form() -> None:
+    jobs = [
+        job(f"j{n}", gpu_seconds=n + 1.0, labels={"trace": "t", "runs": f"{n}-{n * n}"}) for n in range(99)
+    ]
+    table = parse_job_table(job_lines(jobs), "jobs")
+    assert set(table.kind) == {0}
+    assert list(table) == jobs
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -71,6 +117,8 @@ def test_lines_that_differ_in_three_values_are_of_one_form(tmp_path: Path) -> No
         (LINE.format("x", 1, "1e30"), "/work/samples: 1e+30"),
         (LINE.format("a", 1, 1), '"a" is used twice, first on line 1'),
         (LINE.format("x", 1, 1).replace('"model":"m"', '"model":"m","model":"n"'), "given twice"),
+        (LINE.format("x", 1, 1).replace("}}", '},"labels":{"a":"b","a":"c"}}'), "given twice"),
+        (LINE.format("x", 1, 1).replace("}}", '},"labels":{"a":1}}'), "/labels/a: 1"),
     ],
 )
 def test_a_wrong_line_of_a_known_form_is_named(line: str, words: str) -> None:

@@ -10,15 +10,17 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import active_children, get_context, parent_process
-from statistics import median
 from typing import Final
+
+import numpy as np
 
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import PIPE
@@ -53,13 +55,14 @@ def offered_load(inputs: Inputs) -> float | None:
     """
     speeds = Speeds(inputs.throughput, node_states(inputs.cluster))
     largest = max(speeds.gpu_types.values(), default=0)
-    jobs = [job for job in inputs.jobs if _amount(job) and job.min_gpus <= largest]
-    if len(jobs) < _FEWEST:
+    gpu_seconds, alone_s = array("d"), array("d")
+    for job, each in _gpu_seconds((job for job in inputs.jobs if job.min_gpus <= largest), speeds):
+        gpu_seconds.append(each)
+        alone_s.append(each / job.gpus.requested)
+    if len(alone_s) < _FEWEST:
         return None
     arriving_s = inputs.jobs[-1].submit_time - inputs.jobs[0].submit_time
-    gpu_seconds = _gpu_seconds(jobs, speeds)
-    alone_s = median(each / job.gpus.requested for each, job in zip(gpu_seconds, jobs, strict=True))
-    if arriving_s <= alone_s:
+    if arriving_s <= np.median(alone_s):
         return None
     return sum(gpu_seconds) / (inputs.cluster.total_gpus * arriving_s)
 
@@ -75,18 +78,17 @@ def overload(inputs: Inputs) -> str | None:
     return f"overload: jobs arrive for {span} and bring {work}: the queue grows to the last arrival"
 
 
-def _gpu_seconds(jobs: list[Job], speeds: Speeds) -> list[float]:
-    """Of each job; for jobs of one kind it is in proportion to their work."""
+def _gpu_seconds(jobs: Iterable[Job], speeds: Speeds) -> Iterator[tuple[Job, float]]:
+    """Each job of known work; for jobs of one kind it is in proportion to their work."""
     per_unit: dict[object, float] = {}
-    found = []
     for job in jobs:
-        amount = _amount(job)
+        if not (amount := _amount(job)):
+            continue
         limits = (job.gpus.requested, job.gpus.min, job.gpus.max, job.gpus.per_replica, job.elastic)
         kind = (type(job.work), job.model, job.batch.size, job.batch.per_gpu_max, limits)
         if kind not in per_unit:
             per_unit[kind] = demand_gpu_s(job_state(job, speeds), speeds) / amount
-        found.append(amount * per_unit[kind])
-    return found
+        yield job, amount * per_unit[kind]
 
 
 def _amount(job: Job) -> float:

@@ -20,6 +20,7 @@ from pliant.schemas.file_io.files import (
     check_output,
     make_folder,
     write_bytes,
+    write_chunks,
     write_error,
 )
 from pliant.schemas.file_io.parquet import (
@@ -225,7 +226,7 @@ def read_summary(path: str) -> dict[str, Any]:
 
 def parquet_bytes(log: EventLog) -> bytes:
     """The file of all events; equal events give equal bytes."""
-    return _packed([*encoded(log)])
+    return bytes(_packed([*encoded(log)]))
 
 
 def encoded(log: EventLog) -> Iterator[pa.RecordBatch]:
@@ -245,19 +246,19 @@ def _schema() -> pa.Schema:
     return EVENT.arrow().with_metadata({"schema": schema_id(EVENT.kind)})
 
 
-def _packed(blocks: Iterable[pa.RecordBatch], weight: TextWeight | None = None) -> bytes:
+def _packed(blocks: Iterable[pa.RecordBatch], weight: TextWeight | None = None) -> memoryview:
     """The Parquet file of blocks, which are read again for another packing."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = _schema()
 
-    def written(**packing: Any) -> bytes:
+    def written(**packing: Any) -> memoryview:
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, schema, write_page_checksum=True, **packing) as writer:
             for block in blocks:
                 writer.write_batch(block, row_group_size=BLOCK)
-        return bytes(sink.getvalue().to_pybytes())
+        return memoryview(sink.getvalue())
 
     return within_limits(written, weight)
 
@@ -314,7 +315,7 @@ class StoredEvents:
             return
         self.log.store()
         make_folder(Path(self._path).parent)
-        write_bytes(self._path, _packed(self, self._weight))
+        write_chunks(self._path, (_packed(self, self._weight),))
         write_summary(summary, self._path)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

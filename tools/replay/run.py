@@ -37,7 +37,7 @@ from pliant.tools.replay.progress import (
 from pliant.tools.replay.recorded import check_recorded, follow, is_recorded
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.decide import throughput_for
-from pliant.tools.schedule.demand import check_demand, demand_gpu_s, demand_rate, submit_detail
+from pliant.tools.schedule.demand import check_demand, demand_gpu_s, submit_detail
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
@@ -381,7 +381,6 @@ class Submissions:
         self._speeds = speeds
         self._policy = policy
         self._measured_sizes = measured_sizes
-        self._demands: dict[JobForm, tuple[int, float]] = {}
         self._cluster_gpus = sum(speeds.gpu_types.values())
 
     def describe(self, job: JobState) -> Detail:
@@ -396,20 +395,11 @@ class Submissions:
         )
         samples = job.work_samples or 0.0
         work = f',"samples":{compact_json(samples)}' if samples else ""
-        if demand := self._demand_gpu_s(job, form, samples):
+        if demand := demand_gpu_s(job, self._speeds, of_simulation=True):
             work += f',"demand_gpu_s":{compact_json(demand)}'
         if rates := self._policy.promised_rates(job, self._speeds):
             work += f',"rates":{compact_json(rates)}'
         return f'{{"job":{spec},"curve":{self._curve(job)}{work}}}'
-
-    def _demand_gpu_s(self, job: JobState, form: JobForm | None, samples: float) -> float:
-        """As :func:`demand_gpu_s` says, in proportion to the work of jobs that differ in nothing else."""
-        if form is None or job.spec.batch.regimes:
-            return demand_gpu_s(job, self._speeds, of_simulation=True)
-        if form not in self._demands:
-            self._demands[form] = demand_rate(job, self._speeds)
-        gpus, rate = self._demands[form]
-        return gpus * samples / rate if gpus else 0.0
 
     def _curve(self, job: JobState) -> str:
         spec = job.spec

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import ENDS, FREES, HOLDS, RESCALES, Event
@@ -26,7 +27,7 @@ from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
 from pliant.schemas.file_io.limits import ROWS_BYTES, garbage_collection_paused
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
-from pliant.schemas.job import GpuTimeWork, Job, trace_hash
+from pliant.schemas.job import GpuTimeWork, Job, SharedParts, trace_hash
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import TeamStanding
 from pliant.tools.report.isolated import rate_at
@@ -38,6 +39,7 @@ from pliant.tools.report.records import (
     ObservedStep,
     ReportedProgress,
     RunRecord,
+    Specs,
 )
 
 R = TypeVar("R", bound=Record)
@@ -45,6 +47,9 @@ AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
 _SHORTEST_STEP_S: Final = 1e-9
+_JOB: Final = '{"job":'
+_CURVE: Final = ',"curve":'
+"""Around the job in a submission."""
 _REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
 Speeds = Mapping[int, tuple[float, float]]
 """(samples, seconds) of training, by GPUs."""
@@ -93,6 +98,8 @@ class _Fold:
         self.policies: dict[str, None] = {}
         self.teams: list[tuple[float, tuple[TeamStanding, ...]]] = []
         self.curves: dict[Curve, Curve] = {}
+        self.share = SharedParts().share
+        self.specs = Specs()
         self.beside: dict[str, str] = {}
         """The other job of two on the same GPUs."""
         self.cluster_events: dict[str, Callable[[AnyEvent, int], None]] = {
@@ -177,20 +184,43 @@ class _Fold:
         return True
 
     def _submit(self, event: AnyEvent, number: int) -> None:
-        detail = self._parse(SubmitDetail, event.detail or {}, number)
-        if detail is None:
+        found = self._of_known_form(event.detail) or self._submitted(event, number)
+        if found is None:
             return
-        job_id = event.job or ""
-        if detail.job.id != job_id:
-            self._problem(number, f'submit of "{job_id}" describes job "{detail.job.id}"', "/detail/job/id")
+        row, detail = found
+        described, job_id = self.specs.table.job_id(row), event.job or ""
+        if described != job_id:
+            self._problem(number, f'submit of "{job_id}" describes job "{described}"', "/detail/job/id")
         elif job_id in self.jobs:
             self._problem(number, f'job "{job_id}" is submitted twice')
         else:
             curve = self.curves.setdefault(detail.curve, detail.curve)  # many jobs share few curves
             rates = self.curves.setdefault(detail.rates, detail.rates)
             self.jobs[job_id] = JobRecord(
-                detail.job, event.time, curve, rates, detail.samples, detail.demand_gpu_s
+                described, self.specs, row, event.time, curve, rates, detail.samples, detail.demand_gpu_s
             )
+
+    def _submitted(self, event: AnyEvent, number: int) -> tuple[int, SubmitDetail] | None:
+        """The row of the job that is submitted, and what the event says of it. Returns None for a problem."""
+        detail = self._parse(SubmitDetail, event.detail or {}, number)
+        if detail is None:
+            return None
+        spec, _ = _parted(event.detail)
+        return self.specs.table.append(self.share(detail.job), spec), detail
+
+    def _of_known_form(self, detail: Detail | None) -> tuple[int, SubmitDetail] | None:
+        """The same of a job that differs from one before in few values. Returns None for others."""
+        spec, rest = _parted(detail)
+        try:
+            others = from_json(rest) if spec else None
+            if not isinstance(others, dict) or "job" in others or not self.jobs:
+                return None
+            known = next(iter(self.jobs.values())).job
+            found = SubmitDetail.model_validate({**others, "job": known}, strict=False)
+        except ValueError:  # which includes what pydantic has to say
+            return None
+        row = len(self.specs.table)
+        return (row, found) if self.specs.table.take(spec) else None
 
     def _decision(self, event: AnyEvent, number: int) -> None:
         detail = _fields(event)
@@ -240,6 +270,16 @@ class _Fold:
 
 class _Teams(Record):
     teams: tuple[TeamStanding, ...]
+
+
+def _parted(detail: Detail | None) -> tuple[bytes, bytes]:
+    """The text of the job in a submission, and that of all else as an object of its own. Both are empty if it
+    is not as a replay writes it.
+    """
+    if not isinstance(detail, str) or not detail.startswith(_JOB):
+        return b"", b""
+    spec, curve, rest = detail[len(_JOB) :].rpartition(_CURVE)
+    return (spec.encode(), f"{{{curve[1:]}{rest}".encode()) if curve else (b"", b"")
 
 
 def _fields(event: AnyEvent) -> Mapping[str, Any]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
 from pathlib import PurePath
 from typing import Any, Final, Literal, NamedTuple
 
 from pliant.schemas.event import End
 from pliant.schemas.job import Job, Utility
+from pliant.schemas.job_table import JobTable
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
 
@@ -79,11 +80,30 @@ class RunRecord:
         return any(job.is_measured for job in self.jobs)
 
 
-@dataclass(slots=True)
+class Specs:
+    """What each job of a run asks for, in columns.
+
+    The one that was asked for last is kept: who looks at a job looks at much of it.
+    """
+
+    def __init__(self) -> None:
+        self.table = JobTable()
+        self._last: tuple[int, Job] | None = None
+
+    def __getitem__(self, row: int) -> Job:
+        if self._last is None or self._last[0] != row:
+            self._last = row, self.table[row]
+        return self._last[1]
+
+
+@dataclass(slots=True, eq=False)
 class JobRecord:
     """One job from its submission to its end, or to the end of the log."""
 
-    job: Job
+    id: str
+    specs: Specs
+    row: int
+    """In these."""
     submit_s: float
     curve: Curve = ()
     """At the reference batch."""
@@ -119,9 +139,19 @@ class JobRecord:
     admission: Mapping[str, Any] = field(default_factory=dict)
     """What the policy said last on admission or rejection."""
 
+    def __eq__(self, other: object) -> bool:
+        """Whether they are alike; that of another run is in other columns."""
+        if not isinstance(other, JobRecord):
+            return NotImplemented
+        names = [each.name for each in fields(self) if each.name not in ("specs", "row")]
+        return self.job == other.job and all(getattr(self, each) == getattr(other, each) for each in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
     @property
-    def id(self) -> str:
-        return self.job.id
+    def job(self) -> Job:
+        """What it asks for."""
+        return self.specs[self.row]
 
     @property
     def first_start_s(self) -> float | None:

@@ -64,21 +64,21 @@ def demand_rate(job: JobState, speeds: Speeds) -> tuple[int, float]:
 
     A job that changes its batch by itself is as fast as it is at present.
     """
-    for gpus in chain((job.spec.gpus.requested,), sizes_below(job)):
-        if _runs(job, gpus, speeds):
-            return gpus, speeds.best_rate(job, gpus)
-    return 0, 0.0
+
+    def made() -> tuple[int, float]:
+        for gpus in chain((job.spec.gpus.requested,), sizes_below(job)):
+            if _runs(job, gpus, speeds):
+                return gpus, speeds.best_rate(job, gpus)
+        return 0, 0.0
+
+    asked = ("demand", job.spec.gpus.requested, job.min_gpus, job.spec.elastic == "none")
+    return speeds.of_kind(job, asked, made)
 
 
 def gpu_s_per_sample(job: JobState, speeds: Speeds) -> float:
     """GPU-seconds of a sample at the size of :func:`demand_gpu_s`; 0 for a job without one."""
-
-    def made() -> float:
-        gpus, rate = demand_rate(job, speeds)
-        return gpus / rate if gpus else 0.0
-
-    asked = (job.spec.gpus.requested, job.spec.min_gpus, job.spec.elastic == "none")
-    return speeds.of_kind(job, ("demand of a sample", *asked), made)
+    gpus, rate = demand_rate(job, speeds)
+    return gpus / rate if gpus else 0.0
 
 
 def rate_of_all_work(job: JobState, gpus: int, speeds: Speeds) -> float:
@@ -109,7 +109,7 @@ def sizes_below(job: JobState) -> Iterator[int]:
     """Sizes below the requested one, descending: those that the job lists, else powers of two of replicas,
     and last the minimum.
     """
-    requested, least, each = job.spec.gpus.requested, job.spec.min_gpus, job.per_replica
+    requested, least, each = job.spec.gpus.requested, job.min_gpus, job.per_replica
     if job.spec.elastic == "none" or requested == least:
         return
     if isinstance(job.spec.gpus.sizes, tuple):

@@ -5,20 +5,44 @@ The caller owns these objects; a policy reads them and must not write to them.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from pliant.schemas.checks import capacities
-from pliant.schemas.job import EpochWork, Job, PowersOfTwo
+from pliant.schemas.job import EpochWork, Job
 
 if TYPE_CHECKING:
     from pliant.schemas.cluster import Cluster
 
 NodeGpus = tuple[tuple[str, int], ...]
 """((node name, GPUs on it), …): where a job sits."""
+
+
+class Place(tuple[tuple[str, int], ...]):
+    """A placement on many nodes that keeps what would be counted again with every step of its job.
+
+    It equals the plain tuple, which any other placement is.
+    """
+
+    gpus: int
+    shape: tuple[int, ...]
+    """GPUs on each node, descending."""
+    indices: list[int]
+    """Of its nodes in the cluster."""
+
+    @classmethod
+    def of(cls, names: Sequence[str], picks: Sequence[tuple[int, int]]) -> Place:
+        """:param names: of all nodes.
+        :param picks: (index of a node, GPUs on it).
+        """
+        found = cls([(names[index], count) for index, count in picks])
+        counts = [count for _, count in picks]
+        found.indices = [index for index, _ in picks]
+        found.gpus, found.shape = sum(counts), tuple(sorted(counts, reverse=True))
+        return found
 
 
 HALF: Final = 0.5
@@ -59,35 +83,46 @@ class EpochEnd(NamedTuple):
     metric: float | None = None
 
 
-class JobKind(NamedTuple):
-    """All on which the speed of a job depends: on equal GPUs, jobs of one kind are equally fast."""
+class JobKind:
+    """All on which the speed of a job depends: on equal GPUs, jobs of one kind are equally fast.
 
-    model: str
-    reference_batch: int
-    states_batch: bool
-    """Whether more GPUs than samples are infeasible."""
-    per_gpu_max: int | None
-    per_replica: int
-    sizes: PowersOfTwo | tuple[int, ...] | None
-    """The only sizes that it may have; None: every number of replicas."""
-    room: tuple[tuple[str, int], ...] | None
-    """By GPU type, the most workers that nodes have CPUs, memory and bandwidth for; None: no limit."""
+    That is its model, its reference batch and whether it states that (then more GPUs than samples are
+    infeasible), the largest part of one GPU, the GPUs of a replica, the sizes that it may have, and by GPU
+    type the most workers that nodes have CPUs, memory and bandwidth for. Of each kind there is one object, so
+    that a table of speeds need not look at the values.
+    """
+
+    __slots__ = ("_values",)
+    _values: tuple[Hashable, ...]
+    _known: ClassVar[dict[tuple[Hashable, ...], JobKind]] = {}
 
     @classmethod
     def of(cls, job: JobState) -> JobKind:
         if (known := job.kind) is not None:
             return known
-        batch, room = job.spec.batch, job.room
-        found = job.kind = cls(
+        batch, gpus, room = job.spec.batch, job.spec.gpus, job.room
+        found = job.kind = cls._of(
             job.spec.model,
             job.reference_batch,
             batch.size is not None,
             batch.per_gpu_max,
-            job.per_replica,
-            job.spec.gpus.sizes,
+            gpus.per_replica,
+            gpus.sizes,
             None if room is None else tuple(room.items()),
         )
         return found
+
+    @classmethod
+    def _of(cls, *values: Hashable) -> JobKind:
+        found = cls._known.get(values)
+        if found is None:
+            found = cls._known[values] = cls()
+            found._values = values
+        return found
+
+    def __reduce__(self) -> tuple[Callable[..., JobKind], tuple[Hashable, ...]]:
+        """A copy is the same object."""
+        return JobKind._of, self._values
 
 
 MOST_EPOCH_ENDS: Final = 128
@@ -139,6 +174,8 @@ class JobState:
     """Larger is more important."""
     per_replica: int = field(init=False)
     """GPUs of one replica: it gets whole multiples of them."""
+    min_gpus: int = field(init=False)
+    """The smallest size, defaults applied."""
     any_number: bool = field(init=False)
     """Whether every number of GPUs within its limits is a size: else ``spec.gpus`` says which are."""
     most: int | None = None
@@ -209,6 +246,7 @@ class JobState:
         self.id = spec.id
         self.priority = spec.priority
         self.per_replica = gpus.per_replica
+        self.min_gpus = spec.min_gpus
         self.any_number = gpus.any_number
         self.arrival = (spec.submit_time, spec.id)
         self.global_batch = self.reference_batch
@@ -238,7 +276,7 @@ class JobState:
         if self.spec.elastic == "none":
             requested = self.spec.gpus.requested
             return range(requested, 1 + min(requested, self.max_gpus(cluster_gpus)))
-        return self.spec.gpus.between(self.spec.min_gpus, self.max_gpus(cluster_gpus))
+        return self.spec.gpus.between(self.min_gpus, self.max_gpus(cluster_gpus))
 
     @property
     def deadline_s(self) -> float:
@@ -421,7 +459,7 @@ class NodeState:
 def gpus_of(placement: NodeGpus) -> int:
     if len(placement) == 1:
         return placement[0][1]
-    return sum([count for _, count in placement])
+    return placement.gpus if isinstance(placement, Place) else sum([count for _, count in placement])
 
 
 def gpus_by_type(nodes: Iterable[NodeState]) -> dict[str, int]:

@@ -19,10 +19,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NoReturn
 
-from pliant.tools.schedule.jobs import NodeGpus, NodeState
+from pliant.tools.schedule.jobs import NodeGpus, NodeState, Place
 
 _MANY: Final = 8
 """Nodes from which on it pays to move those that change alike together."""
+_MOST_KNOWN: Final = 1 << 12
+"""Places on many nodes that are kept."""
 _Picks = list[tuple[int, int]]
 """(node index, GPUs taken from it)."""
 
@@ -58,10 +60,16 @@ class FreeGpus:
         self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
         self._largest: dict[str, int] = {}
         """GPUs of the largest node of each type, up or down, in service or not."""
+        self._known: dict[tuple[tuple[int, int], ...], Place] = {}
+        """Places on many nodes that were chosen before: large jobs often get the same nodes again."""
+        self._down: set[int] = set()
+        """Indices of the nodes that are down."""
         for node in nodes:
             self._largest[node.gpu_type] = max(node.made_gpus, self._largest.get(node.gpu_type, 0))
             if node.up:
                 self._set(node, node.gpus)
+            else:
+                self._down.add(node.index)
 
     def _shelves_of(self, node: NodeState) -> tuple[_Shelf, ...]:
         """Those that a node is on: of its type, its switch and its domains."""
@@ -104,8 +112,10 @@ class FreeGpus:
     def lose(self, node: NodeState) -> None:
         """A node went down: none of its GPUs is free. Call it before ``give`` for its jobs."""
         self._set(node, 0)
+        self._down.add(node.index)
 
     def regain(self, node: NodeState) -> None:
+        self._down.discard(node.index)
         self._set(node, node.gpus)
 
     def refit(self, index: int, gpus: int, free: int, *, up: bool) -> None:
@@ -114,6 +124,7 @@ class FreeGpus:
         if (node.gpus, self._free[index], node.up) != (gpus, free, up):
             self._set(node, 0)
             node.gpus, node.up = gpus, up
+            (self._down.discard if up else self._down.add)(index)
             self._set(node, free)
 
     def choose(
@@ -211,7 +222,15 @@ class FreeGpus:
 
     def _named(self, picks: _Picks) -> NodeGpus:
         names = self._names
-        return tuple([(names[index], count) for index, count in picks])
+        if len(picks) < _MANY:
+            return tuple([(names[index], count) for index, count in picks])
+        key = tuple(picks)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            found = self._known[key] = Place.of(names, picks)
+        return found
 
     def _set(self, node: NodeState, free: int) -> None:
         if not 0 <= free <= node.gpus:
@@ -231,34 +250,41 @@ class FreeGpus:
 
         :raises ValueError: as :meth:`_set`; then nothing has changed.
         """
-        nodes, frees, index_of, types = self.nodes, self._free, self._index_of, self._gpu_types
-        if sign > 0:
-            placement = tuple([each for each in placement if nodes[index_of[each[0]]].up])
-        indices = [index_of[name] for name, _ in placement]
+        frees = self._free
+        if isinstance(placement, Place) and not (self._down and sign > 0):
+            indices, shape = placement.indices, placement.shape
+            if shape[0] == shape[-1] and len(before := {*map(frees.__getitem__, indices)}) == 1:
+                (first,) = before
+                self._check_room(indices, first, first + sign * shape[0])
+                self._move_alike(indices, first, first + sign * shape[0])
+                return
         alike = defaultdict[tuple[int, int, str], list[int]](list)
-        kinds = zip(
-            [count for _, count in placement],
-            [frees[index] for index in indices],
-            [types[index] for index in indices],
-            strict=True,
-        )
-        for kind, index in zip(kinds, indices, strict=True):
-            alike[kind].append(index)
-        for (count, before, _), those in alike.items():
-            free = before + sign * count
-            if free < 0 or free > min([nodes[index].gpus for index in those]):
-                index = next(index for index in those if not 0 <= free <= nodes[index].gpus)
-                self._refuse(nodes[index], free)
-        for (count, before, gpu_type), those in alike.items():
-            free = before + sign * count
-            self.by_type[gpu_type] += (free - before) * len(those)
-            self._types[gpu_type].move_all(those, before, free)
-            for index in those:
-                frees[index] = free
-            if not self._is_flat:
-                for index in those:
-                    for shelf in self._shelves[index][1:]:
-                        shelf.move(index, before, free)
+        for name, count in placement:
+            index = self._index_of[name]
+            if sign < 0 or index not in self._down:
+                alike[frees[index], count, self._gpu_types[index]].append(index)
+        for (before, count, _), those in alike.items():
+            self._check_room(those, before, before + sign * count)
+        for (before, count, _), those in alike.items():
+            self._move_alike(those, before, before + sign * count)
+
+    def _check_room(self, indices: Sequence[int], before: int, free: int) -> None:
+        """:raises ValueError: these nodes cannot have that many GPUs free."""
+        nodes = self.nodes
+        if free < 0 or (free > before and free > min([nodes[index].gpus for index in indices])):
+            self._refuse(next(nodes[index] for index in indices if not 0 <= free <= nodes[index].gpus), free)
+
+    def _move_alike(self, indices: Sequence[int], before: int, free: int) -> None:
+        """Nodes of one type that had one number of GPUs free have another."""
+        frees, gpu_type = self._free, self._gpu_types[indices[0]]
+        self.by_type[gpu_type] += (free - before) * len(indices)
+        self._types[gpu_type].move_all(indices, before, free)
+        for index in indices:
+            frees[index] = free
+        if not self._is_flat:
+            for index in indices:
+                for shelf in self._shelves[index][1:]:
+                    shelf.move(index, before, free)
 
     def _spread(self, picks: _Picks) -> tuple[int, ...]:
         """How scattered a place is: domains from the highest level down, then nodes, then switches."""
@@ -488,9 +514,11 @@ class _Shelf:
         """(free GPUs, number of such nodes) from the top, until ``gpus`` are together."""
         runs = []
         for free in range(len(self._buckets) - 1, each - 1, -1):
-            use = free - free % each
-            count = min(len(self._buckets[free]), -(-gpus // use))
-            if count > 0:
+            if here := len(self._buckets[free]):
+                use = free - free % each
+                count = min(here, -(-gpus // use))
                 runs.append((free, count))
                 gpus -= use * count
+                if gpus <= 0:
+                    break
         return runs

@@ -28,13 +28,13 @@ from pliant.tools.profile.throughput import (
     local_limit,
     plan_batch,
 )
-from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, gpus_of
+from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, Place, gpus_of
 
 T = TypeVar("T")
 Levels = tuple[str, ...]
 """Levels of the network in several of whose domains a job is, the highest first."""
-_Key = tuple[str, str, int | Placement, Levels, int, int, int | None]
-"""Model, GPU type, size (consolidated) or placement, levels, batch, GPUs of a replica, largest share."""
+_Key = tuple[JobKind, str, int, Placement | None, Levels, int]
+"""Kind of job, GPU type, size, placement (None: consolidated), levels, batch."""
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
 
@@ -124,28 +124,34 @@ class Speeds:
         :param levels: those that the placement crosses (:meth:`levels_of`); None: as few as possible.
         :raises BadInputError: the model is not profiled.
         """
-        spec, batch, per_replica = job.spec, global_batch or job.reference_batch, job.per_replica
+        if gpu_type is None:
+            if len(self._total) != 1:
+                return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=global_batch))
+            gpu_type, placement, levels = self._first_type, None, None
+        if levels is None:
+            levels = self.fewest_levels(gpus, gpu_type) if self._largest else ()
+        batch = global_batch or job.reference_batch
+        key = (job.kind or JobKind.of(job), gpu_type, gpus, placement, levels, batch)
+        rate = self._rates.get(key)
+        if rate is None:
+            rate = self._rates[key] = self._modelled(job, key)
+        return rate
+
+    def _modelled(self, job: JobState, key: _Key) -> float:
+        """As :meth:`rate`. All that it asks of the job is in its kind."""
+        _, gpu_type, gpus, placement, levels, batch = key
+        spec, per_replica = job.spec, job.per_replica
         if gpus > batch * per_replica and spec.batch.size is not None:
             return 0.0  # a worker without a sample; a batch that is not stated limits nothing
         if not (job.any_number or spec.gpus.allows(gpus)):
             return 0.0
-        if gpu_type is None:
-            if len(self._total) != 1:
-                return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=batch))
-            gpu_type, placement, levels = self._first_type, None, None
         if job.room is not None and gpus > job.room.get(gpu_type, 0):
             return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
-        cap = spec.batch.per_gpu_max
-        if levels is None:
-            levels = self.fewest_levels(gpus, gpu_type) if self._largest else ()
-        key = (spec.model, gpu_type, placement or gpus, levels, batch, per_replica, cap)
-        rate = self._rates.get(key)
-        if rate is None:
-            shape = placement or self.consolidated(gpus, gpu_type, per_replica)
-            counted = batch * per_replica
-            seconds = self._across(levels).step_seconds(spec.model, gpu_type, shape, counted, cap)
-            rate = self._rates[key] = batch / seconds if seconds else 0.0
-        return rate
+        shape = placement or self.consolidated(gpus, gpu_type, per_replica)
+        seconds = self._across(levels).step_seconds(
+            spec.model, gpu_type, shape, batch * per_replica, spec.batch.per_gpu_max
+        )
+        return batch / seconds if seconds else 0.0
 
     def rate_at(self, job: JobState, placement: NodeGpus, global_batch: int) -> float:
         """Samples per second on these GPUs of these nodes."""
@@ -176,7 +182,7 @@ class Speeds:
         """
         limit = None if accumulates else self.most_local(job, gpu_type)
         counted = global_batch * job.per_replica
-        return max(1, job.spec.min_gpus, -(-counted // limit) if limit else 1)
+        return max(1, job.min_gpus, -(-counted // limit) if limit else 1)
 
     def useful(
         self,
@@ -252,7 +258,7 @@ class Speeds:
 
         :param what: names the result and all else on which it depends: GPU type, sizes, batches.
         """
-        key = (JobKind.of(job), what)
+        key = (job.kind or JobKind.of(job), what)
         try:
             found: T = self._of_kind[key]
         except KeyError:
@@ -367,6 +373,8 @@ def shape_of(placement: NodeGpus) -> Placement:
     """GPUs on each node, descending."""
     if len(placement) == 1:
         return (placement[0][1],)
+    if isinstance(placement, Place):
+        return placement.shape
     return tuple(sorted([count for _, count in placement], reverse=True))
 
 

@@ -185,6 +185,21 @@ def test_both_forms_of_file_and_their_events_fold_alike(tmp_path):
         assert replace(read_run(tmp_path / name), source="events") == fold(shared())
 
 
+def test_jobs_that_differ_in_few_values_are_read_as_those_that_do_not(tmp_path):
+    said = [{"runs": "1-2"}, {"runs": "3-4"}, {"runs": ""}, {"curve": "x"}, {"runs": '"},"curve":[[1,2]]'}]
+    specs = [
+        job(f"{number}-{copy}", at=number + copy / 7, gpu_seconds=1.0 + number, labels=labels)
+        for copy in range(3)
+        for number, labels in enumerate(said)
+    ]
+    events = [begin(), *(submit(each, 2.0) for each in sorted(specs, key=lambda each: each.submit_time))]
+    write_events(events, tmp_path / "events.parquet")
+    found = read_run(tmp_path / "events.parquet")
+    assert [each.job for each in found.jobs] == sorted(specs, key=lambda each: (each.submit_time, each.id))
+    assert found.jobs == fold(events).jobs
+    assert len(found.jobs[0].specs.table.forms) < len(specs)
+
+
 def test_a_torn_last_line_is_left_out(tmp_path, caplog):
     log = tmp_path / "events.jsonl"
     write_events([begin(), submit(job("a")), Event(1, "start", "a", 1)], log)

@@ -54,15 +54,12 @@ class RunningJobs:
         self._progress = simulated.progress()
         self._segment_end = simulated.quirks.segment_end
         self._interference = Interference(simulated.interference) if simulated.interference else None
+        self.interfere = self._interference is not None
+        """Whether jobs slow each other down across nodes."""
         self._reveals_work = reveals_work
         self._held: dict[str, RunningJob] = {}
         self._trained: set[str] = set()
         """Jobs that have paid what a start costs and trained since."""
-
-    @property
-    def interfere(self) -> bool:
-        """Whether jobs slow each other down across nodes."""
-        return self._interference is not None
 
     def arrive(self, job: JobState) -> None:
         """A job has arrived. Its work is hidden from policies as far as they may not see it."""

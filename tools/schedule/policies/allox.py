@@ -19,7 +19,7 @@ from pliant.tools.schedule.policies.common import (
     reject_impossible,
     samples_to_go,
 )
-from pliant.tools.schedule.policies.gavel import Fractions, Gavel, capacity_of, kind_of
+from pliant.tools.schedule.policies.gavel import Gavel, Shares, capacity_of, speeds_of
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -151,14 +151,16 @@ class Allox(Policy):
 class _ByArrival(Gavel):
     """Matches are fractions: all of one GPU's time, which is one n-th of the time on n GPUs."""
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
         types, free = list(snapshot.speeds.gpu_types), capacity_of(snapshot)
-        kept = {} if self._accounts is None else self._accounts.by_job
-        found = {job.id: kept[job.id].fractions for job in jobs if job.id in kept}
+        found: dict[str, Sequence[float]] = {}
+        if (kept := self._accounts) is not None:
+            found = {
+                job.id: kept.fractions[kept.rows[job.id]].tolist() for job in jobs if job.id in kept.rows
+            }
         for parts in found.values():
             free[next(index for index, part in enumerate(parts) if part)] -= 1
-        for job in jobs:
-            kind = kind_of(job, 1.0, snapshot)
+        for job, kind in zip(jobs, speeds_of(jobs, snapshot), strict=True):
             able = [
                 (gain, -index)
                 for index, gain in enumerate(kind.gains)
@@ -167,8 +169,9 @@ class _ByArrival(Gavel):
             if job.id not in found and able:
                 best = -max(able)[1]
                 free[best] -= 1
-                found[job.id] = tuple(float(index == best) / kind.gpus for index in range(len(types)))
-        return found
+                found[job.id] = [float(index == best) / kind.gpus for index in range(len(types))]
+        members = [job for job in jobs if job.id in found]
+        return Shares.of(members, found)
 
 
 def _running_first(matches: Sequence[_Match]) -> list[_Match]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -90,34 +90,28 @@ class Gavel(Policy):
         types = tuple(snapshot.speeds.gpu_types)
         if self._accounts is None or self._accounts.gpu_types != types:
             self._accounts, self._renewal = Accounts(types), _UNSOLVED
-        if not self.renew_s:
-            fractions: Mapping[str, Fractions] = self._fractions(jobs, snapshot)
-        else:
-            fractions = self._renewed(jobs, snapshot)
-        members = [job for job in jobs if job.id in fractions]
-        self._accounts.follow(members, _rounded(fractions), snapshot.time_s)
+        members, parts = (self._renewed if self.renew_s else self._fractions)(jobs, snapshot)
+        self._accounts.follow(members, _rounded(parts), snapshot.time_s)
         grants = self._serve(members, self._accounts, snapshot)
         decision = decision_from_grants(snapshot, grants, rejected)
-        if len(members) == len(jobs) and all(_has_all(job, grants, fractions[job.id], types) for job in jobs):
-            decision.quiet_until_s = math.inf
+        if len(grants) == len(jobs):
+            given = ((row, types.index(grants[job.id].gpu_type)) for row, job in enumerate(members))
+            if all(parts[where] >= _WHOLE for where in given):
+                decision.quiet_until_s = math.inf
         return decision
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         accounts = self._accounts
         if accounts is None:
             return {}
-        known = [job for job in snapshot.jobs.values() if job.id in accounts.by_job]
-        return {job.id: explain_gang(job, self._reason(accounts.by_job[job.id])) for job in known}
-
-    def _reason(self, account: Balance) -> str:
-        types = self._accounts.gpu_types if self._accounts else ()
-        named = [
-            f"{part:.0%} of the time on {gpu_type} ({account.received_s[index]:.0f} s received)"
-            for index, (gpu_type, part) in enumerate(zip(types, account.fractions, strict=True))
-            if part > 0
-        ]
-        priority = max((account.priority(index, self.round_s) for index in range(len(types))), default=0.0)
-        return f"entitled to {' and '.join(named) or 'no time'}, priority {priority:.2g}"
+        known = [job for job in snapshot.jobs.values() if job.id in accounts.rows]
+        priorities = accounts.priorities(self.round_s).max(axis=1, initial=0.0).tolist()
+        return {
+            job.id: explain_gang(
+                job, f"entitled to {accounts.entitlement(row)}, priority {priorities[row]:.2g}"
+            )
+            for job, row in ((job, accounts.rows[job.id]) for job in known)
+        }
 
     def dump_state(self) -> Any:
         if self._accounts is None:
@@ -132,50 +126,59 @@ class Gavel(Policy):
         self._renewal = Renewal(time_s, is_stale, found)
         self._spare = state.get("spare", {})
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
-        kinds = {job.id: kind_of(job, _share(job, snapshot), snapshot) for job in jobs}
-        problem = (dict(Counter(kinds.values())), capacity_of(snapshot))
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
+        """The jobs that take part, in the same order, and their fractions."""
+        kinds = kinds_of(jobs, "gavel", lambda job: _share(job, snapshot), snapshot)
+        problem = (dict(Counter(kinds)), capacity_of(snapshot))
         if self._solved is None or self._solved[0] != problem:
             self._solved = problem, max_min(*problem)
-        return {job_id: self._solved[1][kind] for job_id, kind in kinds.items()}
+        return Shares(jobs, np.array([self._solved[1][kind] for kind in kinds]))
 
-    def _renewed(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Mapping[str, Fractions]:
+    def _renewed(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
         """The fractions of the last solution, or of a new one."""
         last_s, stale = self._renewal.time_s, self._renewal.is_stale or bool(snapshot.changes)
         if stale and (not last_s or snapshot.time_s - last_s >= self.renew_s):
-            self._renewal = Renewal(snapshot.time_s, False, self._fractions(jobs, snapshot))
+            found = self._fractions(jobs, snapshot)
+            by_job = dict(zip((job.id for job in found.jobs), map(tuple, found.parts.tolist()), strict=True))
+            self._renewal = Renewal(snapshot.time_s, False, by_job)
             self._accounts = Accounts(tuple(snapshot.speeds.gpu_types))
         else:
             self._renewal = self._renewal._replace(is_stale=stale)
-        return self._renewal.fractions
+        known = self._renewal.fractions
+        return Shares.of([job for job in jobs if job.id in known], known)
 
     def _serve(self, jobs: Sequence[JobState], accounts: Accounts, snapshot: Snapshot) -> dict[str, Grant]:
         """Give GPUs away, first to the pairs of job and GPU type that are furthest behind."""
-        by_id = accounts.by_job
-        pairs = sorted(
-            (
-                part > 0,
-                by_id[job.id].priority(index, self.round_s),
-                part,
-                self._spare.get(job.id, 0.0),
-                -turn,
-                -index,
-            )
-            for turn, job in enumerate(jobs)
-            for index, part in enumerate(by_id[job.id].fractions)
-        )
+        parts, types = accounts.fractions, accounts.gpu_types
+        spare = np.array([self._spare.get(job.id, 0.0) for job in jobs])
+        keys = (np.repeat(spare, len(types)), parts, accounts.priorities(self.round_s), 1.0 * (parts > 0))
+        # the largest of the last key first; of equals the first pair, which is that of the first job
+        order = np.lexsort([-key.ravel() for key in keys])
         budget = GpuBudget(snapshot.gpus_by_type())
         grants: dict[str, Grant] = {}
-        for *_, turn, index in reversed(pairs):
-            job, grant = jobs[-turn], Grant(jobs[-turn].spec.gpus.requested, accounts.gpu_types[-index])
-            if (
-                job.id not in grants
-                and budget.left.get(grant.gpu_type, 0) >= grant.gpus
-                and snapshot.speeds.rate(job, *grant) > 0
-            ):
-                budget.take(grant)
-                grants[job.id] = grant
+        for pair in order.tolist():
+            turn, index = divmod(pair, len(types))
+            job, gpu_type = jobs[turn], types[index]
+            gpus, left = job.spec.gpus.requested, budget.left.get(gpu_type, 0)
+            if left < gpus or job.id in grants or not snapshot.speeds.rate(job, gpus, gpu_type) > 0:
+                continue
+            grants[job.id] = grant = Grant(gpus, gpu_type)
+            budget.take(grant)
+            if not budget.total:
+                break
         return grants
+
+
+class Shares(NamedTuple):
+    """Jobs with fractions of time."""
+
+    jobs: Sequence[JobState]
+    parts: Floats
+    """[job, GPU type]."""
+
+    @classmethod
+    def of(cls, jobs: Sequence[JobState], fractions: Mapping[str, Sequence[float]]) -> Self:
+        return cls(jobs, np.array([fractions[job.id] for job in jobs], dtype=float))
 
 
 class Renewal(NamedTuple):
@@ -199,10 +202,28 @@ def _share(job: JobState, snapshot: Snapshot) -> float:
     return sum(rates) / (gpus * sum(types.values())) or 1.0
 
 
-def kind_of(job: JobState, need: float, snapshot: Snapshot) -> Kind:
-    gpus = job.spec.gpus.requested
-    rates = (snapshot.speeds.rate(job, gpus, gpu_type) for gpu_type in snapshot.speeds.gpu_types)
-    return Kind(tuple(rate / need for rate in rates), gpus)
+def kinds_of(
+    jobs: Iterable[JobState], what: str, need_of: Callable[[JobState], float], snapshot: Snapshot
+) -> list[Kind]:
+    """What jobs gain by their speed over what they need.
+
+    :param what: names ``need_of``, which depends on the speed of a job and its requested GPUs alone.
+    """
+    speeds = snapshot.speeds
+
+    def made(job: JobState, gpus: int) -> Kind:
+        need = need_of(job)
+        return Kind(tuple(speeds.rate(job, gpus, kind) / need for kind in speeds.gpu_types), gpus)
+
+    return [
+        speeds.of_kind(job, (what, gpus), lambda job=job, gpus=gpus: made(job, gpus))
+        for job, gpus in ((job, job.spec.gpus.requested) for job in jobs)
+    ]
+
+
+def speeds_of(jobs: Iterable[JobState], snapshot: Snapshot) -> list[Kind]:
+    """Kinds whose gains are samples per second."""
+    return kinds_of(jobs, "speed by type", lambda _: 1.0, snapshot)
 
 
 def capacity_of(snapshot: Snapshot) -> list[int]:
@@ -210,15 +231,12 @@ def capacity_of(snapshot: Snapshot) -> list[int]:
     return [up.get(gpu_type, 0) for gpu_type in snapshot.speeds.gpu_types]
 
 
-def _rounded(fractions: Mapping[str, Fractions]) -> dict[str, Fractions]:
-    return {
-        job_id: tuple(float(f"{part:.{_DIGITS}g}") for part in parts) for job_id, parts in fractions.items()
-    }
-
-
-def _has_all(job: JobState, grants: Mapping[str, Grant], fractions: Fractions, types: Sequence[str]) -> bool:
-    grant = grants.get(job.id)
-    return grant is not None and fractions[types.index(grant.gpu_type)] >= _WHOLE
+def _rounded(parts: Floats) -> Floats:
+    rounded = parts.copy()
+    some = parts[parts > 0].tolist()
+    known = {part: float(f"{part:.{_DIGITS}g}") for part in set(some)}
+    rounded[parts > 0] = [known[part] for part in some]
+    return rounded
 
 
 # Other aims than max-min fairness.
@@ -235,12 +253,10 @@ class GavelMakespan(Gavel):
 
     name: ClassVar[str] = "gavel-makespan"
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
-        kinds = {
-            job.id: kind_of(job, samples_to_go(job, snapshot, self.round_s) or 1.0, snapshot) for job in jobs
-        }
-        found = max_min(Counter(kinds.values()), capacity_of(snapshot), levels=1, even=True)
-        return {job_id: found[kind] for job_id, kind in kinds.items()}
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
+        needs = [samples_to_go(job, snapshot, self.round_s) or 1.0 for job in jobs]
+        kinds = Kinds.of(speeds_of(jobs, snapshot)).over(np.array(needs))
+        return Shares(jobs, kinds.max_min(capacity_of(snapshot), levels=1, even=True))
 
 
 class GavelThroughput(Gavel):
@@ -254,13 +270,11 @@ class GavelThroughput(Gavel):
 
     name: ClassVar[str] = "gavel-throughput"
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
-        kinds = {
-            job.id: kind_of(job, job.reference_batch / job.spec.gpus.requested, snapshot) for job in jobs
-        }
-        found = most_throughput(Counter(kinds.values()), capacity_of(snapshot))
-        self._spare = {job_id: max(kind.gains) / kind.gpus for job_id, kind in kinds.items()}
-        return {job_id: found[kind] for job_id, kind in kinds.items()}
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
+        kinds = kinds_of(jobs, self.name, lambda job: job.reference_batch / job.spec.gpus.requested, snapshot)
+        found = most_throughput(Counter(kinds), capacity_of(snapshot))
+        self._spare = {job.id: max(kind.gains) / kind.gpus for job, kind in zip(jobs, kinds, strict=True)}
+        return Shares(jobs, np.array([found[kind] for kind in kinds]))
 
 
 class GavelFtf(Gavel):
@@ -290,54 +304,43 @@ class GavelFtf(Gavel):
             super().load_state(state["accounts"], jobs)
         self._contention = Contention.load(state["contention"])
 
-    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> dict[str, Fractions]:
+    def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
         capacity = capacity_of(snapshot)
-        members = {}
-        for job in jobs:
-            stake, kind = self._contention.stake(job, snapshot, self.round_s), kind_of(job, 1.0, snapshot)
+        parts = np.zeros((len(jobs), len(capacity)))
+        members = []
+        for row, (job, kind) in enumerate(zip(jobs, speeds_of(jobs, snapshot), strict=True)):
+            stake = self._contention.stake(job, snapshot, self.round_s)
             if stake is not None and best_rate(kind, capacity) > 0:
-                members[job.id] = (kind, stake)
-        nothing = dict.fromkeys((job.id for job in jobs), (0.0,) * len(capacity))
-        return nothing | least_ratio(members, capacity)
+                members.append((row, kind, stake))
+        if members:
+            rows, kinds, stakes = zip(*members, strict=True)
+            parts[list(rows)] = least_ratio(kinds, stakes, capacity)
+        return Shares(jobs, parts)
 
 
-def least_ratio(members: Mapping[str, tuple[Kind, Stake]], capacity: Sequence[int]) -> dict[str, Fractions]:
-    """Fractions that make the largest ρ least; ``gains`` of the kinds are samples per second."""
-    alike = Counter(members.values())
-    if not alike:
-        return {}
+def least_ratio(kinds: Sequence[Kind], stakes: Sequence[Stake], capacity: Sequence[int]) -> Floats:
+    """Fractions [job, type] that make the largest ρ of some jobs least; ``gains`` are samples per second."""
+    speeds = Kinds.of(kinds)
+    elapsed_s, left, isolated_s = np.array(stakes, dtype=float).T
 
-    def solved(ratio: float) -> tuple[float, dict[tuple[Kind, Stake], Fractions]]:
+    def solved(ratio: float) -> tuple[float, Floats]:
         """How many times the throughputs that the ratio takes are possible, and the fractions for that."""
-        kinds = {member: _towards(ratio, *member) for member in alike}
-        counts: Counter[Kind] = Counter()
-        for member, count in alike.items():
-            counts[kinds[member]] += count
-        found = max_min(counts, capacity, levels=1)
-        return min(gain(kind, found[kind]) for kind in counts), {
-            member: found[kind] for member, kind in kinds.items()
-        }
+        towards = speeds.over(left / (ratio * isolated_s - elapsed_s))
+        parts = towards.max_min(capacity, levels=1)
+        return float(towards.gained(parts).min()), parts
 
-    ratio = max(stake.rho(best_rate(kind, capacity)) for kind, stake in alike)
-    times, fractions = solved(ratio)
+    best = speeds.usable(capacity).gains.max(axis=1)
+    ratio = float(((elapsed_s + left / best) / isolated_s).max())
+    times, parts = solved(ratio)
     if times < 1 - _PRECISION:
-        high = max(_ratio_at(times, ratio, stake) for _, stake in alike) * (1 + _PRECISION)
+        # the ρ of each job that has ``times`` the throughput that takes it to ``ratio``
+        reached = (elapsed_s + (ratio * isolated_s - elapsed_s) / times) / isolated_s
+        high = float(reached.max()) * (1 + _PRECISION)
         ratio = brentq(lambda ratio: solved(ratio)[0] - 1, ratio, high, rtol=_PRECISION)
-        times, fractions = solved(ratio)
+        times, parts = solved(ratio)
         if times < 1 - _PRECISION:  # the root is just above: near its end a job's need rises steeply
-            fractions = solved(ratio * (1 + _PRECISION))[1]
-    return {job_id: fractions[member] for job_id, member in members.items()}
-
-
-def _ratio_at(times: float, ratio: float, stake: Stake) -> float:
-    """The ρ of a job that has ``times`` the throughput that takes it to ``ratio``."""
-    return (stake.elapsed_s + (ratio * stake.isolated_s - stake.elapsed_s) / times) / stake.isolated_s
-
-
-def _towards(ratio: float, kind: Kind, stake: Stake) -> Kind:
-    """Gains relative to the throughput that ends the job at that ratio."""
-    needed = stake.remaining_samples / (ratio * stake.isolated_s - stake.elapsed_s)
-    return Kind(tuple(rate / needed for rate in kind.gains), kind.gpus)
+            parts = solved(ratio * (1 + _PRECISION))[1]
+    return parts
 
 
 def best_rate(kind: Kind, capacity: Sequence[int]) -> float:
@@ -360,6 +363,62 @@ class Kind(NamedTuple):
     gpus: int
 
 
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The same in columns, for jobs of which hardly two gain alike; a row may occur more than once."""
+
+    gains: Floats
+    """[kind, type]."""
+    gpus: Floats
+    """[kind] of one job."""
+    counts: Floats
+    """[kind] jobs."""
+
+    @classmethod
+    def of(cls, kinds: Sequence[Kind], counts: Sequence[int] = ()) -> Self:
+        types = len(kinds[0].gains) if kinds else 0
+        gains = np.array([kind.gains for kind in kinds], dtype=float).reshape(len(kinds), types)
+        gpus = np.array([kind.gpus for kind in kinds], dtype=float)
+        return cls(gains, gpus, np.array(counts, dtype=float) if counts else np.ones(len(kinds)))
+
+    def over(self, needs: Floats) -> Self:
+        """With what the kinds gain over what each needs."""
+        return replace(self, gains=self.gains / needs[:, None])
+
+    def usable(self, capacity: Sequence[int]) -> Self:
+        """Without gains on types that have too few GPUs."""
+        return replace(self, gains=np.where(self.gpus[:, None] <= capacity, self.gains, 0.0))
+
+    def gained(self, parts: Floats) -> Floats:
+        """[kind] what a job gains by its fractions."""
+        return np.asarray(sum((self.gains * parts).T, np.zeros(len(parts))))
+
+    def max_min(self, capacity: Sequence[int], levels: int | None = None, *, even: bool = False) -> Floats:
+        """Fractions [kind, type]; see :func:`max_min`."""
+        if not len(self.gains):
+            return self.gains
+        usable = self.usable(capacity)
+        order = np.lexsort([usable.gpus, *usable.gains.T[::-1]])
+        rows = np.column_stack([usable.gains, usable.gpus])[order]
+        is_new = np.ones(len(rows), dtype=bool)
+        is_new[1:] = (rows[1:] != rows[:-1]).any(axis=1)
+        kind = np.cumsum(is_new) - 1
+        gains, weights = rows[is_new, :-1], rows[is_new, -1] * np.bincount(kind, usable.counts[order])
+        able, used = (gains > 0).any(axis=1), np.flatnonzero((gains > 0).any(axis=0))
+        limits = np.array(capacity, dtype=float)[used]
+        found = np.zeros(gains.shape)
+        if len(used) == 1:
+            form = _one_level if even else _one_type
+            found[able, used[0]] = form(gains[able, used[0]], weights[able], limits[0])
+        elif len(used):
+            found[np.ix_(able, used)] = _Programs(gains[np.ix_(able, used)], weights[able], limits).solve(
+                levels
+            )
+        parts = np.empty(self.gains.shape)
+        parts[order] = np.clip(found, 0.0, 1.0)[kind]
+        return parts
+
+
 def max_min(
     counts: Mapping[Kind, int], capacity: Sequence[int], levels: int | None = None, *, even: bool = False
 ) -> dict[Kind, Fractions]:
@@ -372,23 +431,8 @@ def max_min(
         closed form gives all levels, it does not count.
     :param even: on one GPU type, only the least gain is made large, and the time left over shared evenly.
     """
-    usable = {kind: _usable(kind, capacity) for kind in counts}
-    number: Counter[Kind] = Counter()
-    for kind, count in counts.items():
-        number[usable[kind]] += count
-    able = sorted(kind for kind in number if any(kind.gains))
-    used = [index for index in range(len(capacity)) if any(kind.gains[index] for kind in able)]
-    gains = np.array([[kind.gains[index] for index in used] for kind in able])
-    weights = np.array([kind.gpus * number[kind] for kind in able], dtype=float)
-    limits = np.array([capacity[index] for index in used], dtype=float)
-    parts = np.zeros((len(able), len(capacity)))
-    if len(used) == 1:
-        form = _one_level if even else _one_type
-        parts[:, used[0]] = form(gains[:, 0], weights, limits[0])
-    elif used:
-        parts[:, used] = _Programs(gains, weights, limits).solve(levels)
-    found = dict(zip(able, map(tuple, np.clip(parts, 0.0, 1.0).tolist()), strict=True))
-    return {kind: found.get(usable[kind], (0.0,) * len(capacity)) for kind in counts}
+    parts = Kinds.of(list(counts), list(counts.values())).max_min(capacity, levels, even=even)
+    return dict(zip(counts, map(tuple, parts.tolist()), strict=True))
 
 
 def most_throughput(counts: Mapping[Kind, int], capacity: Sequence[int]) -> dict[Kind, Fractions]:
@@ -409,11 +453,6 @@ def most_throughput(counts: Mapping[Kind, int], capacity: Sequence[int]) -> dict
     )
     parts = np.asarray(found.x).reshape(-1, types)
     return {kind: tuple(row) for kind, row in zip(usable, parts.tolist(), strict=True)}
-
-
-def gain(kind: Kind, fractions: Fractions) -> float:
-    """What a job of that kind gains by its fractions."""
-    return sum(worth * part for worth, part in zip(kind.gains, fractions, strict=True))
 
 
 def _usable(kind: Kind, capacity: Sequence[int]) -> Kind:
@@ -510,76 +549,75 @@ class _Programs:
 # What each job was entitled to and what it received, in seconds on each GPU type.
 
 
-@dataclass(slots=True)
-class Balance:
-    """One job. Lists go by GPU type."""
-
-    since_s: float
-    """Until when it is kept."""
-    fractions: Fractions
-    """Parts of the time that it is entitled to since then."""
-    entitled_s: list[float]
-    received_s: list[float]
-    attained_gpu_s: float
-    """All service of the job until then."""
-
-    def priority(self, index: int, round_s: float) -> float:
-        """Seconds that it is entitled to by the end of the coming round, over those received.
-
-        Half a round counts as received beforehand: else all that received nothing would be level.
-        """
-        entitled_s = self.entitled_s[index] + round_s * self.fractions[index]
-        return entitled_s / (self.received_s[index] + round_s / 2)
-
-
 class Accounts:
-    """The accounts of all active jobs."""
+    """The accounts of all active jobs, in columns; all are kept until :attr:`since_s`."""
 
     def __init__(self, gpu_types: Sequence[str]) -> None:
         self.gpu_types = tuple(gpu_types)
-        self.by_job: dict[str, Balance] = {}
+        self.rows: dict[str, int] = {}
+        """By job."""
+        self.since_s = 0.0
+        self.fractions = np.zeros((0, len(self.gpu_types)))
+        """[job, type] parts of the time that it is entitled to since then."""
+        self._entitled_s, self._received_s = self.fractions, self.fractions
+        self._attained_gpu_s = np.zeros(0)
+        """[job] all its service until then."""
 
-    def follow(self, jobs: Iterable[JobState], fractions: Mapping[str, Fractions], time_s: float) -> None:
-        """Keep the accounts until now; from now on jobs are entitled to these ``fractions``."""
-        kept = {}
-        for job in jobs:
-            account = self.by_job.get(job.id) or self._opened(job, time_s)
-            self._keep(account, job, time_s)
-            account.fractions = fractions[job.id]
-            kept[job.id] = account
-        self.by_job = kept
+    def follow(self, jobs: Sequence[JobState], fractions: Floats, time_s: float) -> None:
+        """Keep the accounts until now; from now on jobs are entitled to these ``fractions``, [job, type].
 
-    def _opened(self, job: JobState, time_s: float) -> Balance:
-        """For a job that is new, or that a policy without its state finds running."""
-        zeros = [0.0] * len(self.gpu_types)
-        return Balance(time_s, tuple(zeros), list(zeros), list(zeros), job.attained_service_s(time_s))
+        A job that is new, or that a policy without its state finds running, begins with nothing.
+        """
+        attained = np.array([job.attained_service_s(time_s) for job in jobs])
+        rows = [self.rows.get(job.id, -1) for job in jobs]
+        at = np.array(rows, dtype=np.int64)
+        before = np.where(at < 0, attained, np.append(self._attained_gpu_s, 0.0)[at])
+        former, entitled_s, received_s = (
+            np.append(each, np.zeros((1, len(self.gpu_types))), axis=0)[at]  # its last row is of new jobs
+            for each in (self.fractions, self._entitled_s, self._received_s)
+        )
+        entitled_s += former * (time_s - self.since_s)
+        for row, job in enumerate(jobs):
+            if job.gpus and job.gpu_type in self.gpu_types:
+                received_s[row, self.gpu_types.index(job.gpu_type)] += (
+                    attained[row] - before[row]
+                ) / job.gpus
+        self.rows = {job.id: row for row, job in enumerate(jobs)}
+        self.since_s, self.fractions, self._attained_gpu_s = time_s, fractions.reshape(former.shape), attained
+        self._entitled_s, self._received_s = entitled_s, received_s
 
-    def _keep(self, account: Balance, job: JobState, time_s: float) -> None:
-        for index, part in enumerate(account.fractions):
-            account.entitled_s[index] += part * (time_s - account.since_s)
-        attained = job.attained_service_s(time_s)
-        if job.gpu_type in self.gpu_types and job.gpus:
-            received_s = (attained - account.attained_gpu_s) / job.gpus
-            account.received_s[self.gpu_types.index(job.gpu_type)] += received_s
-        account.since_s, account.attained_gpu_s = time_s, attained
+    def priorities(self, round_s: float) -> Floats:
+        """[job, type] seconds that it is entitled to by the end of the coming round, over those received.
+
+        Half a round counts as received beforehand: else all that received nothing would be level.
+        """
+        found: Floats = (self._entitled_s + round_s * self.fractions) / (self._received_s + round_s / 2)
+        return found
+
+    def entitlement(self, row: int) -> str:
+        """What a job is entitled to, in words."""
+        parts, received_s = self.fractions[row].tolist(), self._received_s[row].tolist()
+        named = [
+            f"{part:.0%} of the time on {gpu_type} ({seconds:.0f} s received)"
+            for gpu_type, part, seconds in zip(self.gpu_types, parts, received_s, strict=True)
+            if part > 0
+        ]
+        return " and ".join(named) or "no time"
 
     def dump(self) -> dict[str, Any]:
-        return {
-            "gpu_types": list(self.gpu_types),
-            "jobs": {
-                job_id: [
-                    account.since_s, list(account.fractions), account.entitled_s, account.received_s,
-                    account.attained_gpu_s,
-                ]
-                for job_id, account in self.by_job.items()
-            },
-        }  # fmt: skip
+        columns = (self.fractions, self._entitled_s, self._received_s, self._attained_gpu_s)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        jobs = {job_id: [self.since_s, *row] for job_id, row in zip(self.rows, rows, strict=True)}
+        return {"gpu_types": list(self.gpu_types), "jobs": jobs}
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> Accounts:
         found = cls(state["gpu_types"])
-        found.by_job = {
-            job_id: Balance(since_s, tuple(fractions), list(entitled_s), list(received_s), attained)
-            for job_id, (since_s, fractions, entitled_s, received_s, attained) in state["jobs"].items()
-        }
+        if jobs := state["jobs"]:
+            found.rows = {job_id: row for row, job_id in enumerate(jobs)}
+            since_s, *columns = zip(*jobs.values(), strict=True)
+            found.since_s = since_s[0]
+            found.fractions, found._entitled_s, found._received_s, found._attained_gpu_s = (
+                np.array(column, dtype=float) for column in columns
+            )
         return found

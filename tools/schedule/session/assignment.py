@@ -52,7 +52,7 @@ def changes_gpus(job: JobState, target: Target) -> bool:
 
 def may_get_fewer(job: JobState, target: Target) -> bool:
     """Whether a target may be cut: the job is elastic and has its GPUs to itself."""
-    return job.spec.elastic != "none" and target.gpus > job.spec.min_gpus and target.beside is None
+    return job.spec.elastic != "none" and target.gpus > job.min_gpus and target.beside is None
 
 
 def assign(

@@ -90,7 +90,7 @@ class RuleBook:
         as_requested = target.gpus == job.spec.gpus.requested
         unlimited = job.most is None and job.room is None and job.any_number
         if not (as_requested and unlimited and target.gpus <= up_gpus):
-            low, high = job.spec.min_gpus, job.max_gpus(up_gpus)
+            low, high = job.min_gpus, job.max_gpus(up_gpus)
             if not low <= target.gpus <= high:
                 raise self._error(f'gives "{job.id}" {target.gpus} GPUs, its limits are {low} to {high}')
         if not as_requested and "none" in (self._policy.elasticity, job.spec.elastic):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
 """Attributes without a default, kept whatever their value."""
-_JOB: Final = tuple(name for name in JobState.__slots__ if name not in ("spec", "id", "kind"))
+_JOB: Final = tuple(name for name in JobState.__slots__ if name not in ("spec", "id", "kind", "min_gpus"))
 _NODE: Final = NodeState.__slots__
 _PARTS: Final = frozenset(
     (
@@ -241,6 +241,10 @@ class _SavedState(JobState):
     @spec.setter
     def spec(self, spec: Job) -> None:
         self._spec = spec
+
+    @property
+    def min_gpus(self) -> int:
+        return self.spec.min_gpus
 
 
 def encode_state(state: JobState) -> bytes:

@@ -85,7 +85,8 @@ class Session(ClusterState):
         self.oracle = oracle if policy.asks_oracle else None
         self.forecast = forecast or WorkForecast(seed=seed)
         self.demand = demand
-        self.trace = trace
+        self._to_come = {job.id: job for job in trace} if policy.knows_future else {}
+        """Jobs of the trace that have not arrived."""
         self.foreseen_changes = 0
         """Changes that ``forecast`` has learned from."""
         self.seed = seed
@@ -133,12 +134,13 @@ class Session(ClusterState):
                 free,
                 self.oracle,
                 self.forecast,
-                self._still_to_come() if self.policy.knows_future else (),
+                self._to_come.values(),
             ),
         )
 
-    def _still_to_come(self) -> Sequence[Job]:
-        return [job for job in self.trace if job.id not in self.jobs and job.id not in self.ended]
+    def submit(self, job: Job, time_s: float) -> JobState:
+        self._to_come.pop(job.id, None)
+        return super().submit(job, time_s)
 
     def decide(self, time_s: float) -> list[Transition]:
         """Ask the policy, check its answer, place it. Transitions that free GPUs come first.

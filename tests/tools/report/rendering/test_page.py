@@ -112,7 +112,7 @@ def test_what_a_file_says_cannot_break_the_page(field):
     spec = job(gpus=1, **names)
     run = fold([begin(policy=EVIL), submit(spec, 4.0), *ran(spec.id, 0, 4)], EVIL)
     if field == "id":  # a file cannot hold it; a page must not care
-        run.jobs[0].job = spec.model_copy(update={"id": EVIL})
+        run.jobs[0].id = EVIL
     found = Page(page(make_report([run])))
     assert found.open == []
     assert sum(tag == "script" for tag, _ in found.tags) == 2

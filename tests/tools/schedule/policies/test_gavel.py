@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
@@ -24,8 +25,8 @@ from pliant.tools.schedule.policies.gavel import (
     GavelMakespan,
     GavelThroughput,
     Kind,
+    Kinds,
     best_rate,
-    gain,
     least_ratio,
     max_min,
     most_throughput,
@@ -227,6 +228,11 @@ def problems(draw: st.DrawFn) -> tuple[list[Kind], list[int]]:
     return [kind for kind in kinds if best_rate(kind, capacity) > 0], capacity
 
 
+def gain(kind: Kind, fractions: Sequence[float]) -> float:
+    """What a job of that kind gains by its fractions."""
+    return sum(worth * part for worth, part in zip(kind.gains, fractions, strict=True))
+
+
 def limits(jobs: Sequence[Kind], capacity: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Dense rows over fractions[job][type]: at most all of the time, at most all GPUs."""
     time_rows = np.kron(np.eye(len(jobs)), np.ones(len(capacity)))
@@ -280,6 +286,17 @@ def test_what_a_held_back_job_leaves_raises_the_others():
     assert max_min({slow: 1, fast: 3}, [2]) == {slow: (1.0,), fast: (pytest.approx(1 / 3, abs=1e-4),)}
 
 
+@given(problems(), st.randoms(use_true_random=False))
+def test_rows_that_gain_alike_share_as_if_they_were_counted(
+    problem: tuple[list[Kind], list[int]], draw: Random
+):
+    jobs, capacity = problem
+    rows = [*jobs, *jobs[:2], *jobs[:1]]
+    draw.shuffle(rows)
+    counted = max_min(Counter(rows), capacity)
+    assert Kinds.of(rows).max_min(capacity).tolist() == [list(counted[kind]) for kind in rows]
+
+
 @given(problems())
 def test_one_program_makes_the_least_gain_as_large_and_shares_the_rest_evenly(
     problem: tuple[list[Kind], list[int]],
@@ -306,41 +323,38 @@ def test_a_job_that_fits_no_type_gets_nothing():
 
 
 @st.composite
-def rivals(draw: st.DrawFn) -> tuple[dict[str, tuple[Kind, Stake]], list[int]]:
+def rivals(draw: st.DrawFn) -> tuple[list[Kind], list[Stake], list[int]]:
     """Jobs that have waited and run for some time."""
     jobs, capacity = draw(problems())
     seconds = st.floats(0.0, 1e4)
     stakes = [Stake(draw(seconds), draw(st.floats(1.0, 1e4)), draw(st.floats(10.0, 1e4))) for _ in jobs]
-    return {str(index): each for index, each in enumerate(zip(jobs, stakes, strict=True))}, capacity
+    return jobs, stakes, capacity
 
 
 @settings(max_examples=examples(40))
 @given(rivals())
 @example(
     (
-        {
-            "0": (Kind((0.0, 1.0), 1), Stake(0.0, 1.0, 10.0)),
-            "1": (Kind((0.0, 2.0), 2), Stake(208.0, 1.0, 43.0)),
-        },
+        [Kind((0.0, 1.0), 1), Kind((0.0, 2.0), 2)],
+        [Stake(0.0, 1.0, 10.0), Stake(208.0, 1.0, 43.0)],
         [1, 2],
     )
 )
-def test_the_largest_ratio_is_as_small_as_it_can_be(rival: tuple[dict[str, tuple[Kind, Stake]], list[int]]):
-    members, capacity = rival
-    if not members:
+def test_the_largest_ratio_is_as_small_as_it_can_be(rival: tuple[list[Kind], list[Stake], list[int]]):
+    jobs, stakes, capacity = rival
+    if not jobs:
         return
-    found = least_ratio(members, capacity)
-    worst = max(stake.rho(gain(kind, found[each])) for each, (kind, stake) in members.items())
-    assert not _possible(0.99 * worst, members, capacity)
+    gained = [gain(*each) for each in zip(jobs, least_ratio(*rival), strict=True)]
+    worst = max(stake.rho(got) for stake, got in zip(stakes, gained, strict=True))
+    assert not _possible(0.99 * worst, jobs, stakes, capacity)
 
 
-def _possible(ratio: float, members: dict[str, tuple[Kind, Stake]], capacity: Sequence[int]) -> bool:
+def _possible(ratio: float, jobs: list[Kind], stakes: list[Stake], capacity: Sequence[int]) -> bool:
     """Whether all jobs can end within a ratio, by a program of the throughputs that it takes."""
-    jobs = [kind for kind, _ in members.values()]
-    left = np.array([ratio * stake.isolated_s - stake.elapsed_s for _, stake in members.values()])
+    left = np.array([ratio * stake.isolated_s - stake.elapsed_s for stake in stakes])
     if (left <= 0).any():
         return False
-    needed = np.array([stake.remaining_samples for _, stake in members.values()]) / left
+    needed = np.array([stake.remaining_samples for stake in stakes]) / left
     rows, most = limits(jobs, capacity)
     worth = gains_matrix(jobs, capacity)
     found = linprog(

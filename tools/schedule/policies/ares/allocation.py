@@ -17,7 +17,7 @@ job ends sooner although the move costs time.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -46,18 +46,19 @@ class Queue:
         self.sizes = sizes
         self.entries = sorted((self._entry(finish, job) for finish, job in jobs), key=_key)
         self.by_id = {entry.job.id: entry for entry in self.entries}
-        self._kinds = {gpu_type: kind for kind, gpu_type in enumerate(sizes.gpu_types)}
+        self._keys = [entry.key for entry in self.entries]
+        """Of the entries, to find their places by."""
+        self._kinds: dict[str | None, int] = {kind: number for number, kind in enumerate(sizes.gpu_types)}
         self._stale = {self.entries[0].key} if self.entries else set()
         self._held_back: dict[Key, QueuedJob] = {}
         """Running jobs below their ceiling: few, as each left less than its own size free."""
         self._extended: list[QueuedJob] = []
 
-    def position(self, key: Key) -> int:
-        return bisect_left(self.entries, key, key=_key)
-
     def add(self, finish: float, job: JobState) -> None:
         entry = self.by_id[job.id] = self._entry(finish, job)
-        insort(self.entries, entry, key=_key)
+        index = bisect_left(self._keys, entry.key)
+        self._keys.insert(index, entry.key)
+        self.entries.insert(index, entry)
         self._stale.add(entry.key)
 
     def remove(self, job_id: str) -> None:
@@ -65,19 +66,22 @@ class Queue:
         if job_id not in self.by_id:
             return
         key = self.by_id.pop(job_id).key
-        index = self.position(key)
-        del self.entries[index]
+        index = bisect_left(self._keys, key)
+        del self.entries[index], self._keys[index]
         self._stale.discard(key)
         self._held_back.pop(key, None)
         self._extended = [entry for entry in self._extended if entry.key != key]
         if index < len(self.entries):
             self.entries[index].before = None
-            self._stale.add(self.entries[index].key)
+            self._stale.add(self._keys[index])
 
     def check(self, job_id: str) -> None:
         """Look again at a job (if it is here) that may not hold what the last pass gave it."""
         entry = self.by_id.get(job_id)
-        if entry and (entry.gpus, entry.gpus and entry.kind) != (entry.job.gpus, self._held_kind(entry) or 0):
+        if entry is None:
+            return
+        held = self._kinds.get(entry.job.gpu_type, 0)
+        if entry.gpus != entry.job.gpus or (entry.gpus and entry.kind != held):
             entry.before = None
             self._stale.add(entry.key)
 
@@ -88,16 +92,13 @@ class Queue:
             entry.allowed_by_type, entry.before = allowed_by_type, None
             self._stale.add(entry.key)
 
-    def _held_kind(self, entry: QueuedJob) -> int | None:
-        return self._kinds.get(entry.job.gpu_type or "")
-
     def allocate(self, capacity: Free) -> list[QueuedJob]:
         """Serve all jobs in order with ``capacity`` GPUs; returns those that may have changed."""
         if self.entries and self.entries[0].before != capacity:
-            self._stale.add(self.entries[0].key)
+            self._stale.add(self._keys[0])
         changed: list[QueuedJob] = []
         for key in sorted(self._stale):
-            changed += self._allocate_from(self.position(key), capacity)
+            changed += self._allocate_from(bisect_left(self._keys, key), capacity)
         self._stale.clear()
         return changed + self._share_leftover(self.entries[-1].after if self.entries else capacity)
 
@@ -113,12 +114,11 @@ class Queue:
 
     def _allocate_from(self, index: int, capacity: Free) -> list[QueuedJob]:
         """Serve jobs from ``index`` on until nothing differs any more; returns those that changed."""
-        changed = []
-        free = self.entries[index - 1].after if index else capacity
-        while index < len(self.entries) and self.entries[index].before != free:
-            entry = self.entries[index]
-            served = entry.before is not None and (entry.kind, entry.size)
-            free = entry.serve(free, self._held_kind(entry))
+        entries, changed = self.entries, []
+        free = entries[index - 1].after if index else capacity
+        while index < len(entries) and (entry := entries[index]).before != free:
+            served = (entry.kind, entry.size) if entry.before is not None else None
+            free = entry.serve(free, self._kinds.get(entry.job.gpu_type))
             if served != (entry.kind, entry.size):
                 changed.append(entry)
                 self._watch(entry)
@@ -193,10 +193,13 @@ class QueuedJob:
         A running job stays on its type (``held_kind``) while that offers at least its step. Others take the
         type that is fastest for them, of equally fast ones the one they hold, then the first.
         """
-        if held_kind is not None and self._may_stay(free[held_kind], self.allowed_by_type[held_kind]):
-            self.kind, self.size = held_kind, self.allowed_by_type[held_kind].largest_within(free[held_kind])
-        else:
-            self.kind, self.size = self._fastest(free, held_kind)
+        stays = 0
+        if held_kind is not None:
+            allowed = self.allowed_by_type[held_kind]
+            # GPUs between two steps are on top: a job that lost only those may stay
+            if 0 < allowed.largest_within(self.job.gpus) <= free[held_kind]:
+                stays = allowed.largest_within(free[held_kind])
+        self.kind, self.size = (held_kind or 0, stays) if stays else self._fastest(free, held_kind)
         self.before = self.after = free
         if self.size:
             left = list(free)
@@ -204,12 +207,10 @@ class QueuedJob:
             self.after = tuple(left)
         return self.after
 
-    def _may_stay(self, free: int, allowed: AllowedSizes) -> bool:
-        """GPUs between two steps are on top: a job that lost only those may stay."""
-        return 0 < allowed.largest_within(self.job.gpus) <= free
-
     def _fastest(self, free: Free, held_kind: int | None) -> tuple[int, int]:
         """The type and the step on it that make the job fastest; (0, 0) where none is free."""
+        if len(free) == 1:
+            return 0, self.allowed_by_type[0].largest_within(free[0])
         best = (0.0, False, 0, 0)
         for kind, allowed in enumerate(self.allowed_by_type):
             index = bisect_right(allowed.sizes, free[kind]) - 1
@@ -316,8 +317,8 @@ def allowed_sizes(job: JobState, gpu_type: str, speeds: Rates, alpha: float) -> 
 
 
 def _why_empty(job: JobState, gpu_type: str, most: int) -> str:
-    if job.spec.min_gpus > most:
-        return f"needs {in_gpus(job.spec.min_gpus)}, {gpu_type} has {most}"
+    if job.min_gpus > most:
+        return f"needs {in_gpus(job.min_gpus)}, {gpu_type} has {most}"
     return f"no size of it is feasible on {gpu_type}"
 
 

@@ -22,12 +22,18 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.demand import demand_gpu_s, sizes_below
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.ares.allocation import Free, Queue, SizesByJob, consolidations
+from pliant.tools.schedule.policies.ares.allocation import (
+    Free,
+    Queue,
+    QueuedJob,
+    SizesByJob,
+    consolidations,
+)
 from pliant.tools.schedule.policies.ares.unknown_demand import Share, UnknownDemand, explain_unknown
 from pliant.tools.schedule.policies.common import reject_impossible
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.rates import Speeds
-from pliant.tools.schedule.snapshot import Change, Snapshot
+from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,21 +98,17 @@ class Ares(Policy):
         return PromisedBounds(gps_delay=1 / self.alpha - 1)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        self._follow(snapshot)
-        queue = self._up_to_date(snapshot)
-        most = max(snapshot.speeds.gpu_types.values(), default=0)
-        rejected = reject_impossible(snapshot, lambda job: _all_sizes(job, most))
+        queue = self._follow(snapshot)
+        rejected = reject_impossible(snapshot, lambda job: _all_sizes(job, snapshot.speeds))
         for job_id in rejected:
             queue.remove(job_id)
             self._unknown.pop(job_id, None)
         for job_id in self._look_again:
             queue.check(job_id)
         shares, capacity = self._capacity(snapshot, queue)
-        changed = {entry.job.id for entry in queue.allocate(capacity)}
-        changed.update(job_id for job_id in self._look_again if job_id in queue.by_id)
-        entries = sorted((queue.by_id[job_id] for job_id in changed), key=lambda entry: entry.key)
-        wanted = {entry.job.id: (entry.kind, entry.gpus) for entry in entries} | shares
-        targets = self._targets(snapshot, wanted, queue.sizes.gpu_types)
+        touched = {entry.job.id: entry for entry in queue.allocate(capacity)}
+        touched |= {job_id: queue.by_id[job_id] for job_id in self._look_again if job_id in queue.by_id}
+        targets = self._targets(snapshot, touched.values(), shares, queue.sizes.gpu_types)
         if self.compact_s is not None and not targets:
             targets = consolidations(snapshot, [entry.job for entry in queue.entries], self.compact_s)
         self._look_again = list(targets)
@@ -131,45 +133,44 @@ class Ares(Policy):
         self._finish = dict(state["jobs"])
         self._queue = None
 
-    def _follow(self, snapshot: Snapshot) -> None:
-        gains = [change.gpus for change in snapshot.changes]
-        gpus = snapshot.total_gpus - sum(gains)
-        for change, gained in zip(snapshot.changes, gains, strict=True):
+    def _follow(self, snapshot: Snapshot) -> Queue:
+        """Take up what has changed since the last decision; returns the queue as it is now."""
+        gps, speeds = self._gps, snapshot.speeds
+        queue = self._queue if self._speeds is speeds else None
+        gpus = snapshot.total_gpus - sum([change.gpus for change in snapshot.changes])
+        for time_s, kind, job, _, gained in snapshot.changes:
             if gained:
-                self._gps.advance(change.time_s, gpus)
+                gps.advance(time_s, gpus)
                 gpus += gained
                 self._up = ()
-            elif change.job:
-                self._follow_job(change, change.job, gpus, snapshot.speeds)
-
-    def _follow_job(self, change: Change, job: JobState, gpus: int, speeds: Speeds) -> None:
-        if change.kind == "arrived" and job.known_samples is not None:
-            self._gps.advance(change.time_s, gpus)
-            self._finish[job.id] = self._gps.enter(job.id, demand_gpu_s(job, speeds), job.spec.weight)
-        elif change.kind in _WITHDRAWN:
-            self._gps.advance(change.time_s, gpus)
-            self._gps.leave(job.id)
-        if change.ended_job:
-            self._finish.pop(job.id, None)
-
-    def _up_to_date(self, snapshot: Snapshot) -> Queue:
-        if self._queue is None or self._speeds is not snapshot.speeds:
-            self._speeds = snapshot.speeds
-            self._queue = self._new_queue(snapshot)
-            return self._queue
-        for change in snapshot.changes:
-            job = change.job
-            if change.kind == "lost" and job:
+            if job is None:
+                continue
+            if kind == "arrived":
+                if job.known_samples is not None:
+                    gps.advance(time_s, gpus)
+                    self._finish[job.id] = gps.enter(job.id, demand_gpu_s(job, speeds), job.spec.weight)
+                if queue is not None and job.id in snapshot.jobs:
+                    self._enter(queue, job)
+            elif kind == "lost" and queue is not None:
                 self._look_again.append(job.id)
-            elif change.kind == "arrived" and job and job.id in snapshot.jobs:
-                if job.id in self._finish:
-                    self._queue.add(self._finish[job.id], job)
-                else:
-                    self._unknown[job.id] = job
-            elif change.ended_job:
-                self._unknown.pop(change.ended_job.id, None)
-                self._queue.remove(change.ended_job.id)
-        return self._queue
+            elif kind == "finished" or kind in _WITHDRAWN:
+                if kind != "finished":
+                    gps.advance(time_s, gpus)
+                    gps.leave(job.id)
+                self._finish.pop(job.id, None)
+                if queue is not None:
+                    self._unknown.pop(job.id, None)
+                    queue.remove(job.id)
+        if queue is None:
+            self._speeds, queue = speeds, self._new_queue(snapshot)
+            self._queue = queue
+        return queue
+
+    def _enter(self, queue: Queue, job: JobState) -> None:
+        if job.id in self._finish:
+            queue.add(self._finish[job.id], job)
+        else:
+            self._unknown[job.id] = job
 
     def _new_queue(self, snapshot: Snapshot) -> Queue:
         self._up = ()
@@ -185,23 +186,42 @@ class Ares(Policy):
         return job.reference_batch
 
     def _targets(
-        self, snapshot: Snapshot, wanted: Mapping[str, Share], gpu_types: Sequence[str]
+        self,
+        snapshot: Snapshot,
+        entries: Iterable[QueuedJob],
+        shares: Mapping[str, Share],
+        gpu_types: Sequence[str],
     ) -> dict[str, Target]:
-        targets = {}
-        for job_id, (kind, gpus) in wanted.items():
-            job = snapshot.jobs[job_id]
-            gpu_type = gpu_types[kind] if gpus else None
-            batch = self._batch(job, gpu_type, gpus) if gpu_type else None
-            rebatched = batch not in (None, job.global_batch)
-            if rebatched or (gpus, gpu_type) != (job.gpus, job.gpu_type):
-                targets[job_id] = Target(gpus, gpu_type, batch)
+        """What differs from what jobs hold: those of the queue in its order, then those of the pool."""
+        changed = []
+        for entry in entries:
+            target = self._target(entry.job, entry.kind, entry.gpus, gpu_types)
+            if target is not None:
+                changed.append((entry.key, entry.job.id, target))
+        targets = {job_id: target for _, job_id, target in sorted(changed)}
+        for job_id, (kind, gpus) in shares.items():
+            target = self._target(snapshot.jobs[job_id], kind, gpus, gpu_types)
+            if target is not None:
+                targets[job_id] = target
         return targets
 
-    def _capacity(self, snapshot: Snapshot, queue: Queue) -> tuple[dict[str, Share], Free]:
+    def _target(self, job: JobState, kind: int, gpus: int, gpu_types: Sequence[str]) -> Target | None:
+        """Returns None if the job holds that already."""
+        if not gpus:
+            return Target(0) if job.gpus else None
+        gpu_type = gpu_types[kind]
+        batch = self._batch(job, gpu_type, gpus)
+        if (gpus, gpu_type, batch) == (job.gpus, job.gpu_type, job.global_batch):
+            return None
+        return Target(gpus, gpu_type, batch)
+
+    def _capacity(self, snapshot: Snapshot, queue: Queue) -> tuple[Mapping[str, Share], Free]:
         """Shares of the pool's jobs, and the GPUs that remain for the queue, by type."""
         if not self._up:
             up = snapshot.gpus_by_type()
             self._up = tuple(up.get(gpu_type, 0) for gpu_type in queue.sizes.gpu_types)
+        if not self._unknown:
+            return {}, self._up
         unknown = sorted(self._unknown.values(), key=lambda job: job.arrival)
         shares = UnknownDemand(self.pool, snapshot.speeds).share(unknown, self._up, alone=not queue.entries)
         left = list(self._up)
@@ -211,11 +231,11 @@ class Ares(Policy):
         return shares, tuple(left)
 
 
-def _all_sizes(job: JobState, most: int) -> Iterable[int]:
+def _all_sizes(job: JobState, speeds: Speeds) -> Iterable[int]:
     """All sizes that a job may get, tried in order."""
     if job.known_samples is not None:
         return (job.spec.gpus.requested, *sizes_below(job))
-    least = job.spec.min_gpus
+    least, most = job.min_gpus, max(speeds.gpu_types.values(), default=0)
     return reversed(job.spec.gpus.between(least, max(least, job.max_gpus(most))))
 
 

@@ -130,8 +130,8 @@ def explain_unknown(jobs: Iterable[JobState]) -> dict[str, Explanation]:
         job.id: Explanation("unknown demand: an equal share of the pool")
         if job.gpus
         else Explanation(
-            f"unknown demand: needs {in_gpus(job.spec.min_gpus)}, the pool has too few left",
-            job.spec.min_gpus,
+            f"unknown demand: needs {in_gpus(job.min_gpus)}, the pool has too few left",
+            job.min_gpus,
         )
         for job in jobs
     }

@@ -93,8 +93,10 @@ class Ledger:
 
         :param soonest: the earliest end, else the largest payoff.
         """
+        most = {kind: self.market.most_work(bid) for kind, bid in bids.items()}
         while bids:
-            offers = [offer for offer in self._offers(bids, soonest=soonest) if offer.end is not None]
+            able = {kind: bid for kind, bid in bids.items() if bid.work <= most[kind]}
+            offers = [offer for offer in self._offers(able, soonest=soonest) if offer.end is not None]
             if offers and soonest:
                 return min(offers, key=lambda offer: (offer.end, -offer.quote.payoff))
             if offers:
@@ -374,28 +376,31 @@ class Exchange(ServerNodes):
         :param first_part: what is left of that slot.
         """
         demands, left = self.demands(job, gpu_type), job.remaining_samples(time_s)
-        rates = {size // demands.gpus: rate for size, rate in self.rates(job, gpu_type).items()}
-        if not rates or left is None:
+        sizes = self._sizes(job, gpu_type, demands.gpus)
+        if sizes is None or left is None:
             return None
-        least, most = min(rates), max(rates)
-        offered = replace(
+        trains_s = self._trains_s(job)
+        some_sizes = job.spec.gpus.sizes is not None or job.per_replica > demands.gpus  # on several nodes
+        by_size = some_sizes or (self._by_size and not (sizes.in_proportion and first_part >= 1))
+        work = max(1, math.ceil(left / ((sizes.unit if by_size else sizes.slowest) * trains_s) - _ROUNDING))
+        if not by_size and sizes.least == sizes.most:
+            work = sizes.least * -(-work // sizes.least)
+        return replace(
             demands,
-            most_workers=most,
-            least_workers=least,
+            work=work,
+            most_workers=len(sizes.advance) - 1 if by_size else sizes.most,
+            least_workers=sizes.least,
             worth=self._worths(job, *slots),
             servers=self._of_type[gpu_type],
+            advance=sizes.advance if by_size else None,
             first_part=first_part,
         )
-        trains_s = self._trains_s(job)
-        slowest = min(rate / size for size, rate in rates.items())
-        in_proportion = max(rate / size for size, rate in rates.items()) <= slowest * (1 + _ROUNDING)
-        some_sizes = job.spec.gpus.sizes is not None or job.per_replica > demands.gpus  # on several nodes
-        if some_sizes or (self._by_size and not (in_proportion and first_part >= 1)):
-            advance, unit = _advance(rates)
-            work = max(1, math.ceil(left / (unit * trains_s) - _ROUNDING))
-            return replace(offered, work=work, most_workers=len(advance) - 1, advance=advance)
-        work = max(1, math.ceil(left / (slowest * trains_s) - _ROUNDING))
-        return replace(offered, work=least * -(-work // least) if least == most else work)
+
+    def _sizes(self, job: JobState, gpu_type: str, worker_gpus: int) -> _Sizes | None:
+        """None if it does not run there."""
+        rates = {size // worker_gpus: rate for size, rate in self.rates(job, gpu_type).items()}
+        what = ("oasis sizes", gpu_type, worker_gpus, tuple(rates))
+        return self._speeds.of_kind(job, what, lambda: _Sizes.of(rates)) if rates else None
 
     def _trains_s(self, job: JobState) -> float:
         """Seconds of a slot for which a job trains even if its workers change with it."""
@@ -407,14 +412,41 @@ class Exchange(ServerNodes):
 
     def rates(self, job: JobState, gpu_type: str) -> dict[int, float]:
         """Samples per second by the sizes that a job may have on a type; empty if it does not run there."""
-        total = self._speeds.gpu_types[gpu_type]
-        rates = {size: self._speeds.rate(job, size, gpu_type) for size in job.sizes(total)}
-        return {size: rate for size, rate in rates.items() if rate > 0}
+        sizes = tuple(job.sizes(self._speeds.gpu_types[gpu_type]))
+
+        def made() -> dict[int, float]:
+            rates = ((size, self._speeds.rate(job, size, gpu_type)) for size in sizes)
+            return {size: rate for size, rate in rates if rate > 0}
+
+        return self._speeds.of_kind(job, ("rates", gpu_type, sizes), made)
 
     def _worths(self, job: JobState, first: int, count: int) -> Floats:
         """[slot] what a job is worth that ends with each of ``count`` slots from ``first`` on."""
+        utility = job.spec.utility
+        if utility.shape == "constant":
+            return np.full(count, utility.value)
         since_s = ((first + 1 + slot) * self._slot_s - job.spec.submit_time for slot in range(count))
-        return np.array([job.spec.utility.worth(max(0.0, each_s)) for each_s in since_s])
+        return np.array([utility.worth(max(0.0, each_s)) for each_s in since_s])
+
+
+class _Sizes(NamedTuple):
+    """What jobs that are equally fast offer by number of workers."""
+
+    least: int
+    most: int
+    slowest: float
+    """The least samples per second of one worker."""
+    in_proportion: bool
+    """Whether all workers are as fast as that."""
+    advance: Ints
+    unit: float
+    """Samples per second of a unit of ``advance``."""
+
+    @classmethod
+    def of(cls, rates: Mapping[int, float]) -> Self:
+        each = [rate / size for size, rate in rates.items()]
+        in_proportion = max(each) <= min(each) * (1 + _ROUNDING)
+        return cls(min(rates), max(rates), min(each), in_proportion, *_advance(rates))
 
 
 def _advance(rates: Mapping[int, float]) -> tuple[Ints, float]:

@@ -64,6 +64,12 @@ class Market:
         found = schedules(bid, first, *places)
         return Quote(bid, first, found.by_end, found)
 
+    def most_work(self, bid: Bid) -> int:
+        """No schedule from its arrival on does more: a quick look at what fits the servers of workers."""
+        room = self.workers.room(bid.worker, bid.most_workers, bid.servers)[bid.arrival :]
+        first, later = (np.maximum.accumulate(bid.advances(is_first=at)) for at in (True, False))
+        return int(first[room[:1]].sum() + later[room[1:]].sum())
+
     def is_hopeless(self, bid: Bid) -> bool:
         """Whether even the cheapest prices of all servers are too high: a quick look, without a schedule."""
         first = bid.arrival
@@ -119,6 +125,17 @@ class Side:
         self.prices = self._prices(slice(None))
         """[slot, server, resource] of a unit."""
         self._cheapest: Floats | None = None
+        self._rooms: dict[tuple[bytes, int, bytes], Ints] = {}
+        """What :meth:`room` has found since something was committed last."""
+
+    def room(self, demand: Floats, most: int, servers: Bools | None) -> Ints:
+        """[slot] how many of a demand fit all servers together, ``most`` at the most."""
+        key = (demand.tobytes(), most, b"" if servers is None else servers.tobytes())
+        if key not in self._rooms:
+            fits = whole_fits(self.free(slice(None)), demand, most)
+            allowed = fits if servers is None else fits[:, servers]
+            self._rooms[key] = np.minimum(allowed.sum(axis=1), most)
+        return self._rooms[key]
 
     def places(self, demand: Floats, slots: slice, most: int, servers: Bools | None = None) -> Places:
         fits = whole_fits(self.free(slots), demand, most)
@@ -140,6 +157,7 @@ class Side:
 
     def take(self, counts: Ints, demand: Floats, slots: slice) -> None:
         """Commit, or with counts below 0 give back, and price again."""
+        self._rooms.clear()
         used = self.used[slots] + counts[:, :, None] * demand
         self.used[slots] = np.where(np.abs(used) <= ROUNDING * self.capacity, 0.0, used)
         self.prices[slots] = self._prices(slots)
@@ -151,6 +169,7 @@ class Side:
             values[:-slots] = values[slots:].copy()
             values[-slots:] = empty
         self._cheapest = None
+        self._rooms.clear()
 
     def _prices(self, slots: slice) -> Floats:
         part = np.zeros_like(self.used[slots])
@@ -217,8 +236,8 @@ def schedules(bid: Bid, first: int, workers: Places, ps: Places) -> Schedules:
     costs = _slot_costs(bid, workers, ps)
     ends = costs.shape[1] - np.isfinite(costs)[:, ::-1].argmax(axis=1)  # no workers cost nothing
     found = [row[:end] for row, end in zip(costs, ends.tolist(), strict=True)]
-    advances = [_advance(bid, first, slot) for slot in range(min(2, len(found)))]
-    most = np.array([int(advances[slot > 0][: len(row)].max()) for slot, row in enumerate(found)])
+    advances = [_advance(bid, first, slot) for slot in (0, 1)]
+    most = np.maximum.accumulate(advances, axis=1)[np.minimum(np.arange(len(ends)), 1), ends - 1]
     reach = np.minimum(most.cumsum(), bid.work)
     lowest = np.maximum(bid.work - (most.sum() - most.cumsum()), 0)
     if not found or reach[-1] < bid.work:  # rows are left out where it cannot end at all

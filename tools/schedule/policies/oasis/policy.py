@@ -88,6 +88,8 @@ class BooksSlots(Policy):
         self._refusals: dict[str, str] = {}
         """Why jobs that may bid again wait."""
         self._slot = -1
+        self._is_resumed = False
+        """Whether bookings are those of a state, which may be of other nodes."""
 
     @abstractmethod
     def _estimate(self) -> BoundsEstimate:
@@ -200,6 +202,7 @@ class BooksSlots(Policy):
         self._asked = {job_id: row_of(row) for job_id, row in state["asked"].items()}
         self._bid_in, self._refusals = dict(state["bid_in"]), dict(state["refusals"])
         self._slot = state["slot"]
+        self._is_resumed = True
 
     def _take_in(self, snapshot: Snapshot, ledger: Ledger) -> None:
         for change in snapshot.changes:
@@ -216,8 +219,10 @@ class BooksSlots(Policy):
         for change in snapshot.changes:
             if change.ended_job is not None and change.kind != "cancelled":  # one that is held may come back
                 self._admitted.discard(change.ended_job.id)
-        for job_id in [job_id for job_id, booking in ledger.bookings.items() if not ledger.fits(booking)]:
-            ledger.drop(job_id)
+        if self._is_resumed or any(change.node is not None for change in snapshot.changes):
+            self._is_resumed = False
+            for job_id in [each for each, booking in ledger.bookings.items() if not ledger.fits(booking)]:
+                ledger.drop(job_id)
 
     def _catch_up(self, snapshot: Snapshot, ledger: Ledger) -> None:
         """Plan jobs again that are behind their plans, or at the end of them.

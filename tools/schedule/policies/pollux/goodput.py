@@ -291,9 +291,9 @@ def _fit(observations: tuple[Observation, ...], per_replica: int) -> Fit:
     bounds = measured.bounds()
     low, high = (np.array(side) for side in zip(*bounds, strict=True))
     found = minimize(
-        measured.loss,
+        measured.value_at,
         np.clip(measured.guess(), low, high),
-        jac=True,
+        jac=measured.gradient_at,
         method="SLSQP",  # as good here as L-BFGS-B, and starts no threads
         bounds=bounds,
         options={"maxiter": 100, "ftol": 1e-8},
@@ -318,9 +318,14 @@ class _Measured:
         self.log_compute = np.log(compute)
         self.log_last = np.log(compute + sync)
         more = np.maximum(self.gpus - 2, 0.0)
-        self.more_across, self.more_inside = self.across * more, self.inside * more
+        self._more = more
+        self._by_nodes = 1.0 * self.across, self.across * more, 1.0 * self.inside, self.inside * more
+        """What the two times of synchronising across nodes are multiplied by, then those of inside one."""
+        self._kind = np.where(self.across, 0, np.where(self.inside, 1, 2))
         self.told_apart = np.array([each.sync_seconds is not None for each in observations], dtype=float)
         self.told_apart[self.gpus == 1] = 1.0
+        self._last = b"", np.zeros(0)
+        """The point whose value was asked for last, and the gradient there."""
 
     def bounds(self) -> list[tuple[float, float]]:
         """Bounds of the logarithms of the six times and of gamma; what cannot be known yet is held fixed."""
@@ -346,40 +351,54 @@ class _Measured:
         per_sample = half - np.log(self.local.mean())
         return np.array([half, per_sample, half, half - 3, half, half - 3, 1.5])
 
+    def value_at(self, point: Floats) -> float:
+        """The first part of :meth:`loss`. SLSQP mostly asks for the second at the same point next."""
+        value, gradient = self.loss(point)
+        self._last = point.tobytes(), gradient
+        return value
+
+    def gradient_at(self, point: Floats) -> Floats:
+        key, gradient = self._last
+        return gradient if point.tobytes() == key else self.loss(point)[1]
+
     def loss(self, point: Floats) -> tuple[float, Floats]:
         """Mean squared log-errors of computing and of the last micro-step, regularised; and the gradient."""
-        a_c, b_c, a_n, b_n, a_r, b_r = np.exp(point[:_GAMMA])
-        gamma = point[_GAMMA]
-        compute = a_c + b_c * self.local
-        sync = self.across * a_n + b_n * self.more_across
-        sync += self.inside * a_r + b_r * self.more_inside
-        sync += _LEAST_S
+        a_c, b_c, a_n, b_n, a_r, b_r = np.exp(point[:_GAMMA]).tolist()
+        gamma, count = float(point[_GAMMA]), len(self.local)
+        constant, rising = np.array([[a_n, a_r, 0.0], [b_n, b_r, 0.0]]).take(self._kind, axis=1)
+        times = np.empty((2, count))
+        """Computing and synchronising; so are all pairs that follow."""
+        np.add(a_c, b_c * self.local, out=times[0])
+        np.add(constant + rising * self._more, _LEAST_S, out=times[1])
+        compute, sync = times
         longer = np.maximum(compute, sync)
-        log_c, log_s = np.log(compute / longer), np.log(sync / longer)
-        part_c, part_s = np.exp(gamma * log_c), np.exp(gamma * log_s)
-        both = part_c + part_s
+        logs = np.log(times / longer)
+        parts = np.exp(gamma * logs)
+        both = parts[0] + parts[1]
+        log_both = np.log(both)
         off_c = (np.log(compute) - self.log_compute) * self.told_apart
-        off_l = np.log(longer) + np.log(both) / gamma - self.log_last
-        count = len(self.local)
-        slopes = np.array([(b_n / a_n) ** 2, (b_r / a_r) ** 2])
+        off_l = np.log(longer) + log_both / gamma - self.log_last
+        slope_n, slope_r = (b_n / a_n) ** 2, (b_r / a_r) ** 2
         value = (
             (off_c @ off_c + off_l @ off_l) / count
             + _OVERLAP_WEIGHT * (gamma - 1) ** 2
-            + _SLOPE_WEIGHT * float(slopes.sum())
+            + _SLOPE_WEIGHT * (slope_n + slope_r)
         )
-        by_compute = 2 / count * (off_c + off_l * part_c / both) / compute
-        by_sync = 2 / count * off_l * part_s / both / sync
-        by_gamma = off_l * ((part_c * log_c + part_s * log_s) / both - np.log(both) / gamma) / gamma
-        push = 2 * _SLOPE_WEIGHT * slopes
+        weighed = off_l * parts
+        by_compute = 2 / count * (off_c + weighed[0] / both) / compute
+        by_sync = 2 / count * off_l * parts[1] / both / sync
+        by_gamma = off_l * ((parts[0] * logs[0] + parts[1] * logs[1]) / both - log_both / gamma) / gamma
+        push_n, push_r = 2 * _SLOPE_WEIGHT * slope_n, 2 * _SLOPE_WEIGHT * slope_r
+        of_n, rises_n, of_r, rises_r = self._by_nodes
         gradient = np.array(
             [
-                a_c * by_compute.sum(),
-                b_c * (by_compute @ self.local),
-                a_n * (by_sync @ self.across) - push[0],
-                b_n * (by_sync @ self.more_across) + push[0],
-                a_r * (by_sync @ self.inside) - push[1],
-                b_r * (by_sync @ self.more_inside) + push[1],
-                2 / count * by_gamma.sum() + 2 * _OVERLAP_WEIGHT * (gamma - 1),
+                a_c * float(np.add.reduce(by_compute)),
+                b_c * float(by_compute @ self.local),
+                a_n * float(by_sync @ of_n) - push_n,
+                b_n * float(by_sync @ rises_n) + push_n,
+                a_r * float(by_sync @ of_r) - push_r,
+                b_r * float(by_sync @ rises_r) + push_r,
+                2 / count * float(np.add.reduce(by_gamma)) + 2 * _OVERLAP_WEIGHT * (gamma - 1),
             ]
         )
         return float(value), gradient

@@ -11,6 +11,7 @@ waiting jobs in turn; a search ends that stands still.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -55,15 +56,27 @@ class PlacementProblem:
     def nodes(self) -> int:
         return len(self.capacity)
 
+    @cached_property
+    def uneven(self) -> bool:
+        """Whether nodes have different numbers of GPUs."""
+        return bool((self.capacity != self.capacity[0]).any())
+
+    @cached_property
+    def _starts(self) -> Ints:
+        """By job, where its row for one node begins in all speedups."""
+        return np.arange(self.jobs) * 2 * self.speedups.shape[2]
+
+    @cached_property
+    def _runs(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.held[0].any(axis=1))
+
     def job_speedups(self, found: Matrices) -> Floats:
         """Speedups by [matrix, job], those of jobs that change what they hold reduced; 0 without GPUs."""
-        columns = self.speedups.shape[2]
-        index = (np.arange(self.jobs) * 2 + _are_several(found)) * columns + _over_nodes(found)
+        index = self._starts + _are_several(found) * self.speedups.shape[2] + _over_nodes(found)
         speedups = self.speedups.ravel().take(index)
-        runs = self.held[0].any(axis=1)
-        if runs.any():
+        if self._runs.any():
             moved = _over_nodes(found != self.held) > 0
-            speedups *= np.where(moved & runs, self.restart_factor, 1.0)
+            speedups *= np.where(moved & self._runs, self.restart_factor, 1.0)
         return np.asarray(speedups, dtype=np.float64)
 
     def fitness(self, found: Matrices) -> Floats:
@@ -145,7 +158,9 @@ def _mutate(problem: PlacementProblem, found: Matrices, rng: np.random.Generator
     kind = rng.integers(4, size=len(found))
     job, node = (rng.integers(most, size=len(found)) for most in (problem.jobs, problem.nodes))
     whole = problem.capacity[node].astype(np.int16)
-    drawn = rng.integers(whole + 1, dtype=np.int16)
+    # the same numbers; an array of limits takes five times as long
+    limits = whole + 1 if problem.uneven else int(problem.capacity[0]) + 1
+    drawn = rng.integers(limits, size=len(found), dtype=np.int16)
     _, moves, hands_over, grows = (np.flatnonzero(kind == each) for each in range(4))
     found[moves, job[moves]] = 0
     found[hands_over, :, node[hands_over]] = 0
@@ -194,9 +209,9 @@ def _cut_to(found: Matrices, gpus: npt.NDArray[np.int16], most: Ints) -> None:
     over = gpus > most
     if over.any():
         rows = found[over]
-        kept = np.broadcast_to(most, over.shape)[over][:, None]
+        kept = most[np.nonzero(over)[1]] if most.ndim == 1 else most[over]
         before = rows.cumsum(axis=1) - rows
-        found[over] = np.minimum(rows, np.maximum(kept - before, 0))
+        found[over] = np.minimum(rows, np.maximum(kept[:, None] - before, 0))
 
 
 def _part_neighbours(found: Matrices) -> None:
@@ -216,7 +231,7 @@ def _part_neighbours(found: Matrices) -> None:
 
 def _fill_nodes(problem: PlacementProblem, found: Matrices) -> None:
     """Of the jobs that share a node, each gets what those before it leave."""
-    matrix, node = np.nonzero(found.sum(axis=1, dtype=np.int16) > problem.capacity)
+    matrix, node = np.nonzero(np.einsum("ijk->ik", found) > problem.capacity)
     columns = found[matrix, :, node]
     before = columns.cumsum(axis=1, dtype=np.int16) - columns
     left = np.maximum(problem.capacity.astype(np.int16)[node][:, None] - before, 0)
@@ -228,8 +243,7 @@ def _fill_nodes(problem: PlacementProblem, found: Matrices) -> None:
 
 def _sums(found: Matrices, marks: Ints) -> Ints:
     """By matrix, a number that only equal ones have in common."""
-    with np.errstate(over="ignore"):
-        return np.asarray(found.reshape(len(found), -1) @ marks, dtype=np.int64)
+    return np.asarray(found.reshape(len(found), -1) @ marks, dtype=np.int64)
 
 
 class _Fittest(NamedTuple):
@@ -248,7 +262,8 @@ class _Fittest(NamedTuple):
 
     def first(self, count: int) -> _Fittest:
         """The ``count`` fittest of the different ones, best first; of equals those that were there before."""
-        _, different = np.unique(self.sums, return_index=True)
-        different.sort()
+        order = self.sums.argsort(kind="stable")
+        sums = self.sums[order]
+        different = np.sort(order[np.concatenate(([True], sums[1:] != sums[:-1]))])
         best = different[np.argsort(-self.fitness[different], kind="stable")[:count]]
         return _Fittest(self.found[best], self.fitness[best], self.sums[best])

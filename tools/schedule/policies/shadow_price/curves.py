@@ -113,11 +113,14 @@ class GoodputCurve:
     """At that batch."""
     runs: bool = field(init=False)
     """Whether it runs at any."""
+    by_batch: Floats = field(init=False)
+    """[batch, size] the rates again: the best batch of all sizes is found several times as fast."""
 
     def __post_init__(self) -> None:
         usual = self.rates[:, self.usual].copy()
         object.__setattr__(self, "outlook", Outlook(usual, usual))
         object.__setattr__(self, "runs", bool(self.rates.any()))
+        object.__setattr__(self, "by_batch", np.ascontiguousarray(self.rates.T))
 
     def __deepcopy__(self, memo: Mapping[int, Any]) -> GoodputCurve:
         """Nothing of it changes."""
@@ -133,12 +136,12 @@ class GoodputCurve:
         """[size] most progress per second; at the author's batch where the noise scale is unknown."""
         if noise_scale is None:
             return self.outlook.whole
-        return best(self.efficiency(noise_scale), self.rates)
+        return best(self.efficiency(noise_scale), self.by_batch)
 
 
-def best(efficiency: Floats, rates: Floats) -> Floats:
-    """[…, size] progress per second at the best batch, of rates by [size, batch]."""
-    found: Floats = (rates * efficiency).max(axis=-1)
+def best(efficiency: Floats, by_batch: Floats) -> Floats:
+    """[…, size] progress per second at the best batch, by efficiency [..., batch] and rates [batch, size]."""
+    found: Floats = (efficiency[..., None] * by_batch).max(axis=-2)
     return found
 
 

@@ -37,6 +37,7 @@ from pliant.tools.schedule.rates import Speeds
 
 CELLS: Final = 64
 """Parts of a job's work in which both count as constant."""
+_CELL_NUMBERS: Final = np.arange(CELLS, dtype=np.float64)
 _SAME: Final = 0.01
 """Relative change of a noise scale or a pace that changes nothing."""
 _END: Final = 1.0 - 1e-9
@@ -405,8 +406,8 @@ class ByProgress:
         found = self._lines.get(key)
         cells = self._log.get(key)
         if found is None and cells is not None:
-            seen = np.array([[cell, log] for cell, log in enumerate(cells) if log is not None])
-            found = np.exp(np.interp(np.arange(CELLS, dtype=float), seen[:, 0], seen[:, 1]))
+            seen = [(cell, log) for cell, log in enumerate(cells) if log is not None]
+            found = np.exp(np.interp(_CELL_NUMBERS, *zip(*seen, strict=True)))
             self._lines[key] = found
         return found
 
@@ -447,8 +448,8 @@ class Ahead:
         self._curve = curve
         self.runs: npt.NDArray[np.bool_] = np.asarray(curve.rates.any(axis=1))
         """[size] whether jobs run on it."""
-        self._noise = np.full(CELLS, np.nan)
-        self._pace = np.full(CELLS, np.nan)
+        self._taken = np.full((2, CELLS), np.nan)
+        """Noise scales and paces by cell."""
         self._slowness = np.ones((CELLS, len(curve.rates)))
         """[cell, size] 1/g; 1 where infeasible."""
         self._left = np.zeros((CELLS + 1, len(curve.rates)))
@@ -460,14 +461,14 @@ class Ahead:
         if self._seen is not None and self._seen[0] is noise and self._seen[1] is pace:
             return
         self._seen = noise, pace
-        with np.errstate(invalid="ignore"):
-            same = (np.abs(noise / self._noise - 1) <= _SAME) & (np.abs(pace / self._pace - 1) <= _SAME)
+        both = np.concatenate((noise, pace)).reshape(2, CELLS)
+        same = (np.abs(both / self._taken - 1) <= _SAME).all(axis=0)  # not where nothing was taken up
         if same.all():
             return
         stale = ~same
-        self._noise[stale], self._pace[stale] = noise[stale], pace[stale]
+        self._taken[:, stale] = both[:, stale]
         efficient = self._curve.efficiency(noise[stale])
-        rates = best(efficient[:, None, :], self._curve.rates) * pace[stale][:, None]
+        rates = best(efficient, self._curve.by_batch) * pace[stale][:, None]
         self._slowness[stale] = 1.0 / np.where(self.runs, rates, 1.0)
         self._left[:-1] = np.cumsum(self._slowness[::-1], axis=0)[::-1] / CELLS
 

@@ -572,20 +572,20 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
     :param work: what is left, in the unit of the rates.
     :param sizes: of which the last is all GPUs.
     """
-    left, found, now_s = work.copy(), np.full(len(work), np.inf), 0.0
-    alive = np.arange(len(work))
+    left, done, found, now_s = work.tolist(), (_DONE * work).tolist(), np.full(len(work), np.inf), 0.0
+    alive = [*range(len(work))]  # few of them, most often: numbers one by one are faster
     for _ in range(STAGES):
-        speeds = rates[alive, _sizes(prices[alive], rates[alive], sizes)]
-        if not speeds.any():
+        speeds = rates[alive, _sizes(prices[alive], rates[alive], sizes)].tolist()
+        going = [(row, speed) for row, speed in zip(alive, speeds, strict=True) if speed]
+        if not going:
             break
-        with np.errstate(divide="ignore"):
-            lasts_s = float((left[alive] / speeds).min())
+        lasts_s = min(left[row] / speed for row, speed in going)
         now_s += lasts_s
-        left[alive] -= speeds * lasts_s
-        over = left[alive] <= _DONE * work[alive]
-        found[alive[over]] = now_s
-        alive = alive[~over]
-        if not alive.size:
+        for row, speed in going:
+            left[row] -= speed * lasts_s
+        found[[row for row in alive if left[row] <= done[row]]] = now_s
+        alive = [row for row in alive if not left[row] <= done[row]]
+        if not alive:
             break
     return found
 
@@ -607,13 +607,17 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
 
     The least feasible sizes must fit together. O(jobs · K · sizes).
     """
+    if not values:
+        return []
     padded = np.full(2 * gpus + 1, -np.inf)
     padded[gpus:] = 0.0
     step, shape = padded.strides[0], (gpus + 1, gpus + 1)
     left = np.ndarray(shape, buffer=padded, offset=gpus * step, strides=(step, -step))
     rows = np.arange(gpus + 1)
     chosen: list[Ints] = []
-    for value in values:
+    for value in values[1:-1]:
+        if not chosen:
+            padded[gpus:] = _most(values[0], gpus)
         if size := _only_size(value):
             none, some = padded[gpus:] + value[0], padded[gpus - size : 2 * gpus + 1 - size] + value[size]
             pick = size * (some > none)
@@ -623,12 +627,24 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
             pick = made.argmax(axis=1)
             padded[gpus:] = made[rows, pick]
         chosen.append(pick)
-    sizes = [0] * len(values)
-    spare = gpus
-    for index in range(len(values) - 1, -1, -1):
-        sizes[index] = int(chosen[index][spare])
+    sizes, spare = [0] * len(values), gpus
+    if len(values) > 1:  # of the first and the last job one row is enough
+        before = padded[gpus:] if chosen else _most(values[0], gpus)
+        last = values[-1]
+        sizes[-1] = int((before[gpus + 1 - len(last) :][::-1] + last).argmax())
+        spare -= sizes[-1]
+    for index in range(len(values) - 2, 0, -1):
+        sizes[index] = int(chosen[index - 1][spare])
         spare -= sizes[index]
+    sizes[0] = int(values[0][: spare + 1].argmax())
     return sizes
+
+
+def _most(value: Floats, gpus: int) -> Floats:
+    """[c] the most that one job makes of up to c GPUs."""
+    found = np.full(gpus + 1, value[-1])
+    found[: len(value)] = value
+    return np.maximum.accumulate(found, out=found)
 
 
 def _only_size(value: Floats) -> int:

@@ -259,6 +259,23 @@ def test_costs_of_all_ends_are_those_of_the_best_of_all_schedules(seed: int) -> 
     np.testing.assert_allclose(market.quote(bid).costs, by_all_schedules(market, bid), rtol=1e-9)
 
 
+@settings(max_examples=examples(60))
+@given(SEEDS)
+def test_a_job_that_can_end_needs_no_more_work_than_the_servers_have_room_for(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    slots = 3
+    servers = servers_of(rng, 2, 2)
+    market = busy_market(rng, servers, [bid_of(rng, f"job-{n}", slots, 4, 3) for n in range(3)], slots)
+    bid = bid_of(rng, "next", slots, 6, 3)
+    for _ in range(3):  # each offer that is accepted leaves less
+        most = [limits(market.workers, bid.worker, slot) for slot in range(bid.arrival, slots)]
+        room = [min(sum(min(each, bid.most_workers) for each in row), bid.most_workers) for row in most]
+        assert market.most_work(bid) == sum(room)
+        if np.isfinite(market.quote(bid).costs).any():
+            assert bid.work <= market.most_work(bid)
+        market.offer(replace(bid, worth=bid.worth + 1e6))
+
+
 def world_of_two(worker_prices: tuple[float, float], ps_price: float) -> Market:
     """One slot; two servers with 3 and 9 places for workers, one server with 9 places for PS."""
     servers = Servers(("cpu",), np.array([[3.0], [9.0]]), np.array([[9.0]]))

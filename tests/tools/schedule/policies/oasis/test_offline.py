@@ -169,6 +169,17 @@ def test_it_turns_a_job_away_for_a_better_one_that_has_not_arrived():
     assert ends["late"] == 300.0
 
 
+def test_what_is_to_come_is_what_has_not_arrived_turned_away_or_not():
+    held = opened(offline(), trace := early_and_late())
+    assert list(held.snapshot(0.0).future) == trace
+    held.submit(trace[0], 0.0)
+    assert list(held.snapshot(0.0).future) == trace[1:]
+    held.decide(0.0)
+    assert "early" in held.ended
+    assert list(held.snapshot(0.0).future) == trace[1:]
+    assert not opened(Oasis(), trace).snapshot(0.0).future
+
+
 def test_without_the_trace_it_knows_no_more_than_others():
     held = opened(offline(), [])
     held.submit(early_and_late()[0], 0.0)
