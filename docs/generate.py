@@ -341,7 +341,7 @@ def policies_page() -> str:
 
     found = [describe(name) for name in sorted(BUILT_IN)]
     rows = [
-        (f"[{each.name}](#{each.name})", each.knows, each.elasticity, each.decides.partition(" (")[0])
+        (f"[{each.name}](#{each.name})", each.knows, each.elasticity, _rounds(each.decides))
         for knows in _GROUPS
         for each in found
         if each.knows == knows
@@ -351,10 +351,15 @@ def policies_page() -> str:
         for knows, text in _GROUPS.items()
     ]
     asking = ", ".join(each.name for each in found if any("oracle" in trait for trait in each.traits))
-    table = _table(("policy", "knows", "changes of a job", "decides"), rows)
+    table = _table(("policy", "knows", "changes of a job", "decides (else at every change)"), rows)
     shared = [f"- {text.rstrip('.')}: {', '.join(names)}." for text, names in _shared(found).items()]
     some = "\n".join([*shared, "- Others look at priorities as their sections say, or not at all.\n"])
     return "\n".join([_POLICIES + table, some, *groups, _ORACLE.format(asking=asking)])
+
+
+def _rounds(decides: str) -> str:
+    """How often a policy decides; empty if at every change."""
+    return "" if decides.startswith("at every change") else decides.partition(" (")[0]
 
 
 _SHARED = 3

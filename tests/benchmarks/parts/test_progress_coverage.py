@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.parts.progress_coverage import HIGH, LOW, coverage, published_history
-from tests.tools.profile.predictor.histories import history, progress_of
+from tests.tools.profile.histories import history, progress_of
 
 
 def test_the_interval_covers_held_out_jobs_of_the_published_history(reference_data: Path) -> None:

@@ -27,7 +27,7 @@ from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.srtf import Srtf
 from tests.builders import FREE_CHANGES, cluster, job
-from tests.tools.profile.predictor.histories import history
+from tests.tools.profile.histories import history
 
 PREDICTED = Conditions(demand="predicted")
 Look = Callable[[Callable[[JobState, float], Any]], list[Any]]

@@ -19,7 +19,7 @@ from pliant.tools.schedule.jobs import MOST_EPOCH_ENDS, EpochEnd, JobState
 from pliant.tools.schedule.policies.srtf import Srtf
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
-from tests.tools.profile.predictor.histories import history
+from tests.tools.profile.histories import history
 from tests.tools.schedule.histories import decide_from
 from tests.tools.schedule.test_decide import log
 
