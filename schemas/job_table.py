@@ -62,13 +62,15 @@ class JobForm:
 
     def json(self, job: Job) -> str:
         """``job.model_dump_json(by_alias=True, exclude_defaults=True)`` for a job of this form."""
-        submit_s, amount = job.submit_time, amount_of(job)
+        values = job.__dict__
+        submit_s: float = values["submit_time"]
         if _LEAST <= submit_s < _MOST or not submit_s:
             middle, end = self._json
             if self._work is None:
-                return f'{{"id":"{job.id}","submit_time":{submit_s!r}{middle}'
+                return f'{{"id":"{values["id"]}","submit_time":{submit_s!r}{middle}'
+            amount: float = values["work"].__dict__[self._amount_name]
             if _LEAST <= amount < _MOST:
-                return f'{{"id":"{job.id}","submit_time":{submit_s!r}{middle}{amount!r}{end}'
+                return f'{{"id":"{values["id"]}","submit_time":{submit_s!r}{middle}{amount!r}{end}'
         return job.model_dump_json(by_alias=True, exclude_defaults=True)
 
     @cached_property
