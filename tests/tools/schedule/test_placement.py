@@ -207,9 +207,9 @@ def test_a_place_on_many_nodes_is_booked_as_its_nodes_are_one_by_one(seed: int) 
                 down.add(name)
                 for each in [place for place in places if name in dict(place)]:  # its jobs are gone
                     places.remove(each)
-                    rest = tuple(part for part in each if part[0] != name)
-                    whole.give(rest)
-                    by_node.give(rest)
+                    whole.give(each)
+                    for part in each:
+                        by_node.give((part,))
         elif (place := whole.choose(draw.randint(1, 40), ["gpu"]) or ()) and len(place) >= draw.choice(
             [1, 8]
         ):
