@@ -80,12 +80,14 @@ class JobForm:
 
     def json(self, job: Job) -> str:
         """``job.model_dump_json(by_alias=True, exclude_defaults=True)`` for a job of this form."""
-        submit_s, amount = job.submit_time, amount_of(job)
-        as_python_does = _LEAST <= submit_s < _MOST or not submit_s
-        if not as_python_does or (self._work is not None and not _LEAST <= amount < _MOST):
+        values = job.__dict__
+        submit_s: float = values["submit_time"]
+        amount: float = 1.0 if self._work is None else values["work"].__dict__[self._amount_name]
+        if not (_LEAST <= submit_s < _MOST or not submit_s) or not _LEAST <= amount < _MOST:
             return job.model_dump_json(by_alias=True, exclude_defaults=True)
         amounts = () if self._work is None else (repr(amount),)
-        return self._json % (job.id, repr(submit_s), *amounts, *(job.labels.values() if self.labels else ()))
+        said = values["labels"].values() if self.labels else ()
+        return self._json % (values["id"], repr(submit_s), *amounts, *said)
 
     @cached_property
     def _json(self) -> str:

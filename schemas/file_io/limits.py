@@ -99,8 +99,8 @@ def _advice() -> str:
     return f"{FACTOR}={math.ceil(10 * factor())} in the environment makes all such limits ten times as large"
 
 
-_OBJECTS_BETWEEN_SCANS: Final = 50_000
-"""New objects between two garbage collections."""
+_OBJECTS_BETWEEN_SCANS: Final = 500_000
+"""New objects between two garbage collections: of a replay, most are gone again by then, without a scan."""
 
 
 @contextmanager

@@ -363,7 +363,7 @@ def _column(
     import pyarrow as pa
 
     if field.name == "detail":
-        return text_array([log.detail(log.first + row) for row in rows])
+        return text_array(log.detail_texts(rows))
     values = numbers.get(field.name)
     if values is None:
         return pa.nulls(len(rows), field.type)

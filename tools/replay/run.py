@@ -37,7 +37,7 @@ from pliant.tools.replay.progress import (
 from pliant.tools.replay.recorded import check_recorded, follow, is_recorded
 from pliant.tools.schedule.assumptions import refuse
 from pliant.tools.schedule.decide import throughput_for
-from pliant.tools.schedule.demand import check_demand, demand_gpu_s, submit_detail
+from pliant.tools.schedule.demand import check_demand, demand_gpu_s, demand_rate, submit_detail
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
@@ -382,24 +382,29 @@ class Submissions:
         self._policy = policy
         self._measured_sizes = measured_sizes
         self._cluster_gpus = sum(speeds.gpu_types.values())
+        self._by_form: dict[JobForm, tuple[str, int, float]] = {}
+        """Of jobs that never change their batch: the curve, and what :func:`demand_rate` says."""
 
     def describe(self, job: JobState) -> Detail:
         return partial(self._text, job)
 
     def _text(self, job: JobState) -> str:
         form: JobForm | None = job.spec.__dict__.get("form")
-        spec = (
-            job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
-            if form is None
-            else form.json(job.spec)
-        )
         samples = job.work_samples or 0.0
+        if form is None or job.spec.batch.regimes:
+            spec = job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
+            curve, demand = self._curve(job), demand_gpu_s(job, self._speeds, of_simulation=True)
+        else:
+            if form not in self._by_form:
+                self._by_form[form] = (self._curve(job), *demand_rate(job, self._speeds))
+            curve, gpus, rate = self._by_form[form]
+            spec, demand = form.json(job.spec), gpus * samples / rate if gpus else 0.0
         work = f',"samples":{compact_json(samples)}' if samples else ""
-        if demand := demand_gpu_s(job, self._speeds, of_simulation=True):
+        if demand:
             work += f',"demand_gpu_s":{compact_json(demand)}'
         if rates := self._policy.promised_rates(job, self._speeds):
             work += f',"rates":{compact_json(rates)}'
-        return f'{{"job":{spec},"curve":{self._curve(job)}{work}}}'
+        return f'{{"job":{spec},"curve":{curve}{work}}}'
 
     def _curve(self, job: JobState) -> str:
         spec = job.spec

@@ -246,7 +246,7 @@ class JobState:
         self.id = spec.id
         self.priority = spec.priority
         self.per_replica = gpus.per_replica
-        self.min_gpus = spec.min_gpus
+        self.min_gpus = gpus.min or spec.min_gpus
         self.any_number = gpus.any_number
         self.arrival = (spec.submit_time, spec.id)
         self.global_batch = self.reference_batch

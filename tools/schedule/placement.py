@@ -252,11 +252,12 @@ class FreeGpus:
         """
         frees = self._free
         if isinstance(placement, Place) and not (self._down and sign > 0):
-            indices, shape = placement.indices, placement.shape
-            if shape[0] == shape[-1] and len(before := {*map(frees.__getitem__, indices)}) == 1:
-                (first,) = before
-                self._check_room(indices, first, first + sign * shape[0])
-                self._move_alike(indices, first, first + sign * shape[0])
+            indices, each = placement.indices, placement.shape[0]
+            kinds = {*map(frees.__getitem__, indices)} if each == placement.shape[-1] else ()
+            if len(kinds) == 1:
+                (now,) = kinds
+                self._check_room(indices, now, now + sign * each)
+                self._move_alike(indices, now, now + sign * each)
                 return
         alike = defaultdict[tuple[int, int, str], list[int]](list)
         for name, count in placement:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.tools.schedule.jobs import NodeGpus, NodeState
+from pliant.tools.schedule.jobs import NodeGpus, NodeState, Place, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
+from pliant.tools.schedule.rates import shape_of
 from tests.effort import examples
 
 
@@ -173,6 +175,70 @@ def test_places_are_exact_free_and_on_the_fewest_nodes_whatever_came_before(
         held.give(place)
     assert [held.free_on(node.name) for node in held.nodes] == gpus
     assert held.choose(sum(gpus), ["gpu"]) == tuple((node.name, node.gpus) for node in held.nodes)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_place_on_many_nodes_is_booked_as_its_nodes_are_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    step = 4 if seed < 4 else 1
+    sizes = [4 if seed < 4 else draw.choice([2, 2, 4]) for _ in range(24)]
+    switches = "ab" * 12 if seed % 2 else ""
+    whole, by_node = (FreeGpus(nodes(*sizes, switches=switches)) for _ in range(2))
+    places: list[NodeGpus] = []
+    down: set[str] = set()
+    for _ in range(60):
+        if places and draw.random() < 0.4:
+            place = places.pop(draw.randrange(len(places)))
+            whole.give(place)
+            for each in place:
+                by_node.give((each,))
+        elif draw.random() < 0.2:
+            name = f"n{draw.randrange(24)}"
+            for held in (whole, by_node):
+                node = held.node(name)
+                if name in down:
+                    node.up = True
+                    held.regain(node)
+                else:
+                    held.lose(node)
+                    node.up = False
+            if name in down:
+                down.remove(name)
+            else:
+                down.add(name)
+                for each in [place for place in places if name in dict(place)]:  # its jobs are gone
+                    places.remove(each)
+                    whole.give(each)
+                    for part in each:
+                        by_node.give((part,))
+        elif (place := whole.choose(step * draw.randint(1, 40 // step), ["gpu"]) or ()) and len(
+            place
+        ) >= draw.choice([1, 8]):
+            assert place == by_node.choose(sum(count for _, count in place), ["gpu"])
+            assert (gpus_of(place), shape_of(place)) == (gpus_of(tuple(place)), shape_of(tuple(place)))
+            whole.take(place)
+            for each in place:
+                by_node.take((each,))
+            places.append(place)
+        assert [whole.free_on(f"n{n}") for n in range(24)] == [by_node.free_on(f"n{n}") for n in range(24)]
+        assert whole.by_type == by_node.by_type
+        assert whole.choose(13, ["gpu"]) == by_node.choose(13, ["gpu"])
+    for place in places:
+        whole.give(place)
+    assert isinstance(whole.choose(whole.by_type["gpu"], ["gpu"]), Place)
+
+
+def test_a_place_on_many_nodes_that_are_not_free_is_refused_and_nothing_changes() -> None:
+    held = FreeGpus(nodes(*[4] * 10))
+    place = held.choose(40, ["gpu"]) or ()
+    with pytest.raises(ValueError, match="node n0 would have 8 of 4 GPUs free"):
+        held.give(place)
+    held.take(place)
+    with pytest.raises(ValueError, match="node n0 would have -4 of 4 GPUs free"):
+        held.take(place)
+    assert held.by_type == {"gpu": 0}
+    held.give(place)
+    assert held.choose(40, ["gpu"]) == place
 
 
 def fewest_nodes(free: list[int], wanted: int) -> int:

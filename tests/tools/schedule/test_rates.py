@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.jobs import JobState, NodeState, node_states
+from pliant.tools.schedule.jobs import JobKind, JobState, NodeState, node_states
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step
@@ -175,6 +176,13 @@ def test_what_is_made_of_speeds_is_made_once_for_jobs_of_a_kind_and_again_for_ot
             known.rate(each, gpus, "gpu") for gpus in (1, 2, 3)
         ]
     assert made == ["a", "c", "d"]
+
+
+def test_of_each_kind_of_job_there_is_one_object_copies_included() -> None:
+    one, like_it, other = state(job("a", batch=64)), state(job("b", batch=64)), state(job("c", batch=64))
+    other.room = {"gpu": 2}
+    assert JobKind.of(one) is JobKind.of(like_it) is copy.deepcopy(one).kind
+    assert JobKind.of(other) is not JobKind.of(one)
 
 
 def test_up_to_so_many_gpus_an_elastic_job_is_as_fast_as_on_its_best_size() -> None:

@@ -107,7 +107,7 @@ class Engine:
         self._now_s = 0.0
         self._asked_s = -math.inf
         self._idle_limit = IdleLimit()
-        self._forecasts = ForecastLog()
+        self._forecasts = ForecastLog() if session.learns else None
         self._ended_late = False
         """Whether a job ended at this moment after the decision: it took less time than clocks resolve."""
         self._least_changes = 0
@@ -305,7 +305,7 @@ class Engine:
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
         if session.commands.hopeless:
             self._cancel_hopeless(now_s)
-        for job, detail in self._forecasts.due(session, now_s) if session.learns else ():
+        for job, detail in () if self._forecasts is None else self._forecasts.due(session, now_s):
             self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
 
     def _note_teams(self, now_s: float) -> None:

@@ -131,9 +131,11 @@ class EventLog:
         overhead_s: float | None = None,
         detail: Detail | None = None,
     ) -> int:
-        if len(self._packed) == self._full_bytes:
+        filled = len(self._packed)
+        if filled == self._full_bytes:
             self.store()
-        row, code, place = self.first + len(self._packed) // _ROW_BYTES, NO_NUMBER, NO_NUMBER
+            filled = 0
+        row, code, place = self.first + filled // _ROW_BYTES, NO_NUMBER, NO_NUMBER
         if job is not None and (code := self._job_codes.get(job, NO_NUMBER)) < 0:
             code = self._job_codes[job] = len(self.jobs)
             self.jobs.append(job)
@@ -156,11 +158,12 @@ class EventLog:
             self.rejects.append((job, detail))
         return row
 
-    def detail(self, row: int) -> str | None:
-        found = self.details.get(row)
-        return None if found is None else detail_text(found)
-
     # What follows is of the rows in the columns.
+
+    def detail_texts(self, rows: range) -> list[str | None]:
+        """:param rows: in the columns, counted from the first of them."""
+        found = [self.details.get(self.first + row) for row in rows]
+        return [None if detail is None else detail_text(detail) for detail in found]
 
     def events(self) -> Iterator[Event]:
         for fields in self._rows():
@@ -183,8 +186,8 @@ class EventLog:
             for name, column, known in columns:
                 if (value := column[row]) >= 0:  # neither NO_NUMBER nor NaN
                     fields[name] = value if known is None else known[value]
-            if (detail := self.detail(self.first + row)) is not None:
-                fields["detail"] = detail
+            if (detail := self.details.get(self.first + row)) is not None:
+                fields["detail"] = detail_text(detail)
             yield fields
 
 

@@ -46,7 +46,7 @@ _PARTS: Final = frozenset(
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
         *("withheld", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
         "trace",
-        *("commands", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts", "_cut"),
+        *("commands", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts", "_cut", "_trims"),
     )
 )
 """Attributes of a session that its maker gives it, or that are kept in another form."""
@@ -243,7 +243,7 @@ class _SavedState(JobState):
         self._spec = spec
 
     @property
-    def min_gpus(self) -> int:
+    def min_gpus(self) -> int:  # type: ignore[override]  # it follows from what is looked up
         return self.spec.min_gpus
 
 

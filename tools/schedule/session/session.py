@@ -83,6 +83,8 @@ class Session(ClusterState):
         self.quiet_until_s = -math.inf
         """Rounds before this time may be skipped while ``changes`` is empty."""
         self.oracle = oracle if policy.asks_oracle else None
+        self._trims = policy.elasticity != "none" and self.oracle is None
+        """Whether jobs leave GPUs that would slow them down."""
         self.forecast = forecast or WorkForecast(seed=seed)
         self.demand = demand
         self._to_come = {job.id: job for job in trace} if policy.knows_future else {}
@@ -371,7 +373,7 @@ class Session(ClusterState):
         job = self.jobs[job_id]
         if not is_plain_start(job, target):
             return None
-        trims = self.policy.elasticity != "none" and self._trims
+        trims = self._trims
         if trims or not job.any_number:
             target = self._useful(job, target)
             if not target.gpus:
@@ -389,7 +391,7 @@ class Session(ClusterState):
         The policy is asked again once the first of the others is allowed.
         """
         targets, jobs = {}, self.jobs
-        trims = self.policy.elasticity != "none" and self._trims
+        trims = self._trims
         for job_id, target in decision.targets.items():
             job = jobs[job_id]
             useful = self._useful(job, target) if trims or not job.any_number else target
@@ -420,10 +422,6 @@ class Session(ClusterState):
             job, target.gpus, target.gpu_type, global_batch=batch, accumulates=accumulates
         )
         return target._replace(gpus=gpus, servers=None) if 0 < gpus < target.gpus else target
-
-    @property
-    def _trims(self) -> bool:
-        return self.policy.elasticity != "none" and self.oracle is None
 
     def _assign(self, targets: Mapping[str, Target]) -> dict[str, Holding]:
         jobs = self.jobs
