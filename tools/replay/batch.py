@@ -11,14 +11,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import active_children, get_context, parent_process
 from statistics import median
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import PIPE
@@ -39,6 +36,9 @@ from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.policy_file import canonical, label_of
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy, parse_pairs, policy_class
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 OVERLOAD: Final = 1.2
 """Work that arrives / work that the cluster can do meanwhile, from which on it is said."""
@@ -304,6 +304,10 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
     :raises ServiceMissingError: a worker was killed and the block let that through.
     """
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import active_children, get_context
+
     before = set(active_children())
     method = "fork" if can_fork() else "spawn"
     pool = ProcessPoolExecutor(workers, mp_context=get_context(method), initializer=_begin_worker)
@@ -333,6 +337,8 @@ def _begin_worker() -> None:
 
 def _end_with_parent() -> None:
     """A worker of a process that was killed would wait for the next task without end."""
+    from multiprocessing import parent_process
+
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)
