@@ -27,7 +27,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import interruption_event
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.state import TAIL_BYTES, State
-from pliant.tools.schedule.decide import throughput_for
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session

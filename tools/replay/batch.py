@@ -12,13 +12,10 @@ import threading
 import warnings
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from multiprocessing import active_children, get_context, parent_process
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -40,6 +37,9 @@ from pliant.tools.schedule.demand import demand_gpu_s, job_state
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import canonical, label_of, make_policy, parse_pairs, policy_class
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 OVERLOAD: Final = 1.2
 """Work that arrives / work that the cluster can do meanwhile, from which on it is said."""
@@ -305,6 +305,10 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
 
     :raises ServiceMissingError: a worker was killed and the block let that through.
     """
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import active_children, get_context
+
     before = set(active_children())
     method = "fork" if can_fork() else "spawn"
     pool = ProcessPoolExecutor(workers, mp_context=get_context(method), initializer=_begin_worker)
@@ -334,6 +338,8 @@ def _begin_worker() -> None:
 
 def _end_with_parent() -> None:
     """A worker of a process that was killed would wait for the next task without end."""
+    from multiprocessing import parent_process
+
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)

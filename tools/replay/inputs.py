@@ -52,11 +52,10 @@ from pliant.tools.schedule.assumptions import (
     trust_of,
     weights_ignored,
 )
-from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.rates import Speeds
+from pliant.tools.schedule.rates import Speeds, throughput_for
 
 _LITTLE: Final = 1e-3
 _MUCH: Final = 1e12

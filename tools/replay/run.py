@@ -36,12 +36,11 @@ from pliant.tools.replay.progress import (
 )
 from pliant.tools.replay.recorded import check_recorded, follow, is_recorded
 from pliant.tools.schedule.assumptions import refuse
-from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.demand import check_demand, demand_gpu_s, demand_rate, submit_detail
 from pliant.tools.schedule.forecast import WorkForecast
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.rates import Speeds
+from pliant.tools.schedule.rates import Speeds, throughput_for
 from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.holdings import DepartedJobs
 from pliant.tools.schedule.session.session import Session

@@ -30,7 +30,6 @@ from pliant.schemas.schedule import (
     Schedule,
     Verdict,
 )
-from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.demand import JobCheck, check_demand
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.forecast import Demand
@@ -38,6 +37,7 @@ from pliant.tools.schedule.from_log import CarriedOver, arrivals_until, session_
 from pliant.tools.schedule.jobs import JobState, gpus_of
 from pliant.tools.schedule.policy import Explanation, Policy, PolicyError, Reserved
 from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy, name_of
 from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.session import Session
@@ -237,20 +237,6 @@ def turn_away_unfit(session: Session, new: Iterable[str], now_s: float) -> None:
     for job in [session.jobs[job_id] for job_id in new if job_id in session.jobs]:
         if (reason := check.refusal(job.spec)) is not None:
             session.turn_away(job.id, now_s, reason)
-
-
-def throughput_for(profile: Profile | None, cluster: Cluster, *, simulated: bool = False) -> Throughput:
-    """The throughput model of a profile; without one, speed in proportion to the GPUs.
-
-    On a real cluster that is a guess (``JobState.is_speed_guessed``). In a replay it is how jobs train.
-
-    :raises BadInputError: the profile has no training row.
-    """
-    if profile is None:
-        return CurveThroughput(speeds=cluster.speeds, is_guess=not simulated)
-    from pliant.tools.profile.throughput_model import ThroughputBySize
-
-    return ThroughputBySize(profile, cluster.speeds)
 
 
 def policy_for(question: Question, profile: Profile | None) -> Policy:

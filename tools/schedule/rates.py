@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.schedule import BatchPlan
@@ -30,6 +30,9 @@ from pliant.tools.profile.throughput import (
 )
 from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, Place, gpus_of
 
+if TYPE_CHECKING:
+    from pliant.schemas.profile import Profile
+
 T = TypeVar("T")
 Levels = tuple[str, ...]
 """Levels of the network in several of whose domains a job is, the highest first."""
@@ -37,6 +40,20 @@ _Key = tuple[JobKind, str, int, Placement | None, Levels, int]
 """Kind of job, GPU type, size, placement (None: consolidated), levels, batch."""
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
+
+
+def throughput_for(profile: Profile | None, cluster: Cluster, *, simulated: bool = False) -> Throughput:
+    """The throughput model of a profile; without one, speed in proportion to the GPUs.
+
+    On a real cluster that is a guess (``JobState.is_speed_guessed``). In a replay it is how jobs train.
+
+    :raises BadInputError: the profile has no training row.
+    """
+    if profile is None:
+        return CurveThroughput(speeds=cluster.speeds, is_guess=not simulated)
+    from pliant.tools.profile.throughput_model import ThroughputBySize
+
+    return ThroughputBySize(profile, cluster.speeds)
 
 
 class Speeds:

@@ -16,7 +16,7 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import decision_event, run_event, submit_event
 from pliant.tools.run.statedir.state import State
-from pliant.tools.schedule.decide import throughput_for
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job

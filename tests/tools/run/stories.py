@@ -25,10 +25,11 @@ from pliant.tools.run.statedir.log.events import (
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, order_event
 from pliant.tools.run.statedir.state import State
-from pliant.tools.schedule.decide import schedule_of, throughput_for
+from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.demand import submit_detail
 from pliant.tools.schedule.from_log import apply_events, correct
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Transition
 from pliant.tools.schedule.session.saved import Basis

@@ -10,8 +10,9 @@ from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
-from pliant.tools.schedule.decide import Question, decide, throughput_for
+from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policies.srtf import Srtf
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import BUILT_IN
 from tests.builders import cluster, job, mixed_cluster
 from tests.tools.schedule.histories import decide_from

@@ -9,7 +9,6 @@ import pytest
 
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
-from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.las import Las
@@ -22,6 +21,7 @@ from pliant.tools.schedule.predict_start import (
     next_moment_s,
     predictions,
 )
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot

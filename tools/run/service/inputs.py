@@ -41,10 +41,11 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView, Rebuilding
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import Clock, State, origin
-from pliant.tools.schedule.decide import Question, policy_for, throughput_for
+from pliant.tools.schedule.decide import Question, policy_for
 from pliant.tools.schedule.demand import check_demand
 from pliant.tools.schedule.from_log import CarriedOver, session_from_events, session_from_schedule
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy, name_of, policy_class
 from pliant.tools.schedule.session.saved import Basis
 from pliant.tools.schedule.session.session import Session

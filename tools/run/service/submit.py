@@ -272,10 +272,9 @@ def by_array(jobs: Iterable[Job]) -> dict[str, list[str]]:
 
 def check_against(dirs: StateDir, jobs: Iterable[Job], source: str = "jobs") -> None:
     """:raises BadInputError: the run of a state directory could not serve one of the jobs."""
-    from pliant.tools.schedule.decide import throughput_for
     from pliant.tools.schedule.demand import JobCheck
     from pliant.tools.schedule.jobs import node_states
-    from pliant.tools.schedule.rates import Speeds
+    from pliant.tools.schedule.rates import Speeds, throughput_for
     from pliant.tools.schedule.registry import make_policy
 
     cluster = read_cluster(dirs.cluster)

@@ -14,7 +14,8 @@ from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.state import State
-from pliant.tools.schedule.decide import Question, decide, throughput_for
+from pliant.tools.schedule.decide import Question, decide
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job

@@ -22,8 +22,8 @@ from pliant.tools.run.statedir.log.repair import repair
 from pliant.tools.run.statedir.log.snapshot import LogView, renew_snapshot
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.status import look_at
-from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.from_log import session_from_events
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from tests.tools.run.stories import BASIS, NODES, Story, rebuilding
 from tests.tools.run.watch.seen import jobs_shown_running

@@ -28,9 +28,9 @@ from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.snapshot import LogView, read_snapshot, renew_snapshot
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.status import history, look_at
-from pliant.tools.schedule.decide import throughput_for
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session.saved import Basis, LazyDict, Past, SavedSession
 from tests.tools.run.stories import BASIS, BEGAN_S, NODES, Story, rebuilding
