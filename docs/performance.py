@@ -23,6 +23,7 @@ _STEPS: Final = {
 }
 _FIRST: Final = """How long replays, imports, decisions, commands and the live loop take."""
 _LATER: Final = "decision_s_"
+_SLOW_S: Final = 10.0
 _LEAST_S: Final = 0.01
 """What the clock of the CPU tells apart, and a little more."""
 _FEW_JOBS: Final = 1_000
@@ -179,6 +180,16 @@ file (limit 0.2).
 {_table(("format", "rows/s", "over pyarrow"), sorted(table))}"""
 
 
+def _first(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Which first decisions are slow."""
+    slow = []
+    for name, row in rows.items():
+        if name.startswith(f"first_{_LATER}") and row["value"] and row["value"] > _SLOW_S:
+            policy, gpus, _, jobs, _ = name.removeprefix(f"first_{_LATER}").split("_")
+            slow.append(f"{policy} at {int(gpus):,} / {int(jobs):,} ({_rounded(row['value'])} s)")
+    return f" That one takes more than {_SLOW_S:g} s under {', '.join(slow)}." if slow else ""
+
+
 def _decisions(rows: Mapping[str, Mapping[str, Any]]) -> str:
     cells: dict[str, dict[tuple[int, int], float | None]] = {}
     for name, row in rows.items():
@@ -200,7 +211,7 @@ def _decisions(rows: Mapping[str, Mapping[str, Any]]) -> str:
 than {_QUICK_S:g} s of CPU time: {", ".join(quick)}. The others' CPU seconds, by GPUs / active jobs, after
 a job ended and another came; a tenth of the jobs have deadlines. Growth: of the last column over
 512 / 1,000, which is eight times the GPUs and ten times the jobs. A dash: the process took more
-than 90 s, the first decision with all jobs new included."""
+than 90 s, the first decision with all jobs new included.{_first(rows)}"""
     table_text = _table(head, table) if table else "Not measured yet."
     return f"## Decisions\n\n{fill(' '.join(text.split()), 98, break_on_hyphens=False)}\n\n{table_text}"
 

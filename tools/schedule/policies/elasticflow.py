@@ -265,7 +265,7 @@ class _Planned:
             at += 1
             while at + 32 <= steps and end_s > times[at + 31] * (1 + _ROUNDING):
                 several = counts[at : at + 32]
-                if min(several) < gpus or max(several) >= most:
+                if min(several) < gpus or (index < count and max(several) >= most):
                     break
                 at += 32
             while at < steps and gpus <= counts[at] < most and end_s > times[at] * (1 + _ROUNDING):

@@ -95,12 +95,15 @@ class Ledger:
         """
         most = {kind: self.market.most_work(bid) for kind, bid in bids.items()}
         while bids:
-            able = {kind: bid for kind, bid in bids.items() if bid.work <= most[kind]}
-            offers = [offer for offer in self._offers(able, soonest=soonest) if offer.end is not None]
-            if offers and soonest:
-                return min(offers, key=lambda offer: (offer.end, -offer.quote.payoff))
-            if offers:
-                return max(offers, key=lambda offer: offer.quote.payoff)
+            able = {kind: bid for kind, bid in bids.items() if bid.work <= most[kind][-1]}
+            if soonest:
+                found = self._soonest(able, most)
+            else:
+                offers = [Offer(kind, quote, quote.last) for kind, quote in self._quotes(able)]
+                ends = [offer for offer in offers if offer.end is not None]
+                found = max(ends, key=lambda offer: offer.quote.payoff, default=None)
+            if found is not None:
+                return found
             bids = {kind: less for kind, bid in bids.items() if (less := _halved(bid)) is not None}
         return None
 
@@ -179,11 +182,25 @@ class Ledger:
     def _quotes(self, bids: Mapping[str, Bid]) -> list[tuple[str, Quote]]:
         return [(kind, self.market.quote(bid)) for kind, bid in bids.items()]
 
-    def _offers(self, bids: Mapping[str, Bid], *, soonest: bool) -> Iterator[Offer]:
-        for kind, quote in self._quotes(bids):
+    def _soonest(self, bids: Mapping[str, Bid], most: Mapping[str, Ints]) -> Offer | None:
+        """The earliest end, of equal ones the largest payoff.
+
+        :param most: by type, :meth:`Market.most_work`: no slot before it can be the last one.
+        """
+        offers = []
+        for kind, bid in bids.items():
+            least = bid.arrival + int(most[kind].searchsorted(bid.work)) + 1
+            quote = self.market.quote(bid, until=least)
+            if not np.isfinite(quote.costs).any():
+                quote = self.market.quote(bid)
             feasible = np.flatnonzero(np.isfinite(quote.costs))
-            first = quote.first + int(feasible[0]) if len(feasible) else None
-            yield Offer(kind, quote, first if soonest else quote.last)
+            if len(feasible):
+                offers.append(Offer(kind, quote, quote.first + int(feasible[0])))
+        earliest = min((offer.end for offer in offers), default=None)
+        equal = [offer for offer in offers if offer.end == earliest]
+        if len(equal) > 1:  # what later ends would pay counts, too
+            equal = [offer._replace(quote=self.market.quote(offer.quote.bid)) for offer in equal]
+        return max(equal, key=lambda offer: offer.quote.payoff, default=None)
 
     def dump(self) -> dict[str, Any]:
         return {

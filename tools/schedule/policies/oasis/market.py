@@ -52,10 +52,13 @@ class Market:
         self.workers = Side(servers.workers, bounds.workers, slots)
         self.ps = Side(servers.ps, bounds.ps, slots)
 
-    def quote(self, bid: Bid, now: int = 0) -> Quote:
-        """The best schedules of a job from its arrival on, or from slot ``now`` if that is later."""
+    def quote(self, bid: Bid, now: int = 0, until: int | None = None) -> Quote:
+        """The best schedules of a job from its arrival on, or from slot ``now`` if that is later.
+
+        :param until: the slot before which they end. Default: all slots count.
+        """
         first = max(bid.arrival, now)
-        slots = slice(first, self.slots)
+        slots = slice(first, self.slots if until is None else until)
         workers = self.workers.places(bid.worker, slots, bid.most_workers, bid.servers)
         places = (workers, self._ps_places(bid, slots))
         if bid.first_part < 1 and first == bid.arrival:
@@ -64,11 +67,11 @@ class Market:
         found = schedules(bid, first, *places)
         return Quote(bid, first, found.by_end, found)
 
-    def most_work(self, bid: Bid) -> int:
-        """No schedule from its arrival on does more: a quick look at what fits the servers of workers."""
+    def most_work(self, bid: Bid) -> Ints:
+        """[slot from arrival] no schedule does more until then: a quick look at the servers of workers."""
         room = self.workers.room(bid.worker, bid.most_workers, bid.servers)[bid.arrival :]
         first, later = (np.maximum.accumulate(bid.advances(is_first=at)) for at in (True, False))
-        return int(first[room[:1]].sum() + later[room[1:]].sum())
+        return np.concatenate([first[room[:1]], later[room[1:]]]).cumsum()
 
     def is_hopeless(self, bid: Bid) -> bool:
         """Whether even the cheapest prices of all servers are too high: a quick look, without a schedule."""

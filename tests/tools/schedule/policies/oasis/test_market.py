@@ -270,9 +270,15 @@ def test_a_job_that_can_end_needs_no_more_work_than_the_servers_have_room_for(se
     for _ in range(3):  # each offer that is accepted leaves less
         most = [limits(market.workers, bid.worker, slot) for slot in range(bid.arrival, slots)]
         room = [min(sum(min(each, bid.most_workers) for each in row), bid.most_workers) for row in most]
-        assert market.most_work(bid) == sum(room)
-        if np.isfinite(market.quote(bid).costs).any():
-            assert bid.work <= market.most_work(bid)
+        assert market.most_work(bid).tolist() == np.cumsum(room).tolist()
+        ends = np.flatnonzero(np.isfinite((quote := market.quote(bid)).costs))
+        if len(ends):
+            assert bid.work <= market.most_work(bid)[ends[0]]
+            soon = market.quote(bid, until=bid.arrival + int(ends[0]) + 1)
+            assert soon.costs[-1] == quote.costs[ends[0]]
+            plans = [each.found.plan(int(ends[0])) for each in (soon, quote)]
+            assert plans[0].workers.tolist() == plans[1].workers.tolist()
+            assert plans[0].ps.tolist() == plans[1].ps.tolist()
         market.offer(replace(bid, worth=bid.worth + 1e6))
 
 
