@@ -232,9 +232,9 @@ class Knowledge:
         """Seconds that a change takes, or has turned out to take where that is far more."""
         return self._changes.cost_s(job.spec.model, self.rescale_s(job))
 
-    def change_s(self, job: JobState, curve: GoodputCurve) -> float:
-        """Seconds that a change counts when sizes are weighed: more than it takes where the batch moves."""
-        return self.cost_s(job) * (self._caution if len(curve.batches) > 1 else 1.0)
+    def change_counts(self, curve: GoodputCurve) -> float:
+        """How many times its cost a change counts when sizes are weighed: more where the batch moves."""
+        return self._caution if len(curve.batches) > 1 else 1.0
 
     def held_rate(self, job: JobState, time_s: float) -> float:
         """Samples per second of its own batch that the profile promises of what a job holds."""
@@ -409,8 +409,8 @@ class ByProgress:
         found = self._lines.get(key)
         cells = self._log.get(key)
         if found is None and cells is not None:
-            seen = [(cell, log) for cell, log in enumerate(cells) if log is not None]
-            found = np.exp(np.interp(_CELL_NUMBERS, *zip(*seen, strict=True)))
+            seen = [cell for cell, log in enumerate(cells) if log is not None]
+            found = np.exp(np.interp(_CELL_NUMBERS, seen, [log for log in cells if log is not None]))
             self._lines[key] = found
         return found
 
@@ -564,6 +564,11 @@ class PoolColumns:
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
         held = np.searchsorted(sizes, here).clip(max=len(sizes) - 1)
         speeds = curves.speeds
+        models = [job.spec.model for job in found]
+        of_model = dict(zip(models, found, strict=True))
+        stated_s = {model: known.rescale_s(job) for model, job in of_model.items()}
+        seen_s = {model: known.cost_s(job) for model, job in of_model.items()}
+        cost_s = np.array([seen_s[model] for model in models])
         return cls(
             pool,
             sizes,
@@ -578,9 +583,9 @@ class PoolColumns:
             np.array([_scattered(job, pool, speeds) for job in found]),
             np.array([job.gpus > 0 for job in found]),
             np.array([known.weight(job) for job in found]),
-            np.array([known.rescale_s(job) for job in found]),
-            np.array([known.cost_s(job) for job in found]),
-            np.array([known.change_s(job, curve) for job, curve, _ in fitting]),
+            np.array([stated_s[model] for model in models]),
+            cost_s,
+            cost_s * [known.change_counts(curve) for _, curve, _ in fitting],
         )
 
     def of_rows(self, rows: Sequence[int]) -> PoolColumns:
