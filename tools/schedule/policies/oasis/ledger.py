@@ -196,7 +196,7 @@ class Ledger:
             feasible = np.flatnonzero(np.isfinite(quote.costs))
             if len(feasible):
                 offers.append(Offer(kind, quote, quote.first + int(feasible[0])))
-        earliest = min((offer.end for offer in offers), default=None)
+        earliest = min((offer.end for offer in offers if offer.end is not None), default=None)
         equal = [offer for offer in offers if offer.end == earliest]
         if len(equal) > 1:  # what later ends would pay counts, too
             equal = [offer._replace(quote=self.market.quote(offer.quote.bid)) for offer in equal]
