@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from experiments.bounds.covers import BoundJob, Cover, Floats, covers_of
+from experiments.bounds.fluid import Parts
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput_model import Placement, ThroughputByPlacement
 from pliant.tools.replay.compat import POLLUX, split
@@ -33,19 +34,37 @@ class PolluxCovers:
     """Seconds of a first start."""
     free_batch: bool = True
     """Whether a job may have every batch between its least and its largest, or only its author's."""
+    compact: bool = False
+    """Whether jobs are on as few nodes as possible; else where they are fastest, on nodes of their own."""
     _known: dict[object, tuple[Cover, ...]] = field(default_factory=dict)
+    parts: dict[object, Parts] = field(default_factory=dict)
+    """The work of jobs by kind, to be shared by traces of one profile and cluster."""
 
     def jobs(self) -> list[BoundJob]:
         """All jobs."""
         return [BoundJob(job.submit_time, self._of(job)) for job in self.trace.jobs]
 
+    def works(self) -> list[Parts]:
+        """The work of all jobs, a first start and then the epochs."""
+        return [self._work(job) for job in self.trace.jobs]
+
     def _of(self, job: Job) -> tuple[Cover, ...]:
-        key = (job.model, job.convergence, self._limits(job))
+        key = self._kind(job)
         if key not in self._known:
+            work = self._work(job)
+            self._known[key] = covers_of(work.rates, work.work)
+        return self._known[key]
+
+    def _work(self, job: Job) -> Parts:
+        key = self._kind(job)
+        if key not in self.parts:
             rates = self.rates(job)
             parts = np.vstack((np.arange(rates.shape[1]) > 0, rates)).astype(float)
-            self._known[key] = covers_of(parts, [self.start_s] + [1.0] * len(rates))
-        return self._known[key]
+            self.parts[key] = Parts(parts, np.array([self.start_s] + [1.0] * len(rates)))
+        return self.parts[key]
+
+    def _kind(self, job: Job) -> tuple[object, ...]:
+        return job.model, job.convergence, self._limits(job)
 
     def rates(self, job: Job) -> Floats:
         """[epoch, size] the most epochs per second."""
@@ -54,7 +73,8 @@ class PolluxCovers:
         progress = np.diff(np.array([0.0, *table.least_progress]))
         found = np.zeros((len(stage), shape.gpus + 1))
         for size in range(1, shape.gpus + 1):
-            rings = [*shape.rings(size), *self._measured.get((job.model, size), ())]
+            rings = [*shape.rings(size)]
+            rings = rings[:1] if self.compact else [*rings, *self._measured.get((job.model, size), ())]
             for local, steps in self._cuts(job, size):
                 taken = (self._times.times(job.model, shape.gpu_type, ring, local) for ring in rings)
                 seconds = min((each.accumulated(steps) for each in taken if each is not None), default=np.inf)

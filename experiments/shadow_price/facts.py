@@ -41,6 +41,14 @@ _ERRORS: Final = {
     "stalls": "one job in ten trains at a fiftieth of its speed from half of its work on",
     "costs": "a change costs 300 s instead of 30",
 }
+_PLACES: Final = {
+    "any": "prices alone, every job where it is fastest",
+    "compact": "prices alone, on as few nodes as possible",
+}
+_COSTS: Final = {
+    "_changes_free_each_15_s": "`shadow-price`, changes free, decisions each 15 s",
+    "_changes_free": "`shadow-price`, changes free, each 60 s",
+}
 _FAR: Final = 2.0
 """Beyond this many times our mean JCT a policy has no row of its own, where there are several traces."""
 
@@ -55,6 +63,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "in_place": _policies(rows, "in-place", SHORT, "free"),
         "bounds": _bounds(rows),
         "gap": _gap(),
+        "steps": _steps(rows),
         "mistaken": _mistaken(),
         "estimates": _estimates(rows),
         "loads": _loads(rows),
@@ -182,6 +191,35 @@ def _gap() -> str:
         f"of the bound, {free} where changes are free, "
         f"and {often} where decisions also come each 15 s instead of each minute"
     )
+
+
+def _steps(rows: Rows) -> str:
+    """Over the bound, from schedules that pay for nothing to what is replayed."""
+    values, body = _measured(), []
+    for batch, group in (("free", "policies"), ("fixed", "fixed")):
+        bounds = [rows.bound_s(trace, batch) for trace in SHORT]
+        found: dict[str, list[float | None]] = {
+            words: [
+                _over(rows.figure("mean_jct_s", "fluid", trace=trace, variant=batch, places=places), bound)
+                for trace, bound in zip(SHORT, bounds, strict=True)
+            ]
+            for places, words in _PLACES.items()
+        }
+        for kind, words in _COSTS.items():
+            found[words] = [values.get(f"sp_over_lower_bound_{batch}_{trace}{kind}") for trace in SHORT]
+        ours = (rows.figure("mean_jct_s", group, trace=trace, policy=OURS) for trace in SHORT)
+        found["as it is"] = [_over(one, bound) for one, bound in zip(ours, bounds, strict=True)]
+        body += [
+            (batch, words, *("" if one is None else f"{one:.2f}" for one in each))
+            for words, each in found.items()
+            if any(each)
+        ]
+    head = ("batch", "mean JCT over the bound", *(WORDS[trace] for trace in SHORT))
+    return markdown_table(head, body) if rows.of("fluid") else ""
+
+
+def _over(ours_s: float | None, bound_s: float | None) -> float | None:
+    return None if ours_s is None or bound_s is None else ours_s / bound_s
 
 
 def _estimates(rows: Rows) -> str:

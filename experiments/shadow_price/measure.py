@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from experiments.bounds.covers import BoundJob
 from experiments.bounds.flow import flow_bound
+from experiments.bounds.fluid import Parts, fluid_jct_s
 from experiments.bounds.pollux import PolluxCovers
 from experiments.harness.spec import Findings, Tell
 from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere
@@ -29,7 +30,8 @@ from pliant.schemas.file_io.files import atomic_write
 
 RESULTS: Final = Path(__file__).with_name("results.json")
 BOUNDS: Final = "bounds"
-ALL: Final = (*GROUPS, BOUNDS, *ELSEWHERE)
+FLUID: Final = "fluid"
+ALL: Final = (*GROUPS, BOUNDS, FLUID, *ELSEWHERE)
 Row = dict[str, Any]
 
 
@@ -75,6 +77,8 @@ def _tasks(group: str, folder: Path) -> Iterator[tuple[str, Callable[[], dict[st
         yield from ((each.name, partial(_one, each.name, each.row)) for each in matrix(group))
     elif group == BOUNDS:
         yield from ((each.name, partial(_one, each.name, each)) for each in bounds())
+    elif group == FLUID:
+        yield from ((each.name, partial(_one, each.name, each)) for each in fluids())
     else:
         yield from elsewhere(group, folder)
 
@@ -85,6 +89,51 @@ def _covered(trace: str, batch: str) -> tuple[int, list[BoundJob]]:
     found = Replay(BOUNDS, trace).inputs()
     gpus = sum(node.gpus for node in found.cluster.expanded())
     return gpus, PolluxCovers(found, START_S, free_batch=batch == "free").jobs()
+
+
+@lru_cache(maxsize=4)
+def _known_parts(batch: str, places: str) -> dict[object, Parts]:
+    """The work of jobs that were seen, by kind: traces share their kinds."""
+    del batch, places
+    return {}
+
+
+class Fluid:
+    """What prices come to on one trace where nothing that they decide costs time."""
+
+    def __init__(self, trace: str, batch: str, places: str) -> None:
+        """
+        :param places: "any": jobs are where they are fastest, as in the bound; "compact": on as few nodes as
+            possible.
+        """
+        self.trace, self.batch, self.places = trace, batch, places
+
+    @property
+    def name(self) -> str:
+        """Of its row."""
+        return f"{FLUID}/{self.trace}/{self.batch}/{self.places}"
+
+    def __call__(self) -> Row:
+        """Replay it."""
+        found = Replay(FLUID, self.trace).inputs()
+        free, compact = self.batch == "free", self.places == "compact"
+        known = _known_parts(self.batch, self.places)
+        works = PolluxCovers(found, START_S, free_batch=free, compact=compact, parts=known).works()
+        gpus = sum(node.gpus for node in found.cluster.expanded())
+        return {
+            "group": FLUID,
+            "trace": self.trace,
+            "variant": self.batch,
+            "places": self.places,
+            "mean_jct_s": round(fluid_jct_s([job.submit_time for job in found.jobs], works, gpus), 2),
+        }
+
+
+def fluids() -> Iterator[Fluid]:
+    """All fluid schedules that the page shows."""
+    for batch in ("free", "fixed"):
+        for places in ("any", "compact"):
+            yield from (Fluid(trace, batch, places) for trace in SHORT)
 
 
 class Bound:
