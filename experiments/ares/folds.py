@@ -10,7 +10,7 @@ from pliant.tools.replay.output import read_summary, summary_path
 from pliant.tools.report.equal_shares import fluid_finishes
 from pliant.tools.report.fairness import TOLERANCE
 from pliant.tools.report.isolated import reference_jobs
-from pliant.tools.report.records import JobRecord, RunRecord
+from pliant.tools.report.records import JobRecord, RunRecord, Specs
 
 
 def fold(run: RunRecord, events: Path) -> Mapping[str, float]:
@@ -36,7 +36,6 @@ def _against_requests(run: RunRecord) -> dict[str, float]:
 
 
 def _no_wider_than_requested(record: JobRecord) -> JobRecord:
-    gpus = record.job.gpus
-    return replace(
-        record, job=record.job.model_copy(update={"gpus": gpus.model_copy(update={"max": gpus.requested})})
-    )
+    gpus, specs = record.job.gpus, Specs()
+    narrow = record.job.model_copy(update={"gpus": gpus.model_copy(update={"max": gpus.requested})})
+    return replace(record, specs=specs, row=specs.table.append(narrow))

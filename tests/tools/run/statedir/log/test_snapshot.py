@@ -51,7 +51,8 @@ def written(folder: Path, events: list[Event], *cuts: int, basis: Basis = BASIS)
 def told(thing: object) -> Any:
     """All that a session holds, by value: whatever an attribute is called."""
     if isinstance(thing, JobState):
-        return {name: told(getattr(thing, name)) for name in JobState.__slots__}
+        kept = [name for name in JobState.__slots__ if name != "kind"]  # which follows from the others
+        return {name: told(getattr(thing, name)) for name in kept}
     if isinstance(thing, Job):
         return thing.model_dump()
     if isinstance(thing, Mapping):
