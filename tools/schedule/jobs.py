@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from pliant.schemas.checks import capacities
 from pliant.schemas.job import EpochWork, Job
@@ -92,9 +93,10 @@ class JobKind:
     that a table of speeds need not look at the values.
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("__weakref__", "_values")
     _values: tuple[Hashable, ...]
-    _known: ClassVar[dict[tuple[Hashable, ...], JobKind]] = {}
+    _known: ClassVar[WeakValueDictionary[tuple[Hashable, ...], JobKind]] = WeakValueDictionary()
+    """Those that anything refers to: a service sees new kinds for as long as it runs."""
 
     @classmethod
     def of(cls, job: JobState) -> JobKind:
