@@ -90,8 +90,9 @@ class EventLog:
     def column(self, name: str) -> array[Any]:
         """One of :data:`COLUMNS` as numbers: of texts their codes, NaN or :data:`NO_NUMBER` for null."""
         found = array("d" if name in _FLOATS else "q")
-        found.frombytes(self._packed)
-        return found[COLUMNS.index(name) :: len(COLUMNS)]
+        with memoryview(self._packed) as packed, packed.cast("q") as numbers:
+            found.frombytes(numbers[COLUMNS.index(name) :: len(COLUMNS)].tobytes())
+        return found
 
     @property
     def last_s(self) -> float:
