@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import compress, pairwise
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from pliant.schemas.file_io.record import Record
 from pliant.schemas.job import Job, Work, canonical_parts
@@ -196,10 +196,16 @@ class _Parts(NamedTuple):
     said: Sequence[bytes]
     """By the labels."""
 
-    def labels(self) -> dict[str, str]:
-        return {
-            name.decode(): text.decode() for name, text in zip(self.around.labels, self.said, strict=True)
-        }
+    def says(self, job: Job) -> bool:
+        """Whether the values are those of a job that was read from the same line."""
+        names = self.around.labels
+        labels = {name.decode(): text.decode() for name, text in zip(names, self.said, strict=True)}
+        return (
+            self.job_id.decode() == job.id
+            and self.submit_time_s == job.submit_time
+            and self.amount == (None if job.work is None else amount_of(job))
+            and (not names or (labels == job.labels and len(labels) == len(names)))
+        )
 
 
 def _parts(line: bytes) -> _Parts | None:
@@ -290,12 +296,14 @@ class JobTable(Sequence[Job]):
         """
         worth_a_look = len(self.forms) < _FEW or 2 * len(self.forms) < len(self)
         parts = _parts(line) if worth_a_look and not job.after else None  # a job may not wait for itself
-        labels = {} if parts is None else parts.labels()
+        if parts is not None and not parts.says(job):
+            parts = None
+        labels = () if parts is None or not parts.said else tuple(job.labels)
         kind = len(self.forms)
-        self.forms.append(JobForm(job, tuple(labels)))
-        text = _BETWEEN.join([job.id, *labels.values()])
+        self.forms.append(JobForm(job, labels))
+        text = _BETWEEN.join([job.id, *(job.labels[name] for name in labels)])
         self._add(text.encode(), job.submit_time, amount_of(job), kind)
-        if parts is not None and parts.around not in self._known and labels in ({}, job.labels):
+        if parts is not None and parts.around not in self._known:
             self._known[parts.around] = kind
             self._unproved.add(kind)
         return len(self) - 1
@@ -304,8 +312,11 @@ class JobTable(Sequence[Job]):
         """Whether the values are where they seem to be: a job with others differs in nothing else."""
         self._unproved.remove(kind)
         form = self.forms[kind]
-        other = Job.model_validate_json(around.line())
         expected = form.job(_WORD, _MARK, _MARK, [_WORD] * len(form.labels))
+        try:
+            other = Job.model_validate_json(around.line())
+        except ValidationError:
+            other = None
         if other != expected or other.model_fields_set != form.template.model_fields_set:
             self._known[around] = -1
         return self._known[around] == kind

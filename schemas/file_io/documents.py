@@ -205,12 +205,12 @@ def stream_job_table(stream: BinaryIO, source: str) -> JobTable | None:
     :returns: None if there is anything else to say about the file, which it takes the whole of it to do.
     """
     table = _TableInProgress()
-    start = stream.read(len(PARQUET_MAGIC))
-    if not start or start == PARQUET_MAGIC or start.startswith(BOM):
+    first = stream.readline()
+    if not first or first.startswith((PARQUET_MAGIC, BOM)):
         return None
     reader = LineReader(source, "job", table.row_if_plain, keys_once=True, known=table.takes)
     try:
-        reader.feed(chain((start + stream.readline(),), stream))
+        reader.feed(chain((first,), stream))
     except (_NotPlainError, BadInputError):
         return None
     except MemoryError:

@@ -131,6 +131,47 @@ def test_a_wrong_line_of_a_known_form_is_named(line: str, words: str) -> None:
     assert str(of_all.value) == str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        '"work":{{"gpu_seconds": {0}}}',
+        '"work":{{"samples":{0}e0}}',
+        '"work":{{"dataset_size":10,"epochs":{0}}}',
+        '"work":{{"samples":{0}}},"submit_time":7',
+        '"labels":{{"a":"{0}","a":"x"}}',
+    ],
+)
+@pytest.mark.parametrize("first", ["1234.5", "8.25"])
+def test_a_value_that_is_not_where_it_is_looked_for_is_that_of_each_job(work: str, first: str) -> None:
+    start = '{{"id":"j{0}","submit_time":1234.5,"model":"m",'
+    lines = [start.format(n) + work.format(amount) + "}" for n, amount in enumerate([first, "3", "4.5"])]
+    table = JobTable()
+    for line in lines:
+        assert table.take(line.encode()) or table.append(Job.model_validate_json(line), line.encode()) >= 0
+    assert list(table) == [Job.model_validate_json(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("\n\n" + 2 * LINE.format("a", 1, 1), 'jobs.jsonl:4: /id: "a" is used twice, first on line 3'),
+        ("\r\n  \n" + 2 * LINE.format("a", 1, 1), 'jobs.jsonl:4: /id: "a" is used twice, first on line 3'),
+        ('{\n"id":"a","model":"m"}\n{"id":"b","model":"m"}\n', "jobs.jsonl:2: "),
+        ('{"schema":"pliant.job/2"}\n' + LINE.format("a", 1, 1), "jobs.jsonl:1: "),
+        ("PAR1", "is a Parquet file"),
+    ],
+)
+def test_a_file_has_the_problems_of_its_text(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_bytes(text.encode())
+    with pytest.raises(BadInputError) as of_text:
+        parse_job_table(text.encode(), str(path))
+    with pytest.raises(BadInputError) as of_file:
+        read_job_table(path)
+    assert str(of_file.value) == str(of_text.value)
+    assert words in str(of_file.value)
+
+
 def test_no_job_waits_for_itself_by_its_form() -> None:
     line = LINE.replace('"work"', '"after":{{"x":"ok"}},"work"')
     text = LINE.format("x", 0, 1) + line.format("a", 1, 1) + line.format("x2", 1, 1)

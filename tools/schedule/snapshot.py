@@ -6,7 +6,7 @@ A snapshot has no clock, no files and no engine behind it, so a policy behaves t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from pliant.tools.schedule.jobs import JobState, NodeState, gpus_by_type
@@ -94,7 +94,7 @@ class Snapshot(NamedTuple):
     oracle: Oracle | None = None
     forecast: WorkForecast | None = None
     """Predictions for jobs that do not state their work; every session has one."""
-    future: Collection[Job] = ()
+    future: Sequence[Job] = ()
     """Jobs that have not arrived, for a policy that ``knows_future``; empty except in replays."""
 
     def arrivals(self) -> list[JobState]:

@@ -200,6 +200,17 @@ def test_jobs_that_differ_in_few_values_are_read_as_those_that_do_not(tmp_path):
     assert len(found.jobs[0].specs.table.forms) < len(specs)
 
 
+@pytest.mark.parametrize("more", [{"samples": 100.0}, {"demand_gpu_s": 3.5, "rates": [[1, 2.0]]}])
+def test_a_submission_may_say_more_before_its_curve(more, tmp_path):
+    specs = [job(str(number), at=float(number), gpu_seconds=9.0) for number in range(3)]
+    events = [begin()]
+    for spec in specs:
+        detail = {"job": job_fields(spec)} | more | {"curve": [[1, 2.0]]}
+        events.append(Event(spec.submit_time, "submit", spec.id, detail=detail))
+    write_events(events, tmp_path / "events.parquet")
+    assert read_run(tmp_path / "events.parquet").jobs == fold(events).jobs
+
+
 def test_a_torn_last_line_is_left_out(tmp_path, caplog):
     log = tmp_path / "events.jsonl"
     write_events([begin(), submit(job("a")), Event(1, "start", "a", 1)], log)

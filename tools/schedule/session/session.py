@@ -136,7 +136,7 @@ class Session(ClusterState):
                 free,
                 self.oracle,
                 self.forecast,
-                self._to_come.values(),
+                tuple(self._to_come.values()),
             ),
         )
 
