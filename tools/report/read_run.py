@@ -25,7 +25,7 @@ from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import ENDS, FREES, HOLDS, RESCALES, Event
 from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
 from pliant.schemas.file_io.files import read_bytes, source_name
-from pliant.schemas.file_io.json_lines import is_json
+from pliant.schemas.file_io.json_lines import is_json, key_given_twice
 from pliant.schemas.file_io.limits import ROWS_BYTES, garbage_collection_paused
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
 from pliant.schemas.job import GpuTimeWork, Job, SharedParts, trace_hash
@@ -207,7 +207,10 @@ class _Fold:
         if detail is None:
             return None
         spec, _ = _parted(event.detail)
-        line = spec if is_json(spec) else b""  # the job may be followed by more than the curve
+        plain = (
+            is_json(spec) and key_given_twice(spec, self.source) is None
+        )  # more may stand before the curve
+        line = spec if plain else b""
         return self.specs.table.append(self.share(detail.job), line), detail
 
     def _of_known_form(self, detail: Detail | None) -> tuple[int, SubmitDetail] | None:
