@@ -207,10 +207,8 @@ class _Fold:
         if detail is None:
             return None
         spec, _ = _parted(event.detail)
-        plain = (
-            is_json(spec) and key_given_twice(spec, self.source) is None
-        )  # more may stand before the curve
-        line = spec if plain else b""
+        is_plain = is_json(spec) and key_given_twice(spec, self.source) is None
+        line = spec if is_plain else b""  # more may stand before the curve
         return self.specs.table.append(self.share(detail.job), line), detail
 
     def _of_known_form(self, detail: Detail | None) -> tuple[int, SubmitDetail] | None:
