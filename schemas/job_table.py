@@ -3,7 +3,7 @@
 Traces repeat themselves: a job file holds a million jobs and a few hundred kinds of them. A :class:`JobForm`
 is all that jobs of one kind have in common, and makes a job, or the text of one, of the values that differ.
 What labels say is one of these, for they tell of each job where it comes from. A :class:`JobTable` takes some
-40 bytes a job beside its id and labels, where a :class:`~pliant.schemas.job.Job` takes 2,000.
+30 bytes a job beside its id and labels, where a :class:`~pliant.schemas.job.Job` takes 2,000.
 """
 
 from __future__ import annotations
