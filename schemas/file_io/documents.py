@@ -31,6 +31,7 @@ from pliant.schemas.file_io.json_lines import (
 )
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import (
+    MAYBE_NOT_FINITE,
     NOT_FINITE,
     Record,
     a_file,
@@ -47,7 +48,7 @@ from pliant.schemas.job import Job, SharedParts
 from pliant.schemas.job_table import JobTable
 
 R = TypeVar("R", bound=Record)
-_MAYBE_NOT_FINITE: Final = re.compile(rb"NaN|Infinity|[:,\[\s-][0-9.]*[eE]\+?\d{3}")
+_maybe_not_finite: Final = re.compile(MAYBE_NOT_FINITE.encode()).search
 _SPACE: Final = re.compile(r"[\s,:]*")
 _DECODER: Final = json.JSONDecoder()
 _text: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
@@ -63,7 +64,7 @@ def parse_document(
     data = data.removeprefix(BOM)
     if (twice := key_given_twice(data, source)) is not None:
         raise BadInputError([twice])
-    if stated_schema(data) == schema_id(kind) and not _MAYBE_NOT_FINITE.search(data):
+    if stated_schema(data) == schema_id(kind) and not _maybe_not_finite(data):
         with contextlib.suppress(ValidationError):
             return record.model_validate_json(data)
     return _parse_slowly(data, source, kind, record, schema_required=schema_required)

@@ -39,7 +39,7 @@ from pliant.schemas.file_io.json_lines import (
 )
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.parquet import check_rows, file_metadata, parse_parquet, read_arrow, text_array
-from pliant.schemas.file_io.record import broken_rule, is_newer, schema_id
+from pliant.schemas.file_io.record import MAYBE_NOT_FINITE, broken_rule, is_newer, schema_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,8 +54,6 @@ _log = logging.getLogger("pliant")
 _LOG_BLOCK: Final = 1 << 24
 _CRC_BLOCK: Final = 1 << 18
 """Bytes checked at a time. Small, as a writer checks its whole log again and again."""
-_MAYBE_INFINITE: Final = r"NaN|Infinity|[:,\[\s-][0-9.]*[eE]\+?[0-9]{3}"
-"""Matches JSON text with a number that is not finite, and rarely other text: digests, in quotes, do not."""
 
 
 def parse_events(data: bytes, source: str) -> tuple[Event, ...]:
@@ -198,7 +196,7 @@ def _texts_hold(arrow: pa.Table) -> bool:
     import pyarrow.compute as pc
 
     details = arrow.column("detail")
-    if pc.any(pc.match_substring_regex(details, _MAYBE_INFINITE)).as_py():
+    if pc.any(pc.match_substring_regex(details, MAYBE_NOT_FINITE)).as_py():
         return False
     others = details.filter(pc.invert(_is_in(arrow.column("event"), ["submit"])))
     check = validator(EVENT, json_as_text=True).validate_python

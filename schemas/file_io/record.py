@@ -57,6 +57,8 @@ PlainText = Annotated[str, Field(pattern=PLAIN_TEXT)]
 VariableName = Annotated[str, Field(pattern=VARIABLE)]
 Location = tuple[str | int, ...]
 NOT_FINITE: Final = "NaN and infinities are not allowed, expected a finite number"
+MAYBE_NOT_FINITE: Final = r"NaN|Infinity|[:,\[\s-][0-9.]*[eE]\+?[0-9]{3}"
+"""Matches JSON text with a number that is not finite, and rarely other text: digests, in quotes, do not."""
 _TYPES: Final = {
     "int_type": "an integer",
     "int_from_float": "an integer",

@@ -185,7 +185,8 @@ class _Fold:
         return True
 
     def _submit(self, event: AnyEvent, number: int) -> None:
-        found = self._of_known_form(event.detail) or self._submitted(event, number)
+        spec, rest = _parted(event.detail)
+        found = self._of_known_form(spec, rest) or self._submitted(event, number, spec)
         if found is None:
             return
         row, detail = found
@@ -201,19 +202,17 @@ class _Fold:
                 described, self.specs, row, event.time, curve, rates, detail.samples, detail.demand_gpu_s
             )
 
-    def _submitted(self, event: AnyEvent, number: int) -> tuple[int, SubmitDetail] | None:
+    def _submitted(self, event: AnyEvent, number: int, spec: bytes) -> tuple[int, SubmitDetail] | None:
         """The row of the job that is submitted, and what the event says of it. Returns None for a problem."""
         detail = self._parse(SubmitDetail, event.detail or {}, number)
         if detail is None:
             return None
-        spec, _ = _parted(event.detail)
         is_plain = is_json(spec) and key_given_twice(spec, self.source) is None
         line = spec if is_plain else b""  # more may stand before the curve
         return self.specs.table.append(self.share(detail.job), line), detail
 
-    def _of_known_form(self, detail: Detail | None) -> tuple[int, SubmitDetail] | None:
+    def _of_known_form(self, spec: bytes, rest: bytes) -> tuple[int, SubmitDetail] | None:
         """The same of a job that differs from one before in few values. Returns None for others."""
-        spec, rest = _parted(detail)
         try:
             others = from_json(rest) if spec else None
             if not isinstance(others, dict) or "job" in others or not self.jobs:

@@ -244,13 +244,17 @@ def _lists_pod_nodes(path: str) -> bool:
     return first_line(path).strip().split(",")[0] == _POD_NODES[0]
 
 
-def _pod_node(row: InputRow) -> Node:
-    gpus = row.count("gpu")
-    if not gpus:
+def _gpus_of_node(row: InputRow, column: str) -> int:
+    """:raises DroppedRowError: it has none."""
+    if not (gpus := row.count(column)):
         raise DroppedRowError("are nodes without GPUs")
+    return gpus
+
+
+def _pod_node(row: InputRow) -> Node:
     return Node(
+        gpus=_gpus_of_node(row, "gpu"),
         name=row.text("sn"),
-        gpus=gpus,
         gpu_type=row.text("model"),
         cpus=row.number("cpu_milli") / 1000 or None if "cpu_milli" in row.values else None,
         memory=row.count("memory_mib") * _MEBIBYTE if "memory_mib" in row.values else None,
@@ -297,12 +301,9 @@ def _lists_spot_nodes(path: str) -> bool:
 
 
 def _spot_node(row: InputRow) -> Node:
-    gpus = row.count("gpu_capacity_num")
-    if not gpus:
-        raise DroppedRowError("are nodes without GPUs")
     return Node(
+        gpus=_gpus_of_node(row, "gpu_capacity_num"),
         name=row.text("node_name"),
-        gpus=gpus,
         gpu_type=row.text("gpu_model"),
         cpus=row.optional_number("cpu_num") or None,
     )
