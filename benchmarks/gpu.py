@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from benchmarks.parts import checkpoint_cost, figure
+from benchmarks.parts import checkpoint_cost, figure, gpu_training
 from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
 from benchmarks.parts.parted import Part
 
@@ -74,7 +74,14 @@ class CheckFailedError(Exception):
 
 
 CHECKS: Final = ("group", "changes", "streams", "amp", "compiled", "ranks", "profile", "demo")
-PARTS: Final[dict[str, Part]] = {**{name: partial(check, name) for name in CHECKS}, "checkpoint": checkpoint}
+PARTS: Final[dict[str, Part]] = {
+    **{name: partial(check, name) for name in CHECKS},
+    "checkpoint": checkpoint,
+    "steps": gpu_training.steps,
+    "workers": gpu_training.changes,
+    "neighbours": gpu_training.neighbours,
+    "profiles": lambda: gpu_training.profiled(figure.RESULTS / "gpu_profile.parquet"),
+}
 
 
 def figures() -> list[Figure]:
