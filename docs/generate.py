@@ -446,6 +446,8 @@ def rescaling_page() -> str:
     results = HERE.parent / "benchmarks" / "results"
     values = {row["name"]: row["value"] for row in json.loads((results / "rescale.json").read_bytes())}
     machine = json.loads((results / "rescale.machine.json").read_bytes())
+    on_gpu = {row["name"]: row["value"] for row in json.loads((results / "gpu.json").read_bytes())}
+    gpu = json.loads((results / "gpu.machine.json").read_bytes())
     rows = []
     changes = ("1_to_2", "2_to_3", "3_to_2", "2_to_1")
     for change in changes:
@@ -457,10 +459,12 @@ def rescaling_page() -> str:
     where = f"{machine['cores']} cores of {machine['cpu']}, torch {machine['versions']['torch']}"
     stalls = [values[f"stall_{change}_s"] for change in changes]
     relaunches = [values[f"relaunch_{change}_s"] for change in changes]
+    grown, saved = on_gpu["large_stall_1_to_2_s"], on_gpu["checkpoint_stall_over_dcp_async"]
     return f"""# What changing a running job costs
 
 A change in place costs a small network {min(stalls):.2f} to {max(stalls):.2f} s, a checkpoint and relaunch
-{min(relaunches):.1f} to {max(relaunches):.1f} s; never measured on GPUs or over a network.
+{min(relaunches):.1f} to {max(relaunches):.1f} s; with 5 GB of state on one GPU {grown:.1f} and
+{on_gpu["large_relaunch_1_to_2_s"]:.0f} s. Never measured over a network or with several GPUs.
 
 `make bench NAME=rescale` measures it: a network of 12.6 million parameters on CPU slots (gloo),
 {where}. A stall is all time in which the workers that stay train no
@@ -473,6 +477,29 @@ A worker of three that is killed costs the others {values["stall_kill_s"]:.2f} s
 {values["stall_kill_max_s"]:.2f} s. At rest the library adds {100 * values["library_overhead_ratio"]:.1f} %
 to a step of 10 ms of two workers. The losses of 1 → 2 → 3 → 2 → 1 differ from those of one worker by
 {values["loss_relative_error"]:.1g} of them at most.
+
+## On a GPU
+`make gpu-check`, on one {gpu["gpu"]}, torch {gpu["versions"]["torch"]}; measured once each. The workers of
+the larger job share the GPU and talk through gloo, as NCCL refuses two workers on one GPU.
+
+| what | s |
+| --- | --- |
+| 420 million parameters with AdamW, 1 → 2 in place | {grown:.1f} |
+| of it: the broadcast of 5 GB | {on_gpu["large_stall_1_to_2_broadcast_s"]:.1f} |
+| 2 → 1 in place | {on_gpu["large_stall_2_to_1_s"]:.3f} |
+| 1 → 2 by checkpoint and relaunch | {on_gpu["large_relaunch_1_to_2_s"]:.0f} |
+| NCCL's group of one worker formed: first, and after a hundred changes | \
+{on_gpu["changes_form_first_s"]:.1f}, {on_gpu["changes_form_last_s"]:.3f} |
+| a step of a transformer of 23 million parameters: library, PyTorch's loader | \
+{on_gpu["step_transformer_library_s"]:.4f}, {on_gpu["step_transformer_plain_s"]:.4f} |
+| a step of a small network on 1,024 samples: the same | \
+{on_gpu["step_mlp_library_s"]:.4f}, {on_gpu["step_mlp_plain_s"]:.4f} |
+| the same with all samples on the GPU, without a loader | {on_gpu["step_mlp_least_s"]:.4f} |
+
+A hundred changes leave no memory behind, on the GPU or in main memory; a checkpoint stalls training
+{saved:.2f} times as long as PyTorch's asynchronous one. Checkpoints hold what the kernels before them wrote, mixed precision and `torch.compile` train as without the library (errors up to
+{max(on_gpu["amp_relative_error"], on_gpu["compiled_before_relative_error"]):.1g}), two workers as one
+({on_gpu["ranks_relative_error"]:.1g}). A worker that is lost ends its attempt there.
 """
 
 

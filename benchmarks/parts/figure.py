@@ -12,7 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from experiments.harness.data import missing
+from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.report.expectations import Expectation
+from pliant.tools.run.backends.machine import list_gpus
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROOT = Path(__file__).parents[2]
@@ -66,7 +68,16 @@ def machine() -> dict[str, object]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("pliant", "numpy", "pyarrow", "pydantic", "torch")},
+        **_gpu(),
     }
+
+
+def _gpu() -> dict[str, str]:
+    try:
+        found = list_gpus()
+    except ServiceMissingError:
+        return {}
+    return {"gpu": f"{found.gpus[0].model}, driver {found.driver}"} if found.gpus else {}
 
 
 def _cpuinfo() -> list[str]:
@@ -123,7 +134,7 @@ def _git(*words: str) -> list[str]:
 
 
 def _command(name: str) -> str:
-    return f"make bench NAME={name}"
+    return "make gpu-check" if name == "gpu" else f"make bench NAME={name}"
 
 
 def _write(name: str, rows: Sequence[dict[str, object]]) -> Path:

@@ -19,22 +19,22 @@ from typing import Any, Final
 
 from benchmarks.parts.figure import ROOT, Figure
 from benchmarks.parts.training_job import SLOTS, one_machine, running
-from benchmarks.rescale import PATH, Relaunching, kill_stalls, stalls
+from benchmarks.rescale import Relaunching, stalls
 from pliant.schemas.cluster import Cluster
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Backend, NodeInfo
 from pliant.tools.run.service.executor import Executor
 
 BATCH: Final = 24
-ROUNDS: Final = 2
-KILLS: Final = 2
+ROUNDS: Final = 1
+PATH: Final = (2, 1)
 STATES: Final = {"small": (256, 2), "large": (2048, 8)}
 """Width and layers of the transformers whose changes are timed: 4 and 420 million parameters, of which AdamW
 makes 0.04 and 5 GB of state."""
 STEPPED: Final = {"mlp": 1024, "transformer": 64}
 """Models whose steps are timed, and their batches."""
-EPOCHS: Final = 9
-EPOCH_STEPS: Final = 200
+EPOCHS: Final = 4
+EPOCH_STEPS: Final = 60
 NEIGHBOURS: Final = (("small", "small"), ("small", "large"), ("large", "large"))
 TOGETHER_S: Final = 8.0
 
@@ -196,16 +196,17 @@ def changes(
     device: str = "cuda",
     states: Sequence[str] = tuple(STATES),
     rounds: int = ROUNDS,
-    kills: int = KILLS,
     path: Sequence[int] = PATH,
 ) -> list[Figure]:
-    """Stalls in place and by relaunch, after a lost worker, and their parts, by the size of the state."""
+    """Stalls in place and by relaunch, and their parts, by the size of the state.
+
+    A lost worker is not among them: on a GPU it ends the attempt, and the job is relaunched.
+    """
     found = []
     for state in states:
         words, place = json.dumps([*STATES[state], BATCH]), machine(device)
         with running(Executor, CHANGED, words, BATCH, place) as training:
             in_place, parts, growths = stalls(training, rounds, path)
-            killed = kill_stalls(training, kills, max(path), path[-1]) if kills else []
         with running(Relaunching, CHANGED, words, BATCH, place) as training:
             relaunched, *_ = stalls(training, 1, path)
         found += [
@@ -217,8 +218,6 @@ def changes(
                 for change, value in growths.items()
             ),
         ]
-        if killed:
-            found.append(Figure(f"{state}_stall_kill_s", statistics.median(killed), "s"))
     return found
 
 
@@ -246,21 +245,29 @@ def neighbours(
     pairs: Sequence[tuple[str, str]] = NEIGHBOURS,
     together_s: float = TOGETHER_S,
 ) -> list[Figure]:
-    """What is left of a job's speed when it shares its GPU with another."""
-    alone = {
-        name: _speeds((name,), device, together_s)[0] for name in {each for pair in pairs for each in pair}
-    }
+    """What is left of a job's speed when it shares its GPU with another, and how fast each is alone.
+
+    Each is measured alone before and after the pairs; the spread says what the machine itself moved.
+    """
+    names = sorted({name for pair in pairs for name in pair})
+    alone = {name: _speeds((name,), device, together_s) for name in names}
+    together = {pair: _speeds(pair, device, together_s) for pair in pairs}
     found = []
-    for pair in pairs:
-        both = _speeds(pair, device, together_s)
-        left = [speed / alone[name] for name, speed in zip(pair, both, strict=True)]
-        name = "_beside_".join(pair)
+    for name in names:
+        alone[name] += _speeds((name,), device, together_s)
         found += [
-            Figure(f"shared_{name}", left[0], "of its speed alone"),
-            Figure(f"shared_{'_beside_'.join(reversed(pair))}", left[1], "of its speed alone"),
-            Figure(f"shared_{name}_sum", sum(left), "of a GPU"),
+            Figure(f"alone_{name}_steps_per_s", statistics.fmean(alone[name]), "1/s"),
+            Figure(f"alone_{name}_spread", max(alone[name]) / min(alone[name]) - 1.0, "ratio"),
         ]
-    return list({figure.name: figure for figure in found}.values())
+    for pair, speeds in together.items():
+        left = [speed / statistics.fmean(alone[name]) for name, speed in zip(pair, speeds, strict=True)]
+        shown = zip((pair, tuple(reversed(pair))), left, strict=True)
+        found += [
+            Figure(f"shared_{'_beside_'.join(way)}", one, "of its speed alone")
+            for way, one in (shown if len(set(pair)) > 1 else [(pair, statistics.fmean(left))])
+        ]
+        found.append(Figure(f"shared_{'_beside_'.join(pair)}_sum", sum(left), "of a GPU"))
+    return found
 
 
 def _speeds(names: Sequence[str], device: str, seconds: float) -> list[float]:
