@@ -497,7 +497,8 @@ the larger job share the GPU and talk through gloo, as NCCL refuses two workers 
 | the same with all samples on the GPU, without a loader | {on_gpu["step_mlp_least_s"]:.4f} |
 
 A hundred changes leave no memory behind, on the GPU or in main memory; a checkpoint stalls training
-{saved:.2f} times as long as PyTorch's asynchronous one. Checkpoints hold what the kernels before them wrote, mixed precision and `torch.compile` train as without the library (errors up to
+{saved:.2f} times as long as PyTorch's asynchronous one. Checkpoints hold what the kernels before them wrote;
+mixed precision and `torch.compile` train as without the library (errors up to
 {max(on_gpu["amp_relative_error"], on_gpu["compiled_before_relative_error"]):.1g}), two workers as one
 ({on_gpu["ranks_relative_error"]:.1g}). A worker that is lost ends its attempt there.
 """
