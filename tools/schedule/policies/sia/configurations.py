@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import heapify, heappop, heappush, nsmallest
 from typing import NamedTuple
 
 from pliant.tools.profile.throughput import Placement
@@ -163,11 +164,17 @@ def place(kind: GpuType, seats: Sequence[Seat]) -> dict[str, NodeGpus]:
         else:
             waiting.append(seat)
     order = {seat.job_id: number for number, seat in enumerate(seats)}
-    while waiting:
-        waiting.sort(key=lambda seat: (seat.rank, -order[seat.job_id]))
-        seat = waiting.pop()
+
+    def turn(seat: Seat) -> tuple[bool, int, int]:
+        return not seat.configuration.listed, -seat.configuration.gpus, order[seat.job_id]
+
+    queue = [(turn(seat), seat) for seat in waiting]
+    heapify(queue)
+    while queue:
+        _, seat = heappop(queue)
         evicted, found = room.choose(seat)
-        waiting += evicted
+        for left in evicted:
+            heappush(queue, (turn(left), left))
         if found:
             room.take(seat, found)
     return room.places
@@ -199,19 +206,27 @@ class _Room:
             for node in self.kind.nodes
             if node.gpus >= each and (not wanted.is_whole or node.gpus == each)
         ]
-        open_to = {name: found for name in nodes if (found := self._cost(name, each, seat)) is not None}
+        open_to: dict[str, tuple[int, int]] = {}
+        for name in nodes:
+            if (cost := self._cost(name, each, seat)) is not None:
+                open_to[name] = cost
+                if wanted.nodes == 1 and cost == (0, 0):
+                    break
         if len(open_to) < wanted.nodes:
             return [], ()
-        chosen = sorted(nodes, key=lambda name: open_to.get(name, (10**9, 0)))[: wanted.nodes]
+        chosen = nsmallest(wanted.nodes, open_to, key=open_to.__getitem__)
         leaving = [left for name in chosen for left in self._leaving(name, each, seat)]
         return self._evict(leaving), tuple((name, each) for name in sorted(chosen, key=nodes.index))
 
     def _cost(self, name: str, each: int, seat: Seat) -> tuple[int, int] | None:
         """GPUs that have to be left for the seat, then GPUs that stay free; None: there is no room."""
+        left = self.free[name] - each
+        if left >= 0:
+            return 0, left
         leaving = self._leaving(name, each, seat)
-        freed = sum(dict(self.places[left.job_id])[name] for left in leaving)
-        left = self.free[name] + freed - each
-        return (sum(left.configuration.gpus for left in leaving), left) if left >= 0 else None
+        freed = sum(dict(self.places[other.job_id])[name] for other in leaving)
+        left += freed
+        return (sum(other.configuration.gpus for other in leaving), left) if left >= 0 else None
 
     def _leaving(self, name: str, each: int, seat: Seat) -> list[Seat]:
         """The smallest jobs of a node, as many as make room; all smaller ones if that does not."""
