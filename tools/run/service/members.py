@@ -405,7 +405,7 @@ def judge(
     if stop_requested:
         cause = _stopped(units, sent) if sent else describe(at_break or units)
     verdict = (
-        _by_outcomes(outcomes, units, ranks, cause)
+        _by_outcomes(outcomes, units, ranks, cause, at_break or units)
         if outcomes
         else _by_codes(units, cause, elastic=elastic, leaves=leaves)
     )
@@ -437,20 +437,31 @@ def _on_own_group(message: str, trace: Callable[[], Sequence[str]]) -> str:
 
 
 def _by_outcomes(
-    outcomes: Mapping[int, WorkerOutcome], units: Sequence[UnitStatus], ranks: int, cause: str
+    outcomes: Mapping[int, WorkerOutcome],
+    units: Sequence[UnitStatus],
+    ranks: int,
+    cause: str,
+    at_break: Sequence[UnitStatus],
 ) -> Ending:
     samples = max(outcome.samples_done for outcome in outcomes.values())
     crashed = {rank: found for rank, found in sorted(outcomes.items()) if found.outcome in _FAILED}
     if 0 in outcomes and outcomes[0].outcome == "done":
         return _by_first(outcomes[0], units)
-    if crashed:
+    missing = sorted(set(range(ranks)) - set(outcomes))
+    gone = [rank for rank in missing if _ended_badly(at_break, rank)]
+    if crashed and not (gone and all(found.message.startswith(LOST_PEER) for found in crashed.values())):
         # the others noticed only that this one was gone
         rank, found = min(crashed.items(), key=lambda one: (one[1].message.startswith(LOST_PEER), one[0]))
         return Ending("failed", f"rank {rank} crashed: {found.message or cause}", samples)
-    missing = sorted(set(range(ranks)) - set(outcomes))
+    if crashed:
+        cause = describe(at_break[gone[0] : gone[0] + 1])
     if missing:
-        return Ending("failed", f"rank {missing[0]} vanished ({cause})", samples)
+        return Ending("failed", f"rank {(gone or missing)[0]} vanished ({cause})", samples)
     return Ending("stopped", samples_done=samples)
+
+
+def _ended_badly(units: Sequence[UnitStatus], rank: int) -> bool:
+    return rank < len(units) and units[rank].state != "running" and units[rank].code != 0
 
 
 def _by_first(found: WorkerOutcome, units: Sequence[UnitStatus]) -> Ending:

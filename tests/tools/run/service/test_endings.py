@@ -54,6 +54,18 @@ NO_MEMORY = said("crashed", message="out of memory")
             id="all only noticed one",
         ),
         pytest.param(
+            {0: NOTICED},
+            (FAILED, UnitStatus("exited", -9)),
+            ("failed", f"rank 1 vanished ({KILLED})"),
+            id="one was killed, the other noticed",
+        ),
+        pytest.param(
+            {1: NOTICED},
+            (UnitStatus("running"), FAILED),
+            ("failed", f"rank 1 crashed: {NOTICED.message}"),
+            id="one noticed a break, and the other still runs",
+        ),
+        pytest.param(
             {0: said("stopped")},
             (CLEAN, UnitStatus("exited", -9)),
             ("failed", f"rank 1 vanished ({KILLED})"),
