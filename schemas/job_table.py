@@ -22,6 +22,7 @@ from pliant.schemas.file_io.record import Record
 from pliant.schemas.job import Job, Work, canonical_parts
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 _START: Final = re.compile(
     rb'\{"id":"([A-Za-z0-9][A-Za-z0-9._-]{0,127})","submit_time":((?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?),'
 )
@@ -43,6 +44,8 @@ _MOST: Final = 1e16
 """In this range Python and pydantic write numbers alike, without an exponent."""
 _FEW: Final = 4096
 """From this number of forms on, a file that has a new one for each second job is not looked at for more."""
+_BLOCK: Final = 1024
+"""Jobs whose texts are decoded at a time."""
 _BETWEEN: Final = "\n"
 """Stands in a table between the id of a job and what its labels say, which cannot hold it."""
 
@@ -85,6 +88,8 @@ class JobForm:
         amount: float = 1.0 if self._work is None else values["work"].__dict__[self._amount_name]
         if not (_LEAST <= submit_s < _MOST or not submit_s) or not _LEAST <= amount < _MOST:
             return job.model_dump_json(by_alias=True, exclude_defaults=True)
+        if self._work is not None and not self.labels:  # as most are
+            return self._json % (values["id"], repr(submit_s), repr(amount))
         amounts = () if self._work is None else (repr(amount),)
         said = values["labels"].values() if self.labels else ()
         return self._json % (values["id"], repr(submit_s), *amounts, *said)
@@ -107,6 +112,8 @@ class JobForm:
     def canonical(self, job_id: str, submit_time_s: float, amount: float, said: Sequence[str] = ()) -> str:
         """:func:`~pliant.schemas.job.canonical_json` of a job of this form."""
         text, order = self._canonical
+        if not order and self._work is not None:  # as most are
+            return text % (job_id, repr(submit_time_s), repr(amount))
         amounts = () if self._work is None else (repr(amount),)
         return text % (job_id, *[said[number] for number in order], repr(submit_time_s), *amounts)
 
@@ -237,7 +244,7 @@ class JobTable(Sequence[Job]):
         """Number of each job's form."""
         self.forms: list[JobForm] = []
         self._texts = bytearray()
-        """Of each job its id and, where its form leaves them open, what its labels say."""
+        """Of each job its id and, where its form leaves them open, what its labels say: all of it ASCII."""
         self._ends = array("q", [0])
         """Where the text of each job ends; it begins where that of the job before ends."""
         self._known: dict[_Around, int] = {}
@@ -262,18 +269,25 @@ class JobTable(Sequence[Job]):
         return self.forms[self.kind[row]].job(job_id, self.submit_time[row], self.amount[row], said)
 
     def __iter__(self) -> Iterator[Job]:
-        for form, values in self._rows():
-            yield form.job(*values)
+        return self._each(JobForm.job)
 
     def _text(self, row: int) -> str:
         return self._texts[self._ends[row] : self._ends[row + 1]].decode()
 
-    def _rows(self) -> Iterator[tuple[JobForm, tuple[str, float, float, Sequence[str]]]]:
-        """The form of each job, and the values that differ."""
-        forms, columns = self.forms, zip(self.kind, self.submit_time, self.amount, strict=True)
-        for row, (kind, submit_s, amount) in enumerate(columns):
-            job_id, *said = self._text(row).split(_BETWEEN)
-            yield forms[kind], (job_id, submit_s, amount, said)
+    def _each(self, make: Callable[[JobForm, str, float, float, Sequence[str]], T]) -> Iterator[T]:
+        """What is made of the form of each job and the values that differ."""
+        forms, ends = self.forms, self._ends
+        for first in range(0, len(self), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            start = begin = ends[first]
+            texts = self._texts[begin : ends[min(first + _BLOCK, len(self))]].decode()
+            columns = self.kind[block], self.submit_time[block], self.amount[block]
+            for kind, submit_s, amount, end in zip(
+                *columns, ends[first + 1 : first + _BLOCK + 1], strict=True
+            ):
+                job_id, between, said = texts[start - begin : end - begin].partition(_BETWEEN)
+                start = end
+                yield make(forms[kind], job_id, submit_s, amount, said.split(_BETWEEN) if between else ())
 
     def ids(self) -> Iterator[str]:
         """Of all jobs."""
@@ -372,8 +386,7 @@ class JobTable(Sequence[Job]):
 
     def canonical(self) -> Iterator[str]:
         """:func:`~pliant.schemas.job.canonical_json` of each job."""
-        for form, values in self._rows():
-            yield form.canonical(*values)
+        return self._each(JobForm.canonical)
 
 
 def in_order(jobs: Sequence[Job]) -> Sequence[Job]:

@@ -11,8 +11,8 @@ from typing import Final
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.failures import last_checkpoint_s
 from pliant.tools.replay.engine.log import EventLog
-from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
-from pliant.tools.replay.progress import Segment, regime
+from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster, exact_end
+from pliant.tools.replay.progress import SampleProgress, Segment, regime
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
 from pliant.tools.schedule.rates import shape_of
 from pliant.tools.schedule.session.holdings import Transition
@@ -57,6 +57,12 @@ class RunningJobs:
         self.interfere = self._interference is not None
         """Whether jobs slow each other down across nodes."""
         self._reveals_work = reveals_work
+        self._is_plain = (
+            type(self._progress) is SampleProgress
+            and self._segment_end is exact_end
+            and not (self.interfere or reveals_work or simulated.measured)
+        )
+        """Whether nothing but its GPUs and its batch says how a job advances."""
         self._held: dict[str, RunningJob] = {}
         self._trained: set[str] = set()
         """Jobs that have paid what a start costs and trained since."""
@@ -100,7 +106,7 @@ class RunningJobs:
         """
         if self._interference is not None:
             self._interference.place(job.id, job.placement)
-        if (loss := self._progress.initial_loss(job)) is not None:
+        if not self._is_plain and (loss := self._progress.initial_loss(job)) is not None:
             job.report_loss(loss)
         done = job.samples_done(now_s)
         paid_s = now_s if math.isnan(cost_s) else now_s + cost_s
@@ -204,6 +210,9 @@ class RunningJobs:
 
     def _train(self, job: JobState, held: RunningJob, done: float, from_s: float) -> None:
         """The job, which has done so many samples, trains from ``from_s`` on; plan the end of that."""
+        if self._is_plain and not job.spec.batch.regimes:
+            self._train_to_the_end(job, held, done, from_s)
+            return
         factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
         segment = self._progress.segment(job, done, factor)
         rate, until, trajectory, _, _, epoch_end = segment
@@ -229,6 +238,15 @@ class RunningJobs:
         if end_s < math.inf:
             kind = FINISH if goal == end else SEGMENT_END
             self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
+
+    def _train_to_the_end(self, job: JobState, held: RunningJob, done: float, from_s: float) -> None:
+        """As :meth:`_train`, at one rate."""
+        held.rate = rate = job.samples_per_second
+        held.trains_since_s, held.done, goal = from_s, done, job.work_samples
+        held.goal = goal = math.inf if goal is None else goal
+        job.train_from(from_s, rate)
+        if rate > 0 and (end_s := from_s + (goal - done) / rate) < math.inf:
+            self._agenda.plan(end_s, FINISH, job.id)
 
     def _end_samples(self, job: JobState, done: float) -> float:
         """Progress at which the job ends if it goes on like this; policies with an oracle see it."""

@@ -38,7 +38,7 @@ class Grant(NamedTuple):
 
 def requested_alone(job: JobState) -> Iterable[int]:
     """The one size of policies that give every job what it requested."""
-    return (job.spec.gpus.requested,)
+    return (job.requested,)
 
 
 def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dict[str, str]:
@@ -46,9 +46,9 @@ def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dic
 
     Measured against all nodes, those that are down included: they may come back.
     """
-    verdicts, speeds = {}, snapshot.speeds
+    verdicts: dict[str, str] = {}
     for job in _arrived(snapshot):
-        if (reason := _why_none(job, sizes(job), speeds)) is not None:
+        if (reason := _why_none(job, sizes(job), snapshot.speeds)) is not None:
             verdicts[job.id] = reason
     return verdicts
 
@@ -58,12 +58,14 @@ def reject_arrivals(snapshot: Snapshot, why: Callable[[JobState], str | None]) -
     return {job_id: reason for job_id, reason in verdicts if reason is not None}
 
 
-def _arrived(snapshot: Snapshot) -> list[JobState]:
+def _arrived(snapshot: Snapshot) -> Sequence[JobState]:
     """The jobs among the changes that came and hold nothing yet."""
-    jobs = snapshot.jobs
+    jobs, changes = snapshot.jobs, snapshot.changes
+    if len(changes) == 1 and changes[0][1] != "arrived":  # as half of all decisions are about
+        return ()
     return [
         job
-        for _, kind, job, _, _ in snapshot.changes
+        for _, kind, job, _, _ in changes
         if kind == "arrived" and job is not None and job.id in jobs and not job.gpus
     ]
 
@@ -157,16 +159,24 @@ class GpuBudget:
 
         The type it runs on comes first, then the type on which it is fastest.
         """
-        if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
-            return Grant(gpus, job.gpu_type)
-        best: tuple[float, str] | None = None
-        for kind, left in self.left.items():
-            if left < gpus or not (job.room_now is None or job.fits_now(gpus, kind)):
-                continue
-            if (rate := speeds.rate(job, gpus, kind)) > 0:
-                found = (-rate, kind)
-                best = found if best is None or found < best else best
-        return None if best is None else Grant(gpus, best[1])
+        return fit(job, gpus, self.left, speeds)
+
+
+def fit(job: JobState, gpus: int, free: Mapping[str, int], speeds: Speeds) -> Grant | None:
+    """As :meth:`GpuBudget.fit`, for a decision about one job.
+
+    :param free: GPUs by type.
+    """
+    if job.gpu_type is not None and free.get(job.gpu_type, 0) >= gpus:
+        return Grant(gpus, job.gpu_type)
+    best: tuple[float, str] | None = None
+    for kind, left in free.items():
+        if left < gpus or not (job.room_now is None or job.fits_now(gpus, kind)):
+            continue
+        if (rate := speeds.rate(job, gpus, kind)) > 0:
+            found = (-rate, kind)
+            best = found if best is None or found < best else best
+    return None if best is None else Grant(gpus, best[1])
 
 
 def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ...]]) -> Decision:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.backfill import HeadStart, WaitingJobs, reserve, waits
-from pliant.tools.schedule.policies.common import GpuBudget, Grant, is_in_reach, reject_impossible
+from pliant.tools.schedule.policies.common import GpuBudget, Grant, fit, is_in_reach, reject_impossible
 from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -52,15 +52,15 @@ class Fifo(Policy):
         waiting, arrived = self._update(snapshot, rejected)
         if not (arrived or waiting.line):
             return Decision({}, rejected)
-        budget = GpuBudget(snapshot.free_gpus)
-        grants: dict[str, Grant] = {}
         if len(arrived) == 1 and not waiting.line:
             job = arrived[0]
-            grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+            grant = fit(job, job.requested, snapshot.free_gpus, snapshot.speeds)
             if grant is not None:  # no job is before it: it need not stand in line
                 if self.backfill == "easy":
                     self._running[job.id] = job
                 return Decision({job.id: Target(*grant)}, rejected)
+        budget = GpuBudget(snapshot.free_gpus)
+        grants: dict[str, Grant] = {}
         for job in arrived:
             waiting.add(job, snapshot)
         head = self._start_heads(snapshot, waiting, budget, grants)
@@ -81,7 +81,7 @@ class Fifo(Policy):
         for job in waiting.line.after() if left else ():
             if not waits(job, snapshot):
                 continue
-            grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+            grant = budget.fit(job, job.requested, snapshot.speeds)
             if grant is not None:
                 budget.take(grant)
                 left -= grant.gpus

@@ -122,13 +122,13 @@ class Session(ClusterState):
 
     def snapshot(self, time_s: float) -> Snapshot:
         """What the policy would see now."""
-        free, hidden = self.free, self.commands.hide_jobs
+        free = self.free
         return make(
             Snapshot,
             (
                 time_s,
                 self.nodes,
-                self.in_play if hidden else self.jobs,
+                self.in_play,
                 self.speeds,
                 tuple(self.changes),
                 self.up_gpus,
@@ -136,12 +136,13 @@ class Session(ClusterState):
                 free,
                 self.oracle,
                 self.forecast,
-                tuple(self._to_come.values()),
+                tuple(self._to_come.values()) if self._to_come else (),
             ),
         )
 
     def submit(self, job: Job, time_s: float) -> JobState:
-        self._to_come.pop(job.id, None)
+        if self._to_come:
+            self._to_come.pop(job.id, None)
         return super().submit(job, time_s)
 
     def decide(self, time_s: float) -> list[Transition]:
@@ -153,10 +154,10 @@ class Session(ClusterState):
         """
         time_s = self._at(time_s)
         self.slowed.clear()
+        if self._parts is None:
+            return self._decide_once(time_s)
         self._cut.clear()
         done = self._decide_once(time_s)
-        if self._parts is None:
-            return done
         for _ in range(MOST_ROUNDS):
             if not self._parts.leaves_room(self.in_play.values(), time_s):
                 break
@@ -382,8 +383,7 @@ class Session(ClusterState):
         place = start(job, target, self.free, self.speeds, sizes_jobs=trims, accumulates=accumulates)
         if place is None:
             return []
-        found = self._change(job, place, target.global_batch or job.global_batch, time_s)
-        return [] if found is None else [found]
+        return [self._begin(job, place, target.global_batch or job.global_batch, time_s)]
 
     def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
         """The targets that differ from what jobs have and that the dwell rule allows now.
