@@ -13,7 +13,8 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import compress, pairwise
+from itertools import compress, islice, pairwise
+from operator import lt
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
@@ -263,7 +264,8 @@ class JobTable(Sequence[Job]):
     def __getitem__(self, row: slice) -> JobTable: ...
     def __getitem__(self, row: int | slice) -> Job | JobTable:
         if isinstance(row, slice):
-            return self._of(range(len(self))[row])
+            rows = range(len(self))[row]
+            return self if rows == range(len(self)) else self._of(rows)
         row = range(len(self))[row]
         job_id, *said = self._text(row).split(_BETWEEN)
         return self.forms[self.kind[row]].job(job_id, self.submit_time[row], self.amount[row], said)
@@ -291,7 +293,7 @@ class JobTable(Sequence[Job]):
 
     def ids(self) -> Iterator[str]:
         """Of all jobs."""
-        return (self.job_id(row) for row in range(len(self)))
+        return self._each(_its_id)
 
     def may_repeat_ids(self) -> bool:
         """False: all ids differ."""
@@ -358,7 +360,10 @@ class JobTable(Sequence[Job]):
 
     def in_order(self) -> JobTable:
         """The jobs in order of (submit_time, id)."""
-        pairs = enumerate(pairwise(self.submit_time))
+        times = self.submit_time
+        if all(map(lt, times, islice(times, 1, None))):
+            return self
+        pairs = enumerate(pairwise(times))
         if all(
             earlier < later or (earlier == later and self.job_id(row) <= self.job_id(row + 1))
             for row, (earlier, later) in pairs
@@ -387,6 +392,11 @@ class JobTable(Sequence[Job]):
     def canonical(self) -> Iterator[str]:
         """:func:`~pliant.schemas.job.canonical_json` of each job."""
         return self._each(JobForm.canonical)
+
+
+def _its_id(form: JobForm, job_id: str, *_: object) -> str:
+    del form
+    return job_id
 
 
 def in_order(jobs: Sequence[Job]) -> Sequence[Job]:

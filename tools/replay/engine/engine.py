@@ -26,6 +26,7 @@ from pliant.tools.replay.engine.running import (
     Agenda,
     RoundTimes,
     RunningJobs,
+    latest_s,
 )
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.jobs import JobState
@@ -152,7 +153,7 @@ class Engine:
                 if self._coming is None and self._is_given_up():
                     break
             self._ended_late = False
-            if agenda.may_be_due(now_s):
+            if agenda.first_s <= latest_s(now_s):
                 self._happen_late(now_s)
             if slowed or running.interfere:
                 running.heed_neighbours(now_s)
@@ -164,8 +165,9 @@ class Engine:
     def _next_s(self) -> float:
         if self._must_ask or (self._ended_late and self._rounds is None):
             return self._now_s  # nothing else might lead to another decision
-        next_s, coming_s = self._agenda.next_s(), self._coming_s
-        next_s = coming_s if coming_s < next_s else next_s
+        next_s = self._coming_s
+        if self._agenda.first_s < next_s and (due_s := self._agenda.next_s()) < next_s:
+            next_s = due_s
         if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
         again_s = self.session.ask_again_s
@@ -214,8 +216,8 @@ class Engine:
     # What happens.
 
     def _happen(self, now_s: float) -> None:
-        agenda = self._agenda
-        while agenda.may_be_due(now_s) and (entry := agenda.pop(now_s)) is not None:
+        agenda, until_s = self._agenda, latest_s(now_s)
+        while agenda.first_s <= until_s and (entry := agenda.pop(now_s)) is not None:
             _, kind, subject, _ = entry
             if kind == FINISH:
                 self._finish(subject, now_s)
@@ -287,6 +289,8 @@ class Engine:
         session = self.session
         self._asked_s, self._must_ask = now_s, False
         self.counters.decisions += 1
+        if session.leaves_unasked(now_s):
+            return
         started = time.perf_counter()
         transitions = session.decide(now_s)
         self.counters.decision_seconds += time.perf_counter() - started
@@ -342,7 +346,7 @@ class Engine:
             overhead_s=cost_s,
             detail=_company(job) if job.servers or job.beside is not None else None,
         )
-        self._running.begin(job, row, cost_s, now_s)
+        self._running.begin(job, row, cost_s, done, now_s)
 
     def _ended(self) -> int:
         return self.counters.finished + self.counters.rejected + self.counters.cancelled

@@ -99,16 +99,16 @@ class RunningJobs:
     def began_since(self, time_s: float) -> bool:
         return all(held.held_since_s > time_s for held in self._held.values() if held.rate)
 
-    def begin(self, job: JobState, row: int, cost_s: float, now_s: float) -> None:
+    def begin(self, job: JobState, row: int, cost_s: float, done: float, now_s: float) -> None:
         """The job has new GPUs or a new batch, as ``row`` of the log says; it trains once it has paid.
 
         :param cost_s: NaN: it is paid for already.
+        :param done: samples that it has done.
         """
         if self._interference is not None:
             self._interference.place(job.id, job.placement)
         if not self._is_plain and (loss := self._progress.initial_loss(job)) is not None:
             job.report_loss(loss)
-        done = job.samples_done(now_s)
         paid_s = now_s if math.isnan(cost_s) else now_s + cost_s
         held = RunningJob(row, now_s, job.samples_per_second, paid_s, done, cost_s)
         self._held[job.id] = held
@@ -120,7 +120,7 @@ class RunningJobs:
             self._trained.add(job.id)
             self.follow_regimes(job, now_s)
         if job.gpus:
-            self.begin(job, row, math.nan, now_s)
+            self.begin(job, row, math.nan, job.samples_done(now_s), now_s)
 
     def leave(self, job_id: str, now_s: float) -> RunningJob | None:
         """The job's allocation ends; if it was still being paid for, only that much was paid.
@@ -313,38 +313,43 @@ of the plan that it belongs to; 0: of none. An entry whose plan no longer holds 
 they are compared and taken apart more than anything else."""
 
 
+def latest_s(time_s: float) -> float:
+    """The last time at which a completion counts as one of this moment."""
+    return time_s * (1 + _ROUNDING)
+
+
 class Agenda:
     """Entries in order. Void ones are dropped when they come up, so that a change of plan costs one push."""
 
     def __init__(self) -> None:
         self._heap: list[AgendaEntry] = []
+        self.first_s = math.inf
+        """When the first entry is, void or not: nothing is due before."""
         self._plans: dict[str, int] = {}
         self._version = 0
 
     def add(self, time_s: float, kind: int, subject: str) -> None:
         heappush(self._heap, (time_s, kind, subject, 0))
+        self.first_s = self._heap[0][0]
 
     def plan(self, time_s: float, kind: int, job_id: str) -> None:
         """Replace what was planned for the job by its next event."""
-        self._version += 1
-        self._plans[job_id] = self._version
-        heappush(self._heap, (time_s, kind, job_id, self._version))
+        self._version = self._plans[job_id] = version = self._version + 1
+        heappush(self._heap, (time_s, kind, job_id, version))
+        self.first_s = min(self.first_s, time_s)
 
     def unplan(self, job_id: str) -> None:
         self._plans.pop(job_id, None)
-
-    def may_be_due(self, time_s: float) -> bool:
-        """Whether :meth:`pop` can find an entry that is due."""
-        heap = self._heap
-        return bool(heap) and heap[0][0] <= time_s * (1 + _ROUNDING)
 
     def next_s(self) -> float:
         heap, plans = self._heap, self._plans
         while heap:
             time_s, _, subject, version = heap[0]
             if not version or plans.get(subject) == version:
+                self.first_s = time_s
                 return time_s
             heappop(heap)
+        self.first_s = math.inf
         return math.inf
 
     def pop(self, time_s: float, last_kind: int = NODE_UP) -> AgendaEntry | None:
@@ -353,12 +358,14 @@ class Agenda:
         Completions may be early by a rounding error.
         """
         due_s = self.next_s()
-        if due_s > time_s * (1 + _ROUNDING):
+        if due_s > latest_s(time_s):
             return None
-        kind = self._heap[0][1]
+        heap = self._heap
+        kind = heap[0][1]
         if kind > last_kind or (due_s > time_s and kind > SEGMENT_END):
             return None
-        entry = heappop(self._heap)
+        entry = heappop(heap)
+        self.first_s = heap[0][0] if heap else math.inf
         if entry[3]:
             del self._plans[entry[2]]
         return entry

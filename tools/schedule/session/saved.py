@@ -48,7 +48,7 @@ _PARTS: Final = frozenset(
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
         *("withheld", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
         *("commands", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts", "_cut", "_trims"),
-        *("_to_come", "_alike", "_asked"),
+        *("_to_come", "_alike", "_outlasts_ends", "_unseen"),
     )
 )
 """Attributes of a session that its maker gives it, or that are kept in another form."""
