@@ -22,11 +22,11 @@ from pliant.tools.replay.engine.running import (
     LATE_SEGMENT_END,
     NODE_DOWN,
     NODE_UP,
+    ONE_MOMENT,
     SEGMENT_END,
     Agenda,
     RoundTimes,
     RunningJobs,
-    latest_s,
 )
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.schedule.jobs import JobState
@@ -153,7 +153,7 @@ class Engine:
                 if self._coming is None and self._is_given_up():
                     break
             self._ended_late = False
-            if agenda.first_s <= latest_s(now_s):
+            if agenda.first_s <= now_s * ONE_MOMENT:
                 self._happen_late(now_s)
             if slowed or running.interfere:
                 running.heed_neighbours(now_s)
@@ -216,7 +216,7 @@ class Engine:
     # What happens.
 
     def _happen(self, now_s: float) -> None:
-        agenda, until_s = self._agenda, latest_s(now_s)
+        agenda, until_s = self._agenda, now_s * ONE_MOMENT
         while agenda.first_s <= until_s and (entry := agenda.pop(now_s)) is not None:
             _, kind, subject, _ = entry
             if kind == FINISH:
@@ -241,13 +241,14 @@ class Engine:
     def _submit(self, spec: Job, now_s: float) -> None:
         self._look_for_arrival()
         self._quiet_decisions = 0
-        state = self.session.submit(spec, now_s)
+        session = self.session
+        state = session.submit(spec, now_s)
         self._running.arrive(state)
         if self._order is not None:
             state.arrival = self._order(spec)
-        if spec.hold:
-            self.session.let_go(spec.id, now_s)
-        self.log.add(now_s, "submit", spec.id, detail=self._describe(state) if self._describe else None)
+        if state.id in session.commands.held:
+            session.let_go(state.id, now_s)
+        self.log.add(now_s, "submit", state.id, detail=self._describe(state) if self._describe else None)
 
     def _finish(self, job_id: str, now_s: float) -> None:
         self._quiet_decisions = 0
@@ -303,7 +304,7 @@ class Engine:
             self._running.stop_all(stop_s, now_s, but={each.job.id for each in transitions})
         if session.usage is not None:
             self._note_teams(now_s)
-        for job_id, said in session.admissions.items():
+        for job_id, said in session.admissions.items() if session.admissions else ():
             if (job := session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
@@ -322,7 +323,7 @@ class Engine:
 
     def _apply(self, transition: Transition, now_s: float) -> None:
         job, done = transition.job, transition.job.samples_done(now_s)
-        left = self._running.leave(job.id, now_s)
+        left = self._running.leave(job.id, now_s) if transition.before else None
         if transition.step == "reject":
             self.counters.rejected += 1
             said = self.session.admissions.get(job.id)

@@ -26,8 +26,8 @@ LATE_FINISH: Final = 4
 LATE_SEGMENT_END: Final = 5
 """Kinds, in the order in which things of one moment happen; arrivals come after them all, and what is late
 after the decision of that moment."""
-_ROUNDING: Final = 2.0**-40
-"""Completions closer than this part of the time happen at one moment: they differ by rounding alone."""
+ONE_MOMENT: Final = 1 + 2.0**-40
+"""Completions up to this multiple of a time happen at one moment with it: they differ by rounding alone."""
 
 
 class RunningJobs:
@@ -82,9 +82,10 @@ class RunningJobs:
             cost = self._start_cost
         else:
             cost = self._resume_cost if transition.step == "resume" else self._rescale_cost
-        cost_s, model = cost.of(job.spec.model), job.spec.model
-        if job.spec.resize == "relaunch" and cost is self._rescale_cost:  # measured in place, it may be less
-            return max(cost_s, self._resume_cost.of(model))
+        model = job.spec.model
+        cost_s, resume = cost.of(model), self._resume_cost
+        if cost is self._rescale_cost and cost is not resume and job.spec.resize == "relaunch":
+            return max(cost_s, resume.of(model))  # what was measured in place may be less
         return cost_s
 
     def _is_free(self, transition: Transition) -> bool:
@@ -210,8 +211,13 @@ class RunningJobs:
 
     def _train(self, job: JobState, held: RunningJob, done: float, from_s: float) -> None:
         """The job, which has done so many samples, trains from ``from_s`` on; plan the end of that."""
-        if self._is_plain and not job.spec.batch.regimes:
-            self._train_to_the_end(job, held, done, from_s)
+        if self._is_plain and not job.spec.batch.regimes:  # it trains at one rate to its end
+            held.rate = rate = job.samples_per_second
+            held.trains_since_s, held.done, end = from_s, done, job.work_samples
+            held.goal = goal = math.inf if end is None else end
+            job.train_from(from_s, rate)
+            if rate > 0 and (end_s := from_s + (goal - done) / rate) < math.inf:
+                self._agenda.plan(end_s, FINISH, job.id)
             return
         factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
         segment = self._progress.segment(job, done, factor)
@@ -238,15 +244,6 @@ class RunningJobs:
         if end_s < math.inf:
             kind = FINISH if goal == end else SEGMENT_END
             self._agenda.plan(end_s, kind + LATE_FINISH if late else kind, job.id)
-
-    def _train_to_the_end(self, job: JobState, held: RunningJob, done: float, from_s: float) -> None:
-        """As :meth:`_train`, at one rate."""
-        held.rate = rate = job.samples_per_second
-        held.trains_since_s, held.done, goal = from_s, done, job.work_samples
-        held.goal = goal = math.inf if goal is None else goal
-        job.train_from(from_s, rate)
-        if rate > 0 and (end_s := from_s + (goal - done) / rate) < math.inf:
-            self._agenda.plan(end_s, FINISH, job.id)
 
     def _end_samples(self, job: JobState, done: float) -> float:
         """Progress at which the job ends if it goes on like this; policies with an oracle see it."""
@@ -313,11 +310,6 @@ of the plan that it belongs to; 0: of none. An entry whose plan no longer holds 
 they are compared and taken apart more than anything else."""
 
 
-def latest_s(time_s: float) -> float:
-    """The last time at which a completion counts as one of this moment."""
-    return time_s * (1 + _ROUNDING)
-
-
 class Agenda:
     """Entries in order. Void ones are dropped when they come up, so that a change of plan costs one push."""
 
@@ -358,7 +350,7 @@ class Agenda:
         Completions may be early by a rounding error.
         """
         due_s = self.next_s()
-        if due_s > latest_s(time_s):
+        if due_s > time_s * ONE_MOMENT:
             return None
         heap = self._heap
         kind = heap[0][1]

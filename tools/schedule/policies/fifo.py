@@ -131,25 +131,26 @@ class Fifo(Policy):
 
     def _update(self, snapshot: Snapshot) -> tuple[WaitingJobs, Sequence[JobState]]:
         """The jobs in line, and those that come to it; among both may be some that can never run."""
-        begins, named = self._waiting is None, {}
+        waiting, begins, named = self._waiting, False, {}
         for _, kind, job, node, _ in snapshot.changes:
             if node is not None:
                 self._gpus_up = {}
             if job is not None:
                 named[job.id] = job
-            begins = begins or kind == "priority"
-        if begins or self._waiting is None:
+            if kind == "priority":
+                begins = True
+        if begins or waiting is None:
             jobs = snapshot.arrivals()
             self._running = {job.id: job for job in jobs if job.gpus}
             first = (job for job in jobs if not job.gpus)
             self._waiting = WaitingJobs(first, snapshot, by_kind=self.backfill != "none")
             return self._waiting, ()
-        arrived = []
-        for job in named.values():
-            self._waiting.discard(job)
+        arrived, active = [], snapshot.jobs
+        for job_id, job in named.items():
+            waiting.discard(job)
             if job.gpus:
                 if self.backfill == "easy":
-                    self._running[job.id] = job
-            elif snapshot.jobs.get(job.id) is job:
+                    self._running[job_id] = job
+            elif active.get(job_id) is job:
                 arrived.append(job)
-        return self._waiting, arrived
+        return waiting, arrived

@@ -97,7 +97,8 @@ class ClusterState:
             state.room, state.kind = self.capacities.room(job), None
             self._look_at_room([state])
         self.jobs[job_id] = state
-        arrived_s = min(self._at(time_s), state.arrival[0])
+        now_s, arrived_s = self._at(time_s), state.arrival[0]
+        arrived_s = now_s if now_s < arrived_s else arrived_s
         if alike is not None:
             self._show("arrived", arrived_s, state)
         elif job.hold:

@@ -33,12 +33,12 @@ class RuleBook:
         :raises PolicyError: for the first rule broken.
         """
         rejected, targets = decision.rejected, decision.targets
-        for job_id in (*rejected, *targets):
+        for job_id in (*rejected, *targets) if rejected else targets:
             if job_id not in jobs:
                 raise self._error(f'names "{job_id}", which is not an active job')
         wanted = 0
         for job_id, target in targets.items():
-            if job_id in rejected:
+            if rejected and job_id in rejected:
                 raise self._error(f'both rejects "{job_id}" and gives it GPUs')
             if gpus := target.gpus:
                 wanted += gpus

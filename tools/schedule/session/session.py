@@ -174,19 +174,16 @@ class Session(ClusterState):
 
     def leaves_unasked(self, time_s: float) -> bool:
         """Whether the policy need not be asked, for it would change nothing; it sees later what happened."""
-        if (
-            not self._outlasts_ends
-            or not self.changes
-            or self._some_must_leave
-            or self.withheld.next_s < math.inf
-        ):
+        changes = self.changes
+        if not self._outlasts_ends or not changes or changes[-1][1] not in ENDS:
             return False
-        for change in self.changes:
-            if change[1] not in ENDS:
-                return False
+        if self._some_must_leave or self.withheld.next_s < math.inf:
+            return False
+        if len(changes) > 1 and any(change.kind not in ENDS for change in changes):
+            return False
         self._at(time_s)
-        self._unseen += self.changes
-        self.changes.clear()
+        self._unseen += changes
+        changes.clear()
         return True
 
     def _decide_once(self, time_s: float) -> list[Transition]:
