@@ -149,6 +149,8 @@ def _record(kind: type[R], values: dict[str, Any], names: set[str]) -> R:
     return made
 
 
+_make: Final = tuple.__new__
+"""Makes a named tuple in half the time."""
 _new: Final = object.__new__
 _set_values, _set_names, _set_extra, _set_private = (
     BaseModel.__dict__[name].__set__
@@ -231,8 +233,8 @@ def _parts(line: bytes) -> _Parts | None:
         before, after, amount = line[at:end], b"", None
     else:
         before, after, amount = line[at : work.start(1)], line[work.end(1) : end], float(work[1])
-    around = _Around(before, after, tuple(words[1::4]))
-    return _Parts(around, start[1], float(start[2]), amount, words[3::4])
+    around = _make(_Around, (before, after, tuple(words[1::4])))
+    return _make(_Parts, (around, start[1], float(start[2]), amount, words[3::4]))
 
 
 class JobTable(Sequence[Job]):
@@ -347,7 +349,9 @@ class JobTable(Sequence[Job]):
             return False
         if kind in self._unproved and not self._prove(parts.around, kind):
             return False
-        text = _BETWEEN.encode().join([parts.job_id, *parts.said])
+        text = parts.job_id
+        if parts.said:
+            text = _BETWEEN.encode().join([text, *parts.said])
         self._add(text, parts.submit_time_s, parts.amount or 0.0, kind)
         return True
 
