@@ -34,7 +34,7 @@ def job_state(job: Job, speeds: Speeds, alike: JobState | None = None) -> JobSta
     if alike is None:
         state = JobState(job, _reference_batch(job, speeds), None)
     else:
-        state = JobState(job, alike.reference_batch, None, kind=alike.kind, alike=alike)
+        state = JobState(job, alike.reference_batch, None, kind=alike.kind, _alike=alike)
     state.total_samples = total = _total_samples(state, speeds)
     if speeds.is_guess:
         state.is_speed_guessed = not isinstance(job.work, GpuTimeWork)

@@ -243,25 +243,25 @@ class JobState:
     _holds_since_s: float = 0.0
     _trains_since_s: float = 0.0
     _trajectory: Trajectory | None = None
-    alike: InitVar[JobState | None] = None
+    _alike: InitVar[JobState | None] = None
     """A job whose spec differs in its id, time, amount of work and labels alone."""
 
-    def __post_init__(self, alike: JobState | None) -> None:
+    def __post_init__(self, _alike: JobState | None) -> None:
         spec = self.spec
         self.id = job_id = spec.id
         self.priority = spec.priority
         self.arrival = (spec.submit_time, job_id)
         self.global_batch = self.reference_batch
-        if alike is None:
+        if _alike is None:
             gpus = spec.gpus
             self.requested, self.per_replica = gpus.requested, gpus.per_replica
             self.min_gpus = gpus.min or spec.min_gpus
             self.any_number = gpus.any_number
         else:
-            self.requested = alike.requested
-            self.per_replica = alike.per_replica
-            self.min_gpus = alike.min_gpus
-            self.any_number = alike.any_number
+            self.requested = _alike.requested
+            self.per_replica = _alike.per_replica
+            self.min_gpus = _alike.min_gpus
+            self.any_number = _alike.any_number
 
     @property
     def counts_gpus(self) -> bool:

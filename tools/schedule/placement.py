@@ -92,10 +92,9 @@ class FreeGpus:
         if len(placement) >= _MANY:
             self._set_all(placement, -1)
             return
-        by_name, free = self._by_name, self._free
         for name, count in placement:
-            node = by_name[name]
-            self._set(node, free[node.index] - count)
+            node = self._by_name[name]
+            self._set(node, self._free[node.index] - count)
 
     def give(self, placement: NodeGpus) -> None:
         """GPUs of nodes that are down stay away.
@@ -146,11 +145,6 @@ class FreeGpus:
         :param stays: the place around ``keep`` wins wherever there is one.
         """
         for gpu_type in gpu_types:
-            if per_replica == 1 and not keep and self._is_flat:  # as most choices are
-                if self.by_type.get(gpu_type, 0) >= gpus:
-                    picks = self._types[gpu_type].pick(gpus, 1)
-                    return self._named(sorted(picks) if len(picks) > 1 else picks)
-                continue
             each = 1 if per_replica == 1 else self.on_one_node(per_replica, gpu_type)
             if self._usable(gpu_type, each) >= gpus:
                 fresh = self._fresh(gpus, gpu_type, each)

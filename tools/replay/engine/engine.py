@@ -304,7 +304,7 @@ class Engine:
             self._running.stop_all(stop_s, now_s, but={each.job.id for each in transitions})
         if session.usage is not None:
             self._note_teams(now_s)
-        for job_id, said in session.admissions.items() if session.admissions else ():
+        for job_id, said in session.admissions.items():
             if (job := session.jobs.get(job_id)) is not None:  # a rejection says it by itself
                 words = compact_json({"admission": said})
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)

@@ -46,9 +46,9 @@ def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dic
 
     Measured against all nodes, those that are down included: they may come back.
     """
-    verdicts: dict[str, str] = {}
+    verdicts, speeds = {}, snapshot.speeds
     for job in _arrived(snapshot):
-        if (reason := _why_none(job, sizes(job), snapshot.speeds)) is not None:
+        if (reason := _why_none(job, sizes(job), speeds)) is not None:
             verdicts[job.id] = reason
     return verdicts
 
@@ -159,24 +159,16 @@ class GpuBudget:
 
         The type it runs on comes first, then the type on which it is fastest.
         """
-        return fit(job, gpus, self.left, speeds)
-
-
-def fit(job: JobState, gpus: int, free: Mapping[str, int], speeds: Speeds) -> Grant | None:
-    """As :meth:`GpuBudget.fit`, for a decision about one job.
-
-    :param free: GPUs by type.
-    """
-    if job.gpu_type is not None and free.get(job.gpu_type, 0) >= gpus:
-        return Grant(gpus, job.gpu_type)
-    best: tuple[float, str] | None = None
-    for kind, left in free.items():
-        if left < gpus or not (job.room_now is None or job.fits_now(gpus, kind)):
-            continue
-        if (rate := speeds.rate(job, gpus, kind)) > 0:
-            found = (-rate, kind)
-            best = found if best is None or found < best else best
-    return None if best is None else Grant(gpus, best[1])
+        if job.gpu_type is not None and self.left.get(job.gpu_type, 0) >= gpus:
+            return Grant(gpus, job.gpu_type)
+        best: tuple[float, str] | None = None
+        for kind, left in self.left.items():
+            if left < gpus or not (job.room_now is None or job.fits_now(gpus, kind)):
+                continue
+            if (rate := speeds.rate(job, gpus, kind)) > 0:
+                found = (-rate, kind)
+                best = found if best is None or found < best else best
+        return None if best is None else Grant(gpus, best[1])
 
 
 def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ...]]) -> Decision:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.backfill import HeadStart, WaitingJobs, reserve, waits
-from pliant.tools.schedule.policies.common import GpuBudget, Grant, fit, is_in_reach, reject_impossible
+from pliant.tools.schedule.policies.common import GpuBudget, Grant, is_in_reach, reject_impossible
 from pliant.tools.schedule.policy import PRIORITY_FIRST, Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.snapshot import Snapshot
 
@@ -51,16 +51,16 @@ class Fifo(Policy):
         waiting, arrived = self._update(snapshot)
         if not (arrived or waiting.line):
             return Decision(outlasts_ends=True)
+        budget = GpuBudget(snapshot.free_gpus)
+        grants: dict[str, Grant] = {}
         if len(arrived) == 1 and not waiting.line:
             job = arrived[0]
-            grant = fit(job, job.requested, snapshot.free_gpus, snapshot.speeds)
+            grant = budget.fit(job, job.requested, snapshot.speeds)
             if grant is not None:  # no job is before it: it need not stand in line
                 if self.backfill == "easy":
                     self._running[job.id] = job
                 return Decision({job.id: Target(*grant)}, outlasts_ends=True)
         rejected = reject_impossible(snapshot)
-        budget = GpuBudget(snapshot.free_gpus)
-        grants: dict[str, Grant] = {}
         for job in arrived:
             if job.id not in rejected:
                 waiting.add(job, snapshot)

@@ -64,7 +64,7 @@ class ClusterState:
         """GPUs of the nodes that are up."""
         self._index = {node.name: node.index for node in self.nodes}
         self._alike: dict[JobForm, JobState] = {}
-        """By form the first job that arrived, of forms whose jobs nothing holds back or limits."""
+        """By form the first job that arrived, of forms whose jobs keep their batch and nothing limits."""
         self.noted_until_s = 0.0
         self.commands = Commands()
         self.usage = None if cluster.shares is None else TeamUsage.under(cluster.shares)
@@ -107,14 +107,10 @@ class ClusterState:
             self._arrive(state, arrived_s)
         else:
             self._note("arrived", arrived_s, job=state)
-            if form is not None and state.room is None and not job.batch.regimes:
-                self._remember(form, state)
+            keeps_batch = not job.batch.regimes
+            if form is not None and state.room is None and keeps_batch and len(self._alike) < _MOST_FORMS:
+                self._alike[form] = state
         return state
-
-    def _remember(self, form: JobForm, state: JobState) -> None:
-        """Jobs of this form arrive like this one: neither held nor limited, and with one batch."""
-        if len(self._alike) < _MOST_FORMS:
-            self._alike[form] = state
 
     def take_up(self, job: Job, time_s: float) -> JobState | None:
         """As :meth:`submit`, for a job that was already accepted; None if its work cannot be computed.

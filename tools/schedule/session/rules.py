@@ -33,12 +33,12 @@ class RuleBook:
         :raises PolicyError: for the first rule broken.
         """
         rejected, targets = decision.rejected, decision.targets
-        for job_id in (*rejected, *targets) if rejected else targets:
+        for job_id in (*rejected, *targets):
             if job_id not in jobs:
                 raise self._error(f'names "{job_id}", which is not an active job')
         wanted = 0
         for job_id, target in targets.items():
-            if rejected and job_id in rejected:
+            if job_id in rejected:
                 raise self._error(f'both rejects "{job_id}" and gives it GPUs')
             if gpus := target.gpus:
                 wanted += gpus
@@ -68,7 +68,7 @@ class RuleBook:
                 raise self._error(f'rejects "{job_id}" with {_brief(reason)}, expected a reason in words')
         if type(admissions) is not dict and not _is(Mapping, admissions):
             raise self._error(f"returned {_brief(admissions)} as admissions, expected them by job")
-        for job_id, said in admissions.items() if admissions else ():
+        for job_id, said in admissions.items():
             self._check_said(job_id, said)
 
     def _check_times(self, *times_s: float | None) -> None:

@@ -177,7 +177,7 @@ class Session(ClusterState):
         changes = self.changes
         if not self._outlasts_ends or not changes or changes[-1][1] not in ENDS:
             return False
-        if self._some_must_leave or self.withheld.next_s < math.inf:
+        if self._some_must_leave or self._refused or self.withheld.next_s < math.inf:
             return False
         if len(changes) > 1 and any(change.kind not in ENDS for change in changes):
             return False
