@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from sys import intern
@@ -47,6 +47,8 @@ LONGEST_TEXT: Final = 100_000
 MOST_TEXT: Final = 500_000
 """Bytes of all arguments, and of all variables; Linux takes a quarter of the stack, 2,097,152 by default."""
 _REQUIRED: Final = object()
+_HASHED: Final = 1024
+"""Texts that are hashed at a time."""
 
 
 def _refuse_crossed(field: str, name: str, value: int | None, low: int | None, high: int | None) -> None:
@@ -589,9 +591,9 @@ def hash_of_texts(texts: Iterable[str]) -> str:
     """:func:`trace_hash` of jobs in canonical JSON, in their order."""
     import hashlib
 
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(f"{text}\n".encode())
+    digest, ahead = hashlib.sha256(), iter(texts)
+    while block := list(islice(ahead, _HASHED)):
+        digest.update("\n".join([*block, ""]).encode())
     return digest.hexdigest()
 
 

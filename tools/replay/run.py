@@ -381,6 +381,7 @@ class Submissions:
         self._policy = policy
         self._measured_sizes = measured_sizes
         self._cluster_gpus = sum(speeds.gpu_types.values())
+        self._promises = type(policy).promised_rates is not Policy.promised_rates
         self._by_form: dict[JobForm, tuple[str, int, float]] = {}
         """Of jobs that never change their batch: the curve, and what :func:`demand_rate` says."""
 
@@ -390,18 +391,19 @@ class Submissions:
     def _text(self, job: JobState) -> str:
         form: JobForm | None = job.spec.__dict__.get("form")
         samples = job.work_samples or 0.0
-        if form is None or job.spec.batch.regimes:
+        known = None if form is None else self._by_form.get(form)
+        if known is None and form is not None and not job.spec.batch.regimes:
+            known = self._by_form[form] = (self._curve(job), *demand_rate(job, self._speeds))
+        if known is None or form is None:
             spec = job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
             curve, demand = self._curve(job), demand_gpu_s(job, self._speeds, of_simulation=True)
         else:
-            if form not in self._by_form:
-                self._by_form[form] = (self._curve(job), *demand_rate(job, self._speeds))
-            curve, gpus, rate = self._by_form[form]
+            curve, gpus, rate = known
             spec, demand = form.json(job.spec), gpus * samples / rate if gpus else 0.0
         work = f',"samples":{compact_json(samples)}' if samples else ""
         if demand:
             work += f',"demand_gpu_s":{compact_json(demand)}'
-        if rates := self._policy.promised_rates(job, self._speeds):
+        if self._promises and (rates := self._policy.promised_rates(job, self._speeds)):
             work += f',"rates":{compact_json(rates)}'
         return f'{{"job":{spec},"curve":{curve}{work}}}'
 

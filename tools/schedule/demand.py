@@ -21,23 +21,29 @@ MOST_SAMPLES: Final = 1e18
 """Of one job: beyond any training, and small enough to keep sums of times finite."""
 
 
-def job_state(job: Job, speeds: Speeds) -> JobState:
+def job_state(job: Job, speeds: Speeds, alike: JobState | None = None) -> JobState:
     """The state of a job that has just arrived, its defaults resolved against cluster and profile.
 
     On a cluster without nodes, work stated in GPU-seconds is unknown.
 
+    :param alike: a job of the same form (:mod:`pliant.schemas.job_table`) whose batch never changes, and
+        whose room nothing limits: the defaults are taken from it.
     :raises BadInputError: work is stated in GPU-seconds and the requested size has no speed, or all samples
     are none or more than :data:`MOST_SAMPLES`.
     """
-    state = JobState(job, _reference_batch(job, speeds), None)
-    state.total_samples = _total_samples(state, speeds)
-    state.is_speed_guessed = speeds.is_guess and not isinstance(job.work, GpuTimeWork)
-    if state.total_samples is not None and not 0 < state.total_samples <= MOST_SAMPLES:
+    if alike is None:
+        state = JobState(job, _reference_batch(job, speeds), None)
+    else:
+        state = JobState(job, alike.reference_batch, None, kind=alike.kind, _alike=alike)
+    state.total_samples = total = _total_samples(state, speeds)
+    if speeds.is_guess:
+        state.is_speed_guessed = not isinstance(job.work, GpuTimeWork)
+    if total is not None and not 0 < total <= MOST_SAMPLES:
         raise BadInputError(
-            f'job "{job.id}": its work comes to {state.total_samples:g} samples, '
+            f'job "{job.id}": its work comes to {total:g} samples, '
             f"expected more than 0 and at most {MOST_SAMPLES:g}"
         )
-    for regime in job.batch.regimes if job.elastic == "none" else ():
+    for regime in job.batch.regimes if alike is None and job.elastic == "none" else ():
         _refuse_infeasible(state, regime.size, speeds)
     return state
 
@@ -136,10 +142,10 @@ def _reference_batch(job: Job, speeds: Speeds) -> int:
 
 def _total_samples(state: JobState, speeds: Speeds) -> float | None:
     match state.spec.work:
+        case GpuTimeWork() as work:  # of most traces
+            return _trained_in(work.gpu_seconds, state, speeds)
         case None:
             return None
-        case GpuTimeWork() as work:
-            return _trained_in(work.gpu_seconds, state, speeds)
         case SampleWork() as work:
             return work.samples
         case EpochWork() as work:
@@ -149,7 +155,7 @@ def _total_samples(state: JobState, speeds: Speeds) -> float | None:
 
 
 def _trained_in(gpu_seconds: float, state: JobState, speeds: Speeds) -> float | None:
-    requested = state.spec.gpus.requested
+    requested = state.requested
     rate = speeds.rate(state, requested)
     if not rate and speeds.gpu_types:
         raise BadInputError(

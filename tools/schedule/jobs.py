@@ -6,7 +6,7 @@ The caller owns these objects; a policy reads them and must not write to them.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
@@ -174,6 +174,8 @@ class JobState:
     """Sort key of arrival order: (submit_time, id), unless a replay keeps to another order."""
     priority: float = field(init=False)
     """Larger is more important."""
+    requested: int = field(init=False)
+    """GPUs that it requests: what a policy that does not resize jobs gives it."""
     per_replica: int = field(init=False)
     """GPUs of one replica: it gets whole multiples of them."""
     min_gpus: int = field(init=False)
@@ -241,17 +243,25 @@ class JobState:
     _holds_since_s: float = 0.0
     _trains_since_s: float = 0.0
     _trajectory: Trajectory | None = None
+    _alike: InitVar[JobState | None] = None
+    """A job whose spec differs in its id, time, amount of work and labels alone."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, _alike: JobState | None) -> None:
         spec = self.spec
-        gpus = spec.gpus
-        self.id = spec.id
+        self.id = job_id = spec.id
         self.priority = spec.priority
-        self.per_replica = gpus.per_replica
-        self.min_gpus = gpus.min or spec.min_gpus
-        self.any_number = gpus.any_number
-        self.arrival = (spec.submit_time, spec.id)
+        self.arrival = (spec.submit_time, job_id)
         self.global_batch = self.reference_batch
+        if _alike is None:
+            gpus = spec.gpus
+            self.requested, self.per_replica = gpus.requested, gpus.per_replica
+            self.min_gpus = gpus.min or spec.min_gpus
+            self.any_number = gpus.any_number
+        else:
+            self.requested = _alike.requested
+            self.per_replica = _alike.per_replica
+            self.min_gpus = _alike.min_gpus
+            self.any_number = _alike.any_number
 
     @property
     def counts_gpus(self) -> bool:

@@ -46,7 +46,7 @@ ChangeKind = Literal[
     "arrived", "finished", "cancelled", "failed", "rejected", "lost", "node_down", "node_up", "capacity",
     "priority", "batch",
 ]  # fmt: skip
-_ENDS: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
+ENDS: Final = frozenset({"finished", "cancelled", "failed", "rejected"})
 
 
 class Change(NamedTuple):
@@ -69,7 +69,7 @@ class Change(NamedTuple):
     @property
     def ended_job(self) -> JobState | None:
         """The job that left with this change, if any."""
-        return self.job if self.kind in _ENDS else None
+        return self.job if self.kind in ENDS else None
 
 
 class Snapshot(NamedTuple):

@@ -15,8 +15,11 @@ import pytest
 
 from pliant.schemas.job import Job
 from pliant.tools.replay.engine.engine import Engine
+from pliant.tools.schedule.policies.fifo import Backfill, Fifo
+from pliant.tools.schedule.session.session import Session
 from tests.builders import job
-from tests.tools.replay.any_world import CLUSTERS, World
+from tests.tools.replay.any_world import CLUSTERS, Scattered, World
+from tests.tools.replay.world import play
 
 RECORDED: Final = Path(__file__).parent / "golden" / "digests.json"
 POLICIES: Final = (
@@ -92,6 +95,29 @@ def digests(policy: str) -> list[str]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_replays_give_the_recorded_events(policy: str) -> None:
     assert digests(policy) == json.loads(RECORDED.read_text())[policy]
+
+
+@pytest.mark.parametrize("backfill", ["none", "easy", "skip"])
+def test_a_policy_that_is_left_unasked_would_have_decided_nothing(
+    backfill: Backfill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While no job waits under fifo, an end changes nothing."""
+
+    def events() -> list[tuple[str, int]]:
+        engines = [
+            play(Fifo(backfill), each.trace, each.nodes, Scattered(), simulated=each.simulated())
+            for each in map(world, range(40))
+        ]
+        return [(digest(each), each.counters.decisions) for each in engines]
+
+    unasked, leave = [], Session.leaves_unasked
+    monkeypatch.setattr(
+        Session, "leaves_unasked", lambda *given: unasked.append(leave(*given)) or unasked[-1]
+    )
+    found = events()
+    assert any(unasked)
+    monkeypatch.setattr(Session, "leaves_unasked", lambda *_: False)
+    assert events() == found
 
 
 if __name__ == "__main__":

@@ -8,15 +8,18 @@ import sys
 import time
 from multiprocessing import active_children
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import limits
 from pliant.schemas.io import (
     profile_hash,
     profile_to_columns,
     read_events,
+    read_job_table,
     write_cluster,
     write_jobs,
     write_profile,
@@ -43,6 +46,28 @@ TRACE = (
 )
 NODES = cluster(2, 1)
 GOLDEN = Path(__file__).parent / "golden" / "las.jsonl"
+
+
+FORMS: tuple[dict[str, Any], ...] = (
+    {"gpus": 2, "gpu_seconds": 40},
+    {"low": 1, "high": 4, "batch": 64, "work": {"samples": 300.0}},
+    {"batch": {"size": 8, "regimes": ({"after": 0.5, "size": 16},)}, "work": {"iterations": 20.0}},
+    {"gpus": 2, "gpu_seconds": 25, "user": "u", "priority": 1.0},
+    {"gpus": 2, "each": 2, "gpu_seconds": 30, "labels": {"of": "x"}},
+    {"gpu_seconds": 15, "resources": {"worker": {"cpu": 4.0}}},
+    {"gpu_seconds": 15, "hold": True},
+)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "ares"])
+def test_jobs_of_one_form_are_replayed_as_each_would_be_alone(policy: str, tmp_path: Path) -> None:
+    jobs = [job(f"j{n}", at=n * 7.5, **form) for n, form in enumerate(FORMS * 3)]
+    write_jobs(jobs, tmp_path / "jobs.jsonl")
+    nodes = Cluster(nodes=tuple(node.model_copy(update={"cpus": 8}) for node in cluster(4, 2).expanded()))
+    table = read_job_table(tmp_path / "jobs.jsonl")
+    assert len(set(table.kind)) < len(jobs)
+    found = [replay(inputs(each, nodes), Run(policy)).log.json_lines() for each in (table, tuple(jobs))]
+    assert found[0] == found[1]
 
 
 def info(run: Run) -> RunInfo:

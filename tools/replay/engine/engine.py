@@ -22,6 +22,7 @@ from pliant.tools.replay.engine.running import (
     LATE_SEGMENT_END,
     NODE_DOWN,
     NODE_UP,
+    ONE_MOMENT,
     SEGMENT_END,
     Agenda,
     RoundTimes,
@@ -152,7 +153,7 @@ class Engine:
                 if self._coming is None and self._is_given_up():
                     break
             self._ended_late = False
-            if agenda.may_be_due(now_s):
+            if agenda.first_s <= now_s * ONE_MOMENT:
                 self._happen_late(now_s)
             if slowed or running.interfere:
                 running.heed_neighbours(now_s)
@@ -164,8 +165,9 @@ class Engine:
     def _next_s(self) -> float:
         if self._must_ask or (self._ended_late and self._rounds is None):
             return self._now_s  # nothing else might lead to another decision
-        next_s, coming_s = self._agenda.next_s(), self._coming_s
-        next_s = coming_s if coming_s < next_s else next_s
+        next_s = self._coming_s
+        if self._agenda.first_s < next_s and (due_s := self._agenda.next_s()) < next_s:
+            next_s = due_s
         if not self.session.jobs or (self._least_changes and next_s < math.inf):
             return next_s
         again_s = self.session.ask_again_s
@@ -214,8 +216,8 @@ class Engine:
     # What happens.
 
     def _happen(self, now_s: float) -> None:
-        agenda = self._agenda
-        while agenda.may_be_due(now_s) and (entry := agenda.pop(now_s)) is not None:
+        agenda, until_s = self._agenda, now_s * ONE_MOMENT
+        while agenda.first_s <= until_s and (entry := agenda.pop(now_s)) is not None:
             _, kind, subject, _ = entry
             if kind == FINISH:
                 self._finish(subject, now_s)
@@ -239,13 +241,14 @@ class Engine:
     def _submit(self, spec: Job, now_s: float) -> None:
         self._look_for_arrival()
         self._quiet_decisions = 0
-        state = self.session.submit(spec, now_s)
+        session = self.session
+        state = session.submit(spec, now_s)
         self._running.arrive(state)
         if self._order is not None:
             state.arrival = self._order(spec)
-        if spec.hold:
-            self.session.let_go(spec.id, now_s)
-        self.log.add(now_s, "submit", spec.id, detail=self._describe(state) if self._describe else None)
+        if state.id in session.commands.held:
+            session.let_go(state.id, now_s)
+        self.log.add(now_s, "submit", state.id, detail=self._describe(state) if self._describe else None)
 
     def _finish(self, job_id: str, now_s: float) -> None:
         self._quiet_decisions = 0
@@ -287,6 +290,8 @@ class Engine:
         session = self.session
         self._asked_s, self._must_ask = now_s, False
         self.counters.decisions += 1
+        if session.leaves_unasked(now_s):
+            return
         started = time.perf_counter()
         transitions = session.decide(now_s)
         self.counters.decision_seconds += time.perf_counter() - started
@@ -318,7 +323,7 @@ class Engine:
 
     def _apply(self, transition: Transition, now_s: float) -> None:
         job, done = transition.job, transition.job.samples_done(now_s)
-        left = self._running.leave(job.id, now_s)
+        left = self._running.leave(job.id, now_s) if transition.before else None
         if transition.step == "reject":
             self.counters.rejected += 1
             said = self.session.admissions.get(job.id)
@@ -342,7 +347,7 @@ class Engine:
             overhead_s=cost_s,
             detail=_company(job) if job.servers or job.beside is not None else None,
         )
-        self._running.begin(job, row, cost_s, now_s)
+        self._running.begin(job, row, cost_s, done, now_s)
 
     def _ended(self) -> int:
         return self.counters.finished + self.counters.rejected + self.counters.cancelled

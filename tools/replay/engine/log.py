@@ -125,11 +125,11 @@ class EventLog:
         event: EventName,
         job: str | None = None,
         *,
-        gpus: int | None = None,
+        gpus: int = NO_NUMBER,
         placement: NodeGpus | None = None,
-        global_batch: int | None = None,
-        samples_done: float | None = None,
-        overhead_s: float | None = None,
+        global_batch: int = NO_NUMBER,
+        samples_done: float = _NAN,
+        overhead_s: float = _NAN,
         detail: Detail | None = None,
     ) -> int:
         filled = len(self._packed)
@@ -144,14 +144,7 @@ class EventLog:
             place = self._place_codes[placement] = len(self.places)
             self.places.append(_place_json(placement))
         self._packed += _pack_row(
-            _CODES[event],
-            code,
-            NO_NUMBER if gpus is None else gpus,
-            place,
-            NO_NUMBER if global_batch is None else global_batch,
-            time_s,
-            _NAN if samples_done is None else samples_done,
-            _NAN if overhead_s is None else overhead_s,
+            _CODES[event], code, gpus, place, global_batch, time_s, samples_done, overhead_s
         )
         if detail is not None:
             self.details[row] = detail

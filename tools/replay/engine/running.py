@@ -11,8 +11,8 @@ from typing import Final
 from pliant.tools.replay.engine.costs import FREE
 from pliant.tools.replay.engine.failures import last_checkpoint_s
 from pliant.tools.replay.engine.log import EventLog
-from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
-from pliant.tools.replay.progress import Segment, regime
+from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster, exact_end
+from pliant.tools.replay.progress import SampleProgress, Segment, regime
 from pliant.tools.schedule.jobs import EpochEnd, JobState, Observation, Trajectory
 from pliant.tools.schedule.rates import shape_of
 from pliant.tools.schedule.session.holdings import Transition
@@ -26,8 +26,8 @@ LATE_FINISH: Final = 4
 LATE_SEGMENT_END: Final = 5
 """Kinds, in the order in which things of one moment happen; arrivals come after them all, and what is late
 after the decision of that moment."""
-_ROUNDING: Final = 2.0**-40
-"""Completions closer than this part of the time happen at one moment: they differ by rounding alone."""
+ONE_MOMENT: Final = 1 + 2.0**-40
+"""Completions up to this multiple of a time happen at one moment with it: they differ by rounding alone."""
 
 
 class RunningJobs:
@@ -57,6 +57,12 @@ class RunningJobs:
         self.interfere = self._interference is not None
         """Whether jobs slow each other down across nodes."""
         self._reveals_work = reveals_work
+        self._is_plain = (
+            type(self._progress) is SampleProgress
+            and self._segment_end is exact_end
+            and not (self.interfere or reveals_work or simulated.measured)
+        )
+        """Whether nothing but its GPUs and its batch says how a job advances."""
         self._held: dict[str, RunningJob] = {}
         self._trained: set[str] = set()
         """Jobs that have paid what a start costs and trained since."""
@@ -76,9 +82,10 @@ class RunningJobs:
             cost = self._start_cost
         else:
             cost = self._resume_cost if transition.step == "resume" else self._rescale_cost
-        cost_s, model = cost.of(job.spec.model), job.spec.model
-        if job.spec.resize == "relaunch" and cost is self._rescale_cost:  # measured in place, it may be less
-            return max(cost_s, self._resume_cost.of(model))
+        model = job.spec.model
+        cost_s, resume = cost.of(model), self._resume_cost
+        if cost is self._rescale_cost and cost is not resume and job.spec.resize == "relaunch":
+            return max(cost_s, resume.of(model))  # what was measured in place may be less
         return cost_s
 
     def _is_free(self, transition: Transition) -> bool:
@@ -93,16 +100,16 @@ class RunningJobs:
     def began_since(self, time_s: float) -> bool:
         return all(held.held_since_s > time_s for held in self._held.values() if held.rate)
 
-    def begin(self, job: JobState, row: int, cost_s: float, now_s: float) -> None:
+    def begin(self, job: JobState, row: int, cost_s: float, done: float, now_s: float) -> None:
         """The job has new GPUs or a new batch, as ``row`` of the log says; it trains once it has paid.
 
         :param cost_s: NaN: it is paid for already.
+        :param done: samples that it has done.
         """
         if self._interference is not None:
             self._interference.place(job.id, job.placement)
-        if (loss := self._progress.initial_loss(job)) is not None:
+        if not self._is_plain and (loss := self._progress.initial_loss(job)) is not None:
             job.report_loss(loss)
-        done = job.samples_done(now_s)
         paid_s = now_s if math.isnan(cost_s) else now_s + cost_s
         held = RunningJob(row, now_s, job.samples_per_second, paid_s, done, cost_s)
         self._held[job.id] = held
@@ -114,7 +121,7 @@ class RunningJobs:
             self._trained.add(job.id)
             self.follow_regimes(job, now_s)
         if job.gpus:
-            self.begin(job, row, math.nan, now_s)
+            self.begin(job, row, math.nan, job.samples_done(now_s), now_s)
 
     def leave(self, job_id: str, now_s: float) -> RunningJob | None:
         """The job's allocation ends; if it was still being paid for, only that much was paid.
@@ -204,6 +211,14 @@ class RunningJobs:
 
     def _train(self, job: JobState, held: RunningJob, done: float, from_s: float) -> None:
         """The job, which has done so many samples, trains from ``from_s`` on; plan the end of that."""
+        if self._is_plain and not job.spec.batch.regimes:  # it trains at one rate to its end
+            held.rate = rate = job.samples_per_second
+            held.trains_since_s, held.done, end = from_s, done, job.work_samples
+            held.goal = goal = math.inf if end is None else end
+            job.train_from(from_s, rate)
+            if rate > 0 and (end_s := from_s + (goal - done) / rate) < math.inf:
+                self._agenda.plan(end_s, FINISH, job.id)
+            return
         factor = 1.0 if self._interference is None else self._interference.speed_factor(job.id)
         segment = self._progress.segment(job, done, factor)
         rate, until, trajectory, _, _, epoch_end = segment
@@ -300,33 +315,33 @@ class Agenda:
 
     def __init__(self) -> None:
         self._heap: list[AgendaEntry] = []
+        self.first_s = math.inf
+        """When the first entry is, void or not: nothing is due before."""
         self._plans: dict[str, int] = {}
         self._version = 0
 
     def add(self, time_s: float, kind: int, subject: str) -> None:
         heappush(self._heap, (time_s, kind, subject, 0))
+        self.first_s = self._heap[0][0]
 
     def plan(self, time_s: float, kind: int, job_id: str) -> None:
         """Replace what was planned for the job by its next event."""
-        self._version += 1
-        self._plans[job_id] = self._version
-        heappush(self._heap, (time_s, kind, job_id, self._version))
+        self._version = self._plans[job_id] = version = self._version + 1
+        heappush(self._heap, (time_s, kind, job_id, version))
+        self.first_s = min(self.first_s, time_s)
 
     def unplan(self, job_id: str) -> None:
         self._plans.pop(job_id, None)
-
-    def may_be_due(self, time_s: float) -> bool:
-        """Whether :meth:`pop` can find an entry that is due."""
-        heap = self._heap
-        return bool(heap) and heap[0][0] <= time_s * (1 + _ROUNDING)
 
     def next_s(self) -> float:
         heap, plans = self._heap, self._plans
         while heap:
             time_s, _, subject, version = heap[0]
             if not version or plans.get(subject) == version:
+                self.first_s = time_s
                 return time_s
             heappop(heap)
+        self.first_s = math.inf
         return math.inf
 
     def pop(self, time_s: float, last_kind: int = NODE_UP) -> AgendaEntry | None:
@@ -335,12 +350,14 @@ class Agenda:
         Completions may be early by a rounding error.
         """
         due_s = self.next_s()
-        if due_s > time_s * (1 + _ROUNDING):
+        if due_s > time_s * ONE_MOMENT:
             return None
-        kind = self._heap[0][1]
+        heap = self._heap
+        kind = heap[0][1]
         if kind > last_kind or (due_s > time_s and kind > SEGMENT_END):
             return None
-        entry = heappop(self._heap)
+        entry = heappop(heap)
+        self.first_s = heap[0][0] if heap else math.inf
         if entry[3]:
             del self._plans[entry[2]]
         return entry

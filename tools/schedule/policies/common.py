@@ -38,7 +38,7 @@ class Grant(NamedTuple):
 
 def requested_alone(job: JobState) -> Iterable[int]:
     """The one size of policies that give every job what it requested."""
-    return (job.spec.gpus.requested,)
+    return (job.requested,)
 
 
 def reject_impossible(snapshot: Snapshot, sizes: Sizes = requested_alone) -> dict[str, str]:
@@ -58,12 +58,14 @@ def reject_arrivals(snapshot: Snapshot, why: Callable[[JobState], str | None]) -
     return {job_id: reason for job_id, reason in verdicts if reason is not None}
 
 
-def _arrived(snapshot: Snapshot) -> list[JobState]:
+def _arrived(snapshot: Snapshot) -> Sequence[JobState]:
     """The jobs among the changes that came and hold nothing yet."""
-    jobs = snapshot.jobs
+    jobs, changes = snapshot.jobs, snapshot.changes
+    if len(changes) == 1 and changes[0][1] != "arrived":  # as half of all decisions are about
+        return ()
     return [
         job
-        for _, kind, job, _, _ in snapshot.changes
+        for _, kind, job, _, _ in changes
         if kind == "arrived" and job is not None and job.id in jobs and not job.gpus
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.text import in_gpus
@@ -48,21 +48,24 @@ class Fifo(Policy):
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """O(changes) while the head waits and no job may pass."""
-        rejected = reject_impossible(snapshot)
-        waiting, arrived = self._update(snapshot, rejected)
+        waiting, arrived = self._update(snapshot)
         if not (arrived or waiting.line):
-            return Decision({}, rejected)
+            return Decision(outlasts_ends=True)
         budget = GpuBudget(snapshot.free_gpus)
         grants: dict[str, Grant] = {}
         if len(arrived) == 1 and not waiting.line:
             job = arrived[0]
-            grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+            grant = budget.fit(job, job.requested, snapshot.speeds)
             if grant is not None:  # no job is before it: it need not stand in line
                 if self.backfill == "easy":
                     self._running[job.id] = job
-                return Decision({job.id: Target(*grant)}, rejected)
+                return Decision({job.id: Target(*grant)}, outlasts_ends=True)
+        rejected = reject_impossible(snapshot)
         for job in arrived:
-            waiting.add(job, snapshot)
+            if job.id not in rejected:
+                waiting.add(job, snapshot)
+        for job_id in rejected:
+            waiting.discard(snapshot.jobs[job_id])
         head = self._start_heads(snapshot, waiting, budget, grants)
         if head is not None and self.backfill != "none":
             reserve_for = self._reserve(snapshot, head, budget, grants) if self.backfill == "easy" else None
@@ -81,7 +84,7 @@ class Fifo(Policy):
         for job in waiting.line.after() if left else ():
             if not waits(job, snapshot):
                 continue
-            grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
+            grant = budget.fit(job, job.requested, snapshot.speeds)
             if grant is not None:
                 budget.take(grant)
                 left -= grant.gpus
@@ -126,27 +129,28 @@ class Fifo(Policy):
         self._gpus_up = self._gpus_up or snapshot.gpus_by_type()
         return is_in_reach(job, job.spec.gpus.requested, self._gpus_up, snapshot.speeds)
 
-    def _update(self, snapshot: Snapshot, rejected: Container[str]) -> tuple[WaitingJobs, Sequence[JobState]]:
-        """The jobs in line, and those that come to it."""
-        begins, named = self._waiting is None, {}
+    def _update(self, snapshot: Snapshot) -> tuple[WaitingJobs, Sequence[JobState]]:
+        """The jobs in line, and those that come to it; among both may be some that can never run."""
+        waiting, begins, named = self._waiting, False, {}
         for _, kind, job, node, _ in snapshot.changes:
             if node is not None:
                 self._gpus_up = {}
             if job is not None:
                 named[job.id] = job
-            begins = begins or kind == "priority"
-        if begins or self._waiting is None:
+            if kind == "priority":
+                begins = True
+        if begins or waiting is None:
             jobs = snapshot.arrivals()
             self._running = {job.id: job for job in jobs if job.gpus}
-            first = (job for job in jobs if not job.gpus and job.id not in rejected)
+            first = (job for job in jobs if not job.gpus)
             self._waiting = WaitingJobs(first, snapshot, by_kind=self.backfill != "none")
             return self._waiting, ()
-        arrived = []
-        for job in named.values():
-            self._waiting.discard(job)
+        arrived, active = [], snapshot.jobs
+        for job_id, job in named.items():
+            waiting.discard(job)
             if job.gpus:
                 if self.backfill == "easy":
-                    self._running[job.id] = job
-            elif snapshot.jobs.get(job.id) is job and job.id not in rejected:
+                    self._running[job_id] = job
+            elif active.get(job_id) is job:
                 arrived.append(job)
-        return self._waiting, arrived
+        return waiting, arrived

@@ -12,17 +12,21 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
+from pliant.schemas.job_table import JobForm
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of, node_states
+from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, Phase, gpus_of, node_states
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.session.awaited import wait_of
 from pliant.tools.schedule.session.commands import Commands, first_holder
-from pliant.tools.schedule.session.holdings import Holding, Transition, company_in, hold, step_of
+from pliant.tools.schedule.session.holdings import Holding, Step, Transition, company_in, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
 from pliant.tools.schedule.shares import TeamUsage
 from pliant.tools.schedule.snapshot import Change, ChangeKind
+
+_MOST_FORMS: Final = 4096
+"""Forms of jobs of which a job is kept."""
 
 
 class ClusterState:
@@ -59,6 +63,8 @@ class ClusterState:
         self.up_gpus = sum(node.gpus for node in self.nodes)
         """GPUs of the nodes that are up."""
         self._index = {node.name: node.index for node in self.nodes}
+        self._alike: dict[JobForm, JobState] = {}
+        """By form the first job that arrived, of forms whose jobs keep their batch and nothing limits."""
         self.noted_until_s = 0.0
         self.commands = Commands()
         self.usage = None if cluster.shares is None else TeamUsage.under(cluster.shares)
@@ -84,18 +90,26 @@ class ClusterState:
         job_id = job.id
         if job_id in self.jobs or job_id in self.ended:
             raise ValueError(f'job "{job_id}" was submitted before')
-        state = job_state(job, self.speeds)
-        if self.capacities.limits(job):
+        form: JobForm | None = job.__dict__.get("form")
+        alike = None if form is None else self._alike.get(form)
+        state = job_state(job, self.speeds, alike)
+        if alike is None and self.capacities.limits(job):
             state.room, state.kind = self.capacities.room(job), None
             self._look_at_room([state])
         self.jobs[job_id] = state
-        arrived_s = min(self._at(time_s), job.submit_time)
-        if job.hold:
+        now_s, arrived_s = self._at(time_s), state.arrival[0]
+        arrived_s = now_s if now_s < arrived_s else arrived_s
+        if alike is not None:
+            self._show("arrived", arrived_s, state)
+        elif job.hold:
             self.commands.held[job_id] = first_holder(job)
         elif job.after or job.array is not None or self.cluster.user_limits:
             self._arrive(state, arrived_s)
         else:
             self._note("arrived", arrived_s, job=state)
+            keeps_batch = not job.batch.regimes
+            if form is not None and state.room is None and keeps_batch and len(self._alike) < _MOST_FORMS:
+                self._alike[form] = state
         return state
 
     def take_up(self, job: Job, time_s: float) -> JobState | None:
@@ -120,8 +134,8 @@ class ClusterState:
 
     def end(self, job_id: str, time_s: float, outcome: End = "finished") -> JobState:
         """A job leaves for good; its GPUs are free."""
-        state, time_s = self.jobs[job_id], self._at(time_s)
-        partner = self._give_back(job_id, time_s) if self.commands.bound else None
+        state, time_s, hidden = self.jobs[job_id], self._at(time_s), self.commands.hide_jobs
+        partner = self._give_back(job_id, time_s) if hidden else None
         del self.jobs[job_id]
         if self.withheld.next_s < inf:
             self.withheld.release(job_id)
@@ -130,11 +144,13 @@ class ClusterState:
         self.ended[job_id] = state
         if outcome != "finished":
             self.fell[job_id] = outcome
+        if not hidden:
+            self._show(outcome, time_s, state)
+            return state
         self._note(outcome, time_s, job=state)
-        if self.commands.hide_jobs:
-            self._keep_others_from(partner, time_s)
-            self.commands.forget(job_id)
-            self._move_up(state.spec, time_s)
+        self._keep_others_from(partner, time_s)
+        self.commands.forget(job_id)
+        self._move_up(state.spec, time_s)
         return state
 
     def end_hopeless(self, time_s: float, outcome: End = "cancelled") -> dict[str, str]:
@@ -427,8 +443,19 @@ class ClusterState:
     ) -> None:
         """Record a change, unless it concerns a job hidden from the policy."""
         if job is None or not (self.commands.hide_jobs and self.commands.hides(job.id)):
-            self.noted_until_s = until_s = time_s if time_s > self.noted_until_s else self.noted_until_s
-            self.changes.append(make(Change, (until_s, kind, job, node, gpus)))
+            self._show(kind, time_s, job, node, gpus)
+
+    def _show(
+        self,
+        kind: ChangeKind,
+        time_s: float,
+        job: JobState | None = None,
+        node: NodeState | None = None,
+        gpus: int = 0,
+    ) -> None:
+        """As :meth:`_note`, for what the policy can see."""
+        self.noted_until_s = until_s = time_s if time_s > self.noted_until_s else self.noted_until_s
+        self.changes.append(make(Change, (until_s, kind, job, node, gpus)))
 
     # Jobs come to hold GPUs and leave them.
 
@@ -498,6 +525,14 @@ class ClusterState:
         elif step not in ("start", "resume"):
             job.rescales += 1
         return make(Transition, (job, step, before, ""))
+
+    def _begin(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Transition:
+        """As :meth:`_change`, for a job that holds nothing and gets GPUs of its own."""
+        step: Step = "start" if job.phase is Phase.WAITING else "resume"
+        self._hold(job, time_s, place)
+        job.global_batch, job.gpu_type = batch, self.speeds.gpu_type_of(place)
+        job.train_from(time_s, self._rate(job))
+        return make(Transition, (job, step, (), ""))
 
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
         if self.usage is not None:

@@ -36,14 +36,17 @@ class RuleBook:
         for job_id in (*rejected, *targets):
             if job_id not in jobs:
                 raise self._error(f'names "{job_id}", which is not an active job')
+        wanted = 0
         for job_id, target in targets.items():
             if job_id in rejected:
                 raise self._error(f'both rejects "{job_id}" and gives it GPUs')
-            if target.gpus:
+            if gpus := target.gpus:
+                wanted += gpus
                 self._check_target(jobs[job_id], target, free, up_gpus)
             if target.beside is not None:
                 self._check_beside(jobs[job_id], target, decision, jobs)
-        self._check_totals(decision, jobs, free)
+        if wanted > min(free.values(), default=0):  # else they are there, whatever their types
+            self._check_totals(decision, jobs, free)
 
     def check_form(self, decision: Any) -> None:
         """Refuse what is not a decision at all, or is not made of targets, reasons and times.
@@ -57,16 +60,21 @@ class RuleBook:
                 continue
             if not isinstance(target, Target) or not _is(Integral, target.gpus):
                 raise self._error(f'gives "{job_id}" {_brief(target)}, expected a Target with whole GPUs')
-        for time_s in (decision.ask_again_s, decision.quiet_until_s):
-            if time_s is not None and type(time_s) is not float and not _is(Real, time_s):
-                raise self._error(f"asks to be asked again at {_brief(time_s)}, expected seconds or None")
+        again_s, quiet_s, admissions = decision.ask_again_s, decision.quiet_until_s, decision.admissions
+        if again_s is not None or quiet_s is not None:
+            self._check_times(again_s, quiet_s)
         for job_id, reason in decision.rejected.items():
             if not isinstance(reason, str) or not _is_storable(reason):
                 raise self._error(f'rejects "{job_id}" with {_brief(reason)}, expected a reason in words')
-        if type(decision.admissions) is not dict and not _is(Mapping, decision.admissions):
-            raise self._error(f"returned {_brief(decision.admissions)} as admissions, expected them by job")
-        for job_id, said in decision.admissions.items():
+        if type(admissions) is not dict and not _is(Mapping, admissions):
+            raise self._error(f"returned {_brief(admissions)} as admissions, expected them by job")
+        for job_id, said in admissions.items():
             self._check_said(job_id, said)
+
+    def _check_times(self, *times_s: float | None) -> None:
+        for time_s in times_s:
+            if time_s is not None and type(time_s) is not float and not _is(Real, time_s):
+                raise self._error(f"asks to be asked again at {_brief(time_s)}, expected seconds or None")
 
     def _check_said(self, job_id: Any, said: Any) -> None:
         what = f"says {_brief(said)} of {_brief(job_id)}"
@@ -87,29 +95,28 @@ class RuleBook:
                 raise self._error(f'explains "{job_id}" by {_brief(why)}, expected an Explanation')
 
     def _check_target(self, job: JobState, target: Target, free: Mapping[str, int], up_gpus: int) -> None:
-        as_requested = target.gpus == job.spec.gpus.requested
+        gpus, gpu_type, batch, placement, servers, _ = target
+        as_requested = gpus == job.requested
         unlimited = job.most is None and job.room is None and job.any_number
-        if not (as_requested and unlimited and target.gpus <= up_gpus):
+        if not (as_requested and unlimited and gpus <= up_gpus):
             low, high = job.min_gpus, job.max_gpus(up_gpus)
-            if not low <= target.gpus <= high:
-                raise self._error(f'gives "{job.id}" {target.gpus} GPUs, its limits are {low} to {high}')
+            if not low <= gpus <= high:
+                raise self._error(f'gives "{job.id}" {gpus} GPUs, its limits are {low} to {high}')
         if not as_requested and "none" in (self._policy.elasticity, job.spec.elastic):
             whose = (
                 "the job is not elastic"
                 if job.spec.elastic == "none"
                 else "the policy declares no elasticity"
             )
-            raise self._error(f'resizes "{job.id}" to {target.gpus} GPUs, but {whose}')
-        if target.gpu_type is not None and target.gpu_type not in free:
-            raise self._error(
-                f'sends "{job.id}" to GPUs of type "{target.gpu_type}", which the cluster lacks'
-            )
-        if target.global_batch is not None and target.global_batch != job.reference_batch:
-            self._check_batch(job, target.global_batch)
-        if target.placement is not None:
-            self._check_placement(job, target, target.placement)
-        if target.servers is not None:
-            self._check_servers(job, target.gpus, target.servers)
+            raise self._error(f'resizes "{job.id}" to {gpus} GPUs, but {whose}')
+        if gpu_type is not None and gpu_type not in free:
+            raise self._error(f'sends "{job.id}" to GPUs of type "{gpu_type}", which the cluster lacks')
+        if batch is not None and batch != job.reference_batch:
+            self._check_batch(job, batch)
+        if placement is not None:
+            self._check_placement(job, target, placement)
+        if servers is not None:
+            self._check_servers(job, gpus, servers)
 
     def _check_batch(self, job: JobState, batch: int) -> None:
         if self._policy.elasticity != "size+batch" or job.spec.elastic != "size+batch":
@@ -177,9 +184,6 @@ class RuleBook:
     def _check_totals(
         self, decision: Decision, jobs: Mapping[str, JobState], free: Mapping[str, int]
     ) -> None:
-        all_wanted = sum([target.gpus for target in decision.targets.values()])
-        if all_wanted <= min(free.values(), default=0):
-            return  # whatever their types, and though no job gives up any
         freed: dict[str | None, int] = {}
         wanted: dict[str | None, int] = {}
         named = {*decision.rejected, *decision.targets}

@@ -39,14 +39,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ALWAYS: Final = frozenset(("arrival", "reference_batch", "total_samples"))
 """Attributes without a default, kept whatever their value."""
-_JOB: Final = tuple(name for name in JobState.__slots__ if name not in ("spec", "id", "kind", "min_gpus"))
+_JOB: Final = tuple(
+    name for name in JobState.__slots__ if name not in ("spec", "id", "kind", "requested", "min_gpus")
+)
 _NODE: Final = NodeState.__slots__
 _PARTS: Final = frozenset(
     (
         *("policy", "cluster", "capacities", "nodes", "speeds", "free", "jobs", "ended", "changes", "past"),
         *("withheld", "oracle", "forecast", "demand", "foreseen_changes", "seed", "rng", "admissions"),
         *("commands", "usage", "_rules", "_dwell", "_index", "slowed", "_parted", "_parts", "_cut", "_trims"),
-        "_to_come",
+        *("_to_come", "_alike", "_outlasts_ends", "_unseen"),
     )
 )
 """Attributes of a session that its maker gives it, or that are kept in another form."""

@@ -41,7 +41,7 @@ from pliant.tools.schedule.session.cluster_state import ClusterState, make
 from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
 from pliant.tools.schedule.session.parts import STATE_VERSION, TeamParts, has_states
 from pliant.tools.schedule.session.rules import RuleBook
-from pliant.tools.schedule.snapshot import Change, Snapshot
+from pliant.tools.schedule.snapshot import ENDS, Change, Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,6 +105,10 @@ class Session(ClusterState):
         self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds)
         self._parted = policy.packs
         """Whether all jobs that share GPUs may do so under this policy."""
+        self._outlasts_ends = False
+        """Whether the last decision was carried out and :attr:`Decision.outlasts_ends`."""
+        self._unseen: list[Change] = []
+        """Changes at which the policy was not asked, before ``changes``."""
         self._refused: list[Change] = []
         """Jobs that wait although the policy gave them GPUs; its next snapshot says so."""
         self._cut: set[str] = set()
@@ -122,13 +126,13 @@ class Session(ClusterState):
 
     def snapshot(self, time_s: float) -> Snapshot:
         """What the policy would see now."""
-        free, hidden = self.free, self.commands.hide_jobs
+        free = self.free
         return make(
             Snapshot,
             (
                 time_s,
                 self.nodes,
-                self.in_play if hidden else self.jobs,
+                self.in_play,
                 self.speeds,
                 tuple(self.changes),
                 self.up_gpus,
@@ -136,12 +140,13 @@ class Session(ClusterState):
                 free,
                 self.oracle,
                 self.forecast,
-                tuple(self._to_come.values()),
+                tuple(self._to_come.values()) if self._to_come else (),
             ),
         )
 
     def submit(self, job: Job, time_s: float) -> JobState:
-        self._to_come.pop(job.id, None)
+        if self._to_come:
+            self._to_come.pop(job.id, None)
         return super().submit(job, time_s)
 
     def decide(self, time_s: float) -> list[Transition]:
@@ -153,10 +158,10 @@ class Session(ClusterState):
         """
         time_s = self._at(time_s)
         self.slowed.clear()
+        if self._parts is None:
+            return self._decide_once(time_s)
         self._cut.clear()
         done = self._decide_once(time_s)
-        if self._parts is None:
-            return done
         for _ in range(MOST_ROUNDS):
             if not self._parts.leaves_room(self.in_play.values(), time_s):
                 break
@@ -167,10 +172,27 @@ class Session(ClusterState):
             self.kept_until_s = {**kept, **self.kept_until_s}
         return sorted(done, key=_frees_first)
 
+    def leaves_unasked(self, time_s: float) -> bool:
+        """Whether the policy need not be asked, for it would change nothing; it sees later what happened."""
+        changes = self.changes
+        if not self._outlasts_ends or not changes or changes[-1][1] not in ENDS:
+            return False
+        if self._some_must_leave or self._refused or self.withheld.next_s < math.inf:
+            return False
+        if len(changes) > 1 and any(change.kind not in ENDS for change in changes):
+            return False
+        self._at(time_s)
+        self._unseen += changes
+        changes.clear()
+        return True
+
     def _decide_once(self, time_s: float) -> list[Transition]:
         freed = self._make_leave(time_s) if self._some_must_leave else []
         if self.learns:
             self._foresee(time_s)
+        if self._unseen:
+            self.changes[:0] = self._unseen
+            self._unseen.clear()
         seen = self.snapshot(time_s)
         if self._refused:  # not of the log, so they do not count as changes that were seen
             seen = seen._replace(changes=(*self._refused, *seen.changes))
@@ -186,10 +208,13 @@ class Session(ClusterState):
         self.ask_again_s = decision.ask_again_s
         self.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
         self.admissions = decision.admissions
+        self._outlasts_ends = decision.outlasts_ends and self.ask_again_s is None and not self.learns
         if not decision.targets and not decision.rejected:
             return freed
         self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
         done = self._apply(decision, time_s)
+        if len(done) != len(decision.targets) or self._refused:
+            self._outlasts_ends = False
         if freed:
             done = in_net([*freed, *done])
         if self.changes and any(change.kind == "arrived" for change in self.changes):
@@ -382,8 +407,7 @@ class Session(ClusterState):
         place = start(job, target, self.free, self.speeds, sizes_jobs=trims, accumulates=accumulates)
         if place is None:
             return []
-        found = self._change(job, place, target.global_batch or job.global_batch, time_s)
-        return [] if found is None else [found]
+        return [self._begin(job, place, target.global_batch or job.global_batch, time_s)]
 
     def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
         """The targets that differ from what jobs have and that the dwell rule allows now.
