@@ -6,6 +6,9 @@ crossover, mutation, repair and tournament raise the fitness, the p-mean of the 
 Departures from the paper: a job without GPUs counts with a small speedup instead of none; mutations also move
 whole jobs, nodes and idle GPUs; equal matrices are kept once; the population begins with matrices that start
 waiting jobs in turn; a search ends that stands still.
+
+Rows of matrices are numbered and kept with what they are worth, and a matrix is the numbers of its rows: a
+child has most of them from its parents, and only the others are repaired and valued.
 """
 
 from __future__ import annotations
@@ -21,8 +24,12 @@ from pliant.tools.schedule.policies.pollux.goodput import Floats, Ints
 
 Matrices = npt.NDArray[np.int16]
 """GPUs by [matrix, job, node]."""
+Gpus = npt.NDArray[np.int16]
+Flags = npt.NDArray[np.bool_]
 WAITING: Final = 0.01
 """The speedup that a job without GPUs counts with."""
+_ROOM: Final = 4
+"""Rows that are kept at most, for each that matrices which come at a time have."""
 _IDLE_GENERATIONS: Final = 15
 """The search ends after that number of generations in a row without anything better."""
 
@@ -67,21 +74,39 @@ class PlacementProblem:
         return np.asarray(np.arange(self.jobs) * 2 * self.speedups.shape[2])
 
     @cached_property
-    def _runs(self) -> npt.NDArray[np.bool_]:
-        return np.asarray(self.held[0].any(axis=1))
+    def _kept_of_moved(self) -> Floats:
+        """By job, what is left of its speedup where it does not keep what it holds."""
+        return np.asarray(np.where(self.held[0].any(axis=1), self.restart_factor, 1.0))
+
+    def row_speedups(self, jobs: Ints, gpus: Gpus, several: Flags, moved: Flags) -> Floats:
+        """Speedups of jobs, those of running jobs that are moved or resized reduced; 0 without GPUs.
+
+        :param gpus: what each of ``jobs`` has.
+        :param several: whether that is on several nodes.
+        :param moved: whether it differs from what the job holds.
+        """
+        index = several * self.speedups.shape[2]
+        index += self._starts.take(jobs)
+        index += gpus
+        speedups = self.speedups.reshape(-1).take(index)
+        return np.asarray(speedups * np.where(moved, self._kept_of_moved.take(jobs), 1.0))
 
     def job_speedups(self, found: Matrices) -> Floats:
-        """Speedups by [matrix, job], those of jobs that change what they hold reduced; 0 without GPUs."""
-        index = self._starts + _are_several(found) * self.speedups.shape[2] + _over_nodes(found)
-        speedups = self.speedups.ravel().take(index)
-        if self._runs.any():
-            moved = _over_nodes(found != self.held) > 0
-            speedups *= np.where(moved & self._runs, self.restart_factor, 1.0)
-        return np.asarray(speedups, dtype=np.float64)
+        """:meth:`row_speedups` by [matrix, job]."""
+        gpus, several = found.sum(axis=2, dtype=np.int16), np.count_nonzero(found, axis=2) > 1
+        moved = (found != self.held).any(axis=2)
+        return self.row_speedups(np.broadcast_to(np.arange(self.jobs), gpus.shape), gpus, several, moved)
 
     def fitness(self, found: Matrices) -> Floats:
         """The harmonic mean of the jobs' speedups, by matrix."""
-        return np.asarray(self.jobs / (1.0 / np.maximum(self.job_speedups(found), WAITING)).sum(axis=1))
+        return self.fitness_at(_slowdowns(self.job_speedups(found)))
+
+    def fitness_at(self, slowdowns: Floats) -> Floats:
+        return np.asarray(self.jobs / np.add.reduce(slowdowns, axis=1))
+
+
+def _slowdowns(speedups: Floats) -> Floats:
+    return np.asarray(1.0 / np.maximum(speedups, WAITING))
 
 
 def search(
@@ -94,18 +119,23 @@ def search(
     """The fittest matrices found, best first; ``earlier`` ones, repaired, are where the search begins."""
     empty = np.zeros_like(problem.held[0])
     seeds = [problem.held, first_come(problem, problem.held[0])[None], first_come(problem, empty)[None]]
-    found = repair(problem, np.concatenate([*seeds, earlier]).astype(np.int16))
+    found = np.concatenate([*seeds, earlier])
     marks = rng.integers(1, 2**62, size=problem.jobs * problem.nodes)
-    kept = _Fittest(found, problem.fitness(found), _sums(found, marks)).first(population)
+    rows = _Rows(problem, marks, max(len(found), population))
+    ids = _Repair(problem, rows, len(found)).of(found)
+    kept = _Fittest(ids, *rows.worth(ids)).first(population)
+    breeding = _Breeding(problem, rows, population)
     idle = 0
     for _ in range(generations):
         best = kept.fitness[0]
-        children = _children(problem, kept.found, rng, population)
-        kept = kept.with_more(children, problem.fitness(children), _sums(children, marks)).first(population)
+        if rows.are_many:
+            kept = kept._replace(ids=rows.only(kept.ids))
+        children = breeding.children(kept.ids, rng)
+        kept = kept.with_more(children, *rows.worth(children)).first(population)
         idle = 0 if kept.fitness[0] > best else idle + 1
         if idle == _IDLE_GENERATIONS:
             break
-    return kept.found
+    return rows.matrices(kept.ids)
 
 
 def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
@@ -117,153 +147,290 @@ def first_come(problem: PlacementProblem, start: npt.NDArray[np.int16]) -> npt.N
     found = start.copy()
     free = problem.capacity - found.sum(axis=0)
     shared = (found[np.count_nonzero(found, axis=1) > 1] > 0).any(axis=0)
-    for row in range(problem.jobs):
+    too_full = int(problem.capacity.max()) + 1
+    waiting = ~found.any(axis=1) & (problem.least > 0) & (problem.least <= problem.most)
+    for row in waiting.nonzero()[0].tolist():
         need = int(problem.least[row])
-        if found[row].any() or not 0 < need <= problem.most[row]:
+        fullest = int(np.where(free < need, too_full, free).argmin())
+        if free[fullest] >= need:
+            found[row, fullest] = need
+            free[fullest] -= need
             continue
-        fitting = np.flatnonzero(free >= need)
-        if len(fitting):
-            found[row, fitting[free[fitting].argmin()]] = need
-        else:
-            open_to = np.where(shared, 0, free - free % problem.together[row])
-            if open_to.sum() < need:
-                continue
-            order = np.argsort(-open_to, kind="stable")
-            before = np.concatenate(([0], open_to[order].cumsum()[:-1]))
-            found[row, order] = np.clip(need - before, 0, open_to[order])
-            shared |= found[row] > 0
+        open_to = np.where(shared, 0, free - free % problem.together[row])
+        if open_to.sum() < need:
+            continue
+        order = np.argsort(-open_to, kind="stable")
+        before = np.concatenate(([0], open_to[order].cumsum()[:-1]))
+        found[row, order] = np.clip(need - before, 0, open_to[order])
+        shared |= found[row] > 0
         free -= found[row]
     return found
 
 
-# Crossover and mutation.
+class _Rows:
+    """Rows of matrices by number: what one job gets of each node, and what that is worth.
 
-
-def _children(problem: PlacementProblem, found: Matrices, rng: np.random.Generator, count: int) -> Matrices:
-    """Rows of two parents each, each the winner of a tournament of two; then mutated and repaired."""
-    rivals = rng.integers(len(found), size=(2, 2, count))
-    winners = rivals.min(axis=0)  # they are sorted by fitness
-    take = rng.random((count, problem.jobs)) < 0.5
-    first, second = winners[:, :, None] * problem.jobs
-    rows = np.where(take, first, second) + np.arange(problem.jobs)
-    children = found.reshape(-1, problem.nodes).take(rows, axis=0)
-    _mutate(problem, children, rng)
-    return repair(problem, children)
-
-
-def _mutate(problem: PlacementProblem, found: Matrices, rng: np.random.Generator) -> None:
-    """One change to every matrix: an element is drawn again, a job goes to one node (or nowhere), a node is
-    handed over to one job, or the idle GPUs of a node are.
+    Matrices are the numbers of their rows, [job, matrix]. Row 0 is that of a job without GPUs.
     """
-    kind = rng.integers(4, size=len(found))
-    job, node = (rng.integers(most, size=len(found)) for most in (problem.jobs, problem.nodes))
-    whole = problem.capacity[node].astype(np.int16)
-    # the same numbers; an array of limits takes five times as long
-    limits = whole + 1 if problem.uneven else int(problem.capacity[0]) + 1
-    drawn = rng.integers(limits, size=len(found), dtype=np.int16)
-    _, moves, hands_over, grows = (np.flatnonzero(kind == each) for each in range(4))
-    found[moves, job[moves]] = 0
-    found[hands_over, :, node[hands_over]] = 0
-    drawn[hands_over] = whole[hands_over]
-    held = found[grows, :, node[grows]].sum(axis=1, dtype=np.int16)
-    drawn[grows] = found[grows, job[grows], node[grows]] + np.maximum(whole[grows] - held, 0)
-    found[np.arange(len(found)), job, node] = drawn
+
+    def __init__(self, problem: PlacementProblem, marks: Ints, most: int) -> None:
+        """
+        :param marks: random numbers, one for each element of a matrix.
+        :param most: so many matrices come at a time.
+        """
+        self.problem, self._most = problem, most * problem.jobs
+        room = 1 + _ROOM * self._most
+        self.table = np.empty((2, room, problem.nodes), dtype=np.int16)
+        """By row the GPUs of each node; and 1 where a job on several nodes has some, else 0."""
+        self.table[:, 0] = 0
+        self._slowdowns, self._marks = np.empty(room), np.empty(room, dtype=np.int64)
+        """Only equal rows of a job have the same mark; the mark of a matrix is the sum of theirs."""
+        self.count = 1
+        self._mark_of_node, self._mark_of_job = marks[: problem.nodes], marks[:: problem.nodes] | 1
+        self._held = (problem.held[0] @ self._mark_of_node) * self._mark_of_job
+
+    @property
+    def are_many(self) -> bool:
+        """Whether there may be no room for more matrices."""
+        return self.count + self._most > len(self._marks)
+
+    def only(self, ids: Ints) -> Ints:
+        """Forget all rows but those of some matrices, whose new numbers these are."""
+        used = np.zeros(self.count, dtype=bool)
+        used[0] = True
+        used[ids] = True
+        numbers, kept = used.cumsum() - 1, used.nonzero()[0]
+        self.count = len(kept)
+        self.table[:, : self.count] = self.table.take(kept, axis=1)
+        self._slowdowns[: self.count] = self._slowdowns.take(kept)
+        self._marks[: self.count] = self._marks.take(kept)
+        return np.asarray(numbers.take(ids))
+
+    def draft(self, rows: Matrices) -> Flags:
+        """Write rows where the next are to be added; whether each is on several nodes."""
+        end = self.count + len(rows)
+        spans = rows > 0
+        several = np.add.reduce(spans, axis=1, dtype=np.int16) > 1
+        self.table[0, self.count : end] = rows
+        np.logical_and(spans, several[:, None], out=self.table[1, self.count : end])
+        return np.asarray(several)
+
+    def add(self, rows: Matrices, gpus: Gpus, jobs: Ints) -> Ints:
+        """The numbers of new rows."""
+        several = self.draft(rows)
+        marks = rows @ self._mark_of_node
+        marks *= self._mark_of_job.take(jobs)
+        speedups = self.problem.row_speedups(jobs, gpus, several, marks != self._held.take(jobs))
+        start, self.count = self.count, self.count + len(rows)
+        self._slowdowns[start : self.count] = _slowdowns(speedups)
+        self._marks[start : self.count] = marks
+        return np.arange(start, self.count)
+
+    def worth(self, ids: Ints) -> tuple[Floats, Ints]:
+        """The fitness of matrices, and their marks."""
+        fitness = self.problem.fitness_at(self._slowdowns.take(ids.T))
+        return fitness, np.asarray(np.add.reduce(self._marks.take(ids), axis=0))
+
+    def matrices(self, ids: Ints) -> Matrices:
+        return np.asarray(self.table[0].take(ids.T, axis=0))
 
 
 # Repair.
 
 
-def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
-    """The matrices made to obey, in place: sizes, one job of several nodes on a node, capacity, whole
+class _Repair:
+    """Makes ``count`` matrices at a time obey: sizes, one job of several nodes on a node, capacity, whole
     replicas, sizes that jobs may have, least sizes.
 
-    Where jobs are too many, the earlier one keeps what it has.
+    Where jobs are too many, the earlier one keeps what it has. Places are counted through [job, matrix],
+    elements through [job, matrix, node].
     """
-    _cut_to(found, _over_nodes(found), problem.most)
-    _part_neighbours(found)
-    _fill_nodes(problem, found)
-    if (problem.together > 1).any():
-        found -= (found % problem.together[:, None]).astype(np.int16)
-    if problem.fitted is not None:
-        gpus = _over_nodes(found)
-        _cut_to(found, gpus, problem.fitted[np.arange(problem.jobs), gpus])
-    found[_over_nodes(found) < problem.least] = 0
-    return found
+
+    def __init__(self, problem: PlacementProblem, rows: _Rows, count: int) -> None:
+        self.problem, self.rows = problem, rows
+        self.capacity = problem.capacity.astype(np.int16)
+        self.jobs = np.repeat(np.arange(problem.jobs), count)
+        """By place."""
+        self._most = problem.most.take(self.jobs)
+        self._each = count * problem.nodes
+        """Elements of one job."""
+        self._first = np.arange(problem.jobs)[:, None] * self._each
+        """By job, its first element."""
+        self._limits = np.ones((2, count, problem.nodes), dtype=np.int16)
+        self._limits[0] = self.capacity
+        """GPUs, and jobs on several nodes, by [matrix, node]."""
+        self._in_replicas, self._in_gangs = (
+            bool((problem.together > 1).any()),
+            bool((problem.least > 1).any()),
+        )
+
+    def of(self, found: Matrices) -> Ints:
+        """The numbers of rows of these matrices, [matrix, job, node]."""
+        rows = found.astype(np.int16).transpose(1, 0, 2).reshape(-1, self.problem.nodes)
+        ids = np.zeros((self.problem.jobs, len(found)), dtype=np.int64)
+        self.mend(ids, np.arange(len(rows)), rows)
+        return ids
+
+    def mend(self, ids: Ints, places: Ints, rows: Matrices) -> None:
+        """Let matrices obey of which some places get new rows; each row at the others obeys by itself."""
+        _cut_to(rows, _sums(rows), self._most.take(places))
+        self.rows.draft(rows)
+        numbers = ids.reshape(-1)
+        numbers[places] = np.arange(self.rows.count, self.rows.count + len(rows))
+        table = self.rows.table.take(ids, axis=1)
+        changed = np.zeros(len(numbers), dtype=bool)
+        changed[places] = True
+        changed[self._share_nodes(table) // self.problem.nodes] = True
+        places = changed.nonzero()[0]
+        rows = table[0].reshape(-1, self.problem.nodes).take(places, axis=0)
+        jobs = self.jobs.take(places)
+        numbers[places] = self.rows.add(rows, self._keep_to_sizes(rows, jobs), jobs)
+
+    def _share_nodes(self, table: Matrices) -> Ints:
+        """Take from jobs what they have too much of where they meet; the elements that changed.
+
+        :param table: as that of rows, [2, job, matrix, node].
+        """
+        cells = table.reshape(-1)
+        crowded = (np.add.reduce(table, axis=1, dtype=np.int16) > self._limits).reshape(-1).nonzero()[0]
+        start = int(crowded.searchsorted(self._each))
+        parted = self._part_neighbours(cells, crowded[start:] - self._each)
+        return np.concatenate([parted, self._fill_nodes(cells, crowded[:start])])
+
+    def _part_neighbours(self, cells: npt.NDArray[np.int16], crowded: Ints) -> Ints:
+        """Of the jobs on several nodes that meet on one, the first stays there."""
+        elements = crowded + self._first
+        meet = cells.take(elements + len(cells) // 2)
+        lost = elements[np.add.accumulate(meet, axis=0, dtype=np.int16) * meet > 1]
+        cells[lost] = 0
+        return lost
+
+    def _fill_nodes(self, cells: npt.NDArray[np.int16], crowded: Ints) -> Ints:
+        """Of the jobs that share a node, each gets what those before it leave."""
+        elements = crowded + self._first
+        wanted = cells.take(elements)
+        capacity = self.capacity.take(crowded % self.problem.nodes)
+        got = np.minimum(np.add.accumulate(wanted, axis=0, dtype=np.int16), capacity)
+        got[1:] -= got[:-1]
+        less = got < wanted
+        lost = elements[less]
+        cells[lost] = got[less]
+        return lost
+
+    def _keep_to_sizes(self, rows: Matrices, jobs: Ints) -> Gpus:
+        """Take what is not of a size that a job may have; the GPUs left."""
+        problem = self.problem
+        if self._in_replicas:
+            rows -= (rows % problem.together.take(jobs)[:, None]).astype(np.int16)
+        gpus = _sums(rows)
+        if problem.fitted is not None:
+            _cut_to(rows, gpus, problem.fitted[jobs, gpus])
+        if self._in_gangs:
+            short = gpus < problem.least.take(jobs)
+            rows[short], gpus[short] = 0, 0
+        return gpus
 
 
-def _over_nodes(cells: npt.NDArray[np.int16] | npt.NDArray[np.bool_]) -> npt.NDArray[np.int16]:
-    """Sums by matrix and job. Rows of few nodes are added many times as fast as by ``sum``."""
-    return np.asarray(np.einsum("ijk->ij", cells.astype(np.int16, copy=False)))
+def repair(problem: PlacementProblem, found: Matrices) -> Matrices:
+    """These matrices as :class:`_Repair` makes them."""
+    rows = _Rows(problem, np.zeros(problem.jobs * problem.nodes, dtype=np.int64), len(found))
+    return rows.matrices(_Repair(problem, rows, len(found)).of(found))
 
 
-def _are_several(found: Matrices) -> npt.NDArray[np.bool_]:
-    """Whether a job is on several nodes, by matrix and job."""
-    return _over_nodes(found > 0) > 1
+def _sums(rows: Matrices) -> Gpus:
+    """Of few nodes they are added faster than by ``sum``."""
+    return np.asarray(np.einsum("ij->i", rows))
 
 
-def _cut_to(found: Matrices, gpus: npt.NDArray[np.int16], most: Ints) -> None:
-    """Take surplus GPUs of jobs from their last nodes.
+def _cut_to(rows: Matrices, gpus: Gpus, most: Ints) -> None:
+    """Take surplus GPUs of jobs from their last nodes, in place.
 
-    :param gpus: what jobs have, [matrix, job].
+    :param gpus: what the rows have.
+    :param most: what they may have.
     """
-    over = gpus > most
-    if over.any():
-        rows = found[over]
-        kept = most[np.nonzero(over)[1]] if most.ndim == 1 else most[over]
-        before = rows.cumsum(axis=1) - rows
-        found[over] = np.minimum(rows, np.maximum(kept[:, None] - before, 0))
+    over = (gpus > most).nonzero()[0]
+    if len(over):
+        most = most.take(over)
+        kept = np.minimum(np.add.accumulate(rows.take(over, axis=0), axis=1), most[:, None])
+        kept[:, 1:] -= kept[:, :-1]
+        rows[over], gpus[over] = kept, most
 
 
-def _part_neighbours(found: Matrices) -> None:
-    """Of the jobs on several nodes that meet on one, the first stays there."""
-    several = _are_several(found)
-    some = several.sum(axis=1) > 1
-    if not some.any():
-        return
-    matrix, job = np.nonzero(several & some[:, None])
-    rows = found[matrix, job]
-    spread = rows > 0
-    until = spread.cumsum(axis=0, dtype=np.int32)
-    first = np.searchsorted(matrix, matrix)
-    rows[spread & (until - until[first] + spread[first] > 1)] = 0
-    found[matrix, job] = rows
+# Crossover and mutation.
 
 
-def _fill_nodes(problem: PlacementProblem, found: Matrices) -> None:
-    """Of the jobs that share a node, each gets what those before it leave."""
-    matrix, node = np.nonzero(np.einsum("ijk->ik", found) > problem.capacity)
-    columns = found[matrix, :, node]
-    before = columns.cumsum(axis=1, dtype=np.int16) - columns
-    left = np.maximum(problem.capacity.astype(np.int16)[node][:, None] - before, 0)
-    found[matrix, :, node] = np.minimum(columns, left)
+class _Breeding:
+    """Generations of ``count`` children."""
+
+    def __init__(self, problem: PlacementProblem, rows: _Rows, count: int) -> None:
+        self.problem, self.rows, self.count = problem, rows, count
+        self._repair = _Repair(problem, rows, count)
+        self._each = np.arange(count)
+        self._choices = np.repeat([4, problem.jobs, problem.nodes], count)
+
+    def children(self, found: Ints, rng: np.random.Generator) -> Ints:
+        """Rows of two parents each, each the winner of a tournament of two; then mutated and repaired.
+
+        :param found: the parents, best first.
+        """
+        rivals = rng.integers(found.shape[1], size=(2, 2, self.count))
+        winners, others = np.minimum(rivals[0], rivals[1])
+        take = rng.random((self.count, self.problem.jobs)) < 0.5
+        ids: Ints = found.take(others, axis=1)
+        np.copyto(ids, found.take(winners, axis=1), where=take.T)
+        self._repair.mend(ids, *self._mutated(ids, rng))
+        return ids
+
+    def _mutated(self, ids: Ints, rng: np.random.Generator) -> tuple[Ints, Matrices]:
+        """The places that change, and their rows. In each matrix an element is drawn again, a job goes to one
+        node (or nowhere), a node is handed over to one job, or its idle GPUs are.
+        """
+        kind, job, node = rng.integers(self._choices).reshape(3, -1)  # one call: as three, which take longer
+        whole = self._repair.capacity.take(node)
+        # the same numbers; an array of limits takes five times as long
+        limits = whole + 1 if self.problem.uneven else int(self.problem.capacity[0]) + 1
+        drawn = rng.integers(limits, size=self.count, dtype=np.int16)
+        moves, hands_over, grows = kind == 1, kind == 2, kind == 3
+        places = job * self.count
+        places += self._each
+        on_node = self.rows.table[0].reshape(-1).take(ids * self.problem.nodes + node)
+        idle = np.maximum(whole - np.add.reduce(on_node, axis=0, dtype=np.int16), 0)
+        grown = on_node.reshape(-1).take(places) + idle
+        robbed = ((on_node > 0) & hands_over).reshape(-1)
+        robbed[places] = False
+        others = robbed.nonzero()[0]
+        numbers = ids.reshape(-1).take(np.concatenate([places, others]))
+        numbers[: self.count][moves] = 0
+        rows = self.rows.table[0].take(numbers, axis=0)
+        rows[self._each, node] = np.where(hands_over, whole, np.where(grows, grown, drawn))
+        rows[np.arange(self.count, len(rows)), node.take(others % self.count)] = 0
+        return np.concatenate([places, others]), rows
 
 
 # Tournament.
 
 
-def _sums(found: Matrices, marks: Ints) -> Ints:
-    """By matrix, a number that only equal ones have in common."""
-    return np.asarray(found.reshape(len(found), -1) @ marks, dtype=np.int64)
-
-
 class _Fittest(NamedTuple):
-    """Matrices with their fitness and what tells them apart."""
+    """Matrices with their fitness and marks, which tell them apart."""
 
-    found: Matrices
+    ids: Ints
+    """Of their rows: [job, matrix]."""
     fitness: Floats
-    sums: Ints
+    marks: Ints
 
-    def with_more(self, found: Matrices, fitness: Floats, sums: Ints) -> _Fittest:
+    def with_more(self, ids: Ints, fitness: Floats, marks: Ints) -> _Fittest:
         return _Fittest(
-            np.concatenate([self.found, found]),
+            np.concatenate([self.ids, ids], axis=1),
             np.concatenate([self.fitness, fitness]),
-            np.concatenate([self.sums, sums]),
+            np.concatenate([self.marks, marks]),
         )
 
     def first(self, count: int) -> _Fittest:
         """The ``count`` fittest of the different ones, best first; of equals those that were there before."""
-        order = self.sums.argsort(kind="stable")
-        sums = self.sums[order]
-        different = np.sort(order[np.concatenate(([True], sums[1:] != sums[:-1]))])
-        best = different[np.argsort(-self.fitness[different], kind="stable")[:count]]
-        return _Fittest(self.found[best], self.fitness[best], self.sums[best])
+        order = self.marks.argsort(kind="stable")
+        marks = self.marks.take(order)
+        again = order[1:][marks[1:] == marks[:-1]]
+        ranks = -self.fitness
+        ranks[again] = np.inf
+        best = ranks.argsort(kind="stable")[: min(count, len(order) - len(again))]
+        return _Fittest(self.ids.take(best, axis=1), self.fitness.take(best), self.marks.take(best))

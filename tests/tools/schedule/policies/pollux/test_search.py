@@ -186,6 +186,13 @@ def test_what_was_found_before_is_not_lost():
     assert task.fitness(again)[0] == task.fitness(before)[0]
 
 
+def test_what_is_found_does_not_depend_on_how_many_rows_are_kept(monkeypatch: pytest.MonkeyPatch):
+    task = problem([4] * 6, [LINEAR] * 9)
+    before = found_by(task)
+    monkeypatch.setattr("pliant.tools.schedule.policies.pollux.search._ROOM", 2)
+    assert (found_by(task) == before).all()
+
+
 def test_a_population_survives_as_json_values():
     found = found_by(problem([4, 4], [LINEAR] * 3))
     kept = MatrixPopulation.load(MatrixPopulation(["a", "b", "c"], ["n0", "n1"], found).dump())
