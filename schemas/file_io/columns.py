@@ -229,7 +229,9 @@ def validator(table: TableKind[Any], *, json_as_text: bool = False) -> SchemaVal
 def _columns_validator(table: TableKind[Any], *, json_as_text: bool) -> SchemaValidator:
     """Of all columns, each a list, up to the first wrong value."""
     schemas = [_column_schema(column, json_as_text=json_as_text) for column in table.columns]
-    lists = [core_schema.list_schema(schema, fail_fast=True) for schema in schemas]
+    lists: list[core_schema.CoreSchema] = [
+        core_schema.list_schema(schema, fail_fast=True) for schema in schemas
+    ]
     return SchemaValidator(core_schema.tuple_schema(lists, fail_fast=True))
 
 

@@ -10,6 +10,7 @@ g, so a table of ∫ 1/g from each point of the work to its end answers for ever
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -216,7 +217,7 @@ class Knowledge:
         left, done = self.left(job, time_s), job.samples_done(time_s)
         if line is None or left is None or not curve.runs:
             rates = curve.goodput(self.noise_scale(job, time_s))
-            return Outlook(rates, rates)
+            return Outlook(rates, rates, bool(rates.any()))
         progress = done / (done + left) if left > 0 else 1.0
         ahead = self._ahead_of(job, curve, line)
         size = int(sizes.searchsorted(job.gpus)) if job.gpus else 0
@@ -387,19 +388,23 @@ class ByProgress:
 
     def __init__(self, low: float, high: float) -> None:
         self._range = low, high
-        self._log: dict[str, list[float | None]] = {}
-        """Logarithms by cell."""
+        self._log: dict[str, tuple[list[int], list[float]]] = {}
+        """Cells, ascending, and the logarithms of the values seen there."""
         self._lines: dict[str, Floats] = {}
 
     def observe(self, key: str, progress: float, value: float) -> None:
         low, high = self._range
-        cells = self._log.get(key)
-        if cells is None:
-            cells = self._log[key] = [None] * CELLS
+        cells, logs = self._log.setdefault(key, ([], []))
         cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, low), high))
-        if cells[cell] != log:
-            cells[cell] = log
-            self._lines.pop(key, None)
+        at = bisect_left(cells, cell)
+        if at == len(cells) or cells[at] != cell:
+            cells.insert(at, cell)
+            logs.insert(at, log)
+        elif logs[at] != log:
+            logs[at] = log
+        else:
+            return
+        self._lines.pop(key, None)
 
     def knows(self, key: str) -> bool:
         return key in self._log
@@ -407,11 +412,8 @@ class ByProgress:
     def line(self, key: str) -> Floats | None:
         """[cell] values, between those seen on a line of their logarithms; None if none was seen."""
         found = self._lines.get(key)
-        cells = self._log.get(key)
-        if found is None and cells is not None:
-            seen = [cell for cell, log in enumerate(cells) if log is not None]
-            found = np.exp(np.interp(_CELL_NUMBERS, seen, [log for log in cells if log is not None]))
-            self._lines[key] = found
+        if found is None and (seen := self._log.get(key)) is not None:
+            found = self._lines[key] = np.exp(np.interp(_CELL_NUMBERS, *seen))
         return found
 
     def at(self, key: str, progress: float) -> float | None:
@@ -420,16 +422,15 @@ class ByProgress:
 
     def dump(self) -> dict[str, list[list[float]]]:
         return {
-            key: [[cell, log] for cell, log in enumerate(cells) if log is not None]
-            for key, cells in sorted(self._log.items())
+            key: [[cell, log] for cell, log in zip(*seen, strict=True)]
+            for key, seen in sorted(self._log.items())
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._lines = {}
-        self._log = {key: [None] * CELLS for key in state}
-        for key, pairs in state.items():
-            for cell, log in pairs:
-                self._log[key][int(cell)] = log
+        self._log = {
+            key: ([int(cell) for cell, _ in pairs], [log for _, log in pairs]) for key, pairs in state.items()
+        }
 
 
 def noise_scales() -> ByProgress:
@@ -451,6 +452,7 @@ class Ahead:
         self._curve = curve
         self.runs: npt.NDArray[np.bool_] = np.asarray(curve.rates.any(axis=1))
         """[size] whether jobs run on it."""
+        self._runs_any = bool(self.runs.any())
         self._taken = np.full((2, CELLS), np.nan)
         """Noise scales and paces by cell."""
         self._slowness = np.ones((CELLS, len(curve.rates)))
@@ -465,15 +467,20 @@ class Ahead:
             return
         self._seen = noise, pace
         both = np.concatenate((noise, pace)).reshape(2, CELLS)
-        same = (np.abs(both / self._taken - 1) <= _SAME).all(axis=0)  # not where nothing was taken up
-        if same.all():
+        same = np.abs(both / self._taken - 1) <= _SAME  # not where nothing was taken up
+        stale = np.flatnonzero(~(same[0] & same[1]))
+        if not stale.size:
             return
-        stale = ~same
-        self._taken[:, stale] = both[:, stale]
-        efficient = self._curve.efficiency(noise[stale])
-        rates = best(efficient, self._curve.by_batch) * pace[stale][:, None]
-        self._slowness[stale] = 1.0 / np.where(self.runs, rates, 1.0)
-        self._left[:-1] = np.cumsum(self._slowness[::-1], axis=0)[::-1] / CELLS
+        taken = both[:, stale]
+        self._taken[:, stale] = taken
+        new = np.ones(len(stale), dtype=np.bool_)  # beyond what was seen, many cells are alike
+        new[1:] = (taken[:, 1:] != taken[:, :-1]).any(axis=0)
+        noise, pace = taken[:, new]
+        rates = best(self._curve.efficiency(noise), self._curve.by_batch) * pace[:, None]
+        self._slowness[stale] = (1.0 / np.where(self.runs, rates, 1.0))[new.cumsum() - 1]
+        bound = int(stale[-1]) + 1  # nothing changes beyond
+        sums = np.concatenate((self._left[bound : bound + 1] * CELLS, self._slowness[:bound][::-1]))
+        self._left[:bound] = sums.cumsum(axis=0)[:0:-1] / CELLS
 
     def whole(self, progress: float) -> Floats:
         """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
@@ -487,15 +494,16 @@ class Ahead:
             all sizes.
         """
         progress = min(progress, _END)
-        left, whole = self._left_at(progress), self.whole(progress)
-        until = left[size] - soon_s / work
+        left = self._left_at(progress)
+        whole = (1.0 - progress) / left * self.runs
+        until = float(left[size]) - soon_s / work
         if until <= 0:
-            return Outlook(whole, whole)
+            return Outlook(whole, whole, self._runs_any)
         column = self._left[:, size]
-        cell = min(int(np.searchsorted(-column, -until, side="right")) - 1, CELLS - 1)
+        cell = min(int((-column).searchsorted(-until, "right")) - 1, CELLS - 1)
         end = cell / CELLS + float((column[cell] - until) / self._slowness[cell, size])
         soon = (end - progress) / (left - self._left_at(end)) * self.runs
-        return Outlook(whole, soon)
+        return Outlook(whole, soon, self._runs_any)
 
     def _left_at(self, progress: float) -> Floats:
         """[size] ∫ 1/g from a point of the work to its end."""
@@ -508,7 +516,7 @@ class Ahead:
 # The jobs of one pool as columns.
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PoolColumns:
     """Columns by job, in order of arrival; sizes are positions among those of the pool."""
 
@@ -622,10 +630,8 @@ class PoolColumns:
 
 
 def _stacked(rows: Sequence[Floats]) -> Floats:
-    """The rows as one table; jobs that are alike have one row."""
-    unlike = {id(row): row for row in rows}
-    at = {key: number for number, key in enumerate(unlike)}
-    return np.stack([*unlike.values()])[[at[id(row)] for row in rows]]
+    """The rows as one table."""
+    return np.concatenate(rows).reshape(len(rows), -1)
 
 
 def _scattered(job: JobState, pool: Pool, speeds: Speeds) -> float:

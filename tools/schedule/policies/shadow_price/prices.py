@@ -16,6 +16,7 @@ when jobs would end if none came and changes were free. At given prices a knapsa
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class PricedJob:
     def of(cls, rates: Floats, weight: float = 1.0) -> PricedJob:
         """A job with these rates, of which the first is 0 and another is not."""
         short = rates[: int(rates.argmax()) + 1]
-        least = int((short > 0).argmax())
+        least = 1 if short[1] > 0 else int((short > 0).argmax())
         with np.errstate(divide="ignore"):
             return cls(short, weight, least, 1.0 / short[least:])
 
@@ -572,31 +573,40 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
     :param work: what is left, in the unit of the rates.
     :param sizes: of which the last is all GPUs.
     """
-    left, done, found, now_s = work.tolist(), (_DONE * work).tolist(), np.full(len(work), np.inf), 0.0
-    alive = [*range(len(work))]  # few of them, most often: numbers one by one are faster
+    left, done, now_s = work.tolist(), (_DONE * work).tolist(), 0.0
+    found = [math.inf] * len(left)
+    alive = [*range(len(left))]  # few of them, most often: numbers one by one are faster
+    worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
+    worth[:, 0] = 0.0
+    values, speeds = [*worth], [*rates]
     for _ in range(STAGES):
-        speeds = rates[alive, _sizes(prices[alive], rates[alive], sizes)].tolist()
-        going = [(row, speed) for row, speed in zip(alive, speeds, strict=True) if speed]
+        chosen = _sizes(alive, worth, values, sizes)
+        speed_of = [float(speeds[row][size]) for row, size in zip(alive, chosen, strict=True)]
+        going = [(row, speed) for row, speed in zip(alive, speed_of, strict=True) if speed]
         if not going:
             break
-        lasts_s = min(left[row] / speed for row, speed in going)
+        lasts_s = min([left[row] / speed for row, speed in going])
         now_s += lasts_s
         for row, speed in going:
             left[row] -= speed * lasts_s
-        found[[row for row in alive if left[row] <= done[row]]] = now_s
+        for row in alive:
+            if left[row] <= done[row]:
+                found[row] = now_s
         alive = [row for row in alive if not left[row] <= done[row]]
         if not alive:
             break
-    return found
+    return np.array(found)
 
 
-def _sizes(prices: Floats, rates: Floats, sizes: Ints) -> Ints:
+def _sizes(rows: Sequence[int], worth: Floats, values: Sequence[Floats], sizes: Ints) -> Sequence[int]:
+    """The sizes of some jobs, by position.
+
+    :param values: the rows of ``worth``.
+    """
     gpus = int(sizes[-1])
-    worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
-    worth[:, 0] = 0.0
     if gpus > EXACT_GPUS:
-        return knapsack_by_price(worth, sizes, gpus)
-    return np.array(exact_knapsack([*worth], gpus), dtype=np.int64)
+        return knapsack_by_price(worth[rows], sizes, gpus).tolist()  # type: ignore[no-any-return]
+    return exact_knapsack([values[row] for row in rows], gpus)
 
 
 # The knapsack: one size a job, the largest sum of values within the GPUs there are.
@@ -609,6 +619,10 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
     """
     if not values:
         return []
+    if len(values) == 1:
+        return [int(values[0][: gpus + 1].argmax())]
+    if len(values) == 2:
+        return _pair(*values, gpus)
     padded = np.full(2 * gpus + 1, -np.inf)
     padded[gpus:] = 0.0
     step, shape = padded.strides[0], (gpus + 1, gpus + 1)
@@ -628,16 +642,21 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
             padded[gpus:] = made[rows, pick]
         chosen.append(pick)
     sizes, spare = [0] * len(values), gpus
-    if len(values) > 1:  # of the first and the last job one row is enough
-        before = padded[gpus:] if chosen else _most(values[0], gpus)
-        last = values[-1]
-        sizes[-1] = int((before[gpus + 1 - len(last) :][::-1] + last).argmax())
-        spare -= sizes[-1]
+    last, before = values[-1], padded[gpus:]  # of the first and the last job one row is enough
+    sizes[-1] = int((before[gpus + 1 - len(last) :][::-1] + last).argmax())
+    spare -= sizes[-1]
     for index in range(len(values) - 2, 0, -1):
         sizes[index] = int(chosen[index - 1][spare])
         spare -= sizes[index]
     sizes[0] = int(values[0][: spare + 1].argmax())
     return sizes
+
+
+def _pair(first: Floats, last: Floats, gpus: int) -> list[int]:
+    """The same for two jobs."""
+    before = _most(first, gpus)
+    size = int((before[gpus + 1 - len(last) :][::-1] + last).argmax())
+    return [int(first[: gpus - size + 1].argmax()), size]
 
 
 def _most(value: Floats, gpus: int) -> Floats:
