@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from operator import itemgetter
 from statistics import fmean
 from typing import Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -555,6 +556,7 @@ Samples = list[tuple[int, StepTimes]]
 """(local batch, times), ascending."""
 
 
+@lru_cache(maxsize=4096)
 def smallest_rotation(ring: Placement) -> Placement:
     """The rotation of a placement that stands for all its rotations."""
     return min(ring[turn:] + ring[:turn] for turn in range(len(ring)))

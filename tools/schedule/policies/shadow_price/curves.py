@@ -167,7 +167,8 @@ def best_batch(
     """
     if len(curve.batches) == 1 or noise_scale is None:
         return job.global_batch if job.gpus and len(curve.batches) > 1 else job.reference_batch
-    rates = curve.rates[size] * curve.efficiency(noise_scale)
+    phi = min(noise_scale, MOST_NOISE)
+    rates = curve.rates[size] * ((phi + curve.base) / (phi + curve.batches))
     at = int(rates.argmax())
     if worth_s is not None:
         now = rates[int(np.abs(curve.batches - job.global_batch).argmin())]

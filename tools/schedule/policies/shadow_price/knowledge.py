@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from pliant.tools.schedule.demand import gpu_s_per_sample
 from pliant.tools.schedule.finished_work import FinishedWork, WorkDone
-from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus
 from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.shadow_price.curves import (
     MOST_NOISE,
@@ -51,6 +51,7 @@ _LEAST_SAMPLES: Final = 1e-9
 _QUEUE_GPU_S: Final = 60.0
 _QUEUE_FACTOR: Final = 4.0
 _AS_PROMISED: Final = np.ones(CELLS)
+_NONE: Final = np.zeros(0)
 _CLASS: Final = 1e5
 """What a job counts over one of the class below: it may be as many times as long and still comes first."""
 _MOST_CLASSES: Final = 1e10
@@ -62,8 +63,12 @@ _FEWEST_CHANGES: Final = 3
 """Observed changes of a model from which on they say what its changes cost."""
 _CHANGES: Final = 9
 """Of a model, the last of them."""
+_FEW: Final = 100
+"""Jobs that have ended and are not worth a thought."""
 _FAR_MORE: Final = 1.5
 """Of the stated cost: less is not worth other decisions."""
+_HeldSpeed = tuple[NodeGpus, int, JobKind | None, float]
+"""Of a job its GPUs, its batch, its kind, and its samples per second there."""
 UnknownNoise = Literal["stated", "author"]
 """Any batch that the job states, once a job of its model has ended without reporting; or the author's."""
 
@@ -98,12 +103,18 @@ class Knowledge:
         self._speeds: Speeds | None = None
         self._curves: dict[Pool, GoodputCurves] = {}
         self._ahead: dict[tuple[GoodputCurve, str], Ahead] = {}
+        self._held: dict[str, _HeldSpeed] = {}
+        """Of jobs at the last decision, by job."""
+        self._standings: dict[str, tuple[float, float | None, float]] = {}
+        """By job a time, and its samples left and done then: a decision asks for them many times."""
         self._classes: dict[float, float] = {}
         """What jobs of a priority count."""
 
     def use(self, speeds: Speeds) -> None:
+        """Begin a decision."""
+        self._standings = {}
         if self._speeds is not speeds:
-            self._speeds, self._curves, self._ahead = speeds, {}, {}
+            self._speeds, self._curves, self._ahead, self._held = speeds, {}, {}, {}
 
     def rank(self, jobs: Iterable[JobState]) -> None:
         """Take up the classes of all active jobs."""
@@ -115,15 +126,21 @@ class Knowledge:
         """What a second of the job's completion time counts: its weight, times what its class does."""
         return job.spec.weight * self._classes.get(job.priority, 1.0)
 
+    def _standing(self, job: JobState, time_s: float) -> tuple[float | None, float]:
+        """Samples that a job still has to train, None where it states no work, and those that it has done."""
+        found = self._standings.get(job.id)
+        if found is None or found[0] != time_s:
+            found = self._standings[job.id] = time_s, stated_left(job, time_s), job.samples_done(time_s)
+        return found[1:]
+
     def left(self, job: JobState, time_s: float) -> float | None:
         """Samples still to train, expected ones where the job does not state its work; None if unknown.
 
         Expected, to look ahead, is the mean over the jobs of its model that ended after more than that.
         """
-        left = stated_left(job, time_s)
+        left, done = self._standing(job, time_s)
         if left is not None:
             return left
-        done = job.samples_done(time_s)
         longer = [total for total in self._totals.get(job.spec.model, ()) if total > done]
         return fmean(longer) - done if longer else None
 
@@ -133,7 +150,7 @@ class Knowledge:
         Where no job of its model has ended and no profile says how long work takes, it is what its queue
         says, at ``per_gpu`` samples per GPU-second; so it is where a job trains past what it stated.
         """
-        if (left := stated_left(job, time_s)) is not None:
+        if (left := self._standing(job, time_s)[0]) is not None:
             if self._overdue.get(job.id, math.inf) < time_s:
                 return max(_queue_gpu_s(job, time_s) * per_gpu, _LEAST_SAMPLES)
             return max(left, _LEAST_SAMPLES) / self._slow.get(job.id, 1.0)
@@ -145,12 +162,14 @@ class Knowledge:
 
     def follow(self, jobs: Collection[JobState], time_s: float) -> None:
         """See how far all active jobs have come."""
+        if len(self._held) > 2 * len(jobs) + _FEW:
+            self._held = {job.id: self._held[job.id] for job in jobs if job.id in self._held}
         self._changes.follow(jobs, time_s)
         self._slow = self._slow_ones(jobs, time_s)
         overdue: dict[str, float] = {}
         unstated = []
         for job in jobs:
-            if (left := stated_left(job, time_s)) is None:
+            if (left := self._standing(job, time_s)[0]) is None:
                 unstated.append(self._progress_of(job, time_s))
             elif left <= 0:
                 overdue[job.id] = self._overdue.get(job.id, time_s)
@@ -170,7 +189,7 @@ class Knowledge:
 
     def progress(self, job: JobState, time_s: float) -> float | None:
         """The part of its work that a job has done; None if unknown."""
-        left, done = self.left(job, time_s), job.samples_done(time_s)
+        left, done = self.left(job, time_s), self._standing(job, time_s)[1]
         if left is None:
             return None
         return done / (done + left) if left > 0 else 1.0
@@ -184,8 +203,8 @@ class Knowledge:
         self._finished.learn(self._progress_of(job, math.inf))
 
     def observe(self, job: JobState, time_s: float) -> None:
-        noise_scale, speeds = job.noise_scale, self._speeds
-        if not job.gpus or noise_scale is None or speeds is None:
+        noise_scale = job.noise_scale
+        if not job.gpus or noise_scale is None or self._speeds is None:
             return
         self._by_samples.observe(job.spec.model, _doublings(job, time_s), noise_scale)
         progress = self.progress(job, time_s)
@@ -193,7 +212,7 @@ class Knowledge:
             return
         self._noise.observe(job.spec.model, progress, noise_scale)
         base = min(job.spec.batch.min or job.reference_batch, job.reference_batch)
-        promised = held_speed(job, speeds) * _efficiency(noise_scale, base, job.global_batch)
+        promised = self.held_speed(job) * _efficiency(noise_scale, base, job.global_batch)
         if promised > 0 and job.samples_per_second > 0:
             pace = job.samples_per_second / promised
             self._paces.observe(_pace_key(job), progress, pace)
@@ -214,7 +233,7 @@ class Knowledge:
         told = line is not None or job.noise_scale is not None or self._by_samples.knows(model)
         if not told and (model not in self._untold or len(curve.batches) == 1):
             return curve.outlook
-        left, done = self.left(job, time_s), job.samples_done(time_s)
+        left, done = self.left(job, time_s), self._standing(job, time_s)[1]
         if line is None or left is None or not curve.runs:
             rates = curve.goodput(self.noise_scale(job, time_s))
             return Outlook(rates, rates, bool(rates.any()))
@@ -241,9 +260,21 @@ class Knowledge:
         """Samples per second of its own batch that the profile promises of what a job holds."""
         if not job.gpus or self._speeds is None:
             return 0.0
-        speed, own = held_speed(job, self._speeds), job.reference_batch
+        speed, own = self.held_speed(job), job.reference_batch
         noise_scale = None if job.global_batch == own else self.noise_scale(job, time_s)
         return speed if noise_scale is None else speed * _efficiency(noise_scale, own, job.global_batch)
+
+    def held_speed(self, job: JobState) -> float:
+        """Samples per second of a job that holds GPUs: its batch, and the nodes where it is."""
+        known = self._held.get(job.id)
+        if known is not None:
+            placement, batch, kind, speed = known
+            if placement is job.placement and batch == job.global_batch and kind is job.kind:
+                return speed
+        assert self._speeds is not None, "use() comes first"  # noqa: S101
+        speed = self._speeds.rate_at(job, job.placement, job.global_batch)
+        self._held[job.id] = job.placement, job.global_batch, job.kind, speed
+        return speed
 
     def noise_scale(self, job: JobState, time_s: float) -> float | None:
         """That of the job, or of its model where the job is; None if nothing is known.
@@ -349,11 +380,6 @@ class ChangeCosts:
         self._costs_s = {model: list(each) for model, each in state["costs_s"].items()}
 
 
-def held_speed(job: JobState, speeds: Speeds) -> float:
-    """Samples per second of a job that holds GPUs: its batch, and the nodes where it is."""
-    return speeds.rate_at(job, job.placement, job.global_batch)
-
-
 def stated_left(job: JobState, time_s: float) -> float | None:
     """Samples still to train; None where the job states no work, also where some is predicted."""
     return None if job.predicted or job.is_speed_guessed else job.remaining_samples(time_s)
@@ -388,18 +414,18 @@ class ByProgress:
 
     def __init__(self, low: float, high: float) -> None:
         self._range = low, high
-        self._log: dict[str, tuple[list[int], list[float]]] = {}
+        self._log: dict[str, tuple[list[int], Floats]] = {}
         """Cells, ascending, and the logarithms of the values seen there."""
         self._lines: dict[str, Floats] = {}
 
     def observe(self, key: str, progress: float, value: float) -> None:
         low, high = self._range
-        cells, logs = self._log.setdefault(key, ([], []))
         cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, low), high))
+        cells, logs = self._log.get(key, ([], _NONE))
         at = bisect_left(cells, cell)
         if at == len(cells) or cells[at] != cell:
             cells.insert(at, cell)
-            logs.insert(at, log)
+            self._log[key] = cells, np.insert(logs, at, log)
         elif logs[at] != log:
             logs[at] = log
         else:
@@ -422,14 +448,15 @@ class ByProgress:
 
     def dump(self) -> dict[str, list[list[float]]]:
         return {
-            key: [[cell, log] for cell, log in zip(*seen, strict=True)]
-            for key, seen in sorted(self._log.items())
+            key: [[cell, log] for cell, log in zip(cells, logs.tolist(), strict=True)]
+            for key, (cells, logs) in sorted(self._log.items())
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._lines = {}
         self._log = {
-            key: ([int(cell) for cell, _ in pairs], [log for _, log in pairs]) for key, pairs in state.items()
+            key: ([int(cell) for cell, _ in pairs], np.array([log for _, log in pairs], dtype=np.float64))
+            for key, pairs in state.items()
         }
 
 
@@ -467,10 +494,12 @@ class Ahead:
             return
         self._seen = noise, pace
         both = np.concatenate((noise, pace)).reshape(2, CELLS)
-        same = np.abs(both / self._taken - 1) <= _SAME  # not where nothing was taken up
-        stale = np.flatnonzero(~(same[0] & same[1]))
-        if not stale.size:
+        change = both / self._taken
+        change -= 1
+        same = np.abs(change, out=change) <= _SAME  # not where nothing was taken up
+        if same.all():
             return
+        stale = (~(same[0] & same[1])).nonzero()[0]
         taken = both[:, stale]
         self._taken[:, stale] = taken
         new = np.ones(len(stale), dtype=np.bool_)  # beyond what was seen, many cells are alike
@@ -571,7 +600,6 @@ class PoolColumns:
         found = [job for job, _, _ in fitting]
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
         held = np.searchsorted(sizes, here).clip(max=len(sizes) - 1)
-        speeds = curves.speeds
         models = [job.spec.model for job in found]
         of_model = dict(zip(models, found, strict=True))
         stated_s = {model: known.rescale_s(job) for model, job in of_model.items()}
@@ -588,7 +616,7 @@ class PoolColumns:
             left / fastest,
             normal,
             np.where(sizes[held] == here, held, 0),
-            np.array([_scattered(job, pool, speeds) for job in found]),
+            np.array([_scattered(job, pool, known) for job in found]),
             np.array([job.gpus > 0 for job in found]),
             np.array([known.weight(job) for job in found]),
             np.array([stated_s[model] for model in models]),
@@ -634,9 +662,10 @@ def _stacked(rows: Sequence[Floats]) -> Floats:
     return np.concatenate(rows).reshape(len(rows), -1)
 
 
-def _scattered(job: JobState, pool: Pool, speeds: Speeds) -> float:
+def _scattered(job: JobState, pool: Pool, known: Knowledge) -> float:
     """The speed of a job where it is, over that on as few nodes as possible."""
     if job.gpu_type != pool.gpu_type or len(job.placement) <= -(-job.gpus // pool.node_gpus):
         return 1.0
+    speeds = known.curves(pool).speeds
     compact = speeds.rate(job, job.gpus, pool.gpu_type, global_batch=job.global_batch)
-    return min(1.0, held_speed(job, speeds) / compact) if compact > 0 else 1.0
+    return min(1.0, known.held_speed(job) / compact) if compact > 0 else 1.0

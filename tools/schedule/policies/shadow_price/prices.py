@@ -93,7 +93,7 @@ class PricedJob:
     def of(cls, rates: Floats, weight: float = 1.0) -> PricedJob:
         """A job with these rates, of which the first is 0 and another is not."""
         short = rates[: int(rates.argmax()) + 1]
-        least = 1 if short[1] > 0 else int((short > 0).argmax())
+        least = int((short > 0).argmax())
         with np.errstate(divide="ignore"):
             return cls(short, weight, least, 1.0 / short[least:])
 
@@ -101,11 +101,12 @@ class PricedJob:
 def priced(order: Sequence[JobT], worth: Prices[JobT, Made], future: float = 0.0) -> list[float]:
     """λ of jobs that end in the reverse of this order."""
     made = worth.start(future)
+    *others, last = order
     prices = []
-    for job in order:
+    for job in others:
         prices.append(worth.price(job, made))
         made = worth.with_job(job, prices[-1], made)
-    return prices
+    return [*prices, worth.price(last, made)]
 
 
 JobT = TypeVar("JobT", bound=Hashable)
@@ -322,6 +323,8 @@ class Remembered(Generic[JobT, Made]):
         return found
 
     def prices(self, pairs: Sequence[tuple[JobT, Priced[JobT, Made]]]) -> list[float]:
+        if len(pairs) < _FEW_PAIRS:
+            return [self.price(*pair) for pair in pairs]
         if new := [pair for pair in pairs if pair[0] not in pair[1].prices]:
             found = self._worth.prices([(job, made.made) for job, made in new])
             for (job, made), price in zip(new, found, strict=True):
@@ -331,6 +334,8 @@ class Remembered(Generic[JobT, Made]):
     def with_jobs(
         self, triples: Sequence[tuple[JobT, float, Priced[JobT, Made]]]
     ) -> list[Priced[JobT, Made]]:
+        if len(triples) < _FEW_PAIRS:
+            return [self.with_job(*each) for each in triples]
         if new := [each for each in triples if each[0] not in each[2].then]:
             found = self._worth.with_jobs([(job, price, made.made) for job, price, made in new])
             for (job, _, made), then in zip(new, found, strict=True):
@@ -354,12 +359,20 @@ class PriceMemory:
         """Nothing depends on it."""
         return PriceMemory()
 
-    def job(self, rates: Floats, weight: float) -> PricedJob:
-        key = rates.tobytes(), weight
-        found = self._jobs.get(key)
-        if found is None:
-            found = self._jobs[key] = PricedJob.of(rates.copy(), weight)
-            self._numbers += 6 * len(rates) + _ENTRY
+    def jobs(self, rates: Floats, weights: Sequence[float]) -> list[PricedJob]:
+        """Jobs by their rates [job, size], as :meth:`PricedJob.of`."""
+        lasts, leasts = rates.argmax(axis=1).tolist(), (rates > 0).argmax(axis=1).tolist()
+        with np.errstate(divide="ignore"):
+            slowness = 1.0 / rates
+        found = []
+        for row, (weight, last, least) in enumerate(zip(weights, lasts, leasts, strict=True)):
+            key = rates[row].tobytes(), weight
+            job = self._jobs.get(key)
+            if job is None:
+                short, slow = rates[row, : last + 1].copy(), slowness[row, least : last + 1].copy()
+                job = self._jobs[key] = PricedJob(short, weight, least, slow)
+                self._numbers += 6 * rates.shape[1] + _ENTRY
+            found.append(job)
         return found
 
     def worth(
