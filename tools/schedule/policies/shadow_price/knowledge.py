@@ -105,8 +105,9 @@ class Knowledge:
         self._ahead: dict[tuple[GoodputCurve, str], Ahead] = {}
         self._held: dict[str, _HeldSpeed] = {}
         """Of jobs at the last decision, by job."""
-        self._standings: dict[str, tuple[float, float | None, float]] = {}
-        """By job a time, and its samples left and done then: a decision asks for them many times."""
+        self._standings: dict[str, tuple[float, float | None, float]] | None = None
+        """By job a time, and its samples left and done then, which a decision asks for many times; None
+        before the first."""
         self._classes: dict[float, float] = {}
         """What jobs of a priority count."""
 
@@ -128,9 +129,10 @@ class Knowledge:
 
     def _standing(self, job: JobState, time_s: float) -> tuple[float | None, float]:
         """Samples that a job still has to train, None where it states no work, and those that it has done."""
-        found = self._standings.get(job.id)
+        known = {} if self._standings is None else self._standings
+        found = known.get(job.id)
         if found is None or found[0] != time_s:
-            found = self._standings[job.id] = time_s, stated_left(job, time_s), job.samples_done(time_s)
+            found = known[job.id] = time_s, stated_left(job, time_s), job.samples_done(time_s)
         return found[1:]
 
     def left(self, job: JobState, time_s: float) -> float | None:
