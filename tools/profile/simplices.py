@@ -154,7 +154,7 @@ class _Line(NamedTuple):
         weights = np.empty_like(self.least)
         np.add(self.level, self.slope * (z - self.base), out=weights[:3])
         np.subtract(1.0, weights[0] + weights[1] + weights[2], out=weights[3])
-        inside = (weights >= self.least).all(axis=0).nonzero()[0]
+        inside = np.flatnonzero(np.logical_and.reduce(weights >= self.least))
         return (int(self.numbers[inside[0]]), weights[:, inside[0]].tolist()) if inside.size else None
 
 

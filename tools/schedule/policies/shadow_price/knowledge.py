@@ -51,7 +51,6 @@ _LEAST_SAMPLES: Final = 1e-9
 _QUEUE_GPU_S: Final = 60.0
 _QUEUE_FACTOR: Final = 4.0
 _AS_PROMISED: Final = np.ones(CELLS)
-_NONE: Final = np.zeros(0)
 _CLASS: Final = 1e5
 """What a job counts over one of the class below: it may be as many times as long and still comes first."""
 _MOST_CLASSES: Final = 1e10
@@ -208,17 +207,18 @@ class Knowledge:
         noise_scale = job.noise_scale
         if not job.gpus or noise_scale is None or self._speeds is None:
             return
-        self._by_samples.observe(job.spec.model, _doublings(job, time_s), noise_scale)
+        model = job.spec.model
+        self._by_samples.observe(model, _doublings(self._standing(job, time_s)[1]), noise_scale)
         progress = self.progress(job, time_s)
         if progress is None:
             return
-        self._noise.observe(job.spec.model, progress, noise_scale)
+        self._noise.observe(model, progress, noise_scale)
         base = min(job.spec.batch.min or job.reference_batch, job.reference_batch)
         promised = self.held_speed(job) * _efficiency(noise_scale, base, job.global_batch)
         if promised > 0 and job.samples_per_second > 0:
             pace = job.samples_per_second / promised
             self._paces.observe(_pace_key(job), progress, pace)
-            self._paces.observe(job.spec.model, progress, pace)
+            self._paces.observe(model, progress, pace)
 
     def curves(self, pool: Pool) -> GoodputCurves:
         assert self._speeds is not None, "use() comes first"  # noqa: S101
@@ -290,7 +290,7 @@ class Knowledge:
         if progress is not None:
             found = self._noise.at(model, progress)
         else:
-            found = self._by_samples.at(model, _doublings(job, time_s))
+            found = self._by_samples.at(model, _doublings(self._standing(job, time_s)[1]))
         untold = model in self._untold and not self._by_samples.knows(model)
         if found is None and untold and self._unknown_noise == "stated":
             return MOST_NOISE
@@ -399,9 +399,9 @@ def _queue_gpu_s(job: JobState, time_s: float) -> float:
     return _QUEUE_GPU_S * _QUEUE_FACTOR**level
 
 
-def _doublings(job: JobState, time_s: float) -> float:
+def _doublings(samples_done: float) -> float:
     """How often the samples that a job has done have doubled, over the most that is possible."""
-    return math.log2(1.0 + job.samples_done(time_s)) / CELLS
+    return math.log2(1.0 + samples_done) / CELLS
 
 
 def _pace_key(job: JobState) -> str:
@@ -416,18 +416,18 @@ class ByProgress:
 
     def __init__(self, low: float, high: float) -> None:
         self._range = low, high
-        self._log: dict[str, tuple[list[int], Floats]] = {}
+        self._log: dict[str, tuple[list[int], list[float]]] = {}
         """Cells, ascending, and the logarithms of the values seen there."""
         self._lines: dict[str, Floats] = {}
 
     def observe(self, key: str, progress: float, value: float) -> None:
         low, high = self._range
         cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, low), high))
-        cells, logs = self._log.get(key, ([], _NONE))
+        cells, logs = self._log.setdefault(key, ([], []))
         at = bisect_left(cells, cell)
         if at == len(cells) or cells[at] != cell:
             cells.insert(at, cell)
-            self._log[key] = cells, np.insert(logs, at, log)
+            logs.insert(at, log)
         elif logs[at] != log:
             logs[at] = log
         else:
@@ -450,15 +450,14 @@ class ByProgress:
 
     def dump(self) -> dict[str, list[list[float]]]:
         return {
-            key: [[cell, log] for cell, log in zip(cells, logs.tolist(), strict=True)]
+            key: [[cell, log] for cell, log in zip(cells, logs, strict=True)]
             for key, (cells, logs) in sorted(self._log.items())
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._lines = {}
         self._log = {
-            key: ([int(cell) for cell, _ in pairs], np.array([log for _, log in pairs], dtype=np.float64))
-            for key, pairs in state.items()
+            key: ([int(cell) for cell, _ in pairs], [log for _, log in pairs]) for key, pairs in state.items()
         }
 
 
@@ -485,9 +484,11 @@ class Ahead:
         self._taken = np.full((2, CELLS), np.nan)
         """Noise scales and paces by cell."""
         self._slowness = np.ones((CELLS, len(curve.rates)))
-        """[cell, size] 1/g; 1 where infeasible."""
-        self._left = np.zeros((CELLS + 1, len(curve.rates)))
-        """[bound, size] ∫ 1/g from the bound of a cell to the end, over the part of the work."""
+        """[cell, size] 1/g, 1 where infeasible; the last cell first, as sums begin at the end."""
+        self._lefts: dict[int, Floats] = {}
+        """By the bound of a cell, [size] ∫ 1/g from there to the end, over the part of the work."""
+        self._left_of_size: dict[int, Floats] = {}
+        """By size, the same at the beginning of each cell, the last cell first."""
         self._seen: tuple[Floats, Floats] | None = None
 
     def update(self, noise: Floats, pace: Floats) -> None:
@@ -498,20 +499,18 @@ class Ahead:
         both = np.concatenate((noise, pace)).reshape(2, CELLS)
         change = both / self._taken
         change -= 1
-        same = np.abs(change, out=change) <= _SAME  # not where nothing was taken up
-        if same.all():
+        same = np.logical_and.reduce(np.abs(change, out=change) <= _SAME)  # not where nothing was taken up
+        if np.logical_and.reduce(same):
             return
-        stale = (~(same[0] & same[1])).nonzero()[0]
+        stale = np.flatnonzero(~same)
         taken = both[:, stale]
         self._taken[:, stale] = taken
         new = np.ones(len(stale), dtype=np.bool_)  # beyond what was seen, many cells are alike
         new[1:] = (taken[:, 1:] != taken[:, :-1]).any(axis=0)
         noise, pace = taken[:, new]
         rates = best(self._curve.efficiency(noise), self._curve.by_batch) * pace[:, None]
-        self._slowness[stale] = (1.0 / np.where(self.runs, rates, 1.0))[new.cumsum() - 1]
-        bound = int(stale[-1]) + 1  # nothing changes beyond
-        sums = np.concatenate((self._left[bound : bound + 1] * CELLS, self._slowness[:bound][::-1]))
-        self._left[:bound] = sums.cumsum(axis=0)[:0:-1] / CELLS
+        self._slowness[CELLS - 1 - stale] = (1.0 / np.where(self.runs, rates, 1.0))[new.cumsum() - 1]
+        self._lefts, self._left_of_size = {}, {}
 
     def whole(self, progress: float) -> Floats:
         """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
@@ -530,9 +529,11 @@ class Ahead:
         until = float(left[size]) - soon_s / work
         if until <= 0:
             return Outlook(whole, whole, self._runs_any)
-        column = self._left[:, size]
-        cell = min(int((-column).searchsorted(-until, "right")) - 1, CELLS - 1)
-        end = cell / CELLS + float((column[cell] - until) / self._slowness[cell, size])
+        begins = self._left_of_size.get(size)
+        if begins is None:
+            begins = self._left_of_size[size] = self._slowness[:, size].cumsum() / CELLS
+        at = int(begins.searchsorted(until))
+        end = (CELLS - 1 - at) / CELLS + float((begins[at] - until) / self._slowness[at, size])
         soon = (end - progress) / (left - self._left_at(end)) * self.runs
         return Outlook(whole, soon, self._runs_any)
 
@@ -540,7 +541,10 @@ class Ahead:
         """[size] ∫ 1/g from a point of the work to its end."""
         position = progress * CELLS
         cell = min(int(position), CELLS - 1)
-        found: Floats = self._left[cell] - (position - cell) / CELLS * self._slowness[cell]
+        left = self._lefts.get(cell)
+        if left is None:
+            left = self._lefts[cell] = np.add.reduce(self._slowness[: CELLS - cell]) / CELLS
+        found: Floats = left - (position - cell) / CELLS * self._slowness[CELLS - 1 - cell]
         return found
 
 
@@ -601,7 +605,7 @@ class PoolColumns:
         )
         found = [job for job, _, _ in fitting]
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
-        held = np.searchsorted(sizes, here).clip(max=len(sizes) - 1)
+        held = np.minimum(sizes.searchsorted(here), len(sizes) - 1)
         models = [job.spec.model for job in found]
         of_model = dict(zip(models, found, strict=True))
         stated_s = {model: known.rescale_s(job) for model, job in of_model.items()}

@@ -635,7 +635,7 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
     if len(values) == 1:
         return [int(values[0][: gpus + 1].argmax())]
     if len(values) == 2:
-        return _pair(*values, gpus)
+        return _pair(values[0], values[1], gpus)
     padded = np.full(2 * gpus + 1, -np.inf)
     padded[gpus:] = 0.0
     step, shape = padded.strides[0], (gpus + 1, gpus + 1)
