@@ -121,9 +121,9 @@ class GoodputCurve:
         """Nothing of it changes."""
         return self
 
-    def efficiency(self, noise_scale: Floats | float) -> Floats:
-        """[…, batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
-        phi = np.minimum(np.asarray(noise_scale), MOST_NOISE)[..., None]
+    def efficiency(self, noise_scale: float) -> Floats:
+        """[batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
+        phi = min(noise_scale, MOST_NOISE)
         found: Floats = (phi + self.base) / (phi + self.batches)
         return found
 
@@ -131,13 +131,8 @@ class GoodputCurve:
         """[size] most progress per second; at the author's batch where the noise scale is unknown."""
         if noise_scale is None:
             return self.outlook.whole
-        return best(self.efficiency(noise_scale), self.by_batch)
-
-
-def best(efficiency: Floats, by_batch: Floats) -> Floats:
-    """[…, size] progress per second at the best batch, by efficiency [..., batch] and rates [batch, size]."""
-    found: Floats = (efficiency[..., None] * by_batch).max(axis=-2)
-    return found
+        found: Floats = np.maximum.reduce(self.efficiency(noise_scale)[:, None] * self.by_batch)
+        return found
 
 
 def sizes_of(gpus: int, node_gpus: int) -> Ints:
@@ -167,8 +162,7 @@ def best_batch(
     """
     if len(curve.batches) == 1 or noise_scale is None:
         return job.global_batch if job.gpus and len(curve.batches) > 1 else job.reference_batch
-    phi = min(noise_scale, MOST_NOISE)
-    rates = curve.rates[size] * ((phi + curve.base) / (phi + curve.batches))
+    rates = curve.rates[size] * curve.efficiency(noise_scale)
     at = int(rates.argmax())
     if worth_s is not None:
         now = rates[int(np.abs(curve.batches - job.global_batch).argmin())]

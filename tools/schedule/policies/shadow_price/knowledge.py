@@ -31,7 +31,6 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
     Ints,
     Outlook,
     batch_range,
-    best,
     sizes_of,
 )
 from pliant.tools.schedule.rates import Speeds
@@ -503,14 +502,18 @@ class Ahead:
         if np.logical_and.reduce(same):
             return
         stale = np.flatnonzero(~same)
-        taken = both[:, stale]
-        self._taken[:, stale] = taken
-        new = np.ones(len(stale), dtype=np.bool_)  # beyond what was seen, many cells are alike
-        new[1:] = (taken[:, 1:] != taken[:, :-1]).any(axis=0)
-        noise, pace = taken[:, new]
-        rates = best(self._curve.efficiency(noise), self._curve.by_batch) * pace[:, None]
-        self._slowness[CELLS - 1 - stale] = (1.0 / np.where(self.runs, rates, 1.0))[new.cumsum() - 1]
+        self._taken[:, stale] = taken = both[:, stale]
+        alike: dict[tuple[float, float], Floats] = {}  # as many cells are beyond those that were seen
+        for cell, *at in zip(stale.tolist(), *taken.tolist(), strict=True):
+            slowness = alike.get(key := (at[0], at[1]))
+            if slowness is None:
+                slowness = alike[key] = self._slowness_at(*key)
+            self._slowness[CELLS - 1 - cell] = slowness
         self._lefts, self._left_of_size = {}, {}
+
+    def _slowness_at(self, noise_scale: float, pace: float) -> Floats:
+        found: Floats = 1.0 / np.where(self.runs, self._curve.goodput(noise_scale) * pace, 1.0)
+        return found
 
     def whole(self, progress: float) -> Floats:
         """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
