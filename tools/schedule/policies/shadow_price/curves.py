@@ -124,7 +124,7 @@ class GoodputCurve:
     def efficiency(self, noise_scale: float) -> Floats:
         """[batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
         phi = min(noise_scale, MOST_NOISE)
-        found: Floats = (phi + self.base) / (phi + self.batches)
+        found: Floats = np.divide(phi + self.base, phi + self.batches)
         return found
 
     def goodput(self, noise_scale: float | None) -> Floats:
