@@ -172,33 +172,29 @@ def _broken(row: ProfileRow) -> Broken:
 
 def _rate_rules(row: ProfileRow) -> Broken:
     """Whether the samples per second of a training row are those of its batch and its step."""
-    if (
-        row.kind == "allreduce"
-        or not (row.step_seconds and row.local_batch)
-        or row.samples_per_second is None
-    ):
+    stated, step_s, local_batch = row.samples_per_second, row.step_seconds, row.local_batch
+    if stated is None or not step_s or not local_batch or row.kind == "allreduce":
         return []
-    expected = row.gpus * row.local_batch * row.accum_steps / row.step_seconds
-    if math.isclose(row.samples_per_second, expected, rel_tol=_RATE_TOLERANCE):
+    expected = row.gpus * local_batch * row.accum_steps / step_s
+    if math.isclose(stated, expected, rel_tol=_RATE_TOLERANCE):
         return []
-    text = f"{row.samples_per_second:g} contradicts the row, expected {expected:g}"
+    text = f"{stated:g} contradicts the row, expected {expected:g}"
     return [("/samples_per_second", f"{text} (gpus × local_batch × accum_steps / step_seconds)")]
 
 
 def _rules(row: ProfileRow) -> Broken:
     """Where its GPUs are, and what ran beside it."""
-    found = _placement_rules(row)
+    problem = _placement_problem(row.placement, row.nodes, row.gpus, row.node_order)
+    found = [] if problem is None else [problem]
     if row.across is not None and row.nodes < 2:
         found.append(("/across", f'is "{row.across}" in a row of one node, expected null'))
-    for name in OF_PAIRS:
-        if (getattr(row, name) is None) == (row.kind == "pair"):
-            found.append((f"/{name}", f"contradicts kind {row.kind!r}, expected it in rows of pairs alone"))
+    if row.kind == "pair" or row.beside_model is not None or row.beside_batch is not None:
+        found += [
+            (f"/{name}", f"contradicts kind {row.kind!r}, expected it in rows of pairs alone")
+            for name in OF_PAIRS
+            if (getattr(row, name) is None) == (row.kind == "pair")
+        ]
     return found
-
-
-def _placement_rules(row: ProfileRow) -> Broken:
-    problem = _placement_problem(row.placement, row.nodes, row.gpus, row.node_order)
-    return [] if problem is None else [problem]
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,8 @@ Arrow schema, the check of a row, the JSON description and the page of the docs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -120,14 +121,44 @@ def rows_from_columns(
     :raises BadInputError: with every problem; rows are counted from 1.
     """
     _check_names(columns, table, source)
-    check = validator(table, json_as_text=json_as_text).validate_python
     missing = [None] * len(next(iter(columns.values())))
+    in_order = [columns.get(name, missing) for name in table.names]
+    try:
+        checked = _columns_validator(table, json_as_text=json_as_text).validate_python(in_order)
+    except ValidationError:
+        return _rows_one_by_one(in_order, table, source, json_as_text=json_as_text)
+    rows = _rows_of(checked, table)
+    problems = [
+        Problem(source, None, f"row {number}: {pointer}", text)
+        for number, row in enumerate(rows, 1)
+        for pointer, text in table.broken(row)
+    ]
+    if problems:
+        raise BadInputError(problems)
+    return rows
+
+
+def _rows_of(columns: Iterable[Sequence[Any]], table: TableKind[R]) -> tuple[R, ...]:
+    """Rows of checked values, filled a column at a time: one at a time takes three times as long."""
+    first, *others = columns
+    rows = tuple([object.__new__(table.row) for _ in first])
+    for name, values in zip(table.names, (first, *others), strict=True):
+        deque(map(getattr(table.row, name).__set__, rows, values), maxlen=0)
+    return rows
+
+
+def _rows_one_by_one(
+    in_order: Sequence[Sequence[Any]], table: TableKind[R], source: str, *, json_as_text: bool
+) -> tuple[R, ...]:
+    """Says where each wrong value is.
+
+    :raises BadInputError: with every problem.
+    """
+    check = validator(table, json_as_text=json_as_text).validate_python
     rows: list[R] = []
     problems: list[Problem] = []
-    in_order = [columns.get(name, missing) for name in table.names]
     for number, values in enumerate(zip(*in_order, strict=True), 1):
         try:
-            # by place: that takes two thirds of the time that names take
             rows.append(check(ArgsKwargs(values)))
         except ValidationError:
             problems += _problems(check, dict(zip(table.names, values, strict=True)), source, number)
@@ -192,6 +223,16 @@ def validator(table: TableKind[Any], *, json_as_text: bool = False) -> SchemaVal
     return SchemaValidator(
         core_schema.dataclass_schema(table.row, arguments, list(table.names), slots=True, frozen=True)
     )
+
+
+@cache
+def _columns_validator(table: TableKind[Any], *, json_as_text: bool) -> SchemaValidator:
+    """Of all columns, each a list, up to the first wrong value."""
+    schemas = [_column_schema(column, json_as_text=json_as_text) for column in table.columns]
+    lists: list[core_schema.CoreSchema] = [
+        core_schema.list_schema(schema, fail_fast=True) for schema in schemas
+    ]
+    return SchemaValidator(core_schema.tuple_schema(lists, fail_fast=True))
 
 
 def _column_schema(column: TableColumn, *, json_as_text: bool) -> core_schema.CoreSchema:

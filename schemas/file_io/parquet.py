@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic_core import ValidationError, to_json
@@ -49,8 +50,10 @@ _PACKINGS: Final[tuple[Mapping[str, Any], ...]] = (
     {"compression": "none", "use_dictionary": False},
 )
 """Ways to write a file, the smallest first; the last repeats every value."""
-_PLAIN: Final = {str, int, bool, type(None)}
-"""Equal values of these types are written alike."""
+_PLAIN: Final = {str, int, bool, NoneType}
+"""Equal values of one of these types are written alike."""
+_OFTEN: Final = 4
+"""From this often on, on average, a value is written once and repeated."""
 _LEAST: Final = 1e-4
 _MOST: Final = 1e16
 """In this range Python and pydantic write numbers alike, without an exponent."""
@@ -384,12 +387,17 @@ def columns_hash(columns: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _json(values: Sequence[Any]) -> bytes:
-    """As ``json.dumps``; fast for equal values and for floats."""
+    """As ``json.dumps``; fast for floats, and for values that are there many times."""
+    if values.count(None) == len(values):
+        return f"[{', '.join(['null'] * len(values))}]".encode()
     kinds = set(map(type, values))
     if kinds == {float} and min(values) >= _LEAST and max(values) < _MOST:
         return to_json(values).replace(b",", b", ")
-    if len(kinds) == 1 and kinds <= _PLAIN and values.count(values[0]) == len(values):
-        return b"[" + b", ".join([json.dumps(values[0]).encode()] * len(values)) + b"]"
+    if len(kinds - {NoneType}) <= 1 and kinds <= _PLAIN:
+        distinct = set(values)
+        if len(distinct) * _OFTEN <= len(values):
+            texts = {value: json.dumps(value) for value in distinct}
+            return f"[{', '.join(map(texts.__getitem__, values))}]".encode()
     return json.dumps(values, sort_keys=True).encode()
 
 

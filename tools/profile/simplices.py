@@ -107,17 +107,55 @@ class Lifted(NamedTuple):
         return cls(corners, neighbours, plane, planes, scale, shift)
 
 
-class _Everything(NamedTuple):
-    """Geometry of all simplices, one in a column."""
+class _Candidates(NamedTuple):
+    """Simplices that may be found around a point, one in a column, in the order in which they count.
 
+    A simplex has its place in the triangulation; a neighbour of a flat one also has that of the flat one.
+    """
+
+    numbers: Integers
     rows: Floats
     base: Floats
-    flat: Integers
-    """Each flat simplex once for each neighbour, in ascending order."""
-    beside: Integers
-    """Its neighbours."""
+    low: Floats
+    """The smallest coordinates of their corners."""
+    high: Floats
     least: Floats
-    """The weights from which on a point counts as inside of the neighbour."""
+    """The weights from which on a point counts as inside."""
+
+    def along(self, x: int, y: int) -> _Line:
+        """Those that may hold a point (x, y, ·).
+
+        Points and corners are whole numbers, so a point outside of the box around a simplex has a weight far
+        below those that count as inside.
+        """
+        may_hold = (self.low[0] <= x) & (x <= self.high[0]) & (self.low[1] <= y) & (y <= self.high[1])
+        columns = may_hold.nonzero()[0]
+        rows, base = self.rows[:, :, columns], self.base[:, columns]
+        level = rows[:, 0] * (x - base[0]) + rows[:, 1] * (y - base[1])
+        return _Line(self.numbers[columns], level, rows[:, 2].copy(), base[2], self.least[:, columns])
+
+
+class _Line(NamedTuple):
+    """The same along a line of points that differ in their last coordinate alone."""
+
+    numbers: Integers
+    level: Floats
+    """Weights of the first three corners but for the last coordinate,"""
+    slope: Floats
+    """and what they gain with it,"""
+    base: Floats
+    """from here on."""
+    least: Floats
+
+    def at(self, z: int) -> tuple[int, list[float]] | None:
+        """The first that is around a point, and the weights of its corners."""
+        import numpy as np
+
+        weights = np.empty_like(self.least)
+        np.add(self.level, self.slope * (z - self.base), out=weights[:3])
+        np.subtract(1.0, weights[0] + weights[1] + weights[2], out=weights[3])
+        inside = np.flatnonzero(np.logical_and.reduce(weights >= self.least))
+        return (int(self.numbers[inside[0]]), weights[:, inside[0]].tolist()) if inside.size else None
 
 
 class Simplices:
@@ -131,6 +169,9 @@ class Simplices:
         self._values = values
         self._kept = kept
         self._inverse: dict[int, tuple[tuple[Corner, ...], Point] | None] = {}
+        """What gives the weights in each simplex; None where it is flat."""
+        self._lines: dict[tuple[int, int], _Line] = {}
+        """Of points (x, y, ·)."""
 
     def load(self) -> None:
         """Triangulate now, so that the first question costs no more than others."""
@@ -147,11 +188,11 @@ class Simplices:
         found = self._across_faces(self._nearest_plane(point), point)
         if found is None:
             return None
-        simplex, weights = found
+        simplex, (a, b, c, d) = found
         corners = self._lifted.corners[4 * simplex : 4 * simplex + 4]
-        columns = zip(*(self._values[corner] for corner in corners), strict=True)
+        columns = zip(*[self._values[corner] for corner in corners], strict=True)
         return tuple(
-            sum(weight * value for weight, value in zip(weights, column, strict=True)) for column in columns
+            [a * first + b * second + c * third + d * last for first, second, third, last in columns]
         )
 
     @cached_property
@@ -166,20 +207,22 @@ class Simplices:
         return blake2b(repr(list(self._points)).encode(), digest_size=8).hexdigest()
 
     def _is_far(self, point: Point) -> bool:
-        return any(
-            not low - _EPS <= place <= high + _EPS
-            for place, (low, high) in zip(point, self._bounds, strict=True)
-        )
+        (x, y, z), (low, high) = point, self._bounds
+        return not (low[0] <= x <= high[0] and low[1] <= y <= high[1] and low[2] <= z <= high[2])
 
     @cached_property
-    def _bounds(self) -> list[tuple[int, int]]:
-        return [(min(axis), max(axis)) for axis in zip(*self._points, strict=True)]
+    def _bounds(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The smallest and the largest coordinates of the points."""
+        axes = [*zip(*self._points, strict=True)]
+        return tuple(map(min, axes)), tuple(map(max, axes))
 
     def _nearest_plane(self, point: Point) -> int:
         """From the first simplex on to neighbours whose plane lies higher over the point."""
-        _, neighbours, *_ = lifted = self._lifted
+        _, neighbours, plane, *_ = lifted = self._lifted
+        planes, (x, y, z) = self._planes, point
         height = lifted.scale * sum(float(place) ** 2 for place in point) + lifted.shift
-        simplex, best = 0, self._distance(0, point, height)
+        a, b, c, d, e = planes[plane[0]]
+        simplex, best = 0, e + a * x + b * y + c * z + d * height
         moved = True
         while moved and best <= 0:
             moved = False
@@ -187,52 +230,56 @@ class Simplices:
                 other = neighbours[4 * simplex + side]
                 if other < 0:
                     continue
-                distance = self._distance(other, point, height)
+                a, b, c, d, e = planes[plane[other]]
+                distance = e + a * x + b * y + c * z + d * height
                 if distance > best + _EPS * (1 + abs(best)):
                     simplex, best, moved = other, distance, True
         return simplex
 
-    def _distance(self, simplex: int, point: Point, height: float) -> float:
-        start = 5 * self._lifted.plane[simplex]
-        a, b, c, d, e = self._lifted.planes[start : start + 5]
-        return e + a * point[0] + b * point[1] + c * point[2] + d * height
+    @cached_property
+    def _planes(self) -> list[tuple[float, ...]]:
+        """Their coefficients."""
+        coefficients = iter(self._lifted.planes)
+        return list(zip(*[coefficients] * 5, strict=True))
 
     def _across_faces(self, simplex: int, point: Point) -> tuple[int, list[float]] | None:
-        neighbours = self._lifted.neighbours
+        """From a simplex through the first face beyond which the point lies, to the one around it."""
+        neighbours, known = self._lifted.neighbours, self._inverse
         for _ in range(1 + len(self._lifted.plane) // 4):
-            weights = self._weights(simplex, point)
-            if weights is None:
+            if simplex not in known:
+                known[simplex] = self._inverse_of(simplex)
+            inverse = known[simplex]
+            if inverse is None:
                 break
-            beyond = next((side for side in _SIDES if weights[side] < -_EPS), None)
-            if beyond is None:
-                if max(weights) <= 1 + _EPS:
-                    return simplex, weights
+            ((a, b, c), row_1, row_2), (x, y, z) = inverse
+            x, y, z = point[0] - x, point[1] - y, point[2] - z
+            if (first := a * x + b * y + c * z) < -_EPS:
+                simplex = neighbours[4 * simplex]
+            elif (second := row_1[0] * x + row_1[1] * y + row_1[2] * z) < -_EPS:
+                simplex = neighbours[4 * simplex + 1]
+            elif (third := row_2[0] * x + row_2[1] * y + row_2[2] * z) < -_EPS:
+                simplex = neighbours[4 * simplex + 2]
+            elif (fourth := 1.0 - math.fsum((first, second, third))) < -_EPS:
+                simplex = neighbours[4 * simplex + 3]
+            elif max(weights := [first, second, third, fourth]) <= 1 + _EPS:
+                return simplex, weights
+            else:
                 break
-            simplex = neighbours[4 * simplex + beyond]
             if simplex < 0:
                 return None
         return self._through_all(point)
 
     def _through_all(self, point: Point) -> tuple[int, list[float]] | None:
         """The first simplex around a point, or beside a flat one."""
-        import numpy as np
-
-        every = self._everything
-        weights = np.empty((4, every.base.shape[1]))
-        apart = np.array(point, float)[:, None] - every.base
-        np.einsum("scn,cn->sn", every.rows, apart, out=weights[:3])
-        np.subtract(1.0, weights[0] + weights[1] + weights[2], out=weights[3])
-        around = np.flatnonzero(weights.min(axis=0) >= -_EPS)
-        first = int(around[0]) if len(around) else every.base.shape[1]
-        found = first
-        if len(every.flat):
-            beside = np.flatnonzero((weights[:, every.beside] >= every.least).all(axis=0))
-            if len(beside) and every.flat[beside[0]] < first:
-                found = int(every.beside[beside[0]])
-        return (found, weights[:, found].tolist()) if found < every.base.shape[1] else None
+        x, y, z = point
+        line = self._lines.get((x, y))
+        if line is None:
+            line = self._lines[x, y] = self._candidates.along(x, y)
+        return line.at(z)
 
     @cached_property
-    def _everything(self) -> _Everything:
+    def _candidates(self) -> _Candidates:
+        """All simplices."""
         import numpy as np
 
         corners = np.frombuffer(self._lifted.corners, np.uint16).reshape(-1, 4)
@@ -241,26 +288,23 @@ class Simplices:
         a, b, c = places[:3] - base
         rows = np.stack([_crossed(b, c), _crossed(c, a), _crossed(a, b)])
         volumes = (a * rows[0]).sum(axis=0)
-        volumes[volumes == 0] = np.nan
+        is_flat = volumes == 0
+        volumes[is_flat] = np.nan
         neighbours = np.frombuffer(self._lifted.neighbours, np.int16).reshape(-1, 4).astype(np.int64)
-        flat = np.repeat(np.flatnonzero(np.isnan(volumes)), 4)
+        solid, flat = np.flatnonzero(~is_flat), np.repeat(np.flatnonzero(is_flat), 4)
         beside = neighbours[flat[::4]].ravel()
         flat, beside = flat[beside >= 0], beside[beside >= 0]
-        least = np.where(neighbours[beside] == flat[:, None], -_BROAD_EPS, -_EPS).T
-        return _Everything(rows / volumes, base, flat, beside, least)
+        least = np.full((len(solid) + len(flat), 4), -_EPS)
+        least[len(solid) :][neighbours[beside] == flat[:, None]] = -_BROAD_EPS
+        order = np.concatenate((solid, flat)).argsort(kind="stable")
+        numbers = np.concatenate((solid, beside))[order]
+        each = (rows / volumes)[..., numbers], base[:, numbers]
+        boxes = places.min(axis=0)[:, numbers], places.max(axis=0)[:, numbers]
+        return _Candidates(numbers, *each, *boxes, least[order].T)
 
-    def _weights(self, simplex: int, point: Point) -> list[float] | None:
-        """Barycentric coordinates of a point; None in a flat simplex."""
-        if simplex not in self._inverse:
-            corners = self._lifted.corners[4 * simplex : 4 * simplex + 4]
-            self._inverse[simplex] = _inverse(*(self._points[corner] for corner in corners))
-        inverse = self._inverse[simplex]
-        if inverse is None:
-            return None
-        rows, base = inverse
-        x, y, z = (place - origin for place, origin in zip(point, base, strict=True))
-        weights = [a * x + b * y + c * z for a, b, c in rows]
-        return [*weights, 1.0 - math.fsum(weights)]
+    def _inverse_of(self, simplex: int) -> tuple[tuple[Corner, ...], Point] | None:
+        corners = self._lifted.corners[4 * simplex : 4 * simplex + 4]
+        return _inverse(*(self._points[corner] for corner in corners))
 
 
 def _inverse(p: Point, q: Point, r: Point, base: Point) -> tuple[tuple[Corner, ...], Point] | None:

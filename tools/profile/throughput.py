@@ -133,7 +133,9 @@ def local_limit(throughput: Throughput, model: str, gpu_type: str, per_gpu_max: 
     0 if no batch fits the type; None if there is no limit.
     """
     known = throughput.max_local_batch(model, gpu_type)
-    return min((limit for limit in (known, per_gpu_max) if limit is not None), default=None)
+    if known is None or per_gpu_max is None:
+        return per_gpu_max if known is None else known
+    return min(known, per_gpu_max)
 
 
 def stand_in(rows: Mapping[str, int], gpu_type: str) -> str:
@@ -312,6 +314,12 @@ def plan_batch(global_batch: int, gpus: int, per_gpu_max: int | None) -> BatchPl
 
     Accumulation is used only if the share of one GPU does not fit its memory (Ares, section 4).
     """
+    local, accum = micro_steps(global_batch, gpus, per_gpu_max)
+    return BatchPlan.model_validate({"global": global_batch, "local": local, "accum": accum})
+
+
+def micro_steps(global_batch: int, gpus: int, per_gpu_max: int | None) -> tuple[int, int]:
+    """The local batch and the number of micro-steps of :func:`plan_batch`."""
     share = -(-global_batch // gpus)
     accum = 1 if per_gpu_max is None else -(-share // per_gpu_max)
-    return BatchPlan.model_validate({"global": global_batch, "local": -(-share // accum), "accum": accum})
+    return -(-share // accum), accum

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from operator import itemgetter
 from statistics import fmean
 from typing import Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -31,6 +32,7 @@ from pliant.tools.profile.throughput import (
     key,
     local_limit,
     mean_rescale,
+    micro_steps,
     plan_batch,
     rows_across,
     shape,
@@ -408,6 +410,8 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         self._most_local = dict(most_local or {})
         self._rescales_s = dict(rescales_s or {})
         self._metadata = dict(profile.metadata)
+        self._limits: dict[tuple[str, str], int | None] = {}
+        """Largest local batches, by model and GPU type."""
 
     def rescale_seconds(self, model: str) -> float | None:
         found = self._rescales_s.get(model)
@@ -421,8 +425,11 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
                 self.table(model, gpu_type)[0].load()
 
     def max_local_batch(self, model: str, gpu_type: str) -> int | None:
-        limits = (*self.local_batches(model, gpu_type)[-1:], self._most_local.get(model))
-        return min((limit for limit in limits if limit is not None), default=None)
+        key = model, gpu_type
+        if key not in self._limits:
+            limits = (*self.local_batches(model, gpu_type)[-1:], self._most_local.get(model))
+            self._limits[key] = min((limit for limit in limits if limit is not None), default=None)
+        return self._limits[key]
 
     def times(self, model: str, gpu_type: str, ring: Placement, local_batch: int) -> StepTimes | None:
         """Times of one micro-batch on the GPUs of ``ring``, in its order; None if unknown.
@@ -439,9 +446,9 @@ class ThroughputByPlacement(ProfiledThroughput["PlacementTable"]):
         gpus = sum(placement)
         if global_batch < gpus:
             return None
-        plan = plan_batch(global_batch, gpus, local_limit(self, model, gpu_type, per_gpu_max))
-        found = self.times(model, gpu_type, placement, plan.local)
-        return None if found is None else found.accumulated(plan.accum)
+        local, accum = micro_steps(global_batch, gpus, local_limit(self, model, gpu_type, per_gpu_max))
+        found = self.times(model, gpu_type, placement, local)
+        return None if found is None else found.accumulated(accum)
 
     def _with(self, profile: Profile) -> Self:
         return type(self)(profile, self._speeds, self._most_local)
@@ -549,6 +556,7 @@ Samples = list[tuple[int, StepTimes]]
 """(local batch, times), ascending."""
 
 
+@lru_cache(maxsize=4096)
 def smallest_rotation(ring: Placement) -> Placement:
     """The rotation of a placement that stands for all its rotations."""
     return min(ring[turn:] + ring[:turn] for turn in range(len(ring)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -43,6 +44,7 @@ from pliant.tools.replay.options import DEFAULT_COST_S, Conditions
 from pliant.tools.replay.progress import Validation, validations
 from pliant.tools.replay.recorded import NODE_GPUS, inconsistencies, own_cluster
 from pliant.tools.schedule.assumptions import (
+    Kind,
     kinds_measured,
     levels_ignored,
     nothing_to_resize,
@@ -114,6 +116,16 @@ class Inputs:
     @cached_property
     def models(self) -> frozenset[str]:
         return frozenset(job.model for job in one_of_each(self.jobs))
+
+    @cached_property
+    def kinds_measured(self) -> Counter[Kind] | None:
+        """Training rows by model and GPU type; None: there is no profile."""
+        return None if self.profile is None else Counter(kinds_measured(self.profile.rows))
+
+    @cached_property
+    def speeds_doubted(self) -> Sequence[Assumption]:
+        """What cannot be trusted of the profile."""
+        return () if self.profile is None else speeds_doubted(self.models, trust_of(self.profile.rows))
 
     @cached_property
     def profile_hash(self) -> str | None:
@@ -211,11 +223,9 @@ def assumed(
     policy: type[Policy],
     parameters: Mapping[str, Any],
 ) -> tuple[Assumption, ...]:
-    rows = () if inputs.profile is None else inputs.profile.rows
-    measured = None if inputs.profile is None else kinds_measured(rows)
     return (
-        *speeds_assumed(inputs.models, inputs.cluster, measured),
-        *speeds_doubted(inputs.models, trust_of(rows)),
+        *speeds_assumed(inputs.models, inputs.cluster, inputs.kinds_measured),
+        *inputs.speeds_doubted,
         *sharing_assumed(inputs.cluster, policy),
         *levels_ignored(inputs.cluster, policy.name, parameters),
         *weights_ignored(jobs_that(lambda job: job.weight != 1.0, inputs.jobs), policy),

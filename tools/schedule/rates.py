@@ -151,24 +151,43 @@ class Speeds:
         key = (job.kind or JobKind.of(job), gpu_type, gpus, placement, levels, batch)
         rate = self._rates.get(key)
         if rate is None:
-            rate = self._rates[key] = self._modelled(job, key)
+            (rate,) = self._modelled(job, gpus, gpu_type, (batch,), placement=placement, levels=levels)
+            self._rates[key] = rate
         return rate
 
-    def _modelled(self, job: JobState, key: _Key) -> float:
-        """As :meth:`rate`. All that it asks of the job is in its kind."""
-        _, gpu_type, gpus, placement, levels, batch = key
+    def rates(self, job: JobState, gpus: int, gpu_type: str, batches: Sequence[int]) -> list[float]:
+        """:meth:`rate` at several batches."""
+        levels = self.fewest_levels(gpus, gpu_type) if self._largest else ()
+        return self._modelled(job, gpus, gpu_type, batches, placement=None, levels=levels)
+
+    def _modelled(
+        self,
+        job: JobState,
+        gpus: int,
+        gpu_type: str,
+        batches: Sequence[int],
+        *,
+        placement: Placement | None,
+        levels: Levels,
+    ) -> list[float]:
+        """As :meth:`rate`, for each batch. All that it asks of the job is in its kind."""
         spec, per_replica = job.spec, job.per_replica
-        if gpus > batch * per_replica and spec.batch.size is not None:
-            return 0.0  # a worker without a sample; a batch that is not stated limits nothing
         if not (job.any_number or spec.gpus.allows(gpus)):
-            return 0.0
+            return [0.0] * len(batches)
         if job.room is not None and gpus > job.room.get(gpu_type, 0):
-            return 0.0  # the nodes lack CPUs, memory or bandwidth for as many workers
+            return [0.0] * len(batches)  # the nodes lack CPUs, memory or bandwidth for as many workers
+        model, per_gpu_max = spec.model, spec.batch.per_gpu_max
+        fewest = 0 if spec.batch.size is None else gpus  # a batch that is not stated limits nothing
         shape = placement or self.consolidated(gpus, gpu_type, per_replica)
-        seconds = self._across(levels).step_seconds(
-            spec.model, gpu_type, shape, batch * per_replica, spec.batch.per_gpu_max
-        )
-        return batch / seconds if seconds else 0.0
+        step_seconds = self._across(levels).step_seconds
+        found = []
+        for batch in batches:
+            samples = batch * per_replica
+            seconds = None  # where a worker would be without a sample
+            if samples >= fewest:
+                seconds = step_seconds(model, gpu_type, shape, samples, per_gpu_max)
+            found.append(batch / seconds if seconds else 0.0)
+        return found
 
     def rate_at(self, job: JobState, placement: NodeGpus, global_batch: int) -> float:
         """Samples per second on these GPUs of these nodes."""

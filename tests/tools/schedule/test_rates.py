@@ -86,6 +86,18 @@ def test_the_batch_is_divided_over_replicas_and_each_size_has_whole_ones() -> No
     assert (plan.local, plan.accum) == (8, 1)
 
 
+@pytest.mark.parametrize("gpus", [1, 3, 4, 6, 10])
+def test_at_several_batches_speeds_are_those_at_each(gpus: int) -> None:
+    asked, batches = speeds(ByType(t4=1), t4=(4, 4, 4)), [2, 4, 8, 64]
+    gang = {"requested": 4, "per_replica": 2}
+    replicas = Job.model_validate({"id": "r", "submit_time": 0.0, "model": "net", "gpus": gang})
+    for each in (state(), state(job("few", gpus=4, low=2, high=6, batch=64)), JobState(replicas, 64, None)):
+        found = asked.rates(each, gpus, "t4", batches)
+        assert found == [asked.rate(each, gpus, "t4", global_batch=batch) for batch in batches]
+    few = asked.rates(state(), 10, "t4", batches)
+    assert few == [0.0, 0.0, 0.0, pytest.approx(10)]
+
+
 def test_on_mixed_types_the_average_counts_weighted_by_gpus_of_types_that_have_as_many() -> None:
     asked = speeds(ByType(slow=1, fast=4), slow=(4, 2), fast=(3,))
     assert asked.rate(state(), 2) == pytest.approx((6 * 2 + 3 * 8) / 9)

@@ -183,6 +183,8 @@ class Bound:
             self._reference.withdraw(job.id)
 
     def _advance(self, time_s: float, gpus: int, snapshot: Snapshot, known: Knowledge) -> None:
+        if not self._reference.is_due(time_s):
+            return
         pool = next(iter(known_pools(snapshot).values()), None)
         if pool is None:
             return

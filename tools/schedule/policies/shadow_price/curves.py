@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -68,33 +68,28 @@ class GoodputCurves:
     def _made(self, job: JobState) -> GoodputCurve:
         spec, usual = job.spec, job.reference_batch
         grid = np.rint(np.geomspace(*batch_range(job), BATCHES)).astype(np.int64)
-        batches = np.unique([*grid.tolist(), usual])
+        tried = sorted({*grid.tolist(), usual})
+        batches = np.array(tried, dtype=np.int64)
         least, most = spec.min_gpus, self._most(job)
         if spec.elastic == "none":
             least = most = spec.gpus.requested
         rates = np.zeros((len(self.sizes), len(batches)))
         for row, gpus in enumerate(self.sizes.tolist()):
             if max(least, 1) <= gpus <= most:
-                rates[row] = [
-                    self.speeds.rate(job, gpus, self.gpu_type, global_batch=batch)
-                    for batch in batches.tolist()
-                ]
+                rates[row] = self.speeds.rates(job, gpus, self.gpu_type, tried)
         base = min(spec.batch.min or usual, usual)
         return GoodputCurve(batches, rates, base, int(np.searchsorted(batches, usual)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outlook:
+class Outlook(NamedTuple):
     """Mean progress of a job per second by size, 0 where infeasible."""
 
     whole: Floats
     """[size] F: over all the work that is left."""
     soon: Floats
     """[size] G: over the work of the time that a decision is taken to last, the same for all sizes."""
-    runs: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "runs", bool(self.whole.any()))
+    runs: bool
+    """Whether any size is feasible."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +113,7 @@ class GoodputCurve:
 
     def __post_init__(self) -> None:
         usual = self.rates[:, self.usual].copy()
-        object.__setattr__(self, "outlook", Outlook(usual, usual))
+        object.__setattr__(self, "outlook", Outlook(usual, usual, bool(usual.any())))
         object.__setattr__(self, "runs", bool(self.rates.any()))
         object.__setattr__(self, "by_batch", np.ascontiguousarray(self.rates.T))
 
@@ -126,23 +121,18 @@ class GoodputCurve:
         """Nothing of it changes."""
         return self
 
-    def efficiency(self, noise_scale: Floats | float) -> Floats:
-        """[…, batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
-        phi = np.minimum(np.asarray(noise_scale), MOST_NOISE)[..., None]
-        found: Floats = (phi + self.base) / (phi + self.batches)
+    def efficiency(self, noise_scale: float) -> Floats:
+        """[batch] progress per sample against B_min: (φ + B_min) / (φ + B)."""
+        phi = min(noise_scale, MOST_NOISE)
+        found: Floats = np.divide(phi + self.base, phi + self.batches)
         return found
 
     def goodput(self, noise_scale: float | None) -> Floats:
         """[size] most progress per second; at the author's batch where the noise scale is unknown."""
         if noise_scale is None:
             return self.outlook.whole
-        return best(self.efficiency(noise_scale), self.by_batch)
-
-
-def best(efficiency: Floats, by_batch: Floats) -> Floats:
-    """[…, size] progress per second at the best batch, by efficiency [..., batch] and rates [batch, size]."""
-    found: Floats = (efficiency[..., None] * by_batch).max(axis=-2)
-    return found
+        found: Floats = np.maximum.reduce(self.efficiency(noise_scale)[:, None] * self.by_batch)
+        return found
 
 
 def sizes_of(gpus: int, node_gpus: int) -> Ints:

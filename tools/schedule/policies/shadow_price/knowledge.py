@@ -10,6 +10,7 @@ g, so a table of ∫ 1/g from each point of the work to its end answers for ever
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from pliant.tools.schedule.demand import gpu_s_per_sample
 from pliant.tools.schedule.finished_work import FinishedWork, WorkDone
-from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus
 from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.shadow_price.curves import (
     MOST_NOISE,
@@ -30,7 +31,6 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
     Ints,
     Outlook,
     batch_range,
-    best,
     sizes_of,
 )
 from pliant.tools.schedule.rates import Speeds
@@ -61,8 +61,12 @@ _FEWEST_CHANGES: Final = 3
 """Observed changes of a model from which on they say what its changes cost."""
 _CHANGES: Final = 9
 """Of a model, the last of them."""
+_FEW: Final = 100
+"""Jobs that have ended and are not worth a thought."""
 _FAR_MORE: Final = 1.5
 """Of the stated cost: less is not worth other decisions."""
+_HeldSpeed = tuple[NodeGpus, int, JobKind | None, float]
+"""Of a job its GPUs, its batch, its kind, and its samples per second there."""
 UnknownNoise = Literal["stated", "author"]
 """Any batch that the job states, once a job of its model has ended without reporting; or the author's."""
 
@@ -97,12 +101,19 @@ class Knowledge:
         self._speeds: Speeds | None = None
         self._curves: dict[Pool, GoodputCurves] = {}
         self._ahead: dict[tuple[GoodputCurve, str], Ahead] = {}
+        self._held: dict[str, _HeldSpeed] = {}
+        """Of jobs at the last decision, by job."""
+        self._standings: dict[str, tuple[float, float | None, float]] | None = None
+        """By job a time, and its samples left and done then, which a decision asks for many times; None
+        before the first."""
         self._classes: dict[float, float] = {}
         """What jobs of a priority count."""
 
     def use(self, speeds: Speeds) -> None:
+        """Begin a decision."""
+        self._standings = {}
         if self._speeds is not speeds:
-            self._speeds, self._curves, self._ahead = speeds, {}, {}
+            self._speeds, self._curves, self._ahead, self._held = speeds, {}, {}, {}
 
     def rank(self, jobs: Iterable[JobState]) -> None:
         """Take up the classes of all active jobs."""
@@ -114,15 +125,22 @@ class Knowledge:
         """What a second of the job's completion time counts: its weight, times what its class does."""
         return job.spec.weight * self._classes.get(job.priority, 1.0)
 
+    def _standing(self, job: JobState, time_s: float) -> tuple[float | None, float]:
+        """Samples that a job still has to train, None where it states no work, and those that it has done."""
+        known = {} if self._standings is None else self._standings
+        found = known.get(job.id)
+        if found is None or found[0] != time_s:
+            found = known[job.id] = time_s, stated_left(job, time_s), job.samples_done(time_s)
+        return found[1:]
+
     def left(self, job: JobState, time_s: float) -> float | None:
         """Samples still to train, expected ones where the job does not state its work; None if unknown.
 
         Expected, to look ahead, is the mean over the jobs of its model that ended after more than that.
         """
-        left = stated_left(job, time_s)
+        left, done = self._standing(job, time_s)
         if left is not None:
             return left
-        done = job.samples_done(time_s)
         longer = [total for total in self._totals.get(job.spec.model, ()) if total > done]
         return fmean(longer) - done if longer else None
 
@@ -132,7 +150,7 @@ class Knowledge:
         Where no job of its model has ended and no profile says how long work takes, it is what its queue
         says, at ``per_gpu`` samples per GPU-second; so it is where a job trains past what it stated.
         """
-        if (left := stated_left(job, time_s)) is not None:
+        if (left := self._standing(job, time_s)[0]) is not None:
             if self._overdue.get(job.id, math.inf) < time_s:
                 return max(_queue_gpu_s(job, time_s) * per_gpu, _LEAST_SAMPLES)
             return max(left, _LEAST_SAMPLES) / self._slow.get(job.id, 1.0)
@@ -144,12 +162,14 @@ class Knowledge:
 
     def follow(self, jobs: Collection[JobState], time_s: float) -> None:
         """See how far all active jobs have come."""
+        if len(self._held) > 2 * len(jobs) + _FEW:
+            self._held = {job.id: self._held[job.id] for job in jobs if job.id in self._held}
         self._changes.follow(jobs, time_s)
         self._slow = self._slow_ones(jobs, time_s)
         overdue: dict[str, float] = {}
         unstated = []
         for job in jobs:
-            if (left := stated_left(job, time_s)) is None:
+            if (left := self._standing(job, time_s)[0]) is None:
                 unstated.append(self._progress_of(job, time_s))
             elif left <= 0:
                 overdue[job.id] = self._overdue.get(job.id, time_s)
@@ -169,7 +189,7 @@ class Knowledge:
 
     def progress(self, job: JobState, time_s: float) -> float | None:
         """The part of its work that a job has done; None if unknown."""
-        left, done = self.left(job, time_s), job.samples_done(time_s)
+        left, done = self.left(job, time_s), self._standing(job, time_s)[1]
         if left is None:
             return None
         return done / (done + left) if left > 0 else 1.0
@@ -183,20 +203,21 @@ class Knowledge:
         self._finished.learn(self._progress_of(job, math.inf))
 
     def observe(self, job: JobState, time_s: float) -> None:
-        noise_scale, speeds = job.noise_scale, self._speeds
-        if not job.gpus or noise_scale is None or speeds is None:
+        noise_scale = job.noise_scale
+        if not job.gpus or noise_scale is None or self._speeds is None:
             return
-        self._by_samples.observe(job.spec.model, _doublings(job, time_s), noise_scale)
+        model = job.spec.model
+        self._by_samples.observe(model, _doublings(self._standing(job, time_s)[1]), noise_scale)
         progress = self.progress(job, time_s)
         if progress is None:
             return
-        self._noise.observe(job.spec.model, progress, noise_scale)
+        self._noise.observe(model, progress, noise_scale)
         base = min(job.spec.batch.min or job.reference_batch, job.reference_batch)
-        promised = held_speed(job, speeds) * _efficiency(noise_scale, base, job.global_batch)
+        promised = self.held_speed(job) * _efficiency(noise_scale, base, job.global_batch)
         if promised > 0 and job.samples_per_second > 0:
             pace = job.samples_per_second / promised
             self._paces.observe(_pace_key(job), progress, pace)
-            self._paces.observe(job.spec.model, progress, pace)
+            self._paces.observe(model, progress, pace)
 
     def curves(self, pool: Pool) -> GoodputCurves:
         assert self._speeds is not None, "use() comes first"  # noqa: S101
@@ -213,10 +234,10 @@ class Knowledge:
         told = line is not None or job.noise_scale is not None or self._by_samples.knows(model)
         if not told and (model not in self._untold or len(curve.batches) == 1):
             return curve.outlook
-        left, done = self.left(job, time_s), job.samples_done(time_s)
+        left, done = self.left(job, time_s), self._standing(job, time_s)[1]
         if line is None or left is None or not curve.runs:
             rates = curve.goodput(self.noise_scale(job, time_s))
-            return Outlook(rates, rates)
+            return Outlook(rates, rates, bool(rates.any()))
         progress = done / (done + left) if left > 0 else 1.0
         ahead = self._ahead_of(job, curve, line)
         size = int(sizes.searchsorted(job.gpus)) if job.gpus else 0
@@ -240,9 +261,21 @@ class Knowledge:
         """Samples per second of its own batch that the profile promises of what a job holds."""
         if not job.gpus or self._speeds is None:
             return 0.0
-        speed, own = held_speed(job, self._speeds), job.reference_batch
+        speed, own = self.held_speed(job), job.reference_batch
         noise_scale = None if job.global_batch == own else self.noise_scale(job, time_s)
         return speed if noise_scale is None else speed * _efficiency(noise_scale, own, job.global_batch)
+
+    def held_speed(self, job: JobState) -> float:
+        """Samples per second of a job that holds GPUs: its batch, and the nodes where it is."""
+        known = self._held.get(job.id)
+        if known is not None:
+            placement, batch, kind, speed = known
+            if placement is job.placement and batch == job.global_batch and kind is job.kind:
+                return speed
+        assert self._speeds is not None, "use() comes first"  # noqa: S101
+        speed = self._speeds.rate_at(job, job.placement, job.global_batch)
+        self._held[job.id] = job.placement, job.global_batch, job.kind, speed
+        return speed
 
     def noise_scale(self, job: JobState, time_s: float) -> float | None:
         """That of the job, or of its model where the job is; None if nothing is known.
@@ -256,7 +289,7 @@ class Knowledge:
         if progress is not None:
             found = self._noise.at(model, progress)
         else:
-            found = self._by_samples.at(model, _doublings(job, time_s))
+            found = self._by_samples.at(model, _doublings(self._standing(job, time_s)[1]))
         untold = model in self._untold and not self._by_samples.knows(model)
         if found is None and untold and self._unknown_noise == "stated":
             return MOST_NOISE
@@ -348,11 +381,6 @@ class ChangeCosts:
         self._costs_s = {model: list(each) for model, each in state["costs_s"].items()}
 
 
-def held_speed(job: JobState, speeds: Speeds) -> float:
-    """Samples per second of a job that holds GPUs: its batch, and the nodes where it is."""
-    return speeds.rate_at(job, job.placement, job.global_batch)
-
-
 def stated_left(job: JobState, time_s: float) -> float | None:
     """Samples still to train; None where the job states no work, also where some is predicted."""
     return None if job.predicted or job.is_speed_guessed else job.remaining_samples(time_s)
@@ -370,9 +398,9 @@ def _queue_gpu_s(job: JobState, time_s: float) -> float:
     return _QUEUE_GPU_S * _QUEUE_FACTOR**level
 
 
-def _doublings(job: JobState, time_s: float) -> float:
+def _doublings(samples_done: float) -> float:
     """How often the samples that a job has done have doubled, over the most that is possible."""
-    return math.log2(1.0 + job.samples_done(time_s)) / CELLS
+    return math.log2(1.0 + samples_done) / CELLS
 
 
 def _pace_key(job: JobState) -> str:
@@ -387,19 +415,23 @@ class ByProgress:
 
     def __init__(self, low: float, high: float) -> None:
         self._range = low, high
-        self._log: dict[str, list[float | None]] = {}
-        """Logarithms by cell."""
+        self._log: dict[str, tuple[list[int], list[float]]] = {}
+        """Cells, ascending, and the logarithms of the values seen there."""
         self._lines: dict[str, Floats] = {}
 
     def observe(self, key: str, progress: float, value: float) -> None:
         low, high = self._range
-        cells = self._log.get(key)
-        if cells is None:
-            cells = self._log[key] = [None] * CELLS
         cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, low), high))
-        if cells[cell] != log:
-            cells[cell] = log
-            self._lines.pop(key, None)
+        cells, logs = self._log.setdefault(key, ([], []))
+        at = bisect_left(cells, cell)
+        if at == len(cells) or cells[at] != cell:
+            cells.insert(at, cell)
+            logs.insert(at, log)
+        elif logs[at] != log:
+            logs[at] = log
+        else:
+            return
+        self._lines.pop(key, None)
 
     def knows(self, key: str) -> bool:
         return key in self._log
@@ -407,11 +439,8 @@ class ByProgress:
     def line(self, key: str) -> Floats | None:
         """[cell] values, between those seen on a line of their logarithms; None if none was seen."""
         found = self._lines.get(key)
-        cells = self._log.get(key)
-        if found is None and cells is not None:
-            seen = [cell for cell, log in enumerate(cells) if log is not None]
-            found = np.exp(np.interp(_CELL_NUMBERS, seen, [log for log in cells if log is not None]))
-            self._lines[key] = found
+        if found is None and (seen := self._log.get(key)) is not None:
+            found = self._lines[key] = np.exp(np.interp(_CELL_NUMBERS, *seen))
         return found
 
     def at(self, key: str, progress: float) -> float | None:
@@ -420,16 +449,15 @@ class ByProgress:
 
     def dump(self) -> dict[str, list[list[float]]]:
         return {
-            key: [[cell, log] for cell, log in enumerate(cells) if log is not None]
-            for key, cells in sorted(self._log.items())
+            key: [[cell, log] for cell, log in zip(cells, logs, strict=True)]
+            for key, (cells, logs) in sorted(self._log.items())
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._lines = {}
-        self._log = {key: [None] * CELLS for key in state}
-        for key, pairs in state.items():
-            for cell, log in pairs:
-                self._log[key][int(cell)] = log
+        self._log = {
+            key: ([int(cell) for cell, _ in pairs], [log for _, log in pairs]) for key, pairs in state.items()
+        }
 
 
 def noise_scales() -> ByProgress:
@@ -451,12 +479,15 @@ class Ahead:
         self._curve = curve
         self.runs: npt.NDArray[np.bool_] = np.asarray(curve.rates.any(axis=1))
         """[size] whether jobs run on it."""
+        self._runs_any = bool(self.runs.any())
         self._taken = np.full((2, CELLS), np.nan)
         """Noise scales and paces by cell."""
         self._slowness = np.ones((CELLS, len(curve.rates)))
-        """[cell, size] 1/g; 1 where infeasible."""
-        self._left = np.zeros((CELLS + 1, len(curve.rates)))
-        """[bound, size] ∫ 1/g from the bound of a cell to the end, over the part of the work."""
+        """[cell, size] 1/g, 1 where infeasible; the last cell first, as sums begin at the end."""
+        self._lefts: dict[int, Floats] = {}
+        """By the bound of a cell, [size] ∫ 1/g from there to the end, over the part of the work."""
+        self._left_of_size: dict[int, Floats] = {}
+        """By size, the same at the beginning of each cell, the last cell first."""
         self._seen: tuple[Floats, Floats] | None = None
 
     def update(self, noise: Floats, pace: Floats) -> None:
@@ -465,15 +496,24 @@ class Ahead:
             return
         self._seen = noise, pace
         both = np.concatenate((noise, pace)).reshape(2, CELLS)
-        same = (np.abs(both / self._taken - 1) <= _SAME).all(axis=0)  # not where nothing was taken up
-        if same.all():
+        change = both / self._taken
+        change -= 1
+        same = np.logical_and.reduce(np.abs(change, out=change) <= _SAME)  # not where nothing was taken up
+        if np.logical_and.reduce(same):
             return
-        stale = ~same
-        self._taken[:, stale] = both[:, stale]
-        efficient = self._curve.efficiency(noise[stale])
-        rates = best(efficient, self._curve.by_batch) * pace[stale][:, None]
-        self._slowness[stale] = 1.0 / np.where(self.runs, rates, 1.0)
-        self._left[:-1] = np.cumsum(self._slowness[::-1], axis=0)[::-1] / CELLS
+        stale = np.flatnonzero(~same)
+        self._taken[:, stale] = taken = both[:, stale]
+        alike: dict[tuple[float, float], Floats] = {}  # as many cells are beyond those that were seen
+        for cell, *at in zip(stale.tolist(), *taken.tolist(), strict=True):
+            slowness = alike.get(key := (at[0], at[1]))
+            if slowness is None:
+                slowness = alike[key] = self._slowness_at(*key)
+            self._slowness[CELLS - 1 - cell] = slowness
+        self._lefts, self._left_of_size = {}, {}
+
+    def _slowness_at(self, noise_scale: float, pace: float) -> Floats:
+        found: Floats = 1.0 / np.where(self.runs, self._curve.goodput(noise_scale) * pace, 1.0)
+        return found
 
     def whole(self, progress: float) -> Floats:
         """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
@@ -487,28 +527,34 @@ class Ahead:
             all sizes.
         """
         progress = min(progress, _END)
-        left, whole = self._left_at(progress), self.whole(progress)
-        until = left[size] - soon_s / work
+        left = self._left_at(progress)
+        whole = (1.0 - progress) / left * self.runs
+        until = float(left[size]) - soon_s / work
         if until <= 0:
-            return Outlook(whole, whole)
-        column = self._left[:, size]
-        cell = min(int(np.searchsorted(-column, -until, side="right")) - 1, CELLS - 1)
-        end = cell / CELLS + float((column[cell] - until) / self._slowness[cell, size])
+            return Outlook(whole, whole, self._runs_any)
+        begins = self._left_of_size.get(size)
+        if begins is None:
+            begins = self._left_of_size[size] = self._slowness[:, size].cumsum() / CELLS
+        at = int(begins.searchsorted(until))
+        end = (CELLS - 1 - at) / CELLS + float((begins[at] - until) / self._slowness[at, size])
         soon = (end - progress) / (left - self._left_at(end)) * self.runs
-        return Outlook(whole, soon)
+        return Outlook(whole, soon, self._runs_any)
 
     def _left_at(self, progress: float) -> Floats:
         """[size] ∫ 1/g from a point of the work to its end."""
         position = progress * CELLS
         cell = min(int(position), CELLS - 1)
-        found: Floats = self._left[cell] - (position - cell) / CELLS * self._slowness[cell]
+        left = self._lefts.get(cell)
+        if left is None:
+            left = self._lefts[cell] = np.add.reduce(self._slowness[: CELLS - cell]) / CELLS
+        found: Floats = left - (position - cell) / CELLS * self._slowness[CELLS - 1 - cell]
         return found
 
 
 # The jobs of one pool as columns.
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PoolColumns:
     """Columns by job, in order of arrival; sizes are positions among those of the pool."""
 
@@ -562,8 +608,7 @@ class PoolColumns:
         )
         found = [job for job, _, _ in fitting]
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
-        held = np.searchsorted(sizes, here).clip(max=len(sizes) - 1)
-        speeds = curves.speeds
+        held = np.minimum(sizes.searchsorted(here), len(sizes) - 1)
         models = [job.spec.model for job in found]
         of_model = dict(zip(models, found, strict=True))
         stated_s = {model: known.rescale_s(job) for model, job in of_model.items()}
@@ -580,7 +625,7 @@ class PoolColumns:
             left / fastest,
             normal,
             np.where(sizes[held] == here, held, 0),
-            np.array([_scattered(job, pool, speeds) for job in found]),
+            np.array([_scattered(job, pool, known) for job in found]),
             np.array([job.gpus > 0 for job in found]),
             np.array([known.weight(job) for job in found]),
             np.array([stated_s[model] for model in models]),
@@ -622,15 +667,14 @@ class PoolColumns:
 
 
 def _stacked(rows: Sequence[Floats]) -> Floats:
-    """The rows as one table; jobs that are alike have one row."""
-    unlike = {id(row): row for row in rows}
-    at = {key: number for number, key in enumerate(unlike)}
-    return np.stack([*unlike.values()])[[at[id(row)] for row in rows]]
+    """The rows as one table."""
+    return np.concatenate(rows).reshape(len(rows), -1)
 
 
-def _scattered(job: JobState, pool: Pool, speeds: Speeds) -> float:
+def _scattered(job: JobState, pool: Pool, known: Knowledge) -> float:
     """The speed of a job where it is, over that on as few nodes as possible."""
     if job.gpu_type != pool.gpu_type or len(job.placement) <= -(-job.gpus // pool.node_gpus):
         return 1.0
+    speeds = known.curves(pool).speeds
     compact = speeds.rate(job, job.gpus, pool.gpu_type, global_batch=job.global_batch)
-    return min(1.0, held_speed(job, speeds) / compact) if compact > 0 else 1.0
+    return min(1.0, known.held_speed(job) / compact) if compact > 0 else 1.0

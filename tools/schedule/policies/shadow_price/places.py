@@ -7,7 +7,7 @@ be less than what it would lose by its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -93,13 +93,14 @@ class NodeSpace:
         self.free, self.stay, self.on = other.free, other.stay, other.on
 
     def is_compact(self, job: SeatedJob, place: NodeGpus) -> bool:
-        return len(place) <= len(list(self.parts(job)))
+        return len(place) <= len(parts(job, self.node_gpus))
 
-    def parts(self, job: SeatedJob) -> Iterator[int]:
-        """A size as whole nodes, as far as whole replicas fill them, and a rest."""
-        node_gpus = self.node_gpus - self.node_gpus % job.together or self.node_gpus
-        whole, rest = divmod(job.gpus, node_gpus)
-        yield from [node_gpus] * whole + [rest] * (rest > 0)
+
+def parts(job: SeatedJob, node_gpus: int) -> list[int]:
+    """A size as whole nodes, as far as whole replicas fill them, and a rest."""
+    node_gpus = node_gpus - node_gpus % job.together or node_gpus
+    whole, rest = divmod(job.gpus, node_gpus)
+    return [node_gpus] * whole + [rest] * (rest > 0)
 
 
 def place(nodes: NodeSpace, seekers: Sequence[SeatedJob]) -> dict[str, NodeGpus]:
@@ -141,7 +142,7 @@ def _placed(nodes: NodeSpace, seeker: SeatedJob) -> tuple[NodeGpus, list[SeatedJ
     held = dict(seeker.held)
     picks: list[tuple[str, int]] = []
     moved: list[SeatedJob] = []
-    for part in nodes.parts(seeker):
+    for part in parts(seeker, nodes.node_gpus):
         name = _fitting(nodes, part, held)
         if name is None:
             leaving = _leaving(nodes, part)
@@ -253,17 +254,23 @@ class Placing:
                 stay[row] = placed
             else:
                 seek.append(placed)
+        node_gpus = members.pool.node_gpus
+        apart = [
+            row
+            for row, placed in stay.items()
+            if not placed.pinned and len(placed.held) > len(parts(placed, node_gpus))
+        ]
+        if not seek and not apart:
+            return {}
         up = [node for node in self.snapshot.nodes if node.up and node.gpus and node.gpu_type == kind]
         nodes = NodeSpace.of(
             up, [*stay.values()], lambda job, where: self._loss(rows[job.job_id], job, where)
         )
         found = place(nodes, seek)
-        for row, placed in stay.items():
-            if placed.pinned or placed.job_id in found:
-                continue
-            if not nodes.is_compact(placed, placed.held):
+        for row in apart:
+            if stay[row].job_id not in found:
                 slower = 1.0 - float(members.scattered[row])
-                found |= gathered(nodes, placed, slower * placed.worth)
+                found |= gathered(nodes, stay[row], slower * stay[row].worth)
         return found
 
     def _with_room(self, places: Mapping[str, NodeGpus]) -> dict[str, NodeGpus]:

@@ -16,6 +16,7 @@ when jobs would end if none came and changes were free. At given prices a knapsa
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -100,11 +101,12 @@ class PricedJob:
 def priced(order: Sequence[JobT], worth: Prices[JobT, Made], future: float = 0.0) -> list[float]:
     """λ of jobs that end in the reverse of this order."""
     made = worth.start(future)
+    *others, last = order
     prices = []
-    for job in order:
+    for job in others:
         prices.append(worth.price(job, made))
         made = worth.with_job(job, prices[-1], made)
-    return prices
+    return [*prices, worth.price(last, made)]
 
 
 JobT = TypeVar("JobT", bound=Hashable)
@@ -321,6 +323,8 @@ class Remembered(Generic[JobT, Made]):
         return found
 
     def prices(self, pairs: Sequence[tuple[JobT, Priced[JobT, Made]]]) -> list[float]:
+        if len(pairs) < _FEW_PAIRS:
+            return [self.price(*pair) for pair in pairs]
         if new := [pair for pair in pairs if pair[0] not in pair[1].prices]:
             found = self._worth.prices([(job, made.made) for job, made in new])
             for (job, made), price in zip(new, found, strict=True):
@@ -330,6 +334,8 @@ class Remembered(Generic[JobT, Made]):
     def with_jobs(
         self, triples: Sequence[tuple[JobT, float, Priced[JobT, Made]]]
     ) -> list[Priced[JobT, Made]]:
+        if len(triples) < _FEW_PAIRS:
+            return [self.with_job(*each) for each in triples]
         if new := [each for each in triples if each[0] not in each[2].then]:
             found = self._worth.with_jobs([(job, price, made.made) for job, price, made in new])
             for (job, _, made), then in zip(new, found, strict=True):
@@ -353,12 +359,20 @@ class PriceMemory:
         """Nothing depends on it."""
         return PriceMemory()
 
-    def job(self, rates: Floats, weight: float) -> PricedJob:
-        key = rates.tobytes(), weight
-        found = self._jobs.get(key)
-        if found is None:
-            found = self._jobs[key] = PricedJob.of(rates.copy(), weight)
-            self._numbers += 6 * len(rates) + _ENTRY
+    def jobs(self, rates: Floats, weights: Sequence[float]) -> list[PricedJob]:
+        """Jobs by their rates [job, size], as :meth:`PricedJob.of`."""
+        lasts, leasts = rates.argmax(axis=1).tolist(), (rates > 0).argmax(axis=1).tolist()
+        with np.errstate(divide="ignore"):
+            slowness = 1.0 / rates
+        found = []
+        for row, (weight, last, least) in enumerate(zip(weights, lasts, leasts, strict=True)):
+            key = rates[row].tobytes(), weight
+            job = self._jobs.get(key)
+            if job is None:
+                short, slow = rates[row, : last + 1].copy(), slowness[row, least : last + 1].copy()
+                job = self._jobs[key] = PricedJob(short, weight, least, slow)
+                self._numbers += 6 * rates.shape[1] + _ENTRY
+            found.append(job)
         return found
 
     def worth(
@@ -572,31 +586,40 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
     :param work: what is left, in the unit of the rates.
     :param sizes: of which the last is all GPUs.
     """
-    left, done, found, now_s = work.tolist(), (_DONE * work).tolist(), np.full(len(work), np.inf), 0.0
-    alive = [*range(len(work))]  # few of them, most often: numbers one by one are faster
+    left, done, now_s = work.tolist(), (_DONE * work).tolist(), 0.0
+    found = [math.inf] * len(left)
+    alive = [*range(len(left))]  # few of them, most often: numbers one by one are faster
+    worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
+    worth[:, 0] = 0.0
+    values, speeds = [*worth], [*rates]
     for _ in range(STAGES):
-        speeds = rates[alive, _sizes(prices[alive], rates[alive], sizes)].tolist()
-        going = [(row, speed) for row, speed in zip(alive, speeds, strict=True) if speed]
+        chosen = _sizes(alive, worth, values, sizes)
+        speed_of = [float(speeds[row][size]) for row, size in zip(alive, chosen, strict=True)]
+        going = [(row, speed) for row, speed in zip(alive, speed_of, strict=True) if speed]
         if not going:
             break
-        lasts_s = min(left[row] / speed for row, speed in going)
+        lasts_s = min([left[row] / speed for row, speed in going])
         now_s += lasts_s
         for row, speed in going:
             left[row] -= speed * lasts_s
-        found[[row for row in alive if left[row] <= done[row]]] = now_s
+        for row in alive:
+            if left[row] <= done[row]:
+                found[row] = now_s
         alive = [row for row in alive if not left[row] <= done[row]]
         if not alive:
             break
-    return found
+    return np.array(found)
 
 
-def _sizes(prices: Floats, rates: Floats, sizes: Ints) -> Ints:
+def _sizes(rows: Sequence[int], worth: Floats, values: Sequence[Floats], sizes: Ints) -> Sequence[int]:
+    """The sizes of some jobs, by position.
+
+    :param values: the rows of ``worth``.
+    """
     gpus = int(sizes[-1])
-    worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
-    worth[:, 0] = 0.0
     if gpus > EXACT_GPUS:
-        return knapsack_by_price(worth, sizes, gpus)
-    return np.array(exact_knapsack([*worth], gpus), dtype=np.int64)
+        return knapsack_by_price(worth[rows], sizes, gpus).tolist()  # type: ignore[no-any-return]
+    return exact_knapsack([values[row] for row in rows], gpus)
 
 
 # The knapsack: one size a job, the largest sum of values within the GPUs there are.
@@ -609,6 +632,10 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
     """
     if not values:
         return []
+    if len(values) == 1:
+        return [int(values[0][: gpus + 1].argmax())]
+    if len(values) == 2:
+        return _pair(values[0], values[1], gpus)
     padded = np.full(2 * gpus + 1, -np.inf)
     padded[gpus:] = 0.0
     step, shape = padded.strides[0], (gpus + 1, gpus + 1)
@@ -628,16 +655,21 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
             padded[gpus:] = made[rows, pick]
         chosen.append(pick)
     sizes, spare = [0] * len(values), gpus
-    if len(values) > 1:  # of the first and the last job one row is enough
-        before = padded[gpus:] if chosen else _most(values[0], gpus)
-        last = values[-1]
-        sizes[-1] = int((before[gpus + 1 - len(last) :][::-1] + last).argmax())
-        spare -= sizes[-1]
+    last, before = values[-1], padded[gpus:]  # of the first and the last job one row is enough
+    sizes[-1] = int((before[gpus + 1 - len(last) :][::-1] + last).argmax())
+    spare -= sizes[-1]
     for index in range(len(values) - 2, 0, -1):
         sizes[index] = int(chosen[index - 1][spare])
         spare -= sizes[index]
     sizes[0] = int(values[0][: spare + 1].argmax())
     return sizes
+
+
+def _pair(first: Floats, last: Floats, gpus: int) -> list[int]:
+    """The same for two jobs."""
+    before = _most(first, gpus)
+    size = int((before[gpus + 1 - len(last) :][::-1] + last).argmax())
+    return [int(first[: gpus - size + 1].argmax()), size]
 
 
 def _most(value: Floats, gpus: int) -> Floats:

@@ -122,6 +122,10 @@ class EqualShares:
         """When the deal ends; infinite if there is none."""
         return math.inf if self._dealt_s is None else self._dealt_s + self.deal_s
 
+    def is_due(self, time_s: float) -> bool:
+        """Whether a deal begins or ends by a time."""
+        return self._next_s() <= time_s
+
     def share(self, job_id: str) -> Sharer | None:
         """What a job has in this deal; None if it sits it out, or is not there."""
         found = self._sharers.get(job_id)

@@ -110,19 +110,22 @@ def chosen_sizes(members: PoolColumns, worth: Floats) -> Ints:
     rows = np.flatnonzero(~_outbid(worth, gpus)).tolist()
     found = np.zeros(len(worth), dtype=np.int64)
     found[rows] = exact_knapsack([worth[row, : last[row]] for row in rows], gpus)
-    left, idle = np.flatnonzero((found == 0) & np.isfinite(worth[:, 0])), gpus - int(found.sum())
-    if idle and left.size:  # what weighs too little beside the sum of the others was lost to rounding
-        found[left] = filled(worth[left], members.sizes, idle)
+    if idle := gpus - int(found.sum()):  # what weighs too little beside the others was lost to rounding
+        left = np.flatnonzero((found == 0) & np.isfinite(worth[:, 0]))
+        if left.size:
+            found[left] = filled(worth[left], members.sizes, idle)
     return found
 
 
 def _outbid(worth: Floats, gpus: int) -> Flags:
     """Rigid jobs beside which as many of their size, as fit at all, are worth clearly more."""
-    able = worth > -np.inf
-    sizes = np.where(able.sum(axis=1) == 2, able[:, 1:].argmax(axis=1) + 1, 0)
-    sizes[worth[:, 0] != 0] = 0
-    gains = worth[np.arange(len(worth)), sizes]
     found = np.zeros(len(worth), dtype=np.bool_)
+    able = worth > -np.inf
+    rigid = (able.sum(axis=1) == 2) & (worth[:, 0] == 0)
+    if not rigid.any():
+        return found
+    sizes = np.where(rigid, able[:, 1:].argmax(axis=1) + 1, 0)
+    gains = worth[np.arange(len(worth)), sizes]
     clear = _ROUNDING * float(np.where(able, worth, 0.0).max(axis=1).sum())
     for size in set(sizes.tolist()) - {0}:
         rows = np.flatnonzero(sizes == size)
@@ -159,10 +162,7 @@ def _prices(members: PoolColumns, rules: Rules, memory: PriceMemory) -> tuple[li
     gpus = members.pool.gpus
     exact = gpus <= EXACT_GPUS
     worth = worth_of(members, memory)
-    jobs = [
-        memory.job(rates, weight)
-        for rates, weight in zip(members.whole, members.weights.tolist(), strict=True)
-    ]
+    jobs = memory.jobs(members.whole, members.weights.tolist())
     future = rules.future * float(members.weights.sum()) / gpus
     order, prices = members.shortest_last(), np.zeros(len(jobs))
     if exact and len(jobs) <= FEW and rules.sweeps:

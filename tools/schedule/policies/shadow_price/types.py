@@ -189,14 +189,13 @@ def _priced(
     types: Sequence[PoolColumns], places: Places, rules: Rules, memory: PriceMemory
 ) -> tuple[list[str], list[Floats], dict[str, int]]:
     """Jobs from the last to end to the first, λ by type and row, and the type that each job joins."""
-    parts = [members.whole / members.left[:, None] for members in types]
-    weights = [members.weights.tolist() for members in types]
+    by_row = [
+        memory.jobs(members.whole / members.left[:, None], members.weights.tolist()) for members in types
+    ]
 
     def priced_job(own: Mapping[int, int]) -> TypedJob:
         rows = ((kind, own.get(kind)) for kind in range(len(types)))
-        return tuple(
-            None if row is None else memory.job(parts[kind][row], weights[kind][row]) for kind, row in rows
-        )
+        return tuple(None if row is None else by_row[kind][row] for kind, row in rows)
 
     jobs = [priced_job(own) for own in places.values()]
     alone = [worth_of(members, memory) for members in types]

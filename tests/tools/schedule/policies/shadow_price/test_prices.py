@@ -208,7 +208,10 @@ def test_what_is_remembered_is_what_is_computed():
         work *= np.where(rng.random(12) < 0.3, 0.7, 1.0)
         curves[int(rng.integers(12))] = kinds[int(rng.integers(len(kinds)))] * float(rng.choice([1.0, 1.5]))
         known = memory.worth("pool", K, lambda: ExactWorth(K))
-        alike, each = [memory.job(rates, 1.0) for rates in curves], [PricedJob.of(rates) for rates in curves]
+        alike, each = (
+            memory.jobs(np.stack(curves), [1.0] * len(curves)),
+            [PricedJob.of(rates) for rates in curves],
+        )
         order = np.argsort(-work).tolist()
         found = improved(order, alike, work.tolist(), known, sweeps=5)
         assert found == improved(order, each, work.tolist(), ExactWorth(K), sweeps=5)
