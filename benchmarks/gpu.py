@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in wanted:
         try:
             rows = PARTS[name]()
-        except (CheckFailedError, subprocess.SubprocessError) as error:
+        except (CheckFailedError, subprocess.SubprocessError, RuntimeError, OSError) as error:
             print(f"{name}: FAILED: {error}")
             failed = True
             continue

@@ -479,13 +479,15 @@ to a step of 10 ms of two workers. The losses of 1 → 2 → 3 → 2 → 1 diffe
 {values["loss_relative_error"]:.1g} of them at most.
 
 ## On a GPU
-`make gpu-check`, on one {gpu["gpu"]}, torch {gpu["versions"]["torch"]}; measured once each. The workers of
-the larger job share the GPU and talk through gloo, as NCCL refuses two workers on one GPU.
+Checks of `make gpu-check` on one {gpu["gpu"]}, torch {gpu["versions"]["torch"]};
+measured once each. The workers of the larger job share the GPU and talk through gloo, as NCCL refuses two
+workers on one GPU.
 
 | what | s |
 | --- | --- |
 | 420 million parameters with AdamW, 1 → 2 in place | {grown:.1f} |
 | of it: the broadcast of 5 GB | {on_gpu["large_stall_1_to_2_broadcast_s"]:.1f} |
+| of it: the first step with two workers | {on_gpu["large_stall_1_to_2_first_step_s"]:.1f} |
 | 2 → 1 in place | {on_gpu["large_stall_2_to_1_s"]:.3f} |
 | 1 → 2 by checkpoint and relaunch | {on_gpu["large_relaunch_1_to_2_s"]:.0f} |
 | NCCL's group of one worker formed: first, and after a hundred changes | \

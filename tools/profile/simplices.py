@@ -175,7 +175,7 @@ class Simplices:
 
     def load(self) -> None:
         """Triangulate now, so that the first question costs no more than others."""
-        _ = self._lifted, self._bounds if self._points else None
+        _ = self._lifted, self._planes, self._bounds if self._points else None
 
     def text(self) -> str:
         """The triangulation as text, to be kept beside the points; empty if there is none."""

@@ -405,7 +405,14 @@ def judge(
     if stop_requested:
         cause = _stopped(units, sent) if sent else describe(at_break or units)
     verdict = (
-        _by_outcomes(outcomes, units, ranks, cause, at_break or units)
+        _by_outcomes(
+            outcomes,
+            units,
+            ranks,
+            cause,
+            at_break=() if stop_requested else at_break or units,
+            words=words,
+        )
         if outcomes
         else _by_codes(units, cause, elastic=elastic, leaves=leaves)
     )
@@ -441,8 +448,11 @@ def _by_outcomes(
     units: Sequence[UnitStatus],
     ranks: int,
     cause: str,
+    *,
     at_break: Sequence[UnitStatus],
+    words: Callable[[int], str],
 ) -> Ending:
+    """:param at_break: the units when the first was found gone; none if they were asked to go."""
     samples = max(outcome.samples_done for outcome in outcomes.values())
     crashed = {rank: found for rank, found in sorted(outcomes.items()) if found.outcome in _FAILED}
     if 0 in outcomes and outcomes[0].outcome == "done":
@@ -454,7 +464,7 @@ def _by_outcomes(
         rank, found = min(crashed.items(), key=lambda one: (one[1].message.startswith(LOST_PEER), one[0]))
         return Ending("failed", f"rank {rank} crashed: {found.message or cause}", samples)
     if crashed:
-        cause = describe(at_break[gone[0] : gone[0] + 1])
+        cause = describe(at_break[gone[0] : gone[0] + 1], lambda _: words(gone[0]))
     if missing:
         return Ending("failed", f"rank {(gone or missing)[0]} vanished ({cause})", samples)
     return Ending("stopped", samples_done=samples)

@@ -245,6 +245,10 @@ class _SavedState(JobState):
         self._spec = spec
 
     @property
+    def requested(self) -> int:  # type: ignore[override]  # it follows from what is looked up
+        return self.spec.gpus.requested
+
+    @property
     def min_gpus(self) -> int:  # type: ignore[override]  # it follows from what is looked up
         return self.spec.min_gpus
 

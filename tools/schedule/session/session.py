@@ -213,7 +213,8 @@ class Session(ClusterState):
             return freed
         self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
         done = self._apply(decision, time_s)
-        if len(done) != len(decision.targets) or self._refused:
+        as_decided = len(done) == len(decision.targets) + len(decision.rejected) and not self._refused
+        if not as_decided or self.ask_again_s is not None:
             self._outlasts_ends = False
         if freed:
             done = in_net([*freed, *done])

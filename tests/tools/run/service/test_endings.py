@@ -84,6 +84,7 @@ def test_an_elastic_job_is_judged_by_what_its_workers_say(
     ("outcomes", "units", "ending"),
     [
         (BOTH_STOPPED, (FAILED, FAILED), ("stopped", "")),  # as torchrun exits
+        ({0: NOTICED}, (FAILED, UnitStatus("exited", -9)), ("stopped", f"rank 0 crashed: {NOTICED.message}")),
         ({0: said("stopped")}, (CLEAN, LOST), ("stopped", "rank 1 vanished (killed, no exit code)")),
         (BOTH_DONE, (CLEAN, CLEAN), ("done", "")),
     ],
