@@ -72,9 +72,17 @@ def reached(origin: object) -> Iterator[object]:
 
 
 def large_ones(origin: object, least: int) -> list[Any]:
-    """The containers that are reached from an object and hold that many things or more."""
-    kinds = dict | list | set | deque
-    return [each for each in reached(origin) if isinstance(each, kinds) and len(each) >= least]
+    """The containers that are reached from an object and hold that many things or more.
+
+    What an object keeps its attributes in is none of them.
+    """
+    kinds, found = dict | list | set | deque, [*reached(origin)]
+    attributes = {id(vars(each)) for each in found if hasattr(each, "__dict__")}
+    return [
+        each
+        for each in found
+        if isinstance(each, kinds) and len(each) >= least and id(each) not in attributes
+    ]
 
 
 def bytes_held(origin: object) -> int:

@@ -136,8 +136,11 @@ def test_the_time_of_its_process_is_charged_once(tmp_path: Path, monkeypatch: py
 def test_a_question_that_takes_too_much_ends_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, error: str
 ):
-    """With a second of the processor in place of thirty."""
-    script = f"import sys\nfrom pliant.cli import ahead\nahead.CPU_S = 1\ndef foreseen(*_):\n    {does}\n"
+    """With a second of the processor in place of thirty, after what a slow machine takes to start."""
+    script = (
+        "import sys, time\nfrom pliant.cli import ahead\n"
+        f"ahead.CPU_S = int(time.process_time()) + 2\ndef foreseen(*_):\n    {does}\n"
+    )
     monkeypatch.setattr(
         answers, "ASKED", ("-c", f"{script}ahead.foreseen = foreseen\nahead.main(sys.argv[1])")
     )
