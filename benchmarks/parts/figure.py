@@ -12,9 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from experiments.harness.data import missing
-from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.report.expectations import Expectation
-from pliant.tools.run.backends.machine import list_gpus
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROOT = Path(__file__).parents[2]
@@ -73,6 +71,9 @@ def machine() -> dict[str, object]:
 
 
 def _gpu() -> dict[str, str]:
+    from pliant.schemas.errors import ServiceMissingError
+    from pliant.tools.run.backends.machine import list_gpus
+
     try:
         found = list_gpus()
     except ServiceMissingError:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.parts.figure import ROOT, Figure
+from benchmarks.parts.library_cpu import MODELS
 from benchmarks.parts.training_job import SLOTS, one_machine, running
 from benchmarks.rescale import Relaunching, stalls
 from pliant.schemas.cluster import Cluster
@@ -38,35 +39,14 @@ EPOCH_STEPS: Final = 60
 NEIGHBOURS: Final = (("small", "small"), ("small", "large"), ("large", "large"))
 TOGETHER_S: Final = 8.0
 
-MODELS: Final = """
-import itertools, json, sys, time
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class Transformer(nn.Module):
-    def __init__(self, width, layers):
-        super().__init__()
-        self.word = nn.Embedding(4096, width)
-        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, layers)
-        self.head = nn.Linear(width, 4096)
-
-    def forward(self, x):
-        return self.head(self.layers(self.word(x))).transpose(1, 2)
+COMMON: Final = (
+    MODELS
+    + """
+import time
 
 
 def words(count):
     return TensorDataset(*torch.randint(4096, (2, count, 64)))
-
-
-def train(model, optimizer, x, y):
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 def finished(device):
@@ -74,15 +54,16 @@ def finished(device):
         torch.cuda.synchronize(device)
     return time.perf_counter()
 """
+)
 CHANGED: Final = (
-    MODELS
+    COMMON
     + """
 from pliant.tools.run import elastic
 
 WIDTH, LAYERS, BATCH = json.loads(sys.argv[1])
 job = elastic.init(batch_size=BATCH, seed=1, backend="gloo")
 torch.manual_seed(0)
-model = Transformer(WIDTH, LAYERS).to(job.device)
+model = Transformer(WIDTH, LAYERS, 0.0).to(job.device)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
 model, optimizer, loader = job.prepare(model, optimizer, words(100 * BATCH))
 for epoch in job.epochs(100000):
@@ -91,7 +72,7 @@ for epoch in job.epochs(100000):
 """
 )
 STEPS: Final = (
-    MODELS
+    COMMON
     + """
 from pliant.tools.run import elastic
 
@@ -101,7 +82,7 @@ NAME, BATCH, STEPS, EPOCHS = json.loads(sys.argv[1])
 def make():
     torch.manual_seed(0)
     if NAME == "transformer":
-        return Transformer(512, 6)
+        return Transformer(512, 6, 0.0)
     layers = [nn.Linear(256, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)]
     return nn.Sequential(*layers)
 
@@ -155,11 +136,11 @@ with open("took.json", "w") as file:
 """
 )
 NEIGHBOUR: Final = (
-    MODELS
+    COMMON
     + """
 WIDTH, LAYERS, BATCH, WHERE = json.loads(sys.argv[1])
 device = torch.device(WHERE)
-model = Transformer(WIDTH, LAYERS).to(device)
+model = Transformer(WIDTH, LAYERS, 0.0).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
 x, y = (tensor.to(device) for tensor in words(BATCH).tensors)
 for _ in range(3):

@@ -31,33 +31,46 @@ BATCH: Final = {"mlp": 256, "mlp_by_sample": 256, "transformer": 16}
 SAMPLES: Final = {"mlp": 51_200, "mlp_by_sample": 51_200, "transformer": 80}
 EPOCHS: Final = {"mlp": 21, "mlp_by_sample": 21, "transformer": 17}
 
-SCRIPT: Final = """
-import itertools, json, resource, sys
+MODELS: Final = """
+import json, sys
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+
+class Transformer(nn.Module):
+    def __init__(self, width, layers, dropout):
+        super().__init__()
+        self.word = nn.Embedding(4096, width)
+        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers)
+        self.head = nn.Linear(width, 4096)
+
+    def forward(self, x):
+        return self.head(self.layers(self.word(x))).transpose(1, 2)
+
+
+def train(model, optimizer, x, y):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+"""
+SCRIPT: Final = (
+    MODELS
+    + """
+import itertools, resource
 from torch.utils.data.distributed import DistributedSampler
 from pliant.tools.run import elastic
 
 NAME, BATCH, SAMPLES, EPOCHS, WORKERS = json.loads(sys.argv[1])
 
 
-class Transformer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.word = nn.Embedding(4096, 416)
-        layer = nn.TransformerEncoderLayer(416, 8, 1664, batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 6)
-        self.head = nn.Linear(416, 4096)
-
-    def forward(self, x):
-        return self.head(self.layers(self.word(x))).transpose(1, 2)
-
-
 def make():
     torch.manual_seed(0)
     if NAME == "transformer":
-        return Transformer()
+        return Transformer(416, 6, 0.1)
     return nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
@@ -70,14 +83,6 @@ def samples():
         return TensorDataset(*torch.randint(4096, (2, SAMPLES, 32)))
     kind = BySample if NAME == "mlp_by_sample" else TensorDataset
     return kind(torch.randn(SAMPLES, 64), torch.randint(10, (SAMPLES,)))
-
-
-def train(model, optimizer, x, y):
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss
 
 
 def used_s():
@@ -121,6 +126,7 @@ if job.rank == 0:
     with open("took.json", "w") as file:
         json.dump({"weights": [weights], "pairs": [len(pairs) - 1]}, file)
 """
+)
 
 
 def figures(

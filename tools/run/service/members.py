@@ -458,7 +458,7 @@ def _by_outcomes(
     if 0 in outcomes and outcomes[0].outcome == "done":
         return _by_first(outcomes[0], units)
     missing = sorted(set(range(ranks)) - set(outcomes))
-    gone = [rank for rank in missing if _ended_badly(at_break, rank)]
+    gone = [rank for rank in missing if rank < len(at_break) and _ended_badly(at_break[rank])]
     if crashed and not (gone and all(found.message.startswith(LOST_PEER) for found in crashed.values())):
         # the others noticed only that this one was gone
         rank, found = min(crashed.items(), key=lambda one: (one[1].message.startswith(LOST_PEER), one[0]))
@@ -470,8 +470,8 @@ def _by_outcomes(
     return Ending("stopped", samples_done=samples)
 
 
-def _ended_badly(units: Sequence[UnitStatus], rank: int) -> bool:
-    return rank < len(units) and units[rank].state != "running" and units[rank].code != 0
+def _ended_badly(unit: UnitStatus) -> bool:
+    return unit.state != "running" and unit.code != 0
 
 
 def _by_first(found: WorkerOutcome, units: Sequence[UnitStatus]) -> Ending:
@@ -511,7 +511,7 @@ def describe(units: Sequence[UnitStatus], words: Callable[[int], str] = lambda _
 
     :param words: the last words of a unit, by its place in ``units``.
     """
-    place = next((i for i, unit in enumerate(units) if unit.state != "running" and unit.code != 0), None)
+    place = next((i for i, unit in enumerate(units) if _ended_badly(unit)), None)
     if place is None:
         return "no exit code"
     code = units[place].code

@@ -176,7 +176,7 @@ class _Rows:
     def __init__(self, problem: PlacementProblem, marks: Ints, most: int) -> None:
         """
         :param marks: random numbers, one for each element of a matrix.
-        :param most: so many matrices come at a time.
+        :param most: matrices that come at a time, at most.
         """
         self.problem, self._most = problem, most * problem.jobs
         room = 1 + _ROOM * self._most
