@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pliant.schemas.errors import PliantError
     from pliant.tools.api import ReplayResult, ReportResult, ScheduleResult, read, replay, report, schedule
 
-    __version__: str
+__version__ = "0.1.0"
 
 __all__ = [
     "PliantError",
@@ -36,16 +36,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object
-    if name == "__version__":
-        from importlib.metadata import version
+    from importlib import import_module
 
-        found = version("pliant")
-    else:
-        from importlib import import_module
-
-        where = "pliant.schemas.errors" if name == "PliantError" else "pliant.tools.api"
-        found = getattr(import_module(where), name)
+    where = "pliant.schemas.errors" if name == "PliantError" else "pliant.tools.api"
+    found: object = getattr(import_module(where), name)
     globals()[name] = found
     return found
 

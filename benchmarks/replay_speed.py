@@ -18,9 +18,7 @@ beside.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -121,6 +119,8 @@ def smallest() -> list[Figure]:
 
 def _workload_6(processes: Mapping[str, int]) -> list[Figure]:
     """Costs in calibration units."""
+    import tempfile
+
     from benchmarks.parts.figure import Figure
     from experiments.harness.data import data_folder  # it imports the importers, which no replay needs
     from pliant.tools.replay.importers.run import import_trace
@@ -165,13 +165,17 @@ def _loop_s() -> float:
 
 def _measured(what: str, policy: str, jobs: int, gpus: int) -> dict[str, float]:
     """What a fresh process says that replays a trace of ``jobs`` jobs on ``gpus`` GPUs."""
+    import tempfile
+
     with tempfile.TemporaryDirectory() as folder:
         _child("make", Path(folder), policy, str(jobs), str(gpus))
         return _child(what, Path(folder), policy)
 
 
 def _child(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]:
-    """What one step says in a process of its own."""
+    """What one step says in a process of its own, which loads only what a replay needs."""
+    import subprocess
+
     command = [sys.executable, "-m", "benchmarks.replay_speed", step, str(folder), policy, *size]
     environment = as_installed()
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)

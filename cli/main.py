@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from pliant import __version__
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, mistake_line, run_command
 from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, say, width_for
 from pliant.cli.grammar import epilog
@@ -216,9 +217,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"pliant {version('pliant')}")
+        typer.echo(f"pliant {__version__}")
         raise typer.Exit
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from pliant import __version__
 from pliant.cli.config import configuration
 from pliant.cli.console import (
     is_terminal,
@@ -214,14 +215,12 @@ def _refuse_terminal(out: str) -> None:
 
 
 def _imported(path: str, jobs: str | None) -> Profile:
-    from importlib.metadata import version
-
     from pliant.schemas.profile import Profile
     from pliant.tools.profile.upkeep import import_rows
 
     if jobs is not None:
         raise UsageError("--import takes rows instead of measuring jobs: give one of the two")
-    origin = (("tool", f"pliant {version('pliant')}"), ("imported_from", path))
+    origin = (("tool", f"pliant {__version__}"), ("imported_from", path))
     return Profile(import_rows(path), origin)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from pliant import __version__
 from pliant.cli.console import entry, named_or_piped, note, out_text, width_for
 from pliant.schemas.errors import BadInputError, PliantError
 from pliant.schemas.text import counted
@@ -175,8 +176,6 @@ def _pages(context: typer.Context) -> Iterator[tuple[str, str]]:
 
 
 def _page(context: typer.Context, within: list[typer.Context]) -> str:
-    from importlib.metadata import version
-
     command: Any = context.command
     name = context.command_path.replace(" ", "-")
     summary, *rest = _paragraphs(command.help or "")
@@ -184,7 +183,7 @@ def _page(context: typer.Context, within: list[typer.Context]) -> str:
         [r"\fB" + _text(context.command_path) + r"\fR", *map(_text, command.collect_usage_pieces(context))]
     )
     lines = [
-        f'.TH "{_text(name.upper())}" 1 "" "pliant {version("pliant")}" "User commands"',
+        f'.TH "{_text(name.upper())}" 1 "" "pliant {__version__}" "User commands"',
         ".SH NAME",
         f"{_text(name)} \\- {_text(' '.join(summary))}",
         ".SH SYNOPSIS",

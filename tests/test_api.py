@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,10 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert set(pliant.__all__) <= set(dir(pliant))
     with pytest.raises(AttributeError, match="'pliant' has no attribute 'raed'"):
         pliant.raed  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_version_is_that_of_the_package_that_is_installed() -> None:
+    assert pliant.__version__ == version("pliant")
 
 
 def test_importing_the_package_loads_nothing_else() -> None:

@@ -96,7 +96,11 @@ def imports_of(prefix: str, paths: Iterable[Path]) -> Iterator[tuple[Path, str]]
 
 def is_allowed(own: str, target: str) -> bool:
     allowed = ALLOWED.get(own)
-    return allowed is None or target == "tools" or bool({target, target.partition(".")[0]} & allowed)
+    return (
+        allowed is None
+        or target in ("tools", "__version__")
+        or bool({target, target.partition(".")[0]} & allowed)
+    )
 
 
 def test_imports_go_one_way() -> None:

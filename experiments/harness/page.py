@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -15,6 +14,7 @@ from experiments.harness.published import NEAR, Compared, read_numbers
 from experiments.harness.replays import OF_JOBS, Outcome
 from experiments.harness.significance import PairedTest, paired_tests
 from experiments.harness.spec import Experiment, Replays, Subject
+from pliant import __version__
 from pliant.schemas.file_io.files import read_bytes
 from pliant.tools.report.rendering.text import markdown_table, wrapped_prose
 
@@ -52,7 +52,7 @@ def results_bytes(
     document = {
         "experiment": experiment.name,
         "command": f"make experiment NAME={experiment.name}",
-        "pliant": version("pliant"),
+        "pliant": __version__,
         "compared": [
             {**asdict(each), "ratio": each.ratio, "reproduces": each.reproduces} for each in compared
         ],

@@ -10,6 +10,7 @@ from pathlib import Path
 from experiments.harness.page import rendered
 from experiments.harness.plots import write_figures
 from experiments.harness.spec import PAGES, Findings, Study, Tell
+from pliant import __version__
 from pliant.schemas.file_io.files import atomic_write, read_bytes
 
 
@@ -25,7 +26,7 @@ def conduct(study: Study, folder: Path, *, workers: int, tell: Tell, resume: boo
     head = {
         "experiment": study.name,
         "command": f"make experiment NAME={study.name}",
-        "pliant": version("pliant"),
+        "pliant": __version__,
         "torch": version("torch"),
     }
     found = {**head, **study.measure(folder, workers, tell)}

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from experiments.harness.spec import Findings, Tell
 from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere
 from experiments.shadow_price.matrix import GROUPS, LOADS, LONG, SHORT, TWO, matrix
 from experiments.shadow_price.runs import START_S, Replay
+from pliant import __version__
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import atomic_write
 
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str]) -> int:
     merged = {
         "experiment": "shadow-price",
         "command": "make experiment NAME=shadow-price",
-        "pliant": version("pliant"),
+        "pliant": __version__,
         "rows": dict(sorted((before.get("rows", {}) | found["rows"]).items())),
     }
     atomic_write(RESULTS, (json.dumps(merged, indent=1, ensure_ascii=False) + "\n").encode())

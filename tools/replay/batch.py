@@ -21,7 +21,7 @@ import numpy as np
 
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import PIPE
-from pliant.schemas.file_io.limits import spared_by_garbage_collection
+from pliant.schemas.file_io.limits import garbage_collection_paused, spared_by_garbage_collection
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork
 from pliant.schemas.runinfo import Assumption
 from pliant.schemas.text import did_you_mean, in_gpus, span_text
@@ -183,19 +183,20 @@ def replay_all(
     :param warn: called then if the workload is more than the cluster can do.
     :raises ServiceMissingError: a worker was killed, or memory ran out.
     """
-    for task in tasks:
-        make_policy(task.run.policy, task.run.parameters)
     workers = min(workers, len(tasks))
     if workers > 1 and PIPE in (sources.jobs, sources.cluster, sources.profile, sources.convergence):
         raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
-    inputs = sources.read()
     runs = [task.run for task in tasks]
-    if any(policy_class(run.policy).follows_recording for run in runs):
-        check_recorded(inputs.jobs)
-    found = (
-        assumed(inputs, run.conditions, run.simulated, policy_class(run.policy), run.parameters)
-        for run in runs
-    )
+    with garbage_collection_paused():
+        for run in runs:
+            make_policy(run.policy, run.parameters)
+        inputs = sources.read()
+        if any(policy_class(run.policy).follows_recording for run in runs):
+            check_recorded(inputs.jobs)
+        found = [
+            assumed(inputs, run.conditions, run.simulated, policy_class(run.policy), run.parameters)
+            for run in runs
+        ]
     assumptions = tuple(dict.fromkeys(each for one in found for each in one))
     if any(run.conditions.strict for run in runs):
         refuse(assumptions)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any, Final, NamedTuple
 
+from pliant import __version__
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.io import read_predictor
@@ -360,7 +360,7 @@ def _info(
         trace=inputs.name,
         cluster=inputs.cluster,
         profile_hash=inputs.profile_hash,
-        pliant_version=version("pliant"),
+        pliant_version=__version__,
         start_cost_s=(simulated.start_cost or FREE).for_models(models),
         rescale_cost_s=(simulated.rescale_cost or FREE).for_models(models),
         resume_cost_s=None if simulated.resume_cost is None else simulated.resume_cost.for_models(models),

@@ -11,7 +11,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +18,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from pliant import __version__
 from pliant.schemas.errors import BadInputError, Problem, UsageError
 from pliant.schemas.file_io.documents import document_bytes, parse_document
 from pliant.schemas.file_io.files import atomic_write, read_bytes, source_name
@@ -256,7 +256,7 @@ def pliant_digest() -> str:
     root = Path(__file__).resolve().parents[2]
     code = [path for folder in _REPLAYED for path in (root / folder).rglob("*.py")]
     learnt = (root / "tools" / "schedule").rglob("*.json")
-    return _digest([*code, *learnt], version("pliant"))
+    return _digest([*code, *learnt], __version__)
 
 
 def _digest(files: Iterable[Path], start: str = "") -> str:

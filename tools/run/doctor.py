@@ -22,6 +22,7 @@ from typing import Final, Literal
 
 import psutil
 
+from pliant import __version__
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import PliantError, ServiceMissingError
 from pliant.schemas.io import read_cluster
@@ -224,7 +225,7 @@ _PINNED: Final = re.compile(r"^([A-Za-z0-9._-]+)==(\S+)", re.MULTILINE)
 
 def versions(_site: Site, constraints: Path = CONSTRAINTS) -> Iterator[Check]:
     """Are the packages installed, and recent enough? None of them is imported."""
-    yield ok(f"pliant {version('pliant')}, Python {platform.python_version()}")
+    yield ok(f"pliant {__version__}, Python {platform.python_version()}")
     needed = needed_versions(requires("pliant") or ())
     found = {name: _installed(name) for name in needed}
     yield _torch(_installed("torch"), constraints)

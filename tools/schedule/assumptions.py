@@ -58,10 +58,9 @@ class RowTrust(NamedTuple):
     model_error: float | None = None
 
 
-def trust_of(rows: Iterable[ProfileRow]) -> Iterator[RowTrust]:
-    for row in rows:
-        if row.kind == "train":
-            yield RowTrust(row.model, row.busy_share, row.spread, row.model_error)
+def trust_of(rows: Iterable[ProfileRow]) -> Iterator[RowTrust | ProfileRow]:
+    """Those that train; each says of itself what a :class:`RowTrust` says."""
+    return (row for row in rows if row.kind == "train")
 
 
 def trust_of_columns(columns: Mapping[str, Sequence[Any]]) -> Iterator[RowTrust]:
@@ -73,7 +72,7 @@ def trust_of_columns(columns: Mapping[str, Sequence[Any]]) -> Iterator[RowTrust]
             yield RowTrust(*values)
 
 
-def speeds_doubted(models: Collection[str], rows: Iterable[RowTrust]) -> list[Assumption]:
+def speeds_doubted(models: Collection[str], rows: Iterable[RowTrust | ProfileRow]) -> list[Assumption]:
     """Assumptions if rows of these models were measured while the machine was busy, if measurements of
     one row disagree, and if the throughput model misses rows that it has not seen.
     """
@@ -81,7 +80,7 @@ def speeds_doubted(models: Collection[str], rows: Iterable[RowTrust]) -> list[As
     return [*_disturbed(known), *_apart(known), *_missed(known)]
 
 
-def _disturbed(rows: Sequence[RowTrust]) -> list[Assumption]:
+def _disturbed(rows: Sequence[RowTrust | ProfileRow]) -> list[Assumption]:
     found = [row for row in rows if (row.busy_share or 0.0) > BUSY]
     if not found:
         return []
@@ -93,7 +92,7 @@ def _disturbed(rows: Sequence[RowTrust]) -> list[Assumption]:
     return [Assumption(kind="busy_profile", text=text)]
 
 
-def _apart(rows: Sequence[RowTrust]) -> list[Assumption]:
+def _apart(rows: Sequence[RowTrust | ProfileRow]) -> list[Assumption]:
     found = [row for row in rows if (row.spread or 0.0) > APART and (row.busy_share or 0.0) <= BUSY]
     if not found:
         return []
@@ -105,7 +104,7 @@ def _apart(rows: Sequence[RowTrust]) -> list[Assumption]:
     return [Assumption(kind="busy_profile", text=text)]
 
 
-def _missed(rows: Sequence[RowTrust]) -> list[Assumption]:
+def _missed(rows: Sequence[RowTrust | ProfileRow]) -> list[Assumption]:
     held_out = [row for row in rows if row.model_error is not None]
     off = median(abs(row.model_error or 0.0) for row in held_out) if held_out else 0.0
     if off <= ERROR_SAID:
@@ -118,7 +117,7 @@ def _missed(rows: Sequence[RowTrust]) -> list[Assumption]:
     return [Assumption(kind="busy_profile", text=text)]
 
 
-def _which(found: Sequence[RowTrust], rows: Sequence[RowTrust]) -> str:
+def _which(found: Sequence[RowTrust | ProfileRow], rows: Sequence[RowTrust | ProfileRow]) -> str:
     names = listed(sorted({row.model for row in found}))
     return f"{len(found)} of {counted(len(rows), 'row')} of the profile ({names})"
 

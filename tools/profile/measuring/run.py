@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Final, Self
 
 import psutil
 
+from pliant import __version__
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, JobsFailedError
 from pliant.schemas.io import read_profile, write_profile
@@ -226,7 +226,7 @@ class Bench:
 
     def metadata(self, command_line: str) -> tuple[tuple[str, str], ...]:
         facts = {
-            "tool": f"pliant {version('pliant')}",
+            "tool": f"pliant {__version__}",
             "host": platform.node(),
             **self.facts,
             "command": command_line,

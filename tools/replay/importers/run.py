@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from pliant import __version__
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
@@ -427,7 +427,7 @@ def _write_folder(imported: Imported, out: Path, summary: ImportSummary) -> None
         reason = (error.strerror or str(error)).lower()
         raise UsageError(f"{out}: cannot be made a folder: {reason}") from error
     if imported.profile:
-        metadata = (("tool", f"pliant {version('pliant')}"), ("imported_from", summary.format))
+        metadata = (("tool", f"pliant {__version__}"), ("imported_from", summary.format))
         io.write_profile(with_triangulations(Profile(tuple(imported.profile), metadata)), out / PROFILE)
         summary.profile_rows = len(imported.profile)
         summary.files.append(str(out / PROFILE))

@@ -16,11 +16,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from math import floor, log10
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pliant import __version__
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import better
 from pliant.tools.report.fairness import REFERENCES
@@ -469,7 +469,7 @@ def page(
         fairness=_fairness_section(report),
         groups=_group_sections(report),
         profiled=profiled,
-        provenance=_provenance_section(report, command, version("pliant")),
+        provenance=_provenance_section(report, command, __version__),
         terms=_explained(full.terms),
         jobs=sum(len(each.run.jobs) for each in report.runs),
         data=Markup(page_data(report)),  # noqa: S704 - it holds no "<"

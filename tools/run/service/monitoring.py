@@ -11,10 +11,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Literal
 
+from pliant import __version__
 from pliant.schemas.cluster import Node
 from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.files import atomic_write
@@ -151,7 +151,7 @@ def _turns(log: RunLog, now_s: float) -> Iterator[Family]:
     yield from seconds("last_decision_timestamp", "When the policy decided last (UTC).", counts.decided_s)
     yield from seconds("last_turn_timestamp", "When the run last looked (UTC).", now_s)
     policy = "" if log.info is None else log.info.policy
-    about = {"version": version("pliant"), "policy": policy}
+    about = {"version": __version__, "policy": policy}
     yield Family("pliant_run", "info", "Which pliant and which policy.", [(about, 1)])
 
 

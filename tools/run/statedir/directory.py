@@ -24,10 +24,10 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
+from pliant import __version__
 from pliant.schemas.errors import BadInputError, LockedError, PliantError, UsageError
 from pliant.schemas.file_io.files import atomic_write, make_folder, sync_folder, write_error
 from pliant.schemas.text import listed, whole_number
@@ -352,7 +352,7 @@ def claim(dirs: StateDir, running: Sequence[str] = (), *, restored: bool = False
         )
     if (number, home) == (FORMAT, here):
         return
-    found = {"schema": SCHEMA, "format": FORMAT, "pliant": version("pliant"), "home": asdict(here)}
+    found = {"schema": SCHEMA, "format": FORMAT, "pliant": __version__, "home": asdict(here)}
     try:
         atomic_write(dirs.version, json.dumps(found).encode() + b"\n", mode=PRIVATE)
     except (OSError, PliantError) as error:
@@ -390,7 +390,7 @@ def _read_version(dirs: StateDir) -> tuple[int, Home | None]:
         text = f"does not say the format of a state directory ({error}); remove it where this pliant wrote it"
         raise BadInputError.one(str(dirs.version), text) from error
     if number > FORMAT:
-        own = version("pliant")
+        own = __version__
         text = f"pliant {writer} wrote it in format {number}, and pliant {own} knows {FORMAT} and earlier"
         raise BadInputError(f"{dirs.path}: {text}: use pliant {writer} or a later one")
     with contextlib.suppress(LookupError, TypeError, ValueError):

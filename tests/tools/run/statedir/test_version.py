@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from pliant import __version__
 from pliant.cli.common import run_command
 from pliant.cli.status import status
 from pliant.schemas.errors import BadInputError, UsageError
@@ -36,7 +36,7 @@ def dirs(tmp_path: Path) -> StateDir:
 def test_a_writer_says_in_which_format_it_writes_for_the_owner_alone(dirs: StateDir) -> None:
     found = json.loads(dirs.version.read_bytes())
     home = found.pop("home")
-    assert found == {"schema": "pliant.state/1", "format": FORMAT, "pliant": version("pliant")}
+    assert found == {"schema": "pliant.state/1", "format": FORMAT, "pliant": __version__}
     assert (home["host"], home["path"]) == (os.uname().nodename, str(dirs.path))
     assert dirs.version.stat().st_mode & 0o777 == 0o600
 

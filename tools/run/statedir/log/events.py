@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
+from pliant import __version__
 from pliant.schemas.event import Event
 from pliant.schemas.io import profile_hash
 from pliant.schemas.job import Job
@@ -42,7 +42,7 @@ def run_event(
         trace_hash=trace_hash,
         cluster=schedule.cluster,
         profile_hash=None if schedule.profile is None else profile_hash(schedule.profile),
-        pliant_version=version("pliant"),
+        pliant_version=__version__,
         interval_s=interval_s,
         bounds=bounds,
     )

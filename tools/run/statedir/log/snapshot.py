@@ -23,13 +23,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Literal
 from zlib import crc32
 
 from pydantic_core import from_json
 
+from pliant import __version__
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event, EventName
 from pliant.schemas.file_io.events import LogPlace, LogReader
@@ -107,7 +107,7 @@ def folds_to() -> str:
 @cache
 def _own_version() -> str:
     """Cached: it is looked up in files, by code that leaves garbage behind."""
-    return version("pliant")
+    return __version__
 
 
 @garbage_collection_paused()
