@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,3 +88,17 @@ class Unsteady(Fifo):
 def test_state_that_history_does_not_determine_is_still_rebuilt_one_way():
     with pytest.raises(AssertionError, match="state rebuilt twice decides in two ways after 5 jobs"):
         conformance.check_state_survives(Unsteady)
+
+
+class Sleepy(Fifo):
+    """Wants to be left alone when jobs end, though others wait."""
+
+    name = "sleepy"
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        return replace(super().decide(snapshot, rng), outlasts_ends=True)
+
+
+def test_a_decision_that_ends_would_change_does_not_outlast_them():
+    with pytest.raises(AssertionError, match="outlasts_ends was said, but after mere ends j3, j4 changes"):
+        conformance.check_everything_ends(Sleepy)

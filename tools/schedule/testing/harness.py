@@ -106,10 +106,13 @@ class CheckedSession:
 
     def decide(self) -> None:
         before = {state.id: dict(state.placement) for state in self.jobs.values()}
+        unasked = self.session.leaves_unasked(self.time_s)
         try:
-            self.session.decide(self.time_s)
+            changed = self.session.decide(self.time_s)
         except PolicyError as error:
             raise AssertionError(str(error)) from error
+        names = ", ".join(each.job.id for each in changed)
+        require(not (unasked and changed), f"outlasts_ends was said, but after mere ends {names} changes")
         self._check_nodes()
         self._check_drained(before)
         for state in self.jobs.values():
