@@ -38,7 +38,7 @@ from pliant.schemas.file_io.json_lines import (
     stated_schema,
 )
 from pliant.schemas.file_io.limits import garbage_collection_paused
-from pliant.schemas.file_io.parquet import check_rows, file_metadata, parse_parquet, read_arrow, text_array
+from pliant.schemas.file_io.parquet import check_rows, file_metadata, parse_parquet, row_groups, text_array
 from pliant.schemas.file_io.record import MAYBE_NOT_FINITE, broken_rule, is_newer, schema_id
 
 if TYPE_CHECKING:
@@ -131,23 +131,22 @@ class EventRow(NamedTuple):
     detail: str | None
 
 
-def event_rows(data: bytes, source: str) -> Iterator[EventRow] | None:
-    """The events of a Parquet file. Returns None if it needs :func:`parse_events`, which says what is wrong.
+def event_rows(data: bytes, source: str) -> Iterator[EventRow]:
+    """The events of a Parquet file; a row group of it is in memory at a time.
 
-    Values are checked alike, but of details of ``submit`` events only that their numbers are finite.
+    Values are checked as :func:`parse_events` does, but of details of ``submit`` events only that their
+    numbers are finite.
+
+    :raises BadInputError: it needs :func:`parse_events`, which says what is wrong, if anything is. The events
+        of row groups before that one have come by then.
     """
-    if not data.startswith(PARQUET_MAGIC):
-        return None
-    try:
-        arrow = read_arrow(data, source, EVENT.kind)
-    except BadInputError:
-        return None
-    same = arrow.schema.equals(EVENT.arrow().remove_metadata(), check_metadata=False)
-    is_current = same and file_metadata(arrow).get("schema") == schema_id(EVENT.kind)
-    holds = is_current and _numbers_hold(arrow) and _names_hold(arrow)
-    if not (holds and _preempted_hold_nothing(arrow) and _texts_hold(arrow)):
-        return None
-    return _rows(arrow.select(list(EventRow._fields)))
+    for arrow in row_groups(data, source, EVENT.kind):
+        same = arrow.schema.equals(EVENT.arrow().remove_metadata(), check_metadata=False)
+        is_current = same and file_metadata(arrow).get("schema") == schema_id(EVENT.kind)
+        holds = is_current and _numbers_hold(arrow) and _names_hold(arrow)
+        if not (holds and _preempted_hold_nothing(arrow) and _texts_hold(arrow)):
+            raise BadInputError.one(source, "has events that have to be read with care")
+        yield from _rows(arrow.select(list(EventRow._fields)))
 
 
 def _rows(arrow: pa.Table) -> Iterator[EventRow]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -122,7 +123,7 @@ def within_limits(written: Callable[..., D], weight: TextWeight | None = None) -
         data = written(**packing)
         with suppress(BadInputError), unscaled():
             if weight is None:
-                _packed(data, "")
+                deque(_packed(data, ""), maxlen=0)
             else:
                 weight.check_file(data)
             return data
@@ -153,6 +154,15 @@ class TextWeight:
                 for sign, weight in _PART_BYTES.items():
                     counts = compute("sum", count_substring(column, sign))
                     self.parts_bytes += weight * (counts.as_py() or 0)
+
+    def add_packed(self, table: pa.Table) -> None:
+        """:param table: its strings are dictionaries, as Parquet files keep them."""
+        self.rows += table.num_rows
+        for chunk in (chunk for column in table.columns for chunk in column.chunks):
+            longest, total = _lengths(chunk)
+            self.longest = max(self.longest, longest)
+            self.text_bytes += total
+            self.parts_bytes += _parts_bytes(chunk)
 
     def check(self, file_bytes: int, source: str) -> None:
         """:raises BadInputError: a string is too long, or all together are."""
@@ -192,6 +202,19 @@ def parse_parquet(data: bytes, source: str, table: TableKind[R]) -> tuple[tuple[
 
 def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
     """:raises BadInputError: the file is damaged, or would become too large."""
+    (found,) = _tables(data, source, kind)
+    return found
+
+
+def row_groups(data: bytes, source: str, kind: str) -> Iterator[pa.Table]:
+    """As :func:`read_arrow`, but a row group is in memory at a time, and read when its turn comes.
+
+    :raises BadInputError: as there, at the row group of which it is true.
+    """
+    return _tables(data, source, kind, by_group=True)
+
+
+def _tables(data: bytes, source: str, kind: str, *, by_group: bool = False) -> Iterator[pa.Table]:
     import pyarrow as pa
 
     if not data.startswith(PARQUET_MAGIC):
@@ -199,27 +222,30 @@ def read_arrow(data: bytes, source: str, kind: str) -> pa.Table:
     if not data.endswith(PARQUET_MAGIC) or len(data) < 12:
         raise BadInputError.one(source, "the Parquet file is truncated (no footer), expected a whole file")
     try:
-        arrow = _read_within_limits(data, source)
-        arrow.validate(full=True)
-        twice = {name for name in arrow.column_names if arrow.column_names.count(name) > 1}
-    except MemoryError:  # pyarrow's own is an ArrowException, too
+        for packed in _packed(data, source, by_group=by_group):
+            arrow = _with_plain_strings(packed)
+            arrow.validate(full=True)
+            _check_names(arrow, source)
+            yield arrow
+    except (BadInputError, MemoryError):  # pyarrow's own MemoryError is an ArrowException, too
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise BadInputError.one(source, f"the Parquet file is damaged: {reason}") from error
+
+
+def _check_names(arrow: pa.Table, source: str) -> None:
+    twice = {name for name in arrow.column_names if arrow.column_names.count(name) > 1}
     if twice:
         raise BadInputError(
             [Problem(source, None, f"/{name}", "column is there twice") for name in sorted(twice)]
         )
-    return arrow
 
 
-def _read_within_limits(data: bytes, source: str) -> pa.Table:
-    """The table with plain strings."""
+def _with_plain_strings(packed: pa.Table) -> pa.Table:
     import pyarrow as pa
     import pyarrow.types as pt
 
-    packed = _packed(data, source)
     plain = [
         field.with_type(field.type.value_type) if pt.is_dictionary(field.type) else field
         for field in packed.schema
@@ -231,8 +257,10 @@ def _read_within_limits(data: bytes, source: str) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema(plain, packed.schema.metadata))
 
 
-def _packed(data: bytes | memoryview, source: str) -> pa.Table:
-    """The table with its strings as dictionaries, once it is known that they fit."""
+def _packed(data: bytes | memoryview, source: str, *, by_group: bool = False) -> Iterator[pa.Table]:
+    """The table, or each of its row groups, with its strings as dictionaries, once it is known that they
+    fit.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
     import pyarrow.types as pt
@@ -250,9 +278,17 @@ def _packed(data: bytes | memoryview, source: str) -> pa.Table:
     is_text = (pt.is_string, pt.is_large_string, pt.is_binary, pt.is_large_binary)
     texts = [field.name for field in fields if any(check(field.type) for check in is_text)]
     file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts, page_checksum_verification=True)
-    packed = file.read(use_threads=len(data) >= _THREADS_FROM)
-    check_strings(packed, len(data), source)
-    return packed
+    threads, weight = len(data) >= _THREADS_FROM, TextWeight()
+    groups = range(footer.num_row_groups) if by_group and footer.num_row_groups else [None]
+    for group in groups:
+        packed = (
+            file.read(use_threads=threads)
+            if group is None
+            else file.read_row_group(group, use_threads=threads)
+        )
+        weight.add_packed(packed)
+        weight.check(len(data), source)
+        yield packed
 
 
 def check_footer(file: pq.ParquetFile, file_bytes: int, source: str) -> None:
@@ -273,18 +309,6 @@ def check_footer(file: pq.ParquetFile, file_bytes: int, source: str) -> None:
     check_bytes(values_bytes, file_bytes, source, f"{sum(chunk.num_values for chunk in chunks):,} values")
     unpacked_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
     check_bytes(unpacked_bytes, file_bytes, source, f"{unpacked_bytes:,} bytes")
-
-
-def check_strings(table: pa.Table, file_bytes: int, source: str) -> None:
-    """Check strings as if each row had its own.
-
-    :param table: its strings are dictionaries, as Parquet files keep them.
-    :raises BadInputError: a string is too long, or all together are.
-    """
-    lengths = [_lengths(chunk) for column in table.columns for chunk in column.chunks]
-    longest, total = max((most for most, _ in lengths), default=0), sum(each for _, each in lengths)
-    parts_bytes = sum(_parts_bytes(chunk) for column in table.columns for chunk in column.chunks)
-    TextWeight(table.num_rows, longest, total, parts_bytes).check(file_bytes, source)
 
 
 def _lengths(chunk: Any) -> tuple[int, int]:

@@ -4,8 +4,8 @@ held against how late each job was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import ulp
 from typing import Final, Literal
 
@@ -31,12 +31,16 @@ Shared = tuple[tuple[tuple[float, int], ...], tuple[ReferenceJob, ...]]
 class Fairness:
     """One run against one reference. Times are seconds since the first submission."""
 
+    run: RunRecord
     finish_s: Mapping[str, float]
-    """By job."""
+    """By job, in the reference."""
     ftf: Mapping[str, float]
-    """Of the jobs that finished and that the reference knows."""
-    delays_s: Mapping[str, float] = field(default_factory=dict)
-    """Completion minus completion in the reference."""
+    """Of the jobs that finished, took time and are known to the reference."""
+
+    def delays_s(self) -> dict[str, float]:
+        """Completion minus completion in the reference, of the jobs in ``ftf``."""
+        ends = ((job.id, job.end_s) for job in self.run.jobs if job.id in self.ftf)
+        return {job_id: end_s - self.finish_s[job_id] for job_id, end_s in ends if end_s is not None}
 
     @property
     def mean(self) -> float | None:
@@ -63,9 +67,10 @@ class References:
 
     def fairness(self, run: RunRecord) -> dict[Reference, Fairness]:
         jobs = tuple(reference_jobs(run))
-        found = {**self._finishes((run.capacity, jobs)), "isolated": isolated_finishes(run, jobs)}
-        finished = _finished(run)
-        return {name: _against(finished, found[name]) for name in REFERENCES}
+        shared = self._finishes((run.capacity, jobs))
+        gps = _against(run, shared["gps"])
+        fluid = gps if shared["fair-share"] is shared["gps"] else _against(run, shared["fair-share"])
+        return {"fair-share": fluid, "gps": gps, "isolated": _against(run, isolated_finishes(run, jobs))}
 
     def _finishes(self, shared: Shared) -> Mapping[Reference, dict[str, float]]:
         """Compared one by one: different systems differ early, and hashing one costs more."""
@@ -87,24 +92,14 @@ def fairness(run: RunRecord) -> dict[Reference, Fairness]:
     return References().fairness(run)
 
 
-def _finished(run: RunRecord) -> list[tuple[str, float, float, float]]:
-    """(job, submission, completion, JCT) of the finished jobs that took time."""
-    return [
-        (job.id, job.submit_s, job.end_s, job.end_s - job.submit_s)
-        for job in run.with_outcome("finished")
-        if job.end_s is not None and job.end_s != job.submit_s
-    ]
-
-
-def _against(finished: Sequence[tuple[str, float, float, float]], finishes: Mapping[str, float]) -> Fairness:
+def _against(run: RunRecord, finish_s: Mapping[str, float]) -> Fairness:
     ftf: dict[str, float] = {}
-    delays_s: dict[str, float] = {}
-    for job_id, submit_s, end_s, jct_s in finished:
-        finish_s = finishes.get(job_id, 0.0)
-        if finish_s > submit_s:
-            ftf[job_id] = jct_s / (finish_s - submit_s)
-            delays_s[job_id] = end_s - finish_s
-    return Fairness(finishes, ftf, delays_s)
+    for job in run.with_outcome("finished"):
+        if job.end_s is not None and job.end_s != job.submit_s:
+            reference_s = finish_s.get(job.id, 0.0)
+            if reference_s > job.submit_s:
+                ftf[job.id] = (job.end_s - job.submit_s) / (reference_s - job.submit_s)
+    return Fairness(run, finish_s, ftf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,22 +122,23 @@ def promise(run: RunRecord, gps: Fairness, usage: Usage) -> Promise | None:
 
     The premises of such bounds often fail on real traces, so jobs past the bound are counted, not denied.
     """
-    allowed_s = _allowed_s(run, gps, usage)
+    delays_s = gps.delays_s()
+    allowed_s = _allowed_s(run, gps, delays_s, usage)
     if allowed_s is None:
         return None
     stamp_s = ulp(run.origin_s + run.last_event_s)  # submission, end and origin are each known to half of it
     rounding_s = TOLERANCE * max(1.0, run.last_event_s) + 1.5 * stamp_s
-    past = [job for job, allowed in allowed_s.items() if gps.delays_s[job] > allowed + rounding_s]
+    past = [job for job, allowed in allowed_s.items() if delays_s[job] > allowed + rounding_s]
     jcts_s = {job.id: job.jct_s for job in run.with_outcome("finished") if job.jct_s}
     used = [
-        jct_s / (jct_s - gps.delays_s[job] + allowed_s[job])
-        for job, jct_s in jcts_s.items()
-        if job in allowed_s
+        jct_s / (jct_s - delays_s[job] + allowed_s[job]) for job, jct_s in jcts_s.items() if job in allowed_s
     ]
     return Promise(allowed_s, tuple(past), max(used, default=None))
 
 
-def _allowed_s(run: RunRecord, gps: Fairness, usage: Usage) -> dict[str, float] | None:
+def _allowed_s(
+    run: RunRecord, gps: Fairness, delays_s: Iterable[str], usage: Usage
+) -> dict[str, float] | None:
     promised = run.info.bounds
     if promised is None:
         return None
@@ -150,9 +146,9 @@ def _allowed_s(run: RunRecord, gps: Fairness, usage: Usage) -> dict[str, float] 
         finishes = allowed_ends_s(run)
         if finishes is None:
             return None
-        return {job: finishes[job] - gps.finish_s[job] for job in gps.delays_s if job in finishes}
+        return {job: finishes[job] - gps.finish_s[job] for job in delays_s if job in finishes}
     if promised.gps_delay is not None:
-        return dict.fromkeys(gps.delays_s, promised.gps_delay * usage.longest_full_s())
+        return dict.fromkeys(delays_s, promised.gps_delay * usage.longest_full_s())
     return None
 
 

@@ -152,7 +152,7 @@ def _fairness(fair: Fairness, suffix: str) -> dict[str, float | None]:
 
 
 def _gps_bound(run: RunRecord, fair: Fairness, usage: Usage) -> dict[str, float | int | None]:
-    worst = max(fair.delays_s.values(), default=None)
+    worst = max(fair.delays_s().values(), default=None)
     held = promise(run, fair, usage)
     if held is None:
         return {"worst_gps_delay_s": worst}

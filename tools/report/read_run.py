@@ -24,7 +24,7 @@ from pydantic_core import from_json
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.event import ENDS, FREES, HOLDS, RESCALES, Event
 from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
-from pliant.schemas.file_io.files import read_bytes, source_name
+from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
 from pliant.schemas.file_io.json_lines import is_json, key_given_twice
 from pliant.schemas.file_io.limits import ROWS_BYTES, garbage_collection_paused
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
@@ -44,6 +44,7 @@ from pliant.tools.report.records import (
 )
 
 R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 AnyEvent = Event | EventRow
 Detail = Mapping[str, Any] | str
 """A detail, or its JSON text."""
@@ -64,10 +65,9 @@ def read_run(path: str | Path) -> RunRecord:
     """
     data, source = read_bytes(path, most=ROWS_BYTES), source_name(path)
     digest = sha256(data).hexdigest()
-    rows = event_rows(data, source)
-    if rows is not None:
+    if data.startswith(PARQUET_MAGIC):
         with suppress(BadInputError):  # the careful reader says what is wrong
-            return replace(fold(rows, source), sha256=digest)
+            return replace(fold(event_rows(data, source), source), sha256=digest)
     return replace(fold(parse_events(data, source), source), sha256=digest)
 
 
@@ -359,7 +359,7 @@ def _observe(job: JobRecord, event: AnyEvent) -> None:
         shared, job.shared_lately = job.shared_lately, bool(job.steps) and job.steps[-1].shared
         step = ObservedStep(tuple(gpus), local_batch, accum, float(step_s), job.global_batch, shared)
         if step.batch <= LARGEST_BATCH:
-            job.observed.append(step)
+            job.observed = _with(job.observed, step)
 
 
 def _forecast(job: JobRecord, found: object) -> None:
@@ -368,7 +368,15 @@ def _forecast(job: JobRecord, found: object) -> None:
         values = [found.get(name) for name in Forecast._fields]
         numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
         if len(numbers) == len(values):
-            job.forecasts.append(Forecast(*numbers))
+            job.forecasts = _with(job.forecasts, Forecast(*numbers))
+
+
+def _with(before: Sequence[T], new: T) -> Sequence[T]:
+    """Most jobs have none, and no list for it."""
+    if isinstance(before, list):
+        before.append(new)
+        return before
+    return [new]
 
 
 def _admission(job: JobRecord, found: object) -> None:

@@ -131,12 +131,12 @@ class JobRecord:
     """Samples trained so far, repetitions counted."""
     first_loss: float | None = None
     last_loss: float | None = None
-    forecasts: list[Forecast] = field(default_factory=list)
-    observed: list[ObservedStep] = field(default_factory=list)
+    forecasts: Sequence[Forecast] = ()
+    observed: Sequence[ObservedStep] = ()
     """Times of steps that its workers reported; of live runs only."""
     shared_lately: bool = False
     """Whether another job trained on its GPUs since its workers last reported the time of a step."""
-    admission: Mapping[str, Any] = field(default_factory=dict)
+    admission: Mapping[str, Any] | None = None
     """What the policy said last on admission or rejection."""
 
     def __eq__(self, other: object) -> bool:

@@ -205,7 +205,7 @@ def job_rows(each: RunReport) -> list[Row]:
             "restarts": job.restarts,
             "utility": job.utility,
             "late_s": job.late_s,
-            "admission": dict(job.admission) or None,
+            "admission": None if job.admission is None else dict(job.admission),
             "first_loss": job.first_loss,
             "last_loss": job.last_loss,
         }
@@ -234,7 +234,7 @@ def guarantee_section(report: Report) -> Section:
 
 
 def _row(each: RunReport) -> tuple[str, ...]:
-    delays_s = each.fair["gps"].delays_s
+    delays_s = each.fair["gps"].delays_s()
     bound_s, worst_s = each.metrics.gps_bound_s or 0.0, each.metrics.worst_gps_delay_s
     held = promise(each.run, each.fair["gps"], each.usage)
     past = () if held is None else held.past
