@@ -48,7 +48,7 @@ _SHARES: Final = {
         "second": {"users": {"b": 2.0, "c": 1.0}, "max": {"*": 8}},
         "third": {"users": ("d",), "guaranteed": {"gpu": 4, "a": 4, "b": 4}, "borrows": False},
     },
-    "half_life_hours": 0.02,
+    "half_life_hours": 0.1,
 }
 """One user, e, is in no team."""
 _STEPS_TO_DRAIN: Final = 20_000
