@@ -6,9 +6,12 @@ beside the repository.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -47,11 +50,18 @@ def imported(
     :param converges: read the curves of statistical efficiency, too.
     :raises PliantError: the files are not there, or not readable.
     """
+    read = _imported(importer, source, workload)
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        import_trace(importer, [str(source)], name, workload=str(workload))
-        write_cluster(cluster, folder / "cluster.json")
-        jobs, nodes, profile, tables = (
-            str(folder / file) for file in (JOBS, "cluster.json", PROFILE, CONVERGENCE)
-        )
-        return Sources(jobs, nodes, profile, jobs_limit, tables if converges else None).read()
+        nodes = Path(name, "cluster.json")
+        write_cluster(cluster, nodes)
+        jobs, profile, tables = (str(read / file) for file in (JOBS, PROFILE, CONVERGENCE))
+        return Sources(jobs, str(nodes), profile, jobs_limit, tables if converges else None).read()
+
+
+@cache
+def _imported(importer: str, source: Path, workload: Path) -> Path:
+    """A folder of what the importer makes of them, which is there until the process ends."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    import_trace(importer, [str(source)], folder, workload=str(workload))
+    return Path(folder)

@@ -95,6 +95,11 @@ def with_tests(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
 
+def python_path() -> dict[str, str]:
+    """For the environment of a job of another account, so that its Pythons begin as those of all tests."""
+    return {"PYTHONPATH": environment()["PYTHONPATH"]}
+
+
 def call(site: Site, *argv: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a process in the folder of the site to its end."""
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.cluster import Cluster
@@ -60,16 +61,18 @@ def _job(record: dict[str, Any]) -> Job:
 
 def some_jobs(count: int) -> list[Job]:
     """A fixed mix of sizes, limits, models, works (some unknown) and arrival times."""
-    found = []
-    for index in range(count):
-        more: dict[str, Any] = {
-            "model": ("linear", "saturating", "flat")[index % 3],
-            "work": None if index % 7 == 6 else {"gpu_seconds": 20.0 + 37.0 * (index % 11)},
-        }
-        size, at = 1 + index % 4, 5.0 * (index // 2)
-        make = job if index % 5 == 4 else elastic
-        found.append(make(f"j{index}", at, size, **more))
-    return found
+    return [_one_of_some(index) for index in range(count)]
+
+
+@cache
+def _one_of_some(index: int) -> Job:
+    more: dict[str, Any] = {
+        "model": ("linear", "saturating", "flat")[index % 3],
+        "work": None if index % 7 == 6 else {"gpu_seconds": 20.0 + 37.0 * (index % 11)},
+    }
+    size, at = 1 + index % 4, 5.0 * (index // 2)
+    make = job if index % 5 == 4 else elastic
+    return make(f"j{index}", at, size, **more)
 
 
 def with_replicas(jobs: Iterable[Job]) -> list[Job]:

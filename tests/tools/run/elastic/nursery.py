@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import torch
+
 CONTEXT = multiprocessing.get_context("forkserver")
 """Makes processes that have torch already; what they run is found by its import."""
 CONTEXT.set_forkserver_preload([__name__, "torch._dynamo", "pliant.tools.run.elastic"])
@@ -52,6 +54,8 @@ def _run(script: str, argument: str, env: dict[str, str], errors: str) -> None:
     os.environ.clear()
     os.environ.update(env)
     multiprocessing.set_start_method("fork", force=True)  # for loading processes, as in a script
+    if threads := env.get("OMP_NUM_THREADS"):  # read when torch is loaded, which it is
+        torch.set_num_threads(int(threads))
     sys.argv = [script, argument]
     sys.stderr = Path(errors).open("w", buffering=1)  # noqa: SIM115 until the process ends
     code = 0

@@ -31,7 +31,7 @@ from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 from tests.tools.run.scripts import OBEDIENT, PlainSlurmBackend, plain
 from tests.tools.run.shared.service_process import proven
 from tests.tools.run.shared.users import of_user
-from tests.tools.run.site import QUICK, Site, environment, in_order, until
+from tests.tools.run.site import QUICK, Site, environment, in_order, python_path, until
 from tests.tools.run.test_training import ELASTIC, slow_until_the_gate
 
 PROCESSES = 60
@@ -160,9 +160,10 @@ class Scenario:
     def play_elastic(self) -> None:
         """Of two GPUs one job has both, until another account's wants one; no sample is lost."""
         site = self.site
-        site.job("a", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2)
-        site.job("b", 2, 0.02, text=ELASTIC, samples=2 * 64)
-        late = site.job("c", 2, 0.02, text=ELASTIC, samples=2 * 64)
+        env = python_path()
+        site.job("a", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2, env=env)
+        site.job("b", 2, 0.02, text=ELASTIC, samples=2 * 64, env=env)
+        late = site.job("c", 2, 0.02, text=ELASTIC, samples=2 * 64, env=env)
         del site.jobs[-1]
         run = self.service(site.schedule("fair-share"), stand_in=False)
         until(lambda: run.poll() is not None or (site.state / "events.jsonl").exists())

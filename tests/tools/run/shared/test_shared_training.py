@@ -16,7 +16,7 @@ from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
 from tests.tools.run.shared.in_sight import in_sight
 from tests.tools.run.shared.users import ANN, BOB, CYD, of_user
-from tests.tools.run.site import Site, environment, in_order, until
+from tests.tools.run.site import Site, environment, in_order, python_path, until
 from tests.tools.run.test_training import ELASTIC, slow_until_the_gate
 
 pytestmark = pytest.mark.torch
@@ -36,9 +36,10 @@ def service(site: Site, *schedule: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_job_is_resized_and_resumed_as_its_user(shared_folder: Path) -> None:
     site = Site(shared_folder)
-    site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2)
-    site.job("short", 2, 0.02, text=ELASTIC, samples=2 * 64)
-    late = site.job("late", 2, 0.02, text=ELASTIC, samples=2 * 64)
+    env = python_path()
+    site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2, env=env)
+    site.job("short", 2, 0.02, text=ELASTIC, samples=2 * 64, env=env)
+    late = site.job("late", 2, 0.02, text=ELASTIC, samples=2 * 64, env=env)
     del site.jobs[-1]
 
     def held(wanted: str) -> None:
