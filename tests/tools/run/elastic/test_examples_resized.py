@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ WORDS = {
     "gan": ("--epochs", "4", "--size", "120", "--batch", "12", "--width", "8", "--out"),
 }
 Make = Callable[..., Gang]
+LOOK_S = 5.0
 
 
 @pytest.mark.parametrize(("optimizer", "lr", "tolerance"), [("SGD", "0.05", 1e-12), ("Adam", "1e-3", 1e-9)])
@@ -57,18 +59,32 @@ def trains_under(job: Gang, members: Sequence[int], **plan: int) -> None:
         if number >= len(job.workers):
             job.add(number)
             job.until(lambda number=number: life(job.here.presence(number)) == "alive", "worker")
-    allow_more(job)
-    job.reaches()
+    go_on_until(job, lambda: job.generation in generations(job), f"generation {job.generation}")
+
+
+def generations(job: Gang) -> set[object]:
+    return {(event.detail or {}).get("generation") for event in job.events("progress")}
 
 
 def preempted(job: Gang, members: Sequence[int]) -> None:
     """All workers save and leave."""
     job.publish(members, global_batch=12, seed=None, abort=True)
-    allow_more(job)
+    go_on_until(job, lambda: all(worker.poll() is not None for worker in job.workers), "end")
     job.end()
     assert job.outcomes_of(*members) == ["stopped"] * len(members), job.errors()
 
 
-def allow_more(job: Gang) -> None:
-    allowed = job.out / "allowed"
-    allowed.write_text(str(int(allowed.read_text()) + 4))
+def go_on_until(job: Gang, condition: Callable[[], bool], what: str) -> None:
+    """Allow a few steps, and as many again where they were over before workers looked for a newer plan."""
+    allowed, again_s = job.out / "allowed", 0.0
+
+    def holds() -> bool:
+        nonlocal again_s
+        if condition():
+            return True
+        if time.monotonic() >= again_s:
+            allowed.write_text(str(int(allowed.read_text()) + 4))
+            again_s = time.monotonic() + LOOK_S
+        return False
+
+    job.until(holds, what)
