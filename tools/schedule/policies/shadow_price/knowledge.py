@@ -10,11 +10,10 @@ g, so a table of ∫ 1/g from each point of the work to its end answers for ever
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,6 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
     GoodputCurve,
     GoodputCurves,
     Ints,
-    Outlook,
     batch_range,
     sizes_of,
 )
@@ -227,23 +225,25 @@ class Knowledge:
             found = self._curves[pool] = GoodputCurves(self._speeds, pool.gpu_type, sizes)
         return found
 
-    def outlook(self, job: JobState, curve: GoodputCurve, sizes: Ints, time_s: float) -> Outlook:
-        """What is ahead of a job; the same rate throughout where nothing is known to change."""
+    def outlook(self, job: JobState, curve: GoodputCurve, time_s: float) -> Outlook:
+        """What is ahead of a job; the same rates throughout where nothing is known to change."""
         model = job.spec.model
         line = self._noise.line(model)
         told = line is not None or job.noise_scale is not None or self._by_samples.knows(model)
         if not told and (model not in self._untold or len(curve.batches) == 1):
-            return curve.outlook
+            return curve.usual_rates
         left, done = self.left(job, time_s), self._standing(job, time_s)[1]
         if line is None or left is None or not curve.runs:
-            rates = curve.goodput(self.noise_scale(job, time_s))
-            return Outlook(rates, rates, bool(rates.any()))
+            return curve.goodput(self.noise_scale(job, time_s))
         progress = done / (done + left) if left > 0 else 1.0
-        ahead = self._ahead_of(job, curve, line)
-        size = int(sizes.searchsorted(job.gpus)) if job.gpus else 0
-        if not (size and size < len(sizes) and ahead.runs[size]):
-            size = int((ahead.whole(progress)[1:] / sizes[1:]).argmax()) + 1
-        return ahead.at(progress, max(done + left, _LEAST_SAMPLES), self._ahead_s, size)
+        return Stretch(
+            self._ahead_of(job, curve, line), min(progress, _END), max(done + left, _LEAST_SAMPLES)
+        )
+
+    @property
+    def ahead_s(self) -> float:
+        """Seconds that a decision is taken to last, when rates are averaged."""
+        return self._ahead_s
 
     def rescale_s(self, job: JobState) -> float:
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
@@ -414,33 +414,30 @@ class ByProgress:
     """The last value seen in each part of the work, from all jobs that share a key."""
 
     def __init__(self, low: float, high: float) -> None:
-        self._range = low, high
-        self._log: dict[str, tuple[list[int], list[float]]] = {}
-        """Cells, ascending, and the logarithms of the values seen there."""
+        self._low = low
+        self._high = high
+        self._logs: dict[str, Floats] = {}
+        """[cell] the logarithms of the values seen, NaN where none was."""
         self._lines: dict[str, Floats] = {}
 
     def observe(self, key: str, progress: float, value: float) -> None:
-        low, high = self._range
-        cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, low), high))
-        cells, logs = self._log.setdefault(key, ([], []))
-        at = bisect_left(cells, cell)
-        if at == len(cells) or cells[at] != cell:
-            cells.insert(at, cell)
-            logs.insert(at, log)
-        elif logs[at] != log:
-            logs[at] = log
-        else:
-            return
-        self._lines.pop(key, None)
+        logs = self._logs.get(key)
+        if logs is None:
+            logs = self._logs[key] = np.full(CELLS, np.nan)
+        cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, self._low), self._high))
+        if logs[cell] != log:
+            logs[cell] = log
+            self._lines.pop(key, None)
 
     def knows(self, key: str) -> bool:
-        return key in self._log
+        return key in self._logs
 
     def line(self, key: str) -> Floats | None:
         """[cell] values, between those seen on a line of their logarithms; None if none was seen."""
         found = self._lines.get(key)
-        if found is None and (seen := self._log.get(key)) is not None:
-            found = self._lines[key] = np.exp(np.interp(_CELL_NUMBERS, *seen))
+        if found is None and (logs := self._logs.get(key)) is not None:
+            cells = _seen(logs)
+            found = self._lines[key] = np.exp(np.interp(_CELL_NUMBERS, cells, logs[cells]))
         return found
 
     def at(self, key: str, progress: float) -> float | None:
@@ -449,15 +446,20 @@ class ByProgress:
 
     def dump(self) -> dict[str, list[list[float]]]:
         return {
-            key: [[cell, log] for cell, log in zip(cells, logs, strict=True)]
-            for key, (cells, logs) in sorted(self._log.items())
+            key: [[cell, float(logs[cell])] for cell in _seen(logs).tolist()]
+            for key, logs in sorted(self._logs.items())
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._lines = {}
-        self._log = {
-            key: ([int(cell) for cell, _ in pairs], [log for _, log in pairs]) for key, pairs in state.items()
-        }
+        self._lines, self._logs = {}, {key: np.full(CELLS, np.nan) for key in state}
+        for key, pairs in state.items():
+            for cell, log in pairs:
+                self._logs[key][int(cell)] = log
+
+
+def _seen(logs: Floats) -> Ints:
+    """Cells, ascending."""
+    return np.isfinite(logs).nonzero()[0]
 
 
 def noise_scales() -> ByProgress:
@@ -479,15 +481,14 @@ class Ahead:
         self._curve = curve
         self.runs: npt.NDArray[np.bool_] = np.asarray(curve.rates.any(axis=1))
         """[size] whether jobs run on it."""
-        self._runs_any = bool(self.runs.any())
+        self._idle = np.where(self.runs, 0.0, 1.0)
         self._taken = np.full((2, CELLS), np.nan)
         """Noise scales and paces by cell."""
-        self._slowness = np.ones((CELLS, len(curve.rates)))
+        self.slowness = np.ones((CELLS, len(curve.rates)))
         """[cell, size] 1/g, 1 where infeasible; the last cell first, as sums begin at the end."""
         self._lefts: dict[int, Floats] = {}
-        """By the bound of a cell, [size] ∫ 1/g from there to the end, over the part of the work."""
         self._left_of_size: dict[int, Floats] = {}
-        """By size, the same at the beginning of each cell, the last cell first."""
+        """By size, what is left at the beginning of each cell, the last cell first."""
         self._seen: tuple[Floats, Floats] | None = None
 
     def update(self, noise: Floats, pace: Floats) -> None:
@@ -495,60 +496,96 @@ class Ahead:
         if self._seen is not None and self._seen[0] is noise and self._seen[1] is pace:
             return
         self._seen = noise, pace
-        both = np.concatenate((noise, pace)).reshape(2, CELLS)
-        change = both / self._taken
+        change = np.array((noise, pace)) / self._taken
         change -= 1
-        same = np.logical_and.reduce(np.abs(change, out=change) <= _SAME)  # not where nothing was taken up
-        if np.logical_and.reduce(same):
+        same = np.abs(change, out=change) <= _SAME  # not where nothing was taken up
+        stale = (~(same[0] & same[1])).nonzero()[0].tolist()
+        if not stale:
             return
-        stale = np.flatnonzero(~same)
-        self._taken[:, stale] = taken = both[:, stale]
         alike: dict[tuple[float, float], Floats] = {}  # as many cells are beyond those that were seen
-        for cell, *at in zip(stale.tolist(), *taken.tolist(), strict=True):
-            slowness = alike.get(key := (at[0], at[1]))
+        for cell in stale:
+            key = float(noise[cell]), float(pace[cell])
+            self._taken[:, cell] = key
+            slowness = alike.get(key)
             if slowness is None:
-                slowness = alike[key] = self._slowness_at(*key)
-            self._slowness[CELLS - 1 - cell] = slowness
+                slowness = alike[key] = 1.0 / (self._curve.goodput(key[0]) * key[1] + self._idle)
+            self.slowness[CELLS - 1 - cell] = slowness
         self._lefts, self._left_of_size = {}, {}
 
-    def _slowness_at(self, noise_scale: float, pace: float) -> Floats:
-        found: Floats = 1.0 / np.where(self.runs, self._curve.goodput(noise_scale) * pace, 1.0)
+    def left(self, cell: int) -> Floats:
+        """[size] ∫ 1/g from the beginning of a cell to the end of the work, over the part of the work."""
+        found = self._lefts.get(cell)
+        if found is None:
+            found = self._lefts[cell] = np.add.reduce(self.slowness[: CELLS - cell]) / CELLS
         return found
 
-    def whole(self, progress: float) -> Floats:
-        """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
-        found: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self.runs
-        return found
-
-    def at(self, progress: float, work: float, soon_s: float, size: int) -> Outlook:
-        """The outlook of a job with ``work`` samples in all, ``progress`` (0 to 1) of them done.
-
-        :param size: the position of a size: what it does in ``soon_s`` seconds is the stretch of ``soon`` for
-            all sizes.
-        """
-        progress = min(progress, _END)
-        left = self._left_at(progress)
-        whole = (1.0 - progress) / left * self.runs
-        until = float(left[size]) - soon_s / work
-        if until <= 0:
-            return Outlook(whole, whole, self._runs_any)
+    def reached(self, left: float, size: int) -> float:
+        """The progress at which so much of that is left on a size."""
         begins = self._left_of_size.get(size)
         if begins is None:
-            begins = self._left_of_size[size] = self._slowness[:, size].cumsum() / CELLS
-        at = int(begins.searchsorted(until))
-        end = (CELLS - 1 - at) / CELLS + float((begins[at] - until) / self._slowness[at, size])
-        soon = (end - progress) / (left - self._left_at(end)) * self.runs
-        return Outlook(whole, soon, self._runs_any)
+            begins = self._left_of_size[size] = self.slowness[:, size].cumsum() / CELLS
+        at = int(begins.searchsorted(left))
+        return (CELLS - 1 - at) / CELLS + float((begins[at] - left) / self.slowness[at, size])
 
-    def _left_at(self, progress: float) -> Floats:
-        """[size] ∫ 1/g from a point of the work to its end."""
-        position = progress * CELLS
-        cell = min(int(position), CELLS - 1)
-        left = self._lefts.get(cell)
-        if left is None:
-            left = self._lefts[cell] = np.add.reduce(self._slowness[: CELLS - cell]) / CELLS
-        found: Floats = left - (position - cell) / CELLS * self._slowness[CELLS - 1 - cell]
-        return found
+
+class Stretch(NamedTuple):
+    """What is left of the work of a job whose curve moves with progress."""
+
+    ahead: Ahead
+    done: float
+    """The part of the work that is done, below 1."""
+    work: float
+    """Samples in all."""
+
+
+Outlook = Floats | Stretch
+"""[size] progress per second, 0 where infeasible, if nothing is known to change."""
+
+
+def mean_rates(
+    outlooks: Sequence[Outlook], sizes: Ints, gpus: Sequence[int], soon_s: float
+) -> tuple[Floats, Floats]:
+    """[job, size] mean progress per second over all the work that is left, and over that of the time to come.
+
+    The latter is the same work for all sizes: what the job does in ``soon_s`` seconds on the GPUs that it
+    holds, or else on the size that makes most of a GPU.
+    """
+    whole, rows, moving = np.empty((len(outlooks), len(sizes))), [], []
+    for row, each in enumerate(outlooks):
+        if isinstance(each, Stretch):
+            rows.append(row)
+            moving.append(each)
+        else:
+            whole[row] = each
+    if not rows:
+        return whole, whole
+    begins = np.array([each.done for each in moving])
+    lefts, runs = _lefts(moving, begins.tolist()), _stacked([each.ahead.runs for each in moving])
+    whole[rows] = (1.0 - begins)[:, None] / lefts * runs
+    normal = (whole[rows, 1:] / sizes[1:]).argmax(axis=1) + 1
+    held = sizes.searchsorted([gpus[row] for row in rows])
+    later, ends = [], []
+    for number, (each, at) in enumerate(zip(moving, held.tolist(), strict=True)):
+        runs_there = 0 < at < len(sizes) and each.ahead.runs[at]
+        size = at if runs_there else int(normal[number])
+        if (left := float(lefts[number, size]) - soon_s / each.work) > 0:
+            later.append(number)
+            ends.append(each.ahead.reached(left, size))
+    soon = whole.copy()
+    if later:
+        lasts = lefts[later] - _lefts([moving[number] for number in later], ends)
+        parts = (np.array(ends) - begins[later])[:, None]
+        soon[[rows[number] for number in later]] = parts / lasts * runs[later]
+    return whole, soon
+
+
+def _lefts(moving: Sequence[Stretch], points: Sequence[float]) -> Floats:
+    """[job, size] ∫ 1/g from a point of the work to its end."""
+    cells = [min(int(point * CELLS), CELLS - 1) for point in points]
+    parts = [(point * CELLS - cell) / CELLS for point, cell in zip(points, cells, strict=True)]
+    lefts = [each.ahead.left(cell) for each, cell in zip(moving, cells, strict=True)]
+    slowness = [each.ahead.slowness[CELLS - 1 - cell] for each, cell in zip(moving, cells, strict=True)]
+    return _stacked(lefts) - np.array(parts)[:, None] * _stacked(slowness)
 
 
 # The jobs of one pool as columns.
@@ -589,24 +626,23 @@ class PoolColumns:
     @classmethod
     def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> PoolColumns | None:
         """The columns of the jobs that can run in the pool; None if there is none."""
-        curves = known.curves(pool)
-        sizes = curves.sizes
-        fitting = [
-            (job, curve, outlook)
-            for job in sorted(jobs, key=lambda each: each.arrival)
-            if (outlook := known.outlook(job, curve := curves.of(job), sizes, time_s)).runs
-        ]
-        if not fitting:
+        found = sorted(jobs, key=lambda each: each.arrival)
+        curves, sizes = known.curves(pool), known.curves(pool).sizes
+        of_jobs = [curves.of(job) for job in found]
+        outlooks = [known.outlook(job, curve, time_s) for job, curve in zip(found, of_jobs, strict=True)]
+        whole, soon = mean_rates(outlooks, sizes, [job.gpus for job in found], known.ahead_s)
+        runs = whole.any(axis=1)
+        if not runs.all():
+            rows = np.flatnonzero(runs).tolist()
+            found, of_jobs = [found[row] for row in rows], [of_jobs[row] for row in rows]
+            whole, soon = whole[rows], soon[rows]
+        if not found:
             return None
         curves.forget_others(jobs)
-        whole = _stacked([outlook.whole for _, _, outlook in fitting])
         per_gpu = whole[:, 1:] / sizes[1:]
         normal = per_gpu.argmax(axis=1) + 1
-        fastest = per_gpu[np.arange(len(fitting)), normal - 1]
-        left = np.array(
-            [known.work(job, rate, time_s) for (job, _, _), rate in zip(fitting, fastest, strict=True)]
-        )
-        found = [job for job, _, _ in fitting]
+        fastest = per_gpu[np.arange(len(found)), normal - 1]
+        left = np.array([known.work(job, rate, time_s) for job, rate in zip(found, fastest, strict=True)])
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
         held = np.minimum(sizes.searchsorted(here), len(sizes) - 1)
         models = [job.spec.model for job in found]
@@ -618,9 +654,9 @@ class PoolColumns:
             pool,
             sizes,
             found,
-            [curve for _, curve, _ in fitting],
+            of_jobs,
             whole,
-            _stacked([outlook.soon for _, _, outlook in fitting]),
+            soon,
             left,
             left / fastest,
             normal,
@@ -630,7 +666,7 @@ class PoolColumns:
             np.array([known.weight(job) for job in found]),
             np.array([stated_s[model] for model in models]),
             cost_s,
-            cost_s * [known.change_counts(curve) for _, curve, _ in fitting],
+            cost_s * [known.change_counts(curve) for curve in of_jobs],
         )
 
     def of_rows(self, rows: Sequence[int]) -> PoolColumns:
