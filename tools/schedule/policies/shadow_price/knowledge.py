@@ -349,11 +349,16 @@ class ChangeCosts:
         """By job that held GPUs at the last decision: when these last changed, and when it was last seen not
         to train since; None: it trains, or these are its first."""
         self._costs_s: dict[str, list[float]] = {}
+        self._medians_s: dict[str, float] = {}
 
     def cost_s(self, model: str, stated_s: float) -> float:
         """What a change costs, more than stated where most of those seen cost far more."""
         costs_s = self._costs_s.get(model, ())
-        seen_s = median(costs_s) if len(costs_s) >= _FEWEST_CHANGES else 0.0
+        if len(costs_s) < _FEWEST_CHANGES:
+            return stated_s
+        seen_s = self._medians_s.get(model)
+        if seen_s is None:
+            seen_s = self._medians_s[model] = median(costs_s)
         return seen_s if seen_s > _FAR_MORE * stated_s else stated_s
 
     def follow(self, jobs: Iterable[JobState], time_s: float) -> None:
@@ -370,6 +375,7 @@ class ChangeCosts:
             elif seen_s is not None:
                 past = self._costs_s.get(job.spec.model, [])
                 self._costs_s[job.spec.model], seen_s = [*past, seen_s - changed_s][-_CHANGES:], None
+                self._medians_s.pop(job.spec.model, None)
             found[job.id] = changed_s, seen_s
         self._jobs = found
 
@@ -379,6 +385,7 @@ class ChangeCosts:
     def load(self, state: Any) -> None:
         self._jobs = {job_id: (changed_s, seen_s) for job_id, (changed_s, seen_s) in state["jobs"].items()}
         self._costs_s = {model: list(each) for model, each in state["costs_s"].items()}
+        self._medians_s = {}
 
 
 def stated_left(job: JobState, time_s: float) -> float | None:
@@ -627,7 +634,8 @@ class PoolColumns:
     def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> PoolColumns | None:
         """The columns of the jobs that can run in the pool; None if there is none."""
         found = sorted(jobs, key=lambda each: each.arrival)
-        curves, sizes = known.curves(pool), known.curves(pool).sizes
+        curves = known.curves(pool)
+        sizes = curves.sizes
         of_jobs = [curves.of(job) for job in found]
         outlooks = [known.outlook(job, curve, time_s) for job, curve in zip(found, of_jobs, strict=True)]
         whole, soon = mean_rates(outlooks, sizes, [job.gpus for job in found], known.ahead_s)

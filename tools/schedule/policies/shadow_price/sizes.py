@@ -7,11 +7,11 @@ costs. Of the sizes that keep the bound (:mod:`bound`) the knapsack takes those 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price.bound import Flags, Guard
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
@@ -66,11 +66,16 @@ class PoolShares:
     """The size, by position."""
     guard: Guard
 
-    def served(self) -> list[JobState]:
-        return [self.members.jobs[row] for row in np.flatnonzero(self.chosen).tolist()]
+    @cached_property
+    def gpus(self) -> list[int]:
+        """By row, what each job gets."""
+        found: list[int] = self.members.sizes[self.chosen].tolist()
+        return found
 
-    def gpus(self, row: int) -> int:
-        return int(self.members.sizes[self.chosen[row]])
+    @cached_property
+    def served(self) -> list[int]:
+        """Rows of the jobs that get any."""
+        return [row for row, gpus in enumerate(self.gpus) if gpus]
 
 
 def shared(
@@ -193,14 +198,14 @@ def values(members: PoolColumns, prices: Floats, dwell_s: float, pays: float = _
     """
     lasts = np.maximum(dwell_s, pays * members.change_s)
     rows, whole, held = np.arange(len(members.jobs)), members.whole, members.held
-    worth = undisturbed(members, prices)
-    kept = worth[rows, held] * members.scattered
+    found = undisturbed(members, prices)
+    kept = found[rows, held] * members.scattered
     with np.errstate(divide="ignore"):
         lasts_s = np.minimum(lasts[:, None], members.left[:, None] / whole)
     lost = np.minimum(_MOST_LOST, members.change_s[:, None] / np.maximum(lasts_s, 1e-9))
-    found = np.where(members.runs[:, None], worth * (1.0 - lost), worth)
+    found *= 1.0 - lost * members.runs[:, None]
     found[rows, held] = kept
-    found = np.where(whole > 0, found, -np.inf)
+    np.copyto(found, -np.inf, where=~(whole > 0))
     found[:, 0] = np.where(held > 0, -members.change_s / lasts * kept, 0.0)
     return found
 
