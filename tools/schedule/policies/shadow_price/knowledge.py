@@ -431,7 +431,8 @@ class ByProgress:
         logs = self._logs.get(key)
         if logs is None:
             logs = self._logs[key] = np.full(CELLS, np.nan)
-        cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, self._low), self._high))
+        cell = int(progress * CELLS) if progress < 1.0 else CELLS - 1
+        log = math.log(self._low if value < self._low else self._high if value > self._high else value)
         if logs[cell] != log:
             logs[cell] = log
             self._lines.pop(key, None)
@@ -557,7 +558,8 @@ def mean_rates(
     The latter is the same work for all sizes: what the job does in ``soon_s`` seconds on the GPUs that it
     holds, or else on the size that makes most of a GPU.
     """
-    whole, rows, moving = np.empty((len(outlooks), len(sizes))), [], []
+    whole = np.empty((len(outlooks), len(sizes)))
+    rows, moving = [], []
     for row, each in enumerate(outlooks):
         if isinstance(each, Stretch):
             rows.append(row)
@@ -566,33 +568,37 @@ def mean_rates(
             whole[row] = each
     if not rows:
         return whole, whole
-    begins = np.array([each.done for each in moving])
-    lefts, runs = _lefts(moving, begins.tolist()), _stacked([each.ahead.runs for each in moving])
-    whole[rows] = (1.0 - begins)[:, None] / lefts * runs
-    normal = (whole[rows, 1:] / sizes[1:]).argmax(axis=1) + 1
-    held = sizes.searchsorted([gpus[row] for row in rows])
+    begins, lefts = _lefts(moving, [each.done for each in moving])
+    runs = _stacked([each.ahead.runs for each in moving])
+    rates = (1.0 - begins) / lefts * runs
+    whole[rows] = rates
+    normal = (rates[:, 1:] / sizes[1:]).argmax(axis=1).tolist()
+    held = sizes.searchsorted([gpus[row] for row in rows]).tolist()
     later, ends = [], []
-    for number, (each, at) in enumerate(zip(moving, held.tolist(), strict=True)):
-        runs_there = 0 < at < len(sizes) and each.ahead.runs[at]
-        size = at if runs_there else int(normal[number])
-        if (left := float(lefts[number, size]) - soon_s / each.work) > 0:
+    for number, ((ahead, _, work), at) in enumerate(zip(moving, held, strict=True)):
+        size = at if 0 < at < len(sizes) and ahead.runs[at] else normal[number] + 1
+        if (left := float(lefts[number, size]) - soon_s / work) > 0:
             later.append(number)
-            ends.append(each.ahead.reached(left, size))
+            ends.append(ahead.reached(left, size))
     soon = whole.copy()
     if later:
-        lasts = lefts[later] - _lefts([moving[number] for number in later], ends)
-        parts = (np.array(ends) - begins[later])[:, None]
-        soon[[rows[number] for number in later]] = parts / lasts * runs[later]
+        until, then = _lefts([moving[number] for number in later], ends)
+        soon[[rows[number] for number in later]] = (
+            (until - begins[later]) / (lefts[later] - then) * runs[later]
+        )
     return whole, soon
 
 
-def _lefts(moving: Sequence[Stretch], points: Sequence[float]) -> Floats:
-    """[job, size] ∫ 1/g from a point of the work to its end."""
-    cells = [min(int(point * CELLS), CELLS - 1) for point in points]
-    parts = [(point * CELLS - cell) / CELLS for point, cell in zip(points, cells, strict=True)]
-    lefts = [each.ahead.left(cell) for each, cell in zip(moving, cells, strict=True)]
-    slowness = [each.ahead.slowness[CELLS - 1 - cell] for each, cell in zip(moving, cells, strict=True)]
-    return _stacked(lefts) - np.array(parts)[:, None] * _stacked(slowness)
+def _lefts(moving: Sequence[Stretch], points: Sequence[float]) -> tuple[Floats, Floats]:
+    """Points of the work, as a column, and [job, size] ∫ 1/g from there to its end."""
+    lefts, slowness, parts = [], [], []
+    for (ahead, _, _), point in zip(moving, points, strict=True):
+        cell = min(int(point * CELLS), CELLS - 1)
+        lefts.append(ahead.left(cell))
+        slowness.append(ahead.slowness[CELLS - 1 - cell])
+        parts.append((point, (point * CELLS - cell) / CELLS))
+    columns = np.array(parts)
+    return columns[:, :1], _stacked(lefts) - columns[:, 1:] * _stacked(slowness)
 
 
 # The jobs of one pool as columns.

@@ -591,21 +591,24 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
     alive = [*range(len(left))]  # few of them, most often: numbers one by one are faster
     worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
     worth[:, 0] = 0.0
-    values, speeds = [*worth], [*rates]
+    values, rate = [*worth], rates.item
     for _ in range(STAGES):
-        chosen = _sizes(alive, worth, values, sizes)
-        speed_of = [float(speeds[row][size]) for row, size in zip(alive, chosen, strict=True)]
-        going = [(row, speed) for row, speed in zip(alive, speed_of, strict=True) if speed]
+        going, lasts_s = [], math.inf
+        for row, size in zip(alive, _sizes(alive, worth, values, sizes), strict=True):
+            if speed := rate(row, size):
+                going.append((row, speed))
+                lasts_s = min(lasts_s, left[row] / speed)
         if not going:
             break
-        lasts_s = min([left[row] / speed for row, speed in going])
         now_s += lasts_s
         for row, speed in going:
             left[row] -= speed * lasts_s
-        for row in alive:
+        before, alive = alive, []
+        for row in before:
             if left[row] <= done[row]:
                 found[row] = now_s
-        alive = [row for row in alive if not left[row] <= done[row]]
+            else:
+                alive.append(row)
         if not alive:
             break
     return np.array(found)
@@ -636,15 +639,13 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
         return [int(values[0][: gpus + 1].argmax())]
     if len(values) == 2:
         return _pair(values[0], values[1], gpus)
-    padded = np.full(2 * gpus + 1, -np.inf)
-    padded[gpus:] = 0.0
+    padded = np.empty(2 * gpus + 1)
+    padded[:gpus], padded[gpus:] = -np.inf, _most(values[0], gpus)
     step, shape = padded.strides[0], (gpus + 1, gpus + 1)
     left = np.ndarray(shape, buffer=padded, offset=gpus * step, strides=(step, -step))
     rows = np.arange(gpus + 1)
     chosen: list[Ints] = []
     for value in values[1:-1]:
-        if not chosen:
-            padded[gpus:] = _most(values[0], gpus)
         if size := _only_size(value):
             none, some = padded[gpus:] + value[0], padded[gpus - size : 2 * gpus + 1 - size] + value[size]
             pick = size * (some > none)
@@ -674,8 +675,8 @@ def _pair(first: Floats, last: Floats, gpus: int) -> list[int]:
 
 def _most(value: Floats, gpus: int) -> Floats:
     """[c] the most that one job makes of up to c GPUs."""
-    found = np.full(gpus + 1, value[-1])
-    found[: len(value)] = value
+    found = np.empty(gpus + 1)
+    found[: len(value)], found[len(value) :] = value, value[-1]
     return np.maximum.accumulate(found, out=found)
 
 
