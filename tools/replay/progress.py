@@ -281,9 +281,10 @@ class EpochProgress(ProgressModel):
         speed = job.samples_per_second
         return BatchCut(job.global_batch, job.global_batch / speed) if speed > 0 else None
 
-    def epoch_seconds(self, table: Validation, cut: BatchCut, epoch: int) -> float:
-        before = table.iterations(cut.batch, epoch - 1) if epoch else 0.0
-        return (table.iterations(cut.batch, epoch) - before) * cut.step_seconds
+    def epoch_seconds(self, table: Validation, cut: BatchCut) -> Sequence[float]:
+        """By epoch of the table."""
+        ends = [table.iterations(cut.batch, epoch) for epoch in range(table.epochs)]
+        return [(end - before) * cut.step_seconds for before, end in pairwise((0.0, *ends))]
 
     def pieces(self, bounds: Sequence[float], rates: Sequence[float]) -> Pieces:
         return Pieces(bounds, rates)
@@ -349,8 +350,8 @@ class EpochProgress(ProgressModel):
         table, width = self.table(job), self.samples_per_epoch(job)
         epochs = range(math.ceil(goal))
         bounds = [epoch * width for epoch in epochs] + [goal * width]
-        last = table.epochs - 1  # after the last epoch of the table as in the last
-        rates = [width / self.epoch_seconds(table, cut, min(epoch, last)) for epoch in epochs]
+        rates = [width / seconds for seconds in self.epoch_seconds(table, cut)[: len(epochs)]]
+        rates += rates[-1:] * (len(epochs) - len(rates))  # after the last epoch of the table as in the last
         return self.pieces(bounds, rates)
 
     @staticmethod

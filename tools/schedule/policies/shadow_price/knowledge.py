@@ -504,20 +504,25 @@ class Ahead:
         if self._seen is not None and self._seen[0] is noise and self._seen[1] is pace:
             return
         self._seen = noise, pace
-        change = np.array((noise, pace)) / self._taken
+        both = np.array((noise, pace))
+        change = both / self._taken
         change -= 1
         same = np.abs(change, out=change) <= _SAME  # not where nothing was taken up
-        stale = (~(same[0] & same[1])).nonzero()[0].tolist()
-        if not stale:
+        stale = (~(same[0] & same[1])).nonzero()[0]
+        if not stale.size:
             return
-        alike: dict[tuple[float, float], Floats] = {}  # as many cells are beyond those that were seen
-        for cell in stale:
-            key = float(noise[cell]), float(pace[cell])
-            self._taken[:, cell] = key
-            slowness = alike.get(key)
-            if slowness is None:
-                slowness = alike[key] = 1.0 / (self._curve.goodput(key[0]) * key[1] + self._idle)
-            self.slowness[CELLS - 1 - cell] = slowness
+        self._taken[:, stale] = taken = both[:, stale]
+        cells, begins = stale.tolist(), 0
+        values = [*zip(*taken.tolist(), strict=True)]
+        for ends in range(1, len(cells) + 1):  # many in a row are alike: those beyond all that were seen
+            goes_on = ends < len(cells) and cells[ends] == cells[ends - 1] + 1
+            if not (goes_on and values[ends] == values[begins]):
+                noise_scale, speed = values[begins]
+                goodput = self._curve.goodput(noise_scale) * speed
+                self.slowness[CELLS - 1 - cells[ends - 1] : CELLS - cells[begins]] = 1.0 / (
+                    goodput + self._idle
+                )
+                begins = ends
         self._lefts, self._left_of_size = {}, {}
 
     def left(self, cell: int) -> Floats:
