@@ -249,9 +249,10 @@ class Knowledge:
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
         return self._rescale_s if measured is None else measured
 
-    def cost_s(self, job: JobState) -> float:
-        """Seconds that a change takes, or has turned out to take where that is far more."""
-        return self._changes.cost_s(job.spec.model, self.rescale_s(job))
+    def costs_s(self, job: JobState) -> tuple[float, float]:
+        """Seconds that a change takes, and those that it has turned out to take where that is far more."""
+        stated_s = self.rescale_s(job)
+        return stated_s, self._changes.cost_s(job.spec.model, stated_s)
 
     def change_counts(self, curve: GoodputCurve) -> float:
         """How many times its cost a change counts when sizes are weighed: more where the batch moves."""
@@ -665,10 +666,8 @@ class PoolColumns:
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
         held = np.minimum(sizes.searchsorted(here), len(sizes) - 1)
         models = [job.spec.model for job in found]
-        of_model = dict(zip(models, found, strict=True))
-        stated_s = {model: known.rescale_s(job) for model, job in of_model.items()}
-        seen_s = {model: known.cost_s(job) for model, job in of_model.items()}
-        cost_s = np.array([seen_s[model] for model in models])
+        costs_s = {model: known.costs_s(job) for model, job in dict(zip(models, found, strict=True)).items()}
+        rescale_s, cost_s = np.array([costs_s[model] for model in models]).T
         return cls(
             pool,
             sizes,
@@ -683,7 +682,7 @@ class PoolColumns:
             np.array([_scattered(job, pool, known) for job in found]),
             np.array([job.gpus > 0 for job in found]),
             np.array([known.weight(job) for job in found]),
-            np.array([stated_s[model] for model in models]),
+            rescale_s,
             cost_s,
             cost_s * [known.change_counts(curve) for curve in of_jobs],
         )
