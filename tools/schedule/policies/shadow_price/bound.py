@@ -162,7 +162,7 @@ class Bound:
                 continue
             curve, size = members.curves[row], int(members.sizes.searchsorted(gpus))
             begins_s = job.changed_s if target is None else time_s
-            rate = float(curve.usual_rates[size])
+            rate = float(curve.rates[size, curve.usual])
             self._credits.expect(job, rate, begins_s + float(members.rescale_s[row]))
 
     def dump(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class Bound:
 
         def rates_of(job: JobState) -> tuple[Ints, Floats]:
             curve = curves.of(job)
-            return curves.sizes, curve.usual_rates
+            return curves.sizes, curve.rates[:, curve.usual]
 
         for _ in self._reference.advance(time_s, gpus, rates_of, snapshot.nodes):
             pass
@@ -214,7 +214,7 @@ class Bound:
         if then >= need:
             return True, False
         curve, sizes = members.curves[row], members.sizes
-        rates = curve.usual_rates
+        rates = curve.rates[:, curve.usual]
         at_most = sizes <= share.gpus
 
         def enough(rates: Floats, wait_s: float) -> Flags:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +81,17 @@ class GoodputCurves:
         return GoodputCurve(batches, rates, base, int(np.searchsorted(batches, usual)))
 
 
+class Outlook(NamedTuple):
+    """Mean progress of a job per second by size, 0 where infeasible."""
+
+    whole: Floats
+    """[size] F: over all the work that is left."""
+    soon: Floats
+    """[size] G: over the work of the time that a decision is taken to last, the same for all sizes."""
+    runs: bool
+    """Whether any size is feasible."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GoodputCurve:
     """Jobs of one kind on one GPU type."""
@@ -93,15 +104,16 @@ class GoodputCurve:
     """B_min: the smallest batch that the job states."""
     usual: int
     """The batch of the author among ``batches``, by position."""
-    usual_rates: Floats = field(init=False)
-    """[size] at that batch."""
+    outlook: Outlook = field(init=False)
+    """At that batch."""
     runs: bool = field(init=False)
     """Whether it runs at any."""
     by_batch: Floats = field(init=False)
     """[batch, size] the rates again: the best batch of all sizes is found several times as fast."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "usual_rates", self.rates[:, self.usual].copy())
+        usual = self.rates[:, self.usual].copy()
+        object.__setattr__(self, "outlook", Outlook(usual, usual, bool(usual.any())))
         object.__setattr__(self, "runs", bool(self.rates.any()))
         object.__setattr__(self, "by_batch", np.ascontiguousarray(self.rates.T))
 
@@ -118,7 +130,7 @@ class GoodputCurve:
     def goodput(self, noise_scale: float | None) -> Floats:
         """[size] most progress per second; at the author's batch where the noise scale is unknown."""
         if noise_scale is None:
-            return self.usual_rates
+            return self.outlook.whole
         found: Floats = np.maximum.reduce(self.efficiency(noise_scale)[:, None] * self.by_batch)
         return found
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from pliant.tools.schedule.policies.shadow_price.curves import (
     GoodputCurve,
     GoodputCurves,
     Ints,
+    Outlook,
     batch_range,
     sizes_of,
 )
@@ -225,25 +226,23 @@ class Knowledge:
             found = self._curves[pool] = GoodputCurves(self._speeds, pool.gpu_type, sizes)
         return found
 
-    def outlook(self, job: JobState, curve: GoodputCurve, time_s: float) -> Outlook:
-        """What is ahead of a job; the same rates throughout where nothing is known to change."""
+    def outlook(self, job: JobState, curve: GoodputCurve, sizes: Ints, time_s: float) -> Outlook:
+        """What is ahead of a job; the same rate throughout where nothing is known to change."""
         model = job.spec.model
         line = self._noise.line(model)
         told = line is not None or job.noise_scale is not None or self._by_samples.knows(model)
         if not told and (model not in self._untold or len(curve.batches) == 1):
-            return curve.usual_rates
+            return curve.outlook
         left, done = self.left(job, time_s), self._standing(job, time_s)[1]
         if line is None or left is None or not curve.runs:
-            return curve.goodput(self.noise_scale(job, time_s))
+            rates = curve.goodput(self.noise_scale(job, time_s))
+            return Outlook(rates, rates, bool(rates.any()))
         progress = done / (done + left) if left > 0 else 1.0
-        return Stretch(
-            self._ahead_of(job, curve, line), min(progress, _END), max(done + left, _LEAST_SAMPLES)
-        )
-
-    @property
-    def ahead_s(self) -> float:
-        """Seconds that a decision is taken to last, when rates are averaged."""
-        return self._ahead_s
+        ahead = self._ahead_of(job, curve, line)
+        size = int(sizes.searchsorted(job.gpus)) if job.gpus else 0
+        if not (size and size < len(sizes) and ahead.runs[size]):
+            size = int((ahead.whole(progress)[1:] / sizes[1:]).argmax()) + 1
+        return ahead.at(progress, max(done + left, _LEAST_SAMPLES), self._ahead_s, size)
 
     def rescale_s(self, job: JobState) -> float:
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
@@ -490,14 +489,16 @@ class Ahead:
         self._curve = curve
         self.runs: npt.NDArray[np.bool_] = np.asarray(curve.rates.any(axis=1))
         """[size] whether jobs run on it."""
+        self._runs_any = bool(self.runs.any())
         self._idle = np.where(self.runs, 0.0, 1.0)
         self._taken = np.full((2, CELLS), np.nan)
         """Noise scales and paces by cell."""
-        self.slowness = np.ones((CELLS, len(curve.rates)))
+        self._slowness = np.ones((CELLS, len(curve.rates)))
         """[cell, size] 1/g, 1 where infeasible; the last cell first, as sums begin at the end."""
         self._lefts: dict[int, Floats] = {}
+        """By the bound of a cell, [size] ∫ 1/g from there to the end, over the part of the work."""
         self._left_of_size: dict[int, Floats] = {}
-        """By size, what is left at the beginning of each cell, the last cell first."""
+        """By size, the same at the beginning of each cell, the last cell first."""
         self._seen: tuple[Floats, Floats] | None = None
 
     def update(self, noise: Floats, pace: Floats) -> None:
@@ -520,91 +521,46 @@ class Ahead:
             if not (goes_on and values[ends] == values[begins]):
                 noise_scale, speed = values[begins]
                 goodput = self._curve.goodput(noise_scale) * speed
-                self.slowness[CELLS - 1 - cells[ends - 1] : CELLS - cells[begins]] = 1.0 / (
+                self._slowness[CELLS - 1 - cells[ends - 1] : CELLS - cells[begins]] = 1.0 / (
                     goodput + self._idle
                 )
                 begins = ends
         self._lefts, self._left_of_size = {}, {}
 
-    def left(self, cell: int) -> Floats:
-        """[size] ∫ 1/g from the beginning of a cell to the end of the work, over the part of the work."""
-        found = self._lefts.get(cell)
-        if found is None:
-            found = self._lefts[cell] = np.add.reduce(self.slowness[: CELLS - cell]) / CELLS
+    def whole(self, progress: float) -> Floats:
+        """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
+        found: Floats = (1.0 - min(progress, _END)) / self._left_at(min(progress, _END)) * self.runs
         return found
 
-    def reached(self, left: float, size: int) -> float:
-        """The progress at which so much of that is left on a size."""
+    def at(self, progress: float, work: float, soon_s: float, size: int) -> Outlook:
+        """The outlook of a job with ``work`` samples in all, ``progress`` (0 to 1) of them done.
+
+        :param size: the position of a size: what it does in ``soon_s`` seconds is the stretch of ``soon`` for
+            all sizes.
+        """
+        progress = min(progress, _END)
+        left = self._left_at(progress)
+        whole = (1.0 - progress) / left * self.runs
+        until = float(left[size]) - soon_s / work
+        if until <= 0:
+            return Outlook(whole, whole, self._runs_any)
         begins = self._left_of_size.get(size)
         if begins is None:
-            begins = self._left_of_size[size] = self.slowness[:, size].cumsum() / CELLS
-        at = int(begins.searchsorted(left))
-        return (CELLS - 1 - at) / CELLS + float((begins[at] - left) / self.slowness[at, size])
+            begins = self._left_of_size[size] = self._slowness[:, size].cumsum() / CELLS
+        at = int(begins.searchsorted(until))
+        end = (CELLS - 1 - at) / CELLS + float((begins[at] - until) / self._slowness[at, size])
+        soon = (end - progress) / (left - self._left_at(end)) * self.runs
+        return Outlook(whole, soon, self._runs_any)
 
-
-class Stretch(NamedTuple):
-    """What is left of the work of a job whose curve moves with progress."""
-
-    ahead: Ahead
-    done: float
-    """The part of the work that is done, below 1."""
-    work: float
-    """Samples in all."""
-
-
-Outlook = Floats | Stretch
-"""[size] progress per second, 0 where infeasible, if nothing is known to change."""
-
-
-def mean_rates(
-    outlooks: Sequence[Outlook], sizes: Ints, gpus: Sequence[int], soon_s: float
-) -> tuple[Floats, Floats]:
-    """[job, size] mean progress per second over all the work that is left, and over that of the time to come.
-
-    The latter is the same work for all sizes: what the job does in ``soon_s`` seconds on the GPUs that it
-    holds, or else on the size that makes most of a GPU.
-    """
-    whole = np.empty((len(outlooks), len(sizes)))
-    rows, moving = [], []
-    for row, each in enumerate(outlooks):
-        if isinstance(each, Stretch):
-            rows.append(row)
-            moving.append(each)
-        else:
-            whole[row] = each
-    if not rows:
-        return whole, whole
-    begins, lefts = _lefts(moving, [each.done for each in moving])
-    runs = _stacked([each.ahead.runs for each in moving])
-    rates = (1.0 - begins) / lefts * runs
-    whole[rows] = rates
-    normal = (rates[:, 1:] / sizes[1:]).argmax(axis=1).tolist()
-    held = sizes.searchsorted([gpus[row] for row in rows]).tolist()
-    later, ends = [], []
-    for number, ((ahead, _, work), at) in enumerate(zip(moving, held, strict=True)):
-        size = at if 0 < at < len(sizes) and ahead.runs[at] else normal[number] + 1
-        if (left := float(lefts[number, size]) - soon_s / work) > 0:
-            later.append(number)
-            ends.append(ahead.reached(left, size))
-    soon = whole.copy()
-    if later:
-        until, then = _lefts([moving[number] for number in later], ends)
-        soon[[rows[number] for number in later]] = (
-            (until - begins[later]) / (lefts[later] - then) * runs[later]
-        )
-    return whole, soon
-
-
-def _lefts(moving: Sequence[Stretch], points: Sequence[float]) -> tuple[Floats, Floats]:
-    """Points of the work, as a column, and [job, size] ∫ 1/g from there to its end."""
-    lefts, slowness, parts = [], [], []
-    for (ahead, _, _), point in zip(moving, points, strict=True):
-        cell = min(int(point * CELLS), CELLS - 1)
-        lefts.append(ahead.left(cell))
-        slowness.append(ahead.slowness[CELLS - 1 - cell])
-        parts.append((point, (point * CELLS - cell) / CELLS))
-    columns = np.array(parts)
-    return columns[:, :1], _stacked(lefts) - columns[:, 1:] * _stacked(slowness)
+    def _left_at(self, progress: float) -> Floats:
+        """[size] ∫ 1/g from a point of the work to its end."""
+        position = progress * CELLS
+        cell = min(int(position), CELLS - 1)
+        left = self._lefts.get(cell)
+        if left is None:
+            left = self._lefts[cell] = np.add.reduce(self._slowness[: CELLS - cell]) / CELLS
+        found: Floats = left - (position - cell) / CELLS * self._slowness[CELLS - 1 - cell]
+        return found
 
 
 # The jobs of one pool as columns.
@@ -645,24 +601,24 @@ class PoolColumns:
     @classmethod
     def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> PoolColumns | None:
         """The columns of the jobs that can run in the pool; None if there is none."""
-        found = sorted(jobs, key=lambda each: each.arrival)
         curves = known.curves(pool)
         sizes = curves.sizes
-        of_jobs = [curves.of(job) for job in found]
-        outlooks = [known.outlook(job, curve, time_s) for job, curve in zip(found, of_jobs, strict=True)]
-        whole, soon = mean_rates(outlooks, sizes, [job.gpus for job in found], known.ahead_s)
-        runs = whole.any(axis=1)
-        if not runs.all():
-            rows = np.flatnonzero(runs).tolist()
-            found, of_jobs = [found[row] for row in rows], [of_jobs[row] for row in rows]
-            whole, soon = whole[rows], soon[rows]
-        if not found:
+        fitting = [
+            (job, curve, outlook)
+            for job in sorted(jobs, key=lambda each: each.arrival)
+            if (outlook := known.outlook(job, curve := curves.of(job), sizes, time_s)).runs
+        ]
+        if not fitting:
             return None
         curves.forget_others(jobs)
+        whole = _stacked([outlook.whole for _, _, outlook in fitting])
         per_gpu = whole[:, 1:] / sizes[1:]
         normal = per_gpu.argmax(axis=1) + 1
-        fastest = per_gpu[np.arange(len(found)), normal - 1]
-        left = np.array([known.work(job, rate, time_s) for job, rate in zip(found, fastest, strict=True)])
+        fastest = per_gpu[np.arange(len(fitting)), normal - 1]
+        left = np.array(
+            [known.work(job, rate, time_s) for (job, _, _), rate in zip(fitting, fastest, strict=True)]
+        )
+        found = [job for job, _, _ in fitting]
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
         held = np.minimum(sizes.searchsorted(here), len(sizes) - 1)
         models = [job.spec.model for job in found]
@@ -672,9 +628,9 @@ class PoolColumns:
             pool,
             sizes,
             found,
-            of_jobs,
+            [curve for _, curve, _ in fitting],
             whole,
-            soon,
+            _stacked([outlook.soon for _, _, outlook in fitting]),
             left,
             left / fastest,
             normal,
@@ -684,7 +640,7 @@ class PoolColumns:
             np.array([known.weight(job) for job in found]),
             rescale_s,
             cost_s,
-            cost_s * [known.change_counts(curve) for curve in of_jobs],
+            cost_s * [known.change_counts(curve) for _, curve, _ in fitting],
         )
 
     def of_rows(self, rows: Sequence[int]) -> PoolColumns:

@@ -210,7 +210,7 @@ class ShadowPrice(Policy):
         (kind, gpus), (node_gpus,) = next(iter(speeds.gpu_types.items())), speeds.node_gpus.values()
         sizes = sizes_of(gpus, node_gpus)
         curve = GoodputCurves(speeds, kind, sizes).of(job)
-        rates = zip(sizes.tolist(), curve.usual_rates.tolist(), strict=True)
+        rates = zip(sizes.tolist(), curve.rates[:, curve.usual].tolist(), strict=True)
         return [(size, rate) for size, rate in rates if rate > 0]
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:

@@ -154,7 +154,7 @@ class ExactWorth(Prices[PricedJob, Floats]):
         """λ of a job that ends just before those of ``worth``."""
         gpus = self._gpus
         left = worth[gpus - len(job.rates) + 1 : gpus - job.least + 1][::-1]
-        return float(np.minimum.reduce((job.weight + worth[-1] - left) * job.slowness))
+        return _least((job.weight + worth[-1] - left) * job.slowness)
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
         self._padded[self._gpus :] = worth
@@ -214,7 +214,7 @@ class ConcaveWorth(Prices[PricedJob, Floats]):
 
     def price(self, job: PricedJob, worth: Floats) -> float:
         taken = worth[: len(job.rates) - 1].cumsum()
-        return float(np.minimum.reduce((job.weight + taken) * job.slowness))
+        return _least((job.weight + taken) * job.slowness)
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
         made = np.concatenate((worth, price * job.slopes(self._gpus)))
@@ -260,7 +260,7 @@ class SlopeWorth(Prices[PricedJob, Floats]):
     def price(self, job: PricedJob, worth: Floats) -> float:
         sizes = self._sizes[job.least : len(job.rates)]
         taken = worth[: sizes[-1]].cumsum()[sizes - 1]
-        return float(np.minimum.reduce((job.weight + taken) * job.slowness))
+        return _least((job.weight + taken) * job.slowness)
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
         made = np.concatenate((worth, price * self._slopes(job.rates)))
@@ -274,6 +274,11 @@ class SlopeWorth(Prices[PricedJob, Floats]):
         if known is None:
             known = self._hulls[key] = hull_slopes(self._sizes[: len(rates)], rates)
         return known
+
+
+def _least(values: Floats) -> float:
+    """Half the time of ``min``."""
+    return values.item(values.argmin())
 
 
 Worth = ExactWorth | ConcaveWorth | SlopeWorth

@@ -16,8 +16,6 @@ from pliant.tools.schedule.policies.shadow_price.knowledge import (
     Ahead,
     ChangeCosts,
     Knowledge,
-    Stretch,
-    mean_rates,
     noise_scales,
 )
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
@@ -25,7 +23,6 @@ from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job, session
 
 ONES = np.ones(CELLS)
-SIZES = sizes_of(2, 1)
 CURVE = GoodputCurve(np.array([10, 30]), np.array([[0.0, 0.0], [1.0, 2.0], [2.0, 3.0]]), 10, 0)
 
 
@@ -33,29 +30,23 @@ def test_the_mean_rate_is_the_harmonic_mean_over_the_work_left():
     """φ = 10 makes batch 30 half as useful: 1 a second on one GPU; where φ is large, 2 a second."""
     ahead = Ahead(CURVE)
     ahead.update(np.where(np.arange(CELLS) < CELLS // 2, 10.0, 1e15), ONES)
-    (all_of_it, half), _ = mean_rates(
-        [Stretch(ahead, done, 100.0) for done in (0.0, 0.5)], SIZES, [1, 1], 25.0
-    )
-    assert all_of_it == pytest.approx([0.0, 1 / (0.5 / 1 + 0.5 / 2), 1 / (0.5 / 2 + 0.5 / 3)])
-    assert half == pytest.approx([0.0, 2.0, 3.0])
+    assert ahead.whole(0.0) == pytest.approx([0.0, 1 / (0.5 / 1 + 0.5 / 2), 1 / (0.5 / 2 + 0.5 / 3)])
+    assert ahead.whole(0.5) == pytest.approx([0.0, 2.0, 3.0])
 
 
 def test_the_rate_soon_is_over_the_same_work_for_all_sizes():
     """100 samples, the first half at 1 a second on one GPU: 25 s are a quarter of the work."""
     ahead = Ahead(CURVE)
     ahead.update(np.where(np.arange(CELLS) < CELLS // 2, 10.0, 1e15), ONES)
-    outlooks = [Stretch(ahead, 0.0, 100.0), CURVE.usual_rates, Stretch(ahead, 0.9, 1.0)]
-    whole, (soon, steady, over_the_end) = mean_rates(outlooks, SIZES, [1, 1, 1], 25.0)
-    assert soon == pytest.approx([0.0, 1.0, 2.0])
-    assert [*steady] == [*whole[1]] == [0.0, 1.0, 2.0]
-    assert over_the_end == pytest.approx(whole[2])
+    assert ahead.at(0.0, 100.0, 25.0, 1).soon == pytest.approx([0.0, 1.0, 2.0])
+    over_the_end = ahead.at(0.9, 100.0, 1e6, 1)
+    assert over_the_end.soon == pytest.approx(over_the_end.whole)
 
 
 def test_a_slower_pace_than_promised_stretches_what_is_ahead():
     ahead = Ahead(CURVE)
     ahead.update(10.0 * ONES, 0.5 * ONES)
-    (whole,), _ = mean_rates([Stretch(ahead, 0.0, 100.0)], SIZES, [1], 25.0)
-    assert whole == pytest.approx([0.0, 0.5, 1.0])
+    assert ahead.whole(0.0) == pytest.approx([0.0, 0.5, 1.0])
 
 
 def test_between_the_noise_scales_seen_lies_a_line_of_their_logarithms():
