@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -511,29 +511,19 @@ def _step(
     error: float,
 ) -> _Pass[Made] | None:
     """Each pass goes on by one job. Returns the pass that follows the first one that changes something."""
-    others = [each.source[each.at] for each in going]
-    held = [(jobs[each.held], each.price, each.made) for each in going]
-    firsts = worth.prices([(jobs[other], each.made) for other, each in zip(others, going, strict=True)])
-    other_first = [
-        (jobs[other], first, each.made) for other, first, each in zip(others, firsts, going, strict=True)
-    ]
-    made = worth.with_jobs([*held, *other_first])
-    then = worth.prices(
-        [(job, after) for (job, _, _), after in zip([*other_first, *held], made, strict=True)]
-    )
     following = None
-    for number, (each, other) in enumerate(zip(going, others, strict=True)):
-        after_held, after_other = made[number], made[number + len(going)]
-        then_other, then_held = then[number], then[number + len(going)]
+    for each, asked in zip(going, _exchanges(going, jobs, worth), strict=True):
+        first, after_held, after_other, then_other, then_held = asked
+        other = each.source[each.at]
         kept = each.price * work[each.held] + then_other * work[other]
-        gain = kept * (1 - _GAIN) - (then_held * work[each.held] + firsts[number] * work[other])
+        gain = kept * (1 - _GAIN) - (then_held * work[each.held] + first * work[other])
         if error and abs(gain) <= error * kept:
             raise CloseCallError
         each.at += 1
         if gain > 0:
             each.found.append(other)
             if not each.changed:
-                each.changed, following = True, _following(each, firsts[number])
+                each.changed, following = True, _following(each, first)
             each.made, each.price = after_other, then_held
         else:
             each.found.append(each.held)
@@ -541,6 +531,30 @@ def _step(
                 each.unchanged.append((each.price, each.made))
             each.held, each.made, each.price = other, after_held, then_other
     return following
+
+
+def _exchanges(
+    going: Sequence[_Pass[Made]], jobs: Sequence[JobT], worth: Prices[JobT, Made]
+) -> Iterable[tuple[float, Made, Made, float, float]]:
+    """By pass the price of the other job if it comes first, the worth after either, and the prices there."""
+    if len(going) == 1:  # most often
+        held, other = jobs[going[0].held], jobs[going[0].source[going[0].at]]
+        price, made = going[0].price, going[0].made
+        first = worth.price(other, made)
+        after_held, after_other = worth.with_job(held, price, made), worth.with_job(other, first, made)
+        return [
+            (first, after_held, after_other, worth.price(other, after_held), worth.price(held, after_other))
+        ]
+    count, others = len(going), [jobs[each.source[each.at]] for each in going]
+    helds = [jobs[each.held] for each in going]
+    firsts = worth.prices([(other, each.made) for other, each in zip(others, going, strict=True)])
+    held_first = [(held, each.price, each.made) for held, each in zip(helds, going, strict=True)]
+    other_first = [
+        (other, first, each.made) for other, first, each in zip(others, firsts, going, strict=True)
+    ]
+    made_of = worth.with_jobs([*held_first, *other_first])
+    then = worth.prices([*zip([*others, *helds], made_of, strict=True)])
+    return zip(firsts, made_of[:count], made_of[count:], then[:count], then[count:], strict=True)
 
 
 def _following(ahead: _Pass[Made], price: float) -> _Pass[Made]:
