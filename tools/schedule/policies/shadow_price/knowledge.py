@@ -520,10 +520,8 @@ class Ahead:
             goes_on = ends < len(cells) and cells[ends] == cells[ends - 1] + 1
             if not (goes_on and values[ends] == values[begins]):
                 noise_scale, speed = values[begins]
-                goodput = self._curve.goodput(noise_scale) * speed
-                self._slowness[CELLS - 1 - cells[ends - 1] : CELLS - cells[begins]] = 1.0 / (
-                    goodput + self._idle
-                )
+                rows = slice(CELLS - 1 - cells[ends - 1], CELLS - cells[begins])
+                self._slowness[rows] = 1.0 / (self._curve.goodput(noise_scale) * speed + self._idle)
                 begins = ends
         self._lefts, self._left_of_size = {}, {}
 

@@ -340,18 +340,14 @@ class Placing:
         return speed * (noise_scale + curve.base) / (noise_scale + batch)
 
     def _batch(self, row: int, gpus: int, retune: Retune) -> int:
-        members, job, curve = (
-            self.shares.members,
-            self.shares.members.jobs[row],
-            self.shares.members.curves[row],
-        )
+        members = self.shares.members
+        job, curve = members.jobs[row], members.curves[row]
         if len(curve.batches) == 1:
             return job.reference_batch
         size = int(members.sizes.searchsorted(gpus))
         noise_scale, worth_s = self.known.noise_scale(job, self.snapshot.time_s), None
         if retune != "free":
-            lasts_s = min(
-                self.dwell_s, float(members.left[row]) / max(float(members.whole[row, size]), 1e-300)
-            )
+            rate = max(float(members.whole[row, size]), 1e-300)
+            lasts_s = min(self.dwell_s, float(members.left[row]) / rate)
             worth_s = float(members.change_s[row]) / max(lasts_s, 1e-9)
         return best_batch(job, curve, size, noise_scale, worth_s=worth_s)

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
+from pliant.tools.schedule.policies.shadow_price.completion_order import FEW, best_order, improved_fast
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
 from pliant.tools.schedule.policies.shadow_price.prices import (
-    FEW,
     ConcaveWorth,
     ExactWorth,
     PricedJob,
@@ -23,10 +23,8 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     Remembered,
     SlopeWorth,
     Worth,
-    best_order,
     exact_knapsack,
     filled,
-    improved_fast,
     knapsack_by_price,
     priced,
 )
