@@ -154,8 +154,11 @@ class _Line(NamedTuple):
         weights = np.empty_like(self.least)
         np.add(self.level, self.slope * (z - self.base), out=weights[:3])
         np.subtract(1.0, weights[0] + weights[1] + weights[2], out=weights[3])
-        inside = np.flatnonzero(np.logical_and.reduce(weights >= self.least))
-        return (int(self.numbers[inside[0]]), weights[:, inside[0]].tolist()) if inside.size else None
+        inside = np.logical_and.reduce(weights >= self.least).nonzero()[0]
+        if not inside.size:
+            return None
+        first = int(inside[0])
+        return int(self.numbers[first]), weights[:, first].tolist()
 
 
 class Simplices:

@@ -220,16 +220,6 @@ def rescales(rows: Iterable[ProfileRow]) -> dict[str, list[float]]:
     return {**by_model(kept, lambda row: row.relaunch_seconds), **in_place}
 
 
-def mean_rescale(rows: Mapping[str, Mapping[str, Iterable[ProfileRow]]], model: str) -> float | None:
-    """The mean over the measurements of the model, or else of all models; None without measurements.
-
-    :param rows: by model and GPU type.
-    """
-    found = rescales(row for by_type in rows.values() for each in by_type.values() for row in each)
-    known = found.get(model) or [seconds for each in found.values() for seconds in each]
-    return fmean(known) if known else None
-
-
 class Load(NamedTuple):
     """What one job puts on each of its GPUs."""
 

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from statistics import fmean
 from typing import Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
@@ -31,9 +31,9 @@ from pliant.tools.profile.throughput import (
     Placement,
     key,
     local_limit,
-    mean_rescale,
     micro_steps,
     plan_batch,
+    rescales,
     rows_across,
     shape,
     stand_in,
@@ -86,7 +86,13 @@ class ProfiledThroughput(ABC, Generic[AnyTable]):
         return self.table(model, gpu_type)[0].local_batches
 
     def rescale_seconds(self, model: str) -> float | None:
-        return mean_rescale(self._rows, model)
+        known = self._rescales.get(model) or [seconds for each in self._rescales.values() for seconds in each]
+        return fmean(known) if known else None
+
+    @cached_property
+    def _rescales(self) -> Mapping[str, Sequence[float]]:
+        """By model, all that was measured."""
+        return rescales(row for by_type in self._rows.values() for rows in by_type.values() for row in rows)
 
     def profile_rows(self) -> Collection[ProfileRow]:
         return self._profile.rows

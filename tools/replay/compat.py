@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Final
 
 from pliant.schemas.cluster import Cluster
@@ -203,10 +204,13 @@ class SimulatorEpochs(EpochProgress):
     def cut(self, job: JobState) -> BatchCut | None:
         return self._cut(job)
 
-    def epoch_seconds(self, table: Validation, cut: BatchCut, epoch: int) -> float:
+    def epoch_seconds(self, table: Validation, cut: BatchCut) -> Sequence[float]:
         """A step brings the gain that the gradients of the validation runs show."""
-        before = table.least_progress[epoch - 1] if epoch else 0.0
-        return (table.least_progress[epoch] - before) / (table.gains(cut.batch)[epoch] / cut.step_seconds)
+        ends = pairwise((0.0, *table.least_progress))
+        return [
+            (end - before) / (gain / cut.step_seconds)
+            for (before, end), gain in zip(ends, table.gains(cut.batch), strict=True)
+        ]
 
     def pieces(self, bounds: Sequence[float], rates: Sequence[float]) -> Pieces:
         return WholeSecondPieces(bounds, rates, self._round_s)

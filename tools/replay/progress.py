@@ -51,11 +51,14 @@ def regime(job: JobState, samples_done: float) -> tuple[int | None, float | None
     The batch is None for a job that does not, the end where no other regime follows. Of work that is not
     known, no part is done.
     """
-    work, regimes = job.work_samples, job.spec.batch.regimes
+    regimes = job.spec.batch.regimes
+    if not regimes:
+        return None, None
+    work = job.work_samples
     past = [each for each in regimes if work is not None and work * each.after <= samples_done]
     ahead = regimes[len(past) :] if work is not None else ()
     batch = past[-1].size if past else job.spec.batch.size
-    return batch if regimes else None, work * ahead[0].after if work is not None and ahead else None
+    return batch, work * ahead[0].after if work is not None and ahead else None
 
 
 class ProgressModel(Protocol):
@@ -117,6 +120,7 @@ class Validation:
         for batch, run in runs.items():
             self._refuse_standstill([row.iterations for row in run], f"iterations at batch {batch}")
         self._gains: dict[float, Sequence[float]] = {}
+        self._known: dict[tuple[Column, float], Sequence[float | None]] = {}
 
     @cached_property
     def least_progress(self) -> tuple[float, ...]:
@@ -202,25 +206,41 @@ class Validation:
 
     def _between(self, column: Column, batch: float, epoch: int) -> float:
         """Linear between the runs around ``batch``; after the last epoch of all runs as in the last."""
-        epoch = min(epoch, self.epochs - 1)
+        values = self._known.get((column, batch))
+        if values is None:
+            values = self._known[column, batch] = self._along(column, batch)
+        value = values[epoch] if epoch < self.epochs else values[-1]
+        return self._refuse_null(column, batch, epoch) if value is None else value
+
+    def _along(self, column: Column, batch: float) -> Sequence[float | None]:
+        """By epoch; None where a run around the batch has no value."""
+        runs = self._around(batch)
+        low, high = ([getattr(row, column) for row in self._runs[run][: self.epochs]] for run in runs)
+        if runs[0] == runs[1]:
+            return low
+        left, right = (self.batches[run] for run in runs)
+        part = (batch - left) / (right - left)
+        return [
+            None if None in each else (1 - part) * each[0] + part * each[1]
+            for each in zip(low, high, strict=True)
+        ]
+
+    def _around(self, batch: float) -> tuple[int, int]:
+        """The runs next to a batch; the same twice at the batch of a run, and beyond all of them."""
         after = bisect_left(self.batches, batch)
         if after == len(self.batches):
-            return self._value(column, after - 1, epoch)
-        high = self._value(column, after, epoch)
-        if after == 0 or self.batches[after] == batch:
-            return high
-        low = self._value(column, after - 1, epoch)
-        part = (batch - self.batches[after - 1]) / (self.batches[after] - self.batches[after - 1])
-        return (1 - part) * low + part * high
+            return after - 1, after - 1
+        is_between = after > 0 and self.batches[after] != batch
+        return after - is_between, after
 
-    def _value(self, column: Column, run: int, epoch: int) -> float:
-        value: float | None = getattr(self._runs[run][epoch], column)
-        if value is None:
-            raise BadInputError(
-                f'convergence of "{self.model}" at batch {self.batches[run]}, epoch {epoch}: a value that '
-                "this replay needs is null"
-            )
-        return value
+    def _refuse_null(self, column: Column, batch: float, epoch: int) -> float:
+        epoch = min(epoch, self.epochs - 1)
+        low, high = self._around(batch)
+        run = high if getattr(self._runs[high][epoch], column) is None else low
+        raise BadInputError(
+            f'convergence of "{self.model}" at batch {self.batches[run]}, epoch {epoch}: a value that '
+            "this replay needs is null"
+        )
 
 
 def validations(rows: Iterable[ConvergenceRow]) -> Mapping[str, Validation]:
@@ -261,9 +281,10 @@ class EpochProgress(ProgressModel):
         speed = job.samples_per_second
         return BatchCut(job.global_batch, job.global_batch / speed) if speed > 0 else None
 
-    def epoch_seconds(self, table: Validation, cut: BatchCut, epoch: int) -> float:
-        before = table.iterations(cut.batch, epoch - 1) if epoch else 0.0
-        return (table.iterations(cut.batch, epoch) - before) * cut.step_seconds
+    def epoch_seconds(self, table: Validation, cut: BatchCut) -> Sequence[float]:
+        """By epoch of the table."""
+        ends = [table.iterations(cut.batch, epoch) for epoch in range(table.epochs)]
+        return [(end - before) * cut.step_seconds for before, end in pairwise((0.0, *ends))]
 
     def pieces(self, bounds: Sequence[float], rates: Sequence[float]) -> Pieces:
         return Pieces(bounds, rates)
@@ -275,7 +296,8 @@ class EpochProgress(ProgressModel):
         cut = self.cut(job)
         if cut is None:
             return Segment(0.0)
-        cut = cut._replace(step_seconds=cut.step_seconds / speed_factor)
+        if speed_factor != 1.0:
+            cut = cut._replace(step_seconds=cut.step_seconds / speed_factor)
         pieces = self._pieces_of(job, cut, samples_done)
         if self._stepwise:
             return self._one_epoch(job, cut, pieces, samples_done)
@@ -299,8 +321,10 @@ class EpochProgress(ProgressModel):
 
     def _one_epoch(self, job: JobState, cut: BatchCut, pieces: Pieces, samples_done: float) -> Segment:
         piece = pieces.piece_at(samples_done)
-        table = self.table(job)
-        return pieces.segment(piece)._replace(
+        table, (rate, until, *_) = self.table(job), pieces.segment(piece)
+        return Segment(
+            rate,
+            until,
             noise_scale=table.noise_scale(cut.batch, piece) if table.has_noise else None,
             observation=cut.observation,
             epoch_end=table.end_of(piece + 1, pieces.bounds[piece + 1], cut.batch, piece),
@@ -309,9 +333,10 @@ class EpochProgress(ProgressModel):
     def _pieces_of(self, job: JobState, cut: BatchCut, samples_done: float) -> Pieces:
         goal = self._goal(job, cut.batch, samples_done)
         key = (job.spec.convergence, job.spec.model, cut.batch, cut.step_seconds, goal, job.work_samples)
-        if key not in self._pieces:
-            self._pieces[key] = self._make(job, cut, goal)
-        return self._pieces[key]
+        found = self._pieces.get(key)
+        if found is None:
+            found = self._pieces[key] = self._make(job, cut, goal)
+        return found
 
     def _goal(self, job: JobState, batch: int, samples_done: float) -> float:
         """Epochs after which the job ends at that batch; not before the end of the present one."""
@@ -325,8 +350,8 @@ class EpochProgress(ProgressModel):
         table, width = self.table(job), self.samples_per_epoch(job)
         epochs = range(math.ceil(goal))
         bounds = [epoch * width for epoch in epochs] + [goal * width]
-        last = table.epochs - 1  # after the last epoch of the table as in the last
-        rates = [width / self.epoch_seconds(table, cut, min(epoch, last)) for epoch in epochs]
+        rates = [width / seconds for seconds in self.epoch_seconds(table, cut)[: len(epochs)]]
+        rates += rates[-1:] * (len(epochs) - len(rates))  # after the last epoch of the table as in the last
         return self.pieces(bounds, rates)
 
     @staticmethod

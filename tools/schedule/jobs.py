@@ -398,9 +398,12 @@ class JobState:
 
     def end_epoch(self, end: EpochEnd) -> None:
         """A job that went back to a checkpoint reports an epoch again."""
-        stride = 1 << (end.epoch // MOST_EPOCH_ENDS).bit_length()
-        before = (known for known in self.epochs if known.epoch < end.epoch and known.epoch % stride == 0)
-        self.epochs = (*before, end)
+        stride, before = _stride(end.epoch), self.epochs
+        if before and _stride(last := before[-1].epoch) == stride and last < end.epoch:
+            kept = before[:-1] if last % stride else before  # all before the last were kept with this stride
+        else:
+            kept = tuple(known for known in before if known.epoch < end.epoch and known.epoch % stride == 0)
+        self.epochs = (*kept, end)
 
     def settle(self, time_s: float) -> None:
         """Book what was done until ``time_s``; the allocation goes on."""
@@ -430,9 +433,11 @@ class JobState:
 
     def observe(self, observation: Observation) -> None:
         """Keep a measurement of a configuration that is new."""
-        new = (observation[:3], observation.gpu_type)
-        if all((known[:3], known.gpu_type) != new for known in self.observations):
-            self.observations = (*self.observations, observation)
+        new, gpu_type = observation[:3], observation.gpu_type
+        for known in reversed(self.observations):  # most often that of the epoch before
+            if known[:3] == new and known.gpu_type == gpu_type:
+                return
+        self.observations = (*self.observations, observation)
 
     def report_progress(self, time_s: float, samples: float) -> None:
         """``samples`` were done at ``time_s``, as measured."""
@@ -466,6 +471,11 @@ class NodeState:
     def for_servers(self) -> bool:
         """Whether it was made without GPUs: it can hold parameter servers and no workers."""
         return not self.made_gpus
+
+
+def _stride(epoch: int) -> int:
+    """Every how many of the epochs that lead to this one are kept."""
+    return 1 << (epoch // MOST_EPOCH_ENDS).bit_length()
 
 
 def gpus_of(placement: NodeGpus) -> int:

@@ -177,6 +177,8 @@ class RunningJobs:
 
     def follow_regimes(self, job: JobState, now_s: float) -> bool:
         """Give a job that changes its batch by itself that of its progress; returns whether it changed."""
+        if not job.spec.batch.regimes:
+            return False
         done = job.samples_done(now_s)
         batch, _ = regime(job, done)
         if batch in (None, job.reference_batch):

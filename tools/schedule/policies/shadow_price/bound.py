@@ -160,7 +160,7 @@ class Bound:
             if not gpus:
                 self._credits.expect_none(job)
                 continue
-            curve, size = members.curves[row], int(np.searchsorted(members.sizes, gpus))
+            curve, size = members.curves[row], int(members.sizes.searchsorted(gpus))
             begins_s = job.changed_s if target is None else time_s
             rate = float(curve.rates[size, curve.usual])
             self._credits.expect(job, rate, begins_s + float(members.rescale_s[row]))
@@ -252,7 +252,7 @@ class Bound:
         if not keeps and share.rate * max(0.0, left_s - cost_s) < need:  # behind: outside the theorem
             keeps = inside and rate >= share.rate * (1 - ROUNDING)
         safe = np.zeros(len(members.sizes), dtype=np.bool_)
-        safe[held if keeps else np.searchsorted(members.sizes, share.gpus)] = True
+        safe[held if keeps else members.sizes.searchsorted(share.gpus)] = True
         return safe, keeps
 
 

@@ -10,7 +10,6 @@ g, so a table of ∫ 1/g from each point of the work to its end answers for ever
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -249,9 +248,10 @@ class Knowledge:
         measured = None if self._speeds is None else self._speeds.rescale_seconds(job.spec.model)
         return self._rescale_s if measured is None else measured
 
-    def cost_s(self, job: JobState) -> float:
-        """Seconds that a change takes, or has turned out to take where that is far more."""
-        return self._changes.cost_s(job.spec.model, self.rescale_s(job))
+    def costs_s(self, job: JobState) -> tuple[float, float]:
+        """Seconds that a change takes, and those that it has turned out to take where that is far more."""
+        stated_s = self.rescale_s(job)
+        return stated_s, self._changes.cost_s(job.spec.model, stated_s)
 
     def change_counts(self, curve: GoodputCurve) -> float:
         """How many times its cost a change counts when sizes are weighed: more where the batch moves."""
@@ -349,11 +349,16 @@ class ChangeCosts:
         """By job that held GPUs at the last decision: when these last changed, and when it was last seen not
         to train since; None: it trains, or these are its first."""
         self._costs_s: dict[str, list[float]] = {}
+        self._medians_s: dict[str, float] = {}
 
     def cost_s(self, model: str, stated_s: float) -> float:
         """What a change costs, more than stated where most of those seen cost far more."""
         costs_s = self._costs_s.get(model, ())
-        seen_s = median(costs_s) if len(costs_s) >= _FEWEST_CHANGES else 0.0
+        if len(costs_s) < _FEWEST_CHANGES:
+            return stated_s
+        seen_s = self._medians_s.get(model)
+        if seen_s is None:
+            seen_s = self._medians_s[model] = median(costs_s)
         return seen_s if seen_s > _FAR_MORE * stated_s else stated_s
 
     def follow(self, jobs: Iterable[JobState], time_s: float) -> None:
@@ -370,6 +375,7 @@ class ChangeCosts:
             elif seen_s is not None:
                 past = self._costs_s.get(job.spec.model, [])
                 self._costs_s[job.spec.model], seen_s = [*past, seen_s - changed_s][-_CHANGES:], None
+                self._medians_s.pop(job.spec.model, None)
             found[job.id] = changed_s, seen_s
         self._jobs = found
 
@@ -379,6 +385,7 @@ class ChangeCosts:
     def load(self, state: Any) -> None:
         self._jobs = {job_id: (changed_s, seen_s) for job_id, (changed_s, seen_s) in state["jobs"].items()}
         self._costs_s = {model: list(each) for model, each in state["costs_s"].items()}
+        self._medians_s = {}
 
 
 def stated_left(job: JobState, time_s: float) -> float | None:
@@ -414,33 +421,31 @@ class ByProgress:
     """The last value seen in each part of the work, from all jobs that share a key."""
 
     def __init__(self, low: float, high: float) -> None:
-        self._range = low, high
-        self._log: dict[str, tuple[list[int], list[float]]] = {}
-        """Cells, ascending, and the logarithms of the values seen there."""
+        self._low = low
+        self._high = high
+        self._logs: dict[str, Floats] = {}
+        """[cell] the logarithms of the values seen, NaN where none was."""
         self._lines: dict[str, Floats] = {}
 
     def observe(self, key: str, progress: float, value: float) -> None:
-        low, high = self._range
-        cell, log = min(int(progress * CELLS), CELLS - 1), math.log(min(max(value, low), high))
-        cells, logs = self._log.setdefault(key, ([], []))
-        at = bisect_left(cells, cell)
-        if at == len(cells) or cells[at] != cell:
-            cells.insert(at, cell)
-            logs.insert(at, log)
-        elif logs[at] != log:
-            logs[at] = log
-        else:
-            return
-        self._lines.pop(key, None)
+        logs = self._logs.get(key)
+        if logs is None:
+            logs = self._logs[key] = np.full(CELLS, np.nan)
+        cell = int(progress * CELLS) if progress < 1.0 else CELLS - 1
+        log = math.log(self._low if value < self._low else self._high if value > self._high else value)
+        if logs[cell] != log:
+            logs[cell] = log
+            self._lines.pop(key, None)
 
     def knows(self, key: str) -> bool:
-        return key in self._log
+        return key in self._logs
 
     def line(self, key: str) -> Floats | None:
         """[cell] values, between those seen on a line of their logarithms; None if none was seen."""
         found = self._lines.get(key)
-        if found is None and (seen := self._log.get(key)) is not None:
-            found = self._lines[key] = np.exp(np.interp(_CELL_NUMBERS, *seen))
+        if found is None and (logs := self._logs.get(key)) is not None:
+            cells = _seen(logs)
+            found = self._lines[key] = np.exp(np.interp(_CELL_NUMBERS, cells, logs[cells]))
         return found
 
     def at(self, key: str, progress: float) -> float | None:
@@ -449,15 +454,20 @@ class ByProgress:
 
     def dump(self) -> dict[str, list[list[float]]]:
         return {
-            key: [[cell, log] for cell, log in zip(cells, logs, strict=True)]
-            for key, (cells, logs) in sorted(self._log.items())
+            key: [[cell, float(logs[cell])] for cell in _seen(logs).tolist()]
+            for key, logs in sorted(self._logs.items())
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._lines = {}
-        self._log = {
-            key: ([int(cell) for cell, _ in pairs], [log for _, log in pairs]) for key, pairs in state.items()
-        }
+        self._lines, self._logs = {}, {key: np.full(CELLS, np.nan) for key in state}
+        for key, pairs in state.items():
+            for cell, log in pairs:
+                self._logs[key][int(cell)] = log
+
+
+def _seen(logs: Floats) -> Ints:
+    """Cells, ascending."""
+    return np.isfinite(logs).nonzero()[0]
 
 
 def noise_scales() -> ByProgress:
@@ -480,6 +490,7 @@ class Ahead:
         self.runs: npt.NDArray[np.bool_] = np.asarray(curve.rates.any(axis=1))
         """[size] whether jobs run on it."""
         self._runs_any = bool(self.runs.any())
+        self._idle = np.where(self.runs, 0.0, 1.0)
         self._taken = np.full((2, CELLS), np.nan)
         """Noise scales and paces by cell."""
         self._slowness = np.ones((CELLS, len(curve.rates)))
@@ -495,25 +506,24 @@ class Ahead:
         if self._seen is not None and self._seen[0] is noise and self._seen[1] is pace:
             return
         self._seen = noise, pace
-        both = np.concatenate((noise, pace)).reshape(2, CELLS)
+        both = np.array((noise, pace))
         change = both / self._taken
         change -= 1
-        same = np.logical_and.reduce(np.abs(change, out=change) <= _SAME)  # not where nothing was taken up
-        if np.logical_and.reduce(same):
+        same = np.abs(change, out=change) <= _SAME  # not where nothing was taken up
+        stale = (~(same[0] & same[1])).nonzero()[0]
+        if not stale.size:
             return
-        stale = np.flatnonzero(~same)
         self._taken[:, stale] = taken = both[:, stale]
-        alike: dict[tuple[float, float], Floats] = {}  # as many cells are beyond those that were seen
-        for cell, *at in zip(stale.tolist(), *taken.tolist(), strict=True):
-            slowness = alike.get(key := (at[0], at[1]))
-            if slowness is None:
-                slowness = alike[key] = self._slowness_at(*key)
-            self._slowness[CELLS - 1 - cell] = slowness
+        cells, begins = stale.tolist(), 0
+        values = [*zip(*taken.tolist(), strict=True)]
+        for ends in range(1, len(cells) + 1):  # many in a row are alike: those beyond all that were seen
+            goes_on = ends < len(cells) and cells[ends] == cells[ends - 1] + 1
+            if not (goes_on and values[ends] == values[begins]):
+                noise_scale, speed = values[begins]
+                rows = slice(CELLS - 1 - cells[ends - 1], CELLS - cells[begins])
+                self._slowness[rows] = 1.0 / (self._curve.goodput(noise_scale) * speed + self._idle)
+                begins = ends
         self._lefts, self._left_of_size = {}, {}
-
-    def _slowness_at(self, noise_scale: float, pace: float) -> Floats:
-        found: Floats = 1.0 / np.where(self.runs, self._curve.goodput(noise_scale) * pace, 1.0)
-        return found
 
     def whole(self, progress: float) -> Floats:
         """[size] mean progress per second from ``progress`` (0 to 1) to the end."""
@@ -610,10 +620,8 @@ class PoolColumns:
         here = [job.gpus if job.gpu_type == pool.gpu_type else 0 for job in found]
         held = np.minimum(sizes.searchsorted(here), len(sizes) - 1)
         models = [job.spec.model for job in found]
-        of_model = dict(zip(models, found, strict=True))
-        stated_s = {model: known.rescale_s(job) for model, job in of_model.items()}
-        seen_s = {model: known.cost_s(job) for model, job in of_model.items()}
-        cost_s = np.array([seen_s[model] for model in models])
+        costs_s = {model: known.costs_s(job) for model, job in dict(zip(models, found, strict=True)).items()}
+        rescale_s, cost_s = np.array([costs_s[model] for model in models]).T
         return cls(
             pool,
             sizes,
@@ -628,7 +636,7 @@ class PoolColumns:
             np.array([_scattered(job, pool, known) for job in found]),
             np.array([job.gpus > 0 for job in found]),
             np.array([known.weight(job) for job in found]),
-            np.array([stated_s[model] for model in models]),
+            rescale_s,
             cost_s,
             cost_s * [known.change_counts(curve) for _, curve, _ in fitting],
         )

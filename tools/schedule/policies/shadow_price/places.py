@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from pliant.tools.schedule.jobs import NodeGpus, NodeState, gpus_of
 from pliant.tools.schedule.policies.shadow_price.curves import MOST_NOISE, best_batch
 from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge
@@ -218,7 +216,7 @@ class Placing:
         places = self._places()
         bound = any(job.room is not None for job in members.jobs)
         roomy = self._with_room(places) if bound else {}
-        for row in np.flatnonzero(self.shares.chosen).tolist():
+        for row in self.shares.served:
             job = members.jobs[row]
             if roomy:
                 where = roomy[job.id]
@@ -238,13 +236,16 @@ class Placing:
         return found
 
     def _places(self) -> dict[str, NodeGpus]:
+        """Of jobs that move; the others stay."""
         members = self.shares.members
+        if all(map(self._stays, self.shares.served)):
+            return {}
         kind = members.pool.gpu_type
         rows = {job.id: row for row, job in enumerate(members.jobs)}
         stay: dict[int, SeatedJob] = {}
         seek: list[SeatedJob] = []
-        for row in np.flatnonzero(self.shares.chosen).tolist():
-            job, gpus = members.jobs[row], self.shares.gpus(row)
+        for row in self.shares.served:
+            job, gpus = members.jobs[row], self.shares.gpus[row]
             worth = max(0.0, float(self.shares.values[row, self.shares.chosen[row]]))
             pinned = bool(self.shares.guard.pinned[row])
             cost = worth * float(members.change_s[row]) / self.dwell_s
@@ -254,24 +255,23 @@ class Placing:
                 stay[row] = placed
             else:
                 seek.append(placed)
-        node_gpus = members.pool.node_gpus
-        apart = [
-            row
-            for row, placed in stay.items()
-            if not placed.pinned and len(placed.held) > len(parts(placed, node_gpus))
-        ]
-        if not seek and not apart:
-            return {}
         up = [node for node in self.snapshot.nodes if node.up and node.gpus and node.gpu_type == kind]
         nodes = NodeSpace.of(
             up, [*stay.values()], lambda job, where: self._loss(rows[job.job_id], job, where)
         )
         found = place(nodes, seek)
-        for row in apart:
-            if stay[row].job_id not in found:
+        for row, placed in stay.items():
+            apart = not placed.pinned and len(placed.held) > len(parts(placed, members.pool.node_gpus))
+            if apart and placed.job_id not in found:
                 slower = 1.0 - float(members.scattered[row])
-                found |= gathered(nodes, stay[row], slower * stay[row].worth)
+                found |= gathered(nodes, placed, slower * placed.worth)
         return found
+
+    def _stays(self, row: int) -> bool:
+        """Whether a job keeps its GPUs, and is on as few nodes as can be."""
+        job, gpus, pool = self.shares.members.jobs[row], self.shares.gpus[row], self.shares.members.pool
+        same = job.gpus == gpus and job.gpu_type == pool.gpu_type
+        return same and len(job.placement) <= -(-gpus // pool.node_gpus)
 
     def _with_room(self, places: Mapping[str, NodeGpus]) -> dict[str, NodeGpus]:
         """Places with all that jobs demand of nodes: of jobs that cannot wait first, then of jobs that stay,
@@ -286,11 +286,11 @@ class Placing:
             same = dict(place_of_row) == dict(job.placement)
             found[job.id] = job.placement if same else place_of_row
             rooms.take(job, place_of_row)
-        rows = [row for row in range(len(members.jobs)) if self.shares.gpus(row) and row not in due]
+        rows = [row for row in range(len(members.jobs)) if self.shares.gpus[row] and row not in due]
         stays = {row for row in rows if members.jobs[row].id not in places}
         worth = self.shares.values[range(len(members.jobs)), self.shares.chosen]
-        for row in sorted(rows, key=lambda row: (row not in stays, -worth[row] / self.shares.gpus(row), row)):
-            job, gpus = members.jobs[row], self.shares.gpus(row)
+        for row in sorted(rows, key=lambda row: (row not in stays, -worth[row] / self.shares.gpus[row], row)):
+            job, gpus = members.jobs[row], self.shares.gpus[row]
             wanted = job.placement if row in stays else self._whole_or_less(row, places[job.id])
             if rooms.fits(job, wanted):
                 rooms.take(job, wanted)
@@ -331,7 +331,7 @@ class Placing:
             speed = speeds.rate_at(job, where, batch)
         else:
             speed = speeds.rate(job, gpus, members.pool.gpu_type, global_batch=batch)
-        if not curve.rates[np.searchsorted(members.sizes, gpus)].any():
+        if not curve.rates[members.sizes.searchsorted(gpus)].any():
             return 0.0
         noise_scale = self.known.noise_scale(job, self.snapshot.time_s)
         if noise_scale is None:
@@ -341,12 +341,13 @@ class Placing:
 
     def _batch(self, row: int, gpus: int, retune: Retune) -> int:
         members = self.shares.members
-        size = int(np.searchsorted(members.sizes, gpus))
-        lasts_s = min(self.dwell_s, members.left[row] / max(members.whole[row, size], 1e-300))
-        return best_batch(
-            members.jobs[row],
-            members.curves[row],
-            size,
-            self.known.noise_scale(members.jobs[row], self.snapshot.time_s),
-            worth_s=None if retune == "free" else float(members.change_s[row]) / max(lasts_s, 1e-9),
-        )
+        job, curve = members.jobs[row], members.curves[row]
+        if len(curve.batches) == 1:
+            return job.reference_batch
+        size = int(members.sizes.searchsorted(gpus))
+        noise_scale, worth_s = self.known.noise_scale(job, self.snapshot.time_s), None
+        if retune != "free":
+            rate = max(float(members.whole[row, size]), 1e-300)
+            lasts_s = min(self.dwell_s, float(members.left[row]) / rate)
+            worth_s = float(members.change_s[row]) / max(lasts_s, 1e-9)
+        return best_batch(job, curve, size, noise_scale, worth_s=worth_s)

@@ -230,7 +230,7 @@ class ShadowPrice(Policy):
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
         self._outlooks = {}
         self._shares = self._shared(snapshot, decision.rejected, bound)
-        served = {job.id for shares in self._shares for job in shares.served()}
+        served = {shares.members.jobs[row].id for shares in self._shares for row in shares.served}
         out = (job for job in snapshot.jobs.values() if job.gpus and job.id not in served)
         decision.targets |= {job.id: Target(0) for job in out if job.id not in decision.rejected}
         for shares in self._shares:
@@ -305,7 +305,7 @@ def next_end_s(shares: PoolShares, changed: Mapping[str, Target], time_s: float)
     Until the next round they would be idle, which is long where jobs are short and others wait.
     """
     members, found = shares.members, math.inf
-    for row in np.flatnonzero(shares.chosen).tolist():
+    for row in shares.served:
         job, size = members.jobs[row], shares.chosen[row]
         left = stated_left(job, time_s)
         if left is None or left <= 0:  # it trains past its stated work: no end is known
@@ -344,7 +344,7 @@ def explained(
                     *_unbounded(shares, row, slack_s),
                 )
             ),
-            None if shares.gpus(row) else job.spec.min_gpus,
+            None if shares.gpus[row] else job.spec.min_gpus,
         )
         for row, job in enumerate(members.jobs)
     }

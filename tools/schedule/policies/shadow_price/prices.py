@@ -9,13 +9,12 @@ every decision maximises Σ λ_m g_m(k_m), and the Hamiltonian is 0 at the end. 
     S_m(c) = max over k ≤ c, 0 included, of S_{m-1}(c - k) + λ_m g_m(k),    S_0 = 0.
 
 V = Σ λ_m R_m is then the least flow time of the fluid system in that order. Curves may be of any shape.
-:func:`priced` is the recursion, :func:`improved` and :func:`best_order` choose the order, :func:`ends_s` says
-when jobs would end if none came and changes were free. At given prices a knapsack gives out the GPUs.
+:func:`priced` is the recursion, :mod:`completion_order` chooses the order, :func:`ends_s` says when jobs
+would end if none came and changes were free. At given prices a knapsack gives out the GPUs.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
@@ -28,25 +27,17 @@ from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Float
 
 _FLAT: Final = 1e-13
 """Of the largest rate; by less a curve is not convex."""
-_ERROR: Final = 1e-15
-"""Of the sum of all weights, by job: far more than prices of concave curves differ from exact ones."""
-_GAIN: Final = 1e-9
-"""Relative saving below which an exchange is rounding."""
 _HALVINGS: Final = 50
 _FILLS: Final = 8
 """Jobs that grow one after the other into what is left."""
 STAGES: Final = 64
 """Ends that are computed; later ones count as infinite."""
-FEW: Final = 3
-"""Jobs of which every order is tried."""
 _MOST_NUMBERS: Final = 4_000_000
 """Of 8 bytes, kept from one decision to the next."""
 _ENTRY: Final = 100
 """What an entry takes beside its numbers."""
 _DONE: Final = 1e-9
 """Part of a job's work that is rounding."""
-_MANY: Final = 16
-"""Jobs of which the order is worth a look at their curves."""
 _FEW_PAIRS: Final = 4
 """Fewer are computed one by one."""
 _BLOCK: Final = 16
@@ -154,7 +145,7 @@ class ExactWorth(Prices[PricedJob, Floats]):
         """λ of a job that ends just before those of ``worth``."""
         gpus = self._gpus
         left = worth[gpus - len(job.rates) + 1 : gpus - job.least + 1][::-1]
-        return float(np.minimum.reduce((job.weight + worth[-1] - left) * job.slowness))
+        return _least((job.weight + worth[-1] - left) * job.slowness)
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
         self._padded[self._gpus :] = worth
@@ -214,7 +205,7 @@ class ConcaveWorth(Prices[PricedJob, Floats]):
 
     def price(self, job: PricedJob, worth: Floats) -> float:
         taken = worth[: len(job.rates) - 1].cumsum()
-        return float(np.minimum.reduce((job.weight + taken) * job.slowness))
+        return _least((job.weight + taken) * job.slowness)
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
         made = np.concatenate((worth, price * job.slopes(self._gpus)))
@@ -260,7 +251,7 @@ class SlopeWorth(Prices[PricedJob, Floats]):
     def price(self, job: PricedJob, worth: Floats) -> float:
         sizes = self._sizes[job.least : len(job.rates)]
         taken = worth[: sizes[-1]].cumsum()[sizes - 1]
-        return float(np.minimum.reduce((job.weight + taken) * job.slowness))
+        return _least((job.weight + taken) * job.slowness)
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
         made = np.concatenate((worth, price * self._slopes(job.rates)))
@@ -274,6 +265,11 @@ class SlopeWorth(Prices[PricedJob, Floats]):
         if known is None:
             known = self._hulls[key] = hull_slopes(self._sizes[: len(rates)], rates)
         return known
+
+
+def _least(values: Floats) -> float:
+    """Half the time of ``min``."""
+    return values.item(values.argmin())
 
 
 Worth = ExactWorth | ConcaveWorth | SlopeWorth
@@ -411,171 +407,6 @@ def _is_under(left: tuple[int, float], middle: tuple[int, float], right: tuple[i
     return (middle[1] - left[1]) * width <= rise * (middle[0] - left[0])
 
 
-# The order in which jobs are to end: least GPU-seconds first, then neighbours exchanged while that saves.
-
-
-def improved(
-    order: list[int],
-    jobs: Sequence[JobT],
-    work: Sequence[float],
-    worth: Prices[JobT, Made],
-    *,
-    future: float = 0.0,
-    sweeps: int = 3,
-    error: float = 0.0,
-) -> list[int]:
-    """A better order, last to end first: neighbours a, b change places while λ_a R_a + λ_b R_b falls.
-
-    :param work: R by job, in the unit of its rates.
-    :param sweeps: the most passes over all neighbours.
-    :param error: relative, of the prices.
-    :raises CloseCallError: whether neighbours change places cannot be said with that error.
-    """
-    if len(order) < 2 or not sweeps:
-        return order
-    made = worth.start(future)
-    last = _Pass(order, 1, order[0], worth.price(jobs[order[0]], made), made, [], [])
-    passes, left = [last], sweeps - 1
-    with np.errstate(invalid="ignore"):  # 0 · inf, where a weight is lost in the sum of the others
-        while passes:
-            going = [each for each in passes if each.at < len(each.source)]
-            following = _step(going, jobs, work, worth, error)
-            for each in going:
-                if each.at == len(order):
-                    each.found.append(each.held)
-            passes = [each for each in passes if each.at < len(order)]
-            if following is not None and left:
-                last, left = following, left - 1
-                passes.append(last)
-    return last.found
-
-
-class CloseCallError(Exception):
-    """Exact prices are needed."""
-
-
-def improved_fast(
-    order: list[int],
-    jobs: Sequence[PricedJob],
-    work: Sequence[float],
-    exact: Prices[PricedJob, Priced[PricedJob, Floats]],
-    concave: Prices[PricedJob, Priced[PricedJob, Floats]],
-    *,
-    future: float,
-    sweeps: int,
-    gpus: int,
-) -> list[int]:
-    """The same order as with exact prices, by those of concave curves where all are and no call is close."""
-    if len(jobs) >= _MANY and all(job.is_concave for job in set(jobs)):
-        weights = [job.weight for job in jobs]
-        error = _ERROR * len(jobs) * (sum(weights) + future * gpus) / min(weights)
-        try:
-            return improved(order, jobs, work, concave, future=future, sweeps=sweeps, error=error)
-        except CloseCallError:
-            pass
-    return improved(order, jobs, work, exact, future=future, sweeps=sweeps)
-
-
-@dataclass(slots=True)
-class _Pass(Generic[Made]):
-    """One pass, last to end first; a job that changes places is compared with the next, too.
-
-    The next pass follows a step behind, so that what several of them ask for is computed at once.
-    """
-
-    source: list[int]
-    """The order that it improves, as far as the pass before it has come."""
-    at: int
-    """The job there is compared with the one that is held."""
-    held: int
-    price: float
-    """Of the job that is held."""
-    made: Made
-    """The worth of GPUs to those before it."""
-    found: list[int]
-    unchanged: list[tuple[float, Made]]
-    """Price and worth when each job of ``found`` was held, up to the first that changed places."""
-    changed: bool = False
-
-
-def _step(
-    going: Sequence[_Pass[Made]],
-    jobs: Sequence[JobT],
-    work: Sequence[float],
-    worth: Prices[JobT, Made],
-    error: float,
-) -> _Pass[Made] | None:
-    """Each pass goes on by one job. Returns the pass that follows the first one that changes something."""
-    others = [each.source[each.at] for each in going]
-    held = [(jobs[each.held], each.price, each.made) for each in going]
-    firsts = worth.prices([(jobs[other], each.made) for other, each in zip(others, going, strict=True)])
-    other_first = [
-        (jobs[other], first, each.made) for other, first, each in zip(others, firsts, going, strict=True)
-    ]
-    made = worth.with_jobs([*held, *other_first])
-    then = worth.prices(
-        [(job, after) for (job, _, _), after in zip([*other_first, *held], made, strict=True)]
-    )
-    following = None
-    for number, (each, other) in enumerate(zip(going, others, strict=True)):
-        after_held, after_other = made[number], made[number + len(going)]
-        then_other, then_held = then[number], then[number + len(going)]
-        kept = each.price * work[each.held] + then_other * work[other]
-        gain = kept * (1 - _GAIN) - (then_held * work[each.held] + firsts[number] * work[other])
-        if error and abs(gain) <= error * kept:
-            raise CloseCallError
-        each.at += 1
-        if gain > 0:
-            each.found.append(other)
-            if not each.changed:
-                each.changed, following = True, _following(each, firsts[number])
-            each.made, each.price = after_other, then_held
-        else:
-            each.found.append(each.held)
-            if not each.changed:
-                each.unchanged.append((each.price, each.made))
-            each.held, each.made, each.price = other, after_held, then_other
-    return following
-
-
-def _following(ahead: _Pass[Made], price: float) -> _Pass[Made]:
-    """The pass after one that has just made its first change: up to there it finds nothing else.
-
-    :param price: of the job that has come to the front.
-    """
-    *front, moved = ahead.found
-    if not front:
-        return _Pass(ahead.found, 1, moved, price, ahead.made, [], [])
-    before, made = ahead.unchanged[-1]
-    return _Pass(ahead.found, len(front), front[-1], before, made, front[:-1], ahead.unchanged[:-1])
-
-
-def best_order(
-    jobs: Sequence[PricedJob],
-    rates: Floats,
-    work: Floats,
-    sizes: Ints,
-    worth: Prices[PricedJob, Made],
-    *,
-    order: Sequence[int] | None = None,
-    future: float = 0.0,
-) -> list[int]:
-    """Of all orders of a few jobs, last to end first, the one whose fluid schedule has least flow time.
-
-    :param order: of equal ones, the one closest to this order; None: to that of the jobs.
-    """
-    if len(jobs) == 1:
-        return [0]
-    weights = np.array([job.weight for job in jobs])
-
-    def flow_s(order: list[int]) -> float:
-        prices = np.zeros(len(jobs))
-        prices[order] = priced([jobs[row] for row in order], worth, future)
-        return float(weights @ ends_s(prices, rates, work, sizes))
-
-    return min((list(each) for each in itertools.permutations(order or range(len(jobs)))), key=flow_s)
-
-
 # The fluid schedule that prices stand for.
 
 
@@ -591,21 +422,24 @@ def ends_s(prices: Floats, rates: Floats, work: Floats, sizes: Ints) -> Floats:
     alive = [*range(len(left))]  # few of them, most often: numbers one by one are faster
     worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
     worth[:, 0] = 0.0
-    values, speeds = [*worth], [*rates]
+    values, rate = [*worth], rates.item
     for _ in range(STAGES):
-        chosen = _sizes(alive, worth, values, sizes)
-        speed_of = [float(speeds[row][size]) for row, size in zip(alive, chosen, strict=True)]
-        going = [(row, speed) for row, speed in zip(alive, speed_of, strict=True) if speed]
+        going, lasts_s = [], math.inf
+        for row, size in zip(alive, _sizes(alive, worth, values, sizes), strict=True):
+            if speed := rate(row, size):
+                going.append((row, speed))
+                lasts_s = min(lasts_s, left[row] / speed)
         if not going:
             break
-        lasts_s = min([left[row] / speed for row, speed in going])
         now_s += lasts_s
         for row, speed in going:
             left[row] -= speed * lasts_s
-        for row in alive:
+        before, alive = alive, []
+        for row in before:
             if left[row] <= done[row]:
                 found[row] = now_s
-        alive = [row for row in alive if not left[row] <= done[row]]
+            else:
+                alive.append(row)
         if not alive:
             break
     return np.array(found)
@@ -636,15 +470,13 @@ def exact_knapsack(values: Sequence[Floats], gpus: int) -> list[int]:
         return [int(values[0][: gpus + 1].argmax())]
     if len(values) == 2:
         return _pair(values[0], values[1], gpus)
-    padded = np.full(2 * gpus + 1, -np.inf)
-    padded[gpus:] = 0.0
+    padded = np.empty(2 * gpus + 1)
+    padded[:gpus], padded[gpus:] = -np.inf, _most(values[0], gpus)
     step, shape = padded.strides[0], (gpus + 1, gpus + 1)
     left = np.ndarray(shape, buffer=padded, offset=gpus * step, strides=(step, -step))
     rows = np.arange(gpus + 1)
     chosen: list[Ints] = []
     for value in values[1:-1]:
-        if not chosen:
-            padded[gpus:] = _most(values[0], gpus)
         if size := _only_size(value):
             none, some = padded[gpus:] + value[0], padded[gpus - size : 2 * gpus + 1 - size] + value[size]
             pick = size * (some > none)
@@ -674,8 +506,8 @@ def _pair(first: Floats, last: Floats, gpus: int) -> list[int]:
 
 def _most(value: Floats, gpus: int) -> Floats:
     """[c] the most that one job makes of up to c GPUs."""
-    found = np.full(gpus + 1, value[-1])
-    found[: len(value)] = value
+    found = np.empty(gpus + 1)
+    found[: len(value)], found[len(value) :] = value, value[-1]
     return np.maximum.accumulate(found, out=found)
 
 

@@ -6,17 +6,16 @@ costs. Of the sizes that keep the bound (:mod:`bound`) the knapsack takes those 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.shadow_price.bound import Flags, Guard
+from pliant.tools.schedule.policies.shadow_price.bound import Guard
+from pliant.tools.schedule.policies.shadow_price.completion_order import FEW, best_order, improved_fast
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
 from pliant.tools.schedule.policies.shadow_price.prices import (
-    FEW,
     ConcaveWorth,
     ExactWorth,
     PricedJob,
@@ -24,10 +23,8 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     Remembered,
     SlopeWorth,
     Worth,
-    best_order,
     exact_knapsack,
     filled,
-    improved_fast,
     knapsack_by_price,
     priced,
 )
@@ -51,7 +48,7 @@ class Rules:
     future: float
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class PoolShares:
     """What was decided for one pool; rows are those of the members."""
 
@@ -66,11 +63,14 @@ class PoolShares:
     """The size, by position."""
     guard: Guard
 
-    def served(self) -> list[JobState]:
-        return [self.members.jobs[row] for row in np.flatnonzero(self.chosen).tolist()]
+    gpus: list[int] = field(init=False)
+    """By row, what each job gets."""
+    served: list[int] = field(init=False)
+    """Rows of the jobs that get any."""
 
-    def gpus(self, row: int) -> int:
-        return int(self.members.sizes[self.chosen[row]])
+    def __post_init__(self) -> None:
+        self.gpus = self.members.sizes[self.chosen].tolist()
+        self.served = [row for row, gpus in enumerate(self.gpus) if gpus]
 
 
 def shared(
@@ -107,35 +107,38 @@ def chosen_sizes(members: PoolColumns, worth: Floats) -> Ints:
     if gpus > EXACT_GPUS:
         return knapsack_by_price(worth, members.sizes, gpus)
     last = (np.maximum(worth.argmax(axis=1), members.held) + 1).tolist()
-    rows = np.flatnonzero(~_outbid(worth, gpus)).tolist()
+    rows = _not_outbid(worth, gpus)
+    sizes = exact_knapsack([worth[row, : last[row]] for row in rows], gpus)
     found = np.zeros(len(worth), dtype=np.int64)
-    found[rows] = exact_knapsack([worth[row, : last[row]] for row in rows], gpus)
-    if idle := gpus - int(found.sum()):  # what weighs too little beside the others was lost to rounding
+    found[rows] = sizes
+    if idle := gpus - sum(sizes):  # what weighs too little beside the others was lost to rounding
         left = np.flatnonzero((found == 0) & np.isfinite(worth[:, 0]))
         if left.size:
             found[left] = filled(worth[left], members.sizes, idle)
     return found
 
 
-def _outbid(worth: Floats, gpus: int) -> Flags:
-    """Rigid jobs beside which as many of their size, as fit at all, are worth clearly more."""
-    found = np.zeros(len(worth), dtype=np.bool_)
+def _not_outbid(worth: Floats, gpus: int) -> list[int]:
+    """Not those rigid jobs beside which as many of their size, as fit at all, are worth clearly more."""
     able = worth > -np.inf
-    rigid = (able.sum(axis=1) == 2) & (worth[:, 0] == 0)
-    if not rigid.any():
-        return found
+    rigid = (np.add.reduce(able, axis=1) == 2) & (worth[:, 0] == 0)
+    if np.count_nonzero(rigid) < 2:
+        return [*range(len(worth))]
+    found = np.ones(len(worth), dtype=np.bool_)
     sizes = np.where(rigid, able[:, 1:].argmax(axis=1) + 1, 0)
     gains = worth[np.arange(len(worth)), sizes]
     clear = _ROUNDING * float(np.where(able, worth, 0.0).max(axis=1).sum())
     for size in set(sizes.tolist()) - {0}:
         rows = np.flatnonzero(sizes == size)
         if len(rows) > (fit := gpus // size):
-            found[rows] = gains[rows] < np.partition(gains[rows], -fit)[-fit] - clear
-    return found
+            found[rows] = gains[rows] >= np.partition(gains[rows], -fit)[-fit] - clear
+    return np.flatnonzero(found).tolist()
 
 
 def _allowed(members: PoolColumns, worth: Floats, guard: Guard) -> Floats:
     """The values of safe sizes; -inf elsewhere. Jobs of which none fits beside those before are left free."""
+    if np.logical_and.reduce(guard.safe, axis=None):
+        return worth
     found, left = worth.copy(), members.pool.gpus
     for row in np.flatnonzero(~guard.safe.all(axis=1)).tolist():
         able = guard.safe[row] & np.isfinite(worth[row])
@@ -163,7 +166,7 @@ def _prices(members: PoolColumns, rules: Rules, memory: PriceMemory) -> tuple[li
     exact = gpus <= EXACT_GPUS
     worth = worth_of(members, memory)
     jobs = memory.jobs(members.whole, members.weights.tolist())
-    future = rules.future * float(members.weights.sum()) / gpus
+    future = rules.future * float(members.weights.sum()) / gpus if rules.future else 0.0
     order, prices = members.shortest_last(), np.zeros(len(jobs))
     if exact and len(jobs) <= FEW and rules.sweeps:
         order = best_order(
@@ -193,14 +196,14 @@ def values(members: PoolColumns, prices: Floats, dwell_s: float, pays: float = _
     """
     lasts = np.maximum(dwell_s, pays * members.change_s)
     rows, whole, held = np.arange(len(members.jobs)), members.whole, members.held
-    worth = undisturbed(members, prices)
-    kept = worth[rows, held] * members.scattered
+    found = undisturbed(members, prices)
+    kept = found[rows, held] * members.scattered
     with np.errstate(divide="ignore"):
         lasts_s = np.minimum(lasts[:, None], members.left[:, None] / whole)
     lost = np.minimum(_MOST_LOST, members.change_s[:, None] / np.maximum(lasts_s, 1e-9))
-    found = np.where(members.runs[:, None], worth * (1.0 - lost), worth)
+    found *= 1.0 - lost * members.runs[:, None]
     found[rows, held] = kept
-    found = np.where(whole > 0, found, -np.inf)
+    np.copyto(found, -np.inf, where=~(whole > 0))
     found[:, 0] = np.where(held > 0, -members.change_s / lasts * kept, 0.0)
     return found
 

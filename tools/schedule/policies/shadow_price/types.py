@@ -27,6 +27,7 @@ import numpy as np
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
+from pliant.tools.schedule.policies.shadow_price.completion_order import improved
 from pliant.tools.schedule.policies.shadow_price.curves import EXACT_GPUS, Floats, Ints
 from pliant.tools.schedule.policies.shadow_price.knowledge import PoolColumns
 from pliant.tools.schedule.policies.shadow_price.prices import (
@@ -35,7 +36,6 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     PriceMemory,
     Prices,
     Remembered,
-    improved,
 )
 from pliant.tools.schedule.policies.shadow_price.sizes import (
     PoolShares,

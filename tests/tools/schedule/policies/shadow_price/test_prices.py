@@ -8,20 +8,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pliant.tools.schedule.policies.shadow_price.prices import (
+from pliant.tools.schedule.policies.shadow_price.completion_order import (
     CloseCallError,
+    best_order,
+    improved,
+    improved_fast,
+)
+from pliant.tools.schedule.policies.shadow_price.prices import (
     ConcaveWorth,
     ExactWorth,
     PricedJob,
     PriceMemory,
     Remembered,
     SlopeWorth,
-    best_order,
     ends_s,
     exact_knapsack,
     hull_slopes,
-    improved,
-    improved_fast,
     knapsack_by_price,
     priced,
 )
