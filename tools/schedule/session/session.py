@@ -443,16 +443,17 @@ class Session(ClusterState):
         """
         if not job.any_number and target.gpus != (size := job.spec.gpus.whole(target.gpus)):
             target = target._replace(gpus=size, placement=None, servers=None)
-        if not self._trims or target.gpu_type is None or target.placement is not None:
+        gpus, gpu_type, batch, placement, _, _ = target
+        if not self._trims or gpu_type is None or placement is not None or not may_get_fewer(job, target):
             return target
-        if not may_get_fewer(job, target):
-            return target
-        batch = target.global_batch or job.global_batch
-        accumulates = self.policy.accumulates
-        gpus = self.speeds.useful(
-            job, target.gpus, target.gpu_type, global_batch=batch, accumulates=accumulates
+        useful = self.speeds.useful(
+            job,
+            gpus,
+            gpu_type,
+            global_batch=batch or job.global_batch,
+            accumulates=self.policy.accumulates,
         )
-        return target._replace(gpus=gpus, servers=None) if 0 < gpus < target.gpus else target
+        return target._replace(gpus=useful, servers=None) if 0 < useful < gpus else target
 
     def _assign(self, targets: Mapping[str, Target]) -> dict[str, Holding]:
         jobs = self.jobs

@@ -84,8 +84,8 @@ class Queue:
         entry = self.by_id.get(job_id)
         if entry is None:
             return
-        held = self._kinds.get(entry.job.gpu_type, 0)
-        if entry.gpus != entry.job.gpus or (entry.gpus and entry.kind != held):
+        gpus, job = entry.size + entry.extra, entry.job
+        if gpus != job.gpus or (gpus and entry.kind != self._kinds.get(job.gpu_type, 0)):
             entry.before = None
             self._stale.add(entry.key)
 
@@ -144,7 +144,7 @@ class Queue:
         self._waiting.discard(key)
         if not size:
             self._waiting.add(key)
-        elif size < entry.allowed.ceiling:
+        elif size < entry.allowed_by_type[entry.kind].sizes[-1]:
             self._held_back[key] = entry
 
     def _share_leftover(self, free: Free) -> list[QueuedJob]:

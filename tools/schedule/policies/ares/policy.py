@@ -139,8 +139,9 @@ class Ares(Policy):
         """Take up what has changed since the last decision; returns the queue as it is now."""
         gps, speeds = self._gps, snapshot.speeds
         queue = self._queue if self._speeds is speeds else None
-        gpus = snapshot.total_gpus - sum([change.gpus for change in snapshot.changes])
-        for time_s, kind, job, _, gained in snapshot.changes:
+        jobs, changes = snapshot.jobs, snapshot.changes
+        gpus = snapshot.total_gpus - sum([gained for _, _, _, _, gained in changes])
+        for time_s, kind, job, _, gained in changes:
             if gained:
                 gps.advance(time_s, gpus)
                 gpus += gained
@@ -151,7 +152,7 @@ class Ares(Policy):
                 if job.known_samples is not None:
                     gps.advance(time_s, gpus)
                     self._finish[job.id] = gps.enter(job.id, demand_gpu_s(job, speeds), job.spec.weight)
-                if queue is not None and job.id in snapshot.jobs:
+                if queue is not None and job.id in jobs:
                     self._enter(queue, job)
             elif kind == "lost" and queue is not None:
                 self._look_again.append(job.id)
@@ -197,7 +198,7 @@ class Ares(Policy):
         """What differs from what jobs hold: those of the queue in its order, then those of the pool."""
         changed = []
         for entry in entries:
-            target = self._target(entry.job, entry.kind, entry.gpus, gpu_types)
+            target = self._target(entry.job, entry.kind, entry.size + entry.extra, gpu_types)
             if target is not None:
                 changed.append((entry.key, entry.job.id, target))
         changed.sort()
