@@ -13,8 +13,8 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import compress, islice, pairwise
-from operator import lt
+from itertools import compress, islice
+from operator import ge
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
 from pydantic import BaseModel, ValidationError
@@ -223,18 +223,22 @@ def _parts(line: bytes) -> _Parts | None:
     start = _START.match(line)
     if start is None:
         return None
-    at, end = start.end(), line.rfind(_LABELS_START)
-    labels = None if end < at else _LABELS.fullmatch(line, end)
-    words = [] if labels is None else labels[1].split(b'"')
-    if labels is None:
-        end = len(line)
+    at, end = start.end(), len(line)
+    names: tuple[bytes, ...] = ()
+    said: Sequence[bytes] = ()
+    last = line.rfind(_LABELS_START)
+    if last >= at and (labels := _LABELS.fullmatch(line, last)) is not None:
+        words, end = labels[1].split(b'"'), last
+        names, said = tuple(words[1::4]), words[3::4]
     work = _WORK.search(line, at, end)
     if work is None:
         before, after, amount = line[at:end], b"", None
     else:
-        before, after, amount = line[at : work.start(1)], line[work.end(1) : end], float(work[1])
-    around = _make(_Around, (before, after, tuple(words[1::4])))
-    return _make(_Parts, (around, start[1], float(start[2]), amount, words[3::4]))
+        begin, until = work.span(1)
+        before, after, amount = line[at:begin], line[until:end], float(line[begin:until])
+    around = _make(_Around, (before, after, names))
+    job_id, time_s = start.groups()
+    return _make(_Parts, (around, job_id, float(time_s), amount, said))
 
 
 class JobTable(Sequence[Job]):
@@ -301,7 +305,10 @@ class JobTable(Sequence[Job]):
         """False: all ids differ."""
         import numpy as np  # of those who read job tables, all have it
 
-        hashes = np.sort(np.fromiter(map(hash, self.ids()), np.int64, len(self)))
+        ids: Iterable[object] = self.ids()
+        if not any(form.labels for form in self.forms):  # then there is nothing else in the texts
+            ids = map(bytes, map(self._texts.__getitem__, map(slice, self._ends, self._ends[1:])))
+        hashes = np.sort(np.fromiter(map(hash, ids), np.int64, len(self)))
         return bool((hashes[1:] == hashes[:-1]).any())  # numpy.unique would import numpy.ma
 
     def job_id(self, row: int) -> str:
@@ -344,15 +351,15 @@ class JobTable(Sequence[Job]):
         parts = _parts(line)
         if parts is None:
             return False
-        kind = self._known.get(parts.around, -1)
-        if kind < 0 or parts.amount == 0:
+        around, text, submit_time_s, amount, said = parts
+        kind = self._known.get(around, -1)
+        if kind < 0 or amount == 0:
             return False
-        if kind in self._unproved and not self._prove(parts.around, kind):
+        if kind in self._unproved and not self._prove(around, kind):
             return False
-        text = parts.job_id
-        if parts.said:
-            text = _BETWEEN.encode().join([text, *parts.said])
-        self._add(text, parts.submit_time_s, parts.amount or 0.0, kind)
+        if said:
+            text = _BETWEEN.encode().join([text, *said])
+        self._add(text, submit_time_s, amount or 0.0, kind)
         return True
 
     def _add(self, text: bytes | bytearray, submit_time_s: float, amount: float, kind: int) -> None:
@@ -365,12 +372,9 @@ class JobTable(Sequence[Job]):
     def in_order(self) -> JobTable:
         """The jobs in order of (submit_time, id)."""
         times = self.submit_time
-        if all(map(lt, times, islice(times, 1, None))):
-            return self
-        pairs = enumerate(pairwise(times))
+        not_before = compress(range(len(self)), map(ge, times, islice(times, 1, None)))
         if all(
-            earlier < later or (earlier == later and self.job_id(row) <= self.job_id(row + 1))
-            for row, (earlier, later) in pairs
+            times[row] == times[row + 1] and self.job_id(row) <= self.job_id(row + 1) for row in not_before
         ):
             return self
         return self._of(sorted(range(len(self)), key=lambda row: (self.submit_time[row], self.job_id(row))))

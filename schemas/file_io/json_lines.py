@@ -156,9 +156,13 @@ class LineReader(Generic[T]):
         """:param lines: further lines; their ends may be left out.
         :raises BadInputError: they are of another kind or major version.
         """
+        known = self.known
         for number, raw in enumerate(lines, self.number):
             self.number = number + 1
             line = raw.strip()
+            if known is not None and known(number, line):
+                self.taken += 1
+                continue
             if not line:
                 continue
             headless = schema_required and not _names_schema(line)
@@ -177,9 +181,6 @@ class LineReader(Generic[T]):
                 return
 
     def line(self, number: int, line: bytes) -> None:
-        if self.known is not None and self.known(number, line):
-            self.taken += 1
-            return
         newer, body = self.newer, line
         match = SCHEMA_FIRST.match(line)
         if match is not None:

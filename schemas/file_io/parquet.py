@@ -142,18 +142,27 @@ class TextWeight:
     """Of lists, objects and their elements if each string is read as JSON."""
 
     def add(self, block: pa.RecordBatch) -> None:
-        """:param block: without dictionaries."""
+        """:param block: its strings may be dictionaries."""
         import pyarrow.types as pt
 
         self.rows += block.num_rows
         for column in block.columns:
-            if pt.is_string(column.type):
+            if pt.is_dictionary(column.type):
+                longest, text_bytes = _lengths(column)
+                self.parts_bytes += _parts_bytes(column)
+            elif pt.is_string(column.type):
                 lengths = compute("binary_length", column)
-                self.longest = max(self.longest, compute("max", lengths).as_py() or 0)
-                self.text_bytes += compute("sum", lengths).as_py() or 0
+                longest, text_bytes = (
+                    compute("max", lengths).as_py() or 0,
+                    compute("sum", lengths).as_py() or 0,
+                )
                 for sign, weight in _PART_BYTES.items():
                     counts = compute("sum", count_substring(column, sign))
                     self.parts_bytes += weight * (counts.as_py() or 0)
+            else:
+                continue
+            self.longest = max(self.longest, longest)
+            self.text_bytes += text_bytes
 
     def add_packed(self, table: pa.Table) -> None:
         """:param table: its strings are dictionaries, as Parquet files keep them."""

@@ -226,11 +226,14 @@ def read_summary(path: str) -> dict[str, Any]:
 
 def parquet_bytes(log: EventLog) -> bytes:
     """The file of all events; equal events give equal bytes."""
-    return bytes(_packed([*encoded(log)]))
+    blocks, weight = [*encoded(log)], TextWeight()
+    for block in blocks:
+        weight.add(block)
+    return bytes(_packed(blocks, weight))
 
 
 def encoded(log: EventLog) -> Iterator[pa.RecordBatch]:
-    """The rows in the columns of a log, in blocks. Only one block is text at a time."""
+    """The rows in the columns of a log, in blocks, whose repeated texts are dictionaries."""
     import pyarrow as pa
 
     schema = _schema()
@@ -239,14 +242,26 @@ def encoded(log: EventLog) -> Iterator[pa.RecordBatch]:
     for start in range(0, log.rows, BLOCK):
         rows = range(start, min(start + BLOCK, log.rows))
         columns = [_column(log, field, rows, numbers, known) for field in schema]
-        yield pa.record_batch(columns, schema=schema)
+        yield pa.record_batch(columns, names=schema.names)
+
+
+def _plain(block: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The block with a text of its own in each row, as the file has them."""
+    import pyarrow as pa
+    import pyarrow.types as pt
+
+    columns = [
+        compute("take", column.dictionary, column.indices) if pt.is_dictionary(column.type) else column
+        for column in block.columns
+    ]
+    return pa.record_batch(columns, schema=schema)
 
 
 def _schema() -> pa.Schema:
     return EVENT.arrow().with_metadata({"schema": schema_id(EVENT.kind)})
 
 
-def _packed(blocks: Iterable[pa.RecordBatch], weight: TextWeight | None = None) -> memoryview:
+def _packed(blocks: Iterable[pa.RecordBatch], weight: TextWeight) -> memoryview:
     """The Parquet file of blocks, which are read again for another packing."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -257,7 +272,7 @@ def _packed(blocks: Iterable[pa.RecordBatch], weight: TextWeight | None = None) 
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, schema, write_page_checksum=True, **packing) as writer:
             for block in blocks:
-                writer.write_batch(block, row_group_size=BLOCK)
+                writer.write_batch(_plain(block, schema), row_group_size=BLOCK)
         return memoryview(sink.getvalue())
 
     return within_limits(written, weight)
@@ -293,7 +308,7 @@ class StoredEvents:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         for block in encoded(log):
             self._weight.add(block)
-            self._keep(block.serialize())
+            self._keep(_in_bytes(block))
         self.wall_s += time.perf_counter() - wall_s
         self.cpu_s += time.process_time() - cpu_s
 
@@ -326,7 +341,7 @@ class StoredEvents:
         for place, size in self._blocks:
             assert self._file is not None  # noqa: S101 - blocks are in it
             self._file.seek(place)
-            block = pa.ipc.read_record_batch(pa.py_buffer(self._file.read(size)), _schema())
+            block = pa.ipc.open_stream(pa.py_buffer(self._file.read(size))).read_next_batch()
             rows = range(first, first + block.num_rows)
             late: Mapping[str, Mapping[int, Any]] = {
                 "overhead_seconds": self.log.late_overheads,
@@ -337,6 +352,15 @@ class StoredEvents:
                     block = _replaced(block, name, changed)
             yield block
             first = rows.stop
+
+
+def _in_bytes(block: pa.RecordBatch) -> pa.Buffer:
+    import pyarrow as pa
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, block.schema) as stream:
+        stream.write_batch(block)
+    return sink.getvalue()
 
 
 def _replaced(block: pa.RecordBatch, name: str, values: Mapping[int, Any]) -> pa.RecordBatch:
@@ -359,7 +383,7 @@ def _column(
     numbers: Mapping[str, array[Any]],
     known: Mapping[str, pa.Array],
 ) -> pa.Array:
-    """The rows of a column: as text from codes, as numbers, or null where a log has no such column."""
+    """The rows of a column: texts by their codes, as numbers, or null where a log has no such column."""
     import pyarrow as pa
 
     if field.name == "detail":
@@ -371,4 +395,6 @@ def _column(
     # NaN and negative numbers, which are not their own absolute value, stand for null
     is_null = compute("not_equal", compute("abs", found), found)
     stated = compute("if_else", is_null, pa.nulls(len(found), found.type), found)
-    return compute("take", known[field.name], stated) if field.name in known else stated
+    if field.name in known:
+        return pa.DictionaryArray.from_arrays(stated, known[field.name])
+    return stated

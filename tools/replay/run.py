@@ -119,7 +119,7 @@ def replay(
         session.ended = DepartedJobs()
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
-    submissions = Submissions(session.speeds, sizes, policy)
+    submissions = Submissions(session.speeds, sizes, policy, at_once=stored is not None)
     first_s = min(
         [job.submit_time for job in inputs.jobs[:1]] + [event.time_s for event in simulated.node_events],
         default=0.0,
@@ -374,38 +374,51 @@ def _info(
 
 
 class Submissions:
-    """Describes the jobs of one trace. The text is made when it is written and not kept."""
+    """Describes the jobs of one trace.
 
-    def __init__(self, speeds: Speeds, measured_sizes: Mapping[str, Collection[int]], policy: Policy) -> None:
+    The text is made when it is written and not kept; or at once, where it is written soon and a job that has
+    ended can be forgotten meanwhile.
+    """
+
+    def __init__(
+        self,
+        speeds: Speeds,
+        measured_sizes: Mapping[str, Collection[int]],
+        policy: Policy,
+        *,
+        at_once: bool = False,
+    ) -> None:
         self._speeds = speeds
         self._policy = policy
         self._measured_sizes = measured_sizes
         self._cluster_gpus = sum(speeds.gpu_types.values())
         self._promises = type(policy).promised_rates is not Policy.promised_rates
+        self._at_once = at_once and not self._promises
         self._by_form: dict[JobForm, tuple[str, int, float]] = {}
         """Of jobs that never change their batch: the curve, and what :func:`demand_rate` says."""
 
     def describe(self, job: JobState) -> Detail:
+        if self._at_once and not job.spec.batch.regimes:
+            return self._text(job)
         return partial(self._text, job)
 
     def _text(self, job: JobState) -> str:
-        form: JobForm | None = job.spec.__dict__.get("form")
-        samples = job.work_samples or 0.0
-        known = None if form is None else self._by_form.get(form)
-        if known is None and form is not None and not job.spec.batch.regimes:
-            known = self._by_form[form] = (self._curve(job), *demand_rate(job, self._speeds))
-        if known is None or form is None:
-            spec = job.spec.model_dump_json(by_alias=True, exclude_defaults=True)
+        spec, samples = job.spec, job.work_samples or 0.0
+        form: JobForm | None = spec.__dict__.get("form")
+        if form is None or spec.batch.regimes:
+            text = spec.model_dump_json(by_alias=True, exclude_defaults=True)
             curve, demand = self._curve(job), demand_gpu_s(job, self._speeds, of_simulation=True)
         else:
+            if (known := self._by_form.get(form)) is None:
+                known = self._by_form[form] = (self._curve(job), *demand_rate(job, self._speeds))
             curve, gpus, rate = known
-            spec, demand = form.json(job.spec), gpus * samples / rate if gpus else 0.0
+            text, demand = form.json(spec), gpus * samples / rate if gpus else 0.0
         work = f',"samples":{compact_json(samples)}' if samples else ""
         if demand:
             work += f',"demand_gpu_s":{compact_json(demand)}'
         if self._promises and (rates := self._policy.promised_rates(job, self._speeds)):
             work += f',"rates":{compact_json(rates)}'
-        return f'{{"job":{spec},"curve":{curve}{work}}}'
+        return f'{{"job":{text},"curve":{curve}{work}}}'
 
     def _curve(self, job: JobState) -> str:
         spec = job.spec

@@ -31,8 +31,14 @@ class Place(tuple[tuple[str, int], ...]):
     gpus: int
     shape: tuple[int, ...]
     """GPUs on each node, descending."""
+    each: int
+    """GPUs on every node; 0: they differ."""
     indices: list[int]
     """Of its nodes in the cluster."""
+    span: slice | None
+    """The same where the nodes follow each other."""
+    hashed: int
+    """Its hash, which a tuple computes anew from all its nodes."""
 
     @classmethod
     def of(cls, names: Sequence[str], picks: Sequence[tuple[int, int]]) -> Place:
@@ -41,9 +47,16 @@ class Place(tuple[tuple[str, int], ...]):
         """
         found = cls([(names[index], count) for index, count in picks])
         counts = [count for _, count in picks]
-        found.indices = [index for index, _ in picks]
+        found.indices = indices = [index for index, _ in picks]
+        follow = indices == list(range(indices[0], indices[0] + len(indices)))
+        found.span = slice(indices[0], indices[-1] + 1) if follow else None
         found.gpus, found.shape = sum(counts), tuple(sorted(counts, reverse=True))
+        found.each = counts[0] if len(set(counts)) == 1 else 0
+        found.hashed = tuple.__hash__(found)
         return found
+
+    def __hash__(self) -> int:
+        return self.hashed
 
 
 HALF: Final = 0.5
@@ -152,6 +165,11 @@ class Phase(StrEnum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     """Held GPUs before and holds none now."""
+
+
+WAITING: Final = Phase.WAITING
+RUNNING: Final = Phase.RUNNING
+"""For hot paths: to look up a member of an enumeration takes as long as a call."""
 
 
 @dataclass(slots=True, eq=False)

@@ -17,6 +17,8 @@ import copy
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter
 from typing import Final, NoReturn
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState, Place
@@ -27,6 +29,7 @@ _MOST_KNOWN: Final = 1 << 12
 """Places on many nodes that are kept."""
 _Picks = list[tuple[int, int]]
 """(node index, GPUs taken from it)."""
+_gpus: Final = attrgetter("gpus")
 
 
 class FreeGpus:
@@ -147,7 +150,8 @@ class FreeGpus:
         for gpu_type in gpu_types:
             each = 1 if per_replica == 1 else self.on_one_node(per_replica, gpu_type)
             if self._usable(gpu_type, each) >= gpus:
-                fresh = self._fresh(gpus, gpu_type, each)
+                shelf = self._types[gpu_type]
+                fresh = shelf.pick(gpus, each) if self._is_flat else self._fresh(gpus, shelf, gpu_type, each)
                 kept = self._around(gpus, gpu_type, keep, each) if keep else []
                 if kept and (stays or self._spread(kept) <= self._spread(fresh)):
                     fresh = kept
@@ -252,12 +256,12 @@ class FreeGpus:
         """
         frees = self._free
         if isinstance(placement, Place) and not (self._down and sign > 0):
-            indices, each = placement.indices, placement.shape[0]
-            kinds = {*map(frees.__getitem__, indices)} if each == placement.shape[-1] else ()
-            if len(kinds) == 1:
-                (now,) = kinds
-                self._check_room(indices, now, now + sign * each)
-                self._move_alike(indices, now, now + sign * each)
+            indices, span, now = placement.indices, placement.span, frees[placement.indices[0]]
+            here = [frees[index] for index in indices] if span is None else frees[span]
+            if placement.each and here.count(now) == len(here):
+                then = now + sign * placement.each
+                self._check_room(indices, now, then, span)
+                self._move_alike(indices, now, then, span)
                 return
         alike = defaultdict[tuple[int, int, str], list[int]](list)
         for name, count in placement:
@@ -269,19 +273,24 @@ class FreeGpus:
         for (before, count, _), those in alike.items():
             self._move_alike(those, before, before + sign * count)
 
-    def _check_room(self, indices: Sequence[int], before: int, free: int) -> None:
+    def _check_room(self, indices: Sequence[int], before: int, free: int, span: slice | None = None) -> None:
         """:raises ValueError: these nodes cannot have that many GPUs free."""
-        nodes = self.nodes
-        if free < 0 or (free > before and free > min([nodes[index].gpus for index in indices])):
-            self._refuse(next(nodes[index] for index in indices if not 0 <= free <= nodes[index].gpus), free)
+        if 0 <= free <= before:
+            return
+        nodes = [self.nodes[index] for index in indices] if span is None else self.nodes[span]
+        if free < 0 or free > min(map(_gpus, nodes)):
+            self._refuse(next(node for node in nodes if not 0 <= free <= node.gpus), free)
 
-    def _move_alike(self, indices: Sequence[int], before: int, free: int) -> None:
+    def _move_alike(self, indices: Sequence[int], before: int, free: int, span: slice | None = None) -> None:
         """Nodes of one type that had one number of GPUs free have another."""
         frees, gpu_type = self._free, self._gpu_types[indices[0]]
         self.by_type[gpu_type] += (free - before) * len(indices)
         self._types[gpu_type].move_all(indices, before, free)
-        for index in indices:
-            frees[index] = free
+        if span is not None:
+            frees[span] = [free] * len(indices)
+        else:
+            for index in indices:
+                frees[index] = free
         if not self._is_flat:
             for index in indices:
                 for shelf in self._shelves[index][1:]:
@@ -293,8 +302,7 @@ class FreeGpus:
         domains = [len({node.domains[level] for node in nodes}) for level in nodes[0].domains]
         return *reversed(domains), len(nodes), len({node.switch for node in nodes})
 
-    def _fresh(self, gpus: int, gpu_type: str, each: int) -> _Picks:
-        shelf = self._types[gpu_type]
+    def _fresh(self, gpus: int, shelf: _Shelf, gpu_type: str, each: int) -> _Picks:
         if levels := self._levels[gpu_type]:
             return self._under_levels(gpus, shelf, list(levels.items()), each)
         switches: Mapping[str, _Shelf] | None = self._switches.get(gpu_type)
@@ -471,12 +479,15 @@ class _Shelf:
         for bucket in self._buckets[gpus:]:  # as ``tightest``, which this asks most
             if bucket:
                 return [(bucket[0], gpus)]
+        top = len(self._buckets) - 1
+        if top and not (gpus % top or top % each) and len(self._buckets[top]) >= gpus // top:  # empty nodes
+            return list(zip(self._buckets[top][: gpus // top], repeat(top), strict=False))
         picks: _Picks = []
         runs = self._runs(gpus, each)
         rest = gpus
         for free, count in runs:
             use = free - free % each
-            picks += [(index, use) for index in self._buckets[free][:count]]
+            picks += zip(self._buckets[free][:count], repeat(use), strict=False)
             rest -= use * count
         rest += picks[-1][1]
         fuller = next((bucket[0] for bucket in self._buckets[rest : runs[-1][0]] if bucket), picks[-1][0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,9 @@ import pytest
 
 from pliant.schemas.job import Job
 from pliant.tools.replay.engine.engine import Engine
-from pliant.tools.schedule.policies.fifo import Backfill, Fifo
+from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job
 from tests.tools.replay.any_world import CLUSTERS, Scattered, World
@@ -97,15 +100,19 @@ def test_replays_give_the_recorded_events(policy: str) -> None:
     assert digests(policy) == json.loads(RECORDED.read_text())[policy]
 
 
-@pytest.mark.parametrize("backfill", ["none", "easy", "skip"])
+@pytest.mark.parametrize(
+    "policy",
+    [Fifo, lambda: Fifo("easy"), lambda: Fifo("skip"), Ares],
+    ids=["fifo", "fifo easy", "fifo skip", "ares"],
+)
 def test_a_policy_that_is_left_unasked_would_have_decided_nothing(
-    backfill: Backfill, monkeypatch: pytest.MonkeyPatch
+    policy: Callable[[], Policy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While no job waits under fifo, an end changes nothing."""
+    """While no job waits under fifo, or could use more GPUs under ares, an end changes nothing."""
 
     def events() -> list[tuple[str, int]]:
         engines = [
-            play(Fifo(backfill), each.trace, each.nodes, Scattered(), simulated=each.simulated())
+            play(policy(), each.trace, each.nodes, Scattered(), simulated=each.simulated())
             for each in map(world, range(40))
         ]
         return [(digest(each), each.counters.decisions) for each in engines]

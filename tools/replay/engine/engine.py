@@ -97,6 +97,7 @@ class Engine:
         self._coming_s = math.inf
         self._look_for_arrival()
         self._order = self.simulated.quirks.order
+        self._stop_all_s = self.simulated.quirks.stop_all_s
         self._agenda = Agenda()
         for event in self.simulated.node_events:
             self._agenda.add(event.time_s, NODE_UP if event.up else NODE_DOWN, event.node)
@@ -134,7 +135,7 @@ class Engine:
     def run(self, goes_on: Callable[[float], bool] | None = None) -> None:
         """:param goes_on: is asked before each moment whether to go there; None: to the end."""
         agenda, running, session = self._agenda, self._running, self.session
-        jobs, commands, slowed = session.jobs, session.commands, session.slowed
+        jobs, commands, slowed, interfere = session.jobs, session.commands, session.slowed, running.interfere
         while (self._coming is not None or jobs) and (now_s := self._next_s()) < math.inf:
             if goes_on is not None and not goes_on(now_s):
                 break
@@ -142,7 +143,7 @@ class Engine:
             self._happen(now_s)
             if commands.hopeless:
                 self._cancel_hopeless(now_s)
-            if slowed or running.interfere:
+            if slowed or interfere:
                 running.heed_neighbours(now_s)
             if self._policy_is_due(now_s):
                 self._ask(now_s)
@@ -155,7 +156,7 @@ class Engine:
             self._ended_late = False
             if agenda.first_s <= now_s * ONE_MOMENT:
                 self._happen_late(now_s)
-            if slowed or running.interfere:
+            if slowed or interfere:
                 running.heed_neighbours(now_s)
         if self._advance:
             self._advance(self._ended(), self._jobs)
@@ -299,9 +300,8 @@ class Engine:
             self._correct(transitions)
         for transition in transitions:
             self._apply(transition, now_s)
-        stop_s = self.simulated.quirks.stop_all_s
-        if stop_s and any(each.step in _RESIZED for each in transitions):
-            self._running.stop_all(stop_s, now_s, but={each.job.id for each in transitions})
+        if self._stop_all_s and any(each.step in _RESIZED for each in transitions):
+            self._running.stop_all(self._stop_all_s, now_s, but={each.job.id for each in transitions})
         if session.usage is not None:
             self._note_teams(now_s)
         for job_id, said in session.admissions.items():
@@ -310,8 +310,9 @@ class Engine:
                 self.log.add(now_s, "progress", job_id, gpus=job.gpus, detail=words)
         if session.commands.hopeless:
             self._cancel_hopeless(now_s)
-        for job, detail in () if self._forecasts is None else self._forecasts.due(session, now_s):
-            self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
+        if self._forecasts is not None:
+            for job, detail in self._forecasts.due(session, now_s):
+                self.log.add(now_s, "progress", job.id, gpus=job.gpus, detail=compact_json(detail))
 
     def _note_teams(self, now_s: float) -> None:
         """Log how teams stand, where that has changed."""
@@ -322,16 +323,17 @@ class Engine:
             self.log.add(now_s, "decision", detail=compact_json({"teams": standings}))
 
     def _apply(self, transition: Transition, now_s: float) -> None:
-        job, done = transition.job, transition.job.samples_done(now_s)
-        left = self._running.leave(job.id, now_s) if transition.before else None
-        if transition.step == "reject":
+        job, step, before, reason = transition
+        done = job.samples_done(now_s)
+        left = self._running.leave(job.id, now_s) if before else None
+        if step == "reject":
             self.counters.rejected += 1
             said = self.session.admissions.get(job.id)
-            detail = compact_json({"reason": transition.reason} | ({"admission": said} if said else {}))
+            detail = compact_json({"reason": reason} | ({"admission": said} if said else {}))
             self.log.add(now_s, "reject", job.id, gpus=0, samples_done=done, detail=detail)
             self._tell_progress()
             return
-        name: EventName = "move" if transition.step == "rebatch" else transition.step
+        name: EventName = "move" if step == "rebatch" else step
         if not job.gpus:
             self.log.add(now_s, name, job.id, gpus=0, samples_done=done)
             return

@@ -11,12 +11,13 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from json.encoder import encode_basestring
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pliant.schemas.event import EVENT, EVENT_NAMES, Event, EventName
 from pliant.schemas.file_io.json_lines import header
 from pliant.tools.schedule.jobs import NodeGpus
 
+T = TypeVar("T")
 Detail = str | Callable[[], str]
 """A detail as JSON text, or what makes that text when it is asked for."""
 
@@ -36,6 +37,21 @@ _ROW_BYTES: Final = _ROW.size
 _OVERHEAD: Final = Struct("=d")
 _OVERHEAD_AT: Final = _ROW_BYTES - _OVERHEAD.size
 """Where it stands in a row."""
+
+
+class _Codes(dict[T, int]):
+    """Numbers of values, in the order in which they are first asked for."""
+
+    def __init__(self, texts: list[str], text_of: Callable[[T], str]) -> None:
+        """:param texts: the text of each new value is added to it."""
+        super().__init__()
+        self._texts = texts
+        self._text_of = text_of
+
+    def __missing__(self, value: T) -> int:
+        code = self[value] = len(self._texts)
+        self._texts.append(self._text_of(value))
+        return code
 
 
 def detail_text(detail: Detail) -> str:
@@ -76,8 +92,8 @@ class EventLog:
             "event": EVENT_NAMES,
             "placement": self.places,
         }
-        self._job_codes: dict[str, int] = {}
-        self._place_codes: dict[NodeGpus, int] = {}
+        self._job_codes = _Codes[str](self.jobs, str)
+        self._place_codes = _Codes[NodeGpus](self.places, _place_json)
 
     def __len__(self) -> int:
         return self.first + self.rows
@@ -136,13 +152,9 @@ class EventLog:
         if filled == self._full_bytes:
             self.store()
             filled = 0
-        row, code, place = self.first + filled // _ROW_BYTES, NO_NUMBER, NO_NUMBER
-        if job is not None and (code := self._job_codes.get(job, NO_NUMBER)) < 0:
-            code = self._job_codes[job] = len(self.jobs)
-            self.jobs.append(job)
-        if placement is not None and (place := self._place_codes.get(placement, NO_NUMBER)) < 0:
-            place = self._place_codes[placement] = len(self.places)
-            self.places.append(_place_json(placement))
+        row = self.first + filled // _ROW_BYTES
+        code = NO_NUMBER if job is None else self._job_codes[job]
+        place = NO_NUMBER if placement is None else self._place_codes[placement]
         self._packed += _pack_row(
             _CODES[event], code, gpus, place, global_batch, time_s, samples_done, overhead_s
         )

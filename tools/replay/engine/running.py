@@ -77,11 +77,11 @@ class RunningJobs:
         """Seconds without training that a change costs; ``left``: what the job held before."""
         if left is not None and self._is_free(transition):
             return max(0.0, left.paid_s - now_s)
-        job = transition.job
+        job, step, _, _ = transition
         if job.id not in self._trained:
             cost = self._start_cost
         else:
-            cost = self._resume_cost if transition.step == "resume" else self._rescale_cost
+            cost = self._resume_cost if step == "resume" else self._rescale_cost
         model = job.spec.model
         cost_s, resume = cost.of(model), self._resume_cost
         if cost is self._rescale_cost and cost is not resume and job.spec.resize == "relaunch":

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from pliant.schemas.checks import MANY, Amounts, Capacities, fitting, servers_for
 from pliant.tools.schedule.jobs import JobState, NodeGpus, gpus_of
@@ -52,7 +53,8 @@ def changes_gpus(job: JobState, target: Target) -> bool:
 
 def may_get_fewer(job: JobState, target: Target) -> bool:
     """Whether a target may be cut: the job is elastic and has its GPUs to itself."""
-    return job.spec.elastic != "none" and target.gpus > job.min_gpus and target.beside is None
+    gpus, _, _, _, _, beside = target
+    return job.spec.elastic != "none" and gpus > job.min_gpus and beside is None
 
 
 def assign(
@@ -116,20 +118,19 @@ def start(
     job: JobState, target: Target, free: FreeGpus, speeds: Speeds, *, sizes_jobs: bool, accumulates: bool
 ) -> NodeGpus | None:
     """As :func:`assign` where a plain start is all that a decision comes to, as most do."""
-    types: Sequence[str] = (target.gpu_type or "",)
-    if target.gpu_type is None:
-        types = _types_fastest_first(job, target.gpus, speeds)
-    place = free.choose(target.gpus, types, per_replica=job.per_replica)
+    gpus, gpu_type, batch, _, _, _ = target
+    types = _types_fastest_first(job, gpus, speeds) if gpu_type is None else (gpu_type,)
+    place = free.choose(gpus, types, per_replica=job.per_replica)
     if place is None:
         return None
     if sizes_jobs and may_get_fewer(job, target):
-        batch = target.global_batch or job.global_batch
-        place = speeds.useful_part(job, place, batch, accumulates=accumulates)
+        place = speeds.useful_part(job, place, batch or job.global_batch, accumulates=accumulates)
     free.take(place)
     return place
 
 
-class _World(NamedTuple):
+@dataclass(slots=True)
+class _World:
     free: FreeGpus
     speeds: Speeds
     withheld: Withheld
@@ -244,7 +245,7 @@ def _place(job: JobState, target: Target, world: _World) -> Holding | None:
     """A place with everything that the job demands, parameter servers included."""
     free, left = world.free, world.demands
     if left is None or job.room is None:
-        gpus = _allowed(job, target, world)
+        gpus = _allowed(job, target, world) if target.gpus else _NO_PLACE
         return None if gpus is None else Holding(job.id, gpus)
     if target.placement is not None and (
         free.splits(target.placement, job.per_replica) or not left.fits(job, target.placement)

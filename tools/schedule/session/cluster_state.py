@@ -15,7 +15,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.job_table import JobForm
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.demand import job_state
-from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, Phase, gpus_of, node_states
+from pliant.tools.schedule.jobs import WAITING, JobState, NodeGpus, NodeState, gpus_of, node_states
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.session.awaited import wait_of
@@ -528,7 +528,7 @@ class ClusterState:
 
     def _begin(self, job: JobState, place: NodeGpus, batch: int, time_s: float) -> Transition:
         """As :meth:`_change`, for a job that holds nothing and gets GPUs of its own."""
-        step: Step = "start" if job.phase is Phase.WAITING else "resume"
+        step: Step = "start" if job.phase is WAITING else "resume"
         self._hold(job, time_s, place)
         job.global_batch, job.gpu_type = batch, self.speeds.gpu_type_of(place)
         job.train_from(time_s, self._rate(job))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Literal, NamedTuple
 
-from pliant.tools.schedule.jobs import JobState, NodeGpus, Phase, gpus_of
+from pliant.tools.schedule.jobs import RUNNING, WAITING, JobState, NodeGpus, Phase, gpus_of
 
 Step = Literal["start", "resume", "grow", "shrink", "move", "rebatch", "preempt", "reject"]
 
@@ -50,7 +50,7 @@ def step_of(job: JobState, place: NodeGpus) -> Step:
     if gpus == 0:
         return "preempt"
     if job.gpus == 0:
-        return "start" if job.phase is Phase.WAITING else "resume"
+        return "start" if job.phase is WAITING else "resume"
     if gpus != job.gpus:
         return "grow" if gpus > job.gpus else "shrink"
     return "move" if place != job.placement else "rebatch"
@@ -64,12 +64,12 @@ def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) 
     job.changed_s = time_s
     job.placement, job.servers = place, servers
     if place:
-        job.gpus, job.phase = gpus_of(place), Phase.RUNNING
+        job.gpus, job.phase = gpus_of(place), RUNNING
         if job.first_start_s is None:
             job.first_start_s = time_s
         return
     job.gpus = 0
-    if job.phase is Phase.RUNNING:
+    if job.phase is RUNNING:
         job.phase = Phase.PREEMPTED
     job.gpu_type, job.samples_per_second = None, 0.0
 

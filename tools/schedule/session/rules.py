@@ -33,17 +33,18 @@ class RuleBook:
         :raises PolicyError: for the first rule broken.
         """
         rejected, targets = decision.rejected, decision.targets
-        for job_id in (*rejected, *targets):
-            if job_id not in jobs:
-                raise self._error(f'names "{job_id}", which is not an active job')
+        if not (rejected.keys() <= jobs.keys() and targets.keys() <= jobs.keys()):
+            job_id = next(job_id for job_id in (*rejected, *targets) if job_id not in jobs)
+            raise self._error(f'names "{job_id}", which is not an active job')
         wanted = 0
         for job_id, target in targets.items():
+            gpus, _, _, _, _, beside = target  # by name each takes as long as all of them so
             if job_id in rejected:
                 raise self._error(f'both rejects "{job_id}" and gives it GPUs')
-            if gpus := target.gpus:
+            if gpus:
                 wanted += gpus
                 self._check_target(jobs[job_id], target, free, up_gpus)
-            if target.beside is not None:
+            if beside is not None:
                 self._check_beside(jobs[job_id], target, decision, jobs)
         if wanted > min(free.values(), default=0):  # else they are there, whatever their types
             self._check_totals(decision, jobs, free)

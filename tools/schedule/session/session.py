@@ -187,8 +187,8 @@ class Session(ClusterState):
         return True
 
     def _decide_once(self, time_s: float) -> list[Transition]:
-        freed = self._make_leave(time_s) if self._some_must_leave else []
-        if self.learns:
+        freed, learns = self._make_leave(time_s) if self._some_must_leave else [], self.learns
+        if learns:
             self._foresee(time_s)
         if self._unseen:
             self.changes[:0] = self._unseen
@@ -208,19 +208,25 @@ class Session(ClusterState):
         self.ask_again_s = decision.ask_again_s
         self.quiet_until_s = -math.inf if decision.quiet_until_s is None else decision.quiet_until_s
         self.admissions = decision.admissions
-        self._outlasts_ends = decision.outlasts_ends and self.ask_again_s is None and not self.learns
+        self._outlasts_ends = decision.outlasts_ends and self.ask_again_s is None and not learns
         if not decision.targets and not decision.rejected:
             return freed
         self._rules.check(decision, seen.jobs, self.free.by_type, self.up_gpus)
         done = self._apply(decision, time_s)
-        as_decided = len(done) == len(decision.targets) + len(decision.rejected) and not self._refused
-        if not as_decided or self.ask_again_s is not None:
-            self._outlasts_ends = False
+        if self._outlasts_ends:
+            self._outlasts_ends = self.ask_again_s is None and self._is_as_decided(decision, len(done))
         if freed:
             done = in_net([*freed, *done])
         if self.changes and any(change.kind == "arrived" for change in self.changes):
             self.ask_again_s = math.nextafter(time_s, math.inf)  # their user's limit has room now
         return done
+
+    def _is_as_decided(self, decision: Decision, changes: int) -> bool:
+        """Whether a decision was carried out whole."""
+        targets, jobs = decision.targets, self.jobs
+        if changes != len(targets) + len(decision.rejected) or self._refused:
+            return False
+        return not [job_id for job_id, target in targets.items() if jobs[job_id].gpus != target.gpus]
 
     @property
     def _asked(self) -> Policy | TeamParts:
@@ -328,7 +334,7 @@ class Session(ClusterState):
     def _some_must_leave(self) -> bool:
         """Whether jobs may have to give up GPUs before the policy is asked."""
         commands = self.commands
-        return bool(commands.drained) or not self._parted or self._parts is not None or commands.hide_jobs
+        return self._parts is not None or not self._parted or bool(commands.drained) or commands.hide_jobs
 
     def _make_leave(self, time_s: float) -> list[Transition]:
         """Take the GPUs that jobs have to leave, and those that come back to their team; the policy sees them
@@ -437,16 +443,17 @@ class Session(ClusterState):
         """
         if not job.any_number and target.gpus != (size := job.spec.gpus.whole(target.gpus)):
             target = target._replace(gpus=size, placement=None, servers=None)
-        if not self._trims or target.gpu_type is None or target.placement is not None:
+        gpus, gpu_type, batch, placement, _, _ = target
+        if not self._trims or gpu_type is None or placement is not None or not may_get_fewer(job, target):
             return target
-        if not may_get_fewer(job, target):
-            return target
-        batch = target.global_batch or job.global_batch
-        accumulates = self.policy.accumulates
-        gpus = self.speeds.useful(
-            job, target.gpus, target.gpu_type, global_batch=batch, accumulates=accumulates
+        useful = self.speeds.useful(
+            job,
+            gpus,
+            gpu_type,
+            global_batch=batch or job.global_batch,
+            accumulates=self.policy.accumulates,
         )
-        return target._replace(gpus=gpus, servers=None) if 0 < gpus < target.gpus else target
+        return target._replace(gpus=useful, servers=None) if 0 < useful < gpus else target
 
     def _assign(self, targets: Mapping[str, Target]) -> dict[str, Holding]:
         jobs = self.jobs

@@ -52,6 +52,8 @@ class Queue:
         self._stale = {self.entries[0].key} if self.entries else set()
         self._held_back: dict[Key, QueuedJob] = {}
         """Running jobs below their ceiling: few, as each left less than its own size free."""
+        self._waiting: set[Key] = set()
+        """Jobs that no size is left for."""
         self._extended: list[QueuedJob] = []
 
     def add(self, finish: float, job: JobState) -> None:
@@ -70,7 +72,9 @@ class Queue:
         del self.entries[index], self._keys[index]
         self._stale.discard(key)
         self._held_back.pop(key, None)
-        self._extended = [entry for entry in self._extended if entry.key != key]
+        self._waiting.discard(key)
+        if self._extended:
+            self._extended = [entry for entry in self._extended if entry.key != key]
         if index < len(self.entries):
             self.entries[index].before = None
             self._stale.add(self._keys[index])
@@ -80,8 +84,8 @@ class Queue:
         entry = self.by_id.get(job_id)
         if entry is None:
             return
-        held = self._kinds.get(entry.job.gpu_type, 0)
-        if entry.gpus != entry.job.gpus or (entry.gpus and entry.kind != held):
+        gpus, job = entry.size + entry.extra, entry.job
+        if gpus != job.gpus or (gpus and entry.kind != self._kinds.get(job.gpu_type, 0)):
             entry.before = None
             self._stale.add(entry.key)
 
@@ -100,7 +104,9 @@ class Queue:
         for key in sorted(self._stale):
             changed += self._allocate_from(bisect_left(self._keys, key), capacity)
         self._stale.clear()
-        return changed + self._share_leftover(self.entries[-1].after if self.entries else capacity)
+        if self._extended or self._held_back:
+            changed += self._share_leftover(self.entries[-1].after if self.entries else capacity)
+        return changed
 
     def explain(self) -> dict[str, Explanation]:
         count = len(self.entries)
@@ -112,24 +118,34 @@ class Queue:
     def _entry(self, finish: float, job: JobState) -> QueuedJob:
         return QueuedJob((finish, *job.arrival), job, self.sizes.of(job))
 
-    def _allocate_from(self, index: int, capacity: Free) -> list[QueuedJob]:
-        """Serve jobs from ``index`` on until nothing differs any more; returns those that changed."""
-        entries, changed = self.entries, []
-        free = entries[index - 1].after if index else capacity
-        while index < len(entries) and (entry := entries[index]).before != free:
-            served = (entry.kind, entry.size) if entry.before is not None else None
-            free = entry.serve(free, self._kinds.get(entry.job.gpu_type))
-            if served != (entry.kind, entry.size):
+    def _allocate_from(self, first: int, capacity: Free) -> list[QueuedJob]:
+        """Serve jobs from ``first`` on until nothing differs any more; returns those that changed."""
+        entries, kinds, changed = self.entries, self._kinds, []
+        free = entries[first - 1].after if first else capacity
+        for index in range(first, len(entries)):
+            entry = entries[index]
+            before, kind, size = entry.before, entry.kind, entry.size
+            if before == free:
+                break
+            free = entry.serve(free, kinds)
+            if size != entry.size or before is None or kind != entry.kind:
                 changed.append(entry)
                 self._watch(entry)
-            index += 1
         return changed
 
+    @property
+    def has_enough(self) -> bool:
+        """Whether every job is at its ceiling, so that more GPUs would change nothing."""
+        return not (self._waiting or self._held_back)
+
     def _watch(self, entry: QueuedJob) -> None:
-        if 0 < entry.size < entry.allowed.ceiling:
-            self._held_back[entry.key] = entry
-        else:
-            self._held_back.pop(entry.key, None)
+        key, size = entry.key, entry.size
+        self._held_back.pop(key, None)
+        self._waiting.discard(key)
+        if not size:
+            self._waiting.add(key)
+        elif size < entry.allowed_by_type[entry.kind].sizes[-1]:
+            self._held_back[key] = entry
 
     def _share_leftover(self, free: Free) -> list[QueuedJob]:
         """Give what no job can use as its next size to the first jobs that gain from it (section 3.1).
@@ -187,30 +203,37 @@ class QueuedJob:
     def allowed(self) -> AllowedSizes:
         return self.allowed_by_type[self.kind]
 
-    def serve(self, free: Free, held_kind: int | None) -> Free:
+    def serve(self, free: Free, kinds: Mapping[str | None, int]) -> Free:
         """Take the largest step that is free; returns what is left.
 
-        A running job stays on its type (``held_kind``) while that offers at least its step. Others take the
-        type that is fastest for them, of equally fast ones the one they hold, then the first.
+        A running job stays on its type while that offers at least its step. Others take the type that is
+        fastest for them, of equally fast ones the one they hold, then the first.
+
+        :param kinds: the index of each type in ``free``.
         """
-        stays = 0
+        self.before = free
+        if len(free) == 1:
+            (left,), sizes = free, self.allowed_by_type[0].sizes
+            index = bisect_right(sizes, left)
+            self.size = size = sizes[index - 1] if index else 0
+            self.after = after = (left - size,) if size else free
+            return after
+        stays, held_kind = 0, kinds.get(self.job.gpu_type)
         if held_kind is not None:
             allowed = self.allowed_by_type[held_kind]
             # GPUs between two steps are on top: a job that lost only those may stay
             if 0 < allowed.largest_within(self.job.gpus) <= free[held_kind]:
                 stays = allowed.largest_within(free[held_kind])
         self.kind, self.size = (held_kind or 0, stays) if stays else self._fastest(free, held_kind)
-        self.before = self.after = free
+        self.after = free
         if self.size:
-            left = list(free)
-            left[self.kind] -= self.size
-            self.after = tuple(left)
+            parts = list(free)
+            parts[self.kind] -= self.size
+            self.after = tuple(parts)
         return self.after
 
     def _fastest(self, free: Free, held_kind: int | None) -> tuple[int, int]:
         """The type and the step on it that make the job fastest; (0, 0) where none is free."""
-        if len(free) == 1:
-            return 0, self.allowed_by_type[0].largest_within(free[0])
         best = (0.0, False, 0, 0)
         for kind, allowed in enumerate(self.allowed_by_type):
             index = bisect_right(allowed.sizes, free[kind]) - 1

@@ -58,6 +58,7 @@ class AresGoodput(Ares):
                     self._useful.forget(change.ended_job.id)
                     self._noise.pop(change.ended_job.id, None)
         decision = super().decide(snapshot, rng)
+        decision.outlasts_ends = False  # another batch may pay at any time
         for job in snapshot.jobs.values():
             if job.gpus and job.id not in decision.targets and job.id not in decision.rejected:
                 batch = self._retuned(job, snapshot)

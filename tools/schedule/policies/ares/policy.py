@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pliant.schemas.errors import UsageError
@@ -106,13 +107,14 @@ class Ares(Policy):
         for job_id in self._look_again:
             queue.check(job_id)
         shares, capacity = self._capacity(snapshot, queue)
-        touched = {entry.job.id: entry for entry in queue.allocate(capacity)}
-        touched |= {job_id: queue.by_id[job_id] for job_id in self._look_again if job_id in queue.by_id}
-        targets = self._targets(snapshot, touched.values(), shares, queue.sizes.gpu_types)
+        touched = {*queue.allocate(capacity)}
+        touched.update([queue.by_id[job_id] for job_id in self._look_again if job_id in queue.by_id])
+        targets = self._targets(snapshot, touched, shares, queue.sizes.gpu_types)
         if self.compact_s is not None and not targets:
             targets = consolidations(snapshot, [entry.job for entry in queue.entries], self.compact_s)
         self._look_again = list(targets)
-        return Decision(targets, rejected)
+        outlasts_ends = queue.has_enough and not self._unknown and self.compact_s is None
+        return Decision(targets, rejected, outlasts_ends=outlasts_ends)
 
     def explain(self, snapshot: Snapshot) -> dict[str, Explanation]:
         if self._queue is None:
@@ -137,8 +139,9 @@ class Ares(Policy):
         """Take up what has changed since the last decision; returns the queue as it is now."""
         gps, speeds = self._gps, snapshot.speeds
         queue = self._queue if self._speeds is speeds else None
-        gpus = snapshot.total_gpus - sum([change.gpus for change in snapshot.changes])
-        for time_s, kind, job, _, gained in snapshot.changes:
+        jobs, changes = snapshot.jobs, snapshot.changes
+        gpus = snapshot.total_gpus - sum([gained for _, _, _, _, gained in changes])
+        for time_s, kind, job, _, gained in changes:
             if gained:
                 gps.advance(time_s, gpus)
                 gpus += gained
@@ -149,7 +152,7 @@ class Ares(Policy):
                 if job.known_samples is not None:
                     gps.advance(time_s, gpus)
                     self._finish[job.id] = gps.enter(job.id, demand_gpu_s(job, speeds), job.spec.weight)
-                if queue is not None and job.id in snapshot.jobs:
+                if queue is not None and job.id in jobs:
                     self._enter(queue, job)
             elif kind == "lost" and queue is not None:
                 self._look_again.append(job.id)
@@ -195,10 +198,11 @@ class Ares(Policy):
         """What differs from what jobs hold: those of the queue in its order, then those of the pool."""
         changed = []
         for entry in entries:
-            target = self._target(entry.job, entry.kind, entry.gpus, gpu_types)
+            target = self._target(entry.job, entry.kind, entry.size + entry.extra, gpu_types)
             if target is not None:
                 changed.append((entry.key, entry.job.id, target))
-        targets = {job_id: target for _, job_id, target in sorted(changed)}
+        changed.sort()
+        targets = {job_id: target for _, job_id, target in changed}
         for job_id, (kind, gpus) in shares.items():
             target = self._target(snapshot.jobs[job_id], kind, gpus, gpu_types)
             if target is not None:
@@ -211,7 +215,7 @@ class Ares(Policy):
             return Target(0) if job.gpus else None
         gpu_type = gpu_types[kind]
         batch = self._batch(job, gpu_type, gpus)
-        if (gpus, gpu_type, batch) == (job.gpus, job.gpu_type, job.global_batch):
+        if gpus == job.gpus and gpu_type == job.gpu_type and batch == job.global_batch:
             return None
         return Target(gpus, gpu_type, batch)
 
@@ -234,7 +238,7 @@ class Ares(Policy):
 def _all_sizes(job: JobState, speeds: Speeds) -> Iterable[int]:
     """All sizes that a job may get, tried in order."""
     if job.known_samples is not None:
-        return (job.spec.gpus.requested, *sizes_below(job))
+        return chain((job.requested,), sizes_below(job))
     least, most = job.min_gpus, max(speeds.gpu_types.values(), default=0)
     return reversed(job.spec.gpus.between(least, max(least, job.max_gpus(most))))
 

@@ -148,7 +148,8 @@ def test_a_job_that_came_and_went_between_two_decisions_changes_nothing() -> Non
     held.decide(0)
     held.submit(job("a", at=1, gpus=4, gpu_seconds=40), 1)
     held.end("a", 2, "cancelled")
-    assert held.policy.decide(held.snapshot(3), np.random.default_rng(0)) == Decision()
+    decision = held.policy.decide(held.snapshot(3), np.random.default_rng(0))
+    assert decision == Decision(outlasts_ends=True)
 
 
 # Mixed types.
