@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ulp
+from statistics import fmean
 from typing import Final, Literal
 
 from pliant.tools.report.equal_shares import (
@@ -44,7 +45,7 @@ class Fairness:
 
     @property
     def mean(self) -> float | None:
-        return sum(self.ftf.values()) / len(self.ftf) if self.ftf else None
+        return fmean(self.ftf.values()) if self.ftf else None
 
     @property
     def worst(self) -> float | None:

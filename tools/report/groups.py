@@ -16,7 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from math import exp, log, sqrt
+from math import exp, fsum, log, sqrt
+from statistics import fmean
 from typing import Final
 
 from pliant.schemas.text import counted
@@ -87,10 +88,10 @@ def estimate(values: Sequence[float]) -> _Estimate | None:
     count = len(values)
     if not count:
         return None
-    middle = sum(values) / count
+    middle = fmean(values)
     if count == 1:
         return _Estimate(middle, None, None, 1)
-    variance = sum((value - middle) ** 2 for value in values) / (count - 1)
+    variance = fsum((value - middle) ** 2 for value in values) / (count - 1)
     slack = t_quantile(count - 1) * sqrt(variance / count)
     return _Estimate(middle, middle - slack, middle + slack, count)
 
@@ -104,7 +105,7 @@ def difference(pairs: Sequence[tuple[float, float]], *, independent: bool = Fals
     Returns None if there are no pairs, or a mean is 0.
     """
     count = len(pairs)
-    first, second = (sum(pair[side] for pair in pairs) / max(1, count) for side in (0, 1))
+    first, second = (fsum(pair[side] for pair in pairs) / max(1, count) for side in (0, 1))
     if first <= 0 or second <= 0:
         return None
     ratio = first / second
@@ -114,7 +115,7 @@ def difference(pairs: Sequence[tuple[float, float]], *, independent: bool = Fals
     # to first order, log(mean a / mean b) errs by the sum over pairs of (a / mean a − b / mean b) / count
     deviations = [left / first - right / second for left, right in pairs]
     cuts = [number * count // batches for number in range(batches + 1)]
-    squares = sum(sum(deviations[low:high]) ** 2 for low, high in pairwise(cuts))
+    squares = fsum(fsum(deviations[low:high]) ** 2 for low, high in pairwise(cuts))
     error = sqrt(squares * batches / (batches - 1)) / count
     slack = t_quantile(batches - 1) * error
     return Difference(ratio, exp(log(ratio) - slack), exp(log(ratio) + slack), count)
@@ -146,7 +147,7 @@ class Group:
             [float(value) for each in runs if (value := getattr(each.metrics, name)) is not None]
             for runs in self.units.values()
         )
-        return estimate([sum(values) / len(values) for values in known if values])
+        return estimate([fmean(values) for values in known if values])
 
     def value(self, name: str) -> float | None:
         found = self.estimate(name)
@@ -242,8 +243,7 @@ def jct_difference(group: Group, base: Group) -> Difference | None:
     if len(group.runs) == len(base.runs) == 1:
         return difference(jobs)
     units = [
-        (sum(left for left, _ in pairs) / len(pairs), sum(right for _, right in pairs) / len(pairs))
-        for pairs in by_unit.values()
+        (fmean(left for left, _ in pairs), fmean(right for _, right in pairs)) for pairs in by_unit.values()
     ]
     return difference(units, independent=True)
 

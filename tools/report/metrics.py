@@ -31,8 +31,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
-from math import floor, inf, isfinite
-from statistics import median, pstdev
+from math import floor, fsum, inf, isfinite
+from statistics import fmean, median, pstdev
 from typing import Any, Final, TypeGuard
 
 from pliant.schemas.job import Utility
@@ -102,8 +102,9 @@ def percentile(values: Sequence[float], q: float) -> float | None:
 
 
 def mean(values: Iterable[float]) -> float | None:
+    """Returns None without values. Exact sums: those of Python differ between its versions."""
     known = list(values)
-    return sum(known) / len(known) if known else None
+    return fmean(known) if known else None
 
 
 def _counts(run: RunRecord) -> dict[str, int]:
@@ -269,9 +270,9 @@ def lower_bounds(run: RunRecord) -> LowerBounds | None:
     work = {job.id: _cheapest_gpu_s(job, least[job.id]) for job in jobs}
     pooled = least_left_first((job.arrival_s, work[job.id] / run.total_gpus, job.id) for job in jobs)
     return LowerBounds(
-        sum(alone.values()) / len(finished),
-        sum(pooled[job.id] - job.arrival_s for job in jobs) / len(finished),
-        sum(work.values()),
+        fsum(alone.values()) / len(finished),
+        fsum(pooled[job.id] - job.arrival_s for job in jobs) / len(finished),
+        fsum(work.values()),
         max((max(job.arrival_s + alone[job.id], pooled[job.id]) for job in jobs), default=0.0),
     )
 
@@ -475,7 +476,7 @@ def team_figures(run: RunRecord) -> tuple[TeamFigures, ...]:
                 finished=len(times),
                 mean_jct_s=mean(times),
                 p99_jct_s=percentile(times, 0.99),
-                service_gpu_hours=sum(job.gpu_seconds(run.last_event_s) for job in own) / HOUR_S,
+                service_gpu_hours=fsum(job.gpu_seconds(run.last_event_s) for job in own) / HOUR_S,
                 deficit_gpu_hours=deficit.get((team, user)),
                 borrowed_gpu_hours=borrowed.get((team, user)),
             )

@@ -6,6 +6,7 @@ import gzip
 import io as streams
 import json
 import random
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -94,7 +95,7 @@ def test_rows_without_end_in_a_small_file(
     stdin = streams.BufferedReader(streams.BytesIO(Path(path).read_bytes()))
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
     (problem,) = problems(tmp_path, "tiresias", "-" if piped else path)
-    assert "expands too far: 1,0" in problem
+    assert re.search(r"expands too far: 1,[01]\d\d,\d{3} bytes", problem)  # it is read in blocks
     assert problem.endswith(f"; {RAISED}")
 
 
