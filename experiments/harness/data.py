@@ -6,12 +6,12 @@ beside the repository.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable
 from functools import cache
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Final
 
@@ -62,6 +62,6 @@ def imported(
 def _imported(importer: str, source: Path, workload: Path) -> Path:
     """A folder of what the importer makes of them, which is there until the process ends."""
     folder = tempfile.mkdtemp()
-    atexit.register(shutil.rmtree, folder)
+    Finalize(None, shutil.rmtree, (folder,), exitpriority=0)  # also in the workers of a pool
     import_trace(importer, [str(source)], folder, workload=str(workload))
     return Path(folder)

@@ -45,6 +45,8 @@ _NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
 _THREADS_FROM: Final = 1 << 22
 """Larger files are read by several threads. After a smaller one a command may end while threads still start,
 which the C++ library answers with an abort."""
+_GROUP_ROWS: Final = 1 << 16
+"""So many rows of a file are read at a time, or one row group."""
 _PACKINGS: Final[tuple[Mapping[str, Any], ...]] = (
     {"compression": "zstd"},
     {"compression": "none"},
@@ -164,15 +166,6 @@ class TextWeight:
             self.longest = max(self.longest, longest)
             self.text_bytes += text_bytes
 
-    def add_packed(self, table: pa.Table) -> None:
-        """:param table: its strings are dictionaries, as Parquet files keep them."""
-        self.rows += table.num_rows
-        for chunk in (chunk for column in table.columns for chunk in column.chunks):
-            longest, total = _lengths(chunk)
-            self.longest = max(self.longest, longest)
-            self.text_bytes += total
-            self.parts_bytes += _parts_bytes(chunk)
-
     def check(self, file_bytes: int, source: str) -> None:
         """:raises BadInputError: a string is too long, or all together are."""
         check_text(self.longest, source)
@@ -288,16 +281,29 @@ def _packed(data: bytes | memoryview, source: str, *, by_group: bool = False) ->
     texts = [field.name for field in fields if any(check(field.type) for check in is_text)]
     file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=texts, page_checksum_verification=True)
     threads, weight = len(data) >= _THREADS_FROM, TextWeight()
-    groups = range(footer.num_row_groups) if by_group and footer.num_row_groups else [None]
+    groups = _groups(footer) if by_group else [None]
     for group in groups:
         packed = (
             file.read(use_threads=threads)
             if group is None
-            else file.read_row_group(group, use_threads=threads)
+            else file.read_row_groups(group, use_threads=threads)
         )
-        weight.add_packed(packed)
+        for block in packed.to_batches():
+            weight.add(block)
         weight.check(len(data), source)
         yield packed
+
+
+def _groups(file: pq.ParquetFile) -> Iterator[list[int]]:
+    """Row groups that are read together: small ones with their neighbours."""
+    found: list[int] = []
+    rows = 0
+    for group in range(file.num_row_groups):
+        found.append(group)
+        rows += file.metadata.row_group(group).num_rows
+        if rows >= _GROUP_ROWS or group == file.num_row_groups - 1:
+            yield found
+            found, rows = [], 0
 
 
 def check_footer(file: pq.ParquetFile, file_bytes: int, source: str) -> None:

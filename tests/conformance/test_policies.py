@@ -100,5 +100,5 @@ class Sleepy(Fifo):
 
 
 def test_a_decision_that_ends_would_change_does_not_outlast_them():
-    with pytest.raises(AssertionError, match="outlasts_ends was said, but after mere ends j3, j4 changes"):
+    with pytest.raises(AssertionError, match="outlasts_ends was said, but mere ends change j3, j4"):
         conformance.check_everything_ends(Sleepy)

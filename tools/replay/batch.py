@@ -183,13 +183,12 @@ def replay_all(
     :param warn: called then if the workload is more than the cluster can do.
     :raises ServiceMissingError: a worker was killed, or memory ran out.
     """
-    workers = min(workers, len(tasks))
-    if workers > 1 and PIPE in (sources.jobs, sources.cluster, sources.profile, sources.convergence):
-        raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
-    runs = [task.run for task in tasks]
+    workers, runs = min(workers, len(tasks)), [task.run for task in tasks]
     with garbage_collection_paused():
         for run in runs:
             make_policy(run.policy, run.parameters)
+        if workers > 1 and PIPE in (sources.jobs, sources.cluster, sources.profile, sources.convergence):
+            raise UsageError("several workers cannot share stdin: name files, or leave out --workers")
         inputs = sources.read()
         if any(policy_class(run.policy).follows_recording for run in runs):
             check_recorded(inputs.jobs)

@@ -331,7 +331,7 @@ def _summary(inputs: Inputs, engine: Engine, run: Run, assumptions: tuple[Assump
         events=len(engine.log),
         decisions=counters.decisions,
         decision_seconds=counters.decision_seconds,
-        mean_decision_seconds=counters.decision_seconds / max(1, counters.decisions),
+        mean_decision_seconds=counters.decision_seconds / max(1, counters.decisions - counters.unasked),
         wall_seconds=None,
         moves=moves + sum(job.moves for job in engine.session.jobs.values()),
         assumptions=tuple(assumption.text for assumption in assumptions),

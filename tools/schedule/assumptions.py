@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
@@ -58,7 +58,10 @@ class RowTrust(NamedTuple):
     model_error: float | None = None
 
 
-def trust_of(rows: Iterable[ProfileRow]) -> Iterator[RowTrust | ProfileRow]:
+Trusted: TypeAlias = "RowTrust | ProfileRow"
+
+
+def trust_of(rows: Iterable[ProfileRow]) -> Iterator[Trusted]:
     """Those that train; each says of itself what a :class:`RowTrust` says."""
     return (row for row in rows if row.kind == "train")
 
@@ -72,7 +75,7 @@ def trust_of_columns(columns: Mapping[str, Sequence[Any]]) -> Iterator[RowTrust]
             yield RowTrust(*values)
 
 
-def speeds_doubted(models: Collection[str], rows: Iterable[RowTrust | ProfileRow]) -> list[Assumption]:
+def speeds_doubted(models: Collection[str], rows: Iterable[Trusted]) -> list[Assumption]:
     """Assumptions if rows of these models were measured while the machine was busy, if measurements of
     one row disagree, and if the throughput model misses rows that it has not seen.
     """
@@ -80,7 +83,7 @@ def speeds_doubted(models: Collection[str], rows: Iterable[RowTrust | ProfileRow
     return [*_disturbed(known), *_apart(known), *_missed(known)]
 
 
-def _disturbed(rows: Sequence[RowTrust | ProfileRow]) -> list[Assumption]:
+def _disturbed(rows: Sequence[Trusted]) -> list[Assumption]:
     found = [row for row in rows if (row.busy_share or 0.0) > BUSY]
     if not found:
         return []
@@ -92,7 +95,7 @@ def _disturbed(rows: Sequence[RowTrust | ProfileRow]) -> list[Assumption]:
     return [Assumption(kind="busy_profile", text=text)]
 
 
-def _apart(rows: Sequence[RowTrust | ProfileRow]) -> list[Assumption]:
+def _apart(rows: Sequence[Trusted]) -> list[Assumption]:
     found = [row for row in rows if (row.spread or 0.0) > APART and (row.busy_share or 0.0) <= BUSY]
     if not found:
         return []
@@ -104,7 +107,7 @@ def _apart(rows: Sequence[RowTrust | ProfileRow]) -> list[Assumption]:
     return [Assumption(kind="busy_profile", text=text)]
 
 
-def _missed(rows: Sequence[RowTrust | ProfileRow]) -> list[Assumption]:
+def _missed(rows: Sequence[Trusted]) -> list[Assumption]:
     held_out = [row for row in rows if row.model_error is not None]
     off = median(abs(row.model_error or 0.0) for row in held_out) if held_out else 0.0
     if off <= ERROR_SAID:
@@ -117,7 +120,7 @@ def _missed(rows: Sequence[RowTrust | ProfileRow]) -> list[Assumption]:
     return [Assumption(kind="busy_profile", text=text)]
 
 
-def _which(found: Sequence[RowTrust | ProfileRow], rows: Sequence[RowTrust | ProfileRow]) -> str:
+def _which(found: Sequence[Trusted], rows: Sequence[Trusted]) -> str:
     names = listed(sorted({row.model for row in found}))
     return f"{len(found)} of {counted(len(rows), 'row')} of the profile ({names})"
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Se
 from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 from pliant.schemas.checks import capacities
@@ -57,6 +57,10 @@ class Place(tuple[tuple[str, int], ...]):
 
     def __hash__(self) -> int:
         return self.hashed
+
+    def __reduce__(self) -> tuple[type[tuple[Any, ...]], tuple[tuple[Any, ...]]]:
+        """A plain tuple: other processes hash texts in another way."""
+        return tuple, (tuple(self),)
 
 
 HALF: Final = 0.5

@@ -19,6 +19,7 @@ from hypothesis import given
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.event import EVENT, Event
+from pliant.schemas.file_io import parquet
 from pliant.schemas.file_io.events import EventRow, EventWriter, event_rows, parse_events
 from pliant.schemas.file_io.parquet import parquet_bytes
 from tests.strategies import events
@@ -242,18 +243,28 @@ def is_left_to_the_careful_reader(data: bytes) -> bool:
     return False
 
 
-def test_a_row_group_is_read_when_its_turn_comes(tmp_path: Path) -> None:
+def test_a_row_group_is_read_when_its_turn_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pq.read_table(pa.BufferReader(damaged(tmp_path / "events.parquet")))
     wrong = table.set_column(0, "time", pa.chunked_array([[-1.0] * len(LOG)]))
     with pq.ParquetWriter(tmp_path / "two.parquet", table.schema) as writer:
         writer.write_table(table)
         writer.write_table(wrong.cast(table.schema))
+    assert is_left_to_the_careful_reader((tmp_path / "two.parquet").read_bytes()), "small ones come together"
+    monkeypatch.setattr(parquet, "_GROUP_ROWS", 1)
     rows = event_rows((tmp_path / "two.parquet").read_bytes(), "events")
     assert [next(rows).event for _ in LOG] == [event.event for event in LOG]
     with pytest.raises(BadInputError):
         next(rows)
     with pytest.raises(BadInputError, match="row 5: /time"):
         io.read_events(tmp_path / "two.parquet")
+
+
+def test_small_row_groups_are_read_with_their_neighbours(tmp_path: Path) -> None:
+    table = pq.read_table(pa.BufferReader(damaged(tmp_path / "events.parquet")))
+    pq.write_table(table, tmp_path / "small.parquet", row_group_size=1)
+    data = (tmp_path / "small.parquet").read_bytes()
+    assert [len(found) for found in parquet.row_groups(data, "events", "event")] == [len(LOG)]
+    assert [row.event for row in event_rows(data, "events")] == [event.event for event in LOG]
 
 
 def test_files_of_another_kind_or_version_are_left_to_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from itertools import combinations
 
@@ -225,7 +226,10 @@ def test_a_place_on_many_nodes_is_booked_as_its_nodes_are_one_by_one(seed: int) 
         assert whole.choose(13, ["gpu"]) == by_node.choose(13, ["gpu"])
     for place in places:
         whole.give(place)
-    assert isinstance(whole.choose(whole.by_type["gpu"], ["gpu"]), Place)
+    place = whole.choose(whole.by_type["gpu"], ["gpu"])
+    assert isinstance(place, Place)
+    again = pickle.loads(pickle.dumps(place))  # noqa: S301 its own bytes
+    assert type(again) is tuple, "its hash holds in this process alone"
 
 
 def test_a_place_on_many_nodes_that_are_not_free_is_refused_and_nothing_changes() -> None:

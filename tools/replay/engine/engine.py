@@ -49,6 +49,8 @@ class EngineCounters:
     """What the engine counts about itself."""
 
     decisions: int = 0
+    unasked: int = 0
+    """Of these, those that were known to change nothing."""
     decision_seconds: float = 0.0
     finished: int = 0
     rejected: int = 0
@@ -292,6 +294,7 @@ class Engine:
         self._asked_s, self._must_ask = now_s, False
         self.counters.decisions += 1
         if session.leaves_unasked(now_s):
+            self.counters.unasked += 1
             return
         started = time.perf_counter()
         transitions = session.decide(now_s)

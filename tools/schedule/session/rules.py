@@ -38,7 +38,7 @@ class RuleBook:
             raise self._error(f'names "{job_id}", which is not an active job')
         wanted = 0
         for job_id, target in targets.items():
-            gpus, _, _, _, _, beside = target  # by name each takes as long as all of them so
+            gpus, _, _, _, _, beside = target  # one look-up by name takes as long as all six this way
             if job_id in rejected:
                 raise self._error(f'both rejects "{job_id}" and gives it GPUs')
             if gpus:

@@ -121,6 +121,7 @@ class Session(ClusterState):
 
     def put_back(self, holdings: Sequence[Holding], time_s: float) -> None:
         """A decision could not be executed: jobs hold what they held; the policy sees which wait again."""
+        self._outlasts_ends = False
         undone = self.adopt(holdings, time_s)
         self._refused += [Change(self.now_s, "lost", found.job) for found in undone if not found.job.gpus]
 

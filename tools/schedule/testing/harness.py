@@ -115,7 +115,7 @@ class CheckedSession:
         except PolicyError as error:
             raise AssertionError(str(error)) from error
         names = ", ".join(each.job.id for each in changed)
-        require(not (unasked and changed), f"outlasts_ends was said, but after mere ends {names} changes")
+        require(not (unasked and changed), f"outlasts_ends was said, but mere ends change {names}")
         self._check_nodes()
         self._check_drained(before)
         for state in self.jobs.values():

@@ -372,3 +372,15 @@ def test_who_draws_none_does_not_wait_for_numpy() -> None:
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert told.stdout == "False\n"
+
+
+def test_after_a_decision_that_could_not_be_executed_ends_are_shown_to_the_policy():
+    held = opened(cluster(4), job("a", gpus=2, low=1), job("b", gpus=1))
+    steps(held, 0.0, a=1, b=1)
+    before = Holding.of(held.jobs["a"])
+    held.policy.next = Decision({"a": Target(2)}, outlasts_ends=True)
+    held.submit(job("c", at=1.0), 1.0)
+    held.decide(1.0)
+    held.put_back([before], 1.0)
+    held.end("b", 2.0)
+    assert not held.leaves_unasked(2.0)

@@ -22,7 +22,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 from zlib import crc32
@@ -100,14 +99,8 @@ def folds_to() -> str:
     """Identifies what a log is folded to: snapshots with another value are not used."""
     names = [[field.name for field in fields(kind)] for kind in (JobLog, RunLog, SessionFacts)]
     slots = [JobState.__slots__, NodeState.__slots__, Change._fields, list(vars(Withheld()))]
-    text = json.dumps([_own_version(), MEANING, names, slots])
+    text = json.dumps([__version__, MEANING, names, slots])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@cache
-def _own_version() -> str:
-    """Cached: it is looked up in files, by code that leaves garbage behind."""
-    return __version__
 
 
 @garbage_collection_paused()
