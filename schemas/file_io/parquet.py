@@ -46,7 +46,7 @@ _THREADS_FROM: Final = 1 << 22
 """Larger files are read by several threads. After a smaller one a command may end while threads still start,
 which the C++ library answers with an abort."""
 _GROUP_ROWS: Final = 1 << 16
-"""So many rows of a file are read at a time, or one row group."""
+"""Rows of a file that are read at a time, or one row group."""
 _PACKINGS: Final[tuple[Mapping[str, Any], ...]] = (
     {"compression": "zstd"},
     {"compression": "none"},
@@ -328,10 +328,6 @@ def check_footer(file: pq.ParquetFile, file_bytes: int, source: str) -> None:
 
 def _lengths(chunk: Any) -> tuple[int, int]:
     """Bytes of the longest string of a chunk, and of all with repetitions."""
-    import pyarrow.types as pt
-
-    if not pt.is_dictionary(chunk.type):
-        return 0, 0
     each = compute("binary_length", chunk.dictionary)
     return compute("max", each).as_py() or 0, _sum_of(each, chunk)
 
@@ -340,7 +336,7 @@ def _parts_bytes(chunk: Any) -> int:
     """Memory of lists, objects and their elements if each string is read as JSON."""
     import pyarrow.types as pt
 
-    if not pt.is_dictionary(chunk.type) or not (pt.is_string(chunk.type.value_type)):
+    if not pt.is_string(chunk.type.value_type):
         return 0
     return sum(
         weight * _sum_of(count_substring(chunk.dictionary, sign), chunk)

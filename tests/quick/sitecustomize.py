@@ -28,7 +28,7 @@ from typing import Any
 COMPILER = "torch._dynamo"
 METAS = "torch._meta_registrations"
 NEED_METAS = ("torch._decomp", "torch._prims", "torch._refs", "torch.distributed.tensor")
-"""Whoever imports one of these finds all registered, in the order of PyTorch."""
+"""An import of one of these registers everything, in the order of PyTorch."""
 
 
 class _StandIn(ModuleType):

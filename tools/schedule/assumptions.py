@@ -59,6 +59,7 @@ class RowTrust(NamedTuple):
 
 
 Trusted: TypeAlias = "RowTrust | ProfileRow"
+"""A training row, or what is known of one."""
 
 
 def trust_of(rows: Iterable[ProfileRow]) -> Iterator[Trusted]:

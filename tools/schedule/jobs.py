@@ -38,7 +38,7 @@ class Place(tuple[tuple[str, int], ...]):
     span: slice | None
     """The same where the nodes follow each other."""
     hashed: int
-    """Its hash, which a tuple computes anew from all its nodes."""
+    """Its hash, which a tuple computes from all its nodes each time."""
 
     @classmethod
     def of(cls, names: Sequence[str], picks: Sequence[tuple[int, int]]) -> Place:

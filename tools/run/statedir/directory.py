@@ -390,8 +390,8 @@ def _read_version(dirs: StateDir) -> tuple[int, Home | None]:
         text = f"does not say the format of a state directory ({error}); remove it where this pliant wrote it"
         raise BadInputError.one(str(dirs.version), text) from error
     if number > FORMAT:
-        own = __version__
-        text = f"pliant {writer} wrote it in format {number}, and pliant {own} knows {FORMAT} and earlier"
+        knows = f"pliant {__version__} knows {FORMAT} and earlier"
+        text = f"pliant {writer} wrote it in format {number}, and {knows}"
         raise BadInputError(f"{dirs.path}: {text}: use pliant {writer} or a later one")
     with contextlib.suppress(LookupError, TypeError, ValueError):
         home = found["home"]
