@@ -141,8 +141,8 @@ GROUPS: Final = (
     ("cluster", FILES, "Make cluster files: find out what there is."),
     ("predictor", FILES, "Predict how far jobs are that do not state their work."),
 )
-
-
+CALCULATING: Final = {"schedule", "replay", "report", "status", "why", "top", "whatif", "trace", "predictor"}
+"""Commands that start nobody's training, which would inherit what is set for them."""
 ASKS_COMPLETION: Final = "_PLIANT_COMPLETE"
 """The variable by which a shell asks what completes a word."""
 NEXT: Final = """\
@@ -178,6 +178,8 @@ class _OnDemand(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Commands of two words, too."""
+        if args[0] in CALCULATING:  # idle threads of numpy would cost more than a short command
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         words = " ".join(args[:2])
         if len(args) > 1 and words in self.commands:
             return words, self.get_command(ctx, words), args[2:]

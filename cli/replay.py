@@ -279,7 +279,6 @@ def replay(context: typer.Context, **given: Any) -> None:
     Example: pliant replay trace.jsonl --cluster cluster.json --profile profile.parquet
     --policy fifo,ares --rescale-cost 30s -o replays && pliant report replays/*.parquet
     """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # idle threads of numpy would cost more than a replay
     noise_scale = parse_noise_scales(given.pop("noise_scale"))
     options = CommandOptions(**given, noise_scale=noise_scale)
     _check_sweep_options(stated(context), options)

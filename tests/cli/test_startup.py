@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -58,6 +59,25 @@ def test_a_command_does_not_wait_for_the_others(words: list[str], made: list[str
     line = [sys.executable, "-c", f"{code}; {loaded}"]
     done = subprocess.run(line, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == str(made)
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "threads"),
+    [
+        (["status", "--help"], {}, "1"),
+        (["status", "--help"], {"OPENBLAS_NUM_THREADS": "3"}, "3"),
+        (["run", "--help"], {}, "None"),
+    ],
+)
+def test_commands_that_calculate_have_numpy_start_no_threads(
+    words: list[str], given: dict[str, str], threads: str
+) -> None:
+    code = f"from pliant.cli.main import app; app({words}, standalone_mode=False)"
+    said = "import os; print(os.environ.get('OPENBLAS_NUM_THREADS'))"
+    env = {name: text for name, text in os.environ.items() if name != "OPENBLAS_NUM_THREADS"} | given
+    line = [sys.executable, "-c", f"{code}; {said}"]
+    done = subprocess.run(line, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == threads
 
 
 def test_doctor_imports_nothing_heavy(here: Path) -> None:
