@@ -508,6 +508,8 @@ class PlacementTable:
         points, values = zip(*means, *counted, strict=True) if means or counted else ((), ())
         self._simplices = Simplices(points, values, triangulation)
         self._known: dict[tuple[Placement, int], StepTimes | None] = {}
+        self._interpolated: dict[Point, StepTimes | None] = {}
+        """At points between the measured ones: many placements and local batches come to one point."""
 
     def load(self) -> None:
         self._simplices.load()
@@ -539,8 +541,11 @@ class PlacementTable:
         local = local_batch
         if self.local_batches:
             local = min(max(local, self.local_batches[0]), self.local_batches[-1])
-        found = self._simplices.at((min(len(ring), MOST_NODES), sum(ring), local))
-        return None if found is None else StepTimes(*found)
+        point = min(len(ring), MOST_NODES), sum(ring), local
+        if point not in self._interpolated:
+            found = self._simplices.at(point)
+            self._interpolated[point] = None if found is None else StepTimes(*found)
+        return self._interpolated[point]
 
 
 class StepTimes(NamedTuple):
