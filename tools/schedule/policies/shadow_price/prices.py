@@ -149,9 +149,10 @@ class ExactWorth(Prices[PricedJob, Floats]):
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
         self._padded[self._gpus :] = worth
-        able = slice(job.least, len(job.rates))
-        sums = np.add(self._left[able], (price * job.rates[able])[:, None], out=self._sums[able])
-        return np.maximum(np.maximum.reduce(sums), worth)
+        count = len(job.rates)  # sizes that are infeasible have rate 0: they are no better than none
+        sums = np.add(self._left[:count], (price * job.rates)[:, None], out=self._sums[:count])
+        made: Floats = np.maximum.reduce(sums)
+        return made
 
     def prices(self, pairs: Sequence[tuple[PricedJob, Floats]]) -> list[float]:
         if len(pairs) < _FEW_PAIRS:
