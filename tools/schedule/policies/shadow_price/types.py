@@ -161,11 +161,13 @@ class TypesWorth(Prices[TypedJob, Made]):
         return self.offer(job, made)[0]
 
     def with_job(self, job: TypedJob, price: float, made: Made) -> Made:
-        """It joins the type of its price."""
-        kind = self.offer(job, made)[1]
-        rates = job[kind]
-        assert rates is not None  # noqa: S101
-        return (*made[:kind], self._worths[kind].with_job(rates, price, made[kind]), *made[kind + 1 :])
+        """It joins the first type that has offered this price."""
+        found = [*made]
+        for kind, (rates, there) in enumerate(zip(job, made, strict=True)):
+            if rates is not None and there.prices.get(rates) == price:
+                found[kind] = self._worths[kind].with_job(rates, price, there)
+                break
+        return tuple(found)
 
 
 def offers(members: PoolColumns, prices: Floats, dwell_s: float, time_s: float) -> Floats:
@@ -594,6 +596,7 @@ class _Program:
             b_ub=np.concatenate([np.ones(self._jobs), self._gpus]),
             bounds=(0, None),
             method="highs-ds",
+            options={"presolve": len(some) == len(self._gains)},  # of few it takes longer than it saves
         )
         found = np.zeros(len(self._gains))
         if solved.x is None:
