@@ -84,7 +84,7 @@ class DeadlineLevel(NamedTuple):
 
 @dataclass(slots=True)
 class DeadlinePlan:
-    """Who is saved, in order of deadline, and who is not."""
+    """The jobs that are saved, in order of deadline, and those that are given up."""
 
     saved: list[TimedJob] = field(default_factory=list)
     given_up: list[int] = field(default_factory=list)
@@ -126,7 +126,7 @@ def heeded(
 
 
 def planned(members: PoolColumns, time_s: float, waits_s: float, held: float = 0.0) -> DeadlinePlan:
-    """Who is saved on the GPUs of the pool.
+    """The jobs that are saved on the GPUs of the pool.
 
     :param held: GPUs that are not for them.
     """

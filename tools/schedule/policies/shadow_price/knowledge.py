@@ -88,7 +88,7 @@ class Knowledge:
         """By the logarithm of the samples done, for jobs of unknown work."""
         self._totals: dict[str, list[float]] = {}
         """Samples of the last jobs that ended, by model."""
-        self._untold: set[str] = set()
+        self._unreported: set[str] = set()
         """Models of which a job whose batch may move ended without reporting its noise scale."""
         self._finished = FinishedWork()
         self._paces = paces()
@@ -198,7 +198,7 @@ class Knowledge:
         self._totals[job.spec.model] = [*known, job.samples_done(math.inf)][-_REMEMBERED:]
         smallest, largest = batch_range(job)
         if job.noise_scale is None and smallest < largest:
-            self._untold.add(job.spec.model)
+            self._unreported.add(job.spec.model)
         self._finished.learn(self._progress_of(job, math.inf))
 
     def observe(self, job: JobState, time_s: float) -> None:
@@ -230,8 +230,8 @@ class Knowledge:
         """What is ahead of a job; the same rate throughout where nothing is known to change."""
         model = job.spec.model
         line = self._noise.line(model)
-        told = line is not None or job.noise_scale is not None or self._by_samples.knows(model)
-        if not told and (model not in self._untold or len(curve.batches) == 1):
+        known = line is not None or job.noise_scale is not None or self._by_samples.knows(model)
+        if not known and (model not in self._unreported or len(curve.batches) == 1):
             return curve.outlook
         left, done = self.left(job, time_s), self._standing(job, time_s)[1]
         if line is None or left is None or not curve.runs:
@@ -290,8 +290,8 @@ class Knowledge:
             found = self._noise.at(model, progress)
         else:
             found = self._by_samples.at(model, _doublings(self._standing(job, time_s)[1]))
-        untold = model in self._untold and not self._by_samples.knows(model)
-        if found is None and untold and self._unknown_noise == "stated":
+        unreported = model in self._unreported and not self._by_samples.knows(model)
+        if found is None and unreported and self._unknown_noise == "stated":
             return MOST_NOISE
         return found
 
@@ -301,7 +301,7 @@ class Knowledge:
             "noise_by_samples": self._by_samples.dump(),
             "pace": self._paces.dump(),
             "totals": dict(sorted(self._totals.items())),
-            "untold": sorted(self._untold),
+            "untold": sorted(self._unreported),
             "finished": self._finished.dump(),
             "changes": self._changes.dump(),
             "slow": dict(sorted(self._slow.items())),
@@ -313,7 +313,7 @@ class Knowledge:
         self._by_samples.load(state["noise_by_samples"])
         self._paces.load(state["pace"])
         self._totals = dict(state["totals"])
-        self._untold = set(state["untold"])
+        self._unreported = set(state["untold"])
         self._finished.load(state["finished"])
         self._changes.load(state["changes"])
         self._slow = dict(state["slow"])

@@ -5,10 +5,10 @@ of each type. A job's price is the least over the types and sizes that it may ha
 
     λ_m = min over types t, k of [w_m + S_t(K_t) - S_t(K_t - k)] / g_mt(k),
 
-and it joins the type where that is least: there it makes GPUs dearer for those that end before it. At these
-prices a linear program gives the GPUs of all types out; it divides few jobs, about one a type. Each job is
-then of the type of which it has most, and every type is solved by itself. While one is worth more on GPUs of
-another type that are left over, it goes there. A move to another type costs what every change does.
+and it joins the type where that is least: there it makes GPUs more expensive for those that end before it.
+At these prices a linear program gives the GPUs of all types out; it divides few jobs, about one a type. Each
+job is then of the type of which it has most, and every type is solved by itself. While one is worth more on
+GPUs of another type that are left over, it goes there. A move to another type costs what every change does.
 
 Values are rates, and what a change costs is spread over the time in which it has to pay. That says too little
 where a job of minutes takes GPUs from one that pays for it twice, when it goes and when it comes back. So
@@ -108,7 +108,9 @@ def shared_over_types(
         for row, job in enumerate(members.jobs):
             places.setdefault(job.id, {})[kind] = row
     order, prices, joined = _priced(types, places, rules, memory)
-    worth = [offers(each, own, rules.dwell_s, time_s) for each, own in zip(types, prices, strict=True)]
+    worth = [
+        values_with_starts(each, own, rules.dwell_s, time_s) for each, own in zip(types, prices, strict=True)
+    ]
     value = [each + sooner(members, rules.dwell_s) for each, members in zip(worth, types, strict=True)]
     for own in places.values():
         without = min(float(value[kind][row, 0]) for kind, row in own.items())
@@ -129,23 +131,23 @@ def shared_over_types(
     return found
 
 
-Made = tuple[Priced[PricedJob, Floats], ...]
+TypedMade = tuple[Priced[PricedJob, Floats], ...]
 """The worth of GPUs by type."""
 TypedJob = tuple[PricedJob | None, ...]
 """A job by type; None where it does not run."""
 
 
-class TypesWorth(Prices[TypedJob, Made]):
+class TypesWorth(Prices[TypedJob, TypedMade]):
     """The worth of the GPUs of several types; jobs have rates by type, in parts of their work per second."""
 
     def __init__(self, worths: Sequence[Remembered[PricedJob, Floats]]) -> None:
         self._worths = worths
 
-    def start(self, future: float) -> Made:
+    def start(self, future: float) -> TypedMade:
         return tuple(worth.start(future) for worth in self._worths)
 
-    def offer(self, job: TypedJob, made: Made) -> tuple[float, int]:
-        """The price, and its type, of equal ones the first."""
+    def cheapest(self, job: TypedJob, made: TypedMade) -> tuple[float, int]:
+        """The least price over the types, and the first type that has it."""
         least, at = math.inf, -1
         for kind, (rates, there) in enumerate(zip(job, made, strict=True)):
             if rates is None:
@@ -157,11 +159,11 @@ class TypesWorth(Prices[TypedJob, Made]):
                 least, at = price, kind
         return least, at
 
-    def price(self, job: TypedJob, made: Made) -> float:
-        return self.offer(job, made)[0]
+    def price(self, job: TypedJob, made: TypedMade) -> float:
+        return self.cheapest(job, made)[0]
 
-    def with_job(self, job: TypedJob, price: float, made: Made) -> Made:
-        """It joins the first type that has offered this price."""
+    def with_job(self, job: TypedJob, price: float, made: TypedMade) -> TypedMade:
+        """It joins the first type that has this price."""
         found = [*made]
         for kind, (rates, there) in enumerate(zip(job, made, strict=True)):
             if rates is not None and there.prices.get(rates) == price:
@@ -170,7 +172,7 @@ class TypesWorth(Prices[TypedJob, Made]):
         return tuple(found)
 
 
-def offers(members: PoolColumns, prices: Floats, dwell_s: float, time_s: float) -> Floats:
+def values_with_starts(members: PoolColumns, prices: Floats, dwell_s: float, time_s: float) -> Floats:
     """[job, size] values, of waiting jobs less what a start costs: much to a short job on many GPUs.
 
     The longer a job has waited, the less its start counts: it is put off for about as long as it takes.
@@ -212,7 +214,7 @@ def _priced(
     ids, prices, joined = list(places), [np.zeros(len(members.jobs)) for members in types], {}
     made = worth.start(future)
     for number in order:
-        price, joined[ids[number]] = by_type.offer(jobs[number], made.made)
+        price, joined[ids[number]] = by_type.cheapest(jobs[number], made.made)
         for each, row in places[ids[number]].items():
             prices[each][row] = price / types[each].left[row]
         made = worth.with_job(jobs[number], price, made)
@@ -256,7 +258,7 @@ class _Market:
             other = _Assignment(home, self._solved(value, home))
             other_worth = self._sum(value, other)
             if other_worth <= worth:
-                break  # sizes of a large pool come from prices: who joins it may cost others more
+                break  # sizes of a large pool come from prices: a job that joins it may cost others more
             found, worth = other, other_worth
         return found
 
@@ -313,7 +315,7 @@ class _Market:
     ) -> bool:
         """Whether others gain more, while they are there, than a job loses that makes way and comes back.
 
-        Who waits is taken to wait as long again, so none waits indefinitely.
+        A waiting job is taken to wait as long again, so none waits indefinitely.
         """
         gained, rate, rate_s = 0.0, 0.0, 0.0
         for each in self.places:

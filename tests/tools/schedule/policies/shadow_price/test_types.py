@@ -18,7 +18,7 @@ from pliant.tools.schedule.policies.shadow_price.knowledge import Knowledge, Poo
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory
 from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules
-from pliant.tools.schedule.policies.shadow_price.types import offers, shared_over_types
+from pliant.tools.schedule.policies.shadow_price.types import shared_over_types, values_with_starts
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, decided, job, mixed_cluster, opened, session, sizes
 from tests.effort import examples
@@ -53,7 +53,9 @@ def gained(types: Sequence[PoolColumns], shares: Sequence[PoolShares]) -> tuple[
     prices = {one.id: shared.prices[row] for shared in shares for row, one in enumerate(shared.members.jobs)}
     gains: dict[str, dict[tuple[int, int], float]] = {job_id: {(0, 0): 0.0} for job_id in prices}
     for kind, members in enumerate(types):
-        own = offers(members, np.array([prices[state.id] for state in members.jobs]), RULES.dwell_s, 0.0)
+        own = values_with_starts(
+            members, np.array([prices[state.id] for state in members.jobs]), RULES.dwell_s, 0.0
+        )
         for row, state in enumerate(members.jobs):
             without = min(0.0, own[row, 0])
             options = ((size, float(own[row, size] - without)) for size in range(1, own.shape[1]))
