@@ -318,10 +318,12 @@ class _Measured:
         self.log_compute = np.log(compute)
         self.log_last = np.log(compute + sync)
         more = np.maximum(self.gpus - 2, 0.0)
-        self._more = more
         self._by_nodes = 1.0 * self.across, self.across * more, 1.0 * self.inside, self.inside * more
         """What the two times of synchronising across nodes are multiplied by, then those of inside one."""
-        self._kind = np.where(self.across, 0, np.where(self.inside, 1, 2))
+        self._sync_times = np.where(self.across, [[2], [3]], [[4], [5]])
+        """Positions of the two times of synchronising in a point, by observation."""
+        self._sync_factors = (self.across | self.inside) * np.array([np.ones(len(more)), more])
+        """What they are multiplied by; 0 where nothing synchronises."""
         self.told_apart = np.array([each.sync_seconds is not None for each in observations], dtype=float)
         self.told_apart[self.gpus == 1] = 1.0
         self._last = b"", np.zeros(0)
@@ -363,45 +365,43 @@ class _Measured:
 
     def loss(self, point: Floats) -> tuple[float, Floats]:
         """Mean squared log-errors of computing and of the last micro-step, regularised; and the gradient."""
-        a_c, b_c, a_n, b_n, a_r, b_r = np.exp(point[:_GAMMA]).tolist()
+        times = np.exp(point)
+        a_c, b_c, a_n, b_n, a_r, b_r, _ = times.tolist()
         gamma, count = float(point[_GAMMA]), len(self.local)
-        constant, rising = np.array([[a_n, a_r, 0.0], [b_n, b_r, 0.0]]).take(self._kind, axis=1)
-        times = np.empty((2, count))
-        """Computing and synchronising; so are all pairs that follow."""
-        np.add(a_c, b_c * self.local, out=times[0])
-        np.add(constant + rising * self._more, _LEAST_S, out=times[1])
-        compute, sync = times
+        compute = a_c + b_c * self.local
+        constant, rising = times.take(self._sync_times) * self._sync_factors
+        sync = constant + rising + _LEAST_S
         longer = np.maximum(compute, sync)
-        logs = np.log(times / longer)
-        parts = np.exp(gamma * logs)
-        both = parts[0] + parts[1]
-        log_both = np.log(both)
-        off_c = (np.log(compute) - self.log_compute) * self.told_apart
-        off_l = np.log(longer) + log_both / gamma - self.log_last
+        logs = np.log(np.array([compute / longer, sync / longer, compute, longer]))
+        log_c, log_s, log_compute, log_longer = logs
+        part_c, part_s = np.exp(gamma * logs[:2])
+        both = part_c + part_s
+        log_both = np.log(both) / gamma
+        off_c = (log_compute - self.log_compute) * self.told_apart
+        off_l = log_longer + log_both - self.log_last
         slope_n, slope_r = (b_n / a_n) ** 2, (b_r / a_r) ** 2
         value = (
-            (off_c @ off_c + off_l @ off_l) / count
+            float(off_c.dot(off_c) + off_l.dot(off_l)) / count
             + _OVERLAP_WEIGHT * (gamma - 1) ** 2
             + _SLOPE_WEIGHT * (slope_n + slope_r)
         )
-        weighed = off_l * parts
-        by_compute = 2 / count * (off_c + weighed[0] / both) / compute
-        by_sync = 2 / count * off_l * parts[1] / both / sync
-        by_gamma = off_l * ((parts[0] * logs[0] + parts[1] * logs[1]) / both - log_both / gamma) / gamma
+        by_compute = 2 / count * (off_c + off_l * part_c / both) / compute
+        by_sync = 2 / count * off_l * part_s / both / sync
+        by_gamma = off_l * ((part_c * log_c + part_s * log_s) / both - log_both) / gamma
         push_n, push_r = 2 * _SLOPE_WEIGHT * slope_n, 2 * _SLOPE_WEIGHT * slope_r
         of_n, rises_n, of_r, rises_r = self._by_nodes
         gradient = np.array(
             [
                 a_c * float(np.add.reduce(by_compute)),
-                b_c * float(by_compute @ self.local),
-                a_n * float(by_sync @ of_n) - push_n,
-                b_n * float(by_sync @ rises_n) + push_n,
-                a_r * float(by_sync @ of_r) - push_r,
-                b_r * float(by_sync @ rises_r) + push_r,
+                b_c * float(by_compute.dot(self.local)),
+                a_n * float(by_sync.dot(of_n)) - push_n,
+                b_n * float(by_sync.dot(rises_n)) + push_n,
+                a_r * float(by_sync.dot(of_r)) - push_r,
+                b_r * float(by_sync.dot(rises_r)) + push_r,
                 2 / count * float(np.add.reduce(by_gamma)) + 2 * _OVERLAP_WEIGHT * (gamma - 1),
             ]
         )
-        return float(value), gradient
+        return value, gradient
 
 
 def _with_priors(found: Fit, measured: _Measured) -> Fit:
