@@ -209,10 +209,10 @@ class _Rows:
     def draft(self, rows: Matrices) -> Flags:
         """Write rows where the next are to be added; whether each is on several nodes."""
         end = self.count + len(rows)
-        spans = rows > 0
-        several = np.add.reduce(spans, axis=1, dtype=np.int16) > 1
+        spans = np.sign(rows)
+        several = _sums(spans) > 1
         self.table[0, self.count : end] = rows
-        np.logical_and(spans, several[:, None], out=self.table[1, self.count : end])
+        np.multiply(spans, several.astype(np.int16)[:, None], out=self.table[1, self.count : end])
         return np.asarray(several)
 
     def add(self, rows: Matrices, gpus: Gpus, jobs: Ints) -> Ints:
@@ -291,26 +291,25 @@ class _Repair:
 
         :param table: as that of rows, [2, job, matrix, node].
         """
-        cells = table.reshape(-1)
-        crowded = (np.add.reduce(table, axis=1, dtype=np.int16) > self._limits).reshape(-1).nonzero()[0]
-        start = int(crowded.searchsorted(self._each))
-        parted = self._part_neighbours(cells, crowded[start:] - self._each)
-        return np.concatenate([parted, self._fill_nodes(cells, crowded[:start])])
+        full, meet = np.add.reduce(table, axis=1, dtype=np.int16) > self._limits
+        gpus, gangs = table.reshape(2, -1)
+        parted = self._part_neighbours(gpus, gangs, meet.reshape(-1).nonzero()[0])
+        return np.concatenate([parted, self._fill_nodes(gpus, full.reshape(-1).nonzero()[0])])
 
-    def _part_neighbours(self, cells: npt.NDArray[np.int16], crowded: Ints) -> Ints:
+    def _part_neighbours(self, cells: Gpus, gangs: Gpus, crowded: Ints) -> Ints:
         """Of the jobs on several nodes that meet on one, the first stays there."""
         elements = crowded + self._first
-        meet = cells.take(elements + len(cells) // 2)
+        meet = gangs.take(elements)
         lost = elements[np.add.accumulate(meet, axis=0, dtype=np.int16) * meet > 1]
         cells[lost] = 0
         return lost
 
-    def _fill_nodes(self, cells: npt.NDArray[np.int16], crowded: Ints) -> Ints:
+    def _fill_nodes(self, cells: Gpus, crowded: Ints) -> Ints:
         """Of the jobs that share a node, each gets what those before it leave."""
         elements = crowded + self._first
         wanted = cells.take(elements)
-        capacity = self.capacity.take(crowded % self.problem.nodes)
-        got = np.minimum(np.add.accumulate(wanted, axis=0, dtype=np.int16), capacity)
+        capacity = self._limits[0].reshape(-1).take(crowded)
+        got: Gpus = np.minimum(np.add.accumulate(wanted, axis=0, dtype=np.int16), capacity)
         got[1:] -= got[:-1]
         less = got < wanted
         lost = elements[less]
@@ -399,12 +398,15 @@ class _Breeding:
         robbed = ((on_node > 0) & hands_over).reshape(-1)
         robbed[places] = False
         others = robbed.nonzero()[0]
-        numbers = ids.reshape(-1).take(np.concatenate([places, others]))
+        changed = np.concatenate([places, others])
+        numbers = ids.reshape(-1).take(changed)
         numbers[: self.count][moves] = 0
         rows = self.rows.table[0].take(numbers, axis=0)
-        rows[self._each, node] = np.where(hands_over, whole, np.where(grows, grown, drawn))
+        np.copyto(drawn, grown, where=grows)
+        np.copyto(drawn, whole, where=hands_over)
+        rows[self._each, node] = drawn
         rows[np.arange(self.count, len(rows)), node.take(others % self.count)] = 0
-        return np.concatenate([places, others]), rows
+        return changed, rows
 
 
 # Tournament.
