@@ -250,9 +250,10 @@ def _explanation(job: JobState, gpus: int, speedup: float, fair_gpus: int) -> Ex
     )
 
 
-def _common(old: Sequence[str], new: Sequence[str]) -> list[tuple[int, int]]:
+def _positions(old: Sequence[str], new: Sequence[str]) -> list[int]:
+    """Where each of the new ones was among the old ones; -1 if it was not there."""
     where = {name: position for position, name in enumerate(old)}
-    return [(where[name], position) for position, name in enumerate(new) if name in where]
+    return [where.get(name, -1) for name in new]
 
 
 class Goodputs:
@@ -379,14 +380,12 @@ class MatrixPopulation:
 
     def of(self, members: SearchedNodes) -> Matrices:
         """The same matrices for the jobs and nodes of now; a new job has nothing."""
-        every = range(len(self.found))
-        found = np.zeros((len(every), len(members.jobs), len(members.nodes)), dtype=np.int16)
-        jobs = _common(self.jobs, [job.id for job in members.jobs])
-        nodes = _common(self.nodes, [node.name for node in members.nodes])
-        if jobs and nodes:
-            (old_jobs, new_jobs), (old_nodes, new_nodes) = zip(*jobs, strict=True), zip(*nodes, strict=True)
-            found[np.ix_(every, new_jobs, new_nodes)] = self.found[np.ix_(every, old_jobs, old_nodes)]
-        return found
+        with_nothing = np.zeros((len(self.found), len(self.jobs) + 1, len(self.nodes) + 1), dtype=np.int16)
+        """The last job and the last node have nothing."""
+        with_nothing[:, :-1, :-1] = self.found
+        jobs = _positions(self.jobs, [job.id for job in members.jobs])
+        nodes = _positions(self.nodes, [node.name for node in members.nodes])
+        return with_nothing.take(jobs, axis=1).take(nodes, axis=2)
 
     def dump(self) -> dict[str, Any]:
         """As JSON values; of each matrix the elements with GPUs: job, node, GPUs in turn."""
