@@ -38,12 +38,12 @@ from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_pa
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
 from pliant.schemas.job_table import JobTable
-from pliant.schemas.predictor import Predictor
-from pliant.schemas.schedule import Schedule
 
 if TYPE_CHECKING:
     from pliant.schemas.metrics import Metrics
+    from pliant.schemas.predictor import Predictor
     from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
+    from pliant.schemas.schedule import Schedule
 
 
 def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
@@ -82,6 +82,8 @@ def write_cluster(cluster: Cluster, path: str | Path, *, mode: int = 0o666) -> N
 
 
 def read_schedule(path: str | Path) -> Schedule:
+    from pliant.schemas.schedule import Schedule
+
     return parse_document(read_bytes(path), source_name(path), "schedule", Schedule)
 
 
@@ -117,6 +119,8 @@ def write_metrics(metrics: Metrics, path: str | Path) -> None:
 
 
 def read_predictor(path: str | Path) -> Predictor:
+    from pliant.schemas.predictor import Predictor
+
     return parse_document(read_bytes(path), source_name(path), "predictor", Predictor)
 
 

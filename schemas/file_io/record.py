@@ -7,12 +7,13 @@ Each validation error becomes one line: where it is, what is wrong, what was exp
 from __future__ import annotations
 
 import json
-import os
 import re
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -106,9 +107,12 @@ have steps; 2, they have teams.
 _SCHEMA_ID: Final = re.compile(r"pliant\.([a-z]+)/([0-9]{1,9})(?:\.([0-9]{1,9}))?")
 
 
-_DISABLED: Final = "PYDANTIC_DISABLE_PLUGINS"
+_LOADER: Final = "pydantic.plugin._loader"
+_no_plugins: Final = ModuleType(_LOADER)
+"""Stands in for the module that looks for plugins of pydantic while records are built."""
+_no_plugins.__dict__["get_plugins"] = tuple
 _rebuilding: Final = threading.RLock()
-"""Threads that set and restore the environment at a time would leave it changed for every child process."""
+"""Threads that put it in and take it out at a time would leave it there for all other models."""
 
 
 class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
@@ -125,19 +129,22 @@ class Record(BaseModel):  # noqa: PLW1641 - frozen: pydantic makes the hash
 
     @classmethod
     def model_rebuild(cls, *, force: bool = False, raise_errors: bool = True, **names: Any) -> bool | None:
-        """Without the plugins of pydantic: looking for them reads the metadata of every installed package."""
+        """Without the plugins of pydantic: looking for them reads the metadata of every installed package.
+
+        Even the import of what looks takes as long as building most records.
+        """
         if "_parent_namespace_depth" in names:
             names["_parent_namespace_depth"] += 1
         with _rebuilding:
-            before = os.environ.get(_DISABLED)
-            os.environ[_DISABLED] = "__all__"
+            before = sys.modules.get(_LOADER)
+            sys.modules[_LOADER] = _no_plugins
             try:
                 return super().model_rebuild(force=force, raise_errors=raise_errors, **names)
             finally:
                 if before is None:
-                    del os.environ[_DISABLED]
+                    del sys.modules[_LOADER]
                 else:
-                    os.environ[_DISABLED] = before
+                    sys.modules[_LOADER] = before
 
     @property
     def minor(self) -> int:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
-from pliant.schemas.schedule import BatchPlan
-
 if TYPE_CHECKING:
     from pliant.schemas.profile import ProfileRow
+    from pliant.schemas.schedule import BatchPlan
 
 Placement = tuple[int, ...]
 """GPUs per node in use, descending: ``(4, 2)`` is four on one node and two on another."""
@@ -304,6 +303,8 @@ def plan_batch(global_batch: int, gpus: int, per_gpu_max: int | None) -> BatchPl
 
     Accumulation is used only if the share of one GPU does not fit its memory (Ares, section 4).
     """
+    from pliant.schemas.schedule import BatchPlan
+
     local, accum = micro_steps(global_batch, gpus, per_gpu_max)
     return BatchPlan.model_validate({"global": global_batch, "local": local, "accum": accum})
 

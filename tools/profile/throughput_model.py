@@ -20,11 +20,10 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from operator import itemgetter
 from statistics import fmean
-from typing import Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.simplices import Point, Simplices
 from pliant.tools.profile.throughput import (
     Key,
@@ -39,6 +38,9 @@ from pliant.tools.profile.throughput import (
     stand_in,
     training_rows,
 )
+
+if TYPE_CHECKING:
+    from pliant.schemas.schedule import BatchPlan
 
 T = TypeVar("T")
 _X: Final = itemgetter(0)

@@ -166,6 +166,7 @@ def parameters_by_policy(policies: Sequence[str], pairs: Sequence[str]) -> dict[
     return found
 
 
+@spared_by_garbage_collection()  # what is read for the replays stays as long as they take
 def replay_all(
     sources: Sources,
     tasks: Sequence[Task],

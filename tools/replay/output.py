@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from os import SEEK_END
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, Final, Self
 
 from pliant.schemas.errors import UsageError
@@ -313,6 +312,8 @@ class StoredEvents:
         self.cpu_s += time.process_time() - cpu_s
 
     def _keep(self, data: pa.Buffer) -> None:
+        from tempfile import TemporaryFile  # most replays are short and need none
+
         try:
             if self._file is None:
                 folder = next(each for each in Path(self._path).resolve().parents if each.is_dir())

@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
-from pliant.schemas.predictor import Predictor
 from pliant.tools.schedule.jobs import JobState
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from pliant.schemas.predictor import Predictor
     from pliant.tools.profile.predictor import EndedJob, Epoch, ProgressPredictor
     from pliant.tools.schedule.work_ahead import WorkAhead
 
@@ -39,7 +39,8 @@ class WorkForecast:
 
     def __init__(self, made_of: Predictor | None = None, *, seed: int = 0) -> None:
         """:param seed: of the sample, if there is no fitted file."""
-        self._made_of = made_of or Predictor(seed=seed)
+        self._made_of = made_of
+        self._seed = seed
         self._made: ProgressPredictor | None = None
         self._learns = True
         self._finished: list[Sequence[JobState]] = []
@@ -51,7 +52,7 @@ class WorkForecast:
         if self._made is None:
             from pliant.tools.profile.predictor import ProgressPredictor
 
-            self._made = ProgressPredictor(self._made_of)
+            self._made = ProgressPredictor(self._basis())
         for finished in self._finished:
             self._made.learn(map(_ended, finished))
         self._finished, self._waiting = [], 0
@@ -60,7 +61,12 @@ class WorkForecast:
     def document(self) -> Predictor:
         """All that it knows, as a file holds it."""
         unused = self._made is None and not self._finished
-        return self._made_of if unused else self.predictor.document()
+        return self._basis() if unused else self.predictor.document()
+
+    def _basis(self) -> Predictor:
+        from pliant.schemas.predictor import Predictor
+
+        return self._made_of or Predictor(seed=self._seed)
 
     def beta(self, jobs: Sequence[JobState], time_s: float) -> tuple[Floats, Floats]:
         """(α, β) of each job's progress ρ ~ Beta(α, β), both at least 1; of stated work, too."""

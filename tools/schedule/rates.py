@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.schedule import BatchPlan
 from pliant.tools.profile.throughput import (
     UNKNOWN,
     CurveThroughput,
@@ -32,6 +31,7 @@ from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, P
 
 if TYPE_CHECKING:
     from pliant.schemas.profile import Profile
+    from pliant.schemas.schedule import BatchPlan
 
 T = TypeVar("T")
 Levels = tuple[str, ...]

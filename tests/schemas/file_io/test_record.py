@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
+from types import ModuleType
 
 import pytest
 
 from pliant.schemas.file_io.record import Record
 
 THREADS = 6
+LOADER = "pydantic.plugin._loader"
 
 
-def test_threads_that_build_validators_leave_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYDANTIC_DISABLE_PLUGINS", raising=False)
+def test_threads_that_build_validators_look_for_no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """... and leave other models of pydantic what looks for theirs."""
+    loader = ModuleType(LOADER)  # cannot find any
+    monkeypatch.setitem(sys.modules, LOADER, loader)
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -22,7 +25,13 @@ def test_threads_that_build_validators_leave_the_environment_alone(monkeypatch: 
     finally:
         sys.setswitchinterval(before_s)
     assert found == [[1] * THREADS] * 20
-    assert "PYDANTIC_DISABLE_PLUGINS" not in os.environ
+    assert sys.modules[LOADER] is loader
+
+
+def test_what_looks_for_plugins_is_not_imported_for_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, LOADER, raising=False)
+    assert built_at_once(len(LOADER)) == [1] * THREADS
+    assert LOADER not in sys.modules
 
 
 def built_at_once(number: int) -> list[int]:

@@ -19,7 +19,7 @@ from pliant.tools.schedule.policy import Decision, Explanation, Target
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Change, Snapshot
 
-_EVERY_NUMBER: Final = Gpus()
+_EVERY_NUMBER: Final = Gpus.model_construct(requested=1)  # to check it would build a model by itself
 _ROUNDING: Final = 1e-9
 """Relative difference of speeds that counts as none."""
 Sizes = Callable[[JobState], Iterable[int]]

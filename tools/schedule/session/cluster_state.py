@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from math import inf
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pliant.schemas.checks import Capacities
 from pliant.schemas.cluster import Cluster
@@ -22,8 +22,10 @@ from pliant.tools.schedule.session.awaited import wait_of
 from pliant.tools.schedule.session.commands import Commands, first_holder
 from pliant.tools.schedule.session.holdings import Holding, Step, Transition, company_in, hold, step_of
 from pliant.tools.schedule.session.withheld import Withheld, node_of
-from pliant.tools.schedule.shares import TeamUsage
 from pliant.tools.schedule.snapshot import Change, ChangeKind
+
+if TYPE_CHECKING:
+    from pliant.tools.schedule.shares import TeamUsage
 
 _MOST_FORMS: Final = 4096
 """Forms of jobs of which a job is kept."""
@@ -67,8 +69,12 @@ class ClusterState:
         """By form the first job that arrived, of forms whose jobs keep their batch and nothing limits."""
         self.noted_until_s = 0.0
         self.commands = Commands()
-        self.usage = None if cluster.shares is None else TeamUsage.under(cluster.shares)
+        self.usage: TeamUsage | None = None
         """What teams have used, where teams share the cluster."""
+        if cluster.shares is not None:
+            from pliant.tools.schedule.shares import TeamUsage
+
+            self.usage = TeamUsage.under(cluster.shares)
 
     @property
     def in_play(self) -> Mapping[str, JobState]:

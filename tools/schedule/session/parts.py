@@ -37,8 +37,6 @@ _ROUNDING: Final = 1e-9
 _HOUR_S: Final = 3600.0
 _LOOKS: Final = 32
 """As often in a half-life entitlements are looked at where only usage changes them."""
-STATE_VERSION: Final = 1000
-"""Added to the version of a policy's state where the states of its parts are kept."""
 
 
 @dataclass(slots=True)
@@ -75,13 +73,11 @@ class Declined(NamedTuple):
     """When its policy may think otherwise."""
 
 
-def has_states(state: Any) -> bool:
-    """Whether a dumped state holds any of a policy."""
-    return any(each["state"] is not None for each in state["parts"])
-
-
 class TeamParts:
     """The owners' policies; asked as one."""
+
+    state_version: Final = 1000
+    """Added to the version of a policy's state where the states of its parts are kept."""
 
     def __init__(self, policy: Policy, usage: TeamUsage, nodes: Sequence[NodeState], speeds: Speeds) -> None:
         self._template = policy
@@ -518,6 +514,11 @@ class TeamParts:
         if not declined and all(each["state"] is None for each in states):
             return None
         return {"parts": states, "declined": declined}
+
+    @staticmethod
+    def has_states(state: Any) -> bool:
+        """Whether a dumped state holds any of a policy."""
+        return any(each["state"] is not None for each in state["parts"])
 
     def load_state(self, state: Any, jobs: Mapping[str, JobState]) -> None:
         index = {node.name: node.index for node in self._nodes}

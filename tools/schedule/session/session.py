@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.schedule import ForecastState, PolicyState, TeamStanding
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import JobState, Phase
@@ -39,7 +38,6 @@ from pliant.tools.schedule.session.assignment import (
 )
 from pliant.tools.schedule.session.cluster_state import ClusterState, make
 from pliant.tools.schedule.session.holdings import Holding, Transition, in_net
-from pliant.tools.schedule.session.parts import STATE_VERSION, TeamParts, has_states
 from pliant.tools.schedule.session.rules import RuleBook
 from pliant.tools.schedule.snapshot import ENDS, Change, Snapshot
 
@@ -47,6 +45,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pliant.schemas.job import Job
+    from pliant.schemas.schedule import ForecastState, PolicyState, TeamStanding
+    from pliant.tools.schedule.session.parts import TeamParts
     from pliant.tools.schedule.snapshot import Oracle
 
 
@@ -99,9 +99,12 @@ class Session(ClusterState):
         self.admissions: Mapping[str, Mapping[str, Any]] = {}
         """What the last decision said of jobs that it admitted or rejected."""
         self._rules = RuleBook(policy, self.nodes, self.speeds)
-        usage = self.usage
-        self._parts = None if usage is None else TeamParts(policy, usage, self.nodes, self.speeds)
+        self._parts: TeamParts | None = None
         """The policies of the owners, where teams share the cluster; they are asked instead of ``policy``."""
+        if self.usage is not None:
+            from pliant.tools.schedule.session.parts import TeamParts
+
+            self._parts = TeamParts(policy, self.usage, self.nodes, self.speeds)
         self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds)
         self._parted = policy.packs
         """Whether all jobs that share GPUs may do so under this policy."""
@@ -281,6 +284,8 @@ class Session(ClusterState):
         """The predictor for the next call in another process; None if none is used."""
         if not self.learns:
             return None
+        from pliant.schemas.schedule import ForecastState
+
         return ForecastState(changes_seen=self.foreseen_changes, predictor=self.forecast.document())
 
     def predict(self, demand: Demand, state: ForecastState | None) -> None:
@@ -291,6 +296,8 @@ class Session(ClusterState):
 
     def policy_state(self) -> PolicyState:
         """What the policy carries to its next call in another process."""
+        from pliant.schemas.schedule import PolicyState
+
         with blaming(type(self.policy)):
             state = self._asked.dump_state()
         return PolicyState(
@@ -303,7 +310,7 @@ class Session(ClusterState):
     @property
     def _state_version(self) -> int:
         """Parts keep their states in another form."""
-        return self.policy.state_version + (0 if self._parts is None else STATE_VERSION)
+        return self.policy.state_version + (0 if self._parts is None else self._parts.state_version)
 
     def carry(self, carried: PolicyState | None) -> bool:
         """Let a fresh policy resume from carried state: it then sees only later changes.
@@ -320,8 +327,8 @@ class Session(ClusterState):
         )
         if self.learns:
             self._learn_from([*self.past, *self.changes], 0)
-        seen = carried.changes_seen if fits and carried is not None else 0
-        if self._parts is not None and fits and carried is not None and not has_states(carried.state):
+        seen, parts = carried.changes_seen if fits and carried is not None else 0, self._parts
+        if parts is not None and fits and carried is not None and not parts.has_states(carried.state):
             seen = 0  # its policies rebuild what they need from the whole history
         self.changes = [*self.past[seen:], *self.changes[max(0, seen - len(self.past)) :]]
         self.past = ()
