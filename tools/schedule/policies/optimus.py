@@ -33,18 +33,21 @@ class _Share:
     most: int
     steps: float
     """Optimizer steps that are left."""
-    drops: _Drops
+    next_sizes: _NextSizes
 
 
-class _Drops:
-    """Seconds by which each GPU up to the next size shortens a step: for jobs of one kind on one GPU type."""
+class _NextSizes:
+    """What the next size is worth by size, for jobs of one kind on one GPU type."""
 
     def __init__(self, oracle: Oracle, job: JobState, gpu_type: str) -> None:
         self._oracle, self._job, self._gpu_type = oracle, job, gpu_type
-        self._known: list[float] = []
+        self._known: list[tuple[float, int]] = []
 
-    def at(self, gpus: int) -> float:
-        """Step time on ``gpus`` GPUs less that on the next size, by GPU; 0 where either does not run."""
+    def at(self, gpus: int) -> tuple[float, int]:
+        """Seconds by which each GPU up to the next size shortens a step, and how many GPUs that takes.
+
+        0 seconds where either size does not run, or there is no next one.
+        """
         try:
             return self._known[gpus]
         except IndexError:
@@ -52,13 +55,13 @@ class _Drops:
                 self._known.append(self._at(len(self._known)))
             return self._known[gpus]
 
-    def _at(self, gpus: int) -> float:
-        larger = self._job.spec.gpus.above(gpus) if gpus else 0
-        if not larger:
-            return 0.0
+    def _at(self, gpus: int) -> tuple[float, int]:
+        more = self._job.spec.gpus.above(gpus) - gpus if gpus else 0
+        if more <= 0:
+            return 0.0, 0
         now_s = self._oracle.step_seconds(self._job, gpus, self._gpu_type)
-        then_s = self._oracle.step_seconds(self._job, larger, self._gpu_type)
-        return 0.0 if now_s is None or then_s is None else (now_s - then_s) / (larger - gpus)
+        then_s = self._oracle.step_seconds(self._job, gpus + more, self._gpu_type)
+        return (0.0 if now_s is None or then_s is None else (now_s - then_s) / more), more
 
 
 class Estimates:
@@ -104,7 +107,7 @@ class Optimus(Policy):
 
     def __init__(self, placement: Literal["compact", "emptiest"] = "compact") -> None:
         self.placement = placement
-        self._known: dict[str, tuple[str, _Drops, int]] = {}
+        self._known: dict[str, tuple[str, _NextSizes, int]] = {}
         """GPU type, its table and the most GPUs of each active job."""
 
     def chooses_nodes(self) -> bool:
@@ -139,8 +142,9 @@ class Optimus(Policy):
         if job.is_speed_guessed and snapshot.oracle is None:
             return Explanation("no profile says what one GPU more would save")
         table = _table(job, job.gpu_type, oracle, snapshot)
-        count = max(1, job.spec.gpus.above(job.gpus) - job.gpus)
-        saved_s = table.at(job.gpus) * count * oracle.remaining_steps(job, snapshot.time_s)
+        drop_s, more_gpus = table.at(job.gpus)
+        count = max(1, more_gpus)
+        saved_s = drop_s * count * oracle.remaining_steps(job, snapshot.time_s)
         more = f"{in_gpus(count)} more" if count > 1 else "one GPU more"
         if _most(job, oracle) <= job.gpus or saved_s <= 0:
             return Explanation(f"{more} would save nothing")
@@ -151,7 +155,7 @@ class Optimus(Policy):
     ) -> list[_Share]:
         shares = []
         for job in jobs:
-            grant = budget.fit(job, job.spec.min_gpus, snapshot.speeds)
+            grant = budget.fit(job, job.min_gpus, snapshot.speeds)
             if grant is None:
                 if not budget.total:
                     break
@@ -175,9 +179,9 @@ class Optimus(Policy):
                 targets[job_id] = Target(target.gpus, target.gpu_type, placement=place or None)
 
 
-def _table(job: JobState, gpu_type: str, oracle: Oracle, snapshot: Snapshot) -> _Drops:
+def _table(job: JobState, gpu_type: str, oracle: Oracle, snapshot: Snapshot) -> _NextSizes:
     what = ("optimus", gpu_type, oracle.kind(job))
-    return snapshot.speeds.of_kind(job, what, lambda: _Drops(oracle, job, gpu_type))
+    return snapshot.speeds.of_kind(job, what, lambda: _NextSizes(oracle, job, gpu_type))
 
 
 def _most(job: JobState, oracle: Oracle) -> int:
@@ -186,22 +190,22 @@ def _most(job: JobState, oracle: Oracle) -> int:
 
 def _grow(shares: Sequence[_Share], left: int) -> None:
     sizes = [share.grant.gpus for share in shares]
-    gains = [
-        (-share.steps * share.drops.at(size), turn)
-        for turn, (share, size) in enumerate(zip(shares, sizes, strict=True))
-        if size < share.most
-    ]
+    gains = []
+    for turn, (share, size) in enumerate(zip(shares, sizes, strict=True)):
+        if size < share.most:
+            drop_s, more = share.next_sizes.at(size)
+            gains.append((-share.steps * drop_s, turn, more))
     heapify(gains)
     while left and gains and gains[0][0] < 0:
-        turn = gains[0][1]
-        share = shares[turn]
-        more = share.job.spec.gpus.above(sizes[turn]) - sizes[turn]
+        _, turn, more = gains[0]
         if more > left:
             heappop(gains)
             continue
+        share = shares[turn]
         size = sizes[turn] = sizes[turn] + more
         left -= more
-        heapreplace(gains, (-share.steps * share.drops.at(size) if size < share.most else 0.0, turn))
+        drop_s, more = share.next_sizes.at(size) if size < share.most else (0.0, 0)
+        heapreplace(gains, (-share.steps * drop_s, turn, more))
     for share, size in zip(shares, sizes, strict=True):
         if size != share.grant.gpus:
             share.grant = Grant(size, share.grant.gpu_type)
