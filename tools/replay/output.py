@@ -291,8 +291,8 @@ class StoredEvents:
         """Time that storing has taken."""
         self._path = path
         self._file: IO[bytes] | None = None
-        self._blocks: list[tuple[int, int]] = []
-        """Place and bytes in the temporary file."""
+        self._blocks: list[int] = []
+        """Where each begins in the temporary file."""
         self._weight = TextWeight()
 
     def __enter__(self) -> Self:
@@ -307,19 +307,22 @@ class StoredEvents:
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         for block in encoded(log):
             self._weight.add(block)
-            self._keep(_in_bytes(block))
+            self._keep(block)
         self.wall_s += time.perf_counter() - wall_s
         self.cpu_s += time.process_time() - cpu_s
 
-    def _keep(self, data: pa.Buffer) -> None:
+    def _keep(self, block: pa.RecordBatch) -> None:
         from tempfile import TemporaryFile  # most replays are short and need none
+
+        import pyarrow as pa
 
         try:
             if self._file is None:
                 folder = next(each for each in Path(self._path).resolve().parents if each.is_dir())
                 self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed with this object
-            self._blocks.append((self._file.seek(0, SEEK_END), len(data)))
-            self._file.write(data)
+            self._blocks.append(self._file.seek(0, SEEK_END))
+            with pa.ipc.new_stream(self._file, block.schema) as stream:
+                stream.write_batch(block)
             self._file.flush()
         except OSError as error:
             raise write_error(error, self._path) from error
@@ -339,10 +342,10 @@ class StoredEvents:
         import pyarrow as pa
 
         first = 0
-        for place, size in self._blocks:
+        for place in self._blocks:
             assert self._file is not None  # noqa: S101 - blocks are in it
             self._file.seek(place)
-            block = pa.ipc.open_stream(pa.py_buffer(self._file.read(size))).read_next_batch()
+            block = pa.ipc.open_stream(self._file).read_next_batch()
             rows = range(first, first + block.num_rows)
             late: Mapping[str, Mapping[int, Any]] = {
                 "overhead_seconds": self.log.late_overheads,
@@ -353,15 +356,6 @@ class StoredEvents:
                     block = _replaced(block, name, changed)
             yield block
             first = rows.stop
-
-
-def _in_bytes(block: pa.RecordBatch) -> pa.Buffer:
-    import pyarrow as pa
-
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, block.schema) as stream:
-        stream.write_batch(block)
-    return sink.getvalue()
 
 
 def _replaced(block: pa.RecordBatch, name: str, values: Mapping[int, Any]) -> pa.RecordBatch:

@@ -12,7 +12,7 @@ from pliant import __version__
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.io import read_predictor
-from pliant.schemas.job_table import JobForm, jobs_that, one_of_each
+from pliant.schemas.job_table import JobForm, jobs_that, one_of_each, plain_texts
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.runinfo import Assumption, RunInfo
 from pliant.schemas.text import counted
@@ -394,8 +394,8 @@ class Submissions:
         self._cluster_gpus = sum(speeds.gpu_types.values())
         self._promises = type(policy).promised_rates is not Policy.promised_rates
         self._at_once = at_once and not self._promises
-        self._by_form: dict[JobForm, tuple[str, int, float]] = {}
-        """Of jobs that never change their batch: the curve, and what :func:`demand_rate` says."""
+        self._by_form: dict[JobForm, _OfForm] = {}
+        """Of jobs that never change their batch."""
 
     def describe(self, job: JobState) -> Detail:
         if self._at_once and not job.spec.batch.regimes:
@@ -410,15 +410,26 @@ class Submissions:
             curve, demand = self._curve(job), demand_gpu_s(job, self._speeds, of_simulation=True)
         else:
             if (known := self._by_form.get(form)) is None:
-                known = self._by_form[form] = (self._curve(job), *demand_rate(job, self._speeds))
-            curve, gpus, rate = known
-            text, demand = form.json(spec), gpus * samples / rate if gpus else 0.0
+                known = self._by_form[form] = self._of_form(form, job)
+            curve, gpus, rate, template = known
+            demand = gpus * samples / rate if gpus else 0.0
+            if template is not None:
+                numbers = (spec.submit_time, form.amount(spec), samples, demand)
+                if (texts := plain_texts(numbers)) is not None:
+                    return template % (spec.id, *texts)
+            text = form.json(spec)
         work = f',"samples":{compact_json(samples)}' if samples else ""
         if demand:
             work += f',"demand_gpu_s":{compact_json(demand)}'
         if self._promises and (rates := self._policy.promised_rates(job, self._speeds)):
             work += f',"rates":{compact_json(rates)}'
         return f'{{"job":{text},"curve":{curve}{work}}}'
+
+    def _of_form(self, form: JobForm, job: JobState) -> _OfForm:
+        curve, template = self._curve(job), None
+        if job.spec.work is not None and not (form.labels or self._promises):
+            template = f'{{"job":{form.template_json},"curve":{curve},"samples":%s,"demand_gpu_s":%s}}'
+        return _OfForm(curve, *demand_rate(job, self._speeds), template)
 
     def _curve(self, job: JobState) -> str:
         spec = job.spec
@@ -428,6 +439,18 @@ class Submissions:
     def _made(self, job: JobState) -> str:
         sizes = self._measured_sizes.get(job.spec.model, ())
         return compact_json(submit_detail(job, self._speeds, sizes)["curve"])
+
+
+class _OfForm(NamedTuple):
+    """What the texts of all jobs of one form have in common."""
+
+    curve: str
+    gpus: int
+    """As :func:`demand_rate` says, and the rate."""
+    rate: float
+    template: str | None
+    """The text with ``%s`` for the id, the submission time, the amount of work, the samples and the demand.
+    None: jobs of the form differ in more, or state no work."""
 
 
 def measured_sizes(rows: Iterable[ProfileRow]) -> Mapping[str, Collection[int]]:

@@ -367,7 +367,7 @@ def test_a_full_disk_names_the_file_that_was_asked_for(
 ) -> None:
     """Also where no more than the last few events do not fit."""
     monkeypatch.setattr("pliant.tools.replay.engine.log.BLOCK", 5)
-    monkeypatch.setattr(output, "TemporaryFile", lambda **_: open("/dev/full", "w+b"))  # noqa: SIM115
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: open("/dev/full", "w+b"))  # noqa: SIM115
     world = inputs([job(f"j{n}", at=6.0 * n, gpu_seconds=9) for n in range(3)], cluster(2))
     path = str(tmp_path / "fifo.parquet")
     with pytest.raises(ServiceMissingError) as refused:
