@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.columns import About, TableKind
-from pliant.schemas.file_io.parquet import columns_hash, to_columns
+from pliant.schemas.file_io.parquet import TextWeight, columns_hash, text_array, to_columns
 from pliant.schemas.profile import PROFILE, Profile, ProfileRow
 
 ROW = ProfileRow("train", "m", "gpu", 2, 6, "4,2", 8, step_seconds=0.5, samples_per_second=96.0)
@@ -264,6 +264,19 @@ COLUMNS = st.dictionaries(
 
 def plainly(columns: dict[str, list[Any]]) -> str:
     return hashlib.sha256(json.dumps(columns, sort_keys=True).encode()).hexdigest()
+
+
+@given(st.lists(st.none() | st.text("[{,é")), st.data())
+def test_texts_weigh_the_same_whether_each_is_there_or_each_different_one(
+    texts: list[str | None], data: st.DataObject
+) -> None:
+    first = data.draw(st.integers(0, len(texts)))
+    column = text_array(texts).slice(first)
+    found = [TextWeight(), TextWeight()]
+    for weight, block in zip(found, (column, column.dictionary_encode()), strict=True):
+        weight.add(pa.record_batch([block], names=["text"]))
+    assert found[0] == found[1]
+    assert found[0].text_bytes == len("".join(text or "" for text in texts[first:]).encode())
 
 
 @given(COLUMNS)

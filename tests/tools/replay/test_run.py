@@ -56,6 +56,7 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"gpus": 2, "each": 2, "gpu_seconds": 30, "labels": {"of": "x"}},
     {"gpu_seconds": 15, "resources": {"worker": {"cpu": 4.0}}},
     {"gpu_seconds": 15, "hold": True},
+    {"gpu_seconds": 1e-5},  # Python and pydantic write it in two ways
 )
 
 
