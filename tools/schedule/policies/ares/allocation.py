@@ -56,12 +56,13 @@ class Queue:
         """Jobs that no size is left for."""
         self._extended: list[QueuedJob] = []
 
-    def add(self, finish: float, job: JobState) -> None:
+    def add(self, finish: float, job: JobState) -> QueuedJob:
         entry = self.by_id[job.id] = self._entry(finish, job)
         index = bisect_left(self._keys, entry.key)
         self._keys.insert(index, entry.key)
         self.entries.insert(index, entry)
         self._stale.add(entry.key)
+        return entry
 
     def remove(self, job_id: str) -> None:
         """A job leaves (if it is here); the job behind it is looked at again."""
@@ -79,15 +80,10 @@ class Queue:
             self.entries[index].before = None
             self._stale.add(self._keys[index])
 
-    def check(self, job_id: str) -> None:
-        """Look again at a job (if it is here) that may not hold what the last pass gave it."""
-        entry = self.by_id.get(job_id)
-        if entry is None:
-            return
-        gpus, job = entry.size + entry.extra, entry.job
-        if gpus != job.gpus or (gpus and entry.kind != self._kinds.get(job.gpu_type, 0)):
-            entry.before = None
-            self._stale.add(entry.key)
+    def look_at(self, entry: QueuedJob) -> None:
+        """The next pass serves a job again, which does not hold what the last one gave it."""
+        entry.before = None
+        self._stale.add(entry.key)
 
     def resize(self, job_id: str, allowed_by_type: tuple[AllowedSizes, ...]) -> None:
         """Take up other allowed sizes of a job (if it is here)."""
@@ -203,6 +199,10 @@ class QueuedJob:
     def allowed(self) -> AllowedSizes:
         return self.allowed_by_type[self.kind]
 
+    @property
+    def can_run(self) -> bool:
+        return any(allowed.sizes for allowed in self.allowed_by_type)
+
     def serve(self, free: Free, kinds: Mapping[str | None, int]) -> Free:
         """Take the largest step that is free; returns what is left.
 
@@ -243,7 +243,7 @@ class QueuedJob:
 
 
 def _explain(entry: QueuedJob, rank: str) -> Explanation:
-    if not any(allowed.sizes for allowed in entry.allowed_by_type):
+    if not entry.can_run:
         reason = "; ".join(allowed.reason for allowed in entry.allowed_by_type)
         return Explanation(reason or "the cluster has no GPUs")
     free = max(entry.before or (0,))

@@ -90,6 +90,8 @@ class Ares(Policy):
         self._up: Free = ()
         self._look_again: list[str] = []
         """Jobs whose state may differ from what the queue last said."""
+        self._some_may_never_run = False
+        """Whether jobs have come for which that is to be found out."""
 
     @property
     def bounds(self) -> PromisedBounds:
@@ -100,16 +102,13 @@ class Ares(Policy):
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         queue = self._follow(snapshot)
-        rejected = reject_impossible(snapshot, lambda job: _all_sizes(job, snapshot.speeds))
-        for job_id in rejected:
-            queue.remove(job_id)
-            self._unknown.pop(job_id, None)
+        rejected = self._reject(snapshot, queue) if self._some_may_never_run else {}
         for job_id in self._look_again:
-            queue.check(job_id)
+            entry = queue.by_id.get(job_id)
+            if entry is not None and self._target(entry.job, entry.kind, entry.gpus, queue.sizes.gpu_types):
+                queue.look_at(entry)
         shares, capacity = self._capacity(snapshot, queue)
-        touched = {*queue.allocate(capacity)}
-        touched.update([queue.by_id[job_id] for job_id in self._look_again if job_id in queue.by_id])
-        targets = self._targets(snapshot, touched, shares, queue.sizes.gpu_types)
+        targets = self._targets(snapshot, queue.allocate(capacity), shares, queue.sizes.gpu_types)
         if self.compact_s is not None and not targets:
             targets = consolidations(snapshot, [entry.job for entry in queue.entries], self.compact_s)
         self._look_again = list(targets)
@@ -134,6 +133,15 @@ class Ares(Policy):
         self._gps = VirtualTime(state["time_s"], state["virtual"], state["gps"], state.get("weights"))
         self._finish = dict(state["jobs"])
         self._queue = None
+
+    def _reject(self, snapshot: Snapshot, queue: Queue) -> dict[str, str]:
+        """Turn away the jobs that no GPU type can run; returns why."""
+        self._some_may_never_run = False
+        rejected = reject_impossible(snapshot, lambda job: _all_sizes(job, snapshot.speeds))
+        for job_id in rejected:
+            queue.remove(job_id)
+            self._unknown.pop(job_id, None)
+        return rejected
 
     def _follow(self, snapshot: Snapshot) -> Queue:
         """Take up what has changed since the last decision; returns the queue as it is now."""
@@ -170,13 +178,14 @@ class Ares(Policy):
         return queue
 
     def _enter(self, queue: Queue, job: JobState) -> None:
-        if job.id in self._finish:
-            queue.add(self._finish[job.id], job)
-        else:
+        finish = self._finish.get(job.id)
+        if finish is None:
             self._unknown[job.id] = job
+        if finish is None or not queue.add(finish, job).can_run:
+            self._some_may_never_run = True
 
     def _new_queue(self, snapshot: Snapshot) -> Queue:
-        self._up = ()
+        self._up, self._some_may_never_run = (), True
         known = [(self._finish[i], job) for i, job in snapshot.jobs.items() if i in self._finish]
         self._unknown = {i: job for i, job in snapshot.jobs.items() if i not in self._finish}
         return Queue(self._sizes(snapshot.speeds), known)
@@ -201,7 +210,8 @@ class Ares(Policy):
             target = self._target(entry.job, entry.kind, entry.size + entry.extra, gpu_types)
             if target is not None:
                 changed.append((entry.key, entry.job.id, target))
-        changed.sort()
+        if len(changed) > 1:
+            changed.sort()
         targets = {job_id: target for _, job_id, target in changed}
         for job_id, (kind, gpus) in shares.items():
             target = self._target(snapshot.jobs[job_id], kind, gpus, gpu_types)
