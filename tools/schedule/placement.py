@@ -18,7 +18,6 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
-from operator import attrgetter
 from typing import Final, NoReturn
 
 from pliant.tools.schedule.jobs import NodeGpus, NodeState, Place
@@ -29,7 +28,6 @@ _MOST_KNOWN: Final = 1 << 12
 """Places on many nodes that are kept."""
 _Picks = list[tuple[int, int]]
 """(node index, GPUs taken from it)."""
-_gpus: Final = attrgetter("gpus")
 
 
 class FreeGpus:
@@ -46,6 +44,8 @@ class FreeGpus:
         self._names = [node.name for node in nodes]
         self._gpu_types = [node.gpu_type for node in nodes]
         self._free = [0] * len(nodes)
+        self._gpus = [node.gpus for node in nodes]
+        """As the nodes say, in service: of many at once they are read faster here."""
         self._types: dict[str, _Shelf] = {}
         self._switches: dict[str, dict[str, _Shelf]] = {}
         self._levels: dict[str, dict[str, dict[int, _Shelf]]] = {}
@@ -63,8 +63,9 @@ class FreeGpus:
         self.by_type: dict[str, int] = dict.fromkeys(self._types, 0)
         self._largest: dict[str, int] = {}
         """GPUs of the largest node of each type, up or down, in service or not."""
-        self._known: dict[tuple[tuple[int, int], ...], Place] = {}
-        """Places on many nodes that were chosen before: large jobs often get the same nodes again."""
+        self._known: dict[tuple[object, ...], Place] = {}
+        """Places on many nodes that were chosen before: large jobs often get the same nodes again. Keys are
+        picks; of empty nodes, the GPUs and the nodes."""
         self._down: set[int] = set()
         """Indices of the nodes that are down."""
         for node in nodes:
@@ -126,9 +127,15 @@ class FreeGpus:
         node = self.nodes[index]
         if (node.gpus, self._free[index], node.up) != (gpus, free, up):
             self._set(node, 0)
-            node.gpus, node.up = gpus, up
+            self.resize(node, gpus - node.gpus)
+            node.up = up
             (self._down.discard if up else self._down.add)(index)
             self._set(node, free)
+
+    def resize(self, node: NodeState, more: int) -> None:
+        """A node has more GPUs in service, or fewer."""
+        node.gpus += more
+        self._gpus[node.index] = node.gpus
 
     def choose(
         self,
@@ -150,8 +157,10 @@ class FreeGpus:
         for gpu_type in gpu_types:
             each = 1 if per_replica == 1 else self.on_one_node(per_replica, gpu_type)
             if self._usable(gpu_type, each) >= gpus:
-                shelf = self._types[gpu_type]
-                fresh = shelf.pick(gpus, each) if self._is_flat else self._fresh(gpus, shelf, gpu_type, each)
+                shelf, flat = self._types[gpu_type], self._is_flat
+                if gpus > _MANY and flat and not keep and (place := self._of_empty_nodes(gpus, shelf, each)):
+                    return place
+                fresh = shelf.pick(gpus, each) if flat else self._fresh(gpus, shelf, gpu_type, each)
                 kept = self._around(gpus, gpu_type, keep, each) if keep else []
                 if kept and (stays or self._spread(kept) <= self._spread(fresh)):
                     fresh = kept
@@ -224,16 +233,25 @@ class FreeGpus:
         """Free GPUs of a type, on each node as many as are a multiple of ``each``."""
         return self.by_type.get(gpu_type, 0) if each == 1 else self._types[gpu_type].usable(each)
 
+    def _of_empty_nodes(self, gpus: int, shelf: _Shelf, each: int) -> Place | None:
+        """What :meth:`_Shelf.pick` finds where many empty nodes have just as many GPUs."""
+        indices = shelf.empty_nodes(gpus, each)
+        if len(indices) < _MANY:
+            return None
+        key = (gpus, *indices)
+        return self._known.get(key) or self._keep(key, [(index, gpus // len(indices)) for index in indices])
+
     def _named(self, picks: _Picks) -> NodeGpus:
         names = self._names
         if len(picks) < _MANY:
             return tuple([(names[index], count) for index, count in picks])
         key = tuple(picks)
-        found = self._known.get(key)
-        if found is None:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            found = self._known[key] = Place.of(names, picks)
+        return self._known.get(key) or self._keep(key, picks)
+
+    def _keep(self, key: tuple[object, ...], picks: _Picks) -> Place:
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        found = self._known[key] = Place.of(self._names, picks)
         return found
 
     def _set(self, node: NodeState, free: int) -> None:
@@ -277,8 +295,11 @@ class FreeGpus:
         """:raises ValueError: these nodes cannot have that many GPUs free."""
         if 0 <= free <= before:
             return
-        nodes = [self.nodes[index] for index in indices] if span is None else self.nodes[span]
-        if free < 0 or free > min(map(_gpus, nodes)):
+        gpus = [self._gpus[index] for index in indices] if span is None else self._gpus[span]
+        if gpus.count(free) == len(gpus):  # all of them are free then, as most often
+            return
+        if not 0 <= free <= min(gpus):
+            nodes = [self.nodes[index] for index in indices]
             self._refuse(next(node for node in nodes if not 0 <= free <= node.gpus), free)
 
     def _move_alike(self, indices: Sequence[int], before: int, free: int, span: slice | None = None) -> None:
@@ -479,9 +500,8 @@ class _Shelf:
         for bucket in self._buckets[gpus:]:  # as ``tightest``, which this asks most
             if bucket:
                 return [(bucket[0], gpus)]
-        top = len(self._buckets) - 1
-        if top and not (gpus % top or top % each) and len(self._buckets[top]) >= gpus // top:  # empty nodes
-            return list(zip(self._buckets[top][: gpus // top], repeat(top), strict=False))
+        if indices := self.empty_nodes(gpus, each):
+            return list(zip(indices, repeat(gpus // len(indices)), strict=False))
         picks: _Picks = []
         runs = self._runs(gpus, each)
         rest = gpus
@@ -492,6 +512,13 @@ class _Shelf:
         rest += picks[-1][1]
         fuller = next((bucket[0] for bucket in self._buckets[rest : runs[-1][0]] if bucket), picks[-1][0])
         return [*picks[:-1], (fuller, rest)]
+
+    def empty_nodes(self, gpus: int, each: int) -> list[int]:
+        """The first of the nodes with most GPUs free, where some of them have just ``gpus``; else none."""
+        buckets, most = self._buckets, len(self._buckets) - 1
+        if not most or gpus % most or most % each or len(buckets[most]) < gpus // most:
+            return []
+        return buckets[most][: gpus // most]
 
     def emptiest(self, gpus: int, each: int) -> _Picks:
         """The nodes with most GPUs free first; there must be enough free."""

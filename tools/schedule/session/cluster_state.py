@@ -397,7 +397,7 @@ class ClusterState:
 
     def _resize(self, node: NodeState, gpus: int, time_s: float) -> None:
         """Change the GPUs in service of a node; one that is down counts them when it is up again."""
-        node.gpus += gpus
+        self.free.resize(node, gpus)
         if node.up:
             self.up_gpus += gpus
             self._note("capacity", time_s, node=node, gpus=gpus)
