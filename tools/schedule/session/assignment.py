@@ -22,6 +22,7 @@ from pliant.tools.schedule.session.withheld import Withheld
 DemandsOf = Callable[[Mapping[str, Target]], "Demands"]
 """Given the targets of the jobs that move, what the others leave."""
 _NO_PLACE: Final[NodeGpus] = ()
+_NOTHING: Final = Target(0)
 
 
 class PlacementTakenError(Exception):
@@ -114,10 +115,15 @@ def is_plain_start(job: JobState, target: Target) -> bool:
     return gpus > 0 and not job.gpus and placement is None and beside is None and job.room is None
 
 
+def is_plain_stop(job: JobState, target: Target) -> bool:
+    """Whether a job that has its GPUs to itself loses them, and nothing else is said of it."""
+    return not target.gpus and job.gpus > 0 and job.beside is None and target == _NOTHING
+
+
 def start(
     job: JobState, target: Target, free: FreeGpus, speeds: Speeds, *, sizes_jobs: bool, accumulates: bool
 ) -> NodeGpus | None:
-    """As :func:`assign` where a plain start is all that a decision comes to, as most do."""
+    """As :func:`assign` where plain starts and stops are all that a decision comes to, as most do."""
     gpus, gpu_type, batch, _, _, _ = target
     types = _types_fastest_first(job, gpus, speeds) if gpu_type is None else (gpu_type,)
     place = free.choose(gpus, types, per_replica=job.per_replica)

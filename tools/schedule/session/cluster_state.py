@@ -540,6 +540,13 @@ class ClusterState:
         job.train_from(time_s, self._rate(job))
         return make(Transition, (job, step, (), ""))
 
+    def _stop(self, job: JobState, time_s: float) -> Transition:
+        """As :meth:`_change`, for a job that has its GPUs to itself and gives them all back."""
+        before = job.placement
+        self._hold(job, time_s, ())
+        job.preemptions += 1
+        return make(Transition, (job, "preempt", before, ""))
+
     def _hold(self, job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) -> None:
         if self.usage is not None:
             self._use(job, gpus_of(place) - job.gpus, time_s)

@@ -33,6 +33,7 @@ from pliant.tools.schedule.session.assignment import (
     changes_gpus,
     differs,
     is_plain_start,
+    is_plain_stop,
     may_get_fewer,
     start,
 )
@@ -374,8 +375,8 @@ class Session(ClusterState):
         return [Holding(job.id) for job in late]
 
     def _apply(self, decision: Decision, time_s: float) -> list[Transition]:
-        if (started := self._start_one(decision, time_s)) is not None:
-            return started
+        if (changed := self._change_plainly(decision, time_s)) is not None:
+            return changed
         transitions = []
         for job_id, reason in decision.rejected.items():
             before = self.jobs[job_id].placement
@@ -405,24 +406,41 @@ class Session(ClusterState):
                 transitions.append(transition)
         return sorted(transitions, key=_frees_first) if len(transitions) > 1 else transitions
 
-    def _start_one(self, decision: Decision, time_s: float) -> list[Transition] | None:
-        """What most decisions come to: one job starts. Returns None if anything else changes."""
-        if len(decision.targets) != 1 or decision.rejected or self.withheld.next_s < math.inf:
+    def _change_plainly(self, decision: Decision, time_s: float) -> list[Transition] | None:
+        """What most decisions come to: jobs stop, and others start. Returns None if anything else changes."""
+        targets, jobs = decision.targets, self.jobs
+        if decision.rejected or self.withheld.next_s < math.inf:
             return None
-        ((job_id, target),) = decision.targets.items()
-        job = self.jobs[job_id]
-        if not is_plain_start(job, target):
-            return None
-        trims = self._trims
-        if trims or not job.any_number:
+        freed = []
+        for job_id, target in targets.items():
+            job = jobs[job_id]
+            if job.per_replica > 1 and len(targets) > 1:
+                return None  # large replicas choose first
+            if is_plain_stop(job, target) and not self._dwell.holds:
+                freed.append(job.placement)
+            elif not is_plain_start(job, target):
+                return None
+        for placement in freed:
+            self.free.give(placement)
+        done = []
+        for job_id, target in targets.items():
+            job = jobs[job_id]
+            change = self._start(job, target, time_s) if target.gpus else self._stop(job, time_s)
+            if change is not None:
+                done.append(change)
+        return sorted(done, key=_frees_first) if len(done) > 1 else done
+
+    def _start(self, job: JobState, target: Target, time_s: float) -> Transition | None:
+        """Returns None if there is no place for it."""
+        if (trims := self._trims) or not job.any_number:
             target = self._useful(job, target)
             if not target.gpus:
-                return []
+                return None
         accumulates = self.policy.accumulates
         place = start(job, target, self.free, self.speeds, sizes_jobs=trims, accumulates=accumulates)
         if place is None:
-            return []
-        return [self._begin(job, place, target.global_batch or job.global_batch, time_s)]
+            return None
+        return self._begin(job, place, target.global_batch or job.global_batch, time_s)
 
     def _to_change(self, decision: Decision, time_s: float) -> dict[str, Target]:
         """The targets that differ from what jobs have and that the dwell rule allows now.
@@ -536,11 +554,16 @@ class Dwell:
     cooldown_s: float = 0.0
     """A job whose GPUs or batch changed keeps them for this time."""
 
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps anything."""
+        return bool(self.min_run_s or self.cooldown_s)
+
     def kept_until_s(
         self, targets: Mapping[str, Target], jobs: Mapping[str, JobState], time_s: float
     ) -> dict[str, float]:
         """Jobs that keep their GPUs although a policy wants a change, and until when."""
-        if not (self.min_run_s or self.cooldown_s):
+        if not self.holds:
             return {}
         found = {}
         for job_id, target in targets.items():
