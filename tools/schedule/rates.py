@@ -107,6 +107,18 @@ class Speeds:
         whole, rest = divmod(gpus, each)
         return (each,) * whole + ((rest,) if rest else ())
 
+    def is_consolidated(self, placement: NodeGpus, per_replica: int = 1) -> bool:
+        """Whether a placement, and any first part of it, is as :meth:`consolidated` says; False where that
+        takes more than a glance.
+        """
+        if self._largest or per_replica > 1:
+            return False
+        name, gpus = placement[0]
+        most = self._node_gpus[self._types[name]]
+        if len(placement) == 1:
+            return gpus <= most
+        return isinstance(placement, Place) and placement.each == most
+
     def levels_of(self, placement: NodeGpus) -> Levels:
         """The levels of the network in several of whose domains a placement is."""
         if len(placement) < 2 or not self._domains:

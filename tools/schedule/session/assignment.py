@@ -123,13 +123,17 @@ def is_plain_stop(job: JobState, target: Target) -> bool:
 def start(
     job: JobState, target: Target, free: FreeGpus, speeds: Speeds, *, sizes_jobs: bool, accumulates: bool
 ) -> NodeGpus | None:
-    """As :func:`assign` where plain starts and stops are all that a decision comes to, as most do."""
+    """As :func:`assign` where plain starts and stops are all that a decision comes to, as most do.
+
+    :param target: one that names a GPU type has only GPUs that make the job faster if it is consolidated.
+    """
     gpus, gpu_type, batch, _, _, _ = target
     types = _types_fastest_first(job, gpus, speeds) if gpu_type is None else (gpu_type,)
     place = free.choose(gpus, types, per_replica=job.per_replica)
     if place is None:
         return None
-    if sizes_jobs and may_get_fewer(job, target):
+    known = gpu_type is not None and speeds.is_consolidated(place, job.per_replica)
+    if sizes_jobs and not known and may_get_fewer(job, target):
         place = speeds.useful_part(job, place, batch or job.global_batch, accumulates=accumulates)
     free.take(place)
     return place
