@@ -97,9 +97,13 @@ class RuleBook:
 
     def _check_target(self, job: JobState, target: Target, free: Mapping[str, int], up_gpus: int) -> None:
         gpus, gpu_type, batch, placement, servers, _ = target
-        as_requested = gpus == job.requested
+        as_requested, spec = gpus == job.requested, job.spec
         unlimited = job.most is None and job.room is None and job.any_number
-        if not (as_requested and unlimited and gpus <= up_gpus):
+        if not (
+            unlimited
+            and gpus <= up_gpus
+            and (as_requested or (spec.elastic != "none" and spec.gpus.max is None and gpus >= job.min_gpus))
+        ):
             low, high = job.min_gpus, job.max_gpus(up_gpus)
             if not low <= gpus <= high:
                 raise self._error(f'gives "{job.id}" {gpus} GPUs, its limits are {low} to {high}')
