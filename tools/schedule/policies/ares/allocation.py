@@ -201,7 +201,7 @@ class QueuedJob:
 
     @property
     def can_run(self) -> bool:
-        return any(allowed.sizes for allowed in self.allowed_by_type)
+        return bool([allowed for allowed in self.allowed_by_type if allowed.sizes])
 
     def serve(self, free: Free, kinds: Mapping[str | None, int]) -> Free:
         """Take the largest step that is free; returns what is left.
