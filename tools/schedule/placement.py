@@ -278,7 +278,8 @@ class FreeGpus:
             here = [frees[index] for index in indices] if span is None else frees[span]
             if placement.each and here.count(now) == len(here):
                 then = now + sign * placement.each
-                self._check_room(indices, now, then, span)
+                if not 0 <= then <= now:
+                    self._check_room(indices, then, span)
                 self._move_alike(indices, now, then, span)
                 return
         alike = defaultdict[tuple[int, int, str], list[int]](list)
@@ -287,14 +288,12 @@ class FreeGpus:
             if sign < 0 or index not in self._down:
                 alike[frees[index], count, self._gpu_types[index]].append(index)
         for (before, count, _), those in alike.items():
-            self._check_room(those, before, before + sign * count)
+            self._check_room(those, before + sign * count)
         for (before, count, _), those in alike.items():
             self._move_alike(those, before, before + sign * count)
 
-    def _check_room(self, indices: Sequence[int], before: int, free: int, span: slice | None = None) -> None:
+    def _check_room(self, indices: Sequence[int], free: int, span: slice | None = None) -> None:
         """:raises ValueError: these nodes cannot have that many GPUs free."""
-        if 0 <= free <= before:
-            return
         gpus = [self._gpus[index] for index in indices] if span is None else self._gpus[span]
         if gpus.count(free) == len(gpus):  # all of them are free then, as most often
             return
@@ -306,7 +305,7 @@ class FreeGpus:
         """Nodes of one type that had one number of GPUs free have another."""
         frees, gpu_type = self._free, self._gpu_types[indices[0]]
         self.by_type[gpu_type] += (free - before) * len(indices)
-        self._types[gpu_type].move_all(indices, before, free)
+        self._types[gpu_type].move_all(indices, before, free, span)
         if span is not None:
             frees[span] = [free] * len(indices)
         else:
@@ -457,8 +456,11 @@ class _Shelf:
             insort(buckets[free], index)
         self.total += free - before
 
-    def move_all(self, indices: Sequence[int], before: int, free: int) -> None:
-        """As :meth:`move`, for many nodes: O(nodes of both numbers)."""
+    def move_all(self, indices: Sequence[int], before: int, free: int, span: slice | None = None) -> None:
+        """As :meth:`move`, for many nodes: O(nodes of both numbers).
+
+        :param span: where they follow each other.
+        """
         buckets = self._buckets
         if before and buckets[before][: len(indices)] == indices:  # as ``pick`` finds them
             del buckets[before][: len(indices)]
@@ -468,8 +470,11 @@ class _Shelf:
         if free:
             while len(buckets) <= free:
                 buckets.append([])
-            buckets[free] += indices
-            buckets[free].sort()
+            bucket = buckets[free]
+            at = len(bucket) if span is None else bisect_left(bucket, span.start)
+            bucket[at:at] = indices
+            if span is None:
+                bucket.sort()
         self.total += (free - before) * len(indices)
 
     # ``each``: of every node as many GPUs count as are a multiple of it, and sizes are multiples of it.
