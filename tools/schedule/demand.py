@@ -77,7 +77,7 @@ def demand_rate(job: JobState, speeds: Speeds) -> tuple[int, float]:
                 return gpus, speeds.best_rate(job, gpus)
         return 0, 0.0
 
-    asked = ("demand", job.spec.gpus.requested, job.min_gpus, job.spec.elastic == "none")
+    asked = ("demand", job.requested, job.min_gpus, job.is_elastic)
     return speeds.of_kind(job, asked, made)
 
 

@@ -204,6 +204,8 @@ class JobState:
     """The smallest size, defaults applied."""
     any_number: bool = field(init=False)
     """Whether every number of GPUs within its limits is a size: else ``spec.gpus`` says which are."""
+    is_elastic: bool = field(init=False)
+    """Whether it may have another number of GPUs than it requests."""
     most: int | None = None
     """The most GPUs that its user's limit allows; None: no such limit."""
     room: Mapping[str, int] | None = None
@@ -279,11 +281,13 @@ class JobState:
             self.requested, self.per_replica = gpus.requested, gpus.per_replica
             self.min_gpus = gpus.min or spec.min_gpus
             self.any_number = gpus.any_number
+            self.is_elastic = spec.elastic != "none"
         else:
             self.requested = _alike.requested
             self.per_replica = _alike.per_replica
             self.min_gpus = _alike.min_gpus
             self.any_number = _alike.any_number
+            self.is_elastic = _alike.is_elastic
 
     @property
     def counts_gpus(self) -> bool:

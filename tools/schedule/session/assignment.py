@@ -55,7 +55,7 @@ def changes_gpus(job: JobState, target: Target) -> bool:
 def may_get_fewer(job: JobState, target: Target) -> bool:
     """Whether a target may be cut: the job is elastic and has its GPUs to itself."""
     gpus, _, _, _, _, beside = target
-    return job.spec.elastic != "none" and gpus > job.min_gpus and beside is None
+    return job.is_elastic and gpus > job.min_gpus and beside is None
 
 
 def assign(
@@ -117,7 +117,7 @@ def is_plain_start(job: JobState, target: Target) -> bool:
 
 def is_plain_stop(job: JobState, target: Target) -> bool:
     """Whether a job that has its GPUs to itself loses them, and nothing else is said of it."""
-    return not target.gpus and job.gpus > 0 and job.beside is None and target == _NOTHING
+    return target == _NOTHING and job.gpus > 0 and job.beside is None
 
 
 def start(

@@ -97,22 +97,18 @@ class RuleBook:
 
     def _check_target(self, job: JobState, target: Target, free: Mapping[str, int], up_gpus: int) -> None:
         gpus, gpu_type, batch, placement, servers, _ = target
-        as_requested, spec = gpus == job.requested, job.spec
+        as_requested = gpus == job.requested
         unlimited = job.most is None and job.room is None and job.any_number
         if not (
             unlimited
             and gpus <= up_gpus
-            and (as_requested or (spec.elastic != "none" and spec.gpus.max is None and gpus >= job.min_gpus))
+            and (as_requested or (job.is_elastic and job.spec.gpus.max is None and gpus >= job.min_gpus))
         ):
             low, high = job.min_gpus, job.max_gpus(up_gpus)
             if not low <= gpus <= high:
                 raise self._error(f'gives "{job.id}" {gpus} GPUs, its limits are {low} to {high}')
-        if not as_requested and "none" in (self._policy.elasticity, job.spec.elastic):
-            whose = (
-                "the job is not elastic"
-                if job.spec.elastic == "none"
-                else "the policy declares no elasticity"
-            )
+        if not (as_requested or (job.is_elastic and self._policy.elasticity != "none")):
+            whose = "the policy declares no elasticity" if job.is_elastic else "the job is not elastic"
             raise self._error(f'resizes "{job.id}" to {gpus} GPUs, but {whose}')
         if gpu_type is not None and gpu_type not in free:
             raise self._error(f'sends "{job.id}" to GPUs of type "{gpu_type}", which the cluster lacks')

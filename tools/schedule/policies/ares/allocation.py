@@ -77,7 +77,6 @@ class Queue:
         if self._extended:
             self._extended = [entry for entry in self._extended if entry.key != key]
         if index < len(self.entries):
-            self.entries[index].before = None
             self._stale.add(self._keys[index])
 
     def look_at(self, entry: QueuedJob) -> None:
@@ -274,8 +273,7 @@ class SizesByJob:
         self.gpu_types = tuple(speeds.gpu_types)
 
     def of(self, job: JobState) -> tuple[AllowedSizes, ...]:
-        gpus = job.spec.gpus
-        limits = (gpus.requested, gpus.min, gpus.max, job.most, job.spec.elastic == "none")
+        limits = (job.requested, job.min_gpus, job.spec.gpus.max, job.most, job.is_elastic)
         return self.speeds.of_kind(job, ("ares", self.alpha, *limits), lambda: self._made(job))
 
     def _made(self, job: JobState) -> tuple[AllowedSizes, ...]:
