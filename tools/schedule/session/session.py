@@ -416,9 +416,12 @@ class Session(ClusterState):
             job = jobs[job_id]
             if job.per_replica > 1 and len(targets) > 1:
                 return None  # large replicas choose first
-            if is_plain_stop(job, target) and not self._dwell.holds:
+            if target.gpus:
+                plain = is_plain_start(job, target)
+            else:
+                plain = is_plain_stop(job, target) and not self._dwell.holds
                 freed.append(job.placement)
-            elif not is_plain_start(job, target):
+            if not plain:
                 return None
         for placement in freed:
             self.free.give(placement)
