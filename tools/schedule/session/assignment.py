@@ -132,8 +132,8 @@ def start(
     place = free.choose(gpus, types, per_replica=job.per_replica)
     if place is None:
         return None
-    known = gpu_type is not None and speeds.is_consolidated(place, job.per_replica)
-    if sizes_jobs and not known and may_get_fewer(job, target):
+    may_be_cut = sizes_jobs and may_get_fewer(job, target)
+    if may_be_cut and (gpu_type is None or not speeds.is_consolidated(place, job.per_replica)):
         place = speeds.useful_part(job, place, batch or job.global_batch, accumulates=accumulates)
     free.take(place)
     return place

@@ -411,6 +411,11 @@ class Session(ClusterState):
         targets, jobs = decision.targets, self.jobs
         if decision.rejected or self.withheld.next_s < math.inf:
             return None
+        if len(targets) == 1:  # one job starts, as most often
+            ((job_id, target),) = targets.items()
+            if is_plain_start(job := jobs[job_id], target):
+                begun = self._start(job, target, time_s)
+                return [] if begun is None else [begun]
         freed = []
         for job_id, target in targets.items():
             job = jobs[job_id]
