@@ -245,6 +245,18 @@ def test_a_place_on_many_nodes_that_are_not_free_is_refused_and_nothing_changes(
     assert held.choose(40, ["gpu"]) == place
 
 
+def test_a_place_with_a_gpu_that_has_gone_out_of_service_is_not_given_back_whole() -> None:
+    held = FreeGpus(nodes(*[4] * 10))
+    place = held.choose(40, ["gpu"]) or ()
+    held.take(place)
+    held.resize(held.node("n3"), -1)
+    with pytest.raises(ValueError, match="node n3 would have 4 of 3 GPUs free"):
+        held.give(place)
+    held.resize(held.node("n3"), 1)
+    held.give(place)
+    assert held.by_type == {"gpu": 40}
+
+
 def fewest_nodes(free: list[int], wanted: int) -> int:
     """By trying all sets of nodes."""
     return next(

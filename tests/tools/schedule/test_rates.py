@@ -16,6 +16,7 @@ from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobKind, JobState, NodeState, node_states
+from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step
@@ -56,6 +57,21 @@ def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
     assert asked.consolidated(10, "t4") == (4, 4, 2)
     assert asked.rate(state(), 10, "t4") == pytest.approx(10)
     assert throughput.asked == [("t4", (4, 4, 2), 64)]
+
+
+def test_one_node_and_many_whole_nodes_are_seen_to_be_consolidated_at_a_glance() -> None:
+    asked, free = (
+        speeds(ByType(t4=1), t4=(4,) * 9),
+        FreeGpus([NodeState(i, f"n{i}", 4, "t4", None) for i in range(9)]),
+    )
+    whole = free.choose(36, ["t4"])
+    assert whole is not None
+    assert asked.is_consolidated(whole)
+    assert not asked.is_consolidated(whole, 3), "replicas of three GPUs leave one of each node"
+    assert asked.is_consolidated((("n0", 3),))
+    assert not asked.is_consolidated((("n0", 2), ("n1", 2)))
+    free.take((("n0", 2),))
+    assert not asked.is_consolidated(free.choose(34, ["t4"]) or ())
 
 
 def test_every_question_is_asked_once() -> None:
