@@ -32,12 +32,10 @@ class Withheld:
         """Slots that no job gets, and until when."""
         return self._slots
 
-    def withdraw(self, slot: str, until_s: float) -> bool:
-        """No job gets a slot; False: it was out of service before."""
-        known = slot in self._slots
+    def withdraw(self, slot: str, until_s: float) -> None:
+        """No job gets a slot; until the later time where it is out of service already."""
         self._slots[slot] = max(until_s, self._slots.get(slot, until_s))
         self._look()
-        return not known
 
     def until_resumed(self, node: str, now_s: float) -> list[str]:
         """Slots of a node that are out of service until an operator resumes it."""

@@ -36,6 +36,22 @@ def test_the_policy_sees_a_job_once_those_before_it_have_ended_as_they_had_to():
     assert list(held.in_play) == ["c"]
 
 
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ("a", "job a"),
+        ("ab", "jobs a and b"),
+        ("abc", "jobs a, b and c"),
+        ("abcd", "jobs a, b and 2 more"),
+        ("abcdef", "jobs a, b and 4 more"),
+    ],
+)
+def test_of_many_jobs_a_waiting_one_names_the_first(others: str, words: str):
+    last = job("z", after=dict.fromkeys(others, "any"))
+    held = opened(cluster(8), *map(job, others), last)
+    assert explanations(held, 1.0)["z"].reason == f"waits for {words} to end"
+
+
 def test_a_job_after_one_that_did_not_finish_never_starts_nor_do_those_after_it():
     later = (job("b", after={"a": "ok"}), job("c", after={"b": "ok"}), job("d", after={"b": "any"}))
     held = opened(cluster(8), job("a"), *later)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from pliant.schemas.event import Event
@@ -10,6 +12,7 @@ from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.policy import Target
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.withheld import LONG_S, Withheld
 from tests.builders import cluster, job, session, sizes
 from tests.tools.schedule.session.test_session import Says, opened, steps
 
@@ -84,6 +87,31 @@ def test_a_job_that_shall_wait_keeps_its_size_shrinks_and_does_not_grow() -> Non
     assert steps(held, 1, a=4) == []
     assert steps(held, 2, a=1) == [("a", "shrink")]
     assert steps(held, 60, a=4) == [("a", "grow")]
+
+
+def test_a_job_that_is_let_go_and_a_slot_that_proved_good_change_nothing_for_others() -> None:
+    withheld = Withheld()
+    withheld.bar("a", "n0/0", 60)
+    withheld.bar("b", "n0/0", 70)
+    withheld.bar("b", "n1/0", 80)
+    withheld.hold("a", 50)
+    withheld.release("a")
+    assert (withheld.hidden_from("a"), withheld.held_until_s("a"), withheld.next_s) == ({}, None, 70)
+    assert withheld.hidden_from("b") == {"n0": 1, "n1": 1}
+    assert withheld.restore("n0/0") is False, "it was withheld from one job, not out of service"
+    assert (withheld.hidden_from("b"), withheld.next_s) == ({"n1": 1}, 80)
+    withheld.withdraw("n1/0", 90)
+    assert withheld.hidden_from("b") == {}, "its node has one GPU less for all jobs already"
+    assert withheld.restore("n1/0") is True
+    assert withheld.next_s == math.inf
+
+
+def test_slots_that_wait_for_an_operator_are_those_of_the_node_for_more_than_a_day() -> None:
+    withheld = Withheld()
+    for slot, until_s in (("n0/0", 2 * LONG_S), ("n0/1", LONG_S), ("n1/0", 2 * LONG_S)):
+        withheld.withdraw(slot, until_s)
+    assert withheld.until_resumed("n0", 10) == ["n0/0"]
+    assert withheld.until_resumed("n0", LONG_S) == [], "a day is left of it, not more"
 
 
 def test_what_is_withheld_is_rebuilt_from_the_log() -> None:
