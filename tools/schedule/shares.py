@@ -187,9 +187,16 @@ class Entitlement:
 
 
 def entitle(
-    shares: Shares, claims: Mapping[Owner, Claim], used_gpu_s: Mapping[Owner, float], total: Mapping[str, int]
+    shares: Shares,
+    claims: Mapping[Owner, Claim],
+    used_gpu_s: Mapping[Owner, float],
+    total: Mapping[str, int],
+    bound: Mapping[str, Mapping[str, int]] | None = None,
 ) -> dict[Owner, Entitlement]:
-    """Divide all GPUs that are up among teams, and those of teams that weigh users among these."""
+    """Divide all GPUs that are up among teams, and those of teams that weigh users among these.
+
+    :param bound: GPUs by team and type of jobs that finish on drained nodes: they count for a maximum.
+    """
     by_team: dict[str, list[Claim]] = {name: [] for name in shares.teams}
     for owner, claim in claims.items():
         by_team.setdefault(owner.team, []).append(claim)
@@ -197,7 +204,13 @@ def entitle(
     for owner, gpu_s in used_gpu_s.items():
         used[owner.team] = used.get(owner.team, 0.0) + gpu_s
     teams = [
-        _Party(Owner(name), shares.team(name).weight, shares.team(name), tuple(each), used.get(name, 0.0))
+        _Party(
+            Owner(name),
+            shares.team(name).weight,
+            _beside(shares.team(name), (bound or {}).get(name)),
+            tuple(each),
+            used.get(name, 0.0),
+        )
         for name, each in by_team.items()
     ]
     found: dict[Owner, Entitlement] = {}
@@ -217,6 +230,15 @@ def entitle(
         for member, part in zip(members, _divide(members, at_hand, party.used_gpu_s, given.own), strict=True):
             found[member.owner] = part
     return found
+
+
+def _beside(rules: Team, bound: Mapping[str, int] | None) -> Team:
+    """Rules for what a team may hold beside GPUs of types that are bound."""
+    if not bound or not rules.max:
+        return rules
+    taken = {**bound, ANY_TYPE: sum(bound.values())}
+    most = {kind: max(0, gpus - taken.get(kind, 0)) for kind, gpus in rules.max.items()}
+    return rules.model_copy(update={"max": most})
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pliant.schemas.cluster import Owner
+from pliant.schemas.cluster import ANY_TYPE, Owner
 from pliant.schemas.schedule import TeamStanding
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_type, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
@@ -83,6 +83,7 @@ class TeamParts:
         self._template = policy
         self._usage = usage
         self._shares = usage.shares
+        self._limited = [name for name, team in usage.shares.teams.items() if team.max or not team.borrows]
         self._nodes = nodes
         self._speeds = speeds
         self._resizes = policy.elasticity != "none"
@@ -93,6 +94,8 @@ class TeamParts:
         self._owed: dict[tuple[Owner, str], int] = {}
         """Free GPUs by type that owners get before others: those that were taken back for them."""
         self._declined: dict[tuple[Owner, str], Declined] = {}
+        self._bound: dict[str, Counter[str]] = {}
+        """GPUs by team and type of jobs that finish on drained nodes."""
 
     # What owners are entitled to, and what must come back.
 
@@ -102,7 +105,7 @@ class TeamParts:
         claims = claims_of(jobs, self._shares, self._speeds, total, resizes=self._resizes)
         self._look_at_declined(claims, time_s)
         self._claims = claims
-        self._entitled = entitle(self._shares, claims, self._usage.until(time_s), total)
+        self._entitled = self._entitle(claims, total, time_s)
         self._owed = {}
         return [holding for kind, gpus in total.items() for holding in self._reclaim_type(kind, gpus)]
 
@@ -114,33 +117,51 @@ class TeamParts:
         They keep the drained nodes alone, where others lack GPUs: the rest is in service again then.
         """
         bound = sorted(bound, key=lambda job: job.id)
+        self._bound = {}
+        for job in bound:
+            self._bind(job, job.gpus)
         rest = {job.id: tuple(each for each in job.placement if each[0] in drained) for job in bound}
         more = {
             job.id: job.gpus - gpus_of(rest[job.id]) for job in bound if self._keeps_rest(job, rest[job.id])
         }
         if not more:
             return []
-        total, held = Counter(gpus_by_type(self._nodes)), Counter[Owner]()
+        free, held = Counter(gpus_by_type(self._nodes)), Counter[Owner]()
+        total = free.copy()
         for job in bound:
             held[self._shares.owner_of(job.spec)] += job.gpus
             total[job.gpu_type or ""] += more.get(job.id, 0)
         claims = claims_of(jobs, self._shares, self._speeds, total, resizes=True)
-        entitled = entitle(self._shares, claims, self._usage.until(time_s), total)
+        entitled = self._entitle(claims, total, time_s)
         held.update({owner: sum(claim.held.values()) for owner, claim in claims.items()})
+        for claim in claims.values():
+            free.subtract(claim.held)
         found = []
         for job in bound:
             owner, kind = self._shares.owner_of(job.spec), job.gpu_type or ""
             lacks = {
-                each: entitled[each].now.get(kind, 0) - claim.held.get(kind, 0)
+                each: gpus
                 for each, claim in claims.items()
-                if each != owner
+                if (gpus := entitled[each].now.get(kind, 0) - claim.held.get(kind, 0)) > 0
+                and claim.has_use(kind, gpus)
             }
             borrows = held[owner] > math.ceil(_own(entitled.get(owner)) - _ROUNDING)
-            helps = any(gpus > 0 and claims[each].has_use(kind, gpus) for each, gpus in lacks.items())
+            helps = lacks.keys() - {owner} and sum(lacks.values()) > free[kind]
             if job.id in more and borrows and helps:
                 found.append(Holding(job.id, rest[job.id], None, job.servers))
                 held[owner] -= more[job.id]
+                free[kind] += more[job.id]
+                self._bind(job, -more[job.id])
         return found
+
+    def _bind(self, job: JobState, gpus: int) -> None:
+        if job.counts_gpus:
+            self._bound.setdefault(self._shares.team_of(job.spec), Counter())[job.gpu_type or ""] += gpus
+
+    def _entitle(
+        self, claims: Mapping[Owner, Claim], total: Mapping[str, int], time_s: float
+    ) -> dict[Owner, Entitlement]:
+        return entitle(self._shares, claims, self._usage.until(time_s), total, self._bound)
 
     def _keeps_rest(self, job: JobState, rest: NodeGpus) -> bool:
         """Whether a job can shrink in place to a part of what it holds."""
@@ -165,13 +186,27 @@ class TeamParts:
             if (more := self._over(owner, kind)) < 0
         )
         for owner, lacks in self._lenders(kind):
-            stopped = self._stopped(over, kind, lacks - spare, cuts)
-            got = spare + sum(more for more, _ in stopped)
-            if self._claims[owner].can_start(kind, min(lacks, got)):
+            room = self._room(owner.team, kind, cuts)
+            mates = over if room >= lacks else {each: over[each] for each in over if each.team == owner.team}
+            stopped = self._stopped(mates, kind, lacks - int(min(spare, room)), cuts)
+            freed = sum(more for more, _ in stopped)
+            got = min(lacks, int(min(spare, room)) + freed)
+            if self._claims[owner].can_start(kind, got):
                 cuts |= {holding.job_id: holding for _, holdings in stopped for holding in holdings}
-                self._owed[owner, kind] = min(lacks, got)
-                spare, helps = got - min(lacks, got), True
+                self._owed[owner, kind] = got
+                spare, helps = spare + freed - got, True
         return cuts.values() if helps else ()
+
+    def _room(self, team: str, kind: str, cuts: Mapping[str, Holding]) -> float:
+        """GPUs of a type that a team may get beside those that it holds, or is to get already; at least 0."""
+        if team not in self._limited:
+            return math.inf
+        held = {owner: Counter(claim.held) for owner, claim in self._claims.items() if owner.team == team}
+        for owner, counts in held.items():
+            freed = sum(self._freed_by(job, cuts) for job in self._claims[owner].running)
+            counts[kind] += self._owed.get((owner, kind), 0) - freed
+        room = self._rooms(held)[team]
+        return max(0.0, min(room[ANY_TYPE], room.get(kind, math.inf)))
 
     def _over(self, owner: Owner, kind: str) -> int:
         return self._claims[owner].held.get(kind, 0) - self._entitled[owner].now.get(kind, 0)
@@ -295,17 +330,47 @@ class TeamParts:
             if node.up and (count := free.free_on(node.name)):
                 spare.setdefault(node.gpu_type, {})[node.index] = count
         found: dict[Owner, Counter[int]] = {owner: Counter() for owner in owners}
+        held_types = {owner: self._by_type(counts) for owner, counts in held.items()}
+        rooms = self._rooms(held_types) if spare else {}
         for kind, nodes in spare.items():
-            has = {owner: self._of_type(held.get(owner, Counter()), kind) for owner in found}
+            has = {owner: held_types[owner][kind] if owner in held_types else 0 for owner in found}
             owed = {owner: self._owed.get((owner, kind), 0) for owner in found}
-            self._deal_type(kind, nodes, owed, held, found)
+            self._deal_type(kind, nodes, owed, held=held, found=found, rooms=rooms)
             for given in ("now", "due"):
                 wanted = {
                     owner: getattr(entitled, given).get(kind, 0) - has[owner]
                     for owner in found
                     if (entitled := self._entitled.get(owner)) is not None
                 }
-                self._deal_type(kind, nodes, wanted, held, found)
+                self._deal_type(kind, nodes, wanted, held=held, found=found, rooms=rooms)
+        return found
+
+    def _rooms(self, held: Mapping[Owner, Mapping[str, int]]) -> dict[str, dict[str, float]]:
+        """By team that must not exceed something: the GPUs by type ("*": of any) that it may get beside those
+        that it holds. Some of these may be more than their user is entitled to.
+        """
+        if not self._limited:
+            return {}
+        taken = {team: self._bound.get(team, Counter[str]()).copy() for team in self._limited}
+        own: dict[str, float] = dict.fromkeys(self._limited, 0.0)
+        for owner, given in self._entitled.items():
+            own[owner.team] = own.get(owner.team, 0.0) + given.own
+        for owner, counts in held.items():
+            if owner.team in taken:
+                taken[owner.team].update(counts)
+        found = {}
+        for team, gpus in taken.items():
+            rules = self._shares.team(team)
+            room: dict[str, float] = {kind: most - gpus[kind] for kind, most in rules.max.items()}
+            most = math.inf if rules.borrows else math.floor(own[team] + _ROUNDING)
+            room[ANY_TYPE] = min(most, rules.max.get(ANY_TYPE, math.inf)) - sum(gpus.values())
+            found[team] = room
+        return found
+
+    def _by_type(self, counts: Mapping[int, int]) -> Counter[str]:
+        found = Counter[str]()
+        for i, count in counts.items():
+            found[self._nodes[i].gpu_type] += count
         return found
 
     def _of_type(self, counts: Mapping[int, int], kind: str) -> int:
@@ -316,12 +381,15 @@ class TeamParts:
         kind: str,
         spare: dict[int, int],
         wanted: Mapping[Owner, int],
+        *,
         held: Mapping[Owner, Counter[int]],
         found: dict[Owner, Counter[int]],
+        rooms: Mapping[str, dict[str, float]],
     ) -> None:
         """Deal free GPUs of a type, those who lack most of what they want first.
 
         :param wanted: free GPUs that owners are to have, those dealt before included.
+        :param rooms: what their teams may get at most; changes.
         """
         needs = {
             owner: need
@@ -329,8 +397,14 @@ class TeamParts:
             if (need := most - self._of_type(found[owner], kind)) > 0
         }
         for owner in sorted(needs, key=lambda owner: (-needs[owner], owner)):
-            picked = _pick(needs[owner], spare, held.get(owner, Counter()), self._nodes)
+            need, room = needs[owner], rooms.get(owner.team)
+            if room is not None:
+                need = int(max(0, min(need, room[ANY_TYPE], room.get(kind, math.inf))))
+            picked = _pick(need, spare, held.get(owner, Counter()), self._nodes)
             found[owner].update(picked)
+            if room is not None:
+                for limit in (kind, ANY_TYPE):
+                    room[limit] = room.get(limit, math.inf) - sum(picked.values())
             for i, count in picked.items():
                 spare[i] -= count
                 if not spare[i]:
@@ -438,13 +512,15 @@ class TeamParts:
                 if owner not in self._parts:
                     continue
                 left = self._parts[owner].offered.get(kind, 0) - claim.held.get(kind, 0)
-                more = min(offered - claim.held.get(kind, 0), left)
-                if more > 0:
+                more = offered - claim.held.get(kind, 0)
+                if claim.can_start(kind, more) and not claim.can_start(kind, left):
+                    more = min(more, left)  # a job waits for the rest, which others hold
+                if more > 0 and left > 0:
                     again_s = self._parts[owner].again_s
                     until_s = math.inf if again_s is None or again_s <= time_s else again_s
                     self._declined[owner, kind] = Declined(more, claim.mark(kind), until_s)
         self._look_at_declined(claims, time_s)
-        now = entitle(self._shares, claims, self._usage.until(time_s), total)
+        now = self._entitle(claims, total, time_s)
         return any(
             given.now.get(kind, 0) > claims[owner].held.get(kind, 0)
             for owner, given in now.items()
