@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import given, settings
@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import OTHERS, Cluster, Owner, Shares
-from pliant.tools.schedule.jobs import node_states
+from pliant.tools.schedule.jobs import JobState, node_states
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.shares import Entitlement, TeamUsage, claims_of, entitle
-from tests.builders import cluster, curves, job, mixed_cluster, session
+from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, WaitingJob, claims_of, entitle
+from tests.builders import TimedSteps, cluster, curves, job, mixed_cluster, session
 from tests.effort import examples
 
 HOUR_S = 3600.0
@@ -360,3 +360,267 @@ def test_a_borrower_that_finishes_on_a_drained_node_gives_back_the_others(waits:
     assert not waits or dict(opened.jobs["b"].placement) == {"n1": 2}
     opened.decide(3.0)
     assert dict(opened.jobs["a"].placement) == held
+
+
+# The division as such: each case is a rule of docs/teams.md that another one could hide.
+
+ANY: Final = {"x": 4, "y": 4}
+
+
+def wait(least: int, **most: int) -> tuple[int, dict[str, int]]:
+    """A job that needs that many GPUs at least, and can use that many of each type."""
+    return least, most or {"x": least}
+
+
+def claim(
+    team: str, *waits: tuple[int, dict[str, int]], at: float = 0.0, user: str = "", **counts: Any
+) -> Claim:
+    """What an owner holds, could use with running jobs (``wanted``), has declined; and its jobs that wait."""
+    waiting = [
+        WaitingJob(JobState(job(f"{team}{user}{number}", at=at + number), 1, None), *each)
+        for number, each in enumerate(waits)
+    ]
+    return Claim(Owner(team, user), **{"wanted": counts.get("held", {}), **counts}, waiting=waiting)
+
+
+def whole(rules: Shares, total: dict[str, int], *claims: Claim, **used: float) -> dict[str, Entitlement]:
+    """Entitlements by user where users are weighed, else by team."""
+    owners = {each.owner.user or each.owner.team: each.owner for each in claims}
+    used_gpu_s = {owners.get(name, Owner(name)): gpu_s for name, gpu_s in used.items()}
+    found = entitle(rules, {each.owner: each for each in claims}, used_gpu_s, total)
+    return {owner.user or owner.team: each for owner, each in found.items()}
+
+
+def typed(found: dict[str, Entitlement]) -> dict[str, dict[str, int]]:
+    """GPUs that can be used at once, without zeros."""
+    return {
+        name: {kind: gpus for kind, gpus in each.now.items() if gpus}
+        for name, each in found.items()
+        if any(each.now.values())
+    }
+
+
+def test_a_team_that_does_not_lend_keeps_what_its_jobs_cannot_use_of_one_type():
+    """Guaranteed are twelve; its two jobs run on the eight x alone, so four of y stay idle."""
+    rules = shares(a={"guaranteed": {"*": 12}, "lends": False}, b={})
+    jobs = claim("a", wait(8, x=8), wait(8, x=8)), claim("b", *[wait(1, x=8, y=8)] * 2)
+    assert typed(whole(rules, {"x": 8, "y": 8}, *jobs)) == {"a": {"x": 8}, "b": {"y": 4}}
+
+
+def test_who_has_no_use_for_more_keeps_what_it_holds():
+    """Six each; a's four are no room for its second job of four beside the first."""
+    jobs = claim("a", wait(4), held={"x": 4}), claim("b", wait(1, x=12))
+    assert typed(whole(shares(a={}, b={}), {"x": 12}, *jobs)) == {"a": {"x": 4}, "b": {"x": 8}}
+
+
+def test_what_is_left_goes_to_the_team_whose_turn_comes_first():
+    """Of twelve b can use five; c came before d, whatever the order of the file."""
+    sizes = {"a": 8, "b": 5, "c": 5, "d": 5}
+    jobs = [claim(name, wait(gpus), at=float(at)) for at, (name, gpus) in enumerate(sizes.items())]
+    for rules in (shares(d={}, c={}, b={}, a={}), shares(a={}, b={}, c={}, d={})):
+        assert typed(whole(rules, {"x": 12}, *jobs)) == {"b": {"x": 5}, "c": {"x": 5}}
+
+
+def test_guaranteed_types_come_first():
+    rules = shares(a={"guaranteed": {"y": 4}}, b={})
+    jobs = claim("a", wait(4, **ANY)), claim("b", wait(4, **ANY))
+    assert typed(whole(rules, ANY, *jobs)) == {"a": {"y": 4}, "b": {"x": 4}}
+
+
+def test_teams_keep_the_types_that_they_hold():
+    jobs = claim("a", wait(4, **ANY)), claim("b", held={"x": 4})
+    assert typed(whole(shares(a={}, b={}), ANY, *jobs)) == {"a": {"y": 4}, "b": {"x": 4}}
+
+
+def test_who_gets_more_chooses_types_first_and_the_one_with_most_gpus():
+    jobs = claim("a", wait(4, x=6, y=4)), claim("b", wait(6, x=6, y=4))
+    found = whole(shares(a={"max": {"*": 4}}, b={}), {"y": 4, "x": 6}, *jobs)
+    assert typed(found) == {"a": {"y": 4}, "b": {"x": 6}}
+    alone = whole(shares(a={}), {"x": 2, "y": 8}, claim("a", wait(4, x=2, y=4)))
+    assert typed(alone) == {"a": {"y": 4}}
+
+
+def test_a_team_keeps_within_its_max_of_a_type():
+    found = whole(shares(a={"max": {"x": 2}}, b={}), ANY, claim("a", wait(1, **ANY), wait(1, **ANY)))
+    assert typed(found) == {"a": {"x": 2, "y": 4}}
+    assert (found["a"].own, found["b"].own) == (4.0, 4.0)
+    only = whole(shares(a={"max": {"x": 2}}, b={}), {"x": 8}, claim("a", wait(1, x=8)))
+    assert (only["a"].own, only["b"].own) == (2.0, 6.0)
+
+
+def test_a_job_that_could_run_on_either_type_counts_once():
+    jobs = claim("a", wait(1, **ANY)), claim("b", wait(1, **ANY), wait(1, **ANY))
+    assert typed(whole(shares(a={"weight": 3.0}, b={}), ANY, *jobs)) == {"a": {"x": 4}, "b": {"y": 4}}
+
+
+def test_a_job_of_another_type_is_no_use_for_gpus():
+    jobs = claim("a", wait(4, x=4), wait(1, y=1)), claim("b", wait(1, x=4))
+    assert typed(whole(shares(a={}, b={}), {"x": 4, "y": 1}, *jobs)) == {"a": {"y": 1}, "b": {"x": 4}}
+
+
+@pytest.mark.parametrize(
+    ("guaranteed", "own"), [({"x": 4, "*": 6}, 11.0), ({"x": 4, "y": 4}, 12.0), ({"x": 4, "*": 2}, 10.0)]
+)
+def test_a_guarantee_of_any_type_includes_those_of_types(guaranteed: dict[str, int], own: float):
+    """The rest of sixteen is halved."""
+    assert whole(shares(a={"guaranteed": guaranteed}, b={}), {"x": 8, "y": 8})["a"].own == own
+
+
+def test_no_more_is_guaranteed_than_the_max():
+    rules = shares(a={"guaranteed": {"x": 4, "y": 4}, "max": {"*": 6}}, b={"guaranteed": {"*": 6}})
+    found = whole(rules, ANY)
+    assert (found["a"].own, found["b"].own) == (4.0, 4.0)
+    reached = whole(shares(a={"guaranteed": {"*": 4}, "max": {"*": 6}}, b={}), {"x": 10})
+    assert (reached["a"].own, reached["b"].own) == (6.0, 4.0)
+
+
+def test_what_of_a_guarantee_no_job_needs_is_divided_by_weight():
+    jobs = claim("a", wait(2)), claim("b", wait(1, x=16)), claim("c", wait(1, x=16))
+    found = typed(whole(shares(a={"guaranteed": {"*": 8}}, b={}, c={}), {"x": 16}, *jobs))
+    assert found == {"a": {"x": 2}, "b": {"x": 7}, "c": {"x": 7}}
+
+
+@pytest.mark.parametrize(
+    ("weights", "held", "expected"),
+    [
+        ((1.0, 1.0), (0, 2), (1, 2)),  # one and a half each: who holds two keeps them
+        ((1.0, 1.0), (2, 0), (2, 1)),
+        ((3.0, 2.0), (2, 2), (2, 1)),  # 1.8 and 1.2 of three, one of four having vanished
+        ((2.0, 3.0), (2, 2), (1, 2)),
+        ((2.0, 3.0), (0, 0), (1, 2)),
+    ],
+)
+def test_fractions_stay_where_they_are_held(
+    weights: tuple[float, float], held: tuple[int, int], expected: tuple[int, int]
+):
+    rules = shares(**{name: {"weight": weight} for name, weight in zip("ab", weights, strict=True)})
+    jobs = [claim(name, wait(1, x=3), held={"x": gpus}) for name, gpus in zip("ab", held, strict=True)]
+    assert tuple(each.now["x"] for each in whole(rules, {"x": 3}, *jobs).values()) == expected
+
+
+@given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6), st.integers(1, 40))
+@settings(max_examples=examples(200))
+def test_all_gpus_are_due_to_teams_that_could_use_all_and_each_gets_its_weight(
+    weights: list[float], gpus: int
+):
+    rules = shares(**{f"t{number}": {"weight": weight} for number, weight in enumerate(weights)})
+    found = whole(rules, {"x": gpus}, *(claim(name, wait(1, x=gpus)) for name in rules.teams))
+    assert sum(each.due["x"] for each in found.values()) == gpus
+    for weight, each in zip(weights, found.values(), strict=True):
+        assert each.own == pytest.approx(gpus * weight / sum(weights))
+        assert abs(each.due["x"] - each.own) < 1
+
+
+def of_20(*claims: Claim, rules: Shares, **used: float) -> dict[str, int]:
+    found = whole(rules, {"x": 20}, *claims, **used)
+    return {name: each.now["x"] for name, each in found.items() if each.now["x"]}
+
+
+def test_the_part_of_weights_is_among_teams_that_have_jobs_or_usage():
+    jobs = claim("a", wait(1, x=20)), claim("b", wait(1, x=20))
+    idle = {"weight": 2.0}
+    assert of_20(*jobs, rules=shares(1.0, a={}, b={}, c=idle), a=3600.0) == {"a": 4, "b": 16}  # 2^-2 to 1
+    used = of_20(*jobs, rules=shares(1.0, a={}, b={}, c={}), a=3600.0, c=3600.0)
+    assert used == {"a": 5, "b": 15}  # half of the usage at a third of the weights: 2^-1.5 to 1
+
+
+def test_usage_of_a_team_is_that_of_its_users_together():
+    rules = shares(1.0, t={"users": {"c": 1.0, "d": 1.0}}, b={})
+    jobs = [claim("t", wait(1, x=20), user=user) for user in "cd"]
+    found = of_20(*jobs, claim("b", wait(1, x=20)), rules=rules, c=1800.0, d=1800.0)
+    assert found == {"c": 2, "d": 2, "b": 16}
+
+
+def test_usage_lowers_the_weight_of_a_user_within_the_team():
+    """By what the team has used, whatever others have."""
+    rules = shares(1.0, t={"users": {"c": 1.0, "d": 1.0}}, b={})
+    jobs = [claim("t", wait(1, x=20), user=user) for user in "cd"]
+    assert of_20(*jobs, rules=rules, c=3600.0, b=7200.0) == {"c": 4, "d": 16}
+
+
+def test_users_own_what_their_team_owns_by_weight_whether_they_have_jobs_or_not():
+    rules = shares(t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}}, b={"weight": 1.0})
+    found = whole(rules, {"x": 9}, claim("t", wait(1, x=9), user="d"))
+    assert {name: each.own for name, each in found.items()} == {"c": 4.0, "d": 2.0, "b": 3.0}
+    assert found["d"].now == {"x": 9}, "it may borrow all"
+    both = [claim("t", wait(1, x=9), user=user) for user in "cd"]
+    assert typed(whole(rules, {"x": 9}, *both)) == {"c": {"x": 6}, "d": {"x": 3}}
+
+
+def test_users_divide_what_others_leave_to_their_team_and_are_due_what_their_team_is():
+    """Half of ten is not enough for eight: one of the two teams gives way, and is due its five."""
+    rules = shares(t={"users": {"c": 1.0, "d": 1.0}}, b={})
+    first = whole(rules, {"x": 10}, claim("t", wait(8), user="c"), claim("b", wait(8), at=1.0))
+    assert typed(first) == {"c": {"x": 8}}
+    late = whole(rules, {"x": 10}, claim("t", wait(8), user="c", at=1.0), claim("b", wait(8)))
+    assert typed(late) == {"b": {"x": 8}}
+    assert late["c"].due == {"x": 5}
+
+
+@pytest.mark.parametrize(
+    ("rules", "first", "second", "used"),
+    [
+        # Who has used most for its weight gives way, not who has used most, or who came last.
+        (
+            shares(1.0, a={"weight": 3.0}, b={}),
+            claim("a", wait(12), at=5.0),
+            claim("b", wait(12)),
+            (30.0, 20.0),
+        ),
+        # Of equal ones the one that came last, whatever the names; the first job of each counts.
+        (shares(a={}, b={}), claim("b", wait(12)), claim("a", wait(12), at=1.0), (0, 0)),
+        (shares(a={}, b={}), claim("b", *[wait(12)] * 9), claim("a", wait(12), at=5.0), (0, 0)),
+    ],
+)
+def test_who_gives_way_to_whom(rules: Shares, first: Claim, second: Claim, used: tuple[float, float]):
+    found = whole(rules, {"x": 12}, first, second, a=used[0], b=used[1])
+    assert typed(found) == {first.owner.team: {"x": 12}}
+
+
+def test_gpus_that_a_policy_has_left_are_no_use_to_its_team_unless_there_are_more():
+    def found(declined: int) -> dict[str, dict[str, int]]:
+        grows = claim("a", held={"x": 2}, wanted={"x": 6}, declined={"x": declined})
+        return typed(whole(shares(a={}, b={}), {"x": 12}, grows, claim("b", wait(1, x=12))))
+
+    assert found(3) == {"a": {"x": 6}, "b": {"x": 6}}
+    assert found(4) == {"a": {"x": 2}, "b": {"x": 10}}
+    waits = claim("a", wait(2), declined={"x": 4})
+    assert (waits.can_start("x", 4), waits.can_start("x", 5)) == (False, True)
+
+
+def test_changes_at_one_time_count_in_net_to_the_last_digit():
+    usage, other, owner = (TeamUsage.under(shares(1.0, a={})), TeamUsage.under(shares(1.0, a={})), Owner("a"))
+    for each in (usage, other):
+        each.hold(owner, 3, 0.1)
+    for at in range(1, 9):
+        for more in (2, -2):
+            usage.hold(owner, more, 700.7 * at)
+    assert usage.until(9999.9) == other.until(9999.9)
+
+
+def test_with_no_half_life_only_what_is_held_now_counts():
+    usage = TeamUsage.under(shares(0.0, a={}))
+    usage.hold(Owner("a"), 4, 0.0)
+    assert usage.until(HOUR_S) == {}
+
+
+def claims(*jobs: Any, nodes: Cluster, resizes: bool = True, throughput: Any = None) -> dict[str, Claim]:
+    """Claims of jobs that wait on an idle cluster."""
+    opened = session(make_policy("fifo"), nodes, throughput)
+    for each in jobs:
+        opened.submit(each, 0.0)
+    total = {"x": 4, "y": 4}
+    found = claims_of(opened.jobs.values(), shares(a={}), opened.speeds, total, resizes=resizes)
+    return {owner.team: each for owner, each in found.items()}
+
+
+def test_jobs_claim_what_they_can_use_by_type():
+    """On y nothing runs, and more than two GPUs make a job slower."""
+    seconds = {1: 8.0, 2: 4.0, 3: 6.0, 4: 6.0}
+    speeds = TimedSteps(lambda model, kind, place, batch: None if kind == "y" else seconds[sum(place)])
+    elastic, rigid = job("e", gpus=3, low=1, high=4, user="a"), job("r", gpus=3, user="a")
+    nodes = mixed_cluster(x=(4,), y=(4,))
+    found = claims(elastic, rigid, nodes=nodes, throughput=speeds)["a"].waiting
+    assert [(each.least, dict(each.most)) for each in found] == [(1, {"x": 2}), (3, {"x": 3})]
+    rigid_policy = claims(elastic, nodes=nodes, throughput=speeds, resizes=False)["a"].waiting
+    assert [(each.least, dict(each.most)) for each in rigid_policy] == [(3, {"x": 3})]
