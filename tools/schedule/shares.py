@@ -346,7 +346,7 @@ def _in_use(parties: Sequence[_Party], total: Mapping[str, int], terms: _Terms) 
     due: _Parts | None = None
     while True:
         caps = [min(cap, sum(each.values())) for cap, each in zip(terms.caps, usable, strict=True)]
-        counts = _whole(_shared(terms.gpus, terms.weights, terms.firm, caps), held, caps, terms.gpus)
+        counts = _whole(_shared(terms.gpus, terms.weights, terms.firm, caps), held)
         parts = _by_type(parties, counts, usable, total)
         due = due or parts
         idle = [
@@ -446,24 +446,19 @@ def _shared(
     return parts
 
 
-def _whole(parts: Sequence[float], held: Sequence[int], caps: Sequence[int], gpus: int) -> list[int]:
+def _whole(parts: Sequence[float], held: Sequence[int]) -> list[int]:
     """Whole GPUs less than one away from ``parts``; what is held now stays where that allows it.
 
     They come to as many as the parts do, to the nearest.
     """
-    target = min(gpus, round(math.fsum(parts)))
+    target = round(math.fsum(parts))
     whole = [
         have if abs(part - have) < 1 - _ROUNDING else math.floor(part + _ROUNDING)
         for part, have in zip(parts, held, strict=True)
     ]
-    whole = [min(each, int(cap)) for each, cap in zip(whole, caps, strict=True)]
     order = range(len(parts))
     while sum(whole) < target:
-        short = [i for i in order if whole[i] < caps[i]]
-        if not short:
-            break
-        whole[max(short, key=lambda i: (parts[i] - whole[i], -i))] += 1
+        whole[max(order, key=lambda i: (parts[i] - whole[i], -i))] += 1
     while sum(whole) > target:
-        over = [i for i in order if whole[i] > 0]
-        whole[max(over, key=lambda i: (whole[i] - parts[i], i))] -= 1
+        whole[max(order, key=lambda i: (whole[i] - parts[i], i))] -= 1
     return whole
