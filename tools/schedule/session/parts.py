@@ -544,15 +544,15 @@ class TeamParts:
             said = part.policy.explain(own)
             part.rules.check_explained(said)
             for job_id, why in said.items():
-                found[job_id] = self._of_owner(own.jobs.get(job_id), part.owner, why)
+                found[job_id] = self._of_owner(own, job_id, part.owner, why)
         return found
 
-    def _of_owner(self, job: JobState | None, owner: Owner, why: Explanation) -> Explanation:
-        given, claim = self._entitled.get(owner), self._claims.get(owner)
-        if job is None or job.gpus or given is None or claim is None:
+    def _of_owner(self, own: Snapshot, job_id: str, owner: Owner, why: Explanation) -> Explanation:
+        given, job = self._entitled.get(owner), own.jobs.get(job_id)
+        if job is None or job.gpus or given is None:
             return why
-        held, now = sum(claim.held.values()), sum(given.due.values())
-        text = f"{why.reason}; {in_words(owner)} holds {held} of {now} GPUs"
+        held = sum(each.gpus for each in own.jobs.values() if each.counts_gpus)
+        text = f"{why.reason}; {in_words(owner)} holds {held} of {sum(given.due.values())} GPUs"
         return Explanation(text, why.needs_gpus)
 
     def reserved(self, seen: Snapshot) -> dict[str, Sequence[Reserved]]:

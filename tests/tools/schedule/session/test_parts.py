@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
 from pliant.schemas.cluster import Cluster, Owner, Sharing
-from pliant.schemas.job import Job
+from pliant.schemas.job import Gpus, Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.policy import Decision, Policy, Target
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import cluster, job, mixed_cluster, sizes
+from tests.builders import TimedSteps, cluster, job, mixed_cluster, sizes
 from tests.tools.schedule.test_shares import shares, under
 
 THREE = shares(x={}, y={}, z={})
@@ -632,3 +634,416 @@ def test_what_a_policy_leaves_free_goes_to_others_although_it_is_entitled_to_mor
     )
     held.submit(rigid("y", 3, at=10.0), 10.0)
     assert decided(held, 10.0) == {"y": "start"}
+
+
+# Cases that another round of the same decision would hide, so each has one alone.
+
+
+@pytest.fixture
+def once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is taken back must do in the first round."""
+    monkeypatch.setattr("pliant.tools.schedule.session.session.MOST_ROUNDS", 0)
+
+
+@pytest.mark.usefixtures("once")
+def test_no_job_stops_where_that_is_not_enough_for_the_one_that_waits():
+    held = under("fifo", cluster(11), THREE)
+    jobs = [rigid("x-old", 4), rigid("x-young", 1), *(rigid(f"z{number}", 2) for number in range(3))]
+    running(held, *((each, {"n0": each.gpus.requested}) for each in jobs))
+    held.submit(rigid("y", 4, at=10.0), 10.0)
+    assert decided(held, 10.0) == {}
+
+
+@pytest.mark.usefixtures("once")
+def test_gpus_taken_back_for_one_team_are_not_counted_for_the_next():
+    held = under("fifo", cluster(12), shares(x={}, y={"guaranteed": {"*": 4}}, z={"guaranteed": {"*": 5}}))
+    running(held, *((rigid(f"x{number}", 3), {"n0": 3}) for number in range(4)))
+    held.submit(rigid("y", 4, at=10.0), 10.0)
+    held.submit(rigid("z", 5, at=10.0), 10.0)
+    decided(held, 10.0)
+    assert sizes(held) == {"x0": 3, "y": 4, "z": 5}
+
+
+@pytest.mark.usefixtures("once")
+def test_a_pair_counts_once_where_gpus_are_taken_back():
+    nodes = cluster(4, 4, 4).model_copy(update={"sharing": Sharing(unmeasured="together")})
+    held = opened(nodes, shares(x={}, y={"guaranteed": {"*": 8}}), policy=owned(elasticity="none"))
+    running(held, *((rigid(f"x{number}", 4), {f"n{number}": 4}) for number in range(3)))
+    held.submit(rigid("x2-too", 4), 5.0)
+    held.adopt([Holding("x2-too", (("n2", 4),), beside="x2")], 5.0)
+    assert held.standings(5.0)[0].held == 12
+    held.submit(rigid("y", 8, at=10.0), 10.0)
+    assert decided(held, 10.0) == dict.fromkeys(("x2", "x2-too", "x1"), "preempt") | {"y": "start"}
+
+
+@pytest.mark.usefixtures("once")
+def test_a_pair_does_not_shrink():
+    """It stops, and one of the two starts again on what y leaves."""
+    nodes = cluster(4, 4).model_copy(update={"sharing": Sharing(unmeasured="together")})
+    held = opened(nodes, TWO)
+    running(held, (rigid("x", 4), {"n0": 4}), (elastic("x-one", 4), {"n1": 4}))
+    held.submit(elastic("x-two", 4), 5.0)
+    held.adopt([Holding("x-two", (("n1", 4),), beside="x-one")], 5.0)
+    held.submit(rigid("y", 2, at=10.0), 10.0)
+    assert decided(held, 10.0) == {"x-one": "shrink", "x-two": "preempt", "y": "start"}
+
+
+@pytest.mark.usefixtures("once")
+def test_what_a_borrower_holds_after_shrinking_is_what_stopping_it_frees():
+    """x shrinks from six to two, for four of y's eight; then it gives two, and so does another."""
+    held = opened(cluster(10), shares(x={"guaranteed": {"*": 2}}, y={"guaranteed": {"*": 8}}))
+    running(
+        held,
+        *((rigid(f"x{number}", 2), {"n0": 2}) for number in range(2)),
+        (elastic("x-el", 6, low=2), {"n0": 6}),
+    )
+    held.submit(rigid("y", 8, at=10.0), 10.0)
+    assert decided(held, 10.0) == {"x-el": "preempt", "x1": "preempt", "y": "start"}
+
+
+def test_who_shrinks_down_to_what_its_team_owns_is_not_stopped():
+    """Each owns 3.67 of eleven, so four at most; x gives the fifth, which leaves y three."""
+    held = opened(cluster(11), shares(y={}, x={}, z={}))
+    running(held, (elastic("x", 5, low=4), {"n0": 5}), (rigid("z", 4), {"n0": 4}))
+    held.submit(rigid("y", 4, at=10.0), 10.0)
+    assert decided(held, 10.0) == {}
+
+
+def test_free_gpus_count_before_any_job_stops():
+    held = under("fifo", cluster(8), TWO)
+    running(held, (rigid("x-old", 3), {"n0": 3}), (rigid("x-young", 3), {"n0": 3}))
+    held.submit(rigid("y", 4, at=10.0), 10.0)
+    assert decided(held, 10.0) == {"x-young": "preempt", "y": "start"}
+
+
+def test_borrowers_shrink_for_running_jobs_that_can_grow():
+    held = under("fair-share", cluster(8), TWO)
+    running(held, (elastic("x", 7), {"n0": 7}), (elastic("y", 1), {"n0": 1}))
+    decided(held, 10.0)
+    assert sizes(held) == {"x": 4, "y": 4}
+    held.end("x", 20.0)
+    decided(held, 20.0)
+    assert sizes(held) == {"y": 8}
+
+
+def test_a_borrower_shrinks_to_a_size_on_which_it_trains():
+    speeds = TimedSteps(lambda model, kind, place, batch: None if sum(place) == 3 else 8.0 / sum(place))
+    held = Session(owned()(), cluster(8).model_copy(update={"shares": TWO}), speeds)
+    running(held, (rigid("x-rigid", 4), {"n0": 4}), (elastic("x", 4), {"n0": 4}))
+    held.submit(rigid("y", 1, at=10.0), 10.0)
+    decided(held, 10.0)
+    assert sizes(held) == {"x-rigid": 4, "x": 2, "y": 1}
+
+
+@pytest.mark.parametrize(("make", "step"), [(elastic, "shrink"), (rigid, "preempt")])
+def test_only_gpus_of_the_type_that_is_lacked_are_taken_back(make: Callable[..., Job], step: str):
+    """x owns ten of sixteen, more than its eight of p; those it borrows all the same."""
+    rules = shares(x={"guaranteed": {"q": 8}}, y={"guaranteed": {"p": 4}})
+    held = opened(mixed_cluster(p=(8,), q=(8,)), rules)
+    on_q = [(make(name, 4, low=2) if make is elastic else make(name, 4), {"q-0": 4}) for name in ("x1", "x2")]
+    on_p = [(make(name, 4, low=2) if make is elastic else make(name, 4), {"p-0": 4}) for name in ("x3", "x4")]
+    running(held, *on_p, *on_q)
+    held.submit(rigid("y", 4, at=10.0), 10.0)
+    done = decided(held, 10.0)
+    assert done.pop("y") == "start"
+    assert set(done) <= {"x3", "x4"}
+    assert set(done.values()) == {step}
+    assert held.jobs["y"].gpu_type == "p"
+
+
+def test_of_two_teams_that_could_use_the_free_gpus_the_one_that_lacks_more_gets_them():
+    """More than their own, two each: x lacks three, y four, and z's jobs hold what is missing."""
+    idle_teams = {name: {} for name in "uvw"}
+    held = under("fifo", cluster(12), shares(x={}, y={}, z={}, **idle_teams))
+    running(held, (rigid("z", 8), {"n0": 8}))
+    held.submit(rigid("x", 3, at=10.0), 10.0)
+    held.submit(rigid("y", 4, at=10.0), 10.0)
+    assert decided(held, 10.0) == {"y": "start"}
+
+
+def test_a_team_gets_the_largest_whole_nodes_first():
+    held = opened(cluster(4, 8), TWO, rigid("x", 8), policy=owned(idle))
+    assert free_of(held, "x", 0.0) == {"n1": 8}
+
+
+def test_where_several_nodes_are_needed_a_team_gets_the_emptiest_first():
+    held = opened(cluster(8, 8, 8), TWO, policy=owned(idle))
+    running(held, (rigid("y0", 6), {"n0": 6}), (rigid("y1", 5), {"n1": 5}), (rigid("y2", 4), {"n2": 4}))
+    held.submit(rigid("x", 8), 3.0)
+    assert free_of(held, "x", 3.0) == {"n0": 1, "n1": 3, "n2": 4}
+
+
+def test_parameter_servers_stay_where_they_are_when_gpus_are_taken_back():
+    held = opened(cluster(8, 0), TWO)
+    held.submit(elastic("x", 8), 0.0)
+    held.adopt([Holding("x", (("n0", 8),), None, (("n1", 1),))], 0.0)
+    held.submit(rigid("y", 4, at=10.0), 10.0)
+    assert decided(held, 10.0) == {"x": "shrink", "y": "start"}
+    assert held.jobs["x"].servers == (("n1", 1),)
+
+
+def on_drained(one: Job, policy: str = "fair-share", **servers: Any) -> Session:
+    """A job holds three GPUs of n0, which is drained, and one of n1; y waits for another of n1."""
+    held = under(policy, cluster(3, 1, 0), TWO)
+    held.submit(one, 0.0)
+    held.adopt([Holding(one.id, (("n0", 3), ("n1", 1)), None, **servers)], 0.0)
+    held.drain("n0", 1.0, now=False)
+    held.submit(rigid("y", 1, at=2.0), 2.0)
+    decided(held, 2.0)
+    return held
+
+
+@pytest.mark.parametrize(
+    ("one", "policy", "gpus"),
+    [
+        (elastic("x", 4, low=3), "fair-share", 3),
+        (elastic("x", 4, low=4), "fair-share", 4),
+        (rigid("x", 4), "fair-share", 4),
+        (elastic("x", 4), "fifo", 4),
+        (
+            elastic("x", 4).model_copy(update={"gpus": Gpus(requested=4, min=2, max=4, sizes=(2, 4))}),
+            "fair-share",
+            4,
+        ),
+    ],
+)
+def test_a_job_on_a_drained_node_gives_back_only_what_it_can_do_without(one: Job, policy: str, gpus: int):
+    assert on_drained(one, policy).jobs["x"].gpus == gpus
+
+
+def test_parameter_servers_stay_where_they_are_when_a_job_keeps_a_drained_node_alone():
+    held = on_drained(elastic("x", 4), servers=(("n2", 1),))
+    assert (held.jobs["x"].gpus, held.jobs["x"].servers) == (3, (("n2", 1),))
+
+
+def test_jobs_on_a_drained_node_give_back_in_order_of_their_names():
+    rules = shares(x={"guaranteed": {"*": 3}}, y={"guaranteed": {"*": 3}})
+    held = bound_to_n0(cluster(2, 3, 3), rules, elastic("x-two", 4), elastic("x-one", 4))
+    held.submit(rigid("y", 3, at=2.0), 2.0)
+    decided(held, 2.0)
+    assert sizes(held) == {"x-one": 1, "x-two": 4, "y": 3}
+
+
+# Answers that break rules, reject jobs, or say something of them.
+
+
+def says(**answer: Any) -> Callable[[Snapshot], Decision]:
+    """The policy of x says this, that of y takes what it can."""
+
+    def decide(snapshot: Snapshot) -> Decision:
+        return Decision(**answer) if "x" in snapshot.jobs else takes(snapshot)
+
+    return decide
+
+
+def test_a_policy_may_not_take_gpus_of_another_team():
+    """Four of eight are not its own, though free."""
+    policy = owned(says(targets={"x": Target(6)}))
+    held = opened(cluster(8), TWO, rigid("x", 6), elastic("y", 4, low=4, at=1.0), policy=policy)
+    with pytest.raises(PolicyError, match='gives "x" 6 GPUs'):
+        held.decide(1.0)
+
+
+def test_what_is_no_decision_is_the_fault_of_the_policy():
+    held = opened(cluster(8), TWO, rigid("x", 6), policy=owned(lambda snapshot: None))
+    with pytest.raises(PolicyError):
+        held.decide(0.0)
+
+
+def test_jobs_are_rejected_and_admitted_by_the_policies_of_their_teams():
+    policy = owned(says(rejected={"x": "no"}, admissions={"x": {"admitted": False}}))
+    held = opened(cluster(8), TWO, rigid("x", 6), rigid("y", 1), policy=policy)
+    assert decided(held, 0.0) == {"x": "reject", "y": "start"}
+    assert held.admissions == {"x": {"admitted": False}}
+
+
+def test_what_was_said_before_others_were_offered_the_rest_counts():
+    """x declines; when y is offered what is left, x's policy is asked again, and says nothing new."""
+
+    def answer(snapshot: Snapshot) -> Decision:
+        if "x" not in snapshot.jobs:
+            return takes(snapshot)
+        first = bool(snapshot.changes)
+        return Decision(ask_again_s=50.0, admissions={"x": {"admitted": True}}) if first else Decision()
+
+    held = opened(cluster(8), TWO, rigid("x", 4), rigid("y", 8, at=1.0), policy=owned(answer))
+    assert decided(held, 1.0) == {"y": "start"}
+    assert (held.ask_again_s, held.admissions) == (50.0, {"x": {"admitted": True}})
+
+
+@pytest.mark.parametrize("again_s", [None, 1.0])
+def test_a_policy_that_leaves_gpus_free_is_not_asked_over_and_over(again_s: float | None):
+    policy = owned(says(ask_again_s=again_s))
+    held = opened(cluster(8), TWO, rigid("x", 4), rigid("y", 8, at=1.0), policy=policy)
+    held.decide(1.0)
+    assert sizes(held) == {"y": 8}
+    assert len(policy.seen["x"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "ends", "arrives"),
+    [
+        (("x1",), "x1", "x2"),  # another job in place of the one that waits
+        (("x1", "x2"), "x1", None),  # one job fewer
+        (("x-runs", "x2"), "x-runs", None),  # as many wait, but none holds GPUs
+    ],
+)
+def test_a_policy_is_offered_what_it_left_once_its_jobs_have_changed(
+    before: tuple[str, ...], ends: str, arrives: str | None
+):
+    """The policy of x starts nothing but x2, and that when it is alone."""
+
+    def answer(snapshot: Snapshot) -> Decision:
+        mine = [name for name in snapshot.jobs if name.startswith("x")]
+        return Decision() if mine and mine != ["x2"] else takes(snapshot)
+
+    held = opened(cluster(8), TWO, policy=owned(answer))
+    for name in before:
+        held.submit(rigid(name, 4), 0.0)
+        if name == "x-runs":
+            held.adopt([Holding(name, (("n0", 4),))], 0.0)
+    for number in range(4):
+        held.submit(rigid(f"y{number}", 2, at=1.0), 1.0)
+    held.decide(1.0)
+    held.end(ends, 2.0, "cancelled")
+    if arrives is not None:
+        held.submit(rigid(arrives, 4, at=2.0), 2.0)
+    decided(held, 2.0)
+    assert held.jobs["x2"].gpus == 4
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("until_s", [60.0, None])
+def test_another_process_knows_what_policies_left_free_and_until_when(keeps: bool, until_s: float | None):
+    """The policy of x keeps no state, that of y may: it is given back with y's jobs alone."""
+
+    def answer(snapshot: Snapshot) -> Decision:
+        leaves = "x" in snapshot.jobs and snapshot.time_s < 60.0
+        return Decision(ask_again_s=until_s) if leaves else takes(snapshot)
+
+    loaded = []
+
+    def load(self: Owned, state: Any, jobs: Mapping[str, JobState]) -> None:
+        loaded.append((state, sorted(jobs)))
+
+    def dump(self: Owned) -> Any:
+        return "kept" if keeps and self.user == "y" else None
+
+    policy = owned(answer, dump_state=dump, load_state=load)
+    jobs = [rigid("x", 4), *(rigid(f"y{number}", 2) for number in range(4))]
+    held = opened(cluster(8), TWO, *jobs, policy=policy)
+    held.decide(0.0)
+    again = opened(cluster(8), TWO, *jobs, policy=policy)
+    again.adopt([Holding.of(each) for each in held.jobs.values() if each.gpus], 0.0)
+    again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
+    assert loaded == [("kept", ["y0", "y1", "y2", "y3"])] * keeps
+    offered = {"y0": "preempt", "y1": "preempt", "x": "start"}
+    assert decided(again, 60.0) == ({} if until_s is None else offered)
+
+
+def test_policies_of_teams_that_come_later_decide_with_less_effort_in_a_prediction():
+    class Quick(Owned):
+        seen: ClassVar[dict[str, list[Seen]]] = {}
+        answer = staticmethod(takes)
+        quick: ClassVar[int] = 0
+
+        def look_ahead(self):
+            type(self).quick += 1
+
+    held = opened(cluster(8), TWO, rigid("x", 1), policy=Quick)
+    held.decide(0.0)
+    held.look_ahead()
+    held.submit(rigid("y", 1, at=1.0), 1.0)
+    held.decide(1.0)
+    assert Quick.quick == 2
+
+
+# GPU types that policies leave open.
+
+
+def test_jobs_whose_type_is_left_open_share_the_types_of_their_team():
+    """The first gets the fast type, others what is left of it."""
+    for named, expected in (
+        ({"x1": Target(4), "x2": Target(4)}, {"x1": "b", "x2": "a"}),
+        ({"x1": Target(4, "b"), "x2": Target(4)}, {"x1": "b", "x2": "a"}),
+        ({"x1": Target(4, placement=(("a-0", 4),)), "x2": Target(4)}, {"x1": "a", "x2": "b"}),
+    ):
+        nodes = mixed_cluster(a=(4,), b=(4,)).model_copy(update={"shares": TWO})
+        held = Session(owned(says(targets=named))(), nodes, Fast())
+        for name in ("x", *named):
+            held.submit(rigid(name, 4), 0.0)
+        decided(held, 0.0)
+        assert types(held) == expected
+
+
+def test_a_job_whose_type_is_left_open_stays_on_its_own_and_goes_where_it_runs():
+    nodes = mixed_cluster(a=(4,), b=(4,)).model_copy(update={"shares": TWO})
+    held = opened(nodes, TWO, policy=owned(says(targets={"x": Target(4)})))
+    running(held, (elastic("x", 2), {"b-0": 2}))
+    assert decided(held, 1.0) == {"x": "grow"}
+    assert types(held) == {"x": "b"}
+    speeds = TimedSteps(lambda model, kind, place, batch: None if kind == "a" else 1.0)
+    other = Session(owned(says(targets={"x": Target(4)}))(), nodes, speeds)
+    other.submit(rigid("x", 4), 0.0)
+    other.submit(rigid("x-too", 4), 0.0)
+    decided(other, 0.0)
+    assert types(other) == {"x": "b"}
+
+
+# What is said of teams.
+
+
+def test_an_explanation_says_how_the_team_of_a_job_that_waits_stands():
+    held = under("fifo", cluster(10), TWO)
+    for each in (rigid("x", 8), rigid("x-more", 8), rigid("y", 8, at=1.0)):
+        held.submit(each, 1.0)
+    held.decide(1.0)
+    found = {name: why.reason for name, why in held.explain(1.0).items()}
+    assert found["x-more"].endswith("; team x holds 8 of 5 GPUs")
+    assert found["y"].endswith("; team y holds 0 of 5 GPUs")
+    assert "team" not in found.get("x", "")
+
+
+def test_standings_say_what_each_team_owns_holds_lends_and_waits_for():
+    rules = shares(1.0, x={}, y={}, z={}, u={"lends": False})
+    held = under("fifo", cluster(12), rules)
+    held.submit(rigid("x", 5), 0.0)
+    held.decide(0.0)
+    held.submit(rigid("y", 8, at=3600.0), 3600.0)
+    held.submit(rigid("y-too", 2, at=3600.0), 3600.0)
+    found = {each.team: each for each in held.standings(3600.0)}
+    assert {team: (each.own, each.held, each.borrowed) for team, each in found.items()} == {
+        "x": (3.0, 5, 2),
+        "y": (3.0, 0, 0),
+        "z": (3.0, 0, 0),
+        "u": (3.0, 0, 0),
+    }
+    assert {team: each.lent for team, each in found.items()} == {"x": 0.0, "y": 1.0, "z": 1.0, "u": 0.0}
+    assert (found["y"].waiting_jobs, found["y"].waiting_gpus) == (2, 10)
+    assert found["x"].usage_gpu_hours == pytest.approx(5 / math.log(2) / 2, abs=1e-3)
+
+
+def test_standings_show_a_team_that_is_due_more_than_its_jobs_can_use_and_strangers_that_were_there():
+    held = under("fifo", cluster(10), shares(1.0, x={}, y={}))
+    held.submit(rigid("x", 8), 0.0)
+    held.submit(rigid("y", 8, at=1.0), 1.0)
+    held.submit(rigid("e", 1, at=1.0), 1.0)
+    assert {each.team for each in held.standings(1.0)} == {"x", "y", "*"}
+    held.decide(1.0)
+    assert {each.team: each.entitled for each in held.standings(1.0)} == {"x": 5, "y": 4, "*": 1}
+    held.end("e", 3601.0)
+    held.decide(3601.0)
+    held.decide(3602.0)
+    assert {each.team for each in held.standings(3602.0)} == {"x", "y", "*"}
+
+
+def test_under_a_policy_that_resizes_nothing_an_elastic_job_counts_as_what_it_requests():
+    """y's eight of at least one do not fit five, so y gives way, and x's two are all that x can use."""
+    held = under("fifo", cluster(10), TWO)
+    held.submit(rigid("x", 8), 0.0)
+    held.submit(elastic("y", 8, at=1.0), 1.0)
+    assert decided(held, 1.0) == {"x": "start"}
+    small = under("fifo", cluster(8), TWO)
+    small.submit(elastic("x", 2), 0.0)
+    small.decide(0.0)
+    assert small.standings(0.0)[0].entitled == 2
