@@ -143,7 +143,6 @@ class TeamParts:
                 each: gpus
                 for each, claim in claims.items()
                 if (gpus := entitled[each].now.get(kind, 0) - claim.held.get(kind, 0)) > 0
-                and claim.has_use(kind, gpus)
             }
             borrows = held[owner] > math.ceil(_own(entitled.get(owner)) - _ROUNDING)
             helps = lacks.keys() - {owner} and sum(lacks.values()) > free[kind]
@@ -181,9 +180,9 @@ class TeamParts:
         held = sum(claim.held.get(kind, 0) for claim in self._claims.values())
         spare = gpus - held + self._shrink(over, kind, cuts)
         helps = any(
-            claim.wanted.get(kind, 0) > claim.held.get(kind, 0) or claim.can_start(kind, min(spare, -more))
+            claim.wanted.get(kind, 0) > claim.held.get(kind, 0) or claim.can_start(kind, spare)
             for owner, claim in self._claims.items()
-            if (more := self._over(owner, kind)) < 0
+            if self._over(owner, kind) < 0
         )
         for owner, lacks in self._lenders(kind):
             room = self._room(owner.team, kind, cuts)
@@ -217,7 +216,7 @@ class TeamParts:
         for owner, claim in self._claims.items():
             of_own = math.ceil(self._entitled[owner].own - _ROUNDING) - sum(claim.held.values())
             lacks = min(-self._over(owner, kind), of_own)
-            if lacks > 0 and claim.can_start(kind, lacks):
+            if lacks > 0:
                 found.append((owner, lacks))
         return sorted(found, key=lambda each: (-each[1], each[0]))
 
@@ -260,7 +259,7 @@ class TeamParts:
             own = math.ceil(self._entitled[owner].own - _ROUNDING)
             borrowed[owner] = sum(claim.held.values()) - freed - own
             for job in claim.running:
-                if job.gpu_type == kind and job.counts_gpus and cuts.get(job.id) != Holding(job.id):
+                if job.gpu_type == kind and job.counts_gpus:
                     straddles = job.gpus - self._freed_by(job, cuts) > borrowed[owner]
                     key = (straddles, not _resizable(job), -job.granted_s, job.id)
                     jobs.append((key, job, owner))
