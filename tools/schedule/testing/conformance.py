@@ -45,7 +45,7 @@ from pliant.tools.schedule.testing.harness import (
 _SHARES: Final = {
     "teams": {
         "first": {"users": ("a",), "weight": 2.0, "guaranteed": {"*": 2}},
-        "second": {"users": {"b": 2.0, "c": 1.0}, "max": {"*": 8}},
+        "second": {"users": {"b": 2.0, "c": 1.0}, "max": {"*": 5}},
         "third": {"users": ("d",), "guaranteed": {"gpu": 4, "a": 4, "b": 4}, "borrows": False},
     },
     "half_life_hours": 0.1,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import ANY_TYPE, Cluster
 from pliant.schemas.errors import PliantError
 from pliant.schemas.job import Gpus, Job
 from pliant.tools.profile.throughput import CurveThroughput
@@ -27,6 +27,8 @@ _CURVES: Final = {"saturating": {1: 1.0, 2: 1.8, 4: 2.8, 8: 3.6}, "flat": {1: 1.
 _SHARING: Final = {"unmeasured": "together", "speed": 0.8}
 _SPEEDS: Final = {"fast": 2.0, "b": 2.0}
 """Some GPU types are faster, so that jobs have a reason to change the type."""
+_CENT: Final = 0.01
+"""What a team owns is rounded where it is said."""
 
 
 def require(holds: bool, complaint: str) -> None:
@@ -109,6 +111,7 @@ class CheckedSession:
 
     def decide(self) -> None:
         before = {state.id: dict(state.placement) for state in self.jobs.values()}
+        teams = self._gpus_of_teams()
         unasked = self.session.leaves_unasked(self.time_s)
         try:
             changed = self.session.decide(self.time_s)
@@ -118,6 +121,7 @@ class CheckedSession:
         require(not (unasked and changed), f"outlasts_ends was said, but mere ends change {names}")
         self._check_nodes()
         self._check_drained(before)
+        self._check_teams(teams)
         for state in self.jobs.values():
             _check_job(self.session, state)
 
@@ -133,6 +137,29 @@ class CheckedSession:
                 held = dict(state.placement).get(name, 0)
                 most = 0 if at_once else before.get(state.id, {}).get(name, 0)
                 require(held <= most, f"{state.id} holds {held} GPUs of {name}, which is drained")
+
+    def _gpus_of_teams(self) -> Counter[tuple[str, str]]:
+        """GPUs by team and type ("*": of any) that jobs hold, those that finish on drained nodes included."""
+        found, shares = Counter[tuple[str, str]](), self.session.cluster.shares
+        for state in self.jobs.values() if shares is not None else ():
+            if shares is not None and state.gpus and state.counts_gpus:
+                for kind in (ANY_TYPE, state.gpu_type or ""):
+                    found[shares.team_of(state.spec), kind] += state.gpus
+        return found
+
+    def _check_teams(self, before: Counter[tuple[str, str]]) -> None:
+        """No team exceeds its maximum; one that may not borrow gets no more than its own."""
+        shares, now = self.session.cluster.shares, self._gpus_of_teams()
+        if shares is None:
+            return
+        standings = self.session.standings(self.time_s)
+        for name, team in shares.teams.items():
+            for kind, most in team.max.items():
+                held = now[name, kind]
+                require(held <= most, f"team {name} holds {held} GPUs of type {kind}, its maximum is {most}")
+            held, own = now[name, ANY_TYPE], sum(each.own for each in standings if each.team == name)
+            within = team.borrows or held <= max(before[name, ANY_TYPE], own + _CENT)
+            require(within, f"team {name} holds {held} GPUs, {own} are its own, and it may not borrow")
 
     def _check_nodes(self) -> None:
         held: Counter[str] = Counter()
