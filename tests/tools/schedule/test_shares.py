@@ -592,10 +592,11 @@ def test_changes_at_one_time_count_in_net_to_the_last_digit():
     usage, other, owner = (TeamUsage.under(shares(1.0, a={})), TeamUsage.under(shares(1.0, a={})), Owner("a"))
     for each in (usage, other):
         each.hold(owner, 3, 0.1)
-    for at in range(1, 9):
+    for time_s in (700.1, 1234.5, 2345.6):
         for more in (2, -2):
-            usage.hold(owner, more, 700.7 * at)
-    assert usage.until(9999.9) == other.until(9999.9)
+            usage.hold(owner, more, time_s)
+        for later_s in (1.1, 11.3, 333.3):
+            assert usage.until(time_s + later_s) == other.until(time_s + later_s)
 
 
 def test_with_no_half_life_only_what_is_held_now_counts():

@@ -783,10 +783,11 @@ def test_parameter_servers_stay_where_they_are_when_gpus_are_taken_back():
 
 
 def on_drained(one: Job, policy: str = "fair-share", **servers: Any) -> Session:
-    """A job holds three GPUs of n0, which is drained, and one of n1; y waits for another of n1."""
-    held = under(policy, cluster(3, 1, 0), TWO)
+    """A job holds three GPUs of n0, which is drained, and all of n1; y waits for one."""
+    more = one.gpus.requested - 3
+    held = under(policy, cluster(3, more, 0), TWO)
     held.submit(one, 0.0)
-    held.adopt([Holding(one.id, (("n0", 3), ("n1", 1)), None, **servers)], 0.0)
+    held.adopt([Holding(one.id, (("n0", 3), ("n1", more)), None, **servers)], 0.0)
     held.drain("n0", 1.0, now=False)
     held.submit(rigid("y", 1, at=2.0), 2.0)
     decided(held, 2.0)
@@ -797,7 +798,7 @@ def on_drained(one: Job, policy: str = "fair-share", **servers: Any) -> Session:
     ("one", "policy", "gpus"),
     [
         (elastic("x", 4, low=3), "fair-share", 3),
-        (elastic("x", 4, low=4), "fair-share", 4),
+        (elastic("x", 5, low=4), "fair-share", 5),
         (rigid("x", 4), "fair-share", 4),
         (elastic("x", 4), "fifo", 4),
         (
@@ -990,6 +991,20 @@ def test_a_job_whose_type_is_left_open_stays_on_its_own_and_goes_where_it_runs()
     assert types(other) == {"x": "b"}
 
 
+def test_gpus_that_one_of_a_pair_leaves_are_no_room_for_a_job_whose_type_is_left_open():
+    nodes = mixed_cluster(a=(4,), b=(4,)).model_copy(
+        update={"shares": TWO, "sharing": Sharing(unmeasured="together")}
+    )
+    answer = says(targets={"x": Target(0), "x-new": Target(4)})
+    held = Session(owned(answer)(), nodes, CurveThroughput({}, {"a": 2.0}))
+    running(held, (rigid("x-too", 4), {"a-0": 4}))
+    held.submit(rigid("x", 4), 1.0)
+    held.adopt([Holding("x", (("a-0", 4),), beside="x-too")], 1.0)
+    held.submit(rigid("x-new", 4), 2.0)
+    decided(held, 2.0)
+    assert types(held) == {"x-too": "a", "x-new": "b"}
+
+
 # What is said of teams.
 
 
@@ -1047,3 +1062,86 @@ def test_under_a_policy_that_resizes_nothing_an_elastic_job_counts_as_what_it_re
     small.submit(elastic("x", 2), 0.0)
     small.decide(0.0)
     assert small.standings(0.0)[0].entitled == 2
+
+
+@pytest.mark.usefixtures("once")
+def test_where_a_team_is_at_its_limit_only_its_own_users_give_back_for_each_other():
+    """v takes the two of w that it lacks; what c lacks, d holds, so w keeps its third."""
+    rules = shares(
+        t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}, "max": {"*": 3}},
+        v={"guaranteed": {"*": 5}},
+        w={},
+    )
+    held = under("fifo", cluster(8), rules)
+    running(
+        held, (rigid("d", 2), {"n0": 2}), (rigid("w-old", 1), {"n0": 1}), (rigid("w-young", 2), {"n0": 2})
+    )
+    held.submit(rigid("c", 2, at=10.0), 10.0)
+    held.submit(rigid("v", 5, at=10.0), 10.0)
+    done = decided(held, 10.0)
+    assert done == {"w-young": "preempt", "d": "preempt", "v": "start", "c": "start"}
+
+
+@pytest.mark.usefixtures("once")
+def test_a_user_who_shrinks_makes_room_for_another_of_a_team_at_its_limit():
+    rules = shares(t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}, "max": {"*": 3}}, u={})
+    held = opened(cluster(8), rules)
+    running(held, (elastic("d", 3), {"n0": 3}))
+    held.submit(rigid("c", 2, at=10.0), 10.0)
+    assert decided(held, 10.0) == {"d": "shrink", "c": "start"}
+    assert held.jobs["d"].preemptions == 0
+
+
+@pytest.mark.usefixtures("once")
+def test_users_of_a_team_at_its_limit_do_not_count_on_the_same_room():
+    rules = shares(t={"users": {"c": 2.0, "d": 2.0, "e": 1.0}, "guaranteed": {"*": 5}, "max": {"*": 5}}, u={})
+    held = under("fifo", cluster(9), rules)
+    running(held, (rigid("e", 3), {"n0": 3}))
+    for user in "cd":
+        held.submit(rigid(user, 2, at=10.0), 10.0)
+    assert decided(held, 10.0) == {"e": "preempt", "c": "start", "d": "start"}
+
+
+@pytest.mark.usefixtures("once")
+def test_a_job_that_keeps_a_drained_node_alone_leaves_its_team_room():
+    """x may hold four: its job gives one to y, and so does the next one of x get one."""
+    rules = shares(x={"max": {"*": 4}, "guaranteed": {"*": 1}}, y={"guaranteed": {"*": 1}})
+    held = bound_to_n0(cluster(1, 3), rules, elastic("x", 4))
+    held.submit(rigid("x-more", 1, at=2.0), 2.0)
+    held.submit(rigid("y", 1, at=2.0), 2.0)
+    assert decided(held, 2.0) == {"x": "shrink", "x-more": "start", "y": "start"}
+
+
+@pytest.mark.usefixtures("once")
+def test_a_job_on_a_drained_node_and_another_users_job_count_for_the_limit_together():
+    """Of five t holds four, two of them on the drained node; c's job needs what d has beyond its part."""
+    rules = shares(t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 5}, "max": {"*": 5}}, u={})
+    held = under("fifo", cluster(2, 8), rules)
+    running(held, (rigid("c", 2), {"n0": 2}), (rigid("d", 2), {"n1": 2}))
+    held.drain("n0", 5.0, now=False)
+    held.submit(rigid("c-more", 2, at=10.0), 10.0)
+    assert decided(held, 10.0) == {"d": "preempt", "c-more": "start"}
+
+
+def drained_pair(rules: Any) -> Session:
+    """Two jobs of x train on the same four GPUs, three of n0, which is drained, and one of n1."""
+    nodes = cluster(3, 2).model_copy(update={"sharing": Sharing(unmeasured="together")})
+    held = opened(nodes, rules)
+    place = (("n0", 3), ("n1", 1))
+    for name, beside in (("x-one", None), ("x-two", "x-one")):
+        held.submit(elastic(name, 4), 0.0)
+        held.adopt([Holding(name, place, beside=beside)], 0.0)
+    held.drain("n0", 1.0, now=False)
+    return held
+
+
+def test_a_pair_that_finishes_on_a_drained_node_counts_once_for_the_max():
+    held = drained_pair(shares(x={"max": {"*": 5}}, y={}))
+    held.submit(rigid("x", 1, at=2.0), 2.0)
+    assert decided(held, 2.0) == {"x": "start"}
+
+
+def test_a_pair_that_finishes_on_a_drained_node_gives_nothing_back():
+    held = drained_pair(TWO)
+    held.submit(rigid("y", 2, at=2.0), 2.0)
+    assert decided(held, 2.0) == {}
