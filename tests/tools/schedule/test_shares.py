@@ -436,7 +436,7 @@ def test_who_gets_more_chooses_types_first_and_the_one_with_most_gpus():
     jobs = claim("a", wait(4, x=6, y=4)), claim("b", wait(6, x=6, y=4))
     found = whole(shares(a={"max": {"*": 4}}, b={}), {"y": 4, "x": 6}, *jobs)
     assert typed(found) == {"a": {"y": 4}, "b": {"x": 6}}
-    alone = whole(shares(a={}), {"x": 2, "y": 8}, claim("a", wait(4, x=2, y=4)))
+    alone = whole(shares(a={}), {"x": 2, "y": 8}, claim("a", wait(1, x=2, y=4)))
     assert typed(alone) == {"a": {"y": 4}}
 
 
@@ -446,6 +446,14 @@ def test_a_team_keeps_within_its_max_of_a_type():
     assert (found["a"].own, found["b"].own) == (4.0, 4.0)
     only = whole(shares(a={"max": {"x": 2}}, b={}), {"x": 8}, claim("a", wait(1, x=8)))
     assert (only["a"].own, only["b"].own) == (2.0, 6.0)
+
+
+@pytest.mark.parametrize(("most", "bound", "left"), [(5, 3, 2), (2, 3, 0)])
+def test_gpus_on_drained_nodes_count_for_the_max_of_their_type(most: int, bound: int, left: int):
+    jobs = claim("a", wait(1, **ANY), wait(1, **ANY))
+    rules = shares(a={"max": {"x": most}})
+    found = entitle(rules, {jobs.owner: jobs}, {}, ANY, {"a": {"x": bound}})
+    assert found[jobs.owner].now == {"x": left, "y": 4}
 
 
 def test_a_job_that_could_run_on_either_type_counts_once():
@@ -527,8 +535,8 @@ def test_the_part_of_weights_is_among_teams_that_have_jobs_or_usage():
 def test_usage_of_a_team_is_that_of_its_users_together():
     rules = shares(1.0, t={"users": {"c": 1.0, "d": 1.0}}, b={})
     jobs = [claim("t", wait(1, x=20), user=user) for user in "cd"]
-    found = of_20(*jobs, claim("b", wait(1, x=20)), rules=rules, c=1800.0, d=1800.0)
-    assert found == {"c": 2, "d": 2, "b": 16}
+    found = of_20(*jobs, claim("b", wait(1, x=20)), rules=rules, c=1800.0, d=1800.0, b=3600.0)
+    assert found == {"c": 5, "d": 5, "b": 10}
 
 
 def test_usage_lowers_the_weight_of_a_user_within_the_team():

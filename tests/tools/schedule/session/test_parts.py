@@ -636,6 +636,17 @@ def test_what_a_policy_leaves_free_goes_to_others_although_it_is_entitled_to_mor
     assert decided(held, 10.0) == {"y": "start"}
 
 
+def test_a_policy_that_took_all_there_was_gets_the_rest_as_it_comes():
+    """Five of nine are x's, but the job of y is rigid; the next one of y leaves x the fifth, and not z."""
+    rules = shares(x={"guaranteed": {"*": 5}}, y={"guaranteed": {"*": 3}}, z={"guaranteed": {"*": 1}})
+    held = under("fair-share", cluster(9), rules)
+    running(held, (elastic("x", 4), {"n0": 4}), (rigid("y", 4), {"n0": 4}), (elastic("z", 1), {"n0": 1}))
+    assert decided(held, 3.0) == {}
+    held.end("y", 4.0)
+    held.submit(rigid("y-next", 3, at=4.0), 4.0)
+    assert decided(held, 4.0) == {"x": "grow", "y-next": "start"}
+
+
 # Cases that another round of the same decision would hide, so each has one alone.
 
 
@@ -861,11 +872,12 @@ def test_jobs_are_rejected_and_admitted_by_the_policies_of_their_teams():
 def test_what_was_said_before_others_were_offered_the_rest_counts():
     """x declines; when y is offered what is left, x's policy is asked again, and says nothing new."""
 
+    first = [Decision(ask_again_s=50.0, admissions={"x": {"admitted": True}})]
+
     def answer(snapshot: Snapshot) -> Decision:
         if "x" not in snapshot.jobs:
             return takes(snapshot)
-        first = bool(snapshot.changes)
-        return Decision(ask_again_s=50.0, admissions={"x": {"admitted": True}}) if first else Decision()
+        return first.pop() if first else Decision()
 
     held = opened(cluster(8), TWO, rigid("x", 4), rigid("y", 8, at=1.0), policy=owned(answer))
     assert decided(held, 1.0) == {"y": "start"}
@@ -882,15 +894,15 @@ def test_a_policy_that_leaves_gpus_free_is_not_asked_over_and_over(again_s: floa
 
 
 @pytest.mark.parametrize(
-    ("before", "ends", "arrives"),
+    ("before", "ends", "arrives", "gpus"),
     [
-        (("x1",), "x1", "x2"),  # another job in place of the one that waits
-        (("x1", "x2"), "x1", None),  # one job fewer
-        (("x-runs", "x2"), "x-runs", None),  # as many wait, but none holds GPUs
+        (("x1",), "x1", "x2", 4),  # another job in place of the one that waits
+        (("x1", "x2"), "x1", None, 4),  # one job fewer
+        (("x-runs", "x2"), "x-runs", None, 2),  # as many wait, but none holds GPUs
     ],
 )
 def test_a_policy_is_offered_what_it_left_once_its_jobs_have_changed(
-    before: tuple[str, ...], ends: str, arrives: str | None
+    before: tuple[str, ...], ends: str, arrives: str | None, gpus: int
 ):
     """The policy of x starts nothing but x2, and that when it is alone."""
 
@@ -900,17 +912,17 @@ def test_a_policy_is_offered_what_it_left_once_its_jobs_have_changed(
 
     held = opened(cluster(8), TWO, policy=owned(answer))
     for name in before:
-        held.submit(rigid(name, 4), 0.0)
+        held.submit(rigid(name, gpus), 0.0)
         if name == "x-runs":
-            held.adopt([Holding(name, (("n0", 4),))], 0.0)
+            held.adopt([Holding(name, (("n0", gpus),))], 0.0)
     for number in range(4):
         held.submit(rigid(f"y{number}", 2, at=1.0), 1.0)
     held.decide(1.0)
     held.end(ends, 2.0, "cancelled")
     if arrives is not None:
-        held.submit(rigid(arrives, 4, at=2.0), 2.0)
+        held.submit(rigid(arrives, gpus, at=2.0), 2.0)
     decided(held, 2.0)
-    assert held.jobs["x2"].gpus == 4
+    assert held.jobs["x2"].gpus == gpus
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -981,6 +993,7 @@ def test_a_job_whose_type_is_left_open_stays_on_its_own_and_goes_where_it_runs()
     nodes = mixed_cluster(a=(4,), b=(4,)).model_copy(update={"shares": TWO})
     held = opened(nodes, TWO, policy=owned(says(targets={"x": Target(4)})))
     running(held, (elastic("x", 2), {"b-0": 2}))
+    held.submit(rigid("x-too", 4), 1.0)
     assert decided(held, 1.0) == {"x": "grow"}
     assert types(held) == {"x": "b"}
     speeds = TimedSteps(lambda model, kind, place, batch: None if kind == "a" else 1.0)
@@ -1016,7 +1029,10 @@ def test_an_explanation_says_how_the_team_of_a_job_that_waits_stands():
     found = {name: why.reason for name, why in held.explain(1.0).items()}
     assert found["x-more"].endswith("; team x holds 8 of 5 GPUs")
     assert found["y"].endswith("; team y holds 0 of 5 GPUs")
-    assert "team" not in found.get("x", "")
+    trains = under("fair-share", cluster(10), TWO)
+    trains.submit(elastic("x", 2), 0.0)
+    trains.decide(0.0)
+    assert "team" not in trains.explain(0.0)["x"].reason
 
 
 def test_standings_say_what_each_team_owns_holds_lends_and_waits_for():
@@ -1036,6 +1052,14 @@ def test_standings_say_what_each_team_owns_holds_lends_and_waits_for():
     assert {team: each.lent for team, each in found.items()} == {"x": 0.0, "y": 1.0, "z": 1.0, "u": 0.0}
     assert (found["y"].waiting_jobs, found["y"].waiting_gpus) == (2, 10)
     assert found["x"].usage_gpu_hours == pytest.approx(5 / math.log(2) / 2, abs=1e-3)
+
+
+def test_a_team_lends_no_more_than_it_has_left():
+    """u does not lend what is guaranteed to it, which is nothing: x has eight of others, y has lent four."""
+    held = under("fifo", cluster(12), shares(x={}, y={}, u={"lends": False}))
+    held.submit(rigid("x", 12), 0.0)
+    held.decide(0.0)
+    assert {each.team: each.lent for each in held.standings(0.0)} == {"x": 0.0, "y": 4.0, "u": 0.0}
 
 
 def test_standings_show_a_team_that_is_due_more_than_its_jobs_can_use_and_strangers_that_were_there():
