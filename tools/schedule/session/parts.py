@@ -180,7 +180,7 @@ class TeamParts:
         held = sum(claim.held.get(kind, 0) for claim in self._claims.values())
         spare = gpus - held + self._shrink(over, kind, cuts)
         helps = any(
-            claim.wanted.get(kind, 0) > claim.held.get(kind, 0) or claim.can_start(kind, spare)
+            claim.wanted.get(kind, 0) > claim.held.get(kind, 0) or self._can_start(owner, kind, spare, cuts)
             for owner, claim in self._claims.items()
             if self._over(owner, kind) < 0
         )
@@ -190,11 +190,32 @@ class TeamParts:
             stopped = self._stopped(mates, kind, lacks - int(min(spare, room)), cuts)
             freed = sum(more for more, _ in stopped)
             got = min(lacks, int(min(spare, room)) + freed)
-            if self._claims[owner].can_start(kind, got):
-                cuts |= {holding.job_id: holding for _, holdings in stopped for holding in holdings}
+            after = cuts | {holding.job_id: holding for _, holdings in stopped for holding in holdings}
+            if self._can_start(owner, kind, got, after):
+                cuts = after
                 self._owed[owner, kind] = got
                 spare, helps = spare + freed - got, True
         return cuts.values() if helps else ()
+
+    def _can_start(self, owner: Owner, kind: str, gpus: int, cuts: Mapping[str, Holding]) -> bool:
+        """Whether a job of an owner that waits fits that many GPUs, with each replica on one node."""
+        claim = self._claims[owner]
+        if not claim.can_start(kind, gpus):
+            return False
+        sizes = [(wait.least, wait.job.per_replica) for wait in claim.waiting if kind in wait.most]
+        sizes = [(least, each) for least, each in sizes if least <= gpus]
+        if any(each == 1 for _, each in sizes):
+            return True
+        free = {node.name: node.gpus for node in self._nodes if node.up and node.gpu_type == kind}
+        largest = max(free.values(), default=0)
+        for job in (job for claim in self._claims.values() for job in claim.running if job.counts_gpus):
+            for name, count in cuts[job.id].placement if job.id in cuts else job.placement:
+                if name in free:
+                    free[name] -= count
+        return any(
+            each > largest or sum(count // each for count in free.values()) * each >= least
+            for least, each in sizes
+        )
 
     def _room(self, team: str, kind: str, cuts: Mapping[str, Holding]) -> float:
         """GPUs of a type that a team may get beside those that it holds, or is to get already; at least 0."""

@@ -241,6 +241,29 @@ def test_gpus_taken_back_go_to_the_team_for_which_they_were_taken():
     assert decided(held, 11.0) == {"x3": "preempt", "x2": "preempt", "z": "start"}
 
 
+@pytest.mark.usefixtures("once")
+@pytest.mark.parametrize(
+    ("old", "youngest", "steps"),
+    [
+        ({"n0": 3}, "n1", {}),  # a GPU of each of two nodes is no place for a replica of two
+        ({"n0": 2, "n1": 1}, "n0", {"x-young": "preempt", "x-youngest": "preempt", "y": "start"}),
+    ],
+)
+def test_no_job_stops_for_replicas_that_do_not_fit_what_it_leaves(
+    old: dict[str, int], youngest: str, steps: dict[str, str]
+):
+    held = under("fair-share", cluster(4, 4), shares(x={"guaranteed": {"*": 6}}, y={"guaranteed": {"*": 2}}))
+    running(
+        held,
+        (rigid("x-oldest", 3), old),
+        (rigid("x-old", 3), {"n1": 3}),
+        (rigid("x-young", 1), {"n0": 1}),
+        (rigid("x-youngest", 1), {youngest: 1}),
+    )
+    held.submit(elastic("y", 2, low=2, each=2, at=10.0), 10.0)
+    assert decided(held, 10.0) == steps
+
+
 def test_of_two_teams_that_lack_their_own_the_one_that_lacks_more_comes_first():
     held = under("fifo", cluster(12), shares(x={}, y={"guaranteed": {"*": 4}}, z={"guaranteed": {"*": 5}}))
     running(held, *((rigid(f"x{number}", 3), {"n0": 3}) for number in range(4)))
