@@ -17,7 +17,7 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job, mixed_cluster
 from tests.effort import examples
-from tests.tools.schedule.session.test_parts import Owned, last, opened, owned, takes
+from tests.tools.schedule.session.shared_world import Owned, last, opened, owned, takes
 
 EVENTS: Final = 30
 SEEDS: Final = range(examples(40))
