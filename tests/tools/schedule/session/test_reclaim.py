@@ -157,7 +157,16 @@ def test_no_job_stops_for_replicas_that_do_not_fit_what_it_leaves(
         (rigid("x-youngest", 1), {youngest: 1}),
     )
     held.submit(elastic("y", 2, low=2, each=2, at=10.0), 10.0)
+    held.submit(rigid("y-large", 6, at=10.0), 10.0)
     assert decided(held, 10.0) == steps
+
+
+@pytest.mark.usefixtures("once")
+def test_replicas_larger_than_any_node_need_no_place_on_one():
+    held = under("fair-share", cluster(2, 2, 2, 2), TWO)
+    running(held, *((rigid(f"x{number}", 2), {f"n{number}": 2}) for number in range(4)))
+    held.submit(elastic("y", 4, low=4, each=4, at=10.0), 10.0)
+    assert decided(held, 10.0) == {"x2": "preempt", "x3": "preempt", "y": "start"}
 
 
 def test_of_two_teams_that_lack_their_own_the_one_that_lacks_more_comes_first():
