@@ -421,6 +421,14 @@ def test_what_is_left_goes_to_the_team_whose_turn_comes_first():
         assert typed(whole(rules, {"x": 12}, *jobs)) == {"b": {"x": 5}, "c": {"x": 5}}
 
 
+def test_a_team_gets_no_more_of_what_is_left_than_its_jobs_can_use_of_that_type():
+    """Two of y idle: b's first job could use four of them, and its second one runs on x alone."""
+    rules = shares(a={}, b={"guaranteed": {"y": 2}}, c={"guaranteed": {"x": 1}})
+    first = claim("a", wait(4, x=3, y=6), wait(3, x=3), at=5.0)
+    second = claim("b", wait(4, x=5, y=4), wait(1, x=3), at=5.0)
+    assert typed(whole(rules, {"x": 8, "y": 6}, first, second)) == {"a": {"x": 6}, "b": {"x": 2, "y": 4}}
+
+
 def test_guaranteed_types_come_first():
     rules = shares(a={"guaranteed": {"y": 4}}, b={})
     jobs = claim("a", wait(4, **ANY)), claim("b", wait(4, **ANY))

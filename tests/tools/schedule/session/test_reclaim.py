@@ -162,6 +162,23 @@ def test_no_job_stops_for_replicas_that_do_not_fit_what_it_leaves(
 
 
 @pytest.mark.usefixtures("once")
+def test_no_job_stops_for_replicas_because_one_waits_for_another_type():
+    """One job of y runs on q alone, which x holds; the other one needs two GPUs of one node of p."""
+
+    def speed(model: str, kind: str, *_: Any) -> float | None:
+        return None if model == "saturating" and kind == "p" else 1.0
+
+    rules = shares(x={"guaranteed": {"p": 6, "q": 1}}, y={"guaranteed": {"p": 2}})
+    nodes = mixed_cluster(p=(4, 4), q=(1,)).model_copy(update={"shares": rules})
+    held = Session(owned()(), nodes, TimedSteps(speed))
+    places = {"x0": {"p-0": 3}, "x1": {"p-1": 3}, "x2": {"q-0": 1}, "x3": {"p-0": 1}, "x4": {"p-1": 1}}
+    running(held, *((rigid(name, sum(place.values())), place) for name, place in places.items()))
+    held.submit(elastic("y", 2, low=2, each=2, at=10.0), 10.0)
+    held.submit(rigid("y-q", 1, model="saturating", at=10.0), 10.0)
+    assert decided(held, 10.0) == {}
+
+
+@pytest.mark.usefixtures("once")
 def test_replicas_larger_than_any_node_need_no_place_on_one():
     held = under("fair-share", cluster(2, 2, 2, 2), TWO)
     running(held, *((rigid(f"x{number}", 2), {f"n{number}": 2}) for number in range(4)))
