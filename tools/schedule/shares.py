@@ -207,9 +207,10 @@ def entitle(
         _Party(
             Owner(name),
             shares.team(name).weight,
-            _beside(shares.team(name), (bound or {}).get(name)),
+            shares.team(name),
             tuple(each),
             used.get(name, 0.0),
+            (bound or {}).get(name, {}),
         )
         for name, each in by_team.items()
     ]
@@ -232,15 +233,6 @@ def entitle(
     return found
 
 
-def _beside(rules: Team, bound: Mapping[str, int] | None) -> Team:
-    """Rules for what a team may hold beside GPUs of types that are bound."""
-    if not bound or not rules.max:
-        return rules
-    taken = {**bound, ANY_TYPE: sum(bound.values())}
-    most = {kind: max(0, gpus - taken.get(kind, 0)) for kind, gpus in rules.max.items()}
-    return rules.model_copy(update={"max": most})
-
-
 @dataclass(frozen=True, slots=True)
 class _Party:
     """One of those among whom GPUs are divided: a team, or a user of a team."""
@@ -250,6 +242,13 @@ class _Party:
     rules: Team | None
     claims: Sequence[Claim]
     used_gpu_s: float
+    bound: Mapping[str, int] = field(default_factory=dict)
+    """GPUs by type of jobs that finish on drained nodes: they count for what it may hold."""
+
+    def room(self, kind: str) -> float:
+        """GPUs that its rules leave beside those."""
+        taken = sum(self.bound.values()) if kind == ANY_TYPE else self.bound.get(kind, 0)
+        return max(0.0, _limit(self.rules, kind) - taken)
 
     def held(self, kind: str) -> int:
         return sum(claim.held.get(kind, 0) for claim in self.claims)
@@ -265,7 +264,7 @@ class _Party:
 
     def could_use(self, kind: str, gpus: int) -> int:
         """GPUs of a type that its jobs could use, if those that wait all went there."""
-        most = min(gpus, _limit(self.rules, kind))
+        most = min(gpus, self.room(kind))
         return int(min(most, sum(claim.could_use(kind) for claim in self.claims)))
 
     @property
@@ -302,13 +301,16 @@ def _divide(
     limits = [party.most(total) for party in parties]
     firm = [party.firm(total) for party in parties]
     plain = [party.weight for party in parties]
-    own = _shared(gpus if own_gpus is None else own_gpus, plain, firm, limits)
+    if own_gpus is None:
+        own = _shared(gpus, plain, firm, limits)
+    else:  # what a team has at hand now does not limit what its users call their own
+        own = _shared(own_gpus, plain, firm, [math.inf] * len(parties))
     caps, kept = [], 0.0
     for party, limit, mine, first in zip(parties, limits, own, firm, strict=True):
         could = sum(party.could_use(kind, count) for kind, count in total.items())
-        can = min(limit, party.wants, could)
+        can = min(limit, party.room(ANY_TYPE), party.wants, could)
         if party.rules is not None and not party.rules.borrows:
-            can = min(can, mine + _ROUNDING)
+            can = max(0.0, min(can, mine - sum(party.bound.values()) + _ROUNDING))
         if party.rules is not None and not party.rules.lends:
             kept += max(0.0, min(first, mine) - can)
         caps.append(math.floor(can))

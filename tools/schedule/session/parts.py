@@ -145,7 +145,7 @@ class TeamParts:
                 if (gpus := entitled[each].now.get(kind, 0) - claim.held.get(kind, 0)) > 0
             }
             borrows = held[owner] > math.ceil(_own(entitled.get(owner)) - _ROUNDING)
-            helps = lacks.keys() - {owner} and sum(lacks.values()) > free[kind]
+            helps = any(each != owner for each in lacks) and sum(lacks.values()) > free[kind]
             if job.id in more and borrows and helps:
                 found.append(Holding(job.id, rest[job.id], None, job.servers))
                 held[owner] -= more[job.id]
@@ -352,13 +352,13 @@ class TeamParts:
         found: dict[Owner, Counter[int]] = {owner: Counter() for owner in owners}
         held_types = {owner: self._by_type(counts) for owner, counts in held.items()}
         rooms = self._rooms(held_types) if spare else {}
-        for kind, nodes in spare.items():
-            has = {owner: held_types[owner][kind] if owner in held_types else 0 for owner in found}
-            owed = {owner: self._owed.get((owner, kind), 0) for owner in found}
-            self._deal_type(kind, nodes, owed, held=held, found=found, rooms=rooms)
-            for given in ("now", "due"):
+        for given in ("owed", "now", "due"):
+            for kind, nodes in spare.items():
+                has = {owner: held_types[owner][kind] if owner in held_types else 0 for owner in found}
                 wanted = {
-                    owner: getattr(entitled, given).get(kind, 0) - has[owner]
+                    owner: self._owed.get((owner, kind), 0)
+                    if given == "owed"
+                    else getattr(entitled, given).get(kind, 0) - has[owner]
                     for owner in found
                     if (entitled := self._entitled.get(owner)) is not None
                 }
@@ -526,16 +526,19 @@ class TeamParts:
         """
         total = gpus_by_type(self._nodes)
         claims = claims_of(jobs, self._shares, self._speeds, total, resizes=self._resizes)
+        rooms = self._rooms({owner: claim.held for owner, claim in claims.items()})
         for owner, claim in claims.items():
             for kind in total:
+                room = rooms.get(owner.team, {})
+                reach = min(room.get(ANY_TYPE, math.inf), room.get(kind, math.inf))  # its rules allow no more
                 offered = self._entitled[owner].now.get(kind, 0) if owner in self._entitled else 0
                 if owner not in self._parts:
                     continue
                 left = self._parts[owner].offered.get(kind, 0) - claim.held.get(kind, 0)
                 more = offered - claim.held.get(kind, 0)
-                if claim.can_start(kind, more) and not claim.can_start(kind, left):
+                if more <= reach and claim.can_start(kind, more) and not claim.can_start(kind, left):
                     more = min(more, left)  # a job waits for the rest, which others hold
-                if more > 0 and left > 0:
+                if more > 0 and (left > 0 or more > reach):
                     again_s = self._parts[owner].again_s
                     until_s = math.inf if again_s is None or again_s <= time_s else again_s
                     self._declined[owner, kind] = Declined(more, claim.mark(kind), until_s)

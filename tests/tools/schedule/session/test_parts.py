@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pliant.schemas.cluster import Sharing
+from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Decision, PolicyError, Target
+from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
@@ -103,6 +104,38 @@ def test_a_part_that_no_job_fits_is_offered_to_others_and_what_they_leave_is_sho
     held = opened(cluster(10), TWO, rigid("x", 8), rigid("y", 8, at=1.0))
     assert decided(held, 1.0) == {"x": "start"}
     assert (last(held, "x").total, last(held, "y").total) == (8, 2)
+
+
+def of_types(policy: str, nodes: Cluster, rules: Any) -> Session:
+    """Jobs of a model run on the type of its last letter alone."""
+
+    def step_s(model: str, kind: str, place: tuple[int, ...], _: object) -> float | None:
+        return 1 / sum(place) if model[-1] == kind else None
+
+    return Session(make_policy(policy), nodes.model_copy(update={"shares": rules}), TimedSteps(step_s))
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+@pytest.mark.parametrize("policy", ["fifo", "ares"])
+def test_what_a_job_can_start_on_comes_before_what_none_can_use_as_yet(policy: str, order: str):
+    """x may hold eight. Its replicas of four do not fit what is free of a; its other job has all of b."""
+    gpus = {"a": (4, 4, 4, 4), "b": (4, 4)}
+    nodes = mixed_cluster(**{kind: gpus[kind] for kind in order})
+    held = of_types(policy, nodes, shares(x={"max": {"*": 8}}, y={}))
+    running(held, (rigid("y", 8, model="on-a"), {f"a-{node}": 2 for node in range(4)}))
+    held.submit(rigid("x-a", 8, at=1.0, model="on-a", each=4), 1.0)
+    held.submit(rigid("x-b", 8, at=2.0, model="on-b"), 2.0)
+    assert decided(held, 2.0) == {"x-b": "start"}
+
+
+def test_what_a_limit_keeps_from_a_team_goes_to_others():
+    """x is guaranteed two of q, and holds three of p: the two would be one too many."""
+    rules = shares(x={"guaranteed": {"q": 2}, "max": {"*": 4}}, y={})
+    held = of_types("fifo", mixed_cluster(p=(4,), q=(4,)), rules)
+    running(held, (rigid("x", 3, model="on-p"), {"p-0": 3}))
+    held.submit(rigid("x-more", 2, at=1.0, model="on-q"), 1.0)
+    held.submit(rigid("y", 4, at=2.0, model="on-q"), 2.0)
+    assert decided(held, 2.0) == {"y": "start"}
 
 
 def test_nodes_without_gpus_serve_all_teams():

@@ -470,12 +470,43 @@ def test_a_job_that_keeps_a_drained_node_alone_leaves_its_team_room():
 @pytest.mark.usefixtures("once")
 def test_a_job_on_a_drained_node_and_another_users_job_count_for_the_limit_together():
     """Of five t holds four, two of them on the drained node; c's job needs what d has beyond its part."""
-    rules = shares(t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 5}, "max": {"*": 5}}, u={})
+    rules = shares(t={"users": {"c": 4.0, "d": 1.0}, "guaranteed": {"*": 5}, "max": {"*": 5}}, u={})
     held = under("fifo", cluster(2, 8), rules)
     running(held, (rigid("c", 2), {"n0": 2}), (rigid("d", 2), {"n1": 2}))
     held.drain("n0", 5.0, now=False)
     held.submit(rigid("c-more", 2, at=10.0), 10.0)
     assert decided(held, 10.0) == {"d": "preempt", "c-more": "start"}
+
+
+@pytest.mark.parametrize("limit", [{}, {"max": {"*": 8}}, {"max": {"*": 12}}, {"borrows": False}])
+def test_a_limit_takes_nothing_of_its_own_from_a_team_with_a_job_on_a_drained_node(limit: dict[str, Any]):
+    rules = shares(x={"guaranteed": {"*": 8}, **limit}, y={})
+    held = under("ares", cluster(4, 4, 4, 4), rules)
+    running(held, (elastic("x", 8, low=4), {"n0": 4, "n1": 4}), (rigid("y", 8), {"n2": 4, "n3": 4}))
+    decided(held, 5.0)
+    held.drain("n1", 6.0, now=False)
+    held.submit(rigid("y-more", 4, at=7.0), 7.0)
+    assert decided(held, 7.0) == {}
+    assert sizes(held) == {"x": 8, "y": 8}
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"guaranteed": {"*": 8}, "borrows": False},
+        {"guaranteed": {"*": 8}, "max": {"*": 8}},
+        {"guaranteed": {"*": 8}, "max": {"*": 8}, "borrows": False},
+        {"guaranteed": {"gpu": 8}, "max": {"gpu": 8}, "borrows": False},
+    ],
+)
+def test_gpus_on_a_drained_node_count_once_for_what_a_team_may_hold(limit: dict[str, Any]):
+    held = under("fifo", cluster(4, 4, 4, 4), shares(x=limit, y={}))
+    running(held, (rigid("x", 4), {"n0": 4}))
+    held.drain("n0", 1.0, now=False)
+    held.submit(rigid("x-more", 4, at=2.0), 2.0)
+    held.submit(rigid("x-beyond", 4, at=3.0), 3.0)
+    held.submit(rigid("y", 8, at=4.0), 4.0)
+    assert decided(held, 4.0) == {"x-more": "start", "y": "start"}
 
 
 def on_drained(one: Job, policy: str = "fair-share", **servers: Any) -> Session:

@@ -301,8 +301,16 @@ def test_nothing_is_explained_before_the_first_decision() -> None:
         (job("no", gpus=4, low=2, batch=1), 'model "linear" at batch 1 does not run on 2 GPUs of any type'),
     ],
 )
-def test_a_job_that_can_never_run_is_rejected_with_the_reason(impossible: Job, reason: str) -> None:
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_a_job_that_can_never_run_is_rejected_with_the_reason(
+    impossible: Job, reason: str, comes_first: bool
+) -> None:
     held = session(Ares(), mixed_cluster(one=(4,), two=(4,)))
+    if not comes_first:
+        held.submit(job("first", gpu_seconds=5), 0)
+        held.decide(0)
+        held.end("first", 0)
+        held.decide(0)
     held.submit(impossible, 0)
     assert [(transition.step, transition.reason) for transition in held.decide(0)] == [("reject", reason)]
     assert held.explain(0) == {}
