@@ -458,8 +458,8 @@ def team_figures(run: RunRecord) -> tuple[TeamFigures, ...]:
     jobs: dict[tuple[str, str], list[JobRecord]] = {}
     for job in run.jobs:
         team = shares.team_of(job.job)
-        jobs.setdefault((team, ""), []).append(job)
-        jobs.setdefault((team, job.job.user), []).append(job)
+        for key in {(team, ""), (team, job.job.user)}:  # one key where the job names no user
+            jobs.setdefault(key, []).append(job)
     users = {team: sum(1 for name, user in jobs if name == team and user) for team, _ in jobs}
     deficit, borrowed = _integrals(run)
     found = []

@@ -37,7 +37,7 @@ Advance = Callable[[int, int | None], None]
 """Called with (jobs done, jobs of the trace) now and then."""
 Describe = Callable[[JobState], Detail]
 
-_OF_A_CHANGE: Final = ("team", "user", "entitled", "held", "waiting_jobs")
+_OF_A_CHANGE: Final = ("team", "user", "own", "entitled", "held", "waiting_jobs")
 _RESIZED: Final = frozenset(("start", "resume", "grow", "shrink", "preempt"))
 """Changes of the number of a job's GPUs."""
 _PATIENCE: Final = 1000
