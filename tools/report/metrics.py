@@ -168,12 +168,13 @@ def _gps_bound(run: RunRecord, fair: Fairness, usage: Usage) -> dict[str, float 
 def _service(run: RunRecord, usage: Usage) -> dict[str, float | None]:
     last = _last_completion_s(run)
     started = [job for job in run.jobs if job.first_start_s is not None]
+    rescales = sum(job.rescales_until(last) for job in run.jobs) if last else 0
     return {
         "utilization": None if last is None else usage.share(0.0, last),
         "preemptions_per_job": mean(job.preemptions for job in started),
         "rescales_per_job": mean(job.rescales for job in started),
         "moves_per_job": mean(job.moves for job in started),
-        "rescales_per_hour": 3600 * sum(job.rescales for job in run.jobs) / last if last else None,
+        "rescales_per_hour": 3600 * rescales / last if last else None,
         "sjs_efficiency": _sjs_efficiency(run),
         "drop_ratio": len(run.with_outcome("rejected")) / len(run.jobs) if run.jobs else None,
     }

@@ -389,13 +389,12 @@ def _step(job: JobRecord, event: AnyEvent) -> None:
         job.outcome, job.end_s = "unfinished", None
     job.preemptions += event.event == "preempt"
     same_batch = event.global_batch in (None, job.global_batch) or job.global_batch is None
-    if event.event == "move" and same_batch:
-        job.moves += 1
-    else:
-        job.rescales += event.event in RESCALES
+    moves = event.event == "move" and same_batch
+    job.moves += moves
     job.global_batch = job.global_batch if event.global_batch is None else event.global_batch
     unchanged = job.steps[-1].gpus if job.steps and event.event != "preempt" else 0
-    _hold(job, event.time, unchanged if event.gpus is None else event.gpus, event.event)
+    gpus = unchanged if event.gpus is None else event.gpus
+    _hold(job, event.time, gpus, event.event, rescales=event.event in RESCALES and not moves)
 
 
 def _end(job: JobRecord, event: AnyEvent) -> None:
@@ -416,9 +415,10 @@ def _add_overhead(job: JobRecord, name: str, seconds: float) -> None:
         holding.overhead_s += seconds
 
 
-def _hold(job: JobRecord, time_s: float, gpus: int, name: str) -> None:
+def _hold(job: JobRecord, time_s: float, gpus: int, name: str, *, rescales: bool = False) -> None:
     if job.steps or gpus:
-        job.steps.append(AllocationStep(_not_before(job, time_s), gpus, name, batch=job.global_batch))
+        since_s = _not_before(job, time_s)
+        job.steps.append(AllocationStep(since_s, gpus, name, batch=job.global_batch, rescales=rescales))
 
 
 def _keep_on(job: JobRecord, time_s: float, *, shared: bool) -> None:

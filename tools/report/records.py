@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate, pairwise
+from math import inf
 from pathlib import PurePath
 from typing import Any, Final, Literal, NamedTuple
 
@@ -121,8 +122,6 @@ class JobRecord:
     steps: list[AllocationStep] = field(default_factory=list)
     """Changes of its allocation, in order of time."""
     preemptions: int = 0
-    rescales: int = 0
-    """Growths, shrinks and changes of the batch."""
     moves: int = 0
     """Changes to as many other GPUs with the same batch."""
     restarts: int = 0
@@ -156,6 +155,14 @@ class JobRecord:
     @property
     def first_start_s(self) -> float | None:
         return next((step.time_s for step in self.steps if step.gpus), None)
+
+    @property
+    def rescales(self) -> int:
+        """Growths, shrinks and changes of the batch."""
+        return self.rescales_until(inf)
+
+    def rescales_until(self, time_s: float) -> int:
+        return sum(step.rescales and step.time_s <= time_s for step in self.steps)
 
     @property
     def forecasts_held(self) -> tuple[int, int]:
@@ -230,6 +237,8 @@ class AllocationStep:
     """Whether another job trains on the same GPUs."""
     batch: int | None = None
     """Global batch, where the log says it."""
+    rescales: bool = False
+    """Whether it began with a growth, a shrink or a change of the batch."""
     first: ReportedProgress | None = None
     """The first report on these GPUs; of live runs only."""
     last: ReportedProgress | None = None

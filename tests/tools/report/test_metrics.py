@@ -132,6 +132,14 @@ def test_preemptions_and_rescales_are_per_job_that_started_and_rescales_per_hour
     assert (found.preemptions_per_job, found.rescales_per_job, found.rescales_per_hour) == (0.5, 1.0, 8.0)
 
 
+def test_rescales_after_the_last_completion_are_in_no_hour_before_it():
+    """Of the two rescales one is at that moment and one after it."""
+    changes = [(0, "start", "a", 1), (0, "start", "b", 1), (900, "grow", "b", 2), (900, "finish", "a", 0)]
+    events = (Event(*change) for change in [*changes, (1000, "shrink", "b", 1)])
+    found = run_metrics(story(*(submit(job(name, low=1), 4.0) for name in "ab"), *events))
+    assert (found.rescales_per_job, found.rescales_per_hour) == (1.0, 4.0)
+
+
 def test_decision_time_from_the_counters_or_from_the_log():
     counted = story(counters={"decisions": 4.0, "decision_seconds": 0.002})
     assert run_metrics(counted).mean_decision_ms == pytest.approx(0.5)
