@@ -201,15 +201,27 @@ def _key(run: RunRecord) -> str:
         mode="json", include={"policy", "parameters", "simulated", "oracle", "demand", "progress", "compat"}
     )
     cluster = run.info.cluster.model_dump(mode="json")
-    stated = (run.info.start_cost_s, run.info.rescale_cost_s, run.info.resume_cost_s)
-    costs = [cost for cost in stated if not isinstance(cost, dict)]  # by model: may differ by trace
+    # those by model may differ by trace
+    costs = [cost for cost in _stated_costs(run) if not isinstance(cost, dict)]
     return json.dumps([info, cluster, run.info.interference, run.info.interval_s, costs], sort_keys=True)
 
 
+def _stated_costs(run: RunRecord) -> tuple[dict[str, float] | float | None, ...]:
+    return run.info.start_cost_s, run.info.rescale_cost_s, run.info.resume_cost_s
+
+
+def _world(run: RunRecord) -> str:
+    """What all runs of a trace have in common where they differ in seed alone."""
+    return json.dumps([run.info.profile_hash, run.info.profile, *_stated_costs(run)], sort_keys=True)
+
+
 def _parts(members: list[RunReport]) -> Iterator[list[RunReport]]:
-    """All together, or each alone where two have the same trace and seed: then something else differs."""
+    """All together, or each alone where something else differs: two have the same trace and seed, or one
+    trace has several profiles or costs by model, which may differ between traces.
+    """
     places = Counter((each.run.info.trace_hash, each.run.info.seed) for each in members)
-    if max(places.values()) == 1:
+    worlds = {(each.run.info.trace_hash, _world(each.run)) for each in members}
+    if max(places.values()) == 1 and len(worlds) == len({trace for trace, _ in worlds}):
         yield members
     else:
         yield from ([each] for each in members)

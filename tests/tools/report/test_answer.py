@@ -174,6 +174,24 @@ def test_runs_whose_costs_differ_are_no_seeds_of_one_another():
     assert len(groups(make_report(runs))) == 2
 
 
+@pytest.mark.parametrize(
+    "worlds",
+    [
+        [{"profile_hash": "ab" * 32}, {"profile_hash": "cd" * 32}],
+        [{"rescale_cost_s": {"net": 1.0}}, {"rescale_cost_s": {"net": 600.0}}],
+        [{"start_cost_s": {"net": 1.0}}, {"start_cost_s": {"net": 2.0}}],
+        [{"resume_cost_s": {"net": 1.0}}, {}],
+    ],
+)
+def test_runs_of_one_trace_in_different_worlds_are_no_seeds_of_one_another(worlds):
+    """Other speeds and costs by model are those of other traces, where each has its own."""
+    of_seeds = [run("fifo", SLOW, seed=seed, **world) for seed, world in enumerate(worlds)]
+    assert len(groups(make_report(of_seeds))) == 2
+    hashes = ("ab" * 32, "cd" * 32)
+    of_traces = [run("fifo", SLOW, trace_hash=t, **world) for t, world in zip(hashes, worlds, strict=True)]
+    assert len(groups(make_report(of_traces))) == 1 + ("resume_cost_s" in worlds[0])
+
+
 def test_one_run_and_several_seeds_compare_alike_both_ways():
     one, several = groups(make_report([run("las", [85.0] * 4, seed=0), *swept()[:3]]))
     there, back = jct_difference(one, several), jct_difference(several, one)
