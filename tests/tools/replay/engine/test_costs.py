@@ -58,6 +58,7 @@ def test_a_start_bears_the_end_of_its_job_too() -> None:
     ]
     found = costs_from_events([*LIVE, *ends])
     assert (found.start.of("net"), found.start.of("mlp")) == (5.0 + 2.0, 2.0)
+    assert found.start.of("other") == 4.0 + 2.0, "the median of all ends, as the mean of all starts"
     assert (found.rescale.of("net"), found.resume.of("net")) == (0.5, 7.0)
     starts_only = costs_from_events([*LIVE[:7], *ends])
     assert (starts_only.start.of("net"), starts_only.resume.of("net")) == (7.0, 5.0), "ends are borne once"
@@ -70,6 +71,8 @@ def test_a_run_that_measured_nothing_says_that_nothing_costs_anything() -> None:
 def test_a_simulated_run_says_costs_in_the_changes_themselves() -> None:
     run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
     assert costs_from_events(run).start.of("net") == 7.0
+    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
+    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
 
 
 def test_costs_are_named_as_seconds_by_model_or_as_a_file(tmp_path: Path) -> None:

@@ -56,6 +56,17 @@ def test_a_decision_may_stop_all_that_run() -> None:
     assert overheads(engine) == [("a", "start", 4.0)]
 
 
+def test_a_job_that_stood_still_for_others_keeps_what_it_had_trained() -> None:
+    """a trains until 10 and from 14 to 20, and the 14 s that are left from 30 on."""
+    policy = Told({0: {"a": 1}, 10: {"b": 1}, 20: {"a": 0}, 30: {"a": 1}}, again_s=[20, 30])
+    trace = [job("a", gpu_seconds=30), job("b", at=10, gpu_seconds=5)]
+    simulated = SimulatedCluster(Cost(0), Cost(0), quirks=Quirks(stop_all_s=4.0))
+    engine = play(policy, trace, cluster(2), simulated=simulated)
+    stopped = next(event for event in engine.log.events() if event.event == "preempt")
+    assert stopped.samples_done == 16
+    assert ends(engine) == {"a": 44, "b": 15}
+
+
 def test_the_order_of_the_trace_does_not_matter() -> None:
     trace = [job(i, gpu_seconds=10) for i in "abc"]
     engine = play(Fifo(), trace, cluster(1))
