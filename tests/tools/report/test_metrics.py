@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Utility
+from pliant.tools.report.fairness import fairness
 from pliant.tools.report.metrics import Wanted, lower_bounds, percentile, run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import gpu_usage
@@ -78,6 +79,44 @@ def test_one_job_alone_is_treated_fairly():
     # GPS gives it all four GPUs, of which it can use two.
     assert (found.mean_ftf_gps, found.unfair_fraction_gps) == (1.0, 0.0)
     assert found.utilization == 0.5
+
+
+def two_that_scale_badly():
+    """One after the other on all four GPUs, and b, which asked for two, comes at 10."""
+    curve = ((1, 1.0), (2, 1.5), (4, 2.0))
+    a = submit(job("a", gpus=4, low=1), 40.0, curve)
+    b = submit(job("b", at=10, gpus=2, low=1, high=4), 15.0, curve)
+    return story(a, b, *ran("a", 0, 20, 4), *ran("b", 20, 30, 4))
+
+
+def test_each_reference_shares_in_its_own_way_from_the_arrival_of_a_job_on():
+    """Fluid: a has 20 samples left at 10, both do 1.5 a second, b ends at 20 and a, with 5 left, at 22.5.
+    GPS: a counts with 80 GPU seconds and b with 20. At 10 a has 40 left; on two GPUs each, b ends at 20 and
+    a, with 20 left, at 25.
+    Isolated: 1.5 jobs are active on average, so each is alone on 8/3 GPUs: between two and three."""
+    run, found = two_that_scale_badly(), run_metrics(two_that_scale_badly())
+    alone = [work / 1.5 + 2 / 3 * (work / 1.75 - work / 1.5) for work in (40, 15)]
+    for suffix, shared_s in (("", (22.5, 10)), ("_gps", (25, 10)), ("_isolated", alone)):
+        ftf = [20 / seconds for seconds in shared_s]
+        names = (f"mean_ftf{suffix}", f"worst_ftf{suffix}", f"unfair_fraction{suffix}")
+        expected = (sum(ftf) / 2, max(ftf), 0.5)
+        assert [getattr(found, name) for name in names] == pytest.approx(expected)
+    assert fairness(run)["gps"].delays_s() == pytest.approx({"a": 20 - 25, "b": 30 - 20})
+    assert found.worst_gps_delay_s == pytest.approx(10)
+
+
+def test_a_job_that_took_no_time_has_no_ftf():
+    run = story(*(submit(job(name), 4.0) for name in "ab"), *ran("a", 0, 4), *ran("b", 0, 0))
+    assert [*fairness(run)["fair-share"].ftf] == ["a"]
+
+
+@pytest.mark.parametrize(("late_s", "past"), [(2.0**-22, 0), (2.0**-18, 1)])
+def test_what_the_clock_of_a_live_run_cannot_tell_is_not_past_a_bound(late_s, past):
+    """Of times of today a float resolves 2⁻²² s."""
+    start_s = 1.8e9
+    events = submit(job("a"), 4.0, at=start_s), *ran("a", start_s, start_s + 4 + late_s)
+    run = story(*events, at=start_s, simulated=False, profile_hash="cd" * 32, bounds={"gps_delay": 0.0})
+    assert run_metrics(run).jobs_past_gps_bound == past
 
 
 def test_rounding_is_not_unfair_but_a_real_excess_is():
