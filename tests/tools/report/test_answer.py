@@ -167,6 +167,21 @@ def test_seeds_of_a_trace_are_averaged_before_traces_are_compared():
 
 def test_runs_of_the_same_trace_and_seed_stay_apart():
     assert len(groups(make_report([run("fifo", SLOW), run("fifo", SLOW)]))) == 2
+    assert len(groups(make_report([run("fifo", SLOW, seed=seed) for seed in (0, 0, 1)]))) == 3
+
+
+def test_each_seed_is_compared_with_its_own():
+    """Twice as fast under each: that is sure, however far the seeds are apart."""
+    ares = [run("ares", [jct_s], seed=seed) for seed, jct_s in enumerate((10.0, 40.0, 90.0))]
+    fifo = [run("fifo", [jct_s], seed=seed) for seed, jct_s in enumerate((20.0, 80.0, 180.0))]
+    base, group = groups(make_report([*fifo, *ares]))
+    found = jct_difference(group, base)
+    assert (found.ratio, found.low, found.high, found.pairs) == pytest.approx((0.5, 0.5, 0.5, 3))
+
+
+@pytest.mark.parametrize("pairs", [[], [(0.0, 1.0)], [(1.0, 0.0)]])
+def test_means_of_nothing_have_no_ratio(pairs):
+    assert difference(pairs) is None
 
 
 def test_runs_whose_costs_differ_are_no_seeds_of_one_another():
