@@ -15,6 +15,7 @@ from pliant.tools.report.equal_shares import fluid_finishes, gps_jobs
 from pliant.tools.report.fairness import fairness
 from pliant.tools.report.isolated import (
     ReferenceJob,
+    at_most_linear,
     isolated_finishes,
     rate_at,
     reference_jobs,
@@ -93,6 +94,7 @@ def test_a_share_is_good_for_the_best_size_within_it():
     assert usable_curve(curve, 3) == ((1, 10.0), (2, 18.0))
     assert usable_curve(curve[:2], 3) == curve[:2]
     assert usable_curve(curve[::3], 2) == ((1, 10.0), (2, 14.0))
+    assert usable_curve(curve[3:], 2) == ((2, 11.0),)
 
 
 @given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=8), st.floats(0.1, 10.0))
@@ -103,6 +105,20 @@ def test_a_usable_curve_is_the_running_maximum(rates, share):
     best = max(rate_at(curve, gpus) for gpus in fine)
     assert rate_at(usable, share) == pytest.approx(best, rel=0.05, abs=0.2)
     assert all(rate_at(usable, low) <= rate_at(usable, high) for low, high in pairwise(fine))
+
+
+@given(
+    st.lists(st.floats(0.1, 100.0), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.floats(0.1, 50.0),
+    st.floats(0.01, 20.0),
+)
+def test_gps_gives_the_smaller_of_a_curve_and_a_line_at_any_share(rates, apart, per_gpu, share):
+    curve = usable_curve(
+        tuple((apart * size, rate) for size, rate in enumerate(rates, 1)), apart * len(rates)
+    )
+    found = rate_at(at_most_linear(curve, per_gpu), share)
+    assert found == pytest.approx(min(rate_at(curve, share), per_gpu * share))
 
 
 def test_an_elastic_job_that_requests_too_many_gpus_demands_what_it_needs_on_fewer():
@@ -225,6 +241,15 @@ def test_a_rigid_job_is_alone_at_its_requested_size():
     # Alone in the cluster, v is 4: the two GPUs it asked for are its own, 10 samples take 5 s.
     alone = isolated_jcts(submit(job("a", gpus=2), 10.0), *ran("a", 7, 12, 2))
     assert alone == {"a": 5.0}
+
+
+def test_only_a_policy_that_sizes_jobs_is_held_against_the_best_size_and_only_where_a_job_has_several():
+    """Of four GPUs a and b, one after the other, asked for two each."""
+    ends = [*ran("a", 0, 5, 2), *ran("b", 5, 10, 2)]
+    kept = [submit(job("a", gpus=2, low=1), 10.0), submit(job("b", at=5, gpus=2), 10.0)]
+    assert isolated_jcts(*kept, *ends) == {"a": 5.0, "b": 5.0}
+    ends[2] = replace(ends[2], gpus=1)
+    assert isolated_jcts(*kept, *ends) == {"a": 2.5, "b": 5.0}
 
 
 def test_a_rigid_job_that_asks_for_more_than_its_share_is_slowed_down():
