@@ -133,6 +133,44 @@ def test_a_decision_that_takes_too_long_is_broken_off_and_what_was_found_stays()
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("ranges", "slow", "fast"),
+    [
+        ({}, 0.7, 1.3),
+        ({"a": (1.9, 2.2)}, 0.95, 1.1),
+        ({"a": (1.8, 2.0)}, 0.9, 1.05),
+        ({"a": (2.0, 2.0)}, 0.95, 1.05),
+        ({"a": (0.1, 9.0)}, 0.5, 1.5),
+    ],
+)
+def test_a_start_is_as_uncertain_as_the_speeds_behind_it(
+    ranges: dict[str, tuple[float, float]], slow: float, fast: float
+) -> None:
+    """At 40 a has 240 of its 400 samples left, at two a second."""
+    held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
+    found = predictions(held, 40.0, {"a": 2.0}, ranges=ranges)
+    assert found["b"].start_s == 160.0
+    assert found["b"].between_s == pytest.approx((40 + 120 / fast, 40 + 120 / slow))
+
+
+def test_a_start_rests_on_the_least_certain_speed_of_those_that_run() -> None:
+    held = decided(
+        job("a", gpus=2, gpu_seconds=400, model="known"),
+        job("b", gpus=2, gpu_seconds=400, model="new"),
+        job("c", gpus=4, gpu_seconds=400),
+    )
+    found = predictions(copy_of(held), 0.0, {"a": 2.0})
+    assert [found[name].source for name in "abc"] == ["measured", "stated", "stated"]
+    assert predictions(held, 0.0, {"a": 2.0, "b": 2.0})["c"].source == "measured"
+
+
+def test_a_prediction_in_time_leaves_no_alarm_behind() -> None:
+    """It would end the process."""
+    held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
+    assert predictions(held, 0.0, within_s=600.0)["b"].start_s == 100.0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
 def test_jobs_arrive_and_end_in_turn():
     held = session(Fifo(), cluster(1))
     coming = in_order_of_arrival(
