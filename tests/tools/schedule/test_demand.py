@@ -10,7 +10,7 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, SampleWork
 from pliant.schemas.runinfo import SubmitDetail
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.demand import job_state, submit_detail
+from pliant.tools.schedule.demand import job_state, sizes_below, submit_detail
 from pliant.tools.schedule.jobs import NodeState
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy
@@ -93,3 +93,42 @@ def test_the_detail_survives_a_file():
     assert found.job == spec
     assert (found.curve[0], found.samples) == ((1, 1.0), 7.0)
     assert "samples" not in detail_of(job("a")), "unknown work stays unknown"
+
+
+def listing(spec, *sizes):
+    return spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"sizes": sizes})})
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        (job("a", gpus=6), []),
+        (job("a", gpus=6, low=1), [4, 2, 1]),
+        (job("a", gpus=8, low=3), [4, 3]),
+        (job("a", gpus=4, low=4, high=8), []),
+        (job("a", gpus=2, low=1), [1]),
+        (job("a", gpus=12, low=2, each=2), [8, 4, 2]),
+        (listing(job("a", gpus=6, low=2), 1, 2, 3, 5, 6, 8), [5, 3, 2]),
+    ],
+)
+def test_sizes_below_the_requested_one_come_largest_first_and_the_minimum_last(spec, sizes):
+    assert [*sizes_below(job_state(spec, FOUR))] == sizes
+
+
+class UpToEight(type(curves())):
+    def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
+        return 1.0 if global_batch <= 8 else None
+
+
+def test_a_rigid_job_that_changes_to_a_batch_that_does_not_fit_is_refused():
+    speeds = Speeds(UpToEight(), [NodeState(0, "n0", 4, "gpu", None)])
+    for size in (8, 16):
+        batch = {"size": 4, "regimes": ({"after": 0.5, "size": size},)}
+        spec = job("a", gpus=2, work={"samples": 100.0}, batch=batch)
+        if size == 8:
+            assert job_state(spec, speeds).total_samples == 100.0
+        else:
+            with pytest.raises(
+                BadInputError, match='job "a": it changes its batch to 16, which is infeasible'
+            ):
+                job_state(spec, speeds)
