@@ -10,8 +10,16 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, SampleWork
 from pliant.schemas.runinfo import SubmitDetail
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.demand import job_state, sizes_below, submit_detail
+from pliant.tools.schedule.demand import (
+    JobCheck,
+    demand_gpu_s,
+    demand_rate,
+    job_state,
+    sizes_below,
+    submit_detail,
+)
 from pliant.tools.schedule.jobs import NodeState
+from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy
 from tests.builders import cluster, curves, job, session
@@ -132,3 +140,39 @@ def test_a_rigid_job_that_changes_to_a_batch_that_does_not_fit_is_refused():
                 BadInputError, match='job "a": it changes its batch to 16, which is infeasible'
             ):
                 job_state(spec, speeds)
+
+
+def test_a_job_counts_at_the_nearest_size_that_runs_however_slow_it_is():
+    """Half a sample a second on two GPUs; not known on four."""
+    spec = job("a", gpus=4, low=1, model="net", work={"samples": 10.0})
+    speeds = Speeds(curves(net={1: 0.3, 2: 0.5}), [NodeState(0, "n0", 2, "gpu", None)])
+    state = job_state(spec, speeds)
+    assert demand_rate(state, speeds) == (2, 0.5)
+    assert demand_gpu_s(state, speeds) == 2 * 10 / 0.5
+
+
+def test_a_job_without_a_batch_has_one_sample_a_replica():
+    assert job_state(job("a", gpus=4, each=2, batch={"size": None}), FOUR).reference_batch == 2
+
+
+class NeedsWork(Fifo):
+    needs = frozenset({"demand"})
+
+
+class OnlyNet(type(curves())):
+    def models(self):
+        return ("net",)
+
+
+def test_a_check_names_what_is_wrong_with_a_job_and_passes_others():
+    speeds = Speeds(OnlyNet(), [NodeState(0, "n0", 4, "gpu", None)])
+    check = JobCheck(cluster(4), speeds, NeedsWork())
+    work = {"samples": 10.0}
+    assert check.problems(job("a", model="net", work=work), "jobs") == ()
+    for spec, text in (
+        (job("a", model="net", gpus=5, work=work), "5 GPUs"),
+        (job("a", model="other", work=work), '"other"'),
+        (job("a", model="net"), 'which policy "fifo" needs'),
+    ):
+        (found,) = check.problems(spec, "jobs")
+        assert text in str(found)
