@@ -9,7 +9,15 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.throughput import UNKNOWN, Load, PairTable, Placement, merged, rescales
+from pliant.tools.profile.throughput import (
+    UNKNOWN,
+    Load,
+    PairTable,
+    Placement,
+    merged,
+    rescales,
+    rows_across,
+)
 from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from tests.tools.profile.rows_builder import reduce, step
 
@@ -116,3 +124,38 @@ def test_throughput_models_tell_the_mean_of_a_model_or_else_of_all() -> None:
         found = [model.rescale_seconds(name) for name in ("net", "alone", "bare", "other")]
         assert found == [0.5, 3.0, 4.0 / 3, 4.0 / 3]
         assert kind(Profile(ROWS[4:])).rescale_seconds("bare") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "change"),
+    [
+        (step("2,2", 8, 0.1), {"model": "other"}),
+        (step("2,2", 8, 0.1), {"gpu_type": "other"}),
+        (step("2,2", 8, 0.1), {"placement": "3,1"}),
+        (step("2,2", 8, 0.1), {"local_batch": 16}),
+        (step("2,2", 8, 0.1), {"accum_steps": 2}),
+        (step("2,2", 8, 0.1), {"across": "rack"}),
+        (replace(step("2,2", 8, 0.1), across="rack"), {"across": "pod"}),
+        (beside(step(2, 8, 0.1), B), {"beside_model": "other"}),
+        (beside(step(2, 8, 0.1), B), {"beside_batch": 5}),
+        (reduce("2,2", 1000, 0.1), {"parameters": 2000}),
+    ],
+)
+def test_what_was_measured_elsewhere_replaces_no_row_and_a_new_time_does(old, change) -> None:
+    faster = replace(old, step_seconds=0.05)
+    assert merged([old], [faster]) == (faster,)
+    assert {*merged([old], [replace(faster, **change)])} == {old, replace(faster, **change)}
+
+
+def test_rows_across_a_level_go_with_those_on_one_node_and_those_of_more_gpus() -> None:
+    rack = [replace(step(place, 8, 0.2), across="rack") for place in ("1,1", "2,2")]
+    inside, pairs, quads, more = (
+        step(8, 8, 0.1),
+        step("1,1", 8, 0.1),
+        step("2,2", 8, 0.1),
+        step("4,4", 8, 0.1),
+    )
+    every = [inside, pairs, quads, more, *rack]
+    assert {*rows_across(every, ("pod", "rack"))} == {*rack, inside, more}
+    assert {*rows_across(every)} == {*rows_across(every, ("pod",))} == {inside, pairs, quads, more}
+    assert {*rows_across([inside, *rack])} == {inside, *rack}, "no others are on several nodes"
