@@ -147,12 +147,14 @@ def test_jobs_past_the_gps_bound_are_counted_not_denied():
     assert strict.jobs_past_gps_bound == 1
 
 
-def test_utilization_counts_the_gpus_that_are_up():
+@pytest.mark.parametrize("began_s", [0.0, 1e9])
+def test_utilization_counts_the_gpus_that_are_up(began_s):
     # 4 GPUs for 2 s, then 2 for 2 s: 12 GPU-seconds, of which a held 2 · 4 = 8.
-    lost = Event(2, "node_down", detail={"node": "n1"})
-    start, finish = ran("a", 0, 4, 2)
-    back = Event(9, "node_up", detail={"node": "n1"})
-    run = story(submit(job("a", gpus=2), 8.0), start, lost, finish, back, nodes=cluster(2, 2))
+    lost = Event(began_s + 2, "node_down", detail={"node": "n1"})
+    start, finish = ran("a", began_s, began_s + 4, 2)
+    back = Event(began_s + 9, "node_up", detail={"node": "n1"})
+    arrival = submit(job("a", gpus=2), 8.0, at=began_s)
+    run = story(arrival, start, lost, finish, back, nodes=cluster(2, 2), at=max(0.0, began_s - 50))
     assert run_metrics(run).utilization == pytest.approx(8 / 12)
 
 

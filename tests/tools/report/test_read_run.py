@@ -137,6 +137,24 @@ def test_a_prediction_that_is_none_is_left_out(odd):
     assert [tuple(each) for each in told.forecasts] == [(5.0, 0.5, 0.1, 0.9)]
 
 
+def test_predictions_come_with_progress_and_with_decisions_and_all_of_them_count():
+    """Of a job that turns out to have 40 samples: at 10 a quarter, at 20 a half, at 30 three quarters."""
+    ranges = {10.0: (0.1, 0.3), 20.0: (0.6, 0.9), 30.0: (0.75, 0.9)}
+    found = [
+        {"samples_done": done, "mean": 0.2, "low": low, "high": high} for done, (low, high) in ranges.items()
+    ]
+    told = only_job(
+        submit(job("a")),
+        Event(1, "start", "a", 1),
+        Event(2, "progress", "a", detail={"progress": found[0]}),
+        Event(3, "decision", detail={"forecasts": {"a": found[1], "gone": found[1]}}),
+        Event(4, "progress", "a", detail={"progress": found[2]}),
+        Event(9, "finish", "a", 0, samples_done=40.0),
+    )
+    assert [each.samples_done for each in told.forecasts] == [*ranges]
+    assert told.forecasts_held == (2, 3)
+
+
 def test_a_job_that_fails_or_is_lost_with_its_node_waits_again_if_the_log_says_so():
     begun = submit(job("a")), Event(0, "start", "a", 1)
     lost = only_job(*begun, Event(2, "node_down", detail={"node": "n0"}), Event(2, "requeue", "a", 0))
