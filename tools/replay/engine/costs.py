@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.event import RESCALES, Event
+from pliant.schemas.event import RESCALES, STARTS, Event
 from pliant.schemas.file_io.files import PIPE
 from pliant.schemas.io import read_events, read_profile
 from pliant.schemas.profile import Profile
@@ -129,6 +129,8 @@ def costs_from_events(events: Iterable[Event]) -> MeasuredCosts:
         if event.event == "submit":
             models[event.job] = str(detail.get("job", {}).get("model", ""))
         change = str(detail.get("after")) if event.event == "progress" else event.event
+        if event.event in STARTS:
+            reported_s.pop(event.job, None)  # of workers that are gone
         if event.event in _REPORTS and "attempt" in detail:
             reported_s[event.job] = event.time
         if event.event == "finish" and event.job in reported_s:

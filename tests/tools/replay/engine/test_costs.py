@@ -64,6 +64,17 @@ def test_a_start_bears_the_end_of_its_job_too() -> None:
     assert (starts_only.start.of("net"), starts_only.resume.of("net")) == (7.0, 5.0), "ends are borne once"
 
 
+def test_the_time_for_which_a_job_waited_to_resume_is_none_of_its_end() -> None:
+    """Its last workers reported nothing before they ended."""
+    waited = [
+        Event(20.0, "progress", "a", samples_done=5.0, detail={"attempt": 1}),
+        Event(25.0, "preempt", "a", 0),
+        Event(5000.0, "resume", "a", 1),
+        Event(5003.0, "finish", "a", 0),
+    ]
+    assert costs_from_events([*LIVE, *waited]).start == costs_from_events(LIVE).start
+
+
 def test_a_run_that_measured_nothing_says_that_nothing_costs_anything() -> None:
     assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
 
