@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from pliant.schemas.cluster import Cluster
+from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import EqualDeals, RunInfo
 from pliant.tools.report import equal_shares
 from pliant.tools.report.equal_shares import DealtJob, came_in_s, dealt_jobs, equal_deal_finishes
-from pliant.tools.report.fairness import Reference
+from pliant.tools.report.fairness import Reference, allowed_ends_s
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.output import Extras, render
@@ -128,6 +129,13 @@ def test_the_report_names_bound_worst_delay_and_the_jobs_past_it() -> None:
             {"bounds": {"equal_deals": TERMS.model_copy(update={"rescale_s": 5.0}).model_dump()}},
             "a change takes 10 s, and rescale_s is 5",
         ),
+        (
+            {
+                "start_cost_s": 1.0,
+                "bounds": {"equal_deals": TERMS.model_copy(update={"rescale_s": 5.0}).model_dump()},
+            },
+            "a change takes 10 s, and rescale_s is 5",
+        ),
     ],
 )
 def test_where_nothing_is_promised_no_job_is_past_it_and_the_report_says_why(more: dict[str, Any], why: str):
@@ -157,6 +165,31 @@ def test_jobs_come_into_play_as_limits_of_users_and_arrays_and_other_jobs_allow(
     run = story(*sorted(events, key=lambda event: event.time))
     run = replace(run, info=run.info.model_copy(update={"cluster": Cluster.model_validate(nodes)}))
     assert came_in_s(run) == {"a": 0.0, "c": 50.0, "b": 70.0, "d": 50.0, "e": 3.0, "f": 60.0}
+
+
+def test_a_job_comes_into_play_once_those_it_awaits_have_ended_as_it_needs_it() -> None:
+    """a finishes at 40; b fails at 20, and with it the job that needs it to finish."""
+    waits = {"x": {"a": "ok"}, "y": {"b": "ok"}, "z": {"b": "any"}, "both": {"a": "any", "b": "any"}}
+    run = story(
+        *(submit(job(name), 40.0) for name in "ab"),
+        *(submit(job(name, after=after), 40.0) for name, after in waits.items()),
+        *(Event(0.0, "start", name, 1) for name in "ab"),
+        Event(20.0, "fail", "b", 0),
+        Event(20.0, "cancel", "y", 0),
+        Event(40.0, "finish", "a", 0),
+    )
+    assert came_in_s(run) == {"a": 0.0, "b": 0.0, "x": 40.0, "z": 20.0, "both": 40.0}
+
+
+def test_the_bound_of_a_run_is_that_of_the_job_that_may_be_latest() -> None:
+    """On two GPUs each a ends in the first deal, of which 80 s train, and b has 480 samples left: two more
+    deals on four. In GPS they end at 40 and 180: 60 and 120 s before."""
+    jobs = {"a": 80.0, "b": 640.0}
+    arrivals = [submit(job(name, gpus=1, low=1, high=4), samples) for name, samples in jobs.items()]
+    bounds = {"equal_deals": TERMS.model_dump()}
+    run = story(*arrivals, *ran("a", 0, 40, 2), *ran("b", 0, 180, 2), policy="mine", bounds=bounds)
+    assert allowed_ends_s(run) == {"a": 100.0, "b": 300.0}
+    assert run_metrics(run).gps_bound_s == pytest.approx(300 - 180)
 
 
 TITLE = "What the policy promises against GPS"
