@@ -187,6 +187,10 @@ def test_decision_time_from_the_counters_or_from_the_log():
     logged = story(*(Event(1, "decision", detail={"decision_seconds": s}) for s in (0.001, 0.003)))
     assert run_metrics(logged).mean_decision_ms == pytest.approx(2.0)
     assert run_metrics(story()).mean_decision_ms is None
+    none = story(counters={"decisions": 0.0, "decision_seconds": 0.0})
+    assert run_metrics(none).mean_decision_ms is None
+    untimed = story(counters={"decisions": 4.0})
+    assert run_metrics(untimed).mean_decision_ms is None, "no time is not a time of nothing"
 
 
 def test_a_job_of_unknown_work_has_a_jct_and_fairness_by_what_it_did():
@@ -227,6 +231,16 @@ def test_scheduled_job_scaling_efficiency_of_jobs_that_do_not_scale():
     arrivals = submit(job("a", gpus=2), 6.0, curve), submit(job("b"), 6.0, curve)
     run = story(*arrivals, *ran("a", 0, 4, 2), *ran("b", 0, 6))
     assert run_metrics(run).sjs_efficiency == pytest.approx(12 / 14)
+
+
+@pytest.mark.parametrize(("simulated", "efficiency"), [(False, 4 / 6), (True, 8 / 6)])
+def test_a_live_job_that_stops_early_has_the_efficiency_of_what_it_did(simulated, efficiency):
+    """It states 8 s of work on one GPU, of which it did 4 in 3 s on two; a replay knows what there was."""
+    start, _ = ran("a", 0, 3, 2)
+    early = Event(3, "finish", "a", 0, samples_done=4.0)
+    world = {"simulated": simulated, "profile_hash": "cd" * 32}
+    found = run_metrics(story(submit(job("a", gpus=2), 8.0, ((1, 1.0), (2, 1.5))), start, early, **world))
+    assert found.sjs_efficiency == pytest.approx(efficiency)
 
 
 def test_completion_is_held_against_targets_and_admissions_are_counted():
@@ -291,6 +305,8 @@ def test_alone_is_the_best_size_and_cheapest_the_most_efficient_that_the_job_can
     assert (found.bound_jct_pooled_s, found.bound_jct_s, found.bound_makespan_s) == (1.5, 3.0, 3.0)
     rigid = lower_bounds(finished(submit(job("a", gpus=4), 12.0, curve)))
     assert (rigid.bound_jct_alone_s, rigid.cheapest_gpu_s) == (3.0, 12.0)
+    two = lower_bounds(finished(submit(job("a", gpus=4, low=2), 12.0, curve)))
+    assert (two.bound_jct_alone_s, two.cheapest_gpu_s) == (3.0, 8.0), "it never has the GPU that is cheapest"
 
 
 def test_pooled_gpus_serve_the_least_work_first():

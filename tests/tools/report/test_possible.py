@@ -51,6 +51,20 @@ def test_usual_values_rounding_and_what_is_missing_are_possible():
     assert impossible({**usual, "mean_jct_s": 60.0, "worst_gps_delay_s": -65_457.0}, OF_RUNS) == ()
 
 
+@pytest.mark.parametrize(
+    ("figures", "wrong"),
+    [
+        ({"makespan_s": 0.0, "mean_jct_s": 0.0, "utilization": 0.0, "jobs_finished": 0}, ()),
+        ({"makespan_s": 1e6, "mean_jct_s": 1e6 * (1 + 1e-12)}, ()),
+        ({"makespan_s": 1e6, "mean_jct_s": 1e6 * (1 + 1e-8)}, ("mean_jct_s",)),
+        ({"makespan_s": 1e-6, "mean_jct_s": 1.5e-6, "utilization": -1e-12}, ("mean_jct_s",)),
+        ({"makespan_s": -1e-6}, ("makespan_s",)),
+    ],
+)
+def test_rounding_is_relative_to_large_values_and_absolute_to_small_ones(figures, wrong):
+    assert impossible(figures, OF_RUNS) == wrong
+
+
 def test_a_job_that_waited_longer_than_it_took_cannot_be():
     assert impossible({"queueing_delay_s": 5.0, "jct_s": 4.0, "ftf": 0.5}, OF_JOBS) == ("jct_s",)
 
