@@ -55,6 +55,16 @@ def test_measured_speeds_and_costs_count() -> None:
     assert (found["a"].gpus, found["a"].start_s, found["b"].gpus) == (4, None, 4)
 
 
+def test_a_job_that_has_trained_pays_for_a_resume_and_one_that_has_not_for_a_start() -> None:
+    """a lost its node at 50 after half of its work: it resumes for 4 s. b then starts for 10."""
+    held = waiting()
+    for lost in held.node_down("n0", 50.0):
+        lost.report_progress(50.0, 200.0)
+    held.node_up("n0", 50.0)
+    found = look_ahead(held, 50.0, SimulatedCluster(Cost(10.0), Cost(1.0), Cost(4.0))).jobs
+    assert (found["a"].end_s, found["b"].end_s) == (50 + 4 + 50, 104 + 10 + 100)
+
+
 def test_what_cannot_be_known_is_said() -> None:
     held = Session(make_policy("fifo"), cluster(4), CurveThroughput(is_guess=True))
     held.submit(job("a", gpus=4, work={"samples": 100}), 0.0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,15 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.log import EventLog
+from pliant.tools.replay.engine.running import (
+    FINISH,
+    LATE_FINISH,
+    LATE_SEGMENT_END,
+    NODE_DOWN,
+    NODE_UP,
+    SEGMENT_END,
+    Agenda,
+)
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.output import parquet_bytes, unfinished
@@ -87,6 +97,40 @@ def test_completions_that_differ_by_rounding_alone_are_one_moment() -> None:
     engine = play(policy, [job("a", gpu_seconds=0.3), job("b", at=0.1, gpu_seconds=0.2)], cluster(2))
     assert [time_s for time_s, _ in policy.asked] == [0, 0.1, 0.3]
     assert ends(engine) == {"a": 0.3, "b": 0.3}
+
+
+SOON = 10 * (1 + 2.0**-42)
+
+
+@pytest.mark.parametrize(
+    ("kind", "at_s", "due", "due_late"),
+    [
+        (FINISH, 10.0, True, True),
+        (SEGMENT_END, SOON, True, True),
+        (NODE_DOWN, 10.0, True, True),
+        (NODE_DOWN, SOON, False, False),  # only completions are early by rounding
+        (LATE_FINISH, 10.0, False, True),
+        (LATE_SEGMENT_END, 10.0, False, True),
+        (FINISH, 10.001, False, False),
+    ],
+)
+def test_what_is_due_at_a_moment_before_its_decision_and_after_it(kind, at_s, due, due_late) -> None:
+    for last, found in ((NODE_UP, due), (LATE_SEGMENT_END, due_late)):
+        agenda = Agenda()
+        agenda.add(at_s, kind, "a")
+        assert agenda.pop(10.0, last) == ((at_s, kind, "a", 0) if found else None)
+        assert agenda.next_s() == (math.inf if found else at_s)
+
+
+def test_a_plan_of_a_job_replaces_the_one_before_and_goes_with_it() -> None:
+    agenda = Agenda()
+    for at_s in (5.0, 8.0):
+        agenda.plan(at_s, FINISH, "a")
+        agenda.plan(at_s + 1, FINISH, "b")
+    agenda.unplan("b")
+    assert agenda.next_s() == 8.0
+    assert agenda.pop(9.0)[:3] == (8.0, FINISH, "a")
+    assert (agenda.next_s(), agenda.pop(100.0)) == (math.inf, None)
 
 
 def test_figure_4_of_ares_through_the_engine() -> None:
