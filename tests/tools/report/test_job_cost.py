@@ -54,6 +54,18 @@ def test_each_second_is_trained_or_lost_to_what_is_named() -> None:
     assert found.gpu_s_per_sample == 620 / 4100
 
 
+def test_a_replay_says_what_a_change_costs_in_the_change_and_it_is_paid_on_the_new_gpus() -> None:
+    found = cost(
+        held(0.0, "start", 2, overhead_seconds=5.0),
+        held(10.0, "grow", 4, samples_done=95.0, overhead_seconds=1.0),
+        held(20.0, "finish", 0, samples_done=365.0),
+        until_s=20.0,
+        simulated=True,
+    )
+    assert found.lost_gpu_s == {"starts": 10.0, "changes": 4.0, "checkpoints": 0.0, "failures": 0.0}
+    assert (found.held_gpu_s, found.trained_gpu_s) == (60.0, 46.0)
+
+
 def test_a_failure_costs_what_is_trained_again_and_the_attempts_that_never_trained() -> None:
     found = cost(
         held(0.0, "start", 2),

@@ -261,9 +261,9 @@ def test_completion_is_held_against_targets_and_admissions_are_counted():
 
 def test_the_share_of_deadlines_met_is_of_all_jobs_with_one_that_are_decided():
     """Of kept, late, turned away and failed jobs, and one that is past it: 1 of 5. Not counted are one
-    without a target, one cancelled before it, and one that may yet meet it."""
+    without a target, one cancelled before it, and two that may yet meet it, one at this moment."""
     targets = {"kept": 4.0, "late": 3.0, "turned-away": 9.0, "failed": 9.0, "past": 5.0}
-    undecided = {"cancelled": 9.0, "open": 90.0}
+    undecided = {"cancelled": 9.0, "open": 90.0, "due": 6.0}
     stated = {
         name: job(name, utility={"shape": "step", "target": at}) for name, at in (targets | undecided).items()
     }
@@ -279,6 +279,15 @@ def test_the_share_of_deadlines_met_is_of_all_jobs_with_one_that_are_decided():
     outcomes = {each.id: each.outcome for each in run.jobs}
     assert (outcomes["failed"], outcomes["cancelled"]) == ("failed", "cancelled")
     assert run_metrics(run).deadlines_met == pytest.approx(1 / 5)
+    worth = {each.id: each.utility for each in run.jobs}
+    assert worth == {
+        "kept": 1.0,
+        "late": 0.0,
+        "turned-away": 0.0,
+        "failed": 0.0,
+        "cancelled": 0.0,
+        **dict.fromkeys(("past", "open", "due", "none")),
+    }
     assert run_metrics(one_by_one()).deadlines_met is None
 
 

@@ -44,6 +44,16 @@ def test_a_job_is_taken_to_be_as_long_as_those_of_its_model_were():
     assert known.left(at(9e5)) == pytest.approx(1e5, rel=0.02)
 
 
+def test_groups_of_the_same_jobs_count_once():
+    """All jobs that have ended were ann's: that a job is hers, too, says nothing more about it."""
+    known = knowing(*(at(done, user="ann", team="x") for done in (50.0, 400.0, 7000.0)))
+    known.observe([at(30.0, user="ann", team="x")])
+    hers, his = (at(20.0, user=user, team=team) for user, team in (("ann", "x"), ("bob", "y")))
+    assert known.left(hers) == known.left(his)
+    known.learn(at(100.0, user="bob", team="y"))
+    assert known.left(hers) != known.left(his)
+
+
 def test_a_job_may_be_one_of_the_short_ones_until_it_has_done_more():
     """Half end after 100, half after 10,000: for 100 samples the chance to end is 0.5."""
     known = knowing(*[at(100.0), at(10_000.0)] * 16)
