@@ -175,7 +175,9 @@ class _Account:
             since_s = self._when(samples)
             self.repeated += furthest - samples
             charged = sum(gpu_s for time_s, gpu_s in self._charges if since_s < time_s <= until_s)
-            self.lost[self._stopped_by] += max(0.0, self._held_between(since_s, until_s) - charged)
+            again = max(0.0, self._held_between(since_s, until_s) - charged)
+            self.lost[self._stopped_by] += again
+            self._charges.append((until_s, again))
             self._trail = [point for point in self._trail if point[1] <= samples]
         self._trail.append((event.time, samples))
 

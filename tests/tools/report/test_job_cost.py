@@ -66,6 +66,26 @@ def test_a_replay_says_what_a_change_costs_in_the_change_and_it_is_paid_on_the_n
     assert (found.held_gpu_s, found.trained_gpu_s) == (60.0, 46.0)
 
 
+def test_time_is_lost_once_where_a_job_falls_back_behind_where_it_was_before() -> None:
+    """To 100 samples, of 1,000 s, and then to 50, of 505 s: the newer checkpoint was damaged."""
+    found = cost(
+        held(0.0, "start", 1),
+        stepped(10.0, 0.0, "start"),
+        stepped(1000.0, 100.0),
+        held(2000.0, "requeue", 0, samples_done=200.0),
+        held(3000.0, "resume", 1),
+        stepped(3010.0, 100.0, "resume"),
+        held(4010.0, "requeue", 0, samples_done=200.0),
+        held(5000.0, "resume", 1),
+        stepped(5010.0, 50.0, "resume"),
+        held(6000.0, "finish", 0, samples_done=1000.0),
+        until_s=6000.0,
+    )
+    assert found.lost_gpu_s is not None
+    assert found.lost_gpu_s["failures"] == (2000 - 505) + (4010 - 3000)
+    assert (found.trained_gpu_s, found.repeated_samples) == (505 + 1000, 100 + 150)
+
+
 def test_a_failure_costs_what_is_trained_again_and_the_attempts_that_never_trained() -> None:
     found = cost(
         held(0.0, "start", 2),
