@@ -10,8 +10,9 @@ one as a session does; each is parsed when its job is asked for.
 
 A log that ends before the place of its snapshot was cut, by a file system after a crash or by an older copy.
 It then gets events that lead to what the snapshot knows (:func:`restoring`): submissions and ends at their
-own times; then, at the snapshot's last time, who holds which GPUs, which nodes are down or drained, what is
-held, and how far jobs are. One last ``decision`` brings the fields that no other event says.
+own times; then, at the snapshot's last time, who holds which GPUs, which nodes are down or drained, which
+slots are out of service, what is held or waits for a retry, and how far jobs are. One last ``decision``
+brings the fields that no other event says.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 from zlib import crc32
@@ -275,10 +276,16 @@ def _ended(log: RunLog, job_id: str) -> bool:
 
 
 def _take_away(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
-    """Free the GPUs of jobs that have lost them."""
+    """Free the GPUs of jobs that have lost them; a job that waits for its retry goes on waiting."""
     for job_id, job in sorted(known.active.items()):
-        if log.jobs[job_id].gpus and not job.gpus:
-            yield interruption_event(job_id, at_s, job.reason)
+        before = log.jobs[job_id]
+        if job.gpus:
+            continue
+        wait_s = 0.0 if job.retry_s in (None, before.retry_s) else (job.retry_s or 0.0) - at_s
+        if before.gpus or wait_s > 0:
+            event = interruption_event(job_id, at_s, job.reason)
+            detail = {**(event.detail or {}), "wait_seconds": wait_s}
+            yield replace(event, detail=detail) if wait_s > 0 else event
 
 
 def _open(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
@@ -286,7 +293,13 @@ def _open(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
         yield Event(at_s, "node_up", detail={"node": node})
     for node in sorted(log.drained.keys() - known.drained.keys()):
         yield Event(at_s, "undrain", detail={"node": node})
-    for slot in sorted(log.suspects.slots):
+    proven = log.suspects.slots.keys() - known.suspects.slots.keys()
+    back = {
+        slot
+        for slot, left in log.out_of_service(at_s).items()
+        if slot not in known.left_out or known.left_out[slot].until_s < left.until_s
+    }
+    for slot in sorted(proven | back):
         yield Event(at_s, "slot_up", detail={"slot": slot})
 
 
@@ -305,6 +318,10 @@ def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
 
 
 def _close(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
+    for slot, left in sorted(known.out_of_service(at_s).items()):
+        if slot not in log.left_out or log.left_out[slot].until_s < left.until_s:
+            detail = {"slot": slot, "seconds": left.until_s - at_s, "reason": left.reason}
+            yield Event(at_s, "slot_down", detail=detail)
     for node, why in sorted(known.down.items()):
         if node not in log.down:
             yield Event(at_s, "node_down", detail={"node": node, "reason": why})

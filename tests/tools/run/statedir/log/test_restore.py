@@ -11,20 +11,24 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import Event
+from pliant.schemas.event import Event, EventName
 from pliant.schemas.io import read_events
 from pliant.tools.report.read_run import read_run
 from pliant.tools.run.doctor import examine
 from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S
 from pliant.tools.run.statedir.log import repair as log_repair
+from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.statedir.log.repair import repair
-from pliant.tools.run.statedir.log.snapshot import LogView, renew_snapshot
+from pliant.tools.run.statedir.log.snapshot import LogView, renew_snapshot, restoring
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.status import look_at
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
+from tests.builders import job
 from tests.tools.run.stories import BASIS, NODES, Story, rebuilding
 from tests.tools.run.watch.seen import jobs_shown_running
 
@@ -280,3 +284,69 @@ def test_a_session_sees_who_holds_what_after_a_cut(tmp_path: Path) -> None:
         job_id: job.placement for job_id, job in log.active.items()
     }
     assert session.commands.held.keys() == {job_id for job_id, job in log.active.items() if job.held}
+
+
+def sick_slots() -> list[Event]:
+    """Slots go out of service and come back, one until it is resumed; a job waits for its retry."""
+    story = Story(1)
+    now_s, rest = story.now_s, ("n1", 4)
+
+    def out(at: float, slot: str, seconds: float) -> Event:
+        said = {"slot": slot, "seconds": seconds, "by": "a", "reason": "died"}
+        return Event(now_s + at, "slot_down", detail=said)
+
+    def holds(at: float, name: EventName, job_id: str, *where: tuple[str, int], **detail: object) -> Event:
+        gpus = sum(count for _, count in where)
+        return Event(now_s + at, name, job_id, gpus=gpus, placement=where, detail=detail)
+
+    return [
+        *story.events,
+        *(submit_event(job(name, gpus=4, low=1, high=4), now_s) for name in "ab"),
+        holds(1, "start", "a", ("n0", 4)),
+        holds(2, "shrink", "a", ("n0", 3), setback=True, reason="died"),
+        out(2, "n0/3", 600.0),
+        out(3, "n1/3", 60.0),
+        Event(now_s + 4, "slot_up", "a", detail={"slot": "n0/3"}),
+        holds(5, "grow", "a", ("n0", 4)),
+        holds(6, "start", "b", ("n1", 3)),
+        holds(7, "shrink", "a", ("n0", 2), setback=True, reason="died"),
+        out(7, "n0/3", 90.0),
+        out(8, "n0/2", UNTIL_RESUMED_S),
+        holds(9, "requeue", "b", attempt=1, failures=1, retries=3, reason="it fell", wait_seconds=120.0),
+        Event(now_s + 10, "node_down", detail={"node": "n1", "reason": "gone"}),
+        Event(now_s + 11, "undrain", detail={"node": "n0", "user": "ada", "order": 1}),
+        Event(now_s + 70, "node_up", detail={"node": "n1"}),
+        holds(71, "grow", "a", ("n0", 3)),
+        out(72, "n0/3", 60.0),
+        holds(140, "resume", "b", rest),
+        Event(now_s + 141, "decision", detail={"origin_s": 0.0}),
+    ]
+
+
+def session_of(events: list[Event]) -> Session:
+    return session_from_events(events, make_policy("fifo"), NODES, throughput_for(None, NODES))
+
+
+def test_wherever_a_log_is_cut_no_job_gets_what_is_out_of_service_or_starts_before_its_retry() -> None:
+    events = sick_slots()
+    for behind in range(1, len(events) + 1):
+        known, there = fold(events[:behind]), session_of(events[:behind])
+        for left in range(behind + 1):
+            restored = [*events[:left], *restoring(events[:left], known)]
+            session, where = session_of(restored), f"{behind} events, cut behind {left}"
+            assert fold(restored) == known, where
+            assert restoring(restored, known) == [], where
+            assert session.withheld.out_of_service == there.withheld.out_of_service, where
+            assert session.withheld.held_until_s("b") == there.withheld.held_until_s("b"), where
+            assert [session.free.free_on(name) for name in ("n0", "n1")] == [
+                there.free.free_on(name) for name in ("n0", "n1")
+            ], where
+        assert restoring(events[:behind], known) == [], "nothing is lost"
+
+
+def test_a_log_with_a_slot_out_of_service_is_whole(tmp_path: Path) -> None:
+    state = left_by(tmp_path, events := sick_slots(), 8)
+    assert fold(events[:8]).out_of_service(events[7].time)
+    before = state.events.read_bytes()
+    assert repair(tmp_path) == [f"{state.events} is whole: there is nothing to repair"]
+    assert state.events.read_bytes() == before
