@@ -172,6 +172,11 @@ class Story:
     def _node(self) -> None:
         name, self._down = self._down or "n1", None if self._down else "n1"
         change = self.session.node_down if self._down else self.session.node_up
+        if self._down:  # first the jobs leave it
+            there = [job.id for job in self.session.jobs.values() if name in dict(job.placement)]
+            for job_id in sorted(there):
+                self.events.append(interruption_event(job_id, self.now_s, f"node {name} is down"))
+                self.session.lose(job_id, self.now_s)
         self.events.append(Event(self.now_s, "node_down" if self._down else "node_up", detail={"node": name}))
         change(name, self.now_s)
 

@@ -6,7 +6,8 @@ fold to one state (:func:`fit_together`):
 - events of a job whose submission is lost are dropped: nothing says what the job was;
 - a run whose first event is lost gets another one, from the schedule of the state directory;
 - a job that seems to hold GPUs that another one is given (the line that took them away is lost) loses them by
-  a ``requeue`` event, and goes on from its last checkpoint;
+  a ``requeue`` event, and goes on from its last checkpoint; so does one that seems to hold some on a node
+  that goes down;
 - what a snapshot knows and the lines do not say any more is written back, so no ended job is shown running;
 - a slot that goes out of service while a job holds it (the line that freed it is lost) stays in service;
   one that a job gets while it is out of service is put back by a ``slot_up`` event.
@@ -330,11 +331,21 @@ class _Fitting:
         if self._node_gpus and node not in self._node_gpus:
             self.said.append(f"a {event.event!r} event of the unknown node {node} is dropped")
             return []
-        (self._down.add if event.event == "node_down" else self._down.discard)(node)
-        for job_id, place in self._held.items():
-            if event.event == "node_down" and any(name == node for name, _ in place):
-                self._held[job_id] = ()
-        return [event]
+        if event.event == "node_up":
+            self._down.discard(node)
+            return [event]
+        self._down.add(node)
+        there = [job_id for job_id in sorted(self._held) if self._is_on(job_id, node)]
+        return [*(self._take_from(job_id, event.time) for job_id in there), event]
+
+    def _is_on(self, job_id: str, node: str) -> bool:
+        return any(name == node for name, _ in self._held[job_id])
+
+    def _take_from(self, job_id: str, time_s: float) -> Event:
+        """A job holds nothing from now on: the line that said so is lost."""
+        self._held[job_id] = ()
+        self.said.append(f"job {job_id}: {_REASON}; it goes on from its last checkpoint")
+        return interruption_event(job_id, time_s, _REASON)
 
     def _slot(self, event: Event) -> list[Event]:
         """A slot that goes out of service has to be free."""
@@ -381,27 +392,25 @@ class _Fitting:
             self._beside.pop(job_id, None)
             if (other := (event.detail or {}).get("beside")) is not None and self._held.get(other) == place:
                 self._beside[job_id], self._held[job_id] = other, place
+                self._beside.pop(other, None)  # else neither of the two would count
                 kept.append(event)
                 continue
             lost += self._back_in_service(place, event.time)
-            out = [*self._make_room(place, together), *([] if self._has_room(place) else [job_id])]
-            lost += [interruption_event(each, event.time, _REASON) for each in out]
-            if job_id not in out:
+            lost += self._make_room(place, together, event.time)
+            if self._has_room(place):
                 self._held[job_id] = place
                 kept.append(event)
+            else:
+                lost.append(self._take_from(job_id, event.time))
         return lost + kept
 
-    def _make_room(self, place: NodeGpus, together: set[str]) -> list[str]:
-        """Take this place from other jobs; returns them."""
-        wanted, out = {name for name, _ in place}, []
-        for job_id, held in sorted(self._held.items()):
+    def _make_room(self, place: NodeGpus, together: set[str], time_s: float) -> Iterator[Event]:
+        """Take this place from other jobs."""
+        for job_id in sorted(self._held.keys() - together):
             if self._has_room(place):
                 break
-            if job_id not in together and wanted & {name for name, _ in held}:
-                self._held[job_id] = ()
-                self.said.append(f"job {job_id}: {_REASON}; it goes on from its last checkpoint")
-                out.append(job_id)
-        return out
+            if any(self._is_on(job_id, name) for name, _ in place):
+                yield self._take_from(job_id, time_s)
 
     def _has_room(self, place: NodeGpus) -> bool:
         return not self._node_gpus or all(self._free(name) >= count for name, count in place)
