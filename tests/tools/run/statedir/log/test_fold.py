@@ -403,3 +403,78 @@ def test_two_jobs_on_the_same_gpus_are_beside_each_other_until_one_leaves() -> N
     assert (found["a"].beside, found["b"].beside) == ("b", "a")
     found = fold([*jobs, *starts, Event(13.0, "finish", "a", gpus=0)]).jobs
     assert (found["a"].beside, found["b"].beside) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "said", "why"),
+    [
+        ("requeue", 0, {"reason": "node n0 is down"}, "node n0 is down"),
+        ("shrink", 1, {"reason": "new workers died", "setback": True}, "new workers died"),
+        ("move", 2, {"reason": "a slow worker", "straggled": "n0/1"}, "a slow worker"),
+        ("shrink", 1, {"reason": "the policy says so"}, ""),
+        ("preempt", 0, {"reason": "the policy says so"}, ""),
+    ],
+)
+def test_what_a_job_lost_gpus_for_stays_in_sight_until_the_policy_changes_them(
+    name: EventName, gpus: int, said: dict[str, Any], why: str
+) -> None:
+    found = of(START, event(12.0, name, gpus=gpus, placement=(("n1", gpus),) if gpus else (), detail=said))
+    assert (found.trouble, found.reason, found.straggled) == (why, said["reason"], said.get("straggled", ""))
+    found.add(event(13.0, "priority", detail={"priority": 2.0, "reason": "an order"}))
+    found.add(event(13.0, "hold", detail={"user": "ada", "uid": 7}))
+    found.add(progress(14.0, 8.0, reason="what a script says"))
+    assert (found.trouble, found.reason, found.held_by) == (why, said["reason"], 7)
+    found.add(event(15.0, "unhold", detail={"user": "ada"}))
+    assert (found.held, found.held_by, found.job.priority) == (None, None, 2.0)
+    found.add(event(16.0, "grow", gpus=3, placement=(("n0", 3),), detail={"reason": "free GPUs"}))
+    assert (found.trouble, found.reason) == ("", "free GPUs")
+    assert found.straggled == said.get("straggled", ""), "it leaves such a slot once in its life"
+
+
+def test_the_totals_count_each_kind_of_event_and_no_other() -> None:
+    """The failures of jobs whose attempt failed; no orders, and nothing that a workers' event says."""
+    place, gone = (("n0", 2),), {"gpus": 0, "placement": ()}
+    events = [
+        START,
+        *(event(12.0, name, gpus=2, placement=place) for name in ("grow", "shrink", "shrink", "move")),
+        event(13.0, "preempt", **gone, detail={"reason": "the policy", "attempt": 1}),
+        event(14.0, "resume", gpus=2, placement=place),
+        event(15.0, "requeue", **gone, detail={"reason": "interrupted"}),
+        event(16.0, "resume", gpus=2, placement=place),
+        failed(17.0, 3),
+        event(18.0, "hold", detail={"user": "ada"}),
+        progress(19.0, 8.0),
+        event(20.0, "fail", **gone, detail={"attempt": 4, "reason": "it fell"}),
+        decision_event(21.0, 0.0, "fifo", 0.5, error="no answer"),
+    ]
+    schedule = Schedule(time=0.0, policy=PolicyUse(name="fifo"), cluster=cluster(2))
+    first = [run_event(schedule, "hash", 5.0), submit_event(job("a"), 10.0, {"samples": 1000.0})]
+    counts = fold([*first, *events]).counts
+    assert (counts.submitted, counts.starts, counts.rescales, counts.preemptions) == (1, 3, 4, 1)
+    assert (counts.failures, counts.decisions, counts.policy_errors) == (2, 1, 1)
+
+
+def test_a_job_that_ends_twice_is_counted_by_its_last_end_alone() -> None:
+    """It failed while it was cancelled: what was left of it did something else."""
+    broken = event(13.0, "fail", gpus=0, placement=(), detail={"attempt": 1, "reason": "it fell"})
+    found = log(START, CANCEL, broken)
+    assert {phase: count for phase, count in found.ends.items() if count} == {"failed": 1}
+    assert (found.jobs["a"].phase, found.active) == ("failed", {})
+
+
+def test_work_is_repeated_from_where_a_first_step_began_at_the_speed_that_was_measured() -> None:
+    """100 samples in 10 s on two GPUs; it goes back from 200 to 150, and the step did 10 of them."""
+    again = {"attempt": 2, "after": "resume", "first_step": True}
+    events = [START, progress(12.0, 100.0), progress(22.0, 200.0), failed(23.0, 1)]
+    back = event(30.0, "progress", samples_done=160.0, global_batch=10, detail=again)
+    resume = event(24.0, "resume", gpus=2, placement=(("n0", 2),))
+    assert log(*events, resume, back).counts.lost_gpu_seconds == {"repeats": pytest.approx(50 * 2 / 10)}
+    later = event(30.0, "epoch", samples_done=200.0, detail={"attempt": 2})
+    assert log(*events, resume, later).counts.lost_gpu_seconds == {}, "nothing is repeated"
+
+
+def test_only_progress_measures_the_speed() -> None:
+    found = of(
+        START, progress(12.0, 100.0), event(14.0, "checkpoint", samples_done=110.0), progress(22.0, 200.0)
+    )
+    assert found.samples_per_second == 10.0
