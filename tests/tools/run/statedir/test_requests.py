@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -18,7 +19,7 @@ from pliant.tools.run.statedir import requests as spool
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, submit_event
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, fold
-from pliant.tools.run.statedir.requests import Spool, requested, unheard
+from pliant.tools.run.statedir.requests import Order, Spool, requested, unheard
 from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
@@ -328,3 +329,114 @@ def test_of_several_processes_one_gets_each_id(dirs: StateDir) -> None:
     winners = [path.name for path in dirs.path.parent.glob("?-*")]
     assert sorted(name[2:] for name in winners) == sorted(map(str, range(10)))
     assert sorted(heard(dirs)) == sorted(f"submit j{number}" for number in range(10))
+
+
+def order(action: Literal["hold", "release", "priority", "drain"], about: str, **more: Any) -> Order:
+    whom = {"node": about} if action == "drain" else {"job": about}
+    return Order(action=action, user="ada", asked_s=NOW_S, **whom, **more)
+
+
+def give(dirs: StateDir, *orders: Order) -> None:
+    own = Spool(dirs)
+    with own.locked():
+        own.give(orders)
+
+
+def files(dirs: StateDir) -> list[str]:
+    """The requests that are there, in their order, by their kinds."""
+    return [".".join(path.name.split(".")[-2:]) for path in sorted(dirs.spool.glob("*.j*"))]
+
+
+def test_orders_are_executed_once_in_their_order_and_not_before_their_job_has_arrived(dirs: StateDir) -> None:
+    """And none of a job that was cancelled before; each file is there until the log has all of it."""
+    begun(dirs, runs("a"), runs("b"), runs("later", at=100.0))
+    give(
+        dirs,
+        order("drain", "n0", within_s=60.0),
+        order("priority", "later", priority=2.0),
+        order("hold", "a"),
+    )
+    cancel(dirs.path, ["b"])
+    give(dirs, order("hold", "b"), order("release", "a"))
+    own, events = Spool(dirs), list[Event]()
+
+    def turn(time_s: float) -> list[tuple[str, str | None]]:
+        """What a loop does."""
+        more = requested(own.requests(), fold(events), time_s)
+        events.extend(more)
+        own.settle(fold(events))
+        return [(event.event, event.job) for event in more]
+
+    assert turn(NOW_S) == [
+        *(("submit", "a"), ("submit", "b"), ("drain", None)),
+        *(("hold", "a"), ("cancel", "b"), ("unhold", "a")),
+    ]
+    log = fold(events)
+    assert (log.drained["n0"].until_s, log.jobs["a"].held, log.jobs["b"].phase) == (
+        NOW_S + 60.0,
+        None,
+        "cancelled",
+    )
+    assert files(dirs) == ["jobs.jsonl", "order.json"]
+    assert turn(NOW_S + 1) == []
+    assert turn(NOW_S + 100) == [("submit", "later"), ("priority", "later")]
+    assert fold(events).jobs["later"].job.priority == 2.0
+    assert (files(dirs), turn(NOW_S + 101)) == ([], [])
+
+
+def test_a_request_whose_file_outlives_a_crash_is_not_executed_again(dirs: StateDir) -> None:
+    """The log had it, and the process died before it removed the file."""
+    begun(dirs, runs("a"))
+    give(dirs, order("hold", "a"), order("drain", "n0"))
+    first = requested(Spool(dirs).requests(), RunLog(), NOW_S)
+    assert [event.event for event in first] == ["submit", "hold", "drain"]
+    log = fold([*first, Event(NOW_S + 1, "unhold", "a", detail={"user": "ada"})])
+    assert requested(Spool(dirs).requests(), log, NOW_S + 2) == []
+    Spool(dirs).settle(log)
+    assert files(dirs) == []
+
+
+def test_a_submission_is_logged_at_its_own_time_and_never_in_the_future(dirs: StateDir) -> None:
+    ask(dirs, runs("a"), runs("b", at=50.0))
+    requests = [replace(each, asked_s=NOW_S, seen_s=each.seen_s - 1000.0) for each in Spool(dirs).requests()]
+    found = {event.job: event.time for event in requested(requests, RunLog(), NOW_S + 20)}
+    assert found == {"a": NOW_S, "b": NOW_S + 20}, "it has waited long enough, though the clock was set back"
+
+
+def test_an_id_that_is_used_again_is_cancelled_no_more_and_the_others_still_are(dirs: StateDir) -> None:
+    own = Spool(dirs)
+    with own.locked():
+        own.ask_to_cancel(["a", "b"])
+        own.ask_to_cancel(["c"])
+        own.take_back(["a", "c", "d"])
+    assert [request.cancelled for request in own.requests()] == [("b",)]
+    with own.locked():
+        own.take_back(["d"])
+    assert [request.cancelled for request in Spool(dirs).requests()] == [("b",)]
+
+
+def test_a_job_that_is_withdrawn_takes_along_those_that_need_it_and_orders_about_them(dirs: StateDir) -> None:
+    ask(dirs, runs("a"), runs("b"), runs("any", after={"a": "any"}))
+    ask(dirs, runs("ok", after={"a": "ok"}))
+    ask(dirs, runs("chain", after={"ok": "ok"}))
+    give(dirs, *(order("hold", name) for name in ("a", "b", "chain")))
+    cancel(dirs.path, ["a"])
+    requests = Spool(dirs).requests()
+    assert {job.id: job.after for request in requests for job in request.jobs} == {"b": {}, "any": {}}
+    assert [request.order.job for request in requests if request.order is not None] == ["b"]
+
+
+def test_the_requests_of_an_account_are_counted_and_no_others(dirs: StateDir) -> None:
+    own = Spool(dirs)
+    with own.locked():
+        own.ask_to_run([runs("a", workdir="/")], uid=7)
+        own.ask_to_cancel(["a"], uid=77)
+        own.give(
+            [
+                order("hold", "a", uid=7),
+                order("hold", "a"),
+            ]
+        )
+    sizes = [path.stat().st_size for path in sorted(dirs.spool.glob("*.j*"))]
+    assert (own.bytes_of(7), own.bytes_of(77), own.bytes_of(8)) == (sizes[0] + sizes[2], sizes[1], 0)
+    assert [request.uid for request in Spool(dirs).requests()] == [7, 77, 7, None]
