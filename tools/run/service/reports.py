@@ -27,6 +27,8 @@ from pliant.tools.schedule.session.withheld import node_of
 
 MARKED_S: Final = 3600.0
 """For how long no job gets a slot on which a worker straggled, at least."""
+_OF_SERVICE: Final = ("observed", "lost_workers", "idle", "straggler", "after")
+"""In the detail of a worker's event: only this process can know that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,10 +300,8 @@ def worker_events(said: Said, job: JobLog) -> list[Event]:
         costs = in_place or (event.event == "checkpoint" and (said.settled or "count" in detail))
         overhead = event.overhead_seconds if costs else None
         step_seconds = _number(detail.pop("step_seconds", None))
-        detail.pop("observed", None)
-        detail.pop("lost_workers", None)
-        detail.pop("idle", None)
-        detail.pop("straggler", None)
+        for name in _OF_SERVICE:
+            detail.pop(name, None)
         if _number(detail.get("noise_scale")) is None:
             detail.pop("noise_scale", None)
         if said.settled and change is None:

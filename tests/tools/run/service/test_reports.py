@@ -1,0 +1,166 @@
+"""What the log and the policy get of what workers report, by the records alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pliant.schemas.event import Event, EventName
+from pliant.schemas.job import Job
+from pliant.tools.run.service.allocation import Assignment, ChangeStep, Slot
+from pliant.tools.run.service.members import Setback
+from pliant.tools.run.service.reports import (
+    Displaced,
+    Hindered,
+    Idled,
+    Lost,
+    MovedOff,
+    Progressed,
+    Said,
+    change_event,
+    progress_event,
+    report_events,
+)
+from pliant.tools.run.statedir.contract.plan import Progress
+from pliant.tools.run.statedir.log.events import submit_event
+from pliant.tools.run.statedir.log.fold import RunLog, allocation_of, fold
+from tests.builders import job
+
+N0 = (("n0", 2),)
+STEP: dict[str, Any] = {"attempt": 1, "after": "start"}
+
+
+def running(spec: Job | None = None, *, measured: bool = True) -> RunLog:
+    """A job of 1 to 4 GPUs that trains on two since 11 s; ``measured``: its first step is known."""
+    start = Event(11.0, "start", "a", gpus=2, placement=N0, global_batch=8, detail={"accum": 2})
+    first = Event(12.0, "progress", "a", samples_done=8.0, detail=STEP)
+    found = [submit_event(spec or job("a", low=1, high=4, gpus=2), 10.0), start]
+    return fold([*found, *([first] if measured else [])])
+
+
+def log_of(log: RunLog, name: EventName, *, settled: bool = True, **detail: Any) -> list[Event]:
+    event = Event(15.0, name, "a", gpus=2, samples_done=16.0, overhead_seconds=3.0, detail=detail)
+    return report_events(Said("a", 1, (event,), settled), log, 20.0, 3)
+
+
+@pytest.mark.parametrize("name", ["progress", "epoch", "checkpoint"])
+def test_workers_say_nothing_that_only_the_service_can_know(name: EventName) -> None:
+    """A script writes the file that their events are read from."""
+    forged = {
+        "attempt": 9,
+        "observed": {"placement": [8], "local_batch": 1, "accum": 1, "step_seconds": 0.001},
+        "lost_workers": ["n0/0"],
+        "idle": 0.1,
+        "straggler": {"slot": "n0/0", "times": 9.0},
+        "after": "grow",
+    }
+    for settled in (True, False):
+        (found,) = log_of(running(measured=False), name, settled=settled, **forged, step=7)
+        is_first = settled and name == "progress"
+        assert found.detail == {"step": 7, "attempt": 1, **({"after": "start"} if is_first else {})}
+        log = running(measured=False)
+        log.add(found)
+        job = log.jobs["a"]
+        assert (job.change is None, job.idle, job.stragglers) == (is_first, None, {})
+
+
+@pytest.mark.parametrize(("said", "is_kept"), [(5.0, True), (0.0, False), (-1.0, False), ("much", False)])
+def test_a_noise_scale_is_a_positive_number(said: object, is_kept: bool) -> None:
+    (found,) = log_of(running(), "progress", noise_scale=said)
+    assert ("noise_scale" in (found.detail or {})) == is_kept
+
+
+def test_the_cost_of_a_checkpoint_counts_while_training_goes_on_alone() -> None:
+    assert [each.overhead_seconds for each in log_of(running(), "checkpoint")] == [3.0]
+    assert [each.overhead_seconds for each in log_of(running(), "checkpoint", settled=False)] == [None]
+    assert [each.overhead_seconds for each in log_of(running(), "checkpoint", settled=False, count=2)] == [
+        3.0
+    ]
+    assert [each.overhead_seconds for each in log_of(running(), "epoch")] == [None]
+
+
+def told(log: RunLog, *, settled: bool = True, **measured: Any) -> dict[str, Any]:
+    fields = {"job": "a", "attempt": 1, "generation": 1, "step": 3, "samples_done": 24.0, "global_batch": 8}
+    own = {"schema": "pliant.progress/1", "gpus": 2, "epoch": 0, "rank": 0, **fields, **measured}
+    found = progress_event(Progressed("a", Progress.model_validate(own), settled), log.jobs["a"], 9.0)
+    assert (found.time, found.event, found.job, found.samples_done) == (9.0, "progress", "a", 24.0)
+    return found.detail or {}
+
+
+def test_the_policy_learns_a_speed_only_of_what_the_job_holds_and_trains_with() -> None:
+    seen = {"placement": [2], "local_batch": 2, "accum": 2, "step_seconds": 0.5}
+    assert told(running(), step_seconds=0.5) == {"observed": seen}
+    assert told(running(), step_seconds=0.5, noise_scale=7.0) == {"observed": seen, "noise_scale": 7.0}
+    assert told(running()) == {}
+    assert told(running(), settled=False, step_seconds=0.5) == {}, "under the plan before"
+    assert told(running(), gpus=3, step_seconds=0.5) == {}, "of another size"
+    assert told(running(measured=False), step_seconds=0.5) == {}, "its last change is not over"
+
+
+def left(gpus: int) -> Any:
+    return allocation_of("a", (("n0", gpus),) if gpus else (), (8, 2, 1.5))
+
+
+SLOT = Setback((Slot("n0", 1),), "no memory")
+
+
+@pytest.mark.parametrize(
+    ("report", "name", "gpus"),
+    [
+        (Displaced("a", "gone", left(1)), "shrink", 1),
+        (Displaced("a", "gone", left(0)), "requeue", 0),
+        (Idled("a", "idle", left(1), 60.0), "shrink", 1),
+        (Hindered("a", 1, SLOT, left(1)), "shrink", 1),
+        (Hindered("a", 1, SLOT, left(0)), "requeue", 0),
+        (MovedOff("a", "n0/1", "slow", left(2)), "move", 2),
+        (Lost("a", 1, (Slot("n0", 1),), "fell"), "progress", 2),
+    ],
+)
+def test_the_log_says_what_a_job_holds_after_a_report_and_still_how_far_it_is(
+    report: Any, name: str, gpus: int
+) -> None:
+    log = running()
+    first, *others = report_events(report, log, 20.0, 3)
+    assert (first.event, {each.event for each in others} - {"slot_down"}) == (name, set())
+    for each in (first, *others):
+        log.add(each)
+    found = log.jobs["a"]
+    assert (found.gpus, found.placement) == (gpus, (("n0", gpus),) if gpus else ())
+    assert (found.samples_done, found.phase) == (8.0, "running" if gpus else "preempted")
+    if name in ("shrink", "move"):
+        assert (found.global_batch, found.accum, found.lr_scale) == (8, 2, 1.5)
+
+
+def test_a_job_that_cannot_train_on_what_is_left_waits() -> None:
+    pairs = job("a", low=2, high=4, gpus=2)
+    (found, *_) = report_events(Displaced("a", "gone", left(1)), running(pairs), 20.0, 3)
+    assert (found.event, found.gpus, found.placement) == ("requeue", 0, ())
+
+
+def test_a_job_keeps_its_size_where_what_died_was_more_than_it_has_in_the_log() -> None:
+    """The policy had taken the slot from it meanwhile."""
+    (down,) = report_events(Hindered("a", 1, SLOT, left(2)), running(), 20.0, 3)
+    assert (down.event, down.job) == ("slot_down", "a")
+
+
+def test_what_a_job_gives_up_is_in_the_log_as_nothing_held() -> None:
+    spec = job("a", low=1, high=4, gpus=2)
+    before = Assignment.of(spec, (Slot("n0", 0), Slot("n0", 1)), (8, 2, 1.5))
+    gone = change_event(ChangeStep("a", "preempt", before, None), 20.0, "the policy says so")
+    assert (gone.event, gone.gpus, gone.placement, gone.detail) == (
+        *("preempt", 0, ()),
+        {"reason": "the policy says so"},
+    )
+    back = change_event(ChangeStep("a", "resume", None, before), 20.0, "again")
+    log = running()
+    log.add(gone)
+    log.add(back)
+    assert log.jobs["a"].allocation == before.allocation
+
+
+def test_nothing_is_logged_of_jobs_that_have_ended_or_were_never_there() -> None:
+    log = running()
+    log.add(Event(19.0, "cancel", "a", gpus=0, placement=()))
+    assert report_events(Lost("a", 1, (), "fell"), log, 20.0, 3) == []
+    assert report_events(Lost("z", 1, (), "fell"), log, 20.0, 3) == []
