@@ -126,11 +126,11 @@ class Executor:
     @property
     def held(self) -> dict[str, Allocation]:
         """What each job shall hold."""
-        held = {job_id: target.allocation for job_id, target in self.targets.items()}
-        return held | {
-            job_id: held[job_id].model_copy(update={"beside": other})
-            for job_id, other in companions(self.targets).items()
-        }
+        found, company = dict[str, Allocation](), companions(self.targets)
+        for job_id, target in self.targets.items():
+            held, other = target.allocation, company.get(job_id)
+            found[job_id] = held if held.beside == other else held.model_copy(update={"beside": other})
+        return found
 
     def steps_to(
         self, wanted: Mapping[str, Allocation], jobs: Mapping[str, Job], log: RunLog

@@ -18,6 +18,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, read_schedule, write_schedule
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.run import run_until_done
+from pliant.tools.run.service.submit import cancel
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.repair import fit_together
@@ -239,3 +240,26 @@ def test_a_repair_leaves_jobs_that_share_where_they_are() -> None:
     kept, said = fit_together([*without, jobs[2], other], {"n0": 1})
     lost = [event.job for event in kept if event.event == "requeue"]
     assert lost == ["a", "b"], "no job has room beside them"
+
+
+def fails(self: Lucid, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+    raise ArithmeticError("out of numbers")
+
+
+def test_a_job_that_is_alone_again_goes_on_so_when_the_policy_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it held with the other one is not put back: that one has ended."""
+    with pair(tmp_path, 2) as world:
+        cancel(world.dirs.path, ["a"])
+        world.turn_until(lambda: bool(lines(world, "release")))
+        assert world.loop is not None
+        (held,) = world.loop.executor.held.values()
+        assert (held.job, held.gpus, held.beside) == ("b", 2, None)
+        monkeypatch.setattr(Lucid, "decide", fails)
+        give(world, "c", 1)
+        world.turn_until(lambda: any("error" in (event.detail or {}) for event in world.events("decision")))
+        (error,) = {(event.detail or {}).get("error") for event in world.events("decision")} - {None}
+        assert "out of numbers" in error
+        assert [one.handle.job for one in world.nodes.training()] == ["b"]
+        assert not lines(world, "fail", "reject", "preempt", "requeue")

@@ -22,10 +22,16 @@ from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
 from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.log.events import on_clock
 from pliant.tools.run.statedir.log.fold import fold
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
 from pliant.tools.run.statedir.state import Clock, State, read_log
 from pliant.tools.schedule.decide import Question
+from pliant.tools.schedule.from_log import session_from_events
+from pliant.tools.schedule.jobs import NodeGpus
+from pliant.tools.schedule.rates import throughput_for
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
 from tests.tools.run.accounts import check_story
 from tests.tools.run.simulated.clock import SimulatedClock
@@ -274,6 +280,26 @@ class World:
             return ["no loop lives"]
         return list(self.loop.state.log.active.values())
 
+    def check_agreement(self) -> None:
+        """The launcher holds what its session and its log say, and the next one would begin with the same."""
+        if (loop := self.loop) is None:
+            return
+        session, log = loop.session, loop.state.log
+        assert log.origin_s is not None
+        given = {job_id: (held.placement, held.beside) for job_id, held in loop.executor.held.items()}
+        assert given == {job_id: seen for job_id, seen in placed(session).items() if seen[0]}
+        assert placed(session) == {job_id: (job.placement, job.beside) for job_id, job in log.active.items()}
+        events = on_clock(read_events(self.dirs.events), log.origin_s)
+        speeds = throughput_for(None, self.cluster)
+        again = session_from_events(events, make_policy(self.policy), self.cluster, speeds)
+        again.advance(session.now_s)
+        assert placed(again) == placed(session)
+        assert seen_of_nodes(again) == seen_of_nodes(session)
+        assert again.withheld.out_of_service.keys() == session.withheld.out_of_service.keys()
+        assert again.ended.keys() == session.ended.keys()
+        held = {job_id for job_id, job in log.active.items() if job.held is not None}
+        assert again.commands.held.keys() == session.commands.held.keys() == held
+
     def check(self) -> None:
         """Nothing acknowledged is lost, nothing ran twice, all samples count, and the log says so."""
         assert self.nodes.wrongs == []
@@ -302,6 +328,20 @@ class World:
     def close(self) -> None:
         self._end()
         self.nodes.close()
+
+
+def placed(session: Session) -> dict[str, tuple[NodeGpus, str | None]]:
+    """What each job holds, and with which other one."""
+    return {job_id: (job.placement, job.beside) for job_id, job in session.jobs.items()}
+
+
+def seen_of_nodes(session: Session) -> list[tuple[str, bool, int, bool | None]]:
+    """Which nodes are up, what is free there, and whether they are drained."""
+    drained = session.commands.drained
+    return [
+        (node.name, node.up, session.free.free_on(node.name), drained.get(node.name))
+        for node in session.nodes
+    ]
 
 
 def trains(samples: float) -> dict[str, Any]:
@@ -337,6 +377,7 @@ def live_through(folder: Path, policy: int, deeds: Iterable[tuple[str, int]]) ->
         for name, number in deeds:
             DEEDS[name](world, number)
             world.turn(0.5 + number % 5)
+        world.check_agreement()
         world.settle()
         world.check()
     finally:
