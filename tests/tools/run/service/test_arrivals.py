@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pliant.schemas.cluster import Shares, Team
+from pliant.schemas.job import Job
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.service.decisions import Arrivals
-from pliant.tools.run.service.submit import submit
+from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import JobLog
+from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import Question, decide
+from pliant.tools.schedule.demand import JobCheck
 from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
@@ -63,3 +68,97 @@ def test_a_job_is_not_refused_because_slurm_does_not_say_who_is_in_its_team(
     taken = taken_up(tmp_path / "state", Shares(teams={"vision": VISION}))
     assert {name: (each.job.team, each.phase) for name, each in taken.items()} == {"a": ("vision", "waiting")}
     assert "sacctmgr: no answer" in caplog.text
+
+
+ORIGIN_S = 2e9
+
+
+@contextmanager
+def arriving(folder: Path, now_s: list[float], *ahead: Job) -> Iterator[tuple[Arrivals, State, Session]]:
+    """A run of two GPUs to which these jobs of its schedule are still to come; the clock is the list's."""
+    nodes = cluster(2)
+    session = Session(make_policy("fifo"), nodes, throughput_for(None, nodes))
+    with State(folder) as state:
+        state.record([run_event(decide([], nodes, None, Question("fifo")), "hash", ORIGIN_S)])
+        yield Arrivals(state, session, lambda: now_s[0], ORIGIN_S, ahead), state, session
+
+
+def to_come(job_id: str, at: float, **more: Any) -> Job:
+    return job(job_id, at=at, command=("train.py",), workdir="/", **more)
+
+
+def test_jobs_of_a_schedule_arrive_at_their_time_or_once_they_are_given_gpus(tmp_path: Path) -> None:
+    now_s = [ORIGIN_S]
+    ahead = to_come("b", 50.0), to_come("a", 50.0), to_come("c", 90.0)
+    with arriving(tmp_path, now_s, *ahead) as (arrivals, _, session):
+        assert (arrivals.arrive(), arrivals.more_to_come) == ([], True)
+        now_s[0] = ORIGIN_S + 60.0
+        here = arrivals.arrive()
+        assert [(event.event, event.job, event.time) for event in here] == [
+            ("submit", "a", ORIGIN_S + 50.0),
+            ("submit", "b", ORIGIN_S + 50.0),
+        ]
+        assert [event.job for event in arrivals.arrive({"c"})] == ["c"]
+        assert (arrivals.arrive({"c"}), arrivals.more_to_come) == ([], False)
+        assert {*session.jobs} == {"a", "b", "c"}
+
+
+def test_jobs_that_are_still_to_come_when_a_process_leaves_wait_for_the_next_one_once(tmp_path: Path) -> None:
+    now_s = [ORIGIN_S]
+    with arriving(tmp_path, now_s, to_come("a", 50.0), to_come("b", 90.0)) as (arrivals, state, _):
+        for _ in range(2):
+            arrivals.keep_for_later()
+        asked = [job for request in Spool(state.dirs).requests() for job in request.jobs]
+        assert [(job.id, job.submit_time) for job in asked] == [("a", ORIGIN_S + 50), ("b", ORIGIN_S + 90)]
+    now_s[0] = ORIGIN_S + 60.0
+    nodes = cluster(2)
+    session = Session(make_policy("fifo"), nodes, throughput_for(None, nodes))
+    with State(tmp_path) as state:
+        following = Arrivals(state, session, lambda: now_s[0], ORIGIN_S)
+        assert following.more_to_come
+        assert following.hear(now_s[0]) == (True, [])
+        assert (list(state.log.jobs), following.more_to_come) == (["a"], True)
+        assert state.log.jobs["a"].submitted_s == ORIGIN_S + 50.0
+        cancel(tmp_path, ["b"])
+        assert following.hear(now_s[0]) == (True, ["b"])
+        assert state.log.jobs["b"].phase == "cancelled"
+        assert (following.more_to_come, Spool(state.dirs).requests()) == (False, [])
+
+
+def test_a_job_that_cannot_be_served_is_in_the_log_with_the_reason_and_asks_no_policy(tmp_path: Path) -> None:
+    now_s = [ORIGIN_S + 5.0]
+    with arriving(tmp_path, now_s, to_come("large", 1.0, gpus=3), to_come("a", 2.0)) as (
+        arrivals,
+        state,
+        session,
+    ):
+        state.record(arrivals.arrive())
+        assert {name: each.phase for name, each in state.log.jobs.items()} == {
+            "large": "rejected",
+            "a": "waiting",
+        }
+        assert state.log.jobs["large"].reason == 'job "large" needs 3 GPUs, the cluster has 2'
+        assert ([*session.jobs], session.turned_away) == (["a"], {})
+
+
+def test_a_job_that_an_error_keeps_out_is_rejected_and_the_next_one_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session has taken it up when the error comes."""
+
+    def fails(self: JobCheck, job: Job) -> str | None:
+        return 1 / 0 if job.id == "a" else None  # type: ignore[return-value]
+
+    monkeypatch.setattr(JobCheck, "refusal", fails)
+    with arriving(tmp_path, [ORIGIN_S + 5.0], to_come("a", 1.0), to_come("b", 2.0)) as (
+        arrivals,
+        state,
+        session,
+    ):
+        state.record(arrivals.arrive())
+        assert {name: each.phase for name, each in state.log.jobs.items()} == {
+            "a": "rejected",
+            "b": "waiting",
+        }
+        assert state.log.jobs["a"].reason == "internal error: ZeroDivisionError: division by zero"
+        assert ([*session.jobs], [*session.ended]) == (["b"], ["a"])
