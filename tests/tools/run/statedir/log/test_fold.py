@@ -471,6 +471,8 @@ def test_work_is_repeated_from_where_a_first_step_began_at_the_speed_that_was_me
     assert log(*events, resume, back).counts.lost_gpu_seconds == {"repeats": pytest.approx(50 * 2 / 10)}
     later = event(30.0, "epoch", samples_done=200.0, detail={"attempt": 2})
     assert log(*events, resume, later).counts.lost_gpu_seconds == {}, "nothing is repeated"
+    saved = event(31.0, "checkpoint", overhead_seconds=0.25, detail={"attempt": 2})
+    assert log(*events, resume, saved).counts.lost_gpu_seconds == {"checkpoints": 0.25 * 2}
 
 
 def test_only_progress_measures_the_speed() -> None:

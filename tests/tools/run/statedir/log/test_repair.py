@@ -128,6 +128,24 @@ def test_two_jobs_that_share_count_once_whichever_of_them_changed_last() -> None
         assert [line.partition(":")[0] for line in said] == ["job a", "job b"]
 
 
+def test_jobs_that_shared_and_have_as_many_gpus_of_their_own_count_twice() -> None:
+    half = ("n0", 2)
+    apart = [
+        *(holds(1, "start", "a", half), holds(2, "start", "b", half, beside="a")),
+        holds(3, "move", "b", half),
+    ]
+    assert gpus_of_jobs(repaired(*apart)[0]) == {"a": 2, "b": 2}
+    assert gpus_of_jobs(repaired(*apart, holds(4, "start", "c", half))[0]) == {"b": 2, "c": 2}
+
+
+def test_a_whole_log_lacks_nothing_though_its_snapshot_is_of_another_version(tmp_path: Path) -> None:
+    state = Story(1).write(tmp_path)
+    with State(state.path) as held:
+        renew_snapshot(state, held.log, rebuilding())
+    state.snapshot.write_bytes(state.snapshot.read_bytes().replace(b'"folds_to": "', b'"folds_to": "0'))
+    assert repair(state.path) == [f"{state.events} is whole: there is nothing to repair"]
+
+
 def test_a_job_that_was_on_a_node_as_it_went_down_waits_again_and_others_get_the_rest() -> None:
     log, said = repaired(
         holds(1, "start", "a", N0, ("n1", 2)), holds(1, "start", "b", ("n1", 1)), down(2, "n1")
