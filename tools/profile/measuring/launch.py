@@ -36,7 +36,9 @@ from pliant.tools.profile.measuring.request import (
     MeasurementRequest,
     Outcome,
     Point,
+    PointSearch,
     best_visit,
+    best_visits,
     by_configuration,
     is_measured,
     out_of_memory_mark,
@@ -379,6 +381,12 @@ class LaunchLog:
         others = tuple(point for point in known if point.key != fitting[0].key)
         return request.model_copy(update={"known": others, "visits": 1})
 
+    def is_searched(self, request: MeasurementRequest, workers: int) -> bool:
+        """Whether all is measured once. Not so where a batch has fitted, and on a later visit has not."""
+        known = tuple(point for _, point in self._points)
+        rest = below(request, known).model_copy(update={"known": known})
+        return PointSearch(rest, workers).next() is None
+
     def take(self, outcome: Outcome, before: int) -> None:
         """Add what a launch has measured since the last call.
 
@@ -441,8 +449,8 @@ class LaunchLog:
 
 
 def below(request: MeasurementRequest, points: Iterable[Point]) -> MeasurementRequest:
-    """The request, limited by what was measured and what did not fit."""
-    seen = tuple(points)
+    """The request, limited by what was measured and what did not fit, be it on a later visit."""
+    seen = best_visits(points)
     misfits = [point.local_batch for point in seen if not point.feasible]
     if not misfits:
         return request

@@ -267,10 +267,12 @@ class Bench:
             ended = self.start(one.script, one.workers, rest, advance)
             advance(ended.outcome)
             self.meter.finished(len(ended.outcome.points))
-            if not ended.out_of_memory or ended.outcome.current is None:
-                log.end(ended)
+            if ended.out_of_memory and ended.outcome.current is not None:
+                log.misfit(ended.outcome)
+                continue
+            log.end(ended)
+            if len(log) == before or log.is_searched(request, one.workers):
                 break
-            log.misfit(ended.outcome)
         self.facts = {**self.facts, **log.facts}
 
     def measured_again(self, wait: WaitForQuiet, note: Callable[[str], None]) -> list[ProfileRow]:

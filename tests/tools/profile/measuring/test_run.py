@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,6 +67,27 @@ def test_running_out_of_memory_starts_again_below() -> None:
     assert rows[2, 16, 2].step_seconds == pytest.approx(0.325), "a gang accumulates, too"
     no_batch = found(profiled(Machine(limit=20), CPUS, gpus=2, batch={"size": None}))
     assert no_batch[2, 20, 1].feasible, "the largest that fits, on each worker"
+
+
+def test_below_a_batch_that_fitted_first_and_then_did_not_the_search_goes_on() -> None:
+    machine, late = Machine(limit=20), list[Point]()
+
+    def close_to_the_limit(
+        script: Script, workers: int, request: MeasurementRequest, advance: Advance
+    ) -> LaunchEnd:
+        ended = machine(script, workers, request, advance)
+        if ended.out_of_memory or late:
+            return ended
+        fits = [point for point in (*request.known, *ended.outcome.points) if point.feasible]
+        late.append(max(fits, key=lambda point: point.local_batch).model_copy(update={"feasible": False}))
+        return replace(
+            ended, outcome=ended.outcome.model_copy(update={"points": (*ended.outcome.points, *late)})
+        )
+
+    rows = found(profiled(close_to_the_limit, CPUS, gpus=1, batch=64))
+    fits = {local for (_, local, _), row in rows.items() if row.feasible}
+    misfits = {local for (_, local, _), row in rows.items() if not row.feasible}
+    assert (max(fits), min(misfits)) == (18, 20)
 
 
 def test_where_nothing_fits_no_gang_is_started() -> None:
