@@ -193,7 +193,7 @@ def _child(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]
     import subprocess
 
     command = [sys.executable, "-m", "benchmarks.replay_speed", step, str(folder), policy, *size]
-    environment = as_installed() | {"OPENBLAS_NUM_THREADS": "1"}  # as ``pliant replay`` sets it for itself
+    environment = as_installed()
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, float] = json.loads(done.stdout or "{}")
     return found

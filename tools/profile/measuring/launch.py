@@ -371,8 +371,8 @@ class LaunchLog:
         Costs are measured at the end of a launch, after a step: if only they are left, one point is measured
         again.
         """
-        known = tuple(point for _, point in self._points)
-        rest = below(request, known).model_copy(update={"known": known})
+        rest = self._limited(request)
+        known = rest.known
         if not is_measured(rest, workers):
             return rest
         fitting = [point for point in known if point.feasible]
@@ -383,9 +383,12 @@ class LaunchLog:
 
     def is_searched(self, request: MeasurementRequest, workers: int) -> bool:
         """Whether all is measured once. Not so where a batch has fitted, and on a later visit has not."""
+        return PointSearch(self._limited(request), workers).next() is None
+
+    def _limited(self, request: MeasurementRequest) -> MeasurementRequest:
+        """The request with all that was measured."""
         known = tuple(point for _, point in self._points)
-        rest = below(request, known).model_copy(update={"known": known})
-        return PointSearch(rest, workers).next() is None
+        return below(request, known).model_copy(update={"known": known})
 
     def take(self, outcome: Outcome, before: int) -> None:
         """Add what a launch has measured since the last call.

@@ -169,7 +169,7 @@ class EventLog:
     def detail_texts(self, rows: range) -> list[str | None]:
         """:param rows: in the columns, counted from the first of them."""
         found = map(self.details.get, range(self.first + rows.start, self.first + rows.stop))
-        return [detail if detail is None or isinstance(detail, str) else detail() for detail in found]
+        return [None if detail is None else detail_text(detail) for detail in found]
 
     def events(self) -> Iterator[Event]:
         for fields in self._rows():

@@ -225,8 +225,7 @@ class TeamParts:
         for owner, counts in held.items():
             freed = sum(self._freed_by(job, cuts) for job in self._claims[owner].running)
             counts[kind] += self._owed.get((owner, kind), 0) - freed
-        room = self._rooms(held)[team]
-        return max(0.0, min(room[ANY_TYPE], room.get(kind, math.inf)))
+        return max(0.0, _left_in(self._rooms(held)[team], kind))
 
     def _over(self, owner: Owner, kind: str) -> int:
         return self._claims[owner].held.get(kind, 0) - self._entitled[owner].now.get(kind, 0)
@@ -350,15 +349,14 @@ class TeamParts:
             if node.up and (count := free.free_on(node.name)):
                 spare.setdefault(node.gpu_type, {})[node.index] = count
         found: dict[Owner, Counter[int]] = {owner: Counter() for owner in owners}
-        held_types = {owner: self._by_type(counts) for owner, counts in held.items()}
+        held_types = {owner: self._by_type(held.get(owner, {})) for owner in found}
         rooms = self._rooms(held_types) if spare else {}
         for given in ("owed", "now", "due"):
             for kind, nodes in spare.items():
-                has = {owner: held_types[owner][kind] if owner in held_types else 0 for owner in found}
                 wanted = {
                     owner: self._owed.get((owner, kind), 0)
                     if given == "owed"
-                    else getattr(entitled, given).get(kind, 0) - has[owner]
+                    else getattr(entitled, given).get(kind, 0) - held_types[owner][kind]
                     for owner in found
                     if (entitled := self._entitled.get(owner)) is not None
                 }
@@ -393,9 +391,6 @@ class TeamParts:
             found[self._nodes[i].gpu_type] += count
         return found
 
-    def _of_type(self, counts: Mapping[int, int], kind: str) -> int:
-        return sum(count for i, count in counts.items() if self._nodes[i].gpu_type == kind)
-
     def _deal_type(
         self,
         kind: str,
@@ -414,12 +409,12 @@ class TeamParts:
         needs = {
             owner: need
             for owner, most in wanted.items()
-            if (need := most - self._of_type(found[owner], kind)) > 0
+            if (need := most - self._by_type(found[owner])[kind]) > 0
         }
         for owner in sorted(needs, key=lambda owner: (-needs[owner], owner)):
             need, room = needs[owner], rooms.get(owner.team)
             if room is not None:
-                need = int(max(0, min(need, room[ANY_TYPE], room.get(kind, math.inf))))
+                need = int(max(0, min(need, _left_in(room, kind))))
             picked = _pick(need, spare, held.get(owner, Counter()), self._nodes)
             found[owner].update(picked)
             if room is not None:
@@ -529,8 +524,7 @@ class TeamParts:
         rooms = self._rooms({owner: claim.held for owner, claim in claims.items()})
         for owner, claim in claims.items():
             for kind in total:
-                room = rooms.get(owner.team, {})
-                reach = min(room.get(ANY_TYPE, math.inf), room.get(kind, math.inf))  # its rules allow no more
+                reach = _left_in(rooms.get(owner.team, {}), kind)
                 offered = self._entitled[owner].now.get(kind, 0) if owner in self._entitled else 0
                 if owner not in self._parts:
                     continue
@@ -665,6 +659,11 @@ class TeamParts:
             )
             for owner in owners
         )
+
+
+def _left_in(room: Mapping[str, float], kind: str) -> float:
+    """GPUs of a type that a team may get, whose room is given by type."""
+    return min(room.get(ANY_TYPE, math.inf), room.get(kind, math.inf))
 
 
 def in_words(owner: Owner) -> str:

@@ -46,6 +46,7 @@ from pliant.tools.run.statedir.log.fold import (
     Drain,
     JobLog,
     JobPhase,
+    LeftOut,
     RunLog,
     fold,
 )
@@ -294,13 +295,17 @@ def _open(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
     for node in sorted(log.drained.keys() - known.drained.keys()):
         yield Event(at_s, "undrain", detail={"node": node})
     proven = log.suspects.slots.keys() - known.suspects.slots.keys()
-    back = {
-        slot
-        for slot, left in log.out_of_service(at_s).items()
-        if slot not in known.left_out or known.left_out[slot].until_s < left.until_s
-    }
-    for slot in sorted(proven | back):
+    for slot in sorted(proven | _out_longer(log, known, at_s).keys()):
         yield Event(at_s, "slot_up", detail={"slot": slot})
+
+
+def _out_longer(log: RunLog, other: RunLog, at_s: float) -> dict[str, LeftOut]:
+    """Slots that are out of service in a log, and in another one not at all, or not as long."""
+    return {
+        slot: left
+        for slot, left in log.out_of_service(at_s).items()
+        if slot not in other.left_out or other.left_out[slot].until_s < left.until_s
+    }
 
 
 def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
@@ -318,10 +323,9 @@ def _give(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
 
 
 def _close(log: RunLog, known: RunLog, at_s: float) -> Iterator[Event]:
-    for slot, left in sorted(known.out_of_service(at_s).items()):
-        if slot not in log.left_out or log.left_out[slot].until_s < left.until_s:
-            detail = {"slot": slot, "seconds": left.until_s - at_s, "reason": left.reason}
-            yield Event(at_s, "slot_down", detail=detail)
+    for slot, left in sorted(_out_longer(known, log, at_s).items()):
+        detail = {"slot": slot, "seconds": left.until_s - at_s, "reason": left.reason}
+        yield Event(at_s, "slot_down", detail=detail)
     for node, why in sorted(known.down.items()):
         if node not in log.down:
             yield Event(at_s, "node_down", detail={"node": node, "reason": why})
