@@ -142,7 +142,7 @@ GROUPS: Final = (
     ("predictor", FILES, "Predict how far jobs are that do not state their work."),
 )
 CALCULATING: Final = {"schedule", "replay", "report", "status", "why", "top", "whatif", "trace", "predictor"}
-"""Commands that start nobody's training, which would inherit what is set for them."""
+"""Commands that start no training, which would inherit what is set for them."""
 ASKS_COMPLETION: Final = "_PLIANT_COMPLETE"
 """The variable by which a shell asks what completes a word."""
 NEXT: Final = """\

@@ -78,7 +78,7 @@ def test_where_shrinking_is_not_enough_elastic_borrowers_stop_before_rigid_ones(
     assert decided(held, 10.0) == {"x-elastic": "preempt", "y": "start"}
 
 
-def test_no_job_shrinks_where_that_helps_nobody():
+def test_no_job_shrinks_where_that_helps_no_other_team():
     """By usage y may have six, but x can give five, and stopping is for what is y's own: four."""
     held = opened(cluster(8), shares(24.0, x={}, y={}))
     running(held, (elastic("x", 8, low=3), {"n0": 8}))
@@ -322,7 +322,7 @@ def test_parameter_servers_stay_where_they_are_when_gpus_are_taken_back():
     assert held.jobs["x"].servers == (("n1", 1),)
 
 
-# What a team never exceeds, whoever of it holds the GPUs.
+# What a team never exceeds, whichever of its users hold the GPUs.
 
 
 @pytest.mark.parametrize("limit", [{"max": {"*": 3}}, {"max": {"gpu": 3}}, {"borrows": False}])
