@@ -35,8 +35,25 @@ _WORSE_ACROSS: Final = 1.1
 _OVERLAP_WEIGHT: Final = 1e-5
 _SLOPE_WEIGHT: Final = 1e-6
 """Small regularisers: no overlap, and no growth with the number of GPUs, unless the measurements say so."""
+_PULL: Final = 1e-5
+"""Small, too: towards the first guess, for what the measurements leave open."""
 _GAMMA: Final = 6
-"""The position of gamma; the times before it are sought as logarithms."""
+"""The position of gamma in a point."""
+_GAMMAS: Final = 9.0
+"""Gamma is sought between 1 and this much more."""
+_FIRST_GAMMA: Final = np.log(0.5 / (_GAMMAS - 0.5))
+_LOWEST: Final = np.array([np.log(_LEAST_S)] * _GAMMA + [-20.0])
+_HIGHEST: Final = np.array([np.log(1e5)] * _GAMMA + [20.0])
+"""What a point lies between."""
+_UNIT: Final = np.eye(_GAMMA + 1)
+_OPPOSED: Final = np.array([[1.0, -1.0], [-1.0, 1.0]])
+_DAMPING: Final = 1e-3
+_RELAXED: Final = 0.1
+_TIGHTENED: Final = 8.0
+"""The first damping of steps; and its factors after a step that was taken, and one that was not."""
+_TOLERANCE: Final = 1e-6
+"""A change of the loss by this part of it ends the search."""
+_MOST_STEPS: Final = 100
 _KEPT_FITS: Final = 4096
 """Jobs of a model that have tried the same have measured the same, where speeds are simulated."""
 _GRID: Final = 32
@@ -285,123 +302,124 @@ def fit(observations: Sequence[Observation], per_replica: int = 1) -> Fit:
 
 @lru_cache(_KEPT_FITS)
 def _fit(observations: tuple[Observation, ...], per_replica: int) -> Fit:
-    from scipy.optimize import minimize
-
     measured = _Measured(observations, per_replica)
-    bounds = measured.bounds()
-    low, high = (np.array(side) for side in zip(*bounds, strict=True))
-    found = minimize(
-        measured.value_at,
-        np.clip(measured.guess(), low, high),
-        jac=measured.gradient_at,
-        method="SLSQP",  # as good here as L-BFGS-B, and starts no threads
-        bounds=bounds,
-        options={"maxiter": 100, "ftol": 1e-8},
-    )
-    return _with_priors(Fit._make([*np.exp(found.x[:_GAMMA]).tolist(), float(found.x[_GAMMA])]), measured)
+    return _with_priors(measured.fit_at(_minimum(measured)), measured)
+
+
+class _Loss(NamedTuple):
+    """The loss at a point, half of its gradient [7], and half of Gauss and Newton's Hessian [7, 7]."""
+
+    value: float
+    slope: Floats
+    curvature: Floats
+
+
+def _minimum(measured: _Measured) -> Floats:
+    """The point of least loss by Levenberg's method: Newton's steps, shorter as long as they lead up."""
+    point, damping = measured.guess, _DAMPING
+    here = measured.loss(point)
+    for _ in range(_MOST_STEPS):
+        step = np.linalg.solve(here.curvature + damping * _UNIT, here.slope)
+        next_point = np.minimum(np.maximum(point - step, _LOWEST), _HIGHEST)
+        there = measured.loss(next_point)
+        gain = here.value - there.value
+        if gain > 0:
+            point, here = next_point, there
+            damping *= _RELAXED
+        else:
+            damping *= _TIGHTENED
+        if abs(gain) <= _TOLERANCE * here.value:
+            break
+    return point
 
 
 class _Measured:
-    """Observations in columns, and the log-errors that parameters make on them."""
+    """Observations in columns, and the log-errors that a point makes on them.
+
+    A point is the logarithms of the six times, in the order of :class:`Fit`, and the logit of where gamma is
+    between its bounds. What no observation tells has no slope, and stays where it begins.
+    """
 
     def __init__(self, observations: Sequence[Observation], per_replica: int) -> None:
-        workers = [sum(each.placement) // per_replica for each in observations]
-        self.gpus = np.array(workers, dtype=np.float64)
+        gpus = np.array([sum(each.placement) // per_replica for each in observations], dtype=np.float64)
         self.across = np.array([len(each.placement) > 1 for each in observations])
-        self.inside = ~self.across & (self.gpus > 1)
+        self.inside = ~self.across & (gpus > 1)
+        self.large = gpus > 2
         self.local = np.array([each.local_batch for each in observations], dtype=np.float64)
         sync = np.array([each.sync_seconds or 0.0 for each in observations])
         step = np.array([each.step_seconds for each in observations])
         accum = np.array([each.accum for each in observations], dtype=np.float64)
         compute = np.maximum((step - sync) / accum, _LEAST_S)
         self.compute_s = float(np.mean(compute))
-        self.log_compute = np.log(compute)
-        self.log_last = np.log(compute + sync)
-        more = np.maximum(self.gpus - 2, 0.0)
-        self._by_nodes = 1.0 * self.across, self.across * more, 1.0 * self.inside, self.inside * more
-        """What the two times of synchronising across nodes are multiplied by, then those of inside one."""
-        self._sync_times = np.where(self.across, [[2], [3]], [[4], [5]])
-        """Positions of the two times of synchronising in a point, by observation."""
-        self._sync_factors = (self.across | self.inside) * np.array([np.ones(len(more)), more])
-        """What they are multiplied by; 0 where nothing synchronises."""
-        self.told_apart = np.array([each.sync_seconds is not None for each in observations], dtype=float)
-        self.told_apart[self.gpus == 1] = 1.0
-        self._last = b"", np.zeros(0)
-        """The point whose value was asked for last, and the gradient there."""
+        self._logs = np.log(np.concatenate([compute, compute + sync]))
+        """Of computing, and of the last micro-step; [2 n]."""
+        more = np.maximum(gpus - 2, 0.0)
+        self._computes = np.array([np.ones(len(gpus)), self.local])
+        """What the two times of computing are multiplied by; [2, n]."""
+        self._syncs = np.array([self.across, self.across * more, self.inside, self.inside * more])
+        """The same of the four of synchronising; [4, n]."""
+        told_apart = np.array([each.sync_seconds is not None for each in observations]) | (gpus == 1)
+        self._weights = np.concatenate([told_apart, np.ones(len(gpus))]) / np.sqrt(len(gpus))
+        self._splits_compute = len(np.unique(self.local)) > 1
+        """Else there is one point, and half of it counts as constant."""
+        self._overlaps = bool(self.across.any() or self.inside.any())
+        self.guess = self._guess()
 
-    def bounds(self) -> list[tuple[float, float]]:
-        """Bounds of the logarithms of the six times and of gamma; what cannot be known yet is held fixed."""
-        nothing = (np.log(_LEAST_S), np.log(_LEAST_S))
-        free = (np.log(_LEAST_S), np.log(1e5))
-        large = self.gpus > 2
-        known = [
-            True,
-            True,
-            bool(self.across.any()),
-            bool((self.across & large).any()),
-            bool(self.inside.any()),
-            bool((self.inside & large).any()),
-        ]
-        bounds = [free if each else nothing for each in known]
-        if len(np.unique(self.local)) == 1:  # one point: half of it is constant
-            bounds[0] = (np.log(self.compute_s / 2),) * 2
-        return [*bounds, (1.0, 10.0) if known[2] or known[4] else (1.0, 1.0)]
+    def _guess(self) -> Floats:
+        """Where the search begins: half of computing is constant, synchronising takes as long."""
+        half, nothing = np.log(self.compute_s / 2), np.log(_LEAST_S)
+        found = [half, half - np.log(self.local.mean())]
+        for where in (self.across, self.inside):
+            found += [half if where.any() else nothing, half - 3 if (where & self.large).any() else nothing]
+        found.append(_FIRST_GAMMA if self._overlaps else _LOWEST[_GAMMA])
+        first: Floats = np.minimum(np.maximum(found, _LOWEST), _HIGHEST)
+        return first
 
-    def guess(self) -> Floats:
-        """Where a search may begin: half of computing is constant, synchronising takes as long."""
-        half = np.log(self.compute_s / 2)
-        per_sample = half - np.log(self.local.mean())
-        return np.array([half, per_sample, half, half - 3, half, half - 3, 1.5])
+    def fit_at(self, point: Floats) -> Fit:
+        *times, odds = np.exp(point).tolist()
+        return Fit._make([*times, 1 + _GAMMAS * odds / (1 + odds) if self._overlaps else 1.0])
 
-    def value_at(self, point: Floats) -> float:
-        """The first part of :meth:`loss`. SLSQP mostly asks for the second at the same point next."""
-        value, gradient = self.loss(point)
-        self._last = point.tobytes(), gradient
-        return value
-
-    def gradient_at(self, point: Floats) -> Floats:
-        key, gradient = self._last
-        return gradient if point.tobytes() == key else self.loss(point)[1]
-
-    def loss(self, point: Floats) -> tuple[float, Floats]:
-        """Mean squared log-errors of computing and of the last micro-step, regularised; and the gradient."""
-        times = np.exp(point)
-        a_c, b_c, a_n, b_n, a_r, b_r, _ = times.tolist()
-        gamma, count = float(point[_GAMMA]), len(self.local)
-        compute = a_c + b_c * self.local
-        constant, rising = times.take(self._sync_times) * self._sync_factors
-        sync = constant + rising + _LEAST_S
-        longer = np.maximum(compute, sync)
-        logs = np.log(np.array([compute / longer, sync / longer, compute, longer]))
-        log_c, log_s, log_compute, log_longer = logs
-        part_c, part_s = np.exp(gamma * logs[:2])
-        both = part_c + part_s
+    def loss(self, point: Floats) -> _Loss:
+        """Mean squared log-errors of computing and of the last micro-step, and the small regularisers."""
+        count, exps = len(self.local), np.exp(point)
+        odds = float(exps[_GAMMA])
+        gamma = 1 + _GAMMAS * odds / (1 + odds)
+        computes, syncs = self._computes * exps[:2, None], self._syncs * exps[2:_GAMMA, None]
+        seconds = np.array([np.add.reduce(computes), np.add.reduce(syncs) + _LEAST_S])
+        computes /= seconds[0]
+        syncs /= seconds[1]
+        logs = np.log(seconds)
+        longer = np.maximum(logs[0], logs[1])
+        shorter_by = logs - longer
+        parts = np.exp(gamma * shorter_by)
+        both = np.add.reduce(parts)
+        parts /= both
         log_both = np.log(both) / gamma
-        off_c = (log_compute - self.log_compute) * self.told_apart
-        off_l = log_longer + log_both - self.log_last
-        slope_n, slope_r = (b_n / a_n) ** 2, (b_r / a_r) ** 2
-        value = (
-            float(off_c.dot(off_c) + off_l.dot(off_l)) / count
-            + _OVERLAP_WEIGHT * (gamma - 1) ** 2
-            + _SLOPE_WEIGHT * (slope_n + slope_r)
-        )
-        by_compute = 2 / count * (off_c + off_l * part_c / both) / compute
-        by_sync = 2 / count * off_l * part_s / both / sync
-        by_gamma = off_l * ((part_c * log_c + part_s * log_s) / both - log_both) / gamma
-        push_n, push_r = 2 * _SLOPE_WEIGHT * slope_n, 2 * _SLOPE_WEIGHT * slope_r
-        of_n, rises_n, of_r, rises_r = self._by_nodes
-        gradient = np.array(
-            [
-                a_c * float(np.add.reduce(by_compute)),
-                b_c * float(by_compute.dot(self.local)),
-                a_n * float(by_sync.dot(of_n)) - push_n,
-                b_n * float(by_sync.dot(rises_n)) + push_n,
-                a_r * float(by_sync.dot(of_r)) - push_r,
-                b_r * float(by_sync.dot(rises_r)) + push_r,
-                2 / count * float(np.add.reduce(by_gamma)) + 2 * _OVERLAP_WEIGHT * (gamma - 1),
-            ]
-        )
-        return value, gradient
+        errors = (np.concatenate([logs[0], longer + log_both]) - self._logs) * self._weights
+
+        slopes = np.zeros((len(point), 2 * count))  # of the errors, before their weights
+        if self._splits_compute:
+            slopes[0, :count], slopes[0, count:] = computes[0], computes[0] * parts[0]
+        slopes[1, :count], slopes[1, count:] = computes[1], computes[1] * parts[0]
+        slopes[2:_GAMMA, count:] = syncs * parts[1]
+        by_odds = 0.0
+        if self._overlaps:
+            by_odds = _GAMMAS * odds / (1 + odds) ** 2
+            slopes[_GAMMA, count:] = (np.add.reduce(parts * shorter_by) - log_both) * (by_odds / gamma)
+        slopes *= self._weights
+
+        away = point - self.guess
+        slope = slopes @ errors + _PULL * away
+        curvature = slopes @ slopes.T + _PULL * _UNIT
+        value = float(errors.dot(errors)) + _PULL * float(away.dot(away))
+        for constant in (2, 4):
+            growth = _SLOPE_WEIGHT * float(exps[constant + 1] / exps[constant]) ** 2
+            value += growth
+            slope[constant : constant + 2] += -growth, growth
+            curvature[constant : constant + 2, constant : constant + 2] += growth * _OPPOSED
+        slope[_GAMMA] += _OVERLAP_WEIGHT * by_odds * (gamma - 1)
+        curvature[_GAMMA, _GAMMA] += _OVERLAP_WEIGHT * by_odds**2
+        return _Loss(value + _OVERLAP_WEIGHT * (gamma - 1) ** 2, slope, curvature)
 
 
 def _with_priors(found: Fit, measured: _Measured) -> Fit:

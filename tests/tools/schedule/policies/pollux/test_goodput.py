@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import minimize
 
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import Observation
@@ -17,6 +18,8 @@ from pliant.tools.schedule.policies.pollux.goodput import (
     GoodputTable,
     JobLimits,
     ProfileCandidates,
+    _Measured,
+    _minimum,
     efficiency,
     fit,
     from_fit,
@@ -252,6 +255,84 @@ def test_the_order_of_equal_calls_does_not_matter_and_nothing_is_kept():
     first = fit(times)
     fit(times[:3])
     assert fit(times) == first
+
+
+def _noisy(seed: int) -> list[Observation]:
+    """Of one to twelve configurations, off by up to a fifth; some do not tell synchronising apart."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(int(rng.integers(1, 13))):
+        place, local = PLACES[rng.integers(len(PLACES))], int(rng.integers(1, 300))
+        one = measured(TRUE, place, local, accum=int(rng.integers(1, 3)))
+        off = float(rng.uniform(0.8, 1.2))
+        sync_s = None if rng.random() < 0.2 else one.sync_seconds * off
+        found.append(one._replace(step_seconds=one.step_seconds * off, sync_seconds=sync_s))
+    return found
+
+
+SEEDS = pytest.mark.parametrize("seed", range(20))
+
+
+@SEEDS
+def test_no_general_search_finds_a_better_fit_nearby(seed: int):
+    measurements = _Measured(_noisy(seed), 1)
+    found = _minimum(measurements)
+    value = measurements.loss(found).value
+    for start in (found, measurements.guess):
+        other = minimize(
+            lambda point: measurements.loss(point).value,
+            start,
+            jac=lambda point: 2 * measurements.loss(point).slope,
+            method="L-BFGS-B",
+            options={"maxiter": 500, "ftol": 1e-12},
+        )
+        assert value <= other.fun * 1.01 + 1e-9
+
+
+@SEEDS
+def test_the_slope_of_the_loss_is_that_of_its_values(seed: int):
+    measurements = _Measured(_noisy(seed), 1)
+    point = measurements.guess + np.random.default_rng(seed).uniform(-0.5, 0.5, len(measurements.guess))
+    slope, small = measurements.loss(point).slope, 1e-5
+    free = [each for each, told in enumerate(measurements.loss(point).curvature.diagonal() > 2e-5) if told]
+    for each in free:
+        ahead, behind = point.copy(), point.copy()
+        ahead[each] += small
+        behind[each] -= small
+        by_values = (measurements.loss(ahead).value - measurements.loss(behind).value) / (2 * small)
+        assert 2 * slope[each] == pytest.approx(by_values, rel=1e-4, abs=1e-8)
+
+
+@SEEDS
+def test_a_fit_does_not_depend_on_the_order_of_measurements(seed: int):
+    times = _noisy(seed)
+    forth, back = fit(times), fit(times[::-1])
+    for place in PLACES:
+        assert seconds(forth, place, 64) == pytest.approx(seconds(back, place, 64), rel=0.01)
+
+
+@SEEDS
+def test_times_a_thousand_times_as_long_give_parameters_a_thousand_times_as_long(seed: int):
+    times = _noisy(seed)
+    long = [
+        each._replace(
+            step_seconds=1000 * each.step_seconds,
+            sync_seconds=None if each.sync_seconds is None else 1000 * each.sync_seconds,
+        )
+        for each in times
+    ]
+    shorter, longer = fit(times), fit(long)
+    for place in PLACES:
+        expected_s = 1000 * seconds(shorter, place, 64)
+        assert seconds(longer, place, 64) == pytest.approx(expected_s, rel=0.01), place
+
+
+@pytest.mark.parametrize("factor", [1e-9, 1e-4, 1e6, 1e12])
+def test_extreme_times_are_fitted_without_a_warning(factor: float):
+    found = fit(
+        [measured(TRUE, place, 64)._replace(step_seconds=factor, sync_seconds=0.0) for place in PLACES]
+    )
+    assert np.isfinite(found).all()
 
 
 def test_nothing_to_fit_is_said():
