@@ -13,7 +13,7 @@ from experiments.ares import traces, workloads
 from experiments.ares.experiment import EXPERIMENT
 from experiments.ares.facts import POLICIES, gain_over, jct_by_alpha, mean_of
 from experiments.ares.folds import fold
-from experiments.ares.speeds import RTX, fits, log_error, speeds_of
+from experiments.ares.speeds import CONTINUED, RTX, fitted, log_error, speeds_of
 from experiments.ares.traces import FAMILIES, SIZES, TABLE_2, Sources
 from experiments.ares.workloads import (
     ALPHAS,
@@ -32,6 +32,7 @@ from experiments.harness.page import Results
 from experiments.harness.replays import carry_out
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
+from pliant.schemas.io import read_profile
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.sweep_recipe import SweepRecipe
@@ -146,7 +147,7 @@ def measured(model: str, truth: Fit) -> Iterator[ProfileRow]:
 def test_speeds_beyond_the_measured_nodes_are_those_of_the_fitted_model() -> None:
     truth = Fit(0.1, 0.002, 0.2, 0.004, 0.05, 0.002, 2.0)
     rows = tuple(measured("m", truth))
-    assert log_error(rows, fits(rows)["m"]) < 0.02
+    assert log_error(rows, fitted(rows)) < 0.02
     found = speeds_of(Profile(rows), RTX)
     assert found.rows[: len(rows)] == rows
     assert max(row.gpus for row in found.rows) == 64
@@ -155,6 +156,14 @@ def test_speeds_beyond_the_measured_nodes_are_those_of_the_fitted_model() -> Non
 
     expected = truth.step_seconds(np.array([True]), np.array([64]), np.array([64]), np.array([1]))[0]
     assert seconds == pytest.approx(expected, rel=0.05)
+
+
+def test_the_parameters_that_are_written_down_err_no_more_than_fitted_ones(sources: Sources) -> None:
+    measurements = [row for row in read_profile(sources.profile).rows if row.gpu_type == RTX]
+    assert {row.model for row in measurements} == CONTINUED.keys()
+    for model, found in CONTINUED.items():
+        rows = [row for row in measurements if row.model == model]
+        assert log_error(rows, found) == pytest.approx(log_error(rows, fitted(rows)), rel=0.01), model
 
 
 def test_what_was_measured_on_64_gpus_is_left_as_it_is() -> None:

@@ -36,15 +36,17 @@ _OVERLAP_WEIGHT: Final = 1e-5
 _SLOPE_WEIGHT: Final = 1e-6
 """Small regularisers: no overlap, and no growth with the number of GPUs, unless the measurements say so."""
 _PULL: Final = 1e-5
-"""Small, too: towards the first guess, for what the measurements leave open."""
+"""Small, too: the logarithms of times towards the first guess, for what the measurements leave open."""
 _GAMMA: Final = 6
 """The position of gamma in a point."""
-_GAMMAS: Final = 9.0
-"""Gamma is sought between 1 and this much more."""
-_FIRST_GAMMA: Final = np.log(0.5 / (_GAMMAS - 0.5))
-_LOWEST: Final = np.array([np.log(_LEAST_S)] * _GAMMA + [-20.0])
-_HIGHEST: Final = np.array([np.log(1e5)] * _GAMMA + [20.0])
+_FIRST_GAMMA: Final = 1.5
+_LOWEST: Final = np.array([np.log(_LEAST_S)] * _GAMMA + [1.0])
+_HIGHEST: Final = np.array([np.log(1e5)] * _GAMMA + [10.0])
 """What a point lies between."""
+_STIFF: Final = 1e9
+"""Curvature that holds a coordinate at its bound."""
+_PULLS: Final = np.array([_PULL] * _GAMMA + [_OVERLAP_WEIGHT])
+"""By coordinate of a point."""
 _UNIT: Final = np.eye(_GAMMA + 1)
 _OPPOSED: Final = np.array([[1.0, -1.0], [-1.0, 1.0]])
 _DAMPING: Final = 1e-3
@@ -319,7 +321,8 @@ def _minimum(measured: _Measured) -> Floats:
     point, damping = measured.guess, _DAMPING
     here = measured.loss(point)
     for _ in range(_MOST_STEPS):
-        step = np.linalg.solve(here.curvature + damping * _UNIT, here.slope)
+        outward = ((point <= _LOWEST) & (here.slope > 0)) | ((point >= _HIGHEST) & (here.slope < 0))
+        step = np.linalg.solve(here.curvature + (damping + _STIFF * outward) * _UNIT, here.slope)
         next_point = np.minimum(np.maximum(point - step, _LOWEST), _HIGHEST)
         there = measured.loss(next_point)
         gain = here.value - there.value
@@ -336,8 +339,8 @@ def _minimum(measured: _Measured) -> Floats:
 class _Measured:
     """Observations in columns, and the log-errors that a point makes on them.
 
-    A point is the logarithms of the six times, in the order of :class:`Fit`, and the logit of where gamma is
-    between its bounds. What no observation tells has no slope, and stays where it begins.
+    A point is the logarithms of the six times, in the order of :class:`Fit`, and gamma. What no observation
+    tells has no slope, and stays where it begins.
     """
 
     def __init__(self, observations: Sequence[Observation], per_replica: int) -> None:
@@ -364,6 +367,8 @@ class _Measured:
         """Else there is one point, and half of it counts as constant."""
         self._overlaps = bool(self.across.any() or self.inside.any())
         self.guess = self._guess()
+        self._aim = np.array([*self.guess[:_GAMMA], 1.0])
+        """What the regularisers draw to."""
 
     def _guess(self) -> Floats:
         """Where the search begins: half of computing is constant, synchronising takes as long."""
@@ -371,20 +376,17 @@ class _Measured:
         found = [half, half - np.log(self.local.mean())]
         for where in (self.across, self.inside):
             found += [half if where.any() else nothing, half - 3 if (where & self.large).any() else nothing]
-        found.append(_FIRST_GAMMA if self._overlaps else _LOWEST[_GAMMA])
+        found.append(_FIRST_GAMMA if self._overlaps else 1.0)
         first: Floats = np.minimum(np.maximum(found, _LOWEST), _HIGHEST)
         return first
 
     def fit_at(self, point: Floats) -> Fit:
-        *times, odds = np.exp(point).tolist()
-        return Fit._make([*times, 1 + _GAMMAS * odds / (1 + odds) if self._overlaps else 1.0])
+        return Fit._make([*np.exp(point[:_GAMMA]).tolist(), float(point[_GAMMA])])
 
     def loss(self, point: Floats) -> _Loss:
         """Mean squared log-errors of computing and of the last micro-step, and the small regularisers."""
-        count, exps = len(self.local), np.exp(point)
-        odds = float(exps[_GAMMA])
-        gamma = 1 + _GAMMAS * odds / (1 + odds)
-        computes, syncs = self._computes * exps[:2, None], self._syncs * exps[2:_GAMMA, None]
+        count, times, gamma = len(self.local), np.exp(point[:_GAMMA]), float(point[_GAMMA])
+        computes, syncs = self._computes * times[:2, None], self._syncs * times[2:, None]
         seconds = np.array([np.add.reduce(computes), np.add.reduce(syncs) + _LEAST_S])
         computes /= seconds[0]
         syncs /= seconds[1]
@@ -402,24 +404,21 @@ class _Measured:
             slopes[0, :count], slopes[0, count:] = computes[0], computes[0] * parts[0]
         slopes[1, :count], slopes[1, count:] = computes[1], computes[1] * parts[0]
         slopes[2:_GAMMA, count:] = syncs * parts[1]
-        by_odds = 0.0
         if self._overlaps:
-            by_odds = _GAMMAS * odds / (1 + odds) ** 2
-            slopes[_GAMMA, count:] = (np.add.reduce(parts * shorter_by) - log_both) * (by_odds / gamma)
+            slopes[_GAMMA, count:] = (np.add.reduce(parts * shorter_by) - log_both) / gamma
         slopes *= self._weights
 
-        away = point - self.guess
-        slope = slopes @ errors + _PULL * away
-        curvature = slopes @ slopes.T + _PULL * _UNIT
-        value = float(errors.dot(errors)) + _PULL * float(away.dot(away))
+        away = point - self._aim
+        pulls = _PULLS * away
+        slope = slopes @ errors + pulls
+        curvature = slopes @ slopes.T + _PULLS * _UNIT
+        value = float(errors.dot(errors) + pulls.dot(away))
         for constant in (2, 4):
-            growth = _SLOPE_WEIGHT * float(exps[constant + 1] / exps[constant]) ** 2
+            growth = _SLOPE_WEIGHT * float(times[constant + 1] / times[constant]) ** 2
             value += growth
             slope[constant : constant + 2] += -growth, growth
             curvature[constant : constant + 2, constant : constant + 2] += growth * _OPPOSED
-        slope[_GAMMA] += _OVERLAP_WEIGHT * by_odds * (gamma - 1)
-        curvature[_GAMMA, _GAMMA] += _OVERLAP_WEIGHT * by_odds**2
-        return _Loss(value + _OVERLAP_WEIGHT * (gamma - 1) ** 2, slope, curvature)
+        return _Loss(value, slope, curvature)
 
 
 def _with_priors(found: Fit, measured: _Measured) -> Fit:
