@@ -35,8 +35,10 @@ _WORSE_ACROSS: Final = 1.1
 _OVERLAP_WEIGHT: Final = 1e-5
 _SLOPE_WEIGHT: Final = 1e-6
 """Small regularisers: no overlap, and no growth with the number of GPUs, unless the measurements say so."""
-_PULL: Final = 1e-5
-"""Small, too: the logarithms of times towards the first guess, for what the measurements leave open."""
+_PULL: Final = 1e-3
+"""Towards the first guess, for what the measurements leave open: the logarithm of a time counts as one more
+measurement, a thousandth of another. So it is if the model errs by a tenth, and the guess by a factor of 20.
+"""
 _GAMMA: Final = 6
 """The position of gamma in a point."""
 _FIRST_GAMMA: Final = 1.5
@@ -45,8 +47,6 @@ _HIGHEST: Final = np.array([np.log(1e5)] * _GAMMA + [10.0])
 """What a point lies between."""
 _STIFF: Final = 1e9
 """Curvature that holds a coordinate at its bound."""
-_PULLS: Final = np.array([_PULL] * _GAMMA + [_OVERLAP_WEIGHT])
-"""By coordinate of a point."""
 _UNIT: Final = np.eye(_GAMMA + 1)
 _OPPOSED: Final = np.array([[1.0, -1.0], [-1.0, 1.0]])
 _DAMPING: Final = 1e-3
@@ -368,7 +368,8 @@ class _Measured:
         self._overlaps = bool(self.across.any() or self.inside.any())
         self.guess = self._guess()
         self._aim = np.array([*self.guess[:_GAMMA], 1.0])
-        """What the regularisers draw to."""
+        """What the regularisers draw to, and how much."""
+        self._pulls = np.array([_PULL / len(gpus)] * _GAMMA + [_OVERLAP_WEIGHT])
 
     def _guess(self) -> Floats:
         """Where the search begins: half of computing is constant, synchronising takes as long."""
@@ -409,9 +410,9 @@ class _Measured:
         slopes *= self._weights
 
         away = point - self._aim
-        pulls = _PULLS * away
+        pulls = self._pulls * away
         slope = slopes @ errors + pulls
-        curvature = slopes @ slopes.T + _PULLS * _UNIT
+        curvature = slopes @ slopes.T + self._pulls * _UNIT
         value = float(errors.dot(errors) + pulls.dot(away))
         for constant in (2, 4):
             growth = _SLOPE_WEIGHT * float(times[constant + 1] / times[constant]) ** 2

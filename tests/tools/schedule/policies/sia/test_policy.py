@@ -171,7 +171,7 @@ def test_measurements_alone_know_nothing_at_first():
 
 
 def test_a_type_without_measurements_is_projected_by_one_replica():
-    """Two A were found to be 1.2 times one, so two B are 3.6 times one A."""
+    """Two A were found to be 1.2 times one, so two B are 3.6 times one A, by a fit of two measurements."""
     one = Observation((1,), 12, 1, 12.0, 0.0, "A")
     two = Observation((2,), 6, 1, 10.0, 4.0, "A")
     for knowledge in ("bootstrap", "measured"):
@@ -180,7 +180,7 @@ def test_a_type_without_measurements_is_projected_by_one_replica():
         found.decide(0.0)
         assert held(found) == {"a": ("B", 2)}
         times, _, rest = explained(found.snapshot(0.0))["a"].reason.partition(" ")
-        assert float(times) == pytest.approx(3.6, rel=0.01), knowledge
+        assert float(times) == pytest.approx(3.6, rel=0.02), knowledge
         assert rest.startswith("times the goodput"), knowledge
 
 
