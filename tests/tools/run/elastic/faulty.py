@@ -55,6 +55,8 @@ class Broken:
     def allreduce(self, *_: object) -> None:
         raise RuntimeError("the network library has a defect")
 
+    allgather = allreduce
+
     def broadcast(self, *arguments: object) -> object:
         return self.inner.broadcast(*arguments)
 

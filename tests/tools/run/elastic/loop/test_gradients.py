@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import (
     ChainedScheduler,
@@ -289,7 +292,7 @@ def test_a_worker_that_started_under_a_plan_of_the_past_gets_the_learning_rate_o
 
 
 class Group:
-    """A process group of two whose all-reduces go well until they are to fail."""
+    """A process group of two whose exchanges go well until they are to fail; the other worker has zeros."""
 
     def __init__(self) -> None:
         self.fails_at: str | None = None
@@ -311,6 +314,12 @@ class Group:
         return self
 
     broadcast = allreduce
+
+    def allgather(self, gathered: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Group:
+        own, other = gathered[0]
+        own.copy_(tensors[0].detach())
+        other.zero_()
+        return self.allreduce(tensors)
 
     def wait(self) -> bool:
         if self.fails_at == "wait":
@@ -383,7 +392,51 @@ def test_a_broadcast_that_fails_is_noted_and_raised() -> None:
     assert "at its end" in str(group.error)
 
 
+class OfThread:
+    """One of several workers that are threads, connected by gloo."""
+
+    def __init__(self, store: dist.Store, rank: int, workers: int) -> None:
+        self._backend = dist.ProcessGroupGloo(store, rank, workers, timedelta(seconds=60))
+
+    def rank(self) -> int:
+        return self._backend.rank()
+
+    def size(self) -> int:
+        return self._backend.size()
+
+    def _get_backend(self, device: torch.device) -> dist.ProcessGroupGloo:
+        return self._backend
+
+
+def summed(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """What workers that each have one of the tensors find to be their sum."""
+    store = dist.HashStore()
+
+    def work(rank: int) -> torch.Tensor:
+        group = TolerantGroup(OfThread(store, rank, len(tensors)))  # type: ignore[arg-type]
+        found = tensors[rank].clone()
+        assert group.add_up(found), group.error
+        return found
+
+    with ThreadPoolExecutor(len(tensors)) as threads:
+        return list(threads.map(work, range(len(tensors))))
+
+
 LARGE = 1 << 16
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("numbers", [7, LARGE], ids=["small", "large"])
+def test_tensors_of_any_size_are_added_up_over_the_workers(workers: int, numbers: int) -> None:
+    tensors = [torch.arange(numbers) * 10**rank for rank in range(workers)]
+    for found in summed(*tensors):
+        assert torch.equal(found, sum(tensors[1:], tensors[0]))
+
+
+def test_small_tensors_are_added_up_in_the_order_of_ranks_so_that_all_workers_get_the_same_bits() -> None:
+    """In any other order the one is lost beside the large numbers."""
+    for found in summed(*(torch.full((7,), value) for value in (1e8, -1e8, 1.0))):
+        assert found.tolist() == [1.0] * 7
 
 
 class Masked(nn.Module):
