@@ -35,9 +35,9 @@ _WORSE_ACROSS: Final = 1.1
 _OVERLAP_WEIGHT: Final = 1e-5
 _SLOPE_WEIGHT: Final = 1e-6
 """Small regularisers: no overlap, and no growth with the number of GPUs, unless the measurements say so."""
-_PULL: Final = 1e-3
-"""Towards the first guess, for what the measurements leave open: the logarithm of a time counts as one more
-measurement, a thousandth of another. So it is if the model errs by a tenth, and the guess by a factor of 20.
+_PULL: Final = 3e-3
+"""Towards the first guess, for what the measurements leave open: each time's logarithm counts as this part of
+a measurement more. So it is if the model errs by a tenth, and the guess by a factor of six.
 """
 _GAMMA: Final = 6
 """The position of gamma in a point."""

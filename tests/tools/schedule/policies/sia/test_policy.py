@@ -180,7 +180,7 @@ def test_a_type_without_measurements_is_projected_by_one_replica():
         found.decide(0.0)
         assert held(found) == {"a": ("B", 2)}
         times, _, rest = explained(found.snapshot(0.0))["a"].reason.partition(" ")
-        assert float(times) == pytest.approx(3.6, rel=0.02), knowledge
+        assert float(times) == pytest.approx(3.6, rel=0.05), knowledge
         assert rest.startswith("times the goodput"), knowledge
 
 
