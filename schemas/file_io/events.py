@@ -41,12 +41,14 @@ from pliant.schemas.file_io.json_lines import (
 )
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.parquet import (
+    among,
     check_rows,
+    compute,
     file_metadata,
+    match_pattern,
     numbers_of,
     parse_parquet,
     row_groups,
-    text_array,
 )
 from pliant.schemas.file_io.record import MAYBE_NOT_FINITE, broken_rule, is_newer, schema_id
 
@@ -203,7 +205,6 @@ def columns_of(events: Sequence[Event]) -> EventColumns:
 
 def _columns_of_arrow(block: pa.RecordBatch) -> EventColumns:
     import numpy as np
-    import pyarrow.compute as pc
 
     def whole(name: str) -> NDArray[np.int64]:
         return numbers_of(block.column(name), np.dtype(np.int64), UNSTATED)
@@ -211,8 +212,8 @@ def _columns_of_arrow(block: pa.RecordBatch) -> EventColumns:
     def real(name: str, otherwise: float) -> NDArray[np.float64]:
         return numbers_of(block.column(name), np.dtype(np.float64), otherwise)
 
-    jobs = block.column("job").dictionary_encode()
-    names = pc.index_in(block.column("event"), text_array(EVENT_NAMES))
+    jobs = compute("dictionary_encode", block.column("job"))
+    names = among("index_in", block.column("event"), EVENT_NAMES)
     return EventColumns(
         real("time", nan),
         numbers_of(names, np.dtype(np.int32), 0).astype(np.uint8),
@@ -228,48 +229,40 @@ def _columns_of_arrow(block: pa.RecordBatch) -> EventColumns:
 
 
 def _numbers_hold(arrow: pa.Table) -> bool:
-    import pyarrow.compute as pc
-
     for column in EVENT.columns:
         values = arrow.column(column.name)
         if not column.nullable and values.null_count:
             return False
-        if column.type == "float64" and pc.all(pc.is_finite(values)).as_py() is False:
+        if column.type == "float64" and compute("all", compute("is_finite", values)).as_py() is False:
             return False
         if column.about.least is not None:
-            least = pc.min(values).as_py()
+            least = compute("min_max", values).as_py()["min"]
             if least is not None and least < column.about.least:
                 return False
     return True
 
 
 def _names_hold(arrow: pa.Table) -> bool:
-    import pyarrow.compute as pc
-
     events = arrow.column("event")
-    nameless = events.filter(pc.is_null(arrow.column("job")))
+    nameless = compute("filter", events, compute("is_null", arrow.column("job")))
     return _all_in(events, EVENT_NAMES) and _all_in(nameless, OF_THE_CLUSTER)
 
 
 def _preempted_hold_nothing(arrow: pa.Table) -> bool:
-    import pyarrow.compute as pc
-
-    held = arrow.column("gpus").filter(_is_in(arrow.column("event"), ["preempt"]))
-    return not pc.max(held).as_py()
+    held = compute("filter", arrow.column("gpus"), among("is_in", arrow.column("event"), ["preempt"]))
+    return not compute("min_max", held).as_py()["max"]
 
 
 def _texts_hold(arrow: pa.Table) -> bool:
     """Equal texts are checked once."""
-    import pyarrow.compute as pc
-
     details = arrow.column("detail")
-    if pc.any(pc.match_substring_regex(details, MAYBE_NOT_FINITE)).as_py():
+    if compute("any", match_pattern(details, MAYBE_NOT_FINITE)).as_py():
         return False
-    others = details.filter(pc.invert(_is_in(arrow.column("event"), ["submit"])))
+    others = compute("filter", details, compute("invert", among("is_in", arrow.column("event"), ["submit"])))
     check = validator(EVENT, json_as_text=True).validate_python
     try:
         for name, texts in (("placement", arrow.column("placement")), ("detail", others)):
-            for text in pc.unique(texts).to_pylist():
+            for text in compute("unique", texts).to_pylist():
                 check({"time": 0.0, "event": "decision", name: text})
     except ValidationError:
         return False
@@ -277,16 +270,7 @@ def _texts_hold(arrow: pa.Table) -> bool:
 
 
 def _all_in(values: Any, words: Iterable[str]) -> bool:
-    import pyarrow.compute as pc
-
-    return bool(pc.all(_is_in(values, words), min_count=0).as_py())
-
-
-def _is_in(values: Any, words: Iterable[str]) -> Any:
-    """Comparing with a Python string would import pandas."""
-    import pyarrow.compute as pc
-
-    return pc.is_in(values, text_array(words))
+    return compute("all", among("is_in", values, words)).as_py() is not False
 
 
 class EventWriter:

@@ -522,6 +522,16 @@ def count_substring(texts: Any, part: str) -> Any:
     return compute("count_substring", texts, options=kernels().MatchSubstringOptions(part))
 
 
+def match_pattern(texts: Any, pattern: str) -> Any:
+    """Whether each text has a part that the regular expression matches."""
+    return compute("match_substring_regex", texts, options=kernels().MatchSubstringOptions(pattern))
+
+
+def among(name: str, values: Any, words: Iterable[str]) -> Any:
+    """``is_in`` or ``index_in`` of values in words. Comparing with a Python string would import pandas."""
+    return compute(name, values, options=kernels().SetLookupOptions(text_array(words)))
+
+
 def kernels() -> Any:
     """Where pyarrow has the functions; its public module where a later version keeps them elsewhere."""
     try:

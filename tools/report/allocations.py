@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pliant.schemas.event import ENDS, EVENT_NAMES, HOLDS, RESCALES
 from pliant.schemas.file_io.events import UNSTATED
@@ -24,6 +23,9 @@ from pliant.tools.report.job_columns import (
     smallest_type,
     totals,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 KEEP_ON: Final = len(EVENT_NAMES)
 """In the place of an event: another job began or stopped to train on the same GPUs."""

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import heappop, heappush
 from math import inf, nan
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pliant.schemas.checks import Amounts, capacities, fitting, most_on_a_node, replica_on_a_node
 from pliant.schemas.cluster import Cluster, Node
@@ -36,6 +35,9 @@ from pliant.tools.report.isolated import (
 from pliant.tools.report.job_columns import Floats, distinct
 from pliant.tools.report.job_record import Curve, JobRecord, Outcome
 from pliant.tools.report.records import RunRecord
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _CACHED_RATES: Final = 2_000_000
 """Most rates kept in memory."""

@@ -18,7 +18,6 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pliant.schemas.job import Job
 from pliant.tools.report.job_columns import Floats, Integers, Jobs, distinct
@@ -88,9 +87,7 @@ def reference_jobs(run: RunRecord, as_if: Callable[[Job], Job] = lambda job: job
     )
 
 
-def distinct_pairs(
-    first: NDArray[np.integer], second: NDArray[np.integer]
-) -> tuple[list[tuple[int, int]], Integers]:
+def distinct_pairs(first: Integers, second: Integers) -> tuple[list[tuple[int, int]], Integers]:
     """Each pair of whole numbers once, and the place of each pair among these."""
     width = int(second.max()) + 1 if len(second) else 1
     keys, place = distinct(first.astype(np.int64) * width + second)

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from math import fsum, isnan
-from typing import Any, Final, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, overload
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pliant.schemas.event import EVENT_NAMES
 from pliant.schemas.file_io.events import UNSTATED
@@ -31,11 +30,14 @@ from pliant.tools.report.job_record import (
     Specs,
 )
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 T = TypeVar("T")
 N = TypeVar("N", bound=np.generic)
-Floats = NDArray[np.float64]
-Integers = NDArray[np.signedinteger[Any]]
-Booleans = NDArray[np.bool_]
+Floats: TypeAlias = "NDArray[np.float64]"
+Integers: TypeAlias = "NDArray[np.signedinteger[Any]]"
+Booleans: TypeAlias = "NDArray[np.bool_]"
 OUTCOMES: Final[tuple[Outcome, ...]] = ("unfinished", "finished", "failed", "cancelled", "rejected")
 START: Final = EVENT_NAMES.index("start")
 
