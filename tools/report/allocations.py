@@ -6,7 +6,7 @@ follows from the last change before it that says so: its GPUs, its batch, whethe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from pliant.schemas.event import ENDS, EVENT_NAMES, HOLDS, RESCALES
 from pliant.schemas.file_io.events import UNSTATED
 from pliant.tools.report.job_columns import (
     OUTCOMES,
+    STEP_COLUMNS,
     Booleans,
     Floats,
     Integers,
@@ -68,6 +69,18 @@ class Changes(NamedTuple):
     shared: Booleans
     """Whether another job trains on the GPUs of the change."""
 
+    def part(self, among: slice, first_job: int) -> Changes:
+        """Some of them, with jobs numbered from the first one."""
+        return Changes(
+            self.job[among] - np.int32(first_job),
+            self.time_s[among],
+            self.event[among],
+            self.gpus[among],
+            self.global_batch[among],
+            self.overhead_s[among],
+            self.shared[among],
+        )
+
 
 class ChangeLog:
     """Changes block by block, in the order of the log."""
@@ -81,7 +94,8 @@ class ChangeLog:
         return self._count
 
     def add(self, changes: Changes) -> None:
-        for blocks, column in zip(self._columns, changes, strict=True):
+        columns: Iterator[NDArray[Any]] = iter(changes)
+        for blocks, column in zip(self._columns, columns, strict=True):
             blocks.append(column)
         self._count += len(changes.job)
 
@@ -109,18 +123,58 @@ class Allocations:
     moves: Integers
     restarts: Integers
     step_before: Integers
-    """The last step of the job before each change, -1 where there is none; shape (changes,), as the next."""
+    """The last step of the job before each change, -1 where there is none; shape (changes,), as the next two.
+    Empty unless asked for."""
     batch_before: NDArray[Any]
     """Its global batch then."""
     shared_before: Integers
     """How many changes of the job before it were on shared GPUs."""
 
 
-def allocations(changes: Changes, submit_s: Floats) -> Allocations:
-    """:param changes: sorted by job, those of a job in the order of the log.
+def allocations(changes: Changes, submit_s: Floats, *, tell_before: bool = False) -> Allocations:
+    """Some jobs at a time, since what holds around each change takes ten times what the changes take.
+
+    :param changes: sorted by job, those of a job in the order of the log.
     :param submit_s: of each job.
+    :param tell_before: whether what held before each change is wanted.
     """
-    return _Fold(changes, submit_s).allocations()
+    job = changes.job
+    cuts = {int(np.searchsorted(job, job[at])) for at in range(_AT_A_TIME, len(job), _AT_A_TIME)} - {0}
+    firsts = [0, *sorted(cuts)]
+    jobs = [0, *(int(job[first]) for first in firsts[1:]), len(submit_s)]
+    parts = []
+    for first, until, first_job, until_job in zip(
+        firsts, [*firsts[1:], len(job)], jobs[:-1], jobs[1:], strict=True
+    ):
+        part = changes.part(slice(first, until), first_job)
+        parts.append(_Fold(part, submit_s[first_job:until_job]).allocations(tell_before=tell_before))
+    return _joined(parts, jobs)
+
+
+def _joined(parts: list[Allocations], jobs: Sequence[int]) -> Allocations:
+    """Column by column, so that no more than one is there twice. Leaves none of the parts.
+
+    :param jobs: the first job of each part.
+    """
+    begins = np.cumsum([0, *(len(part.steps.job) for part in parts)]).tolist()
+    steps = {name: [getattr(part.steps, name) for part in parts] for name in STEP_COLUMNS}
+    others = {name: [getattr(part, name) for part in parts] for name in _COLUMNS}
+    parts.clear()
+    steps["job"] = [job + np.int32(first) for job, first in zip(steps["job"], jobs, strict=False)]
+    others["step_before"] = [
+        np.where(step < 0, -1, step + begin)
+        for step, begin in zip(others["step_before"], begins, strict=False)
+    ]
+    joined: list[Any] = [np.concatenate(steps.pop(name)) for name in STEP_COLUMNS]
+    return Allocations(Steps(*joined), **{name: np.concatenate(others.pop(name)) for name in _COLUMNS})
+
+
+_COLUMNS: Final = (
+    *("outcome", "end_s", "preemptions", "moves", "restarts"),
+    *("step_before", "batch_before", "shared_before"),
+)
+_AT_A_TIME: Final = 1 << 18
+"""Changes."""
 
 
 class _Fold:
@@ -130,7 +184,7 @@ class _Fold:
         self.changes = changes
         self.submit_s = submit_s
         job, event = changes.job, changes.event
-        self.places = np.arange(len(job))
+        self.places = np.arange(len(job), dtype=np.int32)
         is_first = np.ones(len(job), bool)
         is_first[1:] = job[1:] != job[:-1]
         self.is_first = is_first
@@ -146,7 +200,7 @@ class _Fold:
         self.step = np.cumsum(self.makes_step) - 1
         """The last step at each change, if it is of the same job."""
 
-    def allocations(self) -> Allocations:
+    def allocations(self, *, tell_before: bool) -> Allocations:
         jobs, job = len(self.submit_s), self.changes.job
         moves = self._moves()
         at = np.flatnonzero(self.makes_step)
@@ -167,8 +221,7 @@ class _Fold:
         preemptions, moved, restarts = (
             smallest_type(np.bincount(job[each], minlength=jobs)) for each in counted
         )
-        shared: Integers = np.cumsum(self.changes.shared) - self.changes.shared
-        is_own = self.step >= self.step[self.begin] + ~self.makes_step[self.begin]
+        none = np.zeros(0, np.int32)
         return Allocations(
             steps,
             outcome,
@@ -176,6 +229,14 @@ class _Fold:
             preemptions,
             moved,
             restarts,
+            *(self._state_before() if tell_before else (none, none, none)),
+        )
+
+    def _state_before(self) -> tuple[Integers, Integers, Integers]:
+        """Step and batch, and the number of changes on shared GPUs."""
+        shared: Integers = np.cumsum(self.changes.shared) - self.changes.shared
+        is_own = self.step >= self.step[self.begin] + ~self.makes_step[self.begin]
+        return (
             self._before(np.where(is_own, self.step, -1), -1),
             self._before(self.batch, UNSTATED),
             shared - shared[self.begin],

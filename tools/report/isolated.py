@@ -16,15 +16,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from pliant.schemas.job import Job
-from pliant.tools.report.job_columns import Floats, Integers, Jobs, distinct
+from pliant.tools.report.job_columns import Floats, Integers, Jobs, distinct, reached
 from pliant.tools.report.job_record import Curve
 from pliant.tools.report.records import RunRecord
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 Point = tuple[float, float]
+N = TypeVar("N", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,11 +60,8 @@ class ReferenceJobs:
 
     def has_curves_of(self, other: ReferenceJobs) -> bool:
         """Whether each job has the same curve in both."""
-        pairs = distinct(self.curve * len(other.curves) + other.curve)[0].tolist()
-        return all(
-            self.curves[mine] == other.curves[its]
-            for mine, its in (divmod(pair, len(other.curves)) for pair in pairs)
-        )
+        pairs, _ = distinct_pairs(self.curve, other.curve)
+        return all(self.curves[mine] == other.curves[its] for mine, its in pairs)
 
 
 def reference_jobs(run: RunRecord, as_if: Callable[[Job], Job] = lambda job: job) -> ReferenceJobs:
@@ -76,15 +78,20 @@ def reference_jobs(run: RunRecord, as_if: Callable[[Job], Job] = lambda job: job
     least = jobs.counts(lambda job: as_if(job).min_gpus)
     has_curve = np.array([bool(curve) for curve in jobs.curves], bool)[jobs.curve]
     at = np.flatnonzero((samples > 0) & has_curve & (least <= run.largest_gang))
-    most = jobs.counts(lambda job: as_if(job).max_gpus(cluster_gpus))[at]
-    pairs, place = distinct_pairs(jobs.curve[at], most)
+    samples = _some(samples, at)
+    most = _some(jobs.counts(lambda job: as_if(job).max_gpus(cluster_gpus)), at)
+    pairs, place = distinct_pairs(_some(jobs.curve, at), most)
     usable = {pair: usable_curve(jobs.curves[curve], size) for pair, (curve, size) in enumerate(pairs)}
     curves = [*dict.fromkeys(usable.values())]
     number = {curve: number for number, curve in enumerate(curves)}
-    curve = np.array([number[usable[pair]] for pair in range(len(pairs))], np.int64)[place]
-    return ReferenceJobs(
-        at, jobs.submit_s[at], samples[at], curves, curve, _demand_gpu_s(jobs, at, samples[at])
-    )
+    curve = np.array([number[usable[pair]] for pair in range(len(pairs))], np.int32)[place]
+    demand_gpu_s = _demand_gpu_s(jobs, at, samples)
+    return ReferenceJobs(at.astype(np.int32), _some(jobs.submit_s, at), samples, curves, curve, demand_gpu_s)
+
+
+def _some(values: NDArray[N], at: Integers) -> NDArray[N]:
+    """Those at some places, ascending; without a copy if they are all."""
+    return values if len(at) == len(values) else values[at]
 
 
 def distinct_pairs(first: Integers, second: Integers) -> tuple[list[tuple[int, int]], Integers]:
@@ -103,7 +110,7 @@ def _demand_gpu_s(jobs: Jobs, at: Integers, samples: Floats) -> Floats:
     def speed(curve: Curve, size: int, *, rigid: bool) -> float:
         return rate_at(curve if rigid else usable_curve(curve, size), size)
 
-    stated, all_samples = jobs.demand_gpu_s[at], jobs.samples[at]
+    stated, all_samples = _some(jobs.demand_gpu_s, at), _some(jobs.samples, at)
     found = stated * samples / all_samples
     unknown = np.isnan(found)
     if unknown.any():
@@ -240,12 +247,14 @@ class _Shares:
         self._submit_s = run.jobs.submit_s
         self._end_s = np.where(np.isnan(run.jobs.end_s), run.last_event_s, run.jobs.end_s)
         self._gpus = run.total_gpus
-        arrivals_s, ends_s = np.sort(self._submit_s), np.sort(self._end_s)
-        times_s = np.sort(np.concatenate([arrivals_s, ends_s]))
+        times_s = np.sort(np.concatenate([self._submit_s, self._end_s]))
         self._times_s = times_s[np.append([True], times_s[1:] != times_s[:-1])] if len(times_s) else times_s
-        came, left = (np.searchsorted(each, self._times_s, side="right") for each in (arrivals_s, ends_s))
-        areas = np.diff(self._times_s) * (came - left)[:-1]
-        self._area = np.append([0.0], np.cumsum(areas))
+        del times_s
+        active = reached(np.sort(self._submit_s), self._times_s)
+        active -= reached(np.sort(self._end_s), self._times_s)
+        self._area = np.zeros(max(1, len(self._times_s)))
+        np.multiply(np.diff(self._times_s), active[:-1], out=self._area[1:])
+        np.cumsum(self._area, out=self._area)
 
     def means(self, rows: Integers) -> Floats:
         """Cluster GPUs over the mean number of jobs that were active while each of some jobs was."""

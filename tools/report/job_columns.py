@@ -85,7 +85,7 @@ class Steps:
         counts = begins[rows + 1] - begins[rows]
         firsts = np.cumsum(counts) - counts
         kept = np.repeat(begins[rows] - firsts, counts) + np.arange(counts.sum())
-        columns = {name: getattr(self, name)[kept] for name in _STEP_COLUMNS}
+        columns = {name: getattr(self, name)[kept] for name in STEP_COLUMNS}
         columns["job"] = np.repeat(np.arange(len(rows), dtype=np.int32), counts)
         reported = {new: self.reported[old] for new, old in enumerate(kept.tolist()) if old in self.reported}
         return Steps(**columns, reported=reported if self.reported else {})
@@ -107,7 +107,7 @@ class Steps:
         )
 
 
-_STEP_COLUMNS: Final = (
+STEP_COLUMNS: Final = (
     *("job", "time_s", "gpus", "event", "overhead_s", "checkpoint_s", "shared", "batch", "rescales"),
 )
 
@@ -204,7 +204,7 @@ class Jobs(Sequence[JobRecord]):
     @cached_property
     def form(self) -> Integers:
         """Of each job, the number of the form of its specification."""
-        return np.array(self.specs.table.kind, np.int64)[self.row]
+        return np.array(self.specs.table.kind, np.int32)[self.row]
 
     def by_form(self, of: Callable[[Job], T]) -> list[T | None]:
         """What is so for each form of specification; None for forms without a job.
@@ -396,6 +396,15 @@ def smallest_type(numbers: Integers) -> Integers:
     return numbers.astype(kind)
 
 
+def reached(ranked: Floats, values: Floats) -> NDArray[np.int32]:
+    """How many of the ranked numbers each value reaches; some at a time, as places take twice the memory."""
+    found = np.empty(len(values), np.int32)
+    for first in range(0, len(values), _BLOCK):
+        among = slice(first, first + _BLOCK)
+        found[among] = np.searchsorted(ranked, values[among], side="right")
+    return found
+
+
 def totals(place: Integers, amounts: Floats, places: int) -> Floats:
     """The sum of the amounts of each place, from the first to the last."""
     found: Floats = np.bincount(place, amounts, places).astype(np.float64, copy=False)
@@ -411,6 +420,6 @@ def distinct(numbers: NDArray[N]) -> tuple[NDArray[N], Integers]:
     ranked = numbers[order]
     is_new = np.ones(len(ranked), bool)
     is_new[1:] = ranked[1:] != ranked[:-1]
-    place = np.empty(len(ranked), np.int64)
-    place[order] = np.cumsum(is_new) - 1
+    place = np.empty(len(ranked), np.int32)
+    place[order] = np.cumsum(is_new, dtype=np.int32) - 1
     return ranked[is_new], place

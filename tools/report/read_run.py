@@ -69,11 +69,13 @@ def read_run(path: str | Path) -> RunRecord:
     :raises BadInputError: it is not an event file, or its events do not fit together.
     """
     data, source = read_bytes(path, most=ROWS_BYTES), source_name(path)
-    digest = sha256(data).hexdigest()
+    digest, state = sha256(data).hexdigest(), None
     if data.startswith(PARQUET_MAGIC):
         with suppress(BadInputError):  # the careful reader says what is wrong
-            return replace(_folded(event_columns(data, source), source), sha256=digest)
-    return replace(fold(parse_events(data, source), source), sha256=digest)
+            state = _folded(event_columns(data, source), source)
+    state = state or _folded([columns_of(parse_events(data, source))], source)
+    del data  # it is large, and so is what is made of the fold
+    return replace(state.record(), sha256=digest)
 
 
 def fold(events: Iterable[Event], source: str = "events") -> RunRecord:
@@ -81,14 +83,16 @@ def fold(events: Iterable[Event], source: str = "events") -> RunRecord:
 
     :raises BadInputError: with every problem; events are counted from 1.
     """
-    return _folded([columns_of(tuple(events))], source)
+    return _folded([columns_of(tuple(events))], source).record()
 
 
-def _folded(blocks: Iterable[EventColumns], source: str) -> RunRecord:
+def _folded(blocks: Iterable[EventColumns], source: str) -> _Fold:
+    """:raises BadInputError: the events do not fit together."""
     state = _Fold(source)
     for block in blocks:
         state.take(block)
-    return state.record()
+    state.check()
+    return state
 
 
 class _Block:
@@ -215,15 +219,21 @@ class _Fold:
             for job in over.tolist():
                 self.rows.pop(columns.job_ids[job], None)
 
-    def record(self) -> RunRecord:
-        """The run, on a clock that starts with the first submission."""
+    def check(self) -> None:
+        """:raises BadInputError: with every problem of its events."""
         for row in self.submitted.repeated() if len(self.submitted) else ():
             job_id = self.submitted.table.job_id(row)
             self._problem(self.submitted.event[row], f'job "{job_id}" is submitted twice')
-        if self.info is None and not self.problems:
-            raise BadInputError.one(self.source, "has no events, expected a run")
-        if self.problems or self.info is None:
+        if self.problems:
             raise BadInputError([problem for _, problem in sorted(self.problems, key=lambda pair: pair[0])])
+
+    def record(self) -> RunRecord:
+        """The run, on a clock that starts with the first submission. Leaves nothing here.
+
+        :raises BadInputError: there was no event.
+        """
+        if self.info is None:
+            raise BadInputError.one(self.source, "has no events, expected a run")
         origin = min(self.submitted.submit_s, default=self.capacity[0][0])
         jobs = self._jobs(origin)
         if self.guesses:
@@ -248,22 +258,23 @@ class _Fold:
         place = np.empty_like(rows)
         """Of each row in the order of submission and id."""
         place[rows] = np.arange(len(rows), dtype=np.int32)
-        submit_s = np.array(self.submitted.submit_s)[rows]
+        stated = self.submitted.columns(rows)
         changes, by_job = self.changes.by_job(place)
-        found = allocations(changes, submit_s)
+        found = allocations(changes, stated.submit_s, tell_before=bool(self.observed) or self.guesses)
         reported = self.reports.of_steps(changes, by_job, found) if self.guesses else {}
         del changes
-        self._observe(found, by_job)
+        if self.observed:
+            self._observe(found, by_job)
         steps = replace(found.steps, time_s=found.steps.time_s - origin_s, reported=reported)
         return Jobs(
             Specs(self.submitted.table),
             rows,
-            submit_s - origin_s,
+            stated.submit_s - origin_s,
             self.submitted.curves,
-            np.array(self.submitted.curve, np.int32)[rows],
-            np.array(self.submitted.rates, np.int32)[rows],
-            np.array(self.submitted.samples)[rows],
-            np.array(self.submitted.demand_gpu_s)[rows],
+            stated.curve,
+            stated.rates,
+            stated.samples,
+            stated.demand_gpu_s,
             is_measured=False,
             outcome=found.outcome,
             end_s=found.end_s - origin_s,

@@ -16,7 +16,7 @@ import numpy as np
 
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
-from pliant.tools.report.job_columns import Jobs
+from pliant.tools.report.job_columns import Jobs, reached, smallest_type
 from pliant.tools.report.job_record import Outcome
 
 if TYPE_CHECKING:
@@ -116,20 +116,26 @@ def in_turn(values: NDArray[np.float64]) -> float:
 def gpu_usage(run: RunRecord) -> Usage:
     """From the first submission (or an earlier first event) to the last event. Shared GPUs count once."""
     held = run.jobs.held(run.last_event_s)
-    change_s = np.concatenate([held.start_s, held.end_s])
-    order = np.argsort(change_s, kind="stable")
-    counts = np.cumsum(np.concatenate([held.counted_gpus, -held.counted_gpus])[order])
-    change_s = change_s[order]
     stated_s = np.array([0.0, run.last_event_s, *(time_s for time_s, _ in run.capacity[1:])])
-    times_s = np.sort(np.concatenate([change_s, stated_s]))
+    times_s = np.sort(np.concatenate([held.start_s, held.end_s, stated_s]))
     times_s = times_s[np.append([True], times_s[1:] != times_s[:-1])]
-    used = np.append([0], counts)[np.searchsorted(change_s, times_s, side="right")]
+    used = _until(times_s, held.start_s, held.counted_gpus)
+    used -= _until(times_s, held.end_s, held.counted_gpus)
+    del held
     available = np.full(len(times_s), run.capacity[0][1])
     for time_s, gpus in sorted(dict(run.capacity).items()):
         at = np.searchsorted(times_s, time_s)
         if at < len(times_s) and times_s[at] == time_s:
             available[at:] = gpus
-    return Usage(times_s, used, available)
+    return Usage(times_s, smallest_type(used) if used.dtype.kind == "i" else used, smallest_type(available))
+
+
+def _until(times_s: NDArray[np.float64], change_s: NDArray[np.float64], gpus: NDArray[Any]) -> NDArray[Any]:
+    """The sum of what changed up to each time."""
+    order = np.argsort(change_s)
+    counts = np.append([0], np.cumsum(gpus[order]))
+    found: NDArray[Any] = counts[reached(change_s[order], times_s)]
+    return found
 
 
 def labels(runs: Sequence[RunRecord]) -> list[str]:

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from itertools import groupby, pairwise
 from math import nan
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from pydantic_core import from_json
@@ -22,8 +22,11 @@ from pliant.schemas.file_io.json_lines import is_json, key_given_twice
 from pliant.schemas.job import Job, SharedParts
 from pliant.schemas.job_table import JobTable
 from pliant.schemas.runinfo import SubmitDetail
-from pliant.tools.report.job_columns import Integers
+from pliant.tools.report.job_columns import Floats, Integers
 from pliant.tools.report.job_record import Curve
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _JOB: Final = '{"job":'
 _CURVE: Final = ',"curve":'
@@ -32,6 +35,18 @@ _NUMBER: Final = r"((?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,20})?)"
 _WORK: Final = re.compile(rf'(?:,"samples":{_NUMBER})?(?:,"demand_gpu_s":{_NUMBER})?\}}')
 """What a submission says behind its curves."""
 _ONLY_CURVES: Final = frozenset({"curve", "rates"})
+
+
+class StatedColumns(NamedTuple):
+    """What submissions state; arrays of shape (jobs,), as :class:`~pliant.tools.report.job_columns.Jobs` has
+    them, but that times are those of the log.
+    """
+
+    submit_s: Floats
+    samples: Floats
+    demand_gpu_s: Floats
+    curve: NDArray[np.int32]
+    rates: NDArray[np.int32]
 
 
 class Submissions:
@@ -98,6 +113,14 @@ class Submissions:
             if job_id in seen:
                 yield row
             seen.add(job_id)
+
+    def columns(self, rows: Integers) -> StatedColumns:
+        """What these jobs state, in this order. Leaves none of it here."""
+        columns = (self.submit_s, self.samples, self.demand_gpu_s, self.curve, self.rates)
+        found = StatedColumns(*(np.array(column)[rows] for column in columns))
+        for column in (*columns, self.event, self._ids):
+            del column[:]
+        return found
 
     def order(self) -> Integers | None:
         """The rows in order of (submission, id). Returns None if they are."""
