@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from pliant.schemas.job import Job
-from pliant.tools.report.job_columns import Floats, Integers, Jobs, distinct, reached
+from pliant.tools.report.job_columns import BLOCK, Floats, Integers, Jobs, ascending, distinct, reached
 from pliant.tools.report.job_record import Curve
 from pliant.tools.report.records import RunRecord
 
@@ -105,7 +105,7 @@ def _demand_gpu_s(jobs: Jobs, at: Integers, samples: Floats) -> Floats:
     """As the log states for this part of the work, else from the curve."""
     requested = jobs.counts(lambda job: job.gpus.requested)[at]
     is_rigid = jobs.counts(lambda job: job.elastic == "none")[at]
-    pairs, place = distinct_pairs(jobs.curve[at], 2 * requested + is_rigid)
+    pairs, place = distinct_pairs(jobs.curve[at], 2 * requested.astype(np.int64) + is_rigid)
 
     def speed(curve: Curve, size: int, *, rigid: bool) -> float:
         return rate_at(curve if rigid else usable_curve(curve, size), size)
@@ -175,8 +175,6 @@ def rate_at(curve: tuple[Point, ...] | Curve, gpus: float) -> float:
 
 
 Boundary = tuple[float, range, int, float]
-_BLOCK = 65536
-"""Boundaries whose times are plain numbers at a time."""
 
 
 def boundaries(jobs: ReferenceJobs, capacity: Sequence[tuple[float, int]]) -> Iterator[Boundary]:
@@ -185,16 +183,13 @@ def boundaries(jobs: ReferenceJobs, capacity: Sequence[tuple[float, int]]) -> It
     The first entry of ``capacity`` holds from the start.
     """
     changes = dict(capacity[1:])
-    times_s = np.sort(np.concatenate([jobs.arrival_s, np.fromiter(changes, np.float64, len(changes))]))
-    times_s = times_s[np.append([True], times_s[1:] != times_s[:-1])] if len(times_s) else times_s
+    times_s = ascending(np.concatenate([jobs.arrival_s, np.fromiter(changes, np.float64, len(changes))]))
     ends = np.searchsorted(jobs.arrival_s, times_s, side="right")
     gpus, first = capacity[0][1], 0
-    for begin in range(0, len(times_s), _BLOCK):
-        block = times_s[begin : begin + _BLOCK + 1].tolist()
-        following = (*block[1:], inf) if begin + _BLOCK >= len(times_s) else block[1:]
-        for time_s, end, until_s in zip(
-            block, ends[begin : begin + _BLOCK].tolist(), following, strict=False
-        ):
+    for begin in range(0, len(times_s), BLOCK):
+        block = times_s[begin : begin + BLOCK + 1].tolist()
+        following = (*block[1:], inf) if begin + BLOCK >= len(times_s) else block[1:]
+        for time_s, end, until_s in zip(block, ends[begin : begin + BLOCK].tolist(), following, strict=False):
             gpus = changes.get(time_s, gpus)
             yield time_s, range(first, end), gpus, until_s
             first = end
@@ -206,27 +201,38 @@ def isolated_finishes(run: RunRecord, jobs: ReferenceJobs) -> Floats:
     O(jobs · log jobs).
     """
     finishes = np.full(len(jobs), np.nan)
-    every, asked = run.jobs, run.jobs.counts(lambda job: job.gpus.requested)
-    ended = every.with_outcome("finished")[jobs.job] & (every.end_s > every.submit_s)[jobs.job]
-    at = np.flatnonzero(ended)
-    row = jobs.job[at]
-    share = _Shares(run).means(row)
-    requested, samples = asked[row], jobs.samples[at]
-    steps = every.steps
-    sizes_jobs = bool(((steps.gpus > 0) & (steps.gpus != asked[steps.job])).any())
-    is_sized = every.counts(lambda job: job.elastic != "none")[row].astype(bool) & sizes_jobs
-    jct_s = np.empty(len(at))
-    kept = ~is_sized
-    speeds = _rates(every.curves, every.curve[row[kept]], requested[kept], rate_at)
-    jct_s[kept] = samples[kept] / speeds * np.maximum(1.0, requested[kept] / share[kept])
-    gpus, curve, work = share[is_sized], jobs.curve[at[is_sized]], samples[is_sized]
-    low, high = (round_to(gpus) for round_to in (np.floor, np.ceil))
-    low_s, high_s = (
-        work / _rates(jobs.curves, curve, np.maximum(1, n).astype(np.int64), _best_rate) for n in (low, high)
-    )
-    jct_s[is_sized] = np.where(gpus < 1, low_s / gpus, low_s + (gpus - low) * (high_s - low_s))
-    finishes[at] = jobs.arrival_s[at] + jct_s
+    every, steps = run.jobs, run.jobs.steps
+    shares, asked = _Shares(run), every.counts(lambda job: job.gpus.requested)
+    is_sized = every.counts(lambda job: job.elastic != "none").astype(bool)
+    if not ((steps.gpus > 0) & (steps.gpus != asked[steps.job])).any():
+        is_sized[:] = False
+    ended = every.with_outcome("finished") & (every.end_s > every.submit_s)
+    for first in range(0, len(jobs), BLOCK):
+        at = first + np.flatnonzero(ended[jobs.job[first : first + BLOCK]])
+        row = jobs.job[at]
+        share, sized = shares.means(row), is_sized[row]
+        kept = at[~sized], asked[row][~sized], share[~sized]
+        finishes[at[~sized]] = jobs.arrival_s[at[~sized]] + _as_requested_s(every, jobs, *kept)
+        finishes[at[sized]] = jobs.arrival_s[at[sized]] + _on_share_s(jobs, at[sized], share[sized])
     return finishes
+
+
+def _as_requested_s(
+    every: Jobs, jobs: ReferenceJobs, at: Integers, requested: Integers, share: Floats
+) -> Floats:
+    """JCT of some jobs alone on the GPUs that they request, or in proportion on a smaller share."""
+    speeds = _rates(every.curves, every.curve[jobs.job[at]], requested, rate_at)
+    return jobs.samples[at] / speeds * np.maximum(1.0, requested / share)
+
+
+def _on_share_s(jobs: ReferenceJobs, at: Integers, share: Floats) -> Floats:
+    """JCT of some jobs alone on the best size within their share."""
+    low, high = np.floor(share), np.ceil(share)
+    low_s, high_s = (
+        jobs.samples[at] / _rates(jobs.curves, jobs.curve[at], np.maximum(1, n).astype(np.int64), _best_rate)
+        for n in (low, high)
+    )
+    return np.where(share < 1, low_s / share, low_s + (share - low) * (high_s - low_s))
 
 
 def _rates(
@@ -247,9 +253,7 @@ class _Shares:
         self._submit_s = run.jobs.submit_s
         self._end_s = np.where(np.isnan(run.jobs.end_s), run.last_event_s, run.jobs.end_s)
         self._gpus = run.total_gpus
-        times_s = np.sort(np.concatenate([self._submit_s, self._end_s]))
-        self._times_s = times_s[np.append([True], times_s[1:] != times_s[:-1])] if len(times_s) else times_s
-        del times_s
+        self._times_s = ascending(np.concatenate([self._submit_s, self._end_s]))
         active = reached(np.sort(self._submit_s), self._times_s)
         active -= reached(np.sort(self._end_s), self._times_s)
         self._area = np.zeros(max(1, len(self._times_s)))

@@ -223,7 +223,7 @@ class Jobs(Sequence[JobRecord]):
 
     def counts(self, of: Callable[[Job], int]) -> Integers:
         """A whole number of each job, which depends on its form."""
-        return np.array([found or 0 for found in self.by_form(of)], np.int64)[self.form]
+        return smallest_type(np.array([found or 0 for found in self.by_form(of)], np.int64))[self.form]
 
     def any_form(self, holds: Callable[[Job], object]) -> bool:
         """Whether something that depends on the form holds for any job."""
@@ -259,7 +259,7 @@ class Jobs(Sequence[JobRecord]):
         counts = np.bincount(self.steps.job, minlength=len(self))
         return np.concatenate([[0], np.cumsum(counts)])
 
-    @cached_property
+    @property
     def first_start_s(self) -> Floats:
         """NaN if it never started. The first step of a job gives it GPUs."""
         found = np.full(len(self), np.nan)
@@ -305,7 +305,7 @@ class Jobs(Sequence[JobRecord]):
         after_s[:-1] = steps.time_s[1:]
         lasts = self.begins[1:][self.begins[:-1] < self.begins[1:]] - 1
         after_s[lasts] = ends_s[steps.job[lasts]]
-        at = np.flatnonzero((steps.gpus > 0) & (after_s > steps.time_s))
+        at = np.flatnonzero((steps.gpus > 0) & (after_s > steps.time_s)).astype(np.int32)
         gpus: NDArray[Any] = steps.gpus[at]
         if steps.shared.any():
             gpus = np.where(steps.shared[at], gpus / 2, gpus)
@@ -374,12 +374,12 @@ def largest(values: Floats) -> float | None:
 def mean_known(values: NDArray[Any]) -> float | None:
     """Of those that are there. An exact sum, whatever their order. Returns None if none is there."""
     there = values[~np.isnan(values)]
-    blocks = (there[first : first + _BLOCK].tolist() for first in range(0, len(there), _BLOCK))
+    blocks = (there[first : first + BLOCK].tolist() for first in range(0, len(there), BLOCK))
     return fsum(chain.from_iterable(blocks)) / len(there) if len(there) else None
 
 
-_BLOCK: Final = 65536
-"""Numbers that are plain ones of Python at a time."""
+BLOCK: Final = 65536
+"""Rows at a time, where intermediate results take more memory than what is computed."""
 
 
 def optional(values: Floats) -> list[float | None]:
@@ -387,20 +387,27 @@ def optional(values: Floats) -> list[float | None]:
     return [None if isnan(value) else value for value in values.tolist()]
 
 
-def smallest_type(numbers: Integers) -> Integers:
-    """The same whole numbers in as few bytes each as hold them all."""
-    if not len(numbers):
+def smallest_type(numbers: NDArray[Any]) -> NDArray[Any]:
+    """The same numbers in as few bytes each as hold them all, if they are whole."""
+    if not len(numbers) or numbers.dtype.kind != "i":
         return numbers
     kind = np.promote_types(np.min_scalar_type(int(numbers.min())), np.min_scalar_type(int(numbers.max())))
-    kind = np.promote_types(kind, np.int8)
-    return numbers.astype(kind)
+    return numbers.astype(np.promote_types(kind, np.int8))
+
+
+def ascending(numbers: Floats) -> Floats:
+    """Each number once. Sorts ``numbers`` itself."""
+    numbers.sort()
+    is_new = np.ones(len(numbers), bool)
+    is_new[1:] = numbers[1:] != numbers[:-1]
+    return numbers[is_new]
 
 
 def reached(ranked: Floats, values: Floats) -> NDArray[np.int32]:
     """How many of the ranked numbers each value reaches; some at a time, as places take twice the memory."""
     found = np.empty(len(values), np.int32)
-    for first in range(0, len(values), _BLOCK):
-        among = slice(first, first + _BLOCK)
+    for first in range(0, len(values), BLOCK):
+        among = slice(first, first + BLOCK)
         found[among] = np.searchsorted(ranked, values[among], side="right")
     return found
 

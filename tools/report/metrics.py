@@ -188,14 +188,15 @@ def _service(run: RunRecord, usage: Usage) -> dict[str, float | None]:
 def _sjs_efficiency(run: RunRecord) -> float | None:
     """Single-GPU time of the finished jobs / GPU-time that they held."""
     jobs = run.jobs
-    stated, done = (np.where(each > 0, each, np.nan) for each in (jobs.samples, jobs.samples_done))
+    used_s = jobs.gpu_seconds(run.last_event_s)
     # a live job may end before the work that it states; of a simulated one that is what there was to do
+    stated, done = jobs.samples, jobs.samples_done
     first, second = (stated, done) if run.info.simulated else (done, stated)
-    samples = np.where(np.isnan(first), second, first)
+    samples = np.where(first > 0, first, second)
     counts = jobs.with_outcome("finished") & (samples > 0) & know_one_gpu(jobs)
     speed = np.array([rate_at(curve, 1) if curve else np.nan for curve in jobs.curves], np.float64)
+    used = in_turn(used_s[counts])
     alone = in_turn(samples[counts] / speed[jobs.curve[counts]])
-    used = in_turn(jobs.gpu_seconds(run.last_event_s)[counts])
     return alone / used if used else None
 
 
@@ -234,6 +235,8 @@ def total_utility(run: RunRecord) -> float | None:
 
 def _against_targets(run: RunRecord) -> dict[str, float | int | None]:
     """When the jobs with a target finished, measured from it."""
+    if not run.jobs.any_form(lambda job: job.utility.target is not None):
+        return {}
     late = known(run.jobs.late_s)
     return {
         "jobs_on_time": sum(each <= 0 for each in late) if late else None,

@@ -16,7 +16,7 @@ import numpy as np
 
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
-from pliant.tools.report.job_columns import Jobs, reached, smallest_type
+from pliant.tools.report.job_columns import BLOCK, Jobs, ascending, reached, smallest_type
 from pliant.tools.report.job_record import Outcome
 
 if TYPE_CHECKING:
@@ -89,11 +89,13 @@ class Usage:
 
     def share(self, start_s: float, end_s: float) -> float | None:
         """GPU-seconds held / available in a window. Returns None if none are available."""
-        seconds = np.minimum(self.times_s[1:], end_s) - np.maximum(self.times_s[:-1], start_s)
-        inside = seconds > 0
-        held, available = (
-            in_turn(seconds[inside] * gpus[:-1][inside]) for gpus in (self.held, self.available)
-        )
+        held = available = 0.0
+        for first in range(0, len(self.times_s) - 1, BLOCK):
+            times_s = self.times_s[first : first + BLOCK + 1]
+            seconds = np.minimum(times_s[1:], end_s) - np.maximum(times_s[:-1], start_s)
+            inside = np.flatnonzero(seconds > 0)
+            held = in_turn(seconds[inside] * self.held[first + inside], held)
+            available = in_turn(seconds[inside] * self.available[first + inside], available)
         return held / available if available else None
 
     def longest_full_s(self) -> float:
@@ -108,17 +110,16 @@ class Usage:
         return longest
 
 
-def in_turn(values: NDArray[np.float64]) -> float:
-    """The sum of the values from the first to the last."""
-    return float(np.cumsum(values)[-1]) if len(values) else 0.0
+def in_turn(values: NDArray[np.float64], start: float = 0.0) -> float:
+    """The sum of the values from the first to the last, onto ``start``."""
+    return float(np.cumsum(np.append(start, values))[-1])
 
 
 def gpu_usage(run: RunRecord) -> Usage:
     """From the first submission (or an earlier first event) to the last event. Shared GPUs count once."""
     held = run.jobs.held(run.last_event_s)
     stated_s = np.array([0.0, run.last_event_s, *(time_s for time_s, _ in run.capacity[1:])])
-    times_s = np.sort(np.concatenate([held.start_s, held.end_s, stated_s]))
-    times_s = times_s[np.append([True], times_s[1:] != times_s[:-1])]
+    times_s = ascending(np.concatenate([held.start_s, held.end_s, stated_s]))
     used = _until(times_s, held.start_s, held.counted_gpus)
     used -= _until(times_s, held.end_s, held.counted_gpus)
     del held
@@ -127,13 +128,13 @@ def gpu_usage(run: RunRecord) -> Usage:
         at = np.searchsorted(times_s, time_s)
         if at < len(times_s) and times_s[at] == time_s:
             available[at:] = gpus
-    return Usage(times_s, smallest_type(used) if used.dtype.kind == "i" else used, smallest_type(available))
+    return Usage(times_s, smallest_type(used), smallest_type(available))
 
 
 def _until(times_s: NDArray[np.float64], change_s: NDArray[np.float64], gpus: NDArray[Any]) -> NDArray[Any]:
     """The sum of what changed up to each time."""
     order = np.argsort(change_s)
-    counts = np.append([0], np.cumsum(gpus[order]))
+    counts = smallest_type(np.append([0], np.cumsum(gpus[order])))
     found: NDArray[Any] = counts[reached(change_s[order], times_s)]
     return found
 
