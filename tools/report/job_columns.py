@@ -300,11 +300,11 @@ class Jobs(Sequence[JobRecord]):
     def held(self, until_s: float) -> Held:
         """Every time in which a job held GPUs, cut at ``until_s``."""
         steps = self.steps
-        ends_s = np.fmin(self.end_s, until_s)
         after_s = np.empty(len(steps.job))
         after_s[:-1] = steps.time_s[1:]
-        lasts = self.begins[1:][self.begins[:-1] < self.begins[1:]] - 1
-        after_s[lasts] = ends_s[steps.job[lasts]]
+        holders = np.flatnonzero(self.begins[:-1] < self.begins[1:])
+        after_s[self.begins[1:][holders] - 1] = np.fmin(self.end_s[holders], until_s)
+        del holders
         at = np.flatnonzero((steps.gpus > 0) & (after_s > steps.time_s)).astype(np.int32)
         gpus: NDArray[Any] = steps.gpus[at]
         if steps.shared.any():
@@ -313,8 +313,10 @@ class Jobs(Sequence[JobRecord]):
 
     def gpu_seconds(self, until_s: float) -> Floats:
         """Held by each job. Overheads are included; GPUs shared with another job count one half."""
-        held = self.held(until_s)
-        return totals(held.job, (held.end_s - held.start_s) * held.counted_gpus, len(self))
+        _, job, start_s, gpu_s, gpus = self.held(until_s)
+        gpu_s -= start_s
+        gpu_s *= gpus
+        return totals(job, gpu_s, len(self))
 
     def stalled_s(self) -> Floats:
         """Of each job: holding GPUs without training."""
