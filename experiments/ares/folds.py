@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from pliant.schemas.job import Job
 from pliant.tools.replay.output import read_summary, summary_path
 from pliant.tools.report.equal_shares import fluid_finishes
 from pliant.tools.report.fairness import TOLERANCE
 from pliant.tools.report.isolated import reference_jobs
-from pliant.tools.report.records import JobRecord, RunRecord, Specs
+from pliant.tools.report.records import RunRecord
 
 
 def fold(run: RunRecord, events: Path) -> Mapping[str, float]:
@@ -24,18 +26,16 @@ def _costs(events: Path) -> dict[str, float]:
 
 
 def _against_requests(run: RunRecord) -> dict[str, float]:
-    capped = replace(run, jobs=tuple(map(_no_wider_than_requested, run.jobs)))
-    fair = fluid_finishes(reference_jobs(capped), capped.capacity)
-    ftf = [
-        job.jct_s / (fair[job.id] - job.submit_s)
-        for job in run.jobs
-        if job.jct_s is not None and fair.get(job.id, 0.0) > job.submit_s
-    ]
-    unfair = sum(each > 1 + TOLERANCE for each in ftf)
-    return {"unfair_fraction_requested": unfair / len(ftf), "worst_ftf_requested": max(ftf)} if ftf else {}
+    jobs = reference_jobs(run, _no_wider_than_requested)
+    fair = fluid_finishes(jobs, run.capacity)
+    jct_s = run.jobs.jct_s[jobs.job]
+    known = ~np.isnan(jct_s) & (fair > jobs.arrival_s)
+    ftf = jct_s[known] / (fair - jobs.arrival_s)[known]
+    unfair = int((ftf > 1 + TOLERANCE).sum())
+    if not len(ftf):
+        return {}
+    return {"unfair_fraction_requested": unfair / len(ftf), "worst_ftf_requested": float(ftf.max())}
 
 
-def _no_wider_than_requested(record: JobRecord) -> JobRecord:
-    gpus, specs = record.job.gpus, Specs()
-    narrow = record.job.model_copy(update={"gpus": gpus.model_copy(update={"max": gpus.requested})})
-    return replace(record, specs=specs, row=specs.table.append(narrow))
+def _no_wider_than_requested(job: Job) -> Job:
+    return job.model_copy(update={"gpus": job.gpus.model_copy(update={"max": job.gpus.requested})})

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from experiments.harness.data import data_folder, imported
 from experiments.harness.pieces import Tasks, in_pieces
 from experiments.harness.spec import Findings, Tell
@@ -227,15 +229,12 @@ def ceilings(run: RunRecord) -> tuple[float, float]:
     """Shares of the jobs that would meet their deadline with the cluster for themselves: at their best size,
     and at the requested one.
     """
-    alone = {each.id: each for each in reference_jobs(run)}
-    best = requested = 0
-    for record in run.jobs:
-        found, limit_s = alone.get(record.id), record.job.utility.target
-        if found is None or limit_s is None:
-            continue
-        best += found.samples / found.curve[-1][1] <= limit_s
-        requested += found.demand_gpu_s / record.job.gpus.requested <= limit_s
-    return best / len(run.jobs), requested / len(run.jobs)
+    alone = reference_jobs(run)
+    limit_s = run.jobs.target_s[alone.job]
+    asked = run.jobs.counts(lambda job: job.gpus.requested)[alone.job]
+    fastest = np.array([curve[-1][1] for curve in alone.curves])[alone.curve]
+    best, requested = alone.samples / fastest <= limit_s, alone.demand_gpu_s / asked <= limit_s
+    return int(best.sum()) / len(run.jobs), int(requested.sum()) / len(run.jobs)
 
 
 def _deadlines() -> Sequence[Mapping[str, str]]:

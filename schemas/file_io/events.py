@@ -1,17 +1,19 @@
 """Event files: JSON Lines that grow while a run is live, Parquet when it is finished.
 
-:func:`parse_events` reads a whole file in either form. :func:`event_rows` reads good Parquet files faster
-for reports: it checks whole columns and leaves details as text. :class:`EventWriter` appends to the log of a
-state directory, and :class:`LogReader` reads it as it grows. Both verify every checksum.
+:func:`parse_events` reads a whole file in either form. :func:`event_columns` reads good Parquet files for
+reports, in blocks of columns: it checks whole columns and leaves details as text. :class:`EventWriter`
+appends to the log of a state directory, and :class:`LogReader` reads it as it grows. Both verify every
+checksum.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from zlib import crc32
@@ -19,7 +21,7 @@ from zlib import crc32
 from pydantic_core import InitErrorDetails, SchemaValidator, ValidationError
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import EVENT, EVENT_NAMES, OF_THE_CLUSTER, Event, EventName
+from pliant.schemas.event import EVENT, EVENT_NAMES, OF_THE_CLUSTER, Event
 from pliant.schemas.file_io.columns import validator
 from pliant.schemas.file_io.files import PARQUET_MAGIC, sync_folder, write_all, write_error
 from pliant.schemas.file_io.json_lines import (
@@ -38,18 +40,28 @@ from pliant.schemas.file_io.json_lines import (
     stated_schema,
 )
 from pliant.schemas.file_io.limits import garbage_collection_paused
-from pliant.schemas.file_io.parquet import check_rows, file_metadata, parse_parquet, row_groups, text_array
+from pliant.schemas.file_io.parquet import (
+    among,
+    check_rows,
+    compute,
+    file_metadata,
+    match_pattern,
+    numbers_of,
+    parse_parquet,
+    row_groups,
+)
 from pliant.schemas.file_io.record import MAYBE_NOT_FINITE, broken_rule, is_newer, schema_id
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 
 LOG_HEADER: Final = header(EVENT.kind, minor=1)
 """The first line of a log whose lines carry checksums."""
 _BLOCK: Final = 65536
-_NAMES: Final = {name: name for name in EVENT_NAMES}
-"""Those of a file have a copy for each event."""
+_NUMBERS: Final = {name: number for number, name in enumerate(EVENT_NAMES)}
 _log = logging.getLogger("pliant")
 _LOG_BLOCK: Final = 1 << 24
 _CRC_BLOCK: Final = 1 << 18
@@ -117,22 +129,36 @@ def _fields(event: Event) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-class EventRow(NamedTuple):
-    """The columns that a report reads; ``detail`` is JSON text."""
-
-    time: float
-    event: EventName
-    job: str | None
-    gpus: int | None
-    global_batch: int | None
-    samples_done: float | None
-    loss: float | None
-    overhead_seconds: float | None
-    detail: str | None
+Detail = Mapping[str, Any] | str
+"""A detail, or its JSON text."""
+UNSTATED: Final = -1
+"""Stands in columns of whole numbers where an event does not say one."""
 
 
-def event_rows(data: bytes, source: str) -> Iterator[EventRow]:
-    """The events of a Parquet file; a row group of it is in memory at a time.
+class EventColumns(NamedTuple):
+    """Events in order, a column for each of what a report reads; arrays have the shape (events,)."""
+
+    time_s: NDArray[np.float64]
+    event: NDArray[np.uint8]
+    """Place of its name in ``EVENT_NAMES``."""
+    job: NDArray[np.int64]
+    """Place in ``job_ids``, or :data:`UNSTATED`."""
+    job_ids: Sequence[str]
+    """Each once."""
+    gpus: NDArray[np.int64]
+    """:data:`UNSTATED` where the event does not say them, as of batches."""
+    global_batch: NDArray[np.int64]
+    samples_done: NDArray[np.float64]
+    """NaN where the event does not say it, as of losses."""
+    loss: NDArray[np.float64]
+    overhead_s: NDArray[np.float64]
+    """0 where there is none."""
+    detail: Sequence[Detail | None]
+    """A text where the events come from a Parquet file."""
+
+
+def event_columns(data: bytes, source: str) -> Iterator[EventColumns]:
+    """The events of a Parquet file, in blocks; a row group of it is in memory at a time.
 
     Values are checked as :func:`parse_events` does, but of details of ``submit`` events only that their
     numbers are finite.
@@ -146,62 +172,97 @@ def event_rows(data: bytes, source: str) -> Iterator[EventRow]:
         holds = is_current and _numbers_hold(arrow) and _names_hold(arrow)
         if not (holds and _preempted_hold_nothing(arrow) and _texts_hold(arrow)):
             raise BadInputError.one(source, "has events that have to be read with care")
-        yield from _rows(arrow.select(list(EventRow._fields)))
+        for block in arrow.combine_chunks().to_batches(max_chunksize=_BLOCK):
+            yield _columns_of_arrow(block)
 
 
-def _rows(arrow: pa.Table) -> Iterator[EventRow]:
-    """Each when its turn comes; the texts of a block of rows are in memory at a time."""
-    for block in arrow.to_batches(max_chunksize=_BLOCK):
-        columns = {
-            name: column.to_pylist() for name, column in zip(EventRow._fields, block.columns, strict=True)
-        }
-        columns["event"] = map(_NAMES.__getitem__, columns["event"])
-        yield from map(EventRow._make, zip(*columns.values(), strict=True))
+def columns_of(events: Sequence[Event]) -> EventColumns:
+    """Events of any other source in one block."""
+    import numpy as np
+
+    numbers: dict[str, int] = {}
+    jobs = [UNSTATED if each.job is None else numbers.setdefault(each.job, len(numbers)) for each in events]
+
+    def whole(values: Iterable[int | None]) -> NDArray[np.int64]:
+        return np.array([UNSTATED if value is None else value for value in values], np.int64)
+
+    def real(values: Iterable[float | None], otherwise: float) -> NDArray[np.float64]:
+        return np.array([otherwise if value is None else value for value in values], np.float64)
+
+    return EventColumns(
+        np.array([each.time for each in events], np.float64),
+        np.array([_NUMBERS[each.event] for each in events], np.uint8),
+        np.array(jobs, np.int64),
+        [*numbers],
+        whole(each.gpus for each in events),
+        whole(each.global_batch for each in events),
+        real((each.samples_done for each in events), nan),
+        real((each.loss for each in events), nan),
+        real((each.overhead_seconds for each in events), 0.0),
+        [each.detail for each in events],
+    )
+
+
+def _columns_of_arrow(block: pa.RecordBatch) -> EventColumns:
+    import numpy as np
+
+    def whole(name: str) -> NDArray[np.int64]:
+        return numbers_of(block.column(name), np.dtype(np.int64), UNSTATED)
+
+    def real(name: str, otherwise: float) -> NDArray[np.float64]:
+        return numbers_of(block.column(name), np.dtype(np.float64), otherwise)
+
+    jobs = compute("dictionary_encode", block.column("job"))
+    names = among("index_in", block.column("event"), EVENT_NAMES)
+    return EventColumns(
+        real("time", nan),
+        numbers_of(names, np.dtype(np.int32), 0).astype(np.uint8),
+        numbers_of(jobs.indices, np.dtype(np.int32), UNSTATED).astype(np.int64),
+        jobs.dictionary.to_pylist(),
+        whole("gpus"),
+        whole("global_batch"),
+        real("samples_done", nan),
+        real("loss", nan),
+        real("overhead_seconds", 0.0),
+        block.column("detail").to_pylist(),
+    )
 
 
 def _numbers_hold(arrow: pa.Table) -> bool:
-    import pyarrow.compute as pc
-
     for column in EVENT.columns:
         values = arrow.column(column.name)
         if not column.nullable and values.null_count:
             return False
-        if column.type == "float64" and pc.all(pc.is_finite(values)).as_py() is False:
+        if column.type == "float64" and compute("all", compute("is_finite", values)).as_py() is False:
             return False
         if column.about.least is not None:
-            least = pc.min(values).as_py()
+            least = compute("min_max", values).as_py()["min"]
             if least is not None and least < column.about.least:
                 return False
     return True
 
 
 def _names_hold(arrow: pa.Table) -> bool:
-    import pyarrow.compute as pc
-
     events = arrow.column("event")
-    nameless = events.filter(pc.is_null(arrow.column("job")))
+    nameless = compute("filter", events, compute("is_null", arrow.column("job")))
     return _all_in(events, EVENT_NAMES) and _all_in(nameless, OF_THE_CLUSTER)
 
 
 def _preempted_hold_nothing(arrow: pa.Table) -> bool:
-    import pyarrow.compute as pc
-
-    held = arrow.column("gpus").filter(_is_in(arrow.column("event"), ["preempt"]))
-    return not pc.max(held).as_py()
+    held = compute("filter", arrow.column("gpus"), among("is_in", arrow.column("event"), ["preempt"]))
+    return not compute("min_max", held).as_py()["max"]
 
 
 def _texts_hold(arrow: pa.Table) -> bool:
     """Equal texts are checked once."""
-    import pyarrow.compute as pc
-
     details = arrow.column("detail")
-    if pc.any(pc.match_substring_regex(details, MAYBE_NOT_FINITE)).as_py():
+    if compute("any", match_pattern(details, MAYBE_NOT_FINITE)).as_py():
         return False
-    others = details.filter(pc.invert(_is_in(arrow.column("event"), ["submit"])))
+    others = compute("filter", details, compute("invert", among("is_in", arrow.column("event"), ["submit"])))
     check = validator(EVENT, json_as_text=True).validate_python
     try:
         for name, texts in (("placement", arrow.column("placement")), ("detail", others)):
-            for text in pc.unique(texts).to_pylist():
+            for text in compute("unique", texts).to_pylist():
                 check({"time": 0.0, "event": "decision", name: text})
     except ValidationError:
         return False
@@ -209,16 +270,7 @@ def _texts_hold(arrow: pa.Table) -> bool:
 
 
 def _all_in(values: Any, words: Iterable[str]) -> bool:
-    import pyarrow.compute as pc
-
-    return bool(pc.all(_is_in(values, words), min_count=0).as_py())
-
-
-def _is_in(values: Any, words: Iterable[str]) -> Any:
-    """Comparing with a Python string would import pandas."""
-    import pyarrow.compute as pc
-
-    return pc.is_in(values, text_array(words))
+    return compute("all", among("is_in", values, words)).as_py() is not False
 
 
 class EventWriter:

@@ -34,8 +34,10 @@ from pliant.schemas.file_io.limits import (
 from pliant.schemas.file_io.record import a_file, is_newer, schema_id
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
+    from numpy.typing import NDArray
 
 
 R = TypeVar("R")
@@ -343,15 +345,26 @@ def _lengths(chunk: Any) -> tuple[int, int]:
 
 
 def _parts_bytes(chunk: Any) -> int:
-    """Memory of lists, objects and their elements if each string is read as JSON."""
+    """Memory of lists, objects and their elements if each string is read as JSON.
+
+    Most entries of a long dictionary are those of one row, so that all of them together count as
+    :func:`_weight_of` has it; only the others are counted one by one.
+    """
+    import numpy as np
     import pyarrow.types as pt
 
-    if not pt.is_string(chunk.type.value_type):
+    texts = chunk.dictionary
+    if not pt.is_string(chunk.type.value_type) or not len(texts):
         return 0
-    return sum(
-        weight * _sum_of(count_substring(chunk.dictionary, sign), chunk)
-        for sign, weight in _PART_BYTES.items()
-    )
+    rows = numbers_of(chunk.indices, np.dtype(np.int32), -1)
+    more = np.bincount(rows[rows >= 0], minlength=len(texts)) - 1
+    places = np.flatnonzero(more)
+    others = compute("take", texts, number_array(array("q", places.tolist())))
+    found = _weight_of(texts)[2]
+    for sign, weight in _PART_BYTES.items() if len(places) else ():
+        counts = numbers_of(count_substring(others, sign), np.dtype(np.int32), 0)
+        found += weight * int(counts @ more[places])
+    return found
 
 
 def _sum_of(numbers: Any, chunk: Any) -> int:
@@ -462,6 +475,22 @@ def number_array(values: array[Any]) -> pa.Array:
     return pa.Array.from_buffers(types[values.typecode], len(values), [None, pa.py_buffer(values)])
 
 
+def numbers_of(values: pa.Array, kind: np.dtype[Any], otherwise: float) -> NDArray[Any]:
+    """The numbers of an array without a copy, unless nulls have to become ``otherwise``.
+
+    :param kind: that of the numbers in memory. Arrow's own way imports pandas.
+    """
+    import numpy as np
+
+    valid, data = values.buffers()
+    place = slice(values.offset, values.offset + len(values))
+    found: NDArray[Any] = np.frombuffer(data or b"", kind)[place]
+    if values.null_count:
+        there = np.unpackbits(np.frombuffer(valid, np.uint8), bitorder="little")[place]
+        found = np.where(there, found, np.asarray(otherwise, kind))
+    return found
+
+
 def value_array(values: Sequence[Any], arrow_type: pa.DataType) -> pa.Array:
     """Texts, numbers or truth values; None becomes null."""
     import pyarrow as pa
@@ -491,6 +520,16 @@ def cast(values: Any, arrow_type: pa.DataType) -> Any:
 def count_substring(texts: Any, part: str) -> Any:
     """How often each text has that part."""
     return compute("count_substring", texts, options=kernels().MatchSubstringOptions(part))
+
+
+def match_pattern(texts: Any, pattern: str) -> Any:
+    """Whether each text has a part that the regular expression matches."""
+    return compute("match_substring_regex", texts, options=kernels().MatchSubstringOptions(pattern))
+
+
+def among(name: str, values: Any, words: Iterable[str]) -> Any:
+    """``is_in`` or ``index_in`` of values in words. Comparing with a Python string would import pandas."""
+    return compute(name, values, options=kernels().SetLookupOptions(text_array(words)))
 
 
 def kernels() -> Any:

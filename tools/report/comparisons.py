@@ -7,8 +7,9 @@ from typing import Any
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.report.isolated import rate_at
+from pliant.tools.report.job_record import JobRecord
 from pliant.tools.report.metrics import mean
-from pliant.tools.report.records import JobRecord, RunRecord
+from pliant.tools.report.records import RunRecord
 from pliant.tools.report.rendering.sections import Section, number, time_unit
 
 

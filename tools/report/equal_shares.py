@@ -15,20 +15,29 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from heapq import heappop, heappush
-from math import inf
+from math import inf, nan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
 
 from pliant.schemas.checks import Amounts, capacities, fitting, most_on_a_node, replica_on_a_node
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import EqualDeals
-from pliant.tools.report.isolated import Point, ReferenceJob, at_most_linear, boundaries, rate_at
-from pliant.tools.report.records import Curve, JobRecord, Outcome, RunRecord
+from pliant.tools.report.isolated import (
+    Point,
+    ReferenceJobs,
+    at_most_linear,
+    boundaries,
+    distinct_pairs,
+    rate_at,
+)
+from pliant.tools.report.job_columns import Floats, distinct
+from pliant.tools.report.job_record import Curve, JobRecord, Outcome
+from pliant.tools.report.records import RunRecord
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-
 
 _CACHED_RATES: Final = 2_000_000
 """Most rates kept in memory."""
@@ -38,20 +47,25 @@ _FEW: Final = 8
 """Up to as many groups plain numbers are faster than vectors."""
 
 
-def fluid_finishes(jobs: Sequence[ReferenceJob], capacity: Sequence[tuple[float, int]]) -> dict[str, float]:
-    """Finish time of each job under fluid fair sharing, seconds; a job that never finishes is left out.
+def fluid_finishes(jobs: ReferenceJobs, capacity: Sequence[tuple[float, int]]) -> Floats:
+    """Finish time of each job under fluid fair sharing, seconds; NaN of a job that never finishes.
 
     With N(t) active jobs and M(t) GPUs each job holds M/N GPUs, also fractions, and runs at the speed of its
     own curve, without rescale cost. Jobs with equal curves advance together: each such group has one clock of
     samples per job and one heap of the readings at which its members end, so that an event costs one vector
     operation over the groups.
     """
-    curves = sorted({job.curve for job in jobs})
+    there = distinct(jobs.curve)[0].tolist()
+    order = sorted(there, key=jobs.curves.__getitem__)
+    curves = [jobs.curves[number] for number in order]
+    group_of = np.zeros(len(jobs.curves), np.int64)
+    group_of[order] = np.arange(len(order))
+    of_job, samples = group_of[jobs.curve], jobs.samples
     groups = _FewGroups(curves) if len(curves) <= _FEW else _Groups(curves)
-    finishes: dict[str, float] = {}
+    finishes = np.full(len(jobs), nan)
     for now, arrivals, gpus, until in boundaries(jobs, capacity):
         for job in arrivals:
-            groups.add(job)
+            groups.add(job, of_job.item(job), samples.item(job))
         time = now
         while groups.active and gpus:
             speeds = groups.speeds(gpus / groups.active)
@@ -69,23 +83,19 @@ class _Groups:
     """Jobs by curve. ``clock[g]``: samples that a member of group g trained since it was last empty."""
 
     def __init__(self, curves: Sequence[tuple[Point, ...]]) -> None:
-        import numpy as np
-
         self.active = 0
-        self._index = {curve: index for index, curve in enumerate(curves)}
-        self._heaps: list[list[tuple[float, str]]] = [[] for _ in curves]
+        self._heaps: list[list[tuple[float, int]]] = [[] for _ in curves]
         self._clock: Any = np.zeros(len(curves))
         self._next: Any = np.full(len(curves), inf)
         self._curves = _Curves(curves)
         self._gaps = np.empty(len(curves))
         self._by_share: dict[float, Any] = {}
 
-    def add(self, job: ReferenceJob) -> None:
-        group = self._index[job.curve]
+    def add(self, job: int, group: int, samples: float) -> None:
         heap = self._heaps[group]
         if not heap:
             self._clock[group] = 0.0
-        heappush(heap, (float(self._clock[group]) + job.samples, job.id))
+        heappush(heap, (float(self._clock[group]) + samples, job))
         self._next[group] = heap[0][0]
         self.active += 1
 
@@ -98,14 +108,14 @@ class _Groups:
         group = int(gaps.argmin())
         return max(0.0, gaps.item(group)), group
 
-    def end(self, group: int, speeds: Any, seconds: float) -> str:
-        """Let ``seconds`` pass and remove the next job of the group; returns its id."""
+    def end(self, group: int, speeds: Any, seconds: float) -> int:
+        """Let ``seconds`` pass and remove the next job of the group, which is returned."""
         self.advance(speeds, seconds)
         heap = self._heaps[group]
-        self._clock[group], job_id = heappop(heap)
+        self._clock[group], job = heappop(heap)
         self._next[group] = heap[0][0] if heap else inf
         self.active -= 1
-        return job_id
+        return job
 
     def advance(self, speeds: Any, seconds: float) -> None:
         self._clock += speeds * seconds
@@ -146,8 +156,6 @@ class _Curves:
     """Curves from (0, 0) to their last rate, a row each, padded with segments of infinite length."""
 
     def __init__(self, curves: Sequence[tuple[Point, ...]]) -> None:
-        import numpy as np
-
         width = 1 + max((len(curve) for curve in curves), default=0)
         self._sizes = np.full((len(curves), width), inf)
         self._rates = np.zeros((len(curves), width))
@@ -167,21 +175,22 @@ class _Curves:
         return found
 
 
-def gps_jobs(jobs: Sequence[ReferenceJob]) -> tuple[ReferenceJob, ...]:
+def gps_jobs(jobs: ReferenceJobs) -> ReferenceJobs:
     """The jobs with curves that are at most linear, so that fluid fair sharing is GPS.
 
     With N(t) active jobs and M(t) GPUs each job receives M/N GPU-seconds per second until it has received its
     demand. Departure from the paper: it receives no more than it can use, the best of its speeds at up to M/N
     GPUs over its speed for each GPU that it requests.
     """
+    exact, of_job = distinct(jobs.samples / jobs.demand_gpu_s)
+    speeds = [float(f"{per_gpu:.{_DIGITS}g}") for per_gpu in exact.tolist()]
     linear = cache(at_most_linear)
-    rounded = cache(lambda per_gpu: float(f"{per_gpu:.{_DIGITS}g}"))
-
-    def in_gps(job: ReferenceJob) -> ReferenceJob:
-        curve = linear(job.curve, rounded(job.samples / job.demand_gpu_s))
-        return job if curve == job.curve else replace(job, curve=curve)
-
-    return tuple(map(in_gps, jobs))
+    pairs, place = distinct_pairs(jobs.curve, of_job)
+    numbers: dict[tuple[Point, ...], int] = {}
+    curve = [
+        numbers.setdefault(linear(jobs.curves[curve], speeds[speed]), len(numbers)) for curve, speed in pairs
+    ]
+    return replace(jobs, curves=[*numbers], curve=np.array(curve, np.int64)[place])
 
 
 _ROUNDING: Final = 1e-9
@@ -275,13 +284,13 @@ def _rates(record: JobRecord, cluster: Cluster) -> Curve:
 
 def came_in_s(run: RunRecord) -> dict[str, float]:
     """By job: it was submitted, those that it waits for ended, and the limits of array and user had room."""
-    jobs = {record.id: record for record in run.jobs}
     limits = run.info.cluster.user_limits
-    if not limits and not any(record.job.after or record.job.array for record in run.jobs):
-        return {job_id: record.submit_s for job_id, record in jobs.items()}
+    if not limits and not run.jobs.any_form(lambda job: job.after or job.array):
+        return dict(zip(run.jobs.ids(), run.jobs.submit_s.tolist(), strict=True))
+    jobs = {record.id: record for record in run.jobs}
     door = _Door(run.info.cluster)
-    ends = [(record.end_s, 0, record.id) for record in run.jobs if record.end_s is not None]
-    for time_s, is_new, job_id in sorted([*ends, *((each.submit_s, 1, each.id) for each in run.jobs)]):
+    ends = [(record.end_s, 0, record.id) for record in jobs.values() if record.end_s is not None]
+    for time_s, is_new, job_id in sorted([*ends, *((each.submit_s, 1, each.id) for each in jobs.values())]):
         record = jobs[job_id]
         if is_new:
             door.comes(record, time_s)
@@ -532,9 +541,9 @@ def _reasons(run: RunRecord, terms: EqualDeals) -> Collection[str]:
         found.append("teams share the cluster")
     if info.cluster.min_run_seconds or info.cluster.cooldown_seconds:
         found.append("the cluster keeps jobs where they are for a time")
-    if any(record.job.resources.ps for record in run.jobs):
+    if run.jobs.any_form(lambda job: job.resources.ps):
         found.append("jobs have parameter servers")
-    if any(record.job.batch.regimes for record in run.jobs):
+    if run.jobs.any_form(lambda job: job.batch.regimes):
         found.append("jobs change their batches by themselves")
     costs = (info.start_cost_s, info.rescale_cost_s, info.resume_cost_s)
     cost_s = max((_largest(cost) for cost in costs if cost is not None), default=0.0)

@@ -4,11 +4,11 @@ held against how late each job was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ulp
-from statistics import fmean
 from typing import Final, Literal
+
+import numpy as np
 
 from pliant.tools.report.equal_shares import (
     dealt_jobs,
@@ -17,44 +17,54 @@ from pliant.tools.report.equal_shares import (
     gps_jobs,
     kept_from_promise,
 )
-from pliant.tools.report.isolated import ReferenceJob, isolated_finishes, reference_jobs
+from pliant.tools.report.isolated import ReferenceJobs, isolated_finishes, reference_jobs
+from pliant.tools.report.job_columns import Floats, Integers, largest, mean_known
 from pliant.tools.report.records import RunRecord, Usage
 
 Reference = Literal["fair-share", "gps", "isolated"]
 REFERENCES: Final[tuple[Reference, ...]] = ("fair-share", "gps", "isolated")
 TOLERANCE: Final = 1e-9
 """A job counts as unfairly treated when its FTF exceeds 1 by more than this: rounding is not unfair."""
-Shared = tuple[tuple[tuple[float, int], ...], tuple[ReferenceJob, ...]]
+Shared = tuple[tuple[tuple[float, int], ...], ReferenceJobs]
 """GPUs over time, and jobs: runs of one trace share them, and so their references."""
+_Finishes = tuple[Floats, Floats]
+"""Of such jobs under fluid fair sharing and in GPS."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Fairness:
-    """One run against one reference. Times are seconds since the first submission."""
+    """One run against one reference, with a row for each job of the run; seconds since the first submission.
+
+    NaN where something is not known.
+    """
 
     run: RunRecord
-    finish_s: Mapping[str, float]
-    """By job, in the reference."""
-    ftf: Mapping[str, float]
+    finish_s: Floats
+    """In the reference."""
+    ftf: Floats
     """Of the jobs that finished, took time and are known to the reference."""
 
-    def delays_s(self) -> dict[str, float]:
-        """Completion minus completion in the reference, of the jobs in ``ftf``."""
-        ends = ((job.id, job.end_s) for job in self.run.jobs if job.id in self.ftf)
-        return {job_id: end_s - self.finish_s[job_id] for job_id, end_s in ends if end_s is not None}
+    def delays_s(self) -> Floats:
+        """Completion minus completion in the reference, of the jobs with an FTF."""
+        return np.where(np.isnan(self.ftf), np.nan, self.run.jobs.end_s - self.finish_s)
+
+    @property
+    def jobs(self) -> int:
+        """Those with an FTF."""
+        return int(np.count_nonzero(~np.isnan(self.ftf)))
 
     @property
     def mean(self) -> float | None:
-        return fmean(self.ftf.values()) if self.ftf else None
+        return mean_known(self.ftf)
 
     @property
     def worst(self) -> float | None:
-        return max(self.ftf.values(), default=None)
+        return largest(self.ftf)
 
     @property
     def unfair_fraction(self) -> float | None:
         """Share of jobs with an FTF above 1."""
-        return sum(ftf > 1 + TOLERANCE for ftf in self.ftf.values()) / len(self.ftf) if self.ftf else None
+        return int(np.count_nonzero(self.ftf > 1 + TOLERANCE)) / self.jobs if self.jobs else None
 
 
 class References:
@@ -64,28 +74,24 @@ class References:
     """
 
     def __init__(self) -> None:
-        self._known: list[tuple[Shared, Mapping[Reference, dict[str, float]]]] = []
+        self._known: list[tuple[Shared, _Finishes]] = []
 
     def fairness(self, run: RunRecord) -> dict[Reference, Fairness]:
-        jobs = tuple(reference_jobs(run))
-        shared = self._finishes((run.capacity, jobs))
-        gps = _against(run, shared["gps"])
-        fluid = gps if shared["fair-share"] is shared["gps"] else _against(run, shared["fair-share"])
-        return {"fair-share": fluid, "gps": gps, "isolated": _against(run, isolated_finishes(run, jobs))}
+        jobs = reference_jobs(run)
+        shared, in_gps = self._finishes(run.capacity, jobs)
+        gps = _against(run, jobs, in_gps)
+        fluid = gps if shared is in_gps else _against(run, jobs, shared)
+        isolated = _against(run, jobs, isolated_finishes(run, jobs))
+        return {"fair-share": fluid, "gps": gps, "isolated": isolated}
 
-    def _finishes(self, shared: Shared) -> Mapping[Reference, dict[str, float]]:
-        """Compared one by one: different systems differ early, and hashing one costs more."""
-        for known, finishes in self._known:
-            if known == shared:
+    def _finishes(self, capacity: tuple[tuple[float, int], ...], jobs: ReferenceJobs) -> _Finishes:
+        for (gpus, known), finishes in self._known:
+            if gpus == capacity and known.have_load_of(jobs):
                 return finishes
-        capacity, jobs = shared
         fluid, in_gps = fluid_finishes(jobs, capacity), gps_jobs(jobs)
-        made: Mapping[Reference, dict[str, float]] = {
-            "fair-share": fluid,
-            # where speeds are in proportion to GPUs, as without a profile, the two are one
-            "gps": fluid if in_gps == jobs else fluid_finishes(in_gps, capacity),
-        }
-        self._known.append((shared, made))
+        # where speeds are in proportion to GPUs, as without a profile, the two are one
+        made = fluid, fluid if in_gps.has_curves_of(jobs) else fluid_finishes(in_gps, capacity)
+        self._known.append(((capacity, jobs), made))
         return made
 
 
@@ -93,29 +99,31 @@ def fairness(run: RunRecord) -> dict[Reference, Fairness]:
     return References().fairness(run)
 
 
-def _against(run: RunRecord, finish_s: Mapping[str, float]) -> Fairness:
-    ftf: dict[str, float] = {}
-    for job in run.with_outcome("finished"):
-        if job.end_s is not None and job.end_s != job.submit_s:
-            reference_s = finish_s.get(job.id, 0.0)
-            if reference_s > job.submit_s:
-                ftf[job.id] = (job.end_s - job.submit_s) / (reference_s - job.submit_s)
+def _against(run: RunRecord, jobs: ReferenceJobs, finishes_s: Floats) -> Fairness:
+    """:param finishes_s: of the jobs of the reference."""
+    finish_s, ftf = np.full(len(run.jobs), np.nan), np.full(len(run.jobs), np.nan)
+    finish_s[jobs.job] = finishes_s
+    jct_s, submit_s = run.jobs.jct_s, run.jobs.submit_s
+    known = (jct_s != 0) & ~np.isnan(jct_s) & (finish_s > submit_s)
+    ftf[known] = jct_s[known] / (finish_s[known] - submit_s[known])
     return Fairness(run, finish_s, ftf)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Promise:
-    """One run against what its policy promises, by job that finished and that the reference knows."""
+    """One run against what its policy promises; a row for each job of the run."""
 
-    allowed_s: Mapping[str, float]
-    """Completion minus completion in GPS, at most. Of one bound for all jobs it is the same for all."""
-    past: tuple[str, ...]
+    allowed_s: Floats
+    """Completion minus completion in GPS, at most, of the jobs that finished and that the reference knows;
+    else NaN. Of one bound for all jobs it is the same for all."""
+    past: Integers
+    """Rows of the jobs that ended later."""
     worst_used: float | None
     """The largest share of its allowed time, from submission on, that a job took."""
 
     @property
     def bound_s(self) -> float | None:
-        return max(self.allowed_s.values(), default=None)
+        return largest(self.allowed_s)
 
 
 def promise(run: RunRecord, gps: Fairness, usage: Usage) -> Promise | None:
@@ -129,17 +137,14 @@ def promise(run: RunRecord, gps: Fairness, usage: Usage) -> Promise | None:
         return None
     stamp_s = ulp(run.origin_s + run.last_event_s)  # submission, end and origin are each known to half of it
     rounding_s = TOLERANCE * max(1.0, run.last_event_s) + 1.5 * stamp_s
-    past = [job for job, allowed in allowed_s.items() if delays_s[job] > allowed + rounding_s]
-    jcts_s = {job.id: job.jct_s for job in run.with_outcome("finished") if job.jct_s}
-    used = [
-        jct_s / (jct_s - delays_s[job] + allowed_s[job]) for job, jct_s in jcts_s.items() if job in allowed_s
-    ]
-    return Promise(allowed_s, tuple(past), max(used, default=None))
+    past = np.flatnonzero(delays_s > allowed_s + rounding_s)
+    jct_s = run.jobs.jct_s
+    counts = np.flatnonzero((jct_s > 0) & ~np.isnan(allowed_s))
+    used = jct_s[counts] / (jct_s[counts] - delays_s[counts] + allowed_s[counts])
+    return Promise(allowed_s, past, largest(used))
 
 
-def _allowed_s(
-    run: RunRecord, gps: Fairness, delays_s: Iterable[str], usage: Usage
-) -> dict[str, float] | None:
+def _allowed_s(run: RunRecord, gps: Fairness, delays_s: Floats, usage: Usage) -> Floats | None:
     promised = run.info.bounds
     if promised is None:
         return None
@@ -147,9 +152,10 @@ def _allowed_s(
         finishes = allowed_ends_s(run)
         if finishes is None:
             return None
-        return {job: finishes[job] - gps.finish_s[job] for job in delays_s if job in finishes}
+        ends_s = np.array([finishes.get(job_id, np.nan) for job_id in run.jobs.ids()], np.float64)
+        return np.where(np.isnan(delays_s), np.nan, ends_s - gps.finish_s)
     if promised.gps_delay is not None:
-        return dict.fromkeys(delays_s, promised.gps_delay * usage.longest_full_s())
+        return np.where(np.isnan(delays_s), np.nan, promised.gps_delay * usage.longest_full_s())
     return None
 
 

@@ -16,8 +16,9 @@ from typing import Any, Final, Literal
 from pliant.schemas.event import PLACED, STARTS, Event
 from pliant.schemas.text import counted, in_gpus, rate_text
 from pliant.tools.report.comparisons import relative_speed
+from pliant.tools.report.job_record import AllocationStep, JobRecord
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.records import AllocationStep, JobRecord, RunRecord
+from pliant.tools.report.records import RunRecord
 
 _Loss = Literal["starts", "changes", "checkpoints", "failures"]
 _LOSSES: Final[Sequence[_Loss]] = ("starts", "changes", "checkpoints", "failures")

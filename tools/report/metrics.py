@@ -35,14 +35,17 @@ from math import floor, fsum, inf, isfinite
 from statistics import fmean, median, pstdev
 from typing import Any, Final, TypeGuard
 
+import numpy as np
+
 from pliant.schemas.job import Utility
 from pliant.schemas.metrics import RunMetrics, StepTime, TeamFigures, Unpredicted
 from pliant.schemas.schedule import TeamStanding
 from pliant.schemas.text import counted
 from pliant.tools.report.fairness import Fairness, Reference, fairness, promise
-from pliant.tools.report.isolated import ReferenceJob, rate_at, reference_jobs
-from pliant.tools.report.read_run import guesses_speeds
-from pliant.tools.report.records import JobRecord, RunRecord, Usage, gpu_usage
+from pliant.tools.report.isolated import Point, distinct_pairs, rate_at, reference_jobs
+from pliant.tools.report.job_columns import Booleans, Floats, Jobs, known, largest, mean_known
+from pliant.tools.report.measured_speeds import guesses_speeds
+from pliant.tools.report.records import RunRecord, Usage, gpu_usage, in_turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +93,15 @@ def run_metrics(
     )
 
 
-def percentile(values: Sequence[float], q: float) -> float | None:
+def percentile(values: Sequence[float] | Floats, q: float) -> float | None:
     """The q-quantile (0 to 1), linear between order statistics. Returns None without values."""
-    if not values:
+    if not len(values):
         return None
-    ordered = sorted(values)
+    ordered = np.sort(np.asarray(values, np.float64))
     position = q * (len(ordered) - 1)
     low = floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+    below, above = ordered.item(low), ordered.item(min(low + 1, len(ordered) - 1))
+    return below + (above - below) * (position - low)
 
 
 def mean(values: Iterable[float]) -> float | None:
@@ -110,10 +113,10 @@ def mean(values: Iterable[float]) -> float | None:
 def _counts(run: RunRecord) -> dict[str, int]:
     return {
         "jobs_submitted": len(run.jobs),
-        "jobs_finished": len(run.with_outcome("finished")),
-        "jobs_rejected": len(run.with_outcome("rejected")),
-        "jobs_failed": len(run.with_outcome("failed")),
-        "jobs_cancelled": len(run.with_outcome("cancelled")),
+        "jobs_finished": run.jobs.ended("finished"),
+        "jobs_rejected": run.jobs.ended("rejected"),
+        "jobs_failed": run.jobs.ended("failed"),
+        "jobs_cancelled": run.jobs.ended("cancelled"),
     }
 
 
@@ -124,24 +127,25 @@ def completed_at(run: RunRecord, times_s: Iterable[float]) -> tuple[tuple[float,
 
 
 def completions(run: RunRecord) -> list[float]:
-    return sorted(job.end_s for job in run.with_outcome("finished") if job.end_s is not None)
+    found: list[float] = np.sort(run.jobs.end_s[run.jobs.with_outcome("finished")]).tolist()
+    return found
 
 
 def _times(run: RunRecord) -> dict[str, float | None]:
-    jcts = [job.jct_s for job in run.jobs if job.jct_s is not None]
-    delays = (job.queueing_delay_s for job in run.jobs)
+    jct_s = run.jobs.jct_s
+    jcts = np.sort(jct_s[~np.isnan(jct_s)])
     return {
-        "mean_jct_s": mean(jcts),
+        "mean_jct_s": mean_known(jcts),
         "median_jct_s": percentile(jcts, 0.5),
         "p90_jct_s": percentile(jcts, 0.9),
         "p99_jct_s": percentile(jcts, 0.99),
         "makespan_s": _last_completion_s(run),
-        "mean_queueing_delay_s": mean(delay for delay in delays if delay is not None),
+        "mean_queueing_delay_s": mean_known(run.jobs.queueing_delay_s),
     }
 
 
 def _last_completion_s(run: RunRecord) -> float | None:
-    return max(completions(run), default=None)
+    return largest(run.jobs.end_s[run.jobs.with_outcome("finished")])
 
 
 def _fairness(fair: Fairness, suffix: str) -> dict[str, float | None]:
@@ -153,7 +157,7 @@ def _fairness(fair: Fairness, suffix: str) -> dict[str, float | None]:
 
 
 def _gps_bound(run: RunRecord, fair: Fairness, usage: Usage) -> dict[str, float | int | None]:
-    worst = max(fair.delays_s().values(), default=None)
+    worst = largest(fair.delays_s())
     held = promise(run, fair, usage)
     if held is None:
         return {"worst_gps_delay_s": worst}
@@ -167,35 +171,39 @@ def _gps_bound(run: RunRecord, fair: Fairness, usage: Usage) -> dict[str, float 
 
 def _service(run: RunRecord, usage: Usage) -> dict[str, float | None]:
     last = _last_completion_s(run)
-    started = [job for job in run.jobs if job.first_start_s is not None]
-    rescales = sum(job.rescales_until(last) for job in run.jobs) if last else 0
+    jobs = run.jobs
+    started = ~np.isnan(jobs.first_start_s)
+    rescales = int(jobs.rescales_until(last).sum()) if last else 0
     return {
         "utilization": None if last is None else usage.share(0.0, last),
-        "preemptions_per_job": mean(job.preemptions for job in started),
-        "rescales_per_job": mean(job.rescales for job in started),
-        "moves_per_job": mean(job.moves for job in started),
+        "preemptions_per_job": mean_known(jobs.preemptions[started]),
+        "rescales_per_job": mean_known(jobs.rescales_until(inf)[started]),
+        "moves_per_job": mean_known(jobs.moves[started]),
         "rescales_per_hour": 3600 * rescales / last if last else None,
         "sjs_efficiency": _sjs_efficiency(run),
-        "drop_ratio": len(run.with_outcome("rejected")) / len(run.jobs) if run.jobs else None,
+        "drop_ratio": jobs.ended("rejected") / len(jobs) if len(jobs) else None,
     }
 
 
 def _sjs_efficiency(run: RunRecord) -> float | None:
     """Single-GPU time of the finished jobs / GPU-time that they held."""
-    alone = used = 0.0
-    for job in run.with_outcome("finished"):
-        # a live job may end before the work that it states; of a simulated one that is what there was to do
-        stated, done = job.samples, job.samples_done
-        samples = (stated or done) if run.info.simulated else (done or stated)
-        if samples and knows_one_gpu(job):
-            alone += samples / rate_at(job.curve, 1)
-            used += job.gpu_seconds(run.last_event_s)
+    jobs = run.jobs
+    used_s = jobs.gpu_seconds(run.last_event_s)
+    # a live job may end before the work that it states; of a simulated one that is what there was to do
+    stated, done = jobs.samples, jobs.samples_done
+    first, second = (stated, done) if run.info.simulated else (done, stated)
+    samples = np.where(first > 0, first, second)
+    counts = jobs.with_outcome("finished") & (samples > 0) & know_one_gpu(jobs)
+    speed = np.array([rate_at(curve, 1) if curve else np.nan for curve in jobs.curves], np.float64)
+    used = in_turn(used_s[counts])
+    alone = in_turn(samples[counts] / speed[jobs.curve[counts]])
     return alone / used if used else None
 
 
-def knows_one_gpu(job: JobRecord) -> bool:
-    """Whether the speed on one GPU is known. Without a profile it must have been measured."""
-    return bool(job.curve) and not (job.is_measured and job.curve[0][0] > 1)
+def know_one_gpu(jobs: Jobs) -> Booleans:
+    """Of which jobs the speed on one GPU is known. Without a profile it must have been measured."""
+    known = [bool(curve) and not (jobs.is_measured and curve[0][0] > 1) for curve in jobs.curves]
+    return np.array(known, bool)[jobs.curve]
 
 
 def _lower_bounds(run: RunRecord) -> dict[str, float | None]:
@@ -214,27 +222,33 @@ def _mean_decision_ms(run: RunRecord) -> float | None:
 def total_utility(run: RunRecord) -> float | None:
     """Sum over the finished jobs. Returns None if no job states a utility."""
     unstated = Utility()
-    if all(job.job.utility == unstated for job in run.jobs):
+    if not run.jobs.any_form(lambda job: job.utility != unstated):
         return None
-    return sum(job.job.utility.worth(job.jct_s) for job in run.jobs if job.jct_s is not None)
+    utilities, forms = run.jobs.by_form(lambda job: job.utility), run.jobs.form
+    jct_s = run.jobs.jct_s
+    at = np.flatnonzero(~np.isnan(jct_s))
+    return sum(
+        (utilities[form] or unstated).worth(seconds)
+        for form, seconds in zip(forms[at].tolist(), jct_s[at].tolist(), strict=True)
+    )
 
 
 def _against_targets(run: RunRecord) -> dict[str, float | int | None]:
     """When the jobs with a target finished, measured from it."""
-    late = [job.late_s for job in run.jobs if job.late_s is not None]
-    middle = percentile(late, 0.5)
-    kept = (job.meets_target(run.last_event_s) for job in run.jobs)
+    if not run.jobs.any_form(lambda job: job.utility.target is not None):
+        return {}
+    late = known(run.jobs.late_s)
     return {
         "jobs_on_time": sum(each <= 0 for each in late) if late else None,
-        "deadlines_met": mean(met for met in kept if met is not None),
-        "median_late_s": middle,
+        "deadlines_met": mean_known(run.jobs.meet_targets(run.last_event_s)),
+        "median_late_s": percentile(late, 0.5),
         "stdev_late_s": pstdev(late) if late else None,
     }
 
 
 def _admitted(run: RunRecord) -> int | None:
     """Returns None if the policy admits no job by name."""
-    said = [job.admission["admitted"] for job in run.jobs if job.admission]
+    said = [said.admission["admitted"] for said in run.jobs.said.values() if said.admission]
     return sum(said) if said else None
 
 
@@ -261,27 +275,35 @@ def lower_bounds(run: RunRecord) -> LowerBounds | None:
 
     Returns None if no job finished, or the run measured the speeds itself: jobs may be faster at other sizes.
     """
-    known = {job.id: job for job in reference_jobs(run)}
-    finished = run.with_outcome("finished")
+    finished = run.jobs.ended("finished")
     if not finished or run.is_measured:
         return None
-    jobs = [known[job.id] for job in finished if job.id in known]
-    alone = {job.id: job.samples / job.curve[-1][1] for job in jobs}
-    least = {job.id: job.job.min_gpus for job in finished}
-    work = {job.id: _cheapest_gpu_s(job, least[job.id]) for job in jobs}
-    pooled = least_left_first((job.arrival_s, work[job.id] / run.total_gpus, job.id) for job in jobs)
+    jobs = reference_jobs(run)
+    counts = run.jobs.with_outcome("finished")[jobs.job]
+    arrival_s, samples = jobs.arrival_s[counts], jobs.samples[counts]
+    fastest = np.array([curve[-1][1] for curve in jobs.curves], np.float64)
+    alone_s = samples / fastest[jobs.curve[counts]]
+    least = run.jobs.counts(lambda job: job.min_gpus)[jobs.job[counts]]
+    pairs, place = distinct_pairs(jobs.curve[counts], least)
+    cheapest = [_cheapest_gpu_s(jobs.curves[curve], size) for curve, size in pairs]
+    work = samples * np.array(cheapest, np.float64)[place]
+    ids = run.jobs.ids()
+    names = [ids[row] for row in jobs.job[counts].tolist()]
+    rows = zip(arrival_s.tolist(), (work / run.total_gpus).tolist(), names, strict=True)
+    ends = least_left_first(rows)
+    pooled_s = np.array([ends[name] for name in names], np.float64)
     return LowerBounds(
-        fsum(alone.values()) / len(finished),
-        fsum(pooled[job.id] - job.arrival_s for job in jobs) / len(finished),
-        fsum(work.values()),
-        max((max(job.arrival_s + alone[job.id], pooled[job.id]) for job in jobs), default=0.0),
+        fsum(alone_s.tolist()) / finished,
+        fsum((pooled_s - arrival_s).tolist()) / finished,
+        fsum(work.tolist()),
+        largest(np.maximum(arrival_s + alone_s, pooled_s)) or 0.0,
     )
 
 
-def _cheapest_gpu_s(job: ReferenceJob, min_gpus: int) -> float:
-    """GPU-seconds at the cheapest size, which is a point of the piecewise linear curve."""
-    sizes = [point for point in job.curve if point[0] >= min_gpus] or job.curve[-1:]
-    return job.samples * min(size / rate for size, rate in sizes)
+def _cheapest_gpu_s(curve: tuple[Point, ...], min_gpus: int) -> float:
+    """GPU-seconds a sample at the cheapest size, which is a point of the piecewise linear curve."""
+    sizes = [point for point in curve if point[0] >= min_gpus] or curve[-1:]
+    return min(size / rate for size, rate in sizes)
 
 
 def least_left_first(jobs: Iterable[tuple[float, float, str]]) -> dict[str, float]:
@@ -456,19 +478,21 @@ def team_figures(run: RunRecord) -> tuple[TeamFigures, ...]:
     shares = run.info.cluster.shares
     if shares is None:
         return ()
-    jobs: dict[tuple[str, str], list[JobRecord]] = {}
-    for job in run.jobs:
-        team = shares.team_of(job.job)
-        for key in {(team, ""), (team, job.job.user)}:  # one key where the job names no user
-            jobs.setdefault(key, []).append(job)
-    users = {team: sum(1 for name, user in jobs if name == team and user) for team, _ in jobs}
+    jobs = run.jobs
+    teams, users = jobs.label_texts(shares.team_of), jobs.texts(lambda job: job.user)
+    rows: dict[tuple[str, str], list[int]] = {}
+    for row, (team, user) in enumerate(zip(teams, users, strict=True)):
+        for key in {(team, ""), (team, user)}:  # one key where the job names no user
+            rows.setdefault(key, []).append(row)
+    several = {team: sum(1 for name, user in rows if name == team and user) for team, _ in rows}
     deficit, borrowed = _integrals(run)
+    gpu_s, jct_s = jobs.gpu_seconds(run.last_event_s), jobs.jct_s
     found = []
-    for team, user in sorted(jobs):
-        if user and users[team] < 2:
+    for team, user in sorted(rows):
+        if user and several[team] < 2:
             continue
-        own = jobs[team, user]
-        times = [job.jct_s for job in own if job.jct_s is not None]
+        own = rows[team, user]
+        times = known(jct_s[own])
         found.append(
             TeamFigures(
                 team=team,
@@ -477,7 +501,7 @@ def team_figures(run: RunRecord) -> tuple[TeamFigures, ...]:
                 finished=len(times),
                 mean_jct_s=mean(times),
                 p99_jct_s=percentile(times, 0.99),
-                service_gpu_hours=fsum(job.gpu_seconds(run.last_event_s) for job in own) / HOUR_S,
+                service_gpu_hours=fsum(gpu_s[own].tolist()) / HOUR_S,
                 deficit_gpu_hours=deficit.get((team, user)),
                 borrowed_gpu_hours=borrowed.get((team, user)),
             )
@@ -549,7 +573,7 @@ def step_times(run: RunRecord) -> tuple[StepTime, ...]:
         return ()
     measured: dict[_Key, list[float]] = defaultdict(list)
     predicted: dict[_Key, list[float]] = defaultdict(list)
-    for job in run.jobs:
+    for job in (run.jobs[row] for row, said in sorted(run.jobs.said.items()) if said.observed):
         own = job.job.batch.size or 0
         for step in job.observed:
             key = _Key(

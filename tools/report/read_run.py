@@ -1,60 +1,65 @@
-"""From an event file to a :class:`~pliant.tools.report.records.RunRecord`, in one pass.
+"""From an event file to a :class:`~pliant.tools.report.records.RunRecord`, in one pass over blocks of events.
 
-Without a profile a scheduler assumes one sample per second and GPU, and the log of a live run says so in
-each ``submit``. :func:`measure` replaces that guess by what workers reported: samples over seconds between
-the first and the last report on the same GPUs, without checkpoints. At sizes that a job never held it has
-the speeds of other jobs of its model and batch. A job without reports that ran once on one size was as fast
-as its duration says.
+What most events say, columns of numbers hold; only submissions, decisions and events with a detail are looked
+at one by one. A job is known by its id as long as it lives, and then by its row alone.
 """
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
+from math import nan
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import numpy as np
 from pydantic import ValidationError
-from pydantic_core import from_json
 
 from pliant.schemas.errors import BadInputError, Problem
-from pliant.schemas.event import ENDS, FREES, HOLDS, RESCALES, Event
-from pliant.schemas.file_io.events import EventRow, event_rows, parse_events
+from pliant.schemas.event import ENDS, EVENT_NAMES, FREES, HOLDS, OF_THE_CLUSTER, Event
+from pliant.schemas.file_io.events import (
+    UNSTATED,
+    Detail,
+    EventColumns,
+    columns_of,
+    event_columns,
+    parse_events,
+)
 from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
-from pliant.schemas.file_io.json_lines import is_json, key_given_twice
 from pliant.schemas.file_io.limits import ROWS_BYTES, garbage_collection_paused
 from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_of
-from pliant.schemas.job import GpuTimeWork, Job, SharedParts, trace_hash
-from pliant.schemas.runinfo import RunInfo, SubmitDetail
+from pliant.schemas.job import Job, trace_hash
+from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
-from pliant.tools.report.isolated import rate_at
-from pliant.tools.report.records import (
-    AllocationStep,
-    Curve,
-    Forecast,
-    JobRecord,
-    ObservedStep,
-    ReportedProgress,
-    RunRecord,
-    Specs,
-)
+from pliant.tools.report.allocations import CHANGES, KEEP_ON, Allocations, ChangeLog, Changes, allocations
+from pliant.tools.report.job_columns import Booleans, Integers, Jobs, Said, smallest_type
+from pliant.tools.report.job_record import Forecast, ObservedStep, Specs
+from pliant.tools.report.measured_speeds import REPORTS, Reports, guesses_speeds, measured
+from pliant.tools.report.records import RunRecord
+from pliant.tools.report.submissions import Submissions
 
 R = TypeVar("R", bound=Record)
-T = TypeVar("T")
-AnyEvent = Event | EventRow
-Detail = Mapping[str, Any] | str
-"""A detail, or its JSON text."""
 _SHORTEST_STEP_S: Final = 1e-9
-_JOB: Final = '{"job":'
-_CURVE: Final = ',"curve":'
-"""Around the job in a submission."""
-_REPORTS: Final = frozenset({"progress", "epoch", "checkpoint", "finish"})
-Speeds = Mapping[int, tuple[float, float]]
-"""(samples, seconds) of training, by GPUs."""
+_SUBMIT: Final = EVENT_NAMES.index("submit")
+
+
+def _are(names: Iterable[str]) -> Booleans:
+    """By event, whether it is one of these."""
+    return np.isin(EVENT_NAMES, [*names])
+
+
+_OF_JOBS: Final = ~_are(["submit", *OF_THE_CLUSTER])
+_SHARES: Final = _are([*HOLDS, *FREES])
+_OVER: Final = _are(frozenset(ENDS) - {"fail"})
+"""Events after which a log rarely tells more of a job."""
+_LOOKED_AT: Final = _are(["submit", "decision", "node_down", "node_up", "reject", *REPORTS])
+"""Events that are looked at one by one; those of jobs if they have a detail."""
+_WORDS: Final = ('"progress"', '"admission"', '"observed"')
+"""What a report takes from details of events of jobs."""
 
 
 @garbage_collection_paused()
@@ -64,32 +69,116 @@ def read_run(path: str | Path) -> RunRecord:
     :raises BadInputError: it is not an event file, or its events do not fit together.
     """
     data, source = read_bytes(path, most=ROWS_BYTES), source_name(path)
-    digest = sha256(data).hexdigest()
+    digest, state = sha256(data).hexdigest(), None
     if data.startswith(PARQUET_MAGIC):
         with suppress(BadInputError):  # the careful reader says what is wrong
-            return replace(fold(event_rows(data, source), source), sha256=digest)
-    return replace(fold(parse_events(data, source), source), sha256=digest)
+            state = _folded(event_columns(data, source), source)
+    state = state or _folded([columns_of(parse_events(data, source))], source)
+    del data  # it is large, and so is what is made of the fold
+    return replace(state.record(), sha256=digest)
 
 
-def fold(events: Iterable[AnyEvent], source: str = "events") -> RunRecord:
+def fold(events: Iterable[Event], source: str = "events") -> RunRecord:
     """Fold the events of one run, complete or cut short.
 
     :raises BadInputError: with every problem; events are counted from 1.
     """
+    return _folded([columns_of(tuple(events))], source).record()
+
+
+def _folded(blocks: Iterable[EventColumns], source: str) -> _Fold:
+    """:raises BadInputError: the events do not fit together."""
     state = _Fold(source)
-    for number, event in enumerate(events, 1):
-        state.take(event, number)
-    return state.record()
+    for block in blocks:
+        state.take(block)
+    state.check()
+    return state
+
+
+class _Block:
+    """A block of events, and the row of the job of each."""
+
+    def __init__(self, columns: EventColumns, first: int, rows: list[int]) -> None:
+        """:param first: the number of the first event, from 1.
+        :param rows: by place in ``columns.job_ids``; -1: not submitted before this block.
+        """
+        self.columns = columns
+        self.first = first
+        self.rows = rows
+        self.since = [-1] * len(rows)
+        """Where in this block each job was submitted."""
+        self.job = columns.job.tolist()
+        self.keeps: list[tuple[int, int, bool]] = []
+        """After which event which job trains on, and whether it shares its GPUs from then on."""
+        self.shared: list[int] = []
+        """Events that give a job the GPUs of another one."""
+
+    def row(self, at: int) -> int:
+        """Of the job of an event; -1: it was not submitted by then."""
+        job = self.job[at]
+        return self.rows[job] if job >= 0 else -1
+
+    def job_id(self, at: int) -> str | None:
+        job = self.job[at]
+        return self.columns.job_ids[job] if job >= 0 else None
+
+    def fields(self, at: int) -> Mapping[str, Any]:
+        return _fields(self.columns.detail[at])
+
+    def known_rows(self) -> Integers:
+        """The rows of all events, -1 where the job was not submitted before it."""
+        rows, since = (np.array([*values, -1]) for values in (self.rows, self.since))
+        found: Integers = rows[self.columns.job]  # the last is that of no job
+        found[np.arange(len(found)) < since[self.columns.job]] = -1
+        return found
+
+    def changes(self, rows: Integers, at: Integers) -> tuple[Changes, Integers]:
+        """Some events as changes, with those that other jobs brought in between; and the place of each of
+        ``at`` among them.
+        """
+        columns, kept = self.columns, np.array([after for after, _, _ in self.keeps], np.int64)
+        order = np.argsort(np.concatenate([2 * at, 2 * kept + 1]), kind="stable")
+        shares = np.zeros(len(columns.event), bool)
+        shares[self.shared] = True
+
+        def merged(values: Any, of_kept: Any) -> Any:
+            return np.concatenate([values[at], np.full(len(kept), of_kept, values.dtype)])[order]
+
+        found = Changes(
+            merged(rows.astype(np.int32), np.array([row for _, row, _ in self.keeps], np.int32)),
+            np.concatenate([columns.time_s[at], columns.time_s[kept]])[order],
+            merged(columns.event, KEEP_ON),
+            smallest_type(merged(columns.gpus, UNSTATED)),
+            smallest_type(merged(columns.global_batch, UNSTATED)),
+            merged(columns.overhead_s, 0.0),
+            merged(shares, np.array([shared for _, _, shared in self.keeps], bool)),
+        )
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        return found, places[: len(at)]
 
 
 class _Fold:
     def __init__(self, source: str) -> None:
         self.source = source
-        self.problems: list[Problem] = []
+        self.problems: list[tuple[int, Problem]] = []
+        """With the number of the event."""
         self.info: RunInfo | None = None
         self.guesses = False
         """Whether the log guesses how fast jobs are, so that speeds are measured from reports."""
-        self.jobs: dict[str, JobRecord] = {}
+        self.events = 0
+        """Those taken."""
+        self.submitted = Submissions(source)
+        self.rows: dict[str, int] = {}
+        """Of the jobs that live."""
+        self.knows_all = False
+        """Whether of those that ended, too."""
+        self.samples_done = array("d")
+        self.said: dict[int, Said] = {}
+        self.changes = ChangeLog()
+        self.observed: list[tuple[int, int, ObservedStep]] = []
+        """With the job and the number of the change."""
+        self.reports = Reports()
         self.node_gpus: dict[str, int] = {}
         self.down: set[str] = set()
         self.capacity: list[tuple[float, int]] = []
@@ -98,163 +187,283 @@ class _Fold:
         self.decision_seconds = 0.0
         self.policies: dict[str, None] = {}
         self.teams: list[tuple[float, tuple[TeamStanding, ...]]] = []
-        self.curves: dict[Curve, Curve] = {}
-        self.share = SharedParts().share
-        self.specs = Specs()
-        self.beside: dict[str, str] = {}
-        """The other job of two on the same GPUs."""
-        self.cluster_events: dict[str, Callable[[AnyEvent, int], None]] = {
+        self.beside: dict[int, int] = {}
+        """The other job of two on the same GPUs, by row."""
+        self.looks: dict[str, Callable[[_Block, int], None]] = {
             "submit": self._submit,
             "decision": self._decision,
             "node_down": self._node,
             "node_up": self._node,
-            "slot_down": self._slot,
-            "slot_up": self._slot,
-            "drain": self._slot,
-            "undrain": self._slot,
         }
 
-    def take(self, event: AnyEvent, number: int) -> None:
-        if self.info is None and not self._run_info(event, number):
+    def take(self, columns: EventColumns) -> None:
+        """The next events."""
+        first, count = self.events + 1, len(columns.event)
+        self.events += count
+        if not count or (self.info is None and not self._run_info(columns, first)):
             return
-        self.last_s = max(self.last_s, event.time)
-        handler = self.cluster_events.get(event.event)
-        if handler is not None:
-            handler(event, number)
-            return
-        job = self.jobs.get(event.job or "")
-        if job is None:
-            self._problem(number, f'{event.event} of job "{event.job}", which was never submitted')
-        else:
-            if self.guesses and event.event in _REPORTS:
-                _see(job, event)
-            _apply(job, event)
-            if (self.beside or event.detail) and (event.event in HOLDS or event.event in FREES):
-                self._share(job, event)
+        self.last_s = max(self.last_s, float(columns.time_s.max()))
+        block = _Block(columns, first, self._rows_before(columns))
+        observed = self._look(block)
+        rows = block.known_rows()
+        of_jobs = _OF_JOBS[columns.event]
+        for at in np.flatnonzero(of_jobs & (rows < 0)).tolist():
+            name = EVENT_NAMES[columns.event[at]]
+            self._problem(first + at, f'{name} of job "{block.job_id(at)}", which was never submitted')
+        rows[~of_jobs] = -1
+        self._progress(block, rows)
+        self._share(block, rows)
+        self._keep_changes(block, rows, observed)
+        if not self.knows_all:
+            over = columns.job[_OVER[columns.event] & (rows >= 0)]
+            for job in over.tolist():
+                self.rows.pop(columns.job_ids[job], None)
 
-    def _share(self, job: JobRecord, event: AnyEvent) -> None:
-        other_id = self.beside.pop(job.id, None)
-        if other_id is not None:
-            del self.beside[other_id]
-            _keep_on(self.jobs[other_id], event.time, shared=False)
-        named = _fields(event).get("beside") if event.detail and event.gpus else None
-        other = self.jobs.get(named) if isinstance(named, str) else None
-        if other is not None and other is not job and other.id not in self.beside:
-            self.beside |= {job.id: other.id, other.id: job.id}
-            job.steps[-1].shared = job.shared_lately = True
-            _keep_on(other, event.time, shared=True)
+    def check(self) -> None:
+        """:raises BadInputError: with every problem of its events."""
+        for row in self.submitted.repeated() if len(self.submitted) else ():
+            job_id = self.submitted.table.job_id(row)
+            self._problem(self.submitted.event[row], f'job "{job_id}" is submitted twice')
+        if self.problems:
+            raise BadInputError([problem for _, problem in sorted(self.problems, key=lambda pair: pair[0])])
 
     def record(self) -> RunRecord:
-        """The run, on a clock that starts with the first submission."""
-        if self.info is None and not self.problems:
-            self.problems.append(Problem(self.source, None, "", "has no events, expected a run"))
-        if self.problems or self.info is None:
-            raise BadInputError(self.problems)
-        origin = min((job.submit_s for job in self.jobs.values()), default=self.capacity[0][0])
-        for job in self.jobs.values():
-            _shift(job, origin)
+        """The run, on a clock that starts with the first submission. Leaves nothing here.
+
+        :raises BadInputError: there was no event.
+        """
+        if self.info is None:
+            raise BadInputError.one(self.source, "has no events, expected a run")
+        origin = min(self.submitted.submit_s, default=self.capacity[0][0])
+        jobs = self._jobs(origin)
         if self.guesses:
-            measure([*self.jobs.values()], self.last_s - origin)
+            jobs = measured(jobs, self.last_s - origin)
         return RunRecord(
             self.source,
             self.info,
-            tuple(sorted(self.jobs.values(), key=lambda job: (job.submit_s, job.id))),
+            jobs,
             tuple((time - origin, gpus) for time, gpus in self.capacity),
             origin,
             self.last_s - origin,
             self.decisions,
             self.decision_seconds,
             tuple(self.policies),
-            None if self.info.simulated else _hash_of_work(job.job for job in self.jobs.values()),
+            None if self.info.simulated else _hash_of_work(self.submitted.table),
             teams=tuple((time - origin, standings) for time, standings in self.teams),
         )
 
-    def _run_info(self, event: AnyEvent, number: int) -> bool:
+    def _jobs(self, origin_s: float) -> Jobs:
+        order = self.submitted.order()
+        rows = np.arange(len(self.submitted), dtype=np.int32) if order is None else order.astype(np.int32)
+        place = np.empty_like(rows)
+        """Of each row in the order of submission and id."""
+        place[rows] = np.arange(len(rows), dtype=np.int32)
+        stated = self.submitted.columns(rows)
+        changes, by_job = self.changes.by_job(place)
+        found = allocations(changes, stated.submit_s, tell_before=bool(self.observed) or self.guesses)
+        reported = self.reports.of_steps(changes, by_job, found) if self.guesses else {}
+        del changes
+        if self.observed:
+            self._observe(found, by_job)
+        steps = replace(found.steps, time_s=found.steps.time_s - origin_s, reported=reported)
+        return Jobs(
+            Specs(self.submitted.table),
+            rows,
+            stated.submit_s - origin_s,
+            self.submitted.curves,
+            stated.curve,
+            stated.rates,
+            stated.samples,
+            stated.demand_gpu_s,
+            is_measured=False,
+            outcome=found.outcome,
+            end_s=found.end_s - origin_s,
+            preemptions=found.preemptions,
+            moves=found.moves,
+            restarts=found.restarts,
+            samples_done=np.array(self.samples_done)[rows],
+            steps=steps,
+            said={int(place[row]): said for row, said in self.said.items()},
+        )
+
+    def _run_info(self, columns: EventColumns, number: int) -> bool:
         """Read what the first event says about the run. Returns False if it says nothing."""
         if number > 1:
             return False
-        if event.event != "decision" or "policy" not in _fields(event):
+        detail = columns.detail[0]
+        if EVENT_NAMES[columns.event[0]] != "decision" or "policy" not in _fields(detail):
             self._problem(number, "does not name the run, expected a decision that says policy and cluster")
             return False
-        self.info = self._parse(RunInfo, event.detail or {}, number)
+        self.info = self._parse(RunInfo, detail or {}, number)
         if self.info is None:
             return False
         self.guesses = guesses_speeds(self.info)
         self.node_gpus = {node.name: node.gpus for node in self.info.cluster.expanded()}
-        self.capacity = [(event.time, self.info.cluster.total_gpus)]
+        self.capacity = [(float(columns.time_s[0]), self.info.cluster.total_gpus)]
         return True
 
-    def _submit(self, event: AnyEvent, number: int) -> None:
-        spec, rest = _parted(event.detail)
-        found = self._of_known_form(spec, rest) or self._submitted(event, number, spec)
-        if found is None:
+    def _rows_before(self, columns: EventColumns) -> list[int]:
+        """Of the jobs of a block, those that were submitted before."""
+        ids = columns.job_ids
+        rows = [self.rows.get(job_id, -1) for job_id in ids]
+        if self.knows_all or -1 not in rows:
+            return rows
+        events = np.arange(len(columns.job))[::-1]
+        first = np.full(len(ids) + 1, -1)
+        first[columns.job[::-1]] = events
+        begins = (columns.event[first] == _SUBMIT).tolist()
+        if all(row >= 0 or is_new for row, is_new in zip(rows, begins, strict=False)):
+            return rows
+        self._know_all()
+        return [self.rows.get(job_id, -1) for job_id in ids]
+
+    def _know_all(self) -> None:
+        """Keep the ids of all jobs from now on: the log tells more of one that has ended."""
+        self.rows = {job_id: row for row, job_id in enumerate(self.submitted.table.ids())}
+        self.knows_all = True
+
+    def _look(self, block: _Block) -> list[tuple[int, ObservedStep]]:
+        """Look at what needs it, in order. Returns the times of steps that were observed, and the events."""
+        columns, observed = block.columns, []
+        for at in np.flatnonzero(_LOOKED_AT[columns.event]).tolist():
+            look = self.looks.get(EVENT_NAMES[columns.event[at]])
+            if look is not None:
+                look(block, at)
+            elif columns.detail[at] and (row := block.row(at)) >= 0:
+                step = self._told(row, EVENT_NAMES[columns.event[at]], columns.detail[at] or {})
+                observed += [] if step is None else [(at, step)]
+        return observed
+
+    def _submit(self, block: _Block, at: int) -> None:
+        columns, number, job_id = block.columns, block.first + at, block.job_id(at) or ""
+        try:
+            described = self.submitted.add(columns.time_s.item(at), job_id, columns.detail[at] or {}, number)
+        except ValidationError as error:
+            self._refuse(error, number)
             return
-        row, detail = found
-        described, job_id = self.specs.table.job_id(row), event.job or ""
+        self.samples_done.append(nan)
         if described != job_id:
             self._problem(number, f'submit of "{job_id}" describes job "{described}"', "/detail/job/id")
-        elif job_id in self.jobs:
-            self._problem(number, f'job "{job_id}" is submitted twice')
-        else:
-            curve = self.curves.setdefault(detail.curve, detail.curve)  # many jobs share few curves
-            rates = self.curves.setdefault(detail.rates, detail.rates)
-            self.jobs[job_id] = JobRecord(
-                described, self.specs, row, event.time, curve, rates, detail.samples, detail.demand_gpu_s
-            )
+        elif block.row(at) < 0:  # else it is repeated, as one of a job that ended is
+            job, row = block.job[at], len(self.submitted) - 1
+            self.rows[job_id] = block.rows[job] = row
+            block.since[job] = at
 
-    def _submitted(self, event: AnyEvent, number: int, spec: bytes) -> tuple[int, SubmitDetail] | None:
-        """The row of the job that is submitted, and what the event says of it. Returns None for a problem."""
-        detail = self._parse(SubmitDetail, event.detail or {}, number)
-        if detail is None:
-            return None
-        is_plain = is_json(spec) and key_given_twice(spec, self.source) is None
-        line = spec if is_plain else b""  # more may stand before the curve
-        return self.specs.table.append(self.share(detail.job), line), detail
-
-    def _of_known_form(self, spec: bytes, rest: bytes) -> tuple[int, SubmitDetail] | None:
-        """The same of a job that differs from one before in few values. Returns None for others."""
-        try:
-            others = from_json(rest) if spec else None
-            if not isinstance(others, dict) or "job" in others or not self.jobs:
-                return None
-            known = next(iter(self.jobs.values())).job
-            found = SubmitDetail.model_validate({**others, "job": known}, strict=False)
-        except ValueError:  # which includes what pydantic has to say
-            return None
-        row = len(self.specs.table)
-        return (row, found) if self.specs.table.take(spec) else None
-
-    def _decision(self, event: AnyEvent, number: int) -> None:
-        detail = _fields(event)
+    def _decision(self, block: _Block, at: int) -> None:
+        detail, number = block.fields(at), block.first + at
         if isinstance(detail.get("policy"), str):
             self.policies[detail["policy"]] = None
-        forecasts = detail.get("forecasts")
-        for job_id, found in forecasts.items() if isinstance(forecasts, Mapping) else ():
-            if job_id in self.jobs:
-                _forecast(self.jobs[job_id], found)
-        admissions = detail.get("admissions")
-        for job_id, found in admissions.items() if isinstance(admissions, Mapping) else ():
-            if job_id in self.jobs:
-                _admission(self.jobs[job_id], found)
+        for name, take in (("forecasts", _forecast), ("admissions", _admission)):
+            told = detail.get(name)
+            for job_id, found in told.items() if isinstance(told, Mapping) else ():
+                row = self._row_of(job_id)
+                if row >= 0:
+                    take(self._said(row), found)
         if detail.get("teams"):
             found = self._parse(_Teams, {"teams": detail["teams"]}, number)
-            self.teams += [] if found is None else [(event.time, found.teams)]
+            self.teams += [] if found is None else [(block.columns.time_s.item(at), found.teams)]
         seconds = detail.get("decision_seconds")
         if isinstance(seconds, int | float) and number > 1:
             self.decisions += 1
             self.decision_seconds += seconds
 
-    def _node(self, event: AnyEvent, number: int) -> None:
-        name = _fields(event).get("node")
+    def _node(self, block: _Block, at: int) -> None:
+        """Slots out of service and drained nodes, of which other events tell, still count as capacity."""
+        event, name = EVENT_NAMES[block.columns.event[at]], block.fields(at).get("node")
         if name not in self.node_gpus:
-            self._problem(number, f"{event.event} of {name!r}, which is not in the cluster", "/detail/node")
+            text = f"{event} of {name!r}, which is not in the cluster"
+            self._problem(block.first + at, text, "/detail/node")
             return
-        (self.down.add if event.event == "node_down" else self.down.discard)(name)
+        (self.down.add if event == "node_down" else self.down.discard)(name)
         gpus = sum(count for node, count in self.node_gpus.items() if node not in self.down)
-        self.capacity.append((event.time, gpus))
+        self.capacity.append((block.columns.time_s.item(at), gpus))
 
-    def _slot(self, event: AnyEvent, number: int) -> None:
-        """Slots out of service and drained nodes still count as capacity."""
+    def _told(self, row: int, name: str, detail: Detail) -> ObservedStep | None:
+        """Take what the detail of an event says of its job. Returns the time of a step that it tells of."""
+        if isinstance(detail, str) and not any(word in detail for word in _WORDS):
+            return None
+        fields = _fields(detail)
+        if name == "progress" and "progress" in fields:
+            _forecast(self._said(row), fields["progress"])
+        if name in ("progress", "reject") and "admission" in fields:
+            _admission(self._said(row), fields["admission"])
+        return _observed(fields.get("observed")) if name in REPORTS else None
+
+    def _said(self, row: int) -> Said:
+        return self.said.setdefault(row, Said())
+
+    def _row_of(self, job_id: str) -> int:
+        """-1: there is no such job yet."""
+        if job_id not in self.rows and not self.knows_all:
+            self._know_all()
+        return self.rows.get(job_id, -1)
+
+    def _progress(self, block: _Block, rows: Integers) -> None:
+        columns = block.columns
+        told = np.flatnonzero(~np.isnan(columns.samples_done) & (rows >= 0))
+        np.frombuffer(self.samples_done)[rows[told]] = columns.samples_done[told]  # in order: the last stays
+        for at in np.flatnonzero(~np.isnan(columns.loss) & (rows >= 0)).tolist():
+            said, loss = self._said(int(rows[at])), columns.loss.item(at)
+            said.first_loss = loss if said.first_loss is None else said.first_loss
+            said.last_loss = loss
+
+    def _share(self, block: _Block, rows: Integers) -> None:
+        """Follow which jobs train on the same GPUs, where any do."""
+        columns = block.columns
+        places = np.flatnonzero(_SHARES[columns.event] & (rows >= 0)).tolist()
+        named = {at: name for at in places if (name := _beside(columns.detail[at])) is not None}
+        if not named and not self.beside:
+            return
+        for at in places:
+            row = int(rows[at])
+            left = self.beside.pop(row, None)
+            if left is not None:
+                del self.beside[left]
+                block.keeps.append((at, left, False))
+            other = self._row_of(named[at]) if at in named and columns.gpus[at] > 0 else -1
+            is_there = other >= 0 and self.submitted.event[other] < block.first + at
+            if is_there and other != row and other not in self.beside:
+                self.beside |= {row: other, other: row}
+                block.shared.append(at)
+                block.keeps.append((at, other, True))
+
+    def _keep_changes(self, block: _Block, rows: Integers, observed: list[tuple[int, ObservedStep]]) -> None:
+        columns = block.columns
+        kept = CHANGES[columns.event] | (columns.overhead_s != 0) | self.guesses
+        kept[[at for at, _ in observed]] = True
+        at = np.flatnonzero(kept & (rows >= 0))
+        changes, places = block.changes(rows, at)
+        for event, step in observed:
+            number = len(self.changes) + int(places[np.searchsorted(at, event)])
+            self.observed.append((int(rows[event]), number, step))
+        if self.guesses:
+            samples_done = np.full(len(changes.job), nan)
+            samples_done[places] = columns.samples_done[at]
+            goes_on = np.zeros(len(changes.job), bool)
+            goes_on[places] = ["after" in block.fields(event) for event in at.tolist()]
+            self.reports.add(samples_done, goes_on)
+        self.changes.add(changes)
+
+    def _observe(self, found: Allocations, order: Integers) -> None:
+        """Keep the observed times of steps with the batch that the job had, and whether it shared its GPUs at
+        any time since the last of them.
+
+        :param order: the changes sorted by job.
+        """
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        before: dict[int, tuple[int, bool]] = {}
+        for row, number, step in self.observed:
+            at = int(place[number])
+            seen, shared = before.get(row, (0, False))
+            times, last = int(found.shared_before[at]), int(found.step_before[at])
+            batch = int(found.batch_before[at])
+            told = step._replace(
+                global_batch=None if batch == UNSTATED else batch, shared=shared or times > seen
+            )
+            before[row] = times, last >= 0 and bool(found.steps.shared[last])
+            if told.batch <= LARGEST_BATCH:
+                self._said(row).observed.append(told)
 
     def _parse(self, record: type[R], detail: Detail, number: int) -> R | None:
         try:
@@ -262,87 +471,53 @@ class _Fold:
                 return record.model_validate_json(detail, strict=False)
             return record.model_validate(detail, strict=False)
         except ValidationError as error:
-            self.problems += problems_of(error, self.source, where=f"event {number}: /detail")
+            self._refuse(error, number)
             return None
+
+    def _refuse(self, error: ValidationError, number: int) -> None:
+        found = problems_of(error, self.source, where=f"event {number}: /detail")
+        self.problems += [(number, problem) for problem in found]
 
     def _problem(self, number: int, text: str, pointer: str = "") -> None:
         where = f"event {number}: {pointer}" if pointer else f"event {number}"
-        self.problems.append(Problem(self.source, None, where, text))
+        self.problems.append((number, Problem(self.source, None, where, text)))
 
 
 class _Teams(Record):
     teams: tuple[TeamStanding, ...]
 
 
-def _parted(detail: Detail | None) -> tuple[bytes, bytes]:
-    """The text of the job in a submission, and that of all else as an object of its own. Both are empty if it
-    is not as a replay writes it.
-    """
-    if not isinstance(detail, str) or not detail.startswith(_JOB):
-        return b"", b""
-    spec, curve, rest = detail[len(_JOB) :].rpartition(_CURVE)
-    return (spec.encode(), f"{{{curve[1:]}{rest}".encode()) if curve else (b"", b"")
-
-
-def _fields(event: AnyEvent) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = (
-        json.loads(event.detail) if isinstance(event.detail, str) else event.detail or {}
-    )
+def _fields(detail: Detail | None) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(detail) if isinstance(detail, str) else detail or {}
     return found
 
 
-def _apply(job: JobRecord, event: AnyEvent) -> None:
-    name = event.event
-    if event.samples_done is not None:
-        job.samples_done = event.samples_done
-    if event.loss is not None:
-        job.first_loss = event.loss if job.first_loss is None else job.first_loss
-        job.last_loss = event.loss
-    if name == "progress" and event.detail:
-        _forecast(job, _fields(event).get("progress"))
-    if name in ("progress", "reject") and event.detail:
-        _admission(job, _fields(event).get("admission"))
-    if name in _REPORTS and event.detail:
-        _observe(job, event)
-    if name in HOLDS:
-        _step(job, event)
-    elif name in ENDS:
-        _end(job, event)
-    elif name == "requeue":
-        job.outcome, job.end_s = "unfinished", None
-        job.restarts += 1
-        _hold(job, event.time, event.gpus or 0, name)
-    if event.overhead_seconds:
-        _add_overhead(job, name, event.overhead_seconds)
+def _beside(detail: Detail | None) -> str | None:
+    """The job that already trains on the GPUs that a job is given."""
+    if not detail or (isinstance(detail, str) and '"beside"' not in detail):
+        return None
+    found = _fields(detail).get("beside")
+    return found if isinstance(found, str) else None
 
 
-def _see(job: JobRecord, event: AnyEvent) -> None:
-    """Until workers report progress ``after`` a change of GPUs, they may still train on the old ones.
-
-    If there is no last report, the end of the job takes its place.
-    """
-    step = job.steps[-1] if job.steps else None
-    if step is None or not step.gpus:
-        return
-    stood_s = step.checkpoint_s
-    if event.event == "checkpoint":
-        stood_s += event.overhead_seconds or 0.0
-    if step.first is None and event.detail and "after" in _fields(event):
-        known = job.samples_done or 0.0 if event.samples_done is None else event.samples_done
-        step.first = step.last = ReportedProgress(event.time, known, stood_s)
-    elif step.first is None or event.samples_done is None:
-        return
-    elif event.event != "finish" or step.last is step.first:
-        step.last = ReportedProgress(event.time, event.samples_done, stood_s)
+def _forecast(said: Said, found: object) -> None:
+    """Values that other programs wrote in another form are skipped."""
+    if isinstance(found, Mapping):
+        values = [found.get(name) for name in Forecast._fields]
+        numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
+        if len(numbers) == len(values):
+            said.forecasts.append(Forecast(*numbers))
 
 
-def _observe(job: JobRecord, event: AnyEvent) -> None:
-    """The time of a step that the event tells of; one in another form is skipped."""
-    if isinstance(event.detail, str) and '"observed"' not in event.detail:
-        return
-    found = _fields(event).get("observed")
+def _admission(said: Said, found: object) -> None:
+    if isinstance(found, Mapping) and isinstance(found.get("admitted"), bool):
+        said.admission = found
+
+
+def _observed(found: object) -> ObservedStep | None:
+    """The time of a step that an event tells of; one in another form is skipped."""
     if not isinstance(found, Mapping):
-        return
+        return None
     placement, step_s = found.get("placement"), found.get("step_seconds")
     counts = [
         found.get("local_batch"),
@@ -350,99 +525,14 @@ def _observe(job: JobRecord, event: AnyEvent) -> None:
         *(placement if isinstance(placement, list | tuple) else ()),
     ]
     if isinstance(step_s, bool) or not isinstance(step_s, int | float) or len(counts) < 3:
-        return
+        return None
     if _SHORTEST_STEP_S <= step_s <= MOST and all(
         type(count) is int and 0 < count <= LARGEST_BATCH
         for count in counts  # not a bool
     ):
         local_batch, accum, *gpus = counts
-        shared, job.shared_lately = job.shared_lately, bool(job.steps) and job.steps[-1].shared
-        step = ObservedStep(tuple(gpus), local_batch, accum, float(step_s), job.global_batch, shared)
-        if step.batch <= LARGEST_BATCH:
-            job.observed = _with(job.observed, step)
-
-
-def _forecast(job: JobRecord, found: object) -> None:
-    """Values that other programs wrote in another form are skipped."""
-    if isinstance(found, Mapping):
-        values = [found.get(name) for name in Forecast._fields]
-        numbers = [float(value) for value in values if isinstance(value, int | float) and abs(value) <= MOST]
-        if len(numbers) == len(values):
-            job.forecasts = _with(job.forecasts, Forecast(*numbers))
-
-
-def _with(before: Sequence[T], new: T) -> Sequence[T]:
-    """Most jobs have none, and no list for it."""
-    if isinstance(before, list):
-        before.append(new)
-        return before
-    return [new]
-
-
-def _admission(job: JobRecord, found: object) -> None:
-    if isinstance(found, Mapping) and isinstance(found.get("admitted"), bool):
-        job.admission = found
-
-
-def _step(job: JobRecord, event: AnyEvent) -> None:
-    if job.outcome == "failed":  # restarted without an event in between
-        job.outcome, job.end_s = "unfinished", None
-    job.preemptions += event.event == "preempt"
-    same_batch = event.global_batch in (None, job.global_batch) or job.global_batch is None
-    moves = event.event == "move" and same_batch
-    job.moves += moves
-    job.global_batch = job.global_batch if event.global_batch is None else event.global_batch
-    unchanged = job.steps[-1].gpus if job.steps and event.event != "preempt" else 0
-    gpus = unchanged if event.gpus is None else event.gpus
-    _hold(job, event.time, gpus, event.event, rescales=event.event in RESCALES and not moves)
-
-
-def _end(job: JobRecord, event: AnyEvent) -> None:
-    job.outcome = ENDS[event.event]
-    job.end_s = _not_before(job, event.time)
-    if job.steps and job.steps[-1].gpus:
-        _hold(job, event.time, 0, event.event)
-
-
-def _add_overhead(job: JobRecord, name: str, seconds: float) -> None:
-    """In a live run the overhead of a change is known some events later."""
-    holding = next((step for step in reversed(job.steps) if step.gpus), None)
-    if holding is None:
-        return
-    if name == "checkpoint":
-        holding.checkpoint_s += seconds
-    else:
-        holding.overhead_s += seconds
-
-
-def _hold(job: JobRecord, time_s: float, gpus: int, name: str, *, rescales: bool = False) -> None:
-    if job.steps or gpus:
-        since_s = _not_before(job, time_s)
-        job.steps.append(AllocationStep(since_s, gpus, name, batch=job.global_batch, rescales=rescales))
-
-
-def _keep_on(job: JobRecord, time_s: float, *, shared: bool) -> None:
-    job.shared_lately = job.shared_lately or shared
-    if job.steps and job.steps[-1].gpus and job.steps[-1].shared != shared:
-        last = job.steps[-1]
-        again = AllocationStep(
-            _not_before(job, time_s), last.gpus, last.event, shared=shared, batch=last.batch
-        )
-        job.steps.append(again)
-
-
-def _not_before(job: JobRecord, time_s: float) -> float:
-    """Clocks of machines may disagree a little; the events of a job never run backwards."""
-    before = job.steps[-1].time_s if job.steps else job.submit_s
-    return time_s if time_s > before else before
-
-
-def _shift(job: JobRecord, origin_s: float) -> None:
-    job.submit_s -= origin_s
-    if job.end_s is not None:
-        job.end_s -= origin_s
-    for step in job.steps:
-        step.time_s -= origin_s
+        return ObservedStep(tuple(gpus), local_batch, accum, float(step_s), None)
+    return None
 
 
 def _hash_of_work(jobs: Iterable[Job]) -> str:
@@ -451,79 +541,3 @@ def _hash_of_work(jobs: Iterable[Job]) -> str:
     The hash of the trace only says which jobs a live run began with.
     """
     return trace_hash(job.model_copy(update={"submit_time": 0.0, "workdir": None}) for job in jobs)
-
-
-def guesses_speeds(info: RunInfo) -> bool:
-    """Whether the log only guesses curves and work: a live run without a profile."""
-    return not info.simulated and info.profile_hash is None and info.profile is None
-
-
-def measure(jobs: Sequence[JobRecord], until_s: float) -> None:
-    """Replace what the log guessed by what was measured; without a measurement it is unknown.
-
-    :param until_s: end of the log, on the clock of the jobs.
-    """
-    own = {job.id: _speeds(job.steps) for job in jobs}
-    alike: dict[object, list[Speeds]] = defaultdict(list)
-    for job in jobs:
-        alike[_kind(job)].append(own[job.id])
-    together = {kind: _curve(_pooled(found)) for kind, found in alike.items()}
-    for job in jobs:
-        curve = dict(together[_kind(job)]) | dict(_curve(own[job.id]))
-        _take(job, tuple(sorted(curve.items())))
-        if not own[job.id]:
-            _take_duration(job, until_s)
-
-
-def _kind(job: JobRecord) -> object:
-    return job.job.model, job.job.batch.size
-
-
-def _speeds(steps: Iterable[AllocationStep]) -> Speeds:
-    found: dict[int, tuple[float, float]] = {}
-    for step in steps:
-        if step.first is None or step.last is None or step.shared:
-            continue
-        stood_s = step.last.checkpoint_s - step.first.checkpoint_s
-        samples, seconds = (
-            step.last.samples - step.first.samples,
-            step.last.time_s - step.first.time_s - stood_s,
-        )
-        if samples > 0 and seconds > 0:
-            before = found.get(step.gpus, (0.0, 0.0))
-            found[step.gpus] = before[0] + samples, before[1] + seconds
-    return found
-
-
-def _pooled(each: Iterable[Speeds]) -> Speeds:
-    found: dict[int, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-    for speeds in each:
-        for gpus, (samples, seconds) in speeds.items():
-            found[gpus] = found[gpus][0] + samples, found[gpus][1] + seconds
-    return found
-
-
-def _curve(speeds: Speeds) -> Curve:
-    return tuple((gpus, samples / seconds) for gpus, (samples, seconds) in sorted(speeds.items()))
-
-
-def _take(job: JobRecord, curve: Curve) -> None:
-    job.curve, job.is_measured, job.demand_gpu_s = curve, True, None
-    if job.outcome == "finished" and job.samples_done:
-        job.samples = job.samples_done
-    elif isinstance(work := job.job.work, GpuTimeWork):
-        requested = job.job.gpus.requested
-        job.samples = work.gpu_seconds / requested * rate_at(curve, requested) or None
-
-
-def _take_duration(job: JobRecord, until_s: float) -> None:
-    """For a job that ran once, on one size. Its work is in seconds if it states none."""
-    held = [*job.held(until_s)]
-    starts = [step for step in job.steps if step.gpus]
-    if job.outcome != "finished" or len(starts) != 1 or len(held) != 1 or starts[0].shared:
-        return
-    start_s, end_s, step = held[0]
-    seconds = end_s - start_s - step.overhead_s - step.checkpoint_s
-    if seconds > 0:
-        job.samples = job.samples or seconds
-        job.curve = ((step.gpus, job.samples / seconds),)

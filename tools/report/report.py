@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
@@ -19,10 +21,12 @@ from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime, TeamFigures
 from pliant.schemas.text import counted, shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
+from pliant.tools.report.job_columns import START, Jobs, optional
+from pliant.tools.report.job_record import Outcome
 from pliant.tools.report.metrics import (
     NOTHING_MORE,
     Wanted,
-    knows_one_gpu,
+    know_one_gpu,
     off_caveat,
     run_metrics,
     step_times,
@@ -30,16 +34,7 @@ from pliant.tools.report.metrics import (
     withheld,
 )
 from pliant.tools.report.read_run import read_run
-from pliant.tools.report.records import (
-    JobRecord,
-    Outcome,
-    RunRecord,
-    Usage,
-    gpu_usage,
-    kind,
-    labels,
-    parameters_text,
-)
+from pliant.tools.report.records import RunRecord, Usage, gpu_usage, kind, labels, parameters_text
 
 _DEMANDS: Final = {
     "predicted": "predicted demand",
@@ -272,15 +267,15 @@ def provenance(run: RunRecord) -> str:
 def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
     """Sentences about one run that its figures do not say."""
     found = [assumption.text for assumption in run.info.assumptions]
-    open_jobs = [(name, len(run.with_outcome(name))) for name in _OPEN]
+    open_jobs = [(name, run.jobs.ended(name)) for name in _OPEN]
     left_out = ", ".join(f"{count} {name}" for name, count in open_jobs if count)
     if left_out:
         found.append(f"{left_out} of {counted(len(run.jobs), 'job')}: in no JCT and no FTF")
-    unknown = len(run.with_outcome("finished")) - len(fair.ftf)
+    unknown = run.jobs.ended("finished") - fair.jobs
     if unknown:
         verb = "has" if unknown == 1 else "have"
         found.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
-    if any(held > up for held, up in zip(usage.held, usage.available, strict=True)):
+    if (usage.held > usage.available).any():
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
     found += _free_changes(run)
     found += _measured(run)
@@ -292,37 +287,37 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
 
 def _free_changes(run: RunRecord) -> list[str]:
     """A simulation in which changes took no time flatters a policy that makes many."""
-    started = [job for job in run.jobs if job.first_start_s is not None]
-    changes = sum(job.preemptions + job.rescales + job.moves for job in started)
-    if not run.info.simulated or not started or changes < len(started):
+    jobs, steps = run.jobs, run.jobs.steps
+    started = ~np.isnan(jobs.first_start_s)
+    counts = {
+        "preemptions": int(jobs.preemptions[started].sum()),
+        "rescales": int(jobs.rescales_until(inf)[started].sum()),
+        "moves": int(jobs.moves[started].sum()),
+    }
+    if not run.info.simulated or not started.any() or sum(counts.values()) < np.count_nonzero(started):
         return []
-    if any(
-        step.overhead_s + step.checkpoint_s for job in started for step in job.steps if step.event != "start"
-    ):
+    if (steps.overhead_s + steps.checkpoint_s)[steps.event != START].any():
         return []
-    kinds = ("preemptions", "rescales", "moves")
-    most = max(kinds, key=lambda name: sum(getattr(job, name) for job in started))
-    count = sum(getattr(job, most) for job in started) / len(started)
+    most = max(counts, key=lambda name: counts[name])
+    count = counts[most] / int(np.count_nonzero(started))
     return [
         f"its {count:.3g} {most} a job cost no time in this replay: state --rescale-cost and --start-cost"
     ]
 
 
 def _measured(run: RunRecord) -> list[str]:
-    if not run.is_measured or not any(job.curve for job in run.jobs):
+    if not run.is_measured or not any(run.jobs.curves[number] for number in set(run.jobs.curve.tolist())):
         return []
     found = ["no profile: FTF rests on the speeds that this run measured, in proportion below the least size"]
-    finished = run.with_outcome("finished")
-    known = sum(map(knows_one_gpu, finished))
-    if 0 < known < len(finished):
-        found.append(
-            f"SJS efficiency: of {known} of {counted(len(finished), 'job')}, those measured on one GPU"
-        )
+    finished = run.jobs.with_outcome("finished")
+    known, total = (int(np.count_nonzero(each)) for each in (finished & know_one_gpu(run.jobs), finished))
+    if 0 < known < total:
+        found.append(f"SJS efficiency: of {known} of {counted(total, 'job')}, those measured on one GPU")
     return found
 
 
 def _forecasts(run: RunRecord) -> list[str]:
-    pairs = [job.forecasts_held for job in run.jobs]
+    pairs = [run.jobs[row].forecasts_held for row, said in run.jobs.said.items() if said.forecasts]
     held, made = sum(held for held, _ in pairs), sum(made for _, made in pairs)
     if made:
         return [
@@ -357,7 +352,7 @@ def unknown_caveats(unknown: Mapping[str, str]) -> list[str]:
 
 def bound_caveats(run: RunRecord) -> list[str]:
     found = []
-    if run.info.progress != "samples" or any(job.job.elastic == "size+batch" for job in run.jobs):
+    if run.info.progress != "samples" or run.jobs.any_form(lambda job: job.elastic == "size+batch"):
         found.append(
             "lower bounds: of work in samples at the requested batches; a policy that moves batches, or work "
             "in epochs that take fewer samples, may pass them"
@@ -403,21 +398,25 @@ def paired_jcts_s(first: RunRecord, second: RunRecord, dropped: float = 0.0) -> 
     """Both JCTs of each job that finished in two runs; empty for runs of different jobs."""
     if not first.serves_jobs_of(second):
         return []
-    theirs = {job.id: job.jct_s for job in second.jobs}
+    mine, theirs = first.jobs, second.jobs
+    if not dropped and mine.has_ids_of(theirs):
+        both = ~np.isnan(mine.jct_s) & ~np.isnan(theirs.jct_s)
+        return [*zip(mine.jct_s[both].tolist(), theirs.jct_s[both].tolist(), strict=True)]
+    left = steady(first, dropped)
+    of_second = dict(zip(theirs.ids(), optional(theirs.jct_s), strict=True))
     return [
-        (job.jct_s, jct_s)
-        for job in steady(first, dropped)
-        if job.jct_s is not None and (jct_s := theirs.get(job.id)) is not None
+        (own_s, other_s)
+        for job_id, own_s in zip(left.ids(), optional(left.jct_s), strict=True)
+        if own_s is not None and (other_s := of_second.get(job_id)) is not None
     ]
 
 
-def steady(run: RunRecord, dropped: float = 0.0) -> tuple[JobRecord, ...]:
+def steady(run: RunRecord, dropped: float = 0.0) -> Jobs:
     """The jobs without the first to be submitted, which found the cluster empty.
 
     :param dropped: part of the jobs to leave out, 0 to below 1, rounded up.
     """
-    ordered = sorted(run.jobs, key=lambda job: (job.submit_s, job.id))
-    return tuple(ordered[ceil(dropped * len(ordered)) :])
+    return run.jobs[ceil(dropped * len(run.jobs)) :]
 
 
 def wilcoxon(first: Sequence[float], second: Sequence[float]) -> PairedJcts:

@@ -20,7 +20,7 @@ from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.event import EVENT, Event
 from pliant.schemas.file_io import parquet
-from pliant.schemas.file_io.events import EventRow, EventWriter, event_rows, parse_events
+from pliant.schemas.file_io.events import EventColumns, EventWriter, columns_of, event_columns, parse_events
 from pliant.schemas.file_io.parquet import parquet_bytes
 from tests.strategies import events
 
@@ -189,13 +189,21 @@ LOG = (
 def test_both_readers_read_the_same(found: tuple[Event, ...]) -> None:
     data = parquet_bytes(found, EVENT)
     try:
-        rows = list(event_rows(data, "events"))
+        blocks = list(event_columns(data, "events"))
     except BadInputError:  # it may shy from good files, but only of these
         assert re.search(r"NaN|Infinity|[eE]\+?\d{3}", json.dumps([event.detail for event in found]))
         return
-    for row, event in zip(rows, parse_events(data, "events"), strict=True):
-        detail = None if row.detail is None else json.loads(row.detail)
-        assert row._replace(detail=detail) == tuple(getattr(event, name) for name in EventRow._fields)
+    rows = [row for block in blocks for row in rows_of(block)]
+    assert rows == rows_of(columns_of(parse_events(data, "events")))
+
+
+def rows_of(block: EventColumns) -> list[tuple[Any, ...]]:
+    """NaN, of which none is like another, as text."""
+    jobs = [None if number < 0 else block.job_ids[number] for number in block.job.tolist()]
+    details = [json.loads(found) if isinstance(found, str) else found for found in block.detail]
+    numbers = (column.tolist() for column in (block.time_s, block.event, block.gpus, block.global_batch))
+    floats = (map(repr, column.tolist()) for column in (block.samples_done, block.loss, block.overhead_s))
+    return [*zip(jobs, details, *numbers, *floats, strict=True)]
 
 
 def damaged(path: Path, schema: str = "pliant.event/1", **columns: list[Any] | pa.Array) -> bytes:
@@ -237,7 +245,7 @@ def test_what_the_careful_reader_refuses_is_left_to_it(tmp_path: Path, columns: 
 
 def is_left_to_the_careful_reader(data: bytes) -> bool:
     try:
-        list(event_rows(data, "events"))
+        list(event_columns(data, "events"))
     except BadInputError:
         return True
     return False
@@ -251,10 +259,10 @@ def test_a_row_group_is_read_when_its_turn_comes(tmp_path: Path, monkeypatch: py
         writer.write_table(wrong.cast(table.schema))
     assert is_left_to_the_careful_reader((tmp_path / "two.parquet").read_bytes()), "small ones come together"
     monkeypatch.setattr(parquet, "_GROUP_ROWS", 1)
-    rows = event_rows((tmp_path / "two.parquet").read_bytes(), "events")
-    assert [next(rows).event for _ in LOG] == [event.event for event in LOG]
+    blocks = event_columns((tmp_path / "two.parquet").read_bytes(), "events")
+    assert rows_of(next(blocks)) == rows_of(columns_of(LOG))
     with pytest.raises(BadInputError):
-        next(rows)
+        next(blocks)
     with pytest.raises(BadInputError, match="row 5: /time"):
         io.read_events(tmp_path / "two.parquet")
 
@@ -264,7 +272,8 @@ def test_small_row_groups_are_read_with_their_neighbours(tmp_path: Path) -> None
     pq.write_table(table, tmp_path / "small.parquet", row_group_size=1)
     data = (tmp_path / "small.parquet").read_bytes()
     assert [len(found) for found in parquet.row_groups(data, "events", "event")] == [len(LOG)]
-    assert [row.event for row in event_rows(data, "events")] == [event.event for event in LOG]
+    (block,) = event_columns(data, "events")
+    assert rows_of(block) == rows_of(columns_of(LOG))
 
 
 def test_files_of_another_kind_or_version_are_left_to_it(tmp_path: Path) -> None:

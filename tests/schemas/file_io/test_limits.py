@@ -13,7 +13,7 @@ from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io import limits
-from pliant.schemas.file_io.events import event_rows
+from pliant.schemas.file_io.events import event_columns
 from pliant.schemas.kinds import validate_file
 from pliant.schemas.profile import PROFILE, ProfileRow
 
@@ -120,7 +120,7 @@ def test_a_report_refuses_an_event_file_that_expands_too_far(tmp_path: Path) -> 
     io.write_events(ALIKE, path)
     pq.write_table(pq.read_table(path), path, compression="zstd")
     with pytest.raises(BadInputError):
-        next(event_rows(path.read_bytes(), "e"))
+        next(event_columns(path.read_bytes(), "e"))
     with pytest.raises(BadInputError, match="3,000 rows"):
         io.read_events(path)
 

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
@@ -87,6 +89,11 @@ def shared(**more: Any) -> list[Event]:
         Event(196, "grow", "a", 4, overhead_seconds=1.0),
         Event(214, "finish", "a", 0, samples_done=480.0),
     ]
+
+
+def by_id(run: RunRecord, values: NDArray[Any]) -> dict[str, float]:
+    """What is known of each job, by its id."""
+    return {job.id: value for job, value in zip(run.jobs, values.tolist(), strict=True) if value == value}
 
 
 def check_golden(name: str, text: str) -> None:

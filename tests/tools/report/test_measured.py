@@ -13,7 +13,7 @@ from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.summary import Shown
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
-from tests.tools.report.runs import LINEAR, story, submit
+from tests.tools.report.runs import LINEAR, by_id, story, submit
 
 ORIGIN_S = 1_800_000_000.0
 
@@ -54,10 +54,19 @@ def one_after_the_other():
 def test_fairness_rests_on_the_speeds_that_the_run_measured():
     found = make_report([live(*one_after_the_other(), gpus=1)]).runs[0]
     # Shared equally, both train 2,000 samples at 100 a second until 20 s; alone on half a GPU it is the same.
-    assert found.fair["fair-share"].ftf == {"a": pytest.approx(11 / 20), "b": pytest.approx(22 / 20)}
-    assert found.fair["gps"].ftf == {"a": pytest.approx(11 / 20), "b": pytest.approx(22 / 20)}
+    assert by_id(found.run, found.fair["fair-share"].ftf) == {
+        "a": pytest.approx(11 / 20),
+        "b": pytest.approx(22 / 20),
+    }
+    assert by_id(found.run, found.fair["gps"].ftf) == {
+        "a": pytest.approx(11 / 20),
+        "b": pytest.approx(22 / 20),
+    }
     # a met b all its life, b was alone for half of it: 1/2 and 2/3 of a GPU
-    assert found.fair["isolated"].ftf == {"a": pytest.approx(11 / 20), "b": pytest.approx(22 / 15)}
+    assert by_id(found.run, found.fair["isolated"].ftf) == {
+        "a": pytest.approx(11 / 20),
+        "b": pytest.approx(22 / 15),
+    }
     assert found.metrics.worst_gps_delay_s == pytest.approx(2.0)
     assert found.metrics.sjs_efficiency == pytest.approx(20 / 22)
     assert any(text.startswith("no profile: FTF rests on the speeds") for text in found.caveats)
@@ -115,7 +124,7 @@ def test_a_job_that_reports_nothing_was_as_fast_as_its_duration_says():
     )
     found = make_report([run]).runs[0]
     # 60 s on both GPUs, which are its fair share all along: it waited 5 s of its 65.
-    assert found.fair["fair-share"].ftf == {"silent": pytest.approx(65 / 60)}
+    assert by_id(found.run, found.fair["fair-share"].ftf) == {"silent": pytest.approx(65 / 60)}
     assert found.metrics.sjs_efficiency is None
     assert "SJS efficiency not known: no finished job was measured on one GPU" in found.caveats
 

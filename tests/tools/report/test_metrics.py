@@ -14,7 +14,7 @@ from pliant.tools.report.records import gpu_usage
 from pliant.tools.report.report import bound_caveats
 from tests.builders import cluster, job, mixed_cluster
 from tests.effort import examples
-from tests.tools.report.runs import first_come, ran, story, submit
+from tests.tools.report.runs import by_id, first_come, ran, story, submit
 from tests.tools.report.test_against_replay import replayed, traces
 
 
@@ -101,13 +101,13 @@ def test_each_reference_shares_in_its_own_way_from_the_arrival_of_a_job_on():
         names = (f"mean_ftf{suffix}", f"worst_ftf{suffix}", f"unfair_fraction{suffix}")
         expected = (sum(ftf) / 2, max(ftf), 0.5)
         assert [getattr(found, name) for name in names] == pytest.approx(expected)
-    assert fairness(run)["gps"].delays_s() == pytest.approx({"a": 20 - 25, "b": 30 - 20})
+    assert by_id(run, fairness(run)["gps"].delays_s()) == pytest.approx({"a": 20 - 25, "b": 30 - 20})
     assert found.worst_gps_delay_s == pytest.approx(10)
 
 
 def test_a_job_that_took_no_time_has_no_ftf():
     run = story(*(submit(job(name), 4.0) for name in "ab"), *ran("a", 0, 4), *ran("b", 0, 0))
-    assert [*fairness(run)["fair-share"].ftf] == ["a"]
+    assert [*by_id(run, fairness(run)["fair-share"].ftf)] == ["a"]
 
 
 @pytest.mark.parametrize(("late_s", "past"), [(2.0**-22, 0), (2.0**-18, 1)])

@@ -63,7 +63,7 @@ def test_shared_gpus_count_once_for_the_cluster_and_one_half_for_each_job():
     )
     a, b = run.jobs
     assert (a.gpu_seconds(99), b.gpu_seconds(99)) == (10 * 2 + 6, 6 + 4 * 2)
-    assert gpu_usage(run).held == (2, 2, 2, 0)
+    assert gpu_usage(run).held.tolist() == [2, 2, 2, 0]
     assert (a.rescales, b.rescales, a.first_start_s, b.first_start_s) == (0, 0, 0, 10)
 
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,10 +13,9 @@ from hypothesis import strategies as st
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.event import Event
 from pliant.tools.report import equal_shares
-from pliant.tools.report.equal_shares import fluid_finishes, gps_jobs
 from pliant.tools.report.fairness import fairness
 from pliant.tools.report.isolated import (
-    ReferenceJob,
+    ReferenceJobs,
     at_most_linear,
     isolated_finishes,
     rate_at,
@@ -24,17 +25,46 @@ from pliant.tools.report.isolated import (
 from pliant.tools.report.read_run import fold
 from tests.builders import cluster, job
 from tests.effort import examples
-from tests.tools.report.runs import first_come, ran, shared, story, submit
+from tests.tools.report.runs import by_id, first_come, ran, shared, story, submit
 
 FOUR = ((0.0, 4),)
 
 
-def gps_finishes(jobs, capacity):
-    return fluid_finishes(gps_jobs(jobs), capacity)
+class Entry(NamedTuple):
+    id: str
+    arrival_s: float
+    samples: float
+    curve: tuple[tuple[float, float], ...]
+    demand_gpu_s: float
 
 
 def entry(name, at, samples, curve=((16.0, 16.0),), demand=None):
-    return ReferenceJob(name, at, samples, tuple(curve), samples if demand is None else demand)
+    return Entry(name, at, samples, tuple(curve), samples if demand is None else demand)
+
+
+def in_columns(jobs):
+    curves = sorted({each.curve for each in jobs})
+    return ReferenceJobs(
+        np.arange(len(jobs)),
+        np.array([each.arrival_s for each in jobs], np.float64),
+        np.array([each.samples for each in jobs], np.float64),
+        curves,
+        np.array([curves.index(each.curve) for each in jobs], np.int64),
+        np.array([each.demand_gpu_s for each in jobs], np.float64),
+    )
+
+
+def ends_by_id(jobs, finishes):
+    return {each.id: end for each, end in zip(jobs, finishes.tolist(), strict=True) if end == end}
+
+
+def fluid_finishes(jobs, capacity):
+    return ends_by_id(jobs, equal_shares.fluid_finishes(in_columns(jobs), capacity))
+
+
+def gps_finishes(jobs, capacity):
+    shared = equal_shares.gps_jobs(in_columns(jobs))
+    return ends_by_id(jobs, equal_shares.fluid_finishes(shared, capacity))
 
 
 def in_small_steps(jobs, gpus, step):
@@ -124,7 +154,7 @@ def test_gps_gives_the_smaller_of_a_curve_and_a_line_at_any_share(rates, apart, 
 def test_an_elastic_job_that_requests_too_many_gpus_demands_what_it_needs_on_fewer():
     curve = ((1, 4.0), (2, 6.0), (4, 3.0))
     for spec, demand in ((job("a", gpus=4), 4 * 12 / 3.0), (job("a", gpus=4, low=1), 4 * 12 / 6.0)):
-        assert reference_jobs(story(submit(spec, 12.0, curve)))[0].demand_gpu_s == demand
+        assert reference_jobs(story(submit(spec, 12.0, curve))).demand_gpu_s[0] == demand
 
 
 @pytest.mark.parametrize("system", [fluid_finishes, gps_finishes])
@@ -143,12 +173,13 @@ def test_a_job_that_was_cancelled_shared_only_with_the_work_it_did():
     known = submit(job("a"), 100.0), submit(job("b"), 100.0)
     cancelled = Event(3, "cancel", "a", 0, samples_done=3.0)
     run = story(*known, submit(job("c")), submit(job("d"), 5.0, ()), cancelled)
-    assert [(each.id, each.samples) for each in reference_jobs(run)] == [("a", 3.0), ("b", 100.0)]
+    found = reference_jobs(run)
+    assert (found.job.tolist(), found.samples.tolist()) == ([0, 1], [3.0, 100.0])
 
 
 def test_demand_is_at_the_requested_size():
     run = story(submit(job("a", gpus=2), 12.0, ((1, 2.0), (2, 3.0))))
-    assert reference_jobs(run)[0].demand_gpu_s == 2 * 12.0 / 3.0
+    assert reference_jobs(run).demand_gpu_s[0] == 2 * 12.0 / 3.0
 
 
 @pytest.mark.parametrize("stated", [12.0, None])
@@ -156,9 +187,9 @@ def test_a_demand_that_the_log_states_is_taken(stated):
     detail = {"demand_gpu_s": stated} if stated else {}
     arrival = submit(job("a", gpus=2), 8.0, ((1, 1.0),))
     arrival = replace(arrival, detail={**arrival.detail, **detail})
-    assert reference_jobs(story(arrival))[0].demand_gpu_s == (stated or 16.0)
+    assert reference_jobs(story(arrival)).demand_gpu_s[0] == (stated or 16.0)
     run = story(arrival, Event(3, "cancel", "a", 0, samples_done=2.0))
-    assert reference_jobs(run)[0].demand_gpu_s == (stated or 16.0) / 4
+    assert reference_jobs(run).demand_gpu_s[0] == (stated or 16.0) / 4
 
 
 @pytest.mark.parametrize("outcome", [[], [Event(0, "reject", "big")]])
@@ -167,7 +198,7 @@ def test_a_job_that_no_policy_can_run_shares_with_no_other(outcome):
     nodes = Cluster(nodes=(Node(name="x", gpus=2, gpu_type="x"), Node(name="y", gpus=2, gpu_type="y")))
     jobs = [submit(job("a", gpus=2), 4.0), submit(job("big", gpus=3), 9.0), submit(job("c", gpus=2), 6.0)]
     run = story(*jobs, Event(0, "reject", "c"), *outcome, nodes=nodes)
-    assert [each.id for each in reference_jobs(run)] == ["a", "c"]
+    assert [run.jobs.id(row) for row in reference_jobs(run).job] == ["a", "c"]
 
 
 quarters = st.integers(0, 40).map(lambda n: n / 4)
@@ -233,8 +264,9 @@ def test_one_more_gpu_lets_no_job_finish_later(jobs, gpus):
 
 def isolated_jcts(*events, **info):
     run = story(*events, **info)
-    finishes = isolated_finishes(run, reference_jobs(run))
-    return {record.id: finishes[record.id] - record.submit_s for record in run.jobs if record.id in finishes}
+    jobs = reference_jobs(run)
+    jcts_s = (isolated_finishes(run, jobs) - jobs.arrival_s).tolist()
+    return {run.jobs.id(row): jct_s for row, jct_s in zip(jobs.job, jcts_s, strict=True) if jct_s == jct_s}
 
 
 def test_a_rigid_job_is_alone_at_its_requested_size():
@@ -295,8 +327,11 @@ def test_below_one_gpu_it_is_the_time_on_one_over_the_share():
 
 def test_it_depends_on_what_the_policy_did_and_the_others_do_not():
     one, other = (fairness(fold(events)) for events in (first_come(), shared()))
-    assert one["gps"].finish_s == other["gps"].finish_s
-    assert one["isolated"].finish_s != other["isolated"].finish_s
+    alike = {
+        name: by_id(one[name].run, one[name].finish_s) == by_id(other[name].run, other[name].finish_s)
+        for name in one
+    }
+    assert alike == {"fair-share": True, "gps": True, "isolated": False}
 
 
 def test_jobs_that_did_not_finish_have_none():

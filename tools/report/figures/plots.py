@@ -14,8 +14,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from pliant.schemas.errors import require
 from pliant.schemas.text import counted, width_of, wrapped
@@ -34,8 +36,10 @@ from pliant.tools.report.figures.style import (
     run_styles,
     whole_numbers,
 )
+from pliant.tools.report.job_columns import known
+from pliant.tools.report.job_record import JobRecord
 from pliant.tools.report.metrics import completions, team_gpus_over_time
-from pliant.tools.report.records import JobRecord, kind
+from pliant.tools.report.records import kind
 from pliant.tools.report.rendering.sections import TimeUnit, time_unit
 from pliant.tools.report.report import Report, RunReport
 
@@ -55,7 +59,7 @@ _FEWEST: Final = 3
 
 def jcts(each: RunReport) -> list[float]:
     """Ascending, seconds."""
-    return sorted(job.jct_s for job in each.run.jobs if job.jct_s is not None)
+    return sorted(known(each.run.jobs.jct_s))
 
 
 def cumulated(values: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -76,7 +80,7 @@ def jct_cdf(report: Report) -> Figure | None:
 
 
 def ftf_cdf(report: Report) -> Figure | None:
-    found = [sorted(each.fair[report.reference].ftf.values()) for each in report.runs]
+    found = [sorted(known(each.fair[report.reference].ftf)) for each in report.runs]
     if not any(found):
         return None
     title = f"Finish-time fairness against {REFERENCE_NAMES[report.reference]}"
@@ -153,9 +157,10 @@ def progress(each: RunReport) -> Figure | None:
 
 def shown(each: RunReport) -> list[JobRecord]:
     """The jobs that are drawn, in order of submission."""
-    known = [job for job in each.run.jobs if job.forecasts_held[1] >= _FEWEST]
-    most = sorted(known, key=lambda job: -job.forecasts_held[1])[:_MOST_SHOWN]
-    return [job for job in known if job in most]
+    told = (each.run.jobs[row] for row, said in sorted(each.run.jobs.said.items()) if said.forecasts)
+    predicted = [job for job in told if job.forecasts_held[1] >= _FEWEST]
+    most = sorted(predicted, key=lambda job: -job.forecasts_held[1])[:_MOST_SHOWN]
+    return [job for job in predicted if job in most]
 
 
 def _draw_progress(plot: Axes, job: JobRecord) -> None:
@@ -285,10 +290,10 @@ def allocation(each: RunReport) -> Figure | None:
     title = f"Allocation by {'model' if by_model else 'job'}: {each.label} ({kind(each.run)})"
     figure, plot = axes(title, f"time since the first submission, {unit.name}", slots, height=3.8)
     _stack(plot, bands, unit, edges=not by_model)
-    times, up = thinned(each.usage.times_s, each.usage.available)
+    times, up = thinned(each.usage.times_s.tolist(), each.usage.available.tolist())
     plot.plot([time / unit.seconds for time in times], up, drawstyle="steps-post", color=GREY, lw=0.9)
     plot.set_xlim(0, end_s / unit.seconds)
-    plot.set_ylim(0, 1.05 * max(*up, 1, *each.usage.held))
+    plot.set_ylim(0, 1.05 * max(*up, 1, *each.usage.held.tolist()))
     whole_numbers(plot)
     if by_model:
         legend(figure, plot, columns=4)
@@ -299,25 +304,28 @@ def allocation(each: RunReport) -> Figure | None:
 
 def bands_of(each: RunReport) -> list[Band]:
     """A band for each job, in order of submission; beyond :data:`MOST_JOBS` for each model."""
-    started = [job for job in each.run.jobs if job.first_start_s is not None]
-    names = {job.id: job.id for job in started}
-    if len(each.run.jobs) > MOST_JOBS:
-        common = Counter(job.job.model for job in started)
+    jobs = each.run.jobs
+    started = np.flatnonzero(~np.isnan(jobs.first_start_s))
+    if len(jobs) > MOST_JOBS:
+        models = jobs.texts(lambda job: job.model)
+        common = Counter(models[row] for row in started.tolist())
         kept = sorted(common, key=lambda model: (-common[model], model))[:_MOST_MODELS]
-        names = {job.id: job.job.model if job.job.model in kept else "other" for job in started}
-    changes: dict[str, dict[float, float]] = {name: {} for name in dict.fromkeys(names.values())}
-    for job in started:
-        own = changes[names[job.id]]
-        for start, end, step in job.held(each.run.last_event_s):
-            own[start] = own.get(start, 0) + step.counted_gpus
-            own[end] = own.get(end, 0) - step.counted_gpus
-    times = each.usage.times_s
-    bands = []
-    for index, (name, own) in enumerate(changes.items()):
-        held = list(accumulate(own.get(time, 0) for time in times))
-        colour = PALE if name == "other" else area_colour(index)
-        bands.append(Band(name, colour, *thinned(times, held)))
-    return bands
+        names = {row: models[row] if models[row] in kept else "other" for row in started.tolist()}
+    else:
+        names = {row: jobs.id(row) for row in started.tolist()}
+    bands = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
+    band_of = np.zeros(len(jobs), np.int64)
+    band_of[started] = [bands[name] for name in names.values()]
+    times, held = each.usage.times_s, jobs.held(each.run.last_event_s)
+    found = []
+    for name, number in bands.items():
+        own = band_of[held.job] == number
+        change_s = np.concatenate([held.start_s[own], held.end_s[own]])
+        gpus = np.concatenate([held.counted_gpus[own], -held.counted_gpus[own]])
+        changes = np.bincount(np.searchsorted(times, change_s), gpus, len(times))
+        colour = PALE if name == "other" else area_colour(number)
+        found.append(Band(name, colour, *thinned(times.tolist(), np.cumsum(changes).tolist())))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,13 +424,13 @@ def gpu_use(report: Report) -> Figure | None:
 
 
 def _draw_usage(plot: Axes, each: RunReport, unit: TimeUnit, colour: str) -> None:
-    times, held = thinned(each.usage.times_s, each.usage.held)
+    times, held = thinned(each.usage.times_s.tolist(), each.usage.held.tolist())
     plot.fill_between(
         [time / unit.seconds for time in times], held, step="post", facecolor=colour, linewidth=0
     )
-    times, up = thinned(each.usage.times_s, each.usage.available)
+    times, up = thinned(each.usage.times_s.tolist(), each.usage.available.tolist())
     plot.plot([time / unit.seconds for time in times], up, drawstyle="steps-post", color=GREY, linewidth=0.9)
-    plot.set_ylim(0, 1.08 * max(1, *up, *each.usage.held))
+    plot.set_ylim(0, 1.08 * max(1, *up, *each.usage.held.tolist()))
     plot.set_title(each.label, loc="left", fontsize=9, color=GREY, pad=3)
     whole_numbers(plot, most=4)
 
@@ -462,8 +470,6 @@ def thinned(
     """A step function with at most ``points`` steps: as it is, else its exact means over equal intervals."""
     if len(times) <= points:
         return times, values
-    import numpy as np
-
     at = np.asarray(times)
     grid = np.linspace(at[0], at[-1], points + 1)
     area = np.concatenate([[0.0], np.cumsum(np.diff(at) * np.asarray(values)[:-1])])

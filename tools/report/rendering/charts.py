@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 
 from pliant.tools.report.figures.plots import REFERENCE_NAMES, cumulated, jcts
 from pliant.tools.report.figures.style import LineStyle, run_styles
+from pliant.tools.report.job_columns import known
 from pliant.tools.report.metrics import completions
 from pliant.tools.report.rendering.sections import TimeUnit, time_unit
 from pliant.tools.report.report import Report
@@ -74,7 +75,7 @@ def charts(report: Report) -> list[Chart]:
             "ftf-cdf",
             f"Finish-time fairness against {REFERENCE_NAMES[report.reference]}",
             report,
-            [sorted(each.fair[report.reference].ftf.values()) for each in report.runs],
+            [sorted(known(each.fair[report.reference].ftf)) for each in report.runs],
             styles,
             of_time=False,
         ),
@@ -149,10 +150,10 @@ def _gpu_use(report: Report, styles: Sequence[LineStyle]) -> Chart | None:
     unit = time_unit([end_s])
     lines = []
     for each, style in zip(report.runs, styles, strict=True):
-        pairs = zip(each.usage.times_s, each.usage.held, strict=True)
+        pairs = zip(each.usage.times_s.tolist(), each.usage.held.tolist(), strict=True)
         steps = [(time / unit.seconds, float(held)) for time, held in pairs]
         lines.append(Line(each.label, style, _mean_steps(steps)))
-    most = max(max(each.usage.available, default=0) for each in report.runs)
+    most = max(max(each.usage.available.tolist(), default=0) for each in report.runs)
     high = max([float(most), *(y for line in lines for _, y in line.points)])
     slots = "GPUs" if report.runs[0].run.info.cluster.slots == "gpu" else "CPU slots"
     label = f"time since the first submission, {unit.name}"

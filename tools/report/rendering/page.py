@@ -13,22 +13,25 @@ many stretches, those closer together than a grain are one, with the mean of the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from math import floor, log10
+from math import floor, inf, log10
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
 from pliant import __version__
+from pliant.schemas.file_io.events import UNSTATED
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import better
-from pliant.tools.report.fairness import REFERENCES
+from pliant.tools.report.fairness import REFERENCES, Fairness, Reference
 from pliant.tools.report.figures.plots import REFERENCE_NAMES
 from pliant.tools.report.figures.style import area_colour
 from pliant.tools.report.groups import groups
-from pliant.tools.report.metrics import mean
-from pliant.tools.report.records import JobRecord, RunRecord, kind, parameters_text
+from pliant.tools.report.job_columns import OUTCOMES, Floats, Jobs, known, largest, mean_known, optional
+from pliant.tools.report.records import RunRecord, kind, parameters_text
 from pliant.tools.report.rendering.charts import charts, swatches
 from pliant.tools.report.rendering.sections import (
     FIGURES,
@@ -71,9 +74,9 @@ def page_data(report: Report, most: int = MOST_STRETCHES) -> str:
     traces: dict[tuple[str, str | None, tuple[str, ...]], int] = {}
     columns: list[dict[str, Any]] = []
     runs = []
-    team = _team_label(job.job for each in report.runs for job in each.run.jobs)
+    team = _team_label(report)
     for each in report.runs:
-        key = each.run.info.trace_hash, each.run.work_hash, tuple(job.id for job in each.run.jobs)
+        key = each.run.info.trace_hash, each.run.work_hash, tuple(each.run.jobs.ids())
         tick_s = _tick_of(each.run)
         if key not in traces:
             traces[key] = len(columns)
@@ -90,9 +93,10 @@ def page_data(report: Report, most: int = MOST_STRETCHES) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _team_label(jobs: Iterable[Job]) -> str | None:
+def _team_label(report: Report) -> str | None:
     """The label that names teams. Returns None if no job has one."""
-    stated = {name for job in jobs for name in job.labels}
+    forms = (names for each in report.runs for names in each.run.jobs.by_form(lambda job: tuple(job.labels)))
+    stated = {name for names in forms for name in names or ()}
     return next((name for name in _TEAMS if name in stated), None)
 
 
@@ -118,26 +122,31 @@ class _Words:
 
 def _trace(run: RunRecord, words: _Words, team: str | None) -> dict[str, Any]:
     """What the jobs of a trace are, whatever a policy did."""
-    jobs = [job.job for job in run.jobs]
+    jobs = run.jobs
     found: dict[str, Any] = {
-        "id": [job.id for job in jobs],
-        "model": [words.number(job.model) for job in jobs],
-        "asked": [job.gpus.requested for job in jobs],
+        "id": jobs.ids(),
+        "model": [words.number(model) for model in jobs.texts(lambda job: job.model)],
+        "asked": jobs.counts(lambda job: job.gpus.requested).tolist(),
     }
-    if any(job.user for job in jobs):
-        found["user"] = [words.number(job.user) for job in jobs]
-    if team is not None and any(team in job.labels for job in jobs):
-        found["team"] = [words.number(job.labels.get(team, "")) for job in jobs]
+    users = jobs.texts(lambda job: job.user)
+    if any(users):
+        found["user"] = [words.number(user) for user in users]
+    if team is not None and jobs.any_form(lambda job: team in job.labels):
+        found["team"] = [
+            words.number(name) for name in jobs.label_texts(lambda job: job.labels.get(team, ""))
+        ]
     return found
 
 
 def _run(each: RunReport, report: Report, words: _Words, tick_s: float, most: int) -> dict[str, Any]:
-    run, fair = each.run, each.fair[report.reference].ftf
-    jobs, until_s = run.jobs, run.last_event_s
+    run, jobs, until_s = each.run, each.run.jobs, each.run.last_event_s
     held, grain_s = stretches(jobs, until_s, most)
 
-    def ticks(values: Iterable[float | None]) -> list[int | None]:
-        return [None if value is None else round(value / tick_s) for value in values]
+    def ticks(values: Floats) -> list[int | None]:
+        return [None if value is None else round(value / tick_s) for value in optional(values)]
+
+    def digits(values: Floats) -> list[float | None]:
+        return [None if value is None else float(f"{value:.4g}") for value in optional(values)]
 
     return {
         "label": each.label,
@@ -146,28 +155,26 @@ def _run(each: RunReport, report: Report, words: _Words, tick_s: float, most: in
         "tick": tick_s,
         "end": round(until_s / tick_s),
         "grain": float(f"{grain_s:.3g}"),
-        "outcome": [words.number(job.outcome) for job in jobs],
-        "submit": ticks(job.submit_s for job in jobs),
-        "wait": ticks(job.queueing_delay_s for job in jobs),
-        "jct": ticks(job.jct_s for job in jobs),
-        "ftf": [None if (ftf := fair.get(job.id)) is None else float(f"{ftf:.4g}") for job in jobs],
-        "gpu_h": [float(f"{job.gpu_seconds(until_s) / 3600:.4g}") for job in jobs],
-        "stall": ticks(sum(step.overhead_s + step.checkpoint_s for step in job.steps) for job in jobs),
-        "preemptions": [job.preemptions for job in jobs],
-        "rescales": [job.rescales for job in jobs],
-        "moves": [job.moves for job in jobs],
-        "restarts": [job.restarts for job in jobs],
+        "outcome": [words.number(OUTCOMES[outcome]) for outcome in jobs.outcome.tolist()],
+        "submit": ticks(jobs.submit_s),
+        "wait": ticks(jobs.queueing_delay_s),
+        "jct": ticks(jobs.jct_s),
+        "ftf": digits(each.fair[report.reference].ftf),
+        "gpu_h": digits(jobs.gpu_seconds(until_s) / 3600),
+        "stall": ticks(jobs.stalled_s()),
+        "preemptions": jobs.preemptions.tolist(),
+        "rescales": jobs.rescales_until(inf).tolist(),
+        "moves": jobs.moves.tolist(),
+        "restarts": jobs.restarts.tolist(),
         "held": _flat(jobs, held, tick_s, words),
     }
 
 
-def _flat(
-    jobs: Sequence[JobRecord], held: Sequence[Sequence[_Stretch]], tick_s: float, words: _Words
-) -> list[float]:
+def _flat(jobs: Jobs, held: Sequence[Sequence[_Stretch]], tick_s: float, words: _Words) -> list[float]:
     found: list[float] = []
-    for job, own in zip(jobs, held, strict=True):
+    for submit_s, own in zip(jobs.submit_s.tolist(), held, strict=True):
         found.append(len(own))
-        before = round(job.submit_s / tick_s)
+        before = round(submit_s / tick_s)
         for start_s, end_s, gpus, batch, stall_s in own:
             start, end = round(start_s / tick_s), round(end_s / tick_s)
             named = words.number("" if batch is None else str(batch))
@@ -177,12 +184,12 @@ def _flat(
     return found
 
 
-def stretches(jobs: Sequence[JobRecord], until_s: float, most: int) -> tuple[list[list[_Stretch]], float]:
+def stretches(jobs: Jobs, until_s: float, most: int) -> tuple[list[list[_Stretch]], float]:
     """What each job held, and the grain in seconds: 0 where every change is there.
 
     There are never fewer stretches than jobs that held anything, even if these are more than ``most``.
     """
-    held = [_held(job, until_s) for job in jobs]
+    held = _held(jobs, until_s)
     grain_s, least = 0.0, sum(1 for own in held if own)
     while sum(map(len, held)) > max(most, least) and grain_s < until_s:
         grain_s = max(2 * grain_s, _FIRST_GRAIN * until_s)
@@ -190,16 +197,27 @@ def stretches(jobs: Sequence[JobRecord], until_s: float, most: int) -> tuple[lis
     return held, grain_s
 
 
-def _held(job: JobRecord, until_s: float) -> list[_Stretch]:
-    """Joins what follows upon each other without a change that shows."""
-    found: list[_Stretch] = []
-    for start, end, step in job.held(until_s):
-        new = _Stretch(start, end, step.counted_gpus, step.batch, step.overhead_s + step.checkpoint_s)
-        last = found[-1] if found else None
-        if last is not None and (last.end_s, *last[2:4], new.stall_s) == (start, *new[2:4], 0.0):
-            found[-1] = last._replace(end_s=end)
+def _held(jobs: Jobs, until_s: float) -> list[list[_Stretch]]:
+    """Of each job; joins what follows upon each other without a change that shows."""
+    found: list[list[_Stretch]] = [[] for _ in range(len(jobs))]
+    held, steps = jobs.held(until_s), jobs.steps
+    stalled_s = (steps.overhead_s + steps.checkpoint_s)[held.step]
+    for job, start_s, end_s, gpus, batch, stall_s in zip(
+        held.job.tolist(),
+        held.start_s.tolist(),
+        held.end_s.tolist(),
+        held.counted_gpus.tolist(),
+        steps.batch[held.step].tolist(),
+        stalled_s.tolist(),
+        strict=True,
+    ):
+        own = found[job]
+        new = _Stretch(start_s, end_s, gpus, None if batch == UNSTATED else batch, stall_s)
+        last = own[-1] if own else None
+        if last is not None and (last.end_s, *last[2:4], new.stall_s) == (start_s, *new[2:4], 0.0):
+            own[-1] = last._replace(end_s=end_s)
         else:
-            found.append(new)
+            own.append(new)
     return found
 
 
@@ -272,8 +290,7 @@ def _fairness_section(report: Report) -> Section:
             suffix = "" if name == "fair-share" else f"_{name}"
             figures = (getattr(each.metrics, f"{of}{suffix}") for of in ("mean_ftf", "worst_ftf"))
             unfair = percent(getattr(each.metrics, f"unfair_fraction{suffix}"))
-            worst = sorted(each.fair[name].ftf.items(), key=lambda pair: (-pair[1], pair[0]))[:_WORST]
-            named = ", ".join(f"{job} {number(ftf, 2)}" for job, ftf in worst) or NOTHING
+            named = ", ".join(f"{job} {number(ftf, 2)}" for job, ftf in _worst_off(each, name)) or NOTHING
             rows.append(
                 (each.label, REFERENCE_NAMES[name], *(number(ftf, 3) for ftf in figures), unfair, named)
             )
@@ -284,57 +301,62 @@ def _fairness_section(report: Report) -> Section:
     return Section("Fairness", headers, tuple(rows), 2, notes)
 
 
+def _worst_off(each: RunReport, name: Reference) -> list[tuple[str, float]]:
+    """The jobs with the largest FTF, and these; among equal ones in order of their ids."""
+    ftf = each.fair[name].ftf
+    there = np.flatnonzero(~np.isnan(ftf))
+    if len(there) > _WORST:
+        there = there[ftf[there] >= np.sort(ftf[there])[-_WORST]]
+    pairs = [(each.run.jobs.id(row), ftf.item(row)) for row in there.tolist()]
+    return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))[:_WORST]
+
+
 def _group_sections(report: Report) -> list[Section]:
     """Users and teams, each a table; none where jobs do not state them."""
-    jobs = [job.job for each in report.runs for job in each.run.jobs]
     found = []
-    if any(job.user for job in jobs):
-        found.append(_group_section("Users", "user", report, lambda job: job.job.user))
-    team = _team_label(jobs)
+    if any(each.run.jobs.any_form(lambda job: job.user) for each in report.runs):
+        found.append(_group_section("Users", "user", report, lambda job: job.user))
+    team = _team_label(report)
     if team is not None:
         found.append(
-            _group_section(f"Teams (label {team})", team, report, lambda job: job.job.labels.get(team, ""))
+            _group_section(f"Teams (label {team})", team, report, lambda job: job.labels.get(team, ""))
         )
     return found
 
 
-def _group_section(title: str, word: str, report: Report, key: Callable[[JobRecord], str]) -> Section:
+def _group_section(title: str, word: str, report: Report, key: Callable[[Job], str]) -> Section:
     rows: list[tuple[str, ...]] = []
     for each in report.runs:
-        groups: dict[str, list[JobRecord]] = {}
-        for job in each.run.jobs:
-            groups.setdefault(key(job) or "not stated", []).append(job)
-        until_s = each.run.last_event_s
-        used = {name: sum(job.gpu_seconds(until_s) for job in own) for name, own in groups.items()}
+        groups: dict[str, list[int]] = {}
+        for row, name in enumerate(each.run.jobs.label_texts(key)):
+            groups.setdefault(name or "not stated", []).append(row)
+        gpu_s = each.run.jobs.gpu_seconds(each.run.last_event_s)
+        used = {name: sum(gpu_s[own].tolist()) for name, own in groups.items()}
         order = sorted(groups, key=lambda name: (-used[name], name))
         shown, rest = order[:_MOST_GROUPS], order[_MOST_GROUPS:]
         named = [(name, groups[name]) for name in shown]
         if rest:
-            named.append((f"{len(rest)} others", [job for name in rest for job in groups[name]]))
-        total = sum(used.values())
-        fair = each.fair[report.reference].ftf
-        rows += [_group_row(name, each, own, fair, total) for name, own in named]
+            named.append((f"{len(rest)} others", [row for name in rest for row in groups[name]]))
+        fair, total = each.fair[report.reference], sum(used.values())
+        rows += [(name, each.label, *_group_cells(fair, own, gpu_s[own], total)) for name, own in named]
     headers = (word, "run", "jobs", "finished", "JCT, mean", "waited, mean", "FTF, mean", "FTF, worst")
     notes = (f"ordered by GPU time; FTF against {REFERENCE_NAMES[report.reference]}, over finished jobs",)
     return Section(title, (*headers, "GPU hours", "% of all"), tuple(rows), 2, notes)
 
 
-def _group_row(
-    name: str, each: RunReport, own: Sequence[JobRecord], fair: Mapping[str, float], total: float
-) -> tuple[str, ...]:
-    ftfs = [fair[job.id] for job in own if job.id in fair]
-    used = sum(job.gpu_seconds(each.run.last_event_s) for job in own)
-    jcts = [job.jct_s for job in own if job.jct_s is not None]
-    waited = [job.queueing_delay_s for job in own if job.queueing_delay_s is not None]
+def _group_cells(fair: Fairness, own: Sequence[int], gpu_s: Floats, total: float) -> tuple[str, ...]:
+    """:param own: rows of its jobs.
+    :param gpu_s: GPU-seconds of each of these.
+    :param total: GPU-seconds of all jobs.
+    """
+    jobs, ftf, used = fair.run.jobs, fair.ftf[own], sum(gpu_s.tolist())
     return (
-        name,
-        each.label,
         number(len(own), 0),
-        number(len(jcts), 0),
-        _span(mean(jcts)),
-        _span(mean(waited)),
-        number(mean(ftfs), 3),
-        number(max(ftfs, default=None), 3),
+        number(len(known(jobs.jct_s[own])), 0),
+        _span(mean_known(jobs.jct_s[own])),
+        _span(mean_known(jobs.queueing_delay_s[own])),
+        number(mean_known(ftf), 3),
+        number(largest(ftf), 3),
         number(used / 3600, 2),
         percent(used / total if total else None),
     )

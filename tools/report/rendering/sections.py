@@ -13,6 +13,7 @@ from pliant.schemas.cluster import OTHERS
 from pliant.schemas.metrics import RunMetrics, Unpredicted
 from pliant.schemas.text import counted
 from pliant.tools.report.fairness import REFERENCES, promise, why_unpromised
+from pliant.tools.report.job_columns import optional
 from pliant.tools.report.report import Report, RunReport
 
 Kind = Literal["time", "percent", "ratio", "count", "ms"]
@@ -183,8 +184,9 @@ def jobs_section(each: RunReport) -> Section:
 
 def job_rows(each: RunReport) -> list[Row]:
     """One row a job, in order of submission; times in seconds."""
-    fair, gps, isolated = (each.fair[name].ftf for name in REFERENCES)
-    until = each.run.last_event_s
+    jobs, until_s = each.run.jobs, each.run.last_event_s
+    fair, gps, isolated = (optional(each.fair[name].ftf) for name in REFERENCES)
+    gpu_s, stalled_s = jobs.gpu_seconds(until_s).tolist(), jobs.stalled_s().tolist()
     return [
         {
             "run": each.label,
@@ -194,11 +196,11 @@ def job_rows(each: RunReport) -> list[Row]:
             "submit_s": job.submit_s,
             "queueing_delay_s": job.queueing_delay_s,
             "jct_s": job.jct_s,
-            "ftf": fair.get(job.id),
-            "ftf_gps": gps.get(job.id),
-            "ftf_isolated": isolated.get(job.id),
-            "gpu_seconds": job.gpu_seconds(until),
-            "overhead_s": sum(step.overhead_s + step.checkpoint_s for step in job.steps),
+            "ftf": fair[row],
+            "ftf_gps": gps[row],
+            "ftf_isolated": isolated[row],
+            "gpu_seconds": gpu_s[row] or 0,
+            "overhead_s": stalled_s[row] if job.steps else 0,
             "preemptions": job.preemptions,
             "rescales": job.rescales,
             "moves": job.moves,
@@ -209,7 +211,7 @@ def job_rows(each: RunReport) -> list[Row]:
             "first_loss": job.first_loss,
             "last_loss": job.last_loss,
         }
-        for job in each.run.jobs
+        for row, job in enumerate(jobs)
     ]
 
 
@@ -237,10 +239,10 @@ def _row(each: RunReport) -> tuple[str, ...]:
     delays_s = each.fair["gps"].delays_s()
     bound_s, worst_s = each.metrics.gps_bound_s or 0.0, each.metrics.worst_gps_delay_s
     held = promise(each.run, each.fair["gps"], each.usage)
-    past = () if held is None else held.past
+    past = [] if held is None else held.past.tolist()
     used = each.metrics.worst_bound_used
-    latest = sorted(past, key=lambda job_id: (-delays_s[job_id], job_id))
-    named = [f"{job_id} {duration(delays_s[job_id])}" for job_id in latest[:_NAMED]]
+    latest = sorted((-delays_s.item(row), each.run.jobs.id(row)) for row in past)
+    named = [f"{job_id} {duration(-before_s)}" for before_s, job_id in latest[:_NAMED]]
     more = [f"{len(latest) - _NAMED} more"] if len(latest) > _NAMED else []
     worst = NOTHING if worst_s is None else f"{'-' if worst_s < 0 else ''}{duration(abs(worst_s))}"
     return (
@@ -249,7 +251,7 @@ def _row(each: RunReport) -> tuple[str, ...]:
         worst,
         percent(used),
         number(len(past), 0),
-        number(len(delays_s), 0),
+        number(each.fair["gps"].jobs, 0),
         ", ".join(named + more),
     )
 

@@ -1,0 +1,342 @@
+"""From the changes that a log names to what each job held, for all jobs at once.
+
+The changes of a job count in the order of the log. They are sorted by job, and what holds after each of them
+follows from the last change before it that says so: its GPUs, its batch, whether it shares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from pliant.schemas.event import ENDS, EVENT_NAMES, HOLDS, RESCALES
+from pliant.schemas.file_io.events import UNSTATED
+from pliant.tools.report.job_columns import (
+    OUTCOMES,
+    STEP_COLUMNS,
+    Booleans,
+    Floats,
+    Integers,
+    Steps,
+    smallest_type,
+    totals,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+KEEP_ON: Final = len(EVENT_NAMES)
+"""In the place of an event: another job began or stopped to train on the same GPUs."""
+
+
+def _are(names: Sequence[str]) -> Booleans:
+    """By event, whether it is one of these."""
+    return np.array([*(name in names for name in EVENT_NAMES), False])
+
+
+_HOLDS: Final = _are([*HOLDS])
+_ENDS: Final = _are([*ENDS])
+_REQUEUE: Final = _are(["requeue"])
+_PREEMPT: Final = _are(["preempt"])
+_MOVE: Final = _are(["move"])
+_RESCALES: Final = _are([*RESCALES])
+_CHECKPOINT: Final = _are(["checkpoint"])
+_FAIL: Final = EVENT_NAMES.index("fail")
+CHANGES: Final = _HOLDS | _ENDS | _REQUEUE
+"""By event, whether it may change what a job holds."""
+_OUTCOME_OF: Final = np.array(
+    [*(OUTCOMES.index(ENDS[name]) if name in ENDS else 0 for name in EVENT_NAMES), 0], np.uint8
+)
+
+
+class Changes(NamedTuple):
+    """Events that change jobs, or that are looked at with what the job held then; arrays of shape (changes,).
+
+    In the order of the log.
+    """
+
+    job: NDArray[np.int32]
+    time_s: Floats
+    event: NDArray[np.uint8]
+    """Place in ``EVENT_NAMES``, or :data:`KEEP_ON`."""
+    gpus: Integers
+    """``UNSTATED`` where the event does not say them, as of batches."""
+    global_batch: Integers
+    overhead_s: Floats
+    shared: Booleans
+    """Whether another job trains on the GPUs of the change."""
+
+    def part(self, among: slice, first_job: int) -> Changes:
+        """Some of them, with jobs numbered from the first one."""
+        return Changes(
+            self.job[among] - np.int32(first_job),
+            self.time_s[among],
+            self.event[among],
+            self.gpus[among],
+            self.global_batch[among],
+            self.overhead_s[among],
+            self.shared[among],
+        )
+
+
+class ChangeLog:
+    """Changes block by block, in the order of the log."""
+
+    def __init__(self) -> None:
+        kinds = (np.int32, np.float64, np.uint8, np.int8, np.int8, np.float64, np.bool_)
+        self._columns: list[list[NDArray[Any]]] = [[np.zeros(0, kind)] for kind in kinds]
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, changes: Changes) -> None:
+        columns: Iterator[NDArray[Any]] = iter(changes)
+        for blocks, column in zip(self._columns, columns, strict=True):
+            blocks.append(column)
+        self._count += len(changes.job)
+
+    def by_job(self, place: NDArray[np.int32]) -> tuple[Changes, Integers]:
+        """All of them, sorted by the place of their job, and where each was in the log. Leaves none here.
+
+        :param place: of each job.
+        """
+        job = place[self._taken()]
+        order = np.argsort(job, kind="stable")
+        return Changes(job[order], *(self._taken()[order] for _ in Changes._fields[1:])), order
+
+    def _taken(self) -> NDArray[Any]:
+        return np.concatenate(self._columns.pop(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """What jobs held, and how they ended; arrays of shape (jobs,) unless something else is said."""
+
+    steps: Steps
+    outcome: NDArray[np.uint8]
+    end_s: Floats
+    preemptions: Integers
+    moves: Integers
+    restarts: Integers
+    step_before: Integers
+    """The last step of the job before each change, -1 where there is none; shape (changes,), as the next two.
+    Empty unless asked for."""
+    batch_before: NDArray[Any]
+    """Its global batch then."""
+    shared_before: Integers
+    """How many changes of the job before it were on shared GPUs."""
+
+
+def allocations(changes: Changes, submit_s: Floats, *, tell_before: bool = False) -> Allocations:
+    """Some jobs at a time, since what holds around each change takes ten times what the changes take.
+
+    :param changes: sorted by job, those of a job in the order of the log.
+    :param submit_s: of each job.
+    :param tell_before: whether what held before each change is wanted.
+    """
+    job = changes.job
+    cuts = {int(np.searchsorted(job, job[at])) for at in range(_AT_A_TIME, len(job), _AT_A_TIME)} - {0}
+    firsts = [0, *sorted(cuts)]
+    jobs = [0, *(int(job[first]) for first in firsts[1:]), len(submit_s)]
+    parts = []
+    for first, until, first_job, until_job in zip(
+        firsts, [*firsts[1:], len(job)], jobs[:-1], jobs[1:], strict=True
+    ):
+        part = changes.part(slice(first, until), first_job)
+        parts.append(_Fold(part, submit_s[first_job:until_job]).allocations(tell_before=tell_before))
+    return _joined(parts, jobs)
+
+
+def _joined(parts: list[Allocations], jobs: Sequence[int]) -> Allocations:
+    """Column by column, so that no more than one is there twice. Leaves none of the parts.
+
+    :param jobs: the first job of each part.
+    """
+    begins = np.cumsum([0, *(len(part.steps.job) for part in parts)]).tolist()
+    steps = {name: [getattr(part.steps, name) for part in parts] for name in STEP_COLUMNS}
+    others = {name: [getattr(part, name) for part in parts] for name in _COLUMNS}
+    parts.clear()
+    steps["job"] = [job + np.int32(first) for job, first in zip(steps["job"], jobs, strict=False)]
+    others["step_before"] = [
+        np.where(step < 0, -1, step + begin)
+        for step, begin in zip(others["step_before"], begins, strict=False)
+    ]
+    joined: list[Any] = [np.concatenate(steps.pop(name)) for name in STEP_COLUMNS]
+    return Allocations(Steps(*joined), **{name: np.concatenate(others.pop(name)) for name in _COLUMNS})
+
+
+_COLUMNS: Final = (
+    *("outcome", "end_s", "preemptions", "moves", "restarts"),
+    *("step_before", "batch_before", "shared_before"),
+)
+_AT_A_TIME: Final = 1 << 18
+"""Changes."""
+
+
+class _Fold:
+    """Changes sorted by job, and what holds around each of them."""
+
+    def __init__(self, changes: Changes, submit_s: Floats) -> None:
+        self.changes = changes
+        self.submit_s = submit_s
+        job, event = changes.job, changes.event
+        self.places = np.arange(len(job), dtype=np.int32)
+        is_first = np.ones(len(job), bool)
+        is_first[1:] = job[1:] != job[:-1]
+        self.is_first = is_first
+        self.begin = np.maximum.accumulate(np.where(is_first, self.places, 0))
+        """The first change of the same job."""
+        self.holds, self.ends = _HOLDS[event], _ENDS[event]
+        self.requeues = _REQUEUE[event]
+        self.gpus = self._gpus()
+        """After each change."""
+        self.batch = self._latest(self.holds & (changes.global_batch != UNSTATED), changes.global_batch)
+        """After each change; ``UNSTATED`` as long as the log says none."""
+        self.makes_step = self._makes_step()
+        self.step = np.cumsum(self.makes_step) - 1
+        """The last step at each change, if it is of the same job."""
+
+    def allocations(self, *, tell_before: bool) -> Allocations:
+        jobs, job = len(self.submit_s), self.changes.job
+        moves = self._moves()
+        at = np.flatnonzero(self.makes_step)
+        since_s = self._never_backwards(at)
+        overheads_s = self._overheads_s(len(at))
+        outcome, end_s = self._ends(at, since_s)
+        steps = Steps(
+            job[at],
+            since_s,
+            smallest_type(self.gpus[at]),
+            self._names(at),
+            *overheads_s,
+            self.changes.shared[at],
+            smallest_type(self.batch[at]),
+            (_RESCALES[self.changes.event] & ~moves)[at],
+        )
+        counted = (_PREEMPT[self.changes.event], moves, self.requeues)
+        preemptions, moved, restarts = (
+            smallest_type(np.bincount(job[each], minlength=jobs)) for each in counted
+        )
+        none = np.zeros(0, np.int32)
+        return Allocations(
+            steps,
+            outcome,
+            end_s,
+            preemptions,
+            moved,
+            restarts,
+            *(self._state_before() if tell_before else (none, none, none)),
+        )
+
+    def _state_before(self) -> tuple[Integers, Integers, Integers]:
+        """Step and batch, and the number of changes on shared GPUs."""
+        shared: Integers = np.cumsum(self.changes.shared) - self.changes.shared
+        is_own = self.step >= self.step[self.begin] + ~self.makes_step[self.begin]
+        return (
+            self._before(np.where(is_own, self.step, -1), -1),
+            self._before(self.batch, UNSTATED),
+            shared - shared[self.begin],
+        )
+
+    def _last(self, holds: Booleans) -> Integers:
+        """At each change the last one of the same job, itself included, of which this holds; else -1."""
+        found = np.maximum.accumulate(np.where(holds, self.places, -1))
+        found[found < self.begin] = -1
+        return found
+
+    def _latest(self, said: Booleans, values: NDArray[Any], otherwise: int = UNSTATED) -> NDArray[Any]:
+        """The value of the last change that says it."""
+        last = self._last(said)
+        return np.where(last >= 0, values[last], otherwise)
+
+    def _before(self, values: NDArray[Any], otherwise: int) -> NDArray[Any]:
+        """What was so after the change before, of the same job."""
+        found = np.empty_like(values)
+        found[1:] = values[:-1]
+        found[self.is_first] = otherwise
+        return found
+
+    def _gpus(self) -> NDArray[Any]:
+        """A start that does not say its GPUs leaves as many as before; an end or a preemption leaves none."""
+        stated = self.changes.gpus
+        frees = self.ends | ((_PREEMPT[self.changes.event] | self.requeues) & (stated == UNSTATED))
+        said = frees | self.requeues | (self.holds & (stated != UNSTATED))
+        return self._latest(said, np.where(frees, 0, stated), 0)
+
+    def _makes_step(self) -> Booleans:
+        """Steps begin with the first GPUs of a job, and an end of what held none is no step."""
+        before = self._before(self.gpus, 0)
+        started = self._before(self._last(self.gpus > 0) >= 0, 0)
+        changes = (self.holds | self.requeues) & (started | (self.gpus > 0))
+        found = changes | (self.ends & (before > 0))
+        keeps = self.changes.event == KEEP_ON
+        if keeps.any():
+            changed = self.holds | self.requeues | self.ends | keeps
+            shared = self._before(self._latest(changed, self.changes.shared, 0), 0)
+            found |= keeps & (before > 0) & (shared != self.changes.shared)
+        return found
+
+    def _moves(self) -> Booleans:
+        """Those with the same batch; others count as changes of the batch."""
+        stated, before = self.changes.global_batch, self._before(self.batch, UNSTATED)
+        same_batch = (stated == UNSTATED) | (stated == before) | (before == UNSTATED)
+        found: Booleans = _MOVE[self.changes.event] & same_batch
+        return found
+
+    def _names(self, at: Integers) -> NDArray[np.uint8]:
+        """Of the events that made the steps."""
+        named = self._latest(self.makes_step & (self.changes.event != KEEP_ON), self.changes.event)
+        found: NDArray[np.uint8] = named[at].astype(np.uint8)
+        return found
+
+    def _never_backwards(self, at: Integers) -> Floats:
+        """Times of steps. Clocks of machines may disagree a little; events of a job never run backwards."""
+        job, time_s = self.changes.job[at], self.changes.time_s[at]
+        before_s = self.submit_s[job]
+        goes_on = job[1:] == job[:-1]
+        before_s[1:][goes_on] = np.maximum(time_s[:-1], before_s[1:])[goes_on]
+        if (time_s >= before_s).all():
+            return time_s
+        time_s = np.maximum(time_s, self.submit_s[job])
+        ranked = np.sort(time_s)
+        ranks = np.searchsorted(ranked, time_s)  # exact, where an offset for each job would round
+        rows = job.astype(np.int64) * len(at)
+        found: Floats = ranked[np.maximum.accumulate(rows + ranks) - rows]
+        return found
+
+    def _overheads_s(self, steps: int) -> tuple[Floats, Floats]:
+        """Of each step: without training, and for checkpoints. In a live run the overhead of a change is
+        known some events later.
+        """
+        last = self._last(self.makes_step & (self.gpus > 0))
+        costs = (self.changes.overhead_s != 0) & (last >= 0)
+        checkpoints = _CHECKPOINT[self.changes.event]
+
+        def summed(chosen: Booleans) -> Floats:
+            return totals(self.step[last[chosen]], self.changes.overhead_s[chosen], steps)
+
+        return summed(costs & ~checkpoints), summed(costs & checkpoints)
+
+    def _ends(self, at: Integers, since_s: Floats) -> tuple[NDArray[np.uint8], Floats]:
+        """How each job ended and when. One that starts again after a failure has not ended."""
+        jobs, job, event = len(self.submit_s), self.changes.job, self.changes.event
+        outcome, end_s = np.zeros(jobs, np.uint8), np.full(jobs, np.nan)
+        last_end, last_hold = np.full(jobs, -1), np.full(jobs, -1)
+        for found, chosen in ((last_end, self.ends | self.requeues), (last_hold, self.holds)):
+            places = np.flatnonzero(chosen)
+            found[job[places]] = places
+        again = (event[last_end] == _FAIL) & (last_hold > last_end) if len(event) else np.zeros(jobs, bool)
+        over = np.flatnonzero((last_end >= 0) & ~again)
+        over = over[self.ends[last_end[over]]]
+        places = last_end[over]
+        outcome[over] = _OUTCOME_OF[event[places]]
+        step = self.step[places]
+        is_own = (step >= 0) & (job[at[step]] == over) if len(at) else np.zeros(len(over), bool)
+        before_s = self.submit_s[over]
+        before_s[is_own] = since_s[step[is_own]]
+        end_s[over] = np.maximum(self.changes.time_s[places], before_s)
+        return outcome, end_s
