@@ -7,6 +7,7 @@ itself. The same is done with a tenth of the jobs;
 ``growth`` is the units of all over ten times those of a tenth. A step that takes longer than
 :data:`MOST_CPU_S` is ended and has no figure. shadow-price decides in tens of milliseconds, so it replays
 :data:`SHADOW_PRICE_JOBS` jobs.
+``other-months``: the same jobs as Acme and ITP write theirs, from the import to the report, under fifo.
 ``decisions``: see :mod:`benchmarks.parts.decisions_at_scale`.
 ``python -m benchmarks.scale PART…`` measures parts alone and renews their rows; ``decisions-POLICY`` are
 those of one policy.
@@ -20,7 +21,7 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -54,25 +55,59 @@ _MEDIAN_S: Final = 600.0
 _MEAN_OVER_MEDIAN: Final = 3.0802
 """Of a lognormal with this sigma."""
 _START_S: Final = 1_590_000_000
+LOGS: Final = {
+    "helios": ("helios", "cluster_log.csv"),
+    "acme": ("acme", "trace_seren.csv"),
+    "itp": ("elasticflow", "cluster.csv"),
+}
+"""Whose log: what imports it, and the name of its file."""
+_HEADS: Final = {
+    "helios": "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue",
+    "acme": (
+        "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time"
+    ),
+    "itp": "job_id,submission_time,duration,num_gpu",
+}
+Spent = dict[str, tuple[float, float] | None]
+"""CPU seconds and peak MB by step; None where it took too long or what it reads is not there."""
 
 
 def months(jobs: int = JOBS, part: int = PART, shadow_price_jobs: int = SHADOW_PRICE_JOBS) -> list[Figure]:
     """Units and MB of each step, and how they grow."""
     unit_s = calibration_s()
     with tempfile.TemporaryDirectory() as name:
-        small = dict(_steps(Path(name), jobs // part, shadow_price_jobs))
-        large = dict(_steps(Path(name), jobs, 0)) if part > 1 else small
+        small = dict(_steps(Path(name), jobs // part, POLICIES, shadow_price_jobs))
+        large = dict(_steps(Path(name), jobs, POLICIES)) if part > 1 else small
     unit_s = min(unit_s, calibration_s())
-    found = [Figure("calibration_s", round(unit_s, 3), "s"), Figure("jobs", jobs, "jobs")]
-    for step, before in small.items():
-        if step == "shadow_price":
-            found += _figures(f"shadow_price_{shadow_price_jobs}_jobs", before, unit_s)
-            continue
-        after = large[step]
-        found += _figures(step, after, unit_s)
-        growth = None if before is None or after is None else round(after[0] / (part * before[0]), 2)
-        found.append(Figure(f"{step}_growth", growth, "ratio"))
+    shadow_price = small.pop("shadow_price")
+    return [
+        Figure("calibration_s", round(unit_s, 3), "s"),
+        Figure("jobs", jobs, "jobs"),
+        *_grown(small, large, part, unit_s),
+        *_figures(f"shadow_price_{shadow_price_jobs}_jobs", shadow_price, unit_s),
+    ]
+
+
+def other_months(jobs: int = JOBS, part: int = PART) -> list[Figure]:
+    """The same jobs as Acme and ITP write theirs: from the import to the report, under fifo alone."""
+    found: list[Figure] = []
+    unit_s = calibration_s()
+    for log in ("acme", "itp"):
+        with tempfile.TemporaryDirectory() as name:
+            small = dict(_steps(Path(name), jobs // part, POLICIES[:1], log=log))
+            large = dict(_steps(Path(name), jobs, POLICIES[:1], log=log)) if part > 1 else small
+        unit_s = min(unit_s, calibration_s())
+        found += _grown(small, large, part, unit_s, f"{log}_")
     return found
+
+
+def _grown(small: Spent, large: Spent, part: int, unit_s: float, log: str = "") -> Iterator[Figure]:
+    """Units and MB of each step with all jobs, and how they grow from a ``part`` of them."""
+    for step, before in small.items():
+        after = large[step]
+        yield from _figures(f"{log}{step}", after, unit_s)
+        growth = None if before is None or after is None else round(after[0] / (part * before[0]), 2)
+        yield Figure(f"{log}{step}_growth", growth, "ratio")
 
 
 def _figures(step: str, spent: tuple[float, float] | None, unit_s: float) -> list[Figure]:
@@ -81,16 +116,17 @@ def _figures(step: str, spent: tuple[float, float] | None, unit_s: float) -> lis
 
 
 def _steps(
-    folder: Path, jobs: int, shadow_price_jobs: int
+    folder: Path, jobs: int, policies: Sequence[str], shadow_price_jobs: int = 0, *, log: str = "helios"
 ) -> Iterator[tuple[str, tuple[float, float] | None]]:
-    """CPU seconds and peak MB of each step; None where it took too long or what it reads is not there."""
-    trace, made, shape = folder / "cluster_log.csv", folder / "jobs.jsonl", folder / "cluster.json"
-    _write_log(trace, jobs)
+    """The steps as they end, as in :data:`Spent`."""
+    importer, file_name = LOGS[log]
+    trace, made, shape = folder / file_name, folder / "jobs.jsonl", folder / "cluster.json"
+    _write_log(trace, jobs, log)
     nodes = ({"name": "n{}", "gpus": _NODE_GPUS, "count": NODES},)
     write_cluster(Cluster.model_validate({"nodes": nodes}), shape)
-    yield "import", _spent("trace", "import", "helios", str(trace), "-o", str(made))
+    yield "import", _spent("trace", "import", importer, str(trace), "-o", str(made))
     trace.unlink()
-    events = {policy: folder / f"{policy}.parquet" for policy in POLICIES}
+    events = {policy: folder / f"{policy}.parquet" for policy in policies}
     for policy, path in events.items():
         yield policy, _replayed(made, shape, policy, path)
     report = ("report", str(events["fifo"]), "-o", str(folder / "report.txt"))
@@ -124,32 +160,41 @@ def _spent(*words: str) -> tuple[float, float] | None:
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def _write_log(path: Path, jobs: int) -> None:
-    """Poisson arrivals; lognormal durations that do not depend on the size."""
+def _write_log(path: Path, jobs: int, log: str) -> None:
+    """Poisson arrivals; lognormal durations that do not depend on the size: the same jobs in every log."""
     rng = random.Random(SEED)  # noqa: S311
     mean_gpus = sum(size * share for size, share in zip(_SIZES, _SHARES, strict=True))
     gap_s = mean_gpus * _MEDIAN_S * _MEAN_OVER_MEDIAN / (_LOAD * NODES * _NODE_GPUS)
     submit_s = float(_START_S)
     with path.open("w") as stream:
-        stream.write(
-            "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
-        )
+        stream.write(_HEADS[log] + "\n")
         for number in range(jobs):
             submit_s += rng.expovariate(1 / gap_s)
             duration_s = 1 + int(_MEDIAN_S * rng.lognormvariate(0.0, _SIGMA))
             gpus = rng.choices(_SIZES, _SHARES)[0]
+            user, group = rng.randrange(300), rng.randrange(15)
+            if log == "itp":
+                stream.write(f"{number},{int(submit_s) - _START_S},{duration_s},{gpus}\n")
+                continue
             times = (submit_s, submit_s + 60, submit_s + 60 + duration_s)
-            clocks = ",".join(
-                datetime.fromtimestamp(int(each), UTC).strftime("%Y-%m-%d %H:%M:%S") for each in times
-            )
-            stream.write(
-                f"{number},u{rng.randrange(300)},vc{rng.randrange(15)},{gpus},{4 * gpus},{-(-gpus // 8)},"
-                f"COMPLETED,{clocks},{duration_s},60\n"
-            )
+            clocks = [datetime.fromtimestamp(int(each), UTC).strftime("%Y-%m-%d %H:%M:%S") for each in times]
+            nodes = -(-gpus // _NODE_GPUS)
+            if log == "acme":
+                zoned = ",".join(f"{each}+08:00" for each in clocks)
+                stream.write(
+                    f"{number},u{user},{nodes},{gpus},{4 * gpus},Other,COMPLETED,{zoned},{duration_s},60,"
+                    f"{gpus * duration_s}\n"
+                )
+            else:
+                stream.write(
+                    f"{number},u{user},vc{group},{gpus},{4 * gpus},{nodes},COMPLETED,{','.join(clocks)},"
+                    f"{duration_s},60\n"
+                )
 
 
 PARTS: Final[dict[str, Part]] = {
     "months": months,
+    "other-months": other_months,
     "decisions": lambda: [*decisions_at_scale.figures()],
 }
 
@@ -170,6 +215,7 @@ def smallest() -> list[Figure]:
     """All of it, small."""
     small: dict[str, Part] = {
         "months": partial(months, jobs=20, part=1, shadow_price_jobs=5),
+        "other-months": partial(other_months, jobs=20, part=1),
         "decisions": lambda: [*decisions_at_scale.figures(("fifo",), (16,), (4,))],
     }
     return parted.measured(NAME, small)

@@ -20,6 +20,12 @@ _STEPS: Final = {
     "tiresias": "replay under tiresias",
     "ares": "replay under ares",
     "report": "report of one replay",
+    "acme_import": "as Acme's log: import",
+    "acme_fifo": "as Acme's log: replay under fifo",
+    "acme_report": "as Acme's log: report",
+    "itp_import": "as ITP's log: import",
+    "itp_fifo": "as ITP's log: replay under fifo",
+    "itp_report": "as ITP's log: report",
 }
 _FIRST: Final = """How long replays, imports, decisions, commands and the live loop take."""
 _LATER: Final = "decision_s_"
