@@ -414,10 +414,17 @@ class Executor:
                 use.add(job_id, target.slots)
                 with self._faults.of(job_id, doing="cannot be started"):
                     gang = self.gangs[job_id] = self._launching.prepare(job_id, target, self.nodes)
-                    try:
-                        self._launching.start(gang, self.nodes)
-                    except UnreadableError as error:  # not to be tried again beside what may run
-                        self.condemn(job_id, f"cannot be started: {error}")
+                    self._start(gang)
+
+    def _start(self, gang: Gang) -> None:
+        job_id = gang.handle.job
+        try:
+            self._launching.start(gang, self.nodes)
+        except UnreadableError as error:  # not to be tried again beside what may run
+            self.condemn(job_id, f"cannot be started: {error}")
+            return
+        with self._faults.of(job_id, tries_again=True):
+            gang.statuses = self.backend.poll([gang.handle])[gang.handle]
 
     def _slot_use(self, asked: Iterable[Slot]) -> SlotUse:
         """Which jobs run, or may run, on these slots."""
@@ -496,31 +503,28 @@ class Condemned:
     def finish_off(self, gangs: Mapping[str, Gang]) -> Iterator[tuple[str, int, str]]:
         """Kill them; yields (job, attempt, reason) of each of which nothing is left."""
         for job_id, reason in sorted(self._reasons.items()):
-            gang = gangs.get(job_id)
-            if gang is None or not self._outlives_a_kill(gang):
+            handle = gangs[job_id].handle if job_id in gangs else self._newest(job_id)
+            if handle is None or not self._outlives_a_kill(handle):
                 del self._reasons[job_id]
-                yield job_id, self._last_attempt(job_id), reason
+                yield job_id, 0 if handle is None else handle.attempt, reason
 
-    def _outlives_a_kill(self, gang: Gang) -> bool:
+    def _outlives_a_kill(self, handle: Handle) -> bool:
         """Whether processes are left, or may be; False if that can never be found out."""
         try:
-            self._backend.stop(gang.handle, "kill")
-            gang.statuses = self._backend.poll([gang.handle])[gang.handle]
+            self._backend.stop(handle, "kill")
+            return any(status.state == "running" for status in self._backend.poll([handle])[handle])
         except UnreadableError:  # started again beside what may run, it would train twice in one folder
             return True
         except Exception as error:  # noqa: BLE001 - it is ended for an error already
             return may_pass(error)
-        return not gang.ended
 
-    def _last_attempt(self, job_id: str) -> int:
-        """The newest attempt that has a folder, after making sure that none of it runs."""
-        number = 0
+    def _newest(self, job_id: str) -> Handle | None:
+        """The newest attempt that has a folder, of a job that no gang is known of."""
         with contextlib.suppress(Exception):
             following = self._next_handle(job_id)
-            number = following.attempt - 1
-            if number:
-                self._backend.stop(Handle.of(following.job_files, number), "kill")
-        return number
+            if following.attempt > 1:
+                return Handle.of(following.job_files, following.attempt - 1)
+        return None
 
 
 @dataclass(slots=True)
