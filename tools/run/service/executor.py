@@ -353,6 +353,7 @@ class Executor:
                 self._launching.publish(gang, *found)
             yield from self._hear(job_id, gang)
             return
+        yield from self._losses(job_id, gang)
         verdict = gang.verdict()
         if verdict.end != "done" and (lost := gang.lost_work()) is not None:
             left, event = lost
@@ -366,10 +367,13 @@ class Executor:
             _log.warning("job %s: stopped, not cleanly: %s", job_id, verdict.message)
         yield AttemptEnded(job_id, gang.handle.attempt, verdict)
 
-    def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
-        """What a gang found out about its slots; its target shrinks to what is left."""
+    def _losses(self, job_id: str, gang: Gang) -> Iterable[Report]:
         for slots, reason in gang.losses(self._clock()):
             yield Lost(job_id, gang.handle.attempt, slots, reason)
+
+    def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
+        """What a gang found out about its slots; its target shrinks to what is left."""
+        yield from self._losses(job_id, gang)
         target = self.targets.get(job_id)
         if (setback := gang.setback()) is not None and target is not None:
             shared = job_id in companions(self.targets)

@@ -1,0 +1,71 @@
+"""What the log says of jobs at their end: workers that they lost, and jobs that no run can go on with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import BadInputError
+from pliant.tools.schedule.session.session import Session
+from tests.builders import job
+from tests.tools.run.simulated.world import POLICIES, World, trains
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path, POLICIES.index("fifo"))
+    yield made
+    made.close()
+
+
+def train(world: World, name: str, samples: float) -> None:
+    world.give(job(name, gpus=3, low=1, high=3, **trains(samples)))
+    world.turn()
+    world.turn_until(lambda: bool(world.events("progress")))
+
+
+def test_a_worker_that_was_lost_right_before_the_job_was_done_is_in_the_log(world: World) -> None:
+    """How it ended is waited for, and the job may end meanwhile."""
+    train(world, "a", 300.0)
+    (workers,) = world.nodes.training()
+    lost = workers.units[1]
+    os.close(lost.lock)  # its process is gone, its launcher not yet
+    lost.lock, lost.stands_still, lost.dies_in_s = -1, True, 0.5
+    world.turn(0.1)
+    workers.done = 299.0
+    world.turn(1.0)
+    world.turn_until(lambda: bool(world.events("finish")))
+    said = [event.detail or {} for event in world.events("progress")]
+    assert [found["lost_workers"] for found in said if "lost_workers" in found] == [["n0/1"]]
+    assert [str(found["reason"])[:17] for found in said if "reason" in found] == ["killed by SIGKILL"]
+
+
+def test_a_running_job_that_the_next_run_cannot_take_up_is_ended_and_not_left_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(world, "a", 1e4)
+    world.end_loop(0)
+    submit = Session.submit
+
+    def refuse(session: Session, spec: object, time_s: float) -> object:
+        if getattr(spec, "id", "") == "a":
+            raise BadInputError("its work cannot be computed")
+        return submit(session, spec, time_s)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Session, "submit", refuse)
+    for unit in world.nodes.running():
+        unit.dies_in_s = 6.0
+    world.turn()
+    decided = len(world.events("decision"))
+    world.turn()
+    assert len(world.events("decision")) <= decided + 1, "no one is asked again and again meanwhile"
+    assert world.events("fail") == [], "it has not ended before its workers have"
+    world.turn_until(lambda: not world.nodes.training())
+    world.turn()
+    reasons = [(event.detail or {})["reason"] for event in world.events("fail")]
+    assert reasons == ["its work cannot be computed"]
+    assert world.loop is not None
+    assert world.loop.state.log.active == {}
