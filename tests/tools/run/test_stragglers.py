@@ -61,6 +61,18 @@ def test_a_break_begins_the_count_again_and_ends_what_was_named() -> None:
     assert watch.named == []
 
 
+def test_a_worker_is_named_again_where_its_job_has_changed_its_slots() -> None:
+    """The log has forgotten by then that it was slow."""
+    watch = watching()
+    fast = dict.fromkeys(("n0/0", "n2/0", "n2/1"), 0.1)
+    for now_s in (0.0, 60.0):
+        found = watch.look([StepParts("a", 8, {**fast, "n0/1": 0.2, "n1/0": 0.2})], now_s)
+    assert [each.slot for each in found] == ["n0/1", "n1/0"] == [each.slot for each in watch.named]
+    moved = StepParts("a", 8, {**fast, "n0/2": 0.1, "n1/0": 0.2})
+    assert (watch.look([moved], 65.0), watch.named) == ([], [])
+    assert [each.slot for each in watch.look([moved], 125.0)] == ["n1/0"]
+
+
 def test_the_message_names_peers_and_past() -> None:
     watch = watching()
     watch.look(parts(0.1, 0.11), 0.0)

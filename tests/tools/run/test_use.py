@@ -158,6 +158,22 @@ def test_a_job_is_idle_after_the_whole_time_without_a_break_and_named_once() -> 
     assert named(120.0, a=0.0) == [("a", 60.0)]
 
 
+def test_a_job_that_runs_elsewhere_than_before_is_idle_after_the_whole_time_there() -> None:
+    """The log has forgotten by then that it was: it is named again."""
+    watch = IdleWatch(IdleRule(below=0.1, for_seconds=60.0))
+
+    def named(now_s: float, **where: str) -> list[tuple[str, float]]:
+        found = watch.look(dict.fromkeys(where, 0.0), now_s, where)
+        return [(each.job_id, each.for_s) for each in found]
+
+    assert named(0.0, a="n0", b="n1", c="n2") == []
+    assert named(50.0, a="n0", b="n2", c="n2") == []
+    assert named(60.0, a="n0", b="n2", c="n2") == [("a", 60.0), ("c", 60.0)]
+    assert named(70.0, a="n1", b="n2", c="n2") == []
+    assert named(110.0, a="n1", b="n2", c="n2") == [("b", 60.0)]
+    assert named(130.0, a="n1", b="n2", c="n2") == [("a", 60.0)]
+
+
 @pytest.mark.parametrize("wrong", [{"below": 0.0}, {"below": 1.5}, {"for_seconds": 0.0}, {"then": "kill"}])
 def test_a_rule_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):

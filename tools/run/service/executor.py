@@ -256,6 +256,11 @@ class Executor:
                     gang.end_left_over(nodes & late.keys())
         return late
 
+    @property
+    def places(self) -> dict[str, Set[Slot]]:
+        """The slots of each job that runs."""
+        return {job_id: frozenset(gang.target.slots) for job_id, gang in self.gangs.items()}
+
     def used(self) -> dict[str, float | None]:
         """The part of its slots that each job uses that trains; None where that is not known."""
         found: dict[str, float | None] = {}

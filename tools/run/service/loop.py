@@ -333,7 +333,7 @@ class Loop:
         if watch is None or self._rule is None or not watch.is_due(now_s):
             return False
         happened = False
-        for found in watch.look(self.executor.used(), now_s):
+        for found in watch.look(self.executor.used(), now_s, self.executor.places):
             if found.for_s and self._rule.then == "end":
                 self._end_idle(found.job_id, found.words)
                 happened = True
