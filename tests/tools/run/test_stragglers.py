@@ -50,6 +50,12 @@ def test_a_worker_is_named_once_when_it_was_slower_than_its_peers_for_long_enoug
     assert [each.slot for each in watch.named] == ["n0/2"]
 
 
+def test_a_worker_is_slow_from_the_limit_of_the_rule_on() -> None:
+    watch = watching()
+    assert [named(watch, now_s, 1.0, 1.5) for now_s in (0.0, 60.0)] == [[], [("n0/1", 1.5, 60.0)]]
+    assert [named(watch, 70.0 + now_s, 1.0, 1.0, 1.49) for now_s in (0.0, 60.0)] == [[], []]
+
+
 def test_a_break_begins_the_count_again_and_ends_what_was_named() -> None:
     watch = watching()
     assert named(watch, 0.0, 0.1, 0.2) == []
