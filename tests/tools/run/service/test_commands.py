@@ -141,6 +141,16 @@ def test_a_plan_says_how_the_batch_is_cut() -> None:
     assert (plan.members[0].device, plan.members[0].slot) == ("cuda", "n1/3")
 
 
+def test_only_a_job_whose_batch_changes_measures_its_noise_and_output_is_kept_as_the_keeper_likes() -> None:
+    for elasticity in ("none", "size", "size+batch"):
+        spec = rigid(1) if elasticity == "none" else elastic(elastic=elasticity)
+        (unit,) = made(spec, "n0/0")
+        assert ("PLIANT_NOISE" in unit.env, elasticity) == (elasticity == "size+batch", elasticity)
+        assert "PLIANT_LOG_BYTES" not in unit.env
+        (limited,) = units(target(spec, "n0/0"), FOLDER, ATTEMPT, GPU, log_bytes=5)
+        assert limited.env["PLIANT_LOG_BYTES"] == "5"
+
+
 @pytest.mark.parametrize("text", ["{", None])
 def test_a_plan_that_is_damaged_or_lost_is_made_again_for_the_workers_too(
     tmp_path: Path, text: str | None
