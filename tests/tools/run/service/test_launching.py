@@ -15,6 +15,7 @@ from pliant.schemas.schedule import Schedule
 from pliant.tools.run.backends.protocol import NodeInfo, ProcessLimits
 from pliant.tools.run.service import launching
 from pliant.tools.run.service.allocation import Assignment, Slot
+from pliant.tools.run.service.commands import aborted
 from pliant.tools.run.service.launching import Launching, Submitters, runnable, script_obstacle
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.submit import submit
@@ -217,3 +218,23 @@ def test_the_parts_of_a_rigid_job_meet_at_a_port_that_is_free_on_the_first_of_it
         )
         assert gang.starting
     assert asked == ["10.0.0.1"], "where the first of them is, and for several nodes only"
+
+
+def test_a_new_attempt_says_why_the_one_before_was_left_and_its_plan_is_newer_than_all_before(
+    tmp_path: Path,
+) -> None:
+    nodes, dirs = {"n0": NodeInfo("n0", 1)}, StateDir(tmp_path)
+    starting = Launching(InstantBackend(cluster(1), {}), dirs, Timeouts())
+    spec = job("a", command=("t.py",), workdir=str(tmp_path))
+    target = Assignment.of(spec, (Slot("n0", 0),), (8, 1, 1.0))
+    first = starting.prepare("a", target, nodes)
+    assert (first.handle.attempt, first.plan.generation, first.plan.reason) == (1, 1, "")
+    starting.publish(first, aborted(first.plan, "it is resized by a relaunch"))
+    second = starting.prepare("a", target, nodes)
+    assert (second.handle.attempt, second.plan.generation) == (2, 3)
+    assert (second.plan.reason, second.plan.abort) == ("it is resized by a relaunch", False)
+    third = starting.prepare("a", target, nodes)
+    assert (third.handle.attempt, third.plan.generation, third.plan.reason) == (3, 4, "")
+    dirs.job("a").plan.write_text("{")
+    dirs.job("a").attempt(3).kept_plan(4).write_text("{")
+    assert starting.prepare("a", target, nodes).plan.generation == 5, "what is damaged has a number, too"

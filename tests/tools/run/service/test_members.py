@@ -108,6 +108,32 @@ def test_where_a_kill_does_nothing_it_is_tried_again_seldom(scene: Scene) -> Non
     assert [len(one) for one in found].count(1) == 2
 
 
+def test_it_is_not_listened_more_often_than_workers_beat(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+    look = heartbeat.last_beat
+    monkeypatch.setattr(heartbeat, "last_beat", lambda path: looked_at.append(Path(path).name) or look(path))
+    for now_s in (100.0, 100.5, 100.9):
+        scene.members.listen(now_s, TIMES)
+    assert looked_at == ["worker-0.alive", "worker-1.alive"]
+    scene.members.listen(101.0, TIMES)
+    assert len(looked_at) == 4
+
+
+def test_a_worker_that_ran_for_long_enough_after_its_plan_was_in_force_proves_its_slot(scene: Scene) -> None:
+    assert scene.members.proven([0, 1], YOUNG_S) == set(), "no plan is in force yet"
+    scene.files.reached.write_text("1\n")
+    os.utime(scene.files.reached, (1000.0, 1000.0))
+    scene.now_s = YOUNG_S - 0.1
+    scene.beat(scene.files.presence(0))
+    assert scene.members.proven([0, 1], YOUNG_S) == set()
+    scene.now_s = YOUNG_S
+    scene.beat(scene.files.presence(0))
+    assert scene.members.proven([0, 1, 7], YOUNG_S) == {Slot("n0", 0)}
+    assert scene.members.proven([1], YOUNG_S) == set()
+
+
 HERE, THERE = Slot("n0", 0), Slot("n0", 1)
 
 
