@@ -499,6 +499,7 @@ def test_workers_that_do_not_stop_say_where_they_are_before_they_are_ended(tmp_p
     assert scene.watch(1056.0) == []
     assert question(files) == "", "a stop that goes well asks nothing"
     scene.watch(1057.5)
+    assert question(files) != ""
     stands_in(scene, 1, "all_reduce")
     assert scene.watch(1060.0) == ["term"]
     kept = files.kept_stacks.read_text()
