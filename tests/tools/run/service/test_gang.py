@@ -20,7 +20,15 @@ from pliant.tools.run.service.gang import Gang, Notice
 from pliant.tools.run.service.members import GangMembers, Setback, Timeouts
 from pliant.tools.run.statedir.contract import folders
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
-from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import (
+    LastCheckpoint,
+    Member,
+    Plan,
+    Progress,
+    ProgressFile,
+    WorkerOutcome,
+    write_progress,
+)
 from pliant.tools.run.statedir.contract.stacks import Frame, StackAnswer, ThreadStack, answer, question
 from tests.builders import job
 
@@ -300,6 +308,31 @@ def test_who_stands_still_is_killed_and_left_out_though_a_dead_host_kills_nothin
     assert training.gang.leaving == {Slot("n1", 0)}, "no other worker may be started where it may still run"
 
 
+def test_when_all_stand_still_all_are_killed(training: Scene, lives: Lives) -> None:
+    """None is left to go on, and none would ever end by itself."""
+    lives.silent = frozenset({0, 1})
+    assert training.watch(1.0) == ["kill [0, 1]"]
+    training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("exited", -9))
+    training.watch(2.0)
+    assert training.gang.verdict().end == "failed"
+
+
+def test_a_worker_that_stands_still_on_a_gpu_is_killed_and_the_attempt_ends(
+    tmp_path: Path, lives: Lives
+) -> None:
+    scene = Scene(tmp_path, "size")
+    gpus = [one.model_copy(update={"device": "cuda"}) for one in scene.gang.plan.members]
+    scene.goes_on(*gpus)
+    scene.reaches(2)
+    lives.silent = frozenset({1})
+    assert scene.watch(1.0) == ["kill [1]"]
+    assert not scene.gang.stopping
+    scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
+    lives.of[1], lives.silent = "gone", frozenset()
+    assert scene.watch(2.0) == ["kill [1]", "term"], "GPU operations of the others may hang"
+    assert members(scene) == [0, 1]
+
+
 def test_a_worker_that_is_cut_off_from_the_others_is_left_out_and_the_job_goes_on(
     training: Scene, lives: Lives
 ) -> None:
@@ -481,6 +514,46 @@ def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
     scene.watch(10.0)
     assert scene.gang.handle.files.outcome(1) in read
     assert scene.gang.stopping
+
+
+def reports(scene: Scene, samples: float, **more: object) -> None:
+    """A script without the library reports that it has trained these, and saved at 40."""
+    saved = LastCheckpoint(step=5, samples_done=40.0, seconds=0.1, age_s=0.0)
+    fields = {"job": "a", "attempt": 1, "generation": 1, "gpus": 2, "global_batch": 8, "epoch": 0, "rank": 0}
+    own = {"step": int(samples // 8), "samples_done": samples, "checkpoint": saved.model_dump()}
+    write_progress(scene.job.progress, Progress.model_validate({**fields, **own, **more}))
+    if (found := scene.gang.reported()) is not None:
+        scene.gang.said(found)
+
+
+def test_what_a_script_trained_after_its_last_save_is_taken_back_where_it_fails(tmp_path: Path) -> None:
+    """Its next attempt begins at the save; until it reports, nothing may say that it is further."""
+    scene = Scene(tmp_path, "none")
+    assert scene.gang.lost_work() is None, "it has not reported"
+    reports(scene, 40.0)
+    assert scene.gang.lost_work() is None
+    reports(scene, 72.0)
+    lost = scene.gang.lost_work()
+    assert lost is not None
+    left, event = lost
+    assert (left.step, left.samples_done, event.samples_done) == (5, 40.0, 40.0)
+    assert (event.event, (event.detail or {})["lost_samples"]) == ("checkpoint", 32.0)
+    assert ProgressFile(scene.job.progress).fresh() == left
+    elastic = Scene(tmp_path / "elastic", "size")
+    assert elastic.gang.lost_work() is None, "its workers say what they save"
+
+
+def test_a_launcher_that_takes_over_asks_a_script_to_stop_as_the_script_wants_to_be_asked(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(tmp_path, "none")
+    reports(scene, 72.0, watches_stop=True)
+    before, backend = scene.gang, cast("Backend", scene.backend)
+    scene.gang = Gang(before.handle, before.plan, scene.target, backend, timeouts=TIMES)
+    scene.gang.statuses = (RUNNING, RUNNING)
+    scene.stop(0.0)
+    assert before.handle.files.stop.read_text() == "asked\n"
+    assert scene.watch(59.0) == [], "it has its time to save"
 
 
 def stands_in(scene: Scene, worker: int, function: str) -> None:
