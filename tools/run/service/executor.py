@@ -157,8 +157,11 @@ class Executor:
         self.suspects, self._log = log.suspects, log
         for handle in self.backend.adopt(log.over):
             self._take_up(handle)
-        held = {**self._unclear.targets(log), **{name: gang.target for name, gang in self.gangs.items()}}
-        self.targets = {job_id: target for job_id, target in held.items() if job_id in log.active}
+        self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
+        known = {slot for target in self.targets.values() for slot in target.slots}
+        for job_id, target in self._unclear.targets(log).items():
+            if job_id in log.active and known.isdisjoint(target.slots):
+                self.targets[job_id] = target
         wanted = {job_id: job.allocation for job_id, job in log.active.items()}
         jobs = {job_id: job.job for job_id, job in log.active.items()}
         self.apply(self.steps_to(wanted, jobs, log))
