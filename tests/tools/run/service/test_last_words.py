@@ -1,4 +1,4 @@
-"""What the log says of jobs at their end: workers that they lost, and jobs that no run can go on with."""
+"""Ends of attempts and of jobs across runs: what the log says of them, and what the next run does."""
 
 from __future__ import annotations
 
@@ -69,3 +69,46 @@ def test_a_running_job_that_the_next_run_cannot_take_up_is_ended_and_not_left_wa
     assert reasons == ["its work cannot be computed"]
     assert world.loop is not None
     assert world.loop.state.log.active == {}
+
+
+def test_an_attempt_whose_failure_is_in_the_log_has_not_failed_again_for_the_next_run(world: World) -> None:
+    train(world, "a", 1e4)
+    world.crash(0)
+    world.turn_until(lambda: bool(world.events("requeue")))
+    for _ in range(3):
+        world.end_loop(0)
+        world.turn(0.1)
+    assert [(event.detail or {})["failures"] for event in world.events("requeue")] == [1]
+    world.turn_until(lambda: len(world.nodes.attempts) == 2)
+    assert len(world.events("requeue")) == 1
+
+
+def test_a_failure_that_no_run_saw_is_in_the_log_of_the_next_one_once(world: World) -> None:
+    train(world, "a", 1e4)
+    world.end_loop(0)
+    world.crash(0)
+    for unit in world.nodes.running():
+        unit.end(-9)
+    world.turn()
+    world.turn(0.1)
+    world.end_loop(0)
+    world.turn(0.1)
+    assert [(event.detail or {})["attempt"] for event in world.events("requeue")] == [1]
+
+
+def test_a_stop_that_a_dead_run_has_begun_comes_to_its_end_though_the_job_shall_run_there_again(
+    world: World,
+) -> None:
+    """Its workers heed nothing: without limits they would keep the job from ever being started again."""
+    train(world, "a", 1e4)
+    world.accepted["a"] = 1e4
+    for unit in world.nodes.running():
+        unit.obeys = False
+    world.order(0)  # held
+    world.turn_until(lambda: bool(world.events("preempt")))
+    world.order(1)  # and released
+    world.turn_until(lambda: bool(world.events("resume")))
+    assert len(world.nodes.attempts) == 1, "its workers are still there"
+    world.end_loop(0)
+    world.turn_until(lambda: len(world.nodes.attempts) == 2, most=15)
+    assert world.nodes.wrongs == []
