@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from pliant.tools.run.service.commands import (
 )
 from pliant.tools.run.statedir.contract.folders import AttemptDir, DamagedError, JobDir
 from tests.builders import job
+from tests.tools.run.simulated.hazard import Death, Hazard
 
 FOLDER = Path("/state/jobs/a")
 ATTEMPT = AttemptDir(FOLDER / "attempts" / "1")
@@ -171,6 +173,24 @@ def test_a_plan_that_is_damaged_or_lost_is_made_again_for_the_workers_too(
     folder.plan.write_text("{")
     with pytest.raises(DamagedError):  # an older one is not in force any more
         read_plan(folder)
+
+
+def test_wherever_a_launcher_dies_the_plan_in_force_has_a_copy(tmp_path: Path) -> None:
+    old, new = (make_plan(target(elastic(), "n0/0"), number, 1, CPU) for number in (1, 2))
+    found = []
+    for calls in range(1, 30):
+        folder, hazard = JobDir(tmp_path / "jobs" / str(calls)), Hazard()
+        folder.attempt(1).path.mkdir(parents=True)
+        write_plan(folder, old)
+        hazard.kill_after(calls)
+        with contextlib.suppress(Death), hazard.endured():
+            write_plan(folder, new)
+        in_force = read_plan_of(folder.plan)
+        assert in_force is not None
+        assert read_plan_of(folder.attempt(1).kept_plan(in_force.generation)) == in_force
+        found.append(in_force.generation)
+    assert found == sorted(found)
+    assert set(found) == {1, 2}
 
 
 def test_what_other_launchers_left_in_the_environment_is_dropped() -> None:
