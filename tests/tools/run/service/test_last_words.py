@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, LockedError
+from pliant.schemas.io import write_cluster
+from pliant.tools.run.service.inputs import PreparedRun
+from pliant.tools.run.service.loop import RunOptions
+from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.session.session import Session
-from tests.builders import job
+from tests.builders import cluster, job
+from tests.tools.run.instant import InstantBackend
 from tests.tools.run.simulated.world import POLICIES, World, trains
 
 
@@ -112,3 +118,24 @@ def test_a_stop_that_a_dead_run_has_begun_comes_to_its_end_though_the_job_shall_
     world.end_loop(0)
     world.turn_until(lambda: len(world.nodes.attempts) == 2, most=15)
     assert world.nodes.wrongs == []
+
+
+def test_of_two_runs_that_find_an_empty_folder_only_one_begins_there(tmp_path: Path) -> None:
+    """The other one has read its inputs before it got the lock; to begin again would end what runs."""
+    write_cluster(cluster(2), tmp_path / "cluster.json")
+    options = RunOptions(tmp_path / "live", question=Question("fifo"), cluster=str(tmp_path / "cluster.json"))
+
+    def prepared() -> PreparedRun:
+        return PreparedRun.read(options, lambda _name, nodes, _dirs: InstantBackend(nodes), resume=True)
+
+    first, second = prepared(), prepared()
+    with first.open(past=False) as state:
+        first.loop(state, follow=True)
+    written = (tmp_path / "live" / "events.jsonl").read_bytes()
+    with pytest.raises(LockedError, match="was written by another process meanwhile: try again"):
+        second.open(past=False)
+    assert (tmp_path / "live" / "events.jsonl").read_bytes() == written
+    again = PreparedRun.read(
+        replace(options, cluster=None), lambda _name, nodes, _dirs: InstantBackend(nodes), resume=True
+    )
+    again.open(past=False).close()  # the lock is free
