@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -128,12 +127,11 @@ def schedule(
     if state is not None:
         if jobs is not None:
             raise UsageError(f"--state brings its own jobs: leave {jobs} out")
-        from pliant.tools.run.statedir.directory import StateDir
         from pliant.tools.run.watch.status import decide_between_runs
 
-        if cluster is None and not StateDir(Path(state)).cluster.exists():
-            cluster = config.cluster
-        found = decide_between_runs(state, question, now, wait_s=wait, cluster=cluster, profile=profile)
+        found = decide_between_runs(
+            state, question, now, wait_s=wait, cluster=cluster, profile=profile, usual_cluster=config.cluster
+        )
     elif jobs is None or (cluster := cluster or config.cluster) is None:
         if jobs is not None:
             raise UsageError("name the --cluster: pliant cluster discover -o cluster.json writes one")

@@ -13,6 +13,9 @@ from pliant.cli.config import configuration
 from pliant.cli.report import report
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import write_cluster
+from pliant.tools.run.service import inputs
+from pliant.tools.run.service.loop import RunOptions
+from pliant.tools.run.service.run import run_once
 from tests.builders import cluster
 from tests.cli.calling import call
 
@@ -90,6 +93,27 @@ def test_a_policy_in_a_file_is_found_from_a_folder_below(here: Path, monkeypatch
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
     assert configuration().policy == "../mine.py"
+
+
+def test_a_line_of_cron_goes_on_after_its_first_call_was_killed_before_the_first_event(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_words: object) -> None:
+        raise Killed
+
+    assert call("submit", "a.jsonl").exit_code == 0
+    assert call("schedule", "-o", "first.json").exit_code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(inputs, "run_event", die)
+        with pytest.raises(Killed):
+            run_once(RunOptions(here / "live", schedule="first.json"))
+    assert (here / "live" / "cluster.json").exists(), "it had begun to write what the run needs"
+    again = call("schedule")
+    assert again.exit_code == 0, again.stderr
+    assert [given["job"] for given in json.loads(again.stdout)["allocations"]] == ["a"]
 
 
 def test_a_follower_begins_with_cluster_and_policy_of_the_file() -> None:

@@ -58,6 +58,16 @@ def test_the_times_of_a_notice_outlive_a_restart_and_a_clock_that_was_set() -> N
     assert found.by_node == {}, "no run was there in time: jobs leave as after --now"
 
 
+def test_what_runs_on_two_nodes_has_to_leave_by_the_earlier_time_of_each_kind() -> None:
+    found = Notices()
+    long = Drain("bob", 900.0, now=True, until_s=1100.0)  # half of it is left already, and 30 s for SIGTERM
+    found.hear({"n0": DRAIN, "n1": long}, 1000.0, 0.0)
+    assert found.by_node == {"n0": Notice(45.0, 75.0, 90.0), "n1": Notice(0.0, 70.0, 100.0)}
+    assert found.of(["n0", "n1", "n2"]) == found.of(["n1", "n0"]) == Notice(0.0, 70.0, 90.0)
+    assert found.of(["n2", "n1"]) == found.by_node["n1"]
+    assert found.late(0.0) == {"n1": "is to be left: bob has ordered it"}
+
+
 @pytest.mark.usefixtures("plain_python")
 def test_what_heeds_nothing_is_killed_once_the_time_is_over_and_not_before(site: Site) -> None:
     last_s: list[float] = []

@@ -11,8 +11,16 @@ import pytest
 
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once
-from pliant.tools.run.service.stacks import WorkerStack, stacks_text
-from pliant.tools.run.statedir.contract.stacks import Frame, ThreadStack, read_dump
+from pliant.tools.run.service.stacks import WorkerStack, keep_stacks, stacks_text, worker_stacks
+from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.statedir.contract.stacks import (
+    Frame,
+    StackAnswer,
+    ThreadStack,
+    answer,
+    question,
+    read_dump,
+)
 from pliant.tools.run.statedir.directory import StateDir
 from tests.cli.calling import call
 from tests.tools.run.conftest import left_running
@@ -141,3 +149,48 @@ def test_long_calls_fit_and_what_is_not_known_comes_last() -> None:
     assert lines[1].endswith("(…/deep/train.py:3)")
     assert lines[-1] == "1 worker (n0/0): it has ended"
     assert "\x1b" not in "".join(lines)
+
+
+def in_a_function(name: str, *others: str) -> tuple[ThreadStack, ...]:
+    return tuple(
+        ThreadStack(name=thread, frames=(Frame("train.py", 3, name),)) for thread in ("MainThread", *others)
+    )
+
+
+def test_an_answer_is_waited_for_but_not_that_of_a_worker_that_has_ended(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path)
+    attempt.logs.mkdir()
+    attempt.exit_code(1).write_text("0")
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        stale = StackAnswer(question="another", threads=in_a_function("before"))
+        found = StackAnswer(question=question(attempt), threads=in_a_function("now"))
+        answer(attempt, 0, stale if len(slept) == 1 else found)
+
+    stacks = worker_stacks(attempt, {0: "n0/0", 1: "n0/1"}, sleep=sleep)
+    assert stacks == [WorkerStack("n0/0", in_a_function("now")), WorkerStack("n0/1", (), "it has ended")]
+    assert len(slept) == 2
+    quick = worker_stacks(attempt, {0: "n0/0", 2: "n1/0"}, within_s=0.0, sleep=sleep)
+    assert [(each.slot, each.threads, each.remark) for each in quick] == [
+        (slot, (), "its script has not called elastic.init yet") for slot in ("n0/0", "n1/0")
+    ]
+    attempt.held_stack(2).touch()
+    (silent,) = worker_stacks(attempt, {2: "n1/0"}, within_s=0.0, sleep=sleep)
+    assert silent.remark == "no answer: its process or its host stands still"
+    assert len(slept) == 2
+
+
+def test_what_is_kept_of_workers_has_all_threads_equal_ones_once(tmp_path: Path) -> None:
+    attempt = AttemptDir(tmp_path)
+    attempt.logs.mkdir()
+    alike = [WorkerStack(f"n0/{slot}", in_a_function("waits", "reader")) for slot in range(2)]
+    nothing = WorkerStack("n1/0", (), "it has ended")
+    assert keep_stacks(attempt, [nothing], "in vain") is None
+    assert not attempt.kept_stacks.exists()
+    assert keep_stacks(attempt, [*alike, nothing], "these hang") == attempt.kept_stacks
+    assert attempt.kept_stacks.read_text() == (
+        "these hang\n\n2 workers (n0/0 n0/1)\n  waits (train.py:3)\n"
+        "  thread reader of 2 workers\n    waits (train.py:3)\n\n"
+    )

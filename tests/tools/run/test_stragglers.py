@@ -50,6 +50,12 @@ def test_a_worker_is_named_once_when_it_was_slower_than_its_peers_for_long_enoug
     assert [each.slot for each in watch.named] == ["n0/2"]
 
 
+def test_a_worker_is_slow_from_the_limit_of_the_rule_on() -> None:
+    watch = watching()
+    assert [named(watch, now_s, 1.0, 1.5) for now_s in (0.0, 60.0)] == [[], [("n0/1", 1.5, 60.0)]]
+    assert [named(watch, 70.0 + now_s, 1.0, 1.0, 1.49) for now_s in (0.0, 60.0)] == [[], []]
+
+
 def test_a_break_begins_the_count_again_and_ends_what_was_named() -> None:
     watch = watching()
     assert named(watch, 0.0, 0.1, 0.2) == []
@@ -59,6 +65,18 @@ def test_a_break_begins_the_count_again_and_ends_what_was_named() -> None:
     assert named(watch, 130.0, 0.1, 0.14) == [], "between the two ends of the rule"
     assert named(watch, 140.0, 0.1, 0.12) == [("n0/1", 1.2, 0.0)]
     assert watch.named == []
+
+
+def test_a_worker_is_named_again_where_its_job_has_changed_its_slots() -> None:
+    """The log has forgotten by then that it was slow."""
+    watch = watching()
+    fast = dict.fromkeys(("n0/0", "n2/0", "n2/1"), 0.1)
+    for now_s in (0.0, 60.0):
+        found = watch.look([StepParts("a", 8, {**fast, "n0/1": 0.2, "n1/0": 0.2})], now_s)
+    assert [each.slot for each in found] == ["n0/1", "n1/0"] == [each.slot for each in watch.named]
+    moved = StepParts("a", 8, {**fast, "n0/2": 0.1, "n1/0": 0.2})
+    assert (watch.look([moved], 65.0), watch.named) == ([], [])
+    assert [each.slot for each in watch.look([moved], 125.0)] == ["n1/0"]
 
 
 def test_the_message_names_peers_and_past() -> None:

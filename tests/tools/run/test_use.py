@@ -17,13 +17,13 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from pliant.schemas.cluster import IdleRule
+from pliant.schemas.cluster import IdleRule, StragglerRule
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.backends import use as measuring
 from pliant.tools.run.backends.use import GpuMeter, TreeMeter
 from pliant.tools.run.service import rules
 from pliant.tools.run.service.executor import Executor
-from pliant.tools.run.service.rules import IdleWatch
+from pliant.tools.run.service.rules import IdleWatch, StragglerWatch
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.presence import UnitUse, use_of
@@ -156,6 +156,43 @@ def test_a_job_is_idle_after_the_whole_time_without_a_break_and_named_once() -> 
     assert named(70.0, a=0.0, b=0.0, c=None) == []
     assert named(110.0, a=0.0, b=0.3, c=None) == [("b", 0.0)], "busy again; a began to count at 60"
     assert named(120.0, a=0.0) == [("a", 60.0)]
+
+
+def test_the_most_that_an_idle_job_used_is_told() -> None:
+    watch = IdleWatch(IdleRule(below=0.1, for_seconds=60.0))
+    assert [watch.look({"a": used}, now_s) for used, now_s in ((0.01, 0.0), (0.07, 30.0))] == [[], []]
+    (found,) = watch.look({"a": 0.02}, 60.0)
+    assert found.words == "it has used 7 % of its slots or less for 1 min"
+
+
+@pytest.mark.parametrize(
+    ("watch", "seconds"),
+    [
+        (IdleWatch(IdleRule(below=0.1, for_seconds=60.0)), 10.0),
+        (StragglerWatch(StragglerRule(slower=1.5, for_seconds=60.0)), 5.0),
+    ],
+)
+def test_the_rules_are_looked_at_from_the_first_turn_on_and_not_in_each(
+    watch: IdleWatch | StragglerWatch, seconds: float
+) -> None:
+    turns = (100.0, 100.0 + seconds - 0.1, 100.0 + seconds, 101.0 + seconds)
+    assert [watch.is_due(now_s) for now_s in turns] == [True, False, True, False]
+
+
+def test_a_job_that_runs_elsewhere_than_before_is_idle_after_the_whole_time_there() -> None:
+    """The log has forgotten by then that it was: it is named again."""
+    watch = IdleWatch(IdleRule(below=0.1, for_seconds=60.0))
+
+    def named(now_s: float, **where: str) -> list[tuple[str, float]]:
+        found = watch.look(dict.fromkeys(where, 0.0), now_s, where)
+        return [(each.job_id, each.for_s) for each in found]
+
+    assert named(0.0, a="n0", b="n1", c="n2") == []
+    assert named(50.0, a="n0", b="n2", c="n2") == []
+    assert named(60.0, a="n0", b="n2", c="n2") == [("a", 60.0), ("c", 60.0)]
+    assert named(70.0, a="n1", b="n2", c="n2") == []
+    assert named(110.0, a="n1", b="n2", c="n2") == [("b", 60.0)]
+    assert named(130.0, a="n1", b="n2", c="n2") == [("a", 60.0)]
 
 
 @pytest.mark.parametrize("wrong", [{"below": 0.0}, {"below": 1.5}, {"for_seconds": 0.0}, {"then": "kill"}])

@@ -11,6 +11,7 @@ The second half writes and reads plan files: who trains from now on, and how the
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
     DamagedError,
     JobDir,
+    UnreadableError,
     read_file,
     read_record,
     write_record,
@@ -225,6 +227,17 @@ def read_plan(job: JobDir) -> Plan | None:
     _log.warning("%s; its copy %s takes its place", damage or f"{job.plan}: is lost", copies[-1])
     write_record(job.plan, "plan", plan)
     return plan
+
+
+def copies(attempt: AttemptDir) -> list[Plan]:
+    """The plans that an attempt ever had, oldest first, as far as they can be read."""
+    found = []
+    with own_files():
+        for path in (attempt.kept or attempt.path).glob("plan-*.json"):
+            with contextlib.suppress(BadInputError, UnreadableError):
+                if (plan := read_plan_of(path)) is not None:
+                    found.append(plan)
+    return sorted(found, key=lambda plan: plan.generation)
 
 
 def last_generation(job: JobDir) -> int:

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Final
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
@@ -35,7 +35,7 @@ from pliant.tools.run.service.allocation import (
     plan_steps,
     way_to,
 )
-from pliant.tools.run.service.commands import assignment_of, hand_out, read_plan
+from pliant.tools.run.service.commands import assignment_of, copies, hand_out, read_plan
 from pliant.tools.run.service.gang import Gang, Notices
 from pliant.tools.run.service.launching import Launching, Submitters, next_handle
 from pliant.tools.run.service.members import Ending, Setback, Timeouts
@@ -53,7 +53,7 @@ from pliant.tools.run.service.reports import (
 )
 from pliant.tools.run.service.rules import StepParts
 from pliant.tools.run.statedir.contract.folders import DamagedError, UnreadableError
-from pliant.tools.run.statedir.contract.plan import Progress
+from pliant.tools.run.statedir.contract.plan import Plan, Progress
 from pliant.tools.run.statedir.contract.presence import use_of
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.failures import Faults, Suspects, may_pass
@@ -104,6 +104,8 @@ class Executor:
         self._faults = Faults(dirs.path, self.condemn)
         self._condemned = Condemned(backend, lambda job_id: next_handle(dirs, job_id))
         self._unclear = UnclearJobs(backend, timeouts)
+        self._unseen: set[str] = set()
+        """Jobs whose units could not be looked at last: nothing is changed on what is no longer so."""
         self._notices = Notices()
         self._log = RunLog()
 
@@ -156,6 +158,10 @@ class Executor:
         for handle in self.backend.adopt(log.over):
             self._take_up(handle)
         self.targets = {job_id: gang.target for job_id, gang in self.gangs.items() if job_id in log.active}
+        known = {slot for target in self.targets.values() for slot in target.slots}
+        for job_id, target in self._unclear.targets(log).items():
+            if job_id in log.active and known.isdisjoint(target.slots):
+                self.targets[job_id] = target
         wanted = {job_id: job.allocation for job_id, job in log.active.items()}
         jobs = {job_id: job.job for job_id, job in log.active.items()}
         self.apply(self.steps_to(wanted, jobs, log))
@@ -168,7 +174,7 @@ class Executor:
             except (BadInputError, UnreadableError, OSError) as error:
                 if isinstance(error, OSError) and not may_pass(error):
                     raise
-                self._unclear.add(handle, error, self._clock())
+                self._unclear.add(handle, error, self._clock(), self._log)
             else:
                 self._unclear.drop(handle.job)
 
@@ -178,7 +184,9 @@ class Executor:
             self._take_up(handle)
             target, gang = self.targets.get(handle.job), self.gangs.get(handle.job)
             if target and gang and gang.target.allocation.placement == target.allocation.placement:
-                self.targets[handle.job] = replace(target, slots=gang.target.slots)
+                others = [other.slots for job_id, other in self.targets.items() if job_id != handle.job]
+                if set(gang.target.slots).isdisjoint(chain.from_iterable(others)):
+                    self.targets[handle.job] = replace(target, slots=gang.target.slots)
             with self._faults.of(handle.job, tries_again=True):
                 self._unclear.end_damaged(handle, self._clock())
 
@@ -198,7 +206,7 @@ class Executor:
         seen = job.seen.get(handle.attempt, 0)
         target = assignment_of(plan, job.job)
         hand_out(self._dirs.job(handle.job), plan)
-        gang = self.gangs[handle.job] = self._launching.gang(handle, plan, target, seen=seen)
+        gang = self.gangs[handle.job] = self._launching.adopt(handle, plan, target, seen)
         if plan.abort:
             self.stop(gang)
 
@@ -250,6 +258,11 @@ class Executor:
                 if notice is not None and now_s >= notice.over_s:
                     gang.end_left_over(nodes & late.keys())
         return late
+
+    @property
+    def places(self) -> dict[str, Set[Slot]]:
+        """The slots of each job that runs."""
+        return {job_id: frozenset(gang.target.slots) for job_id, gang in self.gangs.items()}
 
     def used(self) -> dict[str, float | None]:
         """The part of its slots that each job uses that trains; None where that is not known."""
@@ -312,10 +325,12 @@ class Executor:
         """What happened since the last look. Gangs that ended are dropped; nothing is started."""
         reports: list[Report] = []
         self._look_at_unclear()
+        self._unseen = {*self.gangs}
         for job_id, gang in sorted(self.gangs.items()):
             if job_id not in self._condemned.jobs:
                 with self._faults.of(job_id, tries_again=True):
                     gang.statuses = self.backend.poll([gang.handle])[gang.handle]
+                    self._unseen.discard(job_id)
                     reports += self._look(job_id, gang)
         return reports
 
@@ -346,6 +361,7 @@ class Executor:
                 self._launching.publish(gang, *found)
             yield from self._hear(job_id, gang)
             return
+        yield from self._losses(job_id, gang)
         verdict = gang.verdict()
         if verdict.end != "done" and (lost := gang.lost_work()) is not None:
             left, event = lost
@@ -359,10 +375,13 @@ class Executor:
             _log.warning("job %s: stopped, not cleanly: %s", job_id, verdict.message)
         yield AttemptEnded(job_id, gang.handle.attempt, verdict)
 
-    def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
-        """What a gang found out about its slots; its target shrinks to what is left."""
+    def _losses(self, job_id: str, gang: Gang) -> Iterable[Report]:
         for slots, reason in gang.losses(self._clock()):
             yield Lost(job_id, gang.handle.attempt, slots, reason)
+
+    def _hear(self, job_id: str, gang: Gang) -> Iterable[Report]:
+        """What a gang found out about its slots; its target shrinks to what is left."""
+        yield from self._losses(job_id, gang)
         target = self.targets.get(job_id)
         if (setback := gang.setback()) is not None and target is not None:
             shared = job_id in companions(self.targets)
@@ -382,7 +401,7 @@ class Executor:
         changing = [
             (job_id, gang)
             for job_id, gang in sorted(self.gangs.items())
-            if not gang.stopping and not gang.serves(self.targets.get(job_id))
+            if not gang.stopping and not gang.serves(self.targets.get(job_id)) and job_id not in self._unseen
         ]
         taken = {*self.gangs, *self._condemned.jobs, *self._unclear.jobs}
         awaited = sorted(self.targets.keys() - taken)
@@ -406,7 +425,18 @@ class Executor:
             if not use.taken_from(job_id, target.slots):
                 use.add(job_id, target.slots)
                 with self._faults.of(job_id, doing="cannot be started"):
-                    self.gangs[job_id] = self._launching.launch(job_id, target, self.nodes)
+                    gang = self.gangs[job_id] = self._launching.prepare(job_id, target, self.nodes)
+                    self._start(gang)
+
+    def _start(self, gang: Gang) -> None:
+        job_id = gang.handle.job
+        try:
+            self._launching.start(gang, self.nodes)
+        except UnreadableError as error:  # not to be tried again beside what may run
+            self.condemn(job_id, f"cannot be started: {error}")
+            return
+        with self._faults.of(job_id, tries_again=True):
+            gang.statuses = self.backend.poll([gang.handle])[gang.handle]
 
     def _slot_use(self, asked: Iterable[Slot]) -> SlotUse:
         """Which jobs run, or may run, on these slots."""
@@ -416,8 +446,8 @@ class Executor:
             with self._faults.of(job_id):
                 busy = gang.busy
             use.add(job_id, busy)
-        for job_id in self._unclear.jobs & self.targets.keys():
-            use.add(job_id, self.targets[job_id].slots)
+        for job_id in self._unclear.jobs:
+            use.add(job_id, self._unclear.busy(job_id, self.nodes))
         return use
 
     def switch(self, gang: Gang, target: Assignment | None, use: SlotUse) -> None:
@@ -485,39 +515,40 @@ class Condemned:
     def finish_off(self, gangs: Mapping[str, Gang]) -> Iterator[tuple[str, int, str]]:
         """Kill them; yields (job, attempt, reason) of each of which nothing is left."""
         for job_id, reason in sorted(self._reasons.items()):
-            gang = gangs.get(job_id)
-            if gang is None or not self._outlives_a_kill(gang):
+            handle = gangs[job_id].handle if job_id in gangs else self._newest(job_id)
+            if handle is None or not self._outlives_a_kill(handle):
                 del self._reasons[job_id]
-                yield job_id, self._last_attempt(job_id), reason
+                yield job_id, 0 if handle is None else handle.attempt, reason
 
-    def _outlives_a_kill(self, gang: Gang) -> bool:
+    def _outlives_a_kill(self, handle: Handle) -> bool:
         """Whether processes are left, or may be; False if that can never be found out."""
         try:
-            self._backend.stop(gang.handle, "kill")
-            gang.statuses = self._backend.poll([gang.handle])[gang.handle]
+            self._backend.stop(handle, "kill")
+            return any(status.state == "running" for status in self._backend.poll([handle])[handle])
         except UnreadableError:  # started again beside what may run, it would train twice in one folder
             return True
         except Exception as error:  # noqa: BLE001 - it is ended for an error already
             return may_pass(error)
-        return not gang.ended
 
-    def _last_attempt(self, job_id: str) -> int:
-        """The newest attempt that has a folder, after making sure that none of it runs."""
-        number = 0
+    def _newest(self, job_id: str) -> Handle | None:
+        """The newest attempt that has a folder, of a job that no gang is known of."""
         with contextlib.suppress(Exception):
             following = self._next_handle(job_id)
-            number = following.attempt - 1
-            if number:
-                self._backend.stop(Handle.of(following.job_files, number), "kill")
-        return number
+            if following.attempt > 1:
+                return Handle.of(following.job_files, following.attempt - 1)
+        return None
 
 
 @dataclass(slots=True)
 class _Case:
     handle: Handle
-    reason: str
-    damaged: bool
+    plans: Sequence[Plan]
+    """Those of the attempt that can be read."""
+    nodes: Collection[str]
+    """Where the job was by the log."""
     look_s: float
+    reason: str = ""
+    damaged: bool = False
     kill_s: float = float("inf")
 
 
@@ -537,11 +568,28 @@ class UnclearJobs:
         """The jobs that are left as they are; the others are being ended."""
         return {job_id for job_id, case in self._cases.items() if not case.damaged}
 
-    def add(self, handle: Handle, error: Exception, now_s: float) -> None:
+    def targets(self, log: RunLog) -> dict[str, Assignment]:
+        """Where the jobs were by the newest plans that can be read."""
+        return {
+            job_id: assignment_of(case.plans[-1], log.jobs[job_id].job)
+            for job_id, case in self._cases.items()
+            if case.plans and job_id in log.jobs
+        }
+
+    def busy(self, job_id: str, nodes: Mapping[str, NodeInfo]) -> Iterable[Slot]:
+        """Slots that a job may run on: all that its plans name, or all of its nodes if none can be read."""
+        case = self._cases[job_id]
+        if case.plans:
+            return {Slot.parse(member.slot) for plan in case.plans for member in plan.members}
+        return [Slot(name, index) for name in case.nodes for index in range(nodes[name].gpus)]
+
+    def add(self, handle: Handle, error: Exception, now_s: float, log: RunLog) -> None:
         """Leave a job as it is, with one warning for each reason."""
         case, reason = self._cases.get(handle.job), str(error).partition("\n")[0]
         if case is None:
-            case = self._cases[handle.job] = _Case(handle, "", damaged=False, look_s=now_s)
+            job = log.jobs.get(handle.job)
+            nodes = () if job is None else dict(job.placement)
+            case = self._cases[handle.job] = _Case(handle, copies(handle.files), nodes, now_s)
         if reason != case.reason:
             _log.warning("job %s is left as it is: %s", handle.job, reason)
         case.reason, case.damaged, case.look_s = reason, isinstance(error, DamagedError), now_s + AGAIN_S

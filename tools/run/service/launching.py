@@ -33,6 +33,7 @@ from pliant.tools.run.backends.protocol import (
     NodeInfo,
     ProcessLimits,
     Unit,
+    UnitStatus,
     port_to_meet_at,
 )
 from pliant.tools.run.service.allocation import Assignment, InPlace
@@ -80,6 +81,7 @@ class Submitters:
 
 
 Nodes = Mapping[str, NodeInfo]
+_STARTING: Final = UnitStatus("running", starting=True)
 _NO_COMMAND: Final = " has no command: it can be replayed, but not run"
 
 
@@ -105,11 +107,10 @@ class Launching:
         self._log_bytes = log_bytes
         self._submitters = submitters
 
-    def launch(self, job_id: str, target: Assignment, nodes: Nodes) -> Gang:
-        """Start the next attempt of a job.
+    def prepare(self, job_id: str, target: Assignment, nodes: Nodes) -> Gang:
+        """Make the next attempt of a job, of which nothing runs before :meth:`start`.
 
         :raises BadInputError: the job cannot be started here and now.
-        :raises OSError: its processes cannot be started.
         """
         check_job(self._dirs, job_id)
         job_dir = self._dirs.job(job_id)
@@ -135,17 +136,30 @@ class Launching:
         if not target.job.changes_in_place:
             with files_of(handle.files):
                 as_user.write(handle.files.stop, b"", PRIVATE)
+        return self._gang(handle, plan, target)
+
+    def start(self, gang: Gang, nodes: Nodes) -> None:
+        """Start what was prepared. Until the next look all of it counts as running, after an error, too.
+
+        :raises PliantError: the job's account may not run it, or files cannot be read or written.
+        :raises OSError: its processes cannot be started.
+        """
+        handle, target = gang.handle, gang.target
         first = nodes[target.slots[0].node]
         port = port_to_meet_at(first.address) if meets_at_port(target) else 0
-        self._backend.start(handle, self._commands(target, handle, nodes, port=port))
-        return self.gang(handle, plan, target)
+        commands = self._commands(target, handle, nodes, port=port)
+        gang.statuses = (_STARTING,) * len(commands)
+        self._backend.start(handle, commands)
 
-    def gang(self, handle: Handle, plan: Plan, target: Assignment, seen: int = 0) -> Gang:
+    def adopt(self, handle: Handle, plan: Plan, target: Assignment, seen: int) -> Gang:
         """The gang of an attempt that was started, ``seen`` events of whose workers were read before."""
-        with files_of(handle.files):
-            gang = Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
+        gang = self._gang(handle, plan, target, seen)
         gang.statuses = self._backend.poll([handle])[handle]
         return gang
+
+    def _gang(self, handle: Handle, plan: Plan, target: Assignment, seen: int = 0) -> Gang:
+        with files_of(handle.files):
+            return Gang(handle, plan, target, self._backend, timeouts=self._timeouts, seen=seen)
 
     def publish(self, gang: Gang, plan: Plan, setback: Setback | None = None) -> None:
         """Give the workers of an attempt a newer plan. If it cannot be written, the plan before stays."""
@@ -163,8 +177,10 @@ class Launching:
         if not joining:
             return
         added = Assignment.of(target.job, way.joining, cut)
+        commands = self._commands(added, gang.handle, nodes, first=first)
+        gang.statuses += (_STARTING,) * len(commands)
         try:
-            self._backend.start(gang.handle, self._commands(added, gang.handle, nodes, first=first))
+            self._backend.start(gang.handle, commands)
         except OSError as error:
             reason = f"new workers cannot be started: {error.strerror or error}"
             self.publish(gang, *gang.plan_without(way.members, Setback(way.joining, reason)))

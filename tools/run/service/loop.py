@@ -333,7 +333,7 @@ class Loop:
         if watch is None or self._rule is None or not watch.is_due(now_s):
             return False
         happened = False
-        for found in watch.look(self.executor.used(), now_s):
+        for found in watch.look(self.executor.used(), now_s, self.executor.places):
             if found.for_s and self._rule.then == "end":
                 self._end_idle(found.job_id, found.words)
                 happened = True
@@ -404,13 +404,15 @@ class Loop:
         for job_id, reason in given_up.items():
             if job_id in self.executor.gangs:
                 self.executor.condemn(job_id, reason)
+                if self._decisions is not None and job_id not in self.session.jobs:  # nobody starts it again
+                    self._given_up[job_id] = reason
                 continue
             if job_id in self.state.log.active:
                 self.state.record([give_up_event(job_id, self.clock(), reason)])
             self.executor.targets.pop(job_id, None)
             if job_id in self.session.jobs:
                 self.session.end(job_id, self._now(), "failed")
-        return bool(given_up)
+        return given_up.keys() != self._given_up.keys()
 
     def _cancel_hopeless(self) -> None:
         """Cancel the jobs that were to start after jobs which have not finished."""

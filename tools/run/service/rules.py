@@ -49,6 +49,7 @@ class IdleWatch:
         self._since_s: dict[str, float] = {}
         self._most: dict[str, float] = {}
         """The most that each of these jobs has used since then."""
+        self._places: Mapping[str, object] = {}
         self._named = set[str]()
         self._looked_s = float("-inf")
 
@@ -58,9 +59,18 @@ class IdleWatch:
         self._looked_s = now_s
         return True
 
-    def look(self, used: Mapping[str, float | None], now_s: float) -> list[IdleJob]:
-        """:param used: part of their slots that jobs use; None where that is not known."""
+    def look(
+        self, used: Mapping[str, float | None], now_s: float, places: Mapping[str, object] | None = None
+    ) -> list[IdleJob]:
+        """:param used: part of their slots that jobs use; None where that is not known.
+        :param places: where they run; of one that is elsewhere than before the log has forgotten that it was
+            idle.
+        """
         found = []
+        before, self._places = self._places, places or {}
+        for job_id in before.keys() & self._places.keys():
+            if before[job_id] != self._places[job_id]:
+                self.forget(job_id)
         for job_id in dict.fromkeys([*self._since_s, *used]):
             part = used.get(job_id)
             if part is None or part >= self._rule.below:
@@ -149,7 +159,7 @@ class _Worker:
 class StragglerWatch:
     """Which workers have been slow for long enough; each is named once until it is as fast as others again.
 
-    A run that is started again begins to count again.
+    A run that is started again begins to count again, and so does a job whose slots have changed.
     """
 
     rule: StragglerRule
@@ -165,11 +175,15 @@ class StragglerWatch:
     def look(self, jobs: Iterable[StepParts], now_s: float) -> list[Straggler]:
         """:param jobs: those that train and say what their workers need."""
         before, self._workers = self._workers, {}
+        slots: dict[str, set[str]] = {}
+        for job_id, slot in before:
+            slots.setdefault(job_id, set()).add(slot)
         found = []
         for job in jobs:
+            stays = slots.get(job.job_id) == set(job.own_s)
             for slot, own_s in job.own_s.items():
                 key = (job.job_id, slot)
-                worker = before.get(key)
+                worker = before.get(key) if stays else None
                 if worker is None or worker.share != job.share:
                     worker = _Worker(job.share, own_s)
                 self._workers[key] = worker

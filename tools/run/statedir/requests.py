@@ -200,7 +200,8 @@ class Spool:
     def settle(self, log: RunLog, to_come: Container[str] = ()) -> None:
         """Remove the requests that the log holds, and orders about jobs that no longer exist.
 
-        While a request cannot be read, no order is removed: its job may be in there.
+        While a request cannot be read, no order and no cancellation of a job that the log does not know is
+        removed: the job may be in there.
 
         :param to_come: jobs that were not submitted here and have not arrived.
         """
@@ -212,7 +213,8 @@ class Spool:
             lost = job_id is not None and is_unknown and self._all_read
             if lost:
                 _log.warning("%s: dropped, there is no job %s any more", request.path, job_id)
-            if lost or request.is_settled(log):
+            awaits = not self._all_read and any(each not in log.jobs for each in request.cancelled)
+            if lost or (request.is_settled(log) and not awaits):
                 request.path.unlink(missing_ok=True)
 
     @contextmanager

@@ -436,17 +436,21 @@ def decide_between_runs(
     wait_s: float = 0.0,
     cluster: str | None = None,
     profile: str | None = None,
+    usual_cluster: str | None = None,
 ) -> Schedule:
     """The next decision of a state directory that no run holds.
 
     :param now_s: decide at this time; None for the clock's, with the newest reports of workers.
     :param wait_s: how long to wait for a run that holds it.
     :param cluster: file to begin a run with, like ``profile``.
+    :param usual_cluster: file for that where none is named; a run that has begun may have another one.
     :raises LockedError: a run still holds it.
     :raises UsageError: ``cluster`` or ``profile`` differs from what the run began with.
     """
     clock, found = Clock(), look_at(Path(state), wait_s=wait_s)
     at, log, begun = found.dirs, found.log, found.log.info is not None
+    if not begun and cluster is None:  # one that is there was left by a call that died before the first event
+        cluster = usual_cluster
     if not begun and not log.jobs and cluster is None:
         if at.events.exists():
             raise BadInputError.one(

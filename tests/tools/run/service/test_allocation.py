@@ -298,6 +298,7 @@ def test_a_gang_that_trains_changes_in_place(
 def test_a_change_waits_for_busy_slots_for_plans_that_need_no_one_new_and_for_the_first_step() -> None:
     assert way_to(target(0, 1, 2), *SETTLED, slots(2)) is None
     assert way_to(target(0, 1, 2), plan(4, (0, 0)), TWO, ()) is None
+    assert way_to(target(0, 1), plan(4, (0, 0), (1, 1)), TWO, ()) is None, "another batch is on its way"
     assert way_to(target(0), *STARTING, (), reports=False) is None
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -9,9 +10,19 @@ from pliant.schemas.job import Job
 from pliant.tools.profile.torchrun.start import ONE_WORKER, RUN_TORCHRUN, child_environment
 from pliant.tools.run.backends.protocol import NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot
-from pliant.tools.run.service.commands import make_plan, ranked, units
-from pliant.tools.run.statedir.contract.folders import AttemptDir
+from pliant.tools.run.service.commands import (
+    copies,
+    last_generation,
+    make_plan,
+    ranked,
+    read_plan,
+    read_plan_of,
+    units,
+    write_plan,
+)
+from pliant.tools.run.statedir.contract.folders import AttemptDir, DamagedError, JobDir
 from tests.builders import job
+from tests.tools.run.simulated.hazard import Death, Hazard
 
 FOLDER = Path("/state/jobs/a")
 ATTEMPT = AttemptDir(FOLDER / "attempts" / "1")
@@ -130,6 +141,56 @@ def test_a_plan_says_how_the_batch_is_cut() -> None:
     assert (plan.global_batch, plan.accum, plan.lr_scale) == (64, 2, 1.5)
     assert (plan.seed, plan.checkpoint_s) == (7, 5.0)
     assert (plan.members[0].device, plan.members[0].slot) == ("cuda", "n1/3")
+
+
+def test_only_a_job_whose_batch_changes_measures_its_noise_and_output_is_kept_as_the_keeper_likes() -> None:
+    for elasticity in ("none", "size", "size+batch"):
+        spec = rigid(1) if elasticity == "none" else elastic(elastic=elasticity)
+        (unit,) = made(spec, "n0/0")
+        assert ("PLIANT_NOISE" in unit.env, elasticity) == (elasticity == "size+batch", elasticity)
+        assert "PLIANT_LOG_BYTES" not in unit.env
+        (limited,) = units(target(spec, "n0/0"), FOLDER, ATTEMPT, GPU, log_bytes=5)
+        assert limited.env["PLIANT_LOG_BYTES"] == "5"
+
+
+@pytest.mark.parametrize("text", ["{", None])
+def test_a_plan_that_is_damaged_or_lost_is_made_again_for_the_workers_too(
+    tmp_path: Path, text: str | None
+) -> None:
+    folder = JobDir(tmp_path)
+    plans = [make_plan(target(elastic(), "n0/0"), number, 1, CPU) for number in range(1, 12)]
+    folder.attempt(1).path.mkdir(parents=True)
+    for plan in plans:
+        write_plan(folder, plan)
+    folder.plan.unlink()
+    if text is not None:
+        folder.plan.write_text(text)
+    assert read_plan(folder) == plans[-1] == read_plan_of(folder.plan)
+    assert last_generation(folder) == 11
+    folder.attempt(1).kept_plan(7).write_text("{")
+    assert copies(folder.attempt(1)) == [plan for plan in plans if plan.generation != 7]
+    folder.attempt(1).kept_plan(11).write_text("{")
+    folder.plan.write_text("{")
+    with pytest.raises(DamagedError):  # an older one is not in force any more
+        read_plan(folder)
+
+
+def test_wherever_a_launcher_dies_the_plan_in_force_has_a_copy(tmp_path: Path) -> None:
+    old, new = (make_plan(target(elastic(), "n0/0"), number, 1, CPU) for number in (1, 2))
+    found = []
+    for calls in range(1, 30):
+        folder, hazard = JobDir(tmp_path / "jobs" / str(calls)), Hazard()
+        folder.attempt(1).path.mkdir(parents=True)
+        write_plan(folder, old)
+        hazard.kill_after(calls)
+        with contextlib.suppress(Death), hazard.endured():
+            write_plan(folder, new)
+        in_force = read_plan_of(folder.plan)
+        assert in_force is not None
+        assert read_plan_of(folder.attempt(1).kept_plan(in_force.generation)) == in_force
+        found.append(in_force.generation)
+    assert found == sorted(found)
+    assert set(found) == {1, 2}
 
 
 def test_what_other_launchers_left_in_the_environment_is_dropped() -> None:

@@ -54,6 +54,12 @@ NO_MEMORY = said("crashed", message="out of memory")
             id="all only noticed one",
         ),
         pytest.param(
+            {0: said("crashed", message="no file"), 1: NO_MEMORY},
+            (FAILED, FAILED),
+            ("failed", "rank 0 crashed: no file"),
+            id="of two crashes that of the lower rank is told",
+        ),
+        pytest.param(
             {0: NOTICED},
             (FAILED, UnitStatus("exited", -9)),
             ("failed", f"rank 1 vanished ({KILLED})"),
@@ -214,6 +220,9 @@ def test_a_gang_is_broken_by_a_bad_exit_a_vanished_worker_or_a_crash_but_not_by_
     assert broken([running, LOST], {})
     assert broken([running, running], {1: said("crashed")})
     assert not broken([running, CLEAN], {1: said("done")})
+    assert broken([running, FAILED], {1: said("done")}), "its script failed after the training"
+    assert not broken([running, LOST], {1: said("done")}), "a launcher that was killed says nothing"
+    assert not broken([running, UnitStatus("exited", -9)], {1: said("done")})
 
 
 def test_an_exit_in_words() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
@@ -16,36 +16,38 @@ class Backend:
 
     def __init__(self) -> None:
         self.readable = False
-        self.runs = True
+        self.runs = self.dies = True
 
     def stop(self, *_about: object) -> None:
         if not self.readable:
             raise UnreadableError("launch.json: cannot be read: permission denied")
-        self.runs = False
+        self.runs = self.runs and not self.dies
 
     def poll(self, handles: list[Handle]) -> dict[Handle, tuple[UnitStatus, ...]]:
         return {handle: (UnitStatus("running" if self.runs else "exited"),) for handle in handles}
 
 
-@dataclass(slots=True)
-class Attempt:
-    handle: Handle
-    statuses: tuple[UnitStatus, ...] = ()
-
-    @property
-    def ended(self) -> bool:
-        return all(one.state != "running" for one in self.statuses)
-
-
 def test_an_attempt_whose_record_cannot_be_read_has_not_ended(tmp_path: Path) -> None:
     """Its processes train on: a second attempt would write into the same folder."""
-    handle = Handle("a", 1, tmp_path / "1")
     backend: Any = Backend()
-    gang: Any = Attempt(handle)
+    gangs: Any = {"a": SimpleNamespace(handle=Handle("a", 1, tmp_path / "1"))}
     condemned = Condemned(backend, lambda _job: Handle("a", 2, tmp_path / "2"))
     condemned.add("a", "its folder cannot be written")
-    assert list(condemned.finish_off({"a": gang})) == []
+    assert list(condemned.finish_off(gangs)) == []
     assert "a" in condemned.jobs
     backend.readable = True
-    assert list(condemned.finish_off({"a": gang})) == [("a", 1, "its folder cannot be written")]
+    assert list(condemned.finish_off(gangs)) == [("a", 1, "its folder cannot be written")]
     assert "a" not in condemned.jobs
+
+
+def test_an_attempt_that_could_not_be_taken_up_has_ended_only_once_nothing_of_it_is_left(
+    tmp_path: Path,
+) -> None:
+    """A kill may take its time: the job would be started again beside it."""
+    backend: Any = Backend()
+    backend.readable, backend.dies = True, False
+    condemned = Condemned(backend, lambda _job: Handle("a", 3, tmp_path / "a" / "attempts" / "3"))
+    condemned.add("a", "it cannot be taken up")
+    assert [*condemned.finish_off({}), *condemned.finish_off({})] == []
+    backend.dies = True
+    assert list(condemned.finish_off({})) == [("a", 2, "it cannot be taken up")]

@@ -16,11 +16,19 @@ from pliant.tools.run.backends.protocol import Backend, Handle, NodeInfo, StopLe
 from pliant.tools.run.service import members as members_module
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import make_member, make_plan, next_plan, read_plan, write_plan
-from pliant.tools.run.service.gang import Gang
+from pliant.tools.run.service.gang import Gang, Notice
 from pliant.tools.run.service.members import GangMembers, Setback, Timeouts
 from pliant.tools.run.statedir.contract import folders
 from pliant.tools.run.statedir.contract.folders import AttemptDir, JobDir
-from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import (
+    LastCheckpoint,
+    Member,
+    Plan,
+    Progress,
+    ProgressFile,
+    WorkerOutcome,
+    write_progress,
+)
 from pliant.tools.run.statedir.contract.stacks import Frame, StackAnswer, ThreadStack, answer, question
 from tests.builders import job
 
@@ -169,11 +177,58 @@ def test_a_worker_that_stopped_by_itself_takes_the_other_along(scene: Scene) -> 
 
 def test_a_gang_that_lost_a_worker_is_ended_for_the_reason_of_the_first(scene: Scene) -> None:
     scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
-    assert scene.watch(0.0) == ["term"]
+    assert scene.watch(0.0, 4.9) == ["term"]
     assert scene.watch(5.0) == ["term", "kill"]
     scene.gang.statuses = (UnitStatus("exited", -15), UnitStatus("exited", -9))
     scene.watch(6.0)
     assert scene.gang.verdict().message.startswith("killed by SIGKILL")
+
+
+def test_what_has_to_leave_a_node_by_a_time_has_that_time_instead_of_the_usual_one(scene: Scene) -> None:
+    scene.gang.handle.files.progress.touch()
+    scene.stop(100.0)
+    soon, late = Notice(stop_s=105.0, term_s=120.0, over_s=126.0), Notice(400.0, 500.0, 530.0)
+    for now_s in (110.0, 119.0):  # what is known already sets no other time
+        scene.gang.heed(soon, now_s)
+        assert scene.watch(now_s) == []
+    assert scene.watch(120.0, 125.9) == ["term"]
+    scene.gang.heed(late, 125.9)
+    assert scene.watch(126.0, 529.9) == ["term"], "it has more time than without a notice, too"
+    scene.gang.heed(None, 529.9)
+    assert scene.watch(559.8) == ["term"], "the node was resumed"
+    assert scene.watch(559.9) == ["term", "kill"]
+
+
+def test_a_stop_after_its_time_goes_on_to_signals_at_once(scene: Scene) -> None:
+    scene.gang.handle.files.progress.touch()
+    scene.gang.heed(Notice(stop_s=10.0, term_s=20.0, over_s=26.0), 5.0)
+    scene.stop(30.0)
+    assert scene.watch(30.0) == ["term"]
+    assert scene.watch(30.1) == ["term", "kill"]
+
+
+def test_only_what_the_plan_goes_on_without_is_ended_on_a_node_that_is_left(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "size")
+    scene.reaches(1)
+    scene.goes_on(scene.gang.plan.members[0])
+    scene.gang.end_left_over({"n0"})
+    assert scene.backend.told == []
+    scene.gang.end_left_over({"n0", "n1"})
+    assert scene.backend.told == ["kill [1]"]
+
+
+def test_whether_a_worker_stands_still_matters_until_the_gang_ends_or_has_ended(tmp_path: Path) -> None:
+    """A call from cron stays for as long as it does."""
+    scene = Scene(tmp_path, "size")
+    scene.gang._members.in_doubt = lambda _timeouts: False  # type: ignore[method-assign]
+    assert not scene.gang.in_doubt
+    scene.gang._members.in_doubt = lambda _timeouts: True  # type: ignore[method-assign]
+    assert scene.gang.in_doubt
+    scene.gang.statuses = (CLEAN, CLEAN)
+    assert not scene.gang.in_doubt
+    scene.gang.statuses = (RUNNING, CLEAN)
+    scene.stop(0.0)
+    assert not scene.gang.in_doubt
 
 
 class Lives:
@@ -223,9 +278,9 @@ def test_the_others_go_on_without_a_worker_that_died(training: Scene, lives: Liv
 @pytest.mark.parametrize(
     ("code", "silent", "told_s", "reason"),
     [
-        (-9, False, 1.5, "killed by SIGKILL"),  # that its process is gone is seen before its exit code
-        (None, False, 60.0, "its process is gone"),  # nothing says how
-        (-9, True, 1.5, "it stood still, and was killed"),
+        (-9, False, 101.5, "killed by SIGKILL"),  # that its process is gone is seen before its exit code
+        (None, False, 106.0, "its process is gone"),  # nothing says how
+        (-9, True, 101.5, "it stood still, and was killed"),
     ],
 )
 def test_a_worker_that_died_is_reported_once_with_what_killed_it(
@@ -233,8 +288,8 @@ def test_a_worker_that_died_is_reported_once_with_what_killed_it(
 ) -> None:
     lives.silent = frozenset({0} if silent else ())
     lives.of[0] = "alive" if silent else "gone"
-    training.watch(1.0)
-    assert training.gang.losses(1.0) == []
+    training.watch(101.0)
+    assert training.gang.losses(101.0) == []
     if code is not None:
         training.gang.statuses = (UnitStatus("exited", code), RUNNING)
     ((slots, found),) = training.gang.losses(told_s)
@@ -251,6 +306,31 @@ def test_who_stands_still_is_killed_and_left_out_though_a_dead_host_kills_nothin
     lives.silent = frozenset()
     training.watch(2.0)
     assert training.gang.leaving == {Slot("n1", 0)}, "no other worker may be started where it may still run"
+
+
+def test_when_all_stand_still_all_are_killed(training: Scene, lives: Lives) -> None:
+    """None is left to go on, and none would ever end by itself."""
+    lives.silent = frozenset({0, 1})
+    assert training.watch(1.0) == ["kill [0, 1]"]
+    training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("exited", -9))
+    training.watch(2.0)
+    assert training.gang.verdict().end == "failed"
+
+
+def test_a_worker_that_stands_still_on_a_gpu_is_killed_and_the_attempt_ends(
+    tmp_path: Path, lives: Lives
+) -> None:
+    scene = Scene(tmp_path, "size")
+    gpus = [one.model_copy(update={"device": "cuda"}) for one in scene.gang.plan.members]
+    scene.goes_on(*gpus)
+    scene.reaches(2)
+    lives.silent = frozenset({1})
+    assert scene.watch(1.0) == ["kill [1]"]
+    assert not scene.gang.stopping
+    scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
+    lives.of[1], lives.silent = "gone", frozenset()
+    assert scene.watch(2.0) == ["kill [1]", "term"], "GPU operations of the others may hang"
+    assert members(scene) == [0, 1]
 
 
 def test_a_worker_that_is_cut_off_from_the_others_is_left_out_and_the_job_goes_on(
@@ -306,11 +386,12 @@ def test_a_new_worker_whose_script_fails_leaves_the_others_training(training: Sc
 
 
 def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: Lives) -> None:
-    training.grows()
-    training.grows(Slot("n0", 1), 3)
+    training.grows(cut=(32, 1, 4.0))
+    training.grows(Slot("n0", 1), 3, cut=(32, 1, 4.0))
     lives.of |= {2: "gone", 3: "absent"}
     training.watch(1.0)
     assert members(training) == [0, 1, 3]
+    assert training.gang.plan.cut == (32, 1, 4.0), "it grows still"
     assert training.backend.told == ["kill [2]"]
 
 
@@ -386,6 +467,24 @@ def test_a_gang_that_does_not_train_yet_has_no_such_limit(scene: Scene, lives: L
     assert scene.gang.serves(scene.target)
 
 
+def test_a_launcher_that_takes_over_knows_where_workers_are_that_a_former_plan_named(
+    training: Scene, lives: Lives
+) -> None:
+    """They may not have left yet: no other worker may be started there."""
+    training.goes_on(training.gang.plan.members[0])
+    backend, before = cast("Backend", training.backend), training.gang
+    after = Gang(before.handle, before.plan, before.target, backend, timeouts=TIMES)
+    after.statuses = (RUNNING, RUNNING)
+    assert (after.leaving, after.busy) == ({Slot("n1", 0)}, {Slot("n0", 0), Slot("n1", 0)})
+
+
+def test_a_plan_may_name_a_worker_that_is_still_to_be_started(tmp_path: Path, lives: Lives) -> None:
+    scene = Scene(tmp_path, "size")
+    scene.goes_on(*scene.gang.plan.members, make_member(ADDED, NodeInfo("n1", 2), 2))
+    assert scene.watch(0.0) == []
+    assert not scene.gang.stopping
+
+
 def test_a_launcher_that_takes_over_knows_what_the_one_before_was_told(training: Scene) -> None:
     before = training.gang
     said = EventWriter(before.handle.files.progress)
@@ -417,6 +516,46 @@ def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
     assert scene.gang.stopping
 
 
+def reports(scene: Scene, samples: float, **more: object) -> None:
+    """A script without the library reports that it has trained these, and saved at 40."""
+    saved = LastCheckpoint(step=5, samples_done=40.0, seconds=0.1, age_s=0.0)
+    fields = {"job": "a", "attempt": 1, "generation": 1, "gpus": 2, "global_batch": 8, "epoch": 0, "rank": 0}
+    own = {"step": int(samples // 8), "samples_done": samples, "checkpoint": saved.model_dump()}
+    write_progress(scene.job.progress, Progress.model_validate({**fields, **own, **more}))
+    if (found := scene.gang.reported()) is not None:
+        scene.gang.said(found)
+
+
+def test_what_a_script_trained_after_its_last_save_is_taken_back_where_it_fails(tmp_path: Path) -> None:
+    """Its next attempt begins at the save; until it reports, nothing may say that it is further."""
+    scene = Scene(tmp_path, "none")
+    assert scene.gang.lost_work() is None, "it has not reported"
+    reports(scene, 40.0)
+    assert scene.gang.lost_work() is None
+    reports(scene, 72.0)
+    lost = scene.gang.lost_work()
+    assert lost is not None
+    left, event = lost
+    assert (left.step, left.samples_done, event.samples_done) == (5, 40.0, 40.0)
+    assert (event.event, (event.detail or {})["lost_samples"]) == ("checkpoint", 32.0)
+    assert ProgressFile(scene.job.progress).fresh() == left
+    elastic = Scene(tmp_path / "elastic", "size")
+    assert elastic.gang.lost_work() is None, "its workers say what they save"
+
+
+def test_a_launcher_that_takes_over_asks_a_script_to_stop_as_the_script_wants_to_be_asked(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(tmp_path, "none")
+    reports(scene, 72.0, watches_stop=True)
+    before, backend = scene.gang, cast("Backend", scene.backend)
+    scene.gang = Gang(before.handle, before.plan, scene.target, backend, timeouts=TIMES)
+    scene.gang.statuses = (RUNNING, RUNNING)
+    scene.stop(0.0)
+    assert before.handle.files.stop.read_text() == "asked\n"
+    assert scene.watch(59.0) == [], "it has its time to save"
+
+
 def stands_in(scene: Scene, worker: int, function: str) -> None:
     """A worker answers the newest question: it is in this function."""
     files = scene.gang.handle.files
@@ -429,17 +568,18 @@ def test_workers_that_do_not_stop_say_where_they_are_before_they_are_ended(tmp_p
     files = scene.gang.handle.files
     files.logs.mkdir()
     scene.reaches(1)
-    scene.stop(0.0)
-    assert scene.watch(56.0) == []
+    scene.stop(1000.0)
+    assert scene.watch(1056.0) == []
     assert question(files) == "", "a stop that goes well asks nothing"
-    scene.watch(57.5)
+    scene.watch(1057.5)
+    assert question(files) != ""
     stands_in(scene, 1, "all_reduce")
-    assert scene.watch(60.0) == ["term"]
+    assert scene.watch(1060.0) == ["term"]
     kept = files.kept_stacks.read_text()
     assert "1 worker (n1/0)\n  all_reduce (train.py:3)" in kept
     assert "n0/0" not in kept, "it has not answered"
     scene.gang.statuses = (UnitStatus("exited", -9), UnitStatus("exited", -9))
-    scene.watch(90.0)
+    scene.watch(1090.0)
     assert scene.gang.verdict().message.endswith("attempts/1/logs/stacks.log")
 
 

@@ -12,10 +12,17 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
-from pliant.tools.run.service.launching import runnable, script_obstacle
+from pliant.tools.run.backends.protocol import NodeInfo, ProcessLimits
+from pliant.tools.run.service import launching
+from pliant.tools.run.service.allocation import Assignment, Slot
+from pliant.tools.run.service.commands import aborted
+from pliant.tools.run.service.launching import Launching, Submitters, runnable, script_obstacle
+from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from tests.builders import cluster, job
+from tests.tools.run.instant import InstantBackend
 
 
 def schedule(jobs: list[Job], *allocations: dict[str, Any]) -> Schedule:
@@ -171,3 +178,63 @@ def test_submit_refuses_all_jobs_where_one_script_is_missing(folder: Path):
         "good",
         "lost",
     ]
+
+
+def test_in_a_shared_run_a_job_runs_as_its_submitter_and_one_of_nobody_as_root_or_not_at_all() -> None:
+    log = RunLog(
+        jobs={name: JobLog(job(name), 0.0, uid=uid) for name, uid in (("a", 4711), ("b", 0), ("c", None))}
+    )
+    for may_be_root in (False, True):
+        submitters = Submitters(ProcessLimits(), root=may_be_root)
+        submitters.log = log
+        assert submitters.of("a").uid == 4711
+        for name in ("b", "c", "unknown"):
+            if may_be_root:
+                assert submitters.of(name).uid == 0
+            else:
+                with pytest.raises(BadInputError, match="root's jobs do not run here"):
+                    submitters.of(name)
+
+
+def test_the_parts_of_a_rigid_job_meet_at_a_port_that_is_free_on_the_first_of_its_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(launching, "port_to_meet_at", lambda address: asked.append(address) or 4711)
+    nodes = {name: NodeInfo(name, 1, address=f"10.0.0.{i}") for i, name in enumerate(("n0", "n1", "n2"))}
+    dirs = StateDir(tmp_path)
+    starting = Launching(InstantBackend(cluster(1, 1, 1), {}), dirs, Timeouts())
+    for name, places in (("a", ("n1", "n0")), ("b", ("n2",))):
+        target = Assignment.of(
+            job(name, gpus=len(places), command=("t.py",), workdir=str(tmp_path)),
+            tuple(Slot(node, 0) for node in places),
+            (8, 1, 1.0),
+        )
+        gang = starting.prepare(name, target, nodes)
+        assert (gang.starting, gang.handle.files.exit_code(0).exists()) == (False, False), "nothing runs yet"
+        starting.start(gang, nodes)
+        assert [status.state for status in gang.statuses] == ["running"] * len(places), (
+            "until it is looked at"
+        )
+        assert gang.starting
+    assert asked == ["10.0.0.1"], "where the first of them is, and for several nodes only"
+
+
+def test_a_new_attempt_says_why_the_one_before_was_left_and_its_plan_is_newer_than_all_before(
+    tmp_path: Path,
+) -> None:
+    nodes, dirs = {"n0": NodeInfo("n0", 1)}, StateDir(tmp_path)
+    starting = Launching(InstantBackend(cluster(1), {}), dirs, Timeouts())
+    spec = job("a", command=("t.py",), workdir=str(tmp_path))
+    target = Assignment.of(spec, (Slot("n0", 0),), (8, 1, 1.0))
+    first = starting.prepare("a", target, nodes)
+    assert (first.handle.attempt, first.plan.generation, first.plan.reason) == (1, 1, "")
+    starting.publish(first, aborted(first.plan, "it is resized by a relaunch"))
+    second = starting.prepare("a", target, nodes)
+    assert (second.handle.attempt, second.plan.generation) == (2, 3)
+    assert (second.plan.reason, second.plan.abort) == ("it is resized by a relaunch", False)
+    third = starting.prepare("a", target, nodes)
+    assert (third.handle.attempt, third.plan.generation, third.plan.reason) == (3, 4, "")
+    dirs.job("a").plan.write_text("{")
+    dirs.job("a").attempt(3).kept_plan(4).write_text("{")
+    assert starting.prepare("a", target, nodes).plan.generation == 5, "what is damaged has a number, too"

@@ -660,3 +660,22 @@ def test_a_job_that_an_older_schedule_lets_grow_to_a_node_that_is_closed_now_kee
     assert {name: dict(share.placement) for name, share in startable(log, schedule, 5.0).items()} == (
         {} if gets is None else {"a": gets}
     )
+
+
+def test_an_older_schedule_starts_no_job_that_has_ended_or_is_held_or_is_to_wait_after_a_failure() -> None:
+    specs = [job(name) for name in ("ends", "free", "holds", "waits")]
+    log = RunLog(jobs={spec.id: JobLog(spec, 0.0) for spec in specs})
+    log.jobs["holds"].held, log.jobs["waits"].retry_s = ("ada", 1.0), 5.0
+    log.active.update({name: found for name, found in log.jobs.items() if name != "ends"})
+    schedule = Schedule(
+        time=0.0,
+        policy=PolicyUse(name="fifo"),
+        cluster=cluster(4),
+        jobs=tuple(specs),
+        allocations=tuple(
+            Allocation(job=spec.id, gpus=1, placement=(("n0", 1),), action="start", reason="")
+            for spec in specs
+        ),
+    )
+    assert startable(log, schedule, 4.9).keys() == {"free"}
+    assert startable(log, schedule, 5.0).keys() == {"free", "waits"}

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.run.service.allocation import Slot
+from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.members import TOO_MANY, YOUNG_S, GangMembers, Lifetimes, Setback, Timeouts
 from pliant.tools.run.statedir.contract import presence as heartbeat
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.plan import Member, Plan
 from pliant.tools.run.statedir.contract.presence import FileClock
+from tests.builders import job
 
 TIMES = Timeouts(silent_s=30.0, dead_s=10.0)
 SECONDS = 40
@@ -107,6 +108,32 @@ def test_where_a_kill_does_nothing_it_is_tried_again_seldom(scene: Scene) -> Non
     assert [len(one) for one in found].count(1) == 2
 
 
+def test_it_is_not_listened_more_often_than_workers_beat(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[str] = []
+    look = heartbeat.last_beat
+    monkeypatch.setattr(heartbeat, "last_beat", lambda path: looked_at.append(Path(path).name) or look(path))
+    for now_s in (100.0, 100.5, 100.9):
+        scene.members.listen(now_s, TIMES)
+    assert looked_at == ["worker-0.alive", "worker-1.alive"]
+    scene.members.listen(101.0, TIMES)
+    assert len(looked_at) == 4
+
+
+def test_a_worker_that_ran_for_long_enough_after_its_plan_was_in_force_proves_its_slot(scene: Scene) -> None:
+    assert scene.members.proven([0, 1], YOUNG_S) == set(), "no plan is in force yet"
+    scene.files.reached.write_text("1\n")
+    os.utime(scene.files.reached, (1000.0, 1000.0))
+    scene.now_s = YOUNG_S - 0.1
+    scene.beat(scene.files.presence(0))
+    assert scene.members.proven([0, 1], YOUNG_S) == set()
+    scene.now_s = YOUNG_S
+    scene.beat(scene.files.presence(0))
+    assert scene.members.proven([0, 1, 7], YOUNG_S) == {Slot("n0", 0)}
+    assert scene.members.proven([1], YOUNG_S) == set()
+
+
 HERE, THERE = Slot("n0", 0), Slot("n0", 1)
 
 
@@ -121,6 +148,29 @@ def test_workers_that_die_young_one_after_the_other_give_their_slot_away() -> No
         found.append(lost(losses, worker, HERE, 100.0 * worker + YOUNG_S / 2))
     assert found[:-1] == [None] * (TOO_MANY - 1)
     assert found[-1] == Setback((HERE,), f"lost {TOO_MANY} workers in a row on n0/0")
+
+
+def test_a_slot_that_lost_many_and_one_whose_worker_never_trained_are_given_away_together() -> None:
+    losses = Lifetimes()
+    for worker in range(TOO_MANY - 1):
+        lost(losses, worker, HERE, 1.0)
+    found = losses.mark_lost({8: HERE, 9: THERE}, {8}, lambda worker: f"of {worker}", 1.0)
+    early = "the new workers on n0/1 ended before they trained: of 9"
+    assert found == Setback((THERE, HERE), f"{early}; lost {TOO_MANY} workers in a row on n0/0")
+
+
+def test_a_setback_takes_its_slots_from_a_job_and_all_from_one_that_shares_them() -> None:
+    target = Assignment.of(job("a", gpus=1, high=3), (THERE, Slot("n1", 0), HERE), (8, 1, 1.0))
+    cut = (4, 2, 0.5)
+    assert Setback((Slot("n2", 0),), "").without(target, cut, shared=True) is target
+    left = Setback((HERE, Slot("n2", 0)), "").without(target, cut, shared=False)
+    assert (left.slots, left.allocation.placement) == ((THERE, Slot("n1", 0)), (("n0", 1), ("n1", 1)))
+    assert (left.allocation.cut, left.job) == (cut, target.job)
+    assert Setback((HERE,), "").without(target, cut, shared=True).slots == ()
+
+
+def test_a_stop_takes_no_longer_than_its_stages_together() -> None:
+    assert Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0).to_end() == 95.0
 
 
 def test_slots_are_counted_each_for_itself() -> None:

@@ -97,6 +97,37 @@ def test_every_number_of_the_file_is_that_of_the_log() -> None:
     )
 
 
+def test_each_gpu_is_counted_in_one_state_also_on_nodes_that_are_full_closed_or_shared() -> None:
+    """a100-0 is full, a100-1 drained, a100-2 down; two jobs share a slot of t4-0; its slots are left out."""
+    asked = PolicyUse(name="fifo", parameters={}, seed=0)
+    started = run_event(Schedule(time=0.0, policy=asked, cluster=CLUSTER), "0" * 64, 1.0)
+    out = {"seconds": 60.0, "by": "a", "reason": "died"}
+    log = fold(
+        [
+            started,
+            *(submit_event(job(name), 2.0) for name in "abcd"),
+            held(3.0, "a", "start", ("a100-0", 4), ("a100-1", 1)),
+            held(3.0, "b", "start", ("a100-2", 2)),
+            held(3.0, "c", "start", ("t4-0", 1)),
+            held(3.0, "d", "start", ("t4-0", 1), detail={"beside": "c"}),
+            Event(4.0, "drain", detail={"node": "a100-1", "user": "ada"}),
+            Event(4.0, "node_down", detail={"node": "a100-2", "reason": "gone"}),
+            *(Event(5.0, "slot_down", detail={"slot": f"a100-1/{slot}", **out}) for slot in (0, 1)),
+            *(Event(5.0, "slot_down", detail={"slot": f"t4-0/{slot}", **out}) for slot in (0, 1)),
+        ]
+    )
+    assert log.jobs["c"].beside == "d"
+    text = metrics_text(log, CLUSTER.expanded(), 10.0)
+    states = ("held", "free", "drained", "down", "left_out")
+    assert [value(text, "pliant_gpus", type="a100", state=state) for state in states] == [7, 0, 3, 2, 0]
+    assert [value(text, "pliant_gpus", type="t4", state=state) for state in states] == [1, 0, 0, 0, 1]
+    assert [value(text, "pliant_nodes", state=state) for state in ("up", "drained", "down")] == [2, 1, 1]
+    ends = ("finished", "failed", "cancelled", "rejected")
+    assert [value(text, "pliant_jobs_ended_total", end=end) for end in ends] == [0, 0, 0, 0]
+    assert {found for (name, _), found in read(text).items() if name == "pliant_run_info"} == {1}
+    assert value(metrics_text(log, CLUSTER.expanded(), 65.0), "pliant_gpus", type="t4", state="free") == 1
+
+
 def test_it_is_written_after_each_decision_at_most_once_a_second_and_once_a_minute(tmp_path: Path) -> None:
     now, log, path = [0.0], a_day(), tmp_path / "pliant.prom"
     file = MetricsFile(path, CLUSTER.expanded(), clock=lambda: now[0])

@@ -1,4 +1,4 @@
-"""What befalls a launcher at its system calls: it is killed before one of them, or the disk is full."""
+"""What befalls a launcher at its system calls: it is killed, the disk is full, files are unreadable."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final
 from unittest import mock
+
+from pliant.tools.run.statedir.contract import folders
+from pliant.tools.run.statedir.contract.folders import UnreadableError
 
 _CALLS: Final = ("fsync", "replace", "mkdir", "unlink")
 _NEED_ROOM: Final = ("mkdir",)
@@ -24,6 +28,8 @@ class Hazard:
         self.disk_is_full = False
         self.disk_was_full = False
         """Since the launcher began."""
+        self.hidden: set[Path] = set()
+        """Files that cannot be read at the moment."""
         self._left = -1
         self._dead = self._half = False
 
@@ -53,7 +59,16 @@ class Hazard:
             replaced.enter_context(mock.patch.object(os, "write", lambda *args: self._write(real, *args)))
             for name in _CALLS:
                 replaced.enter_context(mock.patch.object(os, name, self._wrapped(name, getattr(os, name))))
+            read = folders.read_file
+            replaced.enter_context(
+                mock.patch.object(folders, "read_file", lambda path, **more: self._read(read, path, **more))
+            )
             yield
+
+    def _read(self, real: Callable[..., bytes | None], path: Path, **more: Any) -> bytes | None:
+        if path in self.hidden:
+            raise UnreadableError(f"{path}: cannot be read: {os.strerror(errno.EMFILE).lower()}")
+        return real(path, **more)
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:

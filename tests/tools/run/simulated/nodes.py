@@ -39,6 +39,8 @@ class SimulatedNodes:
         """Nodes that nothing is heard of."""
         self.next_starts: list[OSError] = []
         """What the next starts fail with."""
+        self.next_looks: list[Exception] = []
+        """What the next looks at units fail with."""
         self.before_each: Callable[[], None] = lambda: None
         """Called when a launcher starts or stops something, before and after that is done."""
         self.disk_is_full = False
@@ -108,6 +110,8 @@ class SimulatedNodes:
             workers.stop(level, only, self.clock.steady())
 
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        if self.next_looks:
+            raise self.next_looks.pop()
         return {
             handle: self.attempts[handle].statuses if handle in self.attempts else () for handle in handles
         }

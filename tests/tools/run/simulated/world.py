@@ -21,6 +21,7 @@ from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
+from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import on_clock
 from pliant.tools.run.statedir.log.fold import fold
@@ -171,6 +172,12 @@ class World:
             names, now = [f"n{number % len(NODES)}"], number % 3 == 0
             self._ask(lambda: order_nodes(self.dirs.path, action, names, now=now))
 
+    def give_notice(self, number: int) -> None:
+        """A node has to be left within a time."""
+        if self.dirs.cluster.exists():
+            names, within_s = [f"n{number % len(NODES)}"], 1.0 + number % 60
+            self._ask(lambda: order_nodes(self.dirs.path, "drain", names, now=True, within_s=within_s))
+
     def _ask(self, request: Callable[[], object]) -> bool:
         """Whether it was acknowledged. The disk may be full for people, too; they are not killed."""
         if not self.hazard.disk_is_full:
@@ -226,6 +233,18 @@ class World:
         kind = (errno.EAGAIN, errno.ENOENT, errno.ENOMEM, errno.EACCES)[number % 4]
         self.nodes.next_starts += [OSError(kind, os.strerror(kind))] * (1 + number // 4 % 3)
 
+    def fail_looks(self, number: int) -> None:
+        """Too many files are open when the launcher looks at what runs."""
+        self.nodes.next_looks += [UnreadableError("too many open files")] * (1 + number % 4)
+
+    def hide_plan(self, number: int) -> None:
+        """The plan of a job cannot be read for a while."""
+        if job_id := chosen(sorted(self.accepted), number):
+            self.hazard.hidden.add(self.dirs.job(job_id).plan)
+
+    def show_plans(self, _number: int) -> None:
+        self.hazard.hidden.clear()
+
     def kill_loop(self, number: int) -> None:
         """The launcher dies at one of its next system calls."""
         self.hazard.kill_after(1 + number % 60)
@@ -256,8 +275,10 @@ class World:
         """Whatever was in the way is gone, and every job comes to its end."""
         self.hazard.call_off()
         self.hazard.disk_is_full = self.hazard.disk_was_full = False
+        self.hazard.hidden.clear()
         self.nodes.lost.clear()
         self.nodes.next_starts.clear()
+        self.nodes.next_looks.clear()
         if self.accepted:
             order_jobs(self.dirs.path, "release", sorted(self.accepted))
         if self.dirs.cluster.exists():
@@ -363,6 +384,7 @@ DEEDS: Final[dict[str, Deed]] = {
         *("submit", "cancel", "order", "order_node", "wait", "kill_worker", "crash", "stop_worker"),
         *("wake_worker", "make_deaf", "make_undying", "lose_node", "return_node", "refuse_starts"),
         *("kill_loop", "end_loop", "tear_log", "fill_disk", "free_disk", "set_clock"),
+        *("fail_looks", "hide_plan", "show_plans", "give_notice"),
     )
 }
 

@@ -303,6 +303,23 @@ def test_an_order_about_a_job_whose_submission_cannot_be_read_for_a_moment_is_ke
     assert one.requests() == [], "there is no such job any more"
 
 
+def test_a_cancellation_of_a_job_whose_submission_cannot_be_read_for_a_moment_is_kept(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(dirs, runs("a"))
+    cancel(dirs.path, ["a"])
+    one, real = Spool(dirs), spool.read_own
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            spool, "read_own", lambda path: (short if path.name.endswith(".jobs.jsonl") else real)(path)
+        )
+        one.settle(RunLog())
+    assert heard(dirs) == ["submit a", "cancel a"]
+    one.requests()[0].path.unlink()
+    one.settle(RunLog())
+    assert one.requests() == [], "there is no such job any more"
+
+
 def test_a_folder_that_cannot_be_listed_for_a_moment_ends_no_loop(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

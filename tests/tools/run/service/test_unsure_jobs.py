@@ -1,0 +1,157 @@
+"""Jobs of which it is not sure what runs: no other job is started on their slots, and none of them twice."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pliant.tools.run.statedir.contract.folders import UnreadableError
+from tests.builders import job
+from tests.tools.run.simulated.world import POLICIES, World, trains
+
+TOO_MANY_FILES = UnreadableError("too many open files")
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+DIES_IN_S = 20.0
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Three nodes of two slots; each job gets what it asks for, in the order of submission."""
+    made = World(tmp_path, POLICIES.index("fifo"))
+    yield made
+    made.close()
+
+
+def ask(world: World, name: str, gpus: int, samples: float = 1e4, **more: Any) -> None:
+    world.give(job(name, gpus=gpus, **trains(samples), **more))
+    world.accepted[name] = samples
+
+
+def attempts(world: World, name: str) -> list[int]:
+    return [handle.attempt for handle in world.nodes.attempts if handle.job == name]
+
+
+def runs(world: World, name: str) -> bool:
+    return any(workers.handle.job == name for workers in world.nodes.training())
+
+
+def slots(world: World, name: str) -> set[str]:
+    return {
+        slot
+        for workers in world.nodes.training()
+        if workers.handle.job == name
+        for unit in workers.units
+        if unit.runs
+        for slot in unit.slots
+    }
+
+
+def begin_again_without_the_plan_of(world: World, name: str) -> None:
+    world.end_loop(0)
+    world.hazard.hidden.add(world.dirs.job(name).plan)
+    world.turn()
+
+
+@pytest.mark.parametrize("copy_is_damaged", [False, True])
+@pytest.mark.parametrize("order", ["cancel", "hold"])
+def test_while_the_plan_of_a_job_cannot_be_read_no_other_job_gets_its_slots(
+    world: World, order: str, copy_is_damaged: bool
+) -> None:
+    ask(world, "a", 2)
+    world.turn_until(lambda: runs(world, "a"))
+    if copy_is_damaged:
+        world.dirs.job("a").attempt(1).kept_plan(1).write_text("{")
+    begin_again_without_the_plan_of(world, "a")
+    if order == "cancel":
+        world.cancel(0)
+    else:
+        world.order(0)
+    ask(world, "b", 6)
+    for _ in range(10):
+        world.turn()
+    assert [event.job for event in world.events("start")] == ["a", "b"], "it has the slots by the policy"
+    assert (runs(world, "a"), attempts(world, "b")) == (True, []), "and waits for the workers of the other"
+    world.show_plans(0)
+    world.turn_until(lambda: runs(world, "b"))
+    assert world.nodes.wrongs == []
+
+
+def test_a_job_whose_plan_cannot_be_read_is_known_to_be_where_its_former_plans_say(world: World) -> None:
+    for name in "ab":
+        ask(world, name, 1)
+    world.turn_until(lambda: runs(world, "b"))
+    world.cancel(0)
+    world.turn_until(lambda: not runs(world, "a"))
+    assert slots(world, "b") == {"n0/1"}
+    begin_again_without_the_plan_of(world, "b")
+    ask(world, "c", 1)
+    world.turn_until(lambda: runs(world, "c"), most=3)
+    world.show_plans(0)
+    for _ in range(5):
+        world.turn()
+    assert (slots(world, "b"), attempts(world, "b")) == ({"n0/1"}, [1]), "it trains on where it is"
+    assert (slots(world, "c"), world.nodes.wrongs) == ({"n0/0"}, [])
+
+
+def start_breaks(world: World, error: Exception) -> None:
+    """The next start fails once all of it runs, and what runs takes its time to die."""
+
+    def break_it() -> None:
+        if found := world.nodes.running():
+            for unit in found:
+                unit.dies_in_s = DIES_IN_S
+            world.nodes.before_each = world.hazard.point
+            raise error
+
+    world.nodes.before_each = break_it
+
+
+@pytest.mark.parametrize("error", [BROKEN, TOO_MANY_FILES])
+@pytest.mark.parametrize("elastic", ["size", "none"])
+def test_after_a_start_that_fails_halfway_a_job_is_started_again_once_nothing_of_it_is_left(
+    world: World, elastic: str, error: Exception
+) -> None:
+    start_breaks(world, error)
+    ask(world, "a", 2, low=1 if elastic == "size" else None, high=4 if elastic == "size" else None)
+    ask(world, "b", 2)
+    world.turn_until(lambda: attempts(world, "a") == [1, 2])
+    requeued = world.events("requeue")[0]
+    assert str((requeued.detail or {})["reason"]).startswith("cannot be started: ")
+    assert requeued.time - world.events("start")[0].time >= DIES_IN_S
+    assert attempts(world, "b") == [1]
+    assert world.nodes.wrongs == []
+
+
+def test_a_job_that_was_started_and_cannot_be_looked_at_for_a_moment_trains_on(world: World) -> None:
+    def fail_the_looks() -> None:
+        if world.nodes.attempts:
+            world.nodes.next_looks += [TOO_MANY_FILES] * 2
+            world.nodes.before_each = world.hazard.point
+
+    world.nodes.before_each = fail_the_looks
+    ask(world, "a", 2, samples=100.0, low=1, high=4)
+    world.turn()
+    world.turn_until(lambda: bool(world.events("finish")))
+    assert (attempts(world, "a"), world.events("requeue"), world.nodes.wrongs) == ([1], [], [])
+
+
+def test_a_job_that_cannot_be_looked_at_keeps_its_slots_until_it_can(world: World) -> None:
+    """What the last look saw may have changed: it is not resized, nor signalled, by what it was."""
+    ask(world, "a", 4, low=1, high=4)
+    world.turn()
+    world.turn_until(lambda: bool(world.events("progress")))
+    ask(world, "b", 4)
+    world.order_node(0)  # n0 is drained, and jobs leave it
+    plan = world.dirs.job("a").plan.read_bytes()
+    for _ in range(3):
+        world.nodes.next_looks += [TOO_MANY_FILES]
+        world.turn()
+    assert world.events("shrink", "move"), "it is decided"
+    assert world.dirs.job("a").plan.read_bytes() == plan, "and waits"
+    world.turn_until(lambda: not any(slot.startswith("n0") for slot in slots(world, "a")))
+    assert world.nodes.wrongs == []
