@@ -581,7 +581,9 @@ class UnclearJobs:
         case = self._cases[job_id]
         if case.plans:
             return {Slot.parse(member.slot) for plan in case.plans for member in plan.members}
-        return [Slot(name, index) for name in case.nodes for index in range(nodes[name].gpus)]
+        return [
+            Slot(name, index) for name in case.nodes if name in nodes for index in range(nodes[name].gpus)
+        ]
 
     def add(self, handle: Handle, error: Exception, now_s: float, log: RunLog) -> None:
         """Leave a job as it is, with one warning for each reason."""
