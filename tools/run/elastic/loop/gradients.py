@@ -384,7 +384,8 @@ class _Summation:
 
     def __init__(self, tensor: torch.Tensor, workers: int) -> None:
         self.tensor = tensor
-        is_small = tensor.layout is torch.strided and workers * tensor.nbytes <= _GATHERED_BYTES
+        can_be_gathered = tensor.layout is torch.strided and not tensor.is_complex()
+        is_small = can_be_gathered and workers * tensor.nbytes <= _GATHERED_BYTES
         self._gathered = [torch.empty_like(tensor) for _ in range(workers)] if is_small else []
         """By rank, the tensor of each worker; none if the tensor is not gathered."""
 
@@ -397,7 +398,9 @@ class _Summation:
         )
         return work
 
+    @torch.no_grad()
     def complete(self) -> None:
+        """To be called once the exchange has succeeded."""
         if self._gathered:
             first, second, *others = self._gathered
             torch.add(first, second, out=self.tensor)
@@ -467,9 +470,10 @@ class TolerantGroup(dist.ProcessGroup):
             began_s, summation = time.monotonic(), _Summation(tensor, self.size())
             try:
                 summation.begin(self._inner).wait()
-                summation.complete()
             except RuntimeError as error:
                 self.error = self.error or error
+            else:
+                summation.complete()
             self.waited_s += time.monotonic() - began_s
         return self.error is None
 
@@ -496,9 +500,10 @@ class TolerantGroup(dist.ProcessGroup):
         for summation, work in awaited:
             try:
                 work.wait()
-                summation.complete()
             except RuntimeError as error:
                 self.error = self.error or error
+            else:
+                summation.complete()
         self.waited_s += time.monotonic() - began_s
 
     def _answer(self, place: int, tensor: torch.Tensor) -> _Sum:

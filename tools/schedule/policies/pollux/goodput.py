@@ -37,7 +37,8 @@ _SLOPE_WEIGHT: Final = 1e-6
 """Small regularisers: no overlap, and no growth with the number of GPUs, unless the measurements say so."""
 _PULL: Final = 3e-3
 """Towards the first guess, for what the measurements leave open: each time's logarithm counts as this part of
-a measurement more. So it is if the model errs by a tenth, and the guess by a factor of six.
+a measurement more. So it is if the model errs by a tenth, and the guess by a factor of six; chosen by what
+serves the jobs of four workloads (docs/decisions.md).
 """
 _GAMMA: Final = 6
 """The position of gamma in a point."""
@@ -294,6 +295,7 @@ class Fit(NamedTuple):
 def fit(observations: Sequence[Observation], per_replica: int = 1) -> Fit:
     """The parameters that explain the observations best, in the sense of the logarithms of their times.
 
+    :param observations: of finite times.
     :param per_replica: GPUs that count as one, as they have a local batch and synchronise together.
     :raises ValueError: there are no observations.
     """
@@ -317,7 +319,10 @@ class _Loss(NamedTuple):
 
 
 def _minimum(measured: _Measured) -> Floats:
-    """The point of least loss by Levenberg's method: Newton's steps, shorter as long as they lead up."""
+    """The point of least loss by Levenberg's method: Newton's steps, shorter as long as they lead up.
+
+    It ends when a step would change next to nothing, for better or worse.
+    """
     point, damping = measured.guess, _DAMPING
     here = measured.loss(point)
     for _ in range(_MOST_STEPS):

@@ -439,6 +439,15 @@ def test_small_tensors_are_added_up_in_the_order_of_ranks_so_that_all_workers_ge
         assert found.tolist() == [1.0] * 7
 
 
+def test_what_cannot_be_gathered_is_added_up_too() -> None:
+    complex_ones = torch.ones(2, dtype=torch.complex64)
+    for found in summed(complex_ones, 1j * complex_ones):
+        assert found.tolist() == [1 + 1j] * 2
+    columns = torch.arange(6.0).reshape(2, 3).T
+    for found in summed(columns, columns):
+        assert torch.equal(found, 2 * columns)
+
+
 class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
