@@ -156,7 +156,7 @@ def check(site: Site, text: str, tolerance: float = 1e-5, replica: int = 1) -> N
     log = training.resized()
     assert log.jobs["a"].phase == "finished", log.jobs["a"].reason
     trained = training.trained()
-    assert [step for step, _ in trained] == list(range(1, STEPS + 1))
+    assert [step for step, _ in trained] == list(range(1, STEPS + 1)), trained
     sizes = [size for _, size in trained]
     assert [size for at, size in enumerate(sizes) if at == 0 or sizes[at - 1] != size] == [
         replica,
