@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from math import fsum, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, overload
 
@@ -393,8 +393,12 @@ def smallest_type(numbers: NDArray[Any]) -> NDArray[Any]:
     """The same numbers in as few bytes each as hold them all, if they are whole."""
     if not len(numbers) or numbers.dtype.kind != "i":
         return numbers
-    kind = np.promote_types(np.min_scalar_type(int(numbers.min())), np.min_scalar_type(int(numbers.max())))
-    return numbers.astype(np.promote_types(kind, np.int8))
+    least, most = int(numbers.min()), int(numbers.max())
+    holds = (np.iinfo(kind).min <= least and most <= np.iinfo(kind).max for kind in _WHOLE)
+    return numbers.astype(next(compress(_WHOLE, holds)))
+
+
+_WHOLE: Final = (np.int8, np.int16, np.int32, np.int64)
 
 
 def ascending(numbers: Floats) -> Floats:
