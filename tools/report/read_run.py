@@ -58,8 +58,8 @@ _OVER: Final = _are(frozenset(ENDS) - {"fail"})
 """Events after which a log rarely tells more of a job."""
 _LOOKED_AT: Final = _are(["submit", "decision", "node_down", "node_up", "reject", *REPORTS])
 """Events that are looked at one by one; those of jobs if they have a detail."""
-_WORDS: Final = ('"progress"', '"admission"', '"observed"')
-"""What a report takes from details of events of jobs."""
+_TOLD: Final = ("progress", "admission", "observed")
+"""Keys of what a report takes from details of events of jobs."""
 
 
 @garbage_collection_paused()
@@ -380,7 +380,7 @@ class _Fold:
 
     def _told(self, row: int, name: str, detail: Detail) -> ObservedStep | None:
         """Take what the detail of an event says of its job. Returns the time of a step that it tells of."""
-        if isinstance(detail, str) and not any(word in detail for word in _WORDS):
+        if not _may_have(detail, *_TOLD):
             return None
         fields = _fields(detail)
         if name == "progress" and "progress" in fields:
@@ -492,9 +492,16 @@ def _fields(detail: Detail | None) -> Mapping[str, Any]:
     return found
 
 
+def _may_have(detail: Detail, *keys: str) -> bool:
+    """Whether it is worth parsing for one of these keys. A text with a backslash may spell them otherwise."""
+    if not isinstance(detail, str):
+        return True
+    return "\\" in detail or any(f'"{key}"' in detail for key in keys)
+
+
 def _beside(detail: Detail | None) -> str | None:
     """The job that already trains on the GPUs that a job is given."""
-    if not detail or (isinstance(detail, str) and '"beside"' not in detail):
+    if not detail or not _may_have(detail, "beside"):
         return None
     found = _fields(detail).get("beside")
     return found if isinstance(found, str) else None

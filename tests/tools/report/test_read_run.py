@@ -3,6 +3,8 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
@@ -201,6 +203,31 @@ def test_both_forms_of_file_and_their_events_fold_alike(tmp_path):
     for name in ("events.parquet", "events.jsonl"):
         write_events(shared(), tmp_path / name)
         assert replace(read_run(tmp_path / name), source="events") == fold(shared())
+
+
+@pytest.mark.parametrize("key", ["progress", "admission", "observed", "beside"])
+def test_both_forms_of_file_fold_alike_where_a_key_is_spelt_with_an_escape(key, tmp_path):
+    said = {
+        "progress": {"samples_done": 5.0, "mean": 0.5, "low": 0.1, "high": 0.9},
+        "admission": {"admitted": True},
+        "observed": {"placement": [2], "local_batch": 4, "accum": 1, "step_seconds": 0.5},
+        "beside": "a",
+    }
+    told = Event(1, "start" if key == "beside" else "progress", "b", 2, detail={key: said[key]})
+    arrivals = submit(job("a", gpus=2)), submit(job("b", gpus=2))
+    log = [begin(), *arrivals, Event(0, "start", "a", 2), told]
+    plain, escaped = f'"{key}":', f'"\\u{ord(key[0]):04x}{key[1:]}":'
+    lines, columns = tmp_path / "events.jsonl", tmp_path / "events.parquet"
+    for path in (lines, columns):
+        write_events(log, path)
+    lines.write_text(lines.read_text().replace(plain, escaped))
+    table = pq.read_table(columns)
+    texts = [text and text.replace(plain, escaped) for text in table["detail"].to_pylist()]
+    at = table.column_names.index("detail")
+    pq.write_table(table.set_column(at, table.schema.field(at), pa.array(texts, pa.string())), columns)
+    assert any(text and escaped in text for text in texts)
+    for path in (lines, columns):
+        assert replace(read_run(path), source="events") == fold(log)
 
 
 def test_jobs_that_differ_in_few_values_are_read_as_those_that_do_not(tmp_path):
