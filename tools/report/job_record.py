@@ -154,10 +154,6 @@ class JobRecord:
             if step.gpus and after > step.time_s:
                 yield step.time_s, after, step
 
-    def gpu_seconds(self, until_s: float) -> float:
-        """Overheads are included; GPUs shared with another job count one half."""
-        return sum((end - start) * step.counted_gpus for start, end, step in self.held(until_s))
-
 
 @dataclass(slots=True)
 class AllocationStep:

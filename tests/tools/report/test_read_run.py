@@ -31,7 +31,7 @@ def problems(*events):
 
 
 def test_a_job_from_submission_to_completion():
-    told = only_job(
+    run = story(
         submit(job("a", at=2, gpus=2, low=1)),
         Event(5, "start", "a", 2, overhead_seconds=1.0),
         Event(8, "grow", "a", 4),
@@ -39,6 +39,7 @@ def test_a_job_from_submission_to_completion():
         Event(11, "resume", "a", 1),
         Event(15, "finish", "a", 0, samples_done=20.0),
     )
+    told = run.jobs[0]
     assert (told.submit_s, told.first_start_s, told.end_s, told.outcome) == (0.0, 3.0, 13.0, "finished")
     assert (told.jct_s, told.queueing_delay_s) == (13.0, 3.0)
     assert [(start, end, step.gpus) for start, end, step in told.held(99)] == [
@@ -46,7 +47,7 @@ def test_a_job_from_submission_to_completion():
         (6, 7, 4),
         (9, 13, 1),
     ]
-    assert told.gpu_seconds(99) == 3 * 2 + 1 * 4 + 4 * 1
+    assert run.jobs.gpu_seconds(99).tolist() == [3 * 2 + 1 * 4 + 4 * 1]
     assert (told.preemptions, told.rescales, told.samples_done) == (1, 1, 20.0)
     assert told.steps[0].overhead_s == 1.0
 
@@ -64,7 +65,7 @@ def test_shared_gpus_count_once_for_the_cluster_and_one_half_for_each_job():
         ]
     )
     a, b = run.jobs
-    assert (a.gpu_seconds(99), b.gpu_seconds(99)) == (10 * 2 + 6, 6 + 4 * 2)
+    assert run.jobs.gpu_seconds(99).tolist() == [10 * 2 + 6, 6 + 4 * 2]
     assert gpu_usage(run).held.tolist() == [2, 2, 2, 0]
     assert (a.rescales, b.rescales, a.first_start_s, b.first_start_s) == (0, 0, 0, 10)
 
@@ -74,7 +75,7 @@ def test_two_jobs_that_start_on_the_same_gpus_at_once_share_whoever_is_named_fir
     place = {"a": "b", "b": "a"}
     starts = [Event(0, "start", each, 2, detail={"beside": place[each]}) for each in order]
     run = story(submit(job("a", gpus=2)), submit(job("b", gpus=2)), *starts, Event(9, "requeue", "a", 0))
-    assert [each.gpu_seconds(10) for each in run.jobs] == [9, 9 + 2]
+    assert run.jobs.gpu_seconds(10).tolist() == [9, 9 + 2]
 
 
 def test_live_times_count_from_the_first_submission():
@@ -159,12 +160,12 @@ def test_predictions_come_with_progress_and_with_decisions_and_all_of_them_count
 
 def test_a_job_that_fails_or_is_lost_with_its_node_waits_again_if_the_log_says_so():
     begun = submit(job("a")), Event(0, "start", "a", 1)
-    lost = only_job(*begun, Event(2, "node_down", detail={"node": "n0"}), Event(2, "requeue", "a", 0))
-    assert (lost.outcome, lost.gpu_seconds(10)) == ("unfinished", 2.0)
+    lost = story(*begun, Event(2, "node_down", detail={"node": "n0"}), Event(2, "requeue", "a", 0)).jobs
+    assert (lost[0].outcome, *lost.gpu_seconds(10)) == ("unfinished", 2.0)
     failed = Event(2, "fail", "a", 0), Event(2, "requeue", "a", 0)
-    again = only_job(*begun, *failed, Event(3, "resume", "a", 1), Event(5, "finish", "a", 0))
-    assert (again.outcome, again.restarts, again.jct_s) == ("finished", 1, 5.0)
-    assert again.gpu_seconds(99) == 4.0
+    again = story(*begun, *failed, Event(3, "resume", "a", 1), Event(5, "finish", "a", 0)).jobs
+    assert (again[0].outcome, again[0].restarts, again[0].jct_s) == ("finished", 1, 5.0)
+    assert again.gpu_seconds(99).tolist() == [4.0]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_other_ends_have_no_jct(event, outcome):
 
 def test_a_job_that_runs_when_the_log_ends_holds_its_gpus_until_then():
     run = story(submit(job("a", gpus=2)), Event(1, "start", "a", 2), Event(4, "progress", "a"))
-    assert run.jobs[0].gpu_seconds(run.last_event_s) == 6.0
+    assert run.jobs.gpu_seconds(run.last_event_s).tolist() == [6.0]
     assert run.jobs[0].jct_s is None
 
 

@@ -31,7 +31,7 @@ from pliant.tools.report.figures.plots import REFERENCE_NAMES
 from pliant.tools.report.figures.style import area_colour
 from pliant.tools.report.groups import groups
 from pliant.tools.report.job_columns import OUTCOMES, Floats, Jobs, known, largest, mean_known, optional
-from pliant.tools.report.records import RunRecord, kind, parameters_text
+from pliant.tools.report.records import RunRecord, in_turn, kind, parameters_text
 from pliant.tools.report.rendering.charts import charts, swatches
 from pliant.tools.report.rendering.sections import (
     FIGURES,
@@ -331,13 +331,13 @@ def _group_section(title: str, word: str, report: Report, key: Callable[[Job], s
         for row, name in enumerate(each.run.jobs.label_texts(key)):
             groups.setdefault(name or "not stated", []).append(row)
         gpu_s = each.run.jobs.gpu_seconds(each.run.last_event_s)
-        used = {name: sum(gpu_s[own].tolist()) for name, own in groups.items()}
+        used = {name: in_turn(gpu_s[own]) for name, own in groups.items()}
         order = sorted(groups, key=lambda name: (-used[name], name))
         shown, rest = order[:_MOST_GROUPS], order[_MOST_GROUPS:]
         named = [(name, groups[name]) for name in shown]
         if rest:
             named.append((f"{len(rest)} others", [row for name in rest for row in groups[name]]))
-        fair, total = each.fair[report.reference], sum(used.values())
+        fair, total = each.fair[report.reference], in_turn(gpu_s)
         rows += [(name, each.label, *_group_cells(fair, own, gpu_s[own], total)) for name, own in named]
     headers = (word, "run", "jobs", "finished", "JCT, mean", "waited, mean", "FTF, mean", "FTF, worst")
     notes = (f"ordered by GPU time; FTF against {REFERENCE_NAMES[report.reference]}, over finished jobs",)
@@ -349,7 +349,7 @@ def _group_cells(fair: Fairness, own: Sequence[int], gpu_s: Floats, total: float
     :param gpu_s: GPU-seconds of each of these.
     :param total: GPU-seconds of all jobs.
     """
-    jobs, ftf, used = fair.run.jobs, fair.ftf[own], sum(gpu_s.tolist())
+    jobs, ftf, used = fair.run.jobs, fair.ftf[own], in_turn(gpu_s)
     return (
         number(len(own), 0),
         number(len(known(jobs.jct_s[own])), 0),
