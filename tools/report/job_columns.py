@@ -337,6 +337,7 @@ class Jobs(Sequence[JobRecord]):
             self.is_measured,
             OUTCOMES[self.outcome[job]],
             _known(self.end_s[job]),
+            _known(self.jct_s[job]),
             [self.steps.made(step) for step in range(first, last)],
             int(self.preemptions[job]),
             int(self.moves[job]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 from typing import Any, Final, Literal
 
 from pliant.schemas.event import PLACED, STARTS, Event
@@ -99,7 +100,7 @@ def job_cost(
         cheapest[1],
         no_cheapest,
         job.preemptions,
-        job.rescales,
+        int(run.jobs.rescales_until(inf)[row]),
         job.moves,
         job.restarts,
     )

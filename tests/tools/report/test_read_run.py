@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from math import isnan, nan
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,15 +41,16 @@ def test_a_job_from_submission_to_completion():
         Event(15, "finish", "a", 0, samples_done=20.0),
     )
     told = run.jobs[0]
-    assert (told.submit_s, told.first_start_s, told.end_s, told.outcome) == (0.0, 3.0, 13.0, "finished")
-    assert (told.jct_s, told.queueing_delay_s) == (13.0, 3.0)
+    assert (told.submit_s, told.end_s, told.outcome, told.jct_s) == (0.0, 13.0, "finished", 13.0)
+    assert (*run.jobs.first_start_s, *run.jobs.queueing_delay_s) == (3.0, 3.0)
     assert [(start, end, step.gpus) for start, end, step in told.held(99)] == [
         (3, 6, 2),
         (6, 7, 4),
         (9, 13, 1),
     ]
     assert run.jobs.gpu_seconds(99).tolist() == [3 * 2 + 1 * 4 + 4 * 1]
-    assert (told.preemptions, told.rescales, told.samples_done) == (1, 1, 20.0)
+    assert (told.preemptions, told.samples_done) == (1, 20.0)
+    assert [int(run.jobs.rescales_until(time_s)[0]) for time_s in (5, 6)] == [0, 1]
     assert told.steps[0].overhead_s == 1.0
 
 
@@ -64,10 +66,10 @@ def test_shared_gpus_count_once_for_the_cluster_and_one_half_for_each_job():
             Event(20, "finish", "b", 0),
         ]
     )
-    a, b = run.jobs
     assert run.jobs.gpu_seconds(99).tolist() == [10 * 2 + 6, 6 + 4 * 2]
     assert gpu_usage(run).held.tolist() == [2, 2, 2, 0]
-    assert (a.rescales, b.rescales, a.first_start_s, b.first_start_s) == (0, 0, 0, 10)
+    assert run.jobs.rescales_until(99).tolist() == [0, 0]
+    assert run.jobs.first_start_s.tolist() == [0, 10]
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
@@ -84,7 +86,7 @@ def test_live_times_count_from_the_first_submission():
     run = story(*arrivals, Event(start + 12.5, "start", "a", 1), at=start, simulated=False)
     assert run.origin_s == start + 10
     assert [(each.id, each.submit_s) for each in run.jobs] == [("a", 0.0), ("b", 20.0)]
-    assert run.jobs[0].first_start_s == 2.5
+    assert run.jobs.first_start_s.tolist() == pytest.approx([2.5, nan], nan_ok=True)
     assert run.last_event_s == 20.0
 
 
@@ -172,8 +174,9 @@ def test_a_job_that_fails_or_is_lost_with_its_node_waits_again_if_the_log_says_s
     ("event", "outcome"), [("fail", "failed"), ("cancel", "cancelled"), ("reject", "rejected")]
 )
 def test_other_ends_have_no_jct(event, outcome):
-    told = only_job(submit(job("a")), Event(3, event, "a", 0))
-    assert (told.outcome, told.end_s, told.jct_s, told.queueing_delay_s) == (outcome, 3.0, None, None)
+    jobs = story(submit(job("a")), Event(3, event, "a", 0)).jobs
+    assert (jobs[0].outcome, jobs[0].end_s, jobs[0].jct_s) == (outcome, 3.0, None)
+    assert isnan(jobs.queueing_delay_s[0])
 
 
 def test_a_job_that_runs_when_the_log_ends_holds_its_gpus_until_then():
@@ -183,8 +186,21 @@ def test_a_job_that_runs_when_the_log_ends_holds_its_gpus_until_then():
 
 
 def test_clocks_that_disagree_never_turn_a_story_round():
-    told = only_job(submit(job("a"), at=5.0), Event(4.9, "start", "a", 1), Event(4.8, "finish", "a", 0))
-    assert (told.queueing_delay_s, told.jct_s) == (0.0, 0.0)
+    jobs = story(submit(job("a"), at=5.0), Event(4.9, "start", "a", 1), Event(4.8, "finish", "a", 0)).jobs
+    assert (*jobs.queueing_delay_s, *jobs.jct_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("until_s", [99.0, 214.0, 300.0])
+def test_a_job_says_of_what_it_held_what_the_columns_say(until_s):
+    jobs = fold(shared()).jobs
+    found = jobs.held(until_s)
+    of_columns = [*zip(*(column.tolist() for column in found[1:]), strict=True)]
+    of_records = [
+        (row, start_s, end_s, step.counted_gpus)
+        for row, told in enumerate(jobs)
+        for start_s, end_s, step in told.held(until_s)
+    ]
+    assert of_columns == of_records
 
 
 def test_lost_nodes_lower_the_capacity():
