@@ -240,18 +240,18 @@ class Jobs(Sequence[JobRecord]):
             return [of(self.specs[row]) for row in self.row.tolist()]
         return self.texts(of)
 
-    def with_outcome(self, outcome: Outcome) -> Booleans:
+    def have_outcome(self, outcome: Outcome) -> Booleans:
         found: Booleans = self.outcome == OUTCOMES.index(outcome)
         return found
 
     def ended(self, outcome: Outcome) -> int:
         """How many jobs ended so."""
-        return int(np.count_nonzero(self.with_outcome(outcome)))
+        return int(np.count_nonzero(self.have_outcome(outcome)))
 
     @cached_property
     def jct_s(self) -> Floats:
         """NaN unless it finished."""
-        return np.where(self.with_outcome("finished"), self.end_s - self.submit_s, np.nan)
+        return np.where(self.have_outcome("finished"), self.end_s - self.submit_s, np.nan)
 
     @cached_property
     def begins(self) -> Integers:
@@ -283,8 +283,8 @@ class Jobs(Sequence[JobRecord]):
         """
         open_s, lived_s = now_s - self.submit_s, self.end_s - self.submit_s
         unknown = np.isnan(self.target_s)
-        unknown |= self.with_outcome("unfinished") & (open_s <= self.target_s)
-        unknown |= self.with_outcome("cancelled") & (lived_s <= self.target_s)
+        unknown |= self.have_outcome("unfinished") & (open_s <= self.target_s)
+        unknown |= self.have_outcome("cancelled") & (lived_s <= self.target_s)
         return np.where(unknown, np.nan, self.jct_s <= self.target_s)
 
     @property
