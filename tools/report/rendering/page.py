@@ -24,7 +24,6 @@ import numpy as np
 
 from pliant import __version__
 from pliant.schemas.file_io.events import UNSTATED
-from pliant.schemas.job import Job
 from pliant.schemas.metrics import better
 from pliant.tools.report.fairness import REFERENCES, Fairness, Reference
 from pliant.tools.report.figures.plots import REFERENCE_NAMES
@@ -132,9 +131,7 @@ def _trace(run: RunRecord, words: _Words, team: str | None) -> dict[str, Any]:
     if any(users):
         found["user"] = [words.number(user) for user in users]
     if team is not None and jobs.any_form(lambda job: team in job.labels):
-        found["team"] = [
-            words.number(name) for name in jobs.label_texts(lambda job: job.labels.get(team, ""))
-        ]
+        found["team"] = [words.number(name) for name in _teams(jobs, team)]
     return found
 
 
@@ -315,20 +312,24 @@ def _group_sections(report: Report) -> list[Section]:
     """Users and teams, each a table; none where jobs do not state them."""
     found = []
     if any(each.run.jobs.any_form(lambda job: job.user) for each in report.runs):
-        found.append(_group_section("Users", "user", report, lambda job: job.user))
+        found.append(_group_section("Users", "user", report, lambda jobs: jobs.texts(lambda job: job.user)))
     team = _team_label(report)
     if team is not None:
-        found.append(
-            _group_section(f"Teams (label {team})", team, report, lambda job: job.labels.get(team, ""))
-        )
+        found.append(_group_section(f"Teams (label {team})", team, report, lambda jobs: _teams(jobs, team)))
     return found
 
 
-def _group_section(title: str, word: str, report: Report, key: Callable[[Job], str]) -> Section:
+def _teams(jobs: Jobs, label: str) -> list[str]:
+    """Of each job, which its label names; empty where it has none."""
+    return jobs.label_texts(lambda job: job.labels.get(label, ""))
+
+
+def _group_section(title: str, word: str, report: Report, key: Callable[[Jobs], list[str]]) -> Section:
+    """:param key: gives the group of each job, empty where none is stated."""
     rows: list[tuple[str, ...]] = []
     for each in report.runs:
         groups: dict[str, list[int]] = {}
-        for row, name in enumerate(each.run.jobs.label_texts(key)):
+        for row, name in enumerate(key(each.run.jobs)):
             groups.setdefault(name or "not stated", []).append(row)
         gpu_s = each.run.jobs.gpu_seconds(each.run.last_event_s)
         used = {name: in_turn(gpu_s[own]) for name, own in groups.items()}
