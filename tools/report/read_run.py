@@ -35,8 +35,16 @@ from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_
 from pliant.schemas.job import Job, trace_hash
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
-from pliant.tools.report.allocations import CHANGES, KEEP_ON, Allocations, ChangeLog, Changes, allocations
-from pliant.tools.report.job_columns import Booleans, Integers, Jobs, Said, smallest_type
+from pliant.tools.report.allocations import (
+    CHANGES,
+    KEEP_ON,
+    Allocations,
+    ChangeLog,
+    Changes,
+    allocations,
+    is_one_of,
+)
+from pliant.tools.report.job_columns import Integers, Jobs, Said, smallest_type
 from pliant.tools.report.job_record import Forecast, ObservedStep, Specs
 from pliant.tools.report.measured_speeds import REPORTS, Reports, guesses_speeds, measured
 from pliant.tools.report.records import RunRecord
@@ -47,16 +55,11 @@ _SHORTEST_STEP_S: Final = 1e-9
 _SUBMIT: Final = EVENT_NAMES.index("submit")
 
 
-def _are(names: Iterable[str]) -> Booleans:
-    """By event, whether it is one of these."""
-    return np.isin(EVENT_NAMES, [*names])
-
-
-_OF_JOBS: Final = ~_are(["submit", *OF_THE_CLUSTER])
-_SHARES: Final = _are([*HOLDS, *FREES])
-_OVER: Final = _are(frozenset(ENDS) - {"fail"})
+_OF_JOBS: Final = ~is_one_of(["submit", *OF_THE_CLUSTER])
+_SHARES: Final = is_one_of([*HOLDS, *FREES])
+_OVER: Final = is_one_of(frozenset(ENDS) - {"fail"})
 """Events after which a log rarely tells more of a job."""
-_LOOKED_AT: Final = _are(["submit", "decision", "node_down", "node_up", "reject", *REPORTS])
+_LOOKED_AT: Final = is_one_of(["submit", "decision", "node_down", "node_up", "reject", *REPORTS])
 """Events that are looked at one by one; those of jobs if they have a detail."""
 _TOLD: Final = ("progress", "admission", "observed")
 """Keys of what a report takes from details of events of jobs."""
@@ -228,7 +231,7 @@ class _Fold:
             raise BadInputError([problem for _, problem in sorted(self.problems, key=lambda pair: pair[0])])
 
     def record(self) -> RunRecord:
-        """The run, on a clock that starts with the first submission. Leaves nothing here.
+        """The run, on a clock that starts with the first submission. Only once: nothing is left here.
 
         :raises BadInputError: there was no event.
         """
