@@ -6,7 +6,7 @@ follows from the last change before it that says so: its GPUs, its batch, whethe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -32,18 +32,19 @@ KEEP_ON: Final = len(EVENT_NAMES)
 """In the place of an event: another job began or stopped to train on the same GPUs."""
 
 
-def _are(names: Sequence[str]) -> Booleans:
-    """By event, whether it is one of these."""
+def is_one_of(names: Iterable[str]) -> Booleans:
+    """By event, and at last for :data:`KEEP_ON`, whether it has one of these names."""
+    names = frozenset(names)
     return np.array([*(name in names for name in EVENT_NAMES), False])
 
 
-_HOLDS: Final = _are([*HOLDS])
-_ENDS: Final = _are([*ENDS])
-_REQUEUE: Final = _are(["requeue"])
-_PREEMPT: Final = _are(["preempt"])
-_MOVE: Final = _are(["move"])
-_RESCALES: Final = _are([*RESCALES])
-_CHECKPOINT: Final = _are(["checkpoint"])
+_HOLDS: Final = is_one_of(HOLDS)
+_ENDS: Final = is_one_of(ENDS)
+_REQUEUE: Final = is_one_of(["requeue"])
+_PREEMPT: Final = is_one_of(["preempt"])
+_MOVE: Final = is_one_of(["move"])
+_RESCALES: Final = is_one_of(RESCALES)
+_CHECKPOINT: Final = is_one_of(["checkpoint"])
 _FAIL: Final = EVENT_NAMES.index("fail")
 CHANGES: Final = _HOLDS | _ENDS | _REQUEUE
 """By event, whether it may change what a job holds."""
@@ -100,7 +101,7 @@ class ChangeLog:
         self._count += len(changes.job)
 
     def by_job(self, place: NDArray[np.int32]) -> tuple[Changes, Integers]:
-        """All of them, sorted by the place of their job, and where each was in the log. Leaves none here.
+        """All, sorted by the place of their job, and where each was in the log. Only once: none stay here.
 
         :param place: of each job.
         """
@@ -152,7 +153,7 @@ def allocations(changes: Changes, submit_s: Floats, *, tell_before: bool = False
 
 
 def _joined(parts: list[Allocations], jobs: Sequence[int]) -> Allocations:
-    """Column by column, so that no more than one is there twice. Leaves none of the parts.
+    """Column by column, so that no more than one is there twice. Empties ``parts``.
 
     :param jobs: the first job of each part.
     """

@@ -125,8 +125,8 @@ def _demand_gpu_s(jobs: Jobs, at: Integers, samples: Floats) -> Floats:
 
 def _work(jobs: Jobs) -> Floats:
     """NaN: unknown."""
-    stopped = jobs.with_outcome("failed") | jobs.with_outcome("cancelled")
-    unstated = np.isnan(jobs.samples) & jobs.with_outcome("finished")
+    stopped = jobs.have_outcome("failed") | jobs.have_outcome("cancelled")
+    unstated = np.isnan(jobs.samples) & jobs.have_outcome("finished")
     return np.where(stopped | unstated, jobs.samples_done, jobs.samples)
 
 
@@ -206,7 +206,7 @@ def isolated_finishes(run: RunRecord, jobs: ReferenceJobs) -> Floats:
     is_sized = every.counts(lambda job: job.elastic != "none").astype(bool)
     if not ((steps.gpus > 0) & (steps.gpus != asked[steps.job])).any():
         is_sized[:] = False
-    ended = every.with_outcome("finished") & (every.end_s > every.submit_s)
+    ended = every.have_outcome("finished") & (every.end_s > every.submit_s)
     for first in range(0, len(jobs), BLOCK):
         at = first + np.flatnonzero(ended[jobs.job[first : first + BLOCK]])
         row = jobs.job[at]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, compress
 from math import fsum, isnan
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, overload
 
@@ -240,18 +240,18 @@ class Jobs(Sequence[JobRecord]):
             return [of(self.specs[row]) for row in self.row.tolist()]
         return self.texts(of)
 
-    def with_outcome(self, outcome: Outcome) -> Booleans:
+    def have_outcome(self, outcome: Outcome) -> Booleans:
         found: Booleans = self.outcome == OUTCOMES.index(outcome)
         return found
 
     def ended(self, outcome: Outcome) -> int:
         """How many jobs ended so."""
-        return int(np.count_nonzero(self.with_outcome(outcome)))
+        return int(np.count_nonzero(self.have_outcome(outcome)))
 
     @cached_property
     def jct_s(self) -> Floats:
         """NaN unless it finished."""
-        return np.where(self.with_outcome("finished"), self.end_s - self.submit_s, np.nan)
+        return np.where(self.have_outcome("finished"), self.end_s - self.submit_s, np.nan)
 
     @cached_property
     def begins(self) -> Integers:
@@ -283,8 +283,8 @@ class Jobs(Sequence[JobRecord]):
         """
         open_s, lived_s = now_s - self.submit_s, self.end_s - self.submit_s
         unknown = np.isnan(self.target_s)
-        unknown |= self.with_outcome("unfinished") & (open_s <= self.target_s)
-        unknown |= self.with_outcome("cancelled") & (lived_s <= self.target_s)
+        unknown |= self.have_outcome("unfinished") & (open_s <= self.target_s)
+        unknown |= self.have_outcome("cancelled") & (lived_s <= self.target_s)
         return np.where(unknown, np.nan, self.jct_s <= self.target_s)
 
     @property
@@ -337,6 +337,7 @@ class Jobs(Sequence[JobRecord]):
             self.is_measured,
             OUTCOMES[self.outcome[job]],
             _known(self.end_s[job]),
+            _known(self.jct_s[job]),
             [self.steps.made(step) for step in range(first, last)],
             int(self.preemptions[job]),
             int(self.moves[job]),
@@ -393,8 +394,12 @@ def smallest_type(numbers: NDArray[Any]) -> NDArray[Any]:
     """The same numbers in as few bytes each as hold them all, if they are whole."""
     if not len(numbers) or numbers.dtype.kind != "i":
         return numbers
-    kind = np.promote_types(np.min_scalar_type(int(numbers.min())), np.min_scalar_type(int(numbers.max())))
-    return numbers.astype(np.promote_types(kind, np.int8))
+    least, most = int(numbers.min()), int(numbers.max())
+    holds = (np.iinfo(kind).min <= least and most <= np.iinfo(kind).max for kind in _WHOLE)
+    return numbers.astype(next(compress(_WHOLE, holds)))
+
+
+_WHOLE: Final = (np.int8, np.int16, np.int32, np.int64)
 
 
 def ascending(numbers: Floats) -> Floats:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 from typing import Any, Final, Literal
 
 from pliant.schemas.event import PLACED, STARTS, Event
@@ -73,7 +74,8 @@ def job_cost(
     :raises BadInputError: the events do not fit together.
     """
     run = fold(events)
-    job = next(each for each in run.jobs if each.id == job_id)
+    row = run.jobs.ids().index(job_id)
+    job = run.jobs[row]
     until_s = max(run.last_event_s, until_s - run.origin_s)
     account = _Account([*job.held(until_s)])
     for event in events:
@@ -88,7 +90,7 @@ def job_cost(
     speed, no_speed = _speed(job, until_s, tells=account.reported)
     cheapest, no_cheapest = _cheapest(job, run)
     return JobCost(
-        job.gpu_seconds(until_s),
+        run.jobs.gpu_seconds(until_s).item(row),
         account.lost if tells else None,
         samples,
         account.repeated,
@@ -98,7 +100,7 @@ def job_cost(
         cheapest[1],
         no_cheapest,
         job.preemptions,
-        job.rescales,
+        int(run.jobs.rescales_until(inf)[row]),
         job.moves,
         job.restarts,
     )

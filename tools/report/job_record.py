@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from math import inf
 from typing import Any, Final, Literal, NamedTuple
 
 from pliant.schemas.event import End
@@ -57,6 +56,8 @@ class JobRecord:
     """Whether this run measured curve and work."""
     outcome: Outcome = "unfinished"
     end_s: float | None = None
+    jct_s: float | None = None
+    """None unless it finished."""
     steps: list[AllocationStep] = field(default_factory=list)
     """Changes of its allocation, in order of time."""
     preemptions: int = 0
@@ -89,18 +90,6 @@ class JobRecord:
         return self.specs[self.row]
 
     @property
-    def first_start_s(self) -> float | None:
-        return next((step.time_s for step in self.steps if step.gpus), None)
-
-    @property
-    def rescales(self) -> int:
-        """Growths, shrinks and changes of the batch."""
-        return self.rescales_until(inf)
-
-    def rescales_until(self, time_s: float) -> int:
-        return sum(step.rescales and step.time_s <= time_s for step in self.steps)
-
-    @property
     def forecasts_held(self) -> tuple[int, int]:
         """(intervals that held the outcome, intervals predicted)."""
         total = self.samples_done if self.outcome == "finished" else None
@@ -108,28 +97,6 @@ class JobRecord:
             return 0, 0
         held = (each.low <= each.samples_done / total <= each.high for each in self.forecasts)
         return sum(held), len(self.forecasts)
-
-    @property
-    def jct_s(self) -> float | None:
-        """Returns None unless it finished."""
-        return None if self.outcome != "finished" or self.end_s is None else self.end_s - self.submit_s
-
-    @property
-    def late_s(self) -> float | None:
-        """Completion minus target. Returns None if it did not finish, or has no target."""
-        target = self.job.utility.target
-        return None if target is None or self.jct_s is None else self.jct_s - target
-
-    def meets_target(self, now_s: float) -> bool | None:
-        """Whether it finished by its target. Returns None without one, if it may yet at that time, or if its
-        owner cancelled it before.
-        """
-        target = self.job.utility.target
-        if target is None or (self.outcome == "unfinished" and now_s - self.submit_s <= target):
-            return None
-        if self.outcome == "cancelled" and self.end_s is not None and self.end_s - self.submit_s <= target:
-            return None
-        return self.jct_s is not None and self.jct_s <= target
 
     @property
     def utility(self) -> float | None:
@@ -140,12 +107,6 @@ class JobRecord:
             return self.job.utility.worth(self.jct_s)
         return None if self.outcome == "unfinished" else 0.0
 
-    @property
-    def queueing_delay_s(self) -> float | None:
-        """Returns None if it never started."""
-        start = self.first_start_s
-        return None if start is None else start - self.submit_s
-
     def held(self, until_s: float) -> Iterator[tuple[float, float, AllocationStep]]:
         """(start, end, step) of every time in which it held GPUs, cut at ``until_s``."""
         end = until_s if self.end_s is None else min(until_s, self.end_s)
@@ -153,10 +114,6 @@ class JobRecord:
             after = self.steps[index + 1].time_s if index + 1 < len(self.steps) else end
             if step.gpus and after > step.time_s:
                 yield step.time_s, after, step
-
-    def gpu_seconds(self, until_s: float) -> float:
-        """Overheads are included; GPUs shared with another job count one half."""
-        return sum((end - start) * step.counted_gpus for start, end, step in self.held(until_s))
 
 
 @dataclass(slots=True)

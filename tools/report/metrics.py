@@ -127,7 +127,7 @@ def completed_at(run: RunRecord, times_s: Iterable[float]) -> tuple[tuple[float,
 
 
 def completions(run: RunRecord) -> list[float]:
-    found: list[float] = np.sort(run.jobs.end_s[run.jobs.with_outcome("finished")]).tolist()
+    found: list[float] = np.sort(run.jobs.end_s[run.jobs.have_outcome("finished")]).tolist()
     return found
 
 
@@ -145,7 +145,7 @@ def _times(run: RunRecord) -> dict[str, float | None]:
 
 
 def _last_completion_s(run: RunRecord) -> float | None:
-    return largest(run.jobs.end_s[run.jobs.with_outcome("finished")])
+    return largest(run.jobs.end_s[run.jobs.have_outcome("finished")])
 
 
 def _fairness(fair: Fairness, suffix: str) -> dict[str, float | None]:
@@ -193,7 +193,7 @@ def _sjs_efficiency(run: RunRecord) -> float | None:
     stated, done = jobs.samples, jobs.samples_done
     first, second = (stated, done) if run.info.simulated else (done, stated)
     samples = np.where(first > 0, first, second)
-    counts = jobs.with_outcome("finished") & (samples > 0) & know_one_gpu(jobs)
+    counts = jobs.have_outcome("finished") & (samples > 0) & know_one_gpu(jobs)
     speed = np.array([rate_at(curve, 1) if curve else np.nan for curve in jobs.curves], np.float64)
     used = in_turn(used_s[counts])
     alone = in_turn(samples[counts] / speed[jobs.curve[counts]])
@@ -279,7 +279,7 @@ def lower_bounds(run: RunRecord) -> LowerBounds | None:
     if not finished or run.is_measured:
         return None
     jobs = reference_jobs(run)
-    counts = run.jobs.with_outcome("finished")[jobs.job]
+    counts = run.jobs.have_outcome("finished")[jobs.job]
     arrival_s, samples = jobs.arrival_s[counts], jobs.samples[counts]
     fastest = np.array([curve[-1][1] for curve in jobs.curves], np.float64)
     alone_s = samples / fastest[jobs.curve[counts]]

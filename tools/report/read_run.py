@@ -35,8 +35,16 @@ from pliant.schemas.file_io.record import LARGEST_BATCH, MOST, Record, problems_
 from pliant.schemas.job import Job, trace_hash
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
-from pliant.tools.report.allocations import CHANGES, KEEP_ON, Allocations, ChangeLog, Changes, allocations
-from pliant.tools.report.job_columns import Booleans, Integers, Jobs, Said, smallest_type
+from pliant.tools.report.allocations import (
+    CHANGES,
+    KEEP_ON,
+    Allocations,
+    ChangeLog,
+    Changes,
+    allocations,
+    is_one_of,
+)
+from pliant.tools.report.job_columns import Integers, Jobs, Said, smallest_type
 from pliant.tools.report.job_record import Forecast, ObservedStep, Specs
 from pliant.tools.report.measured_speeds import REPORTS, Reports, guesses_speeds, measured
 from pliant.tools.report.records import RunRecord
@@ -47,19 +55,14 @@ _SHORTEST_STEP_S: Final = 1e-9
 _SUBMIT: Final = EVENT_NAMES.index("submit")
 
 
-def _are(names: Iterable[str]) -> Booleans:
-    """By event, whether it is one of these."""
-    return np.isin(EVENT_NAMES, [*names])
-
-
-_OF_JOBS: Final = ~_are(["submit", *OF_THE_CLUSTER])
-_SHARES: Final = _are([*HOLDS, *FREES])
-_OVER: Final = _are(frozenset(ENDS) - {"fail"})
+_OF_JOBS: Final = ~is_one_of(["submit", *OF_THE_CLUSTER])
+_SHARES: Final = is_one_of([*HOLDS, *FREES])
+_OVER: Final = is_one_of(frozenset(ENDS) - {"fail"})
 """Events after which a log rarely tells more of a job."""
-_LOOKED_AT: Final = _are(["submit", "decision", "node_down", "node_up", "reject", *REPORTS])
+_LOOKED_AT: Final = is_one_of(["submit", "decision", "node_down", "node_up", "reject", *REPORTS])
 """Events that are looked at one by one; those of jobs if they have a detail."""
-_WORDS: Final = ('"progress"', '"admission"', '"observed"')
-"""What a report takes from details of events of jobs."""
+_TOLD: Final = ("progress", "admission", "observed")
+"""Keys of what a report takes from details of events of jobs."""
 
 
 @garbage_collection_paused()
@@ -228,7 +231,7 @@ class _Fold:
             raise BadInputError([problem for _, problem in sorted(self.problems, key=lambda pair: pair[0])])
 
     def record(self) -> RunRecord:
-        """The run, on a clock that starts with the first submission. Leaves nothing here.
+        """The run, on a clock that starts with the first submission. Only once: nothing is left here.
 
         :raises BadInputError: there was no event.
         """
@@ -380,7 +383,7 @@ class _Fold:
 
     def _told(self, row: int, name: str, detail: Detail) -> ObservedStep | None:
         """Take what the detail of an event says of its job. Returns the time of a step that it tells of."""
-        if isinstance(detail, str) and not any(word in detail for word in _WORDS):
+        if not _may_have(detail, *_TOLD):
             return None
         fields = _fields(detail)
         if name == "progress" and "progress" in fields:
@@ -492,9 +495,16 @@ def _fields(detail: Detail | None) -> Mapping[str, Any]:
     return found
 
 
+def _may_have(detail: Detail, *keys: str) -> bool:
+    """Whether it is worth parsing for one of these keys. A text with a backslash may spell them otherwise."""
+    if not isinstance(detail, str):
+        return True
+    return "\\" in detail or any(f'"{key}"' in detail for key in keys)
+
+
 def _beside(detail: Detail | None) -> str | None:
     """The job that already trains on the GPUs that a job is given."""
-    if not detail or (isinstance(detail, str) and '"beside"' not in detail):
+    if not detail or not _may_have(detail, "beside"):
         return None
     found = _fields(detail).get("beside")
     return found if isinstance(found, str) else None

@@ -61,7 +61,7 @@ class RunRecord:
         return max(by_type.values(), default=0)
 
     def with_outcome(self, outcome: Outcome) -> Jobs:
-        return self.jobs.of(np.flatnonzero(self.jobs.with_outcome(outcome)))
+        return self.jobs.of(np.flatnonzero(self.jobs.have_outcome(outcome)))
 
     def serves_jobs_of(self, other: RunRecord) -> bool:
         """Whether jobs of the same id are the same work in both runs.

@@ -309,7 +309,7 @@ def _measured(run: RunRecord) -> list[str]:
     if not run.is_measured or not any(run.jobs.curves[number] for number in set(run.jobs.curve.tolist())):
         return []
     found = ["no profile: FTF rests on the speeds that this run measured, in proportion below the least size"]
-    finished = run.jobs.with_outcome("finished")
+    finished = run.jobs.have_outcome("finished")
     known, total = (int(np.count_nonzero(each)) for each in (finished & know_one_gpu(run.jobs), finished))
     if 0 < known < total:
         found.append(f"SJS efficiency: of {known} of {counted(total, 'job')}, those measured on one GPU")

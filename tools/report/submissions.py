@@ -115,7 +115,7 @@ class Submissions:
             seen.add(job_id)
 
     def columns(self, rows: Integers) -> StatedColumns:
-        """What these jobs state, in this order. Leaves none of it here."""
+        """What these jobs state, in this order. Only once: none of it is left here."""
         columns = (self.submit_s, self.samples, self.demand_gpu_s, self.curve, self.rates)
         found = StatedColumns(*(np.array(column)[rows] for column in columns))
         for column in (*columns, self.event, self._ids):

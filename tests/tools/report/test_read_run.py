@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from math import isnan, nan
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
@@ -29,7 +32,7 @@ def problems(*events):
 
 
 def test_a_job_from_submission_to_completion():
-    told = only_job(
+    run = story(
         submit(job("a", at=2, gpus=2, low=1)),
         Event(5, "start", "a", 2, overhead_seconds=1.0),
         Event(8, "grow", "a", 4),
@@ -37,15 +40,17 @@ def test_a_job_from_submission_to_completion():
         Event(11, "resume", "a", 1),
         Event(15, "finish", "a", 0, samples_done=20.0),
     )
-    assert (told.submit_s, told.first_start_s, told.end_s, told.outcome) == (0.0, 3.0, 13.0, "finished")
-    assert (told.jct_s, told.queueing_delay_s) == (13.0, 3.0)
+    told = run.jobs[0]
+    assert (told.submit_s, told.end_s, told.outcome, told.jct_s) == (0.0, 13.0, "finished", 13.0)
+    assert (*run.jobs.first_start_s, *run.jobs.queueing_delay_s) == (3.0, 3.0)
     assert [(start, end, step.gpus) for start, end, step in told.held(99)] == [
         (3, 6, 2),
         (6, 7, 4),
         (9, 13, 1),
     ]
-    assert told.gpu_seconds(99) == 3 * 2 + 1 * 4 + 4 * 1
-    assert (told.preemptions, told.rescales, told.samples_done) == (1, 1, 20.0)
+    assert run.jobs.gpu_seconds(99).tolist() == [3 * 2 + 1 * 4 + 4 * 1]
+    assert (told.preemptions, told.samples_done) == (1, 20.0)
+    assert [int(run.jobs.rescales_until(time_s)[0]) for time_s in (5, 6)] == [0, 1]
     assert told.steps[0].overhead_s == 1.0
 
 
@@ -61,10 +66,10 @@ def test_shared_gpus_count_once_for_the_cluster_and_one_half_for_each_job():
             Event(20, "finish", "b", 0),
         ]
     )
-    a, b = run.jobs
-    assert (a.gpu_seconds(99), b.gpu_seconds(99)) == (10 * 2 + 6, 6 + 4 * 2)
+    assert run.jobs.gpu_seconds(99).tolist() == [10 * 2 + 6, 6 + 4 * 2]
     assert gpu_usage(run).held.tolist() == [2, 2, 2, 0]
-    assert (a.rescales, b.rescales, a.first_start_s, b.first_start_s) == (0, 0, 0, 10)
+    assert run.jobs.rescales_until(99).tolist() == [0, 0]
+    assert run.jobs.first_start_s.tolist() == [0, 10]
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
@@ -72,7 +77,7 @@ def test_two_jobs_that_start_on_the_same_gpus_at_once_share_whoever_is_named_fir
     place = {"a": "b", "b": "a"}
     starts = [Event(0, "start", each, 2, detail={"beside": place[each]}) for each in order]
     run = story(submit(job("a", gpus=2)), submit(job("b", gpus=2)), *starts, Event(9, "requeue", "a", 0))
-    assert [each.gpu_seconds(10) for each in run.jobs] == [9, 9 + 2]
+    assert run.jobs.gpu_seconds(10).tolist() == [9, 9 + 2]
 
 
 def test_live_times_count_from_the_first_submission():
@@ -81,7 +86,7 @@ def test_live_times_count_from_the_first_submission():
     run = story(*arrivals, Event(start + 12.5, "start", "a", 1), at=start, simulated=False)
     assert run.origin_s == start + 10
     assert [(each.id, each.submit_s) for each in run.jobs] == [("a", 0.0), ("b", 20.0)]
-    assert run.jobs[0].first_start_s == 2.5
+    assert run.jobs.first_start_s.tolist() == pytest.approx([2.5, nan], nan_ok=True)
     assert run.last_event_s == 20.0
 
 
@@ -157,31 +162,45 @@ def test_predictions_come_with_progress_and_with_decisions_and_all_of_them_count
 
 def test_a_job_that_fails_or_is_lost_with_its_node_waits_again_if_the_log_says_so():
     begun = submit(job("a")), Event(0, "start", "a", 1)
-    lost = only_job(*begun, Event(2, "node_down", detail={"node": "n0"}), Event(2, "requeue", "a", 0))
-    assert (lost.outcome, lost.gpu_seconds(10)) == ("unfinished", 2.0)
+    lost = story(*begun, Event(2, "node_down", detail={"node": "n0"}), Event(2, "requeue", "a", 0)).jobs
+    assert (lost[0].outcome, *lost.gpu_seconds(10)) == ("unfinished", 2.0)
     failed = Event(2, "fail", "a", 0), Event(2, "requeue", "a", 0)
-    again = only_job(*begun, *failed, Event(3, "resume", "a", 1), Event(5, "finish", "a", 0))
-    assert (again.outcome, again.restarts, again.jct_s) == ("finished", 1, 5.0)
-    assert again.gpu_seconds(99) == 4.0
+    again = story(*begun, *failed, Event(3, "resume", "a", 1), Event(5, "finish", "a", 0)).jobs
+    assert (again[0].outcome, again[0].restarts, again[0].jct_s) == ("finished", 1, 5.0)
+    assert again.gpu_seconds(99).tolist() == [4.0]
 
 
 @pytest.mark.parametrize(
     ("event", "outcome"), [("fail", "failed"), ("cancel", "cancelled"), ("reject", "rejected")]
 )
 def test_other_ends_have_no_jct(event, outcome):
-    told = only_job(submit(job("a")), Event(3, event, "a", 0))
-    assert (told.outcome, told.end_s, told.jct_s, told.queueing_delay_s) == (outcome, 3.0, None, None)
+    jobs = story(submit(job("a")), Event(3, event, "a", 0)).jobs
+    assert (jobs[0].outcome, jobs[0].end_s, jobs[0].jct_s) == (outcome, 3.0, None)
+    assert isnan(jobs.queueing_delay_s[0])
 
 
 def test_a_job_that_runs_when_the_log_ends_holds_its_gpus_until_then():
     run = story(submit(job("a", gpus=2)), Event(1, "start", "a", 2), Event(4, "progress", "a"))
-    assert run.jobs[0].gpu_seconds(run.last_event_s) == 6.0
+    assert run.jobs.gpu_seconds(run.last_event_s).tolist() == [6.0]
     assert run.jobs[0].jct_s is None
 
 
 def test_clocks_that_disagree_never_turn_a_story_round():
-    told = only_job(submit(job("a"), at=5.0), Event(4.9, "start", "a", 1), Event(4.8, "finish", "a", 0))
-    assert (told.queueing_delay_s, told.jct_s) == (0.0, 0.0)
+    jobs = story(submit(job("a"), at=5.0), Event(4.9, "start", "a", 1), Event(4.8, "finish", "a", 0)).jobs
+    assert (*jobs.queueing_delay_s, *jobs.jct_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("until_s", [99.0, 214.0, 300.0])
+def test_a_job_says_of_what_it_held_what_the_columns_say(until_s):
+    jobs = fold(shared()).jobs
+    found = jobs.held(until_s)
+    of_columns = [*zip(*(column.tolist() for column in found[1:]), strict=True)]
+    of_records = [
+        (row, start_s, end_s, step.counted_gpus)
+        for row, told in enumerate(jobs)
+        for start_s, end_s, step in told.held(until_s)
+    ]
+    assert of_columns == of_records
 
 
 def test_lost_nodes_lower_the_capacity():
@@ -201,6 +220,31 @@ def test_both_forms_of_file_and_their_events_fold_alike(tmp_path):
     for name in ("events.parquet", "events.jsonl"):
         write_events(shared(), tmp_path / name)
         assert replace(read_run(tmp_path / name), source="events") == fold(shared())
+
+
+@pytest.mark.parametrize("key", ["progress", "admission", "observed", "beside"])
+def test_both_forms_of_file_fold_alike_where_a_key_is_spelt_with_an_escape(key, tmp_path):
+    said = {
+        "progress": {"samples_done": 5.0, "mean": 0.5, "low": 0.1, "high": 0.9},
+        "admission": {"admitted": True},
+        "observed": {"placement": [2], "local_batch": 4, "accum": 1, "step_seconds": 0.5},
+        "beside": "a",
+    }
+    told = Event(1, "start" if key == "beside" else "progress", "b", 2, detail={key: said[key]})
+    arrivals = submit(job("a", gpus=2)), submit(job("b", gpus=2))
+    log = [begin(), *arrivals, Event(0, "start", "a", 2), told]
+    plain, escaped = f'"{key}":', f'"\\u{ord(key[0]):04x}{key[1:]}":'
+    lines, columns = tmp_path / "events.jsonl", tmp_path / "events.parquet"
+    for path in (lines, columns):
+        write_events(log, path)
+    lines.write_text(lines.read_text().replace(plain, escaped))
+    table = pq.read_table(columns)
+    texts = [text and text.replace(plain, escaped) for text in table["detail"].to_pylist()]
+    at = table.column_names.index("detail")
+    pq.write_table(table.set_column(at, table.schema.field(at), pa.array(texts, pa.string())), columns)
+    assert any(text and escaped in text for text in texts)
+    for path in (lines, columns):
+        assert replace(read_run(path), source="events") == fold(log)
 
 
 def test_jobs_that_differ_in_few_values_are_read_as_those_that_do_not(tmp_path):

@@ -24,14 +24,13 @@ import numpy as np
 
 from pliant import __version__
 from pliant.schemas.file_io.events import UNSTATED
-from pliant.schemas.job import Job
 from pliant.schemas.metrics import better
 from pliant.tools.report.fairness import REFERENCES, Fairness, Reference
 from pliant.tools.report.figures.plots import REFERENCE_NAMES
 from pliant.tools.report.figures.style import area_colour
 from pliant.tools.report.groups import groups
 from pliant.tools.report.job_columns import OUTCOMES, Floats, Jobs, known, largest, mean_known, optional
-from pliant.tools.report.records import RunRecord, kind, parameters_text
+from pliant.tools.report.records import RunRecord, in_turn, kind, parameters_text
 from pliant.tools.report.rendering.charts import charts, swatches
 from pliant.tools.report.rendering.sections import (
     FIGURES,
@@ -132,9 +131,7 @@ def _trace(run: RunRecord, words: _Words, team: str | None) -> dict[str, Any]:
     if any(users):
         found["user"] = [words.number(user) for user in users]
     if team is not None and jobs.any_form(lambda job: team in job.labels):
-        found["team"] = [
-            words.number(name) for name in jobs.label_texts(lambda job: job.labels.get(team, ""))
-        ]
+        found["team"] = [words.number(name) for name in _teams(jobs, team)]
     return found
 
 
@@ -315,29 +312,33 @@ def _group_sections(report: Report) -> list[Section]:
     """Users and teams, each a table; none where jobs do not state them."""
     found = []
     if any(each.run.jobs.any_form(lambda job: job.user) for each in report.runs):
-        found.append(_group_section("Users", "user", report, lambda job: job.user))
+        found.append(_group_section("Users", "user", report, lambda jobs: jobs.texts(lambda job: job.user)))
     team = _team_label(report)
     if team is not None:
-        found.append(
-            _group_section(f"Teams (label {team})", team, report, lambda job: job.labels.get(team, ""))
-        )
+        found.append(_group_section(f"Teams (label {team})", team, report, lambda jobs: _teams(jobs, team)))
     return found
 
 
-def _group_section(title: str, word: str, report: Report, key: Callable[[Job], str]) -> Section:
+def _teams(jobs: Jobs, label: str) -> list[str]:
+    """Of each job, which its label names; empty where it has none."""
+    return jobs.label_texts(lambda job: job.labels.get(label, ""))
+
+
+def _group_section(title: str, word: str, report: Report, key: Callable[[Jobs], list[str]]) -> Section:
+    """:param key: gives the group of each job, empty where none is stated."""
     rows: list[tuple[str, ...]] = []
     for each in report.runs:
         groups: dict[str, list[int]] = {}
-        for row, name in enumerate(each.run.jobs.label_texts(key)):
+        for row, name in enumerate(key(each.run.jobs)):
             groups.setdefault(name or "not stated", []).append(row)
         gpu_s = each.run.jobs.gpu_seconds(each.run.last_event_s)
-        used = {name: sum(gpu_s[own].tolist()) for name, own in groups.items()}
+        used = {name: in_turn(gpu_s[own]) for name, own in groups.items()}
         order = sorted(groups, key=lambda name: (-used[name], name))
         shown, rest = order[:_MOST_GROUPS], order[_MOST_GROUPS:]
         named = [(name, groups[name]) for name in shown]
         if rest:
             named.append((f"{len(rest)} others", [row for name in rest for row in groups[name]]))
-        fair, total = each.fair[report.reference], sum(used.values())
+        fair, total = each.fair[report.reference], in_turn(gpu_s)
         rows += [(name, each.label, *_group_cells(fair, own, gpu_s[own], total)) for name, own in named]
     headers = (word, "run", "jobs", "finished", "JCT, mean", "waited, mean", "FTF, mean", "FTF, worst")
     notes = (f"ordered by GPU time; FTF against {REFERENCE_NAMES[report.reference]}, over finished jobs",)
@@ -349,7 +350,7 @@ def _group_cells(fair: Fairness, own: Sequence[int], gpu_s: Floats, total: float
     :param gpu_s: GPU-seconds of each of these.
     :param total: GPU-seconds of all jobs.
     """
-    jobs, ftf, used = fair.run.jobs, fair.ftf[own], sum(gpu_s.tolist())
+    jobs, ftf, used = fair.run.jobs, fair.ftf[own], in_turn(gpu_s)
     return (
         number(len(own), 0),
         number(len(known(jobs.jct_s[own])), 0),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import Any, Final, Literal
 
@@ -187,6 +188,8 @@ def job_rows(each: RunReport) -> list[Row]:
     jobs, until_s = each.run.jobs, each.run.last_event_s
     fair, gps, isolated = (optional(each.fair[name].ftf) for name in REFERENCES)
     gpu_s, stalled_s = jobs.gpu_seconds(until_s).tolist(), jobs.stalled_s().tolist()
+    waited_s, late_s = optional(jobs.queueing_delay_s), optional(jobs.late_s)
+    rescales = jobs.rescales_until(inf).tolist()
     return [
         {
             "run": each.label,
@@ -194,7 +197,7 @@ def job_rows(each: RunReport) -> list[Row]:
             "model": job.job.model,
             "outcome": job.outcome,
             "submit_s": job.submit_s,
-            "queueing_delay_s": job.queueing_delay_s,
+            "queueing_delay_s": waited_s[row],
             "jct_s": job.jct_s,
             "ftf": fair[row],
             "ftf_gps": gps[row],
@@ -202,11 +205,11 @@ def job_rows(each: RunReport) -> list[Row]:
             "gpu_seconds": gpu_s[row] or 0,
             "overhead_s": stalled_s[row] if job.steps else 0,
             "preemptions": job.preemptions,
-            "rescales": job.rescales,
+            "rescales": rescales[row],
             "moves": job.moves,
             "restarts": job.restarts,
             "utility": job.utility,
-            "late_s": job.late_s,
+            "late_s": late_s[row],
             "admission": None if job.admission is None else dict(job.admission),
             "first_loss": job.first_loss,
             "last_loss": job.last_loss,
