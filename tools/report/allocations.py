@@ -53,7 +53,7 @@ _OUTCOME_OF: Final = np.array(
 )
 
 
-class Changes(NamedTuple):
+class AllocationChanges(NamedTuple):
     """Events that change jobs, or that are looked at with what the job held then; arrays of shape (changes,).
 
     In the order of the log.
@@ -70,9 +70,9 @@ class Changes(NamedTuple):
     shared: Booleans
     """Whether another job trains on the GPUs of the change."""
 
-    def part(self, among: slice, first_job: int) -> Changes:
+    def part(self, among: slice, first_job: int) -> AllocationChanges:
         """Some of them, with jobs numbered from the first one."""
-        return Changes(
+        return AllocationChanges(
             self.job[among] - np.int32(first_job),
             self.time_s[among],
             self.event[among],
@@ -94,20 +94,22 @@ class ChangeLog:
     def __len__(self) -> int:
         return self._count
 
-    def add(self, changes: Changes) -> None:
+    def add(self, changes: AllocationChanges) -> None:
         columns: Iterator[NDArray[Any]] = iter(changes)
         for blocks, column in zip(self._columns, columns, strict=True):
             blocks.append(column)
         self._count += len(changes.job)
 
-    def by_job(self, place: NDArray[np.int32]) -> tuple[Changes, Integers]:
+    def by_job(self, place: NDArray[np.int32]) -> tuple[AllocationChanges, Integers]:
         """All, sorted by the place of their job, and where each was in the log. Only once: none stay here.
 
         :param place: of each job.
         """
         job = place[self._taken()]
         order = np.argsort(job, kind="stable")
-        return Changes(job[order], *(self._taken()[order] for _ in Changes._fields[1:])), order
+        return AllocationChanges(
+            job[order], *(self._taken()[order] for _ in AllocationChanges._fields[1:])
+        ), order
 
     def _taken(self) -> NDArray[Any]:
         return np.concatenate(self._columns.pop(0))
@@ -132,7 +134,7 @@ class Allocations:
     """How many changes of the job before it were on shared GPUs."""
 
 
-def allocations(changes: Changes, submit_s: Floats, *, tell_before: bool = False) -> Allocations:
+def allocations(changes: AllocationChanges, submit_s: Floats, *, tell_before: bool = False) -> Allocations:
     """Some jobs at a time, since what holds around each change takes ten times what the changes take.
 
     :param changes: sorted by job, those of a job in the order of the log.
@@ -181,7 +183,7 @@ _AT_A_TIME: Final = 1 << 18
 class _Fold:
     """Changes sorted by job, and what holds around each of them."""
 
-    def __init__(self, changes: Changes, submit_s: Floats) -> None:
+    def __init__(self, changes: AllocationChanges, submit_s: Floats) -> None:
         self.changes = changes
         self.submit_s = submit_s
         job, event = changes.job, changes.event

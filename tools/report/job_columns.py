@@ -113,7 +113,7 @@ STEP_COLUMNS: Final = (
 
 
 @dataclass(slots=True)
-class Said:
+class SaidOfJob:
     """What the log says of few jobs."""
 
     first_loss: float | None = None
@@ -155,7 +155,7 @@ class Jobs(Sequence[JobRecord]):
     samples_done: Floats
     """Samples trained so far, repetitions counted."""
     steps: Steps
-    said: Mapping[int, Said]
+    said: Mapping[int, SaidOfJob]
     """By row."""
 
     def __len__(self) -> int:
@@ -351,7 +351,7 @@ class Jobs(Sequence[JobRecord]):
         )
 
 
-_SILENT: Final = Said()
+_SILENT: Final = SaidOfJob()
 _JOB_COLUMNS: Final = (
     *("row", "submit_s", "curve", "rates", "samples", "demand_gpu_s", "outcome", "end_s"),
     *("preemptions", "moves", "restarts", "samples_done"),

@@ -20,7 +20,7 @@ import numpy as np
 from pliant.schemas.event import EVENT_NAMES
 from pliant.schemas.job import GpuTimeWork
 from pliant.schemas.runinfo import RunInfo
-from pliant.tools.report.allocations import Allocations, Changes
+from pliant.tools.report.allocations import AllocationChanges, Allocations
 from pliant.tools.report.isolated import rate_at
 from pliant.tools.report.job_columns import Booleans, Floats, Integers, Jobs, optional
 from pliant.tools.report.job_record import AllocationStep, Curve, JobRecord, ReportedProgress
@@ -34,7 +34,7 @@ Speeds = Mapping[int, tuple[float, float]]
 """(samples, seconds) of training, by GPUs."""
 
 
-class Reports:
+class ProgressReports:
     """What the events of a log that guesses report beside what changes them, in the order of its changes."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Reports:
         self._goes_on.append(goes_on)
 
     def of_steps(
-        self, changes: Changes, order: Integers, found: Allocations
+        self, changes: AllocationChanges, order: Integers, found: Allocations
     ) -> dict[int, tuple[ReportedProgress, ReportedProgress]]:
         """The first and the last report on the GPUs of each step, by step.
 

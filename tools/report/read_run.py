@@ -38,17 +38,17 @@ from pliant.schemas.schedule import TeamStanding
 from pliant.tools.report.allocations import (
     CHANGES,
     KEEP_ON,
+    AllocationChanges,
     Allocations,
     ChangeLog,
-    Changes,
     allocations,
     is_one_of,
 )
-from pliant.tools.report.job_columns import Integers, Jobs, Said, smallest_type
+from pliant.tools.report.job_columns import Integers, Jobs, SaidOfJob, smallest_type
 from pliant.tools.report.job_record import Forecast, ObservedStep, Specs
-from pliant.tools.report.measured_speeds import REPORTS, Reports, guesses_speeds, measured
+from pliant.tools.report.measured_speeds import REPORTS, ProgressReports, guesses_speeds, measured
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.submissions import Submissions
+from pliant.tools.report.submissions import SubmittedJobs
 
 R = TypeVar("R", bound=Record)
 _SHORTEST_STEP_S: Final = 1e-9
@@ -135,7 +135,7 @@ class _Block:
         found[np.arange(len(found)) < since[self.columns.job]] = -1
         return found
 
-    def changes(self, rows: Integers, at: Integers) -> tuple[Changes, Integers]:
+    def changes(self, rows: Integers, at: Integers) -> tuple[AllocationChanges, Integers]:
         """Some events as changes, with those that other jobs brought in between; and the place of each of
         ``at`` among them.
         """
@@ -147,7 +147,7 @@ class _Block:
         def merged(values: Any, of_kept: Any) -> Any:
             return np.concatenate([values[at], np.full(len(kept), of_kept, values.dtype)])[order]
 
-        found = Changes(
+        found = AllocationChanges(
             merged(rows.astype(np.int32), np.array([row for _, row, _ in self.keeps], np.int32)),
             np.concatenate([columns.time_s[at], columns.time_s[kept]])[order],
             merged(columns.event, KEEP_ON),
@@ -171,17 +171,17 @@ class _Fold:
         """Whether the log guesses how fast jobs are, so that speeds are measured from reports."""
         self.events = 0
         """Those taken."""
-        self.submitted = Submissions(source)
+        self.submitted = SubmittedJobs(source)
         self.rows: dict[str, int] = {}
         """Of the jobs that live."""
         self.knows_all = False
         """Whether of those that ended, too."""
         self.samples_done = array("d")
-        self.said: dict[int, Said] = {}
+        self.said: dict[int, SaidOfJob] = {}
         self.changes = ChangeLog()
         self.observed: list[tuple[int, int, ObservedStep]] = []
         """With the job and the number of the change."""
-        self.reports = Reports()
+        self.reports = ProgressReports()
         self.node_gpus: dict[str, int] = {}
         self.down: set[str] = set()
         self.capacity: list[tuple[float, int]] = []
@@ -392,8 +392,8 @@ class _Fold:
             _admission(self._said(row), fields["admission"])
         return _observed(fields.get("observed")) if name in REPORTS else None
 
-    def _said(self, row: int) -> Said:
-        return self.said.setdefault(row, Said())
+    def _said(self, row: int) -> SaidOfJob:
+        return self.said.setdefault(row, SaidOfJob())
 
     def _row_of(self, job_id: str) -> int:
         """-1: there is no such job yet."""
@@ -510,7 +510,7 @@ def _beside(detail: Detail | None) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _forecast(said: Said, found: object) -> None:
+def _forecast(said: SaidOfJob, found: object) -> None:
     """Values that other programs wrote in another form are skipped."""
     if isinstance(found, Mapping):
         values = [found.get(name) for name in Forecast._fields]
@@ -519,7 +519,7 @@ def _forecast(said: Said, found: object) -> None:
             said.forecasts.append(Forecast(*numbers))
 
 
-def _admission(said: Said, found: object) -> None:
+def _admission(said: SaidOfJob, found: object) -> None:
     if isinstance(found, Mapping) and isinstance(found.get("admitted"), bool):
         said.admission = found
 

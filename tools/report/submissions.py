@@ -49,7 +49,7 @@ class StatedColumns(NamedTuple):
     rates: NDArray[np.int32]
 
 
-class Submissions:
+class SubmittedJobs:
     """Jobs in the order in which they were submitted."""
 
     def __init__(self, source: str) -> None:
