@@ -164,7 +164,7 @@ def _months(rows: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
     jobs_n = "3,300,000" if "jobs" not in value else f"{value['jobs']:,}"
     text = f"""## Whole months
 
-{jobs_n} jobs of half a year on 6,416 GPUs, written in Helios's format at a load of 0.85. Growth:
+{jobs_n} jobs of two months on 6,416 GPUs, written in Helios's format at a load of 0.85. Growth:
 units over ten times those of a tenth of the jobs.
 
 {_table(("step", "units", "peak MB", "growth"), table)}"""
