@@ -85,12 +85,18 @@ def test_a_launcher_that_has_just_come_is_in_doubt_until_it_has_looked_for_a_whi
     assert found == {1}, "by its own file, and then by that of its keeper"
 
 
+def looked_at_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files whose last beat is looked for, as it happens."""
+    found: list[str] = []
+    look = heartbeat.last_beat
+    monkeypatch.setattr(heartbeat, "last_beat", lambda path: found.append(Path(path).name) or look(path))
+    return found
+
+
 def test_the_keeper_of_a_worker_that_beats_is_not_looked_at_and_may_stand_still(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_at: list[str] = []
-    look = heartbeat.last_beat
-    monkeypatch.setattr(heartbeat, "last_beat", lambda path: looked_at.append(Path(path).name) or look(path))
+    looked_at = looked_at_from_now_on(monkeypatch)
     assert scene.lost_after(scene.files.keeper(1)) is None
     assert set(looked_at) == {"worker-0.alive", "worker-1.alive"}
 
@@ -111,9 +117,7 @@ def test_where_a_kill_does_nothing_it_is_tried_again_seldom(scene: Scene) -> Non
 def test_it_is_not_listened_more_often_than_workers_beat(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_at: list[str] = []
-    look = heartbeat.last_beat
-    monkeypatch.setattr(heartbeat, "last_beat", lambda path: looked_at.append(Path(path).name) or look(path))
+    looked_at = looked_at_from_now_on(monkeypatch)
     for now_s in (100.0, 100.5, 100.9):
         scene.members.listen(now_s, TIMES)
     assert looked_at == ["worker-0.alive", "worker-1.alive"]
