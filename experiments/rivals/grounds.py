@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from experiments.harness.data import data_folder, imported
 from experiments.harness.pieces import Tasks, in_pieces
 from experiments.harness.spec import Findings, Tell
@@ -232,8 +230,7 @@ def ceilings(run: RunRecord) -> tuple[float, float]:
     alone = reference_jobs(run)
     limit_s = run.jobs.target_s[alone.job]
     asked = run.jobs.counts(lambda job: job.gpus.requested)[alone.job]
-    fastest = np.array([curve[-1][1] for curve in alone.curves])[alone.curve]
-    best, requested = alone.samples / fastest <= limit_s, alone.demand_gpu_s / asked <= limit_s
+    best, requested = alone.alone_s <= limit_s, alone.demand_gpu_s / asked <= limit_s
     return int(best.sum()) / len(run.jobs), int(requested.sum()) / len(run.jobs)
 
 

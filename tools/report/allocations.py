@@ -21,6 +21,7 @@ from pliant.tools.report.job_columns import (
     Floats,
     Integers,
     Steps,
+    differ_from_last,
     smallest_type,
     totals,
 )
@@ -188,10 +189,8 @@ class _Fold:
         self.submit_s = submit_s
         job, event = changes.job, changes.event
         self.places = np.arange(len(job), dtype=np.int32)
-        is_first = np.ones(len(job), bool)
-        is_first[1:] = job[1:] != job[:-1]
-        self.is_first = is_first
-        self.begin = np.maximum.accumulate(np.where(is_first, self.places, 0))
+        self.is_first = differ_from_last(job)
+        self.begin = np.maximum.accumulate(np.where(self.is_first, self.places, 0))
         """The first change of the same job."""
         self.holds, self.ends = _HOLDS[event], _ENDS[event]
         self.requeues = _REQUEUE[event]

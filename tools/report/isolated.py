@@ -49,6 +49,11 @@ class ReferenceJobs:
     def __len__(self) -> int:
         return len(self.job)
 
+    @property
+    def alone_s(self) -> Floats:
+        """Time that each takes alone on its best size."""
+        return self.samples / np.array([curve[-1][1] for curve in self.curves], np.float64)[self.curve]
+
     def have_load_of(self, other: ReferenceJobs) -> bool:
         """Whether both arrive at the same times with the same work at the same speeds."""
         return (

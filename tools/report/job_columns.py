@@ -1,8 +1,8 @@
 """The jobs of a run in columns: an array for each of what is known about them, a row for each job.
 
 A report of millions of jobs computes its figures from these arrays, which take some 200 bytes a job. A
-:class:`~pliant.tools.report.records.JobRecord` of a single job is made when it is asked for. Missing numbers
-are NaN.
+:class:`~pliant.tools.report.job_record.JobRecord` of a single job is made when it is asked for. Missing
+numbers are NaN.
 """
 
 from __future__ import annotations
@@ -76,6 +76,11 @@ class Steps:
     """Whether it began with a growth, a shrink or a change of the batch."""
     reported: Mapping[int, tuple[ReportedProgress, ReportedProgress]] = field(default_factory=dict)
     """The first and the last report on these GPUs, by step; of live runs only."""
+
+    @property
+    def stalled_s(self) -> Floats:
+        """Holding GPUs without training."""
+        return self.overhead_s + self.checkpoint_s
 
     def of(self, rows: Integers, begins: Integers) -> Steps:
         """Those of some jobs, whose rows are numbered anew.
@@ -320,7 +325,7 @@ class Jobs(Sequence[JobRecord]):
 
     def stalled_s(self) -> Floats:
         """Of each job: holding GPUs without training."""
-        return totals(self.steps.job, self.steps.overhead_s + self.steps.checkpoint_s, len(self))
+        return totals(self.steps.job, self.steps.stalled_s, len(self))
 
     def _made(self, job: int) -> JobRecord:
         said = self.said.get(job) or _SILENT
@@ -402,12 +407,17 @@ def smallest_type(numbers: NDArray[Any]) -> NDArray[Any]:
 _WHOLE: Final = (np.int8, np.int16, np.int32, np.int64)
 
 
+def differ_from_last(values: NDArray[Any]) -> Booleans:
+    """Whether each is another than the one before; the first is."""
+    found = np.ones(len(values), bool)
+    found[1:] = values[1:] != values[:-1]
+    return found
+
+
 def ascending(numbers: Floats) -> Floats:
     """Each number once. Sorts ``numbers`` itself."""
     numbers.sort()
-    is_new = np.ones(len(numbers), bool)
-    is_new[1:] = numbers[1:] != numbers[:-1]
-    return numbers[is_new]
+    return numbers[differ_from_last(numbers)]
 
 
 def reached(ranked: Floats, values: Floats) -> NDArray[np.int32]:
@@ -432,8 +442,7 @@ def distinct(numbers: NDArray[N]) -> tuple[NDArray[N], Integers]:
     """
     order = np.argsort(numbers, kind="stable")
     ranked = numbers[order]
-    is_new = np.ones(len(ranked), bool)
-    is_new[1:] = ranked[1:] != ranked[:-1]
+    is_new = differ_from_last(ranked)
     place = np.empty(len(ranked), np.int32)
     place[order] = np.cumsum(is_new, dtype=np.int32) - 1
     return ranked[is_new], place

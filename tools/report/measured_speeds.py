@@ -1,7 +1,7 @@
 """Speeds that a live run without a profile measured.
 
 Without a profile a scheduler assumes one sample per second and GPU, and the log of a live run says so in
-each ``submit``. :func:`measure` replaces that guess by what workers reported: samples over seconds between
+each ``submit``. :func:`measured` replaces that guess by what workers reported: samples over seconds between
 the first and the last report on the same GPUs, without checkpoints. At sizes that a job never held it has
 the speeds of other jobs of its model and batch. A job without reports that ran once on one size was as fast
 as its duration says.
@@ -161,7 +161,7 @@ def _curve(speeds: Speeds) -> Curve:
 
 
 def _take(job: JobRecord, curve: Curve) -> None:
-    job.curve, job.is_measured, job.demand_gpu_s = curve, True, None
+    job.curve = curve
     if job.outcome == "finished" and job.samples_done:
         job.samples = job.samples_done
     elif isinstance(work := job.job.work, GpuTimeWork):

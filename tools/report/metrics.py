@@ -280,13 +280,11 @@ def lower_bounds(run: RunRecord) -> LowerBounds | None:
         return None
     jobs = reference_jobs(run)
     counts = run.jobs.have_outcome("finished")[jobs.job]
-    arrival_s, samples = jobs.arrival_s[counts], jobs.samples[counts]
-    fastest = np.array([curve[-1][1] for curve in jobs.curves], np.float64)
-    alone_s = samples / fastest[jobs.curve[counts]]
+    arrival_s, alone_s = jobs.arrival_s[counts], jobs.alone_s[counts]
     least = run.jobs.counts(lambda job: job.min_gpus)[jobs.job[counts]]
     pairs, place = distinct_pairs(jobs.curve[counts], least)
     cheapest = [_cheapest_gpu_s(jobs.curves[curve], size) for curve, size in pairs]
-    work = samples * np.array(cheapest, np.float64)[place]
+    work = jobs.samples[counts] * np.array(cheapest, np.float64)[place]
     ids = run.jobs.ids()
     names = [ids[row] for row in jobs.job[counts].tolist()]
     rows = zip(arrival_s.tolist(), (work / run.total_gpus).tolist(), names, strict=True)

@@ -53,8 +53,6 @@ from pliant.tools.report.submissions import SubmittedJobs
 R = TypeVar("R", bound=Record)
 _SHORTEST_STEP_S: Final = 1e-9
 _SUBMIT: Final = EVENT_NAMES.index("submit")
-
-
 _OF_JOBS: Final = ~is_one_of(["submit", *OF_THE_CLUSTER])
 _SHARES: Final = is_one_of([*HOLDS, *FREES])
 _OVER: Final = is_one_of(frozenset(ENDS) - {"fail"})
@@ -124,6 +122,11 @@ class _Block:
     def job_id(self, at: int) -> str | None:
         job = self.job[at]
         return self.columns.job_ids[job] if job >= 0 else None
+
+    def has(self, at: int, key: str) -> bool:
+        """Whether the detail of an event has this key."""
+        detail = self.columns.detail[at]
+        return detail is not None and _may_have(detail, key) and key in _fields(detail)
 
     def fields(self, at: int) -> Mapping[str, Any]:
         return _fields(self.columns.detail[at])
@@ -443,7 +446,7 @@ class _Fold:
             samples_done = np.full(len(changes.job), nan)
             samples_done[places] = columns.samples_done[at]
             goes_on = np.zeros(len(changes.job), bool)
-            goes_on[places] = ["after" in block.fields(event) for event in at.tolist()]
+            goes_on[places] = [block.has(event, "after") for event in at.tolist()]
             self.reports.add(samples_done, goes_on)
         self.changes.add(changes)
 

@@ -296,7 +296,7 @@ def _free_changes(run: RunRecord) -> list[str]:
     }
     if not run.info.simulated or not started.any() or sum(counts.values()) < np.count_nonzero(started):
         return []
-    if (steps.overhead_s + steps.checkpoint_s)[steps.event != START].any():
+    if steps.stalled_s[steps.event != START].any():
         return []
     most = max(counts, key=lambda name: counts[name])
     count = counts[most] / int(np.count_nonzero(started))

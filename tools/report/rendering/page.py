@@ -198,14 +198,13 @@ def _held(jobs: Jobs, until_s: float) -> list[list[_Stretch]]:
     """Of each job; joins what follows upon each other without a change that shows."""
     found: list[list[_Stretch]] = [[] for _ in range(len(jobs))]
     held, steps = jobs.held(until_s), jobs.steps
-    stalled_s = (steps.overhead_s + steps.checkpoint_s)[held.step]
     for job, start_s, end_s, gpus, batch, stall_s in zip(
         held.job.tolist(),
         held.start_s.tolist(),
         held.end_s.tolist(),
         held.counted_gpus.tolist(),
         steps.batch[held.step].tolist(),
-        stalled_s.tolist(),
+        steps.stalled_s[held.step].tolist(),
         strict=True,
     ):
         own = found[job]
@@ -331,7 +330,7 @@ def _group_section(title: str, word: str, report: Report, key: Callable[[Jobs], 
         groups: dict[str, list[int]] = {}
         for row, name in enumerate(key(each.run.jobs)):
             groups.setdefault(name or "not stated", []).append(row)
-        gpu_s = each.run.jobs.gpu_seconds(each.run.last_event_s)
+        gpu_s, waited_s = each.run.jobs.gpu_seconds(each.run.last_event_s), each.run.jobs.queueing_delay_s
         used = {name: in_turn(gpu_s[own]) for name, own in groups.items()}
         order = sorted(groups, key=lambda name: (-used[name], name))
         shown, rest = order[:_MOST_GROUPS], order[_MOST_GROUPS:]
@@ -339,15 +338,20 @@ def _group_section(title: str, word: str, report: Report, key: Callable[[Jobs], 
         if rest:
             named.append((f"{len(rest)} others", [row for name in rest for row in groups[name]]))
         fair, total = each.fair[report.reference], in_turn(gpu_s)
-        rows += [(name, each.label, *_group_cells(fair, own, gpu_s[own], total)) for name, own in named]
+        rows += [
+            (name, each.label, *_group_cells(fair, own, gpu_s[own], waited_s[own], total))
+            for name, own in named
+        ]
     headers = (word, "run", "jobs", "finished", "JCT, mean", "waited, mean", "FTF, mean", "FTF, worst")
     notes = (f"ordered by GPU time; FTF against {REFERENCE_NAMES[report.reference]}, over finished jobs",)
     return Section(title, (*headers, "GPU hours", "% of all"), tuple(rows), 2, notes)
 
 
-def _group_cells(fair: Fairness, own: Sequence[int], gpu_s: Floats, total: float) -> tuple[str, ...]:
+def _group_cells(
+    fair: Fairness, own: Sequence[int], gpu_s: Floats, waited_s: Floats, total: float
+) -> tuple[str, ...]:
     """:param own: rows of its jobs.
-    :param gpu_s: GPU-seconds of each of these.
+    :param gpu_s: GPU-seconds of each of these, as the time that it waited.
     :param total: GPU-seconds of all jobs.
     """
     jobs, ftf, used = fair.run.jobs, fair.ftf[own], in_turn(gpu_s)
@@ -355,7 +359,7 @@ def _group_cells(fair: Fairness, own: Sequence[int], gpu_s: Floats, total: float
         number(len(own), 0),
         number(len(known(jobs.jct_s[own])), 0),
         _span(mean_known(jobs.jct_s[own])),
-        _span(mean_known(jobs.queueing_delay_s[own])),
+        _span(mean_known(waited_s)),
         number(mean_known(ftf), 3),
         number(largest(ftf), 3),
         number(used / 3600, 2),

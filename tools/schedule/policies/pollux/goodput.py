@@ -368,7 +368,7 @@ class _Measured:
         """The same of the four of synchronising; [4, n]."""
         told_apart = np.array([each.sync_seconds is not None for each in observations]) | (gpus == 1)
         self._weights = np.concatenate([told_apart, np.ones(len(gpus))]) / np.sqrt(len(gpus))
-        self._splits_compute = len(np.unique(self.local)) > 1
+        self._splits_compute = bool((self.local != self.local[0]).any())
         """Else there is one point, and half of it counts as constant."""
         self._overlaps = bool(self.across.any() or self.inside.any())
         self.guess = self._guess()
