@@ -21,11 +21,11 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.parts import decisions_at_scale, figure, parted
 from benchmarks.parts.figure import Figure
@@ -55,19 +55,6 @@ _MEDIAN_S: Final = 600.0
 _MEAN_OVER_MEDIAN: Final = 3.0802
 """Of a lognormal with this sigma."""
 _START_S: Final = 1_590_000_000
-LOGS: Final = {
-    "helios": ("helios", "cluster_log.csv"),
-    "acme": ("acme", "trace_seren.csv"),
-    "itp": ("elasticflow", "cluster.csv"),
-}
-"""Whose log: what imports it, and the name of its file."""
-_HEADS: Final = {
-    "helios": "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue",
-    "acme": (
-        "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time"
-    ),
-    "itp": "job_id,submission_time,duration,num_gpu",
-}
 Spent = dict[str, tuple[float, float] | None]
 """CPU seconds and peak MB by step; None where it took too long or what it reads is not there."""
 
@@ -119,12 +106,12 @@ def _steps(
     folder: Path, jobs: int, policies: Sequence[str], shadow_price_jobs: int = 0, *, log: str = "helios"
 ) -> Iterator[tuple[str, tuple[float, float] | None]]:
     """The steps as they end, as in :data:`Spent`."""
-    importer, file_name = LOGS[log]
-    trace, made, shape = folder / file_name, folder / "jobs.jsonl", folder / "cluster.json"
-    _write_log(trace, jobs, log)
+    whose = LOGS[log]
+    trace, made, shape = folder / whose.file_name, folder / "jobs.jsonl", folder / "cluster.json"
+    _write_log(trace, jobs, whose)
     nodes = ({"name": "n{}", "gpus": _NODE_GPUS, "count": NODES},)
     write_cluster(Cluster.model_validate({"nodes": nodes}), shape)
-    yield "import", _spent("trace", "import", importer, str(trace), "-o", str(made))
+    yield "import", _spent("trace", "import", whose.importer, str(trace), "-o", str(made))
     trace.unlink()
     events = {policy: folder / f"{policy}.parquet" for policy in policies}
     for policy, path in events.items():
@@ -160,36 +147,75 @@ def _spent(*words: str) -> tuple[float, float] | None:
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def _write_log(path: Path, jobs: int, log: str) -> None:
+class _Row(NamedTuple):
+    number: int
+    user: int
+    group: int
+    gpus: int
+    submit_s: int
+    """On the clock."""
+    duration_s: int
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.gpus // _NODE_GPUS)
+
+    def clocks(self, zone: str = "") -> str:
+        """Submission, start and end, separated by commas."""
+        start_s = self.submit_s + 60
+        times_s = (self.submit_s, start_s, start_s + self.duration_s)
+        return ",".join(f"{datetime.fromtimestamp(each, UTC):%Y-%m-%d %H:%M:%S}{zone}" for each in times_s)
+
+
+class _Log(NamedTuple):
+    importer: str
+    file_name: str
+    columns: str
+    line: Callable[[_Row], str]
+
+
+def _helios(row: _Row) -> str:
+    asked = f"{row.gpus},{4 * row.gpus},{row.nodes}"
+    return f"{row.number},u{row.user},vc{row.group},{asked},COMPLETED,{row.clocks()},{row.duration_s},60"
+
+
+def _acme(row: _Row) -> str:
+    asked, times = f"{row.nodes},{row.gpus},{4 * row.gpus}", row.clocks("+08:00")
+    spent = f"{row.duration_s},60,{row.gpus * row.duration_s}"
+    return f"{row.number},u{row.user},{asked},Other,COMPLETED,{times},{spent}"
+
+
+def _itp(row: _Row) -> str:
+    return f"{row.number},{row.submit_s - _START_S},{row.duration_s},{row.gpus}"
+
+
+_TIMES: Final = "submit_time,start_time,end_time,duration,queue"
+LOGS: Final = {
+    "helios": _Log(
+        "helios", "cluster_log.csv", f"job_id,user,vc,gpu_num,cpu_num,node_num,state,{_TIMES}", _helios
+    ),
+    "acme": _Log(
+        "acme", "trace_seren.csv", f"job_id,user,node_num,gpu_num,cpu_num,type,state,{_TIMES},gpu_time", _acme
+    ),
+    "itp": _Log("elasticflow", "cluster.csv", "job_id,submission_time,duration,num_gpu", _itp),
+}
+"""By whose it is."""
+
+
+def _write_log(path: Path, jobs: int, log: _Log) -> None:
     """Poisson arrivals; lognormal durations that do not depend on the size: the same jobs in every log."""
     rng = random.Random(SEED)  # noqa: S311
     mean_gpus = sum(size * share for size, share in zip(_SIZES, _SHARES, strict=True))
     gap_s = mean_gpus * _MEDIAN_S * _MEAN_OVER_MEDIAN / (_LOAD * NODES * _NODE_GPUS)
     submit_s = float(_START_S)
     with path.open("w") as stream:
-        stream.write(_HEADS[log] + "\n")
+        stream.write(f"{log.columns}\n")
         for number in range(jobs):
             submit_s += rng.expovariate(1 / gap_s)
             duration_s = 1 + int(_MEDIAN_S * rng.lognormvariate(0.0, _SIGMA))
             gpus = rng.choices(_SIZES, _SHARES)[0]
             user, group = rng.randrange(300), rng.randrange(15)
-            if log == "itp":
-                stream.write(f"{number},{int(submit_s) - _START_S},{duration_s},{gpus}\n")
-                continue
-            times = (submit_s, submit_s + 60, submit_s + 60 + duration_s)
-            clocks = [datetime.fromtimestamp(int(each), UTC).strftime("%Y-%m-%d %H:%M:%S") for each in times]
-            nodes = -(-gpus // _NODE_GPUS)
-            if log == "acme":
-                zoned = ",".join(f"{each}+08:00" for each in clocks)
-                stream.write(
-                    f"{number},u{user},{nodes},{gpus},{4 * gpus},Other,COMPLETED,{zoned},{duration_s},60,"
-                    f"{gpus * duration_s}\n"
-                )
-            else:
-                stream.write(
-                    f"{number},u{user},vc{group},{gpus},{4 * gpus},{nodes},COMPLETED,{','.join(clocks)},"
-                    f"{duration_s},60\n"
-                )
+            stream.write(f"{log.line(_Row(number, user, group, gpus, int(submit_s), duration_s))}\n")
 
 
 PARTS: Final[dict[str, Part]] = {
