@@ -3,7 +3,8 @@
 Traces repeat themselves: a job file holds a million jobs and a few hundred kinds of them. A :class:`JobForm`
 is all that jobs of one kind have in common, and makes a job, or the text of one, of the values that differ.
 What labels say is one of these, for they tell of each job where it comes from. A :class:`JobTable` takes some
-30 bytes a job beside its id and labels, where a :class:`~pliant.schemas.job.Job` takes 2,000.
+30 bytes a job beside its id and labels, where a :class:`~pliant.schemas.job.Job` takes 2,000. That of a long
+trace is in temporary files, so that the memory of a replay does not grow with its trace.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import compress, islice
+from itertools import compress, groupby, islice
 from operator import ge
 from typing import Any, Final, NamedTuple, TypeVar, overload
 
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from pliant.schemas.file_io.record import Record
+from pliant.schemas.file_io.stored_columns import StoredColumns
 from pliant.schemas.job import Job, Work, canonical_parts
 
 R = TypeVar("R", bound=Record)
@@ -47,8 +49,12 @@ _MOST: Final = 1e16
 """In this range Python and pydantic write numbers alike, without an exponent."""
 _FEW: Final = 4096
 """From this number of forms on, a file that has a new one for each second job is not looked at for more."""
-_BLOCK: Final = 1024
+_BLOCK: Final = 1 << 10
 """Jobs whose texts are decoded at a time."""
+_STORED_BLOCK: Final = 1 << 16
+"""Jobs that are stored at a time, where a table is; after as many that were read, they may leave memory."""
+_TYPECODES: Final = {"submit_time": "d", "amount": "d", "kind": "i", "_texts": "B", "_ends": "q"}
+"""Of the columns of a table, as of :mod:`array`."""
 _BETWEEN: Final = "\n"
 """Stands in a table between the id of a job and what its labels say, which cannot hold it."""
 
@@ -252,9 +258,13 @@ def _parts(line: bytes) -> _Parts | None:
 
 
 class JobTable(Sequence[Job]):
-    """Jobs in columns; each is made when it is asked for."""
+    """Jobs in columns; each is made when it is asked for.
 
-    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+    The columns are arrays. One that is stored can be read once it is complete: then they are mapped.
+    """
+
+    def __init__(self, jobs: Iterable[Job] = (), *, is_stored: bool = False) -> None:
+        """:param is_stored: it is read only after :meth:`complete`; if it is long, it is not in memory."""
         self.submit_time = array("d")
         self.amount = array("d")
         self.kind = array("i")
@@ -264,6 +274,11 @@ class JobTable(Sequence[Job]):
         """Of each job its id and, where its form leaves them open, what its labels say: all of it ASCII."""
         self._ends = array("q", [0])
         """Where the text of each job ends; it begins where that of the job before ends."""
+        self._most_rows = _STORED_BLOCK if is_stored else -1
+        """With so many rows in memory they are stored; -1: never."""
+        self._stored = StoredColumns(_TYPECODES)
+        self._stored_rows = self._stored_text = 0
+        """What is not in memory, while the table grows."""
         self._known: dict[_Around, int] = {}
         """Forms by the text of a line around the values; -1: that does not say which form it is."""
         self._unproved: set[int] = set()
@@ -272,7 +287,7 @@ class JobTable(Sequence[Job]):
             self.append(job)
 
     def __len__(self) -> int:
-        return len(self.kind)
+        return self._stored_rows + len(self.kind)
 
     @overload
     def __getitem__(self, row: int) -> Job: ...
@@ -290,7 +305,7 @@ class JobTable(Sequence[Job]):
         return self._each(JobForm.job, _as_they_are)
 
     def _text(self, row: int) -> str:
-        return self._texts[self._ends[row] : self._ends[row + 1]].decode()
+        return str(self._texts[self._ends[row] : self._ends[row + 1]], "ascii")
 
     def _each(
         self,
@@ -301,31 +316,38 @@ class JobTable(Sequence[Job]):
 
         :param numbers: the form in which ``make`` takes times and amounts, from those of a block.
         """
-        forms, ends = self.forms, self._ends
-        for first in range(0, len(self), _BLOCK):
-            block = slice(first, first + _BLOCK)
-            start = begin = ends[first]
-            texts = self._texts[begin : ends[min(first + _BLOCK, len(self))]].decode()
+        forms = self.forms
+        for block, texts in self._blocks():
             columns = self.kind[block], numbers(self.submit_time[block]), numbers(self.amount[block])
-            for kind, submit_time, amount, end in zip(
-                *columns, ends[first + 1 : first + _BLOCK + 1], strict=True
-            ):
-                job_id, between, said = texts[start - begin : end - begin].partition(_BETWEEN)
-                start = end
+            for kind, submit_time, amount, text in zip(*columns, texts, strict=True):
+                job_id, between, said = text.partition(_BETWEEN)
                 yield make(forms[kind], job_id, submit_time, amount, said.split(_BETWEEN) if between else ())
+
+    def _blocks(self) -> Iterator[tuple[slice, Iterator[str]]]:
+        """Rows and their texts, a block at a time; those that were passed need not stay in memory."""
+        rows, ends = len(self), self._ends
+        for first in range(0, rows, _BLOCK):
+            if not first % _STORED_BLOCK:
+                self._stored.release()
+            end = min(first + _BLOCK, rows)
+            begin = ends[first]
+            text = str(self._texts[begin : ends[end]], "ascii")
+            places = [place - begin for place in ends[first : end + 1]]
+            yield slice(first, end), map(text.__getitem__, map(slice, places, islice(places, 1, None)))
+        self._stored.release()
 
     def ids(self) -> Iterator[str]:
         """Of all jobs."""
-        return self._each(_its_id, _as_they_are)
+        for _, texts in self._blocks():
+            for text in texts:
+                yield text.partition(_BETWEEN)[0]
 
     def may_repeat_ids(self) -> bool:
         """False: all ids differ."""
         import numpy as np  # of those who read job tables, all have it
 
-        ids: Iterable[object] = self.ids()
-        if not any(form.labels for form in self.forms):  # then there is nothing else in the texts
-            ids = map(bytes, map(self._texts.__getitem__, map(slice, self._ends, self._ends[1:])))
-        hashes = np.sort(np.fromiter(map(hash, ids), np.int64, len(self)))
+        hashes = np.fromiter(map(hash, self.ids()), np.int64, len(self))
+        hashes.sort()
         return bool((hashes[1:] == hashes[:-1]).any())  # numpy.unique would import numpy.ma
 
     def job_id(self, row: int) -> str:
@@ -379,12 +401,48 @@ class JobTable(Sequence[Job]):
         self._add(text, submit_time_s, amount or 0.0, kind)
         return True
 
-    def _add(self, text: bytes | bytearray, submit_time_s: float, amount: float, kind: int) -> None:
+    def _add(
+        self, text: bytes | bytearray | memoryview, submit_time_s: float, amount: float, kind: int
+    ) -> None:
+        if len(self.kind) == self._most_rows:
+            self._store()
         self._texts += text
-        self._ends.append(len(self._texts))
+        self._ends.append(self._stored_text + len(self._texts))
         self.submit_time.append(submit_time_s)
         self.amount.append(amount)
         self.kind.append(kind)
+
+    def _store(self) -> None:
+        """Move what is in memory into temporary files, if there is room; else all of it stays from now on."""
+        columns = {name: getattr(self, name) for name in _TYPECODES}
+        try:
+            self._stored.add(columns)
+        except OSError:
+            self._stay_in_memory()
+        else:
+            self._stored_rows, self._stored_text = len(self), self._stored_text + len(self._texts)
+            for name, values in columns.items():
+                setattr(self, name, values[:0])
+
+    def _stay_in_memory(self) -> None:
+        for name, values in self._stored.in_memory().items() if self._stored else ():
+            setattr(self, name, values + getattr(self, name))
+        self._stored, self._most_rows = StoredColumns(_TYPECODES), -1
+        self._stored_rows = self._stored_text = 0
+
+    def complete(self) -> None:
+        """All jobs are there."""
+        if self._stored:
+            self._store()
+        if not self._stored:  # it is short, or there was no room
+            return
+        try:
+            columns = self._stored.mapped()
+        except OSError:
+            self._stay_in_memory()
+        else:
+            self.__dict__.update(columns)
+            self._stored_rows = self._stored_text = 0
 
     def in_order(self) -> JobTable:
         """The jobs in order of (submit_time, id)."""
@@ -394,14 +452,24 @@ class JobTable(Sequence[Job]):
             times[row] == times[row + 1] and self.job_id(row) <= self.job_id(row + 1) for row in not_before
         ):
             return self
-        return self._of(sorted(range(len(self)), key=lambda row: (self.submit_time[row], self.job_id(row))))
+        return self._of(self._rows_in_order())
 
-    def _of(self, rows: Sequence[int]) -> JobTable:
-        found = JobTable()
+    def _rows_in_order(self) -> Iterator[int]:
+        import numpy as np
+
+        by_time = map(int, np.argsort(np.asarray(self.submit_time), kind="stable"))
+        for _, rows in groupby(by_time, self.submit_time.__getitem__):
+            yield from sorted(rows, key=self.job_id)
+
+    def _of(self, rows: Iterable[int]) -> JobTable:
+        found = JobTable(is_stored=True)
         found.forms = self.forms
-        for row in rows:
+        for number, row in enumerate(rows):
+            if not number % _STORED_BLOCK:
+                self._stored.release()
             text = self._texts[self._ends[row] : self._ends[row + 1]]
             found._add(text, self.submit_time[row], self.amount[row], self.kind[row])
+        found.complete()
         return found
 
     def complete_times(self) -> None:
@@ -435,11 +503,6 @@ def _number_texts(numbers: array[float]) -> list[str]:
 
 def _as_they_are(numbers: array[float]) -> array[float]:
     return numbers
-
-
-def _its_id(form: JobForm, job_id: str, *_: object) -> str:
-    del form
-    return job_id
 
 
 def in_order(jobs: Sequence[Job]) -> Sequence[Job]:

@@ -200,23 +200,33 @@ def parse_job_table(data: bytes, source: str) -> JobTable:
 
 @garbage_collection_paused()
 def stream_job_table(stream: BinaryIO, source: str) -> JobTable | None:
-    """As :func:`parse_job_table`, without the whole file in memory.
+    """As :func:`parse_job_table`, without the file or a long table in memory.
 
-    :raises BadInputError: an id is there twice.
     :returns: None if there is anything else to say about the file, which it takes the whole of it to do.
     """
-    table = _TableInProgress()
     first = stream.readline()
     if not first or first.startswith((PARQUET_MAGIC, BOM)):
         return None
-    reader = LineReader(source, "job", table.row_if_plain, keys_once=True, known=table.takes)
+    table, share = JobTable(is_stored=True), SharedParts().share
+
+    def row_of(line: bytes) -> int:
+        try:
+            return table.append(share(Job.model_validate_json(line)), line)
+        except ValidationError as error:
+            raise _NotPlainError from error
+
+    reader = LineReader(source, "job", row_of, keys_once=True, known=lambda _, line: table.take(line))
     try:
         reader.feed(chain((first,), stream))
     except (_NotPlainError, BadInputError):
         return None
     except MemoryError:
-        raise OutOfMemoryError(f"{len(table.table)} records of {source}") from None
-    return None if reader.problems else table.done(reader.records, [], source)
+        raise OutOfMemoryError(f"{len(table)} records of {source}") from None
+    table.complete()
+    if reader.problems or table.may_repeat_ids():
+        return None
+    table.complete_times()
+    return table
 
 
 class _NotPlainError(Exception):
@@ -243,12 +253,6 @@ class _TableInProgress:
         row = self.table.append(self._share(Job.model_validate_json(line)), line)
         self._numbers.append(0)
         return row
-
-    def row_if_plain(self, line: bytes) -> int:
-        try:
-            return self.row_of(line)
-        except ValidationError as error:
-            raise _NotPlainError from error
 
     def done(self, lines: list[tuple[int, int]], problems: list[Problem], source: str) -> JobTable:
         """:param lines: numbers and rows of those that were not of a known form.

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
+from os import SEEK_END
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from pydantic_core import ValidationError, to_json
 
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 R = TypeVar("R")
-D = TypeVar("D", bytes, memoryview)
+D = TypeVar("D")
 Metadata = tuple[tuple[str, str], ...]
 _NOT_OURS: Final = ("schema", "ARROW:schema", "pandas")
 _THREADS_FROM: Final = 1 << 22
@@ -111,25 +112,26 @@ def parquet_bytes(rows: Sequence[R], table: TableKind[R], metadata: Metadata = (
         pq.write_table(arrow, sink, write_page_checksum=True, **packing)
         return bytes(sink.getvalue().to_pybytes())
 
-    return within_limits(written)
+    return within_limits(written, _check_packed)
 
 
-def within_limits(written: Callable[..., D], weight: TextWeight | None = None) -> D:
+def _check_packed(data: bytes) -> None:
+    deque(_packed(data, ""), maxlen=0)
+
+
+def within_limits(written: Callable[..., D], check: Callable[[D], None]) -> D:
     """A Parquet file that :func:`read_arrow` accepts.
 
     Rows that are much alike pack so small that readers cannot tell them from an attack; these are packed less
     tightly.
 
     :param written: makes the file, from pyarrow's options for ``compression`` and ``use_dictionary``.
-    :param weight: of the rows, where it is known; else the file is read.
+    :param check: raises BadInputError where a reader would.
     """
     for packing in _PACKINGS[:-1]:
         data = written(**packing)
         with suppress(BadInputError), unscaled():
-            if weight is None:
-                deque(_packed(data, ""), maxlen=0)
-            else:
-                weight.check_file(data)
+            check(data)
             return data
     return written(**_PACKINGS[-1])
 
@@ -169,13 +171,13 @@ class TextWeight:
         check_bytes(needed, file_bytes, source, f"{self.text_bytes:,} bytes of text")
         check_bytes(self.parts_bytes, file_bytes, source, "nested values in its texts")
 
-    def check_file(self, data: bytes | memoryview) -> None:
+    def check_file(self, file: IO[bytes]) -> None:
         """:raises BadInputError: a file of these rows would become too large."""
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        check_footer(pq.ParquetFile(pa.BufferReader(data)), len(data), "")
-        self.check(len(data), "")
+        size = file.seek(0, SEEK_END)
+        check_footer(pq.ParquetFile(file), size, "")
+        self.check(size, "")
 
 
 @garbage_collection_paused()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from array import array
+from errno import ENOMEM, ENOSPC
+from io import BytesIO
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas import job_table
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.documents import job_lines, parse_job_table, parse_jobs
+from pliant.schemas.file_io.documents import job_lines, parse_job_table, parse_jobs, stream_job_table
 from pliant.schemas.io import read_job_table, write_jobs
 from pliant.schemas.job import Job, canonical_json, hash_of_texts, trace_hash
 from pliant.schemas.job_table import JobTable, jobs_that, one_of_each
@@ -202,3 +207,82 @@ def test_a_table_of_jobs_is_a_sequence() -> None:
     assert list(table) == list(jobs)
     assert [one.id for one in table.in_order()] == ["a", "c", "b"]
     assert table[-1] == jobs[-1]
+
+
+@pytest.fixture
+def block_of_three(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(job_table, "_STORED_BLOCK", 3)
+    monkeypatch.setattr(job_table, "_BLOCK", 2)
+    return 3
+
+
+@pytest.mark.usefixtures("block_of_three")
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(traces().filter(bool), st.lists(st.floats(0, 1e9), min_size=3, max_size=3))
+def test_a_stored_table_is_that_of_the_text(trace: tuple[Job, ...], times: list[float]) -> None:
+    text = job_lines(alike(trace, times))
+    expected = parse_job_table(text, "jobs")
+    table = stream_job_table(BytesIO(text), "jobs")
+    assert table is not None
+    assert isinstance(table.kind, memoryview) == (len(expected) > 3)
+    for found, of_text in ((table, expected), (table.in_order(), expected.in_order())):
+        assert list(found) == list(of_text)
+        assert list(found.ids()) == [one.id for one in of_text]
+        assert list(found.canonical()) == list(of_text.canonical())
+        assert [found[row] for row in range(len(found))] == list(of_text)
+        assert list(found[1:-1]) == list(of_text[1:-1])
+        assert list(one_of_each(found)) == list(one_of_each(of_text))
+        assert list(jobs_that(lambda one: one.user, found)) == list(jobs_that(lambda one: one.user, of_text))
+
+
+@pytest.mark.usefixtures("block_of_three")
+def test_a_long_trace_is_not_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    lines = [LINE.format(f"j{n}", n % 7, n + 1) for n in range(20)]
+    path.write_text("".join([*lines, '{"id":"s","model":"m"}\n']))
+    table = read_job_table(path)
+    columns = (table.submit_time, table.amount, table.kind, table._texts, table._ends)
+    assert all(isinstance(column, memoryview) and isinstance(column.obj, mmap) for column in columns)
+    assert table[20].submit_time == 0.0
+    assert [one.id for one in table.in_order()][:4] == ["j0", "j14", "j7", "s"]
+    path.write_text("".join([*lines, LINE.format("j3", 50, 1)]))
+    with pytest.raises(BadInputError, match=r"jobs\.jsonl:21: .*used twice, first on line 4"):
+        read_job_table(path)
+
+
+class FullDisk(BytesIO):
+    """Takes some bytes of each write, and no more than so many altogether."""
+
+    room = 0
+
+    def write(self, data: Any) -> int:
+        if self.room <= 0:
+            raise OSError(ENOSPC, "no space left on device")
+        type(self).room -= len(data)
+        return super().write(data[: len(data) // 2 + 1])
+
+
+@pytest.mark.usefixtures("block_of_three")
+@pytest.mark.parametrize("room", range(0, 400, 9))
+def test_without_room_for_temporary_files_it_stays_in_memory(
+    room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FullDisk, "room", room)
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: FullDisk())
+    text = "".join(LINE.format(f"j{n}", n % 7, n + 1) for n in range(20)).encode()
+    table = stream_job_table(BytesIO(text), "jobs")
+    assert table is not None
+    assert isinstance(table.kind, array)
+    assert list(table) == list(parse_jobs(text, "jobs"))
+    assert len(table) == 20
+
+
+@pytest.mark.usefixtures("block_of_three")
+def test_where_nothing_can_be_mapped_it_is_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(ENOMEM, "cannot allocate memory")
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    text = "".join(LINE.format(f"j{n}", n % 7, n + 1) for n in range(20)).encode()
+    table = stream_job_table(BytesIO(text), "jobs")
+    assert list(table or ()) == list(parse_jobs(text, "jobs"))

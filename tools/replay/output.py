@@ -8,6 +8,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from io import BytesIO
 from os import SEEK_END
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 
 PARQUET: Final = ".parquet"
+_PIECE: Final = 1 << 20
 _FILES: Final = (PARQUET, ".jsonl")
 _JOBS_NAMED: Final = 5
 _REASONS_LISTED: Final = 10
@@ -225,10 +228,11 @@ def read_summary(path: str) -> dict[str, Any]:
 
 def parquet_bytes(log: EventLog) -> bytes:
     """The file of all events; equal events give equal bytes."""
-    blocks, weight = [*encoded(log)], TextWeight()
+    blocks, weight, packed = [*encoded(log)], TextWeight(), BytesIO()
     for block in blocks:
         weight.add(block)
-    return bytes(_packed(blocks, weight))
+    _pack(blocks, weight, packed)
+    return packed.getvalue()
 
 
 def encoded(log: EventLog) -> Iterator[pa.RecordBatch]:
@@ -260,21 +264,21 @@ def _schema() -> pa.Schema:
     return EVENT.arrow().with_metadata({"schema": schema_id(EVENT.kind)})
 
 
-def _packed(blocks: Iterable[pa.RecordBatch], weight: TextWeight) -> memoryview:
-    """The Parquet file of blocks, which are read again for another packing."""
-    import pyarrow as pa
+def _pack(blocks: Iterable[pa.RecordBatch], weight: TextWeight, packed: IO[bytes]) -> None:
+    """Write the Parquet file of blocks, which are read again for another packing."""
     import pyarrow.parquet as pq
 
     schema = _schema()
 
-    def written(**packing: Any) -> memoryview:
-        sink = pa.BufferOutputStream()
-        with pq.ParquetWriter(sink, schema, write_page_checksum=True, **packing) as writer:
+    def written(**packing: Any) -> IO[bytes]:
+        packed.seek(0)
+        packed.truncate()
+        with pq.ParquetWriter(packed, schema, write_page_checksum=True, **packing) as writer:
             for block in blocks:
                 writer.write_batch(_plain(block, schema), row_group_size=BLOCK)
-        return memoryview(sink.getvalue())
+        return packed
 
-    return within_limits(written, weight)
+    within_limits(written, weight.check_file)
 
 
 class StoredEvents:
@@ -311,21 +315,32 @@ class StoredEvents:
         self.wall_s += time.perf_counter() - wall_s
         self.cpu_s += time.process_time() - cpu_s
 
-    def _keep(self, block: pa.RecordBatch) -> None:
+    def _temporary(self) -> IO[bytes]:
+        """:raises OSError: it cannot be made."""
         from tempfile import TemporaryFile  # most replays are short and need none
 
+        return TemporaryFile(dir=next(each for each in Path(self._path).resolve().parents if each.is_dir()))
+
+    def _keep(self, block: pa.RecordBatch) -> None:
         import pyarrow as pa
 
         try:
             if self._file is None:
-                folder = next(each for each in Path(self._path).resolve().parents if each.is_dir())
-                self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed with this object
+                self._file = self._temporary()
             self._blocks.append(self._file.seek(0, SEEK_END))
             with pa.ipc.new_stream(self._file, block.schema) as stream:
                 stream.write_batch(block)
             self._file.flush()
         except OSError as error:
             raise write_error(error, self._path) from error
+
+    def _packed(self) -> IO[bytes]:
+        try:
+            file = self._temporary()
+            _pack(self, self._weight, file)
+        except OSError as error:
+            raise write_error(error, self._path) from error
+        return file
 
     def write(self, summary: Summary) -> None:
         """As :func:`write`, into a Parquet file; the log has no columns afterwards."""
@@ -334,7 +349,9 @@ class StoredEvents:
             return
         self.log.store()
         make_folder(Path(self._path).parent)
-        write_chunks(self._path, (_packed(self, self._weight),))
+        with self._packed() as packed:
+            packed.seek(0)
+            write_chunks(self._path, iter(partial(packed.read, _PIECE), b""))
         write_summary(summary, self._path)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

@@ -116,7 +116,7 @@ def replay(
         trace=jobs,
     )
     if stored is not None:
-        session.ended = DepartedJobs()
+        session.ended = DepartedJobs({other for job in one_of_each(jobs) for other in job.after})
     simulated = _with_failures(run, trained.simulated, inputs, session)
     sizes = measured_sizes(inputs.profile.rows if inputs.profile is not None else ())
     submissions = Submissions(session.speeds, sizes, policy, at_once=stored is not None)

@@ -7,7 +7,7 @@ assignment step. A :class:`Transition` is what became of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Literal, NamedTuple
 
 from pliant.tools.schedule.jobs import RUNNING, WAITING, JobState, NodeGpus, Phase, gpus_of
@@ -75,9 +75,11 @@ def hold(job: JobState, time_s: float, place: NodeGpus, servers: NodeGpus = ()) 
 
 
 class DepartedJobs(MutableMapping[str, JobState]):
-    """Jobs that have ended, in a replay that needs no more of them than that: their states are forgotten."""
+    """Jobs that have ended, in a replay that needs no more of them than this: their states are forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, awaited: Collection[str] = ()) -> None:
+        """:param awaited: jobs that others start after; of the rest not even their end is kept."""
+        self._awaited = awaited
         self._ids: set[str] = set()
         self.moves = 0
         """Of all these jobs together."""
@@ -86,7 +88,8 @@ class DepartedJobs(MutableMapping[str, JobState]):
         return job_id in self._ids
 
     def __setitem__(self, job_id: str, job: JobState) -> None:
-        self._ids.add(job_id)
+        if job_id in self._awaited:
+            self._ids.add(job_id)
         self.moves += job.moves
 
     def __getitem__(self, job_id: str) -> JobState:

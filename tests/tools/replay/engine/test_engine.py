@@ -417,6 +417,27 @@ def test_a_log_that_is_stored_as_it_grows_gives_the_same_file(
     ]
 
 
+def test_a_replay_that_forgets_jobs_that_ended_knows_those_that_others_start_after(tmp_path: Path) -> None:
+    trace = [
+        job("a", gpu_seconds=9),
+        job("b", at=1.0, gpu_seconds=9),
+        job("big", at=2.0, gpus=3, gpu_seconds=1),
+    ]
+    trace += [job("c", at=30.0, gpu_seconds=5, after={"a": "ok", "b": "any"})]
+    trace += [
+        job("d", at=1.5, gpu_seconds=5, after={"c": "ok"}),
+        job("e", at=40.0, gpu_seconds=5, after={"late": "ok"}),
+    ]
+    trace += [job("late", at=50.0, gpu_seconds=5)]
+    world, path = inputs(trace, cluster(2)), str(tmp_path / "fifo.parquet")
+    carry_out(world, Task(Run("fifo"), path, timing=False))
+    assert Path(path).read_bytes() == parquet_bytes(replay(world, Run("fifo")).log)
+    events = parse_events(Path(path).read_bytes(), path)
+    starts = {each.job: each.time for each in events if each.event == "start"}
+    assert 30.0 <= starts["c"] < starts["d"]
+    assert starts["late"] < starts["e"]
+
+
 def test_a_full_disk_names_the_file_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

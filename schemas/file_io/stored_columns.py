@@ -1,0 +1,82 @@
+"""Columns in temporary files: they take no memory while they grow, and are mapped into it to be read.
+
+What is mapped is the system's to keep or to drop, and processes that are forked share it.
+"""
+
+from __future__ import annotations
+
+import mmap
+from array import array
+from collections.abc import Mapping
+from typing import IO, Any, TypeAlias
+
+Values: TypeAlias = "array[Any] | bytearray"
+
+
+class StoredColumns:
+    """Columns by name, each of values of one type."""
+
+    def __init__(self, typecodes: Mapping[str, str]) -> None:
+        """:param typecodes: by the name of the column, as of :mod:`array`; "B" is a ``bytearray``."""
+        self._typecodes = typecodes
+        self._files: dict[str, IO[bytes]] = {}
+        self._bytes = dict.fromkeys(typecodes, 0)
+        self._maps: list[mmap.mmap] = []
+
+    def __bool__(self) -> bool:
+        """Whether there are any values."""
+        return any(self._bytes.values())
+
+    def add(self, columns: Mapping[str, Values]) -> None:
+        """Add values at the end of each column.
+
+        :raises OSError: there is no room for temporary files; nothing is added.
+        """
+        from tempfile import TemporaryFile  # most traces are short and need none
+
+        sizes = dict(self._bytes)
+        for name, values in columns.items():
+            if name not in self._files:
+                self._files[name] = TemporaryFile(buffering=0)  # noqa: SIM115 - closed at the end
+            self._files[name].seek(self._bytes[name])
+            with memoryview(values) as typed, typed.cast("B") as left:
+                sizes[name] += len(left)
+                at = 0
+                while at < len(left):
+                    at += self._files[name].write(left[at:])
+        self._bytes = sizes
+
+    def mapped(self) -> dict[str, memoryview]:
+        """All values by column; no more can be added.
+
+        :raises OSError: memory cannot be mapped.
+        """
+        maps = {name: mmap.mmap(file.fileno(), self._bytes[name]) for name, file in self._files.items()}
+        self._close()
+        self._maps = [*maps.values()]
+        views: dict[str, Any] = {name: memoryview(each) for name, each in maps.items()}
+        return {name: view.cast(self._typecodes[name]) for name, view in views.items()}
+
+    def _close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+    __del__ = _close
+
+    def in_memory(self) -> dict[str, Values]:
+        """All values by column, read back before they are mapped."""
+        found: dict[str, Values] = {}
+        for name, file in self._files.items():
+            file.seek(0)
+            read = bytearray()
+            while len(read) < self._bytes[name]:
+                read += file.read(self._bytes[name] - len(read))
+            typecode = self._typecodes[name]
+            found[name] = read if typecode == "B" else array(typecode, bytes(read))
+        return found
+
+    def release(self) -> None:
+        """What was read until now need not stay in memory."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            for each in self._maps:
+                each.madvise(mmap.MADV_DONTNEED)
