@@ -62,8 +62,8 @@ FIFO_LIMIT: Final = 250.0
 """Units of a million jobs under fifo, whole process."""
 ARES_LIMIT: Final = 45.0
 """Units of 100,000 jobs under ares, whole process."""
-PROCESSES: Final = {"tiresias": 7, "optimus": 7, "pollux": 1, "shadow-price": 3}
-_ROUNDS: Final = 3
+PROCESSES: Final = {"tiresias": 7, "optimus": 7, "pollux": 5, "shadow-price": 5}
+_ROUNDS: Final = 5
 """Of the large replays: another program on the machine may slow the calibration, or the replay."""
 _EASY: Final = "fifo-easy"
 """Stands for fifo with EASY backfilling."""

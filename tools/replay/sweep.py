@@ -58,8 +58,9 @@ KEYS: Final = ".sweep"
 TABLE: Final = "tasks.jsonl"
 _TASK_KIND: Final = "task"
 _LONGEST_NAME: Final = 100
-_SHARED_BYTES: Final = 1 << 26
-"""Of job files whose jobs are read before the workers start; in memory they take about ten times as much."""
+_SHARED_BYTES: Final = 1 << 30
+"""Of job files that are read before the workers start. Long ones are mapped; only where each of their jobs is
+of a kind of its own do they take memory, ten times as much, as they would in each worker."""
 
 
 def sweep(
