@@ -4,7 +4,8 @@
 step is a command of its own: import, replays and the report of one replay; CPU time in units of the
 calibration loop (:mod:`benchmarks.replay_speed`) and peak memory, no less than what this process holds
 itself. The same is done with a tenth of the jobs;
-``growth`` is the units of all over ten times those of a tenth. A step that takes longer than
+``growth`` is the units of all over ten times those of a tenth, ``mb_growth`` the peak memory of all over
+that of a tenth: in proportion is 1 and 10. A step that takes longer than
 :data:`MOST_CPU_S` is ended and has no figure. shadow-price decides in tens of milliseconds, so it replays
 :data:`SHADOW_PRICE_JOBS` jobs.
 ``other-months``: the same jobs as Acme and ITP write theirs, from the import to the report, under fifo.
@@ -93,8 +94,11 @@ def _grown(small: Spent, large: Spent, part: int, unit_s: float, log: str = "") 
     for step, before in small.items():
         after = large[step]
         yield from _figures(f"{log}{step}", after, unit_s)
-        growth = None if before is None or after is None else round(after[0] / (part * before[0]), 2)
+        growth = mb_growth = None
+        if before is not None and after is not None:
+            growth, mb_growth = round(after[0] / (part * before[0]), 2), round(after[1] / before[1], 2)
         yield Figure(f"{log}{step}_growth", growth, "ratio")
+        yield Figure(f"{log}{step}_mb_growth", mb_growth, "ratio")
 
 
 def _figures(step: str, spent: tuple[float, float] | None, unit_s: float) -> list[Figure]:
