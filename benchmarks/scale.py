@@ -9,7 +9,7 @@ that of a tenth: in proportion is 1 and 10. A step that takes longer than
 :data:`MOST_CPU_S` is ended and has no figure. shadow-price decides in tens of milliseconds, so it replays
 :data:`SHADOW_PRICE_JOBS` jobs.
 ``other-months``: the same jobs as Acme and ITP write theirs, from the import to the report, under fifo.
-``decisions``: see :mod:`benchmarks.parts.decisions_at_scale`.
+``decisions``: see :mod:`benchmarks.parts.decisions_at_scale`; ``sweep``: :mod:`benchmarks.parts.sweep_cost`.
 ``python -m benchmarks.scale PART…`` measures parts alone and renews their rows; ``decisions-POLICY`` are
 those of one policy.
 """
@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from benchmarks.parts import decisions_at_scale, figure, parted
+from benchmarks.parts import decisions_at_scale, figure, parted, sweep_cost
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.installed import as_installed
 from benchmarks.parts.parted import Part
@@ -226,6 +226,7 @@ PARTS: Final[dict[str, Part]] = {
     "months": months,
     "other-months": other_months,
     "decisions": lambda: [*decisions_at_scale.figures()],
+    "sweep": sweep_cost.figures,
 }
 
 
@@ -247,6 +248,7 @@ def smallest() -> list[Figure]:
         "months": partial(months, jobs=20, part=1, shadow_price_jobs=5),
         "other-months": partial(other_months, jobs=20, part=1),
         "decisions": lambda: [*decisions_at_scale.figures(("fifo",), (16,), (4,))],
+        "sweep": partial(sweep_cost.figures, tasks=2, small=20, large=40, visits=1),
     }
     return parted.measured(NAME, small)
 
