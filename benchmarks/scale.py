@@ -4,11 +4,12 @@
 step is a command of its own: import, replays and the report of one replay; CPU time in units of the
 calibration loop (:mod:`benchmarks.replay_speed`) and peak memory, no less than what this process holds
 itself. The same is done with a tenth of the jobs;
-``growth`` is the units of all over ten times those of a tenth. A step that takes longer than
+``growth`` is the units of all over ten times those of a tenth, ``mb_growth`` the peak memory of all over
+that of a tenth: in proportion is 1 and 10. A step that takes longer than
 :data:`MOST_CPU_S` is ended and has no figure. shadow-price decides in tens of milliseconds, so it replays
 :data:`SHADOW_PRICE_JOBS` jobs.
 ``other-months``: the same jobs as Acme and ITP write theirs, from the import to the report, under fifo.
-``decisions``: see :mod:`benchmarks.parts.decisions_at_scale`.
+``decisions``: see :mod:`benchmarks.parts.decisions_at_scale`; ``sweep``: :mod:`benchmarks.parts.sweep_cost`.
 ``python -m benchmarks.scale PART…`` measures parts alone and renews their rows; ``decisions-POLICY`` are
 those of one policy.
 """
@@ -27,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from benchmarks.parts import decisions_at_scale, figure, parted
+from benchmarks.parts import decisions_at_scale, figure, parted, sweep_cost
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.installed import as_installed
 from benchmarks.parts.parted import Part
@@ -93,8 +94,11 @@ def _grown(small: Spent, large: Spent, part: int, unit_s: float, log: str = "") 
     for step, before in small.items():
         after = large[step]
         yield from _figures(f"{log}{step}", after, unit_s)
-        growth = None if before is None or after is None else round(after[0] / (part * before[0]), 2)
+        growth = mb_growth = None
+        if before is not None and after is not None:
+            growth, mb_growth = round(after[0] / (part * before[0]), 2), round(after[1] / before[1], 2)
         yield Figure(f"{log}{step}_growth", growth, "ratio")
+        yield Figure(f"{log}{step}_mb_growth", mb_growth, "ratio")
 
 
 def _figures(step: str, spent: tuple[float, float] | None, unit_s: float) -> list[Figure]:
@@ -222,6 +226,7 @@ PARTS: Final[dict[str, Part]] = {
     "months": months,
     "other-months": other_months,
     "decisions": lambda: [*decisions_at_scale.figures()],
+    "sweep": sweep_cost.figures,
 }
 
 
@@ -243,6 +248,7 @@ def smallest() -> list[Figure]:
         "months": partial(months, jobs=20, part=1, shadow_price_jobs=5),
         "other-months": partial(other_months, jobs=20, part=1),
         "decisions": lambda: [*decisions_at_scale.figures(("fifo",), (16,), (4,))],
+        "sweep": partial(sweep_cost.figures, tasks=2, small=20, large=40, visits=1),
     }
     return parted.measured(NAME, small)
 

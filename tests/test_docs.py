@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from docs import performance
 from docs.generate import stale, with_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -185,3 +187,68 @@ def test_every_command_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "cli.md").read_text()
     names = [name for name, *_ in COMMANDS] + [name for name, _, _ in GROUPS]
     assert [name for name in names if f"`pliant {name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "holds", "said"),
+    [
+        (1.2, 0.95, True, "at least 0.95"),
+        (0.9, 0.95, False, "at least 0.95 (missed)"),
+        (242.0, 2500.0, True, "at most 2,500"),
+        (0.4, 0.2, False, "at most 0.2 (missed)"),
+        (3.0, 3.0, True, "3"),
+        (2.0, None, None, "-"),
+        (None, 3.0, None, "-"),
+    ],
+)
+def test_the_page_of_figures_says_from_which_side_a_limit_is(
+    value: float | None, limit: float | None, holds: bool | None, said: str
+) -> None:
+    assert performance._limit({"value": value, "limit": limit, "holds": holds}) == said
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "least", "said"),
+    [
+        (0.02, 0.5, 0.01, "25"),
+        (0.004, 0.5, 0.01, "> 50"),
+        (0.02, 0.008, 0.01, "< 0.5"),
+        (0.004, 0.008, 0.01, "-"),
+        (0.004, 0.008, 0.0, "2"),
+        (0.0, 0.008, 0.0, "-"),
+        (None, 0.5, 0.01, "-"),
+    ],
+)
+def test_growth_of_decisions_that_the_clock_does_not_tell_is_a_bound(
+    small: float | None, large: float | None, least: float, said: str
+) -> None:
+    assert performance._growth(small, large, least) == said
+
+
+def test_a_figure_that_was_not_measured_is_a_dash_and_so_is_what_names_it() -> None:
+    values = {"scale": {"fifo_growth": "0.95"}}
+    assert performance._filled("{scale[fifo_growth]}", values) == "0.95"
+    assert performance._filled("{scale[fifo_mb_growth]} for ten times the jobs", values) == "-"
+
+
+def test_figures_are_shown_with_the_machine_of_each_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {"cpu": "A", "cores": 2, "memory_gib": 8.0, "python": "3.11.7", "system": "Linux-6.1-x86_64-gnu"}
+    for name, machine in {"scale": usual, "cli": usual, "ares": usual | {"python": "3.12.1"}}.items():
+        (tmp_path / f"{name}.machine.json").write_text(json.dumps(machine))
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    assert performance._machines() == (
+        "2 cores of A with 8 GiB, Python 3.11.7, Linux 6.1; `ares`: Python 3.12.1"
+    )
+
+
+def test_the_page_of_figures_has_every_policy_at_every_size() -> None:
+    from benchmarks.parts.decisions_at_scale import GPUS, JOBS, LEFT_OUT
+    from pliant.tools.schedule.registry import policy_names
+
+    page = (ROOT / "docs" / "performance.md").read_text().partition("\n## Decisions\n")[2]
+    sizes = " | ".join(f"{gpus:,} / {jobs:,}" for gpus in GPUS for jobs in JOBS)
+    assert f"| policy | {sizes} | growth |" in page
+    assert [name for name in policy_names() if name not in LEFT_OUT and f"\n| {name} |" not in page] == []
+    assert all(name in page for name in LEFT_OUT)
