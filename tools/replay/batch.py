@@ -306,7 +306,7 @@ def can_fork() -> bool:
 @contextmanager
 def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     """Processes that are gone after the block, however it or this process ends; copies of this one where it
-    can be copied.
+    can be copied, which share what it has loaded, and Arrow.
 
     Ctrl-C is the parent's alone.
 
@@ -321,6 +321,8 @@ def worker_pool(workers: int) -> Iterator[ProcessPoolExecutor]:
     pool = ProcessPoolExecutor(workers, mp_context=get_context(method), initializer=_begin_worker)
     try:
         if method == "fork":
+            import pyarrow.parquet  # noqa: F401 - which each would load to write its first file
+
             with warnings.catch_warnings():  # of Arrow's threads
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pool.submit(int)  # forks all workers, before the pool has a thread
