@@ -45,7 +45,10 @@ SCIPY: Final = "1.17"
 
 All others give the same with scipy 1.15 to 1.17, with Python 3.11 to 3.13, and without AVX-512 and AVX2.
 """
-_PLACES: Final = "1 2 4 8 1,1 2,1 2,2 4,2 1,1,1 2,1,1 2,2,2 2,2,2,2 4,2,1,1".split()
+_PLACES: Final = (
+    *("1", "2", "4", "8", "1,1", "2,1", "2,2", "4,2"),
+    *("1,1,1", "2,1,1", "2,2,2", "2,2,2,2", "4,2,1,1"),
+)
 _PROFILE: Final = Profile(
     tuple(
         step(place, local, 0.05 + local / 100 + 0.02 * gpus + 0.1 * nodes, model="m")
