@@ -192,15 +192,17 @@ def _steps(batch: int, epoch: int) -> float:
     return (1 - part) * ITERATIONS[low][epoch] + part * ITERATIONS[high][epoch]
 
 
-def any_policy(name: str, seed: int = 0) -> Policy:
+def any_policy(name: str, seed: int = 0, stated: Mapping[str, Any] | None = None) -> Policy:
     """A policy by name, the one that deals everything out at random included.
 
     Its parameters are drawn for every second seed, the others have those of ``PARAMETERS``.
+
+    :param stated: parameters that are neither.
     """
     if name == "restless":
         return Restless()
     drawn = drawn_policies(policy_class(name), np.random.default_rng(seed), seed % 2)
-    return make_policy(name, {**next(drawn, {}), **PARAMETERS.get(name, {})})
+    return make_policy(name, {**next(drawn, {}), **PARAMETERS.get(name, {}), **(stated or {})})
 
 
 @st.composite

@@ -1,47 +1,73 @@
 """The events of random replays, by their hashes: what makes a replay faster leaves them as they are.
 
-``python -m tests.tools.replay.test_digests`` records them again, after a change that is meant.
+After a change that is meant, with PLIANT_WRITE_GOLDEN=1 in the environment they are recorded again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import scipy
 
+from pliant.schemas.cluster import Cluster, Shares, Sharing
 from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
+from pliant.tools.profile.throughput import CurveThroughput, Throughput
+from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.registry import BUILT_IN
 from pliant.tools.schedule.session.session import Session
 from tests.builders import job
-from tests.tools.replay.any_world import CLUSTERS, Scattered, World
+from tests.tools.profile.rows_builder import step
+from tests.tools.replay.any_world import CLUSTERS, Progress, Scattered, World, any_policy
 from tests.tools.replay.world import play
 
 RECORDED: Final = Path(__file__).parent / "golden" / "digests.json"
-POLICIES: Final = (
-    "restless",
-    "fifo",
-    "las",
-    "srtf",
-    "tiresias",
-    "ares",
-    "edf-elastic",
-    "max-bs",
-    "drf",
-    "slurm",
+POLICIES: Final = ("restless", *sorted({*BUILT_IN} - {"recorded"}))
+"""All but ``recorded``, which repeats what a trace says that jobs did: of a random one, nothing."""
+EACH: Final = 6
+MORE: Final = {"pollux": 24, "sia": 10}
+"""In few of them jobs measure so much that a fit matters."""
+SOLVED: Final = ("dorm", "oasis-offline")
+SCIPY: Final = "1.17"
+"""Among optima as good as each other these take what HiGHS finds first, and that changes with its version.
+
+All others give the same with scipy 1.15 to 1.17, with Python 3.11 to 3.13, and without AVX-512 and AVX2.
+"""
+_PLACES: Final = (
+    *("1", "2", "4", "8", "1,1", "2,1", "2,2", "4,2"),
+    *("1,1,1", "2,1,1", "2,2,2", "2,2,2,2", "4,2,1,1"),
 )
-"""They start, grow, shrink, move, pause and rebatch jobs; of the others the golden files say what they do."""
-EACH: Final = 4
+_PROFILE: Final = Profile(
+    tuple(
+        step(place, local, 0.05 + local / 100 + 0.02 * gpus + 0.1 * nodes, model="m")
+        for place in _PLACES
+        for gpus, nodes in [(sum(map(int, place.split(","))), place.count(","))]
+        for local in (8, 16, 32, 64, 128)
+    )
+)
+_FAST: Final = {"fast": 2.5}
+SPEEDS: Final[Sequence[Callable[[], Throughput]]] = (
+    Scattered,
+    lambda: ThroughputBySize(_PROFILE, _FAST),
+    lambda: ThroughputByPlacement(_PROFILE, _FAST),
+    lambda: CurveThroughput(speeds=_FAST),
+)
+"""By curves, that differ with the nodes; from a profile by sizes, and by placements; without a profile."""
 
 
-def world(seed: int, replicas: tuple[int, ...] = (1, 1, 1, 2)) -> World:
+def world(seed: int | str, replicas: tuple[int, ...] = (1, 1, 1, 2)) -> World:
     """:param replicas: numbers of GPUs of one, to draw from."""
     draw = random.Random(seed)
     outages = [
@@ -56,7 +82,7 @@ def world(seed: int, replicas: tuple[int, ...] = (1, 1, 1, 2)) -> World:
         rescale_cost_s=draw.choice([0.0, 1.0, 5.0]),
         outages=tuple(outages),
         interference=draw.choice([0.0, 0.0, 0.5]),
-        seed=seed,
+        seed=seed if isinstance(seed, int) else draw.randrange(1000),
         min_run_s=draw.choice([0.0, 0.0, 30.0]),
         cooldown_s=draw.choice([0.0, 0.0, 20.0]),
     )
@@ -89,15 +115,83 @@ def digest(engine: Engine) -> str:
     return hashlib.sha256(engine.log.json_lines()).hexdigest()
 
 
+def replayed(policy: str, number: int) -> Engine:
+    """One of the replays of a policy; the ways of speeds have their turns, all else is drawn."""
+    drawn = world(f"{policy} {number}", (1,) if policy == "restless" else (1, 1, 1, 2))
+    draw = random.Random(drawn.seed)
+    made = any_policy(policy, drawn.seed, _stated(policy, number))
+    return play(
+        made,
+        [_with_more(each, draw, drawn.progress) for each in drawn.trace],
+        _in_company(drawn.nodes, draw),
+        SPEEDS[number % len(SPEEDS)](),
+        simulated=replace(drawn.simulated(), measured=_measured(number)),
+        interval_s=made.default_interval_s,
+        seed=drawn.seed,
+    )
+
+
+def _measured(number: int) -> bool:
+    """Whether jobs measure their steps."""
+    return number >= len(SPEEDS)
+
+
+def _stated(policy: str, number: int) -> dict[str, Any]:
+    """Parameters that are not drawn."""
+    stated: dict[str, Any] = {}
+    if policy == "sia":
+        stated["penalty"] = 1.1  # of those that are drawn, most serve no job
+    if policy in ("pollux", "sia") and _measured(number):
+        stated["knowledge"] = "measured"  # it fits what jobs measure
+    return stated
+
+
+def _with_more(plain: Job, draw: random.Random, progress: Progress) -> Job:
+    """The job, and what few jobs have: no batch, a deadline, demands, a job that it waits for."""
+    more: dict[str, Any] = {}
+    if progress == "samples" and plain.elastic != "size+batch" and draw.random() < 0.4:
+        more |= {"batch": {}, "convergence": None}
+    if draw.random() < 0.4:
+        shape = draw.choice(["step", "sigmoid"])
+        more["utility"] = {"shape": shape, "value": draw.uniform(1, 9), "decay": 0.1, "target": 120.0}
+    if draw.random() < 0.3:
+        more["resources"] = {"worker": {"gpu": 1, "cpu": draw.choice([1, 2])}}
+    if plain.id == "j3" and draw.random() < 0.5:
+        more["after"] = {"j0": "any"}
+    if draw.random() < 0.1:
+        more["work"] = {"gpu_seconds": draw.uniform(5, 500)}
+    return Job.model_validate(plain.model_dump(exclude_unset=True) | more)
+
+
+def _in_company(nodes: Cluster, draw: random.Random) -> Cluster:
+    """The cluster; with few cores, GPUs that two jobs may share, and users that are teams."""
+    more: dict[str, Any] = {}
+    if draw.random() < 0.5:
+        more["nodes"] = tuple(each.model_copy(update={"cpus": each.gpus + 1.0}) for each in nodes.nodes)
+    if draw.random() < 0.5:
+        more["sharing"] = Sharing(unmeasured="together", speed=0.8)
+    if draw.random() < 0.3:
+        more["shares"] = Shares.by_label("user")
+    return nodes.model_copy(update=more)
+
+
 def digests(policy: str) -> list[str]:
-    first = 100 * POLICIES.index(policy)
-    replicas = (1,) if policy == "restless" else (1, 1, 1, 2)
-    return [digest(world(first + number, replicas).play(policy)) for number in range(EACH)]
+    return [digest(replayed(policy, number))[:16] for number in range(MORE.get(policy, EACH))]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Mapping[str, list[str]]:
+    if os.environ.get("PLIANT_WRITE_GOLDEN"):
+        RECORDED.write_text(json.dumps({policy: digests(policy) for policy in POLICIES}, indent=1) + "\n")
+    found: Mapping[str, list[str]] = json.loads(RECORDED.read_text())
+    return found
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_replays_give_the_recorded_events(policy: str) -> None:
-    assert digests(policy) == json.loads(RECORDED.read_text())[policy]
+def test_replays_give_the_recorded_events(policy: str, recorded: Mapping[str, list[str]]) -> None:
+    if policy in SOLVED and not scipy.__version__.startswith(f"{SCIPY}."):
+        pytest.skip(f"recorded with scipy {SCIPY}, this is {scipy.__version__}")
+    assert digests(policy) == recorded[policy]
 
 
 @pytest.mark.parametrize(
@@ -117,15 +211,15 @@ def test_a_policy_that_is_left_unasked_would_have_decided_nothing(
         ]
         return [(digest(each), each.counters.decisions) for each in engines]
 
-    unasked, leave = [], Session.leaves_unasked
-    monkeypatch.setattr(
-        Session, "leaves_unasked", lambda *given: unasked.append(leave(*given)) or unasked[-1]
-    )
+    unasked: list[bool] = []
+    leave = Session.leaves_unasked
+
+    def noted(session: Session, now_s: float) -> bool:
+        unasked.append(leave(session, now_s))
+        return unasked[-1]
+
+    monkeypatch.setattr(Session, "leaves_unasked", noted)
     found = events()
     assert any(unasked)
     monkeypatch.setattr(Session, "leaves_unasked", lambda *_: False)
     assert events() == found
-
-
-if __name__ == "__main__":
-    RECORDED.write_text(json.dumps({policy: digests(policy) for policy in POLICIES}, indent=1) + "\n")

@@ -75,7 +75,7 @@ class Restless(Policy):
         order = snapshot.arrivals()
         for index in rng.permutation(len(order)):
             job = order[index]
-            high = min(left, job.spec.max_gpus(snapshot.total_gpus))
+            high = min(left, job.max_gpus(snapshot.total_gpus))
             gpus = int(rng.integers(job.spec.min_gpus, high + 1)) if high >= job.spec.min_gpus else 0
             targets[job.id] = Target(gpus)
             left -= gpus
