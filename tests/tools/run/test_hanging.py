@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import chain, repeat
 from pathlib import Path
 from signal import Signals
@@ -97,3 +97,46 @@ def test_after_a_second_signal_a_run_leaves_and_says_what_is_left(
     assert stopped_by == Signals.SIGTERM
     assert "killed, and not gone after 0 s: a" in caplog.text
     assert log.jobs["a"].phase == "preempted"
+
+
+def test_an_interrupted_run_waits_for_the_end_of_a_job_that_it_could_not_take_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is being killed: until nothing of it is left, the run has not stopped all jobs."""
+    run_once(place.options)
+    poll, interrupts = place.backend.poll, Interrupts()
+    looks = chain([ZeroDivisionError()], repeat(None))
+
+    def fail_once(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        if (error := next(looks)) is not None:
+            raise error
+        return poll(handles)
+
+    def let_it_die() -> None:
+        place.backend.hangs = False
+
+    deeds = iter([lambda: interrupts.received.append(Signals.SIGINT), lambda: None, let_it_die])
+    monkeypatch.setattr(place.backend, "poll", fail_once)
+    monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
+    log, stopped_by = run_until_done(
+        RunOptions(place.dirs.path, timeouts=SHORT), lambda _log, _now_s: next(deeds, lambda: None)()
+    )
+    assert (stopped_by, place.backend.hangs) == (Signals.SIGINT, False)
+    assert log.jobs["a"].reason == "cannot be taken up: internal error: ZeroDivisionError()"
+
+
+def test_nodes_are_given_back_once_no_job_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs on would lose its node."""
+    released: list[bool] = []
+
+    def release(over: Container[str]) -> int:
+        released.append("a" in over)
+        return 0
+
+    monkeypatch.setattr(place.backend, "release", release)
+    run_once(place.options)
+    assert released == []
+    place.cancel()
+    place.backend.hangs = False
+    run_once(place.options)
+    assert released == [True]

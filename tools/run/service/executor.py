@@ -120,10 +120,15 @@ class Executor:
         }
         return {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 
+    @property
+    def alive(self) -> set[str]:
+        """Jobs of which something runs, or may, with a gang or without."""
+        return {*self.gangs, *self._condemned.jobs, *self._unclear.jobs}
+
     def released(self, ended: Iterable[str]) -> list[str]:
         """The ended jobs of which nothing runs any more."""
-        busy = (self.gangs, self._condemned.jobs, self._unclear.jobs)
-        return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
+        alive = self.alive
+        return [job_id for job_id in ended if job_id not in alive]
 
     @property
     def held(self) -> dict[str, Allocation]:
@@ -403,8 +408,7 @@ class Executor:
             for job_id, gang in sorted(self.gangs.items())
             if not gang.stopping and not gang.serves(self.targets.get(job_id)) and job_id not in self._unseen
         ]
-        taken = {*self.gangs, *self._condemned.jobs, *self._unclear.jobs}
-        awaited = sorted(self.targets.keys() - taken)
+        awaited = sorted(self.targets.keys() - self.alive)
         if not (changing or awaited):
             return
         asked = {*awaited, *(job_id for job_id, _ in changing)} & self.targets.keys()
