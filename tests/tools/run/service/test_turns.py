@@ -1,0 +1,76 @@
+"""Turns of the loop on simulated nodes: what is in its log before it is done, and what a drain leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pliant.schemas.errors import ServiceMissingError
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_schedule
+from pliant.tools.run.statedir.state import State, read_log
+from tests.builders import job
+from tests.tools.run.simulated.world import POLICIES, World, trains
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Three nodes of two slots; each job gets what it asks for, in the order of submission."""
+    made = World(tmp_path, POLICIES.index("fifo"))
+    yield made
+    made.close()
+
+
+def test_a_start_that_the_log_has_no_room_for_is_not_carried_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else workers would run that no later launcher knows of."""
+    world.turn()
+    loop, record = world.loop, State.record
+    assert loop is not None
+
+    def refuse_starts(state: State, events: Iterable[Event]) -> None:
+        batch = list(events)
+        if any(event.event == "start" for event in batch):
+            raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
+        record(state, batch)
+
+    world.give(job("a", gpus=2, **trains(1e4)))
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "record", refuse_starts)
+        with pytest.raises(ServiceMissingError):
+            loop.step()
+    loop.executor.tick()
+    assert (loop.executor.held, dict(world.nodes.attempts)) == ({}, {})
+
+
+def test_a_start_is_in_the_log_before_the_first_process_runs(world: World) -> None:
+    world.turn()
+    known: list[list[str]] = []
+
+    def note() -> None:
+        known.append([job_id for job_id, found in read_log(world.dirs.path).active.items() if found.gpus])
+
+    world.nodes.before_each = note
+    world.give(job("a", gpus=2, **trains(1e4)))
+    world.turn_until(lambda: bool(world.nodes.attempts))
+    assert known[0] == ["a"]
+
+
+def test_after_a_drain_neither_the_log_nor_the_policy_nor_the_schedule_gives_a_job_gpus(world: World) -> None:
+    for name, low in (("a", 1), ("b", None)):
+        world.give(
+            job(name, gpus=2, low=low, high=low and 2, elastic="size" if low else "none", **trains(1e4))
+        )
+    world.turn_until(lambda: len(world.nodes.training()) == 2)
+    assert world.loop is not None
+    world.loop.drain("interrupted by SIGINT")
+    world.check_agreement()
+    left = read_schedule(world.dirs.schedule)
+    assert (left.allocations, {one.id for one in left.jobs}) == ((), {"a", "b"})
+    world.turn_until(lambda: world.loop is not None and world.loop.finished)
+    assert world.nodes.running() == []
+    world.loop.drain("interrupted by SIGINT, again")
+    assert [event.job for event in world.events("requeue")] == ["a", "b"]
