@@ -477,9 +477,17 @@ class Executor:
             use.add(job_id, gang.busy)
 
     def stop(self, gang: Gang, reason: str = "") -> None:
-        """Ask a gang to save and leave; ``reason`` says why it is launched again, if it is."""
+        """Ask a gang to save and leave; ``reason`` says why it is launched again, if it is.
+
+        One that has ended by itself since the last look is not asked: it has not left for that.
+        """
         if gang.stopping:
             return
+        if not gang.plan.abort:
+            with self._faults.of(gang.handle.job, tries_again=True):
+                gang.statuses = self.backend.poll([gang.handle])[gang.handle]
+            if gang.ended:
+                return
         if (plan := gang.plan_to_stop(reason)) is not None:
             self._launching.publish(gang, plan)
         gang.stop(self._clock())
