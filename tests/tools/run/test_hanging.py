@@ -9,17 +9,18 @@ from signal import Signals
 
 import pytest
 
-from pliant.schemas.errors import LockedError
+from pliant.schemas.errors import LockedError, UsageError
 from pliant.schemas.io import write_schedule
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.run import Interrupts, run_once, run_until_done
+from pliant.tools.run.service.run import Interrupts, release_nodes, run_once, run_until_done
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.instant import UndyingBackend
@@ -140,3 +141,24 @@ def test_nodes_are_given_back_once_no_job_is_left(place: Place, monkeypatch: pyt
     place.backend.hangs = False
     run_once(place.options)
     assert released == [True]
+
+
+def test_nodes_are_given_back_on_demand_where_no_other_process_runs_the_jobs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over: list[bool] = []
+
+    def release(jobs: Container[str]) -> int:
+        over.append("a" in jobs)
+        return 2
+
+    monkeypatch.setattr(place.backend, "release", release)
+    with pytest.raises(UsageError, match="holds no run"):
+        release_nodes(place.dirs.path)
+    assert not place.dirs.path.exists()
+    run_once(place.options)
+    with State(place.dirs.path), pytest.raises(LockedError):
+        release_nodes(place.dirs.path)
+    assert over == []
+    assert release_nodes(place.dirs.path) == 2
+    assert over == [False], "the job runs: its node stays"
