@@ -59,11 +59,13 @@ def test_a_loop_in_the_background_holds_no_terminal_and_no_pipe_open(tmp_path: P
     assert log.read_text().splitlines() == [os.devnull, os.devnull, "a session of its own"]
 
 
-def test_a_signal_is_noted_and_raises_nothing() -> None:
+def test_a_signal_is_noted_and_raises_nothing_until_the_run_is_over() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Interrupts() as interrupts:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
     assert interrupts.received == [signal.SIGINT, signal.SIGTERM]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_who_ignores_a_signal_goes_on_ignoring_it() -> None:

@@ -120,3 +120,21 @@ def test_a_script_that_saved_at_a_signal_of_an_earlier_launcher_is_not_taken_for
     world.order(1)  # and released
     world.turn_until(lambda: len(world.nodes.attempts) == 2)
     assert world.events("finish") == []
+
+
+def test_a_run_that_dies_anywhere_in_its_beginning_is_taken_up_by_the_next_launcher(tmp_path: Path) -> None:
+    for call in range(60):
+        folder = tmp_path / str(call)
+        folder.mkdir()
+        begun = World(folder, POLICIES.index("fifo"))
+        try:
+            begun.give(job("a", gpus=2, **trains(20.0)))
+            begun.kill_loop(call)
+            begun.turn()
+            if begun.loop is not None:
+                break
+            begun.turn_until(lambda world=begun: bool(world.dirs.events.exists() and world.events("finish")))
+            assert begun.nodes.wrongs == []
+        finally:
+            begun.close()
+    assert 10 < call < 59, "it dies at each of its first calls, until it outlives them"
