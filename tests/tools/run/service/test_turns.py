@@ -9,7 +9,7 @@ import pytest
 
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_schedule
+from pliant.schemas.io import read_events, read_schedule
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.statedir.state import State, read_log
 from tests.builders import job
@@ -138,3 +138,17 @@ def test_a_run_that_dies_anywhere_in_its_beginning_is_taken_up_by_the_next_launc
         finally:
             begun.close()
     assert 10 < call < 59, "it dies at each of its first calls, until it outlives them"
+
+
+def test_the_log_goes_on_after_its_last_event_where_the_clock_was_set_back_between_two_launchers(
+    world: World,
+) -> None:
+    world.give(job("a", gpus=2, low=1, high=2, **trains(400.0)))
+    world.turn()
+    world.turn_until(lambda: bool(world.events("progress")))
+    before = [event.time for event in read_events(world.dirs.events)]
+    world.end_loop(0)
+    world.clock.set_forward(-3600.0)
+    world.turn_until(lambda: bool(world.events("finish")))
+    after = [event.time for event in read_events(world.dirs.events)][len(before) :]
+    assert [max(before), *after] == sorted([max(before), *after])
