@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, read_schedule
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
+from pliant.tools.run.service import loop as turns
+from pliant.tools.run.service.reports import AttemptEnded
 from pliant.tools.run.statedir.state import State, read_log
 from tests.builders import job
 from tests.tools.run.simulated.world import POLICIES, World, trains
@@ -152,3 +155,39 @@ def test_the_log_goes_on_after_its_last_event_where_the_clock_was_set_back_betwe
     world.turn_until(lambda: bool(world.events("finish")))
     after = [event.time for event in read_events(world.dirs.events)][len(before) :]
     assert [max(before), *after] == sorted([max(before), *after])
+
+
+def test_a_job_that_is_cancelled_has_its_nodes_in_the_log_until_nothing_of_it_is_left(world: World) -> None:
+    world.give(job("a", gpus=2, **trains(1e4)))
+    world.turn_until(lambda: bool(world.nodes.training()))
+    (unit, *_) = world.nodes.running()
+    unit.obeys, unit.dies_in_s = False, 20.0
+    world.accepted["a"] = 1e4
+    world.cancel(0)
+    world.turn_until(lambda: bool(world.events("cancel")))
+    world.turn()
+    assert (unit.runs, world.events("release")) == (True, [])
+    world.turn_until(lambda: not unit.runs)
+    world.turn()
+    assert [event.job for event in world.events("release")] == ["a"]
+
+
+def test_a_job_whose_end_cannot_be_recorded_has_failed_and_is_not_started_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = turns.report_events
+
+    def fail_for_a(report: Any, *about: Any) -> list[Event]:
+        if isinstance(report, AttemptEnded) and report.job_id == "a":
+            raise ValueError("a time that no log can hold")
+        return write(report, *about)
+
+    for name in "ab":
+        world.give(job(name, gpus=6, **trains(300.0)))
+    monkeypatch.setattr(turns, "report_events", fail_for_a)
+    world.turn()
+    world.turn_until(lambda: bool(world.events("finish")))
+    ended = [(event.job, event.event) for event in world.events("fail", "finish")]
+    assert ended == [("a", "fail"), ("b", "finish")]
+    world.check_agreement()
+    assert [handle.job for handle in world.nodes.attempts] == ["a", "b"]
