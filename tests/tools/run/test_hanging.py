@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import chain, repeat
 from pathlib import Path
 from signal import Signals
 
 import pytest
 
-from pliant.schemas.errors import LockedError
+from pliant.schemas.errors import LockedError, UsageError
 from pliant.schemas.io import write_schedule
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.run import Interrupts, run_once, run_until_done
+from pliant.tools.run.service.run import Interrupts, release_nodes, run_once, run_until_done
 from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
+from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.instant import UndyingBackend
@@ -97,3 +98,67 @@ def test_after_a_second_signal_a_run_leaves_and_says_what_is_left(
     assert stopped_by == Signals.SIGTERM
     assert "killed, and not gone after 0 s: a" in caplog.text
     assert log.jobs["a"].phase == "preempted"
+
+
+def test_an_interrupted_run_waits_for_the_end_of_a_job_that_it_could_not_take_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is being killed: until nothing of it is left, the run has not stopped all jobs."""
+    run_once(place.options)
+    poll, interrupts = place.backend.poll, Interrupts()
+    looks = chain([ZeroDivisionError()], repeat(None))
+
+    def fail_once(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        if (error := next(looks)) is not None:
+            raise error
+        return poll(handles)
+
+    def let_it_die() -> None:
+        place.backend.hangs = False
+
+    deeds = iter([lambda: interrupts.received.append(Signals.SIGINT), lambda: None, let_it_die])
+    monkeypatch.setattr(place.backend, "poll", fail_once)
+    monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
+    log, stopped_by = run_until_done(
+        RunOptions(place.dirs.path, timeouts=SHORT), lambda _log, _now_s: next(deeds, lambda: None)()
+    )
+    assert (stopped_by, place.backend.hangs) == (Signals.SIGINT, False)
+    assert log.jobs["a"].reason == "cannot be taken up: internal error: ZeroDivisionError()"
+
+
+def test_nodes_are_given_back_once_no_job_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs on would lose its node."""
+    released: list[bool] = []
+
+    def release(over: Container[str]) -> int:
+        released.append("a" in over)
+        return 0
+
+    monkeypatch.setattr(place.backend, "release", release)
+    run_once(place.options)
+    assert released == []
+    place.cancel()
+    place.backend.hangs = False
+    run_once(place.options)
+    assert released == [True]
+
+
+def test_nodes_are_given_back_on_demand_where_no_other_process_runs_the_jobs(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over: list[bool] = []
+
+    def release(jobs: Container[str]) -> int:
+        over.append("a" in jobs)
+        return 2
+
+    monkeypatch.setattr(place.backend, "release", release)
+    with pytest.raises(UsageError, match="holds no run"):
+        release_nodes(place.dirs.path)
+    assert not place.dirs.path.exists()
+    run_once(place.options)
+    with State(place.dirs.path), pytest.raises(LockedError):
+        release_nodes(place.dirs.path)
+    assert over == []
+    assert release_nodes(place.dirs.path) == 2
+    assert over == [False], "the job runs: its node stays"

@@ -120,10 +120,15 @@ class Executor:
         }
         return {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 
+    @property
+    def alive(self) -> set[str]:
+        """Jobs of which something runs, or may, with a gang or without."""
+        return {*self.gangs, *self._condemned.jobs, *self._unclear.jobs}
+
     def released(self, ended: Iterable[str]) -> list[str]:
         """The ended jobs of which nothing runs any more."""
-        busy = (self.gangs, self._condemned.jobs, self._unclear.jobs)
-        return [job_id for job_id in ended if not any(job_id in jobs for jobs in busy)]
+        alive = self.alive
+        return [job_id for job_id in ended if job_id not in alive]
 
     @property
     def held(self) -> dict[str, Allocation]:
@@ -403,8 +408,7 @@ class Executor:
             for job_id, gang in sorted(self.gangs.items())
             if not gang.stopping and not gang.serves(self.targets.get(job_id)) and job_id not in self._unseen
         ]
-        taken = {*self.gangs, *self._condemned.jobs, *self._unclear.jobs}
-        awaited = sorted(self.targets.keys() - taken)
+        awaited = sorted(self.targets.keys() - self.alive)
         if not (changing or awaited):
             return
         asked = {*awaited, *(job_id for job_id, _ in changing)} & self.targets.keys()
@@ -473,9 +477,17 @@ class Executor:
             use.add(job_id, gang.busy)
 
     def stop(self, gang: Gang, reason: str = "") -> None:
-        """Ask a gang to save and leave; ``reason`` says why it is launched again, if it is."""
+        """Ask a gang to save and leave; ``reason`` says why it is launched again, if it is.
+
+        One that has ended by itself since the last look is not asked: it has not left for that.
+        """
         if gang.stopping:
             return
+        if not gang.plan.abort:
+            with self._faults.of(gang.handle.job, tries_again=True):
+                gang.statuses = self.backend.poll([gang.handle])[gang.handle]
+            if gang.ended:
+                return
         if (plan := gang.plan_to_stop(reason)) is not None:
             self._launching.publish(gang, plan)
         gang.stop(self._clock())

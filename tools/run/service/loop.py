@@ -184,7 +184,7 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        if self.executor.gangs:
+        if self.executor.alive:
             return False
         return self.drained or not (self.session.jobs or self._more_to_come)
 
@@ -415,12 +415,11 @@ class Loop:
         return given_up.keys() != self._given_up.keys()
 
     def _cancel_hopeless(self) -> None:
-        """Cancel the jobs that were to start after jobs which have not finished."""
+        """Cancel the jobs that were to start after jobs which have not finished; they hold nothing yet."""
         while found := hopeless_jobs(self.state.log):
             now = self.clock()
             self.state.record(cancel_event(job_id, now, reason) for job_id, reason in found.items())
             for job_id in found:
-                self._stop(job_id)
                 if job_id in self.session.jobs:
                     self.session.end(job_id, self._now(), "cancelled")
 

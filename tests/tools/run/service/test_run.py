@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,43 @@ def test_how_a_loop_ended_that_could_not_begin_is_known_whatever_is_done_about_s
     assert started.failed == 75
 
 
-def test_a_signal_is_noted_and_raises_nothing() -> None:
+def test_what_a_loop_said_in_the_background_is_told_and_not_what_one_before_it_said(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("an older message\n")
+
+    def explain(_ready: Callable[[], None]) -> int:
+        os.write(2, b"its cluster is gone\n")
+        return 1
+
+    assert in_background(explain, log).said == "its cluster is gone\n"
+
+
+def test_a_loop_in_the_background_holds_no_terminal_and_no_pipe_open(tmp_path: Path) -> None:
+    """Who waits for the end of a pipe would wait for the end of the service."""
+
+    def look(ready: Callable[[], None]) -> int:
+        os.dup2(os.pipe()[0], 0)
+        ready()
+        ready()
+        for descriptor in (0, 1):
+            os.write(2, os.readlink(f"/proc/self/fd/{descriptor}").encode() + b"\n")
+        os.write(2, b"a session of its own\n" if os.getsid(0) == os.getpid() else b"")
+        return 0
+
+    log = tmp_path / "run.log"
+    started = in_background(look, log)
+    assert started.failed is None
+    os.waitpid(started.pid, 0)
+    assert log.read_text().splitlines() == [os.devnull, os.devnull, "a session of its own"]
+
+
+def test_a_signal_is_noted_and_raises_nothing_until_the_run_is_over() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with Interrupts() as interrupts:
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
     assert interrupts.received == [signal.SIGINT, signal.SIGTERM]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_who_ignores_a_signal_goes_on_ignoring_it() -> None:
