@@ -50,6 +50,8 @@ class Ledger:
         self.exchange = exchange
         self.estimate = estimate
         self.bookings: dict[str, Booking] = {}
+        self.touched: set[str] = set()
+        """Jobs that got, lost or exchanged slots; the reader empties it."""
         self.origin = 0
         self.first_part = 1.0
         """Of the slot ``origin``, what is left of it."""
@@ -69,7 +71,11 @@ class Ledger:
     def learn(self, bids: Iterable[tuple[int, Bid]]) -> None:
         """More jobs are known, with the slots of their arrival, so prices may have other bounds."""
         servers = self.exchange.now() if self._market is None else self._market.servers
-        if self.estimate.learn(bids, servers, self._slots):
+        if not self.estimate.learn(bids, servers, self._slots):
+            return
+        if self._market is not None and self._market.is_exact:
+            self._market.price_again(self.estimate.bounds(servers, self._slots))
+        else:
             self._market = None
 
     def bids(self, job: JobState, time_s: float, origin: int | None = None) -> dict[str, Bid]:
@@ -114,6 +120,7 @@ class Ledger:
         self.market.commit(quote.bid, plan)
         servers = self.market.servers
         self.bookings[job_id] = Booking.of(quote.bid, offer.gpu_type, plan, self.origin, servers)
+        self.touched.add(job_id)
 
     def take(self, job_id: str, booking: Booking) -> None:
         """Commit a booking that another has found, if :meth:`has_space` for it."""
@@ -121,6 +128,7 @@ class Ledger:
         assert plan is not None, "some of its slots are to come"  # noqa: S101
         self.market.commit(booking.bid, plan)
         self.bookings[job_id] = booking
+        self.touched.add(job_id)
 
     def has_space(self, booking: Booking) -> bool:
         """Whether nothing booked is in the way of a booking of which no slot has passed."""
@@ -135,6 +143,7 @@ class Ledger:
 
     def drop(self, job_id: str) -> None:
         booking = self.bookings.pop(job_id, None)
+        self.touched.add(job_id)
         plan = booking.from_slot(self.origin) if booking is not None else None
         if booking is not None and plan is not None and self._market is not None:
             self._market.release(booking.bid, plan)

@@ -34,6 +34,11 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
 )
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds, SideBounds
 
+_STEPS: Final = 1024
+"""Sums of demands in whole parts of one in so many are exact, up to :data:`_LARGEST` each, ..."""
+_LARGEST: Final = 4096
+_WIDEST: Final = 0.9 / (_STEPS * ROUNDING)
+"""... where no capacity is larger: else what is committed could count as rounding."""
 _CELLS: Final = 65_536
 """Sums that are looked at together: they stay in a fast cache."""
 _ROUNDING: Final = 1e-12
@@ -108,6 +113,17 @@ class Market:
             self.ps.move_on(gone)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether what is committed is the same to the last bit in whatever order jobs came and left."""
+        return self.workers.is_exact and self.ps.is_exact
+
+    def price_again(self, bounds: PriceBounds) -> None:
+        """All that is committed stays, at prices between other bounds."""
+        self.bounds = bounds
+        self.workers.price_again(bounds.workers)
+        self.ps.price_again(bounds.ps)
+
+    @property
     def used(self) -> tuple[Floats, Floats]:
         """[slot, server, resource] what is committed of the servers of workers, and of those of PS."""
         return self.workers.used, self.ps.used
@@ -127,6 +143,8 @@ class Side:
         """[slot, server, resource] committed."""
         self.prices = self._prices(slice(None))
         """[slot, server, resource] of a unit."""
+        self.is_exact = bool((capacity[np.isfinite(capacity)] < _WIDEST).all())
+        """Whether no sum in ``used`` has been rounded."""
         self._cheapest: Floats | None = None
         self._rooms: dict[tuple[bytes, int, bytes], Ints] = {}
         """What :meth:`room` has found since something was committed last."""
@@ -161,11 +179,16 @@ class Side:
     def take(self, counts: Ints, demand: Floats, slots: slice) -> None:
         """Commit, or with counts below 0 give back, and price again."""
         self._rooms.clear()
+        self.is_exact = self.is_exact and _sums_exactly(demand)
         used = self.used[slots] + counts[:, :, None] * demand
         self.used[slots] = np.where(np.abs(used) <= ROUNDING * self.capacity, 0.0, used)
         self.prices[slots] = self._prices(slots)
         if self._cheapest is not None:
             self._cheapest[slots] = self.prices[slots].min(axis=1, initial=np.inf)
+
+    def price_again(self, bounds: SideBounds) -> None:
+        self.bounds, self._cheapest = bounds, None
+        self.prices = self._prices(slice(None))
 
     def move_on(self, slots: int) -> None:
         for values, empty in ((self.used, 0.0), (self.prices, self.bounds.prices(np.zeros(1)))):
@@ -178,6 +201,11 @@ class Side:
         part = np.zeros_like(self.used[slots])
         np.divide(self.used[slots], self.capacity, out=part, where=self.capacity > 0)
         return self.bounds.prices(part)
+
+
+def _sums_exactly(demand: Floats) -> bool:
+    steps = demand * _STEPS
+    return bool((steps == np.floor(steps)).all()) and float(demand.max(initial=0.0)) <= _LARGEST
 
 
 @dataclass(frozen=True, slots=True)
