@@ -39,6 +39,8 @@ _STEPS: Final = 1024
 _LARGEST: Final = 4096
 _WIDEST: Final = 0.9 / (_STEPS * ROUNDING)
 """... where no capacity is larger: else what is committed could count as rounding."""
+MOST: Final = 1_000_000
+"""Workers of a job on one server."""
 _CELLS: Final = 65_536
 """Sums that are looked at together: they stay in a fast cache."""
 _ROUNDING: Final = 1e-12
@@ -146,17 +148,18 @@ class Side:
         self.is_exact = bool((capacity[np.isfinite(capacity)] < _WIDEST).all())
         """Whether no sum in ``used`` has been rounded."""
         self._cheapest: Floats | None = None
-        self._rooms: dict[tuple[bytes, int, bytes], Ints] = {}
+        self._rooms: dict[tuple[bytes, bytes], Ints] = {}
         """What :meth:`room` has found since something was committed last."""
 
     def room(self, demand: Floats, most: int, servers: Bools | None) -> Ints:
         """[slot] how many of a demand fit all servers together, ``most`` at the most."""
-        key = (demand.tobytes(), most, b"" if servers is None else servers.tobytes())
+        key = (demand.tobytes(), b"" if servers is None else servers.tobytes())
         if key not in self._rooms:
-            fits = whole_fits(self.free(slice(None)), demand, most)
+            fits = whole_fits(self.free(slice(None)), demand, MOST)
             allowed = fits if servers is None else fits[:, servers]
-            self._rooms[key] = np.minimum(allowed.sum(axis=1), most)
-        return self._rooms[key]
+            self._rooms[key] = allowed.sum(axis=1)
+        found: Ints = np.minimum(self._rooms[key], most)
+        return found
 
     def places(self, demand: Floats, slots: slice, most: int, servers: Bools | None = None) -> Places:
         fits = whole_fits(self.free(slots), demand, most)

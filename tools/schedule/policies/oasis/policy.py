@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Utility
@@ -56,6 +56,30 @@ class Answers(NamedTuple):
     rejected: dict[str, str]
 
 
+class PlannedWork(NamedTuple):
+    """What a booking comes to, in seconds of slots; kept until it begins, for many are booked far ahead."""
+
+    booking: Booking
+    rates: Mapping[int, float]
+    """Samples per second by GPUs."""
+    whole: float
+    """Of all its slots."""
+    slip: float
+
+    @classmethod
+    def of(cls, booking: Booking, rates: Mapping[int, float]) -> Self:
+        slip = min(rates.values(), default=0.0) / min(rates, default=1) * _SLIP
+        whole = sum(rates.get(size, 0.0) for size in booking.sizes_from(booking.begins))
+        return cls(booking, rates, whole, slip)
+
+    def from_slot(self, slot: int, rest: float) -> float:
+        """Of the slots from that one on, of which ``rest`` is left."""
+        if slot < self.booking.begins:
+            return self.whole
+        sizes = self.booking.sizes_from(slot)
+        return sum(self.rates.get(size, 0.0) * (1.0 if at else rest) for at, size in enumerate(sizes))
+
+
 class BooksSlots(Policy):
     """Slots of jobs from their arrival to their end; a subclass says who gets which."""
 
@@ -90,11 +114,15 @@ class BooksSlots(Policy):
         self._slot = -1
         self._waiting: set[str] = set()
         """Jobs without slots."""
-        self._to_bid: set[str] = set()
-        """Those that have not bid for the slots from ``_bids_from`` on."""
+        self._to_bid: list[str] = []
+        """Those that have not bid for the slots from ``_bids_from`` on, the first to bid first, ..."""
+        self._came: set[str] = set()
+        """... and those that have come since, or lost their slots."""
         self._bids_from = -1
         self._rows: dict[str, SlotHolding] = {}
         """What jobs have booked of the present slot: of all that have some of it, or held GPUs in it."""
+        self._ahead: dict[str, PlannedWork] = {}
+        """Of jobs with slots, when the present one began."""
         self._is_resumed = False
         """Whether bookings are those of a state, which may be of other nodes."""
 
@@ -258,7 +286,7 @@ class BooksSlots(Policy):
         for job_id in job_ids:
             self._waiting.add(job_id)
             if self._bid_in.get(job_id) != self._bids_from:
-                self._to_bid.add(job_id)
+                self._came.add(job_id)
 
     def _follow_bookings(self, snapshot: Snapshot, ledger: Ledger) -> None:
         """Take in which jobs got or lost slots."""
@@ -284,13 +312,16 @@ class BooksSlots(Policy):
         A job that is behind late in a slot keeps what it has of it.
         """
         rest = self._slot + 1 - snapshot.time_s / self.slot_seconds
+        before, self._ahead = self._ahead, {}
         for job_id, booking in list(ledger.bookings.items()):
             job, rates = snapshot.jobs[job_id], ledger.exchange.rates(snapshot.jobs[job_id], booking.gpu_type)
-            sizes = booking.sizes_from(self._slot)
-            planned = sum(rates.get(size, 0.0) * (1.0 if at else rest) for at, size in enumerate(sizes))
+            work = before.get(job_id)
+            if work is None or work.booking is not booking or work.rates is not rates:
+                work = PlannedWork.of(booking, rates)
+            self._ahead[job_id] = work
+            planned = work.from_slot(self._slot, rest)
             needed = job.remaining_samples(snapshot.time_s)
-            slip = min(rates.values(), default=0.0) / min(rates, default=1) * _SLIP
-            is_behind = needed is None or needed > (planned + slip) * self.slot_seconds
+            is_behind = needed is None or needed > (planned + work.slip) * self.slot_seconds
             if booking.plan.last < self._slot or (is_behind and rest >= 1 - GRACE):
                 ledger.book_again(job, snapshot.time_s, self._slot, soonest=self._soonest(job))
 
@@ -298,13 +329,18 @@ class BooksSlots(Policy):
         """Jobs without slots that have not bid for those from now on, those that were admitted first."""
         self._follow_bookings(snapshot, ledger)
         if self._bids_from != ledger.origin:
-            self._bids_from, self._to_bid = ledger.origin, set(self._waiting)
-        bid_in, waiting = self._bid_in, self._waiting
-        self._to_bid = {
-            job_id for job_id in self._to_bid if job_id in waiting and bid_in.get(job_id) != ledger.origin
-        }
-        bidding = [snapshot.jobs[job_id] for job_id in self._to_bid]
-        return sorted(bidding, key=lambda job: (not self._is_in(job), *job.arrival))
+            self._bids_from, self._to_bid, self._came = ledger.origin, [], set(self._waiting)
+        waiting, bid_in = self._waiting, self._bid_in
+        bidding = [
+            snapshot.jobs[job_id]
+            for job_id in dict.fromkeys([*self._to_bid, *self._came])
+            if job_id in waiting and bid_in.get(job_id) != ledger.origin
+        ]
+        if self._came:
+            bidding.sort(key=lambda job: (not self._is_in(job), *job.arrival))
+            self._came.clear()
+        self._to_bid = [job.id for job in bidding]
+        return bidding
 
     def _is_in(self, job: JobState) -> bool:
         return job.id in self._admitted or job.first_start_s is not None
@@ -409,20 +445,19 @@ class Oasis(BooksSlots):
         return self._present(time_s), 1.0 if passed <= GRACE else 1 - passed
 
     def _hear(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
-        bids = {job.id: (job, ledger.bids(job, snapshot.time_s)) for job in candidates}
+        new = [job for job in candidates if job.id not in self._bid_in and not is_plain(job)]
+        bids = {job.id: ledger.bids(job, snapshot.time_s) for job in new}
         if not self._like:
-            ledger.learn(
-                (ledger.origin, bid)
-                for job, of_job in bids.values()
-                for bid in of_job.values()
-                if job.id not in self._bid_in and not is_plain(job)
-            )
+            ledger.learn((ledger.origin, bid) for of_job in bids.values() for bid in of_job.values())
         said: dict[str, dict[str, Any]] = {}
         rejected: dict[str, str] = {}
-        for job, of_job in bids.values():
+        for job in candidates:
             is_new = job.id not in self._bid_in
             self._bid_in[job.id] = ledger.origin
             sure = self._is_in(job) or is_plain(job)
+            if sure and not job.gpus and job.total_samples is not None and ledger.is_full_for(job):
+                continue
+            of_job = bids[job.id] if job.id in bids else ledger.bids(job, snapshot.time_s)
             offer = ledger.certain(of_job, soonest=is_plain(job)) if sure else ledger.best(of_job)
             if not of_job and not self._is_in(job):
                 rejected[job.id] = why_none(job, snapshot)
