@@ -181,6 +181,11 @@ class Side:
 
     def take(self, counts: Ints, demand: Floats, slots: slice) -> None:
         """Commit, or with counts below 0 give back, and price again."""
+        busy = np.flatnonzero(counts.any(axis=1))
+        if not len(busy):
+            return
+        first, end = int(busy[0]), int(busy[-1]) + 1
+        counts, slots = counts[first:end], slice(slots.start + first, slots.start + end)
         self._rooms.clear()
         self.is_exact = self.is_exact and _sums_exactly(demand)
         used = self.used[slots] + counts[:, :, None] * demand
@@ -417,6 +422,8 @@ def _min_plus_of(
 ) -> Floats:
     """:func:`_min_plus` where y workers do ``advance[y]``, by one size after the other."""
     low, high = span
+    if len(cost) == 1:  # not one worker fits
+        return before[low - before_low : high - before_low + 1]
     sizes = np.flatnonzero(np.isfinite(cost))
     most, count = int(advance[sizes].max()), high - low + 1
     padded = np.full(most + max(len(before), high - before_low + 1), np.inf)
