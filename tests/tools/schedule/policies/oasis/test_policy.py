@@ -287,9 +287,9 @@ def one_comes_and_one_ends(monkeypatch: pytest.MonkeyPatch, others: int) -> Coun
     """What a decision in the middle of a slot takes, with that many others that have slots to come."""
     jobs = [bidder(f"{index:03}", 8, value=1.0 + index, target=5000.0) for index in range(6)]
     plain = [job(f"plain{index:03}", high=4, low=1, gpu_seconds=8 * SLOT_S) for index in range(others)]
-    held = bidding(*jobs, *plain, horizon_slots=500)
+    held = bidding(*jobs, *plain, horizon_slots=200)
     held.end(next(state.id for state in held.jobs.values() if state.gpus), 30.0)
-    held.submit(bidder("new", 2, at=30.0, value=5.0, target=5000.0), 30.0)
+    held.submit(bidder("new", 2, at=30.0, value=500.0, target=5000.0), 30.0)
     found = work_of(monkeypatch, lambda: held.decide(30.0))
     assert "new" in held.admissions
     assert len(held.reserved(30.0)) > others
@@ -297,7 +297,7 @@ def one_comes_and_one_ends(monkeypatch: pytest.MonkeyPatch, others: int) -> Coun
 
 
 def test_a_decision_within_a_slot_asks_as_much_whatever_the_number_of_other_jobs(monkeypatch):
-    few, many = (one_comes_and_one_ends(monkeypatch, others) for others in (20, 200))
+    few, many = (one_comes_and_one_ends(monkeypatch, others) for others in (10, 70))
     assert few
     assert few == many
 
