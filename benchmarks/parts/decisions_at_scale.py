@@ -2,7 +2,8 @@
 
 All jobs are there at the first decision; then, ten minutes apart, the oldest running job ends, one arrives,
 and the policy decides, :data:`LATER` times. The mean of such decisions is recorded, and the first decision
-beside. Where they are quick, the same is done with other jobs in further sessions, until decisions have taken
+beside. What a policy asks for at once belongs to the decision, as with oasis, where a long queue bids in parts.
+Where decisions are quick, the same is done with other jobs in further sessions, until they have taken
 :data:`ENOUGH_S` or there are :data:`MOST_DECISIONS`: further turns of one session would leave it with jobs
 whose work is done. ``decisions_of_POLICY`` says how many decisions the figures of a policy are means of.
 Nodes have 8 GPUs of one type; jobs are elastic, 1 to 8 times what they request at most, and state their work;
@@ -14,6 +15,7 @@ one in ten states a deadline. A process that takes more than
 from __future__ import annotations
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -124,6 +126,9 @@ def decisions_s(policy: str, gpus: int, jobs: int, seed: int = SEED) -> list[flo
             number += 1
         started_s = _used_s()
         session.decide(time_s)
+        at_once_s = math.nextafter(time_s, math.inf)
+        while session.ask_again_s is not None and session.ask_again_s <= at_once_s:
+            session.decide(time_s)
         taken.append(_used_s() - started_s)
     return taken
 

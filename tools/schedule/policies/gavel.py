@@ -11,6 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import Any, ClassVar, Final, NamedTuple, Self
 
 import numpy as np
@@ -18,7 +21,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq, linprog
 from scipy.sparse import csc_array, eye_array, kron, vstack
 
-from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.jobs import JobKind, JobState
 from pliant.tools.schedule.policies.common import (
     Contention,
     GpuBudget,
@@ -85,7 +88,7 @@ class Gavel(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot)
         jobs = sorted(
-            (job for job in snapshot.jobs.values() if job.id not in rejected), key=lambda job: job.arrival
+            (job for job in snapshot.jobs.values() if job.id not in rejected), key=attrgetter("arrival")
         )
         types = tuple(snapshot.speeds.gpu_types)
         if self._accounts is None or self._accounts.gpu_types != types:
@@ -132,7 +135,7 @@ class Gavel(Policy):
         problem = (dict(Counter(kinds)), capacity_of(snapshot))
         if self._solved is None or self._solved[0] != problem:
             self._solved = problem, max_min(*problem)
-        return Shares(jobs, np.array([self._solved[1][kind] for kind in kinds]))
+        return Shares.of_kinds(jobs, kinds, self._solved[1])
 
     def _renewed(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
         """The fractions of the last solution, or of a new one."""
@@ -150,7 +153,9 @@ class Gavel(Policy):
     def _serve(self, jobs: Sequence[JobState], accounts: Accounts, snapshot: Snapshot) -> dict[str, Grant]:
         """Give GPUs away, first to the pairs of job and GPU type that are furthest behind."""
         parts, types = accounts.fractions, accounts.gpu_types
-        spare = np.array([self._spare.get(job.id, 0.0) for job in jobs])
+        spare = np.zeros(len(jobs))
+        if self._spare:
+            spare[:] = [self._spare.get(job.id, 0.0) for job in jobs]
         keys = (np.repeat(spare, len(types)), parts, accounts.priorities(self.round_s), 1.0 * (parts > 0))
         # the largest of the last key first; of equals the first pair, which is that of the first job
         order = np.lexsort([-key.ravel() for key in keys])
@@ -179,6 +184,15 @@ class Shares(NamedTuple):
     @classmethod
     def of(cls, jobs: Sequence[JobState], fractions: Mapping[str, Sequence[float]]) -> Self:
         return cls(jobs, np.array([fractions[job.id] for job in jobs], dtype=float))
+
+    @classmethod
+    def of_kinds(
+        cls, jobs: Sequence[JobState], kinds: Sequence[Kind], fractions: Mapping[Kind, Fractions]
+    ) -> Self:
+        """:param kinds: of each job, few of them different."""
+        row = {kind: number for number, kind in enumerate(fractions)}
+        rows = np.array([row[kind] for kind in kinds], dtype=np.int64)
+        return cls(jobs, np.array(list(fractions.values()), dtype=float)[rows])
 
 
 class Renewal(NamedTuple):
@@ -215,11 +229,15 @@ def kinds_of(
         need = need_of(job)
         return Kind(tuple(speeds.rate(job, gpus, kind) / need for kind in speeds.gpu_types), gpus)
 
-    def kind(job: JobState) -> Kind:
-        gpus = job.spec.gpus.requested
-        return speeds.of_kind(job, (what, gpus), lambda: made(job, gpus))
-
-    return [kind(job) for job in jobs]
+    known: dict[tuple[JobKind, int], Kind] = {}
+    found = []
+    for job in jobs:
+        key = (job.kind or JobKind.of(job), job.requested)
+        if (kind := known.get(key)) is None:
+            gpus = job.requested
+            kind = known[key] = speeds.of_kind(job, (what, gpus), partial(made, job, gpus))
+        found.append(kind)
+    return found
 
 
 def speeds_of(jobs: Iterable[JobState], snapshot: Snapshot) -> list[Kind]:
@@ -275,7 +293,7 @@ class GavelThroughput(Gavel):
         kinds = kinds_of(jobs, self.name, lambda job: job.reference_batch / job.spec.gpus.requested, snapshot)
         found = most_throughput(Counter(kinds), capacity_of(snapshot))
         self._spare = {job.id: max(kind.gains) / kind.gpus for job, kind in zip(jobs, kinds, strict=True)}
-        return Shares(jobs, np.array([found[kind] for kind in kinds]))
+        return Shares.of_kinds(jobs, kinds, found)
 
 
 class GavelFtf(Gavel):
@@ -570,8 +588,8 @@ class Accounts:
         A job that is new, or that a policy without its state finds running, begins with nothing.
         """
         attained = np.array([job.attained_service_s(time_s) for job in jobs])
-        rows = [self.rows.get(job.id, -1) for job in jobs]
-        at = np.array(rows, dtype=np.int64)
+        ids = [job.id for job in jobs]
+        at = np.array([*map(self.rows.get, ids, repeat(-1))], dtype=np.int64)
         before = np.where(at < 0, attained, np.append(self._attained_gpu_s, 0.0)[at])
         former, entitled_s, received_s = (
             np.append(each, np.zeros((1, len(self.gpu_types))), axis=0)[at]  # its last row is of new jobs
@@ -583,7 +601,7 @@ class Accounts:
                 received_s[row, self.gpu_types.index(job.gpu_type)] += (
                     attained[row] - before[row]
                 ) / job.gpus
-        self.rows = {job.id: row for row, job in enumerate(jobs)}
+        self.rows = dict(zip(ids, range(len(ids)), strict=True))
         self.since_s, self.fractions, self._attained_gpu_s = time_s, fractions.reshape(former.shape), attained
         self._entitled_s, self._received_s = entitled_s, received_s
 

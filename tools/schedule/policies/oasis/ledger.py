@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -17,6 +17,7 @@ from pliant.schemas.job import Utility
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_of
 from pliant.tools.schedule.policies.multi_resource.fleet import (
     Bid,
+    Bools,
     Floats,
     Ints,
     ServerNodes,
@@ -24,13 +25,11 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     SlotPlan,
     whole_fits,
 )
-from pliant.tools.schedule.policies.oasis.market import Market, Quote
+from pliant.tools.schedule.policies.oasis.market import MOST, Market, Quote
 from pliant.tools.schedule.policies.oasis.prices import BoundsEstimate
 from pliant.tools.schedule.rates import Speeds
 
 _UNSTATED: Final = Utility()
-_MOST: Final = 1_000_000
-"""Workers of a job on one server."""
 _ROUNDING: Final = 1e-6
 """Of a unit of work, by which what is left may be more than a whole number and count as that."""
 _UNITS: Final = 64
@@ -50,11 +49,14 @@ class Ledger:
         self.exchange = exchange
         self.estimate = estimate
         self.bookings: dict[str, Booking] = {}
+        self.touched: set[str] = set()
+        """Jobs that got, lost or exchanged slots; the reader empties it."""
         self.origin = 0
         self.first_part = 1.0
         """Of the slot ``origin``, what is left of it."""
         self._slots = slots
         self._market: Market | None = None
+        self._asks: dict[str, Sequence[tuple[Floats, Bools]]] = {}
 
     def move_to(self, origin: int, first_part: float = 1.0) -> None:
         """The first slot that can be booked is ``origin`` now, or a part of it."""
@@ -69,7 +71,11 @@ class Ledger:
     def learn(self, bids: Iterable[tuple[int, Bid]]) -> None:
         """More jobs are known, with the slots of their arrival, so prices may have other bounds."""
         servers = self.exchange.now() if self._market is None else self._market.servers
-        if self.estimate.learn(bids, servers, self._slots):
+        if not self.estimate.learn(bids, servers, self._slots):
+            return
+        if self._market is not None and self._market.is_exact:
+            self._market.price_again(self.estimate.bounds(servers, self._slots))
+        else:
             self._market = None
 
     def bids(self, job: JobState, time_s: float, origin: int | None = None) -> dict[str, Bid]:
@@ -94,9 +100,16 @@ class Ledger:
         :param soonest: the earliest end, else the largest payoff.
         """
         most = {kind: self.market.most_work(bid) for kind, bid in bids.items()}
-        while bids:
-            able = {kind: bid for kind, bid in bids.items() if bid.work <= most[kind][-1]}
-            if soonest:
+        work = {kind: bid.work for kind, bid in bids.items()}
+        while work:
+            able = {
+                kind: bid if bid.work == work[kind] else replace(bid, work=work[kind])
+                for kind, bid in bids.items()
+                if kind in work and work[kind] <= most[kind][-1]
+            }
+            if not able:
+                found = None
+            elif soonest:
                 found = self._soonest(able, most)
             else:
                 offers = [Offer(kind, quote, quote.last) for kind, quote in self._quotes(able)]
@@ -104,8 +117,15 @@ class Ledger:
                 found = max(ends, key=lambda offer: offer.quote.payoff, default=None)
             if found is not None:
                 return found
-            bids = {kind: less for kind, bid in bids.items() if (less := _halved(bid)) is not None}
+            work = {kind: less for kind, each in work.items() if (less := _halved(each, bids[kind]))}
         return None
+
+    def is_full_for(self, job: JobState) -> bool:
+        """Whether a job that holds no GPUs would run somewhere, but not one worker has room in any slot."""
+        if job.id not in self._asks:
+            self._asks[job.id] = self.exchange.asks(job)
+        workers, asks = self.market.workers, self._asks[job.id]
+        return bool(asks) and not any(workers.room(demand, 1, servers).any() for demand, servers in asks)
 
     def book(self, job_id: str, offer: Offer) -> None:
         quote, end = offer.quote, offer.end
@@ -114,6 +134,7 @@ class Ledger:
         self.market.commit(quote.bid, plan)
         servers = self.market.servers
         self.bookings[job_id] = Booking.of(quote.bid, offer.gpu_type, plan, self.origin, servers)
+        self.touched.add(job_id)
 
     def take(self, job_id: str, booking: Booking) -> None:
         """Commit a booking that another has found, if :meth:`has_space` for it."""
@@ -121,6 +142,7 @@ class Ledger:
         assert plan is not None, "some of its slots are to come"  # noqa: S101
         self.market.commit(booking.bid, plan)
         self.bookings[job_id] = booking
+        self.touched.add(job_id)
 
     def has_space(self, booking: Booking) -> bool:
         """Whether nothing booked is in the way of a booking of which no slot has passed."""
@@ -129,12 +151,14 @@ class Ledger:
             return False
         sides = ((market.workers, plan.workers, booking.bid.worker), (market.ps, plan.ps, booking.bid.ps))
         return all(
-            bool((counts <= whole_fits(side.free(plan.slots), demand, _MOST)).all())
+            bool((counts <= whole_fits(side.free(plan.slots), demand, MOST)).all())
             for side, counts, demand in sides
         )
 
     def drop(self, job_id: str) -> None:
         booking = self.bookings.pop(job_id, None)
+        self.touched.add(job_id)
+        self._asks.pop(job_id, None)
         plan = booking.from_slot(self.origin) if booking is not None else None
         if booking is not None and plan is not None and self._market is not None:
             self._market.release(booking.bid, plan)
@@ -236,11 +260,10 @@ def is_plain(job: JobState) -> bool:
     return job.spec.utility == _UNSTATED
 
 
-def _halved(bid: Bid) -> Bid | None:
-    """With half of the work; None if there is none left."""
+def _halved(work: int, bid: Bid) -> int:
+    """Half of the work, in whole steps of a bid; 0: there is none left."""
     whole = bid.least_workers if bid.least_workers == bid.most_workers else 1
-    work = bid.work // (2 * whole) * whole
-    return replace(bid, work=work) if work else None
+    return work // (2 * whole) * whole
 
 
 # Bookings: plans by the number of a slot since time 0 and by the names of nodes.
@@ -256,6 +279,12 @@ class Booking:
     """Its slots are numbered from time 0."""
     names: tuple[tuple[str, ...], tuple[str, ...]]
     """Of the nodes of workers, and of those of parameter servers."""
+    begins: int = field(init=False)
+    """The first slot that is not idle."""
+
+    def __post_init__(self) -> None:
+        busy = self.plan.workers.any(axis=1) | self.plan.ps.any(axis=1)
+        object.__setattr__(self, "begins", self.plan.first + int(np.append(busy, True).argmax()))
 
     @classmethod
     def of(cls, bid: Bid, gpu_type: str, plan: SlotPlan, origin: int, servers: Servers) -> Self:
@@ -281,7 +310,7 @@ class Booking:
 
     def at(self, slot: int) -> SlotHolding:
         plan = self.plan
-        if not plan.first <= slot <= plan.last:
+        if not self.begins <= slot <= plan.last:
             return SlotHolding()
         at = slot - plan.first
         counts = plan.workers[at] * self.bid.gpus, plan.ps[at]
@@ -383,6 +412,11 @@ class Exchange(ServerNodes):
     @property
     def gpu_types(self) -> Iterable[str]:
         return self._of_type
+
+    def asks(self, job: JobState) -> list[tuple[Floats, Bools]]:
+        """([resource] what a worker takes, [server] those that it may be on) by GPU type that it runs on."""
+        types = ((kind, servers) for kind, servers in self._of_type.items() if self.rates(job, kind))
+        return [(self.demands(job, kind).worker, servers) for kind, servers in types]
 
     def bid(
         self, job: JobState, gpu_type: str, time_s: float, slots: tuple[int, int], first_part: float = 1.0

@@ -34,6 +34,13 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
 )
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds, SideBounds
 
+_STEPS: Final = 1024
+"""Sums of demands in whole parts of one in so many are exact, up to :data:`_LARGEST` each, ..."""
+_LARGEST: Final = 4096
+_WIDEST: Final = 0.9 / (_STEPS * ROUNDING)
+"""... where no capacity is larger: else what is committed could count as rounding."""
+MOST: Final = 1_000_000
+"""Workers of a job on one server."""
 _CELLS: Final = 65_536
 """Sums that are looked at together: they stay in a fast cache."""
 _ROUNDING: Final = 1e-12
@@ -108,6 +115,17 @@ class Market:
             self.ps.move_on(gone)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether what is committed is the same to the last bit in whatever order jobs came and left."""
+        return self.workers.is_exact and self.ps.is_exact
+
+    def price_again(self, bounds: PriceBounds) -> None:
+        """All that is committed stays, at prices between other bounds."""
+        self.bounds = bounds
+        self.workers.price_again(bounds.workers)
+        self.ps.price_again(bounds.ps)
+
+    @property
     def used(self) -> tuple[Floats, Floats]:
         """[slot, server, resource] what is committed of the servers of workers, and of those of PS."""
         return self.workers.used, self.ps.used
@@ -127,18 +145,21 @@ class Side:
         """[slot, server, resource] committed."""
         self.prices = self._prices(slice(None))
         """[slot, server, resource] of a unit."""
+        self.is_exact = bool((capacity[np.isfinite(capacity)] < _WIDEST).all())
+        """Whether no sum in ``used`` has been rounded."""
         self._cheapest: Floats | None = None
-        self._rooms: dict[tuple[bytes, int, bytes], Ints] = {}
+        self._rooms: dict[tuple[bytes, bytes], Ints] = {}
         """What :meth:`room` has found since something was committed last."""
 
     def room(self, demand: Floats, most: int, servers: Bools | None) -> Ints:
         """[slot] how many of a demand fit all servers together, ``most`` at the most."""
-        key = (demand.tobytes(), most, b"" if servers is None else servers.tobytes())
+        key = (demand.tobytes(), b"" if servers is None else servers.tobytes())
         if key not in self._rooms:
-            fits = whole_fits(self.free(slice(None)), demand, most)
+            fits = whole_fits(self.free(slice(None)), demand, MOST)
             allowed = fits if servers is None else fits[:, servers]
-            self._rooms[key] = np.minimum(allowed.sum(axis=1), most)
-        return self._rooms[key]
+            self._rooms[key] = allowed.sum(axis=1)
+        found: Ints = np.minimum(self._rooms[key], most)
+        return found
 
     def places(self, demand: Floats, slots: slice, most: int, servers: Bools | None = None) -> Places:
         fits = whole_fits(self.free(slots), demand, most)
@@ -160,12 +181,22 @@ class Side:
 
     def take(self, counts: Ints, demand: Floats, slots: slice) -> None:
         """Commit, or with counts below 0 give back, and price again."""
+        busy = np.flatnonzero(counts.any(axis=1))
+        if not len(busy):
+            return
+        first, end = int(busy[0]), int(busy[-1]) + 1
+        counts, slots = counts[first:end], slice(slots.start + first, slots.start + end)
         self._rooms.clear()
+        self.is_exact = self.is_exact and _sums_exactly(demand)
         used = self.used[slots] + counts[:, :, None] * demand
         self.used[slots] = np.where(np.abs(used) <= ROUNDING * self.capacity, 0.0, used)
         self.prices[slots] = self._prices(slots)
         if self._cheapest is not None:
             self._cheapest[slots] = self.prices[slots].min(axis=1, initial=np.inf)
+
+    def price_again(self, bounds: SideBounds) -> None:
+        self.bounds, self._cheapest = bounds, None
+        self.prices = self._prices(slice(None))
 
     def move_on(self, slots: int) -> None:
         for values, empty in ((self.used, 0.0), (self.prices, self.bounds.prices(np.zeros(1)))):
@@ -178,6 +209,11 @@ class Side:
         part = np.zeros_like(self.used[slots])
         np.divide(self.used[slots], self.capacity, out=part, where=self.capacity > 0)
         return self.bounds.prices(part)
+
+
+def _sums_exactly(demand: Floats) -> bool:
+    steps = demand * _STEPS
+    return bool((steps == np.floor(steps)).all()) and float(demand.max(initial=0.0)) <= _LARGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,6 +422,8 @@ def _min_plus_of(
 ) -> Floats:
     """:func:`_min_plus` where y workers do ``advance[y]``, by one size after the other."""
     low, high = span
+    if len(cost) == 1:  # not one worker fits
+        return before[low - before_low : high - before_low + 1]
     sizes = np.flatnonzero(np.isfinite(cost))
     most, count = int(advance[sizes].max()), high - low + 1
     padded = np.full(most + max(len(before), high - before_low + 1), np.inf)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, Self
 
 from pliant.schemas.io import read_jobs
 from pliant.schemas.job import Utility
@@ -56,6 +56,30 @@ class Answers(NamedTuple):
     rejected: dict[str, str]
 
 
+class PlannedWork(NamedTuple):
+    """What a booking comes to, in seconds of slots; kept until it begins, for many are booked far ahead."""
+
+    booking: Booking
+    rates: Mapping[int, float]
+    """Samples per second by GPUs."""
+    whole: float
+    """Of all its slots."""
+    slip: float
+
+    @classmethod
+    def of(cls, booking: Booking, rates: Mapping[int, float]) -> Self:
+        slip = min(rates.values(), default=0.0) / min(rates, default=1) * _SLIP
+        whole = sum(rates.get(size, 0.0) for size in booking.sizes_from(booking.begins))
+        return cls(booking, rates, whole, slip)
+
+    def from_slot(self, slot: int, rest: float) -> float:
+        """Of the slots from that one on, of which ``rest`` is left."""
+        if slot < self.booking.begins:
+            return self.whole
+        sizes = self.booking.sizes_from(slot)
+        return sum(self.rates.get(size, 0.0) * (1.0 if at else rest) for at, size in enumerate(sizes))
+
+
 class BooksSlots(Policy):
     """Slots of jobs from their arrival to their end; a subclass says who gets which."""
 
@@ -88,6 +112,17 @@ class BooksSlots(Policy):
         self._refusals: dict[str, str] = {}
         """Why jobs that may bid again wait."""
         self._slot = -1
+        self._waiting: set[str] = set()
+        """Jobs without slots."""
+        self._to_bid: list[str] = []
+        """Those that have not bid for the slots from ``_bids_from`` on, the first to bid first, ..."""
+        self._came: set[str] = set()
+        """... and those that have come since, or lost their slots."""
+        self._bids_from = -1
+        self._rows: dict[str, SlotHolding] = {}
+        """What jobs have booked of the present slot: of all that have some of it, or held GPUs in it."""
+        self._ahead: dict[str, PlannedWork] = {}
+        """Of jobs with slots, when the present one began."""
         self._is_resumed = False
         """Whether bookings are those of a state, which may be of other nodes."""
 
@@ -109,15 +144,20 @@ class BooksSlots(Policy):
         ledger, slot = self._opened(snapshot), self._present(snapshot.time_s)
         begins, self._slot = slot != self._slot, slot
         ledger.move_to(*self._begin(snapshot.time_s))
+        self._follow_bookings(snapshot, ledger)
         self._take_in(snapshot, ledger)
         if begins:
             self._catch_up(snapshot, ledger)
+            self._rows = self._rows_of(ledger.bookings, snapshot, ledger)
         candidates = self._candidates(snapshot, ledger)
         said, rejected = self._hear(candidates[:MOST_BIDS], snapshot, ledger)
-        staying = [job for job in snapshot.jobs.values() if job.id not in rejected]
-        found, displaced = targets(staying, snapshot.free, ledger.bookings, slot, self._asked)
+        self._follow_bookings(snapshot, ledger)
+        jobs, asked = snapshot.jobs, self._asked
+        rows = ((jobs[job_id], row) for job_id, row in self._rows.items())
+        found, displaced = targets(rows, snapshot.free, ledger.bookings, slot, asked)
         for job_id in displaced:
             ledger.drop(job_id)
+        staying = (job for job_id, job in jobs.items() if job_id not in rejected)
         planned_ahead = any(job.total_samples is not None for job in staying)
         again_s = (slot + 1) * self.slot_seconds if planned_ahead else None
         if len(candidates) > MOST_BIDS:
@@ -210,11 +250,9 @@ class BooksSlots(Policy):
                 ledger.refresh()
             elif change.kind == "arrived" and change.job is not None:
                 self._bid_in.pop(change.job.id, None)
-        known = {**ledger.bookings, **self._refusals, **self._asked, **self._bid_in}
-        gone = [job_id for job_id in known if job_id not in snapshot.jobs]
-        for job_id in gone:
+        for job_id in self._gone(snapshot, ledger):
             ledger.drop(job_id)
-            for kept in (self._bid_in, self._refusals, self._asked):
+            for kept in (self._bid_in, self._refusals, self._asked, self._rows):
                 kept.pop(job_id, None)
         for change in snapshot.changes:
             if change.ended_job is not None and change.kind != "cancelled":  # one that is held may come back
@@ -224,30 +262,85 @@ class BooksSlots(Policy):
             for job_id in [each for each, booking in ledger.bookings.items() if not ledger.fits(booking)]:
                 ledger.drop(job_id)
 
+    def _gone(self, snapshot: Snapshot, ledger: Ledger) -> list[str]:
+        """Jobs that have left, those with slots first, as they were booked; notes those that have come."""
+        jobs, bookings = snapshot.jobs, ledger.bookings
+        changed = {change.job.id for change in snapshot.changes if change.job is not None}
+        left = {job_id for job_id in changed if job_id not in jobs}
+        self._waiting -= left
+        self._wait(job_id for job_id in changed - left if job_id not in bookings)
+        booked = [job_id for job_id in left if job_id in bookings]
+        if len(booked) > 1:  # what is given back may be rounded in this order
+            booked = [job_id for job_id in bookings if job_id in left]
+        is_complete = len(bookings) - len(booked) + len(self._waiting) == len(jobs)
+        if is_complete and not self._is_resumed:
+            return [*booked, *sorted(left.difference(booked))]
+        # a state was loaded, or jobs have come or gone of which no change says so
+        self._waiting = {job_id for job_id in jobs if job_id not in bookings}
+        self._bids_from = -1
+        self._rows = self._rows_of(bookings, snapshot, ledger)
+        known = {**bookings, **self._refusals, **self._asked, **self._bid_in}
+        return [job_id for job_id in known if job_id not in jobs]
+
+    def _wait(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            self._waiting.add(job_id)
+            if self._bid_in.get(job_id) != self._bids_from:
+                self._came.add(job_id)
+
+    def _follow_bookings(self, snapshot: Snapshot, ledger: Ledger) -> None:
+        """Take in which jobs got or lost slots."""
+        touched, bookings = ledger.touched, ledger.bookings
+        self._waiting.difference_update(bookings.keys() & touched)
+        self._wait(job_id for job_id in touched if job_id not in bookings and job_id in snapshot.jobs)
+        for job_id in touched:
+            self._rows.pop(job_id, None)
+        self._rows |= self._rows_of(bookings.keys() & touched, snapshot, ledger)
+        touched.clear()
+
+    def _rows_of(self, job_ids: Iterable[str], snapshot: Snapshot, ledger: Ledger) -> dict[str, SlotHolding]:
+        found = {}
+        for job_id in job_ids:
+            job, row = snapshot.jobs.get(job_id), ledger.bookings[job_id].at(self._slot)
+            if job is not None and (row.gpus or job.gpus):
+                found[job_id] = row
+        return found
+
     def _catch_up(self, snapshot: Snapshot, ledger: Ledger) -> None:
         """Plan jobs again that are behind their plans, or at the end of them.
 
         A job that is behind late in a slot keeps what it has of it.
         """
         rest = self._slot + 1 - snapshot.time_s / self.slot_seconds
+        before, self._ahead = self._ahead, {}
         for job_id, booking in list(ledger.bookings.items()):
             job, rates = snapshot.jobs[job_id], ledger.exchange.rates(snapshot.jobs[job_id], booking.gpu_type)
-            sizes = booking.sizes_from(self._slot)
-            planned = sum(rates.get(size, 0.0) * (1.0 if at else rest) for at, size in enumerate(sizes))
+            work = before.get(job_id)
+            if work is None or work.booking is not booking or work.rates is not rates:
+                work = PlannedWork.of(booking, rates)
+            self._ahead[job_id] = work
+            planned = work.from_slot(self._slot, rest)
             needed = job.remaining_samples(snapshot.time_s)
-            slip = min(rates.values(), default=0.0) / min(rates, default=1) * _SLIP
-            is_behind = needed is None or needed > (planned + slip) * self.slot_seconds
+            is_behind = needed is None or needed > (planned + work.slip) * self.slot_seconds
             if booking.plan.last < self._slot or (is_behind and rest >= 1 - GRACE):
                 ledger.book_again(job, snapshot.time_s, self._slot, soonest=self._soonest(job))
 
     def _candidates(self, snapshot: Snapshot, ledger: Ledger) -> list[JobState]:
         """Jobs without slots that have not bid for those from now on, those that were admitted first."""
-        waiting = [
-            job
-            for job in snapshot.jobs.values()
-            if job.id not in ledger.bookings and self._bid_in.get(job.id) != ledger.origin
+        self._follow_bookings(snapshot, ledger)
+        if self._bids_from != ledger.origin:
+            self._bids_from, self._to_bid, self._came = ledger.origin, [], set(self._waiting)
+        waiting, bid_in = self._waiting, self._bid_in
+        bidding = [
+            snapshot.jobs[job_id]
+            for job_id in dict.fromkeys([*self._to_bid, *self._came])
+            if job_id in waiting and bid_in.get(job_id) != ledger.origin
         ]
-        return sorted(waiting, key=lambda job: (not self._is_in(job), *job.arrival))
+        if self._came:
+            bidding.sort(key=lambda job: (not self._is_in(job), *job.arrival))
+            self._came.clear()
+        self._to_bid = [job.id for job in bidding]
+        return bidding
 
     def _is_in(self, job: JobState) -> bool:
         return job.id in self._admitted or job.first_start_s is not None
@@ -352,20 +445,19 @@ class Oasis(BooksSlots):
         return self._present(time_s), 1.0 if passed <= GRACE else 1 - passed
 
     def _hear(self, candidates: Sequence[JobState], snapshot: Snapshot, ledger: Ledger) -> Answers:
-        bids = {job.id: (job, ledger.bids(job, snapshot.time_s)) for job in candidates}
+        new = [job for job in candidates if job.id not in self._bid_in and not is_plain(job)]
+        bids = {job.id: ledger.bids(job, snapshot.time_s) for job in new}
         if not self._like:
-            ledger.learn(
-                (ledger.origin, bid)
-                for job, of_job in bids.values()
-                for bid in of_job.values()
-                if job.id not in self._bid_in and not is_plain(job)
-            )
+            ledger.learn((ledger.origin, bid) for of_job in bids.values() for bid in of_job.values())
         said: dict[str, dict[str, Any]] = {}
         rejected: dict[str, str] = {}
-        for job, of_job in bids.values():
+        for job in candidates:
             is_new = job.id not in self._bid_in
             self._bid_in[job.id] = ledger.origin
             sure = self._is_in(job) or is_plain(job)
+            if sure and not job.gpus and job.total_samples is not None and ledger.is_full_for(job):
+                continue
+            of_job = bids[job.id] if job.id in bids else ledger.bids(job, snapshot.time_s)
             offer = ledger.certain(of_job, soonest=is_plain(job)) if sure else ledger.best(of_job)
             if not of_job and not self._is_in(job):
                 rejected[job.id] = why_none(job, snapshot)
@@ -400,7 +492,7 @@ def _hopes(job: JobState, quote: Quote) -> bool:
 
 
 def targets(
-    jobs: Iterable[JobState],
+    rows: Iterable[tuple[JobState, SlotHolding]],
     free: FreeGpus,
     bookings: Mapping[str, Booking],
     slot: int,
@@ -410,9 +502,16 @@ def targets(
 
     A job whose booked GPUs are withheld or not given back yet gets others of the type.
 
+    :param rows: what jobs have booked of the slot, of all that have some of it or hold GPUs.
     :param asked: what was asked for before, by job; brought up to date.
     """
-    wanted = {job.id: (job, row) for job, row in _rows(jobs, bookings, slot) if _differs(job, row, asked)}
+    wanted = {
+        job.id: (job, row)
+        for job, row in rows
+        if _differs(job, row, asked) and (slot >= bookings[job.id].plan.first or not job.gpus)
+    }  # a job that was planned again keeps what it has until then
+    if not wanted:
+        return {}, []
     left = free.after(job.placement for job, _ in wanted.values())
     found: dict[str, Target] = {}
     others = []
@@ -435,16 +534,6 @@ def targets(
         if place is not None or job.gpus:
             found[job_id] = _on(place, bookings[job_id].gpu_type)
     return found, displaced
-
-
-def _rows(
-    jobs: Iterable[JobState], bookings: Mapping[str, Booking], slot: int
-) -> Iterable[tuple[JobState, SlotHolding]]:
-    """What each job has booked of the slot; one that was planned again keeps what it has until then."""
-    for job in jobs:
-        booking = bookings.get(job.id)
-        if booking is not None and (slot >= booking.plan.first or not job.gpus):
-            yield job, booking.at(slot)
 
 
 def _differs(job: JobState, row: SlotHolding, asked: Mapping[str, SlotHolding]) -> bool:

@@ -282,6 +282,32 @@ def test_a_job_that_can_end_needs_no_more_work_than_the_servers_have_room_for(se
         market.offer(replace(bid, worth=bid.worth + 1e6))
 
 
+@settings(max_examples=examples(40))
+@given(SEEDS)
+def test_a_market_that_is_priced_again_is_that_of_the_same_commitments_at_the_new_prices(seed: int) -> None:
+    """To the last bit, in whatever order jobs came and left; sums that may be rounded are not exact."""
+    rng = np.random.default_rng(seed)
+    slots = 4
+    servers = servers_of(rng, 5, 3)
+    bids = [replace(bid_of(rng, f"job-{n}", slots, 4, 3), first_part=1.0) for n in range(6)]
+    whole = [replace(bid, worker=np.round(bid.worker), ps=np.round(bid.ps)) for bid in bids]
+    before, after = (PriceBounds.of(some, servers, slots) for some in (whole[:3], whole))
+    market, anew = Market(servers, before, slots), Market(servers, after, slots)
+    plans = [(bid, plan) for bid in whole if (plan := market.offer(bid)[1]) is not None]
+    for bid, plan in plans[:1]:
+        market.release(bid, plan)
+    for bid, plan in reversed(plans[1:]):
+        anew.commit(bid, plan)
+    market.price_again(after)
+    assert market.is_exact
+    for one, other in ((market.workers, anew.workers), (market.ps, anew.ps)):
+        assert one.used.tobytes() == other.used.tobytes()
+        assert one.prices.tobytes() == other.prices.tobytes()
+    some = replace(whole[0], worker=np.full(3, 0.1))
+    market.commit(some, SlotPlan(0, np.ones((1, 5), dtype=np.int64), np.zeros((1, 3), dtype=np.int64)))
+    assert not market.is_exact
+
+
 def world_of_two(worker_prices: tuple[float, float], ps_price: float) -> Market:
     """One slot; two servers with 3 and 9 places for workers, one server with 9 places for PS."""
     servers = Servers(("cpu",), np.array([[3.0], [9.0]]), np.array([[9.0]]))

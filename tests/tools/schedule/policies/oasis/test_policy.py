@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.decide import schedule_of
+from pliant.tools.schedule.jobs import JobState
+from pliant.tools.schedule.policies.oasis.ledger import Booking, Exchange
+from pliant.tools.schedule.policies.oasis.market import Market, Side
 from pliant.tools.schedule.policies.oasis.policy import Oasis
 from pliant.tools.schedule.policy import PolicyError, Reserved
 from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
@@ -251,6 +255,71 @@ def test_slots_to_come_are_in_the_schedule_and_in_words():
     assert sum(held_then.values()) + sum(sizes(held).values()) == 16
     assert max(held_then.values()) <= 4
     assert all("ends within" in (verdict.reason) for verdict in reserved)
+
+
+def work_of(monkeypatch: pytest.MonkeyPatch, decide: Callable[[], object]) -> Counter[str]:
+    """How often a decision asks what it would have to ask of every job, if it looked at all of them."""
+    asked: Counter[str] = Counter()
+
+    def counted(owner: type, name: str) -> None:
+        plain = getattr(owner, name)
+
+        def counting(*given: Any, **named: Any) -> Any:
+            asked[name] += 1
+            return plain(*given, **named)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    with monkeypatch.context() as monkeypatch:
+        counted(Booking, "at")
+        counted(Booking, "from_slot")
+        counted(Exchange, "bid")
+        counted(Exchange, "rates")
+        counted(Market, "quote")
+        counted(Side, "take")
+        counted(Side, "room")
+        counted(JobState, "remaining_samples")
+        decide()
+    return asked
+
+
+def one_comes_and_one_ends(monkeypatch: pytest.MonkeyPatch, others: int) -> Counter[str]:
+    """What a decision in the middle of a slot takes, with that many others that have slots to come."""
+    jobs = [bidder(f"{index:03}", 8, value=1.0 + index, target=5000.0) for index in range(6)]
+    plain = [job(f"plain{index:03}", high=4, low=1, gpu_seconds=8 * SLOT_S) for index in range(others)]
+    held = bidding(*jobs, *plain, horizon_slots=200)
+    held.end(next(state.id for state in held.jobs.values() if state.gpus), 30.0)
+    held.submit(bidder("new", 2, at=30.0, value=500.0, target=5000.0), 30.0)
+    found = work_of(monkeypatch, lambda: held.decide(30.0))
+    assert "new" in held.admissions
+    assert len(held.reserved(30.0)) > others
+    return found
+
+
+def test_a_decision_within_a_slot_asks_as_much_whatever_the_number_of_other_jobs(monkeypatch):
+    few, many = (one_comes_and_one_ends(monkeypatch, others) for others in (10, 70))
+    assert few
+    assert few == many
+
+
+def test_jobs_wait_without_a_bid_while_not_one_worker_has_room(monkeypatch):
+    held = bidding(*[job(f"{index:03}", high=4, low=1, gpu_seconds=30 * SLOT_S) for index in range(50)])
+    booked = len(held.reserved(0.0))
+    assert booked < 10
+    at_once = work_of(monkeypatch, lambda: held.decide(SLOT_S))
+    assert at_once["bid"] <= booked + 3, "those that are planned again, and those that fill the last slot"
+
+
+def test_what_was_counted_of_a_plan_is_not_counted_again_before_it_begins(monkeypatch):
+    held = bidding(*[job(f"{index}", gpus=4, gpu_seconds=8 * SLOT_S) for index in range(10)])
+    held.decide(SLOT_S)
+    seen: list[int] = []
+    plain = Booking.sizes_from
+    monkeypatch.setattr(
+        Booking, "sizes_from", lambda booking, slot: seen.append(slot) or plain(booking, slot)
+    )
+    held.decide(2 * SLOT_S)
+    assert len(seen) <= 3, "of the job that runs, and of one that is planned again"
 
 
 def test_what_waiting_jobs_are_to_hold_is_said_without_an_explanation_too():
