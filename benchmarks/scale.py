@@ -5,9 +5,9 @@ step is a command of its own: import, replays and the report of one replay; CPU 
 calibration loop (:mod:`benchmarks.replay_speed`) and peak memory, no less than what this process holds
 itself. The same is done with a tenth of the jobs;
 ``growth`` is the units of all over ten times those of a tenth, ``mb_growth`` the peak memory of all over
-that of a tenth: in proportion is 1 and 10. A step that takes longer than
-:data:`MOST_CPU_S` is ended and has no figure. shadow-price decides in tens of milliseconds, so it replays
-:data:`SHADOW_PRICE_JOBS` jobs.
+that of a tenth: in proportion is 1 and 10. A step that takes longer than :data:`MOST_CPU_S` is ended and has
+no figure.
+``shadow-price``: the same replayed under shadow-price, which takes more than an hour.
 ``other-months``: the same jobs as Acme and ITP write theirs, from the import to the report, under fifo.
 ``decisions``: see :mod:`benchmarks.parts.decisions_at_scale`; ``sweep``: :mod:`benchmarks.parts.sweep_cost`.
 ``python -m benchmarks.scale PART…`` measures parts alone and renews their rows; ``decisions-POLICY`` are
@@ -42,10 +42,11 @@ MEASURES: Final = ("tools/replay", "tools/schedule", "tools/report", "schemas")
 NAME: Final = "scale"
 JOBS: Final = 3_300_000
 PART: Final = 10
-SHADOW_PRICE_JOBS: Final = 330_000
 POLICIES: Final = ("fifo", "tiresias", "ares")
 SEED: Final = 20261127
 MOST_CPU_S: Final = 2400
+SLOW: Final = {"shadow-price": 9000}
+"""CPU seconds that replays may take under these policies."""
 NODES: Final = 802
 _NODE_GPUS: Final = 8
 _LOAD: Final = 0.85
@@ -60,20 +61,24 @@ Spent = dict[str, tuple[float, float] | None]
 """CPU seconds and peak MB by step; None where it took too long or what it reads is not there."""
 
 
-def months(jobs: int = JOBS, part: int = PART, shadow_price_jobs: int = SHADOW_PRICE_JOBS) -> list[Figure]:
+def months(jobs: int = JOBS, part: int = PART, policies: Sequence[str] = POLICIES) -> list[Figure]:
     """Units and MB of each step, and how they grow."""
     unit_s = calibration_s()
     with tempfile.TemporaryDirectory() as name:
-        small = dict(_steps(Path(name), jobs // part, POLICIES, shadow_price_jobs))
-        large = dict(_steps(Path(name), jobs, POLICIES)) if part > 1 else small
+        small = dict(_steps(Path(name), jobs // part, policies))
+        large = dict(_steps(Path(name), jobs, policies)) if part > 1 else small
     unit_s = min(unit_s, calibration_s())
-    shadow_price = small.pop("shadow_price")
     return [
         Figure("calibration_s", round(unit_s, 3), "s"),
         Figure("jobs", jobs, "jobs"),
         *_grown(small, large, part, unit_s),
-        *_figures(f"shadow_price_{shadow_price_jobs}_jobs", shadow_price, unit_s),
     ]
+
+
+def under_shadow_price(jobs: int = JOBS, part: int = PART) -> list[Figure]:
+    """Of the replays under shadow-price alone."""
+    found = months(jobs, part, ("shadow-price",))
+    return [each for each in found if each.name.startswith("shadow_price_")]
 
 
 def other_months(jobs: int = JOBS, part: int = PART) -> list[Figure]:
@@ -107,7 +112,7 @@ def _figures(step: str, spent: tuple[float, float] | None, unit_s: float) -> lis
 
 
 def _steps(
-    folder: Path, jobs: int, policies: Sequence[str], shadow_price_jobs: int = 0, *, log: str = "helios"
+    folder: Path, jobs: int, policies: Sequence[str], *, log: str = "helios"
 ) -> Iterator[tuple[str, tuple[float, float] | None]]:
     """The steps as they end, as in :data:`Spent`."""
     whose = LOGS[log]
@@ -119,21 +124,19 @@ def _steps(
     trace.unlink()
     events = {policy: folder / f"{policy}.parquet" for policy in policies}
     for policy, path in events.items():
-        yield policy, _replayed(made, shape, policy, path)
-    report = ("report", str(events["fifo"]), "-o", str(folder / "report.txt"))
-    yield "report", _spent(*report) if events["fifo"].exists() else None
-    if shadow_price_jobs:
-        limit = ("--jobs-limit", str(shadow_price_jobs))
-        yield "shadow_price", _replayed(made, shape, "shadow-price", folder / "shadow.parquet", *limit)
+        yield policy.replace("-", "_"), _replayed(made, shape, policy, path)
+    first = events[policies[0]]
+    yield "report", _spent("report", str(first), "-o", str(folder / "report.txt")) if first.exists() else None
     for path in events.values():
         path.unlink(missing_ok=True)
 
 
-def _replayed(made: Path, shape: Path, policy: str, path: Path, *options: str) -> tuple[float, float] | None:
-    return _spent("replay", str(made), "--cluster", str(shape), "--policy", policy, "-o", str(path), *options)
+def _replayed(made: Path, shape: Path, policy: str, path: Path) -> tuple[float, float] | None:
+    words = ("replay", str(made), "--cluster", str(shape), "--policy", policy, "-o", str(path))
+    return _spent(*words, most_cpu_s=SLOW.get(policy, MOST_CPU_S))
 
 
-def _spent(*words: str) -> tuple[float, float] | None:
+def _spent(*words: str, most_cpu_s: int = MOST_CPU_S) -> tuple[float, float] | None:
     """CPU seconds and peak MB of a command; None: it was ended for its time.
 
     :raises RuntimeError: it failed.
@@ -141,7 +144,7 @@ def _spent(*words: str) -> tuple[float, float] | None:
     process = subprocess.Popen(
         [*PLIANT, *words], env=as_installed(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     )
-    resource.prlimit(process.pid, resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S + 5))
+    resource.prlimit(process.pid, resource.RLIMIT_CPU, (most_cpu_s, most_cpu_s + 5))
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode < 0:
@@ -224,6 +227,7 @@ def _write_log(path: Path, jobs: int, log: _Log) -> None:
 
 PARTS: Final[dict[str, Part]] = {
     "months": months,
+    "shadow-price": under_shadow_price,
     "other-months": other_months,
     "decisions": lambda: [*decisions_at_scale.figures()],
     "sweep": sweep_cost.figures,
@@ -245,7 +249,8 @@ def figures() -> list[Figure]:
 def smallest() -> list[Figure]:
     """All of it, small."""
     small: dict[str, Part] = {
-        "months": partial(months, jobs=20, part=1, shadow_price_jobs=5),
+        "months": partial(months, jobs=20, part=1),
+        "shadow-price": partial(under_shadow_price, jobs=20, part=1),
         "other-months": partial(other_months, jobs=20, part=1),
         "decisions": lambda: [*decisions_at_scale.figures(("fifo",), (16,), (4,))],
         "sweep": partial(sweep_cost.figures, tasks=2, small=20, large=40, visits=1),

@@ -23,6 +23,7 @@ _STEPS: Final = {
     "fifo": "replay under fifo",
     "tiresias": "replay under tiresias",
     "ares": "replay under ares",
+    "shadow_price": "replay under shadow-price",
     "report": "report of one replay",
     "acme_import": "as Acme's log: import",
     "acme_fifo": "as Acme's log: replay under fifo",
@@ -315,17 +316,10 @@ def _months(rows: Mapping[str, Row]) -> Sequence[str]:
         (what, *(_rounded(value.get(f"{step}_{kind}")) for kind in ("units", "growth", "mb", "mb_growth")))
         for step, what in _STEPS.items()
     ]
-    name = next(
-        (each for each in value if each.startswith("shadow_price_") and each.endswith("_units")), None
-    )
-    if name is not None:
-        jobs, memory = int(name.split("_")[2]), value[name.replace("_units", "_mb")]
-        what = f"{jobs:,} of its jobs under shadow-price"
-        table.append((what, _rounded(value[name]), _DASH, _rounded(memory), _DASH))
     jobs_n = "3,300,000" if "jobs" not in value else f"{value['jobs']:,}"
     text = f"""{jobs_n} jobs of two months on 6,416 GPUs, written in Helios's format at a load of 0.85; whole
 processes. Growth: units over ten times those of a tenth of the jobs. MB growth: peak memory over that of a
-tenth, so 10 is in proportion. Under shadow-price one size was replayed."""
+tenth, so 10 is in proportion."""
     head = ("step", "units", "growth", "peak MB", "MB growth")
     return (f"## Whole months\n\n{_prose(text)}\n\n{_table(head, table)}",)
 

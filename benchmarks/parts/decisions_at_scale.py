@@ -2,7 +2,7 @@
 
 All jobs are there at the first decision; then, ten minutes apart, the oldest running job ends, one arrives,
 and the policy decides, :data:`LATER` times. The mean of such decisions is recorded, and the first decision
-beside. What a policy asks for at once belongs to the decision, as with oasis, where a long queue bids in parts.
+beside. What a policy asks for at once belongs to the decision, as with oasis, whose queue bids in parts.
 Where decisions are quick, the same is done with other jobs in further sessions, until they have taken
 :data:`ENOUGH_S` or there are :data:`MOST_DECISIONS`: further turns of one session would leave it with jobs
 whose work is done. ``decisions_of_POLICY`` says how many decisions the figures of a policy are means of.
