@@ -121,9 +121,14 @@ class Executor:
         return {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
 
     @property
+    def running(self) -> set[str]:
+        """Jobs of which something runs, with a gang or, where they are being killed, without."""
+        return {*self.gangs, *self._condemned.jobs}
+
+    @property
     def alive(self) -> set[str]:
-        """Jobs of which something runs, or may, with a gang or without."""
-        return {*self.gangs, *self._condemned.jobs, *self._unclear.jobs}
+        """Jobs of which something runs, or may, as their files cannot be read."""
+        return {*self.running, *self._unclear.jobs}
 
     def released(self, ended: Iterable[str]) -> list[str]:
         """The ended jobs of which nothing runs any more."""
@@ -477,17 +482,9 @@ class Executor:
             use.add(job_id, gang.busy)
 
     def stop(self, gang: Gang, reason: str = "") -> None:
-        """Ask a gang to save and leave; ``reason`` says why it is launched again, if it is.
-
-        One that has ended by itself since the last look is not asked: it has not left for that.
-        """
+        """Ask a gang to save and leave; ``reason`` says why it is launched again, if it is."""
         if gang.stopping:
             return
-        if not gang.plan.abort:
-            with self._faults.of(gang.handle.job, tries_again=True):
-                gang.statuses = self.backend.poll([gang.handle])[gang.handle]
-            if gang.ended:
-                return
         if (plan := gang.plan_to_stop(reason)) is not None:
             self._launching.publish(gang, plan)
         gang.stop(self._clock())

@@ -53,7 +53,6 @@ from pliant.tools.run.statedir.contract.plan import (
     Progress,
     ProgressFile,
     ask_to_stop,
-    stop_is_unheard,
     write_progress,
 )
 from pliant.tools.run.statedir.log.fold import Drain
@@ -199,8 +198,6 @@ class Gang:
         for event in islice(chain.from_iterable(iter(told.read, [])), seen):
             self.settles(event)
         self._stage: Stage | None = None
-        self._asked_before = plan.abort
-        """A launcher before this one has asked it to stop, and may have sent a signal."""
         self._deadline_s = self._ask_s = float("inf")
         self._notice: Notice | None = None
         self._at_break: tuple[UnitStatus, ...] = ()
@@ -361,18 +358,13 @@ class Gang:
 
         :raises PliantError: a script cannot be asked.
         """
-        watches = self._watches_stop
+        newest = self.progress.newest or ProgressFile(self.files.progress).fresh()
+        watches = self.script is not None and self.script.watches_stop(newest)
         reads_plans = watches or self.target.job.changes_in_place or self.handle.files.progress.exists()
         if watches:
             ask_to_stop(self.handle.files.stop)
         waits = bool(self.statuses) and all(status.queued for status in self.statuses)
         self._enter("abort" if reads_plans and not waits else "term", now_s)
-
-    @property
-    def _watches_stop(self) -> bool:
-        """Whether a script of its own looks at the file that asks it to stop."""
-        newest = self.progress.newest or ProgressFile(self.files.progress).fresh()
-        return self.script is not None and self.script.watches_stop(newest)
 
     def kill(self, now_s: float) -> None:
         self._enter("kill", now_s)
@@ -456,8 +448,6 @@ class Gang:
         taken = any(status.displaced for status in (*self._at_break, *self.statuses))
         signalled = taken or self._stage in ("term", "kill")
         asked, job = taken or self.plan.abort, self.target.job
-        if self._watches_stop and not signalled and not self._asked_before:
-            asked = asked and not stop_is_unheard(self.handle.files.stop)
         return self.script is not None and self.script.leaves(job, asked=asked, signalled=signalled)
 
     def _last_words(self, place: int) -> str:

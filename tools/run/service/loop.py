@@ -184,7 +184,7 @@ class Loop:
 
     @property
     def finished(self) -> bool:
-        if self.executor.alive:
+        if self.executor.running:
             return False
         return self.drained or not (self.session.jobs or self._more_to_come)
 

@@ -302,7 +302,7 @@ class _LastWait:
             self._until_s = time.monotonic() + GRACE_S
         if loop.finished or time.monotonic() < self._until_s:
             return False
-        left = ", ".join(sorted(loop.executor.alive))
+        left = ", ".join(sorted(loop.executor.running))
         _log.warning("killed, and not gone after %.0f s: %s; the next run looks after it", GRACE_S, left)
         return True
 

@@ -58,8 +58,8 @@ class Stops:
 class Scene:
     """Two workers on two nodes, both running."""
 
-    def __init__(self, folder: Path, elastic: str, **more: object) -> None:
-        spec = job("a", gpus=1 if elastic == "size" else 2, high=2 if elastic == "size" else None, **more)
+    def __init__(self, folder: Path, elastic: str) -> None:
+        spec = job("a", gpus=1 if elastic == "size" else 2, high=2 if elastic == "size" else None)
         target = Assignment.of(spec, (Slot("n0", 0), Slot("n1", 0)), CUT)
         plan = make_plan(target, 1, 1, {name: NodeInfo(name, 1) for name in ("n0", "n1")})
         self.target = target
@@ -554,45 +554,6 @@ def test_a_launcher_that_takes_over_asks_a_script_to_stop_as_the_script_wants_to
     scene.stop(0.0)
     assert before.handle.files.stop.read_text() == "asked\n"
     assert scene.watch(59.0) == [], "it has its time to save"
-
-
-@pytest.mark.parametrize(
-    ("word", "end"),
-    [
-        pytest.param("asked\n", "done", id="it has not looked since its last step"),
-        pytest.param("9\n", "stopped", id="it was to leave after step 9"),
-    ],
-)
-def test_a_script_that_was_asked_to_stop_after_its_last_step_has_ended_by_itself(
-    tmp_path: Path, word: str, end: str
-) -> None:
-    """It evaluates, exits with 0, and says neither that it is done nor that it has saved."""
-    scene = Scene(tmp_path, "size", resize="relaunch")
-    reports(scene, 72.0, watches_stop=True)
-    scene.stop(0.0)
-    renamed(scene.gang.handle.files.stop, word)
-    scene.gang.statuses = (CLEAN, CLEAN)
-    assert scene.gang.verdict().end == end
-
-
-@pytest.mark.parametrize("signalled", [False, True])
-def test_how_a_script_took_a_signal_or_the_stop_of_an_earlier_launcher_is_not_known(
-    tmp_path: Path, signalled: bool
-) -> None:
-    """It may have saved in a handler of its own: it is not taken for done."""
-    scene = Scene(tmp_path, "size", resize="relaunch")
-    reports(scene, 72.0, watches_stop=True)
-    scene.stop(0.0)
-    if signalled:
-        assert scene.watch(60.0) == ["term"]
-    else:
-        before, backend = scene.gang, cast("Backend", scene.backend)
-        scene.gang = Gang(before.handle, before.plan, scene.target, backend, timeouts=TIMES, seen=1)
-        scene.gang.stop(1.0)
-    assert scene.gang.handle.files.stop.read_text() == "asked\n"
-    reports(scene, 80.0, watches_stop=True)
-    scene.gang.statuses = (CLEAN, CLEAN)
-    assert scene.gang.verdict().end == "stopped"
 
 
 def stands_in(scene: Scene, worker: int, function: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,6 @@ import pytest
 from pliant.schemas.errors import ServiceMissingError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, read_schedule
-from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import loop as turns
 from pliant.tools.run.service.reports import AttemptEnded
 from pliant.tools.run.statedir.state import State, read_log
@@ -78,51 +77,6 @@ def test_after_a_drain_neither_the_log_nor_the_policy_nor_the_schedule_gives_a_j
     assert world.nodes.running() == []
     world.loop.drain("interrupted by SIGINT, again")
     assert [event.job for event in world.events("requeue")] == ["a", "b"]
-
-
-def test_a_script_that_ends_by_itself_right_before_it_would_be_stopped_is_not_trained_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the look that saw it run and the signal, which would make its exit code that of a save."""
-    world.give(job("a", gpus=2, **trains(1e4)))
-    world.turn_until(lambda: bool(world.nodes.training()))
-    world.turn(10.0)
-    (workers,) = world.nodes.training()
-    poll = world.nodes.poll
-
-    def end_after_this_look(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
-        found = poll(handles)
-        if world.events("preempt") and workers.runs:
-            workers.done = workers.training.samples
-            workers.go_on(world.clock.steady(), world.clock.wall(), 0.0, room=True)
-        return found
-
-    monkeypatch.setattr(world.nodes, "poll", end_after_this_look)
-    world.accepted["a"] = 1e4
-    world.order(0)  # it is held
-    world.turn_until(lambda: not world.nodes.training())
-    world.turn()
-    world.order(1)  # and released
-    world.turn_until(lambda: bool(world.events("finish")))
-    assert (len(world.nodes.attempts), world.nodes.wrongs) == (1, [])
-
-
-def test_a_script_that_saved_at_a_signal_of_an_earlier_launcher_is_not_taken_for_done(world: World) -> None:
-    world.give(job("a", gpus=2, **trains(1e4)))
-    world.turn_until(lambda: bool(world.nodes.training()))
-    (workers,) = world.nodes.training()
-    for unit in workers.units:
-        unit.obeys = False
-    world.accepted["a"] = 1e4
-    world.order(0)  # it is held
-    world.turn_until(lambda: workers.signalled)
-    world.end_loop(0)
-    for unit in workers.units:
-        unit.end(0)
-    world.turn_until(lambda: world.loop is not None and not world.loop.executor.alive)
-    world.order(1)  # and released
-    world.turn_until(lambda: len(world.nodes.attempts) == 2)
-    assert world.events("finish") == []
 
 
 def test_a_run_that_dies_anywhere_in_its_beginning_is_taken_up_by_the_next_launcher(tmp_path: Path) -> None:

@@ -155,17 +155,3 @@ def test_a_job_that_cannot_be_looked_at_keeps_its_slots_until_it_can(world: Worl
     assert world.dirs.job("a").plan.read_bytes() == plan, "and waits"
     world.turn_until(lambda: not any(slot.startswith("n0") for slot in slots(world, "a")))
     assert world.nodes.wrongs == []
-
-
-def test_a_run_that_stops_its_jobs_is_not_over_while_one_of_them_may_run(world: World) -> None:
-    ask(world, "a", 2)
-    world.turn_until(lambda: runs(world, "a"))
-    begin_again_without_the_plan_of(world, "a")
-    loop = world.loop
-    assert loop is not None
-    loop.drain("interrupted by SIGINT")
-    world.turn()
-    assert (runs(world, "a"), loop.finished) == (True, False)
-    world.show_plans(0)
-    world.turn_until(lambda: loop.finished)
-    assert not runs(world, "a")

@@ -247,15 +247,6 @@ def ask_to_stop(path: Path) -> None:
         as_user.write(path, b"asked\n", PRIVATE)
 
 
-def stop_is_unheard(path: Path) -> bool:
-    """Whether a script was asked, and has not named the step after which it leaves.
-
-    :raises UnreadableError: that cannot be found out.
-    """
-    word = (read_file(path) or b"").strip()
-    return bool(word) and not word.isdigit()
-
-
 class ProgressFile:
     """The file of one job for its readers: read when one ``stat`` shows that it was replaced."""
 
