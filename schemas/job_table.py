@@ -53,6 +53,8 @@ _BLOCK: Final = 1 << 10
 """Jobs whose texts are decoded at a time."""
 _STORED_BLOCK: Final = 1 << 16
 """Jobs that are stored at a time, where a table is; after as many that were read, they may leave memory."""
+_ROW_BYTES: Final = 100
+_FORM_BYTES: Final = 3000
 _TYPECODES: Final = {"submit_time": "d", "amount": "d", "kind": "i", "_texts": "B", "_ends": "q"}
 """Of the columns of a table, as of :mod:`array`."""
 _BETWEEN: Final = "\n"
@@ -260,7 +262,8 @@ def _parts(line: bytes) -> _Parts | None:
 class JobTable(Sequence[Job]):
     """Jobs in columns; each is made when it is asked for.
 
-    The columns are arrays. One that is stored can be read once it is complete: then they are mapped.
+    The columns are arrays. A long table that is stored can be read once it is complete: then they are mapped,
+    and it can be neither changed nor copied.
     """
 
     def __init__(self, jobs: Iterable[Job] = (), *, is_stored: bool = False) -> None:
@@ -303,6 +306,12 @@ class JobTable(Sequence[Job]):
 
     def __iter__(self) -> Iterator[Job]:
         return self._each(JobForm.job, _as_they_are)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes, roughly."""
+        rows = 0 if self._stored else len(self)
+        return rows * _ROW_BYTES + len(self.forms) * _FORM_BYTES
 
     def _text(self, row: int) -> str:
         return str(self._texts[self._ends[row] : self._ends[row + 1]], "ascii")

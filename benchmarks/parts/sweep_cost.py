@@ -84,12 +84,15 @@ def held(folder: Path, workers: int) -> Held:
             env=as_installed(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
         )
         most = Held()
-        while process.poll() is None:
-            most = max(most, _held_now(process.pid))
-            time.sleep(LOOK_S)
+        try:
+            while process.poll() is None:
+                most = max(most, _held_now(process.pid))
+                time.sleep(LOOK_S)
+        finally:
+            process.terminate()
+            process.wait()
     if process.returncode:
         raise RuntimeError(f"the sweep in {folder.name} ended with {process.returncode}")
     return most

@@ -218,14 +218,14 @@ def stream_job_table(stream: BinaryIO, source: str) -> JobTable | None:
     reader = LineReader(source, "job", row_of, keys_once=True, known=lambda _, line: table.take(line))
     try:
         reader.feed(chain((first,), stream))
+        table.complete()
+        if reader.problems or table.may_repeat_ids():
+            return None
+        table.complete_times()
     except (_NotPlainError, BadInputError):
         return None
     except MemoryError:
         raise OutOfMemoryError(f"{len(table)} records of {source}") from None
-    table.complete()
-    if reader.problems or table.may_repeat_ids():
-        return None
-    table.complete_times()
     return table
 
 

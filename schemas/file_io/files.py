@@ -10,12 +10,13 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from threading import Thread
-from typing import BinaryIO, Final, Self, TextIO
+from typing import IO, BinaryIO, Final, Self, TextIO
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.limits import DOCUMENT_BYTES, STREAM_BYTES, check_size
@@ -209,7 +210,7 @@ def atomic_write(path: str | Path, data: bytes, *, mode: int = 0o666) -> None:
 def _write_file(path: str | Path, chunks: Iterable[bytes | memoryview], mode: int) -> None:
     target = Path(path)
     try:
-        if target.exists() and not target.is_file() and not target.is_dir():
+        if _is_in_place(target):
             with target.open("wb") as stream:
                 stream.writelines(chunks)
         else:
@@ -218,6 +219,36 @@ def _write_file(path: str | Path, chunks: Iterable[bytes | memoryview], mode: in
         raise
     except (OSError, ValueError) as error:
         raise write_error(error, str(path)) from error
+
+
+def write_with(path: str | Path, fill: Callable[[IO[bytes]], None], *, mode: int = 0o666) -> None:
+    """As :func:`write_bytes`, for a product that is made in a file, which may be read, cut and written again.
+
+    :param fill: makes it in an empty file.
+    """
+    from tempfile import TemporaryFile
+
+    target = Path(path)
+    try:
+        if _is_in_place(target):
+            with TemporaryFile() as made:
+                fill(made)
+                made.seek(0)
+                _write_file(path, iter(partial(made.read, _PIECE), b""), mode)
+            return
+        with Draft(target.resolve(), mode) as draft:
+            with draft.stream() as stream:
+                fill(stream)
+            draft.publish()
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        raise write_error(error, str(path)) from error
+
+
+def _is_in_place(target: Path) -> bool:
+    """Whether it is a device or a named pipe, which nothing replaces."""
+    return target.exists() and not target.is_file() and not target.is_dir()
 
 
 def _replace(target: Path, chunks: Iterable[bytes | memoryview], mode: int) -> None:
@@ -236,9 +267,13 @@ class Draft:
     def __init__(self, target: Path, mode: int) -> None:
         self.target = target
         self.path = target.parent / f"{TEMPORARY}{os.urandom(8).hex()}.tmp"
-        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         if target.exists():
             os.fchmod(self._descriptor, stat.S_IMODE(target.stat().st_mode))
+
+    def stream(self) -> IO[bytes]:
+        """The file, to be filled and closed by the caller."""
+        return os.fdopen(os.dup(self._descriptor), "r+b")
 
     def write(self, data: bytes | memoryview) -> None:
         """Hand every byte to the system, which may not have it on disk yet."""

@@ -1,6 +1,7 @@
 """Columns in temporary files: they take no memory while they grow, and are mapped into it to be read.
 
-What is mapped is the system's to keep or to drop, and processes that are forked share it.
+What is mapped is the system's to keep or to drop, unless temporary files are in memory themselves, and
+processes that are forked share it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,13 @@ from __future__ import annotations
 import mmap
 from array import array
 from collections.abc import Mapping
-from typing import IO, Any, TypeAlias
+from os import SEEK_CUR
+from typing import IO, Any, Final, TypeAlias
 
 Values: TypeAlias = "array[Any] | bytearray"
+_ALIGNED: Final = 8
+"""Bytes of the largest value."""
+_PIECE: Final = 1 << 20
 
 
 class StoredColumns:
@@ -21,7 +26,7 @@ class StoredColumns:
         self._typecodes = typecodes
         self._files: dict[str, IO[bytes]] = {}
         self._bytes = dict.fromkeys(typecodes, 0)
-        self._maps: list[mmap.mmap] = []
+        self._map: mmap.mmap | None = None
 
     def __bool__(self) -> bool:
         """Whether there are any values."""
@@ -47,15 +52,27 @@ class StoredColumns:
         self._bytes = sizes
 
     def mapped(self) -> dict[str, memoryview]:
-        """All values by column; no more can be added.
+        """All values by column, of which no more can be added. They are in one file: a map keeps it open.
 
-        :raises OSError: memory cannot be mapped.
+        :raises OSError: there is no room, or memory cannot be mapped.
         """
-        maps = {name: mmap.mmap(file.fileno(), self._bytes[name]) for name, file in self._files.items()}
+        from shutil import copyfileobj
+        from tempfile import TemporaryFile
+
+        begins = {}
+        with TemporaryFile() as whole:
+            for name, file in self._files.items():
+                begins[name] = whole.seek(-whole.tell() % _ALIGNED, SEEK_CUR)
+                file.seek(0)
+                copyfileobj(file, whole, _PIECE)
+            whole.flush()
+            self._map = mmap.mmap(whole.fileno(), 0)
         self._close()
-        self._maps = [*maps.values()]
-        views: dict[str, Any] = {name: memoryview(each) for name, each in maps.items()}
-        return {name: view.cast(self._typecodes[name]) for name, view in views.items()}
+        view: Any = memoryview(self._map)
+        return {
+            name: view[begin : begin + self._bytes[name]].cast(self._typecodes[name])
+            for name, begin in begins.items()
+        }
 
     def _close(self) -> None:
         for file in self._files.values():
@@ -77,6 +94,5 @@ class StoredColumns:
 
     def release(self) -> None:
         """What was read until now need not stay in memory."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            for each in self._maps:
-                each.madvise(mmap.MADV_DONTNEED)
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)

@@ -21,8 +21,8 @@ from pliant.schemas.file_io.files import (
     check_output,
     make_folder,
     write_bytes,
-    write_chunks,
     write_error,
+    write_with,
 )
 from pliant.schemas.file_io.parquet import (
     TextWeight,
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 
 PARQUET: Final = ".parquet"
-_PIECE: Final = 1 << 20
 _FILES: Final = (PARQUET, ".jsonl")
 _JOBS_NAMED: Final = 5
 _REASONS_LISTED: Final = 10
@@ -315,32 +314,21 @@ class StoredEvents:
         self.wall_s += time.perf_counter() - wall_s
         self.cpu_s += time.process_time() - cpu_s
 
-    def _temporary(self) -> IO[bytes]:
-        """:raises OSError: it cannot be made."""
+    def _keep(self, block: pa.RecordBatch) -> None:
         from tempfile import TemporaryFile  # most replays are short and need none
 
-        return TemporaryFile(dir=next(each for each in Path(self._path).resolve().parents if each.is_dir()))
-
-    def _keep(self, block: pa.RecordBatch) -> None:
         import pyarrow as pa
 
         try:
             if self._file is None:
-                self._file = self._temporary()
+                folder = next(each for each in Path(self._path).resolve().parents if each.is_dir())
+                self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - closed with this object
             self._blocks.append(self._file.seek(0, SEEK_END))
             with pa.ipc.new_stream(self._file, block.schema) as stream:
                 stream.write_batch(block)
             self._file.flush()
         except OSError as error:
             raise write_error(error, self._path) from error
-
-    def _packed(self) -> IO[bytes]:
-        try:
-            file = self._temporary()
-            _pack(self, self._weight, file)
-        except OSError as error:
-            raise write_error(error, self._path) from error
-        return file
 
     def write(self, summary: Summary) -> None:
         """As :func:`write`, into a Parquet file; the log has no columns afterwards."""
@@ -349,9 +337,7 @@ class StoredEvents:
             return
         self.log.store()
         make_folder(Path(self._path).parent)
-        with self._packed() as packed:
-            packed.seek(0)
-            write_chunks(self._path, iter(partial(packed.read, _PIECE), b""))
+        write_with(self._path, partial(_pack, self, self._weight))
         write_summary(summary, self._path)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

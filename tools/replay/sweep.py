@@ -28,6 +28,7 @@ from pliant.schemas.file_io.json_lines import encode, header, read_lines
 from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.record import Identifier, Record
 from pliant.schemas.io import write_jobs
+from pliant.schemas.job_table import JobTable
 from pliant.schemas.text import counted
 from pliant.tools.replay import batch
 from pliant.tools.replay.batch import can_fork, inputs_of, shared, worker_pool
@@ -58,9 +59,12 @@ KEYS: Final = ".sweep"
 TABLE: Final = "tasks.jsonl"
 _TASK_KIND: Final = "task"
 _LONGEST_NAME: Final = 100
-_SHARED_BYTES: Final = 1 << 30
-"""Of job files that are read before the workers start. Long ones are mapped; only where each of their jobs is
-of a kind of its own do they take memory, ten times as much, as they would in each worker."""
+_SHARED_FILE_BYTES: Final = 1 << 30
+"""Of a job file that is read before the workers start."""
+_SHARED_BYTES: Final = 640 << 20
+"""Of memory that such jobs may take. Long traces take none, unless each job is of a kind of its own."""
+_MOST_SHARED: Final = 50
+"""Each long trace keeps a file open."""
 
 
 def sweep(
@@ -101,11 +105,15 @@ def _worth_sharing(tasks: Sequence[SweepTask], workers: int) -> dict[Sources, In
     found: dict[Sources, Inputs] = {}
     room = _SHARED_BYTES
     for sources, count in Counter(task.sources() for task in tasks).items() if can_fork() else ():
-        with suppress(PliantError, OSError):
-            size = Path(sources.jobs).stat().st_size
-            if count >= workers and size <= room:
-                found[sources] = sources.read()
-                room -= size
+        if count < workers or len(found) >= _MOST_SHARED:
+            continue
+        with suppress(PliantError, OSError, MemoryError):
+            if Path(sources.jobs).stat().st_size <= _SHARED_FILE_BYTES:
+                inputs = sources.read()
+                taken = inputs.jobs.memory_bytes if isinstance(inputs.jobs, JobTable) else 0
+                if taken <= room:
+                    found[sources] = inputs
+                    room -= taken
     return found
 
 

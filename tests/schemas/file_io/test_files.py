@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -72,6 +72,36 @@ def test_a_write_that_is_cut_short_is_continued_and_leaves_nothing_where_the_dis
     monkeypatch.setattr(os, "write", lambda descriptor, data: real(descriptor, data[:3]))
     files.atomic_write(tmp_path / "out", b"0123456789")
     assert (tmp_path / "out").read_bytes() == b"0123456789"
+
+
+def test_a_product_that_is_made_in_its_file_replaces_the_old_one_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+
+    def fill(stream: IO[bytes], *, fails: bool = False) -> None:
+        stream.write(b"too long")
+        stream.seek(0)
+        stream.truncate()
+        stream.write(b"new")
+        if fails:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        assert path.read_bytes() == b"old"
+
+    with pytest.raises(ServiceMissingError, match="out: cannot be written: no space left"):
+        files.write_with(path, partial(fill, fails=True))
+    assert (path.read_bytes(), [*tmp_path.iterdir()]) == (b"old", [path])
+    files.write_with(path, fill)
+    assert (path.read_bytes(), [*tmp_path.iterdir()]) == (b"new", [path])
+
+
+def test_a_product_that_is_made_in_a_file_goes_into_a_named_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_with(path, lambda stream: stream.write(b"new") and None)
+    assert os.read(reader, 10) == b"new"
+    os.close(reader)
+    assert path.is_fifo()
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

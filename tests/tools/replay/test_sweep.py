@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
-from pliant.schemas.io import read_events, read_jobs, write_cluster, write_jobs
+from pliant.schemas.io import read_events, read_job_table, read_jobs, write_cluster, write_jobs
 from pliant.tools.replay import batch
+from pliant.tools.replay import sweep as sweeps
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.inputs import Inputs, Sources
 from pliant.tools.replay.sweep import (
@@ -334,6 +335,30 @@ def test_forked_workers_share_what_was_read_once(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(Sources, "read", read_once)
     assert len(tasks) == 3
     assert sweep(tasks, folder / "out", workers=2) == []
+
+
+@pytest.mark.parametrize(
+    ("bound", "most"), [("_MOST_SHARED", 0), ("_SHARED_BYTES", 10), ("_SHARED_FILE_BYTES", 10)]
+)
+def test_what_is_too_much_is_read_by_the_workers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
+) -> None:
+    if not batch.can_fork():
+        pytest.skip("another thread runs here: workers are fresh processes")
+    tasks = [task for task in tasks_of(folder) if task.jobs.endswith("trace.jsonl")]
+    assert [each.jobs for each in sweeps._worth_sharing(tasks, 2)] == [tasks[0].sources().jobs]
+    assert sweeps._worth_sharing(tasks, 4) == {}, "not all workers read it"
+    monkeypatch.setattr(sweeps, bound, most)
+    assert sweeps._worth_sharing(tasks, 2) == {}
+    assert sweep(tasks, folder / "out", workers=2) == []
+
+
+def test_a_long_trace_takes_no_memory_for_its_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "long.jsonl"
+    write_jobs([job(f"j{n}", gpu_seconds=5) for n in range(40)], path)
+    in_memory = read_job_table(path).memory_bytes
+    monkeypatch.setattr("pliant.schemas.job_table._STORED_BLOCK", 16)
+    assert 0 < read_job_table(path).memory_bytes <= in_memory - 40 * 100
 
 
 SCRIPT = """\
