@@ -139,8 +139,6 @@ def _measured(number: int) -> bool:
 def _stated(policy: str, number: int) -> dict[str, Any]:
     """Parameters that are not drawn."""
     stated: dict[str, Any] = {}
-    if policy == "sia":
-        stated["penalty"] = 1.1  # of those that are drawn, most serve no job
     if policy in ("pollux", "sia") and _measured(number):
         stated["knowledge"] = "measured"  # it fits what jobs measure
     return stated

@@ -186,7 +186,7 @@ def _attempt(
                 place = _beside(job, target, other, held, world)
             if place is None and not job.gpus and (target.placement is None or job.room is None):
                 continue  # it holds nothing that others count on
-            if place is None and job.per_replica > 1 and _keeps(job, world):
+            if place is None and job.gpus and job.per_replica > 1 and _keeps(job, world):
                 free.take(job.placement)
                 taken.append(job.placement)
                 continue

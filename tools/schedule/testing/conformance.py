@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import cycle
 from operator import methodcaller
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+from pliant.schemas.checks import Capacities
 from pliant.schemas.cluster import Cluster, Shares, UserLimit
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.job import Job, Utility
+from pliant.schemas.job import Gpus, Job, Utility
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
@@ -42,6 +43,9 @@ from pliant.tools.schedule.testing.harness import (
     with_replicas,
 )
 
+if TYPE_CHECKING:
+    import numpy as np
+
 _SHARES: Final = {
     "teams": {
         "first": {"users": ("a",), "weight": 2.0, "guaranteed": {"*": 2}},
@@ -55,6 +59,9 @@ _STEPS_TO_DRAIN: Final = 20_000
 _DRAWS: Final = 16
 _STORY: Final = 60
 """Events of each random story under drawn parameters."""
+_LONE_JOBS: Final = 24
+_PART_SHARED: Final = 0.5
+"""Of the clusters with lone jobs, those that teams share."""
 
 
 def _decided(make: Factory, nodes: Cluster, jobs: Iterable[Job]) -> CheckedSession:
@@ -323,6 +330,44 @@ def check_replicas_are_whole(make: Factory) -> None:
         check_ops(make, random_ops(np.random.default_rng(3), 150), nodes, replicas=True)
 
 
+def check_demands_of_nodes(make: Factory) -> None:
+    """Alone in the cluster, a job that fits idle nodes with all that it demands ends, or is rejected."""
+    import numpy as np
+
+    rng = np.random.default_rng(5)
+    for number in range(_LONE_JOBS):
+        nodes, lone = _demanding(rng)
+        held = _decided(make, nodes, [lone])
+        _run_out(held)
+        there = ", ".join(f"{each.gpus} {each.gpu_type} with {each.cpus:g} CPUs" for each in nodes.nodes)
+        demand = f"{lone.gpus.model_dump(exclude_none=True)}, each with {lone.resources.worker}"
+        whose = "teams" if nodes.shares else "all"
+        require(not held.jobs, f"job {number} waits for ever: GPUs {demand}; nodes of {whose}: {there}")
+
+
+def _demanding(rng: np.random.Generator) -> tuple[Cluster, Job]:
+    """A few nodes with CPUs, of teams or not, and a job that some of them have room for."""
+    while True:
+        gpus = rng.choice([1, 2, 4], size=int(rng.integers(2, 5))).tolist()
+        made = [
+            node(count, 1, str(rng.choice(["slow", "fast"]))) | {"name": f"n{at}", "cpus": count * cpus}
+            for at, (count, cpus) in enumerate(zip(gpus, rng.choice([1.0, 2.0, 4.0], len(gpus)), strict=True))
+        ]
+        each, replicas = int(rng.choice([1, 1, 2])), int(rng.integers(1, 3))
+        sizes: dict[str, Any] = {"requested": each * replicas, "per_replica": each}
+        elasticity = str(rng.choice(["none", "size"]))
+        if elasticity == "size":
+            sizes |= {"min": each, "max": 4 * each}
+        demand = {"worker": {"cpu": float(rng.choice([1.0, 2.0, 3.0]))}}
+        lone = job("lone", elastic=elasticity, resources=demand, user="a")
+        lone = lone.model_copy(update={"gpus": Gpus(**sizes)})
+        nodes = cluster(*made)
+        if rng.random() < _PART_SHARED:
+            nodes = nodes.model_copy(update={"shares": Shares.model_validate(_SHARES)})
+        if max(Capacities(nodes.nodes).room(lone).values()) >= lone.gpus.requested:
+            return nodes, lone
+
+
 def check_ten_thousand_jobs(make: Factory) -> None:
     held = _decided(make, cluster(node(8, 64)), _at_once(make, 10_000))
     require(sum(_held_gpus(held)) > 256, "10,000 jobs wait and half the GPUs are idle")
@@ -387,6 +432,7 @@ CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
     check_teams,
     check_mixed_types,
     check_replicas_are_whole,
+    check_demands_of_nodes,
     check_explanations,
     check_random_events,
     check_ten_thousand_jobs,

@@ -159,9 +159,11 @@ def test_a_job_whose_parameter_server_vanishes_waits_again():
     assert held.jobs["a"].servers == (("n1", 1),)
 
 
-def test_a_place_that_lacks_memory_gives_way_to_another():
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_place_that_lacks_memory_gives_way_to_another(each: int):
     on = nodes({"gpus": 2, "memory": 1}, {"gpus": 2, "memory": 9})
-    held = everyone(on, needy("a", 2, memory=4.0))
+    demand = {"worker": {"memory": 4.0}}
+    held = everyone(on, job("a", gpus=2, each=each, gpu_seconds=100, resources=demand))
     steps(held, 0, a=Target(2, None, None, (("n0", 2),)))
     assert held.jobs["a"].placement == (("n1", 2),)
 

@@ -64,7 +64,7 @@ class Sia(Policy):
     There are no reservations.
 
     p: the power, below 0 the fairer; not 0.
-    penalty: λ, for a job without GPUs.
+    penalty: λ, for a job without GPUs; where p is below 0, above 1, as a job on one GPU costs up to 1.
     knowledge: "profile": step times are the profile's. "bootstrap", the paper's way: those of one
     replica on every GPU type are the profile's; else what the job has measured itself, on another type
     in the ratio of the speeds of one replica. "measured": before a job has measured anything, all types
@@ -96,6 +96,9 @@ class Sia(Policy):
             raise UsageError('policy "sia": p is not 0')
         if penalty <= 0:
             raise UsageError(f'policy "sia": penalty {penalty:g} is not above 0')
+        if p < 0 and penalty <= 1:
+            rather = "a job on one GPU would cost 1, and wait rather"
+            raise UsageError(f'policy "sia": penalty {penalty:g} is not above 1, p is below 0: {rather}')
         if restart_s < 0:
             raise UsageError(f'policy "sia": restart_s {restart_s:g} is below 0')
         self.p = p

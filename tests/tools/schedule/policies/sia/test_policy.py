@@ -89,6 +89,11 @@ def test_the_penalty_is_what_a_waiting_job_costs(penalty: float, gpus: list[int]
     assert list(decided(found, 360_000.0).values()) == gpus
 
 
+@pytest.mark.parametrize("parameters", [{"penalty": 1.01}, {"p": 1.0, "penalty": 0.01}])
+def test_a_lone_job_starts_at_the_least_penalties(parameters: dict[str, float]):
+    assert decided(opened(Sia(**parameters), cluster(1), job("a", gpu_seconds=1e6)), 0.0) == {"a": 1}
+
+
 def test_a_rigid_job_gets_its_size_on_the_type_that_suits_it():
     """Both run best on B, which has four GPUs; the one that loses more on A goes to B."""
     speeds = {("x", "A"): 1.0, ("x", "B"): 1.2, ("y", "A"): 1.0, ("y", "B"): 3.0}
@@ -184,7 +189,9 @@ def test_a_type_without_measurements_is_projected_by_one_replica():
         assert rest.startswith("times the goodput"), knowledge
 
 
-@pytest.mark.parametrize("bad", [{"p": 0.0}, {"penalty": 0.0}, {"restart_s": -1.0}])
+@pytest.mark.parametrize(
+    "bad", [{"p": 0.0}, {"penalty": 1.0}, {"penalty": 0.0, "p": 1.0}, {"restart_s": -1.0}]
+)
 def test_parameters_out_of_range_are_refused(bad: dict[str, float]):
     with pytest.raises(UsageError, match=next(iter(bad))):
         Sia(**bad)
