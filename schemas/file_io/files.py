@@ -224,6 +224,7 @@ def _write_file(path: str | Path, chunks: Iterable[bytes | memoryview], mode: in
 def write_with(path: str | Path, fill: Callable[[IO[bytes]], None], *, mode: int = 0o666) -> None:
     """As :func:`write_bytes`, for a product that is made in a file, which may be read, cut and written again.
 
+    :param path: not stdout.
     :param fill: makes it in an empty file.
     """
     from tempfile import TemporaryFile

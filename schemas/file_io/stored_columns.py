@@ -81,13 +81,18 @@ class StoredColumns:
     __del__ = _close
 
     def in_memory(self) -> dict[str, Values]:
-        """All values by column, read back before they are mapped."""
+        """All values by column, read back before they are mapped.
+
+        :raises OSError: they cannot be read.
+        """
         found: dict[str, Values] = {}
         for name, file in self._files.items():
             file.seek(0)
             read = bytearray()
             while len(read) < self._bytes[name]:
-                read += file.read(self._bytes[name] - len(read))
+                if not (piece := file.read(self._bytes[name] - len(read))):
+                    raise OSError(f"a temporary file ends after {len(read):,} bytes")
+                read += piece
             typecode = self._typecodes[name]
             found[name] = read if typecode == "B" else array(typecode, bytes(read))
         return found

@@ -2,10 +2,9 @@
 
 Any policy serves a shared cluster unchanged. At each decision the entitlements are computed
 (:mod:`pliant.tools.schedule.shares`), GPUs that were lent come back, and the cluster is divided: an owner has
-the GPUs that its jobs hold, and of the free ones as many as it is entitled to, first those that its waiting
-jobs with demands of nodes can use, then whole nodes. Then each owner's policy is asked about its part alone.
-The counts of a part bind; where a policy names no nodes, jobs are placed on the whole cluster, so that parts
-do not scatter them.
+the GPUs that its jobs hold, and of the free ones as many as it is entitled to, whole nodes first. Then each
+owner's policy is asked about its part alone. The counts of a part bind; where a policy names no nodes, jobs
+are placed on the whole cluster, so that parts do not scatter them.
 
 A part has all nodes of the cluster under their own indices, with the GPUs that are its own; a node on
 which it has none is down for it.
@@ -20,7 +19,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from pliant.schemas.checks import fitting
 from pliant.schemas.cluster import ANY_TYPE, Owner
 from pliant.schemas.schedule import TeamStanding
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_type, gpus_of
@@ -342,7 +340,7 @@ class TeamParts:
     def _deal(
         self,
         held: Mapping[Owner, Counter[int]],
-        mine: Mapping[Owner, Mapping[str, JobState]],
+        owners: Iterable[Owner],
         free: FreeGpus,
     ) -> dict[Owner, Counter[int]]:
         """Free GPUs by node for each owner: as many as it is entitled to, then what none can use as yet."""
@@ -350,8 +348,7 @@ class TeamParts:
         for node in self._nodes:
             if node.up and (count := free.free_on(node.name)):
                 spare.setdefault(node.gpu_type, {})[node.index] = count
-        found: dict[Owner, Counter[int]] = {owner: Counter() for owner in mine}
-        picking = _Picking(mine, self._nodes, free, self._speeds, resizes=self._resizes)
+        found: dict[Owner, Counter[int]] = {owner: Counter() for owner in owners}
         held_types = {owner: self._by_type(held.get(owner, {})) for owner in found}
         rooms = self._rooms(held_types) if spare else {}
         for given in ("owed", "now", "due"):
@@ -363,7 +360,7 @@ class TeamParts:
                     for owner in found
                     if (entitled := self._entitled.get(owner)) is not None
                 }
-                self._deal_type(kind, nodes, wanted, picking, held=held, found=found, rooms=rooms)
+                self._deal_type(kind, nodes, wanted, held=held, found=found, rooms=rooms)
         return found
 
     def _rooms(self, held: Mapping[Owner, Mapping[str, int]]) -> dict[str, dict[str, float]]:
@@ -399,7 +396,6 @@ class TeamParts:
         kind: str,
         spare: dict[int, int],
         wanted: Mapping[Owner, int],
-        picking: _Picking,
         *,
         held: Mapping[Owner, Counter[int]],
         found: dict[Owner, Counter[int]],
@@ -419,12 +415,15 @@ class TeamParts:
             need, room = needs[owner], rooms.get(owner.team)
             if room is not None:
                 need = int(max(0, min(need, _left_in(room, kind))))
-            picked = picking.pick(owner, kind, need, spare, held.get(owner, Counter()))
+            picked = _pick(need, spare, held.get(owner, Counter()), self._nodes)
             found[owner].update(picked)
             if room is not None:
                 for limit in (kind, ANY_TYPE):
                     room[limit] = room.get(limit, math.inf) - sum(picked.values())
-            _take(spare, picked)
+            for i, count in picked.items():
+                spare[i] -= count
+                if not spare[i]:
+                    del spare[i]
 
     def _view(
         self, part: _TeamPart, seen: Snapshot, jobs: Mapping[str, JobState], changes: Sequence[Change]
@@ -691,77 +690,6 @@ def _shrinks(job: JobState) -> bool:
 
 def _earlier(one_s: float | None, other_s: float | None) -> float | None:
     return min((each for each in (one_s, other_s) if each is not None), default=None)
-
-
-class _Picking:
-    """Which free GPUs owners get, while those of all are dealt.
-
-    Where jobs that wait demand CPUs or memory, or several GPUs on one node, their owner gets GPUs first on
-    which the smallest sizes of these jobs fit, in order of arrival: others would be of no use to them.
-    """
-
-    def __init__(
-        self,
-        mine: Mapping[Owner, Mapping[str, JobState]],
-        nodes: Sequence[NodeState],
-        free: FreeGpus,
-        speeds: Speeds,
-        *,
-        resizes: bool,
-    ) -> None:
-        self._nodes, self._free, self._speeds, self._resizes = nodes, free, speeds, resizes
-        self._waiting: dict[Owner, list[JobState]] = {}
-        demanding = [(owner, job) for owner, jobs in mine.items() for job in jobs.values() if job.room]
-        for owner, job in sorted(demanding, key=lambda each: each[1].arrival):
-            if not job.gpus:
-                self._waiting.setdefault(owner, []).append(job)
-        self._left: list[dict[str, float]] = []
-        """By node, of what jobs demand; nothing where none that waits demands any."""
-        if self._waiting:
-            self._left = [dict(node.capacities) for node in nodes]
-            index = {node.name: node.index for node in nodes}
-            for _, job in demanding:
-                self._book(job, {index[name]: count for name, count in job.placement})
-
-    def pick(
-        self, owner: Owner, kind: str, need: int, spare: Mapping[int, int], held: Mapping[int, int]
-    ) -> dict[int, int]:
-        if not self._waiting.get(owner):
-            return _pick(need, spare, held, self._nodes)
-        left, found, still = dict(spare), Counter[int](), list[JobState]()
-        for job in self._waiting[owner]:
-            rigid = not self._resizes or job.spec.elastic == "none"
-            least = job.requested if rigid else job.min_gpus
-            usable = self._usable(job, kind, left) if least <= need - found.total() else {}
-            if sum(usable.values()) < least or self._speeds.rate(job, least, kind) <= 0:
-                still.append(job)
-                continue
-            place = _pick(least, usable, held, self._nodes)
-            self._book(job, place)
-            _take(left, place)
-            found.update(place)
-        self._waiting[owner] = still
-        found.update(_pick(need - found.total(), left, held, self._nodes))
-        return found
-
-    def _usable(self, job: JobState, kind: str, spare: Mapping[int, int]) -> dict[int, int]:
-        """Free GPUs by node on which whole replicas of a job fit."""
-        each, demand = self._free.on_one_node(job.per_replica, kind), job.spec.resources.worker
-        fits = {i: fitting(self._left[i], demand, count) for i, count in spare.items()}
-        return {i: count - count % each for i, count in fits.items() if count >= each}
-
-    def _book(self, job: JobState, place: Mapping[int, int]) -> None:
-        for i, count in place.items():
-            for resource, amount in job.spec.resources.worker.items():
-                if resource in self._left[i]:
-                    self._left[i][resource] -= amount * count
-
-
-def _take(spare: dict[int, int], picked: Mapping[int, int]) -> None:
-    for i, count in picked.items():
-        spare[i] -= count
-        if not spare[i]:
-            del spare[i]
 
 
 def _pick(

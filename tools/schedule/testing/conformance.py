@@ -60,8 +60,6 @@ _DRAWS: Final = 16
 _STORY: Final = 60
 """Events of each random story under drawn parameters."""
 _LONE_JOBS: Final = 24
-_PART_SHARED: Final = 0.5
-"""Of the clusters with lone jobs, those that teams share."""
 
 
 def _decided(make: Factory, nodes: Cluster, jobs: Iterable[Job]) -> CheckedSession:
@@ -341,12 +339,11 @@ def check_demands_of_nodes(make: Factory) -> None:
         _run_out(held)
         there = ", ".join(f"{each.gpus} {each.gpu_type} with {each.cpus:g} CPUs" for each in nodes.nodes)
         demand = f"{lone.gpus.model_dump(exclude_none=True)}, each with {lone.resources.worker}"
-        whose = "teams" if nodes.shares else "all"
-        require(not held.jobs, f"job {number} waits for ever: GPUs {demand}; nodes of {whose}: {there}")
+        require(not held.jobs, f"job {number} waits for ever: GPUs {demand}; nodes: {there}")
 
 
 def _demanding(rng: np.random.Generator) -> tuple[Cluster, Job]:
-    """A few nodes with CPUs, of teams or not, and a job that some of them have room for."""
+    """A few nodes with CPUs, and a job that some of them have room for."""
     while True:
         gpus = rng.choice([1, 2, 4], size=int(rng.integers(2, 5))).tolist()
         made = [
@@ -362,8 +359,6 @@ def _demanding(rng: np.random.Generator) -> tuple[Cluster, Job]:
         lone = job("lone", elastic=elasticity, resources=demand, user="a")
         lone = lone.model_copy(update={"gpus": Gpus(**sizes)})
         nodes = cluster(*made)
-        if rng.random() < _PART_SHARED:
-            nodes = nodes.model_copy(update={"shares": Shares.model_validate(_SHARES)})
         if max(Capacities(nodes.nodes).room(lone).values()) >= lone.gpus.requested:
             return nodes, lone
 

@@ -89,39 +89,6 @@ def test_where_several_nodes_are_needed_a_team_gets_the_emptiest_first():
     assert free_of(held, "x", 3.0) == {"n0": 1, "n1": 3, "n2": 4}
 
 
-@pytest.mark.parametrize(
-    ("nodes", "jobs", "free"),
-    [
-        pytest.param([(1, 2.0), (2, 8.0)], [(1, 1, 3.0)], {"n1": 1}, id="the node with the CPUs"),
-        pytest.param([(2, 3.0)] * 3, [(3, 1, 2.0)], {"n0": 1, "n1": 1, "n2": 1}, id="a worker a node"),
-        pytest.param([(2, 4.0)] * 2, [(1, 1, 3.0)] * 2, {"n0": 1, "n1": 1}, id="beside each other"),
-        pytest.param([(1, 9.0), (1, 9.0), (4, 9.0)], [(2, 2, 0.0)], {"n2": 2}, id="a replica on one node"),
-        pytest.param([(1, 1.0), (1, 1.0)], [(1, 1, 0.0), (1, 1, 1.0)], {"n0": 1, "n1": 1}, id="and the rest"),
-    ],
-)
-def test_a_team_gets_gpus_on_which_the_demands_of_its_jobs_are_met(
-    nodes: list[tuple[int, float]], jobs: list[tuple[int, int, float]], free: dict[str, int]
-):
-    """Jobs: GPUs, of these in each replica, CPUs for each GPU. Whole nodes come first otherwise."""
-    there = tuple({"name": f"n{n}", "gpus": gpus, "cpus": cpus} for n, (gpus, cpus) in enumerate(nodes))
-    waiting = [
-        rigid(f"x{n}", gpus, each=each, resources={"worker": {"cpu": cpus}})
-        for n, (gpus, each, cpus) in enumerate(jobs)
-    ]
-    held = opened(Cluster.model_validate({"nodes": there}), TWO, *waiting, policy=owned(idle))
-    assert free_of(held, "x", 0.0) == free
-
-
-def test_what_running_jobs_take_of_nodes_is_not_there_for_others_of_the_team():
-    """Of both nodes one GPU is free, but of the first no CPU."""
-    there = tuple({"name": name, "gpus": 2, "cpus": 3.0} for name in ("n0", "n1"))
-    held = opened(Cluster.model_validate({"nodes": there}), TWO, policy=owned(idle))
-    cpus = {"worker": {"cpu": 3.0}}
-    running(held, (rigid("x", 1, resources=cpus), {"n0": 1}), (rigid("y", 1), {"n1": 1}))
-    held.submit(rigid("x-more", 1, at=2.0, resources=cpus), 2.0)
-    assert free_of(held, "x", 2.0) == {"n1": 1}
-
-
 def test_of_two_teams_that_could_use_the_free_gpus_the_one_that_lacks_more_gets_them():
     """More than their own, two each: x lacks three, y four, and z's jobs hold what is missing."""
     idle_teams = {name: {} for name in "uvw"}
