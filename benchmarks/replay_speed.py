@@ -164,7 +164,7 @@ def _w6_name(policy: str, what: str) -> str:
 
 def _units(what: str, folder: Path, policy: str, processes: int) -> float:
     """The least of several processes over the least of the calibrations between them."""
-    measured = [(_child(what, folder, policy)["cpu_s"], calibration_s()) for _ in range(processes)]
+    measured = [(in_a_process(what, folder, policy)["cpu_s"], calibration_s()) for _ in range(processes)]
     return round(min(spent_s for spent_s, _ in measured) / min(unit_s for _, unit_s in measured), 3)
 
 
@@ -184,11 +184,11 @@ def _measured(what: str, policy: str, jobs: int, gpus: int) -> dict[str, float]:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        _child("make", Path(folder), policy, str(jobs), str(gpus))
-        return _child(what, Path(folder), policy)
+        in_a_process("make", Path(folder), policy, str(jobs), str(gpus))
+        return in_a_process(what, Path(folder), policy)
 
 
-def _child(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]:
+def in_a_process(step: str, folder: Path, policy: str, *size: str) -> dict[str, float]:
     """What one step says in a process of its own, which loads only what a replay needs."""
     import subprocess
 

@@ -278,7 +278,7 @@ class JobTable(Sequence[Job]):
         self._ends = array("q", [0])
         """Where the text of each job ends; it begins where that of the job before ends."""
         self._most_rows = _STORED_BLOCK if is_stored else -1
-        """With so many rows in memory they are stored; -1: never."""
+        """The number of rows in memory at which they are stored; -1: never."""
         self._stored = StoredColumns(_TYPECODES)
         self._stored_rows = self._stored_text = 0
         """What is not in memory, while the table grows."""

@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import psutil
+
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.installed import as_installed
 from benchmarks.parts.used_cpu import PLIANT, cpu_s
-from benchmarks.replay_speed import write_load
+from benchmarks.replay_speed import in_a_process, write_load
 
 TASKS: Final = 50
 WORKERS: Final = 2
@@ -37,7 +37,7 @@ SMALL_GPUS: Final = 64
 LARGE_GPUS: Final = 2_048
 VISITS: Final = 5
 LOOK_S: Final = 0.25
-_KIB: Final = 1 / 1024
+_MIB: Final = 1 << 20
 
 
 class Held(NamedTuple):
@@ -71,7 +71,7 @@ def overhead(folder: Path, tasks: int, visits: int = VISITS) -> float:
     for _ in range(visits):
         with tempfile.TemporaryDirectory(dir=folder) as out:
             wholes.append(cpu_s(*_sweep(folder, WORKERS, out), env=env))
-        engines.append(_engine_s(folder))
+        engines.append(in_a_process("engine", folder, "fifo")["cpu_s"])
         starts.append(cpu_s(*start, env=env))
     return round(min(wholes) / (tasks * min(engines) + min(starts)), 2)
 
@@ -99,28 +99,15 @@ def held(folder: Path, workers: int) -> Held:
 
 
 def _held_now(pid: int) -> Held:
-    return Held(sum(_mb(each, "Pss") for each in (pid, *_children(pid))), _mb(pid, "Rss"))
-
-
-def _children(pid: int) -> Sequence[int]:
-    with suppress(OSError):
-        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-    return ()
-
-
-def _mb(pid: int, kind: str) -> float:
-    """What a process holds; 0 if it is gone."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith(f"{kind}:"):
-                return int(line.split()[1]) * _KIB
-    return 0.0
-
-
-def _engine_s(folder: Path) -> float:
-    command = (sys.executable, "-m", "benchmarks.replay_speed", "engine", str(folder), "fifo")
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=as_installed())
-    return float(json.loads(done.stdout)["cpu_s"])
+    """Without the processes that are gone."""
+    pss, rss = 0, 0
+    with suppress(psutil.NoSuchProcess):
+        first = psutil.Process(pid)
+        rss = first.memory_info().rss
+        for process in (first, *first.children()):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                pss += process.memory_full_info().pss
+    return Held(pss / _MIB, rss / _MIB)
 
 
 def _sweep(folder: Path, workers: int, out: str) -> tuple[str, ...]:

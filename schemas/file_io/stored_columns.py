@@ -35,7 +35,7 @@ class StoredColumns:
     def add(self, columns: Mapping[str, Values]) -> None:
         """Add values at the end of each column.
 
-        :raises OSError: there is no room for temporary files; nothing is added.
+        :raises OSError: temporary files find no room; nothing is added.
         """
         from tempfile import TemporaryFile  # most traces are short and need none
 
@@ -54,7 +54,7 @@ class StoredColumns:
     def mapped(self) -> dict[str, memoryview]:
         """All values by column, of which no more can be added. They are in one file: a map keeps it open.
 
-        :raises OSError: there is no room, or memory cannot be mapped.
+        :raises OSError: the file finds no room, or memory cannot be mapped.
         """
         from shutil import copyfileobj
         from tempfile import TemporaryFile

@@ -148,7 +148,7 @@ class ClusterState:
         self._leave(state, time_s)
         self._hold(state, time_s, ())
         self.ended[job_id] = state
-        if outcome != "finished" and job_id in self.ended:
+        if outcome != "finished" and job_id in self.ended:  # which may forget it
             self.fell[job_id] = outcome
         if not hidden:
             self._show(outcome, time_s, state)

@@ -339,7 +339,7 @@ def check_demands_of_nodes(make: Factory) -> None:
         _run_out(held)
         there = ", ".join(f"{each.gpus} {each.gpu_type} with {each.cpus:g} CPUs" for each in nodes.nodes)
         demand = f"{lone.gpus.model_dump(exclude_none=True)}, each with {lone.resources.worker}"
-        require(not held.jobs, f"job {number} waits for ever: GPUs {demand}; nodes: {there}")
+        require(not held.jobs, f"job {number} waits indefinitely: GPUs {demand}; nodes: {there}")
 
 
 def _demanding(rng: np.random.Generator) -> tuple[Cluster, Job]:

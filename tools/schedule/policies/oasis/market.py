@@ -35,7 +35,7 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds, SideBounds
 
 _STEPS: Final = 1024
-"""Sums of demands in whole parts of one in so many are exact, up to :data:`_LARGEST` each, ..."""
+"""Sums of demands in whole parts of 1 / N, N this number, are exact, up to :data:`_LARGEST` each, ..."""
 _LARGEST: Final = 4096
 _WIDEST: Final = 0.9 / (_STEPS * ROUNDING)
 """... where no capacity is larger: else what is committed could count as rounding."""

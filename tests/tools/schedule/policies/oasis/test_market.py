@@ -292,15 +292,15 @@ def test_a_market_that_is_priced_again_is_that_of_the_same_commitments_at_the_ne
     bids = [replace(bid_of(rng, f"job-{n}", slots, 4, 3), first_part=1.0) for n in range(6)]
     whole = [replace(bid, worker=np.round(bid.worker), ps=np.round(bid.ps)) for bid in bids]
     before, after = (PriceBounds.of(some, servers, slots) for some in (whole[:3], whole))
-    market, anew = Market(servers, before, slots), Market(servers, after, slots)
+    market, again = Market(servers, before, slots), Market(servers, after, slots)
     plans = [(bid, plan) for bid in whole if (plan := market.offer(bid)[1]) is not None]
     for bid, plan in plans[:1]:
         market.release(bid, plan)
     for bid, plan in reversed(plans[1:]):
-        anew.commit(bid, plan)
+        again.commit(bid, plan)
     market.price_again(after)
     assert market.is_exact
-    for one, other in ((market.workers, anew.workers), (market.ps, anew.ps)):
+    for one, other in ((market.workers, again.workers), (market.ps, again.ps)):
         assert one.used.tobytes() == other.used.tobytes()
         assert one.prices.tobytes() == other.prices.tobytes()
     some = replace(whole[0], worker=np.full(3, 0.1))
