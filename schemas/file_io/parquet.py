@@ -448,9 +448,9 @@ def columns_hash(columns: Mapping[str, Sequence[Any]]) -> str:
 
 def _json(values: Sequence[Any]) -> bytes:
     """As ``json.dumps``; fast for floats, and for values that are there many times."""
-    if values.count(None) == len(values):
-        return f"[{', '.join(['null'] * len(values))}]".encode()
     kinds = set(map(type, values))
+    if len(kinds) == 1 and kinds <= _PLAIN and values.count(values[0]) == len(values):
+        return f"[{f', {json.dumps(values[0])}' * len(values)}]".replace("[, ", "[", 1).encode()
     if kinds == {float} and min(values) >= _LEAST and max(values) < _MOST:
         return to_json(values).replace(b",", b", ")
     if len(kinds - {NoneType}) <= 1 and kinds <= _PLAIN:

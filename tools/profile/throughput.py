@@ -164,8 +164,11 @@ def rows_across(rows: Iterable[ProfileRow], levels: Sequence[str] = ()) -> list[
     rows on one node go with them, and those of more GPUs than were measured across the level. Where no row
     states a level that fits, rows that state none answer; all rows, if on several nodes there are no others.
     """
+    listed = list(rows)
+    if all(row.across is None for row in listed):
+        return listed
     groups: dict[tuple[str, str, str], list[ProfileRow]] = {}
-    for row in rows:
+    for row in listed:
         groups.setdefault((row.kind, row.model, row.gpu_type), []).append(row)
     return [row for group in groups.values() for row in _group_across(group, levels)]
 
