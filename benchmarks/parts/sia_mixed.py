@@ -1,19 +1,24 @@
 """shadow-price on Sia's mixed cluster, beside sia and pollux: the same physics, and all know the profile.
 
 Replays take on the physics of Sia's simulator (``--compat sia``): a change costs 15 to 250 s by model.
-``python -m benchmarks.parts.sia_mixed`` renews these rows of the benchmark shadow_price alone.
+``python -m benchmarks.parts.sia_mixed`` renews these rows of the benchmark shadow_price alone. One trace is
+one draw, which the same change of a policy moves by several percent up or down: ``samples`` prints the mean
+ratios to sia over further samples of two traces, with their standard errors.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from benchmarks.parts import figure
 from benchmarks.parts.figure import Figure, need_data
 from benchmarks.parts.sia_artifact import inputs
 from experiments.harness.data import data_folder
+from experiments.shadow_price.runs import resampled
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Run, replay
@@ -21,6 +26,9 @@ from pliant.tools.report.metrics import percentile
 
 TRACES: Final = ("philly", "saturn", "newtrace")
 OURS: Final = "shadow-price"
+SAMPLED: Final = ("philly", "saturn")
+SAMPLES: Final = 9
+"""Of each, the published trace among them."""
 OTHERS: Final = {"sia": {"knowledge": "profile"}, "pollux": {"knowledge": "profile"}}
 
 
@@ -53,6 +61,26 @@ def figures(traces: Sequence[str] = TRACES, jobs_limit: int | None = None) -> li
     return [*(Figure(f"sp_sia_mixed_{each}", worst[each], "ratio", limits[each]) for each in worst), *found]
 
 
+def sampled(
+    traces: Sequence[str] = SAMPLED, samples: int = SAMPLES, jobs_limit: int | None = None
+) -> dict[str, tuple[float, float]]:
+    """Ours over sia's mean JCT and makespan: the mean over all samples, and its standard error."""
+    ratios: dict[str, list[float]] = {"mean_jct": [], "makespan": []}
+    for name in traces:
+        published = inputs(data_folder() / "sia", name, jobs_limit)
+        for seed in range(samples):
+            drawn = resampled(published.jobs, seed) if seed else published.jobs
+            jobs = sorted(drawn, key=lambda job: (job.submit_time, job.id))
+            trace = replace(published, jobs=tuple(jobs))
+            ours, theirs = outcome(trace, OURS), outcome(trace, "sia")
+            for what, found in ratios.items():
+                found.append(getattr(ours, what) / getattr(theirs, what))
+    return {
+        what: (statistics.fmean(found), statistics.stdev(found) / len(found) ** 0.5)
+        for what, found in ratios.items()
+    }
+
+
 def outcome(trace: Inputs, policy: str) -> Outcome:
     """What a replay under a policy comes to."""
     done = replay(trace, Run(policy, OTHERS.get(policy, {}), conditions=Conditions(compat="sia")))
@@ -63,8 +91,16 @@ def outcome(trace: Inputs, policy: str) -> Outcome:
     return Outcome(statistics.fmean(jcts_s), percentile(jcts_s, 0.99) or 0.0, max(ended_s.values()) - begun_s)
 
 
-if __name__ == "__main__":
+def main(arguments: Sequence[str]) -> None:
+    if arguments == ["samples"]:
+        for what, (mean, error) in sampled().items():
+            print(f"{what} over sia's: {mean:.3f} ± {error:.3f}")
+        return
     rows = figures()
     figure.renew("shadow_price", rows)
     for row in rows:
         print(f"{row.name:45s} {row.value:.4g}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

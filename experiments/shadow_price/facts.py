@@ -63,6 +63,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "in_place": _policies(rows, "in-place", SHORT, "free"),
         "bounds": _bounds(rows),
         "gap": _gap(),
+        "types": _types(),
         "steps": _steps(rows),
         "mistaken": _mistaken(),
         "estimates": _estimates(rows),
@@ -172,6 +173,19 @@ def _mistaken() -> str:
         if any(found := [values.get(f"sp_robust_{error}_{trace}") for trace in traces])
     ]
     head = ("mean JCT over that of the best other", *(WORDS[trace] for trace in traces))
+    return markdown_table(head, body) if body else ""
+
+
+def _types() -> str:
+    """Ours on several GPU types over others, by trace of Sia."""
+    values = _measured()
+    ratios = ("over_sia", "p99_over_best", "makespan_over_best")
+    body = [
+        (trace, *("" if value is None else f"{value:.2f}" for value in found))
+        for trace in ("philly", "saturn", "newtrace")
+        if any(found := [values.get(f"sp_sia_mixed_{trace}_{ratio}") for ratio in ratios])
+    ]
+    head = ("", "mean JCT over `sia`", "99th percentile over the best", "makespan over the best")
     return markdown_table(head, body) if body else ""
 
 

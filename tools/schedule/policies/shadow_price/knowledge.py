@@ -597,8 +597,19 @@ class PoolColumns:
     """Seconds that it counts."""
 
     @classmethod
-    def of(cls, pool: Pool, jobs: Sequence[JobState], known: Knowledge, time_s: float) -> PoolColumns | None:
-        """The columns of the jobs that can run in the pool; None if there is none."""
+    def of(
+        cls,
+        pool: Pool,
+        jobs: Sequence[JobState],
+        known: Knowledge,
+        time_s: float,
+        *,
+        cautious: bool = True,
+    ) -> PoolColumns | None:
+        """The columns of the jobs that can run in the pool; None if there is none.
+
+        :param cautious: whether a change counts more than its cost where the batch moves.
+        """
         curves = known.curves(pool)
         sizes = curves.sizes
         fitting = [
@@ -638,7 +649,7 @@ class PoolColumns:
             np.array([known.weight(job) for job in found]),
             rescale_s,
             cost_s,
-            cost_s * [known.change_counts(curve) for _, curve, _ in fitting],
+            cost_s * [known.change_counts(curve) if cautious else 1.0 for _, curve, _ in fitting],
         )
 
     def of_rows(self, rows: Sequence[int]) -> PoolColumns:

@@ -10,7 +10,7 @@ worth in it. At these prices :mod:`sizes` shares one pool out, :mod:`types` pool
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,7 +19,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.schemas.text import counted, in_gpus, span_text
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.common import known_pools, minimum_alone, reject_impossible
+from pliant.tools.schedule.policies.common import Pool, known_pools, minimum_alone, reject_impossible
 from pliant.tools.schedule.policies.shadow_price.bound import Bound, Guard, Terms, kept_from_promise
 from pliant.tools.schedule.policies.shadow_price.curves import GoodputCurves, sizes_of
 from pliant.tools.schedule.policies.shadow_price.deadlines import earns_by_time, heeded
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 _HOUR_S = 3600.0
 _NOTICED = 1e-6
 """Of the dwell time, after an end that is expected: rounding does not make it come too late to be seen."""
+_SOONER = 0.4
+"""Of the dwell time, where several GPU types offer more changes."""
 _LEAST_ROUND = 0.02
 """Of it, between two decisions of which the second awaits an end: that may come later than expected."""
 
@@ -64,8 +66,7 @@ class ShadowPrice(Policy):
     with the rescale time that the profile has measured, or in a replay what changes of the model have
     turned out to cost where that is far more. A job far below its promised speed, or past its stated
     work, counts as longer. Where GPU types differ, type, size and batch are chosen together, and a job
-    whose changes take a minute or more makes way only where others gain more than it loses, there and
-    back.
+    makes way only where others gain more than it loses, there and back.
 
     A job with a deadline or a sigmoid utility is planned: in order of deadline, each gets the smallest
     size with which it ends in time. Where not all can, those that earn least for their GPU time are
@@ -86,9 +87,10 @@ class ShadowPrice(Policy):
     least a fiftieth of ``dwell_s`` after the last time.
 
     rescale_s: seconds that a change costs a running job, where its profile has not measured them.
-    caution: how many times its cost a change counts to a job whose batch moves: with the noise such jobs
-    change again and again.
-    dwell_s: seconds after which what a job holds is taken to change; changes have to pay within them.
+    caution: how many times its cost a change counts to a job whose batch moves, on one GPU type: with the
+    noise such jobs change again and again.
+    dwell_s: seconds after which what a job holds is taken to change, two fifths of them where GPU types
+    differ; changes have to pay within that time.
     ahead_s: seconds over which rates are averaged when GPUs are given out.
     sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128
     GPUs.
@@ -230,12 +232,15 @@ class ShadowPrice(Policy):
             bound.follow(snapshot, self._known)
         decision = Decision(rejected=reject_impossible(snapshot, minimum_alone))
         self._outlooks = {}
-        self._shares = self._shared(snapshot, decision.rejected, bound)
+        pools = known_pools(snapshot)
+        dwell_s = self.dwell_s * (_SOONER if len(pools) > 1 else 1.0)
+        rules = Rules(dwell_s, self.sweeps, self.future)
+        self._shares = self._shared(snapshot, pools.values(), rules, decision.rejected, bound)
         served = {shares.members.jobs[row].id for shares in self._shares for row in shares.served}
         out = (job for job in snapshot.jobs.values() if job.gpus and job.id not in served)
         decision.targets |= {job.id: Target(0) for job in out if job.id not in decision.rejected}
         for shares in self._shares:
-            placing = Placing(shares, snapshot, self._known, self.dwell_s)
+            placing = Placing(shares, snapshot, self._known, rules.dwell_s)
             decision.targets |= placing.targets(self.retune)
             if bound is not None:
                 bound.expect(shares.members, decision.targets, snapshot.time_s)
@@ -246,15 +251,21 @@ class ShadowPrice(Policy):
                 decision.ask_again_s = max(end_s + _NOTICED * self.dwell_s, soonest_s)
         return decision
 
-    def _shared(self, snapshot: Snapshot, rejected: Container[str], bound: Bound | None) -> list[PoolShares]:
+    def _shared(
+        self,
+        snapshot: Snapshot,
+        pools: Collection[Pool],
+        rules: Rules,
+        rejected: Container[str],
+        bound: Bound | None,
+    ) -> list[PoolShares]:
         """Every pool shared out."""
-        rules = Rules(self.dwell_s, self.sweeps, self.future)
         jobs = [job for job in snapshot.jobs.values() if job.id not in rejected]
-        able = {
-            pool: [job for job in jobs if _may_run(job, pool.gpu_type)]
-            for pool in known_pools(snapshot).values()
-        }
-        every = [PoolColumns.of(pool, some, self._known, snapshot.time_s) for pool, some in able.items()]
+        able = {pool: [job for job in jobs if _may_run(job, pool.gpu_type)] for pool in pools}
+        every = [
+            PoolColumns.of(pool, some, self._known, snapshot.time_s, cautious=len(pools) == 1)
+            for pool, some in able.items()
+        ]
         types = [columns for columns in every if columns is not None]
         if len(able) > 1:
             return shared_over_types(types, rules, self._memory, snapshot.time_s) if types else []

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.shadow_price.bound import Guard
@@ -70,10 +71,8 @@ _MORE: Final = 1e-6
 """Relative gain below which a move is rounding."""
 _PAYS: Final = 4.0
 """Less than in one pool: with several types more changes offer themselves."""
-_LASTS_S: Final = 1000.0
+_LASTS_S: Final = 4000.0
 """The longest that others are taken to gain by what a job gives up."""
-_COSTLY_S: Final = 60.0
-"""Jobs whose changes cost less make way without further question."""
 _KEEPERS: Final = 6
 """The most jobs that keep what they hold, so that a decision takes milliseconds."""
 
@@ -302,7 +301,7 @@ class _Market:
         """Running jobs that are to be worse off, and the types that they hold, the most costly first."""
         costs = {}
         for kind, members in enumerate(self.types):
-            for row in np.flatnonzero((members.held > 0) & (members.cost_s >= _COSTLY_S)).tolist():
+            for row in np.flatnonzero((members.held > 0) & (members.cost_s > 0)).tolist():
                 job_id, held = members.jobs[row].id, int(members.held[row])
                 changes = (kind, held) != (found.home[job_id], found.sizes[job_id])
                 now = float(self.value[kind][row, held])
@@ -387,7 +386,19 @@ class _Market:
         divided = _Program(options, len(self.places), left).parts(self.memory, pools)
         np.add.at(parts, (options.jobs, options.types), divided)
         some = zip(self.places, parts, strict=True)
-        return {**{job_id: int(row.argmax()) for job_id, row in some if row.max() > _PART}, **kept}
+        most = {job_id: self._of_equal(job_id, row) for job_id, row in some if row.max() > _PART}
+        return {**most, **kept}
+
+    def _of_equal(self, job_id: str, parts: Floats) -> int:
+        """The type of which a job has most; of several the one that the prices put it in, else the first."""
+        most, joined = _has_most(parts), self.joined[job_id]
+        return joined if most[joined] else int(most.argmax())
+
+
+def _has_most(parts: Floats, tolerance: float = _PART) -> npt.NDArray[np.bool_]:
+    """[…, type] whether a job has most of it; halves are equal, whatever the solver rounds."""
+    found: npt.NDArray[np.bool_] = parts >= parts.max(axis=-1, keepdims=True) - tolerance
+    return found
 
 
 def _by_prices(types: Sequence[PoolColumns], value: Sequence[Floats]) -> dict[str, int]:
@@ -484,12 +495,12 @@ class _Program:
 
     def _near(self, prices: Floats) -> tuple[Floats | None, Floats | None]:
         """The best assignment and prices that prove it; None where those close to ``prices`` do not."""
-        found = self._bought(prices)
+        found, some = self._bought(prices), np.zeros(0, dtype=np.int64)
         proof = self._proof(found, prices)
         for _ in range(_APPROACHES):
             if proof is not None:
                 break
-            some = self._within(prices)
+            some = np.union1d(some, self._within(prices))
             found, there = self._solved(some) if some.size else (found, None)
             if there is None or np.allclose(there, prices, rtol=_EQUAL):
                 break
@@ -571,13 +582,13 @@ class _Program:
         return found
 
     def _is_settled(self, found: Floats, others: Ints) -> bool:
-        """Whether of each job that is divided one type clearly has most."""
+        """Whether of each job that is divided it is clear which types have most."""
         if len(self._gpus) < 2 or not len(others):
             return True
         parts = np.zeros((self._jobs, len(self._gpus)))
         np.add.at(parts, (self._options.jobs, self._options.types), found)
-        most = np.sort(parts[self._options.jobs[others]], axis=1)
-        return bool((most[:, -1] - most[:, -2] > _PART).all())
+        divided = parts[self._options.jobs[others]]
+        return bool((_has_most(divided, _PART / 2) == _has_most(divided, _PART * 2)).all())
 
     def _solved(self, some: Ints) -> tuple[Floats, Floats | None]:
         """[option] the best assignment of these options, and the prices of GPUs there."""

@@ -110,7 +110,8 @@ def test_prices_are_those_of_one_pool_where_there_is_one_type():
 
 
 @pytest.mark.parametrize(
-    ("cost_s", "seen_s", "waits"), [(5.0, 5.0, False), (150.0, 150.0, True), (30.0, 300.0, True)]
+    ("cost_s", "seen_s", "waits"),
+    [(5.0, 5.0, False), (150.0, 150.0, True), (30.0, 300.0, True)],
 )
 def test_a_long_job_makes_way_for_a_short_one_only_where_that_gains_more_than_it_costs(
     cost_s: float, seen_s: float, waits: bool
@@ -196,6 +197,62 @@ def test_few_options_are_enough_where_prices_prove_it(monkeypatch: pytest.Monkey
             assert drawn.parts(memory, number) == pytest.approx(expected, abs=1e-9)
             spared += all(part < 1.0 for part in solved[before:])
     assert spared > 60, "of 120 that have prices to go by"
+
+
+@pytest.mark.parametrize(("samples", "gpus"), [(400.0, 0), (1600.0, 4)])
+def test_a_change_of_half_a_minute_has_to_be_made_up_for_too(samples: float, gpus: int):
+    """The other would be done in 50 or 200 s on the fast GPUs, which the first leaves and comes back to."""
+    held = opened(
+        ShadowPrice(),
+        mixed_cluster(slow=(1,), fast=(4,)),
+        job("long", low=1, high=4, work={"samples": 100_000.0}),
+        throughput=SPEEDS,
+    )
+    held.decide(0.0)
+    held.submit(job("short", at=600.0, gpus=4, low=4, high=4, work={"samples": samples}), 600.0)
+    held.decide(600.0)
+    assert held.jobs["short"].gpus == gpus
+
+
+def test_caution_counts_on_one_type_alone():
+    free = job("a", low=1, high=4, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
+    held = opened(ShadowPrice(), mixed_cluster(fast=(4,)), free, throughput=SPEEDS)
+    held.jobs["a"].noise_scale = 1e6
+    snapshot, known = held.snapshot(0.0), Knowledge(900.0, 30.0, "stated", 1.5)
+    known.use(snapshot.speeds)
+    (pool,) = known_pools(snapshot).values()
+    for cautious, counts_s in ((True, 45.0), (False, 30.0)):
+        columns = PoolColumns.of(pool, [*snapshot.jobs.values()], known, 0.0, cautious=cautious)
+        assert columns is not None
+        assert columns.change_s.tolist() == [counts_s]
+
+
+def test_halves_are_equal_whatever_the_solver_rounds():
+    found = types._has_most(np.array([[0.5, 0.5 - 1e-9, 0.0], [0.2, 0.5, 0.3], [0.0, 0.0, 1.0]]))
+    assert found.tolist() == [[True, True, False], [False, True, False], [False, False, True]]
+
+
+def test_a_job_in_halves_is_proved_and_goes_where_the_prices_put_it(monkeypatch: pytest.MonkeyPatch):
+    """It takes two GPUs and each type has one left; the other job gains too little to have any of them."""
+    monkeypatch.setattr(types, "_FEW_OPTIONS", 0)
+    whole, solved = types._Program._solved, []
+
+    def counted(program: types._Program, some: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        solved.append(len(some))
+        return whole(program, some)
+
+    monkeypatch.setattr(types._Program, "_solved", counted)
+    options = types._Options(
+        np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1]), np.array([2, 2, 1, 1]), np.array([8.0, 7.0, 0.1, 0.1])
+    )
+    memory, program = PriceMemory(), types._Program(options, 2, [1, 1])
+    for _ in range(2):
+        assert program.parts(memory, "pools") == pytest.approx([0.5, 0.5, 0.0, 0.0])
+    assert solved[0] == 4
+    assert max(solved[1:], default=0) < 4
+    market = types._Market([], {}, [], [], {"halved": 1, "most": 1}, 0.0, memory)
+    assert market._of_equal("halved", np.array([0.5, 0.5 - 1e-9])) == 1
+    assert market._of_equal("most", np.array([0.6, 0.4])) == 0
 
 
 def _drawn_program(rng: np.random.Generator) -> types._Program:
