@@ -73,8 +73,8 @@ _PAYS: Final = 4.0
 """Less than in one pool: with several types more changes offer themselves."""
 _LASTS_S: Final = 4000.0
 """The longest that others are taken to gain by what a job gives up."""
-_KEEPERS: Final = 6
-"""The most jobs that keep what they hold, so that a decision takes milliseconds."""
+_QUESTIONS: Final = 6
+"""The most jobs that are asked what they lose, those that lose most first: each is a whole assignment."""
 
 
 class _Options(NamedTuple):
@@ -273,14 +273,17 @@ class _Market:
         found = self.assignment(kept)
         if any(members.pool.gpus > EXACT_GPUS for members in self.types):
             return found
-        while len(kept) < _KEEPERS:
-            for job_id, kind in self._losers(found, kept, plain):
-                other = self.assignment({**kept, job_id: kind})
-                if not self._pays(job_id, kind, found, other, plain):
-                    kept[job_id], found = kind, other
-                    break
-            else:
+        paid: set[str] = set()
+        for _ in range(_QUESTIONS):
+            asked = next((each for each in self._losers(found, kept, plain) if each[0] not in paid), None)
+            if asked is None:
                 break
+            job_id, kind = asked
+            other = self.assignment({**kept, job_id: kind})
+            if self._pays(job_id, kind, found, other, plain):
+                paid.add(job_id)
+            else:
+                kept[job_id], found = kind, other
         return found
 
     def _with(self, kept: Mapping[str, int]) -> Sequence[Floats]:
