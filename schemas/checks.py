@@ -65,13 +65,21 @@ class Capacities:
         """Whether the job demands more than GPUs, or several of them on one node."""
         return bool(job.resources.worker or job.resources.ps) or job.gpus.per_replica > 1
 
-    def room(self, job: Job) -> dict[str, int]:
-        """Most workers by GPU type on empty nodes, in whole replicas, parameter servers included."""
-        demand, found = job.resources.worker, Counter[str]()
+    def room_by_node(self, job: Job) -> dict[str, tuple[tuple[int, int], ...]]:
+        """By GPU type the most workers on an empty node, in whole replicas, and how many nodes have room for
+        as many; most workers first.
+        """
+        found: dict[str, Counter[int]] = {}
         for (gpu_type, gpus, stated), count in self._kinds.items():
             together = replica_on_a_node(job, self.node_gpus[gpu_type])
-            each = fitting(dict(stated), demand, gpus)
-            found[gpu_type] += count * (each - each % together)
+            each = fitting(dict(stated), job.resources.worker, gpus)
+            found.setdefault(gpu_type, Counter())[each - each % together] += count
+        return {kind: tuple(sorted(nodes.items(), reverse=True)) for kind, nodes in found.items()}
+
+    def room(self, job: Job) -> dict[str, int]:
+        """Most workers by GPU type on empty nodes, in whole replicas, parameter servers included."""
+        by_node = self.room_by_node(job)
+        found = Counter({kind: sum(each * count for each, count in nodes) for kind, nodes in by_node.items()})
         if job.resources.ps:
             servers = sum(
                 count * fitting(dict(stated), job.resources.ps, MANY)

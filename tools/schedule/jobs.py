@@ -106,8 +106,8 @@ class JobKind:
 
     That is its model, its reference batch and whether it states that (then more GPUs than samples are
     infeasible), the largest part of one GPU, the GPUs of a replica, the sizes that it may have, and by GPU
-    type the most workers that nodes have CPUs, memory and bandwidth for. Of each kind there is one object, so
-    that a table of speeds need not look at the values.
+    type the most workers that nodes have CPUs, memory and bandwidth for, in all and on each. Of each kind
+    there is one object, so that a table of speeds need not look at the values.
     """
 
     __slots__ = ("__weakref__", "_values")
@@ -119,7 +119,7 @@ class JobKind:
     def of(cls, job: JobState) -> JobKind:
         if (known := job.kind) is not None:
             return known
-        batch, gpus, room = job.spec.batch, job.spec.gpus, job.room
+        batch, gpus, room, by_node = job.spec.batch, job.spec.gpus, job.room, job.room_by_node
         found = job.kind = cls._of(
             job.spec.model,
             job.reference_batch,
@@ -128,6 +128,7 @@ class JobKind:
             gpus.per_replica,
             gpus.sizes,
             None if room is None else tuple(room.items()),
+            None if by_node is None else tuple(by_node.items()),
         )
         return found
 
@@ -213,6 +214,8 @@ class JobState:
     replicas; None: it demands none, and its replicas have one GPU each."""
     room_now: Mapping[str, int] | None = None
     """The same for the nodes that are up."""
+    room_by_node: Mapping[str, Sequence[tuple[int, int]]] | None = None
+    """By GPU type (workers, nodes that have room for as many), most first; None as ``room``."""
     phase: Phase = Phase.WAITING
     """``WAITING``: never held a GPU; ``RUNNING``; ``PREEMPTED``: held GPUs before and holds none now."""
     gpus: int = 0

@@ -190,7 +190,7 @@ class Speeds:
             return [0.0] * len(batches)  # the nodes lack CPUs, memory or bandwidth for as many workers
         model, per_gpu_max = spec.model, spec.batch.per_gpu_max
         fewest = 0 if spec.batch.size is None else gpus  # a batch that is not stated limits nothing
-        shape = placement or self.consolidated(gpus, gpu_type, per_replica)
+        shape = placement or self._fewest_nodes(job, gpus, gpu_type)
         step_seconds = self._across(levels).step_seconds
         found = []
         for batch in batches:
@@ -200,6 +200,19 @@ class Speeds:
                 seconds = step_seconds(model, gpu_type, shape, samples, per_gpu_max)
             found.append(batch / seconds if seconds else 0.0)
         return found
+
+    def _fewest_nodes(self, job: JobState, gpus: int, gpu_type: str) -> Placement:
+        """The placement on as few nodes as there are with CPUs, memory and bandwidth for all workers."""
+        if job.room_by_node is None:
+            return self.consolidated(gpus, gpu_type, job.per_replica)
+        found: list[int] = []
+        for each, nodes in job.room_by_node.get(gpu_type, ()):
+            whole = min(nodes, gpus // each) if each else 0
+            found += [each] * whole
+            gpus -= each * whole
+            if gpus and whole < nodes and each:
+                return (*found, gpus)
+        return tuple(found)
 
     def rate_at(self, job: JobState, placement: NodeGpus, global_batch: int) -> float:
         """Samples per second on these GPUs of these nodes."""
