@@ -42,6 +42,17 @@ def test_room_is_counted_on_each_node_by_itself():
     assert Capacities(nodes.nodes).room(demanding(cpu=4.0)) == {"gpu": 2}
 
 
+def test_room_is_known_by_node_most_first():
+    nodes = cluster_of(
+        {"gpus": 4, "cpus": 9.0, "count": 2, "name": "m{}"},
+        {"gpus": 4, "cpus": 12.0},
+        {"gpus": 4, "cpus": 3.0},
+    )
+    capacities = Capacities(nodes.nodes)
+    assert capacities.room_by_node(demanding(cpu=4.0)) == {"gpu": ((3, 1), (2, 2), (0, 1))}
+    assert capacities.room(demanding(cpu=4.0)) == {"gpu": 7}
+
+
 def test_workers_that_use_no_gpu_are_limited_by_their_slots():
     nodes = cluster_of({"gpus": 16, "resources": {"gpu": 4.0}})
     assert Capacities(nodes.nodes).room(demanding(gpu=0.0)) == {"gpu": 16}

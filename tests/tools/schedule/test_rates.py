@@ -13,11 +13,13 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput import CurveThroughput, Placement
-from pliant.tools.profile.throughput_model import ThroughputBySize
+from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobKind, JobState, NodeState, node_states
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.rates import GpuSharing, Speeds
+from pliant.tools.schedule.registry import make_policy, policy_class
+from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step
 
@@ -204,6 +206,38 @@ def test_what_is_made_of_speeds_is_made_once_for_jobs_of_a_kind_and_again_for_ot
             known.rate(each, gpus, "gpu") for gpus in (1, 2, 3)
         ]
     assert made == ["a", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "place"), [(1, (1,)), (3, (3,)), (4, (3, 1)), (5, (3, 2)), (6, (3, 2, 1)), (7, (3, 2, 2))]
+)
+def test_workers_are_taken_to_be_where_nodes_have_room_for_them(gpus: int, place: Placement) -> None:
+    throughput = ByType(t4=1)
+    asked, demanding = speeds(throughput, t4=(4, 4, 4, 4)), state()
+    demanding.room, demanding.room_by_node = {"t4": 7}, {"t4": ((3, 1), (2, 2), (0, 1))}
+    assert asked.rate(demanding, gpus, "t4") == pytest.approx(gpus)
+    assert throughput.asked == [("t4", place, 64)]
+    assert asked.rate(state(), gpus, "t4") == pytest.approx(gpus)
+    assert throughput.asked[-1][1] == asked.consolidated(gpus, "t4"), "of another kind"
+
+
+@pytest.mark.parametrize("policy", ["edf", "elasticflow", "fifo", "optimus", "shockwave", "sia", "tiresias"])
+def test_no_job_holds_gpus_on_which_it_does_not_train(policy: str) -> None:
+    """A node has CPUs for two workers, and the profile no step of several nodes: four GPUs train nothing.
+
+    A policy that does not resize jobs turns it away, with that as its reason.
+    """
+    rows = [step(gpus, 64 // gpus, seconds, model="m") for gpus, seconds in ((1, 1.0), (2, 0.6), (4, 0.4))]
+    nodes = Cluster.model_validate({"nodes": ({"name": "n{}", "gpus": 4, "cpus": 8.0, "count": 2},)})
+    demanding = {"resources": {"worker": {"gpu": 1, "cpu": 4}}, "model": "m", "batch": 64}
+    held = Session(make_policy(policy, {}), nodes, ThroughputByPlacement(Profile(tuple(rows))))
+    held.submit(job("a", gpus=4, low=1, high=8, work={"samples": 10_000.0}, **demanding), 0.0)
+    held.decide(0.0)
+    if "a" in held.jobs:
+        assert 0 < held.jobs["a"].gpus <= 2
+        assert held.jobs["a"].samples_per_second > 0
+    else:
+        assert policy_class(policy).elasticity == "none"
 
 
 def test_of_each_kind_of_job_there_is_one_object_copies_included() -> None:

@@ -65,8 +65,9 @@ class ShadowPrice(Policy):
     without reporting its noise, the batches that a job states are taken as alike. A change of size counts
     with the rescale time that the profile has measured, or in a replay what changes of the model have
     turned out to cost where that is far more. A job far below its promised speed, or past its stated
-    work, counts as longer. Where GPU types differ, type, size and batch are chosen together, and a job
-    makes way only where others gain more than it loses, there and back.
+    work, counts as longer. Where GPU types differ, type, size and batch are chosen together; in pools of up
+    to 128 GPUs the jobs that a decision costs most make way only where others gain more than they lose,
+    there and back.
 
     A job with a deadline or a sigmoid utility is planned: in order of deadline, each gets the smallest
     size with which it ends in time. Where not all can, those that earn least for their GPU time are
@@ -90,7 +91,8 @@ class ShadowPrice(Policy):
     caution: how many times its cost a change counts to a job whose batch moves, on one GPU type: with the
     noise such jobs change again and again.
     dwell_s: seconds after which what a job holds is taken to change, two fifths of them where GPU types
-    differ; changes have to pay within that time.
+    differ; changes have to pay within that time, or eight times what they count (four where types differ)
+    if that is longer.
     ahead_s: seconds over which rates are averaged when GPUs are given out.
     sweeps: the most passes that improve the order of completion by exchanges, in pools of up to 128
     GPUs.

@@ -12,8 +12,8 @@ GPUs of another type that are left over, it goes there. A move to another type c
 
 Values are rates, and what a change costs is spread over the time in which it has to pay. That says too little
 where a job of minutes takes GPUs from one that pays for it twice, when it goes and when it comes back. So
-each running job that is to lose is held against the assignment in which it keeps what it holds: it makes way
-only if the others gain more, while they last, than it loses.
+the running jobs that are to lose most are held against the assignment in which they keep what they hold: one
+makes way only if the others gain more, while they last, than it loses.
 """
 
 from __future__ import annotations
