@@ -69,9 +69,7 @@ def sampled(
     for name in traces:
         published = inputs(data_folder() / "sia", name, jobs_limit)
         for seed in range(samples):
-            drawn = resampled(published.jobs, seed) if seed else published.jobs
-            jobs = sorted(drawn, key=lambda job: (job.submit_time, job.id))
-            trace = replace(published, jobs=tuple(jobs))
+            trace = replace(published, jobs=tuple(resampled(published.jobs, seed))) if seed else published
             ours, theirs = outcome(trace, OURS), outcome(trace, "sia")
             for what, found in ratios.items():
                 found.append(getattr(ours, what) / getattr(theirs, what))

@@ -251,7 +251,7 @@ def test_a_long_trace_is_not_in_memory(tmp_path: Path) -> None:
 
 
 class FullDisk(BytesIO):
-    """Takes some bytes of each write, until there is no room left."""
+    """Takes some bytes of each write, until its room is full."""
 
     room = 0
 

@@ -207,10 +207,12 @@ class Speeds:
             return self.consolidated(gpus, gpu_type, job.per_replica)
         found: list[int] = []
         for each, nodes in job.room_by_node.get(gpu_type, ()):
-            whole = min(nodes, gpus // each) if each else 0
+            if not each:
+                break
+            whole = min(nodes, gpus // each)
             found += [each] * whole
             gpus -= each * whole
-            if gpus and whole < nodes and each:
+            if gpus and whole < nodes:
                 return (*found, gpus)
         return tuple(found)
 

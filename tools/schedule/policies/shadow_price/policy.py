@@ -263,13 +263,13 @@ class ShadowPrice(Policy):
     ) -> list[PoolShares]:
         """Every pool shared out."""
         jobs = [job for job in snapshot.jobs.values() if job.id not in rejected]
-        able = {pool: [job for job in jobs if _may_run(job, pool.gpu_type)] for pool in pools}
-        every = [
-            PoolColumns.of(pool, some, self._known, snapshot.time_s, cautious=len(pools) == 1)
-            for pool, some in able.items()
-        ]
+        every = []
+        for pool in pools:
+            able = [job for job in jobs if _may_run(job, pool.gpu_type)]
+            cautious = len(pools) == 1
+            every.append(PoolColumns.of(pool, able, self._known, snapshot.time_s, cautious=cautious))
         types = [columns for columns in every if columns is not None]
-        if len(able) > 1:
+        if len(pools) > 1:
             return shared_over_types(types, rules, self._memory, snapshot.time_s) if types else []
         guards = [
             None if bound is None else bound.guard(columns, self._known, snapshot.time_s) for columns in types

@@ -110,8 +110,7 @@ def test_prices_are_those_of_one_pool_where_there_is_one_type():
 
 
 @pytest.mark.parametrize(
-    ("cost_s", "seen_s", "waits"),
-    [(5.0, 5.0, False), (150.0, 150.0, True), (30.0, 300.0, True)],
+    ("cost_s", "seen_s", "waits"), [(5.0, 5.0, False), (150.0, 150.0, True), (30.0, 300.0, True)]
 )
 def test_a_long_job_makes_way_for_a_short_one_only_where_that_gains_more_than_it_costs(
     cost_s: float, seen_s: float, waits: bool
