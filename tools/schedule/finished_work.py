@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -235,5 +236,7 @@ def _script(job: JobState) -> str:
 
 
 def _last(groups: dict[Key, Value]) -> dict[Key, Value]:
-    """Those that were added last, to bound memory."""
-    return groups if len(groups) <= _MOST_GROUPS else dict([*groups.items()][-_MOST_GROUPS:])
+    """The same with those alone that were added last, to bound memory."""
+    for oldest in [*islice(groups, max(0, len(groups) - _MOST_GROUPS))]:
+        del groups[oldest]
+    return groups

@@ -7,8 +7,11 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
-from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from itertools import takewhile
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from pliant.schemas.job import Elasticity
 from pliant.tools.schedule.jobs import JobState, NodeGpus
@@ -24,9 +27,6 @@ from pliant.tools.schedule.policies.common import (
 from pliant.tools.schedule.policy import Decision, Explanation, Knows, Policy, Target
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _ROUNDING: Final = 1e-9
 Unadmitted = Literal["drop", "best-effort"]
@@ -179,6 +179,10 @@ class ElasticFlow(Policy):
 # Minimum satisfactory shares: jobs filled in over the time to come, in order of deadline.
 
 
+def _with_rounding(time_s: float) -> float:
+    return time_s * (1 + _ROUNDING)
+
+
 class _Stretch(NamedTuple):
     """A job on a number of GPUs from one time to another."""
 
@@ -255,21 +259,18 @@ class _Planned:
         found: list[_Stretch] = []
         while at < steps:
             from_s = start_s = times[at]
-            index = min(count, bisect_right(sizes, counts[at]))
+            index = min(count, bisect_right(sizes, counts.item(at)))
             gpus, rate = self.sizes[index - 1] if index else (0, 0.0)
-            most = sizes[index] if index < count else math.inf
             if gpus and gpus != held:
                 start_s += self._lost_s
             held = gpus
             end_s = start_s + left / rate if rate else math.inf
             at += 1
-            while at + 32 <= steps and end_s > times[at + 31] * (1 + _ROUNDING):
-                several = counts[at : at + 32]
-                if min(several) < gpus or (index < count and max(several) >= most):
-                    break
-                at += 32
-            while at < steps and gpus <= counts[at] < most and end_s > times[at] * (1 + _ROUNDING):
-                at += 1
+            ends = bisect_left(times, end_s, at, steps, key=_with_rounding)
+            others = counts[at:ends] < gpus
+            if index < count:
+                others |= counts[at:ends] >= sizes[index]
+            at += int(others.argmax()) if others.any() else ends - at
             next_s = times[at] if at < steps else until_s
             if end_s <= next_s * (1 + _ROUNDING):
                 # Some time at least: a job that trains past its stated work holds its GPUs, too.
@@ -319,7 +320,7 @@ class _Filled:
 
     def _fill_beside(self, jobs: Sequence[_Planned], *, promises: bool) -> None:
         """Jobs that fit beside each other on what they would have alone change nothing for each other."""
-        (left,) = self._everything.counts
+        left = self._everything.counts.item()
         for each in jobs:
             found = each.alone(self._everything, each.promised if promises else 0)
             if found.now > left:
@@ -336,7 +337,7 @@ class Plans:
     def __init__(self, kind: str, gpus: int, policy: ElasticFlow, snapshot: Snapshot) -> None:
         self.kind, self.gpus = kind, gpus
         self._policy, self._snapshot = policy, snapshot
-        self._everything = FreeLater([snapshot.time_s], [gpus])
+        self._everything = FreeLater([snapshot.time_s], np.array([gpus]))
         self.jobs: list[_Planned] = []
         """In order of deadline. Each would end in time alone."""
         self._filled: _Filled | None = None
@@ -414,35 +415,39 @@ class FreeLater(NamedTuple):
 
     times: list[float]
     """When each begins, ascending."""
-    counts: list[int]
+    counts: npt.NDArray[np.int64]
 
     def without(self, stretches: Iterable[_Stretch]) -> FreeLater:
         """What these leave."""
-        other = FreeLater(list(self.times), list(self.counts))
+        times, counts = [*self.times], self.counts.copy()
         for stretch in stretches:
             if stretch.gpus:
-                first, last = other._step(stretch.from_s), other._step(stretch.until_s)
-                other.counts[first:last] = [count - stretch.gpus for count in other.counts[first:last]]
-        return other
+                first, counts = _step(times, counts, stretch.from_s)
+                last, counts = _step(times, counts, stretch.until_s)
+                counts[first:last] -= stretch.gpus
+        return FreeLater(times, counts)
 
     def without_all(self, plans: Sequence[_Plan]) -> FreeLater:
         """What plans of one stretch each leave that all begin now, where everything is free."""
-        (now_s,), (count,) = self
+        (now_s,), count = self.times, self.counts.item()
         ends: dict[float, int] = {}
         for plan in plans:
             (stretch,) = plan.stretches
             ends[stretch.until_s] = ends.get(stretch.until_s, 0) + stretch.gpus
         times = [now_s, *sorted(ends)]
         freed = [count - sum(ends.values()), *(ends[each] for each in times[1:])]
-        return FreeLater(times, list(accumulate(freed)))
+        return FreeLater(times, np.array(freed).cumsum())
 
-    def _step(self, time_s: float) -> int:
-        """The position of the step that begins then, made if it is not there."""
-        at = bisect_left(self.times, time_s)
-        if at == len(self.times) or self.times[at] != time_s:
-            self.times.insert(at, time_s)
-            self.counts.insert(at, self.counts[at - 1])
-        return at
+
+def _step(
+    times: list[float], counts: npt.NDArray[np.int64], time_s: float
+) -> tuple[int, npt.NDArray[np.int64]]:
+    """The position of the step that begins then, made if it is not there, and the counts with it."""
+    at = bisect_left(times, time_s)
+    if at < len(times) and times[at] == time_s:
+        return at, counts
+    times.insert(at, time_s)
+    return at, np.concatenate((counts[:at], counts[at - 1 : at], counts[at:]))
 
 
 # GPUs beyond the shares of now.

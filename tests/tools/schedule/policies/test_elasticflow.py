@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -199,7 +200,7 @@ def test_plans_that_are_kept_are_those_of_one_job_after_the_other(jobs: list[Job
     plans = Plans("gpu", gpus, policy, now)
     for each in now.jobs.values():
         plans.admit(each)
-    free = FreeLater([200.0], [gpus])
+    free = FreeLater([200.0], np.array([gpus]))
     for planned, kept in zip(plans.jobs, plans.plans(), strict=True):
         alone = planned.plan(free, 0)
         assert (alone.share, list(alone.stretches)) == (kept.share, list(kept.stretches))

@@ -17,7 +17,7 @@ may be left.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -41,6 +41,8 @@ _WIDEST: Final = 0.9 / (_STEPS * ROUNDING)
 """... where no capacity is larger: else what is committed could count as rounding."""
 MOST: Final = 1_000_000
 """Workers of a job on one server."""
+_KEPT_PLACES: Final = 2_000_000
+"""Of slots and servers, over all demands."""
 _CELLS: Final = 65_536
 """Sums that are looked at together: they stay in a fast cache."""
 _ROUNDING: Final = 1e-12
@@ -66,11 +68,10 @@ class Market:
         """
         first = max(bid.arrival, now)
         slots = slice(first, self.slots if until is None else until)
-        workers = self.workers.places(bid.worker, slots, bid.most_workers, bid.servers)
-        places = (workers, self._ps_places(bid, slots))
+        workers = self.workers.places(bid.worker, slots, bid.servers)
+        places = [workers, self._ps_places(bid, slots)]
         if bid.first_part < 1 and first == bid.arrival:
-            for each in places:
-                each.prices[:1] *= bid.first_price
+            places = [each.first_at(bid.first_price) for each in places]
         found = schedules(bid, first, *places)
         return Quote(bid, first, found.by_end, found)
 
@@ -131,8 +132,9 @@ class Market:
         return self.workers.used, self.ps.used
 
     def _ps_places(self, bid: Bid, slots: slice) -> Places:
-        most = int(bid.ps_of(np.array([bid.most_workers]))[0]) if bid.needs_ps else 0
-        return self.ps.places(bid.ps, slots, min(most, bid.most_workers))
+        if not bid.needs_ps:
+            return Places.none(*self.ps.used[slots].shape[:2])
+        return self.ps.places(bid.ps, slots)
 
 
 class Side:
@@ -148,24 +150,56 @@ class Side:
         self.is_exact = bool((capacity[np.isfinite(capacity)] < _WIDEST).all())
         """Whether no sum in ``used`` has been rounded."""
         self._cheapest: Floats | None = None
-        self._rooms: dict[tuple[bytes, bytes], Ints] = {}
-        """What :meth:`room` has found since something was committed last."""
+        self._turn = 0
+        self._taken = np.zeros(slots, dtype=np.int64)
+        """[slot] the turn in which something of it was committed last."""
+        self._memory = _Memory()
 
     def room(self, demand: Floats, most: int, servers: Bools | None) -> Ints:
         """[slot] how many of a demand fit all servers together, ``most`` at the most."""
-        key = (demand.tobytes(), b"" if servers is None else servers.tobytes())
-        if key not in self._rooms:
-            fits = whole_fits(self.free(slice(None)), demand, MOST)
-            allowed = fits if servers is None else fits[:, servers]
-            self._rooms[key] = allowed.sum(axis=1)
-        found: Ints = np.minimum(self._rooms[key], most)
+        key, known = _key(demand, servers), self._memory.rooms
+        turn, rooms = known.get(key, (-1, np.zeros(len(self.used), dtype=np.int64)))
+        if turn < self._turn:
+            slots = self._taken_since(turn)
+            rooms[slots] = self._numbers(demand, slots, servers).sum(axis=1)
+            known[key] = self._turn, rooms
+        found: Ints = np.minimum(rooms, most)
         return found
 
-    def places(self, demand: Floats, slots: slice, most: int, servers: Bools | None = None) -> Places:
-        fits = whole_fits(self.free(slots), demand, most)
-        if servers is not None:
-            fits[:, ~servers] = 0
-        return Places.of(self.prices[slots] @ demand, fits)
+    def places(self, demand: Floats, slots: slice, servers: Bools | None = None) -> Places:
+        """All that fit, up to :data:`MOST` a server.
+
+        What is asked for again is kept: slots that are as they were are not sorted anew.
+        """
+        key, memory = _key(demand, servers), self._memory
+        turn, found = memory.places.get(key, (-1, None))
+        if found is None and key not in memory.asked:
+            memory.asked.add(key)
+            return self._sorted(demand, slots, servers)
+        if found is None:
+            if len(memory.places) * self.used[:, :, 0].size >= _KEPT_PLACES:
+                memory.forget_places()
+            found = self._sorted(demand, slice(None), servers)
+        elif turn < self._turn:
+            changed = self._taken_since(turn)
+            found = found.but_for(changed, self._sorted(demand, changed, servers))
+        memory.places[key] = self._turn, found
+        return Places(found.prices[slots], found.order[slots], found.ends[slots])
+
+    def _taken_since(self, turn: int) -> slice:
+        """The slots in which something was committed after a turn, and those between them."""
+        found = np.flatnonzero(self._taken > turn)
+        return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0)
+
+    def _sorted(self, demand: Floats, slots: slice, servers: Bools | None) -> Places:
+        return Places.of(self.prices[slots] @ demand, self._numbers(demand, slots, servers))
+
+    def _numbers(self, demand: Floats, slots: slice, servers: Bools | None) -> Ints:
+        """[slot, server] how many of a demand fit."""
+        found = whole_fits(self.free(slots), demand, MOST)
+        if servers is not None and not servers.all():
+            found[:, ~servers] = 0
+        return found
 
     def free(self, slots: slice) -> Floats:
         """[slot, server, resource] what is not committed."""
@@ -186,7 +220,8 @@ class Side:
             return
         first, end = int(busy[0]), int(busy[-1]) + 1
         counts, slots = counts[first:end], slice(slots.start + first, slots.start + end)
-        self._rooms.clear()
+        self._turn += 1
+        self._taken[slots] = self._turn
         self.is_exact = self.is_exact and _sums_exactly(demand)
         used = self.used[slots] + counts[:, :, None] * demand
         self.used[slots] = np.where(np.abs(used) <= ROUNDING * self.capacity, 0.0, used)
@@ -196,6 +231,7 @@ class Side:
 
     def price_again(self, bounds: SideBounds) -> None:
         self.bounds, self._cheapest = bounds, None
+        self._memory.forget_places()
         self.prices = self._prices(slice(None))
 
     def move_on(self, slots: int) -> None:
@@ -203,12 +239,37 @@ class Side:
             values[:-slots] = values[slots:].copy()
             values[-slots:] = empty
         self._cheapest = None
-        self._rooms.clear()
+        self._memory = _Memory()
 
     def _prices(self, slots: slice) -> Floats:
         part = np.zeros_like(self.used[slots])
         np.divide(self.used[slots], self.capacity, out=part, where=self.capacity > 0)
         return self.bounds.prices(part)
+
+
+def _key(demand: Floats, servers: Bools | None) -> _Asked:
+    return demand.tobytes(), b"" if servers is None else servers.tobytes()
+
+
+_Asked = tuple[bytes, bytes]
+"""A demand, and the servers that it may be on."""
+
+
+class _Memory:
+    """What one side has found for demands, with the turn in which it did."""
+
+    def __init__(self) -> None:
+        self.rooms: dict[_Asked, tuple[int, Ints]] = {}
+        self.forget_places()
+
+    def forget_places(self) -> None:
+        self.places: dict[_Asked, tuple[int, Places]] = {}
+        self.asked: set[_Asked] = set()
+        """For which places were asked once at least."""
+
+    def __deepcopy__(self, memo: object) -> _Memory:
+        """Nothing depends on it."""
+        return _Memory()
 
 
 def _sums_exactly(demand: Floats) -> bool:
@@ -359,17 +420,44 @@ class Places:
         order = np.argsort(prices, axis=1, kind="stable")
         return cls(prices, order, np.take_along_axis(numbers, order, axis=1).cumsum(axis=1))
 
+    def but_for(self, slots: slice, others: Places) -> Places:
+        """With others in these slots; what was quoted before stays as it is."""
+        made = Places(self.prices.copy(), self.order.copy(), self.ends.copy())
+        made.prices[slots], made.order[slots], made.ends[slots] = others.prices, others.order, others.ends
+        return made
+
+    def first_at(self, factor: float) -> Places:
+        """Prices of the first slot times a factor."""
+        prices = self.prices.copy()
+        prices[:1] *= factor
+        return replace(self, prices=prices)
+
+    @classmethod
+    def none(cls, slots: int, servers: int) -> Places:
+        """Of no use: nothing fits."""
+        shape = (slots, servers)
+        return cls(np.zeros(shape), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
+
     def costs(self, most: int) -> Floats:
         """[slot, n] the least that n places cost, for n up to ``most``; infinite where there are fewer."""
         slots, servers = self.prices.shape
         if not servers:
             return np.where(np.arange(most + 1) > 0, np.inf, np.zeros((slots, 1)))
-        rank = _ranks(self.ends, most)
-        server = np.take_along_axis(self.order, np.minimum(rank, servers - 1), axis=1)
-        each = np.where(rank < servers, np.take_along_axis(self.prices, server, axis=1), np.inf)
+        count = self._count_for(most)
+        rank = _ranks(self.ends[:, :count], most)
+        server = np.take_along_axis(self.order[:, :count], np.minimum(rank, count - 1), axis=1)
+        each = np.where(rank < count, np.take_along_axis(self.prices, server, axis=1), np.inf)
         found = np.zeros((slots, most + 1))
         np.cumsum(each, axis=1, out=found[:, 1:])
         return found
+
+    def _count_for(self, most: int) -> int:
+        """So many of the cheapest servers have, in every slot, ``most`` places, or all that there are."""
+        servers, count = self.ends.shape[1], max(1, most)
+        wanted = np.minimum(self.ends[:, -1], most)
+        while count < servers and (self.ends[:, count - 1] < wanted).any():
+            count *= 2
+        return min(count, servers)
 
     def take(self, counts: Ints) -> Ints:
         """[slot, server] places of as many of each of the first slots, the cheapest."""

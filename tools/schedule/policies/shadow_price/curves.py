@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -135,13 +136,16 @@ class GoodputCurve:
         return found
 
 
+@lru_cache(maxsize=64)
 def sizes_of(gpus: int, node_gpus: int) -> Ints:
-    """The numbers of GPUs that are tried in a pool of ``gpus``, ascending from 0."""
+    """The numbers of GPUs that are tried in a pool of ``gpus``, ascending from 0; not to be written to."""
     found = [*range(min(gpus, EXACT_GPUS) + 1)]
     while found[-1] < gpus:
         whole = found[-1] // node_gpus * node_gpus
         found.append(min(gpus, whole + max(node_gpus, whole // _STEP // node_gpus * node_gpus)))
-    return np.array(found, dtype=np.int64)
+    sizes = np.array(found, dtype=np.int64)
+    sizes.flags.writeable = False
+    return sizes
 
 
 def batch_range(job: JobState) -> tuple[int, int]:

@@ -255,7 +255,10 @@ class SlopeWorth(Prices[PricedJob, Floats]):
         return _least((job.weight + taken) * job.slowness)
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
-        made = np.concatenate((worth, price * self._slopes(job.rates)))
+        slopes = self._slopes(job.rates)
+        if slopes[0] == slopes[-1]:
+            return _with_equal(worth, price * slopes[0], len(slopes))
+        made = np.concatenate((worth, price * slopes))
         made.sort(kind="stable")
         return made[len(made) - self._gpus :]
 
@@ -266,6 +269,16 @@ class SlopeWorth(Prices[PricedJob, Floats]):
         if known is None:
             known = self._hulls[key] = hull_slopes(self._sizes[: len(rates)], rates)
         return known
+
+
+def _with_equal(ascending: Floats, value: float, count: int) -> Floats:
+    """As many as there are, the largest of these and of ``count`` that are equal, ascending."""
+    below = int(ascending.searchsorted(value))
+    first = below - min(count, below)
+    made = ascending.copy()
+    made[:first] = ascending[below - first : below]
+    made[first:below] = value
+    return made
 
 
 def _least(values: Floats) -> float:

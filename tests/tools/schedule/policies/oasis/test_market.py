@@ -389,3 +389,30 @@ def test_sizes_that_are_not_in_proportion_cost_what_trying_all_of_them_finds(gai
 def _done(bid: Bid, sizes: Sequence[int]) -> int:
     """Units of work that these sizes do, slot by slot."""
     return sum(int(bid.advances(is_first=not slot)[size]) for slot, size in enumerate(sizes))
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=examples(30), deadline=None)
+def test_places_that_are_kept_are_those_of_servers_that_are_looked_at_anew(seed: int) -> None:
+    """Whatever is asked between commitments, in part given back, and as time moves on."""
+    rng = np.random.default_rng(seed)
+    servers, slots = servers_of(rng, 4, 2), 8
+    bids = [bid_of(rng, f"job-{n}", slots, 20, 5) for n in range(6)]
+    market = busy_market(rng, servers, bids, slots)
+    side, asked = market.workers, [bid.worker for bid in bids[:3]]
+    for _ in range(6):
+        if rng.random() < 0.2:
+            market.move_on(1)
+        counts = rng.integers(-1, 2, (2, len(side.capacity)))
+        side.take(counts, asked[0], slice(at := int(rng.integers(0, market.slots - 1)), at + 2))
+        anew = Side(side.capacity, side.bounds, market.slots)
+        anew.used, anew.prices = side.used, side.prices
+        for demand in asked:
+            some = rng.random(len(side.capacity)) < 0.7
+            for allowed in (None, some):
+                kept, fresh = (each.places(demand, slice(1, None), allowed) for each in (side, anew))
+                for name in ("prices", "order", "ends"):
+                    assert np.array_equal(getattr(kept, name), getattr(fresh, name))
+                rooms = [each.room(demand, 5, allowed) for each in (side, anew)]
+                assert np.array_equal(*rooms)
+                assert np.array_equal(rooms[0][1:], np.minimum(fresh.ends[:, -1], 5))

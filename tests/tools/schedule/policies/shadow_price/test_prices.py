@@ -34,6 +34,21 @@ SIZES = np.arange(K + 1)
 LINEAR = SIZES.astype(float)
 
 
+@pytest.mark.parametrize("least", [1, 8, 32])
+def test_gpus_that_are_all_worth_the_same_are_put_in_place_as_sorting_does(least: int):
+    """To the last bit: a job that is linear, or cannot change its size, beside those that others have."""
+    rng = np.random.default_rng(least)
+    way = SlopeWorth(32, np.arange(33))
+    worth, made = way.start(0.0), np.zeros(32)
+    for price in rng.choice([0.0, 0.25, 0.5, 1.0, 2.0], 40).tolist():
+        size = least if least == 32 else int(rng.integers(least, 33))
+        rates = np.zeros(33)
+        rates[least : size + 1] = np.arange(least, size + 1)
+        worth = way.with_job(PricedJob.of(rates), price, worth)
+        made = np.sort(np.concatenate((made, np.full(size, price))))[-32:]
+        assert np.array_equal(worth, made)
+
+
 def test_jobs_that_scale_linearly_are_served_shortest_first():
     """g(k) = k gives λ_m = m / K: all GPUs to one job after the other, so each waits for all before it."""
     found = priced([PricedJob.of(LINEAR)] * 6, ExactWorth(K))
