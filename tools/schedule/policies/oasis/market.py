@@ -453,7 +453,7 @@ class Places:
 
     def _count_for(self, most: int) -> int:
         """So many of the cheapest servers have, in every slot, ``most`` places, or all that there are."""
-        servers, count = self.ends.shape[1], max(1, most)
+        count, servers = max(1, most), int(self.ends.shape[1])
         wanted = np.minimum(self.ends[:, -1], most)
         while count < servers and (self.ends[:, count - 1] < wanted).any():
             count *= 2
