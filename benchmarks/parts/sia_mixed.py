@@ -2,14 +2,13 @@
 
 Replays take on the physics of Sia's simulator (``--compat sia``): a change costs 15 to 250 s by model.
 ``python -m benchmarks.parts.sia_mixed`` renews these rows of the benchmark shadow_price alone. One trace is
-one draw, which the same change of a policy moves by several percent up or down: ``samples`` prints the mean
-ratios to sia over further samples of two traces, with their standard errors.
+one draw, which the same change of a policy moves by several percent up or down: the rows named ``samples``
+are the mean ratios to sia over further samples of two traces, with their standard errors.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -63,8 +62,9 @@ def figures(traces: Sequence[str] = TRACES, jobs_limit: int | None = None) -> li
 
 def sampled(
     traces: Sequence[str] = SAMPLED, samples: int = SAMPLES, jobs_limit: int | None = None
-) -> dict[str, tuple[float, float]]:
+) -> list[Figure]:
     """Ours over sia's mean JCT and makespan: the mean over all samples, and its standard error."""
+    need_data("sia")
     ratios: dict[str, list[float]] = {"mean_jct": [], "makespan": []}
     for name in traces:
         published = inputs(data_folder() / "sia", name, jobs_limit)
@@ -73,10 +73,11 @@ def sampled(
             ours, theirs = outcome(trace, OURS), outcome(trace, "sia")
             for what, found in ratios.items():
                 found.append(getattr(ours, what) / getattr(theirs, what))
-    return {
-        what: (statistics.fmean(found), statistics.stdev(found) / len(found) ** 0.5)
-        for what, found in ratios.items()
-    }
+    rows: list[Figure] = []
+    for what, found in ratios.items():
+        name, error = f"sp_sia_mixed_samples_{what}_over_sia", statistics.stdev(found) / len(found) ** 0.5
+        rows += [Figure(name, statistics.fmean(found), "ratio"), Figure(f"{name}_error", error, "ratio")]
+    return rows
 
 
 def outcome(trace: Inputs, policy: str) -> Outcome:
@@ -89,16 +90,12 @@ def outcome(trace: Inputs, policy: str) -> Outcome:
     return Outcome(statistics.fmean(jcts_s), percentile(jcts_s, 0.99) or 0.0, max(ended_s.values()) - begun_s)
 
 
-def main(arguments: Sequence[str]) -> None:
-    if arguments == ["samples"]:
-        for what, (mean, error) in sampled().items():
-            print(f"{what} over sia's: {mean:.3f} ± {error:.3f}")
-        return
-    rows = figures()
+def main() -> None:
+    rows = [*figures(), *sampled()]
     figure.renew("shadow_price", rows)
     for row in rows:
         print(f"{row.name:45s} {row.value:.4g}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -64,6 +64,7 @@ def facts(found: Findings) -> Mapping[str, Any]:
         "bounds": _bounds(rows),
         "gap": _gap(),
         "types": _types(),
+        "types_sampled": _types_sampled(),
         "steps": _steps(rows),
         "mistaken": _mistaken(),
         "estimates": _estimates(rows),
@@ -187,6 +188,17 @@ def _types() -> str:
     ]
     head = ("", "mean JCT over `sia`", "99th percentile over the best", "makespan over the best")
     return markdown_table(head, body) if body else ""
+
+
+def _types_sampled() -> str:
+    """The same over many samples of the traces, as a sentence; empty if it was not measured."""
+    values = _measured()
+    names = ["sp_sia_mixed_samples_mean_jct_over_sia", "sp_sia_mixed_samples_makespan_over_sia"]
+    each = [(values.get(name), values.get(f"{name}_error")) for name in names]
+    known = [f"{mean:.3f} ± {error:.3f}" for mean, error in each if mean is not None and error is not None]
+    if len(known) < len(each):
+        return ""
+    return f"over samples of philly and saturn, mean JCT is {known[0]} and the makespan {known[1]} of `sia`'s"
 
 
 def _gap() -> str:

@@ -86,9 +86,10 @@ class FinishedWork:
             known = self._of_scripts.pop(name, {})
             known.pop(script, None)
             known[script] = ended.done * ended.gpu_s_per_sample
-            self._of_scripts[name] = _last(known)
-        self._totals = _last(self._totals)
-        self._of_scripts = _last(self._of_scripts)
+            _keep_last(known)
+            self._of_scripts[name] = known
+        _keep_last(self._totals)
+        _keep_last(self._of_scripts)
         self._groups, self._ranks = {}, {}
 
     def observe(self, training: Iterable[WorkDone]) -> None:
@@ -235,8 +236,7 @@ def _script(job: JobState) -> str:
     return f"{len(job.spec.user)} {job.spec.user} {job.spec.model}"
 
 
-def _last(groups: dict[Key, Value]) -> dict[Key, Value]:
-    """The same with those alone that were added last, to bound memory."""
+def _keep_last(groups: dict[Key, Value]) -> None:
+    """Drop all but those that were added last, in place, to bound memory."""
     for oldest in [*islice(groups, max(0, len(groups) - _MOST_GROUPS))]:
         del groups[oldest]
-    return groups

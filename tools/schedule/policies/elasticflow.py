@@ -179,10 +179,6 @@ class ElasticFlow(Policy):
 # Minimum satisfactory shares: jobs filled in over the time to come, in order of deadline.
 
 
-def _with_rounding(time_s: float) -> float:
-    return time_s * (1 + _ROUNDING)
-
-
 class _Stretch(NamedTuple):
     """A job on a number of GPUs from one time to another."""
 
@@ -266,11 +262,18 @@ class _Planned:
             held = gpus
             end_s = start_s + left / rate if rate else math.inf
             at += 1
-            ends = bisect_left(times, end_s, at, steps, key=_with_rounding)
-            others = counts[at:ends] < gpus
-            if index < count:
-                others |= counts[at:ends] >= sizes[index]
-            at += int(others.argmax()) if others.any() else ends - at
+            ends = bisect_left(times, end_s / (1 + _ROUNDING), at, steps)
+            while ends < steps and end_s > times[ends] * (1 + _ROUNDING):
+                ends += 1
+            while ends > at and end_s <= times[ends - 1] * (1 + _ROUNDING):
+                ends -= 1
+            if at < ends:
+                free_then = counts[at:ends]
+                changes = free_then < gpus
+                if index < count:
+                    changes |= free_then >= sizes[index]
+                first = int(changes.argmax())
+                at = at + first if changes.item(first) else ends
             next_s = times[at] if at < steps else until_s
             if end_s <= next_s * (1 + _ROUNDING):
                 # Some time at least: a job that trains past its stated work holds its GPUs, too.
@@ -416,6 +419,7 @@ class FreeLater(NamedTuple):
     times: list[float]
     """When each begins, ascending."""
     counts: npt.NDArray[np.int64]
+    """[step]"""
 
     def without(self, stretches: Iterable[_Stretch]) -> FreeLater:
         """What these leave."""

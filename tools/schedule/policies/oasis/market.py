@@ -41,8 +41,10 @@ _WIDEST: Final = 0.9 / (_STEPS * ROUNDING)
 """... where no capacity is larger: else what is committed could count as rounding."""
 MOST: Final = 1_000_000
 """Workers of a job on one server."""
-_KEPT_PLACES: Final = 2_000_000
-"""Of slots and servers, over all demands."""
+_MOST_KEPT: Final = 2_000_000
+"""Numbers of rooms, and of places as often, that are kept for all demands of one side: three arrays each."""
+_MOST_ASKED: Final = 1_000
+"""Demands of which it is known that they came before."""
 _CELLS: Final = 65_536
 """Sums that are looked at together: they stay in a fast cache."""
 _ROUNDING: Final = 1e-12
@@ -151,6 +153,7 @@ class Side:
         """Whether no sum in ``used`` has been rounded."""
         self._cheapest: Floats | None = None
         self._turn = 0
+        """Counts the commitments."""
         self._taken = np.zeros(slots, dtype=np.int64)
         """[slot] the turn in which something of it was committed last."""
         self._memory = _Memory()
@@ -162,6 +165,8 @@ class Side:
         if turn < self._turn:
             slots = self._taken_since(turn)
             rooms[slots] = self._numbers(demand, slots, servers).sum(axis=1)
+            if key not in known and (len(known) + 1) * len(rooms) > _MOST_KEPT:
+                known.clear()
             known[key] = self._turn, rooms
         found: Ints = np.minimum(rooms, most)
         return found
@@ -173,16 +178,13 @@ class Side:
         """
         key, memory = _key(demand, servers), self._memory
         turn, found = memory.places.get(key, (-1, None))
-        if found is None and key not in memory.asked:
-            memory.asked.add(key)
-            return self._sorted(demand, slots, servers)
+        if found is None and memory.is_new(key, self.used[:, :, :1].size):
+            return self._places_now(demand, slots, servers)
         if found is None:
-            if len(memory.places) * self.used[:, :, 0].size >= _KEPT_PLACES:
-                memory.forget_places()
-            found = self._sorted(demand, slice(None), servers)
+            found = self._places_now(demand, slice(None), servers).frozen()
         elif turn < self._turn:
             changed = self._taken_since(turn)
-            found = found.but_for(changed, self._sorted(demand, changed, servers))
+            found = found.but_for(changed, self._places_now(demand, changed, servers)).frozen()
         memory.places[key] = self._turn, found
         return Places(found.prices[slots], found.order[slots], found.ends[slots])
 
@@ -191,11 +193,11 @@ class Side:
         found = np.flatnonzero(self._taken > turn)
         return slice(int(found[0]), int(found[-1]) + 1) if len(found) else slice(0)
 
-    def _sorted(self, demand: Floats, slots: slice, servers: Bools | None) -> Places:
+    def _places_now(self, demand: Floats, slots: slice, servers: Bools | None) -> Places:
         return Places.of(self.prices[slots] @ demand, self._numbers(demand, slots, servers))
 
     def _numbers(self, demand: Floats, slots: slice, servers: Bools | None) -> Ints:
-        """[slot, server] how many of a demand fit."""
+        """[slot, server] how many of a demand fit, up to :data:`MOST`."""
         found = whole_fits(self.free(slots), demand, MOST)
         if servers is not None and not servers.all():
             found[:, ~servers] = 0
@@ -231,7 +233,7 @@ class Side:
 
     def price_again(self, bounds: SideBounds) -> None:
         self.bounds, self._cheapest = bounds, None
-        self._memory.forget_places()
+        self._memory = _Memory()
         self.prices = self._prices(slice(None))
 
     def move_on(self, slots: int) -> None:
@@ -247,12 +249,12 @@ class Side:
         return self.bounds.prices(part)
 
 
-def _key(demand: Floats, servers: Bools | None) -> _Asked:
-    return demand.tobytes(), b"" if servers is None else servers.tobytes()
-
-
 _Asked = tuple[bytes, bytes]
 """A demand, and the servers that it may be on."""
+
+
+def _key(demand: Floats, servers: Bools | None) -> _Asked:
+    return demand.tobytes(), b"" if servers is None else servers.tobytes()
 
 
 class _Memory:
@@ -260,16 +262,28 @@ class _Memory:
 
     def __init__(self) -> None:
         self.rooms: dict[_Asked, tuple[int, Ints]] = {}
-        self.forget_places()
-
-    def forget_places(self) -> None:
         self.places: dict[_Asked, tuple[int, Places]] = {}
-        self.asked: set[_Asked] = set()
-        """For which places were asked once at least."""
+        self._asked: dict[_Asked, None] = {}
+        """For which places were asked; those that were asked for last come last."""
 
     def __deepcopy__(self, memo: object) -> _Memory:
-        """Nothing depends on it."""
+        """Only the time depends on it that things take."""
         return _Memory()
+
+    def is_new(self, asked: _Asked, size: int) -> bool:
+        """Whether places of ``size`` numbers are not to be kept: they were not asked for before, or there is
+        no room for them. Those that were kept first make room.
+        """
+        if asked not in self._asked:
+            if len(self._asked) == _MOST_ASKED:
+                del self._asked[next(iter(self._asked))]
+            self._asked[asked] = None
+            return True
+        while self.places and (len(self.places) + 1) * size > _MOST_KEPT:
+            oldest = next(iter(self.places))
+            del self.places[oldest]
+            self._asked.pop(oldest, None)
+        return size > _MOST_KEPT
 
 
 def _sums_exactly(demand: Floats) -> bool:
@@ -426,15 +440,21 @@ class Places:
         made.prices[slots], made.order[slots], made.ends[slots] = others.prices, others.order, others.ends
         return made
 
+    def frozen(self) -> Places:
+        """The same, and no one can write to it."""
+        for values in (self.prices, self.order, self.ends):
+            values.flags.writeable = False
+        return self
+
     def first_at(self, factor: float) -> Places:
-        """Prices of the first slot times a factor."""
+        """The same with the prices of the first slot times a factor."""
         prices = self.prices.copy()
         prices[:1] *= factor
         return replace(self, prices=prices)
 
     @classmethod
     def none(cls, slots: int, servers: int) -> Places:
-        """Of no use: nothing fits."""
+        """For a job without PS, which takes none: nothing fits, and no order means anything."""
         shape = (slots, servers)
         return cls(np.zeros(shape), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
 
@@ -452,7 +472,7 @@ class Places:
         return found
 
     def _count_for(self, most: int) -> int:
-        """So many of the cheapest servers have, in every slot, ``most`` places, or all that there are."""
+        """A number of servers: in every slot, the cheapest have ``most`` places, or all that there are."""
         count, servers = max(1, most), int(self.ends.shape[1])
         wanted = np.minimum(self.ends[:, -1], most)
         while count < servers and (self.ends[:, count - 1] < wanted).any():

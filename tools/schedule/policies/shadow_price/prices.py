@@ -244,7 +244,7 @@ class SlopeWorth(Prices[PricedJob, Floats]):
     def __init__(self, gpus: int, sizes: Ints) -> None:
         self._gpus = gpus
         self._sizes = sizes
-        self._hulls: dict[bytes, Floats] = {}
+        self._hulls: dict[bytes, tuple[Floats, bool]] = {}
 
     def start(self, future: float) -> Floats:
         return np.full(self._gpus, future)
@@ -255,24 +255,27 @@ class SlopeWorth(Prices[PricedJob, Floats]):
         return _least((job.weight + taken) * job.slowness)
 
     def with_job(self, job: PricedJob, price: float, worth: Floats) -> Floats:
-        slopes = self._slopes(job.rates)
-        if slopes[0] == slopes[-1]:
+        slopes, are_equal = self._slopes(job.rates)
+        if are_equal:
             return _with_equal(worth, price * slopes[0], len(slopes))
         made = np.concatenate((worth, price * slopes))
         made.sort(kind="stable")
         return made[len(made) - self._gpus :]
 
-    def _slopes(self, rates: Floats) -> Floats:
-        """Progress of each GPU more, ascending, along the concave hull; jobs that are alike share it."""
+    def _slopes(self, rates: Floats) -> tuple[Floats, bool]:
+        """Progress of each GPU more, ascending, along the concave hull, and whether all add the same; jobs
+        that are alike share it.
+        """
         key = rates.tobytes()
         known = self._hulls.get(key)
         if known is None:
-            known = self._hulls[key] = hull_slopes(self._sizes[: len(rates)], rates)
+            slopes = hull_slopes(self._sizes[: len(rates)], rates)
+            known = self._hulls[key] = slopes, bool((slopes == slopes[0]).all())
         return known
 
 
 def _with_equal(ascending: Floats, value: float, count: int) -> Floats:
-    """As many as there are, the largest of these and of ``count`` that are equal, ascending."""
+    """The ``len(ascending)`` largest of these and of ``count`` times ``value``, ascending."""
     below = int(ascending.searchsorted(value))
     first = below - min(count, below)
     made = ascending.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks.parts.slot_schedules import broken_rules
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers, SlotPlan, sigmoid_worth
+from pliant.tools.schedule.policies.oasis import market as of_market
 from pliant.tools.schedule.policies.oasis.market import Market, Places, Side, schedules
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from tests.effort import examples
@@ -394,25 +396,34 @@ def _done(bid: Bid, sizes: Sequence[int]) -> int:
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=examples(30), deadline=None)
 def test_places_that_are_kept_are_those_of_servers_that_are_looked_at_anew(seed: int) -> None:
-    """Whatever is asked between commitments, in part given back, and as time moves on."""
+    """Whatever is asked between commitments, in part given back, as prices change and time moves on, and
+    however little is kept.
+    """
     rng = np.random.default_rng(seed)
     servers, slots = servers_of(rng, 4, 2), 8
     bids = [bid_of(rng, f"job-{n}", slots, 20, 5) for n in range(6)]
     market = busy_market(rng, servers, bids, slots)
     side, asked = market.workers, [bid.worker for bid in bids[:3]]
-    for _ in range(6):
-        if rng.random() < 0.2:
-            market.move_on(1)
-        counts = rng.integers(-1, 2, (2, len(side.capacity)))
-        side.take(counts, asked[0], slice(at := int(rng.integers(0, market.slots - 1)), at + 2))
-        anew = Side(side.capacity, side.bounds, market.slots)
-        anew.used, anew.prices = side.used, side.prices
-        for demand in asked:
-            some = rng.random(len(side.capacity)) < 0.7
-            for allowed in (None, some):
-                kept, fresh = (each.places(demand, slice(1, None), allowed) for each in (side, anew))
-                for name in ("prices", "order", "ends"):
-                    assert np.array_equal(getattr(kept, name), getattr(fresh, name))
-                rooms = [each.room(demand, 5, allowed) for each in (side, anew)]
-                assert np.array_equal(*rooms)
-                assert np.array_equal(rooms[0][1:], np.minimum(fresh.ends[:, -1], 5))
+    some = rng.random(len(side.capacity)) < 0.7
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(of_market, "_MOST_KEPT", int(rng.choice([1, 40, 100, 10_000])))
+        for _ in range(6):
+            if rng.random() < 0.2:
+                market.move_on(1)
+            if rng.random() < 0.2:
+                side.price_again(market.bounds.scaled(2.0).workers)
+            if rng.random() < 0.2:
+                side = deepcopy(side)
+                market.workers = side
+            at = int(rng.integers(0, slots - 1))
+            side.take(rng.integers(-1, 2, (2, len(side.capacity))), asked[0], slice(at, at + 2))
+            anew = Side(side.capacity, side.bounds, market.slots)
+            anew.used, anew.prices = side.used, side.prices
+            for demand in asked:
+                for allowed in (None, some):
+                    kept, fresh = (each.places(demand, slice(1, None), allowed) for each in (side, anew))
+                    for name in ("prices", "order", "ends"):
+                        assert np.array_equal(getattr(kept, name), getattr(fresh, name))
+                    rooms = [each.room(demand, 5, allowed) for each in (side, anew)]
+                    assert np.array_equal(*rooms)
+                    assert np.array_equal(rooms[0][1:], np.minimum(fresh.ends[:, -1], 5))

@@ -49,6 +49,21 @@ def test_gpus_that_are_all_worth_the_same_are_put_in_place_as_sorting_does(least
         assert np.array_equal(worth, made)
 
 
+def test_slopes_that_differ_by_rounding_alone_are_sorted():
+    """The first and the last are equal here, and one between them is not."""
+    sizes = np.array([0, 4, 10, 15, 16, 20, 21, 26])
+    rates = 1895.633544162623 * sizes
+    rates[[1, 2, 3, 4, 5, 6, 7]] = [
+        *(7582.534176650492, 18956.335441626226, 28434.50316243934, 30330.136706601967),
+        *(37912.67088325245, 39808.30442741508, 49286.4721482282),
+    ]
+    slopes = hull_slopes(sizes, rates)
+    assert slopes[0] == slopes[-1] != slopes.max()
+    way = SlopeWorth(26, sizes)
+    worth = way.with_job(PricedJob.of(rates), 0.75, way.start(0.0))
+    assert np.array_equal(worth, np.sort(0.75 * slopes))
+
+
 def test_jobs_that_scale_linearly_are_served_shortest_first():
     """g(k) = k gives λ_m = m / K: all GPUs to one job after the other, so each waits for all before it."""
     found = priced([PricedJob.of(LINEAR)] * 6, ExactWorth(K))
