@@ -310,7 +310,8 @@ class Remembered(Generic[JobT, Made]):
     """Prices, each computed once: jobs that are equal have the same."""
 
     def __init__(self, worth: Prices[JobT, Made], gpus: int) -> None:
-        self._worth = worth
+        self.worth = worth
+        """Computes them."""
         self._gpus = gpus
         self._starts: dict[float, Priced[JobT, Made]] = {}
         self.numbers = 0
@@ -319,19 +320,19 @@ class Remembered(Generic[JobT, Made]):
     def start(self, future: float) -> Priced[JobT, Made]:
         found = self._starts.get(future)
         if found is None:
-            found = self._starts[future] = Priced(self._worth.start(future))
+            found = self._starts[future] = Priced(self.worth.start(future))
         return found
 
     def price(self, job: JobT, made: Priced[JobT, Made]) -> float:
         found = made.prices.get(job)
         if found is None:
-            found = made.prices[job] = self._worth.price(job, made.made)
+            found = made.prices[job] = self.worth.price(job, made.made)
         return found
 
     def with_job(self, job: JobT, price: float, made: Priced[JobT, Made]) -> Priced[JobT, Made]:
         found = made.then.get(job)
         if found is None:
-            found = made.then[job] = Priced(self._worth.with_job(job, price, made.made))
+            found = made.then[job] = Priced(self.worth.with_job(job, price, made.made))
             self.numbers += 2 * self._gpus + _ENTRY  # and the slopes of the job, where it has some
         return found
 
@@ -339,7 +340,7 @@ class Remembered(Generic[JobT, Made]):
         if len(pairs) < _FEW_PAIRS:
             return [self.price(*pair) for pair in pairs]
         if new := [pair for pair in pairs if pair[0] not in pair[1].prices]:
-            found = self._worth.prices([(job, made.made) for job, made in new])
+            found = self.worth.prices([(job, made.made) for job, made in new])
             for (job, made), price in zip(new, found, strict=True):
                 made.prices[job] = price
         return [made.prices[job] for job, made in pairs]
@@ -350,7 +351,7 @@ class Remembered(Generic[JobT, Made]):
         if len(triples) < _FEW_PAIRS:
             return [self.with_job(*each) for each in triples]
         if new := [each for each in triples if each[0] not in each[2].then]:
-            found = self._worth.with_jobs([(job, price, made.made) for job, price, made in new])
+            found = self.worth.with_jobs([(job, price, made.made) for job, price, made in new])
             for (job, _, made), then in zip(new, found, strict=True):
                 made.then[job] = Priced(then)
             self.numbers += (2 * self._gpus + _ENTRY) * len(new)

@@ -29,6 +29,8 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     priced,
 )
 
+_REMEMBERED_GPUS: Final = 4096
+"""In a larger pool few prices have room in memory, and jobs change before one is asked for again."""
 _TIE: Final = 1e-6
 """Worth of a job's end, in weighted completion time, where the prices see no difference."""
 _PAYS: Final = 8.0
@@ -180,7 +182,9 @@ def _prices(members: PoolColumns, rules: Rules, memory: PriceMemory) -> tuple[li
             sweeps=rules.sweeps,
             gpus=gpus,
         )
-    prices[order] = priced([jobs[row] for row in order], worth, future)
+    ordered = [jobs[row] for row in order]
+    remembers = gpus <= _REMEMBERED_GPUS
+    prices[order] = priced(ordered, worth, future) if remembers else priced(ordered, worth.worth, future)
     return order, prices
 
 

@@ -10,6 +10,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
+from pliant.tools.schedule.policies.shadow_price import sizes as of_sizes
 from pliant.tools.schedule.policies.shadow_price.knowledge import UnknownNoise
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
@@ -339,3 +340,18 @@ def test_a_job_that_trains_past_what_it_stated_goes_by_what_it_has_had():
     started_s = held.jobs["waits"].first_start_s
     assert started_s is not None
     assert 900.0 <= started_s <= 1100.0, "once it has had 3,840 GPU-seconds it counts as so many more"
+
+
+def test_a_large_pool_decides_the_same_whether_prices_are_remembered(monkeypatch: pytest.MonkeyPatch):
+    def decided_sizes(most_gpus: int) -> list[dict[str, int]]:
+        monkeypatch.setattr(of_sizes, "_REMEMBERED_GPUS", most_gpus)
+        held, found = session(ShadowPrice(), cluster(*[8] * 40), curves(m={1: 1.0, 8: 6.0, 64: 30.0})), []
+        for turn in range(6):
+            for number in range(4):
+                work = {"samples": 500.0 * (1 + 3 * number + turn)}
+                held.submit(job(f"{turn}-{number}", low=1, high=64, model="m", work=work), 60.0 * turn)
+            held.decide(60.0 * turn)
+            found.append(sizes(held))
+        return found
+
+    assert decided_sizes(0) == decided_sizes(4096)
