@@ -137,7 +137,8 @@ def _replayed(made: Path, shape: Path, policy: str, path: Path) -> tuple[float, 
 
 
 def _spent(*words: str, most_cpu_s: int = MOST_CPU_S) -> tuple[float, float] | None:
-    """CPU seconds and peak MB of a command; None: it was ended for its time.
+    """CPU seconds and peak MB of a command, said on stderr at once, as all of it takes hours; None: it was
+    ended for its time.
 
     :raises RuntimeError: it failed.
     """
@@ -151,7 +152,9 @@ def _spent(*words: str, most_cpu_s: int = MOST_CPU_S) -> tuple[float, float] | N
         return None
     if process.returncode:
         raise RuntimeError(f"pliant {' '.join(words)} ended with {process.returncode}")
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    cpu_s, peak_mb = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    print(f"{' '.join(words[:2])}: {cpu_s:.1f} s of CPU, {peak_mb:.0f} MB", file=sys.stderr, flush=True)
+    return cpu_s, peak_mb
 
 
 class _Row(NamedTuple):
