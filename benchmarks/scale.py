@@ -137,8 +137,9 @@ def _replayed(made: Path, shape: Path, policy: str, path: Path) -> tuple[float, 
 
 
 def _spent(*words: str, most_cpu_s: int = MOST_CPU_S) -> tuple[float, float] | None:
-    """CPU seconds and peak MB of a command, said on stderr at once, as all of it takes hours; None: it was
-    ended for its time.
+    """CPU seconds and peak MB of a command, printed to stderr as it ends: a whole run takes hours.
+
+    Returns None if it exceeded its CPU time.
 
     :raises RuntimeError: it failed.
     """

@@ -262,6 +262,7 @@ class _Planned:
             held = gpus
             end_s = start_s + left / rate if rate else math.inf
             at += 1
+            # Steps that begin before it ends: dividing may be off by a rounding, comparing is exact.
             ends = bisect_left(times, end_s / (1 + _ROUNDING), at, steps)
             while ends < steps and end_s > times[ends] * (1 + _ROUNDING):
                 ends += 1

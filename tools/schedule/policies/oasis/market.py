@@ -42,7 +42,7 @@ _WIDEST: Final = 0.9 / (_STEPS * ROUNDING)
 MOST: Final = 1_000_000
 """Workers of a job on one server."""
 _MOST_KEPT: Final = 2_000_000
-"""Numbers of rooms, and of places as often, that are kept for all demands of one side: three arrays each."""
+"""Numbers that one side keeps of rooms, and as many in each of the three arrays of places."""
 _MOST_ASKED: Final = 1_000
 """Demands of which it is known that they came before."""
 _CELLS: Final = 65_536
@@ -161,12 +161,14 @@ class Side:
     def room(self, demand: Floats, most: int, servers: Bools | None) -> Ints:
         """[slot] how many of a demand fit all servers together, ``most`` at the most."""
         key, known = _key(demand, servers), self._memory.rooms
-        turn, rooms = known.get(key, (-1, np.zeros(len(self.used), dtype=np.int64)))
+        turn, rooms = known.get(key, (-1, None))
+        if rooms is None:
+            rooms = np.zeros(len(self.used), dtype=np.int64)
+            if (len(known) + 1) * len(rooms) > _MOST_KEPT:
+                known.clear()
         if turn < self._turn:
             slots = self._taken_since(turn)
             rooms[slots] = self._numbers(demand, slots, servers).sum(axis=1)
-            if key not in known and (len(known) + 1) * len(rooms) > _MOST_KEPT:
-                known.clear()
             known[key] = self._turn, rooms
         found: Ints = np.minimum(rooms, most)
         return found
@@ -174,11 +176,11 @@ class Side:
     def places(self, demand: Floats, slots: slice, servers: Bools | None = None) -> Places:
         """All that fit, up to :data:`MOST` a server.
 
-        What is asked for again is kept: slots that are as they were are not sorted anew.
+        Places of a repeated demand are kept; only slots that have changed since are sorted again.
         """
         key, memory = _key(demand, servers), self._memory
         turn, found = memory.places.get(key, (-1, None))
-        if found is None and memory.is_new(key, self.used[:, :, :1].size):
+        if found is None and not memory.keeps(key, self.used[:, :, :1].size):
             return self._places_now(demand, slots, servers)
         if found is None:
             found = self._places_now(demand, slice(None), servers).frozen()
@@ -264,26 +266,27 @@ class _Memory:
         self.rooms: dict[_Asked, tuple[int, Ints]] = {}
         self.places: dict[_Asked, tuple[int, Places]] = {}
         self._asked: dict[_Asked, None] = {}
-        """For which places were asked; those that were asked for last come last."""
+        """For which places were requested, in the order of their first request."""
 
     def __deepcopy__(self, memo: object) -> _Memory:
-        """Only the time depends on it that things take."""
+        """Empty: results do not depend on it, only the time they take."""
         return _Memory()
 
-    def is_new(self, asked: _Asked, size: int) -> bool:
-        """Whether places of ``size`` numbers are not to be kept: they were not asked for before, or there is
-        no room for them. Those that were kept first make room.
+    def keeps(self, asked: _Asked, size: int) -> bool:
+        """Whether to keep places of ``size`` numbers: from the second request on, if they fit at all.
+
+        Makes room by dropping the oldest.
         """
         if asked not in self._asked:
             if len(self._asked) == _MOST_ASKED:
                 del self._asked[next(iter(self._asked))]
             self._asked[asked] = None
-            return True
+            return False
         while self.places and (len(self.places) + 1) * size > _MOST_KEPT:
             oldest = next(iter(self.places))
             del self.places[oldest]
             self._asked.pop(oldest, None)
-        return size > _MOST_KEPT
+        return size <= _MOST_KEPT
 
 
 def _sums_exactly(demand: Floats) -> bool:
@@ -454,7 +457,7 @@ class Places:
 
     @classmethod
     def none(cls, slots: int, servers: int) -> Places:
-        """For a job without PS, which takes none: nothing fits, and no order means anything."""
+        """For a job without PS: nothing fits, and the order has no meaning."""
         shape = (slots, servers)
         return cls(np.zeros(shape), np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64))
 

@@ -395,7 +395,7 @@ def _done(bid: Bid, sizes: Sequence[int]) -> int:
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=examples(30), deadline=None)
-def test_places_that_are_kept_are_those_of_servers_that_are_looked_at_anew(seed: int) -> None:
+def test_kept_places_equal_those_of_a_fresh_look_at_the_servers(seed: int) -> None:
     """Whatever is asked between commitments, in part given back, as prices change and time moves on, and
     however little is kept.
     """
@@ -417,13 +417,13 @@ def test_places_that_are_kept_are_those_of_servers_that_are_looked_at_anew(seed:
                 market.workers = side
             at = int(rng.integers(0, slots - 1))
             side.take(rng.integers(-1, 2, (2, len(side.capacity))), asked[0], slice(at, at + 2))
-            anew = Side(side.capacity, side.bounds, market.slots)
-            anew.used, anew.prices = side.used, side.prices
+            again = Side(side.capacity, side.bounds, market.slots)
+            again.used, again.prices = side.used, side.prices
             for demand in asked:
                 for allowed in (None, some):
-                    kept, fresh = (each.places(demand, slice(1, None), allowed) for each in (side, anew))
+                    kept, fresh = (each.places(demand, slice(1, None), allowed) for each in (side, again))
                     for name in ("prices", "order", "ends"):
                         assert np.array_equal(getattr(kept, name), getattr(fresh, name))
-                    rooms = [each.room(demand, 5, allowed) for each in (side, anew)]
+                    rooms = [each.room(demand, 5, allowed) for each in (side, again)]
                     assert np.array_equal(*rooms)
                     assert np.array_equal(rooms[0][1:], np.minimum(fresh.ends[:, -1], 5))
