@@ -34,6 +34,9 @@ LIMITS: Final = {
     "compiled_after_relative_error": 1e-3,
     "ranks_relative_error": 1e-5,
     "demo_unfinished": 0.0,
+    "use_idle_error": 0.1,
+    "use_memory_error": 0.02,
+    "use_missed_values": 0.0,
 }
 SMALL: Final = ("group", "streams", "amp")
 
@@ -70,14 +73,16 @@ class CheckFailedError(RuntimeError):
     """A check that should have passed."""
 
 
-CHECKS: Final = ("group", "changes", "streams", "amp", "compiled", "ranks", "profile", "demo")
+CHECKS: Final = (
+    "group", "changes", "streams", "amp", "compiled", "ranks", "profile", "demo", "scripts", "use"
+)  # fmt: skip
 PARTS: Final[dict[str, Part]] = {
     **{name: partial(check, name) for name in CHECKS},
     "checkpoint": checkpoint,
     "steps": gpu_training.steps,
-    "workers": gpu_training.changes,
+    **{f"workers-{size}": partial(gpu_training.changes, states=(size,)) for size in gpu_training.STATES},
     "neighbours": gpu_training.neighbours,
-    "profiles": lambda: gpu_training.profiled(figure.RESULTS / "gpu_profile.parquet"),
+    **{f"profile-{model}": partial(gpu_training.profiled, model) for model in gpu_training.PROFILED},
 }
 
 

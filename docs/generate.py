@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -446,7 +446,8 @@ def rescaling_page() -> str:
     results = HERE.parent / "benchmarks" / "results"
     values = {row["name"]: row["value"] for row in json.loads((results / "rescale.json").read_bytes())}
     machine = json.loads((results / "rescale.machine.json").read_bytes())
-    on_gpu = {row["name"]: row["value"] for row in json.loads((results / "gpu.json").read_bytes())}
+    checks = {row["name"]: row for row in json.loads((results / "gpu.json").read_bytes())}
+    on_gpu = {name: row["value"] for name, row in checks.items()}
     gpu = json.loads((results / "gpu.machine.json").read_bytes())
     rows = []
     changes = ("1_to_2", "2_to_3", "3_to_2", "2_to_1")
@@ -460,6 +461,7 @@ def rescaling_page() -> str:
     stalls = [values[f"stall_{change}_s"] for change in changes]
     relaunches = [values[f"relaunch_{change}_s"] for change in changes]
     grown, saved = on_gpu["large_stall_1_to_2_s"], on_gpu["checkpoint_stall_over_dcp_async"]
+    examples = f"{on_gpu['scripts_jobs'] - 3:.0f}"
     return f"""# What changing a running job costs
 
 A change in place costs a small network {min(stalls):.2f} to {max(stalls):.2f} s, a checkpoint and relaunch
@@ -479,31 +481,44 @@ to a step of 10 ms of two workers. The losses of 1 → 2 → 3 → 2 → 1 diffe
 {values["loss_relative_error"]:.1g} of them at most.
 
 ## On a GPU
-Checks of `make gpu-check` on one {gpu["gpu"]}, torch {gpu["versions"]["torch"]};
-measured once each. The workers of the larger job share the GPU and talk through gloo, as NCCL refuses two
-workers on one GPU.
+Checks of `make gpu-check` on one GPU, torch {gpu["versions"]["torch"]}; measured once each. The workers of
+the larger job share the GPU and talk through gloo, as NCCL refuses two workers on one GPU.
 
-| what | s |
-| --- | --- |
-| 420 million parameters with AdamW, 1 → 2 in place | {grown:.1f} |
-| of it: the broadcast of 5 GB | {on_gpu["large_stall_1_to_2_broadcast_s"]:.1f} |
-| of it: the first step with two workers | {on_gpu["large_stall_1_to_2_first_step_s"]:.1f} |
-| 2 → 1 in place | {on_gpu["large_stall_2_to_1_s"]:.3f} |
-| 1 → 2 by checkpoint and relaunch | {on_gpu["large_relaunch_1_to_2_s"]:.0f} |
-| NCCL's group of one worker formed: first, and after a hundred changes | \
-{on_gpu["changes_form_first_s"]:.1f}, {on_gpu["changes_form_last_s"]:.3f} |
-| a step of a transformer of 23 million parameters: library, PyTorch's loader | \
-{on_gpu["step_transformer_library_s"]:.4f}, {on_gpu["step_transformer_plain_s"]:.4f} |
-| a step of a small network on 1,024 samples: the same | \
-{on_gpu["step_mlp_library_s"]:.4f}, {on_gpu["step_mlp_plain_s"]:.4f} |
-| the same with all samples on the GPU, without a loader | {on_gpu["step_mlp_least_s"]:.4f} |
-
+{_table(("what", "s", "on"), _on_gpu(checks, gpu["gpu"]))}
 A hundred changes leave no memory behind, on the GPU or in main memory; a checkpoint stalls training
 {saved:.2f} times as long as PyTorch's asynchronous one. Checkpoints hold what the kernels before them wrote;
 mixed precision and `torch.compile` train as without the library (errors up to
 {max(on_gpu["amp_relative_error"], on_gpu["compiled_before_relative_error"]):.1g}), two workers as one
-({on_gpu["ranks_relative_error"]:.1g}). A worker that is lost ends its attempt there.
+({on_gpu["ranks_relative_error"]:.1g}). A worker that is lost ends its attempt there. The {examples} examples
+and three scripts of Accelerate, Lightning and transformers train to their end.
+
+Two processes that share a GPU keep of the speed that each has alone: two of 4 million parameters
+{on_gpu["shared_small_beside_small"]:.2f} each, two of 420 million
+{on_gpu["shared_large_beside_large"]:.2f}, less than by taking turns; a small one beside a large one
+{on_gpu["shared_small_beside_large"]:.2f}, the large one {on_gpu["shared_large_beside_small"]:.2f}.
 """
+
+
+def _on_gpu(checks: Mapping[str, Any], most: str) -> Iterator[tuple[str, str, str]]:
+    """What takes how long on which GPU; ``most``: that of rows that name none."""
+    large = "420 million parameters with AdamW, 1 → 2 in place"
+    shown = (
+        (large, ".1f", "large_stall_1_to_2_s"),
+        ("of it: the broadcast of 5 GB", ".1f", "large_stall_1_to_2_broadcast_s"),
+        ("of it: the first step with two workers", ".1f", "large_stall_1_to_2_first_step_s"),
+        ("2 → 1 in place", ".3f", "large_stall_2_to_1_s"),
+        ("1 → 2 by checkpoint and relaunch", ".0f", "large_relaunch_1_to_2_s"),
+        ("NCCL's group of one worker formed", ".1f", "group_form_first_s"),
+        ("the same after a hundred changes", ".3f", "changes_form_last_s"),
+        ("a step of a transformer of 23 million parameters: library", ".4f", "step_transformer_library_s"),
+        ("with PyTorch's loader", ".4f", "step_transformer_plain_s"),
+        ("a step of a small network on 1,024 samples: library", ".4f", "step_mlp_library_s"),
+        ("with PyTorch's loader", ".4f", "step_mlp_plain_s"),
+        ("with all samples on the GPU, without a loader", ".4f", "step_mlp_least_s"),
+    )
+    for what, digits, name in shown:
+        row = checks[name]
+        yield what, format(row["value"], digits), row.get("machine", most).partition(", driver")[0]
 
 
 def performance_page() -> str:

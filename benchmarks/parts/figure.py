@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -90,15 +90,37 @@ def _cpuinfo() -> list[str]:
 
 def write(name: str, figures: Sequence[Figure]) -> Path:
     """Write results/NAME.json and, beside it, the machine that it was measured on."""
-    return _write(name, [figure.row(_command(name)) for figure in figures])
+    return _write(name, [figure.row(_command(name)) for figure in figures], machine())
 
 
 def renew(name: str, figures: Sequence[Figure]) -> Path:
-    """Write some figures of a benchmark, measured alone; the others stay as they are, in their order."""
+    """Write some figures of a benchmark, measured alone; the others stay as they are, in their order.
+
+    The machine beside them is that of most figures; a figure of another machine says so itself.
+    """
     path = RESULTS / f"{name}.json"
     before = json.loads(path.read_text()) if path.exists() else []
-    rows = {row["name"]: row for row in before}
-    return _write(name, [*(rows | {one.name: one.row(_command(name)) for one in figures}).values()])
+    here, there = machine(), machine_of(name)
+    mine, others = machine_label(here), machine_label(there or here)
+    rows = {row["name"]: {"machine": others} | row for row in before}
+    rows |= {one.name: one.row(_command(name)) | {"machine": mine} for one in figures}
+    most = max((others, mine), key=[row["machine"] for row in rows.values()].count)
+    kept = [
+        {key: value for key, value in row.items() if (key, value) != ("machine", most)}
+        for row in rows.values()
+    ]
+    return _write(name, kept, here if there is None or most == mine else there)
+
+
+def machine_of(name: str) -> dict[str, object] | None:
+    """The machine of most figures of a benchmark; None if nothing is recorded."""
+    path = RESULTS / f"{name}.machine.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def machine_label(about: Mapping[str, object]) -> str:
+    """What a machine is called beside a figure: its GPU, or else its processor."""
+    return str(about.get("gpu") or f"{about['cores']} cores of {about['cpu']}")
 
 
 def newer_commits(name: str, paths: Sequence[str]) -> list[str]:
@@ -138,9 +160,9 @@ def _command(name: str) -> str:
     return "make gpu-check" if name == "gpu" else f"make bench NAME={name}"
 
 
-def _write(name: str, rows: Sequence[dict[str, object]]) -> Path:
+def _write(name: str, rows: Sequence[dict[str, object]], where: Mapping[str, object]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(rows, indent=1) + "\n")
-    (RESULTS / f"{name}.machine.json").write_text(json.dumps(machine(), indent=1) + "\n")
+    (RESULTS / f"{name}.machine.json").write_text(json.dumps(where, indent=1) + "\n")
     return path

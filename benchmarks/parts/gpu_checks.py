@@ -8,6 +8,7 @@ no GPU run as well: so the tests see that the checks themselves work.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from torch import nn
 
 from benchmarks.parts.figure import ROOT
 from pliant.tools.run import elastic
+from pliant.tools.run.backends import machine
+from pliant.tools.run.backends.use import GpuMeter
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, use_interface
@@ -37,6 +40,8 @@ WARM: Final = 10
 STEPS: Final = 6
 BATCH: Final = 33
 """Odd, so that two workers have uneven shares."""
+BUSY_S: Final = 3.0
+TAKEN_BYTES: Final = 4 << 30
 
 
 def group(device: torch.device, changes: int = 1) -> dict[str, float]:
@@ -136,15 +141,124 @@ def profile(device: torch.device) -> dict[str, float]:
 def demo(device: torch.device) -> dict[str, float]:
     """Schedule and run a job to its end on one slot."""
     with tempfile.TemporaryDirectory() as folder:
-        job, cluster = _one_slot(Path(folder), device, "mlp")
-        schedule, state = f"{folder}/schedule.json", f"{folder}/state"
-        _pliant("schedule", job, "--cluster", cluster, "--policy", "fifo", "-o", schedule)
-        began_s = time.monotonic()
-        said = _pliant("run", schedule, "--state", state, "--until-done")
-        ends = [json.loads(line).get("event") for line in said.splitlines()]
-        return {"took_s": time.monotonic() - began_s, "unfinished": float("finish" not in ends)}
+        events, took_s = _run(Path(folder), *_one_slot(Path(folder), device, "mlp"))
+        ends = [event.get("event") for event in events]
+        return {"took_s": took_s, "unfinished": float("finish" not in ends)}
 
 
+def scripts(device: torch.device) -> dict[str, float]:
+    """The examples, and scripts of three other libraries, train to their end, one after the other.
+
+    :raises RuntimeError: some do not; which, and why, is what it says.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        jobs = [_job(Path(example).name, [_example(example), *words]) for example, words in EXAMPLES.items()]
+        for library, text in LIBRARIES.items():
+            (folder / f"with_{library}.py").write_text(f"KIND = {device.type!r}\n{text}")
+            about = {"resize": "relaunch", "batch": {"size": 8, "per_gpu_max": 8}, "workdir": name}
+            jobs.append(_job(library, [f"with_{library}.py"]) | about | {"env": {"HF_HUB_OFFLINE": "1"}})
+        file, cluster = _on_one_slot(folder, device, jobs)
+        events, took_s = _run(folder, file, cluster)
+    ends = {event["job"]: event for event in events if event.get("event") in ("finish", "fail", "reject")}
+    unfinished = [
+        f"{job['id']}: {ends.get(job['id'], {}).get('detail')}"
+        for job in jobs
+        if ends.get(job["id"], {}).get("event") != "finish"
+    ]
+    if unfinished:
+        raise RuntimeError("; ".join(unfinished))
+    return {"took_s": took_s, "jobs": float(len(jobs))}
+
+
+def use(device: torch.device) -> dict[str, float]:
+    """What is seen of a GPU that this process keeps busy: whose it is, how busy, what is taken."""
+    (gpu,) = machine.list_gpus().gpus[:1]
+    meter = GpuMeter([gpu.name])
+    factor = torch.randn(8192, 8192, device=device)
+    (factor @ factor).sum().item()
+    _, before = meter.look()
+    block = torch.zeros(TAKEN_BYTES, dtype=torch.uint8, device=device)
+    looks, looked_s, began_s = [], 0.0, time.monotonic()
+    while time.monotonic() < began_s + BUSY_S:
+        for _ in range(8):
+            factor @ factor
+        torch.cuda.synchronize(device)
+        look_s = time.monotonic()
+        looks.append(meter.look())
+        looked_s += time.monotonic() - look_s
+    seen = [busy for busy, _ in looks[len(looks) // 2 :] if busy is not None]
+    _, after = looks[-1]
+    assert before is not None
+    assert after is not None
+    return {
+        "idle_error": 1.0 - sum(seen) / len(seen),
+        "memory_error": abs(after - before - block.numel()) / block.numel(),
+        "look_s": looked_s / len(looks),
+        "missed_values": float(os.getpid() not in machine.processes_on([gpu])[gpu.card]),
+    }
+
+
+EXAMPLES: Final = {
+    "mlp": ("--epochs", "1"),
+    "convnet": ("--epochs", "1"),
+    "autoencoder": ("--epochs", "1"),
+    "char_transformer": ("--epochs", "1"),
+    "fabric_style": ("--epochs", "1"),
+    "trainer_style": ("--epochs", "1"),
+    "after/stripes": ("--epochs", "1"),
+    "after/gan": ("--epochs", "1"),
+    "after/rnn": ("--epochs", "1"),
+    "after/get_batch": ("--steps", "100"),
+}
+LIBRARIES: Final = {
+    "accelerate": """
+import torch
+from accelerate import Accelerator
+from pliant.integrations.accelerate import RelaunchedTraining
+
+accelerator = Accelerator(cpu=KIND == "cpu")
+model = torch.nn.Linear(32, 1)
+data = torch.utils.data.TensorDataset(torch.randn(160, 32), torch.randn(160, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+training = RelaunchedTraining(accelerator, "accelerate", per_worker_batch=8)
+model, optimizer, loader = accelerator.prepare(model, optimizer, torch.utils.data.DataLoader(data, 8))
+for step, (x, y) in enumerate(loader, training.resume() + 1):
+    loss = torch.nn.functional.mse_loss(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    training.step(step, loss=loss)
+training.done()
+""",
+    "lightning": """
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from pliant.integrations.lightning import PliantCallback, local_workers, nodes
+
+trainer = Trainer(
+    callbacks=[pliant := PliantCallback("lightning", every_n_steps=5)],
+    strategy="ddp", devices=local_workers(), num_nodes=nodes(), accelerator=KIND.replace("cuda", "gpu"),
+    max_epochs=1, limit_val_batches=0, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+)
+trainer.fit(BoringModel(), ckpt_path=pliant.checkpoint)
+""",
+    "transformers": """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from pliant.integrations.transformers import PliantCallback, newest_checkpoint
+
+shape = {"n_layer": 1, "n_embd": 32, "n_head": 2, "vocab_size": 32, "n_positions": 8}
+model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
+data = [{"input_ids": each, "labels": each} for each in torch.randint(32, (160, 8))]
+args = TrainingArguments(
+    "transformers", per_device_train_batch_size=8, num_train_epochs=1, use_cpu=KIND == "cpu", report_to=[],
+    disable_tqdm=True,
+)
+trainer = Trainer(model, args, train_dataset=data, callbacks=[PliantCallback()])
+trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
+""",
+}
 CHECKS: Final[dict[str, Callable[[torch.device], dict[str, float]]]] = {
     "group": group,
     "changes": changes,
@@ -154,6 +268,8 @@ CHECKS: Final[dict[str, Callable[[torch.device], dict[str, float]]]] = {
     "ranks": ranks,
     "profile": profile,
     "demo": demo,
+    "scripts": scripts,
+    "use": use,
 }
 
 
@@ -211,27 +327,49 @@ def _device_bytes(device: torch.device) -> int:
 
 
 def _one_slot(folder: Path, device: torch.device, example: str) -> tuple[str, str]:
+    return _on_one_slot(folder, device, [_job("one", [_example(example), "--epochs", "1"])])
+
+
+def _on_one_slot(folder: Path, device: torch.device, jobs: list[dict[str, Any]]) -> tuple[str, str]:
+    """Files of the jobs and of a cluster of one slot."""
     kind = "gpu" if device.type == "cuda" else "cpu"
     cluster = {"schema": "pliant.cluster/1", "slots": kind, "backend": "local"}
     node = {"name": "here", "gpus": 1, "gpu_type": kind}
-    job = {
-        "id": "one",
+    (folder / "cluster.json").write_text(json.dumps({**cluster, "nodes": [node]}))
+    lines = [{"schema": "pliant.job/1"}, *jobs]
+    (folder / "jobs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(folder / "jobs.jsonl"), str(folder / "cluster.json")
+
+
+def _job(name: str, command: list[str]) -> dict[str, Any]:
+    return {
+        "id": name,
         "submit_time": 0,
-        "model": example,
-        "command": [str(ROOT / "examples" / f"{example}.py"), "--epochs", "1"],
+        "model": name,
+        "command": command,
         "gpus": {"requested": 1, "min": 1, "max": 1},
         "elastic": "size",
         "batch": {"size": 64, "per_gpu_max": 64},
         "work": {"epochs": 1, "dataset_size": 4096},
     }
-    (folder / "cluster.json").write_text(json.dumps({**cluster, "nodes": [node]}))
-    (folder / "jobs.jsonl").write_text(json.dumps({"schema": "pliant.job/1"}) + "\n" + json.dumps(job) + "\n")
-    return str(folder / "jobs.jsonl"), str(folder / "cluster.json")
 
 
-def _pliant(*words: str) -> str:
+def _example(name: str) -> str:
+    return str(ROOT / "examples" / f"{name}.py")
+
+
+def _run(folder: Path, jobs: str, cluster: str) -> tuple[list[dict[str, Any]], float]:
+    """The events of jobs that are run to their end, and how long that takes."""
+    schedule, state = f"{folder}/schedule.json", f"{folder}/state"
+    _pliant("schedule", jobs, "--cluster", cluster, "--policy", "fifo", "-o", schedule)
+    began_s = time.monotonic()
+    said = _pliant("run", schedule, "--state", state, "--until-done", check=False)
+    return [json.loads(line) for line in said.splitlines()], time.monotonic() - began_s
+
+
+def _pliant(*words: str, check: bool = True) -> str:
     command = [sys.executable, "-m", "pliant", *words]
-    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=check).stdout
 
 
 if __name__ == "__main__":

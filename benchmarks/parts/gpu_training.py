@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.parts import figure
 from benchmarks.parts.figure import ROOT, Figure
 from benchmarks.parts.library_cpu import MODELS
 from benchmarks.parts.training_job import SLOTS, one_machine, running
@@ -288,31 +289,32 @@ PROFILED: Final[dict[str, dict[str, Any]]] = {
 """Examples at a size that a GPU feels; the convolutional one's largest batches are beyond any memory."""
 
 
-def profiled(target: Path, models: Sequence[str] = tuple(PROFILED)) -> list[Figure]:
-    """``pliant profile`` of examples over all batches that fit one GPU; writes the profile."""
+def profiled(model: str, target: Path | None = None) -> list[Figure]:
+    """``pliant profile`` of an example over all batches that fit one GPU; writes the profile.
+
+    :param target: by default beside the results, named by the model.
+    """
     began_s = time.monotonic()
+    target = target or figure.RESULTS / f"gpu_profile_{model}.parquet"
     with tempfile.TemporaryDirectory() as folder:
         jobs = Path(folder) / "jobs.jsonl"
-        jobs.write_text("".join(json.dumps(each) + "\n" for each in _jobs(models)))
+        jobs.write_text(
+            "".join(json.dumps(each) + "\n" for each in ({"schema": "pliant.job/1"}, _job(model)))
+        )
         words = [sys.executable, "-m", "pliant", "profile", str(jobs), "--gpus", "1", "--costs"]
         subprocess.run([*words, "-o", str(target)], cwd=ROOT, check=True)
-    return [Figure("profiles_took_s", time.monotonic() - began_s, "s")]
+    return [Figure(f"profile_{model}_took_s", time.monotonic() - began_s, "s")]
 
 
-def _jobs(models: Sequence[str]) -> list[dict[str, Any]]:
-    jobs: list[dict[str, Any]] = [{"schema": "pliant.job/1"}]
-    for name in models:
-        about = PROFILED[name]
-        jobs.append(
-            {
-                "id": name,
-                "submit_time": 0,
-                "model": name,
-                "command": [str(ROOT / "examples" / f"{name}.py"), *about["words"]],
-                "gpus": {"requested": 1, "min": 1, "max": 1},
-                "elastic": "size+batch",
-                "batch": {"size": 64, "min": 16, "max": about["most"], "per_gpu_max": about["most"]},
-                "work": {"epochs": 1, "dataset_size": about["dataset"]},
-            }
-        )
-    return jobs
+def _job(model: str) -> dict[str, Any]:
+    about = PROFILED[model]
+    return {
+        "id": model,
+        "submit_time": 0,
+        "model": model,
+        "command": [str(ROOT / "examples" / f"{model}.py"), *about["words"]],
+        "gpus": {"requested": 1, "min": 1, "max": 1},
+        "elastic": "size+batch",
+        "batch": {"size": 64, "min": 16, "max": about["most"], "per_gpu_max": about["most"]},
+        "work": {"epochs": 1, "dataset_size": about["dataset"]},
+    }

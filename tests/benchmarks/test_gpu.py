@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import gpu
 from benchmarks.gpu import CheckFailedError
-from benchmarks.parts import figure
+from benchmarks.parts import figure, gpu_checks
 from benchmarks.parts.figure import Figure
 
 pytestmark = pytest.mark.torch
@@ -55,3 +55,11 @@ def test_a_check_that_fails_is_named_and_the_others_are_made(
 def test_a_check_that_does_not_end_well_gives_its_last_line() -> None:
     with pytest.raises(CheckFailedError, match="KeyError: 'nothing'"):
         gpu.check("nothing", device="cpu")
+
+
+def test_scripts_that_do_not_end_well_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_checks, "EXAMPLES", {"mlp": ("--size", "none")})
+    monkeypatch.setattr(gpu_checks, "LIBRARIES", {"short": "print(KIND)"})
+    with pytest.raises(RuntimeError, match=r"^mlp: .*exit code 2") as caught:
+        gpu_checks.scripts(torch.device("cpu"))
+    assert "short" not in str(caught.value)
