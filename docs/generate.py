@@ -460,8 +460,7 @@ def rescaling_page() -> str:
     where = f"{machine['cores']} cores of {machine['cpu']}, torch {machine['versions']['torch']}"
     stalls = [values[f"stall_{change}_s"] for change in changes]
     relaunches = [values[f"relaunch_{change}_s"] for change in changes]
-    grown, saved = on_gpu["large_stall_1_to_2_s"], on_gpu["checkpoint_stall_over_dcp_async"]
-    examples = f"{on_gpu['scripts_jobs'] - 3:.0f}"
+    grown = on_gpu["large_stall_1_to_2_s"]
     return f"""# What changing a running job costs
 
 A change in place costs a small network {min(stalls):.2f} to {max(stalls):.2f} s, a checkpoint and relaunch
@@ -481,22 +480,33 @@ to a step of 10 ms of two workers. The losses of 1 → 2 → 3 → 2 → 1 diffe
 {values["loss_relative_error"]:.1g} of them at most.
 
 ## On a GPU
-Checks of `make gpu-check` on one GPU, torch {gpu["versions"]["torch"]}; measured once each. The workers of
-the larger job share the GPU and talk through gloo, as NCCL refuses two workers on one GPU.
+Checks of `make gpu-check` on one GPU, torch {gpu["versions"]["torch"]}, each run once. The workers of the
+larger job share the GPU and talk through gloo, as NCCL refuses two workers on one GPU. What a step takes
+depends on the host, too.
 
 {_table(("what", "s", "on"), _on_gpu(checks, gpu["gpu"]))}
-A hundred changes leave no memory behind, on the GPU or in main memory; a checkpoint stalls training
-{saved:.2f} times as long as PyTorch's asynchronous one. Checkpoints hold what the kernels before them wrote;
-mixed precision and `torch.compile` train as without the library (errors up to
-{max(on_gpu["amp_relative_error"], on_gpu["compiled_before_relative_error"]):.1g}), two workers as one
-({on_gpu["ranks_relative_error"]:.1g}). A worker that is lost ends its attempt there. The {examples} examples
-and three scripts of Accelerate, Lightning and transformers train to their end.
-
-Two processes that share a GPU keep of the speed that each has alone: two of 4 million parameters
-{on_gpu["shared_small_beside_small"]:.2f} each, two of 420 million
-{on_gpu["shared_large_beside_large"]:.2f}, less than by taking turns; a small one beside a large one
-{on_gpu["shared_small_beside_large"]:.2f}, the large one {on_gpu["shared_large_beside_small"]:.2f}.
+{_found_on_gpu(checks, gpu)}
 """
+
+
+def _found_on_gpu(checks: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
+    """What else the checks say, in two paragraphs of one line each."""
+    found = {name: row["value"] for name, row in checks.items()}
+    where = {name: _gpu_of(row, gpu) for name, row in checks.items()}
+    wrong = max(found["amp_relative_error"], found["compiled_before_relative_error"])
+    first = f"""A hundred changes leave no memory behind, on the GPU ({where["changes_device_growth_bytes"]})
+or in main memory; a checkpoint stalls training {found["checkpoint_stall_over_dcp_async"]:.2f} times as long as
+PyTorch's asynchronous one ({where["checkpoint_stall_over_dcp_async"]}). Checkpoints hold what the kernels
+before them wrote; mixed precision and `torch.compile` train as without the library (errors up to
+{wrong:.1g}), two workers as one ({found["ranks_relative_error"]:.1g}). A worker that is lost ends its attempt
+there. {found["scripts_jobs"]:.0f} scripts train to their end ({where["scripts_jobs"]}), most for one epoch:
+the elastic examples and one each of Accelerate, Lightning and transformers."""
+    second = f"""Of two processes that share a GPU ({where["shared_large_beside_large"]}), each with 420
+million parameters, each keeps {found["shared_large_beside_large"]:.2f} of the speed that it has alone, less than by
+taking turns. One with 4 million keeps {found["shared_small_beside_small"]:.2f} beside its like and
+{found["shared_small_beside_large"]:.2f} beside a large one, but its speed alone varies by
+{found["alone_small_spread"]:.2f}; the large one keeps {found["shared_large_beside_small"]:.2f}."""
+    return "\n\n".join(" ".join(text.split()) for text in (first, second))
 
 
 def _on_gpu(checks: Mapping[str, Any], most: str) -> Iterator[tuple[str, str, str]]:
@@ -508,17 +518,23 @@ def _on_gpu(checks: Mapping[str, Any], most: str) -> Iterator[tuple[str, str, st
         ("of it: the first step with two workers", ".1f", "large_stall_1_to_2_first_step_s"),
         ("2 → 1 in place", ".3f", "large_stall_2_to_1_s"),
         ("1 → 2 by checkpoint and relaunch", ".0f", "large_relaunch_1_to_2_s"),
-        ("NCCL's group of one worker formed", ".1f", "group_form_first_s"),
-        ("the same after a hundred changes", ".3f", "changes_form_last_s"),
+        ("NCCL's group of one worker formed", ".1f", "changes_form_first_s"),
+        ("of it: after a hundred changes", ".3f", "changes_form_last_s"),
         ("a step of a transformer of 23 million parameters: library", ".4f", "step_transformer_library_s"),
-        ("with PyTorch's loader", ".4f", "step_transformer_plain_s"),
+        ("of it: PyTorch's loader instead", ".4f", "step_transformer_plain_s"),
         ("a step of a small network on 1,024 samples: library", ".4f", "step_mlp_library_s"),
-        ("with PyTorch's loader", ".4f", "step_mlp_plain_s"),
-        ("with all samples on the GPU, without a loader", ".4f", "step_mlp_least_s"),
+        ("of it: PyTorch's loader instead", ".4f", "step_mlp_plain_s"),
+        ("of it: all samples on the GPU, no loader", ".4f", "step_mlp_least_s"),
     )
     for what, digits, name in shown:
         row = checks[name]
-        yield what, format(row["value"], digits), row.get("machine", most).partition(", driver")[0]
+        yield what, format(row["value"], digits), _gpu_of(row, {"gpu": most})
+
+
+def _gpu_of(row: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """The GPU that a row was measured on."""
+    name: str = row.get("machine", usual["gpu"])
+    return name.partition(", driver")[0]
 
 
 def performance_page() -> str:

@@ -277,7 +277,9 @@ def _group(group: _Group, rows: Records, values: Mapping[str, Mapping[str, str]]
 
 
 def _value(row: Row) -> str:
-    return _DASH if row["value"] is None else f"{_rounded(row['value'])} {row['unit']}"
+    """With the machine, where it is another one than that of the other rows."""
+    where = f" ({row['machine']})" if "machine" in row else ""
+    return _DASH if row["value"] is None else f"{_rounded(row['value'])} {row['unit']}{where}"
 
 
 def _limit(row: Row | None) -> str:

@@ -96,30 +96,28 @@ def write(name: str, figures: Sequence[Figure]) -> Path:
 def renew(name: str, figures: Sequence[Figure]) -> Path:
     """Write some figures of a benchmark, measured alone; the others stay as they are, in their order.
 
-    The machine beside them is that of most figures; a figure of another machine says so itself.
+    The machine beside them stays the one that it was until this one has more of the figures; a figure of any
+    other machine names it in its row.
     """
-    path = RESULTS / f"{name}.json"
+    path, beside = RESULTS / f"{name}.json", RESULTS / f"{name}.machine.json"
     before = json.loads(path.read_text()) if path.exists() else []
-    here, there = machine(), machine_of(name)
-    mine, others = machine_label(here), machine_label(there or here)
-    rows = {row["name"]: {"machine": others} | row for row in before}
+    here = machine()
+    there = json.loads(beside.read_text()) if beside.exists() else None
+    mine, others = _label(here), "unknown" if there is None else _label(there)
+    rows = {row["name"]: row | {"machine": row.get("machine", others)} for row in before}
     rows |= {one.name: one.row(_command(name)) | {"machine": mine} for one in figures}
-    most = max((others, mine), key=[row["machine"] for row in rows.values()].count)
+    labels = [row["machine"] for row in rows.values()]
+    has_most = there is None or labels.count(mine) > labels.count(others)
+    whose, label = (here, mine) if has_most else (there, others)
     kept = [
-        {key: value for key, value in row.items() if (key, value) != ("machine", most)}
+        {key: value for key, value in row.items() if (key, value) != ("machine", label)}
         for row in rows.values()
     ]
-    return _write(name, kept, here if there is None or most == mine else there)
+    return _write(name, kept, whose)
 
 
-def machine_of(name: str) -> dict[str, object] | None:
-    """The machine of most figures of a benchmark; None if nothing is recorded."""
-    path = RESULTS / f"{name}.machine.json"
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def machine_label(about: Mapping[str, object]) -> str:
-    """What a machine is called beside a figure: its GPU, or else its processor."""
+def _label(about: Mapping[str, object]) -> str:
+    """What a machine is called in a row: its GPU, or else its processor."""
     return str(about.get("gpu") or f"{about['cores']} cores of {about['cpu']}")
 
 

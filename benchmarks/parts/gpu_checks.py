@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.parts.figure import ROOT
+from pliant.schemas.errors import JobsFailedError
 from pliant.tools.run import elastic
 from pliant.tools.run.backends import machine
 from pliant.tools.run.backends.use import GpuMeter
@@ -160,20 +161,20 @@ def scripts(device: torch.device) -> dict[str, float]:
             jobs.append(_job(library, [f"with_{library}.py"]) | about | {"env": {"HF_HUB_OFFLINE": "1"}})
         file, cluster = _on_one_slot(folder, device, jobs)
         events, took_s = _run(folder, file, cluster)
-    ends = {event["job"]: event for event in events if event.get("event") in ("finish", "fail", "reject")}
-    unfinished = [
-        f"{job['id']}: {ends.get(job['id'], {}).get('detail')}"
-        for job in jobs
-        if ends.get(job["id"], {}).get("event") != "finish"
-    ]
+    finished = {event["job"] for event in events if event.get("event") == "finish"}
+    reasons = {event["job"]: event["detail"]["reason"] for event in events if event.get("event") == "fail"}
+    unfinished = [job["id"] for job in jobs if job["id"] not in finished]
     if unfinished:
-        raise RuntimeError("; ".join(unfinished))
+        raise RuntimeError("; ".join(f"{job}: {reasons.get(job, 'did not end')}" for job in unfinished))
     return {"took_s": took_s, "jobs": float(len(jobs))}
 
 
 def use(device: torch.device) -> dict[str, float]:
-    """What is seen of a GPU that this process keeps busy: whose it is, how busy, what is taken."""
-    (gpu,) = machine.list_gpus().gpus[:1]
+    """What NVML says, as we read it, of a GPU that this process keeps busy: how busy, what is taken, by whom.
+
+    :raises RuntimeError: the driver does not say it, as of instances of a GPU in MIG mode.
+    """
+    gpu = machine.visible_gpus(os.environ)[device.index or 0]
     meter = GpuMeter([gpu.name])
     factor = torch.randn(8192, 8192, device=device)
     (factor @ factor).sum().item()
@@ -189,13 +190,13 @@ def use(device: torch.device) -> dict[str, float]:
         looked_s += time.monotonic() - look_s
     seen = [busy for busy, _ in looks[len(looks) // 2 :] if busy is not None]
     _, after = looks[-1]
-    assert before is not None
-    assert after is not None
+    if not seen or before is None or after is None:
+        raise RuntimeError(f"the driver does not say how busy {gpu.model} is")
     return {
         "idle_error": 1.0 - sum(seen) / len(seen),
         "memory_error": abs(after - before - block.numel()) / block.numel(),
         "look_s": looked_s / len(looks),
-        "missed_values": float(os.getpid() not in machine.processes_on([gpu])[gpu.card]),
+        "missed": float(os.getpid() not in machine.processes_on([gpu])[gpu.card]),
     }
 
 
@@ -218,6 +219,7 @@ from accelerate import Accelerator
 from pliant.integrations.accelerate import RelaunchedTraining
 
 accelerator = Accelerator(cpu=KIND == "cpu")
+assert accelerator.device.type == KIND
 model = torch.nn.Linear(32, 1)
 data = torch.utils.data.TensorDataset(torch.randn(160, 32), torch.randn(160, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -255,6 +257,7 @@ args = TrainingArguments(
     "transformers", per_device_train_batch_size=8, num_train_epochs=1, use_cpu=KIND == "cpu", report_to=[],
     disable_tqdm=True,
 )
+assert args.device.type == KIND
 trainer = Trainer(model, args, train_dataset=data, callbacks=[PliantCallback()])
 trainer.train(resume_from_checkpoint=newest_checkpoint(args.output_dir))
 """,
@@ -359,17 +362,24 @@ def _example(name: str) -> str:
 
 
 def _run(folder: Path, jobs: str, cluster: str) -> tuple[list[dict[str, Any]], float]:
-    """The events of jobs that are run to their end, and how long that takes."""
+    """The events of jobs that are run to their end, and how long that takes.
+
+    :raises RuntimeError: ``pliant run`` did not end as it does when jobs have finished or failed.
+    """
     schedule, state = f"{folder}/schedule.json", f"{folder}/state"
     _pliant("schedule", jobs, "--cluster", cluster, "--policy", "fifo", "-o", schedule)
     began_s = time.monotonic()
-    said = _pliant("run", schedule, "--state", state, "--until-done", check=False)
+    words = [sys.executable, "-m", "pliant", "run", schedule, "--state", state, "--until-done"]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in (0, JobsFailedError.exit_code):
+        raise RuntimeError(f"pliant run ended with {done.returncode}")
+    said = done.stdout
     return [json.loads(line) for line in said.splitlines()], time.monotonic() - began_s
 
 
-def _pliant(*words: str, check: bool = True) -> str:
+def _pliant(*words: str) -> None:
     command = [sys.executable, "-m", "pliant", *words]
-    return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=check).stdout
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
 
 
 if __name__ == "__main__":

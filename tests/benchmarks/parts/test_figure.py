@@ -33,7 +33,7 @@ def test_a_figure_says_whether_it_keeps_to_its_limit(one: Figure, holds: bool | 
 def test_a_figure_of_another_machine_than_most_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = ({"cores": 2, "cpu": name} for name in ("one", "other"))
+    one, other, third = ({"cores": 2, "cpu": name} for name in ("one", "other", "third"))
     monkeypatch.setattr(figure, "RESULTS", tmp_path)
 
     def renew(names: str, machine: dict[str, object]) -> tuple[dict[str, str | None], str]:
@@ -43,6 +43,11 @@ def test_a_figure_of_another_machine_than_most_says_so(
         return {row["name"]: row.get("machine") for row in rows}, recorded["cpu"]
 
     assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    assert renew("a", third) == ({"a": "2 cores of third", "b": None, "c": None}, "one")
+    assert renew("b", other) == ({"a": "2 cores of third", "b": "2 cores of other", "c": None}, "one")
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
     assert renew("a", other) == ({"a": "2 cores of other", "b": None, "c": None}, "one")
     assert renew("b", other) == ({"a": None, "b": None, "c": "2 cores of one"}, "other")
     assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    (tmp_path / "x.machine.json").unlink()
+    assert renew("a", one) == ({"a": None, "b": "unknown", "c": "unknown"}, "one")
