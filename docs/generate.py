@@ -495,15 +495,15 @@ def _found_on_gpu(checks: Mapping[str, Any], gpu: Mapping[str, Any]) -> str:
     where = {name: _gpu_of(row, gpu) for name, row in checks.items()}
     wrong = max(found["amp_relative_error"], found["compiled_before_relative_error"])
     first = f"""A hundred changes leave no memory behind, on the GPU ({where["changes_device_growth_bytes"]})
-or in main memory; a checkpoint stalls training {found["checkpoint_stall_over_dcp_async"]:.2f} times as long as
-PyTorch's asynchronous one ({where["checkpoint_stall_over_dcp_async"]}). Checkpoints hold what the kernels
+or in main memory; a checkpoint stalls training {found["checkpoint_stall_over_dcp_async"]:.2f} times as long
+as PyTorch's asynchronous one ({where["checkpoint_stall_over_dcp_async"]}). Checkpoints hold what the kernels
 before them wrote; mixed precision and `torch.compile` train as without the library (errors up to
 {wrong:.1g}), two workers as one ({found["ranks_relative_error"]:.1g}). A worker that is lost ends its attempt
 there. {found["scripts_jobs"]:.0f} scripts train to their end ({where["scripts_jobs"]}), most for one epoch:
 the elastic examples and one each of Accelerate, Lightning and transformers."""
     second = f"""Of two processes that share a GPU ({where["shared_large_beside_large"]}), each with 420
-million parameters, each keeps {found["shared_large_beside_large"]:.2f} of the speed that it has alone, less than by
-taking turns. One with 4 million keeps {found["shared_small_beside_small"]:.2f} beside its like and
+million parameters, each keeps {found["shared_large_beside_large"]:.2f} of the speed that it has alone, less
+than by taking turns. One with 4 million keeps {found["shared_small_beside_small"]:.2f} beside its like and
 {found["shared_small_beside_large"]:.2f} beside a large one, but its speed alone varies by
 {found["alone_small_spread"]:.2f}; the large one keeps {found["shared_large_beside_small"]:.2f}."""
     return "\n\n".join(" ".join(text.split()) for text in (first, second))
