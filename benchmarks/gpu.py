@@ -16,9 +16,12 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Final
 
+import psutil
+
 from benchmarks.parts import checkpoint_cost, figure, gpu_training
 from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
 from benchmarks.parts.parted import Part
+from pliant.tools.profile.torchrun.start import kill, tree
 
 MEASURES: Final = ("tools/run/elastic", "tools/profile/measuring")
 NAME: Final = "gpu"
@@ -43,21 +46,27 @@ SMALL: Final = ("group", "streams", "amp")
 
 
 def check(*names: str, device: str = "cuda:0") -> list[Figure]:
-    """Checks in a process of their own.
+    """Checks in a process of their own; one that hangs leaves nothing on the GPU for the next.
 
     :raises CheckFailedError: one did not come to its end; the reason is the last line that it wrote.
     """
     words = [sys.executable, "-m", "benchmarks.parts.gpu_checks", ",".join(names), device]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
     try:
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        out, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         raise CheckFailedError(f"no end after {LIMIT_S:g} s") from None
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise CheckFailedError(said[-1] if said else f"exit code {done.returncode}")
+    finally:
+        if process.returncode is None:
+            kill(tree(psutil.Process(process.pid)))
+            process.communicate()
+    if process.returncode:
+        said = [line for line in err.splitlines() if line.strip()]
+        raise CheckFailedError(said[-1] if said else f"exit code {process.returncode}")
     return [
         Figure(f"{name}_{key}", float(value), _unit(key), LIMITS.get(f"{name}_{key}"))
-        for name, found in json.loads(done.stdout).items()
+        for name, found in json.loads(out).items()
         for key, value in found.items()
     ]
 

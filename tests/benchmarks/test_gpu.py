@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from benchmarks import gpu
 from benchmarks.gpu import CheckFailedError
 from benchmarks.parts import figure, gpu_checks
 from benchmarks.parts.figure import Figure
+from pliant.tools.profile.torchrun.start import tree
 
 pytestmark = pytest.mark.torch
 
@@ -72,3 +74,14 @@ def test_scripts_that_do_not_end_well_are_named_with_the_reason(monkeypatch: pyt
     with pytest.raises(RuntimeError, match=r"^mlp: exit code 2") as caught:
         gpu_checks.scripts(torch.device("cpu"))
     assert "short" not in str(caught.value)
+
+
+def test_nothing_is_left_of_a_check_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[psutil.Process]] = []
+    monkeypatch.setattr(gpu, "tree", lambda process: started.append(tree(process)) or started[0])
+    monkeypatch.setattr(gpu, "LIMIT_S", 0.1)
+    with pytest.raises(CheckFailedError, match="no end after"):
+        gpu.check("demo", device="cpu")
+    gone, alive = psutil.wait_procs(started[0], timeout=60)
+    assert gone
+    assert not alive
