@@ -61,12 +61,17 @@ Spent = dict[str, tuple[float, float] | None]
 """CPU seconds and peak MB by step; None where it took too long or what it reads is not there."""
 
 
-def months(jobs: int = JOBS, part: int = PART, policies: Sequence[str] = POLICIES) -> list[Figure]:
-    """Units and MB of each step, and how they grow."""
+def months(
+    jobs: int = JOBS, part: int = PART, policies: Sequence[str] = POLICIES, *, is_reported: bool = True
+) -> list[Figure]:
+    """Units and MB of each step, and how they grow.
+
+    :param is_reported: a report of the first replay is one of the steps.
+    """
     unit_s = calibration_s()
     with tempfile.TemporaryDirectory() as name:
-        small = dict(_steps(Path(name), jobs // part, policies))
-        large = dict(_steps(Path(name), jobs, policies)) if part > 1 else small
+        small = dict(_steps(Path(name), jobs // part, policies, is_reported=is_reported))
+        large = dict(_steps(Path(name), jobs, policies, is_reported=is_reported)) if part > 1 else small
     unit_s = min(unit_s, calibration_s())
     return [
         Figure("calibration_s", round(unit_s, 3), "s"),
@@ -77,7 +82,7 @@ def months(jobs: int = JOBS, part: int = PART, policies: Sequence[str] = POLICIE
 
 def under_shadow_price(jobs: int = JOBS, part: int = PART) -> list[Figure]:
     """Of the replays under shadow-price alone."""
-    found = months(jobs, part, ("shadow-price",))
+    found = months(jobs, part, ("shadow-price",), is_reported=False)
     return [each for each in found if each.name.startswith("shadow_price_")]
 
 
@@ -112,7 +117,7 @@ def _figures(step: str, spent: tuple[float, float] | None, unit_s: float) -> lis
 
 
 def _steps(
-    folder: Path, jobs: int, policies: Sequence[str], *, log: str = "helios"
+    folder: Path, jobs: int, policies: Sequence[str], *, log: str = "helios", is_reported: bool = True
 ) -> Iterator[tuple[str, tuple[float, float] | None]]:
     """The steps as they end, as in :data:`Spent`."""
     whose = LOGS[log]
@@ -126,7 +131,9 @@ def _steps(
     for policy, path in events.items():
         yield policy.replace("-", "_"), _replayed(made, shape, policy, path)
     first = events[policies[0]]
-    yield "report", _spent("report", str(first), "-o", str(folder / "report.txt")) if first.exists() else None
+    if is_reported:
+        report = ("report", str(first), "-o", str(folder / "report.txt"))
+        yield "report", _spent(*report) if first.exists() else None
     for path in events.values():
         path.unlink(missing_ok=True)
 
