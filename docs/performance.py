@@ -277,9 +277,12 @@ def _group(group: _Group, rows: Records, values: Mapping[str, Mapping[str, str]]
 
 
 def _value(row: Row) -> str:
-    """With the machine, where it is another one than that of the other rows."""
-    where = f" ({row['machine']})" if "machine" in row else ""
-    return _DASH if row["value"] is None else f"{_rounded(row['value'])} {row['unit']}{where}"
+    return _DASH if row["value"] is None else f"{_rounded(row['value'])} {row['unit']}{_where(row)}"
+
+
+def _where(row: Row) -> str:
+    """The machine of a row, if it is another one than that of the rows beside it."""
+    return f" ({row['machine']})" if "machine" in row else ""
 
 
 def _limit(row: Row | None) -> str:
@@ -315,7 +318,10 @@ def _months(rows: Mapping[str, Row]) -> Sequence[str]:
     if not any(value.get(f"{step}_units") for step in _STEPS):
         return ()
     table = [
-        (what, *(_rounded(value.get(f"{step}_{kind}")) for kind in ("units", "growth", "mb", "mb_growth")))
+        (
+            what + _where(rows.get(f"{step}_mb", {})),
+            *(_rounded(value.get(f"{step}_{kind}")) for kind in ("units", "growth", "mb", "mb_growth")),
+        )
         for step, what in _STEPS.items()
     ]
     jobs_n = "3,300,000" if "jobs" not in value else f"{value['jobs']:,}"

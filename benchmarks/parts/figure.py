@@ -107,13 +107,13 @@ def renew(name: str, figures: Sequence[Figure]) -> Path:
     rows = {row["name"]: row | {"machine": row.get("machine", others)} for row in before}
     rows |= {one.name: one.row(_command(name)) | {"machine": mine} for one in figures}
     labels = [row["machine"] for row in rows.values()]
-    has_most = there is None or labels.count(mine) > labels.count(others)
-    whose, label = (here, mine) if has_most else (there, others)
+    if there is None or labels.count(mine) > labels.count(others):
+        there, others = here, mine
     kept = [
-        {key: value for key, value in row.items() if (key, value) != ("machine", label)}
+        {key: value for key, value in row.items() if (key, value) != ("machine", others)}
         for row in rows.values()
     ]
-    return _write(name, kept, whose)
+    return _write(name, kept, there)
 
 
 def _label(about: Mapping[str, object]) -> str:
