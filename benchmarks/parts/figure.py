@@ -103,14 +103,14 @@ def renew(name: str, figures: Sequence[Figure]) -> Path:
     before = json.loads(path.read_text()) if path.exists() else []
     here = machine()
     there = json.loads(beside.read_text()) if beside.exists() else None
-    mine, others = _label(here), "unknown" if there is None else _label(there)
-    rows = {row["name"]: row | {"machine": row.get("machine", others)} for row in before}
+    mine, usual = _label(here), "unknown" if there is None else _label(there)
+    rows = {row["name"]: row | {"machine": row.get("machine", usual)} for row in before}
     rows |= {one.name: one.row(_command(name)) | {"machine": mine} for one in figures}
     labels = [row["machine"] for row in rows.values()]
-    if there is None or labels.count(mine) > labels.count(others):
-        there, others = here, mine
+    if there is None or labels.count(mine) > labels.count(usual):
+        there, usual = here, mine
     kept = [
-        {key: value for key, value in row.items() if (key, value) != ("machine", others)}
+        {key: value for key, value in row.items() if (key, value) != ("machine", usual)}
         for row in rows.values()
     ]
     return _write(name, kept, there)

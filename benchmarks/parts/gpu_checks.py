@@ -200,16 +200,10 @@ def use(device: torch.device) -> dict[str, float]:
     }
 
 
+_ELASTIC: Final = ("mlp", "convnet", "autoencoder", "char_transformer", "fabric_style", "trainer_style")
+_ADAPTED: Final = ("after/stripes", "after/gan", "after/rnn")
 EXAMPLES: Final = {
-    "mlp": ("--epochs", "1"),
-    "convnet": ("--epochs", "1"),
-    "autoencoder": ("--epochs", "1"),
-    "char_transformer": ("--epochs", "1"),
-    "fabric_style": ("--epochs", "1"),
-    "trainer_style": ("--epochs", "1"),
-    "after/stripes": ("--epochs", "1"),
-    "after/gan": ("--epochs", "1"),
-    "after/rnn": ("--epochs", "1"),
+    **dict.fromkeys((*_ELASTIC, *_ADAPTED), ("--epochs", "1")),
     "after/get_batch": ("--steps", "100"),
 }
 LIBRARIES: Final = {
