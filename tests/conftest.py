@@ -13,6 +13,7 @@ import pytest
 
 from tests.effort import THOROUGH, set_profile
 from tests.leftovers import Surroundings
+from tests.messages import golden_text as golden_text
 from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 
 FOREIGN = ("PYTHON", "PLIANT_", "SLURM_", "TORCHELASTIC_")
