@@ -1,6 +1,6 @@
 """Prose that commands print is asserted once, in golden files beside the tests' data.
 
-A test calls ``golden_text(text)``, which compares the text with its entry in tests/golden/messages/MODULE.json.
+A test calls ``golden_text(text)``; the text must equal its entry in tests/golden/messages/MODULE.json.
 ``PLIANT_WRITE_GOLDEN=1 python -m pytest -n 0 TEST`` writes these entries; read them before you commit them.
 """
 
