@@ -18,9 +18,9 @@ TRAINS = "pliant profile"
 
 
 def test_what_is_installed_first_has_the_extras_that_the_readme_names() -> None:
-    assert INSTALL.commands == "pip install pliant\n"
+    assert INSTALL.commands == "pip install .\n"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {extra for group in re.findall(r"'pliant\[(.*?)\]'", TEXT) for extra in group.split(",")}
+    named = {extra for group in re.findall(r"'\.\[(.*?)\]'", TEXT) for extra in group.split(",")}
     tabled = set(re.findall(r"^\| `(\w+)` \|", TEXT.partition("## First replay")[0], re.MULTILINE))
     assert named <= tabled <= set(project["optional-dependencies"])
 
