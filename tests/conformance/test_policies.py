@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pliant.schemas.cluster import Cluster
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
@@ -18,8 +15,8 @@ from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.testing import conformance
 from pliant.tools.schedule.testing.conformance import CHECKS, check_drawn_parameters
-from pliant.tools.schedule.testing.harness import CLUSTERS, Factory, Op, check_ops
-from tests.effort import examples
+from pliant.tools.schedule.testing.harness import Factory
+from tests.effort import THOROUGH
 
 VARIANTS: dict[str, Factory] = {
     **{name: lambda name=name: make_policy(name) for name in policy_names()},
@@ -35,30 +32,26 @@ VARIANTS: dict[str, Factory] = {
     ),
 }
 
-OPS = st.lists(
-    st.builds(
-        Op,
-        st.sampled_from(["submit", "submit", "submit", "finish", "cancel", "lose", "down", "up", "wait"]),
-        st.integers(0, 50),
-        st.sampled_from([0.0, 1.0, 7.5, 60.0, 1000.0]),
-    ),
-    max_size=25,
-)
+
+@pytest.fixture
+def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter random stories, fewer parameters and smaller crowds, unless time does not matter."""
+    if THOROUGH:
+        return
+    ops, at_once, jobs_for = conformance.random_ops, conformance._at_once, conformance.jobs_for
+    monkeypatch.setattr(conformance, "_DRAWS", conformance._DRAWS // 2)
+    monkeypatch.setattr(conformance, "random_ops", lambda rng, count: ops(rng, max(count // 4, 40)))
+    monkeypatch.setattr(conformance, "_at_once", lambda make, count: at_once(make, min(count, 1000)))
+    monkeypatch.setattr(conformance, "jobs_for", lambda policy, count: jobs_for(policy, count * 2 // 3))
 
 
+@pytest.mark.usefixtures("smaller")
 @pytest.mark.parametrize("name", list(VARIANTS))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_policy(check: Callable[[Factory], None], name: str):
     if check is check_drawn_parameters and name not in policy_names():
         pytest.skip("draws the parameters of the class, whatever those of the variant")
     check(VARIANTS[name])
-
-
-@pytest.mark.parametrize("name", list(VARIANTS))
-@settings(max_examples=examples(15), deadline=None)
-@given(ops=OPS, nodes=st.sampled_from(CLUSTERS))
-def test_any_sequence_of_events_keeps_the_rules(name: str, ops: list[Op], nodes: Cluster):
-    check_ops(VARIANTS[name], ops, nodes)
 
 
 class Unsteady(Fifo):
