@@ -26,25 +26,18 @@ ONES = np.ones(CELLS)
 CURVE = GoodputCurve(np.array([10, 30]), np.array([[0.0, 0.0], [1.0, 2.0], [2.0, 3.0]]), 10, 0)
 
 
-def test_the_mean_rate_is_the_harmonic_mean_over_the_work_left():
-    """φ = 10 makes batch 30 half as useful: 1 a second on one GPU; where φ is large, 2 a second."""
+def test_rates_ahead_are_means_over_the_work_left():
+    # φ = 10 makes batch 30 half as useful: 1 a second on one GPU; where φ is large, 2 a second.
     ahead = Ahead(CURVE)
     ahead.update(np.where(np.arange(CELLS) < CELLS // 2, 10.0, 1e15), ONES)
     assert ahead.whole(0.0) == pytest.approx([0.0, 1 / (0.5 / 1 + 0.5 / 2), 1 / (0.5 / 2 + 0.5 / 3)])
     assert ahead.whole(0.5) == pytest.approx([0.0, 2.0, 3.0])
 
-
-def test_the_rate_soon_is_over_the_same_work_for_all_sizes():
-    """100 samples, the first half at 1 a second on one GPU: 25 s are a quarter of the work."""
-    ahead = Ahead(CURVE)
-    ahead.update(np.where(np.arange(CELLS) < CELLS // 2, 10.0, 1e15), ONES)
+    # 100 samples, the first half at 1 a second on one GPU: 25 s are a quarter of the work.
     assert ahead.at(0.0, 100.0, 25.0, 1).soon == pytest.approx([0.0, 1.0, 2.0])
     over_the_end = ahead.at(0.9, 100.0, 1e6, 1)
     assert over_the_end.soon == pytest.approx(over_the_end.whole)
 
-
-def test_a_slower_pace_than_promised_stretches_what_is_ahead():
-    ahead = Ahead(CURVE)
     ahead.update(10.0 * ONES, 0.5 * ONES)
     assert ahead.whole(0.0) == pytest.approx([0.0, 0.5, 1.0])
 
