@@ -81,7 +81,7 @@ def test_it_is_the_best_of_all_orders(seed: int) -> None:
 @example(59)
 @example(197)
 @example(1357)  # all that there is to earn is 1.3e-7, beside jobs worth 47 that do not fit
-def test_its_plans_keep_all_rules_and_are_worth_no_less_than_those_of_oasis(seed: int) -> None:
+def test_its_plans_keep_all_rules_and_are_worth_as_much_as_oasis(seed: int) -> None:
     rng = np.random.default_rng(seed)
     slots, servers = 5, servers_of(rng, 2, 2)
     bids = [bid_of(rng, f"job-{n}", slots, 8, 3) for n in range(5)]
@@ -104,33 +104,25 @@ def test_units_do_not_matter() -> None:
     assert solve(cheap, ONE_PLACE, 1).utility == pytest.approx(1e-9)
 
 
-def test_it_knows_that_a_better_job_will_come() -> None:
-    """The first job alone would be admitted; with the second to come the slot is kept for it."""
+def test_the_best_plan_of_a_few_jobs() -> None:
+    # The first job alone would be admitted; with the second to come the slot is kept for it.
     bids = [job("early", 0, 1, [1.0, 0.0]), job("long", 0, 2, [3.0, 3.0]), job("late", 1, 1, [9.0, 9.0])]
     found = solve(bids, ONE_PLACE, 2)
     assert [plan is not None for plan in found.plans] == [True, False, True]
     assert found.utility == 10
 
-
-def test_without_a_job_that_can_end_nothing_is_solved() -> None:
     found = solve([job("long", 0, 3, [1.0, 1.0])], ONE_PLACE, 2)
     assert (found.plans, found.utility, found.gap) == ((None,), 0.0, 0.0)
 
-
-def test_of_two_bids_of_one_job_the_better_is_admitted() -> None:
     bids = [job("a", 0, 2, [3.0, 1.0]), job("a", 0, 1, [3.0, 1.0])]
     found = solve(bids, replace(ONE_PLACE, workers=np.array([[9.0]])), 2)
     assert [plan is not None for plan in found.plans] == [False, True]
     assert found.utility == 3
 
-
-def test_what_is_used_is_not_given_away_again() -> None:
     used = np.array([1.0, 0.0, 0.0])[:, None, None], np.zeros((3, 0, 1))
     [plan] = solve([job("a", 0, 2, [5.0, 4.0, 3.0])], ONE_PLACE, 3, used=used).plans
     assert plan.sizes().tolist() == [0, 1, 1]
 
-
-def test_the_size_of_a_problem_is_known_before_it_is_built() -> None:
     bids = [
         job("a", 0, 1, [3.0, 1.0, 1.0]),
         replace(job("b", 1, 2, [3.0] * 3), least_workers=2, most_workers=2),
@@ -162,42 +154,27 @@ def early_and_late() -> list[Job]:
     ]
 
 
-def test_it_turns_a_job_away_for_a_better_one_that_has_not_arrived():
+def test_it_turns_a_job_away_for_a_better_one_to_come():
     held = opened(offline(), trace := early_and_late())
     ends = run_out(held, trace)
     assert held.ended["early"].first_start_s is None
     assert ends["late"] == 300.0
 
-
-def test_what_is_to_come_is_what_has_not_arrived_turned_away_or_not():
-    held = opened(offline(), trace := early_and_late())
-    assert list(held.snapshot(0.0).future) == trace
-    held.submit(trace[0], 0.0)
-    assert list(held.snapshot(0.0).future) == trace[1:]
-    held.decide(0.0)
-    assert "early" in held.ended
-    assert list(held.snapshot(0.0).future) == trace[1:]
-    assert not opened(Oasis(), trace).snapshot(0.0).future
-
-
-def test_without_the_trace_it_knows_no_more_than_others():
     held = opened(offline(), [])
     held.submit(early_and_late()[0], 0.0)
     assert decided(held, 0.0) == {"early": 4}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_policy_that_keeps_to_slots_earns_more(seed: int):
-    rng = np.random.default_rng([7, seed])
-    trace = sorted((drawn(rng, index) for index in range(7)), key=lambda job: (job.submit_time, job.id))
-    online = Oasis(slot_seconds=SLOT_S, horizon_slots=12, rescale_s=0.0)
-    assert earned(offline(), trace, fleet()) >= earned(online, trace, fleet()) * (1 - 1e-3)
-
-
-def test_events_keep_what_a_job_is_worth_and_how_sure_that_is():
+def test_jobs_to_come_are_those_that_have_not_arrived():
     held = opened(offline(), trace := early_and_late())
+    assert list(held.snapshot(0.0).future) == trace
     held.submit(trace[0], 0.0)
+    assert list(held.snapshot(0.0).future) == trace[1:]
     [turned_away] = held.decide(0.0)
+    assert "early" in held.ended
+    assert list(held.snapshot(0.0).future) == trace[1:]
+    assert not opened(Oasis(), trace).snapshot(0.0).future
+
     assert turned_away.reason == "the largest total utility is without it"
     assert held.admissions["early"] == {"admitted": False, "gap": 0.0}
     held.submit(trace[1], 100.0)
@@ -208,7 +185,15 @@ def test_events_keep_what_a_job_is_worth_and_how_sure_that_is():
     assert said["worth"] == pytest.approx(trace[1].utility.worth(200.0), rel=1e-5)
 
 
-def test_a_job_that_loses_its_node_is_planned_again_beside_those_to_come():
+@pytest.mark.parametrize("seed", range(3))
+def test_no_policy_that_keeps_to_slots_earns_more(seed: int):
+    rng = np.random.default_rng([7, seed])
+    trace = sorted((drawn(rng, index) for index in range(7)), key=lambda job: (job.submit_time, job.id))
+    online = Oasis(slot_seconds=SLOT_S, horizon_slots=12, rescale_s=0.0)
+    assert earned(offline(), trace, fleet()) >= earned(online, trace, fleet()) * (1 - 1e-3)
+
+
+def test_a_job_that_loses_its_node_is_planned_again():
     trace = [bidder("a", 16, value=20.0), bidder("b", 8, at=200.0, value=30.0)]
     held = opened(offline(), trace, cluster(4, 4))
     held.submit(trace[0], 0.0)
