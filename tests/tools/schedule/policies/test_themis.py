@@ -5,16 +5,13 @@ from __future__ import annotations
 from statistics import fmean
 
 import numpy as np
-import pytest
 
-from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.schedule.policies.common import Contention
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.themis import Themis
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
-from pliant.tools.schedule.registry import make_policy
 from tests.builders import cluster, decided, job, opened, session
 
 INSTANCES = 12
@@ -100,9 +97,3 @@ def test_the_reason_is_the_fairness_and_the_lease():
     # alone with half of the GPU they take 1440 and 14400 s; left out for a lease, 1080 and 7560 s
     assert why["a"].reason == "finish-time fairness 0.75 if left out, leased until 360 s"
     assert (why["b"].reason, why["b"].needs_gpus) == ("finish-time fairness 0.53 if left out", 1)
-
-
-@pytest.mark.parametrize(("name", "value"), [("fairness", "1"), ("fairness", "-0.1"), ("lease_s", "0")])
-def test_a_parameter_out_of_range_is_refused(name: str, value: str):
-    with pytest.raises(UsageError, match=name):
-        make_policy("themis", {name: value})

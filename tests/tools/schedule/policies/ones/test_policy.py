@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import EpochEnd
 from pliant.tools.schedule.policies.ones import population
@@ -226,18 +225,3 @@ def test_the_state_is_small_and_the_same_for_the_same_seed():
         dumps.append(json.dumps(held.policy_state().state))
     assert dumps[0] == dumps[1]
     assert len(dumps[0]) < 64 * 60 * 10 + 60 * 250
-
-
-@pytest.mark.parametrize(
-    ("parameters", "complaint"),
-    [
-        ({"population": 0}, "population 0 is below 1"),
-        ({"generations": 0}, "generations 0 is below 1"),
-        ({"theta": 1.5}, "theta 1.5 is above 1"),
-        ({"time_budget_s": -1.0}, "time_budget_s -1 is below 0"),
-        ({"unknown_epoch_s": 0.0}, "unknown_epoch_s 0 is below 0.001"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(parameters: dict[str, Any], complaint: str):
-    with pytest.raises(UsageError, match=complaint):
-        Ones(**parameters)

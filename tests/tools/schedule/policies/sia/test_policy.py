@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pliant.schemas.errors import UsageError
 from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.sia.policy import Sia
 from pliant.tools.schedule.session.session import Session
@@ -36,31 +35,31 @@ def of_table_1(grown: int, **parameters: object) -> Session:
     return found
 
 
-def test_table_1():
-    """The largest sum is 3.5 + 2.1: J1 on four B, J2 on two A."""
-    found = of_table_1(2, p=1.0)
-    found.decide(0.0)
-    assert held(found) == {"J1": ("B", 4), "J2": ("A", 2)}
-
-
-def test_table_1_with_the_power_of_the_evaluation():
-    """The sum of G^-0.5 is least there, too: 0.53 + 0.69, against 0.82 + 0.53 the other way round."""
-    found = of_table_1(2)
-    found.decide(0.0)
-    assert held(found) == {"J1": ("B", 4), "J2": ("A", 2)}
-
-
-def test_jobs_begin_with_one_gpu():
-    """On one GPU each: 1.5 + 1.2 is the most."""
-    found = of_table_1(0)
-    found.decide(0.0)
-    assert held(found) == {"J1": ("B", 1), "J2": ("A", 1)}
+@pytest.mark.parametrize(
+    ("grown", "parameters", "expected"),
+    [
+        pytest.param(2, {"p": 1.0}, {"J1": ("B", 4), "J2": ("A", 2)}, id="the largest sum is 3.5 + 2.1"),
+        pytest.param(2, {}, {"J1": ("B", 4), "J2": ("A", 2)}, id="G^-0.5: 0.53 + 0.69, against 0.82 + 0.53"),
+        pytest.param(0, {}, {"J1": ("B", 1), "J2": ("A", 1)}, id="one GPU each at first: 1.5 + 1.2"),
+    ],
+)
+def test_table_1(grown: int, parameters: dict[str, float], expected: dict[str, tuple[str, int]]):
+    jobs = of_table_1(grown, **parameters)
+    jobs.decide(0.0)
+    assert held(jobs) == expected
 
 
 def test_a_job_doubles_at_most():
     fast = curves(fast={1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0})
     found = opened(Sia(), cluster(8), job("a", high=8, model="fast"), throughput=fast)
     assert [decided(found, 36_000.0 * hour)["a"] for hour in range(5)] == [1, 2, 4, 8, 8]
+
+    fast = curves(fast={1: 10.0, 2: 20.0})
+    found = opened(Sia(), cluster(2), job("a", high=2, model="fast", gpu_seconds=1e6), throughput=fast)
+    found.decide(0.0)
+    found.jobs["a"].train_from(90_000.0, 10.0)
+    assert decided(found, 60_000.0) == {"a": 1}
+    assert decided(found, 90_000.0) == {"a": 2}
 
 
 @pytest.mark.parametrize(("age_s", "gpus"), [(40.0, 1), (50.0, 2)])
@@ -94,8 +93,8 @@ def test_a_lone_job_starts_at_the_least_penalties(parameters: dict[str, float]):
     assert decided(opened(Sia(**parameters), cluster(1), job("a", gpu_seconds=1e6)), 0.0) == {"a": 1}
 
 
-def test_a_rigid_job_gets_its_size_on_the_type_that_suits_it():
-    """Both run best on B, which has four GPUs; the one that loses more on A goes to B."""
+def test_a_rigid_job_gets_its_size_where_it_suits():
+    # Both run best on B, which has four GPUs; the one that loses more on A goes to B.
     speeds = {("x", "A"): 1.0, ("x", "B"): 1.2, ("y", "A"): 1.0, ("y", "B"): 3.0}
     steps = TimedSteps(lambda model, kind, place, batch: batch / speeds[model, kind] / sum(place))
     jobs = [job("x", gpus=4, model="x", gpu_seconds=1e6), job("y", gpus=4, model="y", gpu_seconds=1e6)]
@@ -103,25 +102,16 @@ def test_a_rigid_job_gets_its_size_on_the_type_that_suits_it():
     found.decide(0.0)
     assert held(found) == {"x": ("A", 4), "y": ("B", 4)}
 
-
-def test_rigid_jobs_of_any_size_run():
     jobs = [job("three", gpus=3, gpu_seconds=1e6), job("six", gpus=6, gpu_seconds=1e6)]
     found = opened(Sia(), cluster(4, 4, 4), *jobs)
     assert decided(found, 0.0) == {"six": 6, "three": 3}
 
 
 def test_fixed_gpus_with_a_free_batch():
-    """0.1 s and 0.01 s a sample at φ = 640 on two GPUs: the best batch is 2 · sqrt(10 · 320) = 113."""
+    # 0.1 s and 0.01 s a sample at φ = 640 on two GPUs: the best batch is 2 · sqrt(10 · 320) = 113.
     steps = TimedSteps(lambda model, kind, place, batch: 0.1 + 0.01 * batch / sum(place))
-    spec = job(
-        "a",
-        gpus=2,
-        low=2,
-        high=2,
-        elastic="size+batch",
-        batch={"size": 64, "min": 32, "max": 1024},
-        work={"samples": 1e9},
-    )
+    batch = {"size": 64, "min": 32, "max": 1024}
+    spec = job("a", gpus=2, low=2, high=2, elastic="size+batch", batch=batch, work={"samples": 1e9})
     found = opened(Sia(retune="free"), cluster(2, 2), spec, throughput=steps)
     found.decide(0.0)
     assert (found.jobs["a"].gpus, found.jobs["a"].global_batch) == (2, 64)
@@ -130,26 +120,12 @@ def test_fixed_gpus_with_a_free_batch():
     assert found.jobs["a"].gpus == 2
     assert found.jobs["a"].global_batch == pytest.approx(113, abs=20)
 
-
-def test_a_job_that_only_scales_keeps_its_batch():
     fast = curves(fast={1: 10.0, 2: 20.0})
     spec = job("a", high=2, model="fast", batch={"size": 64}, gpu_seconds=1e6)
     found = opened(Sia(), cluster(2), spec, throughput=fast)
     found.jobs["a"].noise_scale = 640.0
     assert [decided(found, 36_000.0 * hour)["a"] for hour in range(2)] == [1, 2]
     assert found.jobs["a"].global_batch == 64
-
-
-def test_a_job_that_restarts_is_left_alone():
-    fast = curves(fast={1: 10.0, 2: 20.0})
-    found = opened(Sia(), cluster(2), job("a", high=2, model="fast", gpu_seconds=1e6), throughput=fast)
-    found.decide(0.0)
-    found.jobs["a"].train_from(90_000.0, 10.0)
-    assert decided(found, 60_000.0) == {"a": 1}
-    assert decided(found, 90_000.0) == {"a": 2}
-
-
-# What is known of types on which a job has not run.
 
 
 def bootstrapped(knowledge: str, *observations: Observation) -> Session:
@@ -164,15 +140,11 @@ def bootstrapped(knowledge: str, *observations: Observation) -> Session:
 
 
 def test_bootstrapping_knows_one_replica_of_every_type():
-    found = bootstrapped("bootstrap")
-    found.decide(0.0)
-    assert held(found) == {"a": ("B", 1)}
-
-
-def test_measurements_alone_know_nothing_at_first():
-    found = bootstrapped("measured")
-    found.decide(0.0)
-    assert held(found) == {"a": ("A", 1)}, "all types alike: the first"
+    """By measurements alone all types are alike at first."""
+    for knowledge, kind in (("bootstrap", "B"), ("measured", "A")):
+        found = bootstrapped(knowledge)
+        found.decide(0.0)
+        assert held(found) == {"a": (kind, 1)}
 
 
 def test_a_type_without_measurements_is_projected_by_one_replica():
@@ -187,11 +159,3 @@ def test_a_type_without_measurements_is_projected_by_one_replica():
         times, _, rest = explained(found.snapshot(0.0))["a"].reason.partition(" ")
         assert float(times) == pytest.approx(3.6, rel=0.05), knowledge
         assert rest.startswith("times the goodput"), knowledge
-
-
-@pytest.mark.parametrize(
-    "bad", [{"p": 0.0}, {"penalty": 1.0}, {"penalty": 0.0, "p": 1.0}, {"restart_s": -1.0}]
-)
-def test_parameters_out_of_range_are_refused(bad: dict[str, float]):
-    with pytest.raises(UsageError, match=next(iter(bad))):
-        Sia(**bad)
