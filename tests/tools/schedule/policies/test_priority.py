@@ -33,7 +33,7 @@ def running(held: Session, now_s: float) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", FIRST)
-def test_the_most_important_job_starts_first_and_equal_ones_in_order_of_arrival(policy: str):
+def test_the_most_important_job_starts_first(policy: str):
     held = opened(policy, a=0.0, b=2.0, c=2.0, d=1.0)
     order = []
     for turn in range(4):
@@ -44,7 +44,7 @@ def test_the_most_important_job_starts_first_and_equal_ones_in_order_of_arrival(
 
 
 @pytest.mark.parametrize("policy", FIRST)
-def test_a_job_that_waits_moves_up_when_it_is_given_another_priority(policy: str):
+def test_a_job_moves_up_when_it_is_given_another_priority(policy: str):
     held = opened(policy, a=5.0, b=0.0, c=0.0)
     assert running(held, 10) == ["a"]
     held.prioritize("c", 20, 1.0)
@@ -53,14 +53,14 @@ def test_a_job_that_waits_moves_up_when_it_is_given_another_priority(policy: str
 
 
 @pytest.mark.parametrize(("policy", "then"), [("las", "b"), ("srtf", "b"), ("fifo", "a"), ("sjf", "a")])
-def test_a_running_job_gives_way_to_a_more_important_one_only_where_the_policy_preempts(policy, then):
+def test_a_running_job_gives_way_where_the_policy_preempts(policy, then):
     held = opened(policy, a=0.0, b=0.0)
     assert running(held, 10) == ["a"]
     held.prioritize("b", 20, 1.0)
     assert running(held, 100) == [then]
 
 
-def test_a_policy_that_took_up_its_state_again_knows_the_new_priority():
+def test_a_policy_that_took_up_its_state_knows_the_new_priority():
     held = opened("fifo", a=5.0, b=0.0, c=0.0)
     running(held, 10)
     held.prioritize("c", 20, 1.0)
@@ -73,7 +73,7 @@ def test_a_policy_that_took_up_its_state_again_knows_the_new_priority():
 
 
 @pytest.mark.parametrize("policy", sorted(BUILT_IN))
-def test_each_policy_says_what_priorities_mean_to_it_and_a_command_says_where_they_mean_nothing(policy: str):
+def test_each_policy_says_what_priorities_mean_to_it(policy: str):
     (line,) = [line for line in page(describe(policy)) if line.startswith("priorities of jobs: ")]
     jobs = [job("a"), job("b", priority=2.0)]
     ignored = priorities_ignored(jobs, policy_class(policy))
@@ -84,7 +84,7 @@ def test_each_policy_says_what_priorities_mean_to_it_and_a_command_says_where_th
     assert not line.endswith("the policy does not say")
 
 
-def test_a_policy_of_another_package_that_says_nothing_about_priorities_is_not_said_to_ignore_them(
+def test_a_foreign_policy_is_not_said_to_ignore_priorities(
     monkeypatch: pytest.MonkeyPatch,
 ):
     class Strangers(Fifo):

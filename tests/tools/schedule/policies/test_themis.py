@@ -14,7 +14,7 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
 from tests.builders import cluster, decided, job, opened, session
 
-INSTANCES = 12
+INSTANCES = 4
 GPUS = 8
 
 
@@ -55,7 +55,7 @@ def worst_rho(policy: Policy, jobs: list[Job]) -> float:
         time_s = next_s
 
 
-def test_the_worst_fairness_is_lower_than_under_fifo_on_random_instances():
+def test_the_worst_fairness_is_lower_than_under_fifo():
     found = [
         (worst_rho(Themis(), jobs), worst_rho(Fifo(), jobs)) for jobs in map(random_jobs, range(INSTANCES))
     ]
@@ -71,15 +71,6 @@ def test_a_lease_protects_its_holder_and_then_ends():
     assert decided(held, 360) == {"long": 1}
     assert decided(held, 720) == {"short": 1}
 
-
-def test_only_the_worst_off_bid_and_holders_keep_the_rest():
-    held = session(Themis(fairness=0.5), cluster(2))
-    for name, work in (("a", 50_000), ("b", 60_000), ("c", 70_000), ("d", 100)):
-        held.submit(job(name, gpu_seconds=work), 0)
-    assert decided(held, 0) == {"d": 1, "a": 1}  # ρ without GPUs is largest for short jobs: d and a bid
-
-
-def test_a_lease_survives_a_restart_of_the_scheduler():
     kept = Themis(lease_s=1000)
     held = session(kept, cluster(1))
     held.submit(job("a", gpu_seconds=10_000), 0)
@@ -88,6 +79,13 @@ def test_a_lease_survives_a_restart_of_the_scheduler():
     again.load_state(kept.dump_state(), held.jobs)
     assert again.dump_state() == kept.dump_state()
     assert again.dump_state()["leases"] == {"a": 1000}
+
+
+def test_only_the_worst_off_bid_and_holders_keep_the_rest():
+    held = session(Themis(fairness=0.5), cluster(2))
+    for name, work in (("a", 50_000), ("b", 60_000), ("c", 70_000), ("d", 100)):
+        held.submit(job(name, gpu_seconds=work), 0)
+    assert decided(held, 0) == {"d": 1, "a": 1}  # ρ without GPUs is largest for short jobs: d and a bid
 
 
 def test_the_reason_is_the_fairness_and_the_lease():

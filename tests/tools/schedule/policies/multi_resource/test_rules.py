@@ -67,20 +67,16 @@ def test_workers_are_placed_one_a_server_in_turn() -> None:
     assert fleet.in_turn(job("d").bid, 2) is None
     assert fleet.in_turn(job("d").bid, 1) is not None
 
-
-def test_fifo_does_not_wait_for_what_never_fits() -> None:
     servers = Servers(("cpu", "gb"), np.array([[4.0, 9.0]]), NO_PS)
     assert sizes(by_arrival([job("a", 5), job("b", 2)], servers)) == {"b": 2}
 
 
 def test_drf_shares_as_in_its_paper() -> None:
-    """9 CPUs and 18 GB; tasks of 1 CPU and 4 GB, and of 3 CPUs and 1 GB: three of one, two of the other."""
+    # 9 CPUs and 18 GB; tasks of 1 CPU and 4 GB, and of 3 CPUs and 1 GB: three of one, two of the other.
     servers = Servers(("cpu", "gb"), np.array([[9.0, 18.0]]), NO_PS)
     found = by_dominant_share([job("a", demand=(1, 4)), job("b", demand=(3, 1))], servers)
     assert sizes(found) == {"a": 3, "b": 2}
 
-
-def test_the_dominant_share_counts_ps_too() -> None:
     servers = Servers(("cpu", "gb"), np.array([[10.0, 10.0]]), np.array([[4.0, 10.0]]))
     bid = Bid("a", 0, 9, 9, np.ones(2), np.ones(2), np.ones(9), 1.0, 2.0)
     assert dominant_share(bid, 3, servers) == pytest.approx(2 / 4), "two PS of four places, three of ten"
@@ -122,7 +118,7 @@ def test_every_rule_keeps_to_capacities_and_gives_workers_their_ps(seed: int) ->
         assert (used_ps <= servers.ps * (1 + 1e-6) + 1e-6).all(), name
 
 
-def test_what_jobs_lose_by_delay_is_the_same_of_steps_and_of_other_shapes() -> None:
+def test_jobs_lose_as_much_by_delay_of_steps_as_of_other_shapes() -> None:
     """Steps are looked at all at once; a job costs itself nothing, and one that never falls loses nothing."""
     rng = np.random.default_rng(4)
 
