@@ -261,19 +261,6 @@ def test_no_job_can_gain_more_unless_a_poorer_one_loses(problem: tuple[list[Kind
         assert -better.fun <= got[index] * (1 + 1e-3)
 
 
-def test_each_job_goes_where_it_gains_most():
-    picky, even = Kind((4.0, 1.0), 1), Kind((1.0, 1.0), 1)
-    found = max_min({picky: 1, even: 1}, [1, 1])
-    assert found[picky] == pytest.approx((1.0, 0.0), abs=1e-5)
-    assert found[even] == pytest.approx((0.0, 1.0), abs=1e-5)
-
-    slow, fast = Kind((1.0,), 1), Kind((8.0,), 1)
-    assert max_min({slow: 1, fast: 3}, [2]) == {slow: (1.0,), fast: (pytest.approx(1 / 3, abs=1e-4),)}
-
-    wide, thin = Kind((1.0, 1.0), 4), Kind((1.0, 1.0), 1)
-    assert max_min({wide: 1, thin: 1}, [2, 3])[wide] == (0.0, 0.0)
-
-
 @given(problems(), st.randoms(use_true_random=False))
 def test_rows_that_gain_alike_share_as_if_counted(problem: tuple[list[Kind], list[int]], draw: Random):
     jobs, capacity = problem

@@ -1,4 +1,4 @@
-"""The optimizer of elastic-dp: exact against every allocation and a MILP, ties as documented, job by job."""
+"""The optimizer of elastic-dp: exact against every allocation, ties as documented, job by job."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from itertools import product
 from math import inf
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,51 +111,6 @@ def test_solving_after_every_job_ends_as_solving_once():
         assert at_once.sizes() == step_by_step.sizes()
 
 
-@pytest.mark.parametrize("kind", ["any", "concave", "gaps"])
-@pytest.mark.parametrize("quota", [None, 17])
-def test_as_good_as_a_mixed_integer_program(kind: str, quota: int | None):
-    rng = np.random.default_rng(7)
-    for _ in range(2):
-        curves = [random_curve(rng, kind) for _ in range(24)]
-        users = [f"u{index % 3}" if index % 4 else "" for index in range(24)]
-        found = optimizer(80, curves, users, quota)
-        chosen = found.sizes()
-        assert worth(curves, chosen) == pytest.approx(by_milp(80, curves, users, quota), rel=1e-7)
-        held = [sum(s for s, user in zip(chosen, users, strict=True) if user == f"u{i}") for i in range(3)]
-        assert sum(chosen) <= 80
-        assert quota is None or max(held) <= quota
-
-
-def random_curve(rng: np.random.Generator, kind: str) -> Curve:
-    steps = rng.random(9)
-    if kind == "concave":
-        steps = np.sort(steps)[::-1]
-    curve = np.cumsum(steps) if kind != "any" else rng.random(9) * 5
-    if kind == "gaps":
-        curve[1:][rng.random(8) < 0.4] = -inf
-    return [0.0, *curve.tolist()]
-
-
-def by_milp(gpus: int, curves: Sequence[Curve], users: Sequence[str], quota: int | None) -> float:
-    from scipy.optimize import Bounds, LinearConstraint, milp
-
-    rows = [(job, k) for job, curve in enumerate(curves) for k in range(1, len(curve)) if curve[k] > -inf]
-    one_size = [[float(owner == job) for owner, _ in rows] for job in range(len(curves))]
-    limits = [LinearConstraint(one_size, 1, 1), LinearConstraint([[k for _, k in rows]], 0, gpus)]
-    for user in set(users) - {""} if quota is not None else ():
-        held = [[k if users[job] == user else 0 for job, k in rows]]
-        limits.append(LinearConstraint(held, 0, quota))
-    found = milp(
-        [-curves[job][k] for job, k in rows],
-        integrality=np.ones(len(rows)),
-        bounds=Bounds(0, 1),
-        constraints=limits,
-        options={"mip_rel_gap": 0},
-    )
-    assert found.success, found.message
-    return float(-found.fun)
-
-
 def test_each_gpu_goes_where_it_gains_most():
     assert sizes(6, [0, 1, 2, 3, 4], [0, 1, 1.5, 1.75]) == [4, 2]
 
@@ -210,9 +164,8 @@ def test_a_quota_holds_for_all_jobs_of_a_user_together():
     fast, slow = [0, 2, 4, 6, 8], [0, 1, 2, 3, 4]
     assert sizes(8, fast, fast, slow, users=["ann", "ann", "bob"]) == [4, 3, 1]
     assert sizes(8, fast, fast, slow, users=["ann", "ann", "bob"], quota=5) == [4, 1, 3]
-    assert sizes(8, fast, fast, slow, users=["", "", "bob"], quota=5) == [4, 3, 1], (
-        "jobs without a user have no quota"
-    )
+    # Jobs without a user have no quota.
+    assert sizes(8, fast, fast, slow, users=["", "", "bob"], quota=5) == [4, 3, 1]
 
 
 def test_a_quota_with_no_room_for_one_more_refuses_it():
@@ -220,12 +173,8 @@ def test_a_quota_with_no_room_for_one_more_refuses_it():
     one = gains_of([0, 1, 2])
     assert one is not None
     assert [found.add(one, user) for user in ("ann", "ann", "ann", "bob")] == [True, True, False, True]
-    assert (found.left_for("ann"), found.left_for("bob"), found.left_for("eve"), found.left_for()) == (
-        0,
-        1,
-        2,
-        5,
-    )
+    assert [found.left_for(user) for user in ("ann", "bob", "eve")] == [0, 1, 2]
+    assert found.left_for() == 5
     assert found.sizes() == [1, 1, 2]
 
 
@@ -250,11 +199,3 @@ def test_gains_are_on_the_grid_and_without_what_fewer_gpus_reach():
     thirds = gains_of([0.0, *(size / 3 for size in range(1, 200))])
     assert thirds.concave
     assert np.allclose(thirds.by_extra, np.arange(199) / 3, rtol=1e-9)
-
-
-def test_a_thousand_jobs_keep_within_the_gpus():
-    rng = np.random.default_rng(3)
-    curves = [random_curve(rng, ("any", "concave", "gaps")[job % 3]) for job in range(1000)]
-    found = sizes(2500, *curves)
-    assert sum(found) <= 2500
-    assert all(curve[size] > -inf for curve, size in zip(curves, found, strict=True))

@@ -290,38 +290,6 @@ def test_a_market_priced_again_has_the_same_commitments(seed: int) -> None:
     assert not market.is_exact
 
 
-def world_of_two(worker_prices: tuple[float, float], ps_price: float) -> Market:
-    """One slot; two servers with 3 and 9 places for workers, one server with 9 places for PS."""
-    servers = Servers(("cpu",), np.array([[3.0], [9.0]]), np.array([[9.0]]))
-    cheap = Bid("x", 0, 1, 1, np.ones(1), np.ones(1), np.ones(1))
-    market = Market(servers, PriceBounds.of([cheap], servers, 1), 1)
-    market.workers.prices[0, :, 0] = worker_prices
-    market.ps.prices[:] = ps_price
-    return market
-
-
-def test_the_cheapest_servers_are_filled_first() -> None:
-    market = world_of_two((1.0, 2.0), 10.0)
-    bid = Bid("job", 0, 5, 9, np.ones(1), np.ones(1), np.full(1, 100.0), 1.0, 2.0)
-    quote = market.quote(bid)
-    assert quote.costs.tolist() == [3 * 1 + 2 * 2 + 3 * 10]
-    assert quote.plan.workers.tolist() == [[3, 2]]
-    assert quote.plan.ps.tolist() == [[3]]
-
-    # A worker with more bandwidth than a PS has can never be served.
-    market = world_of_two((1.0, 2.0), 1.0)
-    bid = Bid("job", 0, 1, 9, np.ones(1), np.ones(1), np.full(1, 100.0), 2.0, 1.0)
-    assert not np.isfinite(market.quote(bid).costs).any()
-    assert market.quote(bid).last is None
-
-    servers = Servers(("cpu",), np.full((1, 1), 4.0), np.zeros((0, 1)))
-    bid = Bid("job", 0, 6, 4, np.ones(1), np.zeros(1), np.full(3, 5.0), 1.0, 0.0)
-    market = Market(servers, PriceBounds.of([bid], servers, 3), 3)
-    assert market.quote(bid).last == 1
-    assert market.quote(bid).plan.sizes().sum() == 6
-    assert market.quote(bid).plan.ps.shape == (2, 0)
-
-
 @settings(max_examples=examples(30))
 @given(
     gains=st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any),

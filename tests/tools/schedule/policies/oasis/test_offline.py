@@ -33,14 +33,7 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, decided
 from tests.effort import examples
-from tests.tools.schedule.policies.oasis.test_policy import (
-    SLOT_S,
-    bidder,
-    check_slots,
-    drawn,
-    fleet,
-    run_out,
-)
+from tests.tools.schedule.policies.oasis.test_policy import SLOT_S, bidder, run_out
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 
 ONE_PLACE = Servers(("cpu",), np.array([[1.0]]), np.zeros((0, 1)))
@@ -138,14 +131,6 @@ def opened(policy: Policy, trace: list[Job], nodes: Cluster | None = None) -> Se
     return Session(policy, nodes or cluster(4), CurveThroughput(), trace=trace)
 
 
-def earned(policy: Policy, trace: list[Job], nodes: Cluster | None = None) -> float:
-    """The utility of all jobs that end, whole slots checked at every decision."""
-    held = opened(policy, trace, nodes)
-    ends = run_out(held, trace, check_slots if nodes else None)
-    done = {job_id for job_id, state in held.ended.items() if state.first_start_s is not None}
-    return sum(job.utility.worth(ends[job.id] - job.submit_time) for job in trace if job.id in done)
-
-
 def early_and_late() -> list[Job]:
     """The first is worth admitting alone; the second needs the same slots, and is worth ten times as much."""
     return [
@@ -183,14 +168,6 @@ def test_jobs_to_come_are_those_that_have_not_arrived():
     assert said["admitted"]
     assert said["end_s"] == 300.0
     assert said["worth"] == pytest.approx(trace[1].utility.worth(200.0), rel=1e-5)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_no_policy_that_keeps_to_slots_earns_more(seed: int):
-    rng = np.random.default_rng([7, seed])
-    trace = sorted((drawn(rng, index) for index in range(7)), key=lambda job: (job.submit_time, job.id))
-    online = Oasis(slot_seconds=SLOT_S, horizon_slots=12, rescale_s=0.0)
-    assert earned(offline(), trace, fleet()) >= earned(online, trace, fleet()) * (1 - 1e-3)
 
 
 def test_a_job_that_loses_its_node_is_planned_again():

@@ -237,65 +237,55 @@ def test_slots_to_come_are_in_the_schedule_and_in_words():
     assert [verdict.reserved for verdict in plain.waiting] == [verdict.reserved for verdict in found.waiting]
 
 
-def work_of(monkeypatch: pytest.MonkeyPatch, decide: Callable[[], object]) -> Counter[str]:
+COUNTED = (
+    *((Booking, "at"), (Booking, "from_slot"), (Booking, "sizes_from"), (Exchange, "bid")),
+    *((Exchange, "rates"), (Market, "quote"), (Side, "take"), (Side, "room")),
+    (JobState, "remaining_samples"),
+)
+
+
+def work_of(decide: Callable[[], object]) -> Counter[str]:
     """How often a decision asks what it would have to ask of every job, if it looked at all of them."""
     asked: Counter[str] = Counter()
 
-    def counted(owner: type, name: str) -> None:
-        plain = getattr(owner, name)
+    def counting(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given, **named: asked.update([name]) or plain(*given, **named)
 
-        def counting(*given: Any, **named: Any) -> Any:
-            asked[name] += 1
-            return plain(*given, **named)
-
-        monkeypatch.setattr(owner, name, counting)
-
-    with monkeypatch.context() as monkeypatch:
-        counted(Booking, "at")
-        counted(Booking, "from_slot")
-        counted(Exchange, "bid")
-        counted(Exchange, "rates")
-        counted(Market, "quote")
-        counted(Side, "take")
-        counted(Side, "room")
-        counted(JobState, "remaining_samples")
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in COUNTED:
+            patch.setattr(owner, name, counting(name, getattr(owner, name)))
         decide()
     return asked
 
 
-def one_comes_and_one_ends(monkeypatch: pytest.MonkeyPatch, others: int) -> Counter[str]:
+def one_comes_and_one_ends(others: int) -> Counter[str]:
     """What a decision in the middle of a slot takes, with that many others that have slots to come."""
     jobs = [bidder(f"{index:03}", 8, value=1.0 + index, target=5000.0) for index in range(6)]
     plain = [job(f"plain{index:03}", high=4, low=1, gpu_seconds=8 * SLOT_S) for index in range(others)]
     held = bidding(*jobs, *plain, horizon_slots=200)
     held.end(next(state.id for state in held.jobs.values() if state.gpus), 30.0)
     held.submit(bidder("new", 2, at=30.0, value=500.0, target=5000.0), 30.0)
-    found = work_of(monkeypatch, lambda: held.decide(30.0))
+    found = work_of(lambda: held.decide(30.0))
     assert "new" in held.admissions
     assert len(held.reserved(30.0)) > others
     return found
 
 
-def test_a_decision_asks_little_of_jobs_that_wait_or_go_on(monkeypatch):
-    few, many = (one_comes_and_one_ends(monkeypatch, others) for others in (10, 30))
+def test_a_decision_asks_little_of_jobs_that_wait_or_go_on():
+    few, many = (one_comes_and_one_ends(others) for others in (10, 30))
     assert few
     assert few == many
 
     held = bidding(*[job(f"{index:03}", high=4, low=1, gpu_seconds=30 * SLOT_S) for index in range(50)])
     booked = len(held.reserved(0.0))
     assert booked < 10
-    at_once = work_of(monkeypatch, lambda: held.decide(SLOT_S))
+    at_once = work_of(lambda: held.decide(SLOT_S))
     assert at_once["bid"] <= booked + 3, "those that are planned again, and those that fill the last slot"
 
     held = bidding(*[job(f"{index}", gpus=4, gpu_seconds=8 * SLOT_S) for index in range(10)])
     held.decide(SLOT_S)
-    seen: list[int] = []
-    plain = Booking.sizes_from
-    monkeypatch.setattr(
-        Booking, "sizes_from", lambda booking, slot: seen.append(slot) or plain(booking, slot)
-    )
-    held.decide(2 * SLOT_S)
-    assert len(seen) <= 3, "of the job that runs, and of one that is planned again"
+    found = work_of(lambda: held.decide(2 * SLOT_S))
+    assert found["sizes_from"] <= 3, "of the job that runs, and of one that is planned again"
 
 
 def test_plans_that_no_schedule_can_hold_are_left_out(monkeypatch):
@@ -392,22 +382,29 @@ def drawn(rng: np.random.Generator, index: int) -> Job:
     )
 
 
-def check_slots(held: Session, time_s: float) -> None:
-    """Nodes have what jobs hold now, and what they have booked of each slot to come."""
+def check_books(held: Session, time_s: float) -> None:
+    """Nodes have what jobs hold now, and what they have booked of each slot to come.
+
+    Nothing is booked on a node that is not there, and no more workers than it has GPUs in service.
+    """
+    there = {node.name: node.gpus if node.up else 0 for node in held.nodes}
+    servers = {node.name for node in held.nodes if node.for_servers and node.up}
     slots: dict[float, list[tuple[Job, Any, Any]]] = {}
     for state in held.jobs.values():
         slots.setdefault(-1.0, []).append((state.spec, state.placement, state.servers))
     for job_id, spans in held.reserved(time_s).items():
         for span in spans:
+            assert {name for name, _ in span.servers} <= servers
             for at in np.arange(span.from_s, span.until_s, SLOT_S):
                 slots.setdefault(float(at), []).append((held.jobs[job_id].spec, span.placement, span.servers))
-    for found in slots.values():
-        check_slot(held.cluster, found)
+    for at, booked in slots.items():
+        used = check_slot(held.cluster, booked)
+        assert at < 0 or all(used[name, "gpu"] <= gpus for name, gpus in there.items())
 
 
-def check_slot(nodes: Cluster, found: list[tuple[Job, Any, Any]]) -> None:
+def check_slot(nodes: Cluster, booked: list[tuple[Job, Any, Any]]) -> Counter[tuple[str, str]]:
     used: Counter[tuple[str, str]] = Counter()
-    for spec, placement, servers in found:
+    for spec, placement, servers in booked:
         workers = sum(count for _, count in placement)
         assert sum(count for _, count in servers) == servers_for(spec, workers)
         assert workers == 0 or spec.min_gpus <= workers <= (spec.gpus.max or 0)
@@ -420,21 +417,7 @@ def check_slot(nodes: Cluster, found: list[tuple[Job, Any, Any]]) -> None:
     for node in nodes.nodes:
         for name, amount in capacities(node).items():
             assert used[node.name, name] <= amount + 1e-6, (node.name, name)
-
-
-def check_books(held: Session, time_s: float) -> None:
-    """Nothing is booked on a node that is not there, and no more workers than it has GPUs in service."""
-    check_slots(held, time_s)
-    there = {node.name: node.gpus if node.up else 0 for node in held.nodes}
-    servers = {node.name for node in held.nodes if node.for_servers and node.up}
-    booked: Counter[tuple[float, str]] = Counter()
-    for spans in held.reserved(time_s).values():
-        for span in spans:
-            assert {name for name, _ in span.servers} <= servers
-            for at in np.arange(span.from_s, span.until_s, SLOT_S):
-                booked.update({(float(at), name): count for name, count in span.placement})
-    over = {where: count for where, count in booked.items() if count > there[where[1]]}
-    assert not over
+    return used
 
 
 @pytest.mark.parametrize(("seed", "requeue"), [(0, False), (1, True)])
@@ -442,7 +425,6 @@ def test_what_is_booked_follows_nodes_that_vanish_or_drain(seed: int, requeue: b
     rng = np.random.default_rng([11, seed])
     held = session(policy(requeue=requeue), fleet())
     ahead = in_order_of_arrival([drawn(rng, index) for index in range(24)])
-    away: set[str] = set()
     time_s = 0.0
     happen(held, 0.0, ahead)
     for _ in range(400):
@@ -452,32 +434,27 @@ def test_what_is_booked_follows_nodes_that_vanish_or_drain(seed: int, requeue: b
         if next_s is None:
             break
         time_s = next_s
-        if len(ahead) and rng.random() < 0.3:
-            disturb(held, rng, away, time_s)
-        elif not ahead:
-            restore(held, away, time_s)
+        name = held.nodes[int(rng.integers(len(held.nodes)))].name
+        if not ahead:
+            for node in held.nodes:
+                comes_back(held, node.name, time_s)
+        elif rng.random() < 0.3:
+            disturb(held, rng, name, time_s)
     assert not held.jobs, "with all nodes back everything that was admitted ends"
 
 
-def disturb(held: Session, rng: np.random.Generator, away: set[str], time_s: float) -> None:
+def disturb(held: Session, rng: np.random.Generator, name: str, time_s: float) -> None:
     """A node goes or comes back, or one of its GPUs that no job holds goes out of service."""
-    name = held.nodes[int(rng.integers(len(held.nodes)))].name
-    if name in away:
-        restore(held, {name}, time_s)
-        away.discard(name)
+    if name in held.commands.drained or not next(node.up for node in held.nodes if node.name == name):
+        comes_back(held, name, time_s)
     elif rng.random() < 0.4 and held.free.free_on(name):
         held.withdraw(f"{name}/0", time_s, time_s + 300.0)
     elif rng.random() < 0.5:
         held.drain(name, time_s, now=bool(rng.integers(2)))
-        away.add(name)
     else:
         held.node_down(name, time_s)
-        away.add(name)
 
 
-def restore(held: Session, names: set[str], time_s: float) -> None:
-    """These nodes are back."""
-    for name in sorted(names):
-        held.resume(name, time_s)
-        held.node_up(name, time_s)
-    names.clear()
+def comes_back(held: Session, name: str, time_s: float) -> None:
+    held.resume(name, time_s)
+    held.node_up(name, time_s)
