@@ -40,9 +40,9 @@ def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     ops, at_once, jobs_for = conformance.random_ops, conformance._at_once, conformance.jobs_for
     monkeypatch.setattr(conformance, "_DRAWS", conformance._DRAWS // 2)
-    monkeypatch.setattr(conformance, "random_ops", lambda rng, count: ops(rng, max(count // 4, 40)))
+    monkeypatch.setattr(conformance, "random_ops", lambda rng, count: ops(rng, max(count // 5, 40)))
     monkeypatch.setattr(conformance, "_at_once", lambda make, count: at_once(make, min(count, 1000)))
-    monkeypatch.setattr(conformance, "jobs_for", lambda policy, count: jobs_for(policy, count * 2 // 3))
+    monkeypatch.setattr(conformance, "jobs_for", lambda policy, count: jobs_for(policy, count * 3 // 5))
 
 
 @pytest.mark.usefixtures("smaller")

@@ -150,7 +150,7 @@ def reloaded(policy: ShadowPrice, **parameters: Any) -> ShadowPrice:
 def test_the_batch_grows_with_the_noise_scale():
     """Where larger batches train almost as much a sample, and faster, the largest is best."""
     policy = ShadowPrice(retune="free")
-    held = on_batches(policy, job("a", work={"samples": 1e6}, **FREE))
+    held = on_batches(policy, job("a", **FREE))
     assert held.jobs["a"].global_batch == 64
     for at, (noise, batch) in enumerate(((1e6, 1024), (1.0, 64), (1e6, 1024)), start=1):
         held.jobs["a"].noise_scale = noise
