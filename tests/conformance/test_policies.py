@@ -78,7 +78,7 @@ class Unsteady(Fifo):
         return Decision() if self.idle else super().decide(snapshot, rng)
 
 
-def test_state_that_history_does_not_determine_is_still_rebuilt_one_way():
+def test_state_not_in_the_history_is_rebuilt_one_way():
     with pytest.raises(AssertionError, match="state rebuilt twice decides in two ways after 5 jobs"):
         conformance.check_state_survives(Unsteady)
 

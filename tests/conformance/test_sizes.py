@@ -124,7 +124,7 @@ def moments(held: CheckedSession, jobs: list[Job]) -> Iterator[float]:
 
 def scaled(each: int, count: int = 14) -> list[Job]:
     """A fixed mix of jobs whose replicas have that many GPUs."""
-    found = []
+    result = []
     for number in range(count):
         least, requested, most = 1 + number % 2, 2, 3 + number % 4
         limits = {"min": least * each, "max": most * each} if number % 5 else {}
@@ -138,8 +138,8 @@ def scaled(each: int, count: int = 14) -> list[Job]:
             "elastic": "size" if limits else "none",
             "utility": {"shape": "sigmoid", "value": 10.0 + number, "decay": 0.01, "target": 200.0},
         }
-        found.append(Job.model_validate(record))
-    return found
+        result.append(Job.model_validate(record))
+    return result
 
 
 def sizes_over_time(name: str, each: int) -> list[Any]:

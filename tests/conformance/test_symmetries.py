@@ -87,14 +87,14 @@ def slowed(job: Job, factor: float) -> Job:
 
 def slowed_parameters(policy: str, factor: float) -> dict[str, Any]:
     """Its parameters in seconds and hours, that many times what they are by default."""
-    found = {}
+    result = {}
     for name, value in parameter_defaults(policy_class(policy)).items():
         if name.endswith(("_s", "_seconds", "_hours")) and name not in policy_class(policy).depends_on_clock:
             if isinstance(value, int | float) and not isinstance(value, bool):
-                found[name] = value * factor
+                result[name] = value * factor
             elif isinstance(value, str) and value:
-                found[name] = ",".join(str(float(part) * factor) for part in value.split(","))
-    return found
+                result[name] = ",".join(str(float(part) * factor) for part in value.split(","))
+    return result
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -64,7 +64,7 @@ def test_a_running_job_may_keep_its_gpu_to_its_end(preempt: bool, later: dict[st
     assert {job_id: gpus for job_id, gpus in sizes(held).items() if gpus} == later
 
 
-def test_a_job_waits_for_the_fast_type_where_it_ends_sooner_there():
+def test_a_job_waits_for_the_type_on_which_it_ends_sooner():
     held = session(Allox(), mixed_cluster(slow=(1,), fast=(1,)), CurveThroughput({}, {"fast": 10.0}))
     held.submit(job("long", work={"samples": 2_000}), 0)
     held.submit(job("short", work={"samples": 1_000}), 0)
@@ -104,13 +104,13 @@ def test_matches_by_arrival_are_of_one_gpu_and_last():
     # Two GPUs, so two matches: the pair trains half as often as the single, and the short job not at all.
     jobs = [job("wide", gpus=2, gpu_seconds=1e6), job("one", at=1, gpu_seconds=1e6)]
     held = opened(Allox(matching="arrival"), cluster(2), *jobs, job("last", at=2, gpu_seconds=10))
-    found = []
+    result = []
     for number in range(1, 41):
         held.decide(360.0 * number)
-        found.append(sizes(held))
-    assert all("last" not in each for each in found)
-    assert found.count({"one": 1}) == pytest.approx(40 * 2 / 3, abs=1)
-    assert found.count({"wide": 2}) == pytest.approx(40 / 3, abs=1)
+        result.append(sizes(held))
+    assert all("last" not in each for each in result)
+    assert result.count({"one": 1}) == pytest.approx(40 * 2 / 3, abs=1)
+    assert result.count({"wide": 2}) == pytest.approx(40 / 3, abs=1)
 
     jobs = [job(name, at=at, gpu_seconds=1e6) for at, name in enumerate("abc")]
     held = opened(Allox(matching="arrival"), mixed_cluster(old=(1,), new=(1,)), *jobs)

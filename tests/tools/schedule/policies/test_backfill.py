@@ -74,7 +74,7 @@ class PlainBackfill(Policy):
     def start_of(self, head, snapshot, budget, grants):
         if self.backfill != "easy":
             return None
-        size, found = head.spec.gpus.requested, []
+        size, result = head.spec.gpus.requested, []
         for kind, free in budget.left.items():
             if snapshot.speeds.gpu_types[kind] < size or snapshot.speeds.rate(head, size, kind) <= 0:
                 continue
@@ -90,11 +90,11 @@ class PlainBackfill(Policy):
             for moment in sorted({end for end, _ in ends}):
                 left = free + sum(gpus for end, gpus in ends if end <= moment)
                 if left >= size:
-                    found.append((moment, kind, left - size))
+                    result.append((moment, kind, left - size))
                     break
-        if not found:
+        if not result:
             return None
-        moment, kind, spare = min(found)
+        moment, kind, spare = min(result)
         return {"time": moment, "type": kind, "spare": spare}
 
     def end_s(self, each, grant: Grant, snapshot):

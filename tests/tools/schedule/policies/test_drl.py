@@ -96,10 +96,10 @@ def test_it_says_what_it_would_do_next_with_a_job(tmp_path: Path) -> None:
     held = opened(tmp_path, 2, elastic("a"), starts=1.0)
     held.decide(0)
     held.submit(elastic("b"), 0)
-    found = held.explain(0)
-    assert found["a"].reason == "keeps its size"
-    assert found["b"].reason.startswith("1 GPU would be its next step, chosen with probability 0.7")
-    assert (found["a"].needs_gpus, found["b"].needs_gpus) == (None, 1)
+    result = held.explain(0)
+    assert result["a"].reason == "keeps its size"
+    assert result["b"].reason.startswith("1 GPU would be its next step, chosen with probability 0.7")
+    assert (result["a"].needs_gpus, result["b"].needs_gpus) == (None, 1)
 
 
 def test_features_are_of_the_size_that_units_take(tmp_path: Path) -> None:
@@ -144,12 +144,12 @@ def test_a_preference_by_hand() -> None:
 
 def test_equal_weights_are_written_as_equal_files(tmp_path: Path) -> None:
     path = written(tmp_path)
-    found = read_network(path)
-    assert (found.seed, found.recipe, found.command) == (7, {"iterations": 2}, "python -m train")
+    result = read_network(path)
+    assert (result.seed, result.recipe, result.command) == (7, {"iterations": 2}, "python -m train")
     rows = np.eye(len(FEATURES))
-    assert found.weights.preferences(rows) == pytest.approx(WEIGHTS.preferences(rows), abs=1e-4)
+    assert result.weights.preferences(rows) == pytest.approx(WEIGHTS.preferences(rows), abs=1e-4)
     before = path.read_bytes()
-    write_network(path, found.weights, found.command, found.recipe, found.seed)
+    write_network(path, result.weights, result.command, result.recipe, result.seed)
     assert path.read_bytes() == before
 
     with pytest.raises(BadInputError, match="no such file"):

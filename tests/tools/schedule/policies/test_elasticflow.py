@@ -168,7 +168,7 @@ def test_every_admitted_job_meets_its_deadline(jobs: list[Job]):
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
-    jobs=st.lists(stories(), min_size=1, max_size=4).map(lambda found: [*chain(*found)]),
+    jobs=st.lists(stories(), min_size=1, max_size=4).map(lambda result: [*chain(*result)]),
     gpus=st.integers(4, 24),
 )
 def test_plans_that_are_kept_are_those_of_one_by_one(jobs: list[Job], gpus: int):

@@ -108,11 +108,11 @@ def test_a_job_that_arrives_between_two_solutions_waits(policy: type[Gavel]):
     held = opened(policy(renew_s=1000), cluster(4), job("first", at=1, gpu_seconds=1e6))
     held.decide(ROUND_S)
     held.submit(job("late", at=400, gpu_seconds=1e6), 400)
-    found = []
+    result = []
     for number in range(2, 5):
         held.decide(ROUND_S * number)
-        found.append(sizes(held))
-    assert found == [{"first": 1}, {"first": 1}, {"first": 1, "late": 1}]
+        result.append(sizes(held))
+    assert result == [{"first": 1}, {"first": 1}, {"first": 1, "late": 1}]
 
 
 def test_a_solution_stands_while_nothing_changes_and_is_kept():
@@ -148,16 +148,16 @@ UNLIKE = [
 def test_who_gets_idle_gpus_outlives_a_restart(renew_s: float):
     def rounds_of(*, restarts: bool) -> list[dict[str, int]]:
         held = opened(GavelThroughput(renew_s=renew_s), cluster(3), *UNLIKE, throughput=UNLIKE_SPEEDS)
-        found = [decided(held, ROUND_S)]
+        result = [decided(held, ROUND_S)]
         if restarts:
             state = json.loads(json.dumps(held.policy.dump_state()))
             held.policy = GavelThroughput(renew_s=renew_s)
             held.policy.load_state(state, held.jobs)
-        return [*found, *(decided(held, ROUND_S * number) for number in range(2, 8))]
+        return [*result, *(decided(held, ROUND_S * number) for number in range(2, 8))]
 
-    found = rounds_of(restarts=True)
-    assert found == rounds_of(restarts=False)
-    assert found[0] == {"best": 2, "late": 1}, "idle GPUs go to the next most steps a second"
+    result = rounds_of(restarts=True)
+    assert result == rounds_of(restarts=False)
+    assert result[0] == {"best": 2, "late": 1}, "idle GPUs go to the next most steps a second"
 
 
 def test_makespan_shares_evenly_what_the_longest_job_leaves():
@@ -241,12 +241,12 @@ def gains_matrix(jobs: Sequence[Kind], capacity: Sequence[int]) -> np.ndarray:
 @given(problems())
 def test_no_job_can_gain_more_unless_a_poorer_one_loses(problem: tuple[list[Kind], list[int]]):
     jobs, capacity = problem
-    found = max_min(Counter(jobs), capacity)
+    result = max_min(Counter(jobs), capacity)
     if not jobs:
         return
-    got = np.array([gain(job, found[job]) for job in jobs])
+    got = np.array([gain(job, result[job]) for job in jobs])
     rows, most = limits(jobs, capacity)
-    parts = np.concatenate([found[job] for job in jobs])
+    parts = np.concatenate([result[job] for job in jobs])
     assert (parts >= 0).all()
     assert (rows @ parts <= most * (1 + 1e-6)).all()
     worth = gains_matrix(jobs, capacity)
@@ -279,15 +279,15 @@ def test_one_program_makes_the_least_gain_as_large(
     jobs = [job for job in jobs if best_rate(job, capacity) > 0]
     if not jobs:
         return
-    found, all_levels = (max_min(Counter(jobs), capacity, even=even) for even in (True, False))
+    result, all_levels = (max_min(Counter(jobs), capacity, even=even) for even in (True, False))
     least = min(gain(job, all_levels[job]) for job in jobs)
-    assert min(gain(job, found[job]) for job in jobs) == pytest.approx(least)
-    taken = sum(found[job][0] * job.gpus for job in jobs)
+    assert min(gain(job, result[job]) for job in jobs) == pytest.approx(least)
+    taken = sum(result[job][0] * job.gpus for job in jobs)
     assert taken <= capacity[0] * (1 + 1e-9)
-    above = {round(found[job][0], 9) for job in jobs if gain(job, found[job]) > least * (1 + 1e-9)}
+    above = {round(result[job][0], 9) for job in jobs if gain(job, result[job]) > least * (1 + 1e-9)}
     assert len(above) <= 1
-    assert all(found[job][0] >= max(above, default=0.0) - 1e-9 for job in jobs)
-    assert min(found[job][0] for job in jobs) == 1.0 or taken == pytest.approx(capacity[0])
+    assert all(result[job][0] >= max(above, default=0.0) - 1e-9 for job in jobs)
+    assert min(result[job][0] for job in jobs) == 1.0 or taken == pytest.approx(capacity[0])
 
 
 @st.composite
@@ -325,10 +325,10 @@ def _possible(ratio: float, jobs: list[Kind], stakes: list[Stake], capacity: Seq
     needed = np.array([stake.remaining_samples for stake in stakes]) / left
     rows, most = limits(jobs, capacity)
     worth = gains_matrix(jobs, capacity)
-    found = linprog(
+    result = linprog(
         np.zeros(rows.shape[1]), A_ub=np.vstack([rows, -worth]), b_ub=np.concatenate([most, -needed])
     )
-    return found.status == 0
+    return result.status == 0
 
 
 def test_the_most_steps_a_second_come_first():

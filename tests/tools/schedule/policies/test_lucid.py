@@ -185,10 +185,10 @@ def test_it_says_what_it_expects_and_who_shares() -> None:
 
 
 def learned(*ended: tuple[dict[str, object], float]) -> Durations:
-    found = Durations()
+    result = Durations()
     for number, (spec, seconds) in enumerate(ended):
-        found.learn(job(f"e{number}", **spec), seconds)
-    return found
+        result.learn(job(f"e{number}", **spec), seconds)
+    return result
 
 
 def test_durations_lean_on_the_groups_around_them() -> None:
@@ -201,9 +201,9 @@ def test_durations_lean_on_the_groups_around_them() -> None:
     of_user = math.exp((math.log(10) + 2 * math.log(of_model)) / 3)
     of_size = math.exp((math.log(10) + 2 * math.log(of_user)) / 3)
     assert past.expect(job(model="x", gpus=2)).seconds == pytest.approx(of_user)
-    found = past.expect(job(model="x"))
-    assert (found.seconds, found.jobs) == (pytest.approx(of_size), 1)
-    assert str(found).endswith("from 1 ended job of its model, user and size")
+    result = past.expect(job(model="x"))
+    assert (result.seconds, result.jobs) == (pytest.approx(of_size), 1)
+    assert str(result).endswith("from 1 ended job of its model, user and size")
 
     ended = [({"model": "x", "user": "ann"}, 60.0)] * 500 + [({"model": "x", "user": "bob"}, 6000.0)] * 500
     past = learned(*ended)

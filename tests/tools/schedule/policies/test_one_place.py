@@ -23,8 +23,8 @@ MEAN_SOMETHING_ELSE = (
 
 
 def modules() -> list[str]:
-    found = (path for folder in ("cli", "schemas", "tools") for path in (ROOT / folder).rglob("*.py"))
-    return sorted(str(path.relative_to(ROOT)) for path in found)
+    result = (path for folder in ("cli", "schemas", "tools") for path in (ROOT / folder).rglob("*.py"))
+    return sorted(str(path.relative_to(ROOT)) for path in result)
 
 
 def names(module: str) -> Iterator[str]:
@@ -44,10 +44,10 @@ def names(module: str) -> Iterator[str]:
 def test_no_module_outside_names_a_policy() -> None:
     outside = [each for each in modules() if not each.startswith((POLICIES, *MEAN_SOMETHING_ELSE))]
     assert len(outside) > 100
-    assert {module: found for module in outside if (found := [*names(module)])} == {}
+    assert {module: result for module in outside if (result := [*names(module)])} == {}
 
 
-def test_every_policy_stands_in_the_registry_and_has_a_golden_file() -> None:
+def test_every_policy_is_registered_and_has_a_golden_file() -> None:
     classes = {
         node.name: f"pliant.{module[:-3].replace('/', '.')}:{node.name}"
         for module in modules()

@@ -20,8 +20,8 @@ POLICIES = [
 
 
 def with_cpus(nodes: Cluster, *cpus: float) -> Cluster:
-    found = zip(nodes.nodes, cpus, strict=True)
-    return nodes.model_copy(update={"nodes": tuple(n.model_copy(update={"cpus": c}) for n, c in found)})
+    result = zip(nodes.nodes, cpus, strict=True)
+    return nodes.model_copy(update={"nodes": tuple(n.model_copy(update={"cpus": c}) for n, c in result)})
 
 
 class Waiting:
@@ -105,7 +105,7 @@ def test_fifo_lets_none_pass_a_job_that_other_jobs_keep_waiting() -> None:
     assert decided(held, 4.0) == {"long": 4}
 
 
-def test_fair_share_admits_jobs_behind_one_that_the_nodes_cannot_hold() -> None:
+def test_fair_share_admits_jobs_behind_one_too_large() -> None:
     story = Waiting(make_policy("fair-share"), cluster(4, 4), gpus=8, low=8, high=8)
     story.submit("a", gpus=2, low=1, high=4)
     story.submit("b", gpus=2, low=1, high=4)

@@ -104,7 +104,7 @@ def test_with_strict_priorities_that_mean_nothing_are_an_error():
         refuse(priorities_ignored([job("b", priority=2.0)], policy_class("ares")))
 
 
-def test_a_weight_is_a_share_under_ares_and_worth_under_shadow_price():
+def test_weights_count_under_ares_and_shadow_price():
     """Both jobs need all GPUs for as long; the one of weight 3 comes last, and is served first."""
     for policy in ("ares", "shadow-price"):
         held = session(make_policy(policy), cluster(2))
@@ -113,5 +113,5 @@ def test_a_weight_is_a_share_under_ares_and_worth_under_shadow_price():
         held.decide(0.0)
         assert held.jobs["b"].gpus == 2, policy
         assert not weights_ignored([job("b", weight=3.0)], policy_class(policy))
-    (said,) = weights_ignored([job("a"), job("b", weight=3.0)], policy_class("fifo"))
-    assert said.text == 'policy "fifo" does not look at weights: job "b" has one'
+    (statement,) = weights_ignored([job("a"), job("b", weight=3.0)], policy_class("fifo"))
+    assert statement.text == 'policy "fifo" does not look at weights: job "b" has one'

@@ -94,10 +94,10 @@ def test_rounds_are_as_good_as_those_of_every_other_choice(data: st.DataObject, 
         for counts in itertools.product(*usable)
         if sum(each.gpus * count for each, count in zip(members, counts, strict=True)) <= gpus * rounds
     ]
-    found = tuple(best_rounds(members, weights, Window(gpus, rounds, ROUND_S), restraint))
+    result = tuple(best_rounds(members, weights, Window(gpus, rounds, ROUND_S), restraint))
     best = max(map(worth, fitting))
-    assert found in fitting
-    assert worth(found) >= best - 2e-3 * abs(best) - 1e-9
+    assert result in fitting
+    assert worth(result) >= best - 2e-3 * abs(best) - 1e-9
 
 
 def test_gangs_are_dealt_where_there_is_room():
@@ -113,8 +113,8 @@ def test_gangs_are_dealt_where_there_is_room():
 def test_single_gpus_get_all_their_rounds_in_the_window(counts: list[int], gpus: int):
     counts = [count for n, count in enumerate(counts) if sum(counts[: n + 1]) <= 6 * gpus]
     members = [prospect(f"j{n}", 0, 1e4) for n in range(len(counts))]
-    found = dealt(members, counts, Window(gpus, 6, ROUND_S))
-    assert [len(found.get(each.job_id, ())) for each in members] == counts
+    result = dealt(members, counts, Window(gpus, 6, ROUND_S))
+    assert [len(result.get(each.job_id, ())) for each in members] == counts
 
 
 def adaptive(**more: object) -> Job:

@@ -237,8 +237,8 @@ def test_a_limit_that_cannot_be_read_turns_its_job_away(stated: str):
     held = opened(Slurm(), cluster(1), job("a", labels={"time_limit": stated}))
     (change,) = held.decide(0.0)
     assert not held.jobs
-    said = f'label time_limit is "{stated}", expected seconds, or a time like 30s, 5m, 2h or 1d, above 0'
-    assert (change.step, change.reason) == ("reject", said)
+    statement = f'label time_limit is "{stated}", expected seconds, or a time like 30s, 5m, 2h or 1d, above 0'
+    assert (change.step, change.reason) == ("reject", statement)
 
 
 def test_the_lowest_priorities_are_preempted_where_needed():

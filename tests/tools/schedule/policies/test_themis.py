@@ -56,12 +56,12 @@ def worst_rho(policy: Policy, jobs: list[Job]) -> float:
 
 
 def test_the_worst_fairness_is_lower_than_under_fifo():
-    found = [
+    result = [
         (worst_rho(Themis(), jobs), worst_rho(Fifo(), jobs)) for jobs in map(random_jobs, range(INSTANCES))
     ]
-    lower = sum(themis < fifo for themis, fifo in found)
-    assert lower == INSTANCES, found
-    assert fmean(themis for themis, _ in found) < 0.5 * fmean(fifo for _, fifo in found)
+    lower = sum(themis < fifo for themis, fifo in result)
+    assert lower == INSTANCES, result
+    assert fmean(themis for themis, _ in result) < 0.5 * fmean(fifo for _, fifo in result)
 
 
 def test_a_lease_protects_its_holder_and_then_ends():

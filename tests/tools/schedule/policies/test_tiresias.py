@@ -18,11 +18,11 @@ TIMES = st.lists(st.floats(1, 1e5), max_size=8)
 
 def ran_at(held: Session, *hours: float) -> list[str]:
     """The jobs that run after a decision at each of these times."""
-    found = []
+    result = []
     for hour in hours:
         held.decide(hour * HOUR)
-        found += list(sizes(held))
-    return found
+        result += list(sizes(held))
+    return result
 
 
 def test_a_running_job_goes_on_until_the_threshold():
@@ -142,10 +142,10 @@ def test_it_says_until_when_rounds_may_be_left_out():
     assert held.quiet_until_s == -float("inf")
 
 
-def test_the_index_is_the_chance_to_finish_over_the_service_it_takes():
+def test_the_index_is_the_chance_to_finish_over_its_service():
     services = Services([8, 1, 4, 2])
-    found = services.indices(np.array([0.0, 1, 2, 4, 7, 8, 9]), 2.0)
-    assert found.tolist() == [
+    result = services.indices(np.array([0.0, 1, 2, 4, 7, 8, 9]), 2.0)
+    assert result.tolist() == [
         2 / (1 + 2 + 2 + 2),  # of four, two are over within 2
         1 / (1 + 2 + 2),  # of three that took more than 1, one within 3
         1 / (2 + 2),

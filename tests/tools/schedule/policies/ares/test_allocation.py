@@ -51,10 +51,10 @@ def sizes(spec: Job, alpha: float = 0.75, gpus: int = 16) -> AllowedSizes:
     ],
 )
 def test_the_sizes_of_a_job(spec: Job, expected: tuple[int, ...], reason: str) -> None:
-    found = sizes(spec)
-    assert found.sizes == expected
-    assert found.reason == reason
-    assert len(found.rates) == len(expected)
+    result = sizes(spec)
+    assert result.sizes == expected
+    assert result.reason == reason
+    assert len(result.rates) == len(expected)
 
 
 def test_alpha_moves_the_ceiling() -> None:
@@ -121,9 +121,9 @@ def test_every_step_is_within_the_limits_and_every_growth_pays(requested, data, 
     curve = {k: sum(gains[:k]) for k in range(1, 41)}
     known = speeds(gpus, CurveThroughput({"m": curve}))
     spec = job(model="m", gpus=requested, low=low, high=high, batch=batch)
-    found = allowed_sizes(job_state(spec, known), "gpu", known, alpha)
-    assert list(found.sizes) == sorted(set(found.sizes))
-    assert all(low <= size <= min(high, gpus, batch) for size in found.sizes)
-    per_gpu = curve[found.base] / found.base if found.base else 0.0
-    assert all(curve[k] / k >= alpha * per_gpu * (1 - 1e-12) for k in found.sizes if k > found.base)
-    assert bool(found.sizes) == (low <= min(gpus, batch))
+    result = allowed_sizes(job_state(spec, known), "gpu", known, alpha)
+    assert list(result.sizes) == sorted(set(result.sizes))
+    assert all(low <= size <= min(high, gpus, batch) for size in result.sizes)
+    per_gpu = curve[result.base] / result.base if result.base else 0.0
+    assert all(curve[k] / k >= alpha * per_gpu * (1 - 1e-12) for k in result.sizes if k > result.base)
+    assert bool(result.sizes) == (low <= min(gpus, batch))

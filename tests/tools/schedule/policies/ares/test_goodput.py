@@ -96,10 +96,10 @@ def test_no_delay_exceeds_the_bound_where_noise_does_not_fall(drawn, bend, noise
     ]
     conditions = Conditions(progress="goodput", noise_scale={"": noise})
     run = Run("ares-goodput", {"alpha": alpha}, conditions=conditions, simulated=FREE_CHANGES)
-    found = run_metrics(fold(replay(inputs(jobs, cluster(8), profile(sync_s)), run).log.events()))
-    assert found.jobs_finished == len(jobs)
-    assert found.gps_bound_s is not None
-    assert found.jobs_past_gps_bound == 0
+    result = run_metrics(fold(replay(inputs(jobs, cluster(8), profile(sync_s)), run).log.events()))
+    assert result.jobs_finished == len(jobs)
+    assert result.gps_bound_s is not None
+    assert result.jobs_past_gps_bound == 0
 
 
 def test_it_promises_what_ares_promises():

@@ -117,9 +117,9 @@ def test_carried_and_rebuilt_state_agree_to_the_last_bit(
             continue
         before = held.snapshot(now_s)
         rebuilt = Ares(pool=0.25, compact_s=compact_s)
-        said = rebuilt.decide(before._replace(changes=(*held.policy.log, *before.changes)), rng)
+        statement = rebuilt.decide(before._replace(changes=(*held.policy.log, *before.changes)), rng)
         held.decide(now_s)
-        assert list(held.policy.said.targets.items()) == list(said.targets.items())
+        assert list(held.policy.said.targets.items()) == list(statement.targets.items())
         assert held.policy.dump_state() == rebuilt.dump_state()
         assert_work_conserving(held)
 

@@ -60,7 +60,7 @@ def test_gpus_are_reserved_only_while_jobs_of_unknown_demand_run() -> None:
     assert decided(held, 2) == {"known": 6, "y": 2}
 
 
-def test_the_pool_is_neither_delayed_nor_prioritised_by_the_others() -> None:
+def test_the_pool_does_not_depend_on_the_other_jobs() -> None:
     held = opened(Ares(pool=2), cluster(8), job("x", gpus=1, low=1), job("y", gpus=1, low=1))
     for number in range(5):
         held.submit(job(f"j{number}", at=number, gpus=6, gpu_seconds=60 - number), number)

@@ -26,33 +26,33 @@ def optimizer(
     gpus: int, curves: Sequence[Curve], users: Sequence[str] = (), quota: int | None = None
 ) -> Optimizer | None:
     """None: these jobs do not fit together."""
-    found = Optimizer(gpus, quota)
+    result = Optimizer(gpus, quota)
     for curve, user in zip(curves, users or [""] * len(curves), strict=True):
         gains = gains_of(curve)
-        if gains is None or not found.add(gains, user):
+        if gains is None or not result.add(gains, user):
             return None
-    return found
+    return result
 
 
 def sizes(gpus: int, *curves: Curve, users: Sequence[str] = (), quota: int | None = None) -> list[int]:
-    found = optimizer(gpus, curves, users, quota)
-    return found.sizes()
+    result = optimizer(gpus, curves, users, quota)
+    return result.sizes()
 
 
-def worth(curves: Sequence[Curve], found: Sequence[int]) -> float:
-    return sum(curve[size] for curve, size in zip(curves, found, strict=True))
+def worth(curves: Sequence[Curve], result: Sequence[int]) -> float:
+    return sum(curve[size] for curve, size in zip(curves, result, strict=True))
 
 
 def allocations(
     gpus: int, curves: Sequence[Curve], users: Sequence[str], quota: int | None
 ) -> Iterator[tuple[int, ...]]:
-    for found in product(*(range(1, len(curve)) for curve in curves)):
+    for result in product(*(range(1, len(curve)) for curve in curves)):
         by_user = {user: 0 for user in users if user}
-        for user, size in zip(users, found, strict=True):
+        for user, size in zip(users, result, strict=True):
             if user:
                 by_user[user] += size
-        if sum(found) <= gpus and (quota is None or all(held <= quota for held in by_user.values())):
-            yield found
+        if sum(result) <= gpus and (quota is None or all(held <= quota for held in by_user.values())):
+            yield result
 
 
 EIGHTHS = st.integers(-16, 64).map(lambda eighths: eighths / 8)
@@ -76,11 +76,11 @@ def test_no_other_allocation_of_a_few_jobs_is_worth_more(jobs: Jobs, gpus: int, 
     curves, users = [curve for curve, _ in jobs], [user for _, user in jobs]
     allowed = set(allocations(gpus, curves, users, quota))
     best = max((worth(curves, each) for each in allowed), default=-inf)
-    found = optimizer(gpus, curves, users, quota)
-    if found is None:
+    result = optimizer(gpus, curves, users, quota)
+    if result is None:
         assert best == -inf
     else:
-        chosen = tuple(found.sizes())
+        chosen = tuple(result.sizes())
         assert chosen in allowed
         assert worth(curves, chosen) == best
 
@@ -127,11 +127,11 @@ def test_each_gpu_goes_where_it_gains_most():
 
 
 def test_a_job_that_does_not_fit_changes_nothing():
-    found = optimizer(4, [[0, 1, 2], [0, -inf, 1]])
-    assert not found.add(gains_of([0, -inf, 1]))
-    assert (found.left, found.sizes()) == (1, [2, 2])
-    assert found.add(gains_of([0, 1]))
-    assert found.sizes() == [1, 2, 1]
+    result = optimizer(4, [[0, 1, 2], [0, -inf, 1]])
+    assert not result.add(gains_of([0, -inf, 1]))
+    assert (result.left, result.sizes()) == (1, [2, 2])
+    assert result.add(gains_of([0, 1]))
+    assert result.sizes() == [1, 2, 1]
 
     assert sizes(4) == []
     assert gains_of([0, -inf, -inf]) is None
@@ -148,16 +148,16 @@ def test_of_equal_jobs_those_added_first_get_more():
 
 @settings(max_examples=examples(100))
 @given(curves=st.lists(CURVES, min_size=1, max_size=4), gpus=st.integers(4, 14))
-def test_of_equally_good_allocations_of_one_kind_the_last_job_gets_the_least(curves: list[Curve], gpus: int):
+def test_of_equally_good_allocations_the_last_job_gets_least(curves: list[Curve], gpus: int):
     gains = [gains_of(curve) for curve in curves]
     if any(each is None or each.concave for each in gains):
         return
-    found = optimizer(gpus, curves)
-    if found is not None:
+    result = optimizer(gpus, curves)
+    if result is not None:
         every = list(allocations(gpus, curves, [""] * len(curves), None))
         best = max(worth(curves, each) for each in every)
         tied = [each for each in every if worth(curves, each) == best]
-        assert tuple(found.sizes()) == min(tied, key=lambda each: each[::-1])
+        assert tuple(result.sizes()) == min(tied, key=lambda each: each[::-1])
 
 
 def test_a_quota_holds_for_all_jobs_of_a_user_together():
@@ -169,24 +169,24 @@ def test_a_quota_holds_for_all_jobs_of_a_user_together():
 
 
 def test_a_quota_with_no_room_for_one_more_refuses_it():
-    found = Optimizer(8, quota=2)
+    result = Optimizer(8, quota=2)
     one = gains_of([0, 1, 2])
     assert one is not None
-    assert [found.add(one, user) for user in ("ann", "ann", "ann", "bob")] == [True, True, False, True]
-    assert [found.left_for(user) for user in ("ann", "bob", "eve")] == [0, 1, 2]
-    assert found.left_for() == 5
-    assert found.sizes() == [1, 1, 2]
+    assert [result.add(one, user) for user in ("ann", "ann", "ann", "bob")] == [True, True, False, True]
+    assert [result.left_for(user) for user in ("ann", "bob", "eve")] == [0, 1, 2]
+    assert result.left_for() == 5
+    assert result.sizes() == [1, 1, 2]
 
 
-def test_what_a_user_was_offered_before_is_not_offered_beyond_the_quota():
-    found = Optimizer(8, quota=5)
+def test_no_earlier_offer_exceeds_the_quota_of_a_user():
+    result = Optimizer(8, quota=5)
     jump, fixed = gains_of([0, 1, 1, 1, 4]), gains_of([0, -inf, 1])
     assert jump is not None
     assert fixed is not None
-    assert found.add(jump, "ann")
-    assert found.sizes() == [4]
-    assert found.add(fixed, "ann")
-    assert found.sizes() == [1, 2]
+    assert result.add(jump, "ann")
+    assert result.sizes() == [4]
+    assert result.add(fixed, "ann")
+    assert result.sizes() == [1, 2]
 
 
 def test_gains_are_on_the_grid_and_without_what_fewer_gpus_reach():

@@ -365,10 +365,10 @@ def test_choosing_the_batch_is_never_worse_than_any_one_batch():
 
 def test_a_random_batch_depends_on_seed_and_job_alone():
     jobs = [any_batch(f"j{i}", at=i, most=32) for i in range(6)]
-    found = batches(started(RandomBs(), jobs))
-    assert len(set(found.values())) > 1
-    assert batches(started(RandomBs(), jobs[3:])) == {name: found[name] for name in ("j3", "j4", "j5")}
-    assert batches(started(RandomBs(), jobs, seed=1)) != found
+    result = batches(started(RandomBs(), jobs))
+    assert len(set(result.values())) > 1
+    assert batches(started(RandomBs(), jobs[3:])) == {name: result[name] for name in ("j3", "j4", "j5")}
+    assert batches(started(RandomBs(), jobs, seed=1)) != result
 
     held = started(RandomBs(interval_s=0), [any_batch("a")])
     before = batches(held)

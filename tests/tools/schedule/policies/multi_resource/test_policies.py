@@ -52,7 +52,10 @@ def test_rrh_rejects_what_would_make_another_late() -> None:
     held = opened(Rrh(), rigid("a", 90, LATE), rigid("b", 500, Utility(value=50)))
     assert sizes(held) == {"a": 8}
     assert set(held.jobs) == {"a"}
-    assert {name: said["admitted"] for name, said in held.admissions.items()} == {"a": True, "b": False}
+    assert {name: statement["admitted"] for name, statement in held.admissions.items()} == {
+        "a": True,
+        "b": False,
+    }
     assert held.admissions["b"]["payoff"] < 0 < held.admissions["a"]["payoff"]
 
 

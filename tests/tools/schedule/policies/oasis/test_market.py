@@ -35,7 +35,7 @@ def market_for(*known: Bid, servers: Servers = ONE) -> Market:
     return Market(servers, PriceBounds.of(known, servers, 4), 4)
 
 
-def test_prices_begin_at_the_least_and_end_at_the_largest_worth_of_a_unit() -> None:
+def test_prices_go_from_the_least_to_the_largest_worth_of_a_unit() -> None:
     """Two jobs of 8 and 2 worker-slots that are worth 5 and 20 whenever they end, in 4 slots of 4 + 8 units.
 
     1/η is min(8·2, 2·2) / (4·12) = 1/12; the worth of a unit is 5/16 and 20/4; L = 5/16/4·1/12.
@@ -165,8 +165,8 @@ def test_the_check_of_schedules_sees_every_broken_rule() -> None:
     bid = Bid("a", 1, 3, 2, np.array([3.0, 1.0]), np.array([1.0, 0.0]), np.ones(4), 1.0, 1.0)
     servers = replace(ONE, ps=np.array([[1.0, 0.0]]))
     plan = SlotPlan(0, np.array([[2], [0]]), np.array([[1], [2]]))
-    found = broken_rules(servers, [(bid, plan)], 4)
-    assert len(found) == 7
+    result = broken_rules(servers, [(bid, plan)], 4)
+    assert len(result) == 7
     good = SlotPlan(1, np.array([[1], [1], [1]]), np.array([[1], [1], [1]]))
     assert broken_rules(servers, [(bid, good)], 4) == []
 
@@ -174,9 +174,9 @@ def test_the_check_of_schedules_sees_every_broken_rule() -> None:
 def test_an_estimate_begins_at_half_of_the_median_worth() -> None:
     # Jobs that are worth 5 to 50 and take 8 worker-slots of two units each; U is as for the true bounds.
     jobs = [job(f"job-{n}", 8, 10.0 * n) for n in range(1, 11)]
-    found = PriceBounds.estimated(jobs, ONE, 4)
-    assert np.exp(found.workers.log_least) == pytest.approx(27.5 / 16 / 2)
-    assert found.workers.log_most == pytest.approx(PriceBounds.of(jobs, ONE, 4).workers.log_most)
+    result = PriceBounds.estimated(jobs, ONE, 4)
+    assert np.exp(result.workers.log_least) == pytest.approx(27.5 / 16 / 2)
+    assert result.workers.log_most == pytest.approx(PriceBounds.of(jobs, ONE, 4).workers.log_most)
     poorest = PriceBounds.estimated(jobs, ONE, 4, quantile=0.0)
     assert np.exp(poorest.workers.log_least) == pytest.approx(5 / 16 / 2)
 
@@ -199,11 +199,11 @@ def test_parameter_servers_without_bandwidth_are_one_a_job() -> None:
 
 def limits(side: Side, demand: Floats, slot: int) -> list[int]:
     """[server] how many of this demand fit, resource by resource."""
-    found = []
+    result = []
     for capacity, used in zip(side.capacity, side.used[slot], strict=True):
         needed = [(float(c - u), float(d)) for c, u, d in zip(capacity, used, demand, strict=True) if d > 0]
-        found.append(min((int((free + 1e-9) / each + 1e-9) for free, each in needed), default=99))
-    return found
+        result.append(min((int((free + 1e-9) / each + 1e-9) for free, each in needed), default=99))
+    return result
 
 
 def by_all_schedules(market: Market, bid: Bid) -> list[float]:
@@ -241,7 +241,7 @@ def by_all_schedules(market: Market, bid: Bid) -> list[float]:
 
 @settings(max_examples=examples(30))
 @given(SEEDS)
-def test_costs_of_all_ends_are_those_of_the_best_of_all_schedules(seed: int) -> None:
+def test_costs_of_all_ends_are_those_of_the_best_schedules(seed: int) -> None:
     """A job that can end needs no more work than the servers have room for."""
     rng = np.random.default_rng(seed)
     slots = 3
@@ -307,15 +307,15 @@ def test_sizes_not_in_proportion_cost_what_trying_all_finds(gains, costs, work, 
     prices = np.array(costs, dtype=float)[:, None]
     numbers = np.full((len(costs), 1), most)
     nothing = Places.of(np.zeros((len(costs), 0)), np.zeros((len(costs), 0), dtype=np.int64))
-    found = schedules(bid, 0, Places.of(prices, numbers), nothing)
+    result = schedules(bid, 0, Places.of(prices, numbers), nothing)
     usable = [0, *np.flatnonzero(advance).tolist()]
     for end in range(len(costs)):
         ways = product(usable, repeat=end + 1)
         enough = (way for way in ways if _done(bid, way) >= work)
         least = min((float(np.dot(way, costs[: end + 1])) for way in enough), default=np.inf)
-        assert found.by_end[end] == least
+        assert result.by_end[end] == least
         if np.isfinite(least):
-            sizes = found.plan(end).sizes()
+            sizes = result.plan(end).sizes()
             assert float((sizes * np.array(costs[: end + 1])).sum()) == least
             assert _done(bid, sizes.tolist()) >= work
 

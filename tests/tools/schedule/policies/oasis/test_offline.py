@@ -63,9 +63,9 @@ def test_it_is_the_best_of_all_orders(seed: int) -> None:
         job(f"job-{n}", int(rng.integers(3)), int(rng.integers(1, 4)), sorted(rng.uniform(0, 9, 4))[::-1])
         for n in range(3)
     ]
-    found = solve(bids, ONE_PLACE, 4)
-    assert found.utility == pytest.approx(by_all_orders(bids, 4), rel=1e-3)
-    assert found.gap <= 1e-3
+    result = solve(bids, ONE_PLACE, 4)
+    assert result.utility == pytest.approx(by_all_orders(bids, 4), rel=1e-3)
+    assert result.gap <= 1e-3
 
 
 @settings(max_examples=examples(10))
@@ -81,11 +81,11 @@ def test_its_plans_keep_all_rules_and_are_worth_as_much_as_oasis(seed: int) -> N
     market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
     offered = [(bid, market.offer(bid)[1]) for bid in sorted(bids, key=lambda bid: bid.arrival)]
     online = sum(float(bid.worth[plan.last]) for bid, plan in offered if plan is not None)
-    found = solve(bids, servers, slots)
-    planned = [(bid, plan) for bid, plan in zip(bids, found.plans, strict=True) if plan is not None]
+    result = solve(bids, servers, slots)
+    planned = [(bid, plan) for bid, plan in zip(bids, result.plans, strict=True) if plan is not None]
     assert broken_rules(servers, planned, slots) == []
     trifle = TRIFLE * max(float(bid.worth.max()) for bid in bids)
-    assert found.utility >= online * (1 - 1e-3) - trifle
+    assert result.utility >= online * (1 - 1e-3) - trifle
 
 
 def test_units_do_not_matter() -> None:
@@ -100,17 +100,17 @@ def test_units_do_not_matter() -> None:
 def test_the_best_plan_of_a_few_jobs() -> None:
     # The first job alone would be admitted; with the second to come the slot is kept for it.
     bids = [job("early", 0, 1, [1.0, 0.0]), job("long", 0, 2, [3.0, 3.0]), job("late", 1, 1, [9.0, 9.0])]
-    found = solve(bids, ONE_PLACE, 2)
-    assert [plan is not None for plan in found.plans] == [True, False, True]
-    assert found.utility == 10
+    result = solve(bids, ONE_PLACE, 2)
+    assert [plan is not None for plan in result.plans] == [True, False, True]
+    assert result.utility == 10
 
-    found = solve([job("long", 0, 3, [1.0, 1.0])], ONE_PLACE, 2)
-    assert (found.plans, found.utility, found.gap) == ((None,), 0.0, 0.0)
+    result = solve([job("long", 0, 3, [1.0, 1.0])], ONE_PLACE, 2)
+    assert (result.plans, result.utility, result.gap) == ((None,), 0.0, 0.0)
 
     bids = [job("a", 0, 2, [3.0, 1.0]), job("a", 0, 1, [3.0, 1.0])]
-    found = solve(bids, replace(ONE_PLACE, workers=np.array([[9.0]])), 2)
-    assert [plan is not None for plan in found.plans] == [False, True]
-    assert found.utility == 3
+    result = solve(bids, replace(ONE_PLACE, workers=np.array([[9.0]])), 2)
+    assert [plan is not None for plan in result.plans] == [False, True]
+    assert result.utility == 3
 
     used = np.array([1.0, 0.0, 0.0])[:, None, None], np.zeros((3, 0, 1))
     [plan] = solve([job("a", 0, 2, [5.0, 4.0, 3.0])], ONE_PLACE, 3, used=used).plans
@@ -164,10 +164,10 @@ def test_jobs_to_come_are_those_that_have_not_arrived():
     assert held.admissions["early"] == {"admitted": False, "gap": 0.0}
     held.submit(trace[1], 100.0)
     held.decide(100.0)
-    said = held.admissions["late"]
-    assert said["admitted"]
-    assert said["end_s"] == 300.0
-    assert said["worth"] == pytest.approx(trace[1].utility.worth(200.0), rel=1e-5)
+    statement = held.admissions["late"]
+    assert statement["admitted"]
+    assert statement["end_s"] == 300.0
+    assert statement["worth"] == pytest.approx(trace[1].utility.worth(200.0), rel=1e-5)
 
 
 def test_a_job_that_loses_its_node_is_planned_again():
@@ -208,9 +208,9 @@ def test_a_replay_labels_it_as_an_oracle_and_a_run_refuses_it(tmp_path, monkeypa
     inputs = ["--policy", "oasis-offline", "--param", f"slot_seconds={SLOT_S:g}", "--cluster", "cluster.json"]
     done = CliRunner().invoke(app, ["replay", "jobs.jsonl", *inputs, "-o", "found.jsonl", "-q"])
     assert done.exit_code == 0, done.stderr
-    found = read_run("found.jsonl")
-    assert found.info.oracle
-    assert {job.id: job.admission["admitted"] for job in found.jobs} == {"early": False, "late": True}
+    result = read_run("found.jsonl")
+    assert result.info.oracle
+    assert {job.id: job.admission["admitted"] for job in result.jobs} == {"early": False, "late": True}
     live = CliRunner().invoke(app, ["run", "--follow", "--state", "live", *inputs])
     assert live.exit_code == 2
     assert 'policy "oasis-offline" knows the jobs to come: it is for replays, not for a run' in live.stderr

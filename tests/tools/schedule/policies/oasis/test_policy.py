@@ -133,16 +133,16 @@ def test_prices_do_not_count_a_slot_that_is_out_of_service():
     assert again.policy.dump_state()["ledger"]["estimate"] == kept["ledger"]["estimate"]
 
 
-def test_what_is_worth_more_raises_the_price_for_what_comes_later():
+def test_what_is_worth_more_raises_the_price_for_later_jobs():
     held = bidding(*rich(5))
     held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
     [turned_away] = held.decide(1.0)
     assert (turned_away.step, turned_away.job.id) == ("reject", "poor")
-    said = held.admissions["poor"]
-    assert not said["admitted"]
-    assert said["payoff"] == pytest.approx(said["worth"] - said["cost"], abs=1e-5)
-    assert said["cost"] > said["worth"]
-    assert f"a value above {said['least_value']:.4g}" in turned_away.reason
+    statement = held.admissions["poor"]
+    assert not statement["admitted"]
+    assert statement["payoff"] == pytest.approx(statement["worth"] - statement["cost"], abs=1e-5)
+    assert statement["cost"] > statement["worth"]
+    assert f"a value above {statement['least_value']:.4g}" in turned_away.reason
 
 
 @pytest.mark.parametrize(("part", "admitted"), [(0.98, False), (1.02, True)])
@@ -160,9 +160,11 @@ def test_the_target_that_would_have_been_late_enough_is_named():
     held = bidding(*rich(8, value=30.0))
     held.submit(bidder("late", 4, at=1.0, value=29.0, decay=0.5, target=10.0), 1.0)
     held.decide(1.0)
-    said = held.admissions["late"]
-    assert not said["admitted"]
-    held.submit(bidder("later", 4, at=1.0, value=29.0, decay=0.5, target=said["least_target_s"] + 9), 1.0)
+    statement = held.admissions["late"]
+    assert not statement["admitted"]
+    held.submit(
+        bidder("later", 4, at=1.0, value=29.0, decay=0.5, target=statement["least_target_s"] + 9), 1.0
+    )
     held.decide(1.0)
     assert "later" in held.jobs
 
@@ -221,8 +223,8 @@ def test_plans_change_where_jobs_or_nodes_do_not_keep_them():
 
 def test_slots_to_come_are_in_the_schedule_and_in_words():
     held = bidding(bidder("a", 8), bidder("b", 8))
-    found = schedule_of(held, [], 0.0, explain=True)
-    reserved = [*found.allocations, *found.waiting]
+    result = schedule_of(held, [], 0.0, explain=True)
+    reserved = [*result.allocations, *result.waiting]
     held_then = Counter[float]()
     for verdict in reserved:
         for span in verdict.reserved:
@@ -234,7 +236,7 @@ def test_slots_to_come_are_in_the_schedule_and_in_words():
 
     plain = schedule_of(held, [], 0.0)
     assert any(verdict.reserved for verdict in plain.waiting)
-    assert [verdict.reserved for verdict in plain.waiting] == [verdict.reserved for verdict in found.waiting]
+    assert [verdict.reserved for verdict in plain.waiting] == [verdict.reserved for verdict in result.waiting]
 
 
 COUNTED = (
@@ -265,10 +267,10 @@ def one_comes_and_one_ends(others: int) -> Counter[str]:
     held = bidding(*jobs, *plain, horizon_slots=200)
     held.end(next(state.id for state in held.jobs.values() if state.gpus), 30.0)
     held.submit(bidder("new", 2, at=30.0, value=500.0, target=5000.0), 30.0)
-    found = work_of(lambda: held.decide(30.0))
+    result = work_of(lambda: held.decide(30.0))
     assert "new" in held.admissions
     assert len(held.reserved(30.0)) > others
-    return found
+    return result
 
 
 def test_a_decision_asks_little_of_jobs_that_wait_or_go_on():
@@ -284,17 +286,17 @@ def test_a_decision_asks_little_of_jobs_that_wait_or_go_on():
 
     held = bidding(*[job(f"{index}", gpus=4, gpu_seconds=8 * SLOT_S) for index in range(10)])
     held.decide(SLOT_S)
-    found = work_of(lambda: held.decide(2 * SLOT_S))
-    assert found["sizes_from"] <= 3, "of the job that runs, and of one that is planned again"
+    result = work_of(lambda: held.decide(2 * SLOT_S))
+    assert result["sizes_from"] <= 3, "of the job that runs, and of one that is planned again"
 
 
 def test_plans_that_no_schedule_can_hold_are_left_out(monkeypatch):
     held = bidding(bidder("a", 8), bidder("b", 8))
     endless = {"b": [Reserved(0.0, math.inf, (("n0", 4),))]}
     monkeypatch.setattr(held.policy, "reserved", lambda seen: endless)
-    said: list[Exception] = []
-    assert schedule_of(held, [], 0.0, forgive=said.append).waiting[0].reserved == ()
-    assert len(said) == 1
+    statement: list[Exception] = []
+    assert schedule_of(held, [], 0.0, forgive=statement.append).waiting[0].reserved == ()
+    assert len(statement) == 1
     with pytest.raises(PolicyError, match="oasis"):
         schedule_of(held, [], 0.0)
 
@@ -303,8 +305,8 @@ def test_true_bounds_come_from_the_trace_itself(tmp_path):
     trace = [bidder("a", 4), bidder("b", 40, value=90.0)]
     named = str(tmp_path / "trace.jsonl")
     write_jobs(trace, named)
-    found = make_policy("oasis", {"bounds_from": named, "bounds_by": "paper", "percent": "500"})
-    assert found.parameters["percent"] == 500.0
+    result = make_policy("oasis", {"bounds_from": named, "bounds_by": "paper", "percent": "500"})
+    assert result.parameters["percent"] == 500.0
     held = session(policy(bounds_from=named, bounds_by="paper"), cluster(4))
     for each in trace:
         held.submit(each, 0)

@@ -71,8 +71,8 @@ def test_a_job_starts_with_a_batch_that_fits_one_gpu(gpus: int, most: dict[str, 
 
 def test_scale_up_doubles_the_limit_after_an_epoch():
     assert followed(BatchLimit(64, 64.0), trained(999)).samples == 64
-    found = followed(BatchLimit(64, 64.0), trained(1000))
-    assert (found.samples, found.rule) == (128, "scale-up")
+    result = followed(BatchLimit(64, 64.0), trained(1000))
+    assert (result.samples, result.rule) == (128, "scale-up")
 
     assert followed(BatchLimit(64, 64.0), trained(1000), warmup_steps=16).samples == 64
     assert followed(BatchLimit(64, 64.0), trained(1024), warmup_steps=16).samples == 128
@@ -103,14 +103,14 @@ def test_a_shrunk_job_does_not_go_back_in_one_change():
 def test_scale_down_of_a_long_job_that_others_wait_for():
     # σT = 2.5: R ← ⌈2 · 128 / ⌈3.5⌉⌉ = 64.
     state = trained(1000, batch=128, gpus=2)
-    found = followed(BatchLimit(128, 64.0), state, rate=0.025, in_the_way=("a",))
-    assert (found.samples, found.rule) == (64, "scale-down")
+    result = followed(BatchLimit(128, 64.0), state, rate=0.025, in_the_way=("a",))
+    assert (result.samples, result.rule) == (64, "scale-down")
     assert followed(BatchLimit(128, 64.0), state, rate=0.025).rule == "scale-up", "no job waits behind it"
     short = followed(BatchLimit(128, 64.0), state, rate=0.01, in_the_way=("a",))
     assert short.rule == "scale-up", "it is not long"
 
-    found = followed(BatchLimit(64, 64.0), trained(1000), rate=10.0, in_the_way=("a",))
-    assert found.samples == 64
+    result = followed(BatchLimit(64, 64.0), trained(1000), rate=10.0, in_the_way=("a",))
+    assert result.samples == 64
 
 
 def test_resume_with_half_of_the_batch_after_each_refusal():

@@ -188,8 +188,8 @@ def test_a_job_of_unknown_work_says_how_far_it_may_be():
         held.jobs["new"].report_progress(time_s + epoch, 1000.0 * epoch)
         held.jobs["new"].end_epoch(EpochEnd(epoch, 1000.0 * epoch))
     decided(held, time_s + 5)
-    said = reason(held, "new", time_s + 5)
-    assert 40 <= int(said.split("predicted to be ")[1].split("%")[0]) <= 60, said
+    statement = reason(held, "new", time_s + 5)
+    assert 40 <= int(statement.split("predicted to be ")[1].split("%")[0]) <= 60, statement
 
 
 @pytest.mark.parametrize(("generation_s", "made"), [(0.25, 8), (0.75, 3), (60.0, 1)])

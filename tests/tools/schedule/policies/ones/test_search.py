@@ -58,8 +58,8 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def in_full(world: SharingProblem, found: Offspring) -> list[list[int]]:
-    return fill_idle(world, found, rng()).tolist()
+def in_full(world: SharingProblem, result: Offspring) -> list[list[int]]:
+    return fill_idle(world, result, rng()).tolist()
 
 
 def test_reorder_packs_the_workers_of_a_job():
@@ -79,9 +79,9 @@ def test_of_each_gpu_the_children_inherit_one_parent_each():
 
     gang = [0.0, INF, 1.0, INF, 1.0]
     world = problem(gang, SCALING)
-    found = crossover(world, genomes([0, 0, 1, 1], [1, 0, 0, 1]), rng(), 30)
-    assert set(found.counts[:, 0].tolist()) <= {0, 2, 4}, "a job of two or four GPUs has nothing else"
-    assert (fill_idle(world, found, rng()).sum(axis=1) == 4).all()
+    result = crossover(world, genomes([0, 0, 1, 1], [1, 0, 0, 1]), rng(), 30)
+    assert set(result.counts[:, 0].tolist()) <= {0, 2, 4}, "a job of two or four GPUs has nothing else"
+    assert (fill_idle(world, result, rng()).sum(axis=1) == 4).all()
 
 
 def test_refresh_shrinks_fills_and_places_newcomers():
@@ -110,9 +110,9 @@ def test_idle_gpus_go_where_they_raise_utilization_least():
 
 def test_a_mutation_gives_the_gpus_of_a_job_to_others_first():
     world = problem(SCALING, SCALING)
-    found = mutate(world, genomes([0, 0, 0, 0]), rng(), 40, 1.0)
-    assert not found.counts.any(), "at rate 1 every job is preempted"
-    counts = fill_idle(world, found, rng())
+    result = mutate(world, genomes([0, 0, 0, 0]), rng(), 40, 1.0)
+    assert not result.counts.any(), "at rate 1 every job is preempted"
+    counts = fill_idle(world, result, rng())
     assert (counts[:, 1] > 0).all(), "job 1 was preempted in no genome, so it is served first"
     assert (counts.sum(axis=1) == 4).all()
     kept = mutate(world, genomes([0, 0, 0, 0]), rng(), 40, 0.0)
@@ -147,11 +147,11 @@ def test_genomes_are_scored_with_one_draw_of_each_job():
 def test_no_generation_gets_worse():
     gang = [0.0, INF, INF, 1.0]
     world = problem(gang, SCALING, SCALING, gang, gpus=5, work=[5.0, 9.0, 2.0, 7.0])
-    found, stream, best = beginning(world, rng(), 8), rng(), []
+    result, stream, best = beginning(world, rng(), 8), rng(), []
     for _ in range(12):
-        found = evolve(world, found, stream, 8, 0.3)
-        counts = counts_of(found, 4)
-        assert found.shape[1] == 5
+        result = evolve(world, result, stream, 8, 0.3)
+        counts = counts_of(result, 4)
+        assert result.shape[1] == 5
         assert (world.sizes.fitted(counts) == counts).all()
         first = counts[:1]
         best.append((int(world.idle(first)[0]), float(world.scores(first, world.work.draws(rng(), 1))[0])))
@@ -164,6 +164,6 @@ def test_a_population_is_carried_over_changes_of_jobs_and_gpus():
     assert last.of(["c", "a"], 2).tolist() == [[1, 1], [0, IDLE]], "the last GPUs are cut off"
     assert last.of(["b"], 5).tolist() == [[0] + [IDLE] * 4, [0, 0, IDLE, IDLE, IDLE]]
 
-    found = genomes([0, 0, 2, IDLE], [1, 1, 1, 1])
-    assert runs_of(found) == [[0, 2, 2, 1, IDLE, 1], [1, 4]]
-    assert (from_runs(runs_of(found)) == found).all()
+    result = genomes([0, 0, 2, IDLE], [1, 1, 1, 1])
+    assert runs_of(result) == [[0, 2, 2, 1, IDLE, 1], [1, 4]]
+    assert (from_runs(runs_of(result)) == result).all()

@@ -104,7 +104,7 @@ def test_a_young_job_changes_its_batch_where_that_is_free(retune: str, batch: in
     assert state.global_batch == pytest.approx(80, abs=8)
 
 
-def test_a_waiting_job_queues_for_the_type_with_most_speed_for_it():
+def test_a_waiting_job_queues_for_its_fastest_type():
     held = session(Pollux(), mixed_cluster(t4=(2,), a100=(2,)), FLAT)
     for name in "abcd":
         held.submit(job(name, model="flat"), 0.0)

@@ -56,13 +56,13 @@ def found_by(task: PlacementProblem, seed: int = 0, earlier: Matrices | None = N
     return search(task, start, np.random.default_rng(seed), population=40, generations=60)
 
 
-def obeys(task: PlacementProblem, found: Matrices) -> bool:
-    gpus, spans = found.sum(axis=2), np.count_nonzero(found, axis=2) > 1
-    together = ((found > 0) & spans[:, :, None]).sum(axis=1)
+def obeys(task: PlacementProblem, result: Matrices) -> bool:
+    gpus, spans = result.sum(axis=2), np.count_nonzero(result, axis=2) > 1
+    together = ((result > 0) & spans[:, :, None]).sum(axis=1)
     sized = (gpus == 0) | ((gpus >= task.least) & (gpus <= task.most))
     return bool(
-        (found >= 0).all()
-        and (found.sum(axis=1) <= task.capacity).all()
+        (result >= 0).all()
+        and (result.sum(axis=1) <= task.capacity).all()
         and (together <= 1).all()
         and sized.all()
     )
@@ -129,9 +129,9 @@ def every_matrix(task: PlacementProblem) -> Iterator[Matrices]:
         for most in task.capacity.tolist()
     ]
     for chosen in product(*columns):
-        found = np.array(chosen, dtype=np.int16).T[None]
-        if obeys(task, found):
-            yield found
+        result = np.array(chosen, dtype=np.int16).T[None]
+        if obeys(task, result):
+            yield result
 
 
 @settings(max_examples=examples(25), deadline=None, derandomize=True)
@@ -149,8 +149,8 @@ def test_the_search_reaches_the_optimum_of_tiny_instances(capacity, gains, runs)
         held = first_come(task, task.held[0])
         task = problem(capacity, curves, held=held.tolist())
     best = max(float(task.fitness(each)[0]) for each in every_matrix(task))
-    found = max(float(task.fitness(found_by(task, seed))[0]) for seed in range(4))
-    assert found == pytest.approx(best)
+    result = max(float(task.fitness(found_by(task, seed))[0]) for seed in range(4))
+    assert result == pytest.approx(best)
 
 
 TASKS = st.builds(
@@ -176,10 +176,10 @@ def test_whatever_is_repaired_obeys(task: PlacementProblem, seed: int):
 @settings(max_examples=examples(20))
 @given(task=TASKS, seed=st.integers(0, 1000))
 def test_whatever_is_found_obeys_and_is_sorted(task: PlacementProblem, seed: int):
-    found = search(task, task.held[:0], np.random.default_rng(seed), population=20, generations=5)
-    assert obeys(task, found)
-    assert (np.diff(task.fitness(found)) <= 0).all()
-    assert len(np.unique(found, axis=0)) == len(found) <= 20
+    result = search(task, task.held[:0], np.random.default_rng(seed), population=20, generations=5)
+    assert obeys(task, result)
+    assert (np.diff(task.fitness(result)) <= 0).all()
+    assert len(np.unique(result, axis=0)) == len(result) <= 20
 
 
 def test_what_was_found_before_is_not_lost(monkeypatch: pytest.MonkeyPatch):
@@ -193,7 +193,7 @@ def test_what_was_found_before_is_not_lost(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("pliant.tools.schedule.policies.pollux.search._ROOM", 2)
     assert (found_by(task) == before).all()
 
-    found = found_by(problem([4, 4], [LINEAR] * 3))
-    kept = MatrixPopulation.load(MatrixPopulation(["a", "b", "c"], ["n0", "n1"], found).dump())
-    assert (kept.found == found).all()
+    result = found_by(problem([4, 4], [LINEAR] * 3))
+    kept = MatrixPopulation.load(MatrixPopulation(["a", "b", "c"], ["n0", "n1"], result).dump())
+    assert (kept.found == result).all()
     assert (kept.jobs, kept.nodes) == (["a", "b", "c"], ["n0", "n1"])

@@ -84,8 +84,8 @@ def test_with_concave_scaling_no_job_ends_later_than_promised(jobs, bends):
             slope *= part
             curve[size] = curve[size // 2] + slope * (size - size // 2)
         by_model[f"m{number}"] = curve
-    found = figures(jobs, CurveThroughput(by_model))
-    assert (found.jobs_finished, found.jobs_past_gps_bound) == (len(jobs), 0)
+    result = figures(jobs, CurveThroughput(by_model))
+    assert (result.jobs_finished, result.jobs_past_gps_bound) == (len(jobs), 0)
 
 
 def test_without_the_guard_a_long_job_ends_later_than_promised() -> None:
@@ -124,7 +124,7 @@ def test_a_job_of_unknown_work_has_a_grace_of_its_own(unstated_grace_s: float, s
     assert ("unknown" in decided(held, 900.0)) is served
 
 
-def test_a_job_that_is_behind_because_it_is_scattered_is_gathered() -> None:
+def test_a_scattered_job_that_is_late_is_gathered() -> None:
     """On two nodes it makes half of what the reference counts with: only as good a place is pinned."""
     held = session(ShadowPrice(**STRICT), cluster(4, 4), HALF_ACROSS)
     for name, gpus in (("left", 3), ("right", 3), ("across", 2)):
@@ -140,7 +140,7 @@ def test_a_job_that_is_behind_because_it_is_scattered_is_gathered() -> None:
 
 
 @pytest.mark.parametrize(("lost_s", "short"), [(90.0, "43 s more"), (133.0, None)])
-def test_a_job_whose_changes_cost_more_than_the_bound_allows_for_is_named(lost_s, short):
+def test_a_job_whose_changes_cost_more_than_allowed_is_named(lost_s, short):
     """A change of 73 s and the default interval of 60 s: 133 s are lost."""
     held = session(ShadowPrice(rescale_s=73.0, lost_s=lost_s), cluster(4))
     held.submit(job("slow-to-change", low=1, high=4, work={"samples": 1e4}), 0.0)

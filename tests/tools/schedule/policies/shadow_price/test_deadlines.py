@@ -46,8 +46,8 @@ def test_a_job_that_is_due_comes_before_a_shorter_one():
 @pytest.mark.parametrize(("target_s", "gpus"), [(1430, 4), (1500, 3), (2150, 2), (4300, 1)])
 def test_it_gets_the_fewest_gpus_that_end_it_in_time(target_s: float, gpus: int):
     """4000 s on one GPU, 30 s to start, 90 s for another change; the rest goes to the shorter job."""
-    found = _decided(_due("long", 4000, target_s), _job("short", 100))
-    assert found == ({"long": gpus, "short": 4 - gpus} if gpus < 4 else {"long": 4})
+    result = _decided(_due("long", 4000, target_s), _job("short", 100))
+    assert result == ({"long": gpus, "short": 4 - gpus} if gpus < 4 else {"long": 4})
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_rates_ahead_are_means_over_the_work_left():
     assert ahead.whole(0.0) == pytest.approx([0.0, 0.5, 1.0])
 
 
-def test_between_the_noise_scales_seen_lies_a_line_of_their_logarithms():
+def test_noise_scales_are_interpolated_by_their_logarithms():
     seen = noise_scales()
     assert seen.line("net") is None
     seen.observe("net", 0.0, 1.0)
@@ -54,7 +54,7 @@ def test_between_the_noise_scales_seen_lies_a_line_of_their_logarithms():
     assert again.line("net") == pytest.approx(seen.line("net"))
 
 
-def test_work_that_is_not_stated_is_that_of_the_longer_jobs_of_the_model():
+def test_unstated_work_is_that_of_longer_jobs_of_the_model():
     held = session(ShadowPrice(), cluster(1))
     for name, samples in (("short", 10.0), ("long", 1000.0)):
         held.submit(job(name, work={"samples": samples}), 0.0)
@@ -71,7 +71,7 @@ def test_work_that_is_not_stated_is_that_of_the_longer_jobs_of_the_model():
     assert known.left(silent, 0.0) is None
 
 
-def test_large_pools_try_whole_nodes_beyond_the_sizes_that_are_exact():
+def test_large_pools_try_whole_nodes_beyond_the_exact_sizes():
     sizes = sizes_of(2048, 8)
     assert sizes[:129].tolist() == [*range(129)]
     assert all(size % 8 == 0 for size in sizes[129:].tolist())

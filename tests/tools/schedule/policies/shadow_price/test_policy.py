@@ -213,16 +213,16 @@ def test_it_says_price_end_worth_of_a_gpu_and_why_a_job_waits():
     held.submit(_elastic("runs", 1000, model="net"), 0.0)
     held.submit(job("waits", gpus=4, model="net", work={"samples": 1e6}), 0.0)
     held.decide(0.0)
-    found = held.explain(0.0)
-    assert "price 0.714 s a sample" in found["runs"].reason
-    assert "would end in 6 min" in found["runs"].reason
-    assert "1 GPU less would cost" in found["runs"].reason
-    assert "waits: 1 job would end before it" in found["waits"].reason
-    assert found["waits"].needs_gpus == 4
+    result = held.explain(0.0)
+    assert "price 0.714 s a sample" in result["runs"].reason
+    assert "would end in 6 min" in result["runs"].reason
+    assert "1 GPU less would cost" in result["runs"].reason
+    assert "waits: 1 job would end before it" in result["waits"].reason
+    assert result["waits"].needs_gpus == 4
 
     jobs = [job(name, gpus=4, work={"epochs": 5, "dataset_size": 4096}) for name in "abc"]
-    found = decide(jobs, cluster(4), None, Question("shadow-price", explain=True))
-    reasons = " ".join(each.reason for each in found.waiting)
+    result = decide(jobs, cluster(4), None, Question("shadow-price", explain=True))
+    reasons = " ".join(each.reason for each in result.waiting)
     assert "1 job comes before it" in reasons
     assert "2 jobs come before it" in reasons
 
@@ -284,7 +284,7 @@ def test_a_job_that_has_stalled_no_longer_comes_first():
     assert reloaded(policy, grace=None).dump_state() == policy.dump_state()
 
 
-def test_a_job_that_trains_past_what_it_stated_goes_by_what_it_has_had():
+def test_a_job_past_its_stated_work_counts_by_its_service():
     held = _with([_elastic("past", 400), job("waits", gpus=4, work={"samples": 2000})])
     assert sizes(held) == {"past": 4}
     for time_s in range(60, 3600, 60):
@@ -299,13 +299,13 @@ def test_a_job_that_trains_past_what_it_stated_goes_by_what_it_has_had():
 def test_a_large_pool_decides_alike_with_remembered_prices(monkeypatch: pytest.MonkeyPatch):
     def decided_sizes(most_gpus: int) -> list[dict[str, int]]:
         monkeypatch.setattr(of_sizes, "_REMEMBERED_GPUS", most_gpus)
-        held, found = session(ShadowPrice(), cluster(*[8] * 40), curves(m={1: 1.0, 8: 6.0, 64: 30.0})), []
+        held, result = session(ShadowPrice(), cluster(*[8] * 40), curves(m={1: 1.0, 8: 6.0, 64: 30.0})), []
         for turn in range(6):
             for number in range(4):
                 work = {"samples": 500.0 * (1 + 3 * number + turn)}
                 held.submit(job(f"{turn}-{number}", low=1, high=64, model="m", work=work), 60.0 * turn)
             held.decide(60.0 * turn)
-            found.append(sizes(held))
-        return found
+            result.append(sizes(held))
+        return result
 
     assert decided_sizes(0) == decided_sizes(4096)

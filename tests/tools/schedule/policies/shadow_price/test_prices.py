@@ -66,8 +66,8 @@ def test_slopes_that_differ_by_rounding_alone_are_sorted():
 
 def test_jobs_that_scale_linearly_are_served_shortest_first():
     """g(k) = k gives λ_m = m / K: all GPUs to one job after the other, so each waits for all before it."""
-    found = priced([PricedJob.of(LINEAR)] * 6, ExactWorth(K))
-    assert found == pytest.approx([m / K for m in range(1, 7)])
+    result = priced([PricedJob.of(LINEAR)] * 6, ExactWorth(K))
+    assert result == pytest.approx([m / K for m in range(1, 7)])
 
 
 def test_one_job_is_worth_what_its_best_size_takes():
@@ -88,8 +88,8 @@ def test_a_power_of_the_gpus_gives_the_ranks_of_hesrpt(power: float):
     """
     gpus, jobs = 20_000, 5
     sizes = np.arange(gpus + 1)
-    found = np.array(priced([PricedJob.of(sizes**power)] * jobs, SlopeWorth(gpus, sizes)))
-    shares = found ** (1 / (1 - power))
+    result = np.array(priced([PricedJob.of(sizes**power)] * jobs, SlopeWorth(gpus, sizes)))
+    shares = result ** (1 / (1 - power))
     for m in range(1, jobs + 1):
         part = shares[m - 1] / shares[:m].sum()
         assert part == pytest.approx(1 - ((m - 1) / m) ** (1 / (1 - power)), rel=5e-3)
@@ -107,11 +107,11 @@ def test_units_of_work_and_time_do_not_matter():
     rng = np.random.default_rng(5)
     jobs = [_curve(rng, K) for _ in range(5)]
     work = rng.uniform(1, 100, 5)
-    found = np.array(priced([PricedJob.of(rates) for rates in jobs], ExactWorth(K)))
+    result = np.array(priced([PricedJob.of(rates) for rates in jobs], ExactWorth(K)))
     thousand = [PricedJob.of(rates / 1000) for rates in jobs]
-    assert np.array(priced(thousand, ExactWorth(K))) * (work / 1000) == pytest.approx(found * work)
+    assert np.array(priced(thousand, ExactWorth(K))) * (work / 1000) == pytest.approx(result * work)
     hours = [PricedJob.of(rates * 3600) for rates in jobs]
-    assert np.array(priced(hours, ExactWorth(K))) * 3600 == pytest.approx(found)
+    assert np.array(priced(hours, ExactWorth(K))) * 3600 == pytest.approx(result)
 
 
 def test_prices_times_work_are_the_flow_time_of_the_schedule():
@@ -119,8 +119,8 @@ def test_prices_times_work_are_the_flow_time_of_the_schedule():
 
     g(k) = k on 4 GPUs, 4 and 8 samples: ends at 1 and 3 s, 4 s together.
     """
-    found = priced([PricedJob.of(np.arange(5.0))] * 2, ExactWorth(4))
-    assert found[0] * 8 + found[1] * 4 == pytest.approx(4.0)
+    result = priced([PricedJob.of(np.arange(5.0))] * 2, ExactWorth(4))
+    assert result[0] * 8 + result[1] * 4 == pytest.approx(4.0)
 
 
 def test_no_schedule_of_small_systems_is_better():
@@ -246,14 +246,14 @@ def test_what_is_remembered_is_what_is_computed():
         alike = memory.jobs(np.stack(curves), [1.0] * len(curves))
         each = [PricedJob.of(rates) for rates in curves]
         order = np.argsort(-work).tolist()
-        found = improved(order, alike, work.tolist(), known, sweeps=5)
-        assert found == improved(order, each, work.tolist(), ExactWorth(K), sweeps=5)
-        exact = priced([each[row] for row in found], ExactWorth(K))
-        assert priced([alike[row] for row in found], known) == exact
+        result = improved(order, alike, work.tolist(), known, sweeps=5)
+        assert result == improved(order, each, work.tolist(), ExactWorth(K), sweeps=5)
+        exact = priced([each[row] for row in result], ExactWorth(K))
+        assert priced([alike[row] for row in result], known) == exact
         memory.tidy()
 
 
-def test_rigid_jobs_that_are_outbid_are_those_that_would_get_nothing():
+def test_rigid_jobs_that_are_outbid_get_nothing():
     rng = np.random.default_rng(5)
     for _ in range(8):
         gpus, jobs = int(rng.integers(4, 13)), 40
@@ -272,7 +272,7 @@ def test_of_equal_sizes_the_smaller_is_taken():
     assert knapsack_by_price(values, np.arange(9), 512).sum() == 512
 
 
-def test_one_price_of_a_gpu_comes_close_to_the_best_for_many_jobs():
+def test_one_price_of_a_gpu_is_close_to_the_best():
     rng = np.random.default_rng(2)
     for _ in range(10):
         gpus, jobs = 96, 40
@@ -301,8 +301,8 @@ def _milp(values: np.ndarray, gpus: int) -> float:
     one_each = np.kron(np.eye(jobs), np.ones(columns))
     capacity = np.tile(np.arange(columns), jobs)
     limits = [LinearConstraint(one_each, 1, 1), LinearConstraint(capacity, 0, gpus)]
-    found = milp(-finite.ravel(), constraints=limits, integrality=np.ones(finite.size), bounds=(0, 1))
-    return -float(found.fun)
+    result = milp(-finite.ravel(), constraints=limits, integrality=np.ones(finite.size), bounds=(0, 1))
+    return -float(result.fun)
 
 
 @pytest.mark.parametrize("sweeps", [0, 1, 2, 10])
@@ -320,17 +320,17 @@ def test_passes_a_step_behind_come_to_what_one_by_one_does(sweeps: int):
 
 def _one_pass(order: list[int], jobs: list[PricedJob], work: list[float]) -> list[int]:
     """Neighbours change places where that lowers the sum of prices times work."""
-    found = [*order]
-    for at in range(len(found) - 1):
-        swapped = [*found[:at], found[at + 1], found[at], *found[at + 2 :]]
+    result = [*order]
+    for at in range(len(result) - 1):
+        swapped = [*result[:at], result[at + 1], result[at], *result[at + 2 :]]
         kept_sum, swapped_sum = (
             sum(price * work[row] for price, row in [*zip(prices, each, strict=False)][at:])
-            for each in (found, swapped)
+            for each in (result, swapped)
             for prices in [priced([jobs[row] for row in each[: at + 2]], ExactWorth(K))]
         )
         if swapped_sum < kept_sum * (1 - 1e-9):
-            found = swapped
-    return found
+            result = swapped
+    return result
 
 
 def test_concave_curves_are_ordered_as_by_exact_prices():
@@ -347,7 +347,7 @@ def test_concave_curves_are_ordered_as_by_exact_prices():
         assert improved_fast(order, jobs, work, *remembered, gpus=K, **options) == exact
 
 
-def test_a_close_call_between_concave_curves_is_left_to_exact_prices():
+def test_a_close_call_is_decided_by_exact_prices():
     jobs, order = [PricedJob.of(LINEAR), PricedJob.of(2 * LINEAR)], [0, 1]
     with pytest.raises(CloseCallError):
         improved(order, jobs, [1.0, 2.0], ConcaveWorth(K), error=1e-6)

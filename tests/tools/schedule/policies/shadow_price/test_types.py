@@ -29,13 +29,13 @@ SPEEDS = CurveThroughput({"flat": {1: 1.0, 2: 1.5, 4: 2.0}}, {"fast": 2.0})
 
 @st.composite
 def jobs(draw: st.DrawFn, most: int = 4) -> list[Job]:
-    found = []
+    result = []
     for number in range(draw(st.integers(1, most))):
         low, high = sorted((draw(st.integers(1, 3)), draw(st.integers(1, 4))))
         samples = float(draw(st.integers(100, 100_000)))
         model = draw(st.sampled_from(["linear", "flat"]))
-        found.append(job(f"j{number}", gpus=low, low=low, high=high, model=model, work={"samples": samples}))
-    return found
+        result.append(job(f"j{number}", gpus=low, low=low, high=high, model=model, work={"samples": samples}))
+    return result
 
 
 def columns_of(held: Session, time_s: float) -> list[PoolColumns]:
@@ -67,13 +67,13 @@ def gained(types: Sequence[PoolColumns], shares: Sequence[PoolShares]) -> tuple[
         if all(count <= most for count, most in zip(used, room, strict=True)):
             best = max(best, sum(gain for _, gain in picks))
     kinds = {members.pool.gpu_type: kind for kind, members in enumerate(types)}
-    found = sum(
+    result = sum(
         gains[state.id][kinds[shared.members.pool.gpu_type], int(shared.chosen[row])]
         for shared in shares
         for row, state in enumerate(shared.members.jobs)
         if shared.chosen[row]
     )
-    return found, best, max(gain for options in gains.values() for gain in options.values())
+    return result, best, max(gain for options in gains.values() for gain in options.values())
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -87,8 +87,8 @@ def test_the_sum_over_types_is_the_best_but_for_one_job_a_type(drawn: list[Job])
     assert sorted(members) == sorted(able)
     for shared in shares:
         assert shared.members.sizes[shared.chosen].sum() <= shared.members.pool.gpus
-    found, best, largest = gained(types, shares)
-    assert best * (1 + 1e-9) >= found >= best - len(types) * largest
+    result, best, largest = gained(types, shares)
+    assert best * (1 + 1e-9) >= result >= best - len(types) * largest
 
 
 def test_a_job_that_does_not_fit_on_one_type_runs_on_the_other():
@@ -223,8 +223,8 @@ def test_caution_counts_on_one_type_alone():
 
 
 def test_halves_are_equal_whatever_the_solver_rounds():
-    found = types._has_most(np.array([[0.5, 0.5 - 1e-9, 0.0], [0.2, 0.5, 0.3], [0.0, 0.0, 1.0]]))
-    assert found.tolist() == [[True, True, False], [False, True, False], [False, False, True]]
+    result = types._has_most(np.array([[0.5, 0.5 - 1e-9, 0.0], [0.2, 0.5, 0.3], [0.0, 0.0, 1.0]]))
+    assert result.tolist() == [[True, True, False], [False, True, False], [False, False, True]]
 
 
 def test_a_job_in_halves_goes_where_the_prices_put_it(monkeypatch: pytest.MonkeyPatch):

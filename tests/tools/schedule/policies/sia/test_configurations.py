@@ -110,12 +110,12 @@ def test_whatever_keeps_to_the_limits_has_a_place(nodes: list[int], wanted: list
     check(kind, seats, place(kind, seats))
 
 
-def check(kind: GpuType, seats: list[Seat], found: dict[str, NodeGpus]) -> None:
-    assert found.keys() == {seat.job_id for seat in seats}
+def check(kind: GpuType, seats: list[Seat], result: dict[str, NodeGpus]) -> None:
+    assert result.keys() == {seat.job_id for seat in seats}
     taken: dict[str, int] = {}
     for seat in seats:
-        shape = tuple(count for _, count in found[seat.job_id])
+        shape = tuple(count for _, count in result[seat.job_id])
         assert shape == placement_of(seat.configuration, kind.node_gpus)
-        for name, count in found[seat.job_id]:
+        for name, count in result[seat.job_id]:
             taken[name] = taken.get(name, 0) + count
     assert all(taken.get(node.name, 0) <= node.gpus for node in kind.nodes)
