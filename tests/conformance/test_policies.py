@@ -33,24 +33,27 @@ VARIANTS: dict[str, Factory] = {
 }
 
 
-@pytest.fixture
-def smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorter random stories, fewer parameters and smaller crowds, unless time does not matter."""
-    if THOROUGH:
-        return
+SLOW = {"sia", "pollux", "dorm", "shockwave", "gavel-throughput", "gavel-ftf", "shadow-price", "ones"}
+"""Policies whose decisions take longest."""
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Shorter random stories, fewer parameters, smaller crowds, and for slow policies fewer jobs."""
     ops, at_once, jobs_for = conformance.random_ops, conformance._at_once, conformance.jobs_for
+    part, jobs = (4, 0.6) if name in SLOW else (2, 1.0)
     monkeypatch.setattr(conformance, "_DRAWS", conformance._DRAWS // 2)
-    monkeypatch.setattr(conformance, "random_ops", lambda rng, count: ops(rng, max(count // 5, 40)))
+    monkeypatch.setattr(conformance, "random_ops", lambda rng, count: ops(rng, max(count // part, 40)))
     monkeypatch.setattr(conformance, "_at_once", lambda make, count: at_once(make, min(count, 1000)))
-    monkeypatch.setattr(conformance, "jobs_for", lambda policy, count: jobs_for(policy, count * 3 // 5))
+    monkeypatch.setattr(conformance, "jobs_for", lambda policy, count: jobs_for(policy, int(count * jobs)))
 
 
-@pytest.mark.usefixtures("smaller")
 @pytest.mark.parametrize("name", list(VARIANTS))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_policy(check: Callable[[Factory], None], name: str):
+def test_policy(check: Callable[[Factory], None], name: str, monkeypatch: pytest.MonkeyPatch):
     if check is check_drawn_parameters and name not in policy_names():
         pytest.skip("draws the parameters of the class, whatever those of the variant")
+    if not THOROUGH:
+        shorten(monkeypatch, name)
     check(VARIANTS[name])
 
 

@@ -76,7 +76,7 @@ def test_policies_name_sizes_that_jobs_may_have(name: str, jobs: list[Job], node
     """The session has nothing to cut, no size is slower than a smaller one, and every job that fits ends."""
     policy = make_policy(name)
     held = CheckedSession(policy, nodes)
-    held.session = Session(policy, nodes, CurveThroughput(CURVES))
+    held.session = Session(policy, nodes, CurveThroughput(CURVES, {"b": 2.0}))
     decide = policy.decide
 
     def checked(snapshot: Snapshot, rng: Any) -> Decision:

@@ -113,12 +113,12 @@ def test_best_effort_jobs_get_what_deadlines_leave():
 
 
 def test_sizes_are_powers_of_two_as_far_as_they_are_faster():
-    for limits, gpus in (
-        ({"low": 1, "high": 6}, 4),
-        ({"low": 3, "high": 3, "gpus": 3}, 3),
-        ({"low": 1, "high": 8, "model": "m"}, 4),
+    for nodes, limits, gpus in (
+        (cluster(6), {"low": 1, "high": 6}, 4),
+        (cluster(6), {"low": 3, "high": 3, "gpus": 3}, 3),
+        (cluster(8), {"low": 1, "high": 8, "model": "m"}, 4),
     ):
-        held = opened(free_changes(), cluster(6), job("a", gpu_seconds=1e3, **limits), throughput=FALLS)
+        held = opened(free_changes(), nodes, job("a", gpu_seconds=1e3, **limits), throughput=FALLS)
         assert decided(held, 0.0) == {"a": gpus}
 
 
