@@ -33,7 +33,7 @@ from pliant.tools.schedule.policies.gavel import (
 )
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, sizes
 from tests.effort import examples
 
 ROUND_S = 360.0
@@ -41,9 +41,7 @@ ROUND_S = 360.0
 
 def rounds(policy: Policy, nodes: Cluster, jobs: list[Job], count: int) -> Session:
     """A session after ``count`` rounds."""
-    held = session(policy, nodes)
-    for each in jobs:
-        held.submit(each, 0)
+    held = opened(policy, nodes, *jobs)
     for number in range(count):
         held.decide(ROUND_S * number)
     return held

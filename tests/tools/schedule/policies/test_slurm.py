@@ -14,7 +14,7 @@ from pliant.tools.schedule.policies.backfill import FreeAhead
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.slurm import FairShares, Slurm
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, decided, job, mixed_cluster, opened, session
+from tests.builders import cluster, decided, job, mixed_cluster, opened
 
 FIFO = dict.fromkeys(
     ("priority_weight_age", "priority_weight_fairshare", "priority_weight_job_size"), 0.0
@@ -270,7 +270,6 @@ def test_usage_survives_in_the_dumped_state():
     held.decide(100.0)
     held.decide(400.0)
     state = held.policy_state()
-    again = session(Slurm(), cluster(2))
-    again.submit(job("a", user="ann", gpu_seconds=1e4), 0.0)
+    again = opened(Slurm(), cluster(2), job("a", user="ann", gpu_seconds=1e4))
     assert again.carry(state)
     assert again.policy_state().state == state.state

@@ -72,8 +72,7 @@ def test_a_lease_protects_its_holder_and_then_ends():
     assert decided(held, 720) == {"short": 1}
 
     kept = Themis(lease_s=1000)
-    held = session(kept, cluster(1))
-    held.submit(job("a", gpu_seconds=10_000), 0)
+    held = opened(kept, cluster(1), job("a", gpu_seconds=10_000))
     held.decide(0)
     again = Themis(lease_s=1000)
     again.load_state(kept.dump_state(), held.jobs)

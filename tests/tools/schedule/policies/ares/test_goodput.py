@@ -16,7 +16,7 @@ from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.ares.goodput import AresGoodput
 from pliant.tools.schedule.session.session import Session
-from tests.builders import FREE_CHANGES, cluster, job, session, sizes
+from tests.builders import FREE_CHANGES, cluster, job, opened, sizes
 from tests.effort import examples
 
 BATCH = 32
@@ -44,9 +44,7 @@ def conv(name: str = "a", **more: object) -> Job:
 
 def started(noise_scale: float | None, *jobs: Job) -> Session:
     """All jobs arrived and decided for, once without known noise and once with."""
-    held = session(AresGoodput(), cluster(8), ThroughputBySize(profile()))
-    for each in jobs:
-        held.submit(each, 0)
+    held = opened(AresGoodput(), cluster(8), *jobs, throughput=ThroughputBySize(profile()))
     held.decide(0)
     for state in held.jobs.values():
         state.noise_scale = noise_scale

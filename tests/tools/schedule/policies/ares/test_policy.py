@@ -164,9 +164,8 @@ def test_the_first_job_picks_the_type_on_which_it_gains_most() -> None:
 
 
 def test_between_equal_types_a_job_stays_where_it_is() -> None:
-    held = session(Ares(), mixed_cluster(one=(4,), two=(4,)))
-    held.submit(job("a", gpus=4, gpu_seconds=4), 0)
-    held.submit(job("b", gpus=4, gpu_seconds=40), 0)
+    jobs = (job("a", gpus=4, gpu_seconds=4), job("b", gpus=4, gpu_seconds=40))
+    held = opened(Ares(), mixed_cluster(one=(4,), two=(4,)), *jobs)
     held.decide(0)
     assert types(held) == {"a": "one", "b": "two"}
     held.end("a", 1)

@@ -84,10 +84,8 @@ def test_the_pool_shares_all_that_it_can_use(pool, jobs, expected) -> None:
 
 
 def test_a_job_larger_than_the_pool_widens_it_for_the_first() -> None:
-    held = session(Ares(pool=1), cluster(8))
-    held.submit(job("known", gpus=8, low=1, gpu_seconds=800), 0)
-    held.submit(job("x", gpus=3), 0)
-    held.submit(job("y", gpus=3), 0)
+    jobs = (job("known", gpus=8, low=1, gpu_seconds=800), job("x", gpus=3), job("y", gpus=3))
+    held = opened(Ares(pool=1), cluster(8), *jobs)
     assert decided(held, 0) == {"known": 5, "x": 3}
     assert held.explain(0)["y"].reason == "unknown demand: needs 3 GPUs, the pool has too few left"
     held.end("x", 1)

@@ -195,8 +195,7 @@ def test_a_change_that_was_not_measured_is_not_charged(caplog: pytest.LogCapture
 def test_on_several_gpu_types_each_is_a_cluster_of_its_own():
     held = session(ElasticDp(), mixed_cluster(old=(4,), new=(4,)), SPEEDS)
     submit(held, elastic("a", low=3), elastic("b", low=3), elastic("c", low=1), elastic("d", low=2))
-    held.decide(0)
-    assert sizes(held) == {"a": 3, "b": 4, "c": 1}
+    assert decided(held, 0) == {"a": 3, "b": 4, "c": 1}
     assert held.jobs["a"].gpu_type == held.jobs["c"].gpu_type != held.jobs["b"].gpu_type
 
 

@@ -49,9 +49,7 @@ def bidder(
 
 def bidding(*jobs: Job, nodes: Cluster | None = None, **more: Any) -> Session:
     """All of them have arrived at 0 and have been decided on."""
-    held = session(policy(**more), nodes or cluster(4))
-    for each in jobs:
-        held.submit(each, 0)
+    held = opened(policy(**more), nodes or cluster(4), *jobs)
     held.decide(0)
     return held
 
@@ -307,9 +305,7 @@ def test_true_bounds_come_from_the_trace_itself(tmp_path):
     write_jobs(trace, named)
     result = make_policy("oasis", {"bounds_from": named, "bounds_by": "paper", "percent": "500"})
     assert result.parameters["percent"] == 500.0
-    held = session(policy(bounds_from=named, bounds_by="paper"), cluster(4))
-    for each in trace:
-        held.submit(each, 0)
+    held = opened(policy(bounds_from=named, bounds_by="paper"), cluster(4), *trace)
     held.decide(0)
     assert set(held.jobs) == {"a", "b"}
 
@@ -339,8 +335,7 @@ def known_from(at: float, kind: str, folder: Path) -> tuple[float, float, dict[s
     """U and L of GPUs where these jobs are known beforehand, and what is said of the first when it comes."""
     named = str(folder / f"trace-{at}.jsonl")
     write_jobs(three_jobs(at), named)
-    held = session(policy(bounds_from=named, bounds_by=kind), cluster(4))
-    held.submit(three_jobs(at)[0], 0.0)
+    held = opened(policy(bounds_from=named, bounds_by=kind), cluster(4), three_jobs(at)[0])
     held.decide(0.0)
     asked = held.policy
     bounds = asked._ledger.market.bounds.workers

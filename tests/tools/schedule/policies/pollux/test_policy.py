@@ -39,9 +39,8 @@ def test_a_newcomer_gets_room_but_a_young_job_is_not_disturbed():
 
     # Five GPUs, a holds four of them and is seconds old: the one that the end of b frees stays idle.
     steep = curves(fast={1: 10.0, 4: 40.0, 5: 44.0})
-    held = session(Pollux(), cluster(5), steep)
-    held.submit(job("b", model="fast"), 0.0)
-    held.submit(job("a", high=5, model="fast"), 0.0)
+    jobs = (job("b", model="fast"), job("a", high=5, model="fast"))
+    held = opened(Pollux(), cluster(5), *jobs, throughput=steep)
     assert decided(held, 0.0) == {"a": 4, "b": 1}
     held.end("b", 10.0)
     assert decided(held, 10.0) == {"a": 4}
@@ -131,9 +130,8 @@ def test_jobs_of_several_nodes_never_meet(nodes, limits):
 
 
 def test_every_reason_names_the_fair_share():
-    held = session(Pollux(), cluster(4), FLAT)
-    held.submit(job("a", gpus=4, model="fast"), 0.0)
-    held.submit(job("b", gpus=4, model="fast"), 0.0)
+    jobs = (job("a", gpus=4, model="fast"), job("b", gpus=4, model="fast"))
+    held = opened(Pollux(), cluster(4), *jobs, throughput=FLAT)
     held.decide(0.0)
     why = held.explain(0.0)
     assert sorted(why) == ["a", "b"]

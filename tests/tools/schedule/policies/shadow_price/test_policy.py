@@ -14,7 +14,7 @@ from pliant.tools.schedule.policies.shadow_price import sizes as of_sizes
 from pliant.tools.schedule.policies.shadow_price.knowledge import UnknownNoise
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
-from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, session, sizes
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session, sizes
 
 FREE = {"low": 1, "high": 1, "elastic": "size+batch", "batch": {"size": 64, "min": 64, "max": 1024}}
 OVERHEAD = TimedSteps(lambda model, kind, place, batch: 0.1 + 0.001 * batch)
@@ -28,9 +28,13 @@ def test_of_jobs_that_scale_the_shortest_gets_most():
     held = _with([_elastic("long", 4000), _elastic("short", 1000), _elastic("middle", 2000)])
     assert sizes(held) == {"short": 4}
 
-    held = session(ShadowPrice(), cluster(4), curves(net=SATURATING))
-    for each in (_elastic("long", 4000, model="net"), _elastic("short", 1000, model="net")):
-        held.submit(each, 0.0)
+    held = opened(
+        ShadowPrice(),
+        cluster(4),
+        _elastic("long", 4000, model="net"),
+        _elastic("short", 1000, model="net"),
+        throughput=curves(net=SATURATING),
+    )
     assert decided(held, 0.0) == {"long": 1, "short": 3}
 
 
@@ -123,9 +127,8 @@ def test_a_change_costs_what_the_profile_has_measured(cost_s: float, samples: fl
     """Three GPUs more are worth ten minutes to a job of days, not to one of eleven minutes."""
     costly = curves()
     costly.rescale_seconds = lambda model: cost_s
-    held = session(ShadowPrice(), cluster(4), costly)
-    held.submit(job("rigid", gpus=3, work={"samples": 100.0}), 0.0)
-    held.submit(_elastic("grows", samples), 0.0)
+    jobs = (job("rigid", gpus=3, work={"samples": 100.0}), _elastic("grows", samples))
+    held = opened(ShadowPrice(), cluster(4), *jobs, throughput=costly)
     assert decided(held, 0.0) == {"grows": 1, "rigid": 3}
     held.end("rigid", 60.0)
     assert decided(held, 60.0) == {"grows": gpus}
@@ -133,9 +136,7 @@ def test_a_change_costs_what_the_profile_has_measured(cost_s: float, samples: fl
 
 def on_batches(policy: ShadowPrice, *jobs: Job) -> Session:
     """One GPU for each; larger batches train faster."""
-    held = session(policy, cluster(len(jobs)), OVERHEAD)
-    for each in jobs:
-        held.submit(each, 0.0)
+    held = opened(policy, cluster(len(jobs)), *jobs, throughput=OVERHEAD)
     held.decide(0.0)
     return held
 
@@ -192,26 +193,21 @@ def test_jobs_of_a_model_may_end_without_stating_their_noise(unknown_noise: Unkn
 
 def test_each_job_takes_the_type_where_it_ends_first():
     nodes = mixed_cluster(slow=(4,), fast=(4,))
-    held = session(ShadowPrice(), nodes, MIXED)
-    for each in (_elastic("long", 9000), _elastic("short", 1000)):
-        held.submit(each, 0.0)
+    held = opened(ShadowPrice(), nodes, _elastic("long", 9000), _elastic("short", 1000), throughput=MIXED)
     held.decide(0.0)
     assert held.jobs["short"].gpu_type == "fast"
     assert sizes(held) == {"long": 4, "short": 4}
 
     # A type that would stand idle takes the job that waits for the other, and keeps it.
-    held = session(ShadowPrice(), nodes, MIXED)
-    for each in (_elastic("long", 9000), _elastic("short", 2000)):
-        held.submit(each, 0.0)
+    held = opened(ShadowPrice(), nodes, _elastic("long", 9000), _elastic("short", 2000), throughput=MIXED)
     for time_s in (0.0, 60.0, 120.0):
         held.decide(time_s)
         assert {each.id: each.gpu_type for each in held.jobs.values()} == {"long": "slow", "short": "fast"}
 
 
 def test_it_says_price_end_worth_of_a_gpu_and_why_a_job_waits():
-    held = session(ShadowPrice(), cluster(4), curves(net=SATURATING))
-    held.submit(_elastic("runs", 1000, model="net"), 0.0)
-    held.submit(job("waits", gpus=4, model="net", work={"samples": 1e6}), 0.0)
+    jobs = (_elastic("runs", 1000, model="net"), job("waits", gpus=4, model="net", work={"samples": 1e6}))
+    held = opened(ShadowPrice(), cluster(4), *jobs, throughput=curves(net=SATURATING))
     held.decide(0.0)
     result = held.explain(0.0)
     assert "price 0.714 s a sample" in result["runs"].reason
@@ -232,9 +228,7 @@ def _elastic(name: str, samples: float, **more: object) -> Job:
 
 
 def _with(jobs: list[Job]) -> Session:
-    held = session(ShadowPrice(), cluster(4))
-    for each in jobs:
-        held.submit(each, 0.0)
+    held = opened(ShadowPrice(), cluster(4), *jobs)
     held.decide(0.0)
     return held
 
@@ -261,9 +255,8 @@ def test_a_job_takes_idle_gpus_that_end_it_sooner():
     """Eight slow GPUs are four times as fast as the fast one; a change costs 250 s, which hours pay for."""
     costly = CurveThroughput({}, {"fast": 2.0})
     costly.rescale_seconds = lambda model: 250.0
-    held = session(ShadowPrice(), mixed_cluster(fast=(1,), slow=(8,)), costly)
-    held.submit(job("blocks", gpus=8, work={"samples": 1e4}), 0.0)
-    held.submit(job("a", low=1, high=8, work={"samples": 4e4}), 0.0)
+    jobs = (job("blocks", gpus=8, work={"samples": 1e4}), job("a", low=1, high=8, work={"samples": 4e4}))
+    held = opened(ShadowPrice(), mixed_cluster(fast=(1,), slow=(8,)), *jobs, throughput=costly)
     assert decided(held, 0.0) == {"a": 1, "blocks": 8}
     assert held.jobs["a"].gpu_type == "fast"
     held.end("blocks", 60.0)
@@ -274,9 +267,7 @@ def test_a_job_takes_idle_gpus_that_end_it_sooner():
 def test_a_job_that_has_stalled_no_longer_comes_first():
     """At a hundredth of its speed, 8 s of work take longer than the 500 s of another."""
     policy = ShadowPrice(grace=None)
-    held = session(policy, cluster(4))
-    for each in (_elastic("stalls", 40), _elastic("other", 2000)):
-        held.submit(each, 0.0)
+    held = opened(policy, cluster(4), _elastic("stalls", 40), _elastic("other", 2000))
     assert decided(held, 0.0) == {"stalls": 4}
     held.jobs["stalls"].change_speed(60.0, 0.04)
     held.jobs["stalls"].report_progress(60.0, 10.0)
