@@ -142,21 +142,6 @@ def test_it_says_until_when_rounds_may_be_left_out():
     assert held.quiet_until_s == -float("inf")
 
 
-def test_the_index_is_the_chance_to_finish_over_its_service():
-    services = Services([8, 1, 4, 2])
-    result = services.indices(np.array([0.0, 1, 2, 4, 7, 8, 9]), 2.0)
-    assert result.tolist() == [
-        2 / (1 + 2 + 2 + 2),  # of four, two are over within 2
-        1 / (1 + 2 + 2),  # of three that took more than 1, one within 3
-        1 / (2 + 2),
-        0,  # the one that took more than 4 took more than 6
-        1 / 1,
-        0,  # no job took more than 8
-        0,
-    ]
-    assert Services().indices(np.array([0.0, 5]), 2.0).tolist() == [0, 0]
-
-
 @given(TIMES, TIMES, st.lists(st.floats(0, 1e5), min_size=1, max_size=5), st.floats(1, 1e5))
 def test_services_that_come_later_count_as_if_known_before(before, after, attained, quantum):
     grown = Services(before)

@@ -111,21 +111,6 @@ def test_solving_after_every_job_ends_as_solving_once():
         assert at_once.sizes() == step_by_step.sizes()
 
 
-def test_each_gpu_goes_where_it_gains_most():
-    assert sizes(6, [0, 1, 2, 3, 4], [0, 1, 1.5, 1.75]) == [4, 2]
-
-    steep = [0, 1, 1, 1, 4]
-    assert sizes(6, steep, [0, 1, 1.6, 2.2]) == [4, 2]
-    assert sizes(5, steep, [0, 1, 1.6, 2.2]) == [4, 1]
-    assert sizes(4, steep, [0, 1, 1.6, 2.2]) == [1, 3]
-
-    assert sizes(7, [0, -inf, 1, -inf, 3], [0, 1, 2, 2.5]) == [4, 3]
-    assert sizes(5, [0, -inf, 1, -inf, 3], [0, 1, 2, 2.5]) == [4, 1]
-    assert sizes(4, [0, -inf, 1, -inf, 3], [0, 1, 2, 2.5]) == [2, 2]
-
-    assert sizes(20, [0, 1, 1, 2, 2, 1], [0, 3, 3, 3], [0, 1, 2, 2]) == [3, 1, 2]
-
-
 def test_a_job_that_does_not_fit_changes_nothing():
     result = optimizer(4, [[0, 1, 2], [0, -inf, 1]])
     assert not result.add(gains_of([0, -inf, 1]))
@@ -139,6 +124,8 @@ def test_a_job_that_does_not_fit_changes_nothing():
 
 
 def test_of_equal_jobs_those_added_first_get_more():
+    assert sizes(20, [0, 1, 1, 2, 2, 1], [0, 3, 3, 3], [0, 1, 2, 2]) == [3, 1, 2], "no GPU that gains nothing"
+
     assert sizes(5, *[[0, 1, 2]] * 3) == [2, 2, 1]
     assert sizes(8, *[[0, 1, 1, 3]] * 3) == [3, 3, 1]
 

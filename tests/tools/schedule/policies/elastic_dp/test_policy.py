@@ -352,16 +352,6 @@ def test_large_batches_need_many_gpus_and_small_ones_waste_them():
     assert decided(held, 0) == {"a": 2}
 
 
-def test_choosing_the_batch_is_never_worse_than_any_one_batch():
-    def throughput(policy: ElasticDp) -> float:
-        held = started(policy, [any_batch("a"), any_batch("b", 1)])
-        return sum(state.samples_per_second for state in held.jobs.values())
-
-    free = throughput(ElasticDp())
-    assert all(throughput(policy) <= free for policy in (MaxBs(), MinBs(), RandomBs()))
-    assert throughput(MinBs()) < free
-
-
 def test_a_random_batch_depends_on_seed_and_job_alone():
     jobs = [any_batch(f"j{i}", at=i, most=32) for i in range(6)]
     result = batches(started(RandomBs(), jobs))
