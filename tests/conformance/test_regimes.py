@@ -27,14 +27,14 @@ def step_seconds(model: str, gpu_type: str, placement: Placement, batch: int) ->
 
 @st.composite
 def jobs(draw: st.DrawFn) -> list[Job]:
-    found = []
+    result = []
     for number in range(draw(st.integers(1, 6))):
         parts = sorted(draw(st.sets(st.sampled_from([0.1, 0.25, 0.5, 0.8]), max_size=3)))
         sizes = st.sampled_from([4, 16, 256])
         regimes = tuple({"after": part, "size": draw(sizes)} for part in parts)
         elastic = draw(st.booleans())
         limits: dict[str, Any] = {"low": 1, "high": draw(st.integers(2, 8))} if elastic else {}
-        found.append(
+        result.append(
             job(
                 f"j{number}",
                 at=float(draw(st.integers(0, 300))),
@@ -44,7 +44,7 @@ def jobs(draw: st.DrawFn) -> list[Job]:
                 **limits,
             )
         )
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", policy_names())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.parts.mends_oasis import (
     SHIFTS_S,
     Moment,
     are_alike,
+    back,
     decisions_changed_by_translation,
     drawn_jobs,
     story,
@@ -21,6 +23,8 @@ from pliant.schemas.job import GpuTimeWork, Job
 from pliant.tools.schedule.registry import BUILT_IN, parameter_defaults, policy_class
 
 JOBS = 12
+SEED = 3
+"""Of the jobs whose one story all comparisons share."""
 POLICIES = list(BUILT_IN)
 UNSCALED: Mapping[str, str] = {"drl": "its network has learned from times in minutes"}
 """Policies whose results do not scale with all times, and why."""
@@ -31,13 +35,29 @@ BY_NAME: Mapping[str, str] = {
 """Policies that read more than the order of names, and why."""
 
 
-def few(policy: str) -> int:
-    return FEW.get(policy, JOBS)
+@cache
+def at_first(policy: str) -> tuple[list[Job], list[Moment]]:
+    """Some jobs, and all that happens to them."""
+    jobs = drawn_jobs(SEED, FEW.get(policy, JOBS))
+    return jobs, story(jobs, policy)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_all_that_happens_years_later_is_the_same_years_later(policy: str):
-    assert not decisions_changed_by_translation(1, policies=[policy], shifts_s=SHIFTS_S[1:], jobs=JOBS)
+def test_years_later_under_other_names_the_same_happens(policy: str):
+    """The names are others in the same order."""
+    jobs, expected = at_first(policy)
+    name = (lambda job_id: job_id) if policy in BY_NAME else renamed
+    shift_s = SHIFTS_S[1]
+    others = [
+        job.model_copy(update={"id": name(job.id), "submit_time": job.submit_time + shift_s}) for job in jobs
+    ]
+    moved = (back(each, shift_s) for each in story(others, policy))
+    assert are_alike([each._replace(job=each.job and name(each.job)) for each in expected], moved)
+
+
+def renamed(job_id: str) -> str:
+    """Another name that comes where the first came in the order of names."""
+    return f"k-{int(job_id[1:]):05}-x"
 
 
 @pytest.mark.parametrize("policy", ["pollux", "ones"])
@@ -49,21 +69,6 @@ def test_ties_of_claims_are_broken_alike_at_every_hour(policy: str):
 def test_ties_of_plans_are_broken_alike_at_every_hour():
     """What they cost differs by rounding, from hour to hour."""
     assert not decisions_changed_by_translation(1, policies=["oasis"], jobs=10, first=16)
-
-
-def renamed(job_id: str) -> str:
-    """Another name that comes where the first came in the order of names."""
-    return f"k-{int(job_id[1:]):05}-x"
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_names_in_the_same_order_change_nothing_but_names(policy: str):
-    if policy in BY_NAME:
-        pytest.skip(BY_NAME[policy])
-    jobs = drawn_jobs(3, few(policy))
-    others = [job.model_copy(update={"id": renamed(job.id)}) for job in jobs]
-    expected = [each._replace(job=each.job and renamed(each.job)) for each in story(jobs, policy)]
-    assert story(others, policy) == expected
 
 
 def slowed(job: Job, factor: float) -> Job:
@@ -82,30 +87,30 @@ def slowed(job: Job, factor: float) -> Job:
 
 def slowed_parameters(policy: str, factor: float) -> dict[str, Any]:
     """Its parameters in seconds and hours, that many times what they are by default."""
-    found = {}
+    result = {}
     for name, value in parameter_defaults(policy_class(policy)).items():
         if name.endswith(("_s", "_seconds", "_hours")) and name not in policy_class(policy).depends_on_clock:
             if isinstance(value, int | float) and not isinstance(value, bool):
-                found[name] = value * factor
+                result[name] = value * factor
             elif isinstance(value, str) and value:
-                found[name] = ",".join(str(float(part) * factor) for part in value.split(","))
-    return found
-
-
-def slow_story(jobs: Sequence[Job], policy: str, factor: float) -> list[Moment]:
-    interval_s = policy_class(policy).default_interval_s
-    rounds = {} if interval_s is None else {"interval": interval_s * factor}
-    costs_s = (COSTS_S[0] * factor, COSTS_S[1] * factor)
-    slower = [slowed(job, factor) for job in jobs]
-    parameters = slowed_parameters(policy, factor)
-    return story(slower, policy, parameters, samples_per_second=1 / factor, costs_s=costs_s, **rounds)
+                result[name] = ",".join(str(float(part) * factor) for part in value.split(","))
+    return result
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_where_every_second_lasts_longer_the_same_happens_later(policy: str):
-    """Twice as long: then no number is rounded otherwise."""
+def test_where_every_second_lasts_twice_as_long_all_is_later(policy: str):
+    """Twice: then no number is rounded otherwise."""
     if policy in UNSCALED:
         pytest.skip(UNSCALED[policy])
-    jobs = drawn_jobs(5, few(policy))
-    at_first, slower = (slow_story(jobs, policy, factor) for factor in (1.0, 2.0))
-    assert are_alike(at_first, iter(slower), lambda time_s: time_s / 2)
+    jobs, expected = at_first(policy)
+    interval_s = policy_class(policy).default_interval_s
+    rounds = {} if interval_s is None else {"interval": interval_s * 2}
+    slower = story(
+        [slowed(job, 2.0) for job in jobs],
+        policy,
+        slowed_parameters(policy, 2.0),
+        samples_per_second=0.5,
+        costs_s=(COSTS_S[0] * 2, COSTS_S[1] * 2),
+        **rounds,
+    )
+    assert are_alike(expected, iter(slower), lambda time_s: time_s / 2)

@@ -46,9 +46,8 @@ def total_by_type(seconds: np.ndarray, machines: Sequence[int], types: Sequence[
 )
 def test_no_other_choice_of_types_ends_jobs_sooner(rows: list[tuple[int, ...]], machines: tuple[int, ...]):
     seconds = np.array(rows, dtype=float)
-    best = min(
-        total_by_type(seconds, machines, types) for types in product(range(len(machines)), repeat=len(rows))
-    )
+    ways = product(range(len(machines)), repeat=len(rows))
+    best = min(total_by_type(seconds, machines, types) for types in ways)
     assert total_by_type(seconds, machines, match(seconds, machines)) == pytest.approx(best)
 
 
@@ -65,7 +64,7 @@ def test_a_running_job_may_keep_its_gpu_to_its_end(preempt: bool, later: dict[st
     assert {job_id: gpus for job_id, gpus in sizes(held).items() if gpus} == later
 
 
-def test_a_job_waits_for_the_fast_type_where_it_ends_sooner_there():
+def test_a_job_waits_for_the_type_on_which_it_ends_sooner():
     held = session(Allox(), mixed_cluster(slow=(1,), fast=(1,)), CurveThroughput({}, {"fast": 10.0}))
     held.submit(job("long", work={"samples": 2_000}), 0)
     held.submit(job("short", work={"samples": 1_000}), 0)
@@ -79,15 +78,6 @@ def test_the_least_work_to_go_runs_first():
     held.submit(job("short", at=360, gpus=2, gpu_seconds=1_000), 360)
     assert decided(held, 360) == {"short": 2}
 
-
-def test_jobs_beyond_those_that_are_matched_take_what_remains():
-    held = session(Allox(most=1), cluster(2))
-    for name, work in (("a", 100.0), ("b", 300.0), ("c", 200.0)):
-        held.submit(job(name, gpu_seconds=work), 0)
-    assert decided(held, 0) == {"a": 1, "c": 1}
-
-
-def test_a_job_of_unknown_work_counts_as_half_done():
     held = opened(Allox(), cluster(1), job("unknown"))
     held.decide(0)
     held.submit(job("known", at=360, gpu_seconds=400), 360)
@@ -95,32 +85,33 @@ def test_a_job_of_unknown_work_counts_as_half_done():
     assert sizes(held) == {"unknown": 1}
     assert decided(held, 720) == {"known": 1}
 
+    held = session(Allox(most=1), cluster(2))
+    for name, work in (("a", 100.0), ("b", 300.0), ("c", 200.0)):
+        held.submit(job(name, gpu_seconds=work), 0)
+    assert decided(held, 0) == {"a": 1, "c": 1}
+
 
 def test_the_reason_names_type_turn_and_work():
     held = opened(Allox(), cluster(2), job("a", gpus=2, gpu_seconds=500), job("b", gpus=2, gpu_seconds=700))
     held.decide(0)
     why = held.explain(0)
     assert why["a"].reason == "matched to gpu, turn 1 with 500 GPU-seconds to go"
-    assert (why["b"].reason, why["b"].needs_gpus) == (
-        "matched to gpu, turn 2 with 700 GPU-seconds to go",
-        2,
-    )
+    assert why["b"].reason == "matched to gpu, turn 2 with 700 GPU-seconds to go"
+    assert why["b"].needs_gpus == 2
 
 
 def test_matches_by_arrival_are_of_one_gpu_and_last():
-    """Two GPUs, so two matches: the pair trains half as often as the single, and the short job not at all."""
+    # Two GPUs, so two matches: the pair trains half as often as the single, and the short job not at all.
     jobs = [job("wide", gpus=2, gpu_seconds=1e6), job("one", at=1, gpu_seconds=1e6)]
     held = opened(Allox(matching="arrival"), cluster(2), *jobs, job("last", at=2, gpu_seconds=10))
-    found = []
+    result = []
     for number in range(1, 41):
         held.decide(360.0 * number)
-        found.append(sizes(held))
-    assert all("last" not in each for each in found)
-    assert found.count({"one": 1}) == pytest.approx(40 * 2 / 3, abs=1)
-    assert found.count({"wide": 2}) == pytest.approx(40 / 3, abs=1)
+        result.append(sizes(held))
+    assert all("last" not in each for each in result)
+    assert result.count({"one": 1}) == pytest.approx(40 * 2 / 3, abs=1)
+    assert result.count({"wide": 2}) == pytest.approx(40 / 3, abs=1)
 
-
-def test_who_waits_for_a_match_by_arrival_gets_it_when_one_ends():
     jobs = [job(name, at=at, gpu_seconds=1e6) for at, name in enumerate("abc")]
     held = opened(Allox(matching="arrival"), mixed_cluster(old=(1,), new=(1,)), *jobs)
     assert decided(held, 360) == {"a": 1, "b": 1}

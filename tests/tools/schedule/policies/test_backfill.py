@@ -74,7 +74,7 @@ class PlainBackfill(Policy):
     def start_of(self, head, snapshot, budget, grants):
         if self.backfill != "easy":
             return None
-        size, found = head.spec.gpus.requested, []
+        size, result = head.spec.gpus.requested, []
         for kind, free in budget.left.items():
             if snapshot.speeds.gpu_types[kind] < size or snapshot.speeds.rate(head, size, kind) <= 0:
                 continue
@@ -84,43 +84,35 @@ class PlainBackfill(Policy):
                 for each in running
                 if (end := each.finish_time_s()) is not None
             ]
-            ends += [
-                (end, grant.gpus)
-                for name, grant in grants.items()
-                if grant.gpu_type == kind
-                and (end := self.end_s(snapshot.jobs[name], grant, snapshot)) < float("inf")
-            ]
+            granted = {name: grant for name, grant in grants.items() if grant.gpu_type == kind}
+            then = {name: self.end_s(snapshot.jobs[name], grant, snapshot) for name, grant in granted.items()}
+            ends += [(end, granted[name].gpus) for name, end in then.items() if end < float("inf")]
             for moment in sorted({end for end, _ in ends}):
                 left = free + sum(gpus for end, gpus in ends if end <= moment)
                 if left >= size:
-                    found.append((moment, kind, left - size))
+                    result.append((moment, kind, left - size))
                     break
-        if not found:
+        if not result:
             return None
-        moment, kind, spare = min(found)
+        moment, kind, spare = min(result)
         return {"time": moment, "type": kind, "spare": spare}
 
     def end_s(self, each, grant: Grant, snapshot):
         left = each.remaining_samples(snapshot.time_s)
-        return (
-            float("inf")
-            if left is None
-            else snapshot.time_s + left / snapshot.speeds.rate(each, grant.gpus, grant.gpu_type)
-        )
+        speed = snapshot.speeds.rate(each, grant.gpus, grant.gpu_type)
+        return float("inf") if left is None else snapshot.time_s + left / speed
 
 
-def with_cpus(nodes: Cluster) -> Cluster:
-    """Every second node has two CPUs, the others four."""
-    cpus = itertools.cycle((4, 2))
-    return nodes.model_copy(
-        update={"nodes": tuple(n.model_copy(update={"cpus": next(cpus)}) for n in nodes.nodes)}
-    )
+def with_cpus(nodes: Cluster, *cpus: int) -> Cluster:
+    """Nodes with these CPUs in turn."""
+    each = zip(nodes.nodes, itertools.cycle(cpus), strict=False)
+    return nodes.model_copy(update={"nodes": tuple(n.model_copy(update={"cpus": c}) for n, c in each)})
 
 
 CLUSTERS = (
     cluster(4, 4),
     cluster(8, 8, 8),
-    with_cpus(mixed_cluster(a=(4, 4), b=(8,))),
+    with_cpus(mixed_cluster(a=(4, 4), b=(8,)), 4, 2),
     mixed_cluster(a=(2,), b=(4,), c=(4,)),
 )
 
@@ -212,14 +204,14 @@ def held_by(held: Session, time_s: float) -> list[tuple[str, str, object]]:
 
 @given(seed=st.integers(0, 10**9), backfill=st.sampled_from(["easy", "skip", "none"]))
 @settings(max_examples=examples(30))
-def test_decisions_are_those_of_a_scheduler_that_reads_every_waiting_job(seed: int, backfill: Backfill):
+def test_decisions_are_those_of_one_that_reads_every_job(seed: int, backfill: Backfill):
     story = Story(CLUSTERS[seed % len(CLUSTERS)], backfill, seed)
     for _ in range(60):
         story.go_on()
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 5)), max_size=400), st.integers(0, 400))
-def test_a_line_keeps_the_order_of_turns_whatever_comes_and_goes(moves: list[tuple[int, int]], first: int):
+def test_a_line_keeps_the_order_of_turns(moves: list[tuple[int, int]], first: int):
     held = session(Fifo(), cluster(1))
     states = [held.submit(job(f"j{n:03}", at=0.0), 0.0) for n in range(401)]
     line, expected = WaitingLine(), {}
@@ -236,7 +228,7 @@ def test_a_line_keeps_the_order_of_turns_whatever_comes_and_goes(moves: list[tup
 
 
 @pytest.mark.parametrize("backfill", ["easy", "skip"])
-def test_a_decision_reads_the_work_of_a_few_of_a_thousand_jobs_that_cannot_pass(backfill, monkeypatch):
+def test_a_decision_reads_few_of_the_jobs_that_cannot_pass(backfill, monkeypatch):
     """Two GPUs are free, the head needs four at 100 s; a thousand jobs of one GPU end after that."""
     held = opened(Fifo(backfill), cluster(4), job("a", gpus=2, gpu_seconds=200))
     held.decide(0)
@@ -254,7 +246,7 @@ def test_a_decision_reads_the_work_of_a_few_of_a_thousand_jobs_that_cannot_pass(
     assert len(set(read)) < 10
 
 
-def test_a_job_whose_worker_reports_after_it_was_lost_may_pass_by_what_is_then_left():
+def test_a_lost_job_may_pass_by_what_a_late_report_leaves():
     """a holds 3 of 4 GPUs until 100 s. b was lost with 1000 s to go; a late report leaves it 50 s."""
     held = session(Fifo("easy"), cluster(4))
     held.submit(job("a", gpus=3, gpu_seconds=300), 0)
@@ -267,21 +259,13 @@ def test_a_job_whose_worker_reports_after_it_was_lost_may_pass_by_what_is_then_l
     assert [each.job.id for each in held.decide(5)] == ["b"]
 
 
-def test_a_job_passes_one_of_its_size_that_demands_more_of_the_nodes_that_are_up():
+def test_a_job_passes_one_of_its_size_that_demands_more():
     """The node with 12 CPUs is down. Two GPUs are free beside 2 CPUs: x wants 6 of these, y wants 2."""
-    nodes = cluster(4, 4)
-    cpus = zip(nodes.nodes, (12, 2), strict=True)
-    nodes = nodes.model_copy(
-        update={"nodes": tuple(node.model_copy(update={"cpus": each}) for node, each in cpus)}
-    )
-    held = session(Fifo("skip"), nodes)
+    held = session(Fifo("skip"), with_cpus(cluster(4, 4), 12, 2))
     held.node_down("n0", 0)
     held.submit(job("a", gpus=2), 0)
     held.decide(0)
-    for name, size, more in (
-        ("head", 4, {}),
-        ("x", 2, {"resources": {"worker": {"cpu": 3}}}),
-        ("y", 2, {"resources": {"worker": {"cpu": 1}}}),
-    ):
-        held.submit(job(name, at=1, gpus=size, **more), 1)
+    held.submit(job("head", at=1, gpus=4), 1)
+    for name, cpus in (("x", 3), ("y", 1)):
+        held.submit(job(name, at=1, gpus=2, resources={"worker": {"cpu": cpus}}), 1)
     assert [each.job.id for each in held.decide(1)] == ["y"]

@@ -46,26 +46,22 @@ def elastic(name: str, model: str = "good", at: float = 0.0, samples: float = 60
     return job(name, at=at, gpus=2, low=1, high=4, model=model, work={"samples": samples})
 
 
-def test_one_action_follows_another_until_nothing_fits(tmp_path: Path) -> None:
-    held = opened(tmp_path, 3, elastic("a"), elastic("b"), elastic("c"), elastic("d"), starts=1.0)
-    assert decided(held, 0) == {"a": 1, "b": 1, "c": 1}
-
-
 def test_what_the_network_prefers_is_done(tmp_path: Path) -> None:
     held = opened(tmp_path, 4, elastic("a"), elastic("b"), gpus=1.0)
     assert decided(held, 0) == {"a": 4}
     short_first = opened(tmp_path, 4, elastic("a"), elastic("b", samples=60.0), remaining=-1.0, starts=3.0)
     assert decided(short_first, 0) == {"b": 4}, "least time is left for b, and least of all on four GPUs"
 
+    held = opened(tmp_path, 3, elastic("a"), elastic("b"), elastic("c"), elastic("d"), starts=1.0)
+    assert decided(held, 0) == {"a": 1, "b": 1, "c": 1}
 
-def test_nothing_changes_where_nothing_is_preferred(tmp_path: Path) -> None:
     held = opened(tmp_path, 4, elastic("a"), elastic("b"), waits=1.0)
     assert decided(held, 0) == {"a": 1}, "an idle cluster is no choice"
     held.decide(1)
     assert (sizes(held), held.ask_again_s) == ({"a": 1}, 60.0), "asked again when a may change its size"
 
 
-def test_a_job_that_runs_doubles_or_halves_once_it_has_settled_and_is_never_preempted(tmp_path: Path) -> None:
+def test_a_job_doubles_or_halves_once_it_has_settled(tmp_path: Path) -> None:
     held = opened(tmp_path, 4, elastic("a"), grows=2.0, starts=1.0)
     for time_s, expected in ((0, 1), (59, 1), (60, 2), (119, 2), (120, 4)):
         assert decided(held, time_s) == {"a": expected}
@@ -77,14 +73,17 @@ def test_a_job_that_runs_doubles_or_halves_once_it_has_settled_and_is_never_pree
     assert shrinking.jobs["a"].preemptions == 0
 
 
-def test_rigid_jobs_get_what_they_asked_for_and_unknown_work_is_no_obstacle(tmp_path: Path) -> None:
+def test_rigid_jobs_get_what_they_asked_for(tmp_path: Path) -> None:
     rigid = job("rigid", gpus=2, model="good", work={"samples": 100})
     held = opened(tmp_path, 4, rigid, job("unknown", low=1, high=2, model="good"), starts=1.0)
     held.decide(0)
     assert decided(held, 1) == {"rigid": 2, "unknown": 1}
 
+    held = opened(tmp_path, 4, elastic("a"), shrinks=1.0, gpus=0.5)
+    assert decided(held, 0) == {"a": 4}
+    held.jobs["a"].spec = job("a", gpus=1, low=1, high=1, model="good", work={"samples": 6000.0})
+    assert decided(held, 60) == {"a": 1}
 
-def test_a_job_goes_where_it_is_fastest(tmp_path: Path) -> None:
     policy = Drl(network=network(tmp_path / "net.json", starts=1.0))
     speeds = CurveThroughput({"good": {1: 1, 2: 2, 4: 4}}, {"quick": 2.0})
     held = session(policy, mixed_cluster(plain=(4,), quick=(4,)), speeds)
@@ -97,30 +96,13 @@ def test_it_says_what_it_would_do_next_with_a_job(tmp_path: Path) -> None:
     held = opened(tmp_path, 2, elastic("a"), starts=1.0)
     held.decide(0)
     held.submit(elastic("b"), 0)
-    found = held.explain(0)
-    assert found["a"].reason == "keeps its size"
-    assert found["b"].reason.startswith("1 GPU would be its next step, chosen with probability 0.7")
-    assert (found["a"].needs_gpus, found["b"].needs_gpus) == (None, 1)
+    result = held.explain(0)
+    assert result["a"].reason == "keeps its size"
+    assert result["b"].reason.startswith("1 GPU would be its next step, chosen with probability 0.7")
+    assert (result["a"].needs_gpus, result["b"].needs_gpus) == (None, 1)
 
 
-def test_a_job_cannot_change_without_end() -> None:
-    with pytest.raises(ValueError, match="settled_s: expected more than 0"):
-        Drl(settled_s=0.0)
-
-
-def test_a_limit_that_came_later_holds_for_what_changes(tmp_path: Path) -> None:
-    held = opened(tmp_path, 4, elastic("a"), shrinks=1.0, gpus=0.5)
-    assert decided(held, 0) == {"a": 4}
-    held.jobs["a"].spec = job("a", gpus=1, low=1, high=1, model="good", work={"samples": 6000.0})
-    assert decided(held, 60) == {"a": 1}
-
-
-def test_a_network_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="no such file"):
-        Drl(network=str(tmp_path / "none.json"))
-
-
-def test_features_of_every_action_are_of_the_size_that_units_take(tmp_path: Path) -> None:
+def test_features_are_of_the_size_that_units_take(tmp_path: Path) -> None:
     held = opened(tmp_path, 4, elastic("a"), elastic("b", "poor", samples=1e7), starts=1.0)
     held.decide(0)
     snapshot = held.snapshot(5000.0)
@@ -131,9 +113,7 @@ def test_features_of_every_action_are_of_the_size_that_units_take(tmp_path: Path
     assert np.abs(features).max() < 3
     assert odds(np.zeros(4)) == pytest.approx([0.25] * 4)
 
-
-def test_a_job_that_is_here_before_its_time_is_of_age_0() -> None:
-    """A clock may have been set back since it was submitted."""
+    # A clock may have been set back since it was submitted.
     held = session(Drl(), cluster(4))
     held.submit(job("a", at=1000.0, low=1, high=4, gpu_seconds=100.0), 0.0)
     held.decide(0.0)
@@ -162,15 +142,23 @@ def test_a_preference_by_hand() -> None:
     assert weights.preferences(rows) == pytest.approx(expected)
 
 
-def test_what_is_written_is_read_and_equal_weights_are_equal_files(tmp_path: Path) -> None:
+def test_equal_weights_are_written_as_equal_files(tmp_path: Path) -> None:
     path = written(tmp_path)
-    found = read_network(path)
-    assert (found.seed, found.recipe, found.command) == (7, {"iterations": 2}, "python -m train")
+    result = read_network(path)
+    assert (result.seed, result.recipe, result.command) == (7, {"iterations": 2}, "python -m train")
     rows = np.eye(len(FEATURES))
-    assert found.weights.preferences(rows) == pytest.approx(WEIGHTS.preferences(rows), abs=1e-4)
+    assert result.weights.preferences(rows) == pytest.approx(WEIGHTS.preferences(rows), abs=1e-4)
     before = path.read_bytes()
-    write_network(path, found.weights, found.command, found.recipe, found.seed)
+    write_network(path, result.weights, result.command, result.recipe, result.seed)
     assert path.read_bytes() == before
+
+    with pytest.raises(BadInputError, match="no such file"):
+        Drl(network=str(tmp_path / "none.json"))
+
+    shipped = read_network(SHIPPED)
+    assert shipped.command.startswith("python -m experiments.ones.train --seed")
+    assert shipped.recipe["iterations"] > 0
+    assert SHIPPED.stat().st_size < 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -187,10 +175,3 @@ def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, changes: dict, prob
     with pytest.raises(BadInputError) as refused:
         read_network(written(tmp_path, **changes))
     assert problem in str(refused.value)
-
-
-def test_the_shipped_network_says_where_it_comes_from_and_is_small() -> None:
-    shipped = read_network(SHIPPED)
-    assert shipped.command.startswith("python -m experiments.ones.train --seed")
-    assert shipped.recipe["iterations"] > 0
-    assert SHIPPED.stat().st_size < 1_000_000

@@ -10,24 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.policies.elasticflow import ElasticFlow, FreeLater, Plans
-from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, cluster, curves, decided, job, opened, sizes
 from tests.effort import examples
 from tests.tools.replay.world import given as inputs_of
 
 SATURATES = curves(s={1: 1.0, 2: 1.5, 4: 2.0, 8: 2.0})
-FALLS = curves(m={1: 10.0, 2: 18.0, 4: 26.0, 8: 20.0})
+FALLS = curves(s={1: 1.0, 2: 1.5, 4: 2.0, 8: 2.0}, m={1: 10.0, 2: 18.0, 4: 26.0, 8: 20.0})
 
 
 def due(job_id: str, in_s: float, gpu_seconds: float, **more: Any) -> Job:
     """An elastic job with a deadline; linear, so that k GPUs take a k-th of its GPU-seconds."""
     shape = {"low": 1, "high": 8, **more}
     return job(job_id, gpu_seconds=gpu_seconds, utility={"shape": "step", "target": in_s}, **shape)
+
+
+THREE = [due("a", 100.0, 150.0), due("b", 100.0, 150.0), due("c", 100.0, 50.0)]
 
 
 def free_changes(**parameters: Any) -> ElasticFlow:
@@ -39,49 +40,31 @@ def refused(held: Session) -> dict[str, str]:
     return {each.job.id: each.reason for each in held.decide(0.0) if each.step == "reject"}
 
 
-def test_jobs_get_the_smallest_share_that_meets_their_deadlines_beside_each_other():
-    """Each has 150 GPU-seconds to do in 100 s: one GPU is too few, two are enough."""
-    held = opened(free_changes(), cluster(4), due("a", 100.0, 150.0), due("b", 100.0, 150.0))
+def test_jobs_get_the_smallest_shares_that_meet_their_deadlines():
+    # Each has 150 GPU-seconds to do in 100 s: one GPU is too few, two are enough.
+    held = opened(free_changes(), cluster(4), *THREE[:2])
     assert decided(held, 0.0) == {"a": 2, "b": 2}
     assert held.explain(0.0)["a"].reason == "ends by its deadline in 100 s with 2 GPUs or fewer"
 
-
-def test_a_job_is_admitted_to_gpus_that_are_free_later():
-    """a and b leave all four GPUs at 75 s: c does 50 GPU-seconds on two of them until 100 s."""
-    jobs = [due("a", 100.0, 150.0), due("b", 100.0, 150.0), due("c", 100.0, 50.0)]
-    held = opened(free_changes(), cluster(4), *jobs)
+    # a and b leave all four GPUs at 75 s: c does 50 GPU-seconds on two of them until 100 s.
+    held = opened(free_changes(), cluster(4), *THREE)
     assert refused(held) == {}
     assert sizes(held) == {"a": 2, "b": 2}
 
-
-def test_a_job_that_fits_at_no_share_is_turned_away_and_one_of_an_earlier_deadline_is_not():
-    """360 of the 400 GPU-seconds until 100 s are promised: 100 more by 90 s are too many, 10 by 60 s not."""
-    jobs = [due("a", 100.0, 150.0), due("b", 100.0, 150.0), due("c", 100.0, 50.0)]
-    held = opened(free_changes(), cluster(4), *jobs, due("d", 60.0, 10.0), due("e", 90.0, 100.0))
+    # 360 of the 400 GPU-seconds until 100 s are promised: 100 more by 90 s are too many, 10 by 60 s not.
+    held = opened(free_changes(), cluster(4), *THREE, due("d", 60.0, 10.0), due("e", 90.0, 100.0))
     assert refused(held) == {"e": "no share that is left ends it in the 90 s to its deadline"}
     assert sizes(held)["d"] == 1
 
-
-def test_a_job_that_would_cost_another_its_deadline_is_not_admitted():
-    """b would be done first and leave a one GPU too few: 50 s for 150 GPU-seconds on two GPUs."""
+    # b would be done first and leave a one GPU too few: 50 s for 150 GPU-seconds on two GPUs.
     held = opened(free_changes(), cluster(2), due("a", 100.0, 150.0))
     held.decide(0.0)
     held.submit(due("b", 90.0, 60.0), 0.0)
     assert refused(held).keys() == {"b"}
 
 
-def test_a_job_that_is_not_admitted_may_run_best_effort():
-    held = opened(free_changes(unadmitted="best-effort"), cluster(4), due("a", 100.0, 380.0))
-    held.decide(0.0)
-    held.submit(due("b", 100.0, 90.0), 0.0)
-    assert decided(held, 0.0) == {"a": 4}
-    held.end("a", 95.0)
-    assert decided(held, 95.0) == {"b": 4}
-    assert held.explain(95.0)["b"].reason == "best-effort"
-
-
 @pytest.mark.parametrize(("blocks", "refused_jobs"), [(False, set()), (True, {"b"})])
-def test_a_job_that_can_no_longer_end_in_time_may_keep_others_out(blocks: bool, refused_jobs: set[str]):
+def test_a_job_that_is_late_may_keep_others_out(blocks: bool, refused_jobs: set[str]):
     """a loses its GPUs until 60 s: of 8 s on eight of them it cannot do 400 GPU-seconds."""
     held = opened(free_changes(late_blocks=blocks), cluster(8), due("a", 68.0, 400.0))
     assert decided(held, 0.0) == {"a": 8}
@@ -112,26 +95,31 @@ def test_left_gpus_go_where_they_save_most():
 
 
 def test_best_effort_jobs_get_what_deadlines_leave():
-    """a needs six of eight, a power of two so all eight, until it has done 600 GPU-seconds in 100 s."""
+    # a needs six of eight, a power of two so all eight, until it has done 600 GPU-seconds in 100 s.
     held = opened(free_changes(), cluster(8), due("a", 100.0, 600.0), job("b", gpu_seconds=50.0))
     assert decided(held, 0.0) == {"a": 8}
     assert held.explain(0.0)["b"].reason == "best-effort: the shares of others leave too few GPUs"
 
-
-def test_sizes_are_powers_of_two_as_far_as_they_are_faster():
-    held = opened(free_changes(), cluster(6), job("a", low=1, high=6, gpu_seconds=1e3))
+    held = opened(free_changes(unadmitted="best-effort"), cluster(4), due("a", 100.0, 380.0))
+    held.decide(0.0)
+    held.submit(due("b", 100.0, 90.0), 0.0)
     assert decided(held, 0.0) == {"a": 4}
-    held = opened(free_changes(), cluster(6), job("a", low=3, high=3, gpus=3, gpu_seconds=1e3))
-    assert decided(held, 0.0) == {"a": 3}
-    held = opened(
-        free_changes(), cluster(8), job("a", low=1, high=8, gpu_seconds=1e3, model="m"), throughput=FALLS
-    )
-    assert decided(held, 0.0) == {"a": 4}
+    held.end("a", 95.0)
+    assert decided(held, 95.0) == {"b": 4}
+    assert held.explain(95.0)["b"].reason == "best-effort"
 
-
-def test_jobs_of_unknown_work_are_best_effort():
     held = opened(free_changes(), cluster(2), job("a", utility={"shape": "step", "target": 5.0}))
     assert decided(held, 0.0) == {"a": 1}
+
+
+def test_sizes_are_powers_of_two_as_far_as_they_are_faster():
+    for nodes, limits, gpus in (
+        (cluster(6), {"low": 1, "high": 6}, 4),
+        (cluster(6), {"low": 3, "high": 3, "gpus": 3}, 3),
+        (cluster(8), {"low": 1, "high": 8, "model": "m"}, 4),
+    ):
+        held = opened(free_changes(), nodes, job("a", gpu_seconds=1e3, **limits), throughput=FALLS)
+        assert decided(held, 0.0) == {"a": gpus}
 
 
 def test_jobs_move_together_where_one_would_be_scattered():
@@ -148,11 +136,6 @@ def test_jobs_move_together_where_one_would_be_scattered():
     held.decide(10.0)
     assert [count for _, count in held.jobs["z"].placement] == [4]
     assert sorted(state.gpus for state in held.jobs.values()) == [2, 2, 4]
-
-
-def test_a_parameter_may_be_wrong():
-    with pytest.raises(UsageError, match="rescale_s: expected a number of seconds, 0 or more"):
-        make_policy("elasticflow", {"rescale_s": -1.0})
 
 
 @st.composite
@@ -172,12 +155,9 @@ def stories(draw: st.DrawFn) -> list[Job]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(jobs=stories())
-def test_every_admitted_job_meets_its_deadline_where_changes_cost_nothing(jobs: list[Job]):
-    speeds = curves(s={1: 1.0, 2: 1.5, 4: 2.0, 8: 2.0}, m={1: 10.0, 2: 18.0, 4: 26.0, 8: 20.0})
-    done = replay(
-        inputs_of(jobs, cluster(8), speeds),
-        Run("elasticflow", {"rescale_s": 0.0}, simulated=FREE_CHANGES),
-    )
+def test_every_admitted_job_meets_its_deadline(jobs: list[Job]):
+    run = Run("elasticflow", {"rescale_s": 0.0}, simulated=FREE_CHANGES)
+    done = replay(inputs_of(jobs, cluster(8), FALLS), run)
     spec = {each.id: each for each in jobs}
     for event in done.log.events():
         if event.event == "finish":
@@ -188,10 +168,10 @@ def test_every_admitted_job_meets_its_deadline_where_changes_cost_nothing(jobs: 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
-    jobs=st.lists(stories(), min_size=1, max_size=4).map(lambda found: [*chain(*found)]),
+    jobs=st.lists(stories(), min_size=1, max_size=4).map(lambda result: [*chain(*result)]),
     gpus=st.integers(4, 24),
 )
-def test_plans_that_are_kept_are_those_of_one_job_after_the_other(jobs: list[Job], gpus: int):
+def test_plans_that_are_kept_are_those_of_one_by_one(jobs: list[Job], gpus: int):
     """Admitted in any order, with the plans of earlier deadlines kept: the same as all planned anew."""
     jobs = [each.model_copy(update={"id": f"{number}"}) for number, each in enumerate(jobs)]
     held = opened(free_changes(), cluster(gpus), *jobs, throughput=SATURATES)

@@ -17,6 +17,13 @@ def test_equal_parts_and_the_remainder_to_the_first():
     held.end("b", 1)
     assert decided(held, 1) == {"a": 4, "c": 4}
 
+    held = opened(FairShare(), cluster(2), *(job(name, at=i, low=1, high=2) for i, name in enumerate("zyx")))
+    assert decided(held, 2) == {"z": 1, "y": 1}
+
+    at_most_two = TimedSteps(lambda model, kind, place, batch: 1.0 if sum(place) <= 2 else None)
+    held = opened(FairShare(), cluster(4), job("a", low=1, high=4), throughput=at_most_two)
+    assert decided(held, 0) == {"a": 2}
+
 
 ELASTIC = job("b", low=1, high=8), job("c", low=1, high=8)
 
@@ -34,23 +41,11 @@ def test_parts_are_equal_within_limits(jobs, expected):
 
 
 def test_a_rigid_job_gets_what_it_requested_or_waits():
-    held = opened(
-        FairShare(), cluster(4), job("a", gpus=3), job("b", low=1, high=4), job("c", gpus=3), job("d")
-    )
+    jobs = (job("a", gpus=3), job("b", low=1, high=4), job("c", gpus=3), job("d"))
+    held = opened(FairShare(), cluster(4), *jobs)
     assert decided(held, 0) == {"a": 3, "b": 1}  # c waits, and d waits behind it
     held.end("a", 1)
     assert decided(held, 1) == {"b": 1, "c": 3}
-
-
-def test_more_jobs_than_gpus():
-    held = opened(FairShare(), cluster(2), *(job(name, at=i, low=1, high=2) for i, name in enumerate("zyx")))
-    assert decided(held, 2) == {"z": 1, "y": 1}
-
-
-def test_an_infeasible_size_is_not_given():
-    at_most_two = TimedSteps(lambda model, kind, place, batch: 1.0 if sum(place) <= 2 else None)
-    held = opened(FairShare(), cluster(4), job("a", low=1, high=4), throughput=at_most_two)
-    assert decided(held, 0) == {"a": 2}
 
 
 def test_on_two_types_jobs_spread_and_even_out():
@@ -61,8 +56,6 @@ def test_on_two_types_jobs_spread_and_even_out():
         held.end(name, 1)
     assert decided(held, 1) == {name: 4 for name in "abcd" if name not in on_x}
 
-
-def test_jobs_move_from_a_crowded_type_to_one_with_fewer_jobs():
     held = opened(
         FairShare(), mixed_cluster(x=(4,), y=(4,)), *(job(name, low=1, high=8) for name in "abcdef")
     )

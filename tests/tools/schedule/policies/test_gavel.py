@@ -33,7 +33,7 @@ from pliant.tools.schedule.policies.gavel import (
 )
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, sizes
 from tests.effort import examples
 
 ROUND_S = 360.0
@@ -41,9 +41,7 @@ ROUND_S = 360.0
 
 def rounds(policy: Policy, nodes: Cluster, jobs: list[Job], count: int) -> Session:
     """A session after ``count`` rounds."""
-    held = session(policy, nodes)
-    for each in jobs:
-        held.submit(each, 0)
+    held = opened(policy, nodes, *jobs)
     for number in range(count):
         held.decide(ROUND_S * number)
     return held
@@ -57,12 +55,10 @@ def received(held: Session, count: int) -> dict[str, float]:
     }
 
 
-def test_three_jobs_on_two_gpus_take_turns():
+def test_jobs_take_turns_by_gpu_time():
     jobs = [job(name, gpu_seconds=1e6) for name in "abc"]
     assert received(rounds(Gavel(), cluster(2), jobs, 30), 30) == {"a": 20, "b": 20, "c": 20}
 
-
-def test_a_wide_job_gets_the_gpu_time_of_a_narrow_one():
     jobs = [job("wide", gpus=4, gpu_seconds=1e6), *(job(f"j{i}", gpu_seconds=1e6) for i in range(4))]
     held = rounds(Gavel(), cluster(4), jobs, 40)
     # equal GPU-time: 40 rounds of 4 GPUs among five jobs are 32 each, which are 8 rounds of the wide one
@@ -78,7 +74,7 @@ def test_a_job_gets_the_gpu_type_that_suits_it():
     assert {each.id: each.gpu_type for each in held.jobs.values()} == {"first": "old", "second": "new"}
 
 
-def test_a_type_that_a_job_cannot_run_on_counts_as_nothing_in_its_equal_share():
+def test_a_type_that_a_job_cannot_run_on_is_no_share_of_it():
     """Two fast and four slow GPUs, six jobs, one tied to the fast type: each has its equal share exactly.
 
     Equal time on each GPU is a third of a fast one to the tied job. The others have a third of a fast one,
@@ -101,25 +97,23 @@ def test_no_gpu_idles_while_a_job_could_use_it():
     held = rounds(Gavel(), mixed_cluster(a=(3,), b=(2,)), jobs, 1)
     assert sizes(held) == {"wide": 3, "pair": 2}
 
-
-def test_a_quiet_cluster_is_left_alone():
     held = rounds(Gavel(), cluster(4), [job(gpus=2, gpu_seconds=1e6)], 1)
     assert held.quiet_until_s == float("inf")
 
 
 @pytest.mark.parametrize("policy", [Gavel, GavelFtf, GavelMakespan, GavelThroughput])
-def test_a_job_that_arrives_between_two_solutions_waits_though_gpus_idle(policy: type[Gavel]):
+def test_a_job_that_arrives_between_two_solutions_waits(policy: type[Gavel]):
     held = opened(policy(renew_s=1000), cluster(4), job("first", at=1, gpu_seconds=1e6))
     held.decide(ROUND_S)
     held.submit(job("late", at=400, gpu_seconds=1e6), 400)
-    found = []
+    result = []
     for number in range(2, 5):
         held.decide(ROUND_S * number)
-        found.append(sizes(held))
-    assert found == [{"first": 1}, {"first": 1}, {"first": 1, "late": 1}]
+        result.append(sizes(held))
+    assert result == [{"first": 1}, {"first": 1}, {"first": 1, "late": 1}]
 
 
-def test_a_solution_stands_while_nothing_changes_and_is_kept_in_the_state():
+def test_a_solution_stands_while_nothing_changes_and_is_kept():
     held = opened(Gavel(renew_s=1000), cluster(1), *(job(name, at=1, gpu_seconds=1e6) for name in "ab"))
     held.decide(ROUND_S)
     state = held.policy.dump_state()
@@ -132,6 +126,13 @@ def test_a_solution_stands_while_nothing_changes_and_is_kept_in_the_state():
     assert held.policy.dump_state()["renewal"] == state["renewal"]
     assert received(held, 9) == {"a": 4, "b": 4}
 
+    held = opened(Gavel(), cluster(1), job("a", at=1, gpu_seconds=1e6))
+    held.decide(ROUND_S)
+    other = Gavel(renew_s=1000)
+    other.load_state(json.loads(json.dumps(held.policy.dump_state())), held.jobs)
+    held.policy = other
+    assert decided(held, 2 * ROUND_S) == {"a": 1}
+
 
 UNLIKE_SPEEDS = curves(best={2: 90.0}, next={2: 50.0}, early={1: 1.0}, late={1: 2.0})
 UNLIKE = [
@@ -141,34 +142,20 @@ UNLIKE = [
 """Three GPUs: a pair that is worth most, a pair that no longer fits, and two single ones."""
 
 
-def test_state_of_a_policy_that_solves_at_every_decision_is_solved_at_the_next():
-    held = opened(Gavel(), cluster(1), job("a", at=1, gpu_seconds=1e6))
-    held.decide(ROUND_S)
-    other = Gavel(renew_s=1000)
-    other.load_state(json.loads(json.dumps(held.policy.dump_state())), held.jobs)
-    held.policy = other
-    assert decided(held, 2 * ROUND_S) == {"a": 1}
-
-
 @pytest.mark.parametrize("renew_s", [0.0, 1e6])
 def test_who_gets_idle_gpus_outlives_a_restart(renew_s: float):
     def rounds_of(*, restarts: bool) -> list[dict[str, int]]:
         held = opened(GavelThroughput(renew_s=renew_s), cluster(3), *UNLIKE, throughput=UNLIKE_SPEEDS)
-        found = [decided(held, ROUND_S)]
+        result = [decided(held, ROUND_S)]
         if restarts:
             state = json.loads(json.dumps(held.policy.dump_state()))
             held.policy = GavelThroughput(renew_s=renew_s)
             held.policy.load_state(state, held.jobs)
-        return [*found, *(decided(held, ROUND_S * number) for number in range(2, 8))]
+        return [*result, *(decided(held, ROUND_S * number) for number in range(2, 8))]
 
-    found = rounds_of(restarts=True)
-    assert found == rounds_of(restarts=False)
-    assert {"best": 2, "late": 1} in found
-
-
-def test_throughput_gives_idle_gpus_to_the_next_most_steps_a_second():
-    held = opened(GavelThroughput(), cluster(3), *UNLIKE, throughput=UNLIKE_SPEEDS)
-    assert decided(held, 0) == {"best": 2, "late": 1}
+    result = rounds_of(restarts=True)
+    assert result == rounds_of(restarts=False)
+    assert result[0] == {"best": 2, "late": 1}, "idle GPUs go to the next most steps a second"
 
 
 def test_makespan_shares_evenly_what_the_longest_job_leaves():
@@ -178,13 +165,11 @@ def test_makespan_shares_evenly_what_the_longest_job_leaves():
     assert received(held, 40) == pytest.approx({"long": 40, "a": 20, "b": 20}, abs=1)
 
 
-def test_finish_time_fairness_gives_half_to_each_of_two_whatever_their_length():
+def test_finish_time_fairness_gives_more_where_more_was_promised():
     jobs = [job("long", gpu_seconds=3e6), job("short", gpu_seconds=1e6)]
     held = rounds(GavelFtf(), cluster(1), jobs, 20)
     assert received(held, 20) == pytest.approx({"long": 10, "short": 10}, abs=1)
 
-
-def test_finish_time_fairness_gives_more_to_the_job_that_was_promised_more():
     held = opened(GavelFtf(), cluster(1), job("ahead", gpu_seconds=36_000))
     times_s = [ROUND_S * number for number in range(60)]
     for time_s in times_s:
@@ -252,14 +237,14 @@ def gains_matrix(jobs: Sequence[Kind], capacity: Sequence[int]) -> np.ndarray:
 
 @settings(max_examples=examples(60))
 @given(problems())
-def test_no_job_can_gain_more_unless_one_that_gains_no_more_loses(problem: tuple[list[Kind], list[int]]):
+def test_no_job_can_gain_more_unless_a_poorer_one_loses(problem: tuple[list[Kind], list[int]]):
     jobs, capacity = problem
-    found = max_min(Counter(jobs), capacity)
+    result = max_min(Counter(jobs), capacity)
     if not jobs:
         return
-    got = np.array([gain(job, found[job]) for job in jobs])
+    got = np.array([gain(job, result[job]) for job in jobs])
     rows, most = limits(jobs, capacity)
-    parts = np.concatenate([found[job] for job in jobs])
+    parts = np.concatenate([result[job] for job in jobs])
     assert (parts >= 0).all()
     assert (rows @ parts <= most * (1 + 1e-6)).all()
     worth = gains_matrix(jobs, capacity)
@@ -274,22 +259,8 @@ def test_no_job_can_gain_more_unless_one_that_gains_no_more_loses(problem: tuple
         assert -better.fun <= got[index] * (1 + 1e-3)
 
 
-def test_each_job_goes_where_it_gains_most():
-    picky, even = Kind((4.0, 1.0), 1), Kind((1.0, 1.0), 1)
-    found = max_min({picky: 1, even: 1}, [1, 1])
-    assert found[picky] == pytest.approx((1.0, 0.0), abs=1e-5)
-    assert found[even] == pytest.approx((0.0, 1.0), abs=1e-5)
-
-
-def test_what_a_held_back_job_leaves_raises_the_others():
-    slow, fast = Kind((1.0,), 1), Kind((8.0,), 1)
-    assert max_min({slow: 1, fast: 3}, [2]) == {slow: (1.0,), fast: (pytest.approx(1 / 3, abs=1e-4),)}
-
-
 @given(problems(), st.randoms(use_true_random=False))
-def test_rows_that_gain_alike_share_as_if_they_were_counted(
-    problem: tuple[list[Kind], list[int]], draw: Random
-):
+def test_rows_that_gain_alike_share_as_if_counted(problem: tuple[list[Kind], list[int]], draw: Random):
     jobs, capacity = problem
     rows = [*jobs, *jobs[:2], *jobs[:1]]
     draw.shuffle(rows)
@@ -298,7 +269,7 @@ def test_rows_that_gain_alike_share_as_if_they_were_counted(
 
 
 @given(problems())
-def test_one_program_makes_the_least_gain_as_large_and_shares_the_rest_evenly(
+def test_one_program_makes_the_least_gain_as_large(
     problem: tuple[list[Kind], list[int]],
 ):
     jobs, capacity = problem
@@ -306,20 +277,15 @@ def test_one_program_makes_the_least_gain_as_large_and_shares_the_rest_evenly(
     jobs = [job for job in jobs if best_rate(job, capacity) > 0]
     if not jobs:
         return
-    found, all_levels = (max_min(Counter(jobs), capacity, even=even) for even in (True, False))
+    result, all_levels = (max_min(Counter(jobs), capacity, even=even) for even in (True, False))
     least = min(gain(job, all_levels[job]) for job in jobs)
-    assert min(gain(job, found[job]) for job in jobs) == pytest.approx(least)
-    taken = sum(found[job][0] * job.gpus for job in jobs)
+    assert min(gain(job, result[job]) for job in jobs) == pytest.approx(least)
+    taken = sum(result[job][0] * job.gpus for job in jobs)
     assert taken <= capacity[0] * (1 + 1e-9)
-    above = {round(found[job][0], 9) for job in jobs if gain(job, found[job]) > least * (1 + 1e-9)}
+    above = {round(result[job][0], 9) for job in jobs if gain(job, result[job]) > least * (1 + 1e-9)}
     assert len(above) <= 1
-    assert all(found[job][0] >= max(above, default=0.0) - 1e-9 for job in jobs)
-    assert min(found[job][0] for job in jobs) == 1.0 or taken == pytest.approx(capacity[0])
-
-
-def test_a_job_that_fits_no_type_gets_nothing():
-    wide, thin = Kind((1.0, 1.0), 4), Kind((1.0, 1.0), 1)
-    assert max_min({wide: 1, thin: 1}, [2, 3])[wide] == (0.0, 0.0)
+    assert all(result[job][0] >= max(above, default=0.0) - 1e-9 for job in jobs)
+    assert min(result[job][0] for job in jobs) == 1.0 or taken == pytest.approx(capacity[0])
 
 
 @st.composite
@@ -357,10 +323,10 @@ def _possible(ratio: float, jobs: list[Kind], stakes: list[Stake], capacity: Seq
     needed = np.array([stake.remaining_samples for stake in stakes]) / left
     rows, most = limits(jobs, capacity)
     worth = gains_matrix(jobs, capacity)
-    found = linprog(
+    result = linprog(
         np.zeros(rows.shape[1]), A_ub=np.vstack([rows, -worth]), b_ub=np.concatenate([most, -needed])
     )
-    return found.status == 0
+    return result.status == 0
 
 
 def test_the_most_steps_a_second_come_first():

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Sharing
-from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.policies.lucid import Durations, Lucid
-from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, decided, job, mixed_cluster, session
 from tests.tools.profile.rows_builder import step
@@ -56,7 +55,7 @@ def with_past(*nodes: int) -> Session:
     return held
 
 
-def test_before_any_job_has_ended_the_smallest_start_first_then_the_oldest() -> None:
+def test_before_any_job_has_ended_the_smallest_start_first() -> None:
     jobs = job("wide", gpus=2), job("b", at=2), job("a", at=1)
     assert decided(opened(cluster(2), *jobs), 2) == {"a": 1, "b": 1}
     assert decided(opened(cluster(3), *jobs), 2) == {"a": 1, "b": 1}
@@ -67,12 +66,16 @@ def test_jobs_like_those_that_were_short_come_first() -> None:
     submit(held, job("a", at=1001, gpus=2, model="long"), job("b", at=1002, gpus=2, model="short"))
     assert decided(held, 1020) == {"b": 2}
 
-
-def test_service_counts_gpus_as_well() -> None:
     held = with_past(2)
     # Expected: 68 s of the long model on one GPU, and 63 s on each of two of a model that is new.
     submit(held, job("a", at=1001, gpus=2, model="new"), job("b", at=1002, model="new"))
     assert decided(held, 1020) == {"b": 1}
+
+    held = with_past(2)
+    submit(held, job("a", at=1001, gpus=2, model="long"))
+    decided(held, 1020)
+    submit(held, job("b", at=1021, gpus=2, model="short"))
+    assert decided(held, 1080) == {"a": 2}
 
 
 def test_what_jobs_state_counts_only_where_it_is_asked_for() -> None:
@@ -92,15 +95,7 @@ def test_a_job_that_is_cancelled_or_fails_teaches_nothing() -> None:
     assert "no job has ended yet" in held.explain(60)["c"].reason
 
 
-def test_no_running_job_gives_way() -> None:
-    held = with_past(2)
-    submit(held, job("a", at=1001, gpus=2, model="long"))
-    decided(held, 1020)
-    submit(held, job("b", at=1021, gpus=2, model="short"))
-    assert decided(held, 1080) == {"a": 2}
-
-
-def test_a_job_that_no_free_gpus_are_left_for_joins_one_of_as_many() -> None:
+def test_a_job_without_free_gpus_joins_one_of_as_many() -> None:
     held = opened(sharing(4), job("a", gpus=2), job("b"), job("c"))
     assert decided(held, 0) == {"a": 2, "b": 1, "c": 1}
     submit(held, job("d", at=1, gpus=2), job("e", at=2), job("f", at=3, gpus=3))
@@ -108,16 +103,12 @@ def test_a_job_that_no_free_gpus_are_left_for_joins_one_of_as_many() -> None:
     assert company(held) == {"a": "d", "d": "a", "b": "e", "e": "b"}
     assert held.jobs["d"].samples_per_second == pytest.approx(0.8 * 2)
 
-
-def test_free_gpus_are_taken_before_any_are_shared() -> None:
     held = opened(sharing(2), job("a"))
     decided(held, 0)
     submit(held, job("b", at=1), job("c", at=2))
     decided(held, 60)
     assert company(held) == {"a": "c", "c": "a"}
 
-
-def test_a_pair_takes_no_third_job_and_a_job_that_is_left_alone_takes_another() -> None:
     held = opened(sharing(1), job("a"))
     decided(held, 0)
     submit(held, job("b", at=1), job("c", at=2))
@@ -127,31 +118,31 @@ def test_a_pair_takes_no_third_job_and_a_job_that_is_left_alone_takes_another() 
     decided(held, 120)
     assert company(held) == {"b": "c", "c": "b"}
 
+    nodes = mixed_cluster(slow=(1,), fast=(2,)).model_copy(update={"sharing": TOGETHER})
+    held = opened(nodes, job("a", gpus=2))
+    decided(held, 0)
+    submit(held, job("b", at=1), job("c", at=1, gpus=2))
+    decided(held, 60)
+    assert (held.jobs["c"].gpu_type, held.jobs["c"].beside) == ("fast", "a")
+
 
 @pytest.mark.parametrize(
-    "wrong", [{"rules": Sharing()}, {"rules": Sharing(unmeasured="together", speed=0.7)}]
+    ("nodes", "first", "second"),
+    [
+        pytest.param(sharing(1, rules=Sharing()), {}, {}, id="they may not fit together"),
+        pytest.param(
+            sharing(1, rules=Sharing(unmeasured="together", speed=0.7)), {}, {}, id="they lose too much"
+        ),
+        pytest.param(sharing(1), {"shares_gpus": False}, {}, id="the first refuses company"),
+        pytest.param(sharing(1), {}, {"shares_gpus": False}, id="the second refuses company"),
+        pytest.param(sharing(1, 1), {"gpus": 2}, {"gpus": 2}, id="they are on several nodes"),
+    ],
 )
-def test_jobs_that_may_not_fit_or_lose_too_much_wait(wrong: dict[str, Sharing]) -> None:
-    held = opened(sharing(1, **wrong), job("a"))
+def test_a_job_stays_alone(nodes: Cluster, first: dict[str, Any], second: dict[str, Any]) -> None:
+    held = opened(nodes, job("a", **first))
     decided(held, 0)
-    submit(held, job("b", at=1))
-    assert decided(held, 60) == {"a": 1}
-
-
-@pytest.mark.parametrize("refuses", ["a", "b"])
-def test_a_job_that_refuses_company_neither_joins_nor_is_joined(refuses: str) -> None:
-    jobs = {name: job(name, at=at, shares_gpus=name != refuses) for name, at in (("a", 0), ("b", 1))}
-    held = opened(sharing(1), jobs["a"])
-    decided(held, 0)
-    submit(held, jobs["b"])
-    assert decided(held, 60) == {"a": 1}
-
-
-def test_jobs_on_several_nodes_stay_alone() -> None:
-    held = opened(sharing(1, 1), job("a", gpus=2))
-    decided(held, 0)
-    submit(held, job("b", at=1, gpus=2))
-    assert decided(held, 60) == {"a": 2}
+    submit(held, job("b", at=1, **second))
+    assert decided(held, 60).keys() == {"a"}
 
 
 def pair(one: str, other: str, part: float, other_part: float) -> list[ProfileRow]:
@@ -163,17 +154,14 @@ def pair(one: str, other: str, part: float, other_part: float) -> list[ProfileRo
     ]
 
 
-def test_a_pair_of_which_one_keeps_too_little_waits() -> None:
-    rows = (*(step(1, 8, 0.1, model=model) for model in "xz"), *pair("x", "z", 0.9, 0.5))
-    held = opened(cluster(1), job("a", model="x", batch=8), throughput=ThroughputBySize(Profile(rows)))
-    assert decided(held, 0) == {"a": 1}
-    submit(held, job("b", at=1, model="z", batch=8))
-    assert decided(held, 60) == {"a": 1}
-    assert company(held) == {}
-
-
 def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
     alone = [step(1, 8, 0.1, model=model) for model in "xyz"]
+    too_slow = ThroughputBySize(Profile((*alone, *pair("x", "z", 0.9, 0.5))))
+    held = opened(cluster(1), job("a", model="x", batch=8), throughput=too_slow)
+    decided(held, 0)
+    submit(held, job("b", at=1, model="z", batch=8))
+    assert decided(held, 60) == {"a": 1}, "of a pair each has to keep enough"
+
     rows = (*alone, *pair("x", "z", 0.9, 0.8), *pair("y", "z", 0.95, 0.9))
     throughput = ThroughputBySize(Profile(rows))
     first = job("first", model="x", batch=8), job("second", model="y", batch=8)
@@ -183,15 +171,6 @@ def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
     decided(held, 60)
     assert company(held) == {"second": "c", "c": "second", "first": "d", "d": "first"}
     assert held.jobs["c"].samples_per_second == pytest.approx(80 * 0.9)
-
-
-def test_on_several_gpu_types_the_company_is_of_the_type_that_the_other_has() -> None:
-    nodes = mixed_cluster(slow=(1,), fast=(2,)).model_copy(update={"sharing": TOGETHER})
-    held = opened(nodes, job("a", gpus=2))
-    decided(held, 0)
-    submit(held, job("b", at=1), job("c", at=1, gpus=2))
-    decided(held, 60)
-    assert (held.jobs["c"].gpu_type, held.jobs["c"].beside) == ("fast", "a")
 
 
 def test_it_says_what_it_expects_and_who_shares() -> None:
@@ -205,37 +184,27 @@ def test_it_says_what_it_expects_and_who_shares() -> None:
     assert reasons["d"] == f"{unknown}; 1 before it"
 
 
-def test_its_parameters_are_checked() -> None:
-    with pytest.raises(UsageError, match="least_speed: 0 is not above 0 and at most 1"):
-        make_policy("lucid", {"least_speed": "0"})
-
-
 def learned(*ended: tuple[dict[str, object], float]) -> Durations:
-    found = Durations()
+    result = Durations()
     for number, (spec, seconds) in enumerate(ended):
-        found.learn(job(f"e{number}", **spec), seconds)
-    return found
+        result.learn(job(f"e{number}", **spec), seconds)
+    return result
 
 
-def test_a_model_that_is_new_takes_as_long_as_all_jobs_do() -> None:
+def test_durations_lean_on_the_groups_around_them() -> None:
     past = learned(({"model": "x"}, 10.0), ({"model": "y"}, 1000.0))
     assert past.expect(job(model="z")).seconds == pytest.approx(100.0), "the geometric mean"
     assert str(past.expect(job(model="z"))) == "100 s expected, from 2 ended jobs"
 
-
-def test_few_jobs_lean_on_the_group_around_them_as_on_two_jobs() -> None:
-    past = learned(({"model": "x"}, 10.0), ({"model": "y"}, 1000.0))
     # x: one job of 10 s against two of 100 s; its unnamed user, and one GPU, each against two of the group.
     of_model = math.exp((math.log(10) + 2 * math.log(100)) / 3)
     of_user = math.exp((math.log(10) + 2 * math.log(of_model)) / 3)
     of_size = math.exp((math.log(10) + 2 * math.log(of_user)) / 3)
     assert past.expect(job(model="x", gpus=2)).seconds == pytest.approx(of_user)
-    found = past.expect(job(model="x"))
-    assert (found.seconds, found.jobs) == (pytest.approx(of_size), 1)
-    assert str(found).endswith("from 1 ended job of its model, user and size")
+    result = past.expect(job(model="x"))
+    assert (result.seconds, result.jobs) == (pytest.approx(of_size), 1)
+    assert str(result).endswith("from 1 ended job of its model, user and size")
 
-
-def test_many_jobs_of_one_user_say_all() -> None:
     ended = [({"model": "x", "user": "ann"}, 60.0)] * 500 + [({"model": "x", "user": "bob"}, 6000.0)] * 500
     past = learned(*ended)
     assert past.expect(job(model="x", user="ann")).seconds == pytest.approx(60, rel=0.03)

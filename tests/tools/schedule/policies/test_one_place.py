@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from pliant.tools.schedule.registry import BUILT_IN
 from tests.golden.scenario import FOLDER
 
@@ -25,13 +23,16 @@ MEAN_SOMETHING_ELSE = (
 
 
 def modules() -> list[str]:
-    found = (path for folder in ("cli", "schemas", "tools") for path in (ROOT / folder).rglob("*.py"))
-    return sorted(str(path.relative_to(ROOT)) for path in found)
+    result = (path for folder in ("cli", "schemas", "tools") for path in (ROOT / folder).rglob("*.py"))
+    return sorted(str(path.relative_to(ROOT)) for path in result)
 
 
 def names(module: str) -> Iterator[str]:
     """The policies that a module names, by a word or by an import."""
-    for node in ast.walk(ast.parse((ROOT / module).read_text())):
+    text = (ROOT / module).read_text()
+    if "schedule.policies" not in text and not any(word in text for word in WORDS):
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Constant) and node.value in WORDS:
             yield str(node.value)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
@@ -40,13 +41,13 @@ def names(module: str) -> Iterator[str]:
             yield str(node.module)
 
 
-@pytest.mark.parametrize("module", [each for each in modules() if not each.startswith(POLICIES)])
-def test_no_module_outside_knows_a_policy(module: str) -> None:
-    if not module.startswith(MEAN_SOMETHING_ELSE):
-        assert list(names(module)) == []
+def test_no_module_outside_names_a_policy() -> None:
+    outside = [each for each in modules() if not each.startswith((POLICIES, *MEAN_SOMETHING_ELSE))]
+    assert len(outside) > 100
+    assert {module: result for module in outside if (result := [*names(module)])} == {}
 
 
-def test_every_policy_stands_in_the_registry_and_has_a_golden_file() -> None:
+def test_every_policy_is_registered_and_has_a_golden_file() -> None:
     classes = {
         node.name: f"pliant.{module[:-3].replace('/', '.')}:{node.name}"
         for module in modules()

@@ -20,8 +20,8 @@ POLICIES = [
 
 
 def with_cpus(nodes: Cluster, *cpus: float) -> Cluster:
-    found = zip(nodes.nodes, cpus, strict=True)
-    return nodes.model_copy(update={"nodes": tuple(n.model_copy(update={"cpus": c}) for n, c in found)})
+    result = zip(nodes.nodes, cpus, strict=True)
+    return nodes.model_copy(update={"nodes": tuple(n.model_copy(update={"cpus": c}) for n, c in result)})
 
 
 class Waiting:
@@ -56,24 +56,19 @@ class Waiting:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_of_more_gpus_than_are_up_it_is_passed_over_until_they_are(name: str) -> None:
-    story = Waiting(make_policy(name), cluster(4, 4), gpus=8)
-    story.submit("small", gpus=4)
-    assert story.until(lambda: sizes(story.held) == {"small": 4})
-    story.held.node_up("n0", story.time_s)
-    story.held.end("small", story.time_s)
-    assert story.until(lambda: sizes(story.held) == {"big": 8})
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_of_more_cpus_than_are_up_it_is_passed_over_until_they_are(name: str) -> None:
-    nodes = with_cpus(cluster(4, 4), 64.0, 4.0)
-    story = Waiting(make_policy(name), nodes, gpus=2, resources={"worker": {"cpu": 32.0}})
-    assert "big" in story.held.jobs, "it may come back, so it is not rejected"
-    story.submit("small", gpus=4)
-    assert story.until(lambda: sizes(story.held) == {"small": 4})
-    story.held.node_up("n0", story.time_s)
-    assert story.until(lambda: sizes(story.held) == {"small": 4, "big": 2})
+def test_it_is_passed_over_until_its_nodes_are_up(name: str) -> None:
+    """The job needs more GPUs, or more CPUs, than are up."""
+    gpus = Waiting(make_policy(name), cluster(4, 4), gpus=8)
+    demand = {"worker": {"cpu": 32.0}}
+    cpus = Waiting(make_policy(name), with_cpus(cluster(4, 4), 64.0, 4.0), gpus=2, resources=demand)
+    for story in (gpus, cpus):
+        assert "big" in story.held.jobs, "it may come back, so it is not rejected"
+        story.submit("small", gpus=4)
+        assert story.until(lambda story=story: sizes(story.held) == {"small": 4})
+        story.held.node_up("n0", story.time_s)
+    assert cpus.until(lambda: sizes(cpus.held) == {"small": 4, "big": 2})
+    gpus.held.end("small", gpus.time_s)
+    assert gpus.until(lambda: sizes(gpus.held) == {"big": 8})
 
 
 @pytest.mark.parametrize("backfill", ["none", "easy", "skip"])
@@ -110,7 +105,7 @@ def test_fifo_lets_none_pass_a_job_that_other_jobs_keep_waiting() -> None:
     assert decided(held, 4.0) == {"long": 4}
 
 
-def test_fair_share_admits_jobs_behind_one_that_the_nodes_cannot_hold() -> None:
+def test_fair_share_admits_jobs_behind_one_too_large() -> None:
     story = Waiting(make_policy("fair-share"), cluster(4, 4), gpus=8, low=8, high=8)
     story.submit("a", gpus=2, low=1, high=4)
     story.submit("b", gpus=2, low=1, high=4)

@@ -33,7 +33,7 @@ def running(held: Session, now_s: float) -> list[str]:
 
 
 @pytest.mark.parametrize("policy", FIRST)
-def test_the_most_important_job_starts_first_and_equal_ones_in_order_of_arrival(policy: str):
+def test_the_most_important_job_starts_first(policy: str):
     held = opened(policy, a=0.0, b=2.0, c=2.0, d=1.0)
     order = []
     for turn in range(4):
@@ -44,7 +44,7 @@ def test_the_most_important_job_starts_first_and_equal_ones_in_order_of_arrival(
 
 
 @pytest.mark.parametrize("policy", FIRST)
-def test_a_job_that_waits_moves_up_when_it_is_given_another_priority(policy: str):
+def test_a_job_moves_up_when_it_is_given_another_priority(policy: str):
     held = opened(policy, a=5.0, b=0.0, c=0.0)
     assert running(held, 10) == ["a"]
     held.prioritize("c", 20, 1.0)
@@ -53,14 +53,14 @@ def test_a_job_that_waits_moves_up_when_it_is_given_another_priority(policy: str
 
 
 @pytest.mark.parametrize(("policy", "then"), [("las", "b"), ("srtf", "b"), ("fifo", "a"), ("sjf", "a")])
-def test_a_running_job_gives_way_to_a_more_important_one_only_where_the_policy_preempts(policy, then):
+def test_a_running_job_gives_way_where_the_policy_preempts(policy, then):
     held = opened(policy, a=0.0, b=0.0)
     assert running(held, 10) == ["a"]
     held.prioritize("b", 20, 1.0)
     assert running(held, 100) == [then]
 
 
-def test_a_policy_that_took_up_its_state_again_knows_the_new_priority():
+def test_a_policy_that_took_up_its_state_knows_the_new_priority():
     held = opened("fifo", a=5.0, b=0.0, c=0.0)
     running(held, 10)
     held.prioritize("c", 20, 1.0)
@@ -73,7 +73,7 @@ def test_a_policy_that_took_up_its_state_again_knows_the_new_priority():
 
 
 @pytest.mark.parametrize("policy", sorted(BUILT_IN))
-def test_each_policy_says_what_priorities_mean_to_it_and_a_command_says_where_they_mean_nothing(policy: str):
+def test_each_policy_says_what_priorities_mean_to_it(policy: str):
     (line,) = [line for line in page(describe(policy)) if line.startswith("priorities of jobs: ")]
     jobs = [job("a"), job("b", priority=2.0)]
     ignored = priorities_ignored(jobs, policy_class(policy))
@@ -84,7 +84,7 @@ def test_each_policy_says_what_priorities_mean_to_it_and_a_command_says_where_th
     assert not line.endswith("the policy does not say")
 
 
-def test_a_policy_of_another_package_that_says_nothing_about_priorities_is_not_said_to_ignore_them(
+def test_a_foreign_policy_is_not_said_to_ignore_priorities(
     monkeypatch: pytest.MonkeyPatch,
 ):
     class Strangers(Fifo):
@@ -104,7 +104,7 @@ def test_with_strict_priorities_that_mean_nothing_are_an_error():
         refuse(priorities_ignored([job("b", priority=2.0)], policy_class("ares")))
 
 
-def test_a_weight_is_a_share_under_ares_and_worth_under_shadow_price():
+def test_weights_count_under_ares_and_shadow_price():
     """Both jobs need all GPUs for as long; the one of weight 3 comes last, and is served first."""
     for policy in ("ares", "shadow-price"):
         held = session(make_policy(policy), cluster(2))
@@ -113,5 +113,5 @@ def test_a_weight_is_a_share_under_ares_and_worth_under_shadow_price():
         held.decide(0.0)
         assert held.jobs["b"].gpus == 2, policy
         assert not weights_ignored([job("b", weight=3.0)], policy_class(policy))
-    (said,) = weights_ignored([job("a"), job("b", weight=3.0)], policy_class("fifo"))
-    assert said.text == 'policy "fifo" does not look at weights: job "b" has one'
+    (statement,) = weights_ignored([job("a"), job("b", weight=3.0)], policy_class("fifo"))
+    assert statement.text == 'policy "fifo" does not look at weights: job "b" has one'

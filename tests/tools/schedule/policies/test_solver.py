@@ -15,10 +15,10 @@ from pliant.tools.schedule.policies import solver
 def test_the_best_whole_numbers_are_found() -> None:
     """Of 3 x + 2 y with 2 x + y <= 5 and each at most 2: x = 2, y = 1; with parts x = 1.5, y = 2."""
     costs, rows = np.array([-3.0, -2.0]), np.array([[2.0, 1.0]])
-    found = solver.solved(costs, rows, -np.inf, 5.0, whole=np.ones(2, dtype=np.int64), most=2.0)
-    assert found.x.round(6).tolist() == [2.0, 1.0]
-    found = solver.solved(costs, rows, -np.inf, 5.0, whole=np.zeros(2, dtype=np.int64), most=2.0)
-    assert found.x.round(6).tolist() == [1.5, 2.0]
+    result = solver.solved(costs, rows, -np.inf, 5.0, whole=np.ones(2, dtype=np.int64), most=2.0)
+    assert result.x.round(6).tolist() == [2.0, 1.0]
+    result = solver.solved(costs, rows, -np.inf, 5.0, whole=np.zeros(2, dtype=np.int64), most=2.0)
+    assert result.x.round(6).tolist() == [1.5, 2.0]
 
 
 def test_what_native_code_prints_does_not_come_to_stdout(

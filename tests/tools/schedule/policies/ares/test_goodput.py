@@ -16,7 +16,7 @@ from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.ares.goodput import AresGoodput
 from pliant.tools.schedule.session.session import Session
-from tests.builders import FREE_CHANGES, cluster, job, session, sizes
+from tests.builders import FREE_CHANGES, cluster, job, opened, sizes
 from tests.effort import examples
 
 BATCH = 32
@@ -44,9 +44,7 @@ def conv(name: str = "a", **more: object) -> Job:
 
 def started(noise_scale: float | None, *jobs: Job) -> Session:
     """All jobs arrived and decided for, once without known noise and once with."""
-    held = session(AresGoodput(), cluster(8), ThroughputBySize(profile()))
-    for each in jobs:
-        held.submit(each, 0)
+    held = opened(AresGoodput(), cluster(8), *jobs, throughput=ThroughputBySize(profile()))
     held.decide(0)
     for state in held.jobs.values():
         state.noise_scale = noise_scale
@@ -54,48 +52,29 @@ def started(noise_scale: float | None, *jobs: Job) -> Session:
     return held
 
 
-def test_without_known_noise_the_batch_is_the_authors():
-    held = started(None, conv())
-    assert held.jobs["a"].global_batch == BATCH
-    assert sizes(held) == {"a": 2}, "at 32 samples, four GPUs bring less than alpha"
+def test_batch_and_size_grow_where_noise_is_large():
+    # At 32 samples, four GPUs bring less than alpha.
+    for noise, elastic in ((None, "size+batch"), (1.0, "size+batch"), (1e6, "size")):
+        held = started(noise, conv(elastic=elastic))
+        assert (sizes(held), held.jobs["a"].global_batch) == ({"a": 2}, BATCH)
 
-
-def test_with_large_noise_the_batch_grows_and_the_size_with_it():
     held = started(1e6, conv())
     assert held.jobs["a"].global_batch > BATCH
     assert sizes(held) == {"a": 8}
 
-
-def test_with_small_noise_a_larger_batch_is_a_waste():
-    assert started(1.0, conv()).jobs["a"].global_batch == BATCH
-
-
-def test_a_job_that_does_not_allow_it_keeps_its_batch():
-    held = started(1e6, conv(elastic="size"))
-    assert held.jobs["a"].global_batch == BATCH
-    assert sizes(held) == {"a": 2}
-
-
-def test_the_order_is_that_of_ares():
     held = started(1e6, conv("long", work={"samples": 90_000.0}), conv("short", work={"samples": 10_000.0}))
     assert sizes(held) == {"short": 8}
 
 
-def test_a_job_that_keeps_its_gpus_changes_its_batch_where_it_ends_sooner():
-    held = started(64.0, conv(high=2))
+@pytest.mark.parametrize(("samples", "changes"), [(50_000.0, True), (400.0, False)])
+def test_a_job_changes_its_batch_where_it_ends_sooner(samples: float, changes: bool):
+    """A job that is about to end keeps it."""
+    held = started(64.0, conv(high=2, work={"samples": samples}))
     before = held.jobs["a"].global_batch
     held.jobs["a"].noise_scale = 1e6
     held.decide(2)
-    assert held.jobs["a"].global_batch > before
+    assert (held.jobs["a"].global_batch > before) is changes
     assert held.jobs["a"].gpus == 2
-
-
-def test_a_job_that_is_about_to_end_keeps_its_batch():
-    held = started(64.0, conv(high=2, work={"samples": 400.0}))
-    before = held.jobs["a"].global_batch
-    held.jobs["a"].noise_scale = 1e6
-    held.decide(2)
-    assert held.jobs["a"].global_batch == before
 
 
 SOME_JOBS = st.lists(
@@ -106,7 +85,7 @@ SOME_JOBS = st.lists(
 
 @settings(max_examples=examples(25))
 @given(SOME_JOBS, st.floats(0.0, 0.99), st.sampled_from([1.0, 100.0, 1e4]), st.floats(0.5, 0.9))
-def test_no_delay_against_gps_exceeds_the_bound_where_noise_does_not_fall(drawn, bend, noise, alpha):
+def test_no_delay_exceeds_the_bound_where_noise_does_not_fall(drawn, bend, noise, alpha):
     # eff(8) = 1 / (1 + 7 · 8 · sync_s / 3.2) at the author's batch lies between alpha and 1
     sync_s = bend * (1 / alpha - 1) * 3.2 / 56
     jobs = [
@@ -115,10 +94,10 @@ def test_no_delay_against_gps_exceeds_the_bound_where_noise_does_not_fall(drawn,
     ]
     conditions = Conditions(progress="goodput", noise_scale={"": noise})
     run = Run("ares-goodput", {"alpha": alpha}, conditions=conditions, simulated=FREE_CHANGES)
-    found = run_metrics(fold(replay(inputs(jobs, cluster(8), profile(sync_s)), run).log.events()))
-    assert found.jobs_finished == len(jobs)
-    assert found.gps_bound_s is not None
-    assert found.jobs_past_gps_bound == 0
+    result = run_metrics(fold(replay(inputs(jobs, cluster(8), profile(sync_s)), run).log.events()))
+    assert result.jobs_finished == len(jobs)
+    assert result.gps_bound_s is not None
+    assert result.jobs_past_gps_bound == 0
 
 
 def test_it_promises_what_ares_promises():

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Placement, plan_batch, shares
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.predict_start import copy_of, predictions
-from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session, sizes
@@ -58,7 +56,7 @@ def test_who_gets_how_many_gpus(gpus: int, jobs: list[Job], expected: dict[str, 
     assert decided(opened(Ares(), cluster(gpus), *jobs, throughput=curves(bent=BENT)), 0) == expected
 
 
-def test_a_newcomer_with_an_earlier_virtual_finish_time_preempts() -> None:
+def test_an_earlier_virtual_finish_time_preempts_a_later_one() -> None:
     held = opened(Ares(), cluster(4), job("old", gpus=4, gpu_seconds=400))
     held.decide(0)
     held.submit(job("new", at=10, gpus=4, gpu_seconds=40), 10)
@@ -67,8 +65,6 @@ def test_a_newcomer_with_an_earlier_virtual_finish_time_preempts() -> None:
     assert steps(held, 20) == {"old": "resume"}
     assert held.jobs["old"].samples_done(20) == pytest.approx(40)
 
-
-def test_waiting_long_makes_a_large_job_earlier_than_small_newcomers() -> None:
     held = opened(Ares(), cluster(4), job("large", gpus=4, gpu_seconds=100))
     held.decide(0)
     held.submit(job("small", at=24, gpus=4, gpu_seconds=8), 24)  # V = 96, F = 104
@@ -76,23 +72,20 @@ def test_waiting_long_makes_a_large_job_earlier_than_small_newcomers() -> None:
     assert sizes(held) == {"large": 4}
 
 
-def test_a_leftover_below_every_step_goes_to_the_first_job_below_its_ceiling() -> None:
+def test_a_leftover_goes_to_the_first_job_that_gains_by_it() -> None:
     # 7 GPUs: a has its ceiling 4; of the other 3, b takes 2 and no job the last.
     held = opened(Ares(), cluster(7), bent("a", 10), bent("b", 20), throughput=curves(bent=BENT))
     assert decided(held, 0) == {"a": 4, "b": 3}
     held.submit(job("c", gpus=1, gpu_seconds=30), 0)
     assert steps(held, 0) == {"b": "shrink", "c": "start"}
 
-
-@pytest.mark.parametrize("third", [2.0, 2.1], ids=["no faster", "faster, but eff(3) = 0.7"])
-def test_a_leftover_that_does_not_pay_stays_idle(third: float) -> None:
-    held = session(Ares(), cluster(3, 1), curves(stairs={1: 1.0, 2: 2.0, 3: third, 4: 4.0}))
-    held.submit(job("a", gpus=2, low=2, gpu_seconds=10, model="stairs"), 0)
-    held.submit(job("b", gpus=1, gpu_seconds=1), 0)
-    assert decided(held, 0) == {"a": 2, "b": 1}
+    for third in (2.0, 2.1):  # no faster; faster, but eff(3) = 0.7
+        jobs = (job("a", gpus=2, low=2, gpu_seconds=10, model="stairs"), job("b", gpus=1, gpu_seconds=1))
+        speeds = curves(stairs={1: 1.0, 2: 2.0, 3: third, 4: 4.0})
+        assert decided(opened(Ares(), cluster(3, 1), *jobs, throughput=speeds), 0) == {"a": 2, "b": 1}
 
 
-def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch_exactly() -> None:
+def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch() -> None:
     held = session(Ares(), cluster(8))
     held.submit(job("first", gpus=6, gpu_seconds=6), 0)
     held.submit(job("a", gpus=8, low=1, gpu_seconds=80, batch={"size": 50, "per_gpu_max": 7}), 0)
@@ -104,8 +97,6 @@ def test_a_job_shrinks_to_what_is_left_and_accumulates_its_batch_exactly() -> No
     assert (plan.local, plan.accum) == (7, 4)
     assert [shares(share, plan.accum) for share in shares(50, 2)] == [(7, 6, 6, 6), (7, 6, 6, 6)]
 
-
-def test_a_batch_moved_by_another_policy_goes_back_to_the_authors() -> None:
     held = opened(Ares(), cluster(4), job("a", gpus=4, gpu_seconds=40, batch=64))
     held.adopt([Holding("a", (("n0", 4),), 128)], 0)
     assert steps(held, 0) == {"a": "rebatch"}
@@ -121,15 +112,11 @@ def test_jobs_of_unchanged_size_keep_their_gpus() -> None:
     assert steps(held, 1) == {"d": "start"}
     assert {name: held.jobs[name].placement for name in "ac"} == before
 
-
-def test_a_crashed_job_is_given_its_gpus_again() -> None:
     held = opened(Ares(), cluster(4), job("a", gpus=4, gpu_seconds=40))
     held.decide(0)
     held.lose("a", 3)
     assert steps(held, 3) == {"a": "resume"}
 
-
-def test_a_lost_node_shrinks_the_job_and_its_return_grows_it() -> None:
     held = opened(Ares(), cluster(4, 4), job("a", gpus=8, low=1, gpu_seconds=80))
     held.decide(0)
     held.node_down("n1", 1)
@@ -143,16 +130,13 @@ def test_a_lost_node_shrinks_the_job_and_its_return_grows_it() -> None:
     assert sizes(held) == {}
 
 
-def test_a_job_that_came_and_went_between_two_decisions_changes_nothing() -> None:
+def test_a_job_that_came_and_went_meanwhile_changes_nothing() -> None:
     held = session(Ares(), cluster(4))
     held.decide(0)
     held.submit(job("a", at=1, gpus=4, gpu_seconds=40), 1)
     held.end("a", 2, "cancelled")
     decision = held.policy.decide(held.snapshot(3), np.random.default_rng(0))
     assert decision == Decision(outlasts_ends=True)
-
-
-# Mixed types.
 
 
 def power(**rates: float) -> TimedSteps:
@@ -180,16 +164,15 @@ def test_the_first_job_picks_the_type_on_which_it_gains_most() -> None:
 
 
 def test_between_equal_types_a_job_stays_where_it_is() -> None:
-    held = session(Ares(), mixed_cluster(one=(4,), two=(4,)))
-    held.submit(job("a", gpus=4, gpu_seconds=4), 0)
-    held.submit(job("b", gpus=4, gpu_seconds=40), 0)
+    jobs = (job("a", gpus=4, gpu_seconds=4), job("b", gpus=4, gpu_seconds=40))
+    held = opened(Ares(), mixed_cluster(one=(4,), two=(4,)), *jobs)
     held.decide(0)
     assert types(held) == {"a": "one", "b": "two"}
     held.end("a", 1)
     assert steps(held, 1) == {}
 
 
-def test_a_type_that_cannot_run_a_job_is_left_to_others_and_does_not_count_for_its_demand() -> None:
+def test_a_type_that_cannot_run_a_job_is_left_to_others() -> None:
     policy = Ares()
     held = session(policy, mixed_cluster(small=(8,), big=(2,)), power(x_small=0.0, x_big=2.0))
     held.submit(job("a", gpus=2, low=1, high=8, work={"samples": 40}, model="x"), 0)
@@ -197,8 +180,6 @@ def test_a_type_that_cannot_run_a_job_is_left_to_others_and_does_not_count_for_i
     assert (sizes(held), types(held)) == ({"a": 2}, {"a": "big"})
     assert policy.dump_state()["jobs"] == {"a": 20}
 
-
-# Compaction.
 
 RATES = {(4,): 4.0, (2, 2): 2.0, (1, 1, 1, 1): 1.0}
 SPREAD = TimedSteps(lambda model, kind, place, batch: batch / RATES.get(place, float(sum(place))))
@@ -219,20 +200,13 @@ def scattered(policy: Ares) -> Session:
     return held
 
 
-def test_a_scattered_job_is_gathered_when_that_pays() -> None:
-    # 400 samples, 20 done: 190 s at 2 a second, 95 s at 4.
-    held = scattered(Ares(compact_s=90))
-    assert steps(held, 10) == {"b": "move"}
-    assert len(held.jobs["b"].placement) == 1
+@pytest.mark.parametrize(("compact_s", "moves"), [(90, True), (96, False), (None, False)])
+def test_a_scattered_job_is_gathered_where_that_pays(compact_s: float | None, moves: bool) -> None:
+    """400 samples, 20 done: 190 s at 2 a second, 95 s at 4."""
+    held = scattered(Ares(compact_s=compact_s))
+    assert steps(held, 10) == ({"b": "move"} if moves else {})
+    assert len(held.jobs["b"].placement) == (1 if moves else 2)
     assert steps(held, 11) == {}
-
-
-@pytest.mark.parametrize("compact_s", [None, 96])
-def test_a_scattered_job_stays_when_that_does_not_pay(compact_s: float | None) -> None:
-    assert steps(scattered(Ares(compact_s=compact_s)), 10) == {}
-
-
-# Explanations and parameters.
 
 
 def test_every_job_is_explained() -> None:
@@ -251,8 +225,6 @@ def test_every_job_is_explained() -> None:
     assert why["c"].needs_gpus == 2
     assert why["e"].reason == "unknown demand: an equal share of the pool"
 
-
-def test_a_job_below_its_ceiling_says_what_was_left_for_it() -> None:
     held = session(Ares(), cluster(6), curves(bent=BENT))
     for number in range(11):
         held.submit(job(f"j{number:02}", gpus=1, low=1, gpu_seconds=40 + number, model="bent"), 0)
@@ -263,8 +235,11 @@ def test_a_job_below_its_ceiling_says_what_was_left_for_it() -> None:
     )
     assert why["j10"].reason == "F = 50 (11th of 11), needs 1 GPU, 0 free after the jobs before it"
 
+    held = opened(Ares(), cluster(1), job("a", gpus=1, work={"samples": 5}))
+    assert held.explain(0) == {}
 
-def test_the_predicted_start_is_what_happens_if_nothing_else_arrives() -> None:
+
+def test_the_predicted_start_is_what_happens() -> None:
     held = session(Ares(), cluster(8), curves(bent=BENT))
     for number in range(9):
         held.submit(
@@ -283,9 +258,7 @@ def test_the_predicted_start_is_what_happens_if_nothing_else_arrives() -> None:
     assert predicted == {job_id: pytest.approx(time_s) for job_id, time_s in started.items()}
 
 
-def test_nothing_is_explained_before_the_first_decision() -> None:
-    held = opened(Ares(), cluster(1), job("a", gpus=1, work={"samples": 5}))
-    assert held.explain(0) == {}
+TOO_SMALL = 'model "linear" at batch 1 does not run on 2 GPUs of any type'
 
 
 @pytest.mark.parametrize(
@@ -294,11 +267,8 @@ def test_nothing_is_explained_before_the_first_decision() -> None:
         (job("no", gpus=100, gpu_seconds=1e6), "needs 100 GPUs of one type, the cluster has 4"),
         (job("no", gpus=8, low=5, gpu_seconds=8), "needs 5 GPUs of one type, the cluster has 4"),
         (job("no", gpus=6), "needs 6 GPUs of one type, the cluster has 4"),
-        (
-            job("no", gpus=4, low=2, batch=1, work={"samples": 9}),
-            'model "linear" at batch 1 does not run on 2 GPUs of any type',
-        ),
-        (job("no", gpus=4, low=2, batch=1), 'model "linear" at batch 1 does not run on 2 GPUs of any type'),
+        (job("no", gpus=4, low=2, batch=1), TOO_SMALL),
+        (job("no", gpus=4, low=2, batch=1, work={"samples": 9}), TOO_SMALL),
     ],
 )
 @pytest.mark.parametrize("comes_first", [True, False])
@@ -316,49 +286,22 @@ def test_a_job_that_can_never_run_is_rejected_with_the_reason(
     assert held.explain(0) == {}
 
 
-@pytest.mark.parametrize("others", [[], [job("no", gpus=100, gpu_seconds=1e6)], [job("no", gpus=100)]])
-def test_a_job_that_can_never_run_changes_nothing_for_the_others(others: list[Job]) -> None:
+def test_a_job_that_can_never_run_changes_nothing_for_the_others() -> None:
     # V is 60 when "new" arrives, so its F is 110 and "long", with 100, goes on.
-    held = session(Ares(), cluster(1))
-    for each in (*others, job("long", gpu_seconds=100)):
-        held.submit(each, 0)
-    held.submit(job("new", at=60, gpu_seconds=50), 60)
-    assert decided(held, 60) == {"long": 1}
+    for others in ([], [job("no", gpus=100, gpu_seconds=1e6)], [job("no", gpus=100)]):
+        jobs = (*others, job("long", gpu_seconds=100), job("new", at=60, gpu_seconds=50))
+        assert decided(opened(Ares(), cluster(1), *jobs), 60) == {"long": 1}
 
 
-def test_a_running_job_stays_on_its_type_however_fast_another_one_gets_free() -> None:
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_job_stays_on_its_type_until_it_loses_its_gpus(lost: bool) -> None:
     held = session(Ares(), mixed_cluster(slow=(4,), fast=(4,)), power(x_slow=1.0, x_fast=3.0))
     held.submit(job("first", gpus=4, model="x", work={"samples": 60}), 0)
     held.submit(job("second", gpus=4, model="x", work={"samples": 600}), 0)
     held.decide(0)
-    assert [held.jobs[name].gpu_type for name in ("first", "second")] == ["fast", "slow"]
+    assert types(held) == {"first": "fast", "second": "slow"}
     held.end("first", 5)
-    assert steps(held, 5) == {}
-    assert held.jobs["second"].gpu_type == "slow"
-
-
-def test_a_job_that_lost_its_gpus_chooses_its_type_again() -> None:
-    held = session(Ares(), mixed_cluster(slow=(4,), fast=(4,)), power(x_slow=1.0, x_fast=3.0))
-    held.submit(job("first", gpus=4, model="x", work={"samples": 60}), 0)
-    held.submit(job("second", gpus=4, model="x", work={"samples": 600}), 0)
-    held.decide(0)
-    held.end("first", 5)
-    held.lose("second", 5)
-    assert steps(held, 5) == {"second": "resume"}
-    assert held.jobs["second"].gpu_type == "fast"
-
-
-@pytest.mark.parametrize(
-    ("parameters", "message"),
-    [
-        ({"alpha": "0"}, "alpha 0 is not above 0 and at most 1"),
-        ({"alpha": "1.5"}, "alpha 1.5 is not above 0"),
-        ({"pool": "0"}, "pool 0 is neither a number of GPUs nor a fraction below 1"),
-        ({"pool": "2.5"}, "pool 2.5 is neither"),
-        ({"compact_s": "-1"}, "compact_s -1 is not a number of seconds"),
-    ],
-)
-def test_parameters_out_of_range_are_refused_in_one_line(parameters: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError, match=f'policy "ares": {message}') as refused:
-        make_policy("ares", parameters)
-    assert "\n" not in str(refused.value)
+    if lost:
+        held.lose("second", 5)
+    assert steps(held, 5) == ({"second": "resume"} if lost else {})
+    assert types(held) == {"second": "fast" if lost else "slow"}

@@ -1,4 +1,4 @@
-"""The state of Ares: carried, dumped or rebuilt from the log, it is the same, and so is every decision."""
+"""The state of Ares, carried, dumped or rebuilt from the log, and virtual time, which is a part of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput, Placement
-from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.policies.ares.policy import Ares, VirtualTime
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change, Snapshot
@@ -67,11 +67,7 @@ def some_job(number: int, choice: int, now_s: float) -> Job:
     gpus = int(rng.choice(SIZES))
     limits: dict[str, Any] = {"elastic": "none"}
     if rng.random() < 0.7:
-        limits = {
-            "low": int(rng.integers(1, gpus + 1)),
-            "high": gpus * int(rng.integers(1, 4)),
-            "elastic": "size",
-        }
+        limits = {"low": int(rng.integers(1, gpus + 1)), "high": gpus * int(rng.integers(1, 4))}
     return job(
         f"j{number:02}",
         at=max(0.0, now_s - float(rng.choice([0, 0, 5]))),
@@ -106,7 +102,7 @@ def happen(held: Session, what: str, choice: int, now_s: float, count: int) -> N
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 999), max_size=12), OPERATIONS, st.booleans(), st.sampled_from([None, 0.5]))
-def test_carried_reloaded_and_rebuilt_state_agree_to_the_last_bit_and_decide_alike(
+def test_carried_and_rebuilt_state_agree_to_the_last_bit(
     first: list[int], operations: list[tuple[str, int, float, bool]], mixed: bool, compact_s: float | None
 ) -> None:
     nodes = mixed_cluster(slow=(4, 4), fast=(4, 2)) if mixed else cluster(4, 4, 4)
@@ -121,9 +117,9 @@ def test_carried_reloaded_and_rebuilt_state_agree_to_the_last_bit_and_decide_ali
             continue
         before = held.snapshot(now_s)
         rebuilt = Ares(pool=0.25, compact_s=compact_s)
-        said = rebuilt.decide(before._replace(changes=(*held.policy.log, *before.changes)), rng)
+        statement = rebuilt.decide(before._replace(changes=(*held.policy.log, *before.changes)), rng)
         held.decide(now_s)
-        assert list(held.policy.said.targets.items()) == list(said.targets.items())
+        assert list(held.policy.said.targets.items()) == list(statement.targets.items())
         assert held.policy.dump_state() == rebuilt.dump_state()
         assert_work_conserving(held)
 
@@ -167,8 +163,6 @@ def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:
     assert policy.dump_state()["jobs"] == {"a": 400, "late": 104}
     assert policy.dump_state()["time_s"] == 50
 
-
-def test_a_cron_call_counts_arrivals_from_their_own_time() -> None:
     policy = Ares()
     held = opened(policy, cluster(4), job("a", at=0, gpus=4, low=1, gpu_seconds=400))
     held.decide(0)
@@ -176,8 +170,17 @@ def test_a_cron_call_counts_arrivals_from_their_own_time() -> None:
     held.decide(60)
     assert policy.dump_state()["jobs"] == {"a": 400, "b": 44}
 
+    policy = Ares()
+    held = opened(policy, cluster(2, 2), job("a", at=0, gpus=1, low=1, gpu_seconds=400))
+    held.decide(0)
+    held.node_down("n1", 10)  # V = 40
+    held.node_up("n1", 20)  # V = 60
+    held.submit(job("b", at=25, gpus=1, low=1, gpu_seconds=1), 25)  # V = 80
+    held.decide(25)
+    assert policy.dump_state()["jobs"]["b"] == 81
 
-def test_the_virtual_finish_time_never_changes_and_completions_do_not_touch_gps() -> None:
+
+def test_the_virtual_finish_time_never_changes() -> None:
     policy = Ares()
     held = opened(policy, cluster(4), *(job(name, at=0, gpus=1, low=1, gpu_seconds=40) for name in "ab"))
     held.decide(0)
@@ -195,7 +198,7 @@ def test_the_virtual_finish_time_never_changes_and_completions_do_not_touch_gps(
 @pytest.mark.parametrize(
     ("outcome", "virtual"), [("finished", 40.0), ("cancelled", 60.0), ("failed", 60.0), ("rejected", 60.0)]
 )
-def test_a_job_that_ends_before_its_time_leaves_its_share_to_the_others(outcome: End, virtual: float) -> None:
+def test_a_job_that_ends_before_its_time_leaves_its_share(outcome: End, virtual: float) -> None:
     # Two jobs on 4 GPUs: V = 20 at 10; from then on 2 or, if b is out of GPS, 4 a second.
     policy = Ares()
     held = opened(policy, cluster(4), *(job(name, at=0, gpus=4, gpu_seconds=400) for name in "ab"))
@@ -206,12 +209,73 @@ def test_a_job_that_ends_before_its_time_leaves_its_share_to_the_others(outcome:
     assert policy.dump_state()["virtual"] == virtual
 
 
-def test_lost_gpus_slow_virtual_time_down_from_then_on() -> None:
-    policy = Ares()
-    held = opened(policy, cluster(2, 2), job("a", at=0, gpus=1, low=1, gpu_seconds=400))
-    held.decide(0)
-    held.node_down("n1", 10)  # V = 40
-    held.node_up("n1", 20)  # V = 60
-    held.submit(job("b", at=25, gpus=1, low=1, gpu_seconds=1), 25)  # V = 80
-    held.decide(25)
-    assert policy.dump_state()["jobs"]["b"] == 81
+def test_one_job_alone_is_served_by_all_gpus() -> None:
+    gps = VirtualTime()
+    assert gps.enter("a", 12) == 12
+    assert gps.advance(2, gpus=4) == []
+    assert gps.virtual == 8
+    assert gps.advance(10, gpus=4) == [(3, "a")]
+
+    # Three GPUs, weights 2 and 1: two GPUs and one, so 20 GPU-seconds and 10 end together.
+    gps = VirtualTime()
+    assert gps.enter("heavy", 20.0, 2.0) == gps.enter("light", 10.0) == 10.0
+    assert gps.advance(20.0, 3) == [(10.0, "heavy"), (10.0, "light")]
+    assert not gps.weights
+
+    # Two jobs on 4 GPUs, 2 each: a (4 GPU-s) leaves at 2; b has 8 left on 4 GPUs and leaves at 4.
+    gps = VirtualTime()
+    gps.enter("a", 4)
+    gps.enter("b", 12)
+    assert gps.advance(100, gpus=4) == [(2, "a"), (4, "b")]
+    assert gps.virtual == 12
+
+    gps = VirtualTime()
+    gps.enter("a", 8)
+    gps.enter("b", 8)
+    gps.advance(1, gpus=4)  # 2 each done, 6 left
+    gps.leave("a")
+    gps.leave("a")
+    assert gps.advance(100, gpus=4) == [(2.5, "b")]
+
+
+def test_virtual_time_stands_still_while_no_job_is_served() -> None:
+    gps = VirtualTime()
+    gps.advance(50, gpus=4)
+    assert gps.virtual == 0
+    assert gps.enter("a", 4) == 4
+    gps.advance(60, gpus=4)
+    gps.advance(70, gpus=4)
+    assert (gps.virtual, gps.time_s) == (4, 70)
+    assert gps.enter("b", 4) == 8
+
+    gps = VirtualTime()
+    gps.enter("a", 8)
+    gps.advance(1, gpus=4)
+    gps.advance(5, gpus=0)
+    assert gps.virtual == 4
+    assert gps.advance(10, gpus=2) == [(7, "a")]
+
+    gps = VirtualTime()
+    gps.enter("a", 8)
+    gps.advance(1, gpus=4)
+    gps.advance(0.5, gpus=4)
+    assert (gps.time_s, gps.virtual) == (1, 4)
+
+
+def test_an_earlier_arrival_with_more_work_is_overtaken() -> None:
+    gps = VirtualTime()
+    assert gps.enter("long", 20) == 20
+    gps.advance(2, gpus=4)
+    assert gps.enter("short", 4) == 12
+    assert [job_id for _, job_id in gps.advance(100, gpus=4)] == ["short", "long"]
+
+    gps = VirtualTime()
+    gps.advance(3, gpus=4)
+    gps.enter("empty", 0)
+    gps.enter("a", 4)
+    assert gps.advance(10, gpus=4) == [(3, "empty"), (4, "a")]
+
+    gps = VirtualTime()
+    for job_id in "bca":
+        gps.enter(job_id, 2)
+    assert gps.advance(10, gpus=3) == [(pytest.approx(2), "a"), (2, "b"), (2, "c")]

@@ -93,7 +93,7 @@ def test_measured_placements_name_their_batches_too():
         assert by_hand(gpus, int(curve.batches[gpus])) == pytest.approx(best)
 
 
-def test_the_smallest_batch_and_the_memory_of_a_gpu_say_how_many_gpus_are_the_fewest():
+def test_batch_and_memory_say_how_many_gpus_are_the_fewest():
     known = curves_of(measured(1, 2, 4, 8))
     assert fewest(known, state(known, 64, 64)) == 1
     assert fewest(known, state(known, 65, 100)) == 2
@@ -107,14 +107,6 @@ def fewest(known: ScalingCurves, each: JobState, batches: BatchRange | None = No
     return curve.least
 
 
-def test_a_job_whose_batch_never_fits_accumulates():
-    known = curves_of(measured(1, 2, 4, 8))
-    rigid = job_state(job(model="conv", gpus=2, batch=256), known.speeds)
-    curve = known.of(rigid, "gpu", allowed_batches(rigid))
-    assert np.flatnonzero(curve.factors > -math.inf).tolist() == [2]
-    assert curve.batches[2] == 256
-
-
 def test_sizes_without_a_speed_are_infeasible():
     known = curves_of(measured(1, 2))
     each = state(known, 32, 256)
@@ -122,20 +114,11 @@ def test_sizes_without_a_speed_are_infeasible():
     assert (curve.factors[3:] == -math.inf).all()
     assert known.of(state(known, 32, 256, gpus=3, low=3), "gpu", (32, 256)) is None
 
-
-def test_a_job_without_a_speed_on_one_gpu_is_measured_against_its_smallest_size():
     rows = [row(k, local, s + SYNC_S) for k in (2, 4) for local, s in STEP_S.items()]
     known = curves_of(ThroughputBySize(Profile(tuple(rows))))
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert curve.factors[2] == pytest.approx(2.0)
-
-
-def test_where_the_batch_makes_no_difference_the_author_chooses():
-    known = curves_of(curves(conv={1: 1.0, 8: 7.0}))
-    each = state(known, 8, 4096, size=96)
-    curve = known.of(each, "gpu", allowed_batches(each))
-    assert curve.batches[1:].tolist() == [96] * 8
 
 
 def test_a_job_that_keeps_its_batch_keeps_it():
@@ -145,6 +128,17 @@ def test_a_job_that_keeps_its_batch_keeps_it():
     assert allowed_batches(each) == (64, 64)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert set(curve.batches[1:].tolist()) == {64}
+
+    known = curves_of(measured(1, 2, 4, 8))
+    rigid = job_state(job(model="conv", gpus=2, batch=256), known.speeds)
+    curve = known.of(rigid, "gpu", allowed_batches(rigid))
+    assert np.flatnonzero(curve.factors > -math.inf).tolist() == [2]
+    assert curve.batches[2] == 256
+
+    known = curves_of(curves(conv={1: 1.0, 8: 7.0}))
+    each = state(known, 8, 4096, size=96)
+    curve = known.of(each, "gpu", allowed_batches(each))
+    assert curve.batches[1:].tolist() == [96] * 8
 
 
 def test_jobs_that_are_alike_share_a_curve():

@@ -25,31 +25,31 @@ CLUSTER = Cluster.model_validate(
 )
 
 
-def test_what_a_node_states_is_in_the_units_of_the_papers_and_the_rest_has_no_limit() -> None:
+def test_what_a_node_states_is_in_the_units_of_the_papers() -> None:
     servers = ServerNodes(node_states(CLUSTER)).now()
     assert servers.resources == ("slot", "bandwidth", "cpu", "memory")
     assert servers.workers.tolist() == [[4, math.inf, 16, 64], [2, math.inf, 8, math.inf]]
     assert servers.ps.tolist() == [[0, 20, 4, math.inf]]
     assert (servers.worker_names, servers.ps_names) == (("w0", "w1"), ("p0",))
 
-
-def test_a_node_that_is_down_has_nothing() -> None:
     states = node_states(CLUSTER)
     states[0].up = False
     assert not ServerNodes(states).now().workers[0].any()
 
+    nodes = ServerNodes(node_states(CLUSTER))
+    np.testing.assert_array_equal(nodes.of_type("b"), [False, True])
 
-def test_slots_have_a_price_where_nodes_do_not_state_gpus_beside_them() -> None:
+
+def test_slots_have_a_price_where_nodes_state_no_gpus() -> None:
     assert ServerNodes(node_states(CLUSTER)).now().weights.tolist() == [1, 1, 1, 1]
-    stating = CLUSTER.model_copy(
-        update={"nodes": (CLUSTER.nodes[0].model_copy(update={"resources": {"gpu": 2}}),)}
-    )
+    first = CLUSTER.nodes[0].model_copy(update={"resources": {"gpu": 2}})
+    stating = CLUSTER.model_copy(update={"nodes": (first,)})
     servers = ServerNodes(node_states(stating)).now()
     assert dict(zip(servers.resources, servers.weights.tolist(), strict=True))["slot"] == 0
     assert dict(zip(servers.resources, servers.workers[0].tolist(), strict=True))["gpu"] == 2
 
 
-def test_a_slot_out_of_service_leaves_resources_and_their_prices_as_they_were() -> None:
+def test_a_slot_out_of_service_leaves_resources_as_they_were() -> None:
     held = session(make_policy("fifo"), CLUSTER)
     before = ServerNodes(held.nodes).now()
     held.withdraw("w0/0", 0.0, 60.0)
@@ -70,8 +70,3 @@ def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
     assert (bid.worker_bandwidth, bid.ps_bandwidth) == (1.25e8, 2.5e8)
     placed = nodes.holding(held.jobs["j"])
     assert (placed.workers.tolist(), placed.ps.tolist()) == ([3, 0], [2])
-
-
-def test_servers_of_one_type() -> None:
-    nodes = ServerNodes(node_states(CLUSTER))
-    np.testing.assert_array_equal(nodes.of_type("b"), [False, True])

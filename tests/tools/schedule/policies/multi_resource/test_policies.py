@@ -25,14 +25,9 @@ def opened(policy: Policy, *jobs: Job) -> Session:
 
 def elastic(name: str, cpus: float) -> Job:
     """Up to 8 workers, each with that many CPUs."""
-    return Job(
-        id=name,
-        submit_time=0,
-        model="m",
-        gpus=Gpus(requested=4, min=1, max=8),
-        elastic="size",
-        resources=ResourceDemand(worker={"cpu": cpus}),
-    )
+    demand = ResourceDemand(worker={"cpu": cpus})
+    gpus = Gpus(requested=4, min=1, max=8)
+    return Job(id=name, submit_time=0, model="m", gpus=gpus, elastic="size", resources=demand)
 
 
 def rigid(name: str, seconds: float, utility: Utility, at: float = 0.0) -> Job:
@@ -42,12 +37,10 @@ def rigid(name: str, seconds: float, utility: Utility, at: float = 0.0) -> Job:
 
 
 def test_drf_levels_the_largest_shares() -> None:
-    """Workers of 4 and of 1 CPU, 12 in all and 8 slots: parts of a third and an eighth."""
+    # Workers of 4 and of 1 CPU, 12 in all and 8 slots: parts of a third and an eighth.
     assert sizes(opened(Drf(), elastic("a", 4), elastic("b", 1))) == {"a": 2, "b": 4}
 
-
-def test_drf_still_counts_slots_as_a_share_with_one_of_them_out_of_service() -> None:
-    """A worker takes a third of the CPUs or a seventh of the slots."""
+    # A worker takes a third of the CPUs or a seventh of the slots.
     held = session(Drf(), NODES)
     held.withdraw("n/0", 0.0, 60.0)
     for each in (elastic("a", 4), elastic("b", 0)):
@@ -59,11 +52,14 @@ def test_rrh_rejects_what_would_make_another_late() -> None:
     held = opened(Rrh(), rigid("a", 90, LATE), rigid("b", 500, Utility(value=50)))
     assert sizes(held) == {"a": 8}
     assert set(held.jobs) == {"a"}
-    assert {name: said["admitted"] for name, said in held.admissions.items()} == {"a": True, "b": False}
+    assert {name: statement["admitted"] for name, statement in held.admissions.items()} == {
+        "a": True,
+        "b": False,
+    }
     assert held.admissions["b"]["payoff"] < 0 < held.admissions["a"]["payoff"]
 
 
-def test_rrh_pauses_for_a_job_that_earns_more_per_second_and_keeps_what_it_has_admitted() -> None:
+def test_rrh_pauses_for_a_job_that_earns_more_per_second() -> None:
     held = opened(Rrh(), rigid("a", 500, Utility(value=50)))
     held.submit(rigid("b", 90, Utility(value=60), at=10), 10)
     assert decided(held, 10) == {"b": 8}

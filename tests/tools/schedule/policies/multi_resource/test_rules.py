@@ -67,20 +67,16 @@ def test_workers_are_placed_one_a_server_in_turn() -> None:
     assert fleet.in_turn(job("d").bid, 2) is None
     assert fleet.in_turn(job("d").bid, 1) is not None
 
-
-def test_fifo_does_not_wait_for_what_never_fits() -> None:
     servers = Servers(("cpu", "gb"), np.array([[4.0, 9.0]]), NO_PS)
     assert sizes(by_arrival([job("a", 5), job("b", 2)], servers)) == {"b": 2}
 
 
 def test_drf_shares_as_in_its_paper() -> None:
-    """9 CPUs and 18 GB; tasks of 1 CPU and 4 GB, and of 3 CPUs and 1 GB: three of one, two of the other."""
+    # 9 CPUs and 18 GB; tasks of 1 CPU and 4 GB, and of 3 CPUs and 1 GB: three of one, two of the other.
     servers = Servers(("cpu", "gb"), np.array([[9.0, 18.0]]), NO_PS)
-    found = by_dominant_share([job("a", demand=(1, 4)), job("b", demand=(3, 1))], servers)
-    assert sizes(found) == {"a": 3, "b": 2}
+    result = by_dominant_share([job("a", demand=(1, 4)), job("b", demand=(3, 1))], servers)
+    assert sizes(result) == {"a": 3, "b": 2}
 
-
-def test_the_dominant_share_counts_ps_too() -> None:
     servers = Servers(("cpu", "gb"), np.array([[10.0, 10.0]]), np.array([[4.0, 10.0]]))
     bid = Bid("a", 0, 9, 9, np.ones(2), np.ones(2), np.ones(9), 1.0, 2.0)
     assert dominant_share(bid, 3, servers) == pytest.approx(2 / 4), "two PS of four places, three of ten"
@@ -92,14 +88,14 @@ def test_dorm_uses_the_cluster_and_adjusts_few_jobs_at_a_time() -> None:
     jobs = [job(name, held=(1,)) for name in "abcdefghij"]
     before = sizes(by_dominant_share(jobs, servers))
     assert set(before.values()) == {2}
-    found = sizes(DormRule(servers, fairness=0.5).holdings(jobs))
-    assert sum(count != 1 for count in found.values()) == 1
-    assert sizes(DormRule(servers, fairness=0.5, adjusted=1.0).holdings(jobs)) != found
+    result = sizes(DormRule(servers, fairness=0.5).holdings(jobs))
+    assert sum(count != 1 for count in result.values()) == 1
+    assert sizes(DormRule(servers, fairness=0.5, adjusted=1.0).holdings(jobs)) != result
 
 
 @settings(max_examples=examples(15))
 @given(st.integers(0, 2**32 - 1))
-def test_every_rule_keeps_to_capacities_and_gives_workers_their_ps(seed: int) -> None:
+def test_every_rule_keeps_to_capacities(seed: int) -> None:
     rng = np.random.default_rng(seed)
     servers = servers_of(rng, 4, 3)
     bids = [bid_of(rng, f"job-{number}", 8, 40, 6) for number in range(7)]
@@ -122,7 +118,7 @@ def test_every_rule_keeps_to_capacities_and_gives_workers_their_ps(seed: int) ->
         assert (used_ps <= servers.ps * (1 + 1e-6) + 1e-6).all(), name
 
 
-def test_what_jobs_lose_by_delay_is_the_same_of_steps_and_of_other_shapes() -> None:
+def test_jobs_lose_as_much_by_delay_of_steps_as_of_other_shapes() -> None:
     """Steps are looked at all at once; a job costs itself nothing, and one that never falls loses nothing."""
     rng = np.random.default_rng(4)
 
@@ -134,14 +130,14 @@ def test_what_jobs_lose_by_delay_is_the_same_of_steps_and_of_other_shapes() -> N
         return Prospect(duration_s, lambda late_s: utility.worth(since_s + late_s), shape != "constant", step)
 
     jobs = [made(shape) for shape in ("step", "sigmoid", "constant") for _ in range(8)]
-    found, stepless = Losses(), Losses([replace(each, step=None) for each in jobs])
+    result, stepless = Losses(), Losses([replace(each, step=None) for each in jobs])
     for each in jobs:
-        found.add(each)
+        result.add(each)
     for delay in (*jobs, made("step")):
         others = [each for each in jobs if each is not delay]
         lost = [each.worth(each.duration) - each.worth(each.duration + delay.duration) for each in others]
-        assert found.by(delay) == pytest.approx(sum(lost))
-        assert found.by(made("step")) > 0
+        assert result.by(delay) == pytest.approx(sum(lost))
+        assert result.by(made("step")) > 0
     new = made("step")
-    assert found.by(new) == stepless.by(new)
+    assert result.by(new) == stepless.by(new)
     assert Losses().by(new) == 0

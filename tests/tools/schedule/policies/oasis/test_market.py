@@ -20,6 +20,7 @@ from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from tests.effort import examples
 from tests.tools.schedule.policies.oasis.worlds import bid_of, busy_market, servers_of
 
+SEEDS = st.integers(0, 2**32 - 1)
 ONE = Servers(("cpu", "memory"), np.array([[4.0, 8.0]]), np.zeros((0, 2)))
 
 
@@ -29,7 +30,12 @@ def job(name: str, work: int, value: float = 10.0, decay: float = 0.0, target: f
     return Bid(name, 0, work, 4, np.array([1.0, 1.0]), np.zeros(2), worth)
 
 
-def test_prices_begin_at_the_least_and_end_at_the_largest_worth_of_a_unit() -> None:
+def market_for(*known: Bid, servers: Servers = ONE) -> Market:
+    """Four slots at the true bounds of these jobs."""
+    return Market(servers, PriceBounds.of(known, servers, 4), 4)
+
+
+def test_prices_go_from_the_least_to_the_largest_worth_of_a_unit() -> None:
     """Two jobs of 8 and 2 worker-slots that are worth 5 and 20 whenever they end, in 4 slots of 4 + 8 units.
 
     1/η is min(8·2, 2·2) / (4·12) = 1/12; the worth of a unit is 5/16 and 20/4; L = 5/16/4·1/12.
@@ -49,7 +55,7 @@ def test_prices_begin_at_the_least_and_end_at_the_largest_worth_of_a_unit() -> N
 
 
 @pytest.mark.parametrize(("moves", "empty", "full"), [("U", 1.0, 0.2), ("L", 5.0, 1.0)])
-def test_a_fifth_of_the_ratio_makes_full_servers_cheaper_or_empty_ones_dearer(moves, empty, full):
+def test_a_fifth_of_the_ratio_moves_one_end_of_the_prices(moves, empty, full):
     right = PriceBounds.of([job("a", 8)], ONE, 4)
     wrong = right.scaled(0.2, moves)
     for part, factor in ((0.0, empty), (1.0, full)):
@@ -58,13 +64,8 @@ def test_a_fifth_of_the_ratio_makes_full_servers_cheaper_or_empty_ones_dearer(mo
     assert right.workers.log_ratio - wrong.workers.log_ratio == pytest.approx(np.log(5))
 
 
-def test_bounds_of_jobs_that_are_worth_nothing_at_the_end_are_finite() -> None:
-    bounds = PriceBounds.of([job("critical", 4, decay=500.0, target=0.0)], ONE, 4)
-    assert np.isfinite(bounds.workers.log_least)
-
-
-def test_a_job_worth_more_than_its_resources_is_admitted_and_raises_the_prices() -> None:
-    market = Market(ONE, PriceBounds.of([job("a", 8)], ONE, 4), 4)
+def test_a_job_worth_more_than_its_resources_raises_the_prices() -> None:
+    market = market_for(job("a", 8))
     before = market.workers.prices.copy()
     quote, plan = market.offer(job("a", 8))
     assert plan.sizes().sum() == 8
@@ -74,9 +75,7 @@ def test_a_job_worth_more_than_its_resources_is_admitted_and_raises_the_prices()
     np.testing.assert_allclose(market.workers.prices, before)
     assert not market.workers.used.any()
 
-
-def test_what_is_given_back_is_what_lies_ahead() -> None:
-    market = Market(ONE, PriceBounds.of([job("a", 8)], ONE, 4), 4)
+    market = market_for(job("a", 8))
     plan = SlotPlan(0, np.array([[4], [4]]), np.zeros((2, 0), dtype=np.int64))
     market.commit(job("a", 8), plan)
     market.release(job("a", 8), plan, now=1)
@@ -87,50 +86,50 @@ def test_what_is_given_back_is_what_lies_ahead() -> None:
     np.testing.assert_allclose(market.workers.prices, market.workers.prices[0, 0, 0])
 
 
-def test_what_has_no_price_still_limits() -> None:
-    """Memory for two workers at a time, which costs nothing."""
+def test_a_job_keeps_to_its_servers_its_size_and_its_time() -> None:
+    # Memory for two workers at a time, which costs nothing.
     servers = replace(ONE, workers=np.array([[4.0, 2.0]]), priced=np.array([True, False]))
-    market = Market(servers, PriceBounds.of([job("a", 8)], servers, 4), 4)
+    market = market_for(job("a", 8), servers=servers)
     _, plan = market.offer(job("a", 8))
     assert plan.sizes().tolist() == [2, 2, 2, 2]
     assert not market.workers.prices[:, :, 1].any()
 
-
-def test_a_job_keeps_to_the_servers_that_it_may_use() -> None:
     servers = replace(ONE, workers=np.full((2, 2), 4.0))
-    market = Market(servers, PriceBounds.of([job("a", 8)], servers, 4), 4)
+    market = market_for(job("a", 8), servers=servers)
     quote = market.quote(replace(job("a", 8), servers=np.array([False, True])))
     assert quote.plan.workers[:, 0].tolist() == [0] * len(quote.plan.workers)
 
-
-def test_a_rigid_job_runs_on_all_its_workers_or_on_none() -> None:
-    market = Market(ONE, PriceBounds.of([job("a", 8)], ONE, 4), 4)
+    market = market_for(job("a", 8))
     plan = market.quote(replace(job("a", 8), work=7, least_workers=3, most_workers=3)).plan
     assert set(plan.sizes().tolist()) <= {0, 3}
     assert plan.sizes().sum() == 9
 
-
-def test_a_hopeless_bid_is_seen_without_a_schedule() -> None:
-    market = Market(ONE, PriceBounds.of([job("a", 8, 100.0)], ONE, 4), 4)
-    assert not market.is_hopeless(job("b", 8, 100.0))
-    market.offer(job("a", 16, 100.0))
-    assert market.is_hopeless(job("b", 8))
-    assert not market.quote(job("b", 8)).is_worth_it
+    market = market_for(job("a", 8))
+    quote = market.quote(job("a", 8), now=2)
+    assert quote.first == 2
+    assert quote.plan.first == 2
+    assert quote.last == 3
 
 
 def test_a_full_cluster_admits_nothing() -> None:
-    market = Market(ONE, PriceBounds.of([job("a", 16)], ONE, 4), 4)
+    market = market_for(job("a", 16))
     assert market.offer(job("a", 16))[1] is not None
     quote, plan = market.offer(job("b", 1, value=1e9))
     assert plan is None
     assert quote.last is None
     assert quote.least_scale == np.inf
 
+    market = market_for(job("a", 8, 100.0))
+    assert not market.is_hopeless(job("b", 8, 100.0))
+    market.offer(job("a", 16, 100.0))
+    assert market.is_hopeless(job("b", 8))
+    assert not market.quote(job("b", 8)).is_worth_it
+
 
 @pytest.mark.parametrize("decay", [0.5, 3.0])
 def test_a_rejected_job_learns_what_would_have_been_admitted(decay: float) -> None:
     """Just more than the least scale is admitted, just less is not."""
-    market = Market(ONE, PriceBounds.of([job("a", 8, 100.0)], ONE, 4), 4)
+    market = market_for(job("a", 8, 100.0))
     market.offer(job("a", 8, 100.0))
     market.offer(job("b", 6, 100.0))
     bid = job("late", 2, 1.0, decay, 0.0)
@@ -142,16 +141,8 @@ def test_a_rejected_job_learns_what_would_have_been_admitted(decay: float) -> No
         assert market.quote(again).is_worth_it is admitted
 
 
-def test_a_job_that_is_asked_again_later_begins_then() -> None:
-    market = Market(ONE, PriceBounds.of([job("a", 8)], ONE, 4), 4)
-    quote = market.quote(job("a", 8), now=2)
-    assert quote.first == 2
-    assert quote.plan.first == 2
-    assert quote.last == 3
-
-
 @settings(max_examples=examples(30))
-@given(st.integers(0, 2**32 - 1))
+@given(SEEDS)
 def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
     rng = np.random.default_rng(seed)
     slots = 12
@@ -174,25 +165,26 @@ def test_the_check_of_schedules_sees_every_broken_rule() -> None:
     bid = Bid("a", 1, 3, 2, np.array([3.0, 1.0]), np.array([1.0, 0.0]), np.ones(4), 1.0, 1.0)
     servers = replace(ONE, ps=np.array([[1.0, 0.0]]))
     plan = SlotPlan(0, np.array([[2], [0]]), np.array([[1], [2]]))
-    found = broken_rules(servers, [(bid, plan)], 4)
-    assert len(found) == 7
+    result = broken_rules(servers, [(bid, plan)], 4)
+    assert len(result) == 7
     good = SlotPlan(1, np.array([[1], [1], [1]]), np.array([[1], [1], [1]]))
     assert broken_rules(servers, [(bid, good)], 4) == []
 
 
-def test_an_estimate_begins_at_half_of_what_a_unit_is_worth_to_the_median_job() -> None:
-    """Jobs that are worth 5 to 50 and take 8 worker-slots of two units each; U is as for the true bounds."""
+def test_an_estimate_begins_at_half_of_the_median_worth() -> None:
+    # Jobs that are worth 5 to 50 and take 8 worker-slots of two units each; U is as for the true bounds.
     jobs = [job(f"job-{n}", 8, 10.0 * n) for n in range(1, 11)]
-    found = PriceBounds.estimated(jobs, ONE, 4)
-    assert np.exp(found.workers.log_least) == pytest.approx(27.5 / 16 / 2)
-    assert found.workers.log_most == pytest.approx(PriceBounds.of(jobs, ONE, 4).workers.log_most)
+    result = PriceBounds.estimated(jobs, ONE, 4)
+    assert np.exp(result.workers.log_least) == pytest.approx(27.5 / 16 / 2)
+    assert result.workers.log_most == pytest.approx(PriceBounds.of(jobs, ONE, 4).workers.log_most)
     poorest = PriceBounds.estimated(jobs, ONE, 4, quantile=0.0)
     assert np.exp(poorest.workers.log_least) == pytest.approx(5 / 16 / 2)
 
-
-def test_a_job_that_is_all_that_is_known_is_admitted_to_an_idle_cluster() -> None:
     bid = job("alone", 4)
     assert Market(ONE, PriceBounds.estimated([bid], ONE, 4), 4).offer(bid)[1] is not None
+
+    bounds = PriceBounds.of([job("critical", 4, decay=500.0, target=0.0)], ONE, 4)
+    assert np.isfinite(bounds.workers.log_least)
 
 
 def test_parameter_servers_without_bandwidth_are_one_a_job() -> None:
@@ -205,16 +197,13 @@ def test_parameter_servers_without_bandwidth_are_one_a_job() -> None:
     assert broken_rules(servers, [(bid, replace(plan, ps=0 * plan.ps))], 4)
 
 
-SEEDS = st.integers(0, 2**32 - 1)
-
-
 def limits(side: Side, demand: Floats, slot: int) -> list[int]:
     """[server] how many of this demand fit, resource by resource."""
-    found = []
+    result = []
     for capacity, used in zip(side.capacity, side.used[slot], strict=True):
         needed = [(float(c - u), float(d)) for c, u, d in zip(capacity, used, demand, strict=True) if d > 0]
-        found.append(min((int((free + 1e-9) / each + 1e-9) for free, each in needed), default=99))
-    return found
+        result.append(min((int((free + 1e-9) / each + 1e-9) for free, each in needed), default=99))
+    return result
 
 
 def by_all_schedules(market: Market, bid: Bid) -> list[float]:
@@ -252,23 +241,14 @@ def by_all_schedules(market: Market, bid: Bid) -> list[float]:
 
 @settings(max_examples=examples(30))
 @given(SEEDS)
-def test_costs_of_all_ends_are_those_of_the_best_of_all_schedules(seed: int) -> None:
+def test_costs_of_all_ends_are_those_of_the_best_schedules(seed: int) -> None:
+    """A job that can end needs no more work than the servers have room for."""
     rng = np.random.default_rng(seed)
     slots = 3
     servers = servers_of(rng, 2, 2)
     market = busy_market(rng, servers, [bid_of(rng, f"job-{n}", slots, 4, 3) for n in range(3)], slots)
     bid = bid_of(rng, "next", slots, 6, 3)
     np.testing.assert_allclose(market.quote(bid).costs, by_all_schedules(market, bid), rtol=1e-9)
-
-
-@settings(max_examples=examples(60))
-@given(SEEDS)
-def test_a_job_that_can_end_needs_no_more_work_than_the_servers_have_room_for(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    slots = 3
-    servers = servers_of(rng, 2, 2)
-    market = busy_market(rng, servers, [bid_of(rng, f"job-{n}", slots, 4, 3) for n in range(3)], slots)
-    bid = bid_of(rng, "next", slots, 6, 3)
     for _ in range(3):  # each offer that is accepted leaves less
         most = [limits(market.workers, bid.worker, slot) for slot in range(bid.arrival, slots)]
         room = [min(sum(min(each, bid.most_workers) for each in row), bid.most_workers) for row in most]
@@ -286,7 +266,7 @@ def test_a_job_that_can_end_needs_no_more_work_than_the_servers_have_room_for(se
 
 @settings(max_examples=examples(40))
 @given(SEEDS)
-def test_a_market_that_is_priced_again_is_that_of_the_same_commitments_at_the_new_prices(seed: int) -> None:
+def test_a_market_priced_again_has_the_same_commitments(seed: int) -> None:
     """To the last bit, in whatever order jobs came and left; sums that may be rounded are not exact."""
     rng = np.random.default_rng(seed)
     slots = 4
@@ -310,42 +290,6 @@ def test_a_market_that_is_priced_again_is_that_of_the_same_commitments_at_the_ne
     assert not market.is_exact
 
 
-def world_of_two(worker_prices: tuple[float, float], ps_price: float) -> Market:
-    """One slot; two servers with 3 and 9 places for workers, one server with 9 places for PS."""
-    servers = Servers(("cpu",), np.array([[3.0], [9.0]]), np.array([[9.0]]))
-    cheap = Bid("x", 0, 1, 1, np.ones(1), np.ones(1), np.ones(1))
-    market = Market(servers, PriceBounds.of([cheap], servers, 1), 1)
-    market.workers.prices[0, :, 0] = worker_prices
-    market.ps.prices[:] = ps_price
-    return market
-
-
-def test_the_cheapest_servers_are_filled_first_and_ps_follow_the_workers() -> None:
-    market = world_of_two((1.0, 2.0), 10.0)
-    bid = Bid("job", 0, 5, 9, np.ones(1), np.ones(1), np.full(1, 100.0), 1.0, 2.0)
-    quote = market.quote(bid)
-    assert quote.costs.tolist() == [3 * 1 + 2 * 2 + 3 * 10]
-    assert quote.plan.workers.tolist() == [[3, 2]]
-    assert quote.plan.ps.tolist() == [[3]]
-
-
-def test_there_are_never_more_ps_than_workers() -> None:
-    """A worker with more bandwidth than a PS has can never be served."""
-    market = world_of_two((1.0, 2.0), 1.0)
-    bid = Bid("job", 0, 1, 9, np.ones(1), np.ones(1), np.full(1, 100.0), 2.0, 1.0)
-    assert not np.isfinite(market.quote(bid).costs).any()
-    assert market.quote(bid).last is None
-
-
-def test_without_ps_demand_the_servers_of_ps_do_not_matter() -> None:
-    servers = Servers(("cpu",), np.full((1, 1), 4.0), np.zeros((0, 1)))
-    bid = Bid("job", 0, 6, 4, np.ones(1), np.zeros(1), np.full(3, 5.0), 1.0, 0.0)
-    market = Market(servers, PriceBounds.of([bid], servers, 3), 3)
-    assert market.quote(bid).last == 1
-    assert market.quote(bid).plan.sizes().sum() == 6
-    assert market.quote(bid).plan.ps.shape == (2, 0)
-
-
 @settings(max_examples=examples(30))
 @given(
     gains=st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any),
@@ -353,37 +297,25 @@ def test_without_ps_demand_the_servers_of_ps_do_not_matter() -> None:
     work=st.integers(1, 12),
     first_part=st.sampled_from([1.0, 0.5]),
 )
-def test_sizes_that_are_not_in_proportion_cost_what_trying_all_of_them_finds(gains, costs, work, first_part):
+def test_sizes_not_in_proportion_cost_what_trying_all_finds(gains, costs, work, first_part):
     """One server; a size does what its row of ``advance`` says, and half of it in half a slot."""
     advance = np.array([0, *np.cumsum(gains)], dtype=np.int64)
     advance[1:][np.diff(advance) == 0] = 0  # no faster than a smaller one: not a size
     most = len(gains)
-    bid = Bid(
-        id="a",
-        arrival=0,
-        work=work,
-        most_workers=most,
-        worker=np.ones(1),
-        ps=np.zeros(1),
-        worth=np.ones(len(costs)),
-        advance=advance,
-        first_part=first_part,
-    )
+    bid = Bid("a", 0, work, most, np.ones(1), np.zeros(1), np.ones(len(costs)))
+    bid = replace(bid, advance=advance, first_part=first_part)
     prices = np.array(costs, dtype=float)[:, None]
     numbers = np.full((len(costs), 1), most)
     nothing = Places.of(np.zeros((len(costs), 0)), np.zeros((len(costs), 0), dtype=np.int64))
-    found = schedules(bid, 0, Places.of(prices, numbers), nothing)
+    result = schedules(bid, 0, Places.of(prices, numbers), nothing)
     usable = [0, *np.flatnonzero(advance).tolist()]
     for end in range(len(costs)):
         ways = product(usable, repeat=end + 1)
-        done = (
-            (sum(size * cost for size, cost in zip(way, costs, strict=False)), _done(bid, way))
-            for way in ways
-        )
-        least = min((cost for cost, units in done if units >= work), default=np.inf)
-        assert found.by_end[end] == least
+        enough = (way for way in ways if _done(bid, way) >= work)
+        least = min((float(np.dot(way, costs[: end + 1])) for way in enough), default=np.inf)
+        assert result.by_end[end] == least
         if np.isfinite(least):
-            sizes = found.plan(end).sizes()
+            sizes = result.plan(end).sizes()
             assert float((sizes * np.array(costs[: end + 1])).sum()) == least
             assert _done(bid, sizes.tolist()) >= work
 
@@ -393,7 +325,7 @@ def _done(bid: Bid, sizes: Sequence[int]) -> int:
     return sum(int(bid.advances(is_first=not slot)[size]) for slot, size in enumerate(sizes))
 
 
-@given(seed=st.integers(0, 2**32 - 1))
+@given(SEEDS)
 @settings(max_examples=examples(30), deadline=None)
 def test_kept_places_equal_those_of_a_fresh_look_at_the_servers(seed: int) -> None:
     """Whatever is asked between commitments, in part given back, as prices change and time moves on, and

@@ -59,26 +59,29 @@ def followed(
     return held["a"]
 
 
-def test_start_a_batch_that_fits_one_gpu():
-    batch = {"size": 256, "min": 32, "max": 512, "per_gpu_max": 64}
-    state = JobState(job("a", low=1, high=8, elastic="size+batch", batch=batch), 256, None)
+@pytest.mark.parametrize(("gpus", "most"), [(1, {"per_gpu_max": 64}), (4, {})])
+def test_a_job_starts_with_a_batch_that_fits_one_gpu(gpus: int, most: dict[str, int]):
+    """Without a known limit, with the share that the author gave one."""
+    batch = {"size": 256, "min": 32, "max": 512, **most}
+    state = JobState(job("a", gpus=gpus, low=1, high=8, elastic="size+batch", batch=batch), 256, None)
     held = BatchLimits(EpochRule(60.0, None), 10)
     held.follow({"a": state}, SPEEDS, 0.0, 0.0)
     assert (held["a"].samples, held["a"].local, held["a"].rule) == (64, 64, "start")
 
 
-def test_without_a_known_limit_one_gpu_gets_the_share_that_the_author_gave_it():
-    batch = {"size": 256, "min": 32, "max": 512}
-    state = JobState(job("a", gpus=4, low=1, high=8, elastic="size+batch", batch=batch), 256, None)
-    held = BatchLimits(EpochRule(60.0, None), 10)
-    held.follow({"a": state}, SPEEDS, 0.0, 0.0)
-    assert held["a"].samples == 64
-
-
-def test_scale_up_doubles_the_limit_after_an_epoch_and_not_before():
+def test_scale_up_doubles_the_limit_after_an_epoch():
     assert followed(BatchLimit(64, 64.0), trained(999)).samples == 64
-    found = followed(BatchLimit(64, 64.0), trained(1000))
-    assert (found.samples, found.rule) == (128, "scale-up")
+    result = followed(BatchLimit(64, 64.0), trained(1000))
+    assert (result.samples, result.rule) == (128, "scale-up")
+
+    assert followed(BatchLimit(64, 64.0), trained(1000), warmup_steps=16).samples == 64
+    assert followed(BatchLimit(64, 64.0), trained(1024), warmup_steps=16).samples == 128
+
+    held, state = limits(BatchLimit(64, 64.0)), trained(1000)
+    for epoch in range(1, 5):
+        state.report_progress(100.0 * epoch, 1000.0 * epoch)
+        held.follow({"a": state}, SPEEDS, 100.0 * epoch, 0.0)
+    assert held["a"].samples == 128
 
 
 def test_scale_up_ends_at_the_largest_batch_of_the_job():
@@ -90,43 +93,27 @@ def test_scale_up_ends_at_the_largest_batch_of_the_job():
     assert followed(BatchLimit(64, 16.0), fixed).samples == 128, "it says GPUs where the batch does not move"
 
 
-def test_scale_up_waits_for_the_warm_up():
-    assert followed(BatchLimit(64, 64.0), trained(1000), warmup_steps=16).samples == 64
-    assert followed(BatchLimit(64, 64.0), trained(1024), warmup_steps=16).samples == 128
-
-
-def test_a_batch_at_most_doubles_in_one_change_however_many_epochs_pass():
-    held, state = limits(BatchLimit(64, 64.0)), trained(1000)
-    for epoch in range(1, 5):
-        state.report_progress(100.0 * epoch, 1000.0 * epoch)
-        held.follow({"a": state}, SPEEDS, 100.0 * epoch, 0.0)
-    assert held["a"].samples == 128
-
-
-def test_a_job_that_was_shrunk_does_not_go_back_to_its_last_batch_in_one_change():
+def test_a_shrunk_job_does_not_go_back_in_one_change():
     """It had 512 samples and asks for 1024; an update left it 64, its warm-up of one step is over."""
     state = trained(64)
     assert followed(BatchLimit(1024, 64.0), state, warmup_steps=1).samples == 128
     assert followed(BatchLimit(1024, 64.0), trained(0, at_s=1.0), at_s=1.0).samples == 128, "nor before it"
 
 
-def test_scale_down_of_a_job_that_has_run_longer_than_jobs_take_to_arrive():
-    """σT = 2.5: R ← ⌈2 · 128 / ⌈3.5⌉⌉ = 64."""
+def test_scale_down_of_a_long_job_that_others_wait_for():
+    # σT = 2.5: R ← ⌈2 · 128 / ⌈3.5⌉⌉ = 64.
     state = trained(1000, batch=128, gpus=2)
-    found = followed(BatchLimit(128, 64.0), state, rate=0.025, in_the_way=("a",))
-    assert (found.samples, found.rule) == (64, "scale-down")
+    result = followed(BatchLimit(128, 64.0), state, rate=0.025, in_the_way=("a",))
+    assert (result.samples, result.rule) == (64, "scale-down")
     assert followed(BatchLimit(128, 64.0), state, rate=0.025).rule == "scale-up", "no job waits behind it"
-    assert followed(BatchLimit(128, 64.0), state, rate=0.01, in_the_way=("a",)).rule == "scale-up", (
-        "it is not long"
-    )
+    short = followed(BatchLimit(128, 64.0), state, rate=0.01, in_the_way=("a",))
+    assert short.rule == "scale-up", "it is not long"
+
+    result = followed(BatchLimit(64, 64.0), trained(1000), rate=10.0, in_the_way=("a",))
+    assert result.samples == 64
 
 
-def test_scale_down_leaves_a_job_its_smallest_size():
-    found = followed(BatchLimit(64, 64.0), trained(1000), rate=10.0, in_the_way=("a",))
-    assert found.samples == 64
-
-
-def test_resume_with_no_more_than_before_and_half_of_it_after_each_refusal():
+def test_resume_with_half_of_the_batch_after_each_refusal():
     held, state = limits(BatchLimit(512, 64.0, "scale-up")), trained(1000, batch=256, gpus=4)
     state.samples_per_second = 100.0
     held.preempted(state, 100.0)
@@ -153,30 +140,26 @@ def test_a_limit_is_gpus_in_proportion_to_the_batch(limit: BatchLimit, sizes: in
     assert len(row.utilization) == sizes + 1
 
 
-def test_of_the_batches_that_the_limit_allows_the_fastest_is_chosen():
-    """A GPU holds 32 samples. On three GPUs 63 are faster than 64: one share would be of 22."""
+def test_of_the_batches_within_the_limit_the_fastest_is_chosen():
+    # A GPU holds 32 samples. On three GPUs 63 are faster than 64: one share would be of 22.
     speeds = Speeds(FixedAndPerSample({"m": (0.01, 0.001, 0.0)}), node_states(cluster(8)))
     batch = {"size": 16, "min": 8, "max": 256, "per_gpu_max": 32}
     spec = job("a", model="m", low=1, high=8, elastic="size+batch", batch=batch)
     row = SizeTables(speeds).row(JobState(spec, 16, None), "gpu", 8, BatchLimit(64, 16.0))
     assert row.batches == [0, 32, 64, 63, 64]
 
-
-def test_a_job_gets_no_gpus_with_which_it_is_no_faster():
-    """A step of 64 samples takes 64 ms on one GPU, and twice as many GPUs add 20 ms."""
+    # A step of 64 samples takes 64 ms on one GPU, and twice as many GPUs add 20 ms.
     speeds = Speeds(FixedAndPerSample({"m": (0.0, 0.001, 0.02)}), node_states(cluster(8)))
     spec = job("a", model="m", low=1, high=8, batch=64)
     row = SizeTables(speeds).row(JobState(spec, 64, None), "gpu", 8, BatchLimit(512, 64.0))
     assert [gpus for gpus, worth in enumerate(row.utilization) if 0 < worth < float("inf")] == [1, 2]
 
-
-def test_a_batch_that_may_not_move_stays_while_its_limit_counts_gpus():
     spec = job("a", low=1, high=8, batch=64)
     row = SizeTables(SPEEDS).row(JobState(spec, 64, None), "gpu", 16, BatchLimit(128, 32.0))
     assert row.batches == [0, 64, 64, 64, 64]
 
 
-def test_epochs_that_no_one_stated_follow_from_reports_or_from_time():
+def test_unstated_epochs_follow_from_reports_or_from_time():
     spec = job("a", low=1, high=8)
     state, epochs = JobState(spec, 64, None), EpochRule(60.0, None)
     state.gpus, state.samples_per_second = 1, 10.0

@@ -56,13 +56,13 @@ def found_by(task: PlacementProblem, seed: int = 0, earlier: Matrices | None = N
     return search(task, start, np.random.default_rng(seed), population=40, generations=60)
 
 
-def obeys(task: PlacementProblem, found: Matrices) -> bool:
-    gpus, spans = found.sum(axis=2), np.count_nonzero(found, axis=2) > 1
-    together = ((found > 0) & spans[:, :, None]).sum(axis=1)
+def obeys(task: PlacementProblem, result: Matrices) -> bool:
+    gpus, spans = result.sum(axis=2), np.count_nonzero(result, axis=2) > 1
+    together = ((result > 0) & spans[:, :, None]).sum(axis=1)
     sized = (gpus == 0) | ((gpus >= task.least) & (gpus <= task.most))
     return bool(
-        (found >= 0).all()
-        and (found.sum(axis=1) <= task.capacity).all()
+        (result >= 0).all()
+        and (result.sum(axis=1) <= task.capacity).all()
         and (together <= 1).all()
         and sized.all()
     )
@@ -76,43 +76,46 @@ def test_fitness_is_the_harmonic_mean_of_speedups():
     assert task.fitness(matrix([1], [3])) == pytest.approx(2 / (1 / 1 + 1 / 3))
     assert task.fitness(matrix([2], [2])) == pytest.approx(2)
 
+    assert task.fitness(matrix([0], [4])) == pytest.approx(2 / (1 / WAITING + 1 / 4))
 
-def test_a_waiting_job_counts_with_little():
-    assert problem([4], [LINEAR, LINEAR]).fitness(matrix([0], [4])) == pytest.approx(
-        2 / (1 / WAITING + 1 / 4)
-    )
-
-
-def test_only_a_running_job_that_changes_pays_for_a_restart():
     task = problem([2, 2], [LINEAR, LINEAR], held=[[2, 0], [0, 0]], factor=0.5)
     assert task.job_speedups(matrix([2, 0], [0, 2])).tolist() == [[2.0, 2.0]]
     assert task.job_speedups(matrix([0, 2], [2, 0])).tolist() == [[1.0, 2.0]]
     assert task.job_speedups(matrix([0, 0], [2, 0])).tolist() == [[0.0, 2.0]]
 
 
-def test_repair_lets_one_job_of_several_nodes_stay_on_a_node():
-    task = problem([4, 4, 4], [LINEAR, LINEAR])
-    assert repair(task, matrix([1, 1, 0], [0, 1, 1])).tolist() == [[[1, 1, 0], [0, 0, 1]]]
-
-
-def test_repair_takes_from_later_jobs_what_a_node_lacks():
-    task = problem([4], [LINEAR, LINEAR])
-    assert repair(task, matrix([3], [3])).tolist() == [[[3], [1]]]
-
-
-def test_repair_leaves_gangs_whole_or_out():
-    task = problem([4], [LINEAR, LINEAR], least=[1, 4], most=[1, 4])
-    assert repair(task, matrix([3], [4])).tolist() == [[[1], [0]]]
+@pytest.mark.parametrize(
+    ("task", "given", "repaired"),
+    [
+        pytest.param(
+            problem([4, 4, 4], [LINEAR, LINEAR]),
+            matrix([1, 1, 0], [0, 1, 1]),
+            [[1, 1, 0], [0, 0, 1]],
+            id="one job of several nodes stays on a node",
+        ),
+        pytest.param(
+            problem([4], [LINEAR, LINEAR]),
+            matrix([3], [3]),
+            [[3], [1]],
+            id="later jobs give what a node lacks",
+        ),
+        pytest.param(
+            problem([4], [LINEAR, LINEAR], least=[1, 4], most=[1, 4]),
+            matrix([3], [4]),
+            [[1], [0]],
+            id="gangs are whole or out",
+        ),
+    ],
+)
+def test_repair(task: PlacementProblem, given: Matrices, repaired: list[list[int]]):
+    assert repair(task, given).tolist() == [repaired]
 
 
 def test_first_come_gives_every_job_the_least_in_turn():
     task = problem([2, 4], [LINEAR] * 3, least=[1, 4, 2])
     assert first_come(task, task.held[0]).tolist() == [[1, 0], [0, 4], [0, 0]]
-
-
-def test_first_come_spreads_a_gang_that_fits_no_node():
     task = problem([2, 2, 2], [LINEAR] * 2, least=[5, 1])
-    assert first_come(task, task.held[0]).tolist() == [[2, 2, 1], [0, 0, 1]]
+    assert first_come(task, task.held[0]).tolist() == [[2, 2, 1], [0, 0, 1]], "a gang that fits no node"
 
 
 def test_nothing_moves_for_less_than_a_restart_costs():
@@ -126,9 +129,9 @@ def every_matrix(task: PlacementProblem) -> Iterator[Matrices]:
         for most in task.capacity.tolist()
     ]
     for chosen in product(*columns):
-        found = np.array(chosen, dtype=np.int16).T[None]
-        if obeys(task, found):
-            yield found
+        result = np.array(chosen, dtype=np.int16).T[None]
+        if obeys(task, result):
+            yield result
 
 
 @settings(max_examples=examples(25), deadline=None, derandomize=True)
@@ -139,15 +142,15 @@ def every_matrix(task: PlacementProblem) -> Iterator[Matrices]:
     ),
     runs=st.booleans(),
 )
-def test_the_search_reaches_the_optimum_of_tiny_instances_from_one_of_four_seeds(capacity, gains, runs):
+def test_the_search_reaches_the_optimum_of_tiny_instances(capacity, gains, runs):
     curves = [np.concatenate(([0.0], np.cumsum(sorted(gain, reverse=True)))).tolist() for gain in gains]
     task = problem(capacity, curves)
     if runs:
         held = first_come(task, task.held[0])
         task = problem(capacity, curves, held=held.tolist())
     best = max(float(task.fitness(each)[0]) for each in every_matrix(task))
-    found = max(float(task.fitness(found_by(task, seed))[0]) for seed in range(4))
-    assert found == pytest.approx(best)
+    result = max(float(task.fitness(found_by(task, seed))[0]) for seed in range(4))
+    assert result == pytest.approx(best)
 
 
 TASKS = st.builds(
@@ -173,28 +176,24 @@ def test_whatever_is_repaired_obeys(task: PlacementProblem, seed: int):
 @settings(max_examples=examples(20))
 @given(task=TASKS, seed=st.integers(0, 1000))
 def test_whatever_is_found_obeys_and_is_sorted(task: PlacementProblem, seed: int):
-    found = search(task, task.held[:0], np.random.default_rng(seed), population=20, generations=5)
-    assert obeys(task, found)
-    assert (np.diff(task.fitness(found)) <= 0).all()
-    assert len(np.unique(found, axis=0)) == len(found) <= 20
+    result = search(task, task.held[:0], np.random.default_rng(seed), population=20, generations=5)
+    assert obeys(task, result)
+    assert (np.diff(task.fitness(result)) <= 0).all()
+    assert len(np.unique(result, axis=0)) == len(result) <= 20
 
 
-def test_what_was_found_before_is_not_lost():
+def test_what_was_found_before_is_not_lost(monkeypatch: pytest.MonkeyPatch):
     task = problem([4] * 4, [LINEAR] * 7)
     before = found_by(task, 1)
     again = search(task, before, np.random.default_rng(2), population=40, generations=0)
     assert task.fitness(again)[0] == task.fitness(before)[0]
 
-
-def test_what_is_found_does_not_depend_on_how_many_rows_are_kept(monkeypatch: pytest.MonkeyPatch):
     task = problem([4] * 6, [LINEAR] * 9)
     before = found_by(task)
     monkeypatch.setattr("pliant.tools.schedule.policies.pollux.search._ROOM", 2)
     assert (found_by(task) == before).all()
 
-
-def test_a_population_survives_as_json_values():
-    found = found_by(problem([4, 4], [LINEAR] * 3))
-    kept = MatrixPopulation.load(MatrixPopulation(["a", "b", "c"], ["n0", "n1"], found).dump())
-    assert (kept.found == found).all()
+    result = found_by(problem([4, 4], [LINEAR] * 3))
+    kept = MatrixPopulation.load(MatrixPopulation(["a", "b", "c"], ["n0", "n1"], result).dump())
+    assert (kept.found == result).all()
     assert (kept.jobs, kept.nodes) == (["a", "b", "c"], ["n0", "n1"])

@@ -18,6 +18,8 @@ from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, decided, job, opened, sizes
 from tests.effort import examples
 
+SOFT = {"shape": "sigmoid", "target": 1200.0, "decay": 0.05, "value": 10.0}
+
 
 def _job(name: str, samples: float, **more: object) -> Job:
     return job(name, **{"low": 1, "high": 4, "work": {"samples": samples}, **more})
@@ -28,36 +30,58 @@ def _due(name: str, samples: float, target_s: float, value: float = 1.0, **more:
     return _job(name, samples, utility={"shape": "step", "target": target_s, "value": value}, **more)
 
 
-def _held(*jobs: Job, policy: ShadowPrice | None = None) -> Session:
-    return opened(policy or ShadowPrice(), cluster(4), *jobs)
+def _held(*jobs: Job, **parameters: float) -> Session:
+    return opened(ShadowPrice(**parameters), cluster(4), *jobs)
 
 
 def _decided(*jobs: Job) -> dict[str, int]:
     return decided(_held(*jobs), 0.0)
 
 
-def test_a_job_that_needs_all_gpus_for_its_deadline_comes_before_a_shorter_one():
+def test_a_job_that_is_due_comes_before_a_shorter_one():
     assert _decided(_job("long", 4000), _job("short", 1000)) == {"short": 4}
     assert _decided(_due("long", 4000, 1100), _job("short", 1000)) == {"long": 4}
 
 
 @pytest.mark.parametrize(("target_s", "gpus"), [(1430, 4), (1500, 3), (2150, 2), (4300, 1)])
-def test_it_gets_the_fewest_gpus_that_end_it_in_time_and_one_change_more(target_s: float, gpus: int):
+def test_it_gets_the_fewest_gpus_that_end_it_in_time(target_s: float, gpus: int):
     """4000 s on one GPU, 30 s to start, 90 s for another change; the rest goes to the shorter job."""
-    found = _decided(_due("long", 4000, target_s), _job("short", 100))
-    assert found == ({"long": gpus, "short": 4 - gpus} if gpus < 4 else {"long": 4})
+    result = _decided(_due("long", 4000, target_s), _job("short", 100))
+    assert result == ({"long": gpus, "short": 4 - gpus} if gpus < 4 else {"long": 4})
 
 
-def test_of_two_jobs_that_cannot_both_be_saved_the_one_of_less_gpu_time_is():
-    assert _decided(_due("less", 1000, 400), _due("more", 1100, 350)) == {"less": 4}
-
-
-def test_unless_the_other_earns_more_for_its_gpu_time():
-    assert _decided(_due("less", 1000, 400), _due("more", 1100, 350, value=1.2)) == {"more": 4}
-
-
-def test_what_both_need_is_planned_one_after_the_other_in_order_of_deadline():
-    assert _decided(_due("later", 2000, 1000), _due("sooner", 1600, 480)) == {"sooner": 4}
+@pytest.mark.parametrize(
+    ("jobs", "gpus"),
+    [
+        pytest.param([_due("less", 1000, 400), _due("more", 1100, 350)], {"less": 4}, id="of less GPU time"),
+        pytest.param(
+            [_due("less", 1000, 400), _due("more", 1100, 350, value=1.2)],
+            {"more": 4},
+            id="that earns more for its GPU time",
+        ),
+        pytest.param(
+            [_due("later", 2000, 1000), _due("sooner", 1600, 480)], {"sooner": 4}, id="due first, of two"
+        ),
+        pytest.param(
+            [_due("late", 1000, 10), _job("rigid", 1e5, low=None, high=None, gpus=3)],
+            {"late": 1, "rigid": 3},
+            id="a late one takes what is idle",
+        ),
+        pytest.param(
+            [_due("less", 1000, 400), _due("first", 1100, 400, priority=1.0)],
+            {"first": 4},
+            id="of equal deadlines the class above",
+        ),
+        pytest.param([_job("soft", 4000, utility=SOFT), _job("short", 1000)], {"soft": 4}, id="a soft one"),
+        pytest.param(
+            [_job("soft", 4000, utility=SOFT | {"decay": 0.0005}), _due("hard", 2000, 600, value=5.0)],
+            {"hard": 4},
+            id="a soft one that loses little by an end 500 s later, beside one that loses all",
+        ),
+    ],
+)
+def test_the_job_that_earns_most_is_saved(jobs: list[Job], gpus: dict[str, int]):
+    assert _decided(*jobs) == gpus
 
 
 def test_a_job_whose_deadline_has_passed_comes_last():
@@ -66,33 +90,12 @@ def test_a_job_whose_deadline_has_passed_comes_last():
     assert decided(held, 0.0) == {"long": 4}
     assert "comes last" in held.explain(0.0)["late"].reason
 
-
-def test_it_takes_what_nobody_else_can_use():
-    assert _decided(_due("late", 1000, 10), _job("rigid", 1e5, low=None, high=None, gpus=3)) == {
-        "late": 1,
-        "rigid": 3,
-    }
-
-
-def test_and_it_is_not_starved_for_its_bound_holds():
-    held = _held(_due("late", 100, 10), _job("long", 1e5), policy=ShadowPrice(grace=1.0, grace_s=60.0))
+    held = _held(_due("late", 100, 10), _job("long", 1e5), grace=1.0, grace_s=60.0)
     assert any("late" in decided(held, 60.0 * minute) for minute in range(40))
 
-
-def test_of_equal_deadlines_the_class_above_is_saved():
-    assert _decided(_due("less", 1000, 400), _due("first", 1100, 400, priority=1.0)) == {"first": 4}
-
-
-def test_a_soft_deadline_is_met_where_that_earns_most():
-    soft = {"shape": "sigmoid", "target": 1200.0, "decay": 0.05, "value": 10.0}
-    assert _decided(_job("soft", 4000, utility=soft), _job("short", 1000)) == {"soft": 4}
-
-
-def test_and_put_off_where_another_earns_more_meanwhile():
-    """It loses a little by an end 500 s later, the other all."""
-    soft = {"shape": "sigmoid", "target": 1200.0, "decay": 0.0005, "value": 10.0}
-    found = _decided(_job("soft", 4000, utility=soft), _due("hard", 2000, 600, value=5.0))
-    assert found == {"hard": 4}
+    held = _held(_due("long", 4000, 2150), _job("short", 100))
+    held.decide(0.0)
+    assert "is to end within 36 min, with 2 GPUs or fewer at a time" in held.explain(0.0)["long"].reason
 
 
 def test_a_worker_that_fills_a_node_counts_as_all_its_gpus():
@@ -104,12 +107,6 @@ def test_a_worker_that_fills_a_node_counts_as_all_its_gpus():
     due = _due("due", 2000, 1100, high=8, resources=fills)
     held = opened(ShadowPrice(), nodes, due, _job("short", 100, high=8, resources=fills))
     assert decided(held, 0.0) == {"due": 2}
-
-
-def test_it_says_what_the_plan_is():
-    held = _held(_due("long", 4000, 2150), _job("short", 100))
-    held.decide(0.0)
-    assert "is to end within 36 min, with 2 GPUs or fewer at a time" in held.explain(0.0)["long"].reason
 
 
 def test_nothing_is_asked_of_deadlines_where_none_is_stated(monkeypatch: pytest.MonkeyPatch):
@@ -162,7 +159,7 @@ def test_a_running_job_that_is_in_time_where_it_is_goes_on(own: dict[str, int]):
     assert [each.time for each in done.log.events() if (each.event, each.job) == ("finish", "due")] == [1030]
 
 
-def test_a_job_that_does_nothing_where_it_is_is_planned_as_one_that_has_to_move():
+def test_a_job_that_does_nothing_where_it_is_has_to_move():
     """Three jobs of two GPUs on two nodes of three: no job trains across nodes."""
     apart = TimedSteps(lambda _model, _gpus, place, batch: batch / sum(place) if len(place) == 1 else None)
     due = {"gpus": 2, "work": {"samples": 1e4}, "utility": {"shape": "step", "target": 1e5}}
@@ -178,7 +175,7 @@ def test_utilities_that_hardly_differ_are_read_as_they_are(utility: dict[str, fl
     assert _decided(soft) == {"soft": 4}
 
 
-def test_a_job_that_is_given_up_takes_gpus_that_are_idle_beside_jobs_of_higher_classes():
+def test_a_job_that_is_given_up_takes_gpus_that_are_idle():
     """Its weight beside theirs is below what a sum of floating point numbers keeps."""
     first = [job(f"h{n}", priority=2, work={"samples": 1e6 + n}) for n in range(20)]
     second = job("m", gpus=4, priority=1, work={"samples": 1e6})

@@ -26,30 +26,23 @@ ONES = np.ones(CELLS)
 CURVE = GoodputCurve(np.array([10, 30]), np.array([[0.0, 0.0], [1.0, 2.0], [2.0, 3.0]]), 10, 0)
 
 
-def test_the_mean_rate_is_the_harmonic_mean_over_the_work_left():
-    """φ = 10 makes batch 30 half as useful: 1 a second on one GPU; where φ is large, 2 a second."""
+def test_rates_ahead_are_means_over_the_work_left():
+    # φ = 10 makes batch 30 half as useful: 1 a second on one GPU; where φ is large, 2 a second.
     ahead = Ahead(CURVE)
     ahead.update(np.where(np.arange(CELLS) < CELLS // 2, 10.0, 1e15), ONES)
     assert ahead.whole(0.0) == pytest.approx([0.0, 1 / (0.5 / 1 + 0.5 / 2), 1 / (0.5 / 2 + 0.5 / 3)])
     assert ahead.whole(0.5) == pytest.approx([0.0, 2.0, 3.0])
 
-
-def test_the_rate_soon_is_over_the_same_work_for_all_sizes():
-    """100 samples, the first half at 1 a second on one GPU: 25 s are a quarter of the work."""
-    ahead = Ahead(CURVE)
-    ahead.update(np.where(np.arange(CELLS) < CELLS // 2, 10.0, 1e15), ONES)
+    # 100 samples, the first half at 1 a second on one GPU: 25 s are a quarter of the work.
     assert ahead.at(0.0, 100.0, 25.0, 1).soon == pytest.approx([0.0, 1.0, 2.0])
     over_the_end = ahead.at(0.9, 100.0, 1e6, 1)
     assert over_the_end.soon == pytest.approx(over_the_end.whole)
 
-
-def test_a_slower_pace_than_promised_stretches_what_is_ahead():
-    ahead = Ahead(CURVE)
     ahead.update(10.0 * ONES, 0.5 * ONES)
     assert ahead.whole(0.0) == pytest.approx([0.0, 0.5, 1.0])
 
 
-def test_between_the_noise_scales_seen_lies_a_line_of_their_logarithms():
+def test_noise_scales_are_interpolated_by_their_logarithms():
     seen = noise_scales()
     assert seen.line("net") is None
     seen.observe("net", 0.0, 1.0)
@@ -61,7 +54,7 @@ def test_between_the_noise_scales_seen_lies_a_line_of_their_logarithms():
     assert again.line("net") == pytest.approx(seen.line("net"))
 
 
-def test_work_that_is_not_stated_is_that_of_the_longer_jobs_of_the_model():
+def test_unstated_work_is_that_of_longer_jobs_of_the_model():
     held = session(ShadowPrice(), cluster(1))
     for name, samples in (("short", 10.0), ("long", 1000.0)):
         held.submit(job(name, work={"samples": samples}), 0.0)
@@ -78,7 +71,7 @@ def test_work_that_is_not_stated_is_that_of_the_longer_jobs_of_the_model():
     assert known.left(silent, 0.0) is None
 
 
-def test_large_pools_try_whole_nodes_beyond_the_sizes_that_are_exact():
+def test_large_pools_try_whole_nodes_beyond_the_exact_sizes():
     sizes = sizes_of(2048, 8)
     assert sizes[:129].tolist() == [*range(129)]
     assert all(size % 8 == 0 for size in sizes[129:].tolist())

@@ -14,15 +14,16 @@ WORSE_ACROSS = TimedSteps(
 NODES = [NodeState(index, f"n{index}", 4, "gpu", None) for index in range(3)]
 
 
-def test_large_jobs_get_whole_nodes_and_small_ones_the_fullest_that_fits():
+def test_large_jobs_get_whole_nodes_and_small_ones_the_fullest():
     stay = SeatedJob("s", 3, 1.0, (("n1", 3),))
-    found = place(NodeSpace.of(NODES, [stay]), [SeatedJob("one", 1, 1.0), SeatedJob("six", 6, 1.0)])
-    assert found == {"six": (("n0", 4), ("n2", 2)), "one": (("n1", 1),)}
+    result = place(NodeSpace.of(NODES, [stay]), [SeatedJob("one", 1, 1.0), SeatedJob("six", 6, 1.0)])
+    assert result == {"six": (("n0", 4), ("n2", 2)), "one": (("n1", 1),)}
 
+    result = place(NodeSpace.of(NODES, []), [SeatedJob("a", 2, 1.0, (("n2", 4),))])
+    assert result == {"a": (("n2", 2),)}
 
-def test_a_job_that_shrinks_stays_on_its_node():
-    found = place(NodeSpace.of(NODES, []), [SeatedJob("a", 2, 1.0, (("n2", 4),))])
-    assert found == {"a": (("n2", 2),)}
+    stay = [SeatedJob(f"s{index}", 3, 1.0, ((f"n{index}", 3),)) for index in range(3)]
+    assert place(NodeSpace.of(NODES, stay), [SeatedJob("a", 2, 1.0)]) == {"a": (("n0", 1), ("n1", 1))}
 
 
 def test_the_jobs_that_lose_least_make_way():
@@ -31,22 +32,22 @@ def test_the_jobs_that_lose_least_make_way():
         SeatedJob("b", 1, 1.0, (("n1", 1),)),
         SeatedJob("c", 2, 9.0, (("n2", 2),)),
     ]
-    found = place(NodeSpace.of(NODES, stay), [SeatedJob("whole", 4, 3.0)])
-    assert found["whole"] == (("n1", 4),)
-    assert found["b"] == (("n2", 1),)
+    result = place(NodeSpace.of(NODES, stay), [SeatedJob("whole", 4, 3.0)])
+    assert result["whole"] == (("n1", 4),)
+    assert result["b"] == (("n2", 1),)
 
 
-def test_no_job_makes_way_for_one_that_loses_less_by_its_place_than_moves_cost():
+def test_no_job_makes_way_where_moves_cost_more_than_a_place():
     """Spread over two nodes, the job loses a tenth of the 5 it makes; a move costs b 0.3, or 0.7."""
     for cost, spread in ((0.3, False), (0.7, True)):
         stay = [SeatedJob(f"s{index}", 2, 9.0, ((f"n{index}", 2),), move_cost=9.0) for index in range(2)]
         b = SeatedJob("b", 1, 1.0, (("n2", 1),), move_cost=cost)
         nodes = NodeSpace.of(NODES, [*stay, b], lambda job, where: 0.1 * job.worth)
-        found = place(nodes, [SeatedJob("whole", 4, 5.0)])
-        assert (len(found["whole"]) > 1, "b" in found) == (spread, not spread)
+        result = place(nodes, [SeatedJob("whole", 4, 5.0)])
+        assert (len(result["whole"]) > 1, "b" in result) == (spread, not spread)
 
 
-def test_rigid_jobs_whose_speed_does_not_depend_on_nodes_are_never_moved():
+def test_rigid_jobs_as_fast_on_all_nodes_are_never_moved():
     """Three jobs of one GPU sit on three nodes; one of four fits no node, and starts across two."""
     held = session(ShadowPrice(), cluster(4, 4, 4))
     for index in range(12):
@@ -61,12 +62,7 @@ def test_rigid_jobs_whose_speed_does_not_depend_on_nodes_are_never_moved():
     assert len(held.jobs["wide"].placement) == 2
 
 
-def test_a_job_that_fits_no_node_is_scattered():
-    stay = [SeatedJob(f"s{index}", 3, 1.0, ((f"n{index}", 3),)) for index in range(3)]
-    assert place(NodeSpace.of(NODES, stay), [SeatedJob("a", 2, 1.0)]) == {"a": (("n0", 1), ("n1", 1))}
-
-
-def test_a_scattered_job_is_gathered_where_that_pays_for_all_who_move():
+def test_a_scattered_job_is_gathered_where_that_pays():
     scattered = SeatedJob("a", 4, 8.0, (("n0", 3), ("n1", 1)), move_cost=0.4)
     small = SeatedJob("b", 1, 1.0, (("n2", 1),), move_cost=0.05)
     nodes = NodeSpace.of(NODES, [scattered, small])
@@ -75,7 +71,7 @@ def test_a_scattered_job_is_gathered_where_that_pays_for_all_who_move():
     assert gathered(nodes, SeatedJob("c", 3, 1.0, (("n1", 2), ("n2", 1)), move_cost=0.05), gain=0.01) == {}
 
 
-def test_a_job_is_not_scattered_where_it_is_slower_than_on_a_part():
+def test_a_job_is_not_scattered_where_that_is_slower():
     """Three GPUs of one node make 3, four of two nodes 1: it takes the three, and leaves one idle."""
     held = session(ShadowPrice(), cluster(4, 4), WORSE_ACROSS)
     for name, gpus in (("a", 1), ("b", 3)):

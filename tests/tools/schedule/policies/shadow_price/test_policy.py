@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
-from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
@@ -14,24 +14,27 @@ from pliant.tools.schedule.policies.shadow_price import sizes as of_sizes
 from pliant.tools.schedule.policies.shadow_price.knowledge import UnknownNoise
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
-from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, session, sizes
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session, sizes
 
+FREE = {"low": 1, "high": 1, "elastic": "size+batch", "batch": {"size": 64, "min": 64, "max": 1024}}
 OVERHEAD = TimedSteps(lambda model, kind, place, batch: 0.1 + 0.001 * batch)
 """Whatever the GPUs."""
 MIXED = CurveThroughput({}, {"fast": 3.0})
 SATURATING = {1: 1.0, 2: 1.8, 3: 2.4, 4: 2.8}
 
 
-def test_of_jobs_that_scale_linearly_the_shortest_gets_all_gpus():
-    """SRPT: no other way of sharing ends them sooner on average."""
+def test_of_jobs_that_scale_the_shortest_gets_most():
+    # SRPT: no other way of sharing ends them sooner on average.
     held = _with([_elastic("long", 4000), _elastic("short", 1000), _elastic("middle", 2000)])
     assert sizes(held) == {"short": 4}
 
-
-def test_jobs_that_saturate_share_and_the_shorter_gets_more():
-    held = session(ShadowPrice(), cluster(4), curves(net=SATURATING))
-    for each in (_elastic("long", 4000, model="net"), _elastic("short", 1000, model="net")):
-        held.submit(each, 0.0)
+    held = opened(
+        ShadowPrice(),
+        cluster(4),
+        _elastic("long", 4000, model="net"),
+        _elastic("short", 1000, model="net"),
+        throughput=curves(net=SATURATING),
+    )
     assert decided(held, 0.0) == {"long": 1, "short": 3}
 
 
@@ -44,26 +47,22 @@ def test_a_gpu_more_for_a_moment_is_not_worth_a_rescale():
     assert held.jobs["a"].placement == before
 
 
-def test_a_class_comes_before_all_classes_below_it_however_long_its_jobs_are():
+def test_a_class_comes_before_all_classes_below_it():
     held = _with([_elastic("short", 100), _elastic("middle", 1e4, priority=0.1)])
     assert sizes(held) == {"middle": 4}
     held.submit(_elastic("long", 1e6, priority=7.0), 0.0)
     assert decided(held, 60.0) == {"long": 4}
 
-
-def test_a_class_leaves_what_it_cannot_use_to_the_next():
     held = _with([_elastic("short", 100), job("first", gpus=3, work={"samples": 1e6}, priority=1.0)])
     assert sizes(held) == {"first": 3, "short": 1}
 
-
-def test_priorities_that_are_all_the_same_change_nothing():
     plain = [_elastic("long", 4000), _elastic("short", 1000)]
     first = [each.model_copy(update={"priority": 5.0}) for each in plain]
     assert sizes(_with(plain)) == sizes(_with(first))
 
 
-def test_while_a_job_waits_it_is_asked_again_when_the_next_one_ends():
-    """A start takes 30 s, 400 samples on 4 GPUs 100 s; GPUs that are left to a round would be idle."""
+def test_while_a_job_waits_it_is_asked_again_at_the_next_end():
+    # A start takes 30 s, 400 samples on 4 GPUs 100 s; GPUs that are left to a round would be idle.
     first = job("first", gpus=4, work={"samples": 400})
     alone = _with([first])
     alone.decide(0.0)
@@ -75,17 +74,11 @@ def test_while_a_job_waits_it_is_asked_again_when_the_next_one_ends():
     held.decide(125.0)
     assert held.ask_again_s == pytest.approx(135.0, abs=0.01), "it may end later than expected"
 
-
-def test_of_a_job_that_trains_past_its_stated_work_no_end_is_awaited():
-    held = _with([job("first", gpus=4, work={"samples": 400}), job("second", gpus=4, work={"samples": 4000})])
-    assert sizes(held) == {"first": 4}
     held.jobs["first"].report_progress(200.0, 500.0)
     held.decide(200.0)
     assert held.jobs["first"].gpus == 4
     assert held.ask_again_s is None
 
-
-def test_where_no_work_is_known_no_end_is_awaited():
     held = _with([job("first", gpus=4), job("second", gpus=4)])
     held.decide(0.0)
     assert held.ask_again_s is None
@@ -99,19 +92,15 @@ def test_the_least_weighted_sum_of_completion_times_decides(weight: float, first
 
 
 def test_work_that_is_not_stated_counts_as_that_of_its_queue():
-    """A new job of unknown work is taken to be shorter than one that states an hour."""
+    # A new job of unknown work is taken to be shorter than one that states an hour.
     held = _with([_elastic("stated", 14_400), job("unknown", low=1, high=4)])
     assert sizes(held) == {"unknown": 4}
 
-
-def test_a_job_of_unknown_work_falls_behind_when_it_has_had_much():
     held = _with([job("unknown", low=1, high=4)])
     held.submit(_elastic("stated", 1000), 0.0)
     assert decided(held, 3600.0) == {"stated": 4}
 
-
-def test_predicted_work_counts_like_unknown_work():
-    """What jobs alike have shown says more: nothing changes, whatever is predicted."""
+    # What jobs alike have shown says more: nothing changes, whatever is predicted.
     held = _with([_elastic("stated", 1000)])
     silent = held.submit(job("predicted", low=1, high=4), 0.0)
     silent.hide_work()
@@ -120,12 +109,12 @@ def test_predicted_work_counts_like_unknown_work():
     assert before == decided(held, 120.0) == {"predicted": 4}
 
 
-def test_work_that_is_not_stated_counts_as_that_of_finished_jobs_of_its_model():
+def test_unstated_work_counts_as_that_of_jobs_of_its_model():
     held = _with([])
-    for name in ("a", "b", "c"):
+    for name in "abc":
         held.submit(job(name, gpus=1, model="known"), 0.0)
     held.decide(0.0)
-    for name in ("a", "b", "c"):
+    for name in "abc":
         held.end(name, 1000.0)
     held.submit(job("silent", low=1, high=4, model="known"), 1000.0)
     held.submit(_elastic("stated", 1300), 1000.0)
@@ -138,41 +127,51 @@ def test_a_change_costs_what_the_profile_has_measured(cost_s: float, samples: fl
     """Three GPUs more are worth ten minutes to a job of days, not to one of eleven minutes."""
     costly = curves()
     costly.rescale_seconds = lambda model: cost_s
-    held = session(ShadowPrice(), cluster(4), costly)
-    held.submit(job("rigid", gpus=3, work={"samples": 100.0}), 0.0)
-    held.submit(_elastic("grows", samples), 0.0)
+    jobs = (job("rigid", gpus=3, work={"samples": 100.0}), _elastic("grows", samples))
+    held = opened(ShadowPrice(), cluster(4), *jobs, throughput=costly)
     assert decided(held, 0.0) == {"grows": 1, "rigid": 3}
     held.end("rigid", 60.0)
     assert decided(held, 60.0) == {"grows": gpus}
 
 
+def on_batches(policy: ShadowPrice, *jobs: Job) -> Session:
+    """One GPU for each; larger batches train faster."""
+    held = opened(policy, cluster(len(jobs)), *jobs, throughput=OVERHEAD)
+    held.decide(0.0)
+    return held
+
+
+def reloaded(policy: ShadowPrice, **parameters: Any) -> ShadowPrice:
+    """Another policy that takes up its state."""
+    again = ShadowPrice(**parameters)
+    again.load_state(json.loads(json.dumps(policy.dump_state())), {})
+    return again
+
+
 def test_the_batch_grows_with_the_noise_scale():
     """Where larger batches train almost as much a sample, and faster, the largest is best."""
-    free = job("a", low=1, high=1, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
-    held = session(ShadowPrice(retune="free"), cluster(1), OVERHEAD)
-    held.submit(free, 0.0)
-    held.decide(0.0)
+    policy = ShadowPrice(retune="free")
+    held = on_batches(policy, job("a", **FREE))
     assert held.jobs["a"].global_batch == 64
+    for at, (noise, batch) in enumerate(((1e6, 1024), (1.0, 64), (1e6, 1024)), start=1):
+        held.jobs["a"].noise_scale = noise
+        held.decide(60.0 * at)
+        assert held.jobs["a"].global_batch == batch
+
+    seen = ShadowPrice(retune="free")
+    held = on_batches(seen, job("a", work={"samples": 1e6}, **FREE))
     held.jobs["a"].noise_scale = 1e6
     held.decide(60.0)
-    assert held.jobs["a"].global_batch == 1024
-    held.jobs["a"].noise_scale = 1.0
-    held.decide(120.0)
-    assert held.jobs["a"].global_batch == 64
+    later = on_batches(reloaded(seen, retune="free"), job("b", work={"samples": 1e6}, **FREE))
+    assert later.jobs["b"].global_batch == 1024, "a job starts on what others of its model have shown"
 
 
-@pytest.mark.parametrize(
-    ("unknown_noise", "elastic", "later"), [("stated", "size+batch", 1024), ("author", "size+batch", 64)]
-)
-def test_batches_are_alike_once_a_job_of_the_model_has_ended_without_telling_its_noise(
-    unknown_noise: UnknownNoise, elastic: str, later: int
-):
-    free = {"low": 1, "high": 1, "elastic": elastic, "batch": {"size": 64, "min": 64, "max": 1024}}
+@pytest.mark.parametrize(("unknown_noise", "later"), [("stated", 1024), ("author", 64)])
+def test_jobs_of_a_model_may_end_without_stating_their_noise(unknown_noise: UnknownNoise, later: int):
+    """Then all its batches are taken to be alike, if the policy is asked to."""
     policy = ShadowPrice(retune="free", unknown_noise=unknown_noise)
-    held = session(policy, cluster(2), OVERHEAD)
-    held.submit(job("a", work={"samples": 1e3}, **free), 0.0)
-    held.submit(job("b", work={"samples": 1e6}, **free), 0.0)
-    held.decide(0.0)
+    jobs = [job(name, work={"samples": samples}, **FREE) for name, samples in (("a", 1e3), ("b", 1e6))]
+    held = on_batches(policy, *jobs)
     assert held.jobs["b"].global_batch == 64, "it may tell as it trains"
     held.end("a", 60.0)
     held.decide(60.0)
@@ -181,94 +180,47 @@ def test_batches_are_alike_once_a_job_of_the_model_has_ended_without_telling_its
     held.jobs["b"].noise_scale = 1.0
     held.decide(120.0)
     assert held.jobs["b"].global_batch == 64, "what a job tells is what counts"
-    again = ShadowPrice(retune="free", unknown_noise=unknown_noise)
-    again.load_state(json.loads(json.dumps(policy.dump_state())), {})
-    resumed = session(again, cluster(1), OVERHEAD)
-    resumed.submit(job("c", work={"samples": 1e6}, **free, model="net"), 0.0)
-    resumed.decide(0.0)
+    again = reloaded(policy, retune="free", unknown_noise=unknown_noise)
+    resumed = on_batches(again, job("c", work={"samples": 1e6}, model="net", **FREE))
     assert resumed.jobs["c"].global_batch == 64, "of another model nothing is known"
 
-
-def test_a_job_whose_batch_is_fixed_shows_nothing_about_those_that_move():
-    held = session(ShadowPrice(retune="free"), cluster(2), OVERHEAD)
-    held.submit(job("a", low=1, high=1, batch={"size": 64}, work={"samples": 1e3}), 0.0)
-    moves = job("b", low=1, high=1, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
-    held.submit(moves, 0.0)
-    held.decide(0.0)
+    fixed = job("a", low=1, high=1, batch={"size": 64}, work={"samples": 1e3})
+    held = on_batches(ShadowPrice(retune="free", unknown_noise=unknown_noise), fixed, job("b", **FREE))
     held.end("a", 60.0)
     held.decide(60.0)
-    assert held.jobs["b"].global_batch == 64
+    assert held.jobs["b"].global_batch == 64, "a job whose batch is fixed shows nothing of others"
 
 
-def test_on_mixed_types_each_job_takes_the_type_where_it_ends_first():
+def test_each_job_takes_the_type_where_it_ends_first():
     nodes = mixed_cluster(slow=(4,), fast=(4,))
-    held = session(ShadowPrice(), nodes, MIXED)
-    for each in (_elastic("long", 9000), _elastic("short", 1000)):
-        held.submit(each, 0.0)
+    held = opened(ShadowPrice(), nodes, _elastic("long", 9000), _elastic("short", 1000), throughput=MIXED)
     held.decide(0.0)
     assert held.jobs["short"].gpu_type == "fast"
     assert sizes(held) == {"long": 4, "short": 4}
 
-
-def test_a_type_that_would_stand_idle_takes_who_waits_for_another():
-    """And leaves it there: the job does not come and go between the two."""
-    nodes = mixed_cluster(slow=(4,), fast=(4,))
-    held = session(ShadowPrice(), nodes, MIXED)
-    for each in (_elastic("long", 9000), _elastic("short", 2000)):
-        held.submit(each, 0.0)
+    # A type that would stand idle takes the job that waits for the other, and keeps it.
+    held = opened(ShadowPrice(), nodes, _elastic("long", 9000), _elastic("short", 2000), throughput=MIXED)
     for time_s in (0.0, 60.0, 120.0):
         held.decide(time_s)
         assert {each.id: each.gpu_type for each in held.jobs.values()} == {"long": "slow", "short": "fast"}
 
 
 def test_it_says_price_end_worth_of_a_gpu_and_why_a_job_waits():
-    held = session(ShadowPrice(), cluster(4), curves(net=SATURATING))
-    held.submit(_elastic("runs", 1000, model="net"), 0.0)
-    held.submit(job("waits", gpus=4, model="net", work={"samples": 1e6}), 0.0)
+    jobs = (_elastic("runs", 1000, model="net"), job("waits", gpus=4, model="net", work={"samples": 1e6}))
+    held = opened(ShadowPrice(), cluster(4), *jobs, throughput=curves(net=SATURATING))
     held.decide(0.0)
-    found = held.explain(0.0)
-    assert "price 0.714 s a sample" in found["runs"].reason
-    assert "would end in 6 min" in found["runs"].reason
-    assert "1 GPU less would cost" in found["runs"].reason
-    assert "waits: 1 job would end before it" in found["waits"].reason
-    assert found["waits"].needs_gpus == 4
+    result = held.explain(0.0)
+    assert "price 0.714 s a sample" in result["runs"].reason
+    assert "would end in 6 min" in result["runs"].reason
+    assert "1 GPU less would cost" in result["runs"].reason
+    assert "waits: 1 job would end before it" in result["waits"].reason
+    assert result["waits"].needs_gpus == 4
 
-
-def test_without_measurements_it_says_how_many_jobs_come_before_one_that_waits():
     jobs = [job(name, gpus=4, work={"epochs": 5, "dataset_size": 4096}) for name in "abc"]
-    found = decide(jobs, cluster(4), None, Question("shadow-price", explain=True))
-    reasons = " ".join(each.reason for each in found.waiting)
+    result = decide(jobs, cluster(4), None, Question("shadow-price", explain=True))
+    reasons = " ".join(each.reason for each in result.waiting)
     assert "1 job comes before it" in reasons
     assert "2 jobs come before it" in reasons
-
-
-def test_what_jobs_have_shown_survives_a_dump():
-    first = ShadowPrice(retune="free")
-    held = session(first, cluster(1), OVERHEAD)
-    free = {"low": 1, "high": 1, "elastic": "size+batch", "batch": {"size": 64, "min": 64, "max": 1024}}
-    held.submit(job("a", work={"samples": 1e6}, **free), 0.0)
-    held.decide(0.0)
-    held.jobs["a"].noise_scale = 1e6
-    held.decide(60.0)
-    second = ShadowPrice(retune="free")
-    second.load_state(json.loads(json.dumps(first.dump_state())), {})
-    later = session(second, cluster(1), OVERHEAD)
-    later.submit(job("b", work={"samples": 1e6}, **free), 0.0)
-    later.decide(0.0)
-    assert later.jobs["b"].global_batch == 1024, "a job starts on what others of its model have shown"
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        *({"rescale_s": -1.0}, {"dwell_s": 0.0}, {"future": -0.5}, {"ahead_s": 0.0}),
-        *({"grace": -1.0}, {"grace_s": -1.0}, {"unstated_grace_s": -1.0}, {"deal_s": 0.0}, {"lost_s": -1.0}),
-        *({"lost_s": 600.0}, {"deal_s": 90.0}),
-    ],
-)
-def test_parameters_out_of_range_are_refused(values: dict[str, float]):
-    with pytest.raises(UsageError, match=next(iter(values))):
-        ShadowPrice(**values)
 
 
 def _elastic(name: str, samples: float, **more: object) -> Job:
@@ -276,15 +228,13 @@ def _elastic(name: str, samples: float, **more: object) -> Job:
 
 
 def _with(jobs: list[Job]) -> Session:
-    held = session(ShadowPrice(), cluster(4))
-    for each in jobs:
-        held.submit(each, 0.0)
+    held = opened(ShadowPrice(), cluster(4), *jobs)
     held.decide(0.0)
     return held
 
 
 @pytest.mark.parametrize("first", ["long", "short"])
-def test_of_rigid_jobs_that_the_prices_cannot_tell_apart_the_shorter_one_runs(first: str):
+def test_of_rigid_jobs_of_equal_prices_the_shorter_one_runs(first: str):
     """On 4 GPUs the urgent job ends first; both others would fit once it has ended, so they are worth 1."""
     held = session(ShadowPrice(), cluster(4))
     seconds = {"urgent": 100, "short": 1000, "long": 10_000, "longer": 100_000}
@@ -301,13 +251,12 @@ def test_of_two_equal_jobs_the_one_that_came_first_runs():
     assert decided(held, 10.0) == {"z": 2}
 
 
-def test_a_job_takes_idle_gpus_of_another_type_that_end_it_sooner_their_cost_counted():
+def test_a_job_takes_idle_gpus_that_end_it_sooner():
     """Eight slow GPUs are four times as fast as the fast one; a change costs 250 s, which hours pay for."""
     costly = CurveThroughput({}, {"fast": 2.0})
     costly.rescale_seconds = lambda model: 250.0
-    held = session(ShadowPrice(), mixed_cluster(fast=(1,), slow=(8,)), costly)
-    held.submit(job("blocks", gpus=8, work={"samples": 1e4}), 0.0)
-    held.submit(job("a", low=1, high=8, work={"samples": 4e4}), 0.0)
+    jobs = (job("blocks", gpus=8, work={"samples": 1e4}), job("a", low=1, high=8, work={"samples": 4e4}))
+    held = opened(ShadowPrice(), mixed_cluster(fast=(1,), slow=(8,)), *jobs, throughput=costly)
     assert decided(held, 0.0) == {"a": 1, "blocks": 8}
     assert held.jobs["a"].gpu_type == "fast"
     held.end("blocks", 60.0)
@@ -318,19 +267,15 @@ def test_a_job_takes_idle_gpus_of_another_type_that_end_it_sooner_their_cost_cou
 def test_a_job_that_has_stalled_no_longer_comes_first():
     """At a hundredth of its speed, 8 s of work take longer than the 500 s of another."""
     policy = ShadowPrice(grace=None)
-    held = session(policy, cluster(4))
-    for each in (_elastic("stalls", 40), _elastic("other", 2000)):
-        held.submit(each, 0.0)
+    held = opened(policy, cluster(4), _elastic("stalls", 40), _elastic("other", 2000))
     assert decided(held, 0.0) == {"stalls": 4}
     held.jobs["stalls"].change_speed(60.0, 0.04)
     held.jobs["stalls"].report_progress(60.0, 10.0)
     assert decided(held, 60.0) == {"other": 4}
-    again = ShadowPrice(grace=None)
-    again.load_state(json.loads(json.dumps(policy.dump_state())), {})
-    assert again.dump_state() == policy.dump_state()
+    assert reloaded(policy, grace=None).dump_state() == policy.dump_state()
 
 
-def test_a_job_that_trains_past_what_it_stated_goes_by_what_it_has_had():
+def test_a_job_past_its_stated_work_counts_by_its_service():
     held = _with([_elastic("past", 400), job("waits", gpus=4, work={"samples": 2000})])
     assert sizes(held) == {"past": 4}
     for time_s in range(60, 3600, 60):
@@ -342,16 +287,16 @@ def test_a_job_that_trains_past_what_it_stated_goes_by_what_it_has_had():
     assert 900.0 <= started_s <= 1100.0, "once it has had 3,840 GPU-seconds it counts as so many more"
 
 
-def test_a_large_pool_decides_the_same_whether_prices_are_remembered(monkeypatch: pytest.MonkeyPatch):
+def test_a_large_pool_decides_alike_with_remembered_prices(monkeypatch: pytest.MonkeyPatch):
     def decided_sizes(most_gpus: int) -> list[dict[str, int]]:
         monkeypatch.setattr(of_sizes, "_REMEMBERED_GPUS", most_gpus)
-        held, found = session(ShadowPrice(), cluster(*[8] * 40), curves(m={1: 1.0, 8: 6.0, 64: 30.0})), []
+        held, result = session(ShadowPrice(), cluster(*[8] * 40), curves(m={1: 1.0, 8: 6.0, 64: 30.0})), []
         for turn in range(6):
             for number in range(4):
                 work = {"samples": 500.0 * (1 + 3 * number + turn)}
                 held.submit(job(f"{turn}-{number}", low=1, high=64, model="m", work=work), 60.0 * turn)
             held.decide(60.0 * turn)
-            found.append(sizes(held))
-        return found
+            result.append(sizes(held))
+        return result
 
     assert decided_sizes(0) == decided_sizes(4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,24 +37,22 @@ def test_the_set_of_section_3_3():
     assert sizes(types["B"]) == [(1, 1), (1, 2), (1, 4)]
 
 
-def test_beyond_a_node_configurations_are_whole_nodes():
-    assert sizes(gpus(4, 4, 4)) == [(1, 1), (1, 2), (1, 4), (2, 8), (3, 12)]
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        pytest.param((4, 4, 4), [(1, 1), (1, 2), (1, 4), (2, 8), (3, 12)], id="whole nodes beyond one"),
+        pytest.param((6, 6), [(1, 1), (1, 2), (1, 4), (1, 6), (2, 12)], id="of no power of two"),
+        pytest.param((8, 4, 8), [(1, 1), (1, 2), (1, 4), (1, 8), (2, 16)], id="smaller ones are not whole"),
+    ],
+)
+def test_configurations_are_parts_of_a_node_and_whole_nodes(nodes, expected):
+    assert sizes(gpus(*nodes)) == expected
 
 
-def test_nodes_of_no_power_of_two_are_whole_ones_too():
-    assert sizes(gpus(6, 6)) == [(1, 1), (1, 2), (1, 4), (1, 6), (2, 12)]
-
-
-def test_smaller_nodes_are_no_whole_ones():
-    assert sizes(gpus(8, 4, 8)) == [(1, 1), (1, 2), (1, 4), (1, 8), (2, 16)]
-
-
-def test_where_all_nodes_have_a_power_of_two_gpus_that_suffice_are_all():
+def test_limits_make_configurations_placeable():
     assert [limit.gpus for limit in gpus(4, 4).limits] == [8]
 
-
-def test_a_node_of_six_holds_one_job_of_four():
-    """Twelve GPUs have room for two such jobs, not for three."""
+    # Twelve GPUs have room for two such jobs, not for three.
     kind = gpus(6, 6)
     (four,) = (limit for limit in kind.limits if limit.least == 4)
     assert four.gpus == 8
@@ -61,32 +60,19 @@ def test_a_node_of_six_holds_one_job_of_four():
 
 
 def test_a_job_gets_what_lies_within_its_limits():
-    assert [one.gpus for one in gpus(4, 4, 4).for_job(range(2, 10), 1)] == [2, 4, 8]
+    three = gpus(4, 4, 4)
+    for sizes, each, expected in (
+        (range(2, 10), 1, [2, 4, 8]),
+        ((2, 3, 12), 1, [2, 12]),
+        (range(2, 13, 2), 2, [2, 4, 8, 12]),
+        (range(8, 13, 8), 8, [8]),  # a replica of eight is on two nodes
+        (range(3, 13, 3), 3, [3]),  # no node of four is whole replicas
+    ):
+        assert [one.gpus for one in three.for_job(sizes, each)] == expected
 
-
-def test_a_job_that_lists_its_sizes_gets_no_other():
-    assert [one.gpus for one in gpus(4, 4, 4).for_job((2, 3, 12), 1)] == [2, 12]
-
-
-def test_a_job_without_a_configuration_gets_its_least_size():
     assert gpus(4, 4).for_job(range(3, 4), 1) == (Configuration(1, 3, "gpu", listed=False),)
     assert gpus(4, 4).for_job(range(6, 8), 1) == (Configuration(2, 6, "gpu", listed=False),)
     assert gpus(4, 4).for_job(range(9, 10), 1) == ()
-
-
-def test_configurations_hold_whole_replicas():
-    assert [one.gpus for one in gpus(4, 4, 4).for_job(range(2, 13, 2), 2)] == [2, 4, 8, 12]
-    assert [one.gpus for one in gpus(4, 4, 4).for_job(range(8, 13, 8), 8)] == [8], (
-        "a replica of eight is on two nodes"
-    )
-    assert [one.gpus for one in gpus(4, 4, 4).for_job(range(3, 13, 3), 3)] == [3], (
-        "no node of four is whole replicas"
-    )
-
-
-def test_a_job_keeps_its_nodes():
-    seats = [Seat("a", inside(2), (("n1", 2),)), Seat("b", inside(2), ())]
-    assert place(gpus(4, 4), seats) == {"a": (("n1", 2),), "b": (("n1", 2),)}
 
 
 def test_a_small_job_makes_room_for_a_whole_node():
@@ -97,14 +83,6 @@ def test_a_small_job_makes_room_for_a_whole_node():
         Seat("c", inside(4), ()),
     ]
     assert place(gpus(4, 4), seats) == {"a": (("n1", 1),), "b": (("n1", 1),), "c": (("n0", 4),)}
-
-
-def test_a_job_of_an_odd_size_takes_what_remains():
-    odd = Configuration(1, 3, "gpu", listed=False)
-    seats = [Seat("a", odd, (("n0", 3),)), Seat("b", inside(4), (("n1", 4),)), Seat("c", inside(1), ())]
-    assert place(gpus(4, 4), seats)["c"] == (("n0", 1),)
-    seats = [Seat("a", odd, (("n0", 2), ("n1", 1))), Seat("b", inside(4), ())]
-    assert place(gpus(4, 4), seats) == {"a": (("n1", 3),), "b": (("n0", 4),)}
 
 
 @given(
@@ -132,12 +110,12 @@ def test_whatever_keeps_to_the_limits_has_a_place(nodes: list[int], wanted: list
     check(kind, seats, place(kind, seats))
 
 
-def check(kind: GpuType, seats: list[Seat], found: dict[str, NodeGpus]) -> None:
-    assert found.keys() == {seat.job_id for seat in seats}
+def check(kind: GpuType, seats: list[Seat], result: dict[str, NodeGpus]) -> None:
+    assert result.keys() == {seat.job_id for seat in seats}
     taken: dict[str, int] = {}
     for seat in seats:
-        shape = tuple(count for _, count in found[seat.job_id])
+        shape = tuple(count for _, count in result[seat.job_id])
         assert shape == placement_of(seat.configuration, kind.node_gpus)
-        for name, count in found[seat.job_id]:
+        for name, count in result[seat.job_id]:
             taken[name] = taken.get(name, 0) + count
     assert all(taken.get(node.name, 0) <= node.gpus for node in kind.nodes)
