@@ -45,9 +45,7 @@ def test_appended_rows_replace_those_of_the_same_key(tmp_path: Path) -> None:
     assert [row.step_seconds for row in read_profile(out).rows] == [0.1, 0.3]
 
 
-def test_what_is_wrong_or_cannot_be_written_is_said_before_anything_is_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_wrong_or_cannot_be_written_is_said_before_anything_is_measured(monkeypatch, tmp_path):
     jobs, out = str(tmp_path / "no-such-file"), str(tmp_path / "p")
     with pytest.raises(UsageError, match="give one of the two"):
         profile(jobs, imported=imported(tmp_path, step(1, 8, 0.1)), output=out)
@@ -58,9 +56,7 @@ def test_what_is_wrong_or_cannot_be_written_is_said_before_anything_is_measured(
         profile(jobs)
 
 
-def test_what_was_measured_is_written_though_another_model_failed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_was_measured_is_written_though_another_model_failed(monkeypatch, tmp_path):
     made = MeasuredProfile(Profile((step(1, 8, 0.1),)), ('model "bad" failed: KeyError: 7',))
     monkeypatch.setattr("pliant.tools.profile.measuring.run.measure", lambda *_args, **_more: made)
     jobs, out = tmp_path / "jobs.jsonl", tmp_path / "profile.parquet"
@@ -70,9 +66,7 @@ def test_what_was_measured_is_written_though_another_model_failed(
     assert len(read_profile(out).rows) == 1
 
 
-def test_measured_rows_keep_the_error_of_the_model_on_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measured_rows_keep_the_error_of_the_model_on_them(tmp_path, monkeypatch):
     rows = (step(1, 8, 0.1), step(1, 16, 0.2), step(2, 8, 0.15), step(2, 16, 0.25), step(2, 32, 0.9))
     monkeypatch.setattr(
         "pliant.tools.profile.measuring.run.measure", lambda *_args, **_named: MeasuredProfile(Profile(rows))

@@ -80,9 +80,7 @@ def test_a_job_with_a_small_batch_is_compared_with_that_batch_on_one_gpu() -> No
         (8, 64, None, "measured on 1 GPU; 8 need a row or all-reduces"),
     ],
 )
-def test_what_is_infeasible_or_unknown_says_why_and_has_no_time(
-    gpus: int, batch: int, infeasible: str | None, unknown: str | None
-) -> None:
+def test_what_is_infeasible_or_unknown_says_why_and_has_no_time(gpus, batch, infeasible, unknown):
     found = told(gpus, batch)
     assert (found.infeasible, found.unknown) == (infeasible, unknown)
     assert (found.step_seconds, found.finish_seconds, found.source) == (None, None, None)
@@ -119,9 +117,7 @@ def test_a_narrow_terminal_gets_blocks_of_whole_numbers(tmp_path: Path, width: i
     assert {word for word in whole.split() if "─" not in word} <= set(text.split())
 
 
-def test_the_command_answers_in_json_for_the_sizes_and_batches_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_answers_in_json_for_the_sizes_and_batches_named(tmp_path, capsys):
     jobs, rows, nodes = files(tmp_path)
     profile(jobs, predict=rows, cluster=nodes, gpus="2,8", batches="24", format="json")  # type: ignore[arg-type]
     small, large = json.loads(capsys.readouterr().out)
@@ -131,9 +127,7 @@ def test_the_command_answers_in_json_for_the_sizes_and_batches_named(
     assert "need a row" in large["unknown"]
 
 
-def test_work_in_gpu_seconds_is_what_the_requested_size_does_in_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_work_in_gpu_seconds_is_what_the_requested_size_does_in_them(tmp_path, capsys):
     _, rows, nodes = files(tmp_path)
     jobs = str(tmp_path / "timed.jsonl")
     write_jobs([job("a", model="net", gpus=1, batch=16, gpu_seconds=900)], jobs)
@@ -142,9 +136,7 @@ def test_work_in_gpu_seconds_is_what_the_requested_size_does_in_them(
     assert found["finish_seconds"] == pytest.approx(900)
 
 
-def test_a_modelled_time_has_the_interval_of_the_errors_on_rows_held_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_modelled_time_has_the_interval_of_the_errors_on_rows_held_out(tmp_path, capsys):
     jobs, rows, nodes = files(tmp_path)
     write_profile(Profile((*ROWS, step(2, 8, 0.150))), rows)
     profile(jobs, predict=rows, cluster=nodes, gpus="2", batches="16,24", format="json")  # type: ignore[arg-type]
@@ -160,9 +152,7 @@ def test_a_modelled_time_has_the_interval_of_the_errors_on_rows_held_out(
     assert "in brackets: as far off as the model is on measured rows that it has not seen" in shown
 
 
-def test_a_rigid_job_hears_what_was_measured_instead_of_its_size(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rigid_job_hears_what_was_measured_instead_of_its_size(tmp_path, capsys, monkeypatch):
     _, rows, nodes = files(tmp_path)
     write_profile(Profile((step(1, 8, 0.1),)), rows)
     jobs = str(tmp_path / "rigid.jsonl")

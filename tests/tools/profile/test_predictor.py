@@ -215,9 +215,7 @@ def written(path: Path, jobs: int, seed: int) -> str:
     return str(path)
 
 
-def test_the_command_fits_a_predictor_and_goes_on_from_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fits_a_predictor_and_goes_on_from_it(tmp_path, capsys):
     one, two, both = (str(tmp_path / name) for name in ("one.json", "two.json", "both.json"))
     first, second = written(tmp_path / "a.jsonl", 10, 1), written(tmp_path / "b.parquet", 4, 2)
     predictor_fit([first], output=one)

@@ -58,9 +58,7 @@ TWO_PLACES = [*rows(), *rows(2, 0.1, 0.4)]
         pytest.param(rows(1, 0.09, 0.2), (A, B), "gpu", (1,), (1.0, 1.0), id="no job is faster for company"),
     ],
 )
-def test_what_each_of_two_keeps(
-    known: list[ProfileRow], pair: tuple[Load, Load], gpu_type: str, place: Placement, kept: object
-) -> None:
+def test_what_each_of_two_keeps(known, pair, gpu_type, place, kept):
     assert PairTable(known).measured(*pair, gpu_type, place) == kept
 
 

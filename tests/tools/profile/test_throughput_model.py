@@ -75,9 +75,7 @@ TOGETHER = (step(2, 8, 0.15), step(4, 8, 0.2))
         pytest.param(TOGETHER, 3, 24, 0.175, id="those between are not"),
     ],
 )
-def test_the_formula_worked_by_hand(
-    rows: tuple[ProfileRow, ...], gpus: int, batch: int, expected: float | None
-) -> None:
+def test_the_formula_worked_by_hand(rows, gpus, batch, expected):
     found = seconds(throughput(*rows), gpus, batch)
     assert found == (expected if expected is None else pytest.approx(expected))
 
@@ -159,9 +157,7 @@ profiles = st.dictionaries(st.sampled_from([1, 2, 3, 4, 8]), local_batches, min_
 
 
 @given(profiles, st.integers(1, 10), st.integers(1, 2000), st.one_of(st.none(), st.integers(1, 300)))
-def test_no_answer_is_negative_or_beyond_a_probed_batch(
-    measured: dict[int, dict[int, float | None]], gpus: int, batch: int, per_gpu_max: int | None
-) -> None:
+def test_no_answer_is_negative_or_beyond_a_probed_batch(measured, gpus, batch, per_gpu_max):
     rows = [step(k, local, found) for k, points in measured.items() for local, found in points.items()]
     model = throughput(*rows)
     answer = seconds(model, gpus, batch, per_gpu_max)

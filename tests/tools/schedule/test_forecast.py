@@ -98,9 +98,7 @@ def test_what_it_learns_from_waits_until_it_is_asked(monkeypatch: pytest.MonkeyP
     assert calls == 2 * [2, 3, 1]
 
 
-def test_of_jobs_that_finish_while_nothing_asks_a_bounded_number_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_jobs_that_finish_while_nothing_asks_a_bounded_number_waits(monkeypatch):
     learned: list[EndedJob] = []
     monkeypatch.setattr(ProgressPredictor, "learn", lambda _, ended: learned.extend(ended))
     many, found = WorkForecast(), ended(2)
@@ -110,9 +108,7 @@ def test_of_jobs_that_finish_while_nothing_asks_a_bounded_number_waits(
 
 
 @pytest.mark.parametrize(("demand", "seen"), [("predicted", (True, 600)), ("stated", (False, None))])
-def test_a_policy_sees_a_prediction_where_a_job_states_no_work_if_it_is_to(
-    demand: Demand, seen: tuple[bool, float | None]
-) -> None:
+def test_a_policy_sees_a_prediction_where_a_job_states_no_work_if_it_is_to(demand, seen):
     session = held(demand=demand)
     silent, stated = session.submit(job("a"), 0.0), session.submit(job("b", work={"samples": 50.0}), 0.0)
     report(silent, 3)
@@ -171,9 +167,7 @@ def fitted() -> ProgressPredictor:
     return found
 
 
-def test_a_policy_that_needs_the_work_takes_jobs_that_state_none_where_it_is_predicted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_policy_that_needs_the_work_takes_jobs_that_state_none_where_it_is_predicted(monkeypatch):
     monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
     with pytest.raises(BadInputError, match='states no work, which policy "srtf" needs'):
         decide([job("a")], NODES, None, Question("srtf"))

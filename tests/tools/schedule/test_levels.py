@@ -117,9 +117,7 @@ def test_a_node_without_the_label_is_a_domain_of_its_own() -> None:
         ),
     ],
 )
-def test_a_resized_job_keeps_what_it_holds_in_the_best_domain(
-    free: list[int], gpus: int, held: NodeGpus, place: NodeGpus
-) -> None:
+def test_a_resized_job_keeps_what_it_holds_in_the_best_domain(free, gpus, held, place):
     assert free_with(free, rack="aabb").choose(gpus, ["gpu"], keep=held) == place
 
 
@@ -138,9 +136,7 @@ WISHES = st.lists(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(WISHES, st.booleans())
-def test_a_job_that_one_domain_could_hold_is_never_spread_over_two(
-    wishes: list[tuple[int, int, int]], has_islands: bool
-) -> None:
+def test_a_job_that_one_domain_could_hold_is_never_spread_over_two(wishes, has_islands):
     levels = {"island": ISLANDS, "rack": RACKS} if has_islands else {"rack": RACKS}
     held = FreeGpus(node_states(levelled(gpus=4, **levels)))
     places: dict[int, NodeGpus] = {}
@@ -297,9 +293,7 @@ def test_a_replay_charges_a_place_across_racks_and_placement_avoids_it() -> None
         ("elasticflow", {}, True),
     ],
 )
-def test_a_policy_that_chooses_nodes_itself_says_that_levels_do_not_count(
-    policy: str, parameters: dict[str, str], ignores: bool
-) -> None:
+def test_a_policy_that_chooses_nodes_itself_says_that_levels_do_not_count(policy, parameters, ignores):
     found = levels_ignored(levelled(rack=RACKS), policy, parameters)
     assert [each.text.partition(" and ")[0] for each in found] == (
         [f'policy "{policy}" chooses nodes itself'] if ignores else []

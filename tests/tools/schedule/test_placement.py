@@ -89,9 +89,7 @@ def test_a_replica_that_fits_no_node_is_on_as_few_as_can_be() -> None:
         ),
     ],
 )
-def test_a_resized_job_stays_where_that_is_no_less_consolidated(
-    free: list[int], gpus: int, held: NodeGpus, place: NodeGpus
-) -> None:
+def test_a_resized_job_stays_where_that_is_no_less_consolidated(free, gpus, held, place):
     assert free_with(free).choose(gpus, ["gpu"], keep=held) == place
 
 
@@ -110,9 +108,7 @@ def test_a_resized_job_stays_where_that_is_no_less_consolidated(
         pytest.param([2, 8, 8, 8], "aabb", 10, (("n0", 2),), (("n0", 2), ("n1", 8)), id="grow: stay near"),
     ],
 )
-def test_a_job_over_several_nodes_stays_under_one_switch(
-    free: list[int], switches: str, gpus: int, held: NodeGpus, place: NodeGpus
-) -> None:
+def test_a_job_over_several_nodes_stays_under_one_switch(free, switches, gpus, held, place):
     assert free_with(free, switches=switches).choose(gpus, ["gpu"], keep=held) == place
 
 
@@ -153,9 +149,7 @@ WISHES = st.lists(st.tuples(st.integers(1, 10), st.integers(0, 5)), max_size=25)
 
 @settings(max_examples=examples(100), deadline=None)
 @given(NODE_GPUS, st.text("ab", min_size=6, max_size=6), WISHES)
-def test_places_are_exact_free_and_on_the_fewest_nodes_whatever_came_before(
-    gpus: list[int], switches: str, wishes: list[tuple[int, int]]
-) -> None:
+def test_places_are_exact_free_and_on_the_fewest_nodes_whatever_came_before(gpus, switches, wishes):
     held = FreeGpus(nodes(*gpus, switches=switches[: len(gpus)]))
     places: dict[int, NodeGpus] = {}
     for wanted, slot in wishes:

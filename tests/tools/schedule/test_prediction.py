@@ -40,9 +40,7 @@ def decided(*jobs: Job, policy: str = "fifo") -> Session:
 
 
 @pytest.mark.parametrize(("measured", "seconds"), [({}, 100.0), ({"a": 2.0}, 200.0)])
-def test_jobs_start_when_others_really_end_and_those_of_one_model_are_as_fast(
-    measured: dict[str, float], seconds: float
-) -> None:
+def test_jobs_start_when_others_really_end_and_those_of_one_model_are_as_fast(measured, seconds):
     found = predictions(decided(*(job(name, gpus=4, gpu_seconds=400) for name in "abc")), 0.0, measured)
     assert found["a"].end_s == seconds
     assert found["b"] == StartPrediction(start_s=seconds, jobs_ahead=0)
@@ -143,9 +141,7 @@ def test_a_decision_that_takes_too_long_is_broken_off_and_what_was_found_stays()
         ({"a": (0.1, 9.0)}, 0.5, 1.5),
     ],
 )
-def test_a_start_is_as_uncertain_as_the_speeds_behind_it(
-    ranges: dict[str, tuple[float, float]], slow: float, fast: float
-) -> None:
+def test_a_start_is_as_uncertain_as_the_speeds_behind_it(ranges, slow, fast):
     """At 40 a has 240 of its 400 samples left, at two a second."""
     held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
     found = predictions(held, 40.0, {"a": 2.0}, ranges=ranges)

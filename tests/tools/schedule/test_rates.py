@@ -286,9 +286,7 @@ def sized(memory: int | None, **sharing: Any) -> Cluster:
         (None, {"unmeasured": "together", "speed": 0.9}, (0.9, 0.9)),
     ],
 )
-def test_jobs_share_where_their_memory_fits_and_if_unknown_where_the_cluster_says_so(
-    memory: int | None, sharing: dict[str, Any], kept: tuple[float, float] | None
-) -> None:
+def test_jobs_share_where_their_memory_fits_and_if_unknown_where_the_cluster_says_so(memory, sharing, kept):
     assert parts(sized(memory, **sharing)) == kept
 
 
@@ -300,9 +298,7 @@ def test_a_measured_pair_needs_neither_and_a_job_may_refuse() -> None:
 
 
 @pytest.mark.parametrize("stated", [120, None])
-def test_a_type_is_as_large_as_its_smallest_node_and_unknown_where_one_node_is(
-    stated: int | None,
-) -> None:
+def test_a_type_is_as_large_as_its_smallest_node_and_unknown_where_one_node_is(stated):
     nodes = sized(120)
     last = nodes.nodes[1].model_copy(update={"gpu_memory": 100 if stated else None})
     assert parts(nodes.model_copy(update={"nodes": (nodes.nodes[0], last)})) is None

@@ -111,17 +111,13 @@ def test_text_is_read_as_the_parameter_says(typed: str, read: object):
         ({"steps": "-1"}, "steps: -1 is below 0"),
     ],
 )
-def test_a_wrong_parameter_is_a_usage_error_that_says_what_is_right(
-    values: dict[str, object], complaint: str
-):
+def test_a_wrong_parameter_is_a_usage_error_that_says_what_is_right(values, complaint):
     with pytest.raises(UsageError) as caught:
         make_policy("tunable", values)
     assert complaint in str(caught.value)
 
 
-def test_a_file_is_found_from_the_working_directory_and_stays_the_same_file_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_is_found_from_the_working_directory_and_stays_the_same_file_elsewhere(tmp_path, monkeypatch):
     """A state directory repeats the parameters to a process that runs elsewhere."""
     shutil.copy(SHIPPED, tmp_path / "mine.json")
     monkeypatch.chdir(tmp_path)

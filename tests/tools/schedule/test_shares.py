@@ -101,9 +101,7 @@ BOTH = wants("a", 16), wants("b", 16)
         ),
     ],
 )
-def test_entitlements(
-    rules: Shares, jobs: list[Any], gpus: int, used: dict[str, float], expected: dict[str, int]
-):
+def test_entitlements(rules, jobs, gpus, used, expected):
     assert divided(rules, jobs, gpus, **used) == expected
 
 
@@ -365,9 +363,7 @@ def test_what_is_guaranteed():
         ((2.0, 3.0), (0, 0), (1, 2)),
     ],
 )
-def test_fractions_stay_where_they_are_held(
-    weights: tuple[float, float], held: tuple[int, int], expected: tuple[int, int]
-):
+def test_fractions_stay_where_they_are_held(weights, held, expected):
     rules = shares(**{name: {"weight": weight} for name, weight in zip("ab", weights, strict=True)})
     jobs = [claim(name, wait(1, x=3), held={"x": gpus}) for name, gpus in zip("ab", held, strict=True)]
     assert tuple(each.now["x"] for each in whole(rules, {"x": 3}, *jobs).values()) == expected

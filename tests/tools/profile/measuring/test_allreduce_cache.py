@@ -42,9 +42,7 @@ def measured(folder: Path, nodes: Cluster = CPUS, **options: Any) -> tuple[Profi
     return tuple(row for row in read_profile(out).rows if row.kind == "allreduce")
 
 
-def test_the_first_profile_measures_and_the_second_one_uses_that(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_profile_measures_and_the_second_one_uses_that(machine, tmp_path, capsys):
     first = measured(tmp_path, allreduce=True)
     assert machine.reduced_on == [2, 4]
     assert read_profile(tmp_path / "allreduce.parquet").rows == first
@@ -71,9 +69,7 @@ def test_a_named_file_serves_profiles_in_any_folder(machine: Machine, tmp_path: 
     assert machine.reduced_on == [2, 4]
 
 
-def test_times_of_another_cluster_are_refused_before_anything_is_measured(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_times_of_another_cluster_are_refused_before_anything_is_measured(machine, tmp_path):
     measured(tmp_path, allreduce=True)
     with pytest.raises(
         BadInputError, match=r"on the cluster of n0 4 × cpu .*, not on the cluster of n0 to n1"
@@ -82,9 +78,7 @@ def test_times_of_another_cluster_are_refused_before_anything_is_measured(
     assert machine.reduced_on == [2, 4]
 
 
-def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(machine, tmp_path):
     both = mixed_cluster(old=(2,), new=(4,)).model_copy(update={"slots": "cpu"})
     old = reduce(2, 10_000_000, 0.5, gpu_type="old")
     kept = tmp_path / "allreduce.parquet"

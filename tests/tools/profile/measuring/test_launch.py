@@ -67,9 +67,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_worker_whose_torchrun_was_killed_is_not_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_torchrun_was_killed_is_not_left_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     argv = (sys.executable, "-c", LOSES_ITS_WORKER, str(tmp_path / "pid"))
     monkeypatch.setattr(launching, "torchrun", lambda *_: argv)

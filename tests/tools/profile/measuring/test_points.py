@@ -69,13 +69,7 @@ def rows(made: Profile) -> list[tuple[object, ...]]:
     "error", [KeyboardInterrupt(), SystemExit(143), JobsFailedError("net: KeyError: 7")], ids=repr
 )
 @pytest.mark.parametrize("costs", [False, True])
-def test_the_same_command_measures_the_rest_alone(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    costs: bool,
-) -> None:
+def test_the_same_command_measures_the_rest_alone(here, monkeypatch, capsys, error, costs):
     whole = Machine()
     measure_with(whole, monkeypatch, output="whole.parquet", costs=costs)
     cut, rest = Machine(ends_at(8, error)), Machine()
@@ -99,9 +93,7 @@ def test_the_same_command_measures_the_rest_alone(
     assert not kept.exists()
 
 
-def test_only_the_model_whose_script_failed_is_measured_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_model_whose_script_failed_is_measured_again(here, monkeypatch):
     failing = Machine(ends_at(8, JobsFailedError("net: KeyError: 7")))
     with pytest.raises(JobsFailedError, match="KeyError: 7"):
         measure_with(failing, monkeypatch)
@@ -112,9 +104,7 @@ def test_only_the_model_whose_script_failed_is_measured_again(
     assert {row.model for row in read_profile("p.parquet").rows} == {"net", "other"}
 
 
-def test_a_batch_that_ran_out_of_memory_is_not_tried_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_that_ran_out_of_memory_is_not_tried_again(here, monkeypatch):
     options = {"batches": "2,4,64", "model": ["net"]}
     cut = Machine(ends_at(11, KeyboardInterrupt()), limit=12)
     with pytest.raises(KeyboardInterrupt):
@@ -143,9 +133,7 @@ def test_all_reduces_go_on_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("change", ["script", "iterations", "batches"])
-def test_points_of_another_script_or_command_do_not_count(
-    here: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_points_of_another_script_or_command_do_not_count(here, monkeypatch, change):
     with pytest.raises(KeyboardInterrupt):
         measure_with(Machine(ends_at(8, KeyboardInterrupt())), monkeypatch)
     if change == "script":
@@ -156,9 +144,7 @@ def test_points_of_another_script_or_command_do_not_count(
     assert ("net", 1, 2) in again.measured
 
 
-def test_what_a_crash_has_torn_is_left_out_and_what_follows_is_whole(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_crash_has_torn_is_left_out_and_what_follows_is_whole(here, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         measure_with(Machine(ends_at(8, KeyboardInterrupt())), monkeypatch)
     kept = here / "p.points.jsonl"
@@ -179,9 +165,7 @@ def test_what_a_crash_has_torn_is_left_out_and_what_follows_is_whole(
         ("nothing\n", "points.jsonl:1"),
     ],
 )
-def test_another_file_or_a_damaged_one_is_refused_and_kept(
-    here: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
-) -> None:
+def test_another_file_or_a_damaged_one_is_refused_and_kept(here, monkeypatch, text, problem):
     path = here / "p.points.jsonl"
     path.write_text(text)
     machine = Machine()
@@ -196,9 +180,7 @@ def test_a_file_that_cannot_be_read_is_not_one_that_is_missing(tmp_path: Path) -
     assert PointsFile.read(tmp_path / "missing").count({"a"}) == 0
 
 
-def test_a_profile_into_a_pipe_keeps_points_where_it_is_told(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_into_a_pipe_keeps_points_where_it_is_told(here, monkeypatch):
     trouble = ends_at(8, KeyboardInterrupt())
     for options, left in (({}, []), ({"points": "here.jsonl"}, ["here.jsonl"])):
         with pytest.raises(KeyboardInterrupt):

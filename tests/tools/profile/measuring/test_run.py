@@ -206,9 +206,7 @@ def test_what_could_not_be_measured_again_says_how_far_it_is_off(patience_s: flo
     [(1, [100.0, 50.0], True), (2, [60.0, 20.0], True), (2, [100.0] * 4, False)],
     ids=["one core is enough for one worker", "two need both", "never"],
 )
-def test_what_is_waited_for_is_as_many_free_cores_as_workers(
-    monkeypatch: pytest.MonkeyPatch, workers: int, busy: list[float], is_quiet: bool
-) -> None:
+def test_what_is_waited_for_is_as_many_free_cores_as_workers(monkeypatch, workers, busy, is_quiet):
     left, now_s = iter(busy), [0.0]
 
     def percent(interval: float) -> float:

@@ -58,18 +58,14 @@ def load(time_s: float, **clocks: float) -> _Load:
         (load(10.0, own_s=1.0, waited_s=20.0, busy_s=40.0), 1.0),
     ],
 )
-def test_other_load_is_what_a_worker_waited_while_cores_worked_for_others(
-    monkeypatch: pytest.MonkeyPatch, ended: _Load, share: float
-) -> None:
+def test_other_load_is_what_a_worker_waited_while_cores_worked_for_others(monkeypatch, ended, share):
     monkeypatch.setattr(worker.os, "cpu_count", lambda: 1)
     times = iter([load(0.0), ended])
     monkeypatch.setattr(_Load, "now", lambda: next(times))
     assert OtherLoad(torch.device("cpu")).share() == pytest.approx(share, abs=1e-3)
 
 
-def test_all_workers_come_to_the_same_share_though_each_reads_the_clocks_at_its_own_moment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_all_workers_come_to_the_same_share_though_each_reads_the_clocks_at_its_own_moment(monkeypatch):
     """Else one would measure a point again and the others would not."""
     times = iter([load(0.0), load(10.0, own_s=5.0, waited_s=1.0, busy_s=6.1)])
     monkeypatch.setattr(_Load, "now", lambda: next(times))
@@ -84,9 +80,7 @@ def test_all_workers_come_to_the_same_share_though_each_reads_the_clocks_at_its_
     assert asked[3] == pytest.approx(0.1)
 
 
-def test_the_time_that_others_took_from_the_training_thread_is_taken_off_its_steps_on_cpu_slots(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_time_that_others_took_from_the_training_thread_is_taken_off_its_steps_on_cpu_slots(monkeypatch):
     """Its other threads waited, too, but no step for them."""
     monkeypatch.setattr(worker.os, "cpu_count", lambda: 1)
     ended = load(10.0, own_s=4.0, waited_s=9.0, trainer_s=6.0, busy_s=20.0)
@@ -163,9 +157,7 @@ def swept(monkeypatch: pytest.MonkeyPatch, folder: Path, shares: dict[int, list[
     return list(found.points)
 
 
-def test_disturbed_points_are_measured_again_round_by_round(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_disturbed_points_are_measured_again_round_by_round(monkeypatch, tmp_path):
     shares = {1: [0.5, 0.0, 0.0], 2: [0.0, 0.0], 4: [0.3, 0.2, 0.25, 0.22]}
     points = swept(monkeypatch, tmp_path, shares)
     assert [(point.local_batch, point.busy_share) for point in points] == [
@@ -185,9 +177,7 @@ def test_disturbed_points_are_measured_again_round_by_round(
         pytest.param({1: [0.5, 0.6], 2: [0.9, 0.4]}, [1, 2, 1, 2], id="busy throughout: no more"),
     ],
 )
-def test_a_whole_round_of_disturbed_points_is_the_last(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shares: dict[int, list[float]], visited: list[int]
-) -> None:
+def test_a_whole_round_of_disturbed_points_is_the_last(monkeypatch, tmp_path, shares, visited):
     assert [point.local_batch for point in swept(monkeypatch, tmp_path, shares)] == visited
 
 

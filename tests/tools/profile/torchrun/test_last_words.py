@@ -51,9 +51,7 @@ SYNTAX = '  File "/home/ada/train.py", line 7\n    def f(:\n          ^\nSyntaxE
         ([], "", ""),
     ],
 )
-def test_the_worker_that_failed_first_has_the_word_and_else_the_launcher(
-    tmp_path: Path, workers: list[str], launcher: str, words: str
-) -> None:
+def test_the_worker_that_failed_first_has_the_word_and_else_the_launcher(tmp_path, workers, launcher, words):
     logs = [tmp_path / str(rank) / "stderr.log" for rank in range(len(workers))]
     for path, text in zip(logs, workers, strict=True):
         path.parent.mkdir()

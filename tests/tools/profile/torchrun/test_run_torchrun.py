@@ -53,9 +53,7 @@ def test_what_the_job_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [os.environ[name] for name in VARIABLES] == ["eth0", "=ib0"]
 
 
-def test_the_loopback_interface_is_refused_on_several_nodes_before_anything_waits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_loopback_interface_is_refused_on_several_nodes_before_anything_waits(monkeypatch, capsys):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     stay_on_interface(ONE)
     monkeypatch.setattr(sys, "argv", ["run_torchrun.py", *SEVERAL])

@@ -101,7 +101,7 @@ def owned(answer: Callable[[Snapshot], Decision] = takes, **more: Any) -> type[O
 
 def world(
     nodes: Cluster,
-    rules: Shares,
+    rules: Shares | None,
     *jobs: Job | tuple[Job, dict[str, int]],
     policy: str | type[Owned] = "fifo",
     throughput: Throughput | None = None,

@@ -17,14 +17,14 @@ from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.replay.world import play, story
 from tests.tools.schedule.session.test_commands import changes, limited, owned
-from tests.tools.schedule.session.test_session import opened, steps
+from tests.tools.schedule.session.test_session import opened
 
 
 def member(number: int, *, limit: int | None = 2, **more: object):
     return job(f"s-{number}", array={"name": "s", "index": number, "limit": limit}, gpu_seconds=10, **more)
 
 
-def test_the_policy_sees_a_job_once_those_before_it_have_ended_as_they_had_to():
+def test_a_policy_sees_a_job_once_those_before_it_have_ended_well():
     held = opened(cluster(8), job("a"), job("b"), job("c", after={"a": "ok", "b": "any"}))
     held.changes.clear()
     assert list(held.in_play) == ["a", "b"]
@@ -34,6 +34,23 @@ def test_the_policy_sees_a_job_once_those_before_it_have_ended_as_they_had_to():
     held.end("a", 3.0, "finished")
     assert changes(held) == [("failed", "b"), ("finished", "a"), ("arrived", "c")]
     assert list(held.in_play) == ["c"]
+
+
+def test_a_job_that_is_held_and_released_still_waits_for_others():
+    """It takes nothing of its user's limit, and starts once the other has ended."""
+    waits = owned("b", "ann", after={"a": "ok"}, gpus=8)
+    running = job("a", gpus=8, user="bob", gpu_seconds=400)
+    held = opened(
+        limited(8, ann=UserLimit(jobs=1)), running, waits, owned("c", "ann", hold=True), policy=Fifo
+    )
+    assert explanations(held, 1.0)["c"].reason == "held by ann"
+    held.hold_back("b", 1.0, "ann")
+    held.let_go("b", 2.0)
+    held.let_go("c", 2.0)
+    assert list(held.in_play) == ["a", "c"]
+    held.end("c", 3.0)
+    held.decide(3.0)
+    assert predictions(copy_of(held), 3.0)["b"].start_s == 53
 
 
 @pytest.mark.parametrize(
@@ -52,7 +69,7 @@ def test_of_many_jobs_a_waiting_one_names_the_first(others: str, words: str):
     assert explanations(held, 1.0)["z"].reason == f"waits for {words} to end"
 
 
-def test_a_job_after_one_that_did_not_finish_never_starts_nor_do_those_after_it():
+def test_a_job_after_one_that_did_not_finish_never_starts():
     later = (job("b", after={"a": "ok"}), job("c", after={"b": "ok"}), job("d", after={"b": "any"}))
     held = opened(cluster(8), job("a"), *later)
     held.end("a", 1.0, "failed")
@@ -64,16 +81,7 @@ def test_a_job_after_one_that_did_not_finish_never_starts_nor_do_those_after_it(
     assert list(held.in_play) == ["d"]
 
 
-def test_a_job_that_is_held_and_let_go_still_waits_for_others():
-    held = opened(cluster(8), job("a"), job("b", after={"a": "ok"}), job("c", hold=True, user="ann"))
-    assert explanations(held, 1.0)["c"].reason == "held by ann"
-    held.hold_back("b", 1.0, "ann")
-    held.let_go("b", 2.0)
-    held.let_go("c", 2.0)
-    assert list(held.in_play) == ["a", "c"]
-
-
-def test_of_an_array_as_many_are_shown_as_its_limit_allows_and_the_next_follow():
+def test_of_an_array_as_many_are_shown_as_its_limit_allows():
     held = opened(cluster(8), *(member(number) for number in range(4)))
     assert list(held.in_play) == ["s-0", "s-1"]
     assert explanations(held, 1.0)["s-3"].reason == "beyond the limit of array s: 2 jobs at a time"
@@ -84,28 +92,6 @@ def test_of_an_array_as_many_are_shown_as_its_limit_allows_and_the_next_follow()
     assert list(held.in_play) == ["s-1", "s-2"]
     held.let_go("s-3", 4.0)
     assert list(held.in_play) == ["s-1", "s-2"]
-
-
-def test_a_job_that_left_its_array_gives_up_its_gpus_before_the_next_gets_some():
-    held = opened(cluster(8), member(0, limit=1), member(1, limit=1))
-    assert steps(held, 1.0, **{"s-0": 1}) == [("s-0", "start")]
-    held.hold_back("s-0", 2.0, "ann")
-    held.let_go("s-0", 2.0)
-    assert steps(held, 2.0, **{"s-1": 1}) == [("s-0", "preempt"), ("s-1", "start")]
-
-
-def test_a_job_that_waits_for_another_takes_nothing_of_its_users_limit():
-    nodes = limited(8, alice=UserLimit(jobs=1))
-    held = opened(nodes, owned("a", "bob"), owned("b", "alice", after={"a": "ok"}), owned("c", "alice"))
-    assert list(held.in_play) == ["a", "c"]
-
-
-def test_a_start_is_predicted_after_the_job_that_is_waited_for():
-    held = opened(
-        cluster(8), job("a", gpu_seconds=50), job("b", gpu_seconds=5, after={"a": "ok"}), policy=Fifo
-    )
-    held.decide(0.0)
-    assert predictions(copy_of(held), 0.0)["b"].start_s == 50
 
 
 @pytest.mark.parametrize(
@@ -120,20 +106,20 @@ def test_jobs_that_could_never_start_are_refused(jobs: list, message: str):
         check_after(jobs, (), "jobs")
 
 
-def test_a_schedule_turns_away_what_waits_for_a_job_that_is_too_large():
+def test_a_schedule_rejects_what_waits_for_a_job_that_is_too_large():
     jobs = [
         job("a", gpus=9, gpu_seconds=1),
         job("b", gpu_seconds=1, after={"a": "ok"}),
         job("c", gpu_seconds=1),
     ]
-    found = decide(jobs, cluster(8), None, Question("fifo"))
-    assert {verdict.job: verdict.reason for verdict in found.rejected}["b"] == (
+    schedule = decide(jobs, cluster(8), None, Question("fifo"))
+    assert {verdict.job: verdict.reason for verdict in schedule.rejected}["b"] == (
         "was to start after job a, which was rejected"
     )
 
 
 class Picky(Fifo):
-    """Turns "big" away."""
+    """Rejects "big"."""
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         if "big" in snapshot.jobs:
@@ -141,7 +127,7 @@ class Picky(Fifo):
         return super().decide(snapshot, rng)
 
 
-def test_a_replay_keeps_the_order_and_the_limits_and_cancels_what_can_never_start():
+def test_a_replay_keeps_order_and_limits_and_cancels_the_hopeless():
     jobs = [
         job("a", gpu_seconds=100),
         job("b", gpu_seconds=10, after={"a": "ok"}),

@@ -60,9 +60,7 @@ from tests.tools.schedule.session.shared_world import (
         ),
     ],
 )
-def test_which_free_gpus_a_team_gets(
-    nodes: tuple[int, ...], held: dict[str, dict[str, int]], wanted: int, free: dict[str, int]
-):
+def test_which_free_gpus_a_team_gets(nodes, held, wanted, free):
     jobs = [(rigid(name, sum(place.values())), place) for name, place in held.items()]
     shared = world(cluster(*nodes), TWO, *jobs, policy=owned(lambda _: Decision()))
     comes(shared, rigid("x", wanted))
@@ -436,9 +434,7 @@ def test_a_policy_that_leaves_gpus_free_is_not_asked_over_and_over(again_s: floa
         (("x-runs", "x2"), "x-runs", None, 2),  # as many wait, but none holds GPUs
     ],
 )
-def test_a_policy_is_offered_what_it_left_once_its_jobs_have_changed(
-    before: tuple[str, ...], ends: str, arrives: str | None, gpus: int
-):
+def test_a_policy_is_offered_what_it_left_once_its_jobs_have_changed(before, ends, arrives, gpus):
     """The policy of x starts nothing but x2, and that when it is alone."""
 
     def answer(snapshot: Snapshot) -> Decision:

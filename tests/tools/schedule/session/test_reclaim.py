@@ -133,9 +133,7 @@ def test_gpus_taken_back_go_to_the_team_for_which_they_were_taken():
         ({"n0": 2, "n1": 1}, "n0", {"x-young": "preempt", "x-youngest": "preempt", "y": "start"}),
     ],
 )
-def test_no_job_stops_for_replicas_that_do_not_fit_what_it_leaves(
-    old: dict[str, int], youngest: str, steps: dict[str, str]
-):
+def test_no_job_stops_for_replicas_that_do_not_fit_what_it_leaves(old, youngest, steps):
     held = world(
         cluster(4, 4),
         shares(x={"guaranteed": {"*": 6}}, y={"guaranteed": {"*": 2}}),

@@ -82,7 +82,7 @@ def story(
     :param first: a job that comes first and never ends.
     """
     rng, time_s = Random(seed), 0.0
-    held = world(nodes, nodes.shares or Shares(), policy=policy or owned())
+    held = world(nodes, nodes.shares, policy=policy or owned())
     comes(held, *([] if first is None else [first]), at=0.0)
     names = [each.name for each in held.nodes]
     for number in range(EVENTS):
