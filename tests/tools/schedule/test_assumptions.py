@@ -42,24 +42,18 @@ def test_without_a_profile_every_gpu_trains_one_sample_per_second() -> None:
     assert texts({"net"}, fast, None) == [f"{found}, times its type's relative speed"]
 
 
-def test_a_profile_that_has_every_type_leaves_nothing_open() -> None:
-    assert texts({"net"}, mixed(), [("net", "old"), ("net", "new"), ("other", "old")]) == []
-
-
-def test_a_type_that_the_profile_lacks_is_named_with_the_one_that_stands_in_for_it() -> None:
+def test_a_type_that_the_profile_lacks_is_named_with_its_stand_in() -> None:
     measured = [(model, "old") for model in ("a", "b", "c", "d", "unused")]
     lacks = 'the profile lacks GPU type "new" for "a", "b", "c" and 1 more: it is taken to be'
     assert texts({"a", "b", "c", "d"}, mixed(), measured) == [f'{lacks} as fast as "old"']
     fast = mixed(speeds={"new": 3.0, "old": 2.0})
     assert texts({"a", "b", "c", "d"}, fast, measured) == [f'{lacks} 1.5 times as fast as "old"']
-
-
-def test_a_node_without_gpus_needs_no_speed() -> None:
+    assert texts({"net"}, mixed(), [("net", "old"), ("net", "new"), ("other", "old")]) == []
     nodes = ({"name": "n0", "gpus": 2, "gpu_type": "old"}, {"name": "n1", "gpus": 0, "gpu_type": "new"})
     assert texts({"net"}, Cluster.model_validate({"nodes": nodes}), [("net", "old")]) == []
 
 
-def test_what_is_said_is_what_the_throughput_model_does() -> None:
+def test_an_assumption_is_what_the_throughput_model_does() -> None:
     rows = (step(1, 8, 0.1), step(1, 8, 0.4, gpu_type="rare"), step(1, 16, 0.2))
     usual = rows[0].gpu_type
     speed = ThroughputBySize(Profile(rows), {"new": 2.0})
@@ -94,7 +88,7 @@ def test_what_jobs_keep_on_shared_gpus_is_said_where_a_policy_packs() -> None:
     assert not sharing_assumed(together.model_copy(update={"backend": "slurm"}), Lucid)
 
 
-def test_rows_of_a_busy_machine_are_named_with_their_models_and_the_worst_of_them() -> None:
+def test_rows_that_cannot_be_trusted_are_named() -> None:
     shares = [("net", 0.02), ("net", None), ("net", 0.4), ("other", 0.9), ("third", 0.11), ("third", 0.1)]
     (found,) = speeds_doubted({"net", "third"}, [RowTrust(*each) for each in shares])
     assert found.kind == "busy_profile"
@@ -103,18 +97,12 @@ def test_rows_of_a_busy_machine_are_named_with_their_models_and_the_worst_of_the
         "others held cores that the workers needed; measure them again when it is quiet"
     )
     assert speeds_doubted({"net"}, [RowTrust("net", 0.1), RowTrust("net")]) == []
-
-
-def test_rows_that_took_longer_another_time_are_named_whatever_the_system_counts() -> None:
     rows = [RowTrust("net", None, 0.77), RowTrust("net", 0.0, 0.1), RowTrust("net", 0.6, 0.9)]
     _, found = speeds_doubted({"net"}, rows)
     assert found.text == (
         '1 of 3 rows of the profile ("net") took up to 77% longer when measured another time; measure them '
         "again when the machine is quiet"
     )
-
-
-def test_a_model_that_misses_the_rows_of_its_own_profile_is_named() -> None:
     errors = [-0.35, 0.77, 0.02, None]
     (found,) = speeds_doubted({"net"}, [RowTrust("net", model_error=error) for error in errors])
     assert found.text == (
@@ -134,7 +122,7 @@ def test_fair_share_says_that_it_is_fifo_where_no_job_is_elastic() -> None:
     assert nothing_to_resize([rigid], Fifo) == []
 
 
-def test_a_policy_that_goes_by_work_says_for_which_jobs_it_goes_by_submission() -> None:
+def test_a_policy_that_goes_by_work_says_where_it_cannot() -> None:
     jobs = [job("a", work={"iterations": 5}), job("b", gpu_seconds=5.0), job("c")]
     (found,) = order_assumed(jobs, Srtf, profiled=False)
     assert found.text == (

@@ -66,13 +66,9 @@ class NeedsTwo(type(curves())):
     ("spec", "more", "sizes"),
     [
         pytest.param(job("a", gpus=3), {}, [1, 2, 3], id="rigid: up to its own size"),
-        pytest.param(
-            job("a", gpus=2, low=1, high=6), {"measured_sizes": (5, 7)}, [1, 2, 4, 5, 6], id="measured"
-        ),
+        pytest.param(job("a", gpus=2, low=1, high=6), {"measured_sizes": (5, 7)}, [1, 2, 4, 5, 6], id="own"),
         pytest.param(job("a", gpus=16), {"nodes": (2, 1)}, [1, 2, 3], id="up to the cluster"),
-        pytest.param(
-            job("a", gpus=4, low=2), {"throughput": NeedsTwo()}, [2, 4, 8], id="it cannot run on one"
-        ),
+        pytest.param(job("a", gpus=4, low=2), {"throughput": NeedsTwo()}, [2, 4, 8], id="not on one"),
     ],
 )
 def test_a_curve_has_the_sizes_that_a_job_can_use(spec, more, sizes):
@@ -119,7 +115,7 @@ def listing(spec, *sizes):
         (listing(job("a", gpus=6, low=2), 1, 2, 3, 5, 6, 8), [5, 3, 2]),
     ],
 )
-def test_sizes_below_the_requested_one_come_largest_first_and_the_minimum_last(spec, sizes):
+def test_smaller_sizes_come_largest_first_and_the_minimum_last(spec, sizes):
     assert [*sizes_below(job_state(spec, FOUR))] == sizes
 
 
@@ -128,30 +124,29 @@ class UpToEight(type(curves())):
         return 1.0 if global_batch <= 8 else None
 
 
-def test_a_rigid_job_that_changes_to_a_batch_that_does_not_fit_is_refused():
+def test_a_change_to_a_batch_that_does_not_fit_is_refused():
     speeds = Speeds(UpToEight(), [NodeState(0, "n0", 4, "gpu", None)])
-    for size in (8, 16):
-        batch = {"size": 4, "regimes": ({"after": 0.5, "size": size},)}
-        spec = job("a", gpus=2, work={"samples": 100.0}, batch=batch)
-        if size == 8:
-            assert job_state(spec, speeds).total_samples == 100.0
-        else:
-            with pytest.raises(
-                BadInputError, match='job "a": it changes its batch to 16, which is infeasible'
-            ):
-                job_state(spec, speeds)
+    fits, misfit = (
+        job(
+            "a",
+            gpus=2,
+            work={"samples": 100.0},
+            batch={"size": 4, "regimes": ({"after": 0.5, "size": size},)},
+        )
+        for size in (8, 16)
+    )
+    assert job_state(fits, speeds).total_samples == 100.0
+    with pytest.raises(BadInputError, match='job "a": it changes its batch to 16, which is infeasible'):
+        job_state(misfit, speeds)
 
 
-def test_a_job_counts_at_the_nearest_size_that_runs_however_slow_it_is():
+def test_a_job_counts_at_the_nearest_size_that_runs() -> None:
     """Half a sample a second on two GPUs; not known on four."""
     spec = job("a", gpus=4, low=1, model="net", work={"samples": 10.0})
     speeds = Speeds(curves(net={1: 0.3, 2: 0.5}), [NodeState(0, "n0", 2, "gpu", None)])
     state = job_state(spec, speeds)
     assert demand_rate(state, speeds) == (2, 0.5)
     assert demand_gpu_s(state, speeds) == 2 * 10 / 0.5
-
-
-def test_a_job_without_a_batch_has_one_sample_a_replica():
     assert job_state(job("a", gpus=4, each=2, batch={"size": None}), FOUR).reference_batch == 2
 
 

@@ -27,10 +27,9 @@ def test_the_table_says_until_when_jobs_run_and_wait() -> None:
             "first in line: waits until 4 GPUs of one type are free"
         ),
     ]
-
-
-def test_without_any_job_there_is_no_table() -> None:
     assert table(decide((), cluster(8), None, Question("fifo", explain=True))) == "no job\n"
+    found = decide(JOBS, cluster(8), None, Question("fifo", explain=True))
+    assert table(found, 60).splitlines()[2] == "b    wait    needs 4  starts in 3 min (at 180 s)"
 
 
 GOES_BY_WORK = [
@@ -43,7 +42,7 @@ GOES_BY_WORK = [
 
 
 @pytest.mark.parametrize("name", GOES_BY_WORK)
-def test_without_a_profile_no_reason_states_seconds_that_nothing_measured(name: str) -> None:
+def test_without_a_profile_no_reason_states_unmeasured_seconds(name: str) -> None:
     """Leases are parameters, and what was received is measured."""
     work = {"epochs": 5, "dataset_size": 4096}
     jobs = [job(each, elastic="size", low=1, high=4, gpus=2, work=work) for each in "abcd"]
@@ -55,23 +54,15 @@ def test_without_a_profile_no_reason_states_seconds_that_nothing_measured(name: 
     assert [each for each in reasons if re.search(span, re.sub(known, "", each))] == []
 
 
-def test_a_narrow_terminal_loses_columns_but_no_digits() -> None:
-    found = decide(JOBS, cluster(8), None, Question("fifo", explain=True))
-    assert table(found, 60).splitlines()[2] == "b    wait    needs 4  starts in 3 min (at 180 s)"
-
-
-def test_a_job_that_arrives_later_says_when() -> None:
-    found = decide([job("a", at=0.0), job("late", at=90.0)], cluster(8), None, Question("fifo"), now_s=0.0)
-    assert table(found).splitlines()[2].split("  ")[0] == "late"
-    assert "arrives in 2 min (at 90 s)" in table(found)
-
-
-def test_of_jobs_that_arrive_later_the_first_are_listed_and_the_others_counted() -> None:
+def test_of_jobs_that_arrive_later_the_first_are_listed() -> None:
     jobs = [job("a"), *(job(f"late{index}", at=10.0 + index) for index in range(7))]
     found = decide(jobs, cluster(8), None, Question("fifo", explain=True), now_s=0.0)
     *_, last, rest = table(found).splitlines()
     assert (last.split()[0], rest) == ("late4", "and 2 jobs that arrive later")
     assert "arrive later" not in table(decide(jobs[:6], cluster(8), None, Question("fifo"), now_s=0.0))
+    found = decide([job("a", at=0.0), job("late", at=90.0)], cluster(8), None, Question("fifo"), now_s=0.0)
+    assert table(found).splitlines()[2].split("  ")[0] == "late"
+    assert "arrives in 2 min (at 90 s)" in table(found)
 
 
 @given(schedules(), st.integers(40, 200))

@@ -47,7 +47,7 @@ def ended(epochs: int) -> JobState:
     return found
 
 
-def test_without_a_history_as_much_again_is_expected_and_at_the_start_two_epochs() -> None:
+def test_without_a_history_as_much_again_is_expected() -> None:
     begun, known, unknown = state(), state(work=EPOCHS), state()
     report(begun, 3)
     known.hide_work()
@@ -56,6 +56,11 @@ def test_without_a_history_as_much_again_is_expected_and_at_the_start_two_epochs
     assert np.isnan(left[2])
     low, high = WorkForecast().band([begun], 0.0)
     assert (low[0], high[0]) == pytest.approx((0.05, 0.95))
+    silent = state()
+    silent.report_progress(0.0, 30.0)
+    ahead = WorkForecast().ahead([silent], 0.0, [80.0])
+    assert (ahead.reached.tolist(), ahead.before.tolist()) == ([80], [50])
+    assert ahead.expected().tolist() == [130], "the rest of its first epoch, and as much again"
 
 
 def test_work_that_is_stated_is_exact_in_every_draw() -> None:
@@ -66,14 +71,6 @@ def test_work_that_is_stated_is_exact_in_every_draw() -> None:
     assert set(drawn[:, 0]) == {1000}
     assert len(set(drawn[:, 1])) == 50
     assert drawn.min() >= 0
-
-
-def test_a_guess_stands_for_the_epochs_of_a_job_that_shows_none() -> None:
-    silent = state()
-    silent.report_progress(0.0, 30.0)
-    ahead = WorkForecast().ahead([silent], 0.0, [80.0])
-    assert (ahead.reached.tolist(), ahead.before.tolist()) == ([80], [50])
-    assert ahead.expected().tolist() == [130], "the rest of its first epoch, and as much again"
 
 
 def test_what_it_learns_from_waits_until_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +95,7 @@ def test_what_it_learns_from_waits_until_it_is_asked(monkeypatch: pytest.MonkeyP
     assert calls == 2 * [2, 3, 1]
 
 
-def test_of_jobs_that_finish_while_nothing_asks_a_bounded_number_waits(monkeypatch):
+def test_of_jobs_that_finish_unasked_a_bounded_number_waits(monkeypatch):
     learned: list[EndedJob] = []
     monkeypatch.setattr(ProgressPredictor, "learn", lambda _, ended: learned.extend(ended))
     many, found = WorkForecast(), ended(2)
@@ -108,7 +105,7 @@ def test_of_jobs_that_finish_while_nothing_asks_a_bounded_number_waits(monkeypat
 
 
 @pytest.mark.parametrize(("demand", "seen"), [("predicted", (True, 600)), ("stated", (False, None))])
-def test_a_policy_sees_a_prediction_where_a_job_states_no_work_if_it_is_to(demand, seen):
+def test_a_policy_sees_a_prediction_where_a_job_states_no_work(demand, seen):
     session = held(demand=demand)
     silent, stated = session.submit(job("a"), 0.0), session.submit(job("b", work={"samples": 50.0}), 0.0)
     report(silent, 3)
@@ -118,7 +115,7 @@ def test_a_policy_sees_a_prediction_where_a_job_states_no_work_if_it_is_to(deman
     assert stated.gpus, "the shorter one by what is expected"
 
 
-def test_the_work_that_is_hidden_still_ends_the_job_and_no_policy_sees_when() -> None:
+def test_hidden_work_still_ends_the_job_and_no_policy_sees_when() -> None:
     found = held().submit(job("a", work=EPOCHS), 0.0)
     found.hide_work()
     assert (found.total_samples, found.work_samples, found.remaining_samples(0.0)) == (None, 1000, None)
@@ -149,9 +146,6 @@ def test_of_many_epochs_a_bounded_number_is_kept_the_last_included() -> None:
     assert found.epochs[-1].epoch == 1000
     gaps = {after.epoch - before.epoch for before, after in zip(found.epochs, found.epochs[1:], strict=False)}
     assert max(gaps) <= 8
-
-
-def test_the_size_of_an_epoch_is_stated_or_shown_by_the_epochs() -> None:
     shown = state()
     report(shown, 2, size=70.0)
     assert (state(work=EPOCHS).epoch_samples, shown.epoch_samples, state().epoch_samples) == (100, 70, None)
@@ -167,16 +161,15 @@ def fitted() -> ProgressPredictor:
     return found
 
 
-def test_a_policy_that_needs_the_work_takes_jobs_that_state_none_where_it_is_predicted(monkeypatch):
+def test_a_policy_that_needs_the_work_takes_jobs_whose_work_is_predicted(monkeypatch) -> None:
     monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
     with pytest.raises(BadInputError, match='states no work, which policy "srtf" needs'):
         decide([job("a")], NODES, None, Question("srtf"))
     found = decide([job("a"), job("b", gpu_seconds=1e-3)], NODES, None, SRTF)
     assert [given.job for given in found.allocations] == ["b"]
     assert found.demand == "predicted"
-
-
-def test_the_schedule_holds_what_predicts_and_is_of_a_newer_minor_version() -> None:
+    with pytest.raises(UsageError, match="--predictor predicts with --demand predicted only"):
+        decide([job("a")], NODES, None, Question("srtf", predictor=fitted().document()))
     known = fitted()
     found = decide([job("a")], NODES, None, Question("srtf", demand="predicted", predictor=known.document()))
     assert found.forecast is not None
@@ -184,11 +177,6 @@ def test_the_schedule_holds_what_predicts_and_is_of_a_newer_minor_version() -> N
     assert found.minor == 2
     plain = decide([job("a")], NODES, None, Question("fifo"))
     assert (plain.forecast, plain.demand, plain.minor) == (None, "stated", 0)
-
-
-def test_a_predictor_without_predictions_is_refused() -> None:
-    with pytest.raises(UsageError, match="--predictor predicts with --demand predicted only"):
-        decide([job("a")], NODES, None, Question("srtf", predictor=fitted().document()))
 
 
 def story(jobs: int) -> Iterator[Event]:
