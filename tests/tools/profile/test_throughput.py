@@ -13,7 +13,6 @@ from pliant.tools.profile.throughput import (
     UNKNOWN,
     Load,
     PairTable,
-    Placement,
     merged,
     rescales,
     rows_across,

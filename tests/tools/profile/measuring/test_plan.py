@@ -23,12 +23,6 @@ def one(*jobs: Job, site: MeasuredNode = EIGHT, options: MeasuringOptions | None
     return study
 
 
-def test_powers_of_two_between_and_both_ends() -> None:
-    assert powers(3, 20) == (3, 4, 8, 16, 20)
-    assert powers(4, 4) == (4,)
-    assert powers(1, 2) == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("stated", "sizes"),
     [
@@ -44,23 +38,22 @@ def test_the_sizes_of_a_job_are_measured(stated: dict[str, Any], sizes: tuple[in
     assert one(trained(**stated), options=MeasuringOptions(gpus=(1, 3))).gpus == (3,), "unless some are given"
 
 
-def test_local_batches_reach_from_half_the_smallest_share_to_the_whole_batch_or_the_job_s_limit() -> None:
+def test_the_batches_of_a_job_are_measured() -> None:
+    # Local batches reach from half the smallest share to the whole batch or the job's limit.
     assert one(trained(low=1, high=4, batch=64)).local_batches == (8, 16, 32, 64)
     study = one(trained(low=1, high=2, batch={"size": 256, "per_gpu_max": 48}))
     assert (study.local_batches, study.per_gpu_max) == ((48,), 48)
-
-
-def test_a_job_without_a_batch_is_measured_up_to_what_fits() -> None:
     study = one(trained(gpus=2, batch={"size": None}))
     assert study.local_batches == powers(1, 1024)
     assert study.global_batches == ()
     assert study.gangs_of_largest == (2,)
-
-
-def test_gangs_train_the_jobs_batch_half_of_it_and_the_limits_of_one_that_may_change() -> None:
+    # Gangs train the job's batch, half of it and the limits of one that may change.
     assert one(trained(low=1, batch=64)).global_batches == (32, 64)
     study = one(trained(low=1, elastic="size+batch", batch={"size": 64, "min": 16, "max": 256}))
     assert study.global_batches == (16, 32, 64, 256)
+    assert powers(3, 20) == (3, 4, 8, 16, 20)
+    assert powers(4, 4) == (4,)
+    assert powers(1, 2) == (1, 2)
 
 
 def test_one_study_a_model_covers_all_its_jobs() -> None:
@@ -68,15 +61,9 @@ def test_one_study_a_model_covers_all_its_jobs() -> None:
     assert study.global_batches == (16, 32, 64, 128)
     assert study.gpus == (2,)
     assert study.notes == ()
-
-
-def test_jobs_of_one_model_with_other_commands_are_named() -> None:
     study = one(trained("a"), trained("b", command=("other.py",)))
     assert study.script.command == ("train.py",)
     assert study.notes == ('model "net" is measured with the command of job a; that of b differs',)
-
-
-def test_only_the_models_asked_for() -> None:
     jobs = (trained("a"), trained("b", model="other"))
     assert [s.script.name for s in model_plans(jobs, EIGHT, MeasuringOptions(models=("other",)))] == ["other"]
     with pytest.raises(BadInputError, match='no job has the model "third"'):
