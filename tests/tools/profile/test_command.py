@@ -30,22 +30,19 @@ def test_lists_of_numbers() -> None:
             numbers(wrong, "--gpus")
 
 
-def test_imported_rows_become_a_profile(tmp_path: Path) -> None:
+def test_imported_rows_become_a_profile_or_are_appended_to_one(tmp_path: Path) -> None:
     out = tmp_path / "profile.parquet"
     profile(imported=imported(tmp_path, step(1, 8, 0.1)), output=str(out))
     made = read_profile(out)
     assert [row.source for row in made.rows] == ["imported"]
     assert "imported_from" in dict(made.metadata)
-
-
-def test_appended_rows_replace_those_of_the_same_key(tmp_path: Path) -> None:
     old, out = tmp_path / "old.parquet", tmp_path / "new.parquet"
     write_profile(Profile((step(1, 8, 0.1), step(1, 16, 0.2))), old)
     profile(imported=imported(tmp_path, step(1, 16, 0.3)), append=str(old), output=str(out))
     assert [row.step_seconds for row in read_profile(out).rows] == [0.1, 0.3]
 
 
-def test_what_is_wrong_or_cannot_be_written_is_said_before_anything_is_measured(monkeypatch, tmp_path):
+def test_what_is_wrong_is_refused_before_anything_is_measured(monkeypatch, tmp_path):
     jobs, out = str(tmp_path / "no-such-file"), str(tmp_path / "p")
     with pytest.raises(UsageError, match="give one of the two"):
         profile(jobs, imported=imported(tmp_path, step(1, 8, 0.1)), output=out)

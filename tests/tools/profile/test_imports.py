@@ -30,24 +30,18 @@ def test_a_csv_row_with_the_columns_that_matter(tmp_path: Path) -> None:
     (row,) = import_rows(path)
     assert (row.model, row.gpus, row.placement, row.step_seconds) == ("net", 6, "4,2", 0.25)
     assert (row.source, row.measured_at, row.feasible) == ("imported", None, True)
-
-
-def test_what_did_not_fit_has_empty_cells_and_modelled_rows_stay_modelled(tmp_path: Path) -> None:
     lines = ("train,net,v100,1,1,1,64,1,,0,false,imported", "train,net,v100,1,1,1,8,1,1.5,0,true,modelled")
     modelled, misfit = import_rows(csv(tmp_path, *lines))
     assert (misfit.feasible, misfit.step_seconds, modelled.source) == (False, None, "modelled")
 
 
-def test_a_parquet_file_of_a_profile_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_parquet_file_needs_only_the_columns(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     write_profile(Profile((step(1, 8, 0.1), reduce(2, 100, 0.1))), path)
     assert [(row.kind, row.source) for row in import_rows(path)] == [
         ("allreduce", "imported"),
         ("train", "imported"),
     ]
-
-
-def test_parquet_from_elsewhere_needs_only_the_columns(tmp_path: Path) -> None:
     values = ["train", "net", "v100", 1, 1, "1", 8, 1, 0.1, 3, True, "imported"]
     columns = {name: [value] for name, value in zip(HEADER.split(","), values, strict=True)}
     pq.write_table(pa.table(columns), tmp_path / "p")
@@ -75,27 +69,19 @@ def test_every_bad_cell_is_told_with_its_line(tmp_path: Path) -> None:
     [
         ("kind,model", "train,net", "/gpu_type: column is missing"),
         (f"{HEADER},colour", "train,net,v100,1,1,1,8,1,0.1,3,true,imported,x", "/colour: is not a column"),
+        (HEADER, "train,net,v100,1,1,1,8,1,nan,3,true,imported", "step_seconds"),
+        (HEADER, "train,net,v100,1,1,1,8,1,-1,3,true,imported", "step_seconds"),
+        (HEADER, "train,net,v100,1,2,1,8,1,0.1,3,true,imported", "placement"),
+        (HEADER, "train,net,v100,1,1,1,8,1,0.1,3,true,guessed", "source"),
+        (HEADER, "train,net,v100,1,1,1,8,1,0.1,3,true,imported,1,2", "more than the 12 fields"),
+        (HEADER, "train,net,v100,1,1,1,,1,0.1,3,true,imported", "local_batch"),
     ],
 )
-def test_a_missing_or_unknown_column_is_named(tmp_path: Path, header: str, line: str, message: str) -> None:
+def test_columns_and_values_that_no_profile_may_hold(
+    tmp_path: Path, header: str, line: str, message: str
+) -> None:
     with pytest.raises(BadInputError, match=message):
         import_rows(csv(tmp_path, line, header=header))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("train,net,v100,1,1,1,8,1,nan,3,true,imported", "step_seconds"),
-        ("train,net,v100,1,1,1,8,1,-1,3,true,imported", "step_seconds"),
-        ("train,net,v100,1,2,1,8,1,0.1,3,true,imported", "placement"),
-        ("train,net,v100,1,1,1,8,1,0.1,3,true,guessed", "source"),
-        ("train,net,v100,1,1,1,8,1,0.1,3,true,imported,1,2", "more than the 12 fields"),
-        ("train,net,v100,1,1,1,,1,0.1,3,true,imported", "local_batch"),
-    ],
-)
-def test_values_that_no_profile_may_hold(tmp_path: Path, line: str, message: str) -> None:
-    with pytest.raises(BadInputError, match=message):
-        import_rows(csv(tmp_path, line))
 
 
 def test_a_picture_is_not_rows(tmp_path: Path) -> None:

@@ -89,14 +89,6 @@ def test_a_new_measurement_replaces_the_old_one_of_the_same_key() -> None:
     old = (step(1, 8, None), step(1, 16, 0.2), reduce(2, 10, 0.1), reduce(2, 20, 0.2))
     new = (step(1, 8, 0.1), step(1, 16, 0.25), reduce(2, 20, 0.3))
     assert merged(old, new) == (reduce(2, 10, 0.1), reduce(2, 20, 0.3), step(1, 8, 0.1), step(1, 16, 0.25))
-
-
-def test_gang_placement_type_and_accumulation_tell_rows_apart() -> None:
-    rows = (step(4, 8, 0.1), step("2,2", 8, 0.1), step(4, 8, 0.1, accum=2), step(4, 8, 0.1, gpu_type="t4"))
-    assert len(merged((), rows)) == 4
-
-
-def test_the_order_of_the_rows_does_not_depend_on_the_order_of_measuring() -> None:
     rows = (step(2, 8, 0.1), step(1, 8, 0.1), step(10, 8, 0.1))
     assert merged((), rows) == merged((), rows[::-1])
     assert [row.gpus for row in merged((), rows)] == [1, 2, 10]
@@ -111,11 +103,8 @@ ROWS = (
 )
 
 
-def test_a_rescale_is_in_place_where_that_was_measured_else_a_relaunch() -> None:
+def test_rescale_costs_are_in_place_or_relaunches_by_model() -> None:
     assert rescales(ROWS) == {"net": [0.25, 0.75], "alone": [3.0]}
-
-
-def test_throughput_models_tell_the_mean_of_a_model_or_else_of_all() -> None:
     for kind in (ThroughputBySize, ThroughputByPlacement):
         model = kind(Profile(ROWS))
         found = [model.rescale_seconds(name) for name in ("net", "alone", "bare", "other")]
@@ -138,20 +127,15 @@ def test_throughput_models_tell_the_mean_of_a_model_or_else_of_all() -> None:
         (reduce("2,2", 1000, 0.1), {"parameters": 2000}),
     ],
 )
-def test_what_was_measured_elsewhere_replaces_no_row_and_a_new_time_does(old, change) -> None:
+def test_a_new_time_replaces_a_row_and_another_place_does_not(old, change) -> None:
     faster = replace(old, step_seconds=0.05)
     assert merged([old], [faster]) == (faster,)
     assert {*merged([old], [replace(faster, **change)])} == {old, replace(faster, **change)}
 
 
-def test_rows_across_a_level_go_with_those_on_one_node_and_those_of_more_gpus() -> None:
+def test_rows_across_a_level_go_with_one_node_and_more_gpus() -> None:
     rack = [replace(step(place, 8, 0.2), across="rack") for place in ("1,1", "2,2")]
-    inside, pairs, quads, more = (
-        step(8, 8, 0.1),
-        step("1,1", 8, 0.1),
-        step("2,2", 8, 0.1),
-        step("4,4", 8, 0.1),
-    )
+    inside, pairs, quads, more = (step(place, 8, 0.1) for place in (8, "1,1", "2,2", "4,4"))
     every = [inside, pairs, quads, more, *rack]
     assert {*rows_across(every, ("pod", "rack"))} == {*rack, inside, more}
     assert {*rows_across(every)} == {*rows_across(every, ("pod",))} == {inside, pairs, quads, more}

@@ -126,25 +126,19 @@ def test_the_same_placement_wins_over_the_same_size() -> None:
     assert model.source("net", "gpu", (3, 1), 32, None) == "modelled"
 
 
-def test_an_unmeasured_type_runs_at_its_relative_speed() -> None:
+def test_an_unmeasured_type_follows_the_type_with_most_rows_by_speed() -> None:
     model = throughput(*ONE_GPU, gpu=1.0, fast=2.0)
     assert model.step_seconds("net", "fast", (1,), 16, None) == pytest.approx(0.07)
     assert model.step_seconds("net", "other", (1,), 16, None) == pytest.approx(0.14)
-
-
-def test_an_unmeasured_type_follows_the_type_with_most_rows() -> None:
     model = throughput(*ONE_GPU, step(1, 8, 0.5, gpu_type="slow"), gpu=2.0, new=1.0)
     assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.2)
 
 
-def test_an_unprofiled_model_says_how_to_get_it() -> None:
+def test_what_a_profile_does_not_hold_is_bad_input() -> None:
     with pytest.raises(
         BadInputError, match=r"'vgg' is not in the profile \(it has: net\); measure it with `pliant profile`"
     ):
         throughput(*ONE_GPU).step_seconds("vgg", "gpu", (1,), 8, None)
-
-
-def test_a_profile_without_training_rows_knows_nothing() -> None:
     with pytest.raises(BadInputError, match="the profile: has no training rows"):
         ThroughputBySize(Profile((reduce(2, 10, 0.1),)))
     with pytest.raises(BadInputError, match=r"^p\.parquet: has no training rows"):
@@ -214,19 +208,22 @@ def by_placement(*rows: ProfileRow, **more) -> ThroughputByPlacement:
     return ThroughputByPlacement(Profile(rows), **more)
 
 
-def test_rotations_of_a_placement_are_one():
+def test_a_placement_is_linear_between_its_local_batches() -> None:
+    held = by_placement(row("2", 8, 1.0, 0.2), row("2", 16, 3.0, 0.6))
+    assert held.times("m", "t4", (2,), 10) == pytest.approx((1.5, 0.3))
+    assert held.times("m", "t4", (2,), 4) == (1.0, 0.2)
+    assert held.times("m", "t4", (2,), 99) == (3.0, 0.6)
     assert smallest_rotation((4, 1, 2)) == smallest_rotation((1, 2, 4)) == (1, 2, 4)
     assert smallest_rotation((4, 2, 1)) == (1, 4, 2)
     held = by_placement(row("1,2,4", 8, 1.0, 0.5), row("1,4,2", 8, 3.0, 0.5))
     assert held.times("m", "t4", (4, 1, 2), 8) == StepTimes(1.0, 0.5)
     assert held.times("m", "t4", (4, 2, 1), 8) == StepTimes(3.0, 0.5)
-
-
-def test_a_measured_placement_is_linear_between_its_local_batches_and_level_beyond():
-    held = by_placement(row("2", 8, 1.0, 0.2), row("2", 16, 3.0, 0.6))
-    assert held.times("m", "t4", (2,), 10) == pytest.approx((1.5, 0.3))
-    assert held.times("m", "t4", (2,), 4) == (1.0, 0.2)
-    assert held.times("m", "t4", (2,), 99) == (3.0, 0.6)
+    held = by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0), most_local={"m": 8})
+    assert (held.local_batches("m", "t4"), held.max_local_batch("m", "t4")) == ([4, 16], 8)
+    assert by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0)).max_local_batch("m", "t4") == 16
+    rings = [",".join(["1"] * nodes) for nodes in (1, 15, 16)] + [",".join(["4"] * n) for n in (1, 15, 16)]
+    rows = [row(ring, local, float(ring.count(",") + 1), 0.1) for ring in rings for local in (8, 32)]
+    assert by_placement(*rows).times("m", "t4", (1,) * 20, 16) == pytest.approx((16.0, 0.1))
 
 
 def plane(nodes: int, gpus: int, local: int) -> float:
@@ -259,12 +256,6 @@ def test_placements_with_as_many_nodes_and_gpus_count_as_their_mean():
     assert held.times("m", "t4", (3, 1), 8) == (1.0, 0.1), "a measured one keeps its own"
 
 
-def test_more_nodes_than_sixteen_count_as_sixteen():
-    rings = [",".join(["1"] * nodes) for nodes in (1, 15, 16)] + [",".join(["4"] * n) for n in (1, 15, 16)]
-    rows = [row(ring, local, float(ring.count(",") + 1), 0.1) for ring in rings for local in (8, 32)]
-    assert by_placement(*rows).times("m", "t4", (1,) * 20, 16) == pytest.approx((16.0, 0.1))
-
-
 def test_accumulation_repeats_the_step_without_its_sync():
     assert StepTimes(1.0, 0.4).accumulated(1) == 1.0
     assert StepTimes(1.0, 0.4).accumulated(3) == pytest.approx(2.2)
@@ -272,12 +263,6 @@ def test_accumulation_repeats_the_step_without_its_sync():
     assert held.step_seconds("m", "t4", (2,), 64, None) == pytest.approx(1.8 + 1.4), "32 a GPU, 16 at a time"
     assert held.step_seconds("m", "t4", (2,), 64, 8) == pytest.approx(1.0 + 3 * 0.6)
     assert held.step_seconds("m", "t4", (2,), 1, None) is None, "a worker without a sample"
-
-
-def test_limits_of_the_local_batch():
-    held = by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0), most_local={"m": 8})
-    assert (held.local_batches("m", "t4"), held.max_local_batch("m", "t4")) == ([4, 16], 8)
-    assert by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0)).max_local_batch("m", "t4") == 16
 
 
 def test_a_type_that_was_not_measured_is_as_fast_as_it_is_said_to_be():
@@ -289,16 +274,13 @@ def test_a_type_that_was_not_measured_is_as_fast_as_it_is_said_to_be():
         by_placement()
 
 
-def test_triangulations_are_kept_in_the_metadata():
+def test_triangulations_are_kept_and_a_plane_has_none() -> None:
     profile = Profile(tuple(grid(counted=True)), (("tool", "x"),))
     kept = with_triangulations(profile)
     assert [key for key, _ in kept.metadata] == ["tool", "triangulation of m on t4"]
     held = ThroughputByPlacement(kept)
     held.load(["m", "unknown"], ["t4"])
     assert held.times("m", "t4", (3, 2), 20) == ThroughputByPlacement(profile).times("m", "t4", (3, 2), 20)
-
-
-def test_points_on_one_plane_have_nothing_between_them():
     whole_nodes = ("4", "4,4", "4,4,4")
     held = by_placement(
         *[row(placement, batch, 0.01 * batch, 0.0) for placement in whole_nodes for batch in (8, 16)]

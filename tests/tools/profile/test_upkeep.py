@@ -29,7 +29,7 @@ def seconds(name: str) -> dict[tuple[int, int], float | None]:
 
 
 @pytest.mark.parametrize("order", [("old", "new"), ("new", "old")])
-def test_of_rows_that_measure_the_same_the_newest_undisturbed_one_is_kept(files, order):
+def test_of_like_rows_the_newest_undisturbed_one_is_kept(files, order):
     done = call("profile", "merge", *(f"{name}.parquet" for name in order), "-o", "both.parquet")
     assert (done.exit_code, done.stderr) == (0, "pliant: 5 rows of 8\n")
     assert seconds("both.parquet") == {(1, 4): 0.1, (1, 8): 0.3, (1, 16): 0.4, (2, 4): 0.15, (2, 8): 0.2}
