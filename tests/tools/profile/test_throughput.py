@@ -9,14 +9,7 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.throughput import (
-    UNKNOWN,
-    Load,
-    PairTable,
-    merged,
-    rescales,
-    rows_across,
-)
+from pliant.tools.profile.throughput import UNKNOWN, Load, PairTable, merged, rescales, rows_across
 from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from tests.tools.profile.rows_builder import reduce, step
 
@@ -76,8 +69,7 @@ def test_rows_of_pairs_go_through_columns_and_others_have_no_such_columns() -> N
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [replace(rows()[2], beside_batch=None), replace(rows()[0], beside_model="b", beside_batch=4)],
+    "wrong", [replace(rows()[2], beside_batch=None), replace(rows()[0], beside_model="b", beside_batch=4)]
 )
 def test_only_rows_of_pairs_name_another_job(wrong: ProfileRow) -> None:
     columns = profile_to_columns([*rows(), wrong])

@@ -18,12 +18,7 @@ from pliant.schemas.io import read_profile, write_cluster, write_jobs
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.measuring import run as sweep
 from pliant.tools.profile.measuring.launch import PointsFile
-from pliant.tools.profile.measuring.request import (
-    MeasurementRequest,
-    Point,
-    PointSearch,
-    is_measured,
-)
+from pliant.tools.profile.measuring.request import MeasurementRequest, Point, PointSearch, is_measured
 from tests.builders import cluster, job
 from tests.tools.profile.measuring.machine import Machine
 from tests.tools.run.site import until

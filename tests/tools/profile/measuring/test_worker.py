@@ -14,13 +14,7 @@ import torch
 
 from pliant.tools.profile.measuring import worker
 from pliant.tools.profile.measuring.launch import read_outcome
-from pliant.tools.profile.measuring.request import (
-    MeasurementRequest,
-    Point,
-    best_visits,
-    is_settled,
-    spread,
-)
+from pliant.tools.profile.measuring.request import MeasurementRequest, Point, best_visits, is_settled, spread
 from pliant.tools.profile.measuring.worker import OtherLoad, Recorder, Sweep, _Load, device_of, own_share
 from pliant.tools.profile.throughput import BUSY
 
