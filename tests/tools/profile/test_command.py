@@ -22,14 +22,6 @@ def imported(folder: Path, *rows: Any) -> str:
     return str(path)
 
 
-def test_lists_of_numbers() -> None:
-    assert numbers("4,1,2,2", "--gpus") == (1, 2, 4)
-    assert numbers("auto", "--gpus") is None
-    for wrong in ("", "0", "1,x", "1,,2", "-1"):
-        with pytest.raises(UsageError, match="--gpus"):
-            numbers(wrong, "--gpus")
-
-
 def test_imported_rows_become_a_profile_or_are_appended_to_one(tmp_path: Path) -> None:
     out = tmp_path / "profile.parquet"
     profile(imported=imported(tmp_path, step(1, 8, 0.1)), output=str(out))
@@ -40,6 +32,11 @@ def test_imported_rows_become_a_profile_or_are_appended_to_one(tmp_path: Path) -
     write_profile(Profile((step(1, 8, 0.1), step(1, 16, 0.2))), old)
     profile(imported=imported(tmp_path, step(1, 16, 0.3)), append=str(old), output=str(out))
     assert [row.step_seconds for row in read_profile(out).rows] == [0.1, 0.3]
+    assert numbers("4,1,2,2", "--gpus") == (1, 2, 4)
+    assert numbers("auto", "--gpus") is None
+    for wrong in ("", "0", "1,x", "1,,2", "-1"):
+        with pytest.raises(UsageError, match="--gpus"):
+            numbers(wrong, "--gpus")
 
 
 def test_what_is_wrong_is_refused_before_anything_is_measured(monkeypatch, tmp_path):

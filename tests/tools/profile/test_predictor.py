@@ -66,15 +66,12 @@ def test_both_parameters_are_at_least_one_however_narrow() -> None:
         assert np.all(values >= 1)
 
 
-def test_a_longer_job_is_predicted_to_be_less_far_after_as_many_epochs() -> None:
+def test_a_longer_job_is_less_far_and_jobs_not_learned_from_are_covered() -> None:
     alpha, beta = learned(40, noise=0.1).beta(
         [Epoch(10_000, 1.0, 50_000, 0.8, 0.3), Epoch(40_000, 7.0, 200_000, 6.0, 0.3)]
     )
     short, long = alpha / (alpha + beta)
     assert long < short
-
-
-def test_the_interval_covers_jobs_that_were_not_learned_from() -> None:
     found, hits = learned(60), []
     for ended in history(60, seed=8):
         alpha, beta = found.beta(ended.epochs)

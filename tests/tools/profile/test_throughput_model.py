@@ -80,24 +80,7 @@ def test_the_formula_worked_by_hand(rows, gpus, batch, expected):
     assert found == (expected if expected is None else pytest.approx(expected))
 
 
-def test_a_job_may_state_a_smaller_limit_than_the_profile() -> None:
-    model = throughput(*ONE_GPU, step(2, 16, 0.2))
-    assert seconds(model, 2, 64, per_gpu_max=16) == pytest.approx(0.14 + 0.2)
-    accumulated = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
-    assert seconds(accumulated, 2, 64, per_gpu_max=16) == 0.34
-    assert seconds(accumulated, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
-
-
-def test_an_answer_is_measured_where_a_row_of_that_type_and_placement_says_it() -> None:
-    model = throughput(*ONE_GPU, step(2, 16, 0.21), step(1, 64, 0.1, source="modelled"))
-    assert seconds(model, 2, 32) == 0.21
-    assert seconds(model, 1, 64) == 0.1
-    asked = [("gpu", 2, 32), ("gpu", 1, 24), ("gpu", 1, 64), ("new", 1, 16)]
-    found = [model.source("net", kind, (gpus,), batch, None) for kind, gpus, batch in asked]
-    assert found == ["measured", "modelled", "modelled", "modelled"]
-
-
-def test_rows_that_measure_the_same_count_as_their_mean() -> None:
+def test_rows_of_one_measurement_and_placement_count_first() -> None:
     rows = (step(2, 16, 0.2), step("1,1", 16, 0.4), step(2, 16, 0.3), step(2, 16, 9.0, source="modelled"))
     model = throughput(*ONE_GPU, step(1, 16, 0.16), *rows)
     assert seconds(model, 2, 32) == pytest.approx(0.25), "two measurements; the modelled one is none"
@@ -107,23 +90,31 @@ def test_rows_that_measure_the_same_count_as_their_mean() -> None:
     errors = holdout_errors(Profile((*ONE_GPU, step(2, 16, 0.2), step(2, 16, 0.3), step(2, 32, 0.35))))
     assert [error.predicted_s for error in errors[:2]] == [errors[0].predicted_s] * 2
     assert errors[0].predicted_s not in (0.2, 0.3), "the other measurement was not seen either"
+    model = throughput(*ONE_GPU, step(4, 8, 0.12), step("2,2", 8, 0.2))
+    assert seconds(model, (4,), 32) == 0.12
+    assert seconds(model, (2, 2), 32) == 0.2
+    assert seconds(model, (3, 1), 32) == 0.2
+    assert model.source("net", "gpu", (3, 1), 32, None) == "modelled"
+    model = throughput(*ONE_GPU, step(2, 16, 0.21), step(1, 64, 0.1, source="modelled"))
+    assert seconds(model, 2, 32) == 0.21
+    assert seconds(model, 1, 64) == 0.1
+    asked = [("gpu", 2, 32), ("gpu", 1, 24), ("gpu", 1, 64), ("new", 1, 16)]
+    found = [model.source("net", kind, (gpus,), batch, None) for kind, gpus, batch in asked]
+    assert found == ["measured", "modelled", "modelled", "modelled"]
 
 
-def test_the_limit_of_a_local_batch_is_what_fits_and_what_the_job_allows() -> None:
+def test_limits_of_a_local_batch_are_the_profiles_and_the_jobs() -> None:
     assert throughput(*ONE_GPU).max_local_batch("net", "gpu") == 32
     assert throughput(*ONE_GPU, step(1, 24, None)).max_local_batch("net", "gpu") == 16
     misfit = throughput(step(1, 8, None))
     assert (misfit.max_local_batch("net", "gpu"), local_limit(misfit, "net", "gpu", 4)) == (0, 0)
     assert [local_limit(CurveThroughput(), "net", "gpu", own) for own in (None, 4)] == [None, 4]
     assert local_limit(throughput(step(1, 8, 0.5)), "net", "gpu", 4) == 4
-
-
-def test_the_same_placement_wins_over_the_same_size() -> None:
-    model = throughput(*ONE_GPU, step(4, 8, 0.12), step("2,2", 8, 0.2))
-    assert seconds(model, (4,), 32) == 0.12
-    assert seconds(model, (2, 2), 32) == 0.2
-    assert seconds(model, (3, 1), 32) == 0.2
-    assert model.source("net", "gpu", (3, 1), 32, None) == "modelled"
+    model = throughput(*ONE_GPU, step(2, 16, 0.2))
+    assert seconds(model, 2, 64, per_gpu_max=16) == pytest.approx(0.14 + 0.2)
+    accumulated = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
+    assert seconds(accumulated, 2, 64, per_gpu_max=16) == 0.34
+    assert seconds(accumulated, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
 
 
 def test_an_unmeasured_type_follows_the_type_with_most_rows_by_speed() -> None:

@@ -40,9 +40,6 @@ def test_without_a_profile_every_gpu_trains_one_sample_per_second() -> None:
     assert texts({"net"}, cluster(2), None) == [found]
     fast = mixed(speeds={"new": 2.0})
     assert texts({"net"}, fast, None) == [f"{found}, times its type's relative speed"]
-
-
-def test_a_type_that_the_profile_lacks_is_named_with_its_stand_in() -> None:
     measured = [(model, "old") for model in ("a", "b", "c", "d", "unused")]
     lacks = 'the profile lacks GPU type "new" for "a", "b", "c" and 1 more: it is taken to be'
     assert texts({"a", "b", "c", "d"}, mixed(), measured) == [f'{lacks} as fast as "old"']
@@ -112,7 +109,7 @@ def test_rows_that_cannot_be_trusted_are_named() -> None:
     assert not speeds_doubted({"net"}, [RowTrust("net", model_error=-0.1)])
 
 
-def test_fair_share_says_that_it_is_fifo_where_no_job_is_elastic() -> None:
+def test_policies_say_where_they_fall_back() -> None:
     rigid, elastic = job("a"), job("b", low=1, high=2)
     found = nothing_to_resize([rigid], FairShare)
     text = "gives each what it requested, first come, first served, as fifo does"
@@ -120,9 +117,6 @@ def test_fair_share_says_that_it_is_fifo_where_no_job_is_elastic() -> None:
     refuse(found)
     assert nothing_to_resize([rigid, elastic], FairShare) == []
     assert nothing_to_resize([rigid], Fifo) == []
-
-
-def test_a_policy_that_goes_by_work_says_where_it_cannot() -> None:
     jobs = [job("a", work={"iterations": 5}), job("b", gpu_seconds=5.0), job("c")]
     (found,) = order_assumed(jobs, Srtf, profiled=False)
     assert found.text == (

@@ -123,9 +123,19 @@ def test_hidden_work_still_ends_the_job_and_no_policy_sees_when() -> None:
     found.report_progress(0.0, 5000.0)
     assert found.samples_done(1.0) == 1000
     assert found.finish_time_s() is None
+    found = state()
+    report(found, 1000)
+    assert len(found.epochs) <= MOST_EPOCH_ENDS
+    assert found.losses == tuple(end.loss for end in found.epochs)
+    assert found.epochs[-1].epoch == 1000
+    gaps = {after.epoch - before.epoch for before, after in zip(found.epochs, found.epochs[1:], strict=False)}
+    assert max(gaps) <= 8
+    shown = state()
+    report(shown, 2, size=70.0)
+    assert (state(work=EPOCHS).epoch_samples, shown.epoch_samples, state().epoch_samples) == (100, 70, None)
 
 
-def test_it_learns_from_jobs_that_finish_and_from_no_others() -> None:
+def test_it_learns_from_finished_jobs_alone_and_looking_ahead_teaches_nothing(monkeypatch):
     session = held()
     for number in range(8):
         ended = session.submit(job(f"j{number}"), 0.0)
@@ -137,19 +147,12 @@ def test_it_learns_from_jobs_that_finish_and_from_no_others() -> None:
     session.decide(0.0)
     assert session.forecast.predictor.jobs == 6
     assert 900 < (silent.total_samples or 0) < 2000, "not 1000, twice what it has done"
-
-
-def test_of_many_epochs_a_bounded_number_is_kept_the_last_included() -> None:
-    found = state()
-    report(found, 1000)
-    assert len(found.epochs) <= MOST_EPOCH_ENDS
-    assert found.losses == tuple(end.loss for end in found.epochs)
-    assert found.epochs[-1].epoch == 1000
-    gaps = {after.epoch - before.epoch for before, after in zip(found.epochs, found.epochs[1:], strict=False)}
-    assert max(gaps) <= 8
-    shown = state()
-    report(shown, 2, size=70.0)
-    assert (state(work=EPOCHS).epoch_samples, shown.epoch_samples, state().epoch_samples) == (100, 70, None)
+    learned: list[object] = []
+    monkeypatch.setattr(ProgressPredictor, "learn", lambda _self, jobs: learned.extend(jobs))
+    jobs = [job("a", gpu_seconds=300.0), job("b", gpu_seconds=200.0)]
+    found = decide(jobs, NODES, None, Question("srtf", explain=True, demand="predicted"))
+    assert found.waiting[0].predicted_start is not None
+    assert learned == []
 
 
 NODES = cluster(1)
@@ -217,15 +220,6 @@ def test_calls_from_cron_go_on_learning_where_the_last_one_stopped() -> None:
     assert (stated.demand, stated.forecast) == ("stated", None)
 
 
-def test_looking_ahead_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    learned: list[object] = []
-    monkeypatch.setattr(ProgressPredictor, "learn", lambda _self, jobs: learned.extend(jobs))
-    jobs = [job("a", gpu_seconds=300.0), job("b", gpu_seconds=200.0)]
-    found = decide(jobs, NODES, None, Question("srtf", explain=True, demand="predicted"))
-    assert found.waiting[0].predicted_start is not None
-    assert learned == []
-
-
 # What is left of jobs, as ONES draws it.
 
 
@@ -247,19 +241,10 @@ def test_what_is_left_follows_from_what_is_done_and_the_progress() -> None:
     drawn = AHEAD.draws(np.random.default_rng(0), 4)
     assert drawn.shape == (4, 3)
     assert drawn == pytest.approx(np.array([LEFT] * 4), rel=1e-4)
-
-
-def test_a_part_of_the_jobs_has_what_is_left_of_these() -> None:
     assert AHEAD.only([2, 0]).expected() == pytest.approx([LEFT[2], LEFT[0]])
-
-
-def test_known_work_is_drawn_as_it_is_and_takes_no_random_number() -> None:
     rng = np.random.default_rng(0)
     assert known_work([5.0, 6.0]).draws(rng, 2).tolist() == [[5.0, 6.0]] * 2
     assert rng.random() == np.random.default_rng(0).random()
     assert known_work([5.0]).expected().tolist() == [5.0]
-
-
-def test_the_draws_of_a_job_with_hardly_any_progress_are_finite() -> None:
     unsure = WorkAhead(*(np.array([value]) for value in (NAN, 10.0, 0.0, 1e-9, 1.0)))
     assert unsure.draws(np.random.default_rng(0), 3).max() == pytest.approx(10.0 * (1000 - 1))

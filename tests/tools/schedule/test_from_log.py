@@ -64,13 +64,32 @@ def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     assert list(held.jobs) == ["a"]
 
 
-def test_a_preempted_job_waits_and_a_requeued_one_was_lost():
+def test_preempted_lost_and_swapped_jobs() -> None:
     log = [submit(ELASTIC), start("a", n0=1)]
     preempted = rebuilt(*log, Event(2, "preempt", "a", gpus=0))
     lost = rebuilt(*log, Event(2, "requeue", "a", gpus=0))
     assert [held.jobs["a"].phase for held in (preempted, lost)] == [Phase.PREEMPTED] * 2
     assert [change.kind for change in preempted.changes] == ["arrived"]
     assert [change.kind for change in lost.changes] == ["arrived", "lost"]
+    held = rebuilt(
+        submit(job("a", gpus=4)),
+        submit(job("b", gpus=4)),
+        start("a", n0=4),
+        start("b", n1=4),
+        start("a", 2, "move", n1=4),
+        start("b", 2, "move", n0=4),
+    )
+    assert held.jobs["a"].placement == (("n1", 4),)
+    log = [
+        submit(ELASTIC),
+        start("a", n0=1),
+        Event(2, "node_down", detail={"node": "n0"}),
+        Event(2, "requeue", "a", gpus=0),
+    ]
+    held = rebuilt(*log)
+    assert (held.up_gpus, held.jobs["a"].gpus) == (4, 0)
+    assert [change.kind for change in held.changes] == ["arrived", "node_down", "lost"]
+    assert rebuilt(*log, Event(3, "node_up", detail={"node": "n0"})).up_gpus == 8
 
 
 @pytest.mark.parametrize(
@@ -86,31 +105,6 @@ def test_a_job_that_ended_is_known_but_not_active(event, kind):
     )
     assert (list(held.jobs), list(held.ended), held.changes[-1].kind) == ([], ["a"], kind)
     assert held.free.by_type == {"gpu": 8}
-
-
-def test_a_node_that_is_down_has_no_gpus_and_no_jobs():
-    log = [
-        submit(ELASTIC),
-        start("a", n0=1),
-        Event(2, "node_down", detail={"node": "n0"}),
-        Event(2, "requeue", "a", gpus=0),
-    ]
-    held = rebuilt(*log)
-    assert (held.up_gpus, held.jobs["a"].gpus) == (4, 0)
-    assert [change.kind for change in held.changes] == ["arrived", "node_down", "lost"]
-    assert rebuilt(*log, Event(3, "node_up", detail={"node": "n0"})).up_gpus == 8
-
-
-def test_jobs_that_change_places_in_one_decision():
-    held = rebuilt(
-        submit(job("a", gpus=4)),
-        submit(job("b", gpus=4)),
-        start("a", n0=4),
-        start("b", n1=4),
-        start("a", 2, "move", n1=4),
-        start("b", 2, "move", n0=4),
-    )
-    assert held.jobs["a"].placement == (("n1", 4),)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +125,7 @@ def test_a_log_that_contradicts_itself_is_bad_input(events, complaint):
     assert complaint in str(caught.value)
 
 
-def test_a_schedule_is_taken_up_where_it_stands():
+def test_a_schedule_is_taken_up_where_it_stands() -> None:
     jobs = [job("a", gpus=8), job("b", gpus=4), job("later", at=99), job("out", gpus=8, batch=4)]
     found = decide(jobs, NODES, None, Question("fifo"))
     held = session_from_schedule(found, make_policy("fifo"), CurveThroughput())
@@ -139,9 +133,6 @@ def test_a_schedule_is_taken_up_where_it_stands():
     assert list(held.ended) == ["out"]
     held.end("a", 10)
     assert [(transition.job.id, transition.step) for transition in held.decide(10)] == [("b", "start")]
-
-
-def test_a_schedule_that_does_not_fit_its_cluster_is_bad_input():
     found = decide([job("a", gpus=8)], NODES, None, Question("fifo"))
     smaller = found.model_copy(update={"cluster": cluster(4)})
     with pytest.raises(BadInputError, match='schedule: it contradicts itself: job "a" cannot hold'):

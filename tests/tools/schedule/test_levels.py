@@ -66,13 +66,18 @@ def test_a_job_goes_to_the_lowest_level_that_holds_it(free: list[int], gpus: int
     assert free_with(free, island=ISLANDS, rack=RACKS).choose(gpus, ["gpu"]) == places(place)
 
 
-def test_several_domains_are_few_and_a_node_without_a_label_is_one() -> None:
+def test_domains_are_few_and_a_copy_has_its_own() -> None:
     # The four nodes with most free are in four racks, and two racks hold the job.
     free = free_with([7, 6, 7, 0, 7, 0, 6, 7], rack="aabbccdd")
     assert free.choose(26, ["gpu"]) == (("n0", 7), ("n1", 6), ("n6", 6), ("n7", 7))
     free = free_with([8, 4, 4, 8], rack="a.bb")
     assert free.choose(12, ["gpu"]) == (("n2", 4), ("n3", 8))
     assert free.choose(8, ["gpu"]) == (("n0", 8),)
+    free = free_with([8, 0, 8, 8], rack="aabb")
+    later = free.after([(("n1", 8),)])
+    later.take((("n2", 8),))
+    assert later.choose(16, ["gpu"]) == (("n0", 8), ("n1", 8))
+    assert free.choose(16, ["gpu"]) == (("n2", 8), ("n3", 8))
 
 
 @pytest.mark.parametrize(
@@ -87,14 +92,6 @@ def test_several_domains_are_few_and_a_node_without_a_label_is_one() -> None:
 )
 def test_a_resized_job_keeps_what_it_holds_in_the_best_domain(free, gpus, held, place):
     assert free_with(free, rack="aabb").choose(gpus, ["gpu"], keep=places(held)) == places(place)
-
-
-def test_a_copy_of_what_is_free_has_levels_of_its_own() -> None:
-    free = free_with([8, 0, 8, 8], rack="aabb")
-    later = free.after([(("n1", 8),)])
-    later.take((("n2", 8),))
-    assert later.choose(16, ["gpu"]) == (("n0", 8), ("n1", 8))
-    assert free.choose(16, ["gpu"]) == (("n2", 8), ("n3", 8))
 
 
 WISHES = st.lists(
@@ -184,7 +181,7 @@ def speeds(*rows: Any, **levels: str) -> Speeds:
     return Speeds(ThroughputBySize(Profile(rows)), node_states(levelled(**levels)))
 
 
-def test_a_place_across_racks_is_as_fast_as_was_measured_there() -> None:
+def test_how_fast_a_job_is_across_a_level() -> None:
     asked, spec = speeds(*ACROSS, rack="aabb"), of_net()
     assert asked.rate_at(spec, (("n0", 8), ("n1", 8)), 128) == pytest.approx(128 / 1.25)
     assert asked.rate_at(spec, (("n1", 8), ("n2", 8)), 128) == pytest.approx(128 / 2.0)
@@ -193,9 +190,6 @@ def test_a_place_across_racks_is_as_fast_as_was_measured_there() -> None:
     asked = speeds(*ACROSS, rack="ab")
     assert asked.rate(spec, 16) == pytest.approx(128 / 2.0)
     assert asked.rate(spec, 8, global_batch=64) == pytest.approx(64 / 1.0)
-
-
-def test_where_a_level_was_not_measured_the_next_lower_one_answers() -> None:
     islands = replace(step("8,8", 8, 1.5), across="island")
     rows = [row for row in ACROSS if row.across is None]
     asked = speeds(*rows, islands, island="aabb", rack="aaaa")
@@ -209,9 +203,6 @@ def test_where_a_level_was_not_measured_the_next_lower_one_answers() -> None:
     rows = [row for row in ACROSS if row.nodes == 1 or row.across]
     asked = speeds(*rows, rack="aabb")
     assert asked.rate_at(spec, (("n0", 8), ("n1", 8)), 128) == pytest.approx(128 / 2.0)
-
-
-def test_the_model_by_placement_knows_levels_too() -> None:
     within = ThroughputByPlacement(Profile(ACROSS))
     assert within.step_seconds("net", "gpu", (8, 8), 128, None) == pytest.approx(1.25)
     assert within.across(("rack",)).step_seconds("net", "gpu", (8, 8), 128, None) == pytest.approx(2.0)

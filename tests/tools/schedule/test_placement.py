@@ -100,16 +100,13 @@ def test_a_job_over_several_nodes_stays_under_one_switch(free, switches, gpus, h
     assert free_with(free, switches=switches).choose(gpus, ["gpu"], keep=places(held)) == places(place)
 
 
-def test_types_are_tried_in_order_and_never_mixed() -> None:
+def test_types_are_not_mixed_and_a_node_that_is_down_offers_nothing() -> None:
     held = FreeGpus([*nodes(4, kind="slow"), NodeState(1, "n1", 4, "fast", None)])
     assert held.choose(4, ["fast", "slow"]) == (("n1", 4),)
     held.take((("n1", 1),))
     assert held.choose(4, ["fast", "slow"]) == (("n0", 4),)
     assert held.choose(5, ["fast", "slow"]) is None
     assert held.choose(2, ["unknown"]) is None
-
-
-def test_a_node_that_is_down_offers_nothing_and_takes_nothing_back() -> None:
     held = FreeGpus(nodes(4, 4))
     held.take((("n0", 2),))
     node = held.node("n0")
@@ -234,16 +231,13 @@ def fewest_nodes(free: list[int], wanted: int) -> int:
     )
 
 
-def test_the_other_orders_take_from_the_emptiest_nodes_or_fill_the_fullest() -> None:
+def test_other_orders_and_what_would_be_free_later() -> None:
     free = free_with([3, 8, 5, 8])
     assert free.emptiest(18, "gpu") == (("n1", 8), ("n3", 8), ("n2", 2))
     assert free.tightest(4, "gpu") == (("n2", 4),)
     assert free.tightest(18, "gpu") == (("n1", 8), ("n3", 8), ("n0", 2))
     assert free.together(12, "gpu") == (("n1", 8), ("n3", 4)), "no more nodes than on an empty cluster"
     assert free_with([3, 3, 5, 3]).together(8, "gpu") is None
-
-
-def test_what_would_be_free_later_changes_nothing_now() -> None:
     free = free_with([0, 8])
     later = free.after([(("n0", 5),)])
     later.take((("n1", 8),))

@@ -65,14 +65,11 @@ def test_a_job_that_should_have_ended_has_no_end_unless_measured() -> None:
     assert predictions(copy_of(held), 150.0, {"a": 2.0})["a"].end_s == 250.0
 
 
-def test_a_policy_that_has_not_been_asked_yet_is_asked_first() -> None:
+def test_a_policy_is_asked_first_and_the_session_stays_as_it_is() -> None:
     held = session(make_policy("fifo"), NODES)
     held.submit(job("a", gpus=4, gpu_seconds=400), 5.0)
     assert predictions(copy_of(held), 5.0, asks_now=True)["a"].start_s == 5.0
     assert predictions(copy_of(held), 5.0) == {}
-
-
-def test_predicting_leaves_the_session_as_it_is() -> None:
     held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
 
     def seen(each: JobState) -> tuple[object, ...]:

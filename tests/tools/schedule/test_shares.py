@@ -171,7 +171,7 @@ def test_a_job_that_its_team_can_never_hold_is_refused():
     assert found == {"x": 'needs 4 GPUs, team "a" may hold 3'}
 
 
-def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label():
+def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label() -> None:
     rules = shares(a={}, b={"users": ("ann", "bob")}, c={"groups": ("staff",)}).model_copy(
         update={"label": "vc"}
     )
@@ -182,9 +182,6 @@ def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label():
     assert rules.why_not(job("x", user="eve", team="c"), ["staff"]) is None
     assert rules.why_not(job("x", user="eve", team="b"), []) == 'names team "b", which user eve is not in'
     assert rules.why_not(job("x", team="e"), []) == 'names team "e", expected one of a, b, c'
-
-
-def test_slurms_accounts_count_after_groups_and_only_where_they_decide():
     rules = shares(a={"accounts": ("physics",)}, b={"users": ("ann",), "groups": ("staff",)})
     assert rules.joined(job("x", user="eve"), [], ["bio", "physics"]).team == "a"
     assert rules.joined(job("x", user="eve"), ["staff"], ["physics"]).team == "b"
@@ -270,29 +267,23 @@ def own(rules: Shares, total: dict[str, int], *claims: Claim) -> dict[str, float
 A_AND_B = shares(a={}, b={})
 
 
-def test_who_does_not_lend_keeps_what_its_jobs_cannot_use_of_one_type():
+def test_a_team_keeps_what_it_holds_or_does_not_lend() -> None:
     """Guaranteed are twelve; its two jobs run on the eight x alone, so four of y stay idle."""
     rules = shares(a={"guaranteed": {"*": 12}, "lends": False}, b={})
     jobs = claim("a", wait(8, x=8), wait(8, x=8)), claim("b", *[wait(1, x=8, y=8)] * 2)
     assert typed(rules, {"x": 8, "y": 8}, *jobs) == {"a": {"x": 8}, "b": {"y": 4}}
-
-
-def test_who_has_no_use_for_more_keeps_what_it_holds():
-    """Six each; a's four are no room for its second job of four beside the first."""
+    # Six each; a's four are no room for its second job of four beside the first.
     jobs = claim("a", wait(4), held={"x": 4}), claim("b", wait(1, x=12))
     assert typed(A_AND_B, {"x": 12}, *jobs) == {"a": {"x": 4}, "b": {"x": 8}}
 
 
-def test_what_is_left_goes_to_the_team_whose_turn_comes_first():
+def test_what_is_left_goes_to_whose_turn_it_is_as_far_as_of_use() -> None:
     """Of twelve b can use five; c came before d, whatever the order of the file."""
     sizes = {"a": 8, "b": 5, "c": 5, "d": 5}
     jobs = [claim(name, wait(gpus), at=float(at)) for at, (name, gpus) in enumerate(sizes.items())]
     for rules in (shares(d={}, c={}, b={}, a={}), shares(a={}, b={}, c={}, d={})):
         assert typed(rules, {"x": 12}, *jobs) == {"b": {"x": 5}, "c": {"x": 5}}
-
-
-def test_of_what_is_left_no_team_gets_more_than_it_can_use_of_a_type():
-    """Two of y idle: b's first job could use four of them, and its second one runs on x alone."""
+    # Two of y idle: b's first job could use four of them, and its second one runs on x alone.
     rules = shares(a={}, b={"guaranteed": {"y": 2}}, c={"guaranteed": {"x": 1}})
     first = claim("a", wait(4, x=3, y=6), wait(3, x=3), at=5.0)
     second = claim("b", wait(4, x=5, y=4), wait(1, x=3), at=5.0)
@@ -440,17 +431,14 @@ def test_usage_of_a_team_is_that_of_its_users_and_lowers_theirs_within_it():
     assert of_20(*jobs, rules=rules, c=3600.0, b=7200.0) == {"c": 4, "d": 16}
 
 
-def test_users_own_what_their_team_owns_by_weight_with_jobs_or_not():
+def test_users_of_a_team_divide_what_it_owns_and_what_others_leave() -> None:
     rules = shares(t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}}, b={"weight": 1.0})
     alone = claim("t", wait(1, x=9), user="d")
     assert own(rules, {"x": 9}, alone) == {"c": 4.0, "d": 2.0, "b": 3.0}
     assert typed(rules, {"x": 9}, alone) == {"d": {"x": 9}}, "it may borrow all"
     both = [claim("t", wait(1, x=9), user=user) for user in "cd"]
     assert typed(rules, {"x": 9}, *both) == {"c": {"x": 6}, "d": {"x": 3}}
-
-
-def test_users_divide_what_others_leave_and_are_due_what_their_team_is():
-    """Half of ten is not enough for eight: one of the two teams gives way, and is due its five."""
+    # Half of ten is not enough for eight: one of the two teams gives way, and is due its five.
     rules = shares(t={"users": {"c": 1.0, "d": 1.0}}, b={})
     first = claim("t", wait(8), user="c"), claim("b", wait(8), at=1.0)
     assert typed(rules, {"x": 10}, *first) == {"c": {"x": 8}}

@@ -59,8 +59,18 @@ def test_other_load_is_waiting_while_cores_worked_for_others(monkeypatch, ended,
     assert OtherLoad(torch.device("cpu")).share() == pytest.approx(share, abs=1e-3)
 
 
-def test_all_workers_come_to_the_same_share(monkeypatch):
-    """Else one would measure a point again and the others would not."""
+def test_time_that_others_took_is_taken_off_steps_on_cpu_slots(monkeypatch) -> None:
+    """Its other threads waited, too, but no step for them."""
+    monkeypatch.setattr(worker.os, "cpu_count", lambda: 1)
+    ended = load(10.0, own_s=4.0, waited_s=9.0, trainer_s=6.0, busy_s=20.0)
+    times = iter([load(0.0), ended])
+    monkeypatch.setattr(_Load, "now", lambda: next(times))
+    seen = OtherLoad(torch.device("cpu"))
+    assert seen.share() == pytest.approx(0.9)
+    assert own_share(device_of(torch.device("cpu"), None), seen) == pytest.approx(0.4)
+    point = Point(local_batch=4, step_s=(0.25, 0.25), compute_s=(0.2, 0.2), own_share=0.4)
+    assert (point.mean_s, point.mean_compute_s) == (pytest.approx(0.1), pytest.approx(0.08))
+    # Else one would measure a point again and the others would not.
     times = iter([load(0.0), load(10.0, own_s=5.0, waited_s=1.0, busy_s=6.1)])
     monkeypatch.setattr(_Load, "now", lambda: next(times))
     asked: list[float] = []
@@ -72,19 +82,6 @@ def test_all_workers_come_to_the_same_share(monkeypatch):
     monkeypatch.setattr(worker, "largest", largest)
     assert OtherLoad(torch.device("cpu")).share() == 0.12
     assert asked[3] == pytest.approx(0.1)
-
-
-def test_time_that_others_took_is_taken_off_steps_on_cpu_slots(monkeypatch):
-    """Its other threads waited, too, but no step for them."""
-    monkeypatch.setattr(worker.os, "cpu_count", lambda: 1)
-    ended = load(10.0, own_s=4.0, waited_s=9.0, trainer_s=6.0, busy_s=20.0)
-    times = iter([load(0.0), ended])
-    monkeypatch.setattr(_Load, "now", lambda: next(times))
-    seen = OtherLoad(torch.device("cpu"))
-    assert seen.share() == pytest.approx(0.9)
-    assert own_share(device_of(torch.device("cpu"), None), seen) == pytest.approx(0.4)
-    point = Point(local_batch=4, step_s=(0.25, 0.25), compute_s=(0.2, 0.2), own_share=0.4)
-    assert (point.mean_s, point.mean_compute_s) == (pytest.approx(0.1), pytest.approx(0.08))
 
 
 def test_where_the_system_keeps_no_count_other_load_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

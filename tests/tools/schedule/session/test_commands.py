@@ -148,7 +148,7 @@ def test_jobs_have_to_leave_at_once_in_place_where_they_can():
     ]
 
 
-def test_jobs_that_were_to_finish_on_a_node_can_be_made_to_leave_it():
+def test_a_bound_job_may_be_made_to_leave_or_lose_its_gpus() -> None:
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.drain("n0", 2.0, now=False)
     held.drain("n0", 3.0, now=True)
@@ -156,9 +156,6 @@ def test_jobs_that_were_to_finish_on_a_node_can_be_made_to_leave_it():
     assert steps(held, 4.0, a=2) == [("a", "move")]
     held.drain("n0", 5.0, now=False)
     assert held.commands.drained == {"n0": True}, "nothing undoes that but a resume"
-
-
-def test_a_bound_job_that_loses_its_gpus_waits_like_any_other():
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.drain("n0", 2.0, now=False)
     held.lose("a", 3.0)
@@ -167,7 +164,7 @@ def test_a_bound_job_that_loses_its_gpus_waits_like_any_other():
     assert placed(held)["a"] == {"n1": 2}
 
 
-def test_a_bound_job_comes_back_when_its_node_is_resumed():
+def test_a_bound_job_comes_back_when_its_node_is_resumed() -> None:
     held = on(opened(cluster(4, 4), job("a", gpus=6)), a={"n0": 4, "n1": 2})
     held.drain("n0", 2.0, now=False)
     held.drain("n1", 2.0, now=False)
@@ -176,6 +173,11 @@ def test_a_bound_job_comes_back_when_its_node_is_resumed():
     held.resume("n1", 4.0)
     assert (held.commands.bound, held.snapshot(4.0).total_gpus, held.free.by_type) == ({}, 8, {"gpu": 2})
     assert changes(held)[-1] == ("arrived", "a")
+    held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
+    held.drain("n0", 2.0, now=False)
+    held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
+    assert placed(held)["a"] == {"n0": 1, "n1": 1}
+    assert (list(held.commands.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
 
 
 def test_a_drained_node_that_goes_down_is_still_drained_when_back():
@@ -193,14 +195,6 @@ def test_a_drained_node_that_goes_down_is_still_drained_when_back():
     assert held.free.free_on("n0") == 0, "it is still down"
     held.node_up("n0", 9.0)
     assert held.free.free_on("n0") == 4
-
-
-def test_a_setback_of_a_bound_job_leaves_it_bound_to_what_it_still_holds():
-    held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
-    held.drain("n0", 2.0, now=False)
-    held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
-    assert placed(held)["a"] == {"n0": 1, "n1": 1}
-    assert (list(held.commands.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
 
 
 def test_another_node_of_a_bound_job_comes_back_with_all_its_gpus():
@@ -239,10 +233,17 @@ def test_jobs_beyond_a_users_limit_come_into_play_as_others_end():
     assert changes(held) == [("finished", "a"), ("arrived", "b"), ("arrived", "c")]
 
 
-def test_a_limit_of_jobs_counts_jobs_and_others_have_a_common_rule():
+def test_limits_of_jobs_and_gpus() -> None:
     nodes = limited(8, alice=UserLimit(jobs=1), others=UserLimit(jobs=2))
     jobs = [owned(f"{user}{at}", user) for user in ("alice", "bob", "eve") for at in range(3)]
     assert list(opened(nodes, *jobs).in_play) == ["alice0", "bob0", "bob1", "eve0", "eve1"]
+    nodes = limited(8, alice=UserLimit(gpus=4))
+    held = opened(nodes, owned("a", "alice", 2, low=1, high=8), owned("b", "bob", 2, low=1, high=8))
+    assert [held.jobs[name].max_gpus(8) for name in "ab"] == [2, 8]
+    with pytest.raises(PolicyError, match='gives "a" 3 GPUs, its limits are 1 to 2'):
+        steps(held, 1.0, a=3)
+    refused = oversized([owned("a", "alice", 5), owned("b", "alice", 4), owned("c", "bob", 8)], nodes)
+    assert refused == {"a": 'requests 5 GPUs, user "alice" may hold 4'}
 
 
 def test_the_most_important_job_of_a_user_is_next_and_a_held_one_makes_room():
@@ -269,16 +270,6 @@ def test_a_policy_is_asked_again_where_its_rejection_makes_room():
     assert held.ask_again_s == pytest.approx(1.0)
     assert held.ask_again_s > 1.0, "a time that has passed is no wish"
     assert steps(held, held.ask_again_s, b=1) == [("b", "start")]
-
-
-def test_under_a_limit_of_gpus_no_job_grows_beyond_what_it_requested():
-    nodes = limited(8, alice=UserLimit(gpus=4))
-    held = opened(nodes, owned("a", "alice", 2, low=1, high=8), owned("b", "bob", 2, low=1, high=8))
-    assert [held.jobs[name].max_gpus(8) for name in "ab"] == [2, 8]
-    with pytest.raises(PolicyError, match='gives "a" 3 GPUs, its limits are 1 to 2'):
-        steps(held, 1.0, a=3)
-    refused = oversized([owned("a", "alice", 5), owned("b", "alice", 4), owned("c", "bob", 8)], nodes)
-    assert refused == {"a": 'requests 5 GPUs, user "alice" may hold 4'}
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -145,7 +145,7 @@ def test_a_policy_is_shown_changes_of_nodes_whose_gpus_it_gets_or_loses():
     ]
 
 
-def test_a_policy_is_shown_the_end_of_its_last_job_and_then_no_more():
+def test_a_policy_is_shown_the_end_of_its_last_job_and_then_no_more() -> None:
     held = world(cluster(4), TWO, policy=owned())
     comes(held, rigid("x", 2), rigid("y", 2), at=0.0)
     held.end("x", 1.0)
@@ -153,9 +153,6 @@ def test_a_policy_is_shown_the_end_of_its_last_job_and_then_no_more():
     assert last(held, "x").changes[0] == ("finished", "x", 0)
     comes(held, at=2.0)
     assert (last(held, "x").time_s, last(held, "y").time_s) == (1.0, 2.0)
-
-
-def test_a_policy_all_of_whose_jobs_have_left_has_no_gpus():
     held = world(cluster(4), TWO, policy=owned())
     held.submit(rigid("x", 2), 0.0)
     held.end("x", 1.0, "cancelled")
@@ -247,14 +244,11 @@ def says(**answer: Any) -> type[Owned]:
     return owned(decide)
 
 
-def test_a_policy_may_not_take_gpus_of_another_team():
+def test_a_policy_may_not_take_gpus_of_another_team() -> None:
     """Four of eight are not its own, though free."""
     held = world(cluster(8), TWO, policy=says(targets={"x": Target(6)}))
     with pytest.raises(PolicyError, match='gives "x" 6 GPUs'):
         comes(held, rigid("x", 6), elastic("y", 4, low=4))
-
-
-def test_what_is_no_decision_is_the_fault_of_the_policy():
     with pytest.raises(PolicyError):
         comes(world(cluster(8), TWO, policy=owned(lambda _: None)), rigid("x", 6))
 
@@ -305,14 +299,11 @@ def types(held: Session) -> dict[str, str | None]:
     return {name: each.gpu_type for name, each in held.jobs.items() if each.gpus}
 
 
-def test_a_job_whose_type_is_left_open_gets_one_of_its_team():
+def test_a_job_whose_type_is_left_open_gets_one_of_its_team() -> None:
     """x owns four GPUs of type a, and y four of b, which all jobs would rather have."""
     held = world(TYPES, OWN_TYPES, policy=untyped(x=4, y=4), throughput=FAST)
     comes(held, rigid("x", 4), rigid("y", 4))
     assert types(held) == {"x": "a", "y": "b"}
-
-
-def test_a_job_whose_type_is_left_open_gets_gpus_that_its_team_leaves():
     policy = untyped(x=0, **{"x-next": 4})
     held = world(TYPES, OWN_TYPES, (rigid("x", 4), {"a-0": 4}), policy=policy, throughput=FAST)
     held.submit(rigid("y", 4, at=2.0), 2.0)
@@ -493,7 +484,7 @@ def test_an_explanation_says_how_the_team_of_a_job_that_waits_stands():
     assert "team" not in trains.explain(0.0)["x"].reason
 
 
-def test_standings_say_what_each_team_owns_holds_lends_and_waits_for():
+def test_standings_show_what_each_team_owns_lends_and_waits_for() -> None:
     held = world(cluster(12), shares(1.0, x={}, y={}, z={}, u={"lends": False}))
     comes(held, rigid("x", 5), at=0.0)
     for each in (rigid("y", 8, at=3600.0), rigid("y-too", 2, at=3600.0)):
@@ -507,10 +498,7 @@ def test_standings_say_what_each_team_owns_holds_lends_and_waits_for():
     }
     assert (teams["y"].waiting_jobs, teams["y"].waiting_gpus) == (2, 10)
     assert teams["x"].usage_gpu_hours == pytest.approx(5 / math.log(2) / 2, abs=1e-3)
-
-
-def test_a_team_lends_no_more_than_it_has_left():
-    """u does not lend what is guaranteed to it, which is nothing: x has eight of others, y has lent four."""
+    # u does not lend what is guaranteed to it, which is nothing: x has eight of others, y has lent four.
     held = world(cluster(12), shares(x={}, y={}, u={"lends": False}))
     comes(held, rigid("x", 12), at=0.0)
     assert {each.team: each.lent for each in held.standings(0.0)} == {"x": 0.0, "y": 4.0, "u": 0.0}

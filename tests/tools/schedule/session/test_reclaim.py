@@ -78,23 +78,17 @@ def test_where_shrinking_is_not_enough_elastic_ones_stop_first():
     assert comes(held, rigid("y", 4)) == {"x-elastic": "preempt", "y": "start"}
 
 
-def test_no_job_shrinks_where_that_helps_no_other_team():
+def test_usage_takes_nothing_in_vain_and_nothing_that_is_owned() -> None:
     """By usage y may have six, but x can give five, and stopping is for what is y's own: four."""
     held = world(cluster(8), shares(24.0, x={}, y={}), elastic("x", 8, low=3), policy=OWNED, x=1e7)
     assert comes(held, rigid("y", 6)) == {}
     assert sizes(held) == {"x": 8}
-
-
-def test_no_job_stops_for_one_that_needs_more_than_its_teams_own():
     rules = shares(24.0, x={}, y={})
     held = world(cluster(8), rules, rigid("x-old", 4), rigid("x-young", 4), x=1e7)
     assert comes(held, rigid("y", 6)) == {}
     held.end("y", 11.0, "cancelled")
     assert comes(held, rigid("y-small", 4), at=11.0) == {"x-young": "preempt", "y-small": "start"}
-
-
-def test_what_a_team_holds_of_its_own_is_never_taken():
-    """Each of the two owns one and a half GPUs, in whole ones two; usage entitles x to one at this time."""
+    # Each of the two owns one and a half GPUs, in whole ones two; usage entitles x to one at this time.
     assert comes(world(cluster(3), shares(24.0, x={}, y={}), rigid("x", 2), x=1e7), rigid("y", 2)) == {}
 
 
@@ -178,14 +172,10 @@ def test_gpus_taken_for_the_team_that_lacks_more_are_not_counted_again():
 
 
 @pytest.mark.usefixtures("once")
-def test_a_pair_that_shares_borrowed_gpus_stops_together():
+def test_a_pair_on_borrowed_gpus_counts_once_and_does_not_shrink() -> None:
     held = world(together(4, 4), TWO, rigid("x-old", 4), (rigid("x-one", 4), {"n1": 4}), policy=OWNED)
     pairs_up(held, rigid("x-two", 4), {"n1": 4}, "x-one")
     assert comes(held, rigid("y", 4)) == {"x-one": "preempt", "x-two": "preempt", "y": "start"}
-
-
-@pytest.mark.usefixtures("once")
-def test_a_pair_counts_once_where_gpus_are_taken_back():
     jobs = [(each, {f"n{number}": 4}) for number, each in enumerate(rigids("x", 3, 4))]
     rules = shares(x={}, y={"guaranteed": {"*": 8}})
     held = world(together(4, 4, 4), rules, *jobs, policy=owned(elasticity="none"))
@@ -193,11 +183,7 @@ def test_a_pair_counts_once_where_gpus_are_taken_back():
     assert held.standings(5.0)[0].held == 12
     taken = dict.fromkeys(("x2", "x2-too", "x1"), "preempt") | {"y": "start"}
     assert comes(held, rigid("y", 8)) == taken
-
-
-@pytest.mark.usefixtures("once")
-def test_a_pair_does_not_shrink():
-    """It stops, and one of the two starts again on what y leaves."""
+    # It stops, and one of the two starts again on what y leaves.
     held = world(together(4, 4), TWO, rigid("x", 4), (elastic("x-one", 4), {"n1": 4}), policy=OWNED)
     pairs_up(held, elastic("x-two", 4), {"n1": 4}, "x-one")
     assert comes(held, rigid("y", 2)) == {"x-one": "shrink", "x-two": "preempt", "y": "start"}
@@ -286,24 +272,16 @@ def limited(gpus: int, **users: float) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("once")
-def test_only_users_of_a_team_at_its_limit_give_back_for_each_other():
+def test_users_of_a_team_at_its_limit_give_back_for_each_other() -> None:
     """v takes the two of w that it lacks; what c lacks, d holds, so w keeps its third."""
     rules = shares(t=limited(3, c=2.0, d=1.0), v={"guaranteed": {"*": 5}}, w={})
     held = world(cluster(8), rules, rigid("d", 2), rigid("w-old", 1), rigid("w-young", 2))
     done = comes(held, rigid("c", 2), rigid("v", 5))
     assert done == {"w-young": "preempt", "d": "preempt", "v": "start", "c": "start"}
-
-
-@pytest.mark.usefixtures("once")
-def test_a_user_who_shrinks_makes_room_for_another_of_a_team_at_its_limit():
     rules = shares(t=limited(3, c=2.0, d=1.0), u={})
     held = world(cluster(8), rules, elastic("d", 3), policy=OWNED)
     assert comes(held, rigid("c", 2)) == {"d": "shrink", "c": "start"}
     assert held.jobs["d"].preemptions == 0
-
-
-@pytest.mark.usefixtures("once")
-def test_users_of_a_team_at_its_limit_do_not_count_on_the_same_room():
     held = world(cluster(9), shares(t=limited(5, c=2.0, d=2.0, e=1.0), u={}), rigid("e", 3))
     assert comes(held, rigid("c", 2), rigid("d", 2)) == {"e": "preempt", "c": "start", "d": "start"}
 
@@ -319,7 +297,7 @@ def bound_to_n0(nodes: Cluster, rules: Shares, *jobs: Job) -> Session:
     return held
 
 
-def test_a_job_on_a_drained_node_gives_the_others_to_another_team():
+def test_a_job_on_a_drained_node_gives_the_others_to_another_team() -> None:
     held = bound_to_n0(cluster(1, 4), TWO, elastic("x", 5))
     assert list(held.commands.bound) == ["x"]
     comes(held, rigid("x-too", 1), at=2.0)
@@ -327,15 +305,9 @@ def test_a_job_on_a_drained_node_gives_the_others_to_another_team():
     comes(held, rigid("y", 1), at=3.0)
     comes(held, at=4.0)
     assert dict(held.jobs["x"].placement) == {"n0": 1}
-
-
-def test_a_job_on_a_drained_node_keeps_what_is_its_teams_own():
     held = bound_to_n0(cluster(1, 3, 3), shares(x={"guaranteed": {"*": 5}}, y={}), elastic("x", 4))
     comes(held, rigid("y-one", 3), rigid("y-two", 3), at=2.0)
     assert dict(held.jobs["x"].placement) == {"n0": 1, "n1": 3}
-
-
-def test_a_job_on_a_drained_node_keeps_all_where_free_gpus_are_enough():
     held = bound_to_n0(cluster(1, 4, 4), TWO, elastic("x", 5))
     assert comes(held, rigid("y", 3), at=2.0) == {"y": "start"}
     assert comes(held, rigid("y-too", 3), at=3.0)["x"] == "shrink"

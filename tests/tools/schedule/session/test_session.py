@@ -70,7 +70,11 @@ def test_a_job_starts_grows_shrinks_stops_and_resumes():
     assert state.finish_time_s() == 50 + 1000 - 80
 
 
-def test_no_target_means_no_step():
+def test_gpus_are_freed_before_they_are_taken_and_no_target_is_no_step() -> None:
+    held = opened(cluster(4), job("a", gpus=4), job("b", low=1, high=4), job("c", gpus=2))
+    steps(held, 0, b=4)
+    assert steps(held, 1, c=2, b=2) == [("b", "shrink"), ("c", "start")]
+    assert steps(held, 2, a=4, b=0, c=0) == [("b", "preempt"), ("c", "preempt"), ("a", "start")]
     held = opened(cluster(4), job("a", gpus=2))
     steps(held, 0, a=2)
     place = held.jobs["a"].placement
@@ -79,30 +83,28 @@ def test_no_target_means_no_step():
     assert held.jobs["a"].placement == place
 
 
-def test_gpus_are_freed_before_they_are_taken():
-    held = opened(cluster(4), job("a", gpus=4), job("b", low=1, high=4), job("c", gpus=2))
-    steps(held, 0, b=4)
-    assert steps(held, 1, c=2, b=2) == [("b", "shrink"), ("c", "start")]
-    assert steps(held, 2, a=4, b=0, c=0) == [("b", "preempt"), ("c", "preempt"), ("a", "start")]
-
-
-def test_a_changed_batch_leaves_the_place_alone():
+def test_a_changed_batch_stays_in_place_and_moves_count_apart() -> None:
     flexible = job("a", gpus=2, elastic="size+batch", batch={"size": 64, "min": 32, "max": 256})
     held = opened(cluster(4), flexible, job("b", low=1, high=3))
     steps(held, 0, a=2, b=1)
     place = held.jobs["a"].placement
     assert steps(held, 1, b=2, a=Target(2, global_batch=128)) == [("a", "rebatch"), ("b", "grow")]
     assert (held.jobs["a"].placement, held.jobs["a"].global_batch) == (place, 128)
+    held = opened(
+        cluster(2, 2), job("a", low=1, high=2, batch={"size": 64, "max": 128}, elastic="size+batch")
+    )
+    steps(held, 0, a=Target(1, placement=(("n0", 1),)))
+    assert steps(held, 10, a=Target(1, placement=(("n1", 1),))) == [("a", "move")]
+    assert steps(held, 20, a=Target(1, global_batch=128, placement=(("n1", 1),))) == [("a", "rebatch")]
+    assert steps(held, 30, a=Target(1, global_batch=64, placement=(("n0", 1),))) == [("a", "move")]
+    assert (held.jobs["a"].moves, held.jobs["a"].rescales) == (1, 2)
 
 
-def test_two_jobs_can_swap_gpu_types():
+def test_jobs_swap_gpu_types_but_do_not_span_two() -> None:
     held = opened(mixed_cluster(t4=(4,), a100=(4,)), job("a", gpus=4), job("b", gpus=4))
     steps(held, 0, a=Target(4, "t4"), b=Target(4, "a100"))
     assert steps(held, 1, a=Target(4, "a100"), b=Target(4, "t4")) == [("a", "move"), ("b", "move")]
     assert (held.jobs["a"].gpu_type, held.jobs["b"].gpu_type) == ("a100", "t4")
-
-
-def test_a_job_that_no_single_type_can_hold_keeps_its_place():
     jobs = (job("a", low=1, high=4), job("b", gpus=1), job("d", gpus=1))
     held = opened(mixed_cluster(t4=(2,), a100=(2,), v100=(1,)), *jobs)
     steps(held, 0, a=Target(1, "t4"), b=Target(1, "a100"))
@@ -184,23 +186,6 @@ def test_a_running_job_can_be_rejected_and_its_gpus_given_on():
     assert (sizes(held), list(held.ended)) == ({"b": 4}, ["a"])
 
 
-def test_a_late_job_has_its_own_time_but_none_before_earlier_changes():
-    held = opened(cluster(4), job("a", at=10))
-    with pytest.raises(ValueError, match='"a" was submitted before'):
-        held.submit(job("a"), 1)
-    held.end("a", 50)
-    with pytest.raises(ValueError, match='"a" was submitted before'):
-        held.submit(job("a"), 3)
-    held.submit(job("late", at=20), 60)
-    held.submit(job("early", at=99), 60)
-    assert [(change.time_s, change.kind, change.job and change.job.id) for change in held.changes] == [
-        (10, "arrived", "a"),
-        (50, "finished", "a"),
-        (50, "arrived", "late"),
-        (60, "arrived", "early"),
-    ]
-
-
 def test_a_node_takes_its_jobs_down_and_comes_back_empty():
     held = opened(cluster(4, 4), job("a", gpus=8), job("b", gpus=1))
     steps(held, 0, a=8)
@@ -217,7 +202,7 @@ def test_a_node_takes_its_jobs_down_and_comes_back_empty():
     assert kinds == ["arrived", "arrived", "node_down", "lost", "node_up"]
 
 
-def test_each_change_is_shown_once():
+def test_each_change_is_shown_once_and_none_before_earlier_ones() -> None:
     held = opened(cluster(4), job("a"), job("b"))
     held.lose("a", 0)  # it holds nothing
     held.decide(0)
@@ -227,6 +212,20 @@ def test_each_change_is_shown_once():
     shown = [[change.kind for change in snapshot.changes] for snapshot in held.policy.seen]
     assert shown == [["arrived", "arrived"], ["cancelled"], []]
     assert held.changes_seen == 3
+    held = opened(cluster(4), job("a", at=10))
+    with pytest.raises(ValueError, match='"a" was submitted before'):
+        held.submit(job("a"), 1)
+    held.end("a", 50)
+    with pytest.raises(ValueError, match='"a" was submitted before'):
+        held.submit(job("a"), 3)
+    held.submit(job("late", at=20), 60)
+    held.submit(job("early", at=99), 60)
+    assert [(change.time_s, change.kind, change.job and change.job.id) for change in held.changes] == [
+        (10, "arrived", "a"),
+        (50, "finished", "a"),
+        (50, "arrived", "late"),
+        (60, "arrived", "early"),
+    ]
 
 
 def test_what_a_log_holds_is_taken_over_without_asking():
@@ -288,17 +287,6 @@ def test_state_that_does_not_fit_is_dropped_and_all_history_shown(carried):
     assert not held.carry(carried)
     held.decide(1)
     assert held.policy.total == 2
-
-
-def test_moves_are_counted_apart_from_changes_of_size_and_batch():
-    held = opened(
-        cluster(2, 2), job("a", low=1, high=2, batch={"size": 64, "max": 128}, elastic="size+batch")
-    )
-    steps(held, 0, a=Target(1, placement=(("n0", 1),)))
-    assert steps(held, 10, a=Target(1, placement=(("n1", 1),))) == [("a", "move")]
-    assert steps(held, 20, a=Target(1, global_batch=128, placement=(("n1", 1),))) == [("a", "rebatch")]
-    assert steps(held, 30, a=Target(1, global_batch=64, placement=(("n0", 1),))) == [("a", "move")]
-    assert (held.jobs["a"].moves, held.jobs["a"].rescales) == (1, 2)
 
 
 def test_draws_are_those_of_the_seed_and_a_copy_goes_on_by_itself() -> None:

@@ -44,7 +44,7 @@ def pair(nodes: Cluster | None = None, **more: Any) -> Session:
     return held
 
 
-def test_two_jobs_train_on_the_same_gpus_each_at_its_part_of_the_speed() -> None:
+def test_two_jobs_share_gpus_and_one_that_stays_has_full_speed() -> None:
     held = opened(shared(4), job("a", gpus=2, gpu_seconds=100), job("b", gpus=2, gpu_seconds=100))
     assert steps(held, 0, b=beside("a"), a=2) == [("a", "start"), ("b", "start")]
     a, b = held.jobs["a"], held.jobs["b"]
@@ -53,9 +53,6 @@ def test_two_jobs_train_on_the_same_gpus_each_at_its_part_of_the_speed() -> None
     assert held.free.by_type == {"gpu": 2}
     assert a.samples_per_second == b.samples_per_second == 0.75 * 2
     assert a.samples_done(10) == 15
-
-
-def test_a_job_that_stays_alone_goes_on_at_full_speed() -> None:
     held = pair(gpu_seconds=100)
     held.end("b", 10)
     a = held.jobs["a"]
@@ -70,13 +67,23 @@ def test_a_job_that_stays_alone_goes_on_at_full_speed() -> None:
     assert held.free.by_type == {"gpu": 2}
 
 
-def test_the_first_of_two_may_leave_and_a_third_may_come_in_its_place() -> None:
+def test_either_of_two_may_leave_or_move_and_a_third_may_come() -> None:
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
     assert steps(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "start")]
     assert (held.jobs["b"].beside, held.jobs["a"].beside) == ("c", None)
     assert steps(held, 6, b=0, c=0) == [("b", "preempt"), ("c", "preempt")]
     assert held.free.by_type == {"gpu": 2}
+    held = pair(shared(2, 2))
+    assert steps(held, 5, b=2) == [("b", "move")]
+    assert held.jobs["b"].placement == (("n1", 2),)
+    assert held.jobs["a"].samples_per_second == 2
+    assert steps(held, 9, b=beside("a")) == [("b", "move")]
+    assert held.free.by_type == {"gpu": 2}
+    held = pair()
+    held.hold_back("a", 2, "its owner")
+    assert steps(held, 2) == [("a", "preempt")]
+    assert held.jobs["b"].samples_per_second == 2
 
 
 def test_a_pair_leaves_a_node_that_is_drained_or_vanishes_together() -> None:
@@ -88,22 +95,6 @@ def test_a_pair_leaves_a_node_that_is_drained_or_vanishes_together() -> None:
     assert all(state.beside is None and not state.gpus for state in held.jobs.values())
     held.node_up("n1", 4)
     assert held.free.by_type == {"gpu": 4}
-
-
-def test_of_a_pair_one_that_is_held_stops_alone() -> None:
-    held = pair()
-    held.hold_back("a", 2, "its owner")
-    assert steps(held, 2) == [("a", "preempt")]
-    assert held.jobs["b"].samples_per_second == 2
-
-
-def test_a_job_moves_away_from_its_company_and_back() -> None:
-    held = pair(shared(2, 2))
-    assert steps(held, 5, b=2) == [("b", "move")]
-    assert held.jobs["b"].placement == (("n1", 2),)
-    assert held.jobs["a"].samples_per_second == 2
-    assert steps(held, 9, b=beside("a")) == [("b", "move")]
-    assert held.free.by_type == {"gpu": 2}
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
@@ -166,7 +157,7 @@ def test_a_policy_that_does_not_declare_to_pack_may_not_and_parts_them() -> None
         steps(held, 3, b=beside("a"))
 
 
-def test_what_a_log_says_of_both_at_once_is_taken_up_in_any_order() -> None:
+def test_pairs_in_a_log_are_taken_up_in_any_order_and_swap_places() -> None:
     place = (("n0", 2),)
     for order in (("a", "b"), ("b", "a")):
         held = opened(shared(2), job("a", gpus=2), job("b", gpus=2))
@@ -174,6 +165,22 @@ def test_what_a_log_says_of_both_at_once_is_taken_up_in_any_order() -> None:
         held.adopt([Holding(each, place, beside=other[each]) for each in order], 0)
         assert [state.beside for state in held.jobs.values()] == ["b", "a"]
         assert held.free.by_type == {"gpu": 0}
+    held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2))
+    steps(held, 0, a=2)
+    held.adopt([Holding("b", (("n0", 2),), beside="a"), Holding("a", (("n1", 2),))], 1)
+    assert [each.beside for each in held.jobs.values()] == [None, None]
+    assert [each.placement for each in held.jobs.values()] == [(("n1", 2),), (("n0", 2),)]
+    held = opened(shared(2, 2), *(job(name, gpus=2) for name in "abc"))
+    steps(held, 0, a=2, b=beside("a"), c=2)
+    places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
+    company = {"b": "a"}
+    held.adopt([Holding(name, place, beside=company.get(name)) for name, place in places.items()], 1)
+    assert {each.id: (each.placement, each.beside) for each in held.jobs.values()} == {
+        "a": (places["a"], "b"),
+        "b": (places["b"], "a"),
+        "c": (places["c"], None),
+    }
+    assert held.free.by_type == {"gpu": 0}
 
 
 class Restless(Policy):
@@ -259,25 +266,6 @@ def test_where_one_job_cannot_hold_what_a_log_says_nothing_changes(drained: bool
     with pytest.raises(KeyError):
         held.adopt([Holding("c"), Holding("z")], 2)
     assert stands(held) == before
-
-
-def test_a_job_that_joins_one_that_leaves_is_alone_and_pairs_swap_places() -> None:
-    held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2))
-    steps(held, 0, a=2)
-    held.adopt([Holding("b", (("n0", 2),), beside="a"), Holding("a", (("n1", 2),))], 1)
-    assert [each.beside for each in held.jobs.values()] == [None, None]
-    assert [each.placement for each in held.jobs.values()] == [(("n1", 2),), (("n0", 2),)]
-    held = opened(shared(2, 2), *(job(name, gpus=2) for name in "abc"))
-    steps(held, 0, a=2, b=beside("a"), c=2)
-    places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
-    company = {"b": "a"}
-    held.adopt([Holding(name, place, beside=company.get(name)) for name, place in places.items()], 1)
-    assert {each.id: (each.placement, each.beside) for each in held.jobs.values()} == {
-        "a": (places["a"], "b"),
-        "b": (places["b"], "a"),
-        "c": (places["c"], None),
-    }
-    assert held.free.by_type == {"gpu": 0}
 
 
 def test_teams_use_half_of_the_gpus_that_their_jobs_share() -> None:

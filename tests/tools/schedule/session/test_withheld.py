@@ -34,9 +34,6 @@ def test_policies_see_no_slot_that_is_out_of_service() -> None:
     assert (seen.total_gpus, seen.free_gpus) == (4, {"gpu": 4})
     assert [(change.kind, change.gpus) for change in seen.changes] == [("capacity", 1)]
     assert seen.changes[0].time_s == 70
-
-
-def test_a_slot_is_out_of_service_once_until_the_latest_time() -> None:
     held = opened(cluster(2))
     held.withdraw("n0/1", 0, until_s=60)
     held.withdraw("n0/1", 50, until_s=170)
@@ -46,9 +43,6 @@ def test_a_slot_is_out_of_service_once_until_the_latest_time() -> None:
     assert (held.up_gpus, held.free.free_on("n0")) == (2, 2)
     held.advance(200)
     assert held.up_gpus == 2
-
-
-def test_a_node_comes_back_without_slots_that_are_out_of_service() -> None:
     held = opened(cluster(2, 1), job("a"))
     held.node_down("n0", 1)
     held.withdraw("n0/1", 2, until_s=60)
@@ -107,9 +101,6 @@ def test_a_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
     assert withheld.hidden_from("b") == {}, "its node has one GPU less for all jobs already"
     assert withheld.restore("n1/0") is True
     assert withheld.next_s == math.inf
-
-
-def test_slots_that_wait_for_an_operator_are_out_for_over_a_day() -> None:
     withheld = Withheld()
     for slot, until_s in (("n0/0", 2 * LONG_S), ("n0/1", LONG_S), ("n1/0", 2 * LONG_S)):
         withheld.withdraw(slot, until_s)
@@ -171,7 +162,7 @@ def under(policy: str, nodes: Cluster, *jobs) -> Session:
     return held
 
 
-def test_a_job_keeps_its_gpus_until_the_cooldown_is_over() -> None:
+def test_a_job_keeps_gpus_batch_and_place_until_the_cooldown_is_over() -> None:
     held = opened(ruled(4, cooldown=60), GROWS)
     assert steps(held, 0, a=2) == [("a", "start")]
     assert steps(held, 59, a=4) == []
@@ -179,9 +170,6 @@ def test_a_job_keeps_its_gpus_until_the_cooldown_is_over() -> None:
     assert steps(held, 100, a=1) == []
     assert steps(held, 120, a=1) == [("a", "shrink")]
     assert steps(held, 121, a=0) == [("a", "preempt")]
-
-
-def test_a_cooldown_holds_a_batch_and_a_place_as_well() -> None:
     nodes = ruled(2, 2, cooldown=60)
     held = opened(nodes, job("a", low=1, high=4, elastic="size+batch", batch={"size": 64, "max": 128}))
     assert steps(held, 0, a=2) == [("a", "start")]
@@ -202,15 +190,12 @@ def test_a_minimum_run_keeps_a_job_from_being_preempted_alone() -> None:
     assert steps(held, 130, a=0) == [("a", "preempt")]
 
 
-def test_what_another_job_was_to_get_is_not_there_and_it_waits() -> None:
+def test_what_a_kept_job_was_to_give_another_waits_for() -> None:
     held = under("fair-share", ruled(2, cooldown=60), GROWS, job("b", at=10, low=1, high=4))
     assert sizes(held) == {"a": 2}
     assert held.ask_again_s == 60
     held.decide(60)
     assert sizes(held) == {"a": 1, "b": 1}
-
-
-def test_a_place_that_a_policy_names_may_not_become_free() -> None:
     held = opened(ruled(2, cooldown=60), GROWS, job("b", low=1, high=2))
     steps(held, 0, a=2)
     assert steps(held, 10, a=1, b=Target(1, placement=(("n0", 1),))) == []
