@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import OTHERS, Cluster, Owner, Shares
+from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import JobState, node_states
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy
@@ -23,8 +24,8 @@ from tests.tools.schedule.session.shared_world import THREE, TWO, comes, rigid, 
 HOUR_S = 3600.0
 
 
-def wants(user: str, gpus: int, at: float = 0.0) -> Any:
-    return job(f"{user}-{gpus}-{at}", at=at, gpus=gpus, low=1, high=gpus, user=user)
+def wants(user: str, gpus: int) -> Job:
+    return job(user, gpus=gpus, low=1, high=gpus, user=user)
 
 
 def divided(rules: Shares, jobs: list[Any], gpus: int, **used: float) -> dict[str, int]:
@@ -40,69 +41,59 @@ def divided(rules: Shares, jobs: list[Any], gpus: int, **used: float) -> dict[st
     return {owner.team: each.now["gpu"] for owner, each in found.items()}
 
 
-BOTH = wants("a", 16), wants("b", 16)
+BOTH = {"a": 16, "b": 16}
+NOT_LENT: Final = {"guaranteed": {"gpu": 6}, "lends": False}
 
 
 @pytest.mark.parametrize(
-    ("rules", "jobs", "gpus", "used", "expected"),
+    ("rules", "most", "gpus", "expected"),
     [
-        pytest.param(shares(a={"weight": 3.0}, b={}), BOTH, 16, {}, {"a": 12, "b": 4}, id="weights"),
+        pytest.param(shares(a={"weight": 3.0}, b={}), BOTH, 16, {"a": 12, "b": 4}, id="by weight"),
         pytest.param(  # 14 as 2 to 1, to the nearest: 9.33 and 4.67
-            *(shares(a={"weight": 5.0}, b={"weight": 2.0}, c={}), [wants("a", 2), BOTH[1], wants("c", 16)]),
-            *(16, {}, {"a": 2, "b": 9, "c": 5}),
-            id="what a team cannot use goes to the others by weight",
+            *(shares(a={"weight": 5.0}, b={"weight": 2.0}, c={}), {"a": 2, "b": 16, "c": 16}, 16),
+            {"a": 2, "b": 9, "c": 5},
+            id="what a team cannot use goes to others by weight",
         ),
         pytest.param(
-            *(shares(a={"guaranteed": {"gpu": 8}}, b={}), BOTH, 16, {}, {"a": 12, "b": 4}),
-            id="guarantees come before weights",
+            shares(a={"guaranteed": {"gpu": 8}}, b={}), BOTH, 16, {"a": 12, "b": 4}, id="guarantees first"
         ),
         pytest.param(
-            *(shares(a={"guaranteed": {"gpu": 24}}, b={"guaranteed": {"gpu": 8}}), BOTH),
-            *(16, {}, {"a": 12, "b": 4}),
+            *(shares(a={"guaranteed": {"gpu": 24}}, b={"guaranteed": {"gpu": 8}}), BOTH, 16),
+            {"a": 12, "b": 4},
             id="guarantees beyond all there is are cut in proportion",
         ),
-        pytest.param(shares(a={"max": {"*": 3}}, b={}), BOTH, 16, {}, {"a": 3, "b": 13}, id="a maximum"),
+        pytest.param(shares(a={"max": {"*": 3}}, b={}), BOTH, 16, {"a": 3, "b": 13}, id="up to a maximum"),
+        pytest.param(shares(a={"borrows": False}, b={}), {"a": 16}, 16, {"a": 8, "b": 0}, id="borrows not"),
+        pytest.param(shares(a=NOT_LENT, b={}), {"b": 16}, 16, {"a": 0, "b": 10}, id="lends not"),
         pytest.param(
-            *(shares(a={"borrows": False}, b={}), BOTH[:1], 16, {}, {"a": 8, "b": 0}),
-            id="who may not borrow stays within the own share",
+            *(shares(a=NOT_LENT | {"guaranteed": {"*": 16}}, b={"guaranteed": {"*": 8}}), {"b": 8}, 8),
+            {"a": 0, "b": 2},
+            id="lends all but the own part",
         ),
-        pytest.param(
-            *(shares(a={"guaranteed": {"gpu": 6}, "lends": False}, b={}), BOTH[1:]),
-            *(16, {}, {"a": 0, "b": 10}),
-            id="who does not lend keeps what is guaranteed",
-        ),
-        pytest.param(
-            *(shares(a={"guaranteed": {"*": 16}, "lends": False}, b={"guaranteed": {"*": 8}}),),
-            *([wants("b", 8)], 8, {}, {"a": 0, "b": 2}),
-            id="what is not lent is no more than the own part",
-        ),
-        pytest.param(  # all of the usage at half of the weights: 2^-2, beside 1
-            *(shares(1.0, a={}, b={}), [wants("a", 20), wants("b", 20)]),
-            *(20, {"a": 3600.0}, {"a": 4, "b": 16}),
-            id="usage lowers a weight",
-        ),
-        pytest.param(
-            *(shares(1.0, a={}, b={}), [wants("a", 20), wants("b", 20)]),
-            *(20, {"a": 3600.0, "b": 3600.0}, {"a": 10, "b": 10}),
-            id="equal usage lowers both",
-        ),
-        pytest.param(
-            *(shares(24.0, a={"weight": 1e-4}, b={"weight": 1e4}), [wants("a", 8)]),
-            *(8, {"a": 1e6}, {"a": 8, "b": 0}),
-            id="usage alone never keeps a team from idle GPUs",
-        ),
-        pytest.param(
-            *(shares(a={}), [BOTH[0], wants("stranger", 16)], 16, {}, {"a": 8, OTHERS: 8}),
-            id="jobs of no team are a team",
-        ),
-        pytest.param(  # half of ten is not enough for eight; who came last gives way
-            *(TWO, [rigid("x", 8), rigid("y", 8, at=1.0)], 10, {}, {"x": 8, "y": 0}),
-            id="a part that no job fits goes to others",
-        ),
+        pytest.param(shares(a={}), {"a": 16, "z": 16}, 16, {"a": 8, OTHERS: 8}, id="strangers are a team"),
     ],
 )
-def test_entitlements(rules, jobs, gpus, used, expected):
-    assert divided(rules, jobs, gpus, **used) == expected
+def test_entitlements(rules: Shares, most: dict[str, int], gpus: int, expected: dict[str, int]):
+    assert divided(rules, [wants(*each) for each in most.items()], gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("weights", "used", "expected"),
+    [
+        ((1.0, 1.0), {"a": 3600.0}, {"a": 4, "b": 16}),  # all of the usage at half of the weights: 2^-2 to 1
+        ((1.0, 1.0), {"a": 3600.0, "b": 3600.0}, {"a": 10, "b": 10}),
+        ((1e-4, 1e4), {"a": 1e6}, {"a": 20, "b": 0}),  # b has no jobs: no weight keeps a from idle GPUs
+    ],
+)
+def test_usage_lowers_a_weight(weights: tuple[float, float], used: dict[str, float], expected: object):
+    rules = shares(1.0, **{name: {"weight": weight} for name, weight in zip("ab", weights, strict=True)})
+    jobs = [wants(name, 20) for name, gpus in expected.items() if gpus]
+    assert divided(rules, jobs, 20, **used) == expected
+
+
+def test_a_part_that_no_job_fits_goes_to_others():
+    """Half of ten is not enough for eight; who came last gives way."""
+    assert divided(TWO, [rigid("x", 8), rigid("y", 8, at=1.0)], 10) == {"x": 8, "y": 0}
 
 
 def test_usage_halves_with_the_half_life_and_without_one_counts_as_held():
