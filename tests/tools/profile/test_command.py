@@ -55,7 +55,7 @@ def test_what_is_wrong_is_refused_before_anything_is_measured(monkeypatch, tmp_p
         profile(jobs)
 
 
-def test_what_was_measured_is_written_though_another_model_failed(monkeypatch, tmp_path):
+def test_what_was_measured_is_written_though_a_model_failed(monkeypatch, tmp_path):
     made = MeasuredProfile(Profile((step(1, 8, 0.1),)), ('model "bad" failed: KeyError: 7',))
     monkeypatch.setattr("pliant.tools.profile.measuring.run.measure", lambda *_args, **_more: made)
     jobs, out = tmp_path / "jobs.jsonl", tmp_path / "profile.parquet"

@@ -108,7 +108,7 @@ def test_a_narrow_terminal_gets_blocks_of_whole_numbers(tmp_path: Path, width: i
     assert {word for word in whole.split() if "─" not in word} <= set(text.split())
 
 
-def test_the_command_answers_in_json_for_the_sizes_and_batches_named(tmp_path, capsys) -> None:
+def test_the_command_answers_in_json_for_sizes_and_batches_named(tmp_path, capsys) -> None:
     jobs, rows, nodes = files(tmp_path)
     profile(jobs, predict=rows, cluster=nodes, gpus="2,8", batches="24", format="json")  # type: ignore[arg-type]
     small, large = json.loads(capsys.readouterr().out)
@@ -172,7 +172,7 @@ def test_a_prediction_measures_nothing(tmp_path: Path, option: dict[str, Any]) -
         profile(jobs, predict=rows, **option)
 
 
-def test_a_row_held_out_is_predicted_from_the_others_if_there_are_any() -> None:
+def test_row_held_out_is_predicted_from_others_if_there_are_any() -> None:
     rows = (*ONE_GPU, step(2, 16, 0.20), step(2, 32, 0.35))
     first, second = holdout_errors(Profile(rows))
     assert first.predicted_s == pytest.approx(0.14 + 0.05)

@@ -41,7 +41,7 @@ def learned(jobs: int, **how: float) -> ProgressPredictor:
     return found
 
 
-def test_with_too_few_jobs_progress_is_uniform_and_it_waits_for_more() -> None:
+def test_with_too_few_jobs_progress_is_uniform() -> None:
     found = learned(FEWEST_JOBS - 1)
     assert found.fit is None
     alpha, beta = found.beta([Epoch(1000, NAN, 0, NAN, NAN), Epoch(1000, 2.0, 9000, 1.0, 0.5)])
@@ -66,7 +66,7 @@ def test_both_parameters_are_at_least_one_however_narrow() -> None:
         assert np.all(values >= 1)
 
 
-def test_a_longer_job_is_less_far_and_jobs_not_learned_from_are_covered() -> None:
+def test_longer_jobs_are_less_far_and_unseen_jobs_are_covered() -> None:
     alpha, beta = learned(40, noise=0.1).beta(
         [Epoch(10_000, 1.0, 50_000, 0.8, 0.3), Epoch(40_000, 7.0, 200_000, 6.0, 0.3)]
     )
@@ -99,7 +99,7 @@ def test_it_goes_on_from_its_document_as_if_it_had_never_stopped() -> None:
     assert again.document() == through.document()
 
 
-def test_a_long_job_gives_as_many_rows_as_others_and_one_without_none() -> None:
+def test_a_long_job_gives_as_many_rows_as_others() -> None:
     rows = rows_of(EndedJob([Epoch(10, 1.0, 10.0 * n, 0.5, NAN) for n in range(1, 1001)], 10_000.0))
     assert len(rows) == 64
     assert (rows[0][2], rows[-1][2]) == (10, 9990)
@@ -128,7 +128,7 @@ def test_the_sample_is_bounded_uniform_and_seeded() -> None:
 @pytest.mark.parametrize(
     "odd", [{"loss": -1.7e308}, {"metric": 1.7e308}, {"initial_loss": 1e308}, {"loss": 1e25}]
 )
-def test_what_a_training_that_diverged_reports_counts_as_not_known(odd: dict[str, float]) -> None:
+def test_what_training_that_diverged_reports_counts_as_not_known(odd: dict[str, float]) -> None:
     found = ProgressPredictor()
     diverged = [
         job._replace(epochs=[epoch._replace(**odd) for epoch in job.epochs]) for job in history(FEWEST_JOBS)

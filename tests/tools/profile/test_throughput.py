@@ -62,7 +62,7 @@ def test_memory_is_that_of_the_next_batch_measured() -> None:
     assert table.memory(Load("net", 17), "gpu") is None
 
 
-def test_rows_of_pairs_go_through_columns_and_others_have_no_such_columns() -> None:
+def test_only_rows_of_pairs_have_their_columns() -> None:
     columns = profile_to_columns(rows())
     assert list(profile_from_columns(columns)) == rows()
     assert "beside_model" not in profile_to_columns(rows()[:2])

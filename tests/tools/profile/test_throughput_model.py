@@ -117,7 +117,7 @@ def test_limits_of_a_local_batch_are_the_profiles_and_the_jobs() -> None:
     assert seconds(accumulated, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
 
 
-def test_an_unmeasured_type_follows_the_type_with_most_rows_by_speed() -> None:
+def test_an_unmeasured_type_follows_type_with_most_rows_by_speed() -> None:
     model = throughput(*ONE_GPU, gpu=1.0, fast=2.0)
     assert model.step_seconds("net", "fast", (1,), 16, None) == pytest.approx(0.07)
     assert model.step_seconds("net", "other", (1,), 16, None) == pytest.approx(0.14)
@@ -231,7 +231,7 @@ def grid(*, counted: bool) -> list[ProfileRow]:
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_any_other_placement_lies_between_nodes_gpus_and_local_batches(counted: bool):
+def test_other_placements_lie_between_measured_ones(counted: bool):
     alone = [row("1", batch, plane(1, 1, batch), 0.05) for batch in (8, 32)]
     held = by_placement(*grid(counted=counted), *alone)
     found = held.times("m", "t4", (3, 2), 20)
@@ -239,7 +239,7 @@ def test_any_other_placement_lies_between_nodes_gpus_and_local_batches(counted: 
     assert held.times("m", "t4", (4, 4, 4, 4), 20) is None, "beyond what was measured nothing is known"
 
 
-def test_placements_with_as_many_nodes_and_gpus_count_as_their_mean():
+def test_placements_with_as_many_nodes_and_gpus_count_as_mean():
     rows = [row("1,3", 8, 1.0, 0.1), row("2,2", 8, 3.0, 0.3), *grid(counted=False)]
     held = by_placement(*rows, row("1,3", 32, 5.0, 0.1))
     reference = by_placement(*grid(counted=False), row("2,2", 8, 2.0, 0.2), row("2,2", 32, 5.0, 0.1))
@@ -256,7 +256,7 @@ def test_accumulation_repeats_the_step_without_its_sync():
     assert held.step_seconds("m", "t4", (2,), 1, None) is None, "a worker without a sample"
 
 
-def test_a_type_that_was_not_measured_is_as_fast_as_it_is_said_to_be():
+def test_a_type_that_was_not_measured_has_its_stated_speed():
     held = by_placement(row("1", 8, 1.0, 0.2), speeds={"t4": 1.0, "v100": 2.0})
     assert held.times("m", "v100", (1,), 8) == (0.5, 0.1)
     with pytest.raises(BadInputError, match="'x' is not in the profile"):

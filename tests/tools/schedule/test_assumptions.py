@@ -35,7 +35,7 @@ def texts(*args: object) -> list[str]:
     return [assumption.text for assumption in speeds_assumed(*args)]  # type: ignore[arg-type]
 
 
-def test_without_a_profile_every_gpu_trains_one_sample_per_second() -> None:
+def test_without_profile_every_gpu_trains_one_sample_per_second() -> None:
     found = "no profile: every GPU is taken to train 1 sample per second"
     assert texts({"net"}, cluster(2), None) == [found]
     fast = mixed(speeds={"new": 2.0})
@@ -63,7 +63,7 @@ def test_an_assumption_is_what_the_throughput_model_does() -> None:
     ]
 
 
-def test_a_strict_caller_gets_every_assumption_as_a_line_of_one_error() -> None:
+def test_with_strict_every_assumption_is_a_line_of_one_error() -> None:
     refuse([])
     measured = [("a", "x"), ("b", "y"), ("b", "y")]
     with pytest.raises(BadInputError) as caught:
@@ -74,7 +74,7 @@ def test_a_strict_caller_gets_every_assumption_as_a_line_of_one_error() -> None:
     ]
 
 
-def test_what_jobs_keep_on_shared_gpus_is_said_where_a_policy_packs() -> None:
+def test_where_a_policy_packs_the_speed_of_pairs_is_assumed() -> None:
     nodes = cluster(4)
     together = nodes.model_copy(update={"sharing": Sharing(unmeasured="together", speed=0.8)})
     (found,) = sharing_assumed(together, Lucid)

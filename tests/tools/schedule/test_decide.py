@@ -67,7 +67,7 @@ def test_a_schedule_holds_who_runs_who_waits_and_who_comes_later() -> None:
     assert (ask().time, ask().allocations, ask().waiting) == (0, (), ())
 
 
-def test_the_batch_is_cut_for_the_gpus_and_the_learning_rate_follows() -> None:
+def test_the_batch_is_cut_for_the_gpus_and_learning_rate_follows() -> None:
     found = decide(
         [job("a", gpus=2, model="m", batch=64)], cluster(2), PROFILE, Question("fifo", timing=False)
     )
@@ -138,9 +138,9 @@ def test_jobs_none_of_which_can_be_served_are_infeasible(jobs, reason: str):
 
 
 @pytest.mark.parametrize(("policy", "at"), [("fifo", 100.0), *((policy, 0.0) for policy in BUILT_IN)])
-def test_a_job_larger_than_the_cluster_is_rejected_by_every_policy(policy: str, at: float):
+def test_a_job_larger_than_cluster_is_rejected_by_every_policy(policy: str, at: float):
     works = {"gpu_seconds": 60.0, "low": 1, "high": 8}
-    large = job("big", at=at, gpus=9, gpu_seconds=60.0, model="nobody-has-it", batch=32)
+    large = job("big", at=at, gpus=9, gpu_seconds=60.0, model="unknown", batch=32)
     found = decide([job("a", batch=32, model="m", **works), large], NODES, PROFILE, Question(policy))
     assert [(out.job, out.reason) for out in found.rejected] == [("big", "needs 9 GPUs, the cluster has 8")]
     assert set(held(found)) == {"a"}
@@ -188,7 +188,7 @@ def from_log(*events: Event, now: float, policy: str = "fifo", **more) -> Schedu
     return decide_from(log(*events), Question(policy, timing=False), now_s=now, **more)
 
 
-def test_the_log_alone_is_enough_but_the_files_of_a_state_directory_win() -> None:
+def test_log_alone_is_enough_but_files_of_a_state_directory_win() -> None:
     events = submitted(job("a", gpus=4), job("b", at=1, gpus=4))
     first = from_log(*events, now=2)
     assert held(first) == {"a": ("start", 4)}
@@ -231,7 +231,7 @@ def test_a_log_that_does_not_name_its_cluster_is_bad_input(events):
 
 
 @pytest.mark.parametrize("alike", ["parameters", "clock"])
-def test_state_of_other_parameters_or_another_clock_is_not_carried(alike: str):
+def test_state_of_other_parameters_or_clocks_is_not_carried(alike: str):
     events = submitted(*(job(name, low=1, high=4, model="m", gpu_seconds=100) for name in "ab"))
     more = {"now": 1, "profile": PROFILE, "policy": "ares"}
     first = from_log(*events, **more)
@@ -246,7 +246,7 @@ def test_state_of_other_parameters_or_another_clock_is_not_carried(alike: str):
     assert from_log(*events, **more, previous=previous) == first
 
 
-def test_without_a_profile_the_speeds_that_the_cluster_states_count():
+def test_without_a_profile_the_speeds_that_cluster_states_count():
     both = mixed_cluster(slow=(1,), fast=(1,)).model_copy(update={"speeds": {"fast": 2.5}})
     found = decide([job("a", work={"samples": 100})], both, None, Question("fifo"))
     assert [found.allocations[0].placement[0][0]] == ["fast-0"]

@@ -144,7 +144,7 @@ def test_hidden_work_still_ends_the_job_and_no_policy_sees_when() -> None:
     assert (state(work=EPOCHS).epoch_samples, shown.epoch_samples, state().epoch_samples) == (100, 70, None)
 
 
-def test_it_learns_from_finished_jobs_alone_and_looking_ahead_teaches_nothing(monkeypatch):
+def test_it_learns_from_finished_jobs_alone(monkeypatch):
     session = held()
     for number in range(8):
         ended = session.submit(job(f"j{number}"), 0.0)
@@ -174,7 +174,7 @@ def fitted() -> ProgressPredictor:
     return found
 
 
-def test_a_policy_that_needs_the_work_takes_jobs_whose_work_is_predicted(monkeypatch) -> None:
+def test_a_policy_that_needs_the_work_takes_predicted_work(monkeypatch) -> None:
     monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
     with pytest.raises(BadInputError, match='states no work, which policy "srtf" needs'):
         decide([job("a")], NODES, None, Question("srtf"))
@@ -211,7 +211,7 @@ def call(events: list[Event], previous: Schedule | None = None, **asked: Any) ->
     return decide_from(log(*events), question, now_s=events[-1].time, cluster=NODES, previous=previous)
 
 
-def test_calls_from_cron_go_on_learning_where_the_last_one_stopped() -> None:
+def test_calls_from_cron_go_on_learning_where_last_one_stopped() -> None:
     events = list(story(9))
     first = call([each for each in events if each.time < 60], demand="predicted")
     assert first.forecast is not None
@@ -374,7 +374,7 @@ def decisions(trace: Sequence[Job]) -> list[tuple[float, str, str | None, int | 
 EARLY_S = 1700.0
 
 
-def test_decisions_depend_on_no_hidden_work_no_clock_and_no_order_of_the_file():
+def test_decisions_depend_on_no_hidden_work_clock_or_order():
     trace = jobs_of(LONG)
     seen = decisions(trace)
     early = [each for each in seen if each[0] <= EARLY_S]

@@ -101,7 +101,7 @@ WISHES = st.lists(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(WISHES, st.booleans())
-def test_a_job_that_one_domain_could_hold_is_never_spread_over_two(wishes, has_islands):
+def test_job_that_one_domain_could_hold_is_never_spread_over_two(wishes, has_islands):
     levels = {"island": ISLANDS, "rack": RACKS} if has_islands else {"rack": RACKS}
     held = FreeGpus(node_states(levelled(gpus=4, **levels)))
     places: dict[int, NodeGpus] = {}
@@ -144,17 +144,17 @@ def document(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("levels", "said"),
+    ("levels", "problem"),
     [
         (["rak"], "/levels/0: no node has the label 'rak'"),
         (["rack", "rack"], "/levels/1: names level 'rack' twice"),
         (["island", "rack"], "/nodes/1/labels: nodes of island 'a' differ in rack"),
     ],
 )
-def test_levels_that_cannot_be_are_refused_in_a_line(levels: list[str], said: str) -> None:
+def test_levels_that_cannot_be_are_refused_in_a_line(levels: list[str], problem: str) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_document(json.dumps(document(levels=levels)).encode(), "cluster.json", "cluster", Cluster)
-    assert said in str(refused.value)
+    assert problem in str(refused.value)
 
 
 def test_a_cluster_with_levels_is_of_their_version() -> None:

@@ -100,7 +100,7 @@ def test_a_job_over_several_nodes_stays_under_one_switch(free, switches, gpus, h
     assert free_with(free, switches=switches).choose(gpus, ["gpu"], keep=places(held)) == places(place)
 
 
-def test_types_are_not_mixed_and_a_node_that_is_down_offers_nothing() -> None:
+def test_types_are_not_mixed_and_a_lost_node_offers_nothing() -> None:
     held = FreeGpus([*nodes(4, kind="slow"), NodeState(1, "n1", 4, "fast", None)])
     assert held.choose(4, ["fast", "slow"]) == (("n1", 4),)
     held.take((("n1", 1),))

@@ -67,7 +67,7 @@ def test_an_exception_names_policy_file_and_line(mine: Foreign, ask: str, body: 
     assert type(caught.value.__cause__).__name__ == error.partition(":")[0]
 
 
-def test_parameters_and_annotations_that_nothing_can_hold_are_errors(mine: Foreign) -> None:
+def test_wrong_parameters_and_annotations_name_the_policy(mine: Foreign) -> None:
     mine.is_written("def __init__(self, floor: int = 1):\n    self.floor = {floor}", "")
     with pytest.raises(PolicyError, match="TypeError: Object of type set is not JSON serializable"):
         make_policy("mine")

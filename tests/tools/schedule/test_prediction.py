@@ -40,7 +40,7 @@ def decided(*jobs: Job, policy: str = "fifo") -> Session:
 
 
 @pytest.mark.parametrize(("measured", "seconds"), [({}, 100.0), ({"a": 2.0}, 200.0)])
-def test_jobs_start_when_others_end_and_those_of_a_model_are_as_fast(measured, seconds):
+def test_jobs_start_when_others_end_at_the_speed_of_their_model(measured, seconds):
     found = predictions(decided(*(job(name, gpus=4, gpu_seconds=400) for name in "abc")), 0.0, measured)
     assert found["a"].end_s == seconds
     assert found["b"] == StartPrediction(start_s=seconds, jobs_ahead=0)
@@ -141,7 +141,7 @@ def test_a_start_is_as_uncertain_as_the_speeds_behind_it(ranges, slow, fast):
     assert found["b"].between_s == pytest.approx((40 + 120 / fast, 40 + 120 / slow))
 
 
-def test_a_start_rests_on_the_least_certain_speed_of_those_that_run() -> None:
+def test_a_start_rests_on_least_certain_speed_of_those_that_run() -> None:
     held = decided(
         job("a", gpus=2, gpu_seconds=400, model="known"),
         job("b", gpus=2, gpu_seconds=400, model="new"),

@@ -122,7 +122,7 @@ def test_at_several_batches_speeds_are_those_at_each(gpus: int) -> None:
     assert few == [0.0, 0.0, 0.0, pytest.approx(10)]
 
 
-def test_on_mixed_types_the_average_counts_of_types_that_can_run_it() -> None:
+def test_on_mixed_types_average_counts_of_types_that_can_run_it() -> None:
     asked = speeds(ByType(slow=1, fast=4), slow=(4, 2), fast=(3,))
     assert asked.rate(state(), 2) == pytest.approx((6 * 2 + 3 * 8) / 9)
     assert asked.rate(state(), 4) == pytest.approx(4), "the fast type has three"
@@ -427,7 +427,7 @@ class OnlyNet(type(curves())):
         return ("net",)
 
 
-def test_a_check_names_what_is_wrong_with_a_job_and_passes_others():
+def test_check_names_what_is_wrong_with_a_job_and_passes_others():
     speeds = Speeds(OnlyNet(), [NodeState(0, "n0", 4, "gpu", None)])
     check = JobCheck(cluster(4), speeds, NeedsWork())
     work = {"samples": 10.0}

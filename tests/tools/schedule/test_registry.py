@@ -121,7 +121,7 @@ def test_a_wrong_parameter_is_a_usage_error_with_what_is_right(values, complaint
     assert complaint in str(caught.value)
 
 
-def test_a_file_of_the_working_directory_stays_the_same_elsewhere(tmp_path, monkeypatch):
+def test_a_file_of_the_working_directory_stays_same_elsewhere(tmp_path, monkeypatch):
     """A state directory repeats the parameters to a process that runs elsewhere."""
     shutil.copy(SHIPPED, tmp_path / "mine.json")
     monkeypatch.chdir(tmp_path)
@@ -135,7 +135,7 @@ def test_a_file_of_the_working_directory_stays_the_same_elsewhere(tmp_path, monk
 
 
 @pytest.mark.parametrize(("name", "meant"), [("fiffo", "fifo"), ("ARES", "ares")])
-def test_an_unknown_policy_is_one_short_line_that_names_the_similar(name: str, meant: str) -> None:
+def test_an_unknown_policy_is_one_short_line_that_names_similar(name: str, meant: str) -> None:
     with pytest.raises(UsageError, match=rf'unknown policy "{name}"; did you mean "{meant}"') as caught:
         policy_class(name)
     assert str(caught.value).count('"') <= 2 * 4, "three names at most, not all of them"

@@ -96,7 +96,7 @@ def test_a_part_that_no_job_fits_goes_to_others():
     assert divided(TWO, [rigid("x", 8), rigid("y", 8, at=1.0)], 10) == {"x": 8, "y": 0}
 
 
-def test_usage_halves_with_the_half_life_and_without_one_counts_as_held():
+def test_usage_halves_with_the_half_life():
     usage, owner = TeamUsage.under(shares(1.0, a={})), Owner("a")
     usage.hold(owner, 4, 0.0)
     usage.hold(owner, -4, HOUR_S)
@@ -141,7 +141,7 @@ def cases(draw: st.DrawFn) -> tuple[Shares, list[Any], int]:
 
 @given(cases())
 @settings(max_examples=examples(150), deadline=None)
-def test_no_gpu_is_given_twice_and_none_left_that_a_job_could_use(case: tuple[Shares, list[Any], int]):
+def test_no_gpu_is_given_twice_and_none_left_that_job_could_use(case: tuple[Shares, list[Any], int]):
     rules, jobs, gpus = case
     given_gpus = divided(rules, jobs, gpus)
     assert sum(given_gpus.values()) <= gpus
@@ -162,7 +162,7 @@ def test_a_job_that_its_team_can_never_hold_is_refused():
     assert found == {"x": 'needs 4 GPUs, team "a" may hold 3'}
 
 
-def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label() -> None:
+def test_a_team_is_named_by_job_its_user_its_groups_or_a_label() -> None:
     rules = shares(a={}, b={"users": ("ann", "bob")}, c={"groups": ("staff",)}).model_copy(
         update={"label": "vc"}
     )
@@ -189,7 +189,7 @@ def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label() -> None:
     assert not shares(b={"groups": ("staff",)}).hangs_on_accounts(job("x", user="eve"), [])
 
 
-def test_a_guarantee_is_given_back_once_and_no_job_is_stopped_in_vain():
+def test_a_guarantee_is_given_back_once():
     """x and y borrow two GPUs each with rigid jobs of six; z, whose own are four, gets them for good."""
     held = world(cluster(12), THREE)
     comes(held, rigid("x", 6), rigid("y", 6), at=0.0)
@@ -198,7 +198,7 @@ def test_a_guarantee_is_given_back_once_and_no_job_is_stopped_in_vain():
     assert held.jobs["x"].preemptions == 1
 
 
-def test_freed_gpus_are_kept_for_the_large_job_of_a_team_that_used_less():
+def test_freed_gpus_are_kept_for_a_team_that_used_less():
     """x always has jobs of one GPU; y is entitled to six of eight, which come free one by one."""
     held = world(cluster(8), shares(24.0, x={}, y={}))
     comes(held, *(rigid(f"x{number:02}", 1) for number in range(40)), at=0.0)
@@ -353,7 +353,7 @@ def test_fractions_stay_where_they_are_held(weights, held, expected):
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6), st.integers(1, 40))
 @settings(max_examples=examples(200))
-def test_all_gpus_are_due_where_all_could_be_used_each_by_its_weight(weights: list[float], gpus: int):
+def test_all_gpus_are_due_where_all_could_be_used_each_by_weight(weights: list[float], gpus: int):
     rules = shares(**{f"t{number}": {"weight": weight} for number, weight in enumerate(weights)})
     found = whole(rules, {"x": gpus}, *(claim(name, wait(1, x=gpus)) for name in rules.teams))
     assert sum(each.due["x"] for each in found.values()) == gpus
@@ -363,7 +363,7 @@ def test_all_gpus_are_due_where_all_could_be_used_each_by_its_weight(weights: li
 
 
 @pytest.mark.parametrize("seed", range(examples(200)))
-def test_neither_the_names_of_teams_nor_their_order_in_the_file_matter(seed: int):
+def test_neither_names_of_teams_nor_their_order_in_file_matter(seed: int):
     """Where no two are equal: weights, usage and arrivals differ, and all guarantees can be met."""
     rng, names = Random(seed), "abcd"
     gpus = rng.randint(12, 24)
@@ -402,7 +402,7 @@ def of_20(*claims: Claim, rules: Shares, **used: float) -> dict[str, int]:
     return {name: each.now["x"] for name, each in found.items() if each.now["x"]}
 
 
-def test_the_part_of_weights_is_among_teams_that_have_jobs_or_usage():
+def test_part_of_weights_is_among_teams_that_have_jobs_or_usage():
     jobs = claim("a", wait(1, x=20)), claim("b", wait(1, x=20))
     idle = {"weight": 2.0}
     assert of_20(*jobs, rules=shares(1.0, a={}, b={}, c=idle), a=3600.0) == {"a": 4, "b": 16}  # 2^-2 to 1
@@ -410,7 +410,7 @@ def test_the_part_of_weights_is_among_teams_that_have_jobs_or_usage():
     assert used == {"a": 5, "b": 15}  # half of the usage at a third of the weights: 2^-1.5 to 1
 
 
-def test_usage_of_a_team_is_that_of_its_users_and_lowers_theirs_within_it():
+def test_usage_of_a_team_is_that_of_its_users():
     """By what the team has used, whatever others have."""
     rules = shares(1.0, t={"users": {"c": 1.0, "d": 1.0}}, b={})
     jobs = [claim("t", wait(1, x=20), user=user) for user in "cd"]
@@ -422,7 +422,7 @@ def test_usage_of_a_team_is_that_of_its_users_and_lowers_theirs_within_it():
     assert of_20(*jobs, rules=rules, c=3600.0, b=7200.0) == {"c": 4, "d": 16}
 
 
-def test_users_of_a_team_divide_what_it_owns_and_what_others_leave() -> None:
+def test_users_of_team_divide_what_it_owns_and_what_others_leave() -> None:
     rules = shares(t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}}, b={"weight": 1.0})
     alone = claim("t", wait(1, x=9), user="d")
     assert own(rules, {"x": 9}, alone) == {"c": 4.0, "d": 2.0, "b": 3.0}
@@ -453,7 +453,7 @@ def test_who_gives_way_to_whom(weight: float, first: Claim, second: Claim, used:
     assert typed(rules, {"x": 12}, first, second, **used) == {first.owner.team: {"x": 12}}
 
 
-def test_gpus_that_a_policy_has_left_are_of_no_use_unless_there_are_more():
+def test_gpus_that_a_policy_left_are_of_no_use_unless_more():
     def found(declined: int) -> dict[str, dict[str, int]]:
         grows = claim("a", held={"x": 2}, wanted={"x": 6}, declined={"x": declined})
         return typed(A_AND_B, {"x": 12}, grows, claim("b", wait(1, x=12)))

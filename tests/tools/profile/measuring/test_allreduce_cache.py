@@ -70,7 +70,7 @@ def test_a_named_file_serves_profiles_in_any_folder(machine: Machine, tmp_path: 
     assert machine.reduced_on == [2, 4]
 
 
-def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(machine, tmp_path):
+def test_times_of_one_gpu_type_do_not_stand_for_another(machine, tmp_path):
     both = mixed_cluster(old=(2,), new=(4,)).model_copy(update={"slots": "cpu"})
     old = reduce(2, 10_000_000, 0.5, gpu_type="old")
     kept = tmp_path / "allreduce.parquet"

@@ -91,7 +91,7 @@ def test_what_cannot_be_measured_is_refused(jobs: list[Job], complaint: str) -> 
         model_plans(jobs, EIGHT, MeasuringOptions())
 
 
-def test_a_model_whose_replicas_have_several_gpus_is_not_measured() -> None:
+def test_model_whose_replicas_have_several_gpus_is_not_measured() -> None:
     with pytest.raises(BadInputError, match='model "net" has replicas of 2 GPUs, which cannot be measured'):
         one(trained(gpus=4, each=2))
     assert one(trained("a", gpus=4, each=2), trained("b", gpus=4)).gpus == (4,), "another job shows it"

@@ -109,7 +109,7 @@ def test_where_nothing_fits_no_gang_is_started() -> None:
     assert notes == ['model "net": no batch fits one worker; no gang was measured']
 
 
-def test_all_reduces_are_measured_on_a_grid_and_known_ones_not_again() -> None:
+def test_all_reduces_are_measured_on_a_grid_once() -> None:
     nodes, asked = cluster(4, slots="cpu", gpu_type="cpu"), MeasuringOptions(allreduce=True)
     sums = [row for row in profiled(Machine(), nodes, options=asked).rows if not row.model]
     grid = [100_000, 1_000_000, 5_000_000, 10_000_000]

@@ -171,7 +171,7 @@ def visits(*steps: float, busy_share: float | None = None) -> list[Point]:
     return [Point(local_batch=4, step_s=(step_s,), busy_share=busy_share) for step_s in steps]
 
 
-def test_the_fastest_visit_counts_once_an_undisturbed_one_confirms_it() -> None:
+def test_fastest_visit_counts_once_undisturbed_one_confirms_it() -> None:
     assert not is_settled(visits(1.0))
     assert not is_settled(visits(1.77, 1.0))
     assert is_settled(visits(1.77, 1.0, 1.09))

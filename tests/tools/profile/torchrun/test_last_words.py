@@ -7,7 +7,7 @@ import pytest
 from pliant.tools.profile.torchrun.start import LONGEST, last_words, printable
 
 
-def test_a_line_is_cut_and_printable_and_only_the_end_is_looked_at(tmp_path: Path) -> None:
+def test_a_line_is_cut_and_printable_and_only_end_is_looked_at(tmp_path: Path) -> None:
     assert printable("no \x1b[31mroom\x07") == "no \\x1b[31mroom\\x07"
     assert len(printable("x" * 1000)) == LONGEST
     path = tmp_path / "stderr.log"
@@ -45,7 +45,7 @@ SYNTAX = '  File "/home/ada/train.py", line 7\n    def f(:\n          ^\nSyntaxE
         ([], "", ""),
     ],
 )
-def test_the_worker_that_failed_first_has_the_word_and_else_the_launcher(tmp_path, workers, launcher, words):
+def test_the_worker_that_failed_first_has_word_and_else_launcher(tmp_path, workers, launcher, words):
     logs = [tmp_path / str(rank) / "stderr.log" for rank in range(len(workers))]
     for path, text in zip(logs, workers, strict=True):
         path.parent.mkdir()

@@ -36,7 +36,7 @@ def _two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_on_several_nodes_workers_stay_on_the_interface_of_its_address(monkeypatch):
+def test_on_several_nodes_workers_stay_on_interface_of_address(monkeypatch):
     stay_on_interface(SEVERAL)
     assert [os.environ[name] for name in VARIABLES] == ["ib0", "=ib0"]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # what the job has chosen stays

@@ -55,7 +55,7 @@ def opened(**gpus: tuple[int, ...]) -> Session:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=6), st.sampled_from(POOLS))
-def test_each_gets_its_size_or_of_several_types_keeps_what_it_held(rounds, gpus):
+def test_each_gets_size_or_of_several_types_keeps_what_it_held(rounds, gpus):
     held = opened(**gpus)
     assert isinstance(held.policy, Sizes)
     for wanted in rounds:

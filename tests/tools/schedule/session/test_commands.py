@@ -77,7 +77,7 @@ def test_a_job_that_is_held_has_left_and_arrives_when_released():
     assert not held.commands.held
 
 
-def test_where_the_policy_fails_a_held_job_goes_on_until_it_decides():
+def test_where_policy_fails_a_held_job_goes_on_until_it_decides():
     held = on(opened(cluster(4), job("a", gpus=2), job("b", gpus=4)), a={"n0": 2})
     held.hold_back("a", 2.0, "alice")
     with pytest.raises(PolicyError):
@@ -87,7 +87,7 @@ def test_where_the_policy_fails_a_held_job_goes_on_until_it_decides():
     assert steps(held, 4.0, b=4) == [("a", "preempt"), ("b", "start")]
 
 
-def test_with_many_jobs_a_few_looks_at_each_show_which_are_hidden(monkeypatch: pytest.MonkeyPatch):
+def test_with_many_jobs_few_looks_at_each_show_which_are_hidden(monkeypatch: pytest.MonkeyPatch):
     """A decision is asked for and explained every second, of thousands of jobs."""
     looks: list[str] = []
     hides = Commands.hides
@@ -116,7 +116,7 @@ def test_a_drained_node_looks_down_and_its_jobs_finish_there():
     assert changes(held) == [("node_up", "n0 4")]
 
 
-def test_other_nodes_of_a_bound_job_are_out_of_service_until_it_ends():
+def test_gpus_of_a_bound_job_are_out_of_service_until_it_ends():
     held = on(opened(cluster(4, 4), job("a", gpus=6), elastic("b")), a={"n0": 4, "n1": 2})
     held.drain("n0", 2.0, now=False)
     assert changes(held) == [("node_down", "n0 -4"), ("cancelled", "a"), ("capacity", "n1 -2")]
@@ -180,7 +180,7 @@ def test_a_bound_job_comes_back_when_its_node_is_resumed() -> None:
     assert (list(held.commands.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
 
 
-def test_a_drained_node_that_goes_down_is_still_drained_when_back():
+def test_drained_node_that_goes_down_is_still_drained_when_back():
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.drain("n0", 2.0, now=False)
     assert [state.id for state in held.node_down("n0", 3.0)] == ["a"]
@@ -197,7 +197,7 @@ def test_a_drained_node_that_goes_down_is_still_drained_when_back():
     assert held.free.free_on("n0") == 4
 
 
-def test_another_node_of_a_bound_job_comes_back_with_all_its_gpus():
+def test_another_node_of_bound_job_comes_back_with_all_its_gpus():
     held = on(opened(cluster(4, 4), job("a", gpus=6)), a={"n0": 4, "n1": 2})
     held.drain("n0", 2.0, now=False)
     held.node_down("n1", 3.0)
@@ -246,7 +246,7 @@ def test_limits_of_jobs_and_gpus() -> None:
     assert refused == {"a": 'requests 5 GPUs, user "alice" may hold 4'}
 
 
-def test_the_most_important_job_of_a_user_is_next_and_a_held_one_makes_room():
+def test_the_most_important_job_of_a_user_is_next():
     nodes = limited(8, alice=UserLimit(jobs=1))
     held = opened(nodes, *(owned(name, "alice") for name in "abc"))
     assert steps(held, 1.0, a=1) == [("a", "start")]
@@ -296,7 +296,7 @@ def member(number: int, *, limit: int | None = 2, **more: object):
     return job(f"s-{number}", array={"name": "s", "index": number, "limit": limit}, gpu_seconds=10, **more)
 
 
-def test_a_policy_sees_a_job_once_those_before_it_have_ended_well():
+def test_policy_sees_a_job_once_those_before_it_have_ended_well():
     held = opened(cluster(8), job("a"), job("b"), job("c", after={"a": "ok", "b": "any"}))
     held.changes.clear()
     assert list(held.in_play) == ["a", "b"]
@@ -378,7 +378,7 @@ def test_jobs_that_could_never_start_are_refused(jobs: list, message: str):
         check_after(jobs, (), "jobs")
 
 
-def test_a_schedule_rejects_what_waits_for_a_job_that_is_too_large():
+def test_schedule_rejects_what_waits_for_a_job_that_is_too_large():
     jobs = [
         job("a", gpus=9, gpu_seconds=1),
         job("b", gpu_seconds=1, after={"a": "ok"}),
@@ -399,7 +399,7 @@ class Picky(Fifo):
         return super().decide(snapshot, rng)
 
 
-def test_a_replay_keeps_order_and_limits_and_cancels_the_hopeless():
+def test_a_replay_keeps_order_and_limits_and_cancels_hopeless():
     jobs = [
         job("a", gpu_seconds=100),
         job("b", gpu_seconds=10, after={"a": "ok"}),

@@ -67,7 +67,7 @@ def test_which_free_gpus_a_team_gets(nodes, held, wanted, free):
     assert {name: gpus for name, (_, gpus) in last(shared, "x").nodes.items() if gpus} == free
 
 
-def test_of_two_teams_that_could_use_free_gpus_who_lacks_more_gets_them():
+def test_free_gpus_go_to_the_team_that_lacks_more():
     """More than their own, two each: x lacks three, y four, and z's jobs hold what is missing."""
     held = world(cluster(12), shares(x={}, y={}, z={}, u={}, v={}, w={}), rigid("z", 8))
     assert comes(held, rigid("x", 3), rigid("y", 4)) == {"y": "start"}
@@ -117,7 +117,7 @@ def test_nodes_without_gpus_serve_all_teams():
     assert "n1" not in last(held, "x").nodes
 
 
-def test_under_a_policy_that_resizes_nothing_the_requested_size_counts():
+def test_under_policy_that_resizes_nothing_requested_size_counts():
     """y's eight of at least one do not fit five, so y gives way, and x's two are all that x can use."""
     held = world(cluster(10), TWO)
     held.submit(rigid("x", 8), 0.0)
@@ -130,7 +130,7 @@ def test_under_a_policy_that_resizes_nothing_the_requested_size_counts():
 # What policies see.
 
 
-def test_a_policy_is_shown_changes_of_nodes_whose_gpus_it_gets_or_loses():
+def test_a_policy_is_shown_which_gpus_it_gets_or_loses():
     held = world(cluster(4, 4), TWO, policy=owned())
     for at, (name, gpus) in enumerate({"x": 4, "x-more": 2, "x-most": 2}.items()):
         comes(held, elastic(name, gpus, high=gpus), at=float(at))
@@ -145,7 +145,7 @@ def test_a_policy_is_shown_changes_of_nodes_whose_gpus_it_gets_or_loses():
     ]
 
 
-def test_a_policy_is_shown_the_end_of_its_last_job_and_then_no_more() -> None:
+def test_a_policy_is_shown_end_of_its_last_job_and_then_no_more() -> None:
     held = world(cluster(4), TWO, policy=owned())
     comes(held, rigid("x", 2), rigid("y", 2), at=0.0)
     held.end("x", 1.0)
@@ -167,7 +167,7 @@ def test_a_policy_knows_the_future_of_its_own_team_alone():
     assert (last(held, "x").future, last(held, "y").future) == (["x-next"], ["y-next"])
 
 
-def test_a_policy_taken_up_by_another_process_is_shown_only_what_is_new():
+def test_a_policy_in_another_process_is_shown_what_is_new():
     def story(*, reopens: bool) -> list[tuple[str, str, int]]:
         held = world(cluster(4, 4), TWO, policy=owned())
         comes(held, rigid("x", 4), at=0.0)
@@ -181,7 +181,7 @@ def test_a_policy_taken_up_by_another_process_is_shown_only_what_is_new():
     assert story(reopens=True) == story(reopens=False) == [("arrived", "x-more", 0), ("node_up", "n1", 2)]
 
 
-def test_policies_of_later_teams_decide_with_less_effort_in_a_prediction():
+def test_policies_of_later_teams_predict_with_less_effort():
     class Quick(Owned):
         seen: ClassVar[dict[str, list[Seen]]] = {}
         answer = staticmethod(takes)
@@ -227,7 +227,7 @@ def test_the_first_to_be_asked_again_is_and_all_must_be_quiet(x: Any, y: Any, ex
     assert (held.ask_again_s, held.quiet_until_s) == expected
 
 
-def test_rounds_without_a_change_are_asked_for_where_usage_changes_parts():
+def test_rounds_are_asked_for_where_usage_changes_parts():
     held = world(cluster(4), shares(32.0, x={}, y={}), policy=asks(x=(None, 1e6), y=(None, 1e6)))
     comes(held, rigid("x", 2), at=0.0)
     assert (held.ask_again_s, held.quiet_until_s) == (None, 1e6)
@@ -253,14 +253,14 @@ def test_a_policy_may_not_take_gpus_of_another_team() -> None:
         comes(world(cluster(8), TWO, policy=owned(lambda _: None)), rigid("x", 6))
 
 
-def test_jobs_are_rejected_and_admitted_by_the_policies_of_their_teams():
+def test_jobs_are_rejected_and_admitted_by_policies_teams():
     policy = says(rejected={"x": "no"}, admissions={"x": {"admitted": False}})
     held = world(cluster(8), TWO, policy=policy)
     assert comes(held, rigid("x", 6), rigid("y", 1)) == {"x": "reject", "y": "start"}
     assert held.admissions == {"x": {"admitted": False}}
 
 
-def test_what_a_policy_said_before_others_were_offered_the_rest_counts():
+def test_what_policy_said_before_others_were_offered_rest_counts():
     """x declines; when y is offered what is left, x's policy is asked again, and says nothing new."""
 
     first = [Decision(ask_again_s=50.0, admissions={"x": {"admitted": True}})]
@@ -319,14 +319,14 @@ def test_a_job_whose_type_is_left_open_gets_one_of_its_team() -> None:
         (Target(4, placement=(("a-0", 4),)), {"x1": "a", "x2": "b"}),
     ],
 )
-def test_jobs_whose_type_is_left_open_share_the_types_of_their_team(first: Target, expected: dict[str, str]):
+def test_jobs_whose_type_is_left_open_share_types_of_their_team(first: Target, expected: dict[str, str]):
     """The first gets the fast type, others what is left of it."""
     held = world(TYPES, TWO, policy=says(targets={"x1": first, "x2": Target(4)}), throughput=FAST)
     comes(held, *(rigid(name, 4) for name in ("x", "x1", "x2")), at=0.0)
     assert types(held) == expected
 
 
-def test_a_job_whose_type_is_left_open_stays_and_goes_where_it_runs():
+def test_a_job_of_an_open_type_stays_and_goes_where_it_runs():
     policy = says(targets={"x": Target(4)})
     held = world(TYPES, TWO, (elastic("x", 2), {"b-0": 2}), policy=policy)
     assert comes(held, rigid("x-too", 4)) == {"x": "grow"}
@@ -337,7 +337,7 @@ def test_a_job_whose_type_is_left_open_stays_and_goes_where_it_runs():
     assert types(other) == {"x": "b"}
 
 
-def test_gpus_that_one_of_a_pair_leaves_are_no_room_for_an_open_type():
+def test_gpus_that_one_of_pair_leaves_are_no_room_for_open_type():
     nodes = together().model_copy(update={"nodes": TYPES.nodes})
     policy = says(targets={"x": Target(0), "x-new": Target(4)})
     speeds = CurveThroughput({}, {"a": 2.0})
@@ -353,7 +353,7 @@ FOUR = rigids("y", 4, 2)
 TAKEN_BACK = {"y0": "preempt", "y1": "preempt", "x": "start"}
 
 
-def test_what_a_policy_leaves_free_goes_to_others_until_its_jobs_change():
+def test_what_a_policy_leaves_goes_to_others_for_a_while():
     """The policy of x starts nothing while it has fewer than two jobs; that of y takes all it can."""
 
     def answer(snapshot: Snapshot) -> Decision:
@@ -367,7 +367,7 @@ def test_what_a_policy_leaves_free_goes_to_others_until_its_jobs_change():
     assert comes(held, rigid("x-more", 2), at=3.0) == TAKEN_BACK
 
 
-def test_what_a_policy_leaves_is_offered_again_when_it_wants_to_be_asked():
+def test_what_a_policy_leaves_is_offered_again_when_it_asks():
     def answer(snapshot: Snapshot) -> Decision:
         leaves = "x" in snapshot.jobs and snapshot.time_s < 60.0
         return Decision(ask_again_s=60.0) if leaves else takes(snapshot)
@@ -391,14 +391,14 @@ def test_a_team_is_offered_more_although_its_policy_left_fewer():
     assert comes(held, at=1.0) == {"x": "start"}
 
 
-def test_what_a_policy_leaves_goes_to_others_though_more_is_due_to_it():
+def test_what_a_policy_leaves_goes_to_others_though_it_is_due():
     """x may grow to six and leaves the four free ones; the fifth that it may have, a job of y holds."""
     rules = shares(x={"guaranteed": {"*": 7}}, y={"guaranteed": {"*": 2}}, z={"guaranteed": {"*": 3}})
     jobs = rigid("y3", 3), rigid("y4", 4), elastic("x", 1, high=6)
     assert comes(world(cluster(12), rules, *jobs, policy=owned()), rigid("y", 3)) == {"y": "start"}
 
 
-def test_a_policy_that_took_all_there_was_gets_the_rest_as_it_comes():
+def test_a_policy_that_took_all_there_was_gets_rest_as_it_comes():
     """Five of nine are x's, but the job of y is rigid; the next one of y leaves x the fifth, and not z."""
     rules = shares(x={"guaranteed": {"*": 5}}, y={"guaranteed": {"*": 3}}, z={"guaranteed": {"*": 1}})
     jobs = elastic("x", 4), rigid("y", 4), elastic("z", 1)
@@ -409,7 +409,7 @@ def test_a_policy_that_took_all_there_was_gets_the_rest_as_it_comes():
 
 
 @pytest.mark.parametrize("again_s", [None, 1.0])
-def test_a_policy_that_leaves_gpus_free_is_not_asked_over_and_over(again_s: float | None):
+def test_policy_that_leaves_gpus_free_is_not_asked_over_and_over(again_s: float | None):
     policy = says(ask_again_s=again_s)
     held = world(cluster(8), TWO, policy=policy)
     comes(held, rigid("x", 4), rigid("y", 8), at=1.0)
@@ -425,7 +425,7 @@ def test_a_policy_that_leaves_gpus_free_is_not_asked_over_and_over(again_s: floa
         (("x-runs", "x2"), "x-runs", None, 2),  # as many wait, but none holds GPUs
     ],
 )
-def test_a_policy_is_offered_what_it_left_once_its_jobs_have_changed(before, ends, arrives, gpus):
+def test_policy_is_offered_what_it_left_once_jobs_have_changed(before, ends, arrives, gpus):
     """The policy of x starts nothing but x2, and that when it is alone."""
 
     def answer(snapshot: Snapshot) -> Decision:
@@ -442,7 +442,7 @@ def test_a_policy_is_offered_what_it_left_once_its_jobs_have_changed(before, end
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("until_s", [60.0, None])
-def test_another_process_knows_what_policies_left_free_and_until_when(keeps: bool, until_s: float | None):
+def test_another_process_knows_what_policies_left_free(keeps: bool, until_s: float | None):
     """The policy of x keeps no state, that of y may: it is given back with y's jobs alone."""
 
     def answer(snapshot: Snapshot) -> Decision:
@@ -472,7 +472,7 @@ def test_another_process_knows_what_policies_left_free_and_until_when(keeps: boo
 # What is said of teams.
 
 
-def test_an_explanation_says_how_the_team_of_a_job_that_waits_stands():
+def test_an_explanation_says_how_team_of_a_job_that_waits_stands():
     held = world(cluster(10), TWO)
     comes(held, rigid("x", 8), rigid("x-more", 8), at=0.0)
     comes(held, rigid("y", 8), at=1.0)
@@ -504,7 +504,7 @@ def test_standings_show_what_each_team_owns_lends_and_waits_for() -> None:
     assert {each.team: each.lent for each in held.standings(0.0)} == {"x": 0.0, "y": 4.0, "u": 0.0}
 
 
-def test_standings_show_teams_that_are_due_more_and_strangers_that_were_there():
+def test_standings_show_what_teams_are_due_and_past_strangers():
     held = world(cluster(10), shares(1.0, x={}, y={}))
     held.submit(rigid("x", 8), 0.0)
     for name, gpus in (("y", 8), ("e", 1)):

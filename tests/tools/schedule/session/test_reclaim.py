@@ -112,7 +112,7 @@ def test_no_more_jobs_stop_than_are_needed():
     assert steps == {"x4": "preempt", "x5": "preempt", "y": "start"}
 
 
-def test_gpus_taken_back_go_to_the_team_for_which_they_were_taken():
+def test_gpus_taken_back_go_to_team_for_which_they_were_taken():
     """y lacks six GPUs by usage, more than its own, and z four, its own: z gets what is taken from x."""
     held = world(cluster(12), shares(24.0, x={}, y={}, z={}), *rigids("x", 4, 3), x=1e7)
     held.submit(rigid("y", 6, at=10.0), 10.0)
@@ -127,7 +127,7 @@ def test_gpus_taken_back_go_to_the_team_for_which_they_were_taken():
         ({"n0": 2, "n1": 1}, "n0", {"x-young": "preempt", "x-youngest": "preempt", "y": "start"}),
     ],
 )
-def test_no_job_stops_for_replicas_that_do_not_fit_what_it_leaves(old, youngest, steps):
+def test_no_job_stops_for_replicas_that_would_not_fit(old, youngest, steps):
     held = world(
         cluster(4, 4),
         shares(x={"guaranteed": {"*": 6}}, y={"guaranteed": {"*": 2}}),
@@ -164,7 +164,7 @@ def test_replicas_larger_than_any_node_need_no_place_on_one():
 
 
 @pytest.mark.usefixtures("once")
-def test_gpus_taken_for_the_team_that_lacks_more_are_not_counted_again():
+def test_gpus_taken_for_one_team_are_not_counted_again():
     rules = shares(x={}, y={"guaranteed": {"*": 4}}, z={"guaranteed": {"*": 5}})
     held = world(cluster(12), rules, *rigids("x", 4, 3))
     comes(held, rigid("y", 4), rigid("z", 5))
@@ -249,7 +249,7 @@ def test_users_of_a_team_do_not_exceed_its_limit_together(limit: dict[str, Any])
     assert comes(held, rigid("c-more", 1), at=11.0) == {"c-more": "start"}
 
 
-def test_a_team_does_not_exceed_its_max_by_a_guarantee_of_another_type():
+def test_team_does_not_exceed_max_by_guarantee_of_another_type():
     """What it holds of a is its own, so none of it stops; only two of the four guaranteed of b are left."""
     rules = shares(t={"guaranteed": {"b": 4}, "max": {"*": 8}, "users": ("t",)})
     held = world(mixed_cluster(a=(8,), b=(8,)), rules, (rigid("t-old", 6), {"a-0": 6}))
@@ -297,7 +297,7 @@ def bound_to_n0(nodes: Cluster, rules: Shares, *jobs: Job) -> Session:
     return held
 
 
-def test_a_job_on_a_drained_node_gives_the_others_to_another_team() -> None:
+def test_a_job_on_a_drained_node_gives_others_to_another_team() -> None:
     held = bound_to_n0(cluster(1, 4), TWO, elastic("x", 5))
     assert list(held.commands.bound) == ["x"]
     comes(held, rigid("x-too", 1), at=2.0)
@@ -314,7 +314,7 @@ def test_a_job_on_a_drained_node_gives_the_others_to_another_team() -> None:
 
 
 @pytest.mark.parametrize("names", [("x-one", "x-two"), ("x-two", "x-one")])
-def test_no_more_jobs_on_a_drained_node_give_back_than_others_lack(names: tuple[str, str]):
+def test_no_more_jobs_on_drained_node_give_back_than_others_lack(names: tuple[str, str]):
     """In the order of their names."""
     rules = shares(x={"guaranteed": {"*": 3}}, y={"guaranteed": {"*": 3}})
     held = bound_to_n0(cluster(2, 3, 3), rules, *(elastic(name, 4) for name in names))
@@ -330,7 +330,7 @@ def test_no_more_jobs_on_a_drained_node_give_back_than_borrow():
 
 
 @pytest.mark.usefixtures("once")
-def test_a_job_that_keeps_a_drained_node_alone_leaves_its_team_room():
+def test_job_that_keeps_drained_node_alone_leaves_its_team_room():
     """x may hold four: its job gives one to y, and so does the next one of x get one."""
     rules = shares(x={"max": {"*": 4}, "guaranteed": {"*": 1}}, y={"guaranteed": {"*": 1}})
     held = bound_to_n0(cluster(1, 3), rules, elastic("x", 4))
@@ -339,7 +339,7 @@ def test_a_job_that_keeps_a_drained_node_alone_leaves_its_team_room():
 
 
 @pytest.mark.usefixtures("once")
-def test_a_drained_node_and_another_users_job_count_for_the_limit_together():
+def test_a_drained_node_and_another_user_count_for_a_limit():
     """Of five t holds four, two of them on the drained node; c's job needs what d has beyond its part."""
     rules = shares(t=limited(5, c=4.0, d=1.0), u={})
     held = world(cluster(2, 8), rules, rigid("c", 2), (rigid("d", 2), {"n1": 2}))
@@ -348,7 +348,7 @@ def test_a_drained_node_and_another_users_job_count_for_the_limit_together():
 
 
 @pytest.mark.parametrize("limit", [{}, {"max": {"*": 8}}, {"max": {"*": 12}}, {"borrows": False}])
-def test_a_limit_takes_nothing_of_its_own_from_a_team_on_a_drained_node(limit: dict[str, Any]):
+def test_limit_takes_nothing_of_own_from_team_on_drained_node(limit: dict[str, Any]):
     jobs = (elastic("x", 8, low=4), {"n0": 4, "n1": 4}), (rigid("y", 8), {"n2": 4, "n3": 4})
     rules = shares(x={"guaranteed": {"*": 8}, **limit}, y={})
     held = world(cluster(4, 4, 4, 4), rules, *jobs, policy="ares")
@@ -367,7 +367,7 @@ def test_a_limit_takes_nothing_of_its_own_from_a_team_on_a_drained_node(limit: d
         {"guaranteed": {"gpu": 8}, "max": {"gpu": 8}, "borrows": False},
     ],
 )
-def test_gpus_on_a_drained_node_count_once_for_what_a_team_may_hold(limit: dict[str, Any]):
+def test_gpus_on_drained_node_count_once_for_what_team_may_hold(limit: dict[str, Any]):
     held = world(cluster(4, 4, 4, 4), shares(x=limit, y={}), rigid("x", 4))
     held.drain("n0", 1.0, now=False)
     for name, at in (("x-more", 2.0), ("x-beyond", 3.0)):
@@ -399,7 +399,7 @@ IN_TWOS = elastic("x", 4).model_copy(update={"gpus": Gpus(requested=4, min=2, ma
         (IN_TWOS, "fair-share", 4),
     ],
 )
-def test_a_job_on_a_drained_node_gives_back_only_what_it_can_do_without(one: Job, policy: str, gpus: int):
+def test_a_job_on_a_drained_node_gives_back_what_it_can(one: Job, policy: str, gpus: int):
     assert on_drained(one, policy).jobs["x"].gpus == gpus
 
 

@@ -70,7 +70,7 @@ def test_a_job_starts_grows_shrinks_stops_and_resumes():
     assert state.finish_time_s() == 50 + 1000 - 80
 
 
-def test_gpus_are_freed_before_they_are_taken_and_no_target_is_no_step() -> None:
+def test_gpus_are_freed_before_they_are_taken() -> None:
     held = opened(cluster(4), job("a", gpus=4), job("b", low=1, high=4), job("c", gpus=2))
     steps(held, 0, b=4)
     assert steps(held, 1, c=2, b=2) == [("b", "shrink"), ("c", "start")]
@@ -280,7 +280,7 @@ def test_carried_state_is_shown_only_what_came_after_it():
         PolicyState(policy="counts", state={"total": 9}, changes_seen=3),
     ],
 )
-def test_state_that_does_not_fit_is_dropped_and_all_history_shown(carried):
+def test_state_that_does_not_fit_is_dropped(carried):
     held = session(Counts(), cluster(4))
     held.submit(job("a"), 0)
     held.submit(job("b"), 0)
@@ -289,7 +289,7 @@ def test_state_that_does_not_fit_is_dropped_and_all_history_shown(carried):
     assert held.policy.total == 2
 
 
-def test_draws_are_those_of_the_seed_and_a_copy_goes_on_by_itself() -> None:
+def test_draws_are_those_of_seed_and_a_copy_goes_on_by_itself() -> None:
     drawn, expected = lazy_rng(7), np.random.default_rng(7)
     fresh = copy.deepcopy(drawn)
     assert [drawn.random() for _ in range(3)] == [expected.random() for _ in range(3)]

@@ -119,18 +119,18 @@ def with_rules(nodes: Cluster, half_life_hours: float = 0.0, **teams: dict[str, 
 
 def grows(snapshot: Snapshot) -> Decision:
     """As :func:`takes`, and what is left goes to running jobs that can use more."""
-    said = takes(snapshot)
+    decision = takes(snapshot)
     left = Counter(dict(snapshot.free_gpus))
-    for target in said.targets.values():
+    for target in decision.targets.values():
         left[target.gpu_type or ""] -= target.gpus
     for each in snapshot.arrivals():
         kind = each.gpu_type or ""
         if each.gpus and each.spec.elastic != "none":
             most = min(each.max_gpus(snapshot.total_gpus), each.gpus + left[kind])
             if (gpus := each.spec.gpus.whole(most)) > each.gpus:
-                said.targets[each.id] = Target(gpus, kind)
+                decision.targets[each.id] = Target(gpus, kind)
                 left[kind] -= gpus - each.gpus
-    return said
+    return decision
 
 
 def all_guaranteed(seed: int) -> Iterator[Moment]:
@@ -184,7 +184,7 @@ def only_borrowed_gpus_are_taken_and_only_for_another_team(moment: Moment) -> No
 
 @pytest.mark.parametrize("drains", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_team_that_can_use_all_is_decided_for_as_without_teams(seed: int, drains: bool):
+def test_one_team_that_can_use_all_decides_as_without_teams(seed: int, drains: bool):
     """There is always a job that could use all GPUs, and may finish on a drained node."""
     nodes = cluster(8, 2) if seed % 2 else cluster(4, 4, 2)
     always = job("always", low=1, high=10, user="a", gpu_seconds=1e9)

@@ -86,7 +86,7 @@ def test_either_of_two_may_leave_or_move_and_a_third_may_come() -> None:
     assert held.jobs["b"].samples_per_second == 2
 
 
-def test_a_pair_leaves_a_node_that_is_drained_or_vanishes_together() -> None:
+def test_pair_leaves_a_node_that_is_drained_or_vanishes_together() -> None:
     held = pair(shared(2, 4))
     held.drain("n0", 1, now=True)
     assert steps(held, 1, a=2, b=beside("a")) == [("a", "move"), ("b", "move")]
@@ -98,7 +98,7 @@ def test_a_pair_leaves_a_node_that_is_drained_or_vanishes_together() -> None:
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_a_drained_node_that_two_share_is_free_once_both_have_ended(first: str) -> None:
+def test_a_drained_node_that_two_share_is_free_after_both(first: str) -> None:
     held = opened(shared(2, 2), job("a", gpus=4), job("b", gpus=4))
     steps(held, 0, a=4, b=beside("a", 4))
     held.drain("n0", 1, now=False)
@@ -137,7 +137,7 @@ def test_what_cannot_be_shared_is_refused(targets: dict[str, Target | int], wron
         steps(held, 1, **targets)
 
 
-def test_jobs_of_unknown_memory_stay_alone_unless_the_cluster_allows() -> None:
+def test_jobs_of_unknown_memory_stay_alone_unless_cluster_allows() -> None:
     held = opened(shared(2, sharing=Sharing()), job("a", gpus=2), job("b", gpus=2))
     steps(held, 0, a=2)
     with pytest.raises(PolicyError, match="do not fit one GPU together"):
@@ -146,7 +146,7 @@ def test_jobs_of_unknown_memory_stay_alone_unless_the_cluster_allows() -> None:
     assert steps(held, 3, a=2, b=beside("a")) == [("a", "resume")], "b has no place, and waits on"
 
 
-def test_a_policy_that_does_not_declare_to_pack_may_not_and_parts_them() -> None:
+def test_a_policy_that_declares_not_to_pack_may_not() -> None:
     held = opened(shared(2), job("a", gpus=2), job("b", gpus=2), policy=Says)
     held.adopt([Holding("a", (("n0", 2),))], 0)
     held.adopt([Holding("b", (("n0", 2),), beside="a")], 1)
@@ -157,7 +157,7 @@ def test_a_policy_that_does_not_declare_to_pack_may_not_and_parts_them() -> None
         steps(held, 3, b=beside("a"))
 
 
-def test_pairs_in_a_log_are_taken_up_in_any_order_and_swap_places() -> None:
+def test_pairs_in_log_are_taken_up_in_any_order_and_swap_places() -> None:
     place = (("n0", 2),)
     for order in (("a", "b"), ("b", "a")):
         held = opened(shared(2), job("a", gpus=2), job("b", gpus=2))
@@ -220,12 +220,12 @@ class Restless(Policy):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_gpus_are_never_lost_or_given_twice_whatever_happens_to_pairs(seed: int) -> None:
+def test_gpus_of_pairs_are_never_lost_or_given_twice(seed: int) -> None:
     rng = np.random.default_rng(seed)
     check_ops(Restless, random_ops(rng, 120), CLUSTERS[seed % len(CLUSTERS)])
 
 
-def test_what_a_decision_paired_is_parted_where_it_came_to_nothing() -> None:
+def test_what_decision_paired_is_parted_where_it_came_to_nothing() -> None:
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
     before = [Holding.of(each) for each in held.jobs.values()]
@@ -246,7 +246,7 @@ def stands(held: Session) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("drained", [False, True])
-def test_where_one_job_cannot_hold_what_a_log_says_nothing_changes(drained: bool) -> None:
+def test_where_one_job_cannot_hold_what_log_says_nothing_changes(drained: bool) -> None:
     held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2), job("c", gpus=2))
     steps(held, 0, a=2, b=beside("a"), c=2)
     if drained:

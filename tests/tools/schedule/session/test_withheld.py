@@ -67,7 +67,7 @@ def test_a_slot_withheld_from_one_job_goes_to_others() -> None:
     assert steps(held, 60, a=3) == [("a", "grow")], "the time is over"
 
 
-def test_a_place_that_a_policy_names_is_not_taken_while_it_is_withheld() -> None:
+def test_a_named_place_is_not_taken_while_it_is_withheld() -> None:
     held = opened(cluster(1, 1), GROWS, job("b", low=1, high=2))
     steps(held, 0, a=Target(1, placement=(("n0", 1),)), b=Target(1, placement=(("n1", 1),)))
     held.withheld.bar("a", "n1/0", 60)
@@ -86,7 +86,7 @@ def test_a_job_that_is_held_shrinks_but_does_not_grow() -> None:
     assert steps(held, 60, a=4) == [("a", "grow")]
 
 
-def test_a_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
+def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
     withheld = Withheld()
     withheld.bar("a", "n0/0", 60)
     withheld.bar("b", "n0/0", 70)
@@ -162,7 +162,7 @@ def under(policy: str, nodes: Cluster, *jobs) -> Session:
     return held
 
 
-def test_a_job_keeps_gpus_batch_and_place_until_the_cooldown_is_over() -> None:
+def test_a_job_keeps_gpus_batch_and_place_until_cooldown_is_over() -> None:
     held = opened(ruled(4, cooldown=60), GROWS)
     assert steps(held, 0, a=2) == [("a", "start")]
     assert steps(held, 59, a=4) == []
@@ -211,7 +211,7 @@ def test_ends_and_lost_nodes_wait_for_nothing() -> None:
     assert held.end("a", 3).gpus == 0
 
 
-def test_a_job_that_is_kept_says_until_when_and_predictions_keep_to_it() -> None:
+def test_a_job_that_is_kept_says_until_when() -> None:
     jobs = (job("a", gpu_seconds=1000), job("b", at=10, gpu_seconds=20))
     held = under("srtf", ruled(1, min_run=60), *jobs)
     assert sizes(held) == {"a": 1}
