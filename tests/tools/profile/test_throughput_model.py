@@ -254,6 +254,7 @@ def test_accumulation_repeats_the_step_without_its_sync():
     assert held.step_seconds("m", "t4", (2,), 64, None) == pytest.approx(1.8 + 1.4), "32 a GPU, 16 at a time"
     assert held.step_seconds("m", "t4", (2,), 64, 8) == pytest.approx(1.0 + 3 * 0.6)
     assert held.step_seconds("m", "t4", (2,), 1, None) is None, "a worker without a sample"
+    assert held.step_seconds("m", "t4", (2,), 2, None) == 1.0
 
 
 def test_a_type_that_was_not_measured_has_its_stated_speed():

@@ -280,6 +280,7 @@ def knowing(*ended: WorkDone) -> FinishedWork:
 def test_of_an_unknown_job_the_first_stretch_counts(done: float):
     """It is a quarter of what it has had and 60 GPU-seconds, and ends the job with 1 - 1.25 ** -2 = 0.36."""
     assert FinishedWork().left(at(done)) == pytest.approx((done + 60) * 0.25 / 0.36)
+    assert knowing(at(0.0), at(float("inf"))).left(at(done)) == FinishedWork().left(at(done)), "no work"
 
 
 def test_a_job_is_taken_to_be_as_long_as_those_of_its_model_were() -> None:
