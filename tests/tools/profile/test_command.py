@@ -33,10 +33,12 @@ def test_imported_rows_become_a_profile_or_are_appended_to_one(tmp_path: Path) -
     made = read_profile(out)
     assert [row.source for row in made.rows] == ["imported"]
     assert "imported_from" in dict(made.metadata)
+    # Appended rows replace those of the same key.
     old, out = tmp_path / "old.parquet", tmp_path / "new.parquet"
     write_profile(Profile((step(1, 8, 0.1), step(1, 16, 0.2))), old)
     profile(imported=imported(tmp_path, step(1, 16, 0.3)), append=str(old), output=str(out))
     assert [row.step_seconds for row in read_profile(out).rows] == [0.1, 0.3]
+    # Lists of numbers.
     assert numbers("4,1,2,2", "--gpus") == (1, 2, 4)
     assert numbers("auto", "--gpus") is None
     for wrong in ("", "0", "1,x", "1,,2", "-1"):
@@ -148,6 +150,7 @@ def test_a_csv_row_with_the_columns_that_matter(tmp_path: Path) -> None:
     (row,) = import_rows(path)
     assert (row.model, row.gpus, row.placement, row.step_seconds) == ("net", 6, "4,2", 0.25)
     assert (row.source, row.measured_at, row.feasible) == ("imported", None, True)
+    # What did not fit has empty cells and modelled rows stay modelled.
     lines = ("train,net,v100,1,1,1,64,1,,0,false,imported", "train,net,v100,1,1,1,8,1,1.5,0,true,modelled")
     modelled, misfit = import_rows(csv(tmp_path, *lines))
     assert (misfit.feasible, misfit.step_seconds, modelled.source) == (False, None, "modelled")
@@ -160,6 +163,7 @@ def test_a_parquet_file_needs_only_the_columns(tmp_path: Path) -> None:
         ("allreduce", "imported"),
         ("train", "imported"),
     ]
+    # Parquet from elsewhere needs only the columns.
     values = ["train", "net", "v100", 1, 1, "1", 8, 1, 0.1, 3, True, "imported"]
     columns = {name: [value] for name, value in zip(HEADER.split(","), values, strict=True)}
     pq.write_table(pa.table(columns), tmp_path / "p")

@@ -72,6 +72,7 @@ def test_longer_jobs_are_less_far_and_unseen_jobs_are_covered() -> None:
     )
     short, long = alpha / (alpha + beta)
     assert long < short
+    # The interval covers jobs that were not learned from.
     found, hits = learned(60), []
     for ended in history(60, seed=8):
         alpha, beta = found.beta(ended.epochs)
@@ -103,6 +104,7 @@ def test_a_long_job_gives_as_many_rows_as_others() -> None:
     rows = rows_of(EndedJob([Epoch(10, 1.0, 10.0 * n, 0.5, NAN) for n in range(1, 1001)], 10_000.0))
     assert len(rows) == 64
     assert (rows[0][2], rows[-1][2]) == (10, 9990)
+    # A job without an epoch to learn from counts for nothing.
     found = ProgressPredictor()
     found.learn([EndedJob([], 100.0), EndedJob([Epoch(NAN, 1, 50, 1, 1)], 100.0)])
     found.learn([EndedJob([Epoch(100, 1, 100, 1, 1)], 100.0)])
@@ -167,12 +169,15 @@ def test_a_job_is_known_by_its_epochs_and_the_first_loss() -> None:
     (found,) = ended_jobs([submitted("a"), first, epoch("a", 1, 50, 4.0), epoch("a", 2, 100, 3.0), END])
     assert found.total_samples == 150
     assert [each[:4] for each in found.epochs] == [(50, 7, 50, 4), (50, 7, 100, 3)]
+    # Epochs that were trained again after a failure count once.
     twice = [epoch("a", 2, 100, 3.0), epoch("a", 2, 100, 2.0)]
     (found,) = ended_jobs([submitted("a"), epoch("a", 1, 50, 4.0), *twice, END])
     assert [(each.samples_done, each.loss) for each in found.epochs] == [(50, 4), (100, 2)]
+    # A replay without epochs teaches how long jobs are.
     (found,) = ended_jobs([submitted("a", work=EPOCHS), Event(2.0, "finish", "a", samples_done=400.0)])
     assert [each.samples_done for each in found.epochs] == [100, 200, 300]
     assert math.isnan(found.epochs[0].loss)
+    # Jobs that did not finish teach nothing.
     events = [epoch("a", 1, 50), Event(2.0, "fail", "a"), epoch("b", 1, 50), Event(2.0, "cancel", "b")]
     assert ended_jobs([*events, Event(3.0, "node_down", detail={"node": "n"}), epoch("c", 1, 50)]) == []
 

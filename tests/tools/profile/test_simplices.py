@@ -36,6 +36,7 @@ def test_outside_nothing_is_claimed_nor_in_a_plane() -> None:
     assert found.at((1, 1, 7)) is None
     hollow = Simplices([(0, 0, 0), (4, 0, 0), (0, 4, 0), (0, 0, 4), (1, 1, 1)], [[1.0]] * 5)
     assert hollow.at((3, 3, 3)) is None
+    # Points that span no space have no between.
     flat = Simplices([(1, y, z) for y in range(3) for z in range(3)], [[1.0]] * 9)
     assert flat.at((1, 1, 1)) is None
     assert flat.text() == ""

@@ -81,6 +81,7 @@ def test_a_new_measurement_replaces_the_old_one_of_the_same_key() -> None:
     old = (step(1, 8, None), step(1, 16, 0.2), reduce(2, 10, 0.1), reduce(2, 20, 0.2))
     new = (step(1, 8, 0.1), step(1, 16, 0.25), reduce(2, 20, 0.3))
     assert merged(old, new) == (reduce(2, 10, 0.1), reduce(2, 20, 0.3), step(1, 8, 0.1), step(1, 16, 0.25))
+    # The order of the rows does not depend on the order of measuring.
     rows = (step(2, 8, 0.1), step(1, 8, 0.1), step(10, 8, 0.1))
     assert merged((), rows) == merged((), rows[::-1])
     assert [row.gpus for row in merged((), rows)] == [1, 2, 10]
@@ -97,6 +98,7 @@ ROWS = (
 
 def test_rescale_costs_are_in_place_or_relaunches_by_model() -> None:
     assert rescales(ROWS) == {"net": [0.25, 0.75], "alone": [3.0]}
+    # Throughput models tell the mean of a model or else of all.
     for kind in (ThroughputBySize, ThroughputByPlacement):
         model = kind(Profile(ROWS))
         found = [model.rescale_seconds(name) for name in ("net", "alone", "bare", "other")]

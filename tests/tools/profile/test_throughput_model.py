@@ -90,11 +90,13 @@ def test_rows_of_one_measurement_and_placement_count_first() -> None:
     errors = holdout_errors(Profile((*ONE_GPU, step(2, 16, 0.2), step(2, 16, 0.3), step(2, 32, 0.35))))
     assert [error.predicted_s for error in errors[:2]] == [errors[0].predicted_s] * 2
     assert errors[0].predicted_s not in (0.2, 0.3), "the other measurement was not seen either"
+    # The same placement wins over the same size.
     model = throughput(*ONE_GPU, step(4, 8, 0.12), step("2,2", 8, 0.2))
     assert seconds(model, (4,), 32) == 0.12
     assert seconds(model, (2, 2), 32) == 0.2
     assert seconds(model, (3, 1), 32) == 0.2
     assert model.source("net", "gpu", (3, 1), 32, None) == "modelled"
+    # An answer is measured where a row of that type and placement says it.
     model = throughput(*ONE_GPU, step(2, 16, 0.21), step(1, 64, 0.1, source="modelled"))
     assert seconds(model, 2, 32) == 0.21
     assert seconds(model, 1, 64) == 0.1
@@ -110,6 +112,7 @@ def test_limits_of_a_local_batch_are_the_profiles_and_the_jobs() -> None:
     assert (misfit.max_local_batch("net", "gpu"), local_limit(misfit, "net", "gpu", 4)) == (0, 0)
     assert [local_limit(CurveThroughput(), "net", "gpu", own) for own in (None, 4)] == [None, 4]
     assert local_limit(throughput(step(1, 8, 0.5)), "net", "gpu", 4) == 4
+    # A job may state a smaller limit than the profile.
     model = throughput(*ONE_GPU, step(2, 16, 0.2))
     assert seconds(model, 2, 64, per_gpu_max=16) == pytest.approx(0.14 + 0.2)
     accumulated = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
@@ -121,6 +124,7 @@ def test_an_unmeasured_type_follows_type_with_most_rows_by_speed() -> None:
     model = throughput(*ONE_GPU, gpu=1.0, fast=2.0)
     assert model.step_seconds("net", "fast", (1,), 16, None) == pytest.approx(0.07)
     assert model.step_seconds("net", "other", (1,), 16, None) == pytest.approx(0.14)
+    # An unmeasured type follows the type with most rows.
     model = throughput(*ONE_GPU, step(1, 8, 0.5, gpu_type="slow"), gpu=2.0, new=1.0)
     assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.2)
 
@@ -130,6 +134,7 @@ def test_what_a_profile_does_not_hold_is_bad_input() -> None:
         BadInputError, match=r"'vgg' is not in the profile \(it has: net\); measure it with `pliant profile`"
     ):
         throughput(*ONE_GPU).step_seconds("vgg", "gpu", (1,), 8, None)
+    # A profile without training rows knows nothing.
     with pytest.raises(BadInputError, match="the profile: has no training rows"):
         ThroughputBySize(Profile((reduce(2, 10, 0.1),)))
     with pytest.raises(BadInputError, match=r"^p\.parquet: has no training rows"):
@@ -204,14 +209,17 @@ def test_a_placement_is_linear_between_its_local_batches() -> None:
     assert held.times("m", "t4", (2,), 10) == pytest.approx((1.5, 0.3))
     assert held.times("m", "t4", (2,), 4) == (1.0, 0.2)
     assert held.times("m", "t4", (2,), 99) == (3.0, 0.6)
+    # Rotations of a placement are one.
     assert smallest_rotation((4, 1, 2)) == smallest_rotation((1, 2, 4)) == (1, 2, 4)
     assert smallest_rotation((4, 2, 1)) == (1, 4, 2)
     held = by_placement(row("1,2,4", 8, 1.0, 0.5), row("1,4,2", 8, 3.0, 0.5))
     assert held.times("m", "t4", (4, 1, 2), 8) == StepTimes(1.0, 0.5)
     assert held.times("m", "t4", (4, 2, 1), 8) == StepTimes(3.0, 0.5)
+    # Limits of the local batch.
     held = by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0), most_local={"m": 8})
     assert (held.local_batches("m", "t4"), held.max_local_batch("m", "t4")) == ([4, 16], 8)
     assert by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0)).max_local_batch("m", "t4") == 16
+    # More nodes than sixteen count as sixteen.
     rings = [",".join(["1"] * nodes) for nodes in (1, 15, 16)] + [",".join(["4"] * n) for n in (1, 15, 16)]
     rows = [row(ring, local, float(ring.count(",") + 1), 0.1) for ring in rings for local in (8, 32)]
     assert by_placement(*rows).times("m", "t4", (1,) * 20, 16) == pytest.approx((16.0, 0.1))
@@ -273,6 +281,7 @@ def test_triangulations_are_kept_and_a_plane_has_none() -> None:
     held = ThroughputByPlacement(kept)
     held.load(["m", "unknown"], ["t4"])
     assert held.times("m", "t4", (3, 2), 20) == ThroughputByPlacement(profile).times("m", "t4", (3, 2), 20)
+    # Points on one plane have nothing between them.
     whole_nodes = ("4", "4,4", "4,4,4")
     held = by_placement(
         *[row(placement, batch, 0.01 * batch, 0.0) for placement in whole_nodes for batch in (8, 16)]

@@ -40,12 +40,15 @@ def test_without_profile_every_gpu_trains_one_sample_per_second() -> None:
     assert texts({"net"}, cluster(2), None) == [found]
     fast = mixed(speeds={"new": 2.0})
     assert texts({"net"}, fast, None) == [f"{found}, times its type's relative speed"]
+    # A type that the profile lacks is named with its stand in.
     measured = [(model, "old") for model in ("a", "b", "c", "d", "unused")]
     lacks = 'the profile lacks GPU type "new" for "a", "b", "c" and 1 more: it is taken to be'
     assert texts({"a", "b", "c", "d"}, mixed(), measured) == [f'{lacks} as fast as "old"']
     fast = mixed(speeds={"new": 3.0, "old": 2.0})
     assert texts({"a", "b", "c", "d"}, fast, measured) == [f'{lacks} 1.5 times as fast as "old"']
+    # A profile that has every type leaves nothing open.
     assert texts({"net"}, mixed(), [("net", "old"), ("net", "new"), ("other", "old")]) == []
+    # A node without GPUs needs no speed.
     nodes = ({"name": "n0", "gpus": 2, "gpu_type": "old"}, {"name": "n1", "gpus": 0, "gpu_type": "new"})
     assert texts({"net"}, Cluster.model_validate({"nodes": nodes}), [("net", "old")]) == []
 
@@ -94,12 +97,14 @@ def test_rows_that_cannot_be_trusted_are_named() -> None:
         "others held cores that the workers needed; measure them again when it is quiet"
     )
     assert speeds_doubted({"net"}, [RowTrust("net", 0.1), RowTrust("net")]) == []
+    # Rows that took longer another time are named whatever the system counts.
     rows = [RowTrust("net", None, 0.77), RowTrust("net", 0.0, 0.1), RowTrust("net", 0.6, 0.9)]
     _, found = speeds_doubted({"net"}, rows)
     assert found.text == (
         '1 of 3 rows of the profile ("net") took up to 77% longer when measured another time; measure them '
         "again when the machine is quiet"
     )
+    # A model that misses the rows of its own profile is named.
     errors = [-0.35, 0.77, 0.02, None]
     (found,) = speeds_doubted({"net"}, [RowTrust("net", model_error=error) for error in errors])
     assert found.text == (
@@ -117,6 +122,7 @@ def test_policies_say_where_they_fall_back() -> None:
     refuse(found)
     assert nothing_to_resize([rigid, elastic], FairShare) == []
     assert nothing_to_resize([rigid], Fifo) == []
+    # A policy that goes by work says where it cannot.
     jobs = [job("a", work={"iterations": 5}), job("b", gpu_seconds=5.0), job("c")]
     (found,) = order_assumed(jobs, Srtf, profiled=False)
     assert found.text == (

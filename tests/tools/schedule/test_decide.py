@@ -55,12 +55,15 @@ def test_a_schedule_holds_who_runs_who_waits_and_who_comes_later() -> None:
     ]
     assert [each.id for each in found.jobs] == ["a", "b", "late"]
     assert found.time == 0
+    # The schedule repeats policy parameters and seed.
     found = ask(job("a"), parameters={"backfill": "easy"}, seed=3)
     assert found.policy.model_dump() == {"name": "fifo", "parameters": {"backfill": "easy"}, "seed": 3}
+    # A rejected job says why.
     found = ask(job("a", gpus=8, batch=4), job("b"))
     assert [verdict.job for verdict in found.rejected] == ["a"]
     assert "does not run on 8 GPUs" in found.rejected[0].reason
     assert [each.id for each in found.jobs] == ["b", "a"]
+    # Now is the first arrival unless it is given.
     assert ask(job("a", at=7), job("b", at=9)).time == 7
     assert ask(job("a", at=7), now=3).waiting[0].reason == "arrives at 7 s"
     assert set(held(ask(job("a", at=7), job("b", at=9), now=9))) == {"a", "b"}
@@ -197,8 +200,10 @@ def test_log_alone_is_enough_but_files_of_a_state_directory_win() -> None:
     assert held(again) == {"a": ("keep", 4)}
     ended = Event(9, "finish", "a", 0)
     assert held(from_log(*events, started, ended, now=9)) == {"b": ("start", 4)}
+    # The files of a state directory win over what the log began with.
     found = from_log(*submitted(job("a", gpus=8)), now=1, cluster=NODES)
     assert held(found) == {"a": ("start", 8)}
+    # A preempted job is in the schedule and waits.
     events = submitted(job("a", gpus=4, gpu_seconds=4000), job("b", at=1, gpus=4, gpu_seconds=4))
     found = from_log(*events, Event(0, "start", "a", 4, (("n0", 4),)), now=2, policy="srtf")
     assert held(found) == {"a": ("preempt", 0), "b": ("start", 4)}
@@ -221,6 +226,7 @@ def test_a_profile_that_the_log_names_comes_from_its_file() -> None:
     assert of_run(HASHED, previous=found).allocations == found.allocations
     with pytest.raises(BadInputError, match="the run began with a profile, expected its profile"):
         of_run(HASHED)
+    # A log of an earlier version holds the profile.
     assert of_run(INFO | {"profile": COLUMNS}) == of_run(INFO, profile=PROFILE)
 
 
@@ -270,7 +276,9 @@ def test_the_table_says_until_when_jobs_run_and_wait() -> None:
             "first in line: waits until 4 GPUs of one type are free"
         ),
     ]
+    # Without any job there is no table.
     assert table(decide((), cluster(8), None, Question("fifo", explain=True))) == "no job\n"
+    # A narrow terminal loses columns but no digits.
     found = decide(JOBS, cluster(8), None, Question("fifo", explain=True))
     assert table(found, 60).splitlines()[2] == "b    wait    needs 4  starts in 3 min (at 180 s)"
 
@@ -303,6 +311,7 @@ def test_of_jobs_that_arrive_later_the_first_are_listed() -> None:
     *_, last, rest = table(found).splitlines()
     assert (last.split()[0], rest) == ("late4", "and 2 jobs that arrive later")
     assert "arrive later" not in table(decide(jobs[:6], cluster(8), None, Question("fifo"), now_s=0.0))
+    # A job that arrives later says when.
     found = decide([job("a", at=0.0), job("late", at=90.0)], cluster(8), None, Question("fifo"), now_s=0.0)
     assert table(found).splitlines()[2].split("  ")[0] == "late"
     assert "arrives in 2 min (at 90 s)" in table(found)

@@ -66,6 +66,7 @@ def test_without_a_history_as_much_again_is_expected() -> None:
     assert np.isnan(left[2])
     low, high = WorkForecast().band([begun], 0.0)
     assert (low[0], high[0]) == pytest.approx((0.05, 0.95))
+    # A guess stands for the epochs of a job that shows none.
     silent = state()
     silent.report_progress(0.0, 30.0)
     ahead = WorkForecast().ahead([silent], 0.0, [80.0])
@@ -132,6 +133,7 @@ def test_hidden_work_still_ends_the_job_and_no_policy_sees_when() -> None:
     found.report_progress(0.0, 5000.0)
     assert found.samples_done(1.0) == 1000
     assert found.finish_time_s() is None
+    # Of many epochs a bounded number is kept the last included.
     found = state()
     report(found, 1000)
     assert len(found.epochs) <= MOST_EPOCH_ENDS
@@ -139,6 +141,7 @@ def test_hidden_work_still_ends_the_job_and_no_policy_sees_when() -> None:
     assert found.epochs[-1].epoch == 1000
     gaps = {after.epoch - before.epoch for before, after in zip(found.epochs, found.epochs[1:], strict=False)}
     assert max(gaps) <= 8
+    # The size of an epoch is stated or shown by the epochs.
     shown = state()
     report(shown, 2, size=70.0)
     assert (state(work=EPOCHS).epoch_samples, shown.epoch_samples, state().epoch_samples) == (100, 70, None)
@@ -156,6 +159,7 @@ def test_it_learns_from_finished_jobs_alone(monkeypatch):
     session.decide(0.0)
     assert session.forecast.predictor.jobs == 6
     assert 900 < (silent.total_samples or 0) < 2000, "not 1000, twice what it has done"
+    # Looking ahead teaches nothing.
     learned: list[object] = []
     monkeypatch.setattr(ProgressPredictor, "learn", lambda _self, jobs: learned.extend(jobs))
     jobs = [job("a", gpu_seconds=300.0), job("b", gpu_seconds=200.0)]
@@ -181,8 +185,10 @@ def test_a_policy_that_needs_the_work_takes_predicted_work(monkeypatch) -> None:
     found = decide([job("a"), job("b", gpu_seconds=1e-3)], NODES, None, SRTF)
     assert [given.job for given in found.allocations] == ["b"]
     assert found.demand == "predicted"
+    # A predictor without predictions is refused.
     with pytest.raises(UsageError, match="--predictor predicts with --demand predicted only"):
         decide([job("a")], NODES, None, Question("srtf", predictor=fitted().document()))
+    # The schedule holds what predicts and is of a newer minor version.
     known = fitted()
     found = decide([job("a")], NODES, None, Question("srtf", demand="predicted", predictor=known.document()))
     assert found.forecast is not None
@@ -250,11 +256,14 @@ def test_what_is_left_follows_from_what_is_done_and_the_progress() -> None:
     drawn = AHEAD.draws(np.random.default_rng(0), 4)
     assert drawn.shape == (4, 3)
     assert drawn == pytest.approx(np.array([LEFT] * 4), rel=1e-4)
+    # A part of the jobs has what is left of these.
     assert AHEAD.only([2, 0]).expected() == pytest.approx([LEFT[2], LEFT[0]])
+    # Known work is drawn as it is and takes no random number.
     rng = np.random.default_rng(0)
     assert known_work([5.0, 6.0]).draws(rng, 2).tolist() == [[5.0, 6.0]] * 2
     assert rng.random() == np.random.default_rng(0).random()
     assert known_work([5.0]).expected().tolist() == [5.0]
+    # The draws of a job with hardly any progress are finite.
     unsure = WorkAhead(*(np.array([value]) for value in (NAN, 10.0, 0.0, 1e-9, 1.0)))
     assert unsure.draws(np.random.default_rng(0), 3).max() == pytest.approx(10.0 * (1000 - 1))
 
@@ -291,9 +300,11 @@ def test_a_job_is_taken_to_be_as_long_as_those_of_its_model_were() -> None:
     known = knowing(*[at(100.0), at(10_000.0)] * 16)
     assert known.left(at(0.0)) == pytest.approx(200.0, rel=0.05)
     assert known.left(at(101.0)) == pytest.approx(9_899.0, rel=0.05)
+    # What the user submitted alike counts more than the model.
     known = knowing(*[at(1000.0, user="ann")] * 4, *[at(9000.0, user="bob")] * 4)
     assert known.left(at(0.0, user="ann")) == pytest.approx(1000.0, rel=0.1)
     assert known.left(at(0.0, user="bob")) == pytest.approx(9000.0, rel=0.1)
+    # Of jobs that are alike the furthest has least left.
     known = FinishedWork()
     known.observe([at(100.0, name="a"), at(3000.0, name="b")])
     assert known.left(at(3000.0)) < known.left(at(100.0))

@@ -55,11 +55,13 @@ def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     assert state.attained_service_s(60) == 20 * 2 + 30 * 4
     assert state.samples_done(60) == 90 + 10 * 4
     assert (list(state.losses), state.rescales, state.first_start_s) == ([0.5], 1, 10)
+    # What a job has measured is known to policies.
     seen = {"placement": [2, 1], "local_batch": 4, "accum": 1, "step_seconds": 0.5}
     measured = Event(3.0, "progress", "a", samples_done=8.0, detail={"observed": seen, "noise_scale": 12.0})
     found = rebuilt(submit(ELASTIC), measured).jobs["a"]
     assert found.observations == (Observation((2, 1), 4, 1, 0.5),)
     assert found.noise_scale == 12.0
+    # What comes after now is not known yet.
     held = rebuilt(submit(ELASTIC), submit(job("b", at=50)), now_s=20)
     assert list(held.jobs) == ["a"]
 
@@ -71,6 +73,7 @@ def test_preempted_lost_and_swapped_jobs() -> None:
     assert [held.jobs["a"].phase for held in (preempted, lost)] == [Phase.PREEMPTED] * 2
     assert [change.kind for change in preempted.changes] == ["arrived"]
     assert [change.kind for change in lost.changes] == ["arrived", "lost"]
+    # Jobs that change places in one decision.
     held = rebuilt(
         submit(job("a", gpus=4)),
         submit(job("b", gpus=4)),
@@ -80,6 +83,7 @@ def test_preempted_lost_and_swapped_jobs() -> None:
         start("b", 2, "move", n0=4),
     )
     assert held.jobs["a"].placement == (("n1", 4),)
+    # A node that is down has no GPUs and no jobs.
     log = [
         submit(ELASTIC),
         start("a", n0=1),

@@ -73,6 +73,7 @@ def test_domains_are_few_and_a_copy_has_its_own() -> None:
     free = free_with([8, 4, 4, 8], rack="a.bb")
     assert free.choose(12, ["gpu"]) == (("n2", 4), ("n3", 8))
     assert free.choose(8, ["gpu"]) == (("n0", 8),)
+    # A copy of what is free has levels of its own.
     free = free_with([8, 0, 8, 8], rack="aabb")
     later = free.after([(("n1", 8),)])
     later.take((("n2", 8),))
@@ -190,6 +191,7 @@ def test_how_fast_a_job_is_across_a_level() -> None:
     asked = speeds(*ACROSS, rack="ab")
     assert asked.rate(spec, 16) == pytest.approx(128 / 2.0)
     assert asked.rate(spec, 8, global_batch=64) == pytest.approx(64 / 1.0)
+    # Where a level was not measured the next lower one answers.
     islands = replace(step("8,8", 8, 1.5), across="island")
     rows = [row for row in ACROSS if row.across is None]
     asked = speeds(*rows, islands, island="aabb", rack="aaaa")
@@ -203,6 +205,7 @@ def test_how_fast_a_job_is_across_a_level() -> None:
     rows = [row for row in ACROSS if row.nodes == 1 or row.across]
     asked = speeds(*rows, rack="aabb")
     assert asked.rate_at(spec, (("n0", 8), ("n1", 8)), 128) == pytest.approx(128 / 2.0)
+    # The model by placement knows levels too.
     within = ThroughputByPlacement(Profile(ACROSS))
     assert within.step_seconds("net", "gpu", (8, 8), 128, None) == pytest.approx(1.25)
     assert within.across(("rack",)).step_seconds("net", "gpu", (8, 8), 128, None) == pytest.approx(2.0)

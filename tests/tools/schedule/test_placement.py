@@ -107,6 +107,7 @@ def test_types_are_not_mixed_and_a_lost_node_offers_nothing() -> None:
     assert held.choose(4, ["fast", "slow"]) == (("n0", 4),)
     assert held.choose(5, ["fast", "slow"]) is None
     assert held.choose(2, ["unknown"]) is None
+    # A node that is down offers nothing and takes nothing back.
     held = FreeGpus(nodes(4, 4))
     held.take((("n0", 2),))
     node = held.node("n0")
@@ -238,6 +239,7 @@ def test_other_orders_and_what_would_be_free_later() -> None:
     assert free.tightest(18, "gpu") == (("n1", 8), ("n3", 8), ("n0", 2))
     assert free.together(12, "gpu") == (("n1", 8), ("n3", 4)), "no more nodes than on an empty cluster"
     assert free_with([3, 3, 5, 3]).together(8, "gpu") is None
+    # What would be free later changes nothing now.
     free = free_with([0, 8])
     later = free.after([(("n0", 5),)])
     later.take((("n1", 8),))

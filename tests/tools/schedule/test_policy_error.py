@@ -71,13 +71,16 @@ def test_wrong_parameters_and_annotations_name_the_policy(mine: Foreign) -> None
     mine.is_written("def __init__(self, floor: int = 1):\n    self.floor = {floor}", "")
     with pytest.raises(PolicyError, match="TypeError: Object of type set is not JSON serializable"):
         make_policy("mine")
+    # An annotation that names nothing is the policys error.
     mine.is_written("def __init__(self, floor: 'Nothing' = 1):\n    self.floor = floor", "")
     for ask in (make_policy, describe):
         with pytest.raises(PolicyError, match=r"mine.py:\d+\): annotations of __init__: NameError.*Nothing"):
             ask("mine")
+    # A parameter that the policy does not keep names its class.
     line = mine.is_written("def __init__(self, floor: int = 1):\n    pass", "class Mine")
     with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): AttributeError: .*'floor'"):
         make_policy("mine")
+    # A type error in the constructor is not taken for a missing parameter.
     line = mine.is_written("def __init__(self, floor: int):\n    self.floor = floor + ''", "floor + ''")
     with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): TypeError"):
         make_policy("mine", {"floor": 1})

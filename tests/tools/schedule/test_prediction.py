@@ -52,6 +52,7 @@ def test_an_end_of_samples_needs_a_profile_or_a_measured_speed() -> None:
     assert predictions(copy_of(held), 0.0) == {}
     found = predictions(copy_of(held), 0.0, {"a": 80.0})
     assert (found["a"].end_s, found["b"].start_s) == (10.0, 10.0)
+    # With a profile it is predicted.
     held = session(make_policy("fifo"), NODES, throughput_for(Profile(PROFILE.rows), NODES))
     held.submit(job("a", gpus=1, model=PROFILE.rows[0].model, work={"samples": 800.0}), 0.0)
     held.decide(0.0)
@@ -70,6 +71,7 @@ def test_a_policy_is_asked_first_and_the_session_stays_as_it_is() -> None:
     held.submit(job("a", gpus=4, gpu_seconds=400), 5.0)
     assert predictions(copy_of(held), 5.0, asks_now=True)["a"].start_s == 5.0
     assert predictions(copy_of(held), 5.0) == {}
+    # Predicting leaves the session as it is.
     held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
 
     def seen(each: JobState) -> tuple[object, ...]:
@@ -90,11 +92,13 @@ def test_jobs_have_their_place_where_no_end_is_known() -> None:
     assert [found[name] for name in "bc"] == [
         StartPrediction(jobs_ahead=place, needs_gpus=4) for place in range(2)
     ]
+    # What is known comes before what is supposed.
     small, large = job("c", gpus=2, work={"samples": 800.0}), job("d", gpus=4, work={"samples": 800.0})
     running = [job(name, gpus=2, work={"samples": 800.0}) for name in "ab"]
     found = asked(*running, small, large, measured={"a": 80.0})
     assert (found["c"].start_s, found["c"].jobs_ahead) == (10.0, 0)
     assert found["d"].jobs_ahead == 1
+    # The policy says how many GPUs a job waits for.
     elastic = job("b", gpus=4, low=1, gpu_seconds=80)
     assert asked(job("a", gpus=3, gpu_seconds=400), elastic)["b"].needs_gpus == 4
 
@@ -175,6 +179,7 @@ def test_a_policy_with_rounds_is_asked_in_rounds() -> None:
     held = decided(job("a", work={"samples": 5}), policy="las")
     assert next_moment_s(held, 0.0) == Las.default_interval_s
     assert list(held.jobs) == ["a"], "to look is not to go there"
+    # Nothing is to come where no end is known.
     held = decided(job("a"))
     assert advance(held, 0.0) is None
     assert next_moment_s(held, 0.0, end_of=lambda _: 7.0) == 7.0

@@ -127,9 +127,11 @@ def test_on_mixed_types_average_counts_of_types_that_can_run_it() -> None:
     assert asked.rate(state(), 2) == pytest.approx((6 * 2 + 3 * 8) / 9)
     assert asked.rate(state(), 4) == pytest.approx(4), "the fast type has three"
     assert asked.rate(state(), 8) == pytest.approx((6 * 8 + 3 * 32) / 9), "no type has eight"
+    # Types that cannot run the job do not lower the average.
     asked = speeds(ByType(small=0, big=4), small=(8,), big=(2,))
     assert asked.rate(state(), 2) == pytest.approx(8)
     assert speeds(ByType(small=0), small=(8,)).rate(state(), 2) == 0
+    # More GPUs than samples are infeasible where the batch is stated.
     asked = speeds(ByType(t4=1), t4=(8,))
     assert asked.rate(JobState(job(batch=6), 6, None), 6, "t4") == pytest.approx(6)
     assert asked.rate(JobState(job(batch=6), 6, None), 7, "t4") == 0
@@ -155,6 +157,7 @@ def test_the_default_batch_fills_the_requested_gpus() -> None:
     spec = job(gpus=4, batch={"per_gpu_max": None})
     assert job_state(spec, speeds(ByType(t4=1, local=16), t4=(8,))).reference_batch == 64
     assert job_state(spec, speeds(ByType(t4=1), t4=(8,))).reference_batch == 4
+    # GPU time at a size that cannot run is refused and unknown work without nodes.
     with pytest.raises(BadInputError, match='job "a": work is stated in GPU-seconds at 4 GPUs, but'):
         job_state(job(gpus=4, batch=2, gpu_seconds=60), speeds(ByType(t4=1), t4=(8,)))
     assert job_state(job(gpus=4, gpu_seconds=60), speeds(ByType())).total_samples is None
@@ -171,10 +174,12 @@ def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
     known, spec = by_size(r1=10, r2=18, r3=16, r4=20, r5=20, r8=15), job(gpus=8, low=1, batch=64)
     found = [known.useful(state(spec), gpus, "gpu") for gpus in range(9)]
     assert found == [0, 1, 2, 2, 4, 5, 5, 5, 5]
+    # Sizes below the smallest of a job do not count.
     known = by_size(r1=20, r2=10, r4=12)
     assert known.useful(state(job(gpus=4, low=2, batch=64)), 4, "gpu") == 4
     assert known.useful(state(job(gpus=4, low=1, batch=64)), 4, "gpu") == 1
     assert known.useful(state(job(gpus=4, low=2, batch=64)), 1, "gpu") == 0
+    # Of a place that is too large the fullest nodes and those held stay.
     known, spec = by_size(r1=10, r4=30, r6=20), job(gpus=6, low=1, batch=64)
     asked = state(spec)
     assert known.useful_part(asked, (("n0", 1), ("n1", 4), ("n2", 1)), 64) == (("n1", 4),)
@@ -197,6 +202,7 @@ def test_speeds_are_worked_out_once_for_each_kind_of_job() -> None:
             known.rate(each, gpus, "gpu") for gpus in (1, 2, 3)
         ]
     assert made == ["a", "c", "d"]
+    # Of each kind of job there is one object copies included.
     one, like_it, other = state(job("a", batch=64)), state(job("b", batch=64)), state(job("c", batch=64))
     other.room = {"gpu": 2}
     assert JobKind.of(one) is JobKind.of(like_it) is copy.deepcopy(one).kind
@@ -239,6 +245,7 @@ def test_an_elastic_job_is_as_fast_as_on_its_best_size() -> None:
     known = by_size(r1=10, r2=18, r4=12)
     assert known.best_rate(state(job(gpus=4, low=1, batch=64)), 4) == 18
     assert known.best_rate(state(job(gpus=4, batch=64)), 4) == 12
+    # Up to fewer GPUs than its smallest size a job has no speed.
     known = Speeds(CurveThroughput(), node_states(cluster(4)))
     assert known.best_rate(state(job(gpus=4, low=3, high=4, batch=64)), 2) == 0
 
@@ -415,6 +422,7 @@ def test_a_job_counts_at_the_nearest_size_that_runs() -> None:
     state = job_state(spec, speeds)
     assert demand_rate(state, speeds) == (2, 0.5)
     assert demand_gpu_s(state, speeds) == 2 * 10 / 0.5
+    # A job without a batch has one sample a replica.
     assert job_state(job("a", gpus=4, each=2, batch={"size": None}), FOUR).reference_batch == 2
 
 

@@ -60,6 +60,7 @@ def test_every_built_in_policy_can_be_made_and_described() -> None:
     for name in registry.BUILT_IN:
         assert make_policy(name).name == name
         assert describe(name).summary
+    # Every built in policy says what it knows.
     for name in registry.BUILT_IN:
         found = policy_class(name)
         declares = [each for each in found.__mro__ if "knows" in vars(each) and each is not Policy]
@@ -139,6 +140,7 @@ def test_an_unknown_policy_is_one_short_line_that_names_similar(name: str, meant
     with pytest.raises(UsageError, match=rf'unknown policy "{name}"; did you mean "{meant}"') as caught:
         policy_class(name)
     assert str(caught.value).count('"') <= 2 * 4, "three names at most, not all of them"
+    # An unknown policy with a long name is one short line.
     with pytest.raises(UsageError) as caught:
         make_policy("9" * 5000, {})
     assert len(str(caught.value)) < 200
@@ -174,6 +176,7 @@ def test_a_description_says_when_a_policy_decides_and_its_traits():
     assert describe("elastic-dp").decides == "every 600 s (parameter interval_s)"
     assert describe("las").decides == "every 60 s"
     assert describe("fifo").decides == "at every change"
+    # What classes say beside their docstrings is said.
     assert "Packs: two jobs may train on one set of GPUs." in describe("lucid").traits
     assert any("oracle" in trait for trait in describe("optimus").traits)
     assert "Reads a file: `network`, in a recipe of a sweep relative to the recipe." in describe("drl").traits
@@ -214,6 +217,7 @@ def test_a_policy_of_another_package_is_found_by_its_entry_point(site: Path) -> 
     assert "mine" in policy_names()
     assert make_policy("mine").name == "mine"
     assert describe("mine").source == "foreign_policy:Mine"
+    # A built in name cannot be taken over.
     install(site, "fifo", "foreign_policy:Mine", FOREIGN)
     assert policy_class("fifo").__module__ == "pliant.tools.schedule.policies.fifo"
 

@@ -173,6 +173,7 @@ def test_a_team_is_named_by_job_its_user_its_groups_or_a_label() -> None:
     assert rules.why_not(job("x", user="eve", team="c"), ["staff"]) is None
     assert rules.why_not(job("x", user="eve", team="b"), []) == 'names team "b", which user eve is not in'
     assert rules.why_not(job("x", team="e"), []) == 'names team "e", expected one of a, b, c'
+    # Slurms accounts count after groups and only where they decide.
     rules = shares(a={"accounts": ("physics",)}, b={"users": ("ann",), "groups": ("staff",)})
     assert rules.joined(job("x", user="eve"), [], ["bio", "physics"]).team == "a"
     assert rules.joined(job("x", user="eve"), ["staff"], ["physics"]).team == "b"

@@ -92,6 +92,7 @@ def test_clusters_differ_by_nodes_slots_and_types(tmp_path: Path) -> None:
     others = cluster(2, 2, 2), cluster(4), cluster(2, 2, slots="cpu"), cluster(2, 2, gpu_type="p100")
     assert len({cluster_label(each) for each in (None, cluster(2, 2), *others)}) == 6
     assert cluster_label(cluster(2, 2)) == "the cluster of n0 to n1, each 2 × gpu (gpu slots)"
+    # A profile of jobs is no file of all reduce times.
     path = tmp_path / "profile.parquet"
     write_profile(Profile((step(1, 8, 0.1), reduce(2, 10, 0.1))), path)
     with pytest.raises(BadInputError, match="is not a file of all-reduce times"):

@@ -36,6 +36,7 @@ def test_the_environment_of_workers() -> None:
     assert found["OMP_NUM_THREADS"] == "1"
     assert found["CUDA_VISIBLE_DEVICES"] == ""
     assert (found["A"], found[ENV_PROFILE]) == ("1", "request.json")
+    # GPU workers keep their threads and devices.
     found = environment(Script("net", ("train.py",), slots="gpu"), Path("request.json"))
     assert found == {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: "request.json"}
 
@@ -48,6 +49,7 @@ def test_a_failure_names_model_gang_and_batch_or_what_to_do(tmp_path: Path) -> N
     assert failure(Script("net", ()), 2, 1, outcome, tmp_path) == (
         'measuring model "net" on 2 workers: the script failed at local batch 32: KeyError: 7'
     )
+    # A script without the library is named with what to do.
     text = failure(Script("net", ()), 1, 0, None, tmp_path)
     assert "ended without serving the measurement" in text
     assert "elastic.init()" in text

@@ -55,6 +55,7 @@ def test_the_batches_of_a_job_are_measured() -> None:
     assert one(trained(low=1, high=4, batch=64)).local_batches == (8, 16, 32, 64)
     study = one(trained(low=1, high=2, batch={"size": 256, "per_gpu_max": 48}))
     assert (study.local_batches, study.per_gpu_max) == ((48,), 48)
+    # A job without a batch is measured up to what fits.
     study = one(trained(gpus=2, batch={"size": None}))
     assert study.local_batches == powers(1, 1024)
     assert study.global_batches == ()
@@ -63,6 +64,7 @@ def test_the_batches_of_a_job_are_measured() -> None:
     assert one(trained(low=1, batch=64)).global_batches == (32, 64)
     study = one(trained(low=1, elastic="size+batch", batch={"size": 64, "min": 16, "max": 256}))
     assert study.global_batches == (16, 32, 64, 256)
+    # Powers of two between and both ends.
     assert powers(3, 20) == (3, 4, 8, 16, 20)
     assert powers(4, 4) == (4,)
     assert powers(1, 2) == (1, 2)
@@ -73,9 +75,11 @@ def test_one_study_a_model_covers_all_its_jobs() -> None:
     assert study.global_batches == (16, 32, 64, 128)
     assert study.gpus == (2,)
     assert study.notes == ()
+    # Jobs of one model with other commands are named.
     study = one(trained("a"), trained("b", command=("other.py",)))
     assert study.script.command == ("train.py",)
     assert study.notes == ('model "net" is measured with the command of job a; that of b differs',)
+    # Only the models asked for.
     jobs = (trained("a"), trained("b", model="other"))
     assert [s.script.name for s in model_plans(jobs, EIGHT, MeasuringOptions(models=("other",)))] == ["other"]
     with pytest.raises(BadInputError, match='no job has the model "third"'):

@@ -115,10 +115,12 @@ def test_all_reduces_are_measured_on_a_grid_once() -> None:
     grid = [100_000, 1_000_000, 5_000_000, 10_000_000]
     assert [(row.gpus, row.parameters) for row in sums] == [(gpus, size) for gpus in (2, 4) for size in grid]
     assert {(row.kind, row.local_batch) for row in sums} == {("allreduce", 0)}
+    # All reduces that are known are not measured again.
     machine, known = Machine(), (reduce(2, 100_000, 0.5, "cpu"),)
     made = profiled(machine, CPUS, options=MeasuringOptions(allreduce=True), more={"allreduce": known})
     assert known[0] in made.rows
     assert not any(request.weights for _, _, request in machine.launches)
+    # The file says where it comes from.
     facts = dict(profiled(Machine(), CPUS, more={"command_line": "pliant profile j"}).metadata)
     assert facts["command"] == "pliant profile j"
     assert facts["torch"] == "2"

@@ -178,9 +178,11 @@ def test_fastest_visit_counts_once_undisturbed_one_confirms_it() -> None:
     (best,) = best_visits(visits(1.77, 1.0, 1.09))
     assert best.step_s == (1.0,)
     assert spread(visits(1.77, 1.0, 1.25)) == pytest.approx(0.25)
+    # A visit beside others is no confirmation however fast.
     disturbed = visits(0.9, 0.9, busy_share=0.5)
     assert not is_settled([*visits(1.0, busy_share=0.0), *disturbed])
     assert best_visits([*disturbed, *visits(1.0, busy_share=0.0)])[0].step_s == (1.0,)
     assert best_visits([*visits(1.2, busy_share=0.3), *disturbed])[0].step_s == (0.9,)
+    # A batch that did not fit stays so whatever was measured.
     fits, misfit = Point(local_batch=4, busy_share=0.0), Point(local_batch=4, feasible=False)
     assert best_visits([fits, misfit]) == best_visits([misfit, fits]) == [misfit]

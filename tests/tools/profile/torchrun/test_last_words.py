@@ -10,9 +10,11 @@ from pliant.tools.profile.torchrun.start import LONGEST, last_words, printable
 def test_a_line_is_cut_and_printable_and_only_end_is_looked_at(tmp_path: Path) -> None:
     assert printable("no \x1b[31mroom\x07") == "no \\x1b[31mroom\\x07"
     assert len(printable("x" * 1000)) == LONGEST
+    # Only the end of a long file is looked at.
     path = tmp_path / "stderr.log"
     path.write_text("ValueError: of long ago\n" + "warning\n" * 100_000 + "the last line\n\n")
     assert last_words([path]) == "the last line"
+    # Files that are not there say nothing.
     assert last_words([tmp_path / "0" / "stderr.log"], tmp_path / "other") == ""
 
 

@@ -173,6 +173,7 @@ def test_a_bound_job_comes_back_when_its_node_is_resumed() -> None:
     held.resume("n1", 4.0)
     assert (held.commands.bound, held.snapshot(4.0).total_gpus, held.free.by_type) == ({}, 8, {"gpu": 2})
     assert changes(held)[-1] == ("arrived", "a")
+    # A setback of a bound job leaves it bound to what it still holds.
     held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
     held.drain("n0", 2.0, now=False)
     held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
@@ -237,6 +238,7 @@ def test_limits_of_jobs_and_gpus() -> None:
     nodes = limited(8, alice=UserLimit(jobs=1), others=UserLimit(jobs=2))
     jobs = [owned(f"{user}{at}", user) for user in ("alice", "bob", "eve") for at in range(3)]
     assert list(opened(nodes, *jobs).in_play) == ["alice0", "bob0", "bob1", "eve0", "eve1"]
+    # Under a limit of GPUs no job grows beyond what it requested.
     nodes = limited(8, alice=UserLimit(gpus=4))
     held = opened(nodes, owned("a", "alice", 2, low=1, high=8), owned("b", "bob", 2, low=1, high=8))
     assert [held.jobs[name].max_gpus(8) for name in "ab"] == [2, 8]

@@ -153,6 +153,7 @@ def test_a_policy_is_shown_end_of_its_last_job_and_then_no_more() -> None:
     assert last(held, "x").changes[0] == ("finished", "x", 0)
     comes(held, at=2.0)
     assert (last(held, "x").time_s, last(held, "y").time_s) == (1.0, 2.0)
+    # A policy all of whose jobs have left has no GPUs.
     held = world(cluster(4), TWO, policy=owned())
     held.submit(rigid("x", 2), 0.0)
     held.end("x", 1.0, "cancelled")
@@ -304,6 +305,7 @@ def test_a_job_whose_type_is_left_open_gets_one_of_its_team() -> None:
     held = world(TYPES, OWN_TYPES, policy=untyped(x=4, y=4), throughput=FAST)
     comes(held, rigid("x", 4), rigid("y", 4))
     assert types(held) == {"x": "a", "y": "b"}
+    # A job whose type is left open gets GPUs that its team leaves.
     policy = untyped(x=0, **{"x-next": 4})
     held = world(TYPES, OWN_TYPES, (rigid("x", 4), {"a-0": 4}), policy=policy, throughput=FAST)
     held.submit(rigid("y", 4, at=2.0), 2.0)

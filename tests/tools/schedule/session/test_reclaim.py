@@ -83,6 +83,7 @@ def test_usage_takes_nothing_in_vain_and_nothing_that_is_owned() -> None:
     held = world(cluster(8), shares(24.0, x={}, y={}), elastic("x", 8, low=3), policy=OWNED, x=1e7)
     assert comes(held, rigid("y", 6)) == {}
     assert sizes(held) == {"x": 8}
+    # No job stops for one that needs more than its teams own.
     rules = shares(24.0, x={}, y={})
     held = world(cluster(8), rules, rigid("x-old", 4), rigid("x-young", 4), x=1e7)
     assert comes(held, rigid("y", 6)) == {}
@@ -305,9 +306,11 @@ def test_a_job_on_a_drained_node_gives_others_to_another_team() -> None:
     comes(held, rigid("y", 1), at=3.0)
     comes(held, at=4.0)
     assert dict(held.jobs["x"].placement) == {"n0": 1}
+    # A job on a drained node keeps what is its teams own.
     held = bound_to_n0(cluster(1, 3, 3), shares(x={"guaranteed": {"*": 5}}, y={}), elastic("x", 4))
     comes(held, rigid("y-one", 3), rigid("y-two", 3), at=2.0)
     assert dict(held.jobs["x"].placement) == {"n0": 1, "n1": 3}
+    # A job on a drained node keeps all where free GPUs are enough.
     held = bound_to_n0(cluster(1, 4, 4), TWO, elastic("x", 5))
     assert comes(held, rigid("y", 3), at=2.0) == {"y": "start"}
     assert comes(held, rigid("y-too", 3), at=3.0)["x"] == "shrink"

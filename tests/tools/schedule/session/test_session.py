@@ -75,6 +75,7 @@ def test_gpus_are_freed_before_they_are_taken() -> None:
     steps(held, 0, b=4)
     assert steps(held, 1, c=2, b=2) == [("b", "shrink"), ("c", "start")]
     assert steps(held, 2, a=4, b=0, c=0) == [("b", "preempt"), ("c", "preempt"), ("a", "start")]
+    # No target means no step.
     held = opened(cluster(4), job("a", gpus=2))
     steps(held, 0, a=2)
     place = held.jobs["a"].placement
@@ -90,6 +91,7 @@ def test_a_changed_batch_stays_in_place_and_moves_count_apart() -> None:
     place = held.jobs["a"].placement
     assert steps(held, 1, b=2, a=Target(2, global_batch=128)) == [("a", "rebatch"), ("b", "grow")]
     assert (held.jobs["a"].placement, held.jobs["a"].global_batch) == (place, 128)
+    # Moves are counted apart from changes of size and batch.
     held = opened(
         cluster(2, 2), job("a", low=1, high=2, batch={"size": 64, "max": 128}, elastic="size+batch")
     )
@@ -105,6 +107,7 @@ def test_jobs_swap_gpu_types_but_do_not_span_two() -> None:
     steps(held, 0, a=Target(4, "t4"), b=Target(4, "a100"))
     assert steps(held, 1, a=Target(4, "a100"), b=Target(4, "t4")) == [("a", "move"), ("b", "move")]
     assert (held.jobs["a"].gpu_type, held.jobs["b"].gpu_type) == ("a100", "t4")
+    # A job that no single type can hold keeps its place.
     jobs = (job("a", low=1, high=4), job("b", gpus=1), job("d", gpus=1))
     held = opened(mixed_cluster(t4=(2,), a100=(2,), v100=(1,)), *jobs)
     steps(held, 0, a=Target(1, "t4"), b=Target(1, "a100"))
@@ -212,6 +215,7 @@ def test_each_change_is_shown_once_and_none_before_earlier_ones() -> None:
     shown = [[change.kind for change in snapshot.changes] for snapshot in held.policy.seen]
     assert shown == [["arrived", "arrived"], ["cancelled"], []]
     assert held.changes_seen == 3
+    # A late job has its own time but none before earlier changes.
     held = opened(cluster(4), job("a", at=10))
     with pytest.raises(ValueError, match='"a" was submitted before'):
         held.submit(job("a"), 1)

@@ -53,6 +53,7 @@ def test_two_jobs_share_gpus_and_one_that_stays_has_full_speed() -> None:
     assert held.free.by_type == {"gpu": 2}
     assert a.samples_per_second == b.samples_per_second == 0.75 * 2
     assert a.samples_done(10) == 15
+    # A job that stays alone goes on at full speed.
     held = pair(gpu_seconds=100)
     held.end("b", 10)
     a = held.jobs["a"]
@@ -74,12 +75,14 @@ def test_either_of_two_may_leave_or_move_and_a_third_may_come() -> None:
     assert (held.jobs["b"].beside, held.jobs["a"].beside) == ("c", None)
     assert steps(held, 6, b=0, c=0) == [("b", "preempt"), ("c", "preempt")]
     assert held.free.by_type == {"gpu": 2}
+    # A job moves away from its company and back.
     held = pair(shared(2, 2))
     assert steps(held, 5, b=2) == [("b", "move")]
     assert held.jobs["b"].placement == (("n1", 2),)
     assert held.jobs["a"].samples_per_second == 2
     assert steps(held, 9, b=beside("a")) == [("b", "move")]
     assert held.free.by_type == {"gpu": 2}
+    # Of a pair one that is held stops alone.
     held = pair()
     held.hold_back("a", 2, "its owner")
     assert steps(held, 2) == [("a", "preempt")]
@@ -165,6 +168,7 @@ def test_pairs_in_log_are_taken_up_in_any_order_and_swap_places() -> None:
         held.adopt([Holding(each, place, beside=other[each]) for each in order], 0)
         assert [state.beside for state in held.jobs.values()] == ["b", "a"]
         assert held.free.by_type == {"gpu": 0}
+    # A job that joins one that leaves is alone and pairs swap places.
     held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2))
     steps(held, 0, a=2)
     held.adopt([Holding("b", (("n0", 2),), beside="a"), Holding("a", (("n1", 2),))], 1)

@@ -34,6 +34,7 @@ def test_policies_see_no_slot_that_is_out_of_service() -> None:
     assert (seen.total_gpus, seen.free_gpus) == (4, {"gpu": 4})
     assert [(change.kind, change.gpus) for change in seen.changes] == [("capacity", 1)]
     assert seen.changes[0].time_s == 70
+    # A slot is out of service once until the latest time.
     held = opened(cluster(2))
     held.withdraw("n0/1", 0, until_s=60)
     held.withdraw("n0/1", 50, until_s=170)
@@ -43,6 +44,7 @@ def test_policies_see_no_slot_that_is_out_of_service() -> None:
     assert (held.up_gpus, held.free.free_on("n0")) == (2, 2)
     held.advance(200)
     assert held.up_gpus == 2
+    # A node comes back without slots that are out of service.
     held = opened(cluster(2, 1), job("a"))
     held.node_down("n0", 1)
     held.withdraw("n0/1", 2, until_s=60)
@@ -101,6 +103,7 @@ def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
     assert withheld.hidden_from("b") == {}, "its node has one GPU less for all jobs already"
     assert withheld.restore("n1/0") is True
     assert withheld.next_s == math.inf
+    # Slots that wait for an operator are out for over a day.
     withheld = Withheld()
     for slot, until_s in (("n0/0", 2 * LONG_S), ("n0/1", LONG_S), ("n1/0", 2 * LONG_S)):
         withheld.withdraw(slot, until_s)
@@ -170,6 +173,7 @@ def test_a_job_keeps_gpus_batch_and_place_until_cooldown_is_over() -> None:
     assert steps(held, 100, a=1) == []
     assert steps(held, 120, a=1) == [("a", "shrink")]
     assert steps(held, 121, a=0) == [("a", "preempt")]
+    # A cooldown holds a batch and a place as well.
     nodes = ruled(2, 2, cooldown=60)
     held = opened(nodes, job("a", low=1, high=4, elastic="size+batch", batch={"size": 64, "max": 128}))
     assert steps(held, 0, a=2) == [("a", "start")]
@@ -196,6 +200,7 @@ def test_what_a_kept_job_was_to_give_another_waits_for() -> None:
     assert held.ask_again_s == 60
     held.decide(60)
     assert sizes(held) == {"a": 1, "b": 1}
+    # A place that a policy names may not become free.
     held = opened(ruled(2, cooldown=60), GROWS, job("b", low=1, high=2))
     steps(held, 0, a=2)
     assert steps(held, 10, a=1, b=Target(1, placement=(("n0", 1),))) == []
