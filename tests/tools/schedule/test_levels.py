@@ -231,14 +231,11 @@ def test_a_place_across_racks_is_slower_and_avoided() -> None:
     ("policy", "parameters", "ignores"),
     [
         ("fifo", {}, False),
-        ("ares", {}, False),
         ("tiresias", {}, False),
         ("tiresias", {"placement": "emptiest"}, True),
         ("optimus", {"placement": "emptiest"}, True),
         ("shadow-price", {}, True),
-        ("pollux", {}, True),
         ("sia", {}, True),
-        ("elasticflow", {}, True),
     ],
 )
 def test_for_policies_that_choose_nodes_levels_do_not_count(policy, parameters, ignores):

@@ -181,12 +181,17 @@ def test_a_place_on_many_nodes_is_booked_as_are_its_nodes(seed: int) -> None:
     whole, by_node = (FreeGpus(nodes(*sizes, switches=switches)) for _ in range(2))
     places: list[NodeGpus] = []
     down: set[str] = set()
+
+    def give(place: NodeGpus) -> None:
+        places.remove(place)
+        whole.give(place)
+        for each in place:
+            by_node.give((each,))
+
     for _ in range(60):
+        wanted, most = step * draw.randint(1, 40 // step), draw.choice([1, 8])
         if places and draw.random() < 0.4:
-            place = places.pop(draw.randrange(len(places)))
-            whole.give(place)
-            for each in place:
-                by_node.give((each,))
+            give(draw.choice(places))
         elif draw.random() < 0.2:
             name = f"n{draw.randrange(24)}"
             for held in (whole, by_node):
@@ -197,16 +202,10 @@ def test_a_place_on_many_nodes_is_booked_as_are_its_nodes(seed: int) -> None:
                 if name in down:
                     held.regain(node)
             down ^= {name}
-            if name in down:
-                for each in [place for place in places if name in dict(place)]:  # its jobs are gone
-                    places.remove(each)
-                    whole.give(each)
-                    for part in each:
-                        by_node.give((part,))
-        elif (place := whole.choose(step * draw.randint(1, 40 // step), ["gpu"]) or ()) and len(
-            place
-        ) >= draw.choice([1, 8]):
-            assert place == by_node.choose(sum(count for _, count in place), ["gpu"])
+            for place in [place for place in places if name in down & set(dict(place))]:  # its jobs are gone
+                give(place)
+        elif len(place := whole.choose(wanted, ["gpu"]) or ()) >= most:
+            assert place == by_node.choose(wanted, ["gpu"])
             assert (gpus_of(place), shape_of(place)) == (gpus_of(tuple(place)), shape_of(tuple(place)))
             whole.take(place)
             for each in place:
