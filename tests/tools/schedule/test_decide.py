@@ -1,4 +1,4 @@
-"""One decision as a schedule that can be executed."""
+"""One decision as a schedule that can be executed, and its table."""
 
 from __future__ import annotations
 
@@ -208,6 +208,11 @@ def test_log_alone_is_enough_but_files_of_a_state_directory_win() -> None:
     found = from_log(*events, Event(0, "start", "a", 4, (("n0", 4),)), now=2, policy="srtf")
     assert held(found) == {"a": ("preempt", 0), "b": ("start", 4)}
     assert [verdict.job for verdict in found.waiting] == ["a"]
+
+
+def test_a_new_job_of_the_log_that_does_not_fit_is_rejected():
+    found = from_log(*submitted(job("a", gpus=4), job("big", gpus=9)), now=1, new=["a", "big"])
+    assert (held(found), [each.job for each in found.rejected]) == ({"a": ("start", 4)}, ["big"])
 
 
 COLUMNS = profile_to_columns(PROFILE.rows)

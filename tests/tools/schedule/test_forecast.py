@@ -1,4 +1,4 @@
-"""Forecasts of work, and decisions with predicted demand."""
+"""Forecasts of work, what finished jobs say of others, and decisions with predicted demand."""
 
 from __future__ import annotations
 

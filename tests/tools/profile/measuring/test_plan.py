@@ -1,4 +1,4 @@
-"""What is measured for which jobs."""
+"""What is measured for which jobs, where, and up to which batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that are held and nodes that are drained, as a session shows them to a policy."""
+"""Jobs that are held or wait for others, arrays, limits of users, and drained nodes, as policies see them."""
 
 from __future__ import annotations
 
