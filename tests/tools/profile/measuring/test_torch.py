@@ -67,7 +67,7 @@ def test_one_and_two_workers_with_a_limit_on_memory() -> None:
     """A sample of 80 MB fits a worker, eight do not: two or three batches are there at a time."""
     nodes = ({"name": "here", "gpus": 2, "gpu_type": "cpu", "gpu_memory": 900 * MEGABYTE},)
     cluster = Cluster.model_validate({"nodes": nodes, "slots": "cpu"})
-    batch = {"size": 4, "per_gpu_max": 1}
+    batch = {"size": 2, "per_gpu_max": 1}
     jobs = [job("a", model="net", command=(SCRIPT, "80"), low=1, high=2, batch=batch)]
     options = MeasuringOptions(batches=(1, 8), iterations=2, warmup=1)
     profile = measure(jobs, cluster, options, clock=lambda: 1e9, start=short).profile
@@ -79,11 +79,11 @@ def test_one_and_two_workers_with_a_limit_on_memory() -> None:
     assert not rows[1, 8, 1].feasible
     assert all((row.peak_memory or 0) <= 900 * MEGABYTE for row in profile.rows if row.feasible)
     assert all(row.parameters == 200 for row in profile.rows)
-    gang = rows[2, 1, 2]
+    gang = rows[2, 1, 1]
     assert gang.step_seconds == pytest.approx((gang.compute_seconds or 0) + (gang.sync_seconds or 0))
     model = ThroughputBySize(profile)
-    assert model.step_seconds("net", "cpu", (2,), 4, 1) == gang.step_seconds
-    assert model.step_seconds("net", "cpu", (1,), 4, 1) == rows[1, 1, 4].step_seconds
+    assert model.step_seconds("net", "cpu", (2,), 2, 1) == gang.step_seconds
+    assert model.step_seconds("net", "cpu", (1,), 2, 1) == rows[1, 1, 2].step_seconds
 
 
 def test_a_crash_is_one_line_and_leaves_no_process() -> None:
