@@ -41,7 +41,7 @@ def learned(jobs: int, **how: float) -> ProgressPredictor:
     return found
 
 
-def test_with_too_few_jobs_progress_is_uniform_and_it_waits_for_more() -> None:
+def test_with_too_few_jobs_progress_is_uniform() -> None:
     found = learned(FEWEST_JOBS - 1)
     assert found.fit is None
     alpha, beta = found.beta([Epoch(1000, NAN, 0, NAN, NAN), Epoch(1000, 2.0, 9000, 1.0, 0.5)])
@@ -66,15 +66,13 @@ def test_both_parameters_are_at_least_one_however_narrow() -> None:
         assert np.all(values >= 1)
 
 
-def test_a_longer_job_is_predicted_to_be_less_far_after_as_many_epochs() -> None:
+def test_longer_jobs_are_less_far_and_unseen_jobs_are_covered() -> None:
     alpha, beta = learned(40, noise=0.1).beta(
         [Epoch(10_000, 1.0, 50_000, 0.8, 0.3), Epoch(40_000, 7.0, 200_000, 6.0, 0.3)]
     )
     short, long = alpha / (alpha + beta)
     assert long < short
-
-
-def test_the_interval_covers_jobs_that_were_not_learned_from() -> None:
+    # The interval covers jobs that were not learned from.
     found, hits = learned(60), []
     for ended in history(60, seed=8):
         alpha, beta = found.beta(ended.epochs)
@@ -82,7 +80,7 @@ def test_the_interval_covers_jobs_that_were_not_learned_from() -> None:
     assert 0.85 <= np.mean(hits) <= 0.95
 
 
-def test_the_published_distribution_is_narrowed_as_far_as_unseen_jobs_bear_it() -> None:
+def test_the_distribution_is_narrowed_as_far_as_unseen_jobs_bear() -> None:
     rng = np.random.default_rng(1)
     alpha, beta = rng.uniform(2, 40, 4000), rng.uniform(2, 40, 4000)
     assert trust_of(alpha, beta, rng.beta(*narrowed(alpha, beta, 0.25))) == pytest.approx(0.25, abs=0.03)
@@ -102,17 +100,15 @@ def test_it_goes_on_from_its_document_as_if_it_had_never_stopped() -> None:
     assert again.document() == through.document()
 
 
-def test_a_job_without_an_epoch_to_learn_from_counts_for_nothing() -> None:
+def test_a_long_job_gives_as_many_rows_as_others() -> None:
+    rows = rows_of(EndedJob([Epoch(10, 1.0, 10.0 * n, 0.5, NAN) for n in range(1, 1001)], 10_000.0))
+    assert len(rows) == 64
+    assert (rows[0][2], rows[-1][2]) == (10, 9990)
+    # A job without an epoch to learn from counts for nothing.
     found = ProgressPredictor()
     found.learn([EndedJob([], 100.0), EndedJob([Epoch(NAN, 1, 50, 1, 1)], 100.0)])
     found.learn([EndedJob([Epoch(100, 1, 100, 1, 1)], 100.0)])
     assert found.jobs == 0
-
-
-def test_a_long_job_gives_no_more_rows_than_others_and_the_last_epoch_is_left_out() -> None:
-    rows = rows_of(EndedJob([Epoch(10, 1.0, 10.0 * n, 0.5, NAN) for n in range(1, 1001)], 10_000.0))
-    assert len(rows) == 64
-    assert (rows[0][2], rows[-1][2]) == (10, 9990)
 
 
 def test_the_sample_is_bounded_uniform_and_seeded() -> None:
@@ -132,15 +128,14 @@ def test_the_sample_is_bounded_uniform_and_seeded() -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    "odd", [{"loss": 1e200}, {"loss": -1.7e308}, {"metric": 1.7e308}, {"initial_loss": 1e308}, {"loss": 1e25}]
+    "odd", [{"loss": -1.7e308}, {"metric": 1.7e308}, {"initial_loss": 1e308}, {"loss": 1e25}]
 )
-@pytest.mark.parametrize("jobs", [0, 20])
-def test_what_a_training_that_diverged_reports_counts_as_not_known(odd: dict[str, float], jobs: int) -> None:
+def test_what_training_that_diverged_reports_counts_as_not_known(odd: dict[str, float]) -> None:
     found = ProgressPredictor()
     diverged = [
         job._replace(epochs=[epoch._replace(**odd) for epoch in job.epochs]) for job in history(FEWEST_JOBS)
     ]
-    found.learn([*history(jobs), *diverged])
+    found.learn([*history(5), *diverged])
     again = Predictor.model_validate_json(found.document().model_dump_json(by_alias=True))
     assert again.fit is not None
     alpha, beta = found.beta([*diverged[0].epochs, *history(1)[0].epochs])
@@ -169,36 +164,30 @@ def epoch(job_id: str, number: int, samples: float, loss: float | None = None) -
     return Event(1.0, "epoch", job_id, samples_done=samples, loss=loss, detail={"epoch": number - 1})
 
 
-def test_a_job_is_known_by_its_epochs_and_by_the_first_loss_that_it_reported() -> None:
+def test_a_job_is_known_by_its_epochs_and_the_first_loss() -> None:
     first = Event(0.5, "progress", "a", samples_done=10.0, loss=7.0)
     (found,) = ended_jobs([submitted("a"), first, epoch("a", 1, 50, 4.0), epoch("a", 2, 100, 3.0), END])
     assert found.total_samples == 150
     assert [each[:4] for each in found.epochs] == [(50, 7, 50, 4), (50, 7, 100, 3)]
-
-
-def test_epochs_that_were_trained_again_after_a_failure_count_once() -> None:
+    # Epochs that were trained again after a failure count once.
     twice = [epoch("a", 2, 100, 3.0), epoch("a", 2, 100, 2.0)]
     (found,) = ended_jobs([submitted("a"), epoch("a", 1, 50, 4.0), *twice, END])
     assert [(each.samples_done, each.loss) for each in found.epochs] == [(50, 4), (100, 2)]
-
-
-@pytest.mark.parametrize("said", ["x", None, -1, [1], 1.5, True, 10**400, {}])
-def test_an_epoch_without_a_number_counts_as_the_next(said: object) -> None:
-    """The detail is what a script wrote."""
-    odd = Event(1.0, "epoch", "a", samples_done=100.0, loss=3.0, detail={"epoch": said})
-    (found,) = ended_jobs([submitted("a"), epoch("a", 1, 50, 4.0), odd, END])
-    assert [each[:3] for each in found.epochs][1:] == [(50, 4, 100)]
-
-
-def test_a_replay_without_epochs_teaches_how_long_jobs_are() -> None:
+    # A replay without epochs teaches how long jobs are.
     (found,) = ended_jobs([submitted("a", work=EPOCHS), Event(2.0, "finish", "a", samples_done=400.0)])
     assert [each.samples_done for each in found.epochs] == [100, 200, 300]
     assert math.isnan(found.epochs[0].loss)
-
-
-def test_jobs_that_did_not_finish_teach_nothing() -> None:
+    # Jobs that did not finish teach nothing.
     events = [epoch("a", 1, 50), Event(2.0, "fail", "a"), epoch("b", 1, 50), Event(2.0, "cancel", "b")]
     assert ended_jobs([*events, Event(3.0, "node_down", detail={"node": "n"}), epoch("c", 1, 50)]) == []
+
+
+@pytest.mark.parametrize("number", ["x", None, -1, [1], 1.5, True, 10**400, {}])
+def test_an_epoch_without_a_number_counts_as_the_next(number: object) -> None:
+    """The detail is what a script wrote."""
+    odd = Event(1.0, "epoch", "a", samples_done=100.0, loss=3.0, detail={"epoch": number})
+    (found,) = ended_jobs([submitted("a"), epoch("a", 1, 50, 4.0), odd, END])
+    assert [each[:3] for each in found.epochs][1:] == [(50, 4, 100)]
 
 
 def written(path: Path, jobs: int, seed: int) -> str:
@@ -215,15 +204,13 @@ def written(path: Path, jobs: int, seed: int) -> str:
     return str(path)
 
 
-def test_the_command_fits_a_predictor_and_goes_on_from_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_fits_a_predictor_and_goes_on_from_it(tmp_path, capsys):
     one, two, both = (str(tmp_path / name) for name in ("one.json", "two.json", "both.json"))
     first, second = written(tmp_path / "a.jsonl", 10, 1), written(tmp_path / "b.parquet", 4, 2)
     predictor_fit([first], output=one)
-    said = capsys.readouterr().err
-    assert "10 jobs, " in said
-    assert "90 % intervals hold " in said
+    stderr = capsys.readouterr().err
+    assert "10 jobs, " in stderr
+    assert "90 % intervals hold " in stderr
     predictor_fit([second], append=one, output=two)
     predictor_fit([first, second], output=both)
     assert read_predictor(two).jobs == 14

@@ -23,28 +23,26 @@ def test_a_point_of_the_grid_has_its_own_value():
         assert found.at(point) == pytest.approx(value)
 
 
-def test_between_points_it_answers_as_scipy_does_for_a_single_point():
+def test_between_points_it_answers_as_scipy_does():
     found, reference = Simplices(GRID, VALUES), LinearNDInterpolator(np.array(GRID, float), np.array(VALUES))
     rng = np.random.default_rng(1)
     for point in rng.integers([1, 1, 8], [5, 9, 33], (300, 3)).tolist():
         assert found.at(tuple(point)) == pytest.approx(reference([point])[0].tolist(), rel=1e-12), point
 
 
-def test_outside_nothing_is_claimed():
+def test_outside_nothing_is_claimed_nor_in_a_plane() -> None:
     found = Simplices(GRID, VALUES)
     assert found.at((5, 1, 8)) is None
     assert found.at((1, 1, 7)) is None
     hollow = Simplices([(0, 0, 0), (4, 0, 0), (0, 4, 0), (0, 0, 4), (1, 1, 1)], [[1.0]] * 5)
     assert hollow.at((3, 3, 3)) is None
-
-
-def test_points_that_span_no_space_have_no_between():
+    # Points that span no space have no between.
     flat = Simplices([(1, y, z) for y in range(3) for z in range(3)], [[1.0]] * 9)
     assert flat.at((1, 1, 1)) is None
     assert flat.text() == ""
 
 
-def test_a_kept_triangulation_answers_alike_and_is_not_used_for_other_points():
+def test_a_kept_triangulation_answers_alike_for_its_points_alone():
     kept = Simplices(GRID, VALUES).text()
     again = Simplices(GRID, VALUES, kept)
     assert [again.at((2, y, 13)) for y in range(1, 9)] == [
@@ -56,7 +54,7 @@ def test_a_kept_triangulation_answers_alike_and_is_not_used_for_other_points():
     assert Simplices(other, VALUES, kept).at(other[5]) == pytest.approx(VALUES[5])
 
 
-def test_a_kept_text_that_unpacks_to_far_more_than_itself_is_not_used(monkeypatch: pytest.MonkeyPatch):
+def test_a_kept_text_that_unpacks_to_far_more_is_not_used(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "FREE_BYTES", 1 << 20)
     kept = Simplices(GRID, VALUES).text()
     endless = binascii.b2a_base64(zlib.compress(bytes(1 << 24)), newline=False).decode()

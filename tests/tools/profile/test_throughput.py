@@ -9,15 +9,7 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import profile_from_columns, profile_to_columns
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.throughput import (
-    UNKNOWN,
-    Load,
-    PairTable,
-    Placement,
-    merged,
-    rescales,
-    rows_across,
-)
+from pliant.tools.profile.throughput import UNKNOWN, Load, PairTable, merged, rescales, rows_across
 from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from tests.tools.profile.rows_builder import reduce, step
 
@@ -58,9 +50,7 @@ TWO_PLACES = [*rows(), *rows(2, 0.1, 0.4)]
         pytest.param(rows(1, 0.09, 0.2), (A, B), "gpu", (1,), (1.0, 1.0), id="no job is faster for company"),
     ],
 )
-def test_what_each_of_two_keeps(
-    known: list[ProfileRow], pair: tuple[Load, Load], gpu_type: str, place: Placement, kept: object
-) -> None:
+def test_what_each_of_two_keeps(known, pair, gpu_type, place, kept):
     assert PairTable(known).measured(*pair, gpu_type, place) == kept
 
 
@@ -72,15 +62,14 @@ def test_memory_is_that_of_the_next_batch_measured() -> None:
     assert table.memory(Load("net", 17), "gpu") is None
 
 
-def test_rows_of_pairs_go_through_columns_and_others_have_no_such_columns() -> None:
+def test_only_rows_of_pairs_have_their_columns() -> None:
     columns = profile_to_columns(rows())
     assert list(profile_from_columns(columns)) == rows()
     assert "beside_model" not in profile_to_columns(rows()[:2])
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [replace(rows()[2], beside_batch=None), replace(rows()[0], beside_model="b", beside_batch=4)],
+    "wrong", [replace(rows()[2], beside_batch=None), replace(rows()[0], beside_model="b", beside_batch=4)]
 )
 def test_only_rows_of_pairs_name_another_job(wrong: ProfileRow) -> None:
     columns = profile_to_columns([*rows(), wrong])
@@ -92,14 +81,7 @@ def test_a_new_measurement_replaces_the_old_one_of_the_same_key() -> None:
     old = (step(1, 8, None), step(1, 16, 0.2), reduce(2, 10, 0.1), reduce(2, 20, 0.2))
     new = (step(1, 8, 0.1), step(1, 16, 0.25), reduce(2, 20, 0.3))
     assert merged(old, new) == (reduce(2, 10, 0.1), reduce(2, 20, 0.3), step(1, 8, 0.1), step(1, 16, 0.25))
-
-
-def test_gang_placement_type_and_accumulation_tell_rows_apart() -> None:
-    rows = (step(4, 8, 0.1), step("2,2", 8, 0.1), step(4, 8, 0.1, accum=2), step(4, 8, 0.1, gpu_type="t4"))
-    assert len(merged((), rows)) == 4
-
-
-def test_the_order_of_the_rows_does_not_depend_on_the_order_of_measuring() -> None:
+    # The order of the rows does not depend on the order of measuring.
     rows = (step(2, 8, 0.1), step(1, 8, 0.1), step(10, 8, 0.1))
     assert merged((), rows) == merged((), rows[::-1])
     assert [row.gpus for row in merged((), rows)] == [1, 2, 10]
@@ -114,11 +96,9 @@ ROWS = (
 )
 
 
-def test_a_rescale_is_in_place_where_that_was_measured_else_a_relaunch() -> None:
+def test_rescale_costs_are_in_place_or_relaunches_by_model() -> None:
     assert rescales(ROWS) == {"net": [0.25, 0.75], "alone": [3.0]}
-
-
-def test_throughput_models_tell_the_mean_of_a_model_or_else_of_all() -> None:
+    # Throughput models tell the mean of a model or else of all.
     for kind in (ThroughputBySize, ThroughputByPlacement):
         model = kind(Profile(ROWS))
         found = [model.rescale_seconds(name) for name in ("net", "alone", "bare", "other")]
@@ -141,20 +121,15 @@ def test_throughput_models_tell_the_mean_of_a_model_or_else_of_all() -> None:
         (reduce("2,2", 1000, 0.1), {"parameters": 2000}),
     ],
 )
-def test_what_was_measured_elsewhere_replaces_no_row_and_a_new_time_does(old, change) -> None:
+def test_a_new_time_replaces_a_row_and_another_place_does_not(old, change) -> None:
     faster = replace(old, step_seconds=0.05)
     assert merged([old], [faster]) == (faster,)
     assert {*merged([old], [replace(faster, **change)])} == {old, replace(faster, **change)}
 
 
-def test_rows_across_a_level_go_with_those_on_one_node_and_those_of_more_gpus() -> None:
+def test_rows_across_a_level_go_with_one_node_and_more_gpus() -> None:
     rack = [replace(step(place, 8, 0.2), across="rack") for place in ("1,1", "2,2")]
-    inside, pairs, quads, more = (
-        step(8, 8, 0.1),
-        step("1,1", 8, 0.1),
-        step("2,2", 8, 0.1),
-        step("4,4", 8, 0.1),
-    )
+    inside, pairs, quads, more = (step(place, 8, 0.1) for place in (8, "1,1", "2,2", "4,4"))
     every = [inside, pairs, quads, more, *rack]
     assert {*rows_across(every, ("pod", "rack"))} == {*rack, inside, more}
     assert {*rows_across(every)} == {*rows_across(every, ("pod",))} == {inside, pairs, quads, more}

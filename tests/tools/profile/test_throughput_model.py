@@ -75,31 +75,12 @@ TOGETHER = (step(2, 8, 0.15), step(4, 8, 0.2))
         pytest.param(TOGETHER, 3, 24, 0.175, id="those between are not"),
     ],
 )
-def test_the_formula_worked_by_hand(
-    rows: tuple[ProfileRow, ...], gpus: int, batch: int, expected: float | None
-) -> None:
+def test_the_formula_worked_by_hand(rows, gpus, batch, expected):
     found = seconds(throughput(*rows), gpus, batch)
     assert found == (expected if expected is None else pytest.approx(expected))
 
 
-def test_a_job_may_state_a_smaller_limit_than_the_profile() -> None:
-    model = throughput(*ONE_GPU, step(2, 16, 0.2))
-    assert seconds(model, 2, 64, per_gpu_max=16) == pytest.approx(0.14 + 0.2)
-    accumulated = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
-    assert seconds(accumulated, 2, 64, per_gpu_max=16) == 0.34
-    assert seconds(accumulated, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
-
-
-def test_an_answer_is_measured_where_a_row_of_that_type_and_placement_says_it() -> None:
-    model = throughput(*ONE_GPU, step(2, 16, 0.21), step(1, 64, 0.1, source="modelled"))
-    assert seconds(model, 2, 32) == 0.21
-    assert seconds(model, 1, 64) == 0.1
-    asked = [("gpu", 2, 32), ("gpu", 1, 24), ("gpu", 1, 64), ("new", 1, 16)]
-    found = [model.source("net", kind, (gpus,), batch, None) for kind, gpus, batch in asked]
-    assert found == ["measured", "modelled", "modelled", "modelled"]
-
-
-def test_rows_that_measure_the_same_count_as_their_mean() -> None:
+def test_rows_of_one_measurement_and_placement_count_first() -> None:
     rows = (step(2, 16, 0.2), step("1,1", 16, 0.4), step(2, 16, 0.3), step(2, 16, 9.0, source="modelled"))
     model = throughput(*ONE_GPU, step(1, 16, 0.16), *rows)
     assert seconds(model, 2, 32) == pytest.approx(0.25), "two measurements; the modelled one is none"
@@ -109,44 +90,51 @@ def test_rows_that_measure_the_same_count_as_their_mean() -> None:
     errors = holdout_errors(Profile((*ONE_GPU, step(2, 16, 0.2), step(2, 16, 0.3), step(2, 32, 0.35))))
     assert [error.predicted_s for error in errors[:2]] == [errors[0].predicted_s] * 2
     assert errors[0].predicted_s not in (0.2, 0.3), "the other measurement was not seen either"
+    # The same placement wins over the same size.
+    model = throughput(*ONE_GPU, step(4, 8, 0.12), step("2,2", 8, 0.2))
+    assert seconds(model, (4,), 32) == 0.12
+    assert seconds(model, (2, 2), 32) == 0.2
+    assert seconds(model, (3, 1), 32) == 0.2
+    assert model.source("net", "gpu", (3, 1), 32, None) == "modelled"
+    # An answer is measured where a row of that type and placement says it.
+    model = throughput(*ONE_GPU, step(2, 16, 0.21), step(1, 64, 0.1, source="modelled"))
+    assert seconds(model, 2, 32) == 0.21
+    assert seconds(model, 1, 64) == 0.1
+    asked = [("gpu", 2, 32), ("gpu", 1, 24), ("gpu", 1, 64), ("new", 1, 16)]
+    found = [model.source("net", kind, (gpus,), batch, None) for kind, gpus, batch in asked]
+    assert found == ["measured", "modelled", "modelled", "modelled"]
 
 
-def test_the_limit_of_a_local_batch_is_what_fits_and_what_the_job_allows() -> None:
+def test_limits_of_a_local_batch_are_the_profiles_and_the_jobs() -> None:
     assert throughput(*ONE_GPU).max_local_batch("net", "gpu") == 32
     assert throughput(*ONE_GPU, step(1, 24, None)).max_local_batch("net", "gpu") == 16
     misfit = throughput(step(1, 8, None))
     assert (misfit.max_local_batch("net", "gpu"), local_limit(misfit, "net", "gpu", 4)) == (0, 0)
     assert [local_limit(CurveThroughput(), "net", "gpu", own) for own in (None, 4)] == [None, 4]
     assert local_limit(throughput(step(1, 8, 0.5)), "net", "gpu", 4) == 4
+    # A job may state a smaller limit than the profile.
+    model = throughput(*ONE_GPU, step(2, 16, 0.2))
+    assert seconds(model, 2, 64, per_gpu_max=16) == pytest.approx(0.14 + 0.2)
+    accumulated = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
+    assert seconds(accumulated, 2, 64, per_gpu_max=16) == 0.34
+    assert seconds(accumulated, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
 
 
-def test_the_same_placement_wins_over_the_same_size() -> None:
-    model = throughput(*ONE_GPU, step(4, 8, 0.12), step("2,2", 8, 0.2))
-    assert seconds(model, (4,), 32) == 0.12
-    assert seconds(model, (2, 2), 32) == 0.2
-    assert seconds(model, (3, 1), 32) == 0.2
-    assert model.source("net", "gpu", (3, 1), 32, None) == "modelled"
-
-
-def test_an_unmeasured_type_runs_at_its_relative_speed() -> None:
+def test_an_unmeasured_type_follows_type_with_most_rows_by_speed() -> None:
     model = throughput(*ONE_GPU, gpu=1.0, fast=2.0)
     assert model.step_seconds("net", "fast", (1,), 16, None) == pytest.approx(0.07)
     assert model.step_seconds("net", "other", (1,), 16, None) == pytest.approx(0.14)
-
-
-def test_an_unmeasured_type_follows_the_type_with_most_rows() -> None:
+    # An unmeasured type follows the type with most rows.
     model = throughput(*ONE_GPU, step(1, 8, 0.5, gpu_type="slow"), gpu=2.0, new=1.0)
     assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.2)
 
 
-def test_an_unprofiled_model_says_how_to_get_it() -> None:
+def test_what_a_profile_does_not_hold_is_bad_input() -> None:
     with pytest.raises(
         BadInputError, match=r"'vgg' is not in the profile \(it has: net\); measure it with `pliant profile`"
     ):
         throughput(*ONE_GPU).step_seconds("vgg", "gpu", (1,), 8, None)
-
-
-def test_a_profile_without_training_rows_knows_nothing() -> None:
+    # A profile without training rows knows nothing.
     with pytest.raises(BadInputError, match="the profile: has no training rows"):
         ThroughputBySize(Profile((reduce(2, 10, 0.1),)))
     with pytest.raises(BadInputError, match=r"^p\.parquet: has no training rows"):
@@ -159,9 +147,7 @@ profiles = st.dictionaries(st.sampled_from([1, 2, 3, 4, 8]), local_batches, min_
 
 
 @given(profiles, st.integers(1, 10), st.integers(1, 2000), st.one_of(st.none(), st.integers(1, 300)))
-def test_no_answer_is_negative_or_beyond_a_probed_batch(
-    measured: dict[int, dict[int, float | None]], gpus: int, batch: int, per_gpu_max: int | None
-) -> None:
+def test_no_answer_is_negative_or_beyond_a_probed_batch(measured, gpus, batch, per_gpu_max):
     rows = [step(k, local, found) for k, points in measured.items() for local, found in points.items()]
     model = throughput(*rows)
     answer = seconds(model, gpus, batch, per_gpu_max)
@@ -218,19 +204,25 @@ def by_placement(*rows: ProfileRow, **more) -> ThroughputByPlacement:
     return ThroughputByPlacement(Profile(rows), **more)
 
 
-def test_rotations_of_a_placement_are_one():
+def test_a_placement_is_linear_between_its_local_batches() -> None:
+    held = by_placement(row("2", 8, 1.0, 0.2), row("2", 16, 3.0, 0.6))
+    assert held.times("m", "t4", (2,), 10) == pytest.approx((1.5, 0.3))
+    assert held.times("m", "t4", (2,), 4) == (1.0, 0.2)
+    assert held.times("m", "t4", (2,), 99) == (3.0, 0.6)
+    # Rotations of a placement are one.
     assert smallest_rotation((4, 1, 2)) == smallest_rotation((1, 2, 4)) == (1, 2, 4)
     assert smallest_rotation((4, 2, 1)) == (1, 4, 2)
     held = by_placement(row("1,2,4", 8, 1.0, 0.5), row("1,4,2", 8, 3.0, 0.5))
     assert held.times("m", "t4", (4, 1, 2), 8) == StepTimes(1.0, 0.5)
     assert held.times("m", "t4", (4, 2, 1), 8) == StepTimes(3.0, 0.5)
-
-
-def test_a_measured_placement_is_linear_between_its_local_batches_and_level_beyond():
-    held = by_placement(row("2", 8, 1.0, 0.2), row("2", 16, 3.0, 0.6))
-    assert held.times("m", "t4", (2,), 10) == pytest.approx((1.5, 0.3))
-    assert held.times("m", "t4", (2,), 4) == (1.0, 0.2)
-    assert held.times("m", "t4", (2,), 99) == (3.0, 0.6)
+    # Limits of the local batch.
+    held = by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0), most_local={"m": 8})
+    assert (held.local_batches("m", "t4"), held.max_local_batch("m", "t4")) == ([4, 16], 8)
+    assert by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0)).max_local_batch("m", "t4") == 16
+    # More nodes than sixteen count as sixteen.
+    rings = [",".join(["1"] * nodes) for nodes in (1, 15, 16)] + [",".join(["4"] * n) for n in (1, 15, 16)]
+    rows = [row(ring, local, float(ring.count(",") + 1), 0.1) for ring in rings for local in (8, 32)]
+    assert by_placement(*rows).times("m", "t4", (1,) * 20, 16) == pytest.approx((16.0, 0.1))
 
 
 def plane(nodes: int, gpus: int, local: int) -> float:
@@ -247,7 +239,7 @@ def grid(*, counted: bool) -> list[ProfileRow]:
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_any_other_placement_lies_between_nodes_gpus_and_local_batches(counted: bool):
+def test_other_placements_lie_between_measured_ones(counted: bool):
     alone = [row("1", batch, plane(1, 1, batch), 0.05) for batch in (8, 32)]
     held = by_placement(*grid(counted=counted), *alone)
     found = held.times("m", "t4", (3, 2), 20)
@@ -255,18 +247,12 @@ def test_any_other_placement_lies_between_nodes_gpus_and_local_batches(counted: 
     assert held.times("m", "t4", (4, 4, 4, 4), 20) is None, "beyond what was measured nothing is known"
 
 
-def test_placements_with_as_many_nodes_and_gpus_count_as_their_mean():
+def test_placements_with_as_many_nodes_and_gpus_count_as_mean():
     rows = [row("1,3", 8, 1.0, 0.1), row("2,2", 8, 3.0, 0.3), *grid(counted=False)]
     held = by_placement(*rows, row("1,3", 32, 5.0, 0.1))
     reference = by_placement(*grid(counted=False), row("2,2", 8, 2.0, 0.2), row("2,2", 32, 5.0, 0.1))
     assert held.times("m", "t4", (1, 2), 20) == pytest.approx(reference.times("m", "t4", (1, 2), 20))
     assert held.times("m", "t4", (3, 1), 8) == (1.0, 0.1), "a measured one keeps its own"
-
-
-def test_more_nodes_than_sixteen_count_as_sixteen():
-    rings = [",".join(["1"] * nodes) for nodes in (1, 15, 16)] + [",".join(["4"] * n) for n in (1, 15, 16)]
-    rows = [row(ring, local, float(ring.count(",") + 1), 0.1) for ring in rings for local in (8, 32)]
-    assert by_placement(*rows).times("m", "t4", (1,) * 20, 16) == pytest.approx((16.0, 0.1))
 
 
 def test_accumulation_repeats_the_step_without_its_sync():
@@ -276,15 +262,10 @@ def test_accumulation_repeats_the_step_without_its_sync():
     assert held.step_seconds("m", "t4", (2,), 64, None) == pytest.approx(1.8 + 1.4), "32 a GPU, 16 at a time"
     assert held.step_seconds("m", "t4", (2,), 64, 8) == pytest.approx(1.0 + 3 * 0.6)
     assert held.step_seconds("m", "t4", (2,), 1, None) is None, "a worker without a sample"
+    assert held.step_seconds("m", "t4", (2,), 2, None) == 1.0
 
 
-def test_limits_of_the_local_batch():
-    held = by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0), most_local={"m": 8})
-    assert (held.local_batches("m", "t4"), held.max_local_batch("m", "t4")) == ([4, 16], 8)
-    assert by_placement(row("1", 4, 1, 0), row("1", 16, 1, 0)).max_local_batch("m", "t4") == 16
-
-
-def test_a_type_that_was_not_measured_is_as_fast_as_it_is_said_to_be():
+def test_a_type_that_was_not_measured_has_its_stated_speed():
     held = by_placement(row("1", 8, 1.0, 0.2), speeds={"t4": 1.0, "v100": 2.0})
     assert held.times("m", "v100", (1,), 8) == (0.5, 0.1)
     with pytest.raises(BadInputError, match="'x' is not in the profile"):
@@ -293,16 +274,14 @@ def test_a_type_that_was_not_measured_is_as_fast_as_it_is_said_to_be():
         by_placement()
 
 
-def test_triangulations_are_kept_in_the_metadata():
+def test_triangulations_are_kept_and_a_plane_has_none() -> None:
     profile = Profile(tuple(grid(counted=True)), (("tool", "x"),))
     kept = with_triangulations(profile)
     assert [key for key, _ in kept.metadata] == ["tool", "triangulation of m on t4"]
     held = ThroughputByPlacement(kept)
     held.load(["m", "unknown"], ["t4"])
     assert held.times("m", "t4", (3, 2), 20) == ThroughputByPlacement(profile).times("m", "t4", (3, 2), 20)
-
-
-def test_points_on_one_plane_have_nothing_between_them():
+    # Points on one plane have nothing between them.
     whole_nodes = ("4", "4,4", "4,4,4")
     held = by_placement(
         *[row(placement, batch, 0.01 * batch, 0.0) for placement in whole_nodes for batch in (8, 16)]

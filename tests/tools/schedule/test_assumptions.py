@@ -35,31 +35,25 @@ def texts(*args: object) -> list[str]:
     return [assumption.text for assumption in speeds_assumed(*args)]  # type: ignore[arg-type]
 
 
-def test_without_a_profile_every_gpu_trains_one_sample_per_second() -> None:
+def test_without_profile_every_gpu_trains_one_sample_per_second() -> None:
     found = "no profile: every GPU is taken to train 1 sample per second"
     assert texts({"net"}, cluster(2), None) == [found]
     fast = mixed(speeds={"new": 2.0})
     assert texts({"net"}, fast, None) == [f"{found}, times its type's relative speed"]
-
-
-def test_a_profile_that_has_every_type_leaves_nothing_open() -> None:
-    assert texts({"net"}, mixed(), [("net", "old"), ("net", "new"), ("other", "old")]) == []
-
-
-def test_a_type_that_the_profile_lacks_is_named_with_the_one_that_stands_in_for_it() -> None:
+    # A type that the profile lacks is named with its stand in.
     measured = [(model, "old") for model in ("a", "b", "c", "d", "unused")]
     lacks = 'the profile lacks GPU type "new" for "a", "b", "c" and 1 more: it is taken to be'
     assert texts({"a", "b", "c", "d"}, mixed(), measured) == [f'{lacks} as fast as "old"']
     fast = mixed(speeds={"new": 3.0, "old": 2.0})
     assert texts({"a", "b", "c", "d"}, fast, measured) == [f'{lacks} 1.5 times as fast as "old"']
-
-
-def test_a_node_without_gpus_needs_no_speed() -> None:
+    # A profile that has every type leaves nothing open.
+    assert texts({"net"}, mixed(), [("net", "old"), ("net", "new"), ("other", "old")]) == []
+    # A node without GPUs needs no speed.
     nodes = ({"name": "n0", "gpus": 2, "gpu_type": "old"}, {"name": "n1", "gpus": 0, "gpu_type": "new"})
     assert texts({"net"}, Cluster.model_validate({"nodes": nodes}), [("net", "old")]) == []
 
 
-def test_what_is_said_is_what_the_throughput_model_does() -> None:
+def test_an_assumption_is_what_the_throughput_model_does() -> None:
     rows = (step(1, 8, 0.1), step(1, 8, 0.4, gpu_type="rare"), step(1, 16, 0.2))
     usual = rows[0].gpu_type
     speed = ThroughputBySize(Profile(rows), {"new": 2.0})
@@ -72,7 +66,7 @@ def test_what_is_said_is_what_the_throughput_model_does() -> None:
     ]
 
 
-def test_a_strict_caller_gets_every_assumption_as_a_line_of_one_error() -> None:
+def test_with_strict_every_assumption_is_a_line_of_one_error() -> None:
     refuse([])
     measured = [("a", "x"), ("b", "y"), ("b", "y")]
     with pytest.raises(BadInputError) as caught:
@@ -83,7 +77,7 @@ def test_a_strict_caller_gets_every_assumption_as_a_line_of_one_error() -> None:
     ]
 
 
-def test_what_jobs_keep_on_shared_gpus_is_said_where_a_policy_packs() -> None:
+def test_where_a_policy_packs_the_speed_of_pairs_is_assumed() -> None:
     nodes = cluster(4)
     together = nodes.model_copy(update={"sharing": Sharing(unmeasured="together", speed=0.8)})
     (found,) = sharing_assumed(together, Lucid)
@@ -94,7 +88,7 @@ def test_what_jobs_keep_on_shared_gpus_is_said_where_a_policy_packs() -> None:
     assert not sharing_assumed(together.model_copy(update={"backend": "slurm"}), Lucid)
 
 
-def test_rows_of_a_busy_machine_are_named_with_their_models_and_the_worst_of_them() -> None:
+def test_rows_that_cannot_be_trusted_are_named() -> None:
     shares = [("net", 0.02), ("net", None), ("net", 0.4), ("other", 0.9), ("third", 0.11), ("third", 0.1)]
     (found,) = speeds_doubted({"net", "third"}, [RowTrust(*each) for each in shares])
     assert found.kind == "busy_profile"
@@ -103,18 +97,14 @@ def test_rows_of_a_busy_machine_are_named_with_their_models_and_the_worst_of_the
         "others held cores that the workers needed; measure them again when it is quiet"
     )
     assert speeds_doubted({"net"}, [RowTrust("net", 0.1), RowTrust("net")]) == []
-
-
-def test_rows_that_took_longer_another_time_are_named_whatever_the_system_counts() -> None:
+    # Rows that took longer another time are named whatever the system counts.
     rows = [RowTrust("net", None, 0.77), RowTrust("net", 0.0, 0.1), RowTrust("net", 0.6, 0.9)]
     _, found = speeds_doubted({"net"}, rows)
     assert found.text == (
         '1 of 3 rows of the profile ("net") took up to 77% longer when measured another time; measure them '
         "again when the machine is quiet"
     )
-
-
-def test_a_model_that_misses_the_rows_of_its_own_profile_is_named() -> None:
+    # A model that misses the rows of its own profile is named.
     errors = [-0.35, 0.77, 0.02, None]
     (found,) = speeds_doubted({"net"}, [RowTrust("net", model_error=error) for error in errors])
     assert found.text == (
@@ -124,7 +114,7 @@ def test_a_model_that_misses_the_rows_of_its_own_profile_is_named() -> None:
     assert not speeds_doubted({"net"}, [RowTrust("net", model_error=-0.1)])
 
 
-def test_fair_share_says_that_it_is_fifo_where_no_job_is_elastic() -> None:
+def test_policies_say_where_they_fall_back() -> None:
     rigid, elastic = job("a"), job("b", low=1, high=2)
     found = nothing_to_resize([rigid], FairShare)
     text = "gives each what it requested, first come, first served, as fifo does"
@@ -132,9 +122,7 @@ def test_fair_share_says_that_it_is_fifo_where_no_job_is_elastic() -> None:
     refuse(found)
     assert nothing_to_resize([rigid, elastic], FairShare) == []
     assert nothing_to_resize([rigid], Fifo) == []
-
-
-def test_a_policy_that_goes_by_work_says_for_which_jobs_it_goes_by_submission() -> None:
+    # A policy that goes by work says where it cannot.
     jobs = [job("a", work={"iterations": 5}), job("b", gpu_seconds=5.0), job("c")]
     (found,) = order_assumed(jobs, Srtf, profiled=False)
     assert found.text == (

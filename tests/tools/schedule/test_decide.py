@@ -1,8 +1,12 @@
-"""One decision as a schedule that can be executed."""
+"""One decision as a schedule that can be executed, and its table."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
@@ -10,11 +14,15 @@ from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import Schedule
+from pliant.schemas.text import width_of
 from pliant.tools.schedule.decide import Question, decide
+from pliant.tools.schedule.explain import table
 from pliant.tools.schedule.policies.srtf import Srtf
 from pliant.tools.schedule.rates import throughput_for
-from pliant.tools.schedule.registry import BUILT_IN
+from pliant.tools.schedule.registry import BUILT_IN, policy_class
 from tests.builders import cluster, job, mixed_cluster
+from tests.effort import examples
+from tests.strategies import schedules
 from tests.tools.schedule.histories import decide_from
 
 NODES = cluster(4, 4)
@@ -38,7 +46,7 @@ def ask(*jobs, policy: str = "fifo", now: float | None = None, **more) -> Schedu
     return decide(jobs, NODES, None, question, now_s=now)
 
 
-def test_who_runs_who_waits_and_who_comes_later():
+def test_a_schedule_holds_who_runs_who_waits_and_who_comes_later() -> None:
     found = ask(job("b", gpus=4), job("a", gpus=6), job("late", at=30.5))
     assert held(found) == {"a": ("start", 6)}
     assert [(verdict.job, verdict.reason) for verdict in found.waiting] == [
@@ -47,23 +55,22 @@ def test_who_runs_who_waits_and_who_comes_later():
     ]
     assert [each.id for each in found.jobs] == ["a", "b", "late"]
     assert found.time == 0
-
-
-def test_now_is_the_first_arrival_unless_it_is_given():
+    # The schedule repeats policy parameters and seed.
+    found = ask(job("a"), parameters={"backfill": "easy"}, seed=3)
+    assert found.policy.model_dump() == {"name": "fifo", "parameters": {"backfill": "easy"}, "seed": 3}
+    # A rejected job says why.
+    found = ask(job("a", gpus=8, batch=4), job("b"))
+    assert [verdict.job for verdict in found.rejected] == ["a"]
+    assert "does not run on 8 GPUs" in found.rejected[0].reason
+    assert [each.id for each in found.jobs] == ["b", "a"]
+    # Now is the first arrival unless it is given.
     assert ask(job("a", at=7), job("b", at=9)).time == 7
     assert ask(job("a", at=7), now=3).waiting[0].reason == "arrives at 7 s"
     assert set(held(ask(job("a", at=7), job("b", at=9), now=9))) == {"a", "b"}
     assert (ask().time, ask().allocations, ask().waiting) == (0, (), ())
 
 
-def test_a_rejected_job_says_why():
-    found = ask(job("a", gpus=8, batch=4), job("b"))
-    assert [verdict.job for verdict in found.rejected] == ["a"]
-    assert "does not run on 8 GPUs" in found.rejected[0].reason
-    assert [each.id for each in found.jobs] == ["b", "a"]
-
-
-def test_the_batch_is_cut_for_the_gpus_and_their_memory():
+def test_the_batch_is_cut_for_the_gpus_and_learning_rate_follows() -> None:
     found = decide(
         [job("a", gpus=2, model="m", batch=64)], cluster(2), PROFILE, Question("fifo", timing=False)
     )
@@ -73,25 +80,16 @@ def test_the_batch_is_cut_for_the_gpus_and_their_memory():
     assert found.profile is not None
     assert found.profile["local_batch"] == [8, 16, 8, 16]
     assert ask(job("a", batch={"size": None})).allocations[0].batch is None, "it is left to the script"
-
-
-def test_the_learning_rate_follows_the_batch():
     rows = Profile(tuple(row(gpus, local, 0.1) for gpus in (1, 2) for local in (8, 16)))
-    limits = {
-        "gpus": 2,
-        "low": 1,
-        "high": 2,
-        "work": {"samples": 1e6},
-        "batch": {"size": 8, "min": 8, "max": 32},
-        "elastic": "size+batch",
-    }
-    (found,) = decide([job("a", model="m", **limits)], cluster(2), rows, Question("max-bs")).allocations
+    batch, work = {"size": 8, "min": 8, "max": 32}, {"samples": 1e6}
+    grows = job("a", model="m", gpus=2, low=1, high=2, work=work, batch=batch, elastic="size+batch")
+    (found,) = decide([grows], cluster(2), rows, Question("max-bs")).allocations
     assert found.batch is not None
     assert found.batch.global_ > 8
     assert found.lr_scale == found.batch.global_ / 8
 
 
-def test_equal_inputs_give_equal_bytes_but_for_the_timing_and_the_order_of_lines_does_not_count():
+def test_equal_inputs_in_any_order_give_equal_bytes():
     jobs = [job("a", gpus=3), job("b", gpus=2), job("c", at=5)]
     assert ask(*jobs).model_dump_json() == ask(*jobs[::-1]).model_dump_json()
     timed = decide(jobs, NODES, None, Question("fifo"))
@@ -99,25 +97,17 @@ def test_equal_inputs_give_equal_bytes_but_for_the_timing_and_the_order_of_lines
     assert timed.model_copy(update={"decision_seconds": None}) == ask(*jobs)
 
 
-def test_the_schedule_repeats_policy_parameters_and_seed():
-    found = ask(job("a"), parameters={"backfill": "easy"}, seed=3)
-    assert found.policy.model_dump() == {"name": "fifo", "parameters": {"backfill": "easy"}, "seed": 3}
-
-
 def test_explaining_adds_what_is_needed_and_when_it_starts():
-    jobs = (
-        job("a", gpus=8, gpu_seconds=800),
-        job("b", at=0, gpus=4, gpu_seconds=400),
-        job("c", at=0, gpus=8, gpu_seconds=80),
-    )
-    plain, told = ask(*jobs), ask(*jobs, explain=True)
-    assert [(v.needs_gpus, v.predicted_start) for v in plain.waiting] == [(None, None)] * 2
-    assert [(v.job, v.needs_gpus, v.predicted_start) for v in told.waiting] == [("b", 4, 100), ("c", 8, 200)]
-    assert [given.predicted_end for given in told.allocations] == [100]
-    assert plain.allocations == tuple(
-        given.model_copy(update={"predicted_end": None}) for given in told.allocations
-    )
-    assert plain.policy_state == told.policy_state
+    work = {"a": (8, 800), "b": (4, 400), "c": (8, 80)}
+    jobs = [job(name, gpus=gpus, gpu_seconds=seconds) for name, (gpus, seconds) in work.items()]
+    plain, explained = ask(*jobs), ask(*jobs, explain=True)
+    assert [(each.needs_gpus, each.predicted_start) for each in plain.waiting] == [(None, None)] * 2
+    waiting = [(each.job, each.needs_gpus, each.predicted_start) for each in explained.waiting]
+    assert waiting == [("b", 4, 100), ("c", 8, 200)]
+    assert [given.predicted_end for given in explained.allocations] == [100]
+    without = [given.model_copy(update={"predicted_end": None}) for given in explained.allocations]
+    assert list(plain.allocations) == without
+    assert plain.policy_state == explained.policy_state
 
 
 def test_a_policy_is_asked_once_why(monkeypatch: pytest.MonkeyPatch):
@@ -128,15 +118,15 @@ def test_a_policy_is_asked_once_why(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("policy", ["las", "srtf", "fair-share"])
-def test_a_policy_can_be_asked_ahead_and_a_start_behind_unknown_work_is_not_predicted(policy: str):
-    told = ask(*(job(name, gpus=8, gpu_seconds=80) for name in "abc"), policy=policy, explain=True)
-    assert all(verdict.predicted_start for verdict in told.waiting)
+def test_a_start_behind_unknown_work_is_not_predicted(policy: str):
+    known = ask(*(job(name, gpus=8, gpu_seconds=80) for name in "abc"), policy=policy, explain=True)
+    assert all(verdict.predicted_start for verdict in known.waiting)
     unknown = ask(job("a", gpus=8), job("b", gpus=8), policy=policy, explain=True)
     assert unknown.waiting[0].predicted_start is None
 
 
 @pytest.mark.parametrize(
-    ("jobs", "told"),
+    ("jobs", "reason"),
     [
         ([job("a", gpus=9)], 'job "a" needs 9 GPUs, the cluster has 8'),
         (
@@ -145,15 +135,15 @@ def test_a_policy_can_be_asked_ahead_and_a_start_behind_unknown_work_is_not_pred
         ),
     ],
 )
-def test_jobs_none_of_which_can_be_served_are_infeasible(jobs, told: str):
-    with pytest.raises(InfeasibleError, match=f"jobs: {told}"):
+def test_jobs_none_of_which_can_be_served_are_infeasible(jobs, reason: str):
+    with pytest.raises(InfeasibleError, match=f"jobs: {reason}"):
         ask(*jobs)
 
 
 @pytest.mark.parametrize(("policy", "at"), [("fifo", 100.0), *((policy, 0.0) for policy in BUILT_IN)])
-def test_every_policy_schedules_the_others_where_a_job_is_larger_than_the_cluster(policy: str, at: float):
+def test_a_job_larger_than_cluster_is_rejected_by_every_policy(policy: str, at: float):
     works = {"gpu_seconds": 60.0, "low": 1, "high": 8}
-    large = job("big", at=at, gpus=9, gpu_seconds=60.0, model="nobody-has-it", batch=32)
+    large = job("big", at=at, gpus=9, gpu_seconds=60.0, model="unknown", batch=32)
     found = decide([job("a", batch=32, model="m", **works), large], NODES, PROFILE, Question(policy))
     assert [(out.job, out.reason) for out in found.rejected] == [("big", "needs 9 GPUs, the cluster has 8")]
     assert set(held(found)) == {"a"}
@@ -166,15 +156,15 @@ def test_a_model_that_is_not_profiled_is_bad_input():
 
 
 @pytest.mark.parametrize(
-    ("need", "error", "told"),
+    ("need", "error", "text"),
     [
         ("profile", UsageError, 'policy "srtf" needs a profile'),
         ("demand", BadInputError, 'jobs: job "b" states no work, which policy "srtf" needs'),
     ],
 )
-def test_a_policy_that_lacks_what_it_needs_says_so(monkeypatch, need, error, told):
+def test_a_policy_that_lacks_what_it_needs_says_so(monkeypatch, need, error, text):
     monkeypatch.setattr(Srtf, "needs", frozenset({need}))
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=text):
         ask(job("a", gpu_seconds=10), job("b"), policy="srtf")
 
 
@@ -201,7 +191,7 @@ def from_log(*events: Event, now: float, policy: str = "fifo", **more) -> Schedu
     return decide_from(log(*events), Question(policy, timing=False), now_s=now, **more)
 
 
-def test_the_log_alone_is_enough():
+def test_log_alone_is_enough_but_files_of_a_state_directory_win() -> None:
     events = submitted(job("a", gpus=4), job("b", at=1, gpus=4))
     first = from_log(*events, now=2)
     assert held(first) == {"a": ("start", 4)}
@@ -210,6 +200,19 @@ def test_the_log_alone_is_enough():
     assert held(again) == {"a": ("keep", 4)}
     ended = Event(9, "finish", "a", 0)
     assert held(from_log(*events, started, ended, now=9)) == {"b": ("start", 4)}
+    # The files of a state directory win over what the log began with.
+    found = from_log(*submitted(job("a", gpus=8)), now=1, cluster=NODES)
+    assert held(found) == {"a": ("start", 8)}
+    # A preempted job is in the schedule and waits.
+    events = submitted(job("a", gpus=4, gpu_seconds=4000), job("b", at=1, gpus=4, gpu_seconds=4))
+    found = from_log(*events, Event(0, "start", "a", 4, (("n0", 4),)), now=2, policy="srtf")
+    assert held(found) == {"a": ("preempt", 0), "b": ("start", 4)}
+    assert [verdict.job for verdict in found.waiting] == ["a"]
+
+
+def test_a_new_job_of_the_log_that_does_not_fit_is_rejected():
+    found = from_log(*submitted(job("a", gpus=4), job("big", gpus=9)), now=1, new=["a", "big"])
+    assert (held(found), [each.job for each in found.rejected]) == ({"a": ("start", 4)}, ["big"])
 
 
 COLUMNS = profile_to_columns(PROFILE.rows)
@@ -222,28 +225,14 @@ def of_run(info: dict[str, object], **more) -> Schedule:
     return decide_from(events, Question("fifo", timing=False), now_s=1, cluster=cluster(2), **more)
 
 
-def test_a_log_of_an_earlier_version_holds_the_profile():
-    assert of_run(INFO | {"profile": COLUMNS}) == of_run(INFO, profile=PROFILE)
-
-
-def test_a_profile_that_the_log_only_names_comes_from_its_file_or_the_last_schedule():
+def test_a_profile_that_the_log_names_comes_from_its_file() -> None:
     found = of_run(HASHED, profile=PROFILE)
     assert found.profile == COLUMNS
     assert of_run(HASHED, previous=found).allocations == found.allocations
     with pytest.raises(BadInputError, match="the run began with a profile, expected its profile"):
         of_run(HASHED)
-
-
-def test_a_preempted_job_is_in_the_schedule_and_waits():
-    events = submitted(job("a", gpus=4, gpu_seconds=4000), job("b", at=1, gpus=4, gpu_seconds=4))
-    found = from_log(*events, Event(0, "start", "a", 4, (("n0", 4),)), now=2, policy="srtf")
-    assert held(found) == {"a": ("preempt", 0), "b": ("start", 4)}
-    assert [verdict.job for verdict in found.waiting] == ["a"]
-
-
-def test_the_files_of_a_state_directory_win_over_what_the_log_began_with():
-    found = from_log(*submitted(job("a", gpus=8)), now=1, cluster=NODES)
-    assert held(found) == {"a": ("start", 8)}
+    # A log of an earlier version holds the profile.
+    assert of_run(INFO | {"profile": COLUMNS}) == of_run(INFO, profile=PROFILE)
 
 
 @pytest.mark.parametrize("events", [(), (Event(0, "submit", "a", detail={"job": {}}),)])
@@ -253,7 +242,7 @@ def test_a_log_that_does_not_name_its_cluster_is_bad_input(events):
 
 
 @pytest.mark.parametrize("alike", ["parameters", "clock"])
-def test_state_of_other_parameters_or_on_the_clock_of_an_earlier_run_is_not_carried(alike: str):
+def test_state_of_other_parameters_or_clocks_is_not_carried(alike: str):
     events = submitted(*(job(name, low=1, high=4, model="m", gpu_seconds=100) for name in "ab"))
     more = {"now": 1, "profile": PROFILE, "policy": "ares"}
     first = from_log(*events, **more)
@@ -268,9 +257,72 @@ def test_state_of_other_parameters_or_on_the_clock_of_an_earlier_run_is_not_carr
     assert from_log(*events, **more, previous=previous) == first
 
 
-def test_without_a_profile_the_speeds_that_the_cluster_states_count():
+def test_without_a_profile_the_speeds_that_cluster_states_count():
     both = mixed_cluster(slow=(1,), fast=(1,)).model_copy(update={"speeds": {"fast": 2.5}})
     found = decide([job("a", work={"samples": 100})], both, None, Question("fifo"))
     assert [found.allocations[0].placement[0][0]] == ["fast-0"]
     throughput = throughput_for(None, both)
     assert [throughput.step_seconds("m", kind, (1,), 10, None) for kind in ("slow", "fast")] == [10.0, 4.0]
+
+
+# The table of a schedule.
+
+
+JOBS = (job("a", gpus=8, gpu_seconds=1440.0), job("b", gpus=4, gpu_seconds=400.0))
+
+
+def test_the_table_says_until_when_jobs_run_and_wait() -> None:
+    found = decide(JOBS, cluster(8), None, Question("fifo", explain=True))
+    assert table(found).splitlines() == [
+        "job  action  GPUs     when                        where  batch  why",
+        "a    start   8        ends in 3 min (at 180 s)    n0:8   960    runs on 8 GPUs",
+        (
+            "b    wait    needs 4  starts in 3 min (at 180 s)                "
+            "first in line: waits until 4 GPUs of one type are free"
+        ),
+    ]
+    # Without any job there is no table.
+    assert table(decide((), cluster(8), None, Question("fifo", explain=True))) == "no job\n"
+    # A narrow terminal loses columns but no digits.
+    found = decide(JOBS, cluster(8), None, Question("fifo", explain=True))
+    assert table(found, 60).splitlines()[2] == "b    wait    needs 4  starts in 3 min (at 180 s)"
+
+
+GOES_BY_WORK = [
+    name
+    for name in BUILT_IN
+    if not (policy := policy_class(name)).trusts_guesses
+    and policy.knows in ("work", "profile")
+    and not policy.knows_future
+]
+
+
+@pytest.mark.parametrize("name", GOES_BY_WORK)
+def test_without_a_profile_no_reason_states_unmeasured_seconds(name: str) -> None:
+    """Leases are parameters, and what was received is measured."""
+    work = {"epochs": 5, "dataset_size": 4096}
+    jobs = [job(each, elastic="size", low=1, high=4, gpus=2, work=work) for each in "abcd"]
+    found = decide(jobs, cluster(4), None, Question(name, explain=True))
+    assert all(given.predicted_end is None for given in found.allocations)
+    reasons = [each.reason for each in (*found.allocations, *found.waiting)]
+    known = r"leased until [^;]*|[\d.]+ (s|GPU-seconds) received"
+    span = r"\d (s|min|h|GPU-s|GPU-seconds)\b"
+    assert [each for each in reasons if re.search(span, re.sub(known, "", each))] == []
+
+
+def test_of_jobs_that_arrive_later_the_first_are_listed() -> None:
+    jobs = [job("a"), *(job(f"late{index}", at=10.0 + index) for index in range(7))]
+    found = decide(jobs, cluster(8), None, Question("fifo", explain=True), now_s=0.0)
+    *_, last, rest = table(found).splitlines()
+    assert (last.split()[0], rest) == ("late4", "and 2 jobs that arrive later")
+    assert "arrive later" not in table(decide(jobs[:6], cluster(8), None, Question("fifo"), now_s=0.0))
+    # A job that arrives later says when.
+    found = decide([job("a", at=0.0), job("late", at=90.0)], cluster(8), None, Question("fifo"), now_s=0.0)
+    assert table(found).splitlines()[2].split("  ")[0] == "late"
+    assert "arrives in 2 min (at 90 s)" in table(found)
+
+
+@given(schedules(), st.integers(40, 200))
+@settings(deadline=None, max_examples=examples(15))
+def test_no_line_is_wider_than_the_terminal(schedule: object, width: int) -> None:
+    assert max(map(width_of, table(schedule, width).splitlines())) <= width  # type: ignore[arg-type]

@@ -1,24 +1,34 @@
-"""Forecasts of work, and decisions with predicted demand."""
+"""Forecasts of work, what finished jobs say of others, and decisions with predicted demand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.profile.predictor import EndedJob, ProgressPredictor
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.options import Conditions
+from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.decide import Question, decide
+from pliant.tools.schedule.finished_work import FinishedWork, WorkDone
 from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import MOST_EPOCH_ENDS, EpochEnd, JobState
 from pliant.tools.schedule.policies.srtf import Srtf
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job
+from pliant.tools.schedule.work_ahead import WorkAhead, known_work
+from tests.builders import FREE_CHANGES, cluster, curves, job
 from tests.tools.profile.histories import history
 from tests.tools.schedule.histories import decide_from
 from tests.tools.schedule.test_decide import log
@@ -47,7 +57,7 @@ def ended(epochs: int) -> JobState:
     return found
 
 
-def test_without_a_history_as_much_again_is_expected_and_at_the_start_two_epochs() -> None:
+def test_without_a_history_as_much_again_is_expected() -> None:
     begun, known, unknown = state(), state(work=EPOCHS), state()
     report(begun, 3)
     known.hide_work()
@@ -56,6 +66,12 @@ def test_without_a_history_as_much_again_is_expected_and_at_the_start_two_epochs
     assert np.isnan(left[2])
     low, high = WorkForecast().band([begun], 0.0)
     assert (low[0], high[0]) == pytest.approx((0.05, 0.95))
+    # A guess stands for the epochs of a job that shows none.
+    silent = state()
+    silent.report_progress(0.0, 30.0)
+    ahead = WorkForecast().ahead([silent], 0.0, [80.0])
+    assert (ahead.reached.tolist(), ahead.before.tolist()) == ([80], [50])
+    assert ahead.expected().tolist() == [130], "the rest of its first epoch, and as much again"
 
 
 def test_work_that_is_stated_is_exact_in_every_draw() -> None:
@@ -66,14 +82,6 @@ def test_work_that_is_stated_is_exact_in_every_draw() -> None:
     assert set(drawn[:, 0]) == {1000}
     assert len(set(drawn[:, 1])) == 50
     assert drawn.min() >= 0
-
-
-def test_a_guess_stands_for_the_epochs_of_a_job_that_shows_none() -> None:
-    silent = state()
-    silent.report_progress(0.0, 30.0)
-    ahead = WorkForecast().ahead([silent], 0.0, [80.0])
-    assert (ahead.reached.tolist(), ahead.before.tolist()) == ([80], [50])
-    assert ahead.expected().tolist() == [130], "the rest of its first epoch, and as much again"
 
 
 def test_what_it_learns_from_waits_until_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,9 +106,7 @@ def test_what_it_learns_from_waits_until_it_is_asked(monkeypatch: pytest.MonkeyP
     assert calls == 2 * [2, 3, 1]
 
 
-def test_of_jobs_that_finish_while_nothing_asks_a_bounded_number_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_jobs_that_finish_unasked_a_bounded_number_waits(monkeypatch):
     learned: list[EndedJob] = []
     monkeypatch.setattr(ProgressPredictor, "learn", lambda _, ended: learned.extend(ended))
     many, found = WorkForecast(), ended(2)
@@ -110,9 +116,7 @@ def test_of_jobs_that_finish_while_nothing_asks_a_bounded_number_waits(
 
 
 @pytest.mark.parametrize(("demand", "seen"), [("predicted", (True, 600)), ("stated", (False, None))])
-def test_a_policy_sees_a_prediction_where_a_job_states_no_work_if_it_is_to(
-    demand: Demand, seen: tuple[bool, float | None]
-) -> None:
+def test_a_policy_sees_a_prediction_where_a_job_states_no_work(demand, seen):
     session = held(demand=demand)
     silent, stated = session.submit(job("a"), 0.0), session.submit(job("b", work={"samples": 50.0}), 0.0)
     report(silent, 3)
@@ -122,16 +126,28 @@ def test_a_policy_sees_a_prediction_where_a_job_states_no_work_if_it_is_to(
     assert stated.gpus, "the shorter one by what is expected"
 
 
-def test_the_work_that_is_hidden_still_ends_the_job_and_no_policy_sees_when() -> None:
+def test_hidden_work_still_ends_the_job_and_no_policy_sees_when() -> None:
     found = held().submit(job("a", work=EPOCHS), 0.0)
     found.hide_work()
     assert (found.total_samples, found.work_samples, found.remaining_samples(0.0)) == (None, 1000, None)
     found.report_progress(0.0, 5000.0)
     assert found.samples_done(1.0) == 1000
     assert found.finish_time_s() is None
+    # Of many epochs a bounded number is kept the last included.
+    found = state()
+    report(found, 1000)
+    assert len(found.epochs) <= MOST_EPOCH_ENDS
+    assert found.losses == tuple(end.loss for end in found.epochs)
+    assert found.epochs[-1].epoch == 1000
+    gaps = {after.epoch - before.epoch for before, after in zip(found.epochs, found.epochs[1:], strict=False)}
+    assert max(gaps) <= 8
+    # The size of an epoch is stated or shown by the epochs.
+    shown = state()
+    report(shown, 2, size=70.0)
+    assert (state(work=EPOCHS).epoch_samples, shown.epoch_samples, state().epoch_samples) == (100, 70, None)
 
 
-def test_it_learns_from_jobs_that_finish_and_from_no_others() -> None:
+def test_it_learns_from_finished_jobs_alone(monkeypatch):
     session = held()
     for number in range(8):
         ended = session.submit(job(f"j{number}"), 0.0)
@@ -143,22 +159,13 @@ def test_it_learns_from_jobs_that_finish_and_from_no_others() -> None:
     session.decide(0.0)
     assert session.forecast.predictor.jobs == 6
     assert 900 < (silent.total_samples or 0) < 2000, "not 1000, twice what it has done"
-
-
-def test_of_many_epochs_a_bounded_number_is_kept_the_last_included() -> None:
-    found = state()
-    report(found, 1000)
-    assert len(found.epochs) <= MOST_EPOCH_ENDS
-    assert found.losses == tuple(end.loss for end in found.epochs)
-    assert found.epochs[-1].epoch == 1000
-    gaps = {after.epoch - before.epoch for before, after in zip(found.epochs, found.epochs[1:], strict=False)}
-    assert max(gaps) <= 8
-
-
-def test_the_size_of_an_epoch_is_stated_or_shown_by_the_epochs() -> None:
-    shown = state()
-    report(shown, 2, size=70.0)
-    assert (state(work=EPOCHS).epoch_samples, shown.epoch_samples, state().epoch_samples) == (100, 70, None)
+    # Looking ahead teaches nothing.
+    learned: list[object] = []
+    monkeypatch.setattr(ProgressPredictor, "learn", lambda _self, jobs: learned.extend(jobs))
+    jobs = [job("a", gpu_seconds=300.0), job("b", gpu_seconds=200.0)]
+    found = decide(jobs, NODES, None, Question("srtf", explain=True, demand="predicted"))
+    assert found.waiting[0].predicted_start is not None
+    assert learned == []
 
 
 NODES = cluster(1)
@@ -171,18 +178,17 @@ def fitted() -> ProgressPredictor:
     return found
 
 
-def test_a_policy_that_needs_the_work_takes_jobs_that_state_none_where_it_is_predicted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_policy_that_needs_the_work_takes_predicted_work(monkeypatch) -> None:
     monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
     with pytest.raises(BadInputError, match='states no work, which policy "srtf" needs'):
         decide([job("a")], NODES, None, Question("srtf"))
     found = decide([job("a"), job("b", gpu_seconds=1e-3)], NODES, None, SRTF)
     assert [given.job for given in found.allocations] == ["b"]
     assert found.demand == "predicted"
-
-
-def test_the_schedule_holds_what_predicts_and_is_of_a_newer_minor_version() -> None:
+    # A predictor without predictions is refused.
+    with pytest.raises(UsageError, match="--predictor predicts with --demand predicted only"):
+        decide([job("a")], NODES, None, Question("srtf", predictor=fitted().document()))
+    # The schedule holds what predicts and is of a newer minor version.
     known = fitted()
     found = decide([job("a")], NODES, None, Question("srtf", demand="predicted", predictor=known.document()))
     assert found.forecast is not None
@@ -190,11 +196,6 @@ def test_the_schedule_holds_what_predicts_and_is_of_a_newer_minor_version() -> N
     assert found.minor == 2
     plain = decide([job("a")], NODES, None, Question("fifo"))
     assert (plain.forecast, plain.demand, plain.minor) == (None, "stated", 0)
-
-
-def test_a_predictor_without_predictions_is_refused() -> None:
-    with pytest.raises(UsageError, match="--predictor predicts with --demand predicted only"):
-        decide([job("a")], NODES, None, Question("srtf", predictor=fitted().document()))
 
 
 def story(jobs: int) -> Iterator[Event]:
@@ -216,7 +217,7 @@ def call(events: list[Event], previous: Schedule | None = None, **asked: Any) ->
     return decide_from(log(*events), question, now_s=events[-1].time, cluster=NODES, previous=previous)
 
 
-def test_calls_from_cron_go_on_learning_where_the_last_one_stopped() -> None:
+def test_calls_from_cron_go_on_learning_where_last_one_stopped() -> None:
     events = list(story(9))
     first = call([each for each in events if each.time < 60], demand="predicted")
     assert first.forecast is not None
@@ -234,10 +235,163 @@ def test_calls_from_cron_go_on_learning_where_the_last_one_stopped() -> None:
     assert (stated.demand, stated.forecast) == ("stated", None)
 
 
-def test_looking_ahead_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    learned: list[object] = []
-    monkeypatch.setattr(ProgressPredictor, "learn", lambda _self, jobs: learned.extend(jobs))
-    jobs = [job("a", gpu_seconds=300.0), job("b", gpu_seconds=200.0)]
-    found = decide(jobs, NODES, None, Question("srtf", explain=True, demand="predicted"))
-    assert found.waiting[0].predicted_start is not None
-    assert learned == []
+# What is left of jobs, as ONES draws it.
+
+
+NAN = float("nan")
+AHEAD = WorkAhead(
+    exact=np.array([NAN, 70.0, NAN]),
+    reached=np.array([100.0, 1.0, 50.0]),
+    before=np.array([0.0, 0.0, 20.0]),
+    alpha=np.array([1.0, 1.0, 2.0]) * 1e12,
+    beta=np.array([3.0, 1.0, 2.0]) * 1e12,
+)
+"""The first is at a quarter: three times what it has done is left. The last is to be at a half after an epoch
+of 50 samples, of which 20 are to come. So sure, every draw is the mean."""
+LEFT = [300.0, 70.0, 70.0]
+
+
+def test_what_is_left_follows_from_what_is_done_and_the_progress() -> None:
+    assert AHEAD.expected() == pytest.approx(LEFT)
+    drawn = AHEAD.draws(np.random.default_rng(0), 4)
+    assert drawn.shape == (4, 3)
+    assert drawn == pytest.approx(np.array([LEFT] * 4), rel=1e-4)
+    # A part of the jobs has what is left of these.
+    assert AHEAD.only([2, 0]).expected() == pytest.approx([LEFT[2], LEFT[0]])
+    # Known work is drawn as it is and takes no random number.
+    rng = np.random.default_rng(0)
+    assert known_work([5.0, 6.0]).draws(rng, 2).tolist() == [[5.0, 6.0]] * 2
+    assert rng.random() == np.random.default_rng(0).random()
+    assert known_work([5.0]).expected().tolist() == [5.0]
+    # The draws of a job with hardly any progress are finite.
+    unsure = WorkAhead(*(np.array([value]) for value in (NAN, 10.0, 0.0, 1e-9, 1.0)))
+    assert unsure.draws(np.random.default_rng(0), 3).max() == pytest.approx(10.0 * (1000 - 1))
+
+
+# What finished jobs say of others.
+
+
+AMOUNTS = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=8)
+
+
+def at(done: float, *, gpu_s: float = 1.0, name: str = "a", **fields: object) -> WorkDone:
+    return WorkDone(JobState(job(name, **fields), 960, None), done, gpu_s)  # type: ignore[arg-type]
+
+
+def knowing(*ended: WorkDone) -> FinishedWork:
+    found = FinishedWork()
+    for each in ended:
+        found.learn(each)
+    return found
+
+
+@pytest.mark.parametrize("done", [0.0, 60.0, 6e5])
+def test_of_an_unknown_job_the_first_stretch_counts(done: float):
+    """It is a quarter of what it has had and 60 GPU-seconds, and ends the job with 1 - 1.25 ** -2 = 0.36."""
+    assert FinishedWork().left(at(done)) == pytest.approx((done + 60) * 0.25 / 0.36)
+    assert knowing(at(0.0), at(float("inf"))).left(at(done)) == FinishedWork().left(at(done)), "no work"
+
+
+def test_a_job_is_taken_to_be_as_long_as_those_of_its_model_were() -> None:
+    known = knowing(*[at(1e6)] * 8)
+    assert known.left(at(1e5)) == pytest.approx(9e5, rel=0.02)
+    assert known.left(at(9e5)) == pytest.approx(1e5, rel=0.02)
+    # Half end after 100, half after 10,000: for 100 samples the chance to end is 0.5.
+    known = knowing(*[at(100.0), at(10_000.0)] * 16)
+    assert known.left(at(0.0)) == pytest.approx(200.0, rel=0.05)
+    assert known.left(at(101.0)) == pytest.approx(9_899.0, rel=0.05)
+    # What the user submitted alike counts more than the model.
+    known = knowing(*[at(1000.0, user="ann")] * 4, *[at(9000.0, user="bob")] * 4)
+    assert known.left(at(0.0, user="ann")) == pytest.approx(1000.0, rel=0.1)
+    assert known.left(at(0.0, user="bob")) == pytest.approx(9000.0, rel=0.1)
+    # Of jobs that are alike the furthest has least left.
+    known = FinishedWork()
+    known.observe([at(100.0, name="a"), at(3000.0, name="b")])
+    assert known.left(at(3000.0)) < known.left(at(100.0))
+
+
+def test_groups_of_the_same_jobs_count_once():
+    """All jobs that have ended were ann's: that a job is hers, too, says nothing more about it."""
+    known = knowing(*(at(done, user="ann", team="x") for done in (50.0, 400.0, 7000.0)))
+    known.observe([at(30.0, user="ann", team="x")])
+    hers, his = (at(20.0, user=user, team=team) for user, team in (("ann", "x"), ("bob", "y")))
+    assert known.left(hers) == known.left(his)
+    known.learn(at(100.0, user="bob", team="y"))
+    assert known.left(hers) != known.left(his)
+
+
+def test_another_model_counts_in_gpu_seconds_and_as_one_job():
+    once = knowing(at(5000.0, gpu_s=2.0, model="other"))
+    often = knowing(*[at(5000.0, gpu_s=2.0, model="other")] * 9)
+    assert once.left(at(0.0)) == often.left(at(0.0))
+    nearly = once.left(at(9_990.0))
+    assert nearly < 40 < FinishedWork().left(at(9_990.0))
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_new_job_is_taken_to_come_as_far_as_many_others(count: int):
+    """1,400 GPU-hours each, in groups none of which is equal to the next."""
+    known, far = FinishedWork(), 5e6
+    others = [
+        {"team": "other", "user": "bob"},
+        {"user": "bob"},
+        {"user": "ann"},
+        {"user": "bob", "model": "this"},
+        {"user": "ann", "model": "this", "gpus": 2},
+        {"user": "ann", "model": "this"},
+    ]
+    known.observe([at(far, **{"model": "its own", **each}) for each in others for _ in range(count)])
+    assert far < known.left(at(0.0, user="ann", model="this")) < 2 * far
+
+
+@settings(deadline=None, max_examples=30)
+@given(AMOUNTS, AMOUNTS, st.floats(0.0, 1e6), st.randoms(use_true_random=False))
+def test_order_changes_nothing_and_what_is_carried_is_all(ended, so_far, done, chance):
+    known = knowing(*map(at, ended))
+    known.observe([at(each) for each in so_far])
+    same = FinishedWork()
+    same.load(json.loads(json.dumps(known.dump())))
+    same.observe([at(each) for each in chance.sample(so_far, len(so_far))])
+    assert same.left(at(done)) == pytest.approx(known.left(at(done)))
+    assert known.left(at(done)) > 0
+
+
+# What shadow-price makes of it, in replays of jobs whose work is hidden.
+
+SHORT = [200.0, 900.0, 400.0, 700.0, 300.0, 600.0]
+LONG = [6000.0, 9000.0, 30_000.0, 70_000.0]
+
+
+def jobs_of(long: Sequence[float], from_s: float = 0.0) -> list[Job]:
+    """Short jobs of two models that end early, and long ones of which none does."""
+    works = [*SHORT, *long]
+    return [
+        job(f"j{n}", at=from_s + 40.0 * n, low=1, high=3, work={"samples": work}, model=f"m{n % 2}")
+        for n, work in enumerate(works)
+    ]
+
+
+def decisions(trace: Sequence[Job]) -> list[tuple[float, str, str | None, int | None]]:
+    """All events, relative to the first arrival."""
+    world = replace(inputs(trace, cluster(4)), throughput=curves())
+    run = Run("shadow-price", conditions=Conditions(demand="predicted"), simulated=FREE_CHANGES)
+    begin_s = min(each.submit_time for each in trace)
+    return [
+        (round(event.time - begin_s, 6), event.event, event.job, event.gpus)
+        for event in replay(world, run).log.events()
+        if event.job is not None
+    ]
+
+
+EARLY_S = 1700.0
+
+
+def test_decisions_depend_on_no_hidden_work_clock_or_order():
+    trace = jobs_of(LONG)
+    seen = decisions(trace)
+    early = [each for each in seen if each[0] <= EARLY_S]
+    assert sum(event == "finish" for _, event, _, _ in early) == len(SHORT)
+    assert {name for _, event, name, _ in early if event == "start"} >= {"j6", "j7", "j8", "j9"}
+    other = decisions(jobs_of([70_000.0, 30_000.0, 9000.0, 6000.0]))
+    assert [each for each in other if each[0] <= EARLY_S] == early
+    assert decisions(jobs_of(LONG, from_s=36_000.0)[::-1]) == seen

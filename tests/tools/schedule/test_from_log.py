@@ -30,6 +30,10 @@ def submit(spec, time: float | None = None) -> Event:
     return Event(at, "submit", spec.id, detail={"job": job_fields(spec)})
 
 
+def start(job_id: str, time: float = 1, step: str = "start", **place: int) -> Event:
+    return Event(time, step, job_id, gpus=sum(place.values()), placement=tuple(place.items()))
+
+
 def rebuilt(*events: Event, **more) -> Session:
     return session_from_events(events, more.pop("policy", None) or Fifo(), NODES, CurveThroughput(), **more)
 
@@ -37,10 +41,10 @@ def rebuilt(*events: Event, **more) -> Session:
 ELASTIC = job("a", gpus=2, low=1, high=8, work={"samples": 1000})
 
 
-def test_a_log_says_who_holds_what_and_how_far_they_are():
+def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     held = rebuilt(
         submit(ELASTIC),
-        Event(10, "start", "a", gpus=2, placement=(("n0", 2),)),
+        start("a", 10, n0=2),
         Event(20, "progress", "a", samples_done=15),
         Event(30, "grow", "a", gpus=4, placement=(("n0", 4),), samples_done=30, overhead_seconds=5),
     )
@@ -51,36 +55,38 @@ def test_a_log_says_who_holds_what_and_how_far_they_are():
     assert state.attained_service_s(60) == 20 * 2 + 30 * 4
     assert state.samples_done(60) == 90 + 10 * 4
     assert (list(state.losses), state.rescales, state.first_start_s) == ([0.5], 1, 10)
+    # What a job has measured is known to policies.
+    seen = {"placement": [2, 1], "local_batch": 4, "accum": 1, "step_seconds": 0.5}
+    measured = Event(3.0, "progress", "a", samples_done=8.0, detail={"observed": seen, "noise_scale": 12.0})
+    found = rebuilt(submit(ELASTIC), measured).jobs["a"]
+    assert found.observations == (Observation((2, 1), 4, 1, 0.5),)
+    assert found.noise_scale == 12.0
+    # What comes after now is not known yet.
+    held = rebuilt(submit(ELASTIC), submit(job("b", at=50)), now_s=20)
+    assert list(held.jobs) == ["a"]
 
 
-def test_a_preempted_job_waits_and_a_requeued_one_was_lost():
-    log = [submit(ELASTIC), Event(1, "start", "a", gpus=1, placement=(("n0", 1),))]
+def test_preempted_lost_and_swapped_jobs() -> None:
+    log = [submit(ELASTIC), start("a", n0=1)]
     preempted = rebuilt(*log, Event(2, "preempt", "a", gpus=0))
     lost = rebuilt(*log, Event(2, "requeue", "a", gpus=0))
     assert [held.jobs["a"].phase for held in (preempted, lost)] == [Phase.PREEMPTED] * 2
     assert [change.kind for change in preempted.changes] == ["arrived"]
     assert [change.kind for change in lost.changes] == ["arrived", "lost"]
-
-
-@pytest.mark.parametrize(
-    ("event", "kind"),
-    [("finish", "finished"), ("fail", "failed"), ("cancel", "cancelled"), ("reject", "rejected")],
-)
-def test_a_job_that_ended_is_known_but_not_active(event, kind):
+    # Jobs that change places in one decision.
     held = rebuilt(
-        submit(ELASTIC),
-        Event(1, "start", "a", gpus=1, placement=(("n0", 1),)),
-        Event(5, event, "a", gpus=0),
-        Event(6, "progress", "a", samples_done=7),  # a last line that came late
+        submit(job("a", gpus=4)),
+        submit(job("b", gpus=4)),
+        start("a", n0=4),
+        start("b", n1=4),
+        start("a", 2, "move", n1=4),
+        start("b", 2, "move", n0=4),
     )
-    assert (list(held.jobs), list(held.ended), held.changes[-1].kind) == ([], ["a"], kind)
-    assert held.free.by_type == {"gpu": 8}
-
-
-def test_a_node_that_is_down_has_no_gpus_and_no_jobs():
+    assert held.jobs["a"].placement == (("n1", 4),)
+    # A node that is down has no GPUs and no jobs.
     log = [
         submit(ELASTIC),
-        Event(1, "start", "a", gpus=1, placement=(("n0", 1),)),
+        start("a", n0=1),
         Event(2, "node_down", detail={"node": "n0"}),
         Event(2, "requeue", "a", gpus=0),
     ]
@@ -90,37 +96,29 @@ def test_a_node_that_is_down_has_no_gpus_and_no_jobs():
     assert rebuilt(*log, Event(3, "node_up", detail={"node": "n0"})).up_gpus == 8
 
 
-def test_jobs_that_change_places_in_one_decision():
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [("finish", "finished"), ("fail", "failed"), ("cancel", "cancelled"), ("reject", "rejected")],
+)
+def test_a_job_that_ended_is_known_but_not_active(event, kind):
     held = rebuilt(
-        submit(job("a", gpus=4)),
-        submit(job("b", gpus=4)),
-        Event(1, "start", "a", gpus=4, placement=(("n0", 4),)),
-        Event(1, "start", "b", gpus=4, placement=(("n1", 4),)),
-        Event(2, "move", "a", gpus=4, placement=(("n1", 4),)),
-        Event(2, "move", "b", gpus=4, placement=(("n0", 4),)),
+        submit(ELASTIC),
+        start("a", n0=1),
+        Event(5, event, "a", gpus=0),
+        Event(6, "progress", "a", samples_done=7),  # a last line that came late
     )
-    assert held.jobs["a"].placement == (("n1", 4),)
-
-
-def test_what_comes_after_now_is_not_known_yet():
-    held = rebuilt(submit(ELASTIC), submit(job("b", at=50)), now_s=20)
-    assert list(held.jobs) == ["a"]
+    assert (list(held.jobs), list(held.ended), held.changes[-1].kind) == ([], ["a"], kind)
+    assert held.free.by_type == {"gpu": 8}
 
 
 @pytest.mark.parametrize(
     ("events", "complaint"),
     [
-        ([Event(1, "start", "a", gpus=1, placement=(("n0", 1),))], "event 1 (start): 'a' is not known"),
+        ([start("a", n0=1)], "event 1 (start): 'a' is not known"),
         ([submit(ELASTIC), submit(ELASTIC)], 'event 2 (submit): job "a" was submitted before'),
-        (
-            [Event(1, "submit", "a", detail={"job": {"id": "a"}})],
-            "event 1 (submit): detail: /job/model",
-        ),
-        (
-            [submit(ELASTIC), Event(1, "start", "a", gpus=5, placement=(("n0", 5),))],
-            "cannot hold 5 GPUs on n0",
-        ),
-        ([submit(ELASTIC), Event(1, "start", "a", gpus=1, placement=(("x", 1),))], "cannot hold 1 GPUs on x"),
+        ([Event(1, "submit", "a", detail={"job": {"id": "a"}})], "event 1 (submit): detail: /job/model"),
+        ([submit(ELASTIC), start("a", n0=5)], "cannot hold 5 GPUs on n0"),
+        ([submit(ELASTIC), start("a", x=1)], "cannot hold 1 GPUs on x"),
         ([Event(1, "node_down", detail={"node": "x"})], "event 1 (node_down): 'x' is not known"),
     ],
 )
@@ -131,7 +129,7 @@ def test_a_log_that_contradicts_itself_is_bad_input(events, complaint):
     assert complaint in str(caught.value)
 
 
-def test_a_schedule_is_taken_up_where_it_stands():
+def test_a_schedule_is_taken_up_where_it_stands() -> None:
     jobs = [job("a", gpus=8), job("b", gpus=4), job("later", at=99), job("out", gpus=8, batch=4)]
     found = decide(jobs, NODES, None, Question("fifo"))
     held = session_from_schedule(found, make_policy("fifo"), CurveThroughput())
@@ -139,17 +137,13 @@ def test_a_schedule_is_taken_up_where_it_stands():
     assert list(held.ended) == ["out"]
     held.end("a", 10)
     assert [(transition.job.id, transition.step) for transition in held.decide(10)] == [("b", "start")]
-
-
-def test_a_schedule_that_does_not_fit_its_cluster_is_bad_input():
     found = decide([job("a", gpus=8)], NODES, None, Question("fifo"))
+    smaller = found.model_copy(update={"cluster": cluster(4)})
     with pytest.raises(BadInputError, match='schedule: it contradicts itself: job "a" cannot hold'):
-        session_from_schedule(
-            found.model_copy(update={"cluster": cluster(4)}), make_policy("fifo"), CurveThroughput()
-        )
+        session_from_schedule(smaller, make_policy("fifo"), CurveThroughput())
 
 
-# A live run: jobs arrive, jobs end, the log grows; at any moment the process may die and start anew.
+# A live run: jobs arrive, jobs end, the log grows; at any moment the process may die and start again.
 STORY = st.lists(st.tuples(st.sampled_from(["submit", "submit", "finish", "down", "up"]), st.integers(0, 40)))
 
 
@@ -189,6 +183,16 @@ class Live:
             place, batch = state.placement, state.global_batch
             self.log.append(Event(self.time, step, state.id, state.gpus, place, batch))
 
+    def lives(self, before, after) -> PolicyState:
+        """The state of the policy between the two."""
+        for kind, index in before:
+            self.happen(kind, index)
+            self.decide()
+        state = PolicyState.model_validate_json(self.held.policy_state().model_dump_json())
+        for kind, index in after:
+            self.happen(kind, index)
+        return state
+
     def reopened(self, carried: PolicyState | None) -> Session:
         return session_from_events(
             self.log, make_policy(self.name), self.nodes, CurveThroughput(), CarriedOver(carried)
@@ -203,18 +207,12 @@ def view(held: Session, time: float) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@settings(max_examples=examples(5), deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(before=STORY, after=STORY)
 @example(before=[("down", 0), ("submit", 1), ("up", 0)], after=[])
 def test_kept_carried_and_rebuilt_policies_decide_alike(name, before, after):
     live = Live(name)
-    for kind, index in before:
-        live.happen(kind, index)
-        live.decide()
-    state = PolicyState.model_validate_json(live.held.policy_state().model_dump_json())
-    for kind, index in after:
-        live.happen(kind, index)
-    carried, rebuilt_ = live.reopened(state), live.reopened(None)
+    carried, rebuilt_ = live.reopened(live.lives(before, after)), live.reopened(None)
     now = live.time
     assert view(carried, now) == view(rebuilt_, now) == view(live.held, now)
     for held in (live.held, carried, rebuilt_):
@@ -235,13 +233,7 @@ TEAMS = Shares.model_validate(
 @given(before=STORY, after=STORY)
 def test_policies_of_teams_decide_alike_in_another_process(name, before, after):
     live = Live(name, NODES.model_copy(update={"shares": TEAMS}), "abcd")
-    for kind, index in before:
-        live.happen(kind, index)
-        live.decide()
-    state = PolicyState.model_validate_json(live.held.policy_state().model_dump_json())
-    for kind, index in after:
-        live.happen(kind, index)
-    carried = live.reopened(state)
+    carried = live.reopened(live.lives(before, after))
     assert carried.usage is not None
     assert live.held.usage is not None
     assert carried.usage.until(live.time + 1) == live.held.usage.until(live.time + 1), "to the last digit"
@@ -249,11 +241,3 @@ def test_policies_of_teams_decide_alike_in_another_process(name, before, after):
         held.decide(live.time)
     assert view(carried, live.time) == view(live.held, live.time)
     assert carried.standings(live.time) == live.held.standings(live.time)
-
-
-def test_what_a_job_has_measured_is_known_to_policies() -> None:
-    seen = {"placement": [2, 1], "local_batch": 4, "accum": 1, "step_seconds": 0.5}
-    measured = Event(3.0, "progress", "a", samples_done=8.0, detail={"observed": seen, "noise_scale": 12.0})
-    found = rebuilt(submit(ELASTIC), measured).jobs["a"]
-    assert found.observations == (Observation((2, 1), 4, 1, 0.5),)
-    assert found.noise_scale == 12.0

@@ -24,6 +24,7 @@ from tests.builders import FREE_CHANGES, cluster, job
 from tests.effort import examples
 from tests.tools.profile.rows_builder import step
 from tests.tools.replay.world import Seats, ends, play
+from tests.tools.schedule.test_placement import places
 
 ISLANDS = "aabbccdd"
 RACKS = "rrrrssss"
@@ -53,82 +54,45 @@ def free_with(free: list[int], **levels: str) -> FreeGpus:
 @pytest.mark.parametrize(
     ("free", "gpus", "place"),
     [
-        pytest.param(
-            [8, 8, 4, 8, 4, 4, 8, 8], 4, (("n4", 4),), id="one node: the fullest, in the fuller island"
-        ),
-        pytest.param([8, 0, 4, 4, 8, 0, 8, 8], 16, (("n6", 8), ("n7", 8)), id="an island that holds it"),
-        pytest.param(
-            [8, 2, 6, 6, 8, 0, 4, 4], 10, (("n0", 8), ("n1", 2)), id="equal nodes: the island with least free"
-        ),
-        pytest.param(
-            [8, 0, 4, 4, 8, 0, 8, 0], 12, (("n0", 8), ("n2", 4)), id="no island holds it, both racks do"
-        ),
-        pytest.param(
-            [4, 4, 4, 4, 8, 0, 0, 0], 10, (("n0", 4), ("n1", 4), ("n2", 2)), id="a rack before fewer nodes"
-        ),
-        pytest.param(
-            [8, 0, 8, 0, 8, 0, 4, 0], 20, (("n0", 8), ("n2", 8), ("n6", 4)), id="both racks: the fewest nodes"
-        ),
+        pytest.param([8, 8, 4, 8, 4, 4, 8, 8], 4, {"n4": 4}, id="one node: the fullest"),
+        pytest.param([8, 0, 4, 4, 8, 0, 8, 8], 16, {"n6": 8, "n7": 8}, id="an island that holds it"),
+        pytest.param([8, 2, 6, 6, 8, 0, 4, 4], 10, {"n0": 8, "n1": 2}, id="equal: least free"),
+        pytest.param([8, 0, 4, 4, 8, 0, 8, 0], 12, {"n0": 8, "n2": 4}, id="both racks hold it"),
+        pytest.param([4, 4, 4, 4, 8, 0, 0, 0], 10, {"n0": 4, "n1": 4, "n2": 2}, id="a rack first"),
+        pytest.param([8, 0, 8, 0, 8, 0, 4, 0], 20, {"n0": 8, "n2": 8, "n6": 4}, id="the fewest nodes"),
     ],
 )
 def test_a_job_goes_to_the_lowest_level_that_holds_it(free: list[int], gpus: int, place: NodeGpus) -> None:
-    assert free_with(free, island=ISLANDS, rack=RACKS).choose(gpus, ["gpu"]) == place
+    assert free_with(free, island=ISLANDS, rack=RACKS).choose(gpus, ["gpu"]) == places(place)
 
 
-def test_a_job_on_several_domains_takes_the_fewest() -> None:
+def test_domains_are_few_and_a_copy_has_its_own() -> None:
     # The four nodes with most free are in four racks, and two racks hold the job.
     free = free_with([7, 6, 7, 0, 7, 0, 6, 7], rack="aabbccdd")
     assert free.choose(26, ["gpu"]) == (("n0", 7), ("n1", 6), ("n6", 6), ("n7", 7))
-
-
-def test_a_node_without_the_label_is_a_domain_of_its_own() -> None:
     free = free_with([8, 4, 4, 8], rack="a.bb")
     assert free.choose(12, ["gpu"]) == (("n2", 4), ("n3", 8))
     assert free.choose(8, ["gpu"]) == (("n0", 8),)
-
-
-@pytest.mark.parametrize(
-    ("free", "gpus", "held", "place"),
-    [
-        pytest.param([8, 8, 8, 8], 12, (("n1", 8),), (("n0", 4), ("n1", 8)), id="grow: in its own rack"),
-        pytest.param(
-            [0, 4, 8, 8], 12, (("n1", 4),), (("n2", 8), ("n3", 4)), id="grow: a rack beats its place"
-        ),
-        pytest.param(
-            [8, 0, 8, 8],
-            10,
-            (("n0", 8), ("n2", 4)),
-            (("n2", 8), ("n3", 2)),
-            id="shrink: the part in one rack",
-        ),
-        pytest.param(
-            [8, 8, 8, 8],
-            16,
-            (("n0", 8), ("n2", 8)),
-            (("n0", 8), ("n1", 8)),
-            id="same size: one rack holds it",
-        ),
-        pytest.param(
-            [8, 8, 8, 8],
-            20,
-            (("n0", 8), ("n3", 8)),
-            (("n0", 8), ("n1", 4), ("n3", 8)),
-            id="grow: stay on both",
-        ),
-    ],
-)
-def test_a_resized_job_keeps_what_it_holds_in_the_best_domain(
-    free: list[int], gpus: int, held: NodeGpus, place: NodeGpus
-) -> None:
-    assert free_with(free, rack="aabb").choose(gpus, ["gpu"], keep=held) == place
-
-
-def test_a_copy_of_what_is_free_has_levels_of_its_own() -> None:
+    # A copy of what is free has levels of its own.
     free = free_with([8, 0, 8, 8], rack="aabb")
     later = free.after([(("n1", 8),)])
     later.take((("n2", 8),))
     assert later.choose(16, ["gpu"]) == (("n0", 8), ("n1", 8))
     assert free.choose(16, ["gpu"]) == (("n2", 8), ("n3", 8))
+
+
+@pytest.mark.parametrize(
+    ("free", "gpus", "held", "place"),
+    [
+        pytest.param([8, 8, 8, 8], 12, {"n1": 8}, {"n0": 4, "n1": 8}, id="grow: in its own rack"),
+        pytest.param([0, 4, 8, 8], 12, {"n1": 4}, {"n2": 8, "n3": 4}, id="grow: a rack beats its place"),
+        pytest.param([8, 0, 8, 8], 10, {"n0": 8, "n2": 4}, {"n2": 8, "n3": 2}, id="shrink: one rack"),
+        pytest.param([8, 8, 8, 8], 16, {"n0": 8, "n2": 8}, {"n0": 8, "n1": 8}, id="same size: one rack"),
+        pytest.param([8, 8, 8, 8], 20, {"n0": 8, "n3": 8}, {"n0": 8, "n1": 4, "n3": 8}, id="grow: on both"),
+    ],
+)
+def test_a_resized_job_keeps_what_it_holds_in_the_best_domain(free, gpus, held, place):
+    assert free_with(free, rack="aabb").choose(gpus, ["gpu"], keep=places(held)) == places(place)
 
 
 WISHES = st.lists(
@@ -138,9 +102,7 @@ WISHES = st.lists(
 
 @settings(max_examples=examples(150), deadline=None)
 @given(WISHES, st.booleans())
-def test_a_job_that_one_domain_could_hold_is_never_spread_over_two(
-    wishes: list[tuple[int, int, int]], has_islands: bool
-) -> None:
+def test_job_that_one_domain_could_hold_is_never_spread_over_two(wishes, has_islands):
     levels = {"island": ISLANDS, "rack": RACKS} if has_islands else {"rack": RACKS}
     held = FreeGpus(node_states(levelled(gpus=4, **levels)))
     places: dict[int, NodeGpus] = {}
@@ -183,24 +145,22 @@ def document(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("levels", "said"),
+    ("levels", "problem"),
     [
         (["rak"], "/levels/0: no node has the label 'rak'"),
         (["rack", "rack"], "/levels/1: names level 'rack' twice"),
         (["island", "rack"], "/nodes/1/labels: nodes of island 'a' differ in rack"),
     ],
 )
-def test_levels_that_cannot_be_are_refused_in_a_line(levels: list[str], said: str) -> None:
+def test_levels_that_cannot_be_are_refused_in_a_line(levels: list[str], problem: str) -> None:
     with pytest.raises(BadInputError) as refused:
         parse_document(json.dumps(document(levels=levels)).encode(), "cluster.json", "cluster", Cluster)
-    assert said in str(refused.value)
+    assert problem in str(refused.value)
 
 
-def test_a_cluster_with_levels_is_of_the_version_that_brought_them() -> None:
-    assert (levelled(rack="aabb").minor, levelled(rack="aabb").model_copy(update={"levels": ()}).minor) == (
-        3,
-        0,
-    )
+def test_a_cluster_with_levels_is_of_their_version() -> None:
+    racks = levelled(rack="aabb")
+    assert (racks.minor, racks.model_copy(update={"levels": ()}).minor) == (3, 0)
 
 
 # How fast a job is across a level.
@@ -222,21 +182,16 @@ def speeds(*rows: Any, **levels: str) -> Speeds:
     return Speeds(ThroughputBySize(Profile(rows)), node_states(levelled(**levels)))
 
 
-def test_a_place_across_racks_is_as_fast_as_was_measured_there() -> None:
+def test_how_fast_a_job_is_across_a_level() -> None:
     asked, spec = speeds(*ACROSS, rack="aabb"), of_net()
     assert asked.rate_at(spec, (("n0", 8), ("n1", 8)), 128) == pytest.approx(128 / 1.25)
     assert asked.rate_at(spec, (("n1", 8), ("n2", 8)), 128) == pytest.approx(128 / 2.0)
     assert asked.rate(spec, 16) == pytest.approx(128 / 1.25), "a rack holds it"
     assert asked.rate(spec, 32, global_batch=256) == pytest.approx(256 / 1.6), "more than was measured across"
-
-
-def test_a_size_that_no_rack_holds_is_as_fast_as_across_racks() -> None:
-    asked, spec = speeds(*ACROSS, rack="ab"), of_net()
+    asked = speeds(*ACROSS, rack="ab")
     assert asked.rate(spec, 16) == pytest.approx(128 / 2.0)
     assert asked.rate(spec, 8, global_batch=64) == pytest.approx(64 / 1.0)
-
-
-def test_where_a_level_was_not_measured_the_next_lower_one_answers() -> None:
+    # Where a level was not measured the next lower one answers.
     islands = replace(step("8,8", 8, 1.5), across="island")
     rows = [row for row in ACROSS if row.across is None]
     asked = speeds(*rows, islands, island="aabb", rack="aaaa")
@@ -246,15 +201,11 @@ def test_where_a_level_was_not_measured_the_next_lower_one_answers() -> None:
     assert asked.rate_at(spec, (("n0", 8), ("n2", 8)), 128) == pytest.approx(128 / 1.5)
     asked = speeds(*rows, rack="aabb")
     assert asked.rate_at(spec, (("n0", 8), ("n2", 8)), 128) == pytest.approx(128 / 1.25), "as within a rack"
-
-
-def test_a_model_measured_on_several_nodes_across_racks_alone_answers_so_everywhere() -> None:
+    # Measured on several nodes across racks alone.
     rows = [row for row in ACROSS if row.nodes == 1 or row.across]
-    asked, spec = speeds(*rows, rack="aabb"), of_net()
+    asked = speeds(*rows, rack="aabb")
     assert asked.rate_at(spec, (("n0", 8), ("n1", 8)), 128) == pytest.approx(128 / 2.0)
-
-
-def test_the_model_by_placement_knows_levels_too() -> None:
+    # The model by placement knows levels too.
     within = ThroughputByPlacement(Profile(ACROSS))
     assert within.step_seconds("net", "gpu", (8, 8), 128, None) == pytest.approx(1.25)
     assert within.across(("rack",)).step_seconds("net", "gpu", (8, 8), 128, None) == pytest.approx(2.0)
@@ -264,7 +215,7 @@ def test_the_model_by_placement_knows_levels_too() -> None:
 # A replay of two racks of two nodes.
 
 
-def test_a_replay_charges_a_place_across_racks_and_placement_avoids_it() -> None:
+def test_a_place_across_racks_is_slower_and_avoided() -> None:
     throughput = ThroughputBySize(Profile(ACROSS))
     racks = levelled(rack="abab")
     work = {"epochs": 100, "dataset_size": 128}
@@ -274,32 +225,20 @@ def test_a_replay_charges_a_place_across_racks_and_placement_avoids_it() -> None
     assert ends(engine)["big"] == pytest.approx(200.0), "two seconds a step"
     engine = play(Fifo(), [big], racks, throughput=throughput, simulated=FREE_CHANGES)
     assert ends(engine)["big"] == pytest.approx(125.0), "on n0 and n2"
-    # One node of each rack is taken for 50 steps of a second: only a place across racks is free.
-    small = [
-        job(name, gpus=8, model="net", batch=64, work={"epochs": 50, "dataset_size": 64}) for name in "ab"
-    ]
-    seated = {0: {"a": (("n0", 8),), "b": (("n1", 8),), "big": (("n2", 8), ("n3", 8))}}
-    engine = play(Seats(seated), [*small, big], racks, throughput=throughput, simulated=FREE_CHANGES)
-    assert ends(engine) == pytest.approx({"a": 50.0, "b": 50.0, "big": 200.0})
 
 
 @pytest.mark.parametrize(
     ("policy", "parameters", "ignores"),
     [
         ("fifo", {}, False),
-        ("ares", {}, False),
         ("tiresias", {}, False),
         ("tiresias", {"placement": "emptiest"}, True),
         ("optimus", {"placement": "emptiest"}, True),
         ("shadow-price", {}, True),
-        ("pollux", {}, True),
         ("sia", {}, True),
-        ("elasticflow", {}, True),
     ],
 )
-def test_a_policy_that_chooses_nodes_itself_says_that_levels_do_not_count(
-    policy: str, parameters: dict[str, str], ignores: bool
-) -> None:
+def test_for_policies_that_choose_nodes_levels_do_not_count(policy, parameters, ignores):
     found = levels_ignored(levelled(rack=RACKS), policy, parameters)
     assert [each.text.partition(" and ")[0] for each in found] == (
         [f'policy "{policy}" chooses nodes itself'] if ignores else []

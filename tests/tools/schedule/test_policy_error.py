@@ -67,31 +67,25 @@ def test_an_exception_names_policy_file_and_line(mine: Foreign, ask: str, body: 
     assert type(caught.value.__cause__).__name__ == error.partition(":")[0]
 
 
-def test_a_parameter_that_the_policy_does_not_keep_names_its_class(mine: Foreign):
+def test_wrong_parameters_and_annotations_name_the_policy(mine: Foreign) -> None:
+    mine.is_written("def __init__(self, floor: int = 1):\n    self.floor = {floor}", "")
+    with pytest.raises(PolicyError, match="TypeError: Object of type set is not JSON serializable"):
+        make_policy("mine")
+    # An annotation that names nothing is the policys error.
+    mine.is_written("def __init__(self, floor: 'Nothing' = 1):\n    self.floor = floor", "")
+    for ask in (make_policy, describe):
+        with pytest.raises(PolicyError, match=r"mine.py:\d+\): annotations of __init__: NameError.*Nothing"):
+            ask("mine")
+    # A parameter that the policy does not keep names its class.
     line = mine.is_written("def __init__(self, floor: int = 1):\n    pass", "class Mine")
     with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): AttributeError: .*'floor'"):
         make_policy("mine")
-
-
-def test_a_type_error_in_the_constructor_is_not_taken_for_a_missing_parameter(mine: Foreign):
+    # A type error in the constructor is not taken for a missing parameter.
     line = mine.is_written("def __init__(self, floor: int):\n    self.floor = floor + ''", "floor + ''")
     with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): TypeError"):
         make_policy("mine", {"floor": 1})
     with pytest.raises(UsageError, match='policy "mine" needs --param floor=VALUE'):
         make_policy("mine")
-
-
-def test_parameters_that_no_file_can_hold_are_an_error_at_once(mine: Foreign):
-    mine.is_written("def __init__(self, floor: int = 1):\n    self.floor = {floor}", "")
-    with pytest.raises(PolicyError, match="TypeError: Object of type set is not JSON serializable"):
-        make_policy("mine")
-
-
-def test_an_annotation_that_names_nothing_is_the_policys_error(mine: Foreign):
-    mine.is_written("def __init__(self, floor: 'Nothing' = 1):\n    self.floor = floor", "")
-    for ask in (make_policy, describe):
-        with pytest.raises(PolicyError, match=r"mine.py:\d+\): annotations of __init__: NameError.*Nothing"):
-            ask("mine")
 
 
 def test_a_package_that_cannot_be_loaded_names_its_line(mine: Foreign):

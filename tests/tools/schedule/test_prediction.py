@@ -40,44 +40,38 @@ def decided(*jobs: Job, policy: str = "fifo") -> Session:
 
 
 @pytest.mark.parametrize(("measured", "seconds"), [({}, 100.0), ({"a": 2.0}, 200.0)])
-def test_jobs_start_when_others_really_end_and_those_of_one_model_are_as_fast(
-    measured: dict[str, float], seconds: float
-) -> None:
+def test_jobs_start_when_others_end_at_the_speed_of_their_model(measured, seconds):
     found = predictions(decided(*(job(name, gpus=4, gpu_seconds=400) for name in "abc")), 0.0, measured)
     assert found["a"].end_s == seconds
     assert found["b"] == StartPrediction(start_s=seconds, jobs_ahead=0)
     assert found["c"] == StartPrediction(start_s=2 * seconds, jobs_ahead=1)
 
 
-def test_without_a_profile_no_end_of_samples_is_predicted_before_a_speed_was_measured() -> None:
+def test_an_end_of_samples_needs_a_profile_or_a_measured_speed() -> None:
     held = decided(*(job(name, gpus=4, work={"samples": 800.0}) for name in "ab"))
     assert predictions(copy_of(held), 0.0) == {}
     found = predictions(copy_of(held), 0.0, {"a": 80.0})
     assert (found["a"].end_s, found["b"].start_s) == (10.0, 10.0)
-
-
-def test_with_a_profile_it_is_predicted() -> None:
+    # With a profile it is predicted.
     held = session(make_policy("fifo"), NODES, throughput_for(Profile(PROFILE.rows), NODES))
     held.submit(job("a", gpus=1, model=PROFILE.rows[0].model, work={"samples": 800.0}), 0.0)
     held.decide(0.0)
     assert predictions(held, 0.0)["a"].end_s == pytest.approx(800.0 / held.jobs["a"].samples_per_second)
 
 
-def test_a_job_that_should_have_ended_has_no_end_unless_it_is_measured() -> None:
+def test_a_job_that_should_have_ended_has_no_end_unless_measured() -> None:
     held = decided(job("a", gpus=4, gpu_seconds=400), job("b", gpus=4, gpu_seconds=80))
     assert predictions(copy_of(held), 150.0) == {}
     held.jobs["a"].report_progress(150.0, 200.0)
     assert predictions(copy_of(held), 150.0, {"a": 2.0})["a"].end_s == 250.0
 
 
-def test_a_policy_that_has_not_been_asked_yet_is_asked_first() -> None:
+def test_a_policy_is_asked_first_and_the_session_stays_as_it_is() -> None:
     held = session(make_policy("fifo"), NODES)
     held.submit(job("a", gpus=4, gpu_seconds=400), 5.0)
     assert predictions(copy_of(held), 5.0, asks_now=True)["a"].start_s == 5.0
     assert predictions(copy_of(held), 5.0) == {}
-
-
-def test_predicting_leaves_the_session_as_it_is() -> None:
+    # Predicting leaves the session as it is.
     held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
 
     def seen(each: JobState) -> tuple[object, ...]:
@@ -98,17 +92,13 @@ def test_jobs_have_their_place_where_no_end_is_known() -> None:
     assert [found[name] for name in "bc"] == [
         StartPrediction(jobs_ahead=place, needs_gpus=4) for place in range(2)
     ]
-
-
-def test_what_is_known_comes_before_what_is_supposed() -> None:
+    # What is known comes before what is supposed.
     small, large = job("c", gpus=2, work={"samples": 800.0}), job("d", gpus=4, work={"samples": 800.0})
     running = [job(name, gpus=2, work={"samples": 800.0}) for name in "ab"]
     found = asked(*running, small, large, measured={"a": 80.0})
     assert (found["c"].start_s, found["c"].jobs_ahead) == (10.0, 0)
     assert found["d"].jobs_ahead == 1
-
-
-def test_the_policy_says_how_many_gpus_a_job_waits_for() -> None:
+    # The policy says how many GPUs a job waits for.
     elastic = job("b", gpus=4, low=1, gpu_seconds=80)
     assert asked(job("a", gpus=3, gpu_seconds=400), elastic)["b"].needs_gpus == 4
 
@@ -122,7 +112,7 @@ class Slow(Fifo):
         return super().decide(snapshot, rng)
 
 
-def test_a_decision_that_takes_too_long_is_broken_off_and_what_was_found_stays() -> None:
+def test_a_decision_that_takes_too_long_is_broken_off() -> None:
     held = session(Slow(), NODES)
     for name in "ab":
         held.submit(job(name, gpus=4, gpu_seconds=400), 0.0)
@@ -130,6 +120,10 @@ def test_a_decision_that_takes_too_long_is_broken_off_and_what_was_found_stays()
     found = predictions(held, 0.0, asks_now=True, within_s=0.2)
     assert (found["a"].start_s, found["b"].start_s) == (0.0, None)
     assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    # An alarm that stays would end the process.
+    held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
+    assert predictions(held, 0.0, within_s=600.0)["b"].start_s == 100.0
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
@@ -143,9 +137,7 @@ def test_a_decision_that_takes_too_long_is_broken_off_and_what_was_found_stays()
         ({"a": (0.1, 9.0)}, 0.5, 1.5),
     ],
 )
-def test_a_start_is_as_uncertain_as_the_speeds_behind_it(
-    ranges: dict[str, tuple[float, float]], slow: float, fast: float
-) -> None:
+def test_a_start_is_as_uncertain_as_the_speeds_behind_it(ranges, slow, fast):
     """At 40 a has 240 of its 400 samples left, at two a second."""
     held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
     found = predictions(held, 40.0, {"a": 2.0}, ranges=ranges)
@@ -153,7 +145,7 @@ def test_a_start_is_as_uncertain_as_the_speeds_behind_it(
     assert found["b"].between_s == pytest.approx((40 + 120 / fast, 40 + 120 / slow))
 
 
-def test_a_start_rests_on_the_least_certain_speed_of_those_that_run() -> None:
+def test_a_start_rests_on_least_certain_speed_of_those_that_run() -> None:
     held = decided(
         job("a", gpus=2, gpu_seconds=400, model="known"),
         job("b", gpus=2, gpu_seconds=400, model="new"),
@@ -162,13 +154,6 @@ def test_a_start_rests_on_the_least_certain_speed_of_those_that_run() -> None:
     found = predictions(copy_of(held), 0.0, {"a": 2.0})
     assert [found[name].source for name in "abc"] == ["measured", "stated", "stated"]
     assert predictions(held, 0.0, {"a": 2.0, "b": 2.0})["c"].source == "measured"
-
-
-def test_a_prediction_in_time_leaves_no_alarm_behind() -> None:
-    """It would end the process."""
-    held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
-    assert predictions(held, 0.0, within_s=600.0)["b"].start_s == 100.0
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_jobs_arrive_and_end_in_turn():
@@ -190,13 +175,11 @@ def test_jobs_arrive_and_end_in_turn():
     ]
 
 
-def test_a_policy_with_rounds_is_asked_in_rounds():
+def test_a_policy_with_rounds_is_asked_in_rounds() -> None:
     held = decided(job("a", work={"samples": 5}), policy="las")
     assert next_moment_s(held, 0.0) == Las.default_interval_s
     assert list(held.jobs) == ["a"], "to look is not to go there"
-
-
-def test_nothing_is_to_come_where_no_end_is_known():
+    # Nothing is to come where no end is known.
     held = decided(job("a"))
     assert advance(held, 0.0) is None
     assert next_moment_s(held, 0.0, end_of=lambda _: 7.0) == 7.0

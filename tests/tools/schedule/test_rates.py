@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,17 +11,26 @@ import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.job import Job
+from pliant.schemas.job import EpochWork, GpuTimeWork, IterationWork, Job, SampleWork
 from pliant.schemas.profile import Profile
+from pliant.schemas.runinfo import SubmitDetail
 from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
-from pliant.tools.schedule.demand import job_state
+from pliant.tools.schedule.demand import (
+    JobCheck,
+    demand_gpu_s,
+    demand_rate,
+    job_state,
+    sizes_below,
+    submit_detail,
+)
 from pliant.tools.schedule.jobs import JobKind, JobState, NodeState, node_states
 from pliant.tools.schedule.placement import FreeGpus
+from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job
+from tests.builders import cluster, curves, job, session
 from tests.tools.profile.rows_builder import step
 
 
@@ -59,13 +69,9 @@ def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
     assert asked.consolidated(10, "t4") == (4, 4, 2)
     assert asked.rate(state(), 10, "t4") == pytest.approx(10)
     assert throughput.asked == [("t4", (4, 4, 2), 64)]
-
-
-def test_one_node_and_many_whole_nodes_are_seen_to_be_consolidated_at_a_glance() -> None:
-    asked, free = (
-        speeds(ByType(t4=1), t4=(4,) * 9),
-        FreeGpus([NodeState(i, f"n{i}", 4, "t4", None) for i in range(9)]),
-    )
+    # One node and many whole ones are consolidated.
+    asked = speeds(ByType(t4=1), t4=(4,) * 9)
+    free = FreeGpus([NodeState(i, f"n{i}", 4, "t4", None) for i in range(9)])
     whole = free.choose(36, ["t4"])
     assert whole is not None
     assert asked.is_consolidated(whole)
@@ -91,7 +97,7 @@ def test_every_question_is_asked_once() -> None:
     ]
 
 
-def test_the_batch_is_divided_over_replicas_and_each_size_has_whole_ones() -> None:
+def test_the_batch_is_divided_over_whole_replicas() -> None:
     """Rows count by GPU: on 4 GPUs two replicas have 16 samples each, on 8 four have 8."""
     measured = ThroughputBySize(Profile((step(4, 16, 0.5), step(8, 8, 0.4))))
     asked = Speeds(measured, node_states(cluster(4, 4)))
@@ -116,20 +122,16 @@ def test_at_several_batches_speeds_are_those_at_each(gpus: int) -> None:
     assert few == [0.0, 0.0, 0.0, pytest.approx(10)]
 
 
-def test_on_mixed_types_the_average_counts_weighted_by_gpus_of_types_that_have_as_many() -> None:
+def test_on_mixed_types_average_counts_of_types_that_can_run_it() -> None:
     asked = speeds(ByType(slow=1, fast=4), slow=(4, 2), fast=(3,))
     assert asked.rate(state(), 2) == pytest.approx((6 * 2 + 3 * 8) / 9)
     assert asked.rate(state(), 4) == pytest.approx(4), "the fast type has three"
     assert asked.rate(state(), 8) == pytest.approx((6 * 8 + 3 * 32) / 9), "no type has eight"
-
-
-def test_types_that_cannot_run_the_job_do_not_lower_the_average() -> None:
+    # Types that cannot run the job do not lower the average.
     asked = speeds(ByType(small=0, big=4), small=(8,), big=(2,))
     assert asked.rate(state(), 2) == pytest.approx(8)
     assert speeds(ByType(small=0), small=(8,)).rate(state(), 2) == 0
-
-
-def test_more_gpus_than_samples_are_infeasible_where_the_batch_is_stated() -> None:
+    # More GPUs than samples are infeasible where the batch is stated.
     asked = speeds(ByType(t4=1), t4=(8,))
     assert asked.rate(JobState(job(batch=6), 6, None), 6, "t4") == pytest.approx(6)
     assert asked.rate(JobState(job(batch=6), 6, None), 7, "t4") == 0
@@ -151,13 +153,11 @@ def test_work_is_turned_into_samples(work: dict[str, Any] | None, samples: float
     assert arrived.total_samples == (samples if samples is None else pytest.approx(samples))
 
 
-def test_the_default_batch_fills_the_requested_gpus_on_every_type() -> None:
+def test_the_default_batch_fills_the_requested_gpus() -> None:
     spec = job(gpus=4, batch={"per_gpu_max": None})
     assert job_state(spec, speeds(ByType(t4=1, local=16), t4=(8,))).reference_batch == 64
     assert job_state(spec, speeds(ByType(t4=1), t4=(8,))).reference_batch == 4
-
-
-def test_gpu_time_at_a_size_that_cannot_run_is_refused_and_unknown_work_without_nodes() -> None:
+    # GPU time at a size that cannot run is refused and unknown work without nodes.
     with pytest.raises(BadInputError, match='job "a": work is stated in GPU-seconds at 4 GPUs, but'):
         job_state(job(gpus=4, batch=2, gpu_seconds=60), speeds(ByType(t4=1), t4=(8,)))
     assert job_state(job(gpus=4, gpu_seconds=60), speeds(ByType())).total_samples is None
@@ -170,20 +170,16 @@ def by_size(**curve: float) -> Speeds:
     return Speeds(CurveThroughput({"linear": sizes}), nodes)
 
 
-def test_the_useful_size_is_the_largest_that_is_no_slower_than_a_smaller_one() -> None:
+def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
     known, spec = by_size(r1=10, r2=18, r3=16, r4=20, r5=20, r8=15), job(gpus=8, low=1, batch=64)
     found = [known.useful(state(spec), gpus, "gpu") for gpus in range(9)]
     assert found == [0, 1, 2, 2, 4, 5, 5, 5, 5]
-
-
-def test_sizes_below_the_smallest_of_a_job_do_not_count() -> None:
+    # Sizes below the smallest of a job do not count.
     known = by_size(r1=20, r2=10, r4=12)
     assert known.useful(state(job(gpus=4, low=2, batch=64)), 4, "gpu") == 4
     assert known.useful(state(job(gpus=4, low=1, batch=64)), 4, "gpu") == 1
     assert known.useful(state(job(gpus=4, low=2, batch=64)), 1, "gpu") == 0
-
-
-def test_of_a_place_that_is_too_large_the_fullest_nodes_and_those_held_stay() -> None:
+    # Of a place that is too large the fullest nodes and those held stay.
     known, spec = by_size(r1=10, r4=30, r6=20), job(gpus=6, low=1, batch=64)
     asked = state(spec)
     assert known.useful_part(asked, (("n0", 1), ("n1", 4), ("n2", 1)), 64) == (("n1", 4),)
@@ -192,7 +188,7 @@ def test_of_a_place_that_is_too_large_the_fullest_nodes_and_those_held_stay() ->
     assert known.useful_part(asked, (("n0", 2), ("n2", 2)), 64) == (("n0", 2), ("n2", 2))
 
 
-def test_what_is_made_of_speeds_is_made_once_for_jobs_of_a_kind_and_again_for_other_demands() -> None:
+def test_speeds_are_worked_out_once_for_each_kind_of_job() -> None:
     known, made = by_size(r1=1, r4=4), []
     like_it, with_demands, with_more = state(job("b", batch=64)), state(job("c")), state(job("d"))
     with_demands.room, with_more.room = {"gpu": 2}, {"gpu": 1}
@@ -206,12 +202,17 @@ def test_what_is_made_of_speeds_is_made_once_for_jobs_of_a_kind_and_again_for_ot
             known.rate(each, gpus, "gpu") for gpus in (1, 2, 3)
         ]
     assert made == ["a", "c", "d"]
+    # Of each kind of job there is one object copies included.
+    one, like_it, other = state(job("a", batch=64)), state(job("b", batch=64)), state(job("c", batch=64))
+    other.room = {"gpu": 2}
+    assert JobKind.of(one) is JobKind.of(like_it) is copy.deepcopy(one).kind
+    assert JobKind.of(other) is not JobKind.of(one)
 
 
 @pytest.mark.parametrize(
     ("gpus", "place"), [(1, (1,)), (3, (3,)), (4, (3, 1)), (5, (3, 2)), (6, (3, 2, 1)), (7, (3, 2, 2))]
 )
-def test_workers_are_taken_to_be_where_nodes_have_room_for_them(gpus: int, place: Placement) -> None:
+def test_workers_are_where_nodes_have_room_for_them(gpus: int, place: Placement) -> None:
     throughput = ByType(t4=1)
     asked, demanding = speeds(throughput, t4=(4, 4, 4, 4)), state()
     demanding.room, demanding.room_by_node = {"t4": 7}, {"t4": ((3, 1), (2, 2), (0, 1))}
@@ -240,20 +241,11 @@ def test_no_job_holds_gpus_on_which_it_does_not_train(policy: str) -> None:
         assert policy_class(policy).elasticity == "none"
 
 
-def test_of_each_kind_of_job_there_is_one_object_copies_included() -> None:
-    one, like_it, other = state(job("a", batch=64)), state(job("b", batch=64)), state(job("c", batch=64))
-    other.room = {"gpu": 2}
-    assert JobKind.of(one) is JobKind.of(like_it) is copy.deepcopy(one).kind
-    assert JobKind.of(other) is not JobKind.of(one)
-
-
-def test_up_to_so_many_gpus_an_elastic_job_is_as_fast_as_on_its_best_size() -> None:
+def test_an_elastic_job_is_as_fast_as_on_its_best_size() -> None:
     known = by_size(r1=10, r2=18, r4=12)
     assert known.best_rate(state(job(gpus=4, low=1, batch=64)), 4) == 18
     assert known.best_rate(state(job(gpus=4, batch=64)), 4) == 12
-
-
-def test_up_to_fewer_gpus_than_its_smallest_size_a_job_has_no_speed() -> None:
+    # Up to fewer GPUs than its smallest size a job has no speed.
     known = Speeds(CurveThroughput(), node_states(cluster(4)))
     assert known.best_rate(state(job(gpus=4, low=3, high=4, batch=64)), 2) == 0
 
@@ -286,13 +278,11 @@ def sized(memory: int | None, **sharing: Any) -> Cluster:
         (None, {"unmeasured": "together", "speed": 0.9}, (0.9, 0.9)),
     ],
 )
-def test_jobs_share_where_their_memory_fits_and_if_unknown_where_the_cluster_says_so(
-    memory: int | None, sharing: dict[str, Any], kept: tuple[float, float] | None
-) -> None:
+def test_jobs_share_gpus_where_memory_fits_or_the_cluster_allows(memory, sharing, kept):
     assert parts(sized(memory, **sharing)) == kept
 
 
-def test_a_measured_pair_needs_neither_and_a_job_may_refuse() -> None:
+def test_a_measured_pair_shares_unless_a_job_refuses() -> None:
     one = replace(step(2, 8, 0.2, model="x"), kind="pair", beside_model="y", beside_batch=8)
     other = replace(step(2, 8, 0.4, model="y"), kind="pair", beside_model="x", beside_batch=8)
     assert parts(sized(None), one, other) == (0.5, 0.25)
@@ -300,9 +290,160 @@ def test_a_measured_pair_needs_neither_and_a_job_may_refuse() -> None:
 
 
 @pytest.mark.parametrize("stated", [120, None])
-def test_a_type_is_as_large_as_its_smallest_node_and_unknown_where_one_node_is(
-    stated: int | None,
-) -> None:
+def test_a_type_is_as_large_as_its_smallest_node_if_known(stated):
     nodes = sized(120)
     last = nodes.nodes[1].model_copy(update={"gpu_memory": 100 if stated else None})
     assert parts(nodes.model_copy(update={"nodes": (nodes.nodes[0], last)})) is None
+
+
+# What a job file states as samples and demand.
+
+
+FOUR = Speeds(CurveThroughput(), [NodeState(0, "n0", 4, "gpu", None)])
+
+
+@pytest.mark.parametrize(
+    ("work", "samples"),
+    [
+        (EpochWork(epochs=1e18, dataset_size=1000), r"1e\+21"),
+        (IterationWork(iterations=1e18), r"9.6e\+20"),
+        (SampleWork.model_construct(samples=1e300), r"1e\+300"),
+        (GpuTimeWork(gpu_seconds=5e-324), "0"),
+    ],
+)
+def test_work_beyond_any_training_names_the_job(work, samples):
+    spec = job("huge", gpus=2).model_copy(update={"work": work})
+    with pytest.raises(BadInputError, match=f'job "huge": its work comes to {samples} samples'):
+        job_state(spec, FOUR)
+
+
+SATURATING = {1: 10.0, 2: 18.0, 3: 24.0, 6: 30.0}
+
+
+def detail_of(spec, throughput=None, nodes=(4, 4), **more):
+    speeds = session(make_policy("fifo"), cluster(*nodes), throughput).speeds
+    return submit_detail(job_state(spec, speeds), speeds, **more)
+
+
+def test_an_elastic_job_is_described_up_to_the_whole_cluster():
+    detail = detail_of(job("a", gpus=3, low=1, gpu_seconds=90, model="net"), curves(net=SATURATING))
+    assert [size for size, _ in detail["curve"]] == [1, 2, 3, 4, 8]
+    assert [rate for _, rate in detail["curve"]] == pytest.approx([10.0, 18.0, 24.0, 26.0, 30.0])
+    assert detail["samples"] == pytest.approx(90 / 3 * 24)
+
+
+class NeedsTwo(type(curves())):
+    def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
+        return None if sum(placement) < 2 else 1.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "more", "sizes"),
+    [
+        pytest.param(job("a", gpus=3), {}, [1, 2, 3], id="rigid: up to its own size"),
+        pytest.param(job("a", gpus=2, low=1, high=6), {"measured_sizes": (5, 7)}, [1, 2, 4, 5, 6], id="own"),
+        pytest.param(job("a", gpus=16), {"nodes": (2, 1)}, [1, 2, 3], id="up to the cluster"),
+        pytest.param(job("a", gpus=4, low=2), {"throughput": NeedsTwo()}, [2, 4, 8], id="not on one"),
+    ],
+)
+def test_a_curve_has_the_sizes_that_a_job_can_use(spec, more, sizes):
+    assert [size for size, _ in detail_of(spec, **more)["curve"]] == sizes
+
+
+@pytest.mark.parametrize(
+    ("spec", "demand"),
+    [
+        (job("a", gpus=3, low=1, gpu_seconds=90), 90.0),
+        (job("a", gpus=9, low=2, gpu_seconds=90), 90.0),
+        (job("a", gpus=9, gpu_seconds=90), None),
+        (job("a", gpus=3), None),
+    ],
+)
+def test_the_demand_is_stated_where_a_gpu_type_can_run_the_job(spec, demand):
+    detail = detail_of(spec)
+    assert detail.get("demand_gpu_s") == (None if demand is None else pytest.approx(demand))
+
+
+def test_the_detail_survives_a_file():
+    spec = job(
+        "a", gpus=2, low=1, work={"samples": 7.0}, command=("train.py", "--fast"), labels={"team": "x"}
+    )
+    found = SubmitDetail.model_validate_json(json.dumps(detail_of(spec)))
+    assert found.job == spec
+    assert (found.curve[0], found.samples) == ((1, 1.0), 7.0)
+    assert "samples" not in detail_of(job("a")), "unknown work stays unknown"
+
+
+def listing(spec, *sizes):
+    return spec.model_copy(update={"gpus": spec.gpus.model_copy(update={"sizes": sizes})})
+
+
+@pytest.mark.parametrize(
+    ("spec", "sizes"),
+    [
+        (job("a", gpus=6), []),
+        (job("a", gpus=6, low=1), [4, 2, 1]),
+        (job("a", gpus=8, low=3), [4, 3]),
+        (job("a", gpus=4, low=4, high=8), []),
+        (job("a", gpus=2, low=1), [1]),
+        (job("a", gpus=12, low=2, each=2), [8, 4, 2]),
+        (listing(job("a", gpus=6, low=2), 1, 2, 3, 5, 6, 8), [5, 3, 2]),
+    ],
+)
+def test_smaller_sizes_come_largest_first_and_the_minimum_last(spec, sizes):
+    assert [*sizes_below(job_state(spec, FOUR))] == sizes
+
+
+class UpToEight(type(curves())):
+    def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
+        return 1.0 if global_batch <= 8 else None
+
+
+def test_a_change_to_a_batch_that_does_not_fit_is_refused():
+    speeds = Speeds(UpToEight(), [NodeState(0, "n0", 4, "gpu", None)])
+    fits, misfit = (
+        job(
+            "a",
+            gpus=2,
+            work={"samples": 100.0},
+            batch={"size": 4, "regimes": ({"after": 0.5, "size": size},)},
+        )
+        for size in (8, 16)
+    )
+    assert job_state(fits, speeds).total_samples == 100.0
+    with pytest.raises(BadInputError, match='job "a": it changes its batch to 16, which is infeasible'):
+        job_state(misfit, speeds)
+
+
+def test_a_job_counts_at_the_nearest_size_that_runs() -> None:
+    """Half a sample a second on two GPUs; not known on four."""
+    spec = job("a", gpus=4, low=1, model="net", work={"samples": 10.0})
+    speeds = Speeds(curves(net={1: 0.3, 2: 0.5}), [NodeState(0, "n0", 2, "gpu", None)])
+    state = job_state(spec, speeds)
+    assert demand_rate(state, speeds) == (2, 0.5)
+    assert demand_gpu_s(state, speeds) == 2 * 10 / 0.5
+    # A job without a batch has one sample a replica.
+    assert job_state(job("a", gpus=4, each=2, batch={"size": None}), FOUR).reference_batch == 2
+
+
+class NeedsWork(Fifo):
+    needs = frozenset({"demand"})
+
+
+class OnlyNet(type(curves())):
+    def models(self):
+        return ("net",)
+
+
+def test_check_names_what_is_wrong_with_a_job_and_passes_others():
+    speeds = Speeds(OnlyNet(), [NodeState(0, "n0", 4, "gpu", None)])
+    check = JobCheck(cluster(4), speeds, NeedsWork())
+    work = {"samples": 10.0}
+    assert check.problems(job("a", model="net", work=work), "jobs") == ()
+    for spec, text in (
+        (job("a", model="net", gpus=5, work=work), "5 GPUs"),
+        (job("a", model="other", work=work), '"other"'),
+        (job("a", model="net"), 'which policy "fifo" needs'),
+    ):
+        (found,) = check.problems(spec, "jobs")
+        assert text in str(found)

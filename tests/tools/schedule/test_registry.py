@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
@@ -53,18 +54,22 @@ def tunable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tunable_module", module)
 
 
-def test_every_built_in_policy_can_be_made_and_described():
+def test_every_built_in_policy_can_be_made_and_described() -> None:
     assert list(registry.BUILT_IN) == sorted(registry.BUILT_IN)
     assert set(registry.BUILT_IN) <= set(policy_names())
     for name in registry.BUILT_IN:
         assert make_policy(name).name == name
         assert describe(name).summary
+    # Every built in policy says what it knows.
+    for name in registry.BUILT_IN:
+        found = policy_class(name)
+        declares = [each for each in found.__mro__ if "knows" in vars(each) and each is not Policy]
+        assert declares, f"{name} does not say what it knows"
+        assert not (found.needs & {"demand", "profile"}) or found.knows in ("work", "profile"), name
 
 
 def test_nothing_is_imported_before_it_is_asked_for():
     code = "import sys, pliant.tools.schedule.registry; print([m for m in sys.modules if '.policies.' in m])"
-    import subprocess
-
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -111,17 +116,13 @@ def test_text_is_read_as_the_parameter_says(typed: str, read: object):
         ({"steps": "-1"}, "steps: -1 is below 0"),
     ],
 )
-def test_a_wrong_parameter_is_a_usage_error_that_says_what_is_right(
-    values: dict[str, object], complaint: str
-):
+def test_a_wrong_parameter_is_a_usage_error_with_what_is_right(values, complaint):
     with pytest.raises(UsageError) as caught:
         make_policy("tunable", values)
     assert complaint in str(caught.value)
 
 
-def test_a_file_is_found_from_the_working_directory_and_stays_the_same_file_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_of_the_working_directory_stays_same_elsewhere(tmp_path, monkeypatch):
     """A state directory repeats the parameters to a process that runs elsewhere."""
     shutil.copy(SHIPPED, tmp_path / "mine.json")
     monkeypatch.chdir(tmp_path)
@@ -135,13 +136,11 @@ def test_a_file_is_found_from_the_working_directory_and_stays_the_same_file_else
 
 
 @pytest.mark.parametrize(("name", "meant"), [("fiffo", "fifo"), ("ARES", "ares")])
-def test_an_unknown_policy_is_a_usage_error_that_names_the_similar(name: str, meant: str):
+def test_an_unknown_policy_is_one_short_line_that_names_similar(name: str, meant: str) -> None:
     with pytest.raises(UsageError, match=rf'unknown policy "{name}"; did you mean "{meant}"') as caught:
         policy_class(name)
     assert str(caught.value).count('"') <= 2 * 4, "three names at most, not all of them"
-
-
-def test_an_unknown_policy_with_a_long_name_is_one_short_line() -> None:
+    # An unknown policy with a long name is one short line.
     with pytest.raises(UsageError) as caught:
         make_policy("9" * 5000, {})
     assert len(str(caught.value)) < 200
@@ -160,7 +159,7 @@ def test_a_pair_without_a_value_or_given_twice_is_a_usage_error(pairs: list[str]
 
 
 @pytest.mark.usefixtures("tunable")
-def test_a_description_tells_all():
+def test_a_description_holds_what_a_class_declares() -> None:
     found = describe("tunable")
     assert (found.summary, found.elasticity, found.needs, found.interval_s) == (
         "Takes one parameter of every kind.",
@@ -168,16 +167,28 @@ def test_a_description_tells_all():
         ("profile",),
         30.0,
     )
-    told = {each.name: (each.expected, each.default) for each in found.parameters}
-    assert told["mode"] == ("a, b", '"a"')
-    assert told["limit"] == ("a number or none", "null")
+    parameters = {each.name: (each.expected, each.default) for each in found.parameters}
+    assert parameters["mode"] == ("a, b", '"a"')
+    assert parameters["limit"] == ("a number or none", "null")
+
+
+def test_a_description_says_when_a_policy_decides_and_its_traits():
+    assert describe("elastic-dp").decides == "every 600 s (parameter interval_s)"
+    assert describe("las").decides == "every 60 s"
+    assert describe("fifo").decides == "at every change"
+    # What classes say beside their docstrings is said.
+    assert "Packs: two jobs may train on one set of GPUs." in describe("lucid").traits
+    assert any("oracle" in trait for trait in describe("optimus").traits)
+    assert "Reads a file: `network`, in a recipe of a sweep relative to the recipe." in describe("drl").traits
+    assert any("bound" in trait for trait in describe("ares").traits)
+    assert describe("fifo").traits == ()
 
 
 def install(folder: Path, name: str, value: str, source: str) -> None:
     """What an installed package leaves in site-packages."""
     (folder / "foreign_policy.py").write_text(source)
     info = folder / "foreign-1.0.dist-info"
-    info.mkdir()
+    info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[pliant.policies]\n{name} = {value}\n")
 
@@ -201,11 +212,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_policy_of_another_package_is_found_by_its_entry_point(site: Path):
+def test_a_policy_of_another_package_is_found_by_its_entry_point(site: Path) -> None:
     install(site, "mine", "foreign_policy:Mine", FOREIGN)
     assert "mine" in policy_names()
     assert make_policy("mine").name == "mine"
     assert describe("mine").source == "foreign_policy:Mine"
+    # A built in name cannot be taken over.
+    install(site, "fifo", "foreign_policy:Mine", FOREIGN)
+    assert policy_class("fifo").__module__ == "pliant.tools.schedule.policies.fifo"
 
 
 @pytest.mark.parametrize(
@@ -233,30 +247,3 @@ def test_a_broken_package_is_a_usage_error_that_names_it(site, name, value, sour
     with pytest.raises(UsageError, match=complaint) as caught:
         policy_class(name)
     assert f'policy "{name}" ({value})' in str(caught.value)
-
-
-def test_a_built_in_name_cannot_be_taken_over(site: Path):
-    install(site, "fifo", "foreign_policy:Mine", FOREIGN)
-    assert policy_class("fifo").__module__ == "pliant.tools.schedule.policies.fifo"
-
-
-def test_a_policy_with_an_interval_of_its_own_says_so():
-    assert describe("elastic-dp").decides == "every 600 s (parameter interval_s)"
-    assert describe("las").decides == "every 60 s"
-    assert describe("fifo").decides == "at every change"
-
-
-def test_every_built_in_policy_says_what_it_knows():
-    for name in registry.BUILT_IN:
-        found = policy_class(name)
-        declares = [each for each in found.__mro__ if "knows" in vars(each) and each is not Policy]
-        assert declares, f"{name} does not say what it knows"
-        assert not (found.needs & {"demand", "profile"}) or found.knows in ("work", "profile"), name
-
-
-def test_what_classes_say_beside_their_docstrings_is_said():
-    assert "Packs: two jobs may train on one set of GPUs." in describe("lucid").traits
-    assert any("oracle" in trait for trait in describe("optimus").traits)
-    assert "Reads a file: `network`, in a recipe of a sweep relative to the recipe." in describe("drl").traits
-    assert any("bound" in trait for trait in describe("ares").traits)
-    assert describe("fifo").traits == ()

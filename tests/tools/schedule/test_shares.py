@@ -12,101 +12,88 @@ from hypothesis import strategies as st
 
 from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import OTHERS, Cluster, Owner, Shares
+from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import JobState, node_states
 from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.holdings import Holding
-from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, WaitingJob, claims_of, entitle
 from tests.builders import TimedSteps, cluster, curves, job, mixed_cluster, session
 from tests.effort import examples
+from tests.tools.schedule.session.shared_world import THREE, TWO, comes, rigid, shares, world
 
 HOUR_S = 3600.0
 
 
-def shares(half_life_hours: float = 0.0, **teams: dict[str, Any]) -> Shares:
-    """Teams whose one user has the team's name, unless they say otherwise."""
-    listed = {name: {"users": (name,), **rules} for name, rules in teams.items()}
-    return Shares.model_validate({"teams": listed, "half_life_hours": half_life_hours})
+def wants(user: str, gpus: int) -> Job:
+    return job(user, gpus=gpus, low=1, high=gpus, user=user)
 
 
-def wants(user: str, gpus: int, at: float = 0.0, **more: Any) -> Any:
-    return job(f"{user}-{gpus}-{at}", at=at, gpus=gpus, low=1, high=gpus, user=user, **more)
-
-
-def divided(
-    rules: Shares, jobs: list[Any], gpus: int, used: dict[str, float] | None = None
-) -> dict[str, Entitlement]:
+def divided(rules: Shares, jobs: list[Any], gpus: int, **used: float) -> dict[str, int]:
     """Entitlements by team on idle nodes of four GPUs."""
     nodes = cluster(*(4,) * (gpus // 4), gpus % 4)
     held = session(make_policy("fifo"), nodes)
     for each in jobs:
         held.submit(each, each.submit_time)
-    used_gpu_s = {Owner(team): gpu_s for team, gpu_s in (used or {}).items()}
+    used_gpu_s = {Owner(team): gpu_s for team, gpu_s in used.items()}
     speeds = Speeds(curves(), node_states(nodes))
     claims = claims_of(held.jobs.values(), rules, speeds, {"gpu": gpus}, resizes=True)
-    return {owner.team: each for owner, each in entitle(rules, claims, used_gpu_s, {"gpu": gpus}).items()}
+    found = entitle(rules, claims, used_gpu_s, {"gpu": gpus})
+    return {owner.team: each.now["gpu"] for owner, each in found.items()}
 
 
-def now(found: dict[str, Entitlement]) -> dict[str, int]:
-    return {team: each.now["gpu"] for team, each in found.items()}
+BOTH = {"a": 16, "b": 16}
+NOT_LENT: Final = {"guaranteed": {"gpu": 6}, "lends": False}
 
 
-def test_weights_divide_what_all_can_use():
-    found = divided(shares(a={"weight": 3.0}, b={}), [wants("a", 16), wants("b", 16)], 16)
-    assert now(found) == {"a": 12, "b": 4}
+@pytest.mark.parametrize(
+    ("rules", "most", "gpus", "expected"),
+    [
+        pytest.param(shares(a={"weight": 3.0}, b={}), BOTH, 16, {"a": 12, "b": 4}, id="by weight"),
+        pytest.param(  # 14 as 2 to 1, to the nearest: 9.33 and 4.67
+            *(shares(a={"weight": 5.0}, b={"weight": 2.0}, c={}), {"a": 2, "b": 16, "c": 16}, 16),
+            {"a": 2, "b": 9, "c": 5},
+            id="what a team cannot use goes to others by weight",
+        ),
+        pytest.param(
+            shares(a={"guaranteed": {"gpu": 8}}, b={}), BOTH, 16, {"a": 12, "b": 4}, id="guarantees first"
+        ),
+        pytest.param(
+            *(shares(a={"guaranteed": {"gpu": 24}}, b={"guaranteed": {"gpu": 8}}), BOTH, 16),
+            {"a": 12, "b": 4},
+            id="guarantees beyond all there is are cut in proportion",
+        ),
+        pytest.param(shares(a={"max": {"*": 3}}, b={}), BOTH, 16, {"a": 3, "b": 13}, id="up to a maximum"),
+        pytest.param(shares(a={"borrows": False}, b={}), {"a": 16}, 16, {"a": 8, "b": 0}, id="borrows not"),
+        pytest.param(shares(a=NOT_LENT, b={}), {"b": 16}, 16, {"a": 0, "b": 10}, id="lends not"),
+        pytest.param(
+            *(shares(a=NOT_LENT | {"guaranteed": {"*": 16}}, b={"guaranteed": {"*": 8}}), {"b": 8}, 8),
+            {"a": 0, "b": 2},
+            id="lends all but the own part",
+        ),
+        pytest.param(shares(a={}), {"a": 16, "z": 16}, 16, {"a": 8, OTHERS: 8}, id="strangers are a team"),
+    ],
+)
+def test_entitlements(rules: Shares, most: dict[str, int], gpus: int, expected: dict[str, int]):
+    assert divided(rules, [wants(*each) for each in most.items()], gpus) == expected
 
 
-def test_what_a_team_cannot_use_goes_to_the_others_by_weight():
-    jobs = [wants("a", 2), wants("b", 16), wants("c", 16)]
-    found = divided(shares(a={"weight": 5.0}, b={"weight": 2.0}, c={}), jobs, 16)
-    assert now(found) == {"a": 2, "b": 9, "c": 5}  # 14 as 2 to 1, to the nearest: 9.33 and 4.67
-    assert found["a"].own == pytest.approx(10.0)
-
-
-def test_guarantees_come_before_weights():
-    jobs = [wants("a", 16), wants("b", 16)]
-    assert now(divided(shares(a={"guaranteed": {"gpu": 8}}, b={}), jobs, 16)) == {"a": 12, "b": 4}
-
-
-def test_guarantees_beyond_all_there_is_are_cut_in_proportion():
-    rules = shares(a={"guaranteed": {"gpu": 24}}, b={"guaranteed": {"gpu": 8}})
-    assert now(divided(rules, [wants("a", 16), wants("b", 16)], 16)) == {"a": 12, "b": 4}
-
-
-def test_no_team_exceeds_its_max():
-    found = divided(shares(a={"max": {"*": 3}}, b={}), [wants("a", 16), wants("b", 16)], 16)
-    assert now(found) == {"a": 3, "b": 13}
-
-
-def test_who_may_not_borrow_stays_within_the_own_share():
-    found = divided(shares(a={"borrows": False}, b={}), [wants("a", 16)], 16)
-    assert now(found) == {"a": 8, "b": 0}
-
-
-def test_who_does_not_lend_keeps_what_is_guaranteed():
-    rules = shares(a={"guaranteed": {"gpu": 6}, "lends": False}, b={})
-    assert now(divided(rules, [wants("b", 16)], 16)) == {"a": 0, "b": 10}
-
-
-def test_usage_lowers_a_weight():
-    """All of the usage at half of the weights: 2^-2, beside 1."""
-    jobs = [wants("a", 20), wants("b", 20)]
-    found = divided(shares(1.0, a={}, b={}), jobs, 20, {"a": 3600.0})
-    assert now(found) == {"a": 4, "b": 16}
-    equal = divided(shares(1.0, a={}, b={}), jobs, 20, {"a": 3600.0, "b": 3600.0})
-    assert now(equal) == {"a": 10, "b": 10}
-
-
-def test_jobs_of_no_team_are_a_team():
-    found = divided(shares(a={}), [wants("a", 16), wants("stranger", 16)], 16)
-    assert now(found) == {"a": 8, OTHERS: 8}
+@pytest.mark.parametrize(
+    ("weights", "used", "expected"),
+    [
+        ((1.0, 1.0), {"a": 3600.0}, {"a": 4, "b": 16}),  # all of the usage at half of the weights: 2^-2 to 1
+        ((1.0, 1.0), {"a": 3600.0, "b": 3600.0}, {"a": 10, "b": 10}),
+        ((1e-4, 1e4), {"a": 1e6}, {"a": 20, "b": 0}),  # b has no jobs: no weight keeps a from idle GPUs
+    ],
+)
+def test_usage_lowers_a_weight(weights: tuple[float, float], used: dict[str, float], expected: object):
+    rules = shares(1.0, **{name: {"weight": weight} for name, weight in zip("ab", weights, strict=True)})
+    jobs = [wants(name, 20) for name, gpus in expected.items() if gpus]
+    assert divided(rules, jobs, 20, **used) == expected
 
 
 def test_a_part_that_no_job_fits_goes_to_others():
     """Half of ten is not enough for eight; who came last gives way."""
-    jobs = [job("x", gpus=8, user="a"), job("y", at=1.0, gpus=8, user="b")]
-    assert now(divided(shares(a={}, b={}), jobs, 10)) == {"a": 8, "b": 0}
+    assert divided(TWO, [rigid("x", 8), rigid("y", 8, at=1.0)], 10) == {"x": 8, "y": 0}
 
 
 def test_usage_halves_with_the_half_life():
@@ -116,6 +103,20 @@ def test_usage_halves_with_the_half_life():
     full = usage.until(HOUR_S)[owner]
     assert usage.until(2 * HOUR_S)[owner] == pytest.approx(full / 2)
     assert 4 * HOUR_S / 2 < full < 4 * HOUR_S
+    no_memory = TeamUsage.under(shares(0.0, a={}))
+    no_memory.hold(owner, 4, 0.0)
+    assert no_memory.until(HOUR_S) == {}
+
+
+def test_changes_at_one_time_count_in_net_to_the_last_digit():
+    usage, other, owner = (TeamUsage.under(shares(1.0, a={})), TeamUsage.under(shares(1.0, a={})), Owner("a"))
+    for each in (usage, other):
+        each.hold(owner, 3, 0.1)
+    for time_s in (700.1, 1234.5, 2345.6):
+        for more in (2, -2):
+            usage.hold(owner, more, time_s)
+        for later_s in (1.1, 11.3, 333.3):
+            assert usage.until(time_s + later_s) == other.until(time_s + later_s)
 
 
 @st.composite
@@ -133,117 +134,35 @@ def cases(draw: st.DrawFn) -> tuple[Shares, list[Any], int]:
     jobs = []
     for number in range(draw(st.integers(0, 8))):
         user, gpus = draw(st.sampled_from("abcdef")), draw(st.integers(1, 12))
-        rigid = draw(st.booleans())
-        limits: dict[str, int] = {} if rigid else {"low": 1, "high": gpus}
+        limits: dict[str, int] = {} if draw(st.booleans()) else {"low": 1, "high": gpus}
         jobs.append(job(f"j{number}", at=float(number), gpus=gpus, user=user, **limits))
     return shares(**rules), jobs, draw(st.integers(1, 24))
 
 
 @given(cases())
 @settings(max_examples=examples(150), deadline=None)
-def test_no_gpu_is_given_twice_and_none_beyond_what_can_be_used(case: tuple[Shares, list[Any], int]):
+def test_no_gpu_is_given_twice_and_none_left_that_job_could_use(case: tuple[Shares, list[Any], int]):
     rules, jobs, gpus = case
-    found = now(divided(rules, jobs, gpus))
-    assert sum(found.values()) <= gpus
-    for team, given_gpus in found.items():
-        most = sum(each.gpus.requested for each in jobs if rules.team_of(each) == team)
-        assert 0 <= given_gpus <= most
-
-
-@given(cases())
-@settings(max_examples=examples(100), deadline=None)
-def test_gpus_are_left_only_where_no_job_could_use_them(case: tuple[Shares, list[Any], int]):
-    rules, jobs, gpus = case
-    open_rules = Shares(
-        teams={
-            name: team.model_copy(update={"lends": True, "borrows": True})
-            for name, team in rules.teams.items()
-        },
-        half_life_hours=0.0,
-    )
-    found = divided(open_rules, jobs, gpus)
-    left = gpus - sum(now(found).values())
+    given_gpus = divided(rules, jobs, gpus)
+    assert sum(given_gpus.values()) <= gpus
+    for team, of_team in given_gpus.items():
+        assert 0 <= of_team <= sum(each.gpus.requested for each in jobs if rules.team_of(each) == team)
+    lent = {"lends": True, "borrows": True}
+    teams = {name: team.model_copy(update=lent) for name, team in rules.teams.items()}
+    open_gpus = divided(Shares(teams=teams, half_life_hours=0.0), jobs, gpus)
+    left = gpus - sum(open_gpus.values())
     for each in jobs:
         if each.elastic == "none" and each.gpus.requested <= left:
-            assert now(found)[rules.team_of(each)] >= each.gpus.requested
-
-
-def three_teams(**rules: dict[str, Any]) -> Session:
-    nodes = cluster(4, 4).model_copy(update={"shares": shares(**rules)})
-    return session(make_policy("fair-share"), nodes)
-
-
-def gpus_by_user(opened: Session) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for state in opened.jobs.values():
-        found[state.spec.user] = found.get(state.spec.user, 0) + state.gpus
-    return found
-
-
-def test_lent_gpus_come_back_by_shrinking_and_no_job_stops():
-    opened = three_teams(a={}, b={})
-    opened.submit(wants("a", 8), 0.0)
-    opened.decide(0.0)
-    assert gpus_by_user(opened) == {"a": 8}
-    opened.submit(wants("b", 8, at=10.0), 10.0)
-    done = {each.job.spec.user: each.step for each in opened.decide(10.0)}
-    assert gpus_by_user(opened) == {"a": 4, "b": 4}
-    assert done == {"a": "shrink", "b": "start"}
-
-
-def test_rigid_borrowers_are_stopped_last_and_those_that_lose_least_first():
-    opened = three_teams(a={}, b={})
-    for number, at in enumerate((0.0, 5.0)):
-        opened.submit(job(f"rigid-{number}", at=at, gpus=3, user="a"), at)
-        opened.decide(at)
-    opened.submit(wants("a", 2, at=6.0), 6.0)
-    opened.decide(6.0)
-    assert gpus_by_user(opened) == {"a": 8}
-    opened.submit(job("mine", at=10.0, gpus=4, user="b"), 10.0)
-    opened.decide(10.0)
-    assert gpus_by_user(opened)["b"] == 4
-    assert opened.jobs["rigid-0"].gpus == 3
-    assert opened.jobs["rigid-1"].gpus == 0
-
-
-def test_own_gpus_are_not_taken_for_another_team():
-    """b may use all eight GPUs, but four are a's own, and a's job cannot shrink."""
-    opened = three_teams(a={}, b={})
-    opened.submit(job("mine", gpus=4, user="a"), 0.0)
-    opened.decide(0.0)
-    opened.submit(wants("b", 8, at=1.0), 1.0)
-    opened.decide(1.0)
-    assert gpus_by_user(opened) == {"a": 4, "b": 4}
-
-
-def test_users_with_weights_divide_their_team():
-    rules = {"t": {"users": {"ann": 3.0, "bob": 1.0}}}
-    nodes = cluster(4, 4).model_copy(update={"shares": shares(**rules)})
-    opened = session(make_policy("fair-share"), nodes)
-    opened.submit(wants("ann", 8), 0.0)
-    opened.submit(wants("bob", 8, at=1.0), 1.0)
-    opened.decide(1.0)
-    assert gpus_by_user(opened) == {"ann": 6, "bob": 2}
-
-
-def test_standings_say_who_lends_to_whom():
-    opened = three_teams(a={}, b={}, c={})
-    opened.submit(wants("a", 8), 0.0)
-    opened.decide(0.0)
-    found = {each.team: each for each in opened.standings(0.0)}
-    assert (found["a"].held, found["a"].borrowed) == (8, 5)  # its own are 2.67, so three whole ones
-    assert found["b"].lent + found["c"].lent == pytest.approx(5.0, abs=0.4)
+            assert open_gpus[rules.team_of(each)] >= each.gpus.requested
 
 
 def test_a_job_that_its_team_can_never_hold_is_refused():
     nodes = cluster(4, 4).model_copy(update={"shares": shares(a={"max": {"*": 3}})})
-    found = oversized(
-        [job("x", gpus=4, user="a"), job("y", gpus=3, user="a"), job("z", gpus=4, user="b")], nodes
-    )
+    found = oversized([rigid("x", 4, "a"), rigid("y", 3, "a"), rigid("z", 4, "b")], nodes)
     assert found == {"x": 'needs 4 GPUs, team "a" may hold 3'}
 
 
-def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label():
+def test_a_team_is_named_by_job_its_user_its_groups_or_a_label() -> None:
     rules = shares(a={}, b={"users": ("ann", "bob")}, c={"groups": ("staff",)}).model_copy(
         update={"label": "vc"}
     )
@@ -254,114 +173,44 @@ def test_a_team_is_named_by_the_job_its_user_its_groups_or_a_label():
     assert rules.why_not(job("x", user="eve", team="c"), ["staff"]) is None
     assert rules.why_not(job("x", user="eve", team="b"), []) == 'names team "b", which user eve is not in'
     assert rules.why_not(job("x", team="e"), []) == 'names team "e", expected one of a, b, c'
-
-
-def test_slurms_accounts_count_after_groups_and_are_asked_for_only_where_they_decide():
+    # Slurms accounts count after groups and only where they decide.
     rules = shares(a={"accounts": ("physics",)}, b={"users": ("ann",), "groups": ("staff",)})
     assert rules.joined(job("x", user="eve"), [], ["bio", "physics"]).team == "a"
     assert rules.joined(job("x", user="eve"), ["staff"], ["physics"]).team == "b"
     assert rules.why_not(job("x", user="eve", team="a"), [], ["physics"]) is None
     assert rules.why_not(job("x", user="eve", team="a"), []) == 'names team "a", which user eve is not in'
-    asked = [
-        rules.hangs_on_accounts(job("x", **named), groups)
-        for named, groups in (
-            ({"user": "eve"}, []),
-            ({"user": "eve", "team": "a"}, ["staff"]),
-            ({"user": "eve"}, ["staff"]),
-            ({"user": "ann"}, []),
-            ({"user": "eve", "team": "b"}, []),
-        )
-    ]
-    assert asked == [True, True, False, False, False]
+    for named, groups, hangs in (
+        ({"user": "eve"}, [], True),
+        ({"user": "eve", "team": "a"}, ["staff"], True),
+        ({"user": "eve"}, ["staff"], False),
+        ({"user": "ann"}, [], False),
+        ({"user": "eve", "team": "b"}, [], False),
+    ):
+        assert rules.hangs_on_accounts(job("x", **named), groups) is hangs
     assert not shares(b={"groups": ("staff",)}).hangs_on_accounts(job("x", user="eve"), [])
 
 
-def under(policy: str, nodes: Cluster, rules: Shares) -> Session:
-    return session(make_policy(policy), nodes.model_copy(update={"shares": rules}))
+def test_a_guarantee_is_given_back_once():
+    """x and y borrow two GPUs each with rigid jobs of six; z, whose own are four, gets them for good."""
+    held = world(cluster(12), THREE)
+    comes(held, rigid("x", 6), rigid("y", 6), at=0.0)
+    seen = [comes(held, rigid(f"z{minute}", 4), at=60.0 * minute) for minute in range(1, 5)]
+    assert seen == [{"x": "preempt", "z1": "start"}, {}, {}, {}]
+    assert held.jobs["x"].preemptions == 1
 
 
-def test_a_guarantee_is_given_back_once_and_no_job_is_stopped_in_vain():
-    """a and b borrow two GPUs each with rigid jobs of six; c, whose own are four, gets them for good."""
-    opened = under("fifo", cluster(12), shares(a={}, b={}, c={}))
-    for user in "ab":
-        opened.submit(job(user, gpus=6, user=user), 0.0)
-        opened.decide(0.0)
-    seen = []
-    for minute in range(1, 5):
-        opened.submit(job(f"c{minute}", at=60.0 * minute, gpus=4, user="c"), 60.0 * minute)
-        seen.append({each.job.id: each.step for each in opened.decide(60.0 * minute)})
-    assert seen == [{"a": "preempt", "c1": "start"}, {}, {}, {}]
-    assert opened.jobs["a"].preemptions == 1
-
-
-def test_freed_gpus_are_kept_for_the_large_job_of_a_team_that_has_used_less():
-    """a always has jobs of one GPU; b is entitled to six of eight, which come free one by one."""
-    opened = under("fifo", cluster(8), shares(24.0, a={}, b={}))
-    names = [f"a{number}" for number in range(40)]
-    for name in names:
-        opened.submit(job(name, gpus=1, user="a"), 0.0)
-    opened.decide(0.0)
-    opened.submit(job("b", at=100.0, gpus=5, user="b"), 100.0)
+def test_freed_gpus_are_kept_for_a_team_that_used_less():
+    """x always has jobs of one GPU; y is entitled to six of eight, which come free one by one."""
+    held = world(cluster(8), shares(24.0, x={}, y={}))
+    comes(held, *(rigid(f"x{number:02}", 1) for number in range(40)), at=0.0)
+    held.submit(rigid("y", 5, at=100.0), 100.0)
     for turn in range(1, 20):
         time_s = 100.0 + 100.0 * turn
-        running = [name for name in names if name in opened.jobs and opened.jobs[name].gpus]
-        opened.end(running[0], time_s)
-        opened.decide(time_s)
-        if opened.jobs["b"].gpus:
+        held.end(next(name for name, each in held.jobs.items() if name != "y" and each.gpus), time_s)
+        comes(held, at=time_s)
+        if held.jobs["y"].gpus:
             break
-    assert opened.jobs["b"].gpus == 5
-
-
-def test_teams_get_few_types_rather_than_some_of_each():
-    opened = under("fair-share", mixed_cluster(x=(8,), y=(8,)), shares(a={}, b={}))
-    for user in "ab":
-        opened.submit(wants(user, 8), 0.0)
-    done = {each.job.spec.user: each.step for each in opened.decide(0.0)}
-    assert done == {"a": "start", "b": "start"}
-    assert gpus_by_user(opened) == {"a": 8, "b": 8}
-
-
-def test_a_team_never_holds_more_than_its_max_over_all_types():
-    opened = under("fifo", mixed_cluster(x=(8,), y=(8,)), shares(a={"max": {"*": 8}}))
-    for number in range(2):
-        opened.submit(job(f"j{number}", at=float(number), gpus=8, user="a"), float(number))
-        opened.decide(float(number))
-    assert gpus_by_user(opened) == {"a": 8}
-
-
-def test_what_is_not_lent_is_no_more_than_the_own_part():
-    rules = shares(x={"guaranteed": {"*": 16}, "lends": False}, y={"guaranteed": {"*": 8}})
-    assert now(divided(rules, [wants("y", 8)], 8)) == {"x": 0, "y": 2}
-
-
-def test_usage_alone_never_keeps_a_team_from_idle_gpus():
-    found = divided(shares(24.0, a={"weight": 1e-4}, b={"weight": 1e4}), [wants("a", 8)], 8, {"a": 1e6})
-    assert now(found)["a"] == 8
-
-
-def test_entitlements_are_looked_at_again_where_only_usage_changes_them():
-    opened = under("ares", cluster(8), shares(24.0, a={}, b={}))
-    for user in "ab":
-        opened.submit(wants(user, 8, gpu_seconds=1e6), 0.0)
-    opened.decide(0.0)
-    assert opened.ask_again_s == pytest.approx(24 * HOUR_S / 32)
-
-
-@pytest.mark.parametrize(("waits", "held"), [(True, {"n0": 2}), (False, {"n0": 2, "n1": 2})])
-def test_a_borrower_that_finishes_on_a_drained_node_gives_back_the_others(waits: bool, held: dict[str, int]):
-    rules = shares(x={"users": ("x",)}, y={"users": ("y",)})
-    opened = under("fair-share", cluster(2, 2), rules)
-    opened.submit(job("a", gpus=4, low=1, high=4, gpu_seconds=1e6, user="x"), 0.0)
-    opened.adopt([Holding("a", (("n0", 2), ("n1", 2)))], 0.0)
-    opened.drain("n0", 1.0, now=False)
-    assert "a" in opened.commands.bound
-    if waits:
-        opened.submit(job("b", gpus=2, gpu_seconds=1e6, user="y"), 2.0)
-    opened.decide(2.0)
-    assert dict(opened.jobs["a"].placement) == held
-    assert not waits or dict(opened.jobs["b"].placement) == {"n1": 2}
-    opened.decide(3.0)
-    assert dict(opened.jobs["a"].placement) == held
+    assert held.jobs["y"].gpus == 5
 
 
 # The division as such: each case is a rule of docs/teams.md that another one could hide.
@@ -393,8 +242,9 @@ def whole(rules: Shares, total: dict[str, int], *claims: Claim, **used: float) -
     return {owner.user or owner.team: each for owner, each in found.items()}
 
 
-def typed(found: dict[str, Entitlement]) -> dict[str, dict[str, int]]:
+def typed(rules: Shares, total: dict[str, int], *claims: Claim, **used: float) -> dict[str, dict[str, int]]:
     """GPUs that can be used at once, without zeros."""
+    found = whole(rules, total, *claims, **used)
     return {
         name: {kind: gpus for kind, gpus in each.now.items() if gpus}
         for name, each in found.items()
@@ -402,60 +252,57 @@ def typed(found: dict[str, Entitlement]) -> dict[str, dict[str, int]]:
     }
 
 
-def test_a_team_that_does_not_lend_keeps_what_its_jobs_cannot_use_of_one_type():
+def own(rules: Shares, total: dict[str, int], *claims: Claim) -> dict[str, float]:
+    return {name: each.own for name, each in whole(rules, total, *claims).items()}
+
+
+A_AND_B = shares(a={}, b={})
+
+
+def test_a_team_keeps_what_it_holds_or_does_not_lend() -> None:
     """Guaranteed are twelve; its two jobs run on the eight x alone, so four of y stay idle."""
     rules = shares(a={"guaranteed": {"*": 12}, "lends": False}, b={})
     jobs = claim("a", wait(8, x=8), wait(8, x=8)), claim("b", *[wait(1, x=8, y=8)] * 2)
-    assert typed(whole(rules, {"x": 8, "y": 8}, *jobs)) == {"a": {"x": 8}, "b": {"y": 4}}
-
-
-def test_who_has_no_use_for_more_keeps_what_it_holds():
-    """Six each; a's four are no room for its second job of four beside the first."""
+    assert typed(rules, {"x": 8, "y": 8}, *jobs) == {"a": {"x": 8}, "b": {"y": 4}}
+    # Six each; a's four are no room for its second job of four beside the first.
     jobs = claim("a", wait(4), held={"x": 4}), claim("b", wait(1, x=12))
-    assert typed(whole(shares(a={}, b={}), {"x": 12}, *jobs)) == {"a": {"x": 4}, "b": {"x": 8}}
+    assert typed(A_AND_B, {"x": 12}, *jobs) == {"a": {"x": 4}, "b": {"x": 8}}
 
 
-def test_what_is_left_goes_to_the_team_whose_turn_comes_first():
+def test_what_is_left_goes_to_whose_turn_it_is_as_far_as_of_use() -> None:
     """Of twelve b can use five; c came before d, whatever the order of the file."""
     sizes = {"a": 8, "b": 5, "c": 5, "d": 5}
     jobs = [claim(name, wait(gpus), at=float(at)) for at, (name, gpus) in enumerate(sizes.items())]
     for rules in (shares(d={}, c={}, b={}, a={}), shares(a={}, b={}, c={}, d={})):
-        assert typed(whole(rules, {"x": 12}, *jobs)) == {"b": {"x": 5}, "c": {"x": 5}}
-
-
-def test_a_team_gets_no_more_of_what_is_left_than_its_jobs_can_use_of_that_type():
-    """Two of y idle: b's first job could use four of them, and its second one runs on x alone."""
+        assert typed(rules, {"x": 12}, *jobs) == {"b": {"x": 5}, "c": {"x": 5}}
+    # Two of y idle: b's first job could use four of them, and its second one runs on x alone.
     rules = shares(a={}, b={"guaranteed": {"y": 2}}, c={"guaranteed": {"x": 1}})
     first = claim("a", wait(4, x=3, y=6), wait(3, x=3), at=5.0)
     second = claim("b", wait(4, x=5, y=4), wait(1, x=3), at=5.0)
-    assert typed(whole(rules, {"x": 8, "y": 6}, first, second)) == {"a": {"x": 6}, "b": {"x": 2, "y": 4}}
+    assert typed(rules, {"x": 8, "y": 6}, first, second) == {"a": {"x": 6}, "b": {"x": 2, "y": 4}}
 
 
-def test_guaranteed_types_come_first():
-    rules = shares(a={"guaranteed": {"y": 4}}, b={})
-    jobs = claim("a", wait(4, **ANY)), claim("b", wait(4, **ANY))
-    assert typed(whole(rules, ANY, *jobs)) == {"a": {"y": 4}, "b": {"x": 4}}
-
-
-def test_teams_keep_the_types_that_they_hold():
-    jobs = claim("a", wait(4, **ANY)), claim("b", held={"x": 4})
-    assert typed(whole(shares(a={}, b={}), ANY, *jobs)) == {"a": {"y": 4}, "b": {"x": 4}}
-
-
-def test_who_gets_more_chooses_types_first_and_the_one_with_most_gpus():
+def test_who_gets_which_type():
+    either = claim("a", wait(4, **ANY)), claim("b", wait(4, **ANY))
+    guaranteed = shares(a={"guaranteed": {"y": 4}}, b={})
+    assert typed(guaranteed, ANY, *either) == {"a": {"y": 4}, "b": {"x": 4}}
+    holds = claim("a", wait(4, **ANY)), claim("b", held={"x": 4})
+    assert typed(A_AND_B, ANY, *holds) == {"a": {"y": 4}, "b": {"x": 4}}
+    # Who gets more chooses first, and the type with most GPUs.
     jobs = claim("a", wait(4, x=6, y=4)), claim("b", wait(6, x=6, y=4))
-    found = whole(shares(a={"max": {"*": 4}}, b={}), {"y": 4, "x": 6}, *jobs)
-    assert typed(found) == {"a": {"y": 4}, "b": {"x": 6}}
-    alone = whole(shares(a={}), {"x": 2, "y": 8}, claim("a", wait(1, x=2, y=4)))
-    assert typed(alone) == {"a": {"y": 4}}
+    chosen = typed(shares(a={"max": {"*": 4}}, b={}), {"y": 4, "x": 6}, *jobs)
+    assert chosen == {"a": {"y": 4}, "b": {"x": 6}}
+    assert typed(shares(a={}), {"x": 2, "y": 8}, claim("a", wait(1, x=2, y=4))) == {"a": {"y": 4}}
+    # One whole type each rather than some of both.
+    both = claim("a", wait(1, x=8, y=8)), claim("b", wait(1, x=8, y=8))
+    assert typed(A_AND_B, {"x": 8, "y": 8}, *both) == {"a": {"x": 8}, "b": {"y": 8}}
 
 
 def test_a_team_keeps_within_its_max_of_a_type():
-    found = whole(shares(a={"max": {"x": 2}}, b={}), ANY, claim("a", wait(1, **ANY), wait(1, **ANY)))
-    assert typed(found) == {"a": {"x": 2, "y": 4}}
-    assert (found["a"].own, found["b"].own) == (4.0, 4.0)
-    only = whole(shares(a={"max": {"x": 2}}, b={}), {"x": 8}, claim("a", wait(1, x=8)))
-    assert (only["a"].own, only["b"].own) == (2.0, 6.0)
+    rules, jobs = shares(a={"max": {"x": 2}}, b={}), claim("a", wait(1, **ANY), wait(1, **ANY))
+    assert typed(rules, ANY, jobs) == {"a": {"x": 2, "y": 4}}
+    assert own(rules, ANY, jobs) == {"a": 4.0, "b": 4.0}
+    assert own(rules, {"x": 8}, claim("a", wait(1, x=8))) == {"a": 2.0, "b": 6.0}
 
 
 @pytest.mark.parametrize(("most", "bound", "left"), [(5, 3, 2), (2, 3, 0)])
@@ -466,36 +313,27 @@ def test_gpus_on_drained_nodes_count_for_the_max_of_their_type(most: int, bound:
     assert found[jobs.owner].now == {"x": left, "y": 4}
 
 
-def test_a_job_that_could_run_on_either_type_counts_once():
+def test_a_job_counts_once_and_for_the_types_that_it_runs_on():
     jobs = claim("a", wait(1, **ANY)), claim("b", wait(1, **ANY), wait(1, **ANY))
-    assert typed(whole(shares(a={"weight": 3.0}, b={}), ANY, *jobs)) == {"a": {"x": 4}, "b": {"y": 4}}
+    assert typed(shares(a={"weight": 3.0}, b={}), ANY, *jobs) == {"a": {"x": 4}, "b": {"y": 4}}
+    other = claim("a", wait(4, x=4), wait(1, y=1)), claim("b", wait(1, x=4))
+    assert typed(A_AND_B, {"x": 4, "y": 1}, *other) == {"a": {"y": 1}, "b": {"x": 4}}
 
 
-def test_a_job_of_another_type_is_no_use_for_gpus():
-    jobs = claim("a", wait(4, x=4), wait(1, y=1)), claim("b", wait(1, x=4))
-    assert typed(whole(shares(a={}, b={}), {"x": 4, "y": 1}, *jobs)) == {"a": {"y": 1}, "b": {"x": 4}}
-
-
-@pytest.mark.parametrize(
-    ("guaranteed", "own"), [({"x": 4, "*": 6}, 11.0), ({"x": 4, "y": 4}, 12.0), ({"x": 4, "*": 2}, 10.0)]
-)
-def test_a_guarantee_of_any_type_includes_those_of_types(guaranteed: dict[str, int], own: float):
-    """The rest of sixteen is halved."""
-    assert whole(shares(a={"guaranteed": guaranteed}, b={}), {"x": 8, "y": 8})["a"].own == own
-
-
-def test_no_more_is_guaranteed_than_the_max():
+def test_what_is_guaranteed():
+    # A guarantee of any type includes those of types; the rest of sixteen is halved.
+    for guaranteed, owned in (({"x": 4, "*": 6}, 11.0), ({"x": 4, "y": 4}, 12.0), ({"x": 4, "*": 2}, 10.0)):
+        rules = shares(a={"guaranteed": guaranteed}, b={})
+        assert own(rules, {"x": 8, "y": 8})["a"] == owned
+    # No more than the maximum.
     rules = shares(a={"guaranteed": {"x": 4, "y": 4}, "max": {"*": 6}}, b={"guaranteed": {"*": 6}})
-    found = whole(rules, ANY)
-    assert (found["a"].own, found["b"].own) == (4.0, 4.0)
-    reached = whole(shares(a={"guaranteed": {"*": 4}, "max": {"*": 6}}, b={}), {"x": 10})
-    assert (reached["a"].own, reached["b"].own) == (6.0, 4.0)
-
-
-def test_what_of_a_guarantee_no_job_needs_is_divided_by_weight():
+    assert own(rules, ANY) == {"a": 4.0, "b": 4.0}
+    rules = shares(a={"guaranteed": {"*": 4}, "max": {"*": 6}}, b={})
+    assert own(rules, {"x": 10}) == {"a": 6.0, "b": 4.0}
+    # What no job needs is divided by weight.
     jobs = claim("a", wait(2)), claim("b", wait(1, x=16)), claim("c", wait(1, x=16))
-    found = typed(whole(shares(a={"guaranteed": {"*": 8}}, b={}, c={}), {"x": 16}, *jobs))
-    assert found == {"a": {"x": 2}, "b": {"x": 7}, "c": {"x": 7}}
+    rules = shares(a={"guaranteed": {"*": 8}}, b={}, c={})
+    assert typed(rules, {"x": 16}, *jobs) == {"a": {"x": 2}, "b": {"x": 7}, "c": {"x": 7}}
 
 
 @pytest.mark.parametrize(
@@ -508,9 +346,7 @@ def test_what_of_a_guarantee_no_job_needs_is_divided_by_weight():
         ((2.0, 3.0), (0, 0), (1, 2)),
     ],
 )
-def test_fractions_stay_where_they_are_held(
-    weights: tuple[float, float], held: tuple[int, int], expected: tuple[int, int]
-):
+def test_fractions_stay_where_they_are_held(weights, held, expected):
     rules = shares(**{name: {"weight": weight} for name, weight in zip("ab", weights, strict=True)})
     jobs = [claim(name, wait(1, x=3), held={"x": gpus}) for name, gpus in zip("ab", held, strict=True)]
     assert tuple(each.now["x"] for each in whole(rules, {"x": 3}, *jobs).values()) == expected
@@ -518,9 +354,7 @@ def test_fractions_stay_where_they_are_held(
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=6), st.integers(1, 40))
 @settings(max_examples=examples(200))
-def test_all_gpus_are_due_to_teams_that_could_use_all_and_each_gets_its_weight(
-    weights: list[float], gpus: int
-):
+def test_all_gpus_are_due_where_all_could_be_used_each_by_weight(weights: list[float], gpus: int):
     rules = shares(**{f"t{number}": {"weight": weight} for number, weight in enumerate(weights)})
     found = whole(rules, {"x": gpus}, *(claim(name, wait(1, x=gpus)) for name in rules.teams))
     assert sum(each.due["x"] for each in found.values()) == gpus
@@ -530,7 +364,7 @@ def test_all_gpus_are_due_to_teams_that_could_use_all_and_each_gets_its_weight(
 
 
 @pytest.mark.parametrize("seed", range(examples(200)))
-def test_neither_the_names_of_teams_nor_their_order_in_the_file_matter(seed: int):
+def test_neither_names_of_teams_nor_their_order_in_file_matter(seed: int):
     """Where no two are equal: weights, usage and arrivals differ, and all guarantees can be met."""
     rng, names = Random(seed), "abcd"
     gpus = rng.randint(12, 24)
@@ -569,7 +403,7 @@ def of_20(*claims: Claim, rules: Shares, **used: float) -> dict[str, int]:
     return {name: each.now["x"] for name, each in found.items() if each.now["x"]}
 
 
-def test_the_part_of_weights_is_among_teams_that_have_jobs_or_usage():
+def test_part_of_weights_is_among_teams_that_have_jobs_or_usage():
     jobs = claim("a", wait(1, x=20)), claim("b", wait(1, x=20))
     idle = {"weight": 2.0}
     assert of_20(*jobs, rules=shares(1.0, a={}, b={}, c=idle), a=3600.0) == {"a": 4, "b": 16}  # 2^-2 to 1
@@ -577,63 +411,53 @@ def test_the_part_of_weights_is_among_teams_that_have_jobs_or_usage():
     assert used == {"a": 5, "b": 15}  # half of the usage at a third of the weights: 2^-1.5 to 1
 
 
-def test_usage_of_a_team_is_that_of_its_users_together():
-    rules = shares(1.0, t={"users": {"c": 1.0, "d": 1.0}}, b={})
-    jobs = [claim("t", wait(1, x=20), user=user) for user in "cd"]
-    found = of_20(*jobs, claim("b", wait(1, x=20)), rules=rules, c=1800.0, d=1800.0, b=3600.0)
-    assert found == {"c": 5, "d": 5, "b": 10}
-
-
-def test_usage_lowers_the_weight_of_a_user_within_the_team():
+def test_usage_of_a_team_is_that_of_its_users():
     """By what the team has used, whatever others have."""
     rules = shares(1.0, t={"users": {"c": 1.0, "d": 1.0}}, b={})
     jobs = [claim("t", wait(1, x=20), user=user) for user in "cd"]
+    assert of_20(*jobs, claim("b", wait(1, x=20)), rules=rules, c=1800.0, d=1800.0, b=3600.0) == {
+        "c": 5,
+        "d": 5,
+        "b": 10,
+    }
     assert of_20(*jobs, rules=rules, c=3600.0, b=7200.0) == {"c": 4, "d": 16}
 
 
-def test_users_own_what_their_team_owns_by_weight_whether_they_have_jobs_or_not():
+def test_users_of_team_divide_what_it_owns_and_what_others_leave() -> None:
     rules = shares(t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}}, b={"weight": 1.0})
-    found = whole(rules, {"x": 9}, claim("t", wait(1, x=9), user="d"))
-    assert {name: each.own for name, each in found.items()} == {"c": 4.0, "d": 2.0, "b": 3.0}
-    assert found["d"].now == {"x": 9}, "it may borrow all"
+    alone = claim("t", wait(1, x=9), user="d")
+    assert own(rules, {"x": 9}, alone) == {"c": 4.0, "d": 2.0, "b": 3.0}
+    assert typed(rules, {"x": 9}, alone) == {"d": {"x": 9}}, "it may borrow all"
     both = [claim("t", wait(1, x=9), user=user) for user in "cd"]
-    assert typed(whole(rules, {"x": 9}, *both)) == {"c": {"x": 6}, "d": {"x": 3}}
-
-
-def test_users_divide_what_others_leave_to_their_team_and_are_due_what_their_team_is():
-    """Half of ten is not enough for eight: one of the two teams gives way, and is due its five."""
+    assert typed(rules, {"x": 9}, *both) == {"c": {"x": 6}, "d": {"x": 3}}
+    # Half of ten is not enough for eight: one of the two teams gives way, and is due its five.
     rules = shares(t={"users": {"c": 1.0, "d": 1.0}}, b={})
-    first = whole(rules, {"x": 10}, claim("t", wait(8), user="c"), claim("b", wait(8), at=1.0))
-    assert typed(first) == {"c": {"x": 8}}
-    late = whole(rules, {"x": 10}, claim("t", wait(8), user="c", at=1.0), claim("b", wait(8)))
-    assert typed(late) == {"b": {"x": 8}}
-    assert late["c"].due == {"x": 5}
+    first = claim("t", wait(8), user="c"), claim("b", wait(8), at=1.0)
+    assert typed(rules, {"x": 10}, *first) == {"c": {"x": 8}}
+    late = claim("t", wait(8), user="c", at=1.0), claim("b", wait(8))
+    assert typed(rules, {"x": 10}, *late) == {"b": {"x": 8}}
+    assert whole(rules, {"x": 10}, *late)["c"].due == {"x": 5}
 
 
 @pytest.mark.parametrize(
-    ("rules", "first", "second", "used"),
+    ("weight", "first", "second", "used"),
     [
         # Who has used most for its weight gives way, not who has used most, or who came last.
-        (
-            shares(1.0, a={"weight": 3.0}, b={}),
-            claim("a", wait(12), at=5.0),
-            claim("b", wait(12)),
-            (30.0, 20.0),
-        ),
+        (3.0, claim("a", wait(12), at=5.0), claim("b", wait(12)), {"a": 30.0, "b": 20.0}),
         # Of equal ones the one that came last, whatever the names; the first job of each counts.
-        (shares(a={}, b={}), claim("b", wait(12)), claim("a", wait(12), at=1.0), (0, 0)),
-        (shares(a={}, b={}), claim("b", *[wait(12)] * 9), claim("a", wait(12), at=5.0), (0, 0)),
+        (1.0, claim("b", wait(12)), claim("a", wait(12), at=1.0), {}),
+        (1.0, claim("b", *[wait(12)] * 9), claim("a", wait(12), at=5.0), {}),
     ],
 )
-def test_who_gives_way_to_whom(rules: Shares, first: Claim, second: Claim, used: tuple[float, float]):
-    found = whole(rules, {"x": 12}, first, second, a=used[0], b=used[1])
-    assert typed(found) == {first.owner.team: {"x": 12}}
+def test_who_gives_way_to_whom(weight: float, first: Claim, second: Claim, used: dict[str, float]):
+    rules = shares(1.0, a={"weight": weight}, b={})
+    assert typed(rules, {"x": 12}, first, second, **used) == {first.owner.team: {"x": 12}}
 
 
-def test_gpus_that_a_policy_has_left_are_no_use_to_its_team_unless_there_are_more():
+def test_gpus_that_a_policy_left_are_of_no_use_unless_more():
     def found(declined: int) -> dict[str, dict[str, int]]:
         grows = claim("a", held={"x": 2}, wanted={"x": 6}, declined={"x": declined})
-        return typed(whole(shares(a={}, b={}), {"x": 12}, grows, claim("b", wait(1, x=12))))
+        return typed(A_AND_B, {"x": 12}, grows, claim("b", wait(1, x=12)))
 
     assert found(3) == {"a": {"x": 6}, "b": {"x": 6}}
     assert found(4) == {"a": {"x": 2}, "b": {"x": 10}}
@@ -641,31 +465,14 @@ def test_gpus_that_a_policy_has_left_are_no_use_to_its_team_unless_there_are_mor
     assert (waits.can_start("x", 4), waits.can_start("x", 5)) == (False, True)
 
 
-def test_changes_at_one_time_count_in_net_to_the_last_digit():
-    usage, other, owner = (TeamUsage.under(shares(1.0, a={})), TeamUsage.under(shares(1.0, a={})), Owner("a"))
-    for each in (usage, other):
-        each.hold(owner, 3, 0.1)
-    for time_s in (700.1, 1234.5, 2345.6):
-        for more in (2, -2):
-            usage.hold(owner, more, time_s)
-        for later_s in (1.1, 11.3, 333.3):
-            assert usage.until(time_s + later_s) == other.until(time_s + later_s)
-
-
-def test_with_no_half_life_only_what_is_held_now_counts():
-    usage = TeamUsage.under(shares(0.0, a={}))
-    usage.hold(Owner("a"), 4, 0.0)
-    assert usage.until(HOUR_S) == {}
-
-
-def claims(*jobs: Any, nodes: Cluster, resizes: bool = True, throughput: Any = None) -> dict[str, Claim]:
-    """Claims of jobs that wait on an idle cluster."""
+def claims(*jobs: Any, nodes: Cluster, resizes: bool = True, throughput: Any = None) -> list[object]:
+    """The least and most of jobs of one team that wait on an idle cluster."""
     opened = session(make_policy("fifo"), nodes, throughput)
     for each in jobs:
         opened.submit(each, 0.0)
     total = {"x": 4, "y": 4}
     found = claims_of(opened.jobs.values(), shares(a={}), opened.speeds, total, resizes=resizes)
-    return {owner.team: each for owner, each in found.items()}
+    return [(each.least, dict(each.most)) for each in found[Owner("a")].waiting]
 
 
 def test_jobs_claim_what_they_can_use_by_type():
@@ -673,8 +480,6 @@ def test_jobs_claim_what_they_can_use_by_type():
     seconds = {1: 8.0, 2: 4.0, 3: 6.0, 4: 6.0}
     speeds = TimedSteps(lambda model, kind, place, batch: None if kind == "y" else seconds[sum(place)])
     elastic, rigid = job("e", gpus=3, low=1, high=4, user="a"), job("r", gpus=3, user="a")
-    nodes = mixed_cluster(x=(4,), y=(4,))
-    found = claims(elastic, rigid, nodes=nodes, throughput=speeds)["a"].waiting
-    assert [(each.least, dict(each.most)) for each in found] == [(1, {"x": 2}), (3, {"x": 3})]
-    rigid_policy = claims(elastic, nodes=nodes, throughput=speeds, resizes=False)["a"].waiting
-    assert [(each.least, dict(each.most)) for each in rigid_policy] == [(3, {"x": 3})]
+    more = {"nodes": mixed_cluster(x=(4,), y=(4,)), "throughput": speeds}
+    assert claims(elastic, rigid, **more) == [(1, {"x": 2}), (3, {"x": 3})]
+    assert claims(elastic, resizes=False, **more) == [(3, {"x": 3})]

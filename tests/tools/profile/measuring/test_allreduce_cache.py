@@ -42,22 +42,21 @@ def measured(folder: Path, nodes: Cluster = CPUS, **options: Any) -> tuple[Profi
     return tuple(row for row in read_profile(out).rows if row.kind == "allreduce")
 
 
-def test_the_first_profile_measures_and_the_second_one_uses_that(
-    machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_profile_measures_and_the_second_one_uses_that(machine, tmp_path, capsys) -> None:
     first = measured(tmp_path, allreduce=True)
     assert machine.reduced_on == [2, 4]
     assert read_profile(tmp_path / "allreduce.parquet").rows == first
     capsys.readouterr()
     assert measured(tmp_path, allreduce=True) == first
     assert machine.reduced_on == [2, 4]
-    told = capsys.readouterr().err
-    assert "allreduce.parquet, measured 20" in told
-    assert "UTC on the cluster of n0 4 × cpu (cpu slots)" in told
-
-
-def test_refresh_measures_anew_and_keeps_the_new_times(machine: Machine, tmp_path: Path) -> None:
-    measured(tmp_path, allreduce=True)
+    stderr = capsys.readouterr().err
+    assert "allreduce.parquet, measured 20" in stderr
+    assert "UTC on the cluster of n0 4 × cpu (cpu slots)" in stderr
+    # Times of another cluster are refused before anything is measured.
+    refused = r"on the cluster of n0 4 × cpu .*, not on the cluster of n0 to n1"
+    with pytest.raises(BadInputError, match=refused):
+        measured(tmp_path, cluster(4, 4, slots="cpu", gpu_type="cpu"), allreduce=True)
+    assert machine.reduced_on == [2, 4]
     machine.allreduce_s = 0.005
     fresh = measured(tmp_path, refresh=True)
     assert {row.step_seconds for row in fresh} == {0.005}
@@ -71,20 +70,7 @@ def test_a_named_file_serves_profiles_in_any_folder(machine: Machine, tmp_path: 
     assert machine.reduced_on == [2, 4]
 
 
-def test_times_of_another_cluster_are_refused_before_anything_is_measured(
-    machine: Machine, tmp_path: Path
-) -> None:
-    measured(tmp_path, allreduce=True)
-    with pytest.raises(
-        BadInputError, match=r"on the cluster of n0 4 × cpu .*, not on the cluster of n0 to n1"
-    ):
-        measured(tmp_path, cluster(4, 4, slots="cpu", gpu_type="cpu"), allreduce=True)
-    assert machine.reduced_on == [2, 4]
-
-
-def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(
-    machine: Machine, tmp_path: Path
-) -> None:
+def test_times_of_one_gpu_type_do_not_stand_for_another(machine, tmp_path):
     both = mixed_cluster(old=(2,), new=(4,)).model_copy(update={"slots": "cpu"})
     old = reduce(2, 10_000_000, 0.5, gpu_type="old")
     kept = tmp_path / "allreduce.parquet"
@@ -96,30 +82,18 @@ def test_times_of_one_gpu_type_do_not_stand_for_another_of_the_cluster(
     assert measured(tmp_path, both, allreduce=True) == found
     assert machine.reduced_on == [2, 4], "both are known now"
     machine.allreduce_s = 0.005
-    anew = measured(tmp_path, both, refresh=True)
-    assert old in anew
-    assert {row.step_seconds for row in anew if row != old} == {0.005}
-    assert anew == tuple(row for row in read_profile(kept).rows if row.kind == "allreduce")
+    fresh = measured(tmp_path, both, refresh=True)
+    assert old in fresh
+    assert {row.step_seconds for row in fresh if row != old} == {0.005}
+    assert fresh == tuple(row for row in read_profile(kept).rows if row.kind == "allreduce")
 
 
-def test_a_profile_of_jobs_is_no_file_of_all_reduce_times(tmp_path: Path) -> None:
+def test_clusters_differ_by_nodes_slots_and_types(tmp_path: Path) -> None:
+    others = cluster(2, 2, 2), cluster(4), cluster(2, 2, slots="cpu"), cluster(2, 2, gpu_type="p100")
+    assert len({cluster_label(each) for each in (None, cluster(2, 2), *others)}) == 6
+    assert cluster_label(cluster(2, 2)) == "the cluster of n0 to n1, each 2 × gpu (gpu slots)"
+    # A profile of jobs is no file of all reduce times.
     path = tmp_path / "profile.parquet"
     write_profile(Profile((step(1, 8, 0.1), reduce(2, 10, 0.1))), path)
     with pytest.raises(BadInputError, match="is not a file of all-reduce times"):
         AllReduceCache.read(path, "this cluster")
-
-
-def test_clusters_are_told_apart_by_nodes_slots_and_types() -> None:
-    labels = {
-        cluster_label(each)
-        for each in (
-            None,
-            cluster(2, 2),
-            cluster(2, 2, 2),
-            cluster(4),
-            cluster(2, 2, slots="cpu"),
-            cluster(2, 2, gpu_type="p100"),
-        )
-    }
-    assert len(labels) == 6
-    assert cluster_label(cluster(2, 2)) == "the cluster of n0 to n1, each 2 × gpu (gpu slots)"

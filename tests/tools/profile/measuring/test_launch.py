@@ -30,20 +30,18 @@ def test_the_command_is_torchrun_on_this_machine() -> None:
     )
 
 
-def test_a_cpu_slot_is_one_thread_and_sees_no_gpu() -> None:
+def test_the_environment_of_workers() -> None:
     script = Script("net", ("train.py",), env={"A": "1", "CUDA_VISIBLE_DEVICES": "0"}, slots="cpu")
     found = environment(script, Path("request.json"))
     assert found["OMP_NUM_THREADS"] == "1"
     assert found["CUDA_VISIBLE_DEVICES"] == ""
     assert (found["A"], found[ENV_PROFILE]) == ("1", "request.json")
-
-
-def test_gpu_workers_keep_their_threads_and_devices() -> None:
+    # GPU workers keep their threads and devices.
     found = environment(Script("net", ("train.py",), slots="gpu"), Path("request.json"))
     assert found == {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: "request.json"}
 
 
-def test_a_crash_names_model_gang_and_batch(tmp_path: Path) -> None:
+def test_a_failure_names_model_gang_and_batch_or_what_to_do(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "run" / "attempt_0" / "0" / "stderr.log"
     log.parent.mkdir(parents=True)
     log.write_text(TRACE)
@@ -51,9 +49,7 @@ def test_a_crash_names_model_gang_and_batch(tmp_path: Path) -> None:
     assert failure(Script("net", ()), 2, 1, outcome, tmp_path) == (
         'measuring model "net" on 2 workers: the script failed at local batch 32: KeyError: 7'
     )
-
-
-def test_a_script_without_the_library_is_told_what_to_do(tmp_path: Path) -> None:
+    # A script without the library is named with what to do.
     text = failure(Script("net", ()), 1, 0, None, tmp_path)
     assert "ended without serving the measurement" in text
     assert "elastic.init()" in text
@@ -67,9 +63,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_worker_whose_torchrun_was_killed_is_not_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_whose_torchrun_was_killed_ends(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     argv = (sys.executable, "-c", LOSES_ITS_WORKER, str(tmp_path / "pid"))
     monkeypatch.setattr(launching, "torchrun", lambda *_: argv)
@@ -104,22 +98,20 @@ if os.environ["RANK"] == "0":
     time.sleep(600)
 while not done.exists():
     time.sleep(0.01)
-os.kill(os.getpid(), options.kill) if options.kill else os._exit(7)
+os.kill(os.getpid(), options.kill)
 """
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("number", "ended"), [(signal.SIGKILL, -signal.SIGKILL), (0, 7)])
-def test_torchrun_ends_as_the_worker_that_failed_first_listens_on_nothing_and_leaves_no_file_of_its_own(
-    tmp_path: Path, number: int, ended: int
-) -> None:
+def test_torchrun_ends_as_the_worker_that_failed_first(tmp_path: Path) -> None:
+    """It listens on nothing and leaves no file of its own."""
     script = tmp_path / "tiny.py"
     script.write_text(TWO_RANKS)
-    command = (str(script), "--n", "128", "--kill", str(int(number)))
+    command = (str(script), "--n", "128", "--kill", str(int(signal.SIGKILL)))
     argv = torchrun(command, 2, standalone("127.0.0.1"), tmp_path / "logs")
     env = {**os.environ, **NO_STORE, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, env=env, cwd=tmp_path, check=False, capture_output=True)
-    assert done.returncode == ended, done.stderr
+    assert done.returncode == -signal.SIGKILL, done.stderr
     assert [path.read_text() for path in tmp_path.rglob("stdout.log")] == ["256 []\n"] * 2
     assert {path.name for path in tmp_path.iterdir()} == {"tiny.py", "logs"}
 

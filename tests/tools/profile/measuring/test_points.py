@@ -18,13 +18,7 @@ from pliant.schemas.io import read_profile, write_cluster, write_jobs
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.measuring import run as sweep
 from pliant.tools.profile.measuring.launch import PointsFile
-from pliant.tools.profile.measuring.plan import MeasuringOptions
-from pliant.tools.profile.measuring.request import (
-    MeasurementRequest,
-    Point,
-    PointSearch,
-    is_measured,
-)
+from pliant.tools.profile.measuring.request import MeasurementRequest, Point, PointSearch, is_measured
 from tests.builders import cluster, job
 from tests.tools.profile.measuring.machine import Machine
 from tests.tools.run.site import until
@@ -69,13 +63,7 @@ def rows(made: Profile) -> list[tuple[object, ...]]:
     "error", [KeyboardInterrupt(), SystemExit(143), JobsFailedError("net: KeyError: 7")], ids=repr
 )
 @pytest.mark.parametrize("costs", [False, True])
-def test_the_same_command_measures_the_rest_alone(
-    here: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: BaseException,
-    costs: bool,
-) -> None:
+def test_the_same_command_measures_the_rest_alone(here, monkeypatch, capsys, error, costs):
     whole = Machine()
     measure_with(whole, monkeypatch, output="whole.parquet", costs=costs)
     cut, rest = Machine(ends_at(8, error)), Machine()
@@ -83,13 +71,11 @@ def test_the_same_command_measures_the_rest_alone(
         measure_with(cut, monkeypatch, costs=costs)
     kept = here / "p.points.jsonl"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    assert "what was measured is in p.points.jsonl: the same command goes on from there" in (
-        capsys.readouterr().err
-    )
+    goes_on = "what was measured is in p.points.jsonl: the same command goes on from there"
+    assert goes_on in capsys.readouterr().err
     measure_with(rest, monkeypatch, costs=costs)
-    assert f"{len(cut.measured)} of {len(whole.measured)} measurements were already made" in (
-        capsys.readouterr().err
-    )
+    known = f"{len(cut.measured)} of {len(whole.measured)} measurements were already made"
+    assert known in capsys.readouterr().err
     again = 1 if costs else 0  # the launch that was cut short measures costs after a step
     assert len(cut.measured) + len(rest.measured) <= len(whole.measured) + again
     assert set(cut.measured) | set(rest.measured) == set(whole.measured)
@@ -97,34 +83,6 @@ def test_the_same_command_measures_the_rest_alone(
     starts = {row.start_seconds for row in read_profile("p.parquet").rows}
     assert starts == ({1.0} if costs else {None})
     assert not kept.exists()
-
-
-def test_only_the_model_whose_script_failed_is_measured_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing = Machine(ends_at(8, JobsFailedError("net: KeyError: 7")))
-    with pytest.raises(JobsFailedError, match="KeyError: 7"):
-        measure_with(failing, monkeypatch)
-    assert {row.model for row in read_profile("p.parquet").rows} == {"other"}
-    rest = Machine()
-    measure_with(rest, monkeypatch)
-    assert {name for name, _, _ in rest.measured} == {"net"}
-    assert {row.model for row in read_profile("p.parquet").rows} == {"net", "other"}
-
-
-def test_a_batch_that_ran_out_of_memory_is_not_tried_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = {"batches": "2,4,64", "model": ["net"]}
-    cut = Machine(ends_at(11, KeyboardInterrupt()), limit=12)
-    with pytest.raises(KeyboardInterrupt):
-        measure_with(cut, monkeypatch, **options)
-    rest = Machine(limit=12)
-    measure_with(rest, monkeypatch, **options)
-    assert 64 in [batch for _, _, batch in cut.measured]
-    assert 64 not in [batch for _, _, batch in rest.measured]
-    found = {row.local_batch: row.feasible for row in read_profile("p.parquet").rows if row.gpus == 1}
-    assert (found[4], found[64]) == (True, False)
 
 
 def test_all_reduces_go_on_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,9 +101,7 @@ def test_all_reduces_go_on_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("change", ["script", "iterations", "batches"])
-def test_points_of_another_script_or_command_do_not_count(
-    here: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_points_of_another_script_or_command_do_not_count(here, monkeypatch, change):
     with pytest.raises(KeyboardInterrupt):
         measure_with(Machine(ends_at(8, KeyboardInterrupt())), monkeypatch)
     if change == "script":
@@ -156,9 +112,7 @@ def test_points_of_another_script_or_command_do_not_count(
     assert ("net", 1, 2) in again.measured
 
 
-def test_what_a_crash_has_torn_is_left_out_and_what_follows_is_whole(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_crash_has_torn_is_skipped(here, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         measure_with(Machine(ends_at(8, KeyboardInterrupt())), monkeypatch)
     kept = here / "p.points.jsonl"
@@ -179,9 +133,7 @@ def test_what_a_crash_has_torn_is_left_out_and_what_follows_is_whole(
         ("nothing\n", "points.jsonl:1"),
     ],
 )
-def test_another_file_or_a_damaged_one_is_refused_and_kept(
-    here: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
-) -> None:
+def test_another_file_or_a_damaged_one_is_refused_and_kept(here, monkeypatch, text, problem):
     path = here / "p.points.jsonl"
     path.write_text(text)
     machine = Machine()
@@ -196,9 +148,7 @@ def test_a_file_that_cannot_be_read_is_not_one_that_is_missing(tmp_path: Path) -
     assert PointsFile.read(tmp_path / "missing").count({"a"}) == 0
 
 
-def test_a_profile_into_a_pipe_keeps_points_where_it_is_told(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_into_a_pipe_keeps_points_in_a_named_file(here, monkeypatch):
     trouble = ends_at(8, KeyboardInterrupt())
     for options, left in (({}, []), ({"points": "here.jsonl"}, ["here.jsonl"])):
         with pytest.raises(KeyboardInterrupt):
@@ -250,8 +200,8 @@ COMMAND = (
 
 
 @pytest.mark.torch
-def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: Path) -> None:
-    """It is ended time and again at its last batch, and measures the two before that once."""
+def test_a_real_measurement_goes_on_where_it_ended(tmp_path: Path) -> None:
+    """It is ended repeatedly at its last batch, and measures the two before that once."""
     (tmp_path / "train.py").write_text(HELD)
     write_jobs([job("a", model="net", command=("train.py",), batch=8)], tmp_path / "jobs.jsonl")
     write_cluster(cluster(1, slots="cpu", gpu_type="cpu"), tmp_path / "cluster.json")
@@ -268,11 +218,11 @@ def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: P
             started = psutil.Process(ended.pid).children(recursive=True)
             ended.send_signal(signal.SIGINT)  # it goes on
             ended.send_signal(getattr(signal, end))
-            said = ended.communicate()[1].decode()
-        assert ended.returncode == code, (end, said)
+            stderr = ended.communicate()[1].decode()
+        assert ended.returncode == code, (end, stderr)
         assert not (tmp_path / "p.parquet").exists(), end
         assert kept.read_bytes().count(b"\n") == 3, end
-        assert (known in said) is (end != "SIGKILL"), "the first of them had to measure"
+        assert (known in stderr) is (end != "SIGKILL"), "the first of them had to measure"
         assert started
         if end != "SIGKILL":
             psutil.wait_procs(started)
@@ -282,9 +232,3 @@ def test_a_real_measurement_goes_on_where_it_ended_whatever_ended_it(tmp_path: P
     assert known in again.stderr
     assert {row.local_batch for row in read_profile(tmp_path / "p.parquet").rows} == {2, 4, 8}
     assert not kept.exists()
-
-
-def test_options_for_measuring_are_no_part_of_a_prediction(here: Path) -> None:
-    with pytest.raises(PliantError, match="--predict measures nothing"):
-        profile("jobs.jsonl", predict="p.parquet", points="x.jsonl")
-    assert MeasuringOptions().costs is False

@@ -36,15 +36,12 @@ def found(profile: Profile) -> dict[tuple[int, int, int], ProfileRow]:
 CPUS = cluster(2, slots="cpu", gpu_type="cpu")
 
 
-def test_one_launch_a_gang_size_whatever_the_number_of_batches() -> None:
-    machine = Machine()
-    rows = found(profiled(machine, CPUS, low=1, high=2, batch=8))
+def test_one_launch_a_gang_size_tells_computing_from_waiting() -> None:
+    machine, steps = Machine(), list[tuple[int, int | None]]()
+    count = {"progress": lambda done, total: steps.append((done, total))}
+    rows = found(profiled(machine, CPUS, low=1, high=2, batch=8, more=count))
     assert [(name, workers) for name, workers, _ in machine.launches] == [("net", 1), ("net", 2)]
     assert set(rows) == {(1, 2, 1), (1, 4, 1), (1, 8, 1), (2, 2, 1), (2, 4, 1)}
-
-
-def test_computing_and_synchronisation_are_told_apart() -> None:
-    rows = found(profiled(Machine(), CPUS, low=1, high=2, batch=8))
     gang = rows[2, 4, 1]
     assert gang.step_seconds == pytest.approx(0.045)
     assert gang.compute_seconds == pytest.approx(0.04)
@@ -53,6 +50,9 @@ def test_computing_and_synchronisation_are_told_apart() -> None:
     alone = rows[1, 8, 1]
     assert (alone.compute_seconds, alone.sync_seconds) == (alone.step_seconds, 0.0)
     assert (alone.parameters, alone.peak_memory, alone.iterations) == (7, 100, 3)
+    assert steps == sorted(steps)
+    assert all(total is not None and done <= total for done, total in steps)
+    assert steps[-1][0] == steps[-1][1]
 
 
 def test_running_out_of_memory_starts_again_below() -> None:
@@ -69,7 +69,7 @@ def test_running_out_of_memory_starts_again_below() -> None:
     assert no_batch[2, 20, 1].feasible, "the largest that fits, on each worker"
 
 
-def test_below_a_batch_that_fitted_first_and_then_did_not_the_search_goes_on() -> None:
+def test_below_a_batch_that_fitted_only_once_the_search_goes_on() -> None:
     machine, late = Machine(limit=20), list[Point]()
 
     def close_to_the_limit(
@@ -109,39 +109,22 @@ def test_where_nothing_fits_no_gang_is_started() -> None:
     assert notes == ['model "net": no batch fits one worker; no gang was measured']
 
 
-def test_all_reduces_are_measured_on_request_on_a_grid_that_does_not_depend_on_the_jobs() -> None:
-    nodes = cluster(4, slots="cpu", gpu_type="cpu")
-    sums = [
-        row
-        for row in profiled(Machine(), nodes, options=MeasuringOptions(allreduce=True)).rows
-        if not row.model
-    ]
+def test_all_reduces_are_measured_on_a_grid_once() -> None:
+    nodes, asked = cluster(4, slots="cpu", gpu_type="cpu"), MeasuringOptions(allreduce=True)
+    sums = [row for row in profiled(Machine(), nodes, options=asked).rows if not row.model]
     grid = [100_000, 1_000_000, 5_000_000, 10_000_000]
     assert [(row.gpus, row.parameters) for row in sums] == [(gpus, size) for gpus in (2, 4) for size in grid]
     assert {(row.kind, row.local_batch) for row in sums} == {("allreduce", 0)}
-
-
-def test_all_reduces_that_are_known_are_not_measured_again() -> None:
+    # All reduces that are known are not measured again.
     machine, known = Machine(), (reduce(2, 100_000, 0.5, "cpu"),)
     made = profiled(machine, CPUS, options=MeasuringOptions(allreduce=True), more={"allreduce": known})
     assert known[0] in made.rows
     assert not any(request.weights for _, _, request in machine.launches)
-
-
-def test_the_file_says_where_it_comes_from() -> None:
+    # The file says where it comes from.
     facts = dict(profiled(Machine(), CPUS, more={"command_line": "pliant profile j"}).metadata)
     assert facts["command"] == "pliant profile j"
     assert facts["torch"] == "2"
     assert {"tool", "host", "device", "driver", "seed"} <= set(facts)
-
-
-def test_progress_never_passes_its_total() -> None:
-    steps: list[tuple[int, int | None]] = []
-    count = {"progress": lambda done, total: steps.append((done, total))}
-    profiled(Machine(), CPUS, low=1, high=2, batch=8, more=count)
-    assert steps == sorted(steps)
-    assert all(total is not None and done <= total for done, total in steps)
-    assert steps[-1][0] == steps[-1][1]
 
 
 def crashes(script: Script, workers: int, request: MeasurementRequest, advance: Advance) -> LaunchEnd:
@@ -169,7 +152,7 @@ def slowed(machine: Machine, visits: int) -> None:
     machine.disturbed = disturbed
 
 
-def test_a_launch_whose_times_disagree_is_started_again_once_the_machine_is_quiet() -> None:
+def test_a_launch_whose_times_disagree_is_repeated_in_quiet() -> None:
     machine, waited, notes = Machine(), list[int](), list[str]()
     slowed(machine, visits=6)
 
@@ -190,7 +173,7 @@ def test_a_launch_whose_times_disagree_is_started_again_once_the_machine_is_quie
 @pytest.mark.parametrize(
     ("patience_s", "is_quiet"), [(0.0, True), (60.0, False)], ids=["no patience", "never quiet"]
 )
-def test_what_could_not_be_measured_again_says_how_far_it_is_off(patience_s: float, is_quiet: bool) -> None:
+def test_what_could_not_be_measured_again_keeps_its_spread(patience_s: float, is_quiet: bool) -> None:
     machine = Machine()
     slowed(machine, visits=40)
     options = MeasuringOptions(gpus=(1, 2), batches=(4,), patience_s=patience_s)
@@ -206,9 +189,7 @@ def test_what_could_not_be_measured_again_says_how_far_it_is_off(patience_s: flo
     [(1, [100.0, 50.0], True), (2, [60.0, 20.0], True), (2, [100.0] * 4, False)],
     ids=["one core is enough for one worker", "two need both", "never"],
 )
-def test_what_is_waited_for_is_as_many_free_cores_as_workers(
-    monkeypatch: pytest.MonkeyPatch, workers: int, busy: list[float], is_quiet: bool
-) -> None:
+def test_what_is_waited_for_is_as_many_free_cores_as_workers(monkeypatch, workers, busy, is_quiet):
     left, now_s = iter(busy), [0.0]
 
     def percent(interval: float) -> float:

@@ -7,18 +7,14 @@ import pytest
 from pliant.tools.profile.torchrun.start import LONGEST, last_words, printable
 
 
-def test_a_line_is_cut_and_has_nothing_that_acts_on_a_terminal() -> None:
+def test_a_line_is_cut_and_printable_and_only_end_is_looked_at(tmp_path: Path) -> None:
     assert printable("no \x1b[31mroom\x07") == "no \\x1b[31mroom\\x07"
     assert len(printable("x" * 1000)) == LONGEST
-
-
-def test_only_the_end_of_a_long_file_is_looked_at(tmp_path: Path) -> None:
+    # Only the end of a long file is looked at.
     path = tmp_path / "stderr.log"
     path.write_text("ValueError: of long ago\n" + "warning\n" * 100_000 + "the last line\n\n")
     assert last_words([path]) == "the last line"
-
-
-def test_files_that_are_not_there_say_nothing(tmp_path: Path) -> None:
+    # Files that are not there say nothing.
     assert last_words([tmp_path / "0" / "stderr.log"], tmp_path / "other") == ""
 
 
@@ -51,9 +47,7 @@ SYNTAX = '  File "/home/ada/train.py", line 7\n    def f(:\n          ^\nSyntaxE
         ([], "", ""),
     ],
 )
-def test_the_worker_that_failed_first_has_the_word_and_else_the_launcher(
-    tmp_path: Path, workers: list[str], launcher: str, words: str
-) -> None:
+def test_the_worker_that_failed_first_has_word_and_else_launcher(tmp_path, workers, launcher, words):
     logs = [tmp_path / str(rank) / "stderr.log" for rank in range(len(workers))]
     for path, text in zip(logs, workers, strict=True):
         path.parent.mkdir()

@@ -36,26 +36,21 @@ def _two_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_on_several_nodes_it_is_the_interface_of_the_node_s_own_address() -> None:
+def test_on_several_nodes_workers_stay_on_interface_of_address(monkeypatch):
     stay_on_interface(SEVERAL)
     assert [os.environ[name] for name in VARIABLES] == ["ib0", "=ib0"]
-
-
-@pytest.mark.parametrize("words", [ONE, (*SEVERAL[:3], "--local-addr=10.0.0.3")])
-def test_on_one_node_and_at_an_unknown_address_nothing_is_said(words: tuple[str, ...]) -> None:
-    stay_on_interface(words)
-    assert not os.environ.keys() & set(VARIABLES)
-
-
-def test_what_the_job_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")  # what the job has chosen stays
     stay_on_interface(SEVERAL)
     assert [os.environ[name] for name in VARIABLES] == ["eth0", "=ib0"]
 
 
-def test_the_loopback_interface_is_refused_on_several_nodes_before_anything_waits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("words", [ONE, (*SEVERAL[:3], "--local-addr=10.0.0.3")])
+def test_on_one_node_or_at_an_unknown_address_nothing_is_set(words: tuple[str, ...]) -> None:
+    stay_on_interface(words)
+    assert not os.environ.keys() & set(VARIABLES)
+
+
+def test_the_loopback_interface_is_refused_on_several_nodes(monkeypatch, capsys):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     stay_on_interface(ONE)
     monkeypatch.setattr(sys, "argv", ["run_torchrun.py", *SEVERAL])
@@ -78,7 +73,7 @@ while True:
 """
 
 
-def test_a_notice_to_torchrun_reaches_its_workers_which_save_and_end_well(tmp_path: Path) -> None:
+def test_a_notice_reaches_workers_which_save_and_end_well(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(REPORTS)
     plan = Plan(job="a", generation=1, attempt=1, members=())
     (tmp_path / "plan.json").write_text(plan.model_dump_json())

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Owner, Shares, Sharing
 from pliant.schemas.job import Job
-from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.policy import Decision, Policy, Target
+from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import job
-from tests.tools.schedule.test_shares import shares
+from tests.builders import cluster, job
+
+
+def shares(half_life_hours: float = 0.0, **teams: dict[str, Any]) -> Shares:
+    """Teams whose one user has the team's name, unless they say otherwise."""
+    listed = {name: {"users": (name,), **rules} for name, rules in teams.items()}
+    return Shares.model_validate({"teams": listed, "half_life_hours": half_life_hours})
+
 
 THREE = shares(x={}, y={}, z={})
 TWO = shares(x={}, y={})
@@ -92,34 +99,59 @@ def owned(answer: Callable[[Snapshot], Decision] = takes, **more: Any) -> type[O
     return type("Owned", (Owned,), {"answer": staticmethod(answer), "seen": {}, **more})
 
 
-def opened(
-    nodes: Cluster, rules: Any, *jobs: Job, policy: type[Owned] | None = None, trace: Sequence[Job] = ()
+def world(
+    nodes: Cluster,
+    rules: Shares | None,
+    *jobs: Job | tuple[Job, dict[str, int]],
+    policy: str | type[Owned] = "fifo",
+    throughput: Throughput | None = None,
+    trace: Sequence[Job] = (),
+    **used: float,
 ) -> Session:
-    made = (policy or owned())()
-    held = Session(made, nodes.model_copy(update={"shares": rules}), CurveThroughput(), trace=trace)
-    for each in jobs:
-        held.submit(each, each.submit_time)
+    """A shared cluster on which jobs hold GPUs, of n0 unless stated, each a second longer than the next.
+
+    :param used: what teams have used, in GPU-seconds.
+    """
+    made = make_policy(policy) if isinstance(policy, str) else policy()
+    shared = nodes.model_copy(update={"shares": rules})
+    held = Session(made, shared, throughput or CurveThroughput(), trace=trace)
+    for at, each in enumerate(jobs):
+        spec, place = each if isinstance(each, tuple) else (each, {"n0": each.gpus.requested})
+        held.submit(spec, float(at))
+        held.adopt([Holding(spec.id, tuple(place.items()))], float(at))
+    for team, gpu_s in used.items():
+        assert held.usage is not None
+        held.usage.gpu_s[Owner(team)] = gpu_s
     return held
 
 
-def rigid(name: str, gpus: int, user: str = "", at: float = 0.0, **more: Any) -> Job:
-    return job(name, at=at, gpus=gpus, user=user or name[0], gpu_seconds=1e6, **more)
+def rigid(name: str, gpus: int, user: str = "", **more: Any) -> Job:
+    return job(name, gpus=gpus, user=user or name[0], gpu_seconds=1e6, **more)
 
 
 def elastic(name: str, gpus: int, low: int = 1, high: int = 8, **more: Any) -> Job:
     return rigid(name, gpus, low=low, high=high, **more)
 
 
-def running(held: Session, *jobs: tuple[Job, dict[str, int]]) -> Session:
-    """These jobs hold these GPUs, each of them a second longer than the next."""
-    for at, (each, place) in enumerate(jobs):
-        held.submit(each, float(at))
-        held.adopt([Holding(each.id, tuple(place.items()))], float(at))
-    return held
+def rigids(team: str, count: int, gpus: int) -> list[Job]:
+    return [rigid(f"{team}{number}", gpus) for number in range(count)]
 
 
-def decided(held: Session, time_s: float) -> dict[str, str]:
-    return {each.job.id: each.step for each in held.decide(time_s)}
+def comes(held: Session, *jobs: Job, at: float = 10.0) -> dict[str, str]:
+    """The steps of a decision once these jobs have come."""
+    for each in jobs:
+        held.submit(each.model_copy(update={"submit_time": at}), at)
+    return {each.job.id: each.step for each in held.decide(at)}
+
+
+def together(*node_gpus: int) -> Cluster:
+    """A cluster on which any two jobs may share GPUs."""
+    return cluster(*node_gpus).model_copy(update={"sharing": Sharing(unmeasured="together")})
+
+
+def pairs_up(held: Session, new: Job, place: dict[str, int], beside: str, at: float = 5.0) -> None:
+    held.submit(new, at)
+    held.adopt([Holding(new.id, tuple(place.items()), beside=beside)], at)
 
 
 def last(held: Session, user: str) -> Seen:

@@ -15,7 +15,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target, parameter_names
-from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
+from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.assignment import assign
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
@@ -25,11 +25,12 @@ from tests.tools.schedule.session.test_session import opened as everyone
 from tests.tools.schedule.session.test_session import steps
 
 NAMES = "abcdef"
+POOLS = {"x": (4, 3), "y": (2, 2, 2)}, {"x": (4, 3, 2)}
 SIZES = st.lists(st.integers(0, 6), min_size=len(NAMES), max_size=len(NAMES))
 
 
 class Sizes(Policy):
-    """Gives everybody the size that the test says, of any type, as far as the total allows."""
+    """Gives each job the size that the test sets, of any type, as far as the total allows."""
 
     name = "sizes"
     elasticity = "size"
@@ -53,9 +54,9 @@ def opened(**gpus: tuple[int, ...]) -> Session:
 
 
 @settings(max_examples=examples(40), deadline=None)
-@given(st.lists(SIZES, min_size=1, max_size=6))
-def test_everybody_gets_the_size_or_keeps_what_was_held(rounds: list[list[int]]):
-    held = opened(x=(4, 3), y=(2, 2, 2))
+@given(st.lists(SIZES, min_size=1, max_size=6), st.sampled_from(POOLS))
+def test_each_gets_size_or_of_several_types_keeps_what_it_held(rounds, gpus):
+    held = opened(**gpus)
     assert isinstance(held.policy, Sizes)
     for wanted in rounds:
         before = {name: held.jobs[name].placement for name in NAMES}
@@ -64,7 +65,7 @@ def test_everybody_gets_the_size_or_keeps_what_was_held(rounds: list[list[int]])
         held.decide(0)
         for name in NAMES:
             state = held.jobs[name]
-            assert state.gpus == targets[name].gpus or state.placement == before[name]
+            assert state.gpus == targets[name].gpus or (len(gpus) > 1 and state.placement == before[name])
             assert len({held.free.node(node).gpu_type for node, _ in state.placement}) <= 1
         seats = [seat for state in held.jobs.values() for seat in state.placement]
         for node in held.nodes:
@@ -72,20 +73,7 @@ def test_everybody_gets_the_size_or_keeps_what_was_held(rounds: list[list[int]])
             assert held.free.free_on(node.name) == node.gpus - used >= 0
 
 
-@settings(max_examples=examples(30), deadline=None)
-@given(SIZES, SIZES)
-def test_on_one_type_everybody_gets_the_size(first: list[int], second: list[int]):
-    held = opened(x=(4, 3, 2))
-    assert isinstance(held.policy, Sizes)
-    for wanted in (first, second):
-        held.policy.wanted = dict(zip(NAMES, wanted, strict=True))
-        targets = held.policy.decide(held.snapshot(0), held.rng).targets
-        held.decide(0)
-        assert {name: held.jobs[name].gpus for name in NAMES} == {n: t.gpus for n, t in targets.items()}
-
-
-QUICK = sorted(set(policy_names()) - {"drl", "ones", "pollux"})
-"""Policies without a search of their own."""
+QUICK = ["fifo", "fair-share", "gavel", "optimus", "shadow-price", "slurm", "srtf", "tiresias", "sia"]
 
 
 def nodes(*found: dict[str, Any]) -> Cluster:
@@ -123,7 +111,7 @@ def test_a_job_goes_where_its_demands_are_met(spec: Job, on: list[dict[str, Any]
     assert started(spec, on=nodes(*on)).jobs["a"].placement == place
 
 
-def test_a_job_waits_for_cpus_beside_free_gpus_and_one_without_demands_does_not():
+def test_a_job_waits_for_cpus_and_one_without_demands_does_not():
     full = nodes({"gpus": 4, "cpus": 8.0})
     held = started(needy("a", 2, cpu=4.0), needy("b", 1, 1.0, cpu=1.0), on=full)
     assert [held.jobs[name].gpus for name in "ab"] == [2, 0]
@@ -147,16 +135,12 @@ def test_parameter_servers_sit_on_nodes_without_gpus():
     held.end("a", 9)
     held.decide(9)
     assert held.jobs["b"].servers == (("n2", 1),)
-
-
-def test_a_job_whose_parameter_server_vanishes_waits_again():
-    held = started(needy("a", 2, ps={"cpu": 1.0}), on=nodes({"gpus": 2}, {"gpus": 0, "cpus": 1.0}))
-    assert [each.id for each in held.node_down("n1", 5)] == ["a"]
-    held.decide(5)
-    assert not held.jobs["a"].gpus
-    held.node_up("n1", 6)
-    held.decide(6)
-    assert held.jobs["a"].servers == (("n1", 1),)
+    assert [each.id for each in held.node_down("n2", 10)] == ["b"]
+    held.decide(10)
+    assert not held.jobs["b"].gpus, "without its parameter server it waits"
+    held.node_up("n2", 11)
+    held.decide(11)
+    assert held.jobs["b"].servers == (("n2", 1),)
 
 
 @pytest.mark.parametrize("each", [1, 2])
@@ -168,7 +152,7 @@ def test_a_place_that_lacks_memory_gives_way_to_another(each: int):
     assert held.jobs["a"].placement == (("n1", 2),)
 
 
-def test_a_policy_may_name_the_nodes_of_parameter_servers_and_must_name_enough():
+def test_a_policy_that_names_nodes_of_servers_names_enough():
     on = nodes({"gpus": 2}, {"gpus": 0}, {"gpus": 0})
     held = everyone(on, needy("a", 2, ps={"bandwidth": 1.0}, bandwidth=1.0))
     steps(held, 0, a=Target(2, servers=(("n1", 1), ("n2", 1))))
@@ -187,35 +171,29 @@ def test_no_policy_gives_away_more_than_nodes_have(name: str):
     short = {"slot_seconds": 8.0} if "slot_seconds" in parameter_names(policy_class(name)) else {}
     held = session(make_policy(name, short), on)
     rng = np.random.default_rng(3)
-    for index in range(24):
+    for index in range(12):
         demand = {"cpu": float(rng.integers(1, 4)), "memory": float(rng.integers(1, 12))}
         ps = {"cpu": 1.0} if index % 4 == 0 else {}
         more = {"low": 1, "high": 4, "gpu_seconds": 30, "resources": {"worker": demand, "ps": ps}}
         held.submit(job(f"j{index}", at=index, gpus=1 + index % 3, **more), index)
-    for moment in range(24, 424, 8):
+    for moment in range(12, 412, 8):
         for each in [each for each in held.jobs.values() if (each.finish_time_s() or moment + 1) <= moment]:
             held.end(each.id, moment)
         held.decide(moment)
-        check_nothing_is_given_twice(held)
+        used: Counter[tuple[str, str]] = Counter()
+        for each in held.jobs.values():
+            demands = each.spec.resources
+            for place, demand in ((each.placement, demands.worker), (each.servers, demands.ps)):
+                for node, count in place:
+                    used.update({(node, resource): amount * count for resource, amount in demand.items()})
+        for node in held.cluster.nodes:
+            for resource, amount in capacities(node).items():
+                assert used[node.name, resource] <= amount + 1e-6, (node.name, resource)
     assert not held.jobs, f"{name} never runs {sorted(held.jobs)}"
 
 
-def check_nothing_is_given_twice(held: Session) -> None:
-    used: Counter[tuple[str, str]] = Counter()
-    for each in held.jobs.values():
-        demands = each.spec.resources
-        for place, demand in ((each.placement, demands.worker), (each.servers, demands.ps)):
-            for node, count in place:
-                used.update({(node, resource): amount * count for resource, amount in demand.items()})
-    for node in held.cluster.nodes:
-        for resource, amount in capacities(node).items():
-            assert used[node.name, resource] <= amount + 1e-6, (node.name, resource)
-
-
 @pytest.mark.parametrize(("cut", "place"), [((), (("x-1", 2),)), (("a",), (("x-0", 1), ("x-1", 1)))])
-def test_a_job_that_has_given_gpus_back_trains_on_where_it_is(
-    cut: tuple[str, ...], place: tuple[tuple[str, int], ...]
-) -> None:
+def test_a_job_that_has_given_gpus_back_stays_where_it_is(cut, place):
     """Two GPUs on one node would be closer together; but to go there it would have to start again."""
     held = opened(x=(2, 4))
     held.adopt([Holding("a", (("x-0", 1),)), Holding("b", (("x-0", 1),))], 0.0)

@@ -1,21 +1,27 @@
-"""Jobs that are held and nodes that are drained, as a session shows them to a policy."""
+"""Jobs that are held or wait for others, arrays, limits of users, and drained nodes, as policies see them."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from pliant.schemas.checks import oversized
+from pliant.schemas.checks import check_after, oversized
 from pliant.schemas.cluster import UserLimit
+from pliant.schemas.errors import BadInputError
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.explain import explanations
 from pliant.tools.schedule.from_log import session_from_events
+from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, PolicyError
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.commands import Commands
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, session
+from pliant.tools.schedule.snapshot import Snapshot
+from tests.builders import FREE_CHANGES, cluster, job, session
+from tests.tools.replay.world import play, story
 from tests.tools.run.stories import Story
 from tests.tools.schedule.session.test_session import Says, opened, steps
 
@@ -25,7 +31,7 @@ def placed(held: Session) -> dict[str, dict[str, int]]:
 
 
 def changes(held: Session) -> list[tuple[str, str]]:
-    """What the policy is to hear next, of whom."""
+    """What the policy is to be shown next, of whom."""
     return [
         (change.kind, change.job.id if change.job is not None else f"{change.node.name} {change.gpus}")
         for change in held.changes
@@ -43,7 +49,7 @@ def elastic(name: str, low: int = 1, high: int = 8, gpus: int = 1):
     return job(name, gpus=gpus, low=low, high=high, work={"samples": 1000})
 
 
-def test_a_job_that_is_held_gives_up_its_gpus_before_the_policy_is_asked_and_is_not_shown():
+def test_a_job_that_is_held_gives_up_its_gpus_and_is_not_shown():
     held = on(opened(cluster(4), job("a", gpus=2), job("b", gpus=4)), a={"n0": 2})
     held.hold_back("a", 2.0, "alice")
     assert changes(held) == [("cancelled", "a")]
@@ -54,7 +60,7 @@ def test_a_job_that_is_held_gives_up_its_gpus_before_the_policy_is_asked_and_is_
         steps(held, 4.0, a=2)
 
 
-def test_the_policy_hears_nothing_of_a_job_while_it_is_held_and_that_it_arrives_when_it_is_let_go():
+def test_a_job_that_is_held_has_left_and_arrives_when_released():
     held = on(opened(cluster(4), job("a", gpus=2), job("b")), a={"n0": 2})
     held.hold_back("a", 2.0, "alice")
     held.hold_back("a", 2.5, "alice")
@@ -62,6 +68,7 @@ def test_the_policy_hears_nothing_of_a_job_while_it_is_held_and_that_it_arrives_
     held.prioritize("a", 3.0, 5.0)
     held.let_go("b", 3.5)
     assert changes(held) == [("cancelled", "a")]
+    assert "a" not in predictions(copy_of(held), 3.5, asks_now=True)
     held.let_go("a", 4.0)
     assert changes(held) == [("cancelled", "a"), ("arrived", "a")]
     held.hold_back("a", 5.0, "alice")
@@ -70,7 +77,7 @@ def test_the_policy_hears_nothing_of_a_job_while_it_is_held_and_that_it_arrives_
     assert not held.commands.held
 
 
-def test_where_the_policy_fails_a_job_that_is_held_goes_on_until_the_next_decision():
+def test_where_policy_fails_a_held_job_goes_on_until_it_decides():
     held = on(opened(cluster(4), job("a", gpus=2), job("b", gpus=4)), a={"n0": 2})
     held.hold_back("a", 2.0, "alice")
     with pytest.raises(PolicyError):
@@ -80,7 +87,7 @@ def test_where_the_policy_fails_a_job_that_is_held_goes_on_until_the_next_decisi
     assert steps(held, 4.0, b=4) == [("a", "preempt"), ("b", "start")]
 
 
-def test_with_many_jobs_a_few_looks_at_each_say_which_are_hidden(monkeypatch: pytest.MonkeyPatch):
+def test_with_many_jobs_few_looks_at_each_show_which_are_hidden(monkeypatch: pytest.MonkeyPatch):
     """A decision is asked for and explained every second, of thousands of jobs."""
     looks: list[str] = []
     hides = Commands.hides
@@ -94,13 +101,7 @@ def test_with_many_jobs_a_few_looks_at_each_say_which_are_hidden(monkeypatch: py
     assert len(looks) < 10 * len(held.jobs)
 
 
-def test_nothing_is_predicted_of_a_job_that_is_held():
-    held = opened(cluster(4), job("a", gpus=2, gpu_seconds=10), job("b", gpus=2, gpu_seconds=10))
-    held.hold_back("a", 1.0, "alice")
-    assert "a" not in predictions(copy_of(held), 2.0, asks_now=True)
-
-
-def test_a_node_that_is_drained_looks_down_and_its_jobs_finish_there_out_of_the_policys_hands():
+def test_a_drained_node_looks_down_and_its_jobs_finish_there():
     held = on(opened(cluster(4, 4), elastic("a"), elastic("b")), a={"n0": 2}, b={"n1": 3})
     held.drain("n0", 2.0, now=False)
     assert changes(held) == [("node_down", "n0 -4"), ("cancelled", "a")]
@@ -115,7 +116,7 @@ def test_a_node_that_is_drained_looks_down_and_its_jobs_finish_there_out_of_the_
     assert changes(held) == [("node_up", "n0 4")]
 
 
-def test_what_a_bound_job_holds_on_other_nodes_is_out_of_service_until_it_ends():
+def test_gpus_of_a_bound_job_are_out_of_service_until_it_ends():
     held = on(opened(cluster(4, 4), job("a", gpus=6), elastic("b")), a={"n0": 4, "n1": 2})
     held.drain("n0", 2.0, now=False)
     assert changes(held) == [("node_down", "n0 -4"), ("cancelled", "a"), ("capacity", "n1 -2")]
@@ -126,15 +127,6 @@ def test_what_a_bound_job_holds_on_other_nodes_is_out_of_service_until_it_ends()
     assert changes(held) == [("capacity", "n1 2")]
     assert held.snapshot(4.0).total_gpus == 4
     assert steps(held, 5.0, b=4) == [("b", "grow")]
-
-
-def test_a_bound_job_that_loses_its_gpus_waits_like_any_other():
-    held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
-    held.drain("n0", 2.0, now=False)
-    held.lose("a", 3.0)
-    assert changes(held)[-1] == ("arrived", "a")
-    assert steps(held, 4.0, a=2) == [("a", "resume")]
-    assert placed(held)["a"] == {"n1": 2}
 
 
 def test_jobs_have_to_leave_at_once_in_place_where_they_can():
@@ -152,11 +144,11 @@ def test_jobs_have_to_leave_at_once_in_place_where_they_can():
     assert "n0" not in placed(held)["c"]
     seen = held.policy.seen[-1]  # type: ignore[attr-defined]
     assert [(each.kind, each.job.id) for each in seen.changes if each.job is not None] == [
-        *(("lost", "a"), ("lost", "b"), ("lost", "c")),
+        *(("lost", "a"), ("lost", "b"), ("lost", "c"))
     ]
 
 
-def test_jobs_that_were_to_finish_on_a_node_can_be_made_to_leave_it():
+def test_a_bound_job_may_be_made_to_leave_or_lose_its_gpus() -> None:
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.drain("n0", 2.0, now=False)
     held.drain("n0", 3.0, now=True)
@@ -164,9 +156,15 @@ def test_jobs_that_were_to_finish_on_a_node_can_be_made_to_leave_it():
     assert steps(held, 4.0, a=2) == [("a", "move")]
     held.drain("n0", 5.0, now=False)
     assert held.commands.drained == {"n0": True}, "nothing undoes that but a resume"
+    held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
+    held.drain("n0", 2.0, now=False)
+    held.lose("a", 3.0)
+    assert changes(held)[-1] == ("arrived", "a")
+    assert steps(held, 4.0, a=2) == [("a", "resume")]
+    assert placed(held)["a"] == {"n1": 2}
 
 
-def test_a_bound_job_comes_back_with_what_it_holds_when_its_node_is_resumed():
+def test_a_bound_job_comes_back_when_its_node_is_resumed() -> None:
     held = on(opened(cluster(4, 4), job("a", gpus=6)), a={"n0": 4, "n1": 2})
     held.drain("n0", 2.0, now=False)
     held.drain("n1", 2.0, now=False)
@@ -175,9 +173,15 @@ def test_a_bound_job_comes_back_with_what_it_holds_when_its_node_is_resumed():
     held.resume("n1", 4.0)
     assert (held.commands.bound, held.snapshot(4.0).total_gpus, held.free.by_type) == ({}, 8, {"gpu": 2})
     assert changes(held)[-1] == ("arrived", "a")
+    # A setback of a bound job leaves it bound to what it still holds.
+    held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
+    held.drain("n0", 2.0, now=False)
+    held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
+    assert placed(held)["a"] == {"n0": 1, "n1": 1}
+    assert (list(held.commands.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
 
 
-def test_a_drained_node_that_goes_down_takes_its_jobs_with_it_and_stays_drained_when_it_is_back():
+def test_drained_node_that_goes_down_is_still_drained_when_back():
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.drain("n0", 2.0, now=False)
     assert [state.id for state in held.node_down("n0", 3.0)] == ["a"]
@@ -194,15 +198,7 @@ def test_a_drained_node_that_goes_down_takes_its_jobs_with_it_and_stays_drained_
     assert held.free.free_on("n0") == 4
 
 
-def test_a_setback_of_a_bound_job_leaves_it_bound_to_what_it_still_holds():
-    held = on(opened(cluster(4, 4), elastic("a")), a={"n0": 2, "n1": 2})
-    held.drain("n0", 2.0, now=False)
-    held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
-    assert placed(held)["a"] == {"n0": 1, "n1": 1}
-    assert (list(held.commands.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
-
-
-def test_a_node_that_a_bound_job_holds_gpus_on_besides_comes_back_with_all_of_its_own():
+def test_another_node_of_bound_job_comes_back_with_all_its_gpus():
     held = on(opened(cluster(4, 4), job("a", gpus=6)), a={"n0": 4, "n1": 2})
     held.drain("n0", 2.0, now=False)
     held.node_down("n1", 3.0)
@@ -225,7 +221,7 @@ def owned(name: str, user: str, gpus: int = 1, **more):
     return job(name, gpus=gpus, user=user, work={"samples": 1000}, **more)
 
 
-def test_jobs_beyond_the_limit_of_their_user_come_into_play_as_others_of_that_user_end():
+def test_jobs_beyond_a_users_limit_come_into_play_as_others_end():
     nodes = limited(8, alice=UserLimit(gpus=4))
     held = opened(
         nodes, owned("a", "alice", 3), owned("b", "alice", 2), owned("c", "alice", 1), owned("d", "bob", 8)
@@ -238,35 +234,35 @@ def test_jobs_beyond_the_limit_of_their_user_come_into_play_as_others_of_that_us
     assert changes(held) == [("finished", "a"), ("arrived", "b"), ("arrived", "c")]
 
 
-def test_a_limit_of_jobs_counts_jobs_and_users_that_are_not_named_have_a_common_rule():
+def test_limits_of_jobs_and_gpus() -> None:
     nodes = limited(8, alice=UserLimit(jobs=1), others=UserLimit(jobs=2))
     jobs = [owned(f"{user}{at}", user) for user in ("alice", "bob", "eve") for at in range(3)]
     assert list(opened(nodes, *jobs).in_play) == ["alice0", "bob0", "bob1", "eve0", "eve1"]
+    # Under a limit of GPUs no job grows beyond what it requested.
+    nodes = limited(8, alice=UserLimit(gpus=4))
+    held = opened(nodes, owned("a", "alice", 2, low=1, high=8), owned("b", "bob", 2, low=1, high=8))
+    assert [held.jobs[name].max_gpus(8) for name in "ab"] == [2, 8]
+    with pytest.raises(PolicyError, match='gives "a" 3 GPUs, its limits are 1 to 2'):
+        steps(held, 1.0, a=3)
+    refused = oversized([owned("a", "alice", 5), owned("b", "alice", 4), owned("c", "bob", 8)], nodes)
+    assert refused == {"a": 'requests 5 GPUs, user "alice" may hold 4'}
 
 
-def test_the_most_important_job_of_a_user_is_next_and_one_that_is_held_makes_room():
+def test_the_most_important_job_of_a_user_is_next():
     nodes = limited(8, alice=UserLimit(jobs=1))
     held = opened(nodes, *(owned(name, "alice") for name in "abc"))
+    assert steps(held, 1.0, a=1) == [("a", "start")]
     held.prioritize("c", 1.0, 5.0)
     held.hold_back("a", 2.0, "alice")
     assert list(held.in_play) == ["c"]
     held.let_go("a", 3.0)
     assert list(held.in_play) == ["c"], "it has to wait for its turn again"
+    assert steps(held, 3.0, c=1) == [("a", "preempt"), ("c", "start")]
     held.end("c", 4.0)
     assert list(held.in_play) == ["a"]
 
 
-def test_a_job_that_is_let_go_before_it_has_stopped_stops_where_another_has_its_place():
-    nodes = limited(8, alice=UserLimit(jobs=1))
-    held = opened(nodes, owned("a", "alice", 2), owned("b", "alice", 2))
-    assert steps(held, 1.0, a=2) == [("a", "start")]
-    held.hold_back("a", 2.0, "alice")
-    held.let_go("a", 2.0)
-    assert list(held.in_play) == ["b"]
-    assert steps(held, 3.0, b=2) == [("a", "preempt"), ("b", "start")]
-
-
-def test_the_policy_is_asked_again_for_a_job_that_comes_into_play_as_it_rejects_another():
+def test_a_policy_is_asked_again_where_its_rejection_makes_room():
     nodes = limited(8, alice=UserLimit(jobs=1))
     held = opened(nodes, owned("a", "alice"), owned("b", "alice"))
     assert isinstance(held.policy, Says)
@@ -278,22 +274,8 @@ def test_the_policy_is_asked_again_for_a_job_that_comes_into_play_as_it_rejects_
     assert steps(held, held.ask_again_s, b=1) == [("b", "start")]
 
 
-def test_under_a_limit_of_gpus_no_job_grows_beyond_what_it_requested():
-    nodes = limited(8, alice=UserLimit(gpus=4))
-    held = opened(nodes, owned("a", "alice", 2, low=1, high=8), owned("b", "bob", 2, low=1, high=8))
-    assert [held.jobs[name].max_gpus(8) for name in "ab"] == [2, 8]
-    with pytest.raises(PolicyError, match='gives "a" 3 GPUs, its limits are 1 to 2'):
-        steps(held, 1.0, a=3)
-
-
-def test_jobs_that_no_limit_has_room_for_are_refused():
-    nodes = limited(8, alice=UserLimit(gpus=4))
-    found = oversized([owned("a", "alice", 5), owned("b", "alice", 4), owned("c", "bob", 8)], nodes)
-    assert found == {"a": 'requests 5 GPUs, user "alice" may hold 4'}
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_log_leads_to_the_session_that_wrote_it_whatever_was_ordered(seed: int):
+@pytest.mark.parametrize("seed", range(8))
+def test_a_log_leads_to_the_session_that_wrote_it(seed: int):
     """The policy's state counts on that: it knows how many changes it has seen."""
     policy = ("fifo", "fair-share", "ares")[seed % 3]
     nodes = limited(4, 4, others=UserLimit(gpus=6, jobs=4)) if seed % 2 else cluster(4, 4)
@@ -307,3 +289,130 @@ def test_a_log_leads_to_the_session_that_wrote_it_whatever_was_ordered(seed: int
     assert placed(again) == placed(live)
     assert again.free.by_type == live.free.by_type
     assert len(again.changes) == live.changes_seen + len(live.changes)
+
+
+# Jobs that wait for others, and arrays.
+
+
+def member(number: int, *, limit: int | None = 2, **more: object):
+    return job(f"s-{number}", array={"name": "s", "index": number, "limit": limit}, gpu_seconds=10, **more)
+
+
+def test_policy_sees_a_job_once_those_before_it_have_ended_well():
+    held = opened(cluster(8), job("a"), job("b"), job("c", after={"a": "ok", "b": "any"}))
+    held.changes.clear()
+    assert list(held.in_play) == ["a", "b"]
+    words = "waits for job a to finish and for job b to end"
+    assert explanations(held, 1.0)["c"].reason == words
+    held.end("b", 2.0, "failed")
+    held.end("a", 3.0, "finished")
+    assert changes(held) == [("failed", "b"), ("finished", "a"), ("arrived", "c")]
+    assert list(held.in_play) == ["c"]
+
+
+def test_a_job_that_is_held_and_released_still_waits_for_others():
+    """It takes nothing of its user's limit, and starts once the other has ended."""
+    waits = owned("b", "ann", after={"a": "ok"}, gpus=8)
+    running = job("a", gpus=8, user="bob", gpu_seconds=400)
+    held = opened(
+        limited(8, ann=UserLimit(jobs=1)), running, waits, owned("c", "ann", hold=True), policy=Fifo
+    )
+    assert explanations(held, 1.0)["c"].reason == "held by ann"
+    held.hold_back("b", 1.0, "ann")
+    held.let_go("b", 2.0)
+    held.let_go("c", 2.0)
+    assert list(held.in_play) == ["a", "c"]
+    held.end("c", 3.0)
+    held.decide(3.0)
+    assert predictions(copy_of(held), 3.0)["b"].start_s == 53
+
+
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ("a", "job a"),
+        ("ab", "jobs a and b"),
+        ("abc", "jobs a, b and c"),
+        ("abcd", "jobs a, b and 2 more"),
+        ("abcdef", "jobs a, b and 4 more"),
+    ],
+)
+def test_of_many_jobs_a_waiting_one_names_the_first(others: str, words: str):
+    last = job("z", after=dict.fromkeys(others, "any"))
+    held = opened(cluster(8), *map(job, others), last)
+    assert explanations(held, 1.0)["z"].reason == f"waits for {words} to end"
+
+
+def test_a_job_after_one_that_did_not_finish_never_starts():
+    later = (job("b", after={"a": "ok"}), job("c", after={"b": "ok"}), job("d", after={"b": "any"}))
+    held = opened(cluster(8), job("a"), *later)
+    held.end("a", 1.0, "failed")
+    assert list(held.in_play) == []
+    assert held.end_hopeless(2.0) == {
+        "b": "was to start after job a, which failed",
+        "c": "was to start after job b, which was cancelled",
+    }
+    assert list(held.in_play) == ["d"]
+
+
+def test_of_an_array_as_many_are_shown_as_its_limit_allows():
+    held = opened(cluster(8), *(member(number) for number in range(4)))
+    assert list(held.in_play) == ["s-0", "s-1"]
+    assert explanations(held, 1.0)["s-3"].reason == "beyond the limit of array s: 2 jobs at a time"
+    held.prioritize("s-3", 1.0, 5.0)
+    held.end("s-0", 2.0)
+    assert list(held.in_play) == ["s-1", "s-3"]
+    held.hold_back("s-3", 3.0, "ann")
+    assert list(held.in_play) == ["s-1", "s-2"]
+    held.let_go("s-3", 4.0)
+    assert list(held.in_play) == ["s-1", "s-2"]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "message"),
+    [
+        ([job("a", after={"b": "ok"})], 'there is no job "b" that it could wait for'),
+        ([job("a", after={"b": "ok"}), job("b", after={"a": "any"})], "it waits for itself"),
+    ],
+)
+def test_jobs_that_could_never_start_are_refused(jobs: list, message: str):
+    with pytest.raises(BadInputError, match=message):
+        check_after(jobs, (), "jobs")
+
+
+def test_schedule_rejects_what_waits_for_a_job_that_is_too_large():
+    jobs = [
+        job("a", gpus=9, gpu_seconds=1),
+        job("b", gpu_seconds=1, after={"a": "ok"}),
+        job("c", gpu_seconds=1),
+    ]
+    schedule = decide(jobs, cluster(8), None, Question("fifo"))
+    assert {verdict.job: verdict.reason for verdict in schedule.rejected}["b"] == (
+        "was to start after job a, which was rejected"
+    )
+
+
+class Picky(Fifo):
+    """Rejects "big"."""
+
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        if "big" in snapshot.jobs:
+            return Decision(rejected={"big": "it is too big"}, ask_again_s=snapshot.time_s)
+        return super().decide(snapshot, rng)
+
+
+def test_a_replay_keeps_order_and_limits_and_cancels_hopeless():
+    jobs = [
+        job("a", gpu_seconds=100),
+        job("b", gpu_seconds=10, after={"a": "ok"}),
+        job("big", gpus=8, at=5, gpu_seconds=1),
+        job("c", gpu_seconds=1, after={"big": "ok"}),
+        job("d", gpu_seconds=1, hold=True),
+        *(member(number) for number in range(3)),
+    ]
+    engine = play(Picky(), jobs, cluster(8), simulated=FREE_CHANGES)
+    starts = {name: at for at, name, _, _ in story(engine, "start")}
+    assert starts == {"a": 0, "d": 0, "s-0": 0, "s-1": 0, "s-2": 10, "b": 100}
+    (cancel,) = (event for event in engine.log.events() if event.event == "cancel")
+    assert (cancel.job, cancel.detail) == ("c", {"reason": "was to start after job big, which was rejected"})
+    assert engine.counters.cancelled == 1

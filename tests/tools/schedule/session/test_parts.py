@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import pytest
 
-from pliant.schemas.cluster import Cluster, Sharing
-from pliant.schemas.job import Job
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Decision, PolicyError, Target
-from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
@@ -23,155 +20,122 @@ from tests.tools.schedule.session.shared_world import (
     TWO,
     Owned,
     Seen,
-    decided,
+    comes,
     elastic,
     last,
-    opened,
     owned,
+    pairs_up,
     rigid,
-    running,
+    rigids,
+    shares,
     takes,
+    together,
+    world,
 )
-from tests.tools.schedule.test_shares import shares, under
-
-# Which free GPUs a team gets.
 
 
-def free_of(held: Session, user: str, time_s: float) -> dict[str, int]:
-    """Free GPUs by node that the policy of a user's team was shown last."""
-    held.decide(time_s)
-    return {name: free for name, (_, free) in last(held, user).nodes.items() if free}
+@pytest.mark.parametrize(
+    ("nodes", "held", "wanted", "free"),
+    [
+        pytest.param(
+            *((4, 8, 8), {"y": {"n0": 2}, "x-old": {"n1": 1, "n2": 2}}, 2, {"n2": 2}),
+            id="free GPUs of its own nodes first, where it holds most",
+        ),
+        pytest.param(
+            *((8, 4), {"y": {"n0": 2}}, 6, {"n1": 4, "n0": 2}), id="whole nodes before parts of others"
+        ),
+        pytest.param(
+            *((8, 8, 8), {"y0": {"n0": 2}, "y1": {"n1": 4}, "y2": {"n2": 3}}, 4, {"n1": 4}),
+            id="of several nodes that fit the fullest",
+        ),
+        pytest.param(
+            *((8, 8, 8), {"y0": {"n0": 5}, "y1": {"n1": 6}, "y2": {"n2": 5}}, 5, {"n0": 3, "n1": 2}),
+            id="where none fits the emptiest first",
+        ),
+        pytest.param((4, 8), {}, 8, {"n1": 8}, id="the largest whole nodes first"),
+        pytest.param(
+            *((8, 8, 8), {"y0": {"n0": 6}, "y1": {"n1": 5}, "y2": {"n2": 4}}),
+            *(8, {"n0": 1, "n1": 3, "n2": 4}),
+            id="where several are needed the emptiest first",
+        ),
+    ],
+)
+def test_which_free_gpus_a_team_gets(nodes, held, wanted, free):
+    jobs = [(rigid(name, sum(place.values())), place) for name, place in held.items()]
+    shared = world(cluster(*nodes), TWO, *jobs, policy=owned(lambda _: Decision()))
+    comes(shared, rigid("x", wanted))
+    assert {name: gpus for name, (_, gpus) in last(shared, "x").nodes.items() if gpus} == free
 
 
-def idle(snapshot: Snapshot) -> Decision:
-    return Decision()
-
-
-def test_a_team_gets_free_gpus_of_its_own_nodes_first_where_it_holds_most():
-    """Two of its nodes have room, and one of another team's, which two GPUs would fit best."""
-    held = opened(cluster(4, 8, 8), TWO, policy=owned(idle))
-    running(held, (rigid("y", 2), {"n0": 2}), (rigid("x", 3), {"n1": 1, "n2": 2}))
-    held.submit(rigid("x-more", 2), 2.0)
-    assert free_of(held, "x", 2.0) == {"n2": 2}
-
-
-def test_a_team_gets_whole_nodes_before_parts_of_others():
-    """The node of eight fits six GPUs, and would be broken into; the whole one of four comes first."""
-    held = opened(cluster(8, 4), TWO, policy=owned(idle))
-    running(held, (rigid("y", 2), {"n0": 2}))
-    held.submit(rigid("x", 6), 1.0)
-    assert free_of(held, "x", 1.0) == {"n1": 4, "n0": 2}
-
-
-def test_of_several_nodes_that_fit_a_team_gets_the_fullest():
-    held = opened(cluster(8, 8, 8), shares(x={}, y={}), policy=owned(idle))
-    running(held, (rigid("y-one", 2), {"n0": 2}), (rigid("y-two", 4), {"n1": 4}), (rigid("y3", 3), {"n2": 3}))
-    held.submit(rigid("x", 4), 3.0)
-    assert free_of(held, "x", 3.0) == {"n1": 4}
-
-
-def test_where_none_fits_a_team_gets_the_emptiest_node_first():
-    held = opened(cluster(8, 8, 8), TWO, policy=owned(idle))
-    running(held, (rigid("y-one", 5), {"n0": 5}), (rigid("y-two", 6), {"n1": 6}), (rigid("y3", 5), {"n2": 5}))
-    held.submit(rigid("x", 5), 3.0)
-    assert free_of(held, "x", 3.0) == {"n0": 3, "n1": 2}
-
-
-def test_a_team_gets_the_largest_whole_nodes_first():
-    held = opened(cluster(4, 8), TWO, rigid("x", 8), policy=owned(idle))
-    assert free_of(held, "x", 0.0) == {"n1": 8}
-
-
-def test_where_several_nodes_are_needed_a_team_gets_the_emptiest_first():
-    held = opened(cluster(8, 8, 8), TWO, policy=owned(idle))
-    running(held, (rigid("y0", 6), {"n0": 6}), (rigid("y1", 5), {"n1": 5}), (rigid("y2", 4), {"n2": 4}))
-    held.submit(rigid("x", 8), 3.0)
-    assert free_of(held, "x", 3.0) == {"n0": 1, "n1": 3, "n2": 4}
-
-
-def test_of_two_teams_that_could_use_the_free_gpus_the_one_that_lacks_more_gets_them():
+def test_free_gpus_go_to_the_team_that_lacks_more():
     """More than their own, two each: x lacks three, y four, and z's jobs hold what is missing."""
-    idle_teams = {name: {} for name in "uvw"}
-    held = under("fifo", cluster(12), shares(x={}, y={}, z={}, **idle_teams))
-    running(held, (rigid("z", 8), {"n0": 8}))
-    held.submit(rigid("x", 3, at=10.0), 10.0)
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"y": "start"}
+    held = world(cluster(12), shares(x={}, y={}, z={}, u={}, v={}, w={}), rigid("z", 8))
+    assert comes(held, rigid("x", 3), rigid("y", 4)) == {"y": "start"}
 
 
-def test_a_part_that_no_job_fits_is_offered_to_others_and_what_they_leave_is_shown_to_its_team():
+def test_a_part_that_no_job_fits_is_offered_to_others():
     """Of ten GPUs five are due to each; x came first and gets eight, y is shown the two that are left."""
-    held = opened(cluster(10), TWO, rigid("x", 8), rigid("y", 8, at=1.0))
-    assert decided(held, 1.0) == {"x": "start"}
+    held = world(cluster(10), TWO, policy=owned())
+    held.submit(rigid("x", 8), 0.0)
+    assert comes(held, rigid("y", 8)) == {"x": "start"}
     assert (last(held, "x").total, last(held, "y").total) == (8, 2)
 
 
-def of_types(policy: str, nodes: Cluster, rules: Any) -> Session:
+def by_letter(model: str, kind: str, place: tuple[int, ...], _: object) -> float | None:
     """Jobs of a model run on the type of its last letter alone."""
-
-    def step_s(model: str, kind: str, place: tuple[int, ...], _: object) -> float | None:
-        return 1 / sum(place) if model[-1] == kind else None
-
-    return Session(make_policy(policy), nodes.model_copy(update={"shares": rules}), TimedSteps(step_s))
+    return 1 / sum(place) if model[-1] == kind else None
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
 @pytest.mark.parametrize("policy", ["fifo", "ares"])
-def test_what_a_job_can_start_on_comes_before_what_none_can_use_as_yet(policy: str, order: str):
+def test_what_a_job_can_start_on_comes_before_what_none_can_use(policy: str, order: str):
     """x may hold eight. Its replicas of four do not fit what is free of a; its other job has all of b."""
     gpus = {"a": (4, 4, 4, 4), "b": (4, 4)}
+    rules, speeds = shares(x={"max": {"*": 8}}, y={}), TimedSteps(by_letter)
     nodes = mixed_cluster(**{kind: gpus[kind] for kind in order})
-    held = of_types(policy, nodes, shares(x={"max": {"*": 8}}, y={}))
-    running(held, (rigid("y", 8, model="on-a"), {f"a-{node}": 2 for node in range(4)}))
+    y = rigid("y", 8, model="on-a"), {f"a-{node}": 2 for node in range(4)}
+    held = world(nodes, rules, y, policy=policy, throughput=speeds)
     held.submit(rigid("x-a", 8, at=1.0, model="on-a", each=4), 1.0)
-    held.submit(rigid("x-b", 8, at=2.0, model="on-b"), 2.0)
-    assert decided(held, 2.0) == {"x-b": "start"}
+    assert comes(held, rigid("x-b", 8, model="on-b")) == {"x-b": "start"}
 
 
 def test_what_a_limit_keeps_from_a_team_goes_to_others():
     """x is guaranteed two of q, and holds three of p: the two would be one too many."""
     rules = shares(x={"guaranteed": {"q": 2}, "max": {"*": 4}}, y={})
-    held = of_types("fifo", mixed_cluster(p=(4,), q=(4,)), rules)
-    running(held, (rigid("x", 3, model="on-p"), {"p-0": 3}))
+    x = rigid("x", 3, model="on-p"), {"p-0": 3}
+    held = world(mixed_cluster(p=(4,), q=(4,)), rules, x, throughput=TimedSteps(by_letter))
     held.submit(rigid("x-more", 2, at=1.0, model="on-q"), 1.0)
-    held.submit(rigid("y", 4, at=2.0, model="on-q"), 2.0)
-    assert decided(held, 2.0) == {"y": "start"}
+    assert comes(held, rigid("y", 4, model="on-q")) == {"y": "start"}
 
 
 def test_nodes_without_gpus_serve_all_teams():
-    held = opened(cluster(4, 0), TWO, rigid("x", 2), rigid("y", 2))
-    held.decide(0.0)
+    held = world(cluster(4, 0), TWO, policy=owned())
+    comes(held, rigid("x", 2), rigid("y", 2))
     assert last(held, "x").nodes["n1"] == last(held, "y").nodes["n1"] == (0, 0)
-    held.node_down("n1", 1.0)
-    held.submit(rigid("x-more", 1, at=1.0), 1.0)
-    held.decide(1.0)
+    held.node_down("n1", 11.0)
+    comes(held, rigid("x-more", 1), at=11.0)
     assert "n1" not in last(held, "x").nodes
 
 
-def test_under_a_policy_that_resizes_nothing_an_elastic_job_counts_as_what_it_requests():
+def test_under_policy_that_resizes_nothing_requested_size_counts():
     """y's eight of at least one do not fit five, so y gives way, and x's two are all that x can use."""
-    held = under("fifo", cluster(10), TWO)
+    held = world(cluster(10), TWO)
     held.submit(rigid("x", 8), 0.0)
-    held.submit(elastic("y", 8, at=1.0), 1.0)
-    assert decided(held, 1.0) == {"x": "start"}
-    small = under("fifo", cluster(8), TWO)
-    small.submit(elastic("x", 2), 0.0)
-    small.decide(0.0)
-    assert small.standings(0.0)[0].entitled == 2
+    assert comes(held, elastic("y", 8)) == {"x": "start"}
+    small = world(cluster(8), TWO)
+    comes(small, elastic("x", 2))
+    assert small.standings(10.0)[0].entitled == 2
 
 
-# What policies see and hear.
+# What policies see.
 
 
-def test_a_policy_hears_of_nodes_whose_gpus_it_gets_or_loses():
-    held = opened(cluster(4, 4), TWO, elastic("x", 4, high=4), policy=owned(takes))
-    held.decide(0.0)
-    held.submit(elastic("x-more", 2, high=2, at=1.0), 1.0)
-    held.decide(1.0)
-    held.submit(elastic("x-most", 2, high=2, at=2.0), 2.0)
-    held.decide(2.0)
+def test_a_policy_is_shown_which_gpus_it_gets_or_loses():
+    held = world(cluster(4, 4), TWO, policy=owned())
+    for at, (name, gpus) in enumerate({"x": 4, "x-more": 2, "x-most": 2}.items()):
+        comes(held, elastic(name, gpus, high=gpus), at=float(at))
     held.node_down("n1", 3.0)
-    held.decide(3.0)
+    comes(held, at=3.0)
     assert isinstance(held.policy, Owned)
     assert [each.changes for each in held.policy.seen["x"]] == [
         [("arrived", "x", 0)],
@@ -181,49 +145,44 @@ def test_a_policy_hears_of_nodes_whose_gpus_it_gets_or_loses():
     ]
 
 
-def test_a_policy_hears_of_the_end_of_its_last_job_and_then_no_more():
-    held = opened(cluster(4), TWO, rigid("x", 2), rigid("y", 2))
-    held.decide(0.0)
+def test_a_policy_is_shown_end_of_its_last_job_and_then_no_more() -> None:
+    held = world(cluster(4), TWO, policy=owned())
+    comes(held, rigid("x", 2), rigid("y", 2), at=0.0)
     held.end("x", 1.0)
-    held.decide(1.0)
+    comes(held, at=1.0)
     assert last(held, "x").changes[0] == ("finished", "x", 0)
-    held.decide(2.0)
+    comes(held, at=2.0)
     assert (last(held, "x").time_s, last(held, "y").time_s) == (1.0, 2.0)
-
-
-def test_a_policy_that_hears_only_of_jobs_that_have_left_has_no_gpus():
-    held = opened(cluster(4), TWO, rigid("x", 2), rigid("y", 2))
+    # A policy all of whose jobs have left has no GPUs.
+    held = world(cluster(4), TWO, policy=owned())
+    held.submit(rigid("x", 2), 0.0)
     held.end("x", 1.0, "cancelled")
-    held.decide(1.0)
+    comes(held, rigid("y", 2))
     assert (last(held, "x").nodes, last(held, "x").total, last(held, "x").free) == ({}, 0, {"gpu": 0})
 
 
 def test_a_policy_knows_the_future_of_its_own_team_alone():
     trace = [rigid("x", 1), rigid("x-next", 1, at=5.0), rigid("y", 1), rigid("y-next", 1, at=5.0)]
-    held = opened(cluster(4), TWO, trace=trace)
-    for each in trace[::2]:
-        held.submit(each, 0.0)
-    held.decide(0.0)
+    held = world(cluster(4), TWO, policy=owned(), trace=trace)
+    comes(held, *trace[::2], at=0.0)
     assert (last(held, "x").future, last(held, "y").future) == (["x-next"], ["y-next"])
 
 
-def test_a_policy_taken_up_by_another_process_hears_only_what_is_new():
+def test_a_policy_in_another_process_is_shown_what_is_new():
     def story(*, reopens: bool) -> list[tuple[str, str, int]]:
-        held = opened(cluster(4, 4), TWO, rigid("x", 4))
-        held.decide(0.0)
+        held = world(cluster(4, 4), TWO, policy=owned())
+        comes(held, rigid("x", 4), at=0.0)
         if reopens:
             state = held.policy_state()
-            held = opened(cluster(4, 4), TWO, rigid("x", 4))
-            held.adopt([Holding("x", (("n0", 4),))], 0.0)
+            held = world(cluster(4, 4), TWO, rigid("x", 4), policy=owned())
             held.carry(PolicyState.model_validate_json(state.model_dump_json()))
-        held.submit(rigid("x-more", 2, at=1.0), 1.0)
-        held.decide(1.0)
+        comes(held, rigid("x-more", 2), at=1.0)
         return last(held, "x").changes
 
     assert story(reopens=True) == story(reopens=False) == [("arrived", "x-more", 0), ("node_up", "n1", 2)]
 
 
-def test_policies_of_teams_that_come_later_decide_with_less_effort_in_a_prediction():
+def test_policies_of_later_teams_predict_with_less_effort():
     class Quick(Owned):
         seen: ClassVar[dict[str, list[Seen]]] = {}
         answer = staticmethod(takes)
@@ -232,92 +191,77 @@ def test_policies_of_teams_that_come_later_decide_with_less_effort_in_a_predicti
         def look_ahead(self):
             type(self).quick += 1
 
-    held = opened(cluster(8), TWO, rigid("x", 1), policy=Quick)
-    held.decide(0.0)
+    held = world(cluster(8), TWO, policy=Quick)
+    comes(held, rigid("x", 1), at=0.0)
     held.look_ahead()
-    held.submit(rigid("y", 1, at=1.0), 1.0)
-    held.decide(1.0)
+    comes(held, rigid("y", 1), at=1.0)
     assert Quick.quick == 2
 
 
 # The answers of several policies are put together.
 
 
-def asks(**later: tuple[float | None, float | None]) -> Callable[[Snapshot], Decision]:
+def asks(**later: tuple[float | None, float | None]) -> type[Owned]:
     """Each user's policy starts its jobs, and says when to ask it again and until when it is quiet."""
 
     def answer(snapshot: Snapshot) -> Decision:
+        decision = takes(snapshot)
         user = min(each.spec.user for each in snapshot.jobs.values())
-        again_s, quiet_s = later[user]
-        said = takes(snapshot)
-        said.ask_again_s, said.quiet_until_s = again_s, quiet_s
-        return said
+        decision.ask_again_s, decision.quiet_until_s = later[user]
+        return decision
 
-    return answer
+    return owned(answer)
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "again_s", "quiet_s"),
+    ("x", "y", "expected"),
     [
-        ((30.0, 100.0), (20.0, 90.0), 20.0, 90.0),
-        ((20.0, 90.0), (30.0, 100.0), 20.0, 90.0),
-        ((None, 100.0), (20.0, None), 20.0, float("-inf")),
-        ((None, 50.0), (None, 60.0), None, 50.0),
+        ((30.0, 100.0), (20.0, 90.0), (20.0, 90.0)),
+        ((20.0, 90.0), (30.0, 100.0), (20.0, 90.0)),
+        ((None, 100.0), (20.0, None), (20.0, float("-inf"))),
+        ((None, 50.0), (None, 60.0), (None, 50.0)),
     ],
 )
-def test_the_first_that_wants_to_be_asked_again_is_and_all_must_be_quiet(
-    x: tuple[float | None, float | None],
-    y: tuple[float | None, float | None],
-    again_s: float | None,
-    quiet_s: float,
-):
-    held = opened(cluster(4), TWO, rigid("x", 2), rigid("y", 2), policy=owned(asks(x=x, y=y)))
-    held.decide(0.0)
-    assert (held.ask_again_s, held.quiet_until_s) == (again_s, quiet_s)
+def test_the_first_to_be_asked_again_is_and_all_must_be_quiet(x: Any, y: Any, expected: object):
+    held = world(cluster(4), TWO, policy=asks(x=x, y=y))
+    comes(held, rigid("x", 2), rigid("y", 2), at=0.0)
+    assert (held.ask_again_s, held.quiet_until_s) == expected
 
 
-def test_rounds_without_a_change_are_asked_for_where_usage_changes_what_teams_get():
-    rules = shares(32.0, x={}, y={})
-    policy = owned(asks(x=(None, 1e6), y=(None, 1e6)))
-    held = opened(cluster(4), rules, rigid("x", 2), policy=policy)
-    held.decide(0.0)
+def test_rounds_are_asked_for_where_usage_changes_parts():
+    held = world(cluster(4), shares(32.0, x={}, y={}), policy=asks(x=(None, 1e6), y=(None, 1e6)))
+    comes(held, rigid("x", 2), at=0.0)
     assert (held.ask_again_s, held.quiet_until_s) == (None, 1e6)
-    held.submit(rigid("y", 2, at=10.0), 10.0)
-    held.decide(10.0)
+    comes(held, rigid("y", 2), at=10.0)
     assert (held.ask_again_s, held.quiet_until_s) == (3610.0, 3610.0)
 
 
-def says(**answer: Any) -> Callable[[Snapshot], Decision]:
+def says(**answer: Any) -> type[Owned]:
     """The policy of x says this, that of y takes what it can."""
 
     def decide(snapshot: Snapshot) -> Decision:
         return Decision(**answer) if "x" in snapshot.jobs else takes(snapshot)
 
-    return decide
+    return owned(decide)
 
 
-def test_a_policy_may_not_take_gpus_of_another_team():
+def test_a_policy_may_not_take_gpus_of_another_team() -> None:
     """Four of eight are not its own, though free."""
-    policy = owned(says(targets={"x": Target(6)}))
-    held = opened(cluster(8), TWO, rigid("x", 6), elastic("y", 4, low=4, at=1.0), policy=policy)
+    held = world(cluster(8), TWO, policy=says(targets={"x": Target(6)}))
     with pytest.raises(PolicyError, match='gives "x" 6 GPUs'):
-        held.decide(1.0)
-
-
-def test_what_is_no_decision_is_the_fault_of_the_policy():
-    held = opened(cluster(8), TWO, rigid("x", 6), policy=owned(lambda snapshot: None))
+        comes(held, rigid("x", 6), elastic("y", 4, low=4))
     with pytest.raises(PolicyError):
-        held.decide(0.0)
+        comes(world(cluster(8), TWO, policy=owned(lambda _: None)), rigid("x", 6))
 
 
-def test_jobs_are_rejected_and_admitted_by_the_policies_of_their_teams():
-    policy = owned(says(rejected={"x": "no"}, admissions={"x": {"admitted": False}}))
-    held = opened(cluster(8), TWO, rigid("x", 6), rigid("y", 1), policy=policy)
-    assert decided(held, 0.0) == {"x": "reject", "y": "start"}
+def test_jobs_are_rejected_and_admitted_by_policies_teams():
+    policy = says(rejected={"x": "no"}, admissions={"x": {"admitted": False}})
+    held = world(cluster(8), TWO, policy=policy)
+    assert comes(held, rigid("x", 6), rigid("y", 1)) == {"x": "reject", "y": "start"}
     assert held.admissions == {"x": {"admitted": False}}
 
 
-def test_what_was_said_before_others_were_offered_the_rest_counts():
+def test_what_policy_said_before_others_were_offered_rest_counts():
     """x declines; when y is offered what is left, x's policy is asked again, and says nothing new."""
 
     first = [Decision(ask_again_s=50.0, admissions={"x": {"admitted": True}})]
@@ -327,15 +271,20 @@ def test_what_was_said_before_others_were_offered_the_rest_counts():
             return takes(snapshot)
         return first.pop() if first else Decision()
 
-    held = opened(cluster(8), TWO, rigid("x", 4), rigid("y", 8, at=1.0), policy=owned(answer))
-    assert decided(held, 1.0) == {"y": "start"}
+    held = world(cluster(8), TWO, policy=owned(answer))
+    assert comes(held, rigid("x", 4), rigid("y", 8), at=1.0) == {"y": "start"}
     assert (held.ask_again_s, held.admissions) == (50.0, {"x": {"admitted": True}})
 
 
 # GPU types that policies leave open.
 
+FAST = CurveThroughput({}, {"b": 2.0})
+"""Type b is twice as fast."""
+TYPES = mixed_cluster(a=(4,), b=(4,))
+OWN_TYPES = shares(x={"guaranteed": {"a": 4}}, y={"guaranteed": {"b": 4}})
 
-def untyped(**sizes: int) -> Callable[[Snapshot], Decision]:
+
+def untyped(**sizes: int) -> type[Owned]:
     """Names the sizes of jobs that are to change, and leaves the GPU type open."""
 
     def answer(snapshot: Snapshot) -> Decision:
@@ -344,122 +293,91 @@ def untyped(**sizes: int) -> Callable[[Snapshot], Decision]:
             {name: Target(n) for name, n in sizes.items() if name in jobs and jobs[name].gpus != n}
         )
 
-    return answer
-
-
-class Fast(CurveThroughput):
-    """Type b is twice as fast."""
-
-    def __init__(self) -> None:
-        super().__init__({}, {"b": 2.0})
-
-
-def on_two_types(answer: Callable[[Snapshot], Decision], *jobs: Job) -> Session:
-    """x owns four GPUs of type a, and y four of b, which all jobs would rather have."""
-    rules = shares(x={"guaranteed": {"a": 4}}, y={"guaranteed": {"b": 4}})
-    nodes = mixed_cluster(a=(4,), b=(4,)).model_copy(update={"shares": rules})
-    held = Session(owned(answer)(), nodes, Fast())
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    return held
+    return owned(answer)
 
 
 def types(held: Session) -> dict[str, str | None]:
     return {name: each.gpu_type for name, each in held.jobs.items() if each.gpus}
 
 
-def test_a_job_whose_type_is_left_open_gets_one_of_its_teams():
-    held = on_two_types(untyped(x=4, y=4), rigid("x", 4), rigid("y", 4))
-    held.decide(0.0)
+def test_a_job_whose_type_is_left_open_gets_one_of_its_team() -> None:
+    """x owns four GPUs of type a, and y four of b, which all jobs would rather have."""
+    held = world(TYPES, OWN_TYPES, policy=untyped(x=4, y=4), throughput=FAST)
+    comes(held, rigid("x", 4), rigid("y", 4))
     assert types(held) == {"x": "a", "y": "b"}
-
-
-def test_a_job_whose_type_is_left_open_gets_gpus_that_another_one_of_its_team_leaves():
-    held = on_two_types(untyped(x=0, **{"x-next": 4}), rigid("y", 4, at=2.0))
-    running(held, (rigid("x", 4), {"a-0": 4}))
-    held.submit(rigid("x-next", 4, at=2.0), 2.0)
-    assert decided(held, 2.0) == {"x": "preempt", "x-next": "start"}
+    # A job whose type is left open gets GPUs that its team leaves.
+    policy = untyped(x=0, **{"x-next": 4})
+    held = world(TYPES, OWN_TYPES, (rigid("x", 4), {"a-0": 4}), policy=policy, throughput=FAST)
+    held.submit(rigid("y", 4, at=2.0), 2.0)
+    assert comes(held, rigid("x-next", 4)) == {"x": "preempt", "x-next": "start"}
     assert types(held) == {"x-next": "a"}
 
 
-def test_jobs_whose_type_is_left_open_share_the_types_of_their_team():
+@pytest.mark.parametrize(
+    ("first", "expected"),
+    [
+        (Target(4), {"x1": "b", "x2": "a"}),
+        (Target(4, "b"), {"x1": "b", "x2": "a"}),
+        (Target(4, placement=(("a-0", 4),)), {"x1": "a", "x2": "b"}),
+    ],
+)
+def test_jobs_whose_type_is_left_open_share_types_of_their_team(first: Target, expected: dict[str, str]):
     """The first gets the fast type, others what is left of it."""
-    for named, expected in (
-        ({"x1": Target(4), "x2": Target(4)}, {"x1": "b", "x2": "a"}),
-        ({"x1": Target(4, "b"), "x2": Target(4)}, {"x1": "b", "x2": "a"}),
-        ({"x1": Target(4, placement=(("a-0", 4),)), "x2": Target(4)}, {"x1": "a", "x2": "b"}),
-    ):
-        nodes = mixed_cluster(a=(4,), b=(4,)).model_copy(update={"shares": TWO})
-        held = Session(owned(says(targets=named))(), nodes, Fast())
-        for name in ("x", *named):
-            held.submit(rigid(name, 4), 0.0)
-        decided(held, 0.0)
-        assert types(held) == expected
+    held = world(TYPES, TWO, policy=says(targets={"x1": first, "x2": Target(4)}), throughput=FAST)
+    comes(held, *(rigid(name, 4) for name in ("x", "x1", "x2")), at=0.0)
+    assert types(held) == expected
 
 
-def test_a_job_whose_type_is_left_open_stays_on_its_own_and_goes_where_it_runs():
-    nodes = mixed_cluster(a=(4,), b=(4,)).model_copy(update={"shares": TWO})
-    held = opened(nodes, TWO, policy=owned(says(targets={"x": Target(4)})))
-    running(held, (elastic("x", 2), {"b-0": 2}))
-    held.submit(rigid("x-too", 4), 1.0)
-    assert decided(held, 1.0) == {"x": "grow"}
+def test_a_job_of_an_open_type_stays_and_goes_where_it_runs():
+    policy = says(targets={"x": Target(4)})
+    held = world(TYPES, TWO, (elastic("x", 2), {"b-0": 2}), policy=policy)
+    assert comes(held, rigid("x-too", 4)) == {"x": "grow"}
     assert types(held) == {"x": "b"}
     speeds = TimedSteps(lambda model, kind, place, batch: None if kind == "a" else 1.0)
-    other = Session(owned(says(targets={"x": Target(4)}))(), nodes, speeds)
-    other.submit(rigid("x", 4), 0.0)
-    other.submit(rigid("x-too", 4), 0.0)
-    decided(other, 0.0)
+    other = world(TYPES, TWO, policy=policy, throughput=speeds)
+    comes(other, rigid("x", 4), rigid("x-too", 4))
     assert types(other) == {"x": "b"}
 
 
-def test_gpus_that_one_of_a_pair_leaves_are_no_room_for_a_job_whose_type_is_left_open():
-    nodes = mixed_cluster(a=(4,), b=(4,)).model_copy(
-        update={"shares": TWO, "sharing": Sharing(unmeasured="together")}
-    )
-    answer = says(targets={"x": Target(0), "x-new": Target(4)})
-    held = Session(owned(answer)(), nodes, CurveThroughput({}, {"a": 2.0}))
-    running(held, (rigid("x-too", 4), {"a-0": 4}))
-    held.submit(rigid("x", 4), 1.0)
-    held.adopt([Holding("x", (("a-0", 4),), beside="x-too")], 1.0)
-    held.submit(rigid("x-new", 4), 2.0)
-    decided(held, 2.0)
+def test_gpus_that_one_of_pair_leaves_are_no_room_for_open_type():
+    nodes = together().model_copy(update={"nodes": TYPES.nodes})
+    policy = says(targets={"x": Target(0), "x-new": Target(4)})
+    speeds = CurveThroughput({}, {"a": 2.0})
+    held = world(nodes, TWO, (rigid("x-too", 4), {"a-0": 4}), policy=policy, throughput=speeds)
+    pairs_up(held, rigid("x", 4), {"a-0": 4}, "x-too")
+    comes(held, rigid("x-new", 4))
     assert types(held) == {"x-too": "a", "x-new": "b"}
 
 
 # What a policy leaves free.
 
+FOUR = rigids("y", 4, 2)
+TAKEN_BACK = {"y0": "preempt", "y1": "preempt", "x": "start"}
 
-def declines(snapshot: Snapshot) -> Decision:
+
+def test_what_a_policy_leaves_goes_to_others_for_a_while():
     """The policy of x starts nothing while it has fewer than two jobs; that of y takes all it can."""
-    mine = [each for each in snapshot.jobs.values() if each.spec.user == "x"]
-    return Decision() if len(mine) == 1 else takes(snapshot)
 
-
-def test_what_a_policy_leaves_free_goes_to_others_until_its_jobs_change():
-    held = opened(cluster(8), TWO, rigid("x", 4), policy=owned(declines))
-    for number in range(4):
-        held.submit(rigid(f"y{number}", 2, at=1.0), 1.0)
-    decided(held, 1.0)
-    assert sizes(held) == {f"y{number}": 2 for number in range(4)}
-    decided(held, 2.0)
-    assert sizes(held) == {f"y{number}": 2 for number in range(4)}, "x declined: none stops for it"
-    held.submit(rigid("x-more", 2, at=3.0), 3.0)
-    assert decided(held, 3.0) == {"y0": "preempt", "y1": "preempt", "x": "start"}
-
-
-def test_what_a_policy_leaves_free_is_offered_to_it_again_when_it_wants_to_be_asked():
     def answer(snapshot: Snapshot) -> Decision:
-        said = takes(snapshot)
-        if "x" in snapshot.jobs and snapshot.time_s < 60.0:
-            said = Decision(ask_again_s=60.0)
-        return said
+        mine = [each for each in snapshot.jobs.values() if each.spec.user == "x"]
+        return Decision() if len(mine) == 1 else takes(snapshot)
 
-    held = opened(cluster(8), TWO, rigid("x", 4), policy=owned(answer))
-    for number in range(4):
-        held.submit(rigid(f"y{number}", 2, at=1.0), 1.0)
-    decided(held, 1.0)
-    assert decided(held, 59.0) == {}
-    assert decided(held, 60.0) == {"y0": "preempt", "y1": "preempt", "x": "start"}
+    held = world(cluster(8), TWO, policy=owned(answer))
+    comes(held, rigid("x", 4), *FOUR, at=1.0)
+    assert sizes(held) == {f"y{number}": 2 for number in range(4)}
+    assert comes(held, at=2.0) == {}, "x declined: none stops for it"
+    assert comes(held, rigid("x-more", 2), at=3.0) == TAKEN_BACK
+
+
+def test_what_a_policy_leaves_is_offered_again_when_it_asks():
+    def answer(snapshot: Snapshot) -> Decision:
+        leaves = "x" in snapshot.jobs and snapshot.time_s < 60.0
+        return Decision(ask_again_s=60.0) if leaves else takes(snapshot)
+
+    held = world(cluster(8), TWO, policy=owned(answer))
+    comes(held, rigid("x", 4), *FOUR, at=1.0)
+    assert comes(held, at=59.0) == {}
+    assert comes(held, at=60.0) == TAKEN_BACK
 
 
 def test_a_team_is_offered_more_although_its_policy_left_fewer():
@@ -469,39 +387,34 @@ def test_a_team_is_offered_more_although_its_policy_left_fewer():
         mine = "x" in snapshot.jobs
         return Decision() if mine and snapshot.free_gpus["gpu"] < 6 else takes(snapshot)
 
-    held = opened(cluster(8), TWO, elastic("x", 6), rigid("y", 4), policy=owned(answer))
-    assert decided(held, 0.0) == {"y": "start"}
+    held = world(cluster(8), TWO, policy=owned(answer))
+    assert comes(held, elastic("x", 6), rigid("y", 4), at=0.0) == {"y": "start"}
     held.end("y", 1.0)
-    assert decided(held, 1.0) == {"x": "start"}
+    assert comes(held, at=1.0) == {"x": "start"}
 
 
-def test_what_a_policy_leaves_free_goes_to_others_although_it_is_entitled_to_more_than_was_free():
+def test_what_a_policy_leaves_goes_to_others_though_it_is_due():
     """x may grow to six and leaves the four free ones; the fifth that it may have, a job of y holds."""
     rules = shares(x={"guaranteed": {"*": 7}}, y={"guaranteed": {"*": 2}}, z={"guaranteed": {"*": 3}})
-    held = opened(cluster(12), rules)
-    running(
-        held, (rigid("y3", 3), {"n0": 3}), (rigid("y4", 4), {"n0": 4}), (elastic("x", 1, high=6), {"n0": 1})
-    )
-    held.submit(rigid("y", 3, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"y": "start"}
+    jobs = rigid("y3", 3), rigid("y4", 4), elastic("x", 1, high=6)
+    assert comes(world(cluster(12), rules, *jobs, policy=owned()), rigid("y", 3)) == {"y": "start"}
 
 
-def test_a_policy_that_took_all_there_was_gets_the_rest_as_it_comes():
+def test_a_policy_that_took_all_there_was_gets_rest_as_it_comes():
     """Five of nine are x's, but the job of y is rigid; the next one of y leaves x the fifth, and not z."""
     rules = shares(x={"guaranteed": {"*": 5}}, y={"guaranteed": {"*": 3}}, z={"guaranteed": {"*": 1}})
-    held = under("fair-share", cluster(9), rules)
-    running(held, (elastic("x", 4), {"n0": 4}), (rigid("y", 4), {"n0": 4}), (elastic("z", 1), {"n0": 1}))
-    assert decided(held, 3.0) == {}
+    jobs = elastic("x", 4), rigid("y", 4), elastic("z", 1)
+    held = world(cluster(9), rules, *jobs, policy="fair-share")
+    assert comes(held, at=3.0) == {}
     held.end("y", 4.0)
-    held.submit(rigid("y-next", 3, at=4.0), 4.0)
-    assert decided(held, 4.0) == {"x": "grow", "y-next": "start"}
+    assert comes(held, rigid("y-next", 3), at=4.0) == {"x": "grow", "y-next": "start"}
 
 
 @pytest.mark.parametrize("again_s", [None, 1.0])
-def test_a_policy_that_leaves_gpus_free_is_not_asked_over_and_over(again_s: float | None):
-    policy = owned(says(ask_again_s=again_s))
-    held = opened(cluster(8), TWO, rigid("x", 4), rigid("y", 8, at=1.0), policy=policy)
-    held.decide(1.0)
+def test_policy_that_leaves_gpus_free_is_not_asked_over_and_over(again_s: float | None):
+    policy = says(ask_again_s=again_s)
+    held = world(cluster(8), TWO, policy=policy)
+    comes(held, rigid("x", 4), rigid("y", 8), at=1.0)
     assert sizes(held) == {"y": 8}
     assert len(policy.seen["x"]) == 2
 
@@ -514,33 +427,24 @@ def test_a_policy_that_leaves_gpus_free_is_not_asked_over_and_over(again_s: floa
         (("x-runs", "x2"), "x-runs", None, 2),  # as many wait, but none holds GPUs
     ],
 )
-def test_a_policy_is_offered_what_it_left_once_its_jobs_have_changed(
-    before: tuple[str, ...], ends: str, arrives: str | None, gpus: int
-):
+def test_policy_is_offered_what_it_left_once_jobs_have_changed(before, ends, arrives, gpus):
     """The policy of x starts nothing but x2, and that when it is alone."""
 
     def answer(snapshot: Snapshot) -> Decision:
         mine = [name for name in snapshot.jobs if name.startswith("x")]
         return Decision() if mine and mine != ["x2"] else takes(snapshot)
 
-    held = opened(cluster(8), TWO, policy=owned(answer))
-    for name in before:
-        held.submit(rigid(name, gpus), 0.0)
-        if name == "x-runs":
-            held.adopt([Holding(name, (("n0", gpus),))], 0.0)
-    for number in range(4):
-        held.submit(rigid(f"y{number}", 2, at=1.0), 1.0)
-    held.decide(1.0)
+    runs = [rigid(name, gpus) for name in before if name == "x-runs"]
+    held = world(cluster(8), TWO, *runs, policy=owned(answer))
+    comes(held, *(rigid(name, gpus) for name in before if name != "x-runs"), *FOUR, at=1.0)
     held.end(ends, 2.0, "cancelled")
-    if arrives is not None:
-        held.submit(rigid(arrives, gpus, at=2.0), 2.0)
-    decided(held, 2.0)
+    comes(held, *(rigid(name, gpus) for name in [arrives] if name), at=2.0)
     assert held.jobs["x2"].gpus == gpus
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("until_s", [60.0, None])
-def test_another_process_knows_what_policies_left_free_and_until_when(keeps: bool, until_s: float | None):
+def test_another_process_knows_what_policies_left_free(keeps: bool, until_s: float | None):
     """The policy of x keeps no state, that of y may: it is given back with y's jobs alone."""
 
     def answer(snapshot: Snapshot) -> Decision:
@@ -556,70 +460,61 @@ def test_another_process_knows_what_policies_left_free_and_until_when(keeps: boo
         return "kept" if keeps and self.user == "y" else None
 
     policy = owned(answer, dump_state=dump, load_state=load)
-    jobs = [rigid("x", 4), *(rigid(f"y{number}", 2) for number in range(4))]
-    held = opened(cluster(8), TWO, *jobs, policy=policy)
-    held.decide(0.0)
-    again = opened(cluster(8), TWO, *jobs, policy=policy)
+    held, again = (world(cluster(8), TWO, policy=policy) for _ in range(2))
+    for each in (rigid("x", 4), *FOUR):
+        held.submit(each, 0.0)
+        again.submit(each, 0.0)
+    comes(held, at=0.0)
     again.adopt([Holding.of(each) for each in held.jobs.values() if each.gpus], 0.0)
     again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
     assert loaded == [("kept", ["y0", "y1", "y2", "y3"])] * keeps
-    offered = {"y0": "preempt", "y1": "preempt", "x": "start"}
-    assert decided(again, 60.0) == ({} if until_s is None else offered)
+    assert comes(again, at=60.0) == ({} if until_s is None else TAKEN_BACK)
 
 
 # What is said of teams.
 
 
-def test_an_explanation_says_how_the_team_of_a_job_that_waits_stands():
-    held = under("fifo", cluster(10), TWO)
-    for each in (rigid("x", 8), rigid("x-more", 8), rigid("y", 8, at=1.0)):
-        held.submit(each, 1.0)
-    held.decide(1.0)
-    found = {name: why.reason for name, why in held.explain(1.0).items()}
-    assert found["x-more"].endswith("; team x holds 8 of 5 GPUs")
-    assert found["y"].endswith("; team y holds 0 of 5 GPUs")
-    trains = under("fair-share", cluster(10), TWO)
-    trains.submit(elastic("x", 2), 0.0)
-    trains.decide(0.0)
+def test_an_explanation_says_how_team_of_a_job_that_waits_stands():
+    held = world(cluster(10), TWO)
+    comes(held, rigid("x", 8), rigid("x-more", 8), at=0.0)
+    comes(held, rigid("y", 8), at=1.0)
+    reasons = {name: why.reason for name, why in held.explain(1.0).items()}
+    assert reasons["x-more"].endswith("; team x holds 8 of 5 GPUs")
+    assert reasons["y"].endswith("; team y holds 0 of 5 GPUs")
+    trains = world(cluster(10), TWO, policy="fair-share")
+    comes(trains, elastic("x", 2), at=0.0)
     assert "team" not in trains.explain(0.0)["x"].reason
 
 
-def test_standings_say_what_each_team_owns_holds_lends_and_waits_for():
-    rules = shares(1.0, x={}, y={}, z={}, u={"lends": False})
-    held = under("fifo", cluster(12), rules)
-    held.submit(rigid("x", 5), 0.0)
-    held.decide(0.0)
-    held.submit(rigid("y", 8, at=3600.0), 3600.0)
-    held.submit(rigid("y-too", 2, at=3600.0), 3600.0)
-    found = {each.team: each for each in held.standings(3600.0)}
-    assert {team: (each.own, each.held, each.borrowed) for team, each in found.items()} == {
-        "x": (3.0, 5, 2),
-        "y": (3.0, 0, 0),
-        "z": (3.0, 0, 0),
-        "u": (3.0, 0, 0),
+def test_standings_show_what_each_team_owns_lends_and_waits_for() -> None:
+    held = world(cluster(12), shares(1.0, x={}, y={}, z={}, u={"lends": False}))
+    comes(held, rigid("x", 5), at=0.0)
+    for each in (rigid("y", 8, at=3600.0), rigid("y-too", 2, at=3600.0)):
+        held.submit(each, 3600.0)
+    teams = {each.team: each for each in held.standings(3600.0)}
+    assert {team: (each.own, each.held, each.borrowed, each.lent) for team, each in teams.items()} == {
+        "x": (3.0, 5, 2, 0.0),
+        "y": (3.0, 0, 0, 1.0),
+        "z": (3.0, 0, 0, 1.0),
+        "u": (3.0, 0, 0, 0.0),
     }
-    assert {team: each.lent for team, each in found.items()} == {"x": 0.0, "y": 1.0, "z": 1.0, "u": 0.0}
-    assert (found["y"].waiting_jobs, found["y"].waiting_gpus) == (2, 10)
-    assert found["x"].usage_gpu_hours == pytest.approx(5 / math.log(2) / 2, abs=1e-3)
-
-
-def test_a_team_lends_no_more_than_it_has_left():
-    """u does not lend what is guaranteed to it, which is nothing: x has eight of others, y has lent four."""
-    held = under("fifo", cluster(12), shares(x={}, y={}, u={"lends": False}))
-    held.submit(rigid("x", 12), 0.0)
-    held.decide(0.0)
+    assert (teams["y"].waiting_jobs, teams["y"].waiting_gpus) == (2, 10)
+    assert teams["x"].usage_gpu_hours == pytest.approx(5 / math.log(2) / 2, abs=1e-3)
+    # u does not lend what is guaranteed to it, which is nothing: x has eight of others, y has lent four.
+    held = world(cluster(12), shares(x={}, y={}, u={"lends": False}))
+    comes(held, rigid("x", 12), at=0.0)
     assert {each.team: each.lent for each in held.standings(0.0)} == {"x": 0.0, "y": 4.0, "u": 0.0}
 
 
-def test_standings_show_a_team_that_is_due_more_than_its_jobs_can_use_and_strangers_that_were_there():
-    held = under("fifo", cluster(10), shares(1.0, x={}, y={}))
+def test_standings_show_what_teams_are_due_and_past_strangers():
+    held = world(cluster(10), shares(1.0, x={}, y={}))
     held.submit(rigid("x", 8), 0.0)
-    held.submit(rigid("y", 8, at=1.0), 1.0)
-    held.submit(rigid("e", 1, at=1.0), 1.0)
+    for name, gpus in (("y", 8), ("e", 1)):
+        held.submit(rigid(name, gpus, at=1.0), 1.0)
     assert {each.team for each in held.standings(1.0)} == {"x", "y", "*"}
-    held.decide(1.0)
+    comes(held, at=1.0)
     assert {each.team: each.entitled for each in held.standings(1.0)} == {"x": 5, "y": 4, "*": 1}
     held.end("e", 3601.0)
-    held.decide(3601.0)
-    held.decide(3602.0)
+    for at in (3601.0, 3602.0):
+        comes(held, at=at)
     assert {each.team for each in held.standings(3602.0)} == {"x", "y", "*"}

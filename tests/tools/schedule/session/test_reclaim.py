@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pliant.schemas.cluster import Cluster, Owner, Sharing
+from pliant.schemas.cluster import Cluster, Shares
 from pliant.schemas.job import Gpus, Job
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
@@ -15,26 +14,24 @@ from tests.builders import TimedSteps, cluster, mixed_cluster, sizes
 from tests.tools.schedule.session.shared_world import (
     THREE,
     TWO,
-    decided,
+    comes,
     elastic,
-    opened,
     owned,
+    pairs_up,
     rigid,
-    running,
+    rigids,
+    shares,
+    together,
+    world,
 )
-from tests.tools.schedule.test_shares import shares, under
+
+OWNED = owned()
 
 
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken back must do in the first round."""
     monkeypatch.setattr("pliant.tools.schedule.session.session.MOST_ROUNDS", 0)
-
-
-def borrowed_by_x(*jobs: Job) -> Session:
-    """Of eight GPUs x holds all, with these jobs, the oldest first; half of them are y's."""
-    held = under("fifo", cluster(8), TWO)
-    return running(held, *((each, {"n0": each.gpus.requested}) for each in jobs))
 
 
 @pytest.mark.parametrize(
@@ -46,95 +43,81 @@ def borrowed_by_x(*jobs: Job) -> Session:
         ((rigid("x-old", 3), elastic("x-on-its-own-too", 5)), 3, "x-old"),
         ((rigid("x-old", 3), rigid("x-on-its-own-too", 5)), 3, "x-old"),
         ((elastic("x-on-its-own-too", 5), rigid("x-young", 3)), 3, "x-young"),
+        ((rigid("x-old", 3), rigid("x-young", 3)), 4, "x-young"),  # two are free
     ],
 )
 def test_who_stops_first(jobs: tuple[Job, ...], wanted: int, stops: str):
     """On borrowed GPUs alone, then elastic, then young. The policy resizes nothing, so none shrinks."""
-    held = borrowed_by_x(*jobs)
-    held.submit(rigid("y", wanted, at=10.0), 10.0)
-    assert decided(held, 10.0) == {stops: "preempt", "y": "start"}
+    assert comes(world(cluster(8), TWO, *jobs), rigid("y", wanted)) == {stops: "preempt", "y": "start"}
 
 
-def test_the_borrower_with_most_to_spare_shrinks_and_only_as_far_as_it_helps():
-    held = opened(cluster(8), TWO)
-    running(held, (elastic("x-small", 2), {"n0": 2}), (elastic("x-large", 6), {"n0": 6}))
-    held.submit(rigid("y", 3, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"x-large": "shrink", "y": "start"}
-    assert sizes(held) == {"x-large": 3, "x-small": 2, "y": 3}
+@pytest.mark.parametrize(
+    ("jobs", "wanted", "after"),
+    [
+        # The one with most to spare, and only as far as it helps.
+        ((elastic("x-small", 2), elastic("x-large", 6)), 3, {"x-large": 3, "x-small": 2, "y": 3}),
+        # To a size that it may have.
+        ((elastic("x", 8, low=2, high=8, each=2),), 3, {"x": 4, "y": 3}),
+    ],
+)
+def test_who_shrinks_and_how_far(jobs: tuple[Job, ...], wanted: int, after: dict[str, int]):
+    held = world(cluster(8), TWO, *jobs, policy=OWNED)
+    assert set(comes(held, rigid("y", wanted)).values()) == {"shrink", "start"}
+    assert sizes(held) == after
 
 
-def test_a_borrower_shrinks_to_a_size_that_it_may_have():
-    held = opened(cluster(8), TWO)
-    running(held, (elastic("x", 8, low=2, high=8, each=2), {"n0": 8}))
-    held.submit(rigid("y", 3, at=10.0), 10.0)
-    decided(held, 10.0)
-    assert sizes(held) == {"x": 4, "y": 3}
+def test_a_borrower_shrinks_to_a_size_on_which_it_trains():
+    speeds = TimedSteps(lambda model, kind, place, batch: None if sum(place) == 3 else 8.0 / sum(place))
+    held = world(cluster(8), TWO, rigid("x-rigid", 4), elastic("x", 4), policy=OWNED, throughput=speeds)
+    comes(held, rigid("y", 1))
+    assert sizes(held) == {"x-rigid": 4, "x": 2, "y": 1}
 
 
-def test_where_shrinking_is_not_enough_elastic_borrowers_stop_before_rigid_ones():
-    held = opened(cluster(8), TWO)
-    running(held, (elastic("x-elastic", 4, low=2), {"n0": 4}), (rigid("x-rigid", 4), {"n0": 4}))
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"x-elastic": "preempt", "y": "start"}
+def test_where_shrinking_is_not_enough_elastic_ones_stop_first():
+    held = world(cluster(8), TWO, elastic("x-elastic", 4, low=2), rigid("x-rigid", 4), policy=OWNED)
+    assert comes(held, rigid("y", 4)) == {"x-elastic": "preempt", "y": "start"}
 
 
-def test_no_job_shrinks_where_that_helps_no_other_team():
+def test_usage_takes_nothing_in_vain_and_nothing_that_is_owned() -> None:
     """By usage y may have six, but x can give five, and stopping is for what is y's own: four."""
-    held = opened(cluster(8), shares(24.0, x={}, y={}))
-    running(held, (elastic("x", 8, low=3), {"n0": 8}))
-    held.usage.gpu_s[Owner("x")] = 1e7
-    held.submit(rigid("y", 6, at=10.0), 10.0)
-    assert decided(held, 10.0) == {}
+    held = world(cluster(8), shares(24.0, x={}, y={}), elastic("x", 8, low=3), policy=OWNED, x=1e7)
+    assert comes(held, rigid("y", 6)) == {}
     assert sizes(held) == {"x": 8}
-
-
-def test_no_job_is_stopped_for_one_that_needs_more_than_its_teams_own():
-    held = under("fifo", cluster(8), shares(24.0, x={}, y={}))
-    running(held, (rigid("x-old", 4), {"n0": 4}), (rigid("x-young", 4), {"n0": 4}))
-    held.usage.gpu_s[Owner("x")] = 1e7
-    held.submit(rigid("y", 6, at=10.0), 10.0)
-    assert decided(held, 10.0) == {}
+    # No job stops for one that needs more than its teams own.
+    rules = shares(24.0, x={}, y={})
+    held = world(cluster(8), rules, rigid("x-old", 4), rigid("x-young", 4), x=1e7)
+    assert comes(held, rigid("y", 6)) == {}
     held.end("y", 11.0, "cancelled")
-    held.submit(rigid("y-small", 4, at=11.0), 11.0)
-    assert decided(held, 11.0) == {"x-young": "preempt", "y-small": "start"}
-
-
-def test_what_a_team_holds_of_its_own_is_never_taken():
-    """Each of the two owns one and a half GPUs, in whole ones two; usage entitles x to one at this time."""
-    held = under("fifo", cluster(3), shares(24.0, x={}, y={}))
-    running(held, (rigid("x", 2), {"n0": 2}))
-    held.usage.gpu_s[Owner("x")] = 1e7
-    held.submit(rigid("y", 2, at=10.0), 10.0)
-    assert decided(held, 10.0) == {}
+    assert comes(held, rigid("y-small", 4), at=11.0) == {"x-young": "preempt", "y-small": "start"}
+    # Each of the two owns one and a half GPUs, in whole ones two; usage entitles x to one at this time.
+    assert comes(world(cluster(3), shares(24.0, x={}, y={}), rigid("x", 2), x=1e7), rigid("y", 2)) == {}
 
 
 def test_each_borrower_stops_only_as_far_as_it_borrows():
     """Each owns 3.67 of eleven, so four at most: z borrows two, and x one. That does not make four for y."""
-    held = under("fifo", cluster(11), THREE)
-    jobs = [rigid("x-old", 4), rigid("x-young", 1), *(rigid(f"z{number}", 2) for number in range(3))]
-    running(held, *((each, {"n0": each.gpus.requested}) for each in jobs))
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {}
+    held = world(cluster(11), THREE, rigid("x-old", 4), rigid("x-young", 1), *rigids("z", 3, 2))
+    assert comes(held, rigid("y", 4)) == {}
     held.end("y", 11.0, "cancelled")
-    held.submit(rigid("y-less", 3, at=11.0), 11.0)
-    assert decided(held, 11.0) == {"z2": "preempt", "x-young": "preempt", "y-less": "start"}
+    taken = {"z2": "preempt", "x-young": "preempt", "y-less": "start"}
+    assert comes(held, rigid("y-less", 3), at=11.0) == taken
+
+
+@pytest.mark.usefixtures("once")
+def test_no_job_stops_where_that_is_not_enough_for_who_waits():
+    held = world(cluster(11), THREE, rigid("x-old", 4), rigid("x-young", 1), *rigids("z", 3, 2))
+    assert comes(held, rigid("y", 4)) == {}
 
 
 def test_no_more_jobs_stop_than_are_needed():
-    held = under("fifo", cluster(12), THREE)
-    running(held, *((rigid(f"x{number}", 2), {"n0": 2}) for number in range(6)))
-    held.submit(rigid("y", 3, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"x4": "preempt", "x5": "preempt", "y": "start"}
+    steps = comes(world(cluster(12), THREE, *rigids("x", 6, 2)), rigid("y", 3))
+    assert steps == {"x4": "preempt", "x5": "preempt", "y": "start"}
 
 
-def test_gpus_taken_back_go_to_the_team_for_which_they_were_taken():
+def test_gpus_taken_back_go_to_team_for_which_they_were_taken():
     """y lacks six GPUs by usage, more than its own, and z four, its own: z gets what is taken from x."""
-    held = under("fifo", cluster(12), shares(24.0, x={}, y={}, z={}))
-    running(held, *((rigid(f"x{number}", 3), {"n0": 3}) for number in range(4)))
-    held.usage.gpu_s[Owner("x")] = 1e7
+    held = world(cluster(12), shares(24.0, x={}, y={}, z={}), *rigids("x", 4, 3), x=1e7)
     held.submit(rigid("y", 6, at=10.0), 10.0)
-    held.submit(rigid("z", 4, at=11.0), 11.0)
-    assert decided(held, 11.0) == {"x3": "preempt", "x2": "preempt", "z": "start"}
+    assert comes(held, rigid("z", 4), at=11.0) == {"x3": "preempt", "x2": "preempt", "z": "start"}
 
 
 @pytest.mark.usefixtures("once")
@@ -145,181 +128,113 @@ def test_gpus_taken_back_go_to_the_team_for_which_they_were_taken():
         ({"n0": 2, "n1": 1}, "n0", {"x-young": "preempt", "x-youngest": "preempt", "y": "start"}),
     ],
 )
-def test_no_job_stops_for_replicas_that_do_not_fit_what_it_leaves(
-    old: dict[str, int], youngest: str, steps: dict[str, str]
-):
-    held = under("fair-share", cluster(4, 4), shares(x={"guaranteed": {"*": 6}}, y={"guaranteed": {"*": 2}}))
-    running(
-        held,
+def test_no_job_stops_for_replicas_that_would_not_fit(old, youngest, steps):
+    held = world(
+        cluster(4, 4),
+        shares(x={"guaranteed": {"*": 6}}, y={"guaranteed": {"*": 2}}),
         (rigid("x-oldest", 3), old),
         (rigid("x-old", 3), {"n1": 3}),
         (rigid("x-young", 1), {"n0": 1}),
         (rigid("x-youngest", 1), {youngest: 1}),
+        policy="fair-share",
     )
-    held.submit(elastic("y", 2, low=2, each=2, at=10.0), 10.0)
-    held.submit(rigid("y-large", 6, at=10.0), 10.0)
-    assert decided(held, 10.0) == steps
+    assert comes(held, elastic("y", 2, low=2, each=2), rigid("y-large", 6)) == steps
 
 
 @pytest.mark.usefixtures("once")
-def test_no_job_stops_for_replicas_because_one_waits_for_another_type():
+def test_no_job_stops_for_replicas_as_one_waits_for_another_type():
     """One job of y runs on q alone, which x holds; the other one needs two GPUs of one node of p."""
 
     def speed(model: str, kind: str, *_: Any) -> float | None:
         return None if model == "saturating" and kind == "p" else 1.0
 
     rules = shares(x={"guaranteed": {"p": 6, "q": 1}}, y={"guaranteed": {"p": 2}})
-    nodes = mixed_cluster(p=(4, 4), q=(1,)).model_copy(update={"shares": rules})
-    held = Session(owned()(), nodes, TimedSteps(speed))
     places = {"x0": {"p-0": 3}, "x1": {"p-1": 3}, "x2": {"q-0": 1}, "x3": {"p-0": 1}, "x4": {"p-1": 1}}
-    running(held, *((rigid(name, sum(place.values())), place) for name, place in places.items()))
-    held.submit(elastic("y", 2, low=2, each=2, at=10.0), 10.0)
-    held.submit(rigid("y-q", 1, model="saturating", at=10.0), 10.0)
-    assert decided(held, 10.0) == {}
+    jobs = [(rigid(name, sum(place.values())), place) for name, place in places.items()]
+    nodes = mixed_cluster(p=(4, 4), q=(1,))
+    held = world(nodes, rules, *jobs, policy=OWNED, throughput=TimedSteps(speed))
+    assert comes(held, elastic("y", 2, low=2, each=2), rigid("y-q", 1, model="saturating")) == {}
 
 
 @pytest.mark.usefixtures("once")
 def test_replicas_larger_than_any_node_need_no_place_on_one():
-    held = under("fair-share", cluster(2, 2, 2, 2), TWO)
-    running(held, *((rigid(f"x{number}", 2), {f"n{number}": 2}) for number in range(4)))
-    held.submit(elastic("y", 4, low=4, each=4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"x2": "preempt", "x3": "preempt", "y": "start"}
-
-
-def test_of_two_teams_that_lack_their_own_the_one_that_lacks_more_comes_first():
-    held = under("fifo", cluster(12), shares(x={}, y={"guaranteed": {"*": 4}}, z={"guaranteed": {"*": 5}}))
-    running(held, *((rigid(f"x{number}", 3), {"n0": 3}) for number in range(4)))
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    held.submit(rigid("z", 5, at=11.0), 11.0)
-    steps = list(held.decide(11.0))
-    assert {each.job.id for each in steps if each.step == "start"} == {"y", "z"}
-    assert sizes(held) == {"x0": 3, "y": 4, "z": 5}
-
-
-def test_a_pair_that_shares_borrowed_gpus_stops_together(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pliant.tools.schedule.session.session.MOST_ROUNDS", 0)
-    nodes = cluster(4, 4).model_copy(update={"sharing": Sharing(unmeasured="together")})
-    held = opened(nodes, TWO)
-    running(held, (rigid("x-old", 4), {"n0": 4}), (rigid("x-one", 4), {"n1": 4}))
-    held.submit(rigid("x-two", 4), 5.0)
-    held.adopt([Holding("x-two", (("n1", 4),), beside="x-one")], 5.0)
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"x-one": "preempt", "x-two": "preempt", "y": "start"}
+    jobs = [(each, {f"n{number}": 2}) for number, each in enumerate(rigids("x", 4, 2))]
+    held = world(cluster(2, 2, 2, 2), TWO, *jobs, policy="fair-share")
+    taken = {"x2": "preempt", "x3": "preempt", "y": "start"}
+    assert comes(held, elastic("y", 4, low=4, each=4)) == taken
 
 
 @pytest.mark.usefixtures("once")
-def test_no_job_stops_where_that_is_not_enough_for_the_one_that_waits():
-    held = under("fifo", cluster(11), THREE)
-    jobs = [rigid("x-old", 4), rigid("x-young", 1), *(rigid(f"z{number}", 2) for number in range(3))]
-    running(held, *((each, {"n0": each.gpus.requested}) for each in jobs))
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {}
-
-
-@pytest.mark.usefixtures("once")
-def test_gpus_taken_back_for_one_team_are_not_counted_for_the_next():
-    held = under("fifo", cluster(12), shares(x={}, y={"guaranteed": {"*": 4}}, z={"guaranteed": {"*": 5}}))
-    running(held, *((rigid(f"x{number}", 3), {"n0": 3}) for number in range(4)))
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    held.submit(rigid("z", 5, at=10.0), 10.0)
-    decided(held, 10.0)
+def test_gpus_taken_for_one_team_are_not_counted_again():
+    rules = shares(x={}, y={"guaranteed": {"*": 4}}, z={"guaranteed": {"*": 5}})
+    held = world(cluster(12), rules, *rigids("x", 4, 3))
+    comes(held, rigid("y", 4), rigid("z", 5))
     assert sizes(held) == {"x0": 3, "y": 4, "z": 5}
 
 
 @pytest.mark.usefixtures("once")
-def test_a_pair_counts_once_where_gpus_are_taken_back():
-    nodes = cluster(4, 4, 4).model_copy(update={"sharing": Sharing(unmeasured="together")})
-    held = opened(nodes, shares(x={}, y={"guaranteed": {"*": 8}}), policy=owned(elasticity="none"))
-    running(held, *((rigid(f"x{number}", 4), {f"n{number}": 4}) for number in range(3)))
-    held.submit(rigid("x2-too", 4), 5.0)
-    held.adopt([Holding("x2-too", (("n2", 4),), beside="x2")], 5.0)
+def test_a_pair_on_borrowed_gpus_counts_once_and_does_not_shrink() -> None:
+    held = world(together(4, 4), TWO, rigid("x-old", 4), (rigid("x-one", 4), {"n1": 4}), policy=OWNED)
+    pairs_up(held, rigid("x-two", 4), {"n1": 4}, "x-one")
+    assert comes(held, rigid("y", 4)) == {"x-one": "preempt", "x-two": "preempt", "y": "start"}
+    jobs = [(each, {f"n{number}": 4}) for number, each in enumerate(rigids("x", 3, 4))]
+    rules = shares(x={}, y={"guaranteed": {"*": 8}})
+    held = world(together(4, 4, 4), rules, *jobs, policy=owned(elasticity="none"))
+    pairs_up(held, rigid("x2-too", 4), {"n2": 4}, "x2")
     assert held.standings(5.0)[0].held == 12
-    held.submit(rigid("y", 8, at=10.0), 10.0)
-    assert decided(held, 10.0) == dict.fromkeys(("x2", "x2-too", "x1"), "preempt") | {"y": "start"}
+    taken = dict.fromkeys(("x2", "x2-too", "x1"), "preempt") | {"y": "start"}
+    assert comes(held, rigid("y", 8)) == taken
+    # It stops, and one of the two starts again on what y leaves.
+    held = world(together(4, 4), TWO, rigid("x", 4), (elastic("x-one", 4), {"n1": 4}), policy=OWNED)
+    pairs_up(held, elastic("x-two", 4), {"n1": 4}, "x-one")
+    assert comes(held, rigid("y", 2)) == {"x-one": "shrink", "x-two": "preempt", "y": "start"}
 
 
 @pytest.mark.usefixtures("once")
-def test_a_pair_does_not_shrink():
-    """It stops, and one of the two starts again on what y leaves."""
-    nodes = cluster(4, 4).model_copy(update={"sharing": Sharing(unmeasured="together")})
-    held = opened(nodes, TWO)
-    running(held, (rigid("x", 4), {"n0": 4}), (elastic("x-one", 4), {"n1": 4}))
-    held.submit(elastic("x-two", 4), 5.0)
-    held.adopt([Holding("x-two", (("n1", 4),), beside="x-one")], 5.0)
-    held.submit(rigid("y", 2, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"x-one": "shrink", "x-two": "preempt", "y": "start"}
-
-
-@pytest.mark.usefixtures("once")
-def test_what_a_borrower_holds_after_shrinking_is_what_stopping_it_frees():
+def test_stopping_a_borrower_frees_what_it_holds_after_shrinking():
     """x shrinks from six to two, for four of y's eight; then it gives two, and so does another."""
-    held = opened(cluster(10), shares(x={"guaranteed": {"*": 2}}, y={"guaranteed": {"*": 8}}))
-    running(
-        held,
-        *((rigid(f"x{number}", 2), {"n0": 2}) for number in range(2)),
-        (elastic("x-el", 6, low=2), {"n0": 6}),
-    )
-    held.submit(rigid("y", 8, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"x-el": "preempt", "x1": "preempt", "y": "start"}
+    rules = shares(x={"guaranteed": {"*": 2}}, y={"guaranteed": {"*": 8}})
+    held = world(cluster(10), rules, *rigids("x", 2, 2), elastic("x-el", 6, low=2), policy=OWNED)
+    assert comes(held, rigid("y", 8)) == {"x-el": "preempt", "x1": "preempt", "y": "start"}
 
 
 def test_who_shrinks_down_to_what_its_team_owns_is_not_stopped():
     """Each owns 3.67 of eleven, so four at most; x gives the fifth, which leaves y three."""
-    held = opened(cluster(11), shares(y={}, x={}, z={}))
-    running(held, (elastic("x", 5, low=4), {"n0": 5}), (rigid("z", 4), {"n0": 4}))
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {}
-
-
-def test_free_gpus_count_before_any_job_stops():
-    held = under("fifo", cluster(8), TWO)
-    running(held, (rigid("x-old", 3), {"n0": 3}), (rigid("x-young", 3), {"n0": 3}))
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"x-young": "preempt", "y": "start"}
+    held = world(cluster(11), shares(y={}, x={}, z={}), elastic("x", 5, low=4), rigid("z", 4), policy=OWNED)
+    assert comes(held, rigid("y", 4)) == {}
 
 
 def test_borrowers_shrink_for_running_jobs_that_can_grow():
-    held = under("fair-share", cluster(8), TWO)
-    running(held, (elastic("x", 7), {"n0": 7}), (elastic("y", 1), {"n0": 1}))
-    decided(held, 10.0)
+    held = world(cluster(8), TWO, elastic("x", 7), elastic("y", 1), policy="fair-share")
+    comes(held)
     assert sizes(held) == {"x": 4, "y": 4}
     held.end("x", 20.0)
-    decided(held, 20.0)
+    comes(held, at=20.0)
     assert sizes(held) == {"y": 8}
 
 
-def test_a_borrower_shrinks_to_a_size_on_which_it_trains():
-    speeds = TimedSteps(lambda model, kind, place, batch: None if sum(place) == 3 else 8.0 / sum(place))
-    held = Session(owned()(), cluster(8).model_copy(update={"shares": TWO}), speeds)
-    running(held, (rigid("x-rigid", 4), {"n0": 4}), (elastic("x", 4), {"n0": 4}))
-    held.submit(rigid("y", 1, at=10.0), 10.0)
-    decided(held, 10.0)
-    assert sizes(held) == {"x-rigid": 4, "x": 2, "y": 1}
-
-
-@pytest.mark.parametrize(("make", "step"), [(elastic, "shrink"), (rigid, "preempt")])
-def test_only_gpus_of_the_type_that_is_lacked_are_taken_back(make: Callable[..., Job], step: str):
+@pytest.mark.parametrize(("limits", "step"), [({"low": 2, "high": 8}, "shrink"), ({}, "preempt")])
+def test_only_gpus_of_the_type_that_is_lacked_are_taken_back(limits: dict[str, int], step: str):
     """x owns ten of sixteen, more than its eight of p; those it borrows all the same."""
     rules = shares(x={"guaranteed": {"q": 8}}, y={"guaranteed": {"p": 4}})
-    held = opened(mixed_cluster(p=(8,), q=(8,)), rules)
-    on_q = [(make(name, 4, low=2) if make is elastic else make(name, 4), {"q-0": 4}) for name in ("x1", "x2")]
-    on_p = [(make(name, 4, low=2) if make is elastic else make(name, 4), {"p-0": 4}) for name in ("x3", "x4")]
-    running(held, *on_p, *on_q)
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    done = decided(held, 10.0)
+    nodes = {"x3": "p-0", "x4": "p-0", "x1": "q-0", "x2": "q-0"}
+    jobs = [(rigid(name, 4, **limits), {node: 4}) for name, node in nodes.items()]
+    held = world(mixed_cluster(p=(8,), q=(8,)), rules, *jobs, policy=OWNED)
+    done = comes(held, rigid("y", 4))
     assert done.pop("y") == "start"
     assert set(done) <= {"x3", "x4"}
     assert set(done.values()) == {step}
     assert held.jobs["y"].gpu_type == "p"
 
 
-def test_parameter_servers_stay_where_they_are_when_gpus_are_taken_back():
-    held = opened(cluster(8, 0), TWO)
+def test_parameter_servers_stay_when_gpus_are_taken_back():
+    held = world(cluster(8, 0), TWO, policy=OWNED)
     held.submit(elastic("x", 8), 0.0)
     held.adopt([Holding("x", (("n0", 8),), None, (("n1", 1),))], 0.0)
-    held.submit(rigid("y", 4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"x": "shrink", "y": "start"}
+    assert comes(held, rigid("y", 4)) == {"x": "shrink", "y": "start"}
     assert held.jobs["x"].servers == (("n1", 1),)
+    held = on_drained(elastic("x", 4), servers=(("n2", 1),))
+    assert (held.jobs["x"].gpus, held.jobs["x"].servers) == (3, (("n2", 1),))
 
 
 # What a team never exceeds, whichever of its users hold the GPUs.
@@ -328,165 +243,121 @@ def test_parameter_servers_stay_where_they_are_when_gpus_are_taken_back():
 @pytest.mark.parametrize("limit", [{"max": {"*": 3}}, {"max": {"gpu": 3}}, {"borrows": False}])
 def test_users_of_a_team_do_not_exceed_its_limit_together(limit: dict[str, Any]):
     """Two of three GPUs are c's, and d holds two: not one of the free GPUs goes to c before d's job stops."""
-    rules = shares(
-        t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}, **limit}, u={"guaranteed": {"*": 5}}
-    )
-    held = under("fifo", cluster(8), rules)
-    running(held, (rigid("d", 2), {"n0": 2}))
-    held.submit(rigid("c", 2, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"d": "preempt", "c": "start"}
-    held.submit(rigid("c-more", 1, at=11.0), 11.0)
+    team = {"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}, **limit}
+    held = world(cluster(8), shares(t=team, u={"guaranteed": {"*": 5}}), rigid("d", 2))
+    assert comes(held, rigid("c", 2)) == {"d": "preempt", "c": "start"}
     held.end("d", 11.0, "cancelled")
-    assert decided(held, 11.0) == {"c-more": "start"}
+    assert comes(held, rigid("c-more", 1), at=11.0) == {"c-more": "start"}
 
 
-def test_a_team_does_not_exceed_its_max_by_a_guarantee_of_another_type():
+def test_team_does_not_exceed_max_by_guarantee_of_another_type():
     """What it holds of a is its own, so none of it stops; only two of the four guaranteed of b are left."""
     rules = shares(t={"guaranteed": {"b": 4}, "max": {"*": 8}, "users": ("t",)})
-    held = under("fifo", mixed_cluster(a=(8,), b=(8,)), rules)
-    running(held, (rigid("t-old", 6), {"a-0": 6}))
-    held.submit(rigid("t-new", 4, at=10.0), 10.0)
-    assert decided(held, 10.0) == {}
-    held.submit(rigid("t-small", 2, at=11.0), 11.0)
+    held = world(mixed_cluster(a=(8,), b=(8,)), rules, (rigid("t-old", 6), {"a-0": 6}))
+    assert comes(held, rigid("t-new", 4)) == {}
     held.end("t-new", 11.0)
-    assert decided(held, 11.0) == {"t-small": "start"}
+    assert comes(held, rigid("t-small", 2), at=11.0) == {"t-small": "start"}
 
 
-def test_gpus_of_a_job_that_finishes_on_a_drained_node_count_for_the_max_of_its_team():
-    held = under("fifo", cluster(4, 8), shares(x={"max": {"*": 5}}, y={}))
-    running(held, (rigid("x", 4), {"n0": 4}))
+def test_gpus_on_a_drained_node_count_for_the_max_of_their_team():
+    held = world(cluster(4, 8), shares(x={"max": {"*": 5}}, y={}), rigid("x", 4))
     held.drain("n0", 1.0, now=False)
-    held.submit(rigid("x-more", 2, at=2.0), 2.0)
-    assert decided(held, 2.0) == {}
-    held.submit(rigid("x-little", 1, at=3.0), 3.0)
+    assert comes(held, rigid("x-more", 2), at=2.0) == {}
     held.end("x-more", 3.0)
-    assert decided(held, 3.0) == {"x-little": "start"}
+    assert comes(held, rigid("x-little", 1), at=3.0) == {"x-little": "start"}
+
+
+def limited(gpus: int, **users: float) -> dict[str, Any]:
+    """A team that can hold what it is guaranteed and no more, its users by weight."""
+    return {"users": users, "guaranteed": {"*": gpus}, "max": {"*": gpus}}
 
 
 @pytest.mark.usefixtures("once")
-def test_where_a_team_is_at_its_limit_only_its_own_users_give_back_for_each_other():
+def test_users_of_a_team_at_its_limit_give_back_for_each_other() -> None:
     """v takes the two of w that it lacks; what c lacks, d holds, so w keeps its third."""
-    rules = shares(
-        t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}, "max": {"*": 3}},
-        v={"guaranteed": {"*": 5}},
-        w={},
-    )
-    held = under("fifo", cluster(8), rules)
-    running(
-        held, (rigid("d", 2), {"n0": 2}), (rigid("w-old", 1), {"n0": 1}), (rigid("w-young", 2), {"n0": 2})
-    )
-    held.submit(rigid("c", 2, at=10.0), 10.0)
-    held.submit(rigid("v", 5, at=10.0), 10.0)
-    done = decided(held, 10.0)
+    rules = shares(t=limited(3, c=2.0, d=1.0), v={"guaranteed": {"*": 5}}, w={})
+    held = world(cluster(8), rules, rigid("d", 2), rigid("w-old", 1), rigid("w-young", 2))
+    done = comes(held, rigid("c", 2), rigid("v", 5))
     assert done == {"w-young": "preempt", "d": "preempt", "v": "start", "c": "start"}
-
-
-@pytest.mark.usefixtures("once")
-def test_a_user_who_shrinks_makes_room_for_another_of_a_team_at_its_limit():
-    rules = shares(t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}, "max": {"*": 3}}, u={})
-    held = opened(cluster(8), rules)
-    running(held, (elastic("d", 3), {"n0": 3}))
-    held.submit(rigid("c", 2, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"d": "shrink", "c": "start"}
+    rules = shares(t=limited(3, c=2.0, d=1.0), u={})
+    held = world(cluster(8), rules, elastic("d", 3), policy=OWNED)
+    assert comes(held, rigid("c", 2)) == {"d": "shrink", "c": "start"}
     assert held.jobs["d"].preemptions == 0
-
-
-@pytest.mark.usefixtures("once")
-def test_users_of_a_team_at_its_limit_do_not_count_on_the_same_room():
-    rules = shares(t={"users": {"c": 2.0, "d": 2.0, "e": 1.0}, "guaranteed": {"*": 5}, "max": {"*": 5}}, u={})
-    held = under("fifo", cluster(9), rules)
-    running(held, (rigid("e", 3), {"n0": 3}))
-    for user in "cd":
-        held.submit(rigid(user, 2, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"e": "preempt", "c": "start", "d": "start"}
+    held = world(cluster(9), shares(t=limited(5, c=2.0, d=2.0, e=1.0), u={}), rigid("e", 3))
+    assert comes(held, rigid("c", 2), rigid("d", 2)) == {"e": "preempt", "c": "start", "d": "start"}
 
 
 # Elastic jobs that finish on drained nodes.
 
 
-def bound_to_n0(nodes: Cluster, rules: Any, *jobs: Job) -> Session:
+def bound_to_n0(nodes: Cluster, rules: Shares, *jobs: Job) -> Session:
     """Each job holds a GPU of n0, which is drained, and the rest of what it requested on another node."""
-    held = under("fair-share", nodes, rules)
-    for number, each in enumerate(jobs, start=1):
-        held.submit(each, 0.0)
-        held.adopt([Holding(each.id, (("n0", 1), (f"n{number}", each.gpus.requested - 1)))], 0.0)
+    places = [{"n0": 1, f"n{number}": each.gpus.requested - 1} for number, each in enumerate(jobs, start=1)]
+    held = world(nodes, rules, *zip(jobs, places, strict=True), policy="fair-share")
     held.drain("n0", 1.0, now=False)
     return held
 
 
-def test_a_job_that_finishes_on_a_drained_node_gives_nothing_to_its_own_team():
+def test_a_job_on_a_drained_node_gives_others_to_another_team() -> None:
     held = bound_to_n0(cluster(1, 4), TWO, elastic("x", 5))
-    held.submit(rigid("x-too", 1, at=2.0), 2.0)
-    decided(held, 2.0)
-    assert dict(held.jobs["x"].placement) == {"n0": 1, "n1": 4}
-    held.submit(rigid("y", 1, at=3.0), 3.0)
-    decided(held, 3.0)
+    assert list(held.commands.bound) == ["x"]
+    comes(held, rigid("x-too", 1), at=2.0)
+    assert dict(held.jobs["x"].placement) == {"n0": 1, "n1": 4}, "nothing to its own team"
+    comes(held, rigid("y", 1), at=3.0)
+    comes(held, at=4.0)
     assert dict(held.jobs["x"].placement) == {"n0": 1}
-
-
-def test_a_job_that_finishes_on_a_drained_node_keeps_what_is_its_teams_own():
+    # A job on a drained node keeps what is its teams own.
     held = bound_to_n0(cluster(1, 3, 3), shares(x={"guaranteed": {"*": 5}}, y={}), elastic("x", 4))
-    held.submit(rigid("y-one", 3, at=2.0), 2.0)
-    held.submit(rigid("y-two", 3, at=2.0), 2.0)
-    decided(held, 2.0)
+    comes(held, rigid("y-one", 3), rigid("y-two", 3), at=2.0)
     assert dict(held.jobs["x"].placement) == {"n0": 1, "n1": 3}
-
-
-def test_a_job_that_finishes_on_a_drained_node_keeps_all_where_free_gpus_are_enough():
+    # A job on a drained node keeps all where free GPUs are enough.
     held = bound_to_n0(cluster(1, 4, 4), TWO, elastic("x", 5))
-    held.submit(rigid("y", 3, at=2.0), 2.0)
-    assert decided(held, 2.0) == {"y": "start"}
-    held.submit(rigid("y-too", 3, at=3.0), 3.0)
-    assert decided(held, 3.0)["x"] == "shrink"
+    assert comes(held, rigid("y", 3), at=2.0) == {"y": "start"}
+    assert comes(held, rigid("y-too", 3), at=3.0)["x"] == "shrink"
 
 
-def test_no_more_jobs_on_a_drained_node_give_back_than_others_lack():
+@pytest.mark.parametrize("names", [("x-one", "x-two"), ("x-two", "x-one")])
+def test_no_more_jobs_on_drained_node_give_back_than_others_lack(names: tuple[str, str]):
+    """In the order of their names."""
     rules = shares(x={"guaranteed": {"*": 3}}, y={"guaranteed": {"*": 3}})
-    held = bound_to_n0(cluster(2, 3, 3), rules, elastic("x-one", 4), elastic("x-two", 4))
-    held.submit(rigid("y", 3, at=2.0), 2.0)
-    decided(held, 2.0)
+    held = bound_to_n0(cluster(2, 3, 3), rules, *(elastic(name, 4) for name in names))
+    comes(held, rigid("y", 3), at=2.0)
     assert sizes(held) == {"x-one": 1, "x-two": 4, "y": 3}
 
 
 def test_no_more_jobs_on_a_drained_node_give_back_than_borrow():
     rules = shares(x={"guaranteed": {"*": 5}}, y={"guaranteed": {"*": 1}})
     held = bound_to_n0(cluster(2, 3, 3), rules, elastic("x-one", 4), elastic("x-two", 4))
-    for number in range(2):
-        held.submit(rigid(f"y{number}", 3, at=2.0), 2.0)
-    decided(held, 2.0)
+    comes(held, *rigids("y", 2, 3), at=2.0)
     assert sizes(held) == {"x-one": 1, "x-two": 4, "y0": 3}
 
 
 @pytest.mark.usefixtures("once")
-def test_a_job_that_keeps_a_drained_node_alone_leaves_its_team_room():
+def test_job_that_keeps_drained_node_alone_leaves_its_team_room():
     """x may hold four: its job gives one to y, and so does the next one of x get one."""
     rules = shares(x={"max": {"*": 4}, "guaranteed": {"*": 1}}, y={"guaranteed": {"*": 1}})
     held = bound_to_n0(cluster(1, 3), rules, elastic("x", 4))
-    held.submit(rigid("x-more", 1, at=2.0), 2.0)
-    held.submit(rigid("y", 1, at=2.0), 2.0)
-    assert decided(held, 2.0) == {"x": "shrink", "x-more": "start", "y": "start"}
+    done = comes(held, rigid("x-more", 1), rigid("y", 1), at=2.0)
+    assert done == {"x": "shrink", "x-more": "start", "y": "start"}
 
 
 @pytest.mark.usefixtures("once")
-def test_a_job_on_a_drained_node_and_another_users_job_count_for_the_limit_together():
+def test_a_drained_node_and_another_user_count_for_a_limit():
     """Of five t holds four, two of them on the drained node; c's job needs what d has beyond its part."""
-    rules = shares(t={"users": {"c": 4.0, "d": 1.0}, "guaranteed": {"*": 5}, "max": {"*": 5}}, u={})
-    held = under("fifo", cluster(2, 8), rules)
-    running(held, (rigid("c", 2), {"n0": 2}), (rigid("d", 2), {"n1": 2}))
+    rules = shares(t=limited(5, c=4.0, d=1.0), u={})
+    held = world(cluster(2, 8), rules, rigid("c", 2), (rigid("d", 2), {"n1": 2}))
     held.drain("n0", 5.0, now=False)
-    held.submit(rigid("c-more", 2, at=10.0), 10.0)
-    assert decided(held, 10.0) == {"d": "preempt", "c-more": "start"}
+    assert comes(held, rigid("c-more", 2)) == {"d": "preempt", "c-more": "start"}
 
 
 @pytest.mark.parametrize("limit", [{}, {"max": {"*": 8}}, {"max": {"*": 12}}, {"borrows": False}])
-def test_a_limit_takes_nothing_of_its_own_from_a_team_with_a_job_on_a_drained_node(limit: dict[str, Any]):
+def test_limit_takes_nothing_of_own_from_team_on_drained_node(limit: dict[str, Any]):
+    jobs = (elastic("x", 8, low=4), {"n0": 4, "n1": 4}), (rigid("y", 8), {"n2": 4, "n3": 4})
     rules = shares(x={"guaranteed": {"*": 8}, **limit}, y={})
-    held = under("ares", cluster(4, 4, 4, 4), rules)
-    running(held, (elastic("x", 8, low=4), {"n0": 4, "n1": 4}), (rigid("y", 8), {"n2": 4, "n3": 4}))
-    decided(held, 5.0)
+    held = world(cluster(4, 4, 4, 4), rules, *jobs, policy="ares")
+    comes(held, at=5.0)
     held.drain("n1", 6.0, now=False)
-    held.submit(rigid("y-more", 4, at=7.0), 7.0)
-    assert decided(held, 7.0) == {}
+    assert comes(held, rigid("y-more", 4), at=7.0) == {}
     assert sizes(held) == {"x": 8, "y": 8}
 
 
@@ -499,26 +370,26 @@ def test_a_limit_takes_nothing_of_its_own_from_a_team_with_a_job_on_a_drained_no
         {"guaranteed": {"gpu": 8}, "max": {"gpu": 8}, "borrows": False},
     ],
 )
-def test_gpus_on_a_drained_node_count_once_for_what_a_team_may_hold(limit: dict[str, Any]):
-    held = under("fifo", cluster(4, 4, 4, 4), shares(x=limit, y={}))
-    running(held, (rigid("x", 4), {"n0": 4}))
+def test_gpus_on_drained_node_count_once_for_what_team_may_hold(limit: dict[str, Any]):
+    held = world(cluster(4, 4, 4, 4), shares(x=limit, y={}), rigid("x", 4))
     held.drain("n0", 1.0, now=False)
-    held.submit(rigid("x-more", 4, at=2.0), 2.0)
-    held.submit(rigid("x-beyond", 4, at=3.0), 3.0)
-    held.submit(rigid("y", 8, at=4.0), 4.0)
-    assert decided(held, 4.0) == {"x-more": "start", "y": "start"}
+    for name, at in (("x-more", 2.0), ("x-beyond", 3.0)):
+        held.submit(rigid(name, 4, at=at), at)
+    assert comes(held, rigid("y", 8), at=4.0) == {"x-more": "start", "y": "start"}
 
 
 def on_drained(one: Job, policy: str = "fair-share", **servers: Any) -> Session:
     """A job holds three GPUs of n0, which is drained, and all of n1; y waits for one."""
     more = one.gpus.requested - 3
-    held = under(policy, cluster(3, more, 0), TWO)
+    held = world(cluster(3, more, 0), TWO, policy=policy)
     held.submit(one, 0.0)
     held.adopt([Holding(one.id, (("n0", 3), ("n1", more)), None, **servers)], 0.0)
     held.drain("n0", 1.0, now=False)
-    held.submit(rigid("y", 1, at=2.0), 2.0)
-    decided(held, 2.0)
+    comes(held, rigid("y", 1), at=2.0)
     return held
+
+
+IN_TWOS = elastic("x", 4).model_copy(update={"gpus": Gpus(requested=4, min=2, max=4, sizes=(2, 4))})
 
 
 @pytest.mark.parametrize(
@@ -528,49 +399,24 @@ def on_drained(one: Job, policy: str = "fair-share", **servers: Any) -> Session:
         (elastic("x", 5, low=4), "fair-share", 5),
         (rigid("x", 4), "fair-share", 4),
         (elastic("x", 4), "fifo", 4),
-        (
-            elastic("x", 4).model_copy(update={"gpus": Gpus(requested=4, min=2, max=4, sizes=(2, 4))}),
-            "fair-share",
-            4,
-        ),
+        (IN_TWOS, "fair-share", 4),
     ],
 )
-def test_a_job_on_a_drained_node_gives_back_only_what_it_can_do_without(one: Job, policy: str, gpus: int):
+def test_a_job_on_a_drained_node_gives_back_what_it_can(one: Job, policy: str, gpus: int):
     assert on_drained(one, policy).jobs["x"].gpus == gpus
 
 
-def test_parameter_servers_stay_where_they_are_when_a_job_keeps_a_drained_node_alone():
-    held = on_drained(elastic("x", 4), servers=(("n2", 1),))
-    assert (held.jobs["x"].gpus, held.jobs["x"].servers) == (3, (("n2", 1),))
-
-
-def test_jobs_on_a_drained_node_give_back_in_order_of_their_names():
-    rules = shares(x={"guaranteed": {"*": 3}}, y={"guaranteed": {"*": 3}})
-    held = bound_to_n0(cluster(2, 3, 3), rules, elastic("x-two", 4), elastic("x-one", 4))
-    held.submit(rigid("y", 3, at=2.0), 2.0)
-    decided(held, 2.0)
-    assert sizes(held) == {"x-one": 1, "x-two": 4, "y": 3}
-
-
-def drained_pair(rules: Any) -> Session:
+@pytest.mark.parametrize(
+    ("rules", "new", "steps"),
+    [
+        (shares(x={"max": {"*": 5}}, y={}), rigid("x", 1), {"x": "start"}),  # it counts once for the max
+        (TWO, rigid("y", 2), {}),  # it gives nothing back
+    ],
+)
+def test_a_pair_that_finishes_on_a_drained_node(rules: Shares, new: Job, steps: dict[str, str]):
     """Two jobs of x train on the same four GPUs, three of n0, which is drained, and one of n1."""
-    nodes = cluster(3, 2).model_copy(update={"sharing": Sharing(unmeasured="together")})
-    held = opened(nodes, rules)
-    place = (("n0", 3), ("n1", 1))
-    for name, beside in (("x-one", None), ("x-two", "x-one")):
-        held.submit(elastic(name, 4), 0.0)
-        held.adopt([Holding(name, place, beside=beside)], 0.0)
+    place = {"n0": 3, "n1": 1}
+    held = world(together(3, 2), rules, (elastic("x-one", 4), place), policy=OWNED)
+    pairs_up(held, elastic("x-two", 4), place, "x-one", at=0.0)
     held.drain("n0", 1.0, now=False)
-    return held
-
-
-def test_a_pair_that_finishes_on_a_drained_node_counts_once_for_the_max():
-    held = drained_pair(shares(x={"max": {"*": 5}}, y={}))
-    held.submit(rigid("x", 1, at=2.0), 2.0)
-    assert decided(held, 2.0) == {"x": "start"}
-
-
-def test_a_pair_that_finishes_on_a_drained_node_gives_nothing_back():
-    held = drained_pair(TWO)
-    held.submit(rigid("y", 2, at=2.0), 2.0)
-    assert decided(held, 2.0) == {}
+    assert comes(held, new, at=2.0) == steps

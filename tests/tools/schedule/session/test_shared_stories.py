@@ -9,32 +9,29 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from pliant.schemas.cluster import ANY_TYPE, Cluster, Owner, Shares
+from pliant.schemas.cluster import Cluster, Owner, Shares
 from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import cluster, job, mixed_cluster
+from tests.builders import cluster, job
 from tests.effort import examples
-from tests.tools.schedule.session.shared_world import Owned, last, opened, owned, takes
+from tests.tools.schedule.session.shared_world import Owned, comes, last, owned, takes, world
 
 EVENTS: Final = 30
 SEEDS: Final = range(examples(40))
 PLAIN: Final = ("rigid", "rigid", "elastic")
 OF_NODES: Final = ("node_up", "node_down", "capacity")
-KINDS: Final = ("arrive", "arrive", "arrive", "end", "end", "down", "up", "drain", "resume", "wait")
 
 
 class Moment(NamedTuple):
     """A decision, and what was before it."""
 
     held: Session
-    time_s: float
     before: dict[str, int]
     """GPUs of jobs, once nodes and jobs had left."""
     steps: dict[str, str]
-    event: str
 
     @property
     def waiting(self) -> list[JobState]:
@@ -67,23 +64,23 @@ def drawn_job(rng: Random, name: str, at: float, users: str, shapes: tuple[str, 
     return job(name, at=at, gpus=gpus, user=user, gpu_seconds=1e6, **limits)
 
 
-def told(
+def story(
     seed: int,
     nodes: Cluster,
     *,
     users: str,
-    kinds: tuple[str, ...] = KINDS,
-    shapes: tuple[str, ...] = (*PLAIN, "replicas"),
-    policy: type[Owned] | None = None,
+    kinds: tuple[str, ...],
+    shapes: tuple[str, ...],
+    policy: type[Owned],
     first: Job | None = None,
 ) -> Iterator[Moment]:
-    """A story: something happens, and the policies decide.
+    """Something happens, and the policies decide, repeatedly.
 
     :param first: a job that comes first and never ends.
     """
     rng, time_s = Random(seed), 0.0
-    held = opened(nodes, nodes.shares, *([] if first is None else [first]), policy=policy)
-    held.decide(0.0)
+    held = world(nodes, nodes.shares, policy=policy)
+    comes(held, *([] if first is None else [first]), at=0.0)
     names = [each.name for each in held.nodes]
     for number in range(EVENTS):
         time_s += rng.choice((1.0, 30.0, 600.0))
@@ -91,7 +88,7 @@ def told(
         happen(held, event, rng, drawn_job(rng, f"j{number}", time_s, users, shapes), names, time_s)
         before = {each.id: each.gpus for each in held.jobs.values()}
         steps = {each.job.id: each.step for each in held.decide(time_s)}
-        yield Moment(held, time_s, before, steps, event)
+        yield Moment(held, before, steps)
 
 
 def happen(held: Session, event: str, rng: Random, new: Job, names: list[str], time_s: float) -> None:
@@ -120,46 +117,20 @@ def with_rules(nodes: Cluster, half_life_hours: float = 0.0, **teams: dict[str, 
     return nodes.model_copy(update={"shares": rules})
 
 
-def drawn_rules(rng: Random, nodes: Cluster) -> Cluster:
-    """Any rules; user e is in no team."""
-    kinds = (ANY_TYPE, *sorted({each.gpu_type for each in nodes.nodes}))
-    teams: dict[str, dict[str, Any]] = {}
-    for name in "abc":
-        most = {kind: rng.randint(2, 8) for kind in kinds if rng.random() < 0.3}
-        firm = {kind: rng.randint(0, min(4, most.get(kind, 4))) for kind in kinds if rng.random() < 0.4}
-        teams[name] = {
-            "weight": rng.choice((0.5, 1.0, 3.0)),
-            "max": most,
-            "guaranteed": firm,
-            "lends": rng.random() < 0.7,
-            "borrows": rng.random() < 0.7,
-        }
-    teams["c"]["users"] = {"c": 2.0, "d": 1.0}
-    return with_rules(nodes, rng.choice((0.0, 0.5)), **teams)
-
-
-POOLS: Final = (cluster(4, 4, 2), mixed_cluster(p=(4, 2), q=(4,)), cluster(8, 2))
-
-
-def any_story(seed: int, policy: type[Owned] | None = None) -> Iterator[Moment]:
-    nodes = drawn_rules(Random(-seed), POOLS[seed % len(POOLS)])
-    return told(seed, nodes, users="abcde", policy=policy)
-
-
 def grows(snapshot: Snapshot) -> Decision:
     """As :func:`takes`, and what is left goes to running jobs that can use more."""
-    said = takes(snapshot)
+    decision = takes(snapshot)
     left = Counter(dict(snapshot.free_gpus))
-    for target in said.targets.values():
+    for target in decision.targets.values():
         left[target.gpu_type or ""] -= target.gpus
     for each in snapshot.arrivals():
         kind = each.gpu_type or ""
         if each.gpus and each.spec.elastic != "none":
             most = min(each.max_gpus(snapshot.total_gpus), each.gpus + left[kind])
             if (gpus := each.spec.gpus.whole(most)) > each.gpus:
-                said.targets[each.id] = Target(gpus, kind)
+                decision.targets[each.id] = Target(gpus, kind)
                 left[kind] -= gpus - each.gpus
-    return said
+    return decision
 
 
 def all_guaranteed(seed: int) -> Iterator[Moment]:
@@ -173,110 +144,54 @@ def all_guaranteed(seed: int) -> Iterator[Moment]:
     teams = {name: {"guaranteed": {"*": gpus}} for name, gpus in firm.items()}
     nodes = with_rules(cluster(4, 4, 4), rng.choice((0.0, 1.0)), **teams)
     kinds = ("arrive", "arrive", "end", "wait")
-    return told(seed, nodes, users="abc", kinds=kinds, shapes=PLAIN, policy=owned(grows))
+    return story(seed, nodes, users="abc", kinds=kinds, shapes=PLAIN, policy=owned(grows))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_team_exceeds_its_max(seed: int):
-    for moment in any_story(seed):
-        held = Counter[tuple[str, str]]()
-        for each in moment.held.jobs.values():
-            for kind in (ANY_TYPE, each.gpu_type or ""):
-                held[moment.rules.team_of(each.spec), kind] += each.gpus
-        for name, team in moment.rules.teams.items():
-            for kind, most in team.max.items():
-                assert held[name, kind] <= most
+def test_where_all_gpus_are_guaranteed(seed: int):
+    for moment in all_guaranteed(seed):
+        a_guarantee_is_met_at_the_next_decision(moment)
+        gpus_idle_only_where_no_job_fits_them(moment)
+        only_borrowed_gpus_are_taken_and_only_for_another_team(moment)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_guarantee_is_met_at_the_next_decision(seed: int):
+def a_guarantee_is_met_at_the_next_decision(moment: Moment) -> None:
     """No job waits that fits what its team is guaranteed beside what the team holds."""
-    for moment in all_guaranteed(seed):
-        held = moment.gpus()
-        for each in moment.waiting:
-            owner = moment.rules.owner_of(each.spec)
-            firm = moment.rules.team(owner.team).guaranteed["*"]
-            assert held[owner] + each.spec.min_gpus > firm
+    held = moment.gpus()
+    for each in moment.waiting:
+        owner = moment.rules.owner_of(each.spec)
+        firm = moment.rules.team(owner.team).guaranteed["*"]
+        assert held[owner] + each.spec.min_gpus > firm
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_gpus_idle_only_where_no_job_fits_them(seed: int):
+def gpus_idle_only_where_no_job_fits_them(moment: Moment) -> None:
     """With one team that has jobs that wait, nothing is kept for others."""
-    for moment in all_guaranteed(seed):
-        owners = {moment.owner(each.id) for each in moment.waiting}
-        if len(owners) == 1:
-            free = sum(moment.held.free.by_type.values())
-            assert all(each.spec.min_gpus > free for each in moment.waiting)
+    if len({moment.owner(each.id) for each in moment.waiting}) == 1:
+        free = sum(moment.held.free.by_type.values())
+        assert all(each.spec.min_gpus > free for each in moment.waiting)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_only_borrowed_gpus_are_taken_and_only_where_that_helps_another_team(seed: int):
-    for moment in all_guaranteed(seed):
-        jobs = moment.held.jobs
-        lost = {
-            name: gpus - jobs[name].gpus for name, gpus in moment.before.items() if jobs[name].gpus < gpus
-        }
-        before, now = moment.gpus(moment.before), moment.gpus()
-        for owner in {moment.owner(name) for name in lost}:
-            taken = [gpus for name, gpus in lost.items() if moment.owner(name) == owner]
-            firm = moment.rules.team(owner.team).guaranteed["*"]
-            assert before[owner] - sum(taken) + max(taken) > firm
-            assert any(now[other] > before[other] for other in now if other != owner)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_what_policies_are_shown_is_their_teams_alone_and_adds_up(seed: int):
-    policy = owned()
-    for moment in any_story(seed, policy):
-        of_nodes = Counter[str]()
-        for user in policy.seen:
-            seen = last(moment.held, user)
-            if seen.time_s < moment.time_s:
-                continue
-            assert seen.total == sum(gpus for gpus, _ in seen.nodes.values())
-            assert sum(seen.free.values()) == sum(free for _, free in seen.nodes.values())
-            assert all(gpus > 0 for gpus, _ in seen.nodes.values())
-            of_nodes.update({name: gpus for name, (gpus, _) in seen.nodes.items()})
-        for node in moment.held.nodes:
-            assert of_nodes[node.name] <= (node.gpus if node.up else 0)
-    for shown in policy.seen.values():
-        owners = {moment.rules.owner_of(each) for each in specs(moment.held, shown)}
-        assert len(owners) <= 1
-        check_changes(shown)
-
-
-def specs(held: Session, shown: list[Any]) -> list[Job]:
-    known = {**held.jobs, **held.ended}
-    return [known[job_id].spec for each in shown for job_id in each.jobs]
-
-
-def check_changes(shown: list[Any]) -> None:
-    """What a policy hears of nodes leads from what it was shown to what it is shown."""
-    nodes: dict[str, int] = {}
-    for at, each in enumerate(shown):
-        now = {name: gpus for name, (gpus, _) in each.nodes.items()}
-        for kind, name, gpus in each.changes if at else ():
-            if kind in OF_NODES:
-                was = nodes.pop(name, 0)
-                expected = "node_up" if not was else "capacity" if was + gpus else "node_down"
-                assert (kind, gpus != 0) == (expected, True)
-                if was + gpus:
-                    nodes[name] = was + gpus
-        if at:
-            assert nodes == now
-        nodes = now
+def only_borrowed_gpus_are_taken_and_only_for_another_team(moment: Moment) -> None:
+    jobs = moment.held.jobs
+    lost = {name: gpus - jobs[name].gpus for name, gpus in moment.before.items() if jobs[name].gpus < gpus}
+    before, now = moment.gpus(moment.before), moment.gpus()
+    for owner in {moment.owner(name) for name in lost}:
+        taken = [gpus for name, gpus in lost.items() if moment.owner(name) == owner]
+        firm = moment.rules.team(owner.team).guaranteed["*"]
+        assert before[owner] - sum(taken) + max(taken) > firm
+        assert any(now[other] > before[other] for other in now if other != owner)
 
 
 @pytest.mark.parametrize("drains", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_team_that_can_use_everything_is_decided_for_as_a_cluster_without_teams(seed: int, drains: bool):
+def test_one_team_that_can_use_all_decides_as_without_teams(seed: int, drains: bool):
     """There is always a job that could use all GPUs, and may finish on a drained node."""
     nodes = cluster(8, 2) if seed % 2 else cluster(4, 4, 2)
     always = job("always", low=1, high=10, user="a", gpu_seconds=1e9)
     kinds = ("arrive", "arrive", "end", "down", "up", "withdraw", *(("drain", "resume") if drains else ()))
     shapes = PLAIN if seed % 3 else ("replicas", *PLAIN)
     stories = [
-        told(seed, each, users="ab", kinds=kinds, shapes=shapes, policy=owned(), first=always)
+        story(seed, each, users="ab", kinds=kinds, shapes=shapes, policy=owned(), first=always)
         for each in (nodes, with_rules(nodes, a={"users": ("a", "b")}))
     ]
     for alone, shared in zip(*stories, strict=True):

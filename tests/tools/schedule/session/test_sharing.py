@@ -44,7 +44,7 @@ def pair(nodes: Cluster | None = None, **more: Any) -> Session:
     return held
 
 
-def test_two_jobs_train_on_the_same_gpus_each_at_its_part_of_the_speed() -> None:
+def test_two_jobs_share_gpus_and_one_that_stays_has_full_speed() -> None:
     held = opened(shared(4), job("a", gpus=2, gpu_seconds=100), job("b", gpus=2, gpu_seconds=100))
     assert steps(held, 0, b=beside("a"), a=2) == [("a", "start"), ("b", "start")]
     a, b = held.jobs["a"], held.jobs["b"]
@@ -53,9 +53,7 @@ def test_two_jobs_train_on_the_same_gpus_each_at_its_part_of_the_speed() -> None
     assert held.free.by_type == {"gpu": 2}
     assert a.samples_per_second == b.samples_per_second == 0.75 * 2
     assert a.samples_done(10) == 15
-
-
-def test_a_job_that_is_left_alone_goes_on_at_full_speed_from_then_on() -> None:
+    # A job that stays alone goes on at full speed.
     held = pair(gpu_seconds=100)
     held.end("b", 10)
     a = held.jobs["a"]
@@ -70,34 +68,40 @@ def test_a_job_that_is_left_alone_goes_on_at_full_speed_from_then_on() -> None:
     assert held.free.by_type == {"gpu": 2}
 
 
-def test_the_first_of_two_may_leave_and_a_third_may_come_in_its_place() -> None:
+def test_either_of_two_may_leave_or_move_and_a_third_may_come() -> None:
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
     assert steps(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "start")]
     assert (held.jobs["b"].beside, held.jobs["a"].beside) == ("c", None)
     assert steps(held, 6, b=0, c=0) == [("b", "preempt"), ("c", "preempt")]
     assert held.free.by_type == {"gpu": 2}
-
-
-def test_a_job_moves_away_from_its_company_and_back() -> None:
+    # A job moves away from its company and back.
     held = pair(shared(2, 2))
     assert steps(held, 5, b=2) == [("b", "move")]
     assert held.jobs["b"].placement == (("n1", 2),)
     assert held.jobs["a"].samples_per_second == 2
     assert steps(held, 9, b=beside("a")) == [("b", "move")]
     assert held.free.by_type == {"gpu": 2}
+    # Of a pair one that is held stops alone.
+    held = pair()
+    held.hold_back("a", 2, "its owner")
+    assert steps(held, 2) == [("a", "preempt")]
+    assert held.jobs["b"].samples_per_second == 2
 
 
-def test_a_node_that_vanishes_takes_both_along() -> None:
-    held = pair(shared(2, 1))
-    assert [lost.id for lost in held.node_down("n0", 3)] == ["a", "b"]
+def test_pair_leaves_a_node_that_is_drained_or_vanishes_together() -> None:
+    held = pair(shared(2, 4))
+    held.drain("n0", 1, now=True)
+    assert steps(held, 1, a=2, b=beside("a")) == [("a", "move"), ("b", "move")]
+    assert held.jobs["b"].placement == (("n1", 2),)
+    assert [lost.id for lost in held.node_down("n1", 3)] == ["a", "b"]
     assert all(state.beside is None and not state.gpus for state in held.jobs.values())
-    held.node_up("n0", 4)
-    assert held.free.by_type == {"gpu": 3}
+    held.node_up("n1", 4)
+    assert held.free.by_type == {"gpu": 4}
 
 
 @pytest.mark.parametrize("first", ["a", "b"])
-def test_a_node_that_is_drained_while_two_share_it_is_free_once_both_have_ended(first: str) -> None:
+def test_a_drained_node_that_two_share_is_free_after_both(first: str) -> None:
     held = opened(shared(2, 2), job("a", gpus=4), job("b", gpus=4))
     steps(held, 0, a=4, b=beside("a", 4))
     held.drain("n0", 1, now=False)
@@ -111,16 +115,6 @@ def test_a_node_that_is_drained_while_two_share_it_is_free_once_both_have_ended(
     assert (held.free.by_type["gpu"], held.up_gpus) == (2, 2)
     held.resume("n0", 4)
     assert (held.free.by_type["gpu"], held.up_gpus) == (4, 4)
-
-
-def test_jobs_leave_a_drained_node_together_and_one_that_is_held_leaves_the_other_alone() -> None:
-    held = pair(shared(2, 4))
-    held.drain("n0", 1, now=True)
-    assert steps(held, 1, a=2, b=beside("a")) == [("a", "move"), ("b", "move")]
-    assert held.jobs["b"].placement == (("n1", 2),)
-    held.hold_back("a", 2, "its owner")
-    assert steps(held, 2) == [("a", "preempt")]
-    assert held.jobs["b"].samples_per_second == 2
 
 
 @pytest.mark.parametrize(
@@ -146,13 +140,7 @@ def test_what_cannot_be_shared_is_refused(targets: dict[str, Target | int], wron
         steps(held, 1, **targets)
 
 
-def test_a_policy_that_does_not_declare_to_pack_may_not() -> None:
-    held = opened(shared(2), job("a"), job("b"), policy=Says)
-    with pytest.raises(PolicyError, match="declares not to pack"):
-        steps(held, 0, a=1, b=beside("a", 1))
-
-
-def test_jobs_whose_memory_is_not_known_stay_alone_unless_the_cluster_says_otherwise() -> None:
+def test_jobs_of_unknown_memory_stay_alone_unless_cluster_allows() -> None:
     held = opened(shared(2, sharing=Sharing()), job("a", gpus=2), job("b", gpus=2))
     steps(held, 0, a=2)
     with pytest.raises(PolicyError, match="do not fit one GPU together"):
@@ -161,16 +149,18 @@ def test_jobs_whose_memory_is_not_known_stay_alone_unless_the_cluster_says_other
     assert steps(held, 3, a=2, b=beside("a")) == [("a", "resume")], "b has no place, and waits on"
 
 
-def test_another_policy_that_does_not_pack_parts_them_before_it_decides() -> None:
+def test_a_policy_that_declares_not_to_pack_may_not() -> None:
     held = opened(shared(2), job("a", gpus=2), job("b", gpus=2), policy=Says)
     held.adopt([Holding("a", (("n0", 2),))], 0)
     held.adopt([Holding("b", (("n0", 2),), beside="a")], 1)
     assert held.jobs["a"].beside == "b"
     assert steps(held, 2) == [("b", "preempt")]
     assert held.jobs["a"].samples_per_second == 2
+    with pytest.raises(PolicyError, match="declares not to pack"):
+        steps(held, 3, b=beside("a"))
 
 
-def test_what_a_log_says_of_both_at_once_is_taken_up_in_any_order() -> None:
+def test_pairs_in_log_are_taken_up_in_any_order_and_swap_places() -> None:
     place = (("n0", 2),)
     for order in (("a", "b"), ("b", "a")):
         held = opened(shared(2), job("a", gpus=2), job("b", gpus=2))
@@ -178,12 +168,23 @@ def test_what_a_log_says_of_both_at_once_is_taken_up_in_any_order() -> None:
         held.adopt([Holding(each, place, beside=other[each]) for each in order], 0)
         assert [state.beside for state in held.jobs.values()] == ["b", "a"]
         assert held.free.by_type == {"gpu": 0}
-
-
-def test_a_place_that_is_taken_is_refused_all_the_same() -> None:
-    held = opened(shared(2), job("a", gpus=2), job("b", gpus=2))
-    with pytest.raises(ValueError, match="not there or taken"):
-        held.adopt([Holding("a", (("n0", 2),)), Holding("b", (("n0", 2),))], 0)
+    # A job that joins one that leaves is alone and pairs swap places.
+    held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2))
+    steps(held, 0, a=2)
+    held.adopt([Holding("b", (("n0", 2),), beside="a"), Holding("a", (("n1", 2),))], 1)
+    assert [each.beside for each in held.jobs.values()] == [None, None]
+    assert [each.placement for each in held.jobs.values()] == [(("n1", 2),), (("n0", 2),)]
+    held = opened(shared(2, 2), *(job(name, gpus=2) for name in "abc"))
+    steps(held, 0, a=2, b=beside("a"), c=2)
+    places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
+    company = {"b": "a"}
+    held.adopt([Holding(name, place, beside=company.get(name)) for name, place in places.items()], 1)
+    assert {each.id: (each.placement, each.beside) for each in held.jobs.values()} == {
+        "a": (places["a"], "b"),
+        "b": (places["b"], "a"),
+        "c": (places["c"], None),
+    }
+    assert held.free.by_type == {"gpu": 0}
 
 
 class Restless(Policy):
@@ -222,13 +223,13 @@ class Restless(Policy):
         return Decision(targets, rejected)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_gpus_are_never_lost_or_given_twice_whatever_happens_to_pairs(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(6))
+def test_gpus_of_pairs_are_never_lost_or_given_twice(seed: int) -> None:
     rng = np.random.default_rng(seed)
     check_ops(Restless, random_ops(rng, 120), CLUSTERS[seed % len(CLUSTERS)])
 
 
-def test_what_a_decision_paired_is_parted_again_where_it_came_to_nothing() -> None:
+def test_what_decision_paired_is_parted_where_it_came_to_nothing() -> None:
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
     before = [Holding.of(each) for each in held.jobs.values()]
@@ -249,7 +250,7 @@ def stands(held: Session) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("drained", [False, True])
-def test_where_one_job_cannot_hold_what_a_log_says_nothing_changes(drained: bool) -> None:
+def test_where_one_job_cannot_hold_what_log_says_nothing_changes(drained: bool) -> None:
     held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2), job("c", gpus=2))
     steps(held, 0, a=2, b=beside("a"), c=2)
     if drained:
@@ -259,6 +260,7 @@ def test_where_one_job_cannot_hold_what_a_log_says_nothing_changes(drained: bool
         [Holding("a", (("n0", 1),))],
         [Holding("c"), Holding("a", (("n1", 3),))],
         [Holding("c"), Holding("a", (("n9", 1),))],
+        [Holding("c", (("n0", 2),)), Holding("a", (("n0", 2),))],  # not beside each other
         [Holding("c", (("n0", 2),), beside="a"), Holding("b", (("n1", 2),)), Holding("a", (("n1", 2),))],
     ]
     for holdings in wrong:
@@ -270,33 +272,7 @@ def test_where_one_job_cannot_hold_what_a_log_says_nothing_changes(drained: bool
     assert stands(held) == before
 
 
-def test_a_job_does_not_join_another_one_that_leaves_at_that_moment() -> None:
-    held = opened(shared(2, 2), job("a", gpus=2), job("b", gpus=2))
-    steps(held, 0, a=2)
-    held.adopt([Holding("b", (("n0", 2),), beside="a"), Holding("a", (("n1", 2),))], 1)
-    assert [(each.placement, each.beside) for each in held.jobs.values()] == [
-        ((("n1", 2),), None),
-        ((("n0", 2),), None),
-    ]
-    assert held.free.by_type == {"gpu": 0}
-
-
-def test_two_jobs_swap_places_with_two_that_share() -> None:
-    held = opened(shared(2, 2), *(job(name, gpus=2) for name in "abc"))
-    steps(held, 0, a=2, b=beside("a"), c=2)
-    places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
-    held.adopt(
-        [Holding(name, place, beside="a" if name == "b" else None) for name, place in places.items()], 1
-    )
-    assert {each.id: (each.placement, each.beside) for each in held.jobs.values()} == {
-        "a": (places["a"], "b"),
-        "b": (places["b"], "a"),
-        "c": (places["c"], None),
-    }
-    assert held.free.by_type == {"gpu": 0}
-
-
-def test_teams_use_half_of_the_gpus_that_their_jobs_share_for_as_long_as_they_do() -> None:
+def test_teams_use_half_of_the_gpus_that_their_jobs_share() -> None:
     teams = Shares(teams={"x": Team(), "y": Team()}, half_life_hours=1e4)
     held = opened(shared(2, shares=teams), job("a", gpus=2, team="x"), job("b", gpus=2, team="y"))
     both = (("n0", 2),)

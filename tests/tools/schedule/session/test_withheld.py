@@ -1,4 +1,4 @@
-"""What a policy and its jobs get while slots, or further GPUs, are withheld."""
+"""What jobs get while slots, further GPUs or changes are withheld from them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 
 import pytest
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.event import Event
 from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.schedule.explain import explanations
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.policy import Target
+from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import LONG_S, Withheld
@@ -19,7 +22,7 @@ from tests.tools.schedule.session.test_session import Says, opened, steps
 GROWS = job("a", low=1, high=4)
 
 
-def test_policies_see_the_capacity_without_a_slot_that_is_out_of_service() -> None:
+def test_policies_see_no_slot_that_is_out_of_service() -> None:
     held = opened(cluster(2, 2), GROWS)
     held.withdraw("n1/0", 10, until_s=70)
     held.decide(11)
@@ -31,9 +34,7 @@ def test_policies_see_the_capacity_without_a_slot_that_is_out_of_service() -> No
     assert (seen.total_gpus, seen.free_gpus) == (4, {"gpu": 4})
     assert [(change.kind, change.gpus) for change in seen.changes] == [("capacity", 1)]
     assert seen.changes[0].time_s == 70
-
-
-def test_a_slot_is_out_of_service_once_until_the_latest_time_that_was_said() -> None:
+    # A slot is out of service once until the latest time.
     held = opened(cluster(2))
     held.withdraw("n0/1", 0, until_s=60)
     held.withdraw("n0/1", 50, until_s=170)
@@ -43,9 +44,7 @@ def test_a_slot_is_out_of_service_once_until_the_latest_time_that_was_said() -> 
     assert (held.up_gpus, held.free.free_on("n0")) == (2, 2)
     held.advance(200)
     assert held.up_gpus == 2
-
-
-def test_a_node_comes_back_without_the_slots_that_are_out_of_service() -> None:
+    # A node comes back without slots that are out of service.
     held = opened(cluster(2, 1), job("a"))
     held.node_down("n0", 1)
     held.withdraw("n0/1", 2, until_s=60)
@@ -58,7 +57,7 @@ def test_a_node_comes_back_without_the_slots_that_are_out_of_service() -> None:
         held.withdraw("n1/0", 62, until_s=90)
 
 
-def test_a_job_gets_another_node_where_a_slot_is_withheld_from_it_and_others_get_that_slot() -> None:
+def test_a_slot_withheld_from_one_job_goes_to_others() -> None:
     held = opened(cluster(1, 2), GROWS, job("b"))
     held.withheld.bar("a", "n0/0", 60)
     assert steps(held, 0, a=1) == [("a", "start")]
@@ -70,7 +69,7 @@ def test_a_job_gets_another_node_where_a_slot_is_withheld_from_it_and_others_get
     assert steps(held, 60, a=3) == [("a", "grow")], "the time is over"
 
 
-def test_a_place_that_a_policy_names_is_not_taken_while_it_is_withheld() -> None:
+def test_a_named_place_is_not_taken_while_it_is_withheld() -> None:
     held = opened(cluster(1, 1), GROWS, job("b", low=1, high=2))
     steps(held, 0, a=Target(1, placement=(("n0", 1),)), b=Target(1, placement=(("n1", 1),)))
     held.withheld.bar("a", "n1/0", 60)
@@ -80,7 +79,7 @@ def test_a_place_that_a_policy_names_is_not_taken_while_it_is_withheld() -> None
     assert steps(held, 61, **swap) == [("a", "move"), ("b", "move")]
 
 
-def test_a_job_that_shall_wait_keeps_its_size_shrinks_and_does_not_grow() -> None:
+def test_a_job_that_is_held_shrinks_but_does_not_grow() -> None:
     held = opened(cluster(4), GROWS)
     steps(held, 0, a=2)
     held.withheld.hold("a", 60)
@@ -89,7 +88,7 @@ def test_a_job_that_shall_wait_keeps_its_size_shrinks_and_does_not_grow() -> Non
     assert steps(held, 60, a=4) == [("a", "grow")]
 
 
-def test_a_job_that_is_let_go_and_a_slot_that_proved_good_change_nothing_for_others() -> None:
+def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
     withheld = Withheld()
     withheld.bar("a", "n0/0", 60)
     withheld.bar("b", "n0/0", 70)
@@ -104,9 +103,7 @@ def test_a_job_that_is_let_go_and_a_slot_that_proved_good_change_nothing_for_oth
     assert withheld.hidden_from("b") == {}, "its node has one GPU less for all jobs already"
     assert withheld.restore("n1/0") is True
     assert withheld.next_s == math.inf
-
-
-def test_slots_that_wait_for_an_operator_are_those_of_the_node_for_more_than_a_day() -> None:
+    # Slots that wait for an operator are out for over a day.
     withheld = Withheld()
     for slot, until_s in (("n0/0", 2 * LONG_S), ("n0/1", LONG_S), ("n1/0", 2 * LONG_S)):
         withheld.withdraw(slot, until_s)
@@ -130,21 +127,17 @@ def test_what_is_withheld_is_rebuilt_from_the_log() -> None:
         held.advance(now_s)
         return held
 
-    held = at(20)
-    assert (held.up_gpus, held.withheld.held_until_s("a"), held.withheld.hidden_from("a")) == (
-        3,
-        39,
-        {"n0": 1},
-    )
-    held = at(40)
-    assert (held.up_gpus, held.withheld.held_until_s("a"), held.withheld.next_s) == (3, None, 69)
-    held = at(69)
-    assert (held.up_gpus, held.withheld.hidden_from("a")) == (4, {})
-    held = at(20, Event(15, "slot_up", "a", detail={"slot": "n1/0"}))
-    assert (held.up_gpus, held.withheld.held_until_s("a")) == (4, None)
+    def state(held: Session) -> tuple[object, ...]:
+        return held.up_gpus, held.withheld.held_until_s("a"), held.withheld.hidden_from("a")
+
+    assert state(at(20)) == (3, 39, {"n0": 1})
+    assert state(at(40)) == (3, None, {"n0": 1})
+    assert at(40).withheld.next_s == 69
+    assert state(at(69)) == (4, None, {})
+    assert state(at(20, Event(15, "slot_up", "a", detail={"slot": "n1/0"})))[:2] == (4, None)
 
 
-def test_a_policy_that_started_a_job_which_shall_wait_starts_it_once_it_may() -> None:
+def test_a_policy_whose_start_was_withheld_starts_it_once_it_may() -> None:
     held = session(make_policy("fifo"), cluster(1))
     held.submit(job("a"), 0)
     held.submit(job("b"), 0)
@@ -154,3 +147,82 @@ def test_a_policy_that_started_a_job_which_shall_wait_starts_it_once_it_may() ->
     held.decide(1)
     held.decide(60)
     assert sizes(held) == {"a": 1}, "it has not lost its place in the line"
+
+
+# The rules of a cluster against frequent changes.
+
+
+def ruled(*node_gpus: int, min_run: float = 0.0, cooldown: float = 0.0) -> Cluster:
+    rules = {"min_run_seconds": min_run, "cooldown_seconds": cooldown}
+    return cluster(*node_gpus).model_copy(update=rules)
+
+
+def under(policy: str, nodes: Cluster, *jobs) -> Session:
+    held = session(make_policy(policy), nodes)
+    for each in jobs:
+        held.submit(each, each.submit_time)
+        held.decide(each.submit_time)
+    return held
+
+
+def test_a_job_keeps_gpus_batch_and_place_until_cooldown_is_over() -> None:
+    held = opened(ruled(4, cooldown=60), GROWS)
+    assert steps(held, 0, a=2) == [("a", "start")]
+    assert steps(held, 59, a=4) == []
+    assert steps(held, 60, a=4) == [("a", "grow")]
+    assert steps(held, 100, a=1) == []
+    assert steps(held, 120, a=1) == [("a", "shrink")]
+    assert steps(held, 121, a=0) == [("a", "preempt")]
+    # A cooldown holds a batch and a place as well.
+    nodes = ruled(2, 2, cooldown=60)
+    held = opened(nodes, job("a", low=1, high=4, elastic="size+batch", batch={"size": 64, "max": 128}))
+    assert steps(held, 0, a=2) == [("a", "start")]
+    assert steps(held, 30, a=Target(2, global_batch=128)) == []
+    assert steps(held, 30, a=Target(2, placement=(("n1", 2),))) == []
+    assert steps(held, 60, a=Target(2, global_batch=128)) == [("a", "rebatch")]
+
+
+def test_a_minimum_run_keeps_a_job_from_being_preempted_alone() -> None:
+    held = opened(ruled(4, min_run=60), GROWS)
+    assert steps(held, 0, a=2) == [("a", "start")]
+    assert steps(held, 1, a=1) == [("a", "shrink")]
+    assert steps(held, 59, a=0) == []
+    assert steps(held, 60, a=0) == [("a", "preempt")]
+    # once it resumes, it runs for the minimum again
+    assert steps(held, 70, a=2) == [("a", "resume")]
+    assert steps(held, 129, a=0) == []
+    assert steps(held, 130, a=0) == [("a", "preempt")]
+
+
+def test_what_a_kept_job_was_to_give_another_waits_for() -> None:
+    held = under("fair-share", ruled(2, cooldown=60), GROWS, job("b", at=10, low=1, high=4))
+    assert sizes(held) == {"a": 2}
+    assert held.ask_again_s == 60
+    held.decide(60)
+    assert sizes(held) == {"a": 1, "b": 1}
+    # A place that a policy names may not become free.
+    held = opened(ruled(2, cooldown=60), GROWS, job("b", low=1, high=2))
+    steps(held, 0, a=2)
+    assert steps(held, 10, a=1, b=Target(1, placement=(("n0", 1),))) == []
+    assert steps(held, 60, a=1, b=Target(1, placement=(("n0", 1),))) == [("a", "shrink"), ("b", "start")]
+
+
+def test_ends_and_lost_nodes_wait_for_nothing() -> None:
+    held = opened(ruled(2, 2, min_run=60, cooldown=60), GROWS)
+    steps(held, 0, a=2)
+    (lost,) = held.node_down("n0", 1)
+    assert lost.gpus == 0
+    assert steps(held, 2, a=2) == [("a", "resume")]
+    assert held.end("a", 3).gpus == 0
+
+
+def test_a_job_that_is_kept_says_until_when() -> None:
+    jobs = (job("a", gpu_seconds=1000), job("b", at=10, gpu_seconds=20))
+    held = under("srtf", ruled(1, min_run=60), *jobs)
+    assert sizes(held) == {"a": 1}
+    assert explanations(held, 10)["a"].reason.endswith("; kept for 50 s more, as the cluster rules")
+    assert predictions(copy_of(held), 10)["b"].start_s == 60
+    assert list(held.kept_until_s) == ["a"]
+    for name in "ab":
+        held.end(name, 11)
+    assert explanations(held, 11) == {}
