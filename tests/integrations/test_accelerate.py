@@ -33,5 +33,5 @@ loader = torch.utils.data.DataLoader(data, BATCH)
 """
 
 
-def test_a_loop_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(site: Site) -> None:
+def test_a_resized_loop_trains_the_same(site: Site) -> None:
     check(site, AROUND + recipe("Accelerate") + "\nat_end(accelerator.unwrap_model(model))\n")

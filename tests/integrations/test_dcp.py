@@ -69,13 +69,11 @@ dist.destroy_process_group()
 """
 
 
-def test_a_sharded_model_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(
-    site: Site,
-) -> None:
+def test_a_resized_sharded_model_trains_the_same(site: Site) -> None:
     check(site, "REPLICA = 10**6" + AROUND + recipe("FSDP2") + AFTER)
 
 
-def test_a_job_goes_from_one_group_of_two_workers_to_two_groups_and_back(tmp_path: Path) -> None:
+def test_resized_groups_of_two_workers_train_the_same(tmp_path: Path) -> None:
     """Each group holds a whole model, cut over its workers (HSDP)."""
     site = Site(tmp_path, slots=4)
     check(site, "REPLICA = 2" + AROUND + recipe("FSDP2") + AFTER, replica=2)

@@ -75,5 +75,5 @@ def test_two_trainings_in_a_job_of_two_slots_are_warned_of(site: Site) -> None:
     assert any(each.startswith("several of its 2 workers train for themselves") for each in said)
 
 
-def test_a_trainer_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(site: Site) -> None:
+def test_a_resized_trainer_trains_the_same(site: Site) -> None:
     check(site, AROUND + recipe("Lightning") + "\nat_end(model)\n")

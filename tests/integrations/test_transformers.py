@@ -48,7 +48,7 @@ model, data = GPT2LMHeadModel(config), Data()
 
 
 @pytest.mark.torch
-def test_a_trainer_goes_from_one_worker_to_two_and_back_and_ends_as_if_it_never_had(site: Site) -> None:
+def test_a_resized_trainer_trains_the_same(site: Site) -> None:
     check(site, AROUND + recipe("transformers' Trainer") + "\nat_end(model)\n")
 
 

@@ -33,9 +33,7 @@ def crash() -> None:
     raise RuntimeError("out of memory")
 
 
-def test_a_launcher_learns_that_workers_train_before_it_finds_a_report_of_them(
-    job: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launcher_learns_of_training_before_a_report(job: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     known: list[bool] = []
     write = report.EventWriter
 
@@ -54,9 +52,7 @@ class TestLeaving:
         assert (end.outcome, end.samples_done, end.epoch, end.exit_counts) == ("done", 141, 3, True)
 
     @pytest.mark.parametrize("in_pass", [True, False])
-    def test_giving_up_leaves_the_word_to_the_exit_code_and_nothing_to_go_on_from(
-        self, job: Alone, in_pass: bool
-    ) -> None:
+    def test_giving_up_counts_by_its_exit_code(self, job: Alone, in_pass: bool) -> None:
         author = Author()
         action = at_pass(author, STEPS, give_up)
         if in_pass:
@@ -78,7 +74,7 @@ class TestLeaving:
         end = job.run(script)
         assert (end.outcome, end.samples_done) == ("done", 94)
 
-    def test_an_epoch_that_is_left_after_its_steps_tells_the_metric_that_decided(self, job: Alone) -> None:
+    def test_a_break_after_an_epoch_reports_its_metric(self, job: Alone) -> None:
         def script(elastic: Any) -> None:
             net = torch.nn.Linear(1, 1)
             data = torch.utils.data.TensorDataset(torch.zeros(40, 1))
@@ -98,7 +94,7 @@ class TestLeaving:
 
 
 class TestFullDisk:
-    def test_training_goes_on_where_it_cannot_be_saved_and_is_a_crash_that_a_retry_mends(
+    def test_a_job_that_cannot_be_saved_crashes_at_its_end(
         self, job: Alone, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tried: list[int] = []
@@ -116,9 +112,7 @@ class TestFullDisk:
         assert len(job.events("epoch")) == 3
         assert job.run(Author()).outcome == "done"
 
-    def test_a_job_with_nothing_new_to_save_is_done_on_a_full_disk(
-        self, job: Alone, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nothing_new_to_save_needs_no_disk(self, job: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
         job.run(Author())
         monkeypatch.setattr(Checkpoints, "write", None)
         assert job.run(Author()).outcome == "done"
@@ -149,18 +143,18 @@ class TestEndOfEpoch:
         assert author.epochs_ended == [0, 1, 2]
         assert job.events("checkpoint")[-1].samples_done == 141
 
-    def test_a_stop_asked_for_in_a_long_validation_is_heard_at_its_end(self, job: Alone) -> None:
+    def test_a_stop_in_a_validation_acts_at_its_end(self, job: Alone) -> None:
         author = Author()
         author.at_epoch_end = at_pass(author, STEPS, lambda: job.publish(abort=True))
         end = job.run(author)
         assert (end.outcome, end.samples_done, end.epoch) == ("stopped", 47, 1)
 
-    def test_a_stop_asked_for_in_the_last_epoch_s_validation_comes_too_late(self, job: Alone) -> None:
+    def test_a_stop_in_the_last_validation_comes_too_late(self, job: Alone) -> None:
         author = Author()
         author.at_epoch_end = at_pass(author, 3 * STEPS, lambda: job.publish(abort=True))
         assert job.run(author).outcome == "done"
 
-    def test_a_batch_that_grew_beyond_what_the_epoch_has_left_is_a_smaller_step(self, job: Alone) -> None:
+    def test_a_batch_larger_than_the_rest_is_a_smaller_step(self, job: Alone) -> None:
         author = Author(drop_last=True)
         author.in_pass = at_pass(author, 2, lambda: job.publish(abort=True))
         end = job.run(author)
@@ -174,7 +168,7 @@ class TestEndOfEpoch:
         [(1.0, 0.0, 10.0, [40, 87, 134, 141]), (10.0, 1.5, 110.0, [40, 134, 141])],
         ids=["a small state", "a large state"],
     )
-    def test_before_the_last_step_of_an_epoch_a_checkpoint_is_due_earlier_unless_that_takes_long(
+    def test_before_an_epoch_s_last_step_a_checkpoint_is_due_earlier(
         self,
         job: Alone,
         monkeypatch: pytest.MonkeyPatch,
@@ -199,9 +193,7 @@ class TestEndOfEpoch:
         assert [event.samples_done for event in job.events("checkpoint")] == saved
 
 
-def test_the_outcome_is_written_before_the_process_group_is_given_up(
-    job: Alone, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_outcome_is_written_before_the_group_is_left(job: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Giving it up may hang in a library, and others that see it look for the outcome."""
     found: list[bool] = []
     monkeypatch.setattr(process_group, "leave", lambda: found.append(job.dir.attempt(1).outcome(0).exists()))

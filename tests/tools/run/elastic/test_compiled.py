@@ -29,7 +29,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("when", ["before", "after", "in place"])
-def test_a_compiled_model_goes_from_one_worker_to_two_and_back(
+def test_a_compiled_model_is_resized(
     gang: Callable[..., Gang], tmp_path: Path, alone: Path, when: str
 ) -> None:
     job = gang(when=when, backend="counting", hold_in=[1, 2])
@@ -57,9 +57,7 @@ BACKENDS = ["aot_eager", *(["inductor"] if THOROUGH and not NO_COMPILER else ())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_compiled_model_trains_the_same_on_two_workers_of_torchrun(
-    tmp_path: Path, alone: Path, backend: str
-) -> None:
+def test_a_compiled_model_trains_the_same_under_torchrun(tmp_path: Path, alone: Path, backend: str) -> None:
     """Its workers are started as scripts are: the default compiler starts processes, too."""
     # vectors are not the point, and to find out which there are compiles four more programs
     plainly = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}

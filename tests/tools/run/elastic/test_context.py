@@ -43,7 +43,7 @@ class TestContext:
         with pytest.raises(BadInputError, match=r"plan\.json: no such file"):
             find_context({ENV_JOB_DIR: str(tmp_path), ENV_SLOT: "n0/0"})
 
-    def test_without_a_plan_torchrun_counts_and_without_torchrun_one_worker(self) -> None:
+    def test_without_a_plan_the_rank_is_torchrun_s(self) -> None:
         context = find_context({"RANK": "2", "WORLD_SIZE": "4"})
         assert (context.rank, context.world_size, context.plan) == (2, 4, None)
         assert find_context({}).world_size == 1
@@ -53,7 +53,7 @@ class TestContext:
             find_context({"RANK": "first"})
 
 
-def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp_path: Path) -> None:
+def test_a_job_is_done_when_a_member_says_so(tmp_path: Path) -> None:
     first, late = (WorkerContext(JobDir(tmp_path), plan(), worker) for worker in range(2))
     assert not late.is_done()
     first.report_end(WorkerOutcome(outcome="stopped"))
@@ -72,9 +72,7 @@ class TestOvertaken:
         assert JobDir(tmp_path).attempt(1).outcome(0).exists()
         assert not JobDir(tmp_path).attempt(2).path.exists()
 
-    def test_it_is_overtaken_when_a_newer_generation_trains_and_not_when_one_is_planned(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_newer_generation_overtakes_once_it_trains(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(1))
         worker = WorkerContext(job, plan(1), 0)
         job.attempt(1).reached.write_text("1\n")
@@ -83,7 +81,7 @@ class TestOvertaken:
         job.attempt(1).reached.write_text("2\n")
         assert worker.is_overtaken()
 
-    def test_it_is_overtaken_when_a_later_attempt_is_planned(self, tmp_path: Path) -> None:
+    def test_a_later_attempt_overtakes_once_it_is_planned(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(1, (0,)))
         worker = WorkerContext(job, plan(1, (0,)), 0)
         job.attempt(1).reached.write_text("what is this")

@@ -30,7 +30,7 @@ def options(job: Job) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.id)
-def test_a_job_states_the_work_and_the_batch_that_its_script_does(job: Job) -> None:
+def test_a_job_states_the_work_and_batch_of_its_script(job: Job) -> None:
     script = options(job)
     assert isinstance(job.work, EpochWork)
     assert (job.work.epochs, job.work.dataset_size) == (script["--epochs"], script["--size"])

@@ -27,7 +27,7 @@ LOOK_S = 5.0
 
 @pytest.mark.parametrize(("optimizer", "lr", "tolerance"), [("SGD", "0.05", 1e-12), ("Adam", "1e-3", 1e-9)])
 @pytest.mark.parametrize("example", WORDS)
-def test_an_example_that_is_resized_preempted_and_killed_ends_with_the_weights_of_one_process(
+def test_a_resized_and_killed_example_trains_the_same(
     gang: Make, tmp_path: Path, example: str, optimizer: str, lr: str, tolerance: float
 ) -> None:
     words = ["--optimizer", optimizer, "--lr", lr, *WORDS[example]]

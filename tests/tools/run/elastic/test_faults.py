@@ -36,9 +36,7 @@ def test_a_worker_killed_in_a_step_costs_no_step(gang: Make, tmp_path: Path, unu
     assert_same_weights(tmp_path, tmp_path / "alone")
 
 
-def test_an_exchange_that_fails_on_live_workers_ends_the_job_with_its_own_reason(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_a_failing_exchange_of_live_workers_ends_the_job(gang: Make, tmp_path: Path) -> None:
     job = gang(broken=[1, 4])
     job.patience_s = 1
     job.start(2)
@@ -51,9 +49,7 @@ def test_an_exchange_that_fails_on_live_workers_ends_the_job_with_its_own_reason
 
 
 @pytest.mark.parametrize("accum", [1, 2])
-def test_a_void_step_leaves_no_trace_in_running_statistics_and_generators(
-    gang: Make, tmp_path: Path, accum: int
-) -> None:
+def test_a_void_step_leaves_statistics_and_generators(gang: Make, tmp_path: Path, accum: int) -> None:
     """Rows are written when a pass ends, the steps in them without a void one."""
     job = gang(noisy=True, samples=48, die=[2, 2 * accum])
     job.start(3, accum=accum, global_batch=12)
@@ -68,9 +64,7 @@ def test_a_void_step_leaves_no_trace_in_running_statistics_and_generators(
         assert first != void
 
 
-def test_a_void_step_that_the_script_leaves_the_loader_in_leaves_no_trace_either(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_a_break_in_a_void_step_leaves_no_trace(gang: Make, tmp_path: Path) -> None:
     job = gang(noisy=True, samples=48, die=[2, 2], leaves=2)
     job.start(3, global_batch=12)
     killed(job, 2, global_batch=12)
@@ -83,9 +77,7 @@ def test_a_void_step_that_the_script_leaves_the_loader_in_leaves_no_trace_either
 
 
 @pytest.mark.parametrize("unfinished", [False, True])
-def test_a_scheduler_acts_at_the_end_of_an_epoch_that_was_left_in_a_void_or_unfinished_step(
-    gang: Make, tmp_path: Path, unfinished: bool
-) -> None:
+def test_a_scheduler_acts_after_a_break_in_a_void_step(gang: Make, tmp_path: Path, unfinished: bool) -> None:
     accum = 2 if unfinished else 1
     job = gang(samples=48, die=[2, 2], breaks=3 if unfinished else 2, decays=True)
     job.start(3, accum=accum, global_batch=12)
@@ -95,7 +87,7 @@ def test_a_scheduler_acts_at_the_end_of_an_epoch_that_was_left_in_a_void_or_unfi
     assert rates == [f"{0.05 * 0.5**EPOCHS} {EPOCHS}"] * 2
 
 
-def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Make) -> None:
+def test_nan_is_recorded_as_null(gang: Make) -> None:
     job = gang(nan=True)
     job.start(2, checkpoint_s=1e-9)
     assert job.end() == [0, 0]
@@ -128,9 +120,7 @@ def test_a_worker_whose_model_differs_says_in_what(gang: Make) -> None:
     assert job.outcome(0).samples_done == 0
 
 
-def test_a_worker_that_freezes_something_else_trains_what_the_others_train(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_a_worker_that_freezes_something_else_trains_along(gang: Make, tmp_path: Path) -> None:
     plain(tmp_path / "alone", script=SCRIPT)
     job = gang(unlike="frozen")
     assert job.run(2) == ["done", "done"]

@@ -38,9 +38,7 @@ def sorted_samples(folder: Path) -> dict[int, list[int]]:
     return {epoch: sorted(samples) for epoch, samples in seen(folder).items()}
 
 
-def test_resized_from_one_worker_to_two_and_back_it_ends_with_the_same_weights(
-    gang: Make, tmp_path: Path, undisturbed: Path
-) -> None:
+def test_two_relaunches_train_the_same(gang: Make, tmp_path: Path, undisturbed: Path) -> None:
     job = gang(schedule="epoch", step_s=0.1, hold_at=3)
     assert job.run_and_stop(1) == ["stopped"]
     at_first_stop = job.outcome(0).samples_done
@@ -71,9 +69,7 @@ def test_ten_samples_on_three_workers_train_as_on_one(gang: Make, tmp_path: Path
     assert job.events("checkpoint")[-1].samples_done == 141
 
 
-def test_accumulation_does_not_show_in_clipping_or_schedulers(
-    gang: Make, tmp_path: Path, clipped: Path
-) -> None:
+def test_accumulation_clips_and_schedules_the_same(gang: Make, tmp_path: Path, clipped: Path) -> None:
     job = gang(clip=True, schedule="step")
     assert job.run(2, accum=2) == ["done"] * 2
     assert_same_weights(tmp_path, clipped)
@@ -94,7 +90,7 @@ def test_the_same_script_under_plain_torchrun(tmp_path: Path, undisturbed: Path)
     }
 
 
-def test_under_a_measurement_order_the_loader_serves_the_sweep_and_ends_the_script(tmp_path: Path) -> None:
+def test_a_measurement_order_takes_the_place_of_training(tmp_path: Path) -> None:
     result = tmp_path / "outcome.json"
     request = MeasurementRequest(result=str(result), local_batches=(4,), global_batches=(9,), least_seconds=0)
     (tmp_path / "request.json").write_text(request.model_dump_json())
@@ -105,7 +101,7 @@ def test_under_a_measurement_order_the_loader_serves_the_sweep_and_ends_the_scri
     assert not (tmp_path / "final.pt").exists()
 
 
-def test_under_a_measurement_of_costs_the_workers_rehearse_a_change_in_place(tmp_path: Path) -> None:
+def test_a_measurement_of_costs_rehearses_a_change(tmp_path: Path) -> None:
     result = tmp_path / "outcome.json"
     request = MeasurementRequest(result=str(result), global_batches=(10,), least_seconds=0, costs=True)
     (tmp_path / "request.json").write_text(request.model_dump_json())
@@ -117,9 +113,7 @@ def test_under_a_measurement_of_costs_the_workers_rehearse_a_change_in_place(tmp
     assert 0 < outcome.rescale_s < 60
 
 
-def test_a_torn_checkpoint_is_passed_over_for_the_one_before(
-    gang: Make, tmp_path: Path, undisturbed: Path
-) -> None:
+def test_a_torn_checkpoint_is_passed_over(gang: Make, tmp_path: Path, undisturbed: Path) -> None:
     job = gang(schedule="epoch", step_s=0.03, num_workers=1)
     job.start(1, checkpoint_s=0.05)
     job.wait_for("checkpoint", 3)
@@ -133,9 +127,7 @@ def test_a_torn_checkpoint_is_passed_over_for_the_one_before(
     assert older.name < newer.name
 
 
-def test_the_loss_of_an_epoch_is_that_of_all_workers_though_a_crash_divides_it(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_an_epoch_s_loss_survives_a_crash(gang: Make, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     whole = Gang(tmp_path / "whole")
     assert whole.run(1) == ["done"]
@@ -152,9 +144,7 @@ def test_the_loss_of_an_epoch_is_that_of_all_workers_though_a_crash_divides_it(
 
 
 @pytest.mark.parametrize("notice", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_notice_to_one_worker_stops_all_after_the_same_step_with_a_checkpoint(
-    gang: Make, notice: signal.Signals
-) -> None:
+def test_a_notice_to_one_worker_stops_all(gang: Make, notice: signal.Signals) -> None:
     job = gang(step_s=0.05, num_workers=1, hold_at=3)
     job.start(2)
     job.wait_for("progress")
@@ -170,7 +160,7 @@ def test_a_notice_to_one_worker_stops_all_after_the_same_step_with_a_checkpoint(
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_after_kill_9_of_a_worker_the_other_ends_by_itself_and_says_so(gang: Make, victim: int) -> None:
+def test_the_survivor_of_a_kill_without_a_plan_ends(gang: Make, victim: int) -> None:
     job = gang(step_s=0.05)
     job.patience_s = 1
     job.start(2, checkpoint_s=0.05)
@@ -184,7 +174,7 @@ def test_after_kill_9_of_a_worker_the_other_ends_by_itself_and_says_so(gang: Mak
     assert not job.here.outcome(victim).exists()
 
 
-def test_a_new_plan_that_divides_the_work_the_same_way_stops_nothing(gang: Make, tmp_path: Path) -> None:
+def test_a_plan_of_the_same_division_stops_nothing(gang: Make, tmp_path: Path) -> None:
     job = gang(step_s=0.05, hold_at=2)
     job.start(1)
     job.wait_for("progress")
@@ -195,7 +185,7 @@ def test_a_new_plan_that_divides_the_work_the_same_way_stops_nothing(gang: Make,
     assert final(tmp_path)["used"] == pytest.approx([0.02])
 
 
-def test_a_stop_before_the_first_step_breaks_off_the_wait_for_others(gang: Make) -> None:
+def test_a_stop_ends_the_wait_for_others(gang: Make) -> None:
     job = gang(step_s=0.05, hold_at=3)
     assert job.run_and_stop(1) == ["stopped"]
     trained = job.outcome(0).samples_done

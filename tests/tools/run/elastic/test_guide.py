@@ -118,7 +118,7 @@ def test_the_changed_script_trains_on_two_workers_of_pliant_run(tmp_path: Path) 
     assert torch.load(weights)
 
 
-def test_a_script_of_iterations_trains_on_two_workers_of_pliant_run(tmp_path: Path) -> None:
+def test_a_script_of_iterations_trains_under_pliant_run(tmp_path: Path) -> None:
     site, weights = Site(tmp_path), tmp_path / "weights.pt"
     words = ("--steps", "20", "--batch", "6", "--accumulate", "2", "--evaluate-every", "10", "--last")
     command = (str(ROOT / "examples" / "after" / "get_batch.py"), *words, str(weights))
@@ -193,7 +193,7 @@ def test_a_recipe_trains_under_plain_python(heading: str, steps: int) -> None:
     assert (done, math.isfinite(loss)) == (steps, True)
 
 
-def test_the_job_of_the_rigid_recipe_gets_its_two_workers_and_arguments(tmp_path: Path) -> None:
+def test_the_job_of_the_rigid_recipe_runs(tmp_path: Path) -> None:
     [shown], site = parse_jobs(recipe("Plain rigid", "json").encode(), "jobs.jsonl"), Site(tmp_path)
     (tmp_path / "train.py").write_text(
         "import os, sys\nopen(f'rank-{os.environ[\"RANK\"]}', 'w').write(' '.join(sys.argv[1:]))\n"
@@ -286,20 +286,20 @@ EXPLAINED = ("best: set", "object: expected", "Stream gave")
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_a_mistake_has_a_message_that_says_what_to_do_or_that_the_page_explains(message: str) -> None:
+def test_a_mistake_has_its_message(message: str) -> None:
     with pytest.raises(UsageError) as found:
         MISTAKES[message](elastic.init(batch_size=2))
     assert str(found.value) == message
     assert (message in LIBRARY) == message.startswith(EXPLAINED)
 
 
-def test_a_script_without_a_batch_size_gets_a_message_of_the_page() -> None:
+def test_a_missing_batch_size_has_its_message() -> None:
     with pytest.raises(UsageError) as found:
         elastic.init().prepare(*nothing())
     assert str(found.value) in LIBRARY
 
 
-def test_a_script_that_trains_nothing_gets_a_message_of_the_page(
+def test_a_script_that_trains_nothing_has_its_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = Alone(tmp_path, monkeypatch).run(lambda _: None)
@@ -314,15 +314,13 @@ def test_a_script_that_trains_nothing_gets_a_message_of_the_page(
     ],
     ids=["it does not use the library", "it raises"],
 )
-def test_a_script_that_fails_gets_a_message_of_the_page(
-    code: int, outcomes: dict[int, WorkerOutcome]
-) -> None:
+def test_a_script_that_fails_has_its_message(code: int, outcomes: dict[int, WorkerOutcome]) -> None:
     exited = [UnitStatus("exited", code)]
     verdict = judge(outcomes, exited, ranks=1, elastic=True, stop_requested=False)
     assert (verdict.end, verdict.message in LIBRARY) == ("failed", True)
 
 
-def test_the_job_that_the_page_submits_states_what_its_script_does() -> None:
+def test_the_job_of_the_page_states_what_its_script_does() -> None:
     [line] = [text for text in PAGE.splitlines() if text.startswith('{"id": "stripes"')]
     shown = json.loads(line)
     source = AFTER.read_text()

@@ -26,9 +26,7 @@ FORGOTTEN = "an exchange with a lost worker does not end"
 Make = Callable[..., Gang]
 
 
-def test_one_two_three_two_one_trains_as_one_process_does_and_so_does_the_script_s_own_group(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_one_two_three_two_one_trains_the_same(gang: Make, tmp_path: Path) -> None:
     job = gang(**ENDLESS, step_s=0.02, groups=True)
     job.start(1)
     job.wait_for("progress")
@@ -45,7 +43,7 @@ def test_one_two_three_two_one_trains_as_one_process_does_and_so_does_the_script
     assert sorted(made) == [2, 2, 3]
 
 
-def test_a_communicator_that_fails_fails_its_round_and_no_training(gang: Make, tmp_path: Path) -> None:
+def test_a_failed_communicator_fails_its_round_only(gang: Make, tmp_path: Path) -> None:
     """One worker's communicator fails when that of the others is there: both come to the next round."""
     job = gang(**ENDLESS, step_s=0.02)
     job.start(1)
@@ -60,9 +58,7 @@ def test_a_communicator_that_fails_fails_its_round_and_no_training(gang: Make, t
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_worker_that_is_killed_costs_nothing_that_was_trained(
-    gang: Make, tmp_path: Path, victim: int
-) -> None:
+def test_a_killed_worker_loses_nothing(gang: Make, tmp_path: Path, victim: int) -> None:
     job = gang(**ENDLESS, step_s=0.02)
     job.start(3)
     job.wait_for("progress", 2)
@@ -79,9 +75,7 @@ def test_a_worker_that_is_killed_costs_nothing_that_was_trained(
 
 
 @pytest.mark.parametrize("away", [0, 1])
-def test_a_worker_that_was_away_and_comes_back_leaves_and_harms_nothing(
-    gang: Make, tmp_path: Path, away: int
-) -> None:
+def test_a_worker_that_comes_back_leaves(gang: Make, tmp_path: Path, away: int) -> None:
     """Its connections never closed, and its lock is held: only its heartbeat says that it is not there."""
     job = gang(**ENDLESS, step_s=0.02, look_s=0.1)
     job.start(2, checkpoint_s=0.2)
@@ -100,9 +94,7 @@ def test_a_worker_that_was_away_and_comes_back_leaves_and_harms_nothing(
     assert job.outcome(1 - away).samples_done == saved["samples_done"]
 
 
-def test_what_the_first_worker_says_is_known_to_all_also_when_it_dies_saying_it(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_agreement_survives_the_death_of_rank_0(gang: Make, tmp_path: Path) -> None:
     job = gang(epochs=3, agree=True, hold_at=-2)
     job.start(3)
     job.until(lambda: len(list(tmp_path.glob("asks-1-*"))) == 3, "question")
@@ -173,9 +165,7 @@ def same_weights_as_alone(job: Gang, folder: Path) -> dict[str, int]:
     return counters
 
 
-def test_a_storm_of_kills_while_training_joining_and_changing_loses_nothing(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_a_storm_of_kills_loses_nothing(gang: Make, tmp_path: Path) -> None:
     job = gang(**ENDLESS, step_s=0.005, look_s=0.5)
     rng = np.random.default_rng(20211115)
 

@@ -33,7 +33,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     "shape",
     ["peek", "peek, kept", "first and rest", "generator", "with another", "steps done"],
 )
-def test_a_worker_joins_in_the_middle_of_an_epoch_and_the_other_is_killed_in_the_next(
+def test_workers_join_and_die_in_epochs(
     gang: Make, alone: Callable[[str], Path], tmp_path: Path, shape: str
 ) -> None:
     job = gang(shape=shape, hold_in=[1, 2])
@@ -49,7 +49,7 @@ def test_a_worker_joins_in_the_middle_of_an_epoch_and_the_other_is_killed_in_the
 
 
 @pytest.mark.parametrize("shape", ["islice", "break", "a shorter one"])
-def test_a_worker_that_joins_in_an_epoch_leaves_it_when_the_others_have_counted_enough_batches(
+def test_a_joined_worker_ends_the_epoch_with_the_others(
     gang: Make, alone: Callable[[str], Path], tmp_path: Path, shape: str
 ) -> None:
     """It has counted fewer of them and trains on, but that step does not count."""
@@ -88,17 +88,13 @@ def assert_trained(found: Path, expected: Path) -> None:
         ("continued", "a loop over the loader that was begun in epoch 0 was continued after that epoch"),
     ],
 )
-def test_a_loop_that_cannot_be_resized_is_refused_from_its_first_epoch_on(
-    gang: Make, shape: str, line: str
-) -> None:
+def test_a_loop_that_cannot_be_resized_is_refused(gang: Make, shape: str, line: str) -> None:
     job = gang(shape=shape)
     assert job.run(1) == ["crashed"]
     assert line in job.outcome(0).message
 
 
-def test_one_pass_after_the_other_from_an_endless_generator(
-    gang: Make, alone: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_passes_from_an_endless_generator(gang: Make, alone: Callable[[str], Path], tmp_path: Path) -> None:
     """It takes as many batches an epoch as the loader has, and never lets a pass end by itself."""
     job = gang(shape="endless")
     assert job.run(2) == ["done", "done"]

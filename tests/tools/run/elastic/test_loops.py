@@ -50,9 +50,7 @@ def with_closure(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Te
 class TestLeavingTheLoader:
     @pytest.mark.parametrize("steps", [1, 4])
     @pytest.mark.parametrize("returns", [True, False])
-    def test_the_step_before_a_break_out_of_both_loops_or_a_return_counts(
-        self, job: Alone, steps: int, returns: bool
-    ) -> None:
+    def test_the_step_before_a_break_or_return_counts(self, job: Alone, steps: int, returns: bool) -> None:
         def script(it: ElasticJob) -> None:
             model, optimizer, loader = prepared(it)
             done = 0
@@ -100,9 +98,7 @@ class TestLeavingTheLoader:
         assert sorted(seen) == list(range(40)), "each sample once"
 
     @pytest.mark.parametrize("gives_up", [False, True])
-    def test_epochs_left_while_a_variable_holds_them_are_the_end_of_training(
-        self, job: Alone, gives_up: bool
-    ) -> None:
+    def test_a_break_with_the_epochs_in_a_variable_ends_it(self, job: Alone, gives_up: bool) -> None:
         held: list[Iterator[int]] = []
 
         def script(it: ElasticJob) -> None:
@@ -124,7 +120,7 @@ class TestLeavingTheLoader:
 
 class TestClosures:
     @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.LBFGS])
-    def test_one_worker_that_takes_a_batch_at_once_trains_as_without_the_library(
+    def test_a_closure_trains_the_same_on_one_worker(
         self, job: Alone, make: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found: list[list[float]] = []
@@ -147,7 +143,7 @@ class TestClosures:
             train(usual)(elastic.init(batch_size=10, seed=5))
             assert found[0] == found[2]
 
-    def test_micro_steps_are_trained_by_a_closure_that_is_called_once(self, job: Alone) -> None:
+    def test_a_closure_trains_micro_steps(self, job: Alone) -> None:
         found: list[list[float]] = []
 
         def script(it: ElasticJob) -> None:
@@ -163,7 +159,7 @@ class TestClosures:
         assert job.run(script, seed=5).samples_done == 40
         assert found[0] == pytest.approx(found[1], rel=1e-6)
 
-    def test_micro_steps_and_an_optimizer_that_calls_it_again_are_refused(self, job: Alone) -> None:
+    def test_repeated_closures_are_refused_with_micro_steps(self, job: Alone) -> None:
         def script(it: ElasticJob) -> None:
             model, optimizer, loader = prepared(it, torch.optim.LBFGS)
             for _ in it.epochs(1):
@@ -180,7 +176,7 @@ class TestClosures:
         with pytest.raises(UsageError, match="several times a step"):
             closure()
 
-    def test_an_optimizer_makes_no_step_with_the_gradients_of_a_lost_worker(self) -> None:
+    def test_a_closure_of_a_void_step_makes_no_step(self) -> None:
         net = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 

@@ -111,7 +111,7 @@ def test_the_age_of_a_process_does_not_follow_the_time_of_day(monkeypatch: pytes
         report.process_age_s(child.pid)
 
 
-def test_checkpoints_that_are_recorded_together_cost_what_they_cost(training: Training) -> None:
+def test_checkpoints_recorded_together_cost_their_sum(training: Training) -> None:
     for _ in range(13):
         training.train(120)
         training.save(took_s=2.0)
@@ -141,14 +141,14 @@ def test_history_ends_where_training_does(training: Training) -> None:
     assert [event.samples_done for event in training.events("progress")] == [10.0, 50.0, 2000.0]
 
 
-def test_an_epoch_that_was_the_last_thing_to_report_is_not_reported_twice(training: Training) -> None:
+def test_a_final_epoch_is_not_reported_twice(training: Training) -> None:
     training.train(200)
     training.reporter.epoch_done(training.counters, 0.25, None)
     training.reporter.close()
     assert training.events("progress")[-1].samples_done == 50.0
 
 
-def test_a_change_is_recorded_with_its_cost_and_the_first_measurement_after_it(training: Training) -> None:
+def test_a_change_is_recorded_with_the_speed_after_it(training: Training) -> None:
     training.train(20)
     training.reporter.turn_to(2 * BATCH, WorkerChange(training.now_s, 0.5))
     training.train(20, step_s=0.25)
@@ -157,9 +157,7 @@ def test_a_change_is_recorded_with_its_cost_and_the_first_measurement_after_it(t
     assert (measured.global_batch, measured.detail) == (20, {"step_seconds": 0.25})
 
 
-def test_noise_that_is_known_only_after_the_first_speed_is_told_at_once(
-    training: Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_is_reported_once_it_is_known(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = NoiseMeter()
     monkeypatch.setattr(training.reporter, "_noise", meter)
     training.train(20)
@@ -189,7 +187,7 @@ def test_a_loss_that_is_no_number_is_left_out(training: Training) -> None:
     assert training.newest.samples_done > 0
 
 
-def test_what_goes_wrong_again_and_again_is_counted_but_not_recorded_each_time(training: Training) -> None:
+def test_repeated_warnings_are_counted_and_seldom_recorded(training: Training) -> None:
     for _ in range(60):
         training.train(12, step_s=5.0)
         training.reporter.warn(training.counters, "the disk is full")
@@ -199,7 +197,7 @@ def test_what_goes_wrong_again_and_again_is_counted_but_not_recorded_each_time(t
     assert training.newest.warnings == 60
 
 
-def test_a_small_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing(
+def test_an_unwritable_progress_file_is_warned_of_once(
     training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
     training.dir.progress.with_name("progress.json.new").mkdir()
@@ -217,9 +215,7 @@ def test_a_worker_that_is_not_rank_0_reports_nothing(training: Training) -> None
     assert not training.dir.progress.exists()
 
 
-def test_who_is_rank_0_no_more_writes_nothing_into_a_file_that_another_worker_writes(
-    training: Training,
-) -> None:
+def test_a_former_rank_0_writes_nothing(training: Training) -> None:
     for _ in range(2):
         training.train(120)
         training.save()
@@ -248,9 +244,7 @@ def test_the_noise_scale_is_found_whatever_the_batch(batch: int) -> None:
     assert meter.noise_scale == pytest.approx(9.0, rel=0.05)
 
 
-def test_of_a_large_model_a_part_of_the_gradients_is_copied_and_the_noise_is_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_noise_of_a_large_model_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "SAMPLED", 400)
     meter = NoiseMeter()
     steps(meter, 4, 100 * EVERY)
@@ -261,7 +255,7 @@ def test_of_a_large_model_a_part_of_the_gradients_is_copied_and_the_noise_is_the
     assert copied == [400]
 
 
-def test_nothing_is_said_before_a_first_pair_and_no_pair_reaches_over_a_change_of_the_batch() -> None:
+def test_no_pair_reaches_over_a_change_of_the_batch() -> None:
     meter, model = NoiseMeter(), nn.Linear(1, 1)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

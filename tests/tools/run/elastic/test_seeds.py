@@ -53,7 +53,7 @@ def warnings(job: Alone) -> list[str]:
 @pytest.mark.parametrize(
     "begin", [lambda: elastic.init(batch_size=10, seed=4), lambda: seeded(4)], ids=["init", "manual_seed"]
 )
-def test_a_job_without_a_seed_trains_what_plain_python_trains(
+def test_without_a_seed_a_job_trains_as_plain_python(
     job: Alone, monkeypatch: pytest.MonkeyPatch, begin: Begin
 ) -> None:
     job.begin, planned = begin, Script()
@@ -99,7 +99,7 @@ def test_an_epoch_that_was_begun_with_one_seed_is_ended_with_it(job: Alone) -> N
     assert sorted((first.samples + rest.samples)[:40]) == list(range(40))
 
 
-def test_workers_of_a_former_version_can_read_a_plan_without_a_seed(job: Alone) -> None:
+def test_a_plan_without_a_seed_has_no_such_field(job: Alone) -> None:
     job.attempt = 1
     job.publish()
     assert "seed" not in json.loads(job.dir.plan.read_text())

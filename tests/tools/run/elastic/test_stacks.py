@@ -117,9 +117,7 @@ def test_a_worker_that_sleeps_or_computes_answers(script: str, attempt: AttemptD
     assert functions(main)[0] == "where_it_is"
 
 
-def test_a_worker_in_a_collective_operation_that_another_one_does_not_enter_answers(
-    attempt: AttemptDir,
-) -> None:
+def test_a_worker_in_a_collective_operation_answers(attempt: AttemptDir) -> None:
     def where() -> list[str]:
         mark = ask_for_stacks(attempt)
         until(lambda: read_answer(attempt, 0, mark))
@@ -131,7 +129,7 @@ def test_a_worker_in_a_collective_operation_that_another_one_does_not_enter_answ
         until(lambda: {"all_reduce", "where_it_is"} <= set(where()))
 
 
-def test_a_worker_whose_interpreter_is_held_up_is_shown_all_the_same(attempt: AttemptDir) -> None:
+def test_a_worker_whose_interpreter_is_held_is_dumped(attempt: AttemptDir) -> None:
     with hung(HELD, attempt, 0.5) as worker:
         assert worker.stdout.readline() == b"here\n"
         until(lambda: any("where_it_is" in functions(stack) for stack in read_dump(attempt, 0)))
@@ -163,7 +161,7 @@ def test_less_is_read_of_each_of_many_workers(attempt: AttemptDir) -> None:
     assert not found_stack(attempt, 0, "n0/0", mark, bytes_of_each(64)).threads
 
 
-def test_what_a_script_may_write_in_place_of_an_answer_does_no_harm(attempt: AttemptDir) -> None:
+def test_forged_answers_do_no_harm(attempt: AttemptDir) -> None:
     mark = ask_for_stacks(attempt)
     secret = attempt.path / "secret"
     secret.write_text("{}")

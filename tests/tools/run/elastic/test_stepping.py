@@ -23,9 +23,7 @@ Make = Callable[..., Gang]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_two_one_two_with_micro_steps_and_a_kill_of_rank_0_trains_as_one_process_does(
-    gang: Make, tmp_path: Path, kind: str
-) -> None:
+def test_resized_killed_and_relaunched_it_trains_the_same(gang: Make, tmp_path: Path, kind: str) -> None:
     job = gang(kind=kind, step_s=0.02)
     job.start(1)
     job.wait_for("progress")
@@ -45,7 +43,7 @@ def test_one_two_one_two_with_micro_steps_and_a_kill_of_rank_0_trains_as_one_pro
 
 @pytest.mark.parametrize(("kind", "place"), PLACES)
 @pytest.mark.parametrize("accum", [1, 2])
-def test_rank_0_dies_at_a_place_of_a_step_while_another_worker_joins(
+def test_rank_0_dies_at_a_place_while_another_joins(
     gang: Make, tmp_path: Path, kind: str, place: str, accum: int
 ) -> None:
     job = gang(kind=kind, step_s=0.01, die=[0, 12, place])
@@ -77,9 +75,7 @@ def assert_trained_as_alone(job: Gang, folder: Path, kind: str) -> None:
             assert loss == pytest.approx(alone[step, place], rel=1e-9), (step, place)
 
 
-def test_a_worker_that_joins_reads_a_stream_that_can_say_where_it_is_from_there(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_a_joining_worker_reads_a_stateful_stream_from_there(gang: Make, tmp_path: Path) -> None:
     job = gang(kind="stateful stream", step_s=0.02)
     job.start(1)
     job.wait_for("progress")
@@ -107,9 +103,7 @@ def agreed(folder: Path) -> list[tuple[int, str, float]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_that_is_stopped_and_launched_again_goes_on_at_its_step(
-    gang: Make, tmp_path: Path, kind: str
-) -> None:
+def test_a_relaunched_job_goes_on_at_its_step(gang: Make, tmp_path: Path, kind: str) -> None:
     job = gang(kind=kind, step_s=0.02)
     assert job.run_and_stop(1) == ["stopped"]
     assert job.run_and_stop(2, accum=2) == ["stopped"] * 2
@@ -118,7 +112,7 @@ def test_a_job_that_is_stopped_and_launched_again_goes_on_at_its_step(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_plain_torchrun_and_a_limit_on_micro_batches_train_the_same(tmp_path: Path, kind: str) -> None:
+def test_torchrun_and_cut_micro_batches_train_the_same(tmp_path: Path, kind: str) -> None:
     plain(tmp_path / "alone", script=SCRIPT, kind=kind, stop_at=12)
     plain(tmp_path / "two", script=SCRIPT, kind=kind, stop_at=12, workers=2, micro=2)
     plain(tmp_path / "cut", script=SCRIPT, kind=kind, stop_at=12, micro=4)

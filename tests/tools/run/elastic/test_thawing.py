@@ -26,7 +26,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 
 
 @pytest.mark.parametrize(("grow", "workers", "accum"), [(True, 1, 3), (True, 3, 2), (False, 3, 2)])
-def test_what_is_unfrozen_is_trained_as_by_one_process(
+def test_unfrozen_layers_train_the_same(
     gang: Make, tmp_path: Path, alone: dict[bool, Path], grow: bool, workers: int, accum: int
 ) -> None:
     job = gang(grow=grow)
@@ -41,7 +41,7 @@ def test_the_same_under_plain_torchrun(tmp_path: Path, alone: dict[bool, Path]) 
 
 
 @pytest.mark.parametrize(("grow", "hold_at"), [(True, STEPS + 2), (True, 2 * STEPS + 3), (False, STEPS + 2)])
-def test_a_job_that_is_launched_again_goes_on_with_what_was_unfrozen(
+def test_a_relaunched_job_keeps_what_was_unfrozen(
     gang: Make, tmp_path: Path, alone: dict[bool, Path], grow: bool, hold_at: int
 ) -> None:
     job = gang(grow=grow, hold_at=hold_at)
@@ -57,7 +57,7 @@ def test_a_job_that_is_launched_again_goes_on_with_what_was_unfrozen(
 
 
 @pytest.mark.parametrize("grow", [True, False])
-def test_workers_that_join_train_what_was_unfrozen_before(
+def test_joining_workers_train_what_was_unfrozen(
     gang: Make, tmp_path: Path, alone: dict[bool, Path], grow: bool
 ) -> None:
     job = gang(grow=grow, hold_at=2 * STEPS + 3, step_s=0.05)

@@ -56,7 +56,7 @@ def test_a_share_of_seven_in_two_micro_steps_is_four_and_three() -> None:
     assert [m.weight for m in step] == [4 / 7, 3 / 7]
 
 
-def test_a_worker_without_a_sample_pads_with_one_that_counts_nothing() -> None:
+def test_a_worker_without_a_sample_pads_with_weight_0() -> None:
     (step,) = steps_of(2, 0, BatchSplit(9, 3), 2)
     assert [(m.samples, m.weight, m.loaded) for m in step] == [(0, 0.0, slice(0, 1))]
 
@@ -66,9 +66,7 @@ def test_equal_shares_have_weight_one() -> None:
 
 
 @given(size=st.integers(1, 120), trained=st.integers(0, 120), split=splits)
-def test_every_step_trains_the_next_samples_of_the_order_once(
-    size: int, trained: int, split: BatchSplit
-) -> None:
+def test_every_step_trains_the_next_samples_once(size: int, trained: int, split: BatchSplit) -> None:
     by_rank = [samples_of(steps_of(size, trained, split, rank)) for rank in range(split.workers)]
     assert len({len(steps) for steps in by_rank}) == 1
     for steps in zip(*by_rank, strict=True):
@@ -81,7 +79,7 @@ def test_every_step_trains_the_next_samples_of_the_order_once(
 
 
 @given(size=st.integers(1, 120), split=splits)
-def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, split: BatchSplit) -> None:
+def test_the_micro_steps_agree_and_weigh_one_in_all(size: int, split: BatchSplit) -> None:
     assert split.steps_per_epoch(size) == len(steps_of(size, 0, split, 0))
     by_rank = [list(micro_batches(size, 0, split, rank)) for rank in range(split.workers)]
     total = 0.0
@@ -95,7 +93,7 @@ def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, s
 
 
 @given(size=st.integers(1, 120), first=splits, second=splits, stop=st.integers(0, 10))
-def test_a_resize_between_steps_loses_and_repeats_nothing(
+def test_a_resize_loses_and_repeats_nothing(
     size: int, first: BatchSplit, second: BatchSplit, stop: int
 ) -> None:
     before = steps_of(size, 0, first, 0)[:stop]
@@ -179,6 +177,6 @@ def test_what_would_read_otherwise_is_read_sample_by_sample(dataset: Dataset[Any
     assert read_at_once(dataset) is None
 
 
-def test_an_author_s_own_way_of_making_batches_gets_single_samples() -> None:
+def test_an_own_collate_fn_gets_single_samples() -> None:
     found = loaded(tensors(), collate_fn=lambda samples: [int(label) for _, label, _ in samples])
     assert found == BATCHES

@@ -138,7 +138,7 @@ def test_other_rows_than_those_of_the_batch_are_refused() -> None:
         worker.carried.value = torch.ones(3, 2), torch.ones(2, 3)
 
 
-def test_it_is_set_before_the_optimizer_steps_and_made_before_training() -> None:
+def test_a_carried_value_is_set_before_the_optimizer_steps() -> None:
     job = elastic.init(batch_size=2)
     net = torch.nn.Linear(1, 1)
     data = TensorDataset(torch.zeros(4, 1))

@@ -64,29 +64,20 @@ def expected() -> list[torch.Tensor]:
     return gradients(net)
 
 
-@pytest.mark.parametrize("accum", [1, 2, 3, 7])
-def test_accumulated_gradients_are_those_of_the_whole_batch(accum: int, expected: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize(("accum", "passes"), [(1, 1), (2, 1), (7, 1), (2, 2)])
+def test_micro_steps_add_up_to_the_whole_batch(accum: int, passes: int, expected: list[torch.Tensor]) -> None:
     net = model()
     held = Gradients(net, accumulates=accum > 1)
     for micro in micro_batches(7, 0, BatchSplit(7, 1, accum), 0):
         held.begin(micro)
         net.zero_grad()
-        mean_loss(net, micro.loaded).backward()
+        for _ in range(passes):
+            (mean_loss(net, micro.loaded) / passes).backward()
         assert bool(gradients(net)) is micro.last, "a partial sum shows"
     torch.testing.assert_close(gradients(net), expected)
 
 
-def test_two_backward_passes_in_a_micro_step_add_up(expected: list[torch.Tensor]) -> None:
-    net = model()
-    held = Gradients(net, accumulates=True)
-    for micro in micro_batches(7, 0, BatchSplit(7, 1, 2), 0):
-        held.begin(micro)
-        for _ in range(2):
-            (mean_loss(net, micro.loaded) / 2).backward()
-    torch.testing.assert_close(gradients(net), expected)
-
-
-def test_accumulation_holds_one_copy_of_the_gradients_and_the_one_that_arrives() -> None:
+def test_accumulation_holds_one_copy_of_the_gradients() -> None:
     net = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6)))
     held, most = Gradients(net, accumulates=True), 0
 
@@ -103,7 +94,7 @@ def test_accumulation_holds_one_copy_of_the_gradients_and_the_one_that_arrives()
     assert most == (6 + 1) * 16
 
 
-def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[torch.Tensor]) -> None:
+def test_uneven_shares_average_to_the_whole_batch(expected: list[torch.Tensor]) -> None:
     by_worker = []
     for rank in range(3):
         net = model()
@@ -115,24 +106,12 @@ def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[to
     torch.testing.assert_close(average, expected)
 
 
-def test_a_padding_sample_gives_zero_even_where_its_loss_is_infinite() -> None:
+def test_a_padding_sample_with_infinite_loss_gives_zero() -> None:
     net = model()
     (micro,) = micro_batches(1, 0, BatchSplit(4, 2), 1)
     Gradients(net, accumulates=False).begin(micro)
     (mean_loss(net, micro.loaded) * torch.inf).backward()
     assert all(not gradient.any() for gradient in gradients(net))
-
-
-def test_a_parameter_that_the_last_micro_step_misses_keeps_its_gradient() -> None:
-    net = nn.ModuleList([model(), model()])
-    held = Gradients(net, accumulates=True)
-    first, last = micro_batches(6, 0, BatchSplit(6, 1, 2), 0)
-    held.begin(first)
-    mean_loss(net[0], first.loaded).backward()
-    held.begin(last)
-    mean_loss(net[1], last.loaded).backward()
-    held.join_rest()
-    assert len(gradients(net)) == 4
 
 
 class TwoHeads(nn.Module):
@@ -148,9 +127,8 @@ class TwoHeads(nn.Module):
 
 
 @pytest.mark.parametrize("first_scale", [1.0, 1024.0])
-def test_a_parameter_that_the_last_micro_step_misses_is_unscaled_and_clipped_with_the_others(
-    first_scale: float,
-) -> None:
+def test_a_gradient_before_the_last_micro_step_is_unscaled(first_scale: float) -> None:
+    """And clipped with the others."""
     plain, elastic = TwoHeads(), TwoHeads()
     ((plain.loss(0, slice(0, 3)) + plain.loss(1, slice(3, 6))) / 2).backward()
     nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
@@ -181,7 +159,7 @@ class Step:
 
 
 @pytest.mark.parametrize("scheduler_first", [True, False])
-def test_optimizer_and_scheduler_act_in_the_last_micro_step_only(scheduler_first: bool) -> None:
+def test_optimizer_and_scheduler_act_in_the_last_micro_step(scheduler_first: bool) -> None:
     step, net = Step(), model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     scheduler = StepLR(optimizer, 1, gamma=0.5) if scheduler_first else None
@@ -200,11 +178,10 @@ def test_optimizer_and_scheduler_act_in_the_last_micro_step_only(scheduler_first
         assert torch.equal(net.state_dict()["weight"], before["weight"]) is (len(rates) < 3)
     assert rates == [1.0, 1.0, 0.5, 0.5, 0.25]
     assert type(scheduler).__name__ == "StepLR"
-    assert isinstance(scheduler, StepLR)
     assert not any(callable(value) for value in scheduler.state_dict().values())
 
 
-def test_a_gradient_scaler_and_an_averaged_model_wait_for_the_last_micro_step() -> None:
+def test_scaler_and_averaged_model_wait_for_the_last_micro_step() -> None:
     step, net = Step(), model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
@@ -261,7 +238,7 @@ SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_the_learning_rate_scale_multiplies_what_any_scheduler_says(kind: str) -> None:
+def test_the_learning_rate_scale_multiplies_any_scheduler(kind: str) -> None:
     plain, scaled, resumed = (Probe(scale, SCHEDULERS[kind]) for scale in (1.0, 2.0, 2.0))
     expected = [2 * rate for rate in plain.rates(10)]
     assert scaled.rates(5) == pytest.approx(expected[:5], rel=1e-3, abs=1e-6)
@@ -269,7 +246,7 @@ def test_the_learning_rate_scale_multiplies_what_any_scheduler_says(kind: str) -
     assert resumed.rates(5) == pytest.approx(expected[5:], rel=1e-3, abs=1e-6)
 
 
-def test_the_learning_rate_scale_rises_slowly_after_a_restore_and_falls_at_once() -> None:
+def test_the_learning_rate_scale_rises_slowly_and_falls_at_once() -> None:
     first, second = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 4.0))
     second.training.restore(first.training.capture())
     second.training.want_lr_scale(4.0)
@@ -282,7 +259,7 @@ def test_the_learning_rate_scale_rises_slowly_after_a_restore_and_falls_at_once(
     assert second.optimizer.param_groups[0]["lr"] == 0.1, "the author's own, between two steps"
 
 
-def test_a_worker_that_started_under_a_plan_of_the_past_gets_the_learning_rate_of_the_others() -> None:
+def test_a_joining_worker_takes_over_the_scale_of_the_others() -> None:
     """Those that train never followed the plan with the lower factor that it was started by."""
     trains, joins = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 1.0))
     joins.training.restore(trains.training.shared())
@@ -329,7 +306,7 @@ class Group:
 
 @pytest.mark.parametrize("fails_at", ["begin", "wait"])
 @pytest.mark.parametrize("way", ["wait", "get_future"])
-def test_an_all_reduce_that_fails_ends_quietly_and_no_other_begins(fails_at: str, way: str) -> None:
+def test_a_failed_all_reduce_ends_quietly_and_no_other_begins(fails_at: str, way: str) -> None:
     inner, gradient = Group(), torch.ones(3)
     group = TolerantGroup(inner)  # type: ignore[arg-type]
     inner.fails_at = fails_at
@@ -344,7 +321,7 @@ def test_an_all_reduce_that_fails_ends_quietly_and_no_other_begins(fails_at: str
     assert (group.error, inner.begun) == (first, 1)
 
 
-def test_an_all_reduce_has_the_answer_of_its_tensor_also_where_a_pass_exchanges_others() -> None:
+def test_an_all_reduce_answers_with_its_own_tensor() -> None:
     """As once DDP has put its buckets into another order, and after parameters were frozen."""
     group = TolerantGroup(Group())  # type: ignore[arg-type]
     few, many = [torch.ones(1)], [torch.ones(2), torch.ones(3)]
@@ -360,7 +337,7 @@ def test_an_all_reduce_has_the_answer_of_its_tensor_also_where_a_pass_exchanges_
         assert [future.value() for future in found] == buckets
 
 
-def test_a_backward_pass_within_another_waits_for_what_was_begun_before_it() -> None:
+def test_an_inner_backward_pass_waits_for_earlier_all_reduces() -> None:
     """As with activation checkpointing: DDP may want all gradients at the end of the inner pass."""
     group = TolerantGroup(Group())  # type: ignore[arg-type]
     outer, inner = (nn.Parameter(torch.ones(2)) for _ in range(2))
@@ -425,16 +402,15 @@ def summed(*tensors: torch.Tensor) -> list[torch.Tensor]:
 LARGE = 1 << 16
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("numbers", [7, LARGE], ids=["small", "large"])
-def test_tensors_of_any_size_are_added_up_over_the_workers(workers: int, numbers: int) -> None:
+@pytest.mark.parametrize(("workers", "numbers"), [(2, 7), (2, LARGE), (3, LARGE)])
+def test_tensors_of_any_size_are_added_up(workers: int, numbers: int) -> None:
     tensors = [torch.arange(numbers) * 10**rank for rank in range(workers)]
     for found in summed(*tensors):
         assert torch.equal(found, sum(tensors[1:], tensors[0]))
 
 
-def test_small_tensors_are_added_up_in_the_order_of_ranks_so_that_all_workers_get_the_same_bits() -> None:
-    """In any other order the one is lost beside the large numbers."""
+def test_small_tensors_are_added_up_in_the_order_of_ranks() -> None:
+    """So all workers get the same bits. In any other order the one is lost beside the large numbers."""
     for found in summed(*(torch.full((7,), value) for value in (1e8, -1e8, 1.0))):
         assert found.tolist() == [1.0] * 7
 
@@ -502,9 +478,7 @@ def add_to_a_part(mask: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("write", [add, add_uncounted, add_to_a_part])
-def test_a_large_buffer_that_steps_write_is_put_back_to_where_the_last_one_began(
-    write: Callable[[torch.Tensor], None],
-) -> None:
+def test_a_written_large_buffer_is_put_back(write: Callable[[torch.Tensor], None]) -> None:
     model, start = Masked(), StepStart()
     start.watch(model)
     for _ in range(3):
@@ -517,7 +491,7 @@ def test_a_large_buffer_that_steps_write_is_put_back_to_where_the_last_one_began
 
 
 @pytest.mark.parametrize("write", [add, add_to_a_part])
-def test_a_buffer_that_was_constant_until_now_is_put_back_and_copied_again(
+def test_a_constant_buffer_is_put_back_and_copied_again(
     write: Callable[[torch.Tensor], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Masked()
@@ -532,10 +506,9 @@ def test_a_buffer_that_was_constant_until_now_is_put_back_and_copied_again(
     assert made.count(LARGE) == 1
 
 
-@pytest.mark.parametrize(("replaced", "left"), [(True, 0), (False, LARGE)])
-def test_a_buffer_that_a_step_replaces_is_put_back_and_uncounted_writes_get_no_values_of_long_ago(
-    replaced: bool, left: int
-) -> None:
+@pytest.mark.parametrize(("replaced", "kept"), [(True, 0), (False, LARGE)])
+def test_a_replaced_buffer_is_put_back(replaced: bool, kept: int) -> None:
+    """What is put back is never a value of long ago."""
     model = Masked()
     start = noted(model)
     if replaced:
@@ -544,7 +517,7 @@ def test_a_buffer_that_a_step_replaces_is_put_back_and_uncounted_writes_get_no_v
         add_uncounted(model.mask)
         start.note()
     start.put_back_buffers()
-    assert model.mask.count_nonzero() == left
+    assert model.mask.count_nonzero() == kept
 
 
 def test_running_statistics_and_the_generator_are_put_back() -> None:

@@ -71,7 +71,7 @@ def test_what_it_cannot_use_is_named_with_what_to_do_instead(given: Any, message
     assert message in str(found.value)
 
 
-def test_a_model_among_workers_has_the_names_and_the_state_of_the_model_itself() -> None:
+def test_a_model_among_workers_keeps_its_names_and_state() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     among = ElasticDataParallel(net, Averaging())
     assert list(among.state_dict()) == list(net.state_dict())

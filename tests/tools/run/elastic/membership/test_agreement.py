@@ -50,7 +50,7 @@ class TestPlans:
         put(tmp_path, plan(5))
         assert watch.newest().generation == 5
 
-    def test_a_plan_that_only_others_see_is_waited_for_and_then_missed(self, tmp_path: Path) -> None:
+    def test_a_plan_that_only_others_see_is_waited_for(self, tmp_path: Path) -> None:
         watch = PlanWatch(WorkerContext(put(tmp_path, plan(1)), plan(1), 0))
         with pytest.raises(ServiceMissingError, match=r"plan-2\.json was announced by another worker"):
             watch.exactly(2, timeout_s=0.05)
@@ -58,7 +58,7 @@ class TestPlans:
         put(tmp_path, plan(3))
         assert watch.exactly(2, timeout_s=60).generation == 2
 
-    def test_a_plan_is_in_force_when_the_workers_that_it_adds_are_ready(self, tmp_path: Path) -> None:
+    def test_a_plan_is_in_force_when_its_new_workers_are_ready(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(1))
         context = WorkerContext(job, plan(1), 0)
         context.settle()
@@ -75,9 +75,7 @@ class TestPlans:
         assert watch.in_force().generation == 2, "that worker is dead"
 
 
-def test_a_worker_that_waits_looks_seldom_at_whether_the_others_are_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_worker_looks_for_the_end_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[None] = []
     clock = Clock(1000.0)
     monkeypatch.setattr(agreement, "time", clock)
@@ -121,13 +119,13 @@ class Pair:
         return agreed
 
 
-def test_workers_of_different_speed_vote_at_the_same_steps_as_often_as_the_slower_one_would() -> None:
+def test_workers_vote_as_often_as_the_slower_one_would() -> None:
     both, quick = Pair(), BETWEEN_VOTES_S / 8
     found = [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(7)]
     assert found == [8, None, None, 8, None, None, 8]
 
 
-def test_a_vote_that_must_be_is_held_out_of_turn_and_the_count_starts_again() -> None:
+def test_a_forced_vote_restarts_the_count() -> None:
     both, quick = Pair(), BETWEEN_VOTES_S / 3
     assert [both.step(quick, quick) for _ in range(2)] == [8, None]
     assert both.step(quick, quick, forced=True) == 8
@@ -151,7 +149,7 @@ def test_a_worker_alone_votes_at_every_step() -> None:
     assert vote.result() == 0
 
 
-def test_a_vote_says_what_each_worker_needs_of_a_step_without_the_others() -> None:
+def test_a_vote_carries_each_worker_s_own_step_time() -> None:
     votes = [Vote() for _ in range(3)]
     for rank, vote in enumerate(votes):
         vote.drop(rank, 3)

@@ -33,18 +33,18 @@ class TestInterface:
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)
 
-    def test_it_is_that_of_the_job_s_address_and_no_other_of_a_similar_name(self) -> None:
+    def test_it_is_that_of_the_job_s_address(self) -> None:
         use_interface("127.0.0.1")
         loopback = os.environ["GLOO_SOCKET_IFNAME"]
         assert any(entry.address == "127.0.0.1" for entry in psutil.net_if_addrs()[loopback])
         assert os.environ["NCCL_SOCKET_IFNAME"] == f"={loopback}"
 
-    def test_a_name_of_this_machine_that_means_the_loopback_interface_is_understood(self) -> None:
+    def test_any_loopback_address_means_the_loopback_interface(self) -> None:
         use_interface("127.0.1.1")
         assert os.environ["NCCL_SOCKET_IFNAME"] == f"={os.environ['GLOO_SOCKET_IFNAME']}"
 
     @pytest.mark.parametrize(("here", "interfaces"), [("2", 2), ("1", 0)])
-    def test_workers_that_torchrun_alone_has_started_on_one_machine_stay_there(
+    def test_workers_of_one_machine_stay_there(
         self, monkeypatch: pytest.MonkeyPatch, here: str, interfaces: int
     ) -> None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
@@ -59,7 +59,7 @@ class TestInterface:
         assert [os.environ[name] for name in VARIABLES] == ["ib0", "ib0"]
 
     @pytest.mark.parametrize("choice", [{"GLOO_SOCKET_IFNAME": "lo"}, {"NCCL_SOCKET_IFNAME": "=lo"}])
-    def test_a_loopback_interface_is_refused_where_workers_of_other_hosts_have_to_reach_this_one(
+    def test_a_chosen_loopback_interface_is_refused_between_hosts(
         self, monkeypatch: pytest.MonkeyPatch, choice: dict[str, str]
     ) -> None:
         """They would connect to themselves, fail, and meet in round after round."""
@@ -70,9 +70,7 @@ class TestInterface:
         with pytest.raises(UsageError, match=f"{next(iter(choice))} is .*lo, the loopback interface"):
             use_interface("10.0.0.2")
 
-    def test_nccl_reads_its_variable_once_so_it_gets_what_other_nodes_reach(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_nccl_gets_the_interface_that_other_nodes_reach(self, monkeypatch: pytest.MonkeyPatch) -> None:
         known = {"127.0.0.1": "lo", "10.0.0.2": "eth0"}.get
         monkeypatch.setattr(start, "interface_of", known)
         monkeypatch.setattr(process_group, "interface_of", known)
@@ -94,9 +92,7 @@ class TestAddresses:
     def test_workers_of_one_node_meet_on_the_loopback_address(self) -> None:
         assert own_address(plan_of(), 0) == "127.0.0.1"
 
-    def test_an_address_is_taken_as_it_is_and_no_name_service_is_asked(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_no_name_service_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a host in the middle of an outage that would take a minute, or say something else."""
         monkeypatch.setattr(
             socket, "getaddrinfo", lambda *_about, **_more: pytest.fail("a name was looked up")
@@ -104,7 +100,7 @@ class TestAddresses:
         monkeypatch.setattr(socket, "gethostname", lambda: pytest.fail("the host's name was asked for"))
         assert [own_address(plan(), rank) for rank in range(2)] == ["10.0.0.0", "10.0.0.1"]
 
-    def test_a_name_that_means_the_own_loopback_interface_is_no_address_for_others(
+    def test_a_loopback_address_is_replaced_by_one_others_reach(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Debian writes it into /etc/hosts, and a launcher there into the plan."""
@@ -119,7 +115,7 @@ class TestAddresses:
         assert own_address(plan(members=members), 0) == "10.0.0.7"
         assert asked == ["10.0.0.1"]
 
-    def test_nodes_that_are_all_on_one_machine_keep_to_its_loopback_interface(self) -> None:
+    def test_nodes_on_one_machine_use_the_loopback_interface(self) -> None:
         members = tuple({**member.model_dump(), "address": "127.0.0.1"} for member in plan().members)
         assert own_address(plan(members=members), 1) == "127.0.0.1"
 

@@ -59,7 +59,7 @@ def test_c_plus_plus_and_python_read_the_same_values(tmp_path: Path) -> None:
     assert all(path.parent == tmp_path for path in tmp_path.rglob("*"))
 
 
-def test_of_several_that_decide_the_first_one_does_and_counting_loses_nothing(tmp_path: Path) -> None:
+def test_the_first_to_decide_wins_and_counting_loses_nothing(tmp_path: Path) -> None:
     def decide(number: int) -> None:
         store = FolderStore(tmp_path, never)
         store.set_once("verdict", str(number))
@@ -75,7 +75,7 @@ def test_of_several_that_decide_the_first_one_does_and_counting_loses_nothing(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key-n", "key-verdict", "lock"]
 
 
-def test_waiting_ends_with_the_key_with_a_newer_plan_or_with_the_time(tmp_path: Path) -> None:
+def test_waiting_ends_with_the_key_a_newer_plan_or_the_time(tmp_path: Path) -> None:
     asked: list[None] = []
 
     def called_away() -> bool:
@@ -94,9 +94,7 @@ def test_waiting_ends_with_the_key_with_a_newer_plan_or_with_the_time(tmp_path: 
         assert found.result(60) == b"here"
 
 
-def test_a_value_that_is_being_written_is_not_there_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_written_value_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
@@ -106,9 +104,7 @@ def test_a_value_that_is_being_written_is_not_there_yet(
     assert not FolderStore(tmp_path, never).check(["a"])
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -119,7 +115,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing_behind(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_shared_store_in_a_folder_that_is_gone_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_shared_store_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     """PyTorch's own store would wait for the folder, and no other thread could run meanwhile."""
     with pytest.raises(FileNotFoundError):
         shared_store(tmp_path / "removed", "0")
@@ -196,9 +192,7 @@ def test_only_what_was_opened_while_the_group_formed_is_ended(device: Callable[[
     assert formed.listener.fileno() >= 0
 
 
-def test_a_group_that_gets_the_descriptors_of_one_that_is_freed_meanwhile_is_known(
-    device: Callable[[], Device],
-) -> None:
+def test_reused_descriptors_are_known(device: Callable[[], Device]) -> None:
     earlier, connections = device(), Connections()
     before = earlier.epoll.fileno()
     with connections.opened():
@@ -209,9 +203,7 @@ def test_a_group_that_gets_the_descriptors_of_one_that_is_freed_meanwhile_is_kno
     assert formed.is_over
 
 
-def test_a_worker_that_ends_its_connections_still_lives_for_the_others(
-    tmp_path: Path, device: Callable[[], Device]
-) -> None:
+def test_ending_connections_keeps_the_presence_alive(tmp_path: Path, device: Callable[[], Device]) -> None:
     presence, connections = Presence(tmp_path / "presence"), Connections()
     presence.begin()
     with CONTEXT.Pool(1) as other:
@@ -223,9 +215,7 @@ def test_a_worker_that_ends_its_connections_still_lives_for_the_others(
     presence.end()
 
 
-def test_a_connection_to_a_host_that_does_not_answer_is_given_up_by_the_system(
-    device: Callable[[], Device],
-) -> None:
+def test_connections_ask_silent_hosts_for_a_sign(device: Callable[[], Device]) -> None:
     """Gloo itself would wait for half an hour."""
     connections = Connections()
     with connections.opened():
@@ -258,7 +248,7 @@ def in_processes(work: Callable[..., Any], count: int, *arguments: Any) -> list[
         return pool.starmap_async(work, tasks, chunksize=1).get(120)
 
 
-def test_groups_one_after_the_other_leave_the_exception_hook_alone(tmp_path: Path) -> None:
+def test_groups_leave_the_exception_hook_alone(tmp_path: Path) -> None:
     hook = sys.excepthook
     group = ProcessGroup(cpu(0, 1), None)
     for number in range(5):
@@ -287,7 +277,7 @@ def uses_the_default_store(rank: int, count: int, folder: Path) -> list[str]:
     return [*found, str(total.item()), *listens]
 
 
-def test_the_default_store_and_later_groups_work_after_forming_and_nothing_leaves_the_machine(
+def test_the_default_store_and_later_groups_work_locally(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in VARIABLES:
@@ -312,14 +302,12 @@ def keeps_what_it_leaves(rank: int, count: int, folder: Path) -> str:
     return "lost a worker" if cut_off(lost.value) else str(lost.value)
 
 
-def test_who_leaves_a_group_that_it_still_refers_to_is_missed_by_the_others_at_once(tmp_path: Path) -> None:
+def test_leaving_closes_connections_despite_references(tmp_path: Path) -> None:
     told = in_processes(keeps_what_it_leaves, 3, tmp_path)
     assert told == ["lost a worker", "left", "lost a worker"]
 
 
-def test_a_worker_that_died_while_connecting_is_waited_for_until_a_newer_plan_is_in_force(
-    tmp_path: Path,
-) -> None:
+def test_a_newer_plan_ends_the_wait_for_a_connection(tmp_path: Path) -> None:
     """Who counts the group that failed looks for the others under another number next time."""
     asked: list[None] = []
 
@@ -356,7 +344,7 @@ class Recorded:
         self.calls.append((backend, how))
 
 
-def test_on_gpus_the_communicator_is_made_at_once_and_used_once_over_a_store_without_python(
+def test_on_gpus_the_communicator_is_made_and_used_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded, device = Recorded(monkeypatch), torch.device("cuda", 1)
@@ -374,9 +362,7 @@ def test_on_gpus_the_communicator_is_made_at_once_and_used_once_over_a_store_wit
     group.leave()
 
 
-def test_a_backend_that_the_script_names_is_bound_to_a_device_only_where_it_is_nccl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_nccl_is_bound_to_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded(monkeypatch)
     ProcessGroup(Context(0, 2, torch.device("cuda", 0)), "cpu:gloo,cuda:gloo").form(tmp_path, never, LIMIT)
     backend, how = recorded.calls[0]
@@ -402,9 +388,7 @@ def test_a_worker_that_hangs_in_a_library_while_it_connects_ends(tmp_path: Path)
         worker.kill()
 
 
-def test_a_group_that_waits_for_an_operation_for_ever_is_left_to_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_group_that_never_frees_is_given_to_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
     class Waits:

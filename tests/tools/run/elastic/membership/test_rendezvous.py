@@ -65,7 +65,7 @@ class TestRounds:
         monkeypatch.setattr(RendezvousWait, "missing", lambda self: [])
         return tmp_path
 
-    def test_a_round_that_fails_is_followed_by_another_that_may_take_longer(
+    def test_a_failed_round_is_followed_by_a_longer_one(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         tried: list[tuple[str, timedelta]] = []
@@ -81,7 +81,7 @@ class TestRounds:
             assert [one.result(60) for one in both] == [[None, HERE]] * 2
         assert sorted(tried) == [("1.0", CONNECT)] * 2 + [("1.1", 2 * CONNECT)] * 2
 
-    def test_a_worker_that_is_called_away_before_it_sees_the_newer_plan_still_hears_a_stop(
+    def test_a_worker_called_away_again_and_again_can_be_stopped(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def away(self: Round, cursor: Cursor | None) -> list[Cursor | None]:
@@ -117,7 +117,7 @@ class TestRounds:
         context = WorkerContext(JobDir(job), plan(), 0, torch.device("cuda", 0))
         return rendezvous_of(context).meet(cursor)
 
-    def test_a_group_on_gpus_is_formed_only_where_its_store_has_room(
+    def test_on_gpus_a_group_needs_room_for_its_store(
         self, job: Path, full: list[Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         formed: list[timedelta] = []
@@ -138,7 +138,7 @@ class TestRounds:
         monkeypatch.setattr(rendezvous, "probe_room", disk.write)
         return disk
 
-    def test_trained_workers_wait_for_room_to_meet_as_long_as_it_takes(
+    def test_trained_workers_wait_for_room(
         self, job: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         attend = Round.attend
@@ -159,7 +159,7 @@ class TestRounds:
         said = [record.message for record in caplog.records if "No space left" in record.message]
         assert len(said) == 2 * 2, "each says once that it waits, and that the workers did not come together"
 
-    def test_workers_that_cannot_connect_wait_where_the_disk_is_full_for_the_others(
+    def test_workers_wait_while_the_disk_of_others_is_full(
         self, job: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fails: dict[str, bool] = {}
@@ -176,9 +176,7 @@ class TestRounds:
             disk.full = False
             assert [one.result(60) for one in both] == [[HERE] * 2] * 2
 
-    def test_workers_that_live_and_never_connect_say_why_and_end(
-        self, job: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_workers_that_never_connect_end(self, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tried: list[str] = []
 
         def form(self: ProcessGroup, folder: Path, called_away: Callable[[], bool], limit: timedelta) -> None:
@@ -195,9 +193,7 @@ class TestRounds:
         assert len(tried) == 2 * TRIES
 
 
-def test_a_worker_whose_lock_a_file_server_keeps_is_missing_once_it_gives_no_sign(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_but_silent_worker_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its host is dead; those that wait for it without a launcher would else wait for half an hour."""
     job = put(tmp_path, plan())
     context = WorkerContext(job, plan(), 0)

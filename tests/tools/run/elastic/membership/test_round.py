@@ -72,9 +72,7 @@ def pool() -> Any:
         yield made
 
 
-def test_all_learn_how_far_each_is_and_only_the_user_can_read_what_lies_there(
-    tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
+def test_all_learn_how_far_each_is_in_private_files(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     first = pool.submit(attend, tmp_path, 0, HERE)
     assert place(tmp_path).stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in place(tmp_path).iterdir()} == {0o600}
@@ -90,9 +88,7 @@ def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: ThreadPoolExe
         attend(tmp_path / "other", 1, HERE, called_away)
 
 
-def test_who_is_called_away_when_all_have_come_goes_on_with_the_others(
-    tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
+def test_a_decided_round_goes_before_a_newer_plan(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     first = pool.submit(attend, tmp_path, 0, HERE)
     FolderStore(place(tmp_path), waiting).set_once("verdict", "1 7 1,-")
     assert attend(tmp_path, 1, None, called_away) == first.result(60) == [HERE, None]
@@ -113,9 +109,7 @@ def test_a_round_that_is_over_is_not_taken_for_the_next_one(tmp_path: Path, pool
     assert second.result(60) == first.result(60) == [HERE, HERE]
 
 
-def test_who_waits_where_the_others_have_gone_on_is_called_away(
-    tmp_path: Path, pool: ThreadPoolExecutor
-) -> None:
+def test_a_removed_round_calls_a_late_worker_away(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     gone = False
 
     def until_it_is_gone() -> bool:
@@ -129,7 +123,7 @@ def test_who_waits_where_the_others_have_gone_on_is_called_away(
         late.result(60)
 
 
-def test_what_earlier_rounds_have_left_goes_when_a_later_one_has_come_together(tmp_path: Path) -> None:
+def test_folders_of_earlier_rounds_are_removed(tmp_path: Path) -> None:
     attempt = context(tmp_path, 0).attempt
     for name in ("2.0", "3.0", "3.1", "12.0"):
         (attempt.meetings / name).mkdir(parents=True)
@@ -166,7 +160,7 @@ class TestSeveralHosts:
         with ThreadPoolExecutor(3) as pool:
             assert self.attend(tmp_path, pool) == [[HERE] * 3] * 3
 
-    def test_one_that_is_cut_off_learns_that_it_goes_and_the_others_that_it_does(
+    def test_a_worker_that_is_cut_off_is_known_to_all(
         self, tmp_path: Path, spread: dict[int, list[int]]
     ) -> None:
         spread.update({0: [1, 2], 1: [0], 2: [0]})
@@ -194,7 +188,7 @@ def test_a_door_that_is_closed_is_not_reached() -> None:
         assert unreached({1: open_one.place, 2: closed}) == [2]
 
 
-def test_a_door_where_nothing_answers_is_given_up_after_the_limit() -> None:
+def test_a_silent_door_is_given_up_after_the_limit() -> None:
     """As where packets are dropped: a queue that is full answers no one, either."""
     with socket.create_server((LOCALHOST, 0), backlog=0) as full, ExitStack() as filling:
         place = DoorAddress(LOCALHOST, full.getsockname()[1])

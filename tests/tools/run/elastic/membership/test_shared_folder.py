@@ -79,16 +79,14 @@ def pool() -> Any:
         yield made
 
 
-def test_a_key_that_was_not_there_is_found_when_another_host_sets_it(
-    tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor
-) -> None:
+def test_a_key_of_another_host_is_seen(tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor) -> None:
     found: Future[bytes] = pool.submit(FolderStore(tmp_path, lambda: False).get, "later")
     assert memories.missed.wait(60)
     FolderStore(tmp_path, lambda: False).set("later", "here")
     assert found.result(60) == b"here"
 
 
-def test_workers_meet_though_each_came_when_the_others_were_not_there(
+def test_workers_on_forgetful_hosts_meet(
     tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor
 ) -> None:
     second = pool.submit(Round(context(tmp_path, 1), 0, waiting).attend, HERE)
@@ -97,9 +95,7 @@ def test_workers_meet_though_each_came_when_the_others_were_not_there(
     assert first.result(60) == second.result(60) == [None, HERE]
 
 
-def test_counting_goes_on_from_what_another_host_has_counted(
-    tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor
-) -> None:
+def test_counting_includes_other_hosts(tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor) -> None:
     def count(first: threading.Event, then: threading.Event) -> int:
         store = FolderStore(tmp_path, lambda: False)
         assert not memories._is_there(store._path("n"))
@@ -112,9 +108,7 @@ def test_counting_goes_on_from_what_another_host_has_counted(
     assert sorted(found.result(60) for found in both) == [1, 2]
 
 
-def test_a_plan_that_another_worker_has_seen_is_found(
-    tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor
-) -> None:
+def test_a_plan_that_others_saw_is_seen(tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor) -> None:
     watch = PlanWatch(WorkerContext(put(tmp_path, plan(1)), plan(1), 0))
     found = pool.submit(watch.exactly, 2, 60.0)
     assert memories.missed.wait(60)
@@ -122,9 +116,7 @@ def test_a_plan_that_another_worker_has_seen_is_found(
     assert found.result(60).generation == 2
 
 
-def test_a_plan_that_takes_the_place_of_another_one_is_seen_by_opening_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_plan_is_seen_by_opening_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = put(tmp_path, plan(1))
     before = os.stat(job.plan)
     monkeypatch.setattr(agreement, "_look", lambda path: before)

@@ -22,13 +22,13 @@ def handlers_as_before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_without_a_launcher_that_reads_of_it_a_notice_is_a_request_to_stop() -> None:
+def test_without_a_launcher_a_notice_is_a_request_to_stop() -> None:
     stop = StopSignal()
     signal.raise_signal(signal.SIGUSR1)
     assert stop.received
 
 
-def test_a_notice_is_left_to_the_launcher_for_as_long_as_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notice_waits_for_the_launcher_s_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_NOTICES, "1")
     now = [100.0]
     monkeypatch.setattr(agreement.time, "monotonic", lambda: now[0])

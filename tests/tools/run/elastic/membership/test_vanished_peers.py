@@ -41,7 +41,7 @@ def looking(job: JobDir, worker: int = 0, group: ProcessGroup | None = None, **m
     return Lookout(context, PlanWatch(context), group or ProcessGroup(context, None), **more)
 
 
-def test_a_worker_is_lost_when_it_is_gone_and_a_newer_plan_is_without_it(tmp_path: Path) -> None:
+def test_a_missing_worker_that_no_plan_has_is_lost(tmp_path: Path) -> None:
     job = site(tmp_path)
     at_the_first, at_the_gone = looking(job), looking(job, worker=1)
     assert at_the_first.lost() == [], "there is no plan without it yet"
@@ -89,7 +89,7 @@ def holds_its_lock(rank: int, count: int, folder: Path) -> list[str]:
     return [*found[0], *found[-1]]
 
 
-def test_a_worker_that_gives_no_sign_is_lost_though_its_file_is_locked(tmp_path: Path) -> None:
+def test_a_locked_but_silent_worker_is_lost(tmp_path: Path) -> None:
     job = site(tmp_path)
     write_plan(job, plan(2, (0,)))
     assert in_processes(holds_its_lock, 2, tmp_path) == [["n0/1"], []], "not at the first look"
@@ -153,7 +153,7 @@ def never_ends(folder: Path) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=0, world_size=2)
 
 
-def test_a_worker_whose_exchange_was_forgotten_ends_and_one_that_computes_does_not(tmp_path: Path) -> None:
+def test_only_a_worker_in_a_forgotten_exchange_ends(tmp_path: Path) -> None:
     site(tmp_path)
     worker = CONTEXT.Process(target=never_ends, args=(tmp_path,))
     worker.start()

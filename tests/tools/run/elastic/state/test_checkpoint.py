@@ -77,7 +77,7 @@ class TestCheckpoints:
         assert state is not None
         assert state["weights"].tolist() == [1000.0] * 3
 
-    def test_who_saves_alone_leaves_the_one_of_a_worker_that_is_a_step_further(self, tmp_path: Path) -> None:
+    def test_saving_alone_keeps_a_later_checkpoint(self, tmp_path: Path) -> None:
         kept = Checkpoints(tmp_path)
         kept.save({"step": 9}, 9)
         kept.save({"step": 11}, 11, alone=True)
@@ -108,7 +108,7 @@ class TestCheckpoints:
     def test_without_a_checkpoint_training_starts_at_the_beginning(self, tmp_path: Path) -> None:
         assert Checkpoints(tmp_path / "none").load().state is None
 
-    def test_with_damaged_checkpoints_only_nothing_starts_again_in_silence(self, tmp_path: Path) -> None:
+    def test_damaged_checkpoints_alone_are_an_error(self, tmp_path: Path) -> None:
         kept = Checkpoints(tmp_path)
         for step in (1, 2):
             kept.save({"step": step}, step).write_bytes(b"torn")
@@ -136,9 +136,7 @@ class TestCheckpoints:
         resumed.save({"step": 2}, 2)
         assert resumed.load().state == {"step": 2}
 
-    def test_a_full_disk_leaves_the_older_ones_and_no_remains(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_full_disk_leaves_the_older_ones(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         kept = Checkpoints(tmp_path)
         older = kept.save({"step": 1}, 1)
 
@@ -152,9 +150,7 @@ class TestCheckpoints:
         assert list(tmp_path.iterdir()) == [older]
         assert kept.load().state == {"step": 1}
 
-    def test_a_worker_that_is_killed_at_any_time_loses_nothing_that_it_called_saved(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_killed_worker_loses_nothing_it_called_saved(self, tmp_path: Path) -> None:
         for number in range(4):
             with subprocess.Popen(
                 [sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE, text=True

@@ -80,9 +80,7 @@ def test_a_checkpoint_that_lacks_a_part_is_refused_by_its_name(workers: Workers)
 
 
 class TestAge:
-    def test_a_job_that_changes_more_often_than_it_saves_is_saved_as_often_as_any(
-        self, job: Alone, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_changes_do_not_delay_checkpoints(self, job: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
         clock, author = Clock(), Author()
         monkeypatch.setattr(checkpoint, "time", clock)
 
@@ -94,7 +92,7 @@ class TestAge:
         job.run(author, checkpoint_s=4.0, history_s=1e-9)
         assert [event.samples_done for event in job.events("checkpoint")] == [40, 87, 134, 141]
 
-    def test_a_newcomer_on_another_host_knows_how_old_the_checkpoint_is(self, workers: Workers) -> None:
+    def test_a_newcomer_knows_how_old_the_checkpoint_is(self, workers: Workers) -> None:
         here, there = Clock(1000.0), Clock(5.0)
         workers.on(here)
         (one, _), (other, context) = workers.new(0), workers.new(1)
@@ -121,7 +119,7 @@ class TestKnowledge:
         second.hear(first.step)
         assert second.counters == at_step(7).counters
 
-    def test_where_rank_0_could_not_write_no_worker_believes_that_it_did(self, workers: Workers) -> None:
+    def test_a_failed_write_of_rank_0_is_known_to_all(self, workers: Workers) -> None:
         clock = Clock(100.0)
         workers.on(clock)
         (first, _), (second, context) = workers.new(0), workers.new(1)
@@ -139,7 +137,7 @@ class TestKnowledge:
 
 class TestBackground:
     @pytest.mark.parametrize("device", ["cpu", "cuda"])
-    def test_training_goes_on_while_a_checkpoint_gets_to_disk(
+    def test_training_goes_on_while_a_checkpoint_is_written(
         self, workers: Workers, monkeypatch: pytest.MonkeyPatch, device: str
     ) -> None:
         may_end, publish = threading.Event(), Draft.publish
@@ -167,7 +165,7 @@ class TestBackground:
         assert found["weights"].tolist() == [1.0] * 1000
         assert found["slots"][0]["step"] == 7.0
 
-    def test_a_disk_that_fills_up_behind_the_training_is_a_problem_and_no_end(
+    def test_a_disk_that_fills_up_meanwhile_is_a_problem(
         self, workers: Workers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(draft: Draft) -> None:
@@ -196,9 +194,7 @@ class TestAlone:
         loaded = workers.checkpoints.load().state
         assert loaded == {"counters": at_step(10).counters.as_dict()}
 
-    def test_of_those_at_one_step_one_writes_and_the_others_wait_for_it(
-        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_of_those_at_one_step_one_writes(self, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
         writing, may_end = threading.Event(), threading.Event()
         written: list[int] = []
         write: Callable[..., Written] = Checkpoints.write
@@ -222,7 +218,7 @@ class TestAlone:
         assert written == [5]
         assert {one.step for one in savings} == {5}
 
-    def test_one_that_could_not_write_does_not_keep_the_next_from_it(
+    def test_after_a_failed_write_the_next_one_writes(
         self, workers: Workers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patch:
@@ -250,7 +246,7 @@ class TestOvertaken:
         assert workers.files == before
         assert first.step == 7
 
-    def test_one_that_was_stopped_while_it_wrote_leaves_theirs_alone(
+    def test_one_stopped_while_writing_removes_none(
         self, workers: Workers, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish: Callable[..., None] = Draft.publish

@@ -128,7 +128,7 @@ def test_every_optimizer_of_pytorch_is_loaded_again(optimizer: int, tmp_path: Pa
 
 
 @pytest.mark.parametrize("helper", range(len(HELPERS)))
-def test_every_scheduler_scaler_and_average_of_pytorch_is_loaded_again(helper: int, tmp_path: Path) -> None:
+def test_every_scheduler_scaler_and_average_is_loaded_again(helper: int, tmp_path: Path) -> None:
     goes_on_from_its_checkpoint(trained(0, helper), trained(0, helper), tmp_path)
 
 
@@ -157,7 +157,7 @@ def test_what_would_not_be_loaded_is_refused_when_it_is_saved(named: str, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_pickled_at_all_is_refused_with_its_reason() -> None:
+def test_what_cannot_be_pickled_is_refused_with_its_reason() -> None:
     with pytest.raises(UsageError, match=r"the state of it cannot be saved: .*lambda"):
         check_storable("it", {"function": lambda: None})
 
@@ -225,7 +225,7 @@ class Recorder:
                 self.in_pass(self.keeper.state)
 
 
-def test_a_script_whose_state_cannot_be_saved_does_not_begin_to_train(job: Alone) -> None:
+def test_an_unstorable_state_is_refused_before_training(job: Alone) -> None:
     script = Recorder({"seen": collections.defaultdict(list)})
     end = job.run(script)
     assert (end.outcome, script.passes) == ("crashed", 0)
@@ -235,9 +235,7 @@ def test_a_script_whose_state_cannot_be_saved_does_not_begin_to_train(job: Alone
     )
 
 
-def test_a_state_that_grows_out_of_what_can_be_saved_ends_the_training_at_the_next_checkpoint(
-    job: Alone,
-) -> None:
+def test_a_state_that_becomes_unstorable_ends_the_training(job: Alone) -> None:
     script = Recorder({}, lambda state: state.update(best=Best()))
     end = job.run(script, checkpoint_s=1e-9)
     assert (end.outcome, script.passes) in [("crashed", 1), ("crashed", 2)]

@@ -42,7 +42,7 @@ class TestGroups:
         groups = [{"params": part, "lr": lr} for part, lr in zip(listed, learning_rates, strict=False)]
         return Training(model, torch.optim.SGD(groups, momentum=0.9), {})
 
-    def test_groups_that_are_missing_come_with_their_settings_and_momentum(self) -> None:
+    def test_missing_groups_come_with_settings_and_momentum(self) -> None:
         before, after = self.net(0.1, 0.2, 0.3), self.net(0.1)
         for parameter in before.model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -60,7 +60,7 @@ class TestGroups:
         after.optimizers["optimizer"].add_param_group({"params": after.model[2].weight})  # type: ignore[index]
         assert len(after.optimizers["optimizer"].param_groups) == 3
 
-    def test_an_optimizer_that_was_made_otherwise_is_refused_as_by_pytorch(self) -> None:
+    def test_an_optimizer_that_was_made_otherwise_is_refused(self) -> None:
         other = self.net(0.1, 0.2).capture()
         other["optimizers"]["optimizer"]["groups"] = [["0.bias"], ["1.bias"]]
         with pytest.raises(ValueError, match="different number of parameter groups"):
@@ -99,14 +99,14 @@ class TestOutside:
         ],
         ids=["a module that gets gradients", "a second optimizer"],
     )
-    def test_what_is_registered_and_trained_is_refused_before_it_trains(
+    def test_trained_registered_objects_are_refused(
         self, job: Alone, registered: dict[str, Any], message: str
     ) -> None:
         end = job.run(self.script(**registered))
         assert (end.outcome, end.samples_done) == ("crashed", 0)
         assert end.message.startswith(f"UsageError: registered object {message}")
 
-    def test_an_optimizer_with_parameters_of_another_network_is_refused_at_once(self, job: Alone) -> None:
+    def test_an_optimizer_of_another_network_is_refused(self, job: Alone) -> None:
         def script(it: ElasticJob) -> None:
             net, head = nn.Linear(1, 1), nn.Linear(1, 1)
             optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
@@ -117,7 +117,7 @@ class TestOutside:
         assert end.outcome == "crashed"
         assert end.message.startswith("UsageError: the optimizer has 2 parameters that no model for job.pre")
 
-    def test_a_layer_that_the_model_gets_later_is_refused_when_the_optimizer_gets_it(self) -> None:
+    def test_layers_added_later_are_refused_in_the_optimizer(self) -> None:
         model = nn.Sequential(nn.Linear(1, 1))
         training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
         model.append(nn.Linear(1, 1))
@@ -126,7 +126,7 @@ class TestOutside:
         ):
             training.optimizers["optimizer"].add_param_group({"params": model[1].parameters()})
 
-    def test_averages_and_parts_of_the_model_are_registered_as_before(self, job: Alone) -> None:
+    def test_averages_and_parts_of_the_model_are_registered(self, job: Alone) -> None:
         end = job.run(self.script(average=AveragedModel, part=lambda net: net))
         assert (end.outcome, end.samples_done, end.message) == ("done", 20, "")
 

@@ -135,7 +135,7 @@ def test_the_versions_of_a_module_s_state_travel_with_it(wire: Wire) -> None:
     assert given_to_another(state)._metadata == state._metadata  # type: ignore[attr-defined]
 
 
-def test_tensors_that_travel_in_the_outline_arrive_with_their_container(wire: Wire) -> None:
+def test_tensors_in_an_author_s_object_arrive_with_it(wire: Wire) -> None:
     with torch.serialization.safe_globals([Best]):
         found = given_to_another({"best": Best(torch.arange(3.0), 0.5)})
     assert (found["best"].weights.tolist(), found["best"].value) == ([0.0, 1.0, 2.0], 0.5)
@@ -144,9 +144,7 @@ def test_tensors_that_travel_in_the_outline_arrive_with_their_container(wire: Wi
 class TestBroadcast:
     """How GPUs do it, in main memory: each rank in turn, those that take after the one that gives."""
 
-    def test_all_who_lack_the_state_get_its_bits_and_the_others_keep_their_own(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_only_those_without_the_state_get_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         sent: list[torch.Tensor] = []
         monkeypatch.setattr(transfer.dist, "broadcast", lambda tensor, src: sent.append(tensor.clone()))
         monkeypatch.setattr(transfer, "SLICE_BYTES", 3 << 20)
@@ -194,7 +192,7 @@ def test_buckets_hold_every_byte_once_in_order(sizes: list[int]) -> None:
     assert all(sum(end - start for _, start, end in one) <= 2 * transfer.CHUNK_BYTES for one in found)
 
 
-def test_what_others_would_not_load_is_refused_by_the_giver_with_its_place(wire: Wire) -> None:
+def test_what_others_would_not_load_is_refused_by_its_place(wire: Wire) -> None:
     state = {"helpers": {"average": [torch.ones(2), {"best": Best(torch.ones(2), 1.0)}]}}
     with pytest.raises(UsageError, match=r"Best at helpers\.average\.1\.best: keep .*add_safe_globals"):
         pass_on(state, [True, False], 0)
