@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,14 @@ from pliant.tools.run.elastic.membership.agreement import (
     BETWEEN_VOTES_S,
     MOST_STEPS,
     PlanWatch,
+    StopSignal,
     Vote,
     steps_between_votes,
 )
+from pliant.tools.run.elastic.membership.membership import Recurrence, described
+from pliant.tools.run.elastic.membership.process_group import released
+from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor
+from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, LOST_PEER
 from pliant.tools.run.statedir.contract.presence import Presence
 from tests.tools.run.elastic.alone import Clock
 from tests.tools.run.elastic.gang import plan, put
@@ -162,3 +168,98 @@ def test_a_vote_carries_each_worker_s_own_step_time() -> None:
         assert vote.own_s == [0.1, 0.0, 0.25], "0: not known"
     votes[0].drop(0, 2)
     assert votes[0].own_s == [0.0, 0.0], "of other workers it says nothing"
+
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("too large\nby far"), "ValueError: too large"),
+        (KeyError(), "KeyError"),
+        (RuntimeError("in loading Net:\n\tsize mismatch"), "RuntimeError: in loading Net: size mismatch"),
+        (
+            RuntimeError("a/gloo/pair.cc: closed by peer"),
+            f"{LOST_PEER}: RuntimeError: a/gloo/pair.cc: closed by peer",
+        ),
+        (RuntimeError("a/gloo/pair.cc: 8 vs 4"), "RuntimeError: a/gloo/pair.cc: 8 vs 4"),
+    ],
+)
+def test_the_reason_of_a_crash_is_one_line_that_says_something(error: Exception, words: str) -> None:
+    assert described(type(error), error, alone=False) == words
+
+
+class TestRecurrence:
+    place, later = Cursor(0, 7, IN_EPOCH), Cursor(0, 8, IN_EPOCH)
+    error = RuntimeError("gloo")
+
+    def test_an_error_that_comes_again_though_all_live_is_raised(self) -> None:
+        found = Recurrence()
+        found.check(self.error, (0, 1), (0, 1), self.place)
+        with pytest.raises(RuntimeError, match="gloo") as raised:
+            found.check(self.error, (0, 1), (0, 1), self.place)
+        assert raised.value is self.error
+        assert "all workers are alive" in raised.value.__notes__[0]
+
+    def test_a_step_that_was_trained_meanwhile_forgives_it(self) -> None:
+        found = Recurrence()
+        for place in (self.place, self.later, self.place):
+            found.check(self.error, (0, 1), (0, 1), place)
+
+    def test_the_loss_of_a_worker_explains_it_each_time(self) -> None:
+        found = Recurrence()
+        for number in range(3, 9):
+            found.check(self.error, tuple(range(number)), tuple(range(number - 1)), self.place)
+
+
+def test_what_an_error_remembers_holds_no_connection() -> None:
+    class Connection:
+        pass
+
+    def fails() -> None:
+        connection = Connection()
+        raise RuntimeError(f"{type(connection).__name__} closed by peer")
+
+    try:
+        fails()
+    except RuntimeError as caught:
+        error = released(caught)
+    trace = error.__traceback__
+    assert trace is not None
+    assert trace.tb_next is not None
+    assert trace.tb_next.tb_frame.f_code.co_name == "fails"
+    assert trace.tb_next.tb_frame.f_locals == {}
+
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def handlers_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_without_a_launcher_a_notice_is_a_request_to_stop() -> None:
+    stop = StopSignal()
+    signal.raise_signal(signal.SIGUSR1)
+    assert stop.received
+
+
+def test_a_notice_waits_for_the_launcher_s_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_NOTICES, "1")
+    now = [100.0]
+    monkeypatch.setattr(agreement.time, "monotonic", lambda: now[0])
+    stop = StopSignal()
+    signal.raise_signal(signal.SIGUSR1)
+    now[0] += agreement.UNHEARD_S - 1.0
+    assert not stop.received
+    now[0] += 2.0
+    assert stop.received, "the launcher is not there"
+    stop.new_plan()
+    assert not stop.received, "it was only slow, and says what to do"
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.received, "Slurm waits no longer"

@@ -109,9 +109,8 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    for _ in range(3):
-        with pytest.raises(OSError, match="No space left"):
-            make_known(tmp_path / "reached", b"1")
+    with pytest.raises(OSError, match="No space left"):
+        make_known(tmp_path / "reached", b"1")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,24 +121,18 @@ def test_a_shared_store_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_shared_store_is_one_for_all_who_open_it(tmp_path: Path) -> None:
-    (one, _), (other, _) = shared_store(tmp_path, "0"), shared_store(tmp_path, "1")
+    """To come and go writes nothing that a kill could tear, as PyTorch does that counts users in the file."""
+    one, _ = shared_store(tmp_path, "0")
     one.set("a", "b")
+    content = (tmp_path / "store").read_bytes()
+    other, name = shared_store(tmp_path, "1")
     assert other.get("a") == b"b"
+    name.unlink()
+    del other
+    assert (tmp_path / "store").read_bytes() == content
+    other, _ = shared_store(tmp_path, "1")
     assert [one.add("n", 1), other.add("n", 1), one.add("n", 1)] == [1, 2, 3]
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o600
-
-
-def test_to_come_and_go_writes_nothing_that_a_kill_could_tear(tmp_path: Path) -> None:
-    """PyTorch's own way is to count users in the file, when they come and when they go."""
-    first, _ = shared_store(tmp_path, "0")
-    first.set("a", "b")
-    content = (tmp_path / "store").read_bytes()
-    second, name = shared_store(tmp_path, "1")
-    assert second.get("a") == b"b"
-    name.unlink()
-    del second
-    assert (tmp_path / "store").read_bytes() == content
-    assert first.check(["a"])
 
 
 ASKING = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
@@ -187,6 +180,11 @@ def test_only_what_was_opened_while_the_group_formed_is_ended(device: Callable[[
     with connections.opened():
         formed = device()
     later = device()
+    assert formed.own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    asks = [formed.own.getsockopt(socket.IPPROTO_TCP, option) for option in ASKING]
+    assert asks[0] + asks[1] * asks[2] == SILENCE_S, "gloo itself would wait for half an hour"
+    assert formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENCE_S
+    assert formed.listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
     connections.close()
     assert [one.is_over for one in (earlier, formed, later)] == [False, True, False]
     assert formed.listener.fileno() >= 0
@@ -215,18 +213,6 @@ def test_ending_connections_keeps_the_presence_alive(tmp_path: Path, device: Cal
     presence.end()
 
 
-def test_connections_ask_silent_hosts_for_a_sign(device: Callable[[], Device]) -> None:
-    """Gloo itself would wait for half an hour."""
-    connections = Connections()
-    with connections.opened():
-        formed = device()
-    assert formed.own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    asks = [formed.own.getsockopt(socket.IPPROTO_TCP, option) for option in ASKING]
-    assert asks[0] + asks[1] * asks[2] == SILENCE_S
-    assert formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENCE_S
-    assert formed.listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
-
-
 LIMIT = timedelta(seconds=60)
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -248,17 +234,8 @@ def in_processes(work: Callable[..., Any], count: int, *arguments: Any) -> list[
         return pool.starmap_async(work, tasks, chunksize=1).get(120)
 
 
-def test_groups_leave_the_exception_hook_alone(tmp_path: Path) -> None:
-    hook = sys.excepthook
-    group = ProcessGroup(cpu(0, 1), None)
-    for number in range(5):
-        (tmp_path / str(number)).mkdir()
-        group.form(tmp_path / str(number), never, LIMIT)
-        assert sys.excepthook is hook
-        group.leave()
-
-
-def uses_the_default_store(rank: int, count: int, folder: Path) -> list[str]:
+def in_a_group(rank: int, count: int, folder: Path) -> list[str]:
+    """Use the group's parts. Then worker 1 leaves, and keeps the group and an operation of it."""
     use_interface("127.0.0.1")
     group = ProcessGroup(cpu(rank, count), None)
     group.form(folder, never, LIMIT)
@@ -271,40 +248,29 @@ def uses_the_default_store(rank: int, count: int, folder: Path) -> list[str]:
     total = torch.ones(1)
     dist.all_reduce(total, group=dist.new_group())
     mine = psutil.Process().net_connections()
-    dist.barrier()
-    group.leave()
     listens = {one.laddr.ip for one in mine if one.status == psutil.CONN_LISTEN}
-    return [*found, str(total.item()), *listens]
-
-
-def test_the_default_store_and_later_groups_work_locally(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    expected = ["value 0", "value 1", "value 2", "3.0", "127.0.0.1"]
-    assert in_processes(uses_the_default_store, 3, tmp_path) == [expected] * 3
-
-
-def keeps_what_it_leaves(rank: int, count: int, folder: Path) -> str:
-    """Worker 1 leaves, and keeps the group and an operation of it."""
-    group = ProcessGroup(cpu(rank, count), None)
-    group.form(folder, never, LIMIT)
+    found += [str(total.item()), *listens]
     kept = [dist.group.WORLD, world().allreduce([torch.ones(1)])]
     kept[1].wait()
     if rank == 1:
         group.leave()
         until(lambda: (folder / "heard-0").exists() and (folder / "heard-2").exists())
-        return "left" if len(kept) == 2 else ""
+        return [*found, "no longer in it"] if len(kept) == 2 else []
     with pytest.raises(RuntimeError) as lost:
         world().allreduce([torch.ones(1)]).wait()
     (folder / f"heard-{rank}").touch()
-    return "lost a worker" if cut_off(lost.value) else str(lost.value)
+    return [*found, "lost a worker" if cut_off(lost.value) else str(lost.value)]
 
 
-def test_leaving_closes_connections_despite_references(tmp_path: Path) -> None:
-    told = in_processes(keeps_what_it_leaves, 3, tmp_path)
-    assert told == ["lost a worker", "left", "lost a worker"]
+def test_a_group_works_locally_and_misses_a_worker_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its default store and later groups work, too; the worker that leaves still refers to the group."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    expected = ["value 0", "value 1", "value 2", "3.0", "127.0.0.1"]
+    ends = ["lost a worker", "no longer in it", "lost a worker"]
+    assert in_processes(in_a_group, 3, tmp_path) == [[*expected, end] for end in ends]
 
 
 def test_a_newer_plan_ends_the_wait_for_a_connection(tmp_path: Path) -> None:
@@ -323,12 +289,15 @@ def test_a_newer_plan_ends_the_wait_for_a_connection(tmp_path: Path) -> None:
     group.leave()
     (tmp_path / "next").mkdir()
     again = ProcessGroup(cpu(0, 1), None)
+    hook = sys.excepthook
     again.form(tmp_path / "next", never, LIMIT)
+    assert sys.excepthook is hook
     assert dist.group.WORLD is not None
     assert dist.group.WORLD.group_name == "0"
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     assert backend.options._timeout == COLLECTIVE, "a validation on rank 0 may last longer than the meeting"
     again.leave()
+    assert sys.excepthook is hook
 
 
 class Recorded:

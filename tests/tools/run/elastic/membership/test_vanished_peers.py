@@ -52,47 +52,34 @@ def test_a_missing_worker_that_no_plan_has_is_lost(tmp_path: Path) -> None:
     assert at_the_first.lost() == [], "a plan that counts on it is not for those that do without it"
 
 
-def lives(rank: int, count: int, folder: Path) -> list[str]:
-    job = JobDir(folder)
-    if rank == 1:
-        Presence(job.attempt(1).presence(1)).begin()
-        (folder / "here").touch()
-        until((folder / "seen").exists)
-        return []
-    until((folder / "here").exists)
-    found = looking(job).lost()
-    (folder / "seen").touch()
-    return found
-
-
-def test_a_worker_that_has_yet_to_leave_is_not_lost(tmp_path: Path) -> None:
-    job = site(tmp_path)
-    write_plan(job, plan(2, (0,)))
-    assert in_processes(lives, 2, tmp_path) == [[], []]
-
-
-def holds_its_lock(rank: int, count: int, folder: Path) -> list[str]:
-    """Worker 1 stands still, or its host is dead and the file server has not noticed."""
+def falls_silent(rank: int, count: int, folder: Path) -> list[str]:
+    """Worker 1 lives, then stands still, or its host is dead and the file server has not noticed."""
     job = JobDir(folder)
     if rank == 1:
         own = Presence(job.attempt(1).presence(1))
         own.begin()
-        own.end()
         (folder / "here").touch()
         until((folder / "seen").exists)
+        own.end()
+        (folder / "silent").touch()
+        until((folder / "over").exists)
         return []
     until((folder / "here").exists)
-    watching = looking(job)
-    found = [watching.lost()]
-    until(lambda: found.append(watching.lost()) or found[-1])  # type: ignore[func-returns-value]
+    assert looking(job).lost() == [], "it lives, and has yet to leave"
     (folder / "seen").touch()
-    return [*found[0], *found[-1]]
+    until((folder / "silent").exists)
+    watching = looking(job)
+    assert watching.lost() == [], "not at the first look"
+    found: list[str] = []
+    until(lambda: found.extend(watching.lost()) or found)  # type: ignore[func-returns-value]
+    (folder / "over").touch()
+    return found
 
 
 def test_a_locked_but_silent_worker_is_lost(tmp_path: Path) -> None:
     job = site(tmp_path)
     write_plan(job, plan(2, (0,)))
-    assert in_processes(holds_its_lock, 2, tmp_path) == [["n0/1"], []], "not at the first look"
+    assert in_processes(falls_silent, 2, tmp_path) == [["n0/1"], []]
 
 
 def exchanges(rank: int, count: int, folder: Path) -> str:

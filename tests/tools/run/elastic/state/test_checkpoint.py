@@ -8,17 +8,26 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
-from pliant.tools.run.elastic.state.training import stored
+from pliant.schemas.file_io.files import Draft
+from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.state import checkpoint
+from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints, Saving, Written
+from pliant.tools.run.elastic.state.training import TrainingCounters, stored
+from pliant.tools.run.statedir.contract.folders import JobDir
+from tests.tools.run.elastic.alone import Alone, Author, Clock
+from tests.tools.run.elastic.gang import plan
 
 ENDLESS = """
 import itertools, sys, pathlib, torch
@@ -170,3 +179,243 @@ class TestCheckpoints:
         (tmp_path / ".pliant-0123.tmp").write_bytes(b"half")
         path = Checkpoints(tmp_path).save({}, 1)
         assert list(tmp_path.iterdir()) == [path]
+
+
+EVERY_S = 10.0
+
+
+class Workers:
+    """The savings of the workers of one job, each with the clock of its host."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.dir, self._patch = JobDir(folder), patch
+        self.checkpoints = Checkpoints(self.dir.checkpoints)
+        self.dir.attempt(1).path.mkdir(parents=True)
+
+    def new(self, rank: int) -> tuple[Saving, WorkerContext]:
+        context = WorkerContext(self.dir, plan(), rank)
+        return Saving(context), context
+
+    def on(self, clock: Clock) -> None:
+        """What follows happens on this host."""
+        self._patch.setattr(checkpoint, "time", clock)
+
+    def fail(self) -> None:
+        def full(*_: Any, **__: Any) -> Written:
+            raise ServiceMissingError("no space left")
+
+        self._patch.setattr(Checkpoints, "write", full)
+
+    @property
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.dir.checkpoints.glob("*"))
+
+
+@pytest.fixture
+def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
+    return Workers(tmp_path, monkeypatch)
+
+
+def save(saving: Saving, training: Any) -> str:
+    """Begin a checkpoint and wait for its end; returns why it failed."""
+    saving.begin(training)
+    saved = saving.ended(wait=True)
+    return "" if saved is None else saved.problem
+
+
+def at_step(step: int) -> Any:
+    counters = TrainingCounters(step=step, samples_done=10 * step, epoch_samples=10 * step)
+    state = {"counters": counters.as_dict()}
+    return SimpleNamespace(counters=counters, capture=lambda: state, resume=lambda _: None)
+
+
+def test_a_checkpoint_that_lacks_a_part_is_refused_by_its_name(workers: Workers) -> None:
+    training = at_step(3)
+    workers.checkpoints.save(training.capture(), 3)
+    training.capture = lambda: {"counters": {}, "seed": 1}
+    with pytest.raises(BadInputError, match="the newest checkpoint is of another version, without seed"):
+        workers.new(0)[0].load(training)
+
+
+class TestAge:
+    def test_changes_do_not_delay_checkpoints(self, job: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock, author = Clock(), Author()
+        monkeypatch.setattr(checkpoint, "time", clock)
+
+        def change() -> None:
+            clock.now_s += 1.0
+            job.publish(lr_scale=1.0 + clock.now_s % 2, checkpoint_s=4.0, history_s=1e-9)
+
+        author.in_pass = change
+        job.run(author, checkpoint_s=4.0, history_s=1e-9)
+        assert [event.samples_done for event in job.events("checkpoint")] == [40, 87, 134, 141]
+
+    def test_a_newcomer_knows_how_old_the_checkpoint_is(self, workers: Workers) -> None:
+        here, there = Clock(1000.0), Clock(5.0)
+        workers.on(here)
+        (one, _), (other, context) = workers.new(0), workers.new(1)
+        one.load(at_step(0))
+        here.now_s += EVERY_S - 1
+        parcel = one.parcel()
+        workers.on(there)
+        other.unpack(parcel)
+        assert other.counters == one.counters
+        context.rank = 0
+        assert not other.due(EVERY_S, before_last=False)
+        there.now_s += 1
+        assert other.due(EVERY_S, before_last=False)
+
+
+class TestKnowledge:
+    def test_a_worker_counts_on_a_checkpoint_once_it_hears_of_it(self, workers: Workers) -> None:
+        (first, _), (second, _) = workers.new(0), workers.new(1)
+        for one in (first, second):
+            assert save(one, at_step(7)) == ""
+        assert (first.step, second.step) == (7, 0)
+        second.hear(0)
+        assert second.step == 0
+        second.hear(first.step)
+        assert second.counters == at_step(7).counters
+
+    def test_a_failed_write_of_rank_0_is_known_to_all(self, workers: Workers) -> None:
+        clock = Clock(100.0)
+        workers.on(clock)
+        (first, _), (second, context) = workers.new(0), workers.new(1)
+        second.unpack(first.parcel())
+        clock.now_s += EVERY_S
+        workers.fail()
+        for one in (first, second):
+            save(one, at_step(7))
+        second.hear(first.step)
+        assert (first.step, second.step) == (0, 0)
+        context.rank = 0
+        assert second.due(EVERY_S, before_last=False), "as the next rank 0 it tries at once"
+        assert not first.due(EVERY_S, before_last=False), "the same one waits"
+
+
+class TestBackground:
+    @pytest.mark.parametrize("device", ["cpu", "cuda"])
+    def test_training_goes_on_while_a_checkpoint_is_written(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch, device: str
+    ) -> None:
+        may_end, publish = threading.Event(), Draft.publish
+
+        def slowly(draft: Draft) -> None:
+            assert may_end.wait(60)
+            publish(draft)
+
+        monkeypatch.setattr(Draft, "publish", slowly)
+        (first, context), training = workers.new(0), at_step(7)
+        context.device = torch.device(device)  # what a GPU's state is copied by copies any state
+        state = training.capture() | {"weights": torch.ones(1000), "slots": {0: {"step": torch.tensor(7.0)}}}
+        training.capture = lambda: state
+        first.begin(training)
+        state["weights"].zero_()
+        state["slots"][0]["step"].add_(1)
+        assert (first.ended(wait=False), first.step) == (None, 0)
+        may_end.set()
+        saved = first.ended(wait=True)
+        assert saved is not None
+        assert (saved.problem, saved.counters.step, first.step) == ("", 7, 7)
+        assert saved.stall_s <= saved.took_s
+        found = workers.checkpoints.load().state
+        assert found is not None
+        assert found["weights"].tolist() == [1.0] * 1000
+        assert found["slots"][0]["step"] == 7.0
+
+    def test_a_disk_that_fills_up_meanwhile_is_a_problem(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(draft: Draft) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        first, _ = workers.new(0)
+        assert save(first, at_step(3)) == ""
+        with monkeypatch.context() as patch:
+            patch.setattr(Draft, "publish", full)
+            assert save(first, at_step(7)).endswith(".ckpt: cannot be written: no space left on device")
+        assert (first.step, workers.files) == (3, ["step-000000000003.ckpt"])
+        assert save(first, at_step(9)) == ""
+        assert first.step == 9
+
+
+class TestAlone:
+    def test_two_of_them_a_step_apart_leave_each_other_s_files(self, workers: Workers) -> None:
+        workers.checkpoints.save({}, 3)
+        workers.checkpoints.save({}, 6)
+        other = workers.dir.checkpoints / ".pliant-0.tmp"
+        other.write_bytes(b"of another one, that is at it")
+        for rank, step in ((1, 10), (0, 9)):
+            assert workers.new(rank)[0].save_alone(at_step(step)) == ""
+        assert workers.files == [".pliant-0.tmp", *(f"step-{step:012}.ckpt" for step in (3, 6, 9, 10))]
+        other.unlink()
+        loaded = workers.checkpoints.load().state
+        assert loaded == {"counters": at_step(10).counters.as_dict()}
+
+    def test_of_those_at_one_step_one_writes(self, workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+        writing, may_end = threading.Event(), threading.Event()
+        written: list[int] = []
+        write: Callable[..., Written] = Checkpoints.write
+
+        def slowly(*arguments: Any, **options: Any) -> Written:
+            written.append(arguments[2])
+            writing.set()
+            assert may_end.wait(60)
+            return write(*arguments, **options)
+
+        monkeypatch.setattr(Checkpoints, "write", slowly)
+        savings = [workers.new(rank)[0] for rank in range(2)]
+        threads = [threading.Thread(target=one.save_alone, args=(at_step(5),)) for one in savings]
+        threads[0].start()
+        assert writing.wait(60)
+        threads[1].start()
+        assert {one.step for one in savings} == {0}
+        may_end.set()
+        for thread in threads:
+            thread.join(60)
+        assert written == [5]
+        assert {one.step for one in savings} == {5}
+
+    def test_after_a_failed_write_the_next_one_writes(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            Workers.fail(SimpleNamespace(_patch=patch))  # type: ignore[arg-type]
+            assert "no space left" in workers.new(0)[0].save_alone(at_step(5))
+        other, _ = workers.new(1)
+        assert other.save_alone(at_step(5)) == ""
+        assert (other.step, workers.files) == (5, ["step-000000000005.ckpt"])
+
+
+class TestOvertaken:
+    def go_on(self, workers: Workers) -> None:
+        """The others train under the next generation, and save."""
+        workers.dir.attempt(1).reached.write_text("2\n")
+        for step in (100, 200):
+            workers.checkpoints.save({}, step)
+
+    def test_it_writes_no_checkpoint_and_removes_none(self, workers: Workers) -> None:
+        first, _ = workers.new(0)
+        assert save(first, at_step(7)) == ""
+        self.go_on(workers)
+        before = workers.files
+        for problem in (save(first, at_step(8)), first.save_alone(at_step(9))):
+            assert problem == "no checkpoint: the job trains on without this worker"
+        assert workers.files == before
+        assert first.step == 7
+
+    def test_one_stopped_while_writing_removes_none(
+        self, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish: Callable[..., None] = Draft.publish
+
+        def slowly(draft: Draft) -> None:
+            publish(draft)
+            with monkeypatch.context() as meanwhile:
+                meanwhile.setattr(Draft, "publish", publish)
+                self.go_on(workers)
+
+        first, _ = workers.new(0)
+        monkeypatch.setattr(Draft, "publish", slowly)
+        assert save(first, at_step(7)) == ""
+        assert workers.files[-2:] == [f"step-{step:012}.ckpt" for step in (100, 200)]
