@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,35 +23,30 @@ from pliant.tools.run.elastic.membership.membership import Recurrence, described
 from pliant.tools.run.elastic.membership.process_group import released
 from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor
 from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, LOST_PEER
-from pliant.tools.run.statedir.contract.presence import Presence
 from tests.tools.run.elastic.alone import Clock
 from tests.tools.run.elastic.gang import plan, put
-from tests.tools.run.elastic.nursery import CONTEXT
-from tests.tools.run.site import until
 
 
-def is_present(path: Path) -> None:
-    Presence(path).begin()
-    signal.pause()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock(1000.0)
+    monkeypatch.setattr(agreement, "time", made)
+    return made
 
 
 class TestPlans:
-    def test_a_newer_plan_is_seen_and_an_older_one_is_not(self, tmp_path: Path) -> None:
+    def test_a_newer_plan_is_seen(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(3))
         watch = PlanWatch(WorkerContext(job, plan(3), 0))
         assert watch.newest().generation == 3
         put(tmp_path, plan(4, abort=True))
         assert watch.newest().abort
         put(tmp_path, plan(2))
-        assert watch.newest().generation == 4
+        assert watch.newest().generation == 4, "an older one is not for it"
         job.plan.unlink()
         assert watch.newest().generation == 4
-
-    def test_a_plan_that_cannot_be_understood_stops_no_training(self, tmp_path: Path) -> None:
-        job = put(tmp_path, plan(3))
-        watch = PlanWatch(WorkerContext(job, plan(3), 0))
         job.plan.write_text("{")
-        assert watch.newest().generation == 3
+        assert watch.newest().generation == 4
         put(tmp_path, plan(5))
         assert watch.newest().generation == 5
 
@@ -64,27 +58,33 @@ class TestPlans:
         put(tmp_path, plan(3))
         assert watch.exactly(2, timeout_s=60).generation == 2
 
-    def test_a_plan_is_in_force_when_its_new_workers_are_ready(self, tmp_path: Path) -> None:
-        job = put(tmp_path, plan(1))
+    def test_a_plan_is_in_force_when_its_new_workers_are_ready(
+        self, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job, lives = put(tmp_path, plan(1)), ["none"]
+        states = {job.attempt(1).presence(2): lives}
+        monkeypatch.setattr(agreement, "life", lambda path: states[path][0])
         context = WorkerContext(job, plan(1), 0)
         context.settle()
         watch = PlanWatch(context)
+
+        def in_force() -> int:
+            clock.now_s += 1.0
+            return watch.in_force().generation
+
         put(tmp_path, plan(2, range(3)))
-        assert watch.in_force().generation == 1
-        worker = CONTEXT.Process(target=is_present, args=(job.attempt(1).presence(2),))
-        worker.start()
-        until(lambda: watch.in_force().generation == 2)
-        worker.kill()
-        worker.join()
+        assert in_force() == 1
+        lives[0] = "alive"
+        assert in_force() == 2
+        lives[0] = "dead"
         put(tmp_path, plan(3, range(3)))
-        time.sleep(0.02)  # longer than between two looks: it would be in force now
-        assert watch.in_force().generation == 2, "that worker is dead"
+        assert in_force() == 2
 
 
-def test_a_waiting_worker_looks_for_the_end_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_worker_looks_for_the_end_seldom(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[None] = []
-    clock = Clock(1000.0)
-    monkeypatch.setattr(agreement, "time", clock)
     monkeypatch.setattr(WorkerContext, "is_done", lambda _: looks.append(None))
     watch = PlanWatch(WorkerContext(put(tmp_path, plan()), plan(), 0))
     for expected in (1, 2, 3):
@@ -129,21 +129,12 @@ def test_workers_vote_as_often_as_the_slower_one_would() -> None:
     both, quick = Pair(), BETWEEN_VOTES_S / 8
     found = [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(7)]
     assert found == [8, None, None, 8, None, None, 8]
-
-
-def test_a_forced_vote_restarts_the_count() -> None:
-    both, quick = Pair(), BETWEEN_VOTES_S / 3
-    assert [both.step(quick, quick) for _ in range(2)] == [8, None]
-    assert both.step(quick, quick, forced=True) == 8
-    assert [both.step(quick, quick) for _ in range(3)] == [None, None, 8]
-
-
-def test_workers_that_have_met_vote_at_their_first_step() -> None:
-    both = Pair()
-    assert both.step(1e-6, 1e-6) == 8
+    assert both.step(quick, BETWEEN_VOTES_S / 3, forced=True) == 8, "out of turn"
+    assert [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(3)] == [None, None, 8]
+    assert both.step(1e-6, 1e-6) is None
     for vote in both.votes:
         vote.drop()
-    assert both.step(1e-6, 1e-6) == 8
+    assert both.step(1e-6, 1e-6) == 8, "the first step after a meeting"
 
 
 def test_a_worker_alone_votes_at_every_step() -> None:
@@ -186,31 +177,22 @@ pytestmark = pytest.mark.torch
         (RuntimeError("a/gloo/pair.cc: 8 vs 4"), "RuntimeError: a/gloo/pair.cc: 8 vs 4"),
     ],
 )
-def test_the_reason_of_a_crash_is_one_line_that_says_something(error: Exception, words: str) -> None:
+def test_the_reason_of_a_crash_is_one_line(error: Exception, words: str) -> None:
     assert described(type(error), error, alone=False) == words
 
 
-class TestRecurrence:
+def test_an_error_that_comes_again_though_all_live_is_raised() -> None:
     place, later = Cursor(0, 7, IN_EPOCH), Cursor(0, 8, IN_EPOCH)
-    error = RuntimeError("gloo")
-
-    def test_an_error_that_comes_again_though_all_live_is_raised(self) -> None:
-        found = Recurrence()
-        found.check(self.error, (0, 1), (0, 1), self.place)
-        with pytest.raises(RuntimeError, match="gloo") as raised:
-            found.check(self.error, (0, 1), (0, 1), self.place)
-        assert raised.value is self.error
-        assert "all workers are alive" in raised.value.__notes__[0]
-
-    def test_a_step_that_was_trained_meanwhile_forgives_it(self) -> None:
-        found = Recurrence()
-        for place in (self.place, self.later, self.place):
-            found.check(self.error, (0, 1), (0, 1), place)
-
-    def test_the_loss_of_a_worker_explains_it_each_time(self) -> None:
-        found = Recurrence()
-        for number in range(3, 9):
-            found.check(self.error, tuple(range(number)), tuple(range(number - 1)), self.place)
+    error, found = RuntimeError("gloo"), Recurrence()
+    for each in (place, later, place):  # a step that was trained meanwhile
+        found.check(error, (0, 1), (0, 1), each)
+    for number in range(3, 9):  # the loss of a worker
+        found.check(error, tuple(range(number)), tuple(range(number - 1)), place)
+    found.check(error, (0, 1), (0, 1), later)
+    with pytest.raises(RuntimeError, match="gloo") as raised:
+        found.check(error, (0, 1), (0, 1), later)
+    assert raised.value is error
+    assert "all workers are alive" in raised.value.__notes__[0]
 
 
 def test_what_an_error_remembers_holds_no_connection() -> None:
@@ -226,8 +208,7 @@ def test_what_an_error_remembers_holds_no_connection() -> None:
     except RuntimeError as caught:
         error = released(caught)
     trace = error.__traceback__
-    assert trace is not None
-    assert trace.tb_next is not None
+    assert trace is not None and trace.tb_next is not None  # noqa: PT018
     assert trace.tb_next.tb_frame.f_code.co_name == "fails"
     assert trace.tb_next.tb_frame.f_locals == {}
 
@@ -249,15 +230,13 @@ def test_without_a_launcher_a_notice_is_a_request_to_stop() -> None:
     assert stop.received
 
 
-def test_a_notice_waits_for_the_launcher_s_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notice_waits_for_the_launcher_s_answer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_NOTICES, "1")
-    now = [100.0]
-    monkeypatch.setattr(agreement.time, "monotonic", lambda: now[0])
     stop = StopSignal()
     signal.raise_signal(signal.SIGUSR1)
-    now[0] += agreement.UNHEARD_S - 1.0
+    clock.now_s += agreement.UNHEARD_S - 1.0
     assert not stop.received
-    now[0] += 2.0
+    clock.now_s += 2.0
     assert stop.received, "the launcher is not there"
     stop.new_plan()
     assert not stop.received, "it was only slow, and says what to do"

@@ -18,7 +18,7 @@ from pliant.tools.run.elastic.membership.process_group import (
     stay_on_this_machine,
     use_interface,
 )
-from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
+from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Plan
 from tests.tools.run.elastic.gang import plan as plan_of
 
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -34,14 +34,11 @@ class TestInterface:
             monkeypatch.delenv(name)
 
     def test_it_is_that_of_the_job_s_address(self) -> None:
-        use_interface("127.0.0.1")
-        loopback = os.environ["GLOO_SOCKET_IFNAME"]
-        assert any(entry.address == "127.0.0.1" for entry in psutil.net_if_addrs()[loopback])
-        assert os.environ["NCCL_SOCKET_IFNAME"] == f"={loopback}"
-
-    def test_any_loopback_address_means_the_loopback_interface(self) -> None:
-        use_interface("127.0.1.1")
-        assert os.environ["NCCL_SOCKET_IFNAME"] == f"={os.environ['GLOO_SOCKET_IFNAME']}"
+        for address in ("127.0.0.1", "127.0.1.1"):  # the latter may be this machine's name
+            use_interface(address)
+            loopback = os.environ["GLOO_SOCKET_IFNAME"]
+            assert any(entry.address == "127.0.0.1" for entry in psutil.net_if_addrs()[loopback])
+            assert os.environ["NCCL_SOCKET_IFNAME"] == f"={loopback}", "no other of a similar name"
 
     @pytest.mark.parametrize(("here", "interfaces"), [("2", 2), ("1", 0)])
     def test_workers_of_one_machine_stay_there(
@@ -88,15 +85,21 @@ class TestInterface:
             use_interface("203.0.113.7")
 
 
+def at(*addresses: str) -> Plan:
+    """A plan of a worker on each of these nodes."""
+    pairs = zip(plan(workers=range(len(addresses))).members, addresses, strict=True)
+    return plan(members=tuple({**member.model_dump(), "address": address} for member, address in pairs))
+
+
 class TestAddresses:
-    def test_workers_of_one_node_meet_on_the_loopback_address(self) -> None:
+    def test_workers_of_one_machine_use_the_loopback_interface(self) -> None:
         assert own_address(plan_of(), 0) == "127.0.0.1"
+        assert own_address(at("127.0.0.1", "127.0.0.1"), 1) == "127.0.0.1"
+        assert process_group._reached_from("127.0.0.1") == "127.0.0.1"
 
     def test_no_name_service_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """On a host in the middle of an outage that would take a minute, or say something else."""
-        monkeypatch.setattr(
-            socket, "getaddrinfo", lambda *_about, **_more: pytest.fail("a name was looked up")
-        )
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
         monkeypatch.setattr(socket, "gethostname", lambda: pytest.fail("the host's name was asked for"))
         assert [own_address(plan(), rank) for rank in range(2)] == ["10.0.0.0", "10.0.0.1"]
 
@@ -104,33 +107,17 @@ class TestAddresses:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Debian writes it into /etc/hosts, and a launcher there into the plan."""
-        asked: list[str] = []
-
-        def reached_from(address: str) -> str:
-            asked.append(address)
-            return "10.0.0.7"
-
-        monkeypatch.setattr(process_group, "_reached_from", reached_from)
-        members = ({**plan().members[0].model_dump(), "address": "127.0.1.1"}, plan().members[1].model_dump())
-        assert own_address(plan(members=members), 0) == "10.0.0.7"
-        assert asked == ["10.0.0.1"]
-
-    def test_nodes_on_one_machine_use_the_loopback_interface(self) -> None:
-        members = tuple({**member.model_dump(), "address": "127.0.0.1"} for member in plan().members)
-        assert own_address(plan(members=members), 1) == "127.0.0.1"
-
-    def test_the_way_to_an_address_of_this_machine_begins_there(self) -> None:
-        assert process_group._reached_from("127.0.0.1") == "127.0.0.1"
+        monkeypatch.setattr(process_group, "_reached_from", {"10.0.0.1": "10.0.0.7"}.__getitem__)
+        assert own_address(at("127.0.1.1", "10.0.0.1"), 0) == "10.0.0.7"
 
     @pytest.mark.parametrize("address", ["8.8.8.8", "100.64.0.1"])
-    def test_an_address_that_others_reach_is_refused(self, address: str) -> None:
-        members = ({**plan().members[0].model_dump(), "address": address}, plan().members[1].model_dump())
+    def test_a_public_address_is_refused(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(UsageError, match="not a loopback or private address"):
-            own_address(plan(members=members), 0)
+            own_address(at(address, "10.0.0.1"), 0)
+        monkeypatch.setenv(ENV_ADDRESS, address)
+        with pytest.raises(UsageError, match=f"{address} is not a loopback or private address"):
+            own_address(plan(), 0)
 
     def test_what_only_the_node_knows_goes_before_the_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(ENV_ADDRESS, "10.9.9.9")
         assert own_address(plan(), 0) == "10.9.9.9"
-        monkeypatch.setenv(ENV_ADDRESS, "8.8.8.8")
-        with pytest.raises(UsageError, match=r"8\.8\.8\.8 is not a loopback or private address"):
-            own_address(plan(), 0)

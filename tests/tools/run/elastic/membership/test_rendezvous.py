@@ -35,11 +35,7 @@ from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
 HERE = Cursor(1, 7, 1)
-
-
-def rendezvous_of(context: WorkerContext) -> Rendezvous:
-    """Where a worker meets the others."""
-    return Rendezvous(context, ProcessGroup(context, None), PlanWatch(context))
+Attended = list[Cursor | None]
 
 
 class Disk:
@@ -56,8 +52,9 @@ class Disk:
 
 
 class TestRounds:
-    def meet(self, folder: Path, rank: int, cursor: Cursor | None) -> list[Cursor | None]:
-        return rendezvous_of(WorkerContext(JobDir(folder), plan(), rank)).meet(cursor)
+    def meet(self, folder: Path, rank: int, cursor: Cursor | None, device: str = "cpu") -> Attended:
+        context = WorkerContext(JobDir(folder), plan(), rank, torch.device(device))
+        return Rendezvous(context, ProcessGroup(context, None), PlanWatch(context)).meet(cursor)
 
     @pytest.fixture
     def job(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -84,7 +81,7 @@ class TestRounds:
     def test_a_worker_called_away_again_and_again_can_be_stopped(
         self, job: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def away(self: Round, cursor: Cursor | None) -> list[Cursor | None]:
+        def away(self: Round, cursor: Cursor | None) -> Attended:
             attended.append(None)
             assert len(attended) < 100, "it goes to the round again and again, and hears nothing"
             raise CalledAwayError
@@ -99,38 +96,30 @@ class TestRounds:
         with pytest.raises(StopAskedError):
             self.meet(job, 1, HERE)
 
-    @pytest.fixture
-    def full(self, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-        """What was asked of a disk that has room from the third time on."""
+    def test_on_gpus_a_group_needs_room_for_its_store(
+        self, job: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         asked: list[Path] = []
+        formed: list[timedelta] = []
 
         def probe(folder: Path, size_bytes: int) -> None:
+            """A disk that has room from the third time on."""
             assert size_bytes == process_group.STORE_BYTES
             asked.append(folder)
             if len(asked) < 3:
                 raise ServiceMissingError(f"{folder}: cannot be written: no space left on device")
 
         monkeypatch.setattr(process_group, "probe_room", probe)
-        return asked
-
-    def meet_on_gpus(self, job: Path, cursor: Cursor | None) -> list[Cursor | None]:
-        context = WorkerContext(JobDir(job), plan(), 0, torch.device("cuda", 0))
-        return rendezvous_of(context).meet(cursor)
-
-    def test_on_gpus_a_group_needs_room_for_its_store(
-        self, job: Path, full: list[Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        formed: list[timedelta] = []
         monkeypatch.setattr(Round, "attend", lambda self, cursor: [cursor, None])
         monkeypatch.setattr(ProcessGroup, "form", lambda self, folder, away, limit: formed.append(limit))
         with pytest.raises(ServiceMissingError, match="no space left"):
-            self.meet_on_gpus(job, None)
+            self.meet(job, 0, None, "cuda:0")
         assert not formed
-        assert self.meet_on_gpus(job, HERE) == [HERE, None]
-        assert full == [JobDir(job).attempt(1).path] * 3
+        assert self.meet(job, 0, HERE, "cuda:0") == [HERE, None]
+        assert asked == [JobDir(job).attempt(1).path] * 3
         assert len(formed) == 1
         ProcessGroup(Context(0, 1, torch.device("cpu")), None).check_room(job)
-        assert len(full) == 3, "gloo on CPU slots forms over files that are there as a whole or not at all"
+        assert len(asked) == 3, "gloo on CPU slots forms over files that are there as a whole or not at all"
 
     @pytest.fixture
     def disk(self, monkeypatch: pytest.MonkeyPatch) -> Disk:
@@ -143,7 +132,7 @@ class TestRounds:
     ) -> None:
         attend = Round.attend
 
-        def attend_with_room(self: Round, cursor: Cursor | None) -> list[Cursor | None]:
+        def attend_with_room(self: Round, cursor: Cursor | None) -> Attended:
             if disk.full:
                 disk.refused += 1
                 raise OSError(errno.ENOSPC, "No space left on device", f"{self.folder}/.key.{disk.refused}")
