@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.nursery import Worker
 
 SCRIPT = Path(__file__).with_name("script.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 ENDLESS = {"schedule": "epoch", "clip": True, "epochs": 100_000}
 """Options of a job that trains until it is asked to stop."""
 OURS = ("PLIANT_", "RANK", "WORLD_SIZE")

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,16 @@ import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """Makes processes that have torch already; what they run is found by its import."""
-CONTEXT.set_forkserver_preload([__name__, "torch._dynamo", "pliant.tools.run.elastic"])
+PRELOADED = [__name__, "torch._dynamo", "pliant.tools.run.elastic"]
+CONTEXT.set_forkserver_preload(PRELOADED)
+
+
+def preload(module: str) -> None:
+    """Let processes have this module, too: their server begins again with it."""
+    if module not in PRELOADED:
+        PRELOADED.append(module)
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 class Worker:

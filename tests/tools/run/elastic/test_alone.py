@@ -93,6 +93,19 @@ class TestLeaving:
         ]
 
 
+def test_a_torn_checkpoint_is_passed_over(job: Alone) -> None:
+    author = Author()
+    author.in_pass = at_pass(author, 8, lambda: job.publish(abort=True))
+    assert job.run(author, checkpoint_s=1e-9).outcome == "stopped"
+    *_, newest = sorted(job.dir.checkpoints.iterdir())
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert job.run(author).outcome == "done"
+    details = [event.detail or {} for event in job.events("progress")]
+    warnings = [detail["warning"] for detail in details if "warning" in detail]
+    assert warnings == [f"{newest}: the checkpoint is torn or damaged"]
+    assert author.passes == 3 * STEPS + 1, "the step of the torn one is trained again"
+
+
 class TestFullDisk:
     def test_a_job_that_cannot_be_saved_crashes_at_its_end(
         self, job: Alone, monkeypatch: pytest.MonkeyPatch

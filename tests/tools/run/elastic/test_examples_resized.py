@@ -25,11 +25,11 @@ Make = Callable[..., Gang]
 LOOK_S = 5.0
 
 
-@pytest.mark.parametrize(("optimizer", "lr", "tolerance"), [("SGD", "0.05", 1e-12), ("Adam", "1e-3", 1e-9)])
-@pytest.mark.parametrize("example", WORDS)
+@pytest.mark.parametrize(("example", "optimizer"), [("get_batch", "Adam"), ("rnn", "SGD"), ("gan", "Adam")])
 def test_a_resized_and_killed_example_trains_the_same(
-    gang: Make, tmp_path: Path, example: str, optimizer: str, lr: str, tolerance: float
+    gang: Make, tmp_path: Path, example: str, optimizer: str
 ) -> None:
+    lr, tolerance = {"SGD": ("0.05", 1e-12), "Adam": ("1e-3", 1e-9)}[optimizer]
     words = ["--optimizer", optimizer, "--lr", lr, *WORDS[example]]
     script = str(EXAMPLES / f"{example}.py")
     alone, found = (tmp_path / f"{name}.pt" for name in ("alone", "found"))

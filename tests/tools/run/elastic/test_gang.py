@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, best_visits
-from tests.tools.run.elastic.gang import Gang, assert_same_weights, final, plain, seen
+from tests.tools.run.elastic.gang import TORCHRUN, Gang, assert_same_weights, final, plain, seen
 
 pytestmark = pytest.mark.torch
 EPOCHS, SAMPLES = 3, 47
 Make = Callable[..., Gang]
 EVERY_SAMPLE = {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 
 
 @pytest.fixture(scope="module")
@@ -101,32 +99,6 @@ def test_a_measurement_order_takes_the_place_of_training(tmp_path: Path) -> None
     assert not (tmp_path / "final.pt").exists()
 
 
-def test_a_measurement_of_costs_rehearses_a_change(tmp_path: Path) -> None:
-    result = tmp_path / "outcome.json"
-    request = MeasurementRequest(result=str(result), global_batches=(10,), least_seconds=0, costs=True)
-    (tmp_path / "request.json").write_text(request.model_dump_json())
-    plain(tmp_path, workers=2, env={ENV_PROFILE: str(tmp_path / "request.json")})
-    outcome = Outcome.model_validate_json(result.read_bytes())
-    assert outcome.done
-    assert outcome.checkpoint_s is not None
-    assert outcome.rescale_s is not None
-    assert 0 < outcome.rescale_s < 60
-
-
-def test_a_torn_checkpoint_is_passed_over(gang: Make, tmp_path: Path, undisturbed: Path) -> None:
-    job = gang(schedule="epoch", step_s=0.03, num_workers=1)
-    job.start(1, checkpoint_s=0.05)
-    job.wait_for("checkpoint", 3)
-    job.stop()
-    job.end()
-    older, newer = sorted(job.dir.checkpoints.iterdir())
-    newer.write_bytes(newer.read_bytes()[:-100])
-    assert job.run(1) == ["done"]
-    assert job.warnings() == [f"{newer}: the checkpoint is torn or damaged"]
-    assert_same_weights(tmp_path, undisturbed)
-    assert older.name < newer.name
-
-
 def test_an_epoch_s_loss_survives_a_crash(gang: Make, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     whole = Gang(tmp_path / "whole")
@@ -143,20 +115,17 @@ def test_an_epoch_s_loss_survives_a_crash(gang: Make, tmp_path: Path) -> None:
     assert again == pytest.approx([event.loss for event in whole.events("epoch")][-len(again) :])
 
 
-@pytest.mark.parametrize("notice", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_notice_to_one_worker_stops_all(gang: Make, notice: signal.Signals) -> None:
+def test_a_notice_to_one_worker_stops_all(gang: Make) -> None:
+    """After the same step, with a checkpoint."""
     job = gang(step_s=0.05, num_workers=1, hold_at=3)
     job.start(2)
     job.wait_for("progress")
-    job.signal(1, notice)
+    job.signal(1, signal.SIGTERM)
     job.go()
     assert job.end() == [0, 0]
     assert job.outcomes() == ["stopped", "stopped"]
-    assert (
-        job.outcome(0).samples_done
-        == job.outcome(1).samples_done
-        == job.events("checkpoint")[-1].samples_done
-    )
+    done = {job.outcome(0).samples_done, job.outcome(1).samples_done}
+    assert done == {job.events("checkpoint")[-1].samples_done}
 
 
 @pytest.mark.parametrize("victim", [0, 1])
