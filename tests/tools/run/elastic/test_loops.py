@@ -145,30 +145,25 @@ class TestClosures:
             train(usual)(elastic.init(batch_size=10, seed=5))
             assert found[0] == found[2]
 
-    def test_a_closure_trains_micro_steps(self, job: Alone) -> None:
-        found: list[list[float]] = []
+    def test_a_closure_trains_micro_steps_once(self, job: Alone) -> None:
+        weights: list[list[float]] = []
 
-        def script(it: ElasticJob) -> None:
-            model, optimizer, loader = prepared(it)
-            for _ in it.epochs(1):
-                for (x,) in loader:
-                    with_closure(model, optimizer, x)
-            found.append([value.item() for value in model.parameters()])
+        def train(make: Any) -> Callable[[ElasticJob], None]:
+            def script(it: ElasticJob) -> None:
+                model, optimizer, loader = prepared(it, make)
+                for _ in it.epochs(1):
+                    for (x,) in loader:
+                        with_closure(model, optimizer, x)
+                weights.append([value.item() for value in model.parameters()])
 
-        assert job.run(script, accum=3, seed=5).samples_done == 40
-        for folder in job.dir.checkpoints.iterdir():
-            folder.unlink()
-        assert job.run(script, seed=5).samples_done == 40
-        assert found[0] == pytest.approx(found[1], rel=1e-6)
+            return script
 
-    def test_repeated_closures_are_refused_with_micro_steps(self, job: Alone) -> None:
-        def script(it: ElasticJob) -> None:
-            model, optimizer, loader = prepared(it, torch.optim.LBFGS)
-            for _ in it.epochs(1):
-                for (x,) in loader:
-                    with_closure(model, optimizer, x)
-
-        end = job.run(script, accum=3)
+        for accum in (3, 1):
+            assert job.run(train(torch.optim.SGD), accum=accum, seed=5).samples_done == 40
+            for path in job.dir.checkpoints.iterdir():
+                path.unlink()
+        assert weights[0] == pytest.approx(weights[1], rel=1e-6)
+        end = job.run(train(torch.optim.LBFGS), accum=3)
         assert end.outcome == "crashed"
         assert "several times a step, which goes with no micro-steps" in end.message
 
@@ -254,15 +249,13 @@ def test_without_a_seed_a_job_trains_as_plain_python(
 )
 def test_a_seed_of_the_job_that_replaces_another_one_is_named(job: Alone, begin: Begin, place: str) -> None:
     job.begin = begin
+    assert job.run(Script(), seed=4).outcome == "done"
+    assert not any("seed" in text for text in warnings(job)), "it is the same"
+    for path in job.dir.checkpoints.iterdir():
+        path.unlink()
     assert job.run(Script(), seed=7).outcome == "done"
     text = f"the job's seed 7 replaces 4, which the script gives {place}: plain python uses that one"
     assert warnings(job).count(text) == 1
-
-
-def test_the_same_seed_in_both_places_is_worth_no_word(job: Alone) -> None:
-    job.begin = lambda: elastic.init(batch_size=10, seed=4)
-    job.run(Script(), seed=4)
-    assert not any("seed" in text for text in warnings(job))
 
 
 def test_an_epoch_that_was_begun_with_one_seed_is_ended_with_it(job: Alone) -> None:

@@ -115,37 +115,24 @@ def test_checkpoints_recorded_together_cost_their_sum(training: Training) -> Non
     for _ in range(13):
         training.train(120)
         training.save(took_s=2.0)
-    training.reporter.close()
-    told = training.events("checkpoint")
-    assert sum(event.overhead_seconds or 0.0 for event in told) == 26.0
-    assert sum((event.detail or {})["count"] for event in told) == 13
-    assert (told[0].detail, told[-1].samples_done) == ({"step": 120, "count": 1}, 13 * 1200.0)
-
-
-def test_the_checkpoint_before_leaving_is_a_part_of_the_leaving(training: Training) -> None:
-    training.train(10)
-    training.save()
-    training.train(10)
-    training.save()
     training.reporter.last_words(training.counters)
     training.save()
-    counted, together, last = training.events("checkpoint")
-    assert (counted.overhead_seconds, together.overhead_seconds, last.overhead_seconds) == (2.0, 2.0, None)
-    assert training.events("progress")[-1].samples_done == 200.0
+    *together, last = training.events("checkpoint")
+    assert last.overhead_seconds is None, "the checkpoint before leaving is a part of the leaving"
+    assert sum(event.overhead_seconds or 0.0 for event in together) == 26.0
+    assert sum((event.detail or {})["count"] for event in together) == 13
+    assert (together[0].detail, together[-1].samples_done) == ({"step": 120, "count": 1}, 13 * 1200.0)
+    assert training.events("progress")[-1].samples_done == 13 * 1200.0
 
 
-def test_history_ends_where_training_does(training: Training) -> None:
+@pytest.mark.parametrize(("by_epoch", "ends"), [(False, [10.0, 50.0, 2000.0]), (True, [10.0, 50.0])])
+def test_history_ends_where_training_does(training: Training, by_epoch: bool, ends: list[float]) -> None:
     training.train(200)
+    if by_epoch:
+        training.reporter.epoch_done(training.counters, 0.25, None)
     training.reporter.close()
     training.reporter.close()
-    assert [event.samples_done for event in training.events("progress")] == [10.0, 50.0, 2000.0]
-
-
-def test_a_final_epoch_is_not_reported_twice(training: Training) -> None:
-    training.train(200)
-    training.reporter.epoch_done(training.counters, 0.25, None)
-    training.reporter.close()
-    assert training.events("progress")[-1].samples_done == 50.0
+    assert [event.samples_done for event in training.events("progress")] == ends
 
 
 def test_a_change_is_recorded_with_the_speed_after_it(training: Training) -> None:
@@ -175,16 +162,12 @@ def test_noise_is_reported_once_it_is_known(training: Training, monkeypatch: pyt
     assert training.events("progress")[-1].detail == {"step_seconds": 0.5, "noise_scale": 32.0}
 
 
-def test_long_steps_are_measured_too(training: Training) -> None:
-    training.train(8, step_s=40.0)
+def test_long_steps_are_measured_and_a_loss_of_nan_is_not(training: Training) -> None:
+    training.train(8, step_s=40.0, loss=math.nan)
     assert training.newest.step_seconds == 40.0
-    assert training.events("progress")[1].detail == {"step_seconds": 40.0}
-
-
-def test_a_loss_that_is_no_number_is_left_out(training: Training) -> None:
-    training.train(10, loss=math.nan)
-    assert training.newest.loss is None
     assert training.newest.samples_done > 0
+    assert training.newest.loss is None
+    assert (training.events("progress")[1].detail or {})["step_seconds"] == 40.0
 
 
 def test_repeated_warnings_are_counted_and_seldom_recorded(training: Training) -> None:
@@ -208,14 +191,7 @@ def test_an_unwritable_progress_file_is_warned_of_once(
     assert training.events("progress")[-1].detail == {"step_seconds": 0.5}
 
 
-def test_a_worker_that_is_not_rank_0_reports_nothing(training: Training) -> None:
-    training.context.rank = 1
-    training.reporter.turn_to(BATCH)
-    training.train(100)
-    assert not training.dir.progress.exists()
-
-
-def test_a_former_rank_0_writes_nothing(training: Training) -> None:
+def test_only_rank_0_writes(training: Training) -> None:
     for _ in range(2):
         training.train(120)
         training.save()
@@ -225,6 +201,11 @@ def test_a_former_rank_0_writes_nothing(training: Training) -> None:
     training.context.rank = -1
     training.reporter.close()
     assert training.dir.attempt(1).progress.read_bytes() == before
+    training.dir.progress.unlink()
+    training.context.rank = 1
+    training.reporter.turn_to(BATCH)
+    training.train(100)
+    assert not training.dir.progress.exists()
 
 
 def steps(meter: NoiseMeter, batch: int, count: int, *, signal: float = 1.0, spread: float = 3.0) -> None:
@@ -255,15 +236,23 @@ def test_the_noise_of_a_large_model_is_sampled(monkeypatch: pytest.MonkeyPatch) 
     assert copied == [400]
 
 
-def test_no_pair_reaches_over_a_change_of_the_batch() -> None:
-    meter, model = NoiseMeter(), nn.Linear(1, 1)
+def look(meter: NoiseMeter, model: nn.Module, step: int, batch: int, gradient: float | None) -> float | None:
+    """What is known after a step whose gradients are all the same."""
     for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    meter.look(model, 0, 8)
-    assert meter.noise_scale is None
+        parameter.grad = None if gradient is None else torch.full_like(parameter, gradient)
+    meter.look(model, step, batch)
+    return meter.noise_scale
+
+
+def test_without_a_pair_there_is_no_noise() -> None:
+    meter, model = NoiseMeter(), nn.Linear(1, 1, bias=False).double()
+    assert look(meter, model, 0, 8, 1.0) is None
     meter.forget()
-    meter.look(model, 1, 16)
-    assert meter.noise_scale is None
+    assert look(meter, model, 1, 16, 1.0) is None, "the batch has changed"
+    assert look(meter, model, EVERY, 8, 1e-250) is None
+    assert look(meter, model, EVERY + 1, 8, 1e60) is None, "it is beyond all numbers"
+    meter = NoiseMeter()
+    assert [look(meter, model, step, 8, None) for step in range(2 * EVERY)] == [None] * 2 * EVERY, "dropped"
 
 
 @pytest.mark.parametrize("strange", [float("inf"), float("nan")])
@@ -271,26 +260,9 @@ def test_no_pair_reaches_over_a_change_of_the_batch() -> None:
 def test_an_overflow_in_mixed_precision_costs_one_pair(strange: float, at: int) -> None:
     meter, model = NoiseMeter(), nn.Linear(2, 1)
     for step in range(3 * EVERY):
-        for parameter in model.parameters():
-            parameter.grad = torch.full_like(parameter, strange if step == EVERY + at else 1 + step % 2)
-        meter.look(model, step, 8)
+        look(meter, model, step, 8, strange if step == EVERY + at else 1 + step % 2)
     # of three parameters the gradients are 1 and 2
     assert meter.noise_scale == pytest.approx((8 * 3 / 2) / 6)
-
-
-def test_a_noise_scale_beyond_all_numbers_is_none() -> None:
-    meter, model = NoiseMeter(), nn.Linear(1, 1, bias=False).double()
-    for step, gradient in enumerate((1e-250, 1e60)):
-        model.weight.grad = torch.full_like(model.weight, gradient)
-        meter.look(model, step, 8)
-    assert meter.noise_scale is None
-
-
-def test_a_script_that_drops_its_gradients_is_not_measured() -> None:
-    meter, model = NoiseMeter(), nn.Linear(1, 1)
-    for step in range(2 * EVERY):
-        meter.look(model, step, 8)
-    assert meter.noise_scale is None
 
 
 def test_gradients_that_are_sparse_are_measured_as_others() -> None:
