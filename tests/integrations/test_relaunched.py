@@ -26,6 +26,15 @@ def need_installed(*libraries: str) -> None:
         pytest.skip("the extra integrations is not installed")
 
 
+NO_METRICS = """
+import sys
+from unittest import mock
+
+kinds = {"Metric": type("Metric", (), {}), "MetricCollection": type("MetricCollection", (), {})}
+for name in ("torchmetrics", "torchmetrics.utilities", "torchmetrics.utilities.imports"):
+    sys.modules[name] = mock.MagicMock(**kinds)
+"""
+"""Lightning imports what computes metrics, which takes longer than all else of it; here there are none."""
 ACCELERATE = """
 from accelerate import Accelerator
 from pliant.integrations import accelerate as integration
@@ -120,7 +129,7 @@ model, data = GPT2LMHeadModel(config), Data()
     ("library", "around", "model", "sizes"),
     [
         ("Accelerate", ACCELERATE, "accelerator.unwrap_model(model)", (1, 2)),
-        ("Lightning", LIGHTNING, "model", (1, 2)),
+        ("Lightning", NO_METRICS + LIGHTNING, "model", (1, 2)),
         ("transformers' Trainer", TRANSFORMERS, "model", (2, 1)),
     ],
     ids=["accelerate", "lightning", "transformers"],
@@ -222,7 +231,9 @@ done.touch()
 @pytest.mark.torch
 def test_two_trainings_in_a_job_of_two_slots_are_warned_of(site: Site) -> None:
     need_installed("lightning")
-    site.job("a", text=APART, gpus=2, samples=1, env={"HF_HUB_OFFLINE": "1"}, workdir=str(site.folder))
+    site.job(
+        "a", text=NO_METRICS + APART, gpus=2, samples=1, env={"HF_HUB_OFFLINE": "1"}, workdir=str(site.folder)
+    )
     site.jobs[-1] = site.jobs[-1].model_copy(update={"workdir": str(site.folder)})
     log, _ = run_until_done(site.options("fifo"), lambda log, now_s: None)
     assert log.jobs["a"].phase == "finished", log.jobs["a"].reason
