@@ -63,7 +63,7 @@ def test_a_job_is_done_when_a_member_says_so(tmp_path: Path) -> None:
 
 
 class TestOvertaken:
-    def test_a_later_attempt_has_its_own_numbers_and_its_own_files(self, tmp_path: Path) -> None:
+    def test_a_later_attempt_has_its_own_files(self, tmp_path: Path) -> None:
         worker = WorkerContext(JobDir(tmp_path), plan(1), 0)
         assert (worker.rank, worker.left) == (0, False)
         worker.follow(plan(2, attempt=2))
@@ -75,16 +75,14 @@ class TestOvertaken:
     def test_a_newer_generation_overtakes_once_it_trains(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(1))
         worker = WorkerContext(job, plan(1), 0)
-        job.attempt(1).reached.write_text("1\n")
-        put(tmp_path, plan(2, (1,)))
-        assert not worker.is_overtaken(), "it trains until all leave together"
-        job.attempt(1).reached.write_text("2\n")
-        assert worker.is_overtaken()
+        for reached, overtaken in (("1\n", False), ("what is this", False), ("2\n", True)):
+            job.attempt(1).reached.write_text(reached)
+            put(tmp_path, plan(2, (1,)))  # it trains until all leave together
+            assert worker.is_overtaken() is overtaken
 
     def test_a_later_attempt_overtakes_once_it_is_planned(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(1, (0,)))
         worker = WorkerContext(job, plan(1, (0,)), 0)
-        job.attempt(1).reached.write_text("what is this")
         assert not worker.is_overtaken()
         put(tmp_path, plan(2, (0,), attempt=2))
         assert worker.is_overtaken()

@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, best_visits
-from tests.tools.run.elastic.gang import TORCHRUN, Gang, assert_same_weights, final, plain, seen
+from tests.tools.run.elastic.gang import TORCHRUN, Gang, assert_same_weights, final, plain
 
 pytestmark = pytest.mark.torch
-EPOCHS, SAMPLES = 3, 47
 Make = Callable[..., Gang]
-EVERY_SAMPLE = {epoch: list(range(SAMPLES)) for epoch in range(EPOCHS)}
 
 
 @pytest.fixture(scope="module")
@@ -30,23 +28,6 @@ def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clipped")
     plain(folder, clip=True, schedule="step")
     return folder
-
-
-def sorted_samples(folder: Path) -> dict[int, list[int]]:
-    return {epoch: sorted(samples) for epoch, samples in seen(folder).items()}
-
-
-def test_two_relaunches_train_the_same(gang: Make, tmp_path: Path, undisturbed: Path) -> None:
-    job = gang(schedule="epoch", step_s=0.1, hold_at=3)
-    assert job.run_and_stop(1) == ["stopped"]
-    at_first_stop = job.outcome(0).samples_done
-    assert job.run_and_stop(2) == ["stopped", "stopped"]
-    assert 0 < at_first_stop < job.outcome(0).samples_done < EPOCHS * SAMPLES
-    job.options |= {"step_s": 0.0, "hold_at": None}
-    assert job.run(1) == ["done"]
-    assert_same_weights(tmp_path, undisturbed)
-    assert sorted_samples(tmp_path) == EVERY_SAMPLE
-    assert job.outcome(0).samples_done == EPOCHS * SAMPLES
 
 
 def test_ten_samples_on_three_workers_train_as_on_one(gang: Make, tmp_path: Path, undisturbed: Path) -> None:

@@ -58,23 +58,6 @@ def test_a_failed_communicator_fails_its_round_only(gang: Make, tmp_path: Path) 
     assert trained_as_alone(job, tmp_path) > 2
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_worker_loses_nothing(gang: Make, tmp_path: Path, victim: int) -> None:
-    job = gang(**ENDLESS, step_s=0.02)
-    job.start(3)
-    job.wait_for("progress", 2)
-    job.signal(victim, signal.SIGKILL)
-    survivors = [number for number in range(3) if number != victim]
-    job.publish(survivors)
-    job.reaches()
-    job.publish(survivors, abort=True)
-    job.end()
-    trained = [job.outcome(number) for number in survivors]
-    assert [end.outcome for end in trained] == ["stopped"] * 2
-    saved = same_weights_as_alone(job, tmp_path)
-    assert [end.samples_done for end in trained] == [saved["samples_done"]] * 2
-
-
 @pytest.mark.parametrize("away", [0, 1])
 def test_a_worker_that_comes_back_leaves(gang: Make, tmp_path: Path, away: int) -> None:
     """Its connections never closed, and its lock is held: only its heartbeat says that it is not there."""

@@ -45,23 +45,16 @@ def samples_of(steps: list[list[MicroBatch]]) -> list[list[int]]:
     return [[i for m in step for i in range(m.start, m.start + m.samples)] for step in steps]
 
 
-def test_ten_samples_on_three_workers_are_four_three_and_three() -> None:
+def test_shares_and_weights_by_example() -> None:
     first = [samples_of(steps_of(47, 0, BatchSplit(10, 3), rank))[0] for rank in range(3)]
     assert first == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
-
-
-def test_a_share_of_seven_in_two_micro_steps_is_four_and_three() -> None:
     (step,) = steps_of(7, 0, BatchSplit(10, 1, accum=2), 0)
-    assert [(m.start, m.samples, m.last) for m in step] == [(0, 4, False), (4, 3, True)]
-    assert [m.weight for m in step] == [4 / 7, 3 / 7]
-
-
-def test_a_worker_without_a_sample_pads_with_weight_0() -> None:
+    assert [(m.start, m.samples, m.last, m.weight) for m in step] == [
+        (0, 4, False, 4 / 7),
+        (4, 3, True, 3 / 7),
+    ]
     (step,) = steps_of(2, 0, BatchSplit(9, 3), 2)
-    assert [(m.samples, m.weight, m.loaded) for m in step] == [(0, 0.0, slice(0, 1))]
-
-
-def test_equal_shares_have_weight_one() -> None:
+    assert [(m.samples, m.weight, m.loaded) for m in step] == [(0, 0.0, slice(0, 1))], "it pads with one"
     assert {m.weight for m in micro_batches(40, 0, BatchSplit(10, 2), 1)} == {1.0}
 
 

@@ -59,18 +59,8 @@ def step(
     for one, start, count, last in micro_steps(len(workers), accum):
         worker = workers[one]
         worker.added = None if lost else []
-        worker.at = Rows(
-            start,
-            max(1, count),
-            count,
-            BATCH,
-            number,
-            epoch,
-            len(workers),
-            last,
-            counts=True,
-            after_optimizer=False,
-        )
+        where = (start, max(1, count), count, BATCH, number, epoch, len(workers), last)
+        worker.at = Rows(*where, counts=True, after_optimizer=False)
         found = worker.carried.value
         for row in range(count):
             before[start + row] = float(found[0, row])
@@ -105,28 +95,18 @@ def test_rows_find_their_own_whoever_has_trained_them(plans: list[tuple[int, int
         assert step(workers, number, accum) == [number * (1.0 + row) for row in range(BATCH)]
 
 
-def test_an_epoch_begins_with_nothing() -> None:
-    workers = [Worker()]
-    step(workers, 0, 1)
-    step(workers, 1, 1)
-    assert step(workers, 2, 1, epoch=1) == [0.0] * BATCH
-    assert step(workers, 3, 1, epoch=1) == [1.0 + row for row in range(BATCH)]
-
-
-def test_another_batch_begins_with_nothing() -> None:
+def test_each_epoch_and_each_batch_size_begin_with_nothing() -> None:
     worker = Worker()
     step([worker], 0, 1)
-    worker.at = replace(worker.at, batch=4, count=4, samples=4, step=1)
-    assert worker.carried.value.tolist() == [[0.0] * 4] * 2
-
-
-def test_what_does_not_count_changes_nothing() -> None:
-    worker = Worker()
-    step([worker], 0, 1)
+    step([worker], 1, 1)
+    assert step([worker], 2, 1, epoch=1) == [0.0] * BATCH
+    assert step([worker], 3, 1, epoch=1) == [1.0 + row for row in range(BATCH)]
     before = worker.carried.state_dict()
     worker.at = replace(worker.at, counts=False)
     worker.carried.value = torch.ones(2, BATCH)
-    assert worker.carried.state_dict() == before
+    assert worker.carried.state_dict() == before, "what does not count changes nothing"
+    worker.at = replace(worker.at, counts=True, batch=4, count=4, samples=4, step=4)
+    assert worker.carried.value.tolist() == [[0.0] * 4] * 2
 
 
 def test_other_rows_than_those_of_the_batch_are_refused() -> None:

@@ -66,24 +66,17 @@ def again(state: Any) -> Any:
     return loaded(io.BytesIO(stored(state)), "here")
 
 
-PLAIN: dict[str, Any] = {
-    "numbers": {"a": 1, 2: -0.5, "big": 1 << 80, "complex": 1j, "none": None, "yes": True},
-    "text": ["ä", b"bytes", bytearray(b"more")],
-    "containers": ((1, [2]), {3}, collections.OrderedDict(a=1), collections.Counter("aab")),
-    "torch": [torch.Size([1]), torch.device("cpu"), torch.float16],
-}
-
-
-@pytest.mark.parametrize("kind", PLAIN)
-def test_plain_values_come_back_as_they_were(kind: str) -> None:
-    assert again(PLAIN[kind]) == PLAIN[kind]
-
-
-def test_numbers_of_numpy_become_those_of_python() -> None:
-    state = {"best": np.float64(0.5), "steps": [np.int64(3), (np.bool_(True),)]}
-    found = again(plain(state))
-    assert found == {"best": 0.5, "steps": [3, (True,)]}
-    assert [type(found["best"]), *map(type, found["steps"])] == [float, int, tuple]
+def test_plain_values_come_back_as_they_were() -> None:
+    state = {
+        "numbers": {"a": 1, 2: -0.5, "big": 1 << 80, "complex": 1j, "none": None, "yes": True},
+        "text": ["ä", b"bytes", bytearray(b"more")],
+        "containers": ((1, [2]), {3}, collections.OrderedDict(a=1), collections.Counter("aab")),
+        "torch": [torch.Size([1]), torch.device("cpu"), torch.float16],
+    }
+    assert again(state) == state
+    numpy = again(plain({"best": np.float64(0.5), "steps": [np.int64(3), (np.bool_(True),)]}))
+    assert numpy == {"best": 0.5, "steps": [3, (True,)]}
+    assert [type(numpy["best"]), *map(type, numpy["steps"])] == [float, int, tuple]
 
 
 OPTIMIZERS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
@@ -122,19 +115,14 @@ def trained(optimizer: int, helper: int) -> Training:
     return Training(model, made, helpers)
 
 
-@pytest.mark.parametrize("optimizer", range(len(OPTIMIZERS)))
-def test_every_optimizer_of_pytorch_is_loaded_again(optimizer: int, tmp_path: Path) -> None:
-    goes_on_from_its_checkpoint(trained(optimizer, 0), trained(optimizer, 0), tmp_path)
-
-
-@pytest.mark.parametrize("helper", range(len(HELPERS)))
-def test_every_scheduler_scaler_and_average_is_loaded_again(helper: int, tmp_path: Path) -> None:
-    goes_on_from_its_checkpoint(trained(0, helper), trained(0, helper), tmp_path)
-
-
-def goes_on_from_its_checkpoint(one: Training, other: Training, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "helper"),
+    [*((one, 0) for one in range(len(OPTIMIZERS))), *((0, one) for one in range(1, len(HELPERS)))],
+)
+def test_every_object_of_pytorch_is_loaded_again(optimizer: int, helper: int, tmp_path: Path) -> None:
+    one, other = trained(optimizer, helper), trained(optimizer, helper)
     check_training(one)
-    kept = Checkpoints(folder)
+    kept = Checkpoints(tmp_path)
     kept.save(one.capture(), 1)
     state = kept.load().state
     assert state is not None
