@@ -20,6 +20,7 @@ from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from tests.tools.run.elastic.alone import Alone
 
 pytestmark = pytest.mark.torch
+Patch = pytest.MonkeyPatch
 Step = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], object]
 
 
@@ -122,9 +123,7 @@ class TestLeavingTheLoader:
 
 class TestClosures:
     @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.LBFGS])
-    def test_a_closure_trains_the_same_on_one_worker(
-        self, job: Alone, make: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_closure_trains_the_same_on_one_worker(self, job: Alone, make: Any, monkeypatch: Patch) -> None:
         found: list[list[float]] = []
 
         def train(step: Step) -> Callable[[ElasticJob], None]:
@@ -230,9 +229,7 @@ def warnings(job: Alone) -> list[str]:
 @pytest.mark.parametrize(
     "begin", [lambda: elastic.init(batch_size=10, seed=4), lambda: seeded(4)], ids=["init", "manual_seed"]
 )
-def test_without_a_seed_a_job_trains_as_plain_python(
-    job: Alone, monkeypatch: pytest.MonkeyPatch, begin: Begin
-) -> None:
+def test_without_a_seed_a_job_trains_as_plain_python(job: Alone, monkeypatch: Patch, begin: Begin) -> None:
     job.begin, planned = begin, Script()
     assert job.run(planned).outcome == "done"
     assert not any("seed" in text for text in warnings(job))

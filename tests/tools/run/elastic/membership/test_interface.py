@@ -21,13 +21,15 @@ from pliant.tools.run.elastic.membership.process_group import (
 from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS, Plan
 from tests.tools.run.elastic.gang import plan as plan_of
 
+Patch = pytest.MonkeyPatch
+
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 plan = partial(plan_of, apart=True)
 
 
 class TestInterface:
     @pytest.fixture(autouse=True)
-    def _unset(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _unset(self, monkeypatch: Patch) -> None:
         monkeypatch.setattr(process_group, "_chosen_here", {})
         for name in VARIABLES:
             monkeypatch.setenv(name, "")
@@ -41,15 +43,13 @@ class TestInterface:
             assert os.environ["NCCL_SOCKET_IFNAME"] == f"={loopback}", "no other of a similar name"
 
     @pytest.mark.parametrize(("here", "interfaces"), [("2", 2), ("1", 0)])
-    def test_workers_of_one_machine_stay_there(
-        self, monkeypatch: pytest.MonkeyPatch, here: str, interfaces: int
-    ) -> None:
+    def test_workers_of_one_machine_stay_there(self, monkeypatch: Patch, here: str, interfaces: int) -> None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
         monkeypatch.setenv("WORLD_SIZE", "2")
         stay_on_this_machine()
         assert len(set(VARIABLES) & os.environ.keys()) == interfaces
 
-    def test_the_user_s_choice_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_user_s_choice_stays(self, monkeypatch: Patch) -> None:
         for name in VARIABLES:
             monkeypatch.setenv(name, "ib0")
         use_interface("203.0.113.7")
@@ -57,7 +57,7 @@ class TestInterface:
 
     @pytest.mark.parametrize("choice", [{"GLOO_SOCKET_IFNAME": "lo"}, {"NCCL_SOCKET_IFNAME": "=lo"}])
     def test_a_chosen_loopback_interface_is_refused_between_hosts(
-        self, monkeypatch: pytest.MonkeyPatch, choice: dict[str, str]
+        self, monkeypatch: Patch, choice: dict[str, str]
     ) -> None:
         """They would connect to themselves, fail, and meet in round after round."""
         monkeypatch.setattr(start, "interface_of", {"127.0.0.1": "lo", "10.0.0.2": "eth0"}.get)
@@ -67,7 +67,7 @@ class TestInterface:
         with pytest.raises(UsageError, match=f"{next(iter(choice))} is .*lo, the loopback interface"):
             use_interface("10.0.0.2")
 
-    def test_nccl_gets_the_interface_that_other_nodes_reach(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nccl_gets_the_interface_that_other_nodes_reach(self, monkeypatch: Patch) -> None:
         known = {"127.0.0.1": "lo", "10.0.0.2": "eth0"}.get
         monkeypatch.setattr(start, "interface_of", known)
         monkeypatch.setattr(process_group, "interface_of", known)
@@ -97,27 +97,25 @@ class TestAddresses:
         assert own_address(at("127.0.0.1", "127.0.0.1"), 1) == "127.0.0.1"
         assert process_group._reached_from("127.0.0.1") == "127.0.0.1"
 
-    def test_no_name_service_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_name_service_is_asked(self, monkeypatch: Patch) -> None:
         """On a host in the middle of an outage that would take a minute, or say something else."""
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a name was looked up"))
         monkeypatch.setattr(socket, "gethostname", lambda: pytest.fail("the host's name was asked for"))
         assert [own_address(plan(), rank) for rank in range(2)] == ["10.0.0.0", "10.0.0.1"]
 
-    def test_a_loopback_address_is_replaced_by_one_others_reach(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_loopback_address_is_replaced_by_one_others_reach(self, monkeypatch: Patch) -> None:
         """Debian writes it into /etc/hosts, and a launcher there into the plan."""
         monkeypatch.setattr(process_group, "_reached_from", {"10.0.0.1": "10.0.0.7"}.__getitem__)
         assert own_address(at("127.0.1.1", "10.0.0.1"), 0) == "10.0.0.7"
 
     @pytest.mark.parametrize("address", ["8.8.8.8", "100.64.0.1"])
-    def test_a_public_address_is_refused(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_public_address_is_refused(self, address: str, monkeypatch: Patch) -> None:
         with pytest.raises(UsageError, match="not a loopback or private address"):
             own_address(at(address, "10.0.0.1"), 0)
         monkeypatch.setenv(ENV_ADDRESS, address)
         with pytest.raises(UsageError, match=f"{address} is not a loopback or private address"):
             own_address(plan(), 0)
 
-    def test_what_only_the_node_knows_goes_before_the_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_only_the_node_knows_goes_before_the_plan(self, monkeypatch: Patch) -> None:
         monkeypatch.setenv(ENV_ADDRESS, "10.9.9.9")
         assert own_address(plan(), 0) == "10.9.9.9"

@@ -42,6 +42,7 @@ from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
+Patch = pytest.MonkeyPatch
 
 
 def never() -> bool:
@@ -94,7 +95,7 @@ def test_waiting_ends_with_the_key_a_newer_plan_or_the_time(tmp_path: Path) -> N
         assert found.result(60) == b"here"
 
 
-def test_a_half_written_value_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_written_value_is_not_there(tmp_path: Path, monkeypatch: Patch) -> None:
     def killed(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
@@ -104,7 +105,7 @@ def test_a_half_written_value_is_not_there(tmp_path: Path, monkeypatch: pytest.M
     assert not FolderStore(tmp_path, never).check(["a"])
 
 
-def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: Patch) -> None:
     def full(self: Path, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -262,9 +263,7 @@ def in_a_group(rank: int, count: int, folder: Path) -> list[str]:
     return [*found, "lost a worker" if cut_off(lost.value) else str(lost.value)]
 
 
-def test_a_group_works_locally_and_misses_a_worker_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_group_works_locally_and_misses_a_worker_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
     """Its default store and later groups work, too; the worker that leaves still refers to the group."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -303,7 +302,7 @@ def test_a_newer_plan_ends_the_wait_for_a_connection(tmp_path: Path) -> None:
 class Recorded:
     """What is asked of PyTorch, by order, with nothing behind it."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: Patch) -> None:
         self.calls: list[tuple[str, Any]] = []
         patch.setattr(process_group.dist, "init_process_group", self._init)
         patch.setattr(process_group, "_set_pg_timeout", lambda limit: self.calls.append(("timeout", limit)))
@@ -313,9 +312,7 @@ class Recorded:
         self.calls.append((backend, how))
 
 
-def test_on_gpus_the_communicator_is_made_and_used_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_gpus_the_communicator_is_made_and_used_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
     recorded, device = Recorded(monkeypatch), torch.device("cuda", 1)
     group = ProcessGroup(Context(1, 2, device), None)
     group.form(tmp_path, never, LIMIT)
@@ -331,7 +328,7 @@ def test_on_gpus_the_communicator_is_made_and_used_at_once(
     group.leave()
 
 
-def test_only_nccl_is_bound_to_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_nccl_is_bound_to_a_device(tmp_path: Path, monkeypatch: Patch) -> None:
     recorded = Recorded(monkeypatch)
     ProcessGroup(Context(0, 2, torch.device("cuda", 0)), "cpu:gloo,cuda:gloo").form(tmp_path, never, LIMIT)
     backend, how = recorded.calls[0]
@@ -357,7 +354,7 @@ def test_a_worker_that_hangs_in_a_library_while_it_connects_ends(tmp_path: Path)
         worker.kill()
 
 
-def test_a_group_that_never_frees_is_given_to_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_never_frees_is_given_to_a_thread(monkeypatch: Patch) -> None:
     over = threading.Event()
 
     class Waits:

@@ -35,6 +35,7 @@ from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
+Patch = pytest.MonkeyPatch
 
 
 HERE = Cursor(1, 7, 1)
@@ -137,7 +138,7 @@ def test_folders_of_earlier_rounds_are_removed(tmp_path: Path) -> None:
 
 
 def attend_on_three_hosts(
-    folder: Path, patch: pytest.MonkeyPatch, pool: ThreadPoolExecutor, missed: dict[int, list[int]]
+    folder: Path, patch: Patch, pool: ThreadPoolExecutor, missed: dict[int, list[int]]
 ) -> list[BaseException | Attended]:
     """How a round ends for three workers on as many hosts; ``missed``: whom each does not reach."""
 
@@ -154,13 +155,11 @@ def attend_on_three_hosts(
     return [end.exception(60) or end.result() for end in ends]
 
 
-def test_hosts_that_reach_each_other_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Any) -> None:
+def test_hosts_that_reach_each_other_meet(tmp_path: Path, monkeypatch: Patch, pool: Any) -> None:
     assert attend_on_three_hosts(tmp_path, monkeypatch, pool, {}) == [[HERE] * 3] * 3
 
 
-def test_a_worker_that_is_cut_off_is_known_to_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: Any
-) -> None:
+def test_a_worker_that_is_cut_off_is_known_to_all(tmp_path: Path, monkeypatch: Patch, pool: Any) -> None:
     first, *others = attend_on_three_hosts(tmp_path, monkeypatch, pool, {0: [1, 2], 1: [0], 2: [0]})
     assert isinstance(first, CutOffError)
     assert [str(end) for end in others] == ["cut off from the others: n0/0"] * 2
@@ -214,7 +213,7 @@ def test_as_few_go_as_it_takes_and_of_equals_the_last(missed: dict[int, list[int
 class Memories:
     """Each thread is a host: what it has not found, and what folders held, by host and folder."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: Patch) -> None:
         self._absent: dict[tuple[int, Path], set[Path]] = {}
         self._held: dict[tuple[int, Path, str], list[Path]] = {}
         self._glob = Path.glob
@@ -252,7 +251,7 @@ class Memories:
 
 
 @pytest.fixture
-def memories(monkeypatch: pytest.MonkeyPatch) -> Memories:
+def memories(monkeypatch: Patch) -> Memories:
     return Memories(monkeypatch)
 
 
@@ -293,7 +292,7 @@ def test_a_plan_that_others_saw_is_seen(tmp_path: Path, memories: Memories, pool
     assert found.result(60).generation == 2
 
 
-def test_a_replaced_plan_is_seen_by_opening_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replaced_plan_is_seen_by_opening_it(tmp_path: Path, monkeypatch: Patch) -> None:
     job = put(tmp_path, plan(1))
     before = os.stat(job.plan)
     monkeypatch.setattr(agreement, "_look", lambda path: before)
