@@ -16,7 +16,20 @@ from tests.tools.run.elastic.gang import Gang, final, plain
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("stepping.py")
-KINDS = ("inner", "passes", "gan", "gan steps", "gan inner", "muon", "closure", "stream", "stateful stream")
+KINDS = (
+    "inner",
+    "passes",
+    "gan",
+    "gan steps",
+    "gan inner",
+    "muon",
+    "closure",
+    "stream",
+    "stateful stream",
+    "carried",
+    "thaw",
+    "thaw groups",
+)
 PLACES = (
     ("inner", "top", 2),
     ("inner", "mid", 2),
