@@ -55,6 +55,7 @@ where_it_is()
 """
 ASLEEP = """
 def where_it_is():
+    threading.Thread(target=lambda: time.sleep(600), name="reader", daemon=True).start()
     here()
     time.sleep(600)
 where_it_is()
@@ -82,11 +83,6 @@ for _ in range(2):
         sys.exit(0)
     os.waitpid(pid, 0)
 here()
-"""
-WITH_A_THREAD = """
-threading.Thread(target=lambda: time.sleep(600), name="reader", daemon=True).start()
-here()
-time.sleep(600)
 """
 
 
@@ -123,17 +119,18 @@ def answered(attempt: AttemptDir) -> tuple[ThreadStack, ...]:
     return () if given is None else given.threads
 
 
-@pytest.mark.parametrize("script", [ASLEEP, BUSY])
-def test_a_worker_that_sleeps_or_computes_answers(script: str, attempt: AttemptDir) -> None:
+@pytest.mark.parametrize(
+    ("script", "threads"),
+    [(ASLEEP, ["MainThread", "reader"]), (BUSY, ["MainThread"])],
+    ids=["asleep", "busy"],
+)
+def test_a_worker_that_sleeps_or_computes_answers(
+    script: str, threads: list[str], attempt: AttemptDir
+) -> None:
     with hung(script, attempt):
-        (main,) = answered(attempt)
-    assert main.name == "MainThread"
-    assert functions(main)[0] == "where_it_is"
-
-
-def test_other_threads_are_named(attempt: AttemptDir) -> None:
-    with hung(WITH_A_THREAD, attempt):
-        assert [stack.name for stack in answered(attempt)] == ["MainThread", "reader"]
+        stacks = answered(attempt)
+    assert [stack.name for stack in stacks] == threads
+    assert functions(stacks[0])[0] == "where_it_is"
 
 
 def test_a_worker_in_a_collective_operation_answers(attempt: AttemptDir) -> None:

@@ -313,7 +313,13 @@ class Recorded:
 
 
 def test_on_gpus_the_communicator_is_made_and_used_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Over a store without Python. Only nccl is bound to a device."""
     recorded, device = Recorded(monkeypatch), torch.device("cuda", 1)
+    (tmp_path / "gloo").mkdir()
+    ProcessGroup(Context(1, 2, device), "cpu:gloo,cuda:gloo").form(tmp_path / "gloo", never, LIMIT)
+    backend, how = recorded.calls.pop(0)
+    assert (backend, how["device_id"]) == ("cpu:gloo,cuda:gloo", None)
+    recorded.calls.clear()
     group = ProcessGroup(Context(1, 2, device), None)
     group.form(tmp_path, never, LIMIT)
     (backend, how), *after = recorded.calls
@@ -326,13 +332,6 @@ def test_on_gpus_the_communicator_is_made_and_used_at_once(tmp_path: Path, monke
     store.set("a", "b")
     assert store.get("a") == b"b"
     group.leave()
-
-
-def test_only_nccl_is_bound_to_a_device(tmp_path: Path, monkeypatch: Patch) -> None:
-    recorded = Recorded(monkeypatch)
-    ProcessGroup(Context(0, 2, torch.device("cuda", 0)), "cpu:gloo,cuda:gloo").form(tmp_path, never, LIMIT)
-    backend, how = recorded.calls[0]
-    assert (backend, how["device_id"]) == ("cpu:gloo,cuda:gloo", None)
 
 
 def hangs(folder: str) -> None:

@@ -40,6 +40,7 @@ Patch = pytest.MonkeyPatch
 
 HERE = Cursor(1, 7, 1)
 LOCALHOST = "127.0.0.1"
+Pool = ThreadPoolExecutor
 Attended = list[Cursor | None]
 
 
@@ -77,14 +78,14 @@ def pool() -> Any:
         yield made
 
 
-def test_all_learn_how_far_each_is_in_private_files(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+def test_all_learn_how_far_each_is_in_private_files(tmp_path: Path, pool: Pool) -> None:
     first = pool.submit(attend, tmp_path, 0, HERE)
     assert place(tmp_path).stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in place(tmp_path).iterdir()} == {0o600}
     assert attend(tmp_path, 1, None) == first.result(60) == [HERE, None]
 
 
-def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: Pool) -> None:
     first = pool.submit(attend, tmp_path, 0, HERE)
     FolderStore(place(tmp_path), waiting).set_once("verdict", "newer")
     with pytest.raises(CalledAwayError):
@@ -93,28 +94,25 @@ def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: ThreadPoolExe
         attend(tmp_path / "other", 1, HERE, called_away)
 
 
-def test_a_decided_round_goes_before_a_newer_plan(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+def test_a_decided_round_goes_before_a_newer_plan(tmp_path: Path, pool: Pool) -> None:
     first = pool.submit(attend, tmp_path, 0, HERE)
     FolderStore(place(tmp_path), waiting).set_once("verdict", "1 7 1,-")
     assert attend(tmp_path, 1, None, called_away) == first.result(60) == [HERE, None]
 
 
-def test_who_missed_a_round_goes_to_the_next_one(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    first = pool.submit(attend, tmp_path, 0, HERE, number=2)
+@pytest.mark.parametrize("over", [False, True])
+def test_who_missed_a_round_goes_to_the_next_one(tmp_path: Path, pool: Pool, over: bool) -> None:
+    """A round that is over is not taken for the next one."""
+    if over:
+        meeting = context(tmp_path, 0).attempt.meetings / "3.0"
+        meeting.mkdir(parents=True)
+        FolderStore(meeting, waiting).set_once("verdict", "-,-")
+    first = pool.submit(attend, tmp_path, 0, HERE, number=1 if over else 2)
     second = pool.submit(attend, tmp_path, 1, HERE, number=1)
     assert second.result(60) == first.result(60) == [HERE, HERE]
 
 
-def test_a_round_that_is_over_is_not_taken_for_the_next_one(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
-    over = context(tmp_path, 0).attempt.meetings / "3.0"
-    over.mkdir(parents=True)
-    FolderStore(over, waiting).set_once("verdict", "-,-")
-    second = pool.submit(attend, tmp_path, 1, HERE, number=1)
-    first = pool.submit(attend, tmp_path, 0, HERE, number=1)
-    assert second.result(60) == first.result(60) == [HERE, HERE]
-
-
-def test_a_removed_round_calls_a_late_worker_away(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+def test_a_removed_round_calls_a_late_worker_away(tmp_path: Path, pool: Pool) -> None:
     gone = False
 
     def until_it_is_gone() -> bool:
@@ -138,7 +136,7 @@ def test_folders_of_earlier_rounds_are_removed(tmp_path: Path) -> None:
 
 
 def attend_on_three_hosts(
-    folder: Path, patch: Patch, pool: ThreadPoolExecutor, missed: dict[int, list[int]]
+    folder: Path, patch: Patch, pool: Pool, missed: dict[int, list[int]]
 ) -> list[BaseException | Attended]:
     """How a round ends for three workers on as many hosts; ``missed``: whom each does not reach."""
 
@@ -255,23 +253,21 @@ def memories(monkeypatch: Patch) -> Memories:
     return Memories(monkeypatch)
 
 
-def test_a_key_of_another_host_is_seen(tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor) -> None:
+def test_a_key_of_another_host_is_seen(tmp_path: Path, memories: Memories, pool: Pool) -> None:
     found: Future[bytes] = pool.submit(FolderStore(tmp_path, lambda: False).get, "later")
     assert memories.missed.wait(60)
     FolderStore(tmp_path, lambda: False).set("later", "here")
     assert found.result(60) == b"here"
 
 
-def test_workers_on_forgetful_hosts_meet(
-    tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor
-) -> None:
+def test_workers_on_forgetful_hosts_meet(tmp_path: Path, memories: Memories, pool: Pool) -> None:
     second = pool.submit(Round(context(tmp_path, 1), 0, waiting).attend, HERE)
     assert memories.missed.wait(60)
     first = pool.submit(Round(context(tmp_path, 0), 0, waiting).attend, None)
     assert first.result(60) == second.result(60) == [None, HERE]
 
 
-def test_counting_includes_other_hosts(tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor) -> None:
+def test_counting_includes_other_hosts(tmp_path: Path, memories: Memories, pool: Pool) -> None:
     def count(first: threading.Event, then: threading.Event) -> int:
         store = FolderStore(tmp_path, lambda: False)
         assert not memories._is_there(store._path("n"))
@@ -284,7 +280,7 @@ def test_counting_includes_other_hosts(tmp_path: Path, memories: Memories, pool:
     assert sorted(found.result(60) for found in both) == [1, 2]
 
 
-def test_a_plan_that_others_saw_is_seen(tmp_path: Path, memories: Memories, pool: ThreadPoolExecutor) -> None:
+def test_a_plan_that_others_saw_is_seen(tmp_path: Path, memories: Memories, pool: Pool) -> None:
     watch = PlanWatch(WorkerContext(put(tmp_path, plan(1)), plan(1), 0))
     found = pool.submit(watch.exactly, 2, 60.0)
     assert memories.missed.wait(60)
