@@ -89,12 +89,14 @@ class Author:
         self.in_pass: Callable[[], None] = lambda: None
         self.at_epoch_end: Callable[[], None] = lambda: None
         self.drop_last = drop_last
+        self.registered: dict[str, Any] = {}
 
     def __call__(self, job: ElasticJob) -> None:
         net = nn.Linear(1, 1)
         samples = torch.utils.data.TensorDataset(torch.linspace(0, 1, 47).unsqueeze(1))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         model, optimizer, loader = job.prepare(net, optimizer, samples, drop_last=self.drop_last)
+        job.register(**self.registered)
         for epoch in job.epochs(3):
             for (x,) in loader:
                 optimizer.zero_grad()

@@ -164,19 +164,15 @@ class TestEndOfEpoch:
         assert [event.samples_done for event in job.events("epoch")] == [47, 87, 127]
 
     @pytest.mark.parametrize(
-        ("step_s", "took_s", "checkpoint_s", "saved"),
-        [(1.0, 0.0, 10.0, [40, 87, 134, 141]), (10.0, 1.5, 110.0, [40, 134, 141])],
+        ("times_s", "saved"),
+        [((1.0, 0.0, 10.0), [40, 87, 134, 141]), ((10.0, 1.5, 110.0), [40, 134, 141])],
         ids=["a small state", "a large state"],
     )
     def test_before_an_epoch_s_last_step_a_checkpoint_is_due_earlier(
-        self,
-        job: Alone,
-        monkeypatch: pytest.MonkeyPatch,
-        step_s: float,
-        took_s: float,
-        checkpoint_s: float,
-        saved: list[int],
+        self, job: Alone, monkeypatch: pytest.MonkeyPatch, times_s: tuple[float, ...], saved: list[int]
     ) -> None:
+        """``times_s``: of a step, of a checkpoint, and between two of these."""
+        step_s, took_s, checkpoint_s = times_s
         author, clock, write = Author(), Clock(), Checkpoints.write
 
         def slow(self: Checkpoints, *state: Any, **how: Any) -> Written:

@@ -9,12 +9,7 @@ import pytest
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.elastic.context import WorkerContext, find_context
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import (
-    ENV_JOB_DIR,
-    ENV_SLOT,
-    SLOT_FROM_RANK,
-    WorkerOutcome,
-)
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, WorkerOutcome
 from tests.tools.run.elastic.gang import plan, put
 
 

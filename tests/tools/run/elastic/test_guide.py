@@ -252,10 +252,7 @@ def test_a_script_that_says_too_little_has_its_message(
 
 @pytest.mark.parametrize(
     ("code", "outcomes"),
-    [
-        (0, {}),
-        (1, {0: WorkerOutcome(outcome="crashed", message="NameError: name 'right' is not defined")}),
-    ],
+    [(0, {}), (1, {0: WorkerOutcome(outcome="crashed", message="NameError: name 'right' is not defined")})],
     ids=["it does not use the library", "it raises"],
 )
 def test_a_script_that_fails_has_its_message(code: int, outcomes: dict[int, WorkerOutcome]) -> None:

@@ -122,47 +122,36 @@ class TestLeavingTheLoader:
 
 
 class TestClosures:
+    def train(self, weights: list[Any], step: Step, make: Any) -> Callable[[ElasticJob], None]:
+        """A script of one epoch that leaves its weights behind."""
+
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it, make)
+            for _ in it.epochs(1):
+                for (x,) in loader:
+                    step(model, optimizer, x)
+            weights.append([value.item() for value in model.parameters()])
+
+        return script
+
     @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.LBFGS])
     def test_a_closure_trains_the_same_on_one_worker(self, job: Alone, make: Any, monkeypatch: Patch) -> None:
-        found: list[list[float]] = []
-
-        def train(step: Step) -> Callable[[ElasticJob], None]:
-            def script(it: ElasticJob) -> None:
-                model, optimizer, loader = prepared(it, make)
-                for _ in it.epochs(1):
-                    for (x,) in loader:
-                        step(model, optimizer, x)
-                found.append([value.item() for value in model.parameters()])
-
-            return script
-
-        assert job.run(train(with_closure), seed=5).samples_done == 40
+        weights: list[list[float]] = []
+        assert job.run(self.train(weights, with_closure, make), seed=5).samples_done == 40
         monkeypatch.delenv(ENV_JOB_DIR)
-        train(with_closure)(elastic.init(batch_size=10, seed=5))
-        assert found[0] == found[1]
-        if make is torch.optim.SGD:
-            train(usual)(elastic.init(batch_size=10, seed=5))
-            assert found[0] == found[2]
+        for step in (with_closure, usual) if make is torch.optim.SGD else (with_closure,):
+            self.train(weights, step, make)(elastic.init(batch_size=10, seed=5))
+            assert weights.pop() == weights[0]
 
     def test_a_closure_trains_micro_steps_once(self, job: Alone) -> None:
         weights: list[list[float]] = []
-
-        def train(make: Any) -> Callable[[ElasticJob], None]:
-            def script(it: ElasticJob) -> None:
-                model, optimizer, loader = prepared(it, make)
-                for _ in it.epochs(1):
-                    for (x,) in loader:
-                        with_closure(model, optimizer, x)
-                weights.append([value.item() for value in model.parameters()])
-
-            return script
-
         for accum in (3, 1):
-            assert job.run(train(torch.optim.SGD), accum=accum, seed=5).samples_done == 40
+            script = self.train(weights, with_closure, torch.optim.SGD)
+            assert job.run(script, accum=accum, seed=5).samples_done == 40
             for path in job.dir.checkpoints.iterdir():
                 path.unlink()
         assert weights[0] == pytest.approx(weights[1], rel=1e-6)
-        end = job.run(train(torch.optim.LBFGS), accum=3)
+        end = job.run(self.train(weights, with_closure, torch.optim.LBFGS), accum=3)
         assert end.outcome == "crashed"
         assert "several times a step, which goes with no micro-steps" in end.message
 

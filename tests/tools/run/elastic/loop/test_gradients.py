@@ -29,12 +29,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
-from pliant.tools.run.elastic.loop.gradients import (
-    Gradients,
-    StepStart,
-    TolerantGroup,
-    at_end_of_backward,
-)
+from pliant.tools.run.elastic.loop.gradients import Gradients, StepStart, TolerantGroup, at_end_of_backward
 from pliant.tools.run.elastic.loop.prepared import guard_helper, guard_optimizer
 from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Mean, Training
 
@@ -157,49 +152,39 @@ class Step:
         return self.quiet
 
 
-@pytest.mark.parametrize("scheduler_first", [True, False])
-def test_optimizer_and_scheduler_act_in_the_last_micro_step(scheduler_first: bool) -> None:
+@pytest.mark.parametrize(("scheduler_first", "scales"), [(True, False), (False, False), (False, True)])
+def test_helpers_act_in_the_last_micro_step(scheduler_first: bool, scales: bool) -> None:
     step, net = Step(), model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1, enabled=scales)
+    average = AveragedModel(net)
     scheduler = StepLR(optimizer, 1, gamma=0.5) if scheduler_first else None
     guard_optimizer(optimizer, ("step",), step)
     scheduler = scheduler or StepLR(optimizer, 1, gamma=0.5)
-    guard_helper(scheduler, step)
+    for helper in (scheduler, scaler, average):
+        guard_helper(helper, step)
     before = copy.deepcopy(net.state_dict())
-    rates = []
+    rates, grown = [], []
     for quiet in (True, True, False, True, False):
         step.quiet = quiet
         optimizer.zero_grad()
-        mean_loss(net, slice(0, 7)).backward()
-        optimizer.step()
+        scaler.scale(mean_loss(net, slice(0, 7))).backward()
+        if scales:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
         scheduler.step()
+        average.update_parameters(net)
         rates.append(optimizer.param_groups[0]["lr"])
+        grown.append(scaler.get_scale())
         assert torch.equal(net.state_dict()["weight"], before["weight"]) is (len(rates) < 3)
     assert rates == [1.0, 1.0, 0.5, 0.5, 0.25]
+    assert grown == ([4.0, 4.0, 8.0, 8.0, 16.0] if scales else [1.0] * 5)
+    assert int(average.n_averaged) == 2
     assert type(scheduler).__name__ == "StepLR"
     assert not any(callable(value) for value in scheduler.state_dict().values())
-
-
-def test_scaler_and_averaged_model_wait_for_the_last_micro_step() -> None:
-    step, net = Step(), model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
-    average = AveragedModel(net)
-    guard_optimizer(optimizer, ("step",), step)
-    for helper in (scaler, average):
-        guard_helper(helper, step)
-    scales = []
-    for quiet in (True, False):
-        step.quiet = quiet
-        optimizer.zero_grad()
-        scaler.scale(mean_loss(net, slice(0, 7))).backward()
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        average.update_parameters(net)
-        scales.append(scaler.get_scale())
-    assert scales == [4.0, 8.0]
-    assert int(average.n_averaged) == 1
 
 
 class Probe:

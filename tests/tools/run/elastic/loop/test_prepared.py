@@ -51,14 +51,8 @@ Accelerated = type("AcceleratedOptimizer", (torch.optim.SGD,), {"__module__": "a
     [
         (lambda net: (nn.DataParallel(net), sgd(net)), "leave out DataParallel: each worker has one device"),
         (lambda net: (Sharded(1, 1), sgd(net)), "leave out fully_shard; every worker has a whole copy"),
-        (
-            lambda net: (net, Accelerated(net.parameters(), lr=0.1)),
-            "leave out Accelerator: job.prepare",
-        ),
-        (
-            lambda net: (net, sgd(net), DataLoader(data(), 2)),
-            "DataLoader gives batches: give job.prepare",
-        ),
+        (lambda net: (net, Accelerated(net.parameters(), lr=0.1)), "leave out Accelerator: job.prepare"),
+        (lambda net: (net, sgd(net), DataLoader(data(), 2)), "DataLoader gives batches: give job.prepare"),
         (lambda net: (net, data()), "job.prepare got no optimizer"),
         (lambda net: (net, sgd(net), data(), data()), "job.prepare got several datasets"),
         (lambda net: (net, sgd(net), torch.amp.GradScaler("cpu")), "GradScaler: register this object"),

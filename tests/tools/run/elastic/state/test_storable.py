@@ -20,7 +20,6 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.elastic import ElasticJob
 from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
 from pliant.tools.run.elastic.state.training import (
     Training,
@@ -30,7 +29,7 @@ from pliant.tools.run.elastic.state.training import (
     plain,
     stored,
 )
-from tests.tools.run.elastic.alone import Alone
+from tests.tools.run.elastic.alone import Alone, Author
 
 pytestmark = pytest.mark.torch
 
@@ -196,27 +195,11 @@ def test_a_hostile_checkpoint_executes_nothing(tmp_path: Path, kind: str) -> Non
     assert not trace.exists()
 
 
-class Recorder:
-    """A script with a registered object; what happens to that in each pass."""
-
-    def __init__(self, state: dict[str, Any], in_pass: Callable[[dict[str, Any]], object] = len) -> None:
-        self.keeper, self.in_pass, self.passes = Keeper(state), in_pass, 0
-
-    def __call__(self, job: ElasticJob) -> None:
-        net = nn.Linear(1, 1)
-        data = torch.utils.data.TensorDataset(torch.zeros(40, 1))
-        *_, loader = job.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
-        job.register(history=self.keeper)
-        for _ in job.epochs(1):
-            for _ in loader:
-                self.passes += 1
-                self.in_pass(self.keeper.state)
-
-
 def test_an_unstorable_state_is_refused_before_training(job: Alone) -> None:
-    script = Recorder({"seen": collections.defaultdict(list)})
-    end = job.run(script)
-    assert (end.outcome, script.passes) == ("crashed", 0)
+    author = Author()
+    author.registered = {"history": Keeper({"seen": collections.defaultdict(list)})}
+    end = job.run(author)
+    assert (end.outcome, author.passes) == ("crashed", 0)
     assert end.message.startswith(
         "UsageError: the state of registered object history holds builtins.list, collections.defaultdict "
         "at seen: keep it to tensors and plain values"
@@ -224,7 +207,9 @@ def test_an_unstorable_state_is_refused_before_training(job: Alone) -> None:
 
 
 def test_a_state_that_becomes_unstorable_ends_the_training(job: Alone) -> None:
-    script = Recorder({}, lambda state: state.update(best=Best()))
-    end = job.run(script, checkpoint_s=1e-9)
-    assert (end.outcome, script.passes) in [("crashed", 1), ("crashed", 2)]
+    author, keeper = Author(), Keeper({})
+    author.registered = {"history": keeper}
+    author.in_pass = lambda: keeper.state.update(best=Best())
+    end = job.run(author, checkpoint_s=1e-9)
+    assert (end.outcome, author.passes) in [("crashed", 1), ("crashed", 2)]
     assert "holds tests.tools.run.elastic.state.test_storable.Best" in end.message

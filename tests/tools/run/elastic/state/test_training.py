@@ -67,13 +67,17 @@ class TestGroups:
             self.net(0.1).restore(other)
 
 
+def sgd(*models: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([one for model in models for one in model.parameters()], lr=0.1)
+
+
 class TestOutside:
     def script(self, **registered: Any) -> Callable[[ElasticJob], None]:
         def run(it: ElasticJob) -> None:
             net = nn.Linear(1, 1)
             data = torch.utils.data.TensorDataset(torch.ones(20, 1))
             found = {name: make(net) for name, make in registered.items()}
-            model, optimizer, loader = it.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
+            model, optimizer, loader = it.prepare(net, sgd(net), data)
             it.register(**found)
             for _ in it.epochs(1):
                 for (x,) in loader:
@@ -92,16 +96,11 @@ class TestOutside:
         ("registered", "message"),
         [
             ({"critic": lambda _: nn.Linear(1, 1)}, "critic gets gradients, which would train"),
-            (
-                {"other": lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)},
-                "other is an optimizer, which",
-            ),
+            ({"other": lambda _: sgd(nn.Linear(1, 1))}, "other is an optimizer, which"),
         ],
         ids=["a module that gets gradients", "a second optimizer"],
     )
-    def test_trained_registered_objects_are_refused(
-        self, job: Alone, registered: dict[str, Any], message: str
-    ) -> None:
+    def test_trained_registered_objects_are_refused(self, job: Alone, registered: Any, message: str) -> None:
         end = job.run(self.script(**registered))
         assert (end.outcome, end.samples_done) == ("crashed", 0)
         assert end.message.startswith(f"UsageError: registered object {message}")
@@ -109,8 +108,7 @@ class TestOutside:
     def test_an_optimizer_of_another_network_is_refused(self, job: Alone) -> None:
         def script(it: ElasticJob) -> None:
             net, head = nn.Linear(1, 1), nn.Linear(1, 1)
-            optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
-            it.prepare(net, optimizer, torch.utils.data.TensorDataset(torch.ones(20, 1)))
+            it.prepare(net, sgd(net, head), torch.utils.data.TensorDataset(torch.ones(20, 1)))
             next(it.epochs(1))
 
         end = job.run(script)
@@ -119,11 +117,9 @@ class TestOutside:
 
     def test_layers_added_later_are_refused_in_the_optimizer(self) -> None:
         model = nn.Sequential(nn.Linear(1, 1))
-        training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+        training = Training(model, sgd(model), {})
         model.append(nn.Linear(1, 1))
-        with pytest.raises(
-            UsageError, match=r"no model for job\.prepare had: each worker would train them for itself"
-        ):
+        with pytest.raises(UsageError, match=r"no model for job\.prepare had: each worker would train them"):
             training.optimizers["optimizer"].add_param_group({"params": model[1].parameters()})
 
     def test_averages_and_parts_of_the_model_are_registered(self, job: Alone) -> None:

@@ -225,9 +225,7 @@ def test_all_have_it_after_as_many_rounds_as_doublings(has: list[bool]) -> None:
         mine: list[tuple[str, int]] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                transfer,
-                "_give",
-                lambda state, send, _, mine=mine: mine.append(("to", send.keywords["dst"])),
+                transfer, "_give", lambda state, send, _, mine=mine: mine.append(("to", send.keywords["dst"]))
             )
             patch.setattr(
                 transfer, "_take", lambda giver, *_, mine=mine: mine.append(("from", giver)) or "state"
