@@ -24,12 +24,6 @@ TAKEN = 3
 """Of the five batches of an epoch, where a script takes some only."""
 
 
-def around(batches):
-    for batch in batches:
-        assert len(batch) == 3
-        yield batch
-
-
 def one_ahead(batches):
     """A generator that has read the next batch when it gives one out."""
     upcoming = iter(batches)
@@ -60,14 +54,6 @@ def batches_of(loader):
             kept["peek"] = iter(loader)
             assert len(next(kept["peek"])) == 3
             return loader
-        case "first and rest":
-            rest = iter(loader)
-            return itertools.chain([next(rest)], rest)
-        case "generator":
-            return around(around(loader))
-        case "with another":
-            another = torch.utils.data.DataLoader(range(100))
-            return (batch for batch, _ in zip(loader, another, strict=False))
         case "a shorter one":
             another = torch.utils.data.DataLoader(range(TAKEN))
             return (batch for batch, _ in zip(loader, another, strict=False))

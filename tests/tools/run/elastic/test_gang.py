@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, best_visits
 from tests.tools.run.elastic.gang import TORCHRUN, Gang, assert_same_weights, final, plain
 
 pytestmark = pytest.mark.torch
@@ -28,24 +27,6 @@ def clipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("clipped")
     plain(folder, clip=True, schedule="step")
     return folder
-
-
-def test_ten_samples_on_three_workers_train_as_on_one(gang: Make, tmp_path: Path, undisturbed: Path) -> None:
-    job = gang(schedule="epoch")
-    assert job.run(3) == ["done"] * 3
-    assert_same_weights(tmp_path, undisturbed)
-
-    first = job.events("progress")[0]
-    detail = first.detail or {}
-    assert detail["first_step"] is True
-    assert 0 < (first.overhead_seconds or 0) < detail["ready_s"]
-    assert (first.samples_done, first.global_batch, first.gpus) == (10, 10, 3)
-    epochs = job.events("epoch")
-    assert [event.samples_done for event in epochs] == [47, 94, 141]
-    assert [event.metric for event in epochs] == [0.0, 1.0, 2.0]
-    losses = [event.loss or 0 for event in epochs]
-    assert losses[0] > losses[1] > losses[2]
-    assert job.events("checkpoint")[-1].samples_done == 141
 
 
 def test_accumulation_clips_and_schedules_the_same(gang: Make, tmp_path: Path, clipped: Path) -> None:
@@ -67,17 +48,6 @@ def test_the_same_script_under_plain_torchrun(tmp_path: Path, undisturbed: Path)
         "seen",
         "final.pt",
     }
-
-
-def test_a_measurement_order_takes_the_place_of_training(tmp_path: Path) -> None:
-    result = tmp_path / "outcome.json"
-    request = MeasurementRequest(result=str(result), local_batches=(4,), global_batches=(9,), least_seconds=0)
-    (tmp_path / "request.json").write_text(request.model_dump_json())
-    plain(tmp_path, env={ENV_PROFILE: str(tmp_path / "request.json")})
-    outcome = Outcome.model_validate_json(result.read_bytes())
-    assert outcome.done
-    assert [(point.local_batch, point.accum) for point in best_visits(outcome.points)] == [(4, 1), (3, 3)]
-    assert not (tmp_path / "final.pt").exists()
 
 
 def test_an_epoch_s_loss_survives_a_crash(gang: Make, tmp_path: Path) -> None:

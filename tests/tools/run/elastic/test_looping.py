@@ -35,9 +35,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     return trained
 
 
-@pytest.mark.parametrize(
-    "shape", ["peek", "peek, kept", "first and rest", "generator", "with another", "steps done"]
-)
+@pytest.mark.parametrize("shape", ["peek", "peek, kept", "steps done"])
 def test_workers_join_and_die_in_epochs(gang: Make, alone: Alone, tmp_path: Path, shape: str) -> None:
     joins_and_dies(gang(shape=shape, hold_in=[1, 2]))
     assert_trained(tmp_path, alone(shape))

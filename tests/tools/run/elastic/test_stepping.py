@@ -113,14 +113,16 @@ def test_a_joining_worker_reads_a_stateful_stream_from_there(gang: Make, tmp_pat
 @pytest.mark.parametrize(("kind", "workers"), [(kind, 1) for kind in KINDS] + [("gan", 2), ("inner", 2)])
 def test_a_measurement_takes_the_place_of_the_training(tmp_path: Path, kind: str, workers: int) -> None:
     result, order = tmp_path / "outcome.json", tmp_path / "request.json"
-    request = MeasurementRequest(result=str(result), local_batches=(4,), least_seconds=0, costs=workers > 1)
+    more = {"global_batches": (9,)} if workers == 1 else {"costs": True}
+    request = MeasurementRequest(result=str(result), local_batches=(4,), least_seconds=0, **more)
     order.write_text(request.model_dump_json())
     plain(tmp_path, script=SCRIPT, kind=kind, workers=workers, env={ENV_PROFILE: str(order)})
     outcome = Outcome.model_validate_json(result.read_bytes())
     assert outcome.done
     assert (outcome.checkpoint_s is not None) == (outcome.rescale_s is not None) == (workers > 1)
     assert 0 <= (outcome.rescale_s or 0) < 60, "the workers have rehearsed a change in place"
-    assert [point.local_batch for point in best_visits(outcome.points)] == [4]
+    points = [(point.local_batch, point.accum) for point in best_visits(outcome.points)]
+    assert points == [(4, 1), (3, 3)][: 3 - workers]
     assert not list(tmp_path.glob("agreed-*")), "no time is spent on evaluation"
 
 

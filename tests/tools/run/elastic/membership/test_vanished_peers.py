@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 
-from pliant.tools.run.elastic.context import Context, WorkerContext
+from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import rendezvous
-from pliant.tools.run.elastic.membership.agreement import PlanWatch, world
-from pliant.tools.run.elastic.membership.process_group import ProcessGroup, cut_off
+from pliant.tools.run.elastic.membership.agreement import PlanWatch
+from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Lookout
 from pliant.tools.run.service.commands import write_plan
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.presence import Presence
 from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.gang import plan, put
-from tests.tools.run.elastic.membership.test_process_group import LIMIT, in_processes, never
+from tests.tools.run.elastic.membership.test_process_group import in_processes
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.site import until
 
@@ -80,30 +79,6 @@ def test_a_locked_but_silent_worker_is_lost(tmp_path: Path) -> None:
     job = site(tmp_path)
     write_plan(job, plan(2, (0,)))
     assert in_processes(falls_silent, 2, tmp_path) == [["n0/1"], []]
-
-
-def exchanges(rank: int, count: int, folder: Path) -> str:
-    """Worker 1 never comes to the exchange, and its connections stay open."""
-    job, group = JobDir(folder), ProcessGroup(Context(rank, count, torch.device("cpu")), None)
-    (folder / "meet").mkdir(exist_ok=True)
-    group.form(folder / "meet", never, LIMIT)
-    if rank == 1:
-        until((folder / "heard").exists)
-        return "silent"
-    watching = looking(job, group=group, look_s=0.01)
-    watching.begin()
-    write_plan(job, plan(2, (0,)))
-    with pytest.raises(RuntimeError) as lost:
-        world().allreduce([torch.ones(1)]).wait()
-    watching.end()
-    (folder / "heard").touch()
-    group.leave()
-    return "lost a worker" if cut_off(lost.value) else str(lost.value)
-
-
-def test_an_exchange_with_a_lost_worker_is_broken_off(tmp_path: Path) -> None:
-    site(tmp_path)
-    assert in_processes(exchanges, 2, tmp_path) == ["lost a worker", "silent"]
 
 
 def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
