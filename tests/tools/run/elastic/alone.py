@@ -60,14 +60,14 @@ class Alone:
             sys.excepthook(type(error), error, error.__traceback__)
         while self._leaving:
             self._leaving.pop()()
-        found = WorkerOutcome.read(self.dir.attempt(self.attempt).outcome(0))
-        assert found is not None
-        return found
+        result = WorkerOutcome.read(self.dir.attempt(self.attempt).outcome(0))
+        assert result is not None
+        return result
 
     def events(self, name: str) -> list[Event]:
         paths = [self.dir.attempt(number).progress for number in range(1, self.attempt + 1)]
-        found = [event for path in paths if path.exists() for event in read_events(path)]
-        return [event for event in found if event.event == name]
+        result = [event for path in paths if path.exists() for event in read_events(path)]
+        return [event for event in result if event.event == name]
 
 
 class Clock:

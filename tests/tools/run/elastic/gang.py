@@ -112,9 +112,9 @@ class Gang:
         return self.dir.attempt(self.attempt)
 
     def outcome(self, rank: int) -> WorkerOutcome:
-        found = WorkerOutcome.read(self.here.outcome(rank))
-        assert found is not None, self.errors()
-        return found
+        result = WorkerOutcome.read(self.here.outcome(rank))
+        assert result is not None, self.errors()
+        return result
 
     def outcomes(self) -> list[str]:
         return [self.outcome(rank).outcome for rank in range(len(self.workers))]
@@ -221,8 +221,8 @@ def plain(
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def final(folder: Path) -> dict[str, Any]:
@@ -230,18 +230,18 @@ def final(folder: Path) -> dict[str, Any]:
     return state
 
 
-def assert_same_weights(found: Path, expected: Path) -> None:
+def assert_same_weights(result: Path, expected: Path) -> None:
     """The trained weights agree to float rounding (they are 64-bit), as does the learning rate."""
-    one, other = final(found), final(expected)
+    one, other = final(result), final(expected)
     assert one["lr"] == other["lr"]
     torch.testing.assert_close(one["model"], other["model"], rtol=1e-9, atol=1e-12)
 
 
 def seen(folder: Path) -> dict[int, list[int]]:
     """Samples by epoch, all attempts together."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for path in folder.glob("seen-*.jsonl"):
         for line in path.read_text().splitlines():
             row = json.loads(line)
-            found.setdefault(row["epoch"], []).extend(row["index"])
-    return found
+            result.setdefault(row["epoch"], []).extend(row["index"])
+    return result

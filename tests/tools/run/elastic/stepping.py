@@ -50,9 +50,9 @@ def score(model):
 def asked(step, place, model):
     """Rank 0's evaluation, on every worker."""
     may_die(step, place)
-    found = job.agree(lambda: score(model))
+    result = job.agree(lambda: score(model))
     with (out / f"agreed-{os.getpid()}.jsonl").open("a") as file:
-        file.write(json.dumps([step, place, found["loss"]]) + "\n")
+        file.write(json.dumps([step, place, result["loss"]]) + "\n")
 
 
 def saved(models, step):
@@ -171,9 +171,9 @@ def closure():
 
         def loss(ix=ix):
             optimizer.zero_grad()
-            found = nn.functional.mse_loss(model(X[ix]), Y[ix])
-            found.backward()
-            return found
+            result = nn.functional.mse_loss(model(X[ix]), Y[ix])
+            result.backward()
+            return result
 
         job.log(loss=optimizer.step(loss))
         time.sleep(options["step_s"])

@@ -191,9 +191,9 @@ class TestEndOfEpoch:
 
 def test_the_outcome_is_written_before_the_group_is_left(job: Alone, monkeypatch: pytest.MonkeyPatch) -> None:
     """Giving it up may hang in a library, and others that see it look for the outcome."""
-    found: list[bool] = []
-    monkeypatch.setattr(process_group, "leave", lambda: found.append(job.dir.attempt(1).outcome(0).exists()))
+    result: list[bool] = []
+    monkeypatch.setattr(process_group, "leave", lambda: result.append(job.dir.attempt(1).outcome(0).exists()))
     script = Author()
-    script.at_epoch_end = found.clear
+    script.at_epoch_end = result.clear
     job.run(script)
-    assert found == [True]
+    assert result == [True]

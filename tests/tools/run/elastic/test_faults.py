@@ -87,8 +87,8 @@ def test_nan_is_recorded_as_null(gang: Make) -> None:
 
 
 def rows(folder: Path, worker: int) -> list[dict[str, Any]]:
-    found = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]
-    return [row for row in found if row["worker"] == worker]
+    result = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]
+    return [row for row in result if row["worker"] == worker]
 
 
 def test_a_worker_whose_model_differs_says_in_what(gang: Make) -> None:
@@ -96,8 +96,8 @@ def test_a_worker_whose_model_differs_says_in_what(gang: Make) -> None:
     job.patience_s = 1
     job.start(2)
     assert job.end() == [1, 1]
-    found = "parameter 0 is trunk.weight (float64, 17 x 8) here, trunk.weight (float64, 16 x 8) there"
-    expected = f"UsageError: the model differs from that of the other workers: {found}"
+    result = "parameter 0 is trunk.weight (float64, 17 x 8) here, trunk.weight (float64, 16 x 8) there"
+    expected = f"UsageError: the model differs from that of the other workers: {result}"
     assert job.outcome(1).message == expected
     assert job.outcome(0).samples_done == 0
 

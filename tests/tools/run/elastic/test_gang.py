@@ -39,9 +39,9 @@ def test_accumulation_clips_and_schedules_the_same(gang: Make, tmp_path: Path, c
 def test_the_same_script_under_plain_torchrun(tmp_path: Path, undisturbed: Path) -> None:
     plain(tmp_path, *TORCHRUN, schedule="epoch", agree=True)
     assert_same_weights(tmp_path, undisturbed)
-    told = [json.loads(path.read_text())[1:] for path in tmp_path.glob("agreed-2-*")]
-    assert len(told) > 1
-    assert told == told[:1] * len(told)
+    recorded = [json.loads(path.read_text())[1:] for path in tmp_path.glob("agreed-2-*")]
+    assert len(recorded) > 1
+    assert recorded == recorded[:1] * len(recorded)
     assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {
         "agreed",
         "asks",

@@ -234,9 +234,9 @@ EXPLAINED = ("best: set", "object: expected", "Stream gave")
 
 @pytest.mark.parametrize("message", MISTAKES)
 def test_a_mistake_has_its_message(message: str) -> None:
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError) as result:
         MISTAKES[message](elastic.init(batch_size=2))
-    assert str(found.value) == message
+    assert str(result.value) == message
     assert (message in LIBRARY) == message.startswith(EXPLAINED)
 
 
@@ -266,13 +266,13 @@ JOBS = read_jobs(ROOT / "examples" / "jobs.jsonl")
 
 def options(script: Path, words: Sequence[str] = ()) -> dict[str, int]:
     """Defaults of the script's options, and what the command says instead."""
-    found: dict[str, int] = {}
+    result: dict[str, int] = {}
     for node in ast.walk(ast.parse(script.read_text())):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
             for word in node.keywords:
                 if word.arg == "default":
-                    found[ast.literal_eval(node.args[0])] = ast.literal_eval(word.value)
-    return found | {name: int(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+                    result[ast.literal_eval(node.args[0])] = ast.literal_eval(word.value)
+    return result | {name: int(value) for name, value in zip(words[::2], words[1::2], strict=True)}
 
 
 def test_the_job_of_the_page_states_what_its_script_does() -> None:

@@ -88,10 +88,10 @@ def test_agreement_survives_the_death_of_rank_0(gang: Make, tmp_path: Path) -> N
     ends = [job.outcome(number) for number in (1, 2)]
     assert [(end.outcome, end.samples_done) for end in ends] == [("done", 3 * SAMPLES)] * 2
     for epoch, workers, first in ((0, 3, "0-*"), (1, 2, "1-*"), (2, 2, "1-*")):
-        told = [json.loads(path.read_text()) for path in tmp_path.glob(f"agreed-{epoch}-*")]
+        recorded = [json.loads(path.read_text()) for path in tmp_path.glob(f"agreed-{epoch}-*")]
         (path,) = tmp_path.glob(f"agreed-{epoch}-{first}")
         value = 1000.0 * epoch + json.loads(path.read_text())[0]
-        assert [answer[1:] for answer in told] == [[value, value + 0.5]] * workers
+        assert [answer[1:] for answer in recorded] == [[value, value + 0.5]] * workers
 
 
 def drawn(count: int, seed: int) -> Iterator[tuple[list[int], int]]:
@@ -126,10 +126,10 @@ def test_many_changes_in_a_row_lose_and_repeat_nothing(gang: Make, tmp_path: Pat
 
 def trained_as_alone(job: Gang, folder: Path) -> int:
     """Steps that were trained, after a look at every weight and sample; no worker may have been killed."""
-    found = {epoch: sorted(indices) for epoch, indices in seen(folder).items()}
+    result = {epoch: sorted(indices) for epoch, indices in seen(folder).items()}
     saved = same_weights_as_alone(job, folder)
-    last = found.pop(saved["epoch"], [])
-    assert found == {epoch: list(range(SAMPLES)) for epoch in range(saved["epoch"])}
+    last = result.pop(saved["epoch"], [])
+    assert result == {epoch: list(range(SAMPLES)) for epoch in range(saved["epoch"])}
     assert len(last) == len(set(last)) == saved["cursor"]
     return saved["step"]
 

@@ -106,10 +106,10 @@ def grows_in_the_second_epoch(job: Gang) -> None:
     job.reaches()
 
 
-def assert_trained(found: Path, expected: Path) -> None:
+def assert_trained(result: Path, expected: Path) -> None:
     """The same samples in each epoch, some of them tried twice, and the same weights."""
-    assert_same_weights(found, expected)
-    trained = {epoch: sorted(set(samples)) for epoch, samples in seen(found).items()}
+    assert_same_weights(result, expected)
+    trained = {epoch: sorted(set(samples)) for epoch, samples in seen(result).items()}
     assert trained == {epoch: sorted(samples) for epoch, samples in seen(expected).items()}
 
 

@@ -62,9 +62,9 @@ class Training:
 
     @property
     def newest(self) -> Progress:
-        found = ProgressFile(self.dir.progress).fresh()
-        assert found is not None
-        return found
+        result = ProgressFile(self.dir.progress).fresh()
+        assert result is not None
+        return result
 
 
 @pytest.fixture
@@ -80,24 +80,24 @@ def test_an_hour_of_training_is_a_few_events_and_one_small_file(training: Traini
     for _ in range(60):
         training.train(120)
         training.save()
-    told = training.events("progress")
-    assert [event.samples_done for event in told[:2]] == [10.0, 50.0]
-    assert (told[0].overhead_seconds, (told[0].detail or {})["ready_s"]) == (11.5, 12.0)
-    assert told[0].detail == {**(told[0].detail or {}), "first_step": True, "generation": 1}
-    assert told[1].detail == {"step_seconds": 0.5}
-    assert len(told) == 1 + 1 + 11
+    recorded = training.events("progress")
+    assert [event.samples_done for event in recorded[:2]] == [10.0, 50.0]
+    assert (recorded[0].overhead_seconds, (recorded[0].detail or {})["ready_s"]) == (11.5, 12.0)
+    assert recorded[0].detail == {**(recorded[0].detail or {}), "first_step": True, "generation": 1}
+    assert recorded[1].detail == {"step_seconds": 0.5}
+    assert len(recorded) == 1 + 1 + 11
     assert len(training.events("checkpoint")) == 12
-    found = training.newest
-    assert (found.samples_done, found.step, found.loss) == (72_000 - BATCH, 7199, 0.25)
-    assert (found.samples_per_second, found.step_seconds) == (20.0, 0.5)
-    assert found.memory is not None
-    assert found.memory > 0
+    result = training.newest
+    assert (result.samples_done, result.step, result.loss) == (72_000 - BATCH, 7199, 0.25)
+    assert (result.samples_per_second, result.step_seconds) == (20.0, 0.5)
+    assert result.memory is not None
+    assert result.memory > 0
 
 
 def test_the_age_of_a_process_does_not_follow_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells the time of its boot in whole seconds: starts derived from it are up to one off."""
-    told = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) - 1.0)
+    recorded = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: recorded(self) - 1.0)
     before_s = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
         began_s = time.monotonic()
@@ -174,8 +174,8 @@ def test_repeated_warnings_are_counted_and_seldom_recorded(training: Training) -
     for _ in range(60):
         training.train(12, step_s=5.0)
         training.reporter.warn(training.counters, "the disk is full")
-    told = [event for event in training.events("progress") if "warning" in (event.detail or {})]
-    assert report.MOST_WARNINGS < len(told) < 25
+    recorded = [event for event in training.events("progress") if "warning" in (event.detail or {})]
+    assert report.MOST_WARNINGS < len(recorded) < 25
     training.train(2)
     assert training.newest.warnings == 60
 
@@ -266,7 +266,7 @@ def test_an_overflow_in_mixed_precision_costs_one_pair(strange: float, at: int) 
 
 
 def test_gradients_that_are_sparse_are_measured_as_others() -> None:
-    found = []
+    result = []
     for sparse in (False, True):
         torch.manual_seed(0)
         model, meter = nn.Embedding(10, 3, sparse=sparse), NoiseMeter()
@@ -274,9 +274,9 @@ def test_gradients_that_are_sparse_are_measured_as_others() -> None:
             model.zero_grad()
             (model(torch.tensor([1, step % EVERY + 1])) * torch.randn(3)).sum().backward()
             meter.look(model, step, 4)
-        found.append(meter.noise_scale)
-    assert found[0] is not None
-    assert found[1] == pytest.approx(found[0])
+        result.append(meter.noise_scale)
+    assert result[0] is not None
+    assert result[1] == pytest.approx(result[0])
 
 
 def test_a_pair_over_which_other_layers_are_trained_is_left_out() -> None:

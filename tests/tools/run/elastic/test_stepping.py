@@ -91,8 +91,8 @@ def assert_trained_as_alone(job: Gang, folder: Path, kind: str) -> None:
     steps = saved["counters"]["step"]
     plain(folder / "alone", script=SCRIPT, kind=kind, stop_at=steps)
     expected = final(folder / "alone")["model"]
-    found = saved["model"] if kind.startswith("gan") else {f"net.{k}": v for k, v in saved["model"].items()}
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    got = saved["model"] if kind.startswith("gan") else {f"net.{k}": v for k, v in saved["model"].items()}
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
     alone = {(step, place): loss for step, place, loss in agreed(folder / "alone")}
     for step, place, loss in agreed(folder):
         if step < steps and place == "top":

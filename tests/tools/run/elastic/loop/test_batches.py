@@ -32,13 +32,13 @@ splits = st.builds(
 
 def steps_of(size: int, trained: int, split: BatchSplit, rank: int) -> list[list[MicroBatch]]:
     """The micro-batches of one worker, by step."""
-    found: list[list[MicroBatch]] = [[]]
+    result: list[list[MicroBatch]] = [[]]
     for micro in micro_batches(size, trained, split, rank):
-        found[-1].append(micro)
+        result[-1].append(micro)
         if micro.last:
-            found.append([])
-    assert found.pop() == []
-    return found
+            result.append([])
+    assert result.pop() == []
+    return result
 
 
 def samples_of(steps: list[list[MicroBatch]]) -> list[list[int]]:
@@ -171,5 +171,5 @@ def test_what_would_read_otherwise_is_read_sample_by_sample(dataset: Dataset[Any
 
 
 def test_an_own_collate_fn_gets_single_samples() -> None:
-    found = loaded(tensors(), collate_fn=lambda samples: [int(label) for _, label, _ in samples])
-    assert found == BATCHES
+    result = loaded(tensors(), collate_fn=lambda samples: [int(label) for _, label, _ in samples])
+    assert result == BATCHES

@@ -61,10 +61,10 @@ def step(
         worker.added = None if lost else []
         where = (start, max(1, count), count, BATCH, number, epoch, len(workers), last)
         worker.at = Rows(*where, counts=True, after_optimizer=False)
-        found = worker.carried.value
+        result = worker.carried.value
         for row in range(count):
-            before[start + row] = float(found[0, row])
-        worker.carried.value = found + 1 + torch.arange(start, start + max(1, count))
+            before[start + row] = float(result[0, row])
+        worker.carried.value = result + 1 + torch.arange(start, start + max(1, count))
     if not lost:
         total = sum(worker.added[0] for worker in workers if worker.added)
         for worker in workers:

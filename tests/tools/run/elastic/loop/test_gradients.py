@@ -198,15 +198,15 @@ class Probe:
         self.scheduler = self.training.helpers["scheduler"] = make(self.optimizer)
 
     def rates(self, steps: int) -> list[float]:
-        found = []
+        result = []
         for _ in range(steps):
             before = self.model.weight.item()
             self.model.weight.grad = torch.ones_like(self.model.weight)
             self.optimizer.step()
             self.scheduler.step(*([1.0] if isinstance(self.scheduler, ReduceLROnPlateau) else []))
             self.training.step_done(1, Mean())
-            found.append(before - self.model.weight.item())
-        return found
+            result.append(before - self.model.weight.item())
+        return result
 
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -308,14 +308,14 @@ def test_an_all_reduce_answers_with_its_own_tensor() -> None:
     few, many = [torch.ones(1)], [torch.ones(2), torch.ones(3)]
     for buckets in (few, few, many, many, many[::-1], few, many):
         x = torch.ones(len(buckets), requires_grad=True)
-        found: list[torch.futures.Future[Any]] = []
+        result: list[torch.futures.Future[Any]] = []
 
         def exchange(_: torch.Tensor, buckets: list[torch.Tensor] = buckets) -> None:
-            found.extend(group.allreduce([bucket]).get_future() for bucket in buckets)  # noqa: B023
+            result.extend(group.allreduce([bucket]).get_future() for bucket in buckets)  # noqa: B023
 
         x.register_hook(exchange)
         x.sum().backward()
-        assert [future.value() for future in found] == buckets
+        assert [future.value() for future in result] == buckets
 
 
 def test_an_inner_backward_pass_waits_for_earlier_all_reduces() -> None:
@@ -372,9 +372,9 @@ def summed(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
     def work(rank: int) -> torch.Tensor:
         group = TolerantGroup(OfThread(store, rank, len(tensors)))  # type: ignore[arg-type]
-        found = tensors[rank].clone()
-        assert group.add_up(found), group.error
-        return found
+        result = tensors[rank].clone()
+        assert group.add_up(result), group.error
+        return result
 
     with ThreadPoolExecutor(len(tensors)) as threads:
         return list(threads.map(work, range(len(tensors))))
@@ -386,23 +386,23 @@ LARGE = 1 << 16
 @pytest.mark.parametrize(("workers", "numbers"), [(2, 7), (2, LARGE), (3, LARGE)])
 def test_tensors_of_any_size_are_added_up(workers: int, numbers: int) -> None:
     tensors = [torch.arange(numbers) * 10**rank for rank in range(workers)]
-    for found in summed(*tensors):
-        assert torch.equal(found, sum(tensors[1:], tensors[0]))
+    for result in summed(*tensors):
+        assert torch.equal(result, sum(tensors[1:], tensors[0]))
 
 
 def test_small_tensors_are_added_up_in_the_order_of_ranks() -> None:
     """So all workers get the same bits. In any other order the one is lost beside the large numbers."""
-    for found in summed(*(torch.full((7,), value) for value in (1e8, -1e8, 1.0))):
-        assert found.tolist() == [1.0] * 7
+    for result in summed(*(torch.full((7,), value) for value in (1e8, -1e8, 1.0))):
+        assert result.tolist() == [1.0] * 7
 
 
 def test_what_cannot_be_gathered_is_added_up_too() -> None:
     complex_ones = torch.ones(2, dtype=torch.complex64)
-    for found in summed(complex_ones, 1j * complex_ones):
-        assert found.tolist() == [1 + 1j] * 2
+    for result in summed(complex_ones, 1j * complex_ones):
+        assert result.tolist() == [1 + 1j] * 2
     columns = torch.arange(6.0).reshape(2, 3).T
-    for found in summed(columns, columns):
-        assert torch.equal(found, 2 * columns)
+    for result in summed(columns, columns):
+        assert torch.equal(result, 2 * columns)
 
 
 class Masked(nn.Module):

@@ -127,8 +127,8 @@ class Pair:
 
 def test_workers_vote_as_often_as_the_slower_one_would() -> None:
     both, quick = Pair(), BETWEEN_VOTES_S / 8
-    found = [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(7)]
-    assert found == [8, None, None, 8, None, None, 8]
+    got = [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(7)]
+    assert got == [8, None, None, 8, None, None, 8]
     assert both.step(quick, BETWEEN_VOTES_S / 3, forced=True) == 8, "out of turn"
     assert [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(3)] == [None, None, 8]
     assert both.step(1e-6, 1e-6) is None
@@ -183,14 +183,14 @@ def test_the_reason_of_a_crash_is_one_line(error: Exception, words: str) -> None
 
 def test_an_error_that_comes_again_though_all_live_is_raised() -> None:
     place, later = Cursor(0, 7, IN_EPOCH), Cursor(0, 8, IN_EPOCH)
-    error, found = RuntimeError("gloo"), Recurrence()
+    error, got = RuntimeError("gloo"), Recurrence()
     for each in (place, later, place):  # a step that was trained meanwhile
-        found.check(error, (0, 1), (0, 1), each)
+        got.check(error, (0, 1), (0, 1), each)
     for number in range(3, 9):  # the loss of a worker
-        found.check(error, tuple(range(number)), tuple(range(number - 1)), place)
-    found.check(error, (0, 1), (0, 1), later)
+        got.check(error, tuple(range(number)), tuple(range(number - 1)), place)
+    got.check(error, (0, 1), (0, 1), later)
     with pytest.raises(RuntimeError, match="gloo") as raised:
-        found.check(error, (0, 1), (0, 1), later)
+        got.check(error, (0, 1), (0, 1), later)
     assert raised.value is error
     assert "all workers are alive" in raised.value.__notes__[0]
 

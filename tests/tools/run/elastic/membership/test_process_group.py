@@ -90,9 +90,9 @@ def test_waiting_ends_with_the_key_a_newer_plan_or_the_time(tmp_path: Path) -> N
     with pytest.raises(RuntimeError, match="did not connect"):
         FolderStore(tmp_path, never).wait(["missing"], timedelta(0))
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(FolderStore(tmp_path, never).get, "later")
+        got = pool.submit(FolderStore(tmp_path, never).get, "later")
         FolderStore(tmp_path, never).set("later", "here")
-        assert found.result(60) == b"here"
+        assert got.result(60) == b"here"
 
 
 def test_a_half_written_value_is_not_there(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -243,24 +243,24 @@ def in_a_group(rank: int, count: int, folder: Path) -> list[str]:
     gc.collect()
     store = dist.distributed_c10d._get_default_store()
     store.set(f"from-{rank}", f"value {rank}")
-    found = [store.get(f"from-{one}").decode() for one in range(count)]
+    got = [store.get(f"from-{one}").decode() for one in range(count)]
     assert store.check(["from-0"])
     assert not store.check(["from-none"])
     total = torch.ones(1)
     dist.all_reduce(total, group=dist.new_group())
     mine = psutil.Process().net_connections()
     listens = {one.laddr.ip for one in mine if one.status == psutil.CONN_LISTEN}
-    found += [str(total.item()), *listens]
+    got += [str(total.item()), *listens]
     kept = [dist.group.WORLD, world().allreduce([torch.ones(1)])]
     kept[1].wait()
     if rank == 1:
         group.leave()
         until(lambda: (folder / "heard-0").exists() and (folder / "heard-2").exists())
-        return [*found, "no longer in it"] if len(kept) == 2 else []
+        return [*got, "no longer in it"] if len(kept) == 2 else []
     with pytest.raises(RuntimeError) as lost:
         world().allreduce([torch.ones(1)]).wait()
     (folder / f"heard-{rank}").touch()
-    return [*found, "lost a worker" if cut_off(lost.value) else str(lost.value)]
+    return [*got, "lost a worker" if cut_off(lost.value) else str(lost.value)]
 
 
 def test_a_group_works_locally_and_misses_a_worker_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -306,7 +306,7 @@ class Recorded:
         self.calls: list[tuple[str, Any]] = []
         patch.setattr(process_group.dist, "init_process_group", self._init)
         patch.setattr(process_group, "_set_pg_timeout", lambda limit: self.calls.append(("timeout", limit)))
-        patch.setattr(process_group, "_exchange", lambda *found: self.calls.append(("exchange", found)))
+        patch.setattr(process_group, "_exchange", lambda *got: self.calls.append(("exchange", got)))
 
     def _init(self, backend: str, **how: Any) -> None:
         self.calls.append((backend, how))

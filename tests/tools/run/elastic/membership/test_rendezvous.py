@@ -203,9 +203,9 @@ def test_a_locked_but_silent_worker_is_missing(tmp_path: Path, monkeypatch: Patc
     monkeypatch.setattr(FileClock, "now_s", lambda clock, path: 1000.0 + now_s[0])
     other = job.attempt(1).presence(1)
     other.touch()
-    found = []
+    got = []
     for last_beat_s in (0.0, 4.0, 8.0, 8.0, 8.0, 8.0):
         os.utime(other, (1000.0 + last_beat_s,) * 2)
-        found.append(waiting.missing())
+        got.append(waiting.missing())
         now_s[0] += 4.0
-    assert found == [[], [], [], [], [], ["n0/1"]]
+    assert got == [[], [], [], [], [], ["n0/1"]]

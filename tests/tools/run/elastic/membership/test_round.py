@@ -66,10 +66,10 @@ def attend(
 
 def place(folder: Path, number: int = 0) -> Path:
     """Where the first worker waits, once it does."""
-    found = context(folder, 0).attempt.meetings / f"3.{number}"
-    while not FolderStore(found, waiting).check(["here/0"]):
+    got = context(folder, 0).attempt.meetings / f"3.{number}"
+    while not FolderStore(got, waiting).check(["here/0"]):
         pause()
-    return found
+    return got
 
 
 @pytest.fixture
@@ -254,10 +254,10 @@ def memories(monkeypatch: Patch) -> Memories:
 
 
 def test_a_key_of_another_host_is_seen(tmp_path: Path, memories: Memories, pool: Pool) -> None:
-    found: Future[bytes] = pool.submit(FolderStore(tmp_path, lambda: False).get, "later")
+    got: Future[bytes] = pool.submit(FolderStore(tmp_path, lambda: False).get, "later")
     assert memories.missed.wait(60)
     FolderStore(tmp_path, lambda: False).set("later", "here")
-    assert found.result(60) == b"here"
+    assert got.result(60) == b"here"
 
 
 def test_workers_on_forgetful_hosts_meet(tmp_path: Path, memories: Memories, pool: Pool) -> None:
@@ -277,15 +277,15 @@ def test_counting_includes_other_hosts(tmp_path: Path, memories: Memories, pool:
 
     one, other = threading.Event(), threading.Event()
     both = [pool.submit(count, one, other), pool.submit(count, other, one)]
-    assert sorted(found.result(60) for found in both) == [1, 2]
+    assert sorted(got.result(60) for got in both) == [1, 2]
 
 
 def test_a_plan_that_others_saw_is_seen(tmp_path: Path, memories: Memories, pool: Pool) -> None:
     watch = PlanWatch(WorkerContext(put(tmp_path, plan(1)), plan(1), 0))
-    found = pool.submit(watch.exactly, 2, 60.0)
+    got = pool.submit(watch.exactly, 2, 60.0)
     assert memories.missed.wait(60)
     put(tmp_path, plan(2))
-    assert found.result(60).generation == 2
+    assert got.result(60).generation == 2
 
 
 def test_a_replaced_plan_is_seen_by_opening_it(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -69,10 +69,10 @@ def falls_silent(rank: int, count: int, folder: Path) -> list[str]:
     until((folder / "silent").exists)
     watching = looking(job)
     assert watching.lost() == [], "not at the first look"
-    found: list[str] = []
-    until(lambda: found.extend(watching.lost()) or found)  # type: ignore[func-returns-value]
+    result: list[str] = []
+    until(lambda: result.extend(watching.lost()) or result)  # type: ignore[func-returns-value]
     (folder / "over").touch()
-    return found
+    return result
 
 
 def test_a_locked_but_silent_worker_is_lost(tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     watching = looking(site(tmp_path), look_s=0.001)
 
     def look(self: Lookout) -> list[str]:
-        found = next(looks, None)
-        if found is None:
+        result = next(looks, None)
+        if result is None:
             watching.end()
-        return found or []
+        return result or []
 
     monkeypatch.setattr(Lookout, "lost", look)
     monkeypatch.setattr(ProcessGroup, "break_off", lambda self: broken_off.append(None))

@@ -76,19 +76,19 @@ class TestOutside:
         def run(it: ElasticJob) -> None:
             net = nn.Linear(1, 1)
             data = torch.utils.data.TensorDataset(torch.ones(20, 1))
-            found = {name: make(net) for name, make in registered.items()}
+            result = {name: make(net) for name, make in registered.items()}
             model, optimizer, loader = it.prepare(net, sgd(net), data)
-            it.register(**found)
+            it.register(**result)
             for _ in it.epochs(1):
                 for (x,) in loader:
                     optimizer.zero_grad()
                     loss = model(x).square().mean()
-                    if "critic" in found:
-                        loss = loss + found["critic"](model(x)).mean()
+                    if "critic" in result:
+                        loss = loss + result["critic"](model(x)).mean()
                     loss.backward()
                     optimizer.step()
-                    if "average" in found:
-                        found["average"].update_parameters(net)
+                    if "average" in result:
+                        result["average"].update_parameters(net)
 
         return run
 

@@ -35,9 +35,9 @@ class Wire:
         self.sent.append(tensor.clone())
 
     def recv(self, tensor: torch.Tensor, src: int) -> None:
-        found = self.sent.popleft()
-        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-        tensor.copy_(found)
+        result = self.sent.popleft()
+        assert (result.dtype, result.shape) == (tensor.dtype, tensor.shape)
+        tensor.copy_(result)
 
 
 @pytest.fixture
@@ -160,23 +160,23 @@ def test_a_broadcast_gives_the_state_to_those_without(monkeypatch: pytest.Monkey
 
 
 def into(tensor: torch.Tensor, rest: deque[torch.Tensor]) -> None:
-    found = rest.popleft()
-    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-    tensor.copy_(found)
+    result = rest.popleft()
+    assert (result.dtype, result.shape) == (tensor.dtype, tensor.shape)
+    tensor.copy_(result)
 
 
 @given(st.lists(st.integers(0, 5 * transfer.CHUNK_BYTES), max_size=12))
 def test_buckets_hold_every_byte_once_in_order(sizes: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "SLICE_BYTES", 2 * transfer.CHUNK_BYTES)
-        found = list(transfer._buckets(sizes))
-    parts = [part for bucket in found for part in bucket]
+        result = list(transfer._buckets(sizes))
+    parts = [part for bucket in result for part in bucket]
     assert parts == sorted(parts)
     for number, size in enumerate(sizes):
         own = [(start, end) for one, start, end in parts if one == number]
         assert [start for start, _ in own] == [0, *(end for _, end in own)][: len(own)]
         assert sum(end - start for start, end in own) == size
-    assert all(sum(end - start for _, start, end in one) <= 2 * transfer.CHUNK_BYTES for one in found)
+    assert all(sum(end - start for _, start, end in one) <= 2 * transfer.CHUNK_BYTES for one in result)
 
 
 def test_what_others_would_not_load_is_refused_by_its_place(wire: Wire) -> None:
