@@ -14,17 +14,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    CosineAnnealingLR,
-    CyclicLR,
-    LambdaLR,
-    LinearLR,
-    OneCycleLR,
-    ReduceLROnPlateau,
-    SequentialLR,
-    StepLR,
-)
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
@@ -212,12 +203,14 @@ class Probe:
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "steps": lambda it: StepLR(it, 2, gamma=0.5),
     "lambda": lambda it: LambdaLR(it, lambda epoch: 0.5**epoch),
-    "cosine": lambda it: CosineAnnealingLR(it, 8, eta_min=0.01),
-    "one cycle": lambda it: OneCycleLR(it, max_lr=0.4, total_steps=12, cycle_momentum=False),
-    "cyclic": lambda it: CyclicLR(it, 0.05, 0.2, step_size_up=3, cycle_momentum=False),
+    "cosine": lambda it: schedulers.CosineAnnealingLR(it, 8, eta_min=0.01),
+    "one cycle": lambda it: schedulers.OneCycleLR(it, max_lr=0.4, total_steps=12, cycle_momentum=False),
+    "cyclic": lambda it: schedulers.CyclicLR(it, 0.05, 0.2, step_size_up=3, cycle_momentum=False),
     "plateau": lambda it: ReduceLROnPlateau(it, patience=1, min_lr=0.02),
-    "one after the other": lambda it: SequentialLR(it, [LinearLR(it), StepLR(it, 2)], milestones=[3]),
-    "together": lambda it: ChainedScheduler([LinearLR(it), StepLR(it, 2)]),
+    "one after the other": lambda it: schedulers.SequentialLR(
+        it, [schedulers.LinearLR(it), StepLR(it, 2)], milestones=[3]
+    ),
+    "together": lambda it: schedulers.ChainedScheduler([schedulers.LinearLR(it), StepLR(it, 2)]),
 }
 
 

@@ -11,14 +11,7 @@ import pytest
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import agreement
-from pliant.tools.run.elastic.membership.agreement import (
-    BETWEEN_VOTES_S,
-    MOST_STEPS,
-    PlanWatch,
-    StopSignal,
-    Vote,
-    steps_between_votes,
-)
+from pliant.tools.run.elastic.membership.agreement import BETWEEN_VOTES_S, PlanWatch, StopSignal, Vote
 from pliant.tools.run.elastic.membership.membership import Recurrence, described
 from pliant.tools.run.elastic.membership.process_group import released
 from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor
@@ -96,10 +89,10 @@ def test_a_waiting_worker_looks_for_the_end_seldom(
 
 @pytest.mark.parametrize(
     ("step_s", "steps"),
-    [(0.0, 1), (10.0, 1), (BETWEEN_VOTES_S, 1), (BETWEEN_VOTES_S / 4, 4), (1e-6, MOST_STEPS)],
+    [(0.0, 1), (10.0, 1), (BETWEEN_VOTES_S, 1), (BETWEEN_VOTES_S / 4, 4), (1e-6, agreement.MOST_STEPS)],
 )
 def test_short_steps_leave_out_votes(step_s: float, steps: int) -> None:
-    assert steps_between_votes(step_s) == steps
+    assert agreement.steps_between_votes(step_s) == steps
 
 
 class Pair:
@@ -116,7 +109,7 @@ class Pair:
             return None
         for number, (vote, step_s) in enumerate(zip(self.votes, usual_s, strict=True)):
             vote.cast(7 + number)
-            vote._numbers[1] = -steps_between_votes(step_s)
+            vote._numbers[1] = -agreement.steps_between_votes(step_s)
         largest = [max(pair) for pair in zip(*(vote._numbers.tolist() for vote in self.votes), strict=True)]
         for vote in self.votes:
             vote._numbers[:] = largest

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,23 +22,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.membership import process_group
-from pliant.tools.run.elastic.membership.agreement import world
-from pliant.tools.run.elastic.membership.process_group import (
-    COLLECTIVE,
-    SILENCE_S,
-    Connections,
-    FolderStore,
-    ProcessGroup,
-    cut_off,
-    leave,
-    make_known,
-    pause,
-    shared_store,
-    use_interface,
-)
+from pliant.tools.run.elastic.context import Context, WorkerContext
+from pliant.tools.run.elastic.membership import process_group, rendezvous
+from pliant.tools.run.elastic.membership.agreement import PlanWatch, world
+from pliant.tools.run.elastic.membership.process_group import FolderStore, ProcessGroup, pause
+from pliant.tools.run.elastic.membership.rendezvous import Lookout
+from pliant.tools.run.service.commands import write_plan
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.presence import Presence, life
+from tests.leftovers import PATIENCE_S
+from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.site import until
 
@@ -111,27 +105,27 @@ def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
-        make_known(tmp_path / "reached", b"1")
+        process_group.make_known(tmp_path / "reached", b"1")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_shared_store_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     """PyTorch's own store would wait for the folder, and no other thread could run meanwhile."""
     with pytest.raises(FileNotFoundError):
-        shared_store(tmp_path / "removed", "0")
+        process_group.shared_store(tmp_path / "removed", "0")
 
 
 def test_a_shared_store_is_one_for_all_who_open_it(tmp_path: Path) -> None:
     """To come and go writes nothing that a kill could tear, as PyTorch does that counts users in the file."""
-    one, _ = shared_store(tmp_path, "0")
+    one, _ = process_group.shared_store(tmp_path, "0")
     one.set("a", "b")
     content = (tmp_path / "store").read_bytes()
-    other, name = shared_store(tmp_path, "1")
+    other, name = process_group.shared_store(tmp_path, "1")
     assert other.get("a") == b"b"
     name.unlink()
     del other
     assert (tmp_path / "store").read_bytes() == content
-    other, _ = shared_store(tmp_path, "1")
+    other, _ = process_group.shared_store(tmp_path, "1")
     assert [one.add("n", 1), other.add("n", 1), one.add("n", 1)] == [1, 2, 3]
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o600
 
@@ -177,14 +171,16 @@ def device() -> Iterator[Callable[[], Device]]:
 
 
 def test_only_what_was_opened_while_the_group_formed_is_ended(device: Callable[[], Device]) -> None:
-    earlier, connections = device(), Connections()
+    earlier, connections = device(), process_group.Connections()
     with connections.opened():
         formed = device()
     later = device()
     assert formed.own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     asks = [formed.own.getsockopt(socket.IPPROTO_TCP, option) for option in ASKING]
-    assert asks[0] + asks[1] * asks[2] == SILENCE_S, "gloo itself would wait for half an hour"
-    assert formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENCE_S
+    assert asks[0] + asks[1] * asks[2] == process_group.SILENCE_S, "gloo itself would wait for half an hour"
+    assert (
+        formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * process_group.SILENCE_S
+    )
     assert formed.listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
     connections.close()
     assert [one.is_over for one in (earlier, formed, later)] == [False, True, False]
@@ -192,7 +188,7 @@ def test_only_what_was_opened_while_the_group_formed_is_ended(device: Callable[[
 
 
 def test_reused_descriptors_are_known(device: Callable[[], Device]) -> None:
-    earlier, connections = device(), Connections()
+    earlier, connections = device(), process_group.Connections()
     before = earlier.epoll.fileno()
     with connections.opened():
         earlier.close()
@@ -203,7 +199,7 @@ def test_reused_descriptors_are_known(device: Callable[[], Device]) -> None:
 
 
 def test_ending_connections_keeps_the_presence_alive(tmp_path: Path, device: Callable[[], Device]) -> None:
-    presence, connections = Presence(tmp_path / "presence"), Connections()
+    presence, connections = Presence(tmp_path / "presence"), process_group.Connections()
     presence.begin()
     with CONTEXT.Pool(1) as other:
         with connections.opened():
@@ -221,7 +217,7 @@ VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 @pytest.fixture(autouse=True)
 def _no_group_is_left() -> Iterator[None]:
     yield
-    leave()
+    process_group.leave()
 
 
 def cpu(rank: int, size: int) -> Context:
@@ -237,7 +233,7 @@ def in_processes(work: Callable[..., Any], count: int, *arguments: Any) -> list[
 
 def in_a_group(rank: int, count: int, folder: Path) -> list[str]:
     """Use the group's parts. Then worker 1 leaves, and keeps the group and an operation of it."""
-    use_interface("127.0.0.1")
+    process_group.use_interface("127.0.0.1")
     group = ProcessGroup(cpu(rank, count), None)
     group.form(folder, never, LIMIT)
     gc.collect()
@@ -260,7 +256,7 @@ def in_a_group(rank: int, count: int, folder: Path) -> list[str]:
     with pytest.raises(RuntimeError) as lost:
         world().allreduce([torch.ones(1)]).wait()
     (folder / f"heard-{rank}").touch()
-    return [*got, "lost a worker" if cut_off(lost.value) else str(lost.value)]
+    return [*got, "lost a worker" if process_group.cut_off(lost.value) else str(lost.value)]
 
 
 def test_a_group_works_locally_and_misses_a_worker_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
@@ -294,7 +290,9 @@ def test_a_newer_plan_ends_the_wait_for_a_connection(tmp_path: Path) -> None:
     assert dist.group.WORLD is not None
     assert dist.group.WORLD.group_name == "0"
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    assert backend.options._timeout == COLLECTIVE, "a validation on rank 0 may last longer than the meeting"
+    assert backend.options._timeout == process_group.COLLECTIVE, (
+        "a validation on rank 0 may last longer than the meeting"
+    )
     again.leave()
     assert sys.excepthook is hook
 
@@ -327,8 +325,8 @@ def test_on_gpus_the_communicator_is_made_and_used_at_once(tmp_path: Path, monke
     store = how.pop("store")
     assert type(store) is dist.FileStore
     assert how == {"rank": 1, "world_size": 2, "timeout": LIMIT, "device_id": device}
-    assert after == [("timeout", COLLECTIVE), ("exchange", (device, LIMIT))]
-    assert store.timeout == COLLECTIVE  # type: ignore[attr-defined]
+    assert after == [("timeout", process_group.COLLECTIVE), ("exchange", (device, LIMIT))]
+    assert store.timeout == process_group.COLLECTIVE  # type: ignore[attr-defined]
     store.set("a", "b")
     assert store.get("a") == b"b"
     group.leave()
@@ -364,3 +362,100 @@ def test_a_group_that_never_frees_is_given_to_a_thread(monkeypatch: Patch) -> No
     assert not process_group._freed([Waits()])
     over.set()
     assert process_group._freed([Waits()])
+
+
+def site(folder: Path) -> JobDir:
+    """Two workers train; the second one was there, and is gone."""
+    job = put(folder, plan())
+    job.attempt(1).presence(1).touch()
+    return job
+
+
+def looking(job: JobDir, worker: int = 0, group: ProcessGroup | None = None, **more: Any) -> Lookout:
+    context = WorkerContext(job, plan(1), worker)
+    return Lookout(context, PlanWatch(context), group or ProcessGroup(context, None), **more)
+
+
+def test_a_missing_worker_that_no_plan_has_is_lost(tmp_path: Path) -> None:
+    job = site(tmp_path)
+    at_the_first, at_the_gone = looking(job), looking(job, worker=1)
+    assert at_the_first.lost() == [], "there is no plan without it yet"
+    write_plan(job, plan(2, (0,)))
+    assert at_the_first.lost() == ["n0/1"]
+    assert at_the_gone.lost() == [], "none looks at its own file"
+    write_plan(job, plan(3))
+    assert at_the_first.lost() == [], "a plan that counts on it is not for those that do without it"
+
+
+def falls_silent(rank: int, count: int, folder: Path) -> list[str]:
+    """Worker 1 lives, then stands still, or its host is dead and the file server has not noticed."""
+    job = JobDir(folder)
+    if rank == 1:
+        own = Presence(job.attempt(1).presence(1))
+        own.begin()
+        (folder / "here").touch()
+        until((folder / "seen").exists)
+        own.end()
+        (folder / "silent").touch()
+        until((folder / "over").exists)
+        return []
+    until((folder / "here").exists)
+    assert looking(job).lost() == [], "it lives, and has yet to leave"
+    (folder / "seen").touch()
+    until((folder / "silent").exists)
+    watching = looking(job)
+    assert watching.lost() == [], "not at the first look"
+    result: list[str] = []
+    until(lambda: result.extend(watching.lost()) or result)  # type: ignore[func-returns-value]
+    (folder / "over").touch()
+    return result
+
+
+def test_a_locked_but_silent_worker_is_lost(tmp_path: Path) -> None:
+    job = site(tmp_path)
+    write_plan(job, plan(2, (0,)))
+    assert in_processes(falls_silent, 2, tmp_path) == [["n0/1"], []]
+
+
+def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that leaves in good order may be gone before the others have read its last words."""
+    looks = iter([["n0/1"], [], ["n0/1"], ["n0/2"], ["n0/1"], [], []])
+    broken_off: list[None] = []
+    watching = looking(site(tmp_path), look_s=0.001)
+
+    def look(self: Lookout) -> list[str]:
+        result = next(looks, None)
+        if result is None:
+            watching.end()
+        return result or []
+
+    monkeypatch.setattr(Lookout, "lost", look)
+    monkeypatch.setattr(ProcessGroup, "break_off", lambda self: broken_off.append(None))
+    watching.begin()
+    assert watching._thread is not None
+    watching._thread.join(60)
+    assert broken_off == []
+
+
+def never_ends(folder: Path) -> None:
+    """Worker 1 is lost; what worker 0 waits for was forgotten, so to break it off changes nothing."""
+    sys.stderr = (folder / "errors").open("w", buffering=1)
+    rendezvous.FORGOTTEN_S = 0.1  # type: ignore[misc]
+    ProcessGroup.break_off = lambda self: None  # type: ignore[method-assign]
+    job = JobDir(folder)
+    watching = looking(job, look_s=0.01)
+    write_plan(job, plan(2, (0,)))
+    watching.begin()
+    time.sleep(1.0)  # no exchange: a step that takes long is none of its business
+    (folder / "waits").touch()
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=0, world_size=2)
+
+
+def test_only_a_worker_in_a_forgotten_exchange_ends(tmp_path: Path) -> None:
+    site(tmp_path)
+    worker = CONTEXT.Process(target=never_ends, args=(tmp_path,))
+    worker.start()
+    worker.join(PATIENCE_S)
+    assert worker.exitcode == -signal.SIGKILL
+    assert "does not end: this worker ends" in (tmp_path / "errors").read_text()
+    assert (tmp_path / "waits").exists()

@@ -18,15 +18,7 @@ from pliant.tools.run.elastic.context import Context, WorkerContext
 from pliant.tools.run.elastic.membership import process_group, rendezvous
 from pliant.tools.run.elastic.membership.agreement import PlanWatch, StopAskedError
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
-from pliant.tools.run.elastic.membership.rendezvous import (
-    CONNECT,
-    TRIES,
-    CalledAwayError,
-    LeftAloneError,
-    Rendezvous,
-    RendezvousWait,
-    Round,
-)
+from pliant.tools.run.elastic.membership.rendezvous import TRIES, Rendezvous, RendezvousWait, Round
 from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.presence import FileClock
@@ -94,14 +86,14 @@ def test_a_failed_round_is_followed_by_a_longer_one(job: Path, monkeypatch: Patc
     connect_by(monkeypatch, connect)
     both = [pool.submit(meet, job, rank, (None, HERE)[rank]) for rank in range(2)]
     assert [one.result(60) for one in both] == [[None, HERE]] * 2
-    assert sorted(tried) == [("1.0", CONNECT)] * 2 + [("1.1", 2 * CONNECT)] * 2
+    assert sorted(tried) == [("1.0", rendezvous.CONNECT)] * 2 + [("1.1", 2 * rendezvous.CONNECT)] * 2
 
 
 def test_a_worker_called_away_again_and_again_can_be_stopped(job: Path, monkeypatch: Patch) -> None:
     def away(self: Round, cursor: Cursor | None) -> Attended:
         attended.append(None)
         assert len(attended) < 100, "it goes to the round again and again"
-        raise CalledAwayError
+        raise rendezvous.CalledAwayError
 
     def stop(self: PlanWatch, *, fresh: bool) -> None:
         if len(attended) == 3:
@@ -187,7 +179,7 @@ def test_workers_that_never_connect_end(job: Path, monkeypatch: Patch, pool: Poo
     fresh, trained = pool.submit(meet, job, 0, None), pool.submit(meet, job, 1, HERE)
     with pytest.raises(ServiceMissingError, match=r"generation 1: .* cannot connect: no route"):
         fresh.result(60)
-    with pytest.raises(LeftAloneError, match="cannot connect: no route to host"):
+    with pytest.raises(rendezvous.LeftAloneError, match="cannot connect: no route to host"):
         trained.result(60)
     assert len(tried) == 2 * TRIES
 

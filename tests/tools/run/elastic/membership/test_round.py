@@ -18,17 +18,7 @@ from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import agreement, process_group, rendezvous
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import FolderStore, pause
-from pliant.tools.run.elastic.membership.rendezvous import (
-    ApartError,
-    CalledAwayError,
-    CutOffError,
-    Door,
-    DoorAddress,
-    Round,
-    remove_earlier,
-    unreached,
-    workers_to_leave_out,
-)
+from pliant.tools.run.elastic.membership.rendezvous import Door, DoorAddress, Round, unreached
 from pliant.tools.run.elastic.state.training import Cursor
 from pliant.tools.run.statedir.contract.folders import JobDir, ask_server
 from tests.tools.run.elastic.gang import plan, put
@@ -88,9 +78,9 @@ def test_all_learn_how_far_each_is_in_private_files(tmp_path: Path, pool: Pool) 
 def test_a_newer_plan_calls_all_away_or_none(tmp_path: Path, pool: Pool) -> None:
     first = pool.submit(attend, tmp_path, 0, HERE)
     FolderStore(place(tmp_path), waiting).set_once("verdict", "newer")
-    with pytest.raises(CalledAwayError):
+    with pytest.raises(rendezvous.CalledAwayError):
         first.result(60)
-    with pytest.raises(CalledAwayError):
+    with pytest.raises(rendezvous.CalledAwayError):
         attend(tmp_path / "other", 1, HERE, called_away)
 
 
@@ -122,7 +112,7 @@ def test_a_removed_round_calls_a_late_worker_away(tmp_path: Path, pool: Pool) ->
     late = pool.submit(attend, tmp_path, 0, HERE, until_it_is_gone)
     shutil.rmtree(place(tmp_path))
     gone = True
-    with pytest.raises(CalledAwayError):
+    with pytest.raises(rendezvous.CalledAwayError):
         late.result(60)
 
 
@@ -131,7 +121,7 @@ def test_folders_of_earlier_rounds_are_removed(tmp_path: Path) -> None:
     for name in ("2.0", "3.0", "3.1", "12.0"):
         (attempt.meetings / name).mkdir(parents=True)
         (attempt.meetings / name / "store").touch()
-    remove_earlier(attempt, (3, 1))
+    rendezvous.remove_earlier(attempt, (3, 1))
     until(lambda: sorted(path.name for path in attempt.meetings.iterdir()) == ["12.0", "3.1"])
 
 
@@ -159,9 +149,9 @@ def test_hosts_that_reach_each_other_meet(tmp_path: Path, monkeypatch: Patch, po
 
 def test_a_worker_that_is_cut_off_is_known_to_all(tmp_path: Path, monkeypatch: Patch, pool: Any) -> None:
     first, *others = attend_on_three_hosts(tmp_path, monkeypatch, pool, {0: [1, 2], 1: [0], 2: [0]})
-    assert isinstance(first, CutOffError)
+    assert isinstance(first, rendezvous.CutOffError)
     assert [str(end) for end in others] == ["cut off from the others: n0/0"] * 2
-    assert [type(end) for end in others] == [ApartError] * 2
+    assert [type(end) for end in others] == [rendezvous.ApartError] * 2
 
 
 def test_only_an_open_door_is_reached() -> None:
@@ -205,7 +195,7 @@ def test_a_place_is_written_as_it_is_read() -> None:
     ],
 )
 def test_as_few_go_as_it_takes_and_of_equals_the_last(missed: dict[int, list[int]], gone: list[int]) -> None:
-    assert workers_to_leave_out(missed) == gone
+    assert rendezvous.workers_to_leave_out(missed) == gone
 
 
 class Memories:
