@@ -126,10 +126,12 @@ def test_tensors_of_every_kind_arrive_as_they_were(wire: Wire) -> None:
     module, words, best = nn.BatchNorm1d(3).state_dict(), ["a", (1, None)], Best(torch.arange(3.0), 0.5)
     with torch.serialization.safe_globals([Best]):
         arrived = given_to_another({"tensors": state, "module": module, "words": words, "best": best})
+        alone = given_to_another({"best": best})["best"]
     torch.testing.assert_close(arrived["tensors"], state, rtol=0, atol=0)
     assert arrived["module"]._metadata == module._metadata  # type: ignore[attr-defined]
     assert arrived["words"] == words
-    assert (arrived["best"].weights.tolist(), arrived["best"].value) == ([0.0, 1.0, 2.0], 0.5)
+    for each in (arrived["best"], alone):  # its tensors travel in the outline
+        assert (each.weights.tolist(), each.value) == ([0.0, 1.0, 2.0], 0.5)
 
 
 def test_a_broadcast_gives_the_state_to_those_without(monkeypatch: pytest.MonkeyPatch) -> None:
