@@ -1,16 +1,15 @@
-"""A training that goes from one worker to two and back, by two relaunches, as users run it: with torchrun."""
+"""A training that is resized by relaunches, as users run it: with torchrun."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby, pairwise
 from pathlib import Path
 
-import pytest
 import torch
 
 from pliant.tools.run.service.members import Timeouts
@@ -22,12 +21,6 @@ from tests.tools.run.site import Site
 STEPS = 40
 PAGE = (Path(__file__).parents[2] / "docs" / "elastic-training.md").read_text()
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "ACCELERATE_USE_CPU": "true"}
-
-
-def need_installed(*libraries: str) -> None:
-    """Skip the module without them. The trainings import them, the tests do not: that takes seconds."""
-    if not all(map(importlib.util.find_spec, libraries)):
-        pytest.skip("the extra integrations is not installed", allow_module_level=True)
 
 
 COMMON = f"""
@@ -61,7 +54,7 @@ def recipe(heading: str, kind: str = "python") -> str:
 
 
 class Training:
-    """A script that is trained alone by plain Python, and by ``pliant run`` on one, two and one replicas.
+    """A script that is trained alone by plain Python, and by ``pliant run`` on one and two replicas.
 
     :param replica: workers of each.
     """
@@ -88,38 +81,34 @@ class Training:
         assert done.returncode == 0, done.stderr
         return weights(self.alone)
 
-    def resized(self) -> RunLog:
+    def resized(self, sizes: Sequence[int]) -> RunLog:
+        """Trained on so many replicas, one after the other."""
         site, first, second = self.site, self.site.folder / "first", self.site.folder / "second"
-        gate = self.here / "gate"
-        site.job("b", "--gate", first, samples=10, gpus=1)
+        gate, most = self.here / "gate", 2 * self.replica
+        if sizes[0] == 1:
+            site.job("b", "--gate", first, samples=10, gpus=1)
+        about = {"samples": 8 * STEPS, "resize": "relaunch", "elastic": "size", "workdir": str(self.here)}
         site.job(
-            "a",
-            text="placeholder",
-            samples=8 * STEPS,
-            gpus=self.replica,
-            high=2 * self.replica,
-            each=self.replica,
-            resize="relaunch",
-            elastic="size",
-            workdir=str(self.here),
-            env=OFFLINE,
+            "a", text="placeholder", gpus=self.replica, high=most, each=self.replica, env=OFFLINE, **about
         )
         site.jobs[-1] = site.jobs[-1].model_copy(update={"command": ("script.py", str(gate))})
         options = replace(site.options(), timeouts=Timeouts())
         later = site.job("c", "--gate", second, samples=10, gpus=1)
-        left = [
-            (self.trains_after("start"), first.touch),
-            (
-                self.trains_after("grow"),
-                lambda: submit(site.state, [later], "t", folder=site.folder, now_s=0.0),
-            ),
-            (self.trains_after("shrink"), gate.touch),
-            (lambda log: log.jobs["a"].ended, second.touch),
+
+        def shrink() -> None:
+            submit(site.state, [later], "t", folder=site.folder, now_s=0.0)
+
+        changes = changes_of(sizes)
+        next_steps = [
+            *({"grow": first.touch, "shrink": shrink}[change] for change in changes[1:]),
+            gate.touch,
         ]
+        to_do = [(self.trains_after(change), act) for change, act in zip(changes, next_steps, strict=True)]
+        to_do.append((lambda log: log.jobs["a"].ended, second.touch))
 
         def view(log: RunLog, now_s: float) -> None:
-            if left and left[0][0](log):
-                left.pop(0)[1]()
+            if to_do and to_do[0][0](log):
+                to_do.pop(0)[1]()
 
         log, _ = run_until_done(options, view)
         return log
@@ -135,6 +124,10 @@ class Training:
         return lambda _: change in costs(self.site)
 
 
+def changes_of(sizes: Sequence[int]) -> list[str]:
+    return ["start", *("grow" if before < after else "shrink" for before, after in pairwise(sizes))]
+
+
 def costs(site: Site) -> dict[object, float]:
     """Seconds that each change of the job cost."""
     return {
@@ -145,25 +138,19 @@ def costs(site: Site) -> dict[object, float]:
 
 
 def weights(folder: Path) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = torch.load(folder / "weights.pt", weights_only=True)
-    return found
+    saved: list[torch.Tensor] = torch.load(folder / "weights.pt", weights_only=True)
+    return saved
 
 
-def check(site: Site, text: str, tolerance: float = 1e-5, replica: int = 1) -> None:
+def check(site: Site, text: str, sizes: Sequence[int], replica: int = 1) -> None:
     """No step is lost or repeated, and but for rounding the weights are those of a plain training."""
     training = Training(site, text, replica)
     alone = training.by_python()
-    log = training.resized()
+    log = training.resized(sizes)
     assert log.jobs["a"].phase == "finished", log.jobs["a"].reason
     trained = training.trained()
     assert [step for step, _ in trained] == list(range(1, STEPS + 1)), trained
-    sizes = [size for _, size in trained]
-    assert [size for at, size in enumerate(sizes) if at == 0 or sizes[at - 1] != size] == [
-        replica,
-        2 * replica,
-        replica,
-    ]
-    apart = max(float((a - b).abs().max()) for a, b in zip(alone, weights(training.here), strict=True))
-    assert apart <= tolerance
-    assert set(costs(site)) == {"start", "grow", "shrink"}
+    assert [size for size, _ in groupby(size for _, size in trained)] == [replica * one for one in sizes]
+    torch.testing.assert_close(weights(training.here), alone, rtol=0, atol=1e-5)
+    assert set(costs(site)) == set(changes_of(sizes))
     assert log.jobs["a"].samples_done == 8 * STEPS

@@ -60,14 +60,14 @@ class Alone:
             sys.excepthook(type(error), error, error.__traceback__)
         while self._leaving:
             self._leaving.pop()()
-        found = WorkerOutcome.read(self.dir.attempt(self.attempt).outcome(0))
-        assert found is not None
-        return found
+        result = WorkerOutcome.read(self.dir.attempt(self.attempt).outcome(0))
+        assert result is not None
+        return result
 
     def events(self, name: str) -> list[Event]:
         paths = [self.dir.attempt(number).progress for number in range(1, self.attempt + 1)]
-        found = [event for path in paths if path.exists() for event in read_events(path)]
-        return [event for event in found if event.event == name]
+        result = [event for path in paths if path.exists() for event in read_events(path)]
+        return [event for event in result if event.event == name]
 
 
 class Clock:
@@ -89,12 +89,14 @@ class Author:
         self.in_pass: Callable[[], None] = lambda: None
         self.at_epoch_end: Callable[[], None] = lambda: None
         self.drop_last = drop_last
+        self.registered: dict[str, Any] = {}
 
     def __call__(self, job: ElasticJob) -> None:
         net = nn.Linear(1, 1)
         samples = torch.utils.data.TensorDataset(torch.linspace(0, 1, 47).unsqueeze(1))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         model, optimizer, loader = job.prepare(net, optimizer, samples, drop_last=self.drop_last)
+        job.register(**self.registered)
         for epoch in job.epochs(3):
             for (x,) in loader:
                 optimizer.zero_grad()

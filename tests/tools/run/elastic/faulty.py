@@ -113,10 +113,10 @@ for epoch in job.epochs(options["epochs"]):
     if options["decays"]:
         scheduler.step()
     if options["nan"]:
-        heard = job.agree(float("nan") if job.rank == 0 else 1.0)
-        assert heard != heard
-        job.log(metric=heard)
-        if stopping.reached(heard):
+        agreed = job.agree(float("nan") if job.rank == 0 else 1.0)
+        assert agreed != agreed
+        job.log(metric=agreed)
+        if stopping.reached(agreed):
             break
 rate = optimizer.param_groups[0]["lr"]
 (out / f"rate-{worker}").write_text(f"{rate} {scheduler.last_epoch}")

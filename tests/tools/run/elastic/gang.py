@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.leftovers import PATIENCE_S
 from tests.tools.run.elastic.nursery import Worker
 
 SCRIPT = Path(__file__).with_name("script.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
 ENDLESS = {"schedule": "epoch", "clip": True, "epochs": 100_000}
 """Options of a job that trains until it is asked to stop."""
 OURS = ("PLIANT_", "RANK", "WORLD_SIZE")
@@ -110,19 +112,15 @@ class Gang:
         return self.dir.attempt(self.attempt)
 
     def outcome(self, rank: int) -> WorkerOutcome:
-        found = WorkerOutcome.read(self.here.outcome(rank))
-        assert found is not None, self.errors()
-        return found
+        result = WorkerOutcome.read(self.here.outcome(rank))
+        assert result is not None, self.errors()
+        return result
 
     def outcomes(self) -> list[str]:
         return [self.outcome(rank).outcome for rank in range(len(self.workers))]
 
     def outcomes_of(self, *workers: int) -> list[str]:
         return [self.outcome(worker).outcome for worker in workers]
-
-    def warnings(self) -> list[str]:
-        details = [event.detail or {} for event in self.events("progress")]
-        return [detail["warning"] for detail in details if "warning" in detail]
 
     def events(self, name: str) -> list[Event]:
         path = self.here.progress
@@ -223,8 +221,8 @@ def plain(
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def final(folder: Path) -> dict[str, Any]:
@@ -232,18 +230,18 @@ def final(folder: Path) -> dict[str, Any]:
     return state
 
 
-def assert_same_weights(found: Path, expected: Path) -> None:
+def assert_same_weights(result: Path, expected: Path) -> None:
     """The trained weights agree to float rounding (they are 64-bit), as does the learning rate."""
-    one, other = final(found), final(expected)
+    one, other = final(result), final(expected)
     assert one["lr"] == other["lr"]
     torch.testing.assert_close(one["model"], other["model"], rtol=1e-9, atol=1e-12)
 
 
 def seen(folder: Path) -> dict[int, list[int]]:
     """Samples by epoch, all attempts together."""
-    found: dict[int, list[int]] = {}
+    result: dict[int, list[int]] = {}
     for path in folder.glob("seen-*.jsonl"):
         for line in path.read_text().splitlines():
             row = json.loads(line)
-            found.setdefault(row["epoch"], []).extend(row["index"])
-    return found
+            result.setdefault(row["epoch"], []).extend(row["index"])
+    return result

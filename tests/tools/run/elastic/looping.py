@@ -11,30 +11,17 @@ from torch import nn
 
 from pliant.tools.run import elastic
 
-options = {"out": ".", "samples": 47, "epochs": 3, "shape": "peek", "hold_in": [], **json.loads(sys.argv[1])}
+options = {
+    "out": ".",
+    "shape": "peek",
+    "hold_in": [],  # after the first step of these epochs
+    "compiled": None,  # "before" or "after" job.prepare, or "in place"
+    "backend": "counting",  # of the compiler
+    **json.loads(sys.argv[1]),
+}
+SAMPLES, EPOCHS = 47, 3
 TAKEN = 3
 """Of the five batches of an epoch, where a script takes some only."""
-
-
-class Numbers(torch.utils.data.Dataset):
-    """Sample i says that it is sample i."""
-
-    def __init__(self, count):
-        generator = torch.Generator().manual_seed(1)
-        self.x = torch.randn(count, 8, generator=generator)
-        self.y = torch.randn(count, 1, generator=generator)
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):
-        return self.x[index], self.y[index], index
-
-
-def around(batches):
-    for batch in batches:
-        assert len(batch) == 3
-        yield batch
 
 
 def one_ahead(batches):
@@ -58,6 +45,8 @@ kept = {}
 
 def batches_of(loader):
     match options["shape"]:
+        case "plain":
+            return loader
         case "peek":
             assert len(next(iter(loader))) == 3
             return loader
@@ -65,14 +54,6 @@ def batches_of(loader):
             kept["peek"] = iter(loader)
             assert len(next(kept["peek"])) == 3
             return loader
-        case "first and rest":
-            rest = iter(loader)
-            return itertools.chain([next(rest)], rest)
-        case "generator":
-            return around(around(loader))
-        case "with another":
-            another = torch.utils.data.DataLoader(range(100))
-            return (batch for batch, _ in zip(loader, another, strict=False))
         case "a shorter one":
             another = torch.utils.data.DataLoader(range(TAKEN))
             return (batch for batch, _ in zip(loader, another, strict=False))
@@ -95,17 +76,41 @@ def batches_of(loader):
     raise ValueError(options["shape"])
 
 
+class Net(nn.Sequential):
+    def forward(self, x):
+        """A frame that is not PyTorch's own, which the compiler would pass over."""
+        return super().forward(x)
+
+
+compiled_frames = []
+
+
+def counting(graph, inputs):
+    """A backend that notes what it compiles."""
+    compiled_frames.append(graph)
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
+generator = torch.Generator().manual_seed(1)
+x, y = (torch.randn(SAMPLES, size, generator=generator).double() for size in (8, 1))
+backend = counting if options["backend"] == "counting" else options["backend"]
 job = elastic.init(batch_size=10, seed=5)
-model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16, momentum=0.0), nn.Linear(16, 1)).double()
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-model[1].eval()  # its statistics depend on how a batch is cut; its buffers are exchanged all the same
-model, optimizer, loader = job.prepare(model, optimizer, Numbers(options["samples"]))
+net = Net(nn.Linear(8, 16), nn.BatchNorm1d(16, momentum=0.0), nn.Linear(16, 1)).double()
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+net[1].eval()  # its statistics depend on how a batch is cut; its buffers are exchanged all the same
+model = torch.compile(net, backend=backend) if options["compiled"] == "before" else net
+data = torch.utils.data.TensorDataset(x, y, torch.arange(SAMPLES))
+model, optimizer, loader = job.prepare(model, optimizer, data)
+if options["compiled"] == "after":
+    model = torch.compile(model, backend=backend)
+elif options["compiled"] == "in place":
+    model.compile(backend=backend)
 out = Path(options["out"])
 with (out / f"seen-{job.rank}-{time.monotonic_ns()}.jsonl").open("a") as seen:
-    for epoch in job.epochs(options["epochs"]):
+    for epoch in job.epochs(EPOCHS):
         for number, (x, y, index) in enumerate(batches_of(loader), 1):
             optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x.double()), y.double())
+            loss = nn.functional.mse_loss(model(x), y)
             loss.backward()
             optimizer.step()
             job.log(loss=loss)
@@ -117,6 +122,6 @@ with (out / f"seen-{job.rank}-{time.monotonic_ns()}.jsonl").open("a") as seen:
                 (out / f"holds-{epoch}-{job.rank}").touch()
                 while not (out / f"go-{epoch}").exists():
                     time.sleep(0.01)
+(out / f"graphs-{job.rank}").write_text(f"{len(compiled_frames)}")
 if job.rank == 0:
-    inner = getattr(model, "module", model)
-    torch.save({"model": inner.state_dict(), "lr": optimizer.param_groups[0]["lr"]}, out / "final.pt")
+    torch.save({"model": net.state_dict(), "lr": optimizer.param_groups[0]["lr"]}, out / "final.pt")

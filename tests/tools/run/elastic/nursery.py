@@ -7,21 +7,34 @@ it died of, calls what is registered for its exit, and ends with the script's ex
 from __future__ import annotations
 
 import atexit
+import io
 import multiprocessing
 import os
 import runpy
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """Makes processes that have torch already; what they run is found by its import."""
-CONTEXT.set_forkserver_preload([__name__, "torch._dynamo", "pliant.tools.run.elastic"])
+PRELOADED = [__name__, "torch._dynamo", "pliant.tools.run.elastic"]
+CONTEXT.set_forkserver_preload(PRELOADED)
+
+
+def preload(module: str) -> None:
+    """Let processes have this module, too: their server begins again with it."""
+    if module not in PRELOADED:
+        PRELOADED.append(module)
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        CONTEXT.set_forkserver_preload(PRELOADED)
 
 
 class Worker:
@@ -48,6 +61,21 @@ class Worker:
         self.send_signal(signal.SIGKILL)
         self._process.join()
         self._process.close()
+
+
+def printed_by(script: str, words: Sequence[str]) -> str:
+    """Of a script that runs in this process."""
+    sys.argv = [script, *words]
+    with redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(script, run_name="__main__")
+    return printed.getvalue()
+
+
+def steps_and_loss(source: str) -> tuple[int, float]:
+    """Of a training that runs in this process: what its job has counted, and its last loss."""
+    names: dict[str, Any] = {}
+    exec(source, names)  # noqa: S102 - of the tests and our own pages
+    return names["job"]._loop.training.counters.step, float(names["loss"])
 
 
 def _run(script: str, argument: str, env: dict[str, str], errors: str) -> None:

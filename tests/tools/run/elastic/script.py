@@ -131,12 +131,12 @@ for epoch in job.epochs(options["epochs"]):
         (out / f"asks-{epoch}-{name}").touch()
         while job.rank == 0 and options["hold_at"] == -epoch - 1 and not (out / "go").exists():
             time.sleep(0.01)
-        told = [job.agree(lambda own=own: own), job.agree(own + 0.5)]
-        (out / f"agreed-{epoch}-{name}").write_text(json.dumps([os.getpid() % 1000, *told]))
+        recorded = [job.agree(lambda own=own: own), job.agree(own + 0.5)]
+        (out / f"agreed-{epoch}-{name}").write_text(json.dumps([os.getpid() % 1000, *recorded]))
     if options["schedule"] == "epoch":
         scheduler.step()
     job.log(metric=float(epoch))
 if job.rank == 0:
     inner = getattr(model, "module", model)
-    found = {"lr": optimizer.param_groups[0]["lr"], "used": used[-1:], "steps": len(loader)}
-    torch.save({"model": inner.state_dict(), **found}, out / "final.pt")
+    result = {"lr": optimizer.param_groups[0]["lr"], "used": used[-1:], "steps": len(loader)}
+    torch.save({"model": inner.state_dict(), **result}, out / "final.pt")

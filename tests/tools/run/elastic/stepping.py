@@ -18,7 +18,7 @@ from pliant.tools.run import elastic
 
 options = {
     "out": ".",
-    "kind": "inner",  # a loop over the micro-steps; "passes": each is a pass; "gan", "gan steps", "muon"
+    "kind": "inner",  # a loop over the micro-steps; "passes": each is a pass; the others: see below
     "stop_at": None,  # after this number of steps
     "step_s": 0.0,
     "die": None,  # [worker, step, place]: it kills itself there
@@ -50,9 +50,9 @@ def score(model):
 def asked(step, place, model):
     """Rank 0's evaluation, on every worker."""
     may_die(step, place)
-    found = job.agree(lambda: score(model))
+    result = job.agree(lambda: score(model))
     with (out / f"agreed-{os.getpid()}.jsonl").open("a") as file:
-        file.write(json.dumps([step, place, found["loss"]]) + "\n")
+        file.write(json.dumps([step, place, result["loss"]]) + "\n")
 
 
 def saved(models, step):
@@ -115,11 +115,15 @@ def adversarial(batches, painter, critic, first, second):
             return
 
 
-def gan(by_steps):
+def pair():
     painter, critic = net(4, 16, 8), net(8, 16, 1)
     first = torch.optim.Adam(critic.parameters(), lr=0.01)
     second = torch.optim.SGD(painter.parameters(), lr=0.05, momentum=0.9)
-    given = {"painter": painter, "critic": critic, "first": first, "second": second}
+    return {"painter": painter, "critic": critic, "first": first, "second": second}
+
+
+def gan(by_steps):
+    given = pair()
     if by_steps:
         painter, critic, first, second = job.prepare(**given)
         steps = job.steps(options["stop_at"] or 1_000_000)
@@ -138,10 +142,7 @@ def gan(by_steps):
 
 def gan_inner():
     """Turns with a loop over the micro-steps each."""
-    painter, critic = net(4, 16, 8), net(8, 16, 1)
-    first = torch.optim.Adam(critic.parameters(), lr=0.01)
-    second = torch.optim.SGD(painter.parameters(), lr=0.05, momentum=0.9)
-    painter, critic, *_ = job.prepare(painter=painter, critic=critic, first=first, second=second)
+    painter, critic, first, second = job.prepare(**pair())
     like = nn.functional.softplus
     for step in job.steps(options["stop_at"] or 1_000_000):
         critic.zero_grad()
@@ -170,9 +171,9 @@ def closure():
 
         def loss(ix=ix):
             optimizer.zero_grad()
-            found = nn.functional.mse_loss(model(X[ix]), Y[ix])
-            found.backward()
-            return found
+            result = nn.functional.mse_loss(model(X[ix]), Y[ix])
+            result.backward()
+            return result
 
         job.log(loss=optimizer.step(loss))
         time.sleep(options["step_s"])
@@ -221,15 +222,30 @@ class StatefulStream(Stream):
         self.at = state["at"]
 
 
-def streamed(stream):
-    model = net(8, 16, 1)
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.RNNCell(8, 4), nn.Linear(4, 1)
+
+    def forward(self, x, hidden):
+        hidden = self.cell(x, hidden)
+        return self.head(hidden), hidden
+
+
+def by_epochs(model, data, carries=False):
+    """Over a loader; rows of a batch may go on from where those of the one before have ended."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    model, optimizer, loader = job.prepare(model, optimizer, stream)
+    model, optimizer, loader = job.prepare(model, optimizer, data)
+    hidden = job.carried(lambda rows: torch.zeros(rows, 4).double()) if carries else None
     steps = 0
     for _ in job.epochs(1_000_000):
         for x, y in loader:
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
+            if carries:
+                predicted, hidden.value = model(x, hidden.value)
+            else:
+                predicted = model(x)
+            nn.functional.mse_loss(predicted, y).backward()
             optimizer.step()
             time.sleep(options["step_s"])
             steps += job.sync_gradients
@@ -240,6 +256,29 @@ def streamed(stream):
     saved({"net": model}, steps)
 
 
+def thawing(grows):
+    """Layers that are frozen and unfrozen; they come as groups of the optimizer, or were there before."""
+    model = net(8, 16, 16, 1)
+    first, second, last = model[0], model[2], model[4]
+    for layer in (first, second):
+        layer.requires_grad_(False)
+    optimizer = torch.optim.Adam(last.parameters() if grows else model.parameters(), lr=0.01)
+    model, optimizer = job.prepare(model, optimizer)
+    for step in job.steps(options["stop_at"] or 1_000_000):
+        for thaws_at, layer, more in ((8, second, {"lr": 0.02}), (25, first, {})):
+            if step >= thaws_at and not layer.weight.requires_grad:
+                layer.requires_grad_(True)
+                if grows:
+                    optimizer.add_param_group({"params": layer.parameters(), **more})
+        last.requires_grad_(step < 40)
+        ix = job.batch_indices(len(X))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X[ix]), Y[ix]).backward()
+        optimizer.step()
+        time.sleep(options["step_s"])
+    saved({"net": model}, step)
+
+
 job = elastic.init(batch_size=10, seed=5, micro_batch_size=options["micro"])
 match kind:
     case "inner" | "passes":
@@ -247,9 +286,13 @@ match kind:
     case "gan" | "gan steps":
         gan(by_steps=kind == "gan steps")
     case "stream":
-        streamed(Stream())
+        by_epochs(net(8, 16, 1), Stream())
     case "stateful stream":
-        streamed(StatefulStream())
+        by_epochs(net(8, 16, 1), StatefulStream())
+    case "carried":
+        by_epochs(Recurrent().double(), torch.utils.data.TensorDataset(X, Y), carries=True)
+    case "thaw" | "thaw groups":
+        thawing(grows=kind == "thaw groups")
     case "gan inner":
         gan_inner()
     case "closure":

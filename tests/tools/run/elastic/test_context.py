@@ -9,12 +9,7 @@ import pytest
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.run.elastic.context import WorkerContext, find_context
 from pliant.tools.run.statedir.contract.folders import JobDir
-from pliant.tools.run.statedir.contract.plan import (
-    ENV_JOB_DIR,
-    ENV_SLOT,
-    SLOT_FROM_RANK,
-    WorkerOutcome,
-)
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_SLOT, SLOT_FROM_RANK, WorkerOutcome
 from tests.tools.run.elastic.gang import plan, put
 
 
@@ -43,7 +38,7 @@ class TestContext:
         with pytest.raises(BadInputError, match=r"plan\.json: no such file"):
             find_context({ENV_JOB_DIR: str(tmp_path), ENV_SLOT: "n0/0"})
 
-    def test_without_a_plan_torchrun_counts_and_without_torchrun_one_worker(self) -> None:
+    def test_without_a_plan_the_rank_is_torchrun_s(self) -> None:
         context = find_context({"RANK": "2", "WORLD_SIZE": "4"})
         assert (context.rank, context.world_size, context.plan) == (2, 4, None)
         assert find_context({}).world_size == 1
@@ -53,7 +48,7 @@ class TestContext:
             find_context({"RANK": "first"})
 
 
-def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp_path: Path) -> None:
+def test_a_job_is_done_when_a_member_says_so(tmp_path: Path) -> None:
     first, late = (WorkerContext(JobDir(tmp_path), plan(), worker) for worker in range(2))
     assert not late.is_done()
     first.report_end(WorkerOutcome(outcome="stopped"))
@@ -63,7 +58,7 @@ def test_a_job_is_through_when_a_member_says_so_and_not_when_one_was_stopped(tmp
 
 
 class TestOvertaken:
-    def test_a_later_attempt_has_its_own_numbers_and_its_own_files(self, tmp_path: Path) -> None:
+    def test_a_later_attempt_has_its_own_files(self, tmp_path: Path) -> None:
         worker = WorkerContext(JobDir(tmp_path), plan(1), 0)
         assert (worker.rank, worker.left) == (0, False)
         worker.follow(plan(2, attempt=2))
@@ -72,21 +67,17 @@ class TestOvertaken:
         assert JobDir(tmp_path).attempt(1).outcome(0).exists()
         assert not JobDir(tmp_path).attempt(2).path.exists()
 
-    def test_it_is_overtaken_when_a_newer_generation_trains_and_not_when_one_is_planned(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_newer_generation_overtakes_once_it_trains(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(1))
         worker = WorkerContext(job, plan(1), 0)
-        job.attempt(1).reached.write_text("1\n")
-        put(tmp_path, plan(2, (1,)))
-        assert not worker.is_overtaken(), "it trains until all leave together"
-        job.attempt(1).reached.write_text("2\n")
-        assert worker.is_overtaken()
+        for reached, overtaken in (("1\n", False), ("what is this", False), ("2\n", True)):
+            job.attempt(1).reached.write_text(reached)
+            put(tmp_path, plan(2, (1,)))  # it trains until all leave together
+            assert worker.is_overtaken() is overtaken
 
-    def test_it_is_overtaken_when_a_later_attempt_is_planned(self, tmp_path: Path) -> None:
+    def test_a_later_attempt_overtakes_once_it_is_planned(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(1, (0,)))
         worker = WorkerContext(job, plan(1, (0,)), 0)
-        job.attempt(1).reached.write_text("what is this")
         assert not worker.is_overtaken()
         put(tmp_path, plan(2, (0,), attempt=2))
         assert worker.is_overtaken()

@@ -18,27 +18,25 @@ EPOCHS, SAMPLES = 3, 47
 Make = Callable[..., Gang]
 
 
-def killed(job: Gang, number: int, **plan: Any) -> None:
-    """Wait until a worker has killed itself, and go on without it."""
-    job.until(lambda: job.workers[number].poll() == -signal.SIGKILL, "kill")
-    job.publish([one for one in range(len(job.workers)) if one != number], **plan)
+def dies(job: Gang, **plan: Any) -> None:
+    """Worker 2 of three kills itself, and the others train on to the end without it."""
+    job.start(3, **plan)
+    job.until(lambda: job.workers[2].poll() == -signal.SIGKILL, "kill")
+    job.publish([0, 1], **plan)
+    assert job.end() == [0, 0, -signal.SIGKILL]
 
 
 @pytest.mark.parametrize("unused", [False, True])
 def test_a_worker_killed_in_a_step_costs_no_step(gang: Make, tmp_path: Path, unused: bool) -> None:
     plain(tmp_path / "alone", script=SCRIPT, unused=unused)
     job = gang(unused=unused, die=[2, 4])
-    job.start(3)
-    killed(job, 2)
-    assert job.end() == [0, 0, -signal.SIGKILL]
+    dies(job)
     assert [job.outcome(number).outcome for number in (0, 1)] == ["done", "done"]
     assert job.outcome(0).samples_done == EPOCHS * SAMPLES
     assert_same_weights(tmp_path, tmp_path / "alone")
 
 
-def test_an_exchange_that_fails_on_live_workers_ends_the_job_with_its_own_reason(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_a_failing_exchange_of_live_workers_ends_the_job(gang: Make, tmp_path: Path) -> None:
     job = gang(broken=[1, 4])
     job.patience_s = 1
     job.start(2)
@@ -50,52 +48,31 @@ def test_an_exchange_that_fails_on_live_workers_ends_the_job_with_its_own_reason
     assert len(tries) == 5
 
 
-@pytest.mark.parametrize("accum", [1, 2])
-def test_a_void_step_leaves_no_trace_in_running_statistics_and_generators(
-    gang: Make, tmp_path: Path, accum: int
+@pytest.mark.parametrize(("accum", "leaves"), [(1, None), (2, None), (1, 2)])
+def test_a_void_step_leaves_statistics_and_generators(
+    gang: Make, tmp_path: Path, accum: int, leaves: int | None
 ) -> None:
-    """Rows are written when a pass ends, the steps in them without a void one."""
-    job = gang(noisy=True, samples=48, die=[2, 2 * accum])
-    job.start(3, accum=accum, global_batch=12)
-    killed(job, 2, accum=accum, global_batch=12)
-    assert job.end() == [0, 0, -signal.SIGKILL]
+    """Rows are written when a pass ends, with the steps that count. A script may leave the loader."""
+    job = gang(noisy=True, samples=48, die=[2, 2 * accum], leaves=leaves)
+    dies(job, accum=accum, global_batch=12)
     for number in (0, 1):
-        passes = rows(tmp_path, worker=number)
-        step = passes[: 3 * accum]
+        step = rows(tmp_path, worker=number)[: 3 * accum]
         assert [row["steps"] for row in step[accum - 1 :: accum]] == [1, 1, 2], "the second one is void"
         first, void, again = (row["began"] for row in step[::accum])
         assert void == again
         assert first != void
 
 
-def test_a_void_step_that_the_script_leaves_the_loader_in_leaves_no_trace_either(
-    gang: Make, tmp_path: Path
-) -> None:
-    job = gang(noisy=True, samples=48, die=[2, 2], leaves=2)
-    job.start(3, global_batch=12)
-    killed(job, 2, global_batch=12)
-    assert job.end() == [0, 0, -signal.SIGKILL]
-    for number in (0, 1):
-        first, void, again, later = rows(tmp_path, worker=number)[:4]
-        assert [row["steps"] for row in (first, void, again, later)] == [1, 1, 2, 3]
-        assert void["began"] == again["began"]
-        assert first["began"] != void["began"]
-
-
 @pytest.mark.parametrize("unfinished", [False, True])
-def test_a_scheduler_acts_at_the_end_of_an_epoch_that_was_left_in_a_void_or_unfinished_step(
-    gang: Make, tmp_path: Path, unfinished: bool
-) -> None:
+def test_a_scheduler_acts_after_a_break_in_a_void_step(gang: Make, tmp_path: Path, unfinished: bool) -> None:
     accum = 2 if unfinished else 1
     job = gang(samples=48, die=[2, 2], breaks=3 if unfinished else 2, decays=True)
-    job.start(3, accum=accum, global_batch=12)
-    killed(job, 2, accum=accum, global_batch=12)
-    assert job.end() == [0, 0, -signal.SIGKILL]
+    dies(job, accum=accum, global_batch=12)
     rates = [(tmp_path / f"rate-{number}").read_text() for number in (0, 1)]
     assert rates == [f"{0.05 * 0.5**EPOCHS} {EPOCHS}"] * 2
 
 
-def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Make) -> None:
+def test_nan_is_recorded_as_null(gang: Make) -> None:
     job = gang(nan=True)
     job.start(2, checkpoint_s=1e-9)
     assert job.end() == [0, 0]
@@ -103,18 +80,15 @@ def test_what_is_not_a_number_ends_no_training_and_is_recorded_as_null(gang: Mak
     assert job.outcome(0).epoch == 1, "left with patience, in the second epoch"
     [complete, left] = job.events("epoch")
     assert (complete.loss, complete.metric, left.metric) == (None, None, None)
-    assert complete.detail == {
-        "epoch": 0,
-        "warning": "loss is nan, metric is nan after step 5, recorded as null",
-    }
+    warning = "loss is nan, metric is nan after step 5, recorded as null"
+    assert complete.detail == {"epoch": 0, "warning": warning}
     assert all(event.loss is None for event in job.events("progress"))
-    said = [line for line in job.errors().splitlines() if "this is said once" in line]
-    assert len(said) == 2, "of the loss, and of the metric"
+    assert job.errors().count("this is said once") == 2, "of the loss, and of the metric"
 
 
 def rows(folder: Path, worker: int) -> list[dict[str, Any]]:
-    found = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]
-    return [row for row in found if row["worker"] == worker]
+    result = [json.loads(line) for path in folder.glob("seen-*") for line in path.read_text().splitlines()]
+    return [row for row in result if row["worker"] == worker]
 
 
 def test_a_worker_whose_model_differs_says_in_what(gang: Make) -> None:
@@ -122,15 +96,13 @@ def test_a_worker_whose_model_differs_says_in_what(gang: Make) -> None:
     job.patience_s = 1
     job.start(2)
     assert job.end() == [1, 1]
-    found = "parameter 0 is trunk.weight (float64, 17 x 8) here, trunk.weight (float64, 16 x 8) there"
-    expected = f"UsageError: the model differs from that of the other workers: {found}"
+    result = "parameter 0 is trunk.weight (float64, 17 x 8) here, trunk.weight (float64, 16 x 8) there"
+    expected = f"UsageError: the model differs from that of the other workers: {result}"
     assert job.outcome(1).message == expected
     assert job.outcome(0).samples_done == 0
 
 
-def test_a_worker_that_freezes_something_else_trains_what_the_others_train(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_a_worker_that_freezes_something_else_trains_along(gang: Make, tmp_path: Path) -> None:
     plain(tmp_path / "alone", script=SCRIPT)
     job = gang(unlike="frozen")
     assert job.run(2) == ["done", "done"]

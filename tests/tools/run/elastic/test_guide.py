@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
-import io
 import json
 import math
-import runpy
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +17,23 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from benchmarks.parts.added_lines import added
+from pliant.schemas.checks import check_fits
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.documents import parse_jobs
+from pliant.schemas.io import read_cluster, read_jobs
+from pliant.schemas.job import EpochWork, Job
 from pliant.tools.run import elastic
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.elastic import ElasticJob
-from pliant.tools.run.service.members import judge
+from pliant.tools.run.service.members import Timeouts, judge
+from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
-from pliant.tools.run.statedir.state import read_log
 from tests.builders import job
 from tests.integrations.training import recipe
+from tests.tools.run import conftest as of_run
 from tests.tools.run.elastic.alone import Alone
-from tests.tools.run.elastic.nursery import CONTEXT
+from tests.tools.run.elastic.nursery import CONTEXT, printed_by, steps_and_loss
 from tests.tools.run.site import Site
-from tests.tools.run.test_training import pliant_run
 
 pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[4]
@@ -40,23 +41,15 @@ PAGE = (ROOT / "docs" / "elastic-training.md").read_text()
 LIBRARY = (ROOT / "docs" / "elastic-library.md").read_text()
 BEFORE, AFTER = (ROOT / "examples" / folder / "stripes.py" for folder in ("before", "after"))
 SMALLEST = {
-    BEFORE: ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
-    AFTER: ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
-    ROOT / "examples" / "after" / "gan.py": (
-        "--epochs",
-        "2",
-        "--size",
-        "64",
-        "--batch",
-        "32",
-        "--width",
-        "4",
-    ),
-    ROOT / "examples" / "after" / "rnn.py": ("--epochs", "2", "--size", "200", "--batch", "4"),
-    ROOT / "examples" / "trainer_style.py": ("--epochs", "2", "--size", "64", "--batch", "8", "--width", "4"),
-    ROOT / "examples" / "fabric_style.py": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
+    "before/stripes": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
+    "after/stripes": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
+    "after/gan": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
+    "after/rnn": ("--epochs", "2", "--size", "200", "--batch", "4"),
+    "trainer_style": ("--epochs", "2", "--size", "64", "--batch", "8", "--width", "4"),
+    "fabric_style": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
 }
 Author = Callable[[ElasticJob], object]
+nothing_left_behind = of_run.nothing_left_behind
 
 
 EXAMPLES = [
@@ -83,63 +76,50 @@ def test_the_page_shows_the_change_as_it_is() -> None:
     ]
 
 
-def printed_by(script: str, words: Sequence[str]) -> str:
-    sys.argv = [script, *words]
-    with redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(script, run_name="__main__")
-    return printed.getvalue()
-
-
-@pytest.mark.parametrize("script", SMALLEST, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_script_of_the_guide_runs_under_plain_python(script: Path, tmp_path: Path) -> None:
-    weights = tmp_path / "weights.pt"
+@pytest.mark.parametrize("script", SMALLEST)
+def test_every_script_of_the_guide_runs_under_plain_python(script: str, tmp_path: Path) -> None:
+    path, weights = ROOT / "examples" / f"{script}.py", tmp_path / "weights.pt"
     with CONTEXT.Pool(1) as python:
-        printed = python.apply(printed_by, (str(script), (*SMALLEST[script], "--out", str(weights))))
+        printed = python.apply(printed_by, (str(path), (*SMALLEST[script], "--out", str(weights))))
     assert [line.partition(":")[0] for line in printed.splitlines()] == ["epoch 0", "epoch 1"]
     assert torch.load(weights)
 
 
-def test_the_changed_script_trains_on_two_workers_of_pliant_run(tmp_path: Path) -> None:
-    site, weights = Site(tmp_path), tmp_path / "weights.pt"
-    words = (*SMALLEST[AFTER], "--out", str(weights))
+def test_the_jobs_of_the_page_train_under_pliant_run(tmp_path: Path) -> None:
+    """Two elastic scripts, of epochs and of iterations, and a rigid one, on two workers each."""
+    site, weights = Site(tmp_path, slots=6), [tmp_path / "a.pt", tmp_path / "b.pt"]
+    by_epoch = (str(AFTER), *SMALLEST["after/stripes"], "--out", str(weights[0]))
     work = {"epochs": 2, "dataset_size": 64}
-    batch = {"size": 32, "per_gpu_max": 8}
-    site.jobs.append(job("a", command=(str(AFTER), *words), work=work, batch=batch, high=2))
-    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
-        _, errors = run.communicate()
-    assert run.returncode == 0, errors
-    assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
-    assert read_log(site.state).jobs["a"].samples_done == 2 * 64
-    metrics = [event.metric for event in site.events() if event.event == "epoch"]
+    site.jobs.append(job("a", command=by_epoch, work=work, batch={"size": 32, "per_gpu_max": 8}, high=2))
+    words = ("--steps", "20", "--batch", "6", "--accumulate", "2", "--evaluate-every", "10", "--last")
+    by_step = (str(ROOT / "examples" / "after" / "get_batch.py"), *words, str(weights[1]))
+    batch = {"size": 12, "per_gpu_max": 3}
+    site.jobs.append(job("b", command=by_step, work={"iterations": 20}, batch=batch, high=2))
+    [rigid] = parse_jobs(recipe("Plain rigid", "json").encode(), "jobs.jsonl")
+    site.jobs.append(rigid.model_copy(update={"id": "c", "workdir": str(tmp_path)}))
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nopen(f'rank-{os.environ[\"RANK\"]}', 'w').write(' '.join(sys.argv[1:]))\n"
+    )
+    log, _ = run_until_done(replace(site.options(), timeouts=Timeouts()), lambda log, now_s: None)
+    for name, samples in (("a", 2 * 64), ("b", 20 * 12)):
+        assert site.of(name) == [f"submit {name}", f"start {name} 2", f"finish {name} 0"]
+        assert log.jobs[name].samples_done == samples
+    metrics = [event.metric for event in site.events() if (event.job, event.event) == ("a", "epoch")]
     assert len(metrics) == 2
     assert None not in metrics
-    told = {path.read_text() for path in (site.state / "jobs").rglob("stdout.log")}
-    assert len(told) == 1, "workers found different metrics: they might not stop together"
-    assert torch.load(weights)
-
-
-def test_a_script_of_iterations_trains_on_two_workers_of_pliant_run(tmp_path: Path) -> None:
-    site, weights = Site(tmp_path), tmp_path / "weights.pt"
-    words = ("--steps", "20", "--batch", "6", "--accumulate", "2", "--evaluate-every", "10", "--last")
-    command = (str(ROOT / "examples" / "after" / "get_batch.py"), *words, str(weights))
-    batch = {"size": 12, "per_gpu_max": 3}
-    site.jobs.append(job("a", command=command, work={"iterations": 20}, batch=batch, high=2))
-    with pliant_run(site, site.schedule("fair-share"), "--state", site.state) as run:
-        _, errors = run.communicate()
-    assert run.returncode == 0, errors
-    assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
-    assert read_log(site.state).jobs["a"].samples_done == 20 * 12
-    steps = [(e.detail or {}).get("step") for e in site.events() if e.event == "progress" and e.metric]
-    assert steps == [0, 10]
-    assert torch.load(weights)
+    printed = {path.read_text() for path in (site.state / "jobs" / "a").rglob("stdout.log")}
+    assert len(printed) == 1, "workers found different metrics: they might not stop together"
+    reports = [event for event in site.events() if (event.job, event.event) == ("b", "progress")]
+    assert [(event.detail or {}).get("step") for event in reports if event.metric] == [0, 10]
+    assert all(map(torch.load, weights))
+    given = {path.name: path.read_text() for path in tmp_path.glob("rank-*")}
+    assert given == dict.fromkeys(("rank-0", "rank-1"), "--epochs 3")
 
 
 def test_a_recipe_is_no_longer_than_300_words() -> None:
-    recipes = PAGE.split("\n## ")[2:]
-    assert len(recipes) == 9
-    assert {
-        recipe.splitlines()[0]: len(recipe.split()) for recipe in recipes if len(recipe.split()) > 300
-    } == {}
+    words = {recipe.splitlines()[0]: len(recipe.split()) for recipe in PAGE.split("\n## ")[2:]}
+    assert len(words) == 9
+    assert max(words.values()) <= 300, words
 
 
 AROUND = {
@@ -176,35 +156,14 @@ AROUND = {
 }
 
 
-def trained_by(heading: str) -> tuple[int, float]:
-    """Steps of a recipe under plain Python, and its last loss."""
-    found: dict[str, Any] = {"torch": torch}
-    exec(textwrap.dedent(AROUND[heading]), found)  # noqa: S102 - our own code
-    exec(recipe(heading, "python"), found)  # noqa: S102 - our own page
-    return found["job"]._loop.training.counters.step, float(found["loss"])
-
-
 @pytest.mark.parametrize(
     ("heading", "steps"), [("get_batch loop", 500), ("Several optimizers", 4), ("RNN", 8)]
 )
 def test_a_recipe_trains_under_plain_python(heading: str, steps: int) -> None:
+    source = f"import torch\n{textwrap.dedent(AROUND[heading])}\n{recipe(heading, 'python')}"
     with CONTEXT.Pool(1) as python:
-        done, loss = python.apply(trained_by, (heading,))
+        done, loss = python.apply(steps_and_loss, (source,))
     assert (done, math.isfinite(loss)) == (steps, True)
-
-
-def test_the_job_of_the_rigid_recipe_gets_its_two_workers_and_arguments(tmp_path: Path) -> None:
-    [shown], site = parse_jobs(recipe("Plain rigid", "json").encode(), "jobs.jsonl"), Site(tmp_path)
-    (tmp_path / "train.py").write_text(
-        "import os, sys\nopen(f'rank-{os.environ[\"RANK\"]}', 'w').write(' '.join(sys.argv[1:]))\n"
-    )
-    site.jobs.append(shown.model_copy(update={"workdir": str(tmp_path)}))
-    with pliant_run(site, site.schedule("fifo"), "--state", site.state) as run:
-        _, errors = run.communicate()
-    assert run.returncode == 0, errors
-    assert {path.name: path.read_text() for path in tmp_path.glob("rank-*")} == dict.fromkeys(
-        ("rank-0", "rank-1"), "--epochs 3"
-    )
 
 
 def nothing() -> tuple[torch.nn.Module, torch.optim.Optimizer, TensorDataset]:
@@ -217,30 +176,10 @@ class Stream(IterableDataset[Any]):
         return iter(())
 
 
-def prepare_twice(job: ElasticJob) -> None:
-    job.prepare(*nothing())
-    job.prepare(*nothing())
-
-
-def iterate_outside(job: ElasticJob) -> None:
-    *_, loader = job.prepare(*nothing())
-    list(loader)
-
-
 def register_late(job: ElasticJob) -> None:
     job.prepare(*nothing())
     for _ in job.epochs(1):
         job.register(torch.nn.Linear(1, 1))
-
-
-def agree_outside(job: ElasticJob) -> None:
-    job.prepare(*nothing())
-    job.agree(1.0)
-
-
-def epochs_without_data(job: ElasticJob) -> None:
-    job.prepare(*nothing()[:2])
-    job.epochs(1)
 
 
 def empty_stream(job: ElasticJob) -> None:
@@ -267,12 +206,20 @@ MISTAKES: dict[str, Author] = {
     "the loader has no second pass in an epoch: ask job.epochs for more epochs, "
     "or evaluate with a DataLoader": pass_twice,
     "call job.prepare(model, optimizer, dataset) first": lambda job: job.log(loss=1.0),
-    "job.prepare was called twice: give it all models and optimizers at once": prepare_twice,
-    "job.prepare got no dataset: loop over job.steps, or give it one": epochs_without_data,
+    "job.prepare was called twice: give it all models and optimizers at once": lambda job: [
+        job.prepare(*nothing()) for _ in range(2)
+    ],
+    "job.prepare got no dataset: loop over job.steps, or give it one": lambda job: (
+        job.prepare(*nothing()[:2]),
+        job.epochs(1),
+    ),
     "take all of job.micro_steps(): the loop over them was left before its end": leave_micro_steps,
-    "iterate the loader inside `for epoch in job.epochs(n):`": iterate_outside,
+    "iterate the loader inside `for epoch in job.epochs(n):`": lambda job: list(job.prepare(*nothing())[-1]),
     "register objects before the first epoch or step: their state is restored there": register_late,
-    "call job.agree in the loop over job.epochs or job.steps": agree_outside,
+    "call job.agree in the loop over job.epochs or job.steps": lambda job: (
+        job.prepare(*nothing()),
+        job.agree(1.0),
+    ),
     "best: set has no state_dict and load_state_dict": lambda job: job.register(best=set()),
     "object: expected a dataset with a length, samples and []": lambda job: job.prepare(
         *nothing()[:2], object()
@@ -286,49 +233,65 @@ EXPLAINED = ("best: set", "object: expected", "Stream gave")
 
 
 @pytest.mark.parametrize("message", MISTAKES)
-def test_a_mistake_has_a_message_that_says_what_to_do_or_that_the_page_explains(message: str) -> None:
-    with pytest.raises(UsageError) as found:
+def test_a_mistake_has_its_message(message: str) -> None:
+    with pytest.raises(UsageError) as result:
         MISTAKES[message](elastic.init(batch_size=2))
-    assert str(found.value) == message
+    assert str(result.value) == message
     assert (message in LIBRARY) == message.startswith(EXPLAINED)
 
 
-def test_a_script_without_a_batch_size_gets_a_message_of_the_page() -> None:
-    with pytest.raises(UsageError) as found:
-        elastic.init().prepare(*nothing())
-    assert str(found.value) in LIBRARY
-
-
-def test_a_script_that_trains_nothing_gets_a_message_of_the_page(
+def test_a_script_that_says_too_little_has_its_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(UsageError) as no_batch_size:
+        elastic.init().prepare(*nothing())
+    assert str(no_batch_size.value) in LIBRARY
     end = Alone(tmp_path, monkeypatch).run(lambda _: None)
     assert (end.outcome, end.message in LIBRARY) == ("crashed", True)
 
 
 @pytest.mark.parametrize(
     ("code", "outcomes"),
-    [
-        (0, {}),
-        (1, {0: WorkerOutcome(outcome="crashed", message="NameError: name 'right' is not defined")}),
-    ],
+    [(0, {}), (1, {0: WorkerOutcome(outcome="crashed", message="NameError: name 'right' is not defined")})],
     ids=["it does not use the library", "it raises"],
 )
-def test_a_script_that_fails_gets_a_message_of_the_page(
-    code: int, outcomes: dict[int, WorkerOutcome]
-) -> None:
+def test_a_script_that_fails_has_its_message(code: int, outcomes: dict[int, WorkerOutcome]) -> None:
     exited = [UnitStatus("exited", code)]
     verdict = judge(outcomes, exited, ranks=1, elastic=True, stop_requested=False)
     assert (verdict.end, verdict.message in LIBRARY) == ("failed", True)
 
 
-def test_the_job_that_the_page_submits_states_what_its_script_does() -> None:
+JOBS = read_jobs(ROOT / "examples" / "jobs.jsonl")
+
+
+def options(script: Path, words: Sequence[str] = ()) -> dict[str, int]:
+    """Defaults of the script's options, and what the command says instead."""
+    result: dict[str, int] = {}
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            for word in node.keywords:
+                if word.arg == "default":
+                    result[ast.literal_eval(node.args[0])] = ast.literal_eval(word.value)
+    return result | {name: int(value) for name, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def test_the_job_of_the_page_states_what_its_script_does() -> None:
     [line] = [text for text in PAGE.splitlines() if text.startswith('{"id": "stripes"')]
-    shown = json.loads(line)
-    source = AFTER.read_text()
-    for option, value in (
-        ("--batch", shown["batch"]["size"]),
-        ("--epochs", shown["work"]["epochs"]),
-        ("--size", shown["work"]["dataset_size"]),
-    ):
-        assert f'"{option}", type=int, default={value}' in source
+    shown, script = json.loads(line), options(AFTER)
+    assert shown["batch"]["size"] == script["--batch"]
+    assert shown["work"] == {"epochs": script["--epochs"], "dataset_size": script["--size"]}
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.id)
+def test_a_job_states_the_work_and_batch_of_its_script(job: Job) -> None:
+    assert job.command is not None
+    path, *words = job.command
+    script = options(ROOT / path, words)
+    assert isinstance(job.work, EpochWork)
+    assert (job.work.epochs, job.work.dataset_size) == (script["--epochs"], script["--size"])
+    assert job.batch.size == script["--batch"]
+    assert Path(path).stem == job.model
+
+
+def test_the_jobs_fit_the_cluster() -> None:
+    check_fits(JOBS, read_cluster(ROOT / "examples" / "cluster.json"), "examples/jobs.jsonl")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,12 +14,13 @@ from torch import nn
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic import ElasticJob
+from pliant.tools.run.elastic import EarlyStopping, ElasticJob
 from pliant.tools.run.elastic.loop.prepared import checked, guard_optimizer
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from tests.tools.run.elastic.alone import Alone
 
 pytestmark = pytest.mark.torch
+Patch = pytest.MonkeyPatch
 Step = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], object]
 
 
@@ -50,9 +53,7 @@ def with_closure(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Te
 class TestLeavingTheLoader:
     @pytest.mark.parametrize("steps", [1, 4])
     @pytest.mark.parametrize("returns", [True, False])
-    def test_the_step_before_a_break_out_of_both_loops_or_a_return_counts(
-        self, job: Alone, steps: int, returns: bool
-    ) -> None:
+    def test_the_step_before_a_break_or_return_counts(self, job: Alone, steps: int, returns: bool) -> None:
         def script(it: ElasticJob) -> None:
             model, optimizer, loader = prepared(it)
             done = 0
@@ -100,9 +101,7 @@ class TestLeavingTheLoader:
         assert sorted(seen) == list(range(40)), "each sample once"
 
     @pytest.mark.parametrize("gives_up", [False, True])
-    def test_epochs_left_while_a_variable_holds_them_are_the_end_of_training(
-        self, job: Alone, gives_up: bool
-    ) -> None:
+    def test_a_break_with_the_epochs_in_a_variable_ends_it(self, job: Alone, gives_up: bool) -> None:
         held: list[Iterator[int]] = []
 
         def script(it: ElasticJob) -> None:
@@ -123,54 +122,36 @@ class TestLeavingTheLoader:
 
 
 class TestClosures:
+    def train(self, weights: list[Any], step: Step, make: Any) -> Callable[[ElasticJob], None]:
+        """A script of one epoch that leaves its weights behind."""
+
+        def script(it: ElasticJob) -> None:
+            model, optimizer, loader = prepared(it, make)
+            for _ in it.epochs(1):
+                for (x,) in loader:
+                    step(model, optimizer, x)
+            weights.append([value.item() for value in model.parameters()])
+
+        return script
+
     @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.LBFGS])
-    def test_one_worker_that_takes_a_batch_at_once_trains_as_without_the_library(
-        self, job: Alone, make: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        found: list[list[float]] = []
-
-        def train(step: Step) -> Callable[[ElasticJob], None]:
-            def script(it: ElasticJob) -> None:
-                model, optimizer, loader = prepared(it, make)
-                for _ in it.epochs(1):
-                    for (x,) in loader:
-                        step(model, optimizer, x)
-                found.append([value.item() for value in model.parameters()])
-
-            return script
-
-        assert job.run(train(with_closure), seed=5).samples_done == 40
+    def test_a_closure_trains_the_same_on_one_worker(self, job: Alone, make: Any, monkeypatch: Patch) -> None:
+        weights: list[list[float]] = []
+        assert job.run(self.train(weights, with_closure, make), seed=5).samples_done == 40
         monkeypatch.delenv(ENV_JOB_DIR)
-        train(with_closure)(elastic.init(batch_size=10, seed=5))
-        assert found[0] == found[1]
-        if make is torch.optim.SGD:
-            train(usual)(elastic.init(batch_size=10, seed=5))
-            assert found[0] == found[2]
+        for step in (with_closure, usual) if make is torch.optim.SGD else (with_closure,):
+            self.train(weights, step, make)(elastic.init(batch_size=10, seed=5))
+            assert weights.pop() == weights[0]
 
-    def test_micro_steps_are_trained_by_a_closure_that_is_called_once(self, job: Alone) -> None:
-        found: list[list[float]] = []
-
-        def script(it: ElasticJob) -> None:
-            model, optimizer, loader = prepared(it)
-            for _ in it.epochs(1):
-                for (x,) in loader:
-                    with_closure(model, optimizer, x)
-            found.append([value.item() for value in model.parameters()])
-
-        assert job.run(script, accum=3, seed=5).samples_done == 40
-        for folder in job.dir.checkpoints.iterdir():
-            folder.unlink()
-        assert job.run(script, seed=5).samples_done == 40
-        assert found[0] == pytest.approx(found[1], rel=1e-6)
-
-    def test_micro_steps_and_an_optimizer_that_calls_it_again_are_refused(self, job: Alone) -> None:
-        def script(it: ElasticJob) -> None:
-            model, optimizer, loader = prepared(it, torch.optim.LBFGS)
-            for _ in it.epochs(1):
-                for (x,) in loader:
-                    with_closure(model, optimizer, x)
-
-        end = job.run(script, accum=3)
+    def test_a_closure_trains_micro_steps_once(self, job: Alone) -> None:
+        weights: list[list[float]] = []
+        for accum in (3, 1):
+            script = self.train(weights, with_closure, torch.optim.SGD)
+            assert job.run(script, accum=accum, seed=5).samples_done == 40
+            for path in job.dir.checkpoints.iterdir():
+                path.unlink()
+        assert weights[0] == pytest.approx(weights[1], rel=1e-6)
+        end = job.run(self.train(weights, with_closure, torch.optim.LBFGS), accum=3)
         assert end.outcome == "crashed"
         assert "several times a step, which goes with no micro-steps" in end.message
 
@@ -180,7 +161,7 @@ class TestClosures:
         with pytest.raises(UsageError, match="several times a step"):
             closure()
 
-    def test_an_optimizer_makes_no_step_with_the_gradients_of_a_lost_worker(self) -> None:
+    def test_a_closure_of_a_void_step_makes_no_step(self) -> None:
         net = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
@@ -197,3 +178,121 @@ class TestClosures:
 
         optimizer.step(closure)  # type: ignore[arg-type]
         assert net.weight.item() == before
+
+
+Begin = Callable[[], ElasticJob]
+
+
+class Script:
+    """Trains a small net for two epochs, and keeps the order of its samples."""
+
+    def __init__(self) -> None:
+        self.net = nn.Linear(1, 1)
+        self.samples: list[int] = []
+
+    def __call__(self, it: ElasticJob) -> None:
+        self.net = nn.Linear(1, 1)
+        data = torch.utils.data.TensorDataset(torch.arange(40.0).unsqueeze(1))
+        model, optimizer, loader = it.prepare(self.net, torch.optim.SGD(self.net.parameters(), lr=1e-5), data)
+        for _ in it.epochs(2):
+            for (x,) in loader:
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+                self.samples += x.flatten().int().tolist()
+
+    @property
+    def weights(self) -> list[float]:
+        return [float(parameter.detach().sum()) for parameter in self.net.parameters()]
+
+
+def seeded(seed: int) -> ElasticJob:
+    torch.manual_seed(seed)
+    return elastic.init(batch_size=10)
+
+
+def warnings(job: Alone) -> list[str]:
+    return [(event.detail or {}).get("warning", "") for event in job.events("progress") if event.detail]
+
+
+@pytest.mark.parametrize(
+    "begin", [lambda: elastic.init(batch_size=10, seed=4), lambda: seeded(4)], ids=["init", "manual_seed"]
+)
+def test_without_a_seed_a_job_trains_as_plain_python(job: Alone, monkeypatch: Patch, begin: Begin) -> None:
+    job.begin, planned = begin, Script()
+    assert job.run(planned).outcome == "done"
+    assert not any("seed" in text for text in warnings(job))
+    monkeypatch.delenv(ENV_JOB_DIR)
+    alone = Script()
+    alone(begin())
+    assert planned.weights == alone.weights
+    assert planned.samples == alone.samples
+
+
+@pytest.mark.parametrize(
+    ("begin", "place"),
+    [(lambda: elastic.init(batch_size=10, seed=4), "elastic.init"), (lambda: seeded(4), "torch.manual_seed")],
+)
+def test_a_seed_of_the_job_that_replaces_another_one_is_named(job: Alone, begin: Begin, place: str) -> None:
+    job.begin = begin
+    assert job.run(Script(), seed=4).outcome == "done"
+    assert not any("seed" in text for text in warnings(job)), "it is the same"
+    for path in job.dir.checkpoints.iterdir():
+        path.unlink()
+    assert job.run(Script(), seed=7).outcome == "done"
+    text = f"the job's seed 7 replaces 4, which the script gives {place}: plain python uses that one"
+    assert warnings(job).count(text) == 1
+
+
+def test_an_epoch_that_was_begun_with_one_seed_is_ended_with_it(job: Alone) -> None:
+    """Another one in the script, or in the job, would give some of its samples twice and leave others out."""
+    first, rest = Script(), Script()
+
+    def stopped(it: ElasticJob) -> None:
+        it._membership._stop.received = True  # type: ignore[union-attr]
+        first(it)
+
+    job.begin = lambda: elastic.init(batch_size=10, seed=4)
+    assert job.run(stopped).outcome == "stopped"
+    assert len(first.samples) < 40
+    job.begin = lambda: elastic.init(batch_size=10, seed=6)
+    assert job.run(rest).outcome == "done"
+    assert sorted((first.samples + rest.samples)[:40]) == list(range(40))
+
+
+def test_a_plan_without_a_seed_has_no_such_field(job: Alone) -> None:
+    job.attempt = 1
+    job.publish()
+    assert "seed" not in json.loads(job.dir.plan.read_text())
+    job.publish(seed=0)
+    assert json.loads(job.dir.plan.read_text())["seed"] == 0
+
+
+def ends_after(stopping: EarlyStopping, *metrics: float) -> int | None:
+    """The epoch, from 1, after which it says that it is enough."""
+    return next((epoch for epoch, metric in enumerate(metrics, 1) if stopping.reached(metric)), None)
+
+
+def test_a_target_ends_the_training_when_it_is_reached() -> None:
+    assert ends_after(EarlyStopping(target=0.9), 0.5, 0.89, 0.9, 0.95) == 3
+    assert ends_after(EarlyStopping(target=0.1, lower_is_better=True), 0.5, 0.2, 0.1) == 3
+
+
+def test_patience_counts_epochs_in_a_row_without_a_better_metric() -> None:
+    assert ends_after(EarlyStopping(patience=2), 0.5, 0.5, 0.6, 0.6, 0.6, 0.7) == 5
+    assert ends_after(EarlyStopping(patience=2, least_gain=0.2), 0.5, 0.6, 0.69) == 3
+    assert ends_after(EarlyStopping(patience=2), math.nan, math.nan) == 2
+
+
+def test_a_resize_forgets_nothing() -> None:
+    first, second = EarlyStopping(patience=2), EarlyStopping(patience=2)
+    assert not first.reached(0.8)
+    assert not first.reached(0.7)
+    second.load_state_dict(first.state_dict())
+    assert second.reached(0.75)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"patience": 0}])
+def test_nothing_to_stop_at_is_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="EarlyStopping"):
+        EarlyStopping(**arguments)

@@ -62,9 +62,9 @@ class Training:
 
     @property
     def newest(self) -> Progress:
-        found = ProgressFile(self.dir.progress).fresh()
-        assert found is not None
-        return found
+        result = ProgressFile(self.dir.progress).fresh()
+        assert result is not None
+        return result
 
 
 @pytest.fixture
@@ -80,24 +80,24 @@ def test_an_hour_of_training_is_a_few_events_and_one_small_file(training: Traini
     for _ in range(60):
         training.train(120)
         training.save()
-    told = training.events("progress")
-    assert [event.samples_done for event in told[:2]] == [10.0, 50.0]
-    assert (told[0].overhead_seconds, (told[0].detail or {})["ready_s"]) == (11.5, 12.0)
-    assert told[0].detail == {**(told[0].detail or {}), "first_step": True, "generation": 1}
-    assert told[1].detail == {"step_seconds": 0.5}
-    assert len(told) == 1 + 1 + 11
+    recorded = training.events("progress")
+    assert [event.samples_done for event in recorded[:2]] == [10.0, 50.0]
+    assert (recorded[0].overhead_seconds, (recorded[0].detail or {})["ready_s"]) == (11.5, 12.0)
+    assert recorded[0].detail == {**(recorded[0].detail or {}), "first_step": True, "generation": 1}
+    assert recorded[1].detail == {"step_seconds": 0.5}
+    assert len(recorded) == 1 + 1 + 11
     assert len(training.events("checkpoint")) == 12
-    found = training.newest
-    assert (found.samples_done, found.step, found.loss) == (72_000 - BATCH, 7199, 0.25)
-    assert (found.samples_per_second, found.step_seconds) == (20.0, 0.5)
-    assert found.memory is not None
-    assert found.memory > 0
+    result = training.newest
+    assert (result.samples_done, result.step, result.loss) == (72_000 - BATCH, 7199, 0.25)
+    assert (result.samples_per_second, result.step_seconds) == (20.0, 0.5)
+    assert result.memory is not None
+    assert result.memory > 0
 
 
 def test_the_age_of_a_process_does_not_follow_the_time_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells the time of its boot in whole seconds: starts derived from it are up to one off."""
-    told = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) - 1.0)
+    recorded = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: recorded(self) - 1.0)
     before_s = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdin=-1, stdout=-1) as child:
         began_s = time.monotonic()
@@ -111,44 +111,31 @@ def test_the_age_of_a_process_does_not_follow_the_time_of_day(monkeypatch: pytes
         report.process_age_s(child.pid)
 
 
-def test_checkpoints_that_are_recorded_together_cost_what_they_cost(training: Training) -> None:
+def test_checkpoints_recorded_together_cost_their_sum(training: Training) -> None:
     for _ in range(13):
         training.train(120)
         training.save(took_s=2.0)
-    training.reporter.close()
-    told = training.events("checkpoint")
-    assert sum(event.overhead_seconds or 0.0 for event in told) == 26.0
-    assert sum((event.detail or {})["count"] for event in told) == 13
-    assert (told[0].detail, told[-1].samples_done) == ({"step": 120, "count": 1}, 13 * 1200.0)
-
-
-def test_the_checkpoint_before_leaving_is_a_part_of_the_leaving(training: Training) -> None:
-    training.train(10)
-    training.save()
-    training.train(10)
-    training.save()
     training.reporter.last_words(training.counters)
     training.save()
-    counted, together, last = training.events("checkpoint")
-    assert (counted.overhead_seconds, together.overhead_seconds, last.overhead_seconds) == (2.0, 2.0, None)
-    assert training.events("progress")[-1].samples_done == 200.0
+    *together, last = training.events("checkpoint")
+    assert last.overhead_seconds is None, "the checkpoint before leaving is a part of the leaving"
+    assert sum(event.overhead_seconds or 0.0 for event in together) == 26.0
+    assert sum((event.detail or {})["count"] for event in together) == 13
+    assert (together[0].detail, together[-1].samples_done) == ({"step": 120, "count": 1}, 13 * 1200.0)
+    assert training.events("progress")[-1].samples_done == 13 * 1200.0
 
 
-def test_history_ends_where_training_does(training: Training) -> None:
+@pytest.mark.parametrize(("by_epoch", "ends"), [(False, [10.0, 50.0, 2000.0]), (True, [10.0, 50.0])])
+def test_history_ends_where_training_does(training: Training, by_epoch: bool, ends: list[float]) -> None:
     training.train(200)
+    if by_epoch:
+        training.reporter.epoch_done(training.counters, 0.25, None)
     training.reporter.close()
     training.reporter.close()
-    assert [event.samples_done for event in training.events("progress")] == [10.0, 50.0, 2000.0]
+    assert [event.samples_done for event in training.events("progress")] == ends
 
 
-def test_an_epoch_that_was_the_last_thing_to_report_is_not_reported_twice(training: Training) -> None:
-    training.train(200)
-    training.reporter.epoch_done(training.counters, 0.25, None)
-    training.reporter.close()
-    assert training.events("progress")[-1].samples_done == 50.0
-
-
-def test_a_change_is_recorded_with_its_cost_and_the_first_measurement_after_it(training: Training) -> None:
+def test_a_change_is_recorded_with_the_speed_after_it(training: Training) -> None:
     training.train(20)
     training.reporter.turn_to(2 * BATCH, WorkerChange(training.now_s, 0.5))
     training.train(20, step_s=0.25)
@@ -157,9 +144,7 @@ def test_a_change_is_recorded_with_its_cost_and_the_first_measurement_after_it(t
     assert (measured.global_batch, measured.detail) == (20, {"step_seconds": 0.25})
 
 
-def test_noise_that_is_known_only_after_the_first_speed_is_told_at_once(
-    training: Training, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noise_is_reported_once_it_is_known(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     meter = NoiseMeter()
     monkeypatch.setattr(training.reporter, "_noise", meter)
     training.train(20)
@@ -177,29 +162,25 @@ def test_noise_that_is_known_only_after_the_first_speed_is_told_at_once(
     assert training.events("progress")[-1].detail == {"step_seconds": 0.5, "noise_scale": 32.0}
 
 
-def test_long_steps_are_measured_too(training: Training) -> None:
-    training.train(8, step_s=40.0)
+def test_long_steps_are_measured_and_a_loss_of_nan_is_not(training: Training) -> None:
+    training.train(8, step_s=40.0, loss=math.nan)
     assert training.newest.step_seconds == 40.0
-    assert training.events("progress")[1].detail == {"step_seconds": 40.0}
-
-
-def test_a_loss_that_is_no_number_is_left_out(training: Training) -> None:
-    training.train(10, loss=math.nan)
-    assert training.newest.loss is None
     assert training.newest.samples_done > 0
+    assert training.newest.loss is None
+    assert (training.events("progress")[1].detail or {})["step_seconds"] == 40.0
 
 
-def test_what_goes_wrong_again_and_again_is_counted_but_not_recorded_each_time(training: Training) -> None:
+def test_repeated_warnings_are_counted_and_seldom_recorded(training: Training) -> None:
     for _ in range(60):
         training.train(12, step_s=5.0)
         training.reporter.warn(training.counters, "the disk is full")
-    told = [event for event in training.events("progress") if "warning" in (event.detail or {})]
-    assert report.MOST_WARNINGS < len(told) < 25
+    recorded = [event for event in training.events("progress") if "warning" in (event.detail or {})]
+    assert report.MOST_WARNINGS < len(recorded) < 25
     training.train(2)
     assert training.newest.warnings == 60
 
 
-def test_a_small_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing(
+def test_an_unwritable_progress_file_is_warned_of_once(
     training: Training, caplog: pytest.LogCaptureFixture
 ) -> None:
     training.dir.progress.with_name("progress.json.new").mkdir()
@@ -210,16 +191,7 @@ def test_a_small_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing
     assert training.events("progress")[-1].detail == {"step_seconds": 0.5}
 
 
-def test_a_worker_that_is_not_rank_0_reports_nothing(training: Training) -> None:
-    training.context.rank = 1
-    training.reporter.turn_to(BATCH)
-    training.train(100)
-    assert not training.dir.progress.exists()
-
-
-def test_who_is_rank_0_no_more_writes_nothing_into_a_file_that_another_worker_writes(
-    training: Training,
-) -> None:
+def test_only_rank_0_writes(training: Training) -> None:
     for _ in range(2):
         training.train(120)
         training.save()
@@ -229,6 +201,11 @@ def test_who_is_rank_0_no_more_writes_nothing_into_a_file_that_another_worker_wr
     training.context.rank = -1
     training.reporter.close()
     assert training.dir.attempt(1).progress.read_bytes() == before
+    training.dir.progress.unlink()
+    training.context.rank = 1
+    training.reporter.turn_to(BATCH)
+    training.train(100)
+    assert not training.dir.progress.exists()
 
 
 def steps(meter: NoiseMeter, batch: int, count: int, *, signal: float = 1.0, spread: float = 3.0) -> None:
@@ -248,9 +225,7 @@ def test_the_noise_scale_is_found_whatever_the_batch(batch: int) -> None:
     assert meter.noise_scale == pytest.approx(9.0, rel=0.05)
 
 
-def test_of_a_large_model_a_part_of_the_gradients_is_copied_and_the_noise_is_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_noise_of_a_large_model_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "SAMPLED", 400)
     meter = NoiseMeter()
     steps(meter, 4, 100 * EVERY)
@@ -261,15 +236,23 @@ def test_of_a_large_model_a_part_of_the_gradients_is_copied_and_the_noise_is_the
     assert copied == [400]
 
 
-def test_nothing_is_said_before_a_first_pair_and_no_pair_reaches_over_a_change_of_the_batch() -> None:
-    meter, model = NoiseMeter(), nn.Linear(1, 1)
+def look(meter: NoiseMeter, model: nn.Module, step: int, batch: int, gradient: float | None) -> float | None:
+    """What is known after a step whose gradients are all the same."""
     for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    meter.look(model, 0, 8)
-    assert meter.noise_scale is None
+        parameter.grad = None if gradient is None else torch.full_like(parameter, gradient)
+    meter.look(model, step, batch)
+    return meter.noise_scale
+
+
+def test_without_a_pair_there_is_no_noise() -> None:
+    meter, model = NoiseMeter(), nn.Linear(1, 1, bias=False).double()
+    assert look(meter, model, 0, 8, 1.0) is None
     meter.forget()
-    meter.look(model, 1, 16)
-    assert meter.noise_scale is None
+    assert look(meter, model, 1, 16, 1.0) is None, "the batch has changed"
+    assert look(meter, model, EVERY, 8, 1e-250) is None
+    assert look(meter, model, EVERY + 1, 8, 1e60) is None, "it is beyond all numbers"
+    meter = NoiseMeter()
+    assert [look(meter, model, step, 8, None) for step in range(2 * EVERY)] == [None] * 2 * EVERY, "dropped"
 
 
 @pytest.mark.parametrize("strange", [float("inf"), float("nan")])
@@ -277,30 +260,13 @@ def test_nothing_is_said_before_a_first_pair_and_no_pair_reaches_over_a_change_o
 def test_an_overflow_in_mixed_precision_costs_one_pair(strange: float, at: int) -> None:
     meter, model = NoiseMeter(), nn.Linear(2, 1)
     for step in range(3 * EVERY):
-        for parameter in model.parameters():
-            parameter.grad = torch.full_like(parameter, strange if step == EVERY + at else 1 + step % 2)
-        meter.look(model, step, 8)
+        look(meter, model, step, 8, strange if step == EVERY + at else 1 + step % 2)
     # of three parameters the gradients are 1 and 2
     assert meter.noise_scale == pytest.approx((8 * 3 / 2) / 6)
 
 
-def test_a_noise_scale_beyond_all_numbers_is_none() -> None:
-    meter, model = NoiseMeter(), nn.Linear(1, 1, bias=False).double()
-    for step, gradient in enumerate((1e-250, 1e60)):
-        model.weight.grad = torch.full_like(model.weight, gradient)
-        meter.look(model, step, 8)
-    assert meter.noise_scale is None
-
-
-def test_a_script_that_drops_its_gradients_is_not_measured() -> None:
-    meter, model = NoiseMeter(), nn.Linear(1, 1)
-    for step in range(2 * EVERY):
-        meter.look(model, step, 8)
-    assert meter.noise_scale is None
-
-
 def test_gradients_that_are_sparse_are_measured_as_others() -> None:
-    found = []
+    result = []
     for sparse in (False, True):
         torch.manual_seed(0)
         model, meter = nn.Embedding(10, 3, sparse=sparse), NoiseMeter()
@@ -308,9 +274,9 @@ def test_gradients_that_are_sparse_are_measured_as_others() -> None:
             model.zero_grad()
             (model(torch.tensor([1, step % EVERY + 1])) * torch.randn(3)).sum().backward()
             meter.look(model, step, 4)
-        found.append(meter.noise_scale)
-    assert found[0] is not None
-    assert found[1] == pytest.approx(found[0])
+        result.append(meter.noise_scale)
+    assert result[0] is not None
+    assert result[1] == pytest.approx(result[0])
 
 
 def test_a_pair_over_which_other_layers_are_trained_is_left_out() -> None:

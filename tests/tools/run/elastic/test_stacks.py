@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,40 +25,44 @@ from pliant.tools.run.statedir.contract.stacks import (
     read_answer,
     read_dump,
 )
-from tests.leftovers import started
+from tests.leftovers import PATIENCE_S
+from tests.tools.run.elastic.nursery import Worker
 from tests.tools.run.site import until
 
 BEGINS = """
-import os, pathlib, sys, threading, time
+import datetime, os, pathlib, sys, threading, time
 from pliant.tools.run.elastic.stacks import StackWatch
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 
-StackWatch(AttemptDir(pathlib.Path(sys.argv[1])), 0, held_s=float(sys.argv[2])).begin()
+attempt = pathlib.Path(sys.argv[1])
+number = int(os.environ["NUMBER"])
+StackWatch(AttemptDir(attempt), number, held_s=float(os.environ["HELD_S"])).begin()
+
+def here():
+    (attempt / f"here-{number}").touch()
 """
-COLLECTIVE = """
-import datetime, torch, torch.distributed as dist
+IN_A_COLLECTIVE = """
+import torch, torch.distributed as dist
 
 def where_it_is():
-    store = dist.FileStore(sys.argv[1] + "/store", 2)
-    if len(sys.argv) > 3:
-        dist.init_process_group("gloo", store=store, rank=1, world_size=2)
-        print("here", flush=True)
+    store = dist.FileStore(str(attempt / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=2)
+    here()
+    if number == 1:
         time.sleep(600)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=2)
-    print("here", flush=True)
     dist.all_reduce(torch.zeros(1))
-
 where_it_is()
 """
-SLEEP = """
+ASLEEP = """
 def where_it_is():
-    print("here", flush=True)
+    threading.Thread(target=lambda: time.sleep(600), name="reader", daemon=True).start()
+    here()
     time.sleep(600)
 where_it_is()
 """
 BUSY = """
 def where_it_is():
-    print("here", flush=True)
+    here()
     while True:
         pass
 where_it_is()
@@ -66,92 +72,86 @@ import ctypes
 sleep = ctypes.PyDLL(None).sleep  # it keeps the interpreter while it sleeps
 
 def where_it_is():
-    print("here", flush=True)
+    here()
     sleep(600)
 where_it_is()
 """
-FORKS = """
+FORKING = """
 for _ in range(2):
     pid = os.fork()
     if pid == 0:
         sys.exit(0)
     os.waitpid(pid, 0)
-print("here", flush=True)
-"""
-IN_A_THREAD = """
-def where_it_is():
-    time.sleep(600)
-threading.Thread(target=where_it_is, name="reader").start()
-print("here", flush=True)
-time.sleep(600)
+here()
 """
 
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> AttemptDir:
-    found = AttemptDir(tmp_path / "with blank")
-    found.path.mkdir()
-    offer_stacks(found)
-    return found
+    made = AttemptDir(tmp_path / "with blank")
+    made.path.mkdir()
+    offer_stacks(made)
+    return made
 
 
 def functions(stack: ThreadStack) -> list[str]:
     return [frame.function for frame in stack.frames]
 
 
-def hung(script: str, attempt: AttemptDir, held_s: float = 600.0, *more: str) -> AbstractContextManager[Any]:
-    line = [sys.executable, "-c", BEGINS + script, str(attempt.path), str(held_s), *more]
-    return started(line, stdout=subprocess.PIPE)
+@contextmanager
+def hung(text: str, attempt: AttemptDir, number: int = 0, held_s: float = 600.0) -> Iterator[None]:
+    """While a worker stands where the script brings it."""
+    script = attempt.path / f"script-{number}.py"
+    script.write_text(BEGINS + text)
+    env = {**os.environ, "NUMBER": str(number), "HELD_S": str(held_s)}
+    worker = Worker(script, str(attempt.path), env, attempt.path / f"errors-{number}")
+    try:
+        until((attempt.path / f"here-{number}").exists)
+        yield
+    finally:
+        worker.kill()
 
 
-@pytest.mark.parametrize("script", [SLEEP, BUSY])
-def test_a_worker_that_sleeps_or_computes_answers(script: str, attempt: AttemptDir) -> None:
-    with hung(script, attempt) as worker:
-        assert worker.stdout.readline() == b"here\n"
-        mark = ask_for_stacks(attempt)
-        until(lambda: read_answer(attempt, 0, mark))
-    found = read_answer(attempt, 0, mark)
-    assert found is not None
-    (main,) = found.threads
-    assert main.name == "MainThread"
-    assert functions(main)[0] == "where_it_is"
+def answered(attempt: AttemptDir) -> tuple[ThreadStack, ...]:
+    mark = ask_for_stacks(attempt)
+    until(lambda: read_answer(attempt, 0, mark))
+    given = read_answer(attempt, 0, mark)
+    return () if given is None else given.threads
 
 
-def test_a_worker_in_a_collective_operation_that_another_one_does_not_enter_answers(
-    attempt: AttemptDir,
+@pytest.mark.parametrize(
+    ("script", "threads"),
+    [(ASLEEP, ["MainThread", "reader"]), (BUSY, ["MainThread"])],
+    ids=["asleep", "busy"],
+)
+def test_a_worker_that_sleeps_or_computes_answers(
+    script: str, threads: list[str], attempt: AttemptDir
 ) -> None:
-    def where() -> list[str]:
-        mark = ask_for_stacks(attempt)
-        until(lambda: read_answer(attempt, 0, mark))
-        found = read_answer(attempt, 0, mark)
-        return [] if found is None else functions(found.threads[0])
-
-    with hung(COLLECTIVE, attempt) as worker, hung(COLLECTIVE, attempt, 600.0, "other") as other:
-        assert worker.stdout.readline() == other.stdout.readline() == b"here\n"
-        until(lambda: {"all_reduce", "where_it_is"} <= set(where()))
+    with hung(script, attempt):
+        stacks = answered(attempt)
+    assert [stack.name for stack in stacks] == threads
+    assert functions(stacks[0])[0] == "where_it_is"
 
 
-def test_a_worker_whose_interpreter_is_held_up_is_shown_all_the_same(attempt: AttemptDir) -> None:
-    with hung(HELD, attempt, 0.5) as worker:
-        assert worker.stdout.readline() == b"here\n"
+def test_a_worker_in_a_collective_operation_answers(attempt: AttemptDir) -> None:
+    with ThreadPoolExecutor(1) as pool, ExitStack() as workers:
+        other = pool.submit(workers.enter_context, hung(IN_A_COLLECTIVE, attempt, 1))
+        with hung(IN_A_COLLECTIVE, attempt):
+            other.result(60)
+            until(lambda: {"all_reduce", "where_it_is"} <= set(functions(answered(attempt)[0])))
+
+
+def test_a_worker_whose_interpreter_is_held_is_dumped(attempt: AttemptDir) -> None:
+    with hung(HELD, attempt, held_s=0.5):
         until(lambda: any("where_it_is" in functions(stack) for stack in read_dump(attempt, 0)))
         assert functions(read_dump(attempt, 0)[0])[0] == "where_it_is", "the main thread is first"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_processes_that_a_script_forks_end(attempt: AttemptDir) -> None:
-    with hung(FORKS, attempt) as worker:
-        assert worker.stdout.readline() == b"here\n"
-
-
-def test_other_threads_are_named(attempt: AttemptDir) -> None:
-    with hung(IN_A_THREAD, attempt) as worker:
-        assert worker.stdout.readline() == b"here\n"
-        mark = ask_for_stacks(attempt)
-        until(lambda: read_answer(attempt, 0, mark))
-    found = read_answer(attempt, 0, mark)
-    assert found is not None
-    assert [stack.name for stack in found.threads] == ["MainThread", "reader"]
+    """An interpreter of their own: it waits for threads at its end."""
+    line = [sys.executable, "-W", "ignore", "-c", BEGINS + FORKING, str(attempt.path)]
+    subprocess.run(line, env={**os.environ, "NUMBER": "0", "HELD_S": "600"}, check=True, timeout=PATIENCE_S)
+    assert (attempt.path / "here-0").exists()
 
 
 def test_less_is_read_of_each_of_many_workers(attempt: AttemptDir) -> None:
@@ -163,7 +163,7 @@ def test_less_is_read_of_each_of_many_workers(attempt: AttemptDir) -> None:
     assert not found_stack(attempt, 0, "n0/0", mark, bytes_of_each(64)).threads
 
 
-def test_what_a_script_may_write_in_place_of_an_answer_does_no_harm(attempt: AttemptDir) -> None:
+def test_forged_answers_do_no_harm(attempt: AttemptDir) -> None:
     mark = ask_for_stacks(attempt)
     secret = attempt.path / "secret"
     secret.write_text("{}")

@@ -16,16 +16,37 @@ from tests.tools.run.elastic.gang import Gang, final, plain
 
 pytestmark = pytest.mark.torch
 SCRIPT = Path(__file__).with_name("stepping.py")
-KINDS = ("inner", "passes", "gan", "gan steps", "gan inner", "muon", "closure", "stream", "stateful stream")
-PLACES = [(kind, place) for kind in ("inner", "passes") for place in ("top", "mid", "end")]
-PLACES += [("gan", "first"), ("gan", "second"), ("gan steps", "second"), ("gan inner", "second")]
+KINDS = (
+    "inner",
+    "passes",
+    "gan",
+    "gan steps",
+    "gan inner",
+    "muon",
+    "closure",
+    "stream",
+    "stateful stream",
+    "carried",
+    "thaw",
+    "thaw groups",
+)
+PLACES = (
+    ("inner", "top", 2),
+    ("inner", "mid", 2),
+    ("inner", "end", 1),
+    ("passes", "top", 1),
+    ("passes", "mid", 2),
+    ("passes", "end", 2),
+    ("gan", "first", 2),
+    ("gan", "second", 1),
+    ("gan steps", "second", 2),
+    ("gan inner", "second", 2),
+)
 Make = Callable[..., Gang]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_two_one_two_with_micro_steps_and_a_kill_of_rank_0_trains_as_one_process_does(
-    gang: Make, tmp_path: Path, kind: str
-) -> None:
+def test_resized_killed_and_relaunched_it_trains_the_same(gang: Make, tmp_path: Path, kind: str) -> None:
     job = gang(kind=kind, step_s=0.02)
     job.start(1)
     job.wait_for("progress")
@@ -40,12 +61,13 @@ def test_one_two_one_two_with_micro_steps_and_a_kill_of_rank_0_trains_as_one_pro
     job.publish([2, 3], abort=True)
     job.end()
     assert job.outcomes_of(2, 3) == ["stopped"] * 2, job.errors()
+    assert job.run_and_stop(2, accum=2) == ["stopped"] * 2
+    assert job.run_and_stop(1) == ["stopped"]
     assert_trained_as_alone(job, tmp_path, kind)
 
 
-@pytest.mark.parametrize(("kind", "place"), PLACES)
-@pytest.mark.parametrize("accum", [1, 2])
-def test_rank_0_dies_at_a_place_of_a_step_while_another_worker_joins(
+@pytest.mark.parametrize(("kind", "place", "accum"), PLACES)
+def test_rank_0_dies_at_a_place_while_another_joins(
     gang: Make, tmp_path: Path, kind: str, place: str, accum: int
 ) -> None:
     job = gang(kind=kind, step_s=0.01, die=[0, 12, place])
@@ -69,17 +91,15 @@ def assert_trained_as_alone(job: Gang, folder: Path, kind: str) -> None:
     steps = saved["counters"]["step"]
     plain(folder / "alone", script=SCRIPT, kind=kind, stop_at=steps)
     expected = final(folder / "alone")["model"]
-    found = saved["model"] if kind.startswith("gan") else {f"net.{k}": v for k, v in saved["model"].items()}
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    got = saved["model"] if kind.startswith("gan") else {f"net.{k}": v for k, v in saved["model"].items()}
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
     alone = {(step, place): loss for step, place, loss in agreed(folder / "alone")}
     for step, place, loss in agreed(folder):
         if step < steps and place == "top":
             assert loss == pytest.approx(alone[step, place], rel=1e-9), (step, place)
 
 
-def test_a_worker_that_joins_reads_a_stream_that_can_say_where_it_is_from_there(
-    gang: Make, tmp_path: Path
-) -> None:
+def test_a_joining_worker_reads_a_stateful_stream_from_there(gang: Make, tmp_path: Path) -> None:
     job = gang(kind="stateful stream", step_s=0.02)
     job.start(1)
     job.wait_for("progress")
@@ -93,12 +113,16 @@ def test_a_worker_that_joins_reads_a_stream_that_can_say_where_it_is_from_there(
 @pytest.mark.parametrize(("kind", "workers"), [(kind, 1) for kind in KINDS] + [("gan", 2), ("inner", 2)])
 def test_a_measurement_takes_the_place_of_the_training(tmp_path: Path, kind: str, workers: int) -> None:
     result, order = tmp_path / "outcome.json", tmp_path / "request.json"
-    request = MeasurementRequest(result=str(result), local_batches=(4,), least_seconds=0, costs=workers > 1)
+    more = {"global_batches": (9,)} if workers == 1 else {"costs": True}
+    request = MeasurementRequest(result=str(result), local_batches=(4,), least_seconds=0, **more)
     order.write_text(request.model_dump_json())
     plain(tmp_path, script=SCRIPT, kind=kind, workers=workers, env={ENV_PROFILE: str(order)})
     outcome = Outcome.model_validate_json(result.read_bytes())
     assert outcome.done
-    assert [point.local_batch for point in best_visits(outcome.points)] == [4]
+    assert (outcome.checkpoint_s is not None) == (outcome.rescale_s is not None) == (workers > 1)
+    assert 0 <= (outcome.rescale_s or 0) < 60, "the workers have rehearsed a change in place"
+    points = [(point.local_batch, point.accum) for point in best_visits(outcome.points)]
+    assert points == [(4, 1), (3, 3)][: 3 - workers]
     assert not list(tmp_path.glob("agreed-*")), "no time is spent on evaluation"
 
 
@@ -107,18 +131,7 @@ def agreed(folder: Path) -> list[tuple[int, str, float]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_that_is_stopped_and_launched_again_goes_on_at_its_step(
-    gang: Make, tmp_path: Path, kind: str
-) -> None:
-    job = gang(kind=kind, step_s=0.02)
-    assert job.run_and_stop(1) == ["stopped"]
-    assert job.run_and_stop(2, accum=2) == ["stopped"] * 2
-    assert job.run_and_stop(1) == ["stopped"]
-    assert_trained_as_alone(job, tmp_path, kind)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_plain_torchrun_and_a_limit_on_micro_batches_train_the_same(tmp_path: Path, kind: str) -> None:
+def test_torchrun_and_cut_micro_batches_train_the_same(tmp_path: Path, kind: str) -> None:
     plain(tmp_path / "alone", script=SCRIPT, kind=kind, stop_at=12)
     plain(tmp_path / "two", script=SCRIPT, kind=kind, stop_at=12, workers=2, micro=2)
     plain(tmp_path / "cut", script=SCRIPT, kind=kind, stop_at=12, micro=4)

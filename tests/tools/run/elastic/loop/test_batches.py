@@ -32,43 +32,34 @@ splits = st.builds(
 
 def steps_of(size: int, trained: int, split: BatchSplit, rank: int) -> list[list[MicroBatch]]:
     """The micro-batches of one worker, by step."""
-    found: list[list[MicroBatch]] = [[]]
+    result: list[list[MicroBatch]] = [[]]
     for micro in micro_batches(size, trained, split, rank):
-        found[-1].append(micro)
+        result[-1].append(micro)
         if micro.last:
-            found.append([])
-    assert found.pop() == []
-    return found
+            result.append([])
+    assert result.pop() == []
+    return result
 
 
 def samples_of(steps: list[list[MicroBatch]]) -> list[list[int]]:
     return [[i for m in step for i in range(m.start, m.start + m.samples)] for step in steps]
 
 
-def test_ten_samples_on_three_workers_are_four_three_and_three() -> None:
+def test_shares_and_weights_by_example() -> None:
     first = [samples_of(steps_of(47, 0, BatchSplit(10, 3), rank))[0] for rank in range(3)]
     assert first == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
-
-
-def test_a_share_of_seven_in_two_micro_steps_is_four_and_three() -> None:
     (step,) = steps_of(7, 0, BatchSplit(10, 1, accum=2), 0)
-    assert [(m.start, m.samples, m.last) for m in step] == [(0, 4, False), (4, 3, True)]
-    assert [m.weight for m in step] == [4 / 7, 3 / 7]
-
-
-def test_a_worker_without_a_sample_pads_with_one_that_counts_nothing() -> None:
+    assert [(m.start, m.samples, m.last, m.weight) for m in step] == [
+        (0, 4, False, 4 / 7),
+        (4, 3, True, 3 / 7),
+    ]
     (step,) = steps_of(2, 0, BatchSplit(9, 3), 2)
-    assert [(m.samples, m.weight, m.loaded) for m in step] == [(0, 0.0, slice(0, 1))]
-
-
-def test_equal_shares_have_weight_one() -> None:
+    assert [(m.samples, m.weight, m.loaded) for m in step] == [(0, 0.0, slice(0, 1))], "it pads with one"
     assert {m.weight for m in micro_batches(40, 0, BatchSplit(10, 2), 1)} == {1.0}
 
 
 @given(size=st.integers(1, 120), trained=st.integers(0, 120), split=splits)
-def test_every_step_trains_the_next_samples_of_the_order_once(
-    size: int, trained: int, split: BatchSplit
-) -> None:
+def test_every_step_trains_the_next_samples_once(size: int, trained: int, split: BatchSplit) -> None:
     by_rank = [samples_of(steps_of(size, trained, split, rank)) for rank in range(split.workers)]
     assert len({len(steps) for steps in by_rank}) == 1
     for steps in zip(*by_rank, strict=True):
@@ -81,7 +72,7 @@ def test_every_step_trains_the_next_samples_of_the_order_once(
 
 
 @given(size=st.integers(1, 120), split=splits)
-def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, split: BatchSplit) -> None:
+def test_the_micro_steps_agree_and_weigh_one_in_all(size: int, split: BatchSplit) -> None:
     assert split.steps_per_epoch(size) == len(steps_of(size, 0, split, 0))
     by_rank = [list(micro_batches(size, 0, split, rank)) for rank in range(split.workers)]
     total = 0.0
@@ -95,7 +86,7 @@ def test_the_workers_agree_on_every_micro_step_and_weigh_one_in_all(size: int, s
 
 
 @given(size=st.integers(1, 120), first=splits, second=splits, stop=st.integers(0, 10))
-def test_a_resize_between_steps_loses_and_repeats_nothing(
+def test_a_resize_loses_and_repeats_nothing(
     size: int, first: BatchSplit, second: BatchSplit, stop: int
 ) -> None:
     before = steps_of(size, 0, first, 0)[:stop]
@@ -179,6 +170,6 @@ def test_what_would_read_otherwise_is_read_sample_by_sample(dataset: Dataset[Any
     assert read_at_once(dataset) is None
 
 
-def test_an_author_s_own_way_of_making_batches_gets_single_samples() -> None:
-    found = loaded(tensors(), collate_fn=lambda samples: [int(label) for _, label, _ in samples])
-    assert found == BATCHES
+def test_an_own_collate_fn_gets_single_samples() -> None:
+    result = loaded(tensors(), collate_fn=lambda samples: [int(label) for _, label, _ in samples])
+    assert result == BATCHES

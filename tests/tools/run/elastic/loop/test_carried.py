@@ -59,22 +59,12 @@ def step(
     for one, start, count, last in micro_steps(len(workers), accum):
         worker = workers[one]
         worker.added = None if lost else []
-        worker.at = Rows(
-            start,
-            max(1, count),
-            count,
-            BATCH,
-            number,
-            epoch,
-            len(workers),
-            last,
-            counts=True,
-            after_optimizer=False,
-        )
-        found = worker.carried.value
+        where = (start, max(1, count), count, BATCH, number, epoch, len(workers), last)
+        worker.at = Rows(*where, counts=True, after_optimizer=False)
+        result = worker.carried.value
         for row in range(count):
-            before[start + row] = float(found[0, row])
-        worker.carried.value = found + 1 + torch.arange(start, start + max(1, count))
+            before[start + row] = float(result[0, row])
+        worker.carried.value = result + 1 + torch.arange(start, start + max(1, count))
     if not lost:
         total = sum(worker.added[0] for worker in workers if worker.added)
         for worker in workers:
@@ -105,28 +95,18 @@ def test_rows_find_their_own_whoever_has_trained_them(plans: list[tuple[int, int
         assert step(workers, number, accum) == [number * (1.0 + row) for row in range(BATCH)]
 
 
-def test_an_epoch_begins_with_nothing() -> None:
-    workers = [Worker()]
-    step(workers, 0, 1)
-    step(workers, 1, 1)
-    assert step(workers, 2, 1, epoch=1) == [0.0] * BATCH
-    assert step(workers, 3, 1, epoch=1) == [1.0 + row for row in range(BATCH)]
-
-
-def test_another_batch_begins_with_nothing() -> None:
+def test_each_epoch_and_each_batch_size_begin_with_nothing() -> None:
     worker = Worker()
     step([worker], 0, 1)
-    worker.at = replace(worker.at, batch=4, count=4, samples=4, step=1)
-    assert worker.carried.value.tolist() == [[0.0] * 4] * 2
-
-
-def test_what_does_not_count_changes_nothing() -> None:
-    worker = Worker()
-    step([worker], 0, 1)
+    step([worker], 1, 1)
+    assert step([worker], 2, 1, epoch=1) == [0.0] * BATCH
+    assert step([worker], 3, 1, epoch=1) == [1.0 + row for row in range(BATCH)]
     before = worker.carried.state_dict()
     worker.at = replace(worker.at, counts=False)
     worker.carried.value = torch.ones(2, BATCH)
-    assert worker.carried.state_dict() == before
+    assert worker.carried.state_dict() == before, "what does not count changes nothing"
+    worker.at = replace(worker.at, counts=True, batch=4, count=4, samples=4, step=4)
+    assert worker.carried.value.tolist() == [[0.0] * 4] * 2
 
 
 def test_other_rows_than_those_of_the_batch_are_refused() -> None:
@@ -138,7 +118,7 @@ def test_other_rows_than_those_of_the_batch_are_refused() -> None:
         worker.carried.value = torch.ones(3, 2), torch.ones(2, 3)
 
 
-def test_it_is_set_before_the_optimizer_steps_and_made_before_training() -> None:
+def test_a_carried_value_is_set_before_the_optimizer_steps() -> None:
     job = elastic.init(batch_size=2)
     net = torch.nn.Linear(1, 1)
     data = TensorDataset(torch.zeros(4, 1))

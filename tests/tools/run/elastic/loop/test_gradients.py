@@ -14,27 +14,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    CosineAnnealingLR,
-    CyclicLR,
-    LambdaLR,
-    LinearLR,
-    OneCycleLR,
-    ReduceLROnPlateau,
-    SequentialLR,
-    StepLR,
-)
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
-from pliant.tools.run.elastic.loop.gradients import (
-    Gradients,
-    StepStart,
-    TolerantGroup,
-    at_end_of_backward,
-)
+from pliant.tools.run.elastic.loop.gradients import Gradients, StepStart, TolerantGroup, at_end_of_backward
 from pliant.tools.run.elastic.loop.prepared import guard_helper, guard_optimizer
 from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Mean, Training
 
@@ -64,29 +50,20 @@ def expected() -> list[torch.Tensor]:
     return gradients(net)
 
 
-@pytest.mark.parametrize("accum", [1, 2, 3, 7])
-def test_accumulated_gradients_are_those_of_the_whole_batch(accum: int, expected: list[torch.Tensor]) -> None:
+@pytest.mark.parametrize(("accum", "passes"), [(1, 1), (2, 1), (7, 1), (2, 2)])
+def test_micro_steps_add_up_to_the_whole_batch(accum: int, passes: int, expected: list[torch.Tensor]) -> None:
     net = model()
     held = Gradients(net, accumulates=accum > 1)
     for micro in micro_batches(7, 0, BatchSplit(7, 1, accum), 0):
         held.begin(micro)
         net.zero_grad()
-        mean_loss(net, micro.loaded).backward()
+        for _ in range(passes):
+            (mean_loss(net, micro.loaded) / passes).backward()
         assert bool(gradients(net)) is micro.last, "a partial sum shows"
     torch.testing.assert_close(gradients(net), expected)
 
 
-def test_two_backward_passes_in_a_micro_step_add_up(expected: list[torch.Tensor]) -> None:
-    net = model()
-    held = Gradients(net, accumulates=True)
-    for micro in micro_batches(7, 0, BatchSplit(7, 1, 2), 0):
-        held.begin(micro)
-        for _ in range(2):
-            (mean_loss(net, micro.loaded) / 2).backward()
-    torch.testing.assert_close(gradients(net), expected)
-
-
-def test_accumulation_holds_one_copy_of_the_gradients_and_the_one_that_arrives() -> None:
+def test_accumulation_holds_one_copy_of_the_gradients() -> None:
     net = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6)))
     held, most = Gradients(net, accumulates=True), 0
 
@@ -103,36 +80,23 @@ def test_accumulation_holds_one_copy_of_the_gradients_and_the_one_that_arrives()
     assert most == (6 + 1) * 16
 
 
-def test_workers_with_uneven_shares_average_to_the_whole_batch(expected: list[torch.Tensor]) -> None:
-    by_worker = []
+def test_uneven_shares_average_to_the_whole_batch(expected: list[torch.Tensor]) -> None:
+    total = [torch.zeros_like(one) for one in expected]
     for rank in range(3):
         net = model()
         (micro,) = micro_batches(7, 0, BatchSplit(7, 3), rank)
         Gradients(net, accumulates=False).begin(micro)
         mean_loss(net, micro.loaded).backward()
-        by_worker.append(gradients(net))
-    average = [torch.stack(same).mean(0) for same in zip(*by_worker, strict=True)]
-    torch.testing.assert_close(average, expected)
+        torch._foreach_add_(total, gradients(net), alpha=1 / 3)
+    torch.testing.assert_close(total, expected)
 
 
-def test_a_padding_sample_gives_zero_even_where_its_loss_is_infinite() -> None:
+def test_a_padding_sample_with_infinite_loss_gives_zero() -> None:
     net = model()
     (micro,) = micro_batches(1, 0, BatchSplit(4, 2), 1)
     Gradients(net, accumulates=False).begin(micro)
     (mean_loss(net, micro.loaded) * torch.inf).backward()
     assert all(not gradient.any() for gradient in gradients(net))
-
-
-def test_a_parameter_that_the_last_micro_step_misses_keeps_its_gradient() -> None:
-    net = nn.ModuleList([model(), model()])
-    held = Gradients(net, accumulates=True)
-    first, last = micro_batches(6, 0, BatchSplit(6, 1, 2), 0)
-    held.begin(first)
-    mean_loss(net[0], first.loaded).backward()
-    held.begin(last)
-    mean_loss(net[1], last.loaded).backward()
-    held.join_rest()
-    assert len(gradients(net)) == 4
 
 
 class TwoHeads(nn.Module):
@@ -148,9 +112,8 @@ class TwoHeads(nn.Module):
 
 
 @pytest.mark.parametrize("first_scale", [1.0, 1024.0])
-def test_a_parameter_that_the_last_micro_step_misses_is_unscaled_and_clipped_with_the_others(
-    first_scale: float,
-) -> None:
+def test_a_gradient_before_the_last_micro_step_is_unscaled(first_scale: float) -> None:
+    """And clipped with the others."""
     plain, elastic = TwoHeads(), TwoHeads()
     ((plain.loss(0, slice(0, 3)) + plain.loss(1, slice(3, 6))) / 2).backward()
     nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
@@ -180,50 +143,39 @@ class Step:
         return self.quiet
 
 
-@pytest.mark.parametrize("scheduler_first", [True, False])
-def test_optimizer_and_scheduler_act_in_the_last_micro_step_only(scheduler_first: bool) -> None:
+@pytest.mark.parametrize(("scheduler_first", "scales"), [(True, False), (False, False), (False, True)])
+def test_helpers_act_in_the_last_micro_step(scheduler_first: bool, scales: bool) -> None:
     step, net = Step(), model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1, enabled=scales)
+    average = AveragedModel(net)
     scheduler = StepLR(optimizer, 1, gamma=0.5) if scheduler_first else None
     guard_optimizer(optimizer, ("step",), step)
     scheduler = scheduler or StepLR(optimizer, 1, gamma=0.5)
-    guard_helper(scheduler, step)
+    for helper in (scheduler, scaler, average):
+        guard_helper(helper, step)
     before = copy.deepcopy(net.state_dict())
-    rates = []
+    rates, grown = [], []
     for quiet in (True, True, False, True, False):
         step.quiet = quiet
         optimizer.zero_grad()
-        mean_loss(net, slice(0, 7)).backward()
-        optimizer.step()
+        scaler.scale(mean_loss(net, slice(0, 7))).backward()
+        if scales:
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        else:
+            optimizer.step()
         scheduler.step()
+        average.update_parameters(net)
         rates.append(optimizer.param_groups[0]["lr"])
+        grown.append(scaler.get_scale())
         assert torch.equal(net.state_dict()["weight"], before["weight"]) is (len(rates) < 3)
     assert rates == [1.0, 1.0, 0.5, 0.5, 0.25]
+    assert grown == ([4.0, 4.0, 8.0, 8.0, 16.0] if scales else [1.0] * 5)
+    assert int(average.n_averaged) == 2
     assert type(scheduler).__name__ == "StepLR"
-    assert isinstance(scheduler, StepLR)
     assert not any(callable(value) for value in scheduler.state_dict().values())
-
-
-def test_a_gradient_scaler_and_an_averaged_model_wait_for_the_last_micro_step() -> None:
-    step, net = Step(), model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
-    average = AveragedModel(net)
-    guard_optimizer(optimizer, ("step",), step)
-    for helper in (scaler, average):
-        guard_helper(helper, step)
-    scales = []
-    for quiet in (True, False):
-        step.quiet = quiet
-        optimizer.zero_grad()
-        scaler.scale(mean_loss(net, slice(0, 7))).backward()
-        scaler.unscale_(optimizer)
-        scaler.step(optimizer)
-        scaler.update()
-        average.update_parameters(net)
-        scales.append(scaler.get_scale())
-    assert scales == [4.0, 8.0]
-    assert int(average.n_averaged) == 1
 
 
 class Probe:
@@ -237,31 +189,33 @@ class Probe:
         self.scheduler = self.training.helpers["scheduler"] = make(self.optimizer)
 
     def rates(self, steps: int) -> list[float]:
-        found = []
+        result = []
         for _ in range(steps):
             before = self.model.weight.item()
             self.model.weight.grad = torch.ones_like(self.model.weight)
             self.optimizer.step()
             self.scheduler.step(*([1.0] if isinstance(self.scheduler, ReduceLROnPlateau) else []))
             self.training.step_done(1, Mean())
-            found.append(before - self.model.weight.item())
-        return found
+            result.append(before - self.model.weight.item())
+        return result
 
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
     "steps": lambda it: StepLR(it, 2, gamma=0.5),
     "lambda": lambda it: LambdaLR(it, lambda epoch: 0.5**epoch),
-    "cosine": lambda it: CosineAnnealingLR(it, 8, eta_min=0.01),
-    "one cycle": lambda it: OneCycleLR(it, max_lr=0.4, total_steps=12, cycle_momentum=False),
-    "cyclic": lambda it: CyclicLR(it, 0.05, 0.2, step_size_up=3, cycle_momentum=False),
+    "cosine": lambda it: schedulers.CosineAnnealingLR(it, 8, eta_min=0.01),
+    "one cycle": lambda it: schedulers.OneCycleLR(it, max_lr=0.4, total_steps=12, cycle_momentum=False),
+    "cyclic": lambda it: schedulers.CyclicLR(it, 0.05, 0.2, step_size_up=3, cycle_momentum=False),
     "plateau": lambda it: ReduceLROnPlateau(it, patience=1, min_lr=0.02),
-    "one after the other": lambda it: SequentialLR(it, [LinearLR(it), StepLR(it, 2)], milestones=[3]),
-    "together": lambda it: ChainedScheduler([LinearLR(it), StepLR(it, 2)]),
+    "one after the other": lambda it: schedulers.SequentialLR(
+        it, [schedulers.LinearLR(it), StepLR(it, 2)], milestones=[3]
+    ),
+    "together": lambda it: schedulers.ChainedScheduler([schedulers.LinearLR(it), StepLR(it, 2)]),
 }
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_the_learning_rate_scale_multiplies_what_any_scheduler_says(kind: str) -> None:
+def test_the_learning_rate_scale_multiplies_any_scheduler(kind: str) -> None:
     plain, scaled, resumed = (Probe(scale, SCHEDULERS[kind]) for scale in (1.0, 2.0, 2.0))
     expected = [2 * rate for rate in plain.rates(10)]
     assert scaled.rates(5) == pytest.approx(expected[:5], rel=1e-3, abs=1e-6)
@@ -269,7 +223,7 @@ def test_the_learning_rate_scale_multiplies_what_any_scheduler_says(kind: str) -
     assert resumed.rates(5) == pytest.approx(expected[5:], rel=1e-3, abs=1e-6)
 
 
-def test_the_learning_rate_scale_rises_slowly_after_a_restore_and_falls_at_once() -> None:
+def test_the_learning_rate_scale_rises_slowly_and_falls_at_once() -> None:
     first, second = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 4.0))
     second.training.restore(first.training.capture())
     second.training.want_lr_scale(4.0)
@@ -282,7 +236,7 @@ def test_the_learning_rate_scale_rises_slowly_after_a_restore_and_falls_at_once(
     assert second.optimizer.param_groups[0]["lr"] == 0.1, "the author's own, between two steps"
 
 
-def test_a_worker_that_started_under_a_plan_of_the_past_gets_the_learning_rate_of_the_others() -> None:
+def test_a_joining_worker_takes_over_the_scale_of_the_others() -> None:
     """Those that train never followed the plan with the lower factor that it was started by."""
     trains, joins = (Probe(scale, lambda it: LambdaLR(it, lambda epoch: 1.0)) for scale in (2.0, 1.0))
     joins.training.restore(trains.training.shared())
@@ -329,38 +283,35 @@ class Group:
 
 @pytest.mark.parametrize("fails_at", ["begin", "wait"])
 @pytest.mark.parametrize("way", ["wait", "get_future"])
-def test_an_all_reduce_that_fails_ends_quietly_and_no_other_begins(fails_at: str, way: str) -> None:
+def test_a_failed_all_reduce_ends_quietly_and_no_other_begins(fails_at: str, way: str) -> None:
     inner, gradient = Group(), torch.ones(3)
     group = TolerantGroup(inner)  # type: ignore[arg-type]
     inner.fails_at = fails_at
     work = group.allreduce([gradient])
-    if way == "wait":
-        assert work.wait()
-    else:
-        assert work.get_future().wait() is gradient
+    assert work.wait() if way == "wait" else work.get_future().wait() is gradient
     assert "at its" in str(group.error)
     first = group.error
     assert group.allreduce([gradient]).get_future().wait() is gradient
     assert (group.error, inner.begun) == (first, 1)
 
 
-def test_an_all_reduce_has_the_answer_of_its_tensor_also_where_a_pass_exchanges_others() -> None:
+def test_an_all_reduce_answers_with_its_own_tensor() -> None:
     """As once DDP has put its buckets into another order, and after parameters were frozen."""
     group = TolerantGroup(Group())  # type: ignore[arg-type]
     few, many = [torch.ones(1)], [torch.ones(2), torch.ones(3)]
     for buckets in (few, few, many, many, many[::-1], few, many):
         x = torch.ones(len(buckets), requires_grad=True)
-        found: list[torch.futures.Future[Any]] = []
+        result: list[torch.futures.Future[Any]] = []
 
         def exchange(_: torch.Tensor, buckets: list[torch.Tensor] = buckets) -> None:
-            found.extend(group.allreduce([bucket]).get_future() for bucket in buckets)  # noqa: B023
+            result.extend(group.allreduce([bucket]).get_future() for bucket in buckets)  # noqa: B023
 
         x.register_hook(exchange)
         x.sum().backward()
-        assert [future.value() for future in found] == buckets
+        assert [future.value() for future in result] == buckets
 
 
-def test_a_backward_pass_within_another_waits_for_what_was_begun_before_it() -> None:
+def test_an_inner_backward_pass_waits_for_earlier_all_reduces() -> None:
     """As with activation checkpointing: DDP may want all gradients at the end of the inner pass."""
     group = TolerantGroup(Group())  # type: ignore[arg-type]
     outer, inner = (nn.Parameter(torch.ones(2)) for _ in range(2))
@@ -414,9 +365,9 @@ def summed(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
     def work(rank: int) -> torch.Tensor:
         group = TolerantGroup(OfThread(store, rank, len(tensors)))  # type: ignore[arg-type]
-        found = tensors[rank].clone()
-        assert group.add_up(found), group.error
-        return found
+        result = tensors[rank].clone()
+        assert group.add_up(result), group.error
+        return result
 
     with ThreadPoolExecutor(len(tensors)) as threads:
         return list(threads.map(work, range(len(tensors))))
@@ -425,27 +376,26 @@ def summed(*tensors: torch.Tensor) -> list[torch.Tensor]:
 LARGE = 1 << 16
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("numbers", [7, LARGE], ids=["small", "large"])
-def test_tensors_of_any_size_are_added_up_over_the_workers(workers: int, numbers: int) -> None:
+@pytest.mark.parametrize(("workers", "numbers"), [(2, 7), (2, LARGE), (3, LARGE)])
+def test_tensors_of_any_size_are_added_up(workers: int, numbers: int) -> None:
     tensors = [torch.arange(numbers) * 10**rank for rank in range(workers)]
-    for found in summed(*tensors):
-        assert torch.equal(found, sum(tensors[1:], tensors[0]))
+    for result in summed(*tensors):
+        assert torch.equal(result, sum(tensors[1:], tensors[0]))
 
 
-def test_small_tensors_are_added_up_in_the_order_of_ranks_so_that_all_workers_get_the_same_bits() -> None:
-    """In any other order the one is lost beside the large numbers."""
-    for found in summed(*(torch.full((7,), value) for value in (1e8, -1e8, 1.0))):
-        assert found.tolist() == [1.0] * 7
+def test_small_tensors_are_added_up_in_the_order_of_ranks() -> None:
+    """So all workers get the same bits. In any other order the one is lost beside the large numbers."""
+    for result in summed(*(torch.full((7,), value) for value in (1e8, -1e8, 1.0))):
+        assert result.tolist() == [1.0] * 7
 
 
 def test_what_cannot_be_gathered_is_added_up_too() -> None:
     complex_ones = torch.ones(2, dtype=torch.complex64)
-    for found in summed(complex_ones, 1j * complex_ones):
-        assert found.tolist() == [1 + 1j] * 2
+    for result in summed(complex_ones, 1j * complex_ones):
+        assert result.tolist() == [1 + 1j] * 2
     columns = torch.arange(6.0).reshape(2, 3).T
-    for found in summed(columns, columns):
-        assert torch.equal(found, 2 * columns)
+    for result in summed(columns, columns):
+        assert torch.equal(result, 2 * columns)
 
 
 class Masked(nn.Module):
@@ -502,9 +452,7 @@ def add_to_a_part(mask: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("write", [add, add_uncounted, add_to_a_part])
-def test_a_large_buffer_that_steps_write_is_put_back_to_where_the_last_one_began(
-    write: Callable[[torch.Tensor], None],
-) -> None:
+def test_a_written_large_buffer_is_put_back(write: Callable[[torch.Tensor], None]) -> None:
     model, start = Masked(), StepStart()
     start.watch(model)
     for _ in range(3):
@@ -517,7 +465,7 @@ def test_a_large_buffer_that_steps_write_is_put_back_to_where_the_last_one_began
 
 
 @pytest.mark.parametrize("write", [add, add_to_a_part])
-def test_a_buffer_that_was_constant_until_now_is_put_back_and_copied_again(
+def test_a_constant_buffer_is_put_back_and_copied_again(
     write: Callable[[torch.Tensor], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Masked()
@@ -532,10 +480,9 @@ def test_a_buffer_that_was_constant_until_now_is_put_back_and_copied_again(
     assert made.count(LARGE) == 1
 
 
-@pytest.mark.parametrize(("replaced", "left"), [(True, 0), (False, LARGE)])
-def test_a_buffer_that_a_step_replaces_is_put_back_and_uncounted_writes_get_no_values_of_long_ago(
-    replaced: bool, left: int
-) -> None:
+@pytest.mark.parametrize(("replaced", "kept"), [(True, 0), (False, LARGE)])
+def test_a_replaced_buffer_is_put_back(replaced: bool, kept: int) -> None:
+    """What is put back is never a value of long ago."""
     model = Masked()
     start = noted(model)
     if replaced:
@@ -544,7 +491,7 @@ def test_a_buffer_that_a_step_replaces_is_put_back_and_uncounted_writes_get_no_v
         add_uncounted(model.mask)
         start.note()
     start.put_back_buffers()
-    assert model.mask.count_nonzero() == left
+    assert model.mask.count_nonzero() == kept
 
 
 def test_running_statistics_and_the_generator_are_put_back() -> None:

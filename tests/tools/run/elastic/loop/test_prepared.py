@@ -31,9 +31,9 @@ def test_it_returns_what_it_is_given_in_the_same_order() -> None:
     one, other = nn.Linear(1, 1), nn.Linear(1, 2)
     first, second, samples = sgd(one), sgd(other), data()
     job = elastic.init(batch_size=4)
-    found = job.prepare(first, painter=one, data=samples, critic=other, second=second)
-    assert [id(found[at]) for at in (0, 1, 3, 4)] == [id(it) for it in (first, one, other, second)]
-    loader: Any = found[2]
+    result = job.prepare(first, painter=one, data=samples, critic=other, second=second)
+    assert [id(result[at]) for at in (0, 1, 3, 4)] == [id(it) for it in (first, one, other, second)]
+    loader: Any = result[2]
     assert (len(loader), len(loader.sampler), loader.dataset is samples) == (3, 10, True)
     loader.sampler.set_epoch(1)
 
@@ -51,14 +51,8 @@ Accelerated = type("AcceleratedOptimizer", (torch.optim.SGD,), {"__module__": "a
     [
         (lambda net: (nn.DataParallel(net), sgd(net)), "leave out DataParallel: each worker has one device"),
         (lambda net: (Sharded(1, 1), sgd(net)), "leave out fully_shard; every worker has a whole copy"),
-        (
-            lambda net: (net, Accelerated(net.parameters(), lr=0.1)),
-            "leave out Accelerator: job.prepare",
-        ),
-        (
-            lambda net: (net, sgd(net), DataLoader(data(), 2)),
-            "DataLoader gives batches: give job.prepare",
-        ),
+        (lambda net: (net, Accelerated(net.parameters(), lr=0.1)), "leave out Accelerator: job.prepare"),
+        (lambda net: (net, sgd(net), DataLoader(data(), 2)), "DataLoader gives batches: give job.prepare"),
         (lambda net: (net, data()), "job.prepare got no optimizer"),
         (lambda net: (net, sgd(net), data(), data()), "job.prepare got several datasets"),
         (lambda net: (net, sgd(net), torch.amp.GradScaler("cpu")), "GradScaler: register this object"),
@@ -66,12 +60,12 @@ Accelerated = type("AcceleratedOptimizer", (torch.optim.SGD,), {"__module__": "a
     ids=["DataParallel", "fully_shard", "Accelerator", "DataLoader", "optimizer", "datasets", "scaler"],
 )
 def test_what_it_cannot_use_is_named_with_what_to_do_instead(given: Any, message: str) -> None:
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError) as result:
         elastic.init(batch_size=4).prepare(*given(nn.Linear(1, 1)))
-    assert message in str(found.value)
+    assert message in str(result.value)
 
 
-def test_a_model_among_workers_has_the_names_and_the_state_of_the_model_itself() -> None:
+def test_a_model_among_workers_keeps_its_names_and_state() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     among = ElasticDataParallel(net, Averaging())
     assert list(among.state_dict()) == list(net.state_dict())

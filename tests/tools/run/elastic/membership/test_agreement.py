@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,46 +11,39 @@ import pytest
 from pliant.schemas.errors import ServiceMissingError
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.membership import agreement
-from pliant.tools.run.elastic.membership.agreement import (
-    BETWEEN_VOTES_S,
-    MOST_STEPS,
-    PlanWatch,
-    Vote,
-    steps_between_votes,
-)
-from pliant.tools.run.statedir.contract.presence import Presence
+from pliant.tools.run.elastic.membership.agreement import BETWEEN_VOTES_S, PlanWatch, StopSignal, Vote
+from pliant.tools.run.elastic.membership.membership import Recurrence, described
+from pliant.tools.run.elastic.membership.process_group import released
+from pliant.tools.run.elastic.state.training import IN_EPOCH, Cursor
+from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, LOST_PEER
 from tests.tools.run.elastic.alone import Clock
 from tests.tools.run.elastic.gang import plan, put
-from tests.tools.run.elastic.nursery import CONTEXT
-from tests.tools.run.site import until
 
 
-def is_present(path: Path) -> None:
-    Presence(path).begin()
-    signal.pause()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock(1000.0)
+    monkeypatch.setattr(agreement, "time", made)
+    return made
 
 
 class TestPlans:
-    def test_a_newer_plan_is_seen_and_an_older_one_is_not(self, tmp_path: Path) -> None:
+    def test_a_newer_plan_is_seen(self, tmp_path: Path) -> None:
         job = put(tmp_path, plan(3))
         watch = PlanWatch(WorkerContext(job, plan(3), 0))
         assert watch.newest().generation == 3
         put(tmp_path, plan(4, abort=True))
         assert watch.newest().abort
         put(tmp_path, plan(2))
-        assert watch.newest().generation == 4
+        assert watch.newest().generation == 4, "an older one is not for it"
         job.plan.unlink()
         assert watch.newest().generation == 4
-
-    def test_a_plan_that_cannot_be_understood_stops_no_training(self, tmp_path: Path) -> None:
-        job = put(tmp_path, plan(3))
-        watch = PlanWatch(WorkerContext(job, plan(3), 0))
         job.plan.write_text("{")
-        assert watch.newest().generation == 3
+        assert watch.newest().generation == 4
         put(tmp_path, plan(5))
         assert watch.newest().generation == 5
 
-    def test_a_plan_that_only_others_see_is_waited_for_and_then_missed(self, tmp_path: Path) -> None:
+    def test_a_plan_that_only_others_see_is_waited_for(self, tmp_path: Path) -> None:
         watch = PlanWatch(WorkerContext(put(tmp_path, plan(1)), plan(1), 0))
         with pytest.raises(ServiceMissingError, match=r"plan-2\.json was announced by another worker"):
             watch.exactly(2, timeout_s=0.05)
@@ -58,29 +51,33 @@ class TestPlans:
         put(tmp_path, plan(3))
         assert watch.exactly(2, timeout_s=60).generation == 2
 
-    def test_a_plan_is_in_force_when_the_workers_that_it_adds_are_ready(self, tmp_path: Path) -> None:
-        job = put(tmp_path, plan(1))
+    def test_a_plan_is_in_force_when_its_new_workers_are_ready(
+        self, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        job, lives = put(tmp_path, plan(1)), ["none"]
+        states = {job.attempt(1).presence(2): lives}
+        monkeypatch.setattr(agreement, "life", lambda path: states[path][0])
         context = WorkerContext(job, plan(1), 0)
         context.settle()
         watch = PlanWatch(context)
+
+        def in_force() -> int:
+            clock.now_s += 1.0
+            return watch.in_force().generation
+
         put(tmp_path, plan(2, range(3)))
-        assert watch.in_force().generation == 1
-        worker = CONTEXT.Process(target=is_present, args=(job.attempt(1).presence(2),))
-        worker.start()
-        until(lambda: watch.in_force().generation == 2)
-        worker.kill()
-        worker.join()
+        assert in_force() == 1
+        lives[0] = "alive"
+        assert in_force() == 2
+        lives[0] = "dead"
         put(tmp_path, plan(3, range(3)))
-        time.sleep(0.02)  # longer than between two looks: it would be in force now
-        assert watch.in_force().generation == 2, "that worker is dead"
+        assert in_force() == 2
 
 
-def test_a_worker_that_waits_looks_seldom_at_whether_the_others_are_through(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_waiting_worker_looks_for_the_end_seldom(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[None] = []
-    clock = Clock(1000.0)
-    monkeypatch.setattr(agreement, "time", clock)
     monkeypatch.setattr(WorkerContext, "is_done", lambda _: looks.append(None))
     watch = PlanWatch(WorkerContext(put(tmp_path, plan()), plan(), 0))
     for expected in (1, 2, 3):
@@ -92,10 +89,10 @@ def test_a_worker_that_waits_looks_seldom_at_whether_the_others_are_through(
 
 @pytest.mark.parametrize(
     ("step_s", "steps"),
-    [(0.0, 1), (10.0, 1), (BETWEEN_VOTES_S, 1), (BETWEEN_VOTES_S / 4, 4), (1e-6, MOST_STEPS)],
+    [(0.0, 1), (10.0, 1), (BETWEEN_VOTES_S, 1), (BETWEEN_VOTES_S / 4, 4), (1e-6, agreement.MOST_STEPS)],
 )
 def test_short_steps_leave_out_votes(step_s: float, steps: int) -> None:
-    assert steps_between_votes(step_s) == steps
+    assert agreement.steps_between_votes(step_s) == steps
 
 
 class Pair:
@@ -112,7 +109,7 @@ class Pair:
             return None
         for number, (vote, step_s) in enumerate(zip(self.votes, usual_s, strict=True)):
             vote.cast(7 + number)
-            vote._numbers[1] = -steps_between_votes(step_s)
+            vote._numbers[1] = -agreement.steps_between_votes(step_s)
         largest = [max(pair) for pair in zip(*(vote._numbers.tolist() for vote in self.votes), strict=True)]
         for vote in self.votes:
             vote._numbers[:] = largest
@@ -121,25 +118,16 @@ class Pair:
         return agreed
 
 
-def test_workers_of_different_speed_vote_at_the_same_steps_as_often_as_the_slower_one_would() -> None:
+def test_workers_vote_as_often_as_the_slower_one_would() -> None:
     both, quick = Pair(), BETWEEN_VOTES_S / 8
-    found = [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(7)]
-    assert found == [8, None, None, 8, None, None, 8]
-
-
-def test_a_vote_that_must_be_is_held_out_of_turn_and_the_count_starts_again() -> None:
-    both, quick = Pair(), BETWEEN_VOTES_S / 3
-    assert [both.step(quick, quick) for _ in range(2)] == [8, None]
-    assert both.step(quick, quick, forced=True) == 8
-    assert [both.step(quick, quick) for _ in range(3)] == [None, None, 8]
-
-
-def test_workers_that_have_met_vote_at_their_first_step() -> None:
-    both = Pair()
-    assert both.step(1e-6, 1e-6) == 8
+    got = [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(7)]
+    assert got == [8, None, None, 8, None, None, 8]
+    assert both.step(quick, BETWEEN_VOTES_S / 3, forced=True) == 8, "out of turn"
+    assert [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(3)] == [None, None, 8]
+    assert both.step(1e-6, 1e-6) is None
     for vote in both.votes:
         vote.drop()
-    assert both.step(1e-6, 1e-6) == 8
+    assert both.step(1e-6, 1e-6) == 8, "the first step after a meeting"
 
 
 def test_a_worker_alone_votes_at_every_step() -> None:
@@ -151,7 +139,7 @@ def test_a_worker_alone_votes_at_every_step() -> None:
     assert vote.result() == 0
 
 
-def test_a_vote_says_what_each_worker_needs_of_a_step_without_the_others() -> None:
+def test_a_vote_carries_each_worker_s_own_step_time() -> None:
     votes = [Vote() for _ in range(3)]
     for rank, vote in enumerate(votes):
         vote.drop(rank, 3)
@@ -164,3 +152,86 @@ def test_a_vote_says_what_each_worker_needs_of_a_step_without_the_others() -> No
         assert vote.own_s == [0.1, 0.0, 0.25], "0: not known"
     votes[0].drop(0, 2)
     assert votes[0].own_s == [0.0, 0.0], "of other workers it says nothing"
+
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("too large\nby far"), "ValueError: too large"),
+        (KeyError(), "KeyError"),
+        (RuntimeError("in loading Net:\n\tsize mismatch"), "RuntimeError: in loading Net: size mismatch"),
+        (
+            RuntimeError("a/gloo/pair.cc: closed by peer"),
+            f"{LOST_PEER}: RuntimeError: a/gloo/pair.cc: closed by peer",
+        ),
+        (RuntimeError("a/gloo/pair.cc: 8 vs 4"), "RuntimeError: a/gloo/pair.cc: 8 vs 4"),
+    ],
+)
+def test_the_reason_of_a_crash_is_one_line(error: Exception, words: str) -> None:
+    assert described(type(error), error, alone=False) == words
+
+
+def test_an_error_that_comes_again_though_all_live_is_raised() -> None:
+    place, later = Cursor(0, 7, IN_EPOCH), Cursor(0, 8, IN_EPOCH)
+    error, got = RuntimeError("gloo"), Recurrence()
+    for each in (place, later, place):  # a step that was trained meanwhile
+        got.check(error, (0, 1), (0, 1), each)
+    for number in range(3, 9):  # the loss of a worker
+        got.check(error, tuple(range(number)), tuple(range(number - 1)), place)
+    got.check(error, (0, 1), (0, 1), later)
+    with pytest.raises(RuntimeError, match="gloo") as raised:
+        got.check(error, (0, 1), (0, 1), later)
+    assert raised.value is error
+    assert "all workers are alive" in raised.value.__notes__[0]
+
+
+def test_what_an_error_remembers_holds_no_connection() -> None:
+    class Connection:
+        pass
+
+    def fails() -> None:
+        connection = Connection()
+        raise RuntimeError(f"{type(connection).__name__} closed by peer")
+
+    try:
+        fails()
+    except RuntimeError as caught:
+        error = released(caught)
+    trace = error.__traceback__
+    assert trace is not None and trace.tb_next is not None  # noqa: PT018
+    assert trace.tb_next.tb_frame.f_code.co_name == "fails"
+    assert trace.tb_next.tb_frame.f_locals == {}
+
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def handlers_as_before() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_without_a_launcher_a_notice_is_a_request_to_stop() -> None:
+    stop = StopSignal()
+    signal.raise_signal(signal.SIGUSR1)
+    assert stop.received
+
+
+def test_a_notice_waits_for_the_launcher_s_answer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_NOTICES, "1")
+    stop = StopSignal()
+    signal.raise_signal(signal.SIGUSR1)
+    clock.now_s += agreement.UNHEARD_S - 1.0
+    assert not stop.received
+    clock.now_s += 2.0
+    assert stop.received, "the launcher is not there"
+    stop.new_plan()
+    assert not stop.received, "it was only slow, and says what to do"
+    signal.raise_signal(signal.SIGTERM)
+    assert stop.received, "Slurm waits no longer"

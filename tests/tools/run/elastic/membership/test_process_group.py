@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,27 +22,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pliant.tools.run.elastic.context import Context
-from pliant.tools.run.elastic.membership import process_group
-from pliant.tools.run.elastic.membership.agreement import world
-from pliant.tools.run.elastic.membership.process_group import (
-    COLLECTIVE,
-    SILENCE_S,
-    Connections,
-    FolderStore,
-    ProcessGroup,
-    cut_off,
-    leave,
-    make_known,
-    pause,
-    shared_store,
-    use_interface,
-)
+from pliant.tools.run.elastic.context import Context, WorkerContext
+from pliant.tools.run.elastic.membership import process_group, rendezvous
+from pliant.tools.run.elastic.membership.agreement import PlanWatch, world
+from pliant.tools.run.elastic.membership.process_group import FolderStore, ProcessGroup, pause
+from pliant.tools.run.elastic.membership.rendezvous import Lookout
+from pliant.tools.run.service.commands import write_plan
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.presence import Presence, life
+from tests.leftovers import PATIENCE_S
+from tests.tools.run.elastic.gang import plan, put
 from tests.tools.run.elastic.nursery import CONTEXT
 from tests.tools.run.site import until
 
 pytestmark = pytest.mark.torch
+Patch = pytest.MonkeyPatch
 
 
 def never() -> bool:
@@ -59,7 +54,7 @@ def test_c_plus_plus_and_python_read_the_same_values(tmp_path: Path) -> None:
     assert all(path.parent == tmp_path for path in tmp_path.rglob("*"))
 
 
-def test_of_several_that_decide_the_first_one_does_and_counting_loses_nothing(tmp_path: Path) -> None:
+def test_the_first_to_decide_wins_and_counting_loses_nothing(tmp_path: Path) -> None:
     def decide(number: int) -> None:
         store = FolderStore(tmp_path, never)
         store.set_once("verdict", str(number))
@@ -75,7 +70,7 @@ def test_of_several_that_decide_the_first_one_does_and_counting_loses_nothing(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["key-n", "key-verdict", "lock"]
 
 
-def test_waiting_ends_with_the_key_with_a_newer_plan_or_with_the_time(tmp_path: Path) -> None:
+def test_waiting_ends_with_the_key_a_newer_plan_or_the_time(tmp_path: Path) -> None:
     asked: list[None] = []
 
     def called_away() -> bool:
@@ -89,14 +84,12 @@ def test_waiting_ends_with_the_key_with_a_newer_plan_or_with_the_time(tmp_path: 
     with pytest.raises(RuntimeError, match="did not connect"):
         FolderStore(tmp_path, never).wait(["missing"], timedelta(0))
     with ThreadPoolExecutor(1) as pool:
-        found = pool.submit(FolderStore(tmp_path, never).get, "later")
+        got = pool.submit(FolderStore(tmp_path, never).get, "later")
         FolderStore(tmp_path, never).set("later", "here")
-        assert found.result(60) == b"here"
+        assert got.result(60) == b"here"
 
 
-def test_a_value_that_is_being_written_is_not_there_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_half_written_value_is_not_there(tmp_path: Path, monkeypatch: Patch) -> None:
     def killed(self: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
@@ -106,44 +99,35 @@ def test_a_value_that_is_being_written_is_not_there_yet(
     assert not FolderStore(tmp_path, never).check(["a"])
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_an_error(tmp_path: Path, monkeypatch: Patch) -> None:
     def full(self: Path, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    for _ in range(3):
-        with pytest.raises(OSError, match="No space left"):
-            make_known(tmp_path / "reached", b"1")
+    with pytest.raises(OSError, match="No space left"):
+        process_group.make_known(tmp_path / "reached", b"1")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_shared_store_in_a_folder_that_is_gone_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_shared_store_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     """PyTorch's own store would wait for the folder, and no other thread could run meanwhile."""
     with pytest.raises(FileNotFoundError):
-        shared_store(tmp_path / "removed", "0")
+        process_group.shared_store(tmp_path / "removed", "0")
 
 
 def test_a_shared_store_is_one_for_all_who_open_it(tmp_path: Path) -> None:
-    (one, _), (other, _) = shared_store(tmp_path, "0"), shared_store(tmp_path, "1")
+    """To come and go writes nothing that a kill could tear, as PyTorch does that counts users in the file."""
+    one, _ = process_group.shared_store(tmp_path, "0")
     one.set("a", "b")
+    content = (tmp_path / "store").read_bytes()
+    other, name = process_group.shared_store(tmp_path, "1")
     assert other.get("a") == b"b"
+    name.unlink()
+    del other
+    assert (tmp_path / "store").read_bytes() == content
+    other, _ = process_group.shared_store(tmp_path, "1")
     assert [one.add("n", 1), other.add("n", 1), one.add("n", 1)] == [1, 2, 3]
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o600
-
-
-def test_to_come_and_go_writes_nothing_that_a_kill_could_tear(tmp_path: Path) -> None:
-    """PyTorch's own way is to count users in the file, when they come and when they go."""
-    first, _ = shared_store(tmp_path, "0")
-    first.set("a", "b")
-    content = (tmp_path / "store").read_bytes()
-    second, name = shared_store(tmp_path, "1")
-    assert second.get("a") == b"b"
-    name.unlink()
-    del second
-    assert (tmp_path / "store").read_bytes() == content
-    assert first.check(["a"])
 
 
 ASKING = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
@@ -187,19 +171,24 @@ def device() -> Iterator[Callable[[], Device]]:
 
 
 def test_only_what_was_opened_while_the_group_formed_is_ended(device: Callable[[], Device]) -> None:
-    earlier, connections = device(), Connections()
+    earlier, connections = device(), process_group.Connections()
     with connections.opened():
         formed = device()
     later = device()
+    assert formed.own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    asks = [formed.own.getsockopt(socket.IPPROTO_TCP, option) for option in ASKING]
+    assert asks[0] + asks[1] * asks[2] == process_group.SILENCE_S, "gloo itself would wait for half an hour"
+    assert (
+        formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * process_group.SILENCE_S
+    )
+    assert formed.listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
     connections.close()
     assert [one.is_over for one in (earlier, formed, later)] == [False, True, False]
     assert formed.listener.fileno() >= 0
 
 
-def test_a_group_that_gets_the_descriptors_of_one_that_is_freed_meanwhile_is_known(
-    device: Callable[[], Device],
-) -> None:
-    earlier, connections = device(), Connections()
+def test_reused_descriptors_are_known(device: Callable[[], Device]) -> None:
+    earlier, connections = device(), process_group.Connections()
     before = earlier.epoll.fileno()
     with connections.opened():
         earlier.close()
@@ -209,10 +198,8 @@ def test_a_group_that_gets_the_descriptors_of_one_that_is_freed_meanwhile_is_kno
     assert formed.is_over
 
 
-def test_a_worker_that_ends_its_connections_still_lives_for_the_others(
-    tmp_path: Path, device: Callable[[], Device]
-) -> None:
-    presence, connections = Presence(tmp_path / "presence"), Connections()
+def test_ending_connections_keeps_the_presence_alive(tmp_path: Path, device: Callable[[], Device]) -> None:
+    presence, connections = Presence(tmp_path / "presence"), process_group.Connections()
     presence.begin()
     with CONTEXT.Pool(1) as other:
         with connections.opened():
@@ -223,20 +210,6 @@ def test_a_worker_that_ends_its_connections_still_lives_for_the_others(
     presence.end()
 
 
-def test_a_connection_to_a_host_that_does_not_answer_is_given_up_by_the_system(
-    device: Callable[[], Device],
-) -> None:
-    """Gloo itself would wait for half an hour."""
-    connections = Connections()
-    with connections.opened():
-        formed = device()
-    assert formed.own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    asks = [formed.own.getsockopt(socket.IPPROTO_TCP, option) for option in ASKING]
-    assert asks[0] + asks[1] * asks[2] == SILENCE_S
-    assert formed.own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * SILENCE_S
-    assert formed.listener.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
-
-
 LIMIT = timedelta(seconds=60)
 VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -244,7 +217,7 @@ VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 @pytest.fixture(autouse=True)
 def _no_group_is_left() -> Iterator[None]:
     yield
-    leave()
+    process_group.leave()
 
 
 def cpu(rank: int, size: int) -> Context:
@@ -258,68 +231,44 @@ def in_processes(work: Callable[..., Any], count: int, *arguments: Any) -> list[
         return pool.starmap_async(work, tasks, chunksize=1).get(120)
 
 
-def test_groups_one_after_the_other_leave_the_exception_hook_alone(tmp_path: Path) -> None:
-    hook = sys.excepthook
-    group = ProcessGroup(cpu(0, 1), None)
-    for number in range(5):
-        (tmp_path / str(number)).mkdir()
-        group.form(tmp_path / str(number), never, LIMIT)
-        assert sys.excepthook is hook
-        group.leave()
-
-
-def uses_the_default_store(rank: int, count: int, folder: Path) -> list[str]:
-    use_interface("127.0.0.1")
+def in_a_group(rank: int, count: int, folder: Path) -> list[str]:
+    """Use the group's parts. Then worker 1 leaves, and keeps the group and an operation of it."""
+    process_group.use_interface("127.0.0.1")
     group = ProcessGroup(cpu(rank, count), None)
     group.form(folder, never, LIMIT)
     gc.collect()
     store = dist.distributed_c10d._get_default_store()
     store.set(f"from-{rank}", f"value {rank}")
-    found = [store.get(f"from-{one}").decode() for one in range(count)]
+    got = [store.get(f"from-{one}").decode() for one in range(count)]
     assert store.check(["from-0"])
     assert not store.check(["from-none"])
     total = torch.ones(1)
     dist.all_reduce(total, group=dist.new_group())
     mine = psutil.Process().net_connections()
-    dist.barrier()
-    group.leave()
     listens = {one.laddr.ip for one in mine if one.status == psutil.CONN_LISTEN}
-    return [*found, str(total.item()), *listens]
-
-
-def test_the_default_store_and_later_groups_work_after_forming_and_nothing_leaves_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    expected = ["value 0", "value 1", "value 2", "3.0", "127.0.0.1"]
-    assert in_processes(uses_the_default_store, 3, tmp_path) == [expected] * 3
-
-
-def keeps_what_it_leaves(rank: int, count: int, folder: Path) -> str:
-    """Worker 1 leaves, and keeps the group and an operation of it."""
-    group = ProcessGroup(cpu(rank, count), None)
-    group.form(folder, never, LIMIT)
+    got += [str(total.item()), *listens]
     kept = [dist.group.WORLD, world().allreduce([torch.ones(1)])]
     kept[1].wait()
     if rank == 1:
         group.leave()
         until(lambda: (folder / "heard-0").exists() and (folder / "heard-2").exists())
-        return "left" if len(kept) == 2 else ""
+        return [*got, "no longer in it"] if len(kept) == 2 else []
     with pytest.raises(RuntimeError) as lost:
         world().allreduce([torch.ones(1)]).wait()
     (folder / f"heard-{rank}").touch()
-    return "lost a worker" if cut_off(lost.value) else str(lost.value)
+    return [*got, "lost a worker" if process_group.cut_off(lost.value) else str(lost.value)]
 
 
-def test_who_leaves_a_group_that_it_still_refers_to_is_missed_by_the_others_at_once(tmp_path: Path) -> None:
-    told = in_processes(keeps_what_it_leaves, 3, tmp_path)
-    assert told == ["lost a worker", "left", "lost a worker"]
+def test_a_group_works_locally_and_misses_a_worker_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Its default store and later groups work, too; the worker that leaves still refers to the group."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    expected = ["value 0", "value 1", "value 2", "3.0", "127.0.0.1"]
+    ends = ["lost a worker", "no longer in it", "lost a worker"]
+    assert in_processes(in_a_group, 3, tmp_path) == [[*expected, end] for end in ends]
 
 
-def test_a_worker_that_died_while_connecting_is_waited_for_until_a_newer_plan_is_in_force(
-    tmp_path: Path,
-) -> None:
+def test_a_newer_plan_ends_the_wait_for_a_connection(tmp_path: Path) -> None:
     """Who counts the group that failed looks for the others under another number next time."""
     asked: list[None] = []
 
@@ -335,31 +284,40 @@ def test_a_worker_that_died_while_connecting_is_waited_for_until_a_newer_plan_is
     group.leave()
     (tmp_path / "next").mkdir()
     again = ProcessGroup(cpu(0, 1), None)
+    hook = sys.excepthook
     again.form(tmp_path / "next", never, LIMIT)
+    assert sys.excepthook is hook
     assert dist.group.WORLD is not None
     assert dist.group.WORLD.group_name == "0"
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    assert backend.options._timeout == COLLECTIVE, "a validation on rank 0 may last longer than the meeting"
+    assert backend.options._timeout == process_group.COLLECTIVE, (
+        "a validation on rank 0 may last longer than the meeting"
+    )
     again.leave()
+    assert sys.excepthook is hook
 
 
 class Recorded:
     """What is asked of PyTorch, by order, with nothing behind it."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: Patch) -> None:
         self.calls: list[tuple[str, Any]] = []
         patch.setattr(process_group.dist, "init_process_group", self._init)
         patch.setattr(process_group, "_set_pg_timeout", lambda limit: self.calls.append(("timeout", limit)))
-        patch.setattr(process_group, "_exchange", lambda *found: self.calls.append(("exchange", found)))
+        patch.setattr(process_group, "_exchange", lambda *got: self.calls.append(("exchange", got)))
 
     def _init(self, backend: str, **how: Any) -> None:
         self.calls.append((backend, how))
 
 
-def test_on_gpus_the_communicator_is_made_at_once_and_used_once_over_a_store_without_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_gpus_the_communicator_is_made_and_used_at_once(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Over a store without Python. Only nccl is bound to a device."""
     recorded, device = Recorded(monkeypatch), torch.device("cuda", 1)
+    (tmp_path / "gloo").mkdir()
+    ProcessGroup(Context(1, 2, device), "cpu:gloo,cuda:gloo").form(tmp_path / "gloo", never, LIMIT)
+    backend, how = recorded.calls.pop(0)
+    assert (backend, how["device_id"]) == ("cpu:gloo,cuda:gloo", None)
+    recorded.calls.clear()
     group = ProcessGroup(Context(1, 2, device), None)
     group.form(tmp_path, never, LIMIT)
     (backend, how), *after = recorded.calls
@@ -367,20 +325,11 @@ def test_on_gpus_the_communicator_is_made_at_once_and_used_once_over_a_store_wit
     store = how.pop("store")
     assert type(store) is dist.FileStore
     assert how == {"rank": 1, "world_size": 2, "timeout": LIMIT, "device_id": device}
-    assert after == [("timeout", COLLECTIVE), ("exchange", (device, LIMIT))]
-    assert store.timeout == COLLECTIVE  # type: ignore[attr-defined]
+    assert after == [("timeout", process_group.COLLECTIVE), ("exchange", (device, LIMIT))]
+    assert store.timeout == process_group.COLLECTIVE  # type: ignore[attr-defined]
     store.set("a", "b")
     assert store.get("a") == b"b"
     group.leave()
-
-
-def test_a_backend_that_the_script_names_is_bound_to_a_device_only_where_it_is_nccl(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorded = Recorded(monkeypatch)
-    ProcessGroup(Context(0, 2, torch.device("cuda", 0)), "cpu:gloo,cuda:gloo").form(tmp_path, never, LIMIT)
-    backend, how = recorded.calls[0]
-    assert (backend, how["device_id"]) == ("cpu:gloo,cuda:gloo", None)
 
 
 def hangs(folder: str) -> None:
@@ -402,9 +351,7 @@ def test_a_worker_that_hangs_in_a_library_while_it_connects_ends(tmp_path: Path)
         worker.kill()
 
 
-def test_a_group_that_waits_for_an_operation_for_ever_is_left_to_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_group_that_never_frees_is_given_to_a_thread(monkeypatch: Patch) -> None:
     over = threading.Event()
 
     class Waits:
@@ -415,3 +362,100 @@ def test_a_group_that_waits_for_an_operation_for_ever_is_left_to_a_thread(
     assert not process_group._freed([Waits()])
     over.set()
     assert process_group._freed([Waits()])
+
+
+def site(folder: Path) -> JobDir:
+    """Two workers train; the second one was there, and is gone."""
+    job = put(folder, plan())
+    job.attempt(1).presence(1).touch()
+    return job
+
+
+def looking(job: JobDir, worker: int = 0, group: ProcessGroup | None = None, **more: Any) -> Lookout:
+    context = WorkerContext(job, plan(1), worker)
+    return Lookout(context, PlanWatch(context), group or ProcessGroup(context, None), **more)
+
+
+def test_a_missing_worker_that_no_plan_has_is_lost(tmp_path: Path) -> None:
+    job = site(tmp_path)
+    at_the_first, at_the_gone = looking(job), looking(job, worker=1)
+    assert at_the_first.lost() == [], "there is no plan without it yet"
+    write_plan(job, plan(2, (0,)))
+    assert at_the_first.lost() == ["n0/1"]
+    assert at_the_gone.lost() == [], "none looks at its own file"
+    write_plan(job, plan(3))
+    assert at_the_first.lost() == [], "a plan that counts on it is not for those that do without it"
+
+
+def falls_silent(rank: int, count: int, folder: Path) -> list[str]:
+    """Worker 1 lives, then stands still, or its host is dead and the file server has not noticed."""
+    job = JobDir(folder)
+    if rank == 1:
+        own = Presence(job.attempt(1).presence(1))
+        own.begin()
+        (folder / "here").touch()
+        until((folder / "seen").exists)
+        own.end()
+        (folder / "silent").touch()
+        until((folder / "over").exists)
+        return []
+    until((folder / "here").exists)
+    assert looking(job).lost() == [], "it lives, and has yet to leave"
+    (folder / "seen").touch()
+    until((folder / "silent").exists)
+    watching = looking(job)
+    assert watching.lost() == [], "not at the first look"
+    result: list[str] = []
+    until(lambda: result.extend(watching.lost()) or result)  # type: ignore[func-returns-value]
+    (folder / "over").touch()
+    return result
+
+
+def test_a_locked_but_silent_worker_is_lost(tmp_path: Path) -> None:
+    job = site(tmp_path)
+    write_plan(job, plan(2, (0,)))
+    assert in_processes(falls_silent, 2, tmp_path) == [["n0/1"], []]
+
+
+def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that leaves in good order may be gone before the others have read its last words."""
+    looks = iter([["n0/1"], [], ["n0/1"], ["n0/2"], ["n0/1"], [], []])
+    broken_off: list[None] = []
+    watching = looking(site(tmp_path), look_s=0.001)
+
+    def look(self: Lookout) -> list[str]:
+        result = next(looks, None)
+        if result is None:
+            watching.end()
+        return result or []
+
+    monkeypatch.setattr(Lookout, "lost", look)
+    monkeypatch.setattr(ProcessGroup, "break_off", lambda self: broken_off.append(None))
+    watching.begin()
+    assert watching._thread is not None
+    watching._thread.join(60)
+    assert broken_off == []
+
+
+def never_ends(folder: Path) -> None:
+    """Worker 1 is lost; what worker 0 waits for was forgotten, so to break it off changes nothing."""
+    sys.stderr = (folder / "errors").open("w", buffering=1)
+    rendezvous.FORGOTTEN_S = 0.1  # type: ignore[misc]
+    ProcessGroup.break_off = lambda self: None  # type: ignore[method-assign]
+    job = JobDir(folder)
+    watching = looking(job, look_s=0.01)
+    write_plan(job, plan(2, (0,)))
+    watching.begin()
+    time.sleep(1.0)  # no exchange: a step that takes long is none of its business
+    (folder / "waits").touch()
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=0, world_size=2)
+
+
+def test_only_a_worker_in_a_forgotten_exchange_ends(tmp_path: Path) -> None:
+    site(tmp_path)
+    worker = CONTEXT.Process(target=never_ends, args=(tmp_path,))
+    worker.start()
+    worker.join(PATIENCE_S)
+    assert worker.exitcode == -signal.SIGKILL
+    assert "does not end: this worker ends" in (tmp_path / "errors").read_text()
+    assert (tmp_path / "waits").exists()

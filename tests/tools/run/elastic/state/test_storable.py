@@ -20,7 +20,6 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR, AveragedModel
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.elastic import ElasticJob
 from pliant.tools.run.elastic.state.checkpoint import FORMAT, Checkpoints
 from pliant.tools.run.elastic.state.training import (
     Training,
@@ -30,7 +29,7 @@ from pliant.tools.run.elastic.state.training import (
     plain,
     stored,
 )
-from tests.tools.run.elastic.alone import Alone
+from tests.tools.run.elastic.alone import Alone, Author
 
 pytestmark = pytest.mark.torch
 
@@ -66,24 +65,17 @@ def again(state: Any) -> Any:
     return loaded(io.BytesIO(stored(state)), "here")
 
 
-PLAIN: dict[str, Any] = {
-    "numbers": {"a": 1, 2: -0.5, "big": 1 << 80, "complex": 1j, "none": None, "yes": True},
-    "text": ["ä", b"bytes", bytearray(b"more")],
-    "containers": ((1, [2]), {3}, collections.OrderedDict(a=1), collections.Counter("aab")),
-    "torch": [torch.Size([1]), torch.device("cpu"), torch.float16],
-}
-
-
-@pytest.mark.parametrize("kind", PLAIN)
-def test_plain_values_come_back_as_they_were(kind: str) -> None:
-    assert again(PLAIN[kind]) == PLAIN[kind]
-
-
-def test_numbers_of_numpy_become_those_of_python() -> None:
-    state = {"best": np.float64(0.5), "steps": [np.int64(3), (np.bool_(True),)]}
-    found = again(plain(state))
-    assert found == {"best": 0.5, "steps": [3, (True,)]}
-    assert [type(found["best"]), *map(type, found["steps"])] == [float, int, tuple]
+def test_plain_values_come_back_as_they_were() -> None:
+    state = {
+        "numbers": {"a": 1, 2: -0.5, "big": 1 << 80, "complex": 1j, "none": None, "yes": True},
+        "text": ["ä", b"bytes", bytearray(b"more")],
+        "containers": ((1, [2]), {3}, collections.OrderedDict(a=1), collections.Counter("aab")),
+        "torch": [torch.Size([1]), torch.device("cpu"), torch.float16],
+    }
+    assert again(state) == state
+    numpy = again(plain({"best": np.float64(0.5), "steps": [np.int64(3), (np.bool_(True),)]}))
+    assert numpy == {"best": 0.5, "steps": [3, (True,)]}
+    assert [type(numpy["best"]), *map(type, numpy["steps"])] == [float, int, tuple]
 
 
 OPTIMIZERS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
@@ -122,19 +114,14 @@ def trained(optimizer: int, helper: int) -> Training:
     return Training(model, made, helpers)
 
 
-@pytest.mark.parametrize("optimizer", range(len(OPTIMIZERS)))
-def test_every_optimizer_of_pytorch_is_loaded_again(optimizer: int, tmp_path: Path) -> None:
-    goes_on_from_its_checkpoint(trained(optimizer, 0), trained(optimizer, 0), tmp_path)
-
-
-@pytest.mark.parametrize("helper", range(len(HELPERS)))
-def test_every_scheduler_scaler_and_average_of_pytorch_is_loaded_again(helper: int, tmp_path: Path) -> None:
-    goes_on_from_its_checkpoint(trained(0, helper), trained(0, helper), tmp_path)
-
-
-def goes_on_from_its_checkpoint(one: Training, other: Training, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "helper"),
+    [*((one, 0) for one in range(len(OPTIMIZERS))), *((0, one) for one in range(1, len(HELPERS)))],
+)
+def test_every_object_of_pytorch_is_loaded_again(optimizer: int, helper: int, tmp_path: Path) -> None:
+    one, other = trained(optimizer, helper), trained(optimizer, helper)
     check_training(one)
-    kept = Checkpoints(folder)
+    kept = Checkpoints(tmp_path)
     kept.save(one.capture(), 1)
     state = kept.load().state
     assert state is not None
@@ -157,7 +144,7 @@ def test_what_would_not_be_loaded_is_refused_when_it_is_saved(named: str, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_pickled_at_all_is_refused_with_its_reason() -> None:
+def test_what_cannot_be_pickled_is_refused_with_its_reason() -> None:
     with pytest.raises(UsageError, match=r"the state of it cannot be saved: .*lambda"):
         check_storable("it", {"function": lambda: None})
 
@@ -208,37 +195,21 @@ def test_a_hostile_checkpoint_executes_nothing(tmp_path: Path, kind: str) -> Non
     assert not trace.exists()
 
 
-class Recorder:
-    """A script with a registered object; what happens to that in each pass."""
-
-    def __init__(self, state: dict[str, Any], in_pass: Callable[[dict[str, Any]], object] = len) -> None:
-        self.keeper, self.in_pass, self.passes = Keeper(state), in_pass, 0
-
-    def __call__(self, job: ElasticJob) -> None:
-        net = nn.Linear(1, 1)
-        data = torch.utils.data.TensorDataset(torch.zeros(40, 1))
-        *_, loader = job.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
-        job.register(history=self.keeper)
-        for _ in job.epochs(1):
-            for _ in loader:
-                self.passes += 1
-                self.in_pass(self.keeper.state)
-
-
-def test_a_script_whose_state_cannot_be_saved_does_not_begin_to_train(job: Alone) -> None:
-    script = Recorder({"seen": collections.defaultdict(list)})
-    end = job.run(script)
-    assert (end.outcome, script.passes) == ("crashed", 0)
+def test_an_unstorable_state_is_refused_before_training(job: Alone) -> None:
+    author = Author()
+    author.registered = {"history": Keeper({"seen": collections.defaultdict(list)})}
+    end = job.run(author)
+    assert (end.outcome, author.passes) == ("crashed", 0)
     assert end.message.startswith(
         "UsageError: the state of registered object history holds builtins.list, collections.defaultdict "
         "at seen: keep it to tensors and plain values"
     )
 
 
-def test_a_state_that_grows_out_of_what_can_be_saved_ends_the_training_at_the_next_checkpoint(
-    job: Alone,
-) -> None:
-    script = Recorder({}, lambda state: state.update(best=Best()))
-    end = job.run(script, checkpoint_s=1e-9)
-    assert (end.outcome, script.passes) in [("crashed", 1), ("crashed", 2)]
+def test_a_state_that_becomes_unstorable_ends_the_training(job: Alone) -> None:
+    author, keeper = Author(), Keeper({})
+    author.registered = {"history": keeper}
+    author.in_pass = lambda: keeper.state.update(best=Best())
+    end = job.run(author, checkpoint_s=1e-9)
+    assert (end.outcome, author.passes) in [("crashed", 1), ("crashed", 2)]
     assert "holds tests.tools.run.elastic.state.test_storable.Best" in end.message

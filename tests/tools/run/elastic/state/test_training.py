@@ -42,7 +42,7 @@ class TestGroups:
         groups = [{"params": part, "lr": lr} for part, lr in zip(listed, learning_rates, strict=False)]
         return Training(model, torch.optim.SGD(groups, momentum=0.9), {})
 
-    def test_groups_that_are_missing_come_with_their_settings_and_momentum(self) -> None:
+    def test_missing_groups_come_with_settings_and_momentum(self) -> None:
         before, after = self.net(0.1, 0.2, 0.3), self.net(0.1)
         for parameter in before.model.parameters():
             parameter.grad = torch.ones_like(parameter)
@@ -60,11 +60,15 @@ class TestGroups:
         after.optimizers["optimizer"].add_param_group({"params": after.model[2].weight})  # type: ignore[index]
         assert len(after.optimizers["optimizer"].param_groups) == 3
 
-    def test_an_optimizer_that_was_made_otherwise_is_refused_as_by_pytorch(self) -> None:
+    def test_an_optimizer_that_was_made_otherwise_is_refused(self) -> None:
         other = self.net(0.1, 0.2).capture()
         other["optimizers"]["optimizer"]["groups"] = [["0.bias"], ["1.bias"]]
         with pytest.raises(ValueError, match="different number of parameter groups"):
             self.net(0.1).restore(other)
+
+
+def sgd(*models: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([one for model in models for one in model.parameters()], lr=0.1)
 
 
 class TestOutside:
@@ -72,19 +76,19 @@ class TestOutside:
         def run(it: ElasticJob) -> None:
             net = nn.Linear(1, 1)
             data = torch.utils.data.TensorDataset(torch.ones(20, 1))
-            found = {name: make(net) for name, make in registered.items()}
-            model, optimizer, loader = it.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
-            it.register(**found)
+            result = {name: make(net) for name, make in registered.items()}
+            model, optimizer, loader = it.prepare(net, sgd(net), data)
+            it.register(**result)
             for _ in it.epochs(1):
                 for (x,) in loader:
                     optimizer.zero_grad()
                     loss = model(x).square().mean()
-                    if "critic" in found:
-                        loss = loss + found["critic"](model(x)).mean()
+                    if "critic" in result:
+                        loss = loss + result["critic"](model(x)).mean()
                     loss.backward()
                     optimizer.step()
-                    if "average" in found:
-                        found["average"].update_parameters(net)
+                    if "average" in result:
+                        result["average"].update_parameters(net)
 
         return run
 
@@ -92,41 +96,33 @@ class TestOutside:
         ("registered", "message"),
         [
             ({"critic": lambda _: nn.Linear(1, 1)}, "critic gets gradients, which would train"),
-            (
-                {"other": lambda _: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)},
-                "other is an optimizer, which",
-            ),
+            ({"other": lambda _: sgd(nn.Linear(1, 1))}, "other is an optimizer, which"),
         ],
         ids=["a module that gets gradients", "a second optimizer"],
     )
-    def test_what_is_registered_and_trained_is_refused_before_it_trains(
-        self, job: Alone, registered: dict[str, Any], message: str
-    ) -> None:
+    def test_trained_registered_objects_are_refused(self, job: Alone, registered: Any, message: str) -> None:
         end = job.run(self.script(**registered))
         assert (end.outcome, end.samples_done) == ("crashed", 0)
         assert end.message.startswith(f"UsageError: registered object {message}")
 
-    def test_an_optimizer_with_parameters_of_another_network_is_refused_at_once(self, job: Alone) -> None:
+    def test_an_optimizer_of_another_network_is_refused(self, job: Alone) -> None:
         def script(it: ElasticJob) -> None:
             net, head = nn.Linear(1, 1), nn.Linear(1, 1)
-            optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
-            it.prepare(net, optimizer, torch.utils.data.TensorDataset(torch.ones(20, 1)))
+            it.prepare(net, sgd(net, head), torch.utils.data.TensorDataset(torch.ones(20, 1)))
             next(it.epochs(1))
 
         end = job.run(script)
         assert end.outcome == "crashed"
         assert end.message.startswith("UsageError: the optimizer has 2 parameters that no model for job.pre")
 
-    def test_a_layer_that_the_model_gets_later_is_refused_when_the_optimizer_gets_it(self) -> None:
+    def test_layers_added_later_are_refused_in_the_optimizer(self) -> None:
         model = nn.Sequential(nn.Linear(1, 1))
-        training = Training(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+        training = Training(model, sgd(model), {})
         model.append(nn.Linear(1, 1))
-        with pytest.raises(
-            UsageError, match=r"no model for job\.prepare had: each worker would train them for itself"
-        ):
+        with pytest.raises(UsageError, match=r"no model for job\.prepare had: each worker would train them"):
             training.optimizers["optimizer"].add_param_group({"params": model[1].parameters()})
 
-    def test_averages_and_parts_of_the_model_are_registered_as_before(self, job: Alone) -> None:
+    def test_averages_and_parts_of_the_model_are_registered(self, job: Alone) -> None:
         end = job.run(self.script(average=AveragedModel, part=lambda net: net))
         assert (end.outcome, end.samples_done, end.message) == ("done", 20, "")
 

@@ -30,15 +30,14 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: deque[torch.Tensor] = deque()
-        self.rounds: list[tuple[int, int]] = []
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
         self.sent.append(tensor.clone())
 
     def recv(self, tensor: torch.Tensor, src: int) -> None:
-        found = self.sent.popleft()
-        assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-        tensor.copy_(found)
+        result = self.sent.popleft()
+        assert (result.dtype, result.shape) == (tensor.dtype, tensor.shape)
+        tensor.copy_(result)
 
 
 @pytest.fixture
@@ -123,78 +122,66 @@ def test_tensors_of_every_kind_arrive_as_they_were(wire: Wire) -> None:
         "sparse": torch.eye(3).to_sparse(),
         "parameter": nn.Parameter(torch.ones(2)),
         "big": torch.randn(transfer.CHUNK_BYTES // 2),
-        "words": ["a", (1, None)],
     }
-    found = given_to_another(state)
-    assert found.pop("words") == state.pop("words")
-    torch.testing.assert_close(found, state, rtol=0, atol=0)
-
-
-def test_the_versions_of_a_module_s_state_travel_with_it(wire: Wire) -> None:
-    state = nn.BatchNorm1d(3).state_dict()
-    assert given_to_another(state)._metadata == state._metadata  # type: ignore[attr-defined]
-
-
-def test_tensors_that_travel_in_the_outline_arrive_with_their_container(wire: Wire) -> None:
+    module, words, best = nn.BatchNorm1d(3).state_dict(), ["a", (1, None)], Best(torch.arange(3.0), 0.5)
     with torch.serialization.safe_globals([Best]):
-        found = given_to_another({"best": Best(torch.arange(3.0), 0.5)})
-    assert (found["best"].weights.tolist(), found["best"].value) == ([0.0, 1.0, 2.0], 0.5)
+        arrived = given_to_another({"tensors": state, "module": module, "words": words, "best": best})
+        alone = given_to_another({"best": best})["best"]
+    torch.testing.assert_close(arrived["tensors"], state, rtol=0, atol=0)
+    assert arrived["module"]._metadata == module._metadata  # type: ignore[attr-defined]
+    assert arrived["words"] == words
+    for each in (arrived["best"], alone):  # its tensors travel in the outline
+        assert (each.weights.tolist(), each.value) == ([0.0, 1.0, 2.0], 0.5)
 
 
-class TestBroadcast:
-    """How GPUs do it, in main memory: each rank in turn, those that take after the one that gives."""
-
-    def test_all_who_lack_the_state_get_its_bits_and_the_others_keep_their_own(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        sent: list[torch.Tensor] = []
-        monkeypatch.setattr(transfer.dist, "broadcast", lambda tensor, src: sent.append(tensor.clone()))
-        monkeypatch.setattr(transfer, "SLICE_BYTES", 3 << 20)
-        kinds = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float16)
-        state: dict[str, Any] = {
-            str(number): torch.randn(size).to(kinds[number % len(kinds)])
-            for number, size in enumerate((3, 0, 1 << 18, 5, (1 << 20) + 7, 300_001, 2, 1 << 21, 1))
-        }
-        state["step"] = 7
-        has = [False, True, True, False]
-        assert transfer.broadcast(state, has, 1, transfer.CPU) is state
-        assert max(len(one) for one in sent) == transfer.SLICE_BYTES
-        for rank in (0, 2, 3):
-            rest = deque(sent)
-            monkeypatch.setattr(transfer.dist, "broadcast", lambda tensor, src, rest=rest: into(tensor, rest))
-            found = transfer.broadcast("own" if has[rank] else None, has, rank, transfer.CPU)
-            assert not rest
-            if has[rank]:
-                assert found == "own"
-            else:
-                torch.testing.assert_close(found, state, rtol=0, atol=0, equal_nan=True)
-
-    def test_where_all_have_it_nothing_is_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(transfer.dist, "broadcast", None)
-        assert transfer.broadcast("own", [True, True], 0, transfer.CPU) == "own"
+def test_a_broadcast_gives_the_state_to_those_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GPUs do it, in main memory: each rank in turn, those that take after the one that gives."""
+    sent: list[torch.Tensor] = []
+    monkeypatch.setattr(transfer.dist, "broadcast", lambda tensor, src: sent.append(tensor.clone()))
+    monkeypatch.setattr(transfer, "SLICE_BYTES", 3 << 20)
+    kinds = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.float16)
+    sizes = (3, 0, 1 << 18, 5, (1 << 20) + 7, 300_001, 2, 1 << 21, 1)
+    state: dict[str, Any] = {
+        str(number): torch.randn(size).to(kinds[number % len(kinds)]) for number, size in enumerate(sizes)
+    }
+    state["step"] = 7
+    has = [False, True, True, False]
+    assert transfer.broadcast(state, has, 1, transfer.CPU) is state
+    assert max(len(one) for one in sent) == transfer.SLICE_BYTES
+    for rank in (0, 2, 3):
+        rest = deque(sent)
+        monkeypatch.setattr(transfer.dist, "broadcast", lambda tensor, src, rest=rest: into(tensor, rest))
+        taken = transfer.broadcast("own" if has[rank] else None, has, rank, transfer.CPU)
+        assert not rest
+        if has[rank]:
+            assert taken == "own"
+        else:
+            torch.testing.assert_close(taken, state, rtol=0, atol=0, equal_nan=True)
+    monkeypatch.setattr(transfer.dist, "broadcast", None)
+    assert transfer.broadcast("own", [True, True], 0, transfer.CPU) == "own", "nothing is sent"
 
 
 def into(tensor: torch.Tensor, rest: deque[torch.Tensor]) -> None:
-    found = rest.popleft()
-    assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-    tensor.copy_(found)
+    result = rest.popleft()
+    assert (result.dtype, result.shape) == (tensor.dtype, tensor.shape)
+    tensor.copy_(result)
 
 
 @given(st.lists(st.integers(0, 5 * transfer.CHUNK_BYTES), max_size=12))
 def test_buckets_hold_every_byte_once_in_order(sizes: list[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "SLICE_BYTES", 2 * transfer.CHUNK_BYTES)
-        found = list(transfer._buckets(sizes))
-    parts = [part for bucket in found for part in bucket]
+        result = list(transfer._buckets(sizes))
+    parts = [part for bucket in result for part in bucket]
     assert parts == sorted(parts)
     for number, size in enumerate(sizes):
         own = [(start, end) for one, start, end in parts if one == number]
         assert [start for start, _ in own] == [0, *(end for _, end in own)][: len(own)]
         assert sum(end - start for start, end in own) == size
-    assert all(sum(end - start for _, start, end in one) <= 2 * transfer.CHUNK_BYTES for one in found)
+    assert all(sum(end - start for _, start, end in one) <= 2 * transfer.CHUNK_BYTES for one in result)
 
 
-def test_what_others_would_not_load_is_refused_by_the_giver_with_its_place(wire: Wire) -> None:
+def test_what_others_would_not_load_is_refused_by_its_place(wire: Wire) -> None:
     state = {"helpers": {"average": [torch.ones(2), {"best": Best(torch.ones(2), 1.0)}]}}
     with pytest.raises(UsageError, match=r"Best at helpers\.average\.1\.best: keep .*add_safe_globals"):
         pass_on(state, [True, False], 0)
@@ -240,9 +227,7 @@ def test_all_have_it_after_as_many_rounds_as_doublings(has: list[bool]) -> None:
         mine: list[tuple[str, int]] = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                transfer,
-                "_give",
-                lambda state, send, _, mine=mine: mine.append(("to", send.keywords["dst"])),
+                transfer, "_give", lambda state, send, _, mine=mine: mine.append(("to", send.keywords["dst"]))
             )
             patch.setattr(
                 transfer, "_take", lambda giver, *_, mine=mine: mine.append(("from", giver)) or "state"
