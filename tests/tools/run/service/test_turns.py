@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pliant.schemas.io import read_events, read_schedule
 from pliant.tools.run.service import loop as turns
 from pliant.tools.run.service.reports import AttemptEnded
 from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.schedule.policies.fifo import Fifo
 from tests.builders import job
 from tests.tools.run.simulated.world import POLICIES, World, trains
 
@@ -26,9 +28,7 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def test_a_start_that_the_log_has_no_room_for_is_not_carried_out(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_that_cannot_be_recorded_is_not_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else workers would run that no later launcher knows of."""
     world.turn()
     loop, record = world.loop, State.record
@@ -62,7 +62,7 @@ def test_a_start_is_in_the_log_before_the_first_process_runs(world: World) -> No
     assert known[0] == ["a"]
 
 
-def test_after_a_drain_neither_the_log_nor_the_policy_nor_the_schedule_gives_a_job_gpus(world: World) -> None:
+def test_after_a_drain_nothing_gives_a_job_gpus(world: World) -> None:
     for name, low in (("a", 1), ("b", None)):
         world.give(
             job(name, gpus=2, low=low, high=low and 2, elastic="size" if low else "none", **trains(1e4))
@@ -79,7 +79,7 @@ def test_after_a_drain_neither_the_log_nor_the_policy_nor_the_schedule_gives_a_j
     assert [event.job for event in world.events("requeue")] == ["a", "b"]
 
 
-def test_a_run_that_dies_anywhere_in_its_beginning_is_taken_up_by_the_next_launcher(tmp_path: Path) -> None:
+def test_a_run_that_dies_at_its_beginning_is_taken_up(tmp_path: Path) -> None:
     for call in range(60):
         folder = tmp_path / str(call)
         folder.mkdir()
@@ -97,9 +97,7 @@ def test_a_run_that_dies_anywhere_in_its_beginning_is_taken_up_by_the_next_launc
     assert 10 < call < 59, "it dies at each of its first calls, until it outlives them"
 
 
-def test_the_log_goes_on_after_its_last_event_where_the_clock_was_set_back_between_two_launchers(
-    world: World,
-) -> None:
+def test_a_clock_set_back_between_launchers_keeps_the_log_in_order(world: World) -> None:
     world.give(job("a", gpus=2, low=1, high=2, **trains(400.0)))
     world.turn()
     world.turn_until(lambda: bool(world.events("progress")))
@@ -111,7 +109,7 @@ def test_the_log_goes_on_after_its_last_event_where_the_clock_was_set_back_betwe
     assert [max(before), *after] == sorted([max(before), *after])
 
 
-def test_a_job_that_is_cancelled_has_its_nodes_in_the_log_until_nothing_of_it_is_left(world: World) -> None:
+def test_a_cancelled_job_has_its_nodes_until_it_is_gone(world: World) -> None:
     world.give(job("a", gpus=2, **trains(1e4)))
     world.turn_until(lambda: bool(world.nodes.training()))
     (unit, *_) = world.nodes.running()
@@ -126,9 +124,7 @@ def test_a_job_that_is_cancelled_has_its_nodes_in_the_log_until_nothing_of_it_is
     assert [event.job for event in world.events("release")] == ["a"]
 
 
-def test_a_job_whose_end_cannot_be_recorded_has_failed_and_is_not_started_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_whose_end_cannot_be_recorded_has_failed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     write = turns.report_events
 
     def fail_for_a(report: Any, *about: Any) -> list[Event]:
@@ -145,3 +141,15 @@ def test_a_job_whose_end_cannot_be_recorded_has_failed_and_is_not_started_again(
     assert ended == [("a", "fail"), ("b", "finish")]
     world.check_agreement()
     assert [handle.job for handle in world.nodes.attempts] == ["a", "b"]
+
+
+def test_a_policy_with_rounds_is_asked_every_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fifo, "default_interval_s", 10.0)
+    world.give(job("a", gpus=2, **trains(1e4)))
+    world.turn_until(lambda: bool(world.nodes.training()))
+    asked = len(world.events("decision"))
+    for _ in range(60):
+        world.turn(1.0)
+    times_s = [event.time for event in world.events("decision")][asked:]
+    assert 5 <= len(times_s) <= 6
+    assert all(10.0 <= later - sooner < 11.5 for sooner, later in pairwise(times_s))

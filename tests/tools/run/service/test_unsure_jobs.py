@@ -59,9 +59,7 @@ def begin_again_without_the_plan_of(world: World, name: str) -> None:
 
 @pytest.mark.parametrize("copy_is_damaged", [False, True])
 @pytest.mark.parametrize("order", ["cancel", "hold"])
-def test_while_the_plan_of_a_job_cannot_be_read_no_other_job_gets_its_slots(
-    world: World, order: str, copy_is_damaged: bool
-) -> None:
+def test_a_job_with_an_unreadable_plan_keeps_its_slots(world: World, order: str, copy_is_damaged: bool):
     ask(world, "a", 2)
     world.turn_until(lambda: runs(world, "a"))
     if copy_is_damaged:
@@ -81,7 +79,9 @@ def test_while_the_plan_of_a_job_cannot_be_read_no_other_job_gets_its_slots(
     assert world.nodes.wrongs == []
 
 
-def test_a_job_whose_plan_cannot_be_read_is_known_to_be_where_its_former_plans_say(world: World) -> None:
+def test_a_job_with_an_unreadable_plan_is_where_former_plans_say(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in "ab":
         ask(world, name, 1)
     world.turn_until(lambda: runs(world, "b"))
@@ -89,6 +89,7 @@ def test_a_job_whose_plan_cannot_be_read_is_known_to_be_where_its_former_plans_s
     world.turn_until(lambda: not runs(world, "a"))
     assert slots(world, "b") == {"n0/1"}
     begin_again_without_the_plan_of(world, "b")
+    assert "job b is left as it is" in caplog.text
     ask(world, "c", 1)
     world.turn_until(lambda: runs(world, "c"), most=3)
     world.show_plans(0)
@@ -113,7 +114,7 @@ def start_breaks(world: World, error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [BROKEN, TOO_MANY_FILES])
 @pytest.mark.parametrize("elastic", ["size", "none"])
-def test_after_a_start_that_fails_halfway_a_job_is_started_again_once_nothing_of_it_is_left(
+def test_a_start_that_fails_halfway_is_repeated_once_all_is_gone(
     world: World, elastic: str, error: Exception
 ) -> None:
     start_breaks(world, error)
@@ -127,7 +128,7 @@ def test_after_a_start_that_fails_halfway_a_job_is_started_again_once_nothing_of
     assert world.nodes.wrongs == []
 
 
-def test_a_job_that_was_started_and_cannot_be_looked_at_for_a_moment_trains_on(world: World) -> None:
+def test_a_started_job_that_cannot_be_seen_for_a_moment_goes_on(world: World) -> None:
     def fail_the_looks() -> None:
         if world.nodes.attempts:
             world.nodes.next_looks += [TOO_MANY_FILES] * 2
@@ -140,7 +141,7 @@ def test_a_job_that_was_started_and_cannot_be_looked_at_for_a_moment_trains_on(w
     assert (attempts(world, "a"), world.events("requeue"), world.nodes.wrongs) == ([1], [], [])
 
 
-def test_a_job_that_cannot_be_looked_at_keeps_its_slots_until_it_can(world: World) -> None:
+def test_a_job_that_cannot_be_seen_keeps_its_slots(world: World) -> None:
     """What the last look saw may have changed: it is not resized, nor signalled, by what it was."""
     ask(world, "a", 4, low=1, high=4)
     world.turn()
