@@ -35,7 +35,7 @@ def answers(run: Shared) -> bool:
         return False
 
 
-def test_a_door_that_dies_is_opened_again_and_one_whose_run_ends_is_closed():
+def test_a_dead_door_is_opened_again_and_closed_with_its_run():
     only_root_becomes_others()
     with all_may_enter() as folder:
         run = Shared(folder)
