@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.tools.profile.torchrun.start import ONE_THREAD
 from pliant.tools.run.backends.protocol import Backend, Handle, ProcessLimits, Unit
 from pliant.tools.run.backends.slurm import jobs as slurm_jobs
+from pliant.tools.run.service import decisions
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_until_done
@@ -29,8 +31,7 @@ from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 from tests.tools.run.scripts import OBEDIENT, PlainSlurmBackend, plain
-from tests.tools.run.shared.service_process import proven
-from tests.tools.run.shared.users import of_user
+from tests.tools.run.shared.users import of_user, submit_event_of
 from tests.tools.run.site import QUICK, Site, environment, in_order, python_path, until
 from tests.tools.run.test_training import ELASTIC, slow_until_the_gate
 
@@ -103,7 +104,7 @@ def serve(state: Path, uids: dict[str, int], schedule: str | None, *, stand_in: 
     if stand_in:
         vars(runner)["open_backend"] = opened
     vars(slurm_jobs)["SHOWS_S"] = 1.0
-    proven(uids)
+    vars(decisions)["submit_event"] = partial(submit_event_of, uids)
     limits = ProcessLimits(processes=PROCESSES) if stand_in else ProcessLimits()
     options = RunOptions(state, schedule, shared=True, timeouts=QUICK, limits=limits, retries=0)
     run_until_done(options, lambda _log, _time_s: None)

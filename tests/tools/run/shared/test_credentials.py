@@ -16,7 +16,7 @@ from tests.tools.run.shared.users import ANN, BOB, Attempt, of_user
 from tests.tools.run.site import until
 
 
-def test_a_unit_has_its_users_ids_umask_limits_and_an_environment_with_nothing_of_the_services(
+def test_a_unit_has_ids_limits_and_environment_of_its_user(
     shared_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_OF_THE_SERVICE", "x")
@@ -41,7 +41,7 @@ def test_an_account_brings_all_its_groups_and_its_home() -> None:
             assert account.environment()["HOME"] == found.pw_dir
 
 
-def test_what_a_job_puts_into_its_environment_is_not_obeyed_by_root(shared_folder: Path) -> None:
+def test_the_environment_of_a_job_does_not_reach_its_keeper(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("sleep 600", env={"LD_PRELOAD": "/evil.so", "PYTHONPATH": "/evil", "PATH": "/bin"})
     keeper = attempt.keeper()
@@ -50,7 +50,7 @@ def test_what_a_job_puts_into_its_environment_is_not_obeyed_by_root(shared_folde
     attempt.kill()
 
 
-def test_a_folder_that_the_user_cannot_enter_is_refused_though_root_could(shared_folder: Path) -> None:
+def test_a_folder_that_the_user_cannot_enter_is_refused(shared_folder: Path) -> None:
     closed = shared_folder / "closed"
     closed.mkdir(mode=0o700)
     attempt = Attempt(shared_folder)
@@ -70,7 +70,7 @@ def test_a_job_cannot_end_its_keeper_nor_outlive_it(shared_folder: Path) -> None
     until(lambda: of_user(ANN) == [])
 
 
-def test_a_job_ends_with_its_command_and_takes_its_daemons_along(shared_folder: Path) -> None:
+def test_a_job_ends_with_its_command_and_its_daemons(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("env -i setsid -f sleep 600; exit 3")
     assert attempt.end() == (UnitStatus("exited", 3),)
@@ -85,9 +85,7 @@ def test_a_term_reaches_the_command_of_another_user(shared_folder: Path) -> None
     assert attempt.end() == (UnitStatus("exited", 7),)
 
 
-def test_a_fork_bomb_ends_at_its_limit_and_with_its_job_while_another_users_job_runs_on(
-    shared_folder: Path,
-) -> None:
+def test_a_fork_bomb_ends_at_its_limit_while_other_jobs_run_on(shared_folder: Path) -> None:
     other = Attempt(shared_folder, BOB, "b")
     other.start("while sleep 0.1; do /bin/true || exit 1; done")
     bomb = Attempt(shared_folder, limits=ProcessLimits(processes=40))
@@ -102,7 +100,7 @@ def test_a_fork_bomb_ends_at_its_limit_and_with_its_job_while_another_users_job_
     other.kill()
 
 
-def test_a_next_launcher_takes_over_and_ends_what_a_dead_one_has_started(shared_folder: Path) -> None:
+def test_the_next_launcher_ends_what_a_dead_one_has_started(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("exec sleep 600")
     keeper = attempt.keeper()

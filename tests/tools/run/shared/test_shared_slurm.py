@@ -32,9 +32,7 @@ PEOPLE = {"ann": ANN, "bob": BOB, "cyd": CYD}
         pytest.param("elastic", "slurm", marks=pytest.mark.torch),
     ],
 )
-def test_jobs_run_as_their_users_are_resized_and_a_hostile_one_harms_itself_alone(
-    shared_folder: Path, kind: str, backend: str
-) -> None:
+def test_jobs_on_slurm_run_as_their_users(shared_folder: Path, kind: str, backend: str) -> None:
     begin = in_sight(shared_folder)
     lines = {
         "passwd": [f"pliant-{name}:x:{uid}:{uid}::/nowhere:/bin/sh" for name, uid in PEOPLE.items()],

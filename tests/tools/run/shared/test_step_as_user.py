@@ -36,14 +36,8 @@ class Step:
     def run(self, gpus: str = "none", **env: str) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, "-I", "-S", step.__file__, str(self.talk.path), "0", gpus]
         with open("/etc/passwd") as left_open:
-            return subprocess.run(
-                words,
-                env={**NODE, **env},
-                capture_output=True,
-                text=True,
-                check=False,
-                pass_fds=(left_open.fileno(),),
-            )
+            given = {"env": {**NODE, **env}, "pass_fds": (left_open.fileno(),)}
+            return subprocess.run(words, capture_output=True, text=True, check=False, **given)
 
     @property
     def said(self) -> str:
@@ -89,7 +83,7 @@ def others(path: Path, _secret: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [link, pipe, others])
-def test_what_an_account_puts_in_the_place_of_its_log_gets_nothing(
+def test_what_an_account_puts_in_place_of_its_log_gets_nothing(
     shared_folder: Path, put: Callable[[Path, Path], None]
 ) -> None:
     own, secret = Step(shared_folder, "echo said; exit 3"), shared_folder / "secret"

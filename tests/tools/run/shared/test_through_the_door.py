@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 SAID = "for her eyes"
 
 
-def test_a_job_trains_as_the_account_that_submitted_it_and_others_have_no_part_in_it(shared_folder: Path):
+def test_a_job_trains_as_its_account_and_others_have_no_part(shared_folder: Path):
     with shared_run(shared_folder, *in_sight(shared_folder), idle=False) as run:
         (run.home(ANN) / "train.py").write_text(f"print({SAID!r}, flush=True)\n{ELASTIC}")
         forged = json.dumps({"id": "forged", "user": "root", "command": ["train.py"]})
@@ -30,7 +30,7 @@ def test_a_job_trains_as_the_account_that_submitted_it_and_others_have_no_part_i
         assert (done.exit_code, done.stdout) == (0, "a\n"), done.stderr
 
         dirs = StateDir(run.state)
-        until(lambda: (job := read_log(run.state).jobs.get("a")) and job.gpus and job.change is None)
+        until(lambda: (job := read_log(run.state).jobs.get("a")) and job.gpus == 2 and job.change is None)
         job, folder = read_log(run.state).jobs["a"], dirs.job("a").path
         assert (job.uid, job.job.user, job.job.workdir) == (ANN, str(ANN), str(run.home(ANN)))
         assert of_user(ANN)
