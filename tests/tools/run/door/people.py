@@ -31,10 +31,8 @@ from tests.leftovers import started
 from tests.tools.run.site import PLIANT, environment, until
 
 ADA, BOB, EVE, LEA, OPS, MAL = range(61_501, 61_507)
-ROLES: Final = {
-    "operators": [str(OPS)],
-    "teams": {"vision": {"leads": [str(LEA)], "users": [str(ADA)]}},
-}
+ROLES: Final = {"operators": [str(OPS)], "teams": {"vision": {"leads": [str(LEA)], "users": [str(ADA)]}}}
+# limits of one account
 LIMITS: Final = {
     "requests_per_second": 0.001,
     "burst": 12,
@@ -43,7 +41,6 @@ LIMITS: Final = {
     "request_bytes": 2000,
     "priority": 5.0,
 }
-"""Of one account."""
 NODE: Final = "n0"
 CHANGED: Final = "the roles have changed"
 LOOK: Final = b'{"ask":"look"}\n'

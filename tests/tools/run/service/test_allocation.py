@@ -84,11 +84,7 @@ def test_slots_are_distinct_and_survivors_stay(held: set[int], wanted: int) -> N
 
 
 def test_jobs_with_the_same_slots_in_any_order_are_companions() -> None:
-    targets = {
-        "a": holds("a", "n0/1", "n0/0"),
-        "b": holds("b", "n0/0", "n0/1"),
-        "c": holds("c", "n1/0"),
-    }
+    targets = {"a": holds("a", "n0/1", "n0/0"), "b": holds("b", "n0/0", "n0/1"), "c": holds("c", "n1/0")}
     assert companions(targets) == {"a": "b", "b": "a"}
     assert companions({"a": targets["a"], "b": holds("b", "n0/0")}) == {}, "a part of them is not enough"
 
@@ -262,12 +258,10 @@ def shown(way: Way) -> tuple[Sequence[int | None], Sequence[int]]:
 
 TWO = plan(3, (0, 0), (1, 1))
 STARTING = (TWO, None)
-SETTLED = (TWO, TWO)
-"""The newest plan, and the one that trains."""
+SETTLED = (TWO, TWO)  # the newest plan, and the one that trains
 
 
-PENDING = plan(4, (0, 0), (1, 1), (2, 2))
-"""Worker 2 gets ready."""
+PENDING = plan(4, (0, 0), (1, 1), (2, 2))  # worker 2 gets ready
 SWAPPED = plan(4, (2, 2), (1, 1))
 
 

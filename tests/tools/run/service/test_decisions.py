@@ -18,8 +18,7 @@ from pliant.tools.schedule.snapshot import Snapshot
 from tests.tools.run.simulated.nodes import SimulatedNodes
 from tests.tools.run.simulated.world import POLICIES, World
 
-ONE_GPU, FOUR_GPUS = 60, 63
-"""Kinds of jobs: of these many GPUs, and not elastic."""
+ONE_GPU, FOUR_GPUS = 60, 63  # kinds of jobs: of these many GPUs, and not elastic
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from pliant.tools.run.service.reports import Said, in_turns
 from tests.tools.run.simulated.world import World
 
 JOBS = 6
-SMALL = 4
-"""A deed's number: a job that begins on one GPU."""
+SMALL = 4  # a deed's number: a job that begins on one GPU
 
 
 @pytest.fixture

@@ -90,9 +90,7 @@ def test_several_trainings_in_one_job_are_warned_of_once() -> None:
 def test_a_launcher_that_takes_over_repeats_nothing() -> None:
     reports = ScriptReports(plan(), started=True, before=None)
     found = history(
-        reports,
-        (1.0, report(9, saved=8, step_seconds=0.2)),
-        (2.0, report(12, saved=8, step_seconds=0.2)),
+        reports, (1.0, report(9, saved=8, step_seconds=0.2)), (2.0, report(12, saved=8, step_seconds=0.2))
     )
     assert found == []
     assert reports.rewound() is not None

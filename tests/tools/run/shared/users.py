@@ -27,12 +27,10 @@ from pliant.tools.run.statedir.log.events import submit_event
 from tests.builders import cluster
 from tests.tools.run.site import until
 
-ANN: Final = 1_900_000_000 + 4 * os.getpid()
-"""No other user's, also while tests of another process run."""
+ANN: Final = 1_900_000_000 + 4 * os.getpid()  # no other user's, also while tests of another process run
 BOB: Final = ANN + 1
 CYD: Final = ANN + 2
-CREW: Final = ANN + 3
-"""A group."""
+CREW: Final = ANN + 3  # a group
 UIDS: Final = frozenset({ANN, BOB, CYD})
 
 

@@ -46,8 +46,8 @@ PACKED: Final = Sharing(unmeasured="together", speed=0.8)
 PATIENT: Final = Timeouts(
     abort_s=10.0, term_s=5.0, kill_s=2.0, broken_s=3.0, silent_s=12.0, exit_s=5.0, linger_s=20.0
 )
+# A folder in memory, where the system has one: nothing of a simulation has to survive
 MEMORY: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - folders of tempfile
-"""A folder in memory, where the system has one: nothing of a simulation has to survive."""
 MOST_TURNS: Final = 600
 TURN_S: Final = 2.0
 
@@ -63,15 +63,13 @@ class World:
         self.dirs = StateDir(folder / "state")
         self.clock = SimulatedClock()
         self.hazard = Hazard()
-        self.policy = POLICIES[policy % len(POLICIES)]
-        """What the next launcher asks."""
+        self.policy = POLICIES[policy % len(POLICIES)]  # what the next launcher asks
         self.cluster = nodes or cluster(*NODES, slots="cpu" if policy % 2 else "gpu")
         if self.policy == "lucid":
             self.cluster = self.cluster.model_copy(update={"sharing": PACKED})
         self.nodes = SimulatedNodes(self.cluster, self.clock, self.dirs.jobs)
         self.nodes.before_each = self.hazard.point
-        self.accepted: dict[str, float] = {}
-        """Samples of every job that was acknowledged."""
+        self.accepted: dict[str, float] = {}  # samples of every job that was acknowledged
         self.loop: Loop | None = None
         self._state: State | None = None
         self._ids = 0
