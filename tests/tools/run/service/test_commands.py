@@ -154,9 +154,7 @@ def test_only_a_job_whose_batch_changes_measures_its_noise_and_output_is_kept_as
 
 
 @pytest.mark.parametrize("text", ["{", None])
-def test_a_plan_that_is_damaged_or_lost_is_made_again_for_the_workers_too(
-    tmp_path: Path, text: str | None
-) -> None:
+def test_a_plan_that_is_damaged_or_lost_is_made_again_for_the_workers_too(tmp_path: Path, text: str | None):
     folder = JobDir(tmp_path)
     plans = [make_plan(target(elastic(), "n0/0"), number, 1, CPU) for number in range(1, 12)]
     folder.attempt(1).path.mkdir(parents=True)

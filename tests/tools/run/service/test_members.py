@@ -63,9 +63,7 @@ def test_a_worker_on_a_dead_host_is_missed_soon(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("keeper", ["runs", "is missing"])
-def test_a_worker_that_stands_still_has_more_time_unless_its_keeper_does_too(
-    scene: Scene, keeper: str
-) -> None:
+def test_a_worker_that_stands_still_has_more_time_unless_its_keeper_does_too(scene: Scene, keeper: str):
     if keeper == "is missing":
         scene.files.keeper(1).unlink()
     still = scene.files_of(1) if keeper == "is missing" else scene.files_of(1)[:1]
@@ -114,9 +112,7 @@ def test_where_a_kill_does_nothing_it_is_tried_again_seldom(scene: Scene) -> Non
     assert [len(one) for one in found].count(1) == 2
 
 
-def test_it_is_not_listened_more_often_than_workers_beat(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_not_listened_more_often_than_workers_beat(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     looked_at = looked_at_from_now_on(monkeypatch)
     for now_s in (100.0, 100.5, 100.9):
         scene.members.listen(now_s, TIMES)
