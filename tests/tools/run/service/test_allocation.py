@@ -47,7 +47,7 @@ def holds(job_id: str, *slots: str) -> Assignment:
     return Assignment.of(job(job_id, gpus=1, high=4), on(*slots), (8, 1, 1.0))
 
 
-def test_slots_are_read_as_they_are_written_and_grouped_in_their_order() -> None:
+def test_slots_are_read_as_written_and_grouped_in_their_order() -> None:
     assert Slot.parse(str(Slot("n-0.rack", 12))) == Slot("n-0.rack", 12)
     assert by_node(on("n1/2", "n0/0", "n1/0")) == {"n1": [2, 0], "n0": [0]}
     assert counts(on("n1/2", "n0/0", "n1/0")) == (("n0", 1), ("n1", 2))

@@ -27,8 +27,6 @@ from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
 from tests.tools.run.live_states import a_queue, live_state
 
-VISION = Team(groups=("vision",), accounts=("cv",))
-
 
 def taken_up(state_dir: Path, shares: Shares) -> Mapping[str, JobLog]:
     """What a first run makes of the jobs that were submitted."""
@@ -40,7 +38,7 @@ def taken_up(state_dir: Path, shares: Shares) -> Mapping[str, JobLog]:
         return state.log.jobs
 
 
-def test_jobs_of_before_the_first_run_join_the_team_of_a_group_or_are_refused(
+def test_jobs_of_before_the_first_run_join_a_team_or_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "_groups_of", lambda user: ["vision"] if user == "ann" else [])
@@ -49,25 +47,24 @@ def test_jobs_of_before_the_first_run_join_the_team_of_a_group_or_are_refused(
     jobs = [job("a", user="ann", **command), job("b", user="bob", **command)]
     wrong = job("c", user="bob", team="vision", **command)
     submit(tmp_path / "state", [*jobs, wrong], "jobs", folder=tmp_path, now_s=100.0)
-    found = taken_up(tmp_path / "state", Shares(teams={"vision": Team(groups=("vision",))}))
-    assert {name: each.job.team for name, each in found.items()} == {"a": "vision", "b": "", "c": "vision"}
-    assert {name: each.phase for name, each in found.items()} == {
-        "a": "waiting",
-        "b": "waiting",
-        "c": "rejected",
+    taken = taken_up(tmp_path / "state", Shares(teams={"vision": Team(groups=("vision",))}))
+    assert {name: (each.job.team, each.phase, each.reason) for name, each in taken.items()} == {
+        "a": ("vision", "waiting", ""),
+        "b": ("", "waiting", ""),
+        "c": ("vision", "rejected", 'job "c" names team "vision", which user bob is not in'),
     }
-    assert found["c"].reason == 'job "c" names team "vision", which user bob is not in'
 
 
-def test_a_job_is_not_refused_because_slurm_does_not_say_who_is_in_its_team(
+def test_a_job_is_not_refused_because_slurm_gives_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(requests, "_groups_of", lambda user: [])
     monkeypatch.setattr(requests, "_accounts_of", lambda user, minute: "sacctmgr: no answer")
     (tmp_path / "train.py").touch()
-    found = job("a", user="ann", team="vision", command=("train.py",))
-    submit(tmp_path / "state", [found], "jobs", folder=tmp_path, now_s=100.0)
-    taken = taken_up(tmp_path / "state", Shares(teams={"vision": VISION}))
+    asked = job("a", user="ann", team="vision", command=("train.py",))
+    submit(tmp_path / "state", [asked], "jobs", folder=tmp_path, now_s=100.0)
+    teams = Shares(teams={"vision": Team(groups=("vision",), accounts=("cv",))})
+    taken = taken_up(tmp_path / "state", teams)
     assert {name: (each.job.team, each.phase) for name, each in taken.items()} == {"a": ("vision", "waiting")}
     assert "sacctmgr: no answer" in caplog.text
 
@@ -89,7 +86,7 @@ def to_come(job_id: str, at: float, **more: Any) -> Job:
     return job(job_id, at=at, command=("train.py",), workdir="/", **more)
 
 
-def test_jobs_of_a_schedule_arrive_at_their_time_or_once_they_are_given_gpus(tmp_path: Path) -> None:
+def test_jobs_arrive_at_their_time_or_once_they_are_given_gpus(tmp_path: Path) -> None:
     now_s = [ORIGIN_S]
     ahead = to_come("b", 50.0), to_come("a", 50.0), to_come("c", 90.0)
     with arriving(tmp_path, now_s, *ahead) as (arrivals, _, session):
@@ -105,7 +102,7 @@ def test_jobs_of_a_schedule_arrive_at_their_time_or_once_they_are_given_gpus(tmp
         assert {*session.jobs} == {"a", "b", "c"}
 
 
-def test_jobs_that_are_still_to_come_when_a_process_leaves_wait_for_the_next_one_once(tmp_path: Path) -> None:
+def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> None:
     now_s = [ORIGIN_S]
     with arriving(tmp_path, now_s, to_come("a", 50.0), to_come("b", 90.0)) as (arrivals, state, _):
         for _ in range(2):
@@ -127,43 +124,23 @@ def test_jobs_that_are_still_to_come_when_a_process_leaves_wait_for_the_next_one
         assert (following.more_to_come, Spool(state.dirs).requests()) == (False, [])
 
 
-def test_a_job_that_cannot_be_served_is_in_the_log_with_the_reason_and_asks_no_policy(tmp_path: Path) -> None:
-    now_s = [ORIGIN_S + 5.0]
-    with arriving(tmp_path, now_s, to_come("large", 1.0, gpus=3), to_come("a", 2.0)) as (
-        arrivals,
-        state,
-        session,
-    ):
-        state.record(arrivals.arrive())
-        assert {name: each.phase for name, each in state.log.jobs.items()} == {
-            "large": "rejected",
-            "a": "waiting",
-        }
-        assert state.log.jobs["large"].reason == 'job "large" needs 3 GPUs, the cluster has 2'
-        assert ([*session.jobs], session.turned_away) == (["a"], {})
-
-
-def test_a_job_that_an_error_keeps_out_is_rejected_and_the_next_one_arrives(
+def test_jobs_that_cannot_be_served_are_rejected_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session has taken it up when the error comes."""
-
-    def fails(self: JobCheck, job: Job) -> str | None:
-        return 1 / 0 if job.id == "a" else None  # type: ignore[return-value]
-
-    monkeypatch.setattr(JobCheck, "refusal", fails)
-    with arriving(tmp_path, [ORIGIN_S + 5.0], to_come("a", 1.0), to_come("b", 2.0)) as (
-        arrivals,
-        state,
-        session,
-    ):
+    """No policy is asked of them; the session has taken the second one up when the error comes."""
+    refusal = JobCheck.refusal
+    monkeypatch.setattr(
+        JobCheck, "refusal", lambda self, job: 1 / 0 if job.id == "broken" else refusal(self, job)
+    )
+    ahead = to_come("large", 1.0, gpus=3), to_come("broken", 1.5), to_come("a", 2.0)
+    with arriving(tmp_path, [ORIGIN_S + 5.0], *ahead) as (arrivals, state, session):
         state.record(arrivals.arrive())
-        assert {name: each.phase for name, each in state.log.jobs.items()} == {
-            "a": "rejected",
-            "b": "waiting",
+        assert {name: (each.phase, each.reason) for name, each in state.log.jobs.items()} == {
+            "large": ("rejected", 'job "large" needs 3 GPUs, the cluster has 2'),
+            "broken": ("rejected", "internal error: ZeroDivisionError: division by zero"),
+            "a": ("waiting", ""),
         }
-        assert state.log.jobs["a"].reason == "internal error: ZeroDivisionError: division by zero"
-        assert ([*session.jobs], [*session.ended]) == (["b"], ["a"])
+        assert ([*session.jobs], [*session.ended], session.turned_away) == (["a"], ["large", "broken"], {})
 
 
 # What the answer to a submission says, and names that are free.
@@ -184,34 +161,28 @@ DUE = PLAIN.model_copy(update={"utility": Utility(shape="step", value=1.0, targe
         ("shadow-price", set()),
     ],
 )
-def test_what_the_policy_ignores_is_said_of_jobs_that_state_it_and_of_no_others(
+def test_what_the_policy_ignores_is_said_of_jobs_that_state_it(
     tmp_path: Path, policy: str, ignores: set[str]
 ) -> None:
+    assert Submitted.of(tmp_path, [URGENT, HEAVY, DUE], []) == Submitted([]), "there is no run"
     state = live_state(tmp_path / "live", a_queue(1), cluster(4), policy=policy)
 
-    def said(*jobs: Job) -> set[str]:
+    def ignored(*jobs: Job) -> set[str]:
         ids = [one.id for one in jobs]
         found = Submitted.of(state, jobs, ids)
         assert found.ids == ids
         if found.overlooked_deadlines is not None:
             assert found.overlooked_deadlines.startswith(f'policy "{policy}" does not look at ')
         assert {found.deaf_to_priorities, found.deaf_to_weights} <= {policy, None}
-        told = {
-            "priority": found.deaf_to_priorities,
-            "weight": found.deaf_to_weights,
-            "deadline": found.overlooked_deadlines,
-        }
-        return {what for what, words in told.items() if words is not None}
+        words = {"priority": found.deaf_to_priorities, "weight": found.deaf_to_weights}
+        words["deadline"] = found.overlooked_deadlines
+        return {what for what, text in words.items() if text is not None}
 
-    assert said(PLAIN) == set()
-    assert said(PLAIN, URGENT) == ignores & {"priority"}
-    assert said(PLAIN, HEAVY) == ignores & {"weight"}
-    assert said(PLAIN, DUE) == ignores & {"deadline"}
-    assert said(URGENT, HEAVY, DUE) == ignores
-
-
-def test_of_a_folder_without_a_run_nothing_is_said(tmp_path: Path) -> None:
-    assert Submitted.of(tmp_path, [URGENT, HEAVY, DUE], []) == Submitted([])
+    assert ignored(PLAIN) == set()
+    assert ignored(PLAIN, URGENT) == ignores & {"priority"}
+    assert ignored(PLAIN, HEAVY) == ignores & {"weight"}
+    assert ignored(PLAIN, DUE) == ignores & {"deadline"}
+    assert ignored(URGENT, HEAVY, DUE) == ignores
 
 
 def test_what_would_be_refused_is_refused_in_a_question_too(tmp_path: Path) -> None:
@@ -224,7 +195,7 @@ def test_what_would_be_refused_is_refused_in_a_question_too(tmp_path: Path) -> N
             check_new(state, [PLAIN, wrong], "jobs", 2e9)
 
 
-def test_a_name_gets_the_first_number_that_is_free_for_all_its_endings() -> None:
+def test_a_name_gets_the_first_number_free_for_all_its_endings() -> None:
     assert free_id("a", ()) == free_id("a", ("a-2", "b")) == "a"
     assert free_id("a", ("a", "a-2")) == "a-3"
     assert free_id("a", ("a-1", "a-2-0"), ("-0", "-1")) == "a-3"

@@ -60,19 +60,12 @@ def test_an_elastic_job_gets_one_process_per_slot() -> None:
     assert first.env["PLIANT_JOB_DIR"] == "/state/jobs/a"
     assert [unit.env["PLIANT_SLOT"] for unit in (first, second)] == ["n0/1", "n0/0"]
     assert "/state/jobs/a/attempts/1/logs/1/worker/attempt_0/0" in second.argv
-
-
-def test_a_slot_is_one_thread_and_no_gpu_or_a_gpu_by_the_number_it_has_on_the_machine() -> None:
-    (cpu,), (gpu,) = made(elastic(), "n0/0", nodes=CPU), made(elastic(), "n1/2")
-    assert (cpu.env["OMP_NUM_THREADS"], cpu.env["CUDA_VISIBLE_DEVICES"]) == ("1", "")
-    assert (gpu.env.get("OMP_NUM_THREADS"), gpu.env["CUDA_VISIBLE_DEVICES"]) == (None, "6")
-
-
-def test_the_job_may_set_variables_but_not_take_over_its_slot() -> None:
-    spec = elastic(env={"OMP_NUM_THREADS": "2", "PLIANT_SLOT": "n9/9", "DATA": "/data"})
-    (unit,) = made(spec, "n0/0", nodes=CPU)
-    assert (unit.env["OMP_NUM_THREADS"], unit.env["DATA"]) == ("2", "/data")
-    assert unit.env["PLIANT_SLOT"] == "n0/0"
+    assert (first.env["OMP_NUM_THREADS"], first.env["CUDA_VISIBLE_DEVICES"]) == ("1", "")
+    (gpu,) = made(elastic(), "n1/2")
+    assert (gpu.env.get("OMP_NUM_THREADS"), gpu.env["CUDA_VISIBLE_DEVICES"]) == (None, "6"), "its own number"
+    own = elastic(env={"OMP_NUM_THREADS": "2", "PLIANT_SLOT": "n9/9", "DATA": "/data"})
+    (unit,) = made(own, "n0/0", nodes=CPU)
+    assert (unit.env["OMP_NUM_THREADS"], unit.env["DATA"], unit.env["PLIANT_SLOT"]) == ("2", "/data", "n0/0")
 
 
 def test_a_rigid_job_gets_one_torchrun_with_a_worker_per_slot() -> None:
@@ -87,7 +80,7 @@ def test_a_rigid_job_gets_one_torchrun_with_a_worker_per_slot() -> None:
     assert unit.env["CUDA_VISIBLE_DEVICES"] == "0,3"
 
 
-def test_a_rigid_job_on_one_slot_has_no_torchrun_unless_its_command_begins_with_it() -> None:
+def test_a_rigid_job_on_one_slot_has_torchrun_if_it_says_so() -> None:
     (unit,) = made(rigid(1), "n0/3")
     logs = "/state/jobs/a/attempts/1/logs/0/worker/attempt_0/0"
     assert unit.argv == (sys.executable, "-I", "-S", ONE_WORKER, logs, "train.py")
@@ -97,7 +90,7 @@ def test_a_rigid_job_on_one_slot_has_no_torchrun_unless_its_command_begins_with_
     assert (unit.argv[:3], unit.argv[-2:]) == (TORCHRUN, ("--", "train.py"))
 
 
-def test_a_job_that_is_resized_by_a_relaunch_has_torchrun_on_one_slot_too_and_one_per_node() -> None:
+def test_a_job_resized_by_relaunches_always_has_torchrun() -> None:
     spec = elastic(resize="relaunch", batch=32)
     (unit,) = made(spec, "n0/3")
     assert (unit.argv[:3], unit.argv[-3:]) == (TORCHRUN, ("train.py", "--lr", "1"))
@@ -116,7 +109,7 @@ def test_a_rigid_job_on_two_nodes_meets_at_the_first() -> None:
     assert [first.argv[9], second.argv[9]] == ["--nproc-per-node=1", "--nproc-per-node=2"]
 
 
-def test_a_script_knows_the_gpus_of_a_replica_whose_ranks_follow_each_other_on_a_node() -> None:
+def test_ranks_of_a_replica_follow_each_other_on_a_node() -> None:
     spec = job("a", gpus=4, each=2, command=("train.py",), workdir="/w")
     wanted = target(spec, "n0/1", "n1/0", "n0/0", "n1/2")
     started = units(wanted, FOLDER, ATTEMPT, GPU, 1)
@@ -124,14 +117,11 @@ def test_a_script_knows_the_gpus_of_a_replica_whose_ranks_follow_each_other_on_a
     assert list(map(str, ranked(wanted))) == ["n0/1", "n0/0", "n1/0", "n1/2"]
     (alone,) = made(rigid(1), "n0/3")
     assert "PLIANT_GPUS_PER_REPLICA" not in alone.env
-
-
-@pytest.mark.parametrize("spec", [elastic(), rigid(3)])
-def test_member_i_of_the_plan_is_rank_i(spec: Job) -> None:
-    wanted = target(spec, "n0/1", "n1/0", "n0/0")
-    plan = make_plan(wanted, 1, 1, CPU)
-    assert [member.slot for member in plan.members] == list(map(str, ranked(wanted)))
-    assert sorted(member.slot for member in plan.members) == ["n0/0", "n0/1", "n1/0"]
+    for plain in (elastic(), rigid(3)):
+        wanted = target(plain, "n0/1", "n1/0", "n0/0")
+        plan = make_plan(wanted, 1, 1, CPU)
+        assert [member.slot for member in plan.members] == list(map(str, ranked(wanted)))
+        assert sorted(member.slot for member in plan.members) == ["n0/0", "n0/1", "n1/0"]
 
 
 def test_a_plan_says_how_the_batch_is_cut() -> None:
@@ -143,7 +133,7 @@ def test_a_plan_says_how_the_batch_is_cut() -> None:
     assert (plan.members[0].device, plan.members[0].slot) == ("cuda", "n1/3")
 
 
-def test_only_a_job_whose_batch_changes_measures_its_noise_and_output_is_kept_as_the_keeper_likes() -> None:
+def test_only_a_job_whose_batch_changes_measures_its_noise() -> None:
     for elasticity in ("none", "size", "size+batch"):
         spec = rigid(1) if elasticity == "none" else elastic(elastic=elasticity)
         (unit,) = made(spec, "n0/0")
@@ -154,7 +144,7 @@ def test_only_a_job_whose_batch_changes_measures_its_noise_and_output_is_kept_as
 
 
 @pytest.mark.parametrize("text", ["{", None])
-def test_a_plan_that_is_damaged_or_lost_is_made_again_for_the_workers_too(tmp_path: Path, text: str | None):
+def test_a_damaged_or_lost_plan_is_made_again(tmp_path: Path, text: str | None):
     folder = JobDir(tmp_path)
     plans = [make_plan(target(elastic(), "n0/0"), number, 1, CPU) for number in range(1, 12)]
     folder.attempt(1).path.mkdir(parents=True)

@@ -57,7 +57,7 @@ def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
     assert (down.detail, up.detail) == ({"node": "n1", "reason": "down"}, {"node": "n1"})
 
 
-def test_an_elastic_job_trains_on_at_its_smallest_size_beside_a_node_that_is_drained(world: World) -> None:
+def test_an_elastic_job_trains_on_at_its_smallest_size(world: World) -> None:
     give(world, "a", 4, low=2)
     until(world, "a", {"n0": 2, "n1": 2})
     world.turn(20.0)
@@ -82,27 +82,15 @@ def test_a_job_that_cannot_be_resized_waits_and_is_not_at_fault(world: World) ->
     assert log(world).jobs["a"].failures == 0
 
 
-def test_the_next_process_knows_which_nodes_are_down(world: World) -> None:
-    world.nodes.lost.add("n1")
-    until(world, "n1", True)
-    world.end_loop(0)
-    give(world, "a", 4)
-    until(world, "a", {"n0": 2})
-    assert len(world.events("node_down")) == 1
-
-
-def test_the_status_names_the_nodes_that_are_down(world: World) -> None:
-    world.nodes.lost.add("n1")
-    until(world, "n1", True)
-    found = Watcher(world.dirs.path).look()
-    assert closed_lines(found, 0.0) == ["node n1 is down: down"]
-    document = json.loads(status_document(found, [], world.clock.wall()))
-    assert document["down_nodes"] == [{"node": "n1", "reason": "down"}]
-
-
-def test_no_job_is_started_on_a_node_that_is_down(world: World) -> None:
+def test_a_node_that_is_down_is_known_to_the_next_run(world: World) -> None:
     world.nodes.lost.add("n0")
     until(world, "n0", True)
+    seen = Watcher(world.dirs.path).look()
+    assert closed_lines(seen, 0.0) == ["node n0 is down: down"]
+    document = json.loads(status_document(seen, [], world.clock.wall()))
+    assert document["down_nodes"] == [{"node": "n0", "reason": "down"}]
+    world.end_loop(0)
     give(world, "a", 2, "none")
     until(world, "a", {"n1": 2})
+    assert len(world.events("node_down")) == 1
     assert not world.events("requeue", "fail", "slot_down")

@@ -79,13 +79,6 @@ class Scene:
         self.goes_on(*self.gang.plan.members, added, cut=cut)
         self.gang.statuses = (*self.gang.statuses, RUNNING)
 
-    def replaces(self, number: int) -> None:
-        """A new worker takes the place of the second one, and trains."""
-        added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
-        self.goes_on(self.gang.plan.members[0], added)
-        self.reaches(self.gang.plan.generation)
-        self.gang.statuses = (*self.gang.statuses, RUNNING)
-
     def says(self, rank: int, outcome: str, message: str = "") -> None:
         text = WorkerOutcome.model_validate({"outcome": outcome, "message": message}).model_dump_json()
         renamed(self.gang.handle.files.outcome(rank), text)
@@ -159,14 +152,16 @@ def test_a_given_up_slot_is_busy_until_its_worker_is_gone(elastic: Scene) -> Non
 # The stages of a stop.
 
 
-def test_a_worker_that_is_done_sets_the_other_no_deadline(scene: Scene) -> None:
+def test_only_a_worker_that_stops_sets_the_other_a_deadline(scene: Scene) -> None:
     scene.says(1, "done")
     scene.gang.statuses = (RUNNING, CLEAN)
     assert scene.watch(0.0, 100.0, 1e6) == []
     assert not scene.gang.stopping
+    scene.says(1, "stopped")
+    assert (scene.watch(2e6, 2e6 + 59.0).copy(), scene.watch(2e6 + 60.0)) == ([], ["term"])
 
 
-def test_a_requested_stop_has_a_deadline_also_for_the_last_worker(scene: Scene) -> None:
+def test_a_requested_stop_has_a_deadline_for_the_last_worker(scene: Scene) -> None:
     scene.gang.handle.files.progress.touch()
     scene.stop(0.0)
     scene.says(1, "stopped")
@@ -176,18 +171,6 @@ def test_a_requested_stop_has_a_deadline_also_for_the_last_worker(scene: Scene) 
     assert scene.watch(90.0, 95.0) == ["term", "kill", "kill"]
 
 
-def test_a_queued_gang_has_nothing_to_save_and_is_ended_at_once(elastic: Scene) -> None:
-    elastic.gang.statuses = (UnitStatus("running", queued=True),) * 2
-    elastic.stop(0.0)
-    assert elastic.backend.asked == ["term"]
-
-
-def test_a_worker_that_stops_by_itself_takes_the_other_along(scene: Scene) -> None:
-    scene.says(1, "stopped")
-    scene.gang.statuses = (RUNNING, CLEAN)
-    assert (scene.watch(0.0, 59.0).copy(), scene.watch(60.0)) == ([], ["term"])
-
-
 def test_a_broken_gang_is_ended_for_the_reason_of_the_first_loss(scene: Scene) -> None:
     scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
     assert scene.watch(0.0, 4.9) == ["term"]
@@ -195,6 +178,17 @@ def test_a_broken_gang_is_ended_for_the_reason_of_the_first_loss(scene: Scene) -
     scene.gang.statuses = (UnitStatus("exited", -15), UnitStatus("exited", -9))
     scene.watch(6.0)
     assert scene.gang.verdict().message.startswith("killed by SIGKILL")
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_stop_without_anything_to_wait_for_signals_at_once(elastic: Scene, queued: bool) -> None:
+    """What waits in a queue has nothing to save, and the time of a notice may be over."""
+    elastic.gang.statuses = (UnitStatus("running", queued=queued),) * 2
+    if not queued:
+        elastic.gang.heed(Notice(stop_s=10.0, term_s=20.0, over_s=26.0), 5.0)
+    elastic.stop(30.0)
+    assert elastic.watch(30.0) == ["term"]
+    assert elastic.watch(30.1) == (["term"] if queued else ["term", "kill"])
 
 
 def test_a_notice_takes_the_place_of_the_usual_limits_of_a_stop(scene: Scene) -> None:
@@ -210,14 +204,6 @@ def test_a_notice_takes_the_place_of_the_usual_limits_of_a_stop(scene: Scene) ->
     scene.gang.heed(None, 529.9)
     assert scene.watch(559.8) == ["term"], "the node was resumed"
     assert scene.watch(559.9) == ["term", "kill"]
-
-
-def test_a_stop_after_the_time_of_its_notice_signals_at_once(scene: Scene) -> None:
-    scene.gang.handle.files.progress.touch()
-    scene.gang.heed(Notice(stop_s=10.0, term_s=20.0, over_s=26.0), 5.0)
-    scene.stop(30.0)
-    assert scene.watch(30.0) == ["term"]
-    assert scene.watch(30.1) == ["term", "kill"]
 
 
 def test_units_that_the_plan_does_without_are_ended_by_node(elastic: Scene) -> None:
@@ -389,7 +375,9 @@ def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: L
 def test_a_slot_that_loses_worker_after_worker_is_given_up(training: Scene, lives: Lives) -> None:
     for number in range(2, 7):
         assert training.gang.setback() is None
-        training.replaces(number)
+        training.goes_on(training.gang.plan.members[0], make_member(Slot("n1", 0), NodeInfo("n1", 1), number))
+        training.reaches(training.gang.plan.generation)
+        training.gang.statuses = (*training.gang.statuses, RUNNING)
         lives.of[number] = "gone"
         training.watch(number + 0.5, number + 0.6)
     assert (training.members, training.gang.stopping) == ([0], False)
@@ -415,31 +403,23 @@ def test_a_plan_may_name_a_worker_that_is_still_to_be_started(elastic: Scene, li
 # Launchers that outlive their workers.
 
 
-def test_a_launcher_that_outlives_its_worker_is_killed_in_time(training: Scene, lives: Lives) -> None:
-    """A torchrun that hangs, or that was stopped: the worker's outcome says all there is to say."""
+@pytest.mark.parametrize("outcome", ["done", ""])
+def test_a_launcher_that_outlives_its_worker_is_killed_in_time(training: Scene, lives: Lives, outcome: str):
+    """A torchrun that hangs, or that was stopped, also where its worker died without a word."""
     for worker in (0, 1):
-        training.says(worker, "done")
+        if outcome:
+            training.says(worker, outcome)
         lives.of[worker] = "gone"
     assert training.watch(0.0, 9.0) == []
     assert training.watch(10.0) == ["kill [0, 1]"]
-    assert training.watch(11.0, 19.0) == ["kill [0, 1]"], "not once a look"
-    training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("lost"))
-    training.watch(20.0)
-    assert training.gang.verdict().end == "done"
-
-
-def test_a_launcher_killed_after_its_worker_was_done_is_no_break(training: Scene, lives: Lives) -> None:
-    training.says(1, "done")
-    lives.of[1] = "gone"
-    training.watch(0.0, 10.0)
-    training.gang.statuses = (RUNNING, UnitStatus("lost"))
-    training.watch(11.0)
-    assert not training.gang.stopping
-
-
-def test_dead_workers_under_stopped_launchers_are_noticed(training: Scene, lives: Lives) -> None:
-    lives.of = {0: "gone", 1: "gone"}
-    assert training.watch(0.0, 10.0) == ["kill [0, 1]"]
+    if outcome:
+        assert training.watch(11.0, 19.0) == ["kill [0, 1]"], "not once a look"
+        training.gang.statuses = (RUNNING, UnitStatus("lost"))
+        training.watch(19.5)
+        assert not training.gang.stopping, "a launcher that was killed after its worker was done is no break"
+        training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("lost"))
+        training.watch(20.0)
+        assert training.gang.verdict().end == "done"
 
 
 def test_an_idle_launcher_of_a_rigid_job_has_a_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -475,7 +455,7 @@ def test_the_next_launcher_knows_which_events_were_read(training: Scene) -> None
     assert not training.taken_over().settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
 
 
-def test_the_next_launcher_stops_a_script_as_it_wants_to_be_stopped(tmp_path: Path) -> None:
+def test_the_next_launcher_stops_a_script_as_it_asked(tmp_path: Path) -> None:
     scene = Scene(tmp_path, "none")
     reports(scene, 72.0, watches_stop=True)
     scene.gang = scene.taken_over()

@@ -225,7 +225,7 @@ def begin(options: RunOptions) -> None:
         found.loop(state, follow=False)
 
 
-def test_a_schedule_with_a_parameter_that_its_policy_lacks_is_refused_by_the_name_of_its_file(tmp_path: Path):
+def test_a_schedule_with_an_unknown_parameter_is_refused(tmp_path: Path):
     site = Site(tmp_path)
     site.job("a")
     options = site.options("fifo")
@@ -239,7 +239,7 @@ def test_a_schedule_with_a_parameter_that_its_policy_lacks_is_refused_by_the_nam
 
 
 @pytest.mark.parametrize("backend", ["local", "slurm"])
-def test_torch_has_to_be_on_this_machine_only_where_jobs_train_here(
+def test_torch_has_to_be_here_only_where_jobs_train_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     def is_not_there(library: str, what: str) -> None:
@@ -259,7 +259,7 @@ def test_torch_has_to_be_on_this_machine_only_where_jobs_train_here(
             prepared(options)
 
 
-def test_a_job_of_the_schedule_may_have_been_submitted_if_it_is_the_same(
+def test_a_job_of_the_schedule_may_have_been_submitted_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With another command it would be unknown which of the two runs."""

@@ -149,9 +149,12 @@ def test_a_run_that_has_ended_is_whole_in_its_log(site: Site) -> None:
 
 
 def test_a_failing_job_is_given_up_after_three_retries(site: Site) -> None:
-    """Others go on, and those that are larger than the cluster are out."""
+    """Others go on, failures with progress between them do not add up, and what is too large is out."""
+    text = (site.folder / "train.py").read_text()
+    text = text.replace('leave("crashed", 1)', 'saved.write_text(str(done)); leave("crashed", 1)')
+    text = text.replace("if done >= options.crash_at", "if done % 50 == 0")
     site.job("bad", 7, text=EXIT)
-    site.job("good", samples=300)
+    site.job("good", "--samples", 230, text=text, samples=230)
     site.job("big", gpus=9)
     site.job("later", gpus=9, at=1e6)
     log, _ = run_until_done(site.options("fifo"), silent)
@@ -160,23 +163,12 @@ def test_a_failing_job_is_given_up_after_three_retries(site: Site) -> None:
         *("requeue bad 0", "resume bad 1") * 3,
         "fail bad 0",
     ]
-    assert log.jobs["good"].phase == "finished"
+    assert (log.jobs["good"].phase, site.of("good").count("requeue good 0")) == ("finished", 4)
     for name in ("big", "later"):
         assert site.of(name) == [f"submit {name}", f"reject {name} 0"]
         assert log.jobs[name].reason == "needs 9 GPUs, the cluster has 2"
     with pytest.raises(JobsFailedError, match="job bad failed: exit code 7: nothing on stderr\n"):
         check_failed(log, site.state)
-
-
-def test_failures_with_progress_between_them_do_not_add_up(site: Site) -> None:
-    """It crashes every 50 samples, saved ones: with one retry it still gets to its end."""
-    text = (site.folder / "train.py").read_text()
-    text = text.replace('leave("crashed", 1)', 'saved.write_text(str(done)); leave("crashed", 1)')
-    text = text.replace("if done >= options.crash_at", "if done % 50 == 0")
-    site.job("a", "--samples", 180, text=text, samples=180)
-    run_until_done(site.options("fifo", retries=1), silent)
-    assert site.of("a")[-1] == "finish a 0"
-    assert site.of("a").count("requeue a 0") == 3
 
 
 def test_an_interrupted_run_saves_and_goes_on_in_the_next(site: Site) -> None:
@@ -327,11 +319,10 @@ def test_once_resizes_as_a_dry_run_says(site: Site) -> None:
 
 
 def test_once_says_why_a_stopped_job_waits(site: Site) -> None:
-    site.job("b", samples=1e6, gpus=2, low=2, high=2)
+    site.job("b", samples=1e6, gpus=2)
     run_once(site.options("fifo"))
-    site.job("a", samples=1e6, gpus=2, low=2, high=2)
-    path = site.schedule("fifo")
-    (waits,) = read_schedule(path).waiting
+    site.job("a", samples=1e6, gpus=2)
+    (waits,) = read_schedule(site.schedule("fifo")).waiting
     run_once(site.options("fifo"))
     assert site.story()[-2:] == ["preempt b 0", "start a 2"]
     (stopped,) = (event for event in site.events() if event.event == "preempt")
@@ -385,47 +376,36 @@ def of_job(site: Site, job_id: str) -> set[int]:
     return {found.pid for found in left_running(site.folder) if found.environ()[ENV_JOB_DIR] == folder}
 
 
-Three = tuple[Site, dict[str, set[int]]]
-
-
 @pytest.fixture
-def three(tmp_path: Path) -> Three:
-    """Jobs a, b and c that train on a slot each, and their processes."""
-    site = Site(tmp_path, slots=3)
-    for name in "abc":
+def running(tmp_path: Path) -> tuple[Site, dict[str, set[int]]]:
+    """Jobs that train on a slot each, and their processes."""
+    site = Site(tmp_path, slots=6)
+    for name in "abcdef":
         site.job(name, "--deaf", "--gate", site.gate, samples=150)
     run_once(site.options("fifo"))
-    for name in "abc":
+    for name in "abcdef":
         until(StateDir(site.state).job(name).attempt(1).progress.exists)
-    return site, {name: of_job(site, name) for name in "abc"}
+    return site, {name: of_job(site, name) for name in "abcdef"}
 
 
-def test_a_lost_plan_or_one_damaged_file_costs_nothing(three: Three) -> None:
-    site, before = three
-    a, b, c = (StateDir(site.state).job(name) for name in "abc")
-    damage(a.attempt(1).launch, b.plan)
-    lose(c.plan)
+def test_only_a_job_whose_files_nothing_can_replace_starts_again(running: tuple[Site, dict[str, set[int]]]):
+    """A plan that is lost, or one damaged file, costs nothing."""
+    site, before = running
+    a, b, c, d, e, f = (StateDir(site.state).job(name) for name in "abcdef")
+    damage(a.attempt(1).launch, b.plan, d.plan, d.attempt(1).plan(1))
+    lose(c.plan, e.plan, e.attempt(1).plan(1), f.attempt(1).launch)
     run_once(site.options("fifo"))
-    assert {name: of_job(site, name) for name in "abc"} == before
-    all_ended(site)
-    run_once(site.options("fifo"))
-    for name in "abc":
-        assert site.of(name) == [f"submit {name}", f"start {name} 1", f"finish {name} 0"]
-
-
-def test_a_job_whose_files_are_lost_ends_and_starts_again(three: Three) -> None:
-    site, before = three
-    a, b, c = (StateDir(site.state).job(name) for name in "abc")
-    damage(a.plan, a.attempt(1).plan(1))
-    lose(b.plan, b.attempt(1).plan(1), c.attempt(1).launch)
-    run_once(site.options("fifo"))
-    for name, folder, generation in (("a", a, 2), ("b", b, 1), ("c", c, 2)):
+    assert {name: of_job(site, name) for name in "abc"} == {name: before[name] for name in "abc"}
+    for name, folder, generation in (("d", d, 2), ("e", e, 1), ("f", f, 2)):
         until(folder.attempt(2).progress.exists)
         assert before[name].isdisjoint(of_job(site, name))
         plan = read_plan(folder)
         assert plan is not None
         assert (plan.attempt, plan.generation) == (2, generation)
     all_ended(site)
+    run_once(site.options("fifo"))
+    for name in "abc":
+        assert site.of(name) == [f"submit {name}", f"start {name} 1", f"finish {name} 0"]
 
 
 def test_a_dry_run_prints_commands_and_touches_nothing(site: Site) -> None:

@@ -175,7 +175,7 @@ def lines(world: World, *names: str) -> list[tuple[str, str | None, int | None]]
     return [(each.event, each.job, each.gpus) for each in world.events(*names)]
 
 
-def test_a_job_that_loses_a_shared_slot_gives_up_all_and_comes_back(tmp_path: Path) -> None:
+def test_a_job_that_loses_a_shared_slot_starts_again_elsewhere(tmp_path: Path) -> None:
     """Workers of two jobs died there, and yet the slot is not withheld from all: one of them trains on it."""
     with pair(tmp_path, 2) as world:
         lose_slot(world, "a")
@@ -243,7 +243,7 @@ def fails(self: Lucid, snapshot: Snapshot, rng: np.random.Generator) -> Decision
     raise ArithmeticError("out of numbers")
 
 
-def test_a_job_that_is_alone_again_stays_so_when_the_policy_fails(
+def test_a_job_that_is_alone_again_stays_so_if_the_policy_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it held with the other one is not put back: that one has ended."""

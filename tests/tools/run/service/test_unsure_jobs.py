@@ -193,7 +193,7 @@ def test_an_attempt_whose_record_cannot_be_read_has_not_ended(tmp_path: Path) ->
     assert "a" not in condemned.jobs
 
 
-def test_an_attempt_that_could_not_be_taken_up_has_ended_only_once_nothing_of_it_is_left(tmp_path: Path):
+def test_an_attempt_has_ended_once_nothing_of_it_runs(tmp_path: Path):
     """A kill may take its time: the job would be started again beside it."""
     backend: Any = Backend()
     backend.readable, backend.dies = True, False
