@@ -80,6 +80,13 @@ class Shared:
 
         return Called(*as_account(uid, body))
 
+    def refused(self, uid: int, *words: object, code: int = 2, stdin: str = "") -> str:
+        """The one line with which a command is refused."""
+        done = self.by(uid, *words, stdin=stdin)
+        assert (done.exit_code, done.stdout) == (code, ""), done
+        (line,) = done.stderr.splitlines()
+        return line
+
     def home(self, uid: int) -> Path:
         """A folder of the account, with a script in it."""
         path = self.folder / f"home-{uid}"
@@ -171,8 +178,7 @@ def import_commands() -> None:
             *("release a", "drain n", "wait b", "cancel a"),
         ):
             call(*line.split(), "--state", str(state))
-    report = "pliant.tools.report"
-    for name in (f"{report}.job_cost", "rich.live", "rich.progress"):
+    for name in ("pliant.tools.report.job_cost", "rich.live", "rich.progress"):
         importlib.import_module(name)
     cell_len("\N{HORIZONTAL ELLIPSIS}")  # reads tables of its own
     for name in ("pliant.cli", "pliant.tools.run.door", "pliant.tools.run.watch"):

@@ -108,10 +108,7 @@ def test_without_a_run_there_is_one_line_and_no_request():
         make_shared(dirs)
         for _ in range(2):
             for words in ("status", "submit train.py", "cancel a"):
-                done = run.by(BOB, words)
-                assert (done.exit_code, done.stdout) == (69, "")
-                assert "no run serves" in done.stderr
-                assert len(done.stderr.splitlines()) == 1
+                assert "no run serves" in run.refused(BOB, words, code=69)
             if not (dirs.door / SOCKET).exists():
                 gone.bind(str(dirs.door / SOCKET))  # as a run that was killed leaves it
                 (dirs.door / SOCKET).chmod(0o666)
@@ -151,8 +148,7 @@ def test_a_flood_is_refused_to_the_one_who_floods_alone(run: Shared):
     assert any("more than 0.001 requests a second" in line for line in refusals)
     assert run.by(BOB, "status").exit_code == 0
     assert run.logged(f"door: {MAL} (uid {MAL}): refused: ")
-    refused = run.by(MAL, "status")
-    assert (refused.exit_code, len(refused.stderr.splitlines())) == (75, 1)
+    run.refused(MAL, "status", code=75)
 
 
 def test_a_slow_or_long_request_is_not_waited_for():
@@ -173,14 +169,13 @@ def test_limits_of_jobs_bytes_and_priority_are_named(run: Shared):
     limits = {"waiting_jobs": 2, "request_bytes": 2000, "priority": 5.0}
     run.set_roles(limits_of={str(BOB): limits})
     jobs = "".join(f'{{"id": "w{n}", "command": ["train.py"]}}\n' for n in range(3))
-    for words, given, said in (
-        ("submit -", jobs, "and 2 may"),
-        ("submit -", jobs.replace("train.py", "train.py" + '", "' + "x" * 3000), "more than 2,000 bytes"),
-        ("submit train.py --priority 6", "", "priority 6 is more than its user may give (5)"),
+    for words, given, code, named in (
+        ("submit -", jobs, 75, "and 2 may"),
+        ("submit -", jobs.replace("train.py", "train.py" + '", "' + "x" * 3000), 3, "more than 2,000 bytes"),
+        ("submit train.py --priority 6", "", 2, "priority 6 is more than its user may give (5)"),
     ):
-        refused = run.by(BOB, words, stdin=given)
-        assert refused.stdout == ""
-        assert said in refused.stderr, refused.stderr
+        done = run.by(BOB, words, stdin=given)
+        assert (done.exit_code, done.stdout, named in done.stderr) == (code, "", True), done
     assert run.ask(EVE, LOOK)["ok"]
 
 

@@ -53,11 +53,8 @@ def test_slots_are_read_as_written_and_grouped_in_their_order() -> None:
     assert counts(on("n1/2", "n0/0", "n1/0")) == (("n0", 1), ("n1", 2))
 
 
-def test_a_shrinking_job_keeps_the_first_slots_it_holds() -> None:
+def test_a_job_keeps_its_first_slots_and_adds_the_lowest_free() -> None:
     assert kept(on("n0/3", "n0/1", "n1/0"), (("n0", 1),)) == on("n0/3")
-
-
-def test_a_growing_job_adds_the_lowest_free_slots() -> None:
     taken = set(on("n0/0", "n0/1"))
     found = filled(on("n0/1"), (("n0", 2), ("n1", 1)), {"n0": 4, "n1": 4}, taken)
     assert found == on("n0/1", "n0/2", "n1/0")
@@ -133,26 +130,20 @@ def test_one_job_keeps_its_slots_in_their_order(
     assert steps(before, given_to("a", **wanted)) == expected  # type: ignore[arg-type]
 
 
-def test_a_job_that_ran_before_resumes() -> None:
-    assert steps({}, given_to("a", n0=1), started={"a"}) == [("resume", "a", "n0/0")]
-
-
 def test_stops_come_before_resizes_before_starts() -> None:
+    """Slots go from one job to the other; one that ran before resumes."""
     held = {"z": holds("z", "n0/0", "n0/1"), "b": holds("b", "n1/0", "n1/1")}
-    assert steps(held, given_to("a", n0=1), given_to("c", n0=1), given_to("b", n1=1)) == [
-        ("preempt", "z", ""),
-        ("shrink", "b", "n1/0"),
-        ("start", "a", "n0/0"),
-        ("start", "c", "n0/1"),
+    wanted = given_to("a", n0=1), given_to("c", n0=1), given_to("b", n1=1)
+    assert steps(held, *wanted, started={"c"}) == [
+        *(("preempt", "z", ""), ("shrink", "b", "n1/0")),
+        *(("start", "a", "n0/0"), ("resume", "c", "n0/1")),
     ]
 
 
 def test_two_jobs_that_swap_nodes_both_move() -> None:
     held = {"a": holds("a", "n0/0", "n0/1"), "b": holds("b", "n1/0", "n1/1")}
-    assert steps(held, given_to("a", n1=2), given_to("b", n0=2)) == [
-        ("move", "a", "n1/0 n1/1"),
-        ("move", "b", "n0/0 n0/1"),
-    ]
+    moves = [("move", "a", "n1/0 n1/1"), ("move", "b", "n0/0 n0/1")]
+    assert steps(held, given_to("a", n1=2), given_to("b", n0=2)) == moves
 
 
 PLACES = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 2), max_size=2)
@@ -192,36 +183,22 @@ def two(**nodes: int) -> tuple[Allocation, Allocation]:
 PAIR = {"a": ("n0/1", "n0/0"), "b": ("n0/0", "n0/1")}
 
 
+BOTH_START = [("start", "a", "n0/0 n1/0"), ("start", "b", "n0/0 n1/0")]
+THIRD_APART = [("start", "a", "n0/0"), ("start", "c", "n0/1"), ("start", "b", "n0/0")]
+PARTED = (given_to("a", n0=1), given_to("b", n0=1))
+ALONE = (given_to("b", beside="a", n0=1), given_to("c", n0=1))  # the other one is not to run
+
+
 @pytest.mark.parametrize(
     ("held", "wanted", "expected"),
     [
-        pytest.param(
-            {},
-            two(n0=1, n1=1),
-            [("start", "a", "n0/0 n1/0"), ("start", "b", "n0/0 n1/0")],
-            id="both start on the same slots",
-        ),
-        pytest.param({"a": ["n0/1"]}, two(n0=1), [("start", "b", "n0/1")], id="the second comes"),
-        pytest.param({"b": ["n0/1"]}, two(n0=1), [("start", "a", "n0/1")], id="the first comes"),
-        pytest.param(PAIR, two(n0=2), [], id="they share already"),
-        pytest.param(
-            {},
-            (*two(n0=1), given_to("c", n0=1)),
-            [("start", "a", "n0/0"), ("start", "c", "n0/1"), ("start", "b", "n0/0")],
-            id="a third job gets other slots",
-        ),
-        pytest.param(
-            {"a": ["n0/0"], "b": ["n0/0"]},
-            (given_to("a", n0=1), given_to("b", n0=1)),
-            [("move", "b", "n0/1")],
-            id="they are parted on one node",
-        ),
-        pytest.param(
-            {},
-            (given_to("b", beside="a", n0=1), given_to("c", n0=1)),
-            [("start", "b", "n0/0"), ("start", "c", "n0/1")],
-            id="the other one is not to run",
-        ),
+        ({}, two(n0=1, n1=1), BOTH_START),
+        ({"a": ["n0/1"]}, two(n0=1), [("start", "b", "n0/1")]),
+        ({"b": ["n0/1"]}, two(n0=1), [("start", "a", "n0/1")]),
+        (PAIR, two(n0=2), []),
+        ({}, (*two(n0=1), given_to("c", n0=1)), THIRD_APART),
+        ({"a": ["n0/0"], "b": ["n0/0"]}, PARTED, [("move", "b", "n0/1")]),
+        ({}, ALONE, [("start", "b", "n0/0"), ("start", "c", "n0/1")]),
     ],
 )
 def test_two_jobs_share_all_of_their_slots_or_none(

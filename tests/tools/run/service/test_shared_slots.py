@@ -70,22 +70,18 @@ def test_two_jobs_train_on_one_slot_at_the_same_time(site: Site) -> None:
     assert {job_id: (detail or {}).get("beside") for job_id, detail in starts.items()} == {"a": "b", "b": "a"}
 
 
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        ({"beside": None}, "expected a job that holds the same GPUs"),
-        ({"placement": []}, "expected the same GPUs"),
-    ],
-)
-def test_a_schedule_whose_jobs_disagree_on_sharing_is_refused(
-    site: Site, change: dict[str, object], wrong: str
-) -> None:
+def test_a_schedule_whose_jobs_disagree_on_sharing_is_refused(site: Site) -> None:
     path = Path(schedule(site))
     text = json.loads(path.read_text())
-    text["allocations"][1] |= change
-    path.write_text(json.dumps(text))
-    with pytest.raises(BadInputError, match=wrong):
-        read_schedule(path)
+    given = text["allocations"][1]
+    for change, wrong in (
+        ({"beside": None}, "a job that holds the same"),
+        ({"placement": []}, "the same GPUs"),
+    ):
+        text["allocations"][1] = given | change
+        path.write_text(json.dumps(text))
+        with pytest.raises(BadInputError, match=f"expected {wrong}"):
+            read_schedule(path)
 
 
 # Backends that give a slot to one job.
@@ -100,28 +96,22 @@ def test_a_schedule_with_shared_slots_is_refused_there(site: Site, tmp_path: Pat
     world.close()
 
 
-def test_jobs_that_share_are_parted_when_a_run_goes_on_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("machines", ["go on", "were started again"])
+def test_jobs_that_share_are_parted_when_a_run_goes_on_there(tmp_path: Path, machines: str) -> None:
+    """Machines that were started again know nothing of what the log says runs there."""
     with pair(tmp_path, 2) as world:
         world.end_loop(0)
         world.nodes.shares_slots = False
+        if machines != "go on":
+            for unit in world.nodes.running():
+                unit.end(-9)
+            world.nodes.attempts.clear()
+            world.nodes.most = 1
+            world.turn_until(lambda: bool(world.nodes.training()))
         world.turn_until(lambda: bool(lines(world, "preempt")))
         assert lines(world, "preempt") == [("preempt", "b", 0)]
-        world.turn_until(lambda: len(world.nodes.training()) == 1)
-        assert workers_of(world, "a").runs
+        world.turn_until(lambda: [one.handle.job for one in world.nodes.training()] == ["a"])
         assert not lines(world, "fail", "reject")
-
-
-def test_jobs_that_shared_are_not_started_together_there(tmp_path: Path) -> None:
-    """The machines were started again, and know nothing of what the log says runs there."""
-    with pair(tmp_path, 2) as world:
-        world.end_loop(0)
-        for unit in world.nodes.running():
-            unit.end(-9)
-        world.nodes.attempts.clear()
-        world.nodes.shares_slots, world.nodes.most = False, 1
-        world.turn_until(lambda: bool(world.nodes.training()))
-        world.turn_until(lambda: bool(lines(world, "preempt")))
-        assert [workers.handle.job for workers in world.nodes.training()] == ["a"]
 
 
 def test_a_policy_that_packs_gives_each_job_its_own_slots_there(
