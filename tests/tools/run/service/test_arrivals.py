@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+import pwd
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +55,12 @@ def test_jobs_of_before_the_first_run_join_a_team_or_are_refused(
         "b": ("", "waiting", ""),
         "c": ("vision", "rejected", 'job "c" names team "vision", which user bob is not in'),
     }
+
+
+def test_groups_of_an_account_are_those_of_the_system() -> None:
+    root = pwd.getpwuid(0)
+    assert grp.getgrgid(root.pw_gid).gr_name in requests._groups_of(root.pw_name)
+    assert requests._groups_of("no such account") == []
 
 
 def test_a_job_is_not_refused_because_slurm_gives_no_answer(
@@ -118,7 +126,9 @@ def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> No
         assert following.hear(now_s[0]) == (True, [])
         assert (list(state.log.jobs), following.more_to_come) == (["a"], True)
         assert state.log.jobs["a"].submitted_s == ORIGIN_S + 50.0
-        cancel(tmp_path, ["b"])
+        for _ in range(2):
+            cancel(tmp_path, ["b"])
+        assert len([each for each in Spool(state.dirs).requests() if each.cancelled]) == 1
         assert following.hear(now_s[0]) == (True, ["b"])
         assert state.log.jobs["b"].phase == "cancelled"
         assert (following.more_to_come, Spool(state.dirs).requests()) == (False, [])
