@@ -12,8 +12,8 @@ from pliant.schemas.io import read_events
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from pliant.tools.run.watch.job_page import status_document
 from pliant.tools.run.watch.status import Watcher, closed_lines
-from tests.builders import cluster, job
-from tests.tools.run.simulated.world import World, trains
+from tests.builders import cluster
+from tests.tools.run.simulated.world import World
 
 
 @pytest.fixture
@@ -22,11 +22,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     found.turn()
     yield found
     found.close()
-
-
-def give(world: World, job_id: str, gpus: int, elastic: str = "size", low: int = 1) -> None:
-    limits = {} if elastic == "none" else {"low": low, "high": gpus}
-    world.give(job(job_id, gpus=gpus, elastic=elastic, **limits, **trains(4000.0)))
 
 
 def log(world: World) -> RunLog:
@@ -44,7 +39,7 @@ def until(world: World, name: str, value: object) -> None:
 
 
 def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
-    give(world, "a", 4)
+    world.ask("a", 4, low=1, high=4)
     until(world, "a", {"n0": 2, "n1": 2})
     world.turn(20.0)
     world.nodes.lose("n1")
@@ -58,7 +53,7 @@ def test_an_elastic_job_shrinks_and_grows_again(world: World) -> None:
 
 
 def test_an_elastic_job_trains_on_at_its_smallest_size(world: World) -> None:
-    give(world, "a", 4, low=2)
+    world.ask("a", 4, low=2, high=4)
     until(world, "a", {"n0": 2, "n1": 2})
     world.turn(20.0)
     world.nodes.lost.add("n1")  # what runs there still does
@@ -71,7 +66,7 @@ def test_an_elastic_job_trains_on_at_its_smallest_size(world: World) -> None:
 
 
 def test_a_job_that_cannot_be_resized_waits_and_is_not_at_fault(world: World) -> None:
-    give(world, "a", 4, "none")
+    world.ask("a", 4)
     until(world, "a", {"n0": 2, "n1": 2})
     world.nodes.lost.add("n1")  # it is drained: what runs there still does
     until(world, "a", {})
@@ -90,7 +85,7 @@ def test_a_node_that_is_down_is_known_to_the_next_run(world: World) -> None:
     document = json.loads(status_document(seen, [], world.clock.wall()))
     assert document["down_nodes"] == [{"node": "n0", "reason": "down"}]
     world.end_loop(0)
-    give(world, "a", 2, "none")
+    world.ask("a", 2)
     until(world, "a", {"n1": 2})
     assert len(world.events("node_down")) == 1
     assert not world.events("requeue", "fail", "slot_down")

@@ -27,8 +27,7 @@ from pliant.tools.schedule.policies.lucid import Lucid
 from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
-from tests.tools.run.simulated.workers import SimulatedWorkers
-from tests.tools.run.simulated.world import POLICIES, World, trains
+from tests.tools.run.simulated.world import POLICIES, World
 from tests.tools.run.site import Site
 
 TOGETHER = Sharing(unmeasured="together", speed=0.8)
@@ -107,11 +106,11 @@ def test_jobs_that_share_are_parted_when_a_run_goes_on_there(tmp_path: Path, mac
                 unit.end(-9)
             world.nodes.attempts.clear()
             world.nodes.most = 1
-            world.turn_until(lambda: bool(world.nodes.training()))
-        world.turn_until(lambda: bool(lines(world, "preempt")))
-        assert lines(world, "preempt") == [("preempt", "b", 0)]
+            world.turn_until(world.nodes.training)
+        world.turn_until(lambda: world.lines("preempt"))
+        assert world.lines("preempt") == ["preempt b 0"]
         world.turn_until(lambda: [one.handle.job for one in world.nodes.training()] == ["a"])
-        assert not lines(world, "fail", "reject")
+        assert not world.lines("fail", "reject")
 
 
 def test_a_policy_that_packs_gives_each_job_its_own_slots_there(
@@ -137,52 +136,41 @@ def pair(folder: Path, *node_gpus: int) -> Iterator[World]:
     """Jobs a and b train on all slots of these nodes."""
     with closing(World(folder, POLICIES.index("lucid"), nodes=cluster(*node_gpus, slots="cpu"))) as world:
         for name in "ab":
-            give(world, name, sum(node_gpus))
+            world.ask(name, sum(node_gpus), 4000.0, low=1, high=sum(node_gpus))
             world.turn_until(lambda name=name: world.nodes.trained.get(name) is not None)
         world.turn_until(lambda: all(one.trains is not None for one in world.nodes.training()))
         yield world
         assert world.nodes.wrongs == []
 
 
-def give(world: World, name: str, gpus: int) -> None:
-    world.give(job(name, gpus=gpus, low=1, high=gpus, elastic="size", **trains(4000.0)))
-
-
-def workers_of(world: World, name: str) -> SimulatedWorkers:
-    (own,) = [one for one in world.nodes.training() if one.handle.job == name]
-    return own
-
-
 def lose_slot(world: World, name: str) -> None:
     """The worker on the last slot of a job dies, and the new one there before it trains."""
     for _ in range(2):
-        [unit for unit in workers_of(world, name).units if unit.runs][-1].end(-9)
+        workers = world.workers(name)
+        assert workers is not None
+        [unit for unit in workers.units if unit.runs][-1].end(-9)
         world.turn(0.5)
         world.turn(0.5)
-
-
-def lines(world: World, *names: str) -> list[tuple[str, str | None, int | None]]:
-    return [(each.event, each.job, each.gpus) for each in world.events(*names)]
 
 
 def test_a_job_that_loses_a_shared_slot_starts_again_elsewhere(tmp_path: Path) -> None:
     """Workers of two jobs died there, and yet the slot is not withheld from all: one of them trains on it."""
     with pair(tmp_path, 2) as world:
         lose_slot(world, "a")
-        world.turn_until(lambda: lines(world, "resume") == [("resume", "a", 2)])
-        assert lines(world, "shrink", "requeue", "slot_down", "resume", "fail") == [
-            ("requeue", "a", 0),
-            ("slot_down", "a", None),
-            ("resume", "a", 2),
+        world.turn_until(lambda: world.lines("resume") == ["resume a 2"])
+        assert world.lines("shrink", "requeue", "slot_down", "resume", "fail") == [
+            "requeue a 0",
+            "slot_down a",
+            "resume a 2",
         ]
         world.turn_until(lambda: [one.trains is not None for one in world.nodes.training()] == [True, True])
         slots = {unit.slots[0] for workers in world.nodes.training() for unit in workers.units if unit.runs}
         assert slots == {"n0/0", "n0/1"}
         lose_slot(world, "b")
-        assert lines(world, "requeue", "slot_down")[2:] == [("requeue", "b", 0), ("slot_down", "b", None)]
-        give(world, "c", 1)
+        assert world.lines("requeue", "slot_down")[2:] == ["requeue b 0", "slot_down b"]
+        world.ask("c", 1, 4000.0, low=1, high=1)
         world.turn_until(lambda: {one.handle.job for one in world.nodes.training()} >= {"a", "b"})
-        assert not lines(world, "fail", "reject")
+        assert not world.lines("fail", "reject")
 
 
 def packs(self: Lucid, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -197,11 +185,9 @@ def test_of_two_that_share_a_lost_node_one_goes_on_alone(tmp_path: Path, monkeyp
     monkeypatch.setattr(Lucid, "decide", packs)
     with pair(tmp_path, 1, 1) as world:
         world.nodes.lose("n1")
-        world.turn_until(lambda: bool(lines(world, "node_down")))
-        assert lines(world, "shrink", "requeue", "fail") == [("requeue", "a", 0), ("shrink", "b", 1)]
-        world.turn_until(
-            lambda: [unit.slots for unit in workers_of(world, "b").units if unit.runs] == [("n0/0",)]
-        )
+        world.turn_until(lambda: world.lines("node_down"))
+        assert world.lines("shrink", "requeue", "fail") == ["requeue a 0", "shrink b 1"]
+        world.turn_until(lambda: world.slots("b") == {"n0/0"})
         world.end_loop(0)
         world.turn()
         assert world.loop is not None
@@ -239,14 +225,14 @@ def test_a_job_that_is_alone_again_stays_so_if_the_policy_fails(
     """What it held with the other one is not put back: that one has ended."""
     with pair(tmp_path, 2) as world:
         cancel(world.dirs.path, ["a"])
-        world.turn_until(lambda: bool(lines(world, "release")))
+        world.turn_until(lambda: world.lines("release"))
         assert world.loop is not None
         (held,) = world.loop.executor.held.values()
         assert (held.job, held.gpus, held.beside) == ("b", 2, None)
         monkeypatch.setattr(Lucid, "decide", fails)
-        give(world, "c", 1)
+        world.ask("c", 1, 4000.0, low=1, high=1)
         world.turn_until(lambda: any("error" in (event.detail or {}) for event in world.events("decision")))
         (error,) = {(event.detail or {}).get("error") for event in world.events("decision")} - {None}
         assert "out of numbers" in error
         assert [one.handle.job for one in world.nodes.training()] == ["b"]
-        assert not lines(world, "fail", "reject", "preempt", "requeue")
+        assert not world.lines("fail", "reject", "preempt", "requeue")

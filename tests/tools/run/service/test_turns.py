@@ -57,7 +57,7 @@ def test_a_start_that_cannot_be_recorded_is_not_made(world: World, monkeypatch: 
             raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
         record(state, batch)
 
-    world.give(job("a", gpus=2, **trains(1e4)))
+    world.ask("a", 2)
     with monkeypatch.context() as patch:
         patch.setattr(State, "record", refuse_starts)
         with pytest.raises(ServiceMissingError):
@@ -74,16 +74,14 @@ def test_a_start_is_in_the_log_before_the_first_process_runs(world: World) -> No
         known.append([job_id for job_id, found in read_log(world.dirs.path).active.items() if found.gpus])
 
     world.nodes.before_each = note
-    world.give(job("a", gpus=2, **trains(1e4)))
-    world.turn_until(lambda: bool(world.nodes.attempts))
+    world.ask("a", 2)
+    world.turn_until(lambda: world.nodes.attempts)
     assert known[0] == ["a"]
 
 
 def test_after_a_drain_nothing_gives_a_job_gpus(world: World) -> None:
-    for name, low in (("a", 1), ("b", None)):
-        world.give(
-            job(name, gpus=2, low=low, high=low and 2, elastic="size" if low else "none", **trains(1e4))
-        )
+    world.ask("a", 2, low=1, high=2)
+    world.ask("b", 2)
     world.turn_until(lambda: len(world.nodes.training()) == 2)
     assert world.loop is not None
     world.loop.drain("interrupted by SIGINT")
@@ -115,25 +113,24 @@ def test_a_run_that_dies_at_its_beginning_is_taken_up(tmp_path: Path) -> None:
 
 
 def test_a_clock_set_back_keeps_the_log_in_order(world: World) -> None:
-    world.give(job("a", gpus=2, low=1, high=2, **trains(400.0)))
+    world.ask("a", 2, 400.0, low=1, high=2)
     world.turn()
-    world.turn_until(lambda: bool(world.events("progress")))
+    world.turn_until(lambda: world.events("progress"))
     before = [event.time for event in read_events(world.dirs.events)]
     world.end_loop(0)
     world.clock.set_forward(-3600.0)
-    world.turn_until(lambda: bool(world.events("finish")))
+    world.turn_until(lambda: world.events("finish"))
     after = [event.time for event in read_events(world.dirs.events)][len(before) :]
     assert [max(before), *after] == sorted([max(before), *after])
 
 
 def test_a_cancelled_job_has_its_nodes_until_it_is_gone(world: World) -> None:
-    world.give(job("a", gpus=2, **trains(1e4)))
-    world.turn_until(lambda: bool(world.nodes.training()))
+    world.ask("a", 2)
+    world.turn_until(world.nodes.training)
     (unit, *_) = world.nodes.running()
     unit.obeys, unit.dies_in_s = False, 20.0
-    world.accepted["a"] = 1e4
     world.cancel(0)
-    world.turn_until(lambda: bool(world.events("cancel")))
+    world.turn_until(lambda: world.events("cancel"))
     world.turn()
     assert (unit.runs, world.events("release")) == (True, [])
     world.turn_until(lambda: not unit.runs)
@@ -150,10 +147,10 @@ def test_a_job_whose_end_cannot_be_recorded_has_failed(world: World, monkeypatch
         return write(report, *about)
 
     for name in "ab":
-        world.give(job(name, gpus=6, **trains(300.0)))
+        world.ask(name, 6, 300.0)
     monkeypatch.setattr(turns, "report_events", fail_for_a)
     world.turn()
-    world.turn_until(lambda: bool(world.events("finish")))
+    world.turn_until(lambda: world.events("finish"))
     ended = [(event.job, event.event) for event in world.events("fail", "finish")]
     assert ended == [("a", "fail"), ("b", "finish")]
     world.check_agreement()
@@ -162,8 +159,8 @@ def test_a_job_whose_end_cannot_be_recorded_has_failed(world: World, monkeypatch
 
 def test_a_policy_with_rounds_is_asked_every_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fifo, "default_interval_s", 10.0)
-    world.give(job("a", gpus=2, **trains(1e4)))
-    world.turn_until(lambda: bool(world.nodes.training()))
+    world.ask("a", 2)
+    world.turn_until(world.nodes.training)
     asked = len(world.events("decision"))
     for _ in range(60):
         world.turn(1.0)
@@ -264,9 +261,9 @@ def test_what_a_policy_says_and_no_log_can_hold_has_failed(world: World, monkeyp
 
 
 def train(world: World, name: str, samples: float) -> None:
-    world.give(job(name, gpus=3, low=1, high=3, **trains(samples)))
+    world.ask(name, 3, samples, low=1, high=3)
     world.turn()
-    world.turn_until(lambda: bool(world.events("progress")))
+    world.turn_until(lambda: world.events("progress"))
 
 
 def test_a_worker_lost_right_before_the_end_is_in_the_log(world: World) -> None:
@@ -279,7 +276,7 @@ def test_a_worker_lost_right_before_the_end_is_in_the_log(world: World) -> None:
     world.turn(0.1)
     workers.done = 299.0
     world.turn(1.0)
-    world.turn_until(lambda: bool(world.events("finish")))
+    world.turn_until(lambda: world.events("finish"))
     said = [event.detail or {} for event in world.events("progress")]
     assert [found["lost_workers"] for found in said if "lost_workers" in found] == [["n0/1"]]
     assert [str(found["reason"])[:17] for found in said if "reason" in found] == ["killed by SIGKILL"]
@@ -314,7 +311,7 @@ def test_a_job_that_the_next_run_cannot_take_up_is_ended(world: World, monkeypat
 def test_each_failure_is_in_the_log_once(world: World) -> None:
     train(world, "a", 1e4)
     world.crash(0)
-    world.turn_until(lambda: bool(world.events("requeue")))
+    world.turn_until(lambda: world.events("requeue"))
     for _ in range(3):
         world.end_loop(0)
         world.turn(0.1)
@@ -334,13 +331,12 @@ def test_each_failure_is_in_the_log_once(world: World) -> None:
 def test_a_stop_that_a_dead_run_has_begun_comes_to_its_end(world: World) -> None:
     """Its workers heed nothing: without limits they would keep the job from ever being started again."""
     train(world, "a", 1e4)
-    world.accepted["a"] = 1e4
     for unit in world.nodes.running():
         unit.obeys = False
     world.order(0)  # held
-    world.turn_until(lambda: bool(world.events("preempt")))
+    world.turn_until(lambda: world.events("preempt"))
     world.order(1)  # and released
-    world.turn_until(lambda: bool(world.events("resume")))
+    world.turn_until(lambda: world.events("resume"))
     assert len(world.nodes.attempts) == 1, "its workers are still there"
     world.end_loop(0)
     world.turn_until(lambda: len(world.nodes.attempts) == 2, most=15)
@@ -443,19 +439,15 @@ def test_a_restart_ends_no_job_that_was_accepted(
         with monkeypatch.context() as patched:
             patched.setattr(Capacities, "limits", lambda self, job: False)
             patched.setattr(runnable, "_unserved", lambda job: {})
-            world.give(*(job(name, gpus=4, resources=DEMANDS[what], **trains(200.0)) for name in "ab"))
+            for name in "ab":
+                world.ask(name, 4, 200.0, resources=DEMANDS[what])
             world.turn()
             world.turn()
             world.end_loop(0)
         world.policy = next_policy
-        assert lines(world, "submit", "start") == ["submit a", "submit b", "start a"]
-        world.accepted |= dict.fromkeys("ab", 200.0)
+        assert world.lines("submit", "start") == ["submit a", "submit b", "start a 4"]
         world.settle()
         world.check()
-        assert sorted(lines(world, "finish", "fail", "reject")) == ["finish a", "finish b"]
+        assert sorted(world.lines("finish", "fail", "reject")) == ["finish a 0", "finish b 0"]
     finally:
         world.close()
-
-
-def lines(world: World, *names: str) -> list[str]:
-    return [f"{each.event} {each.job}" for each in world.events(*names)]

@@ -38,6 +38,7 @@ from tests.tools.run.accounts import check_story
 from tests.tools.run.simulated.clock import SimulatedClock
 from tests.tools.run.simulated.hazard import Death, Hazard
 from tests.tools.run.simulated.nodes import SAMPLES, SimulatedNodes
+from tests.tools.run.simulated.workers import SimulatedWorkers
 
 T = TypeVar("T")
 NODES: Final = (2, 2, 2)
@@ -94,7 +95,7 @@ class World:
                     raise
                 self._end()
 
-    def turn_until(self, condition: Callable[[], bool], most: int = 90) -> None:
+    def turn_until(self, condition: Callable[[], object], most: int = 90) -> None:
         """:raises AssertionError: it does not happen."""
         for _ in range(most):
             if condition():
@@ -105,6 +106,23 @@ class World:
     def events(self, *names: str) -> list[Event]:
         """The events of these names in the log."""
         return [event for event in read_events(self.dirs.events) if event.event in names]
+
+    def lines(self, *names: str) -> list[str]:
+        """The same in short: ``start a 2``."""
+        found = self.events(*names)
+        return [f"{each.event} {each.job}" + ("" if each.gpus is None else f" {each.gpus}") for each in found]
+
+    def workers(self, name: str) -> SimulatedWorkers | None:
+        """Those of a job that run."""
+        return next((one for one in self.nodes.training() if one.handle.job == name), None)
+
+    def slots(self, name: str) -> set[str]:
+        """Where the workers of a job run."""
+        found = self.workers(name)
+        return {slot for unit in found.units if unit.runs for slot in unit.slots} if found else set()
+
+    def attempts(self, name: str) -> list[int]:
+        return [handle.attempt for handle in self.nodes.attempts if handle.job == name]
 
     def _begin(self) -> None:
         begun = self.dirs.events.exists() and read_log(self.dirs.path).info is not None
@@ -148,6 +166,11 @@ class World:
         """Submit jobs that are made by hand."""
         now_s = self.clock.wall()
         submit(self.dirs.path, jobs, "world", folder=self.folder, now_s=now_s, check_scripts=False)
+
+    def ask(self, name: str, gpus: int, samples: float = 1e4, **more: Any) -> None:
+        """Submit one job that is made by hand."""
+        self.give(job(name, gpus=gpus, **trains(samples), **more))
+        self.accepted[name] = samples
 
     def cancel(self, number: int) -> None:
         """Some job that was submitted is cancelled, whatever it does."""
