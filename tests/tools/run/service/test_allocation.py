@@ -69,17 +69,6 @@ def test_more_than_a_node_has_is_refused(place: tuple[str, int], message: str) -
         filled((), (place,), {"n0": 2}, taken={Slot("n0", 0)})
 
 
-@given(held=st.sets(st.integers(0, 7)), wanted=st.integers(0, 8))
-def test_slots_are_distinct_and_survivors_stay(held: set[int], wanted: int) -> None:
-    before = tuple(Slot("n0", index) for index in sorted(held))
-    placement = (("n0", wanted),) if wanted else ()
-    survivors = kept(before, placement)
-    after = filled(survivors, placement, {"n0": 8}, taken=set(survivors))
-    assert len(set(after)) == len(after) == wanted
-    assert len(set(after) & set(before)) == min(wanted, len(held))
-    assert after[: len(survivors)] == survivors
-
-
 def test_jobs_with_the_same_slots_in_any_order_are_companions() -> None:
     targets = {"a": holds("a", "n0/1", "n0/0"), "b": holds("b", "n0/0", "n0/1"), "c": holds("c", "n1/0")}
     assert companions(targets) == {"a": "b", "b": "a"}

@@ -46,11 +46,6 @@ def retries_come_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "wait_s", lambda failures: 0.05 * failures)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
 def silent(log: RunLog, now_s: float) -> None:
     pass
 

@@ -18,12 +18,60 @@ from pliant.tools.run.statedir.log.events import decision_event, run_event, subm
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from tests.builders import job, mixed_cluster
 from tests.cli.calling import call
-from tests.tools.run.service.openmetrics import read, value
 from tests.tools.run.site import Site
 from tests.tools.run.test_follow import go_on, phase, story
 
 DOCS = Path(__file__).parents[4] / "docs" / "monitoring.md"
 CLUSTER = mixed_cluster(a100=(4, 4, 4), t4=(2,))
+
+
+# A strict reader of the OpenMetrics text format, as far as it is written.
+
+
+KINDS = {"gauge": "", "counter": "_total", "info": "_info"}
+NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+SAMPLE = re.compile(rf"({NAME})(?:\{{(.*)\}})? (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+LABEL = rf'({NAME})="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)'
+Labels = frozenset[tuple[str, str]]
+
+
+def read(text: str) -> dict[tuple[str, Labels], float]:
+    """The value of each sample, by its name and labels; a rule that is broken fails the test."""
+    *lines, end, nothing = text.split("\n")
+    assert (end, nothing) == ("# EOF", ""), "the file is whole"
+    found: dict[tuple[str, Labels], float] = {}
+    family, kind, seen = "", "", set[str]()
+    for line in lines:
+        if line.startswith("# "):
+            _, word, name, rest = line.split(" ", 3)
+            if word == "TYPE":
+                assert name not in seen, f"{name}: one place for each family"
+                family, kind = name, rest
+                seen.add(name)
+            assert word in ("TYPE", "UNIT", "HELP")
+            assert name == family, f"{line}: the lines of a family are together"
+            assert word != "UNIT" or name.endswith(f"_{rest}"), "a unit is the end of its name"
+            continue
+        match = SAMPLE.fullmatch(line)
+        assert match is not None, line
+        assert match[1] == family + KINDS[kind], line
+        labels = labels_of(match[2] or "")
+        key = (match[1], frozenset(labels.items()))
+        assert key not in found, f"{line}: each sample once"
+        found[key] = float(match[3])
+    return found
+
+
+def labels_of(text: str) -> dict[str, str]:
+    assert re.fullmatch(f"(?:{LABEL})*", text), text
+    unescape = {r"\n": "\n", r"\"": '"', r"\\": "\\"}
+    return {
+        match[1]: re.sub(r"\\.", lambda it: unescape[it[0]], match[2]) for match in re.finditer(LABEL, text)
+    }
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    return read(text)[name, frozenset(labels.items())]
 
 
 def held(at: float, name: str, kind: str, *where: tuple[str, int], **more: object) -> Event:
