@@ -21,6 +21,7 @@ from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.reports import Progressed
 from pliant.tools.run.service.run import check_failed, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
+from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log import events as journal
@@ -34,7 +35,7 @@ from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session import session as patience
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT, OBEDIENT
-from tests.tools.run.site import Site, in_order, until
+from tests.tools.run.site import Site, until
 from tests.tools.schedule.histories import decide_from
 
 pytestmark = pytest.mark.usefixtures("plain_python", "retries_come_soon")
@@ -275,7 +276,9 @@ def test_an_error_of_the_policy_stops_jobs_with_checkpoints(site: Site, monkeypa
 def all_ended(site: Site) -> None:
     """Open the gate, and wait for the jobs to end."""
     site.gate.touch()
-    until(lambda: left_running(site.folder) == [])
+    for folder in StateDir(site.state).jobs.iterdir():
+        job = JobDir(folder)
+        until(job.attempt(job.newest_attempt()).exit_code(0).exists)
 
 
 def test_once_starts_what_the_schedule_says(site: Site) -> None:
@@ -330,15 +333,13 @@ def test_once_judges_rigid_jobs_by_their_exit_codes(site: Site) -> None:
     site.job("a", 0, text=EXIT)
     site.job("b", 9, text=EXIT)
     run_once(site.options("fifo"))
-    until(lambda: left_running(site.folder) == [])
+    all_ended(site)
     log, failed = run_once(site.options("fifo", retries=0))
     with pytest.raises(JobsFailedError, match="job b failed: exit code 9: nothing on stderr\n1 of 2"):
         check_failed(log, site.state, failed)
     _, failed = run_once(site.options("fifo", retries=0))
     assert failed == []
-    until(lambda: left_running(site.folder) == [])
-    assert in_order(["finish a 0"], site.of("a"))
-    assert in_order(["fail b 0"], site.of("b"))
+    assert (site.of("a")[-1], site.of("b")[-1]) == ("finish a 0", "fail b 0")
 
 
 def test_a_failed_job_is_not_started_before_its_time(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,7 +347,7 @@ def test_a_failed_job_is_not_started_before_its_time(site: Site, monkeypatch: py
     monkeypatch.setattr(journal, "wait_s", lambda failures: 3600.0)
     site.job("a", 9, text=EXIT)
     run_once(site.options("fifo"))
-    until(lambda: left_running(site.folder) == [])
+    all_ended(site)
     log, _ = run_once(site.options("fifo"))
     assert site.story() == ["submit a", "start a 1", "requeue a 0"]
     retry_s = log.jobs["a"].retry_s

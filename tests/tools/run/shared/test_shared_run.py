@@ -199,30 +199,23 @@ def test_a_folder_of_one_account_does_not_become_shared(site: Site, users: dict[
         run_until_done(site.options(None, shared=True), ignore)
 
 
-def test_roots_token_of_slurm_is_not_handed_to_users_jobs(
-    site: Site, users: dict[str, int], monkeypatch: pytest.MonkeyPatch
+def test_where_no_shared_run_begins(
+    site: Site, users: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.job("a")
-    monkeypatch.setenv("SLURM_JWT", "token")
-    with pytest.raises(UsageError, match="SLURM_JWT would be in the jobs of all accounts"):
-        run_until_done(site.options(shared=True, backend="slurm-jobs"), ignore)
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_JWT", "token")
+        with pytest.raises(UsageError, match="SLURM_JWT would be in the jobs of all accounts"):
+            run_until_done(site.options(shared=True, backend="slurm-jobs"), ignore)
     assert not site.state.exists()
-
-
-def test_a_file_system_that_takes_root_for_nobody_is_refused(site: Site, users: dict[str, int]) -> None:
-    site.job("a")
     site.state.mkdir()
     os.chown(site.state, 65534, 65534)
     with pytest.raises(UsageError, match="root_squash"):
         run_until_done(site.options(shared=True), ignore)
-
-
-def test_a_folder_that_others_cannot_reach_is_refused(tmp_path: Path, users: dict[str, int]) -> None:
     tmp_path.chmod(0o700)
-    closed = Site(tmp_path / "site")
-    closed.job("a")
+    site.state = tmp_path / "state"
     with pytest.raises(UsageError, match="cannot enter"):
-        run_until_done(closed.options(shared=True), ignore)
+        run_until_done(site.options(shared=True), ignore)
 
 
 def test_root_asks_for_stacks_with_the_rights_of_the_account(shared_folder: Path) -> None:
