@@ -85,9 +85,6 @@ def test_a_slot_is_taken_by_any_other_job_but_the_companion() -> None:
     assert use.taken_from("a", on("n0/0")) == set(on("n0/0"))
 
 
-# Steps.
-
-
 def planned(held: dict[str, Assignment], wanted: dict[str, Allocation], **more: Any) -> list[ChangeStep]:
     jobs = {job_id: job(job_id, gpus=1, high=4) for job_id in wanted}
     return plan_steps(held, wanted, jobs, NODES, **more)
@@ -196,9 +193,6 @@ def test_two_jobs_share_all_of_their_slots_or_none(
     assert steps({name: holds(name, *slots) for name, slots in held.items()}, *wanted) == expected
 
 
-# The way of a running gang.
-
-
 def slots(*indices: int) -> tuple[Slot, ...]:
     return tuple(Slot("n0", index) for index in indices)
 
@@ -266,9 +260,7 @@ def test_what_a_change_in_place_waits_for() -> None:
         (target(0), STARTING, "its script does not change its workers while it trains"),
     ],
 )
-def test_a_relaunch_says_why_it_is_not_in_place(
-    wanted: Assignment, plans: tuple[Plan, Plan | None], reason: str
-) -> None:
+def test_a_relaunch_says_why(wanted: Assignment, plans: tuple[Plan, Plan | None], reason: str) -> None:
     assert way_to(wanted, *plans, ()) == Relaunch(reason)
 
 
@@ -289,9 +281,6 @@ def test_a_backend_of_whole_attempts_relaunches(wanted: Assignment, trains: Plan
     reason = "its backend starts and ends an attempt as a whole"
     assert way_to(wanted, TWO, trains, (), in_place=False) == Relaunch(reason)
     assert shown(way_to(target(1, 0), *SETTLED, (), in_place=False)) == ([0, 1], []), "but for a batch"
-
-
-# What an older schedule may still start.
 
 
 def older_schedule(*names: str, **more: Any) -> tuple[RunLog, Schedule]:

@@ -40,9 +40,7 @@ def taken_up(state_dir: Path, shares: Shares) -> Mapping[str, JobLog]:
         return state.log.jobs
 
 
-def test_jobs_of_before_the_first_run_join_a_team_or_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_of_before_the_first_run_join_their_teams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(requests, "_groups_of", lambda user: ["vision"] if user == "ann" else [])
     (tmp_path / "train.py").touch()
     command = {"command": ("train.py",)}
@@ -134,9 +132,7 @@ def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> No
         assert (following.more_to_come, Spool(state.dirs).requests()) == (False, [])
 
 
-def test_jobs_that_cannot_be_served_are_rejected_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_that_cannot_be_served_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No policy is asked of them; the session has taken the second one up when the error comes."""
     refusal = JobCheck.refusal
     monkeypatch.setattr(
@@ -171,9 +167,7 @@ DUE = PLAIN.model_copy(update={"utility": Utility(shape="step", value=1.0, targe
         ("shadow-price", set()),
     ],
 )
-def test_what_the_policy_ignores_is_said_of_jobs_that_state_it(
-    tmp_path: Path, policy: str, ignores: set[str]
-) -> None:
+def test_jobs_that_state_what_the_policy_ignores_are_named(tmp_path: Path, policy: str, ignores: set[str]):
     assert Submitted.of(tmp_path, [URGENT, HEAVY, DUE], []) == Submitted([]), "there is no run"
     state = live_state(tmp_path / "live", a_queue(1), cluster(4), policy=policy)
 

@@ -93,7 +93,7 @@ TAKEN = UnitStatus("exited", -15, displaced="its node was taken away")
     ],
 )
 @pytest.mark.parametrize("units", [(CLEAN, TAKEN), (TAKEN, LOST), (TAKEN, FAILED)])
-def test_an_attempt_whose_place_was_taken_away_has_not_failed(
+def test_an_attempt_whose_place_was_taken_is_displaced(
     outcomes: dict[int, WorkerOutcome], units: tuple[UnitStatus, ...]
 ) -> None:
     found = verdict(outcomes, *units)
@@ -156,9 +156,7 @@ def test_a_script_on_one_gpu_that_needs_torchrun_learns_how(words: str) -> None:
         ([], "failed", "no exit code"),  # never started
     ],
 )
-def test_a_script_without_the_library_is_judged_by_its_exit_code(
-    units: list[UnitStatus], end: str, message: str
-) -> None:
+def test_a_plain_script_is_judged_by_its_exit_code(units: list[UnitStatus], end: str, message: str) -> None:
     ending = verdict({}, *units, elastic=False)
     assert (ending.end, ending.message, ending.samples_done) == (end, message, None)
     assert verdict({}, UnitStatus("exited", -15), elastic=False, asked=True).end == "stopped"

@@ -126,9 +126,7 @@ def elastic(tmp_path: Path) -> Scene:
     return Scene(tmp_path, "size")
 
 
-def test_training_that_begins_during_a_look_counts_as_starting(
-    elastic: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_that_begins_in_a_look_counts_as_starting(elastic: Scene, monkeypatch: pytest.MonkeyPatch):
     def read_too_early(files: AttemptDir, _known: object) -> None:
         elastic.reaches(1)
         files.progress.touch()
@@ -147,9 +145,6 @@ def test_a_given_up_slot_is_busy_until_its_worker_is_gone(elastic: Scene) -> Non
     assert elastic.gang.busy == set(elastic.target.slots)
     elastic.gang.statuses = (RUNNING, CLEAN)
     assert elastic.gang.busy == set(elastic.target.slots[:1])
-
-
-# The stages of a stop.
 
 
 def test_only_a_worker_that_stops_sets_the_other_a_deadline(scene: Scene) -> None:
@@ -226,9 +221,6 @@ def test_a_gang_is_in_doubt_only_while_it_neither_stops_nor_ends(elastic: Scene)
     elastic.gang.statuses = (RUNNING, CLEAN)
     elastic.stop(0.0)
     assert not elastic.gang.in_doubt
-
-
-# Workers that are lost.
 
 
 class Lives:
@@ -341,9 +333,6 @@ def test_a_silent_worker_on_a_gpu_ends_the_attempt(elastic: Scene, lives: Lives)
     assert elastic.members == [0, 1]
 
 
-# New workers.
-
-
 @pytest.mark.parametrize("message", ["", "out of memory"])
 def test_a_newcomer_that_fails_leaves_the_others_as_they_were(training: Scene, lives: Lives, message: str):
     before = training.target
@@ -400,9 +389,6 @@ def test_a_plan_may_name_a_worker_that_is_still_to_be_started(elastic: Scene, li
     assert not elastic.gang.stopping
 
 
-# Launchers that outlive their workers.
-
-
 @pytest.mark.parametrize("outcome", ["done", ""])
 def test_a_launcher_that_outlives_its_worker_is_killed_in_time(training: Scene, lives: Lives, outcome: str):
     """A torchrun that hangs, or that was stopped, also where its worker died without a word."""
@@ -437,9 +423,6 @@ def test_a_gang_that_does_not_train_yet_has_no_limit(scene: Scene, lives: Lives)
     assert scene.gang.serves(scene.target)
 
 
-# The next launcher.
-
-
 def test_the_next_launcher_knows_where_former_workers_may_be(training: Scene) -> None:
     """No other worker may be started where one has not ended yet."""
     training.goes_on(training.gang.plan.members[0])
@@ -462,9 +445,6 @@ def test_the_next_launcher_stops_a_script_as_it_asked(tmp_path: Path) -> None:
     scene.stop(0.0)
     assert scene.gang.handle.files.stop.read_text() == "asked\n"
     assert scene.watch(59.0) == [], "it has its time to save"
-
-
-# What is read and kept.
 
 
 def test_a_gang_in_which_nothing_happens_costs_no_reads(scene: Scene, monkeypatch: pytest.MonkeyPatch):

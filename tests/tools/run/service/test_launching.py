@@ -124,9 +124,7 @@ def test_what_python_finds_is_taken(folder: Path, command: str) -> None:
         ),
     ],
 )
-def test_what_python_would_not_start_is_named(
-    folder: Path, commands: list[str], golden_text: Callable[..., None]
-) -> None:
+def test_what_cannot_be_started_is_named(folder: Path, commands: list[str], golden_text: Callable[..., None]):
     golden_text("\n".join(f"{each}: {script_obstacle(each.split(), folder)}" for each in commands))
 
 
@@ -239,9 +237,7 @@ def test_a_schedule_with_an_unknown_parameter_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("backend", ["local", "slurm"])
-def test_torch_has_to_be_here_only_where_jobs_train_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
+def test_torch_has_to_be_where_jobs_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str):
     def is_not_there(library: str, what: str) -> None:
         raise ServiceMissingError(f"{what}, but {library} is not installed")
 
@@ -259,9 +255,7 @@ def test_torch_has_to_be_here_only_where_jobs_train_here(
             prepared(options)
 
 
-def test_a_job_of_the_schedule_may_have_been_submitted_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_of_the_schedule_may_be_submitted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With another command it would be unknown which of the two runs."""
     site = Site(tmp_path)
     monkeypatch.chdir(site.folder)

@@ -220,9 +220,7 @@ def test_a_launcher_that_takes_over_repeats_nothing() -> None:
         (report(4, attempt=1), report(9), 4),
     ],
 )
-def test_work_beyond_the_last_acknowledged_save_is_lost(
-    before: Progress | None, last: Progress, left: int | None
-) -> None:
+def test_work_beyond_the_last_known_save_is_lost(before: Progress | None, last: Progress, left: int | None):
     reports = ScriptReports(plan(), started=False, before=before)
     reports.events(last, 1.0)
     found = reports.rewound()

@@ -83,9 +83,6 @@ def test_a_schedule_whose_jobs_disagree_on_sharing_is_refused(site: Site) -> Non
             read_schedule(path)
 
 
-# Backends that give a slot to one job.
-
-
 def test_a_schedule_with_shared_slots_is_refused_there(site: Site, tmp_path: Path) -> None:
     world = World(tmp_path)
     world.nodes.shares_slots = False
@@ -113,9 +110,7 @@ def test_jobs_that_share_are_parted_when_a_run_goes_on_there(tmp_path: Path, mac
         assert not world.lines("fail", "reject")
 
 
-def test_a_policy_that_packs_gives_each_job_its_own_slots_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_policy_that_packs_shares_no_slots_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
     world = World(tmp_path, POLICIES.index("lucid"))
     world.nodes.shares_slots = False
@@ -126,9 +121,6 @@ def test_a_policy_that_packs_gives_each_job_its_own_slots_there(
         world.check()
     assert 'policy "lucid" packs jobs, and this backend gives a GPU to one: none share' in caplog.text
     assert not any("beside" in (event.detail or {}) for event in read_events(world.dirs.events))
-
-
-# What becomes of two that share.
 
 
 @contextmanager
@@ -219,9 +211,7 @@ def fails(self: Lucid, snapshot: Snapshot, rng: np.random.Generator) -> Decision
     raise ArithmeticError("out of numbers")
 
 
-def test_a_job_that_is_alone_again_stays_so_if_the_policy_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_alone_again_stays_so_if_the_policy_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What it held with the other one is not put back: that one has ended."""
     with pair(tmp_path, 2) as world:
         cancel(world.dirs.path, ["a"])

@@ -58,9 +58,7 @@ def test_a_job_with_an_unreadable_plan_keeps_its_slots(world: World, order: str,
     assert world.nodes.wrongs == []
 
 
-def test_a_job_with_an_unreadable_plan_is_where_former_plans_say(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_with_an_unreadable_plan_stays_where_it_is(world: World, caplog: pytest.LogCaptureFixture):
     for name in "ab":
         world.ask(name, 1)
     world.turn_until(lambda: world.slots("b"))
@@ -93,9 +91,7 @@ def start_breaks(world: World, error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [BROKEN, TOO_MANY_FILES])
 @pytest.mark.parametrize("elastic", ["size", "none"])
-def test_a_start_that_fails_halfway_is_repeated_once_all_is_gone(
-    world: World, elastic: str, error: Exception
-) -> None:
+def test_a_start_that_fails_halfway_is_repeated_later(world: World, elastic: str, error: Exception) -> None:
     start_breaks(world, error)
     world.ask("a", 2, low=1 if elastic == "size" else None, high=4 if elastic == "size" else None)
     world.ask("b", 2)

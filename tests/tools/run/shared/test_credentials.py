@@ -24,9 +24,7 @@ from tests.tools.run.shared.users import ANN, BOB, Attempt, as_user, of_user
 from tests.tools.run.site import until
 
 
-def test_a_unit_has_ids_limits_and_environment_of_its_user(
-    shared_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_has_ids_and_environment_of_its_user(shared_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SECRET_OF_THE_SERVICE", "x")
     attempt = Attempt(shared_folder, limits=ProcessLimits(processes=100, open_files=200))
     attempt.start("id -u; id -g; id -G; umask; ulimit -n; ulimit -c; pwd; env", env={"MINE": "1"}, cwd="/usr")
@@ -189,9 +187,7 @@ def others(path: Path, _secret: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [link, pipe, others])
-def test_what_an_account_puts_in_place_of_its_log_gets_nothing(
-    shared_folder: Path, put: Callable[[Path, Path], None]
-) -> None:
+def test_what_stands_in_place_of_a_log_gets_nothing(shared_folder: Path, put: Callable[[Path, Path], None]):
     own, secret = Step(shared_folder, "echo said; exit 3"), shared_folder / "secret"
     secret.write_text("of root alone")
     put(own.files.launcher_log(0), secret)
