@@ -193,8 +193,8 @@ def test_what_would_be_refused_is_refused_in_a_question_too(tmp_path: Path) -> N
     state = live_state(tmp_path / "live", a_queue(1), cluster(4))
     (found,) = check_new(state, [PLAIN.model_copy(update={"submit_time": 5.0})], "jobs", 2e9)
     assert found.submit_time == 2e9 + 5.0
-    waits = PLAIN.model_copy(update={"after": {"nobody": "ok"}})
-    for wrong, words in ((job("j0"), "before"), (job("big", gpus=9), "9 GPUs"), (waits, "nobody")):
+    waits = PLAIN.model_copy(update={"after": {"missing": "ok"}})
+    for wrong, words in ((job("j0"), "before"), (job("big", gpus=9), "9 GPUs"), (waits, "missing")):
         with pytest.raises(BadInputError, match=words):
             check_new(state, [PLAIN, wrong], "jobs", 2e9)
 

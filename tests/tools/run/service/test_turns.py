@@ -329,7 +329,7 @@ def test_each_failure_is_in_the_log_once(world: World) -> None:
 
 
 def test_a_stop_that_a_dead_run_has_begun_comes_to_its_end(world: World) -> None:
-    """Its workers heed nothing: without limits they would keep the job from ever being started again."""
+    """Its workers react to nothing: without limits they would keep the job from ever being started again."""
     train(world, "a", 1e4)
     for unit in world.nodes.running():
         unit.obeys = False

@@ -156,21 +156,21 @@ def test_an_attempt_whose_record_cannot_be_read_has_not_ended(tmp_path: Path) ->
     """Its processes train on: a second attempt would write into the same folder."""
     backend: Any = Backend()
     gangs: Any = {"a": SimpleNamespace(handle=Handle("a", 1, tmp_path / "1"))}
-    condemned = Condemned(backend, lambda _job: Handle("a", 2, tmp_path / "2"))
-    condemned.add("a", "its folder cannot be written")
-    assert list(condemned.finish_off(gangs)) == []
-    assert "a" in condemned.jobs
+    ending = Condemned(backend, lambda _job: Handle("a", 2, tmp_path / "2"))
+    ending.add("a", "its folder cannot be written")
+    assert list(ending.finish_off(gangs)) == []
+    assert "a" in ending.jobs
     backend.readable = True
-    assert list(condemned.finish_off(gangs)) == [("a", 1, "its folder cannot be written")]
-    assert "a" not in condemned.jobs
+    assert list(ending.finish_off(gangs)) == [("a", 1, "its folder cannot be written")]
+    assert "a" not in ending.jobs
 
 
 def test_an_attempt_has_ended_once_nothing_of_it_runs(tmp_path: Path):
     """A kill may take its time: the job would be started again beside it."""
     backend: Any = Backend()
     backend.readable, backend.dies = True, False
-    condemned = Condemned(backend, lambda _job: Handle("a", 3, tmp_path / "a" / "attempts" / "3"))
-    condemned.add("a", "it cannot be taken up")
-    assert [*condemned.finish_off({}), *condemned.finish_off({})] == []
+    ending = Condemned(backend, lambda _job: Handle("a", 3, tmp_path / "a" / "attempts" / "3"))
+    ending.add("a", "it cannot be taken up")
+    assert [*ending.finish_off({}), *ending.finish_off({})] == []
     backend.dies = True
-    assert list(condemned.finish_off({})) == [("a", 2, "it cannot be taken up")]
+    assert list(ending.finish_off({})) == [("a", 2, "it cannot be taken up")]

@@ -207,10 +207,10 @@ def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number(shared_folder: Path) ->
 
 def test_an_account_can_not_order_what_root_starts(shared_folder: Path) -> None:
     own = Step(shared_folder, "id -u")
-    told = own.talk.told(0)
-    assert as_user(ANN, "/bin/cat", str(told)) == 1
-    text = json.dumps({**json.loads(told.read_text()), "argv": ["/bin/false"]})
-    (own.files.path / told.name).write_text(text)
+    orders = own.talk.told(0)
+    assert as_user(ANN, "/bin/cat", str(orders)) == 1
+    text = json.dumps({**json.loads(orders.read_text()), "argv": ["/bin/false"]})
+    (own.files.path / orders.name).write_text(text)
     assert (own.run().returncode, own.said) == (0, f"{ANN}\n")
     (shared_folder / "other").mkdir()
     other = Step(shared_folder / "other", "id -u")

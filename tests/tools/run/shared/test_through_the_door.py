@@ -40,9 +40,9 @@ def test_a_job_trains_as_its_account_and_others_have_no_part(shared_folder: Path
 
         assert SAID in run.by(ANN, "log a").stdout
         assert "running" in run.by(ANN, "status a").stdout
-        told = run.by(ANN, "why a --json")
-        assert told.exit_code == 0, told.stderr
-        assert json.loads(told.stdout)["cost"]["held_gpu_seconds"] > 0
+        explained = run.by(ANN, "why a --json")
+        assert explained.exit_code == 0, explained.stderr
+        assert json.loads(explained.stdout)["cost"]["held_gpu_seconds"] > 0
         shown = run.by(ANN, "stack a")
         assert (shown.exit_code, shown.stdout.startswith(("1 worker (", "2 workers ("))) == (0, True), shown
         public = json.loads(run.by(BOB, "why a --json").stdout)

@@ -35,7 +35,7 @@ class SimulatedNodes:
 
     def __init__(self, cluster: Cluster, clock: SimulatedClock, jobs: Path) -> None:
         self.clock = clock
-        self.lost: set[str] = set()  # nodes that nothing is heard of
+        self.lost: set[str] = set()  # nodes that do not answer
         self.next_starts: list[OSError] = []  # what the next starts fail with
         self.next_looks: list[Exception] = []  # what the next looks at units fail with
         # called when a launcher starts or stops something, before and after that is done
@@ -135,7 +135,7 @@ class SimulatedNodes:
         return [workers for _, workers in sorted(self._by_name()) if workers.runs]
 
     def lose(self, node: str) -> None:
-        """Nothing is heard of a node any more, and all that ran on it is gone."""
+        """A node does not answer any more, and all that ran on it is gone."""
         self.lost.add(node)
         for unit in self.running():
             if unit.unit.node == node:

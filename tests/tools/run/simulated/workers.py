@@ -55,7 +55,7 @@ class SimulatedUnit:
     status: UnitStatus = _RUNNING
     lock: int = -1
     stands_still: bool = False  # it was stopped by SIGSTOP
-    obeys: bool = True  # it heeds plans and SIGTERM
+    obeys: bool = True  # it obeys plans and SIGTERM
     dies_in_s: float = 0.0  # what SIGKILL needs to end it
     dies_s: float = float("inf")
 

@@ -234,7 +234,7 @@ class World:
             unit.stands_still = False
 
     def make_deaf(self, number: int) -> None:
-        """One heeds neither plans nor SIGTERM."""
+        """One obeys neither plans nor SIGTERM."""
         if unit := chosen(self.nodes.running(), number):
             unit.obeys = False
 
@@ -362,9 +362,9 @@ class World:
                 assert found.samples_done == samples, found
             assert found.phase in ("finished", "cancelled") or found.reason, found
         for handle, workers in self.nodes.attempts.items():
-            heard, found = log.jobs[handle.job].seen.get(handle.attempt, 0), log.jobs[handle.job]
-            assert heard <= workers.said, found
-            assert heard == workers.said or found.phase != "finished", found
+            seen, found = log.jobs[handle.job].seen.get(handle.attempt, 0), log.jobs[handle.job]
+            assert seen <= workers.said, found
+            assert seen == workers.said or found.phase != "finished", found
         assert [one.handle for one in self.nodes.training()] == []
 
     def close(self) -> None:
