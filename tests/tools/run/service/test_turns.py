@@ -25,6 +25,7 @@ from pliant.tools.run.service.executor import STARTING_S
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.reports import AttemptEnded, Said, in_turns
+from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
@@ -155,6 +156,18 @@ def test_a_job_whose_end_cannot_be_recorded_has_failed(world: World, monkeypatch
     assert ended == [("a", "fail"), ("b", "finish")]
     world.check_agreement()
     assert [handle.job for handle in world.nodes.attempts] == ["a", "b"]
+
+
+def test_only_what_no_job_is_to_blame_for_ends_the_loop(tmp_path: Path) -> None:
+    ended: list[str] = []
+    faults = Faults(tmp_path, lambda job_id, reason: ended.append(job_id))
+    for error in (MemoryError(), KeyboardInterrupt()):
+        with pytest.raises(type(error)), faults.of("a"):
+            raise error
+    assert ended == []
+    with faults.of("a"):
+        raise ValueError("a bug in its work")
+    assert ended == ["a"]
 
 
 def test_a_policy_with_rounds_is_asked_every_round(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
