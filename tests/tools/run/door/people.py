@@ -31,10 +31,8 @@ from tests.leftovers import started
 from tests.tools.run.site import PLIANT, environment, until
 
 ADA, BOB, EVE, LEA, OPS, MAL = range(61_501, 61_507)
-ROLES: Final = {
-    "operators": [str(OPS)],
-    "teams": {"vision": {"leads": [str(LEA)], "users": [str(ADA)]}},
-}
+ROLES: Final = {"operators": [str(OPS)], "teams": {"vision": {"leads": [str(LEA)], "users": [str(ADA)]}}}
+# limits of one account
 LIMITS: Final = {
     "requests_per_second": 0.001,
     "burst": 12,
@@ -43,7 +41,6 @@ LIMITS: Final = {
     "request_bytes": 2000,
     "priority": 5.0,
 }
-"""Of one account."""
 NODE: Final = "n0"
 CHANGED: Final = "the roles have changed"
 LOOK: Final = b'{"ask":"look"}\n'
@@ -82,6 +79,13 @@ class Shared:
             return Called(done.exit_code, done.stdout, done.stderr)
 
         return Called(*as_account(uid, body))
+
+    def refused(self, uid: int, *words: object, code: int = 2, stdin: str = "") -> str:
+        """The one line with which a command is refused."""
+        done = self.by(uid, *words, stdin=stdin)
+        assert (done.exit_code, done.stdout) == (code, ""), done
+        (line,) = done.stderr.splitlines()
+        return line
 
     def home(self, uid: int) -> Path:
         """A folder of the account, with a script in it."""
@@ -174,8 +178,7 @@ def import_commands() -> None:
             *("release a", "drain n", "wait b", "cancel a"),
         ):
             call(*line.split(), "--state", str(state))
-    report = "pliant.tools.report"
-    for name in (f"{report}.job_cost", "rich.live", "rich.progress"):
+    for name in ("pliant.tools.report.job_cost", "rich.live", "rich.progress"):
         importlib.import_module(name)
     cell_len("\N{HORIZONTAL ELLIPSIS}")  # reads tables of its own
     for name in ("pliant.cli", "pliant.tools.run.door", "pliant.tools.run.watch"):

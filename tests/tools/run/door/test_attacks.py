@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pliant.schemas.errors import PliantError, UsageError
+from pliant.schemas.io import write_cluster
+from pliant.tools.run.door.opening import opened_door
 from pliant.tools.run.door.protocol import SOCKET, check_way, read_line
 from pliant.tools.run.door.roles import read_roles
 from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
+from tests.builders import cluster
 from tests.cli.calling import call
 from tests.tools.run.door.people import (
     BOB,
@@ -27,6 +33,7 @@ from tests.tools.run.door.people import (
     only_root_becomes_others,
     write_roles,
 )
+from tests.tools.run.site import until
 
 Tries = Callable[[Path, Path], object]
 ON_FILES: dict[str, Tries] = {
@@ -45,61 +52,55 @@ ON_FILES: dict[str, Tries] = {
 }
 
 
-@pytest.mark.parametrize("attack", list(ON_FILES))
-def test_nothing_in_the_state_directory_can_be_read_replaced_or_added(run: Shared, attack: str):
-    def body() -> str:
+def test_nothing_in_the_state_directory_can_be_touched(run: Shared):
+    def attempt(attack: Tries) -> str:
         own = run.home(EVE) / "own"
         own.write_text(json.dumps({"id": "planted", "command": ["train.py"]}) + "\n")
         try:
-            ON_FILES[attack](run.state, own)
-        except PermissionError as error:
-            return type(error).__name__
+            attack(run.state, own)
+        except PermissionError:
+            return "refused"
         return "it worked"
 
     run.home(EVE)
-    assert as_account(EVE, body) == "PermissionError"
+    results = as_account(EVE, lambda: {name: attempt(attack) for name, attack in ON_FILES.items()})
+    assert results == dict.fromkeys(ON_FILES, "refused")
     assert run.by(BOB, "status").exit_code == 0
 
 
 def test_a_door_that_another_account_made_is_not_asked():
     only_root_becomes_others()
-    with all_may_enter() as folder, ExitStack() as stack:
+    with all_may_enter() as folder, socket.socket(socket.AF_UNIX) as listening:
         run = Shared(folder)
         home, real = run.home(EVE), StateDir(folder / "state")
         make_own(real)
         make_shared(real)
-        listening = stack.enter_context(socket.socket(socket.AF_UNIX))
 
-        def build() -> str:
+        def build() -> None:
             (home / "made" / "door").mkdir(parents=True)
             (home / "made" / "spool").mkdir()
             (home / "linked").mkdir()
             os.symlink(real.door, home / "linked" / "door")
             listening.bind(str(home / "made" / "door" / SOCKET))
             listening.listen()
-            return ""
+
+        def ask(state: Path) -> list[object]:
+            os.chdir(run.home(BOB))
+            done = call("submit", "train.py", "--state", str(state), columns=200)
+            return [done.exit_code, done.stdout, done.stderr]
 
         as_account(EVE, build)
-        for fake in ("made", "linked"):
-
-            def ask(state: Path = home / fake) -> list[object]:
-                done = call("submit", "train.py", "--state", str(state), columns=200)
-                return [done.exit_code, done.stdout, done.stderr]
-
-            def as_bob(ask: Callable[[], list[object]] = ask) -> list[object]:
-                os.chdir(run.folder / f"home-{BOB}")
-                return ask()
-
-            run.home(BOB)
-            code, said, error = as_account(BOB, as_bob)
-            assert (code, said) in ((2, ""), (69, "")), error
+        run.home(BOB)
+        for fake, refusal in (("made", 2), ("linked", 2)):
+            code, printed, error = as_account(BOB, partial(ask, home / fake))
+            assert (code, printed) == (refusal, ""), error
             assert len(str(error).splitlines()) == 1
         listening.setblocking(False)
         with pytest.raises(BlockingIOError):
             listening.accept()
 
 
-def test_without_a_run_there_is_one_line_and_no_request_lies_anywhere():
+def test_without_a_run_there_is_one_line_and_no_request():
     only_root_becomes_others()
     with all_may_enter() as folder, socket.socket(socket.AF_UNIX) as gone:
         run, dirs = Shared(folder), StateDir(folder / "state")
@@ -107,10 +108,7 @@ def test_without_a_run_there_is_one_line_and_no_request_lies_anywhere():
         make_shared(dirs)
         for _ in range(2):
             for words in ("status", "submit train.py", "cancel a"):
-                done = run.by(BOB, words)
-                assert (done.exit_code, done.stdout) == (69, "")
-                assert "no run serves" in done.stderr
-                assert len(done.stderr.splitlines()) == 1
+                assert "no run serves" in run.refused(BOB, words, code=69)
             if not (dirs.door / SOCKET).exists():
                 gone.bind(str(dirs.door / SOCKET))  # as a run that was killed leaves it
                 (dirs.door / SOCKET).chmod(0o666)
@@ -134,30 +132,26 @@ def test_what_is_no_request_is_answered_with_one_line(run: Shared, data: bytes, 
     assert said in answer["error"]
 
 
-def test_a_flood_is_refused_to_the_one_who_floods_and_others_are_served(run: Shared):
+def test_a_flood_is_refused_to_the_one_who_floods_alone(run: Shared):
     def flood() -> list[object]:
-        found: list[object] = []
+        refusals = set[str]()
         with ExitStack() as stack:
-            silent = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4)]
-            for each in silent:
-                each.connect(str(run.state / "door" / SOCKET))
-            for _ in range(200):
+            for number in range(204):
                 connection = stack.enter_context(socket.socket(socket.AF_UNIX))
                 connection.connect(str(run.state / "door" / SOCKET))
-                found.append(json.loads(connection.makefile("rb").readline())["error"])
-        return sorted(set(map(str, found)))
+                if number >= 4:  # the first ones say nothing
+                    refusals.add(json.loads(connection.makefile("rb").readline())["error"])
+        return sorted(refusals)
 
     refusals = as_account(MAL, flood)
     assert any("4 connections of" in line for line in refusals), refusals
     assert any("more than 0.001 requests a second" in line for line in refusals)
     assert run.by(BOB, "status").exit_code == 0
     assert run.logged(f"door: {MAL} (uid {MAL}): refused: ")
-    refused = run.by(MAL, "status")
-    assert refused.exit_code == 75
-    assert len(refused.stderr.splitlines()) == 1
+    run.refused(MAL, "status", code=75)
 
 
-def test_a_request_that_comes_slowly_or_is_too_long_is_not_waited_for():
+def test_a_slow_or_long_request_is_not_waited_for():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b'{"ask"')
@@ -171,72 +165,117 @@ def test_a_request_that_comes_slowly_or_is_too_long_is_not_waited_for():
             read_line(ours, 10_000, 60.0)
 
 
-def test_limits_of_jobs_bytes_and_priority_are_each_named_in_one_line(run: Shared):
+def test_limits_of_jobs_bytes_and_priority_are_named(run: Shared):
     limits = {"waiting_jobs": 2, "request_bytes": 2000, "priority": 5.0}
     run.set_roles(limits_of={str(BOB): limits})
     jobs = "".join(f'{{"id": "w{n}", "command": ["train.py"]}}\n' for n in range(3))
-    for words, given, said in (
-        ("submit -", jobs, "and 2 may"),
-        ("submit -", jobs.replace("train.py", "train.py" + '", "' + "x" * 3000), "more than 2,000 bytes"),
-        ("submit train.py --priority 6", "", "priority 6 is more than its user may give (5)"),
+    for words, given, code, named in (
+        ("submit -", jobs, 75, "and 2 may"),
+        ("submit -", jobs.replace("train.py", "train.py" + '", "' + "x" * 3000), 3, "more than 2,000 bytes"),
+        ("submit train.py --priority 6", "", 2, "priority 6 is more than its user may give (5)"),
     ):
-        refused = run.by(BOB, words, stdin=given)
-        assert refused.stdout == ""
-        assert said in refused.stderr, refused.stderr
+        done = run.by(BOB, words, stdin=given)
+        assert (done.exit_code, done.stdout, named in done.stderr) == (code, "", True), done
     assert run.ask(EVE, LOOK)["ok"]
 
 
-def test_roles_count_only_where_no_other_account_could_have_written_them():
+def test_roles_count_where_no_other_account_can_write_them():
     only_root_becomes_others()
     with all_may_enter() as folder:
         path = write_roles(folder / "roles.json", operators=["ada"])
-        assert read_roles(path).operators == ("ada",)
-        path.chmod(0o666)
-        with pytest.raises(UsageError, match="no other account can write"):
-            read_roles(path)
-        path.chmod(0o644)
-        os.chown(path, EVE, EVE)
-        with pytest.raises(UsageError, match="plain file of root's"):
-            read_roles(path)
-        os.chown(path, 0, 0)
         link = folder / "link.json"
         link.symlink_to(path)
-        with pytest.raises(UsageError, match="cannot be read"):
-            read_roles(link)
+        assert read_roles(path).operators == ("ada",)
+        path.chmod(0o666)
+        refused(path, "no other account can write")
+        path.chmod(0o644)
+        os.chown(path, EVE, EVE)
+        refused(path, "plain file of root's")
+        os.chown(path, 0, 0)
+        refused(link, "cannot be read")
         folder.chmod(0o777)
-        with pytest.raises(UsageError, match="other accounts can replace"):
-            read_roles(path)
+        refused(path, "other accounts can replace")
         with pytest.raises(UsageError, match="other accounts can replace"):
             check_way(folder, 0)
         folder.chmod(0o755)
         write_roles(path, operator=["ada"])
-        with pytest.raises(PliantError, match="did you mean"):
-            read_roles(path)
+        refused(path, "did you mean")
 
 
-def test_a_shared_run_is_root_s_and_goes_on_as_one():
+def refused(path: Path, why: str) -> None:
+    with pytest.raises(PliantError, match=why):
+        read_roles(path)
+
+
+def test_a_shared_run_is_root_s_and_stays_shared():
     only_root_becomes_others()
     with all_may_enter() as folder:
-        words = ("run", "--follow", "--policy", "fifo", "--state", str(folder / "state"))
-        refused = call(*words, "--roles", "roles.json", columns=200)
-        assert (refused.exit_code, "--roles goes with --shared" in refused.stderr) == (2, True)
+        machines = ("--cluster", str(folder / "cluster.json"))
+        write_cluster(cluster(1), folder / "cluster.json")
+
+        def run(name: str, *more: str) -> list[object]:
+            words = ("run", "--follow", "--policy", "fifo", "--state", str(folder / name), *more)
+            done = call(*words, columns=200)
+            return [done.exit_code, done.stderr]
+
+        code, error = run("state", "--roles", "roles.json")
+        assert (code, "--roles goes with --shared" in str(error)) == (2, True)
         dirs = StateDir(folder / "state")
         make_own(dirs)
         make_shared(dirs)
         assert {dirs.path.stat().st_mode & 0o777, dirs.jobs.stat().st_mode & 0o777} == {0o711}
-        machine = '{"schema":"pliant.cluster/1","nodes":[{"name":"n","gpus":1}]}'
-        (folder / "cluster.json").write_text(machine)
-        alone = call(*words, "--cluster", str(folder / "cluster.json"), columns=200)
-        assert alone.exit_code == 2
-        assert "which only a run with --shared may start" in alone.stderr
+        code, error = run("state", *machines)
+        assert (code, "which only a run with --shared may start" in str(error)) == (2, True)
+        code, error = as_account(BOB, lambda: run("bob", *machines, "--shared"))
+        assert (code, "only root can" in str(error)) == (2, True), error
 
-        def as_bob() -> list[object]:
-            own = ("run", "--follow", "--policy", "fifo", "--state", str(folder / "bob"))
-            machines = ("--cluster", str(folder / "cluster.json"))
-            done = call(*own, *machines, "--shared", columns=200)
-            return [done.exit_code, done.stderr]
 
-        (folder / "cluster.json").chmod(0o644)
-        code, said = as_account(BOB, as_bob)
-        assert code == 2, said
-        assert "only root can" in str(said), said
+# The door's process comes and goes with the run.
+
+
+def doors(state: Path) -> list[psutil.Process]:
+    """Processes that serve a state directory's door."""
+    found = []
+    for process in psutil.Process().children():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and str(state) in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def answers(run: Shared) -> bool:
+    try:
+        return bool(run.ask(BOB, LOOK)["ok"])
+    except AssertionError:
+        return False
+
+
+def test_a_dead_door_is_opened_again_and_closed_with_its_run():
+    only_root_becomes_others()
+    with all_may_enter() as folder:
+        run = Shared(folder)
+        dirs = StateDir(run.state)
+        make_own(dirs)
+        with opened_door(dirs):
+            [door] = doors(dirs.path)
+            assert answers(run)
+            os.kill(door.pid, signal.SIGKILL)
+            until(lambda: [each.pid for each in doors(dirs.path)] not in ([], [door.pid]))
+            until(lambda: answers(run))
+        assert doors(dirs.path) == []
+        assert not answers(run)
+
+
+def test_a_door_that_cannot_be_opened_says_why(tmp_path: Path):
+    only_root_becomes_others()
+    with all_may_enter() as folder:
+        dirs = StateDir(folder / "state")
+        make_own(dirs)
+        folder.chmod(0o777)
+        with pytest.raises(UsageError, match="other accounts can replace what lies in it"), opened_door(dirs):
+            pass
+        folder.chmod(0o755)
+        with pytest.raises(PliantError, match="cannot be"), opened_door(dirs, folder / "none.json"):
+            pass

@@ -77,7 +77,7 @@ def answer(run: Shared, munge: Munge, uid: int, line: bytes = LOOK) -> bytes | N
     return value_in(said.encode())
 
 
-def test_a_request_from_another_host_bears_the_account_that_munge_names(far: Shared):
+def test_a_request_from_afar_bears_the_account_of_munge(far: Shared):
     done = far.by(ADA, "submit train.py --name a")
     assert (done.exit_code, done.stdout) == (0, "a\n"), done.stderr
     [path] = StateDir(far.state).spool.glob("*.jobs.jsonl")
@@ -121,7 +121,7 @@ def put(run: Shared, uid: int, name: str, letter: bytes) -> dict[str, object]:
     return dict(found)
 
 
-def test_a_letter_counts_once_under_its_own_name_and_for_its_own_account(far: Shared, munge: Munge):
+def test_a_letter_counts_once_for_its_own_name_and_account(far: Shared, munge: Munge):
     letter = letter_of(far, munge, ADA, "first")
     assert put(far, ADA, "first", letter)["ok"] is True
     again = put(far, ADA, "first", letter)
@@ -148,7 +148,7 @@ def test_an_old_credential_is_refused(munge: Munge):
         munge.decode(short)
 
 
-def test_letters_of_others_cannot_be_listed_and_links_are_removed_unread(far: Shared):
+def test_letters_of_others_are_closed_and_links_removed_unread(far: Shared):
     dirs = StateDir(far.state)
 
     def body() -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import InfeasibleError
-from pliant.schemas.schedule import Allocation
+from pliant.schemas.schedule import Allocation, PolicyUse, Schedule
 from pliant.tools.run.service.allocation import (
     Assignment,
     ChangeStep,
@@ -25,11 +25,12 @@ from pliant.tools.run.service.allocation import (
     filled,
     kept,
     plan_steps,
+    startable,
     way_to,
 )
 from pliant.tools.run.statedir.contract.plan import PROTOCOL, Member, Plan
-from pliant.tools.run.statedir.log.fold import allocation_of
-from tests.builders import job
+from pliant.tools.run.statedir.log.fold import Drain, JobLog, RunLog, allocation_of
+from tests.builders import cluster, job
 
 NODES = {"n0": 2, "n1": 2}
 
@@ -46,20 +47,14 @@ def holds(job_id: str, *slots: str) -> Assignment:
     return Assignment.of(job(job_id, gpus=1, high=4), on(*slots), (8, 1, 1.0))
 
 
-# Slots.
-
-
-def test_slots_are_read_as_they_are_written_and_grouped_in_their_order() -> None:
+def test_slots_are_read_as_written_and_grouped_in_their_order() -> None:
     assert Slot.parse(str(Slot("n-0.rack", 12))) == Slot("n-0.rack", 12)
     assert by_node(on("n1/2", "n0/0", "n1/0")) == {"n1": [2, 0], "n0": [0]}
     assert counts(on("n1/2", "n0/0", "n1/0")) == (("n0", 1), ("n1", 2))
 
 
-def test_a_shrinking_job_keeps_the_first_slots_it_holds() -> None:
+def test_a_job_keeps_its_first_slots_and_adds_the_lowest_free() -> None:
     assert kept(on("n0/3", "n0/1", "n1/0"), (("n0", 1),)) == on("n0/3")
-
-
-def test_a_growing_job_keeps_its_slots_and_takes_the_lowest_free_ones() -> None:
     taken = set(on("n0/0", "n0/1"))
     found = filled(on("n0/1"), (("n0", 2), ("n1", 1)), {"n0": 4, "n1": 4}, taken)
     assert found == on("n0/1", "n0/2", "n1/0")
@@ -74,23 +69,8 @@ def test_more_than_a_node_has_is_refused(place: tuple[str, int], message: str) -
         filled((), (place,), {"n0": 2}, taken={Slot("n0", 0)})
 
 
-@given(held=st.sets(st.integers(0, 7)), wanted=st.integers(0, 8))
-def test_slots_are_distinct_as_many_as_asked_for_and_survivors_stay(held: set[int], wanted: int) -> None:
-    before = tuple(Slot("n0", index) for index in sorted(held))
-    placement = (("n0", wanted),) if wanted else ()
-    survivors = kept(before, placement)
-    after = filled(survivors, placement, {"n0": 8}, taken=set(survivors))
-    assert len(set(after)) == len(after) == wanted
-    assert len(set(after) & set(before)) == min(wanted, len(held))
-    assert after[: len(survivors)] == survivors
-
-
 def test_jobs_with_the_same_slots_in_any_order_are_companions() -> None:
-    targets = {
-        "a": holds("a", "n0/1", "n0/0"),
-        "b": holds("b", "n0/0", "n0/1"),
-        "c": holds("c", "n1/0"),
-    }
+    targets = {"a": holds("a", "n0/1", "n0/0"), "b": holds("b", "n0/0", "n0/1"), "c": holds("c", "n1/0")}
     assert companions(targets) == {"a": "b", "b": "a"}
     assert companions({"a": targets["a"], "b": holds("b", "n0/0")}) == {}, "a part of them is not enough"
 
@@ -103,9 +83,6 @@ def test_a_slot_is_taken_by_any_other_job_but_the_companion() -> None:
     assert use.taken_from("c", on("n0/0", "n0/1", "n0/2")) == set(on("n0/0"))
     use.add("d", on("n0/0"))
     assert use.taken_from("a", on("n0/0")) == set(on("n0/0"))
-
-
-# Steps.
 
 
 def planned(held: dict[str, Assignment], wanted: dict[str, Allocation], **more: Any) -> list[ChangeStep]:
@@ -131,7 +108,7 @@ def steps(held: dict[str, Assignment], *wanted: Allocation, **more: Any) -> list
         (("n0/0",), {"n0": 1, "batch": 16}, ("move", "n0/0")),
     ],
 )
-def test_one_job_keeps_its_slots_and_their_order_as_far_as_it_can(
+def test_one_job_keeps_its_slots_in_their_order(
     held: tuple[str, ...], wanted: dict[str, int], step: tuple[str, str] | None
 ) -> None:
     before = {"a": holds("a", *held)} if held else {}
@@ -139,36 +116,27 @@ def test_one_job_keeps_its_slots_and_their_order_as_far_as_it_can(
     assert steps(before, given_to("a", **wanted)) == expected  # type: ignore[arg-type]
 
 
-def test_a_job_that_ran_before_resumes_and_one_that_no_schedule_names_is_preempted() -> None:
-    assert steps({}, given_to("a", n0=1), started={"a"}) == [("resume", "a", "n0/0")]
-    assert steps({"a": holds("a", "n0/0")}) == [("preempt", "a", "")]
-
-
-def test_stops_come_before_resizes_before_starts_and_slots_go_from_one_to_the_other() -> None:
+def test_stops_come_before_resizes_before_starts() -> None:
+    """Slots go from one job to the other; one that ran before resumes."""
     held = {"z": holds("z", "n0/0", "n0/1"), "b": holds("b", "n1/0", "n1/1")}
-    assert steps(held, given_to("a", n0=1), given_to("c", n0=1), given_to("b", n1=1)) == [
-        ("preempt", "z", ""),
-        ("shrink", "b", "n1/0"),
-        ("start", "a", "n0/0"),
-        ("start", "c", "n0/1"),
+    wanted = given_to("a", n0=1), given_to("c", n0=1), given_to("b", n1=1)
+    assert steps(held, *wanted, started={"c"}) == [
+        *(("preempt", "z", ""), ("shrink", "b", "n1/0")),
+        *(("start", "a", "n0/0"), ("resume", "c", "n0/1")),
     ]
 
 
 def test_two_jobs_that_swap_nodes_both_move() -> None:
     held = {"a": holds("a", "n0/0", "n0/1"), "b": holds("b", "n1/0", "n1/1")}
-    assert steps(held, given_to("a", n1=2), given_to("b", n0=2)) == [
-        ("move", "a", "n1/0 n1/1"),
-        ("move", "b", "n0/0 n0/1"),
-    ]
+    moves = [("move", "a", "n1/0 n1/1"), ("move", "b", "n0/0 n0/1")]
+    assert steps(held, given_to("a", n1=2), given_to("b", n0=2)) == moves
 
 
 PLACES = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 2), max_size=2)
 
 
 @given(first=st.lists(PLACES, max_size=3), second=st.lists(PLACES, max_size=3))
-def test_after_the_steps_every_job_holds_what_it_shall_and_no_slot_twice(
-    first: list[dict[str, int]], second: list[dict[str, int]]
-) -> None:
+def test_after_the_steps_no_slot_is_held_twice(first: list[dict[str, int]], second: list[dict[str, int]]):
     held: dict[str, Assignment] = {}
     for round_ in (fitting(first), fitting(second)):
         for step in planned(held, round_):
@@ -201,45 +169,28 @@ def two(**nodes: int) -> tuple[Allocation, Allocation]:
 PAIR = {"a": ("n0/1", "n0/0"), "b": ("n0/0", "n0/1")}
 
 
+BOTH_START = [("start", "a", "n0/0 n1/0"), ("start", "b", "n0/0 n1/0")]
+THIRD_APART = [("start", "a", "n0/0"), ("start", "c", "n0/1"), ("start", "b", "n0/0")]
+PARTED = (given_to("a", n0=1), given_to("b", n0=1))
+ALONE = (given_to("b", beside="a", n0=1), given_to("c", n0=1))  # the other one is not to run
+
+
 @pytest.mark.parametrize(
     ("held", "wanted", "expected"),
     [
-        pytest.param(
-            {},
-            two(n0=1, n1=1),
-            [("start", "a", "n0/0 n1/0"), ("start", "b", "n0/0 n1/0")],
-            id="both start on the same slots",
-        ),
-        pytest.param({"a": ["n0/1"]}, two(n0=1), [("start", "b", "n0/1")], id="the second comes"),
-        pytest.param({"b": ["n0/1"]}, two(n0=1), [("start", "a", "n0/1")], id="the first comes"),
-        pytest.param(PAIR, two(n0=2), [], id="they share already"),
-        pytest.param(
-            {},
-            (*two(n0=1), given_to("c", n0=1)),
-            [("start", "a", "n0/0"), ("start", "c", "n0/1"), ("start", "b", "n0/0")],
-            id="a third job gets other slots",
-        ),
-        pytest.param(
-            {"a": ["n0/0"], "b": ["n0/0"]},
-            (given_to("a", n0=1), given_to("b", n0=1)),
-            [("move", "b", "n0/1")],
-            id="they are parted on one node",
-        ),
-        pytest.param(
-            {},
-            (given_to("b", beside="a", n0=1), given_to("c", n0=1)),
-            [("start", "b", "n0/0"), ("start", "c", "n0/1")],
-            id="the other one is not to run",
-        ),
+        ({}, two(n0=1, n1=1), BOTH_START),
+        ({"a": ["n0/1"]}, two(n0=1), [("start", "b", "n0/1")]),
+        ({"b": ["n0/1"]}, two(n0=1), [("start", "a", "n0/1")]),
+        (PAIR, two(n0=2), []),
+        ({}, (*two(n0=1), given_to("c", n0=1)), THIRD_APART),
+        ({"a": ["n0/0"], "b": ["n0/0"]}, PARTED, [("move", "b", "n0/1")]),
+        ({}, ALONE, [("start", "b", "n0/0"), ("start", "c", "n0/1")]),
     ],
 )
 def test_two_jobs_share_all_of_their_slots_or_none(
     held: dict[str, Sequence[str]], wanted: Sequence[Allocation], expected: list[tuple[str, str, str]]
 ) -> None:
     assert steps({name: holds(name, *slots) for name, slots in held.items()}, *wanted) == expected
-
-
-# The way of a running gang.
 
 
 def slots(*indices: int) -> tuple[Slot, ...]:
@@ -259,7 +210,7 @@ def target(*indices: int, elastic: bool = True) -> Assignment:
     return Assignment.of(spec, slots(*indices), (8, 1, 1.0))
 
 
-def told(way: Way) -> tuple[Sequence[int | None], Sequence[int]]:
+def shown(way: Way) -> tuple[Sequence[int | None], Sequence[int]]:
     """Numbers of the members that stay, indices of the slots that are added."""
     assert isinstance(way, InPlace)
     return [member.worker for member in way.members], [slot.index for slot in way.joining]
@@ -267,12 +218,10 @@ def told(way: Way) -> tuple[Sequence[int | None], Sequence[int]]:
 
 TWO = plan(3, (0, 0), (1, 1))
 STARTING = (TWO, None)
-SETTLED = (TWO, TWO)
-"""The newest plan, and the one that trains."""
+SETTLED = (TWO, TWO)  # the newest plan, and the one that trains
 
 
-PENDING = plan(4, (0, 0), (1, 1), (2, 2))
-"""Worker 2 gets ready."""
+PENDING = plan(4, (0, 0), (1, 1), (2, 2))  # worker 2 gets ready
 SWAPPED = plan(4, (2, 2), (1, 1))
 
 
@@ -292,10 +241,10 @@ SWAPPED = plan(4, (2, 2), (1, 1))
 def test_a_gang_that_trains_changes_in_place(
     wanted: Sequence[int], plan: Plan, busy: Sequence[int], stay: list[int], joining: list[int]
 ) -> None:
-    assert told(way_to(target(*wanted), plan, TWO, slots(*busy))) == (stay, joining)
+    assert shown(way_to(target(*wanted), plan, TWO, slots(*busy))) == (stay, joining)
 
 
-def test_a_change_waits_for_busy_slots_for_plans_that_need_no_one_new_and_for_the_first_step() -> None:
+def test_what_a_change_in_place_waits_for() -> None:
     assert way_to(target(0, 1, 2), *SETTLED, slots(2)) is None
     assert way_to(target(0, 1, 2), plan(4, (0, 0)), TWO, ()) is None
     assert way_to(target(0, 1), plan(4, (0, 0), (1, 1)), TWO, ()) is None, "another batch is on its way"
@@ -311,9 +260,7 @@ def test_a_change_waits_for_busy_slots_for_plans_that_need_no_one_new_and_for_th
         (target(0), STARTING, "its script does not change its workers while it trains"),
     ],
 )
-def test_what_cannot_be_done_in_place_is_a_relaunch_that_says_why(
-    wanted: Assignment, plans: tuple[Plan, Plan | None], reason: str
-) -> None:
+def test_a_relaunch_says_why(wanted: Assignment, plans: tuple[Plan, Plan | None], reason: str) -> None:
     assert way_to(wanted, *plans, ()) == Relaunch(reason)
 
 
@@ -324,16 +271,55 @@ def test_new_workers_do_not_join_those_of_another_version(protocol: int | None) 
     assert way_to(target(0, 1, 2), former, former, ()) == Relaunch(reason)
     assert way_to(target(1, 2), former, former, ()) == Relaunch(reason), "a move needs new ones, too"
     assert way_to(target(0, 1, 2), former, former, slots(2)) is None, "it trains until the slot is free"
-    assert told(way_to(target(1), former, former, ())) == ([1], []), "a worker that leaves needs no new one"
-    assert told(way_to(target(0, 1), former, former, ())) == ([0, 1], []), "nor does another batch"
+    assert shown(way_to(target(1), former, former, ())) == ([1], []), "a worker that leaves needs no new one"
+    assert shown(way_to(target(0, 1), former, former, ())) == ([0, 1], []), "nor does another batch"
 
 
 @pytest.mark.parametrize("wanted", [target(0, 1, 2), target(1), target(2, 3)])
 @pytest.mark.parametrize("trains", [TWO, None])
-def test_what_starts_and_ends_as_a_whole_is_launched_again(wanted: Assignment, trains: Plan | None) -> None:
+def test_a_backend_of_whole_attempts_relaunches(wanted: Assignment, trains: Plan | None) -> None:
     reason = "its backend starts and ends an attempt as a whole"
     assert way_to(wanted, TWO, trains, (), in_place=False) == Relaunch(reason)
+    assert shown(way_to(target(1, 0), *SETTLED, (), in_place=False)) == ([0, 1], []), "but for a batch"
 
 
-def test_a_batch_changes_in_place_wherever_the_job_runs() -> None:
-    assert told(way_to(target(1, 0), *SETTLED, (), in_place=False)) == ([0, 1], [])
+def older_schedule(*names: str, **more: Any) -> tuple[RunLog, Schedule]:
+    """Jobs that wait, and a schedule that gives each of them these GPUs."""
+    specs = tuple(job(name, **more) for name in names)
+    log = RunLog(jobs={spec.id: JobLog(spec, 0.0) for spec in specs})
+    log.active.update(log.jobs)
+    allocations = tuple(given_to(name, n0=1) for name in names)
+    use = PolicyUse(name="fifo")
+    return log, Schedule(time=0.0, policy=use, cluster=cluster(4, 4), jobs=specs, allocations=allocations)
+
+
+@pytest.mark.parametrize("closed", ["down", "drained"])
+@pytest.mark.parametrize(
+    ("held", "wanted", "gets"),
+    [
+        pytest.param({"n0": 2}, {"n0": 2, "n1": 2}, {"n0": 2}, id="grows there"),
+        pytest.param({"n0": 2}, {"n1": 2}, None, id="moves there"),
+        pytest.param({"n0": 2}, {"n0": 1, "n1": 2}, None, id="moves there in part"),
+        pytest.param({}, {"n0": 1, "n1": 1}, None, id="starts there"),
+        pytest.param({"n0": 1}, {"n0": 2}, {"n0": 2}, id="grows elsewhere"),
+    ],
+)
+def test_a_job_keeps_what_it_holds_where_its_growth_is_closed(
+    closed: str, held: dict[str, int], wanted: dict[str, int], gets: dict[str, int] | None
+) -> None:
+    """What another job may have been given of it is not its own any more."""
+    log, schedule = older_schedule("a", low=1, high=4, gpus=4)
+    log.jobs["a"].gpus, log.jobs["a"].placement = sum(held.values()), tuple(held.items())
+    log.down, log.drained = ({"n1": "no answer"}, {}) if closed == "down" else ({}, {"n1": Drain("ada", 1.0)})
+    schedule = schedule.model_copy(update={"allocations": (given_to("a", **wanted),)})
+    shares = {name: dict(share.placement) for name, share in startable(log, schedule, 5.0).items()}
+    assert shares == ({} if gets is None else {"a": gets})
+
+
+def test_an_older_schedule_starts_what_is_still_to_start() -> None:
+    """No job that has ended, is held, or waits after a failure."""
+    log, schedule = older_schedule("ends", "free", "holds", "waits")
+    log.jobs["holds"].held, log.jobs["waits"].retry_s = ("ada", 1.0), 5.0
+    del log.active["ends"]
+    assert startable(log, schedule, 4.9).keys() == {"free"}
+    assert startable(log, schedule, 5.0).keys() == {"free", "waits"}

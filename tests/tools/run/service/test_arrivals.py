@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+import pwd
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +12,11 @@ from typing import Any
 import pytest
 
 from pliant.schemas.cluster import Shares, Team
-from pliant.schemas.job import Job
+from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.job import Job, Utility
 from pliant.tools.run.service import submit as requests
 from pliant.tools.run.service.decisions import Arrivals
-from pliant.tools.run.service.submit import cancel, submit
+from pliant.tools.run.service.submit import Submitted, cancel, check_new, free_id, order_nodes, submit
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.statedir.requests import Spool
@@ -24,8 +27,7 @@ from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
-
-VISION = Team(groups=("vision",), accounts=("cv",))
+from tests.tools.run.live_states import a_queue, live_state
 
 
 def taken_up(state_dir: Path, shares: Shares) -> Mapping[str, JobLog]:
@@ -38,34 +40,37 @@ def taken_up(state_dir: Path, shares: Shares) -> Mapping[str, JobLog]:
         return state.log.jobs
 
 
-def test_jobs_of_before_the_first_run_join_the_team_of_a_group_or_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_of_before_the_first_run_join_their_teams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(requests, "_groups_of", lambda user: ["vision"] if user == "ann" else [])
     (tmp_path / "train.py").touch()
     command = {"command": ("train.py",)}
     jobs = [job("a", user="ann", **command), job("b", user="bob", **command)]
     wrong = job("c", user="bob", team="vision", **command)
     submit(tmp_path / "state", [*jobs, wrong], "jobs", folder=tmp_path, now_s=100.0)
-    found = taken_up(tmp_path / "state", Shares(teams={"vision": Team(groups=("vision",))}))
-    assert {name: each.job.team for name, each in found.items()} == {"a": "vision", "b": "", "c": "vision"}
-    assert {name: each.phase for name, each in found.items()} == {
-        "a": "waiting",
-        "b": "waiting",
-        "c": "rejected",
+    taken = taken_up(tmp_path / "state", Shares(teams={"vision": Team(groups=("vision",))}))
+    assert {name: (each.job.team, each.phase, each.reason) for name, each in taken.items()} == {
+        "a": ("vision", "waiting", ""),
+        "b": ("", "waiting", ""),
+        "c": ("vision", "rejected", 'job "c" names team "vision", which user bob is not in'),
     }
-    assert found["c"].reason == 'job "c" names team "vision", which user bob is not in'
 
 
-def test_a_job_is_not_refused_because_slurm_does_not_say_who_is_in_its_team(
+def test_groups_of_an_account_are_those_of_the_system() -> None:
+    root = pwd.getpwuid(0)
+    assert grp.getgrgid(root.pw_gid).gr_name in requests._groups_of(root.pw_name)
+    assert requests._groups_of("no such account") == []
+
+
+def test_a_job_is_not_refused_because_slurm_gives_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(requests, "_groups_of", lambda user: [])
     monkeypatch.setattr(requests, "_accounts_of", lambda user, minute: "sacctmgr: no answer")
     (tmp_path / "train.py").touch()
-    found = job("a", user="ann", team="vision", command=("train.py",))
-    submit(tmp_path / "state", [found], "jobs", folder=tmp_path, now_s=100.0)
-    taken = taken_up(tmp_path / "state", Shares(teams={"vision": VISION}))
+    asked = job("a", user="ann", team="vision", command=("train.py",))
+    submit(tmp_path / "state", [asked], "jobs", folder=tmp_path, now_s=100.0)
+    teams = Shares(teams={"vision": Team(groups=("vision",), accounts=("cv",))})
+    taken = taken_up(tmp_path / "state", teams)
     assert {name: (each.job.team, each.phase) for name, each in taken.items()} == {"a": ("vision", "waiting")}
     assert "sacctmgr: no answer" in caplog.text
 
@@ -87,7 +92,7 @@ def to_come(job_id: str, at: float, **more: Any) -> Job:
     return job(job_id, at=at, command=("train.py",), workdir="/", **more)
 
 
-def test_jobs_of_a_schedule_arrive_at_their_time_or_once_they_are_given_gpus(tmp_path: Path) -> None:
+def test_jobs_arrive_at_their_time_or_once_they_are_given_gpus(tmp_path: Path) -> None:
     now_s = [ORIGIN_S]
     ahead = to_come("b", 50.0), to_come("a", 50.0), to_come("c", 90.0)
     with arriving(tmp_path, now_s, *ahead) as (arrivals, _, session):
@@ -103,7 +108,7 @@ def test_jobs_of_a_schedule_arrive_at_their_time_or_once_they_are_given_gpus(tmp
         assert {*session.jobs} == {"a", "b", "c"}
 
 
-def test_jobs_that_are_still_to_come_when_a_process_leaves_wait_for_the_next_one_once(tmp_path: Path) -> None:
+def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> None:
     now_s = [ORIGIN_S]
     with arriving(tmp_path, now_s, to_come("a", 50.0), to_come("b", 90.0)) as (arrivals, state, _):
         for _ in range(2):
@@ -119,46 +124,91 @@ def test_jobs_that_are_still_to_come_when_a_process_leaves_wait_for_the_next_one
         assert following.hear(now_s[0]) == (True, [])
         assert (list(state.log.jobs), following.more_to_come) == (["a"], True)
         assert state.log.jobs["a"].submitted_s == ORIGIN_S + 50.0
-        cancel(tmp_path, ["b"])
+        for _ in range(2):
+            cancel(tmp_path, ["b"])
+        assert len([each for each in Spool(state.dirs).requests() if each.cancelled]) == 1
         assert following.hear(now_s[0]) == (True, ["b"])
         assert state.log.jobs["b"].phase == "cancelled"
         assert (following.more_to_come, Spool(state.dirs).requests()) == (False, [])
 
 
-def test_a_job_that_cannot_be_served_is_in_the_log_with_the_reason_and_asks_no_policy(tmp_path: Path) -> None:
-    now_s = [ORIGIN_S + 5.0]
-    with arriving(tmp_path, now_s, to_come("large", 1.0, gpus=3), to_come("a", 2.0)) as (
-        arrivals,
-        state,
-        session,
-    ):
+def test_jobs_that_cannot_be_served_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No policy is asked of them; the session has taken the second one up when the error comes."""
+    refusal = JobCheck.refusal
+    monkeypatch.setattr(
+        JobCheck, "refusal", lambda self, job: 1 / 0 if job.id == "broken" else refusal(self, job)
+    )
+    ahead = to_come("large", 1.0, gpus=3), to_come("broken", 1.5), to_come("a", 2.0)
+    with arriving(tmp_path, [ORIGIN_S + 5.0], *ahead) as (arrivals, state, session):
         state.record(arrivals.arrive())
-        assert {name: each.phase for name, each in state.log.jobs.items()} == {
-            "large": "rejected",
-            "a": "waiting",
+        assert {name: (each.phase, each.reason) for name, each in state.log.jobs.items()} == {
+            "large": ("rejected", 'job "large" needs 3 GPUs, the cluster has 2'),
+            "broken": ("rejected", "internal error: ZeroDivisionError: division by zero"),
+            "a": ("waiting", ""),
         }
-        assert state.log.jobs["large"].reason == 'job "large" needs 3 GPUs, the cluster has 2'
-        assert ([*session.jobs], session.turned_away) == (["a"], {})
+        assert ([*session.jobs], [*session.ended], session.turned_away) == (["a"], ["large", "broken"], {})
 
 
-def test_a_job_that_an_error_keeps_out_is_rejected_and_the_next_one_arrives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The session has taken it up when the error comes."""
+# What the answer to a submission says, and names that are free.
 
-    def fails(self: JobCheck, job: Job) -> str | None:
-        return 1 / 0 if job.id == "a" else None  # type: ignore[return-value]
 
-    monkeypatch.setattr(JobCheck, "refusal", fails)
-    with arriving(tmp_path, [ORIGIN_S + 5.0], to_come("a", 1.0), to_come("b", 2.0)) as (
-        arrivals,
-        state,
-        session,
-    ):
-        state.record(arrivals.arrive())
-        assert {name: each.phase for name, each in state.log.jobs.items()} == {
-            "a": "rejected",
-            "b": "waiting",
-        }
-        assert state.log.jobs["a"].reason == "internal error: ZeroDivisionError: division by zero"
-        assert ([*session.jobs], [*session.ended]) == (["b"], ["a"])
+PLAIN = job("plain", gpu_seconds=100.0)
+URGENT = PLAIN.model_copy(update={"priority": 2.0})
+HEAVY = PLAIN.model_copy(update={"weight": 2.0})
+DUE = PLAIN.model_copy(update={"utility": Utility(shape="step", value=1.0, target=100.0)})
+
+
+@pytest.mark.parametrize(
+    ("policy", "ignores"),
+    [
+        ("ares", {"priority", "deadline"}),
+        ("fifo", {"weight", "deadline"}),
+        ("pollux", {"priority", "weight", "deadline"}),
+        ("shadow-price", set()),
+    ],
+)
+def test_jobs_that_state_what_the_policy_ignores_are_named(tmp_path: Path, policy: str, ignores: set[str]):
+    assert Submitted.of(tmp_path, [URGENT, HEAVY, DUE], []) == Submitted([]), "there is no run"
+    state = live_state(tmp_path / "live", a_queue(1), cluster(4), policy=policy)
+
+    def ignored(*jobs: Job) -> set[str]:
+        ids = [one.id for one in jobs]
+        found = Submitted.of(state, jobs, ids)
+        assert found.ids == ids
+        if found.overlooked_deadlines is not None:
+            assert found.overlooked_deadlines.startswith(f'policy "{policy}" does not look at ')
+        assert {found.deaf_to_priorities, found.deaf_to_weights} <= {policy, None}
+        words = {"priority": found.deaf_to_priorities, "weight": found.deaf_to_weights}
+        words["deadline"] = found.overlooked_deadlines
+        return {what for what, text in words.items() if text is not None}
+
+    assert ignored(PLAIN) == set()
+    assert ignored(PLAIN, URGENT) == ignores & {"priority"}
+    assert ignored(PLAIN, HEAVY) == ignores & {"weight"}
+    assert ignored(PLAIN, DUE) == ignores & {"deadline"}
+    assert ignored(URGENT, HEAVY, DUE) == ignores
+
+
+def test_what_would_be_refused_is_refused_in_a_question_too(tmp_path: Path) -> None:
+    state = live_state(tmp_path / "live", a_queue(1), cluster(4))
+    (found,) = check_new(state, [PLAIN.model_copy(update={"submit_time": 5.0})], "jobs", 2e9)
+    assert found.submit_time == 2e9 + 5.0
+    waits = PLAIN.model_copy(update={"after": {"missing": "ok"}})
+    for wrong, words in ((job("j0"), "before"), (job("big", gpus=9), "9 GPUs"), (waits, "missing")):
+        with pytest.raises(BadInputError, match=words):
+            check_new(state, [PLAIN, wrong], "jobs", 2e9)
+
+
+def test_a_name_gets_the_first_number_free_for_all_its_endings() -> None:
+    assert free_id("a", ()) == free_id("a", ("a-2", "b")) == "a"
+    assert free_id("a", ("a", "a-2")) == "a-3"
+    assert free_id("a", ("a-1", "a-2-0"), ("-0", "-1")) == "a-3"
+
+
+def test_of_several_nodes_none_is_drained_if_one_is_not_there(tmp_path: Path) -> None:
+    state = live_state(tmp_path / "live", a_queue(1), cluster(2, 2))
+    with pytest.raises(UsageError, match="has no node n7; it has: n0, n1"):
+        order_nodes(state, "drain", ["n0", "n7"])
+    assert list((state / "spool").glob("*.order.json")) == []
+    order_nodes(state, "drain", ["n0", "n1", "n0"])
+    assert len(list((state / "spool").glob("*.order.json"))) == 2

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,6 @@ GPU = {
     "n0": NodeInfo("n0", 4, devices=("0", "1", "2", "3")),
     "n1": NodeInfo("n1", 4, devices=("4", "5", "6", "7")),
 }
-TORCHRUN = (sys.executable, "-P", RUN_TORCHRUN)
 
 
 def target(spec: Job, *slots: str) -> Assignment:
@@ -51,87 +51,58 @@ def made(spec: Job, *slots: str, nodes: dict[str, NodeInfo] = GPU, port: int = 1
     return units(target(spec, *slots), FOLDER, ATTEMPT, nodes, port)
 
 
-def test_an_elastic_job_gets_one_process_per_slot() -> None:
-    first, second = made(elastic(), "n0/1", "n0/0", nodes=CPU)
-    logs = "/state/jobs/a/attempts/1/logs/0/worker/attempt_0/0"
-    assert first.argv == (sys.executable, "-I", "-S", ONE_WORKER, logs, "train.py", "--lr", "1")
-    assert (first.env["RANK"], first.env["WORLD_SIZE"], first.env["LOCAL_RANK"]) == ("0", "1", "0")
-    assert (first.node, first.cwd) == ("n0", "/work dir")
-    assert first.env["PLIANT_JOB_DIR"] == "/state/jobs/a"
-    assert [unit.env["PLIANT_SLOT"] for unit in (first, second)] == ["n0/1", "n0/0"]
-    assert "/state/jobs/a/attempts/1/logs/1/worker/attempt_0/0" in second.argv
+def in_words(started: Iterable[Unit]) -> str:
+    """What is started where; Python and its scripts by their names."""
+    lines = []
+    for unit in started:
+        variables = [f"  {name}={value}" for name, value in sorted(unit.env.items())]
+        lines += [f"{unit.node} {unit.cwd}: {' '.join(unit.argv)}", *variables]
+    text = "\n".join(lines).replace(sys.executable, "PYTHON")
+    return text.replace(str(ONE_WORKER), "ONE_WORKER").replace(str(RUN_TORCHRUN), "RUN_TORCHRUN")
 
 
-def test_a_slot_is_one_thread_and_no_gpu_or_a_gpu_by_the_number_it_has_on_the_machine() -> None:
-    (cpu,), (gpu,) = made(elastic(), "n0/0", nodes=CPU), made(elastic(), "n1/2")
-    assert (cpu.env["OMP_NUM_THREADS"], cpu.env["CUDA_VISIBLE_DEVICES"]) == ("1", "")
-    assert (gpu.env.get("OMP_NUM_THREADS"), gpu.env["CUDA_VISIBLE_DEVICES"]) == (None, "6")
+ADDRESSES = {f"n{i}": NodeInfo(f"n{i}", 4, address=f"10.0.0.{i + 1}") for i in range(2)}
+RELAUNCHED = elastic(resize="relaunch", batch=32)
+OWN_ENV = {"OMP_NUM_THREADS": "2", "PLIANT_SLOT": "n9/9", "DATA": "/data"}
+REPLICAS = job("a", gpus=4, each=2, command=("train.py",), workdir="/w")
 
 
-def test_the_job_may_set_variables_but_not_take_over_its_slot() -> None:
-    spec = elastic(env={"OMP_NUM_THREADS": "2", "PLIANT_SLOT": "n9/9", "DATA": "/data"})
-    (unit,) = made(spec, "n0/0", nodes=CPU)
-    assert (unit.env["OMP_NUM_THREADS"], unit.env["DATA"]) == ("2", "/data")
-    assert unit.env["PLIANT_SLOT"] == "n0/0"
+@pytest.mark.parametrize(
+    "started",
+    [
+        pytest.param(made(elastic(), "n0/1", "n0/0", nodes=CPU), id="elastic, a process for each slot"),
+        pytest.param(made(elastic(), "n1/2"), id="elastic, a GPU by its number on the machine"),
+        pytest.param(made(elastic(env=OWN_ENV), "n0/0", nodes=CPU), id="elastic, own variables but no slot"),
+        pytest.param(made(elastic(elastic="size+batch"), "n0/0"), id="elastic, its batch changes"),
+        pytest.param(made(rigid(2), "n0/0", "n0/3"), id="rigid, one torchrun"),
+        pytest.param(made(rigid(1), "n0/3"), id="rigid, one slot without torchrun"),
+        pytest.param(made(rigid(1, "torchrun", "train.py"), "n0/3"), id="rigid, one slot with torchrun"),
+        pytest.param(
+            made(rigid(3), "n0/0", "n1/0", "n1/1", nodes=ADDRESSES, port=4711), id="rigid, two nodes"
+        ),
+        pytest.param(made(RELAUNCHED, "n0/3"), id="relaunched, torchrun on one slot too"),
+        pytest.param(made(RELAUNCHED, "n0/0", "n0/1", "n1/0"), id="relaunched, two nodes"),
+        pytest.param(made(REPLICAS, "n0/1", "n1/0", "n0/0", "n1/2"), id="replicas"),
+    ],
+)
+def test_what_is_started_for_a_job(started: Sequence[Unit], golden_text: Callable[..., None]) -> None:
+    golden_text(in_words(started))
 
 
-def test_a_rigid_job_gets_one_torchrun_with_a_worker_per_slot() -> None:
-    (unit,) = made(rigid(2), "n0/0", "n0/3")
-    assert unit.argv == (
-        *TORCHRUN,
-        *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
-        *("--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts", "0"),
-        *("--log-dir", "/state/jobs/a/attempts/1/logs/0", "--redirects", "3", "--", "train.py"),
-    )
-    assert unit.env["PLIANT_SLOT"] == "rank"
-    assert unit.env["CUDA_VISIBLE_DEVICES"] == "0,3"
+def test_output_is_kept_as_the_keeper_likes() -> None:
+    for spec in (rigid(1), elastic()):
+        (limited,) = units(target(spec, "n0/0"), FOLDER, ATTEMPT, GPU, log_bytes=5)
+        assert limited.env["PLIANT_LOG_BYTES"] == "5"
 
 
-def test_a_rigid_job_on_one_slot_has_no_torchrun_unless_its_command_begins_with_it() -> None:
-    (unit,) = made(rigid(1), "n0/3")
-    logs = "/state/jobs/a/attempts/1/logs/0/worker/attempt_0/0"
-    assert unit.argv == (sys.executable, "-I", "-S", ONE_WORKER, logs, "train.py")
-    assert not [name for name in unit.env if "RANK" in name or "WORLD_SIZE" in name]
-    assert (unit.env["PLIANT_SLOT"], unit.env["CUDA_VISIBLE_DEVICES"]) == ("rank", "3")
-    (unit,) = made(rigid(1, "torchrun", "train.py"), "n0/3")
-    assert (unit.argv[:3], unit.argv[-2:]) == (TORCHRUN, ("--", "train.py"))
-
-
-def test_a_job_that_is_resized_by_a_relaunch_has_torchrun_on_one_slot_too_and_one_per_node() -> None:
-    spec = elastic(resize="relaunch", batch=32)
-    (unit,) = made(spec, "n0/3")
-    assert (unit.argv[:3], unit.argv[-3:]) == (TORCHRUN, ("train.py", "--lr", "1"))
-    assert unit.env["PLIANT_PROGRESS"] == "/state/jobs/a/progress.json"
-    assert unit.env["PLIANT_STOP"] == "/state/jobs/a/attempts/1/stop"
-    assert (unit.env["PLIANT_BATCH"], unit.env["PLIANT_SLOT"]) == ("32", "rank")
-    assert [each.node for each in made(spec, "n0/0", "n0/1", "n1/0")] == ["n0", "n1"]
-
-
-def test_a_rigid_job_on_two_nodes_meets_at_the_first() -> None:
-    nodes = {"n0": NodeInfo("n0", 4, address="10.0.0.1"), "n1": NodeInfo("n1", 4, address="10.0.0.2")}
-    first, second = made(rigid(3), "n0/0", "n1/0", "n1/1", nodes=nodes, port=4711)
-    meeting = ("--rdzv-backend=static", "--master-addr=10.0.0.1", "--master-port=4711")
-    assert first.argv[3:9] == ("--nnodes=2", "--node-rank=0", *meeting, "--local-addr=10.0.0.1")
-    assert second.argv[3:9] == ("--nnodes=2", "--node-rank=1", *meeting, "--local-addr=10.0.0.2")
-    assert [first.argv[9], second.argv[9]] == ["--nproc-per-node=1", "--nproc-per-node=2"]
-
-
-def test_a_script_knows_the_gpus_of_a_replica_whose_ranks_follow_each_other_on_a_node() -> None:
-    spec = job("a", gpus=4, each=2, command=("train.py",), workdir="/w")
-    wanted = target(spec, "n0/1", "n1/0", "n0/0", "n1/2")
-    started = units(wanted, FOLDER, ATTEMPT, GPU, 1)
-    assert [unit.env["PLIANT_GPUS_PER_REPLICA"] for unit in started] == ["2", "2"]
+def test_ranks_of_a_replica_follow_each_other_on_a_node() -> None:
+    wanted = target(REPLICAS, "n0/1", "n1/0", "n0/0", "n1/2")
     assert list(map(str, ranked(wanted))) == ["n0/1", "n0/0", "n1/0", "n1/2"]
-    (alone,) = made(rigid(1), "n0/3")
-    assert "PLIANT_GPUS_PER_REPLICA" not in alone.env
-
-
-@pytest.mark.parametrize("spec", [elastic(), rigid(3)])
-def test_member_i_of_the_plan_is_rank_i(spec: Job) -> None:
-    wanted = target(spec, "n0/1", "n1/0", "n0/0")
-    plan = make_plan(wanted, 1, 1, CPU)
-    assert [member.slot for member in plan.members] == list(map(str, ranked(wanted)))
-    assert sorted(member.slot for member in plan.members) == ["n0/0", "n0/1", "n1/0"]
+    for plain in (elastic(), rigid(3)):
+        wanted = target(plain, "n0/1", "n1/0", "n0/0")
+        plan = make_plan(wanted, 1, 1, CPU)
+        assert [member.slot for member in plan.members] == list(map(str, ranked(wanted)))
+        assert sorted(member.slot for member in plan.members) == ["n0/0", "n0/1", "n1/0"]
 
 
 def test_a_plan_says_how_the_batch_is_cut() -> None:
@@ -143,20 +114,8 @@ def test_a_plan_says_how_the_batch_is_cut() -> None:
     assert (plan.members[0].device, plan.members[0].slot) == ("cuda", "n1/3")
 
 
-def test_only_a_job_whose_batch_changes_measures_its_noise_and_output_is_kept_as_the_keeper_likes() -> None:
-    for elasticity in ("none", "size", "size+batch"):
-        spec = rigid(1) if elasticity == "none" else elastic(elastic=elasticity)
-        (unit,) = made(spec, "n0/0")
-        assert ("PLIANT_NOISE" in unit.env, elasticity) == (elasticity == "size+batch", elasticity)
-        assert "PLIANT_LOG_BYTES" not in unit.env
-        (limited,) = units(target(spec, "n0/0"), FOLDER, ATTEMPT, GPU, log_bytes=5)
-        assert limited.env["PLIANT_LOG_BYTES"] == "5"
-
-
 @pytest.mark.parametrize("text", ["{", None])
-def test_a_plan_that_is_damaged_or_lost_is_made_again_for_the_workers_too(
-    tmp_path: Path, text: str | None
-) -> None:
+def test_a_damaged_or_lost_plan_is_made_again(tmp_path: Path, text: str | None):
     folder = JobDir(tmp_path)
     plans = [make_plan(target(elastic(), "n0/0"), number, 1, CPU) for number in range(1, 12)]
     folder.attempt(1).path.mkdir(parents=True)

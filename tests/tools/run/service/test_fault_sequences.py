@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pliant.schemas.io import read_events
 from tests.tools.run.simulated.world import DEEDS, MEMORY, POLICIES, live_through
 
-SEQUENCES = 80
+SEQUENCES = 60
 deeds = st.tuples(st.sampled_from(("submit", "submit", "submit", *DEEDS)), st.integers(0, 999))
 
 
@@ -37,8 +37,8 @@ def test_no_sequence_of_faults_breaks_a_promise(policy: int, story: list[tuple[s
         live_through(Path(folder).resolve(), policy, story)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_no_sequence_of_faults_breaks_a_promise_while_jobs_share_slots(seed: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_no_faults_break_a_promise_while_jobs_share_slots(seed: int, tmp_path: Path) -> None:
     drawn = random.Random(seed)
     crowd = [
         ("submit", 140 * drawn.randrange(4) + drawn.choice((13, 20, 21, 40, 41, 60, 61))) for _ in range(12)

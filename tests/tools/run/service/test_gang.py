@@ -32,7 +32,7 @@ from pliant.tools.run.statedir.contract.plan import (
 from pliant.tools.run.statedir.contract.stacks import Frame, StackAnswer, ThreadStack, answer, question
 from tests.builders import job
 
-RUNNING, CLEAN = UnitStatus("running"), UnitStatus("exited", 0)
+RUNNING, CLEAN, FAILED = UnitStatus("running"), UnitStatus("exited", 0), UnitStatus("exited", 1)
 ADDED = Slot("n1", 1)
 CUT = (8, 1, 1.0)
 TIMES = Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0, broken_s=5.0)
@@ -46,13 +46,13 @@ def renamed(path: Path, text: str) -> None:
 
 
 class Stops:
-    """A backend that only remembers what it was told."""
+    """A backend that only remembers the stops that are asked of it."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.asked: list[str] = []
 
     def stop(self, handle: Handle, level: StopLevel, only: Collection[int] | None = None) -> None:
-        self.told.append(level if only is None else f"{level} {sorted(only)}")
+        self.asked.append(level if only is None else f"{level} {sorted(only)}")
 
 
 class Scene:
@@ -79,22 +79,16 @@ class Scene:
         self.goes_on(*self.gang.plan.members, added, cut=cut)
         self.gang.statuses = (*self.gang.statuses, RUNNING)
 
-    def replaces(self, number: int) -> None:
-        """A new worker takes the place of the second one, and trains."""
-        added = make_member(Slot("n1", 0), NodeInfo("n1", 1), number)
-        self.goes_on(self.gang.plan.members[0], added)
-        self.reaches(self.gang.plan.generation)
-        self.gang.statuses = (*self.gang.statuses, RUNNING)
-
-    def says(self, rank: int, outcome: str) -> None:
-        text = WorkerOutcome.model_validate({"outcome": outcome}).model_dump_json()
+    def says(self, rank: int, outcome: str, message: str = "") -> None:
+        text = WorkerOutcome.model_validate({"outcome": outcome, "message": message}).model_dump_json()
         renamed(self.gang.handle.files.outcome(rank), text)
 
     def watch(self, *times_s: float) -> list[str]:
+        """Look at these times; the stops that were asked for so far."""
         for now_s in times_s:
-            if (found := self.gang.watch(now_s)) is not None:
-                self.publish(*found)
-        return self.backend.told
+            if (going_on := self.gang.watch(now_s)) is not None:
+                self.publish(*going_on)
+        return self.backend.asked
 
     def stop(self, now_s: float) -> None:
         if (plan := self.gang.plan_to_stop()) is not None:
@@ -104,6 +98,17 @@ class Scene:
     def goes_on(self, *members: Member, cut: Cut = CUT) -> None:
         """A plan of these members is published."""
         self.publish(next_plan(self.gang.plan, members, cut))
+
+    def taken_over(self, seen: int = 0) -> Gang:
+        """The gang as the next launcher has it."""
+        before, backend = self.gang, cast("Backend", self.backend)
+        after = Gang(before.handle, before.plan, before.target, backend, timeouts=TIMES, seen=seen)
+        after.statuses = (RUNNING, RUNNING)
+        return after
+
+    @property
+    def members(self) -> list[int]:
+        return list(self.gang.plan.workers)
 
     def publish(self, plan: Plan, setback: Setback | None = None) -> None:
         """As the executor does."""
@@ -116,43 +121,42 @@ def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
     return Scene(tmp_path, request.param)
 
 
-def test_a_gang_that_begins_to_train_while_it_is_looked_at_counts_as_one_that_is_starting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scene = Scene(tmp_path, "size")
+@pytest.fixture
+def elastic(tmp_path: Path) -> Scene:
+    return Scene(tmp_path, "size")
 
+
+def test_training_that_begins_in_a_look_counts_as_starting(elastic: Scene, monkeypatch: pytest.MonkeyPatch):
     def read_too_early(files: AttemptDir, _known: object) -> None:
-        scene.reaches(1)
+        elastic.reaches(1)
         files.progress.touch()
 
     monkeypatch.setattr(members_module, "read_reached", read_too_early)
-    trains, reports = scene.gang.training()
-    assert (trains, reports) == (None, False)
+    assert elastic.gang.training() == (None, False)
 
 
-def test_a_slot_that_is_given_up_is_busy_until_its_worker_is_gone_also_where_the_job_stops(
-    tmp_path: Path,
-) -> None:
-    """A plan to stop is for all who train, also those that a plan before it, not in force yet, left out."""
-    scene = Scene(tmp_path, "size")
-    scene.reaches(1)
-    scene.goes_on(scene.gang.plan.members[0])
-    assert scene.gang.busy == set(scene.target.slots)
-    scene.stop(0.0)
-    assert scene.gang.plan.workers == (0, 1)
-    assert scene.gang.busy == set(scene.target.slots)
-    scene.gang.statuses = (RUNNING, CLEAN)
-    assert scene.gang.busy == set(scene.target.slots[:1])
+def test_a_given_up_slot_is_busy_until_its_worker_is_gone(elastic: Scene) -> None:
+    """A plan to stop is for all who train, also those that a plan before it, not in force yet, leaves out."""
+    elastic.reaches(1)
+    elastic.goes_on(elastic.gang.plan.members[0])
+    assert elastic.gang.busy == set(elastic.target.slots)
+    elastic.stop(0.0)
+    assert elastic.gang.plan.workers == (0, 1)
+    assert elastic.gang.busy == set(elastic.target.slots)
+    elastic.gang.statuses = (RUNNING, CLEAN)
+    assert elastic.gang.busy == set(elastic.target.slots[:1])
 
 
-def test_a_worker_that_is_done_first_leaves_the_other_all_the_time_it_needs(scene: Scene) -> None:
+def test_only_a_worker_that_stops_sets_the_other_a_deadline(scene: Scene) -> None:
     scene.says(1, "done")
     scene.gang.statuses = (RUNNING, CLEAN)
     assert scene.watch(0.0, 100.0, 1e6) == []
     assert not scene.gang.stopping
+    scene.says(1, "stopped")
+    assert (scene.watch(2e6, 2e6 + 59.0).copy(), scene.watch(2e6 + 60.0)) == ([], ["term"])
 
 
-def test_a_stop_that_was_asked_for_has_a_deadline_also_where_one_worker_has_left(scene: Scene) -> None:
+def test_a_requested_stop_has_a_deadline_for_the_last_worker(scene: Scene) -> None:
     scene.gang.handle.files.progress.touch()
     scene.stop(0.0)
     scene.says(1, "stopped")
@@ -162,20 +166,7 @@ def test_a_stop_that_was_asked_for_has_a_deadline_also_where_one_worker_has_left
     assert scene.watch(90.0, 95.0) == ["term", "kill", "kill"]
 
 
-def test_what_waits_in_a_queue_has_nothing_to_save_and_is_ended_at_once(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, "size")
-    scene.gang.statuses = (UnitStatus("running", queued=True),) * 2
-    scene.stop(0.0)
-    assert scene.backend.told == ["term"]
-
-
-def test_a_worker_that_stopped_by_itself_takes_the_other_along(scene: Scene) -> None:
-    scene.says(1, "stopped")
-    scene.gang.statuses = (RUNNING, CLEAN)
-    assert (scene.watch(0.0, 59.0).copy(), scene.watch(60.0)) == ([], ["term"])
-
-
-def test_a_gang_that_lost_a_worker_is_ended_for_the_reason_of_the_first(scene: Scene) -> None:
+def test_a_broken_gang_is_ended_for_the_reason_of_the_first_loss(scene: Scene) -> None:
     scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
     assert scene.watch(0.0, 4.9) == ["term"]
     assert scene.watch(5.0) == ["term", "kill"]
@@ -184,7 +175,18 @@ def test_a_gang_that_lost_a_worker_is_ended_for_the_reason_of_the_first(scene: S
     assert scene.gang.verdict().message.startswith("killed by SIGKILL")
 
 
-def test_what_has_to_leave_a_node_by_a_time_has_that_time_instead_of_the_usual_one(scene: Scene) -> None:
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_stop_without_anything_to_wait_for_signals_at_once(elastic: Scene, queued: bool) -> None:
+    """What waits in a queue has nothing to save, and the time of a notice may be over."""
+    elastic.gang.statuses = (UnitStatus("running", queued=queued),) * 2
+    if not queued:
+        elastic.gang.heed(Notice(stop_s=10.0, term_s=20.0, over_s=26.0), 5.0)
+    elastic.stop(30.0)
+    assert elastic.watch(30.0) == ["term"]
+    assert elastic.watch(30.1) == (["term"] if queued else ["term", "kill"])
+
+
+def test_a_notice_takes_the_place_of_the_usual_limits_of_a_stop(scene: Scene) -> None:
     scene.gang.handle.files.progress.touch()
     scene.stop(100.0)
     soon, late = Notice(stop_s=105.0, term_s=120.0, over_s=126.0), Notice(400.0, 500.0, 530.0)
@@ -199,36 +201,26 @@ def test_what_has_to_leave_a_node_by_a_time_has_that_time_instead_of_the_usual_o
     assert scene.watch(559.9) == ["term", "kill"]
 
 
-def test_a_stop_after_its_time_goes_on_to_signals_at_once(scene: Scene) -> None:
-    scene.gang.handle.files.progress.touch()
-    scene.gang.heed(Notice(stop_s=10.0, term_s=20.0, over_s=26.0), 5.0)
-    scene.stop(30.0)
-    assert scene.watch(30.0) == ["term"]
-    assert scene.watch(30.1) == ["term", "kill"]
+def test_units_that_the_plan_does_without_are_ended_by_node(elastic: Scene) -> None:
+    elastic.reaches(1)
+    elastic.goes_on(elastic.gang.plan.members[0])
+    elastic.gang.end_left_over({"n0"})
+    assert elastic.backend.asked == []
+    elastic.gang.end_left_over({"n0", "n1"})
+    assert elastic.backend.asked == ["kill [1]"]
 
 
-def test_only_what_the_plan_goes_on_without_is_ended_on_a_node_that_is_left(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, "size")
-    scene.reaches(1)
-    scene.goes_on(scene.gang.plan.members[0])
-    scene.gang.end_left_over({"n0"})
-    assert scene.backend.told == []
-    scene.gang.end_left_over({"n0", "n1"})
-    assert scene.backend.told == ["kill [1]"]
-
-
-def test_whether_a_worker_stands_still_matters_until_the_gang_ends_or_has_ended(tmp_path: Path) -> None:
-    """A call from cron stays for as long as it does."""
-    scene = Scene(tmp_path, "size")
-    scene.gang._members.in_doubt = lambda _timeouts: False  # type: ignore[method-assign]
-    assert not scene.gang.in_doubt
-    scene.gang._members.in_doubt = lambda _timeouts: True  # type: ignore[method-assign]
-    assert scene.gang.in_doubt
-    scene.gang.statuses = (CLEAN, CLEAN)
-    assert not scene.gang.in_doubt
-    scene.gang.statuses = (RUNNING, CLEAN)
-    scene.stop(0.0)
-    assert not scene.gang.in_doubt
+def test_a_gang_is_in_doubt_only_while_it_neither_stops_nor_ends(elastic: Scene) -> None:
+    """A call from cron stays for as long as it is."""
+    elastic.gang._members.in_doubt = lambda _timeouts: False  # type: ignore[method-assign]
+    assert not elastic.gang.in_doubt
+    elastic.gang._members.in_doubt = lambda _timeouts: True  # type: ignore[method-assign]
+    assert elastic.gang.in_doubt
+    elastic.gang.statuses = (CLEAN, CLEAN)
+    assert not elastic.gang.in_doubt
+    elastic.gang.statuses = (RUNNING, CLEAN)
+    elastic.stop(0.0)
+    assert not elastic.gang.in_doubt
 
 
 class Lives:
@@ -251,40 +243,54 @@ def lives(monkeypatch: pytest.MonkeyPatch) -> Lives:
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Scene:
+def training(elastic: Scene) -> Scene:
     """Two workers that train."""
-    made = Scene(tmp_path, "size")
-    write_plan(made.job, made.gang.plan)
-    made.reaches(1)
-    return made
-
-
-def members(scene: Scene) -> list[int]:
-    return list(scene.gang.plan.workers)
+    write_plan(elastic.job, elastic.gang.plan)
+    elastic.reaches(1)
+    return elastic
 
 
 def test_the_others_go_on_without_a_worker_that_died(training: Scene, lives: Lives) -> None:
     lives.of[0] = "gone"
     assert training.watch(1.0) == ["kill [0]"]
-    assert (training.gang.plan.generation, members(training)) == (2, [1])
+    assert (training.gang.plan.generation, training.members) == (2, [1])
     assert read_plan(training.job) == training.gang.plan
     assert not training.gang.stopping
-    training.gang.statuses = (UnitStatus("exited", 1), RUNNING)
+    training.gang.statuses = (FAILED, RUNNING)
     training.reaches(2)
-    assert training.watch(2.0) == ["kill [0]"], "its unit ended: nothing is left to do"
-    assert not training.gang.serves(training.target), "the slot is the job's: somebody shall take it"
+    assert training.watch(2.0) == ["kill [0]"], "its unit ended: nothing is to be done"
+    assert not training.gang.serves(training.target), "the slot is the job's: a new worker shall take it"
 
 
 @pytest.mark.parametrize(
-    ("code", "silent", "told_s", "reason"),
+    ("outcome", "gone", "second", "stops", "members"),
+    [
+        pytest.param("cut_off", {1}, FAILED, "kill [1]", [0], id="cut off from the others: they go on"),
+        pytest.param("crashed", {1}, RUNNING, "term", [0, 1], id="a crash of its script ends the attempt"),
+        pytest.param("", {0, 1}, FAILED, "term", [0, 1], id="all died: the attempt has failed"),
+    ],
+)
+def test_what_a_loss_means_for_the_others(
+    training: Scene, lives: Lives, outcome: str, gone: set[int], second: UnitStatus, stops: str, members: list
+) -> None:
+    if outcome:
+        training.says(1, outcome)
+    lives.of |= dict.fromkeys(gone, "gone")
+    training.gang.statuses = (FAILED if 0 in gone else RUNNING, second)
+    assert training.watch(1.0) == [stops]
+    assert (training.members, training.gang.stopping) == (members, stops == "term")
+
+
+@pytest.mark.parametrize(
+    ("code", "silent", "at_s", "reason"),
     [
         (-9, False, 101.5, "killed by SIGKILL"),  # that its process is gone is seen before its exit code
         (None, False, 106.0, "its process is gone"),  # nothing says how
         (-9, True, 101.5, "it stood still, and was killed"),
     ],
 )
-def test_a_worker_that_died_is_reported_once_with_what_killed_it(
-    training: Scene, lives: Lives, code: int | None, silent: bool, told_s: float, reason: str
+def test_a_lost_worker_is_reported_once_with_what_killed_it(
+    training: Scene, lives: Lives, code: int | None, silent: bool, at_s: float, reason: str
 ) -> None:
     lives.silent = frozenset({0} if silent else ())
     lives.of[0] = "alive" if silent else "gone"
@@ -292,24 +298,22 @@ def test_a_worker_that_died_is_reported_once_with_what_killed_it(
     assert training.gang.losses(101.0) == []
     if code is not None:
         training.gang.statuses = (UnitStatus("exited", code), RUNNING)
-    ((slots, found),) = training.gang.losses(told_s)
-    assert (slots, found.startswith(reason)) == ((Slot("n0", 0),), True)
-    assert training.gang.losses(told_s + 1.0) == []
+    ((slots, words),) = training.gang.losses(at_s)
+    assert (slots, words.startswith(reason)) == ((Slot("n0", 0),), True)
+    assert training.gang.losses(at_s + 1.0) == []
 
 
-def test_who_stands_still_is_killed_and_left_out_though_a_dead_host_kills_nothing(
-    training: Scene, lives: Lives
-) -> None:
+def test_a_silent_worker_is_killed_and_its_slot_stays_busy(training: Scene, lives: Lives) -> None:
     lives.silent = frozenset({1})
     assert training.watch(1.0)[0] == "kill [1]"
-    assert members(training) == [0]
+    assert training.members == [0]
     lives.silent = frozenset()
     training.watch(2.0)
-    assert training.gang.leaving == {Slot("n1", 0)}, "no other worker may be started where it may still run"
+    assert training.gang.leaving == {Slot("n1", 0)}, "on a dead host the kill does nothing"
 
 
 def test_when_all_stand_still_all_are_killed(training: Scene, lives: Lives) -> None:
-    """None is left to go on, and none would ever end by itself."""
+    """None can go on, and none would ever end by itself."""
     lives.silent = frozenset({0, 1})
     assert training.watch(1.0) == ["kill [0, 1]"]
     training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("exited", -9))
@@ -317,72 +321,34 @@ def test_when_all_stand_still_all_are_killed(training: Scene, lives: Lives) -> N
     assert training.gang.verdict().end == "failed"
 
 
-def test_a_worker_that_stands_still_on_a_gpu_is_killed_and_the_attempt_ends(
-    tmp_path: Path, lives: Lives
-) -> None:
-    scene = Scene(tmp_path, "size")
-    gpus = [one.model_copy(update={"device": "cuda"}) for one in scene.gang.plan.members]
-    scene.goes_on(*gpus)
-    scene.reaches(2)
+def test_a_silent_worker_on_a_gpu_ends_the_attempt(elastic: Scene, lives: Lives) -> None:
+    elastic.goes_on(*(one.model_copy(update={"device": "cuda"}) for one in elastic.gang.plan.members))
+    elastic.reaches(2)
     lives.silent = frozenset({1})
-    assert scene.watch(1.0) == ["kill [1]"]
-    assert not scene.gang.stopping
-    scene.gang.statuses = (RUNNING, UnitStatus("exited", -9))
+    assert elastic.watch(1.0) == ["kill [1]"]
+    assert not elastic.gang.stopping
+    elastic.gang.statuses = (RUNNING, UnitStatus("exited", -9))
     lives.of[1], lives.silent = "gone", frozenset()
-    assert scene.watch(2.0) == ["kill [1]", "term"], "GPU operations of the others may hang"
-    assert members(scene) == [0, 1]
+    assert elastic.watch(2.0) == ["kill [1]", "term"], "GPU operations of the others may hang"
+    assert elastic.members == [0, 1]
 
 
-def test_a_worker_that_is_cut_off_from_the_others_is_left_out_and_the_job_goes_on(
-    training: Scene, lives: Lives
-) -> None:
-    training.says(1, "cut_off")
-    lives.of[1] = "gone"
-    training.gang.statuses = (RUNNING, UnitStatus("exited", 1))
-    assert training.watch(1.0) == ["kill [1]"]
-    assert (members(training), training.gang.stopping) == ([0], False)
-
-
-def test_when_all_died_the_attempt_has_failed(training: Scene, lives: Lives) -> None:
-    lives.of = {0: "gone", 1: "gone"}
-    training.gang.statuses = (UnitStatus("exited", 1), UnitStatus("exited", 1))
-    assert training.watch(1.0) == ["term"]
-    assert members(training) == [0, 1]
-
-
-def test_a_worker_that_crashed_by_its_script_takes_the_attempt_down(training: Scene, lives: Lives) -> None:
-    training.says(1, "crashed")
-    lives.of[1] = "gone"
-    assert training.watch(1.0) == ["term"]
-
-
-def test_a_new_worker_that_dies_before_it_trains_leaves_the_others_at_their_size_and_batch(
-    training: Scene, lives: Lives
-) -> None:
+@pytest.mark.parametrize("message", ["", "out of memory"])
+def test_a_newcomer_that_fails_leaves_the_others_as_they_were(training: Scene, lives: Lives, message: str):
     before = training.target
     training.grows(cut=(32, 1, 4.0))
     assert training.gang.plan.cut == (32, 1, 4.0)
     lives.of[2] = "gone"
-    training.watch(1.0)
-    assert (training.gang.plan.generation, members(training)) == (3, [0, 1])
-    assert training.gang.setback() == Setback(
-        (Slot("n1", 1),), "the new workers on n1/1 ended before they trained"
-    )
+    if message:
+        training.gang.statuses = (RUNNING, RUNNING, FAILED)
+        training.says(2, "crashed", message)
+    assert training.watch(1.0) == ["kill [2]"]
+    assert (training.gang.plan.generation, training.members, training.gang.stopping) == (3, [0, 1], False)
+    reason = "the new workers on n1/1 ended before they trained" + (message and f": {message}")
+    assert training.gang.setback() == Setback((Slot("n1", 1),), reason)
     assert training.gang.setback() is None, "it is reported once"
     assert training.gang.serves(before)
     assert training.gang.plan.cut == training.gang.target.allocation.cut == (8, 1, 1.0)
-
-
-def test_a_new_worker_whose_script_fails_leaves_the_others_training(training: Scene, lives: Lives) -> None:
-    training.grows()
-    training.gang.statuses = (RUNNING, RUNNING, UnitStatus("exited", 1))
-    text = WorkerOutcome(outcome="crashed", message="out of memory").model_dump_json()
-    training.gang.handle.files.outcome(2).write_text(text)
-    assert training.watch(1.0) == ["kill [2]"]
-    assert (members(training), training.gang.stopping) == ([0, 1], False)
-    found = training.gang.setback()
-    assert found is not None
-    assert found.reason == "the new workers on n1/1 ended before they trained: out of memory"
 
 
 def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: Lives) -> None:
@@ -390,69 +356,59 @@ def test_of_two_new_workers_the_one_that_lives_is_kept(training: Scene, lives: L
     training.grows(Slot("n0", 1), 3, cut=(32, 1, 4.0))
     lives.of |= {2: "gone", 3: "absent"}
     training.watch(1.0)
-    assert members(training) == [0, 1, 3]
+    assert training.members == [0, 1, 3]
     assert training.gang.plan.cut == (32, 1, 4.0), "it grows still"
-    assert training.backend.told == ["kill [2]"]
+    assert training.backend.asked == ["kill [2]"]
 
 
-def test_a_slot_that_loses_one_worker_after_the_other_is_left_alone_and_the_others_train_on(
-    training: Scene, lives: Lives
-) -> None:
+def test_a_slot_that_loses_worker_after_worker_is_given_up(training: Scene, lives: Lives) -> None:
     for number in range(2, 7):
         assert training.gang.setback() is None
-        training.replaces(number)
+        training.goes_on(training.gang.plan.members[0], make_member(Slot("n1", 0), NodeInfo("n1", 1), number))
+        training.reaches(training.gang.plan.generation)
+        training.gang.statuses = (*training.gang.statuses, RUNNING)
         lives.of[number] = "gone"
         training.watch(number + 0.5, number + 0.6)
-    assert (members(training), training.gang.stopping) == ([0], False)
+    assert (training.members, training.gang.stopping) == ([0], False)
     assert training.gang.setback() == Setback((Slot("n1", 0),), "lost 5 workers in a row on n1/0")
 
 
-def test_a_new_worker_is_waited_for_while_the_others_train_until_it_is_no_longer_wanted(
-    training: Scene, lives: Lives
-) -> None:
+def test_a_new_worker_is_waited_for_while_it_is_wanted(training: Scene, lives: Lives) -> None:
     training.grows()
     lives.of[2] = "absent"
     assert training.watch(1.0, 1e6) == []
-    assert (members(training), training.gang.setback()) == ([0, 1, 2], None)
+    assert (training.members, training.gang.setback()) == ([0, 1, 2], None)
     training.goes_on(*training.gang.plan.members[:2])
     assert training.watch(1e6 + 1, 1e6 + 60) == []
     assert training.watch(1e6 + 61) == ["kill [2]"]
 
 
-def test_a_launcher_that_outlives_its_worker_has_a_limit_to_end(training: Scene, lives: Lives) -> None:
-    """A torchrun that hangs, or that somebody stopped: the worker's outcome says all there is to say."""
+def test_a_plan_may_name_a_worker_that_is_still_to_be_started(elastic: Scene, lives: Lives) -> None:
+    elastic.goes_on(*elastic.gang.plan.members, make_member(ADDED, NodeInfo("n1", 2), 2))
+    assert elastic.watch(0.0) == []
+    assert not elastic.gang.stopping
+
+
+@pytest.mark.parametrize("outcome", ["done", ""])
+def test_a_launcher_that_outlives_its_worker_is_killed_in_time(training: Scene, lives: Lives, outcome: str):
+    """A torchrun that hangs, or that was stopped, also where its worker died without a word."""
     for worker in (0, 1):
-        training.says(worker, "done")
+        if outcome:
+            training.says(worker, outcome)
         lives.of[worker] = "gone"
     assert training.watch(0.0, 9.0) == []
     assert training.watch(10.0) == ["kill [0, 1]"]
-    assert training.watch(11.0, 19.0) == ["kill [0, 1]"], "not once a look"
-    training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("lost"))
-    training.watch(20.0)
-    assert training.gang.verdict().end == "done"
+    if outcome:
+        assert training.watch(11.0, 19.0) == ["kill [0, 1]"], "not once a look"
+        training.gang.statuses = (RUNNING, UnitStatus("lost"))
+        training.watch(19.5)
+        assert not training.gang.stopping, "a launcher that was killed after its worker was done is no break"
+        training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("lost"))
+        training.watch(20.0)
+        assert training.gang.verdict().end == "done"
 
 
-def test_a_launcher_that_was_killed_after_its_worker_was_done_does_not_take_the_others_along(
-    training: Scene, lives: Lives
-) -> None:
-    training.says(1, "done")
-    lives.of[1] = "gone"
-    training.watch(0.0, 10.0)
-    training.gang.statuses = (RUNNING, UnitStatus("lost"))
-    training.watch(11.0)
-    assert not training.gang.stopping
-
-
-def test_a_worker_that_died_under_a_launcher_that_stands_still_is_noticed_where_it_was_the_last(
-    training: Scene, lives: Lives
-) -> None:
-    lives.of = {0: "gone", 1: "gone"}
-    assert training.watch(0.0, 10.0) == ["kill [0, 1]"]
-
-
-def test_a_stopped_launcher_of_a_job_that_is_not_elastic_has_a_limit_once_its_workers_have_ended(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_idle_launcher_of_a_rigid_job_has_a_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """Its workers write nothing of themselves, so the process tree has to do."""
     scene = Scene(tmp_path, "none")
     scene.gang.statuses = (RUNNING, UnitStatus("running", idle=True))
@@ -461,53 +417,45 @@ def test_a_stopped_launcher_of_a_job_that_is_not_elastic_has_a_limit_once_its_wo
     assert "what is left on n1 does not end" in caplog.text
 
 
-def test_a_gang_that_does_not_train_yet_has_no_such_limit(scene: Scene, lives: Lives) -> None:
+def test_a_gang_that_does_not_train_yet_has_no_limit(scene: Scene, lives: Lives) -> None:
     lives.of = {0: "absent", 1: "absent"}
     scene.watch(1e6)
     assert scene.gang.serves(scene.target)
 
 
-def test_a_launcher_that_takes_over_knows_where_workers_are_that_a_former_plan_named(
-    training: Scene, lives: Lives
-) -> None:
-    """They may not have left yet: no other worker may be started there."""
+def test_the_next_launcher_knows_where_former_workers_may_be(training: Scene) -> None:
+    """No other worker may be started where one has not ended yet."""
     training.goes_on(training.gang.plan.members[0])
-    backend, before = cast("Backend", training.backend), training.gang
-    after = Gang(before.handle, before.plan, before.target, backend, timeouts=TIMES)
-    after.statuses = (RUNNING, RUNNING)
+    after = training.taken_over()
     assert (after.leaving, after.busy) == ({Slot("n1", 0)}, {Slot("n0", 0), Slot("n1", 0)})
 
 
-def test_a_plan_may_name_a_worker_that_is_still_to_be_started(tmp_path: Path, lives: Lives) -> None:
-    scene = Scene(tmp_path, "size")
-    scene.goes_on(*scene.gang.plan.members, make_member(ADDED, NodeInfo("n1", 2), 2))
-    assert scene.watch(0.0) == []
-    assert not scene.gang.stopping
-
-
-def test_a_launcher_that_takes_over_knows_what_the_one_before_was_told(training: Scene) -> None:
-    before = training.gang
-    said = EventWriter(before.handle.files.progress)
-    said.append([Event(1.0, "progress", "a", detail={"generation": 1}), Event(2.0, "progress", "a")])
-    said.close()
-    backend = cast("Backend", training.backend)
-    after = Gang(before.handle, before.plan, training.target, backend, timeouts=TIMES, seen=1)
+def test_the_next_launcher_knows_which_events_were_read(training: Scene) -> None:
+    with EventWriter(training.gang.handle.files.progress) as writer:
+        writer.append([Event(1.0, "progress", "a", detail={"generation": 1}), Event(2.0, "progress", "a")])
+    after = training.taken_over(seen=1)
     assert [after.settles(event) for event in after.tail.read()] == [True]
-    unseen = Gang(before.handle, before.plan, training.target, backend, timeouts=TIMES)
-    assert not unseen.settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
+    assert not training.taken_over().settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
 
 
-def test_a_gang_in_which_nothing_happens_is_looked_at_without_reading_its_files(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_launcher_stops_a_script_as_it_asked(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, "none")
+    reports(scene, 72.0, watches_stop=True)
+    scene.gang = scene.taken_over()
+    scene.stop(0.0)
+    assert scene.gang.handle.files.stop.read_text() == "asked\n"
+    assert scene.watch(59.0) == [], "it has its time to save"
+
+
+def test_a_gang_in_which_nothing_happens_costs_no_reads(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(folders, "FRESH_S", 0.0)
     monkeypatch.setattr(folders, "STALE_S", float("inf"))
     scene.reaches(1)
     os.utime(scene.gang.handle.folder, (1, 1))  # whatever happens from now on has another stamp
     assert scene.watch(0.0) == []
     read: list[Path] = []
-    told = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or told(path))
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or real(path))
     assert scene.watch(*(0.1 * turn for turn in range(100))) == []
     assert read == []
     scene.says(1, "stopped")
@@ -522,11 +470,11 @@ def reports(scene: Scene, samples: float, **more: object) -> None:
     fields = {"job": "a", "attempt": 1, "generation": 1, "gpus": 2, "global_batch": 8, "epoch": 0, "rank": 0}
     own = {"step": int(samples // 8), "samples_done": samples, "checkpoint": saved.model_dump()}
     write_progress(scene.job.progress, Progress.model_validate({**fields, **own, **more}))
-    if (found := scene.gang.reported()) is not None:
-        scene.gang.said(found)
+    if (report := scene.gang.reported()) is not None:
+        scene.gang.said(report)
 
 
-def test_what_a_script_trained_after_its_last_save_is_taken_back_where_it_fails(tmp_path: Path) -> None:
+def test_a_failed_script_goes_back_to_its_last_save(tmp_path: Path) -> None:
     """Its next attempt begins at the save; until it reports, nothing may say that it is further."""
     scene = Scene(tmp_path, "none")
     assert scene.gang.lost_work() is None, "it has not reported"
@@ -535,25 +483,12 @@ def test_what_a_script_trained_after_its_last_save_is_taken_back_where_it_fails(
     reports(scene, 72.0)
     lost = scene.gang.lost_work()
     assert lost is not None
-    left, event = lost
-    assert (left.step, left.samples_done, event.samples_done) == (5, 40.0, 40.0)
+    kept, event = lost
+    assert (kept.step, kept.samples_done, event.samples_done) == (5, 40.0, 40.0)
     assert (event.event, (event.detail or {})["lost_samples"]) == ("checkpoint", 32.0)
-    assert ProgressFile(scene.job.progress).fresh() == left
+    assert ProgressFile(scene.job.progress).fresh() == kept
     elastic = Scene(tmp_path / "elastic", "size")
     assert elastic.gang.lost_work() is None, "its workers say what they save"
-
-
-def test_a_launcher_that_takes_over_asks_a_script_to_stop_as_the_script_wants_to_be_asked(
-    tmp_path: Path,
-) -> None:
-    scene = Scene(tmp_path, "none")
-    reports(scene, 72.0, watches_stop=True)
-    before, backend = scene.gang, cast("Backend", scene.backend)
-    scene.gang = Gang(before.handle, before.plan, scene.target, backend, timeouts=TIMES)
-    scene.gang.statuses = (RUNNING, RUNNING)
-    scene.stop(0.0)
-    assert before.handle.files.stop.read_text() == "asked\n"
-    assert scene.watch(59.0) == [], "it has its time to save"
 
 
 def stands_in(scene: Scene, worker: int, function: str) -> None:
@@ -563,35 +498,33 @@ def stands_in(scene: Scene, worker: int, function: str) -> None:
     answer(files, worker, StackAnswer(question=question(files), threads=(thread,)))
 
 
-def test_workers_that_do_not_stop_say_where_they_are_before_they_are_ended(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, "size")
-    files = scene.gang.handle.files
+def test_workers_that_do_not_stop_are_asked_for_their_stacks(elastic: Scene) -> None:
+    files = elastic.gang.handle.files
     files.logs.mkdir()
-    scene.reaches(1)
-    scene.stop(1000.0)
-    assert scene.watch(1056.0) == []
+    elastic.reaches(1)
+    elastic.stop(1000.0)
+    assert elastic.watch(1056.0) == []
     assert question(files) == "", "a stop that goes well asks nothing"
-    scene.watch(1057.5)
+    elastic.watch(1057.5)
     assert question(files) != ""
-    stands_in(scene, 1, "all_reduce")
-    assert scene.watch(1060.0) == ["term"]
+    stands_in(elastic, 1, "all_reduce")
+    assert elastic.watch(1060.0) == ["term"]
     kept = files.kept_stacks.read_text()
     assert "1 worker (n1/0)\n  all_reduce (train.py:3)" in kept
     assert "n0/0" not in kept, "it has not answered"
-    scene.gang.statuses = (UnitStatus("exited", -9), UnitStatus("exited", -9))
-    scene.watch(1090.0)
-    assert scene.gang.verdict().message.endswith("attempts/1/logs/stacks.log")
+    elastic.gang.statuses = (UnitStatus("exited", -9), UnitStatus("exited", -9))
+    elastic.watch(1090.0)
+    assert elastic.gang.verdict().message.endswith("attempts/1/logs/stacks.log")
 
 
-def test_a_worker_that_has_ended_its_training_and_hangs_says_where_it_is(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, "size")
-    files = scene.gang.handle.files
+def test_a_worker_that_hangs_after_its_training_is_asked_too(elastic: Scene) -> None:
+    files = elastic.gang.handle.files
     files.logs.mkdir()
-    scene.reaches(1)
-    scene.gang._members.life = lambda _worker: "alive"  # type: ignore[method-assign]
-    scene.gang._members.overdue = lambda *_: [1] if question(files) == "" else []  # type: ignore[method-assign]
-    assert scene.watch(300.0) == []
-    stands_in(scene, 1, "finishes")
-    assert scene.watch(302.0) == []
-    assert scene.watch(303.5) == ["kill [1]"]
+    elastic.reaches(1)
+    elastic.gang._members.life = lambda _worker: "alive"  # type: ignore[method-assign]
+    elastic.gang._members.overdue = lambda *_: [1] if question(files) == "" else []  # type: ignore[method-assign]
+    assert elastic.watch(300.0) == []
+    stands_in(elastic, 1, "finishes")
+    assert elastic.watch(302.0) == []
+    assert elastic.watch(303.5) == ["kill [1]"]
     assert "finishes" in files.kept_stacks.read_text()

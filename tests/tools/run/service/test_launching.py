@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pliant.schemas.errors import BadInputError
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.io import read_schedule, write_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.backends.protocol import NodeInfo, ProcessLimits
-from pliant.tools.run.service import launching
+from pliant.tools.run.service import inputs, launching
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import aborted
+from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import Launching, Submitters, runnable, script_obstacle
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from tests.builders import cluster, job
-from tests.tools.run.instant import InstantBackend
+from tests.tools.run.instant import InstantBackend, opens
+from tests.tools.run.site import Site
 
 
 def schedule(jobs: list[Job], *allocations: dict[str, Any]) -> Schedule:
@@ -36,64 +41,42 @@ def schedule(jobs: list[Job], *allocations: dict[str, Any]) -> Schedule:
     return Schedule.model_validate(record, strict=False)
 
 
-def problems(found: Schedule, folder: Path) -> list[str]:
+def problems(found: Schedule, folder: Path) -> str:
     with pytest.raises(BadInputError) as caught:
         runnable(found, "schedule.json", folder)
-    return [str(problem) for problem in caught.value.problems]
+    return "\n".join(map(str, caught.value.problems))
 
 
-def test_jobs_start_in_the_folder_they_name_or_where_the_command_is_given(tmp_path: Path) -> None:
+def test_jobs_start_in_the_folder_they_name(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     jobs = [job("a", command=("t.py",)), job("b", command=("t.py",), workdir="sub")]
     found = runnable(schedule(jobs), "s", tmp_path)
     assert [found_job.workdir for found_job in found.jobs] == [str(tmp_path), str(tmp_path / "sub")]
 
 
-def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+def test_every_problem_is_named_at_once(tmp_path: Path, golden_text: Callable[..., None]) -> None:
     found = schedule(
-        [job("a", gpus=2), job("b", command=("t.py",), workdir="nowhere"), job("d", command=("t.py",))],
+        [
+            job("a", gpus=2),
+            job("b", command=("t.py",), workdir="nowhere"),
+            job("d", command=("t.py",)),
+            job("ps", command=("t.py",), resources={"worker": {"cpu": 1.0}, "ps": {"cpu": 2.0}}),
+            job("wide", command=("t.py",), resources={"worker": {"gpu": 2.0}}),
+            job("replicas", command=("t.py",), gpus=4, low=2, each=2),
+        ],
         {"job": "c", "gpus": 1, "placement": [["n0", 1]]},
         {"job": "a", "gpus": 2, "placement": [["n0", 2]]},
         {"job": "b", "gpus": 1, "placement": [["n7", 1]]},
         {"job": "d", "gpus": 1},
     )
-    assert problems(found, tmp_path) == [
-        'schedule.json: /jobs/0/command: job "a" has no command: it can be replayed, but not run',
-        f'schedule.json: /jobs/1/workdir: job "b": no such folder: {tmp_path}/nowhere',
-        'schedule.json: /allocations/0/job: "c" is not among the jobs',
-        "schedule.json: /allocations/1/placement: node n0 has fewer free GPUs than that",
-        "schedule.json: /allocations/2/placement: node n7 has fewer free GPUs than that",
-        "schedule.json: /allocations/3/placement: is empty, expected nodes",
-    ]
-
-
-def test_what_torchrun_cannot_give_to_workers_is_refused(tmp_path: Path) -> None:
-    found = schedule(
-        [
-            job("a", command=("t.py",), resources={"worker": {"cpu": 1.0}, "ps": {"cpu": 2.0}}),
-            job("b", command=("t.py",), resources={"worker": {"gpu": 2.0}}),
-            job("c", command=("t.py",), gpus=4, low=2, each=2),
-        ]
-    )
-    cannot = "it can be replayed, but not run"
-    assert problems(found, tmp_path) == [
-        f'schedule.json: /jobs/0/resources/ps: job "a" has parameter servers: {cannot}',
-        'schedule.json: /jobs/1/resources/worker/gpu: job "b" needs 2 GPUs for each worker, which gets one',
-        f'schedule.json: /jobs/2/gpus/per_replica: job "c" resizes replicas of 2 GPUs in place: {cannot}',
-    ]
-
-
-def test_a_replica_on_two_nodes_is_refused_where_one_would_hold_it(tmp_path: Path) -> None:
+    golden_text(problems(found, tmp_path))
     jobs = [job("a", command=("t.py",), gpus=2, each=2), job("b", command=("t.py",), gpus=3, each=3)]
-    found = schedule(
+    parted = schedule(
         jobs,
         {"job": "a", "gpus": 2, "placement": [["n0", 1], ["n1", 1]]},
         {"job": "b", "gpus": 3, "placement": [["n0", 1], ["n1", 2]]},
     )
-    assert problems(found, tmp_path) == [
-        "schedule.json: /allocations/0/placement: a replica of 2 GPUs is not on one node",
-        "schedule.json: /allocations/1/placement: node n1 has fewer free GPUs than that",
-    ]
+    golden_text(problems(parted, tmp_path), "replicas on two nodes where one would hold them")
 
 
 @pytest.fixture
@@ -111,59 +94,49 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_python_finds_and_what_cannot_be_known_is_taken(folder: Path, tmp_path: Path) -> None:
-    for command in (
+@pytest.mark.parametrize(
+    "command",
+    [
         *("train.py --lr 1", "./train.py", "own", "marked", "app.pyz"),
-        *("-m own", "-m json.tool x", "-X dev gone.py"),
-    ):
-        assert script_obstacle(command.split(), folder) is None
-    assert script_obstacle([str(folder / "train.py")], tmp_path / "elsewhere") is None
+        *("-m own", "-m json.tool x", "-X dev gone.py"),  # what cannot be known
+    ],
+)
+def test_what_python_finds_is_taken(folder: Path, command: str) -> None:
+    assert script_obstacle(command.split(), folder) is None
 
 
 @pytest.mark.parametrize(
-    ("command", "complaint"),
+    "commands",
     [
-        ("gone.py", "no such script: {folder}/gone.py"),
-        ("../up/gone.py", "no such script: {folder}/../up/gone.py"),
-        ("data", "{folder}/data is a folder without __main__.py"),
-        ("./train.sh", '{folder}/train.sh is a script for "/bin/sh", but torchrun starts Python scripts'),
-        ("program", "{folder}/program is a compiled program, but torchrun starts Python scripts"),
-        ("-m", "-m names no module"),
-        ("-m nowhere.main", 'no module "nowhere.main" in {folder} or among the installed packages'),
-        ("/usr/bin/python3.12-none train.py", "no such script: /usr/bin/python3.12-none"),
+        pytest.param(
+            [
+                *("gone.py", "../up/gone.py", "data", "./train.sh", "program", "-m", "-m nowhere.main"),
+                "/usr/bin/python3.12-none train.py",
+            ],
+            id="no script",
+        ),
+        pytest.param(
+            [
+                *("python train.py --lr 1", "torchrun --nproc-per-node=2 train.py", "python3 -m own"),
+                "bash -c x",
+            ],
+            id="a program",
+        ),
     ],
 )
-def test_what_python_would_not_find_says_which_path_was_looked_at(
-    folder: Path, command: str, complaint: str
-) -> None:
-    assert script_obstacle(command.split(), folder) == complaint.format(folder=folder)
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("python train.py --lr 1", '["train.py", "--lr", "1"]'),
-        ("torchrun --nproc-per-node=2 train.py", '["train.py"]'),
-        ("python3 -m own", '["-m", "own"]'),
-        ("bash -c x", '["train.py"]'),
-    ],
-)
-def test_a_command_that_begins_with_a_program_says_what_it_should_be(
-    folder: Path, command: str, expected: str
-) -> None:
-    first, *_ = words = command.split()
-    complaint = f'starts with "{first}", but torchrun itself starts Python: expected "command": {expected}'
-    assert script_obstacle(words, folder) == complaint
+def test_what_cannot_be_started_is_named(folder: Path, commands: list[str], golden_text: Callable[..., None]):
+    golden_text("\n".join(f"{each}: {script_obstacle(each.split(), folder)}" for each in commands))
 
 
 def test_a_script_that_cannot_be_read_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert script_obstacle([str(folder / "train.py")], folder / "elsewhere") is None
     assert "cannot be read" in str(script_obstacle(["x" * 5000], folder)), "no file system takes that name"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     complaint = f"script {folder}/train.py cannot be read: Permission denied"
     assert script_obstacle(["train.py"], folder) == complaint
 
 
-def test_submit_refuses_all_jobs_where_one_script_is_missing(folder: Path):
+def test_one_missing_script_refuses_all_jobs_of_a_submission(folder: Path):
     dirs = StateDir(folder / "state")
     (folder / "sub").mkdir()
     jobs = [job("good", command=("train.py",)), job("lost", command=("train.py",), workdir="sub")]
@@ -180,7 +153,7 @@ def test_submit_refuses_all_jobs_where_one_script_is_missing(folder: Path):
     ]
 
 
-def test_in_a_shared_run_a_job_runs_as_its_submitter_and_one_of_nobody_as_root_or_not_at_all() -> None:
+def test_jobs_of_a_shared_run_run_as_their_submitters() -> None:
     log = RunLog(
         jobs={name: JobLog(job(name), 0.0, uid=uid) for name, uid in (("a", 4711), ("b", 0), ("c", None))}
     )
@@ -196,9 +169,7 @@ def test_in_a_shared_run_a_job_runs_as_its_submitter_and_one_of_nobody_as_root_o
                     submitters.of(name)
 
 
-def test_the_parts_of_a_rigid_job_meet_at_a_port_that_is_free_on_the_first_of_its_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_rigid_job_meet_on_the_first_of_its_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
     monkeypatch.setattr(launching, "port_to_meet_at", lambda address: asked.append(address) or 4711)
     nodes = {name: NodeInfo(name, 1, address=f"10.0.0.{i}") for i, name in enumerate(("n0", "n1", "n2"))}
@@ -220,9 +191,7 @@ def test_the_parts_of_a_rigid_job_meet_at_a_port_that_is_free_on_the_first_of_it
     assert asked == ["10.0.0.1"], "where the first of them is, and for several nodes only"
 
 
-def test_a_new_attempt_says_why_the_one_before_was_left_and_its_plan_is_newer_than_all_before(
-    tmp_path: Path,
-) -> None:
+def test_the_plan_of_a_new_attempt_is_newer_than_all_before(tmp_path: Path) -> None:
     nodes, dirs = {"n0": NodeInfo("n0", 1)}, StateDir(tmp_path)
     starting = Launching(InstantBackend(cluster(1), {}), dirs, Timeouts())
     spec = job("a", command=("t.py",), workdir=str(tmp_path))
@@ -238,3 +207,69 @@ def test_a_new_attempt_says_why_the_one_before_was_left_and_its_plan_is_newer_th
     dirs.job("a").plan.write_text("{")
     dirs.job("a").attempt(3).kept_plan(4).write_text("{")
     assert starting.prepare("a", target, nodes).plan.generation == 5, "what is damaged has a number, too"
+
+
+# What a run refuses before it touches anything, or does not ask for.
+
+
+def prepared(options: RunOptions, *, dry: bool = False) -> PreparedRun:
+    return PreparedRun.read(options, opens({}), resume=True, dry=dry)
+
+
+def begin(options: RunOptions) -> None:
+    """As far as the first decision."""
+    found = prepared(options)
+    with found.open() as state:
+        found.loop(state, follow=False)
+
+
+def test_a_schedule_with_an_unknown_parameter_is_refused(tmp_path: Path):
+    site = Site(tmp_path)
+    site.job("a")
+    options = site.options("fifo")
+    path = Path(str(options.schedule))
+    found = read_schedule(path)
+    policy = found.policy.model_copy(update={"parameters": {"speed": 2}})
+    write_schedule(found.model_copy(update={"policy": policy}), path)
+    with pytest.raises(BadInputError, match=r"schedule\.json: /policy: .*speed"):
+        prepared(options)
+    assert not site.state.exists()
+
+
+@pytest.mark.parametrize("backend", ["local", "slurm"])
+def test_torch_has_to_be_where_jobs_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str):
+    def is_not_there(library: str, what: str) -> None:
+        raise ServiceMissingError(f"{what}, but {library} is not installed")
+
+    monkeypatch.setattr(inputs, "require", is_not_there)
+    site = Site(tmp_path)
+    site.job("a", elastic="none")
+    prepared(site.options("fifo", backend=backend))
+    site.job("b", high=2)
+    options = site.options("fifo", backend=backend)
+    prepared(options, dry=True)
+    if backend == "slurm":
+        prepared(options)
+    else:
+        with pytest.raises(ServiceMissingError, match='job "b" trains with torch, but torch is not'):
+            prepared(options)
+
+
+def test_a_job_of_the_schedule_may_be_submitted_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With another command it would be unknown which of the two runs."""
+    site = Site(tmp_path)
+    monkeypatch.chdir(site.folder)
+    same = site.job("a").model_copy(update={"submit_time": 7.0, "priority": 2.0})
+    options = site.options("fifo")
+    submit(site.state, [same], "jobs", folder=site.folder, now_s=0.0)
+    begin(options)
+    assert site.log().jobs.keys() == {"a"}
+
+    other = Site(tmp_path / "other")
+    monkeypatch.chdir(other.folder)
+    another = other.job("a").model_copy(update={"command": (other.script, "--samples", "1")})
+    options = other.options("fifo")
+    submit(other.state, [another], "jobs", folder=other.folder, now_s=0.0)
+    with pytest.raises(BadInputError, match='job "a" is in the schedule, too, and another one there'):
+        begin(options)
+    assert not other.log().jobs

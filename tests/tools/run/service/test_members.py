@@ -58,50 +58,44 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path, monkeypatch)
 
 
-def test_a_worker_on_a_dead_host_is_missed_soon(scene: Scene) -> None:
-    assert scene.lost_after(*scene.files_of(1)) == pytest.approx(10.0, abs=1.0)
-
-
-@pytest.mark.parametrize("keeper", ["runs", "is missing"])
-def test_a_worker_that_stands_still_has_more_time_unless_its_keeper_does_too(
-    scene: Scene, keeper: str
-) -> None:
+@pytest.mark.parametrize("keeper", ["beats", "is missing", "stands still"])
+def test_a_silent_worker_is_missed_and_sooner_with_its_keeper(scene: Scene, keeper: str) -> None:
+    """A dead host is missed soon; a worker alone that stands still has more time."""
     if keeper == "is missing":
         scene.files.keeper(1).unlink()
-    still = scene.files_of(1) if keeper == "is missing" else scene.files_of(1)[:1]
-    assert scene.lost_after(*still) == pytest.approx(30.0, abs=1.0)
+    still = scene.files_of(1)[:1] if keeper == "beats" else scene.files_of(1)
+    assert scene.lost_after(*still) == pytest.approx(10.0 if keeper == "stands still" else 30.0, abs=1.0)
 
 
-def test_a_launcher_that_has_just_come_is_in_doubt_until_it_has_looked_for_a_while(scene: Scene) -> None:
-    """So a call from cron stays for some seconds more, and then knows."""
+def test_a_new_launcher_is_in_doubt_for_some_seconds(scene: Scene) -> None:
+    """So a call from cron stays for these, and then knows."""
     scene.now_s = 20.0
     looks = 0
     while not looks or scene.members.in_doubt(TIMES):
         scene.now_s += 1.0
         scene.beat(*scene.files_of(0))
-        found = scene.members.listen(scene.now_s, TIMES)
+        silent = scene.members.listen(scene.now_s, TIMES)
         looks += 1
         assert looks < 10
-    assert found == {1}, "by its own file, and then by that of its keeper"
+    assert silent == {1}, "by its own file, and then by that of its keeper"
 
 
-def looked_at_from_now_on(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files whose last beat is looked for, as it happens."""
-    found: list[str] = []
+def test_files_are_looked_at_no_more_than_needed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither keepers of workers that beat, nor workers more often than they beat."""
+    seen: list[str] = []
     look = heartbeat.last_beat
-    monkeypatch.setattr(heartbeat, "last_beat", lambda path: found.append(Path(path).name) or look(path))
-    return found
+    monkeypatch.setattr(heartbeat, "last_beat", lambda path: seen.append(Path(path).name) or look(path))
+    for now_s in (100.0, 100.5, 100.9):
+        scene.members.listen(now_s, TIMES)
+    assert seen == ["worker-0.alive", "worker-1.alive"]
+    scene.members.listen(101.0, TIMES)
+    assert len(seen) == 4
+    scene.now_s = 101.0
+    assert scene.lost_after(scene.files.keeper(1)) is None, "a keeper alone may stand still"
+    assert set(seen) == {"worker-0.alive", "worker-1.alive"}
 
 
-def test_the_keeper_of_a_worker_that_beats_is_not_looked_at_and_may_stand_still(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_at = looked_at_from_now_on(monkeypatch)
-    assert scene.lost_after(scene.files.keeper(1)) is None
-    assert set(looked_at) == {"worker-0.alive", "worker-1.alive"}
-
-
-def test_where_a_kill_does_nothing_it_is_tried_again_seldom(scene: Scene) -> None:
+def test_a_kill_that_does_nothing_is_repeated_seldom(scene: Scene) -> None:
     """A dead host: each try may be a question to a controller, and a line for the owner."""
     scene.lost_after(*scene.files_of(1))
     moving = scene.files_of(0)
@@ -114,18 +108,7 @@ def test_where_a_kill_does_nothing_it_is_tried_again_seldom(scene: Scene) -> Non
     assert [len(one) for one in found].count(1) == 2
 
 
-def test_it_is_not_listened_more_often_than_workers_beat(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looked_at = looked_at_from_now_on(monkeypatch)
-    for now_s in (100.0, 100.5, 100.9):
-        scene.members.listen(now_s, TIMES)
-    assert looked_at == ["worker-0.alive", "worker-1.alive"]
-    scene.members.listen(101.0, TIMES)
-    assert len(looked_at) == 4
-
-
-def test_a_worker_that_ran_for_long_enough_after_its_plan_was_in_force_proves_its_slot(scene: Scene) -> None:
+def test_a_worker_that_ran_long_enough_proves_its_slot(scene: Scene) -> None:
     assert scene.members.proven([0, 1], YOUNG_S) == set(), "no plan is in force yet"
     scene.files.reached.write_text("1\n")
     os.utime(scene.files.reached, (1000.0, 1000.0))
@@ -145,61 +128,52 @@ def lost(losses: Lifetimes, worker: int, slot: Slot, now_s: float, trained: bool
     return losses.mark_lost({worker: slot}, {worker} if trained else set(), lambda worker: "no memory", now_s)
 
 
-def test_workers_that_die_young_one_after_the_other_give_their_slot_away() -> None:
-    losses, found = Lifetimes(), []
+def test_workers_that_die_young_in_a_row_give_their_slot_away() -> None:
+    losses, setbacks = Lifetimes(), []
     for worker in range(TOO_MANY):
         losses.train({worker: HERE}, 100.0 * worker)
-        found.append(lost(losses, worker, HERE, 100.0 * worker + YOUNG_S / 2))
-    assert found[:-1] == [None] * (TOO_MANY - 1)
-    assert found[-1] == Setback((HERE,), f"lost {TOO_MANY} workers in a row on n0/0")
+        setbacks.append(lost(losses, worker, HERE, 100.0 * worker + YOUNG_S / 2))
+    assert setbacks[:-1] == [None] * (TOO_MANY - 1)
+    assert setbacks[-1] == Setback((HERE,), f"lost {TOO_MANY} workers in a row on n0/0")
 
 
-def test_a_slot_that_lost_many_and_one_whose_worker_never_trained_are_given_away_together() -> None:
+def test_losses_in_a_row_count_by_slot_until_one_grows_old() -> None:
+    losses = Lifetimes()
+    for worker in range(2 * (TOO_MANY - 1)):
+        assert lost(losses, worker, (HERE, THERE)[worker % 2], 1.0) is None
+    losses.train({9: HERE}, 10.0)
+    losses.train({9: HERE}, 10.0 + YOUNG_S)
+    assert lost(losses, 10, HERE, 20.0) is None
+    assert lost(losses, 11, THERE, 20.0) is not None
+
+
+def test_a_slot_whose_worker_never_trained_is_given_away_at_once() -> None:
+    """Together with one that lost many."""
+    early = "the new workers on n0/1 ended before they trained: no memory"
+    assert lost(Lifetimes(), 3, THERE, 1.0, trained=False) == Setback((THERE,), early)
     losses = Lifetimes()
     for worker in range(TOO_MANY - 1):
         lost(losses, worker, HERE, 1.0)
     found = losses.mark_lost({8: HERE, 9: THERE}, {8}, lambda worker: f"of {worker}", 1.0)
-    early = "the new workers on n0/1 ended before they trained: of 9"
-    assert found == Setback((THERE, HERE), f"{early}; lost {TOO_MANY} workers in a row on n0/0")
+    reason = "the new workers on n0/1 ended before they trained: of 9"
+    assert found == Setback((THERE, HERE), f"{reason}; lost {TOO_MANY} workers in a row on n0/0")
 
 
-def test_a_setback_takes_its_slots_from_a_job_and_all_from_one_that_shares_them() -> None:
+def test_a_setback_takes_slots_and_all_of_a_job_that_shares() -> None:
     target = Assignment.of(job("a", gpus=1, high=3), (THERE, Slot("n1", 0), HERE), (8, 1, 1.0))
     cut = (4, 2, 0.5)
     assert Setback((Slot("n2", 0),), "").without(target, cut, shared=True) is target
-    left = Setback((HERE, Slot("n2", 0)), "").without(target, cut, shared=False)
-    assert (left.slots, left.allocation.placement) == ((THERE, Slot("n1", 0)), (("n0", 1), ("n1", 1)))
-    assert (left.allocation.cut, left.job) == (cut, target.job)
+    kept = Setback((HERE, Slot("n2", 0)), "").without(target, cut, shared=False)
+    assert (kept.slots, kept.allocation.placement) == ((THERE, Slot("n1", 0)), (("n0", 1), ("n1", 1)))
+    assert (kept.allocation.cut, kept.job) == (cut, target.job)
     assert Setback((HERE,), "").without(target, cut, shared=True).slots == ()
-
-
-def test_a_stop_takes_no_longer_than_its_stages_together() -> None:
     assert Timeouts(abort_s=60.0, term_s=30.0, kill_s=5.0).to_end() == 95.0
 
 
-def test_slots_are_counted_each_for_itself() -> None:
-    losses = Lifetimes()
-    for worker in range(2 * (TOO_MANY - 1)):
-        assert lost(losses, worker, (HERE, THERE)[worker % 2], 1.0) is None
-
-
-def test_one_that_grows_old_clears_its_slot_also_when_it_is_not_lost() -> None:
-    losses = Lifetimes()
-    for worker in range(TOO_MANY - 1):
-        lost(losses, worker, HERE, 1.0)
-    losses.train({9: HERE}, 10.0)
-    losses.train({9: HERE}, 10.0 + YOUNG_S)
-    assert lost(losses, 10, HERE, 20.0) is None
-
-
-def test_one_that_never_trained_gives_its_slot_away_at_once() -> None:
-    found = lost(Lifetimes(), 3, THERE, 1.0, trained=False)
-    assert found == Setback((THERE,), "the new workers on n0/1 ended before they trained: no memory")
-
-
-def test_a_newcomer_that_says_what_it_died_of_gives_its_slot_away_at_once() -> None:
+def test_a_newcomer_that_says_why_it_died_gives_its_slot_away() -> None:
     losses = Lifetimes()
     losses.train({0: HERE}, 1.0)
+    assert losses.newcomers({0, 1}, 1.0) == frozenset()
     losses.train({0: HERE, 1: THERE}, 100.0)
     assert losses.newcomers({0, 1}, 101.0) == {1}
     found = losses.mark_lost({1: THERE}, {0, 1}, lambda worker: "no memory", 101.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +19,60 @@ from pliant.tools.run.statedir.log.events import decision_event, run_event, subm
 from pliant.tools.run.statedir.log.fold import RunLog, fold
 from tests.builders import job, mixed_cluster
 from tests.cli.calling import call
-from tests.tools.run.service.openmetrics import read, value
 from tests.tools.run.site import Site
-from tests.tools.run.test_follow import ask, begin, end_all, go_on, phase, story, trains
+from tests.tools.run.test_follow import go_on, phase, story
 
 DOCS = Path(__file__).parents[4] / "docs" / "monitoring.md"
 CLUSTER = mixed_cluster(a100=(4, 4, 4), t4=(2,))
+
+
+# A strict reader of the OpenMetrics text format, as far as it is written.
+
+
+KINDS = {"gauge": "", "counter": "_total", "info": "_info"}
+NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+SAMPLE = re.compile(rf"({NAME})(?:\{{(.*)\}})? (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+LABEL = rf'({NAME})="((?:[^"\\\n]|\\["\\n])*)"(?:,|$)'
+Labels = frozenset[tuple[str, str]]
+
+
+def read(text: str) -> dict[tuple[str, Labels], float]:
+    """The value of each sample, by its name and labels; a rule that is broken fails the test."""
+    *lines, end, nothing = text.split("\n")
+    assert (end, nothing) == ("# EOF", ""), "the file is whole"
+    found: dict[tuple[str, Labels], float] = {}
+    family, kind, seen = "", "", set[str]()
+    for line in lines:
+        if line.startswith("# "):
+            _, word, name, rest = line.split(" ", 3)
+            if word == "TYPE":
+                assert name not in seen, f"{name}: one place for each family"
+                family, kind = name, rest
+                seen.add(name)
+            assert word in ("TYPE", "UNIT", "HELP")
+            assert name == family, f"{line}: the lines of a family are together"
+            assert word != "UNIT" or name.endswith(f"_{rest}"), "a unit is the end of its name"
+            continue
+        match = SAMPLE.fullmatch(line)
+        assert match is not None, line
+        assert match[1] == family + KINDS[kind], line
+        labels = labels_of(match[2] or "")
+        key = (match[1], frozenset(labels.items()))
+        assert key not in found, f"{line}: each sample once"
+        found[key] = float(match[3])
+    return found
+
+
+def labels_of(text: str) -> dict[str, str]:
+    assert re.fullmatch(f"(?:{LABEL})*", text), text
+    unescape = {r"\n": "\n", r"\"": '"', r"\\": "\\"}
+    return {
+        match[1]: re.sub(r"\\.", lambda it: unescape[it[0]], match[2]) for match in re.finditer(LABEL, text)
+    }
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    return read(text)[name, frozenset(labels.items())]
 
 
 def held(at: float, name: str, kind: str, *where: tuple[str, int], **more: object) -> Event:
@@ -66,38 +115,23 @@ def a_day() -> RunLog:
     )  # fmt: skip
 
 
-def test_every_number_of_the_file_is_that_of_the_log() -> None:
+def test_every_number_of_the_file_is_that_of_the_log(golden_text: Callable[..., None]) -> None:
     def team_of(spec: object) -> str | None:
         return "red" if getattr(spec, "id", "") == "a" else None
 
     text = metrics_text(a_day(), CLUSTER.expanded(), 30.0, team_of)
-    of = partial(value, text)
-    gpus = {key: int(found) for key, found in read(text).items() if key[0] == "pliant_gpus"}
-    assert sum(gpus.values()) == 14, "each GPU is in one state"
-    assert of("pliant_gpus", type="a100", state="held") == 4
-    assert of("pliant_gpus", type="a100", state="free") == 2
-    assert of("pliant_gpus", type="a100", state="drained") == 2
-    assert of("pliant_gpus", type="a100", state="down") == 4
-    assert of("pliant_gpus", type="t4", state="left_out") == 1
-    assert of("pliant_nodes", state="up") == 2
-    assert of("pliant_team_gpus_held", team="red") == 4
-    assert of("pliant_team_gpus_entitled", team="red") == 5
-    assert [of("pliant_jobs", state=state) for state in ("waiting", "running", "held")] == [1, 1, 1]
-    totals = ("jobs_submitted", "job_starts", "preemptions", "failures", "decisions", "policy_errors")
-    assert [of(f"pliant_{name}_total") for name in totals] == [3, 3, 1, 1, 2, 0]
-    lost = partial(of, "pliant_lost_gpu_seconds_total")
+    (info,) = (dict(labels) for name, labels in read(text) if name == "pliant_run_info")
+    assert info["policy"] == 'fifo "quoted"\\'
+    golden_text(
+        "\n".join(line for line in text.splitlines() if not line.startswith(("#", "pliant_run_info")))
+    )
+    lost = partial(value, text, "pliant_lost_gpu_seconds_total")
     assert lost(cause="changes") == 2 * 2.0 * 4
     assert lost(cause="checkpoints") == 0.5 * 4
     assert lost(cause="repeats") == pytest.approx(60 * 10 / 100 * 4), "it went back from 110 samples to 50"
-    assert (of("pliant_last_decision_seconds"), of("pliant_decision_seconds_total")) == (0.75, 1.0)
-    assert of("pliant_last_decision_timestamp_seconds") == 21.0
-    assert of("pliant_last_turn_timestamp_seconds") == 30.0
-    assert any(
-        ("policy", 'fifo "quoted"\\') in labels for name, labels in read(text) if name == "pliant_run_info"
-    )
 
 
-def test_each_gpu_is_counted_in_one_state_also_on_nodes_that_are_full_closed_or_shared() -> None:
+def test_each_gpu_is_counted_in_one_state() -> None:
     """a100-0 is full, a100-1 drained, a100-2 down; two jobs share a slot of t4-0; its slots are left out."""
     asked = PolicyUse(name="fifo", parameters={}, seed=0)
     started = run_event(Schedule(time=0.0, policy=asked, cluster=CLUSTER), "0" * 64, 1.0)
@@ -128,7 +162,7 @@ def test_each_gpu_is_counted_in_one_state_also_on_nodes_that_are_full_closed_or_
     assert value(metrics_text(log, CLUSTER.expanded(), 65.0), "pliant_gpus", type="t4", state="free") == 1
 
 
-def test_it_is_written_after_each_decision_at_most_once_a_second_and_once_a_minute(tmp_path: Path) -> None:
+def test_it_is_written_after_decisions_and_once_a_minute(tmp_path: Path) -> None:
     now, log, path = [0.0], a_day(), tmp_path / "pliant.prom"
     file = MetricsFile(path, CLUSTER.expanded(), clock=lambda: now[0])
 
@@ -147,9 +181,7 @@ def test_it_is_written_after_each_decision_at_most_once_a_second_and_once_a_minu
     assert written_at(92.0)
 
 
-def test_a_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_written_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     file = MetricsFile(tmp_path / "gone" / "pliant.prom", CLUSTER.expanded())
     file.write(a_day(), 1.0)
     file.write(a_day(), 2.0)
@@ -160,60 +192,38 @@ def test_a_file_that_cannot_be_written_is_warned_of_once_and_stops_nothing(
 
 
 @pytest.mark.usefixtures("plain_python")
-def test_counters_go_on_after_a_restart_of_the_run(site: Site) -> None:
+def test_every_kind_of_run_writes_it_and_counters_go_on(site: Site) -> None:
     path = site.folder / "pliant.prom"
 
     def now(name: str, **labels: str) -> float:
         return value(path.read_text(), name, **labels)
 
-    run_and_follow(
-        begin(site, metrics=path),
-        story((lambda log: True, lambda: ask(site, "a", high=2)), (trains("a"), int)),
-    )
+    site.job("a", "--gate", site.gate, samples=50, high=2)
+    run_once(site.options(metrics=path))
     assert (now("pliant_jobs", state="running"), now("pliant_job_starts_total")) == (1, 1)
     assert now("pliant_gpus", type="gpu", state="held") == 2
     before = now("pliant_decisions_total")
-    path.unlink()
-    run_and_follow(replace(go_on(site), metrics=path), story((phase("a", "finished"), int)))
-    assert now("pliant_decisions_total") > before
-    assert (now("pliant_job_starts_total"), now("pliant_jobs_ended_total", end="finished")) == (1, 1)
-    assert now("pliant_gpus", type="gpu", state="free") == 2
-    end_all(site)
+    site.gate.touch()
+    for run in (
+        lambda: run_and_follow(replace(go_on(site), metrics=path), story((phase("a", "finished"), int))),
+        lambda: run_until_done(replace(go_on(site), metrics=path), lambda log, now_s: None),
+    ):
+        path.unlink()
+        run()
+        assert now("pliant_decisions_total") > before
+        assert (now("pliant_job_starts_total"), now("pliant_jobs_ended_total", end="finished")) == (1, 1)
+        assert now("pliant_gpus", type="gpu", state="free") == 2
+    os.umask(mask := os.umask(0))
+    assert os.stat(path).st_mode & 0o044 == 0o044 & ~mask, "the monitoring is another user"
 
 
-@pytest.mark.usefixtures("plain_python")
-def test_a_run_that_stays_for_its_jobs_alone_and_a_turn_from_cron_write_it_too(site: Site) -> None:
-    path = site.folder / "pliant.prom"
-    site.job("a", samples=50)
-    run_until_done(site.options(metrics=path), lambda log, now_s: None)
-    assert value(path.read_text(), "pliant_jobs_ended_total", end="finished") == 1
-    assert os.stat(path).st_mode & 0o044 == 0o044 & ~_umask(), "the monitoring is another user"
-    site.state = site.folder / "cron"
-    site.jobs.clear()
-    site.job("b", samples=1e6)
-    run_once(site.options(metrics=path))
-    assert value(path.read_text(), "pliant_jobs", state="running") == 1
-    end_all(site, "b")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def test_a_place_where_no_file_can_be_is_refused_before_anything_begins(here_site: Site) -> None:
+def test_a_place_where_no_file_can_be_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(site.folder)
     for wrong, words in (("no/such/file", "the folder no/such is missing"), ("-", "names a file")):
-        done = call("run", here_site.schedule(), "--state", str(here_site.state), "--metrics", wrong)
+        done = call("run", site.schedule(), "--state", str(site.state), "--metrics", wrong)
         assert done.exit_code == 2, done.stderr
         assert words in done.stderr
-    assert not here_site.state.exists()
-
-
-@pytest.fixture
-def here_site(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    monkeypatch.chdir(site.folder)
-    return site
+    assert not site.state.exists()
 
 
 def test_the_docs_name_every_metric_and_no_other() -> None:

@@ -17,9 +17,7 @@ def gives_up(_ready: Callable[[], None]) -> int:
 
 
 @pytest.mark.parametrize("handling", [signal.SIG_DFL, signal.SIG_IGN])
-def test_how_a_loop_ended_that_could_not_begin_is_known_whatever_is_done_about_sigchld(
-    tmp_path: Path, handling: signal.Handlers
-) -> None:
+def test_the_end_of_a_loop_that_cannot_begin_is_known(tmp_path: Path, handling: signal.Handlers) -> None:
     """A parent process may have it ignore SIGCHLD."""
     before = signal.signal(signal.SIGCHLD, handling)
     try:
@@ -29,7 +27,7 @@ def test_how_a_loop_ended_that_could_not_begin_is_known_whatever_is_done_about_s
     assert started.failed == 75
 
 
-def test_what_a_loop_said_in_the_background_is_told_and_not_what_one_before_it_said(tmp_path: Path) -> None:
+def test_what_a_loop_in_the_background_printed_is_known(tmp_path: Path) -> None:
     log = tmp_path / "run.log"
     log.write_text("an older message\n")
 
@@ -40,7 +38,7 @@ def test_what_a_loop_said_in_the_background_is_told_and_not_what_one_before_it_s
     assert in_background(explain, log).said == "its cluster is gone\n"
 
 
-def test_a_loop_in_the_background_holds_no_terminal_and_no_pipe_open(tmp_path: Path) -> None:
+def test_a_loop_in_the_background_holds_no_pipe_open(tmp_path: Path) -> None:
     """Who waits for the end of a pipe would wait for the end of the service."""
 
     def look(ready: Callable[[], None]) -> int:
@@ -59,21 +57,19 @@ def test_a_loop_in_the_background_holds_no_terminal_and_no_pipe_open(tmp_path: P
     assert log.read_text().splitlines() == [os.devnull, os.devnull, "a session of its own"]
 
 
-def test_a_signal_is_noted_and_raises_nothing_until_the_run_is_over() -> None:
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+def test_signals_are_noted_and_an_ignored_one_stays_ignored() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
     with Interrupts() as interrupts:
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGTERM)
-    assert interrupts.received == [signal.SIGINT, signal.SIGTERM]
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-
-
-def test_who_ignores_a_signal_goes_on_ignoring_it() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in numbers:
+            signal.raise_signal(number)
+    assert interrupts.received == [*numbers]
+    assert [signal.getsignal(number) for number in numbers] == before
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts:
             signal.raise_signal(signal.SIGINT)
         assert interrupts.received == []
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before[0])

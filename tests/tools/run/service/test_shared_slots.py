@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,8 +27,7 @@ from pliant.tools.schedule.policies.lucid import Lucid
 from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
-from tests.tools.run.simulated.workers import SimulatedWorkers
-from tests.tools.run.simulated.world import POLICIES, World, trains
+from tests.tools.run.simulated.world import POLICIES, World
 from tests.tools.run.site import Site
 
 TOGETHER = Sharing(unmeasured="together", speed=0.8)
@@ -37,11 +36,11 @@ TOGETHER = Sharing(unmeasured="together", speed=0.8)
 @pytest.fixture
 def site(tmp_path: Path) -> Site:
     """Jobs a and b on one slot, which wait for a gate."""
-    found = Site(tmp_path, slots=1)
-    found.cluster = found.cluster.model_copy(update={"sharing": TOGETHER})
+    made = Site(tmp_path, slots=1)
+    made.cluster = made.cluster.model_copy(update={"sharing": TOGETHER})
     for name in "ab":
-        found.job(name, "--gate", found.gate, samples=50)
-    return found
+        made.job(name, "--gate", made.gate, samples=50)
+    return made
 
 
 def schedule(site: Site) -> str:
@@ -62,7 +61,6 @@ def test_two_jobs_train_on_one_slot_at_the_same_time(site: Site) -> None:
 
     options, path = site.options(), schedule(site)
     assert '"pliant.schedule/1.3"' in Path(path).read_text()
-    assert [given.beside for given in read_schedule(path).allocations] == ["b", "a"]
     log, _ = run_until_done(replace(options, schedule=path), view)
     assert {each.phase for each in log.jobs.values()} == {"finished"}
     plans = [json.loads((site.state / "jobs" / name / "plan.json").read_text()) for name in "ab"]
@@ -71,25 +69,21 @@ def test_two_jobs_train_on_one_slot_at_the_same_time(site: Site) -> None:
     assert {job_id: (detail or {}).get("beside") for job_id, detail in starts.items()} == {"a": "b", "b": "a"}
 
 
-@pytest.mark.parametrize(
-    ("change", "wrong"),
-    [
-        ({"beside": None}, "expected a job that holds the same GPUs"),
-        ({"placement": []}, "expected the same GPUs"),
-    ],
-)
-def test_a_schedule_whose_jobs_disagree_on_sharing_is_refused(
-    site: Site, change: dict[str, object], wrong: str
-) -> None:
+def test_a_schedule_whose_jobs_disagree_on_sharing_is_refused(site: Site) -> None:
     path = Path(schedule(site))
-    found = json.loads(path.read_text())
-    found["allocations"][1] |= change
-    path.write_text(json.dumps(found))
-    with pytest.raises(BadInputError, match=wrong):
-        read_schedule(path)
+    text = json.loads(path.read_text())
+    given = text["allocations"][1]
+    for change, wrong in (
+        ({"beside": None}, "a job that holds the same"),
+        ({"placement": []}, "the same GPUs"),
+    ):
+        text["allocations"][1] = given | change
+        path.write_text(json.dumps(text))
+        with pytest.raises(BadInputError, match=f"expected {wrong}"):
+            read_schedule(path)
 
 
-def test_a_backend_that_gives_a_slot_to_one_job_refuses_such_a_schedule(site: Site, tmp_path: Path) -> None:
+def test_a_schedule_with_shared_slots_is_refused_there(site: Site, tmp_path: Path) -> None:
     world = World(tmp_path)
     world.nodes.shares_slots = False
     options = replace(site.options(), schedule=schedule(site), backend="slurm")
@@ -98,102 +92,77 @@ def test_a_backend_that_gives_a_slot_to_one_job_refuses_such_a_schedule(site: Si
     world.close()
 
 
-def test_jobs_that_share_are_parted_when_a_run_goes_on_with_such_a_backend(tmp_path: Path) -> None:
+@pytest.mark.parametrize("machines", ["go on", "were started again"])
+def test_jobs_that_share_are_parted_when_a_run_goes_on_there(tmp_path: Path, machines: str) -> None:
+    """Machines that were started again know nothing of what the log says runs there."""
     with pair(tmp_path, 2) as world:
         world.end_loop(0)
         world.nodes.shares_slots = False
-        world.turn_until(lambda: bool(lines(world, "preempt")))
-        assert lines(world, "preempt") == [("preempt", "b", 0)]
-        world.turn_until(lambda: len(world.nodes.training()) == 1)
-        assert workers_of(world, "a").runs
-        assert not lines(world, "fail", "reject")
+        if machines != "go on":
+            for unit in world.nodes.running():
+                unit.end(-9)
+            world.nodes.attempts.clear()
+            world.nodes.most = 1
+            world.turn_until(world.nodes.training)
+        world.turn_until(lambda: world.lines("preempt"))
+        assert world.lines("preempt") == ["preempt b 0"]
+        world.turn_until(lambda: [one.handle.job for one in world.nodes.training()] == ["a"])
+        assert not world.lines("fail", "reject")
 
 
-def test_jobs_that_shared_are_not_started_together_by_such_a_backend(tmp_path: Path) -> None:
-    """The machines were started again, and know nothing of what the log says runs there."""
-    with pair(tmp_path, 2) as world:
-        world.end_loop(0)
-        for unit in world.nodes.running():
-            unit.end(-9)
-        world.nodes.attempts.clear()
-        world.nodes.shares_slots, world.nodes.most = False, 1
-        world.turn_until(lambda: bool(world.nodes.training()))
-        world.turn_until(lambda: bool(lines(world, "preempt")))
-        assert [workers.handle.job for workers in world.nodes.training()] == ["a"]
+def test_a_policy_that_packs_shares_no_slots_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
-
-def test_on_such_a_backend_a_policy_that_packs_gives_each_job_slots_of_its_own(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
     world = World(tmp_path, POLICIES.index("lucid"))
     world.nodes.shares_slots = False
-    try:
-        for number in (41, 41, 41, 41):
-            world.submit(number)
-        with caplog.at_level(logging.WARNING, "pliant"):
-            world.settle()
+    with closing(world), caplog.at_level(logging.WARNING, "pliant"):
+        for _ in range(4):
+            world.submit(41)
+        world.settle()
         world.check()
-        events = read_events(world.dirs.events)
-    finally:
-        world.close()
     assert 'policy "lucid" packs jobs, and this backend gives a GPU to one: none share' in caplog.text
-    assert not any("beside" in (event.detail or {}) for event in events)
+    assert not any("beside" in (event.detail or {}) for event in read_events(world.dirs.events))
 
 
 @contextmanager
 def pair(folder: Path, *node_gpus: int) -> Iterator[World]:
     """Jobs a and b train on all slots of these nodes."""
-    world = World(folder, POLICIES.index("lucid"), nodes=cluster(*node_gpus, slots="cpu"))
-    try:
+    with closing(World(folder, POLICIES.index("lucid"), nodes=cluster(*node_gpus, slots="cpu"))) as world:
         for name in "ab":
-            give(world, name, sum(node_gpus))
+            world.ask(name, sum(node_gpus), 4000.0, low=1, high=sum(node_gpus))
             world.turn_until(lambda name=name: world.nodes.trained.get(name) is not None)
         world.turn_until(lambda: all(one.trains is not None for one in world.nodes.training()))
         yield world
         assert world.nodes.wrongs == []
-    finally:
-        world.close()
-
-
-def give(world: World, name: str, gpus: int) -> None:
-    world.give(job(name, gpus=gpus, low=1, high=gpus, elastic="size", **trains(4000.0)))
-
-
-def workers_of(world: World, name: str) -> SimulatedWorkers:
-    (found,) = [one for one in world.nodes.training() if one.handle.job == name]
-    return found
 
 
 def lose_slot(world: World, name: str) -> None:
     """The worker on the last slot of a job dies, and the new one there before it trains."""
     for _ in range(2):
-        [unit for unit in workers_of(world, name).units if unit.runs][-1].end(-9)
+        workers = world.workers(name)
+        assert workers is not None
+        [unit for unit in workers.units if unit.runs][-1].end(-9)
         world.turn(0.5)
         world.turn(0.5)
 
 
-def lines(world: World, *names: str) -> list[tuple[str, str | None, int | None]]:
-    return [(each.event, each.job, each.gpus) for each in world.events(*names)]
-
-
-def test_a_job_that_loses_a_slot_that_it_shares_gives_up_all_and_comes_back(tmp_path: Path) -> None:
+def test_a_job_that_loses_a_shared_slot_starts_again_elsewhere(tmp_path: Path) -> None:
     """Workers of two jobs died there, and yet the slot is not withheld from all: one of them trains on it."""
     with pair(tmp_path, 2) as world:
         lose_slot(world, "a")
-        world.turn_until(lambda: lines(world, "resume") == [("resume", "a", 2)])
-        assert lines(world, "shrink", "requeue", "slot_down", "resume", "fail") == [
-            ("requeue", "a", 0),
-            ("slot_down", "a", None),
-            ("resume", "a", 2),
+        world.turn_until(lambda: world.lines("resume") == ["resume a 2"])
+        assert world.lines("shrink", "requeue", "slot_down", "resume", "fail") == [
+            "requeue a 0",
+            "slot_down a",
+            "resume a 2",
         ]
         world.turn_until(lambda: [one.trains is not None for one in world.nodes.training()] == [True, True])
         slots = {unit.slots[0] for workers in world.nodes.training() for unit in workers.units if unit.runs}
         assert slots == {"n0/0", "n0/1"}
         lose_slot(world, "b")
-        assert lines(world, "requeue", "slot_down")[2:] == [("requeue", "b", 0), ("slot_down", "b", None)]
-        give(world, "c", 1)
+        assert world.lines("requeue", "slot_down")[2:] == ["requeue b 0", "slot_down b"]
+        world.ask("c", 1, 4000.0, low=1, high=1)
         world.turn_until(lambda: {one.handle.job for one in world.nodes.training()} >= {"a", "b"})
-        assert not lines(world, "fail", "reject")
+        assert not world.lines("fail", "reject")
 
 
 def packs(self: Lucid, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
@@ -204,17 +173,13 @@ def packs(self: Lucid, snapshot: Snapshot, rng: np.random.Generator) -> Decision
     return Decision({"b": Target(2, beside="a")} if a and b and not b.gpus and a.gpus == 2 else {})
 
 
-def test_of_two_that_share_slots_on_a_node_that_goes_down_one_goes_on_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_that_share_a_lost_node_one_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Lucid, "decide", packs)
     with pair(tmp_path, 1, 1) as world:
         world.nodes.lose("n1")
-        world.turn_until(lambda: bool(lines(world, "node_down")))
-        assert lines(world, "shrink", "requeue", "fail") == [("requeue", "a", 0), ("shrink", "b", 1)]
-        world.turn_until(
-            lambda: [unit.slots for unit in workers_of(world, "b").units if unit.runs] == [("n0/0",)]
-        )
+        world.turn_until(lambda: world.lines("node_down"))
+        assert world.lines("shrink", "requeue", "fail") == ["requeue a 0", "shrink b 1"]
+        world.turn_until(lambda: world.slots("b") == {"n0/0"})
         world.end_loop(0)
         world.turn()
         assert world.loop is not None
@@ -246,20 +211,18 @@ def fails(self: Lucid, snapshot: Snapshot, rng: np.random.Generator) -> Decision
     raise ArithmeticError("out of numbers")
 
 
-def test_a_job_that_is_alone_again_goes_on_so_when_the_policy_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_alone_again_stays_so_if_the_policy_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What it held with the other one is not put back: that one has ended."""
     with pair(tmp_path, 2) as world:
         cancel(world.dirs.path, ["a"])
-        world.turn_until(lambda: bool(lines(world, "release")))
+        world.turn_until(lambda: world.lines("release"))
         assert world.loop is not None
         (held,) = world.loop.executor.held.values()
         assert (held.job, held.gpus, held.beside) == ("b", 2, None)
         monkeypatch.setattr(Lucid, "decide", fails)
-        give(world, "c", 1)
+        world.ask("c", 1, 4000.0, low=1, high=1)
         world.turn_until(lambda: any("error" in (event.detail or {}) for event in world.events("decision")))
         (error,) = {(event.detail or {}).get("error") for event in world.events("decision")} - {None}
         assert "out of numbers" in error
         assert [one.handle.job for one in world.nodes.training()] == ["b"]
-        assert not lines(world, "fail", "reject", "preempt", "requeue")
+        assert not world.lines("fail", "reject", "preempt", "requeue")

@@ -6,13 +6,15 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pliant.tools.run.backends.protocol import Handle, UnitStatus
+from pliant.tools.run.service.executor import Condemned
 from pliant.tools.run.statedir.contract.folders import UnreadableError
-from tests.builders import job
-from tests.tools.run.simulated.world import POLICIES, World, trains
+from tests.tools.run.simulated.world import POLICIES, World
 
 TOO_MANY_FILES = UnreadableError("too many open files")
 BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -27,30 +29,6 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def ask(world: World, name: str, gpus: int, samples: float = 1e4, **more: Any) -> None:
-    world.give(job(name, gpus=gpus, **trains(samples), **more))
-    world.accepted[name] = samples
-
-
-def attempts(world: World, name: str) -> list[int]:
-    return [handle.attempt for handle in world.nodes.attempts if handle.job == name]
-
-
-def runs(world: World, name: str) -> bool:
-    return any(workers.handle.job == name for workers in world.nodes.training())
-
-
-def slots(world: World, name: str) -> set[str]:
-    return {
-        slot
-        for workers in world.nodes.training()
-        if workers.handle.job == name
-        for unit in workers.units
-        if unit.runs
-        for slot in unit.slots
-    }
-
-
 def begin_again_without_the_plan_of(world: World, name: str) -> None:
     world.end_loop(0)
     world.hazard.hidden.add(world.dirs.job(name).plan)
@@ -59,11 +37,9 @@ def begin_again_without_the_plan_of(world: World, name: str) -> None:
 
 @pytest.mark.parametrize("copy_is_damaged", [False, True])
 @pytest.mark.parametrize("order", ["cancel", "hold"])
-def test_while_the_plan_of_a_job_cannot_be_read_no_other_job_gets_its_slots(
-    world: World, order: str, copy_is_damaged: bool
-) -> None:
-    ask(world, "a", 2)
-    world.turn_until(lambda: runs(world, "a"))
+def test_a_job_with_an_unreadable_plan_keeps_its_slots(world: World, order: str, copy_is_damaged: bool):
+    world.ask("a", 2)
+    world.turn_until(lambda: world.slots("a"))
     if copy_is_damaged:
         world.dirs.job("a").attempt(1).kept_plan(1).write_text("{")
     begin_again_without_the_plan_of(world, "a")
@@ -71,31 +47,33 @@ def test_while_the_plan_of_a_job_cannot_be_read_no_other_job_gets_its_slots(
         world.cancel(0)
     else:
         world.order(0)
-    ask(world, "b", 6)
+    world.ask("b", 6)
     for _ in range(10):
         world.turn()
     assert [event.job for event in world.events("start")] == ["a", "b"], "it has the slots by the policy"
-    assert (runs(world, "a"), attempts(world, "b")) == (True, []), "and waits for the workers of the other"
+    assert len(world.slots("a")) == 2
+    assert world.attempts("b") == [], "and waits for the workers of the other"
     world.show_plans(0)
-    world.turn_until(lambda: runs(world, "b"))
+    world.turn_until(lambda: world.slots("b"))
     assert world.nodes.wrongs == []
 
 
-def test_a_job_whose_plan_cannot_be_read_is_known_to_be_where_its_former_plans_say(world: World) -> None:
+def test_a_job_with_an_unreadable_plan_stays_where_it_is(world: World, caplog: pytest.LogCaptureFixture):
     for name in "ab":
-        ask(world, name, 1)
-    world.turn_until(lambda: runs(world, "b"))
+        world.ask(name, 1)
+    world.turn_until(lambda: world.slots("b"))
     world.cancel(0)
-    world.turn_until(lambda: not runs(world, "a"))
-    assert slots(world, "b") == {"n0/1"}
+    world.turn_until(lambda: not world.slots("a"))
+    assert world.slots("b") == {"n0/1"}
     begin_again_without_the_plan_of(world, "b")
-    ask(world, "c", 1)
-    world.turn_until(lambda: runs(world, "c"), most=3)
+    assert "job b is left as it is" in caplog.text
+    world.ask("c", 1)
+    world.turn_until(lambda: world.slots("c"), most=3)
     world.show_plans(0)
     for _ in range(5):
         world.turn()
-    assert (slots(world, "b"), attempts(world, "b")) == ({"n0/1"}, [1]), "it trains on where it is"
-    assert (slots(world, "c"), world.nodes.wrongs) == ({"n0/0"}, [])
+    assert (world.slots("b"), world.attempts("b")) == ({"n0/1"}, [1]), "it trains on where it is"
+    assert (world.slots("c"), world.nodes.wrongs) == ({"n0/0"}, [])
 
 
 def start_breaks(world: World, error: Exception) -> None:
@@ -113,39 +91,37 @@ def start_breaks(world: World, error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [BROKEN, TOO_MANY_FILES])
 @pytest.mark.parametrize("elastic", ["size", "none"])
-def test_after_a_start_that_fails_halfway_a_job_is_started_again_once_nothing_of_it_is_left(
-    world: World, elastic: str, error: Exception
-) -> None:
+def test_a_start_that_fails_halfway_is_repeated_later(world: World, elastic: str, error: Exception) -> None:
     start_breaks(world, error)
-    ask(world, "a", 2, low=1 if elastic == "size" else None, high=4 if elastic == "size" else None)
-    ask(world, "b", 2)
-    world.turn_until(lambda: attempts(world, "a") == [1, 2])
+    world.ask("a", 2, low=1 if elastic == "size" else None, high=4 if elastic == "size" else None)
+    world.ask("b", 2)
+    world.turn_until(lambda: world.attempts("a") == [1, 2])
     requeued = world.events("requeue")[0]
     assert str((requeued.detail or {})["reason"]).startswith("cannot be started: ")
     assert requeued.time - world.events("start")[0].time >= DIES_IN_S
-    assert attempts(world, "b") == [1]
+    assert world.attempts("b") == [1]
     assert world.nodes.wrongs == []
 
 
-def test_a_job_that_was_started_and_cannot_be_looked_at_for_a_moment_trains_on(world: World) -> None:
+def test_a_started_job_that_cannot_be_seen_for_a_moment_goes_on(world: World) -> None:
     def fail_the_looks() -> None:
         if world.nodes.attempts:
             world.nodes.next_looks += [TOO_MANY_FILES] * 2
             world.nodes.before_each = world.hazard.point
 
     world.nodes.before_each = fail_the_looks
-    ask(world, "a", 2, samples=100.0, low=1, high=4)
+    world.ask("a", 2, samples=100.0, low=1, high=4)
     world.turn()
-    world.turn_until(lambda: bool(world.events("finish")))
-    assert (attempts(world, "a"), world.events("requeue"), world.nodes.wrongs) == ([1], [], [])
+    world.turn_until(lambda: world.events("finish"))
+    assert (world.attempts("a"), world.events("requeue"), world.nodes.wrongs) == ([1], [], [])
 
 
-def test_a_job_that_cannot_be_looked_at_keeps_its_slots_until_it_can(world: World) -> None:
+def test_a_job_that_cannot_be_seen_keeps_its_slots(world: World) -> None:
     """What the last look saw may have changed: it is not resized, nor signalled, by what it was."""
-    ask(world, "a", 4, low=1, high=4)
+    world.ask("a", 4, low=1, high=4)
     world.turn()
-    world.turn_until(lambda: bool(world.events("progress")))
-    ask(world, "b", 4)
+    world.turn_until(lambda: world.events("progress"))
+    world.ask("b", 4)
     world.order_node(0)  # n0 is drained, and jobs leave it
     plan = world.dirs.job("a").plan.read_bytes()
     for _ in range(3):
@@ -153,5 +129,48 @@ def test_a_job_that_cannot_be_looked_at_keeps_its_slots_until_it_can(world: Worl
         world.turn()
     assert world.events("shrink", "move"), "it is decided"
     assert world.dirs.job("a").plan.read_bytes() == plan, "and waits"
-    world.turn_until(lambda: not any(slot.startswith("n0") for slot in slots(world, "a")))
+    world.turn_until(lambda: not any(slot.startswith("n0") for slot in world.slots("a")))
     assert world.nodes.wrongs == []
+
+
+# What could not be taken up.
+
+
+class Backend:
+    """One attempt; a kill ends it where its record can be read."""
+
+    def __init__(self) -> None:
+        self.readable = False
+        self.runs = self.dies = True
+
+    def stop(self, *_about: object) -> None:
+        if not self.readable:
+            raise UnreadableError("launch.json: cannot be read: permission denied")
+        self.runs = self.runs and not self.dies
+
+    def poll(self, handles: list[Handle]) -> dict[Handle, tuple[UnitStatus, ...]]:
+        return {handle: (UnitStatus("running" if self.runs else "exited"),) for handle in handles}
+
+
+def test_an_attempt_whose_record_cannot_be_read_has_not_ended(tmp_path: Path) -> None:
+    """Its processes train on: a second attempt would write into the same folder."""
+    backend: Any = Backend()
+    gangs: Any = {"a": SimpleNamespace(handle=Handle("a", 1, tmp_path / "1"))}
+    ending = Condemned(backend, lambda _job: Handle("a", 2, tmp_path / "2"))
+    ending.add("a", "its folder cannot be written")
+    assert list(ending.finish_off(gangs)) == []
+    assert "a" in ending.jobs
+    backend.readable = True
+    assert list(ending.finish_off(gangs)) == [("a", 1, "its folder cannot be written")]
+    assert "a" not in ending.jobs
+
+
+def test_an_attempt_has_ended_once_nothing_of_it_runs(tmp_path: Path):
+    """A kill may take its time: the job would be started again beside it."""
+    backend: Any = Backend()
+    backend.readable, backend.dies = True, False
+    ending = Condemned(backend, lambda _job: Handle("a", 3, tmp_path / "a" / "attempts" / "3"))
+    ending.add("a", "it cannot be taken up")
+    assert [*ending.finish_off({}), *ending.finish_off({})] == []
+    backend.dies = True
+    assert list(ending.finish_off({})) == [("a", 2, "it cannot be taken up")]

@@ -20,6 +20,7 @@ import pytest
 from pliant.schemas.text import listed
 from tests.tools.run.site import ROOT
 
+# UPPER (TOP NUMBER FOLDER… . TREE… .)… -- COMMAND…: folders can be entered, trees be read, in overlays
 OPENED: Final = r"""
 set -e
 upper=$1
@@ -40,7 +41,6 @@ done
 shift
 exec "$@"
 """
-"""UPPER (TOP NUMBER FOLDER… . TREE… .)… -- COMMAND…: folders can be entered, trees be read, in overlays."""
 
 
 def in_sight(folder: Path) -> list[str]:

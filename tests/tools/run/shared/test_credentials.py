@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pliant.tools.run.backends import local
-from pliant.tools.run.backends.protocol import NO_GROUP, Credentials, ProcessLimits, UnitStatus
-from tests.tools.run.shared.users import ANN, BOB, Attempt, of_user
+from pliant.tools.run.backends.protocol import NO_GROUP, Credentials, ProcessLimits, Unit, UnitStatus
+from pliant.tools.run.backends.slurm import step
+from pliant.tools.run.backends.slurm.units import own_folder, prepare
+from pliant.tools.run.statedir.contract.as_user import files_of
+from pliant.tools.run.statedir.contract.folders import make_log_folder
+from tests.tools.run.shared.users import ANN, BOB, Attempt, as_user, of_user
 from tests.tools.run.site import until
 
 
-def test_a_unit_has_its_users_ids_umask_limits_and_an_environment_with_nothing_of_the_services(
-    shared_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_has_ids_and_environment_of_its_user(shared_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SECRET_OF_THE_SERVICE", "x")
     attempt = Attempt(shared_folder, limits=ProcessLimits(processes=100, open_files=200))
     attempt.start("id -u; id -g; id -G; umask; ulimit -n; ulimit -c; pwd; env", env={"MINE": "1"}, cwd="/usr")
@@ -41,7 +47,7 @@ def test_an_account_brings_all_its_groups_and_its_home() -> None:
             assert account.environment()["HOME"] == found.pw_dir
 
 
-def test_what_a_job_puts_into_its_environment_is_not_obeyed_by_root(shared_folder: Path) -> None:
+def test_the_environment_of_a_job_does_not_reach_its_keeper(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("sleep 600", env={"LD_PRELOAD": "/evil.so", "PYTHONPATH": "/evil", "PATH": "/bin"})
     keeper = attempt.keeper()
@@ -50,7 +56,7 @@ def test_what_a_job_puts_into_its_environment_is_not_obeyed_by_root(shared_folde
     attempt.kill()
 
 
-def test_a_folder_that_the_user_cannot_enter_is_refused_though_root_could(shared_folder: Path) -> None:
+def test_a_folder_that_the_user_cannot_enter_is_refused(shared_folder: Path) -> None:
     closed = shared_folder / "closed"
     closed.mkdir(mode=0o700)
     attempt = Attempt(shared_folder)
@@ -70,7 +76,7 @@ def test_a_job_cannot_end_its_keeper_nor_outlive_it(shared_folder: Path) -> None
     until(lambda: of_user(ANN) == [])
 
 
-def test_a_job_ends_with_its_command_and_takes_its_daemons_along(shared_folder: Path) -> None:
+def test_a_job_ends_with_its_command_and_its_daemons(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("env -i setsid -f sleep 600; exit 3")
     assert attempt.end() == (UnitStatus("exited", 3),)
@@ -85,9 +91,7 @@ def test_a_term_reaches_the_command_of_another_user(shared_folder: Path) -> None
     assert attempt.end() == (UnitStatus("exited", 7),)
 
 
-def test_a_fork_bomb_ends_at_its_limit_and_with_its_job_while_another_users_job_runs_on(
-    shared_folder: Path,
-) -> None:
+def test_a_fork_bomb_ends_at_its_limit_while_other_jobs_run_on(shared_folder: Path) -> None:
     other = Attempt(shared_folder, BOB, "b")
     other.start("while sleep 0.1; do /bin/true || exit 1; done")
     bomb = Attempt(shared_folder, limits=ProcessLimits(processes=40))
@@ -102,7 +106,7 @@ def test_a_fork_bomb_ends_at_its_limit_and_with_its_job_while_another_users_job_
     other.kill()
 
 
-def test_a_next_launcher_takes_over_and_ends_what_a_dead_one_has_started(shared_folder: Path) -> None:
+def test_the_next_launcher_ends_what_a_dead_one_has_started(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("exec sleep 600")
     keeper = attempt.keeper()
@@ -113,3 +117,105 @@ def test_a_next_launcher_takes_over_and_ends_what_a_dead_one_has_started(shared_
     successor.stop(attempt.handle, "kill")
     until(lambda: keeper.status() == psutil.STATUS_ZOMBIE)
     assert attempt.end() == (UnitStatus("exited", -signal.SIGKILL),)
+
+
+# What root runs on a node of Slurm for a unit of another account, without a Slurm around it.
+
+
+SHOWS = "env; echo $(readlink /proc/$$/fd/*)"
+NODE = {"SLURMD_NODENAME": "n1", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7", "OF_ROOT": "x"}
+
+
+class Step:
+    def __init__(self, folder: Path, script: str = SHOWS) -> None:
+        self.attempt = Attempt(folder)
+        self.files, self.talk = self.attempt.handle.files, own_folder(self.attempt.handle)
+        with files_of(self.files):
+            make_log_folder(self.files.logs)
+        env = {"CUDA_VISIBLE_DEVICES": "1", "SLURM_MINE": "x", "LD_PRELOAD": "", "MINE": "1"}
+        prepare(
+            self.talk, self.files, [Unit("n1", ("/bin/sh", "-c", script), "/", env, self.attempt.account)]
+        )
+
+    def run(self, gpus: str = "none", **env: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-I", "-S", step.__file__, str(self.talk.path), "0", gpus]
+        with open("/etc/passwd") as left_open:
+            given = {"env": {**NODE, **env}, "pass_fds": (left_open.fileno(),)}
+            return subprocess.run(words, capture_output=True, text=True, check=False, **given)
+
+    @property
+    def said(self) -> str:
+        """What the unit printed; its keeper adds a line where the account cannot read this installation."""
+        lines = self.files.launcher_log(0).read_text().splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("pliant: what is used is not measured"))
+
+    @property
+    def code(self) -> str:
+        return self.talk.exit_code(0).read_text()
+
+
+def test_a_unit_gets_its_gpus_and_of_root_and_slurm_nothing_else(shared_folder: Path) -> None:
+    own = Step(shared_folder)
+    done = own.run("1", CUDA_VISIBLE_DEVICES="4,5")
+    assert (done.returncode, done.stdout, done.stderr, own.code) == (0, "", "", "0\n")
+    *lines, open_files = own.said.splitlines()
+    found = dict(line.partition("=")[::2] for line in lines)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["MINE"], found["PLIANT_NOTICES"]) == ("5", "1", "1")
+    login = {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER", "PWD", "OLDPWD", "SHLVL", "_"}
+    given = {"CUDA_VISIBLE_DEVICES", "MINE", "LD_PRELOAD", "PLIANT_NOTICES", "SLURM_CONF"}
+    assert found.keys() - login == given
+    assert "passwd" not in open_files
+    assert {path.lstat().st_uid for path in own.files.path.rglob("*")} == {ANN}
+    assert {path.lstat().st_uid for path in own.talk.path.iterdir()} == {0}
+    assert own.run().returncode == 0
+    assert len(own.said.splitlines()) == len(lines) + 1, "a second step finds that it has run"
+
+
+def link(path: Path, secret: Path) -> None:
+    path.symlink_to(secret)
+
+
+def pipe(path: Path, _secret: Path) -> None:
+    os.mkfifo(path)
+    os.chown(path, ANN, ANN)
+
+
+def others(path: Path, _secret: Path) -> None:
+    path.touch()
+    path.chmod(0o666)
+    os.chown(path, BOB, BOB)
+
+
+@pytest.mark.parametrize("put", [link, pipe, others])
+def test_what_stands_in_place_of_a_log_gets_nothing(shared_folder: Path, put: Callable[[Path, Path], None]):
+    own, secret = Step(shared_folder, "echo said; exit 3"), shared_folder / "secret"
+    secret.write_text("of root alone")
+    put(own.files.launcher_log(0), secret)
+    for name in ("exit-0", "unit-0.alive", "unit-0.use"):
+        put(own.files.path / name, secret)
+    assert own.run().stderr == ""
+    assert own.code == "3\n"
+    assert secret.read_text() == "of root alone"
+    assert not own.files.launcher_log(0).stat().st_size or put is link
+
+
+def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number(shared_folder: Path) -> None:
+    own = Step(shared_folder, "echo $CUDA_VISIBLE_DEVICES")
+    own.run("0")
+    assert own.said == "0\n"
+
+
+def test_an_account_can_not_order_what_root_starts(shared_folder: Path) -> None:
+    own = Step(shared_folder, "id -u")
+    orders = own.talk.told(0)
+    assert as_user(ANN, "/bin/cat", str(orders)) == 1
+    text = json.dumps({**json.loads(orders.read_text()), "argv": ["/bin/false"]})
+    (own.files.path / orders.name).write_text(text)
+    assert (own.run().returncode, own.said) == (0, f"{ANN}\n")
+    (shared_folder / "other").mkdir()
+    other = Step(shared_folder / "other", "id -u")
+    os.chown(other.talk.told(0), ANN, ANN)
+    done = other.run()
+    assert done.returncode == 1
+    assert "error: root of n1 cannot use" in done.stderr
+    assert "root_squash" in done.stderr

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import PliantError, UsageError
-from pliant.schemas.event import Event
-from pliant.schemas.job import Job
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import Handle, Unit
 from pliant.tools.run.service import decisions
@@ -24,10 +22,9 @@ from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.statedir.contract.folders import AttemptDir
 from pliant.tools.run.statedir.contract.stacks import ask_for_stacks, question
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from tests.tools.run.scripts import plain
-from tests.tools.run.shared.users import ANN, BOB, as_user, of_user
+from tests.tools.run.shared.users import ANN, BOB, as_user, of_user, submit_event_of
 from tests.tools.run.site import Site
 
 PYTHON = shutil.which("python3", path="/usr/bin:/usr/local/bin")
@@ -99,19 +96,15 @@ class ForUsers(LocalBackend):
 @pytest.fixture
 def users(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """The users of jobs, by id; the log gets them as from a proven submission."""
-    found: dict[str, int] = {}
-
-    def event(job: Job, time_s: float, detail: Mapping[str, Any] | None = None) -> Event:
-        uid = {"uid": found[job.id]} if job.id in found else {}
-        return submit_event(job, time_s, {**(detail or {}), **uid})
+    uids: dict[str, int] = {}
 
     def backend(name: str, nodes: Cluster, dirs: StateDir) -> LocalBackend:
         return ForUsers(nodes, dirs.jobs)
 
-    monkeypatch.setattr(decisions, "submit_event", event)
+    monkeypatch.setattr(decisions, "submit_event", partial(submit_event_of, uids))
     monkeypatch.setattr(runner, "open_backend", backend)
     monkeypatch.setattr(runner, "POLL_S", 0.01)
-    return found
+    return uids
 
 
 @pytest.fixture
@@ -124,9 +117,7 @@ def ignore(_log: RunLog, _time_s: float) -> None:
     pass
 
 
-def test_each_job_is_its_users_and_neither_sees_the_others_nor_the_runs_files(
-    site: Site, users: dict[str, int]
-) -> None:
+def test_each_job_is_its_users_and_sees_no_files_of_others(site: Site, users: dict[str, int]) -> None:
     users |= {"a": ANN, "b": BOB}
     site.job("a")
     site.job("b")
@@ -148,6 +139,8 @@ def test_each_job_is_its_users_and_neither_sees_the_others_nor_the_runs_files(
         assert as_user(ANN, "/bin/ls", str(folder)) == 2
         assert as_user(ANN, "/bin/mkdir", str(folder / "new")) == 1
     assert as_user(ANN, "/bin/mv", str(dirs.job("a").path), str(dirs.jobs / "c")) == 1
+    with pytest.raises(UsageError, match="--shared"):
+        run_until_done(site.options(None), ignore)
 
 
 def test_a_hostile_job_harms_itself_alone(site: Site, users: dict[str, int], tmp_path: Path) -> None:
@@ -169,22 +162,26 @@ def test_a_hostile_job_harms_itself_alone(site: Site, users: dict[str, int], tmp
     assert (site.state / "events.jsonl").stat().st_size < 1 << 19
 
 
-def test_a_job_outlives_its_service_and_the_next_one_takes_it_to_its_end(
-    site: Site, users: dict[str, int]
-) -> None:
+def test_jobs_outlive_their_service_and_are_resized_by_the_next(site: Site, users: dict[str, int]) -> None:
     users |= {"a": ANN, "b": BOB}
-    site.job("a", "--gate", site.gate)
-    site.job("b", "--gate", site.gate)
+    site.job("a", "--gate", site.gate, high=2)
+    site.job("b", "--gate", site.folder / "b-gate", samples=20)
     log, failed = run_once(site.options(shared=True))
     assert (sorted(log.active), failed) == (["a", "b"], [])
-    site.gate.touch()
-    log, _ = run_until_done(site.options(None, shared=True), ignore)
+
+    def open_the_gate(log: RunLog, _now_s: float) -> None:
+        if log.jobs["a"].gpus == 2:
+            site.gate.touch()
+
+    (site.folder / "b-gate").touch()
+    log, _ = run_until_done(site.options(None, shared=True), open_the_gate)
     assert {job.phase for job in log.jobs.values()} == {"finished"}, log.jobs["a"].reason
-    assert {len(job.seen) for job in log.jobs.values()} == {1}
+    assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
+    assert {path.lstat().st_uid for path in StateDir(site.state).job("a").path.rglob("*")} == {ANN}
     assert of_user(ANN) == of_user(BOB) == []
 
 
-def test_roots_jobs_are_refused_unless_it_is_told_to_run_them(site: Site, users: dict[str, int]) -> None:
+def test_roots_jobs_are_refused_unless_they_are_allowed(site: Site, users: dict[str, int]) -> None:
     site.job("a")
     log, _ = run_until_done(site.options(shared=True, retries=0), ignore)
     assert (log.jobs["a"].phase, "--allow-root-jobs" in log.jobs["a"].reason) == ("failed", True)
@@ -194,52 +191,34 @@ def test_roots_jobs_are_refused_unless_it_is_told_to_run_them(site: Site, users:
     assert log.jobs["a"].phase == "finished"
 
 
-def test_a_shared_folder_stays_shared_and_one_of_a_single_account_does_not_become_it(
-    site: Site, users: dict[str, int]
-) -> None:
-    users["a"] = ANN
+def test_a_folder_of_one_account_does_not_become_shared(site: Site, users: dict[str, int]) -> None:
     site.job("a")
-    log, _ = run_until_done(site.options(shared=True), ignore)
-    assert log.jobs["a"].phase == "finished"
-    with pytest.raises(UsageError, match="--shared"):
-        run_until_done(site.options(None), ignore)
-    single = Site(site.folder / "single")
-    single.job("a")
-    log, _ = run_until_done(single.options(), ignore)
+    log, _ = run_until_done(site.options(), ignore)
     assert log.jobs["a"].phase == "finished"
     with pytest.raises(UsageError, match="one account"):
-        run_until_done(single.options(None, shared=True), ignore)
+        run_until_done(site.options(None, shared=True), ignore)
 
 
-def test_roots_token_of_slurm_is_not_handed_to_users_jobs(
-    site: Site, users: dict[str, int], monkeypatch: pytest.MonkeyPatch
+def test_where_no_shared_run_begins(
+    site: Site, users: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.job("a")
-    monkeypatch.setenv("SLURM_JWT", "token")
-    with pytest.raises(UsageError, match="SLURM_JWT would be in the jobs of all accounts"):
-        run_until_done(site.options(shared=True, backend="slurm-jobs"), ignore)
+    with monkeypatch.context() as patch:
+        patch.setenv("SLURM_JWT", "token")
+        with pytest.raises(UsageError, match="SLURM_JWT would be in the jobs of all accounts"):
+            run_until_done(site.options(shared=True, backend="slurm-jobs"), ignore)
     assert not site.state.exists()
-
-
-def test_a_file_system_that_takes_root_for_nobody_is_refused(site: Site, users: dict[str, int]) -> None:
-    site.job("a")
     site.state.mkdir()
     os.chown(site.state, 65534, 65534)
     with pytest.raises(UsageError, match="root_squash"):
         run_until_done(site.options(shared=True), ignore)
-
-
-def test_a_folder_that_others_cannot_reach_is_refused(tmp_path: Path, users: dict[str, int]) -> None:
     tmp_path.chmod(0o700)
-    closed = Site(tmp_path / "site")
-    closed.job("a")
+    site.state = tmp_path / "state"
     with pytest.raises(UsageError, match="cannot enter"):
-        run_until_done(closed.options(shared=True), ignore)
+        run_until_done(site.options(shared=True), ignore)
 
 
-def test_root_asks_a_job_in_another_accounts_own_directory_with_that_accounts_rights(
-    shared_folder: Path,
-) -> None:
+def test_root_asks_for_stacks_with_the_rights_of_the_account(shared_folder: Path) -> None:
     secret, home = shared_folder / "secret", shared_folder / "home"
     secret.mkdir()
     home.mkdir()

@@ -24,17 +24,8 @@ exec "$@"
 PEOPLE = {"ann": ANN, "bob": BOB, "cyd": CYD}
 
 
-@pytest.mark.parametrize(
-    ("kind", "backend"),
-    [
-        ("hostile", "slurm"),
-        ("hostile", "slurm-jobs"),
-        pytest.param("elastic", "slurm", marks=pytest.mark.torch),
-    ],
-)
-def test_jobs_run_as_their_users_are_resized_and_a_hostile_one_harms_itself_alone(
-    shared_folder: Path, kind: str, backend: str
-) -> None:
+@pytest.mark.parametrize("backend", ["slurm", "slurm-jobs"])
+def test_jobs_on_slurm_run_as_their_users(shared_folder: Path, backend: str) -> None:
     begin = in_sight(shared_folder)
     lines = {
         "passwd": [f"pliant-{name}:x:{uid}:{uid}::/nowhere:/bin/sh" for name, uid in PEOPLE.items()],
@@ -51,7 +42,7 @@ def test_jobs_run_as_their_users_are_resized_and_a_hostile_one_harms_itself_alon
     within = ["unshare", "-m", "sh", "-c", WITH_ACCOUNTS, "sh", *files]
     if subprocess.run([*within, "true"], check=False, capture_output=True).returncode:
         pytest.skip("the system does not let this process have an /etc/passwd of its own")
-    play = [sys.executable, "-m", "tests.tools.run.shared.slurm_scenario", kind, backend]
+    play = [sys.executable, "-m", "tests.tools.run.shared.slurm_scenario", backend]
     words = [*begin, *within, *play, str(shared_folder / "site"), *map(str, PEOPLE.values())]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode == 77:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 SAID = "for her eyes"
 
 
-def test_a_job_trains_as_the_account_that_submitted_it_and_others_have_no_part_in_it(shared_folder: Path):
+def test_a_job_trains_as_its_account_and_others_have_no_part(shared_folder: Path):
     with shared_run(shared_folder, *in_sight(shared_folder), idle=False) as run:
         (run.home(ANN) / "train.py").write_text(f"print({SAID!r}, flush=True)\n{ELASTIC}")
         forged = json.dumps({"id": "forged", "user": "root", "command": ["train.py"]})
@@ -30,7 +30,7 @@ def test_a_job_trains_as_the_account_that_submitted_it_and_others_have_no_part_i
         assert (done.exit_code, done.stdout) == (0, "a\n"), done.stderr
 
         dirs = StateDir(run.state)
-        until(lambda: (job := read_log(run.state).jobs.get("a")) and job.gpus and job.change is None)
+        until(lambda: (job := read_log(run.state).jobs.get("a")) and job.gpus == 2 and job.change is None)
         job, folder = read_log(run.state).jobs["a"], dirs.job("a").path
         assert (job.uid, job.job.user, job.job.workdir) == (ANN, str(ANN), str(run.home(ANN)))
         assert of_user(ANN)
@@ -40,9 +40,9 @@ def test_a_job_trains_as_the_account_that_submitted_it_and_others_have_no_part_i
 
         assert SAID in run.by(ANN, "log a").stdout
         assert "running" in run.by(ANN, "status a").stdout
-        told = run.by(ANN, "why a --json")
-        assert told.exit_code == 0, told.stderr
-        assert json.loads(told.stdout)["cost"]["held_gpu_seconds"] > 0
+        explained = run.by(ANN, "why a --json")
+        assert explained.exit_code == 0, explained.stderr
+        assert json.loads(explained.stdout)["cost"]["held_gpu_seconds"] > 0
         shown = run.by(ANN, "stack a")
         assert (shown.exit_code, shown.stdout.startswith(("1 worker (", "2 workers ("))) == (0, True), shown
         public = json.loads(run.by(BOB, "why a --json").stdout)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import psutil
 
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.protocol import (
     Credentials,
@@ -21,23 +23,15 @@ from pliant.tools.run.backends.protocol import (
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
+from pliant.tools.run.statedir.log.events import submit_event
 from tests.builders import cluster
 from tests.tools.run.site import until
 
-ANN: Final = 1_900_000_000 + 4 * os.getpid()
-"""No other user's, also while tests of another process run."""
+ANN: Final = 1_900_000_000 + 4 * os.getpid()  # no other user's, also while tests of another process run
 BOB: Final = ANN + 1
 CYD: Final = ANN + 2
-CREW: Final = ANN + 3
-"""A group."""
+CREW: Final = ANN + 3  # a group
 UIDS: Final = frozenset({ANN, BOB, CYD})
-
-
-def shared_state(folder: Path) -> StateDir:
-    dirs = StateDir(folder / "state")
-    make_own(dirs)
-    make_shared(dirs)
-    return dirs
 
 
 class Attempt:
@@ -48,7 +42,8 @@ class Attempt:
     ) -> None:
         self.dirs = StateDir(folder / "state")
         if not self.dirs.is_shared:
-            shared_state(folder)
+            make_own(self.dirs)
+            make_shared(self.dirs)
         self.account = Credentials.of(uid, limits)
         job_dir = self.dirs.job(job)
         make_job_folder(job_dir.path, Rights(uid, self.account.gid))
@@ -63,11 +58,7 @@ class Attempt:
         units: Sequence[Unit] = [
             Unit(
                 *("n0", ("/bin/sh", "-c", text), cwd),
-                {
-                    **(env or {}),
-                    ENV_JOB_DIR: str(self.handle.job_files.path),
-                    ENV_WORKER: str(number),
-                },
+                {**(env or {}), ENV_JOB_DIR: str(self.handle.job_files.path), ENV_WORKER: str(number)},
                 self.account,
             )
             for number, text in enumerate(scripts)
@@ -78,16 +69,15 @@ class Attempt:
         return self.backend.poll([self.handle])[self.handle]
 
     def end(self) -> tuple[UnitStatus, ...]:
-        until(lambda: all(status.state != "running" for status in self.poll()))
+        until(self.has_ended)
         return self.poll()
 
     def kill(self) -> tuple[UnitStatus, ...]:
         """End it as the service does: again and again."""
-        until(lambda: (self.backend.stop(self.handle, "kill"), self.ended)[1])
+        until(lambda: (self.backend.stop(self.handle, "kill"), self.has_ended())[1])
         return self.poll()
 
-    @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return all(status.state != "running" for status in self.poll())
 
     def said(self, unit: int = 0) -> str:
@@ -126,3 +116,11 @@ def as_user(uid: int, *argv: str) -> int:
         finally:
             os._exit(126)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def submit_event_of(
+    uids: Mapping[str, int], job: Job, time_s: float, detail: Mapping[str, Any] | None = None
+) -> Event:
+    """A submission as if these accounts, by job, had been proven."""
+    uid = {"uid": uids[job.id]} if job.id in uids else {}
+    return submit_event(job, time_s, {**(detail or {}), **uid})

@@ -26,10 +26,8 @@ class Hazard:
 
     def __init__(self) -> None:
         self.disk_is_full = False
-        self.disk_was_full = False
-        """Since the launcher began."""
-        self.hidden: set[Path] = set()
-        """Files that cannot be read at the moment."""
+        self.disk_was_full = False  # since the launcher began
+        self.hidden: set[Path] = set()  # files that cannot be read at the moment
         self._left = -1
         self._dead = self._half = False
 

@@ -35,28 +35,20 @@ class SimulatedNodes:
 
     def __init__(self, cluster: Cluster, clock: SimulatedClock, jobs: Path) -> None:
         self.clock = clock
-        self.lost: set[str] = set()
-        """Nodes that nothing is heard of."""
-        self.next_starts: list[OSError] = []
-        """What the next starts fail with."""
-        self.next_looks: list[Exception] = []
-        """What the next looks at units fail with."""
+        self.lost: set[str] = set()  # nodes that do not answer
+        self.next_starts: list[OSError] = []  # what the next starts fail with
+        self.next_looks: list[Exception] = []  # what the next looks at units fail with
+        # called when a launcher starts or stops something, before and after that is done
         self.before_each: Callable[[], None] = lambda: None
-        """Called when a launcher starts or stops something, before and after that is done."""
         self.disk_is_full = False
-        self.attempts: dict[Handle, SimulatedWorkers] = {}
-        """All that were ever started."""
-        self.trained: dict[str, Training] = {}
-        """By job."""
-        self.wrongs: list[str] = []
-        """What must never happen, and did."""
+        self.attempts: dict[Handle, SimulatedWorkers] = {}  # all that were ever started
+        self.trained: dict[str, Training] = {}  # by job
+        self.wrongs: list[str] = []  # what must never happen, and did
         self._cluster = cluster
         self._jobs = jobs
         self._of_jobs: dict[str, list[SimulatedWorkers]] = {}
-        self._busy: dict[str, dict[str, SimulatedUnit]] = {}
-        """By slot and job."""
-        self.most = 2 if cluster.sharing.unmeasured == "together" else 1
-        """Jobs that may be on one slot."""
+        self._busy: dict[str, dict[str, SimulatedUnit]] = {}  # by slot and job
+        self.most = 2 if cluster.sharing.unmeasured == "together" else 1  # jobs that may be on one slot
 
     # What a launcher asks of it.
 
@@ -143,7 +135,7 @@ class SimulatedNodes:
         return [workers for _, workers in sorted(self._by_name()) if workers.runs]
 
     def lose(self, node: str) -> None:
-        """Nothing is heard of a node any more, and all that ran on it is gone."""
+        """A node does not answer any more, and all that ran on it is gone."""
         self.lost.add(node)
         for unit in self.running():
             if unit.unit.node == node:

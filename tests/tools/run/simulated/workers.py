@@ -30,8 +30,7 @@ from pliant.tools.run.statedir.contract.plan import (
 )
 
 SAMPLES_PER_GPU_S: Final = 10.0
-START_UP_S: Final = 3.0
-"""For a worker to import its libraries and build its model."""
+START_UP_S: Final = 3.0  # for a worker to import its libraries and build its model
 BATCH: Final = 8
 _LOCK: Final = struct.Struct("hhqqi4x").pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _RUNNING: Final = UnitStatus("running")
@@ -41,12 +40,9 @@ _RUNNING: Final = UnitStatus("running")
 class Training:
     """What a job has on disk, over all its attempts."""
 
-    samples: float
-    """The work of the whole job."""
-    saved: float = 0.0
-    """The samples in its newest checkpoint."""
-    ends: int = 0
-    """How often it was trained to its end."""
+    samples: float  # the work of the whole job
+    saved: float = 0.0  # the samples in its newest checkpoint
+    ends: int = 0  # how often it was trained to its end
 
 
 @dataclass(slots=True)
@@ -55,16 +51,12 @@ class SimulatedUnit:
 
     unit: Unit
     slots: tuple[str, ...]
-    ready_s: float
-    """When its worker has started up."""
+    ready_s: float  # when its worker has started up
     status: UnitStatus = _RUNNING
     lock: int = -1
-    stands_still: bool = False
-    """It was stopped by SIGSTOP."""
-    obeys: bool = True
-    """It heeds plans and SIGTERM."""
-    dies_in_s: float = 0.0
-    """What SIGKILL needs to end it."""
+    stands_still: bool = False  # it was stopped by SIGSTOP
+    obeys: bool = True  # it obeys plans and SIGTERM
+    dies_in_s: float = 0.0  # what SIGKILL needs to end it
     dies_s: float = float("inf")
 
     @property
@@ -91,14 +83,11 @@ class SimulatedWorkers:
     handle: Handle
     training: Training
     units: list[SimulatedUnit] = field(default_factory=list)
-    trains: Plan | None = None
-    """The plan that they train under."""
-    done: float = 0.0
-    """Samples that are trained."""
-    said: int = 0
-    """Events that its workers have written."""
+    trains: Plan | None = None  # the plan that they train under
+    done: float = 0.0  # samples that are trained
+    said: int = 0  # events that its workers have written
+    # A script of its own was sent SIGTERM: if it then ends with 0, it counts as saved
     signalled: bool = False
-    """A script of its own was sent SIGTERM: if it then ends with 0, it counts as saved."""
     _plan: Plan | None = None
     _mark: tuple[int, int] = (0, 0)
     _met_s: float = float("inf")

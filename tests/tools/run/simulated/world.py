@@ -38,6 +38,7 @@ from tests.tools.run.accounts import check_story
 from tests.tools.run.simulated.clock import SimulatedClock
 from tests.tools.run.simulated.hazard import Death, Hazard
 from tests.tools.run.simulated.nodes import SAMPLES, SimulatedNodes
+from tests.tools.run.simulated.workers import SimulatedWorkers
 
 T = TypeVar("T")
 NODES: Final = (2, 2, 2)
@@ -46,8 +47,8 @@ PACKED: Final = Sharing(unmeasured="together", speed=0.8)
 PATIENT: Final = Timeouts(
     abort_s=10.0, term_s=5.0, kill_s=2.0, broken_s=3.0, silent_s=12.0, exit_s=5.0, linger_s=20.0
 )
+# A folder in memory, where the system has one: nothing of a simulation has to survive
 MEMORY: Final = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108 - folders of tempfile
-"""A folder in memory, where the system has one: nothing of a simulation has to survive."""
 MOST_TURNS: Final = 600
 TURN_S: Final = 2.0
 
@@ -63,15 +64,13 @@ class World:
         self.dirs = StateDir(folder / "state")
         self.clock = SimulatedClock()
         self.hazard = Hazard()
-        self.policy = POLICIES[policy % len(POLICIES)]
-        """What the next launcher asks."""
+        self.policy = POLICIES[policy % len(POLICIES)]  # what the next launcher asks
         self.cluster = nodes or cluster(*NODES, slots="cpu" if policy % 2 else "gpu")
         if self.policy == "lucid":
             self.cluster = self.cluster.model_copy(update={"sharing": PACKED})
         self.nodes = SimulatedNodes(self.cluster, self.clock, self.dirs.jobs)
         self.nodes.before_each = self.hazard.point
-        self.accepted: dict[str, float] = {}
-        """Samples of every job that was acknowledged."""
+        self.accepted: dict[str, float] = {}  # samples of every job that was acknowledged
         self.loop: Loop | None = None
         self._state: State | None = None
         self._ids = 0
@@ -96,7 +95,7 @@ class World:
                     raise
                 self._end()
 
-    def turn_until(self, condition: Callable[[], bool], most: int = 90) -> None:
+    def turn_until(self, condition: Callable[[], object], most: int = 90) -> None:
         """:raises AssertionError: it does not happen."""
         for _ in range(most):
             if condition():
@@ -107,6 +106,23 @@ class World:
     def events(self, *names: str) -> list[Event]:
         """The events of these names in the log."""
         return [event for event in read_events(self.dirs.events) if event.event in names]
+
+    def lines(self, *names: str) -> list[str]:
+        """The same in short: ``start a 2``."""
+        found = self.events(*names)
+        return [f"{each.event} {each.job}" + ("" if each.gpus is None else f" {each.gpus}") for each in found]
+
+    def workers(self, name: str) -> SimulatedWorkers | None:
+        """Those of a job that run."""
+        return next((one for one in self.nodes.training() if one.handle.job == name), None)
+
+    def slots(self, name: str) -> set[str]:
+        """Where the workers of a job run."""
+        found = self.workers(name)
+        return {slot for unit in found.units if unit.runs for slot in unit.slots} if found else set()
+
+    def attempts(self, name: str) -> list[int]:
+        return [handle.attempt for handle in self.nodes.attempts if handle.job == name]
 
     def _begin(self) -> None:
         begun = self.dirs.events.exists() and read_log(self.dirs.path).info is not None
@@ -150,6 +166,11 @@ class World:
         """Submit jobs that are made by hand."""
         now_s = self.clock.wall()
         submit(self.dirs.path, jobs, "world", folder=self.folder, now_s=now_s, check_scripts=False)
+
+    def ask(self, name: str, gpus: int, samples: float = 1e4, **more: Any) -> None:
+        """Submit one job that is made by hand."""
+        self.give(job(name, gpus=gpus, **trains(samples), **more))
+        self.accepted[name] = samples
 
     def cancel(self, number: int) -> None:
         """Some job that was submitted is cancelled, whatever it does."""
@@ -213,7 +234,7 @@ class World:
             unit.stands_still = False
 
     def make_deaf(self, number: int) -> None:
-        """One heeds neither plans nor SIGTERM."""
+        """One obeys neither plans nor SIGTERM."""
         if unit := chosen(self.nodes.running(), number):
             unit.obeys = False
 
@@ -341,9 +362,9 @@ class World:
                 assert found.samples_done == samples, found
             assert found.phase in ("finished", "cancelled") or found.reason, found
         for handle, workers in self.nodes.attempts.items():
-            heard, found = log.jobs[handle.job].seen.get(handle.attempt, 0), log.jobs[handle.job]
-            assert heard <= workers.said, found
-            assert heard == workers.said or found.phase != "finished", found
+            seen, found = log.jobs[handle.job].seen.get(handle.attempt, 0), log.jobs[handle.job]
+            assert seen <= workers.said, found
+            assert seen == workers.said or found.phase != "finished", found
         assert [one.handle for one in self.nodes.training()] == []
 
     def close(self) -> None:
