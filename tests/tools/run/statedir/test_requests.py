@@ -201,7 +201,7 @@ def test_a_wait_goes_by_the_clock_of_the_submission(dirs: StateDir, monkeypatch:
     assert waiting(dirs, until_s=NOW_S - 3600) == ["submit now"]
     (request,) = Spool(dirs).requests()
     assert request.asked_s == NOW_S
-    now, later = request.jobs
+    _, later = request.jobs
     assert not request.is_due(later, NOW_S - 3600)
     gone_s[0] += 101.0
     assert request.is_due(later, NOW_S - 3600)
@@ -237,7 +237,7 @@ def test_a_file_that_is_no_request_is_named_once(dirs: StateDir, caplog: pytest.
 def test_a_request_waits_for_a_submission_that_cannot_be_read(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The submission was acknowledged: neither it nor what follows it is dropped for a shortage of a second."""
+    """The submission was acknowledged: a shortage of a second drops neither it nor what follows it."""
     begun(dirs, runs("a"))
     order_jobs(dirs.path, "hold", ["a"]) if what == "order" else cancel(dirs.path, ["a"])
     own, real = Spool(dirs), spool.read_own

@@ -4,7 +4,7 @@ import errno
 import multiprocessing
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,19 +21,19 @@ def submitted(job_id: str) -> Event:
     return submit_event(job(job_id), 1.0)
 
 
-def test_a_sink_hears_of_what_is_on_disk_and_one_that_fails_breaks_nothing(tmp_path: Path) -> None:
-    heard: list[list[str]] = []
+def test_a_sink_gets_what_is_on_disk_and_may_fail(tmp_path: Path) -> None:
+    got: list[list[str]] = []
 
-    def deaf(events: Sequence[Event]) -> None:
+    def fails(events: Sequence[Event]) -> None:
         raise OSError(28, os.strerror(28))
 
     with State(tmp_path / "new" / "state") as state:
-        state.add_sink(deaf)
-        state.add_sink(lambda events: heard.append(list(read_log(state.dirs.path).jobs)) if events else None)
+        state.add_sink(fails)
+        state.add_sink(lambda events: got.append(list(read_log(state.dirs.path).jobs)) if events else None)
         state.record([submitted("a")])
         state.record([submitted("b")])
         state.record([])
-    assert heard == [["a"], ["a", "b"]]
+    assert got == [["a"], ["a", "b"]]
     with State(tmp_path / "new" / "state") as state:
         assert list(state.log.jobs) == ["a", "b"]
 
@@ -57,7 +57,7 @@ def hold(folder: Path, ready: threading.Event, done: threading.Event) -> None:
     lock.release()
 
 
-def test_a_second_writer_is_turned_away_and_told_who_is_there(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_with_the_process_that_writes(tmp_path: Path) -> None:
     ready, done = multiprocessing.Event(), multiprocessing.Event()
     holder = multiprocessing.Process(target=hold, args=(tmp_path, ready, done))
     holder.start()
@@ -87,34 +87,27 @@ def test_a_writer_that_waits_gets_its_turn(tmp_path: Path) -> None:
 def test_a_full_disk_is_a_missing_service_and_nothing_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with State(tmp_path) as state:
-        state.record([submitted("a")])
+    """Cron's next turn is worth a try; no usage was wrong."""
 
-        def full(descriptor: int, data: object) -> int:
-            raise OSError(28, os.strerror(28))
+    def full(number: int) -> Callable[..., int]:
+        def write(*_: object) -> int:
+            raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(os, "write", full)
-        with pytest.raises(ServiceMissingError, match="no space left"):
-            state.record([submitted("b")])
-        monkeypatch.undo()
-        assert list(state.log.jobs) == ["a"]
-    assert list(read_log(tmp_path).jobs) == ["a"]
+        return write
 
-
-def test_a_disk_that_is_full_before_the_first_word_is_a_missing_service_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cron's next turn is worth a try, as after any service that was missing; no usage was wrong."""
-
-    def full(descriptor: int, data: bytes, offset: int) -> int:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(ServiceMissingError, match="cannot be used as state directory: file too large"):
-        State(tmp_path)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full(errno.EFBIG))
+        with pytest.raises(ServiceMissingError, match="cannot be used as state directory: file too large"):
+            State(tmp_path)
     with State(tmp_path) as state:
         assert not state.log.jobs
+        state.record([submitted("a")])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full(errno.ENOSPC))
+            with pytest.raises(ServiceMissingError, match="no space left"):
+                state.record([submitted("b")])
+        assert list(state.log.jobs) == ["a"]
+    assert list(read_log(tmp_path).jobs) == ["a"]
 
 
 def test_a_folder_that_cannot_be_made_or_has_no_log_is_named(tmp_path: Path) -> None:

@@ -33,25 +33,27 @@ def dirs(tmp_path: Path) -> StateDir:
     return story.write(tmp_path / "state")
 
 
-def test_a_writer_says_in_which_format_it_writes_for_the_owner_alone(dirs: StateDir) -> None:
-    found = json.loads(dirs.version.read_bytes())
-    home = found.pop("home")
-    assert found == {"schema": "pliant.state/1", "format": FORMAT, "pliant": __version__}
+def test_a_writer_notes_its_format_for_the_owner_alone(dirs: StateDir) -> None:
+    said = json.loads(dirs.version.read_bytes())
+    home = said.pop("home")
+    assert said == {"schema": "pliant.state/1", "format": FORMAT, "pliant": __version__}
     assert (home["host"], home["path"]) == (os.uname().nodename, str(dirs.path))
     assert dirs.version.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_directory_without_a_version_is_read_as_it_is_and_gets_one_by_its_first_writer(
-    dirs: StateDir,
-) -> None:
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_first_writer_gives_a_directory_its_version(dirs: StateDir) -> None:
     dirs.version.unlink()
-    before = {path.name: path.read_bytes() for path in dirs.path.iterdir() if path.is_file()}
+    before = contents(dirs.path)
     log = Watcher(dirs.path).look().log
-    assert {path.name: path.read_bytes() for path in dirs.path.iterdir() if path.is_file()} == before
+    assert contents(dirs.path) == before
     with State(dirs.path) as state:
         assert list(state.log.jobs) == list(log.jobs)
     assert dirs.version.exists()
-    assert dirs.events.read_bytes() == before["events.jsonl"]
+    assert dirs.events.read_bytes() == before[dirs.events]
 
 
 USES: dict[str, Callable[[Path], object]] = {
@@ -70,14 +72,14 @@ USES: dict[str, Callable[[Path], object]] = {
 def test_nothing_is_done_with_a_directory_of_a_later_version(
     dirs: StateDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = {"schema": "pliant.state/2", "format": FORMAT + 1, "pliant": "9.9", "also": [1]}
-    dirs.version.write_text(json.dumps(found))
-    before = sorted(os.listdir(dirs.path)), dirs.events.read_bytes(), sorted(os.listdir(dirs.spool))
+    later = {"schema": "pliant.state/2", "format": FORMAT + 1, "pliant": "9.9", "also": [1]}
+    dirs.version.write_text(json.dumps(later))
+    before = contents(dirs.path)
     refusal = f"pliant 9.9 wrote it in format {FORMAT + 1}, .*: use pliant 9"
     for use in USES.values():
         with pytest.raises(BadInputError, match=refusal):
             use(dirs.path)
-    assert (sorted(os.listdir(dirs.path)), dirs.events.read_bytes(), sorted(os.listdir(dirs.spool))) == before
+    assert contents(dirs.path) == before
     assert run_command(lambda: status(state=dirs.path)) == 3
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -115,8 +117,7 @@ def directory(path: Path, *, running: bool) -> Path:
 
 
 def copied(path: Path, to: Path) -> Path:
-    shutil.copytree(path, to)
-    return to
+    return shutil.copytree(path, to)
 
 
 def opens(path: Path, *, restored: bool = False) -> bool:
@@ -124,29 +125,20 @@ def opens(path: Path, *, restored: bool = False) -> bool:
         return True
 
 
-def test_a_copy_of_a_directory_whose_job_runs_is_refused_until_it_is_said_that_the_original_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_a_copy_whose_job_runs_is_refused_until_the_original_is_gone(tmp_path: Path) -> None:
     copy = copied(directory(tmp_path / "state", running=True), tmp_path / "copy")
-    before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+    before = contents(copy)
     with pytest.raises(UsageError) as caught:
         opens(copy)
     assert str(caught.value) == (
         f'{copy}: is a copy of {tmp_path}/state on host {os.uname().nodename}, where job "a" may still run: '
         "one that is started here trains twice. Where nothing of it runs any more: pliant run --restored"
     )
-    assert {path: path.read_bytes() for path in before} | {copy / "lock": b""} == before | {
-        copy / "lock": b""
-    }
+    lock = {copy / "lock": b""}
+    assert contents(copy) | lock == before | lock
     assert opens(tmp_path / "state")
     assert opens(copy, restored=True)
     assert opens(copy), "it is said once"
-
-
-def test_nothing_is_asked_where_no_job_runs(tmp_path: Path) -> None:
-    state = directory(tmp_path / "state", running=False)
-    assert opens(copied(state, tmp_path / "copy"))
-    assert opens(state.rename(tmp_path / "moved"))
 
 
 def test_one_that_was_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
@@ -157,34 +149,38 @@ def test_one_that_was_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
     assert opens(tmp_path / "state")
 
 
-def test_a_snapshot_of_the_file_system_is_a_copy_though_its_folders_have_the_same_numbers(
-    tmp_path: Path,
-) -> None:
+def test_a_snapshot_with_the_same_inodes_is_a_copy(tmp_path: Path) -> None:
+    """One of the whole file system."""
     copy = StateDir(copied(directory(tmp_path / "state", running=True), tmp_path / "snapshot"))
-    found = json.loads(copy.version.read_bytes())
-    found["home"]["inodes"] = Home.of(copy).inodes
-    copy.version.write_text(json.dumps(found))
+    claimed = json.loads(copy.version.read_bytes())
+    claimed["home"]["inodes"] = Home.of(copy).inodes
+    copy.version.write_text(json.dumps(claimed))
     with pytest.raises(UsageError, match=f"snapshot: is a copy of {tmp_path}/state on host"):
         opens(copy.path)
     assert opens(copy.path, restored=True)
 
 
-def test_a_directory_that_is_named_by_a_link_is_the_same(tmp_path: Path) -> None:
-    directory(tmp_path / "state", running=True)
+def test_a_directory_that_is_no_copy_or_runs_nothing_is_opened(tmp_path: Path) -> None:
+    ended = directory(tmp_path / "ended", running=False)
+    assert opens(copied(ended, tmp_path / "copy"))
+    assert opens(ended.rename(tmp_path / "moved"))
+    state = directory(tmp_path / "state", running=True)
     (tmp_path / "link").symlink_to("state")
     assert opens(tmp_path / "link")
-    assert opens(tmp_path / "state")
-
-
-def test_one_that_was_restored_in_its_place_goes_on(tmp_path: Path) -> None:
-    state = directory(tmp_path / "state", running=True)
+    assert opens(state)
     copied(state, tmp_path / "backup")
     state.rename(tmp_path / "broken")
     copied(tmp_path / "backup", state)
-    assert opens(state)
+    assert opens(state), "it was restored in its place"
+    version = StateDir(state).version
+    claimed = json.loads(version.read_bytes())
+    del claimed["home"]
+    version.write_text(json.dumps(claimed))
+    assert opens(state), "it does not say where it was"
+    assert "home" in json.loads(version.read_bytes())
 
 
-def test_a_directory_that_is_seen_from_another_host_by_another_path_is_the_same(
+def test_a_directory_that_another_host_mounts_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file server's folder, or one that a container has under another name."""
@@ -194,12 +190,3 @@ def test_a_directory_that_is_seen_from_another_host_by_another_path_is_the_same(
     copy = copied(tmp_path / "mounted", tmp_path / "copy")
     with pytest.raises(UsageError, match=r"is a copy of .*/mounted on host elsewhere, where job"):
         opens(copy)
-
-
-def test_a_directory_that_does_not_say_where_it_is_is_told_by_its_first_writer(tmp_path: Path) -> None:
-    dirs = StateDir(directory(tmp_path / "state", running=True))
-    found = json.loads(dirs.version.read_bytes())
-    del found["home"]
-    dirs.version.write_text(json.dumps(found))
-    assert opens(dirs.path)
-    assert "home" in json.loads(dirs.version.read_bytes())
