@@ -367,14 +367,14 @@ def test_damage_to_lines_that_the_snapshot_has_seen_costs_nothing(
 ) -> None:
     """Others have the GPUs of the job since; or a run that lives goes on behind lines that are gone."""
     events = Story(seed, linked=seed % 2 > 0).go_on(70)
-    state = written(tmp_path, events[:40])
-    go_on(state, events[40:], snapshot=False)
+    seen = 40 if harm == "lines are missing" else len(events) - 3
+    state = written(tmp_path, events[:seen])
+    go_on(state, events[seen:], snapshot=False)
     if harm == "lines are missing":
-        change_lines(state, lambda lines: [*lines[:21], *lines[41:]])
+        change_lines(state, lambda lines: [*lines[:21], *lines[seen + 1 :]])
     else:
-        end = 1 + next(
-            at for at, event in enumerate(events[:40]) if event.event in ("finish", "fail", "cancel")
-        )
+        ends = [at for at, event in enumerate(events[:seen]) if event.event in ("finish", "fail", "cancel")]
+        end = ends[0] + 1
         changed = (b'"time":1', b'"time":2', 1)
         change_lines(state, lambda lines: [*lines[:end], lines[end].replace(*changed), *lines[end + 1 :]])
     with pytest.raises(BadInputError, match="repair it with" if "end" in harm else harm):
@@ -457,13 +457,14 @@ def test_a_log_that_was_removed_is_written_again_by_the_next_run(tmp_path: Path)
     assert state.events.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_log_of_another_run_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_the_log_of_another_run_is_kept_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It was put there on purpose, or an earlier version has gone on with what was there."""
     events, others = Story(6).go_on(50), Story(7).go_on(50)
     state, other = written(tmp_path / "one", events[:40]), written(tmp_path / "other", others[:30])
     other.snapshot.write_bytes(state.snapshot.read_bytes())
     before = other.events.read_bytes()
     assert read_log(other.path) == fold(others[:30])
+    assert "was cut or replaced" in caplog.text
     assert "is not used" in log_checks(other)
     assert repair(other.path) == [
         f"{other.events} is whole as it is; its snapshot is of another log, and is removed"
