@@ -53,17 +53,9 @@ def seen(dirs: StateDir) -> list[Use]:
     return UseMeter(dirs.path).look()[1]
 
 
-def test_it_shows_the_jobs_that_hold_gpus_with_what_their_workers_reported(dirs: StateDir) -> None:
-    reports(
-        dirs,
-        "a",
-        NOW_S + 5,
-        generation=3,
-        samples_per_second=120.0,
-        step_seconds=0.25,
-        loss=1.5,
-        memory=3 << 29,
-    )
+def test_jobs_that_hold_gpus_are_shown_with_their_reports(dirs: StateDir) -> None:
+    measured = {"samples_per_second": 120.0, "step_seconds": 0.25, "loss": 1.5, "memory": 3 << 29}
+    reports(dirs, "a", NOW_S + 5, generation=3, **measured)
     log, uses = UseMeter(dirs.path).look()
     table = top_text(sorted_uses(uses, "gpus"), NOW_S + 8).splitlines()
     assert [" ".join(line.split()) for line in table] == [
@@ -81,7 +73,7 @@ def test_the_order_is_that_which_was_asked_for(dirs: StateDir) -> None:
     assert orders == {"gpus": ["b", "a"], "speed": ["a", "b"], "job": ["a", "b"], "heard": ["a", "b"]}
 
 
-def test_a_report_of_an_earlier_attempt_and_a_torn_one_say_nothing(dirs: StateDir) -> None:
+def test_a_report_of_an_earlier_attempt_or_a_torn_one_is_ignored(dirs: StateDir) -> None:
     reports(dirs, "a", NOW_S, attempt=1, samples_per_second=120.0)
     with State(dirs.path) as state:
         state.record([Event(NOW_S + 2, "progress", "a", samples_done=1.0, detail={"attempt": 2})])
@@ -91,7 +83,7 @@ def test_a_report_of_an_earlier_attempt_and_a_torn_one_say_nothing(dirs: StateDi
     assert [(use.progress, use.heard_s) for use in seen(dirs)] == [(None, None), (None, None)]
 
 
-def test_for_programs_every_field_is_there_and_unknown_ones_are_null(
+def test_programs_get_every_field_and_unknown_ones_are_null(
     dirs: StateDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reports(dirs, "a", NOW_S + 5, samples_per_second=120.0)
