@@ -1,18 +1,23 @@
-"""Leases of nodes, without a Slurm: what is submitted, kept and given back by what one says."""
+"""Nodes and their leases, without a Slurm: what is submitted, kept and given back by what one says."""
 
 from __future__ import annotations
 
+import shlex
+import socket
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from pliant.tools.run.backends.protocol import Handle, UnitStatus
+from pliant.schemas.cluster import Node
+from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.tools.run.backends.protocol import Handle, Unit, UnitStatus
 from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm import commands, parsing
-from pliant.tools.run.backends.slurm.backend import SlurmBackend
+from pliant.tools.run.backends.slurm.backend import Addresses, SlurmBackend
 from pliant.tools.run.backends.slurm.commands import ControllerView, lease_prefix
 from pliant.tools.run.backends.slurm.parsing import SlurmJob
 from pliant.tools.run.backends.slurm.units import SlurmUnit
@@ -30,6 +35,7 @@ class SaidSlurm:
         self.states = {"n0": "IDLE", "n1": "IDLE"}
         self.jobs: dict[str, str] = {}
         self.submitted: list[str] = []
+        self.refusal = ""
         self.looks = 0
         self.gate = threading.Event()
         """Until then no submission ends."""
@@ -40,13 +46,16 @@ class SaidSlurm:
             name = next(word for word in argv if word.startswith("--job-name=")).removeprefix("--job-name=")
             self.submitted.append(name)
             self.gate.wait()
+            if self.refusal:
+                raise ServiceMissingError(self.refusal)
             self.jobs[f"1{name[-1]}"] = name
         elif argv[0] == "scancel":
             for job_id in argv[2:]:
                 self.jobs.pop(job_id, None)
         elif argv[0] == "scontrol":
             self.looks += 1
-            return "".join(f"NodeName={n} State={state} CPUTot=8\n" for n, state in self.states.items())
+            words = "CPUTot=8 Gres=gpu:4 Reason=new disks"
+            return "".join(f"NodeName={n} State={state} {words}\n" for n, state in self.states.items())
         elif "--steps" not in argv:
             return "".join(f"{i}|RUNNING|n|None|0|{name}\n" for i, name in dict(self.jobs).items())
         return ""
@@ -82,9 +91,7 @@ def look(said: SaidSlurm, found: SlurmBackend, handle: Handle) -> tuple[UnitStat
     return found.poll([handle])[handle]
 
 
-def test_a_node_that_drains_keeps_its_lease_until_all_that_may_run_there_was_looked_at(
-    said: SaidSlurm, dirs: StateDir
-) -> None:
+def test_a_node_that_drains_keeps_its_lease_while_a_job_may_run(said: SaidSlurm, dirs: StateDir) -> None:
     """A launcher that takes over looks at one attempt after the other, and at Slurm meanwhile."""
     said.jobs = {"8": f"{lease_prefix(dirs.path)}n0", "9": f"{lease_prefix(dirs.path)}n1"}
     said.states["n1"] = "IDLE+DRAIN"
@@ -96,6 +103,7 @@ def test_a_node_that_drains_keeps_its_lease_until_all_that_may_run_there_was_loo
     assert list(said.jobs) == ["8", "9"]
     b.files.exit_code(0).write_text("0\n")
     until(lambda: (found.poll([b]), list(said.jobs) == ["8"])[1])
+    assert [node.reason for node in found.nodes()] == ["", "Slurm says DRAIN+IDLE: new disks"]
 
 
 def test_a_look_alone_gives_back_nothing(said: SaidSlurm, dirs: StateDir) -> None:
@@ -114,11 +122,11 @@ def test_a_look_alone_gives_back_nothing(said: SaidSlurm, dirs: StateDir) -> Non
 
 def test_a_unit_that_was_lost_holds_no_node_once_its_job_is_over(said: SaidSlurm, dirs: StateDir) -> None:
     """It has left no exit code, and a new process has not seen it silent for long enough."""
-    said.jobs = {"8": f"{lease_prefix(dirs.path)}n0"}
+    said.jobs = {"8": f"{lease_prefix(dirs.path)}n0", "9": f"{lease_prefix(dirs.path / 'other')}n0"}
     kept_attempt(dirs, "a", "n0")
     assert backend(dirs).release() == 0
     assert backend(dirs).release({"a"}) == 1
-    assert not said.jobs
+    assert list(said.jobs) == ["9"], "that of another directory"
 
 
 def test_a_lease_that_is_still_being_submitted_is_given_back(said: SaidSlurm, dirs: StateDir) -> None:
@@ -131,7 +139,7 @@ def test_a_lease_that_is_still_being_submitted_is_given_back(said: SaidSlurm, di
     assert not said.jobs
 
 
-def test_a_lease_that_ends_at_once_is_asked_for_less_and_less_often(
+def test_a_lease_that_ends_at_once_is_asked_for_less_and_less(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A site's rules may end or rename it, and its controller keeps each of them for minutes."""
@@ -180,3 +188,102 @@ def test_a_node_on_which_nothing_starts_gets_no_work_for_a_while(
         (False, "nothing is heard of it"),
         (True, ""),
     ]
+
+
+def test_a_second_lease_of_a_node_is_given_back(said: SaidSlurm, dirs: StateDir) -> None:
+    said.jobs = dict.fromkeys(("7", "8"), f"{lease_prefix(dirs.path)}n0")
+    handle = kept_attempt(dirs, "a", "n0")
+    found = backend(dirs)
+    assert found.adopt() == [handle]
+    until(lambda: (found.poll([handle]), "8" not in said.jobs)[1])
+    assert "7" in said.jobs
+
+
+def test_a_lease_that_slurm_refuses_is_why_its_node_is_down(
+    said: SaidSlurm, dirs: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(leases, "WAIT_S", 0.0)
+    said.refusal = "sbatch: error: invalid partition"
+    found, handle = backend(dirs), kept_attempt(dirs, "a", "n0")
+    found.adopt()
+    until(lambda: (found.poll([handle]), "no lease" in caplog.text)[1])
+    expected = f"Slurm refuses its lease: {said.refusal}"
+    until(lambda: [node.reason for node in found.nodes()] == [expected] * 2)
+
+
+def test_what_is_stopped_before_its_lease_runs_is_not_started(said: SaidSlurm, dirs: StateDir) -> None:
+    said.gate.clear()
+    found, handle = backend(dirs), Handle("a", 1, dirs.job("a").attempt(1).path)
+    handle.folder.mkdir(parents=True)
+    found.start(handle, [Unit("n0", ("true",), "/", {"CUDA_VISIBLE_DEVICES": ""})])
+    assert found.poll([handle])[handle] == (RUNNING,)
+    found.stop(handle, "term")
+    said.gate.set()
+    assert found.poll([handle])[handle] == (UnitStatus("exited", -15),)
+    assert not handle.files.keeper(0).exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "problem"),
+    [
+        (("n9",), {}, "Slurm knows no node n9"),
+        (("n0",), {"gpus": 5, "slots": "gpu"}, "5 GPUs on node n0, Slurm says 4"),
+    ],
+)
+def test_the_cluster_file_says_what_slurm_says(
+    said: SaidSlurm, dirs: StateDir, names: tuple[str, ...], more: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(BadInputError, match=problem):
+        SlurmBackend(slurm_nodes(*names, **more), dirs).nodes()
+
+
+def test_a_dry_run_shows_each_lease_and_each_step(said: SaidSlurm, dirs: StateDir) -> None:
+    found = SlurmBackend(slurm_nodes("n0", slots="gpu"), dirs)
+    found.nodes()
+    handle = Handle("a", 1, dirs.path / "jobs/a/attempts/1")
+    unit = Unit("n0", ("python", "train it.py"), "/work", {"CUDA_VISIBLE_DEVICES": "2", "SEED": "1 2"})
+    lease, step = found.shown(handle, [unit])
+    assert lease.startswith(f"sbatch --parsable --job-name={lease_prefix(dirs.path)}n0 ")
+    assert step.startswith(
+        "env CUDA_VISIBLE_DEVICES=2 'SEED=1 2' srun --quiet --jobid=LEASE_OF_n0 --job-name=a.1.0 "
+    )
+    *_, keeper, folder, number, slots, workdir, program, script = shlex.split(step)
+    assert Path(keeper).name == "step.py"
+    assert (folder, number, slots, workdir) == (str(handle.folder), "0", "2", "/work")
+    assert (program, script) == ("python", "train it.py")
+    assert not handle.folder.exists()
+    assert not said.submitted
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | int]:
+    """What names lead to: an address, or the number of an error."""
+    found: dict[str, str | int] = {}
+
+    def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        answer = found.get(name, socket.EAI_NONAME)
+        if isinstance(answer, int):
+            raise socket.gaierror(answer, "it is said why")
+        return [(0, 0, 0, "", (answer, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(leases, "NAME_AGAIN_S", 0.0)
+    return found
+
+
+def test_a_node_that_gets_its_name_later_is_down_until_then(known: dict[str, str | int]) -> None:
+    """As one in a cloud that has not been powered up."""
+    found, node = Addresses(), Node(name="n1", gpus=1)
+    assert found.look_up(node, None) == "its address n1 is not known on this machine"
+    assert found.of("n1") == "n1"
+    known["n1"] = "10.0.0.2"
+    assert (found.look_up(node, None), found.of("n1")) == ("", "10.0.0.2")
+
+
+@pytest.mark.parametrize("answer", ["8.8.8.8", socket.EAI_AGAIN])
+def test_an_address_that_is_public_or_has_no_answer_ends_the_run(
+    known: dict[str, str | int], answer: str | int
+) -> None:
+    known["n1"] = answer
+    with pytest.raises(BadInputError, match="n1"):
+        Addresses().look_up(Node(name="n1", gpus=1), None)
