@@ -24,7 +24,7 @@ from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
         ("0,1", "0", 0, []),
     ],
 )
-def test_a_task_has_the_gpus_that_slurm_names_or_its_share_of_the_node_s(
+def test_a_task_has_the_gpus_that_slurm_names_or_its_share(
     given: str, local: str, wanted: int, own: list[str]
 ) -> None:
     assert gpus_of({"CUDA_VISIBLE_DEVICES": given, "SLURM_LOCALID": local}, wanted=wanted) == own
@@ -53,7 +53,7 @@ def test_a_task_without_a_unit_does_nothing(tmp_path: Path, monkeypatch: pytest.
     assert main([str(tmp_path)]) == 0
 
 
-def test_torchruns_that_meet_learn_where_and_others_stay_as_they_are() -> None:
+def test_only_torchruns_that_meet_get_an_address() -> None:
     meets = ["torchrun", "--nnodes=2", "--master-addr=127.0.0.1", "--local-addr=127.0.0.1", "--", "t.py"]
     assert on_this_node([*meets, "--master-addr=x"], "10.0.0.2", "10.0.0.1") == [
         *("torchrun", "--nnodes=2", "--master-addr=10.0.0.1", "--local-addr=10.0.0.2"),
