@@ -19,7 +19,7 @@ def test_here_it_is_one_that_is_free() -> None:
         pass
 
 
-def test_on_another_machine_it_is_one_that_systems_give_to_nobody_by_themselves() -> None:
+def test_on_another_machine_it_is_one_that_no_system_gives_itself() -> None:
     """That machine cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
     with pytest.raises(OSError, match=r"."):
         free_port(ELSEWHERE)

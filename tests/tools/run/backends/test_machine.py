@@ -85,7 +85,7 @@ def test_instances_are_named_by_their_own_uuid(monkeypatch: pytest.MonkeyPatch) 
         ("3, GPU-aa", (1, 1), [("GPU-dd44",), ("GPU-aa11",)], 2),
     ],
 )
-def test_gpus_that_the_caller_may_use_are_given_out_in_order_and_no_more_than_there_are(
+def test_gpus_that_the_caller_may_use_are_given_out_in_order(
     visible: str | None,
     counts: tuple[int, ...],
     devices: list[tuple[str, ...]],
@@ -101,7 +101,7 @@ def test_gpus_that_the_caller_may_use_are_given_out_in_order_and_no_more_than_th
         LocalBackend(cluster(4, 2), tmp_path).nodes()
 
 
-def test_a_node_gets_the_devices_that_it_names_and_others_what_is_left(
+def test_a_node_gets_the_devices_that_it_names_others_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch, *PLAIN)

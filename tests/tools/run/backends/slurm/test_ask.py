@@ -65,7 +65,7 @@ def test_a_command_that_fails_is_a_missing_service(command: Path, script: str, s
 
 
 @pytest.mark.parametrize("backend", [SlurmBackend, SlurmJobsBackend])
-def test_a_dry_run_without_a_controller_says_what_cannot_be_asked_and_what_to_do(
+def test_without_a_controller_a_dry_run_says_what_to_do(
     command: Path, tmp_path: Path, backend: type[SlurmBackend | SlurmJobsBackend]
 ) -> None:
     write(command.with_name("squeue"), "echo 'squeue: error: no controller' >&2; exit 1")
@@ -86,7 +86,7 @@ def test_without_slurm_its_command_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ask(["sinfo"])
 
 
-def test_a_job_of_its_own_gets_no_word_of_a_launcher_around_this_one(
+def test_a_job_of_its_own_gets_no_variables_of_a_launcher(
     command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What sbatch sees is what the workers see."""

@@ -54,11 +54,12 @@ def test_a_slot_that_slurm_does_not_give_is_an_error(given: str) -> None:
         step.environment({**WHERE, "CUDA_VISIBLE_DEVICES": given}, "2")
 
 
-def test_a_unit_that_lacks_its_gpu_ends_and_says_why(tmp_path: Path) -> None:
-    env = {**os.environ, **WHERE, "CUDA_VISIBLE_DEVICES": "0"}
-    words = [sys.executable, "-I", "-S", step.__file__, str(tmp_path), "0", "1", "/", "true"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-    assert done.stderr == "pliant: slot 1 of n1 has no GPU: Slurm gives the step 0\n"
+def test_a_unit_that_lacks_its_gpu_ends_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert start(tmp_path, "true", gpus="1").wait() == 0
+    assert capfd.readouterr().err == "pliant: slot 1 of n1 has no GPU: Slurm gives the step 0\n"
     assert code(tmp_path) == 1
 
 
@@ -94,8 +95,10 @@ def test_a_signal_of_slurm_is_noted_and_an_order_is_not(tmp_path: Path) -> None:
     ordered = tmp_path / "ordered"
     ordered.mkdir()
     (ordered / "orders-0").write_text("term")
-    start(ordered, "sleep", "600").wait()
+    start(ordered, "sh", "-c", f"echo ran > {tmp_path}/ran").wait()
+    assert code(ordered) == -15
     assert not (ordered / "unit-0.displaced").exists()
+    assert not (tmp_path / "ran").exists(), "it was to end before it was started"
 
 
 IGNORES = """
@@ -106,7 +109,7 @@ while not pathlib.Path("end").exists():
 """
 
 
-def test_a_notice_of_slurm_is_noted_and_ends_no_command_that_knows_nothing_of_it(tmp_path: Path) -> None:
+def test_a_notice_of_slurm_is_noted_and_ends_no_command(tmp_path: Path) -> None:
     """All processes of a step get it; of an unprepared one it would be the end."""
     attempt = tmp_path / "1"
     attempt.mkdir()
@@ -122,10 +125,3 @@ def test_a_notice_of_slurm_is_noted_and_ends_no_command_that_knows_nothing_of_it
     (attempt / "end").touch()
     keeper.wait()
     assert code(attempt) == 0
-
-
-def test_a_unit_that_shall_end_before_it_is_started_does_not_start(tmp_path: Path) -> None:
-    (tmp_path / "orders-0").write_text("term")
-    start(tmp_path, "sh", "-c", "echo ran > ran").wait()
-    assert code(tmp_path) == -15
-    assert not (tmp_path / "ran").exists()
