@@ -29,14 +29,12 @@ def test_a_folder_is_on_the_mount_nearest_above_it(tmp_path: Path) -> None:
     assert mount_of(Path("/"), tmp_path / "none") == Mount("")
 
 
-def test_a_folder_is_probed_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_folder_is_probed_and_nothing_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks without effect are noticed."""
     found = probe(tmp_path)
     assert (found.locks, found.skew_s) == (True, 0.0)
     assert found.sync_s > 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_locks_without_effect_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda _descriptor, _kind: None)
     assert probe(tmp_path).locks is False
 

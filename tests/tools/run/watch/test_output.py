@@ -36,15 +36,8 @@ def pieces_of(output: OutputFile) -> bytes:
     return b"".join(piece for piece in output.rest() if isinstance(piece, bytes))
 
 
-def test_a_large_file_comes_in_pieces(path: Path) -> None:
-    size = logs.PIECE
-    whole = os.urandom(3 * size + 5)
-    path.write_bytes(whole)
-    expected = [whole[:size], whole[size : 2 * size], whole[2 * size : 3 * size], whole[-5:]]
-    assert list(OutputFile(path).rest()) == expected
-
-
-def test_each_byte_is_read_once_and_a_missing_file_has_none(path: Path) -> None:
+def test_each_byte_is_read_once_in_pieces(path: Path) -> None:
+    """A file that is not there has none."""
     output = OutputFile(path)
     assert list(output.rest()) == []
     with path.open("ab", buffering=0) as file:
@@ -52,6 +45,11 @@ def test_each_byte_is_read_once_and_a_missing_file_has_none(path: Path) -> None:
             file.write(line)
             assert list(output.rest()) == [line]
             assert list(output.rest()) == []
+    size = logs.PIECE
+    whole = os.urandom(3 * size + 5)
+    path.write_bytes(whole)
+    expected = [whole[:size], whole[size : 2 * size], whole[2 * size : 3 * size], whole[-5:]]
+    assert list(OutputFile(path).rest()) == expected
 
 
 def test_what_was_taken_away_before_it_was_read_is_counted(path: Path) -> None:

@@ -61,11 +61,18 @@ def shown(status: Status, now_s: float, job_id: str = "a") -> list[str]:
 
 
 def test_a_job_that_has_just_started_shows_for_how_long() -> None:
+    """What the policy says is shown to those who ask for it."""
     assert status_text(Status(log(START)), 13.5).splitlines() == [
         "job  state     GPUs/batch  progress  until  why",
         "a    starting  2           0 %       -      for 2 s",
         "b    waiting   -           -         -      for 1 GPU",
     ]
+    seen = Status(log(START), reasons={"a": "its [turn]", "b": "F = 12.5"})
+    assert "its [turn]" not in status_text(seen, 16.0)
+    assert "F = 12.5" not in status_text(seen, 16.0)
+    explained = status_text(seen, 16.0, explain=True).splitlines()
+    assert explained[1].endswith("policy: its [turn]")
+    assert explained[2].endswith("for 1 GPU; policy: F = 12.5")
 
 
 @pytest.mark.parametrize(
@@ -90,15 +97,6 @@ def test_the_line_of_a_job_says_how_far_it_is_until_when_and_why(
     events: Sequence[Event], now_s: float, expected: list[str]
 ) -> None:
     assert shown(Status(log(START, *events)), now_s)[-len(expected) :] == expected
-
-
-def test_what_the_policy_says_is_shown_to_those_who_ask_for_it() -> None:
-    seen = Status(log(START), reasons={"a": "its [turn]", "b": "F = 12.5"})
-    assert "its [turn]" not in status_text(seen, 16.0)
-    assert "F = 12.5" not in status_text(seen, 16.0)
-    explained = status_text(seen, 16.0, explain=True).splitlines()
-    assert explained[1].endswith("policy: its [turn]")
-    assert explained[2].endswith("for 1 GPU; policy: F = 12.5")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +136,7 @@ def test_a_job_that_arrives_later_says_when_by_which_clock() -> None:
     assert why(2e9 + 61) == [due, due]
 
 
-def test_one_line_counts_the_jobs_by_state() -> None:
+def test_one_line_counts_jobs_and_the_summary_has_their_times() -> None:
     failed = log(START, ends("requeue", **RETRY))
     assert shown(Status(failed), 22.0)[:2] == ["a", "retrying"]
     logs = (log(START), fold([]), failed, log(START, ends("preempt")))
@@ -148,9 +146,6 @@ def test_one_line_counts_the_jobs_by_state() -> None:
         "1 waiting, 1 waiting to retry",
         "1 preempted, 1 waiting",
     ]
-
-
-def test_the_summary_has_waiting_and_completion_times() -> None:
     first, second = summary(log(START, at(300.0), ends("finish", 1000.0))).splitlines()[1:]
     assert first.split() == ["a", "finished", "2.0", "s", "10.0", "s", "1000", "0.125"]
     assert second.split()[:4] == ["b", "waiting", "-", "-"]
@@ -166,6 +161,12 @@ def followed(console: Console, text: io.StringIO, *times: float) -> str:
 def test_only_a_terminal_with_a_cursor_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one gets a line every ten seconds, and a quiet one nothing."""
     text = io.StringIO()
+    console = Console(file=text, width=100, force_terminal=True)
+    with Screen(console, "state directory: x", lambda log: frozenset(log.active)) as screen:
+        screen(log(START), 100.0)
+    assert "running" in text.getvalue()
+    assert "starting" not in text.getvalue()
+    text = io.StringIO()
     table = followed(Console(file=text, width=100, force_terminal=True), text, 100.0, 100.1)
     assert "starting" in table
     assert "1 running, 1 waiting" not in table
@@ -178,15 +179,6 @@ def test_only_a_terminal_with_a_cursor_gets_a_table(monkeypatch: pytest.MonkeyPa
     text = io.StringIO()
     lines = followed(Console(file=text, width=40, force_terminal=True), text, 100.0, 101.0).splitlines()
     assert lines == ["pliant: state directory: [x]", "pliant: 1 running, 1 waiting"]
-
-
-def test_a_job_that_may_never_report_runs_once_it_is_launched() -> None:
-    text = io.StringIO()
-    console = Console(file=text, width=100, force_terminal=True)
-    with Screen(console, "state directory: x", lambda log: frozenset(log.active)) as screen:
-        screen(log(START), 100.0)
-    assert "running" in text.getvalue()
-    assert "starting" not in text.getvalue()
 
 
 class Gone(io.StringIO):

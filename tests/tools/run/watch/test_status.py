@@ -460,20 +460,17 @@ def test_after_a_turn_of_cron_no_loop_is_advised(dirs: StateDir, capsys: Capture
     assert (check.verdict, "--follow" in check.text + check.advice) == ("ok", False)
 
 
-def test_before_the_first_run_any_run_is_advised(tmp_path: Path, capsys: Capture) -> None:
-    record(StateDir(tmp_path / "state"))
-    status(state=tmp_path / "state")
-    assert "begin one with pliant run --state" in capsys.readouterr().err
-
-
-def test_a_clock_that_was_set_back_is_named(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+def test_a_clock_set_back_and_a_directory_without_a_run_are_named(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("time.time", lambda: NOW_S - 86400.0)
     status(state=dirs.path)
     assert "the log is 1 d ahead of this machine's clock, which was set back" in capsys.readouterr().err
     status(state=dirs.path, format=Form.json)
     assert json.loads(capsys.readouterr().out)["log_ahead_seconds"] == 86400.0
+    record(StateDir(tmp_path / "new"))
+    status(state=tmp_path / "new")
+    assert "begin one with pliant run --state" in capsys.readouterr().err
 
 
 def test_a_predicted_interval_holds_while_the_speed_goes_up_and_down(dirs: StateDir) -> None:

@@ -53,7 +53,7 @@ def seen(dirs: StateDir) -> list[Use]:
     return UseMeter(dirs.path).look()[1]
 
 
-def test_jobs_that_hold_gpus_are_shown_with_their_reports(dirs: StateDir) -> None:
+def test_jobs_that_hold_gpus_are_shown_with_their_reports(dirs: StateDir, tmp_path: Path) -> None:
     measured = {"samples_per_second": 120.0, "step_seconds": 0.25, "loss": 1.5, "memory": 3 << 29}
     reports(dirs, "a", NOW_S + 5, generation=3, **measured)
     log, uses = UseMeter(dirs.path).look()
@@ -64,6 +64,8 @@ def test_jobs_that_hold_gpus_are_shown_with_their_reports(dirs: StateDir) -> Non
         "a A 2 25 % 120 60 0.25 s 64 - 1.5 GiB 1.5 1.3 3 s ago",
     ]
     assert summary_line(log, uses) == "2 jobs on 6 of 8 GPUs, 1 without"
+    with pytest.raises(UsageError, match="no state directory"):
+        UseMeter(tmp_path)
 
 
 def test_the_order_is_that_which_was_asked_for(dirs: StateDir) -> None:
@@ -105,11 +107,6 @@ def test_no_line_is_wider_than_the_terminal(dirs: StateDir, width: int, speed: f
     uses = seen(dirs)
     uses[0].job.job = uses[0].job.job.model_copy(update={"user": user})
     assert max(map(width_of, top_text(uses, NOW_S + 1e6, width).splitlines())) <= width
-
-
-def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no state directory"):
-        UseMeter(tmp_path)
 
 
 def test_shared_gpus_count_once_in_all_and_one_half_for_each_job(dirs: StateDir) -> None:

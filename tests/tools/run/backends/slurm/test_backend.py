@@ -216,17 +216,3 @@ def test_a_step_that_cannot_be_started_is_tried_again(
     assert launcher.until(job, ended) == (UnitStatus("exited", 1),)
     assert "No such file or directory" in job.files.launcher_log(0).read_text()
     assert job.files.logs.joinpath("srun-0.log").read_text().count("exit code 2") == units.TRIES
-
-
-def test_a_node_that_is_not_heard_of_has_lost_its_units(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before Slurm knows: its keepers are silent. What comes back finds the order to end."""
-    monkeypatch.setattr(units, "DEAD_S", 4.0)
-    job = launcher.start("a", ("n0", "echo $PPID > pid; sleep 600"))
-    keeper = int(launcher.until_file("pid", job))
-    os.kill(keeper, signal.SIGSTOP)
-    assert launcher.until(job, ended) == (UnitStatus("lost"),)
-    assert [node.reason for node in launcher.backend.nodes()] == ["nothing is heard of it", ""]
-    os.kill(keeper, signal.SIGCONT)
-    assert launcher.until(job, lambda statuses: statuses[0].code) == (UnitStatus("exited", -9),)

@@ -46,7 +46,8 @@ def lease(cluster: Cluster) -> Lease:
     return lease_of(cluster, cluster.expanded()[0], STATE)
 
 
-def test_a_lease_holds_a_whole_node_and_does_nothing() -> None:
+def test_a_lease_holds_a_node_or_the_part_that_the_file_says() -> None:
+    """It does nothing."""
     cluster = one_node()
     assert sbatch_lease(lease(cluster), cluster.slurm, STATE) == (
         *("sbatch", "--parsable", f"--job-name={lease_prefix(STATE)}n1"),
@@ -55,13 +56,7 @@ def test_a_lease_holds_a_whole_node_and_does_nothing() -> None:
         *("--chdir=/", "--output=/dev/null", "--error=/dev/null", "--export=NONE"),
         "--wrap=exec sleep infinity",
     )
-
-
-def test_a_lease_of_cpu_slots_asks_for_no_gpu() -> None:
     assert lease(one_node(slots="cpu")) == Lease(f"{lease_prefix(STATE)}n1", "n1", 0)
-
-
-def test_a_part_of_a_node_is_what_the_file_says() -> None:
     shared = one_node(slurm={"exclusive": False}, gpus=2, cpus=6.5, memory=8 << 30)
     words = sbatch_lease(lease(shared), shared.slurm, STATE)
     assert {"--cpus-per-task=7", "--mem=8192M", "--gres=gpu:2"} < set(words)
@@ -104,7 +99,7 @@ def test_each_directory_and_each_attempt_has_names_of_its_own(tmp_path: Path) ->
     assert all(name.startswith("pliant-") and name[-4:] in (".a.1", ".a.2") for name in names)
 
 
-def test_steps_of_a_lease_share_what_it_has() -> None:
+def test_steps_share_a_lease_unless_slurm_chooses_their_gpus() -> None:
     step = StepRequest("7", "resnet.2.0", Path("/shared/100%/launcher-0.log"), gres="gpu:4")
     assert srun_step(step, ("python", "keep it.py")) == (
         *("srun", "--quiet", "--jobid=7", "--job-name=resnet.2.0", "--nodes=1", "--ntasks=1", "--mem=0"),
@@ -112,9 +107,6 @@ def test_steps_of_a_lease_share_what_it_has() -> None:
         *("--input=none", "--output=/shared/100%%/launcher-0.log", "--open-mode=append"),
         *("python", "keep it.py"),
     )
-
-
-def test_where_slurm_chooses_the_gpus_a_step_has_them_for_itself() -> None:
     assert step_gres(SlurmOptions(), 4, 1) == "gpu:4"
     assert step_gres(SlurmOptions(gpu_choice="slurm", gres="gpu:a100"), 4, 2) == "gpu:a100:2"
     assert step_gres(SlurmOptions(), 0, 1) == ""

@@ -20,7 +20,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import slurm_nodes
 from tests.tools.run.scripts import PlainSlurmBackend
-from tests.tools.run.site import PLIANT, QUICK, Site, environment, in_order, until
+from tests.tools.run.site import PLIANT, QUICK, Site, environment, until
 from tests.tools.run.test_training import ELASTIC
 
 REAL = (sys.executable, "-m", "pliant.cli")
@@ -126,25 +126,6 @@ def test_calls_from_cron_start_jobs_once_their_leases_run(site: SlurmSite, live:
     until(lambda: not run_once(options)[0].active)
     assert site.samples() == {"a": 200.0, "b": 200.0}
     until(lambda: not leases(live))
-
-
-@pytest.mark.torch
-def test_an_elastic_job_leaves_a_node_whose_lease_ends(site: SlurmSite, live: SlurmCluster) -> None:
-    site.cluster = slurm_nodes("n0", "n1", gpus=1)
-    site.job("a", 40, 0.02, text=ELASTIC, samples=40 * 64, low=1, high=2)
-    run = site.run(site.schedule("fair-share"), "--until-done", program=REAL)
-    until(lambda: site.samples().get("a", 0.0) > 0)
-    listed = dict(line.split() for line in live.command("squeue", "-h", "-o", "%N %i").splitlines())
-    live.command("scancel", "--signal=USR1", listed["n1"])
-    until(lambda: "n1" in site.log().down)
-    assert site.log().down["n1"] == "Slurm has announced the end of its lease"
-    until(lambda: dict(site.log().jobs["a"].placement) == {"n0": 1})
-    until(lambda: (site.state / "jobs/a/attempts/1/exit-1").exists() or run.poll() is not None)
-    live.command("scancel", listed["n1"])
-    assert run.wait() == 0, site.said()
-    assert site.samples() == {"a": 40 * 64}
-    assert in_order(["start a 2", "shrink a 1", "node_down None", "finish a 0"], site.story()), site.story()
-    assert [path.name for path in (site.state / "jobs/a/attempts").iterdir()] == ["1"], "in place"
 
 
 def test_jobs_save_at_the_notice_that_slurm_gives_of_the_end(site: SlurmSite, live: SlurmCluster) -> None:

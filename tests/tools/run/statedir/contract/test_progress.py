@@ -22,6 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_each_report_is_read_once(path: Path) -> None:
+    """It names its schema, and only its owner reads it."""
     file = ProgressFile(path)
     assert file.fresh() is None
     write_progress(path, report())
@@ -29,9 +30,6 @@ def test_each_report_is_read_once(path: Path) -> None:
     assert file.fresh() is None
     write_progress(path, report(128.0, loss=0.5))
     assert file.fresh() == report(128.0, loss=0.5)
-
-
-def test_it_names_its_schema_and_only_its_owner_reads_it(path: Path) -> None:
     before = os.umask(0)
     try:
         write_progress(path, report())

@@ -61,7 +61,7 @@ def failed(time: float, attempt: int) -> Event:
     return holds(time, "requeue", 0, attempt=attempt, reason="exit code 1")
 
 
-def test_a_job_waits_runs_and_waits_again() -> None:
+def test_a_job_waits_runs_reports_and_waits_again() -> None:
     known = of()
     assert (known.phase, known.submitted_s, known.gpus, known.total_samples) == ("waiting", 10.0, 0, 1000.0)
     known.add(START)
@@ -69,21 +69,11 @@ def test_a_job_waits_runs_and_waits_again() -> None:
     assert (known.allocation.placement, known.allocation.cut) == ((("n0", 2),), (8, 2, 1.5))
     known.add(holds(12.0, "preempt", 0))
     assert (known.phase, known.gpus, known.placement, known.ended) == ("preempted", 0, (), False)
-
-
-def test_a_change_is_open_until_its_first_step_was_measured() -> None:
     assert of(START).change == ("start", 11.0)
     assert of(START, progress(12.0, 8.0)).change == ("start", 11.0)
     assert of(START, progress(12.0, 8.0, after="start")).change is None
-
-
-def test_worker_events_are_counted_by_attempt() -> None:
-    """So that none is read twice."""
     known = of(START, progress(12.0, 8.0), progress(13.0, 16.0), progress(14.0, 24.0, attempt=2))
     assert known.seen == {1: 2, 2: 1}
-
-
-def test_speed_is_measured_between_two_reports_of_one_allocation() -> None:
     assert of(START, progress(12.0, 8.0)).samples_per_second is None
     assert of(START, progress(12.0, 8.0), progress(14.0, 28.0)).samples_per_second == 10.0
     grown = holds(15.0, "grow", 3)
@@ -130,8 +120,8 @@ DISPLACED = Ending("displaced", "its node was taken away")
 FELL = Ending("failed", "it fell")
 
 
-def test_a_job_displaced_in_each_attempt_fails_from_the_fourth_on() -> None:
-    """A script that sends SIGTERM to all processes of its group, as it fails, looks like that."""
+def test_a_displaced_attempt_is_no_failure_until_the_fourth() -> None:
+    """A script that sends SIGTERM to its group, as it fails, looks like that. Where nothing starts, none counts."""
     known, ends = log(), list[Event]()
     for attempt in range(1, 7):
         known.add(replace(START, time=1000.0 * attempt))
@@ -142,9 +132,6 @@ def test_a_job_displaced_in_each_attempt_fails_from_the_fourth_on() -> None:
     assert [one.event for one in ends] == ["requeue"] * 5 + ["fail"]
     assert known.jobs["a"].reason.startswith("its node was taken away (or its script, which signals")
     assert known.jobs["a"].reason.endswith("6 times without progress")
-
-
-def test_a_place_where_nothing_starts_never_counts() -> None:
     known, verdict = log(), Ending("displaced", "nothing starts on node n0", began=False)
     for attempt in range(1, 9):
         known.add(replace(START, time=100.0 * attempt))
@@ -169,7 +156,7 @@ def test_a_job_that_gets_on_may_be_displaced_any_number_of_times(reports: bool) 
     assert last.retry_s == end_s + 1.0, "it is not started at once"
 
 
-def test_retries_wait_longer_each_time_and_the_log_has_the_end() -> None:
+def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
     known, waits = log(START), []
     for attempt in (1, 2, 3):
         waits.append((end(known, FELL, 20.0 * attempt, attempt).detail or {})["wait_seconds"])
@@ -179,9 +166,6 @@ def test_retries_wait_longer_each_time_and_the_log_has_the_end() -> None:
     assert (known_job.failures, known_job.retries) == (3, 3)
     last = end(known, FELL, 80.0, 4)
     assert (last.event, (last.detail or {})["reason"]) == ("fail", "it fell")
-
-
-def test_eleven_failures_within_an_hour_end_a_job_that_gets_on() -> None:
     known, ends = log(START), list[str]()
     while "fail" not in ends:
         attempt = len(ends) + 1
@@ -217,7 +201,8 @@ def hindered(gpus: int, *slots: str) -> Hindered:
     return Hindered("a", 1, Setback(tuple(map(Slot.parse, slots)), "no memory"), left)
 
 
-def test_a_job_that_could_not_grow_shrinks_and_loses_the_slot_for_a_while() -> None:
+def test_a_job_that_could_not_grow_shrinks_or_waits() -> None:
+    """It gets the slot again after a while, and has not failed."""
     known = log(START)
     shrink, down = report_events(hindered(1, "n0/1"), known, 20.0, 3)
     reason = "no memory; n0/1 is left out for 60 s"
@@ -231,9 +216,6 @@ def test_a_job_that_could_not_grow_shrinks_and_loses_the_slot_for_a_while() -> N
     assert (again.detail or {})["seconds"] == 120.0
     shrink, *_ = report_events(hindered(1, "n0/1", "n0/2", "n0/3"), log(START), 20.0, 3)
     assert (shrink.detail or {})["wait_seconds"] == 60.0, "after three slots it keeps its size"
-
-
-def test_a_job_with_too_few_workers_waits_and_has_not_failed() -> None:
     known = log(START)
     requeue, *_ = report_events(hindered(0, "n0/0", "n0/1"), known, 20.0, 3)
     known.add(requeue)
@@ -252,16 +234,13 @@ def test_the_first_step_after_a_change_carries_what_the_change_cost() -> None:
 
 
 def test_a_measured_speed_belongs_to_what_the_job_holds() -> None:
-    """The first report is of the step that ends the change; one of three workers is old."""
+    """Not a report of the step that ends a change, of three workers (it is old), or of a gang that leaves."""
     reports = [
         replace(progress(14.0 + number, 8.0 * number, step_seconds=0.5), gpus=gpus)
         for number, gpus in enumerate((2, 2, 3))
     ]
     seen = {"placement": [2], "local_batch": 2, "accum": 2, "step_seconds": 0.5}
     assert [(each.detail or {}).get("observed") for each in said(*reports)] == [None, seen, None]
-
-
-def test_a_gang_on_its_way_out_measures_nothing() -> None:
     (second,) = said(replace(progress(15.0, 8.0, step_seconds=0.5), gpus=2), settled=False)
     assert "observed" not in (second.detail or {})
     saved = event(15.0, "checkpoint", gpus=2, samples_done=8.0, overhead_seconds=0.3)
@@ -283,14 +262,11 @@ def test_a_worker_with_a_wrong_clock_moves_no_time_of_the_log(
     assert logged.time == logged_s
 
 
-def test_the_log_is_utc_and_reads_back_on_the_clock_of_the_schedule() -> None:
+def test_the_log_is_utc_and_knows_the_clock_of_the_schedule() -> None:
     submitted = submit_event(job("a", at=5.0), 1005.0)
     assert (submitted.detail or {})["job"]["submit_time"] == 1005.0
     (back, started) = on_clock([submitted, Event(1010.0, "start", "a", gpus=1)], 1000.0)
     assert (back.time, (back.detail or {})["job"]["submit_time"], started.time) == (5.0, 5.0, 10.0)
-
-
-def test_the_first_decision_names_the_run_and_later_ones_the_clock() -> None:
     schedule = Schedule(time=0.0, policy=PolicyUse(name="fifo", seed=3), cluster=cluster(2))
     known = fold([run_event(schedule, "hash", 5.0), decision_event(6.0, 4.5, "fifo", 0.01)])
     assert known.info is not None

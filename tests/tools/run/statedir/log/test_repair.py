@@ -161,8 +161,8 @@ def test_jobs_count_once_only_while_they_share() -> None:
     assert gpus_of_jobs(repaired(*apart, holds(4, "start", "c", half))[0]) == {"b": 2, "c": 2}
 
 
-def test_a_job_on_a_node_that_went_down_waits_again() -> None:
-    """Others get the rest. So does one that starts there, where the line is lost that the node came back."""
+def test_only_jobs_that_are_in_the_way_lose_their_gpus() -> None:
+    """So do those on a node that went down, and one that starts there before it came back."""
     log, said = repaired(
         holds(1, "start", "a", N0, ("n1", 2)), holds(1, "start", "b", ("n1", 1)), down(2, "n1")
     )
@@ -175,9 +175,6 @@ def test_a_job_on_a_node_that_went_down_waits_again() -> None:
     assert said == [
         "job a: the log was repaired: a line about its GPUs is lost; it goes on from its last checkpoint"
     ]
-
-
-def test_only_jobs_that_are_in_the_way_lose_their_gpus() -> None:
     starts = [
         holds(1, "start", name, (node, count)) for name, node, count in (("a", "n0", 2), ("b", "n0", 2))
     ]

@@ -202,14 +202,6 @@ def test_a_damaged_snapshot_is_not_used(tmp_path: Path) -> None:
         assert read_log(tmp_path) == fold(events)
 
 
-def test_damage_before_the_snapshot_is_noticed_too(tmp_path: Path) -> None:
-    state = written(tmp_path, Story(6).go_on(50), 30)
-    data = bytearray(state.events.read_bytes())
-    data[300] ^= 1
-    state.events.write_bytes(data)
-    assert run_command(lambda: read_log(tmp_path)) == 3
-
-
 def test_a_snapshot_of_a_version_with_other_fields_is_not_used(monkeypatch: Any) -> None:
     before = log_snapshot.folds_to()
 

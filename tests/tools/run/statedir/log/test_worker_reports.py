@@ -59,7 +59,7 @@ def test_a_report_refines_a_job_on_gpus_in_its_newest_attempt() -> None:
     assert (known.samples_done, known.samples_per_second) == (300.0, None), "not at the speed of before"
 
 
-def test_an_event_of_the_log_says_how_far_its_job_was() -> None:
+def test_an_event_of_the_log_says_how_far_its_job_was(tmp_path: Path) -> None:
     found = log(START, FIRST)
     found.newest["a"] = report(300.0, loss=0.125)
     shrink = event(16.0, "shrink", gpus=1, placement=(("n0", 1),))
@@ -71,6 +71,12 @@ def test_an_event_of_the_log_says_how_far_its_job_was() -> None:
         (400, None),
     ]
     assert logged[3] == FIRST
+    with State(tmp_path / "state") as state:
+        state.record([submit_event(job("a"), 10.0), START, FIRST])
+        state.log.newest["a"] = report(300.0)
+        state.record([REQUEUE])
+        assert read_log(tmp_path / "state").jobs == state.log.jobs
+        assert state.log.jobs["a"].furthest == 300.0
 
 
 def test_a_failure_after_reported_progress_is_the_first_one_again() -> None:
@@ -100,15 +106,6 @@ def test_an_observer_and_a_policy_from_cron_read_the_reports(tmp_path: Path) -> 
     assert seen.detail == {"noise_scale": 12.0}
 
 
-def test_what_a_run_records_is_read_back_the_same(tmp_path: Path) -> None:
-    with State(tmp_path / "state") as state:
-        state.record([submit_event(job("a"), 10.0), START, FIRST])
-        state.log.newest["a"] = report(300.0)
-        state.record([REQUEUE])
-        assert read_log(tmp_path / "state").jobs == state.log.jobs
-        assert state.log.jobs["a"].furthest == 300.0
-
-
 def samples(tail: Tail) -> list[float | None]:
     return [event.samples_done for event in tail.read()]
 
@@ -117,7 +114,8 @@ def progress(number: float) -> Event:
     return Event(number, "progress", "a", samples_done=number)
 
 
-def test_each_event_is_read_once_and_a_successor_skips_those_seen(tmp_path: Path) -> None:
+def test_each_event_is_read_once_when_its_line_is_whole(tmp_path: Path) -> None:
+    """A successor skips those that were seen."""
     path = tmp_path / "progress.jsonl"
     tail, successor = Tail(path), Tail(path, skip=3)
     assert samples(tail) == []
@@ -130,10 +128,7 @@ def test_each_event_is_read_once_and_a_successor_skips_those_seen(tmp_path: Path
         assert samples(tail) == [3, 4]
         assert samples(tail) == []
         assert samples(successor) == [4]
-
-
-def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "progress.jsonl"
+    path = tmp_path / "torn.jsonl"
     tail = Tail(path)
     with EventWriter(path) as writer:
         writer.append([progress(1), progress(2)])
