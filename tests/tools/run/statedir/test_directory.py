@@ -1,34 +1,41 @@
-"""A state directory is its owner's alone."""
+"""A state directory is its owner's alone, of one format, and no copy of another one."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pliant.schemas.errors import UsageError
+from pliant import __version__
+from pliant.cli.common import run_command
+from pliant.cli.status import status
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_until_done
-from pliant.tools.run.service.submit import cancel, submit
+from pliant.tools.run.service.submit import cancel, order_jobs, submit
 from pliant.tools.run.statedir import directory as private
-from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.directory import FORMAT, Home, StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, finish_event, release_event, submit_event
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.statedir.state import State
-from pliant.tools.run.watch.output import job_output
-from pliant.tools.run.watch.status import Watcher
+from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.run.watch.output import job_output, last_events
+from pliant.tools.run.watch.status import Watcher, look_at
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.instant import opens
+from tests.tools.run.stories import Story
 
 STARTED = Event(2.0, "start", "a", gpus=1, placement=(("n0", 1),))
 
@@ -292,3 +299,169 @@ def test_the_name_of_a_directory_is_on_disk_before_a_job_is_accepted(
     submit(deep.path, [runs("a")], "jobs.jsonl", folder=dirs.path.parent, now_s=0.0, check_scripts=False)
     above = dirs.path.parent
     assert {above, above / "x", above / "x" / "y"} <= set(synced)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> StateDir:
+    story = Story(5)
+    story.go_on(40)
+    return story.write(tmp_path / "state")
+
+
+def test_a_writer_notes_its_format_for_the_owner_alone(written: StateDir) -> None:
+    said = json.loads(written.version.read_bytes())
+    home = said.pop("home")
+    assert said == {"schema": "pliant.state/1", "format": FORMAT, "pliant": __version__}
+    assert (home["host"], home["path"]) == (os.uname().nodename, str(written.path))
+    assert written.version.stat().st_mode & 0o777 == 0o600
+
+
+def bytes_in(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_first_writer_gives_a_directory_its_version(written: StateDir) -> None:
+    written.version.unlink()
+    before = bytes_in(written.path)
+    log = Watcher(written.path).look().log
+    assert bytes_in(written.path) == before
+    with State(written.path) as state:
+        assert list(state.log.jobs) == list(log.jobs)
+    assert written.version.exists()
+    assert written.events.read_bytes() == before[written.events]
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "status": Watcher,
+    "run": State,
+    "schedule": look_at,
+    "events": lambda path: list(last_events(path, 1)),
+    "log": lambda path: list(job_output(path, "j0")),
+    "hold": lambda path: order_jobs(path, "hold", ["j0"]),
+    "submit": lambda path: submit(
+        path, [job("z", command=("x",))], "jobs", folder=path, now_s=0, check_scripts=False
+    ),
+}
+
+
+def test_nothing_is_done_with_a_directory_of_a_later_version(
+    written: StateDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = {"schema": "pliant.state/2", "format": FORMAT + 1, "pliant": "9.9", "also": [1]}
+    written.version.write_text(json.dumps(later))
+    before = bytes_in(written.path)
+    refusal = f"pliant 9.9 wrote it in format {FORMAT + 1}, .*: use pliant 9"
+    for use in READERS.values():
+        with pytest.raises(BadInputError, match=refusal):
+            use(written.path)
+    assert bytes_in(written.path) == before
+    assert run_command(lambda: status(state=written.path)) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "two", "pliant": "1"}', "[" * 100_000, "\xff"])
+def test_a_file_that_cannot_be_understood_is_named(written: StateDir, text: str) -> None:
+    written.version.write_text(text, encoding="latin-1")
+    with pytest.raises(BadInputError, match=r"version\.json: does not say the format of a state directory"):
+        State(written.path)
+
+
+def test_a_format_that_cannot_be_written_for_the_moment_stops_nothing(
+    written: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.version.unlink()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pliant.tools.run.statedir.directory.atomic_write", full)
+        State(written.path).close()
+    assert read_log(written.path).jobs
+    State(written.path).close()
+    assert written.version.exists()
+
+
+def with_a_job(path: Path, *, running: bool) -> Path:
+    """A state directory with one job that holds a GPU, or has ended."""
+    with State(path) as state:
+        state.record([submit_event(job("a"), 1.0), Event(2.0, "start", "a", gpus=1, placement=(("n0", 1),))])
+        if not running:
+            state.record([Event(3.0, "finish", "a", gpus=0, placement=())])
+    return path
+
+
+def copied(path: Path, to: Path) -> Path:
+    return shutil.copytree(path, to)
+
+
+def reopens(path: Path, *, restored: bool = False) -> bool:
+    with State(path, restored=restored):
+        return True
+
+
+def test_a_copy_whose_job_runs_is_refused_until_the_original_is_gone(tmp_path: Path) -> None:
+    copy = copied(with_a_job(tmp_path / "state", running=True), tmp_path / "copy")
+    before = bytes_in(copy)
+    with pytest.raises(UsageError) as caught:
+        reopens(copy)
+    assert str(caught.value) == (
+        f'{copy}: is a copy of {tmp_path}/state on host {os.uname().nodename}, where job "a" may still run: '
+        "one that is started here trains twice. Where nothing of it runs any more: pliant run --restored"
+    )
+    lock = {copy / "lock": b""}
+    assert bytes_in(copy) | lock == before | lock
+    assert reopens(tmp_path / "state")
+    assert reopens(copy, restored=True)
+    assert reopens(copy), "it is said once"
+
+
+def test_one_that_was_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
+    with_a_job(tmp_path / "state", running=True).rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=f"moved: was moved from {tmp_path}/state, where job"):
+        reopens(tmp_path / "moved")
+    (tmp_path / "moved").rename(tmp_path / "state")
+    assert reopens(tmp_path / "state")
+
+
+def test_a_snapshot_with_the_same_inodes_is_a_copy(tmp_path: Path) -> None:
+    """One of the whole file system."""
+    copy = StateDir(copied(with_a_job(tmp_path / "state", running=True), tmp_path / "snapshot"))
+    claimed = json.loads(copy.version.read_bytes())
+    claimed["home"]["inodes"] = Home.of(copy).inodes
+    copy.version.write_text(json.dumps(claimed))
+    with pytest.raises(UsageError, match=f"snapshot: is a copy of {tmp_path}/state on host"):
+        reopens(copy.path)
+    assert reopens(copy.path, restored=True)
+
+
+def test_a_directory_that_is_no_copy_or_runs_nothing_is_opened(tmp_path: Path) -> None:
+    ended = with_a_job(tmp_path / "ended", running=False)
+    assert reopens(copied(ended, tmp_path / "copy"))
+    assert reopens(ended.rename(tmp_path / "moved"))
+    state = with_a_job(tmp_path / "state", running=True)
+    (tmp_path / "link").symlink_to("state")
+    assert reopens(tmp_path / "link")
+    assert reopens(state)
+    copied(state, tmp_path / "backup")
+    state.rename(tmp_path / "broken")
+    copied(tmp_path / "backup", state)
+    assert reopens(state), "it was restored in its place"
+    version = StateDir(state).version
+    claimed = json.loads(version.read_bytes())
+    del claimed["home"]
+    version.write_text(json.dumps(claimed))
+    assert reopens(state), "it does not say where it was"
+    assert "home" in json.loads(version.read_bytes())
+
+
+def test_a_directory_that_another_host_mounts_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file server's folder, or one that a container has under another name."""
+    with_a_job(tmp_path / "state", running=True).rename(tmp_path / "mounted")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
+    assert reopens(tmp_path / "mounted")
+    copy = copied(tmp_path / "mounted", tmp_path / "copy")
+    with pytest.raises(UsageError, match=r"is a copy of .*/mounted on host elsewhere, where job"):
+        reopens(copy)

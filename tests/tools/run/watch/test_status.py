@@ -43,7 +43,7 @@ from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policy import Reserved
 from tests.builders import cluster, job
 from tests.effort import examples
-from tests.tools.run.statedir.contract.test_progress import report
+from tests.tools.run.statedir.contract.test_folders import report
 from tests.tools.run.stories import Story
 from tests.tools.schedule.foreign import Foreign
 

@@ -23,7 +23,7 @@ from pliant.tools.run.watch.top import Use, UseMeter, sorted_uses, summary_line,
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.effort import examples
-from tests.tools.run.statedir.contract.test_progress import report
+from tests.tools.run.statedir.contract.test_folders import report
 
 NOW_S = 2e9
 

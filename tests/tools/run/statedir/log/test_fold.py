@@ -121,7 +121,7 @@ FELL = Ending("failed", "it fell")
 
 
 def test_a_displaced_attempt_is_no_failure_until_the_fourth() -> None:
-    """A script that sends SIGTERM to its group, as it fails, looks like that. Where nothing starts, none counts."""
+    """As by a script that sends SIGTERM to its group as it fails. Where nothing starts, none counts."""
     known, ends = log(), list[Event]()
     for attempt in range(1, 7):
         known.add(replace(START, time=1000.0 * attempt))

@@ -20,7 +20,7 @@ from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status
 from tests.builders import job
-from tests.tools.run.statedir.contract.test_progress import report
+from tests.tools.run.statedir.contract.test_folders import report
 
 
 def event(time: float, name: EventName, **more: Any) -> Event:
