@@ -100,9 +100,7 @@ def test_gpus_that_the_caller_may_use_are_given_out_in_order(
         LocalBackend(cluster(4, 2), tmp_path).nodes()
 
 
-def test_a_node_gets_the_devices_that_it_names_others_the_rest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_gets_the_devices_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *PLAIN)
     gpus = list_gpus().gpus
     assert devices_by_node(naming((), ("GPU-aa11", "3")), gpus) == [

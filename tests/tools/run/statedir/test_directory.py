@@ -160,9 +160,7 @@ def of_a_stranger(status: os.stat_result) -> os.stat_result:
     return os.stat_result(fields)
 
 
-def test_root_may_look_at_another_users_folder_and_runs_nothing(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_only_looks_at_another_users_folder(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs)
     lstat = os.lstat
     monkeypatch.setattr(private, "_parts", lambda dirs: [(dirs.path, of_a_stranger(lstat(dirs.path)))])
@@ -221,9 +219,7 @@ def test_a_link_in_place_of_the_folder_of_a_running_job_is_refused(dirs: StateDi
     assert contents(outside) == before
 
 
-def test_a_job_with_a_link_in_place_of_its_folder_is_not_started(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_job_is_started_in_a_link(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs)
     outside = link_for(dirs, "a")
     before = contents(outside)
@@ -290,9 +286,7 @@ def test_a_request_that_another_user_put_there_is_ignored(
     assert "belongs to" in caplog.text
 
 
-def test_the_name_of_a_directory_is_on_disk_before_a_job_is_accepted(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_directory_is_on_disk_before_its_jobs(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(private, "sync_folder", synced.append)
     deep = StateDir(dirs.path.parent / "x" / "y" / "state")
@@ -344,9 +338,7 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def test_nothing_is_done_with_a_directory_of_a_later_version(
-    written: StateDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_done_in_a_later_version(written: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
     later = {"schema": "pliant.state/2", "format": FORMAT + 1, "pliant": "9.9", "also": [1]}
     written.version.write_text(json.dumps(later))
     before = bytes_in(written.path)
@@ -366,7 +358,7 @@ def test_a_file_that_cannot_be_understood_is_named(written: StateDir, text: str)
         State(written.path)
 
 
-def test_a_format_that_cannot_be_written_for_the_moment_stops_nothing(
+def test_a_format_that_cannot_be_written_stops_nothing(
     written: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written.version.unlink()
@@ -455,9 +447,7 @@ def test_a_directory_that_is_no_copy_or_runs_nothing_is_opened(tmp_path: Path) -
     assert "home" in json.loads(version.read_bytes())
 
 
-def test_a_directory_that_another_host_mounts_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_is_the_same_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file server's folder, or one that a container has under another name."""
     with_a_job(tmp_path / "state", running=True).rename(tmp_path / "mounted")
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))

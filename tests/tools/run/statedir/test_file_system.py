@@ -40,7 +40,7 @@ def test_a_folder_is_probed_and_nothing_stays_there(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("ahead_s", [12.0, -12.0])
-def test_another_clock_of_the_file_system_is_noticed(
+def test_a_clock_of_the_server_is_noticed(
     ahead_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = file_system._dated_s

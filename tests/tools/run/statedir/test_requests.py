@@ -81,9 +81,7 @@ def test_a_submission_is_a_job_file_with_folder_and_time(dirs: StateDir) -> None
     assert first.workdir == str(dirs.path.parent)
 
 
-def test_requests_keep_their_order_when_the_clock_is_set_back(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_clock_changes_the_order_of_requests(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([500, 500, 300, 300, 100, 100])
     monkeypatch.setattr(spool.time, "time_ns", lambda: next(times))
     for name in ("c", "b", "a"):
@@ -255,9 +253,7 @@ def test_a_request_waits_for_a_submission_that_cannot_be_read(
     assert own.requests() == [], "there is no such job any more"
 
 
-def test_a_folder_that_cannot_be_listed_for_a_moment_ends_no_loop(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unlisted_folder_ends_no_loop(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs, runs("a"))
     seen, fresh = Spool(dirs), Spool(dirs)
     before = seen.requests()
@@ -270,9 +266,7 @@ def test_a_folder_that_cannot_be_listed_for_a_moment_ends_no_loop(
     assert len(seen.requests()) == 2
 
 
-def test_orders_are_numbered_in_order_without_a_listing_for_each(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_orders_are_numbered_after_one_listing(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"j{number}" for number in range(20)]
     ask(dirs, *(runs(name) for name in names))
     looks, real = [0], os.listdir

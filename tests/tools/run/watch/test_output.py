@@ -65,9 +65,7 @@ def test_what_was_taken_away_before_it_was_read_is_counted(path: Path) -> None:
     assert list(output.rest()) == []
 
 
-def test_what_is_taken_away_while_it_is_read_is_no_row_of_zeros(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_taken_away_is_no_row_of_zeros(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = b"x" * (4 * MOST)
     path.write_bytes(whole)
     read = os.pread
@@ -138,9 +136,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], None]) 
     monkeypatch.setattr(logs.time, "sleep", lambda _: next(left)())
 
 
-def test_following_shows_each_line_once_and_ends_with_the_job(
-    state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_shows_each_line_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first attempt prints its last line between two looks, and the second one has begun by then."""
     prints(state.dirs, 1, "one\n")
 
@@ -174,9 +170,7 @@ def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(
     assert b"".join(job_output(tmp_path, "c", follow=True)).endswith(b"here\n")
 
 
-def test_the_last_lines_come_first_then_whatever_is_printed(
-    state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_lines_come_first_then_the_next(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     prints(state.dirs, 1, "one\ntwo\nthree\n")
     meanwhile(monkeypatch, lambda: prints(state.dirs, 1, "four\n"), lambda: ends(state, "a"))
     shown = b"".join(job_output(state.dirs.path, "a", follow=True, lines=2)).decode().splitlines()
@@ -210,9 +204,7 @@ def test_the_events_about_a_job_give_its_cost_as_all_events_do(tmp_path: Path) -
         list(job_events(dirs.path, "nowhere"))
 
 
-def test_the_events_about_a_job_name_those_that_share_its_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_of_a_job_name_those_that_share_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of very many reports they hold a part."""
     monkeypatch.setattr(logs, "MOST_REPORTS", 10)
     two = (("n0", 2),)

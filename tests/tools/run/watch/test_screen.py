@@ -93,7 +93,7 @@ def test_a_job_that_has_just_started_shows_for_how_long() -> None:
         ([ends("requeue", **OVER)], 22.0, ["another attempt in 8 s: its node was taken away"]),
     ],
 )
-def test_the_line_of_a_job_says_how_far_it_is_until_when_and_why(
+def test_the_line_of_a_job_says_how_far_until_when_and_why(
     events: Sequence[Event], now_s: float, expected: list[str]
 ) -> None:
     assert shown(Status(log(START, *events)), now_s)[-len(expected) :] == expected
@@ -108,7 +108,7 @@ def test_the_line_of_a_job_says_how_far_it_is_until_when_and_why(
         (StartPrediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
     ],
 )
-def test_a_waiting_job_says_until_when_for_what_and_behind_how_many(
+def test_a_waiting_job_says_for_what_and_behind_how_many(
     expected: StartPrediction, brief: str, why: str
 ) -> None:
     seen = Status(log(), outlook={"b": expected})

@@ -123,7 +123,7 @@ def numbers(text: str) -> set[str]:
 @settings(
     deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_lines_fit_numbers_stay_whole_and_each_job_is_there_once(
+def test_lines_fit_and_each_job_is_there_once(
     tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int, width: int, policy: str, explain: bool
 ) -> None:
     story = Story(seed, policy)
@@ -200,9 +200,7 @@ def test_what_was_reserved_until_now_is_not_to_come(dirs: StateDir) -> None:
     assert [each.reserved for each in found] == [(), spans[1:], ()]
 
 
-def test_one_job_is_described_with_its_history_and_last_words(
-    dirs: StateDir, shown: Callable[..., str]
-) -> None:
+def test_a_job_is_shown_with_history_and_last_words(dirs: StateDir, shown: Callable[..., str]) -> None:
     detail = {"attempt": 1, "reason": "exit code 7", "failures": 1, "retries": 3, "wait_seconds": 1.0}
     record(dirs, Event(NOW_S + 60, "requeue", "a", gpus=0, placement=(), detail=detail))
     errors = dirs.job("a").attempt(1).logs / "0" / "x" / "attempt_0" / "0"
@@ -235,7 +233,7 @@ def test_every_field_is_in_the_documentation(dirs: StateDir) -> None:
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
 
 
-def test_no_policy_is_asked_where_it_has_nothing_to_add(
+def test_a_policy_is_asked_where_it_can_add_something(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A look that sees nothing new; and where all jobs run at a measured speed."""
@@ -372,9 +370,7 @@ def launched(dirs: StateDir, processes: int) -> AttemptDir:
 
 
 @pytest.mark.parametrize(("elastic", "then"), [("none", "running"), ("size", "starting")])
-def test_a_job_whose_script_need_not_report_runs_once_launched(
-    tmp_path: Path, elastic: str, then: str
-) -> None:
+def test_a_job_that_need_not_report_runs_once_launched(tmp_path: Path, elastic: str, then: str) -> None:
     dirs = started(tmp_path, elastic=elastic)
     assert status_of(dirs).state == "starting"
     attempt = launched(dirs, 2)
@@ -420,9 +416,7 @@ def test_a_job_that_has_ended_is_shown_so_whatever_was_ordered(
         pytest.param({"global_batch": 480}, "starting", id="of another batch"),
     ],
 )
-def test_a_report_makes_a_job_run_unless_a_change_came_after_it(
-    tmp_path: Path, of: dict[str, Any], state: str
-) -> None:
+def test_a_job_runs_once_it_reports_after_a_change(tmp_path: Path, of: dict[str, Any], state: str) -> None:
     dirs = started(tmp_path, elastic="size")
     assert status_of(dirs).state == "starting"
     member = Member(slot="n0/0", node="n0", address="127.0.0.1")
@@ -493,9 +487,7 @@ def test_a_predicted_interval_holds_while_the_speed_goes_up_and_down(dirs: State
     assert first_s <= stalled <= last_s <= 2 * stalled, "it evaluates, or its disk is busy"
 
 
-def test_the_source_and_the_interval_of_a_predicted_start_are_shown(
-    dirs: StateDir, shown: Callable[..., str]
-) -> None:
+def test_a_start_is_shown_with_source_and_interval(dirs: StateDir, shown: Callable[..., str]) -> None:
     found = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
     assert (found.start_s, found.source) == (NOW_S + 375, "measured")
     assert found.between_s == (pytest.approx(NOW_S + 375 / 1.3), pytest.approx(NOW_S + 375 / 0.7))
@@ -508,9 +500,7 @@ def test_the_source_and_the_interval_of_a_predicted_start_are_shown(
     assert fields["predicted_start_between"] == [iso_time(at_s) for at_s in found.between_s]
 
 
-def test_jobs_are_chosen_by_user_and_state_and_columns_by_name(
-    dirs: StateDir, shown: Callable[..., str]
-) -> None:
+def test_jobs_are_chosen_by_user_and_state(dirs: StateDir, shown: Callable[..., str]) -> None:
     record(dirs, submit_event(job("d", at=NOW_S, user="ada"), NOW_S), submit_event(job("e"), NOW_S))
     table = shown(user=["ada,bob"], columns="job,user,state,gpus").splitlines()
     assert [line.split() for line in table] == [
@@ -524,9 +514,7 @@ def test_jobs_are_chosen_by_user_and_state_and_columns_by_name(
         shown(columns="usr")
 
 
-def test_jobs_are_chosen_and_sorted_by_users_teams_and_columns(
-    dirs: StateDir, shown: Callable[..., str]
-) -> None:
+def test_jobs_are_sorted_and_chosen_by_team(dirs: StateDir, shown: Callable[..., str]) -> None:
     """Users and teams are shown where there are several."""
     for name, team, worth in (("sweep-1", "vision", 1.0), ("sweep-2", "nlp", 3.0), ("x", "", 2.0)):
         new = job(name, at=NOW_S, user="ada", team=team, priority=worth)

@@ -85,9 +85,7 @@ def test_a_report_of_an_earlier_attempt_or_a_torn_one_is_ignored(dirs: StateDir)
     assert [(use.progress, use.heard_s) for use in seen(dirs)] == [(None, None), (None, None)]
 
 
-def test_programs_get_every_field_and_unknown_ones_are_null(
-    dirs: StateDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_get_every_field(dirs: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
     reports(dirs, "a", NOW_S + 5, samples_per_second=120.0)
     top(state=dirs.path, format=Form.json, sort="job")
     first, second = json.loads(capsys.readouterr().out)["jobs"]

@@ -176,9 +176,7 @@ def test_a_node_that_loses_its_lease_gets_another_one(launcher: Launcher, live: 
     assert launcher.until(second, ended) == (UnitStatus("exited", 3),)
 
 
-def test_a_daemon_that_dies_and_is_started_again_harms_nothing(
-    launcher: Launcher, live: SlurmCluster
-) -> None:
+def test_a_daemon_that_dies_harms_nothing(launcher: Launcher, live: SlurmCluster) -> None:
     job = launcher.start("a", ("n0", WAITS))
     launcher.until_file("up", job)
     live.end_node("n0")
@@ -207,7 +205,7 @@ def test_a_node_that_slurm_gives_up_is_down_and_comes_back(launcher: Launcher, l
     assert launcher.until(second, ended) == (UnitStatus("exited", 3),)
 
 
-def test_a_step_that_cannot_be_started_is_tried_again(
+def test_a_step_that_does_not_start_is_tried_again(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(units, "AGAIN_S", 0.01)

@@ -226,9 +226,7 @@ def write(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
-def test_options_of_a_surrounding_job_reach_no_command(
-    command: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_option_of_an_outer_job_reaches_slurm(command: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Slurm is configured does, and a token that stands for the user."""
     monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
     monkeypatch.setenv("SLURM_JWT", "token")
@@ -278,7 +276,7 @@ def test_without_slurm_its_command_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         ask(["sinfo"])
 
 
-def test_a_job_of_its_own_gets_no_variables_of_a_launcher(
+def test_a_job_gets_no_variables_of_a_launcher(
     command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What sbatch sees is what the workers see."""

@@ -139,9 +139,7 @@ def test_a_lease_that_is_still_being_submitted_is_given_back(said: SaidSlurm, di
     assert not said.jobs
 
 
-def test_a_lease_that_ends_at_once_is_asked_for_less_and_less(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_ends_is_asked_for_less_often(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """A site's rules may end or rename it, and its controller keeps each of them for minutes."""
     now_s = [0.0]
     made: list[object] = []
@@ -281,9 +279,7 @@ def test_a_node_that_gets_its_name_later_is_down_until_then(known: dict[str, str
 
 
 @pytest.mark.parametrize("answer", ["8.8.8.8", socket.EAI_AGAIN])
-def test_an_address_that_is_public_or_has_no_answer_ends_the_run(
-    known: dict[str, str | int], answer: str | int
-) -> None:
+def test_a_public_or_unknown_address_ends_the_run(known: dict[str, str | int], answer: str | int) -> None:
     known["n1"] = answer
     with pytest.raises(BadInputError, match="n1"):
         Addresses().look_up(Node(name="n1", gpus=1), None)

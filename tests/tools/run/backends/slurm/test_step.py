@@ -141,9 +141,7 @@ def test_a_notice_of_slurm_is_noted_and_ends_no_command(tmp_path: Path) -> None:
         ("0,1", "0", 0, []),
     ],
 )
-def test_a_task_has_the_gpus_that_slurm_names_or_its_share(
-    given: str, local: str, wanted: int, own: list[str]
-) -> None:
+def test_a_task_has_its_share_of_the_gpus(given: str, local: str, wanted: int, own: list[str]) -> None:
     assert gpus_of({"CUDA_VISIBLE_DEVICES": given, "SLURM_LOCALID": local}, wanted=wanted) == own
 
 

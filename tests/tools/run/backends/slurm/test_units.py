@@ -32,9 +32,7 @@ def unit_of(handle: Handle) -> SlurmUnit:
 PLACE, UNSEEN = StepPlace("8", "", "none"), UnitReport(0.0, None)
 
 
-def test_a_kill_ordered_by_another_process_ends_the_step_by_slurm(
-    handle: Handle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_of_another_process_ends_the_step(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     handle.files.orders(0).write_text("kill\n")
     unit = unit_of(handle)
     assert not unit.give_order("kill")
@@ -135,9 +133,7 @@ def test_a_unit_lost_after_slurm_asked_it_to_end_is_displaced(handle: Handle) ->
     assert (found.state, bool(found.displaced)) == ("lost", True)
 
 
-def test_a_unit_that_ended_well_is_not_lost_where_that_is_seen_late(
-    handle: Handle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_good_end_that_is_seen_late_is_no_loss(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keeper is silent because it has ended, and has left a file that says so."""
     handle.files.exit_code(0).write_text("0\n")
     asked: list[Path] = []

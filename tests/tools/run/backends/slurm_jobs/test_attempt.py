@@ -123,9 +123,7 @@ def test_a_submission_that_slurm_refuses_ends_with_the_reason(tmp_path: Path) ->
         ("", "its nodes have to see "),
     ],
 )
-def test_a_job_gone_before_its_worker_began_fails_after_a_while(
-    scene: Scene, ends: Answer, state: str, why: str
-) -> None:
+def test_a_job_gone_before_its_workers_fails_later(scene: Scene, ends: Answer, state: str, why: str) -> None:
     ends.state = state
     assert scene.at(1.0, "RUNNING") == RUNNING
     assert scene.at(2.0) == RUNNING, "its files may only not be seen yet"
@@ -172,9 +170,7 @@ def test_a_silent_keeper_is_lost_soon_where_slurm_has_ended_its_job(scene: Scene
     assert scene.attempt.end_in_words() == "another job took its place"
 
 
-def test_a_reason_to_wait_that_does_not_pass_is_said_once(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reason_to_wait_is_said_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pliant"):
         for _ in range(2):
             scene.at(1.0, "PENDING", "Priority")

@@ -58,7 +58,7 @@ def test_a_file_names_its_schema_and_is_its_owners_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.EACCES])
-def test_a_file_that_cannot_be_read_is_tried_again(
+def test_an_unreadable_file_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """It is not taken for a missing one."""

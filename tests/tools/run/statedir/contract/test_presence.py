@@ -193,9 +193,7 @@ def test_the_file_systems_clock_is_that_of_a_file_made_now(tmp_path: Path) -> No
     assert FileClock().now_s(str(tmp_path / "nowhere" / "worker")) == 0.0
 
 
-def test_to_look_again_opens_the_file_so_the_server_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_to_look_again_asks_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
     real = os.open
     path = beats(tmp_path / "worker", 500.0)

@@ -254,9 +254,7 @@ def test_a_measured_speed_belongs_to_what_the_job_holds() -> None:
     ("time_s", "since_s", "logged_s"),
     [(3600.0, 0.0, 20.0), (19.5, 19.0, 19.5), (1.0, 19.0, 19.0), (1.0, 0.0, START.time)],
 )
-def test_a_worker_with_a_wrong_clock_moves_no_time_of_the_log(
-    time_s: float, since_s: float, logged_s: float
-) -> None:
+def test_wrong_clocks_of_workers_move_no_time(time_s: float, since_s: float, logged_s: float) -> None:
     """Its events happened between the last look and now, whatever its machine says."""
     (logged,) = said(event(time_s, "checkpoint"), since_s=since_s)
     assert logged.time == logged_s
@@ -284,9 +282,7 @@ def test_the_log_is_utc_and_knows_the_clock_of_the_schedule() -> None:
         ([START, event(12.0, "fail", gpus=0, detail={"attempt": 1, "reason": "exit code 1"})], []),
     ],
 )
-def test_something_may_be_there_of_a_broken_job_until_its_release(
-    events: list[Event], left: list[str]
-) -> None:
+def test_a_broken_job_may_be_there_until_its_release(events: list[Event], left: list[str]) -> None:
     assert list(log(*events).may_be_there()) == left
     assert of(*events, release_event("a", 14.0)) == of(*events), "a release changes nothing else"
 
@@ -373,7 +369,7 @@ def test_two_jobs_on_the_same_gpus_share_them_until_one_leaves() -> None:
         ("preempt", 0, {"reason": "the policy says so"}, ""),
     ],
 )
-def test_why_a_job_lost_gpus_is_shown_until_the_policy_changes_them(
+def test_why_gpus_were_lost_is_shown_until_a_change(
     name: EventName, gpus: int, detail: dict[str, Any], why: str
 ) -> None:
     known = of(START, holds(12.0, name, gpus, **detail))

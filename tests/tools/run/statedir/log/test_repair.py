@@ -301,7 +301,7 @@ def test_wherever_a_log_is_cut_nothing_is_lost_and_tools_agree(seed: int, tmp_pa
             assert {job.id for job in read_run(twin.events).jobs} == set(fold(events).jobs)
 
 
-def test_the_three_tools_name_what_is_missing_and_the_command(
+def test_all_tools_name_what_is_missing_and_a_command(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = written(tmp_path, Story(6).go_on(50)[:40])
@@ -359,9 +359,7 @@ def test_writing_back_may_be_killed_and_is_done_again_once(
 
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("harm", ["the end of a job is unreadable", "lines are missing"])
-def test_damage_to_lines_that_the_snapshot_has_seen_costs_nothing(
-    tmp_path: Path, seed: int, harm: str
-) -> None:
+def test_damage_to_lines_in_the_snapshot_costs_nothing(tmp_path: Path, seed: int, harm: str) -> None:
     """Others have the GPUs of the job since; or a run that lives goes on behind lines that are gone."""
     events = Story(seed, linked=seed % 2 > 0).go_on(70)
     seen = 40 if harm == "lines are missing" else len(events) - 3

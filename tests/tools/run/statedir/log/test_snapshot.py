@@ -230,9 +230,7 @@ def test_a_run_writes_a_snapshot_when_the_rest_of_the_log_is_long(tmp_path: Path
     assert read_events(StateDir(tmp_path).events) == tuple(events)
 
 
-def test_a_log_that_leads_to_no_session_is_seldom_read_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_without_a_session_is_seldom_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_about: object) -> None:
         raise BadInputError.one("events.jsonl", "an event that no session takes")
 
