@@ -117,13 +117,8 @@ def test_a_waiting_job_says_for_what_and_behind_how_many(
     assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [why]
 
 
-def test_a_job_that_no_run_has_taken_up_is_submitted_or_cancelling() -> None:
-    status = Status(log(START), submitted=((job("c"), 13.0),), cancelled=frozenset({"a"}))
-    states = [line.split()[:2] for line in status_text(status, 13.5).splitlines()[1:]]
-    assert states == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
-
-
-def test_a_job_that_arrives_later_says_when_by_which_clock() -> None:
+def test_a_job_that_has_not_begun_says_where_it_is() -> None:
+    """By which clock it arrives, whether it is submitted or cancelling."""
     jobs = (job("now", at=2e9), job("later", at=2e9 + 60))
     status = Status(log(), submitted=tuple((each, 2e9) for each in jobs))
 
@@ -134,6 +129,9 @@ def test_a_job_that_arrives_later_says_when_by_which_clock() -> None:
     assert why(2e9) == [due, "submit_time is in 60 s"]
     assert why(2e9 - 3600) == [due, "submit_time is in 60 s (the clock was set back by 3600 s)"]
     assert why(2e9 + 61) == [due, due]
+    status = Status(log(START), submitted=((job("c"), 13.0),), cancelled=frozenset({"a"}))
+    states = [line.split()[:2] for line in status_text(status, 13.5).splitlines()[1:]]
+    assert states == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
 
 
 def test_one_line_counts_jobs_and_the_summary_has_their_times() -> None:

@@ -49,16 +49,6 @@ def test_units_run_on_their_nodes_and_leave_only_files(launcher: Launcher) -> No
     assert not launcher.backend._ended
 
 
-def test_a_worker_gets_the_gpus_of_its_slots(live: SlurmCluster, tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, slurm_nodes("n0", slots="gpu"))
-    first = launcher.start("a", ("n0", "echo $CUDA_VISIBLE_DEVICES"), slots="1,3")
-    second = launcher.start("b", ("n0", "echo $CUDA_VISIBLE_DEVICES"), slots="0")
-    launcher.until(first, ended)
-    launcher.until(second, ended)
-    assert first.files.launcher_log(0).read_text() == "1,3\n"
-    assert second.files.launcher_log(0).read_text() == "0\n"
-
-
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(
     live: SlurmCluster, tmp_path: Path, exclusive: bool
@@ -75,17 +65,6 @@ def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(
     (launcher.dirs.path / "gate").touch()
     for job in jobs:
         launcher.until(job, ended)
-
-
-def test_who_is_asked_to_end_saves_first(launcher: Launcher) -> None:
-    job = launcher.start("a", ("n0", SAVES), ("n1", SAVES.replace("up", "up1").replace("saved", "saved1")))
-    launcher.until_file("up", job)
-    launcher.until_file("up1", job)
-    launcher.backend.stop(job, "term", [0])
-    launcher.until(job, lambda statuses: statuses == (UnitStatus("exited", 0), RUNNING))
-    assert (launcher.dirs.path / "saved").exists()
-    launcher.backend.stop(job, "term")
-    assert launcher.until(job, ended)[1] == UnitStatus("exited", 0)
 
 
 def test_what_ignores_an_order_is_killed_with_all_it_started(launcher: Launcher) -> None:
@@ -187,22 +166,6 @@ def test_a_daemon_that_dies_harms_nothing(launcher: Launcher, live: SlurmCluster
     (launcher.dirs.path / "gate").touch()
     assert launcher.until(job, ended) == (UnitStatus("exited", 5),)
     assert (launcher.dirs.path / "runs").read_text() == "run\n"
-
-
-def test_a_node_that_slurm_gives_up_is_down_and_comes_back(launcher: Launcher, live: SlurmCluster) -> None:
-    def up() -> list[bool]:
-        return [node.up for node in launcher.backend.nodes()]
-
-    job = launcher.start("a", ("n0", WAITS))
-    launcher.until_file("up", job)
-    live.end_node("n0")
-    live.command("scontrol", "update", "nodename=n0", "state=down", "reason=dead")
-    until(lambda: (launcher.poll(job), up() == [False, True])[1])
-    live.start_node("n0")
-    launcher.until(job, ended)
-    until(lambda: up() == [True, True])
-    second = launcher.start("a", ("n0", "exit 3"), attempt=2)
-    assert launcher.until(second, ended) == (UnitStatus("exited", 3),)
 
 
 def test_a_step_that_does_not_start_is_tried_again(

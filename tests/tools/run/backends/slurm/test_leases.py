@@ -104,6 +104,8 @@ def test_a_node_that_drains_keeps_its_lease_while_a_job_may_run(said: SaidSlurm,
     b.files.exit_code(0).write_text("0\n")
     until(lambda: (found.poll([b]), list(said.jobs) == ["8"])[1])
     assert [node.reason for node in found.nodes()] == ["", "Slurm says DRAIN+IDLE: new disks"]
+    said.states["n1"] = "IDLE"
+    until(lambda: [node.up for node in found.nodes()] == [True, True])
 
 
 def test_a_look_alone_gives_back_nothing(said: SaidSlurm, dirs: StateDir) -> None:
@@ -213,11 +215,13 @@ def test_what_is_stopped_before_its_lease_runs_is_not_started(said: SaidSlurm, d
     said.gate.clear()
     found, handle = backend(dirs), Handle("a", 1, dirs.job("a").attempt(1).path)
     handle.folder.mkdir(parents=True)
-    found.start(handle, [Unit("n0", ("true",), "/", {"CUDA_VISIBLE_DEVICES": ""})])
-    assert found.poll([handle])[handle] == (RUNNING,)
-    found.stop(handle, "term")
+    found.start(handle, [Unit(node, ("true",), "/", {"CUDA_VISIBLE_DEVICES": ""}) for node in ("n0", "n1")])
+    assert found.poll([handle])[handle] == (RUNNING, RUNNING)
+    ended = UnitStatus("exited", -15)
+    for only, expected in (([0], (ended, RUNNING)), (None, (ended, ended))):
+        found.stop(handle, "term", only)
+        assert found.poll([handle])[handle] == expected
     said.gate.set()
-    assert found.poll([handle])[handle] == (UnitStatus("exited", -15),)
     assert not handle.files.keeper(0).exists()
 
 

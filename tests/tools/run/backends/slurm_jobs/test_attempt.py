@@ -131,11 +131,14 @@ def test_a_job_gone_before_its_workers_fails_later(scene: Scene, ends: Answer, s
     assert f"Slurm's job ended before its workers began: {why}" in scene.last_words
 
 
-def test_a_job_that_another_process_submitted_is_given_longer(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, None)
+def test_a_job_that_may_come_is_waited_for(tmp_path: Path, scene: Scene) -> None:
+    """One that another process submitted longer; while Slurm does not answer, nothing is concluded."""
+    scene = Scene(tmp_path / "other", None)
     assert scene.at(1.0).queued
     assert scene.at(UNKNOWN_S).queued
     assert scene.at(UNKNOWN_S + 2.0) == UnitStatus("exited", 1)
+    assert scene.shown(SILENT, 1.0).queued
+    assert scene.shown(SILENT, 10 * UNKNOWN_S).queued
 
 
 def test_a_job_that_is_listed_again_was_never_gone(scene: Scene, ends: Answer) -> None:
@@ -143,11 +146,6 @@ def test_a_job_that_is_listed_again_was_never_gone(scene: Scene, ends: Answer) -
     scene.at(2.0)
     assert scene.at(3.0, "PENDING", "BeginTime").queued
     assert scene.at(3.0 + SHOWS_S).queued
-
-
-def test_while_slurm_does_not_answer_nothing_is_concluded(scene: Scene) -> None:
-    assert scene.shown(SILENT, 1.0).queued
-    assert scene.shown(SILENT, 10 * UNKNOWN_S).queued
 
 
 def test_an_early_order_and_an_exit_code_count_whatever_slurm_says(scene: Scene) -> None:
@@ -194,13 +192,11 @@ def test_each_state_means_waiting_running_or_gone(states: str, stage: str) -> No
     assert stage_of(None) == "gone"
 
 
-def test_reasons_that_pass_by_themselves_are_not_worth_a_word() -> None:
+def test_states_and_reasons_are_said_in_words() -> None:
+    """Reasons that pass by themselves are not worth one."""
     assert {unusual(listed("PENDING", reason)) for reason in ("Priority", "Resources", "None")} == {""}
     assert unusual(listed("PENDING", "AssocGrpGRES")) == "AssocGrpGRES"
     assert unusual(listed("RUNNING", "AssocGrpGRES")) == ""
-
-
-def test_the_end_of_a_job_is_said_in_words() -> None:
     shown = "JobId=7 JobName=a b JobState=TIMEOUT Reason=TimeLimit Dependency=(null)"
     assert job_state(shown) == "TIMEOUT"
     assert why_ended(job_state(shown)) == "its time was up"

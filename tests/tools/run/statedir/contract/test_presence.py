@@ -135,10 +135,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def test_a_time_that_stands_still_under_observation_is_silence(tmp_path: Path, clock: list[float]) -> None:
+def test_silence_is_time_under_observation(tmp_path: Path, clock: list[float]) -> None:
+    """A clock that is set makes no one silent, nor is a file that is not there."""
     path = beats(tmp_path / "worker", 500.0)
     assert silences(Heartbeats(), path, [0.0, 4.0, 8.0, 12.0]) == [False, False, False, True]
     assert silences(Heartbeats(), path, [0.0, 60.0, 120.0]) == [False] * 3, "the observer was away"
+    watch, path = Heartbeats(), str(tmp_path / "nobody")
+    assert silences(watch, path, [0.0, 4.0, 8.0, 12.0]) == [False] * 4
+    assert not watch.in_doubt(path, LIMIT_S)
+    assert last_beat(path) == 0.0
 
 
 def test_a_clock_that_is_set_makes_no_one_silent(tmp_path: Path, clock: list[float]) -> None:
@@ -173,13 +178,6 @@ def test_a_worker_that_beat_may_be_silent_after_the_machine_slept(tmp_path: Path
     assert silences(watch, str(path), [3.0, 6.0, 9.0]) == [False] * 3
     assert not watch.in_doubt(str(path), LIMIT_S)
     assert silences(watch, str(path), [12.0]) == [True], "what it does not do while somebody looks counts"
-
-
-def test_no_file_is_no_silence(tmp_path: Path) -> None:
-    watch, path = Heartbeats(), str(tmp_path / "nobody")
-    assert silences(watch, path, [0.0, 4.0, 8.0, 12.0]) == [False] * 4
-    assert not watch.in_doubt(path, LIMIT_S)
-    assert last_beat(path) == 0.0
 
 
 def test_the_file_systems_clock_is_that_of_a_file_made_now(tmp_path: Path) -> None:

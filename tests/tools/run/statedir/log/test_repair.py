@@ -193,7 +193,8 @@ def test_a_slot_stays_out_of_service_until_the_latest_of_its_times() -> None:
     assert repaired(*first, holds(50, "start", "a", ("n0", 3)))[1] == []
 
 
-def test_lines_about_what_does_not_exist_are_named_and_dropped() -> None:
+def test_lines_that_say_nothing_are_named_and_dropped() -> None:
+    """Those about what does not exist, and those that are there twice."""
     log, said = repaired(
         *(JOBS[0], down(1, "n9"), out(1, "n9/0", 60.0)),
         Event(1, "slot_down", "z", detail={"slot": "n0/0", "seconds": 60.0, "reason": "died"}),
@@ -208,9 +209,6 @@ def test_lines_about_what_does_not_exist_are_named_and_dropped() -> None:
     lost = [line for line in said[3:] if "its submission is lost" in line]
     assert subjects(lost) == ["job y", "job z"]
     assert "its other lines (2) are dropped" in lost[0]
-
-
-def test_a_line_that_is_there_twice_counts_once_wherever_it_is() -> None:
     events = Story(7).go_on(25)
     lines = (LOG_HEADER + sealed_lines(events, FIRST)[0]).splitlines(keepends=True)
     for at in range(1, len(lines)):
