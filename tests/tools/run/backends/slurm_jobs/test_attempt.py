@@ -133,10 +133,10 @@ def test_a_job_gone_before_its_workers_fails_later(scene: Scene, ends: Answer, s
 
 def test_a_job_that_may_come_is_waited_for(tmp_path: Path, scene: Scene) -> None:
     """One that another process submitted longer; while Slurm does not answer, nothing is concluded."""
-    scene = Scene(tmp_path / "other", None)
-    assert scene.at(1.0).queued
-    assert scene.at(UNKNOWN_S).queued
-    assert scene.at(UNKNOWN_S + 2.0) == UnitStatus("exited", 1)
+    other = Scene(tmp_path / "other", None)
+    assert other.at(1.0).queued
+    assert other.at(UNKNOWN_S).queued
+    assert other.at(UNKNOWN_S + 2.0) == UnitStatus("exited", 1)
     assert scene.shown(SILENT, 1.0).queued
     assert scene.shown(SILENT, 10 * UNKNOWN_S).queued
 
