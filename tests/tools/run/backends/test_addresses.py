@@ -30,6 +30,6 @@ def test_on_another_machine_it_is_one_that_no_system_gives_itself() -> None:
     """That machine cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
     with pytest.raises(OSError, match=r"."):
         free_port(ELSEWHERE)
-    found = {port_to_meet_at(ELSEWHERE) for _ in range(20)}
-    assert len(found) > 10
-    assert all(20_000 <= port < 30_000 for port in found)
+    result = {port_to_meet_at(ELSEWHERE) for _ in range(20)}
+    assert len(result) > 10
+    assert all(20_000 <= port < 30_000 for port in result)

@@ -31,15 +31,15 @@ def names(gpus: tuple) -> list[str]:
 
 def test_gpus_that_can_be_used_are_listed_and_instances_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, PLAIN[0], SLICED, Card("GPU-old", knows_mig=False))
-    found = list_gpus()
-    assert names(found.gpus) == ["GPU-aa11", "MIG-1", "MIG-2", "GPU-old"]
-    assert [gpu.number for gpu in found.gpus] == [0, 1, 1, 2]
-    assert found.gpus[1].model == "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
-    assert (found.gpus[1].card, found.gpus[1].memory) == ("GPU-5115", SLICED.memory // 8)
+    result = list_gpus()
+    assert names(result.gpus) == ["GPU-aa11", "MIG-1", "MIG-2", "GPU-old"]
+    assert [gpu.number for gpu in result.gpus] == [0, 1, 1, 2]
+    assert result.gpus[1].model == "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    assert (result.gpus[1].card, result.gpus[1].memory) == ("GPU-5115", SLICED.memory // 8)
     install(monkeypatch, Card("GPU-gone", lost=True), PLAIN[0], Card("GPU-empty", instances=()))
-    found = list_gpus()
-    assert names(found.gpus) == ["GPU-aa11"]
-    assert found.faults == ("GPU 0: GPU is lost", "GPU 2 is in MIG mode and has no instances")
+    result = list_gpus()
+    assert names(result.gpus) == ["GPU-aa11"]
+    assert result.faults == ("GPU 0: GPU is lost", "GPU 2 is in MIG mode and has no instances")
     install(monkeypatch, Card("GPU-a", pids=(12, 7, 12)), Card("GPU-b"))
     assert processes_on(list_gpus().gpus) == {"GPU-a": [7, 12], "GPU-b": []}
 

@@ -110,23 +110,19 @@ def test_a_folder_that_others_can_read_is_closed_to_them(
     assert caplog.text == ""
 
 
-def test_a_folder_of_other_things_is_refused_and_unchanged(dirs: StateDir) -> None:
+def test_an_open_or_a_foreign_folder_is_refused_and_unchanged(dirs: StateDir) -> None:
     """Somebody names the folder of a project, or their home."""
     dirs.path.mkdir()
+    dirs.path.chmod(0o777)
+    with pytest.raises(UsageError, match="others may write in it"):
+        ask(dirs)
+    assert list(dirs.path.iterdir()) == []
     dirs.path.chmod(0o755)
     (dirs.path / "notes").touch()
     with pytest.raises(UsageError, match="holds notes and nothing of a state directory"):
         ask(dirs)
     assert stat.S_IMODE(dirs.path.stat().st_mode) == 0o755
     assert [path.name for path in dirs.path.iterdir()] == ["notes"]
-
-
-def test_an_empty_folder_that_others_may_write_in_stays_empty(dirs: StateDir) -> None:
-    dirs.path.mkdir()
-    dirs.path.chmod(0o777)
-    with pytest.raises(UsageError, match="others may write in it"):
-        ask(dirs)
-    assert list(dirs.path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -199,22 +195,18 @@ def contents(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def test_a_link_among_the_jobs_of_an_open_folder_is_refused(dirs: StateDir) -> None:
-    ask(dirs)
-    link_for(dirs, "other")
-    dirs.path.chmod(0o755)
-    for use in (USES | LOOKS).values():
-        with pytest.raises(UsageError, match="is a symbolic link"):
-            use(dirs)
-
-
-def test_a_link_in_place_of_the_folder_of_a_running_job_is_refused(dirs: StateDir) -> None:
+def test_a_link_in_place_of_a_jobs_folder_is_refused(dirs: StateDir) -> None:
+    """Of a job that runs; or of any job, where others can enter the folder."""
     with State(dirs.path) as state:
         state.record([submit_event(runs("a"), 1.0), STARTED])
     outside = link_for(dirs, "a")
     before = contents(outside)
     for use in (USES["run"], LOOKS["status"], lambda dirs: list(job_output(dirs.path, "a"))):
         with pytest.raises(UsageError, match="a: is a symbolic link"):
+            use(dirs)
+    dirs.path.chmod(0o755)
+    for use in (USES | LOOKS).values():
+        with pytest.raises(UsageError, match="is a symbolic link"):
             use(dirs)
     assert contents(outside) == before
 

@@ -27,11 +27,11 @@ def test_deaths_keep_a_job_from_a_slot_and_more_of_them_all_jobs() -> None:
 
 def test_a_job_that_fails_on_slot_after_slot_keeps_its_size() -> None:
     known = Suspects()
-    found = []
+    result = []
     for slot in ("n0/1", "n0/2", "n0/3", "n0/1"):
-        found.append(known.wait_s("a", [slot]))
+        result.append(known.wait_s("a", [slot]))
         known.died("a", slot)
-    assert found == [None, None, FIRST_S, 2 * FIRST_S]
+    assert result == [None, None, FIRST_S, 2 * FIRST_S]
     known = Suspects()
     for slot in ("n0/1", "n0/2"):
         known.died("b", slot)

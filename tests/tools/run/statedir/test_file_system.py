@@ -31,9 +31,9 @@ def test_a_folder_is_on_the_mount_nearest_above_it(tmp_path: Path) -> None:
 
 def test_a_folder_is_probed_and_nothing_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks without effect are noticed."""
-    found = probe(tmp_path)
-    assert (found.locks, found.skew_s) == (True, 0.0)
-    assert found.sync_s > 0
+    result = probe(tmp_path)
+    assert (result.locks, result.skew_s) == (True, 0.0)
+    assert result.sync_s > 0
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(fcntl, "flock", lambda _descriptor, _kind: None)
     assert probe(tmp_path).locks is False

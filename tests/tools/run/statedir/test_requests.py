@@ -116,10 +116,15 @@ def test_a_job_that_cannot_run_is_refused_and_nothing_is_made(dirs: StateDir) ->
         ask(dirs, runs("a", gpus=3))
 
 
-def test_a_job_that_is_cancelled_before_its_time_arrives_first(dirs: StateDir) -> None:
+def test_a_job_cancelled_before_its_time_arrives_first(dirs: StateDir) -> None:
+    """To cancel it twice, or once it has ended, is harmless."""
     begun(dirs, runs("soon"), runs("later", at=100.0), runs("never", at=200.0))
-    cancel(dirs.path, ["later"])
+    for _ in range(2):
+        cancel(dirs.path, ["later"])
     assert waiting(dirs) == ["submit soon", "submit later", "cancel later"]
+    assert files(dirs).count("cancel.json") == 1
+    log = fold([submit_event(runs("later"), 1.0), Event(2.0, "finish", "later", gpus=0)])
+    assert waiting(dirs, log) == ["submit soon"]
 
 
 def test_what_the_log_holds_settles_its_request(dirs: StateDir) -> None:
@@ -150,15 +155,6 @@ def test_no_request_makes_a_look_go_through_past_jobs(dirs: StateDir) -> None:
     cancel(dirs.path, ["a"])
     assert waiting(dirs, log) == ["submit a", "cancel a"]
     Spool(dirs).settle(log)
-
-
-def test_cancelling_twice_or_what_has_ended_is_harmless(dirs: StateDir) -> None:
-    begun(dirs, runs("a"))
-    for _ in range(2):
-        cancel(dirs.path, ["a"])
-    log = fold([submit_event(runs("a"), 1.0), Event(2.0, "finish", "a", gpus=0)])
-    assert waiting(dirs, log) == []
-    assert files(dirs).count("cancel.json") == 1
 
 
 def test_an_unknown_job_cancels_nothing(dirs: StateDir) -> None:

@@ -105,8 +105,8 @@ def shown(dirs: StateDir, capsys: Capture) -> Callable[..., str]:
 
 
 def status_of(dirs: StateDir, job_id: str = "a", after_s: float = 9.0) -> JobStatus:
-    (found,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + after_s) if each.id == job_id]
-    return found
+    (result,) = [each for each in statuses(Watcher(dirs.path).look(), NOW_S + after_s) if each.id == job_id]
+    return result
 
 
 def numbers(text: str) -> set[str]:
@@ -129,22 +129,22 @@ def test_lines_fit_and_each_job_is_there_once(
     story = Story(seed, policy)
     story.go_on(steps)
     seen = Watcher(story.write(tmp_path_factory.mktemp("site") / "state").path)
-    found = seen.look(ahead=True)
-    whole = status_text(found, story.now_s, explain=explain).splitlines()
-    fitted = status_text(found, story.now_s, width, explain=explain).splitlines()
+    result = seen.look(ahead=True)
+    whole = status_text(result, story.now_s, explain=explain).splitlines()
+    fitted = status_text(result, story.now_s, width, explain=explain).splitlines()
     assert max(map(width_of, fitted)) <= width
     assert [line.split()[0] for line in fitted] == [line.split()[0] for line in whole]
     for narrow, wide in zip(fitted, whole, strict=True):
         assert numbers(narrow) <= numbers(wide)
-    jobs = statuses(found, story.now_s)
+    jobs = statuses(result, story.now_s)
     for each in jobs:
         page = job_page.job_page(
-            *(each, found, history(seen.dirs, each.id), ["ValueError: 12345"], story.now_s),
+            *(each, result, history(seen.dirs, each.id), ["ValueError: 12345"], story.now_s),
             state=seen.dirs.path,
             width=width,
         )
         assert max(map(width_of, page.splitlines())) <= width
-    document = json.loads(status_document(found, map(job_fields, jobs), story.now_s))
+    document = json.loads(status_document(result, map(job_fields, jobs), story.now_s))
     assert document["schema"] == "pliant.status/1.3"
     known = {*story.session.jobs, *story.session.ended}
     assert sorted(each["id"] for each in document["jobs"]) == sorted(known)
@@ -152,13 +152,13 @@ def test_lines_fit_and_each_job_is_there_once(
 
 
 def test_an_id_longer_than_the_terminal_is_cut_beside_its_state() -> None:
-    found = Status(RunLog(), submitted=((job("experiment-" + "x" * 100), NOW_S), (job("short"), NOW_S)))
-    lines = status_text(found, 0.0, 40).splitlines()
+    result = Status(RunLog(), submitted=((job("experiment-" + "x" * 100), NOW_S), (job("short"), NOW_S)))
+    lines = status_text(result, 0.0, 40).splitlines()
     assert lines[1].startswith("experiment-xx")
     assert [line.split()[-1] for line in lines] == ["state", "submitted", "submitted"]
     assert "…  submitted" in lines[1]
     assert max(map(len, lines)) <= 40
-    assert status_text(found, 0.0, 15).splitlines()[1] == "experiment-xxx…", "no room for the state"
+    assert status_text(result, 0.0, 15).splitlines()[1] == "experiment-xxx…", "no room for the state"
 
 
 def test_status_and_schedule_predict_the_same_from_the_measured_speed(dirs: StateDir, tmp_path: Path) -> None:
@@ -166,11 +166,11 @@ def test_status_and_schedule_predict_the_same_from_the_measured_speed(dirs: Stat
     assert expected["a"].end_s == NOW_S + 300 / 0.8
     assert [expected[name].start_s for name in "bc"] == [NOW_S + 375, NOW_S + 875]
     schedule(policy="fifo", state=str(dirs.path), explain=True, output=str(tmp_path / "s.json"))
-    found = read_schedule(tmp_path / "s.json")
-    shift_s = found.time - NOW_S  # schedule decides by the clock
-    ends = [given.predicted_end for given in found.allocations]
+    result = read_schedule(tmp_path / "s.json")
+    shift_s = result.time - NOW_S  # schedule decides by the clock
+    ends = [given.predicted_end for given in result.allocations]
     assert ends == [pytest.approx((expected["a"].end_s or 0.0) + shift_s)]
-    starts = [verdict.predicted_start for verdict in found.waiting]
+    starts = [verdict.predicted_start for verdict in result.waiting]
     assert starts == [pytest.approx((expected[name].start_s or 0.0) + shift_s) for name in "bc"]
 
 
@@ -196,8 +196,8 @@ def test_programs_read_what_jobs_are_to_hold_later(tmp_path: Path, capsys: Captu
 
 def test_what_was_reserved_until_now_is_not_to_come(dirs: StateDir) -> None:
     spans = (Reserved(NOW_S - 20, NOW_S - 10, (("n0", 4),)), Reserved(NOW_S - 10, NOW_S + 10, (("n0", 2),)))
-    found = statuses(replace(Watcher(dirs.path).look(), reserved={"b": spans}), NOW_S)
-    assert [each.reserved for each in found] == [(), spans[1:], ()]
+    result = statuses(replace(Watcher(dirs.path).look(), reserved={"b": spans}), NOW_S)
+    assert [each.reserved for each in result] == [(), spans[1:], ()]
 
 
 def test_a_job_is_shown_with_history_and_last_words(dirs: StateDir, shown: Callable[..., str]) -> None:
@@ -225,10 +225,10 @@ def test_what_is_not_there_is_an_error_that_says_what_is(dirs: StateDir, tmp_pat
 
 
 def test_every_field_is_in_the_documentation(dirs: StateDir) -> None:
-    found = Watcher(dirs.path).look(ahead=True)
+    result = Watcher(dirs.path).look(ahead=True)
     text = (Path(__file__).resolve().parents[4] / "docs" / "running-json.md").read_text()
-    fields: dict[str, Any] = job_fields(statuses(found, NOW_S)[0])
-    document = json.loads(status_document(found, (), NOW_S))
+    fields: dict[str, Any] = job_fields(statuses(result, NOW_S)[0])
+    document = json.loads(status_document(result, (), NOW_S))
     named = {*fields, *document, "history", "error_lines", *STATES}
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
 
@@ -278,8 +278,8 @@ def test_a_job_waits_for_as_many_gpus_as_the_policy_says(tmp_path: Path) -> None
     large = job("m2", at=NOW_S + 1, gpus=2, low=1, work={"samples": 1e6})
     decided(dirs, cluster(2), [small, large], Question("fifo"), 1e6)
     record(dirs, start("m1", 1))
-    found = Watcher(dirs.path).look(ahead=True)
-    (waiting,) = [each for each in statuses(found, NOW_S + 2) if each.id == "m2"]
+    result = Watcher(dirs.path).look(ahead=True)
+    (waiting,) = [each for each in statuses(result, NOW_S + 2) if each.id == "m2"]
     assert (waiting.brief, waiting.why) == ("for 2 GPUs, next", "waits for 2 GPUs; it is next")
     assert job_fields(waiting)["needs_gpus"] == 2
     unasked = Watcher(dirs.path).look()
@@ -424,10 +424,10 @@ def test_a_job_runs_once_it_reports_after_a_change(tmp_path: Path, of: dict[str,
     dirs.job("a").path.mkdir(parents=True)
     dirs.job("a").plan.write_text(Plan(**{**known, "members": (member,), **of}).model_dump_json())
     write_progress(dirs.job("a").progress, report(100.0, gpus=1, global_batch=960, samples_per_second=2.0))
-    found = status_of(dirs)
-    assert found.state == state
+    result = status_of(dirs)
+    assert result.state == state
     if state == "running":
-        assert (found.why, found.samples_per_second) == ("", 2.0)
+        assert (result.why, result.samples_per_second) == ("", 2.0)
 
 
 def test_a_job_that_is_resized_before_its_first_step_is_still_starting(tmp_path: Path) -> None:
@@ -473,12 +473,12 @@ def test_a_predicted_interval_holds_while_the_speed_goes_up_and_down(dirs: State
     for speed in (0.5, 1.5, 0.8, 1.2, 0.001):
         measured = report(*(100.0,), samples_per_second=speed, step_seconds=960.0, gpus=4, global_batch=960)
         write_progress(dirs.job("a").progress, measured)
-        found = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
-        assert found.start_s is not None
-        assert found.between_s is not None
-        assert found.source == "measured"
-        likely.append(found.start_s - NOW_S)
-        spans.append([at_s - NOW_S for at_s in found.between_s])
+        result = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
+        assert result.start_s is not None
+        assert result.between_s is not None
+        assert result.source == "measured"
+        likely.append(result.start_s - NOW_S)
+        spans.append([at_s - NOW_S for at_s in result.between_s])
     *usual, stalled = likely
     alone = [300 / speed for speed in (0.5, 1.5, 0.8, 1.2)]
     assert max(usual) / min(usual) < 0.6 * max(alone) / min(alone), "it jumps less than the speed does"
@@ -488,16 +488,16 @@ def test_a_predicted_interval_holds_while_the_speed_goes_up_and_down(dirs: State
 
 
 def test_a_start_is_shown_with_source_and_interval(dirs: StateDir, shown: Callable[..., str]) -> None:
-    found = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
-    assert (found.start_s, found.source) == (NOW_S + 375, "measured")
-    assert found.between_s == (pytest.approx(NOW_S + 375 / 1.3), pytest.approx(NOW_S + 375 / 0.7))
+    result = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
+    assert (result.start_s, result.source) == (NOW_S + 375, "measured")
+    assert result.between_s == (pytest.approx(NOW_S + 375 / 1.3), pytest.approx(NOW_S + 375 / 0.7))
     assert re.search(r"(?m)^starts +in 5 to 9 min \(\d\d:\d\d\), at measured speeds$", shown("b"))
     (fields,) = json.loads(shown("b", format=Form.json))["jobs"]
     assert (fields["id"], fields["state"], fields["jobs_ahead"]) == ("b", "waiting", 0)
     assert fields["predicted_start_at"] == "2023-11-14T22:19:35.000Z"
     assert [each["event"] for each in fields["history"]] == ["submit"]
     assert fields["predicted_from"] == "measured"
-    assert fields["predicted_start_between"] == [iso_time(at_s) for at_s in found.between_s]
+    assert fields["predicted_start_between"] == [iso_time(at_s) for at_s in result.between_s]
 
 
 def test_jobs_are_chosen_by_user_and_state(dirs: StateDir, shown: Callable[..., str]) -> None:

@@ -76,16 +76,13 @@ def test_a_lease_holds_a_node_or_the_part_that_the_file_says() -> None:
     assert "--cpus-per-task=3" in sbatch_lease(lease(bare), bare.slurm, STATE)
 
 
-def test_what_a_site_wants_to_know_is_asked_for() -> None:
+def test_what_a_site_wants_and_a_notice_are_asked_for(tmp_path: Path) -> None:
+    """Not by the script of a job (``B:``), which would end by the notice."""
     wanted = {"partition": "gpu", "account": "ml", "qos": "high", "reservation": "r1", "gres": "gpu:a100"}
     cluster = one_node(slurm={**wanted, "lease_seconds": 3601.0, "options": ("--constraint=ib",)})
     words = sbatch_lease(lease(cluster), cluster.slurm, STATE)
     asked = {"--partition=gpu", "--account=ml", "--qos=high", "--reservation=r1", "--gres=gpu:a100:4"}
     assert {*asked, "--time=61", "--constraint=ib"} < set(words)
-
-
-def test_slurm_announces_the_end_of_a_lease_and_of_a_job(tmp_path: Path) -> None:
-    """Not to the script of the job (``B:``), which would end by it."""
     cluster = one_node(slots="cpu", slurm={"lease_seconds": 7200.0, "notice_seconds": 89.5})
     assert "--signal=USR1@90" in sbatch_lease(lease(cluster), cluster.slurm, STATE)
     words = sbatch(JobRequest("a", 1, 1), cluster.slurm, AttemptDir(tmp_path))
@@ -100,6 +97,7 @@ def test_a_word_of_slurm_is_one_word(word: str) -> None:
 
 
 def test_each_directory_and_each_attempt_has_names_of_its_own(tmp_path: Path) -> None:
+    """No name ends jobs of other users: directories of one path on two hosts have one."""
     (tmp_path / "link").symlink_to(tmp_path)
     other = tmp_path / "other"
     assert lease_prefix(tmp_path) == lease_prefix(tmp_path / "link")
@@ -108,6 +106,7 @@ def test_each_directory_and_each_attempt_has_names_of_its_own(tmp_path: Path) ->
     names = {job_name(each, state) for each in attempts for state in (tmp_path, other)}
     assert len(names) == 4
     assert all(name.startswith("pliant-") and name[-4:] in (".a.1", ".a.2") for name in names)
+    assert scancel_named("pliant-1.a.1", 7)[2:] == ("--user=7", "--name=pliant-1.a.1")
 
 
 def test_steps_share_a_lease_unless_slurm_chooses_their_gpus() -> None:
@@ -125,11 +124,6 @@ def test_steps_share_a_lease_unless_slurm_chooses_their_gpus() -> None:
     assert {"--exact", "--cpus-per-task=4", "--gres=gpu:2"} < set(words)
     assert "--overlap" not in words
     assert "--gres=none" in srun_step(StepRequest("7", "a.1.0", Path("/log")), ("true",))
-
-
-def test_jobs_of_other_users_are_never_ended_by_name() -> None:
-    """An operator may end all, and two directories of one path on two hosts have one name."""
-    assert scancel_named("pliant-1.a.1", 7)[2:] == ("--user=7", "--name=pliant-1.a.1")
 
 
 ATTEMPT = AttemptDir(Path("/state/jobs/a/attempts/2"))

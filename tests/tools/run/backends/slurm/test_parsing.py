@@ -18,8 +18,8 @@ def recorded(name: str) -> str:
 
 
 def node(release: str, name: str) -> parsing.SlurmNode:
-    (found,) = [one for one in parsing.nodes(recorded(f"{release}-nodes")) if one.name == name]
-    return found
+    (result,) = [one for one in parsing.nodes(recorded(f"{release}-nodes")) if one.name == name]
+    return result
 
 
 def test_a_node_says_what_it_has_and_where_it_is() -> None:
@@ -30,6 +30,10 @@ def test_a_node_says_what_it_has_and_where_it_is() -> None:
     assert (n0.features, n0.cores) == ((), 8)
     assert (gpu01.features, gpu01.cores, gpu01.memory_bytes) == (("v100",), 32, 190000 << 20)
     assert (a100.cpus, a100.cores, a100.gpu_count()) == (126, 63, 20)  # two are kept for the system
+    assert parsing.state_words("IDLE*+DRAIN") == {"IDLE", "DRAIN", "NOT_RESPONDING"}
+    assert parsing.state_words("mixed#") == {"MIXED", "POWERING_UP"}
+    assert not node("20.11", "gpu02").responds
+    assert node("20.11", "gpu01").responds
 
 
 def test_a_reason_may_hold_anything_even_what_slurm_says() -> None:
@@ -57,13 +61,6 @@ def test_a_node_serves_or_it_does_not(release: str, name: str, serves: bool | No
     assert node(release, name).serves is serves
 
 
-def test_signs_behind_a_state_are_words() -> None:
-    assert parsing.state_words("IDLE*+DRAIN") == {"IDLE", "DRAIN", "NOT_RESPONDING"}
-    assert parsing.state_words("mixed#") == {"MIXED", "POWERING_UP"}
-    assert not node("20.11", "gpu02").responds
-    assert node("20.11", "gpu01").responds
-
-
 @pytest.mark.parametrize(
     ("text", "gpus"),
     [
@@ -83,7 +80,7 @@ def test_gpus_are_counted_by_type(text: str, gpus: tuple[tuple[str, int], ...]) 
     assert parsing.gpus(text) == gpus
 
 
-def test_jobs_steps_and_settings_are_read_whatever_they_are_called() -> None:
+def test_releases_jobs_steps_settings_and_partitions_are_read() -> None:
     assert parsing.jobs(recorded("22.05-jobs")) == [
         SlurmJob("4", "PENDING", "", "Resources", 1000, "a|b c"),
         SlurmJob("3", "RUNNING", "n0", "None", 0, "pliant-0a1b2c3d4e5f-n0"),
@@ -93,20 +90,9 @@ def test_jobs_steps_and_settings_are_read_whatever_they_are_called() -> None:
     assert steps[0].job_id == "3"
     settings = parsing.settings(recorded("22.05-config"))
     assert (settings["SlurmdTimeout"], settings["GresTypes"]) == ("10 sec", "gpu")
-
-
-def test_releases_are_read_from_what_commands_print() -> None:
     assert parsing.version("slurm-wlm 22.05.8\n") == (22, 5)
     assert parsing.version("slurm 24.11.0-0rc1\n") == (24, 11)
     assert parsing.version("") is None
-
-
-@pytest.mark.parametrize("read", [parsing.jobs, parsing.steps, parsing.nodes, parsing.settings])
-def test_other_lines_are_passed_over(read: Callable[[str], object]) -> None:
-    assert not read("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\n")
-
-
-def test_a_partition_says_whether_it_starts_jobs_for_how_long() -> None:
     assert parsing.partitions(recorded("22.05-partitions")) == [
         parsing.SlurmPartition("main", default=True, up=True, limit="")
     ]
@@ -114,6 +100,11 @@ def test_a_partition_says_whether_it_starts_jobs_for_how_long() -> None:
         parsing.SlurmPartition("gpu", default=False, up=True, limit="2-00:00:00"),
         parsing.SlurmPartition("long", default=False, up=False, limit=""),
     ]
+
+
+@pytest.mark.parametrize("read", [parsing.jobs, parsing.steps, parsing.nodes, parsing.settings])
+def test_other_lines_are_passed_over(read: Callable[[str], object]) -> None:
+    assert not read("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\n")
 
 
 def test_a_topology_gives_the_domain_of_each_node_by_level() -> None:

@@ -59,9 +59,9 @@ class SlurmSite(Site):
 @pytest.fixture
 def site(live: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSite]:
     monkeypatch.setattr(runner, "open_backend", lambda _name, nodes, dirs: PlainSlurmBackend(nodes, dirs))
-    found = SlurmSite(tmp_path, "n0", "n1")
-    yield found
-    for run in found.runs:
+    result = SlurmSite(tmp_path, "n0", "n1")
+    yield result
+    for run in result.runs:
         run.kill()
         run.wait()
 

@@ -43,8 +43,8 @@ def code(attempt: Path) -> int:
 )
 def test_a_slot_is_a_place_in_slurms_list(given: str, slots: str, own: str) -> None:
     visible = {"CUDA_VISIBLE_DEVICES": given, "ROCR_VISIBLE_DEVICES": given}
-    found = step.environment({**WHERE, "SLURM_JWT": "token", **visible}, slots)
-    assert found == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": own}
+    result = step.environment({**WHERE, "SLURM_JWT": "token", **visible}, slots)
+    assert result == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": own}
 
 
 def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number() -> None:
@@ -168,7 +168,8 @@ def test_a_task_without_a_unit_does_nothing(tmp_path: Path, monkeypatch: pytest.
     assert main([str(tmp_path)]) == 0
 
 
-def test_only_torchruns_that_meet_get_an_address() -> None:
+def test_torchruns_that_meet_get_the_address_towards_the_first() -> None:
+    """Others stay as they are."""
     meets = ["torchrun", "--nnodes=2", "--master-addr=127.0.0.1", "--local-addr=127.0.0.1", "--", "t.py"]
     assert on_this_node([*meets, "--master-addr=x"], "10.0.0.2", "10.0.0.1") == [
         *("torchrun", "--nnodes=2", "--master-addr=10.0.0.1", "--local-addr=10.0.0.2"),
@@ -177,9 +178,6 @@ def test_only_torchruns_that_meet_get_an_address() -> None:
     alone = ["torchrun", "--nnodes=1", "--local-addr=127.0.0.1", "--", "t.py", "--master-addr=x"]
     assert on_this_node(alone, "10.0.0.2", "10.0.0.1") == alone
     assert on_this_node(meets, "", "10.0.0.1") == meets
-
-
-def test_the_address_is_the_one_on_the_way_to_the_first_node() -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
     assert address_towards("no-such-host.invalid") == ""
     assert task.ENV_ADDRESS == ENV_ADDRESS

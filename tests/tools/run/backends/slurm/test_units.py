@@ -51,8 +51,8 @@ def test_files_that_this_host_does_not_know_are_asked_for_first(
     monkeypatch.setattr(SlurmUnit, "_start", lambda *_: pytest.fail("it is started a second time"))
     unit = unit_of(handle)
     unit._tries = int(tried)
-    found = unit.starting(PLACE, UNSEEN, {}, 100.0)
-    assert found == UnitStatus("running")
+    result = unit.starting(PLACE, UNSEEN, {}, 100.0)
+    assert result == UnitStatus("running")
     assert unit.order == ""
 
 
@@ -94,9 +94,9 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
     unit = unit_of(handle)
     unit._tries, unit._code, unit._since_s, unit._ended_s = units.TRIES, 1, 0.0, 1.0
     unit.srun = 1 if hangs else None
-    found = unit.starting(PLACE, UNSEEN, {}, 2 * units.START_S)
-    assert (found.state, bool(found.displaced)) == (("lost", True) if displaced else ("exited", False))
-    assert found.began is not displaced
+    result = unit.starting(PLACE, UNSEEN, {}, 2 * units.START_S)
+    assert (result.state, bool(result.displaced)) == (("lost", True) if displaced else ("exited", False))
+    assert result.began is not displaced
     assert unit.order == "kill", "should it start after all, its keeper finds that others went on"
 
 
@@ -129,8 +129,8 @@ SILENT: Any = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
 
 def test_a_unit_lost_after_slurm_asked_it_to_end_is_displaced(handle: Handle) -> None:
     handle.files.displaced(0).touch()
-    found = unit_of(handle).kept(SILENT, UNSEEN, 100.0)
-    assert (found.state, bool(found.displaced)) == ("lost", True)
+    result = unit_of(handle).kept(SILENT, UNSEEN, 100.0)
+    assert (result.state, bool(result.displaced)) == ("lost", True)
 
 
 def test_a_good_end_that_is_seen_late_is_no_loss(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,9 +82,9 @@ class Scene:
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """What Slurm says of a job that is not listed any more."""
-    found = Answer()
-    monkeypatch.setattr(module, "Later", lambda _argv: found)
-    return found
+    result = Answer()
+    monkeypatch.setattr(module, "Later", lambda _argv: result)
+    return result
 
 
 @pytest.fixture
@@ -162,9 +162,9 @@ def test_a_silent_keeper_is_lost_soon_where_slurm_has_ended_its_job(scene: Scene
     for now_s in range(5):
         os.utime(keeper, (now_s, time.time() + now_s))
         assert scene.at(float(now_s), "RUNNING") == RUNNING
-    found = [scene.at(5.0 + step) for step in range(12)]
-    assert found[0] == RUNNING
-    assert found[-1] == UnitStatus("lost")
+    result = [scene.at(5.0 + step) for step in range(12)]
+    assert result[0] == RUNNING
+    assert result[-1] == UnitStatus("lost")
     assert scene.attempt.end_in_words() == "another job took its place"
 
 

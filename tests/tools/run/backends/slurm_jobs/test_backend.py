@@ -39,7 +39,7 @@ def test_what_waits_in_the_queue_is_cancelled_at_once(launcher: Launcher) -> Non
     until(lambda: "RUNNING" in launcher.queue().values())
     handle = launcher.start("echo > began")
     name = job_name(handle, launcher.dirs.path)
-    launcher.until(handle, lambda found: launcher.queue().get(name) == "PENDING")
+    launcher.until(handle, lambda result: launcher.queue().get(name) == "PENDING")
     (status,) = launcher.poll(handle)
     assert (status.state, status.queued) == ("running", True)
     launcher.backend.stop(handle, "term")
@@ -63,8 +63,8 @@ def test_one_unit_or_all_of_them_may_be_killed(launcher: Launcher) -> None:
     handle = launcher.start("trap '' TERM; echo > began; while :; do sleep 0.05; done", "sleep 600")
     launcher.until_file("began", handle)
     launcher.backend.stop(handle, "kill", [1])
-    found = launcher.until(handle, lambda found: found[1].state != "running")
-    assert (found[0].state, found[1]) == ("running", UnitStatus("exited", -9))
+    result = launcher.until(handle, lambda result: result[1].state != "running")
+    assert (result[0].state, result[1]) == ("running", UnitStatus("exited", -9))
     launcher.backend.stop(handle, "term")
     launcher.backend.stop(handle, "kill")
     assert {status.state for status in launcher.until(handle, ended)} <= {"exited", "lost"}
@@ -78,5 +78,5 @@ def test_no_name_of_a_job_lists_another_job(live: SlurmCluster) -> None:
     number = live.command("sbatch", "--parsable", *own).strip()
     controller = Controller(())
     controller.of_all = True
-    found = controller.first().jobs
-    assert [(job.id, job.uid, job.name) for job in found] == [(number, os.geteuid(), "x")]
+    result = controller.first().jobs
+    assert [(job.id, job.uid, job.name) for job in result] == [(number, os.geteuid(), "x")]

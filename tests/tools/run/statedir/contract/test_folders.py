@@ -49,12 +49,23 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
 
 
 def test_a_file_names_its_schema_and_is_its_owners_alone(tmp_path: Path) -> None:
+    """Only an unknown major version is refused."""
     path = tmp_path / "plan.json"
     assert read_record(path, "plan", Plan) is WorkerOutcome.read(path) is None, "it was never written"
     write_record(path, "plan", PLAN)
     assert json.loads(path.read_text())["schema"] == "pliant.plan/1"
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_record(path, "plan", Plan) == PLAN
+    path = tmp_path / "plan.json"
+    fields = json.loads(PLAN.model_dump_json())
+    path.write_text(json.dumps({"schema": "pliant.plan/2", **fields}))
+    with pytest.raises(BadInputError, match="major version 2 of 'plan' is unknown") as refused:
+        read_record(path, "plan", Plan)
+    assert not isinstance(refused.value, DamagedError)
+    path.write_text(json.dumps({"schema": "pliant.plan/1.7", **fields, "colour": "red"}))
+    assert read_record(path, "plan", Plan) == PLAN
+    path.write_text(json.dumps(fields))
+    assert read_record(path, "plan", Plan) == PLAN, "files of the first version name no schema"
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.EACCES])
@@ -77,19 +88,6 @@ def test_what_makes_no_sense_is_damaged(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(DamagedError):
         read_record(path, "plan", Plan)
-
-
-def test_only_an_unknown_major_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    fields = json.loads(PLAN.model_dump_json())
-    path.write_text(json.dumps({"schema": "pliant.plan/2", **fields}))
-    with pytest.raises(BadInputError, match="major version 2 of 'plan' is unknown") as refused:
-        read_record(path, "plan", Plan)
-    assert not isinstance(refused.value, DamagedError)
-    path.write_text(json.dumps({"schema": "pliant.plan/1.7", **fields, "colour": "red"}))
-    assert read_record(path, "plan", Plan) == PLAN
-    path.write_text(json.dumps(fields))
-    assert read_record(path, "plan", Plan) == PLAN, "files of the first version name no schema"
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -152,13 +150,24 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_what_does_not_change_is_not_read_again(site: Site) -> None:
+def test_a_file_is_read_again_only_after_a_change_or_a_long_time(site: Site) -> None:
     site.replace("a")
     site.look()
     site.look(FRESH_S)
     before = site.reads
     assert [site.look(0.01) for _ in range(100)] == ["a"] * 100
     assert site.reads == before
+    site.replace("a", stamp_s=AGES_AGO_S)
+    site.look()
+    site.look(FRESH_S)
+    site.replace("b", stamp_s=AGES_AGO_S)
+    assert site.look(STALE_S) == "b"
+    cache = FolderCache(site.folder / "later")
+    cache.look()
+    assert cache.get("file", lambda: None) is None
+    (site.folder / "later").mkdir()
+    cache.look()
+    assert cache.get("file", lambda: "there") == "there"
 
 
 def test_a_change_is_noticed_at_the_next_look(site: Site) -> None:
@@ -174,23 +183,6 @@ def test_a_change_is_noticed_at_the_next_look(site: Site) -> None:
     site.look(FRESH_S)
     (site.folder / "file").unlink()
     assert site.look(0.1) is None
-
-
-def test_what_another_host_shows_late_is_noticed_in_the_end(site: Site) -> None:
-    site.replace("a", stamp_s=AGES_AGO_S)
-    site.look()
-    site.look(FRESH_S)
-    site.replace("b", stamp_s=AGES_AGO_S)
-    assert site.look(STALE_S) == "b"
-
-
-def test_a_folder_that_is_away_is_looked_for_each_time(site: Site) -> None:
-    cache = FolderCache(site.folder / "later")
-    cache.look()
-    assert cache.get("file", lambda: None) is None
-    (site.folder / "later").mkdir()
-    cache.look()
-    assert cache.get("file", lambda: "there") == "there"
 
 
 def test_folders_read_together_are_not_all_read_again_together(tmp_path: Path) -> None:
@@ -210,6 +202,7 @@ def test_folders_read_together_are_not_all_read_again_together(tmp_path: Path) -
 def test_links_of_a_job_make_no_search_without_an_end(tmp_path: Path) -> None:
     """Forty names in each of three folders are 64,000 paths; a thousand would be a thousand million."""
     attempt = AttemptDir(tmp_path)
+    assert attempt.launcher_logs() == attempt.worker_errors(0) == []
     attempt.logs.mkdir()
     folders = [tmp_path / name for name in ("starts", "workers", "worker")]
     for folder in folders:
@@ -220,8 +213,8 @@ def test_links_of_a_job_make_no_search_without_an_end(tmp_path: Path) -> None:
     for place, leads_to in zip((above, *folders), folders, strict=False):
         for number in range(40):
             (place / f"attempt_{number}").symlink_to(leads_to)
-    found = attempt.worker_errors(0)
-    assert 0 < len(found) <= MOST_NAMES
+    result = attempt.worker_errors(0)
+    assert 0 < len(result) <= MOST_NAMES
 
 
 def report(samples: float = 64.0, **more: Any) -> Progress:

@@ -68,7 +68,7 @@ def test_a_worker_is_absent_then_alive_then_gone(
     workers: Callable[[], Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though a child lives on. A look takes no lock: another observer would take that for a sign of life."""
-    assert life(tmp_path / "nobody") == "absent"
+    assert life(tmp_path / "absent") == "absent"
     worker, taken = workers(), list[int]()
     with monkeypatch.context() as during:
         during.setattr(fcntl, "lockf", lambda descriptor, *_: taken.append(descriptor))
@@ -120,11 +120,11 @@ def beats(path: Path, at_s: float) -> str:
 
 
 def silences(watch: Heartbeats, path: str, times_s: Sequence[float]) -> list[bool]:
-    found = []
+    result = []
     for now_s in times_s:
         watch.look([path], now_s)
-        found.append(watch.silence_s(path, LIMIT_S) >= LIMIT_S)
-    return found
+        result.append(watch.silence_s(path, LIMIT_S) >= LIMIT_S)
+    return result
 
 
 @pytest.fixture
@@ -140,13 +140,10 @@ def test_silence_is_time_under_observation(tmp_path: Path, clock: list[float]) -
     path = beats(tmp_path / "worker", 500.0)
     assert silences(Heartbeats(), path, [0.0, 4.0, 8.0, 12.0]) == [False, False, False, True]
     assert silences(Heartbeats(), path, [0.0, 60.0, 120.0]) == [False] * 3, "the observer was away"
-    watch, path = Heartbeats(), str(tmp_path / "nobody")
+    watch, path = Heartbeats(), str(tmp_path / "absent")
     assert silences(watch, path, [0.0, 4.0, 8.0, 12.0]) == [False] * 4
     assert not watch.in_doubt(path, LIMIT_S)
     assert last_beat(path) == 0.0
-
-
-def test_a_clock_that_is_set_makes_no_one_silent(tmp_path: Path, clock: list[float]) -> None:
     watch, path, now_s = Heartbeats(), tmp_path / "worker", time.time()
     for turn, ahead_s in enumerate([0.0, 3600.0, -3600.0, 0.0]):
         clock[0] = now_s + LONG_AGO_S
@@ -180,23 +177,23 @@ def test_a_worker_that_beat_may_be_silent_after_the_machine_slept(tmp_path: Path
     assert silences(watch, str(path), [12.0]) == [True], "what it does not do while somebody looks counts"
 
 
-def test_the_file_systems_clock_is_that_of_a_file_made_now(tmp_path: Path) -> None:
+def test_the_file_systems_clock_is_that_of_a_file_made_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look again opens the file, so that the server is asked."""
     own, (before, after) = FileClock(), (tmp_path / name for name in ("before", "after"))
     before.touch()
-    found = own.now_s(str(tmp_path / "worker"))
+    result = own.now_s(str(tmp_path / "worker"))
     after.touch()
-    assert last_beat(before) <= found <= last_beat(after)
-    assert own.about_s(str(tmp_path / "worker")) == pytest.approx(found, abs=60)
+    assert last_beat(before) <= result <= last_beat(after)
+    assert own.about_s(str(tmp_path / "worker")) == pytest.approx(result, abs=60)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before"]
     assert FileClock().now_s(str(tmp_path / "nowhere" / "worker")) == 0.0
-
-
-def test_to_look_again_asks_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
     real = os.open
     path = beats(tmp_path / "worker", 500.0)
     monkeypatch.setattr(os, "open", lambda path, flags, _mode=0: opened.append(path) or real(path, flags))
-    found = look_again(path)
-    assert found is not None
-    assert (found.st_mtime, opened) == (500.0, [path])
-    assert look_again(tmp_path / "nobody") is None
+    result = look_again(path)
+    assert result is not None
+    assert (result.st_mtime, opened) == (500.0, [path])
+    assert look_again(tmp_path / "absent") is None

@@ -227,14 +227,11 @@ def said(*events: Event, settled: bool = True, since_s: float = 0.0) -> list[Eve
     return report_events(Said("a", 1, events, settled), log(START), 20.0, 3, since_s)
 
 
-def test_the_first_step_after_a_change_carries_what_the_change_cost() -> None:
+def test_what_workers_measure_belongs_to_what_the_job_holds() -> None:
+    """Not to the first step after a change, to three workers (it is old), or to a gang that leaves."""
     first, second = said(progress(15.0, 8.0), progress(16.0, 16.0))
     assert (first.overhead_seconds, first.detail) == (4.0, {"attempt": 1, "after": "start"})
     assert (second.overhead_seconds, second.detail) == (None, {"attempt": 1})
-
-
-def test_a_measured_speed_belongs_to_what_the_job_holds() -> None:
-    """Not a report of the step that ends a change, of three workers (it is old), or of a gang that leaves."""
     reports = [
         replace(progress(14.0 + number, 8.0 * number, step_seconds=0.5), gpus=gpus)
         for number, gpus in enumerate((2, 2, 3))

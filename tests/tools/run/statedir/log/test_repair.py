@@ -127,13 +127,11 @@ def a_day() -> list[Event]:
     ]
 
 
-def test_nothing_is_changed_where_nothing_is_lost() -> None:
+def test_whichever_two_lines_are_lost_no_two_jobs_get_a_gpu() -> None:
+    """Nothing is changed where nothing is lost."""
     for events in (a_day(), Story(3).go_on(80), Story(4, linked=True).go_on(80)):
         assert fit_together(events, NODE_GPUS) == (events, [])
         assert_fits_together(events)
-
-
-def test_whichever_two_lines_are_lost_no_two_jobs_get_a_gpu() -> None:
     events = a_day()
     for lost in combinations(range(1, len(events)), 2):
         assert_fits_together([event for at, event in enumerate(events) if at not in lost])

@@ -48,21 +48,21 @@ def written(folder: Path, events: list[Event], *cuts: int, basis: Basis = BASIS)
     return StateDir(folder)
 
 
-def told(thing: object) -> Any:
+def by_value(thing: object) -> Any:
     """All that a session holds, by value: whatever an attribute is called."""
     if isinstance(thing, JobState):
         kept = [name for name in JobState.__slots__ if name != "kind"]  # which follows from the others
-        return {name: told(getattr(thing, name)) for name in kept}
+        return {name: by_value(getattr(thing, name)) for name in kept}
     if isinstance(thing, Job):
         return thing.model_dump()
     if isinstance(thing, Mapping):
-        return [(told(key), told(value)) for key, value in thing.items()]
+        return [(by_value(key), by_value(value)) for key, value in thing.items()]
     if isinstance(thing, list | tuple | Past):
-        return [told(each) for each in thing]
+        return [by_value(each) for each in thing]
     if hasattr(thing, "__slots__") and not isinstance(thing, LazyDict):
-        return {name: told(getattr(thing, name)) for name in thing.__slots__}
+        return {name: by_value(getattr(thing, name)) for name in thing.__slots__}
     if type(thing).__module__.startswith("pliant.tools.schedule") and hasattr(thing, "__dict__"):
-        return {name: told(value) for name, value in vars(thing).items()}
+        return {name: by_value(value) for name, value in vars(thing).items()}
     return thing
 
 
@@ -72,9 +72,9 @@ def session_of(events: Iterable[Event], saved: SavedSession | None = None) -> di
         events, make_policy("fifo"), NODES, throughput_for(None, NODES), saved=saved
     )
     shared = ("policy", "cluster", "speeds", "capacities", "_rng", "_rules", "free")
-    found = {name: told(value) for name, value in vars(session).items() if name not in shared}
+    result = {name: by_value(value) for name, value in vars(session).items() if name not in shared}
     free = {node.name: session.free.free_on(node.name) for node in session.nodes}
-    return {**found, "free": free, "by_type": dict(session.free.by_type)}
+    return {**result, "free": free, "by_type": dict(session.free.by_type)}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -147,11 +147,11 @@ def test_a_decision_knows_nothing_written_after_its_look(tmp_path: Path) -> None
     story = Story(3)
     events = list(story.go_on(20))
     state = story.write(tmp_path)
-    found = look_at(tmp_path)
+    result = look_at(tmp_path)
     with State(tmp_path) as held:
         held.record([decision_event(story.now_s + 1.0, 0.0, "fifo", 0.0)])
-    _, told = history(found.view, story.now_s + 5.0, (), None, "log").since(BASIS)
-    assert (list(told), found.log) == (events, fold(events))
+    _, rest = history(result.view, story.now_s + 5.0, (), None, "log").since(BASIS)
+    assert (list(rest), result.log) == (events, fold(events))
     assert len(read_events(state.events)) == len(events) + 1
 
 
@@ -165,8 +165,8 @@ def test_a_snapshot_from_after_the_look_is_no_damage(tmp_path: Path) -> None:
         renew_snapshot(state, held.log, rebuilding())
     view = LogView(state, keeps_events=True)
     assert view.refresh(to_the_end=True, until=until) == fold(events[:20])
-    kept, told = view.history(BASIS)
-    assert (kept, list(told)) == (None, list(events[:20]))
+    kept, rest = view.history(BASIS)
+    assert (kept, list(rest)) == (None, list(events[:20]))
 
 
 def test_a_session_on_a_clock_of_its_own_is_kept_on_that_clock(tmp_path: Path) -> None:

@@ -42,14 +42,12 @@ def log(*events: Event) -> RunLog:
     return fold([submit_event(job("a"), 10.0, {"samples": 1000.0}), *events])
 
 
-def test_status_shows_reports_that_the_log_does_not_hold() -> None:
-    found = log(START, FIRST)
-    found.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
-    shown = status_text(Status(found), 16.0).splitlines()[1]
-    assert shown.split() == ["a", "running", "2/8", "30", "%", "in", "7", "s", "(at", "23", "s)"]
-
-
 def test_a_report_refines_a_job_on_gpus_in_its_newest_attempt() -> None:
+    """And ``status`` shows it."""
+    result = log(START, FIRST)
+    result.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
+    shown = status_text(Status(result), 16.0).splitlines()[1]
+    assert shown.split() == ["a", "running", "2/8", "30", "%", "in", "7", "s", "(at", "23", "s)"]
     later = event(30.0, "progress", samples_done=8.0, detail={"attempt": 2})
     for last in (later, REQUEUE):
         known = log(START, FIRST, last).jobs["a"]
@@ -60,11 +58,11 @@ def test_a_report_refines_a_job_on_gpus_in_its_newest_attempt() -> None:
 
 
 def test_an_event_of_the_log_says_how_far_its_job_was(tmp_path: Path) -> None:
-    found = log(START, FIRST)
-    found.newest["a"] = report(300.0, loss=0.125)
+    result = log(START, FIRST)
+    result.newest["a"] = report(300.0, loss=0.125)
     shrink = event(16.0, "shrink", gpus=1, placement=(("n0", 1),))
     done = event(17.0, "finish", gpus=0, placement=(), samples_done=400.0)
-    logged = [with_progress(each, found) for each in (shrink, REQUEUE, done, FIRST)]
+    logged = [with_progress(each, result) for each in (shrink, REQUEUE, done, FIRST)]
     assert [(each.samples_done, each.loss) for each in logged[:3]] == [
         (300, 0.125),
         (300, 0.125),
@@ -80,27 +78,27 @@ def test_an_event_of_the_log_says_how_far_its_job_was(tmp_path: Path) -> None:
 
 
 def test_a_failure_after_reported_progress_is_the_first_one_again() -> None:
-    found, again = log(START, FIRST, REQUEUE), event(21.0, "resume", gpus=2, placement=(("n0", 2),))
-    found.add(again)
-    found.newest["a"] = report(300.0, attempt=2)
-    failed = report_events(AttemptEnded("a", 2, Ending("failed", "it fell")), found, 22.0, 3)
+    result, again = log(START, FIRST, REQUEUE), event(21.0, "resume", gpus=2, placement=(("n0", 2),))
+    result.add(again)
+    result.newest["a"] = report(300.0, attempt=2)
+    failed = report_events(AttemptEnded("a", 2, Ending("failed", "it fell")), result, 22.0, 3)
     assert failed[0].detail is not None
     assert failed[0].detail["failures"] == 1
-    for each in [with_progress(each, found) for each in failed]:
-        found.add(each)
-    assert (found.jobs["a"].failures, found.jobs["a"].furthest) == (1, 300.0)
+    for each in [with_progress(each, result) for each in failed]:
+        result.add(each)
+    assert (result.jobs["a"].failures, result.jobs["a"].furthest) == (1, 300.0)
 
 
 def test_an_observer_and_a_policy_from_cron_read_the_reports(tmp_path: Path) -> None:
-    dirs, found = StateDir(tmp_path), log(START, FIRST)
+    dirs, result = StateDir(tmp_path), log(START, FIRST)
     reports = Reports(dirs)
-    reports.lay_over(found)
-    assert found.newest == {}
+    reports.lay_over(result)
+    assert result.newest == {}
     dirs.job("a").path.mkdir(parents=True)
     newest = report(300.0, noise_scale=12.0)
     write_progress(dirs.job("a").progress, newest)
-    reports.lay_over(found)
-    assert found.newest == {"a": newest}
+    reports.lay_over(result)
+    assert result.newest == {"a": newest}
     (seen,) = reported(dirs, log(START, FIRST), 50.0)
     assert (seen.time, seen.event, seen.samples_done) == (50.0, "progress", 300.0)
     assert seen.detail == {"noise_scale": 12.0}
