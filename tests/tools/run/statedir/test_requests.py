@@ -208,7 +208,8 @@ def test_the_next_run_adds_what_was_asked_for_until_now(dirs: StateDir) -> None:
     ask(dirs, runs("a"), runs("later", at=100.0))
     own = Spool(dirs)
     with own.locked():
-        own.ask_to_cancel(["old"])
+        for _ in range(2):
+            own.ask_to_cancel(["old"])
     events = requested(own.requests(), fold([submit_event(runs("old"), 1.0)]), NOW_S)
     assert [(event.event, event.job) for event in events] == [("submit", "a"), ("cancel", "old")]
 
