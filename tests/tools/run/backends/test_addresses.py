@@ -26,7 +26,7 @@ def test_on_this_machine_a_port_to_meet_at_is_free(monkeypatch: pytest.MonkeyPat
         port_to_meet_at("127.0.0.1")
 
 
-def test_on_another_machine_it_is_one_that_no_system_gives_itself() -> None:
+def test_elsewhere_it_is_one_that_no_system_gives_itself() -> None:
     """That machine cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
     with pytest.raises(OSError, match=r"."):
         free_port(ELSEWHERE)

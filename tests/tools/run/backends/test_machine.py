@@ -29,7 +29,7 @@ def names(gpus: tuple) -> list[str]:
     return [gpu.name for gpu in gpus]
 
 
-def test_gpus_that_can_be_used_are_listed_and_instances_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_gpus_and_instances_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, PLAIN[0], SLICED, Card("GPU-old", knows_mig=False))
     result = list_gpus()
     assert names(result.gpus) == ["GPU-aa11", "MIG-1", "MIG-2", "GPU-old"]

@@ -384,7 +384,7 @@ def reopens(path: Path, *, restored: bool = False) -> bool:
         return True
 
 
-def test_a_copy_whose_job_runs_is_refused_until_the_original_is_gone(tmp_path: Path) -> None:
+def test_a_copy_whose_job_runs_is_refused_while_not_restored(tmp_path: Path) -> None:
     copy = copied(with_a_job(tmp_path / "state", running=True), tmp_path / "copy")
     before = bytes_in(copy)
     with pytest.raises(UsageError) as caught:

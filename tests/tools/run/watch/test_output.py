@@ -91,7 +91,7 @@ def test_what_is_taken_away_is_no_row_of_zeros(path: Path, monkeypatch: pytest.M
         ("", 3, ""),
     ],
 )
-def test_the_last_lines_are_read_from_the_end_in_pieces_of_any_size(
+def test_the_last_lines_are_read_in_pieces_of_any_size(
     path: Path, monkeypatch: pytest.MonkeyPatch, text: str, lines: int, shown: str
 ) -> None:
     path.write_text(text)

@@ -194,7 +194,7 @@ def test_a_reader_that_is_gone_stops_nothing(terminal: bool) -> None:
     assert text.writes == 1
 
 
-def test_failures_rejections_and_retries_are_said_with_their_reason() -> None:
+def test_failures_rejections_and_retries_have_a_reason() -> None:
     events = [
         Event(1.0, "start", "a", gpus=1, placement=(("n0", 1),)),
         ends("requeue", reason="exit code 1: KeyError: 7"),

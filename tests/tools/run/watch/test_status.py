@@ -161,7 +161,7 @@ def test_an_id_longer_than_the_terminal_is_cut_beside_its_state() -> None:
     assert status_text(result, 0.0, 15).splitlines()[1] == "experiment-xxx…", "no room for the state"
 
 
-def test_status_and_schedule_predict_the_same_from_the_measured_speed(dirs: StateDir, tmp_path: Path) -> None:
+def test_status_and_schedule_predict_the_same(dirs: StateDir, tmp_path: Path) -> None:
     expected = Watcher(dirs.path).look(ahead=True).outlook or {}
     assert expected["a"].end_s == NOW_S + 300 / 0.8
     assert [expected[name].start_s for name in "bc"] == [NOW_S + 375, NOW_S + 875]
@@ -430,7 +430,7 @@ def test_a_job_runs_once_it_reports_after_a_change(tmp_path: Path, of: dict[str,
         assert (result.why, result.samples_per_second) == ("", 2.0)
 
 
-def test_a_job_that_is_resized_before_its_first_step_is_still_starting(tmp_path: Path) -> None:
+def test_a_job_resized_before_its_first_step_is_starting(tmp_path: Path) -> None:
     dirs = started(tmp_path, elastic="size")
     shrink = Event(NOW_S + 5, "shrink", "a", gpus=1, placement=(("n0", 1),), global_batch=480)
     record(dirs, shrink)
@@ -454,7 +454,7 @@ def test_after_a_turn_of_cron_no_loop_is_advised(dirs: StateDir, capsys: Capture
     assert (check.verdict, "--follow" in check.text + check.advice) == ("ok", False)
 
 
-def test_a_clock_set_back_and_a_directory_without_a_run_are_named(
+def test_a_clock_set_back_and_a_missing_run_are_named(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("time.time", lambda: NOW_S - 86400.0)
@@ -467,7 +467,7 @@ def test_a_clock_set_back_and_a_directory_without_a_run_are_named(
     assert "begin one with pliant run --state" in capsys.readouterr().err
 
 
-def test_a_predicted_interval_holds_while_the_speed_goes_up_and_down(dirs: StateDir) -> None:
+def test_a_predicted_interval_holds_at_changing_speeds(dirs: StateDir) -> None:
     """By the time of a step it is 1 sample/s; over the last second it is more, less, or next to none."""
     likely, spans = [], []
     for speed in (0.5, 1.5, 0.8, 1.2, 0.001):
@@ -539,7 +539,7 @@ def test_jobs_are_sorted_and_chosen_by_team(dirs: StateDir, shown: Callable[...,
         shown("a", sort="job")
 
 
-def test_a_pipe_gets_lines_of_80_columns_and_columns_by_name_whole(
+def test_a_pipe_gets_80_columns_or_named_ones_whole(
     dirs: StateDir, shown: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -565,7 +565,7 @@ def test_a_job_page_counts_the_workers_lost_and_replaced(dirs: StateDir, shown: 
     assert "replaced the workers on n0/1, n0/2" in page
 
 
-def test_a_job_that_later_ones_have_overtaken_says_why_that_may_be(
+def test_a_job_that_was_overtaken_says_why_that_may_be(
     dirs: StateDir, shown: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")

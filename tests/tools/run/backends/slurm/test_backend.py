@@ -26,10 +26,6 @@ SAVES = "trap 'echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep
 WAITS = "echo run >> runs; echo up > up; until [ -e gate ]; do sleep 0.05; done; exit 5"
 
 
-def lease_names(slurm: SlurmCluster) -> list[str]:
-    return sorted(slurm.command("squeue", "-h", "-o", "%j").split())
-
-
 def test_units_run_on_their_nodes_and_leave_only_files(launcher: Launcher) -> None:
     """A service sees thousands of attempts: none may leave a process or a record in memory."""
     script = "echo $CUDA_VISIBLE_DEVICES on $(env | grep -c ^SLURM); exit {}"

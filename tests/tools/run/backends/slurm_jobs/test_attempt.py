@@ -148,14 +148,14 @@ def test_a_job_that_is_listed_again_was_never_gone(scene: Scene, ends: Answer) -
     assert scene.at(3.0 + SHOWS_S).queued
 
 
-def test_an_early_order_and_an_exit_code_count_whatever_slurm_says(scene: Scene) -> None:
+def test_an_early_order_and_an_exit_code_count_in_any_state(scene: Scene) -> None:
     scene.attempt.units[0].give_order("term")
     assert scene.at(1.0, "PENDING") == UnitStatus("exited", -15)
     scene.handle.files.exit_code(0).write_text("3\n")
     assert scene.at(1.0, "RUNNING") == UnitStatus("exited", 3)
 
 
-def test_a_silent_keeper_is_lost_soon_where_slurm_has_ended_its_job(scene: Scene, ends: Answer) -> None:
+def test_a_silent_keeper_is_lost_once_slurm_ended_its_job(scene: Scene, ends: Answer) -> None:
     ends.state = "PREEMPTED"
     keeper = scene.handle.files.keeper(0)
     keeper.touch()

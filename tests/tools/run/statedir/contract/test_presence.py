@@ -165,7 +165,7 @@ def test_an_observer_without_memory_takes_the_file_systems_clock(tmp_path: Path,
         assert not watch.in_doubt(path, LIMIT_S)
 
 
-def test_a_worker_that_beat_may_be_silent_after_the_machine_slept(tmp_path: Path, clock: list[float]) -> None:
+def test_a_worker_may_be_silent_after_the_machine_slept(tmp_path: Path, clock: list[float]) -> None:
     """Its script may hold the interpreter for some seconds just then, while its file is hours old."""
     path = tmp_path / "worker"
     watch = Heartbeats()

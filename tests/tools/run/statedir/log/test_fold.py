@@ -98,7 +98,7 @@ def test_failures_add_up_until_a_job_made_progress() -> None:
     assert (known.samples_done, known.next_failure(15.0).failures) == (60.0, 2), "back at its checkpoint"
 
 
-def test_an_attempt_that_is_over_without_having_failed_is_no_failure() -> None:
+def test_an_attempt_that_is_over_may_be_no_failure() -> None:
     over = holds(13.0, "requeue", 0, over=1, reason="its node was taken away")
     known = of(START, progress(12.0, 50.0), over)
     assert (known.phase, known.gpus, known.reason) == ("preempted", 0, "its node was taken away")
@@ -308,7 +308,7 @@ def test_a_log_can_hold_that_a_slot_is_bad_for_all_jobs() -> None:
     assert [read_event(line).event for line in event_lines(events).splitlines()] == ["shrink", "slot_down"]
 
 
-def test_a_slot_that_failed_three_jobs_waits_for_its_node_to_resume() -> None:
+def test_a_slot_that_failed_three_jobs_waits_for_a_resume() -> None:
     known = log(START)
     for other in "bc":
         known.suspects.died(other, "n0/1")
@@ -333,7 +333,7 @@ def test_a_slot_that_failed_three_jobs_waits_for_its_node_to_resume() -> None:
 
 
 @pytest.mark.parametrize("why", ["it shares", "another job comes"])
-def test_a_slot_that_another_job_has_is_withheld_from_this_one_alone(why: str) -> None:
+def test_a_slot_of_another_job_is_withheld_from_this_one_alone(why: str) -> None:
     known = log(START)
     known.suspects.died("b", "n0/1")
     report = hindered(0, "n0/1")

@@ -182,7 +182,7 @@ def test_only_jobs_that_are_in_the_way_lose_their_gpus() -> None:
     assert gpus_of_jobs(log) == {"b": 2, "c": 3}, "the first by id, and no more than are needed"
 
 
-def test_a_slot_stays_out_of_service_until_the_latest_of_its_times() -> None:
+def test_a_slot_is_out_of_service_until_the_latest_of_its_times() -> None:
     first = [out(1, "n0/3", 100.0), out(2, "n0/3", 10.0)]
     log, said = repaired(*first, holds(50, "start", "a", N0))
     assert said == ["slot n0/3: the line that put it back into service is lost, and replaced"]

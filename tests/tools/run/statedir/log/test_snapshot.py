@@ -216,7 +216,7 @@ def test_a_snapshot_of_a_version_with_other_fields_is_not_used(monkeypatch: Any)
     assert log_snapshot.folds_to() != before
 
 
-def test_a_run_writes_a_snapshot_when_the_rest_of_the_log_is_long(tmp_path: Path) -> None:
+def test_a_run_writes_a_snapshot_when_the_log_has_grown(tmp_path: Path) -> None:
     events = Story(9).go_on(400)
     with State(tmp_path) as state:
         state.rebuilding = rebuilding()

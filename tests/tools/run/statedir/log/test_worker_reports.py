@@ -77,7 +77,7 @@ def test_an_event_of_the_log_says_how_far_its_job_was(tmp_path: Path) -> None:
         assert state.log.jobs["a"].furthest == 300.0
 
 
-def test_a_failure_after_reported_progress_is_the_first_one_again() -> None:
+def test_a_failure_after_reported_progress_is_a_first_one() -> None:
     result, again = log(START, FIRST, REQUEUE), event(21.0, "resume", gpus=2, placement=(("n0", 2),))
     result.add(again)
     result.newest["a"] = report(300.0, attempt=2)
