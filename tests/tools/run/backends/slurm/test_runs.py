@@ -20,7 +20,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.slurm.conftest import slurm_nodes
 from tests.tools.run.scripts import PlainSlurmBackend
-from tests.tools.run.site import PLIANT, QUICK, Site, environment, until
+from tests.tools.run.site import PLIANT, QUICK, Site, environment, in_order, until
 from tests.tools.run.test_training import ELASTIC
 
 REAL = (sys.executable, "-m", "pliant.cli")
@@ -59,9 +59,9 @@ class SlurmSite(Site):
 @pytest.fixture
 def site(live: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmSite]:
     monkeypatch.setattr(runner, "open_backend", lambda _name, nodes, dirs: PlainSlurmBackend(nodes, dirs))
-    result = SlurmSite(tmp_path, "n0", "n1")
-    yield result
-    for run in result.runs:
+    found = SlurmSite(tmp_path, "n0", "n1")
+    yield found
+    for run in found.runs:
         run.kill()
         run.wait()
 
@@ -128,6 +128,46 @@ def test_calls_from_cron_start_jobs_once_their_leases_run(site: SlurmSite, live:
     until(lambda: not leases(live))
 
 
+def test_jobs_leave_a_node_that_goes_down_and_return(site: SlurmSite, live: SlurmCluster) -> None:
+    site.job("a", "--gate", site.gate, "--rate", 1e6, gpus=4, low=1, high=4, samples=1e5)
+    run = site.run(site.schedule("fair-share"), "--until-done")
+    until(lambda: site.samples().get("a", 0.0) > 0)
+    live.command("scontrol", "update", "nodename=n1", "state=drain", "reason=new disks")
+    until(lambda: "n1" in site.log().down)
+    said = site.log().down["n1"]
+    assert said.startswith("Slurm says ")
+    assert "DRAIN" in said
+    assert said.endswith(": new disks")
+    until(lambda: dict(site.log().jobs["a"].placement) == {"n0": 2})
+    until(lambda: live.states()["n1"] == "drain")  # nothing is left there
+    live.command("scontrol", "update", "nodename=n1", "state=resume")
+    until(lambda: dict(site.log().jobs["a"].placement) == {"n0": 2, "n1": 2})
+    site.gate.touch()
+    assert run.wait() == 0, site.said()
+    wanted = ["start a 4", "shrink a 2", "node_down None", "node_up None", "grow a 4", "finish a 0"]
+    assert in_order(wanted, site.story()), site.story()
+    assert site.samples() == {"a": 1e5}
+
+
+@pytest.mark.torch
+def test_an_elastic_job_leaves_a_node_before_its_lease_ends(site: SlurmSite, live: SlurmCluster) -> None:
+    site.cluster = slurm_nodes("n0", "n1", gpus=1)
+    site.job("a", 40, 0.02, text=ELASTIC, samples=40 * 64, low=1, high=2)
+    run = site.run(site.schedule("fair-share"), "--until-done", program=REAL)
+    until(lambda: site.samples().get("a", 0.0) > 0)
+    listed = dict(line.split() for line in live.command("squeue", "-h", "-o", "%N %i").splitlines())
+    live.command("scancel", "--signal=USR1", listed["n1"])
+    until(lambda: "n1" in site.log().down)
+    assert site.log().down["n1"] == "Slurm has announced the end of its lease"
+    until(lambda: dict(site.log().jobs["a"].placement) == {"n0": 1})
+    until(lambda: (site.state / "jobs/a/attempts/1/exit-1").exists() or run.poll() is not None)
+    live.command("scancel", listed["n1"])
+    assert run.wait() == 0, site.said()
+    assert site.samples() == {"a": 40 * 64}
+    assert in_order(["start a 2", "shrink a 1", "node_down None", "finish a 0"], site.story()), site.story()
+    assert [path.name for path in (site.state / "jobs/a/attempts").iterdir()] == ["1"], "in place"
+
+
 def test_jobs_save_at_the_notice_that_slurm_gives_of_the_end(site: SlurmSite, live: SlurmCluster) -> None:
     """Its clock for that is coarse: with a limit of a minute, a notice of 50 s may come at once."""
     site.cluster = slurm_nodes("n0", gpus=1, lease_seconds=60.0, notice_seconds=50.0)
@@ -141,3 +181,23 @@ def test_jobs_save_at_the_notice_that_slurm_gives_of_the_end(site: SlurmSite, li
     assert site.log().jobs["a"].failures == 0
     run.send_signal(signal.SIGTERM)
     run.wait()
+
+
+ENDS_ITS_GROUP = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.kill(0, signal.SIGTERM)
+sys.exit(3)
+"""
+
+
+def test_a_script_that_signals_its_group_ends_after_four_attempts(site: SlurmSite) -> None:
+    """Its keeper takes that for a signal of Slurm."""
+    site.job("a", text=ENDS_ITS_GROUP, elastic="none")
+    log, _ = run_until_done(site.options("fifo", retries=0), lambda _log, _now_s: None)
+    assert log.jobs["a"].phase == "failed"
+    (end,) = [event for event in site.events() if event.event == "fail"]
+    assert (end.detail or {})["displacements"] == 4
+    first = next(event for event in site.events() if event.event == "requeue")
+    reason = "Slurm has ended what ran on node n0"
+    assert first.detail == {"over": 1, "reason": reason, "displacements": 1, "wait_seconds": 1.0}
