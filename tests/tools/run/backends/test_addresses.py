@@ -13,25 +13,23 @@ from pliant.tools.run.backends.protocol import free_port, port_to_meet_at
 ELSEWHERE = "203.0.113.7"
 
 
-def test_here_it_is_one_that_is_free() -> None:
+def test_on_this_machine_a_port_to_meet_at_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     port = port_to_meet_at("127.0.0.1")
     with socket.create_server(("127.0.0.1", port)):
         pass
 
-
-def test_on_another_machine_it_is_one_that_systems_give_to_nobody_by_themselves() -> None:
-    """That machine cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
-    with pytest.raises(OSError, match=r"."):
-        free_port(ELSEWHERE)
-    found = {port_to_meet_at(ELSEWHERE) for _ in range(20)}
-    assert len(found) > 10
-    assert all(20_000 <= port < 30_000 for port in found)
-
-
-def test_where_none_is_free_here_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def none_left(_address: str) -> int:
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
     monkeypatch.setattr(addresses, "free_port", none_left)
     with pytest.raises(OSError, match="in use"):
         port_to_meet_at("127.0.0.1")
+
+
+def test_elsewhere_it_is_one_that_no_system_gives_itself() -> None:
+    """That machine cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
+    with pytest.raises(OSError, match=r"."):
+        free_port(ELSEWHERE)
+    result = {port_to_meet_at(ELSEWHERE) for _ in range(20)}
+    assert len(result) > 10
+    assert all(20_000 <= port < 30_000 for port in result)

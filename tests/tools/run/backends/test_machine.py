@@ -29,20 +29,19 @@ def names(gpus: tuple) -> list[str]:
     return [gpu.name for gpu in gpus]
 
 
-def test_a_gpu_in_mig_mode_is_its_instances(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_gpus_and_instances_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, PLAIN[0], SLICED, Card("GPU-old", knows_mig=False))
-    found = list_gpus()
-    assert names(found.gpus) == ["GPU-aa11", "MIG-1", "MIG-2", "GPU-old"]
-    assert [gpu.number for gpu in found.gpus] == [0, 1, 1, 2]
-    assert found.gpus[1].model == "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
-    assert (found.gpus[1].card, found.gpus[1].memory) == ("GPU-5115", SLICED.memory // 8)
-
-
-def test_a_gpu_that_cannot_be_used_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = list_gpus()
+    assert names(result.gpus) == ["GPU-aa11", "MIG-1", "MIG-2", "GPU-old"]
+    assert [gpu.number for gpu in result.gpus] == [0, 1, 1, 2]
+    assert result.gpus[1].model == "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+    assert (result.gpus[1].card, result.gpus[1].memory) == ("GPU-5115", SLICED.memory // 8)
     install(monkeypatch, Card("GPU-gone", lost=True), PLAIN[0], Card("GPU-empty", instances=()))
-    found = list_gpus()
-    assert names(found.gpus) == ["GPU-aa11"]
-    assert found.faults == ("GPU 0: GPU is lost", "GPU 2 is in MIG mode and has no instances")
+    result = list_gpus()
+    assert names(result.gpus) == ["GPU-aa11"]
+    assert result.faults == ("GPU 0: GPU is lost", "GPU 2 is in MIG mode and has no instances")
+    install(monkeypatch, Card("GPU-a", pids=(12, 7, 12)), Card("GPU-b"))
+    assert processes_on(list_gpus().gpus) == {"GPU-a": [7, 12], "GPU-b": []}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,7 @@ def test_instances_are_named_by_their_own_uuid(monkeypatch: pytest.MonkeyPatch) 
         ("3, GPU-aa", (1, 1), [("GPU-dd44",), ("GPU-aa11",)], 2),
     ],
 )
-def test_gpus_that_the_caller_may_use_are_given_out_in_order_and_no_more_than_there_are(
+def test_gpus_that_the_caller_may_use_are_given_out_in_order(
     visible: str | None,
     counts: tuple[int, ...],
     devices: list[tuple[str, ...]],
@@ -101,9 +100,7 @@ def test_gpus_that_the_caller_may_use_are_given_out_in_order_and_no_more_than_th
         LocalBackend(cluster(4, 2), tmp_path).nodes()
 
 
-def test_a_node_gets_the_devices_that_it_names_and_others_what_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_gets_the_devices_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *PLAIN)
     gpus = list_gpus().gpus
     assert devices_by_node(naming((), ("GPU-aa11", "3")), gpus) == [
@@ -131,11 +128,6 @@ def naming(*devices: tuple[str, ...]) -> Cluster:
     """Nodes of two GPUs each that name these."""
     nodes = tuple({"name": f"n{at}", "gpus": 2, "devices": own} for at, own in enumerate(devices))
     return Cluster.model_validate({"nodes": nodes})
-
-
-def test_who_computes_on_a_card_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, Card("GPU-a", pids=(12, 7, 12)), Card("GPU-b"))
-    assert processes_on(list_gpus().gpus) == {"GPU-a": [7, 12], "GPU-b": []}
 
 
 def test_without_the_bindings_gpus_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,34 +1,41 @@
-"""A state directory is its owner's alone."""
+"""A state directory is its owner's alone, of one format, and no copy of another one."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pliant.schemas.errors import UsageError
+from pliant import __version__
+from pliant.cli.common import run_command
+from pliant.cli.status import status
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_cluster
 from pliant.schemas.job import Job
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_until_done
-from pliant.tools.run.service.submit import cancel, submit
+from pliant.tools.run.service.submit import cancel, order_jobs, submit
 from pliant.tools.run.statedir import directory as private
-from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.directory import FORMAT, Home, StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, finish_event, release_event, submit_event
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.statedir.state import State
-from pliant.tools.run.watch.output import job_output
-from pliant.tools.run.watch.status import Watcher
+from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.run.watch.output import job_output, last_events
+from pliant.tools.run.watch.status import Watcher, look_at
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster, job
 from tests.tools.run.instant import opens
+from tests.tools.run.stories import Story
 
 STARTED = Event(2.0, "start", "a", gpus=1, placement=(("n0", 1),))
 
@@ -51,9 +58,11 @@ def run(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cluster(cluster(1, slots="cpu"), path)
     monkeypatch.setattr(runner, "open_backend", opens({}))
     monkeypatch.setattr(runner, "POLL_S", 0.0)
-    options = RunOptions(dirs.path, question=Question("fifo"), cluster=str(path))
+    options = RunOptions(dirs.path, question=Question("fifo"), cluster=str(path), retries=0)
     run_until_done(options, lambda log, now_s: None)
 
+
+STRANGER = os.geteuid() + 4711
 
 USES: dict[str, Callable[[StateDir], object]] = {
     "submit": lambda dirs: ask(dirs, "b"),
@@ -66,13 +75,10 @@ LOOKS: dict[str, Callable[[StateDir], object]] = {"status": lambda dirs: Watcher
 
 def open_to_all(path: Path) -> list[Path]:
     """What others could read or write of a folder and all in it, were they let in."""
-    found = [path, *path.rglob("*")]
-    return [each for each in found if each.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
+    return [each for each in (path, *path.rglob("*")) if each.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)]
 
 
-def test_what_a_run_leaves_in_its_folders_is_for_its_owner_alone(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_run_leaves_is_for_its_owner_alone(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs)
     before = os.umask(0)
     try:
@@ -85,14 +91,17 @@ def test_what_a_run_leaves_in_its_folders_is_for_its_owner_alone(
 
 
 def test_a_folder_that_others_can_read_is_closed_to_them(
-    dirs: StateDir, caplog: pytest.LogCaptureFixture
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What else lies in it keeps its mode."""
-    dirs.path.mkdir()
+    """What else lies in it keeps its mode, and a dry run changes nothing."""
+    run(dirs, monkeypatch)
     for path in (dirs.run_log, notes := dirs.path / "notes"):
         path.touch()
         path.chmod(0o644)
     dirs.path.chmod(0o755)
+    runner.dry_run_text(RunOptions(dirs.path), resume=True)
+    assert stat.S_IMODE(dirs.path.stat().st_mode) == 0o755
+    assert "was open to other users" not in caplog.text
     ask(dirs)
     assert open_to_all(dirs.path) == [notes]
     assert "was open to other users: from now on it is yours alone" in caplog.text
@@ -101,19 +110,13 @@ def test_a_folder_that_others_can_read_is_closed_to_them(
     assert caplog.text == ""
 
 
-def test_a_dry_run_leaves_a_folder_that_others_can_read_as_it_is(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(dirs, monkeypatch)
-    dirs.path.chmod(0o755)
-    runner.dry_run_text(RunOptions(dirs.path), resume=True)
-    assert stat.S_IMODE(dirs.path.stat().st_mode) == 0o755
-    assert "was open to other users" not in caplog.text
-
-
-def test_a_folder_of_other_things_is_refused_and_left_as_it_is(dirs: StateDir) -> None:
+def test_an_open_or_a_foreign_folder_is_refused_and_unchanged(dirs: StateDir) -> None:
     """Somebody names the folder of a project, or their home."""
     dirs.path.mkdir()
+    dirs.path.chmod(0o777)
+    with pytest.raises(UsageError, match="others may write in it"):
+        ask(dirs)
+    assert list(dirs.path.iterdir()) == []
     dirs.path.chmod(0o755)
     (dirs.path / "notes").touch()
     with pytest.raises(UsageError, match="holds notes and nothing of a state directory"):
@@ -122,62 +125,38 @@ def test_a_folder_of_other_things_is_refused_and_left_as_it_is(dirs: StateDir) -
     assert [path.name for path in dirs.path.iterdir()] == ["notes"]
 
 
-@pytest.mark.parametrize("part", ["", "spool", "jobs", "notes"])
-def test_a_folder_that_is_refused_is_left_as_it_was_and_refused_again(dirs: StateDir, part: str) -> None:
+@pytest.mark.parametrize(
+    ("part", "mode"), [("", 0o775), ("spool", 0o777), ("jobs", 0o775), ("jobs", 0o757), ("notes", 0o777)]
+)
+def test_a_folder_that_others_may_write_in_is_refused_each_time(dirs: StateDir, part: str, mode: int) -> None:
     ask(dirs)
     (dirs.path / "notes").mkdir(mode=0o700)
     dirs.path.chmod(0o755)
-    (dirs.path / part).chmod(0o777)
+    (dirs.path / part).chmod(mode)
     before = {path: path.lstat().st_mode for path in [dirs.path, *dirs.path.rglob("*")]}
-    for use in (*USES, *USES):
-        with pytest.raises(UsageError, match="others may write in it"):
-            USES[use](dirs)
-    assert {path: path.lstat().st_mode for path in [dirs.path, *dirs.path.rglob("*")]} == before
-
-
-@pytest.mark.parametrize("part", ["", "spool", "jobs"])
-def test_a_folder_that_others_may_write_in_is_refused_and_the_line_says_what_to_do(
-    dirs: StateDir, part: str
-) -> None:
-    dirs.path.mkdir()
-    dirs.path.chmod(0o777)
-    with pytest.raises(UsageError, match="others may write in it"):
-        ask(dirs)
-    assert list(dirs.path.iterdir()) == [], "nothing is made there"
-    dirs.path.chmod(0o700)
-    ask(dirs)
-    dirs.path.chmod(0o755)
-    (dirs.path / part).chmod(0o775)
-    for use in USES.values():
-        with pytest.raises(
-            UsageError, match=f"others may write in it.*chmod go-w {dirs.path / part}$"
-        ) as refused:
+    line = f"^[^\n]*others may write in it[^\n]*chmod go-w {dirs.path / part}$"
+    for use in (*USES.values(), *USES.values()):
+        with pytest.raises(UsageError, match=line):
             use(dirs)
-        assert str(refused.value).count("\n") == 0
+    assert {path: path.lstat().st_mode for path in [dirs.path, *dirs.path.rglob("*")]} == before
 
 
 def test_a_folder_of_another_user_is_refused(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs)
-    owner = dirs.path.stat().st_uid
-    monkeypatch.setattr(private.os, "geteuid", lambda: owner + 4711)
+    monkeypatch.setattr(private.os, "geteuid", lambda: STRANGER)
     for use in (USES | LOOKS).values():
         with pytest.raises(UsageError, match="belongs to"):
             use(dirs)
 
 
-STRANGER = os.geteuid() + 4711
-
-
-def of_a_stranger(found: os.stat_result) -> os.stat_result:
+def of_a_stranger(status: os.stat_result) -> os.stat_result:
     """No test can count on being root, or on there being another user."""
-    fields = list(found)
+    fields = list(status)
     fields[stat.ST_UID] = STRANGER
     return os.stat_result(fields)
 
 
-def test_root_may_look_at_what_belongs_to_another_user_and_runs_nothing_of_it(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_only_looks_at_another_users_folder(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs)
     lstat = os.lstat
     monkeypatch.setattr(private, "_parts", lambda dirs: [(dirs.path, of_a_stranger(lstat(dirs.path)))])
@@ -216,16 +195,8 @@ def contents(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def test_a_link_among_the_jobs_of_a_folder_that_others_can_enter_is_refused(dirs: StateDir) -> None:
-    ask(dirs)
-    link_for(dirs, "whoever")
-    dirs.path.chmod(0o755)
-    for use in (USES | LOOKS).values():
-        with pytest.raises(UsageError, match="is a symbolic link"):
-            use(dirs)
-
-
-def test_a_link_in_place_of_the_folder_of_a_job_that_runs_is_refused(dirs: StateDir) -> None:
+def test_a_link_in_place_of_a_jobs_folder_is_refused(dirs: StateDir) -> None:
+    """Of a job that runs; or of any job, where others can enter the folder."""
     with State(dirs.path) as state:
         state.record([submit_event(runs("a"), 1.0), STARTED])
     outside = link_for(dirs, "a")
@@ -233,24 +204,24 @@ def test_a_link_in_place_of_the_folder_of_a_job_that_runs_is_refused(dirs: State
     for use in (USES["run"], LOOKS["status"], lambda dirs: list(job_output(dirs.path, "a"))):
         with pytest.raises(UsageError, match="a: is a symbolic link"):
             use(dirs)
+    dirs.path.chmod(0o755)
+    for use in (USES | LOOKS).values():
+        with pytest.raises(UsageError, match="is a symbolic link"):
+            use(dirs)
     assert contents(outside) == before
 
 
-def test_a_job_in_place_of_whose_folder_there_is_a_link_is_not_started(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_job_is_started_in_a_link(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs)
     outside = link_for(dirs, "a")
     before = contents(outside)
     run(dirs, monkeypatch)
-    found = Watcher(dirs.path).look().log.jobs["a"]
-    assert (found.phase, "is a symbolic link" in found.reason) == ("failed", True)
+    end = Watcher(dirs.path).look().log.jobs["a"]
+    assert (end.phase, "is a symbolic link" in end.reason) == ("failed", True)
     assert contents(outside) == before
 
 
-def test_a_start_looks_at_the_folders_of_no_jobs_but_those_of_which_something_may_be_left(
-    dirs: StateDir,
-) -> None:
+def test_a_start_looks_at_no_folders_of_jobs_that_are_over(dirs: StateDir) -> None:
     """A service has thousands of jobs behind it."""
     with State(dirs.path) as state:
         state.record([submit_event(runs("a"), 1.0), STARTED, finish_event("a", 3.0, 1, 1.0)])
@@ -271,7 +242,7 @@ def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link"])
-def test_what_is_no_file_in_the_spool_is_left_aside_and_nobody_waits_for_it(
+def test_what_is_no_file_in_the_spool_keeps_no_one_waiting(
     dirs: StateDir, caplog: pytest.LogCaptureFixture, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(dirs)
@@ -291,13 +262,13 @@ def test_what_is_no_file_in_the_spool_is_left_aside_and_nobody_waits_for_it(
             listener.bind(path.name)
     spool = Spool(dirs)
     for _ in range(2):
-        assert [found.id for request in spool.requests() for found in request.jobs] == ["a"]
+        assert [each.id for request in spool.requests() for each in request.jobs] == ["a"]
     assert caplog.text.count("it is not a request") == 1
-    assert [found.id for found, _ in Watcher(dirs.path).look().submitted] == ["a"]
+    assert [each.id for each, _ in Watcher(dirs.path).look().submitted] == ["a"]
     ask(dirs, "b")
 
 
-def test_a_request_that_another_user_put_there_is_left_aside(
+def test_a_request_that_another_user_put_there_is_ignored(
     dirs: StateDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(dirs)
@@ -307,12 +278,172 @@ def test_a_request_that_another_user_put_there_is_left_aside(
     assert "belongs to" in caplog.text
 
 
-def test_the_name_of_a_state_directory_is_on_disk_before_a_job_is_acknowledged(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_directory_is_on_disk_before_its_jobs(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(private, "sync_folder", synced.append)
     deep = StateDir(dirs.path.parent / "x" / "y" / "state")
     submit(deep.path, [runs("a")], "jobs.jsonl", folder=dirs.path.parent, now_s=0.0, check_scripts=False)
     above = dirs.path.parent
     assert {above, above / "x", above / "x" / "y"} <= set(synced)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> StateDir:
+    story = Story(5)
+    story.go_on(40)
+    return story.write(tmp_path / "state")
+
+
+def test_a_writer_notes_its_format_for_the_owner_alone(written: StateDir) -> None:
+    said = json.loads(written.version.read_bytes())
+    home = said.pop("home")
+    assert said == {"schema": "pliant.state/1", "format": FORMAT, "pliant": __version__}
+    assert (home["host"], home["path"]) == (os.uname().nodename, str(written.path))
+    assert written.version.stat().st_mode & 0o777 == 0o600
+
+
+def bytes_in(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_first_writer_gives_a_directory_its_version(written: StateDir) -> None:
+    written.version.unlink()
+    before = bytes_in(written.path)
+    log = Watcher(written.path).look().log
+    assert bytes_in(written.path) == before
+    with State(written.path) as state:
+        assert list(state.log.jobs) == list(log.jobs)
+    assert written.version.exists()
+    assert written.events.read_bytes() == before[written.events]
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "status": Watcher,
+    "run": State,
+    "schedule": look_at,
+    "events": lambda path: list(last_events(path, 1)),
+    "log": lambda path: list(job_output(path, "j0")),
+    "hold": lambda path: order_jobs(path, "hold", ["j0"]),
+    "submit": lambda path: submit(
+        path, [job("z", command=("x",))], "jobs", folder=path, now_s=0, check_scripts=False
+    ),
+}
+
+
+def test_nothing_is_done_in_a_later_version(written: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
+    later = {"schema": "pliant.state/2", "format": FORMAT + 1, "pliant": "9.9", "also": [1]}
+    written.version.write_text(json.dumps(later))
+    before = bytes_in(written.path)
+    refusal = f"pliant 9.9 wrote it in format {FORMAT + 1}, .*: use pliant 9"
+    for use in READERS.values():
+        with pytest.raises(BadInputError, match=refusal):
+            use(written.path)
+    assert bytes_in(written.path) == before
+    assert run_command(lambda: status(state=written.path)) == 3
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "two", "pliant": "1"}', "[" * 100_000, "\xff"])
+def test_a_file_that_cannot_be_understood_is_named(written: StateDir, text: str) -> None:
+    written.version.write_text(text, encoding="latin-1")
+    with pytest.raises(BadInputError, match=r"version\.json: does not say the format of a state directory"):
+        State(written.path)
+
+
+def test_a_format_that_cannot_be_written_stops_nothing(
+    written: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.version.unlink()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pliant.tools.run.statedir.directory.atomic_write", full)
+        State(written.path).close()
+    assert read_log(written.path).jobs
+    State(written.path).close()
+    assert written.version.exists()
+
+
+def with_a_job(path: Path, *, running: bool) -> Path:
+    """A state directory with one job that holds a GPU, or has ended."""
+    with State(path) as state:
+        state.record([submit_event(job("a"), 1.0), Event(2.0, "start", "a", gpus=1, placement=(("n0", 1),))])
+        if not running:
+            state.record([Event(3.0, "finish", "a", gpus=0, placement=())])
+    return path
+
+
+def copied(path: Path, to: Path) -> Path:
+    return shutil.copytree(path, to)
+
+
+def reopens(path: Path, *, restored: bool = False) -> bool:
+    with State(path, restored=restored):
+        return True
+
+
+def test_a_copy_whose_job_runs_is_refused_while_not_restored(tmp_path: Path) -> None:
+    copy = copied(with_a_job(tmp_path / "state", running=True), tmp_path / "copy")
+    before = bytes_in(copy)
+    with pytest.raises(UsageError) as caught:
+        reopens(copy)
+    assert str(caught.value) == (
+        f'{copy}: is a copy of {tmp_path}/state on host {os.uname().nodename}, where job "a" may still run: '
+        "one that is started here trains twice. Where nothing of it runs any more: pliant run --restored"
+    )
+    lock = {copy / "lock": b""}
+    assert bytes_in(copy) | lock == before | lock
+    assert reopens(tmp_path / "state")
+    assert reopens(copy, restored=True)
+    assert reopens(copy), "it is said once"
+
+
+def test_one_that_was_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
+    with_a_job(tmp_path / "state", running=True).rename(tmp_path / "moved")
+    with pytest.raises(UsageError, match=f"moved: was moved from {tmp_path}/state, where job"):
+        reopens(tmp_path / "moved")
+    (tmp_path / "moved").rename(tmp_path / "state")
+    assert reopens(tmp_path / "state")
+
+
+def test_a_snapshot_with_the_same_inodes_is_a_copy(tmp_path: Path) -> None:
+    """One of the whole file system."""
+    copy = StateDir(copied(with_a_job(tmp_path / "state", running=True), tmp_path / "snapshot"))
+    claimed = json.loads(copy.version.read_bytes())
+    claimed["home"]["inodes"] = Home.of(copy).inodes
+    copy.version.write_text(json.dumps(claimed))
+    with pytest.raises(UsageError, match=f"snapshot: is a copy of {tmp_path}/state on host"):
+        reopens(copy.path)
+    assert reopens(copy.path, restored=True)
+
+
+def test_a_directory_that_is_no_copy_or_runs_nothing_is_opened(tmp_path: Path) -> None:
+    ended = with_a_job(tmp_path / "ended", running=False)
+    assert reopens(copied(ended, tmp_path / "copy"))
+    assert reopens(ended.rename(tmp_path / "moved"))
+    state = with_a_job(tmp_path / "state", running=True)
+    (tmp_path / "link").symlink_to("state")
+    assert reopens(tmp_path / "link")
+    assert reopens(state)
+    copied(state, tmp_path / "backup")
+    state.rename(tmp_path / "broken")
+    copied(tmp_path / "backup", state)
+    assert reopens(state), "it was restored in its place"
+    version = StateDir(state).version
+    claimed = json.loads(version.read_bytes())
+    del claimed["home"]
+    version.write_text(json.dumps(claimed))
+    assert reopens(state), "it does not say where it was"
+    assert "home" in json.loads(version.read_bytes())
+
+
+def test_a_directory_is_the_same_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file server's folder, or one that a container has under another name."""
+    with_a_job(tmp_path / "state", running=True).rename(tmp_path / "mounted")
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
+    assert reopens(tmp_path / "mounted")
+    copy = copied(tmp_path / "mounted", tmp_path / "copy")
+    with pytest.raises(UsageError, match=r"is a copy of .*/mounted on host elsewhere, where job"):
+        reopens(copy)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pliant.tools.run.statedir.failures import FIRST_S, LONGEST_SUSPICION_S, Consequence, Suspects
 
 
-def test_one_death_keeps_one_job_from_one_slot_and_each_further_one_for_twice_as_long() -> None:
+def test_deaths_keep_a_job_from_a_slot_and_more_of_them_all_jobs() -> None:
+    """One death for a while, each further one for twice as long; a third job's until an operator acts."""
     known = Suspects()
     for times in (1, 2, 4, 8):
         assert known.next_death("a", "n0/1") == Consequence(FIRST_S * times, for_all=False)
@@ -14,15 +15,9 @@ def test_one_death_keeps_one_job_from_one_slot_and_each_further_one_for_twice_as
     for _ in range(20):
         known.died("a", "n0/1")
     assert known.next_death("a", "n0/1").seconds == LONGEST_SUSPICION_S
-
-
-def test_a_slot_on_which_two_jobs_failed_is_bad_for_all() -> None:
     known = Suspects()
     known.died("a", "n0/1")
     assert known.next_death("b", "n0/1") == Consequence(2 * FIRST_S, for_all=True)
-
-
-def test_a_slot_on_which_three_jobs_failed_is_left_out_until_an_operator_says_otherwise() -> None:
     known = Suspects()
     known.died("a", "n0/1")
     known.died("b", "n0/1")
@@ -30,16 +25,13 @@ def test_a_slot_on_which_three_jobs_failed_is_left_out_until_an_operator_says_ot
     assert known.next_death("c", "n0/1").is_sick
 
 
-def test_a_job_that_fails_on_one_slot_after_the_other_keeps_its_size() -> None:
+def test_a_job_that_fails_on_slot_after_slot_keeps_its_size() -> None:
     known = Suspects()
-    found = []
+    result = []
     for slot in ("n0/1", "n0/2", "n0/3", "n0/1"):
-        found.append(known.wait_s("a", [slot]))
+        result.append(known.wait_s("a", [slot]))
         known.died("a", slot)
-    assert found == [None, None, FIRST_S, 2 * FIRST_S]
-
-
-def test_slots_that_are_bad_for_others_too_are_not_held_against_a_job() -> None:
+    assert result == [None, None, FIRST_S, 2 * FIRST_S]
     known = Suspects()
     for slot in ("n0/1", "n0/2"):
         known.died("b", slot)

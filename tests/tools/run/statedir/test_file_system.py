@@ -29,20 +29,18 @@ def test_a_folder_is_on_the_mount_nearest_above_it(tmp_path: Path) -> None:
     assert mount_of(Path("/"), tmp_path / "none") == Mount("")
 
 
-def test_a_folder_is_probed_and_nothing_is_left(tmp_path: Path) -> None:
-    found = probe(tmp_path)
-    assert (found.locks, found.skew_s) == (True, 0.0)
-    assert found.sync_s > 0
+def test_a_folder_is_probed_and_nothing_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks without effect are noticed."""
+    result = probe(tmp_path)
+    assert (result.locks, result.skew_s) == (True, 0.0)
+    assert result.sync_s > 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_locks_without_effect_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda _descriptor, _kind: None)
     assert probe(tmp_path).locks is False
 
 
 @pytest.mark.parametrize("ahead_s", [12.0, -12.0])
-def test_another_clock_of_the_file_system_is_noticed(
+def test_a_clock_of_the_server_is_noticed(
     ahead_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = file_system._dated_s

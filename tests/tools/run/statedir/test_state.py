@@ -1,39 +1,46 @@
+"""The one writer of a state directory, and its clock."""
+
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pliant.schemas.errors import LockedError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
-from pliant.tools.run.statedir.directory import Lock
-from pliant.tools.run.statedir.log.events import submit_event
-from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.run.statedir.log.events import decision_event, submit_event
+from pliant.tools.run.statedir.state import Clock, State, origin, passed_since, read_log
+from pliant.tools.run.watch.status import look_at
 from tests.builders import job
+from tests.tools.run.stories import Story
 
 
 def submitted(job_id: str) -> Event:
     return submit_event(job(job_id), 1.0)
 
 
-def test_a_sink_hears_of_what_is_on_disk_and_one_that_fails_breaks_nothing(tmp_path: Path) -> None:
-    heard: list[list[str]] = []
+def test_a_sink_gets_what_is_on_disk_and_may_fail(tmp_path: Path) -> None:
+    got: list[list[str]] = []
 
-    def deaf(events: Sequence[Event]) -> None:
+    def fails(events: Sequence[Event]) -> None:
         raise OSError(28, os.strerror(28))
 
     with State(tmp_path / "new" / "state") as state:
-        state.add_sink(deaf)
-        state.add_sink(lambda events: heard.append(list(read_log(state.dirs.path).jobs)) if events else None)
+        state.add_sink(fails)
+        state.add_sink(lambda events: got.append(list(read_log(state.dirs.path).jobs)) if events else None)
         state.record([submitted("a")])
         state.record([submitted("b")])
         state.record([])
-    assert heard == [["a"], ["a", "b"]]
+    assert got == [["a"], ["a", "b"]]
     with State(tmp_path / "new" / "state") as state:
         assert list(state.log.jobs) == ["a", "b"]
 
@@ -49,26 +56,10 @@ def test_a_torn_last_line_costs_only_itself(tmp_path: Path) -> None:
     assert list(read_log(tmp_path).jobs) == ["a", "c"]
 
 
-def hold(folder: Path, ready: threading.Event, done: threading.Event) -> None:
-    lock = Lock(folder / "lock")
-    lock.acquire()
-    ready.set()
-    done.wait(30)
-    lock.release()
-
-
-def test_a_second_writer_is_turned_away_and_told_who_is_there(tmp_path: Path) -> None:
-    ready, done = multiprocessing.Event(), multiprocessing.Event()
-    holder = multiprocessing.Process(target=hold, args=(tmp_path, ready, done))
-    holder.start()
-    try:
-        assert ready.wait(30)
-        with pytest.raises(LockedError, match=f"by process {holder.pid}"):
-            State(tmp_path)
-        assert LockedError.exit_code == 75
-    finally:
-        done.set()
-        holder.join()
+def test_a_second_writer_is_refused_with_the_process_that_writes(tmp_path: Path) -> None:
+    with State(tmp_path), pytest.raises(LockedError, match=f"by process {os.getpid()}"):
+        State(tmp_path)
+    assert LockedError.exit_code == 75
 
 
 def test_a_writer_that_waits_gets_its_turn(tmp_path: Path) -> None:
@@ -84,37 +75,28 @@ def test_a_writer_that_waits_gets_its_turn(tmp_path: Path) -> None:
     assert turns == ["first", "second"]
 
 
-def test_a_full_disk_is_a_missing_service_and_nothing_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with State(tmp_path) as state:
-        state.record([submitted("a")])
+def test_a_full_disk_is_a_missing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cron's next turn is worth a try; no usage was wrong."""
 
-        def full(descriptor: int, data: object) -> int:
-            raise OSError(28, os.strerror(28))
+    def full(number: int) -> Callable[..., int]:
+        def write(*_: object) -> int:
+            raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(os, "write", full)
-        with pytest.raises(ServiceMissingError, match="no space left"):
-            state.record([submitted("b")])
-        monkeypatch.undo()
-        assert list(state.log.jobs) == ["a"]
-    assert list(read_log(tmp_path).jobs) == ["a"]
+        return write
 
-
-def test_a_disk_that_is_full_before_the_first_word_is_a_missing_service_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Cron's next turn is worth a try, as after any service that was missing; no usage was wrong."""
-
-    def full(descriptor: int, data: bytes, offset: int) -> int:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
-
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(ServiceMissingError, match="cannot be used as state directory: file too large"):
-        State(tmp_path)
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full(errno.EFBIG))
+        with pytest.raises(ServiceMissingError, match="cannot be used as state directory: file too large"):
+            State(tmp_path)
     with State(tmp_path) as state:
         assert not state.log.jobs
+        state.record([submitted("a")])
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full(errno.ENOSPC))
+            with pytest.raises(ServiceMissingError, match="no space left"):
+                state.record([submitted("b")])
+        assert list(state.log.jobs) == ["a"]
+    assert list(read_log(tmp_path).jobs) == ["a"]
 
 
 def test_a_folder_that_cannot_be_made_or_has_no_log_is_named(tmp_path: Path) -> None:
@@ -123,3 +105,128 @@ def test_a_folder_that_cannot_be_made_or_has_no_log_is_named(tmp_path: Path) -> 
         State(tmp_path / "file")
     with pytest.raises(UsageError, match="no state directory"):
         read_log(tmp_path)
+
+
+DAY_S: Final = 86400.0
+NOW_S: Final = 1_700_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("schedule_s", "known_s", "origin_s"),
+    [
+        (100.0, None, NOW_S - 100.0),  # a trace starts when it is run
+        (130.0, NOW_S - 100.0, NOW_S - 100.0),  # its later schedules are on the clock of the first
+        (NOW_S - 5.0, None, 0.0),  # a schedule in UTC
+        (NOW_S - 5.0, 7.0, 0.0),
+    ],
+)
+def test_a_schedule_is_in_utc_or_on_the_clock_of_the_first(
+    schedule_s: float, known_s: float | None, origin_s: float
+) -> None:
+    assert origin(schedule_s, NOW_S, known_s) == origin_s
+
+
+class Machine:
+    """Two clocks: one that is set, and one that is not."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.steady_s = 2e9, 50.0
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.wall_s, lambda: self.steady_s)
+
+    def passes(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.steady_s += seconds
+
+
+def test_a_clock_neither_goes_back_nor_stands_still() -> None:
+    """It follows the system's after a suspend, and waits for one that was set back."""
+    machine = Machine()
+    clock = machine.clock()
+    machine.passes(10.0)
+    assert clock() == 2e9 + 10
+    machine.wall_s += 3600.0
+    assert clock() == 2e9 + 3610
+    machine.wall_s -= 60.0
+    shown = [clock()]
+    for _ in range(13):
+        machine.passes(10.0)
+        shown.append(clock())
+    assert shown[0] == 2e9 + 3610
+    assert all(later > sooner for sooner, later in pairwise(shown))
+    assert shown[-1] == machine.wall_s
+
+
+def test_the_clock_goes_on_from_the_last_time_of_the_log() -> None:
+    """Calls of the cron form after the clock was set back: each goes on from the last, at half speed."""
+    machine = Machine()
+    clock = machine.clock()
+    clock.not_before(machine.wall_s + 600.0, 0.0)
+    first = clock()
+    assert first == 2e9 + 600
+    machine.passes(60.0)
+    clock = machine.clock()
+    clock.not_before(first, 60.0)
+    assert clock() == first + 30.0
+    machine.passes(2000.0)
+    clock = machine.clock()
+    clock.not_before(first + 30.0, 2000.0)
+    assert clock() == machine.wall_s
+
+
+@given(
+    st.floats(-2 * DAY_S, 2 * DAY_S),
+    st.lists(st.tuples(st.floats(0.0, 600.0), st.sampled_from([0.0, 0.0, 0.0, -DAY_S, 3600.0])), max_size=20),
+)
+def test_no_clock_of_a_file_server_makes_turns_of_cron_run_ahead(
+    server_ahead_s: float, turns: list[tuple[float, float]]
+) -> None:
+    """Each turn is a process of its own: it goes on from the log's last time and the time of the log's file.
+
+    :param turns: seconds between turns, and by how much somebody sets this host's clock before one.
+    """
+    machine, log_s = Machine(), 0.0
+    most_ahead_s = machine.wall_s - machine.steady_s
+    written_s = machine.wall_s + server_ahead_s
+    steady_to_wall_s = machine.wall_s - machine.steady_s
+    for between_s, set_by_s in turns:
+        machine.passes(between_s)
+        machine.wall_s += set_by_s
+        clock = machine.clock()
+        server_s = machine.steady_s + steady_to_wall_s + server_ahead_s
+        clock.not_before(log_s, server_s - written_s)
+        most_ahead_s = max(most_ahead_s, machine.wall_s - machine.steady_s)
+        shown_s = clock()
+        assert shown_s >= log_s
+        assert machine.wall_s <= shown_s <= machine.steady_s + most_ahead_s + 1e-3
+        log_s, written_s = shown_s, server_s
+
+
+def test_the_age_of_a_log_goes_by_the_clock_that_dates_it(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    log.touch()
+    assert 0.0 <= passed_since(log) < 60.0
+    dated_s = log.stat().st_mtime
+    os.utime(log, (dated_s - 300.0, dated_s - 300.0))
+    assert passed_since(log) >= 300.0
+    assert passed_since(tmp_path / "none") == 0.0
+
+
+def test_turns_on_a_server_a_day_behind_keep_this_hosts_time(tmp_path: Path) -> None:
+    """As in the cron form: schedule looks, run opens, writes and leaves. The log once ran ahead by a day."""
+
+    def wall_s() -> float:
+        return time.time() + DAY_S  # that of the file server is a day behind
+
+    with State(tmp_path) as state:
+        state.record(Story(6).go_on(30))
+    for _ in range(4):
+        clock, seen = Clock(wall_s), look_at(tmp_path)
+        clock.not_before(seen.log.last_s, seen.quiet_s)
+        decided_s = clock()
+        with State(tmp_path) as state:
+            clock = Clock(wall_s)
+            clock.not_before(state.log.last_s, state.quiet_s)
+            state.record([decision_event(clock(), 0.0, "fifo", 0.0)])
+            assert decided_s <= state.log.last_s <= wall_s()

@@ -1,5 +1,8 @@
+"""What a job prints is read in pieces, each byte once; the events of a log, of all jobs or of one."""
+
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,15 +12,104 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events
 from pliant.tools.report.job_cost import job_cost
+from pliant.tools.run.backends import keep
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import run_event, submit_event
 from pliant.tools.run.statedir.state import State
 from pliant.tools.run.watch import output as logs
-from pliant.tools.run.watch.output import job_events, job_output, last_events
+from pliant.tools.run.watch.output import OutputFile, ends_of, job_events, job_output, last_events
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
+from tests.cli.calling import call
 from tests.tools.run.stories import Story
+
+MOST = 1 << 20
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "stdout.log"
+
+
+def pieces_of(output: OutputFile) -> bytes:
+    return b"".join(piece for piece in output.rest() if isinstance(piece, bytes))
+
+
+def test_each_byte_is_read_once_in_pieces(path: Path) -> None:
+    """A file that is not there has none."""
+    output = OutputFile(path)
+    assert list(output.rest()) == []
+    with path.open("ab", buffering=0) as file:
+        for line in (b"one\n", b"two\n"):
+            file.write(line)
+            assert list(output.rest()) == [line]
+            assert list(output.rest()) == []
+    size = logs.PIECE
+    whole = os.urandom(3 * size + 5)
+    path.write_bytes(whole)
+    expected = [whole[:size], whole[size : 2 * size], whole[2 * size : 3 * size], whole[-5:]]
+    assert list(OutputFile(path).rest()) == expected
+
+
+def test_what_was_taken_away_before_it_was_read_is_counted(path: Path) -> None:
+    output, whole = OutputFile(path), bytes(range(1, 251)) * (4 * MOST // 250)
+    path.write_bytes(whole[:1000])
+    assert list(output.rest()) == [whole[:1000]]
+    path.write_bytes(whole)
+    keep.trim(str(path), MOST)
+    gone, *rest = output.rest()
+    assert isinstance(gone, int)
+    assert b"".join(piece for piece in rest if isinstance(piece, bytes)) == whole[1000 + gone :]
+    assert MOST // 2 <= len(whole) - 1000 - gone <= MOST
+    assert list(output.rest()) == []
+
+
+def test_what_is_taken_away_is_no_row_of_zeros(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = b"x" * (4 * MOST)
+    path.write_bytes(whole)
+    read = os.pread
+
+    def just_before(descriptor: int, count: int, place: int) -> bytes:
+        keep.trim(str(path), MOST)
+        return read(descriptor, count, place)
+
+    monkeypatch.setattr(os, "pread", just_before)
+    gone, *rest = OutputFile(path).rest()
+    assert isinstance(gone, int)
+    assert b"".join(piece for piece in rest if isinstance(piece, bytes)) == whole[gone:]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines", "shown"),
+    [
+        ("one\ntwo\nthree\n", 2, "two\nthree\n"),
+        ("one\ntwo\nthree", 2, "two\nthree"),
+        ("one\n\n\n", 2, "\n\n"),
+        ("one\n", 5, "one\n"),
+        ("one\n", 0, ""),
+        ("", 3, ""),
+    ],
+)
+def test_the_last_lines_are_read_in_pieces_of_any_size(
+    path: Path, monkeypatch: pytest.MonkeyPatch, text: str, lines: int, shown: str
+) -> None:
+    path.write_text(text)
+    for piece in (1, 2, 3, 1 << 20):
+        monkeypatch.setattr(logs, "PIECE", piece)
+        output = OutputFile(path)
+        output.skip_all_but(lines)
+        assert pieces_of(output) == shown.encode()
+
+
+def test_the_last_lines_of_a_large_file_need_no_look_at_the_rest(path: Path) -> None:
+    """A file of a terabyte without one, but for its last lines."""
+    with path.open("wb") as file:
+        file.seek(1 << 40)
+        file.write(b"x\nlast\n")
+    output = OutputFile(path)
+    output.skip_all_but(1)
+    assert list(output.rest()) == [b"last\n"]
 
 
 @pytest.fixture
@@ -27,11 +119,15 @@ def state(tmp_path: Path) -> Iterator[State]:
         yield opened
 
 
-def prints(dirs: StateDir, attempt: int, text: str) -> None:
-    path = dirs.job("a").attempt(attempt).launcher_log(0)
+def prints(dirs: StateDir, attempt: int, text: str, job_id: str = "a") -> None:
+    path = dirs.job(job_id).attempt(attempt).launcher_log(0)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(text)
+
+
+def ends(state: State, job_id: str) -> None:
+    state.record([Event(9.0, "finish", job_id, gpus=0)])
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], None]) -> None:
@@ -40,20 +136,18 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *happenings: Callable[[], None]) 
     monkeypatch.setattr(logs.time, "sleep", lambda _: next(left)())
 
 
-def test_following_shows_each_line_once_and_ends_with_the_job(
-    state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_following_shows_each_line_once(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first attempt prints its last line between two looks, and the second one has begun by then."""
     prints(state.dirs, 1, "one\n")
 
     def next_attempt() -> None:
         prints(state.dirs, 1, "two\n")
         prints(state.dirs, 2, "three\n")
-        state.record([Event(2.0, "finish", "b", gpus=0)])
+        ends(state, "b")
 
     def end() -> None:
         prints(state.dirs, 2, "four\n")
-        state.record([Event(3.0, "finish", "a", gpus=0)])
+        ends(state, "a")
 
     meanwhile(monkeypatch, next_attempt, end)
     shown = b"".join(job_output(state.dirs.path, "a", follow=True)).decode().splitlines()
@@ -70,23 +164,15 @@ def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(
 
     def take_up() -> None:
         state.record([submit_event(job("c"), 2.0)])
-        path = state.dirs.job("c").attempt(1).launcher_log(0)
-        path.parent.mkdir(parents=True)
-        path.write_text("here\n")
+        prints(state.dirs, 1, "here\n", "c")
 
-    meanwhile(monkeypatch, take_up, lambda: state.record([Event(3.0, "finish", "c", gpus=0)]))
+    meanwhile(monkeypatch, take_up, lambda: ends(state, "c"))
     assert b"".join(job_output(tmp_path, "c", follow=True)).endswith(b"here\n")
 
 
-def test_the_last_lines_come_first_then_whatever_is_printed(
-    state: State, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_lines_come_first_then_the_next(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     prints(state.dirs, 1, "one\ntwo\nthree\n")
-    meanwhile(
-        monkeypatch,
-        lambda: prints(state.dirs, 1, "four\n"),
-        lambda: state.record([Event(9.0, "finish", "a", gpus=0)]),
-    )
+    meanwhile(monkeypatch, lambda: prints(state.dirs, 1, "four\n"), lambda: ends(state, "a"))
     shown = b"".join(job_output(state.dirs.path, "a", follow=True, lines=2)).decode().splitlines()
     assert [line for line in shown if not line.startswith("==>")] == ["two", "three", "four"]
 
@@ -102,26 +188,24 @@ def test_the_last_events_of_a_log_are_an_event_file(tmp_path: Path) -> None:
         list(last_events(tmp_path, 5))
 
 
-def test_the_events_about_a_job_tell_what_it_cost_as_all_of_them_do(tmp_path: Path) -> None:
+def test_the_events_about_a_job_give_its_cost_as_all_events_do(tmp_path: Path) -> None:
     story = Story(4)
-    story.go_on(200)
+    story.go_on(100)
     dirs = story.write(tmp_path / "state")
     everything = read_events(dirs.events)
-    found, fewer = tmp_path / "job.jsonl", 0
-    for job_id in {event.job for event in everything if event.event == "submit"}:
-        found.write_bytes(b"".join(job_events(dirs.path, str(job_id))))
-        of_job = read_events(found)
+    own, fewer, until_s = tmp_path / "job.jsonl", 0, everything[-1].time
+    for job_id in {str(event.job) for event in everything if event.event == "submit"}:
+        own.write_bytes(b"".join(job_events(dirs.path, job_id)))
+        of_job = read_events(own)
         fewer += len(of_job) < len(everything) / 2
-        until_s = everything[-1].time
-        assert job_cost(of_job, str(job_id), until_s) == job_cost(everything, str(job_id), until_s)
+        assert job_cost(of_job, job_id, until_s) == job_cost(everything, job_id, until_s)
     assert fewer
     with pytest.raises(UsageError, match="no job nowhere"):
         list(job_events(dirs.path, "nowhere"))
 
 
-def test_jobs_on_the_same_gpus_are_told_of_and_of_very_many_reports_a_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_of_a_job_name_those_that_share_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of very many reports they hold a part."""
     monkeypatch.setattr(logs, "MOST_REPORTS", 10)
     two = (("n0", 2),)
     events = [
@@ -132,11 +216,34 @@ def test_jobs_on_the_same_gpus_are_told_of_and_of_very_many_reports_a_part(
         Event(200.0, "finish", "b", gpus=0),
         Event(300.0, "finish", "a", gpus=0, samples_done=100.0),
     ]
-    state = State(tmp_path / "state")
-    with state:
+    with State(tmp_path / "state") as state:
         state.record([run_event(decide([], cluster(2), None, Question("fifo")), "hash", 0.0), *events])
     (tmp_path / "job.jsonl").write_bytes(b"".join(job_events(tmp_path / "state", "a")))
-    found = read_events(tmp_path / "job.jsonl")
-    assert [event.job for event in found if event.event != "progress"] == [None, "a", "a", "b", "b", "b", "a"]
-    assert len([event for event in found if event.event == "progress"]) in range(9, 12)
-    assert job_cost(found, "a", 300.0).held_gpu_s == 2 * 299 - 195
+    own = read_events(tmp_path / "job.jsonl")
+    assert [event.job for event in own if event.event != "progress"] == [None, "a", "a", "b", "b", "b", "a"]
+    assert len([event for event in own if event.event == "progress"]) in range(9, 12)
+    assert job_cost(own, "a", 300.0).held_gpu_s == 2 * 299 - 195
+
+
+def test_a_job_that_runs_is_waited_for(state: State) -> None:
+    waits = ends_of(state.dirs.path, ["a"])
+    assert next(waits) is None
+    ends(state, "b")
+    assert next(waits) is None
+    ends(state, "a")
+    assert [job.phase for job in waits if job is not None] == ["finished"]
+
+
+def test_pliant_wait_names_each_job_once_with_its_end(state: State) -> None:
+    ends(state, "a")
+    failure = {"attempt": 1, "reason": "exit code 1: no data"}
+    state.record([Event(9.0, "fail", "b", gpus=0, placement=(), detail=failure)])
+    place = ("--state", str(state.dirs.path))
+    waited = call("wait", "b", "a", "a", *place)
+    assert waited.exit_code == 5
+    assert sorted(waited.stdout.splitlines()) == ["a finished", "b failed: exit code 1: no data"]
+    assert "1 of 2 jobs did not finish" in waited.stderr
+    assert call("wait", "a", *place).exit_code == 0
+    refused = call("wait", "a", "other", *place)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "other" in refused.stderr

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,6 +22,11 @@ def event(time: float, name: EventName, job_id: str = "a", **more: Any) -> Event
     return Event(time, name, job_id, **more)
 
 
+def ends(name: EventName, samples: float | None = None, **detail: Any) -> Event:
+    """From 20 s on the job holds nothing."""
+    return event(20.0, name, gpus=0, placement=(), samples_done=samples, detail=detail or None)
+
+
 def log(*events: Event) -> RunLog:
     return fold([submit_event(job("a"), 10.0, {"samples": 1000.0}), submit_event(job("b"), 11.0), *events])
 
@@ -34,7 +40,19 @@ FIRST = event(
     overhead_seconds=2.0,
     detail={"attempt": 1, "after": "start"},
 )
-SECOND = event(16.0, "progress", samples_done=300.0, loss=0.125, detail={"attempt": 1})
+SETBACK = event(
+    *(15.0, "shrink"),
+    gpus=1,
+    placement=(("n0", 1),),
+    detail={"reason": "the new workers on n1/0 ended", "setback": True},
+)
+GROWN = event(18.0, "grow", gpus=2, placement=(("n0", 2),), detail={"reason": "more are free"})
+RETRY = {"attempt": 1, "reason": "exit code 7", "failures": 2, "retries": 3, "wait_seconds": 10.0}
+OVER = {"over": 1, "reason": "its node was taken away", "displacements": 1, "wait_seconds": 10.0}
+
+
+def at(samples: float) -> Event:
+    return event(16.0, "progress", samples_done=samples, loss=0.125, detail={"attempt": 1})
 
 
 def shown(status: Status, now_s: float, job_id: str = "a") -> list[str]:
@@ -42,34 +60,43 @@ def shown(status: Status, now_s: float, job_id: str = "a") -> list[str]:
     return next(re.split(r"  +", line) for line in lines if line.split()[0] == job_id)
 
 
-def test_a_job_that_has_just_started_shows_for_how_long_it_has_been_starting() -> None:
+def test_a_job_that_has_just_started_shows_for_how_long() -> None:
+    """What the policy says is shown to those who ask for it."""
     assert status_text(Status(log(START)), 13.5).splitlines() == [
         "job  state     GPUs/batch  progress  until  why",
         "a    starting  2           0 %       -      for 2 s",
         "b    waiting   -           -         -      for 1 GPU",
     ]
-
-
-def test_a_running_job_shows_progress_and_its_end_at_the_measured_speed() -> None:
-    seen = Status(log(START, FIRST, SECOND))
-    assert shown(seen, 16.0) == ["a", "running", "2/64", "30 %", "in 7 s (at 23 s)"]
-
-
-@pytest.mark.parametrize(("done", "words"), [(299.0, "29 %"), (999.9, "99 %"), (1000.0, "99 %")])
-def test_all_of_the_work_is_done_only_when_the_job_has_finished(done: float, words: str) -> None:
-    at_last = event(18.0, "progress", samples_done=done, detail={"attempt": 1})
-    ended = event(19.0, "finish", gpus=0, placement=(), samples_done=done)
-    assert shown(Status(log(START, FIRST, at_last)), 18.0)[3] == words
-    assert shown(Status(log(START, FIRST, at_last, ended)), 19.0)[3] == "100 %"
-
-
-def test_what_the_policy_says_is_shown_to_those_who_ask_for_it() -> None:
-    seen = Status(log(START, FIRST), reasons={"a": "its [turn]", "b": "F = 12.5"})
+    seen = Status(log(START), reasons={"a": "its [turn]", "b": "F = 12.5"})
     assert "its [turn]" not in status_text(seen, 16.0)
     assert "F = 12.5" not in status_text(seen, 16.0)
     explained = status_text(seen, 16.0, explain=True).splitlines()
     assert explained[1].endswith("policy: its [turn]")
     assert explained[2].endswith("for 1 GPU; policy: F = 12.5")
+
+
+@pytest.mark.parametrize(
+    ("events", "now_s", "expected"),
+    [
+        ([FIRST, at(300.0)], 16.0, ["a", "running", "2/64", "30 %", "in 7 s (at 23 s)"]),
+        ([FIRST, at(299.0)], 16.0, ["29 %", "in 7 s (at 23 s)"]),
+        # all of the work is done only when the job has finished
+        ([FIRST, at(999.9)], 16.0, ["99 %", "now (at 16 s)"]),
+        ([FIRST, at(1000.0)], 16.0, ["99 %", "now (at 16 s)"]),
+        ([FIRST, at(999.9), ends("finish", 999.9)], 90.0, ["100 %", "since 20 s"]),
+        ([ends("fail", reason="exit code 7: no [data]")], 90.0, ["since 20 s", "exit code 7: no [data]"]),
+        # lost workers are named until the policy changes the job
+        ([FIRST, SETBACK], 16.0, ["for 1 s; the new workers on n1/0 ended"]),
+        ([FIRST, SETBACK, GROWN], 19.0, ["for 1 s"]),
+        ([ends("requeue", **RETRY)], 22.0, ["in 8 s (at 30 s)", "retry 2 of 3 in 8 s: exit code 7"]),
+        ([ends("requeue", **RETRY)], 40.0, ["now (at 40 s)", "retry 2 of 3: exit code 7"]),
+        ([ends("requeue", **OVER)], 22.0, ["another attempt in 8 s: its node was taken away"]),
+    ],
+)
+def test_the_line_of_a_job_says_how_far_until_when_and_why(
+    events: Sequence[Event], now_s: float, expected: list[str]
+) -> None:
+    assert shown(Status(log(START, *events)), now_s)[-len(expected) :] == expected
 
 
 @pytest.mark.parametrize(
@@ -81,7 +108,7 @@ def test_what_the_policy_says_is_shown_to_those_who_ask_for_it() -> None:
         (StartPrediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
     ],
 )
-def test_a_job_that_waits_says_until_when_for_what_and_behind_how_many_jobs(
+def test_a_waiting_job_says_for_what_and_behind_how_many(
     expected: StartPrediction, brief: str, why: str
 ) -> None:
     seen = Status(log(), outlook={"b": expected})
@@ -90,13 +117,8 @@ def test_a_job_that_waits_says_until_when_for_what_and_behind_how_many_jobs(
     assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [why]
 
 
-def test_a_job_that_no_run_has_taken_up_is_submitted_and_one_that_is_given_up_is_cancelling() -> None:
-    status = Status(log(START), submitted=((job("c"), 13.0),), cancelled=frozenset({"a"}))
-    states = [line.split()[:2] for line in status_text(status, 13.5).splitlines()[1:]]
-    assert states == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
-
-
-def test_a_job_that_arrives_later_says_when_and_what_the_clock_has_to_do_with_it() -> None:
+def test_a_job_that_has_not_begun_says_where_it_is() -> None:
+    """By which clock it arrives, whether it is submitted or cancelling."""
     jobs = (job("now", at=2e9), job("later", at=2e9 + 60))
     status = Status(log(), submitted=tuple((each, 2e9) for each in jobs))
 
@@ -107,30 +129,22 @@ def test_a_job_that_arrives_later_says_when_and_what_the_clock_has_to_do_with_it
     assert why(2e9) == [due, "submit_time is in 60 s"]
     assert why(2e9 - 3600) == [due, "submit_time is in 60 s (the clock was set back by 3600 s)"]
     assert why(2e9 + 61) == [due, due]
+    status = Status(log(START), submitted=((job("c"), 13.0),), cancelled=frozenset({"a"}))
+    states = [line.split()[:2] for line in status_text(status, 13.5).splitlines()[1:]]
+    assert states == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
 
 
-def test_a_job_that_has_ended_says_since_when_and_why() -> None:
-    failed = event(20.0, "fail", gpus=0, placement=(), detail={"reason": "exit code 7: no [data]"})
-    assert shown(Status(log(START, failed)), 90.0)[-2:] == ["since 20 s", "exit code 7: no [data]"]
-
-
-def test_a_job_that_lost_workers_says_so_until_the_policy_changes_it() -> None:
-    told = {"reason": "the new workers on n1/0 ended", "setback": True}
-    hindered = event(15.0, "shrink", gpus=1, placement=(("n0", 1),), detail=told)
-    first = event(14.0, "progress", samples_done=8.0, detail={"attempt": 1, "after": "start"})
-    assert shown(Status(log(START, first, hindered)), 16.0)[-1] == "for 1 s; the new workers on n1/0 ended"
-    grown = event(18.0, "grow", gpus=2, placement=(("n0", 2),), detail={"reason": "more are free"})
-    assert shown(Status(log(START, first, hindered, grown)), 19.0)[-1] == "for 1 s"
-
-
-def test_one_line_counts_the_jobs() -> None:
-    assert line(log(START)) == "1 running, 1 waiting"
-    assert line(fold([])) == "no job yet"
-
-
-def test_the_summary_tells_waiting_and_completion_times() -> None:
-    ended = event(20.0, "finish", gpus=0, placement=(), samples_done=1000.0)
-    first, second = summary(log(START, SECOND, ended)).splitlines()[1:]
+def test_one_line_counts_jobs_and_the_summary_has_their_times() -> None:
+    failed = log(START, ends("requeue", **RETRY))
+    assert shown(Status(failed), 22.0)[:2] == ["a", "retrying"]
+    logs = (log(START), fold([]), failed, log(START, ends("preempt")))
+    assert [line(each) for each in logs] == [
+        "1 running, 1 waiting",
+        "no job yet",
+        "1 waiting, 1 waiting to retry",
+        "1 preempted, 1 waiting",
+    ]
+    first, second = summary(log(START, at(300.0), ends("finish", 1000.0))).splitlines()[1:]
     assert first.split() == ["a", "finished", "2.0", "s", "10.0", "s", "1000", "0.125"]
     assert second.split()[:4] == ["b", "waiting", "-", "-"]
 
@@ -142,30 +156,23 @@ def followed(console: Console, text: io.StringIO, *times: float) -> str:
     return text.getvalue()
 
 
-def test_without_a_terminal_there_is_a_line_every_ten_seconds() -> None:
-    text = io.StringIO()
-    lines = followed(Console(file=text, width=40), text, 100.0, 101.0, 109.9, 110.0).splitlines()
-    assert lines == ["pliant: state directory: [x]", *["pliant: 1 running, 1 waiting"] * 2]
-
-
-def test_a_terminal_gets_the_table_in_place() -> None:
-    text = io.StringIO()
-    table = followed(Console(file=text, width=100, force_terminal=True), text, 100.0, 100.1)
-    assert "starting" in table
-    assert "1 running, 1 waiting" not in table
-
-
-def test_a_job_that_may_never_report_runs_once_it_is_launched() -> None:
+def test_only_a_terminal_with_a_cursor_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one gets a line every ten seconds, and a quiet one nothing."""
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=True)
     with Screen(console, "state directory: x", lambda log: frozenset(log.active)) as screen:
         screen(log(START), 100.0)
     assert "running" in text.getvalue()
     assert "starting" not in text.getvalue()
-
-
-def test_a_terminal_without_a_cursor_gets_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a table in place it would show nothing."""
+    text = io.StringIO()
+    table = followed(Console(file=text, width=100, force_terminal=True), text, 100.0, 100.1)
+    assert "starting" in table
+    assert "1 running, 1 waiting" not in table
+    text = io.StringIO()
+    lines = followed(Console(file=text, width=40), text, 100.0, 101.0, 109.9, 110.0).splitlines()
+    assert lines == ["pliant: state directory: [x]", *["pliant: 1 running, 1 waiting"] * 2]
+    text = io.StringIO()
+    assert followed(Console(file=text, quiet=True, force_terminal=True), text, 100.0) == ""
     monkeypatch.setenv("TERM", "dumb")
     text = io.StringIO()
     lines = followed(Console(file=text, width=40, force_terminal=True), text, 100.0, 101.0).splitlines()
@@ -181,39 +188,17 @@ class Gone(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_who_does_not_look_any_more_stops_nothing(terminal: bool) -> None:
+def test_a_reader_that_is_gone_stops_nothing(terminal: bool) -> None:
     text = Gone()
     assert followed(Console(file=text, width=40, force_terminal=terminal), text, 100.0, 200.0) == ""
     assert text.writes == 1
 
 
-def test_a_quiet_console_says_nothing() -> None:
-    text = io.StringIO()
-    assert followed(Console(file=text, quiet=True, force_terminal=True), text, 100.0) == ""
-
-
-def test_a_job_that_failed_shows_which_retry_comes_next_and_is_not_counted_as_preempted() -> None:
-    detail = {"attempt": 1, "reason": "exit code 7", "failures": 2, "retries": 3, "wait_seconds": 10.0}
-    failed = log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail))
-    seen = Status(failed)
-    assert shown(seen, 22.0)[:2] == ["a", "retrying"]
-    assert shown(seen, 22.0)[-2:] == ["in 8 s (at 30 s)", "retry 2 of 3 in 8 s: exit code 7"]
-    assert shown(seen, 40.0)[-2:] == ["now (at 40 s)", "retry 2 of 3: exit code 7"]
-    preempted = log(START, event(20.0, "preempt", gpus=0, placement=()))
-    assert (line(failed), line(preempted)) == ("1 waiting, 1 waiting to retry", "1 preempted, 1 waiting")
-
-
-def test_a_job_whose_place_was_taken_away_shows_no_retry_but_when_it_is_started_again() -> None:
-    detail = {"over": 1, "reason": "its node was taken away", "displacements": 1, "wait_seconds": 10.0}
-    seen = Status(log(START, event(20.0, "requeue", gpus=0, placement=(), detail=detail)))
-    assert shown(seen, 22.0)[-1] == "another attempt in 8 s: its node was taken away"
-
-
-def test_failures_rejections_and_retries_are_said_with_their_reason() -> None:
+def test_failures_rejections_and_retries_have_a_reason() -> None:
     events = [
         Event(1.0, "start", "a", gpus=1, placement=(("n0", 1),)),
-        Event(2.0, "requeue", "a", gpus=0, placement=(), detail={"reason": "exit code 1: KeyError: 7"}),
-        Event(3.0, "fail", "a", gpus=0, placement=(), detail={"reason": "killed by SIGKILL"}),
+        ends("requeue", reason="exit code 1: KeyError: 7"),
+        ends("fail", reason="killed by SIGKILL"),
         Event(4.0, "reject", "b", gpus=0, placement=(), detail={"reason": "needs 9 GPUs"}),
         Event(5.0, "finish", "c", gpus=0, placement=(), detail={"attempt": 1}),
     ]

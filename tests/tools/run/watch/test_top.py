@@ -23,7 +23,7 @@ from pliant.tools.run.watch.top import Use, UseMeter, sorted_uses, summary_line,
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.effort import examples
-from tests.tools.run.statedir.contract.test_progress import report
+from tests.tools.run.statedir.contract.test_folders import report
 
 NOW_S = 2e9
 
@@ -53,17 +53,9 @@ def seen(dirs: StateDir) -> list[Use]:
     return UseMeter(dirs.path).look()[1]
 
 
-def test_it_shows_the_jobs_that_hold_gpus_with_what_their_workers_reported(dirs: StateDir) -> None:
-    reports(
-        dirs,
-        "a",
-        NOW_S + 5,
-        generation=3,
-        samples_per_second=120.0,
-        step_seconds=0.25,
-        loss=1.5,
-        memory=3 << 29,
-    )
+def test_jobs_that_hold_gpus_are_shown_with_their_reports(dirs: StateDir, tmp_path: Path) -> None:
+    measured = {"samples_per_second": 120.0, "step_seconds": 0.25, "loss": 1.5, "memory": 3 << 29}
+    reports(dirs, "a", NOW_S + 5, generation=3, **measured)
     log, uses = UseMeter(dirs.path).look()
     table = top_text(sorted_uses(uses, "gpus"), NOW_S + 8).splitlines()
     assert [" ".join(line.split()) for line in table] == [
@@ -72,6 +64,8 @@ def test_it_shows_the_jobs_that_hold_gpus_with_what_their_workers_reported(dirs:
         "a A 2 25 % 120 60 0.25 s 64 - 1.5 GiB 1.5 1.3 3 s ago",
     ]
     assert summary_line(log, uses) == "2 jobs on 6 of 8 GPUs, 1 without"
+    with pytest.raises(UsageError, match="no state directory"):
+        UseMeter(tmp_path)
 
 
 def test_the_order_is_that_which_was_asked_for(dirs: StateDir) -> None:
@@ -81,7 +75,7 @@ def test_the_order_is_that_which_was_asked_for(dirs: StateDir) -> None:
     assert orders == {"gpus": ["b", "a"], "speed": ["a", "b"], "job": ["a", "b"], "heard": ["a", "b"]}
 
 
-def test_a_report_of_an_earlier_attempt_and_a_torn_one_say_nothing(dirs: StateDir) -> None:
+def test_a_report_of_an_earlier_attempt_or_a_torn_one_is_ignored(dirs: StateDir) -> None:
     reports(dirs, "a", NOW_S, attempt=1, samples_per_second=120.0)
     with State(dirs.path) as state:
         state.record([Event(NOW_S + 2, "progress", "a", samples_done=1.0, detail={"attempt": 2})])
@@ -91,9 +85,7 @@ def test_a_report_of_an_earlier_attempt_and_a_torn_one_say_nothing(dirs: StateDi
     assert [(use.progress, use.heard_s) for use in seen(dirs)] == [(None, None), (None, None)]
 
 
-def test_for_programs_every_field_is_there_and_unknown_ones_are_null(
-    dirs: StateDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_get_every_field(dirs: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
     reports(dirs, "a", NOW_S + 5, samples_per_second=120.0)
     top(state=dirs.path, format=Form.json, sort="job")
     first, second = json.loads(capsys.readouterr().out)["jobs"]
@@ -113,11 +105,6 @@ def test_no_line_is_wider_than_the_terminal(dirs: StateDir, width: int, speed: f
     uses = seen(dirs)
     uses[0].job.job = uses[0].job.job.model_copy(update={"user": user})
     assert max(map(width_of, top_text(uses, NOW_S + 1e6, width).splitlines())) <= width
-
-
-def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no state directory"):
-        UseMeter(tmp_path)
 
 
 def test_shared_gpus_count_once_in_all_and_one_half_for_each_job(dirs: StateDir) -> None:

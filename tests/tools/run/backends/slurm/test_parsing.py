@@ -18,23 +18,34 @@ def recorded(name: str) -> str:
 
 
 def node(release: str, name: str) -> parsing.SlurmNode:
-    (found,) = [one for one in parsing.nodes(recorded(f"{release}-nodes")) if one.name == name]
-    return found
+    (result,) = [one for one in parsing.nodes(recorded(f"{release}-nodes")) if one.name == name]
+    return result
 
 
 def test_a_node_says_what_it_has_and_where_it_is() -> None:
-    found = node("22.05", "n0")
-    assert (found.address, found.host, found.partitions) == ("127.0.0.1", "login1", ("main",))
-    assert (found.cpus, found.memory_bytes, found.gpus) == (8, 1000 << 20, (("", 4),))
-    assert (found.state, found.version, found.reason) == ({"ALLOCATED"}, "22.05.8", "")
-    assert node("23.11", "a100-01").cpus == 126  # two are kept for the system
-    assert node("20.11", "gpu01").memory_bytes == 190000 << 20
+    n0, gpu01, a100 = node("22.05", "n0"), node("20.11", "gpu01"), node("23.11", "a100-01")
+    assert (n0.address, n0.host, n0.partitions) == ("127.0.0.1", "login1", ("main",))
+    assert (n0.cpus, n0.memory_bytes, n0.gpus) == (8, 1000 << 20, (("", 4),))
+    assert (n0.state, n0.version, n0.reason) == ({"ALLOCATED"}, "22.05.8", "")
+    assert (n0.features, n0.cores) == ((), 8)
+    assert (gpu01.features, gpu01.cores, gpu01.memory_bytes) == (("v100",), 32, 190000 << 20)
+    assert (a100.cpus, a100.cores, a100.gpu_count()) == (126, 63, 20)  # two are kept for the system
+    assert parsing.state_words("IDLE*+DRAIN") == {"IDLE", "DRAIN", "NOT_RESPONDING"}
+    assert parsing.state_words("mixed#") == {"MIXED", "POWERING_UP"}
+    assert not node("20.11", "gpu02").responds
+    assert node("20.11", "gpu01").responds
 
 
-def test_a_reason_may_hold_anything() -> None:
+def test_a_reason_may_hold_anything_even_what_slurm_says() -> None:
     assert node("22.05", "n2").reason == "disk = bad"
     assert node("20.11", "gpu02").reason == "fan 3, slot=2"
     assert node("24.05", "queue-dy-2").reason == "gres/gpu count reported lower than configured (0 < 1)"
+    line = (
+        "NodeName=n0 State=DOWN CPUTot=8 Gres=gpu:a100:2,gpu:v100:1 Reason=was State=IDLE before [root@now]"
+    )
+    (down,) = parsing.nodes(line)
+    assert (down.serves, down.state) == (False, {"DOWN"})
+    assert (down.gpu_count(), down.gpu_count("gpu:a100")) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -48,13 +59,6 @@ def test_a_reason_may_hold_anything() -> None:
 )
 def test_a_node_serves_or_it_does_not(release: str, name: str, serves: bool | None) -> None:
     assert node(release, name).serves is serves
-
-
-def test_signs_behind_a_state_are_words() -> None:
-    assert parsing.state_words("IDLE*+DRAIN") == {"IDLE", "DRAIN", "NOT_RESPONDING"}
-    assert parsing.state_words("mixed#") == {"MIXED", "POWERING_UP"}
-    assert not node("20.11", "gpu02").responds
-    assert node("20.11", "gpu01").responds
 
 
 @pytest.mark.parametrize(
@@ -74,39 +78,21 @@ def test_signs_behind_a_state_are_words() -> None:
 )
 def test_gpus_are_counted_by_type(text: str, gpus: tuple[tuple[str, int], ...]) -> None:
     assert parsing.gpus(text) == gpus
-    assert node("23.11", "a100-01").gpu_count() == 20
 
 
-def test_jobs_may_be_called_anything() -> None:
+def test_releases_jobs_steps_settings_and_partitions_are_read() -> None:
     assert parsing.jobs(recorded("22.05-jobs")) == [
         SlurmJob("4", "PENDING", "", "Resources", 1000, "a|b c"),
         SlurmJob("3", "RUNNING", "n0", "None", 0, "pliant-0a1b2c3d4e5f-n0"),
     ]
-
-
-def test_steps_say_where_they_run() -> None:
-    found = parsing.steps(recorded("22.05-steps"))
-    assert found == [SlurmStep("3.0", "n0", "resnet.2.0"), SlurmStep("3.batch", "n0", "batch")]
-    assert found[0].job_id == "3"
-
-
-def test_the_configuration_is_read_by_name() -> None:
-    found = parsing.settings(recorded("22.05-config"))
-    assert (found["SlurmdTimeout"], found["GresTypes"]) == ("10 sec", "gpu")
-
-
-def test_releases_are_found_in_what_commands_print() -> None:
+    steps = parsing.steps(recorded("22.05-steps"))
+    assert steps == [SlurmStep("3.0", "n0", "resnet.2.0"), SlurmStep("3.batch", "n0", "batch")]
+    assert steps[0].job_id == "3"
+    settings = parsing.settings(recorded("22.05-config"))
+    assert (settings["SlurmdTimeout"], settings["GresTypes"]) == ("10 sec", "gpu")
     assert parsing.version("slurm-wlm 22.05.8\n") == (22, 5)
     assert parsing.version("slurm 24.11.0-0rc1\n") == (24, 11)
     assert parsing.version("") is None
-
-
-@pytest.mark.parametrize("read", [parsing.jobs, parsing.steps, parsing.nodes, parsing.settings])
-def test_other_lines_are_passed_over(read: Callable[[str], object]) -> None:
-    assert not read("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\n")
-
-
-def test_a_partition_says_whether_it_is_the_default_starts_jobs_and_for_how_long() -> None:
     assert parsing.partitions(recorded("22.05-partitions")) == [
         parsing.SlurmPartition("main", default=True, up=True, limit="")
     ]
@@ -116,41 +102,27 @@ def test_a_partition_says_whether_it_is_the_default_starts_jobs_and_for_how_long
     ]
 
 
-def test_a_node_says_its_features_and_cores() -> None:
-    assert (node("22.05", "n0").features, node("22.05", "n0").cores) == ((), 8)
-    assert (node("20.11", "gpu01").features, node("20.11", "gpu01").cores) == (("v100",), 32)
-    assert node("23.11", "a100-01").cores == 63  # one is kept for the system
+@pytest.mark.parametrize("read", [parsing.jobs, parsing.steps, parsing.nodes, parsing.settings])
+def test_other_lines_are_passed_over(read: Callable[[str], object]) -> None:
+    assert not read("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\n")
 
 
-def test_a_reason_may_look_like_what_slurm_says() -> None:
-    line = (
-        "NodeName=n0 State=DOWN CPUTot=8 Gres=gpu:a100:2,gpu:v100:1 Reason=was State=IDLE before [root@now]"
-    )
-    (found,) = parsing.nodes(line)
-    assert (found.serves, found.state) == (False, {"DOWN"})
-    assert (found.gpu_count(), found.gpu_count("gpu:a100")) == (3, 2)
-
-
-def test_a_tree_of_switches_gives_the_domain_of_each_node_by_level() -> None:
-    found = parsing.topology((RECORDED / "22.05-topology.txt").read_text())
-    assert found == {
+def test_a_topology_gives_the_domain_of_each_node_by_level() -> None:
+    assert parsing.topology(recorded("22.05-topology")) == {
         "switch0": {"n0": "rack0", "n1": "rack0", "n2": "rack1", "n3": "rack1"},
         "switch1": dict.fromkeys(("n0", "n1", "n2", "n3"), "top"),
     }
-
-
-def test_blocks_and_blocks_of_blocks_are_levels_and_overlapping_ones_are_not() -> None:
     blocks = [
         "BlockName=b0 BlockIndex=0 Nodes=10.0.0.1,10.0.0.2 BlockSize=2",
         "BlockName=b1 BlockIndex=1 Nodes=10.0.0.3,10.0.0.4 BlockSize=2",
         "AggregatedBlock=b[0-1] BlockIndex=2 Nodes=10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 BlockSize=4",
     ]
-    found = parsing.topology("\n".join(blocks))
-    assert list(found) == ["block", "blocks4"]
-    assert found["block"]["10.0.0.3"] == "b1"
-    assert set(found["blocks4"].values()) == {"b[0-1]"}
-    ring = "SwitchName=a Level=0 Nodes=n[0-1]\nSwitchName=b Level=0 Nodes=n[1-2]"
-    assert parsing.topology(ring) == {}
+    levels = parsing.topology("\n".join(blocks))
+    assert list(levels) == ["block", "blocks4"]
+    assert levels["block"]["10.0.0.3"] == "b1"
+    assert set(levels["blocks4"].values()) == {"b[0-1]"}
+    overlapping = "SwitchName=a Level=0 Nodes=n[0-1]\nSwitchName=b Level=0 Nodes=n[1-2]"
+    assert parsing.topology(overlapping) == {}
     assert parsing.topology("scontrol: error: No topology information available") == {}
 
 

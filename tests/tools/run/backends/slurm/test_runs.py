@@ -70,9 +70,7 @@ def leases(slurm: SlurmCluster) -> list[str]:
     return slurm.command("squeue", "-h", "-o", "%N").split()
 
 
-def test_jobs_train_on_slurm_under_a_policy_and_their_samples_are_exact(
-    site: SlurmSite, live: SlurmCluster
-) -> None:
+def test_jobs_train_on_slurm_and_their_samples_are_exact(site: SlurmSite, live: SlurmCluster) -> None:
     site.cluster = slurm_nodes("n0", "n1", gpus=1)
     for name, epochs in (("a", 3), ("b", 1)):
         site.job(name, epochs, 0.02, text=ELASTIC, samples=epochs * 64, high=2)
@@ -107,9 +105,7 @@ def test_a_run_that_dies_leaves_its_jobs_to_the_next_one(site: SlurmSite, live: 
     until(lambda: not leases(live))
 
 
-def test_calls_from_cron_start_jobs_once_their_leases_run_and_wait_for_no_queue(
-    site: SlurmSite, live: SlurmCluster
-) -> None:
+def test_calls_from_cron_start_jobs_once_their_leases_run(site: SlurmSite, live: SlurmCluster) -> None:
     """A call sees what it starts through to its first process, for the next one comes a minute later."""
     other = ("--job-name=other", "--exclusive", "--nodelist=n1", "--output=/dev/null")
     live.command("sbatch", *other, "--wrap", "exec sleep 600")
@@ -132,7 +128,7 @@ def test_calls_from_cron_start_jobs_once_their_leases_run_and_wait_for_no_queue(
     until(lambda: not leases(live))
 
 
-def test_jobs_leave_a_node_that_goes_down_and_come_back_to_it(site: SlurmSite, live: SlurmCluster) -> None:
+def test_jobs_leave_a_node_that_goes_down_and_return(site: SlurmSite, live: SlurmCluster) -> None:
     site.job("a", "--gate", site.gate, "--rate", 1e6, gpus=4, low=1, high=4, samples=1e5)
     run = site.run(site.schedule("fair-share"), "--until-done")
     until(lambda: site.samples().get("a", 0.0) > 0)
@@ -154,9 +150,7 @@ def test_jobs_leave_a_node_that_goes_down_and_come_back_to_it(site: SlurmSite, l
 
 
 @pytest.mark.torch
-def test_an_elastic_job_leaves_a_node_whose_lease_is_about_to_end_while_it_trains(
-    site: SlurmSite, live: SlurmCluster
-) -> None:
+def test_an_elastic_job_leaves_a_node_before_its_lease_ends(site: SlurmSite, live: SlurmCluster) -> None:
     site.cluster = slurm_nodes("n0", "n1", gpus=1)
     site.job("a", 40, 0.02, text=ELASTIC, samples=40 * 64, low=1, high=2)
     run = site.run(site.schedule("fair-share"), "--until-done", program=REAL)
@@ -174,9 +168,7 @@ def test_an_elastic_job_leaves_a_node_whose_lease_is_about_to_end_while_it_train
     assert [path.name for path in (site.state / "jobs/a/attempts").iterdir()] == ["1"], "in place"
 
 
-def test_slurm_gives_notice_before_the_end_of_a_lease_and_jobs_save_and_have_not_failed(
-    site: SlurmSite, live: SlurmCluster
-) -> None:
+def test_jobs_save_at_the_notice_that_slurm_gives_of_the_end(site: SlurmSite, live: SlurmCluster) -> None:
     """Its clock for that is coarse: with a limit of a minute, a notice of 50 s may come at once."""
     site.cluster = slurm_nodes("n0", gpus=1, lease_seconds=60.0, notice_seconds=50.0)
     site.job("a", "--gate", site.gate)
@@ -199,7 +191,7 @@ sys.exit(3)
 """
 
 
-def test_a_script_that_signals_its_whole_group_as_it_fails_ends_after_four_attempts(site: SlurmSite) -> None:
+def test_a_script_that_signals_its_group_ends_after_four_attempts(site: SlurmSite) -> None:
     """Its keeper takes that for a signal of Slurm."""
     site.job("a", text=ENDS_ITS_GROUP, elastic="none")
     log, _ = run_until_done(site.options("fifo", retries=0), lambda _log, _now_s: None)

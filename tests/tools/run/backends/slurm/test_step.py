@@ -1,7 +1,8 @@
-"""A step takes its unit over once, gives it the GPUs of its slots, and does what the launcher orders."""
+"""What a step, or a task of a job, does on its node: it takes its unit over once and obeys orders."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pliant.tools.run.backends.slurm import step
+from pliant.tools.run.backends.slurm import step, task
+from pliant.tools.run.backends.slurm.task import TooFewGpusError, address_towards, gpus_of, main, on_this_node
+from pliant.tools.run.statedir.contract.plan import ENV_ADDRESS
 from tests.tools.run.site import until
 
 WHERE = {"SLURMD_NODENAME": "n1", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JOB_ID": "7", "PATH": "/bin"}
@@ -40,8 +43,8 @@ def code(attempt: Path) -> int:
 )
 def test_a_slot_is_a_place_in_slurms_list(given: str, slots: str, own: str) -> None:
     visible = {"CUDA_VISIBLE_DEVICES": given, "ROCR_VISIBLE_DEVICES": given}
-    found = step.environment({**WHERE, "SLURM_JWT": "token", **visible}, slots)
-    assert found == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": own}
+    result = step.environment({**WHERE, "SLURM_JWT": "token", **visible}, slots)
+    assert result == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": own}
 
 
 def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number() -> None:
@@ -54,11 +57,12 @@ def test_a_slot_that_slurm_does_not_give_is_an_error(given: str) -> None:
         step.environment({**WHERE, "CUDA_VISIBLE_DEVICES": given}, "2")
 
 
-def test_a_unit_that_lacks_its_gpu_ends_and_says_why(tmp_path: Path) -> None:
-    env = {**os.environ, **WHERE, "CUDA_VISIBLE_DEVICES": "0"}
-    words = [sys.executable, "-I", "-S", step.__file__, str(tmp_path), "0", "1", "/", "true"]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-    assert done.stderr == "pliant: slot 1 of n1 has no GPU: Slurm gives the step 0\n"
+def test_a_unit_that_lacks_its_gpu_ends_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert start(tmp_path, "true", gpus="1").wait() == 0
+    assert capfd.readouterr().err == "pliant: slot 1 of n1 has no GPU: Slurm gives the step 0\n"
     assert code(tmp_path) == 1
 
 
@@ -94,8 +98,10 @@ def test_a_signal_of_slurm_is_noted_and_an_order_is_not(tmp_path: Path) -> None:
     ordered = tmp_path / "ordered"
     ordered.mkdir()
     (ordered / "orders-0").write_text("term")
-    start(ordered, "sleep", "600").wait()
+    start(ordered, "sh", "-c", f"echo ran > {tmp_path}/ran").wait()
+    assert code(ordered) == -15
     assert not (ordered / "unit-0.displaced").exists()
+    assert not (tmp_path / "ran").exists(), "it was to end before it was started"
 
 
 IGNORES = """
@@ -106,7 +112,7 @@ while not pathlib.Path("end").exists():
 """
 
 
-def test_a_notice_of_slurm_is_noted_and_ends_no_command_that_knows_nothing_of_it(tmp_path: Path) -> None:
+def test_a_notice_of_slurm_is_noted_and_ends_no_command(tmp_path: Path) -> None:
     """All processes of a step get it; of an unprepared one it would be the end."""
     attempt = tmp_path / "1"
     attempt.mkdir()
@@ -124,8 +130,54 @@ def test_a_notice_of_slurm_is_noted_and_ends_no_command_that_knows_nothing_of_it
     assert code(attempt) == 0
 
 
-def test_a_unit_that_shall_end_before_it_is_started_does_not_start(tmp_path: Path) -> None:
-    (tmp_path / "orders-0").write_text("term")
-    start(tmp_path, "sh", "-c", "echo ran > ran").wait()
-    assert code(tmp_path) == -15
-    assert not (tmp_path / "ran").exists()
+@pytest.mark.parametrize(
+    ("given", "local", "wanted", "own"),
+    [
+        ("0,1,2", "0", 1, ["0"]),
+        ("0,1,2", "2", 1, ["2"]),
+        ("4,5", "1", 2, ["4", "5"]),
+        ("MIG-1", "0", 1, ["MIG-1"]),
+        ("0,1,2", "0", 2, ["0", "1"]),
+        ("0,1", "0", 0, []),
+    ],
+)
+def test_a_task_has_its_share_of_the_gpus(given: str, local: str, wanted: int, own: list[str]) -> None:
+    assert gpus_of({"CUDA_VISIBLE_DEVICES": given, "SLURM_LOCALID": local}, wanted=wanted) == own
+
+
+def test_too_few_gpus_end_the_unit_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(TooFewGpusError, match="2 GPUs are needed, Slurm gives the task none"):
+        gpus_of({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, wanted=2)
+    unit = {"argv": ["true"], "cwd": "/", "env": {"CUDA_VISIBLE_DEVICES": "0,1"}}
+    (tmp_path / "launch.json").write_text(json.dumps({"units": [unit]}))
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    assert main([str(tmp_path)]) == 0
+    assert (tmp_path / "exit-0").read_text() == "1\n"
+    assert len(synced) == 1, "the code is on disk before it is seen, as that of every unit"
+    assert "Slurm gives the task 3" in capsys.readouterr().err
+
+
+def test_a_task_without_a_unit_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "launch.json").write_text(json.dumps({"units": []}))
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert main([str(tmp_path)]) == 0
+
+
+def test_torchruns_that_meet_get_the_address_towards_the_first() -> None:
+    """Others stay as they are."""
+    meets = ["torchrun", "--nnodes=2", "--master-addr=127.0.0.1", "--local-addr=127.0.0.1", "--", "t.py"]
+    assert on_this_node([*meets, "--master-addr=x"], "10.0.0.2", "10.0.0.1") == [
+        *("torchrun", "--nnodes=2", "--master-addr=10.0.0.1", "--local-addr=10.0.0.2"),
+        *("--", "t.py", "--master-addr=x"),
+    ]
+    alone = ["torchrun", "--nnodes=1", "--local-addr=127.0.0.1", "--", "t.py", "--master-addr=x"]
+    assert on_this_node(alone, "10.0.0.2", "10.0.0.1") == alone
+    assert on_this_node(meets, "", "10.0.0.1") == meets
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("no-such-host.invalid") == ""
+    assert task.ENV_ADDRESS == ENV_ADDRESS

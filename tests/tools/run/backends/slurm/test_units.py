@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -25,18 +25,23 @@ def handle(tmp_path: Path) -> Handle:
     return kept_attempt(StateDir(tmp_path), "a", "n0")
 
 
-def test_who_takes_over_after_a_kill_was_ordered_ends_a_step_through_slurm_too(
-    handle: Handle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def unit_of(handle: Handle) -> SlurmUnit:
+    return SlurmUnit(handle, 0, WANTED, handle.files)
+
+
+PLACE, UNSEEN = StepPlace("8", "", "none"), UnitReport(0.0, None)
+
+
+def test_a_kill_of_another_process_ends_the_step(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     handle.files.orders(0).write_text("kill\n")
-    unit = SlurmUnit(handle, 0, WANTED, handle.files)
+    unit = unit_of(handle)
     assert not unit.give_order("kill")
     monkeypatch.setattr(units, "AGAIN_S", 0.0)
     assert unit.give_order("kill")
 
 
 @pytest.mark.parametrize("tried", [False, True])
-def test_files_of_a_node_that_this_host_does_not_know_of_are_asked_for_first(
+def test_files_that_this_host_does_not_know_are_asked_for_first(
     handle: Handle, monkeypatch: pytest.MonkeyPatch, tried: bool
 ) -> None:
     """A host may remember for a minute that a file was not there. The unit runs all the same."""
@@ -44,33 +49,30 @@ def test_files_of_a_node_that_this_host_does_not_know_of_are_asked_for_first(
     monkeypatch.setattr(units, "ask_server", asked.append)
     monkeypatch.setattr(units, "look_again", lambda path: Path(path).stat() if asked else None)
     monkeypatch.setattr(SlurmUnit, "_start", lambda *_: pytest.fail("it is started a second time"))
-    unit = SlurmUnit(handle, 0, WANTED, handle.files)
+    unit = unit_of(handle)
     unit._tries = int(tried)
-    found = unit.starting(StepPlace("8", "", "none"), UnitReport(0.0, None), {}, 100.0)
-    assert found == UnitStatus("running")
+    result = unit.starting(PLACE, UNSEEN, {}, 100.0)
+    assert result == UnitStatus("running")
     assert unit.order == ""
 
 
-@pytest.mark.parametrize("order", ["", "term"])
-def test_what_slurm_has_ended_is_displaced_and_what_was_ordered_is_not(handle: Handle, order: str) -> None:
-    handle.files.orders(0).write_text(order)
-    handle.files.exit_code(0).write_text("-15\n")
+@pytest.mark.parametrize(
+    ("before", "after", "displaced"),
+    [("", "", True), ("term", "", False), ("", "term", True), ("", "kill", True)],
+)
+def test_what_slurm_has_ended_is_displaced_unless_it_was_ordered(
+    handle: Handle, before: str, after: StopLevel | Literal[""], displaced: bool
+) -> None:
+    """An order that follows changes nothing: a peer fails, and all units are asked to end."""
+    handle.files.orders(0).write_text(before)
     handle.files.displaced(0).touch()
-    found = SlurmUnit(handle, 0, WANTED, handle.files).ended()
-    assert found == UnitStatus("exited", -15)
-    assert found.displaced == ("" if order else "Slurm has ended what ran on node n0")
-
-
-@pytest.mark.parametrize("level", ["term", "kill"])
-def test_what_slurm_has_ended_stays_displaced_when_an_order_follows(handle: Handle, level: StopLevel) -> None:
-    """Its peer fails without it, and all units are asked to end, even those that have ended."""
-    unit = SlurmUnit(handle, 0, WANTED, handle.files)
-    handle.files.displaced(0).touch()
-    unit.give_order(level)
+    unit = unit_of(handle)
+    if after:
+        unit.give_order(after)
     handle.files.exit_code(0).write_text("-15\n")
-    found = unit.ended()
-    assert found is not None
-    assert found.displaced == "Slurm has ended what ran on node n0"
+    ended = unit.ended()
+    assert ended == UnitStatus("exited", -15)
+    assert ended.displaced == ("Slurm has ended what ran on node n0" if displaced else "")
 
 
 REFUSED = "srun: error: Task launch for StepId=2.1 failed on node n0: Communication connection failure\n"
@@ -89,23 +91,22 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
 ) -> None:
     handle.files.keeper(0).unlink()
     (handle.files.logs / "srun-0.log").write_text(said)
-    unit = SlurmUnit(handle, 0, WANTED, handle.files)
+    unit = unit_of(handle)
     unit._tries, unit._code, unit._since_s, unit._ended_s = units.TRIES, 1, 0.0, 1.0
     unit.srun = 1 if hangs else None
-    found = unit.starting(StepPlace("8", "", "none"), UnitReport(0.0, None), {}, 2 * units.START_S)
-    assert (found.state, bool(found.displaced)) == (("lost", True) if displaced else ("exited", False))
-    assert found.began is not displaced
+    result = unit.starting(PLACE, UNSEEN, {}, 2 * units.START_S)
+    assert (result.state, bool(result.displaced)) == (("lost", True) if displaced else ("exited", False))
+    assert result.began is not displaced
     assert unit.order == "kill", "should it start after all, its keeper finds that others went on"
 
 
 def test_a_node_that_does_not_see_the_directory_is_the_reason(handle: Handle) -> None:
     """A step there could leave no file, however well it ends."""
     handle.files.keeper(0).unlink()
-    unit = SlurmUnit(handle, 0, WANTED, handle.files)
+    unit = unit_of(handle)
     unit._tries, unit._since_s, unit._ended_s = 1, 0.0, 1.0
-    place = StepPlace("8", "", "none")
-    assert unit.starting(place, UnitReport(0.0, None), {}, units.SHOWS_S) == UnitStatus("running")
-    assert unit.starting(place, UnitReport(0.0, None), {}, 2 * units.SHOWS_S) == UnitStatus("exited", 1)
+    assert unit.starting(PLACE, UNSEEN, {}, units.SHOWS_S) == UnitStatus("running")
+    assert unit.starting(PLACE, UNSEEN, {}, 2 * units.SHOWS_S) == UnitStatus("exited", 1)
     said = f"node n0 does not see {handle.folder}: it must be shared"
     assert handle.files.launcher_log(0).read_text() == f"pliant: no step on node n0: {said}\n"
 
@@ -116,8 +117,8 @@ def test_srun_gets_no_token_of_slurm(handle: Handle, tmp_path: Path, monkeypatch
     (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$SLURM_CONF,${{SLURM_JWT-none}}" > {seen}\n')
     (tmp_path / "srun").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    unit = SlurmUnit(handle, 0, WANTED, handle.files)
-    unit._start(StepPlace("8", "", "none"), {"SLURM_CONF": "/etc/other.conf", "SLURM_JWT": "token"}, 0.0)
+    unit = unit_of(handle)
+    unit._start(PLACE, {"SLURM_CONF": "/etc/other.conf", "SLURM_JWT": "token"}, 0.0)
     assert unit.srun is not None
     os.waitpid(unit.srun, 0)
     assert (tmp_path / "seen").read_text() == "/etc/other.conf,none\n"
@@ -126,20 +127,18 @@ def test_srun_gets_no_token_of_slurm(handle: Handle, tmp_path: Path, monkeypatch
 SILENT: Any = SimpleNamespace(silence_s=lambda _path, limit_s: limit_s)
 
 
-def test_who_was_killed_after_slurm_has_asked_it_to_end_is_displaced(handle: Handle) -> None:
+def test_a_unit_lost_after_slurm_asked_it_to_end_is_displaced(handle: Handle) -> None:
     handle.files.displaced(0).touch()
-    found = SlurmUnit(handle, 0, WANTED, handle.files).kept(SILENT, UnitReport(0.0, None), 100.0)
-    assert (found.state, bool(found.displaced)) == ("lost", True)
+    result = unit_of(handle).kept(SILENT, UNSEEN, 100.0)
+    assert (result.state, bool(result.displaced)) == ("lost", True)
 
 
-def test_who_ended_well_is_not_lost_where_this_host_learns_of_it_late(
-    handle: Handle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_good_end_that_is_seen_late_is_no_loss(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its keeper is silent because it has ended, and has left a file that says so."""
     handle.files.exit_code(0).write_text("0\n")
     asked: list[Path] = []
     monkeypatch.setattr(units, "ask_server", asked.append)
     monkeypatch.setattr(units, "read_file", lambda path: path.read_bytes() if asked else None)
-    unit = SlurmUnit(handle, 0, WANTED, handle.files)
-    assert unit.kept(SILENT, UnitReport(0.0, None), 100.0) == UnitStatus("exited", 0)
+    unit = unit_of(handle)
+    assert unit.kept(SILENT, UNSEEN, 100.0) == UnitStatus("exited", 0)
     assert unit.order == ""

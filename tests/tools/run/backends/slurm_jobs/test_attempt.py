@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,25 @@ from typing import Any
 
 import pytest
 
-from pliant.tools.run.backends.protocol import Handle, StartedUnit, UnitStatus
+from pliant.schemas.cluster import Cluster
+from pliant.tools.run.backends.protocol import Handle, StartedUnit, Unit, UnitStatus
 from pliant.tools.run.backends.slurm import jobs as module
-from pliant.tools.run.backends.slurm.jobs import SHOWS_S, UNKNOWN_S, Attempt, JobListing
-from pliant.tools.run.backends.slurm.parsing import SlurmJob
+from pliant.tools.run.backends.slurm.commands import job_name
+from pliant.tools.run.backends.slurm.jobs import (
+    SHOWS_S,
+    UNKNOWN_S,
+    Attempt,
+    JobListing,
+    SlurmJobsBackend,
+    stage_of,
+    unusual,
+    why_ended,
+)
+from pliant.tools.run.backends.slurm.parsing import SlurmJob, job_state
 from pliant.tools.run.backends.slurm.units import SlurmUnit
 from pliant.tools.run.statedir.contract.folders import FolderCache
+from pliant.tools.run.statedir.contract.plan import ENV_WORKER
+from pliant.tools.run.statedir.directory import StateDir
 
 RUNNING = UnitStatus("running")
 SILENT = JobListing(float("-inf"), None)
@@ -35,6 +49,10 @@ class Answer:
         return f"JobId=7 JobName=a JobState={self.state} Reason=None" if self.state else ""
 
 
+def listed(state: str, reason: str = "None") -> SlurmJob:
+    return SlurmJob("7", state, "", reason, 0, "pliant-x.a.1")
+
+
 class Scene:
     """One unit, submitted at time 0 unless another process has done that."""
 
@@ -50,11 +68,10 @@ class Scene:
 
     def at(self, now_s: float, state: str | None = None, reason: str = "None") -> UnitStatus:
         """The unit, where Slurm lists its job in a state, or (None) does not list it."""
-        job = None if state is None else SlurmJob("7", state, "", reason, 0, "pliant-x.a.1")
-        return self.shown(JobListing(now_s, job), now_s)
+        return self.shown(JobListing(now_s, None if state is None else listed(state, reason)), now_s)
 
-    def shown(self, listed: JobListing, now_s: float) -> UnitStatus:
-        (status,) = self.attempt.statuses(listed, now_s)
+    def shown(self, listing: JobListing, now_s: float) -> UnitStatus:
+        (status,) = self.attempt.statuses(listing, now_s)
         return status
 
     @property
@@ -65,9 +82,9 @@ class Scene:
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """What Slurm says of a job that is not listed any more."""
-    found = Answer()
-    monkeypatch.setattr(module, "Later", lambda _argv: found)
-    return found
+    result = Answer()
+    monkeypatch.setattr(module, "Later", lambda _argv: result)
+    return result
 
 
 @pytest.fixture
@@ -88,7 +105,7 @@ def test_it_waits_from_its_submission_until_slurm_starts_it(tmp_path: Path) -> N
     assert (scene.at(9.0, "RUNNING"), scene.at(9.0, "RUNNING").queued) == (RUNNING, False)
 
 
-def test_a_submission_that_slurm_refuses_has_ended_with_the_reason(tmp_path: Path) -> None:
+def test_a_submission_that_slurm_refuses_ends_with_the_reason(tmp_path: Path) -> None:
     scene = Scene(tmp_path, Answer(failure="sbatch: error: invalid account"))
     assert scene.at(1.0) == UnitStatus("exited", 1)
     assert scene.last_words == "pliant: Slurm does not take the job: sbatch: error: invalid account\n"
@@ -106,9 +123,7 @@ def test_a_submission_that_slurm_refuses_has_ended_with_the_reason(tmp_path: Pat
         ("", "its nodes have to see "),
     ],
 )
-def test_a_job_that_is_gone_before_its_worker_began_has_failed_after_a_while(
-    scene: Scene, ends: Answer, state: str, why: str
-) -> None:
+def test_a_job_gone_before_its_workers_fails_later(scene: Scene, ends: Answer, state: str, why: str) -> None:
     ends.state = state
     assert scene.at(1.0, "RUNNING") == RUNNING
     assert scene.at(2.0) == RUNNING, "its files may only not be seen yet"
@@ -116,11 +131,14 @@ def test_a_job_that_is_gone_before_its_worker_began_has_failed_after_a_while(
     assert f"Slurm's job ended before its workers began: {why}" in scene.last_words
 
 
-def test_a_job_that_another_process_may_just_have_submitted_is_given_longer(tmp_path: Path) -> None:
-    scene = Scene(tmp_path, None)
-    assert scene.at(1.0).queued
-    assert scene.at(UNKNOWN_S).queued
-    assert scene.at(UNKNOWN_S + 2.0) == UnitStatus("exited", 1)
+def test_a_job_that_may_come_is_waited_for(tmp_path: Path, scene: Scene) -> None:
+    """One that another process submitted longer; while Slurm does not answer, nothing is concluded."""
+    other = Scene(tmp_path / "other", None)
+    assert other.at(1.0).queued
+    assert other.at(UNKNOWN_S).queued
+    assert other.at(UNKNOWN_S + 2.0) == UnitStatus("exited", 1)
+    assert scene.shown(SILENT, 1.0).queued
+    assert scene.shown(SILENT, 10 * UNKNOWN_S).queued
 
 
 def test_a_job_that_is_listed_again_was_never_gone(scene: Scene, ends: Answer) -> None:
@@ -130,40 +148,73 @@ def test_a_job_that_is_listed_again_was_never_gone(scene: Scene, ends: Answer) -
     assert scene.at(3.0 + SHOWS_S).queued
 
 
-def test_while_slurm_does_not_answer_nothing_is_concluded(scene: Scene) -> None:
-    assert scene.shown(SILENT, 1.0).queued
-    assert scene.shown(SILENT, 10 * UNKNOWN_S).queued
-
-
-def test_an_order_to_end_before_the_beginning_and_an_exit_code_count_whatever_slurm_says(
-    scene: Scene,
-) -> None:
+def test_an_early_order_and_an_exit_code_count_in_any_state(scene: Scene) -> None:
     scene.attempt.units[0].give_order("term")
     assert scene.at(1.0, "PENDING") == UnitStatus("exited", -15)
     scene.handle.files.exit_code(0).write_text("3\n")
     assert scene.at(1.0, "RUNNING") == UnitStatus("exited", 3)
 
 
-def test_a_keeper_that_falls_silent_is_lost_soon_where_slurm_has_ended_the_job_and_the_reason_is_known(
-    scene: Scene, ends: Answer
-) -> None:
+def test_a_silent_keeper_is_lost_once_slurm_ended_its_job(scene: Scene, ends: Answer) -> None:
     ends.state = "PREEMPTED"
     keeper = scene.handle.files.keeper(0)
     keeper.touch()
     for now_s in range(5):
         os.utime(keeper, (now_s, time.time() + now_s))
         assert scene.at(float(now_s), "RUNNING") == RUNNING
-    found = [scene.at(5.0 + step) for step in range(12)]
-    assert found[0] == RUNNING
-    assert found[-1] == UnitStatus("lost")
+    result = [scene.at(5.0 + step) for step in range(12)]
+    assert result[0] == RUNNING
+    assert result[-1] == UnitStatus("lost")
     assert scene.attempt.end_in_words() == "another job took its place"
 
 
-def test_a_reason_to_wait_that_does_not_pass_is_said_once(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reason_to_wait_is_said_once(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pliant"):
         for _ in range(2):
             scene.at(1.0, "PENDING", "Priority")
             scene.at(2.0, "PENDING", "AssocGrpGRES")
     assert caplog.messages == ["job a waits in Slurm's queue: AssocGrpGRES"]
+
+
+@pytest.mark.parametrize(
+    ("states", "stage"),
+    [
+        ("PENDING CONFIGURING REQUEUED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD", "queued"),
+        ("RUNNING COMPLETING SUSPENDED STOPPED SIGNALING RESIZING STAGE_OUT", "running"),
+        (
+            "CANCELLED COMPLETED FAILED TIMEOUT PREEMPTED NODE_FAIL BOOT_FAIL DEADLINE OUT_OF_MEMORY REVOKED",
+            "gone",
+        ),
+    ],
+)
+def test_each_state_means_waiting_running_or_gone(states: str, stage: str) -> None:
+    assert {stage_of(listed(state)) for state in states.split()} == {stage}
+    assert stage_of(None) == "gone"
+
+
+def test_states_and_reasons_are_said_in_words() -> None:
+    """Reasons that pass by themselves are not worth one."""
+    assert {unusual(listed("PENDING", reason)) for reason in ("Priority", "Resources", "None")} == {""}
+    assert unusual(listed("PENDING", "AssocGrpGRES")) == "AssocGrpGRES"
+    assert unusual(listed("RUNNING", "AssocGrpGRES")) == ""
+    shown = "JobId=7 JobName=a b JobState=TIMEOUT Reason=TimeLimit Dependency=(null)"
+    assert job_state(shown) == "TIMEOUT"
+    assert why_ended(job_state(shown)) == "its time was up"
+    assert why_ended("CANCELLED by 1000") == "somebody cancelled it"
+    assert why_ended("PREEMPTED") == "another job took its place"
+    assert why_ended("LAUNCH_FAILED") == "it is launch failed"
+    assert why_ended("") == why_ended("\x1b[2J") == "", "an account may have named its job so"
+
+
+def test_a_dry_run_shows_the_submission_its_script_and_each_task(tmp_path: Path) -> None:
+    cluster = {"nodes": ({"name": "n0", "gpus": 4},), "slots": "cpu", "backend": "slurm-jobs"}
+    backend = SlurmJobsBackend(Cluster.model_validate(cluster), StateDir(tmp_path))
+    handle = Handle("a", 1, tmp_path / "jobs/a/attempts/1")
+    unit = Unit("n0", ("python", "t.py", "a b"), "/my jobs", {ENV_WORKER: "0", "CUDA_VISIBLE_DEVICES": ""})
+    submits, *script, task = backend.shown(handle, [unit])
+    assert submits.startswith(f"sbatch --parsable --job-name={job_name(handle, tmp_path)} --no-requeue")
+    assert submits.endswith(shlex.quote(f"{handle.folder}/slurm.sh"))
+    assert script[0] == "  #!/bin/sh"
+    assert script[-1].startswith("  exec srun --quiet --ntasks=1 ")
+    assert task == "task 0: cd '/my jobs' && env PLIANT_WORKER=0 CUDA_VISIBLE_DEVICES= python t.py 'a b'"
+    assert not handle.folder.exists()

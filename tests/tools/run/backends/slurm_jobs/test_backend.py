@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
+import os
 
 import pytest
 
-from pliant.tools.run.backends.protocol import Unit, UnitStatus
-from pliant.tools.run.backends.slurm.commands import job_name
-from pliant.tools.run.statedir.contract.plan import ENV_WORKER
+from pliant.tools.run.backends.protocol import UnitStatus
+from pliant.tools.run.backends.slurm.commands import Controller, job_name
+from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.backends.conftest import ended
 from tests.tools.run.backends.slurm_jobs.conftest import Launcher
 from tests.tools.run.site import until
@@ -16,7 +16,7 @@ from tests.tools.run.site import until
 WAITS = "trap 'exit 7' TERM; echo > began; while :; do sleep 0.05; done"
 
 
-def test_units_run_with_gpus_of_their_own_and_leave_their_exit_codes(launcher: Launcher) -> None:
+def test_units_run_with_own_gpus_and_leave_their_exit_codes(launcher: Launcher) -> None:
     on_gpus = Launcher(launcher.slurm, launcher.folder, "gpu")
     facts = '"$CUDA_VISIBLE_DEVICES $PLIANT_ADDRESS ${SLURM_JOB_ID-none}"'
     says = f"echo {facts} > said-$PLIANT_WORKER; exit $PLIANT_WORKER"
@@ -32,14 +32,14 @@ def test_units_run_with_gpus_of_their_own_and_leave_their_exit_codes(launcher: L
     assert on_gpus.backend.release() == 0
 
 
-def test_what_waits_in_the_queue_counts_as_running_and_is_cancelled_at_once(launcher: Launcher) -> None:
+def test_what_waits_in_the_queue_is_cancelled_at_once(launcher: Launcher) -> None:
     launcher.slurm.command(
         "sbatch", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "exec sleep 600"
     )
     until(lambda: "RUNNING" in launcher.queue().values())
     handle = launcher.start("echo > began")
     name = job_name(handle, launcher.dirs.path)
-    launcher.until(handle, lambda found: launcher.queue().get(name) == "PENDING")
+    launcher.until(handle, lambda result: launcher.queue().get(name) == "PENDING")
     (status,) = launcher.poll(handle)
     assert (status.state, status.queued) == ("running", True)
     launcher.backend.stop(handle, "term")
@@ -59,45 +59,24 @@ def test_another_process_takes_over_what_waits_and_what_runs(launcher: Launcher)
     assert third.until(handle, ended) == (UnitStatus("exited", 7),)
 
 
-def test_one_unit_may_be_killed_while_the_others_go_on_or_all_of_them(launcher: Launcher) -> None:
+def test_one_unit_or_all_of_them_may_be_killed(launcher: Launcher) -> None:
     handle = launcher.start("trap '' TERM; echo > began; while :; do sleep 0.05; done", "sleep 600")
     launcher.until_file("began", handle)
     launcher.backend.stop(handle, "kill", [1])
-    found = launcher.until(handle, lambda found: found[1].state != "running")
-    assert (found[0].state, found[1]) == ("running", UnitStatus("exited", -9))
+    result = launcher.until(handle, lambda result: result[1].state != "running")
+    assert (result[0].state, result[1]) == ("running", UnitStatus("exited", -9))
     launcher.backend.stop(handle, "term")
     launcher.backend.stop(handle, "kill")
     assert {status.state for status in launcher.until(handle, ended)} <= {"exited", "lost"}
     until(lambda: (launcher.poll(handle), launcher.queue() == {})[1])
 
 
-def test_a_job_that_slurm_refuses_says_why_where_its_last_words_would_be(launcher: Launcher) -> None:
-    elsewhere = Launcher(launcher.slurm, launcher.folder, partition="nowhere")
-    handle = elsewhere.start("true", "true")
-    assert elsewhere.until(handle, ended) == (UnitStatus("exited", 1),) * 2
-    said = handle.files.launcher_log(0).read_text()
-    assert said.startswith("pliant: Slurm does not take the job: sbatch: ")
-    assert "invalid partition" in said
-
-
-def test_a_job_that_slurm_cannot_place_is_named(launcher: Launcher, caplog: pytest.LogCaptureFixture) -> None:
-    handle = launcher.start(*["true"] * 100)
-    launcher.until(handle, lambda _found: caplog.messages)
-    assert caplog.messages == ["job a waits in Slurm's queue: PartitionConfig"]
-    assert launcher.poll(handle)[0].queued
-    launcher.backend.stop(handle, "kill")
-
-
-def test_a_dry_run_shows_the_submission_its_script_and_what_each_task_starts(launcher: Launcher) -> None:
-    handle = launcher.handle()
-    unit = Unit("n0", ("python", "t.py", "a b"), "/my jobs", {ENV_WORKER: "0", "CUDA_VISIBLE_DEVICES": ""})
-    submits, *script, task = launcher.backend.shown(handle, [unit])
-    assert submits.startswith(
-        f"sbatch --parsable --job-name={job_name(handle, launcher.dirs.path)} --no-requeue"
-    )
-    assert submits.endswith(shlex.quote(f"{handle.folder}/slurm.sh"))
-    assert script[0] == "  #!/bin/sh"
-    assert script[-1].startswith("  exec srun --quiet --ntasks=1 ")
-    assert task == "task 0: cd '/my jobs' && env PLIANT_WORKER=0 CUDA_VISIBLE_DEVICES= python t.py 'a b'"
-    assert not handle.folder.exists()
-    assert launcher.queue() == {}
+def test_no_name_of_a_job_lists_another_job(live: SlurmCluster) -> None:
+    """Else any account could have jobs of others cancelled, as root cancels what is left over."""
+    name = "x\n777|RUNNING|n0|None|4242|pliant-x.a.1"
+    own = ("--wrap=sleep 100", "--output=/dev/null", "--chdir=/", f"--job-name={name}")
+    number = live.command("sbatch", "--parsable", *own).strip()
+    controller = Controller(())
+    controller.of_all = True
+    result = controller.first().jobs
+    assert [(job.id, job.uid, job.name) for job in result] == [(number, os.geteuid(), "x")]

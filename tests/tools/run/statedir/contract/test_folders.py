@@ -1,4 +1,4 @@
-"""The small files of a job: missing, unreadable, damaged; addresses; a folder that is read once."""
+"""The small files of a job: missing, unreadable, damaged, torn; addresses; a folder that is read once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,14 @@ from pliant.tools.run.statedir.contract.folders import (
     refuse_public,
     write_record,
 )
-from pliant.tools.run.statedir.contract.plan import Member, Plan, WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import (
+    Member,
+    Plan,
+    Progress,
+    ProgressFile,
+    WorkerOutcome,
+    write_progress,
+)
 
 PLAN = Plan(job="a", generation=3, attempt=2, members=(Member(slot="n0/0", node="n0", address="n0"),))
 
@@ -41,18 +49,30 @@ def refuse(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
 
 
 def test_a_file_names_its_schema_and_is_its_owners_alone(tmp_path: Path) -> None:
+    """Only an unknown major version is refused."""
     path = tmp_path / "plan.json"
     assert read_record(path, "plan", Plan) is WorkerOutcome.read(path) is None, "it was never written"
     write_record(path, "plan", PLAN)
     assert json.loads(path.read_text())["schema"] == "pliant.plan/1"
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_record(path, "plan", Plan) == PLAN
+    path = tmp_path / "plan.json"
+    fields = json.loads(PLAN.model_dump_json())
+    path.write_text(json.dumps({"schema": "pliant.plan/2", **fields}))
+    with pytest.raises(BadInputError, match="major version 2 of 'plan' is unknown") as refused:
+        read_record(path, "plan", Plan)
+    assert not isinstance(refused.value, DamagedError)
+    path.write_text(json.dumps({"schema": "pliant.plan/1.7", **fields, "colour": "red"}))
+    assert read_record(path, "plan", Plan) == PLAN
+    path.write_text(json.dumps(fields))
+    assert read_record(path, "plan", Plan) == PLAN, "files of the first version name no schema"
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.EACCES])
-def test_what_cannot_be_read_is_tried_again_and_is_not_taken_for_nothing(
+def test_an_unreadable_file_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    """It is not taken for a missing one."""
     path = tmp_path / "plan.json"
     write_record(path, "plan", PLAN)
     refuse(monkeypatch, number, times=1)
@@ -70,19 +90,6 @@ def test_what_makes_no_sense_is_damaged(tmp_path: Path, text: str) -> None:
         read_record(path, "plan", Plan)
 
 
-def test_an_unknown_major_version_is_refused_and_a_newer_minor_one_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    fields = json.loads(PLAN.model_dump_json())
-    path.write_text(json.dumps({"schema": "pliant.plan/2", **fields}))
-    with pytest.raises(BadInputError, match="major version 2 of 'plan' is unknown") as refused:
-        read_record(path, "plan", Plan)
-    assert not isinstance(refused.value, DamagedError)
-    path.write_text(json.dumps({"schema": "pliant.plan/1.7", **fields, "colour": "red"}))
-    assert read_record(path, "plan", Plan) == PLAN
-    path.write_text(json.dumps(fields))
-    assert read_record(path, "plan", Plan) == PLAN, "files of the first version name no schema"
-
-
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_plan_that_is_damaged_or_lost_is_replaced_by_its_copy(tmp_path: Path, lost: bool) -> None:
     job = JobDir(tmp_path)
@@ -90,9 +97,9 @@ def test_a_plan_that_is_damaged_or_lost_is_replaced_by_its_copy(tmp_path: Path, 
     for generation in (9, 10):
         write_plan(job, PLAN.model_copy(update={"generation": generation}))
     job.plan.unlink() if lost else job.plan.write_text("{")
-    found = read_plan(job)
-    assert found is not None
-    assert found.generation == last_generation(job) == 10
+    plan = read_plan(job)
+    assert plan is not None
+    assert plan.generation == last_generation(job) == 10
     assert json.loads(job.plan.read_text())["generation"] == 10
 
 
@@ -143,45 +150,18 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def test_what_does_not_change_is_not_read_again(site: Site) -> None:
+def test_a_file_is_read_again_only_after_a_change_or_a_long_time(site: Site) -> None:
     site.replace("a")
     site.look()
     site.look(FRESH_S)
     before = site.reads
     assert [site.look(0.01) for _ in range(100)] == ["a"] * 100
     assert site.reads == before
-
-
-def test_a_file_that_is_made_replaced_or_removed_is_noticed_at_the_next_look(site: Site) -> None:
-    assert site.look() is None
-    site.look(FRESH_S)
-    site.replace("a", stamp_s=AGES_AGO_S)
-    assert site.look(0.1) == "a"
-    site.look(FRESH_S)
-    site.replace("b", stamp_s=AGES_AGO_S + 1)
-    assert site.look(0.1) == "b"
-    site.look(FRESH_S)
-    (site.folder / "file").unlink()
-    assert site.look(0.1) is None
-
-
-def test_a_second_change_under_the_same_stamp_is_noticed(site: Site) -> None:
-    """The clock of a file system may stand still between two changes."""
-    site.replace("a", stamp_s=AGES_AGO_S)
-    assert site.look() == "a"
-    site.replace("b", stamp_s=AGES_AGO_S)
-    assert site.look(0.1) == "b"
-
-
-def test_what_another_host_shows_late_is_noticed_in_the_end(site: Site) -> None:
     site.replace("a", stamp_s=AGES_AGO_S)
     site.look()
     site.look(FRESH_S)
     site.replace("b", stamp_s=AGES_AGO_S)
     assert site.look(STALE_S) == "b"
-
-
-def test_a_folder_that_is_away_is_looked_for_each_time(site: Site) -> None:
     cache = FolderCache(site.folder / "later")
     cache.look()
     assert cache.get("file", lambda: None) is None
@@ -190,7 +170,22 @@ def test_a_folder_that_is_away_is_looked_for_each_time(site: Site) -> None:
     assert cache.get("file", lambda: "there") == "there"
 
 
-def test_folders_that_were_read_together_are_not_all_read_again_together(tmp_path: Path) -> None:
+def test_a_change_is_noticed_at_the_next_look(site: Site) -> None:
+    assert site.look() is None
+    site.look(FRESH_S)
+    site.replace("a", stamp_s=AGES_AGO_S)
+    assert site.look(0.1) == "a"
+    site.replace("b", stamp_s=AGES_AGO_S)
+    assert site.look(0.1) == "b", "the clock of a file system may stand still between two changes"
+    site.look(FRESH_S)
+    site.replace("c", stamp_s=AGES_AGO_S + 1)
+    assert site.look(0.1) == "c"
+    site.look(FRESH_S)
+    (site.folder / "file").unlink()
+    assert site.look(0.1) is None
+
+
+def test_folders_read_together_are_not_all_read_again_together(tmp_path: Path) -> None:
     """A launcher of thousands of jobs would spend a whole turn on that."""
     sites = []
     for number in range(100):
@@ -207,6 +202,7 @@ def test_folders_that_were_read_together_are_not_all_read_again_together(tmp_pat
 def test_links_of_a_job_make_no_search_without_an_end(tmp_path: Path) -> None:
     """Forty names in each of three folders are 64,000 paths; a thousand would be a thousand million."""
     attempt = AttemptDir(tmp_path)
+    assert attempt.launcher_logs() == attempt.worker_errors(0) == []
     attempt.logs.mkdir()
     folders = [tmp_path / name for name in ("starts", "workers", "worker")]
     for folder in folders:
@@ -217,5 +213,59 @@ def test_links_of_a_job_make_no_search_without_an_end(tmp_path: Path) -> None:
     for place, leads_to in zip((above, *folders), folders, strict=False):
         for number in range(40):
             (place / f"attempt_{number}").symlink_to(leads_to)
-    found = attempt.worker_errors(0)
-    assert 0 < len(found) <= MOST_NAMES
+    result = attempt.worker_errors(0)
+    assert 0 < len(result) <= MOST_NAMES
+
+
+def report(samples: float = 64.0, **more: Any) -> Progress:
+    known: dict[str, Any] = {"job": "a", "attempt": 1, "generation": 1, "gpus": 2, "global_batch": 8}
+    return Progress(**{**known, "step": 8, "epoch": 0, "samples_done": samples, **more})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "progress.json"
+
+
+def test_each_report_is_read_once(path: Path) -> None:
+    """It names its schema, and only its owner reads it."""
+    file = ProgressFile(path)
+    assert file.fresh() is None
+    write_progress(path, report())
+    assert file.fresh() == report()
+    assert file.fresh() is None
+    write_progress(path, report(128.0, loss=0.5))
+    assert file.fresh() == report(128.0, loss=0.5)
+    before = os.umask(0)
+    try:
+        write_progress(path, report())
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert b'"schema":"pliant.progress/1"' in path.read_bytes()
+
+
+def test_a_torn_or_strange_file_changes_nothing(path: Path) -> None:
+    file = ProgressFile(path)
+    write_progress(path, report())
+    file.fresh()
+    whole = path.read_bytes()
+    for strange in (whole[:40], b"", b"[]", whole.replace(b"progress/1", b"progress/2"), b"\xff" * 99):
+        path.write_bytes(strange)
+        assert file.fresh() is None
+        assert file.newest == report()
+    path.unlink()
+    assert file.fresh() is None
+    os.mkfifo(path)
+    assert file.fresh() is None
+    path.unlink()
+    write_progress(path, report(128.0))
+    assert file.fresh() == report(128.0)
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(path: Path) -> None:
+    write_progress(path, report())
+    path.with_name("progress.json.new").mkdir()
+    with pytest.raises(OSError, match=r"progress\.json\.new"):
+        write_progress(path, report(128.0))
+    assert ProgressFile(path).fresh() == report()

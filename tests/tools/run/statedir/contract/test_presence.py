@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -49,58 +49,63 @@ class Worker:
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Worker]:
-    made = Worker(tmp_path)
-    yield made
-    made.end()
-    os.kill(made.child, signal.SIGKILL)
+def workers(tmp_path: Path) -> Iterator[Callable[[], Worker]]:
+    started: list[Worker] = []
+
+    def start() -> Worker:
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(Worker(folder))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+        os.kill(each.child, signal.SIGKILL)
 
 
-def test_a_worker_is_absent_then_alive_then_gone_though_a_child_lives_on(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_is_absent_then_alive_then_gone(
+    workers: Callable[[], Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look takes no lock: another observer would take that for a sign of life."""
-    taken: list[int] = []
-    monkeypatch.setattr(fcntl, "lockf", lambda descriptor, *_: taken.append(descriptor))
-    assert life(tmp_path / "nobody") == "absent"
-    assert [life(worker.path) for _ in range(3)] == ["alive"] * 3
-    worker.end()
-    assert life(worker.path) == "gone"
+    """Though a child lives on. A look takes no lock: another observer would take that for a sign of life."""
+    assert life(tmp_path / "absent") == "absent"
+    worker, taken = workers(), list[int]()
+    with monkeypatch.context() as during:
+        during.setattr(fcntl, "lockf", lambda descriptor, *_: taken.append(descriptor))
+        assert [life(worker.path) for _ in range(3)] == ["alive"] * 3
+        worker.end()
+        assert life(worker.path) == "gone"
     os.kill(worker.child, 0)
     assert taken == [] or sys.platform != "linux"
 
 
-def test_a_file_stays_open_while_its_worker_lives_so_a_look_opens_nothing(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_stays_open_while_its_worker_lives(
+    workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """So a look opens nothing. Many looks use at most half of the descriptors."""
+    worker = workers()
+    before = psutil.Process().num_fds()
+    with monkeypatch.context() as during:
+        during.setattr(resource, "getrlimit", lambda _which: (8, 8))
+        sightings = [Sighting(worker.path) for _ in range(20)]
+        assert [sighting.life() for sighting in sightings * 2] == ["alive"] * 40
+        assert psutil.Process().num_fds() <= before + 4
+    sightings.clear()
+    assert psutil.Process().num_fds() == before, "what is not looked at any more is closed"
     sighting = Sighting(worker.path)
     assert sighting.life() == "alive"
     with monkeypatch.context() as during:
         during.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
         assert [sighting.life() for _ in range(3)] == ["alive"] * 3
     worker.end()
-    (tmp_path / "next").mkdir()
-    other = Worker(tmp_path / "next")
+    other = workers()
     other.path.replace(worker.path)
     assert sighting.life() == "alive", "another worker took its place"
     other.end()
-    os.kill(other.child, signal.SIGKILL)
+    os.kill(other.child, 0)
     assert sighting.life() == "gone"
     worker.path.unlink()
     assert sighting.life() == "absent"
-
-
-def test_looking_at_many_workers_leaves_half_of_the_descriptors_free(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A service that runs out of them could start nothing any more."""
-    before = psutil.Process().num_fds()
-    monkeypatch.setattr(resource, "getrlimit", lambda _which: (8, 8))
-    sightings = [Sighting(worker.path) for _ in range(20)]
-    assert [sighting.life() for sighting in sightings * 2] == ["alive"] * 40
-    assert psutil.Process().num_fds() <= before + 4
-    sightings.clear()
-    assert psutil.Process().num_fds() == before, "what is not looked at any more is closed"
 
 
 LONG_AGO_S = 1000.0
@@ -115,11 +120,11 @@ def beats(path: Path, at_s: float) -> str:
 
 
 def silences(watch: Heartbeats, path: str, times_s: Sequence[float]) -> list[bool]:
-    found = []
+    result = []
     for now_s in times_s:
         watch.look([path], now_s)
-        found.append(watch.silence_s(path, LIMIT_S) >= LIMIT_S)
-    return found
+        result.append(watch.silence_s(path, LIMIT_S) >= LIMIT_S)
+    return result
 
 
 @pytest.fixture
@@ -130,12 +135,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now_s
 
 
-def test_a_time_that_stands_still_while_somebody_looks_is_silence(tmp_path: Path, clock: list[float]) -> None:
+def test_silence_is_time_under_observation(tmp_path: Path, clock: list[float]) -> None:
+    """A clock that is set makes no one silent, nor is a file that is not there."""
     path = beats(tmp_path / "worker", 500.0)
     assert silences(Heartbeats(), path, [0.0, 4.0, 8.0, 12.0]) == [False, False, False, True]
-
-
-def test_a_clock_that_is_set_makes_no_one_silent(tmp_path: Path, clock: list[float]) -> None:
+    assert silences(Heartbeats(), path, [0.0, 60.0, 120.0]) == [False] * 3, "the observer was away"
+    watch, path = Heartbeats(), str(tmp_path / "absent")
+    assert silences(watch, path, [0.0, 4.0, 8.0, 12.0]) == [False] * 4
+    assert not watch.in_doubt(path, LIMIT_S)
+    assert last_beat(path) == 0.0
     watch, path, now_s = Heartbeats(), tmp_path / "worker", time.time()
     for turn, ahead_s in enumerate([0.0, 3600.0, -3600.0, 0.0]):
         clock[0] = now_s + LONG_AGO_S
@@ -143,14 +151,7 @@ def test_a_clock_that_is_set_makes_no_one_silent(tmp_path: Path, clock: list[flo
         assert silences(watch, own, [2.0 * turn]) == [False]
 
 
-def test_who_was_away_blames_nobody(tmp_path: Path, clock: list[float]) -> None:
-    path = beats(tmp_path / "worker", 500.0)
-    assert silences(Heartbeats(), path, [0.0, 60.0, 120.0]) == [False] * 3
-
-
-def test_an_observer_that_looks_for_a_moment_only_takes_the_file_systems_clock(
-    tmp_path: Path, clock: list[float]
-) -> None:
+def test_an_observer_without_memory_takes_the_file_systems_clock(tmp_path: Path, clock: list[float]) -> None:
     """A call from cron has no memory. After the machine has slept, the file beats again."""
     path = beats(tmp_path / "worker", 500.0)
     clock[0] = 500.0 + LONG_AGO_S
@@ -164,9 +165,7 @@ def test_an_observer_that_looks_for_a_moment_only_takes_the_file_systems_clock(
         assert not watch.in_doubt(path, LIMIT_S)
 
 
-def test_one_whose_beats_were_seen_is_not_blamed_for_the_time_that_the_machine_slept(
-    tmp_path: Path, clock: list[float]
-) -> None:
+def test_a_worker_may_be_silent_after_the_machine_slept(tmp_path: Path, clock: list[float]) -> None:
     """Its script may hold the interpreter for some seconds just then, while its file is hours old."""
     path = tmp_path / "worker"
     watch = Heartbeats()
@@ -178,32 +177,23 @@ def test_one_whose_beats_were_seen_is_not_blamed_for_the_time_that_the_machine_s
     assert silences(watch, str(path), [12.0]) == [True], "what it does not do while somebody looks counts"
 
 
-def test_no_file_is_no_silence(tmp_path: Path) -> None:
-    watch, path = Heartbeats(), str(tmp_path / "nobody")
-    assert silences(watch, path, [0.0, 4.0, 8.0, 12.0]) == [False] * 4
-    assert not watch.in_doubt(path, LIMIT_S)
-    assert last_beat(path) == 0.0
-
-
-def test_the_file_systems_clock_is_that_of_a_file_made_now_and_leaves_none_behind(tmp_path: Path) -> None:
-    own, (before, after) = FileClock(), (tmp_path / name for name in ("before", "after"))
-    before.touch()
-    found = own.now_s(str(tmp_path / "worker"))
-    after.touch()
-    assert last_beat(before) <= found <= last_beat(after)
-    assert own.about_s(str(tmp_path / "worker")) == pytest.approx(found, abs=60)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before"]
-    assert FileClock().now_s(str(tmp_path / "nowhere" / "worker")) == 0.0
-
-
-def test_to_look_again_opens_the_file_for_the_server_to_be_asked(
+def test_the_file_systems_clock_is_that_of_a_file_made_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """To look again opens the file, so that the server is asked."""
+    own, (before, after) = FileClock(), (tmp_path / name for name in ("before", "after"))
+    before.touch()
+    result = own.now_s(str(tmp_path / "worker"))
+    after.touch()
+    assert last_beat(before) <= result <= last_beat(after)
+    assert own.about_s(str(tmp_path / "worker")) == pytest.approx(result, abs=60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before"]
+    assert FileClock().now_s(str(tmp_path / "nowhere" / "worker")) == 0.0
     opened: list[object] = []
     real = os.open
     path = beats(tmp_path / "worker", 500.0)
     monkeypatch.setattr(os, "open", lambda path, flags, _mode=0: opened.append(path) or real(path, flags))
-    found = look_again(path)
-    assert found is not None
-    assert (found.st_mtime, opened) == (500.0, [path])
-    assert look_again(tmp_path / "nobody") is None
+    result = look_again(path)
+    assert result is not None
+    assert (result.st_mtime, opened) == (500.0, [path])
+    assert look_again(tmp_path / "absent") is None

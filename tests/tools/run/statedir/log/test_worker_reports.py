@@ -20,7 +20,7 @@ from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status
 from tests.builders import job
-from tests.tools.run.statedir.contract.test_progress import report
+from tests.tools.run.statedir.contract.test_folders import report
 
 
 def event(time: float, name: EventName, **more: Any) -> Event:
@@ -42,70 +42,66 @@ def log(*events: Event) -> RunLog:
     return fold([submit_event(job("a"), 10.0, {"samples": 1000.0}), *events])
 
 
-def test_status_shows_what_workers_report_though_the_log_does_not_hold_it() -> None:
-    found = log(START, FIRST)
-    found.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
-    shown = status_text(Status(found), 16.0).splitlines()[1]
+def test_a_report_refines_a_job_on_gpus_in_its_newest_attempt() -> None:
+    """And ``status`` shows it."""
+    result = log(START, FIRST)
+    result.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
+    shown = status_text(Status(result), 16.0).splitlines()[1]
     assert shown.split() == ["a", "running", "2/8", "30", "%", "in", "7", "s", "(at", "23", "s)"]
-
-
-def test_only_reports_on_the_newest_attempt_of_a_job_that_holds_gpus_say_how_far_it_is() -> None:
     later = event(30.0, "progress", samples_done=8.0, detail={"attempt": 2})
     for last in (later, REQUEUE):
-        found = log(START, FIRST, last).jobs["a"]
-        assert refined(found, report(300.0)) == found
-
-
-def test_the_speed_of_before_a_change_is_not_that_after_it() -> None:
+        known = log(START, FIRST, last).jobs["a"]
+        assert refined(known, report(300.0)) == known
     grow = event(15.0, "grow", gpus=4, placement=(("n0", 4),))
-    found = refined(log(START, FIRST, grow).jobs["a"], report(300.0, samples_per_second=100.0))
-    assert (found.samples_done, found.samples_per_second) == (300.0, None)
+    known = refined(log(START, FIRST, grow).jobs["a"], report(300.0, samples_per_second=100.0))
+    assert (known.samples_done, known.samples_per_second) == (300.0, None), "not at the speed of before"
 
 
-def test_the_log_says_how_far_a_job_was_when_something_happened_to_it() -> None:
-    found = log(START, FIRST)
-    found.newest["a"] = report(300.0, loss=0.125)
+def test_an_event_of_the_log_says_how_far_its_job_was(tmp_path: Path) -> None:
+    result = log(START, FIRST)
+    result.newest["a"] = report(300.0, loss=0.125)
     shrink = event(16.0, "shrink", gpus=1, placement=(("n0", 1),))
     done = event(17.0, "finish", gpus=0, placement=(), samples_done=400.0)
-    told = [with_progress(each, found) for each in (shrink, REQUEUE, done, FIRST)]
-    assert [(each.samples_done, each.loss) for each in told[:3]] == [(300, 0.125), (300, 0.125), (400, None)]
-    assert told[3] == FIRST
-
-
-def test_a_failure_after_reported_progress_is_the_first_one_again_for_the_loop_and_for_the_log() -> None:
-    found, again = log(START, FIRST, REQUEUE), event(21.0, "resume", gpus=2, placement=(("n0", 2),))
-    found.add(again)
-    found.newest["a"] = report(300.0, attempt=2)
-    failed = report_events(AttemptEnded("a", 2, Ending("failed", "it fell")), found, 22.0, 3)
-    assert failed[0].detail is not None
-    assert failed[0].detail["failures"] == 1
-    for each in [with_progress(each, found) for each in failed]:
-        found.add(each)
-    assert (found.jobs["a"].failures, found.jobs["a"].furthest) == (1, 300.0)
-
-
-def test_a_bystander_and_a_policy_from_cron_read_the_reports_of_jobs_that_run(tmp_path: Path) -> None:
-    dirs, found = StateDir(tmp_path), log(START, FIRST)
-    reports = Reports(dirs)
-    reports.lay_over(found)
-    assert found.newest == {}
-    dirs.job("a").path.mkdir(parents=True)
-    newest = report(300.0, noise_scale=12.0)
-    write_progress(dirs.job("a").progress, newest)
-    reports.lay_over(found)
-    assert found.newest == {"a": newest}
-    (told,) = reported(dirs, log(START, FIRST), 50.0)
-    assert (told.time, told.event, told.samples_done) == (50.0, "progress", 300.0)
-    assert told.detail == {"noise_scale": 12.0}
-
-
-def test_what_a_run_writes_down_is_the_same_for_who_reads_it_back(tmp_path: Path) -> None:
+    logged = [with_progress(each, result) for each in (shrink, REQUEUE, done, FIRST)]
+    assert [(each.samples_done, each.loss) for each in logged[:3]] == [
+        (300, 0.125),
+        (300, 0.125),
+        (400, None),
+    ]
+    assert logged[3] == FIRST
     with State(tmp_path / "state") as state:
         state.record([submit_event(job("a"), 10.0), START, FIRST])
         state.log.newest["a"] = report(300.0)
         state.record([REQUEUE])
         assert read_log(tmp_path / "state").jobs == state.log.jobs
         assert state.log.jobs["a"].furthest == 300.0
+
+
+def test_a_failure_after_reported_progress_is_a_first_one() -> None:
+    result, again = log(START, FIRST, REQUEUE), event(21.0, "resume", gpus=2, placement=(("n0", 2),))
+    result.add(again)
+    result.newest["a"] = report(300.0, attempt=2)
+    failed = report_events(AttemptEnded("a", 2, Ending("failed", "it fell")), result, 22.0, 3)
+    assert failed[0].detail is not None
+    assert failed[0].detail["failures"] == 1
+    for each in [with_progress(each, result) for each in failed]:
+        result.add(each)
+    assert (result.jobs["a"].failures, result.jobs["a"].furthest) == (1, 300.0)
+
+
+def test_an_observer_and_a_policy_from_cron_read_the_reports(tmp_path: Path) -> None:
+    dirs, result = StateDir(tmp_path), log(START, FIRST)
+    reports = Reports(dirs)
+    reports.lay_over(result)
+    assert result.newest == {}
+    dirs.job("a").path.mkdir(parents=True)
+    newest = report(300.0, noise_scale=12.0)
+    write_progress(dirs.job("a").progress, newest)
+    reports.lay_over(result)
+    assert result.newest == {"a": newest}
+    (seen,) = reported(dirs, log(START, FIRST), 50.0)
+    assert (seen.time, seen.event, seen.samples_done) == (50.0, "progress", 300.0)
+    assert seen.detail == {"noise_scale": 12.0}
 
 
 def samples(tail: Tail) -> list[float | None]:
@@ -116,7 +112,8 @@ def progress(number: float) -> Event:
     return Event(number, "progress", "a", samples_done=number)
 
 
-def test_each_event_is_given_out_once_and_a_successor_skips_what_was_seen(tmp_path: Path) -> None:
+def test_each_event_is_read_once_when_its_line_is_whole(tmp_path: Path) -> None:
+    """A successor skips those that were seen."""
     path = tmp_path / "progress.jsonl"
     tail, successor = Tail(path), Tail(path, skip=3)
     assert samples(tail) == []
@@ -129,10 +126,7 @@ def test_each_event_is_given_out_once_and_a_successor_skips_what_was_seen(tmp_pa
         assert samples(tail) == [3, 4]
         assert samples(tail) == []
         assert samples(successor) == [4]
-
-
-def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
-    path = tmp_path / "progress.jsonl"
+    path = tmp_path / "torn.jsonl"
     tail = Tail(path)
     with EventWriter(path) as writer:
         writer.append([progress(1), progress(2)])
@@ -143,9 +137,7 @@ def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> Non
     assert samples(tail) == [2]
 
 
-def test_a_file_that_is_no_event_file_is_warned_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_of_no_events_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "progress.jsonl").write_text("hello\nworld\n")
     tail = Tail(tmp_path / "progress.jsonl")
     assert samples(tail) == samples(tail) == []
