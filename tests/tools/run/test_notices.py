@@ -10,7 +10,7 @@ import pytest
 
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service.gang import Notice, Notices
-from pliant.tools.run.service.run import run_and_follow, run_until_done
+from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import order_nodes
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
 from pliant.tools.run.watch.status import Watcher, closed_lines
@@ -20,7 +20,6 @@ from tests.cli.calling import call
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order
 from tests.tools.run.test_follow import ask, begin, end_all, nothing, story, trains
-from tests.tools.run.test_training import ELASTIC
 
 DRAIN = Drain("ada", 1000.0, now=True, until_s=1090.0)
 
@@ -38,14 +37,7 @@ def leave(site: Site, node: str, within_s: float) -> Callable[[], None]:
     return lambda: order_nodes(site.state, "drain", [node], now=True, within_s=within_s)
 
 
-def has_left(site: Site, node: str) -> Callable[[RunLog], bool]:
-    def is_so(log: RunLog) -> bool:
-        return node in log.drained and not any(dict(job.placement).get(node) for job in log.active.values())
-
-    return is_so
-
-
-def test_the_times_of_a_notice_outlive_a_restart_and_a_clock_that_was_set() -> None:
+def test_times_of_a_notice_outlive_a_restart_and_a_set_clock() -> None:
     found = Notices()
     assert found.hear({"n0": DRAIN, "n1": Drain("bob", 1000.0, now=True)}, 1010.0, 5.0)
     assert found.by_node == {"n0": Notice(stop_s=40.0, term_s=70.0, over_s=85.0)}
@@ -58,7 +50,7 @@ def test_the_times_of_a_notice_outlive_a_restart_and_a_clock_that_was_set() -> N
     assert found.by_node == {}, "no run was there in time: jobs leave as after --now"
 
 
-def test_what_runs_on_two_nodes_has_to_leave_by_the_earlier_time_of_each_kind() -> None:
+def test_a_job_on_two_nodes_leaves_by_the_earlier_times() -> None:
     found = Notices()
     long = Drain("bob", 900.0, now=True, until_s=1100.0)  # half of it is left already, and 30 s for SIGTERM
     found.hear({"n0": DRAIN, "n1": long}, 1000.0, 0.0)
@@ -69,7 +61,7 @@ def test_what_runs_on_two_nodes_has_to_leave_by_the_earlier_time_of_each_kind() 
 
 
 @pytest.mark.usefixtures("plain_python")
-def test_what_heeds_nothing_is_killed_once_the_time_is_over_and_not_before(site: Site) -> None:
+def test_a_job_that_ignores_a_notice_is_killed_when_time_is_over(site: Site) -> None:
     last_s: list[float] = []
     said: list[str] = []
 
@@ -125,24 +117,6 @@ def test_jobs_leave_though_the_policy_fails(site: Site, monkeypatch: pytest.Monk
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it saved"
     assert site.log().jobs["a"].failures == 0
     end_all(site, "a")
-
-
-@pytest.mark.torch
-def test_an_elastic_job_leaves_the_node_while_it_trains_and_every_sample_is_trained_once(site: Site) -> None:
-    site.job("a", 6, 0.02, text=ELASTIC, samples=6 * 64, low=1, high=2)
-    steps = iter([(trains("a"), leave(site, "n1", 60.0)), (has_left(site, "n1"), lambda: None)])
-    condition, act = next(steps)
-
-    def view(log: RunLog, _now_s: float) -> None:
-        nonlocal condition, act
-        if condition(log):
-            act()
-            condition, act = next(steps, (lambda log: False, lambda: None))
-
-    log, _ = run_until_done(site.options("fair-share"), view)
-    assert site.of("a") == ["submit a", "start a 2", "shrink a 1", "finish a 0"]
-    assert log.jobs["a"].samples_done == 6 * 64
-    assert [path.name for path in (site.state / "jobs/a/attempts").iterdir()] == ["1"], "in place"
 
 
 def test_a_time_of_less_than_a_second_is_refused(site: Site) -> None:

@@ -23,7 +23,7 @@ from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
 from tests.tools.run.site import Site
-from tests.tools.run.test_follow import end_all, story
+from tests.tools.run.test_follow import end_all, nothing, story
 
 
 def parts(*own_s: float, share: int = 8) -> list[StepParts]:
@@ -41,7 +41,7 @@ def named(
     return [(each.slot, round(each.times, 2), each.for_s) for each in found]
 
 
-def test_a_worker_is_named_once_when_it_was_slower_than_its_peers_for_long_enough() -> None:
+def test_a_worker_is_named_once_it_was_slow_for_long_enough() -> None:
     watch = watching()
     assert named(watch, 0.0, 0.1, 0.1, 0.2) == []
     assert named(watch, 50.0, 0.1, 0.1, 0.13) == [], "above halfway back: it goes on to count"
@@ -50,13 +50,23 @@ def test_a_worker_is_named_once_when_it_was_slower_than_its_peers_for_long_enoug
     assert [each.slot for each in watch.named] == ["n0/2"]
 
 
-def test_a_worker_is_slow_from_the_limit_of_the_rule_on() -> None:
+@pytest.mark.parametrize(
+    ("looks", "last"),
+    [
+        ([(1.0, 1.5)], [("n0/1", 1.5, 60.0)]),  # at the limit of the rule
+        ([(1.0, 1.0, 1.49)], []),
+        ([(0.1, 0.1, 0.1), (0.4, 0.4, 0.4)], []),  # all of them become slower
+    ],
+)
+def test_workers_are_compared_with_their_peers(
+    looks: list[tuple[float, ...]], last: list[tuple[str, float, float]]
+) -> None:
     watch = watching()
-    assert [named(watch, now_s, 1.0, 1.5) for now_s in (0.0, 60.0)] == [[], [("n0/1", 1.5, 60.0)]]
-    assert [named(watch, 70.0 + now_s, 1.0, 1.0, 1.49) for now_s in (0.0, 60.0)] == [[], []]
+    assert [named(watch, now_s, *own_s) for now_s, own_s in enumerate(looks)] == [[]] * len(looks)
+    assert named(watch, len(looks) + 59.0, *looks[-1]) == last
 
 
-def test_a_break_begins_the_count_again_and_ends_what_was_named() -> None:
+def test_a_break_starts_the_count_again_and_ends_what_was_named() -> None:
     watch = watching()
     assert named(watch, 0.0, 0.1, 0.2) == []
     assert named(watch, 50.0, 0.1, 0.1) == []
@@ -67,7 +77,7 @@ def test_a_break_begins_the_count_again_and_ends_what_was_named() -> None:
     assert watch.named == []
 
 
-def test_a_worker_is_named_again_where_its_job_has_changed_its_slots() -> None:
+def test_a_worker_is_named_again_after_its_job_changed_its_slots() -> None:
     """The log has forgotten by then that it was slow."""
     watch = watching()
     fast = dict.fromkeys(("n0/0", "n2/0", "n2/1"), 0.1)
@@ -90,16 +100,7 @@ def test_the_message_names_peers_and_past() -> None:
     )
 
 
-def test_all_workers_may_become_slower_and_none_is_named() -> None:
-    watch = watching()
-    assert [named(watch, now_s, *[own_s] * 3) for now_s, own_s in ((0.0, 0.1), (10.0, 0.4), (90.0, 0.4))] == [
-        [],
-        [],
-        [],
-    ]
-
-
-def test_a_worker_alone_is_compared_with_its_own_past_on_the_same_share() -> None:
+def test_a_single_worker_is_compared_with_its_own_past() -> None:
     watch = watching()
     assert named(watch, 0.0, 0.1) == []
     assert named(watch, 10.0, 0.2, share=16) == [], "of a larger share that says nothing"
@@ -120,7 +121,7 @@ def progress(own: tuple[float, ...] | None, batch: int, generation: int = 2) -> 
     )
 
 
-def test_workers_are_compared_under_one_plan_with_shares_that_are_alike() -> None:
+def test_only_alike_shares_under_one_plan_are_compared() -> None:
     found = StepParts.of(plan(2), progress((0.1, 0.2), 8))
     assert found == StepParts("a", 4, {"n0/0": 0.1, "n0/1": 0.2})
     assert StepParts.of(plan(2), progress((0.1, 0.2), 21)) is not None, "10 and 11 samples"
@@ -158,71 +159,48 @@ for epoch in job.epochs(100000):
 """
 
 
-def slots_of(site: Site) -> list[str]:
-    plan = read_plan(StateDir(site.state).job("a"))
-    return [] if plan is None else [member.slot for member in plan.members]
-
-
-def begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int, **spec: Any
-) -> tuple[Site, RunOptions]:
-    """A run with a job on two slots, the second of which is ten times slower."""
-    monkeypatch.setattr(rules, "STRAGGLERS_LOOK_S", 0.2)
-    site = Site(tmp_path, slots)
-    rule = StragglerRule(slower=2.0, for_seconds=0.5)
-    site.cluster = site.cluster.model_copy(update={"stragglers": rule})
-    write_cluster(site.cluster, site.folder / "cluster.json")
-    assert '"pliant.cluster/1.3"' in (site.folder / "cluster.json").read_text()
-    job = site.job("a", text=SLOW_ON_A_SLOT, samples=1e9, **spec)
-    submit(site.state, [job], "jobs", folder=site.folder, now_s=0.0)
-    options = RunOptions(site.state, question=Question("fifo"), cluster=str(site.folder / "cluster.json"))
-    return site, options
-
-
-def why(site: Site) -> str:
-    found = Watcher(site.state).look()
-    job = status_of(found, "a", found.log.last_s)
-    return "" if job is None else job.why
-
-
 @pytest.mark.torch
-def test_an_elastic_job_leaves_the_slot_of_a_slow_worker_once_while_it_trains(
+def test_a_slow_worker_is_named_and_left_once_a_slot_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, options = begin(tmp_path, monkeypatch, 3, low=2, high=2, gpus=2)
-    said: list[str] = []
+    """Its job trains meanwhile, and goes on in place."""
+    monkeypatch.setattr(rules, "STRAGGLERS_LOOK_S", 0.2)
+    site, cluster = Site(tmp_path, 3), tmp_path / "cluster.json"
+    rule = StragglerRule(slower=2.0, for_seconds=0.5)
+    site.cluster = site.cluster.model_copy(update={"stragglers": rule})
+    write_cluster(site.cluster, cluster)
+    assert '"pliant.cluster/1.3"' in cluster.read_text()
+    site.job("a", text=SLOW_ON_A_SLOT, samples=1e9, low=2, high=2, gpus=2)
+    site.job("b", "--gate", site.gate, elastic="size")
+    submit(site.state, site.jobs, "jobs", folder=site.folder, now_s=0.0)
+    options = RunOptions(site.state, question=Question("fifo"), cluster=str(cluster))
+    why: list[str] = []
+
+    def note() -> None:
+        found = Watcher(site.state).look()
+        job = status_of(found, "a", found.log.last_s)
+        why.append("" if job is None else job.why)
+
+    def named(log: RunLog) -> bool:
+        return "a" in log.jobs and bool(log.jobs["a"].stragglers)
 
     def trains_elsewhere(log: RunLog) -> bool:
-        job = log.jobs.get("a")
-        return job is not None and job.straggled == "n0/1" and job.change is None
+        return log.jobs["a"].straggled == "n0/1" and log.jobs["a"].change is None
 
-    run_and_follow(options, story((trains_elsewhere, lambda: said.append(why(site)))))
-    assert site.story() == ["submit a", "start a 2", "move a 2", "slot_down None"]
-    assert slots_of(site) == ["n0/0", "n0/2"]
-    assert "the worker on n0/1 has needed " in said[0]
-    assert "times as long as its peers" in said[0]
-    assert "it goes on on n0/2" in said[0]
-    out = site.log().out_of_service(site.log().last_s)
-    assert list(out) == ["n0/1"]
+    run_and_follow(options, story((named, note), (nothing, site.gate.touch), (trains_elsewhere, note)))
+    assert [line for line in site.story() if not line.startswith("submit")] == [
+        *("start a 2", "start b 1", "finish b 0", "move a 2", "slot_down None"),
+    ]
+    assert "slow worker: n0/1 needs " in why[0]
+    warnings = [str((event.detail or {}).get("warning", "")) for event in site.events()]
+    assert sum(text.startswith("the worker on n0/1 has needed ") for text in warnings) == 1
+    for part in ("the worker on n0/1 has needed ", "times as long as its peers", "it goes on on n0/2"):
+        assert part in why[1]
+    plan = read_plan(StateDir(site.state).job("a"))
+    assert plan is not None
+    assert [member.slot for member in plan.members] == ["n0/0", "n0/2"]
+    assert list(site.log().out_of_service(site.log().last_s)) == ["n0/1"]
     assert not StateDir(site.state).job("a").attempt(2).path.exists(), "it was launched again"
     (cost,) = [each for each in site.events() if (each.detail or {}).get("after") == "move"]
     assert (cost.detail or {})["mechanism"] == "in place"
-    end_all(site, "a")
-
-
-@pytest.mark.torch
-def test_without_a_free_slot_the_slow_worker_is_named_in_the_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site, options = begin(tmp_path, monkeypatch, 2, low=2, high=2, gpus=2)
-    said: list[str] = []
-
-    def is_named(log: RunLog) -> bool:
-        return "a" in log.jobs and bool(log.jobs["a"].stragglers)
-
-    run_and_follow(options, story((is_named, lambda: said.append(why(site)))))
-    assert "slow worker: n0/1 needs " in said[0]
-    warnings = [str((event.detail or {}).get("warning", "")) for event in site.events()]
-    assert sum(text.startswith("the worker on n0/1 has needed ") for text in warnings) == 1
-    assert site.story() == ["submit a", "start a 2"]
     end_all(site, "a")
