@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
 from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
-from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
+from pliant.tools.run.service.run import run_and_follow, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -84,28 +84,9 @@ def end_all(site: Site, *job_ids: str) -> None:
     run_and_follow(go_on(site), story((nobody_is_left(site), lambda: None)))
 
 
-def test_jobs_are_taken_up_run_and_ended_while_it_lives(site: Site) -> None:
+def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
+    """Whether they run, wait, or are still to come; others get their slots."""
     _, left_by = run_and_follow(
-        begin(site),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6, high=2)),
-            (trains("a"), lambda: ask(site, "b", samples=50, high=1)),
-            (phase("b", "finished"), lambda: cancel(site.state, ["a"])),
-            (nobody_is_left(site), lambda: None),
-        ),
-    )
-    assert left_by == signal.SIGTERM
-    assert site.story()[:5] == ["submit a", "start a 2", "submit b", "shrink a 1", "start b 1"]
-    assert site.of("b")[-1] == "finish b 0"
-    assert site.of("a")[-1] == "cancel a 0"
-    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it stopped by the protocol"
-    assert Spool(StateDir(site.state)).requests() == []
-
-
-def test_jobs_that_run_wait_or_are_to_come_can_be_cancelled_and_others_get_their_slots(
-    site: Site,
-) -> None:
-    run_and_follow(
         begin(site, "fifo"),
         story(
             (nothing, lambda: ask(site, "a", samples=1e6, gpus=2)),
@@ -117,12 +98,15 @@ def test_jobs_that_run_wait_or_are_to_come_can_be_cancelled_and_others_get_their
             (phase("d", "finished"), lambda: None),
         ),
     )
+    assert left_by == signal.SIGTERM
     assert site.of("b") == ["submit b", "cancel b 0"]
     assert site.of("c") == ["submit c", "cancel c 0"]
     assert in_order(["start a 2", "submit d", "cancel a 0", "start d 2", "finish d 0"], site.story())
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it stopped by the protocol"
+    assert Spool(StateDir(site.state)).requests() == []
 
 
-def test_jobs_train_on_when_it_leaves_and_the_next_one_takes_them_up_under_any_policy(site: Site) -> None:
+def test_jobs_train_on_without_a_loop_until_another_takes_them_up(site: Site) -> None:
     run_and_follow(
         begin(site),
         story((nothing, lambda: ask(site, "a", samples=1e6, high=2)), (trains("a"), lambda: None)),
@@ -139,79 +123,47 @@ def test_jobs_train_on_when_it_leaves_and_the_next_one_takes_them_up_under_any_p
     end_all(site, "a")
 
 
-def test_jobs_submitted_before_the_first_run_are_taken_up_and_one_too_large_is_rejected_alone(
-    site: Site,
-) -> None:
-    ask(site, "large", gpus=7)
-    ask(site, "a", samples=20)
-    run_and_follow(begin(site), story((phase("a", "finished"), lambda: None)))
-    assert site.of("large") == ["submit large", "reject large 0"]
-    assert site.log().jobs["large"].reason == 'job "large" needs 7 GPUs, the cluster has 2'
-    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
-
-
-def test_until_done_takes_up_submissions_and_ends_when_they_have_ended(site: Site) -> None:
+def test_until_done_takes_up_submissions_and_ends_after_them(site: Site) -> None:
     site.job("a", samples=1e6)
-    options = site.options("fifo")
-    steps: list[Step] = [
+    steps = [
         (trains("a"), lambda: ask(site, "b", samples=20)),
         (phase("b", "finished"), lambda: cancel(site.state, ["a"])),
     ]
-
-    def view(log: RunLog, now_s: float) -> None:
-        if steps and steps[0][0](log):
-            steps.pop(0)[1]()
-
-    log, stopped_by = run_until_done(options, view)
+    log, stopped_by = run_until_done(site.options("fifo"), story(*steps, (lambda log: False, lambda: None)))
     assert stopped_by is None
     assert {job_id: job.phase for job_id, job in log.jobs.items()} == {"a": "cancelled", "b": "finished"}
     assert left_running(site.folder) == []
 
 
-def test_one_reconciliation_records_requests_and_keeps_jobs_to_come_for_the_next(site: Site) -> None:
-    site.job("a", samples=1e6)
-    site.job("later", at=1e5)
-    run_once(site.options("fifo"))
-    assert list(site.log().jobs) == ["a"]
-    with pytest.raises(BadInputError, match="submitted"):
-        ask(site, "later")
-    cancel(site.state, ["a", "later"])
-    run_once(site.options("fifo"))
-    assert site.of("a")[-1] == "cancel a 0"
-    assert site.of("later") == ["submit later", "cancel later 0"]
-    assert left_running(site.folder) == []
-
-
-def test_rounds_go_on_while_there_are_jobs_and_rest_while_there_are_none(
+def test_rounds_go_on_while_there_are_jobs_and_rest_without(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Fifo, "default_interval_s", 0.02)
-    decisions, looks = [], []
+    decisions: list[int] = []
 
-    def count(log: RunLog) -> bool:
-        looks.append(sum(event.event == "decision" for event in site.events()))
-        return len(looks) >= 30
+    def decided(times: int) -> Callable[[RunLog], bool]:
+        """Whether so many decisions were made, or looked for, since the last step."""
 
-    def decided(log: RunLog) -> bool:
-        decisions.append(sum(event.event == "decision" for event in site.events()))
-        return decisions[-1] >= 8
+        def is_so(log: RunLog) -> bool:
+            decisions.append(sum(event.event == "decision" for event in site.events()))
+            return decisions[-1] >= times if times else len(decisions) >= 30
+
+        return is_so
 
     run_and_follow(
         begin(site, "fifo"),
         story(
             (nothing, lambda: ask(site, "a", samples=1e6)),
-            (decided, lambda: cancel(site.state, ["a"])),
-            (nobody_is_left(site), lambda: None),
-            (count, lambda: None),
+            (decided(8), lambda: cancel(site.state, ["a"])),
+            (nobody_is_left(site), decisions.clear),
+            (decided(0), lambda: None),
         ),
     )
     assert site.of("a") == ["submit a", "start a 1", "cancel a 0"]
-    assert looks[0] == looks[-1]
+    assert decisions[0] == decisions[-1]
 
 
-def test_a_new_state_directory_needs_a_cluster_and_one_that_holds_a_run_brings_its_own_inputs(
-    site: Site,
-) -> None:
+def test_a_run_is_begun_with_a_cluster_and_goes_on_with_its_own(site: Site) -> None:
     with pytest.raises(UsageError, match="holds no run: name its --cluster"):
         run_and_follow(RunOptions(site.state, question=Question("fifo")), story())
     assert not site.state.exists()
@@ -223,37 +175,22 @@ def test_a_new_state_directory_needs_a_cluster_and_one_that_holds_a_run_brings_i
 
 
 def test_a_loop_that_goes_on_passes_on_new_events_alone(site: Site) -> None:
-    heard: list[str] = []
+    passed: list[str] = []
 
-    def hear(events: Sequence[Event]) -> None:
-        heard.extend(f"{event.event} {event.job}" for event in events if event.job)
+    def sink(events: Sequence[Event]) -> None:
+        passed.extend(f"{event.event} {event.job}" for event in events if event.job)
 
-    run_and_follow(
-        begin(site, sinks=(hear,)),
-        story((nothing, lambda: ask(site, "a", samples=20)), (phase("a", "finished"), lambda: None)),
-    )
-    assert heard[:2] == ["submit a", "start a"]
-    heard.clear()
-    run_and_follow(
-        replace(go_on(site), sinks=(hear,)),
-        story((nothing, lambda: ask(site, "b", samples=20)), (phase("b", "finished"), lambda: None)),
-    )
-    assert heard[:2] == ["submit b", "start b"]
-    assert not [line for line in heard if line.endswith(" a")]
-    run_until_done(replace(go_on(site), sinks=(hear,)), lambda *_: None)
-    assert "submit a" in heard, "a report needs all of them"
-
-
-def fails_at(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
-    """Fifo raises an error at these calls of ``decide`` (from 0)."""
-    decide, count = Fifo.decide, itertools.count()
-
-    def maybe(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        if next(count) in calls:
-            raise KeyError("x")
-        return decide(self, snapshot, rng)
-
-    monkeypatch.setattr(Fifo, "decide", maybe)
+    for job_id, options in (("a", begin(site)), ("b", None)):
+        passed.clear()
+        steps = [
+            (nothing, lambda job_id=job_id: ask(site, job_id, samples=20)),
+            (phase(job_id, "finished"), lambda: None),
+        ]
+        run_and_follow(replace(options or go_on(site), sinks=(sink,)), story(*steps))
+        assert passed[:2] == [f"submit {job_id}", f"start {job_id}"]
+    assert not [line for line in passed if line.endswith(" a")]
+    run_until_done(replace(go_on(site), sinks=(sink,)), lambda *_: None)
+    assert "submit a" in passed, "a report needs all of them"
 
 
 def failed_decisions(site: Site) -> list[str]:
@@ -261,10 +198,17 @@ def failed_decisions(site: Site) -> list[str]:
     return [detail["error"] for detail in details if "error" in detail]
 
 
-def test_a_policy_that_fails_ends_no_service_and_is_asked_again_at_the_next_change(
+def test_a_policy_that_fails_is_asked_again_at_the_next_change(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fails_at(monkeypatch, 1)
+    decide, count = Fifo.decide, itertools.count()
+
+    def fails_once(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        if next(count) == 1:
+            raise KeyError("x")
+        return decide(self, snapshot, rng)
+
+    monkeypatch.setattr(Fifo, "decide", fails_once)
     run_and_follow(
         begin(site, "fifo"),
         story(
@@ -282,7 +226,7 @@ def test_a_policy_that_fails_ends_no_service_and_is_asked_again_at_the_next_chan
     end_all(site, "a")
 
 
-def test_a_policy_that_cannot_explain_itself_or_write_its_state_is_obeyed_all_the_same(
+def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Fifo, "explain", lambda self, snapshot: 1 / 0)
@@ -296,9 +240,7 @@ def test_a_policy_that_cannot_explain_itself_or_write_its_state_is_obeyed_all_th
     assert len({line for line in caplog.messages if "the schedule does without" in line}) == 2
 
 
-def test_what_a_decision_has_changed_that_came_to_nothing_is_put_back(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_failed_decision_has_changed_is_put_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy gives GPUs, then what it gave cannot be written down as a schedule."""
     broken = [True, True]
     given = Schedule.given
@@ -322,7 +264,7 @@ def test_what_a_decision_has_changed_that_came_to_nothing_is_put_back(
     assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
 
 
-def test_a_job_that_a_policy_turned_away_before_it_failed_is_out(
+def test_a_job_that_a_policy_rejected_before_it_failed_is_out(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It rejects a job, and gives another one GPUs that are not there."""
