@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import chain, repeat
 from pathlib import Path
 from signal import Signals
@@ -25,6 +25,7 @@ from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.tools.run.instant import UndyingBackend
 
+Poll = Callable[[Iterable[Handle]], Mapping[Handle, tuple[UnitStatus, ...]]]
 SHORT = Timeouts(abort_s=0.02, term_s=0.02, kill_s=0.02)
 
 
@@ -54,35 +55,36 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path, monkeypatch)
 
 
-def test_one_reconciliation_leaves_what_does_not_end_to_the_next_one(place: Place) -> None:
-    run_once(place.options)
-    place.cancel()
-    with pytest.raises(LockedError, match="job a: not as the schedule says"):
-        run_once(place.options)
-    place.backend.hangs = False
-    log, _ = run_once(place.options)
-    assert log.jobs["a"].phase == "cancelled"
-
-
-def test_what_is_condemned_and_cannot_be_looked_at_does_not_hold_the_lock_without_end(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_once(place.options)
-    poll = place.backend.poll
-    looks = chain([None, None, ZeroDivisionError()], repeat(UnreadableError("launch.json: cannot be read")))
+def failing(place: Place, *errors: Exception | None, last: Exception | None = None) -> Poll:
+    """Looks at jobs fail so, one after the other; all later ones as the last."""
+    poll, looks = place.backend.poll, chain(errors, repeat(last))
 
     def fail(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
         if (error := next(looks)) is not None:
             raise error
         return poll(handles)
 
+    return fail
+
+
+@pytest.mark.parametrize("can_be_looked_at", [True, False])
+def test_one_reconciliation_leaves_what_does_not_end_to_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch, can_be_looked_at: bool
+) -> None:
+    run_once(place.options)
     place.cancel()
+    unreadable = UnreadableError("launch.json: cannot be read")
     with monkeypatch.context() as patched:
-        patched.setattr(place.backend, "poll", fail)
-        with pytest.raises(LockedError, match="job a"):
+        if not can_be_looked_at:
+            poll = failing(place, None, None, ZeroDivisionError(), last=unreadable)
+            patched.setattr(place.backend, "poll", poll)
+        with pytest.raises(
+            LockedError, match="job a: not as the schedule says" if can_be_looked_at else "job a"
+        ):
             run_once(place.options)
     place.backend.hangs = False
-    run_once(place.options)
+    log, _ = run_once(place.options)
+    assert not can_be_looked_at or log.jobs["a"].phase == "cancelled"
 
 
 def test_after_a_second_signal_a_run_leaves_and_says_what_is_left(
@@ -100,24 +102,18 @@ def test_after_a_second_signal_a_run_leaves_and_says_what_is_left(
     assert log.jobs["a"].phase == "preempted"
 
 
-def test_an_interrupted_run_waits_for_the_end_of_a_job_that_it_could_not_take_up(
+def test_an_interrupted_run_waits_for_a_job_that_it_kills(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is being killed: until nothing of it is left, the run has not stopped all jobs."""
     run_once(place.options)
-    poll, interrupts = place.backend.poll, Interrupts()
-    looks = chain([ZeroDivisionError()], repeat(None))
-
-    def fail_once(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
-        if (error := next(looks)) is not None:
-            raise error
-        return poll(handles)
+    interrupts = Interrupts()
 
     def let_it_die() -> None:
         place.backend.hangs = False
 
     deeds = iter([lambda: interrupts.received.append(Signals.SIGINT), lambda: None, let_it_die])
-    monkeypatch.setattr(place.backend, "poll", fail_once)
+    monkeypatch.setattr(place.backend, "poll", failing(place, ZeroDivisionError()))
     monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
     log, stopped_by = run_until_done(
         RunOptions(place.dirs.path, timeouts=SHORT), lambda _log, _now_s: next(deeds, lambda: None)()
@@ -126,26 +122,8 @@ def test_an_interrupted_run_waits_for_the_end_of_a_job_that_it_could_not_take_up
     assert log.jobs["a"].reason == "cannot be taken up: internal error: ZeroDivisionError()"
 
 
-def test_nodes_are_given_back_once_no_job_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job that runs on would lose its node."""
-    released: list[bool] = []
-
-    def release(over: Container[str]) -> int:
-        released.append("a" in over)
-        return 0
-
-    monkeypatch.setattr(place.backend, "release", release)
-    run_once(place.options)
-    assert released == []
-    place.cancel()
-    place.backend.hangs = False
-    run_once(place.options)
-    assert released == [True]
-
-
-def test_nodes_are_given_back_on_demand_where_no_other_process_runs_the_jobs(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_are_given_back_once_no_job_is_there(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs on would lose its node. On demand it is so, too, if no other process runs the jobs."""
     over: list[bool] = []
 
     def release(jobs: Container[str]) -> int:
@@ -162,3 +140,7 @@ def test_nodes_are_given_back_on_demand_where_no_other_process_runs_the_jobs(
     assert over == []
     assert release_nodes(place.dirs.path) == 2
     assert over == [False], "the job runs: its node stays"
+    place.cancel()
+    place.backend.hangs = False
+    run_once(place.options)
+    assert over == [False, True]

@@ -123,7 +123,7 @@ def place(tmp_path: Path) -> Place:
 
 @settings(max_examples=examples(12))
 @given(data=st.data())
-def test_whatever_is_submitted_the_loop_lives_and_every_job_ends(
+def test_whatever_is_submitted_every_job_ends(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Before the first run nothing can be checked against the cluster; after it everything is."""
@@ -159,7 +159,7 @@ def test_whatever_is_submitted_the_loop_lives_and_every_job_ends(
         ({"seed": 2**64}, "/seed"),
     ],
 )
-def test_what_no_process_can_be_started_with_is_refused_by_the_schema(
+def test_what_no_process_can_have_is_refused_by_the_schema(
     place: Place, fields: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(BadInputError) as refused:
@@ -167,7 +167,22 @@ def test_what_no_process_can_be_started_with_is_refused_by_the_schema(
     assert said in str(refused.value)
 
 
-def test_a_removed_folder_ends_its_job_and_keeps_no_other_from_running_again(place: Place) -> None:
+@pytest.mark.parametrize("form", ["until done", "once"])
+def test_a_job_that_cannot_be_started_ends_with_the_reason(
+    place: Place, caplog: pytest.LogCaptureFixture, form: str
+) -> None:
+    caplog.set_level("DEBUG", "pliant")
+    for job_id in ("bug", "good"):
+        assert place.submit(job_id)
+    place.spoil("bug", "start", KeyError("n0/0"))
+    log = place.run() if form == "until done" else place.reconcile()
+    assert log.jobs["bug"].reason == "cannot be started: internal error: KeyError: 'n0/0'"
+    assert "in spring" in caplog.text, "the traceback"
+    good = "finished" if form == "until done" else "running"
+    assert (log.jobs["bug"].phase, log.jobs["good"].phase) == ("failed", good)
+
+
+def test_a_removed_folder_ends_its_job_and_others_run_later(place: Place) -> None:
     assert place.submit("gone")
     place.spoil("gone", "remove the folder", ERRORS[0])
     assert place.run().jobs["gone"].reason.startswith("cannot be started: no such folder: ")
@@ -177,50 +192,33 @@ def test_a_removed_folder_ends_its_job_and_keeps_no_other_from_running_again(pla
         place.give("a", work={"gpu_seconds": 5.0}, batch={"size": 1}, gpus={"requested": 2})
 
 
-def test_a_bug_in_the_work_for_one_job_is_named_and_its_traceback_is_kept_for_debugging(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG", "pliant")
-    assert place.submit("a")
+@pytest.mark.parametrize(
+    ("event", "detail", "ends"),
+    [
+        ("progress", '{"x": NaN}', False),  # no log can hold it
+        *(("epoch", f'{{"epoch": {n}}}', True) for n in ('"x"', "null", "-1", "[1]", "1.5", "1" + 400 * "0")),
+    ],
+)
+def test_odd_reports_end_at_most_their_own_job(place: Place, event: str, detail: str, ends: bool) -> None:
+    size = {"elastic": "size", "gpus": {"requested": 1, "min": 1, "max": 1}}
+    assert place.submit("a", **size, **({"work": None} if ends else {}))
     assert place.submit("good")
-    place.spoil("a", "start", KeyError("n0/0"))
-    log = place.run()
-    assert log.jobs["a"].reason == "cannot be started: internal error: KeyError: 'n0/0'"
-    assert log.jobs["good"].phase == "finished"
-    assert "in spring" in caplog.text, "the traceback"
-
-
-def reports(place: Place, event: str, **fields: Any) -> None:
-    """Submit a job whose script reports this, and a good one."""
-    assert place.submit("a", elastic="size", gpus={"requested": 1, "min": 1, "max": 1}, **fields)
-    assert place.submit("good")
-    files = place.dirs.job("a").attempt(1)
-    line = f'{{"time": 2e9, "job": "a", "samples_done": 1.0, {event}}}\n'
+    line = {"time": 2e9, "job": "a", "samples_done": 1.0, "event": event}
+    text = json.dumps(line)[:-1] + f', "detail": {detail}}}\n'
+    progress = place.dirs.job("a").attempt(1).progress
 
     def report() -> None:
-        files.progress.write_text('{"schema": "pliant.event/1"}\n' + line)
+        progress.write_text('{"schema": "pliant.event/1"}\n' + text)
 
     place.traps["start", "a"] = report
-
-
-def test_what_a_script_reports_and_no_log_can_hold_is_its_own_end(place: Place) -> None:
-    reports(place, '"event": "progress", "detail": {"x": NaN}')
-    log = place.run()
-    assert log.jobs["a"].ended
+    log = place.run("ones" if ends else "fair-share")
     assert log.jobs["good"].phase == "finished"
+    assert log.jobs["a"].phase == "finished" if ends else log.jobs["a"].ended
+    assert not ends or any(each.event == "epoch" for each in read_events(place.dirs.events))
     place.run()
 
 
-@pytest.mark.parametrize("number", ['"x"', "null", "-1", "[1]", "1.5", "1" + 400 * "0"])
-def test_epochs_that_a_script_numbers_oddly_end_neither_it_nor_the_loop(place: Place, number: str) -> None:
-    reports(place, f'"event": "epoch", "detail": {{"epoch": {number}}}', work=None)
-    log = place.run("ones")
-    assert [log.jobs[name].phase for name in ("a", "good")] == ["finished", "finished"]
-    assert any(event.event == "epoch" for event in read_events(place.dirs.path / "events.jsonl"))
-    place.run()
-
-
-def test_an_error_that_passes_is_waited_for_where_a_job_trains(place: Place) -> None:
+def test_an_error_that_passes_is_waited_for_as_a_job_trains(place: Place) -> None:
     looks = iter([None, *[OSError(errno.EMFILE, "Too many open files")] * 3])
 
     def shortage() -> None:
@@ -257,9 +255,7 @@ def test_a_shortage_of_open_files_does_not_end_a_run(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_disk_that_is_full_for_all_is_no_fault_of_a_job(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_no_fault_of_a_job(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(folder: Path) -> None:
         raise ServiceMissingError(f"{folder}: cannot be written: no space left on device")
 
@@ -271,12 +267,3 @@ def test_a_disk_that_is_full_for_all_is_no_fault_of_a_job(
             place.run()
     assert not read_log(place.dirs.path).jobs["a"].ended
     assert "No space left" in place.run().jobs["a"].reason
-
-
-def test_one_reconciliation_outlives_a_job_that_cannot_be_started(place: Place) -> None:
-    for job_id in ("a", "good"):
-        assert place.submit(job_id)
-    place.spoil("a", "start", ValueError("embedded null byte"))
-    log = place.reconcile()
-    assert log.jobs["a"].reason == "cannot be started: internal error: ValueError: embedded null byte"
-    assert (log.jobs["a"].phase, log.jobs["good"].phase) == ("failed", "running")

@@ -1,29 +1,45 @@
-"""What the owner of a state directory orders while jobs run, wait, or nobody runs anything."""
+"""Orders about jobs and nodes, and jobs that wait for others: in the loop, between runs, and from cron."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 
 import pytest
 
+from pliant.cli.status import Form, status
 from pliant.schemas.cluster import UserLimit
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.io import read_schedule, write_cluster, write_schedule
+from pliant.schemas.io import write_cluster, write_schedule
+from pliant.schemas.job import Awaited
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
-from pliant.tools.run.service.submit import cancel, order_jobs
+from pliant.tools.run.service.submit import order_jobs, order_nodes, submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.watch.job_status import status_of
-from pliant.tools.run.watch.status import Watcher, decide_between_runs
+from pliant.tools.run.watch.job_status import status_of, statuses
+from pliant.tools.run.watch.status import Watcher, closed_lines, decide_between_runs
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
+from tests.tools.run.scripts import EXIT
 from tests.tools.run.site import Site, in_order
 from tests.tools.run.test_follow import ask, begin, end_all, go_on, nothing, phase, story, trains
 
 pytestmark = pytest.mark.usefixtures("plain_python")
+
+
+@pytest.fixture
+def two_nodes(site: Site) -> Site:
+    """Each has two slots."""
+    return with_cluster(site, 2, 2)
+
+
+def with_cluster(site: Site, *slots: int, **more: object) -> Site:
+    site.cluster = cluster(*slots, slots="cpu").model_copy(update=more)
+    write_cluster(site.cluster, site.folder / "cluster.json")
+    return site
 
 
 def state_of(site: Site, job_id: str) -> tuple[str, str]:
@@ -34,30 +50,48 @@ def state_of(site: Site, job_id: str) -> tuple[str, str]:
     return job.state, job.why
 
 
-def spool(site: Site) -> Spool:
-    return Spool(StateDir(site.state))
+def requests(site: Site) -> list[object]:
+    return [*Spool(StateDir(site.state)).requests()]
 
 
-def test_a_running_job_that_is_held_keeps_its_work_and_goes_on_once_it_is_released(site: Site) -> None:
+def decided(site: Site) -> str:
+    """The first half of the cron line, ``pliant schedule --state``; the path of what it decides."""
+    path, nodes = site.folder / "decided.json", str(site.folder / "cluster.json")
+    write_schedule(decide_between_runs(str(site.state), Question("fifo"), cluster=nodes), path)
+    return str(path)
+
+
+def cron(site: Site, schedule: str = "", **more: object) -> None:
+    """The cron line, or its second half with a schedule."""
+    run_once(replace(go_on(site), schedule=schedule or decided(site), **more))
+
+
+def placement(site: Site, job_id: str) -> dict[str, int]:
+    return dict(site.log().jobs[job_id].placement)
+
+
+def test_a_held_job_saves_and_goes_on_once_it_is_released(site: Site) -> None:
+    """A run until all is done waits for it."""
     seen: list[tuple[str, str]] = []
     saved: list[float] = []
 
-    def look(log: RunLog) -> bool:
+    def is_idle(log: RunLog) -> bool:
         return phase("b", "finished")(log) and left_running(site.folder) == []
 
-    def note() -> None:
+    def release() -> None:
         seen.append(state_of(site, "a"))
         saved.append(float((site.state / "jobs" / "a" / "saved-0").read_text()))
         order_jobs(site.state, "release", ["a"])
 
-    run_and_follow(
-        begin(site, "fifo"),
+    site.job("a", samples=3000, gpus=2)
+    log, _ = run_until_done(
+        site.options("fifo"),
         story(
-            (nothing, lambda: ask(site, "a", samples=3000, gpus=2)),
             (trains("a"), lambda: ask(site, "b", samples=20, gpus=2)),
             (phase("b", "waiting"), lambda: order_jobs(site.state, "hold", ["a"])),
-            (look, note),
-            (phase("a", "finished"), lambda: None),
+            *[(is_idle, lambda: None)] * 5,
+            (is_idle, release),
+            (lambda log: False, lambda: None),
         ),
     )
     assert in_order(
@@ -65,80 +99,33 @@ def test_a_running_job_that_is_held_keeps_its_work_and_goes_on_once_it_is_releas
         site.story(),
     )
     ((state, why),) = seen
-    assert state == "held"
-    assert why.startswith("held by ")
+    assert (state, why[:8]) == ("held", "held by ")
     assert " since " in why
     assert 0 < saved[0] < 3000, "it stopped by the protocol"
-    assert site.log().jobs["a"].samples_done == 3000
-    assert spool(site).requests() == []
+    assert log.jobs["a"].samples_done == 3000
+    assert requests(site) == []
 
 
-def test_a_job_that_is_held_has_no_share(site: Site) -> None:
-    run_and_follow(
-        begin(site),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6, low=1, high=2)),
-            (trains("a"), lambda: ask(site, "b", samples=1e6, low=1, high=2)),
-            (lambda log: "b" in log.jobs, lambda: order_jobs(site.state, "hold", ["a"])),
-            (lambda log: log.jobs["b"].gpus == 2, lambda: None),
-        ),
-    )
-    assert site.log().jobs["a"].gpus == 0
-    decided = decide_between_runs(str(site.state), Question("fair-share"))
-    assert [verdict.reason for verdict in decided.waiting if verdict.job == "a"] == [
-        f"held by {(site.log().jobs['a'].held or ('',))[0]}"
-    ]
-    end_all(site, "a", "b")
-
-
-def test_until_done_waits_for_jobs_that_are_held(site: Site) -> None:
-    site.job("a", samples=2000)
-    site.job("b", samples=20)
-    options = site.options("fifo")
-    (site.state).mkdir(mode=0o700)
-    write_schedule(read_schedule(options.schedule or ""), site.state / "schedule.json")
-    order_jobs(site.state, "hold", ["a"])
-    (site.state / "schedule.json").unlink()
-    turns = 0
-
-    def view(log: RunLog, now_s: float) -> None:
-        nonlocal turns
-        turns += phase("b", "finished")(log) and not left_running(site.folder)
-        if turns == 5:
-            order_jobs(site.state, "release", ["a"])
-
-    log, _ = run_until_done(options, view)
-    assert {job_id: job.phase for job_id, job in log.jobs.items()} == {"a": "finished", "b": "finished"}
-    assert turns >= 5
-
-
-def test_an_order_waits_in_the_spool_where_nobody_runs_the_directory(site: Site) -> None:
+def test_an_order_waits_in_the_spool_for_the_next_run(site: Site) -> None:
     with pytest.raises(UsageError, match="no state directory"):
         order_jobs(site.state, "hold", ["a"])
-    ask(site, "a", samples=20)
-    ask(site, "b", samples=20)
+    for job_id in "abc":
+        ask(site, job_id, samples=20)
     order_jobs(site.state, "hold", ["a"])
     (path,) = StateDir(site.state).spool.glob("*.order.json")
     assert path.stat().st_mode & 0o777 == 0o600
     assert "has ordered to hold it" in state_of(site, "a")[1]
-    run_and_follow(begin(site, "fifo"), story((phase("b", "finished"), lambda: None)))
+    run_and_follow(begin(site, "fifo"), story((phase("c", "finished"), lambda: None)))
     assert site.of("a") == ["submit a", "hold a"]
     assert state_of(site, "a")[0] == "held"
     order_jobs(site.state, "release", ["a"])
     assert state_of(site, "a")[1].endswith("has ordered to release it")
     run_and_follow(go_on(site), story((phase("a", "finished"), lambda: None)))
     assert site.of("a")[1:] == ["hold a", "unhold a", "start a 1", "finish a 0"]
-    with pytest.raises(UsageError, match="has no job c, d: nothing was ordered"):
-        order_jobs(site.state, "hold", ["b", "c", "d"])
+    with pytest.raises(UsageError, match="has no job d, e: nothing was ordered"):
+        order_jobs(site.state, "hold", ["b", "d", "e"])
     assert order_jobs(site.state, "hold", ["a"]) == ["a"]
-    assert spool(site).requests() == [], "a job that has ended stays as it is"
-
-
-def cron(site: Site) -> None:
-    """``pliant schedule --state | pliant run --state``."""
-    nodes, path = str(site.folder / "cluster.json"), site.folder / "decided.json"
-    write_schedule(decide_between_runs(str(site.state), Question("fifo"), cluster=nodes), path)
-    run_once(replace(go_on(site), schedule=str(path)))
+    assert requests(site) == [], "a job that has ended stays as it is"
 
 
 def test_cron_sees_orders_before_the_run_writes_them_down(site: Site) -> None:
@@ -147,77 +134,25 @@ def test_cron_sees_orders_before_the_run_writes_them_down(site: Site) -> None:
     order_jobs(site.state, "priority", ["b"], priority=1.0)
     cron(site)
     assert in_order(["submit a", "submit b", "priority b", "start b 2"], site.story())
+    assert site.log().jobs["b"].job.priority == 1.0
     order_jobs(site.state, "hold", ["b"])
     cron(site)
     assert (site.log().jobs["a"].phase, site.log().jobs["b"].phase) == ("running", "preempted")
     end_all(site, "a", "b")
 
 
-def test_a_schedule_that_was_made_before_a_job_was_held_does_not_start_it(site: Site) -> None:
-    site.job("a", samples=1e6)
-    options = site.options("fifo")
-    site.state.mkdir(mode=0o700)
-    write_schedule(read_schedule(options.schedule or ""), site.state / "schedule.json")
-    order_jobs(site.state, "hold", ["a"])
-    run_once(options)  # the job arrives with this schedule, the order waited for it
-    run_once(options)
-    assert site.log().jobs["a"].gpus == 0
-    assert left_running(site.folder) == []
-
-
-def test_an_order_is_executed_once_wherever_a_run_is_killed(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class KilledError(BaseException):
-        pass
-
-    def killed(*_: object) -> None:
-        raise KilledError
-
-    ask(site, "a", samples=1e6)
-    run_and_follow(begin(site, "fifo"), story((trains("a"), lambda: None)))
-    for action in ("hold", "release", "hold"):
-        order_jobs(site.state, action, ["a"])
-    settled = Spool.settle
-    monkeypatch.setattr(Spool, "settle", lambda self, log, *more: killed() if log.executed else None)
-    with pytest.raises(KilledError):
-        run_and_follow(go_on(site), lambda log, now_s: None)
-    monkeypatch.setattr(Spool, "settle", settled)
-    assert len(spool(site).requests()) == 3, "all is in the log, and the files are still there"
-    order_jobs(site.state, "release", ["a"])
-    run_and_follow(go_on(site), story((lambda log: log.jobs["a"].held is None, lambda: None)))
-    assert [line for line in site.of("a") if "hold" in line] == [
-        *("hold a", "unhold a", "hold a", "unhold a"),
-    ]
-    assert spool(site).requests() == []
-    end_all(site, "a")
-
-
-def test_a_cancelled_job_takes_its_orders_with_it(site: Site) -> None:
-    ask(site, "a", samples=20)
-    order_jobs(site.state, "hold", ["a"])
-    cancel(site.state, ["a"])
-    assert [request for request in spool(site).requests() if request.order] == []
-    ask(site, "a", samples=20)
-    run_and_follow(begin(site, "fifo"), story((phase("a", "finished"), lambda: None)))
-    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
-
-
-def test_an_order_about_a_job_that_the_log_has_lost_is_dropped(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_order_about_a_lost_job_is_dropped(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     ask(site, "a", samples=20)
     order_jobs(site.state, "hold", ["a"])
     (submission,) = StateDir(site.state).spool.glob("*.jobs.jsonl")
     submission.unlink()
-    ask(site, "b", samples=20)
-    run_and_follow(begin(site, "fifo"), story((phase("b", "finished"), lambda: None)))
+    run_and_follow(begin(site, "fifo"), story())
     assert "there is no job a any more" in caplog.text
-    assert spool(site).requests() == []
+    assert requests(site) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_nobody_else_orders_anything(site: Site) -> None:
+def test_another_user_orders_nothing(site: Site) -> None:
     ask(site, "a", samples=20)
     os.chown(site.state, 12345, 12345)
     with pytest.raises(UsageError, match="belongs to"):
@@ -225,39 +160,147 @@ def test_nobody_else_orders_anything(site: Site) -> None:
     os.chown(site.state, 0, 0)
 
 
-def test_a_job_that_is_given_a_higher_priority_overtakes_and_the_log_keeps_it(site: Site) -> None:
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6, gpus=2)),
-            (trains("a"), lambda: ask(site, "b", samples=20, gpus=2)),
-            (phase("b", "waiting"), lambda: ask(site, "c", samples=20, gpus=2)),
-            (phase("c", "waiting"), lambda: order_jobs(site.state, "priority", ["c"], priority=2.0)),
-            (lambda log: log.jobs["c"].job.priority == 2.0, lambda: cancel(site.state, ["a"])),
-            (phase("b", "finished"), lambda: None),
-        ),
-    )
-    assert in_order(["priority c", "cancel a 0", "start c 2", "finish c 0", "start b 2"], site.story())
-    found = decide_between_runs(str(site.state), Question("fifo"))
-    assert found.jobs == ()
-    assert status_of(Watcher(site.state).look(), "c", 0.0).log.job.priority == 2.0  # type: ignore[union-attr]
-
-
-def test_a_job_beyond_the_limit_of_its_user_says_so_and_starts_when_another_one_has_ended(site: Site) -> None:
-    nodes = cluster(4, slots="cpu").model_copy(update={"user_limits": {"alice": UserLimit(gpus=2)}})
-    write_cluster(nodes, site.folder / "cluster.json")
+def test_a_job_beyond_the_limit_of_its_user_waits_or_is_refused(site: Site) -> None:
+    with_cluster(site, 4, user_limits={"alice": UserLimit(gpus=2)})
     why: list[str] = []
     run_and_follow(
         begin(site, "fifo"),
         story(
             (nothing, lambda: ask(site, "a", samples=1e6, gpus=2, user="alice")),
             (trains("a"), lambda: ask(site, "b", samples=20, user="alice")),
-            (phase("b", "waiting"), lambda: ask(site, "c", samples=20, gpus=2, user="bob")),
-            (phase("c", "finished"), lambda: why.append(state_of(site, "b")[1])),
-            (nothing, lambda: cancel(site.state, ["a"])),
-            (phase("b", "finished"), lambda: None),
+            (phase("b", "waiting"), lambda: why.append(state_of(site, "b")[1])),
         ),
     )
     assert why == ["beyond the limit of user alice: 2 GPUs"]
     with pytest.raises(BadInputError, match='requests 3 GPUs, user "alice" may hold 2'):
         ask(site, "d", gpus=3, user="alice")
+    end_all(site, "a")
+
+
+def test_no_job_comes_to_a_drained_node_until_it_is_resumed(
+    two_nodes: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site, lines = two_nodes, []
+
+    def look() -> None:
+        found = Watcher(site.state).look()
+        lines.extend(closed_lines(found, found.log.last_s))
+        status(state=site.state, format=Form.json)
+        order_nodes(site.state, "resume", ["n0"])
+
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1500, gpus=2)),
+            (trains("a"), lambda: order_nodes(site.state, "drain", ["n0"], reason="fans")),
+            (lambda log: "n0" in log.drained, lambda: ask(site, "b", samples=1e6, gpus=2)),
+            (trains("b"), lambda: ask(site, "c", samples=20, gpus=2)),
+            (phase("a", "finished"), look),
+            (phase("c", "finished"), lambda: None),
+        ),
+    )
+    assert placement(site, "b") == {"n1": 2}
+    assert site.of("a") == ["submit a", "start a 2", "finish a 0"], "it was not disturbed"
+    assert in_order(["drain None", "finish a 0", "undrain None", "start c 2"], site.story())
+    (line,) = lines
+    assert line.startswith("node n0 is drained by ")
+    assert line.endswith(": fans")
+    (drained,) = json.loads(capsys.readouterr().out)["drained_nodes"]
+    assert (drained["node"], drained["reason"], drained["now"], drained["jobs"]) == ("n0", "fans", False, [])
+    end_all(site, "b")
+
+
+def test_a_drain_outlives_a_restart_and_holds_for_cron(two_nodes: Site) -> None:
+    site = two_nodes
+    run_and_follow(
+        begin(site, "fifo"),
+        story((nothing, lambda: ask(site, "a", samples=1e6, gpus=2)), (trains("a"), lambda: None)),
+    )
+    ask(site, "b", samples=1e6, gpus=2)
+    before = decided(site)
+    order_nodes(site.state, "drain", ["n1"])
+    cron(site, before)
+    assert placement(site, "b") == {}, "the schedule is older than the drain"
+    cron(site)
+    assert placement(site, "b") == {}
+    order_nodes(site.state, "resume", ["n1"])
+    run_and_follow(go_on(site), story((trains("b"), lambda: None)))
+    assert placement(site, "b") == {"n1": 2}
+    end_all(site, "a", "b")
+
+
+def test_unknown_nodes_are_refused_and_others_wait_in_the_spool(two_nodes: Site) -> None:
+    site = two_nodes
+    ask(site, "a", samples=20)
+    with pytest.raises(UsageError, match="no run has begun there, so its nodes are not known"):
+        order_nodes(site.state, "drain", ["n0"])
+    run_and_follow(begin(site, "fifo"), story((phase("a", "finished"), lambda: None)))
+    with pytest.raises(UsageError, match="has no node n7; it has: n0, n1"):
+        order_nodes(site.state, "drain", ["n0", "n7"])
+    assert requests(site) == []
+    ask(site, "n0", samples=20)
+    order_jobs(site.state, "hold", ["n0"])  # a job of the same name
+    order_nodes(site.state, "resume", ["n0"])
+    order_nodes(site.state, "drain", ["n1"])
+    found = Watcher(site.state).look()
+    assert [line.partition(" ")[2] for line in closed_lines(found, 0.0)] == [
+        *("has ordered to resume node n0", "has ordered to drain node n1"),
+    ]
+    (waiting,) = (each for each in statuses(found, found.log.last_s) if each.id == "n0")
+    assert waiting.why.endswith("has ordered to hold it")
+    one_node = decide_between_runs(str(site.state), Question("fifo"))
+    write_schedule(one_node.model_copy(update={"cluster": cluster(2, slots="cpu")}), site.folder / "one.json")
+    cron(site, str(site.folder / "one.json"))
+    assert list(site.log().drained) == ["n1"], "also where the next schedule is of other nodes"
+
+
+def ask_for(site: Site, *given: tuple[str, dict[str, object]]) -> None:
+    site.jobs.clear()
+    jobs = [site.job(job_id, **{"samples": 20, **more}) for job_id, more in given]  # type: ignore[arg-type]
+    submit(site.state, jobs, "jobs", folder=site.folder, now_s=0.0)
+
+
+def after(**jobs: Awaited) -> dict[str, object]:
+    return {"after": dict(jobs)}
+
+
+def test_cron_starts_jobs_after_others_or_cancels_them(site: Site) -> None:
+    """Each call knows from the log alone what they wait for."""
+    jobs = [("b", after(a="ok")), ("c", after(b="ok")), ("d", after(a="any")), ("e", after(d="any"))]
+    ask_for(site, ("a", {"text": EXIT}), *jobs)
+    while not site.log().jobs.get("e") or site.log().jobs["e"].phase != "finished":
+        cron(site, retries=0)
+    assert in_order(["submit b", "fail a 0", "cancel b 0", "start d 1", "start e 1"], site.story())
+    ended = {job_id: (job.phase, job.reason) for job_id, job in site.log().jobs.items()}
+    assert ended["b"] == ("cancelled", "was to start after job a, which failed")
+    assert ended["c"] == ("cancelled", "was to start after job b, which was cancelled")
+    assert state_of(site, "b") == ended["b"]
+
+
+def test_jobs_of_an_array_run_one_by_one_and_know_their_number(site: Site) -> None:
+    text = "import os; open('said-' + os.environ['PLIANT_ARRAY_INDEX'], 'w').close()"
+    place = {"name": "s", "limit": 1}
+    options = begin(site, "fifo")
+    ask_for(site, *((f"s-{n}", {"text": text, "array": {**place, "index": n}}) for n in (3, 4)))
+    steps = ((phase(job_id, "finished"), lambda: None) for job_id in ("s-3", "s-4"))
+    run_and_follow(options, story(*steps))
+    holding: set[str | None] = set()
+    for event in site.events():
+        if event.gpus is not None:
+            (holding.add if event.gpus else holding.discard)(event.job)
+        assert len(holding) < 2
+    assert sorted(path.name for path in site.folder.glob("said-*")) == ["said-3", "said-4"]
+
+
+def test_a_job_that_is_submitted_on_hold_waits_for_its_release(site: Site) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def release() -> None:
+        seen.append(state_of(site, "a"))
+        order_jobs(site.state, "release", ["a"])
+
+    options = begin(site, "fifo")
+    ask_for(site, ("a", {"hold": True, "user": "ann"}), ("b", {}))
+    run_and_follow(options, story((phase("b", "finished"), release), (phase("a", "finished"), lambda: None)))
+    ((state, why),) = seen
+    assert (state, why.partition(" since")[0]) == ("held", "held by ann")
