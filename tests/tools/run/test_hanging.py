@@ -74,6 +74,7 @@ def test_one_reconciliation_leaves_what_does_not_end_to_the_next(
     run_once(place.options)
     place.cancel()
     unreadable = UnreadableError("launch.json: cannot be read")
+    said = "job a: not as the schedule says" if can_be_looked_at else "job a"
     with monkeypatch.context() as patched:
         if not can_be_looked_at:
             poll = failing(place, None, None, ZeroDivisionError(), last=unreadable)
