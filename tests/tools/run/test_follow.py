@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -198,34 +197,6 @@ def failed_decisions(site: Site) -> list[str]:
     return [detail["error"] for detail in details if "error" in detail]
 
 
-def test_a_policy_that_fails_is_asked_again_at_the_next_change(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    decide, count = Fifo.decide, itertools.count()
-
-    def fails_once(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        if next(count) == 1:
-            raise KeyError("x")
-        return decide(self, snapshot, rng)
-
-    monkeypatch.setattr(Fifo, "decide", fails_once)
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6)),
-            (trains("a"), lambda: ask(site, "b")),
-            (lambda log: bool(failed_decisions(site)), lambda: None),
-            (phase("b", "waiting"), lambda: ask(site, "c")),
-            (phase("b", "finished"), lambda: None),
-            (phase("c", "finished"), lambda: None),
-        ),
-    )
-    assert site.of("a") == ["submit a", "start a 1"], "it trained on all the time"
-    assert failed_decisions(site) == ["policy \"fifo\": KeyError: 'x'"]
-    assert caplog.text.count("KeyError: 'x'; what runs goes on as it is") == 1
-    end_all(site, "a")
-
-
 def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -293,3 +264,35 @@ def test_a_job_that_a_policy_rejected_before_it_failed_is_out(
     assert site.of("long") == ["submit long", "start long 1"]
     monkeypatch.setattr(Fifo, "decide", decide)
     end_all(site, "long", "b")
+
+
+def test_a_plan_of_slots_admits_jobs_or_rejects_them(site: Site) -> None:
+    """What the policy says of them is in the log and in the schedule."""
+    in_time = {"shape": "sigmoid", "value": 9.0, "decay": 0.01, "target": 60.0}
+    plans: list[str] = []
+
+    def note() -> None:
+        schedule = read_schedule(site.state / "schedule.json")
+        plans.extend(given.reason for given in schedule.allocations if given.job == "long")
+        ask(site, "late", samples=1e5, high=2, utility=in_time)
+
+    run_and_follow(
+        replace(begin(site), question=Question("oasis", {"slot_seconds": 1.0})),
+        story(
+            (nothing, lambda: ask(site, "a", samples=20, high=2, utility=in_time)),
+            (phase("a", "finished"), lambda: ask(site, "long", samples=1e6, high=2)),
+            (trains("long"), note),
+            (phase("late", "rejected"), lambda: cancel(site.state, ["long"])),
+            (nobody_is_left(site), lambda: None),
+        ),
+    )
+    assert (site.of("a")[0], site.of("a")[-1]) == ("submit a", "finish a 0")
+    details = [event.detail or {} for event in site.events()]
+    admissions = [each["admissions"] for each in details if "admissions" in each]
+    (admitted,) = [each["a"] for each in admissions if "a" in each]
+    assert (admitted["admitted"], admitted["payoff"] > 0) == (True, True)
+    assert [event.detail for event in site.events() if event.event == "reject"] == [
+        {"reason": "does not end within the 100 slots of 1 s ahead", "admission": {"admitted": False}}
+    ]
+    assert plans
+    assert all("worker" in plan and "ends within" in plan for plan in plans), plans

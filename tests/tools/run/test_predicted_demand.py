@@ -21,16 +21,12 @@ def silent(log: RunLog, now_s: float) -> None:
     pass
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    """Jobs of two to four epochs of 50 samples on one slot, of which none states its work."""
-    found = Site(tmp_path, slots=1)
+def test_a_run_learns_from_reported_epochs_and_keeps_it(tmp_path: Path) -> None:
+    """Jobs of two to four epochs of 50 samples on one slot state no work; the last one comes later."""
+    site = Site(tmp_path, slots=1)
     for number in range(6):
-        found.job(f"j{number}", "--epoch", 50, samples=100.0 + 50 * (number % 3), work=None)
-    return found
-
-
-def test_a_run_learns_from_the_epochs_that_its_jobs_report_and_keeps_it_when_it_goes_on(site: Site) -> None:
+        site.job(f"j{number}", "--epoch", 50, samples=100.0 + 50 * (number % 3), work=None)
+    site.job("late", samples=50.0, at=0.3, priority=1.0)
     schedule = site.schedule("srtf", demand="predicted")
     run_until_done(RunOptions(site.state, schedule, timeouts=QUICK), silent)
     assert len(ended_jobs(site.events())) == 6
@@ -41,20 +37,11 @@ def test_a_run_learns_from_the_epochs_that_its_jobs_report_and_keeps_it_when_it_
     rows = kept.forecast.predictor.rows
     assert {row[4] for row in rows} == {0.5}, "the metric that the scripts report"
     assert all(row[3] is not None and 0 < row[3] < 1 for row in rows), "their losses, against the first one"
+    run = read_run(site.state / "events.jsonl")
+    assert run.info.demand == "predicted"
+    noted = [detail["forecasts"] for event in site.events() if "forecasts" in (detail := event.detail or {})]
+    for band in (band for bands in noted for band in bands.values()):
+        assert 0 <= band["low"] <= band["mean"] <= band["high"] <= 1
+    assert sum(len(job.forecasts) for job in run.jobs) == sum(map(len, noted))
     run_until_done(RunOptions(site.state, timeouts=QUICK), silent)
     assert read_schedule(site.state / "schedule.json").forecast == kept.forecast
-
-
-def test_the_log_of_a_run_says_that_work_was_predicted_and_what_was(site: Site) -> None:
-    site.job("late", samples=50.0, at=0.3, priority=1.0)
-    schedule = site.schedule("srtf", demand="predicted")
-    run_until_done(RunOptions(site.state, schedule, timeouts=QUICK), silent)
-    found = read_run(site.state / "events.jsonl")
-    assert found.info.demand == "predicted"
-    noted = [event for event in site.events() if "forecasts" in (event.detail or {})]
-    for event in noted:
-        for band in (event.detail or {})["forecasts"].values():
-            assert 0 <= band["low"] <= band["mean"] <= band["high"] <= 1
-    assert sum(len(job.forecasts) for job in found.jobs) == sum(
-        len((event.detail or {})["forecasts"]) for event in noted
-    )

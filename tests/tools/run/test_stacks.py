@@ -26,13 +26,17 @@ from tests.cli.calling import call
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import PlainBackend
 from tests.tools.run.site import Site, until
-from tests.tools.run.test_standing_still import PRESENT
 
-WATCHED = PRESENT.replace(
-    "while True:\n    if worker == 0:",
-    """
+WATCHED = """
+import json, os, pathlib, time
 from pliant.tools.run.elastic.stacks import StackWatch
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.presence import Presence
 
+job, worker = JobDir(pathlib.Path(os.environ["PLIANT_JOB_DIR"])), int(os.environ["PLIANT_WORKER"])
+attempt = job.attempt(1)
+Presence(attempt.presence(worker)).begin()
+attempt.progress.touch()
 StackWatch(attempt, worker, held_s=0.5 if worker == 1 else 600.0).begin()
 
 def reads_data():
@@ -48,8 +52,15 @@ if worker == 1 and HOW == "held":
 if worker != 0:
     reads_data()
 while True:
-    if worker == 0:""",
-)
+    plan = json.loads(job.plan.read_text())
+    for member in plan["members"]:
+        while not attempt.presence(member["worker"]).exists():
+            time.sleep(0.01)
+    (attempt.path / "reached.new").write_text(f"{plan['generation']}\\n")
+    (attempt.path / "reached.new").replace(attempt.reached)
+    time.sleep(0.05)
+"""
+"""Trains nothing, and is present as an elastic worker is; the first one says what generation trains."""
 
 
 @pytest.fixture
@@ -78,20 +89,24 @@ def test_workers_at_one_place_are_one_group_and_programs_get_each(site: Site) ->
     assert document["workers"][1]["threads"][0]["frames"][0]["function"] == "reads_data"
 
 
-def test_a_worker_that_stands_still_is_ended_and_its_stacks_are_kept(
+def test_calls_from_cron_replace_a_worker_that_stands_still(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Each remembers nothing of the one before. The stacks of the worker are kept."""
     site.job("a", text=f"HOW = 'held'\n{WATCHED}", gpus=2, high=2)
     attempt = StateDir(site.state).job("a").attempt(1)
     run_once(site.options())
     until(lambda: attempt.reached.exists() and read_dump(attempt, 1))
     run_once(site.options())
+    assert attempt.reached.read_text() == "1\n", "all live: nothing is changed"
     os.utime(attempt.presence(1), (1.0, 1.0))  # a minute goes by
     run_once(site.options())
     kept = "stacks: jobs/a/attempts/1/logs/stacks.log"
     assert f"the workers on n0/1 stand still: killed; its {kept}" in caplog.text
     assert "holds_the_interpreter" in attempt.kept_stacks.read_text()
     assert "holds_the_interpreter" in call("log", "a", "--state", str(site.state)).stdout
+    until(lambda: attempt.reached.read_text() == "3\n")
+    assert attempt.presence(2).exists(), "one plan without it, one with another in its place"
 
 
 FAKE = """#!/bin/sh

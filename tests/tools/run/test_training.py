@@ -117,7 +117,9 @@ def in_place(site: Site, job_id: str, count: int) -> Callable[[RunLog], bool]:
     return lambda _: [each.get("mechanism") for each in details(site, job_id)].count("in place") == count
 
 
-def test_a_job_grows_and_leaves_a_drained_node_as_it_trains(site: Site) -> None:
+def test_a_job_grows_and_leaves_a_drained_node_as_it_trains(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     """The other one ends at its target; that its keeper stood still meanwhile costs it nothing."""
     site.cluster = cluster(1, 1, slots="cpu")
     site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2)
@@ -154,6 +156,8 @@ def test_a_job_grows_and_leaves_a_drained_node_as_it_trains(site: Site) -> None:
     ]
     assert {name: job.samples_done for name, job in log.jobs.items()} == {"long": 24 * 64, "early": 4 * 64}
     assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
+    assert not any("lost" in each for each in details(site, "long")), "no change was taken for a death"
+    assert "lost" not in caplog.text
     epochs = {name: [e for e in site.events() if (e.event, e.job) == ("epoch", name)] for name in log.jobs}
     losses = [event.loss or 0.0 for event in epochs["long"]]
     assert len(losses) == 24
