@@ -149,12 +149,6 @@ def test_jobs_outlive_a_killed_loop_and_the_next_one_goes_on(site: Site) -> None
     assert left_running(site.folder) == []
 
 
-def test_a_loop_that_cannot_begin_in_the_background_says_why(site: Site) -> None:
-    done = call(site, *PLIANT, "run", "--follow", "--state", site.state, "--detach", "--policy", "fifo")
-    assert done.returncode == 2
-    assert "name its --cluster to begin one" in done.stderr
-
-
 def test_cron_begins_with_submissions_alone(site: Site) -> None:
     """One of them is cancelled between the decision and the first run."""
     site.job("a", samples=20, high=1)

@@ -14,14 +14,16 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.io import read_events
-from pliant.tools.run.service.loop import RunOptions
+from pliant.tools.profile.torchrun.start import kill, strays
 from pliant.tools.run.service.run import run_once, run_until_done
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
+from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.watch.output import job_output
 from tests.builders import job
 from tests.cli.calling import call
 from tests.leftovers import started
 from tests.tools.run.conftest import left_running
-from tests.tools.run.site import PLIANT, QUICK, Site, environment, until
+from tests.tools.run.site import PLIANT, Site, environment, until
 
 
 def runs(site: Site, schedule: str, **pipes: Any) -> Any:
@@ -95,27 +97,6 @@ def test_a_signal_stops_jobs_and_no_other_run_is_let_in_before(site: Site) -> No
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
 
 
-@pytest.mark.usefixtures("plain_python")
-def test_workers_outlive_a_killed_run_and_the_next_takes_them_over(site: Site) -> None:
-    """One of them trains on, another one has ended by then, and a third job was still to come."""
-    site.job("a", "--gate", site.gate, samples=1500, high=1)
-    site.job("b", samples=50, high=1, at=1.0)
-    site.job("c", samples=300, high=1)
-    with runs(site, site.schedule()) as run:
-        until(lambda: training(site) and site.log().jobs["c"].samples_done)
-        run.kill()
-        run.communicate()
-    until((site.state / "jobs/c/attempts/1/exit-0").exists)
-    site.gate.touch()
-    log, _ = run_until_done(RunOptions(site.state, timeouts=QUICK), lambda _log, _now_s: None)
-    assert {name: job.samples_done for name, job in log.jobs.items()} == {"a": 1500, "b": 50, "c": 300}
-    for name in "abc":
-        assert site.of(name) == [f"submit {name}", f"start {name} 1", f"finish {name} 0"]
-    progress = [event for event in site.events() if (event.event, event.job) == ("progress", "a")]
-    seen = [event.samples_done for event in progress]
-    assert seen == [10.0 * count for count in range(1, len(seen) + 1)]
-
-
 @pytest.mark.parametrize("ends", ["the reader leaves", "the disk is full"])
 def test_a_run_goes_on_where_its_output_cannot_be_written(site: Site, ends: str) -> None:
     """The standard error has no reader in the second case."""
@@ -133,3 +114,63 @@ def test_a_run_goes_on_where_its_output_cannot_be_written(site: Site, ends: str)
             run = stack.enter_context(runs(site, site.schedule("fifo"), stdout=full, stderr=closed))
         assert run.wait() == 0
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
+
+
+REMOVES = """
+import os, shutil, sys
+shutil.rmtree(os.environ["PLIANT_JOB_DIR"])
+sys.exit(int(sys.argv[1]))
+"""
+
+
+NO_OUTCOME = 'the script ended without an outcome: use the elastic library, or set "elastic" to "none"'
+
+
+@pytest.mark.parametrize(
+    ("code", "elastic", "phase", "reason"),
+    [
+        (0, "none", "finished", ""),
+        (3, "none", "failed", "exit code 3; its folder was removed while it ran"),
+        (0, "size", "failed", f"{NO_OUTCOME}; its folder was removed while it ran"),
+    ],
+)
+def test_a_job_that_removes_its_own_folder_ends_as_far_as_known(
+    site: Site, code: int, elastic: str, phase: str, reason: str
+) -> None:
+    site.job("a", code, text=REMOVES, elastic=elastic)
+    log, _ = run_until_done(site.options("fifo", retries=0), lambda _log, _now_s: None)
+    assert site.of("a")[:2] == ["submit a", "start a 1"]
+    assert (log.jobs["a"].phase, log.jobs["a"].reason) == (phase, reason)
+
+
+STAYS = """
+import os, shutil, sys, time
+while not os.path.exists(sys.argv[2]):  # else a start might end halfway, with its record gone
+    time.sleep(0.01)
+shutil.rmtree(os.environ["PLIANT_JOB_DIR"])
+with open(sys.argv[1], "a") as began:
+    began.write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+
+
+def test_a_launcher_that_finds_no_folder_ends_what_runs_first(site: Site) -> None:
+    """Each call from cron is a launcher that knows of the first one by its processes alone."""
+    began, may_go = site.folder / "began", site.folder / "started"
+    site.job("a", began, may_go, text=STAYS, elastic="none")
+    mark = ENV_JOB_DIR, str(StateDir(site.state.resolve()).job("a").path)
+
+    def pids() -> list[int]:
+        return [int(line) for line in began.read_text().split()] if began.exists() else []
+
+    try:
+        for count in (1, 2):
+            may_go.unlink(missing_ok=True)
+            run_once(site.options("fifo"))
+            may_go.touch()
+            until(lambda count=count: len(pids()) == count)
+        running = {process.pid for process in strays(mark)} & {*pids()}
+        assert running == {pids()[-1]}
+    finally:
+        kill(strays(mark))
+        until(lambda: not list(strays(mark)))

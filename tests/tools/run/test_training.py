@@ -13,17 +13,22 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from pliant.schemas.io import read_schedule
+from pliant.tools.profile.predictor import ended_jobs
+from pliant.tools.run.service.commands import read_plan
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.run import run_until_done
-from pliant.tools.run.service.submit import order_nodes
+from pliant.tools.run.service.run import run_and_follow, run_until_done
+from pliant.tools.run.service.submit import order_nodes, submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import read_log
 from pliant.tools.run.watch.job_page import history
+from pliant.tools.schedule.decide import Question
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order
-from tests.tools.run.test_follow import Step, story, trains
+from tests.tools.run.test_follow import Step, phase, story, trains
 
 pytestmark = pytest.mark.torch
 
@@ -270,3 +275,59 @@ def test_scripts_run_as_without_pliant_and_failures_say_why(site: Site) -> None:
     assert {path: mode for path, mode in modes.items() if mode not in ((True, 0o700), (False, 0o600))} == {}
     own = {path.name: stat.S_IMODE(path.stat().st_mode) for path in site.folder.glob("*.mine")}
     assert own == {"elastic.py.mine": 0o644, "several.py.mine": 0o644}
+
+
+ENDS_ONCE_GROWN = """
+import time, torch
+from pliant.tools.run import elastic
+
+def workers():
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+job = elastic.init(batch_size=8)
+x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+model = torch.nn.Linear(4, 1)
+stopping = elastic.EarlyStopping(target=2.0)
+job.register(stopping=stopping)
+model, optimizer, loader = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), data)
+for epoch in job.epochs(100000):
+    for inputs, wanted in loader:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), wanted)
+        loss.backward()
+        optimizer.step()
+        job.log(loss=loss)
+        time.sleep(0.03 if workers() == 1 else 0)
+    job.log(metric=workers())
+    if stopping.reached(workers()):
+        break
+"""
+
+
+def test_a_job_without_work_grows_by_its_epochs_and_ends_itself(site: Site) -> None:
+    batch = {"size": 8, "min": 8, "max": 16, "per_gpu_max": 8}
+    spec = site.job("a", text=ENDS_ONCE_GROWN, work=None, elastic="size+batch", batch=batch, high=2)
+    submit(site.state, [spec], "jobs", folder=site.folder, now_s=0.0)
+    options = RunOptions(site.state, question=Question("ones"), cluster=str(site.folder / "cluster.json"))
+    run_and_follow(options, story((phase("a", "finished", "failed"), lambda: None)))
+    assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
+    changes = {each.event: each for each in site.events() if each.event in ("start", "grow")}
+    assert [changes[name].global_batch for name in ("start", "grow")] == [8, 16]
+    job = StateDir(site.state).job("a")
+    assert not job.attempt(2).path.exists(), "it was launched again"
+    assert "in place" in [(each.detail or {}).get("mechanism") for each in site.events()]
+
+    epochs = [each for each in site.events() if each.event == "epoch"]
+    assert [each.metric for each in epochs] == [1.0] * (len(epochs) - 1) + [2.0], "it ended when it had grown"
+    assert all(each.loss is not None for each in epochs[:-1])
+    assert epochs[-1].samples_done == 64 * len(epochs)
+
+    (learned,) = ended_jobs(site.events())
+    assert learned.total_samples == 64 * len(epochs)
+    kept = read_schedule(site.state / "schedule.json").forecast
+    assert kept is not None
+    assert kept.predictor.jobs == 1
+    plan = read_plan(job)
+    assert plan is not None
+    assert plan.lr_scale == 2.0, "the learning rate follows the batch"
