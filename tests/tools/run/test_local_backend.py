@@ -134,34 +134,18 @@ def test_what_cannot_be_started_has_exit_code_127_and_says_why(
     assert "no-such-program: cannot be started in /: No such file or directory" in site.said()
 
 
-@pytest.mark.parametrize("which", ["the keeper", "what it started"])
-def test_a_stopped_launcher_is_woken_once_its_worker_has_ended(site: Site, which: str) -> None:
+def test_a_stopped_launcher_is_woken_once_its_worker_has_ended(site: Site) -> None:
     """SIGSTOP hit it; it would never say how its worker ended."""
     site.start(LAUNCHES_ONE)
     site.is_up()
-    keeper = site.keeper()
-    stopped = keeper if which == "the keeper" else keeper.children()[0]
-    worker = keeper.children()[0].children()[0]
-    stopped.suspend()
-    until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+    (launcher,) = site.keeper().children()
+    (worker,) = launcher.children()
+    launcher.suspend()
+    until(lambda: launcher.status() == psutil.STATUS_STOPPED)
     assert site.poll() == (RUNNING,)
-    assert stopped.status() == psutil.STATUS_STOPPED, "its worker runs: it may have been stopped on purpose"
+    assert launcher.status() == psutil.STATUS_STOPPED, "its worker runs: it may have been stopped on purpose"
     worker.kill()
     assert site.ended() == (UnitStatus("exited", 256 - signal.SIGKILL),)
-
-
-@needs_process_tree
-def test_a_stopped_keeper_is_woken_though_a_daemon_lives(site: Site, tmp_path: Path) -> None:
-    """The daemon became a child of the keeper: the command was its first."""
-    path = tmp_path / "daemon"
-    site.start(DAEMON.replace("PATH", repr(str(path))) + "import time; time.sleep(600)")
-    site.is_up()
-    keeper = site.keeper()
-    until(lambda: len(keeper.children()) == 2)
-    command = next(child for child in keeper.children() if child.pid != int(path.read_text()))
-    keeper.suspend()
-    command.kill()
-    assert site.ended() == (UnitStatus("exited", -signal.SIGKILL),)
 
 
 @needs_process_tree
@@ -206,18 +190,28 @@ print("up", flush=True)
 
 
 @needs_process_tree
-@pytest.mark.parametrize("end", ["by itself", "by a kill"])
-def test_a_daemon_with_no_environment_does_not_outlive_its_job(site: Site, tmp_path: Path, end: str) -> None:
+@pytest.mark.parametrize("end", ["by itself", "by a kill", "under a stopped keeper"])
+def test_a_daemon_without_its_environment_does_not_outlive_its_job(
+    site: Site, tmp_path: Path, end: str
+) -> None:
+    """The daemon becomes a child of the keeper, which is woken once the command has ended, its first one."""
     path = tmp_path / "daemon"
     wait = "" if end == "by itself" else "import time; time.sleep(600)"
     site.start(DAEMON.replace("PATH", repr(str(path))) + wait)
     site.is_up()
     daemon = int(path.read_text())
-    if end == "by a kill":
+    if end == "by itself":
+        assert site.ended() == (UnitStatus("exited", 0),)
+    elif end == "by a kill":
         assert psutil.pid_exists(daemon)
         site.kill()
     else:
-        assert site.ended() == (UnitStatus("exited", 0),)
+        keeper = site.keeper()
+        until(lambda: len(keeper.children()) == 2)
+        (command,) = (child for child in keeper.children() if child.pid != daemon)
+        keeper.suspend()
+        command.kill()
+        assert site.ended() == (UnitStatus("exited", -signal.SIGKILL),)
     until(lambda: not psutil.pid_exists(daemon) or psutil.Process(daemon).status() == psutil.STATUS_ZOMBIE)
 
 
@@ -328,13 +322,8 @@ def test_a_recycled_pid_is_left_alone(site: Site, lie: str) -> None:
 
 def test_cpu_slots_are_those_of_the_cluster_file(tmp_path: Path) -> None:
     nodes = LocalBackend(cluster(2, 3, slots="cpu"), tmp_path).nodes()
-    assert [(node.name, node.gpus, node.up, node.devices) for node in nodes] == [
-        ("n0", 2, True, None),
-        ("n1", 3, True, None),
-    ]
-
-
-def test_a_backend_that_is_not_there_is_a_missing_service(tmp_path: Path) -> None:
+    slots = [(node.name, node.gpus, node.up, node.devices) for node in nodes]
+    assert slots == [("n0", 2, True, None), ("n1", 3, True, None)]
     with pytest.raises(ServiceMissingError, match='no backend "pbs": use local, slurm'):
         open_backend("pbs", cluster(1), StateDir(tmp_path))
 
