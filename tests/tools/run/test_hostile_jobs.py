@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import chain, repeat
 from pathlib import Path
+from signal import Signals
 from typing import Any
 from unittest import mock
 
@@ -12,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.errors import BadInputError, LockedError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import files
 from pliant.schemas.io import (
     read_cluster,
@@ -22,21 +25,24 @@ from pliant.schemas.io import (
     write_cluster,
     write_schedule,
 )
+from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
-from pliant.tools.run.service.run import run_once, run_until_done
+from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.service.run import Interrupts, release_nodes, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir import failures
 from pliant.tools.run.statedir import state as state_module
+from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.statedir.state import read_log
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.decide import Question, decide
-from tests.builders import cluster
+from tests.builders import cluster, job
 from tests.effort import examples
 from tests.tools.run.hostile import HOSTILE
-from tests.tools.run.instant import Trap, in_the_way, opens, raises
+from tests.tools.run.instant import Trap, UndyingBackend, in_the_way, opens, raises
 
 WAYS = ["", "remove the folder", "a file in the way", "start", "poll", "stop"]
 ERRORS = [
@@ -267,3 +273,123 @@ def test_a_full_disk_is_no_fault_of_a_job(place: Place, monkeypatch: pytest.Monk
             place.run()
     assert not read_log(place.dirs.path).jobs["a"].ended
     assert "No space left" in place.run().jobs["a"].reason
+
+
+Poll = Callable[[Iterable[Handle]], Mapping[Handle, tuple[UnitStatus, ...]]]
+SHORT = Timeouts(abort_s=0.02, term_s=0.02, kill_s=0.02)
+
+
+class Undying:
+    """A schedule with one job, and processes that hang."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        nodes = cluster(2, slots="cpu")
+        self.backend = UndyingBackend(nodes)
+        self.dirs = StateDir(folder / "state")
+        spec = job("a", command=("train.py",), work={"samples": 1.0}, batch=8)
+        schedule = folder / "schedule.json"
+        write_schedule(decide([spec], nodes, None, Question("fifo")), schedule)
+        self.options = RunOptions(self.dirs.path, str(schedule), timeouts=SHORT)
+        patch.setattr(runner, "open_backend", lambda *_about: self.backend)
+        patch.setattr(runner, "POLL_S", 0.001)
+        patch.setattr(runner, "GRACE_S", 0.05)
+
+    def cancel(self) -> None:
+        spool = Spool(self.dirs)
+        with spool.locked():
+            spool.ask_to_cancel(["a"])
+
+
+@pytest.fixture
+def undying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Undying:
+    return Undying(tmp_path, monkeypatch)
+
+
+def failing(undying: Undying, *errors: Exception | None, last: Exception | None = None) -> Poll:
+    """Looks at jobs fail so, one after the other; all later ones as the last."""
+    poll, looks = undying.backend.poll, chain(errors, repeat(last))
+
+    def fail(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        if (error := next(looks)) is not None:
+            raise error
+        return poll(handles)
+
+    return fail
+
+
+@pytest.mark.parametrize("can_be_looked_at", [True, False])
+def test_one_reconciliation_leaves_what_does_not_end_to_the_next(
+    undying: Undying, monkeypatch: pytest.MonkeyPatch, can_be_looked_at: bool
+) -> None:
+    run_once(undying.options)
+    undying.cancel()
+    unreadable = UnreadableError("launch.json: cannot be read")
+    said = "job a: not as the schedule says" if can_be_looked_at else "job a"
+    with monkeypatch.context() as patched:
+        if not can_be_looked_at:
+            poll = failing(undying, None, None, ZeroDivisionError(), last=unreadable)
+            patched.setattr(undying.backend, "poll", poll)
+        with pytest.raises(LockedError, match=said):
+            run_once(undying.options)
+    undying.backend.hangs = False
+    log, _ = run_once(undying.options)
+    assert not can_be_looked_at or log.jobs["a"].phase == "cancelled"
+
+
+def test_after_a_second_signal_a_run_leaves_and_says_what_is_left(
+    undying: Undying, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupts = Interrupts()
+    monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
+
+    def interrupt(_log: RunLog, _now_s: float) -> None:
+        interrupts.received.append(Signals.SIGTERM)
+
+    log, stopped_by = run_until_done(undying.options, interrupt)
+    assert stopped_by == Signals.SIGTERM
+    assert "killed, and not gone after 0 s: a" in caplog.text
+    assert log.jobs["a"].phase == "preempted"
+
+
+def test_an_interrupted_run_waits_for_a_job_that_it_kills(
+    undying: Undying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is being killed: until nothing of it is left, the run has not stopped all jobs."""
+    run_once(undying.options)
+    interrupts = Interrupts()
+
+    def let_it_die() -> None:
+        undying.backend.hangs = False
+
+    deeds = iter([lambda: interrupts.received.append(Signals.SIGINT), lambda: None, let_it_die])
+    monkeypatch.setattr(undying.backend, "poll", failing(undying, ZeroDivisionError()))
+    monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
+    log, stopped_by = run_until_done(
+        RunOptions(undying.dirs.path, timeouts=SHORT), lambda _log, _now_s: next(deeds, lambda: None)()
+    )
+    assert (stopped_by, undying.backend.hangs) == (Signals.SIGINT, False)
+    assert log.jobs["a"].reason == "cannot be taken up: internal error: ZeroDivisionError()"
+
+
+def test_nodes_are_given_back_once_no_job_is_there(undying: Undying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs on would lose its node. On demand it is so, too, if no other process runs the jobs."""
+    over: list[bool] = []
+
+    def release(jobs: Container[str]) -> int:
+        over.append("a" in jobs)
+        return 2
+
+    monkeypatch.setattr(undying.backend, "release", release)
+    with pytest.raises(UsageError, match="holds no run"):
+        release_nodes(undying.dirs.path)
+    assert not undying.dirs.path.exists()
+    run_once(undying.options)
+    with State(undying.dirs.path), pytest.raises(LockedError):
+        release_nodes(undying.dirs.path)
+    assert over == []
+    assert release_nodes(undying.dirs.path) == 2
+    assert over == [False], "the job runs: its node stays"
+    undying.cancel()
+    undying.backend.hangs = False
+    run_once(undying.options)
+    assert over == [False, True]

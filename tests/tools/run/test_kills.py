@@ -1,28 +1,35 @@
-"""``kill -9`` between any two steps: what was acknowledged is done, once, and nothing else is."""
+"""``pliant run`` as a process: ``kill -9`` between two steps, cron, pipes, signals and exit codes.
+
+What was acknowledged is done, once, and nothing else is.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.io import write_cluster, write_jobs, write_schedule
+from pliant.schemas.io import read_events, write_cluster, write_jobs, write_schedule
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir, holder_of
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.watch.job_status import statuses
+from pliant.tools.run.watch.output import job_output
 from pliant.tools.run.watch.status import Watcher, decide_between_runs, run_line
 from pliant.tools.schedule.decide import Question
-from tests.builders import cluster
+from tests.builders import cluster, job
+from tests.cli.calling import call as in_process
 from tests.leftovers import started
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import PLIANT, QUICK, Site, call, environment, until
@@ -187,3 +194,86 @@ def test_cron_begins_with_nothing_and_sees_what_is_asked_for(site: Site) -> None
     until(lambda: left_running(site.folder) == [])
     turn(site)
     assert phases(site) == {"a": "cancelled", "b": "cancelled", "c": "finished"}
+
+
+def runs(site: Site, schedule: str, **pipes: Any) -> Any:
+    """``pliant run --until-done`` as a process, within a block."""
+    words = [*PLIANT, "run", schedule, "--until-done", "--state", str(site.state)]
+    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return started(words, cwd=site.folder, env=environment(), text=True, **{**silent, **pipes})
+
+
+def test_a_schedule_comes_through_a_pipe_and_events_go_on(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site.folder)
+    site.job("a", samples=50)
+    schedule = Path(site.schedule("fifo")).read_bytes()
+    done = in_process("run", "--until-done", stdin=schedule)
+    assert done.exit_code == 0, done.stderr
+    piped = tmp_path / "piped.jsonl"
+    piped.write_text(done.stdout)
+    state = site.folder / "pliant-state"
+    assert read_events(piped) == read_events(state / "events.jsonl")
+    assert "state directory: pliant-state" in done.stderr
+    assert "finished" in done.stderr
+    output = b"".join(job_output(state, "a")).decode().splitlines()
+    assert output == ["==> jobs/a/attempts/1/logs/launcher-0.log", "hello from rank"]
+    again = in_process("run", "--until-done", "--quiet", stdin=schedule)
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert (site.folder / "pliant-state-2" / "events.jsonl").exists()
+
+
+def test_failed_jobs_are_named_once_and_the_exit_code_is_5(site: Site) -> None:
+    site.job("a", "--crash-at", 10, samples=20)
+    options = site.options("fifo", retries=0)
+    assert run_once(options)[1] == []
+    until(lambda: left_running(site.folder) == [])
+    done = in_process("run", str(options.schedule), "--state", str(site.state), "--retries", "0")
+    assert done.exit_code == 5
+    assert "pliant: job a failed: rank 0 crashed: as told" in done.stderr
+    assert "1 of 1 job failed; its output: pliant log a --state" in done.stderr
+    assert run_once(options)[1] == []
+
+
+def test_wrong_input_makes_no_state_directory(site: Site) -> None:
+    site.jobs.append(job("a", work={"samples": 5}))
+    with pytest.raises(BadInputError, match='job "a" has no command'):
+        run_until_done(site.options("fifo"), lambda _log, _now_s: None)
+    assert in_process("run", "--until-done", "--detach", "--state", str(site.state)).exit_code == 2
+    assert not site.state.exists()
+
+
+def test_a_signal_stops_jobs_and_no_other_run_is_let_in_before(site: Site) -> None:
+    site.job("a", samples=1e6)
+    schedule = site.schedule("fifo")
+    with runs(site, schedule) as run:
+        until(lambda: trained(site, "a"))
+        second = in_process("run", schedule, "--state", str(site.state))
+        assert second.exit_code == 75
+        assert f"in use by process {run.pid}: try again later" in second.stderr
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate()
+    assert run.returncode == 130
+    assert f"go on with: pliant run --until-done --state {site.state}" in errors
+    assert left_running(site.folder) == []
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
+
+
+@pytest.mark.parametrize("ends", ["the reader leaves", "the disk is full"])
+def test_a_run_goes_on_where_its_output_cannot_be_written(site: Site, ends: str) -> None:
+    """The standard error has no reader in the second case."""
+    site.job("a", samples=200)
+    with ExitStack() as stack:
+        if ends == "the reader leaves":
+            run = stack.enter_context(runs(site, site.schedule("fifo"), stdout=subprocess.PIPE))
+            assert json.loads(run.stdout.readline())["schema"] == "pliant.event/1"
+            run.stdout.close()
+        else:
+            reader, writer = os.pipe()
+            os.close(reader)
+            full = stack.enter_context(Path("/dev/full").open("wb"))
+            closed = stack.enter_context(os.fdopen(writer, "wb"))
+            run = stack.enter_context(runs(site, site.schedule("fifo"), stdout=full, stderr=closed))
+        assert run.wait() == 0
+    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]

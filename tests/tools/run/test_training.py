@@ -15,11 +15,13 @@ import pytest
 
 from pliant.schemas.io import read_schedule
 from pliant.tools.profile.predictor import ended_jobs
+from pliant.tools.profile.torchrun.start import kill, strays
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.run import run_and_follow, run_until_done
+from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
 from pliant.tools.run.service.submit import order_nodes, submit
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import read_log
@@ -27,7 +29,7 @@ from pliant.tools.run.watch.job_page import history
 from pliant.tools.schedule.decide import Question
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
-from tests.tools.run.site import Site, in_order
+from tests.tools.run.site import Site, in_order, until
 from tests.tools.run.test_follow import Step, phase, story, trains
 
 pytestmark = pytest.mark.torch
@@ -331,3 +333,63 @@ def test_a_job_without_work_grows_by_its_epochs_and_ends_itself(site: Site) -> N
     plan = read_plan(job)
     assert plan is not None
     assert plan.lr_scale == 2.0, "the learning rate follows the batch"
+
+
+REMOVES = """
+import os, shutil, sys
+shutil.rmtree(os.environ["PLIANT_JOB_DIR"])
+sys.exit(int(sys.argv[1]))
+"""
+
+
+NO_OUTCOME = 'the script ended without an outcome: use the elastic library, or set "elastic" to "none"'
+
+
+@pytest.mark.parametrize(
+    ("code", "elastic", "phase", "reason"),
+    [
+        (0, "none", "finished", ""),
+        (3, "none", "failed", "exit code 3; its folder was removed while it ran"),
+        (0, "size", "failed", f"{NO_OUTCOME}; its folder was removed while it ran"),
+    ],
+)
+def test_a_job_that_removes_its_own_folder_ends_as_far_as_known(
+    site: Site, code: int, elastic: str, phase: str, reason: str
+) -> None:
+    site.job("a", code, text=REMOVES, elastic=elastic)
+    log, _ = run_until_done(site.options("fifo", retries=0), lambda _log, _now_s: None)
+    assert site.of("a")[:2] == ["submit a", "start a 1"]
+    assert (log.jobs["a"].phase, log.jobs["a"].reason) == (phase, reason)
+
+
+STAYS = """
+import os, shutil, sys, time
+while not os.path.exists(sys.argv[2]):  # else a start might end halfway, with its record gone
+    time.sleep(0.01)
+shutil.rmtree(os.environ["PLIANT_JOB_DIR"])
+with open(sys.argv[1], "a") as began:
+    began.write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+
+
+def test_a_launcher_that_finds_no_folder_ends_what_runs_first(site: Site) -> None:
+    """Each call from cron is a launcher that knows of the first one by its processes alone."""
+    began, may_go = site.folder / "began", site.folder / "started"
+    site.job("a", began, may_go, text=STAYS, elastic="none")
+    mark = ENV_JOB_DIR, str(StateDir(site.state.resolve()).job("a").path)
+
+    def pids() -> list[int]:
+        return [int(line) for line in began.read_text().split()] if began.exists() else []
+
+    try:
+        for count in (1, 2):
+            may_go.unlink(missing_ok=True)
+            run_once(site.options("fifo"))
+            may_go.touch()
+            until(lambda count=count: len(pids()) == count)
+        running = {process.pid for process in strays(mark)} & {*pids()}
+        assert running == {pids()[-1]}
+    finally:
+        kill(strays(mark))
+        until(lambda: not list(strays(mark)))
