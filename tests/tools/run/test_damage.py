@@ -123,9 +123,7 @@ def repaired(capsys: pytest.CaptureFixture[str]) -> Repaired:
     return said_of
 
 
-def test_a_damaged_line_stops_every_command_with_one_line(
-    state: StateDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_line_stops_every_command(state: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
     lines = lines_of(state)
     lines[4] = flip(lines[4], 20, 1)
     state.events.write_bytes(b"".join(lines))
@@ -136,9 +134,7 @@ def test_a_damaged_line_stops_every_command_with_one_line(
         assert capsys.readouterr() == ("", said), name
 
 
-def test_a_file_that_lacks_a_line_is_neither_valid_nor_reported(
-    state: StateDir, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_without_a_line_is_not_valid(state: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
     ask: Callable[..., None] = report
     assert run_command(lambda: validate([str(state.events)])) == 0
     lines = lines_of(state)
@@ -171,9 +167,7 @@ def mutations(data: bytes, rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_change_of_a_log_goes_unseen_or_breaks_a_command(
-    seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_change_of_a_log_goes_unseen(seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     story, rng = Story(seed), random.Random(seed)
     events = story.go_on(30)
     state = story.write(tmp_path / "state")
@@ -216,7 +210,7 @@ def test_a_repair_drops_the_damaged_line_and_keeps_a_copy(state: StateDir, repai
     assert [path.name for path in state.path.glob("*.damaged-*")] == [copy.name]
 
 
-def test_after_a_repair_the_snapshot_is_one_of_the_log(
+def test_a_repair_fits_the_snapshot(
     state: StateDir, repaired: Repaired, caplog: pytest.LogCaptureFixture
 ) -> None:
     with State(state.path) as written:
@@ -228,9 +222,7 @@ def test_after_a_repair_the_snapshot_is_one_of_the_log(
     assert caplog.text == ""
 
 
-def test_a_lost_submission_is_named_and_its_id_is_not_given_away(
-    state: StateDir, repaired: Repaired, tmp_path: Path
-) -> None:
+def test_the_id_of_a_lost_submission_stays_taken(state: StateDir, repaired: Repaired, tmp_path: Path) -> None:
     lost = next(event.job for event in read_events(state.events) if event.event == "start")
     assert lost is not None
     damage(state, lambda event: event.event == "submit" and event.job == lost)
@@ -268,7 +260,7 @@ def test_a_lost_first_event_is_replaced_from_the_schedule(state: StateDir, repai
     assert (again.policy, again.cluster) == (info.policy, info.cluster)
 
 
-def test_slots_are_out_of_service_after_a_repair_as_the_rest_says(tmp_path: Path, repaired: Repaired) -> None:
+def test_slots_after_a_repair_are_as_the_other_lines_say(tmp_path: Path, repaired: Repaired) -> None:
     """A job loses a slot that is then out of service, gets it back, and another job gets the rest."""
     story = Story(1)
     now_s, on, slot = story.now_s, ("n0", 4), {"slot": "n0/3"}
@@ -324,9 +316,7 @@ def test_a_log_of_the_version_before_gets_checksums_from_then_on(state: StateDir
 
 
 @pytest.mark.parametrize("wrong", ["start", "run"])
-def test_an_event_that_makes_no_sense_is_bad_input_and_no_bug(
-    state: StateDir, repaired: Repaired, wrong: str
-) -> None:
+def test_an_event_that_makes_no_sense_is_bad_input(state: StateDir, repaired: Repaired, wrong: str) -> None:
     """As a log without checksums may hold them."""
     events = [*read_events(state.events)]
     at = 0 if wrong == "run" else next(at for at, event in enumerate(events) if event.event == "start")

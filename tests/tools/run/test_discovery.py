@@ -92,9 +92,7 @@ def test_a_machine_has_its_cores_within_limits_of_cgroups(
     assert found.memory == memory if memory else found.memory > 0
 
 
-def test_each_processor_is_a_core_if_the_system_says_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_is_a_core_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3, 9})
     assert this_machine(tmp_path).cores == 2
 

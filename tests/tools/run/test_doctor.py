@@ -167,9 +167,7 @@ def open_to_others(state: Path) -> None:
         (open_to_others, "others may write in it"),
     ],
 )
-def test_an_unusable_directory_is_a_problem_and_stays_as_it_is(
-    happens: Callable[[Path], None], said: str, state: Path
-) -> None:
+def test_an_unusable_directory_is_a_problem(happens: Callable[[Path], None], said: str, state: Path) -> None:
     happens(state)
     mode = state.stat().st_mode
     (text,) = not_ok(examine(state))
@@ -240,9 +238,7 @@ def test_gpus_of_the_cluster_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -
     assert second.startswith("problem: cluster: /nodes: 2 GPUs on the local backend, this machine has 1")
 
 
-def test_gpus_that_are_lost_in_use_or_without_cuda_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_lost_in_use_or_without_cuda_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "live"
     monkeypatch.setattr(doctor, "version", lambda _name: "2.13.0+cpu")
     ours = {"PLIANT_JOB_DIR": str(own / "jobs/a"), "PATH": os.environ["PATH"]}

@@ -108,7 +108,7 @@ def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
     assert Spool(StateDir(site.state)).requests() == []
 
 
-def test_jobs_train_on_without_a_loop_until_another_takes_them_up(site: Site) -> None:
+def test_jobs_train_on_until_the_next_loop_takes_them_up(site: Site) -> None:
     run_and_follow(
         begin(site),
         story((nothing, lambda: ask(site, "a", samples=1e6, high=2)), (trains("a"), lambda: None)),
@@ -137,9 +137,7 @@ def test_until_done_takes_up_submissions_and_ends_after_them(site: Site) -> None
     assert left_running(site.folder) == []
 
 
-def test_rounds_go_on_while_there_are_jobs_and_rest_without(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_go_on_while_there_are_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fifo, "default_interval_s", 0.02)
     decisions: list[int] = []
 
@@ -238,9 +236,7 @@ def test_what_a_failed_decision_has_changed_is_put_back(site: Site, monkeypatch:
     assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
 
 
-def test_a_job_that_a_policy_rejected_before_it_failed_is_out(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_a_failing_policy_rejects_is_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """It rejects a job, and gives another one GPUs that are not there."""
     decide = Fifo.decide
 

@@ -129,9 +129,7 @@ def place(tmp_path: Path) -> Place:
 
 @settings(max_examples=examples(12))
 @given(data=st.data())
-def test_whatever_is_submitted_every_job_ends(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_accepted_job_ends(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Before the first run nothing can be checked against the cluster; after it everything is."""
     place = Place(tmp_path_factory.mktemp("place"))
     accepted: set[str] = set()
@@ -165,18 +163,14 @@ def test_whatever_is_submitted_every_job_ends(
         ({"seed": 2**64}, "/seed"),
     ],
 )
-def test_what_no_process_can_have_is_refused_by_the_schema(
-    place: Place, fields: dict[str, Any], said: str
-) -> None:
+def test_what_no_process_can_have_is_refused(place: Place, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInputError) as refused:
         place.give("a", **fields)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("form", ["until done", "once"])
-def test_a_job_that_cannot_be_started_ends_with_the_reason(
-    place: Place, caplog: pytest.LogCaptureFixture, form: str
-) -> None:
+def test_a_job_that_cannot_start_says_why(place: Place, caplog: pytest.LogCaptureFixture, form: str) -> None:
     caplog.set_level("DEBUG", "pliant")
     for job_id in ("bug", "good"):
         assert place.submit(job_id)
@@ -336,7 +330,7 @@ def test_one_reconciliation_leaves_what_does_not_end_to_the_next(
     assert not can_be_looked_at or log.jobs["a"].phase == "cancelled"
 
 
-def test_after_a_second_signal_a_run_leaves_and_says_what_is_left(
+def test_after_a_second_signal_a_run_names_what_runs_on(
     undying: Undying, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupts = Interrupts()
@@ -351,9 +345,7 @@ def test_after_a_second_signal_a_run_leaves_and_says_what_is_left(
     assert log.jobs["a"].phase == "preempted"
 
 
-def test_an_interrupted_run_waits_for_a_job_that_it_kills(
-    undying: Undying, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_waits_for_a_job_that_it_kills(undying: Undying, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is being killed: until nothing of it is left, the run has not stopped all jobs."""
     run_once(undying.options)
     interrupts = Interrupts()

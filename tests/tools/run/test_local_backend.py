@@ -131,9 +131,7 @@ def test_units_run_in_own_sessions_and_leave_their_exit_codes(site: Site, tmp_pa
         site.backend.stop(site.handle, level)  # harmless
 
 
-def test_what_cannot_be_started_has_exit_code_127_and_says_why(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_started_has_exit_code_127(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.defpath)  # a folder there that this user may not enter is another reason
     site.backend.start(site.handle, [Unit("n0", ("no-such-program",), "/", {ENV_JOB_DIR: str(site.job)})])
     assert site.ended() == (UnitStatus("exited", 127),)
@@ -197,9 +195,7 @@ print("up", flush=True)
 
 @needs_process_tree
 @pytest.mark.parametrize("end", ["by itself", "by a kill", "under a stopped keeper"])
-def test_a_daemon_without_its_environment_does_not_outlive_its_job(
-    site: Site, tmp_path: Path, end: str
-) -> None:
+def test_no_daemon_outlives_its_job(site: Site, tmp_path: Path, end: str) -> None:
     """The daemon becomes a child of the keeper, which is woken once the command has ended, its first one."""
     path = tmp_path / "daemon"
     wait = "" if end == "by itself" else "import time; time.sleep(600)"
@@ -221,9 +217,7 @@ def test_a_daemon_without_its_environment_does_not_outlive_its_job(
     until(lambda: not psutil.pid_exists(daemon) or psutil.Process(daemon).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_later_backend_finds_what_runs_and_how_it_ended(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_backend_finds_what_runs_and_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.start(WAIT)
     site.is_up()
     later = site.another_backend()
@@ -237,9 +231,7 @@ def test_a_later_backend_finds_what_runs_and_how_it_ended(
     site.ended()
 
 
-def test_a_kill_ends_what_runs_though_its_record_cannot_be_read(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_needs_no_readable_record(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.start(WAIT)
     site.is_up()
     read = Path.read_bytes
@@ -266,9 +258,7 @@ def test_exit_codes_are_known_where_sigchld_is_ignored(site: Site) -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_keeper_that_is_gone_before_the_look_has_its_exit_code(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_keeper_gone_before_the_look_has_a_code(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it may be where the launcher ignores SIGCHLD and is slow."""
 
     def gone(pid: int) -> str:
@@ -412,7 +402,7 @@ def test_output_that_cannot_be_trimmed_at_the_moment_stays(
     assert path.read_bytes() == whole
 
 
-def test_an_orphan_that_may_not_be_killed_keeps_no_exit_code_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_orphan_that_may_not_be_killed_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that runs as another user."""
     monkeypatch.setattr(keep, "_KILL_S", 0.05)
     monkeypatch.setattr(keep, "children", lambda: [4711])
@@ -486,7 +476,7 @@ def test_a_keeper_beats_and_trims_output_but_never_stops_it(tmp_path: Path) -> N
     assert unit.own.read_bytes().endswith(b"the end\n")
 
 
-def test_a_keeper_that_cannot_show_itself_keeps_its_unit_all_the_same(tmp_path: Path) -> None:
+def test_a_keeper_that_cannot_beat_keeps_its_unit(tmp_path: Path) -> None:
     keep.beat(str(tmp_path / "nowhere" / "exit-0"))
     (tmp_path / "elsewhere").touch()
     (tmp_path / "unit-1.alive").symlink_to(tmp_path / "elsewhere")

@@ -182,9 +182,7 @@ def test_a_job_beyond_the_limit_of_its_user_waits_or_is_refused(site: Site) -> N
     end_all(site, "a")
 
 
-def test_no_job_comes_to_a_drained_node_until_it_is_resumed(
-    two_nodes: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_job_comes_to_a_drained_node(two_nodes: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site, lines = two_nodes, []
 
     def look() -> None:
@@ -343,7 +341,7 @@ def test_a_job_on_two_nodes_leaves_by_the_earlier_times() -> None:
     assert found.late(0.0) == {"n1": "is to be left: bob has ordered it"}
 
 
-def test_a_job_that_ignores_a_notice_is_killed_when_time_is_over(site: Site) -> None:
+def test_a_job_that_ignores_a_notice_is_killed_in_the_end(site: Site) -> None:
     with_cluster(site, 1, 1)
     last_s: list[float] = []
     said: list[str] = []

@@ -287,7 +287,7 @@ def test_the_file_says_how_far_it_is_and_what_is_saved(job: Path) -> None:
     assert written(job).ended == "done"
 
 
-def test_all_ranks_leave_after_the_same_step_however_they_are_apart(job: Path) -> None:
+def test_all_ranks_leave_after_the_same_step(job: Path) -> None:
     first, second = rank(job, 0, 2), rank(job, 1, 2)
     assert [first.step(5), second.step(5)] == [False, False]
     ask_to_stop(job / "stop")
@@ -310,9 +310,7 @@ def test_a_signal_to_any_rank_is_a_request_to_stop(job: Path, notice: signal.Sig
     assert [second.step(1), first.step(1), second.step(2), first.step(2)] == [False, False, True, True]
 
 
-def test_the_batch_of_the_job_is_kept_by_accumulation_or_the_nearest_with_a_warning(
-    job: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_batch_is_kept_or_the_nearest_one(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = {size: rank(job, 0, size, PLIANT_BATCH="32").accumulate(4, own=1) for size in (1, 2, 4, 8)}
     assert kept == {1: 8, 2: 4, 4: 2, 8: 1}
     assert rank(job, 0, 2).accumulate(4, own=3) == 3, "a job that states no batch leaves it to the script"
@@ -322,7 +320,7 @@ def test_the_batch_of_the_job_is_kept_by_accumulation_or_the_nearest_with_a_warn
     assert "the job's batch of 32 cannot be kept on 3 workers" in capsys.readouterr().err
 
 
-def test_without_a_launcher_it_says_nothing_and_trains_to_the_end(tmp_path: Path) -> None:
+def test_without_a_launcher_it_trains_to_the_end(tmp_path: Path) -> None:
     text = (
         "import sys; from pliant.tools.run.progress import TrainingProgress\n"
         "p = TrainingProgress(8); print(p.step(1), p.saved(1), p.done(), 'torch' in sys.modules, "
@@ -336,9 +334,7 @@ def test_without_a_launcher_it_says_nothing_and_trains_to_the_end(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_that_cannot_be_written_ends_no_training(
-    job: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_fails_ends_no_training(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job / "plan.json").write_text(json.dumps({"job": "a"}))
     progress = rank(job)
     assert progress.step(1) is False

@@ -73,7 +73,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         process.kill()
 
 
-def test_workers_at_one_place_are_one_group_and_programs_get_each(site: Site) -> None:
+def test_workers_at_one_place_are_one_group(site: Site) -> None:
     site.job("a", text=f"HOW = ''\n{WATCHED}", gpus=3, high=3)
     attempt = StateDir(site.state).job("a").attempt(1)
     run_once(site.options())
@@ -89,9 +89,7 @@ def test_workers_at_one_place_are_one_group_and_programs_get_each(site: Site) ->
     assert document["workers"][1]["threads"][0]["frames"][0]["function"] == "reads_data"
 
 
-def test_calls_from_cron_replace_a_worker_that_stands_still(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cron_replaces_a_worker_that_stands_still(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """Each remembers nothing of the one before. The stacks of the worker are kept."""
     site.job("a", text=f"HOW = 'held'\n{WATCHED}", gpus=2, high=2)
     attempt = StateDir(site.state).job("a").attempt(1)
@@ -116,9 +114,7 @@ echo '[{{"thread_name": "reader", "frames": []}}, {{"thread_name": "MainThread",
 """
 
 
-def test_jobs_without_the_library_are_shown_by_py_spy_if_it_is_there(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_without_the_library_are_shown_by_py_spy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.job("a", text="import time\ntime.sleep(600)\n", gpus=1)
     run_once(site.options())
     until(lambda: left_running(site.folder))
@@ -172,7 +168,7 @@ def in_a_function(name: str, *others: str) -> tuple[ThreadStack, ...]:
     )
 
 
-def test_an_answer_is_waited_for_but_not_that_of_a_worker_that_has_ended(tmp_path: Path) -> None:
+def test_only_answers_of_live_workers_are_waited_for(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path)
     attempt.logs.mkdir()
     attempt.exit_code(1).write_text("0")

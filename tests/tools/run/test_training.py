@@ -124,9 +124,7 @@ def in_place(site: Site, job_id: str, count: int) -> Callable[[RunLog], bool]:
     return lambda _: [each.get("mechanism") for each in details(site, job_id)].count("in place") == count
 
 
-def test_a_job_grows_and_leaves_a_drained_node_as_it_trains(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """The other one ends at its target; that its keeper stood still meanwhile costs it nothing."""
     site.cluster = cluster(1, 1, slots="cpu")
     site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2)
@@ -177,9 +175,7 @@ def test_a_job_grows_and_leaves_a_drained_node_as_it_trains(
     assert any(each.get("noise_scale", 0) > 0 for each in details(site, "early", "progress"))  # type: ignore[operator]
 
 
-def test_lost_workers_are_replaced_and_a_stopped_job_goes_on(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lost_workers_are_replaced_as_a_job_trains(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     """One is killed, one stands still; then the run is interrupted, and the job goes on where it was."""
     site.job("a", 80, 0.5, text=slow_until_the_gate(site), samples=80 * 64, high=2)
 
@@ -353,7 +349,7 @@ NO_OUTCOME = 'the script ended without an outcome: use the elastic library, or s
         (0, "size", "failed", f"{NO_OUTCOME}; its folder was removed while it ran"),
     ],
 )
-def test_a_job_that_removes_its_own_folder_ends_as_far_as_known(
+def test_a_job_may_remove_its_own_folder(
     site: Site, code: int, elastic: str, phase: str, reason: str
 ) -> None:
     site.job("a", code, text=REMOVES, elastic=elastic)
