@@ -298,11 +298,7 @@ NEEDED = ["torch>=2.11; extra == 'run'", "psutil>=6", "rich>=13.9", "nvidia-ml-p
 
 @pytest.mark.parametrize(
     "packages",
-    [
-        {"torch": "2.13.0+cpu", "psutil": "7.2.2"},
-        {"torch": "2.12.1", "psutil": "7.2.2"},
-        {"psutil": "5.9.8"},
-    ],
+    [{"torch": "2.13.0+cpu", "psutil": "7.2.2"}, {"torch": "2.12.1", "psutil": "7.2.2"}, {"psutil": "5.9.8"}],
     ids=["as pinned", "older torch", "no torch"],
 )
 def test_versions_are_compared_with_those_pinned_and_needed(

@@ -204,8 +204,7 @@ def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
     monkeypatch.setattr(Fifo, "explain", lambda self, snapshot: 1 / 0)
     monkeypatch.setattr(Fifo, "dump_state", lambda self: {"queue": object()})
     run_and_follow(
-        begin(site, "fifo"),
-        story((nothing, lambda: ask(site, "a")), (phase("a", "finished"), lambda: None)),
+        begin(site, "fifo"), story((nothing, lambda: ask(site, "a")), (phase("a", "finished"), lambda: None))
     )
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
     assert "ZeroDivisionError: division by zero; the schedule does without" in caplog.text

@@ -165,21 +165,11 @@ def test_another_user_orders_nothing(site: Site) -> None:
     os.chown(site.state, 0, 0)
 
 
-def test_a_job_beyond_the_limit_of_its_user_waits_or_is_refused(site: Site) -> None:
+def test_a_job_beyond_the_limit_of_its_user_is_refused(site: Site) -> None:
     with_cluster(site, 4, user_limits={"alice": UserLimit(gpus=2)})
-    why: list[str] = []
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6, gpus=2, user="alice")),
-            (trains("a"), lambda: ask(site, "b", samples=20, user="alice")),
-            (phase("b", "waiting"), lambda: why.append(state_of(site, "b")[1])),
-        ),
-    )
-    assert why == ["beyond the limit of user alice: 2 GPUs"]
+    run_and_follow(begin(site, "fifo"), story())
     with pytest.raises(BadInputError, match='requests 3 GPUs, user "alice" may hold 2'):
-        ask(site, "d", gpus=3, user="alice")
-    end_all(site, "a")
+        ask(site, "a", gpus=3, user="alice")
 
 
 def test_no_job_comes_to_a_drained_node(two_nodes: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +237,7 @@ def test_unknown_nodes_are_refused_and_others_wait_in_the_spool(two_nodes: Site)
     order_nodes(site.state, "drain", ["n1"])
     found = Watcher(site.state).look()
     assert [line.partition(" ")[2] for line in closed_lines(found, 0.0)] == [
-        *("has ordered to resume node n0", "has ordered to drain node n1"),
+        *("has ordered to resume node n0", "has ordered to drain node n1")
     ]
     (waiting,) = (each for each in statuses(found, found.log.last_s) if each.id == "n0")
     assert waiting.why.endswith("has ordered to hold it")
@@ -280,33 +270,28 @@ def test_cron_starts_jobs_after_others_or_cancels_them(site: Site) -> None:
     assert state_of(site, "b") == ended["b"]
 
 
-def test_jobs_of_an_array_run_one_by_one_and_know_their_number(site: Site) -> None:
-    text = "import os; open('said-' + os.environ['PLIANT_ARRAY_INDEX'], 'w').close()"
-    place = {"name": "s", "limit": 1}
-    options = begin(site, "fifo")
-    ask_for(site, *((f"s-{n}", {"text": text, "array": {**place, "index": n}}) for n in (3, 4)))
-    steps = ((phase(job_id, "finished"), lambda: None) for job_id in ("s-3", "s-4"))
-    run_and_follow(options, story(*steps))
-    holding: set[str | None] = set()
-    for event in site.events():
-        if event.gpus is not None:
-            (holding.add if event.gpus else holding.discard)(event.job)
-        assert len(holding) < 2
-    assert sorted(path.name for path in site.folder.glob("said-*")) == ["said-3", "said-4"]
-
-
-def test_a_job_that_is_submitted_on_hold_waits_for_its_release(site: Site) -> None:
+def test_arrays_and_jobs_on_hold_are_submitted(site: Site) -> None:
+    """Jobs of an array run one by one and know their number; one on hold waits for its release."""
     seen: list[tuple[str, str]] = []
 
     def release() -> None:
-        seen.append(state_of(site, "a"))
-        order_jobs(site.state, "release", ["a"])
+        seen.append(state_of(site, "held"))
+        order_jobs(site.state, "release", ["held"])
 
+    text = "import os; open('ran-' + os.environ['PLIANT_ARRAY_INDEX'], 'w').close()"
+    array = {f"s-{n}": {"text": text, "array": {"name": "s", "limit": 1, "index": n}} for n in (3, 4)}
     options = begin(site, "fifo")
-    ask_for(site, ("a", {"hold": True, "user": "ann"}), ("b", {}))
-    run_and_follow(options, story((phase("b", "finished"), release), (phase("a", "finished"), lambda: None)))
+    ask_for(site, ("held", {"hold": True, "user": "ann"}), *array.items())
+    ends = {"s-3": int, "s-4": release, "held": int}
+    run_and_follow(options, story(*((phase(job_id, "finished"), act) for job_id, act in ends.items())))
+    assert sorted(path.name for path in site.folder.glob("ran-*")) == ["ran-3", "ran-4"]
     ((state, why),) = seen
     assert (state, why.partition(" since")[0]) == ("held", "held by ann")
+    holding: set[str | None] = set()
+    for event in site.events():
+        if event.gpus is not None and event.job in array:
+            (holding.add if event.gpus else holding.discard)(event.job)
+        assert len(holding) < 2
 
 
 # Nodes that are to be left within a time: ``pliant drain NODE --within 90s``.
@@ -371,7 +356,7 @@ def test_a_job_that_ignores_a_notice_is_killed_in_the_end(site: Site) -> None:
     assert last_s[-1] > until_s - 0.5, "it had all of the time"
     assert in_order(["start a 1", "drain None", "drain None", "preempt a 0"], site.story())
     assert [line.partition(" since ")[0].partition(" by ")[0] for line in said] == [
-        *("node n0 is drained", "node n1 is drained"),
+        *("node n0 is drained", "node n1 is drained")
     ]
     end_all(site, "a")
 

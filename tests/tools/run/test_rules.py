@@ -181,10 +181,7 @@ def test_a_job_that_moved_is_idle_after_the_whole_time_there() -> None:
 
 @pytest.mark.parametrize(
     ("watch", "seconds"),
-    [
-        (IdleWatch(RULE), 10.0),
-        (StragglerWatch(StragglerRule(slower=1.5, for_seconds=60.0)), 5.0),
-    ],
+    [(IdleWatch(RULE), 10.0), (StragglerWatch(StragglerRule(slower=1.5, for_seconds=60.0)), 5.0)],
 )
 def test_rules_are_looked_at_now_and_then(watch: IdleWatch | StragglerWatch, seconds: float) -> None:
     turns = (100.0, 100.0 + seconds - 0.1, 100.0 + seconds, 101.0 + seconds)
@@ -432,7 +429,7 @@ def test_a_slow_worker_is_named_and_left_later(tmp_path: Path, monkeypatch: pyte
 
     run_and_follow(options, story((named, note), (nothing, site.gate.touch), (trains_elsewhere, note)))
     assert [line for line in site.story() if not line.startswith("submit")] == [
-        *("start a 2", "start b 1", "finish b 0", "move a 2", "slot_down None"),
+        *("start a 2", "start b 1", "finish b 0", "move a 2", "slot_down None")
     ]
     assert "slow worker: n0/1 needs " in why[0]
     warnings = [str((event.detail or {}).get("warning", "")) for event in site.events()]

@@ -157,7 +157,7 @@ def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCap
     )
     assert site.of("early") == ["submit early", "start early 1", "finish early 0"]
     assert site.of("long") == [
-        *("submit long", "start long 1", "grow long 2", "shrink long 1", "finish long 0"),
+        *("submit long", "start long 1", "grow long 2", "shrink long 1", "finish long 0")
     ]
     assert {name: job.samples_done for name, job in log.jobs.items()} == {"long": 24 * 64, "early": 4 * 64}
     assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
@@ -216,7 +216,7 @@ def test_a_new_worker_that_fails_leaves_the_others_training(site: Site) -> None:
     site.job("short", "--gate", site.folder / "other-gate", samples=100.0, elastic="size", high=1)
     log = run(site, "fair-share", (trains("long"), (site.folder / "other-gate").touch))
     assert site.of("long")[:5] == [
-        *("submit long", "start long 1", "grow long 2", "shrink long 1", "slot_down long"),
+        *("submit long", "start long 1", "grow long 2", "shrink long 1", "slot_down long")
     ]
     assert log.jobs["long"].samples_done == 60 * 64
     assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
