@@ -356,41 +356,39 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
-SLURMS = {
-    "a node is out of service": of("n0", "n1", "n3"),
-    "another file": of("n0", "n9", gpus=8, partition="big"),
-    "no node is in service": of("n1", "n2"),
-    "no file": Site("slurm"),
-    "jobs of their own": replace(of("n0"), backend="slurm-jobs"),
-    "not Slurm": Site("local"),
+def silent(argv: Sequence[str], **_more: float) -> str:
+    if argv[-1] == "--version":
+        return "slurm 19.05.3\n"
+    raise ServiceMissingError("scontrol: Unable to contact slurm controller (connect failure)")
+
+
+TOPOLOGY = (RECORDED / "22.05-topology.txt").read_text()
+OWN_JOBS = replace(of("n0"), backend="slurm-jobs")
+SLURMS: dict[str, tuple[Site, Callable[[pytest.MonkeyPatch], None]]] = {
+    "a node is out of service": (of("n0", "n1", "n3"), lambda _: None),
+    "another file": (of("n0", "n9", gpus=8, partition="big"), lambda _: None),
+    "no node is in service": (of("n1", "n2"), lambda _: None),
+    "no file": (Site("slurm"), lambda _: None),
+    "jobs of their own": (OWN_JOBS, lambda _: None),
+    "not Slurm": (Site("local"), lambda _: None),
+    "GPUs by node": (
+        OWN_JOBS,
+        lambda patch: patch.setattr(doctor.parsing, "settings", lambda _: {"SelectType": "select/linear"}),
+    ),
+    "no commands": (of("n0"), lambda patch: patch.setattr(doctor.shutil, "which", lambda name: None)),
+    "no answer": (of("n0"), lambda patch: patch.setattr(doctor, "ask", silent)),
+    "levels": (
+        of("n0", "n1", "n2", "n3"),
+        lambda patch: patch.setattr(discovery, "ask", lambda _argv, **_more: TOPOLOGY),
+    ),
 }
 
 
 @pytest.mark.usefixtures("recorded")
 @pytest.mark.parametrize("name", SLURMS)
-def test_slurm_is_compared_with_the_cluster_file(name: str, golden_text: Golden) -> None:
-    golden_text("\n".join(texts(checks_of(SLURMS[name]))))
-
-
-@pytest.mark.usefixtures("recorded")
-@pytest.mark.parametrize("name", ["select/linear", "no commands", "no answer", "levels"])
-def test_what_slurm_lacks_is_named(name: str, monkeypatch: pytest.MonkeyPatch, golden_text: Golden) -> None:
-    def silent(argv: Sequence[str], **_more: float) -> str:
-        if argv[-1] == "--version":
-            return "slurm 19.05.3\n"
-        raise ServiceMissingError("scontrol: Unable to contact slurm controller (connect failure)")
-
-    site = of("n0", "n1", "n2", "n3")
-    if name == "select/linear":
-        site = replace(of("n0"), backend="slurm-jobs")
-        monkeypatch.setattr(doctor.parsing, "settings", lambda _text: {"SelectType": "select/linear"})
-    elif name == "no commands":
-        monkeypatch.setattr(doctor.shutil, "which", lambda name: None if name.startswith("s") else name)
-    elif name == "no answer":
-        monkeypatch.setattr(doctor, "ask", silent)
-    else:
-        topology = (RECORDED / "22.05-topology.txt").read_text()
-        monkeypatch.setattr(discovery, "ask", lambda _argv, **_more: topology)
+def test_slurm_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch, golden_text: Golden) -> None:
+    site, change = SLURMS[name]
+    change(monkeypatch)
     golden_text("\n".join(texts(guarded("Slurm", checks_of, site))))
 
 
