@@ -18,8 +18,7 @@ import psutil
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.io import read_events, write_cluster, write_jobs, write_schedule
-from pliant.tools.run.service.loop import RunOptions
+from pliant.schemas.io import read_events, write_cluster, write_jobs
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir, holder_of
@@ -32,8 +31,9 @@ from tests.builders import cluster, job
 from tests.cli.calling import call as in_process
 from tests.leftovers import started
 from tests.tools.run.conftest import left_running
-from tests.tools.run.site import PLIANT, QUICK, Site, call, environment, until
+from tests.tools.run.site import PLIANT, Site, call, environment, until
 from tests.tools.run.test_follow import begin, go_on
+from tests.tools.run.test_orders import cron, decided
 
 DYING = (sys.executable, "-m", "tests.tools.run.dying_process")
 
@@ -43,19 +43,6 @@ pytestmark = pytest.mark.usefixtures("plain_python")
 def give(site: Site) -> None:
     submit(site.state, site.jobs, "jobs", folder=site.folder, now_s=0.0)
     site.jobs.clear()
-
-
-def decide(site: Site, nodes: str = "cluster.json") -> Path:
-    """The first half of the cron line."""
-    path = site.folder / "next.json"
-    question = Question("fair-share")
-    write_schedule(decide_between_runs(str(site.state), question, cluster=str(site.folder / nodes)), path)
-    return path
-
-
-def turn(site: Site) -> None:
-    """The cron line."""
-    run_once(RunOptions(site.state, str(decide(site)), timeouts=QUICK))
 
 
 def phases(site: Site) -> dict[str, str]:
@@ -148,10 +135,10 @@ def test_jobs_outlive_a_killed_loop_and_the_next_one_goes_on(site: Site) -> None
         until(lambda: trained(site, "a") > before)
         waiting.send_signal(signal.SIGTERM)
         assert waiting.wait() == 143
-    turn(site)
+    cron(site)
     assert {process.pid for process in left_running(site.folder)} == workers
     cancel(site.state, ["a"])
-    turn(site)
+    cron(site)
     assert site.of("a") == ["submit a", "start a 1", "cancel a 0"]
     assert left_running(site.folder) == []
 
@@ -162,11 +149,11 @@ def test_cron_begins_with_submissions_alone(site: Site) -> None:
     site.job("large", gpus=7)
     site.job("b", samples=1e6, high=1)
     give(site)
-    decided = decide(site)
+    schedule = decided(site)
     cancel(site.state, ["b"])
-    run_once(RunOptions(site.state, str(decided), timeouts=QUICK))
+    cron(site, schedule)
     until(lambda: left_running(site.folder) == [])
-    turn(site)
+    cron(site)
     assert phases(site) == {"a": "finished", "large": "rejected", "b": "cancelled"}
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
     assert site.of("b") == ["submit b", "cancel b 0"]
@@ -176,23 +163,23 @@ def test_cron_begins_with_submissions_alone(site: Site) -> None:
 def test_cron_begins_with_nothing_and_sees_what_is_asked_for(site: Site) -> None:
     with pytest.raises(UsageError, match="holds no run: name its --cluster to begin one"):
         decide_between_runs(str(site.state), Question("fifo"))
-    turn(site)
+    cron(site)
     assert phases(site) == {}
     write_cluster(cluster(3, slots="cpu"), site.folder / "other.json")
     with pytest.raises(UsageError, match=r"other\.json differs from"):
-        decide(site, "other.json")
+        decided(site, "other.json")
     site.job("a", samples=1e6, high=1)
     site.job("b", samples=1e6, high=1)
     give(site)
-    turn(site)
+    cron(site)
     site.job("c", samples=20, high=1)
     give(site)
     cancel(site.state, ["a", "b"])
     shown = statuses(Watcher(site.state).look(), site.log().last_s)
     assert [job.state for job in shown] == ["cancelling", "cancelling", "submitted"]
-    turn(site)
+    cron(site)
     until(lambda: left_running(site.folder) == [])
-    turn(site)
+    cron(site)
     assert phases(site) == {"a": "cancelled", "b": "cancelled", "c": "finished"}
 
 

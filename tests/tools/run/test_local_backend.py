@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -64,10 +64,10 @@ class Site:
     def another_backend(self) -> LocalBackend:
         return LocalBackend(cluster(2, slots="cpu"), self.folder)
 
-    def start(self, *scripts: str, cwd: str = "/") -> None:
+    def start(self, *scripts: str, cwd: str = "/", env: Mapping[str, str] | None = None) -> None:
         record = read_record(self.handle)
         first = 0 if record is None else len(record.units)
-        job = {ENV_JOB_DIR: str(self.job)}
+        job = {ENV_JOB_DIR: str(self.job), **(env or {})}
         units = [
             Unit("n0", (sys.executable, "-c", script), cwd, {**job, ENV_WORKER: str(number)})
             for number, script in enumerate(scripts, first)
@@ -415,65 +415,47 @@ def test_an_orphan_that_may_not_be_killed_holds_nothing_up(monkeypatch: pytest.M
     keep.end_orphans()
 
 
-class Printing:
-    """One unit that prints without end, into a file as torchrun's workers do and to its own output."""
-
-    def __init__(self, folder: Path) -> None:
-        self.backend = LocalBackend(cluster(1, slots="cpu"), folder / "jobs")
-        job = folder / "jobs" / "a"
-        self.handle = Handle("a", 1, job / "attempts" / "1")
-        self.own = self.handle.files.launcher_log(0)
-        self.worker = self.handle.files.logs / "0" / "none_x" / "attempt_0" / "0" / "stdout.log"
-        self.worker.parent.mkdir(parents=True)
-        self.end = folder / "end"
-        script = f"""
+PRINTS = """
 import pathlib, sys, time
-with open({str(self.worker)!r}, "w") as worker:
-    while not pathlib.Path({str(self.end)!r}).exists():
+with open(WORKER, "w") as worker:
+    while not pathlib.Path(END).exists():
         print("x" * 10_000, flush=True)
         print("y" * 10_000, file=worker, flush=True)
         time.sleep(0.002)
     print("the end", flush=True)
 """
-        env = {ENV_JOB_DIR: str(job), ENV_LOG_BYTES: str(MOST)}
-        self.backend.start(self.handle, [Unit("n0", (sys.executable, "-c", script), "/", env)])
-        record = read_record(self.handle)
-        assert record is not None
-        assert record.units[0].pid is not None
-        self.keeper: int = record.units[0].pid
-
-    def has_printed(self) -> bool:
-        paths = (self.own, self.worker)
-        return all(path.exists() and path.stat().st_size > 2 * MOST for path in paths)
-
-    def wake(self) -> None:
-        """Have the keeper look, as its timer does."""
-        os.kill(self.keeper, signal.SIGALRM)
-        time.sleep(0.05)
-
-    def ended(self) -> tuple[UnitStatus, ...]:
-        self.end.touch()
-        until(lambda: self.backend.poll([self.handle])[self.handle] != (UnitStatus("running"),))
-        return self.backend.poll([self.handle])[self.handle]
+"""Prints without end, into a file as torchrun's workers do and to its own output."""
 
 
-def test_a_keeper_beats_and_trims_output_but_never_stops_it(tmp_path: Path) -> None:
+def test_a_keeper_beats_and_trims_output_but_never_stops_it(site: Site, tmp_path: Path) -> None:
     """If it stands still, the unit goes on; if the worker is silent, too, their host is dead."""
-    unit = Printing(tmp_path.resolve())
-    until(unit.has_printed)
-    for path in (unit.own, unit.worker):
-        until(lambda path=path: unit.wake() or 2 * on_disk(path) < path.stat().st_size)
-    path = unit.handle.files.keeper(0)
+    files, end = site.handle.files, tmp_path / "end"
+    own, worker = files.launcher_log(0), files.logs / "0" / "none_x" / "attempt_0" / "0" / "stdout.log"
+    worker.parent.mkdir(parents=True)
+    script = PRINTS.replace("WORKER", repr(str(worker))).replace("END", repr(str(end)))
+    site.start(script, env={ENV_LOG_BYTES: str(MOST)})
+    keeper = site.keeper()
+
+    def is_trimmed(path: Path) -> bool:
+        keeper.send_signal(signal.SIGALRM)  # as its timer does
+        time.sleep(0.05)
+        return 2 * on_disk(path) < path.stat().st_size
+
+    for path in (own, worker):
+        until(lambda path=path: path.exists() and path.stat().st_size > 2 * MOST)
+        until(lambda path=path: is_trimmed(path))
+    path = files.keeper(0)
     assert path.stat().st_mode & 0o777 == 0o600
     beat = last_beat(path)
     until(lambda: last_beat(path) > beat)
 
-    os.kill(unit.keeper, signal.SIGSTOP)
-    before = unit.own.stat().st_size
-    until(lambda: unit.own.stat().st_size > before + (1 << 20))  # far more than a pipe holds
-    os.kill(unit.keeper, signal.SIGCONT)
-    assert unit.ended() == (UnitStatus("exited", 0),)
-    assert unit.own.read_bytes().endswith(b"the end\n")
+    keeper.suspend()
+    before = own.stat().st_size
+    until(lambda: own.stat().st_size > before + (1 << 20))  # far more than a pipe holds
+    keeper.resume()
+    end.touch()
+    assert site.ended() == (UnitStatus("exited", 0),)
+    assert own.read_bytes().endswith(b"the end\n")
 
 
 def test_a_keeper_that_cannot_beat_keeps_its_unit(tmp_path: Path) -> None:

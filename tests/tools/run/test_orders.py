@@ -59,10 +59,10 @@ def requests(site: Site) -> list[object]:
     return [*Spool(StateDir(site.state)).requests()]
 
 
-def decided(site: Site) -> str:
+def decided(site: Site, nodes: str = "cluster.json") -> str:
     """The first half of the cron line, ``pliant schedule --state``; the path of what it decides."""
-    path, nodes = site.folder / "decided.json", str(site.folder / "cluster.json")
-    write_schedule(decide_between_runs(str(site.state), Question("fifo"), cluster=nodes), path)
+    path, cluster_file = site.folder / "decided.json", str(site.folder / nodes)
+    write_schedule(decide_between_runs(str(site.state), Question("fifo"), cluster=cluster_file), path)
     return str(path)
 
 

@@ -71,12 +71,9 @@ sys.exit(int(total) - 1)
 
 
 DISTRIBUTED_OR_NOT = """
-import os, sys, torch
+import os, sys
 
 ddp = int(os.environ.get("RANK", -1)) != -1  # as a torchrun run is told from a single process
-if ddp:
-    torch.distributed.init_process_group("gloo")
-    torch.cuda.set_device(f"cuda:{os.environ['LOCAL_RANK']}")
 print("several" if ddp else "one", sys.argv[1:], {name for name in os.environ if "WORLD_SIZE" in name})
 """
 
@@ -175,29 +172,23 @@ def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCap
     assert any(each.get("noise_scale", 0) > 0 for each in details(site, "early", "progress"))  # type: ignore[operator]
 
 
-def test_lost_workers_are_replaced_as_a_job_trains(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """One is killed, one stands still; then the run is interrupted, and the job goes on where it was."""
+def test_a_lost_worker_is_replaced_as_its_job_trains(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """One stands still and is killed; then the run is interrupted, and the job goes on where it was."""
     site.job("a", 80, 0.5, text=slow_until_the_gate(site), samples=80 * 64, high=2)
-
-    def hit(number: signal.Signals) -> Callable[[], None]:
-        return lambda: workers(site, "a")[-1].send_signal(number)
-
     log = run(
         site,
         "fair-share",
-        (trains("a"), hit(signal.SIGKILL)),
-        # one change without the worker, one with another in its place
-        (in_place(site, "a", 2), hit(signal.SIGSTOP)),
-        (in_place(site, "a", 4), lambda: None),
+        (trains("a"), lambda: workers(site, "a")[-1].send_signal(signal.SIGSTOP)),
+        (in_place(site, "a", 2), lambda: None),  # one change without it, one with another in its place
         interrupted=True,
     )
     saved = log.jobs["a"].samples_done
     assert (log.jobs["a"].phase, left_running(site.folder)) == ("preempted", [])
-    assert [each.get("lost") for each in details(site, "a")].count(True) == 2
-    assert caplog.text.count("lost the workers on n0/") == 2
-    lost = [each for each in history(StateDir(site.state), "a") if each.event == "lost"]
-    assert all(re.fullmatch(r"lost the worker on n0/\d, the others train on", each.words) for each in lost)
-    assert [each.reason[:14] for each in lost] == ["killed by SIGK", "it stood still"]
+    assert [each.get("lost") for each in details(site, "a")].count(True) == 1
+    assert caplog.text.count("lost the workers on n0/") == 1
+    (lost,) = [each for each in history(StateDir(site.state), "a") if each.event == "lost"]
+    assert re.fullmatch(r"lost the worker on n0/\d, the others train on", lost.words)
+    assert lost.reason.startswith("it stood still")
     site.gate.touch()
     assert run(site, None).jobs["a"].samples_done == 80 * 64
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0", "resume a 2", "finish a 0"]
