@@ -41,7 +41,7 @@ from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.effort import examples
-from tests.tools.run.hostile import HOSTILE
+from tests.tools.run.hostile import HOSTILE, written
 from tests.tools.run.instant import Trap, UndyingBackend, in_the_way, opens, raises
 
 WAYS = ["", "remove the folder", "a file in the way", "start", "poll", "stop"]
@@ -75,19 +75,8 @@ class Place:
         """Submit a job, from a file as anybody could write it."""
         own = self.folder / job_id
         own.mkdir()
-        record = {
-            "id": job_id,
-            "submit_time": 0,
-            "model": "m",
-            "gpus": {"requested": 1},
-            "command": ["train.py"],
-            "workdir": str(own),
-            "work": {"samples": 1.0},
-            "batch": {"size": 8},
-            **fields,
-        }
-        path = self.folder / f"{job_id}.jsonl"
-        path.write_text(json.dumps(record) + "\n")
+        fields = {"workdir": str(own), "work": {"samples": 1.0}, **fields}
+        path = written(self.folder, job_id, "train.py", **fields)
         submit(self.dirs.path, read_jobs(path), str(path), folder=self.folder, now_s=0.0, check_scripts=False)
 
     def spoil(self, job_id: str, way: str, error: Exception) -> None:
@@ -107,10 +96,8 @@ class Place:
             cluster=None if holds else str(self.folder / "cluster.json"),
             retries=0,
         )
-        with (
-            mock.patch.object(runner, "open_backend", opens(self.traps)),
-            mock.patch.object(runner, "POLL_S", 0.0),
-        ):
+        opened = mock.patch.object(runner, "open_backend", opens(self.traps))
+        with opened, mock.patch.object(runner, "POLL_S", 0.0):
             return run_until_done(options, lambda log, now_s: None)[0]
 
     def reconcile(self) -> RunLog:
@@ -127,7 +114,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(8))
 @given(data=st.data())
 def test_every_accepted_job_ends(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Before the first run nothing can be checked against the cluster; after it everything is."""
