@@ -72,7 +72,7 @@ def trains(job_id: str) -> Callable[[RunLog], bool]:
     return lambda log: phase(job_id, "running")(log) and log.jobs[job_id].samples_done > 0
 
 
-def nobody_is_left(site: Site) -> Callable[[RunLog], bool]:
+def nothing_runs(site: Site) -> Callable[[RunLog], bool]:
     return lambda log: left_running(site.folder) == []
 
 
@@ -83,12 +83,12 @@ def nothing(log: RunLog) -> bool:
 def end_all(site: Site, *job_ids: str) -> None:
     """Cancel jobs that a test has left training, and wait for their end."""
     cancel(site.state, job_ids)
-    run_and_follow(go_on(site), story((nobody_is_left(site), lambda: None)))
+    run_and_follow(go_on(site), story((nothing_runs(site), lambda: None)))
 
 
 def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
     """Whether they run, wait, or are still to come; others get their slots."""
-    _, left_by = run_and_follow(
+    _, stopped_by = run_and_follow(
         begin(site, "fifo"),
         story(
             (nothing, lambda: ask(site, "a", samples=1e6, gpus=2)),
@@ -100,7 +100,7 @@ def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
             (phase("d", "finished"), lambda: None),
         ),
     )
-    assert left_by == signal.SIGTERM
+    assert stopped_by == signal.SIGTERM
     assert site.of("b") == ["submit b", "cancel b 0"]
     assert site.of("c") == ["submit c", "cancel c 0"]
     assert in_order(["start a 2", "submit d", "cancel a 0", "start d 2", "finish d 0"], site.story())
@@ -155,7 +155,7 @@ def test_rounds_go_on_while_there_are_jobs(site: Site, monkeypatch: pytest.Monke
         story(
             (nothing, lambda: ask(site, "a", samples=1e6)),
             (decided(8), lambda: cancel(site.state, ["a"])),
-            (nobody_is_left(site), decisions.clear),
+            (nothing_runs(site), decisions.clear),
             (decided(0), lambda: None),
         ),
     )
@@ -281,7 +281,7 @@ def test_a_plan_of_slots_admits_jobs_or_rejects_them(site: Site) -> None:
             (phase("a", "finished"), lambda: ask(site, "long", samples=1e6, high=2)),
             (trains("long"), note),
             (phase("late", "rejected"), lambda: cancel(site.state, ["long"])),
-            (nobody_is_left(site), lambda: None),
+            (nothing_runs(site), lambda: None),
         ),
     )
     assert (site.of("a")[0], site.of("a")[-1]) == ("submit a", "finish a 0")

@@ -222,7 +222,7 @@ def test_an_error_that_passes_is_waited_for_as_a_job_trains(place: Place) -> Non
 def test_a_shortage_of_open_files_does_not_end_a_run(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, form: str, name: str
 ) -> None:
-    """The log holds what was decided; the files beside it are written a little later."""
+    """The log holds what was decided; other files are written a little later."""
     left, replaced = [3], files._replace
 
     def replace(target: Path, *about: Any) -> None:

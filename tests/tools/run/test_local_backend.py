@@ -222,8 +222,10 @@ def test_a_later_backend_finds_what_runs_and_ended(site: Site, monkeypatch: pyte
     site.is_up()
     later = site.another_backend()
     assert later.adopt() == [site.handle]
-    told = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) + 3600)  # the clock was set
+    create_time = psutil.Process.create_time  # the clock is set
+    monkeypatch.setattr(
+        psutil.Process, "create_time", lambda self: create_time(self) + 3600
+    )  # the clock was set
     assert later.poll([site.handle])[site.handle] == (RUNNING,)
     later.stop(site.handle, "term")
     until(lambda: later.poll([site.handle])[site.handle] != (RUNNING,))

@@ -214,8 +214,8 @@ def test_work_after_the_last_acknowledged_save_is_done_again(site: Site) -> None
     assert (again.count(saved), again.count(saved + 1)) == (1, 2), "it goes on from the save"
     (back,) = (event for event in site.events() if "lost_samples" in (event.detail or {}))
     assert back.samples_done == 8 * saved
-    told = [each.words for each in history(StateDir(site.state), "a")]
-    assert f"went back to its save after step {saved}, {lost['lost_samples']:g} samples lost" in told
+    lines = [each.words for each in history(StateDir(site.state), "a")]
+    assert f"went back to its save after step {saved}, {lost['lost_samples']:g} samples lost" in lines
 
 
 def test_a_script_that_watches_no_file_gets_sigterm_at_once(site: Site) -> None:

@@ -73,7 +73,7 @@ sys.exit(int(total) - 1)
 DISTRIBUTED_OR_NOT = """
 import os, sys
 
-ddp = int(os.environ.get("RANK", -1)) != -1  # as a torchrun run is told from a single process
+ddp = int(os.environ.get("RANK", -1)) != -1  # as scripts tell a torchrun run from a single process
 print("several" if ddp else "one", sys.argv[1:], {name for name in os.environ if "WORLD_SIZE" in name})
 """
 
