@@ -17,7 +17,7 @@ from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.job import Awaited
 from pliant.tools.run.service.gang import Notice, Notices
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
-from pliant.tools.run.service.submit import order_jobs, order_nodes, submit
+from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
 from pliant.tools.run.statedir.requests import Spool
@@ -29,7 +29,7 @@ from tests.builders import cluster
 from tests.cli.calling import call
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT
-from tests.tools.run.site import Site, in_order
+from tests.tools.run.site import Site, in_order, until
 from tests.tools.run.test_follow import ask, begin, end_all, go_on, nothing, phase, story, trains
 
 pytestmark = pytest.mark.usefixtures("plain_python")
@@ -257,16 +257,21 @@ def after(**jobs: Awaited) -> dict[str, object]:
     return {"after": dict(jobs)}
 
 
-def test_cron_starts_jobs_after_others_or_cancels_them(site: Site) -> None:
-    """Each call knows from the log alone what they wait for."""
-    jobs = [("b", after(a="ok")), ("c", after(b="ok")), ("d", after(a="any")), ("e", after(d="any"))]
-    ask_for(site, ("a", {"text": EXIT}), *jobs)
-    while not site.log().jobs.get("e") or site.log().jobs["e"].phase != "finished":
-        cron(site, retries=0)
-    assert in_order(["submit b", "fail a 0", "cancel b 0", "start d 1", "start e 1"], site.story())
+def test_jobs_start_after_others_or_are_cancelled(site: Site) -> None:
+    """In the loop and from cron, each call of which knows from the log alone what they wait for."""
+    seen: list[tuple[str, str]] = []
+    options = begin(site, "fifo", retries=0)
+    ask_for(site, ("a", {"text": EXIT}), ("b", after(a="ok")), ("c", after(b="ok")))
+    ask_for(site, ("d", {"samples": 1e6, **after(a="any")}), ("e", after(d="any")))
+    run_and_follow(options, story((trains("d"), lambda: seen.append(state_of(site, "e")))))
+    assert seen == [("waiting", "waits for job d to end")]
+    ask_for(site, ("f", {"text": EXIT}), ("g", after(f="ok")))
+    cancel(site.state, ["d"])
+    until(lambda: cron(site, retries=0) or all(site.log().jobs[name].ended for name in "efg"))
+    assert in_order(["fail a 0", "cancel b 0", "start d 1", "cancel d 0", "start e 1"], site.story())
     ended = {job_id: (job.phase, job.reason) for job_id, job in site.log().jobs.items()}
-    assert ended["b"] == ("cancelled", "was to start after job a, which failed")
-    assert ended["c"] == ("cancelled", "was to start after job b, which was cancelled")
+    for job_id, other, end in (("b", "a", "failed"), ("c", "b", "was cancelled"), ("g", "f", "failed")):
+        assert ended[job_id] == ("cancelled", f"was to start after job {other}, which {end}")
     assert state_of(site, "b") == ended["b"]
 
 
