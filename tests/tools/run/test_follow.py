@@ -32,7 +32,8 @@ from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import QUICK, Site, in_order
 
-Step = tuple[Callable[[RunLog], bool], Callable[[], object]]
+Condition = Callable[[RunLog], bool]
+Step = tuple[Condition, Callable[[], object]]
 
 
 pytestmark = pytest.mark.usefixtures("plain_python")
@@ -53,26 +54,35 @@ def ask(site: Site, job_id: str, *words: object, **more: object) -> None:
     submit(site.state, [spec], "jobs", folder=site.folder, now_s=0.0)
 
 
-def story(*steps: Step) -> runner.View:
-    """A view that takes one step after the other, each as soon as its condition holds; then it leaves."""
-    left = [*steps, (lambda log: True, lambda: os.kill(os.getpid(), signal.SIGTERM))]
+def story(*steps: Step | Condition) -> runner.View:
+    """A view that takes one step after the other, each as soon as its condition holds; then it leaves.
+
+    A condition alone is waited for.
+    """
+    ahead = [step if isinstance(step, tuple) else (step, lambda: None) for step in steps]
+    ahead.append((nothing, lambda: os.kill(os.getpid(), signal.SIGTERM)))
 
     def view(log: RunLog, now_s: float) -> None:
-        if left and left[0][0](log):
-            left.pop(0)[1]()
+        if ahead and ahead[0][0](log):
+            ahead.pop(0)[1]()
 
     return view
 
 
-def phase(job_id: str, *wanted: str) -> Callable[[RunLog], bool]:
+def never(log: RunLog) -> bool:
+    """The last step of a story that does not leave."""
+    return False
+
+
+def phase(job_id: str, *wanted: str) -> Condition:
     return lambda log: job_id in log.jobs and log.jobs[job_id].phase in wanted
 
 
-def trains(job_id: str) -> Callable[[RunLog], bool]:
+def trains(job_id: str) -> Condition:
     return lambda log: phase(job_id, "running")(log) and log.jobs[job_id].samples_done > 0
 
 
-def nothing_runs(site: Site) -> Callable[[RunLog], bool]:
+def nothing_runs(site: Site) -> Condition:
     return lambda log: left_running(site.folder) == []
 
 
@@ -83,7 +93,7 @@ def nothing(log: RunLog) -> bool:
 def end_all(site: Site, *job_ids: str) -> None:
     """Cancel jobs that a test has left training, and wait for their end."""
     cancel(site.state, job_ids)
-    run_and_follow(go_on(site), story((nothing_runs(site), lambda: None)))
+    run_and_follow(go_on(site), story(nothing_runs(site)))
 
 
 def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
@@ -97,7 +107,7 @@ def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
             (nothing, lambda: ask(site, "d", samples=20, gpus=2)),
             (phase("d", "waiting"), lambda: cancel(site.state, ["b", "c"])),
             (phase("c", "cancelled"), lambda: cancel(site.state, ["a"])),
-            (phase("d", "finished"), lambda: None),
+            phase("d", "finished"),
         ),
     )
     assert stopped_by == signal.SIGTERM
@@ -109,15 +119,12 @@ def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
 
 
 def test_jobs_train_on_until_the_next_loop_takes_them_up(site: Site) -> None:
-    run_and_follow(
-        begin(site),
-        story((nothing, lambda: ask(site, "a", samples=1e6, high=2)), (trains("a"), lambda: None)),
-    )
+    run_and_follow(begin(site), story((nothing, lambda: ask(site, "a", samples=1e6, high=2)), trains("a")))
     assert left_running(site.folder) != []
     ask(site, "b", samples=20, high=1)
-    run_and_follow(go_on(site), story((phase("b", "finished"), lambda: None)))
+    run_and_follow(go_on(site), story(phase("b", "finished")))
     assert in_order(["start a 2", "shrink a 1", "start b 1", "finish b 0"], site.story())
-    run_and_follow(go_on(site, "las"), story((trains("a"), lambda: None)))
+    run_and_follow(go_on(site, "las"), story(trains("a")))
     assert read_schedule(site.state / "schedule.json").policy.name == "las"
     decisions = [(event.detail or {}).get("policy") for event in site.events() if event.event == "decision"]
     assert decisions[-1] == "las"
@@ -131,7 +138,7 @@ def test_until_done_takes_up_submissions_and_ends_after_them(site: Site) -> None
         (trains("a"), lambda: ask(site, "b", samples=20)),
         (phase("b", "finished"), lambda: cancel(site.state, ["a"])),
     ]
-    log, stopped_by = run_until_done(site.options("fifo"), story(*steps, (lambda log: False, lambda: None)))
+    log, stopped_by = run_until_done(site.options("fifo"), story(*steps, never))
     assert stopped_by is None
     assert {job_id: job.phase for job_id, job in log.jobs.items()} == {"a": "cancelled", "b": "finished"}
     assert left_running(site.folder) == []
@@ -141,7 +148,7 @@ def test_rounds_go_on_while_there_are_jobs(site: Site, monkeypatch: pytest.Monke
     monkeypatch.setattr(Fifo, "default_interval_s", 0.02)
     decisions: list[int] = []
 
-    def decided(times: int) -> Callable[[RunLog], bool]:
+    def decided(times: int) -> Condition:
         """Whether so many decisions were made, or looked for, since the last step."""
 
         def is_so(log: RunLog) -> bool:
@@ -156,7 +163,7 @@ def test_rounds_go_on_while_there_are_jobs(site: Site, monkeypatch: pytest.Monke
             (nothing, lambda: ask(site, "a", samples=1e6)),
             (decided(8), lambda: cancel(site.state, ["a"])),
             (nothing_runs(site), decisions.clear),
-            (decided(0), lambda: None),
+            decided(0),
         ),
     )
     assert site.of("a") == ["submit a", "start a 1", "cancel a 0"]
@@ -182,10 +189,7 @@ def test_a_loop_that_goes_on_passes_on_new_events_alone(site: Site) -> None:
 
     for job_id, options in (("a", begin(site)), ("b", None)):
         passed.clear()
-        steps = [
-            (nothing, lambda job_id=job_id: ask(site, job_id, samples=20)),
-            (phase(job_id, "finished"), lambda: None),
-        ]
+        steps = [(nothing, lambda job_id=job_id: ask(site, job_id, samples=20)), phase(job_id, "finished")]
         run_and_follow(replace(options or go_on(site), sinks=(sink,)), story(*steps))
         assert passed[:2] == [f"submit {job_id}", f"start {job_id}"]
     assert not [line for line in passed if line.endswith(" a")]
@@ -203,9 +207,7 @@ def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
 ) -> None:
     monkeypatch.setattr(Fifo, "explain", lambda self, snapshot: 1 / 0)
     monkeypatch.setattr(Fifo, "dump_state", lambda self: {"queue": object()})
-    run_and_follow(
-        begin(site, "fifo"), story((nothing, lambda: ask(site, "a")), (phase("a", "finished"), lambda: None))
-    )
+    run_and_follow(begin(site, "fifo"), story((nothing, lambda: ask(site, "a")), phase("a", "finished")))
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
     assert "ZeroDivisionError: division by zero; the schedule does without" in caplog.text
     assert len({line for line in caplog.messages if "the schedule does without" in line}) == 2
@@ -229,7 +231,7 @@ def test_what_a_failed_decision_has_changed_is_put_back(site: Site, monkeypatch:
             (nothing, lambda: ask(site, "a", gpus=2, low=2, high=2)),
             (lambda log: len(failed_decisions(site)) == 1, lambda: ask(site, "b")),
             (lambda log: len(failed_decisions(site)) == 2, lambda: ask(site, "c")),
-            *((phase(job_id, "finished"), lambda: None) for job_id in "abc"),
+            *(phase(job_id, "finished") for job_id in "abc"),
         ),
     )
     assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
@@ -253,8 +255,8 @@ def test_a_job_that_a_failing_policy_rejects_is_out(site: Site, monkeypatch: pyt
             (nothing, lambda: ask(site, "long", samples=1e6)),
             (trains("long"), lambda: ask(site, "a", samples=1e6)),
             (trains("a"), lambda: ask(site, "b", samples=1e6)),
-            (phase("a", "rejected"), lambda: None),
-            (lambda log: "a" not in log.broken_off, lambda: None),
+            phase("a", "rejected"),
+            lambda log: "a" not in log.broken_off,
         ),
     )
     assert site.of("a") == ["submit a", "start a 1", "reject a 0"]
@@ -281,7 +283,7 @@ def test_a_plan_of_slots_admits_jobs_or_rejects_them(site: Site) -> None:
             (phase("a", "finished"), lambda: ask(site, "long", samples=1e6, high=2)),
             (trains("long"), note),
             (phase("late", "rejected"), lambda: cancel(site.state, ["long"])),
-            (nothing_runs(site), lambda: None),
+            nothing_runs(site),
         ),
     )
     assert (site.of("a")[0], site.of("a")[-1]) == ("submit a", "finish a 0")

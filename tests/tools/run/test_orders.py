@@ -30,7 +30,7 @@ from tests.cli.calling import call
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import EXIT
 from tests.tools.run.site import Site, in_order, until
-from tests.tools.run.test_follow import ask, begin, end_all, go_on, nothing, phase, story, trains
+from tests.tools.run.test_follow import ask, begin, end_all, go_on, never, nothing, phase, story, trains
 
 pytestmark = pytest.mark.usefixtures("plain_python")
 
@@ -94,9 +94,9 @@ def test_a_held_job_saves_and_goes_on_once_it_is_released(site: Site) -> None:
         story(
             (trains("a"), lambda: ask(site, "b", samples=20, gpus=2)),
             (phase("b", "waiting"), lambda: order_jobs(site.state, "hold", ["a"])),
-            *[(is_idle, lambda: None)] * 5,
+            *[is_idle] * 5,
             (is_idle, release),
-            (lambda log: False, lambda: None),
+            never,
         ),
     )
     assert in_order(
@@ -120,12 +120,12 @@ def test_an_order_waits_in_the_spool_for_the_next_run(site: Site) -> None:
     (path,) = StateDir(site.state).spool.glob("*.order.json")
     assert path.stat().st_mode & 0o777 == 0o600
     assert "has ordered to hold it" in state_of(site, "a")[1]
-    run_and_follow(begin(site, "fifo"), story((phase("c", "finished"), lambda: None)))
+    run_and_follow(begin(site, "fifo"), story(phase("c", "finished")))
     assert site.of("a") == ["submit a", "hold a"]
     assert state_of(site, "a")[0] == "held"
     order_jobs(site.state, "release", ["a"])
     assert state_of(site, "a")[1].endswith("has ordered to release it")
-    run_and_follow(go_on(site), story((phase("a", "finished"), lambda: None)))
+    run_and_follow(go_on(site), story(phase("a", "finished")))
     assert site.of("a")[1:] == ["hold a", "unhold a", "start a 1", "finish a 0"]
     with pytest.raises(UsageError, match="has no job d, e: nothing was ordered"):
         order_jobs(site.state, "hold", ["b", "d", "e"])
@@ -189,7 +189,7 @@ def test_no_job_comes_to_a_drained_node(two_nodes: Site, capsys: pytest.CaptureF
             (lambda log: "n0" in log.drained, lambda: ask(site, "b", samples=1e6, gpus=2)),
             (trains("b"), lambda: ask(site, "c", samples=20, gpus=2)),
             (phase("a", "finished"), look),
-            (phase("c", "finished"), lambda: None),
+            phase("c", "finished"),
         ),
     )
     assert placement(site, "b") == {"n1": 2}
@@ -206,8 +206,7 @@ def test_no_job_comes_to_a_drained_node(two_nodes: Site, capsys: pytest.CaptureF
 def test_a_drain_outlives_a_restart_and_holds_for_cron(two_nodes: Site) -> None:
     site = two_nodes
     run_and_follow(
-        begin(site, "fifo"),
-        story((nothing, lambda: ask(site, "a", samples=1e6, gpus=2)), (trains("a"), lambda: None)),
+        begin(site, "fifo"), story((nothing, lambda: ask(site, "a", samples=1e6, gpus=2)), trains("a"))
     )
     ask(site, "b", samples=1e6, gpus=2)
     before = decided(site)
@@ -217,7 +216,7 @@ def test_a_drain_outlives_a_restart_and_holds_for_cron(two_nodes: Site) -> None:
     cron(site)
     assert placement(site, "b") == {}
     order_nodes(site.state, "resume", ["n1"])
-    run_and_follow(go_on(site), story((trains("b"), lambda: None)))
+    run_and_follow(go_on(site), story(trains("b")))
     assert placement(site, "b") == {"n1": 2}
     end_all(site, "a", "b")
 
@@ -227,7 +226,7 @@ def test_unknown_nodes_are_refused_and_others_wait_in_the_spool(two_nodes: Site)
     ask(site, "a", samples=20)
     with pytest.raises(UsageError, match="no run has begun there, so its nodes are not known"):
         order_nodes(site.state, "drain", ["n0"])
-    run_and_follow(begin(site, "fifo"), story((phase("a", "finished"), lambda: None)))
+    run_and_follow(begin(site, "fifo"), story(phase("a", "finished")))
     with pytest.raises(UsageError, match="has no node n7; it has: n0, n1"):
         order_nodes(site.state, "drain", ["n0", "n7"])
     assert requests(site) == []
@@ -379,7 +378,7 @@ def test_jobs_leave_though_the_policy_fails(site: Site, monkeypatch: pytest.Monk
         story(
             (nothing, lambda: ask(site, "a", samples=1e6)),
             (trains("a"), fails_from_then_on),
-            (lambda log: "n0" in log.drained and not left_running(site.folder), int),
+            lambda log: "n0" in log.drained and not left_running(site.folder),
         ),
     )
     monkeypatch.setattr(Fifo, "decide", decide)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.status import Watcher
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, until
-from tests.tools.run.test_follow import Step
+from tests.tools.run.test_follow import Condition, Step, never, story
 
 pytestmark = pytest.mark.usefixtures("plain_python")
 
@@ -124,16 +124,10 @@ def costs(site: Site) -> dict[object, float]:
 
 def run(site: Site, policy: str | None, *steps: Step) -> JobLog:
     """Run until all is done; each step is taken once its condition holds. Returns the record of the job."""
-    waiting = [*steps]
-
-    def view(log: RunLog, now_s: float) -> None:
-        if waiting and waiting[0][0](log):
-            waiting.pop(0)[1]()
-
-    return run_until_done(site.options(policy), view)[0].jobs["a"]
+    return run_until_done(site.options(policy), story(*steps, never))[0].jobs["a"]
 
 
-def after(site: Site, change: str) -> Callable[[RunLog], bool]:
+def after(site: Site, change: str) -> Condition:
     """Whether the job has trained since it started, shrank, …"""
     return lambda _: any((event.detail or {}).get("after") == change for event in site.events())
 

@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 
 import psutil
@@ -30,7 +29,7 @@ from pliant.tools.schedule.decide import Question
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, in_order, until
-from tests.tools.run.test_follow import Step, phase, story, trains
+from tests.tools.run.test_follow import Condition, Step, never, phase, story, trains
 
 pytestmark = pytest.mark.torch
 
@@ -90,10 +89,9 @@ def pliant_run(site: Site, *words: object, umask: int = -1) -> subprocess.Popen[
     )
 
 
-def run(site: Site, policy: str | None, *steps: Step, interrupted: bool = False) -> RunLog:
+def run(site: Site, policy: str | None, *steps: Step | Condition, interrupted: bool = False) -> RunLog:
     """Take each step once its condition holds; run until all is done, or interrupt it after the steps."""
-    never: Step = (lambda log: False, lambda: None)
-    view = story(*steps, *(() if interrupted else (never,)))
+    view = story(*steps) if interrupted else story(*steps, never)
     return run_until_done(replace(site.options(policy), timeouts=Timeouts()), view)[0]
 
 
@@ -116,7 +114,7 @@ def details(site: Site, job_id: str, *kinds: str) -> list[dict[str, object]]:
     ]
 
 
-def in_place(site: Site, job_id: str, count: int) -> Callable[[RunLog], bool]:
+def in_place(site: Site, job_id: str, count: int) -> Condition:
     """Whether the job has changed its workers that often."""
     return lambda _: [each.get("mechanism") for each in details(site, job_id)].count("in place") == count
 
@@ -179,7 +177,7 @@ def test_a_lost_worker_is_replaced_as_its_job_trains(site: Site, caplog: pytest.
         site,
         "fair-share",
         (trains("a"), lambda: workers(site, "a")[-1].send_signal(signal.SIGSTOP)),
-        (in_place(site, "a", 2), lambda: None),  # one change without it, one with another in its place
+        in_place(site, "a", 2),  # one change without it, one with another in its place
         interrupted=True,
     )
     saved = log.jobs["a"].samples_done
@@ -299,7 +297,7 @@ def test_a_job_without_work_grows_by_its_epochs_and_ends_itself(site: Site) -> N
     spec = site.job("a", text=ENDS_ONCE_GROWN, work=None, elastic="size+batch", batch=batch, high=2)
     submit(site.state, [spec], "jobs", folder=site.folder, now_s=0.0)
     options = RunOptions(site.state, question=Question("ones"), cluster=str(site.folder / "cluster.json"))
-    run_and_follow(options, story((phase("a", "finished", "failed"), lambda: None)))
+    run_and_follow(options, story(phase("a", "finished", "failed")))
     assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
     changes = {each.event: each for each in site.events() if each.event in ("start", "grow")}
     assert [changes[name].global_batch for name in ("start", "grow")] == [8, 16]
