@@ -77,6 +77,7 @@ def test_a_killed_submission_is_there_as_a_whole_or_not_at_all(site: Site, step:
     ("step", "count"),
     [
         ("statedir.state:State.record", 2),
+        ("service.launching:write_plan", 1),
         ("backends.local:LocalBackend._spawn", 1),
         ("backends.local:LocalBackend.start", 1),
     ],
