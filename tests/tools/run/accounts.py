@@ -10,7 +10,7 @@ from pliant.schemas.event import Event
 
 def check_story(events: Sequence[Event], slots: int) -> None:
     """Each job is submitted once and ends once, and no more slots are held than there are."""
-    told = Counter((event.event, event.job) for event in events)
+    counts = Counter((event.event, event.job) for event in events)
     without = [
         event
         for event in events
@@ -19,22 +19,22 @@ def check_story(events: Sequence[Event], slots: int) -> None:
     assert without == []
     ends = ("finish", "fail", "cancel", "reject")
     for job_id in {event.job for event in events if event.job}:
-        assert told["submit", job_id] == 1, job_id
-        assert sum(told[end, job_id] for end in ends) == 1, job_id
+        assert counts["submit", job_id] == 1, job_id
+        assert sum(counts[end, job_id] for end in ends) == 1, job_id
     held: dict[str | None, int] = {}
-    beside: dict[str | None, str | None] = {}
+    partners: dict[str | None, str | None] = {}
     for number, event in enumerate(events):
         if event.gpus is not None and event.event not in ("progress", "epoch", "checkpoint"):
             held[event.job] = event.gpus
-            beside = {job: other for job, other in beside.items() if event.job not in (job, other)}
-            beside[event.job] = (event.detail or {}).get("beside")
+            partners = {job: other for job, other in partners.items() if event.job not in (job, other)}
+            partners[event.job] = (event.detail or {}).get("beside")
         last = number + 1 == len(events) or events[number + 1].time != event.time
-        assert not last or _slots_of(held, beside) <= slots, event
+        assert not last or _slots_of(held, partners) <= slots, event
 
 
-def _slots_of(held: dict[str | None, int], beside: dict[str | None, str | None]) -> int:
+def _slots_of(held: dict[str | None, int], partners: dict[str | None, str | None]) -> int:
     return sum(
         gpus
         for job, gpus in held.items()
-        if not (other := beside.get(job)) or (beside.get(other) == job and str(job) < other)
+        if not (other := partners.get(job)) or (partners.get(other) == job and str(job) < other)
     )

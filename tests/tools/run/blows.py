@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import time
@@ -19,7 +18,7 @@ from pliant.tools.run.service.submit import cancel, submit
 from tests.builders import job
 from tests.tools.run.chaos import MOST_ALIVE, Storm
 from tests.tools.run.conftest import left_running
-from tests.tools.run.hostile import HOSTILE
+from tests.tools.run.hostile import HOSTILE, written
 
 FULL_S: Final = 1.0
 """For so long a disk is full."""
@@ -59,19 +58,8 @@ def _give(storm: Storm, spec: Job, samples: float | None) -> None:
 
 def submit_hostile(storm: Storm) -> None:
     """A job that is wrong in some way. It may be refused; if it is accepted, it may not harm the others."""
-    job_id = storm.new_id()
-    record = {
-        "id": job_id,
-        "submit_time": 0,
-        "model": "m",
-        "gpus": {"requested": 1},
-        "command": [storm.script, "--samples", "10"],
-        "work": {"samples": 10.0},
-        "batch": {"size": 8},
-        **storm.chance.choice(HOSTILE),
-    }
-    path = storm.folder / "hostile.jsonl"
-    path.write_text(json.dumps(record) + "\n")
+    hostile = storm.chance.choice(HOSTILE)
+    path = written(storm.folder, storm.new_id(), f"{storm.script} --samples 10", **hostile)
     try:
         (spec,) = read_jobs(path)
     except PliantError:

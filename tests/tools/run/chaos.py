@@ -67,8 +67,6 @@ class Storm:
     seed: int
     elastic_every: int = 6
     """Every n-th job trains for real; the others are stand-ins that need no torch."""
-    torchrun: bool = True
-    """Whether those are started as users' jobs are; otherwise by Python alone."""
     slurm: SlurmCluster | None = None
     """What they run on; None for this machine."""
     wanted: dict[str, float | None] = field(default_factory=dict)
@@ -85,7 +83,7 @@ class Storm:
         self.chance = random.Random(self.seed + 1)
         self._blows = random.Random(self.seed)
         self.script = script(self.folder)
-        self.elastic = script(self.folder, ELASTIC, ALWAYS_BY_TORCHRUN if self.torchrun else "elastic.py")
+        self.elastic = script(self.folder, ELASTIC, ALWAYS_BY_TORCHRUN)
         self._ids = 0
         self._loop: subprocess.Popen[bytes] | None = None
         write_cluster(self._cluster(), self.folder / "cluster.json")

@@ -51,10 +51,10 @@ def _files_of_runs(folder: Path) -> Iterator[Path]:
 def nothing_left_behind(tmp_path: Path) -> Iterator[None]:
     yield
     _, left = psutil.wait_procs(left_running(tmp_path.resolve()), timeout=DYING_S)
-    told = [_described(process) for process in left]
+    commands = [_described(process) for process in left]
     for process in left:
         process.kill()
-    assert told == []
+    assert commands == []
     # os.walk() passes over a folder that goes meanwhile: rounds that are over are removed in the background
     assert [file for file in _files_of_runs(tmp_path) if fnmatch.fnmatch(file.name, ".pliant-*.tmp")] == []
 

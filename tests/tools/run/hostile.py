@@ -1,7 +1,9 @@
-"""Fields of jobs that are wrong in some way, or unheard of."""
+"""Job files that anybody could write, and fields of jobs that are wrong in some way."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 HUGE, TINY = 1e308, 5e-324
@@ -32,3 +34,12 @@ HOSTILE: list[dict[str, Any]] = [
     {"user": "\0\n"},
     {"model": "\0"},
 ]
+
+
+def written(folder: Path, job_id: str, command: str, /, **fields: Any) -> Path:
+    """A job file as anybody could write it, with one job of these fields."""
+    usual = {"submit_time": 0, "model": "m", "gpus": {"requested": 1}, "work": {"samples": 10.0}}
+    record = {"id": job_id, **usual, "command": command.split(), "batch": {"size": 8}, **fields}
+    path = folder / f"{job_id}.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    return path

@@ -58,16 +58,16 @@ def say(**event):
 
 
 print("hello from", slot, flush=True)
-told = None
+reported = None
 while done < options.samples or not os.path.exists(options.gate):
     time.sleep(0.01)
     done = min(options.samples, done + options.rate * 0.01)
-    if done != told:
+    if done != reported:
         say(event="progress", samples_done=done, loss=1.0 / (1.0 + done))
-    if done // options.epoch > (told or 0.0) // options.epoch:
+    if done // options.epoch > (reported or 0.0) // options.epoch:
         epoch = int(done // options.epoch) - 1
         say(event="epoch", samples_done=done, loss=1.0 / (1.0 + done), metric=0.5, detail={"epoch": epoch})
-    told = done
+    reported = done
     if done >= options.crash_at:
         leave("crashed", 1)
     if not (options.deaf or options.stubborn) and json.loads((folder / "plan.json").read_text())["abort"]:

@@ -134,7 +134,7 @@ class Story:
         return self.write_inputs(StateDir(state))
 
     def write_inputs(self, dirs: StateDir) -> StateDir:
-        """What lies beside the log: the cluster, and the last schedule."""
+        """What is there besides the log: the cluster, and the last schedule."""
         write_cluster(self.session.cluster, dirs.cluster)
         write_schedule(self.schedule, dirs.schedule)
         return dirs

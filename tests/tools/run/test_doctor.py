@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from subprocess import PIPE
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -43,11 +44,16 @@ from pliant.tools.run.statedir.file_system import Mount, Probed
 from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.state import State
 from tests.builders import cluster, job
+from tests.leftovers import started
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.fake_nvml import Card, install
+from tests.tools.run.site import until
+
+Golden = Callable[..., None]
+JOB = job("a", command=("train.py",), work={"samples": 1.0})
 
 
-def found(checks: Iterable[Check], area: str | None = None) -> list[str]:
+def texts(checks: Iterable[Check], area: str | None = None) -> list[str]:
     """``problem: text; advice`` of each check, or of those of one area."""
     return [
         f"{each.verdict}: {each.text}" + (f"; {each.advice}" if each.advice else "")
@@ -57,10 +63,7 @@ def found(checks: Iterable[Check], area: str | None = None) -> list[str]:
 
 
 def not_ok(checks: Iterable[Check]) -> list[str]:
-    return [text for text in found(checks) if not text.startswith("ok: ")]
-
-
-JOB = job("a", command=("train.py",), work={"samples": 1.0})
+    return [text for text in texts(checks) if not text.startswith("ok: ")]
 
 
 @pytest.fixture
@@ -76,64 +79,69 @@ def state(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where these tests run there may be little room, a slow disk, or a disk in memory."""
-    monkeypatch.setattr(doctor, "mount_of", lambda _path: Mount("ext4"))
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 40))
-    monkeypatch.setattr(doctor.os, "statvfs", lambda _path: SimpleNamespace(f_files=0, f_favail=0))
-    monkeypatch.setattr(doctor, "probe", lambda _path: Probed(0.001, locks=True, skew_s=0.0))
+    set_disk(monkeypatch)
     install(monkeypatch)
 
 
-def test_a_state_directory_that_waits_for_a_loop_is_a_warning_and_nothing_is_changed(state: Path) -> None:
-    before = {path: (path.stat().st_mtime_ns, path.stat().st_mode) for path in state.rglob("*")}
+def set_disk(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    mount: Mount = Mount("ext4"),  # noqa: B008 - frozen
+    free: int = 1 << 40,
+    files: tuple[int, int] = (0, 0),
+    probed: Probed | OSError = Probed(0.001, locks=True, skew_s=0.0),  # noqa: B008 - frozen
+) -> None:
+    def probe(_path: Path) -> Probed:
+        if isinstance(probed, OSError):
+            raise probed
+        return probed
+
+    room = SimpleNamespace(f_files=files[0], f_favail=files[1])
+    monkeypatch.setattr(doctor, "mount_of", lambda _path: mount)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    monkeypatch.setattr(doctor.os, "statvfs", lambda _path: room)
+    monkeypatch.setattr(doctor, "probe", probe)
+
+
+def test_a_directory_without_a_loop_is_a_warning_and_unchanged(state: Path) -> None:
+    def content() -> dict[Path, tuple[int, int]]:
+        return {path: (path.stat().st_mtime_ns, path.stat().st_mode) for path in state.rglob("*")}
+
+    before = content()
     seen = examine(state)
     assert worst(seen) == "warning"
-    assert found(seen, "cluster") == ["ok: 1 node, 2 CPU slots, backend local"]
+    assert texts(seen, "cluster") == ["ok: 1 node, 2 CPU slots, backend local"]
     (text,) = not_ok(seen)
     assert text.startswith("warning: no loop serves 1 job; one wrote last ")
     assert text.endswith(f"unless cron calls pliant run: pliant run --follow --state {state}")
-    assert before == {path: (path.stat().st_mtime_ns, path.stat().st_mode) for path in state.rglob("*")}
+    assert before == content()
+    with State(state):
+        (text,) = texts(examine(state), "service")
+    assert text.startswith(f"ok: process {os.getpid()} runs it; it wrote last ")
 
 
-def test_a_directory_that_is_not_there_yet_is_fine(tmp_path: Path) -> None:
+def test_a_directory_may_be_missing_or_hold_requests_alone(tmp_path: Path) -> None:
     seen = examine(tmp_path / "a" / "b")
     assert not_ok(seen) == []
-    assert "is not there yet" in found(seen, "folder")[0]
+    assert "is not there yet" in texts(seen, "folder")[0]
     assert not (tmp_path / "a").exists()
-
-
-def test_requests_that_no_loop_has_taken_up_wait_too(tmp_path: Path) -> None:
     submit(tmp_path / "new", [JOB], "jobs", folder=tmp_path, now_s=time.time(), check_scripts=False)
     (text,) = not_ok(examine(tmp_path / "new"))
     assert text.startswith("warning: no loop serves 1 request; unless cron")
 
 
-def test_a_loop_that_holds_the_directory_is_named(state: Path) -> None:
-    with State(state):
-        texts = found(examine(state), "service")
-    assert texts[0].startswith(f"ok: process {os.getpid()} runs it; it wrote last ")
-
-
-@pytest.fixture
-def stopped(state: Path) -> Iterator[subprocess.Popen[bytes]]:
+def test_a_loop_that_is_stopped_is_a_problem(state: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from pliant.tools.run.statedir.directory import Lock; "
+        "lock = Lock(Path(sys.argv[1])); lock.acquire(); print(flush=True); time.sleep(600)"
     )
-    code += "lock = Lock(Path(sys.argv[1])); lock.acquire(); print(flush=True); time.sleep(600)"
-    holder = subprocess.Popen([sys.executable, "-c", code, str(state / "lock")], stdout=subprocess.PIPE)
-    assert holder.stdout is not None
-    holder.stdout.readline()
-    holder.send_signal(signal.SIGSTOP)
-    while psutil.Process(holder.pid).status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
-    yield holder
-    holder.kill()
-    holder.communicate()
-
-
-def test_a_loop_that_is_stopped_is_a_problem(state: Path, stopped: subprocess.Popen[bytes]) -> None:
-    (text,) = not_ok(examine(state))
-    assert text.startswith(f"problem: process {stopped.pid} runs it, but is stopped; it wrote")
-    assert text.endswith(f"; kill -CONT {stopped.pid}")
+    with started([sys.executable, "-c", code, str(state / "lock")], stdout=PIPE) as holder:
+        holder.stdout.readline()
+        holder.send_signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_STOPPED)
+        (text,) = not_ok(examine(state))
+    assert text.startswith(f"problem: process {holder.pid} runs it, but is stopped; it wrote")
+    assert text.endswith(f"; kill -CONT {holder.pid}")
 
 
 def damage_log(state: Path) -> None:
@@ -159,9 +167,7 @@ def open_to_others(state: Path) -> None:
         (open_to_others, "others may write in it"),
     ],
 )
-def test_a_directory_that_cannot_be_used_is_a_problem_and_stays_as_it_is(
-    happens: Callable[[Path], None], said: str, state: Path
-) -> None:
+def test_an_unusable_directory_is_a_problem(happens: Callable[[Path], None], said: str, state: Path) -> None:
     happens(state)
     mode = state.stat().st_mode
     (text,) = not_ok(examine(state))
@@ -170,76 +176,43 @@ def test_a_directory_that_cannot_be_used_is_a_problem_and_stays_as_it_is(
     assert state.stat().st_mode == mode
 
 
-@pytest.mark.parametrize("kind", ["file", "circle"])
-def test_what_is_no_folder_is_a_problem(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "live"
-    if kind == "file":
-        path.write_text("")
-    else:
-        path.symlink_to("live")
-    assert worst(examine(path)) == "problem"
+def test_what_is_no_folder_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "circle").symlink_to("circle")
+    assert [worst(examine(tmp_path / name)) for name in ("file", "circle")] == ["problem"] * 2
 
 
-UNLOCKED = Mount("nfs", frozenset(["nolock"]))
+DISKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "in memory": ("local", {"mount": Mount("tmpfs")}),
+    "own locks": ("local", {"mount": Mount("nfs", frozenset(["nolock"]))}),
+    "local, for Slurm": ("slurm", {"mount": Mount("ext4")}),
+    "shared, for Slurm": ("slurm", {"mount": Mount("nfs4")}),
+    "unknown": ("local", {"mount": Mount("")}),
+    "full": ("local", {"free": (64 << 20) - 1}),
+    "nearly full": ("local", {"free": 64 << 20}),
+    "still nearly full": ("local", {"free": (2 << 30) - 1}),
+    "room": ("local", {"free": 2 << 30, "files": (9, 10_000)}),
+    "few files": ("local", {"files": (9, 9_999)}),
+    "no locks": ("local", {"probed": Probed(0.001, locks=False, skew_s=0.0)}),
+    "slow": ("local", {"probed": Probed(0.9, locks=True, skew_s=0.0)}),
+    "not ours": ("local", {"probed": OSError(13, "Permission denied")}),
+}
 
 
-@pytest.mark.parametrize(
-    ("mount", "backend", "said"),
-    [
-        (Mount("tmpfs"), "local", "warning: {place} is in memory (tmpfs): a reboot empties it"),
-        (UNLOCKED, "local", "warning: nfs: other machines do not see its locks (nolock)"),
-        (Mount("ext4"), "slurm", "warning: {place} is on ext4, and the nodes have to see it at the same"),
-        (Mount("nfs4"), "slurm", "ok: on nfs4, which machines can share"),
-        (Mount(""), "local", "ok: on an unknown file system"),
-    ],
-)
-def test_the_file_system_is_judged_by_who_has_to_see_it(
-    mount: Mount, backend: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", DISKS)
+def test_a_file_system_is_judged_by_kind_room_and_locks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden_text: Golden
 ) -> None:
-    monkeypatch.setattr(doctor, "mount_of", lambda _path: mount)
-    texts = found(doctor.folder(look_around(tmp_path, None, backend)))
-    assert any(text.startswith(said.format(place=tmp_path.resolve())) for text in texts), texts
-
-
-@pytest.mark.parametrize(
-    ("free", "files", "verdict"),
-    [(1 << 20, 0, "problem"), (1 << 30, 0, "warning"), (1 << 40, 9, "warning"), (1 << 40, 0, "ok")],
-)
-def test_a_disk_that_fills_up_is_noticed_before_it_is_full(
-    free: int, files: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
-    monkeypatch.setattr(doctor.os, "statvfs", lambda _path: SimpleNamespace(f_files=files, f_favail=7))
-    seen = list(doctor.folder(look_around(tmp_path, None, None)))
-    assert worst(seen) == verdict
-    assert bool(files) == any("but 7 files at most" in text for text in found(seen))
-
-
-@pytest.mark.parametrize(
-    ("probed", "said"),
-    [
-        (Probed(0.001, locks=False, skew_s=0.0), "problem: locks have no effect here: two runs could use it"),
-        (Probed(0.9, locks=True, skew_s=0.0), "warning: a write is on disk after 900 ms"),
-        (OSError(13, "Permission denied"), "cannot be written, or knows no locks: Permission denied"),
-    ],
-)
-def test_what_writing_shows_is_said(
-    probed: Probed | OSError, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def probe(_path: Path) -> Probed:
-        if isinstance(probed, OSError):
-            raise probed
-        return probed
-
-    monkeypatch.setattr(doctor, "probe", probe)
-    assert said in "".join(not_ok(doctor.folder(look_around(tmp_path, None, None))))
+    backend, disk = DISKS[name]
+    set_disk(monkeypatch, **disk)
+    golden_text("\n".join(texts(doctor.folder(look_around(tmp_path, None, backend)))))
 
 
 def test_clocks_that_disagree_are_noticed(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = look_around(state, None, None)
     assert site.log is not None
     site.log.last_s = time.time() + 3600
-    monkeypatch.setattr(doctor, "probe", lambda _path: Probed(0.001, locks=True, skew_s=-40.0))
+    set_disk(monkeypatch, probed=Probed(0.001, locks=True, skew_s=-40.0))
     jumped, ahead, skewed = not_ok(clock(replace(site, began=Began(time.time() + 90, time.monotonic()))))
     assert jumped.startswith("warning: this machine's clock was set by -90.0 s while it was looked at")
     assert ahead.startswith("warning: the log is 1 h ahead: the clock was set back since")
@@ -258,25 +231,22 @@ END = "end it, or leave that GPU out with CUDA_VISIBLE_DEVICES"
 def test_gpus_of_the_cluster_have_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda _name: "2.13.0")
     install(monkeypatch, Card("GPU-a"), Card("GPU-b"))
-    assert found(doctor.gpus(Site("local", cluster=GPUS))) == ["ok: 2 GPUs to use of 2, driver 570.86.15"]
+    assert texts(doctor.gpus(Site("local", cluster=GPUS))) == ["ok: 2 GPUs to use of 2, driver 570.86.15"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    first, second = found(doctor.gpus(Site("local", cluster=GPUS)))
+    first, second = texts(doctor.gpus(Site("local", cluster=GPUS)))
     assert first == "ok: 1 GPU to use of 2, driver 570.86.15"
     assert second.startswith("problem: cluster: /nodes: 2 GPUs on the local backend, this machine has 1")
 
 
-def test_gpus_that_are_lost_in_use_or_without_cuda_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_lost_in_use_or_without_cuda_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "live"
     monkeypatch.setattr(doctor, "version", lambda _name: "2.13.0+cpu")
     ours = {"PLIANT_JOB_DIR": str(own / "jobs/a"), "PATH": os.environ["PATH"]}
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=ours) as trains:
-        while "PLIANT_JOB_DIR" not in psutil.Process(trains.pid).environ():
-            time.sleep(0.01)
+    with started([sys.executable, "-c", "input()"], stdin=PIPE, env=ours) as trains:
+        until(lambda: "PLIANT_JOB_DIR" in psutil.Process(trains.pid).environ())
         install(monkeypatch, Card("GPU-a", pids=(trains.pid, os.getpid())), Card("GPU-b", lost=True))
-        texts = not_ok(doctor.gpus(Site("local", StateDir(own), cluster=cluster(1))))
-    assert texts == [
+        seen = not_ok(doctor.gpus(Site("local", StateDir(own), cluster=cluster(1))))
+    assert seen == [
         "warning: GPU 1: GPU is lost; look at nvidia-smi; it is left out",
         "problem: torch 2.13.0+cpu is the build without CUDA; install the one with: pip install torch",
         f"warning: GPU 0 is in use by process {os.getpid()}; {END}",
@@ -284,34 +254,38 @@ def test_gpus_that_are_lost_in_use_or_without_cuda_are_said(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "verdict"), [(GPUS, "problem"), (cluster(2, slots="cpu"), "ok"), (None, "ok")]
+    ("nodes", "driver", "verdict"),
+    [
+        (GPUS, "/dev/null", "problem"),
+        (cluster(2, slots="cpu"), "/dev/no-such-driver", "ok"),
+        (None, "/dev/no-such-driver", "ok"),
+        (None, "/dev/null", "warning"),
+    ],
 )
-def test_no_driver_is_a_problem_where_the_cluster_has_gpus(
-    nodes: Cluster | None, verdict: str, monkeypatch: pytest.MonkeyPatch
+def test_without_a_driver_gpus_of_the_cluster_are_a_problem(
+    nodes: Cluster | None, driver: str, verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> None:
         raise ServiceMissingError("no driver")
 
     monkeypatch.setattr(doctor, "list_gpus", missing)
-    monkeypatch.setattr(doctor, "DRIVER", Path("/dev/no-such-driver"))
+    monkeypatch.setattr(doctor, "DRIVER", Path(driver))
     (check,) = doctor.gpus(Site("local", cluster=nodes))
     assert check.verdict == verdict
 
 
-def test_a_cluster_that_cannot_be_read_is_a_problem_and_the_rest_is_looked_at(tmp_path: Path) -> None:
+def test_an_unreadable_cluster_or_a_bug_hides_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     path.write_text("{")
     seen = examine(None, str(path))
     assert worst(seen) == "problem"
     assert {"versions", "cluster", "clock", "GPUs"} <= {check.area for check in seen}
 
-
-def test_an_error_in_a_check_is_a_problem_of_its_area() -> None:
     def breaks(_site: Site) -> Iterator[Check]:
         yield Check("ok", "fine so far")
         raise RuntimeError("no such\nclock")
 
-    assert found(guarded("clock", breaks, Site("local")), "clock") == [
+    assert texts(guarded("clock", breaks, Site("local")), "clock") == [
         "ok: fine so far",
         "problem: cannot be looked at: RuntimeError: no such; mend that, and look again",
     ]
@@ -319,56 +293,33 @@ def test_an_error_in_a_check_is_a_problem_of_its_area() -> None:
 
 # Versions of packages, none of which is imported.
 
-HERE = Site("local")
 NEEDED = ["torch>=2.11; extra == 'run'", "psutil>=6", "rich>=13.9", "nvidia-ml-py>=12; extra == 'gpu'"]
 
 
-@pytest.fixture
-def constraints(tmp_path: Path) -> Path:
-    path = tmp_path / "constraints.txt"
-    path.write_text("rich==15.0.0\ntorch==2.13.0\ntorchvision==0.28\n")
-    return path
+@pytest.mark.parametrize(
+    "packages",
+    [{"torch": "2.13.0+cpu", "psutil": "7.2.2"}, {"torch": "2.12.1", "psutil": "7.2.2"}, {"psutil": "5.9.8"}],
+    ids=["as pinned", "older torch", "no torch"],
+)
+def test_versions_are_compared_with_those_pinned_and_needed(
+    packages: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden_text: Golden
+) -> None:
+    known = {"pliant": "0.1.0", "rich": "13.10", **packages}
 
-
-def installed(monkeypatch: pytest.MonkeyPatch, **packages: str) -> None:
     def version(name: str) -> str:
-        if name not in packages:
+        if name not in known:
             raise PackageNotFoundError(name)
-        return packages[name]
+        return known[name]
 
     monkeypatch.setattr(doctor, "version", version)
     monkeypatch.setattr(doctor, "requires", lambda _name: NEEDED)
-
-
-NO_TORCH = "problem: torch is not installed, so no job can train; pip install 'pliant[run]'"
-
-
-@pytest.mark.parametrize(
-    ("packages", "said"),
-    [
-        (
-            {"torch": "2.13.0+cpu", "psutil": "7.2.2"},
-            ["ok: torch 2.13.0+cpu", "ok: 2 packages as new as needed"],
-        ),
-        (
-            {"torch": "2.12.1", "psutil": "7.2.2"},
-            ["warning: torch 2.12.1 is not the version that the tests run with, 2.13.0; pip install", "ok: "],
-        ),
-        (
-            {"psutil": "5.9.8"},
-            [NO_TORCH, "problem: psutil 5.9.8 is older than 6; install pliant again"],
-        ),
-    ],
-)
-def test_versions_are_compared_with_those_of_the_tests_and_those_that_are_needed(
-    packages: dict[str, str], said: list[str], constraints: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed(monkeypatch, pliant="0.1.0", rich="13.10", **packages)
-    first, *texts = found(versions(HERE, constraints))
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text("rich==15.0.0\ntorch==2.13.0\ntorchvision==0.28\n")
+    first, *rest = texts(versions(Site("local"), constraints))
     assert first.startswith("ok: pliant 0.1.0, Python 3.")
-    assert [text[: len(begin)] for text, begin in zip(texts, said, strict=True)] == said
+    golden_text("\n".join(rest))
     if "torch" in packages:
-        assert not_ok(versions(HERE, constraints.parent / "none.txt")) == []
+        assert not_ok(versions(Site("local"), tmp_path / "none.txt")) == []
 
 
 def test_requirements_of_extras_are_not_needed() -> None:
@@ -405,88 +356,44 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
 
 
-@pytest.mark.usefixtures("recorded")
-def test_nodes_out_of_service_are_warnings_with_the_reason() -> None:
-    texts = found(checks_of(of("n0", "n1", "n3")))
-    assert texts == [
-        "ok: slurm-wlm 22.05.8 has all commands that are needed; sacct is not",
-        "ok: partition main starts jobs",
-        "warning: n1 is out of service (cooling); mend it, then: scontrol update nodename=n1 state=resume",
-        "ok: 2 of 3 nodes in service",
-    ]
+def silent(argv: Sequence[str], **_more: float) -> str:
+    if argv[-1] == "--version":
+        return "slurm 19.05.3\n"
+    raise ServiceMissingError("scontrol: Unable to contact slurm controller (connect failure)")
+
+
+TOPOLOGY = (RECORDED / "22.05-topology.txt").read_text()
+OWN_JOBS = replace(of("n0"), backend="slurm-jobs")
+SLURMS: dict[str, tuple[Site, Callable[[pytest.MonkeyPatch], None]]] = {
+    "a node is out of service": (of("n0", "n1", "n3"), lambda _: None),
+    "another file": (of("n0", "n9", gpus=8, partition="big"), lambda _: None),
+    "no node is in service": (of("n1", "n2"), lambda _: None),
+    "no file": (Site("slurm"), lambda _: None),
+    "jobs of their own": (OWN_JOBS, lambda _: None),
+    "not Slurm": (Site("local"), lambda _: None),
+    "GPUs by node": (
+        OWN_JOBS,
+        lambda patch: patch.setattr(doctor.parsing, "settings", lambda _: {"SelectType": "select/linear"}),
+    ),
+    "no commands": (of("n0"), lambda patch: patch.setattr(doctor.shutil, "which", lambda name: None)),
+    "no answer": (of("n0"), lambda patch: patch.setattr(doctor, "ask", silent)),
+    "levels": (
+        of("n0", "n1", "n2", "n3"),
+        lambda patch: patch.setattr(discovery, "ask", lambda _argv, **_more: TOPOLOGY),
+    ),
+}
 
 
 @pytest.mark.usefixtures("recorded")
-def test_a_cluster_file_that_does_not_fit_is_a_problem() -> None:
-    texts = not_ok(checks_of(of("n0", "n9", gpus=8, partition="big")))
-    again = "make the file again: pliant cluster discover --backend slurm"
-    assert texts == [
-        'problem: Slurm has no partition "big", it has: main; name one in the cluster file: slurm.partition',
-        f'problem: Slurm has no node "n9"; {again}',
-        f"problem: nodes with fewer GPUs than the cluster file says: n0 (4 of 8); {again}",
-    ]
-
-
-@pytest.mark.usefixtures("recorded")
-def test_no_node_in_service_is_a_problem() -> None:
-    assert (
-        found(checks_of(of("n1", "n2")))[-1]
-        == "problem: 0 of 2 nodes in service; no job can start; see sinfo -R"
-    )
-
-
-@pytest.mark.usefixtures("recorded")
-def test_without_a_cluster_file_all_nodes_are_looked_at() -> None:
-    assert found(checks_of(Site("slurm")))[-1] == "ok: 2 of 4 nodes in service"
-    assert list(checks_of(Site("local"))) == []
-
-
-@pytest.mark.usefixtures("recorded")
-def test_jobs_of_their_own_need_gpus_that_are_given_out_by_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    site = replace(of("n0"), backend="slurm-jobs")
-    assert not_ok(checks_of(site)) == []
-    monkeypatch.setattr(doctor.parsing, "settings", lambda _text: {"SelectType": "select/linear"})
-    (text,) = not_ok(checks_of(site))
-    assert text.startswith(
-        "problem: select/linear does not give out GPUs by task, which backend slurm-jobs needs"
-    )
-
-
-def test_commands_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None if name.startswith("s") else name)
-    (text,) = found(checks_of(Site("slurm")))
-    assert text.startswith(
-        "problem: not found: sbatch, srun, squeue, scancel, scontrol, sinfo; run on a host"
-    )
-
-
-@pytest.mark.usefixtures("recorded")
-def test_a_controller_that_does_not_answer_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(argv: Sequence[str], **_more: float) -> str:
-        if argv[-1] == "--version":
-            return "slurm 19.05.3\n"
-        raise ServiceMissingError("scontrol: Unable to contact slurm controller (connect failure)")
-
-    monkeypatch.setattr(doctor, "ask", ask)
-    first, second = found(guarded("Slurm", checks_of, of("n0")))
-    assert first == "warning: slurm 19.05.3 is older than any that was tried; use 20.11 or newer"
-    assert second.startswith(
-        "problem: scontrol: Unable to contact slurm controller (connect failure); start slurmctld"
-    )
+@pytest.mark.parametrize("name", SLURMS)
+def test_slurm_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch, golden_text: Golden) -> None:
+    site, change = SLURMS[name]
+    change(monkeypatch)
+    golden_text("\n".join(texts(guarded("Slurm", checks_of, site))))
 
 
 def test_a_real_slurm_is_well(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
     checks = [check for check in examine(backend="slurm") if check.area == "Slurm"]
     assert worst(checks) == "ok"
-    assert found(checks)[-1] == "ok: 4 of 4 nodes in service"
-
-
-@pytest.mark.usefixtures("recorded")
-def test_levels_that_slurm_knows_and_the_cluster_file_does_not_are_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    topology = (RECORDED / "22.05-topology.txt").read_text()
-    monkeypatch.setattr(discovery, "ask", lambda _argv, **_more: topology)
-    (said,) = [text for text in not_ok(checks_of(of("n0", "n1", "n2", "n3"))) if "levels" in text]
-    assert said.startswith("warning: Slurm knows levels of the network that the cluster file does not name")
+    assert texts(checks)[-1] == "ok: 4 of 4 nodes in service"

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule, write_cluster
 from pliant.schemas.schedule import Allocation, Schedule
+from pliant.tools.profile.predictor import ended_jobs
+from pliant.tools.report.read_run import read_run
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
-from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
+from pliant.tools.run.service.run import run_and_follow, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -30,7 +32,8 @@ from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import QUICK, Site, in_order
 
-Step = tuple[Callable[[RunLog], bool], Callable[[], object]]
+Condition = Callable[[RunLog], bool]
+Step = tuple[Condition, Callable[[], object]]
 
 
 pytestmark = pytest.mark.usefixtures("plain_python")
@@ -51,26 +54,35 @@ def ask(site: Site, job_id: str, *words: object, **more: object) -> None:
     submit(site.state, [spec], "jobs", folder=site.folder, now_s=0.0)
 
 
-def story(*steps: Step) -> runner.View:
-    """A view that takes one step after the other, each as soon as its condition holds; then it leaves."""
-    left = [*steps, (lambda log: True, lambda: os.kill(os.getpid(), signal.SIGTERM))]
+def story(*steps: Step | Condition) -> runner.View:
+    """A view that takes one step after the other, each as soon as its condition holds; then it leaves.
+
+    A condition alone is waited for.
+    """
+    ahead = [step if isinstance(step, tuple) else (step, lambda: None) for step in steps]
+    ahead.append((nothing, lambda: os.kill(os.getpid(), signal.SIGTERM)))
 
     def view(log: RunLog, now_s: float) -> None:
-        if left and left[0][0](log):
-            left.pop(0)[1]()
+        if ahead and ahead[0][0](log):
+            ahead.pop(0)[1]()
 
     return view
 
 
-def phase(job_id: str, *wanted: str) -> Callable[[RunLog], bool]:
+def never(log: RunLog) -> bool:
+    """The last step of a story that does not leave."""
+    return False
+
+
+def phase(job_id: str, *wanted: str) -> Condition:
     return lambda log: job_id in log.jobs and log.jobs[job_id].phase in wanted
 
 
-def trains(job_id: str) -> Callable[[RunLog], bool]:
+def trains(job_id: str) -> Condition:
     return lambda log: phase(job_id, "running")(log) and log.jobs[job_id].samples_done > 0
 
 
-def nobody_is_left(site: Site) -> Callable[[RunLog], bool]:
+def nothing_runs(site: Site) -> Condition:
     return lambda log: left_running(site.folder) == []
 
 
@@ -81,31 +93,12 @@ def nothing(log: RunLog) -> bool:
 def end_all(site: Site, *job_ids: str) -> None:
     """Cancel jobs that a test has left training, and wait for their end."""
     cancel(site.state, job_ids)
-    run_and_follow(go_on(site), story((nobody_is_left(site), lambda: None)))
+    run_and_follow(go_on(site), story(nothing_runs(site)))
 
 
-def test_jobs_are_taken_up_run_and_ended_while_it_lives(site: Site) -> None:
-    _, left_by = run_and_follow(
-        begin(site),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6, high=2)),
-            (trains("a"), lambda: ask(site, "b", samples=50, high=1)),
-            (phase("b", "finished"), lambda: cancel(site.state, ["a"])),
-            (nobody_is_left(site), lambda: None),
-        ),
-    )
-    assert left_by == signal.SIGTERM
-    assert site.story()[:5] == ["submit a", "start a 2", "submit b", "shrink a 1", "start b 1"]
-    assert site.of("b")[-1] == "finish b 0"
-    assert site.of("a")[-1] == "cancel a 0"
-    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it stopped by the protocol"
-    assert Spool(StateDir(site.state)).requests() == []
-
-
-def test_jobs_that_run_wait_or_are_to_come_can_be_cancelled_and_others_get_their_slots(
-    site: Site,
-) -> None:
-    run_and_follow(
+def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
+    """Whether they run, wait, or are still to come; others get their slots."""
+    _, stopped_by = run_and_follow(
         begin(site, "fifo"),
         story(
             (nothing, lambda: ask(site, "a", samples=1e6, gpus=2)),
@@ -114,24 +107,24 @@ def test_jobs_that_run_wait_or_are_to_come_can_be_cancelled_and_others_get_their
             (nothing, lambda: ask(site, "d", samples=20, gpus=2)),
             (phase("d", "waiting"), lambda: cancel(site.state, ["b", "c"])),
             (phase("c", "cancelled"), lambda: cancel(site.state, ["a"])),
-            (phase("d", "finished"), lambda: None),
+            phase("d", "finished"),
         ),
     )
+    assert stopped_by == signal.SIGTERM
     assert site.of("b") == ["submit b", "cancel b 0"]
     assert site.of("c") == ["submit c", "cancel c 0"]
     assert in_order(["start a 2", "submit d", "cancel a 0", "start d 2", "finish d 0"], site.story())
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it stopped by the protocol"
+    assert Spool(StateDir(site.state)).requests() == []
 
 
-def test_jobs_train_on_when_it_leaves_and_the_next_one_takes_them_up_under_any_policy(site: Site) -> None:
-    run_and_follow(
-        begin(site),
-        story((nothing, lambda: ask(site, "a", samples=1e6, high=2)), (trains("a"), lambda: None)),
-    )
+def test_jobs_train_on_until_the_next_loop_takes_them_up(site: Site) -> None:
+    run_and_follow(begin(site), story((nothing, lambda: ask(site, "a", samples=1e6, high=2)), trains("a")))
     assert left_running(site.folder) != []
     ask(site, "b", samples=20, high=1)
-    run_and_follow(go_on(site), story((phase("b", "finished"), lambda: None)))
+    run_and_follow(go_on(site), story(phase("b", "finished")))
     assert in_order(["start a 2", "shrink a 1", "start b 1", "finish b 0"], site.story())
-    run_and_follow(go_on(site, "las"), story((trains("a"), lambda: None)))
+    run_and_follow(go_on(site, "las"), story(trains("a")))
     assert read_schedule(site.state / "schedule.json").policy.name == "las"
     decisions = [(event.detail or {}).get("policy") for event in site.events() if event.event == "decision"]
     assert decisions[-1] == "las"
@@ -139,79 +132,45 @@ def test_jobs_train_on_when_it_leaves_and_the_next_one_takes_them_up_under_any_p
     end_all(site, "a")
 
 
-def test_jobs_submitted_before_the_first_run_are_taken_up_and_one_too_large_is_rejected_alone(
-    site: Site,
-) -> None:
-    ask(site, "large", gpus=7)
-    ask(site, "a", samples=20)
-    run_and_follow(begin(site), story((phase("a", "finished"), lambda: None)))
-    assert site.of("large") == ["submit large", "reject large 0"]
-    assert site.log().jobs["large"].reason == 'job "large" needs 7 GPUs, the cluster has 2'
-    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
-
-
-def test_until_done_takes_up_submissions_and_ends_when_they_have_ended(site: Site) -> None:
+def test_until_done_takes_up_submissions_and_ends_after_them(site: Site) -> None:
     site.job("a", samples=1e6)
-    options = site.options("fifo")
-    steps: list[Step] = [
+    steps = [
         (trains("a"), lambda: ask(site, "b", samples=20)),
         (phase("b", "finished"), lambda: cancel(site.state, ["a"])),
     ]
-
-    def view(log: RunLog, now_s: float) -> None:
-        if steps and steps[0][0](log):
-            steps.pop(0)[1]()
-
-    log, stopped_by = run_until_done(options, view)
+    log, stopped_by = run_until_done(site.options("fifo"), story(*steps, never))
     assert stopped_by is None
     assert {job_id: job.phase for job_id, job in log.jobs.items()} == {"a": "cancelled", "b": "finished"}
     assert left_running(site.folder) == []
 
 
-def test_one_reconciliation_records_requests_and_keeps_jobs_to_come_for_the_next(site: Site) -> None:
-    site.job("a", samples=1e6)
-    site.job("later", at=1e5)
-    run_once(site.options("fifo"))
-    assert list(site.log().jobs) == ["a"]
-    with pytest.raises(BadInputError, match="submitted"):
-        ask(site, "later")
-    cancel(site.state, ["a", "later"])
-    run_once(site.options("fifo"))
-    assert site.of("a")[-1] == "cancel a 0"
-    assert site.of("later") == ["submit later", "cancel later 0"]
-    assert left_running(site.folder) == []
-
-
-def test_rounds_go_on_while_there_are_jobs_and_rest_while_there_are_none(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rounds_go_on_while_there_are_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Fifo, "default_interval_s", 0.02)
-    decisions, looks = [], []
+    decisions: list[int] = []
 
-    def count(log: RunLog) -> bool:
-        looks.append(sum(event.event == "decision" for event in site.events()))
-        return len(looks) >= 30
+    def decided(times: int) -> Condition:
+        """Whether so many decisions were made, or looked for, since the last step."""
 
-    def decided(log: RunLog) -> bool:
-        decisions.append(sum(event.event == "decision" for event in site.events()))
-        return decisions[-1] >= 8
+        def is_so(log: RunLog) -> bool:
+            decisions.append(sum(event.event == "decision" for event in site.events()))
+            return decisions[-1] >= times if times else len(decisions) >= 30
+
+        return is_so
 
     run_and_follow(
         begin(site, "fifo"),
         story(
             (nothing, lambda: ask(site, "a", samples=1e6)),
-            (decided, lambda: cancel(site.state, ["a"])),
-            (nobody_is_left(site), lambda: None),
-            (count, lambda: None),
+            (decided(8), lambda: cancel(site.state, ["a"])),
+            (nothing_runs(site), decisions.clear),
+            decided(0),
         ),
     )
     assert site.of("a") == ["submit a", "start a 1", "cancel a 0"]
-    assert looks[0] == looks[-1]
+    assert decisions[0] == decisions[-1]
 
 
-def test_a_new_state_directory_needs_a_cluster_and_one_that_holds_a_run_brings_its_own_inputs(
-    site: Site,
-) -> None:
+def test_a_run_is_begun_with_a_cluster_and_goes_on_with_its_own(site: Site) -> None:
     with pytest.raises(UsageError, match="holds no run: name its --cluster"):
         run_and_follow(RunOptions(site.state, question=Question("fifo")), story())
     assert not site.state.exists()
@@ -223,37 +182,19 @@ def test_a_new_state_directory_needs_a_cluster_and_one_that_holds_a_run_brings_i
 
 
 def test_a_loop_that_goes_on_passes_on_new_events_alone(site: Site) -> None:
-    heard: list[str] = []
+    passed: list[str] = []
 
-    def hear(events: Sequence[Event]) -> None:
-        heard.extend(f"{event.event} {event.job}" for event in events if event.job)
+    def sink(events: Sequence[Event]) -> None:
+        passed.extend(f"{event.event} {event.job}" for event in events if event.job)
 
-    run_and_follow(
-        begin(site, sinks=(hear,)),
-        story((nothing, lambda: ask(site, "a", samples=20)), (phase("a", "finished"), lambda: None)),
-    )
-    assert heard[:2] == ["submit a", "start a"]
-    heard.clear()
-    run_and_follow(
-        replace(go_on(site), sinks=(hear,)),
-        story((nothing, lambda: ask(site, "b", samples=20)), (phase("b", "finished"), lambda: None)),
-    )
-    assert heard[:2] == ["submit b", "start b"]
-    assert not [line for line in heard if line.endswith(" a")]
-    run_until_done(replace(go_on(site), sinks=(hear,)), lambda *_: None)
-    assert "submit a" in heard, "a report needs all of them"
-
-
-def fails_at(monkeypatch: pytest.MonkeyPatch, *calls: int) -> None:
-    """Fifo raises an error at these calls of ``decide`` (from 0)."""
-    decide, count = Fifo.decide, itertools.count()
-
-    def maybe(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        if next(count) in calls:
-            raise KeyError("x")
-        return decide(self, snapshot, rng)
-
-    monkeypatch.setattr(Fifo, "decide", maybe)
+    for job_id, options in (("a", begin(site)), ("b", None)):
+        passed.clear()
+        steps = [(nothing, lambda job_id=job_id: ask(site, job_id, samples=20)), phase(job_id, "finished")]
+        run_and_follow(replace(options or go_on(site), sinks=(sink,)), story(*steps))
+        assert passed[:2] == [f"submit {job_id}", f"start {job_id}"]
+    assert not [line for line in passed if line.endswith(" a")]
+    run_until_done(replace(go_on(site), sinks=(sink,)), lambda *_: None)
+    assert "submit a" in passed, "a report needs all of them"
 
 
 def failed_decisions(site: Site) -> list[str]:
@@ -261,44 +202,18 @@ def failed_decisions(site: Site) -> list[str]:
     return [detail["error"] for detail in details if "error" in detail]
 
 
-def test_a_policy_that_fails_ends_no_service_and_is_asked_again_at_the_next_change(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    fails_at(monkeypatch, 1)
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6)),
-            (trains("a"), lambda: ask(site, "b")),
-            (lambda log: bool(failed_decisions(site)), lambda: None),
-            (phase("b", "waiting"), lambda: ask(site, "c")),
-            (phase("b", "finished"), lambda: None),
-            (phase("c", "finished"), lambda: None),
-        ),
-    )
-    assert site.of("a") == ["submit a", "start a 1"], "it trained on all the time"
-    assert failed_decisions(site) == ["policy \"fifo\": KeyError: 'x'"]
-    assert caplog.text.count("KeyError: 'x'; what runs goes on as it is") == 1
-    end_all(site, "a")
-
-
-def test_a_policy_that_cannot_explain_itself_or_write_its_state_is_obeyed_all_the_same(
+def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Fifo, "explain", lambda self, snapshot: 1 / 0)
     monkeypatch.setattr(Fifo, "dump_state", lambda self: {"queue": object()})
-    run_and_follow(
-        begin(site, "fifo"),
-        story((nothing, lambda: ask(site, "a")), (phase("a", "finished"), lambda: None)),
-    )
+    run_and_follow(begin(site, "fifo"), story((nothing, lambda: ask(site, "a")), phase("a", "finished")))
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
     assert "ZeroDivisionError: division by zero; the schedule does without" in caplog.text
     assert len({line for line in caplog.messages if "the schedule does without" in line}) == 2
 
 
-def test_what_a_decision_has_changed_that_came_to_nothing_is_put_back(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_failed_decision_has_changed_is_put_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy gives GPUs, then what it gave cannot be written down as a schedule."""
     broken = [True, True]
     given = Schedule.given
@@ -316,15 +231,13 @@ def test_what_a_decision_has_changed_that_came_to_nothing_is_put_back(
             (nothing, lambda: ask(site, "a", gpus=2, low=2, high=2)),
             (lambda log: len(failed_decisions(site)) == 1, lambda: ask(site, "b")),
             (lambda log: len(failed_decisions(site)) == 2, lambda: ask(site, "c")),
-            *((phase(job_id, "finished"), lambda: None) for job_id in "abc"),
+            *(phase(job_id, "finished") for job_id in "abc"),
         ),
     )
     assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
 
 
-def test_a_job_that_a_policy_turned_away_before_it_failed_is_out(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_a_failing_policy_rejects_is_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """It rejects a job, and gives another one GPUs that are not there."""
     decide = Fifo.decide
 
@@ -342,8 +255,8 @@ def test_a_job_that_a_policy_turned_away_before_it_failed_is_out(
             (nothing, lambda: ask(site, "long", samples=1e6)),
             (trains("long"), lambda: ask(site, "a", samples=1e6)),
             (trains("a"), lambda: ask(site, "b", samples=1e6)),
-            (phase("a", "rejected"), lambda: None),
-            (lambda log: "a" not in log.broken_off, lambda: None),
+            phase("a", "rejected"),
+            lambda log: "a" not in log.broken_off,
         ),
     )
     assert site.of("a") == ["submit a", "start a 1", "reject a 0"]
@@ -351,3 +264,65 @@ def test_a_job_that_a_policy_turned_away_before_it_failed_is_out(
     assert site.of("long") == ["submit long", "start long 1"]
     monkeypatch.setattr(Fifo, "decide", decide)
     end_all(site, "long", "b")
+
+
+def test_a_plan_of_slots_admits_jobs_or_rejects_them(site: Site) -> None:
+    """What the policy says of them is in the log and in the schedule."""
+    in_time = {"shape": "sigmoid", "value": 9.0, "decay": 0.01, "target": 60.0}
+    plans: list[str] = []
+
+    def note() -> None:
+        schedule = read_schedule(site.state / "schedule.json")
+        plans.extend(given.reason for given in schedule.allocations if given.job == "long")
+        ask(site, "late", samples=1e5, high=2, utility=in_time)
+
+    run_and_follow(
+        replace(begin(site), question=Question("oasis", {"slot_seconds": 1.0})),
+        story(
+            (nothing, lambda: ask(site, "a", samples=20, high=2, utility=in_time)),
+            (phase("a", "finished"), lambda: ask(site, "long", samples=1e6, high=2)),
+            (trains("long"), note),
+            (phase("late", "rejected"), lambda: cancel(site.state, ["long"])),
+            nothing_runs(site),
+        ),
+    )
+    assert (site.of("a")[0], site.of("a")[-1]) == ("submit a", "finish a 0")
+    details = [event.detail or {} for event in site.events()]
+    admissions = [each["admissions"] for each in details if "admissions" in each]
+    (admitted,) = [each["a"] for each in admissions if "a" in each]
+    assert (admitted["admitted"], admitted["payoff"] > 0) == (True, True)
+    assert [event.detail for event in site.events() if event.event == "reject"] == [
+        {"reason": "does not end within the 100 slots of 1 s ahead", "admission": {"admitted": False}}
+    ]
+    assert plans
+    assert all("worker" in plan and "ends within" in plan for plan in plans), plans
+
+
+def silent(log: RunLog, now_s: float) -> None:
+    pass
+
+
+def test_a_run_learns_from_reported_epochs_and_keeps_it(tmp_path: Path) -> None:
+    """Jobs of two to four epochs of 50 samples on one slot state no work; the last one comes later."""
+    site = Site(tmp_path, slots=1)
+    for number in range(6):
+        site.job(f"j{number}", "--epoch", 50, samples=100.0 + 50 * (number % 3), work=None)
+    site.job("late", samples=50.0, at=0.3, priority=1.0)
+    schedule = site.schedule("srtf", demand="predicted")
+    run_until_done(RunOptions(site.state, schedule, timeouts=QUICK), silent)
+    assert len(ended_jobs(site.events())) == 6
+    kept = read_schedule(site.state / "schedule.json")
+    assert kept.demand == "predicted"
+    assert kept.forecast is not None
+    assert kept.forecast.predictor.jobs == 6
+    rows = kept.forecast.predictor.rows
+    assert {row[4] for row in rows} == {0.5}, "the metric that the scripts report"
+    assert all(row[3] is not None and 0 < row[3] < 1 for row in rows), "their losses, against the first one"
+    run = read_run(site.state / "events.jsonl")
+    assert run.info.demand == "predicted"
+    noted = [detail["forecasts"] for event in site.events() if "forecasts" in (detail := event.detail or {})]
+    for band in (band for bands in noted for band in bands.values()):
+        assert 0 <= band["low"] <= band["mean"] <= band["high"] <= 1
+    assert sum(len(job.forecasts) for job in run.jobs) == sum(map(len, noted))
+    run_until_done(RunOptions(site.state, timeouts=QUICK), silent)
+    assert read_schedule(site.state / "schedule.json").forecast == kept.forecast

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import chain, repeat
 from pathlib import Path
+from signal import Signals
 from typing import Any
 from unittest import mock
 
@@ -12,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.schemas.errors import BadInputError, LockedError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import files
 from pliant.schemas.io import (
     read_cluster,
@@ -22,21 +25,24 @@ from pliant.schemas.io import (
     write_cluster,
     write_schedule,
 )
+from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
-from pliant.tools.run.service.run import run_once, run_until_done
+from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.service.run import Interrupts, release_nodes, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir import failures
 from pliant.tools.run.statedir import state as state_module
+from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.statedir.state import read_log
+from pliant.tools.run.statedir.state import State, read_log
 from pliant.tools.schedule.decide import Question, decide
-from tests.builders import cluster
+from tests.builders import cluster, job
 from tests.effort import examples
-from tests.tools.run.hostile import HOSTILE
-from tests.tools.run.instant import Trap, in_the_way, opens, raises
+from tests.tools.run.hostile import HOSTILE, written
+from tests.tools.run.instant import Trap, UndyingBackend, in_the_way, opens, raises
 
 WAYS = ["", "remove the folder", "a file in the way", "start", "poll", "stop"]
 ERRORS = [
@@ -69,19 +75,8 @@ class Place:
         """Submit a job, from a file as anybody could write it."""
         own = self.folder / job_id
         own.mkdir()
-        record = {
-            "id": job_id,
-            "submit_time": 0,
-            "model": "m",
-            "gpus": {"requested": 1},
-            "command": ["train.py"],
-            "workdir": str(own),
-            "work": {"samples": 1.0},
-            "batch": {"size": 8},
-            **fields,
-        }
-        path = self.folder / f"{job_id}.jsonl"
-        path.write_text(json.dumps(record) + "\n")
+        fields = {"workdir": str(own), "work": {"samples": 1.0}, **fields}
+        path = written(self.folder, job_id, "train.py", **fields)
         submit(self.dirs.path, read_jobs(path), str(path), folder=self.folder, now_s=0.0, check_scripts=False)
 
     def spoil(self, job_id: str, way: str, error: Exception) -> None:
@@ -101,10 +96,8 @@ class Place:
             cluster=None if holds else str(self.folder / "cluster.json"),
             retries=0,
         )
-        with (
-            mock.patch.object(runner, "open_backend", opens(self.traps)),
-            mock.patch.object(runner, "POLL_S", 0.0),
-        ):
+        opened = mock.patch.object(runner, "open_backend", opens(self.traps))
+        with opened, mock.patch.object(runner, "POLL_S", 0.0):
             return run_until_done(options, lambda log, now_s: None)[0]
 
     def reconcile(self) -> RunLog:
@@ -121,11 +114,9 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-@settings(max_examples=examples(12))
+@settings(max_examples=examples(8))
 @given(data=st.data())
-def test_whatever_is_submitted_the_loop_lives_and_every_job_ends(
-    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_accepted_job_ends(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Before the first run nothing can be checked against the cluster; after it everything is."""
     place = Place(tmp_path_factory.mktemp("place"))
     accepted: set[str] = set()
@@ -159,15 +150,26 @@ def test_whatever_is_submitted_the_loop_lives_and_every_job_ends(
         ({"seed": 2**64}, "/seed"),
     ],
 )
-def test_what_no_process_can_be_started_with_is_refused_by_the_schema(
-    place: Place, fields: dict[str, Any], said: str
-) -> None:
+def test_what_no_process_can_have_is_refused(place: Place, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInputError) as refused:
         place.give("a", **fields)
     assert said in str(refused.value)
 
 
-def test_a_removed_folder_ends_its_job_and_keeps_no_other_from_running_again(place: Place) -> None:
+@pytest.mark.parametrize("form", ["until done", "once"])
+def test_a_job_that_cannot_start_says_why(place: Place, caplog: pytest.LogCaptureFixture, form: str) -> None:
+    caplog.set_level("DEBUG", "pliant")
+    for job_id in ("bug", "good"):
+        assert place.submit(job_id)
+    place.spoil("bug", "start", KeyError("n0/0"))
+    log = place.run() if form == "until done" else place.reconcile()
+    assert log.jobs["bug"].reason == "cannot be started: internal error: KeyError: 'n0/0'"
+    assert "in spring" in caplog.text, "the traceback"
+    good = "finished" if form == "until done" else "running"
+    assert (log.jobs["bug"].phase, log.jobs["good"].phase) == ("failed", good)
+
+
+def test_a_removed_folder_ends_its_job_and_others_run_later(place: Place) -> None:
     assert place.submit("gone")
     place.spoil("gone", "remove the folder", ERRORS[0])
     assert place.run().jobs["gone"].reason.startswith("cannot be started: no such folder: ")
@@ -177,50 +179,33 @@ def test_a_removed_folder_ends_its_job_and_keeps_no_other_from_running_again(pla
         place.give("a", work={"gpu_seconds": 5.0}, batch={"size": 1}, gpus={"requested": 2})
 
 
-def test_a_bug_in_the_work_for_one_job_is_named_and_its_traceback_is_kept_for_debugging(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG", "pliant")
-    assert place.submit("a")
+@pytest.mark.parametrize(
+    ("event", "detail", "ends"),
+    [
+        ("progress", '{"x": NaN}', False),  # no log can hold it
+        *(("epoch", f'{{"epoch": {n}}}', True) for n in ('"x"', "null", "-1", "[1]", "1.5", "1" + 400 * "0")),
+    ],
+)
+def test_odd_reports_end_at_most_their_own_job(place: Place, event: str, detail: str, ends: bool) -> None:
+    size = {"elastic": "size", "gpus": {"requested": 1, "min": 1, "max": 1}}
+    assert place.submit("a", **size, **({"work": None} if ends else {}))
     assert place.submit("good")
-    place.spoil("a", "start", KeyError("n0/0"))
-    log = place.run()
-    assert log.jobs["a"].reason == "cannot be started: internal error: KeyError: 'n0/0'"
-    assert log.jobs["good"].phase == "finished"
-    assert "in spring" in caplog.text, "the traceback"
-
-
-def reports(place: Place, event: str, **fields: Any) -> None:
-    """Submit a job whose script reports this, and a good one."""
-    assert place.submit("a", elastic="size", gpus={"requested": 1, "min": 1, "max": 1}, **fields)
-    assert place.submit("good")
-    files = place.dirs.job("a").attempt(1)
-    line = f'{{"time": 2e9, "job": "a", "samples_done": 1.0, {event}}}\n'
+    line = {"time": 2e9, "job": "a", "samples_done": 1.0, "event": event}
+    text = json.dumps(line)[:-1] + f', "detail": {detail}}}\n'
+    progress = place.dirs.job("a").attempt(1).progress
 
     def report() -> None:
-        files.progress.write_text('{"schema": "pliant.event/1"}\n' + line)
+        progress.write_text('{"schema": "pliant.event/1"}\n' + text)
 
     place.traps["start", "a"] = report
-
-
-def test_what_a_script_reports_and_no_log_can_hold_is_its_own_end(place: Place) -> None:
-    reports(place, '"event": "progress", "detail": {"x": NaN}')
-    log = place.run()
-    assert log.jobs["a"].ended
+    log = place.run("ones" if ends else "fair-share")
     assert log.jobs["good"].phase == "finished"
+    assert log.jobs["a"].phase == "finished" if ends else log.jobs["a"].ended
+    assert not ends or any(each.event == "epoch" for each in read_events(place.dirs.events))
     place.run()
 
 
-@pytest.mark.parametrize("number", ['"x"', "null", "-1", "[1]", "1.5", "1" + 400 * "0"])
-def test_epochs_that_a_script_numbers_oddly_end_neither_it_nor_the_loop(place: Place, number: str) -> None:
-    reports(place, f'"event": "epoch", "detail": {{"epoch": {number}}}', work=None)
-    log = place.run("ones")
-    assert [log.jobs[name].phase for name in ("a", "good")] == ["finished", "finished"]
-    assert any(event.event == "epoch" for event in read_events(place.dirs.path / "events.jsonl"))
-    place.run()
-
-
-def test_an_error_that_passes_is_waited_for_where_a_job_trains(place: Place) -> None:
+def test_an_error_that_passes_is_waited_for_as_a_job_trains(place: Place) -> None:
     looks = iter([None, *[OSError(errno.EMFILE, "Too many open files")] * 3])
 
     def shortage() -> None:
@@ -237,7 +222,7 @@ def test_an_error_that_passes_is_waited_for_where_a_job_trains(place: Place) -> 
 def test_a_shortage_of_open_files_does_not_end_a_run(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, form: str, name: str
 ) -> None:
-    """The log holds what was decided; the files beside it are written a little later."""
+    """The log holds what was decided; other files are written a little later."""
     left, replaced = [3], files._replace
 
     def replace(target: Path, *about: Any) -> None:
@@ -257,9 +242,7 @@ def test_a_shortage_of_open_files_does_not_end_a_run(
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_disk_that_is_full_for_all_is_no_fault_of_a_job(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_no_fault_of_a_job(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(folder: Path) -> None:
         raise ServiceMissingError(f"{folder}: cannot be written: no space left on device")
 
@@ -273,10 +256,119 @@ def test_a_disk_that_is_full_for_all_is_no_fault_of_a_job(
     assert "No space left" in place.run().jobs["a"].reason
 
 
-def test_one_reconciliation_outlives_a_job_that_cannot_be_started(place: Place) -> None:
-    for job_id in ("a", "good"):
-        assert place.submit(job_id)
-    place.spoil("a", "start", ValueError("embedded null byte"))
-    log = place.reconcile()
-    assert log.jobs["a"].reason == "cannot be started: internal error: ValueError: embedded null byte"
-    assert (log.jobs["a"].phase, log.jobs["good"].phase) == ("failed", "running")
+Poll = Callable[[Iterable[Handle]], Mapping[Handle, tuple[UnitStatus, ...]]]
+SHORT = Timeouts(abort_s=0.02, term_s=0.02, kill_s=0.02)
+
+
+class Undying:
+    """A schedule with one job, and processes that hang."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        nodes = cluster(2, slots="cpu")
+        self.backend = UndyingBackend(nodes)
+        self.dirs = StateDir(folder / "state")
+        spec = job("a", command=("train.py",), work={"samples": 1.0}, batch=8)
+        schedule = folder / "schedule.json"
+        write_schedule(decide([spec], nodes, None, Question("fifo")), schedule)
+        self.options = RunOptions(self.dirs.path, str(schedule), timeouts=SHORT)
+        patch.setattr(runner, "open_backend", lambda *_about: self.backend)
+        patch.setattr(runner, "POLL_S", 0.001)
+        patch.setattr(runner, "GRACE_S", 0.05)
+
+    def cancel(self) -> None:
+        spool = Spool(self.dirs)
+        with spool.locked():
+            spool.ask_to_cancel(["a"])
+
+
+@pytest.fixture
+def undying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Undying:
+    return Undying(tmp_path, monkeypatch)
+
+
+def failing(undying: Undying, *errors: Exception | None, last: Exception | None = None) -> Poll:
+    """Looks at jobs fail so, one after the other; all later ones as the last."""
+    poll, looks = undying.backend.poll, chain(errors, repeat(last))
+
+    def fail(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+        if (error := next(looks)) is not None:
+            raise error
+        return poll(handles)
+
+    return fail
+
+
+@pytest.mark.parametrize("can_be_looked_at", [True, False])
+def test_one_reconciliation_leaves_what_does_not_end_to_the_next(
+    undying: Undying, monkeypatch: pytest.MonkeyPatch, can_be_looked_at: bool
+) -> None:
+    run_once(undying.options)
+    undying.cancel()
+    unreadable = UnreadableError("launch.json: cannot be read")
+    said = "job a: not as the schedule says" if can_be_looked_at else "job a"
+    with monkeypatch.context() as patched:
+        if not can_be_looked_at:
+            poll = failing(undying, None, None, ZeroDivisionError(), last=unreadable)
+            patched.setattr(undying.backend, "poll", poll)
+        with pytest.raises(LockedError, match=said):
+            run_once(undying.options)
+    undying.backend.hangs = False
+    log, _ = run_once(undying.options)
+    assert not can_be_looked_at or log.jobs["a"].phase == "cancelled"
+
+
+def test_after_a_second_signal_a_run_names_what_runs_on(
+    undying: Undying, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupts = Interrupts()
+    monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
+
+    def interrupt(_log: RunLog, _now_s: float) -> None:
+        interrupts.received.append(Signals.SIGTERM)
+
+    log, stopped_by = run_until_done(undying.options, interrupt)
+    assert stopped_by == Signals.SIGTERM
+    assert "killed, and not gone after 0 s: a" in caplog.text
+    assert log.jobs["a"].phase == "preempted"
+
+
+def test_a_run_waits_for_a_job_that_it_kills(undying: Undying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is being killed: until nothing of it is left, the run has not stopped all jobs."""
+    run_once(undying.options)
+    interrupts = Interrupts()
+
+    def let_it_die() -> None:
+        undying.backend.hangs = False
+
+    deeds = iter([lambda: interrupts.received.append(Signals.SIGINT), lambda: None, let_it_die])
+    monkeypatch.setattr(undying.backend, "poll", failing(undying, ZeroDivisionError()))
+    monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
+    log, stopped_by = run_until_done(
+        RunOptions(undying.dirs.path, timeouts=SHORT), lambda _log, _now_s: next(deeds, lambda: None)()
+    )
+    assert (stopped_by, undying.backend.hangs) == (Signals.SIGINT, False)
+    assert log.jobs["a"].reason == "cannot be taken up: internal error: ZeroDivisionError()"
+
+
+def test_nodes_are_given_back_once_no_job_is_there(undying: Undying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that runs on would lose its node. On demand it is so, too, if no other process runs the jobs."""
+    over: list[bool] = []
+
+    def release(jobs: Container[str]) -> int:
+        over.append("a" in jobs)
+        return 2
+
+    monkeypatch.setattr(undying.backend, "release", release)
+    with pytest.raises(UsageError, match="holds no run"):
+        release_nodes(undying.dirs.path)
+    assert not undying.dirs.path.exists()
+    run_once(undying.options)
+    with State(undying.dirs.path), pytest.raises(LockedError):
+        release_nodes(undying.dirs.path)
+    assert over == []
+    assert release_nodes(undying.dirs.path) == 2
+    assert over == [False], "the job runs: its node stays"
+    undying.cancel()
+    undying.backend.hangs = False
+    run_once(undying.options)
+    assert over == [False, True]

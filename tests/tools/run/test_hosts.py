@@ -88,7 +88,7 @@ def site(there: tuple[Host, ...], tmp_path: Path) -> Iterator[Site]:
         yield Site(training, backends[0])
 
 
-def test_a_job_spans_three_hosts_and_goes_on_without_one_that_is_cut_off_or_stands_still(
+def test_a_job_on_three_hosts_goes_on_without_a_lost_one(
     site: Site, there: tuple[Host, ...], tmp_path: Path
 ) -> None:
     assert [site.goes_to(workers) for workers in (1, 3, 2)] == [None, "in place", "in place"]
@@ -124,9 +124,7 @@ sys.exit(int(total) - 2)
 """
 
 
-def test_a_job_that_is_not_elastic_spans_hosts_that_do_not_know_each_other_s_names(
-    there: tuple[Host, ...],
-) -> None:
+def test_a_rigid_job_spans_hosts_without_names(there: tuple[Host, ...]) -> None:
     def opened(jobs: Path) -> HostsBackend:
         return HostsBackend(there, jobs)
 

@@ -1,31 +1,39 @@
-"""``kill -9`` between any two steps: what was acknowledged is done, once, and nothing else is."""
+"""``pliant run`` as a process: ``kill -9`` between two steps, cron, pipes, signals and exit codes.
+
+What was acknowledged is done, once, and nothing else is.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.io import write_cluster, write_jobs, write_schedule
-from pliant.tools.run.service.loop import RunOptions
+from pliant.schemas.io import read_events, write_cluster, write_jobs
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir, holder_of
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.watch.job_status import statuses
+from pliant.tools.run.watch.output import job_output
 from pliant.tools.run.watch.status import Watcher, decide_between_runs, run_line
 from pliant.tools.schedule.decide import Question
-from tests.builders import cluster
+from tests.builders import cluster, job
+from tests.cli.calling import call as in_process
 from tests.leftovers import started
 from tests.tools.run.conftest import left_running
-from tests.tools.run.site import PLIANT, QUICK, Site, call, environment, until
+from tests.tools.run.site import PLIANT, Site, call, environment, until
 from tests.tools.run.test_follow import begin, go_on
+from tests.tools.run.test_orders import cron, decided
 
 DYING = (sys.executable, "-m", "tests.tools.run.dying_process")
 
@@ -35,19 +43,6 @@ pytestmark = pytest.mark.usefixtures("plain_python")
 def give(site: Site) -> None:
     submit(site.state, site.jobs, "jobs", folder=site.folder, now_s=0.0)
     site.jobs.clear()
-
-
-def decide(site: Site, nodes: str = "cluster.json") -> Path:
-    """The first half of the cron line."""
-    path = site.folder / "next.json"
-    question = Question("fair-share")
-    write_schedule(decide_between_runs(str(site.state), question, cluster=str(site.folder / nodes)), path)
-    return path
-
-
-def turn(site: Site) -> None:
-    """The cron line."""
-    run_once(RunOptions(site.state, str(decide(site)), timeouts=QUICK))
 
 
 def phases(site: Site) -> dict[str, str]:
@@ -64,53 +59,31 @@ def remove_half_written(site: Site) -> None:
         left.unlink()
 
 
-@pytest.mark.parametrize(
-    ("step", "moment", "accepted"),
-    [
-        ("pliant.schemas.file_io.files:os.fsync", "before", False),
-        ("pliant.schemas.file_io.files:Path.replace", "before", False),
-        ("pliant.schemas.file_io.files:Path.replace", "after", True),
-        ("pliant.schemas.file_io.files:sync_folder", "before", True),
-    ],
-)
-def test_a_submission_that_is_killed_is_there_as_a_whole_or_not_at_all(
-    site: Site, step: str, moment: str, accepted: bool
-) -> None:
+@pytest.mark.parametrize(("step", "accepted"), [("Path.replace", False), ("sync_folder", True)])
+def test_a_killed_submission_is_there_as_a_whole_or_not_at_all(site: Site, step: str, accepted: bool) -> None:
     path = site.folder / "jobs.jsonl"
     write_jobs([site.job("a"), site.job("b")], path)
-    killed = call(site, *DYING, step, moment, 1, "submit", path, "--state", site.state)
-    assert killed.returncode == -signal.SIGKILL
-    assert killed.stdout == "", "nothing was acknowledged"
+    where = f"pliant.schemas.file_io.files:{step}"
+    killed = call(site, *DYING, where, "before", 1, "submit", path, "--state", site.state)
+    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, ""), "nothing was acknowledged"
     asked = [job.id for request in Spool(StateDir(site.state)).requests() for job in request.jobs]
     assert asked == (["a", "b"] if accepted else [])
-    if accepted:
-        with pytest.raises(BadInputError):
-            give(site)
-    else:
+    with pytest.raises(BadInputError) if accepted else nullcontext():
         give(site)
     remove_half_written(site)
 
 
-RUN_STEPS = [
-    ("pliant.tools.run.statedir.state:State.record", "before", 2),
-    ("pliant.tools.run.statedir.state:State.record", "after", 2),
-    ("pliant.tools.run.statedir.state:State.record", "after", 3),
-    ("pliant.tools.run.service.executor:Executor.apply", "before", 2),
-    ("pliant.tools.run.service.launching:make_plan", "before", 1),
-    ("pliant.tools.run.service.launching:write_plan", "after", 1),
-    ("pliant.tools.run.backends.local:write_record", "after", 1),
-    ("pliant.tools.run.backends.local:LocalBackend._spawn", "after", 1),
-    ("pliant.tools.run.backends.local:LocalBackend.start", "after", 1),
-    ("pliant.tools.run.statedir.state:write_schedule", "before", 2),
-    ("pliant.tools.run.statedir.requests:Spool.settle", "before", 1),
-]
-
-
-@pytest.mark.parametrize(("step", "moment", "count"), RUN_STEPS)
-def test_a_run_that_is_killed_at_a_step_is_carried_on_by_the_next(
-    site: Site, step: str, moment: str, count: int
-) -> None:
-    """Two jobs are to finish and one is to be cancelled."""
+@pytest.mark.parametrize(
+    ("step", "count"),
+    [
+        ("statedir.state:State.record", 2),
+        ("service.launching:write_plan", 1),
+        ("backends.local:LocalBackend._spawn", 1),
+        ("backends.local:LocalBackend.start", 1),
+    ],
+)
+def test_a_run_killed_after_a_step_is_carried_on_by_the_next(site: Site, step: str, count: int) -> None:
+    """Two jobs are to finish and one is to be cancelled. All other steps are killed at in simulations."""
     site.job("a", samples=150, high=2)
     site.job("b", samples=50, high=1)
     site.job("c", samples=1e6, high=1)
@@ -119,7 +92,7 @@ def test_a_run_that_is_killed_at_a_step_is_carried_on_by_the_next(
     state.cluster.write_bytes((site.folder / "cluster.json").read_bytes())  # a run was here: no withdrawal
     cancel(site.state, ["c"])
     run = ("run", "--follow", "--state", site.state, "--policy", "fair-share", "--cluster", "cluster.json")
-    killed = call(site, *DYING, step, moment, count, *run)
+    killed = call(site, *DYING, f"pliant.tools.run.{step}", "after", count, *run)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     begun = site.log().info is not None
     log, _ = run_until_done(go_on(site) if begun else begin(site), lambda _log, _now_s: None)
@@ -131,7 +104,7 @@ def test_a_run_that_is_killed_at_a_step_is_carried_on_by_the_next(
     remove_half_written(site)
 
 
-def test_a_loop_in_the_background_is_alone_and_what_it_runs_outlives_it(site: Site) -> None:
+def test_jobs_outlive_a_killed_loop_and_the_next_one_goes_on(site: Site) -> None:
     """It says where it is and what went wrong; after ``kill -9`` another loop, then cron, goes on."""
     follow = (*PLIANT, "run", "--follow", "--state", site.state)
     first = ("--detach", "--policy", "fifo", "--cluster", "cluster.json", "--retries", 0)
@@ -163,64 +136,132 @@ def test_a_loop_in_the_background_is_alone_and_what_it_runs_outlives_it(site: Si
         until(lambda: trained(site, "a") > before)
         waiting.send_signal(signal.SIGTERM)
         assert waiting.wait() == 143
-    turn(site)
+    cron(site)
     assert {process.pid for process in left_running(site.folder)} == workers
     cancel(site.state, ["a"])
-    turn(site)
+    cron(site)
     assert site.of("a") == ["submit a", "start a 1", "cancel a 0"]
     assert left_running(site.folder) == []
 
 
-def test_a_loop_that_cannot_begin_in_the_background_says_why(site: Site) -> None:
-    done = call(site, *PLIANT, "run", "--follow", "--state", site.state, "--detach", "--policy", "fifo")
-    assert done.returncode == 2
-    assert "name its --cluster to begin one" in done.stderr
-
-
 def test_cron_begins_with_submissions_alone(site: Site) -> None:
+    """One of them is cancelled between the decision and the first run."""
     site.job("a", samples=20, high=1)
     site.job("large", gpus=7)
+    site.job("b", samples=1e6, high=1)
     give(site)
-    turn(site)
+    schedule = decided(site)
+    cancel(site.state, ["b"])
+    cron(site, schedule)
     until(lambda: left_running(site.folder) == [])
-    turn(site)
-    assert phases(site) == {"a": "finished", "large": "rejected"}
+    cron(site)
+    assert phases(site) == {"a": "finished", "large": "rejected", "b": "cancelled"}
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
+    assert site.of("b") == ["submit b", "cancel b 0"]
     assert Spool(StateDir(site.state)).requests() == []
 
 
-def test_cron_begins_with_nothing_at_all_and_sees_submissions_and_cancellations(site: Site) -> None:
-    turn(site)
+def test_cron_begins_with_nothing_and_sees_what_is_asked_for(site: Site) -> None:
+    with pytest.raises(UsageError, match="holds no run: name its --cluster to begin one"):
+        decide_between_runs(str(site.state), Question("fifo"))
+    cron(site)
     assert phases(site) == {}
+    write_cluster(cluster(3, slots="cpu"), site.folder / "other.json")
+    with pytest.raises(UsageError, match=r"other\.json differs from"):
+        decided(site, "other.json")
     site.job("a", samples=1e6, high=1)
     site.job("b", samples=1e6, high=1)
     give(site)
-    turn(site)
+    cron(site)
     site.job("c", samples=20, high=1)
     give(site)
     cancel(site.state, ["a", "b"])
     shown = statuses(Watcher(site.state).look(), site.log().last_s)
     assert [job.state for job in shown] == ["cancelling", "cancelling", "submitted"]
-    turn(site)
+    cron(site)
     until(lambda: left_running(site.folder) == [])
-    turn(site)
+    cron(site)
     assert phases(site) == {"a": "cancelled", "b": "cancelled", "c": "finished"}
 
 
-def test_a_job_that_is_cancelled_between_the_decision_and_the_first_run_does_not_start(site: Site) -> None:
-    site.job("a", samples=1e6, high=1)
-    give(site)
-    decided = decide(site)
-    cancel(site.state, ["a"])
-    run_once(RunOptions(site.state, str(decided), timeouts=QUICK))
-    assert site.of("a") == ["submit a", "cancel a 0"]
+def runs(site: Site, schedule: str, **pipes: Any) -> Any:
+    """``pliant run --until-done`` as a process, within a block."""
+    words = [*PLIANT, "run", schedule, "--until-done", "--state", str(site.state)]
+    silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    return started(words, cwd=site.folder, env=environment(), text=True, **{**silent, **pipes})
+
+
+def test_a_schedule_comes_through_a_pipe_and_events_go_on(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(site.folder)
+    site.job("a", samples=50)
+    schedule = Path(site.schedule("fifo")).read_bytes()
+    done = in_process("run", "--until-done", stdin=schedule)
+    assert done.exit_code == 0, done.stderr
+    piped = tmp_path / "piped.jsonl"
+    piped.write_text(done.stdout)
+    state = site.folder / "pliant-state"
+    assert read_events(piped) == read_events(state / "events.jsonl")
+    assert "state directory: pliant-state" in done.stderr
+    assert "finished" in done.stderr
+    output = b"".join(job_output(state, "a")).decode().splitlines()
+    assert output == ["==> jobs/a/attempts/1/logs/launcher-0.log", "hello from rank"]
+    again = in_process("run", "--until-done", "--quiet", stdin=schedule)
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert (site.folder / "pliant-state-2" / "events.jsonl").exists()
+
+
+def test_failed_jobs_are_named_once_and_the_exit_code_is_5(site: Site) -> None:
+    site.job("a", "--crash-at", 10, samples=20)
+    options = site.options("fifo", retries=0)
+    assert run_once(options)[1] == []
+    until(lambda: left_running(site.folder) == [])
+    done = in_process("run", str(options.schedule), "--state", str(site.state), "--retries", "0")
+    assert done.exit_code == 5
+    assert "pliant: job a failed: rank 0 crashed: as told" in done.stderr
+    assert "1 of 1 job failed; its output: pliant log a --state" in done.stderr
+    assert run_once(options)[1] == []
+
+
+def test_wrong_input_makes_no_state_directory(site: Site) -> None:
+    site.jobs.append(job("a", work={"samples": 5}))
+    with pytest.raises(BadInputError, match='job "a" has no command'):
+        run_until_done(site.options("fifo"), lambda _log, _now_s: None)
+    assert in_process("run", "--until-done", "--detach", "--state", str(site.state)).exit_code == 2
+    assert not site.state.exists()
+
+
+def test_a_signal_stops_jobs_and_no_other_run_is_let_in_before(site: Site) -> None:
+    site.job("a", samples=1e6)
+    schedule = site.schedule("fifo")
+    with runs(site, schedule) as run:
+        until(lambda: trained(site, "a"))
+        second = in_process("run", schedule, "--state", str(site.state))
+        assert second.exit_code == 75
+        assert f"in use by process {run.pid}: try again later" in second.stderr
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate()
+    assert run.returncode == 130
+    assert f"go on with: pliant run --until-done --state {site.state}" in errors
     assert left_running(site.folder) == []
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
 
 
-def test_before_the_first_run_the_cluster_has_to_be_named_and_after_it_no_other_one(site: Site) -> None:
-    with pytest.raises(UsageError, match="holds no run: name its --cluster to begin one"):
-        decide_between_runs(str(site.state), Question("fifo"))
-    turn(site)
-    write_cluster(cluster(3, slots="cpu"), site.folder / "other.json")
-    with pytest.raises(UsageError, match=r"other\.json differs from"):
-        decide(site, "other.json")
+@pytest.mark.parametrize("ends", ["the reader leaves", "the disk is full"])
+def test_a_run_goes_on_where_its_output_cannot_be_written(site: Site, ends: str) -> None:
+    """The standard error has no reader in the second case."""
+    site.job("a", samples=200)
+    with ExitStack() as stack:
+        if ends == "the reader leaves":
+            run = stack.enter_context(runs(site, site.schedule("fifo"), stdout=subprocess.PIPE))
+            assert json.loads(run.stdout.readline())["schema"] == "pliant.event/1"
+            run.stdout.close()
+        else:
+            reader, writer = os.pipe()
+            os.close(reader)
+            full = stack.enter_context(Path("/dev/full").open("wb"))
+            closed = stack.enter_context(os.fdopen(writer, "wb"))
+            run = stack.enter_context(runs(site, site.schedule("fifo"), stdout=full, stderr=closed))
+        assert run.wait() == 0
+    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 import psutil
@@ -12,7 +17,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
-from pliant.tools.run.backends import local
+from pliant.tools.run.backends import keep, local
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.machine import birth
 from pliant.tools.run.backends.protocol import (
@@ -25,7 +30,8 @@ from pliant.tools.run.backends.protocol import (
 )
 from pliant.tools.run.service.run import open_backend
 from pliant.tools.run.statedir.contract.folders import UnreadableError
-from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES, ENV_WORKER
+from pliant.tools.run.statedir.contract.presence import last_beat
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster
 from tests.tools.run.conftest import left_running
@@ -50,20 +56,20 @@ class Site:
     """A backend on two CPU slots and one attempt of one job."""
 
     def __init__(self, folder: Path) -> None:
-        self.backend = LocalBackend(cluster(2, slots="cpu"), folder / "jobs")
-        self.job = folder / "jobs" / "a"
+        self.folder = folder / "jobs"
+        self.backend = self.another_backend()
+        self.job = self.folder / "a"
         self.handle = Handle("a", 1, self.job / "attempts" / "1")
 
-    def start(self, *scripts: str, cwd: str = "/") -> None:
+    def another_backend(self) -> LocalBackend:
+        return LocalBackend(cluster(2, slots="cpu"), self.folder)
+
+    def start(self, *scripts: str, cwd: str = "/", env: Mapping[str, str] | None = None) -> None:
         record = read_record(self.handle)
         first = 0 if record is None else len(record.units)
+        job = {ENV_JOB_DIR: str(self.job), **(env or {})}
         units = [
-            Unit(
-                "n0",
-                (sys.executable, "-c", script),
-                cwd,
-                {ENV_JOB_DIR: str(self.job), ENV_WORKER: str(number)},
-            )
+            Unit("n0", (sys.executable, "-c", script), cwd, {**job, ENV_WORKER: str(number)})
             for number, script in enumerate(scripts, first)
         ]
         self.backend.start(self.handle, units)
@@ -71,13 +77,24 @@ class Site:
     def poll(self) -> tuple[UnitStatus, ...]:
         return self.backend.poll([self.handle])[self.handle]
 
+    def ended(self) -> tuple[UnitStatus, ...]:
+        until(lambda: RUNNING not in self.poll())
+        return self.poll()
+
+    def kill(self) -> tuple[UnitStatus, ...]:
+        self.backend.stop(self.handle, "kill")
+        return self.ended()
+
     def said(self, unit: int = 0) -> str:
         return self.handle.files.launcher_log(unit).read_text()
 
+    def is_up(self, unit: int = 0) -> None:
+        until(lambda: "up" in self.said(unit))
+
     def record(self) -> LaunchRecord:
-        found = read_record(self.handle)
-        assert found is not None
-        return found
+        record = read_record(self.handle)
+        assert record is not None
+        return record
 
     def forget_pid(self, unit: int) -> None:
         """As if the launcher had died before it could record the unit's process."""
@@ -98,17 +115,15 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path.resolve())
 
 
-def ended(site: Site) -> tuple[UnitStatus, ...]:
-    until(lambda: RUNNING not in site.poll())
-    return site.poll()
+needs_process_tree = pytest.mark.skipif(
+    not Path("/proc/self").exists(), reason="needs the process tree of Linux"
+)
 
 
-def test_units_run_where_they_shall_in_sessions_of_their_own_and_leave_their_exit_codes(
-    site: Site, tmp_path: Path
-) -> None:
+def test_units_run_in_own_sessions_and_leave_their_exit_codes(site: Site, tmp_path: Path) -> None:
     where = "import os; print(os.getcwd(), os.environ['PLIANT_JOB_DIR'], os.getsid(0), sep='\\n')"
     site.start("raise SystemExit(3)", where, "import os; os.kill(os.getpid(), 9)", cwd=str(tmp_path))
-    assert ended(site) == (UnitStatus("exited", 3), UnitStatus("exited", 0), UnitStatus("exited", -9))
+    assert site.ended() == (UnitStatus("exited", 3), UnitStatus("exited", 0), UnitStatus("exited", -9))
     folder, job, session = site.said(1).splitlines()
     assert (folder, job) == (str(tmp_path), str(site.job))
     assert int(session) != os.getsid(0)
@@ -116,62 +131,41 @@ def test_units_run_where_they_shall_in_sessions_of_their_own_and_leave_their_exi
         site.backend.stop(site.handle, level)  # harmless
 
 
-def test_what_cannot_be_started_has_exit_code_127_and_says_why(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_started_has_exit_code_127(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.defpath)  # a folder there that this user may not enter is another reason
     site.backend.start(site.handle, [Unit("n0", ("no-such-program",), "/", {ENV_JOB_DIR: str(site.job)})])
-    assert ended(site) == (UnitStatus("exited", 127),)
+    assert site.ended() == (UnitStatus("exited", 127),)
     assert "no-such-program: cannot be started in /: No such file or directory" in site.said()
 
 
-@pytest.mark.parametrize("which", ["the keeper", "what it started"])
-def test_a_launcher_that_stands_still_is_woken_once_what_it_started_has_ended(site: Site, which: str) -> None:
+def test_a_stopped_launcher_is_woken_once_its_worker_has_ended(site: Site) -> None:
     """SIGSTOP hit it; it would never say how its worker ended."""
     site.start(LAUNCHES_ONE)
-    until(lambda: "up" in site.said())
-    keeper = site.keeper()
-    stopped = keeper if which == "the keeper" else keeper.children()[0]
-    worker = keeper.children()[0].children()[0]
-    stopped.suspend()
-    until(lambda: stopped.status() == psutil.STATUS_STOPPED)
+    site.is_up()
+    (launcher,) = site.keeper().children()
+    (worker,) = launcher.children()
+    launcher.suspend()
+    until(lambda: launcher.status() == psutil.STATUS_STOPPED)
     assert site.poll() == (RUNNING,)
-    assert stopped.status() == psutil.STATUS_STOPPED, "its worker runs: it may have been stopped on purpose"
+    assert launcher.status() == psutil.STATUS_STOPPED, "its worker runs: it may have been stopped on purpose"
     worker.kill()
-    assert ended(site) == (UnitStatus("exited", 256 - signal.SIGKILL),)
+    assert site.ended() == (UnitStatus("exited", 256 - signal.SIGKILL),)
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the process tree of Linux")
-def test_a_keeper_that_stands_still_is_woken_once_its_command_has_ended_though_a_daemon_lives(
-    site: Site, tmp_path: Path
-) -> None:
-    """The daemon became a child of the keeper: the command was its first."""
-    path = tmp_path / "daemon"
-    site.start(DAEMON.replace("PATH", repr(str(path))) + "import time; time.sleep(600)")
-    until(lambda: "up" in site.said())
-    keeper = site.keeper()
-    until(lambda: len(keeper.children()) == 2)
-    command = next(child for child in keeper.children() if child.pid != int(path.read_text()))
-    keeper.suspend()
-    command.kill()
-    assert ended(site) == (UnitStatus("exited", -signal.SIGKILL),)
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the process tree of Linux")
-def test_a_command_that_was_stopped_and_has_nothing_left_that_lives_is_named(site: Site) -> None:
+@needs_process_tree
+def test_a_stopped_command_without_live_children_is_idle(site: Site) -> None:
     site.start(LAUNCHES_ONE.replace("sys.exit(", "print(").replace("% 256", ", flush=True") + WAIT)
-    until(lambda: "up" in site.said())
+    site.is_up()
     command = site.keeper().children()[0]
     command.children()[0].kill()
     until(lambda: site.said().count("up") == 2)
     assert not site.poll()[0].idle, "it may have more to do"
     command.suspend()
     until(lambda: site.poll()[0].idle)
-    site.backend.stop(site.handle, "kill")
-    ended(site)
+    site.kill()
 
 
-def test_who_ignores_term_is_killed_with_all_descendants_wherever_they_hang(site: Site) -> None:
+def test_a_unit_that_ignores_term_is_killed_with_its_descendants(site: Site) -> None:
     site.start(DEAF, FAMILY)
     until(lambda: "up" in site.said(0) and site.said(1).count("up") == 2)
     site.backend.stop(site.handle, "term")
@@ -180,7 +174,7 @@ def test_who_ignores_term_is_killed_with_all_descendants_wherever_they_hang(site
     assert len(left_running(site.job.parent)) >= 2
     site.backend.stop(site.handle, "kill")
     killed = (UnitStatus("lost"), UnitStatus("exited", -9))  # with its keeper, or just before it
-    assert ended(site)[0] in killed
+    assert site.ended()[0] in killed
     until(lambda: left_running(site.job.parent) == [])
 
 
@@ -199,46 +193,49 @@ print("up", flush=True)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the subreaper of Linux")
-@pytest.mark.parametrize("end", ["by itself", "by a kill"])
-def test_a_daemon_that_cleared_its_environment_does_not_outlive_its_job(
-    site: Site, tmp_path: Path, end: str
-) -> None:
+@needs_process_tree
+@pytest.mark.parametrize("end", ["by itself", "by a kill", "under a stopped keeper"])
+def test_no_daemon_outlives_its_job(site: Site, tmp_path: Path, end: str) -> None:
+    """The daemon becomes a child of the keeper, which is woken once the command has ended, its first one."""
     path = tmp_path / "daemon"
     wait = "" if end == "by itself" else "import time; time.sleep(600)"
     site.start(DAEMON.replace("PATH", repr(str(path))) + wait)
-    until(lambda: "up" in site.said())
+    site.is_up()
     daemon = int(path.read_text())
-    if end == "by a kill":
+    if end == "by itself":
+        assert site.ended() == (UnitStatus("exited", 0),)
+    elif end == "by a kill":
         assert psutil.pid_exists(daemon)
-        site.backend.stop(site.handle, "kill")
-        until(lambda: RUNNING not in site.poll())
+        site.kill()
     else:
-        assert ended(site) == (UnitStatus("exited", 0),)
+        keeper = site.keeper()
+        until(lambda: len(keeper.children()) == 2)
+        (command,) = (child for child in keeper.children() if child.pid != daemon)
+        keeper.suspend()
+        command.kill()
+        assert site.ended() == (UnitStatus("exited", -signal.SIGKILL),)
     until(lambda: not psutil.pid_exists(daemon) or psutil.Process(daemon).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_a_later_backend_finds_what_runs_and_how_it_ended(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_backend_finds_what_runs_and_ended(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.start(WAIT)
-    until(lambda: "up" in site.said())
-    later = LocalBackend(cluster(2, slots="cpu"), site.job.parent)
+    site.is_up()
+    later = site.another_backend()
     assert later.adopt() == [site.handle]
-    told = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: told(self) + 3600)  # the clock was set
+    create_time = psutil.Process.create_time  # the clock is set
+    monkeypatch.setattr(
+        psutil.Process, "create_time", lambda self: create_time(self) + 3600
+    )  # the clock was set
     assert later.poll([site.handle])[site.handle] == (RUNNING,)
     later.stop(site.handle, "term")
     until(lambda: later.poll([site.handle])[site.handle] != (RUNNING,))
     assert later.poll([site.handle])[site.handle] == (UnitStatus("exited", -signal.SIGTERM),)
-    ended(site)
+    site.ended()
 
 
-def test_a_kill_ends_what_runs_though_its_record_cannot_be_read(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_needs_no_readable_record(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.start(WAIT)
-    until(lambda: "up" in site.said())
+    site.is_up()
     read = Path.read_bytes
 
     def read_bytes(path: Path) -> bytes:
@@ -249,25 +246,21 @@ def test_a_kill_ends_what_runs_though_its_record_cannot_be_read(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", read_bytes)
         with pytest.raises(UnreadableError):
-            site.backend.stop(site.handle, "kill")
-    ended(site)
+            site.kill()
 
 
-def test_where_the_system_takes_note_of_children_by_itself_ends_are_told_all_the_same(site: Site) -> None:
+def test_exit_codes_are_known_where_sigchld_is_ignored(site: Site) -> None:
     """The launcher may have been started with SIGCHLD ignored."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         site.start("raise SystemExit(3)", WAIT)
         until(lambda: site.poll() == (UnitStatus("exited", 3), RUNNING))
-        site.backend.stop(site.handle, "kill")
-        ended(site)
+        site.kill()
     finally:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_a_keeper_that_has_ended_and_is_gone_before_it_is_looked_at_has_its_exit_code(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_keeper_gone_before_the_look_has_a_code(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """So it may be where the launcher ignores SIGCHLD and is slow."""
 
     def gone(pid: int) -> str:
@@ -285,35 +278,25 @@ def test_an_attempt_that_was_never_started_has_no_units(site: Site) -> None:
     assert site.poll() == ()
 
 
-def test_a_start_that_was_cut_short_is_undone_when_it_is_found(site: Site) -> None:
+def test_a_start_that_was_cut_short_is_undone_and_the_rest_lives(site: Site) -> None:
     site.start(WAIT)
-    until(lambda: "up" in site.said())
-    site.forget_pid(0)
-    later = LocalBackend(cluster(2, slots="cpu"), site.job.parent)
-    assert later.adopt() == [site.handle]
-    assert later.poll([site.handle])[site.handle] == (UnitStatus("lost"),)
-    until(lambda: left_running(site.job.parent) == [])
-
-
-def test_units_are_added_to_an_attempt_that_runs_and_each_can_be_ended_alone(site: Site) -> None:
-    site.start(WAIT)
-    site.start("import sys; sys.exit(4)", WAIT)
-    until(lambda: site.poll() == (RUNNING, UnitStatus("exited", 4), RUNNING))
+    site.is_up()
+    site.start("import sys; sys.exit(4)", WAIT, WAIT)
+    until(lambda: site.poll() == (RUNNING, UnitStatus("exited", 4), RUNNING, RUNNING))
+    site.is_up(3)
+    site.forget_pid(3)
+    assert site.another_backend().adopt() == [site.handle]
+    until(lambda: len(left_running(site.folder)) == 4)  # each with its keeper
+    rest = (RUNNING, UnitStatus("exited", 4), RUNNING, UnitStatus("lost"))
+    assert site.poll() == rest
     site.backend.stop(site.handle, "kill", only={2})
     until(lambda: site.poll()[2] != RUNNING)
-    assert site.poll()[:2] == (RUNNING, UnitStatus("exited", 4))
-    site.backend.stop(site.handle, "kill")
-    ended(site)
-
-
-def test_an_addition_that_was_cut_short_is_undone_and_the_rest_lives(site: Site, tmp_path: Path) -> None:
-    site.start(WAIT, WAIT)
-    until(lambda: site.said(1) == "up\n")
-    site.forget_pid(1)
-    assert LocalBackend(cluster(2, slots="cpu"), tmp_path.resolve() / "jobs").adopt() == [site.handle]
-    until(lambda: len(left_running(tmp_path.resolve())) == 2)
-    assert site.poll() == (RUNNING, UnitStatus("lost"))
-    site.backend.stop(site.handle, "kill")
+    assert site.poll()[:2] == rest[:2]
+    site.forget_pid(0)
+    later = site.another_backend()
+    assert later.adopt() == [site.handle]
+    assert later.poll([site.handle])[site.handle][0] == UnitStatus("lost")
+    until(lambda: left_running(site.folder) == [])
 
 
 @pytest.mark.parametrize("lie", ["start", "environment"])
@@ -325,7 +308,7 @@ def test_a_recycled_pid_is_left_alone(site: Site, lie: str) -> None:
         assert stranger.stdout is not None
         stranger.stdout.readline()
         site.start("pass")
-        ended(site)
+        site.ended()
         born = birth(stranger.pid) if lie == "environment" else site.record().units[0].born
         site.change(0, pid=stranger.pid, born=born)
         assert RUNNING not in site.poll()
@@ -337,13 +320,8 @@ def test_a_recycled_pid_is_left_alone(site: Site, lie: str) -> None:
 
 def test_cpu_slots_are_those_of_the_cluster_file(tmp_path: Path) -> None:
     nodes = LocalBackend(cluster(2, 3, slots="cpu"), tmp_path).nodes()
-    assert [(node.name, node.gpus, node.up, node.devices) for node in nodes] == [
-        ("n0", 2, True, None),
-        ("n1", 3, True, None),
-    ]
-
-
-def test_a_backend_that_is_not_there_is_a_missing_service(tmp_path: Path) -> None:
+    slots = [(node.name, node.gpus, node.up, node.devices) for node in nodes]
+    assert slots == [("n0", 2, True, None), ("n1", 3, True, None)]
     with pytest.raises(ServiceMissingError, match='no backend "pbs": use local, slurm'):
         open_backend("pbs", cluster(1), StateDir(tmp_path))
 
@@ -361,3 +339,132 @@ def test_workers_meet_on_this_machine_and_not_in_public(tmp_path: Path, address:
     nodes = Cluster.model_validate({"nodes": (node,), "slots": "cpu"})
     with pytest.raises(BadInputError, match=problem):
         LocalBackend(nodes, tmp_path).nodes()
+
+
+MOST = 1 << 19
+LINES = 50_000
+"""Of 50 bytes each: nearly five times what is kept."""
+
+
+def on_disk(path: Path) -> int:
+    return 512 * path.stat().st_blocks
+
+
+def line(number: int) -> bytes:
+    return f"line {number:044d}\n".encode()
+
+
+@pytest.fixture
+def printed(tmp_path: Path) -> Iterator[tuple[Path, FileIO, bytes]]:
+    """A file that its writer holds open at its own place, as torchrun's redirection does; its content."""
+    path = tmp_path / "stdout.log"
+    whole = b"".join(map(line, range(LINES)))
+    with path.open("wb", buffering=0) as file:
+        file.write(whole)
+        yield path, file, whole
+
+
+def test_the_newest_output_stays_and_the_writer_goes_on(printed: tuple[Path, FileIO, bytes]) -> None:
+    path, file, whole = printed
+    keep.trim(str(path), on_disk(path))
+    assert path.read_bytes() == whole, "it is small enough"
+    keep.trim(str(path), MOST)
+    assert MOST / 2 <= on_disk(path) <= MOST
+    file.write(b"the end\n")
+    assert path.stat().st_size == len(whole) + len(b"the end\n")
+    assert path.read_bytes()[-MOST // 2 :] == (whole + b"the end\n")[-MOST // 2 :]
+
+
+def test_without_holes_all_goes_and_the_writer_goes_on(
+    printed: tuple[Path, FileIO, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, file, _ = printed
+    monkeypatch.setattr(keep, "punch", lambda descriptor, end: False)
+    keep.trim(str(path), MOST)
+    file.write(b"the end\n")
+    assert on_disk(path) <= MOST
+    assert path.read_bytes().endswith(b"\0the end\n")
+
+
+@pytest.mark.parametrize("number", [errno.EINTR, errno.EIO, errno.ENOSPC])
+def test_output_that_cannot_be_trimmed_at_the_moment_stays(
+    printed: tuple[Path, FileIO, bytes], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    path, _, whole = printed
+
+    class System:
+        @staticmethod
+        def fallocate64(*_about: object) -> int:
+            ctypes.set_errno(number)
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_about, **_more: System)
+    with suppress(OSError):
+        keep.trim(str(path), MOST)
+    assert path.read_bytes() == whole
+
+
+def test_an_orphan_that_may_not_be_killed_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that runs as another user."""
+    monkeypatch.setattr(keep, "_KILL_S", 0.05)
+    monkeypatch.setattr(keep, "children", lambda: [4711])
+    monkeypatch.setattr(keep.os, "waitpid", lambda pid, options: (0, 0))
+
+    def refuse(_pid: int, _number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(keep.os, "kill", refuse)
+    keep.end_orphans()
+
+
+PRINTS = """
+import pathlib, sys, time
+with open(WORKER, "w") as worker:
+    while not pathlib.Path(END).exists():
+        print("x" * 10_000, flush=True)
+        print("y" * 10_000, file=worker, flush=True)
+        time.sleep(0.002)
+    print("the end", flush=True)
+"""
+"""Prints without end, into a file as torchrun's workers do and to its own output."""
+
+
+def test_a_keeper_beats_and_trims_output_but_never_stops_it(site: Site, tmp_path: Path) -> None:
+    """If it stands still, the unit goes on; if the worker is silent, too, their host is dead."""
+    files, end = site.handle.files, tmp_path / "end"
+    own, worker = files.launcher_log(0), files.logs / "0" / "none_x" / "attempt_0" / "0" / "stdout.log"
+    worker.parent.mkdir(parents=True)
+    script = PRINTS.replace("WORKER", repr(str(worker))).replace("END", repr(str(end)))
+    site.start(script, env={ENV_LOG_BYTES: str(MOST)})
+    keeper = site.keeper()
+
+    def is_trimmed(path: Path) -> bool:
+        keeper.send_signal(signal.SIGALRM)  # as its timer does
+        time.sleep(0.05)
+        return 2 * on_disk(path) < path.stat().st_size
+
+    for path in (own, worker):
+        until(lambda path=path: path.exists() and path.stat().st_size > 2 * MOST)
+        until(lambda path=path: is_trimmed(path))
+    path = files.keeper(0)
+    assert path.stat().st_mode & 0o777 == 0o600
+    beat = last_beat(path)
+    until(lambda: last_beat(path) > beat)
+
+    keeper.suspend()
+    before = own.stat().st_size
+    until(lambda: own.stat().st_size > before + (1 << 20))  # far more than a pipe holds
+    keeper.resume()
+    end.touch()
+    assert site.ended() == (UnitStatus("exited", 0),)
+    assert own.read_bytes().endswith(b"the end\n")
+
+
+def test_a_keeper_that_cannot_beat_keeps_its_unit(tmp_path: Path) -> None:
+    keep.beat(str(tmp_path / "nowhere" / "exit-0"))
+    (tmp_path / "elsewhere").touch()
+    (tmp_path / "unit-1.alive").symlink_to(tmp_path / "elsewhere")
+    before = last_beat(tmp_path / "elsewhere")
+    os.utime(tmp_path / "elsewhere", (1.0, 1.0))
+    keep.beat(str(tmp_path / "exit-1"))
+    assert last_beat(tmp_path / "elsewhere") == 1.0 < before, "a link leads nowhere"

@@ -6,11 +6,9 @@ import gc
 import sys
 import tracemalloc
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
 from zlib import crc32
 
 from pliant.schemas.file_io.events import LogPlace
@@ -71,59 +69,55 @@ def reached(origin: object) -> Iterator[object]:
                 left.append(referent)
 
 
-def large_ones(origin: object, least: int) -> list[Any]:
-    """The containers that are reached from an object and hold that many things or more.
+def large_ones(origin: object, records: Iterable[object]) -> list[str]:
+    """The containers that are reached from an object and hold a thing for each job, but for the records.
 
-    What an object keeps its attributes in is none of them.
+    What an object keeps its attributes in, or a record its values, is none of them.
     """
     kinds, found = dict | list | set | deque, [*reached(origin)]
-    attributes = {id(vars(each)) for each in found if hasattr(each, "__dict__")}
-    return [
-        each
-        for each in found
-        if isinstance(each, kinds) and len(each) >= least and id(each) not in attributes
-    ]
+    own = {id(vars(each)) for each in found if hasattr(each, "__dict__")}
+    own |= {id(value) for record in records for value in vars(record).values()}
+    large = [each for each in found if isinstance(each, kinds) and len(each) >= JOBS and id(each) not in own]
+    return [f"{type(each)} {str(each)[:300]}" for each in large]
 
 
 def bytes_held(origin: object) -> int:
     return sum(map(sys.getsizeof, reached(origin)))
 
 
-@contextmanager
-def collected_by_hand() -> Iterator[None]:
-    """What nothing refers to any more, but for itself, is kept for :func:`garbage`."""
+def garbage_of(act: Callable[[], None]) -> Counter[str]:
+    """Types of what is left that nothing refers to any more, but for itself."""
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        yield
+        act()
+        gc.collect()
+        return Counter(type(each).__qualname__ for each in gc.garbage)
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
 
 
-def garbage() -> Counter[str]:
-    gc.collect()
-    return Counter(type(each).__qualname__ for each in gc.garbage)
-
-
-def is_of(records: Iterable[object], container: object) -> bool:
-    """Whether a container is what one of the records keeps its values in."""
-    return any(container is each for record in records for each in vars(record).values())
-
-
 def test_only_the_records_of_jobs_that_have_ended_are_kept(tmp_path: Path) -> None:
+    """What is left of a job is text: what the log says of it, and what the policy knew."""
     loop = following(tmp_path)
     with loop.state as state:
         run(loop, tmp_path)
         records = [state.log.jobs, loop.session.ended]
         assert [len(each) for each in records] == [JOBS] * 2
-        others = [each for each in large_ones(loop, JOBS) if not is_of(records, each)]
-        assert [(type(each), len(each), str(each)[:300]) for each in others] == []
+        assert large_ones(loop, records) == []
+        before = bytes_held(loop)
+        run(loop, tmp_path, 2 * JOBS)
+        after = bytes_held(loop)
+        assert (after - before) / JOBS < 2000
+        for _ in range(200):
+            loop.step()
+        assert bytes_held(loop) - after < 200, "a turn takes nothing"
 
 
-def test_to_look_whether_a_snapshot_is_of_a_log_takes_no_memory_for_the_log(tmp_path: Path) -> None:
+def test_a_snapshot_is_compared_with_its_log_in_little_memory(tmp_path: Path) -> None:
     """The writer of a log does that again and again, and what its largest look took it keeps."""
     log = tmp_path / "events.jsonl"
     log.write_bytes(bytes(1 << 23))
@@ -137,24 +131,8 @@ def test_to_look_whether_a_snapshot_is_of_a_log_takes_no_memory_for_the_log(tmp_
     assert most < place.bytes / 8
 
 
-def test_a_job_that_has_ended_takes_less_than_two_thousand_bytes_and_a_turn_takes_none(
-    tmp_path: Path,
-) -> None:
-    """What is left of a job is text: what the log says of it, and what the policy knew."""
-    loop = following(tmp_path)
-    with loop.state:
-        run(loop, tmp_path, JOBS)
-        before = bytes_held(loop)
-        run(loop, tmp_path, 3 * JOBS)
-        after = bytes_held(loop)
-        assert (after - before) / (2 * JOBS) < 2000
-        for _ in range(200):
-            loop.step()
-        assert bytes_held(loop) - after < 200
-
-
 def test_a_job_that_ends_while_it_is_held_is_put_away_too(tmp_path: Path) -> None:
-    """Its policy does not see it, and so hears nothing of its end."""
+    """Its policy does not see it, nor its end."""
     loop = following(tmp_path)
     with loop.state as state:
         run(loop, tmp_path, 1)
@@ -177,7 +155,9 @@ def test_a_loop_leaves_no_garbage_that_waits_for_a_collector(tmp_path: Path) -> 
         run(loop, tmp_path, JOBS)
         assert state.rebuilding is not None
         renew_snapshot(state.dirs, state.log, state.rebuilding)
-        with collected_by_hand():
+
+        def more() -> None:
             run(loop, tmp_path, 2 * JOBS)
             renew_snapshot(state.dirs, state.log, state.rebuilding)
-            assert garbage() == {}
+
+        assert garbage_of(more) == {}

@@ -1,29 +1,50 @@
-"""What the owner of a state directory orders while jobs run, wait, or nobody runs anything."""
+"""Orders about jobs and nodes, and jobs that wait for others: in the loop, between runs, and from cron."""
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from pliant.cli.status import Form, status
 from pliant.schemas.cluster import UserLimit
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.io import read_schedule, write_cluster, write_schedule
+from pliant.schemas.io import write_cluster, write_schedule
+from pliant.schemas.job import Awaited
+from pliant.tools.run.service.gang import Notice, Notices
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
-from pliant.tools.run.service.submit import cancel, order_jobs
+from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.fold import Drain, RunLog
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.watch.job_status import status_of
-from pliant.tools.run.watch.status import Watcher, decide_between_runs
+from pliant.tools.run.watch.job_status import status_of, statuses
+from pliant.tools.run.watch.status import Watcher, closed_lines, decide_between_runs
 from pliant.tools.schedule.decide import Question
+from pliant.tools.schedule.policies.fifo import Fifo
 from tests.builders import cluster
+from tests.cli.calling import call
 from tests.tools.run.conftest import left_running
-from tests.tools.run.site import Site, in_order
-from tests.tools.run.test_follow import ask, begin, end_all, go_on, nothing, phase, story, trains
+from tests.tools.run.scripts import EXIT
+from tests.tools.run.site import Site, in_order, until
+from tests.tools.run.test_follow import ask, begin, end_all, go_on, never, nothing, phase, story, trains
 
 pytestmark = pytest.mark.usefixtures("plain_python")
+
+
+@pytest.fixture
+def two_nodes(site: Site) -> Site:
+    """Each has two slots."""
+    return with_cluster(site, 2, 2)
+
+
+def with_cluster(site: Site, *slots: int, **more: object) -> Site:
+    site.cluster = cluster(*slots, slots="cpu").model_copy(update=more)
+    write_cluster(site.cluster, site.folder / "cluster.json")
+    return site
 
 
 def state_of(site: Site, job_id: str) -> tuple[str, str]:
@@ -34,30 +55,48 @@ def state_of(site: Site, job_id: str) -> tuple[str, str]:
     return job.state, job.why
 
 
-def spool(site: Site) -> Spool:
-    return Spool(StateDir(site.state))
+def requests(site: Site) -> list[object]:
+    return [*Spool(StateDir(site.state)).requests()]
 
 
-def test_a_running_job_that_is_held_keeps_its_work_and_goes_on_once_it_is_released(site: Site) -> None:
+def decided(site: Site, nodes: str = "cluster.json") -> str:
+    """The first half of the cron line, ``pliant schedule --state``; the path of what it decides."""
+    path, cluster_file = site.folder / "decided.json", str(site.folder / nodes)
+    write_schedule(decide_between_runs(str(site.state), Question("fifo"), cluster=cluster_file), path)
+    return str(path)
+
+
+def cron(site: Site, schedule: str = "", **more: object) -> None:
+    """The cron line, or its second half with a schedule."""
+    run_once(replace(go_on(site), schedule=schedule or decided(site), **more))
+
+
+def placement(site: Site, job_id: str) -> dict[str, int]:
+    return dict(site.log().jobs[job_id].placement)
+
+
+def test_a_held_job_saves_and_goes_on_once_it_is_released(site: Site) -> None:
+    """A run until all is done waits for it."""
     seen: list[tuple[str, str]] = []
     saved: list[float] = []
 
-    def look(log: RunLog) -> bool:
+    def is_idle(log: RunLog) -> bool:
         return phase("b", "finished")(log) and left_running(site.folder) == []
 
-    def note() -> None:
+    def release() -> None:
         seen.append(state_of(site, "a"))
         saved.append(float((site.state / "jobs" / "a" / "saved-0").read_text()))
         order_jobs(site.state, "release", ["a"])
 
-    run_and_follow(
-        begin(site, "fifo"),
+    site.job("a", samples=3000, gpus=2)
+    log, _ = run_until_done(
+        site.options("fifo"),
         story(
-            (nothing, lambda: ask(site, "a", samples=3000, gpus=2)),
             (trains("a"), lambda: ask(site, "b", samples=20, gpus=2)),
             (phase("b", "waiting"), lambda: order_jobs(site.state, "hold", ["a"])),
-            (look, note),
-            (phase("a", "finished"), lambda: None),
+            *[is_idle] * 5,
+            (is_idle, release),
+            never,
         ),
     )
     assert in_order(
@@ -65,80 +104,33 @@ def test_a_running_job_that_is_held_keeps_its_work_and_goes_on_once_it_is_releas
         site.story(),
     )
     ((state, why),) = seen
-    assert state == "held"
-    assert why.startswith("held by ")
+    assert (state, why[:8]) == ("held", "held by ")
     assert " since " in why
     assert 0 < saved[0] < 3000, "it stopped by the protocol"
-    assert site.log().jobs["a"].samples_done == 3000
-    assert spool(site).requests() == []
+    assert log.jobs["a"].samples_done == 3000
+    assert requests(site) == []
 
 
-def test_a_job_that_is_held_has_no_share(site: Site) -> None:
-    run_and_follow(
-        begin(site),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6, low=1, high=2)),
-            (trains("a"), lambda: ask(site, "b", samples=1e6, low=1, high=2)),
-            (lambda log: "b" in log.jobs, lambda: order_jobs(site.state, "hold", ["a"])),
-            (lambda log: log.jobs["b"].gpus == 2, lambda: None),
-        ),
-    )
-    assert site.log().jobs["a"].gpus == 0
-    decided = decide_between_runs(str(site.state), Question("fair-share"))
-    assert [verdict.reason for verdict in decided.waiting if verdict.job == "a"] == [
-        f"held by {(site.log().jobs['a'].held or ('',))[0]}"
-    ]
-    end_all(site, "a", "b")
-
-
-def test_until_done_waits_for_jobs_that_are_held(site: Site) -> None:
-    site.job("a", samples=2000)
-    site.job("b", samples=20)
-    options = site.options("fifo")
-    (site.state).mkdir(mode=0o700)
-    write_schedule(read_schedule(options.schedule or ""), site.state / "schedule.json")
-    order_jobs(site.state, "hold", ["a"])
-    (site.state / "schedule.json").unlink()
-    turns = 0
-
-    def view(log: RunLog, now_s: float) -> None:
-        nonlocal turns
-        turns += phase("b", "finished")(log) and not left_running(site.folder)
-        if turns == 5:
-            order_jobs(site.state, "release", ["a"])
-
-    log, _ = run_until_done(options, view)
-    assert {job_id: job.phase for job_id, job in log.jobs.items()} == {"a": "finished", "b": "finished"}
-    assert turns >= 5
-
-
-def test_an_order_waits_in_the_spool_where_nobody_runs_the_directory(site: Site) -> None:
+def test_an_order_waits_in_the_spool_for_the_next_run(site: Site) -> None:
     with pytest.raises(UsageError, match="no state directory"):
         order_jobs(site.state, "hold", ["a"])
-    ask(site, "a", samples=20)
-    ask(site, "b", samples=20)
+    for job_id in "abc":
+        ask(site, job_id, samples=20)
     order_jobs(site.state, "hold", ["a"])
     (path,) = StateDir(site.state).spool.glob("*.order.json")
     assert path.stat().st_mode & 0o777 == 0o600
     assert "has ordered to hold it" in state_of(site, "a")[1]
-    run_and_follow(begin(site, "fifo"), story((phase("b", "finished"), lambda: None)))
+    run_and_follow(begin(site, "fifo"), story(phase("c", "finished")))
     assert site.of("a") == ["submit a", "hold a"]
     assert state_of(site, "a")[0] == "held"
     order_jobs(site.state, "release", ["a"])
     assert state_of(site, "a")[1].endswith("has ordered to release it")
-    run_and_follow(go_on(site), story((phase("a", "finished"), lambda: None)))
+    run_and_follow(go_on(site), story(phase("a", "finished")))
     assert site.of("a")[1:] == ["hold a", "unhold a", "start a 1", "finish a 0"]
-    with pytest.raises(UsageError, match="has no job c, d: nothing was ordered"):
-        order_jobs(site.state, "hold", ["b", "c", "d"])
+    with pytest.raises(UsageError, match="has no job d, e: nothing was ordered"):
+        order_jobs(site.state, "hold", ["b", "d", "e"])
     assert order_jobs(site.state, "hold", ["a"]) == ["a"]
-    assert spool(site).requests() == [], "a job that has ended stays as it is"
-
-
-def cron(site: Site) -> None:
-    """``pliant schedule --state | pliant run --state``."""
-    nodes, path = str(site.folder / "cluster.json"), site.folder / "decided.json"
-    write_schedule(decide_between_runs(str(site.state), Question("fifo"), cluster=nodes), path)
-    run_once(replace(go_on(site), schedule=str(path)))
+    assert requests(site) == [], "a job that has ended stays as it is"
 
 
 def test_cron_sees_orders_before_the_run_writes_them_down(site: Site) -> None:
@@ -147,77 +139,25 @@ def test_cron_sees_orders_before_the_run_writes_them_down(site: Site) -> None:
     order_jobs(site.state, "priority", ["b"], priority=1.0)
     cron(site)
     assert in_order(["submit a", "submit b", "priority b", "start b 2"], site.story())
+    assert site.log().jobs["b"].job.priority == 1.0
     order_jobs(site.state, "hold", ["b"])
     cron(site)
     assert (site.log().jobs["a"].phase, site.log().jobs["b"].phase) == ("running", "preempted")
     end_all(site, "a", "b")
 
 
-def test_a_schedule_that_was_made_before_a_job_was_held_does_not_start_it(site: Site) -> None:
-    site.job("a", samples=1e6)
-    options = site.options("fifo")
-    site.state.mkdir(mode=0o700)
-    write_schedule(read_schedule(options.schedule or ""), site.state / "schedule.json")
-    order_jobs(site.state, "hold", ["a"])
-    run_once(options)  # the job arrives with this schedule, the order waited for it
-    run_once(options)
-    assert site.log().jobs["a"].gpus == 0
-    assert left_running(site.folder) == []
-
-
-def test_an_order_is_executed_once_wherever_a_run_is_killed(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class KilledError(BaseException):
-        pass
-
-    def killed(*_: object) -> None:
-        raise KilledError
-
-    ask(site, "a", samples=1e6)
-    run_and_follow(begin(site, "fifo"), story((trains("a"), lambda: None)))
-    for action in ("hold", "release", "hold"):
-        order_jobs(site.state, action, ["a"])
-    settled = Spool.settle
-    monkeypatch.setattr(Spool, "settle", lambda self, log, *more: killed() if log.executed else None)
-    with pytest.raises(KilledError):
-        run_and_follow(go_on(site), lambda log, now_s: None)
-    monkeypatch.setattr(Spool, "settle", settled)
-    assert len(spool(site).requests()) == 3, "all is in the log, and the files are still there"
-    order_jobs(site.state, "release", ["a"])
-    run_and_follow(go_on(site), story((lambda log: log.jobs["a"].held is None, lambda: None)))
-    assert [line for line in site.of("a") if "hold" in line] == [
-        *("hold a", "unhold a", "hold a", "unhold a"),
-    ]
-    assert spool(site).requests() == []
-    end_all(site, "a")
-
-
-def test_a_cancelled_job_takes_its_orders_with_it(site: Site) -> None:
-    ask(site, "a", samples=20)
-    order_jobs(site.state, "hold", ["a"])
-    cancel(site.state, ["a"])
-    assert [request for request in spool(site).requests() if request.order] == []
-    ask(site, "a", samples=20)
-    run_and_follow(begin(site, "fifo"), story((phase("a", "finished"), lambda: None)))
-    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
-
-
-def test_an_order_about_a_job_that_the_log_has_lost_is_dropped(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_order_about_a_lost_job_is_dropped(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     ask(site, "a", samples=20)
     order_jobs(site.state, "hold", ["a"])
     (submission,) = StateDir(site.state).spool.glob("*.jobs.jsonl")
     submission.unlink()
-    ask(site, "b", samples=20)
-    run_and_follow(begin(site, "fifo"), story((phase("b", "finished"), lambda: None)))
+    run_and_follow(begin(site, "fifo"), story())
     assert "there is no job a any more" in caplog.text
-    assert spool(site).requests() == []
+    assert requests(site) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_nobody_else_orders_anything(site: Site) -> None:
+def test_another_user_orders_nothing(site: Site) -> None:
     ask(site, "a", samples=20)
     os.chown(site.state, 12345, 12345)
     with pytest.raises(UsageError, match="belongs to"):
@@ -225,39 +165,231 @@ def test_nobody_else_orders_anything(site: Site) -> None:
     os.chown(site.state, 0, 0)
 
 
-def test_a_job_that_is_given_a_higher_priority_overtakes_and_the_log_keeps_it(site: Site) -> None:
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6, gpus=2)),
-            (trains("a"), lambda: ask(site, "b", samples=20, gpus=2)),
-            (phase("b", "waiting"), lambda: ask(site, "c", samples=20, gpus=2)),
-            (phase("c", "waiting"), lambda: order_jobs(site.state, "priority", ["c"], priority=2.0)),
-            (lambda log: log.jobs["c"].job.priority == 2.0, lambda: cancel(site.state, ["a"])),
-            (phase("b", "finished"), lambda: None),
-        ),
-    )
-    assert in_order(["priority c", "cancel a 0", "start c 2", "finish c 0", "start b 2"], site.story())
-    found = decide_between_runs(str(site.state), Question("fifo"))
-    assert found.jobs == ()
-    assert status_of(Watcher(site.state).look(), "c", 0.0).log.job.priority == 2.0  # type: ignore[union-attr]
-
-
-def test_a_job_beyond_the_limit_of_its_user_says_so_and_starts_when_another_one_has_ended(site: Site) -> None:
-    nodes = cluster(4, slots="cpu").model_copy(update={"user_limits": {"alice": UserLimit(gpus=2)}})
-    write_cluster(nodes, site.folder / "cluster.json")
-    why: list[str] = []
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6, gpus=2, user="alice")),
-            (trains("a"), lambda: ask(site, "b", samples=20, user="alice")),
-            (phase("b", "waiting"), lambda: ask(site, "c", samples=20, gpus=2, user="bob")),
-            (phase("c", "finished"), lambda: why.append(state_of(site, "b")[1])),
-            (nothing, lambda: cancel(site.state, ["a"])),
-            (phase("b", "finished"), lambda: None),
-        ),
-    )
-    assert why == ["beyond the limit of user alice: 2 GPUs"]
+def test_a_job_beyond_the_limit_of_its_user_is_refused(site: Site) -> None:
+    with_cluster(site, 4, user_limits={"alice": UserLimit(gpus=2)})
+    run_and_follow(begin(site, "fifo"), story())
     with pytest.raises(BadInputError, match='requests 3 GPUs, user "alice" may hold 2'):
-        ask(site, "d", gpus=3, user="alice")
+        ask(site, "a", gpus=3, user="alice")
+
+
+def test_no_job_comes_to_a_drained_node(two_nodes: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    site, lines = two_nodes, []
+
+    def look() -> None:
+        found = Watcher(site.state).look()
+        lines.extend(closed_lines(found, found.log.last_s))
+        status(state=site.state, format=Form.json)
+        order_nodes(site.state, "resume", ["n0"])
+
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1500, gpus=2)),
+            (trains("a"), lambda: order_nodes(site.state, "drain", ["n0"], reason="fans")),
+            (lambda log: "n0" in log.drained, lambda: ask(site, "b", samples=1e6, gpus=2)),
+            (trains("b"), lambda: ask(site, "c", samples=20, gpus=2)),
+            (phase("a", "finished"), look),
+            phase("c", "finished"),
+        ),
+    )
+    assert placement(site, "b") == {"n1": 2}
+    assert site.of("a") == ["submit a", "start a 2", "finish a 0"], "it was not disturbed"
+    assert in_order(["drain None", "finish a 0", "undrain None", "start c 2"], site.story())
+    (line,) = lines
+    assert line.startswith("node n0 is drained by ")
+    assert line.endswith(": fans")
+    (drained,) = json.loads(capsys.readouterr().out)["drained_nodes"]
+    assert (drained["node"], drained["reason"], drained["now"], drained["jobs"]) == ("n0", "fans", False, [])
+    end_all(site, "b")
+
+
+def test_a_drain_outlives_a_restart_and_holds_for_cron(two_nodes: Site) -> None:
+    site = two_nodes
+    run_and_follow(
+        begin(site, "fifo"), story((nothing, lambda: ask(site, "a", samples=1e6, gpus=2)), trains("a"))
+    )
+    ask(site, "b", samples=1e6, gpus=2)
+    before = decided(site)
+    order_nodes(site.state, "drain", ["n1"])
+    cron(site, before)
+    assert placement(site, "b") == {}, "the schedule is older than the drain"
+    cron(site)
+    assert placement(site, "b") == {}
+    order_nodes(site.state, "resume", ["n1"])
+    run_and_follow(go_on(site), story(trains("b")))
+    assert placement(site, "b") == {"n1": 2}
+    end_all(site, "a", "b")
+
+
+def test_unknown_nodes_are_refused_and_others_wait_in_the_spool(two_nodes: Site) -> None:
+    site = two_nodes
+    ask(site, "a", samples=20)
+    with pytest.raises(UsageError, match="no run has begun there, so its nodes are not known"):
+        order_nodes(site.state, "drain", ["n0"])
+    run_and_follow(begin(site, "fifo"), story(phase("a", "finished")))
+    with pytest.raises(UsageError, match="has no node n7; it has: n0, n1"):
+        order_nodes(site.state, "drain", ["n0", "n7"])
+    assert requests(site) == []
+    ask(site, "n0", samples=20)
+    order_jobs(site.state, "hold", ["n0"])  # a job of the same name
+    order_nodes(site.state, "resume", ["n0"])
+    order_nodes(site.state, "drain", ["n1"])
+    found = Watcher(site.state).look()
+    assert [line.partition(" ")[2] for line in closed_lines(found, 0.0)] == [
+        *("has ordered to resume node n0", "has ordered to drain node n1")
+    ]
+    (waiting,) = (each for each in statuses(found, found.log.last_s) if each.id == "n0")
+    assert waiting.why.endswith("has ordered to hold it")
+    one_node = decide_between_runs(str(site.state), Question("fifo"))
+    write_schedule(one_node.model_copy(update={"cluster": cluster(2, slots="cpu")}), site.folder / "one.json")
+    cron(site, str(site.folder / "one.json"))
+    assert list(site.log().drained) == ["n1"], "also where the next schedule is of other nodes"
+
+
+def ask_for(site: Site, *given: tuple[str, dict[str, object]]) -> None:
+    site.jobs.clear()
+    jobs = [site.job(job_id, **{"samples": 20, **more}) for job_id, more in given]  # type: ignore[arg-type]
+    submit(site.state, jobs, "jobs", folder=site.folder, now_s=0.0)
+
+
+def after(**jobs: Awaited) -> dict[str, object]:
+    return {"after": dict(jobs)}
+
+
+def test_jobs_start_after_others_or_are_cancelled(site: Site) -> None:
+    """In the loop and from cron, each call of which knows from the log alone what they wait for."""
+    seen: list[tuple[str, str]] = []
+    options = begin(site, "fifo", retries=0)
+    ask_for(site, ("a", {"text": EXIT}), ("b", after(a="ok")), ("c", after(b="ok")))
+    ask_for(site, ("d", {"samples": 1e6, **after(a="any")}), ("e", after(d="any")))
+    run_and_follow(options, story((trains("d"), lambda: seen.append(state_of(site, "e")))))
+    assert seen == [("waiting", "waits for job d to end")]
+    ask_for(site, ("f", {"text": EXIT}), ("g", after(f="ok")))
+    cancel(site.state, ["d"])
+    until(lambda: cron(site, retries=0) or all(site.log().jobs[name].ended for name in "efg"))
+    assert in_order(["fail a 0", "cancel b 0", "start d 1", "cancel d 0", "start e 1"], site.story())
+    ended = {job_id: (job.phase, job.reason) for job_id, job in site.log().jobs.items()}
+    for job_id, other, end in (("b", "a", "failed"), ("c", "b", "was cancelled"), ("g", "f", "failed")):
+        assert ended[job_id] == ("cancelled", f"was to start after job {other}, which {end}")
+    assert state_of(site, "b") == ended["b"]
+
+
+def test_arrays_and_jobs_on_hold_are_submitted(site: Site) -> None:
+    """Jobs of an array run one by one and know their number; one on hold waits for its release."""
+    seen: list[tuple[str, str]] = []
+
+    def release() -> None:
+        seen.append(state_of(site, "held"))
+        order_jobs(site.state, "release", ["held"])
+
+    text = "import os; open('ran-' + os.environ['PLIANT_ARRAY_INDEX'], 'w').close()"
+    array = {f"s-{n}": {"text": text, "array": {"name": "s", "limit": 1, "index": n}} for n in (3, 4)}
+    options = begin(site, "fifo")
+    ask_for(site, ("held", {"hold": True, "user": "ann"}), *array.items())
+    ends = {"s-3": int, "s-4": release, "held": int}
+    run_and_follow(options, story(*((phase(job_id, "finished"), act) for job_id, act in ends.items())))
+    assert sorted(path.name for path in site.folder.glob("ran-*")) == ["ran-3", "ran-4"]
+    ((state, why),) = seen
+    assert (state, why.partition(" since")[0]) == ("held", "held by ann")
+    holding: set[str | None] = set()
+    for event in site.events():
+        if event.gpus is not None and event.job in array:
+            (holding.add if event.gpus else holding.discard)(event.job)
+        assert len(holding) < 2
+
+
+# Nodes that are to be left within a time: ``pliant drain NODE --within 90s``.
+
+DRAIN = Drain("ada", 1000.0, now=True, until_s=1090.0)
+
+
+def leave(site: Site, node: str, within_s: float) -> Callable[[], None]:
+    return lambda: order_nodes(site.state, "drain", [node], now=True, within_s=within_s)
+
+
+def test_times_of_a_notice_outlive_a_restart_and_a_set_clock() -> None:
+    found = Notices()
+    assert found.hear({"n0": DRAIN, "n1": Drain("bob", 1000.0, now=True)}, 1010.0, 5.0)
+    assert found.by_node == {"n0": Notice(stop_s=40.0, term_s=70.0, over_s=85.0)}
+    assert not found.hear({"n0": DRAIN}, 5000.0, 6.0), "the system's clock was set"
+    assert (found.late(39.9), [*found.late(40.0)]) == ({}, ["n0"])
+    assert found.of(["n1"]) is None
+    assert found.hear({}, 1012.0, 7.0), "the node was resumed"
+    assert found.by_node == {}
+    found.hear({"n0": DRAIN}, 1090.0, 8.0)
+    assert found.by_node == {}, "no run was there in time: jobs leave as after --now"
+
+
+def test_a_job_on_two_nodes_leaves_by_the_earlier_times() -> None:
+    found = Notices()
+    long = Drain("bob", 900.0, now=True, until_s=1100.0)  # half of it is left already, and 30 s for SIGTERM
+    found.hear({"n0": DRAIN, "n1": long}, 1000.0, 0.0)
+    assert found.by_node == {"n0": Notice(45.0, 75.0, 90.0), "n1": Notice(0.0, 70.0, 100.0)}
+    assert found.of(["n0", "n1", "n2"]) == found.of(["n1", "n0"]) == Notice(0.0, 70.0, 90.0)
+    assert found.of(["n2", "n1"]) == found.by_node["n1"]
+    assert found.late(0.0) == {"n1": "is to be left: bob has ordered it"}
+
+
+def test_a_job_that_ignores_a_notice_is_killed_in_the_end(site: Site) -> None:
+    with_cluster(site, 1, 1)
+    last_s: list[float] = []
+    said: list[str] = []
+
+    def watch(log: RunLog) -> bool:
+        if not left_running(site.folder):
+            return "n0" in log.drained
+        if "n0" in log.drained:
+            last_s.append(time.time())
+        return False
+
+    def say() -> None:
+        found = Watcher(site.state).look()
+        said.extend(closed_lines(found, found.log.last_s))
+
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", "--stubborn", samples=1e6)),
+            (trains("a"), leave(site, "n1", 600.0)),
+            (lambda log: "n1" in log.drained, leave(site, "n0", 3.0)),
+            (watch, say),
+        ),
+    )
+    until_s = site.log().drained["n0"].until_s
+    assert until_s is not None
+    assert last_s[-1] > until_s - 0.5, "it had all of the time"
+    assert in_order(["start a 1", "drain None", "drain None", "preempt a 0"], site.story())
+    assert [line.partition(" since ")[0].partition(" by ")[0] for line in said] == [
+        *("node n0 is drained", "node n1 is drained")
+    ]
+    end_all(site, "a")
+
+
+def test_jobs_leave_though_the_policy_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_cluster(site, 1, 1)
+    decide = Fifo.decide
+
+    def fails_from_then_on() -> None:
+        monkeypatch.setattr(Fifo, "decide", lambda *_: 1 / 0)
+        leave(site, "n0", 4.0)()
+
+    run_and_follow(
+        begin(site, "fifo"),
+        story(
+            (nothing, lambda: ask(site, "a", samples=1e6)),
+            (trains("a"), fails_from_then_on),
+            lambda log: "n0" in log.drained and not left_running(site.folder),
+        ),
+    )
+    monkeypatch.setattr(Fifo, "decide", decide)
+    (left,) = [event for event in site.events() if event.event == "requeue"]
+    assert str((left.detail or {})["reason"]).startswith("node n0 is to be left: ")
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it saved"
+    assert site.log().jobs["a"].failures == 0
+    end_all(site, "a")
+
+
+def test_a_time_of_less_than_a_second_is_refused(site: Site) -> None:
+    done = call("drain", "n0", "--state", str(site.state), "--within", "0.1")
+    assert done.exit_code == 2
+    assert "expected 1 s or more" in done.stderr

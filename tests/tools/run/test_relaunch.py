@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.documents import job_fields, parse_jobs
-from pliant.tools.run.service import run as runner
+from pliant.tools.run.progress import TrainingProgress
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.contract.plan import Progress, ProgressFile
+from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile, ask_to_stop
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.job_page import history
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.status import Watcher
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import Site, until
+from tests.tools.run.test_follow import Condition, Step, never, story
 
 pytestmark = pytest.mark.usefixtures("plain_python")
 
@@ -35,7 +41,7 @@ options.add_argument("--steps", type=int, default=10**9)
 options.add_argument("--every", type=int, default=10**9)
 options.add_argument("--gate", default="/", help="no end before this file is there")
 options.add_argument("--crash", default="/none", help="crash once this file is there")
-options.add_argument("--deaf", action="store_true", help="hear of no stop by file")
+options.add_argument("--deaf", action="store_true", help="watch no file that asks to stop")
 options.add_argument("--polite", action="store_true", help="save and leave at SIGTERM, and report nothing")
 options.add_argument("--asks", action="store_true", help="ask itself to stop by SIGUSR1, once")
 options = options.parse_args()
@@ -59,14 +65,15 @@ if options.polite:
     signal.signal(signal.SIGTERM, leave)
 while step < options.steps or not os.path.exists(options.gate):
     time.sleep(0.01)
+    if options.asks and not saved.exists():
+        os.kill(os.getpid(), signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # no handler sees half a step
     step += 1
     with trained.open("a") as file:
         file.write(f"{step}\\n")
     if os.path.exists(options.crash):
         os.remove(options.crash)
         sys.exit("diverged")
-    if options.asks and not saved.exists():
-        os.kill(os.getpid(), signal.SIGUSR1)
     leaving = progress is not None and progress.step(step, loss=1 / step)
     if leaving or step % options.every == 0:
         save()
@@ -74,22 +81,23 @@ while step < options.steps or not os.path.exists(options.gate):
             progress.saved(step, seconds=0.001)
     if leaving:
         progress.leave()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 if progress:
     progress.done()
 '''
 
 
-def relaunched(site: Site, job_id: str = "a", *words: object, **more: object) -> None:
-    site.job(job_id, *words, text=SCRIPT, **{"samples": 1e6, "resize": "relaunch", "elastic": "size", **more})  # type: ignore[arg-type]
-    site.jobs[-1] = site.jobs[-1].model_copy(update={"workdir": str(site.folder)})
+def relaunched(site: Site, *words: object, **more: object) -> None:
+    fields = {"samples": 1e6, "resize": "relaunch", "elastic": "size", "high": 2, **more}
+    site.job("a", *words, text=SCRIPT, workdir=str(site.folder), **fields)  # type: ignore[arg-type]
 
 
-def rigid(site: Site, *words: object, **more: object) -> None:
-    relaunched(site, "a", *words, resize="in-place", elastic="none", **more)
+def rigid(site: Site, *words: object) -> None:
+    relaunched(site, *words, resize="in-place", elastic="none", high=None)
 
 
-def newest(site: Site, job_id: str = "a") -> Progress | None:
-    return ProgressFile(StateDir(site.state).job(job_id).progress).fresh()
+def newest(site: Site) -> Progress | None:
+    return ProgressFile(StateDir(site.state).job("a").progress).fresh()
 
 
 def steps(site: Site) -> list[int]:
@@ -105,39 +113,30 @@ def details(site: Site, *names: str) -> list[dict[str, object]]:
     ]
 
 
-def costs(site: Site, job_id: str = "a") -> dict[object, float]:
-    """Seconds that each change of a job cost."""
+def costs(site: Site) -> dict[object, float]:
+    """Seconds that each change of the job cost."""
     return {
         (event.detail or {}).get("after"): event.overhead_seconds
         for event in site.events()
-        if event.job == job_id and event.event == "progress" and event.overhead_seconds is not None
+        if (event.job, event.event) == ("a", "progress") and event.overhead_seconds is not None
     }
 
 
-def once(*steps: tuple[Callable[[RunLog], bool], Callable[[], object]]) -> runner.View:
-    """A view that takes one step after the other, each as soon as its condition holds."""
-    left = [*steps]
-
-    def view(log: RunLog, now_s: float) -> None:
-        if left and left[0][0](log):
-            left.pop(0)[1]()
-
-    return view
+def run(site: Site, policy: str | None, *steps: Step) -> JobLog:
+    """Run until all is done; each step is taken once its condition holds. Returns the record of the job."""
+    return run_until_done(site.options(policy), story(*steps, never))[0].jobs["a"]
 
 
-def told(site: Site, after: str) -> Callable[[RunLog], bool]:
-    return lambda _: any((event.detail or {}).get("after") == after for event in site.events())
-
-
-def trains(log: RunLog) -> bool:
-    return "a" in log.jobs and log.jobs["a"].samples_done > 0
+def after(site: Site, change: str) -> Condition:
+    """Whether the job has trained since it started, shrank, …"""
+    return lambda _: any((event.detail or {}).get("after") == change for event in site.events())
 
 
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_a_job_states_that_it_is_resized_by_a_relaunch_and_older_versions_see_that() -> None:
+def test_a_job_file_states_the_resize_and_its_contradictions() -> None:
     line = '{"id": "a", "model": "m", "gpus": {"requested": 2, "min": 1, "max": 4}, "resize": "relaunch"}'
     (job,) = parse_jobs(line.encode(), "jobs.jsonl")
     assert (job.elastic, job.min_gpus, job.max_gpus(8), job.minor) == ("size", 1, 4, 3)
@@ -148,108 +147,189 @@ def test_a_job_states_that_it_is_resized_by_a_relaunch_and_older_versions_see_th
             parse_jobs(text.encode(), "jobs.jsonl")
 
 
-def test_a_resize_asks_for_a_save_and_goes_on_from_there_with_the_new_size(site: Site) -> None:
-    first = site.folder / "shrunk"
-    relaunched(site, "a", "--steps", 40, "--gate", site.gate, samples=40 * 8, high=2)
-    options = site.options()
-    later = site.job("b", "--gate", first, samples=100, high=1)
-    log, _ = run_until_done(
-        options,
-        once(
-            (told(site, "start"), lambda: submit(site.state, [later], "t", folder=site.folder, now_s=0.0)),
-            (told(site, "shrink"), first.touch),
-            (told(site, "grow"), site.gate.touch),
-        ),
+def test_a_resize_asks_for_a_save_and_goes_on_from_there(site: Site) -> None:
+    shrunk = site.folder / "shrunk"
+    relaunched(site, "--steps", 40, "--gate", site.gate, samples=40 * 8)
+    later = site.job("b", "--gate", shrunk, samples=100, high=1)
+    site.jobs.pop()
+    found = run(
+        site,
+        "fair-share",
+        (after(site, "start"), lambda: submit(site.state, [later], "t", folder=site.folder, now_s=0.0)),
+        (after(site, "shrink"), shrunk.touch),
+        (after(site, "grow"), site.gate.touch),
     )
     assert site.of("a") == ["submit a", "start a 2", "shrink a 1", "grow a 2", "finish a 0"]
     trained = steps(site)
     assert trained == list(range(1, len(trained) + 1)), "no step is trained twice, none is left out"
-    assert log.jobs["a"].samples_done == 8 * len(trained)
+    assert found.samples_done == 8 * len(trained)
     assert [each["mechanism"] for each in details(site, "mechanism")] == ["relaunched"] * 2
     assert [each["workers"] for each in details(site, "first_step", "workers")] == [1, 1, 1]
-    found = costs(site)
-    assert set(found) == {"start", "shrink", "grow"}
-    assert all(seconds > 0 for seconds in found.values())
+    assert set(costs(site)) == {"start", "shrink", "grow"}
+    assert min(costs(site).values()) > 0
 
 
-@pytest.mark.parametrize("resize", ["relaunch", "in-place"])
-def test_a_preempted_script_saves_and_goes_on_without_a_lost_step(site: Site, resize: str) -> None:
-    """A rigid one, too, if it reports."""
-    more = {"high": 2} if resize == "relaunch" else {"elastic": "none"}
-    relaunched(site, "a", "--steps", 30, "--gate", site.gate, resize=resize, **more)
-    policy = "fair-share" if resize == "relaunch" else "fifo"
-    log, _ = run_until_done(site.options(policy), once((told(site, "start"), interrupt)))
-    saved = newest(site)
-    assert log.jobs["a"].phase == "preempted"
-    assert saved is not None
-    assert (saved.ended, saved.checkpoint and saved.checkpoint.step) == ("stopped", saved.step)
+@pytest.mark.parametrize("kind", ["relaunched", "rigid", "rigid, reports nothing"])
+def test_a_preempted_script_saves_and_loses_no_step(site: Site, kind: str) -> None:
+    """One that reports nothing saves at SIGTERM; by its exit code alone it would have finished."""
+    words = ("--steps", 30, "--gate", site.gate)
+    reports = kind != "rigid, reports nothing"
+    if kind == "relaunched":
+        relaunched(site, *words)
+    else:
+        rigid(site, *words, *(() if reports else ("--polite",)))
+    trains = after(site, "start") if reports else lambda _: (site.folder / "trained").exists()
+    found = run(site, "fair-share" if kind == "relaunched" else "fifo", (trains, interrupt))
+    assert found.phase == "preempted"
+    if reports:
+        saved = newest(site)
+        assert saved is not None
+        assert (saved.ended, saved.checkpoint and saved.checkpoint.step) == ("stopped", saved.step)
     site.gate.touch()
-    log, _ = run_until_done(site.options(None), once())
+    assert run(site, None).phase == "finished"
     trained = steps(site)
-    assert (log.jobs["a"].phase, trained) == ("finished", list(range(1, len(trained) + 1)))
+    assert trained == list(range(1, len(trained) + 1))
 
 
-def test_work_after_the_last_acknowledged_save_is_lost_and_done_again(site: Site) -> None:
+def test_work_after_the_last_acknowledged_save_is_done_again(site: Site) -> None:
     crash = site.folder / "crash"
-    relaunched(site, "a", "--steps", 30, "--every", 150, "--gate", site.gate, "--crash", crash, high=2)
+    relaunched(site, "--steps", 30, "--every", 150, "--gate", site.gate, "--crash", crash)
 
     def beyond(log: RunLog) -> bool:
         found = newest(site)
         return found is not None and found.checkpoint is not None and found.step > found.checkpoint.step
 
-    log, _ = run_until_done(
-        site.options(), once((beyond, crash.touch), (told(site, "resume"), site.gate.touch))
-    )
+    found = run(site, "fair-share", (beyond, crash.touch), (after(site, "resume"), site.gate.touch))
+    assert found.phase == "finished"
     (lost,) = details(site, "lost_samples", "step")
     again = steps(site)
     saved = int(str(lost["step"]))
     assert saved % 150 == 0 < saved
-    assert again.count(saved) == 1
-    assert again.count(saved + 1) == 2, "it goes on from the save"
+    assert (again.count(saved), again.count(saved + 1)) == (1, 2), "it goes on from the save"
     (back,) = (event for event in site.events() if "lost_samples" in (event.detail or {}))
     assert back.samples_done == 8 * saved
-    assert log.jobs["a"].phase == "finished"
-    said = [each.words for each in history(StateDir(site.state), "a")]
-    assert f"went back to its save after step {saved}, {lost['lost_samples']:g} samples lost" in said
+    lines = [each.words for each in history(StateDir(site.state), "a")]
+    assert f"went back to its save after step {saved}, {lost['lost_samples']:g} samples lost" in lines
 
 
-def test_a_script_that_does_not_watch_the_file_gets_sigterm_at_once(site: Site) -> None:
-    relaunched(site, "a", "--deaf", high=2)
-    log, _ = run_until_done(site.options(), once((trains, interrupt)))
-    assert (log.jobs["a"].phase, site.of("a")[-1]) == ("preempted", "requeue a 0")
-
-
-def test_a_rigid_script_that_saves_at_sigterm_and_ends_well_goes_on_later(site: Site) -> None:
-    """By its exit code alone it would have finished."""
-    rigid(site, "--polite", "--steps", 30, "--gate", site.gate)
-    until_saved = site.folder / "trained"
-    log, _ = run_until_done(site.options("fifo"), once((lambda _: until_saved.exists(), interrupt)))
-    assert log.jobs["a"].phase == "preempted"
-    site.gate.touch()
-    log, _ = run_until_done(site.options(None), once())
-    trained = steps(site)
-    assert log.jobs["a"].phase == "finished"
-    assert trained == list(range(1, len(trained) + 1))
+def test_a_script_that_watches_no_file_gets_sigterm_at_once(site: Site) -> None:
+    relaunched(site, "--deaf")
+    found = run(site, "fair-share", (lambda log: log.jobs["a"].samples_done > 0, interrupt))
+    assert (found.phase, site.of("a")[-1]) == ("preempted", "requeue a 0")
 
 
 def test_a_signal_from_outside_saves_and_the_job_goes_on(site: Site) -> None:
     rigid(site, "--asks", "--steps", 20)
-    log, _ = run_until_done(site.options("fifo"), once())
-    assert (log.jobs["a"].phase, steps(site)) == ("finished", list(range(1, 21)))
+    assert (run(site, "fifo").phase, steps(site)) == ("finished", list(range(1, 21)))
     (why,) = details(site, "reason", "failures")
     assert why["reason"] == "stopped by somebody else"
 
 
-def test_under_a_one_shot_run_a_job_is_running_as_soon_as_it_reports(site: Site) -> None:
-    relaunched(site, "a", "--steps", 5, "--gate", site.gate, high=2)
+def test_after_a_one_shot_run_a_job_runs_once_it_reports(site: Site) -> None:
+    relaunched(site, "--steps", 5, "--gate", site.gate)
     run_once(site.options())
     until(lambda: newest(site) is not None)
-    with_reports = Watcher(site.state).look()
-    found = status_of(with_reports, "a", time.time())
-    assert found is not None
-    assert (found.state, found.log.samples_done > 0) == ("running", True)
+    shown = status_of(Watcher(site.state).look(), "a", time.time())
+    assert shown is not None
+    assert (shown.state, shown.log.samples_done > 0) == ("running", True)
     site.gate.touch()
     until(lambda: left_running(site.folder) == [])
-    log, _ = run_until_done(site.options(None), once())
-    assert (log.jobs["a"].phase, log.jobs["a"].samples_done) == ("finished", 8 * steps(site)[-1])
+    found = run(site, None)
+    assert (found.phase, found.samples_done) == ("finished", 8 * steps(site)[-1])
     assert set(costs(site)) == {"start"}, "the launcher that finds it ended knows when it began to train"
+
+
+@pytest.fixture(autouse=True)
+def signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A job's folder, as a launcher leaves it."""
+    plan = Plan(job="a", generation=3, attempt=2, members=(), progress_s=1e-9)
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    (tmp_path / "stop").touch()
+    return tmp_path
+
+
+def rank(job: Path, number: int = 0, workers: int = 1, **more: str) -> TrainingProgress:
+    paths = {"PLIANT_PROGRESS": str(job / "progress.json"), "PLIANT_STOP": str(job / "stop")}
+    return TrainingProgress(environ={"RANK": str(number), "WORLD_SIZE": str(workers), **paths, **more})
+
+
+def written(job: Path) -> Progress:
+    return Progress.model_validate_json((job / "progress.json").read_bytes())
+
+
+def test_the_file_says_how_far_it_is_and_what_is_saved(job: Path) -> None:
+    progress = rank(job, PLIANT_BATCH="16")
+    assert progress.step(1, loss=2.0, epoch=0) is False
+    assert progress.step(2, loss=math.nan, epoch=1) is False
+    found = written(job)
+    assert (found.job, found.attempt, found.generation, found.gpus) == ("a", 2, 3, 1)
+    assert (found.step, found.samples_done, found.global_batch, found.epoch) == (2, 32.0, 16, 1)
+    assert (found.loss, found.checkpoint, found.watches_stop, found.ended) == (None, None, True, None)
+    progress.saved(2, seconds=0.5)
+    saved = written(job).checkpoint
+    assert saved is not None
+    assert (saved.step, saved.samples_done, saved.seconds) == (2, 32.0, 0.5)
+    progress.done()
+    assert written(job).ended == "done"
+
+
+def test_all_ranks_leave_after_the_same_step(job: Path) -> None:
+    first, second = rank(job, 0, 2), rank(job, 1, 2)
+    assert [first.step(5), second.step(5)] == [False, False]
+    ask_to_stop(job / "stop")
+    assert second.step(6) is False, "rank 0 names the step"
+    assert first.step(6) is False
+    assert (first.stopping, second.stopping) == (True, True)
+    ask_to_stop(job / "stop")  # a launcher that takes over asks again
+    assert [second.step(7), first.step(7)] == [True, True]
+    first.saved(7)
+    assert written(job).ended == "stopped"
+
+
+@pytest.mark.parametrize("notice", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_any_rank_is_a_request_to_stop(job: Path, notice: signal.Signals) -> None:
+    first = rank(job, 0, 2)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    second = rank(job, 1, 2)
+    os.kill(os.getpid(), notice)
+    assert [second.step(1), first.step(1), second.step(2), first.step(2)] == [False, False, True, True]
+
+
+def test_the_batch_is_kept_or_the_nearest_one(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = {size: rank(job, 0, size, PLIANT_BATCH="32").accumulate(4, own=1) for size in (1, 2, 4, 8)}
+    assert kept == {1: 8, 2: 4, 4: 2, 8: 1}
+    assert rank(job, 0, 2).accumulate(4, own=3) == 3, "a job that states no batch leaves it to the script"
+    assert capsys.readouterr().err == ""
+    apart = rank(job, 0, 3, PLIANT_BATCH="32")
+    assert (apart.accumulate(4), apart.global_batch) == (3, 36)
+    assert "the job's batch of 32 cannot be kept on 3 workers" in capsys.readouterr().err
+
+
+def test_without_a_launcher_it_trains_to_the_end(tmp_path: Path) -> None:
+    text = (
+        "import sys; from pliant.tools.run.progress import TrainingProgress\n"
+        "p = TrainingProgress(8); print(p.step(1), p.saved(1), p.done(), 'torch' in sys.modules, "
+        "'pydantic' in sys.modules)"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PLIANT")}
+    found = subprocess.run(
+        [sys.executable, "-c", text], cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "False None None False False\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_that_fails_ends_no_training(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job / "plan.json").write_text(json.dumps({"job": "a"}))
+    progress = rank(job)
+    assert progress.step(1) is False
+    assert "pliant: no progress is reported" in capsys.readouterr().err

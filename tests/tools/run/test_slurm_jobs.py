@@ -44,9 +44,7 @@ def opened(_name: str, cluster: Cluster, dirs: StateDir) -> PlainJobs:
     return PlainJobs(cluster, dirs)
 
 
-def test_a_change_of_size_is_another_job_that_goes_on_from_where_the_first_one_was(
-    site: Site, slurm: SlurmCluster
-) -> None:
+def test_a_change_of_size_is_another_job_of_slurm(site: Site, slurm: SlurmCluster) -> None:
     site.job("a", low=1, high=4, samples=4000.0)
     site.job("b", low=1, high=4, samples=500.0, at=2.0)
     log, received = run_until_done(site.options(), lambda _log, _now_s: None)
@@ -60,7 +58,7 @@ def test_a_change_of_size_is_another_job_that_goes_on_from_where_the_first_one_w
     until(lambda: slurm.command("squeue", "-h", "-o", "%j").strip() == "")
 
 
-def test_a_job_that_is_about_to_end_saves_and_goes_on_in_another_one(site: Site, slurm: SlurmCluster) -> None:
+def test_a_job_about_to_end_goes_on_in_another_one(site: Site, slurm: SlurmCluster) -> None:
     site.job("a", "--gate", site.gate, low=1, high=2)
 
     def announce(log: RunLog, _now_s: float) -> None:
@@ -81,9 +79,7 @@ def test_a_job_that_is_about_to_end_saves_and_goes_on_in_another_one(site: Site,
     assert site.story() == ["submit a", "start a 2", "finish a 0"], "no failure, and no wait"
 
 
-def test_calls_from_cron_submit_a_job_once_and_find_it_in_the_queue_and_ended(
-    site: Site, slurm: SlurmCluster
-) -> None:
+def test_calls_from_cron_submit_a_job_once_and_find_it(site: Site, slurm: SlurmCluster) -> None:
     slurm.command(
         "sbatch", "--job-name=other", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "sleep 600"
     )

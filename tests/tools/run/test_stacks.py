@@ -26,13 +26,17 @@ from tests.cli.calling import call
 from tests.tools.run.conftest import left_running
 from tests.tools.run.scripts import PlainBackend
 from tests.tools.run.site import Site, until
-from tests.tools.run.test_standing_still import PRESENT
 
-WATCHED = PRESENT.replace(
-    "while True:\n    if worker == 0:",
-    """
+WATCHED = """
+import json, os, pathlib, time
 from pliant.tools.run.elastic.stacks import StackWatch
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.presence import Presence
 
+job, worker = JobDir(pathlib.Path(os.environ["PLIANT_JOB_DIR"])), int(os.environ["PLIANT_WORKER"])
+attempt = job.attempt(1)
+Presence(attempt.presence(worker)).begin()
+attempt.progress.touch()
 StackWatch(attempt, worker, held_s=0.5 if worker == 1 else 600.0).begin()
 
 def reads_data():
@@ -40,7 +44,6 @@ def reads_data():
 
 def holds_the_interpreter():
     import ctypes
-    (pathlib.Path(__file__).parent / "held").touch()
     ctypes.PyDLL(None).sleep(600)
 
 if worker == 1 and HOW == "held":
@@ -48,8 +51,15 @@ if worker == 1 and HOW == "held":
 if worker != 0:
     reads_data()
 while True:
-    if worker == 0:""",
-)
+    plan = json.loads(job.plan.read_text())
+    for member in plan["members"]:
+        while not attempt.presence(member["worker"]).exists():
+            time.sleep(0.01)
+    (attempt.path / "reached.new").write_text(f"{plan['generation']}\\n")
+    (attempt.path / "reached.new").replace(attempt.reached)
+    time.sleep(0.05)
+"""
+"""Trains nothing, and is present as an elastic worker is; the first one says what generation trains."""
 
 
 @pytest.fixture
@@ -62,7 +72,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
         process.kill()
 
 
-def test_workers_at_one_place_are_one_group_and_programs_get_each(site: Site) -> None:
+def test_workers_at_one_place_are_one_group(site: Site) -> None:
     site.job("a", text=f"HOW = ''\n{WATCHED}", gpus=3, high=3)
     attempt = StateDir(site.state).job("a").attempt(1)
     run_once(site.options())
@@ -78,20 +88,22 @@ def test_workers_at_one_place_are_one_group_and_programs_get_each(site: Site) ->
     assert document["workers"][1]["threads"][0]["frames"][0]["function"] == "reads_data"
 
 
-def test_a_worker_that_stands_still_is_ended_and_its_stacks_are_kept(
-    site: Site, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cron_replaces_a_worker_that_stands_still(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """Each remembers nothing of the one before. The stacks of the worker are kept."""
     site.job("a", text=f"HOW = 'held'\n{WATCHED}", gpus=2, high=2)
     attempt = StateDir(site.state).job("a").attempt(1)
     run_once(site.options())
     until(lambda: attempt.reached.exists() and read_dump(attempt, 1))
     run_once(site.options())
+    assert attempt.reached.read_text() == "1\n", "all live: nothing is changed"
     os.utime(attempt.presence(1), (1.0, 1.0))  # a minute goes by
     run_once(site.options())
     kept = "stacks: jobs/a/attempts/1/logs/stacks.log"
     assert f"the workers on n0/1 stand still: killed; its {kept}" in caplog.text
     assert "holds_the_interpreter" in attempt.kept_stacks.read_text()
     assert "holds_the_interpreter" in call("log", "a", "--state", str(site.state)).stdout
+    until(lambda: attempt.reached.read_text() == "3\n")
+    assert attempt.presence(2).exists(), "one plan without it, one with another in its place"
 
 
 FAKE = """#!/bin/sh
@@ -101,9 +113,7 @@ echo '[{{"thread_name": "reader", "frames": []}}, {{"thread_name": "MainThread",
 """
 
 
-def test_jobs_without_the_library_are_shown_by_py_spy_if_it_is_there(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_without_the_library_are_shown_by_py_spy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.job("a", text="import time\ntime.sleep(600)\n", gpus=1)
     run_once(site.options())
     until(lambda: left_running(site.folder))
@@ -157,7 +167,7 @@ def in_a_function(name: str, *others: str) -> tuple[ThreadStack, ...]:
     )
 
 
-def test_an_answer_is_waited_for_but_not_that_of_a_worker_that_has_ended(tmp_path: Path) -> None:
+def test_only_answers_of_live_workers_are_waited_for(tmp_path: Path) -> None:
     attempt = AttemptDir(tmp_path)
     attempt.logs.mkdir()
     attempt.exit_code(1).write_text("0")
