@@ -6,13 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.parts.mends_speeds import (
-    Scattered,
-    falling_speeds,
-    left_behind,
-    mixed_demands,
-    slower_sizes,
-)
+from benchmarks.parts.mends_speeds import Scattered, falling_speeds, left_behind, mixed_demands, slower_sizes
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job

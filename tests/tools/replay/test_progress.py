@@ -143,10 +143,7 @@ def test_the_engine_lets_jobs_learn_where_the_simulated_cluster_says_so(measured
     engine = play(told, [spec], NODES, curves(m={1: 8, 2: 16}), simulated=world)
     job = engine.session.ended["a"]
     assert job.noise_scale == (5.0 if measured else None)
-    known = (
-        Observation((1,), 8, 1, 1.0, gpu_type="gpu"),
-        Observation((2,), 4, 1, 0.5, gpu_type="gpu"),
-    )
+    known = (Observation((1,), 8, 1, 1.0, gpu_type="gpu"), Observation((2,), 4, 1, 0.5, gpu_type="gpu"))
     assert job.observations == (known if measured else ())
 
 

@@ -162,10 +162,7 @@ def test_doubling_all_speeds_halves_all_times(policy: str, world: World) -> None
             interval_s=interval_s and interval_s / factor,
             seed=each.seed,
         )
-        for made, each, factor in (
-            (any_policy(policy), world, 1.0),
-            (hasty(policy), halved(world), 2.0),
-        )
+        for made, each, factor in ((any_policy(policy), world, 1.0), (hasty(policy), halved(world), 2.0))
     )
     assert list(slow.log.column("event")) == list(fast.log.column("event"))
     assert list(slow.log.column("time")) == [2 * time_s for time_s in fast.log.column("time")]

@@ -212,10 +212,7 @@ def test_workers_write_the_same_bytes(sources: Sources, tmp_path: Path) -> None:
     told: list[tuple[int, int | None]] = []
     replay_all(sources, tasks(tmp_path / "one", "fifo", "las"))
     replay_all(
-        sources,
-        tasks(tmp_path / "two", "fifo", "las"),
-        workers=2,
-        advance=lambda *at: told.append(at),
+        sources, tasks(tmp_path / "two", "fifo", "las"), workers=2, advance=lambda *at: told.append(at)
     )
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert told == [(4, 8), (8, 8)]

@@ -26,11 +26,7 @@ def gpu_hours(job: Job) -> float:
     return job.work.gpu_seconds / 3600
 
 
-FIRST = [
-    ("job-000", 0.0, 1, 643.571),
-    ("job-001", 55.522, 1, 8473.338),
-    ("job-002", 1023.1, 2, 96.872),
-]
+FIRST = [("job-000", 0.0, 1, 643.571), ("job-001", 55.522, 1, 8473.338), ("job-002", 1023.1, 2, 96.872)]
 
 
 def test_the_first_jobs_of_seed_1_are_what_they_were() -> None:

@@ -4,12 +4,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
-from pliant.tools.report.comparisons import (
-    compare_runs,
-    comparison_rows,
-    mean_ratio,
-    relative_speed,
-)
+from pliant.tools.report.comparisons import compare_runs, comparison_rows, mean_ratio, relative_speed
 from tests.builders import job
 from tests.tools.report.runs import story, submit
 

@@ -155,10 +155,7 @@ def test_an_unknown_figure_suggests_the_nearest(tmp_path, name, meant):
         ({"metric": "jobs_finished", "min": 3}, "fifo jobs_finished is 2, below min 3 (higher is better)"),
         ({"metric": "utilization", "min": 2}, "fifo utilization is 0.75, below min 2"),
         ({"metric": "mean_decision_ms", "max": 5}, "fifo mean_decision_ms has no value, expected at most 5"),
-        (
-            {"max": 174.99999999},
-            "fifo mean_jct_s is 175.0, above max 174.99999999 (lower is better)",
-        ),
+        ({"max": 174.99999999}, "fifo mean_jct_s is 175.0, above max 174.99999999 (lower is better)"),
         (
             {"policy": "ares", "over": "fifo", "max": 0.8},
             "ares / fifo mean_jct_s is 0.88, above max 0.8 (lower is better)",

@@ -117,11 +117,7 @@ def test_what_a_job_never_held_comes_from_others_of_its_model_and_batch():
 
 
 def test_a_job_that_reports_nothing_was_as_fast_as_its_duration_says():
-    run = live(
-        arrives("silent", gpus=2),
-        Event(5, "start", "silent", 2),
-        Event(65, "finish", "silent", 0),
-    )
+    run = live(arrives("silent", gpus=2), Event(5, "start", "silent", 2), Event(65, "finish", "silent", 0))
     found = make_report([run]).runs[0]
     # 60 s on both GPUs, which are its fair share all along: it waited 5 s of its 65.
     assert by_id(found.run, found.fair["fair-share"].ftf) == {"silent": pytest.approx(65 / 60)}

@@ -103,8 +103,7 @@ def test_the_metrics_document_leaves_out_what_was_not_asked_for(one_run):
 
 
 @pytest.mark.parametrize(
-    ("form", "message"),
-    [("json", "--simulated: use --format csv"), ("csv", "either --jobs or --simulated")],
+    ("form", "message"), [("json", "--simulated: use --format csv"), ("csv", "either --jobs or --simulated")]
 )
 def test_a_form_has_no_place_for_all_that_can_be_asked_for(one_run, form, message):
     with pytest.raises(UsageError, match=message):
