@@ -7,7 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.io import read_metrics
+from pliant.tools.report.comparisons import compare_runs, comparison_rows, mean_ratio, relative_speed
 from pliant.tools.report.metrics import Wanted
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.summary import Shown
@@ -168,3 +171,185 @@ def test_what_cannot_be_known_is_a_dash_with_its_reason_and_null_in_json():
 def test_a_run_with_a_profile_keeps_what_the_profile_says():
     run = story(*one_after_the_other(), nodes=cluster(1), simulated=False, profile_hash="cd" * 32)
     assert [each.curve for each in run.jobs] == [LINEAR] * 2
+
+
+def simulated():
+    first = Event(0, "start", "a", 1, overhead_seconds=1.0), Event(9, "finish", "a", 0)
+    return story(submit(job("a", low=1), 8.0), submit(job("b"), 4.0), *first, Event(9, "start", "b", 1))
+
+
+def measured():
+    """a runs at 4/5 of the predicted speed: 8 samples in 5 s on one GPU and 2.5 s on two."""
+    start = 1_800_000_000.0
+    events = [
+        submit(job("a", low=1), 8.0, at=start),
+        submit(job("b"), 4.0, at=start),
+        Event(start + 1, "start", "a", 1),
+        Event(start + 3, "progress", "a", overhead_seconds=2.0, samples_done=0.0),
+        Event(start + 5, "checkpoint", "a", overhead_seconds=0.5),
+        Event(start + 8.5, "grow", "a", 2),
+        Event(start + 9, "progress", "a", overhead_seconds=0.5),
+        Event(start + 11.5, "finish", "a", 0, samples_done=8.0),
+    ]
+    return story(*events, at=start, simulated=False, profile_hash="cd" * 32)
+
+
+def test_a_job_in_both_runs_and_what_explains_the_difference():
+    first = compare_runs(measured(), simulated())[0]
+    assert (first.job, first.simulated_jct_s, first.measured_jct_s) == ("a", 9.0, 11.5)
+    assert first.ratio == pytest.approx(9 / 11.5)
+    assert (first.startup_s, first.rescale_s) == (2.0, 0.5)
+    extra = first.extra
+    assert extra is not None
+    parts = (extra.waiting_s, extra.startup_s, extra.rescale_s, extra.checkpoint_s)
+    assert parts == (1.0, 1.0, 0.5, 0.5)
+    assert extra.training_s == pytest.approx(7.5 - 8.0)
+    assert sum(parts) + extra.training_s == pytest.approx(11.5 - 9.0)
+
+
+def test_speed_is_what_was_trained_over_what_the_profile_predicts_for_the_time_of_training():
+    """On one GPU a has 7.5 s, of which its start takes 2 and a checkpoint half of one; on two it has 3 s, of
+    which half of one is lost."""
+    assert compare_runs(measured(), simulated())[0].speed == pytest.approx(8 / (5 + 2 * 2.5))
+
+
+def test_a_job_whose_log_names_no_samples_did_all_its_work_if_it_finished():
+    """12 samples in 4 s on two GPUs, of which one was the start: 6 are predicted. b has not ended."""
+    events = [Event(0, "start", name, 2, overhead_seconds=1.0) for name in "ab"]
+    arrivals = [submit(job(name, gpus=2), 12.0) for name in "ab"]
+    ended = story(*arrivals, *events, Event(4, "finish", "a", 0), Event(5, "preempt", "b", 0))
+    assert [relative_speed(each, ended.last_event_s) for each in ended.jobs[:2]] == [2.0, None]
+
+
+def test_rows_name_all_columns_and_lay_the_difference_out_in_its_parts():
+    first, second = comparison_rows(compare_runs(measured(), simulated()))
+    parts = ("waiting", "startup", "rescale", "checkpoint", "training")
+    fields = ("job", "simulated_jct_s", "measured_jct_s", "ratio", "startup_s", "rescale_s", "speed")
+    assert [*first] == [*fields, *(f"extra_{part}_s" for part in parts)]
+    assert [first[f"extra_{part}_s"] for part in parts] == pytest.approx([1.0, 1.0, 0.5, 0.5, -0.5])
+    assert {second[f"extra_{part}_s"] for part in parts} == {None}
+
+
+def test_a_job_that_did_not_end_has_no_ratio():
+    second = compare_runs(measured(), simulated())[1]
+    assert (second.simulated_jct_s, second.measured_jct_s, second.ratio, second.speed) == (None,) * 4
+
+
+def test_the_mean_ratio_is_over_jobs_that_finished_twice():
+    assert mean_ratio(compare_runs(measured(), simulated())) == pytest.approx(9 / 11.5)
+    assert mean_ratio(compare_runs(measured(), story(submit(job("a"), 8.0)))) is None
+
+
+def test_runs_without_a_common_job():
+    with pytest.raises(UsageError, match="no job in common"):
+        compare_runs(measured(), story(submit(job("x"), 1.0)))
+
+
+PROFILED = {"simulated": False, "profile_hash": "ab" * 32}
+
+
+def reports(time, seconds, *gpus, local=240, accum=1, of="a"):
+    """Workers on so many GPUs of each node report how long their steps took."""
+    observed = {"placement": gpus, "local_batch": local, "accum": accum, "step_seconds": seconds}
+    return Event(time, "progress", of, samples_done=time, detail={"observed": observed})
+
+
+def resized(**info):
+    """A job of batch 480 on two GPUs, predicted to take 240 s a step, then with twice the batch on four."""
+    return story(
+        submit(job("a", gpus=2, batch=480), 9600.0),
+        Event(0, "start", "a", 2, global_batch=480),
+        reports(1, 290.0, 2),
+        reports(2, 310.0, 2),
+        Event(100, "grow", "a", 4, global_batch=960),
+        reports(110, 120.0, 2, 2, local=120, accum=2),
+        Event(120, "finish", "a", 0),
+        nodes=cluster(2, 2),
+        **info,
+    )
+
+
+def test_each_configuration_has_its_median_and_the_prediction_at_the_jobs_own_batch():
+    own, larger = make_report([resized(**PROFILED)]).runs[0].step_times
+    assert (own.model, own.placement, own.global_batch, own.reports) == ("linear", "2", 480, 2)
+    assert (own.measured_s, own.predicted_s) == (300.0, 240.0)
+    assert own.error == pytest.approx(-0.2)
+    assert (larger.placement, larger.global_batch, larger.accum_steps) == ("2+2", 960, 2)
+    assert (larger.measured_s, larger.predicted_s, larger.error) == (120.0, None, None)
+
+
+def test_what_the_log_never_predicted_is_no_error_of_the_profile():
+    run = story(
+        submit(job("a", gpus=2, batch=480), 9600.0),
+        submit(job("b", gpus=2, batch=960), 9600.0),
+        submit(job("c", gpus=2, batch=480), 9600.0),
+        Event(0, "start", "a", 2, global_batch=480),
+        Event(0, "start", "b", 2, global_batch=480),
+        reports(1, 240.0, 2),
+        reports(1, 480.0, 2, of="b"),
+        Event(2, "start", "c", 2, global_batch=480, detail={"beside": "a"}),
+        reports(3, 500.0, 2),
+        Event(4, "finish", "c", 0),
+        reports(5, 400.0, 2),
+        reports(6, 240.0, 2),
+        Event(7, "move", "a", 2),
+        reports(8, 900.0, 1, 1),
+        nodes=cluster(4),
+        **PROFILED,
+    )
+    [made] = make_report([run]).runs
+    found = {(row.placement, row.unpredicted): (row.reports, row.error) for row in made.step_times}
+    assert found == {
+        ("2", None): (2, 0.0),
+        ("2", "batch"): (1, None),
+        ("2", "shared"): (2, None),
+        ("1+1", "spread"): (1, None),
+    }
+    assert not any("predicted times" in each for each in made.caveats)
+
+
+def test_the_table_comes_with_all_and_a_large_error_is_said_at_once():
+    made = make_report([resized(**PROFILED)])
+    short, full = (render(made, "table", Extras(shown=Shown(all_rows=each))) for each in (False, True))
+    assert "predicted times of steps are 20 % off the measured ones" in " ".join(short.split())
+    assert "predicted and measured" not in short
+    rows = [line.split() for line in full.splitlines()]
+    assert ["linear", "2", "480", "240", "2", "240", "300", "-20.0"] in rows
+    assert ["linear", "2+2", "960", "120", "×", "2", "1", "–", "120", "–", "batch"] in rows
+    assert "batch: not the job's own batch" in " ".join(full.split())
+    assert max(map(len, full.splitlines())) <= 80
+    assert "Steps of fifo: predicted and measured" in render(made, "html", Extras())
+
+
+def test_the_document_has_them_in_a_newer_minor_version(tmp_path):
+    text = render(make_report([resized(**PROFILED)]), "json", Extras())
+    assert json.loads(text)["schema"] == "pliant.metrics/1.1"
+    (tmp_path / "m.json").write_text(text)
+    [run] = read_metrics(tmp_path / "m.json").runs
+    assert [row.measured_s for row in run.step_times] == [300.0, 120.0]
+
+
+@pytest.mark.parametrize("info", [{"simulated": True}, {"simulated": False}])
+def test_a_replay_and_a_run_without_a_profile_have_none(info):
+    text = render(make_report([resized(**info)]), "json", Extras())
+    assert "step_times" not in text
+    assert json.loads(text)["schema"] == "pliant.metrics/1"
+
+
+ODD = [
+    *({}, "fast", {"placement": 2}, {"placement": [0]}, {"placement": [10**400]}, {"accum": True}),
+    *({"local_batch": 10**30}, {"step_seconds": -1}, {"step_seconds": True}, {"step_seconds": 5e-324}),
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_reports_of_another_form_are_skipped(odd):
+    whole = {"placement": [2], "local_batch": 240, "accum": 1, "step_seconds": 1.0}
+    told = {**whole, **odd} if odd and isinstance(odd, dict) else odd
+    run = story(
+        submit(job("a", gpus=2, batch=480), 9600.0),
+        Event(0, "start", "a", 2, global_batch=480),
+        Event(1, "progress", "a", samples_done=1, detail={"observed": told}),
+        **PROFILED,
+    )
+    assert make_report([run]).runs[0].step_times == ()

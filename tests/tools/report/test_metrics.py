@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+from math import inf, nan
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,15 +11,28 @@ from hypothesis import strategies as st
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Utility
+from pliant.schemas.metrics import JobFigures, PairedJcts, RunMetrics
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.equal_shares import fluid_finishes
 from pliant.tools.report.fairness import fairness
-from pliant.tools.report.metrics import Wanted, lower_bounds, percentile, run_metrics
+from pliant.tools.report.metrics import (
+    OF_JOBS,
+    OF_RUNS,
+    OF_TESTS,
+    Wanted,
+    impossible,
+    lower_bounds,
+    percentile,
+    run_metrics,
+)
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import gpu_usage
-from pliant.tools.report.report import bound_caveats
-from tests.builders import cluster, job, mixed_cluster
+from pliant.tools.report.rendering.output import Extras, render
+from pliant.tools.report.report import bound_caveats, make_report
+from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
 from tests.effort import examples
-from tests.tools.report.runs import by_id, first_come, ran, story, submit
-from tests.tools.report.test_against_replay import replayed, traces
+from tests.tools.report.runs import begin, by_id, first_come, ran, story, submit
 
 
 def one_by_one(work=(8.0, 8.0, 16.0), **info):
@@ -361,6 +378,22 @@ def test_what_the_bounds_take_for_granted_is_said():
     assert "mean speed" in bound_caveats(mixed)[0]
 
 
+traces = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(1, 800), st.sampled_from([1, 2, 4, 8])),
+    min_size=1,
+    max_size=12,
+).map(
+    lambda rows: [
+        job(f"j{n:02}", at=float(at), gpus=gpus, low=1, high=8, gpu_seconds=float(work))
+        for n, (at, work, gpus) in enumerate(sorted(rows))
+    ]
+)
+
+
+def replayed(jobs, policy):
+    return fold(replay(inputs(jobs, cluster(4, 4)), Run(policy, simulated=FREE_CHANGES)).log.events(), policy)
+
+
 @settings(max_examples=examples(15))
 @given(traces)
 def test_no_policy_passes_its_bounds(jobs):
@@ -369,3 +402,91 @@ def test_no_policy_passes_its_bounds(jobs):
         found = run_metrics(run, wanted=Wanted(bound=True))
         assert found.mean_jct_s >= found.bound_jct_s * (1 - 1e-9)
         assert found.makespan_s >= found.bound_makespan_s * (1 - 1e-9)
+
+
+@settings(max_examples=examples(25))
+@given(traces)
+def test_with_linear_scaling_nobody_ends_later_under_ares_than_in_gps(jobs):
+    found = run_metrics(replayed(jobs, "ares"))
+    assert found.jobs_finished == len(jobs)
+    assert found.unfair_fraction_gps == 0.0
+    assert found.worst_gps_delay_s <= 1e-6
+
+
+@settings(max_examples=examples(10))
+@given(traces)
+def test_policies_on_one_trace_share_their_references(jobs):
+    with patch("pliant.tools.report.fairness.fluid_finishes", wraps=fluid_finishes) as computed:
+        fifo, ares = make_report([replayed(jobs, "fifo"), replayed(jobs, "ares")]).runs
+    assert computed.call_count == 1
+    for name in ("fair-share", "gps"):
+        assert fifo.fair[name].finish_s.tolist() == ares.fair[name].finish_s.tolist()
+    assert fifo.metrics.trace_hash == ares.metrics.trace_hash
+
+
+@pytest.mark.parametrize(
+    ("record", "ranges"), [(RunMetrics, OF_RUNS), (JobFigures, OF_JOBS), (PairedJcts, OF_TESTS)]
+)
+def test_every_number_of_a_report_has_the_range_of_what_it_can_be(record, ranges):
+    fields = record.model_json_schema()["properties"]
+    kinds = {
+        name: [each.get("type") for each in field.get("anyOf", [field])] for name, field in fields.items()
+    }
+    assert set(ranges) == {name for name, types in kinds.items() if {"number", "integer"} & set(types)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sjs_efficiency", 1166.51),
+        ("sjs_efficiency", 0.0),
+        ("unfair_fraction", 1.5),
+        ("utilization", -0.1),
+        ("mean_ftf", 0.0),
+        ("mean_ftf", inf),
+        ("mean_jct_s", nan),
+        ("mean_jct_s", 101.0),  # of a run that was over after 100 s
+        ("worst_ftf", 0.5),  # with a mean of 0.8
+        ("jobs_on_time", 4),  # of three that finished
+    ],
+)
+def test_a_value_that_cannot_be_is_found(name, value):
+    figures = {"makespan_s": 100.0, "mean_ftf": 0.8, "jobs_finished": 3, name: value}
+    assert name in impossible(figures, OF_RUNS)
+
+
+def test_usual_values_rounding_and_what_is_missing_are_possible():
+    usual = {"sjs_efficiency": 1.05, "utilization": 1 + 1e-12, "mean_ftf": None, "worst_ftf": 0.2}
+    assert impossible({**usual, "mean_jct_s": 60.0, "worst_gps_delay_s": -65_457.0}, OF_RUNS) == ()
+
+
+@pytest.mark.parametrize(
+    ("figures", "wrong"),
+    [
+        ({"makespan_s": 0.0, "mean_jct_s": 0.0, "utilization": 0.0, "jobs_finished": 0}, ()),
+        ({"makespan_s": 1e6, "mean_jct_s": 1e6 * (1 + 1e-12)}, ()),
+        ({"makespan_s": 1e6, "mean_jct_s": 1e6 * (1 + 1e-8)}, ("mean_jct_s",)),
+        ({"makespan_s": 1e-6, "mean_jct_s": 1.5e-6, "utilization": -1e-12}, ("mean_jct_s",)),
+        ({"makespan_s": -1e-6}, ("makespan_s",)),
+    ],
+)
+def test_rounding_is_relative_to_large_values_and_absolute_to_small_ones(figures, wrong):
+    assert impossible(figures, OF_RUNS) == wrong
+
+
+def test_a_job_that_waited_longer_than_it_took_cannot_be():
+    assert impossible({"queueing_delay_s": 5.0, "jct_s": 4.0, "ftf": 0.5}, OF_JOBS) == ("jct_s",)
+
+
+def test_a_report_withholds_what_cannot_be_and_says_so():
+    """100 samples at one a second, done in a second by two slots of a cluster of one."""
+    events = [submit(job("a"), 100.0), Event(0, "start", "a", 5), Event(1, "finish", "a", 0)]
+    report = make_report([fold([begin(), *events])])
+    found = json.loads(render(report, "json", Extras()))["runs"][0]
+    assert (found["sjs_efficiency"], found["utilization"], found["mean_jct_s"]) == (None, None, 1.0)
+    told = "SJS efficiency not known: 20 is impossible, expected above 0 and at most 1.1"
+    assert told in found["caveats"]
+    for kind in ("table", "md", "html"):
+        shown = render(report, kind, Extras())
+        assert told in " ".join(shown.split())
+        assert "2,000" not in shown

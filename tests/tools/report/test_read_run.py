@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 from math import isnan, nan
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import write_events
 from pliant.schemas.job import trace_hash
 from pliant.tools.report.groups import groups
+from pliant.tools.report.job_columns import smallest_type
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import gpu_usage
 from pliant.tools.report.report import compare_jcts, make_report, paired_jcts_s
@@ -323,3 +325,26 @@ def test_a_parquet_file_is_refused_in_the_words_of_the_careful_reader(tmp_path):
     write_events([begin(), Event(0, "submit", "a", detail={"job": {"id": "a"}})], path)
     with pytest.raises(BadInputError, match="event 2: /detail/job/model: is missing"):
         read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        ([-1, 127], np.int8),
+        ([0, 128], np.int16),
+        ([-129, 0], np.int16),
+        ([-1, 2**15], np.int32),
+        ([-1, 2**31], np.int64),
+        ([-1, 64, 2**32], np.int64),
+        ([-1, 2**53 + 1, 2**63 - 1], np.int64),
+        ([-(2**63), 0], np.int64),
+    ],
+)
+def test_whole_numbers_stay_whole_in_the_smallest_type_that_holds_them(numbers, kind):
+    found = smallest_type(np.array(numbers, np.int64))
+    assert (found.tolist(), found.dtype) == (numbers, kind)
+
+
+def test_other_numbers_are_left_as_they_are():
+    assert smallest_type(np.array([0.5, 2.0])).tolist() == [0.5, 2.0]
+    assert len(smallest_type(np.zeros(0, np.int64))) == 0

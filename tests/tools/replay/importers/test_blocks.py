@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import gzip
+import io as streams
+import json
 import math
+import random
+import re
+import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io import limits
 from pliant.schemas.file_io.parquet import text_array
-from pliant.tools.replay.importers import job_lines, reading
+from pliant.tools.replay.importers import conversion, job_lines, reading
 from pliant.tools.replay.importers import run as importing
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
-from pliant.tools.replay.importers.conversion import Conversion, ImportSummary, InputRow, MalformedRowError
+from pliant.tools.replay.importers.conversion import (
+    Conversion,
+    ImportSummary,
+    InputRow,
+    JobIds,
+    MalformedRowError,
+)
 from pliant.tools.replay.importers.job_lines import check_rows, executed_jobs
+from pliant.tools.replay.importers.reading import json_rows
 from pliant.tools.replay.importers.run import import_trace
-from tests.tools.replay.importers.importing import text
+from pliant.tools.replay.recorded import plain_seconds
+from tests.strategies import json_objects
+from tests.tools.replay.importers.importing import TIRESIAS, problems, run, text
+from tests.tools.replay.importers.nasty import outcomes, traces
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "importers"
 MAPPINGS = {"csv": "id=jobid,submit=queued,start=started,end=ended,gpus=cards,user=who,zone=+08:00"}
@@ -138,3 +158,142 @@ def test_only_blocks_of_a_long_file_are_in_memory(tmp_path: Path, monkeypatch: p
             most = max(most, pa.total_allocated_bytes() - before, len(block))
         peaks.append(most)
     assert peaks[1] < 2 * peaks[0]
+
+
+@given(st.lists(json_objects, max_size=8), st.sampled_from([None, 1]), st.integers(1, 64))
+def test_a_list_is_read_whatever_the_size_of_the_blocks(
+    objects: list[dict[str, object]], indent: int | None, block: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "list.json"
+        path.write_text(json.dumps(objects, indent=indent) + "\n")
+        assert [dict(record.values) for record in json_rows(path, block=block)] == objects
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 18])
+def test_an_object_stands_on_the_line_on_which_it_begins(tmp_path: Path, block: int) -> None:
+    path = tmp_path / "list.json"
+    path.write_text('[\n{"a": 1},\n\n {"a":\n 2}\n, {"a": 3}]')
+    assert [record.line for record in json_rows(path, block=block)] == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "list.json:1: found 'the end of the file', expected a JSON list"),
+        ('{"a": 1}', "list.json:1: found '{', expected a JSON list"),
+        ("[\n1]", "list.json:2: is not an object, expected the objects of one JSON list"),
+        ('[{"a": 1}\n{"a": 2}]', "list.json:2: found '{', expected ',' or ']' after an object"),
+        ('[{"a": 1},', "list.json:1: is not an object"),
+        ('[{"a": 1},\n{"a": ]', "list.json:2: is not readable JSON: expecting value"),
+        ('[{"a": 1}]\n[]', "list.json:2: there is text behind the list"),
+    ],
+)
+def test_what_is_no_list_of_objects_is_told_by_its_line(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "list.json"
+    path.write_text(content)
+    with pytest.raises(BadInputError) as caught:
+        list(json_rows(path))
+    assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(message)
+
+
+def test_only_a_block_and_an_object_are_in_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = tmp_path / "list.json"
+    entry = json.dumps({"text": "x" * 500})
+    path.write_text("[" + ",\n".join([entry] * 20_000) + "]")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in json_rows(path)) == 20_000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size > 10_000_000
+    assert peak < 4_000_000
+
+
+HEADER = f"{TIRESIAS}\n"
+RAISED = "PLIANT_INPUT_LIMITS=10 in the environment makes all such limits ten times as large"
+
+
+def packed(folder: Path, text: str) -> str:
+    path = folder / "jobs.csv.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    return str(path)
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_rows_without_end_in_a_small_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piped: bool
+) -> None:
+    monkeypatch.setattr(limits, "FREE_BYTES", 1 << 20)
+    path = packed(tmp_path, HEADER + "1,2,30,606,vgg19,164,30\n" * 200_000)
+    stdin = streams.BufferedReader(streams.BytesIO(Path(path).read_bytes()))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
+    (problem,) = problems(tmp_path, "tiresias", "-" if piped else path)
+    assert re.search(r"expands too far: 1,[01]\d\d,\d{3} bytes", problem)  # it is read in blocks
+    assert problem.endswith(f"; {RAISED}")
+
+
+def test_a_packed_trace_of_the_usual_density_is_read_whatever_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FREE_BYTES", 0)
+    drawn = random.Random(0)
+    rows = [
+        f"{n},{drawn.choice((1, 2, 4))},{30 * n},606,vgg19,{drawn.randrange(9999)},30\n" for n in range(3000)
+    ]
+    assert len(run(tmp_path, "tiresias", packed(tmp_path, HEADER + "".join(rows))).jobs) == 3000
+
+
+def test_a_line_without_end(tmp_path: Path) -> None:
+    path = packed(tmp_path, HEADER + "1" * (limits.LONGEST_TEXT + 1))
+    (problem,) = problems(tmp_path, "tiresias", path)
+    assert problem == f"jobs.csv.gz: holds a text of more than 16,777,216 characters; {RAISED}"
+
+
+def test_an_object_of_a_list_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "LONGEST_TEXT", 1 << 20)
+    (problem,) = problems(tmp_path, "philly", packed(tmp_path, '[{"jobid": "' + "j" * (1 << 22) + '"}]'))
+    assert "1: holds a text of more than 1,048,576 characters" in problem
+
+
+SECONDS = st.floats(0, 1e17) | st.floats(0, 1e5) | st.integers(0, 10**6).map(lambda ms: ms / 2000)
+
+
+@pytest.mark.parametrize("seed", range(22, 33))
+def test_small_blocks_give_what_a_whole_file_gives(seed: int, tmp_path: Path) -> None:
+    for trace in traces(tmp_path, [seed]):
+        small = replace(trace, bytes_of_a_block=300, in_memory=100)
+        whole = replace(trace, bytes_of_a_block=1 << 21, in_memory=1 << 25)
+        assert outcomes(small) == outcomes(whole)
+
+
+@given(st.lists(SECONDS | st.sampled_from([-0.0, 1e-4, 9e-5, 1e10, 1e15, 5e-324]), max_size=6))
+def test_numbers_are_written_as_json_has_them(values: list[float]) -> None:
+    texts = job_lines.lines_of([None, "\n"], np.array(values, dtype=float)).to_pylist()
+    assert texts == [f"{value!r}\n" for value in values]
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=6))
+@example([0.0005, 0.25, 2.0])
+@example([0.0015, 1e9])
+def test_seconds_are_rounded_as_those_of_single_jobs(values: list[float]) -> None:
+    found = job_lines._seconds(np.array(values))
+    assert [str(text) for text in found.to_pylist()] == list(map(plain_seconds, values))
+
+
+@pytest.mark.parametrize("collide", [False, True])
+@given(st.lists(st.lists(st.text("ab7._-", min_size=1, max_size=20), max_size=6), max_size=6))
+def test_columns_of_ids_are_used_once(collide: bool, columns: list[list[str]]) -> None:
+    """Texts whose hashes are alike are not taken for the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        if collide:
+            patch.setattr(conversion, "_MIXER", np.uint64(0))
+        ids, used = JobIds(), set[str]()
+        for column in columns:
+            is_new = len(set(column)) == len(column) and used.isdisjoint(column)
+            assert ids.take(text_array(column)) == is_new
+            used |= set(column) if is_new else set()
+    assert ids.new("a", lambda _: None) == ("a" if "a" not in used else "a-2")
