@@ -48,11 +48,18 @@ from tests.tools.replay.importers.importing import pollux_inputs
 from tests.tools.replay.world import ends, given, play, story
 
 
-def test_nothing_is_on_by_default():
+def test_presets_are_off_by_default_and_need_their_inputs():
     assert preset(None) == NONE == Compat()
     assert (preset("pollux"), preset("sia"), preset("shockwave")) == (POLLUX, SIA, SHOCKWAVE)
     with pytest.raises(UsageError, match='--compat "plutus": expected pollux, sia, shockwave'):
         preset("plutus")
+    world = given([job("a", work={"samples": 5})], cluster(1))
+    with pytest.raises(UsageError, match="--compat pollux needs a --profile"):
+        replay(world, Run("tiresias", conditions=Conditions(compat="pollux")))
+    with pytest.raises(UsageError, match="--compat pollux simulates epochs, not --progress samples"):
+        replay(world, Run("tiresias", conditions=Conditions(progress="samples", compat="pollux")))
+    with pytest.raises(UsageError, match="--speeds placement needs a --profile"):
+        replay(world, Run("tiresias", conditions=Conditions(speeds="placement")))
 
 
 def test_time_passes_before_the_first_round():
@@ -119,28 +126,15 @@ def test_an_end_that_was_rounded_down_to_a_round_is_seen_in_the_next(seconds, st
     assert told[:3] == [(0, "a", "start", 1), (60, "a", "finish", 0), (starts_s, "b", "start", 1)]
 
 
-def test_a_late_end_waits_for_the_next_round_even_where_this_one_was_left_out():
+def test_rounds_are_left_out_where_nothing_can_change():
     jobs = [job("a", work={"samples": 180.4}), job("b", at=1, work={"samples": 180.4})]
     world = SimulatedCluster(progress=lambda: Rounded(180.4), quirks=WHOLE_SECONDS)
     engine = play(Tiresias(), jobs, cluster(1), simulated=world, interval_s=60)
     assert story(engine)[1:3] == [(180, "a", "finish", 0), (240, "b", "start", 1)]
     assert engine.counters.decisions == 3, "at 0, at 60 for b, and at 240"
-
-
-def test_rounds_in_which_nothing_can_change_are_left_out():
     jobs = [job("a", gpus=2, work={"samples": 1e6})]
     engine = play(Tiresias("1"), jobs, cluster(2), interval_s=60)
     assert engine.counters.decisions == 2, "at the start, and when the job reaches its threshold"
-
-
-def test_it_needs_what_it_is_made_of():
-    world = given([job("a", work={"samples": 5})], cluster(1))
-    with pytest.raises(UsageError, match="--compat pollux needs a --profile"):
-        replay(world, Run("tiresias", conditions=Conditions(compat="pollux")))
-    with pytest.raises(UsageError, match="--compat pollux simulates epochs, not --progress samples"):
-        replay(world, Run("tiresias", conditions=Conditions(progress="samples", compat="pollux")))
-    with pytest.raises(UsageError, match="--speeds placement needs a --profile"):
-        replay(world, Run("tiresias", conditions=Conditions(speeds="placement")))
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +192,7 @@ def test_every_quirk_is_documented():
     assert [pair for pair in sorted(stated) if f"`{pair}`" not in text] == []
 
 
-def test_what_is_rounded_down_to_a_round_is_not_over_in_it():
+def test_an_end_rounded_down_to_a_round_is_over_in_the_next():
     pieces = WholeSecondPieces([0.0, 60.3, 120.0, 179.6], [1.0, 1.0, 1.0], 60.0)
     assert pieces.ends_s == [0, 60, 120, 180]
     trajectory = pieces.trajectory(0.0)
@@ -209,9 +203,6 @@ def test_what_is_rounded_down_to_a_round_is_not_over_in_it():
     short = WholeSecondPieces([0.0, 60.3], [1.0], 60.0).trajectory(0.0)
     assert short.is_late(60.0)
     assert not short.is_late(67.0), "between rounds nobody looks"
-
-
-def test_pieces_of_no_time_follow_each_other_at_once():
     pieces = WholeSecondPieces([0.0, 60.0, 60.2, 60.4, 100.0], [1.0] * 4, 60.0)
     trajectory = pieces.trajectory(0.0)
     assert trajectory.samples_done(0.0, 60.0) == 60.0, "the first is over, the next was cut to nothing"

@@ -97,6 +97,12 @@ def test_the_first_event_names_the_run() -> None:
     assert (found.start_cost_s, found.rescale_cost_s) == (1.0, {"linear": 2.0, "other": 3.0})
     summary = replay(inputs(TRACE, NODES), run).summary
     assert found.counters == {"events": summary.events, "decisions": summary.decisions}
+    assert info(Run("las")).interval_s == 60.0
+    assert info(Run("las", conditions=Conditions(interval=0))).interval_s is None
+    assert info(Run("fifo")).interval_s is None
+    assert info(Run("fifo", conditions=Conditions(interval=5))).interval_s == 5.0
+    assert info(Run("fifo")).bounds is None
+    assert info(Run("ares", {"alpha": 0.8})).bounds == PromisedBounds(gps_delay=1 / 0.8 - 1)
 
 
 REPLAYS = """
@@ -141,28 +147,19 @@ def test_the_profiles_hash_goes_into_the_first_event_and_its_sizes_into_the_curv
     assert [size for size, _ in curve] == [1, 2, 3]
 
 
-def test_the_summary_counts_and_says_who_is_left() -> None:
+def test_the_summary_counts_and_a_limit_takes_first_arrivals(sources: Sources, tmp_path: Path) -> None:
     done = replay(inputs(TRACE, NODES), Run("ares"))
     summary = done.summary
     assert (summary.jobs, summary.finished, summary.rejected) == (4, 3, 1)
     assert summary.unfinished == ()
     assert summary.events == len(list(done.log.events()))
     assert summary.without_timing() == replay(inputs(TRACE, NODES), Run("ares")).summary.without_timing()
+    limited = Sources(sources.jobs, sources.cluster, jobs_limit=2)
+    summary = replay_all(limited, tasks(tmp_path, "fifo"))[0]
+    assert (summary.jobs, summary.trace_hash) == (2, trace_hash(TRACE[:2]))
 
 
-def test_the_interval_is_the_policys_own_unless_said_otherwise() -> None:
-    assert info(Run("las")).interval_s == 60.0
-    assert info(Run("las", conditions=Conditions(interval=0))).interval_s is None
-    assert info(Run("fifo")).interval_s is None
-    assert info(Run("fifo", conditions=Conditions(interval=5))).interval_s == 5.0
-
-
-def test_the_first_event_states_what_the_policy_promises() -> None:
-    assert info(Run("fifo")).bounds is None
-    assert info(Run("ares", {"alpha": 0.8})).bounds == PromisedBounds(gps_delay=1 / 0.8 - 1)
-
-
-def test_a_job_of_unknown_work_is_refused_and_all_of_them_are_named() -> None:
+def test_work_that_is_unknown_or_has_no_speed_is_refused() -> None:
     with pytest.raises(BadInputError) as caught:
         inputs([job("a"), job("b", gpu_seconds=1), job("c")], NODES, source="trace.jsonl")
     needs = "a replay needs samples, epochs with dataset_size, iterations or gpu_seconds"
@@ -170,17 +167,11 @@ def test_a_job_of_unknown_work_is_refused_and_all_of_them_are_named() -> None:
         f'trace.jsonl: job "a" states no work, {needs}',
         f'trace.jsonl: job "c" states no work, {needs}',
     ]
-
-
-def test_gpu_time_at_a_size_without_a_speed_is_refused_before_anything_happens() -> None:
     trace = [job("a", at=5, gpus=2, gpu_seconds=9), job("b", at=9, gpus=4, batch=2, gpu_seconds=9)]
     with pytest.raises(
         BadInputError, match=r'trace\.jsonl: job "?b"?: work is stated in GPU-seconds at 4 GPUs'
     ):
         inputs([*trace, job("c", at=9, gpus=4, gpu_seconds=9)], cluster(4), source="trace.jsonl")
-
-
-def test_a_node_event_of_an_unknown_node_is_refused() -> None:
     simulated = SimulatedCluster(node_events=(NodeEvent(5, "n9", up=False),))
     with pytest.raises(BadInputError, match='no node "n9"'):
         replay(inputs(TRACE, NODES), Run("fifo", simulated=simulated))
@@ -228,13 +219,11 @@ def test_workers_write_the_same_bytes(sources: Sources, tmp_path: Path) -> None:
     assert told == [(4, 8), (8, 8)]
 
 
-def test_a_killed_worker_is_told_and_none_is_left() -> None:
+def test_killed_and_interrupted_workers_leave_none() -> None:
     with pytest.raises(ServiceMissingError, match="a worker process was killed"), worker_pool(2) as pool:
         pool.submit(os._exit, 1).result()
     assert_no_workers()
 
-
-def test_an_interrupt_ends_the_workers() -> None:
     def interrupted() -> None:
         with worker_pool(2) as pool:
             pool.submit(time.sleep, 600)
@@ -266,12 +255,9 @@ def assert_no_workers() -> None:
     assert active_children() == []
 
 
-def test_stdin_cannot_be_shared_by_workers(tmp_path: Path) -> None:
+def test_stdin_and_wrong_policies_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="stdin"):
         replay_all(Sources("-", "cluster.json"), tasks(tmp_path, "fifo", "ares"), workers=2)
-
-
-def test_a_wrong_policy_is_told_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='unknown policy "fofi"'):
         replay_all(Sources("nowhere", "nowhere"), tasks(tmp_path, "fifo", "fofi"))
 
@@ -286,13 +272,7 @@ def test_a_log_of_jobs_that_take_turns_can_be_read(tmp_path: Path, monkeypatch: 
     assert len(read_events(tmp_path / "las.parquet")) == len(done.log)
 
 
-def test_a_limit_takes_the_first_arrivals(sources: Sources, tmp_path: Path) -> None:
-    limited = Sources(sources.jobs, sources.cluster, jobs_limit=2)
-    summary = replay_all(limited, tasks(tmp_path, "fifo"))[0]
-    assert (summary.jobs, summary.trace_hash) == (2, trace_hash(TRACE[:2]))
-
-
-def test_where_the_files_go() -> None:
+def test_files_and_parameters_are_told_apart_by_policy() -> None:
     assert output_paths("-", ["fifo"]) == ["-"]
     assert output_paths("a/run.jsonl", ["fifo"]) == ["a/run.jsonl"]
     assert output_paths("runs", ["fifo", "las"]) == ["runs/fifo.parquet", "runs/las.parquet"]
@@ -302,9 +282,6 @@ def test_where_the_files_go() -> None:
         output_paths("run.parquet", ["fifo", "las"])
     with pytest.raises(UsageError, match='"fifo" is named twice'):
         output_paths("runs", ["fifo", "las", "fifo"])
-
-
-def test_parameters_are_told_apart_by_policy() -> None:
     both = ["ares", "fifo"]
     assert parameters_by_policy(both, ["ares.alpha=1"]) == {"ares": {"alpha": "1"}, "fifo": {}}
     assert parameters_by_policy(["ares"], ["alpha=1", "ares.pool=2"]) == {"ares": {"alpha": "1", "pool": "2"}}

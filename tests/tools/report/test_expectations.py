@@ -73,24 +73,18 @@ def test_a_limit_may_stand_without_a_published_figure(report, limits, holds, sho
     assert row[-4:] == ("–", "175", "–", shown)
 
 
-def test_a_figure_may_be_the_ratio_of_two_runs(report):
-    # ares: a 214, b 186, c 62; the mean is 154.
-    found = checked(report, policy="ares", over="fifo", value=0.9, tolerance=0.03)[0]
-    assert (found.found, found.holds) == (pytest.approx(154 / 175), True)
-    assert found.deviation == pytest.approx((154 / 175 - 0.9) / 0.9)
-
-
-def test_both_figures_are_shown_with_the_deviation(report):
+def test_the_table_shows_figure_deviation_and_source(report):
     row = expectations_section(checked(report, value=200.0, tolerance=0.05, source="table 2")).rows[0]
     expected = ("fifo", "mean_jct_s", "table 2", "OUT OF RANGE", "200", "175", "-12.5", "190 to 210")
     assert row == expected
-
-
-def test_sources_have_a_column_only_where_a_figure_names_one(report):
     section = expectations_section(checked(report, value=200.0, tolerance=0.05))
     assert section.headers == ("run", "figure", "", "expected", "found", "deviation, %", "range")
     assert section.rows[0] == ("fifo", "mean_jct_s", "OUT OF RANGE", "200", "175", "-12.5", "190 to 210")
     assert section.headers[section.text_columns] == "expected"
+    # ares: a 214, b 186, c 62; the mean is 154.
+    found = checked(report, policy="ares", over="fifo", value=0.9, tolerance=0.03)[0]
+    assert (found.found, found.holds) == (pytest.approx(154 / 175), True)
+    assert found.deviation == pytest.approx((154 / 175 - 0.9) / 0.9)
 
 
 def test_an_expected_run_that_is_not_there(report):
@@ -193,22 +187,16 @@ def test_written_expectations_hold_and_forbid_only_what_is_worse(report, tmp_pat
     assert "trace abababababab, seed 0" in expected.source
 
 
-def test_a_written_file_holds_runs_to_their_baseline():
+def test_what_is_expected_of_live_empty_and_compared_runs():
+    live = make_report([fold(first_come(simulated=False))])
+    assert {each.metric: each.max for each in expectations_of(live).figures}["mean_jct_s"] == 210.0
+    with pytest.raises(UsageError, match="no job finished"):
+        expectations_of(make_report([fold([begin(), submit(job())])]))
     beside = make_report([fold(first_come()), fold(shared())], baseline="fifo")
     ratios = [each for each in expectations_of(beside).figures if each.over]
     assert [(each.policy, each.over, each.metric, each.value, each.max) for each in ratios] == [
         ("ares", "fifo", "mean_jct_s", 0.88, 0.924)
     ]
-
-
-def test_a_live_run_may_vary_more():
-    live = make_report([fold(first_come(simulated=False))])
-    assert {each.metric: each.max for each in expectations_of(live).figures}["mean_jct_s"] == 210.0
-
-
-def test_a_run_in_which_no_job_finished_has_nothing_to_expect():
-    with pytest.raises(UsageError, match="no job finished"):
-        expectations_of(make_report([fold([begin(), submit(job())])]))
 
 
 def test_every_figure_with_a_direction_is_one_of_a_report():
@@ -268,14 +256,11 @@ def test_a_figure_holds_within_its_range(expected: Expectation, found: float | N
     assert expected.holds(found) is holds
 
 
-def test_the_deviation_is_relative_to_the_value() -> None:
+def test_the_deviation_is_relative_and_ranges_have_limits() -> None:
     assert Expectation(2.0).deviation(1.0) == -0.5
     assert Expectation(-2.0).deviation(-1.0) == 0.5
     assert Expectation(2.0).deviation(None) is None
     assert Expectation(5e-324).deviation(1.0) is None, "it is more than a number can be"
     assert Expectation(low=1.0).deviation(1.0) is None
-
-
-def test_a_range_wider_than_numbers_are_has_no_bounds() -> None:
     assert Expectation.within(1e308, 10.0) == Expectation(1e308)
     assert Expectation.near(1e308, 10.0) == Expectation(1e308, low=1e307)

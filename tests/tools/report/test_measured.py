@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,12 +13,13 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_metrics
 from pliant.tools.report.comparisons import compare_runs, comparison_rows, mean_ratio, relative_speed
+from pliant.tools.report.job_cost import JobCost, job_cost
 from pliant.tools.report.metrics import Wanted
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.summary import Shown
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
-from tests.tools.report.runs import LINEAR, by_id, story, submit
+from tests.tools.report.runs import LINEAR, begin, by_id, story, submit
 
 ORIGIN_S = 1_800_000_000.0
 
@@ -57,25 +60,16 @@ def one_after_the_other():
 def test_fairness_rests_on_the_speeds_that_the_run_measured():
     found = make_report([live(*one_after_the_other(), gpus=1)]).runs[0]
     # Shared equally, both train 2,000 samples at 100 a second until 20 s; alone on half a GPU it is the same.
-    assert by_id(found.run, found.fair["fair-share"].ftf) == {
-        "a": pytest.approx(11 / 20),
-        "b": pytest.approx(22 / 20),
-    }
-    assert by_id(found.run, found.fair["gps"].ftf) == {
-        "a": pytest.approx(11 / 20),
-        "b": pytest.approx(22 / 20),
-    }
-    # a met b all its life, b was alone for half of it: 1/2 and 2/3 of a GPU
-    assert by_id(found.run, found.fair["isolated"].ftf) == {
-        "a": pytest.approx(11 / 20),
-        "b": pytest.approx(22 / 15),
-    }
+    # a met b all its life, b was alone for half of it: 1/2 and 2/3 of a GPU.
+    for name, shared_s in (("fair-share", 20), ("gps", 20), ("isolated", 15)):
+        ftf = by_id(found.run, found.fair[name].ftf)
+        assert ftf == pytest.approx({"a": 11 / 20, "b": 22 / shared_s})
     assert found.metrics.worst_gps_delay_s == pytest.approx(2.0)
     assert found.metrics.sjs_efficiency == pytest.approx(20 / 22)
     assert any(text.startswith("no profile: FTF rests on the speeds") for text in found.caveats)
 
 
-def test_time_in_checkpoints_is_not_time_in_training():
+def test_speeds_count_training_alone_on_the_gpus_of_the_time():
     first, _, start, report, *_ = one_after_the_other()
     run = live(
         first,
@@ -86,9 +80,6 @@ def test_time_in_checkpoints_is_not_time_in_training():
         Event(12, "finish", "a", 0, samples_done=1000.0),
     )
     assert run.jobs[0].curve == ((1, pytest.approx(1000 / 10)),)
-
-
-def test_a_speed_counts_from_when_training_goes_on_with_the_new_gpus():
     run = live(
         arrives("a", samples=3000.0, low=1),
         *trains("a", 0, 11, 1, 100.0),
@@ -119,17 +110,14 @@ def test_what_a_job_never_held_comes_from_others_of_its_model_and_batch():
     assert b.samples == 1350.0  # what it trained, whatever it stated
 
 
-def test_a_job_that_reports_nothing_was_as_fast_as_its_duration_says():
+def test_durations_replace_what_is_not_reported_or_guessed():
     run = live(arrives("silent", gpus=2), Event(5, "start", "silent", 2), Event(65, "finish", "silent", 0))
     found = make_report([run]).runs[0]
     # 60 s on both GPUs, which are its fair share all along: it waited 5 s of its 65.
     assert by_id(found.run, found.fair["fair-share"].ftf) == {"silent": pytest.approx(65 / 60)}
     assert found.metrics.sjs_efficiency is None
     assert "SJS efficiency not known: no finished job was measured on one GPU" in found.caveats
-
-
-def test_work_in_gpu_seconds_takes_as_long_as_it_did_and_not_as_the_guess_says():
-    """The guess is one sample per GPU-second, so 3,600 samples; it trained 1,000 in ten seconds."""
+    # The guess is one sample per GPU-second, so 3,600 samples; it trained 1,000 in ten seconds.
     run = live(
         arrives("a", samples=3600.0, gpu_seconds=3600.0),
         *trains("a", 0, 11, 1, 100.0),
@@ -137,10 +125,7 @@ def test_work_in_gpu_seconds_takes_as_long_as_it_did_and_not_as_the_guess_says()
         gpus=1,
     )
     found = make_report([run]).runs[0]
-    assert (found.metrics.mean_ftf, found.metrics.sjs_efficiency) == (
-        pytest.approx(1.1),
-        pytest.approx(10 / 11),
-    )
+    assert (found.metrics.mean_ftf, found.metrics.sjs_efficiency) == pytest.approx((1.1, 10 / 11))
 
 
 def test_what_cannot_be_known_is_a_dash_with_its_reason_and_null_in_json():
@@ -194,7 +179,7 @@ def measured():
     return story(*events, at=start, simulated=False, profile_hash="cd" * 32)
 
 
-def test_a_job_in_both_runs_and_what_explains_the_difference():
+def test_what_explains_the_difference_of_two_runs():
     first = compare_runs(measured(), simulated())[0]
     assert (first.job, first.simulated_jct_s, first.measured_jct_s) == ("a", 9.0, 11.5)
     assert first.ratio == pytest.approx(9 / 11.5)
@@ -205,47 +190,32 @@ def test_a_job_in_both_runs_and_what_explains_the_difference():
     assert parts == (1.0, 1.0, 0.5, 0.5)
     assert extra.training_s == pytest.approx(7.5 - 8.0)
     assert sum(parts) + extra.training_s == pytest.approx(11.5 - 9.0)
-
-
-def test_speed_is_what_was_trained_over_what_the_profile_predicts_for_the_time_of_training():
-    """On one GPU a has 7.5 s, of which its start takes 2 and a checkpoint half of one; on two it has 3 s, of
-    which half of one is lost."""
-    assert compare_runs(measured(), simulated())[0].speed == pytest.approx(8 / (5 + 2 * 2.5))
-
-
-def test_a_job_whose_log_names_no_samples_did_all_its_work_if_it_finished():
-    """12 samples in 4 s on two GPUs, of which one was the start: 6 are predicted. b has not ended."""
-    events = [Event(0, "start", name, 2, overhead_seconds=1.0) for name in "ab"]
-    arrivals = [submit(job(name, gpus=2), 12.0) for name in "ab"]
-    ended = story(*arrivals, *events, Event(4, "finish", "a", 0), Event(5, "preempt", "b", 0))
-    assert [relative_speed(each, ended.last_event_s) for each in ended.jobs[:2]] == [2.0, None]
-
-
-def test_rows_name_all_columns_and_lay_the_difference_out_in_its_parts():
     first, second = comparison_rows(compare_runs(measured(), simulated()))
     parts = ("waiting", "startup", "rescale", "checkpoint", "training")
     fields = ("job", "simulated_jct_s", "measured_jct_s", "ratio", "startup_s", "rescale_s", "speed")
     assert [*first] == [*fields, *(f"extra_{part}_s" for part in parts)]
     assert [first[f"extra_{part}_s"] for part in parts] == pytest.approx([1.0, 1.0, 0.5, 0.5, -0.5])
     assert {second[f"extra_{part}_s"] for part in parts} == {None}
-
-
-def test_a_job_that_did_not_end_has_no_ratio():
     second = compare_runs(measured(), simulated())[1]
     assert (second.simulated_jct_s, second.measured_jct_s, second.ratio, second.speed) == (None,) * 4
-
-
-def test_the_mean_ratio_is_over_jobs_that_finished_twice():
     assert mean_ratio(compare_runs(measured(), simulated())) == pytest.approx(9 / 11.5)
     assert mean_ratio(compare_runs(measured(), story(submit(job("a"), 8.0)))) is None
-
-
-def test_runs_without_a_common_job():
     with pytest.raises(UsageError, match="no job in common"):
         compare_runs(measured(), story(submit(job("x"), 1.0)))
 
 
-PROFILED = {"simulated": False, "profile_hash": "ab" * 32}
+def test_speed_is_training_over_what_the_profile_predicts():
+    # On one GPU a has 7.5 s, of which its start takes 2 and a checkpoint half of one; on two it has 3
+    # s, of which half of one is lost.
+    assert compare_runs(measured(), simulated())[0].speed == pytest.approx(8 / (5 + 2 * 2.5))
+    # 12 samples in 4 s on two GPUs, of which one was the start: 6 are predicted. b has not ended.
+    events = [Event(0, "start", name, 2, overhead_seconds=1.0) for name in "ab"]
+    arrivals = [submit(job(name, gpus=2), 12.0) for name in "ab"]
+    ended = story(*arrivals, *events, Event(4, "finish", "a", 0), Event(5, "preempt", "b", 0))
+    assert [relative_speed(each, ended.last_event_s) for each in ended.jobs[:2]] == [2.0, None]
+
+
+PROFILED: Mapping[str, Any] = {"simulated": False, "profile_hash": "ab" * 32}
 
 
 def reports(time, seconds, *gpus, local=240, accum=1, of="a"):
@@ -353,3 +323,114 @@ def test_reports_of_another_form_are_skipped(odd):
         **PROFILED,
     )
     assert make_report([run]).runs[0].step_times == ()
+
+
+CURVE = ((1, 10.0), (2, 19.0), (4, 30.0))
+ELASTIC = job("a", gpus=2, low=1, high=4)
+
+
+def held(at_s: float, name: Any, gpus: int, **more: Any) -> Event:
+    return Event(at_s, name, "a", gpus=gpus, placement=(("n0", gpus),) if gpus else (), **more)
+
+
+def stepped(at_s: float, samples: float, after: str = "", cost_s: float | None = None) -> Event:
+    detail = {"after": after} if after else {}
+    return Event(at_s, "progress", "a", samples_done=samples, overhead_seconds=cost_s, detail=detail)
+
+
+def cost(*events: Event, until_s: float, spec: Any = ELASTIC, **info: Any) -> JobCost:
+    first = begin(cluster(4), **(PROFILED | info))
+    return job_cost([first, submit(spec, 4000.0, CURVE), *events], "a", until_s)
+
+
+def test_each_second_is_trained_or_lost_to_what_is_named() -> None:
+    found = cost(
+        held(10.0, "start", 2),
+        stepped(15.0, 1.0, "start", 5.0),  # 2 GPUs for 5 s
+        Event(100.0, "checkpoint", "a", samples_done=1000.0, overhead_seconds=2.0),  # 4 GPU seconds
+        held(110.0, "grow", 4),
+        stepped(111.0, 1200.0, "grow", 0.5),  # 4 GPUs for half a second
+        held(210.0, "preempt", 0, samples_done=4000.0),
+        held(300.0, "resume", 2),
+        stepped(306.0, 4001.0, "resume", 6.0),  # what a preemption costs is a change
+        held(310.0, "finish", 0, samples_done=4100.0),
+        until_s=1000.0,
+    )
+    assert found.held_gpu_s == 2 * 100 + 4 * 100 + 2 * 10
+    assert found.lost_gpu_s == {"starts": 10.0, "changes": 2.0 + 12.0, "checkpoints": 4.0, "failures": 0.0}
+    assert found.trained_gpu_s == 620 - 28
+    assert (found.preemptions, found.rescales, found.restarts) == (1, 1, 0)
+    assert (found.cheapest_gpus, found.cheapest_gpu_s) == (1, 0.1)
+    predicted = 19 * (100 - 7) + 30 * 99.5 + 19 * 4
+    assert found.speed == pytest.approx(4100 / predicted)
+    assert found.gpu_s_per_sample == 620 / 4100
+
+
+def test_a_replay_says_what_a_change_costs_in_the_change_and_it_is_paid_on_the_new_gpus() -> None:
+    found = cost(
+        held(0.0, "start", 2, overhead_seconds=5.0),
+        held(10.0, "grow", 4, samples_done=95.0, overhead_seconds=1.0),
+        held(20.0, "finish", 0, samples_done=365.0),
+        until_s=20.0,
+        simulated=True,
+    )
+    assert found.lost_gpu_s == {"starts": 10.0, "changes": 4.0, "checkpoints": 0.0, "failures": 0.0}
+    assert (found.held_gpu_s, found.trained_gpu_s) == (60.0, 46.0)
+
+
+def test_time_is_lost_once_where_a_job_falls_back_behind_where_it_was_before() -> None:
+    """To 100 samples, of 1,000 s, and then to 50, of 505 s: the newer checkpoint was damaged."""
+    found = cost(
+        held(0.0, "start", 1),
+        stepped(10.0, 0.0, "start"),
+        stepped(1000.0, 100.0),
+        held(2000.0, "requeue", 0, samples_done=200.0),
+        held(3000.0, "resume", 1),
+        stepped(3010.0, 100.0, "resume"),
+        held(4010.0, "requeue", 0, samples_done=200.0),
+        held(5000.0, "resume", 1),
+        stepped(5010.0, 50.0, "resume"),
+        held(6000.0, "finish", 0, samples_done=1000.0),
+        until_s=6000.0,
+    )
+    assert found.lost_gpu_s is not None
+    assert found.lost_gpu_s["failures"] == (2000 - 505) + (4010 - 3000)
+    assert (found.trained_gpu_s, found.repeated_samples) == (505 + 1000, 100 + 150)
+
+
+def test_a_failure_costs_what_is_trained_again_and_the_attempts_that_never_trained() -> None:
+    found = cost(
+        held(0.0, "start", 2),
+        stepped(10.0, 0.0, "start", 10.0),
+        Event(60.0, "checkpoint", "a", samples_done=500.0),
+        held(110.0, "requeue", 0, samples_done=1000.0),
+        held(120.0, "resume", 2),
+        held(125.0, "requeue", 0),  # 10 GPU seconds, and no step
+        held(140.0, "resume", 2),
+        stepped(148.0, 500.0, "resume", 8.0),  # from the checkpoint: the last 50 s are trained again
+        held(200.0, "finish", 0, samples_done=1500.0),
+        until_s=200.0,
+    )
+    assert found.lost_gpu_s == {"starts": 20.0, "changes": 0.0, "checkpoints": 0.0, "failures": 100 + 10 + 16}
+    assert found.repeated_samples == 500.0
+    assert found.samples == 1500.0
+    assert found.trained_gpu_s == 2 * (110 + 5 + 60) - 146
+
+
+def test_a_start_or_a_silent_script_leaves_figures_open() -> None:
+    found = cost(held(10.0, "start", 4), until_s=30.0)
+    assert found.held_gpu_s == 80.0
+    assert found.lost_gpu_s is not None
+    assert found.lost_gpu_s["starts"] == 80.0
+    assert found.trained_gpu_s == 0.0
+    assert found.speed is None
+    assert found.no_speed == "it has not trained yet"
+    silent = cost(held(0.0, "start", 2), until_s=50.0, spec=job("a", gpus=2))
+    assert (silent.held_gpu_s, silent.lost_gpu_s, silent.trained_gpu_s) == (100.0, None, None)
+    assert silent.no_speed == "its script reports no steps"
+    blind = cost(held(0.0, "start", 2), stepped(5.0, 1.0, "start", 5.0), until_s=50.0, profile_hash=None)
+    assert (blind.speed, blind.no_speed) == (None, "there is no profile")
+    assert (blind.cheapest_gpus, blind.no_cheapest) == (None, "there is no profile")
+    linear = ((1, 10.0), (2, 20.0), (4, 40.0), (8, 80.0))
+    events = [begin(cluster(8), **PROFILED), submit(ELASTIC, 4000.0, linear), held(0.0, "start", 2)]
+    assert job_cost(events, "a", 10.0).cheapest_gpus == 4

@@ -32,52 +32,37 @@ def linear(
     return DealtJob(name, at, samples, tuple((size, float(size)) for size in range(least, most + 1)), **more)
 
 
-def test_jobs_share_equally_for_what_is_left_of_each_deal() -> None:
-    """Two GPUs each for 80 of 100 s: 160 samples a deal; b then has all four, 320."""
+def test_equal_deals_share_what_is_left_of_each_deal() -> None:
+    # Two GPUs each for 80 of 100 s: 160 samples a deal; b then has all four, 320.
     found = equal_deal_finishes([linear("a", 160), linear("b", 480)], [(0.0, 4)], TERMS)
     assert found == {"a": 100.0, "b": 200.0}
+    # Three jobs of at least two GPUs on four: two have a deal, then the third comes first.
+    jobs = [linear(name, 160, least=2, most=2) for name in "abc"]
+    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS) == {"a": 100.0, "b": 100.0, "c": 200.0}
+    # At 50 s all are gone, after 30 s of training on four: 40 of 160 samples are left for 200 s on.
+    found = equal_deal_finishes([linear("a", 160)], [(0.0, 4), (50.0, 0), (200.0, 4)], TERMS)
+    assert found == {"a": 300.0}
+    jobs = [linear("a", 320), linear("stopped", 1e6, stopped_s=90.0)]
+    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS)["a"] == 200.0
+    assert equal_deal_finishes([jobs[0]], [(0.0, 0)], TERMS) == {}
+    # From 100 s on one GPU is there: too few for the job that needs two, while the other goes on alone.
+    jobs = [linear("wide", 1000, least=2), linear("later", 80, at=250.0)]
+    assert equal_deal_finishes(jobs, [(0.0, 4), (100.0, 1)], TERMS) == {"later": 400.0}
 
 
-def test_a_job_enters_after_its_grace_at_the_next_deal() -> None:
-    """50 s and twice the 10 s that it takes alone: at 70 s, when the cluster is empty."""
+def test_a_job_enters_at_the_deal_after_its_grace() -> None:
+    # 50 s and twice the 10 s that it takes alone: at 70 s, when the cluster is empty.
     only = story(submit(job("a", gpus=1, low=1, high=4), 10.0))
     terms = TERMS.model_copy(update={"grace": 2.0, "grace_s": 50.0})
     assert equal_deal_finishes(dealt_jobs(only, terms), [(0.0, 4)], terms) == {"a": 170.0}
     there = linear("first", 500)
     found = equal_deal_finishes([there, linear("a", 10, at=20.0)], [(0.0, 4)], TERMS)
     assert found["a"] == 200.0
-
-
-def test_a_job_that_does_not_state_its_work_has_a_grace_of_its_own() -> None:
     terms = TERMS.model_copy(update={"grace": 2.0, "grace_s": 50.0})
     assert terms.grace_of(10.0) == 70.0
     assert terms.grace_of(0.0) == 50.0, "as in files that do not say it"
     assert terms.model_copy(update={"unstated_grace_s": 30.0}).grace_of(0.0) == 30.0
     assert terms.model_copy(update={"unstated_grace_s": 30.0}).grace_of(10.0) == 70.0
-
-
-def test_where_not_all_minima_fit_jobs_take_turns() -> None:
-    """Three jobs of at least two GPUs on four: two have a deal, then the third comes first."""
-    jobs = [linear(name, 160, least=2, most=2) for name in "abc"]
-    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS) == {"a": 100.0, "b": 100.0, "c": 200.0}
-
-
-def test_a_deal_ends_when_the_gpus_change() -> None:
-    """At 50 s all are gone, after 30 s of training on four: 40 of 160 samples are left for 200 s on."""
-    found = equal_deal_finishes([linear("a", 160)], [(0.0, 4), (50.0, 0), (200.0, 4)], TERMS)
-    assert found == {"a": 300.0}
-
-
-def test_a_job_that_was_stopped_leaves_its_share_to_the_others() -> None:
-    jobs = [linear("a", 320), linear("stopped", 1e6, stopped_s=90.0)]
-    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS)["a"] == 200.0
-    assert equal_deal_finishes([jobs[0]], [(0.0, 0)], TERMS) == {}
-
-
-def test_a_job_that_does_not_fit_on_what_is_left_for_good_never_ends() -> None:
-    """From 100 s on one GPU is there: too few for the job that needs two, while the other goes on alone."""
-    jobs = [linear("wide", 1000, least=2), linear("later", 80, at=250.0)]
-    assert equal_deal_finishes(jobs, [(0.0, 4), (100.0, 1)], TERMS) == {"later": 400.0}
 
 
 @pytest.mark.parametrize("lost_s", [100.0, 250.0])
@@ -208,27 +193,19 @@ def longest_first(
     return story(*events, policy="mine", bounds=bounds)
 
 
-def test_bound_worst_delay_and_the_jobs_past_it():
+def test_the_guarantee_names_bound_delay_and_latest_jobs():
     # in GPS j1 and j2 end at 6 s, here at 6 and 8; an eighth of the 8 s in which all GPUs are held is allowed
     section = guarantee_section(make_report([longest_first()]))
     assert section.rows == (("mine", "1 s", "2 s", "114.3", "1", "3", "j2 2 s"),)
-
-
-def test_of_many_jobs_the_latest_are_named():
     falling = tuple(40.0 * left for left in range(12, 0, -1))
     section = guarantee_section(make_report([longest_first(falling, gps_delay=0.0)]))
     *_, past, of, named = section.rows[0]
     assert (past, of) == ("6", "12")
     assert named.split(", ")[0].startswith("j11 ")
     assert named.split(", ")[5:] == ["1 more"]
-
-
-def test_a_policy_that_promises_nothing_has_no_row():
     report = make_report([longest_first(gps_delay=None), longest_first()])
     assert [row[0] for row in guarantee_section(report).rows] == [report.runs[1].label]
 
-
-def test_the_report_shows_it_against_gps_alone():
     def text(reference: Reference) -> str:
         return render(make_report([longest_first()], reference=reference), "md", Extras())
 

@@ -82,7 +82,7 @@ def test_two_jobs_that_start_on_the_same_gpus_at_once_share_whoever_is_named_fir
     assert run.jobs.gpu_seconds(10).tolist() == [9, 9 + 2]
 
 
-def test_live_times_count_from_the_first_submission():
+def test_live_times_count_from_the_first_submission_never_back():
     start = 1_800_000_000.0
     arrivals = submit(job("b"), at=start + 30), submit(job("a"), at=start + 10)
     run = story(*arrivals, Event(start + 12.5, "start", "a", 1), at=start, simulated=False)
@@ -90,6 +90,8 @@ def test_live_times_count_from_the_first_submission():
     assert [(each.id, each.submit_s) for each in run.jobs] == [("a", 0.0), ("b", 20.0)]
     assert run.jobs.first_start_s.tolist() == pytest.approx([2.5, nan], nan_ok=True)
     assert run.last_event_s == 20.0
+    jobs = story(submit(job("a"), at=5.0), Event(4.9, "start", "a", 1), Event(4.8, "finish", "a", 0)).jobs
+    assert (*jobs.queueing_delay_s, *jobs.jct_s) == (0.0, 0.0)
 
 
 def live(*jobs, at=1.8e9, began_with=()):
@@ -162,7 +164,7 @@ def test_predictions_come_with_progress_and_with_decisions_and_all_of_them_count
     assert told.forecasts_held == (2, 3)
 
 
-def test_a_job_that_fails_or_is_lost_with_its_node_waits_again_if_the_log_says_so():
+def test_a_job_waits_again_or_holds_its_gpus_as_the_log_says():
     begun = submit(job("a")), Event(0, "start", "a", 1)
     lost = story(*begun, Event(2, "node_down", detail={"node": "n0"}), Event(2, "requeue", "a", 0)).jobs
     assert (lost[0].outcome, *lost.gpu_seconds(10)) == ("unfinished", 2.0)
@@ -170,6 +172,9 @@ def test_a_job_that_fails_or_is_lost_with_its_node_waits_again_if_the_log_says_s
     again = story(*begun, *failed, Event(3, "resume", "a", 1), Event(5, "finish", "a", 0)).jobs
     assert (again[0].outcome, again[0].restarts, again[0].jct_s) == ("finished", 1, 5.0)
     assert again.gpu_seconds(99).tolist() == [4.0]
+    run = story(submit(job("a", gpus=2)), Event(1, "start", "a", 2), Event(4, "progress", "a"))
+    assert run.jobs.gpu_seconds(run.last_event_s).tolist() == [6.0]
+    assert run.jobs[0].jct_s is None
 
 
 @pytest.mark.parametrize(
@@ -179,17 +184,6 @@ def test_other_ends_have_no_jct(event, outcome):
     jobs = story(submit(job("a")), Event(3, event, "a", 0)).jobs
     assert (jobs[0].outcome, jobs[0].end_s, jobs[0].jct_s) == (outcome, 3.0, None)
     assert isnan(jobs.queueing_delay_s[0])
-
-
-def test_a_job_that_runs_when_the_log_ends_holds_its_gpus_until_then():
-    run = story(submit(job("a", gpus=2)), Event(1, "start", "a", 2), Event(4, "progress", "a"))
-    assert run.jobs.gpu_seconds(run.last_event_s).tolist() == [6.0]
-    assert run.jobs[0].jct_s is None
-
-
-def test_clocks_that_disagree_never_turn_a_story_round():
-    jobs = story(submit(job("a"), at=5.0), Event(4.9, "start", "a", 1), Event(4.8, "finish", "a", 0)).jobs
-    assert (*jobs.queueing_delay_s, *jobs.jct_s) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("until_s", [99.0, 214.0, 300.0])
@@ -205,13 +199,10 @@ def test_a_job_says_of_what_it_held_what_the_columns_say(until_s):
     assert of_columns == of_records
 
 
-def test_lost_nodes_lower_the_capacity():
+def test_lost_nodes_and_timed_decisions_are_counted():
     changes = (Event(at, name, detail={"node": "n0"}) for at, name in ((3, "node_down"), (5, "node_up")))
     run = story(submit(job("a")), *changes, nodes=cluster(4, 2))
     assert run.capacity == ((0.0, 6), (3.0, 2), (5.0, 6))
-
-
-def test_timed_decisions_are_counted():
     timed = {"fifo": 0.25, "srtf": 0.5}
     details = ({"policy": name, "decision_seconds": seconds} for name, seconds in timed.items())
     run = story(*(Event(at, "decision", detail=each) for at, each in enumerate(details, 1)))
@@ -286,7 +277,7 @@ def test_a_torn_last_line_is_left_out(tmp_path, caplog):
     assert "torn" in caplog.text
 
 
-def test_every_problem_is_named():
+def test_wrong_logs_are_named_event_by_event(tmp_path):
     found = problems(
         begin(),
         submit(job("a")),
@@ -303,6 +294,10 @@ def test_every_problem_is_named():
         'log: event 6: start of job "z", which was never submitted',
         "log: event 7: /detail/node: node_down of 'n9', which is not in the cluster",
     ]
+    path = tmp_path / "events.parquet"
+    write_events([begin(), Event(0, "submit", "a", detail={"job": {"id": "a"}})], path)
+    with pytest.raises(BadInputError, match="event 2: /detail/job/model: is missing"):
+        read_run(path)
 
 
 @pytest.mark.parametrize(
@@ -318,13 +313,6 @@ def test_every_problem_is_named():
 )
 def test_a_log_that_does_not_name_its_run(events, problem):
     assert problems(*events)[0].startswith(problem)
-
-
-def test_a_parquet_file_is_refused_in_the_words_of_the_careful_reader(tmp_path):
-    path = tmp_path / "events.parquet"
-    write_events([begin(), Event(0, "submit", "a", detail={"job": {"id": "a"}})], path)
-    with pytest.raises(BadInputError, match="event 2: /detail/job/model: is missing"):
-        read_run(path)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,13 @@ from tests.tools.replay.world import Pairs, Seats, ends, given, play
 
 if TYPE_CHECKING:
     import numpy as np
+from dataclasses import replace
+
+from pliant.schemas.event import Event
+from pliant.schemas.io import write_events, write_profile
+from pliant.schemas.profile import Profile
+from pliant.tools.replay.engine.costs import MeasuredCosts, costs_from_events, parse_costs
+from tests.tools.profile.rows_builder import step
 
 HALF = SimulatedCluster(interference=0.5)
 A: NodeGpus = (("n0", 2), ("n1", 1))
@@ -165,13 +172,10 @@ class Epochs(SampleProgress):
         return Segment(rate, 10.0 * number, epoch_end=EpochEnd(number, 10.0 * number))
 
 
-def test_epochs_go_on_at_the_speed_beside_the_other() -> None:
+def test_epochs_and_the_log_of_two_jobs_on_the_same_gpus() -> None:
     simulated = SimulatedCluster(progress=Epochs)
     found = ends(play(Pairs({0: {"a": 2, "b": "a"}}), two(), shared(2), simulated=simulated))
     assert found == {"a": 40, "b": 80}
-
-
-def test_the_log_says_who_is_beside_whom() -> None:
     engine = play(Pairs({0: {"a": 2}, 10: {"b": "a"}}, again_s=[10]), two(), shared(2))
     starts = {event.job: event.detail for event in engine.log.events() if event.event == "start"}
     assert starts == {"a": None, "b": {"beside": "a"}}
@@ -180,15 +184,12 @@ def test_the_log_says_who_is_beside_whom() -> None:
 HOUR_S = 3600.0
 
 
-def test_a_file_names_nodes_that_go_down_and_up(tmp_path: Path) -> None:
+def test_a_file_of_failures_is_read_or_refused_by_line(tmp_path: Path) -> None:
     path = tmp_path / "failures.jsonl"
     path.write_text(
         '{"time": 90, "node": "n0", "event": "up"}\n{"time": 60.5, "node": "n0", "event": "down"}\n'
     )
     assert read_failures(str(path)) == (NodeEvent(60.5, "n0", up=False), NodeEvent(90, "n0", up=True))
-
-
-def test_a_wrong_file_is_told_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "failures.jsonl"
     path.write_text('{"time": -1, "node": "n0", "event": "up"}\n{"time": 1, "node": "n0", "event": "off"}\n')
     with pytest.raises(BadInputError) as caught:
@@ -198,7 +199,7 @@ def test_a_wrong_file_is_told_line_by_line(tmp_path: Path) -> None:
     assert second.startswith(f'{path}:2: /event: "off" is unknown')
 
 
-def test_nodes_fail_and_are_repaired_after_the_mean_times() -> None:
+def test_failures_are_drawn_by_mean_times_seed_and_node() -> None:
     days = 2000
     events = drawn_failures(["n0", "n1"], Mtbf(24, 6), seed=1, from_s=0, until_s=days * 24 * HOUR_S)
     down = [event for event in events if not event.up]
@@ -207,13 +208,16 @@ def test_nodes_fail_and_are_repaired_after_the_mean_times() -> None:
     for node in ("n0", "n1"):
         turns = [event.up for event in events if event.node == node]
         assert turns == [False, True] * (len(turns) // 2)
-
-
-def test_a_seed_gives_the_same_failures_and_another_node_changes_none() -> None:
     one = drawn_failures(["n0"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
     two = drawn_failures(["n0", "n1"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
     assert one == tuple(event for event in two if event.node == "n0")
     assert one != drawn_failures(["n0"], Mtbf(5, 1), seed=4, from_s=0, until_s=1e6)
+    with pytest.raises(UsageError, match=r"--mtbf 0\.001: this trace would meet about 4\.4e\+07 failures"):
+        drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
+    trace = [job("a", gpus=2, gpu_seconds=100), job("b", at=50, low=1, gpu_seconds=30)]
+    held = given(trace, cluster(2))
+    speeds = Session(Fifo(), held.cluster, held.throughput).speeds
+    assert failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
 
 
 def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
@@ -224,26 +228,11 @@ def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
     assert found == tuple(turns(10, 120, 130, 130))
     twice = [NodeEvent(1, "n0", up=False), NodeEvent(2, "n0", up=False), NodeEvent(3, "n0", up=True)]
     assert together(twice) == (twice[0], twice[2])
-
-
-def test_an_outage_that_begins_as_another_ends_goes_on() -> None:
     first, back, again, last = (NodeEvent(t, "n0", up=up) for t, up in ((0, 0), (9, 1), (9, 0), (20, 1)))
     assert together([first, back, again, last]) == (first, last) == together([first, again, back, last])
 
 
-def test_failures_by_the_million_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"--mtbf 0\.001: this trace would meet about 4\.4e\+07 failures"):
-        drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
-
-
-def test_failures_are_drawn_for_twice_the_work_of_a_trace() -> None:
-    trace = [job("a", gpus=2, gpu_seconds=100), job("b", at=50, low=1, gpu_seconds=30)]
-    held = given(trace, cluster(2))
-    speeds = Session(Fifo(), held.cluster, held.throughput).speeds
-    assert failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
-
-
-def test_every_policy_meets_the_same_failures_and_jobs_get_done_nevertheless() -> None:
+def test_all_policies_meet_the_same_failures_and_end() -> None:
     trace = [job(f"j{n}", at=600.0 * n, gpus=2, gpu_seconds=7200) for n in range(10)]
     simulated = SimulatedCluster(mtbf=Mtbf(2, 0.5))
     held = inputs(trace, cluster(4, 4))
@@ -256,9 +245,132 @@ def test_every_policy_meets_the_same_failures_and_jobs_get_done_nevertheless() -
     assert shared > 2
     assert down[0][:shared] == down[1][:shared]
     assert all(done.summary.finished == len(trace) for done in logs)
-
-
-def test_a_job_that_can_never_run_ends_a_replay_with_failures_all_the_same() -> None:
     held = inputs([job("big", gpus=9, gpu_seconds=100)], cluster(4, 4))
     done = replay(held, Run("ares", simulated=SimulatedCluster(mtbf=Mtbf(1, 1))))
     assert (done.summary.rejected, done.summary.unfinished) == (1, ())
+
+
+def submitted(job_id: str, model: str) -> Event:
+    return Event(0.0, "submit", job_id, detail={"job": {"id": job_id, "model": model}})
+
+
+def measured(job_id: str, after: str, seconds: float) -> Event:
+    return Event(9.0, "progress", job_id, overhead_seconds=seconds, detail={"after": after, "attempt": 1})
+
+
+LIVE = [
+    submitted("a", "net"),
+    submitted("b", "net"),
+    submitted("c", "mlp"),
+    Event(1.0, "start", "a", 1),
+    measured("a", "start", 4.0),
+    measured("b", "start", 6.0),
+    measured("c", "start", 2.0),
+    measured("a", "grow", 0.75),
+    measured("a", "shrink", 0.25),
+    measured("a", "resume", 7.0),
+    Event(9.5, "progress", "a", samples_done=5.0),
+]
+
+
+def test_costs_are_means_by_model_or_of_what_is_most_like() -> None:
+    found = costs_from_events(LIVE)
+    assert (found.start.of("net"), found.start.of("mlp"), found.start.of("other")) == (5.0, 2.0, 4.0)
+    assert (found.rescale.of("net"), found.rescale.of("mlp"), found.resume.of("net")) == (0.5, 0.5, 7.0)
+    found = costs_from_events(LIVE[:7])
+    assert found.start == found.resume == found.rescale == Cost(4.0, {"mlp": 2.0, "net": 5.0})
+    shrunk = costs_from_events([LIVE[0], measured("a", "shrink", 0.25)])
+    assert shrunk.start == shrunk.resume == Cost(0.25, {"net": 0.25})
+
+
+def test_a_start_bears_the_end_of_its_job_but_no_waiting() -> None:
+    ends = [
+        Event(20.0, "checkpoint", "a", overhead_seconds=0.5, detail={"attempt": 1}),
+        Event(21.5, "finish", "a", 0),
+        Event(30.0, "progress", "b", samples_done=5.0, detail={"attempt": 2}),
+        Event(32.5, "finish", "b", 0),
+    ]
+    found = costs_from_events([*LIVE, *ends])
+    assert (found.start.of("net"), found.start.of("mlp")) == (5.0 + 2.0, 2.0)
+    assert found.start.of("other") == 4.0 + 2.0, "the median of all ends, as the mean of all starts"
+    assert (found.rescale.of("net"), found.resume.of("net")) == (0.5, 7.0)
+    starts_only = costs_from_events([*LIVE[:7], *ends])
+    assert (starts_only.start.of("net"), starts_only.resume.of("net")) == (7.0, 5.0), "ends are borne once"
+    # Its last workers reported nothing before they ended.
+    waited = [
+        Event(20.0, "progress", "a", samples_done=5.0, detail={"attempt": 1}),
+        Event(25.0, "preempt", "a", 0),
+        Event(5000.0, "resume", "a", 1),
+        Event(5003.0, "finish", "a", 0),
+    ]
+    assert costs_from_events([*LIVE, *waited]).start == costs_from_events(LIVE).start
+
+
+def test_costs_of_empty_and_of_simulated_runs() -> None:
+    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
+    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
+    assert costs_from_events(run).start.of("net") == 7.0
+    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
+    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
+
+
+def test_costs_are_named_as_seconds_by_model_or_as_a_file(tmp_path: Path) -> None:
+    events = str(tmp_path / "events.jsonl")
+    write_events(LIVE, events)
+    assert parse_costs(None, "30", None, None)[1] == Cost(30.0)
+    assert parse_costs(None, "bert=73,1", None, None)[1] == Cost(1.0, {"bert": 73.0})
+    assert parse_costs(None, "bert=2m,30s", None, None)[1] == Cost(30.0, {"bert": 120.0})
+    start, rescale, _ = parse_costs(events, events, None, None)
+    assert start is not None
+    assert rescale is not None
+    assert (start.of("net"), rescale.of("net")) == (5.0, 0.5)
+    events = str(tmp_path / "events.jsonl")
+    write_events(LIVE, events)
+    assert parse_costs(None, None, None, None) == (None, None, None)
+    assert parse_costs("1", "2", None, None) == (Cost(1.0), Cost(2.0), None)
+    assert parse_costs("1", "2", "3", None) == (Cost(1.0), Cost(2.0), Cost(3.0))
+    start, rescale, resume = parse_costs(None, events, None, None)
+    assert (start, rescale, resume) == (None, Cost(0.5, {"net": 0.5}), Cost(7.0, {"net": 7.0}))
+    assert parse_costs(None, events, "8", None)[2] == Cost(8.0)
+    assert Cost(30.0).for_models(["a", "b"]) == 30.0
+    assert Cost(1.0, {"b": 2.0}).for_models(["b", "a", "b"]) == {"a": 1.0, "b": 2.0}
+
+
+@pytest.mark.parametrize("text", ["", "x", "bert=", "=5", "-1", "nan", "inf", "1,,2"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--start-cost"):
+        parse_costs(text, None, None, None)
+
+
+def test_files_without_costs_and_none_at_all_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no such file"):
+        parse_costs("nowhere.jsonl", None, None, None)
+    write_events(LIVE[:2], tmp_path / "events.jsonl")
+    with pytest.raises(BadInputError, match="no measured start or rescale"):
+        parse_costs(str(tmp_path / "events.jsonl"), None, None, None)
+    path = str(tmp_path / "p.parquet")
+    write_profile(Profile((step(1, 8, 0.1),)), path)
+    with pytest.raises(BadInputError, match="has no measured costs: measure with pliant profile --costs"):
+        parse_costs(None, "profile", None, path)
+    for none in (None, "-"):
+        with pytest.raises(UsageError, match="--rescale-cost profile: name the profile"):
+            parse_costs(None, "profile", None, none)
+
+
+def test_a_profile_tells_what_starts_and_changes_took(tmp_path: Path) -> None:
+    path = str(tmp_path / "p.parquet")
+    rows = [
+        replace(step(1, 8, 0.1), start_seconds=4.0, relaunch_seconds=6.0),
+        replace(step(2, 8, 0.1), start_seconds=6.0, relaunch_seconds=9.0, rescale_seconds=0.25),
+        replace(step(3, 8, 0.1), start_seconds=5.0, relaunch_seconds=7.5, rescale_seconds=0.75),
+        replace(step(1, 8, 0.1, model="mlp"), start_seconds=2.0, relaunch_seconds=3.0),
+    ]
+    write_profile(Profile(tuple(rows)), path)
+    start, rescale, resume = parse_costs("profile", "profile", None, path)
+    assert start is not None
+    assert start.by_model == {"mlp": 2.0, "net": 5.0}
+    assert rescale == Cost(4.0 / 3, {"mlp": 3.0, "net": 0.5}), "the mlp was only measured alone: a relaunch"
+    assert resume == Cost(6.375, {"mlp": 3.0, "net": 7.5})
+    path = str(tmp_path / "p.parquet")
+    write_profile(Profile((replace(step(1, 8, 0.1), start_seconds=4.0, relaunch_seconds=6.0),)), path)
+    assert parse_costs(None, "profile", None, path)[1] == Cost(6.0, {"net": 6.0})

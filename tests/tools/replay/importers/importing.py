@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,13 @@ def run(tmp_path: Path, kind: str, *paths: str, **more: Any) -> Result:
 
 def problems(tmp_path: Path, kind: str, *paths: str, **more: Any) -> list[str]:
     """What a strict import says is wrong, without the folder; nothing is written."""
+    out, folder = tmp_path / "out.jsonl", tmp_path / "out"
+    out.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
     with pytest.raises(BadInputError) as caught:
         run(tmp_path, kind, *paths, **more)
-    assert not (tmp_path / "out.jsonl").exists()
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
+    assert not folder.exists()
     return [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
 
 

@@ -140,7 +140,7 @@ def test_ones_jobs_get_the_epochs_of_the_recorded_job_of_their_kind(tmp_path: Pa
     assert result.dropped == {"are epochs of a run that does not fit trace_dev.csv": 1}
 
 
-def test_ones_epochs_count_iterations_at_the_batches_used(tmp_path: Path) -> None:
+def test_ones_epochs_history_and_kinds(tmp_path: Path) -> None:
     result = run(tmp_path, "ones", str(ones(tmp_path / "data")))
     rows = io.read_convergence(result.out / "convergence.parquet")
     assert [(row.model, row.batch, row.epoch, row.iterations, row.progress) for row in rows] == [
@@ -149,6 +149,19 @@ def test_ones_epochs_count_iterations_at_the_batches_used(tmp_path: Path) -> Non
     ]
     assert [(row.metric, row.loss, row.initial_loss) for row in rows] == [(0.3, 1.7, 6.9), (0.5, 1.4, 6.9)]
     assert not (result.out / "profile.parquet").exists()
+    result = run(tmp_path, "ones", str(ones(tmp_path / "data")))
+    events = io.read_events(result.out / "history.jsonl")
+    assert [(event.event, event.job, event.samples_done, event.loss, event.metric) for event in events] == [
+        ("submit", "recorded-1", None, None, None),
+        ("progress", "recorded-1", 0.0, 6.9, None),
+        ("epoch", "recorded-1", 400.0, 1.7, 0.3),
+        ("epoch", "recorded-1", 800.0, 1.4, 0.5),
+        ("finish", "recorded-1", 1200.0, None, None),
+    ]
+    assert events[3].time - events[2].time == pytest.approx(400 / 6568.9)
+    (learned_from,) = ended_jobs(events)
+    assert learned_from.total_samples == 1200
+    assert learned_from.epochs[0][:4] == (400, 6.9, 400, 1.7)
 
 
 def test_ones_jobs_train_by_the_epochs_that_were_imported_with_them(tmp_path: Path) -> None:
@@ -163,22 +176,6 @@ def test_ones_jobs_train_by_the_epochs_that_were_imported_with_them(tmp_path: Pa
     assert result.jobs[0].work == EpochWork(epochs=3.0, dataset_size=400)
     (table,) = validations(io.read_convergence(result.out / "convergence.parquet")).values()
     assert (table.batches, table.epochs) == ((100,), 2)
-
-
-def test_ones_history_is_what_the_recorded_jobs_reported(tmp_path: Path) -> None:
-    result = run(tmp_path, "ones", str(ones(tmp_path / "data")))
-    events = io.read_events(result.out / "history.jsonl")
-    assert [(event.event, event.job, event.samples_done, event.loss, event.metric) for event in events] == [
-        ("submit", "recorded-1", None, None, None),
-        ("progress", "recorded-1", 0.0, 6.9, None),
-        ("epoch", "recorded-1", 400.0, 1.7, 0.3),
-        ("epoch", "recorded-1", 800.0, 1.4, 0.5),
-        ("finish", "recorded-1", 1200.0, None, None),
-    ]
-    assert events[3].time - events[2].time == pytest.approx(400 / 6568.9)
-    (learned_from,) = ended_jobs(events)
-    assert learned_from.total_samples == 1200
-    assert learned_from.epochs[0][:4] == (400, 6.9, 400, 1.7)
 
 
 def gavel(folder: Path) -> Path:
@@ -248,14 +245,11 @@ def test_shockwave_jobs_change_their_batch_at_the_epochs_of_their_mode(tmp_path:
     assert (short.regimes, fixed.regimes, static.regimes) == ((), (), ())
 
 
-def test_a_shockwave_line_of_another_mode_is_named(tmp_path: Path) -> None:
+def test_shockwave_and_gavel_lines_that_are_wrong_are_named(tmp_path: Path) -> None:
     line = "LM (batch size 5)\tmain.py\tlm\t--steps\t1\t10\t1\tpollux\t1\t-1.0\t55\t0"
     assert problems(tmp_path, "shockwave", text(tmp_path, "y.trace", line)) == [
         "y.trace:1: /mode: 'pollux', expected static, accordion or gns"
     ]
-
-
-def test_a_gavel_line_of_another_width_is_named(tmp_path: Path) -> None:
     path = text(tmp_path, "x.trace", "LM\tx", "LM\tx\t-n\t1\t300\t0.0\t1.5")
     assert problems(tmp_path, "gavel", path) == [
         "x.trace:1: has 2 fields separated by tabs, expected 7 or 10",
@@ -284,7 +278,7 @@ def test_elasticflow_throughputs_are_those_of_the_whole_batch_on_full_nodes(tmp_
     assert result.dropped == {"are sizes without a throughput": 4}
 
 
-def test_an_elasticflow_job_has_its_iterations_to_do_until_its_deadline(tmp_path: Path) -> None:
+def test_elasticflow_jobs_have_iterations_or_durations_alone(tmp_path: Path) -> None:
     data = elasticflow(tmp_path / "data")
     text(
         data, "w.csv", FLOW, "a,50,1000,vgg16,650,64,2,334", "b,60,500,vgg16,,64,1,250", "c,1,0,vgg16,,64,1,2"
@@ -302,9 +296,6 @@ def test_an_elasticflow_job_has_its_iterations_to_do_until_its_deadline(tmp_path
     assert (first.utility.shape, first.utility.target) == ("step", 600.0)
     assert second.utility.shape == "constant"
     assert result.dropped["have no iterations to do"] == 1
-
-
-def test_a_raw_itp_trace_states_sizes_and_durations_alone(tmp_path: Path) -> None:
     raw = text(
         tmp_path, "cluster1.csv", "job_id,submission_time,duration,num_gpu", "x,16566,3890,4", "y,1,2,0"
     )

@@ -18,7 +18,7 @@ def helios(folder: Path, *rows: str) -> str:
     return text(folder, "cluster_log.csv", HELIOS, *rows)
 
 
-def test_a_helios_job_is_its_executed_time_on_its_gpus(tmp_path: Path) -> None:
+def test_helios_and_acme_jobs_are_executed_time_on_gpus(tmp_path: Path) -> None:
     path = helios(
         tmp_path,
         "7,u1,vcA,16,64,2,TIMEOUT,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300",
@@ -37,9 +37,6 @@ def test_a_helios_job_is_its_executed_time_on_its_gpus(tmp_path: Path) -> None:
         "runs": "300-3900",
     }
     assert result.dropped == {"asked for no GPU": 1, "never started": 1, "ran for no time": 1}
-
-
-def test_an_acme_job_keeps_its_type(tmp_path: Path) -> None:
     path = text(
         tmp_path,
         "trace_seren.csv",
@@ -62,6 +59,11 @@ def test_an_acme_job_keeps_its_type(tmp_path: Path) -> None:
     }
     assert [job.labels["trace"] for job in run(tmp_path, "helios", path).jobs] == ["helios", "helios"]
     assert result.dropped == {"asked for no GPU": 1}
+    row = "7,u1,vcA,1,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300"
+    one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row)
+    result = run(tmp_path, "helios", one, two)
+    assert [job.id for job in result.jobs] == ["7", "7-2"]
+    assert result.summary.assumptions["an id that is there more than once got a number behind it"] == 1
 
 
 def test_importers_ask_only_for_columns_that_they_need(tmp_path: Path) -> None:
@@ -78,14 +80,6 @@ def test_importers_ask_only_for_columns_that_they_need(tmp_path: Path) -> None:
     for name, path in files.items():
         (job,) = run(tmp_path, name, path).jobs
         assert (job.gpus.requested, gpu_seconds(job)) == (2, 100.0), name
-
-
-def test_two_clusters_with_the_same_ids_keep_all_jobs(tmp_path: Path) -> None:
-    row = "7,u1,vcA,1,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300"
-    one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row)
-    result = run(tmp_path, "helios", one, two)
-    assert [job.id for job in result.jobs] == ["7", "7-2"]
-    assert result.summary.assumptions["an id that is there more than once got a number behind it"] == 1
 
 
 def pai(folder: Path, jobs: tuple[str, ...], tasks: tuple[str, ...]) -> str:
@@ -128,15 +122,19 @@ def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
     assert result.dropped == {"are tasks without GPUs": 1, "never started": 1, unfinished: 1}
 
 
-def test_tenths_of_a_gpu_that_add_up_to_one_are_no_share(tmp_path: Path) -> None:
+def test_pai_shares_models_and_missing_tables(tmp_path: Path) -> None:
     tenth = "j1,worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,10.0,V100"
     folder = pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), (tenth,) * 10)
     (found,) = run(tmp_path, "pai", folder).jobs
     assert found.gpus.requested == 1
     assert "gpu_share" not in found.labels
-
-
-def test_pai_needs_both_tables_and_their_headers(tmp_path: Path) -> None:
+    task = "{},worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,100.0,V100"
+    jobs = ("j1,i1,ann,Terminated,1000.0,9000.0", "j2,i2,ann,Terminated,1000.0,9000.0")
+    folder = tmp_path / "pai"
+    pai(folder, jobs, (task.format("j1"), task.format("j2")))
+    text(folder, "pai_group_tag_table.header", "inst_id,user,gpu_type_spec,group,workload")
+    text(folder, "pai_group_tag_table.csv", "i1,ann,,g1,bert", "i2,ann,,g2,")
+    assert [job.model for job in run(tmp_path, "pai", str(folder)).jobs] == ["bert", "unknown"]
     folder = Path(pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), ()))
     with pytest.raises(UsageError, match=r"0 files pai_task_table.csv are given, expected one"):
         run(tmp_path, "pai", str(folder / "pai_job_table.csv"))
@@ -241,16 +239,13 @@ def test_slurm_output_without_its_delimiter_says_how_to_ask_for_it(tmp_path: Pat
     assert line.endswith("; fields are expected with | between them, as sacct -P writes them")
 
 
-def test_a_tiresias_list_keeps_its_own_clock(tmp_path: Path) -> None:
+def test_tiresias_lists_and_distributions(tmp_path: Path) -> None:
     path = text(tmp_path, "jobs.csv", TIRESIAS, "0,4,30,606,vgg19,164,30", "1,0,53,133,vgg11,147,23")
     result = run(tmp_path, "tiresias", path)
     (job,) = result.jobs
     assert (job.id, job.submit_time, job.model, gpu_seconds(job)) == ("0", 30.0, "vgg19", 656.0)
     assert job.labels == {"trace": "tiresias", "iterations": "606"}
     assert result.dropped == {"asked for no GPU": 1}
-
-
-def test_a_tiresias_distribution_is_gpu_time_alone(tmp_path: Path) -> None:
     path = tmp_path / "gput.csv"
     path.write_bytes(b"duration\r\n121\r\n97000\r\n")
     result = run(tmp_path, "tiresias", str(path))
@@ -286,7 +281,7 @@ def log(folder: Path, *entries: Any) -> str:
     return text(folder, "cluster_job_log", "[", ",\n".join(json.dumps(found) for found in entries), "]")
 
 
-def test_a_job_of_two_machines_is_a_gang_of_their_gpus(tmp_path: Path) -> None:
+def test_philly_attempts_add_up_to_a_gang(tmp_path: Path) -> None:
     early = entry("application_1", "08:00:00", attempt("08:10:00", "08:20:00", 1))
     gang = entry("application_2", "08:00:30", attempt("09:00:00", "10:00:00", 8, 4))
     (_, job) = run(tmp_path, "philly", log(tmp_path, early, gang)).jobs
@@ -295,9 +290,6 @@ def test_a_job_of_two_machines_is_a_gang_of_their_gpus(tmp_path: Path) -> None:
     assert job.labels == {"trace": "philly", "status": "Killed", "vc": "a1", "attempts": "1"} | {
         "runs": "3570-7170"
     }
-
-
-def test_attempts_are_summed_and_the_largest_is_requested(tmp_path: Path) -> None:
     retried = entry("a", "08:00:00", attempt("08:00:00", "08:01:00", 2), attempt("09:00:00", "09:00:10", 4))
     result = run(tmp_path, "philly", log(tmp_path, retried))
     assert result.jobs[0].gpus.requested == 4
@@ -306,9 +298,6 @@ def test_attempts_are_summed_and_the_largest_is_requested(tmp_path: Path) -> Non
         "a job whose attempts had different numbers of GPUs requests the largest"
         in result.summary.assumptions
     )
-
-
-def test_an_attempt_without_an_end_is_left_out_of_the_work(tmp_path: Path) -> None:
     going_on = entry("a", "08:00:00", attempt("08:00:00", "08:01:00", 2), attempt("09:00:00", None, 2))
     assert gpu_seconds(run(tmp_path, "philly", log(tmp_path, going_on)).jobs[0]) == 120
 
@@ -439,13 +428,3 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
 def test_json_that_is_not_sacct_s_is_told_in_a_line(tmp_path: Path, document: str) -> None:
     (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))
     assert "sacct --json prints" in problem
-
-
-def test_group_tags_name_the_workloads_of_pai_jobs(tmp_path: Path) -> None:
-    task = "{},worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,100.0,V100"
-    jobs = ("j1,i1,ann,Terminated,1000.0,9000.0", "j2,i2,ann,Terminated,1000.0,9000.0")
-    folder = tmp_path / "pai"
-    pai(folder, jobs, (task.format("j1"), task.format("j2")))
-    text(folder, "pai_group_tag_table.header", "inst_id,user,gpu_type_spec,group,workload")
-    text(folder, "pai_group_tag_table.csv", "i1,ann,,g1,bert", "i2,ann,,g2,")
-    assert [job.model for job in run(tmp_path, "pai", str(folder)).jobs] == ["bert", "unknown"]

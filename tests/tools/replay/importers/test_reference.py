@@ -38,20 +38,16 @@ def test_pollux_loses_no_measurement_and_its_jobs_run_the_epochs_of_their_applic
     assert all(job.convergence == job.model for job in result.jobs)
 
 
-def test_sia_has_six_gpu_types(tmp_path: Path, reference_data: Path) -> None:
-    result = run(tmp_path, "sia", str(reference_data / "sia"), workload="newtrace/workload-1.csv")
-    types = {row.gpu_type for row in io.read_profile(result.out / "profile.parquet").rows}
+def test_sia_and_ones_have_their_types_and_kinds(tmp_path: Path, reference_data: Path) -> None:
+    sia = run(tmp_path, "sia", str(reference_data / "sia"), workload="newtrace/workload-1.csv")
+    types = {row.gpu_type for row in io.read_profile(sia.out / "profile.parquet").rows}
     assert types == {"aws", "rtx", "quad", "dgx", "dgx-ext", "azure"}
-    assert len(result.jobs) == 960
-    assert not result.summary.dropped
-
-
-def test_ones_jobs_all_have_a_recorded_kind(tmp_path: Path, reference_data: Path) -> None:
-    result = run(tmp_path, "ones", str(reference_data / "ones"), workload="trace_1.csv")
-    assert len(result.jobs) == 400
-    assert all(isinstance(job.work, EpochWork) for job in result.jobs)
-    models = {row.model for row in io.read_convergence(result.out / "convergence.parquet")}
-    assert {job.convergence for job in result.jobs} <= models
+    assert (len(sia.jobs), sia.summary.dropped.total()) == (960, 0)
+    ones = run(tmp_path, "ones", str(reference_data / "ones"), workload="trace_1.csv")
+    assert len(ones.jobs) == 400
+    assert all(isinstance(job.work, EpochWork) for job in ones.jobs)
+    models = {row.model for row in io.read_convergence(ones.out / "convergence.parquet")}
+    assert {job.convergence for job in ones.jobs} <= models
 
 
 def test_gavel_traces_and_throughputs_name_the_same_models(tmp_path: Path, reference_data: Path) -> None:
