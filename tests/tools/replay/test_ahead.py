@@ -77,7 +77,7 @@ def test_what_cannot_be_known_is_said() -> None:
     }
 
 
-def test_with_little_time_the_policy_is_asked_more_rarely_and_then_not_at_all() -> None:
+def test_with_little_time_the_policy_is_asked_more_rarely() -> None:
     jobs = [each for each in some_jobs(400) if each.work is not None]
 
     def look(within_s: float | None):

@@ -119,7 +119,7 @@ class Rounded(ProgressModel):
 
 @pytest.mark.parametrize("stepwise", [False, True])
 @pytest.mark.parametrize(("seconds", "starts_s"), [(59.6, 60), (60.4, 120)])
-def test_an_end_that_was_rounded_down_to_a_round_is_seen_in_the_next(seconds, starts_s, stepwise):
+def test_an_end_rounded_down_to_a_round_is_seen_in_the_next(seconds, starts_s, stepwise):
     jobs = [job("a", work={"samples": seconds}), job("b", at=1, work={"samples": seconds})]
     world = SimulatedCluster(progress=lambda: Rounded(seconds, stepwise=stepwise), quirks=WHOLE_SECONDS)
     told = story(play(Tiresias(), jobs, cluster(1), simulated=world, interval_s=60))
@@ -282,7 +282,7 @@ def test_a_move_costs_a_rescale_unless_it_is_free(first: NodeGpus, then: NodeGpu
     assert ends(engine) == {"a": 50 + cost_s + 55 * slower}
 
 
-def test_what_policies_take_a_change_to_cost_may_differ_from_its_cost() -> None:
+def test_believed_costs_may_differ_from_costs() -> None:
     rows = (measured_row(),)
     times = ThroughputByPlacement(Profile(rows), rescales_s=SIA.believed_cost_s)
     assert [times.rescale_seconds(model) for model in ("cifar10", "other")] == [30.0, None]
@@ -326,7 +326,7 @@ def test_jobs_are_as_fast_on_two_nodes_as_on_one(compat: str | None, jct_s: floa
     assert finished == [("a", pytest.approx(jct_s))]
 
 
-def test_a_job_that_trains_on_moves_at_no_cost_and_pays_for_a_pause() -> None:
+def test_moves_are_free_and_pauses_cost_under_shockwave() -> None:
     alone = job("a", model="net", batch=16, work={"samples": 16.0})
     world = checked([alone], cluster(1), Profile((spread(1, 4.0),)))
     found = [

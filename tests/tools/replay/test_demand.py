@@ -122,9 +122,7 @@ def test_the_oracle_knows_work_that_jobs_do_not_state(look: Look) -> None:
     ("policy", "demand"),
     [("srtf", "stated"), ("srtf", "predicted"), ("srtf", "oracle"), ("ones", "stated"), ("pollux", "stated")],
 )
-def test_a_target_metric_ends_a_job_also_where_epochs_are_looked_at_one_by_one(
-    policy: str, demand: DemandName
-) -> None:
+def test_a_target_metric_ends_jobs_under_every_demand(policy: str, demand: DemandName) -> None:
     alone = replace(early(target_metric="0.35"), jobs=early(target_metric="0.35").jobs[:1])
     ((_, samples),) = finished(under(alone, demand, policy)).values()
     assert samples == 4 * 960
@@ -189,7 +187,7 @@ def test_jobs_with_a_table_report_their_epochs_and_metrics() -> None:
     ]
 
 
-def test_jobs_that_train_by_samples_report_what_their_table_did_at_the_same_part_of_the_work() -> None:
+def test_jobs_of_samples_report_the_metrics_of_their_table() -> None:
     """Two recorded epochs stand for halves: of eight epochs the first four report the first of them."""
     table = [
         ConvergenceRow("net", 960, n, n + 1.0, n + 1.0, 0.1 + n, loss=4.0 - n, initial_loss=8.0)

@@ -30,7 +30,7 @@ def small_and_large() -> Cluster:
 
 
 @pytest.mark.parametrize("policy", policy_names())
-def test_a_job_that_demands_cpus_starts_although_one_like_it_without_demands_came_first(policy: str) -> None:
+def test_a_job_with_demands_starts_after_one_like_it_without(policy: str) -> None:
     """The fast nodes have CPUs for one worker of b each; a, which is like it, could have had four on each."""
     shape = {"model": "m", "gpus": 4, "low": 1, "high": 4, "batch": 64, "work": {"samples": 5000.0}}
     jobs = [job("a", **shape), job("b", at=600.0, resources={"worker": {"cpu": 8.0}}, **shape)]
@@ -145,7 +145,7 @@ def types(event: Event) -> set[str]:
 
 
 @pytest.mark.parametrize("policy", FASTEST_FIRST)
-def test_the_first_job_takes_the_fast_type_and_the_second_what_is_left(policy: str) -> None:
+def test_the_first_job_takes_the_fast_type_the_second_the_slow(policy: str) -> None:
     done = replayed(policy, of("a", 2, 10), of("b", 2, 10, at=1))
     starts, ends = told(done, "start"), told(done, "finish")
     assert (types(starts["a"]), types(starts["b"])) == ({"fast"}, {"slow"})
@@ -153,7 +153,7 @@ def test_the_first_job_takes_the_fast_type_and_the_second_what_is_left(policy: s
 
 
 @pytest.mark.parametrize("policy", ALL)
-def test_a_model_that_is_profiled_on_one_type_waits_for_it_while_the_other_is_idle(policy: str) -> None:
+def test_a_model_profiled_on_one_type_waits_for_it(policy: str) -> None:
     trace = [of("a", 2, 10, model="choosy"), of("b", 2, 20, model="choosy", at=1)]
     done = replayed(policy, *trace)
     assert done.summary.finished == 2

@@ -127,7 +127,7 @@ def test_every_job_of_a_made_up_world_ends_at_the_same_second(tmp_path: Path, se
 
 
 @pytest.mark.parametrize(("seed", "nodes"), [(0, 4), (2, 16)])
-def test_every_job_of_all_six_applications_ends_at_the_same_second(
+def test_every_job_of_all_applications_ends_at_the_same_second(
     reference_data: Path, tmp_path: Path, seed: int, nodes: int
 ) -> None:
     data, rng = reference_data / "pollux", random.Random(seed)

@@ -118,7 +118,7 @@ def test_a_watched_job_shows_its_noise(model):
 
 
 @pytest.mark.parametrize("measured", [False, True])
-def test_the_engine_lets_jobs_learn_where_the_simulated_cluster_says_so(measured):
+def test_jobs_measure_where_the_simulated_cluster_says_so(measured):
     told = Told({0.0: {"a": 1}, 5.0: {"a": 2}, 7.0: {"a": 1}}, again_s=[5.0, 7.0])
     spec = epochs_job(8, low=1, high=2)
     world = SimulatedCluster(progress=lambda: GoodputProgress({}, {"m": 5.0}), measured=measured)
@@ -279,7 +279,7 @@ def growing(job_id: str = "a", **more: object) -> Job:
     return job(job_id, batch=batch, work={"samples": 800.0}, **more)  # type: ignore[arg-type]
 
 
-def test_regimes_change_speed_at_borders_and_the_work_counts_all():
+def test_regimes_change_the_speed_and_count_for_the_work():
     engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 200.0}
     changes = [event for event in engine.log.events() if event.event == "progress"]
@@ -317,7 +317,7 @@ def test_costs_and_failures_meet_the_regime_of_the_moment():
     assert batches == [4, 2, 4, 8]
 
 
-def test_a_policy_is_asked_at_a_border_and_sees_the_present_speed_alone():
+def test_a_policy_is_asked_at_a_border_of_regimes():
     seen: list[tuple[float, float, tuple[BatchChange, ...]]] = []
 
     class Watching(Fifo):
@@ -364,9 +364,7 @@ def test_small_batches_and_shared_gpus_slow_a_regime():
         ),
     ],
 )
-def test_a_job_whose_fields_choose_its_batch_twice_is_refused(
-    wrong: dict[str, Any], words: str, tmp_path: Path
-):
+def test_a_job_that_chooses_its_batch_twice_is_refused(wrong: dict[str, Any], words: str, tmp_path: Path):
     record = growing().model_dump(mode="json", exclude_defaults=True) | wrong
     path = tmp_path / "jobs.jsonl"
     path.write_text(json.dumps(record) + "\n")
@@ -374,7 +372,7 @@ def test_a_job_whose_fields_choose_its_batch_twice_is_refused(
         read_jobs(str(path))
 
 
-def test_regimes_survive_a_file_and_count_for_the_hash_of_the_trace(tmp_path: Path):
+def test_regimes_survive_a_file_and_count_for_the_hash(tmp_path: Path):
     path = str(tmp_path / "jobs.jsonl")
     write_jobs([growing()], path)
     assert '"schema":"pliant.job/1.6"' in Path(path).read_text()

@@ -71,7 +71,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "ares"])
-def test_jobs_of_one_form_are_replayed_as_each_would_be_alone(policy: str, tmp_path: Path) -> None:
+def test_jobs_of_one_form_are_replayed_as_each_alone(policy: str, tmp_path: Path) -> None:
     jobs = [job(f"j{n}", at=n * 7.5, **form) for n, form in enumerate(FORMS * 3)]
     write_jobs(jobs, tmp_path / "jobs.jsonl")
     nodes = Cluster(nodes=tuple(node.model_copy(update={"cpus": 8}) for node in cluster(4, 2).expanded()))
@@ -116,7 +116,7 @@ print(*sorted({"pandas", "pyarrow", "pyarrow.compute", "scipy", "torch"} & sys.m
 """
 
 
-def test_a_replay_from_parquet_to_parquet_loads_none_of_the_slow_libraries(tmp_path: Path) -> None:
+def test_a_replay_of_parquet_loads_no_slow_library(tmp_path: Path) -> None:
     write_jobs([job("a", gpus=2, batch=6, work={"samples": 60})], tmp_path / "jobs.jsonl")
     write_cluster(NODES, tmp_path / "cluster.json")
     row = ProfileRow(
@@ -128,7 +128,7 @@ def test_a_replay_from_parquet_to_parquet_loads_none_of_the_slow_libraries(tmp_p
     assert (done.stdout, done.stderr) == ("pyarrow\n", "")
 
 
-def test_the_profiles_hash_goes_into_the_first_event_and_its_sizes_into_the_curves() -> None:
+def test_the_profile_is_named_by_its_hash_and_gives_curves() -> None:
     rows = tuple(
         ProfileRow(
             "train", "linear", "gpu", 1, gpus, str(gpus), batch // gpus, 1, step_seconds=batch / gpus,

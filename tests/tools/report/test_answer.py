@@ -125,7 +125,7 @@ def test_a_sweep_is_a_column_a_policy_or_one_for_each_run():
     assert "ares seed=2" in summary(report, Shown(each_run=True)).table.headers
 
 
-def test_runs_of_a_sweep_are_divided_by_the_baselines_run_of_their_seed():
+def test_runs_of_a_sweep_are_divided_by_the_run_of_their_seed():
     made = make_report(swept(), baseline="fifo")
     rows = list(csv.DictReader(StringIO(render(made, "csv", Extras()))))
     ratios = {row["run"]: float(row["mean_jct_s_ratio"]) for row in rows}
@@ -175,7 +175,7 @@ def test_means_of_nothing_have_no_ratio(pairs):
         [{"resume_cost_s": {"net": 1.0}}, {}],
     ],
 )
-def test_runs_of_one_trace_in_different_worlds_are_no_seeds_of_one_another(worlds):
+def test_runs_in_different_worlds_are_no_seeds_of_each_other(worlds):
     """Other speeds and costs by model are those of other traces, where each has its own."""
     of_seeds = [run("fifo", SLOW, seed=seed, **world) for seed, world in enumerate(worlds)]
     assert len(groups(make_report(of_seeds))) == 2

@@ -172,7 +172,7 @@ def test_only_so_many_misses_are_listed(report):
     assert str(caught.value).endswith("max 19 (lower is better)\n… and 5 more")
 
 
-def test_written_expectations_hold_and_forbid_only_what_is_worse(report, tmp_path):
+def test_written_expectations_hold_and_forbid_what_is_worse(report, tmp_path):
     path = tmp_path / "expected.json"
     path.write_bytes(expectations_bytes(expectations_of(report)))
     expected = read_expectations(path)
@@ -205,7 +205,7 @@ def test_every_figure_with_a_direction_is_one_of_a_report():
     assert better("utilization") is better("gps_bound_s") is better("bound_jct_s") is None
 
 
-def test_junit_has_a_case_for_each_figure_and_a_failure_for_each_miss(report):
+def test_junit_has_a_case_a_figure_and_a_failure_a_miss(report):
     figures = [
         {"policy": "fifo", "metric": "mean_jct_s", "max": 180},
         {"policy": "fifo", "metric": "mean_jct_s", "max": 170, "source": "<table> 2"},

@@ -92,7 +92,7 @@ def test_speeds_count_training_alone_on_the_gpus_of_the_time():
     assert run.jobs[0].curve == ((1, pytest.approx(100.0)), (2, pytest.approx(160.0)))
 
 
-def test_what_a_job_never_held_comes_from_others_of_its_model_and_batch():
+def test_sizes_never_held_come_from_jobs_of_model_and_batch():
     run = live(
         arrives("a", samples=1000.0),
         arrives("b", samples=1500.0, gpus=2),
@@ -128,7 +128,7 @@ def test_durations_replace_what_is_not_reported_or_guessed():
     assert (found.metrics.mean_ftf, found.metrics.sjs_efficiency) == pytest.approx((1.1, 10 / 11))
 
 
-def test_what_cannot_be_known_is_a_dash_with_its_reason_and_null_in_json():
+def test_unknown_figures_are_a_dash_with_a_reason_and_null():
     """Both jobs held two GPUs, and one of them came and went twice without a report."""
     run = live(
         arrives("a", gpus=2),
@@ -239,7 +239,7 @@ def resized(**info):
     )
 
 
-def test_each_configuration_has_its_median_and_the_prediction_at_the_jobs_own_batch():
+def test_each_configuration_has_its_median_and_prediction():
     own, larger = make_report([resized(**PROFILED)]).runs[0].step_times
     assert (own.model, own.placement, own.global_batch, own.reports) == ("linear", "2", 480, 2)
     assert (own.measured_s, own.predicted_s) == (300.0, 240.0)
@@ -248,7 +248,7 @@ def test_each_configuration_has_its_median_and_the_prediction_at_the_jobs_own_ba
     assert (larger.measured_s, larger.predicted_s, larger.error) == (120.0, None, None)
 
 
-def test_what_the_log_never_predicted_is_no_error_of_the_profile():
+def test_what_was_never_predicted_is_no_error():
     run = story(
         submit(job("a", gpus=2, batch=480), 9600.0),
         submit(job("b", gpus=2, batch=960), 9600.0),
@@ -278,7 +278,7 @@ def test_what_the_log_never_predicted_is_no_error_of_the_profile():
     assert not any("predicted times" in each for each in made.caveats)
 
 
-def test_the_table_comes_with_all_and_a_large_error_is_said_at_once():
+def test_a_large_error_of_predicted_steps_is_named_at_once():
     made = make_report([resized(**PROFILED)])
     short, full = (render(made, "table", Extras(shown=Shown(all_rows=each))) for each in (False, True))
     assert "predicted times of steps are 20 % off the measured ones" in " ".join(short.split())
@@ -343,7 +343,7 @@ def cost(*events: Event, until_s: float, spec: Any = ELASTIC, **info: Any) -> Jo
     return job_cost([first, submit(spec, 4000.0, CURVE), *events], "a", until_s)
 
 
-def test_each_second_is_trained_or_lost_to_what_is_named() -> None:
+def test_each_second_is_trained_or_lost_to_a_named_cause() -> None:
     found = cost(
         held(10.0, "start", 2),
         stepped(15.0, 1.0, "start", 5.0),  # 2 GPUs for 5 s
@@ -366,7 +366,7 @@ def test_each_second_is_trained_or_lost_to_what_is_named() -> None:
     assert found.gpu_s_per_sample == 620 / 4100
 
 
-def test_a_replay_says_what_a_change_costs_in_the_change_and_it_is_paid_on_the_new_gpus() -> None:
+def test_changes_of_replays_cost_time_on_the_new_gpus() -> None:
     found = cost(
         held(0.0, "start", 2, overhead_seconds=5.0),
         held(10.0, "grow", 4, samples_done=95.0, overhead_seconds=1.0),
@@ -378,7 +378,7 @@ def test_a_replay_says_what_a_change_costs_in_the_change_and_it_is_paid_on_the_n
     assert (found.held_gpu_s, found.trained_gpu_s) == (60.0, 46.0)
 
 
-def test_time_is_lost_once_where_a_job_falls_back_behind_where_it_was_before() -> None:
+def test_time_is_lost_once_where_a_job_falls_back_twice() -> None:
     """To 100 samples, of 1,000 s, and then to 50, of 505 s: the newer checkpoint was damaged."""
     found = cost(
         held(0.0, "start", 1),
@@ -398,7 +398,7 @@ def test_time_is_lost_once_where_a_job_falls_back_behind_where_it_was_before() -
     assert (found.trained_gpu_s, found.repeated_samples) == (505 + 1000, 100 + 150)
 
 
-def test_a_failure_costs_what_is_trained_again_and_the_attempts_that_never_trained() -> None:
+def test_failures_cost_repeated_steps_and_idle_attempts() -> None:
     found = cost(
         held(0.0, "start", 2),
         stepped(10.0, 0.0, "start", 10.0),

@@ -109,7 +109,7 @@ def two_that_scale_badly():
     return story(a, b, *ran("a", 0, 20, 4), *ran("b", 20, 30, 4))
 
 
-def test_each_reference_shares_in_its_own_way_from_the_arrival_of_a_job_on():
+def test_each_reference_shares_in_its_own_way_from_arrivals_on():
     """Fluid: a has 20 samples left at 10, both do 1.5 a second, b ends at 20 and a, with 5 left, at 22.5.
     GPS: a counts with 80 GPU seconds and b with 20. At 10 a has 40 left; on two GPUs each, b ends at 20 and
     a, with 20 left, at 25.
@@ -126,7 +126,7 @@ def test_each_reference_shares_in_its_own_way_from_the_arrival_of_a_job_on():
 
 
 @pytest.mark.parametrize(("late_s", "past"), [(2.0**-22, 0), (2.0**-18, 1)])
-def test_what_the_clock_of_a_live_run_cannot_tell_is_not_past_a_bound(late_s, past):
+def test_what_a_clock_cannot_resolve_is_not_past_a_bound(late_s, past):
     """Of times of today a float resolves 2⁻²² s."""
     start_s = 1.8e9
     events = submit(job("a"), 4.0, at=start_s), *ran("a", start_s, start_s + 4 + late_s)
@@ -216,7 +216,7 @@ def test_utility_and_completed_jobs_where_they_are_stated():
     assert found.jobs_completed_at == ((1.9, 0), (2.0, 1), (100.0, 3))
 
 
-def test_scheduled_job_scaling_efficiency_of_jobs_that_do_not_scale():
+def test_scaling_efficiency_of_jobs_that_do_not_scale():
     # a: 6 s on one GPU, 4 s on two it held: 6 / 8. b: 6 s on one GPU that it held: 6 / 6. Together 12 / 14.
     curve = ((1, 1.0), (2, 1.5))
     arrivals = submit(job("a", gpus=2), 6.0, curve), submit(job("b"), 6.0, curve)
@@ -225,7 +225,7 @@ def test_scheduled_job_scaling_efficiency_of_jobs_that_do_not_scale():
 
 
 @pytest.mark.parametrize(("simulated", "efficiency"), [(False, 4 / 6), (True, 8 / 6)])
-def test_a_live_job_that_stops_early_has_the_efficiency_of_what_it_did(simulated, efficiency):
+def test_a_live_job_that_stops_early_counts_what_it_did(simulated, efficiency):
     """It states 8 s of work on one GPU, of which it did 4 in 3 s on two; a replay knows what there was."""
     start, _ = ran("a", 0, 3, 2)
     early = Event(3, "finish", "a", 0, samples_done=4.0)
@@ -234,7 +234,7 @@ def test_a_live_job_that_stops_early_has_the_efficiency_of_what_it_did(simulated
     assert found.sjs_efficiency == pytest.approx(efficiency)
 
 
-def test_completion_is_held_against_targets_and_admissions_are_counted():
+def test_completion_is_compared_with_targets():
     targets = {"a": 3.0, "b": 9.0}
     late, early = (job(name, utility={"shape": "step", "target": at}) for name, at in targets.items())
     said = [{"admission": {"admitted": admitted}} for admitted in (True, False)]
@@ -250,7 +250,7 @@ def test_completion_is_held_against_targets_and_admissions_are_counted():
     assert [each.utility for each in run.jobs] == [0.0, 1.0, None]
 
 
-def test_the_share_of_deadlines_met_is_of_all_jobs_with_one_that_are_decided():
+def test_deadlines_met_are_a_share_of_decided_jobs():
     """Of kept, late, turned away and failed jobs, and one that is past it: 1 of 5. Not counted are one
     without a target, one cancelled before it, and two that may yet meet it, one at this moment."""
     targets = {"kept": 4.0, "late": 3.0, "turned-away": 9.0, "failed": 9.0, "past": 5.0}
@@ -365,7 +365,7 @@ def test_no_policy_passes_its_bounds(jobs):
 
 @settings(max_examples=examples(25))
 @given(traces)
-def test_with_linear_scaling_nobody_ends_later_under_ares_than_in_gps(jobs):
+def test_with_linear_scaling_ares_is_never_later_than_gps(jobs):
     found = run_metrics(replayed(jobs, "ares"))
     assert found.jobs_finished == len(jobs)
     assert found.unfair_fraction_gps == 0.0
@@ -386,7 +386,7 @@ def test_policies_on_one_trace_share_their_references(jobs):
 @pytest.mark.parametrize(
     ("record", "ranges"), [(RunMetrics, OF_RUNS), (JobFigures, OF_JOBS), (PairedJcts, OF_TESTS)]
 )
-def test_every_number_of_a_report_has_the_range_of_what_it_can_be(record, ranges):
+def test_every_number_of_a_report_has_its_range(record, ranges):
     fields = record.model_json_schema()["properties"]
     kinds = {
         name: [each.get("type") for each in field.get("anyOf", [field])] for name, field in fields.items()
@@ -430,7 +430,7 @@ def test_possible_values_pass_and_the_others_are_named():
         ({"makespan_s": -1e-6}, ("makespan_s",)),
     ],
 )
-def test_rounding_is_relative_to_large_values_and_absolute_to_small_ones(figures, wrong):
+def test_rounding_is_relative_or_absolute_by_size(figures, wrong):
     assert impossible(figures, OF_RUNS) == wrong
 
 

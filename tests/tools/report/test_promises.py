@@ -73,7 +73,7 @@ def test_where_no_deal_leaves_time_to_train_no_job_ends(lost_s: float) -> None:
     assert equal_deal_finishes(jobs, [(0.0, 4)], terms) == {}
 
 
-def test_a_job_that_takes_longer_than_all_deals_counts_as_never_ending(
+def test_a_job_longer_than_all_deals_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(equal_shares, "_MOST_DEALS", 10)
@@ -96,7 +96,7 @@ def test_each_job_is_held_against_its_own_bound(end_s: float, past: int) -> None
     assert found.worst_bound_used == pytest.approx(end_s / 100.0)
 
 
-def test_the_report_names_bound_worst_delay_and_the_jobs_past_it() -> None:
+def test_the_report_names_bound_delay_and_late_jobs() -> None:
     section = guarantee_section(make_report([late(110.0)]))
     assert section.rows == (("mine", "1.333 min", "1.5 min", "110.0", "1", "1", "only 1.5 min"),)
 
@@ -123,7 +123,7 @@ def test_the_report_names_bound_worst_delay_and_the_jobs_past_it() -> None:
         ),
     ],
 )
-def test_where_nothing_is_promised_no_job_is_past_it_and_the_report_says_why(more: dict[str, Any], why: str):
+def test_void_promises_are_explained_and_no_job_is_late(more: dict[str, Any], why: str):
     run = late(110.0)
     stated = RunInfo.model_validate(run.info.model_dump(by_alias=True) | {"rescale_cost_s": 10.0} | more)
     found = replace(run, info=stated)
@@ -133,7 +133,7 @@ def test_where_nothing_is_promised_no_job_is_past_it_and_the_report_says_why(mor
     assert why in row[-1]
 
 
-def test_jobs_come_into_play_as_limits_of_users_and_arrays_and_other_jobs_allow() -> None:
+def test_jobs_enter_as_limits_arrays_and_other_jobs_allow() -> None:
     nodes = {"nodes": ({"name": "n0", "gpus": 4},), "user_limits": {"ann": {"jobs": 1}}}
     jobs = [
         job("a", user="ann"),
@@ -152,7 +152,7 @@ def test_jobs_come_into_play_as_limits_of_users_and_arrays_and_other_jobs_allow(
     assert came_in_s(run) == {"a": 0.0, "c": 50.0, "b": 70.0, "d": 50.0, "e": 3.0, "f": 60.0}
 
 
-def test_a_job_comes_into_play_once_those_it_awaits_have_ended_as_it_needs_it() -> None:
+def test_a_job_enters_once_those_it_awaits_have_ended() -> None:
     """a finishes at 40; b fails at 20, and with it the job that needs it to finish."""
     waits = {"x": {"a": "ok"}, "y": {"b": "ok"}, "z": {"b": "any"}, "both": {"a": "any", "b": "any"}}
     run = story(
@@ -166,7 +166,7 @@ def test_a_job_comes_into_play_once_those_it_awaits_have_ended_as_it_needs_it() 
     assert came_in_s(run) == {"a": 0.0, "b": 0.0, "x": 40.0, "z": 20.0, "both": 40.0}
 
 
-def test_the_bound_of_a_run_is_that_of_the_job_that_may_be_latest() -> None:
+def test_the_bound_of_a_run_is_that_of_its_latest_job() -> None:
     """On two GPUs each a ends in the first deal, of which 80 s train, and b has 480 samples left: two more
     deals on four. In GPS they end at 40 and 180: 60 and 120 s before."""
     jobs = {"a": 80.0, "b": 640.0}

@@ -56,7 +56,7 @@ def test_a_job_from_submission_to_completion():
     assert told.steps[0].overhead_s == 1.0
 
 
-def test_shared_gpus_count_once_for_the_cluster_and_one_half_for_each_job():
+def test_shared_gpus_count_once_and_half_for_each_job():
     run = fold(
         [
             begin(),
@@ -75,7 +75,7 @@ def test_shared_gpus_count_once_for_the_cluster_and_one_half_for_each_job():
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
-def test_two_jobs_that_start_on_the_same_gpus_at_once_share_whoever_is_named_first(order):
+def test_two_jobs_share_gpus_whichever_is_named_first(order):
     place = {"a": "b", "b": "a"}
     starts = [Event(0, "start", each, 2, detail={"beside": place[each]}) for each in order]
     run = story(submit(job("a", gpus=2)), submit(job("b", gpus=2)), *starts, Event(9, "requeue", "a", 0))
@@ -101,7 +101,7 @@ def live(*jobs, at=1.8e9, began_with=()):
 
 
 @pytest.mark.parametrize("began_with", [(), (job("a"),)])
-def test_live_runs_are_paired_only_if_they_served_the_same_jobs(began_with):
+def test_live_runs_of_the_same_jobs_are_paired(began_with):
     first, again = (
         live(job("a", at=at), job("b", at=at), at=at, began_with=began_with) for at in (1.8e9, 1.9e9)
     )
@@ -112,7 +112,7 @@ def test_live_runs_are_paired_only_if_they_served_the_same_jobs(began_with):
         compare_jcts(first, other)
 
 
-def test_two_live_runs_of_a_policy_stay_two_columns_and_no_sweep():
+def test_two_live_runs_of_a_policy_stay_two_columns():
     monday = replace(live(job("a", at=1.8e9)), source="monday.jsonl")
     tuesday = replace(live(job("b", at=1.9e9), job("c", at=1.9e9), at=1.9e9), source="tuesday.jsonl")
     columns = groups(make_report([monday, tuesday]))
@@ -146,7 +146,7 @@ def test_a_prediction_that_is_none_is_left_out(odd):
     assert [tuple(each) for each in told.forecasts] == [(5.0, 0.5, 0.1, 0.9)]
 
 
-def test_predictions_come_with_progress_and_with_decisions_and_all_of_them_count():
+def test_predictions_of_progress_and_decisions_count():
     """Of a job that turns out to have 40 samples: at 10 a quarter, at 20 a half, at 30 three quarters."""
     ranges = {10.0: (0.1, 0.3), 20.0: (0.6, 0.9), 30.0: (0.75, 0.9)}
     found = [
@@ -216,7 +216,7 @@ def test_both_forms_of_file_and_their_events_fold_alike(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["progress", "admission", "observed", "beside"])
-def test_both_forms_of_file_fold_alike_where_a_key_is_spelt_with_an_escape(key, tmp_path):
+def test_files_fold_alike_where_a_key_has_an_escape(key, tmp_path):
     said = {
         "progress": {"samples_done": 5.0, "mean": 0.5, "low": 0.1, "high": 0.9},
         "admission": {"admitted": True},
@@ -240,7 +240,7 @@ def test_both_forms_of_file_fold_alike_where_a_key_is_spelt_with_an_escape(key, 
         assert replace(read_run(path), source="events") == fold(log)
 
 
-def test_jobs_that_differ_in_few_values_are_read_as_those_that_do_not(tmp_path):
+def test_jobs_that_differ_in_few_values_are_read_alike(tmp_path):
     said = [{"runs": "1-2"}, {"runs": "3-4"}, {"runs": ""}, {"curve": "x"}, {"runs": '"},"curve":[[1,2]]'}]
     specs = [
         job(f"{number}-{copy}", at=number + copy / 7, gpu_seconds=1.0 + number, labels=labels)
@@ -328,7 +328,7 @@ def test_a_log_that_does_not_name_its_run(events, problem):
         ([-(2**63), 0], np.int64),
     ],
 )
-def test_whole_numbers_stay_whole_in_the_smallest_type_that_holds_them(numbers, kind):
+def test_whole_numbers_stay_whole_in_the_smallest_type(numbers, kind):
     found = smallest_type(np.array(numbers, np.int64))
     assert (found.tolist(), found.dtype) == (numbers, kind)
 

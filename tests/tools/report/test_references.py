@@ -132,7 +132,7 @@ def test_a_usable_curve_is_the_running_maximum(rates, share):
     st.floats(0.1, 50.0),
     st.floats(0.01, 20.0),
 )
-def test_gps_gives_the_smaller_of_a_curve_and_a_line_at_any_share(rates, apart, per_gpu, share):
+def test_gps_gives_the_smaller_of_a_curve_and_a_line(rates, apart, per_gpu, share):
     curve = usable_curve(
         tuple((apart * size, rate) for size, rate in enumerate(rates, 1)), apart * len(rates)
     )
@@ -149,7 +149,7 @@ def test_demand_is_at_the_requested_size_or_the_best_below():
 
 
 @pytest.mark.parametrize("system", [fluid_finishes, gps_finishes])
-def test_lost_nodes_slow_all_jobs_down_and_without_gpus_no_job_ends(system):
+def test_lost_nodes_slow_jobs_and_without_gpus_none_ends(system):
     jobs = [entry("a", 0, 8.0)]
     assert system(jobs, ((0.0, 4), (1.0, 0), (2.0, 2))) == pytest.approx({"a": 4.0})
     assert system(jobs, ((0.0, 4), (1.0, 0))) == system([], FOUR) == {}
@@ -160,7 +160,7 @@ def test_a_curve_is_linear_between_its_sizes(gpus, rate):
     assert rate_at(((1, 10.0), (2, 18.0), (4, 30.0)), gpus) == pytest.approx(rate)
 
 
-def test_a_job_that_was_cancelled_shared_only_with_the_work_it_did():
+def test_a_cancelled_job_shared_with_the_work_it_did():
     known = submit(job("a"), 100.0), submit(job("b"), 100.0)
     cancelled = Event(3, "cancel", "a", 0, samples_done=3.0)
     run = story(*known, submit(job("c")), submit(job("d"), 5.0, ()), cancelled)
@@ -236,7 +236,7 @@ def test_fluid_sharing_agrees_with_small_steps(jobs, gpus):
 
 
 @given(curved_jobs, st.integers(1, 6), st.randoms())
-def test_the_curve_decides_not_the_order_of_equal_arrivals(jobs, gpus, random):
+def test_curves_decide_not_the_order_of_equal_arrivals(jobs, gpus, random):
     shuffled = sorted(jobs, key=lambda each: (each.arrival_s, random.random()))
     assert fluid_finishes(shuffled, ((0.0, gpus),)) == pytest.approx(fluid_finishes(jobs, ((0.0, gpus),)))
 
@@ -301,7 +301,7 @@ def test_isolated_times_at_the_best_size_and_below_one_gpu():
     )
 
 
-def test_it_depends_on_what_the_policy_did_and_the_others_do_not():
+def test_only_isolated_times_depend_on_the_policy():
     one, other = (fairness(fold(events)) for events in (first_come(), shared()))
     alike = {
         name: by_id(one[name].run, one[name].finish_s) == by_id(other[name].run, other[name].finish_s)

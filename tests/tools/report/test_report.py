@@ -244,9 +244,7 @@ def test_expected_figures_are_written_checked_and_counted(runs, tmp_path, printe
         *(({"completed_at": hours}, "--completed-at") for hours in ("", "soon", "-1", "1,,2", "inf", "nan")),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_is_read(
-    tmp_path, monkeypatch, capsys, options, problem
-):
+def test_impossible_options_are_refused_before_reading(tmp_path, monkeypatch, capsys, options, problem):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=problem):
         report(["no such run"], **options)

@@ -69,7 +69,7 @@ def stood(at_s: float, *teams: dict[str, object]) -> Event:
     return Event(at_s, "decision", detail={"teams": [{"own": 2.0, **each} for each in teams]})
 
 
-def test_what_a_team_lacked_and_borrowed_is_summed_over_the_time_for_which_it_stood_so():
+def test_what_a_team_lacked_and_borrowed_is_summed_over_time():
     """For an hour each: b lacks two GPUs, then one, then none because it holds more than it is entitled to.
     No job of a waits while it holds less than its part: it lacks nothing."""
     begun_s, hour_s = 500.0, HOUR_S
@@ -133,7 +133,7 @@ def test_a_job_that_names_no_user_counts_once():
     assert (found.jobs, found.finished, found.service_gpu_hours) == (1, 1, pytest.approx(8 / HOUR_S))
 
 
-def test_what_a_team_holds_is_borrowed_from_the_moment_its_part_is_smaller():
+def test_a_team_borrows_once_its_part_is_smaller():
     """Three of eight GPUs are a's own until a node is lost, and then one more than its half of four is."""
     lost = NodeEvent(HOUR_S, "n1", up=False)
     nodes = TEAMS.model_copy(update={"nodes": cluster(4, 4).nodes})

@@ -113,7 +113,7 @@ def test_what_is_due_before_and_after_a_decision(kind, at_s, due, due_late) -> N
         assert agenda.next_s() == (math.inf if found else at_s)
 
 
-def test_a_plan_of_a_job_replaces_the_one_before_and_goes_with_it() -> None:
+def test_a_new_plan_of_a_job_replaces_the_one_before() -> None:
     agenda = Agenda()
     for at_s in (5.0, 8.0):
         agenda.plan(at_s, FINISH, "a")
@@ -182,7 +182,7 @@ def test_a_start_and_every_later_change_have_their_cost(resume, resume_s) -> Non
 
 
 @pytest.mark.parametrize(("resume", "paid_s"), [(None, 2), (Cost(7), 7), (Cost(1), 2)])
-def test_a_resize_by_a_relaunch_costs_at_least_what_a_resume_does(resume, paid_s) -> None:
+def test_a_resize_by_a_relaunch_costs_at_least_a_resume(resume, paid_s) -> None:
     """The rescales of its model may have been measured in place."""
     policy = Told({0: {"a": 1}, 10: {"a": 2}}, again_s=[10])
     relaunched = job("a", low=1, high=2, gpu_seconds=100, resize="relaunch")

@@ -77,7 +77,7 @@ def spanning(a: float, b: float, b_model: str = "linear") -> list[Job]:
         ({0: {"a": A, "b": B}}, spanning(27, 45), QUARTER, {"a": 12, "b": 18}),
     ],
 )  # fmt: skip
-def test_jobs_that_span_nodes_slow_each_other_while_they_share_one(orders, jobs, simulated, found) -> None:
+def test_jobs_slow_each_other_on_the_nodes_that_they_share(orders, jobs, simulated, found) -> None:
     policy = Seats(orders, again_s=[time_s for time_s in orders if time_s])
     assert ends(play(policy, jobs, cluster(2, 2, 3), simulated=simulated)) == pytest.approx(found)
 
@@ -100,7 +100,7 @@ class Looks(Seats):
         return super().decide(snapshot, rng)
 
 
-def test_a_policy_sees_the_speed_that_a_job_has_from_this_moment_on() -> None:
+def test_a_policy_sees_the_speed_of_jobs_from_now_on() -> None:
     policy = Looks({0: {"a": A, "b": B}, 4: {}})
     trace = [
         job("a", gpus=3, gpu_seconds=30),

@@ -86,7 +86,7 @@ def test_a_column_is_read_as_its_rows_are(reader: str, fields: list[str]) -> Non
 
 
 @pytest.mark.parametrize("bytes_of_a_block", [1, 70, 1 << 20])
-def test_nasty_files_give_the_bytes_of_rows_read_one_by_one(
+def test_odd_files_give_the_bytes_of_rows_read_one_by_one(
     bytes_of_a_block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_CSV_BLOCK", bytes_of_a_block)
@@ -170,7 +170,7 @@ def test_an_object_stands_on_the_line_on_which_it_begins(tmp_path: Path, block: 
         ('[{"a": 1}]\n[]', "list.json:2: there is text behind the list"),
     ],
 )
-def test_what_is_no_list_of_objects_is_told_by_its_line(tmp_path: Path, content: str, message: str) -> None:
+def test_text_that_is_no_list_of_objects_is_named_by_line(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "list.json"
     path.write_text(content)
     with pytest.raises(BadInputError) as caught:
@@ -217,7 +217,7 @@ def test_rows_without_end_in_a_small_file(
     assert problem.endswith(f"; {RAISED}")
 
 
-def test_a_packed_trace_of_the_usual_density_is_read_whatever_its_size(
+def test_a_packed_trace_of_usual_density_is_read_at_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "FREE_BYTES", 0)

@@ -40,7 +40,7 @@ def workload(folder: Path, *rows: str) -> str:
     return text(folder, "workload-9.csv", WORKLOAD, *rows)
 
 
-def test_placements_keep_the_order_of_their_nodes_and_sizes_have_an_even_split(tmp_path: Path) -> None:
+def test_placements_keep_node_order_and_sizes_split_evenly(tmp_path: Path) -> None:
     result = run(tmp_path, "pollux", str(application(tmp_path / "data")))
     rows = io.read_profile(result.out / "profile.parquet").rows
     measured = {row.node_order: row for row in rows if row.node_order is not None and row.nodes > 1}
@@ -57,7 +57,7 @@ def test_placements_keep_the_order_of_their_nodes_and_sizes_have_an_even_split(t
     assert epochs[-1] == ConvergenceRow("cifar10", 4096, 1, 120.0, 790.0, None, 2.0, 60.0)
 
 
-def test_a_job_may_move_between_the_validated_batches_and_ends_by_epochs(tmp_path: Path) -> None:
+def test_pollux_jobs_have_validated_batches_and_epochs(tmp_path: Path) -> None:
     data = application(tmp_path / "data")
     workload(data / "workloads", "cifar10-1,154,cifar10,6,2048", "cifar10-0,53,cifar10,4,128")
     result = run(tmp_path, "pollux", str(data), workload="workload-9.csv")
@@ -126,7 +126,7 @@ def ones(folder: Path) -> Path:
     return folder
 
 
-def test_ones_jobs_get_the_epochs_of_the_recorded_job_of_their_kind(tmp_path: Path) -> None:
+def test_ones_jobs_get_epochs_of_the_recorded_job_of_their_kind(tmp_path: Path) -> None:
     data = ones(tmp_path / "data")
     trace = text(tmp_path, "t.csv", ONES, BERT, RESNET)
     result = run(tmp_path, "ones", str(data), workload=trace)
@@ -164,7 +164,7 @@ def test_ones_epochs_history_and_kinds(tmp_path: Path) -> None:
     assert learned_from.epochs[0][:4] == (400, 6.9, 400, 1.7)
 
 
-def test_ones_jobs_train_by_the_epochs_that_were_imported_with_them(tmp_path: Path) -> None:
+def test_ones_jobs_train_by_the_epochs_imported_with_them(tmp_path: Path) -> None:
     """Runs of one kind and batch are one entry of a convergence table: that of the first is kept."""
     data = ones(tmp_path / "data")
     text(data, "trace_dev.csv", ONES, RESNET, BERT, RESNET)
@@ -191,7 +191,7 @@ def gavel(folder: Path) -> Path:
     return folder
 
 
-def test_gavel_throughputs_count_the_batches_of_all_workers_alone_and_beside_another_job(
+def test_gavel_throughputs_count_all_workers_alone_and_in_pairs(
     tmp_path: Path,
 ) -> None:
     result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
@@ -220,7 +220,7 @@ def test_gavel_traces_come_in_two_forms(tmp_path: Path) -> None:
     assert second.work == SampleWork(samples=50.0)
 
 
-def test_shockwave_jobs_change_their_batch_at_the_epochs_of_their_mode(tmp_path: Path) -> None:
+def test_shockwave_jobs_change_their_batch_as_their_mode_says(tmp_path: Path) -> None:
     """An epoch of ResNet-18 at batch 64 has 782 steps; 20 epochs end in the middle of the second regime.
 
     Accordion's first critical epochs are ten.
@@ -268,7 +268,7 @@ def elasticflow(folder: Path) -> Path:
     return folder
 
 
-def test_elasticflow_throughputs_are_those_of_the_whole_batch_on_full_nodes(tmp_path: Path) -> None:
+def test_elasticflow_throughputs_are_of_whole_batches(tmp_path: Path) -> None:
     result = run(tmp_path, "elasticflow", str(elasticflow(tmp_path / "data")))
     rows = io.read_profile(result.out / "profile.parquet").rows
     found = [(row.gpu_type, row.placement, row.local_batch, row.step_seconds) for row in rows]
@@ -310,7 +310,7 @@ def test_elasticflow_jobs_have_iterations_or_durations_alone(tmp_path: Path) -> 
     assert result.dropped == {"asked for no GPU": 1}
 
 
-def test_what_is_wrong_in_elasticflow_data_is_told_by_file_and_line(tmp_path: Path) -> None:
+def test_wrong_elasticflow_data_is_named_by_file_and_line(tmp_path: Path) -> None:
     data = elasticflow(tmp_path / "data")
     text(data / "throughputs_A100", "vgg16.csv", "global_batch_size,1,many,3", "64,2,3,4", "0,1,,")
     path = text(

@@ -233,7 +233,7 @@ def test_slurm_output_without_sizes_says_which_column_to_add(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("delimiter", [",", "  "])
-def test_slurm_output_without_its_delimiter_says_how_to_ask_for_it(tmp_path: Path, delimiter: str) -> None:
+def test_slurm_output_without_delimiters_is_named(tmp_path: Path, delimiter: str) -> None:
     path = text(tmp_path, "sacct.txt", SACCT.replace("|", delimiter))
     (line,) = problems(tmp_path, "slurm", path)
     assert line.endswith("; fields are expected with | between them, as sacct -P writes them")

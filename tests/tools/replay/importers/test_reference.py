@@ -15,9 +15,7 @@ from pliant.tools.replay.importers.run import import_trace
 from tests.tools.replay.importers.importing import run
 
 
-def test_pollux_loses_no_measurement_and_its_jobs_run_the_epochs_of_their_application(
-    tmp_path: Path, reference_data: Path
-) -> None:
+def test_pollux_keeps_all_measurements_and_epochs(tmp_path: Path, reference_data: Path) -> None:
     data = reference_data / "pollux"
     result = run(tmp_path, "pollux", str(data), workload="workload-6.csv")
     rows = io.read_profile(result.out / "profile.parquet").rows
@@ -63,9 +61,7 @@ def test_gavel_traces_and_throughputs_name_the_same_models(tmp_path: Path, refer
     assert 0.5 < fmean(each[0] for each in found if isinstance(each, tuple)) < 0.8
 
 
-def test_elasticflow_jobs_take_on_their_gpus_what_their_trace_says(
-    tmp_path: Path, reference_data: Path
-) -> None:
+def test_elasticflow_jobs_take_what_their_trace_says(tmp_path: Path, reference_data: Path) -> None:
     """The artifact drew iterations so that throughputs and requested GPUs give the recorded duration."""
     result = run(tmp_path, "elasticflow", str(reference_data / "elasticflow"), workload="195job.csv")
     rows = io.read_profile(result.out / "profile.parquet").rows
@@ -106,9 +102,7 @@ def test_traces_too_large_to_ship_are_read_where_they_are(
     assert summary.jobs > 10_000
 
 
-def test_shockwave_jobs_change_their_batch_as_the_artifact_states(
-    tmp_path: Path, reference_data: Path
-) -> None:
+def test_shockwave_jobs_change_their_batch_as_published(tmp_path: Path, reference_data: Path) -> None:
     folder = reference_data / "shockwave"
     result = run(tmp_path, "shockwave", str(folder), workload=str(folder / "120-jobs-dynamic.trace"))
     by_mode = Counter(job.labels["mode"] for job in result.jobs)

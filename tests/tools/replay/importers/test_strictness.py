@@ -52,7 +52,7 @@ def test_malformed_rows_are_named_or_dropped_and_counted(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("count", "more"), [(5, False), (6, True)])
-def test_lenient_speaks_of_other_malformed_rows_only_where_there_are_some(
+def test_lenient_names_five_rows_and_says_where_there_are_more(
     tmp_path: Path, count: int, more: bool
 ) -> None:
     result = run(tmp_path, "tiresias", jobs(tmp_path, GOOD, *["3,1"] * count), lenient=True)
@@ -134,7 +134,7 @@ def written(jobs: list[Job], *, from_zero: bool) -> tuple[Job, ...]:
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=20))
-def test_jobs_come_out_by_time_and_otherwise_as_they_went_in(times: list[float]) -> None:
+def test_jobs_come_out_by_time_else_as_they_went_in(times: list[float]) -> None:
     jobs = [job(f"j{i}", at=at, gpus=1 + i % 3) for i, at in enumerate(times)]
     ordered = sorted(jobs, key=lambda found: found.submit_time)
     assert list(written(jobs, from_zero=False)) == ordered

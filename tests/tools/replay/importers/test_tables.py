@@ -25,7 +25,7 @@ def export(folder: Path, *rows: str) -> str:
     return text(folder, "export.csv", "jobid,QUEUED,Started,Ended,Cards,Queue", *rows)
 
 
-def test_columns_are_named_once_whatever_their_case(tmp_path: Path) -> None:
+def test_columns_are_named_in_any_case(tmp_path: Path) -> None:
     path = export(tmp_path, "a,100,160,260,4,blue", "b,150,,,1,red", "c,160,170,,1,red", "d,1,2,3,0,red")
     result = run(tmp_path, "csv", path, mapping=MAP)
     (job,) = result.jobs

@@ -86,7 +86,7 @@ def test_the_metrics_document_is_read_back(one_run, tmp_path):
     assert (found["baseline"], found["expectations"], run["ratios"], run["jobs"]) == (None,) * 4
 
 
-def test_the_metrics_document_has_ratios_jobs_and_expected_figures(report):
+def test_the_document_has_ratios_jobs_and_expected_figures(report):
     figures = [
         {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.9, "tolerance": 0.1},
         {"policy": "fifo", "metric": "mean_jct_s", "high": 100.0},
@@ -196,7 +196,7 @@ def sections(draw: st.DrawFn) -> Section:
 
 @given(sections(), widths)
 @settings(max_examples=examples(50), deadline=None)
-def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(section: Section, width: int) -> None:
+def test_no_line_is_too_wide_and_no_figure_is_broken(section: Section, width: int) -> None:
     text = drawn(section, width)
     assert all(width_of(line) <= width for line in text.splitlines())
     for row in section.rows:
@@ -211,9 +211,7 @@ shown = st.builds(Shown, st.booleans(), st.booleans(), st.booleans(), st.boolean
 
 @given(st.lists(names, min_size=1, max_size=4, unique=True), widths, shown)
 @settings(max_examples=examples(10), deadline=None)
-def test_a_report_fits_the_terminal_whatever_its_policies_are_called(
-    names: list[str], width: int, shown: Shown
-) -> None:
+def test_a_report_fits_the_terminal_with_any_names(names: list[str], width: int, shown: Shown) -> None:
     runs = [fold(first_come(policy=name), f"out/{at}.parquet") for at, name in enumerate(names)]
     report = make_report([*runs, fold(shared(), "out/ares.parquet")], baseline="ares")
     text = render(report, "table", Extras(jobs=True, shown=shown), width=width) + jct_plot(report, width)
@@ -285,7 +283,7 @@ def test_the_page_is_whole_the_same_again_and_loads_nothing(report):
     assert "pliant report x" in made[0]
 
 
-def test_the_best_value_of_a_row_is_marked_for_eyes_and_for_screen_readers(report):
+def test_the_best_value_of_a_row_is_marked_and_spoken(report):
     text = render(report, "html", Extras())
     (row,) = re.findall(r'<tr><th scope="row">jobs finished</th>.*?</tr>', text)[:1]
     assert row.count('class="best"') == 1
@@ -294,7 +292,7 @@ def test_the_best_value_of_a_row_is_marked_for_eyes_and_for_screen_readers(repor
     assert "↑ higher" in row
 
 
-def test_seeds_of_a_policy_are_one_column_with_the_interval_of_their_mean():
+def test_seeds_of_a_policy_are_a_column_with_an_interval():
     seeds = [fold(shared(seed=seed)) for seed in (0, 1)]
     last = [event for event in shared(seed=2) if event.time < 214]
     later = [*last, Event(260, "finish", "a", 0, samples_done=480.0)]
@@ -375,7 +373,7 @@ def test_too_many_changes_are_joined_and_keep_their_gpu_time():
     assert data["runs"][0]["grain"] > 0
 
 
-def test_users_and_teams_have_tables_where_jobs_state_them(report):
+def test_users_and_teams_have_tables_where_stated(report):
     specs = [job(name, user=user, labels={"team": "vision"}) for name, user in (("a", "eva"), ("b", ""))]
     events = [event for spec in specs for event in (submit(spec, 4.0), *ran(spec.id, 0, 4))]
     text = page(make_report([story(*sorted(events, key=lambda event: event.time), nodes=cluster(4))]))
@@ -397,7 +395,7 @@ def test_dates_and_hashes_are_stated_where_a_log_has_them(report):
     assert "ef" * 32 in text
 
 
-def test_a_profile_is_shown_with_its_residuals_and_a_run_of_another_is_named(report):
+def test_a_profile_has_residuals_and_other_runs_are_named(report):
     step = ProfiledStep("bert", "t4", "2", 8, 1, 0.5, 0.01, 0.0, 0.6)
     text = render(report, "html", Extras(profile=GivenProfile("p.parquet", "12" * 32, (step,))))
     assert "+20.0" in text
