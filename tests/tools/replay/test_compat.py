@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -30,6 +30,7 @@ from pliant.tools.replay.compat import (
     whole_second_end,
 )
 from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.running import RoundTimes
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
@@ -37,15 +38,14 @@ from pliant.tools.replay.inputs import inputs as checked
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress import ProgressModel, Segment
 from pliant.tools.replay.run import Run, prepared, replay
-from pliant.tools.schedule.jobs import NodeGpus
+from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.policies.tiresias import Tiresias
-from pliant.tools.schedule.policy import Decision, Policy, Target
-from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.policy import Target
 from tests.builders import cluster, job, mixed_cluster
 from tests.tools.replay.importers.importing import pollux_inputs
-from tests.tools.replay.world import ends, given, play, story
+from tests.tools.replay.world import Seats, Told, ends, given, play, story
 
 
 def test_presets_are_off_by_default_and_need_their_inputs():
@@ -90,15 +90,8 @@ def test_jobs_are_in_the_order_of_the_file():
     rows = [job("b", at=5, labels={"row": "2"}), job("a", at=5, labels={"row": "10"}), job("c", at=1)]
     assert [each.id for each in sorted(rows, key=file_order)] == ["b", "a", "c"]
     jobs = [job("a", labels={"row": "2"}, gpu_seconds=30), job("b", labels={"row": "1"}, gpu_seconds=30)]
-    told = story(
-        play(
-            Tiresias(),
-            jobs,
-            cluster(1),
-            simulated=SimulatedCluster(quirks=Quirks(order=file_order)),
-            interval_s=10,
-        )
-    )
+    simulated = SimulatedCluster(quirks=Quirks(order=file_order))
+    told = story(play(Tiresias(), jobs, cluster(1), simulated=simulated, interval_s=10))
     assert [name for _, name, event, _ in told if event == "start"] == ["b", "a"]
 
 
@@ -209,57 +202,33 @@ def test_an_end_rounded_down_to_a_round_is_over_in_the_next():
     assert trajectory.samples_done(0.0, 61.0) == pytest.approx(61.4)
 
 
-# Changes of the batch alone.
-
-
-if TYPE_CHECKING:
-    import numpy as np
-
 BATCH = {"size": 32, "min": 32, "max": 64}
 
 
-class Rebatches(Policy):
-    """Starts its job at once and doubles its batch at a given time."""
+class Rebatches(Told):
+    """``orders[time]`` are the batches of jobs on one GPU."""
 
     name: ClassVar[str] = "rebatches"
     elasticity: ClassVar[Elasticity] = "size+batch"
 
-    def __init__(self, at_s: float) -> None:
-        self.at_s = at_s
-
-    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        batch = 64 if snapshot.time_s >= self.at_s else 32
-        return Decision({name: Target(1, None, batch) for name in snapshot.jobs}, ask_again_s=self.at_s)
+    def target(self, order: int, job: JobState) -> Target:
+        return Target(1, None, order)
 
 
-@pytest.mark.parametrize(("free", "end_s"), [(True, 5 + 100), (False, 5 + 100 + 5)])
-def test_another_batch_costs_a_rescale_unless_it_is_free(free: bool, end_s: float) -> None:
+def doubles_batch(at_s: float, *, free: bool = True) -> Engine:
+    """A job of 100 GPU-seconds, with twice the batch from this time on; starts and rescales cost 5 s."""
+    policy = Rebatches({0: {"a": 32}, at_s: {"a": 64}}, again_s=[at_s])
     simulated = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_rebatch=free))
     trace = [job("a", elastic="size+batch", batch=BATCH, gpu_seconds=100)]
-    assert ends(play(Rebatches(50), trace, cluster(1), simulated=simulated)) == {"a": end_s}
+    return play(policy, trace, cluster(1), simulated=simulated)
 
 
-def test_a_free_change_still_waits_for_the_start_to_be_paid() -> None:
-    simulated = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_rebatch=True))
-    trace = [job("a", elastic="size+batch", batch=BATCH, gpu_seconds=100)]
-    engine = play(Rebatches(2), trace, cluster(1), simulated=simulated)
-    assert ends(engine) == {"a": 5 + 100}
-    assert [event.overhead_seconds for event in engine.log.events() if event.overhead_seconds] == [2, 3]
-
-
-class Moves(Policy):
-    """Starts its job at once on given nodes, and moves it to others at 50 s."""
-
-    name: ClassVar[str] = "moves"
-    elasticity: ClassVar[Elasticity] = "size"
-
-    def __init__(self, first: NodeGpus, then: NodeGpus) -> None:
-        self.places = first, then
-
-    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        place = self.places[snapshot.time_s >= 50]
-        gpus = sum(count for _, count in place)
-        return Decision({name: Target(gpus, None, None, place) for name in snapshot.jobs}, ask_again_s=50)
+def test_another_batch_costs_a_rescale_unless_it_is_free() -> None:
+    assert ends(doubles_batch(50)) == {"a": 5 + 100}
+    assert ends(doubles_batch(50, free=False)) == {"a": 5 + 100 + 5}
+    early = doubles_batch(2)  # the start still has to be paid
+    assert ends(early) == {"a": 5 + 100}
+    assert [event.overhead_seconds for event in early.log.events() if event.overhead_seconds] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +246,8 @@ def test_a_move_costs_a_rescale_unless_it_is_free(first: NodeGpus, then: NodeGpu
     nodes = mixed_cluster(x=(2, 2), y=(2,))
     trace = [job("a", gpus=1, low=1, high=2, gpu_seconds=200)]
     rescaled = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_moves=True))
-    engine = play(Moves(first, then), trace, nodes, simulated=rescaled)
+    policy = Seats({0: {"a": first}, 50: {"a": then}}, again_s=[50])
+    engine = play(policy, trace, nodes, simulated=rescaled)
     slower = 2 if sum(count for _, count in then) == 1 else 1
     assert ends(engine) == {"a": 50 + cost_s + 55 * slower}
 

@@ -165,11 +165,8 @@ def test_a_model_profiled_on_one_type_waits_for_it(policy: str) -> None:
 def test_each_trains_at_the_speed_of_its_type(policy: str) -> None:
     done = replayed(policy, of("a", 1, 10), of("b", 1, 5), of("c", 4, 10, at=1))
     starts, ends = told(done, "start"), told(done, "finish")
-    assert [(types(starts[i]), starts[i].time, ends[i].time) for i in "abc"] == [
-        ({"fast"}, 0, 20),
-        ({"fast"}, 0, 10),
-        ({"slow"}, 1, 11),
-    ]
+    found = [(types(starts[i]), starts[i].time, ends[i].time) for i in "abc"]
+    assert found == [({"fast"}, 0, 20), ({"fast"}, 0, 10), ({"slow"}, 1, 11)]
 
 
 @pytest.mark.parametrize("policy", ALL)

@@ -178,11 +178,7 @@ def test_work_that_is_unknown_or_has_no_speed_is_refused() -> None:
 
 
 def test_a_tiny_replay_is_what_it_was() -> None:
-    """If a change is meant: ``python -m tests.tools.replay.test_run`` writes the file again."""
-    assert golden_text() == GOLDEN.read_text()
-
-
-def golden_text() -> str:
+    """If a change is meant, PLIANT_WRITE_GOLDEN=1 in the environment writes the file again."""
     failures = (NodeEvent(80, "n1", up=False), NodeEvent(200, "n1", up=True))
     simulated = SimulatedCluster(Cost(4), Cost(6), node_events=failures)
     trace = (*TRACE, job("e", at=30, gpus=2, gpu_seconds=300))
@@ -190,7 +186,10 @@ def golden_text() -> str:
     lines = done.log.json_lines().decode().splitlines(keepends=True)
     info = json.loads(lines[1])
     info["detail"]["pliant_version"] = "X"
-    return "".join([lines[0], json.dumps(info) + "\n", *lines[2:]])
+    found = "".join([lines[0], json.dumps(info) + "\n", *lines[2:]])
+    if os.environ.get("PLIANT_WRITE_GOLDEN"):
+        GOLDEN.write_text(found)
+    assert found == GOLDEN.read_text()
 
 
 @pytest.fixture
@@ -212,9 +211,8 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_workers_write_the_same_bytes(sources: Sources, tmp_path: Path) -> None:
     told: list[tuple[int, int | None]] = []
     replay_all(sources, tasks(tmp_path / "one", "fifo", "las"))
-    replay_all(
-        sources, tasks(tmp_path / "two", "fifo", "las"), workers=2, advance=lambda *at: told.append(at)
-    )
+    two = tasks(tmp_path / "two", "fifo", "las")
+    replay_all(sources, two, workers=2, advance=lambda *at: told.append(at))
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert told == [(4, 8), (8, 8)]
 
@@ -291,22 +289,9 @@ def test_files_and_parameters_are_told_apart_by_policy() -> None:
         parameters_by_policy(both, ["las.x=1"])
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("traces/philly-t0.jsonl", "philly-t0"),
-        ("w6/jobs.jsonl", "w6"),
-        ("jobs.jsonl", "jobs"),
-        ("/jobs.jsonl", "jobs"),
-        ("-", None),
-    ],
-)
-def test_a_trace_is_called_after_its_file(path, name):
-    assert trace_name(path) == name
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text(golden_text())
+def test_a_trace_is_called_after_its_file() -> None:
+    paths = ("traces/philly-t0.jsonl", "w6/jobs.jsonl", "jobs.jsonl", "/jobs.jsonl", "-")
+    assert [trace_name(path) for path in paths] == ["philly-t0", "w6", "jobs", "jobs", None]
 
 
 @pytest.mark.parametrize(("record", "declared"), [(SweepRecipe, Conditions), (SweepTask, ReplayOptions)])

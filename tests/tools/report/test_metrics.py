@@ -261,9 +261,7 @@ def test_deadlines_met_are_a_share_of_decided_jobs():
     run = story(
         *(submit(each, 4.0) for each in (*stated.values(), job("none"))),
         Event(0, "reject", "turned-away", 0, detail={"reason": "too late"}),
-        *ran("kept", 0, 4),
-        *ran("late", 0, 4),
-        *ran("none", 0, 4),
+        *(event for name in ("kept", "late", "none") for event in ran(name, 0, 4)),
         Event(5, "fail", "failed", 0, detail={"reason": "exit code 1", "final": True}),
         Event(6, "cancel", "cancelled", 0),
     )
@@ -271,14 +269,8 @@ def test_deadlines_met_are_a_share_of_decided_jobs():
     assert (outcomes["failed"], outcomes["cancelled"]) == ("failed", "cancelled")
     assert run_metrics(run).deadlines_met == pytest.approx(1 / 5)
     worth = {each.id: each.utility for each in run.jobs}
-    assert worth == {
-        "kept": 1.0,
-        "late": 0.0,
-        "turned-away": 0.0,
-        "failed": 0.0,
-        "cancelled": 0.0,
-        **dict.fromkeys(("past", "open", "due", "none")),
-    }
+    ended = dict.fromkeys(("late", "turned-away", "failed", "cancelled"), 0.0)
+    assert worth == {"kept": 1.0, **ended, **dict.fromkeys(("past", "open", "due", "none"))}
     assert run_metrics(one_by_one()).deadlines_met is None
 
 

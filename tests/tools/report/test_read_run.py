@@ -45,11 +45,8 @@ def test_a_job_from_submission_to_completion():
     told = run.jobs[0]
     assert (told.submit_s, told.end_s, told.outcome, told.jct_s) == (0.0, 13.0, "finished", 13.0)
     assert (*run.jobs.first_start_s, *run.jobs.queueing_delay_s) == (3.0, 3.0)
-    assert [(start, end, step.gpus) for start, end, step in told.held(99)] == [
-        (3, 6, 2),
-        (6, 7, 4),
-        (9, 13, 1),
-    ]
+    held = [(start, end, step.gpus) for start, end, step in told.held(99)]
+    assert held == [(3, 6, 2), (6, 7, 4), (9, 13, 1)]
     assert run.jobs.gpu_seconds(99).tolist() == [3 * 2 + 1 * 4 + 4 * 1]
     assert (told.preemptions, told.samples_done) == (1, 20.0)
     assert [int(run.jobs.rescales_until(time_s)[0]) for time_s in (5, 6)] == [0, 1]
@@ -57,17 +54,9 @@ def test_a_job_from_submission_to_completion():
 
 
 def test_shared_gpus_count_once_and_half_for_each_job():
-    run = fold(
-        [
-            begin(),
-            submit(job("a", gpus=2)),
-            submit(job("b", gpus=2)),
-            Event(0, "start", "a", 2),
-            Event(10, "start", "b", 2, detail={"beside": "a"}),
-            Event(16, "finish", "a", 0),
-            Event(20, "finish", "b", 0),
-        ]
-    )
+    starts = Event(0, "start", "a", 2), Event(10, "start", "b", 2, detail={"beside": "a"})
+    arrivals = [submit(job(name, gpus=2)) for name in "ab"]
+    run = story(*arrivals, *starts, Event(16, "finish", "a", 0), Event(20, "finish", "b", 0))
     assert run.jobs.gpu_seconds(99).tolist() == [10 * 2 + 6, 6 + 4 * 2]
     assert gpu_usage(run).held.tolist() == [2, 2, 2, 0]
     assert run.jobs.rescales_until(99).tolist() == [0, 0]

@@ -235,12 +235,6 @@ def test_fluid_sharing_agrees_with_small_steps(jobs, gpus):
     assert found == pytest.approx(stepped, abs=slack)
 
 
-@given(curved_jobs, st.integers(1, 6), st.randoms())
-def test_curves_decide_not_the_order_of_equal_arrivals(jobs, gpus, random):
-    shuffled = sorted(jobs, key=lambda each: (each.arrival_s, random.random()))
-    assert fluid_finishes(shuffled, ((0.0, gpus),)) == pytest.approx(fluid_finishes(jobs, ((0.0, gpus),)))
-
-
 @given(curved_jobs, st.integers(1, 6))
 def test_one_more_gpu_lets_no_job_finish_later(jobs, gpus):
     few, more = (fluid_finishes(jobs, ((0.0, count),)) for count in (gpus, gpus + 1))

@@ -37,6 +37,11 @@ from tests.builders import cluster, curves, job
 from tests.tools.replay.world import Seats, Told, ends, play, story
 
 
+def timeline(engine: Engine) -> str:
+    """Time, job, event and GPUs of all events but submissions."""
+    return ", ".join(f"{time_s:g} {job_id} {event} {gpus}" for time_s, job_id, event, gpus in story(engine))
+
+
 def reasons(engine: Engine) -> dict[str, str]:
     return {left.job: left.reason for left in unfinished(engine.session, stands_still=engine.stands_still)}
 
@@ -48,12 +53,7 @@ def overheads(engine: Engine) -> list[tuple[str | None, str, float]]:
 def test_gangs_wait_in_turn_whatever_the_order_of_the_trace() -> None:
     first, second = job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)
     engine = play(Fifo(), [first, second], cluster(2))
-    assert story(engine) == [
-        (0, "a", "start", 2),
-        (10, "a", "finish", 0),
-        (10, "b", "start", 2),
-        (25, "b", "finish", 0),
-    ]
+    assert timeline(engine) == "0 a start 2, 10 a finish 0, 10 b start 2, 25 b finish 0"
     trace = [job(i, gpu_seconds=10) for i in "abc"]
     engine = play(Fifo(), trace, cluster(1))
     assert ends(engine) == {"a": 10, "b": 20, "c": 30}
@@ -131,18 +131,10 @@ def test_figure_4_of_ares_through_the_engine() -> None:
         job("3", at=2, low=1, high=6, gpu_seconds=12, model="flat"),
     ]
     engine = play(Ares(alpha=0.75), trace, cluster(6), curves(flat={1: 1.0, 4: 4.0, 6: 4.4}))
-    assert story(engine) == [
-        (0, "1", "start", 4),
-        (0, "2", "start", 2),
-        (2, "2", "preempt", 0),
-        (2, "3", "start", 2),
-        (3, "1", "finish", 0),
-        (3, "3", "grow", 4),
-        (3, "2", "resume", 2),
-        (5.5, "3", "finish", 0),
-        (5.5, "2", "grow", 6),
-        (9, "2", "finish", 0),
-    ]
+    assert timeline(engine) == (
+        "0 1 start 4, 0 2 start 2, 2 2 preempt 0, 2 3 start 2, 3 1 finish 0, 3 3 grow 4, "
+        "3 2 resume 2, 5.5 3 finish 0, 5.5 2 grow 6, 9 2 finish 0"
+    )
 
 
 def test_rounds_keep_time_and_wishes_are_met() -> None:
@@ -222,13 +214,8 @@ def test_jobs_fall_back_to_checkpoints_of_their_own_time() -> None:
         simulated=SimulatedCluster(rescale_cost=Cost(5), node_events=failures),
     )
     # Checkpoints at 60 and 120 s: 30 s of work are lost, 180 s are left.
-    assert story(engine) == [
-        (0, "a", "start", 1),
-        (150, "", "node_down", 0),
-        (150, "a", "requeue", 0),
-        (150, "a", "resume", 1),
-        (150 + 5 + 180, "a", "finish", 0),
-    ]
+    events = "0 a start 1, 150  node_down 0, 150 a requeue 0, 150 a resume 1, 335 a finish 0"
+    assert timeline(engine) == events
     failures = (NodeEvent(115, "n0", up=False),)
     simulated = SimulatedCluster(progress=lambda: SlowerFrom(100, 0.1), node_events=failures)
     engine = play(Fifo(), [job("a", gpu_seconds=200)], cluster(1), simulated=simulated)

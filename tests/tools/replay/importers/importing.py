@@ -40,6 +40,11 @@ class Result:
     def dropped(self) -> dict[str, int]:
         return dict(self.summary.dropped)
 
+    @property
+    def drops(self) -> str:
+        """Of each reason, in the order of the alphabet, how many rows were dropped for it."""
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
+
 
 def text(folder: Path, name: str, *lines: str) -> str:
     """A file of lines; returns its path."""
@@ -68,6 +73,16 @@ def problems(tmp_path: Path, kind: str, *paths: str, **more: Any) -> list[str]:
     assert not out.exists()
     assert not folder.exists()
     return [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
+
+
+def labels(trace: str, stated: str) -> dict[str, str]:
+    """``"status=FAILED nodes=2"`` as the labels of a job of a trace."""
+    return {"trace": trace, **dict(pair.split("=", 1) for pair in stated.split())}
+
+
+def facts(job: Job) -> tuple[str, float, int, float]:
+    """Id, time of submission, GPUs and GPU-seconds."""
+    return job.id, job.submit_time, job.gpus.requested, gpu_seconds(job)
 
 
 def gpu_seconds(job: Job) -> float:

@@ -10,8 +10,7 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,7 +39,6 @@ from pliant.tools.replay.importers.run import import_trace
 from pliant.tools.replay.recorded import plain_seconds
 from tests.strategies import json_objects
 from tests.tools.replay.importers.importing import TIRESIAS, problems, run, text
-from tests.tools.replay.importers.nasty import outcomes, traces
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "importers" / "csv"
 """Quotes, line breaks, ids that are there twice, other alphabets, values and rows of all forms."""
@@ -240,12 +238,71 @@ def test_texts_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 SECONDS = st.floats(0, 1e17) | st.floats(0, 1e5) | st.integers(0, 10**6).map(lambda ms: ms / 2000)
 
 
-@pytest.mark.parametrize("seed", range(20, 30))
-def test_small_blocks_give_what_a_whole_file_gives(seed: int, tmp_path: Path) -> None:
-    for trace in traces(tmp_path, [seed]):
-        small = replace(trace, bytes_of_a_block=300, in_memory=100)
-        whole = replace(trace, bytes_of_a_block=1 << 21, in_memory=1 << 25)
-        assert outcomes(small) == outcomes(whole)
+SACCT = (
+    "JobID|State|Submit|Start|ElapsedRaw|AllocTRES|Priority|JobName",
+    "7|NODE_FAIL|100|1000|100|gres/gpu=2|5|a b",
+    "7.batch|NODE_FAIL||1000|100|gres/gpu=2||",
+    '8|COMPLETED|90|1500|60|gres/gpu:a100=1,gres/gpu=1|n/a|say "hi',
+    "9|RUNNING|95|None|0||nUll|",
+    "7|COMPLETED|1200|1300|60|gres/gpu=4|5|x",
+    "10|COMPLETED|1e999|1500|60|gres/gpu=1|5|x",
+    "11|COMPLETED|50",
+    "",
+    "8|COMPLETED|40|2017-10-09 07:01:55|60|gres/gpu=1|\u0663|\u00e9t\u00e9",
+)
+SWF = (
+    "; Version: 2.2",
+    "1 60 5 60 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "  ",
+    "2\t10 5 x 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "3 5 0 9 -1 -1 -1 8 -1 -1 0 3 2 -1 1 -1 -1 -1\x0c",
+    "4 1 2 3",
+    "1  0 5 60 4 -1 -1 8 120 -1 5 3 2 -1 1 -1 -1 -1",
+)
+CSV = (
+    "timestamp,duration,num_gpus",
+    *(f"2017-10-09 07:0{n}:55,{9 - n},{n % 3}" for n in range(9)),
+    "x,1,1",
+    "1",
+)
+ATTEMPT = {
+    "start_time": "2017-10-09 07:00:00",
+    "end_time": "2017-10-09 08:00:00",
+    "detail": [{"gpus": ["gpu0"]}],
+}
+JOBS = [
+    {
+        "jobid": f"j{n % 3}",
+        "submitted_time": f"2017-10-09 06:0{9 - n}:00",
+        "attempts": attempts,
+        "vc": "\u00e9",
+    }
+    for n, attempts in enumerate(([ATTEMPT], [], [ATTEMPT, ATTEMPT], [7], [ATTEMPT], None, [ATTEMPT]))
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [("slurm", SACCT), ("swf", SWF), ("philly", CSV), ("philly", [json.dumps(JOBS, indent=1)])],
+)
+@pytest.mark.parametrize("lenient", [False, True])
+def test_small_blocks_give_what_a_whole_file_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, lines: Sequence[str], lenient: bool
+) -> None:
+    """Odd rows among good ones, out of order, ids that are there twice, and the runs of one job apart."""
+    path, out, outcomes = text(tmp_path, "log", *lines), tmp_path / "out", set[str]()
+    for block, in_memory in ((1 << 21, 1 << 25), (1, 100), (70, 3000), (300, 100)):
+        monkeypatch.setattr(reading, "_CSV_BLOCK", block)
+        monkeypatch.setattr(reading, "_RECORDS", max(1, block // 70))
+        monkeypatch.setattr(importing, "_IN_MEMORY", in_memory)
+        try:
+            summary = import_trace(kind, [path], str(out), lenient=lenient)
+        except BadInputError as error:
+            outcomes.add(str(error))
+        else:
+            outcomes.add("\n".join((*summary.lines(), out.read_text())))
+    assert len(outcomes) == 1
+    assert out.exists() is lenient
 
 
 @given(st.lists(SECONDS | st.sampled_from([-0.0, 1e-4, 9e-5, 1e10, 1e15, 5e-324]), max_size=6))

@@ -77,43 +77,33 @@ def test_numbers_that_are_none(tmp_path: Path, field: str) -> None:
 
 
 def test_times_with_zones_are_what_they_say(tmp_path: Path) -> None:
-    rows = [
-        f"{name},u,v,1,4,1,COMPLETED,{at},2020-04-04 12:00:00,2020-04-04 13:00:00,60,0"
-        for name, at in (
-            ("a", "2020-04-04 10:00:00"),
-            ("b", "2020-04-04T12:30:00+02:00"),
-            ("c", "2020-04-04T11:00:00Z"),
-        )
-    ]
+    times = {"a": "2020-04-04 10:00:00", "b": "2020-04-04T12:30:00+02:00", "c": "2020-04-04T11:00:00Z"}
+    row = "{},u,v,1,4,1,COMPLETED,{},2020-04-04 12:00:00,2020-04-04 13:00:00,60,0"
+    rows = [row.format(*each) for each in times.items()]
     result = run(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, *rows))
     assert [(job.id, job.submit_time) for job in result.jobs] == [("a", 0.0), ("b", 1800.0), ("c", 3600.0)]
+
+
+ATTEMPT = {
+    "start_time": "2017-10-09 07:00:00",
+    "end_time": "2017-10-09 08:00:00",
+    "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}],
+}
+
+
+def philly(folder: Path, **fields: object) -> str:
+    entry = {"jobid": "j", "submitted_time": "2017-10-09 06:00:00", "attempts": [ATTEMPT], **fields}
+    return text(folder, "log", json.dumps([entry]))
 
 
 def test_attempts_and_pods_that_end_before_they_begin(tmp_path: Path) -> None:
     path = text(tmp_path, "pods.csv", PODS, POD, POD.replace("400", "150"), POD.replace("400", "200"))
     result = run(tmp_path, "alibaba-v2023", path)
     assert result.dropped == {"ended before they started": 1, "ran for no time": 1}
-    good = {
-        "start_time": "2017-10-09 07:00:00",
-        "end_time": "2017-10-09 08:00:00",
-        "detail": [{"gpus": ["gpu0"]}],
-    }
-    back = {**good, "end_time": "2017-10-09 06:59:00"}
-    result = run(tmp_path, "philly", philly(tmp_path, attempts=[good, back]))
-    assert gpu_seconds(result.jobs[0]) == 3600.0
+    back = {**ATTEMPT, "end_time": "2017-10-09 06:59:00"}
+    result = run(tmp_path, "philly", philly(tmp_path, attempts=[ATTEMPT, back]))
+    assert gpu_seconds(result.jobs[0]) == 2 * 3600.0
     assert result.summary.assumptions["an attempt that ended before it started took no time"] == 1
-
-
-def philly(folder: Path, **fields: object) -> str:
-    attempt = {
-        "start_time": "2017-10-09 07:00:00",
-        "end_time": "2017-10-09 08:00:00",
-        "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}],
-    }
-    entry = {"jobid": "j", "submitted_time": "2017-10-09 06:00:00", "attempts": [attempt], **fields}
-    path = folder / "log"
-    path.write_text(json.dumps([entry]))
-    return str(path)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from pliant.tools.replay.importers.conversion import ImportSummary
 from pliant.tools.replay.importers.formats.swf import lines
 from pliant.tools.replay.importers.run import Selection, import_trace
 from pliant.tools.replay.recorded import PastRun, runs_of
-from tests.tools.replay.importers.importing import gpu_seconds, problems, run, text
+from tests.tools.replay.importers.importing import facts, gpu_seconds, labels, problems, run, text
 
 MAP = "id=JobID,submit=Queued,start=Started,end=Ended,gpus=Cards,vc=Queue"
 
@@ -29,35 +29,18 @@ def test_columns_are_named_in_any_case(tmp_path: Path) -> None:
     path = export(tmp_path, "a,100,160,260,4,blue", "b,150,,,1,red", "c,160,170,,1,red", "d,1,2,3,0,red")
     result = run(tmp_path, "csv", path, mapping=MAP)
     (job,) = result.jobs
-    assert (job.id, job.submit_time, job.gpus.requested, gpu_seconds(job)) == ("a", 0.0, 4, 400.0)
+    assert facts(job) == ("a", 0.0, 4, 400.0)
     assert job.labels == {"trace": "csv", "vc": "blue", "runs": "60-160"}
-    assert result.dropped == {
-        "never started": 1,
-        "had not finished when the trace ended": 1,
-        "asked for no GPU": 1,
-    }
+    assert result.drops == "1 asked for no GPU, 1 had not finished when the trace ended, 1 never started"
 
 
 def test_units_zone_and_words_for_priorities_are_kept_in_a_file(tmp_path: Path) -> None:
     """12:00 in Shanghai is 04:00 UTC; waits and durations are minutes."""
-    mapping = text(
-        tmp_path,
-        "mine.toml",
-        'unit = "min"',
-        'zone = "Asia/Shanghai"',
-        'delimiter = ";"',
-        "[columns]",
-        'id = "n"',
-        'submit = "at"',
-        'wait = "w"',
-        'duration = "d"',
-        'gpus = "g"',
-        'workers = "k"',
-        'priority = "class"',
-        'model = "net"',
-        "[priorities]",
-        "gold = 2",
-    )
+    columns = {"id": "n", "submit": "at", "wait": "w", "duration": "d", "gpus": "g", "workers": "k"}
+    columns |= {"priority": "class", "model": "net"}
+    lines = (f'{field} = "{column}"' for field, column in columns.items())
+    whole = ('unit = "min"', 'zone = "Asia/Shanghai"', 'delimiter = ";"')
+    mapping = text(tmp_path, "m.toml", *whole, "[columns]", *lines, "[priorities]", "gold = 2")
     rows = ("a;2020-04-04 12:00:00;1;2;4;2;gold;vgg", "b;2020-04-04T04:30:00Z;0;1;1;1;;")
     path = text(tmp_path, "jobs.csv", "n;at;w;d;g;k;class;net", *rows)
     first, second = run(tmp_path, "csv", path, mapping=mapping).jobs
@@ -96,32 +79,20 @@ def test_a_mapping_is_for_csv_and_csv_needs_one(tmp_path: Path) -> None:
 
 def test_spot_jobs_and_words_for_priorities(tmp_path: Path) -> None:
     names = "job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type"
-    jobs = text(
-        tmp_path, "job_info_df.csv", names, "a,org1,A100,8,4,3,7,50,HP", "b,org2,H800,8,1,1,9,10,Spot"
-    )
-    nodes = text(
-        tmp_path,
-        "node_info_df.csv",
-        "node_name,gpu_model,gpu_capacity_num,cpu_num",
-        "n1,A100,8,96",
-        "n2,,0,96",
-    )
+    rows = "a,org1,A100,8,4,3,7,50,HP", "b,org2,H800,8,1,1,9,10,Spot"
+    jobs = text(tmp_path, "job_info_df.csv", names, *rows)
+    machines = "node_name,gpu_model,gpu_capacity_num,cpu_num", "n1,A100,8,96", "n2,,0,96"
+    nodes = text(tmp_path, "node_info_df.csv", *machines)
     cluster = tmp_path / "cluster.json"
     result = run(tmp_path, "alibaba-spot", jobs, nodes, cluster_out=str(cluster))
     first, second = result.jobs
     assert (first.submit_time, first.gpus.requested, gpu_seconds(first)) == (7.0, 12, 600.0)
-    assert [(job.team, job.priority, job.labels["class"]) for job in (first, second)] == [
-        ("org1", 1.0, "HP"),
-        ("org2", 0.0, "Spot"),
-    ]
+    classes = [(job.team, job.priority, job.labels["class"]) for job in (first, second)]
+    assert classes == [("org1", 1.0, "HP"), ("org2", 0.0, "Spot")]
     (node,) = io.read_cluster(cluster).nodes
     assert (node.name, node.gpus, node.gpu_type, node.cpus) == ("n1", 8, "A100", 96.0)
-    mapping = text(
-        tmp_path,
-        "m.toml",
-        'columns = { id = "n", submit = "t", duration = "d", gpus = "g", priority = "p" }',
-        "priorities = { gold = 2 }",
-    )
+    columns = 'columns = { id = "n", submit = "t", duration = "d", gpus = "g", priority = "p" }'
+    mapping = text(tmp_path, "m.toml", columns, "priorities = { gold = 2 }")
     path = text(tmp_path, "jobs.csv", "n,t,d,g,p", "a,0,1,1,tin")
     assert problems(tmp_path, "csv", path, mapping=mapping) == [
         "jobs.csv:2: /priority: 'tin', expected one of gold"
@@ -137,14 +108,7 @@ def test_swf_lines_are_jobs_and_round_trip(tmp_path: Path) -> None:
     result = run(tmp_path, "swf", path)
     (job,) = result.jobs
     assert (job.submit_time, job.gpus.requested, gpu_seconds(job), job.user) == (10.0, 4, 240.0, "u3")
-    assert job.labels == {
-        "trace": "swf",
-        "status": "COMPLETED",
-        "queue": "1",
-        "group": "2",
-        "time_limit": "120",
-        "runs": "5-65",
-    }
+    assert job.labels == labels("swf", "status=COMPLETED queue=1 group=2 time_limit=120 runs=5-65")
     assert result.dropped == {"never started": 1, "asked for no processor": 1}
     short = text(tmp_path, "short.swf", "1 2 3")
     assert problems(tmp_path, "swf", short) == ["short.swf:1: has 3 fields separated by blanks, expected 18"]
