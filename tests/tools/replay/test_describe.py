@@ -10,6 +10,7 @@ from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_jobs
 from pliant.schemas.job import Job
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.replay.batch import Task, offered_load, overload, replay_all
 from pliant.tools.replay.describe import cluster_for, describe, warning
 from pliant.tools.replay.inputs import Inputs, Sources, inputs
@@ -104,6 +105,9 @@ def test_work_beyond_the_capacity_is_overload():
     assert overload(stream(41, 20.0)) is None
     too_large = stream(41, 10.0, gpus=11)
     assert offered_load(too_large) is None
+    jobs = [job(f"j{n}", at=n * 10.0, gpus=2, work={"epochs": 2.0, "dataset_size": 100}) for n in range(41)]
+    found = Inputs((job("unknown"), *jobs), cluster(10), None, CurveThroughput())
+    assert offered_load(found) == pytest.approx(41 * 200 / 4000), "epochs count, unknown work does not"
 
 
 @pytest.mark.parametrize("few", [stream(10, 1.0), stream(41, 0.0), stream(41, 2.0), stream(0, 1.0)])

@@ -19,19 +19,11 @@ from typer.testing import CliRunner
 from pliant.cli.common import command
 from pliant.cli.main import app
 from pliant.cli.replay import replay as replay_command
+from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import limits
 from pliant.schemas.file_io.record import Record
-from pliant.schemas.io import (
-    profile_hash,
-    profile_to_columns,
-    read_events,
-    read_job_table,
-    write_cluster,
-    write_jobs,
-    write_profile,
-)
 from pliant.schemas.job import trace_hash
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.runinfo import PromisedBounds, RunInfo, SubmitDetail
@@ -73,9 +65,9 @@ FORMS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "ares"])
 def test_jobs_of_one_form_are_replayed_as_each_alone(policy: str, tmp_path: Path) -> None:
     jobs = [job(f"j{n}", at=n * 7.5, **form) for n, form in enumerate(FORMS * 3)]
-    write_jobs(jobs, tmp_path / "jobs.jsonl")
+    io.write_jobs(jobs, tmp_path / "jobs.jsonl")
     nodes = Cluster(nodes=tuple(node.model_copy(update={"cpus": 8}) for node in cluster(4, 2).expanded()))
-    table = read_job_table(tmp_path / "jobs.jsonl")
+    table = io.read_job_table(tmp_path / "jobs.jsonl")
     assert len(set(table.kind)) < len(jobs)
     found = [replay(inputs(each, nodes), Run(policy)).log.json_lines() for each in (table, tuple(jobs))]
     assert found[0] == found[1]
@@ -117,12 +109,12 @@ print(*sorted({"pandas", "pyarrow", "pyarrow.compute", "scipy", "torch"} & sys.m
 
 
 def test_a_replay_of_parquet_loads_no_slow_library(tmp_path: Path) -> None:
-    write_jobs([job("a", gpus=2, batch=6, work={"samples": 60})], tmp_path / "jobs.jsonl")
-    write_cluster(NODES, tmp_path / "cluster.json")
+    io.write_jobs([job("a", gpus=2, batch=6, work={"samples": 60})], tmp_path / "jobs.jsonl")
+    io.write_cluster(NODES, tmp_path / "cluster.json")
     row = ProfileRow(
         "train", "linear", "gpu", 1, 2, "2", 3, step_seconds=0.5, samples_per_second=12.0, iterations=5
     )
-    write_profile(Profile((row,)), tmp_path / "profile.parquet")
+    io.write_profile(Profile((row,)), tmp_path / "profile.parquet")
     command = [sys.executable, "-c", REPLAYS]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("pyarrow\n", "")
@@ -141,7 +133,7 @@ def test_the_profile_is_named_by_its_hash_and_gives_curves() -> None:
     done = replay(inputs(trace, cluster(3), Profile(rows)), Run("fifo"))
     info, submit = list(done.log.events())[:2]
     assert info.detail is not None
-    assert info.detail["profile_hash"] == profile_hash(profile_to_columns(rows))
+    assert info.detail["profile_hash"] == io.profile_hash(io.profile_to_columns(rows))
     assert "profile" not in info.detail, "it is as large as the profile"
     curve = SubmitDetail.model_validate(submit.detail, strict=False).curve
     assert [size for size, _ in curve] == [1, 2, 3]
@@ -194,8 +186,8 @@ def test_a_tiny_replay_is_what_it_was() -> None:
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Sources:
-    write_jobs(TRACE, tmp_path / "jobs.jsonl")
-    write_cluster(NODES, tmp_path / "cluster.json")
+    io.write_jobs(TRACE, tmp_path / "jobs.jsonl")
+    io.write_cluster(NODES, tmp_path / "cluster.json")
     return Sources(str(tmp_path / "jobs.jsonl"), str(tmp_path / "cluster.json"))
 
 
@@ -267,7 +259,7 @@ def test_a_log_of_jobs_that_take_turns_can_be_read(tmp_path: Path, monkeypatch: 
     assert len(done.log) > 2000
     monkeypatch.setattr(limits, "FREE_BYTES", 0)
     write(done.log, done.summary, str(tmp_path / "las.parquet"))
-    assert len(read_events(tmp_path / "las.parquet")) == len(done.log)
+    assert len(io.read_events(tmp_path / "las.parquet")) == len(done.log)
 
 
 def test_files_and_parameters_are_told_apart_by_policy() -> None:

@@ -19,24 +19,6 @@ from pliant.tools.replay import batch
 from pliant.tools.replay import sweep as sweeps
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.inputs import Inputs, Sources
-from pliant.tools.replay.sweep import (
-    KEYS,
-    SweepTask,
-    array_scripts,
-    array_size,
-    carry_out,
-    event_file,
-    is_finished,
-    outdated,
-    read_table,
-    strangers,
-    submit,
-    sweep,
-    sweep_tasks,
-    task_of,
-    write_scripts,
-    write_table,
-)
 from pliant.tools.replay.sweep_recipe import pliant_digest, read_sweep
 from pliant.tools.replay.synthetic import synthesize
 from pliant.tools.replay.synthetic_recipe import read_recipe
@@ -73,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tasks_of(folder: Path, *changes: tuple[str, str]) -> list[SweepTask]:
+def tasks_of(folder: Path, *changes: tuple[str, str]) -> list[sweeps.SweepTask]:
     """The tasks of the sweep, whose recipe is changed where changes are named."""
     recipe, out = folder / "sweep.toml", folder / "out"
     if changes:
@@ -82,7 +64,7 @@ def tasks_of(folder: Path, *changes: tuple[str, str]) -> list[SweepTask]:
             text = text.replace(old, new)
         recipe.write_text(text)
     out.mkdir(exist_ok=True)
-    return sweep_tasks(read_sweep(str(recipe)), out)
+    return sweeps.sweep_tasks(read_sweep(str(recipe)), out)
 
 
 def test_names_hold_traces_policies_parameters_and_seeds(folder: Path) -> None:
@@ -100,7 +82,7 @@ def test_names_hold_traces_policies_parameters_and_seeds(folder: Path) -> None:
     assert len(set(names)) == 3
 
 
-def with_networks(folder: Path, names: str) -> list[SweepTask]:
+def with_networks(folder: Path, names: str) -> list[sweeps.SweepTask]:
     """The sweep with the policy drl, a network a replay."""
     policy = ('"fifo", "ares"', '"drl"'), ("parameters.ares", "parameters.drl")
     return tasks_of(folder, *policy, ("alpha = [0.5, 0.75]", f"network = [{names}]"))
@@ -116,11 +98,11 @@ def test_files_that_parameters_name_count_by_their_bytes(
     assert (own.name, shipped.name) == ("real-drl-networkmine", "real-drl-network")
     assert own.parameters == {"network": str(folder / "nets" / "mine.json")}
     out = folder / "out"
-    carry_out(own, out)
-    assert is_finished(own, out)
+    sweeps.carry_out(own, out)
+    assert sweeps.is_finished(own, out)
     document = json.loads(SHIPPED.read_bytes())
     (folder / "nets" / "mine.json").write_text(json.dumps(document | {"command": "another"}))
-    assert outdated([tasks_of(folder)[0]], out) == {"the network": 1}
+    assert sweeps.outdated([tasks_of(folder)[0]], out) == {"the network": 1}
     with pytest.raises(BadInputError, match=r"sweep.toml: /policies/0: .*none.json: no such file"):
         with_networks(folder, '"none.json"')
 
@@ -135,19 +117,21 @@ def test_a_recipe_keeps_its_own_seed_where_the_sweep_names_none(folder: Path) ->
 
 def test_a_second_sweep_does_only_what_changed(folder: Path) -> None:
     tasks, out, seen = tasks_of(folder), folder / "out", list[tuple[int, int | None]]()
-    assert sweep(tasks, out, advance=lambda done, total: seen.append((done, total))) == []
+    assert sweeps.sweep(tasks, out, advance=lambda done, total: seen.append((done, total))) == []
     assert seen == [(n + 1, 9) for n in range(9)]
-    assert all(sum(e.event == "finish" for e in read_events(event_file(task, out))) > 3 for task in tasks)
+    assert all(
+        sum(e.event == "finish" for e in read_events(sweeps.event_file(task, out))) > 3 for task in tasks
+    )
     times = {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
-    assert sweep(tasks_of(folder), out) == []
+    assert sweeps.sweep(tasks_of(folder), out) == []
     assert {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")} == times
     assert len(times) == 9
-    assert strangers(tasks, out) == []
-    assert strangers(tasks[1:], out) == ["real-fifo.parquet"]
+    assert sweeps.strangers(tasks, out) == []
+    assert sweeps.strangers(tasks[1:], out) == ["real-fifo.parquet"]
     write_jobs(JOBS[:4], folder / "trace.jsonl")
-    again = [task.name for task in tasks_of(folder) if not is_finished(task, out)]
+    again = [task.name for task in tasks_of(folder) if not sweeps.is_finished(task, out)]
     assert again == ["real-fifo", "real-ares-alpha0.5", "real-ares-alpha0.75"]
-    reasons = outdated(tasks_of(folder, ('"5"', '"6"')), out)
+    reasons = sweeps.outdated(tasks_of(folder, ('"5"', '"6"')), out)
     assert reasons == {"the jobs, the recipe's settings": 3, "the recipe's settings": 6}
 
 
@@ -155,17 +139,20 @@ def test_side_by_side_gives_the_same_bytes(folder: Path) -> None:
     tasks = tasks_of(folder)[:3]
     for name, workers in (("one", 1), ("two", 2)):
         (folder / name).mkdir()
-        assert sweep(tasks, folder / name, workers=workers) == []
+        assert sweeps.sweep(tasks, folder / name, workers=workers) == []
     for task in tasks:
-        assert event_file(task, folder / "one").read_bytes() == event_file(task, folder / "two").read_bytes()
+        assert (
+            sweeps.event_file(task, folder / "one").read_bytes()
+            == sweeps.event_file(task, folder / "two").read_bytes()
+        )
 
 
 def test_a_cost_taken_from_an_event_file_counts_by_its_bytes(folder: Path) -> None:
     measured, keys = folder / "measured.parquet", set[str]()
     assert "rescale_cost" not in tasks_of(folder)[1].made_from
     for task in tasks_of(folder)[:2]:
-        carry_out(task, folder / "out")
-        measured.write_bytes(event_file(task, folder / "out").read_bytes())
+        sweeps.carry_out(task, folder / "out")
+        measured.write_bytes(sweeps.event_file(task, folder / "out").read_bytes())
         keys.add(tasks_of(folder, ('"5"', '"measured.parquet"'))[1].made_from["rescale_cost"])
     assert len(keys) == 2
 
@@ -173,31 +160,31 @@ def test_a_cost_taken_from_an_event_file_counts_by_its_bytes(folder: Path) -> No
 def test_one_failed_task_does_not_stop_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = tasks_of(folder)[:3]
     tasks[1] = tasks[1].model_copy(update={"cluster": str(folder / "gone.json")})
-    (failure,) = sweep(tasks, folder / "out")
+    (failure,) = sweeps.sweep(tasks, folder / "out")
     assert (failure.name, failure.message) == ("real-ares-alpha0.5", f"{folder}/gone.json: no such file")
-    assert [is_finished(task, folder / "out") for task in tasks] == [True, False, True]
+    assert [sweeps.is_finished(task, folder / "out") for task in tasks] == [True, False, True]
 
     def exhaust(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr("pliant.tools.replay.sweep.carry_out", exhaust)
     (folder / "other").mkdir()
-    (failure,) = sweep(tasks[:1], folder / "other")
+    (failure,) = sweeps.sweep(tasks[:1], folder / "other")
     assert failure.message == "memory ran out: fewer --workers need less"
 
 
 def test_a_task_comes_from_the_table_unless_its_input_changed(folder: Path) -> None:
     tasks, out = tasks_of(folder), folder / "out"
-    write_table(tasks, out)
-    assert read_table(out) == tasks
-    carry_out(task_of(out, 4), out)
-    assert [is_finished(task, out) for task in tasks] == [n == 4 for n in range(9)]
+    sweeps.write_table(tasks, out)
+    assert sweeps.read_table(out) == tasks
+    sweeps.carry_out(sweeps.task_of(out, 4), out)
+    assert [sweeps.is_finished(task, out) for task in tasks] == [n == 4 for n in range(9)]
     with pytest.raises(UsageError, match=r"--task 9: .* has 9 tasks, counted from 0"):
-        task_of(out, 9)
+        sweeps.task_of(out, 9)
     write_jobs(JOBS[:4], folder / "trace.jsonl")
     with pytest.raises(BadInputError, match=r"tasks\.jsonl:3: real-ares-alpha0\.5: the jobs changed after"):
-        task_of(out, 1)
-    assert task_of(out, 4).name == "made-t1-ares-alpha0.5"
+        sweeps.task_of(out, 1)
+    assert sweeps.task_of(out, 4).name == "made-t1-ares-alpha0.5"
 
 
 FOREIGN = """
@@ -222,35 +209,38 @@ def test_results_of_a_policy_whose_code_changed_are_made_again(
         monkeypatch.delitem(sys.modules, module, raising=False)
     out = folder / "out"
     for module in ("foreign_policy", "foreign_order"):
-        assert sweep(tasks_of(folder)[:2], out) == []
-        assert [is_finished(task, out) for task in tasks_of(folder)[:2]] == [True, True]
+        assert sweeps.sweep(tasks_of(folder)[:2], out) == []
+        assert [sweeps.is_finished(task, out) for task in tasks_of(folder)[:2]] == [True, True]
         with (folder / f"{module}.py").open("a") as code:
             code.write("# another rule\n")
         again = tasks_of(folder)[:2]
-        assert [(task.policy, is_finished(task, out)) for task in again] == [("fifo", True), ("mine", False)]
-        assert outdated(again, out) == {"the policy's code": 1}
+        assert [(task.policy, sweeps.is_finished(task, out)) for task in again] == [
+            ("fifo", True),
+            ("mine", False),
+        ]
+        assert sweeps.outdated(again, out) == {"the policy's code": 1}
 
 
 def test_missing_results_and_those_of_another_pliant_are_made(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, out = tasks_of(folder)[0], folder / "out"
-    carry_out(task, out)
-    assert is_finished(task, out)
-    key = out / KEYS / f"{task.name}.key"
+    sweeps.carry_out(task, out)
+    assert sweeps.is_finished(task, out)
+    key = out / sweeps.KEYS / f"{task.name}.key"
     kept = key.read_bytes()
     for damaged in (b"", b"3f2a", b'{"schema": "pliant.origin/2"}', b"\xff"):
         key.write_bytes(damaged)
-        assert not is_finished(task, out)
-        assert outdated([task], out) == {}
+        assert not sweeps.is_finished(task, out)
+        assert sweeps.outdated([task], out) == {}
     key.write_bytes(kept)
-    event_file(task, out).unlink()
-    assert not is_finished(task, out)
-    carry_out(task, out)
+    sweeps.event_file(task, out).unlink()
+    assert not sweeps.is_finished(task, out)
+    sweeps.carry_out(task, out)
     monkeypatch.setattr("pliant.tools.replay.sweep_recipe.pliant_digest", lambda: "another")
     task = tasks_of(folder)[0]
-    assert not is_finished(task, out)
-    assert outdated([task], out) == {"pliant itself": 1}
+    assert not sweeps.is_finished(task, out)
+    assert sweeps.outdated([task], out) == {"pliant itself": 1}
 
 
 def test_a_sweep_says_how_jobs_train_and_how_nodes_fail(folder: Path) -> None:
@@ -259,8 +249,8 @@ def test_a_sweep_says_how_jobs_train_and_how_nodes_fail(folder: Path) -> None:
     run = task.run()
     assert (run.conditions.progress, run.conditions.noise_scale) == ("goodput", {"linear": 100.0})
     assert (run.simulated.start_cost, run.simulated.rescale_cost) == (None, Cost(5))
-    assert sweep([task], out) == []
-    assert any(event.event == "node_down" for event in read_events(event_file(task, out)))
+    assert sweeps.sweep([task], out) == []
+    assert any(event.event == "node_down" for event in read_events(sweeps.event_file(task, out)))
 
 
 @pytest.mark.parametrize(
@@ -297,7 +287,7 @@ def test_forked_workers_share_what_was_read_once(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Sources, "read", read_once)
     assert len(tasks) == 3
-    assert sweep(tasks, folder / "out", workers=2) == []
+    assert sweeps.sweep(tasks, folder / "out", workers=2) == []
 
 
 def test_what_is_too_much_is_read_by_the_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +300,7 @@ def test_what_is_too_much_is_read_by_the_workers(folder: Path, monkeypatch: pyte
             patch.setattr(sweeps, bound, most)
             assert sweeps._worth_sharing(tasks, 2) == {}
     monkeypatch.setattr(sweeps, "_MOST_SHARED", 0)
-    assert sweep(tasks, folder / "out", workers=2) == []
+    assert sweeps.sweep(tasks, folder / "out", workers=2) == []
 
 
 def test_a_long_trace_takes_no_memory_for_its_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +323,9 @@ exec python3 -m pliant.cli replay -o '/data/my sweep' --table 3f2a --task "$SLUR
 
 
 def scripts(folder: str, numbers: list[int], at_once: int | None = None, size: int = 1001) -> list[str]:
-    return array_scripts(folder, numbers, ["python3", "-m", "pliant.cli"], at_once, table="3f2a", size=size)
+    return sweeps.array_scripts(
+        folder, numbers, ["python3", "-m", "pliant.cli"], at_once, table="3f2a", size=size
+    )
 
 
 def test_an_array_names_its_tasks_limit_and_folder() -> None:
@@ -355,7 +347,7 @@ def test_a_sweep_too_long_for_one_array_becomes_several(tmp_path: Path) -> None:
     assert arrays(scripts("/data", list(range(1001)))) == ["0-1000"]
     assert arrays(scripts("/data", list(range(2005)), at_once=8)) == ["0-1000%8", "0-1000%8", "0-2%8"]
     assert arrays(scripts("/data", [3, 17, 42], size=10)) == ["3", "7", "2"]
-    (_, second) = array_scripts(str(tmp_path), [3, 17], ["echo"], None, table="3f2a", size=10)
+    (_, second) = sweeps.array_scripts(str(tmp_path), [3, 17], ["echo"], None, table="3f2a", size=10)
     assert f'--output="{tmp_path}/.sweep/10+%a.log"' in second
     shown = subprocess.run(
         ["bash", "-c", second], env={"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True, check=True
@@ -389,24 +381,24 @@ def test_the_size_of_arrays_is_what_slurm_says(
     programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, reply: str, size: int
 ) -> None:
     programs("scontrol", reply)
-    assert array_size() == size
+    assert sweeps.array_size() == size
     monkeypatch.setenv("PATH", "")
-    assert array_size() == 1001, "without Slurm its usual size"
+    assert sweeps.array_size() == 1001, "without Slurm its usual size"
 
 
 def test_scripts_are_written_anew_and_named_without_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    one, two = write_scripts([SCRIPT, "second"], tmp_path)
+    one, two = sweeps.write_scripts([SCRIPT, "second"], tmp_path)
     with pytest.raises(ServiceMissingError, match=f"no sbatch here: submit {one}, {two} where there is one"):
-        submit([one, two], in_turn=False)
+        sweeps.submit([one, two], in_turn=False)
     with pytest.raises(ServiceMissingError, match="each after the end of the one before it"):
-        submit([one, two], in_turn=True)
+        sweeps.submit([one, two], in_turn=True)
     assert (one.read_text(), two.read_text()) == (SCRIPT, "second")
     assert (tmp_path / ".sweep").is_dir()
-    write_scripts([SCRIPT, "second", "third"], tmp_path)
-    assert write_scripts([SCRIPT], tmp_path) == [tmp_path / "sweep.sbatch"]
+    sweeps.write_scripts([SCRIPT, "second", "third"], tmp_path)
+    assert sweeps.write_scripts([SCRIPT], tmp_path) == [tmp_path / "sweep.sbatch"]
     assert [path.name for path in tmp_path.glob("*.sbatch")] == ["sweep.sbatch"]
 
 
@@ -415,9 +407,9 @@ def test_arrays_are_submitted_in_turn_and_refusals_named(
 ) -> None:
     calls = shlex.quote(str(tmp_path / "calls"))
     programs("sbatch", f'echo "$*" >> {calls}; wc -l < {calls}')
-    paths = write_scripts([SCRIPT, "second"], tmp_path)
-    assert submit(paths, in_turn=True) == ["1", "2"]
-    assert submit(paths, in_turn=False) == ["3", "4"]
+    paths = sweeps.write_scripts([SCRIPT, "second"], tmp_path)
+    assert sweeps.submit(paths, in_turn=True) == ["1", "2"]
+    assert sweeps.submit(paths, in_turn=False) == ["3", "4"]
     assert (tmp_path / "calls").read_text().splitlines() == [
         f"--parsable {paths[0]}",
         f"--parsable --dependency=afterany:1 {paths[1]}",
@@ -425,10 +417,10 @@ def test_arrays_are_submitted_in_turn_and_refusals_named(
         f"--parsable {paths[1]}",
     ]
     programs("sbatch", 'case "$*" in *sweep-2*) echo "invalid partition" >&2; exit 1;; esac; echo "7;site"')
-    paths = write_scripts([SCRIPT, "second"], tmp_path)
-    assert submit(paths[:1], in_turn=True) == ["7"]
+    paths = sweeps.write_scripts([SCRIPT, "second"], tmp_path)
+    assert sweeps.submit(paths[:1], in_turn=True) == ["7"]
     with pytest.raises(ServiceMissingError, match=r"sweep-2.*: invalid partition \(submitted before it: 7\)"):
-        submit(paths, in_turn=False)
+        sweeps.submit(paths, in_turn=False)
 
 
 def test_the_digest_of_pliant_covers_the_code_that_a_replay_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,17 +32,7 @@ from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.report import bound_caveats, make_report
 from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
 from tests.effort import examples
-from tests.tools.report.runs import begin, by_id, first_come, ran, story, submit
-
-
-def one_by_one(work=(8.0, 8.0, 16.0), **info):
-    """Jobs a, b, c from time 0 on all four GPUs, one after another."""
-    works = dict(zip("abc", work, strict=True))
-    events, now = [submit(job(name, gpus=4, low=1), samples) for name, samples in works.items()], 0.0
-    for name, samples in works.items():
-        events += ran(name, now, now + samples / 4, 4)
-        now += samples / 4
-    return story(*events, **info)
+from tests.tools.report.runs import begin, by_id, first_come, one_by_one, ran, story, submit
 
 
 # Figure 1 of Ares: 2, 2 and 4 whole-cluster hours. One by one: 2, 4, 8; shared equally: 6, 6, 8.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.sections import guarantee_section
 from pliant.tools.report.report import make_report
 from tests.builders import job
-from tests.tools.report.runs import ran, story, submit
+from tests.tools.report.runs import one_by_one, ran, story, submit
 
 TERMS = EqualDeals(grace=0.0, grace_s=0.0, deal_s=100.0, lost_s=20.0)
 
@@ -55,30 +56,22 @@ def test_a_job_enters_at_the_deal_after_its_grace() -> None:
     only = story(submit(job("a", gpus=1, low=1, high=4), 10.0))
     terms = TERMS.model_copy(update={"grace": 2.0, "grace_s": 50.0})
     assert equal_deal_finishes(dealt_jobs(only, terms), [(0.0, 4)], terms) == {"a": 170.0}
-    there = linear("first", 500)
-    found = equal_deal_finishes([there, linear("a", 10, at=20.0)], [(0.0, 4)], TERMS)
-    assert found["a"] == 200.0
-    terms = TERMS.model_copy(update={"grace": 2.0, "grace_s": 50.0})
+    jobs = [linear("first", 500), linear("a", 10, at=20.0)]
+    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS)["a"] == 200.0
     assert terms.grace_of(10.0) == 70.0
     assert terms.grace_of(0.0) == 50.0, "as in files that do not say it"
-    assert terms.model_copy(update={"unstated_grace_s": 30.0}).grace_of(0.0) == 30.0
-    assert terms.model_copy(update={"unstated_grace_s": 30.0}).grace_of(10.0) == 70.0
+    own = terms.model_copy(update={"unstated_grace_s": 30.0})
+    assert (own.grace_of(0.0), own.grace_of(10.0)) == (30.0, 70.0)
 
 
-@pytest.mark.parametrize("lost_s", [100.0, 250.0])
-def test_where_no_deal_leaves_time_to_train_no_job_ends(lost_s: float) -> None:
-    """A file may say so; the policy refuses it. One that is submitted later changes nothing."""
-    terms = TERMS.model_copy(update={"lost_s": lost_s})
+def test_jobs_without_time_to_train_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may state deals without time; the policy refuses it. A later job changes nothing."""
     jobs = [linear("a", 10), linear("later", 10, at=950.0)]
-    assert equal_deal_finishes(jobs, [(0.0, 4)], terms) == {}
-
-
-def test_a_job_longer_than_all_deals_never_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    for lost_s in (100.0, 250.0):
+        assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS.model_copy(update={"lost_s": lost_s})) == {}
     monkeypatch.setattr(equal_shares, "_MOST_DEALS", 10)
-    jobs = [linear("a", 160), linear("endless", 1e18)]
-    assert equal_deal_finishes(jobs, [(0.0, 4)], TERMS) == {"a": 100.0}
+    endless = [linear("a", 160), linear("endless", 1e18)]
+    assert equal_deal_finishes(endless, [(0.0, 4)], TERMS) == {"a": 100.0}
 
 
 def late(end_s: float) -> RunRecord:
@@ -88,39 +81,27 @@ def late(end_s: float) -> RunRecord:
     return story(submit(only, 80.0), *ran("only", 0.0, end_s, 4), policy="mine", bounds=bounds)
 
 
-@pytest.mark.parametrize(("end_s", "past"), [(90.0, 0), (100.0, 0), (110.0, 1)])
-def test_each_job_is_held_against_its_own_bound(end_s: float, past: int) -> None:
-    found = run_metrics(late(end_s))
-    assert found.gps_bound_s == pytest.approx(80.0)
-    assert found.jobs_past_gps_bound == past
-    assert found.worst_bound_used == pytest.approx(end_s / 100.0)
-
-
-def test_the_report_names_bound_delay_and_late_jobs() -> None:
+def test_each_job_is_held_against_its_own_bound() -> None:
+    for end_s, past in ((90.0, 0), (100.0, 0), (110.0, 1)):
+        found = run_metrics(late(end_s))
+        assert (found.gps_bound_s, found.worst_bound_used) == pytest.approx((80.0, end_s / 100.0))
+        assert found.jobs_past_gps_bound == past
     section = guarantee_section(make_report([late(110.0)]))
     assert section.rows == (("mine", "1.333 min", "1.5 min", "110.0", "1", "1", "only 1.5 min"),)
+
+
+SLOW = {"equal_deals": TERMS.model_copy(update={"rescale_s": 5.0}).model_dump()}
+COOL = {"nodes": ({"name": "n0", "gpus": 4},), "cooldown_seconds": 60}
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
         ({"interval_s": 15.0}, "a change and the wait for it take 25 s, and lost_s is 20"),
-        (
-            {"cluster": {"nodes": ({"name": "n0", "gpus": 4},), "cooldown_seconds": 60}},
-            "keeps jobs where they are",
-        ),
+        ({"cluster": COOL}, "keeps jobs where they are"),
         ({"bounds": {"equal_deals": TERMS.model_dump(), "void": "it is Monday"}}, "it is Monday"),
-        (
-            {"bounds": {"equal_deals": TERMS.model_copy(update={"rescale_s": 5.0}).model_dump()}},
-            "a change takes 10 s, and rescale_s is 5",
-        ),
-        (
-            {
-                "start_cost_s": 1.0,
-                "bounds": {"equal_deals": TERMS.model_copy(update={"rescale_s": 5.0}).model_dump()},
-            },
-            "a change takes 10 s, and rescale_s is 5",
-        ),
+        ({"bounds": SLOW}, "a change takes 10 s, and rescale_s is 5"),
+        ({"bounds": SLOW, "start_cost_s": 1.0}, "a change takes 10 s, and rescale_s is 5"),
     ],
 )
 def test_void_promises_are_explained_and_no_job_is_late(more: dict[str, Any], why: str):
@@ -180,30 +161,21 @@ def test_the_bound_of_a_run_is_that_of_its_latest_job() -> None:
 TITLE = "What the policy promises against GPS"
 
 
-def longest_first(
-    samples: tuple[float, ...] = (16.0, 8.0, 8.0), gps_delay: float | None = 0.125
-) -> RunRecord:
-    """Jobs j0, j1, … from time 0 on all four GPUs, one after another."""
-    bounds = None if gps_delay is None else {"gps_delay": gps_delay}
-    work = {f"j{number}": each for number, each in enumerate(samples)}
-    events, now = [submit(job(name, gpus=4, low=1), each) for name, each in work.items()], 0.0
-    for name, each in work.items():
-        events += ran(name, now, now + each / 4, 4)
-        now += each / 4
-    return story(*events, policy="mine", bounds=bounds)
+def longest_first(work: Sequence[float] = (16.0, 8.0, 8.0), gps_delay: float = 0.125) -> RunRecord:
+    return one_by_one(work, policy="mine", bounds={"gps_delay": gps_delay})
 
 
 def test_the_guarantee_names_bound_delay_and_latest_jobs():
-    # in GPS j1 and j2 end at 6 s, here at 6 and 8; an eighth of the 8 s in which all GPUs are held is allowed
+    # In GPS b and c end at 6 s, here at 6 and 8; an eighth of the 8 s in which all GPUs are held is allowed
     section = guarantee_section(make_report([longest_first()]))
-    assert section.rows == (("mine", "1 s", "2 s", "114.3", "1", "3", "j2 2 s"),)
+    assert section.rows == (("mine", "1 s", "2 s", "114.3", "1", "3", "c 2 s"),)
     falling = tuple(40.0 * left for left in range(12, 0, -1))
     section = guarantee_section(make_report([longest_first(falling, gps_delay=0.0)]))
     *_, past, of, named = section.rows[0]
     assert (past, of) == ("6", "12")
-    assert named.split(", ")[0].startswith("j11 ")
+    assert named.split(", ")[0].startswith("l ")
     assert named.split(", ")[5:] == ["1 more"]
-    report = make_report([longest_first(gps_delay=None), longest_first()])
+    report = make_report([one_by_one((16.0, 8.0, 8.0), policy="mine"), longest_first()])
     assert [row[0] for row in guarantee_section(report).rows] == [report.runs[1].label]
 
     def text(reference: Reference) -> str:

@@ -270,6 +270,7 @@ LIVE = [
     measured("a", "shrink", 0.25),
     measured("a", "resume", 7.0),
     Event(9.5, "progress", "a", samples_done=5.0),
+    Event(9.6, "decision"),
 ]
 
 

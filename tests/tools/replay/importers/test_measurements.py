@@ -296,6 +296,10 @@ def test_elasticflow_jobs_have_iterations_or_durations_alone(tmp_path: Path) -> 
     assert (first.utility.shape, first.utility.target) == ("step", 600.0)
     assert second.utility.shape == "constant"
     assert result.dropped["have no iterations to do"] == 1
+    (alone,) = run(
+        tmp_path, "elasticflow", text(tmp_path, "w.csv", FLOW, "a,50,1000,vgg16,650,64,2,334")
+    ).jobs
+    assert (alone.work, alone.gpus.max, alone.utility.target) == (first.work, None, 600.0)
     raw = text(
         tmp_path, "cluster1.csv", "job_id,submission_time,duration,num_gpu", "x,16566,3890,4", "y,1,2,0"
     )

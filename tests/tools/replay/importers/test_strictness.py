@@ -123,6 +123,7 @@ def test_a_thousand_jobs_of_one_id_are_numbered() -> None:
     conversion = Conversion(ImportSummary("test"))
     ids = [conversion.new_id("job") for _ in range(1000)]
     assert (ids[0], ids[1], ids[-1]) == ("job", "job-2", "job-1000")
+    assert [conversion.new_id(text) for text in ("a-2", "a", "a")] == ["a-2", "a", "a-3"]
 
 
 def written(jobs: list[Job], *, from_zero: bool) -> tuple[Job, ...]:

@@ -104,12 +104,12 @@ SWF = "1 10 5 60 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1"
 
 def test_swf_lines_are_jobs_and_round_trip(tmp_path: Path) -> None:
     cancelled, never = SWF.replace("60", "-1").replace(" 1 3", " 5 3"), SWF.replace("4 -1 -1 8", "0 -1 -1 -1")
-    path = text(tmp_path, "log.swf", "; Version: 2.2", SWF, "", cancelled, never)
+    path = text(tmp_path, "log.swf", "; Version: 2.2", SWF, "", cancelled, never, SWF.replace("1 10", "1 -1"))
     result = run(tmp_path, "swf", path)
     (job,) = result.jobs
     assert (job.submit_time, job.gpus.requested, gpu_seconds(job), job.user) == (10.0, 4, 240.0, "u3")
     assert job.labels == labels("swf", "status=COMPLETED queue=1 group=2 time_limit=120 runs=5-65")
-    assert result.dropped == {"never started": 1, "asked for no processor": 1}
+    assert result.dropped == {"never started": 1, "asked for no processor": 1, "had no time of submission": 1}
     short = text(tmp_path, "short.swf", "1 2 3")
     assert problems(tmp_path, "swf", short) == ["short.swf:1: has 3 fields separated by blanks, expected 18"]
     jobs = run(tmp_path, "swf", text(tmp_path, "log.swf", SWF, SWF.replace("1 10", "2 11"))).jobs

@@ -21,20 +21,9 @@ from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.expectations import Expectations, check_expectations
 from pliant.tools.report.figures.plots import jct_plot
 from pliant.tools.report.read_run import fold
+from pliant.tools.report.rendering import sections
 from pliant.tools.report.rendering.output import Extras, document, render
 from pliant.tools.report.rendering.page import page, page_data, stretches
-from pliant.tools.report.rendering.sections import (
-    FIGURES,
-    HOURS,
-    MINUTES,
-    SECONDS,
-    GivenProfile,
-    ProfiledStep,
-    Section,
-    number,
-    ratio_text,
-    time_unit,
-)
 from pliant.tools.report.rendering.summary import MEANING, Shown
 from pliant.tools.report.rendering.text import drawn, terms_text, wrapped_prose
 from pliant.tools.report.report import make_report
@@ -133,40 +122,33 @@ def test_a_plot_of_characters_names_every_run(report):
     assert jct_plot(make_report([fold(first_come()[:2])]), 60) == ""
 
 
-@pytest.mark.parametrize(("seconds", "unit"), [(599, SECONDS), (3600, MINUTES), (36_000, HOURS)])
-def test_times_are_told_in_a_unit_that_reads_well(seconds, unit):
-    assert time_unit([None, seconds]) == unit
-
-
-def test_zero_has_no_sign():
-    found = number(-0.0001, 2), number(-1.5, 1), number(1234.5, 1), number(None, 1)
+def test_numbers_and_times_keep_digits_that_say_something():
+    for seconds, unit in ((599, sections.SECONDS), (3600, sections.MINUTES), (36_000, sections.HOURS)):
+        assert sections.time_unit([None, seconds]) == unit
+    found = (
+        sections.number(-0.0001, 2),
+        sections.number(-1.5, 1),
+        sections.number(1234.5, 1),
+        sections.number(None, 1),
+    )
     assert found == ("0.00", "-1.5", "1,234.5", "–")
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1.5, "1.50"),
-        (0.1, "0.10"),
-        (0.00417, "0.0042"),
-        (3.21e-5, "3.2e-05"),
-        (0.0, "0.00"),
-        (1234, "1,234.00"),
-    ],
-)
-def test_a_ratio_keeps_digits_that_say_something(value, text):
-    assert ratio_text(value) == text
+    ratios = {1.5: "1.50", 0.1: "0.10", 0.00417: "0.0042", 3.21e-5: "3.2e-05", 0.0: "0.00", 1234: "1,234.00"}
+    assert {value: sections.ratio_text(value) for value in ratios} == ratios
 
 
 def test_lines_fit_and_terms_take_one_line(report):
     text = render(report, "table", Extras(jobs=True, shown=Shown(True, True, True, True)))
     assert max(map(width_of, text.splitlines())) <= 80
-    for row in FIGURES:
+    for row in sections.FIGURES:
         assert len(terms_text({row.title: MEANING[row.name]}).splitlines()) == 1
     runs = [fold(first_come(policy=name), f"out/{name}.parquet") for name in ("fifo", "las", "srtf", "sjf")]
     text = render(make_report(runs), "table", Extras(), width=60)
     assert text.count("JCT, 99th percentile") == 2
     assert text.count("3 jobs on 4 GPUs, simulated") == 1
+    row = ("a long name " * 4, "another one " * 4, "1,234.00 (0.88×)")
+    lines = drawn(sections.Section("", ("run", "policy", "figure"), (row,), 2, (), 2), 40).splitlines()
+    assert max(map(width_of, lines)) <= 40
+    assert sum(row[-1] in line for line in lines) == 1
 
 
 widths = st.integers(40, 200)
@@ -175,16 +157,16 @@ words = (
     .map(one_line)
     .filter(lambda text: narrowest(text) < 5)
 )
-figures = st.floats(-1e9, 1e9).map(lambda value: f"{number(value, 2)} (0.88×)")
+figures = st.floats(-1e9, 1e9).map(lambda value: f"{sections.number(value, 2)} (0.88×)")
 
 
 @st.composite
-def sections(draw: st.DrawFn) -> Section:
+def any_sections(draw: st.DrawFn) -> sections.Section:
     keys = draw(st.integers(1, 2))
     text_columns = draw(st.integers(keys, keys + 1))
     columns = draw(st.integers(text_columns, text_columns + 6))
     row = [words] * text_columns + [figures] * (columns - text_columns)
-    return Section(
+    return sections.Section(
         draw(words),
         tuple(draw(words) for _ in range(columns)),
         tuple(draw(st.lists(st.tuples(*row), max_size=4))),
@@ -194,9 +176,9 @@ def sections(draw: st.DrawFn) -> Section:
     )
 
 
-@given(sections(), widths)
+@given(any_sections(), widths)
 @settings(max_examples=examples(50), deadline=None)
-def test_no_line_is_too_wide_and_no_figure_is_broken(section: Section, width: int) -> None:
+def test_no_line_is_too_wide_and_no_figure_is_broken(section: sections.Section, width: int) -> None:
     text = drawn(section, width)
     assert all(width_of(line) <= width for line in text.splitlines())
     for row in section.rows:
@@ -396,11 +378,13 @@ def test_dates_and_hashes_are_stated_where_a_log_has_them(report):
 
 
 def test_a_profile_has_residuals_and_other_runs_are_named(report):
-    step = ProfiledStep("bert", "t4", "2", 8, 1, 0.5, 0.01, 0.0, 0.6)
-    text = render(report, "html", Extras(profile=GivenProfile("p.parquet", "12" * 32, (step,))))
+    step = sections.ProfiledStep("bert", "t4", "2", 8, 1, 0.5, 0.01, 0.0, 0.6)
+    text = render(report, "html", Extras(profile=sections.GivenProfile("p.parquet", "12" * 32, (step,))))
     assert "+20.0" in text
     assert "p.parquet is not the profile of 2 runs of 2" in text
-    assert "20.0" in render(report, "md", Extras(profile=GivenProfile("p.parquet", "12" * 32, (step,))))
+    assert "20.0" in render(
+        report, "md", Extras(profile=sections.GivenProfile("p.parquet", "12" * 32, (step,)))
+    )
 
 
 def test_a_report_in_which_nothing_finished_is_a_page_too():
