@@ -28,9 +28,8 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import BUILT_IN
 from pliant.tools.schedule.session.session import Session
-from tests.builders import job
 from tests.tools.profile.rows_builder import step
-from tests.tools.replay.any_world import CLUSTERS, Progress, Scattered, World, any_policy
+from tests.tools.replay.any_world import CLUSTERS, Progress, Scattered, World, any_job, any_policy
 from tests.tools.replay.world import play
 
 RECORDED: Final = Path(__file__).parent / "golden" / "digests.json"
@@ -91,24 +90,11 @@ def world(seed: int | str, replicas: tuple[int, ...] = (1, 1, 1, 2)) -> World:
 def _job(number: int, draw: random.Random, replicas: tuple[int, ...]) -> Job:
     each = draw.choice(replicas)
     gpus, elastic = each * draw.randint(1, 4 // each), draw.choice(["none", "size", "size+batch"])
-    limits: dict[str, Any] = {}
-    if elastic != "none":
-        limits = {"low": each * draw.randint(1, gpus // each), "high": 8}
-    return job(
-        f"j{number}",
-        at=draw.randrange(30) * draw.choice([10.0, 0.37]),
-        gpus=gpus,
-        each=each,
-        work={"samples": draw.uniform(0.5, 5000.0)},
-        model="m",
-        elastic=elastic,
-        batch={"size": 64, "min": 32, "max": 128} if elastic == "size+batch" else 64,
-        convergence="m",
-        user=draw.choice(["", "u"]),
-        priority=draw.choice([0.0, 0.0, 2.0]),
-        checkpoint_seconds=draw.choice([None, 16.0]),
-        **limits,
-    )
+    low = each * draw.randint(1, gpus // each) if elastic != "none" else each
+    at_s = draw.randrange(30) * draw.choice([10.0, 0.37])
+    more: dict[str, Any] = {"work": {"samples": draw.uniform(0.5, 5000.0)}, "user": draw.choice(["", "u"])}
+    more |= {"priority": draw.choice([0.0, 0.0, 2.0]), "checkpoint_seconds": draw.choice([None, 16.0])}
+    return any_job(number, at_s, each, gpus, low, elastic, **more)
 
 
 def digest(data: bytes) -> str:
