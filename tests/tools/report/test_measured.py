@@ -118,12 +118,8 @@ def test_durations_replace_what_is_not_reported_or_guessed():
     assert found.metrics.sjs_efficiency is None
     assert "SJS efficiency not known: no finished job was measured on one GPU" in found.caveats
     # The guess is one sample per GPU-second, so 3,600 samples; it trained 1,000 in ten seconds.
-    run = live(
-        arrives("a", samples=3600.0, gpu_seconds=3600.0),
-        *trains("a", 0, 11, 1, 100.0),
-        Event(11, "finish", "a", 0, samples_done=1000.0),
-        gpus=1,
-    )
+    ended = Event(11, "finish", "a", 0, samples_done=1000.0)
+    run = live(arrives("a", samples=3600.0, gpu_seconds=3600.0), *trains("a", 0, 11, 1, 100.0), ended, gpus=1)
     found = make_report([run]).runs[0]
     assert (found.metrics.mean_ftf, found.metrics.sjs_efficiency) == pytest.approx((1.1, 10 / 11))
 

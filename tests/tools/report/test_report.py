@@ -20,7 +20,7 @@ from pliant.tools.report.rendering.output import ReportFormat
 from pliant.tools.report.report import make_report, read_report
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step
-from tests.tools.report.runs import begin, first_come, shared, story, submit
+from tests.tools.report.runs import begin, first_come, ran, shared, story, submit
 
 
 def run(source="events", **info):
@@ -69,14 +69,8 @@ def test_provenance_names_what_makes_a_run():
 
 
 def test_caveats_say_what_figures_leave_out_or_contradict():
-    told = notes(
-        submit(job("a"), 4.0),
-        submit(job("b"), 4.0),
-        submit(job("c")),
-        Event(1, "reject", "b", 0),
-        Event(1, "start", "c", 1),
-        Event(5, "finish", "c", 0),
-    )
+    arrivals = submit(job("a"), 4.0), submit(job("b"), 4.0), submit(job("c"))
+    told = notes(*arrivals, Event(1, "reject", "b", 0), *ran("c", 1, 5))
     assert told == [
         "1 unfinished, 1 rejected of 3 jobs: in no JCT and no FTF",
         "1 finished job has no FTF: work or speed is unknown",

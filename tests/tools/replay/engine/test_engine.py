@@ -139,12 +139,8 @@ def test_figure_4_of_ares_through_the_engine() -> None:
 
 def test_rounds_keep_time_and_wishes_are_met() -> None:
     policy = Told({60: {"a": 1}, 420: {"b": 1}})
-    engine = play(
-        policy,
-        [job("a", at=60, gpu_seconds=100), job("b", at=361, gpu_seconds=10)],
-        cluster(1),
-        interval_s=60,
-    )
+    trace = [job("a", at=60, gpu_seconds=100), job("b", at=361, gpu_seconds=10)]
+    engine = play(policy, trace, cluster(1), interval_s=60)
     assert [time_s for time_s, _ in policy.asked] == [60, 120, 420]
     assert ends(engine) == {"a": 160, "b": 430}
     policy = Told({0: {"a": 1}})
@@ -195,24 +191,16 @@ def test_a_resize_by_a_relaunch_costs_at_least_a_resume(resume, paid_s) -> None:
     ],
 )
 def test_a_start_is_owed_until_the_job_trains(orders, end_s, paid) -> None:
-    engine = play(
-        Told(orders, again_s=[*orders]),
-        [job("a", low=1, high=2, gpu_seconds=10)],
-        cluster(2),
-        simulated=SimulatedCluster(Cost(5), Cost(1)),
-    )
+    policy, trace = Told(orders, again_s=[*orders]), [job("a", low=1, high=2, gpu_seconds=10)]
+    engine = play(policy, trace, cluster(2), simulated=SimulatedCluster(Cost(5), Cost(1)))
     assert ends(engine) == {"a": end_s}
     assert overheads(engine) == [("a", *each) for each in paid]
 
 
 def test_jobs_fall_back_to_checkpoints_of_their_own_time() -> None:
     failures = (NodeEvent(150, "n0", up=False), NodeEvent(500, "n0", up=True))
-    engine = play(
-        Fifo(),
-        [job("a", gpu_seconds=300)],
-        cluster(1, 1),
-        simulated=SimulatedCluster(rescale_cost=Cost(5), node_events=failures),
-    )
+    simulated = SimulatedCluster(rescale_cost=Cost(5), node_events=failures)
+    engine = play(Fifo(), [job("a", gpu_seconds=300)], cluster(1, 1), simulated=simulated)
     # Checkpoints at 60 and 120 s: 30 s of work are lost, 180 s are left.
     events = "0 a start 1, 150  node_down 0, 150 a requeue 0, 150 a resume 1, 335 a finish 0"
     assert timeline(engine) == events

@@ -63,6 +63,16 @@ def run(tmp_path: Path, kind: str, *paths: str, **more: Any) -> Result:
     return Result(io.read_jobs(jobs) if summary.jobs else (), summary, out)
 
 
+def pai(folder: Path, jobs: tuple[str, ...], tasks: tuple[str, ...]) -> str:
+    """The folder of PAI's tables, with their headers beside them."""
+    text(folder, "pai_job_table.header", "job_name,inst_id,user,status,start_time,end_time")
+    names = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
+    text(folder, "pai_task_table.header", names)
+    text(folder, "pai_job_table.csv", *jobs)
+    text(folder, "pai_task_table.csv", *tasks)
+    return str(folder)
+
+
 def problems(tmp_path: Path, kind: str, *paths: str, **more: Any) -> list[str]:
     """What a strict import says is wrong, without the folder; nothing is written."""
     out, folder = tmp_path / "out.jsonl", tmp_path / "out"

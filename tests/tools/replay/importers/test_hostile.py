@@ -14,7 +14,16 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_cluster
-from tests.tools.replay.importers.importing import HELIOS, PODS, TIRESIAS, gpu_seconds, problems, run, text
+from tests.tools.replay.importers.importing import (
+    HELIOS,
+    PODS,
+    TIRESIAS,
+    gpu_seconds,
+    pai,
+    problems,
+    run,
+    text,
+)
 
 ROWS = (TIRESIAS, "1,2,30,606,vgg19,164,30", '2,1,40,606,"vgg,19",100,30')
 POD = "p1,1,1,2,1000,T4,LS,Running,100,400,200"
@@ -123,13 +132,11 @@ def test_philly_entries_of_another_shape(tmp_path: Path, fields: dict[str, objec
 
 
 def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None:
-    folder = tmp_path / "pai"
-    text(folder, "pai_job_table.header", "job_name,inst_id,user,status,start_time,end_time")
-    names = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
-    text(folder, "pai_task_table.header", names)
+    folder = Path(pai(tmp_path / "pai", (), ()))
     jobs, tasks = "j1,i,u,Terminated,100,900\n", "j1,w,1,T,100,200,6,6,100,T4\nj2,w,1,T,100,200,6,6,100,T4\n"
     for name, table in (("pai_job_table", jobs), ("pai_task_table", tasks)):
         (folder / f"{name}.csv.gz").write_bytes(gzip.compress(table.encode()))
+        (folder / f"{name}.csv").unlink()
     every = sorted(str(path) for path in folder.iterdir())  # as a shell expands pai/*
     for paths in ([str(folder)], every):
         result = run(tmp_path, "pai", *paths)

@@ -16,6 +16,7 @@ from tests.tools.replay.importers.importing import (
     facts,
     gpu_seconds,
     labels,
+    pai,
     problems,
     run,
     text,
@@ -80,34 +81,23 @@ def test_importers_ask_only_for_columns_that_they_need(tmp_path: Path) -> None:
         assert (job.gpus.requested, gpu_seconds(job)) == (2, 100.0), name
 
 
-def pai(folder: Path, jobs: tuple[str, ...], tasks: tuple[str, ...]) -> str:
-    text(folder, "pai_job_table.header", "job_name,inst_id,user,status,start_time,end_time")
-    names = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
-    text(folder, "pai_task_table.header", names)
-    text(folder, "pai_job_table.csv", *jobs)
-    text(folder, "pai_task_table.csv", *tasks)
-    return str(folder)
-
-
 def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
-    folder = pai(
-        tmp_path / "pai",
-        (
-            "j1,i1,ann,Terminated,1000.0,9000.0",
-            "j2,i2,bob,Failed,1500.0,9000.0",
-            "j3,i3,bob,Waiting,1500.0,",
-            "j4,i,bob,Running,1.0,",
-        ),
-        (
-            "j1,ps,2.0,Terminated,1010.0,9000.0,600.0,29.3,,",
-            "j1,worker,4.0,Terminated,1100.0,1300.0,600.0,29.3,100.0,V100",
-            "j1,evaluator,1.0,Terminated,1050.0,1250.0,600.0,29.3,50.0,V100",
-            "j2,tensorflow,1.0,Failed,2000.0,2100.0,600.0,29.3,25.0,T4",
-            "j3,tensorflow,1.0,Waiting,,,600.0,29.3,25.0,T4",
-            "j4,worker,1.0,Terminated,1000.0,1100.0,600.0,29.3,100.0,T4",
-            "j4,worker,1.0,Running,1000.0,,600.0,29.3,100.0,T4",
-        ),
+    jobs = (
+        "j1,i1,ann,Terminated,1000.0,9000.0",
+        "j2,i2,bob,Failed,1500.0,9000.0",
+        "j3,i3,bob,Waiting,1500.0,",
+        "j4,i,bob,Running,1.0,",
     )
+    tasks = (
+        "j1,ps,2.0,Terminated,1010.0,9000.0,600.0,29.3,,",
+        "j1,worker,4.0,Terminated,1100.0,1300.0,600.0,29.3,100.0,V100",
+        "j1,evaluator,1.0,Terminated,1050.0,1250.0,600.0,29.3,50.0,V100",
+        "j2,tensorflow,1.0,Failed,2000.0,2100.0,600.0,29.3,25.0,T4",
+        "j3,tensorflow,1.0,Waiting,,,600.0,29.3,25.0,T4",
+        "j4,worker,1.0,Terminated,1000.0,1100.0,600.0,29.3,100.0,T4",
+        "j4,worker,1.0,Running,1000.0,,600.0,29.3,100.0,T4",
+    )
+    folder = pai(tmp_path / "pai", jobs, tasks)
     result = run(tmp_path, "pai", folder)
     gang, share = result.jobs
     assert facts(gang) == ("j1", 0.0, 5, 5 * 250.0)
@@ -260,14 +250,8 @@ def attempt(start: str | None, end: str | None, *gpus: int) -> dict[str, Any]:
 
 
 def entry(job_id: str, submitted: str | None, *attempts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "status": "Killed",
-        "vc": "a1",
-        "jobid": job_id,
-        "attempts": list(attempts),
-        "submitted_time": submitted and "2017-10-01 " + submitted,
-        "user": "ann",
-    }
+    known = {"status": "Killed", "vc": "a1", "jobid": job_id, "user": "ann"}
+    return {**known, "attempts": list(attempts), "submitted_time": submitted and "2017-10-01 " + submitted}
 
 
 def log(folder: Path, *entries: Any) -> str:
@@ -292,20 +276,16 @@ def test_philly_attempts_add_up_to_a_gang(tmp_path: Path) -> None:
 
 
 def test_what_is_no_gpu_training_job_is_dropped_by_reason(tmp_path: Path) -> None:
-    result = run(
-        tmp_path,
-        "philly",
-        log(
-            tmp_path,
-            entry("kept", "08:00:00", attempt("08:00:00", "08:01:00", 1)),
-            entry("lost", None, attempt("08:00:00", "08:01:00", 1)),
-            entry("waits", "08:00:00"),
-            entry("never", "08:00:00", attempt(None, None, 1)),
-            entry("cpu", "08:00:00", attempt("08:00:00", "08:01:00")),
-            entry("instant", "08:00:00", attempt("08:00:00", "08:00:00", 1)),
-            entry("runs", "08:00:00", attempt("08:00:00", None, 1)),
-        ),
+    entries = (
+        entry("kept", "08:00:00", attempt("08:00:00", "08:01:00", 1)),
+        entry("lost", None, attempt("08:00:00", "08:01:00", 1)),
+        entry("waits", "08:00:00"),
+        entry("never", "08:00:00", attempt(None, None, 1)),
+        entry("cpu", "08:00:00", attempt("08:00:00", "08:01:00")),
+        entry("instant", "08:00:00", attempt("08:00:00", "08:00:00", 1)),
+        entry("runs", "08:00:00", attempt("08:00:00", None, 1)),
     )
+    result = run(tmp_path, "philly", log(tmp_path, *entries))
     assert [job.id for job in result.jobs] == ["kept"]
     assert result.drops == (
         "1 asked for no GPU, 1 had no time of submission, 1 had not finished when the trace ended, "
@@ -372,16 +352,9 @@ def sacct_json(**fields: Any) -> dict[str, Any]:
     gpus = [{"type": "cpu", "name": "", "count": 8}, {"type": "gres", "name": "gpu:a100", "count": 2}]
     limit = {"set": True, "infinite": False, "number": 90}
     times = {"submission": 100, "start": 160, "elapsed": 50, "suspended": 10, "limit": limit}
-    job = {
-        "job_id": 7,
-        "name": "train",
-        "user": "ann",
-        "state": {"current": ["COMPLETED"]},
-        "time": times,
-        "tres": {"allocated": gpus, "requested": gpus},
-        "partition": "gpu",
-        "priority": {"set": True, "infinite": False, "number": 5},
-    }
+    job = {"job_id": 7, "name": "train", "user": "ann", "state": {"current": ["COMPLETED"]}, "time": times}
+    job |= {"tres": {"allocated": gpus, "requested": gpus}, "partition": "gpu"}
+    job["priority"] = {"set": True, "infinite": False, "number": 5}
     return {**job, **fields}
 
 
@@ -393,16 +366,8 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
     result = run(tmp_path, "slurm", path)
     (job,) = result.jobs
     assert (job.id, job.user, job.gpus.requested, gpu_seconds(job)) == ("7", "ann", 2, 100.0)
-    assert job.labels == {
-        "trace": "slurm",
-        "status": "COMPLETED",
-        "partition": "gpu",
-        "name": "train",
-        "gpu_type": "a100",
-        "slurm_priority": "5",
-        "time_limit": "5400",
-        "runs": "60-120",
-    }
+    stated = "status=COMPLETED partition=gpu name=train gpu_type=a100 slurm_priority=5 time_limit=5400"
+    assert job.labels == labels("slurm", f"{stated} runs=60-120")
     assert result.dropped == {"never started": 1}
 
 
