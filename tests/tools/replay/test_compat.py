@@ -44,6 +44,7 @@ from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.policies.tiresias import Tiresias
 from pliant.tools.schedule.policy import Target
 from tests.builders import cluster, job, mixed_cluster
+from tests.tools.profile.rows_builder import step
 from tests.tools.replay.importers.importing import pollux_inputs
 from tests.tools.replay.world import Seats, Told, ends, given, play, story
 
@@ -253,14 +254,10 @@ def test_a_move_costs_a_rescale_unless_it_is_free(first: NodeGpus, then: NodeGpu
 
 
 def test_believed_costs_may_differ_from_costs() -> None:
-    rows = (measured_row(),)
-    times = ThroughputByPlacement(Profile(rows), rescales_s=SIA.believed_cost_s)
+    row = step(1, 8, 0.5, model="cifar10", gpu_type="t4")
+    times = ThroughputByPlacement(Profile((row,)), rescales_s=SIA.believed_cost_s)
     assert [times.rescale_seconds(model) for model in ("cifar10", "other")] == [30.0, None]
     assert SIA.cost.of("cifar10") == 50.0
-
-
-def measured_row() -> ProfileRow:
-    return ProfileRow("train", "cifar10", "t4", 1, 1, "1", 8, 1, 0.5, samples_per_second=16.0)
 
 
 def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:
@@ -278,9 +275,7 @@ def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:
 def spread(nodes: int, rate: float) -> ProfileRow:
     """Two GPUs of a model at batch 16, all on one node or one on each."""
     placement = "2" if nodes == 1 else "1,1"
-    return ProfileRow(
-        "train", "net", "gpu", nodes, 2, placement, 8, step_seconds=16 / rate, samples_per_second=rate
-    )
+    return step(placement, 8, 16 / rate)
 
 
 @pytest.mark.parametrize(("compat", "jct_s"), [(None, 60 + 1600 / 2), ("shockwave", 20 + 1600 / 4)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from benchmarks.parts.mends_speeds import Scattered, falling_speeds, left_behind, mixed_demands, slower_sizes
@@ -18,6 +16,7 @@ from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.registry import policy_names
 from tests.builders import FREE_CHANGES, cluster, curves, job, mixed_cluster
+from tests.tools.profile.rows_builder import step
 from tests.tools.replay.world import given as inputs_of
 
 FALLS = curves(m={1: 10.0, 2: 18.0, 4: 26.0, 8: 20.0})
@@ -94,23 +93,16 @@ ALL = (*FASTEST_FIRST, "las", "fair-share", "pollux")
 
 def measured(model: str, gpu_type: str, **seconds: float) -> list[ProfileRow]:
     """Step times of a batch of eight by placement: ``g2=1.0``, ``g2_2=0.75``."""
-    rows = []
-    for name, step_seconds in seconds.items():
-        shares = [int(share) for share in name[1:].split("_")]
-        rows.append(
-            ProfileRow(
-                "train", model, gpu_type, len(shares), sum(shares), ",".join(map(str, shares)),
-                BATCH // sum(shares), 1, step_seconds=step_seconds, iterations=5, feasible=True,
-                source="measured",
-            )
-        )  # fmt: skip
-    return rows
+    shares = {name: [*map(int, name[1:].split("_"))] for name in seconds}
+    return [
+        step(",".join(map(str, own)), BATCH // sum(own), seconds[name], model=model, gpu_type=gpu_type)
+        for name, own in shares.items()
+    ]
 
 
 def too_large(model: str, gpu_type: str) -> list[ProfileRow]:
     """The model does not fit the memory of the type at any batch."""
-    row = ProfileRow("train", model, gpu_type, 1, 1, "1", 1, iterations=0, feasible=False, source="measured")
-    return [row, replace(row, gpus=2, placement="2")]
+    return [step(gpus, 1, None, model=model, gpu_type=gpu_type) for gpus in (1, 2)]
 
 
 PROFILE = Profile(

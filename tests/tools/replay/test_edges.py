@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from pliant.schemas.job import Job
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.output import Unfinished, in_words
 from pliant.tools.replay.run import Replayed, Run, replay
 from tests.builders import FREE_CHANGES, cluster, job
+from tests.tools.profile.rows_builder import step
 from tests.tools.replay.any_world import EVENT_DRIVEN, LEARNED, PARAMETERS, ROUNDS
 
 POLICIES = (*EVENT_DRIVEN, *ROUNDS, "pollux")
@@ -59,14 +60,11 @@ def test_ten_years_in_which_nothing_happens_are_quick(policy: str) -> None:
 
 PROFILE = Profile(
     tuple(
-        ProfileRow(
-            "train", model, "gpu", 1, gpus, str(gpus), 8 // gpus, 1, iterations=5,
-            feasible=seconds is not None, step_seconds=seconds and seconds / gpus, source="measured",
-        )
+        step(gpus, 8 // gpus, seconds and seconds / gpus, model=model)
         for model, seconds in (("linear", 8.0), ("huge", None))
         for gpus in (1, 2)
     )
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

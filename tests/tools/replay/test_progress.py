@@ -18,7 +18,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_jobs, write_jobs
 from pliant.schemas.job import Job, trace_hash
-from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
+from pliant.schemas.profile import ConvergenceRow, Profile
 from pliant.tools.profile.throughput import Placement
 from pliant.tools.replay.compat import SimulatorEpochs, WholeSecondPieces
 from pliant.tools.replay.engine.failures import NodeEvent
@@ -39,6 +39,7 @@ from pliant.tools.schedule.jobs import BatchChange, Observation
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, TimedSteps, cluster, curves, job
+from tests.tools.profile.rows_builder import step
 from tests.tools.replay.world import Pairs, Told, ends, play
 
 
@@ -132,13 +133,7 @@ def test_jobs_measure_where_the_simulated_cluster_says_so(measured):
 @pytest.mark.parametrize("knowledge", ["profile", "measured"])
 def test_pollux_tunes_the_batch_to_the_noise_it_measures(knowledge):
     """With a noise scale far above the batch, the largest batch trains fastest: nearly all rows say so."""
-    rows = [
-        ProfileRow(
-            "train", "m", "gpu", 1, 1, "1", local, step_seconds=1 + local / 64, samples_per_second=rate
-        )
-        for local in (8, 16, 32, 64, 128)
-        for rate in [local / (1 + local / 64)]
-    ]
+    rows = [step(1, local, 1 + local / 64, model="m") for local in (8, 16, 32, 64, 128)]
     batch = {"size": 8, "min": 8, "max": 128}
     spec = job("a", model="m", batch=batch, elastic="size+batch", work={"samples": 80_000})
     conditions = Conditions(progress="goodput", noise_scale={"": 1e5})
@@ -163,9 +158,7 @@ def test_goodput_is_throughput_at_the_reference_batch():
 
 
 def end_under(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
-    profile = Profile(
-        (ProfileRow("train", "m", "gpu", 1, 1, "1", 8, step_seconds=1.0, samples_per_second=8.0),)
-    )
+    profile = Profile((step(1, 8, 1.0, model="m"),))
     found = inputs(specs, NODES, profile)
     rows = validations([*run(8, (10, 10), (30, 20))]) if tables else {}
     world = Inputs(found.jobs, found.cluster, found.profile, found.throughput, rows)

@@ -25,7 +25,7 @@ from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import limits
 from pliant.schemas.file_io.record import Record
 from pliant.schemas.job import trace_hash
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import PromisedBounds, RunInfo, SubmitDetail
 from pliant.tools.replay.batch import Task, parameters_by_policy, replay_all, worker_pool
 from pliant.tools.replay.engine.costs import Cost
@@ -39,6 +39,7 @@ from pliant.tools.replay.sweep import SweepTask
 from pliant.tools.replay.sweep_recipe import SweepRecipe
 from tests.builders import cluster, job
 from tests.leftovers import PATIENCE_S
+from tests.tools.profile.rows_builder import step
 
 TRACE = (
     job("a", gpus=2, gpu_seconds=100),
@@ -111,9 +112,7 @@ print(*sorted({"pandas", "pyarrow", "pyarrow.compute", "scipy", "torch"} & sys.m
 def test_a_replay_of_parquet_loads_no_slow_library(tmp_path: Path) -> None:
     io.write_jobs([job("a", gpus=2, batch=6, work={"samples": 60})], tmp_path / "jobs.jsonl")
     io.write_cluster(NODES, tmp_path / "cluster.json")
-    row = ProfileRow(
-        "train", "linear", "gpu", 1, 2, "2", 3, step_seconds=0.5, samples_per_second=12.0, iterations=5
-    )
+    row = step(2, 3, 0.5, model="linear")
     io.write_profile(Profile((row,)), tmp_path / "profile.parquet")
     command = [sys.executable, "-c", REPLAYS]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -122,13 +121,8 @@ def test_a_replay_of_parquet_loads_no_slow_library(tmp_path: Path) -> None:
 
 def test_the_profile_is_named_by_its_hash_and_gives_curves() -> None:
     rows = tuple(
-        ProfileRow(
-            "train", "linear", "gpu", 1, gpus, str(gpus), batch // gpus, 1, step_seconds=batch / gpus,
-            iterations=5, feasible=True, source="measured",
-        )
-        for gpus in (1, 2, 3)
-        for batch in (6, 12)
-    )  # fmt: skip
+        step(gpus, batch // gpus, batch / gpus, model="linear") for gpus in (1, 2, 3) for batch in (6, 12)
+    )
     trace = [job("a", low=1, high=3, batch=12, gpu_seconds=10)]
     done = replay(inputs(trace, cluster(3), Profile(rows)), Run("fifo"))
     info, submit = list(done.log.events())[:2]

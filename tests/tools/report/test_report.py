@@ -13,7 +13,7 @@ from pliant.cli.report import report
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import write_events, write_profile
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import labels
 from pliant.tools.report.rendering.output import ReportFormat
@@ -276,10 +276,8 @@ def test_a_run_without_jobs_is_one_sentence(tmp_path, printed):
 
 def test_a_profile_shows_its_residuals(runs, tmp_path, printed):
     """Without the second size, two GPUs are a third of the way from one to four: 1 + 0.4 / 3."""
-    rows = [
-        ProfileRow("train", "linear", "gpu", 1, gpus, str(gpus), 8, step_seconds=seconds)
-        for gpus, seconds in ((1, 1.0), (2, 1.2), (4, 1.4))
-    ]
+    times = {1: 1.0, 2: 1.2, 4: 1.4}
+    rows = [step(gpus, 8, seconds, model="linear") for gpus, seconds in times.items()]
     write_profile(Profile(tuple(rows)), tmp_path / "profile.parquet")
     out = printed(runs[0], profile=str(tmp_path / "profile.parquet"), format="html").out
     assert all(shown in out for shown in ("Measured and predicted steps", "1.133", "-5.6"))
