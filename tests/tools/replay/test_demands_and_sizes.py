@@ -55,8 +55,7 @@ def test_jobs_take_only_gpus_that_make_them_faster() -> None:
         ("a", 4),
         ("b", 8),
     ]
-    # On eight GPUs they are slower than on two: the elastic job takes four, the rigid one keeps to
-    # eight.
+    # On eight GPUs they are slower than on two: the elastic job takes four, the rigid one keeps eight.
     jobs = [
         job("elastic", gpus=8, low=1, model="m", work={"samples": 2600.0}),
         job("rigid", at=500.0, gpus=8, model="m", work={"samples": 2000.0}),

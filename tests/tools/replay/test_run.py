@@ -154,9 +154,8 @@ def test_work_that_is_unknown_or_has_no_speed_is_refused() -> None:
         f'trace.jsonl: job "c" states no work, {needs}',
     ]
     trace = [job("a", at=5, gpus=2, gpu_seconds=9), job("b", at=9, gpus=4, batch=2, gpu_seconds=9)]
-    with pytest.raises(
-        BadInputError, match=r'trace\.jsonl: job "?b"?: work is stated in GPU-seconds at 4 GPUs'
-    ):
+    needs = r'trace\.jsonl: job "?b"?: work is stated in GPU-seconds at 4 GPUs'
+    with pytest.raises(BadInputError, match=needs):
         inputs([*trace, job("c", at=9, gpus=4, gpu_seconds=9)], cluster(4), source="trace.jsonl")
     simulated = SimulatedCluster(node_events=(NodeEvent(5, "n9", up=False),))
     with pytest.raises(BadInputError, match='no node "n9"'):

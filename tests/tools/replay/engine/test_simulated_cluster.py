@@ -102,11 +102,7 @@ class Looks(Seats):
 
 def test_a_policy_sees_the_speed_of_jobs_from_now_on() -> None:
     policy = Looks({0: {"a": A, "b": B}, 4: {}})
-    trace = [
-        job("a", gpus=3, gpu_seconds=30),
-        job("b", gpus=3, gpu_seconds=60),
-        job("c", at=4, gpu_seconds=1),
-    ]
+    trace = [*spanning(30, 60), job("c", at=4, gpu_seconds=1)]
     play(policy, trace, cluster(2, 2, 3), simulated=HALF)
     assert policy.seen[1:] == [{"a": 1.5, "b": 1.5, "c": 0.0}, {"b": 3.0, "c": 0.0}, {"c": 0.0}]
 
@@ -259,16 +255,13 @@ def measured(job_id: str, after: str, seconds: float) -> Event:
 
 
 LIVE = [
-    submitted("a", "net"),
-    submitted("b", "net"),
-    submitted("c", "mlp"),
+    *(submitted(name, model) for name, model in (("a", "net"), ("b", "net"), ("c", "mlp"))),
     Event(1.0, "start", "a", 1),
-    measured("a", "start", 4.0),
-    measured("b", "start", 6.0),
-    measured("c", "start", 2.0),
-    measured("a", "grow", 0.75),
-    measured("a", "shrink", 0.25),
-    measured("a", "resume", 7.0),
+    *(measured(name, "start", seconds) for name, seconds in (("a", 4.0), ("b", 6.0), ("c", 2.0))),
+    *(
+        measured("a", after, seconds)
+        for after, seconds in (("grow", 0.75), ("shrink", 0.25), ("resume", 7.0))
+    ),
     Event(9.5, "progress", "a", samples_done=5.0),
     Event(9.6, "decision"),
 ]
