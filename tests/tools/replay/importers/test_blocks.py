@@ -35,7 +35,7 @@ from pliant.tools.replay.importers.conversion import (
 )
 from pliant.tools.replay.importers.job_lines import check_rows, executed_jobs
 from pliant.tools.replay.importers.reading import json_rows
-from pliant.tools.replay.importers.run import import_trace
+from pliant.tools.replay.importers.run import Selection, import_trace
 from pliant.tools.replay.recorded import plain_seconds
 from tests.strategies import json_objects
 from tests.tools.replay.importers.importing import TIRESIAS, problems, run, text
@@ -71,6 +71,8 @@ def one_by_one(fields: list[str], reader: str) -> list[object]:
 
 @pytest.mark.parametrize("reader", READERS.split())
 @given(st.lists(FIELDS, min_size=1, max_size=12))
+@example(["2017-02-30 00:00:00", "7"])
+@example(["9" * 23, "1e999", "7"])
 def test_a_column_is_read_as_its_rows_are(reader: str, fields: list[str]) -> None:
     block = block_of(fields)
     column = getattr(block, reader)("field")
@@ -257,6 +259,11 @@ SWF = (
     "2\t10 5 x 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1",
     "3 5 0 9 -1 -1 -1 8 -1 -1 0 3 2 -1 1 -1 -1 -1\x0c",
     "4 1 2 3",
+    "5 -1 5 60 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "6 9 5 60 0 -1 -1 0 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "7 9 5 60 4 -1 -1 8 120 -1 2 3 2 -1 1 -1 -1 -1",
+    "8 9 -1 60 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "9 9 5 -1 4 -1 -1 8 120 -1 5 3 2 -1 1 -1 -1 -1",
     "1  0 5 60 4 -1 -1 8 120 -1 5 3 2 -1 1 -1 -1 -1",
 )
 CSV = (
@@ -282,21 +289,33 @@ JOBS = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "lines"),
-    [("slurm", SACCT), ("swf", SWF), ("philly", CSV), ("philly", [json.dumps(JOBS, indent=1)])],
+    ("kind", "lines", "begin"),
+    [
+        ("slurm", SACCT, None),
+        ("swf", SWF, None),
+        ("philly", CSV, "240s"),
+        ("philly", [json.dumps(JOBS, indent=1)], None),
+    ],
 )
 @pytest.mark.parametrize("lenient", [False, True])
 def test_small_blocks_give_what_a_whole_file_gives(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, lines: Sequence[str], lenient: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    lines: Sequence[str],
+    begin: str | None,
+    lenient: bool,
 ) -> None:
     """Odd rows among good ones, out of order, ids that are there twice, and the runs of one job apart."""
-    path, out, outcomes = text(tmp_path, "log", *lines), tmp_path / "out", set[str]()
+    path, out, outcomes = tmp_path / "log", tmp_path / "out", set[str]()
+    path.write_text("\n".join(lines))
+    selection = Selection(begin=begin)
     for block, in_memory in ((1 << 21, 1 << 25), (1, 100), (70, 3000), (300, 100)):
         monkeypatch.setattr(reading, "_CSV_BLOCK", block)
         monkeypatch.setattr(reading, "_RECORDS", max(1, block // 70))
         monkeypatch.setattr(importing, "_IN_MEMORY", in_memory)
         try:
-            summary = import_trace(kind, [path], str(out), lenient=lenient)
+            summary = import_trace(kind, [str(path)], str(out), lenient=lenient, selection=selection)
         except BadInputError as error:
             outcomes.add(str(error))
         else:

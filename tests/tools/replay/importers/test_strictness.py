@@ -212,6 +212,8 @@ def test_spans_users_and_samples_select_jobs(tmp_path: Path) -> None:
         "were submitted outside of --from and --to": 1,
         "are not in the sample": 2,
     }
+    with pytest.raises(BadInputError, match="no job in 5 rows"):
+        kept(tmp_path, begin="9h")
 
 
 @pytest.mark.parametrize(
