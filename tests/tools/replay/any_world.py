@@ -57,11 +57,8 @@ SEARCHING: Final = ("ones", "pollux")
 LEARNED: Final = ("drl", *SLOTTED)
 """What these have learned is of seconds, or they keep slots, and may leave GPUs idle: they promise to keep
 rules, and no more."""
-EVENT_DRIVEN: Final = tuple(
-    name
-    for name in policy_names()
-    if policy_class(name).default_interval_s is None and name not in (*SEARCHING, *SLOTTED)
-)
+_NAMES = [name for name in policy_names() if name not in (*SEARCHING, *SLOTTED)]
+EVENT_DRIVEN: Final = tuple(name for name in _NAMES if policy_class(name).default_interval_s is None)
 ROUNDS: Final = tuple(name for name in policy_names() if name not in (*EVENT_DRIVEN, *SEARCHING))
 
 BATCHES: Final = (32, 64, 128)
@@ -128,13 +125,9 @@ class World:
         return tuple(events)
 
     def simulated(self) -> SimulatedCluster:
-        return SimulatedCluster(
-            Cost(self.start_cost_s),
-            Cost(self.rescale_cost_s),
-            progress=self.model,
-            node_events=self.node_events(),
-            interference=self.interference,
-        )
+        costs = Cost(self.start_cost_s), Cost(self.rescale_cost_s)
+        more = {"node_events": self.node_events(), "interference": self.interference}
+        return SimulatedCluster(*costs, progress=self.model, **more)
 
     def model(self) -> ProgressModel:
         match self.progress:
@@ -151,20 +144,12 @@ class World:
         """The replay under a policy, asked as often as it prefers where nothing is said."""
         policy = any_policy(name, self.seed)
         asked_s = policy.default_interval_s if interval_s is None else interval_s or None
-        speeds, simulated = Scattered(), self.simulated()
-        return play(
-            policy, self.trace, self.nodes, speeds, simulated=simulated, interval_s=asked_s, seed=self.seed
-        )
+        options = {"simulated": self.simulated(), "interval_s": asked_s, "seed": self.seed}
+        return play(policy, self.trace, self.nodes, Scattered(), **options)
 
     def ledger(self) -> Ledger:
-        return Ledger(
-            self.nodes,
-            Scattered(),
-            self._progress_at,
-            self.start_cost_s,
-            self.rescale_cost_s,
-            self.interference,
-        )
+        costs = self.start_cost_s, self.rescale_cost_s, self.interference
+        return Ledger(self.nodes, Scattered(), self._progress_at, *costs)
 
     def _progress_at(self, spec: Job, batch: int, rate: float, done: float) -> tuple[float, float]:
         """What the progress models say, in the plainest words."""
@@ -205,42 +190,40 @@ def any_policy(name: str, seed: int = 0, stated: Mapping[str, Any] | None = None
     return make_policy(name, {**next(drawn, {}), **PARAMETERS.get(name, {}), **(stated or {})})
 
 
+def any_job(number: int, at: float, each: int, gpus: int, low: int, elastic: str, **more: Any) -> Job:
+    """A job of a model whose speeds and tables are known; what is not elastic has no limits.
+
+    :param each: GPUs of a replica.
+    """
+    limits = {} if elastic == "none" else {"low": low, "high": 8}
+    batch = {"size": 64, "min": 32, "max": 128} if elastic == "size+batch" else 64
+    known = {"model": "m", "convergence": "m", "batch": batch, "elastic": elastic}
+    return job(f"j{number}", at=at, gpus=gpus, each=each, **known, **limits, **more)
+
+
 @st.composite
-def traces(
-    draw: st.DrawFn,
-    *,
-    most: int = 8,
-    work: st.SearchStrategy[float] | None = None,
-    replicas: st.SearchStrategy[int] | None = None,
-) -> list[Job]:
+def traces(draw: st.DrawFn, *, most: int = 8, replicas: st.SearchStrategy[int] | None = None) -> list[Job]:
     """Jobs of up to four GPUs, rigid and elastic, of which several may arrive at once.
 
     :param replicas: GPUs of each; else one.
     """
     return [
-        job(
-            f"j{n}",
-            at=draw(st.integers(0, 30)) * 10.0,
-            each=(each := 1 if replicas is None else draw(replicas)),
-            gpus=(gpus := each * draw(st.sampled_from([1, 2, 3, 4][: 4 // each]))),
-            work={"samples": draw(work or st.floats(0.5, 5000.0))},
-            model="m",
-            elastic=(elastic := draw(st.sampled_from(["none", "size", "size+batch"]))),
-            low=each * draw(st.integers(1, gpus // each)) if elastic != "none" else None,
-            high=8 if elastic != "none" else None,
-            batch={"size": 64, "min": 32, "max": 128} if elastic == "size+batch" else 64,
-            convergence="m",
+        any_job(
+            n,
+            draw(st.integers(0, 30)) * 10.0,
+            each := 1 if replicas is None else draw(replicas),
+            gpus := each * draw(st.sampled_from([1, 2, 3, 4][: 4 // each])),
+            each * draw(st.integers(1, gpus // each)),
+            draw(st.sampled_from(["none", "size", "size+batch"])),
+            work={"samples": draw(st.floats(0.5, 5000.0))},
             checkpoint_seconds=draw(st.sampled_from([None, 16.0])),
         )
         for n in range(draw(st.integers(1, most)))
     ]
 
 
-OUTAGES: Final = st.tuples(
-    st.integers(0, 3200).map(lambda eighths: eighths / 8),
-    st.integers(0, 3),
-    st.sampled_from([0.5, 40.0, 40.0, None]),
-)
+_MOMENTS = st.integers(0, 3200).map(lambda eighths: eighths / 8)
+OUTAGES: Final = st.tuples(_MOMENTS, st.integers(0, 3), st.sampled_from([0.5, 40.0, 40.0, None]))
 
 
 @st.composite

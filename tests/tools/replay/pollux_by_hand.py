@@ -236,13 +236,13 @@ def simulated(
     with workload.open() as file:
         jobs = [
             Job(
-                row["name"],
-                apps[row["application"]],
-                float(row["time"]),
-                int(row["num_replicas"]),
-                int(row["batch_size"]),
+                r["name"],
+                apps[r["application"]],
+                float(r["time"]),
+                int(r["num_replicas"]),
+                int(r["batch_size"]),
             )
-            for row in csv.DictReader(file)
+            for r in csv.DictReader(file)
         ]
     now_s = 0.0
     while any(job.ended_s is None for job in jobs):

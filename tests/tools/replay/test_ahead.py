@@ -49,14 +49,11 @@ def waiting(*more: object) -> Session:
     return held
 
 
-def test_measured_speeds_and_costs_count() -> None:
+def test_looks_ahead_use_measured_speeds_and_costs() -> None:
     found = look_ahead(waiting(), 0.0, DEAR, {"a": 2.0}).jobs  # of 4 samples a second
     assert (found["a"].end_s, found["b"].start_s, found["b"].end_s) == (200.0, 200.0, 310.0)
     assert (found["a"].gpus, found["a"].start_s, found["b"].gpus) == (4, None, 4)
-
-
-def test_a_job_that_has_trained_pays_for_a_resume_and_one_that_has_not_for_a_start() -> None:
-    """a lost its node at 50 after half of its work: it resumes for 4 s. b then starts for 10."""
+    # a lost its node at 50 after half of its work: it resumes for 4 s. b then starts for 10.
     held = waiting()
     for lost in held.node_down("n0", 50.0):
         lost.report_progress(50.0, 200.0)
@@ -80,7 +77,7 @@ def test_what_cannot_be_known_is_said() -> None:
     }
 
 
-def test_with_little_time_the_policy_is_asked_more_rarely_and_then_not_at_all() -> None:
+def test_with_little_time_the_policy_is_asked_more_rarely() -> None:
     jobs = [each for each in some_jobs(400) if each.work is not None]
 
     def look(within_s: float | None):
@@ -105,21 +102,15 @@ def test_two_looks_are_compared_over_the_jobs_of_both() -> None:
     assert (found.now.gpu_use, found.then.gpu_use) == (1.0, 1.0)
 
 
-def test_costs_come_from_the_log_or_are_those_of_a_replay() -> None:
-    assert world_of([], None).start_cost == SimulatedCluster(Cost(30.0)).start_cost
-
-
-def test_past_predictions_are_held_against_what_came() -> None:
+def test_past_predictions_are_compared_with_what_came() -> None:
     errors = PastErrors.of([0.5, *[1.0] * 8, 4.0])
     assert errors.between_s(110.0, 10.0) == (110.0, 110.0)
     assert PastErrors.of([2.0] * LEAST).between_s(110.0, 10.0) == (210.0, 210.0)
     few = PastErrors.of([1.0])
     assert few.between_s(110.0, 10.0) is None
     assert few.words("starts") == f"no ranges of starts: 1 of {LEAST} past predictions to compare with"
-
-
-def test_what_has_not_come_yet_counts_as_coming_now() -> None:
     moments = [PastMoment(0.0, waiting(), {})]
     came = {"a": Came(0.0, 150.0), "b": Came(200.0, None), "c": Came(None, None)}
     starts, ends_ = past_errors(moments, came, 300.0, FREE_CHANGES, each_s=60.0)
     assert (starts.comparisons, ends_.comparisons) == (2, 2)
+    assert world_of([], None).start_cost == SimulatedCluster(Cost(30.0)).start_cost

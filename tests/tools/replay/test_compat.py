@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pytest
 
@@ -30,6 +30,7 @@ from pliant.tools.replay.compat import (
     whole_second_end,
 )
 from pliant.tools.replay.engine.costs import Cost
+from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.running import RoundTimes
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
@@ -37,22 +38,29 @@ from pliant.tools.replay.inputs import inputs as checked
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.progress import ProgressModel, Segment
 from pliant.tools.replay.run import Run, prepared, replay
-from pliant.tools.schedule.jobs import NodeGpus
+from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.policies.tiresias import Tiresias
-from pliant.tools.schedule.policy import Decision, Policy, Target
-from pliant.tools.schedule.snapshot import Snapshot
+from pliant.tools.schedule.policy import Target
 from tests.builders import cluster, job, mixed_cluster
+from tests.tools.profile.rows_builder import step
 from tests.tools.replay.importers.importing import pollux_inputs
-from tests.tools.replay.world import ends, given, play, story
+from tests.tools.replay.world import Seats, Told, ends, given, play, story
 
 
-def test_nothing_is_on_by_default():
+def test_presets_are_off_by_default_and_need_their_inputs():
     assert preset(None) == NONE == Compat()
     assert (preset("pollux"), preset("sia"), preset("shockwave")) == (POLLUX, SIA, SHOCKWAVE)
     with pytest.raises(UsageError, match='--compat "plutus": expected pollux, sia, shockwave'):
         preset("plutus")
+    world = given([job("a", work={"samples": 5})], cluster(1))
+    with pytest.raises(UsageError, match="--compat pollux needs a --profile"):
+        replay(world, Run("tiresias", conditions=Conditions(compat="pollux")))
+    with pytest.raises(UsageError, match="--compat pollux simulates epochs, not --progress samples"):
+        replay(world, Run("tiresias", conditions=Conditions(progress="samples", compat="pollux")))
+    with pytest.raises(UsageError, match="--speeds placement needs a --profile"):
+        replay(world, Run("tiresias", conditions=Conditions(speeds="placement")))
 
 
 def test_time_passes_before_the_first_round():
@@ -83,15 +91,8 @@ def test_jobs_are_in_the_order_of_the_file():
     rows = [job("b", at=5, labels={"row": "2"}), job("a", at=5, labels={"row": "10"}), job("c", at=1)]
     assert [each.id for each in sorted(rows, key=file_order)] == ["b", "a", "c"]
     jobs = [job("a", labels={"row": "2"}, gpu_seconds=30), job("b", labels={"row": "1"}, gpu_seconds=30)]
-    told = story(
-        play(
-            Tiresias(),
-            jobs,
-            cluster(1),
-            simulated=SimulatedCluster(quirks=Quirks(order=file_order)),
-            interval_s=10,
-        )
-    )
+    simulated = SimulatedCluster(quirks=Quirks(order=file_order))
+    told = story(play(Tiresias(), jobs, cluster(1), simulated=simulated, interval_s=10))
     assert [name for _, name, event, _ in told if event == "start"] == ["b", "a"]
 
 
@@ -112,35 +113,22 @@ class Rounded(ProgressModel):
 
 @pytest.mark.parametrize("stepwise", [False, True])
 @pytest.mark.parametrize(("seconds", "starts_s"), [(59.6, 60), (60.4, 120)])
-def test_an_end_that_was_rounded_down_to_a_round_is_seen_in_the_next(seconds, starts_s, stepwise):
+def test_an_end_rounded_down_to_a_round_is_seen_in_the_next(seconds, starts_s, stepwise):
     jobs = [job("a", work={"samples": seconds}), job("b", at=1, work={"samples": seconds})]
     world = SimulatedCluster(progress=lambda: Rounded(seconds, stepwise=stepwise), quirks=WHOLE_SECONDS)
     told = story(play(Tiresias(), jobs, cluster(1), simulated=world, interval_s=60))
     assert told[:3] == [(0, "a", "start", 1), (60, "a", "finish", 0), (starts_s, "b", "start", 1)]
 
 
-def test_a_late_end_waits_for_the_next_round_even_where_this_one_was_left_out():
+def test_rounds_are_left_out_where_nothing_can_change():
     jobs = [job("a", work={"samples": 180.4}), job("b", at=1, work={"samples": 180.4})]
     world = SimulatedCluster(progress=lambda: Rounded(180.4), quirks=WHOLE_SECONDS)
     engine = play(Tiresias(), jobs, cluster(1), simulated=world, interval_s=60)
     assert story(engine)[1:3] == [(180, "a", "finish", 0), (240, "b", "start", 1)]
     assert engine.counters.decisions == 3, "at 0, at 60 for b, and at 240"
-
-
-def test_rounds_in_which_nothing_can_change_are_left_out():
     jobs = [job("a", gpus=2, work={"samples": 1e6})]
     engine = play(Tiresias("1"), jobs, cluster(2), interval_s=60)
     assert engine.counters.decisions == 2, "at the start, and when the job reaches its threshold"
-
-
-def test_it_needs_what_it_is_made_of():
-    world = given([job("a", work={"samples": 5})], cluster(1))
-    with pytest.raises(UsageError, match="--compat pollux needs a --profile"):
-        replay(world, Run("tiresias", conditions=Conditions(compat="pollux")))
-    with pytest.raises(UsageError, match="--compat pollux simulates epochs, not --progress samples"):
-        replay(world, Run("tiresias", conditions=Conditions(progress="samples", compat="pollux")))
-    with pytest.raises(UsageError, match="--speeds placement needs a --profile"):
-        replay(world, Run("tiresias", conditions=Conditions(speeds="placement")))
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +186,7 @@ def test_every_quirk_is_documented():
     assert [pair for pair in sorted(stated) if f"`{pair}`" not in text] == []
 
 
-def test_what_is_rounded_down_to_a_round_is_not_over_in_it():
+def test_an_end_rounded_down_to_a_round_is_over_in_the_next():
     pieces = WholeSecondPieces([0.0, 60.3, 120.0, 179.6], [1.0, 1.0, 1.0], 60.0)
     assert pieces.ends_s == [0, 60, 120, 180]
     trajectory = pieces.trajectory(0.0)
@@ -209,66 +197,39 @@ def test_what_is_rounded_down_to_a_round_is_not_over_in_it():
     short = WholeSecondPieces([0.0, 60.3], [1.0], 60.0).trajectory(0.0)
     assert short.is_late(60.0)
     assert not short.is_late(67.0), "between rounds nobody looks"
-
-
-def test_pieces_of_no_time_follow_each_other_at_once():
     pieces = WholeSecondPieces([0.0, 60.0, 60.2, 60.4, 100.0], [1.0] * 4, 60.0)
     trajectory = pieces.trajectory(0.0)
     assert trajectory.samples_done(0.0, 60.0) == 60.0, "the first is over, the next was cut to nothing"
     assert trajectory.samples_done(0.0, 61.0) == pytest.approx(61.4)
 
 
-# Changes of the batch alone.
-
-
-if TYPE_CHECKING:
-    import numpy as np
-
 BATCH = {"size": 32, "min": 32, "max": 64}
 
 
-class Rebatches(Policy):
-    """Starts its job at once and doubles its batch at a given time."""
+class Rebatches(Told):
+    """``orders[time]`` are the batches of jobs on one GPU."""
 
     name: ClassVar[str] = "rebatches"
     elasticity: ClassVar[Elasticity] = "size+batch"
 
-    def __init__(self, at_s: float) -> None:
-        self.at_s = at_s
-
-    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        batch = 64 if snapshot.time_s >= self.at_s else 32
-        return Decision({name: Target(1, None, batch) for name in snapshot.jobs}, ask_again_s=self.at_s)
+    def target(self, order: int, job: JobState) -> Target:
+        return Target(1, None, order)
 
 
-@pytest.mark.parametrize(("free", "end_s"), [(True, 5 + 100), (False, 5 + 100 + 5)])
-def test_another_batch_costs_a_rescale_unless_it_is_free(free: bool, end_s: float) -> None:
+def doubles_batch(at_s: float, *, free: bool = True) -> Engine:
+    """A job of 100 GPU-seconds, with twice the batch from this time on; starts and rescales cost 5 s."""
+    policy = Rebatches({0: {"a": 32}, at_s: {"a": 64}}, again_s=[at_s])
     simulated = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_rebatch=free))
     trace = [job("a", elastic="size+batch", batch=BATCH, gpu_seconds=100)]
-    assert ends(play(Rebatches(50), trace, cluster(1), simulated=simulated)) == {"a": end_s}
+    return play(policy, trace, cluster(1), simulated=simulated)
 
 
-def test_a_free_change_still_waits_for_the_start_to_be_paid() -> None:
-    simulated = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_rebatch=True))
-    trace = [job("a", elastic="size+batch", batch=BATCH, gpu_seconds=100)]
-    engine = play(Rebatches(2), trace, cluster(1), simulated=simulated)
-    assert ends(engine) == {"a": 5 + 100}
-    assert [event.overhead_seconds for event in engine.log.events() if event.overhead_seconds] == [2, 3]
-
-
-class Moves(Policy):
-    """Starts its job at once on given nodes, and moves it to others at 50 s."""
-
-    name: ClassVar[str] = "moves"
-    elasticity: ClassVar[Elasticity] = "size"
-
-    def __init__(self, first: NodeGpus, then: NodeGpus) -> None:
-        self.places = first, then
-
-    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        place = self.places[snapshot.time_s >= 50]
-        gpus = sum(count for _, count in place)
-        return Decision({name: Target(gpus, None, None, place) for name in snapshot.jobs}, ask_again_s=50)
+def test_another_batch_costs_a_rescale_unless_it_is_free() -> None:
+    assert ends(doubles_batch(50)) == {"a": 5 + 100}
+    assert ends(doubles_batch(50, free=False)) == {"a": 5 + 100 + 5}
+    early = doubles_batch(2)  # the start still has to be paid
+    assert ends(early) == {"a": 5 + 100}
+    assert [event.overhead_seconds for event in early.log.events() if event.overhead_seconds] == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -286,20 +247,17 @@ def test_a_move_costs_a_rescale_unless_it_is_free(first: NodeGpus, then: NodeGpu
     nodes = mixed_cluster(x=(2, 2), y=(2,))
     trace = [job("a", gpus=1, low=1, high=2, gpu_seconds=200)]
     rescaled = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_moves=True))
-    engine = play(Moves(first, then), trace, nodes, simulated=rescaled)
+    policy = Seats({0: {"a": first}, 50: {"a": then}}, again_s=[50])
+    engine = play(policy, trace, nodes, simulated=rescaled)
     slower = 2 if sum(count for _, count in then) == 1 else 1
     assert ends(engine) == {"a": 50 + cost_s + 55 * slower}
 
 
-def test_what_policies_take_a_change_to_cost_may_differ_from_its_cost() -> None:
-    rows = (measured_row(),)
-    times = ThroughputByPlacement(Profile(rows), rescales_s=SIA.believed_cost_s)
+def test_believed_costs_may_differ_from_costs() -> None:
+    row = step(1, 8, 0.5, model="cifar10", gpu_type="t4")
+    times = ThroughputByPlacement(Profile((row,)), rescales_s=SIA.believed_cost_s)
     assert [times.rescale_seconds(model) for model in ("cifar10", "other")] == [30.0, None]
     assert SIA.cost.of("cifar10") == 50.0
-
-
-def measured_row() -> ProfileRow:
-    return ProfileRow("train", "cifar10", "t4", 1, 1, "1", 8, 1, 0.5, samples_per_second=16.0)
 
 
 def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:
@@ -317,9 +275,7 @@ def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:
 def spread(nodes: int, rate: float) -> ProfileRow:
     """Two GPUs of a model at batch 16, all on one node or one on each."""
     placement = "2" if nodes == 1 else "1,1"
-    return ProfileRow(
-        "train", "net", "gpu", nodes, 2, placement, 8, step_seconds=16 / rate, samples_per_second=rate
-    )
+    return step(placement, 8, 16 / rate)
 
 
 @pytest.mark.parametrize(("compat", "jct_s"), [(None, 60 + 1600 / 2), ("shockwave", 20 + 1600 / 4)])
@@ -335,7 +291,7 @@ def test_jobs_are_as_fast_on_two_nodes_as_on_one(compat: str | None, jct_s: floa
     assert finished == [("a", pytest.approx(jct_s))]
 
 
-def test_a_job_that_trains_on_moves_at_no_cost_and_pays_for_a_pause() -> None:
+def test_moves_are_free_and_pauses_cost_under_shockwave() -> None:
     alone = job("a", model="net", batch=16, work={"samples": 16.0})
     world = checked([alone], cluster(1), Profile((spread(1, 4.0),)))
     found = [

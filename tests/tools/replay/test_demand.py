@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from pliant.cli.main import app
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_events, write_cluster, write_convergence, write_jobs, write_predictor
+from pliant.schemas.io import read_events, write_cluster, write_jobs, write_predictor
 from pliant.schemas.predictor import Predictor
 from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ProgressPredictor
@@ -105,17 +105,11 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Look:
 # The oracle, and jobs that state less than the replay knows.
 
 
-def test_the_work_of_jobs_that_state_none_is_that_of_their_validation_run() -> None:
+def test_the_oracle_knows_work_that_jobs_do_not_state(look: Look) -> None:
     assert finished(under(silent(), "oracle")) == {"a": (24000.0, 19200.0), "b": (4801.0, 4800.0)}
-
-
-def test_the_oracle_lets_a_policy_serve_the_short_job_first_that_does_not_say_so() -> None:
-    """A job of unknown work comes last, so that the long one trains on unless the policy knows."""
+    # A job of unknown work comes last, so that the long one trains on unless the policy knows.
     assert events(under(silent(), "oracle"), "preempt") == [(1.0, "preempt", "a")]
     assert events(under(silent()), "preempt") == []
-
-
-def test_what_no_policy_may_see_is_unknown_to_it(look: Look) -> None:
     seen = look(lambda state, time_s: state.remaining_samples(time_s))
     under(silent())
     assert set(seen) == {None}
@@ -128,39 +122,29 @@ def test_what_no_policy_may_see_is_unknown_to_it(look: Look) -> None:
     ("policy", "demand"),
     [("srtf", "stated"), ("srtf", "predicted"), ("srtf", "oracle"), ("ones", "stated"), ("pollux", "stated")],
 )
-def test_a_target_metric_ends_a_job_also_where_epochs_are_looked_at_one_by_one(
-    policy: str, demand: DemandName
-) -> None:
+def test_a_target_metric_ends_jobs_under_every_demand(policy: str, demand: DemandName) -> None:
     alone = replace(early(target_metric="0.35"), jobs=early(target_metric="0.35").jobs[:1])
     ((_, samples),) = finished(under(alone, demand, policy)).values()
     assert samples == 4 * 960
 
 
-def test_the_oracle_knows_that_a_target_will_be_reached_sooner_than_stated() -> None:
+def test_the_oracle_knows_when_targets_end_jobs_and_no_more() -> None:
     assert events(under(early(target_metric="0.35")), "start")[0] == (0.0, "start", "b")
     known = under(early(target_metric="0.35"), "oracle")
     assert events(known, "start")[0] == (0.0, "start", "a")
     assert finished(known) == {"a": (3840.0, 3840.0), "b": (8640.0, 4800.0)}
 
-
-def test_where_jobs_end_as_they_state_an_oracle_knows_no_more() -> None:
     def told(demand: DemandName) -> list[Event]:
         return [each for each in under(early(), demand).log.events() if each.event != "decision"]
 
     assert told("stated") == told("oracle")
 
 
-def test_failures_are_drawn_for_the_work_that_is_not_stated_too() -> None:
+def test_unstated_work_needs_epochs_or_an_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     fails = SimulatedCluster(mtbf=Mtbf(between_h=1.0, repair_h=0.1))
     assert events(replay(silent(), Run("srtf", simulated=fails)), "node_down")
-
-
-def test_only_epochs_take_work_from_a_table() -> None:
     with pytest.raises(UsageError, match='--progress samples: job "a" states no work, and only epochs'):
         replay(silent(), Run("srtf", conditions=Conditions(progress="samples")))
-
-
-def test_a_policy_that_needs_the_work_refuses_jobs_that_hide_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
     with pytest.raises(BadInputError, match='job "a" states no work, which policy "srtf" needs'):
         under(silent())
@@ -177,7 +161,7 @@ def test_no_other_command_has_an_oracle(command: str) -> None:
 # Predictions; the trace alone knows when jobs end.
 
 
-def test_it_learns_as_jobs_end_and_every_job_still_does_the_work_of_the_trace() -> None:
+def test_predictions_are_learned_and_hide_the_work_of_the_trace(look: Look) -> None:
     done = under(sequence(), "predicted")
     assert {name: samples for name, (_, samples) in finished(done).items()} == {
         f"j{n:02}": 100.0 * (5 + n) for n in range(12)
@@ -188,9 +172,6 @@ def test_it_learns_as_jobs_end_and_every_job_still_does_the_work_of_the_trace() 
     assert (first["low"], first["high"]) == (0.05, 0.95), "at first it knows nothing"
     assert last["high"] - last["low"] < 0.9
     assert under(sequence(), "predicted").log.json_lines() == done.log.json_lines()
-
-
-def test_no_policy_sees_the_work_of_the_trace(look: Look) -> None:
     seen = look(lambda state, _: (state.predicted, state.total_samples == state.work_samples))
     under(sequence(), "predicted")
     assert all(predicted for predicted, _ in seen)
@@ -206,7 +187,7 @@ def test_jobs_with_a_table_report_their_epochs_and_metrics() -> None:
     ]
 
 
-def test_jobs_that_train_by_samples_report_what_their_table_did_at_the_same_part_of_the_work() -> None:
+def test_jobs_of_samples_report_the_metrics_of_their_table() -> None:
     """Two recorded epochs stand for halves: of eight epochs the first four report the first of them."""
     table = [
         ConvergenceRow("net", 960, n, n + 1.0, n + 1.0, 0.1 + n, loss=4.0 - n, initial_loss=8.0)
@@ -226,7 +207,7 @@ def test_jobs_that_train_by_samples_report_what_their_table_did_at_the_same_part
     assert stated.session.ended["j03"].epochs == (), "no policy asks"
 
 
-def test_a_file_says_that_the_distribution_is_not_widened(tmp_path: Path) -> None:
+def test_predictions_begin_as_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "predictor.json"
     write_predictor(Predictor(widened=False), path)
     narrow, wide = (
@@ -237,9 +218,6 @@ def test_a_file_says_that_the_distribution_is_not_widened(tmp_path: Path) -> Non
     assert wide.fit is not None
     assert narrow.fit.trust == 1 > wide.fit.trust
     assert not narrow.widened
-
-
-def test_a_fitted_file_is_where_predictions_begin(tmp_path: Path) -> None:
     known = ProgressPredictor()
     known.learn(history(10))
     path = tmp_path / "predictor.json"
@@ -250,48 +228,24 @@ def test_a_fitted_file_is_where_predictions_begin(tmp_path: Path) -> None:
     assert (first["low"], first["high"]) != (0.05, 0.95)
 
 
-# The command, and what reports say.
-
-
-def call(*args: str) -> str:
-    done = CliRunner().invoke(app, [*args])
-    assert done.exit_code == 0
-    return done.output
-
-
-BEGIN = ("replay", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "srtf")
-
-
-def test_the_event_file_and_the_report_name_what_was_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_is_a_history_to_fit_predictors_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the commands; the report and the event file name what was known of the work."""
     monkeypatch.chdir(tmp_path)
-    write_jobs(silent().jobs, "jobs.jsonl")
-    write_cluster(silent().cluster, "cluster.json")
-    write_convergence(TABLE, "epochs.parquet")
-    for demand in ("stated", "oracle"):
-        call(*BEGIN, "--convergence", "epochs.parquet", "--demand", demand, "-o", f"{demand}.parquet")
-    (head, *_) = read_events("oracle.parquet")
-    assert [(head.detail or {})[name] for name in ("oracle", "demand")] == [True, "oracle"]
-    text = call("report", "stated.parquet", "oracle.parquet", "--verbose")
-    assert "srtf oracle demand" in text, "the name of the run"
-    assert "oracle demand (knows when jobs end, as no scheduler can)" in " ".join(text.split())
-    assert "the policies did not see the same of the work of jobs" in text
-
-
-def test_a_replay_is_a_history_to_fit_to_and_the_report_names_predictions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    made = sequence(8)
+    made, begin = sequence(8), ("replay", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "srtf")
     write_jobs(made.jobs, "jobs.jsonl")
     write_cluster(made.cluster, "cluster.json")
-    call(*BEGIN, "-o", "stated.parquet")
-    call("predictor", "fit", "stated.parquet", "-o", "predictor.json")
-    call(*BEGIN, "--demand", "predicted", "--predictor", "predictor.json", "-o", "predicted.parquet")
+    for words in (
+        (*begin, "-o", "stated.parquet"),
+        ("predictor", "fit", "stated.parquet", "-o", "predictor.json"),
+        (*begin, "--demand", "predicted", "--predictor", "predictor.json", "-o", "predicted.parquet"),
+        (*begin, "--demand", "oracle", "-o", "oracle.parquet"),
+    ):
+        assert CliRunner().invoke(app, [*words]).exit_code == 0
     assert any(event.event == "progress" for event in read_events("predicted.parquet"))
-    told = json.loads(CliRunner().invoke(app, ["report", "predicted.parquet", "--format", "json"]).stdout)
-    assert told["runs"][0]["demand"] == "predicted"
-    alone = CliRunner().invoke(app, [*BEGIN, "--predictor", "predictor.json"])
+    (head, *_) = read_events("oracle.parquet")
+    assert [(head.detail or {})[name] for name in ("oracle", "demand")] == [True, "oracle"]
+    report = CliRunner().invoke(app, ["report", "predicted.parquet", "oracle.parquet", "--format", "json"])
+    assert [run["demand"] for run in json.loads(report.stdout)["runs"]] == ["predicted", "oracle"]
+    alone = CliRunner().invoke(app, [*begin, "--predictor", "predictor.json"])
     assert alone.exit_code == 2
     assert "it predicts with --demand predicted only" in alone.output

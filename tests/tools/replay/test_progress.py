@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_jobs, write_jobs
 from pliant.schemas.job import Job, trace_hash
-from pliant.schemas.profile import ConvergenceRow, Profile, ProfileRow
+from pliant.schemas.profile import ConvergenceRow, Profile
 from pliant.tools.profile.throughput import Placement
 from pliant.tools.replay.compat import SimulatorEpochs, WholeSecondPieces
 from pliant.tools.replay.engine.failures import NodeEvent
@@ -33,12 +34,13 @@ from pliant.tools.replay.progress import (
     efficiency,
     validations,
 )
-from pliant.tools.replay.run import Inputs, Run, replay
+from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.jobs import BatchChange, Observation
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, TimedSteps, cluster, curves, job
+from tests.tools.profile.rows_builder import step
 from tests.tools.replay.world import Pairs, Told, ends, play
 
 
@@ -78,10 +80,12 @@ def test_tables_are_linear_between_batches_and_level_beyond():
     assert TABLE.noise_scale(8, 1) == 8 * 2.0
 
 
-def test_an_epoch_is_as_many_steps_as_the_validation_run_took():
+def test_epochs_take_the_steps_of_the_validation_run():
     assert trained(epochs_job(8), EpochProgress({"m": TABLE})) == 20  # 20 steps of 8 samples at 8 a second
     assert trained(epochs_job(16), EpochProgress({"m": TABLE})) == 20  # 10 steps of 2 s
     assert trained(epochs_job(12), EpochProgress({"m": TABLE})) == pytest.approx(15 * 1.5)
+    half = job("a", model="m", batch=8, work={"epochs": 1.5, "dataset_size": 80}, convergence="m")
+    assert trained(half, EpochProgress({"m": TABLE})) == 15
 
 
 def simulator_epochs(**max_epochs: int) -> SimulatorEpochs:
@@ -91,11 +95,6 @@ def simulator_epochs(**max_epochs: int) -> SimulatorEpochs:
 def test_whole_seconds_round_each_epoch_and_max_epochs_wins():
     assert trained(epochs_job(16), simulator_epochs()) == 12 + 13  # 12.0 and 13.33
     assert trained(epochs_job(8), simulator_epochs(m=1)) == 10
-
-
-def test_part_of_an_epoch_may_be_a_jobs_work():
-    half = job("a", model="m", batch=8, work={"epochs": 1.5, "dataset_size": 80}, convergence="m")
-    assert trained(half, EpochProgress({"m": TABLE})) == 15
 
 
 @pytest.mark.parametrize(("metrics", "target", "end_s"), [((1, 5), 4, 20), ((5, 6), 4, 10), ((9, 3), 3, 20)])
@@ -112,62 +111,30 @@ def test_a_target_metric_is_a_number(text):
         trained(epochs_job(labels={"target_metric": text}), EpochProgress({"m": table}))
 
 
-def test_a_watched_job_shows_its_noise():
-    model = EpochProgress({"m": TABLE}, stepwise=True)
-    engine = play(
-        Told({0.0: {"a": 1}}),
-        [epochs_job()],
-        NODES,
-        curves(m={1: 8}),
-        simulated=SimulatedCluster(progress=lambda: model, measured=True),
-    )
+@pytest.mark.parametrize("model", [EpochProgress, GoodputProgress])
+def test_a_watched_job_shows_its_noise(model):
+    stepwise = model({"m": TABLE}, stepwise=True)
+    world = SimulatedCluster(progress=lambda: stepwise, measured=True)
+    engine = play(Told({0.0: {"a": 1}}), [epochs_job()], NODES, curves(m={1: 8}), simulated=world)
     assert engine.session.ended["a"].noise_scale == 16, "that of the last epoch"
 
 
-def test_models_return_what_a_job_measures_and_change_nothing_about_it():
-    engine = play(Told({}), [epochs_job(8)], NODES, curves(m={1: 8}))
-    state = engine.session.jobs["a"]
-    state.gpus, state.samples_per_second = 1, 8.0
-    for model in (EpochProgress({"m": TABLE}, stepwise=True), GoodputProgress({"m": TABLE}, stepwise=True)):
-        segment = model.segment(state, 0.0)
-        assert (segment.noise_scale, segment.until_samples, segment.trajectory) == (32, 80, None)
-    assert GoodputProgress({}, {"m": 5.0}).segment(state, 0.0).noise_scale == 5
-    assert (state.noise_scale, state.observations) == (None, ())
-
-
 @pytest.mark.parametrize("measured", [False, True])
-def test_the_engine_lets_jobs_learn_where_the_simulated_cluster_says_so(measured):
+def test_jobs_measure_where_the_simulated_cluster_says_so(measured):
     told = Told({0.0: {"a": 1}, 5.0: {"a": 2}, 7.0: {"a": 1}}, again_s=[5.0, 7.0])
     spec = epochs_job(8, low=1, high=2)
     world = SimulatedCluster(progress=lambda: GoodputProgress({}, {"m": 5.0}), measured=measured)
     engine = play(told, [spec], NODES, curves(m={1: 8, 2: 16}), simulated=world)
     job = engine.session.ended["a"]
     assert job.noise_scale == (5.0 if measured else None)
-    known = (
-        Observation((1,), 8, 1, 1.0, gpu_type="gpu"),
-        Observation((2,), 4, 1, 0.5, gpu_type="gpu"),
-    )
+    known = (Observation((1,), 8, 1, 1.0, gpu_type="gpu"), Observation((2,), 4, 1, 0.5, gpu_type="gpu"))
     assert job.observations == (known if measured else ())
-
-
-def test_goodput_epoch_by_epoch_ends_when_the_whole_course_ends():
-    for batch in (8, 16):
-        whole = trained(epochs_job(batch), GoodputProgress({"m": TABLE}))
-        assert trained(epochs_job(batch), GoodputProgress({"m": TABLE}, stepwise=True)) == pytest.approx(
-            whole
-        )
 
 
 @pytest.mark.parametrize("knowledge", ["profile", "measured"])
 def test_pollux_tunes_the_batch_to_the_noise_it_measures(knowledge):
     """With a noise scale far above the batch, the largest batch trains fastest: nearly all rows say so."""
-    rows = [
-        ProfileRow(
-            "train", "m", "gpu", 1, 1, "1", local, step_seconds=1 + local / 64, samples_per_second=rate
-        )
-        for local in (8, 16, 32, 64, 128)
-        for rate in [local / (1 + local / 64)]
-    ]
+    rows = [step(1, local, 1 + local / 64, model="m") for local in (8, 16, 32, 64, 128)]
     batch = {"size": 8, "min": 8, "max": 128}
     spec = job("a", model="m", batch=batch, elastic="size+batch", work={"samples": 80_000})
     conditions = Conditions(progress="goodput", noise_scale={"": 1e5})
@@ -178,21 +145,21 @@ def test_pollux_tunes_the_batch_to_the_noise_it_measures(knowledge):
     assert batches[-1] > 32, "it stays at its first batch where nothing hands on the noise scale"
 
 
-def test_goodput_at_the_reference_batch_is_the_throughput():
+def test_goodput_is_throughput_at_the_reference_batch():
     assert efficiency(10, 8, 8) == 1
     assert efficiency(8, 8, 16) == pytest.approx(16 / 24)
     assert efficiency(float("inf"), 8, 16) == 1
     assert trained(epochs_job(8), GoodputProgress({"m": TABLE})) == 20
     assert trained(epochs_job(8), GoodputProgress({}, {"m": 5.0})) == 20
+    for batch in (8, 16):
+        whole, by_epoch = (GoodputProgress({"m": TABLE}, stepwise=each) for each in (False, True))
+        assert trained(epochs_job(batch), by_epoch) == pytest.approx(trained(epochs_job(batch), whole))
 
 
 def end_under(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
-    profile = Profile(
-        (ProfileRow("train", "m", "gpu", 1, 1, "1", 8, step_seconds=1.0, samples_per_second=8.0),)
-    )
-    found = inputs(specs, NODES, profile)
+    profile = Profile((step(1, 8, 1.0, model="m"),))
     rows = validations([*run(8, (10, 10), (30, 20))]) if tables else {}
-    world = Inputs(found.jobs, found.cluster, found.profile, found.throughput, rows)
+    world = replace(inputs(specs, NODES, profile), tables=rows)
     done = replay(world, Run("fifo", conditions=conditions, simulated=FREE_CHANGES))
     return max(event.time for event in done.log.events() if event.event == "finish")
 
@@ -210,21 +177,15 @@ def test_the_model_is_chosen_by_what_a_job_has():
         end_under(Conditions(progress="epochs"), epochs_job(), tables=False)
     with pytest.raises(UsageError, match='no noise scale is known for model "m"'):
         end_under(Conditions(progress="goodput"), plain)
-
-
-def test_the_event_file_says_by_which_model_jobs_advanced():
-    """The report's caveat about bounds hangs on it."""
-    plain = job("b", model="m", batch=8, work={"samples": 80})
+    # The report's caveat about bounds hangs on what the event file says.
     rows = validations([*run(8, (10, 10), (30, 20))])
-    for jobs, tables, said in (
+    for jobs, tables, named in (
         ([epochs_job(), plain], rows, "epochs"),
         ([plain], rows, "samples"),
         ([epochs_job()], {}, "samples"),
     ):
-        found = inputs(jobs, NODES)
-        world = Inputs(found.jobs, found.cluster, found.profile, found.throughput, tables)
-        head = next(iter(replay(world, Run("fifo")).log.events()))
-        assert (head.detail or {}).get("progress", "samples") == said
+        head = next(iter(replay(replace(inputs(jobs, NODES), tables=tables), Run("fifo")).log.events()))
+        assert (head.detail or {}).get("progress", "samples") == named
 
 
 def test_noise_scales_are_read_by_model():
@@ -254,7 +215,6 @@ def test_what_a_table_lacks_is_said():
 
 STEPS = Pieces([0.0, 10.0, 30.0, 40.0], [1.0, 4.0, 2.0])
 
-
 """10, 5 and 5 seconds."""
 
 
@@ -263,9 +223,6 @@ def test_a_job_is_where_its_pieces_take_it():
     assert trajectory.seconds == 20
     told = [trajectory.samples_done(100.0, 100.0 + passed) for passed in (-5, 0, 5, 10, 12, 15, 17.5, 20, 99)]
     assert told == [0, 0, 5, 10, 18, 30, 35, 40, 40]
-
-
-def test_it_begins_in_the_middle_or_at_a_bound():
     assert STEPS.trajectory(5.0).seconds == 15
     assert STEPS.trajectory(5.0).samples_done(0.0, 6.0) == 14
     at_bound = STEPS.trajectory(10.0)
@@ -310,7 +267,7 @@ def growing(job_id: str = "a", **more: object) -> Job:
     return job(job_id, batch=batch, work={"samples": 800.0}, **more)  # type: ignore[arg-type]
 
 
-def test_speed_changes_at_each_border_and_the_end_is_exact():
+def test_regimes_change_the_speed_and_count_for_the_work():
     engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 200.0}
     changes = [event for event in engine.log.events() if event.event == "progress"]
@@ -318,16 +275,37 @@ def test_speed_changes_at_each_border_and_the_end_is_exact():
         (100.0, 4, 200.0),
         (150.0, 8, 400.0),
     ]
+    engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
+    detail = next(event.detail for event in engine.log.events() if event.event == "submit") or {}
+    assert detail["demand_gpu_s"] == pytest.approx(200.0)
+    assert detail["curve"][0] == [1, pytest.approx(4.0)]
+    done = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
+    held = Session(Fifo(), cluster(1), SPEEDS)
+    for event in done.log.events():
+        if event.time < 150.0:
+            apply_events(held, [event])
+    state = held.jobs["a"]
+    assert (state.reference_batch, state.global_batch, state.samples_per_second) == (4, 4, 4.0)
+    assert state.batch_changes == (BatchChange(200.0, 4),)
+    assert state.samples_done(125.0) == 300.0
+    assert [change.kind for change in held.changes] == ["arrived", "batch"]
 
 
-def test_the_cost_of_a_start_comes_before_the_first_regime():
+def test_costs_and_failures_meet_the_regime_of_the_moment():
     assert ends(play(Fifo(), [growing()], cluster(1), SPEEDS)) == {"a": 200.0}
     policy = Told({0.0: {"a": 1}, 120.0: {"a": 0}, 130.0: {"a": 1}}, again_s=[120.0, 130.0])
     engine = play(policy, [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 210.0}  # ten seconds without GPUs in the second regime
+    # Checkpoints at 60 s and 120 s; the node fails at 110 s, in the second regime.
+    failures = (NodeEvent(110.0, "n0", False), NodeEvent(200.0, "n0", True))
+    simulated = SimulatedCluster(FREE_CHANGES.start_cost, FREE_CHANGES.rescale_cost, node_events=failures)
+    engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=simulated)
+    assert ends(engine) == {"a": 340.0}  # 120 of 200 samples saved, 40 s to the border, then 50 s + 50 s
+    batches = [event.global_batch for event in engine.log.events() if event.event == "progress"]
+    assert batches == [4, 2, 4, 8]
 
 
-def test_a_policy_is_asked_at_a_border_and_sees_the_present_speed_alone():
+def test_a_policy_is_asked_at_a_border_of_regimes():
     seen: list[tuple[float, float, tuple[BatchChange, ...]]] = []
 
     class Watching(Fifo):
@@ -344,50 +322,17 @@ def test_a_policy_is_asked_at_a_border_and_sees_the_present_speed_alone():
     assert seen == [(0.0, 2.0, ()), (100.0, 4.0, (first,)), (150.0, 8.0, (first, second))]
 
 
-def test_a_failure_takes_the_job_back_to_the_batch_of_its_checkpoint():
-    """Checkpoints at 60 s and 120 s; the node fails at 110 s, in the second regime."""
-    failures = (NodeEvent(110.0, "n0", False), NodeEvent(200.0, "n0", True))
-    simulated = SimulatedCluster(FREE_CHANGES.start_cost, FREE_CHANGES.rescale_cost, node_events=failures)
-    engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=simulated)
-    assert ends(engine) == {"a": 340.0}  # 120 of 200 samples saved, 40 s to the border, then 50 s + 50 s
-    batches = [event.global_batch for event in engine.log.events() if event.event == "progress"]
-    assert batches == [4, 2, 4, 8]
-
-
-def test_gpus_that_a_small_batch_leaves_without_a_sample_idle():
+def test_small_batches_and_shared_gpus_slow_a_regime():
     regimes = ({"after": 0.5, "size": 2},)
     shrinking = job("a", gpus=4, low=1, high=4, batch={"size": 4, "regimes": regimes}, work={"samples": 80.0})
     engine = play(Told({0.0: {"a": 4}}), [shrinking], cluster(4), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 30.0}  # 10 steps of 4 samples, then 20 of 2
-
-
-def test_two_jobs_that_share_a_gpu_are_slowed_in_every_regime():
-    """At half its speed, a begins its second regime at 200 s, when b ends; at 100 s, it would be alone."""
+    # At half its speed, a begins its second regime at 200 s, when b ends; at 100 s, it would be alone.
     sharing = {"unmeasured": "together", "speed": 0.5}
     nodes = Cluster.model_validate({"nodes": ({"name": "n0", "gpus": 1},), "sharing": sharing})
     other = job("b", batch=8, work={"samples": 1000.0})
     engine = play(Pairs({0.0: {"a": 1, "b": "a"}}), [growing(), other], nodes, SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 325.0, "b": 250.0}  # 100 samples at 2 a second, 100 at 4, 400 at 8
-
-
-def test_the_work_of_a_report_counts_all_regimes():
-    engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
-    detail = next(event.detail for event in engine.log.events() if event.event == "submit") or {}
-    assert detail["demand_gpu_s"] == pytest.approx(200.0)
-    assert detail["curve"][0] == [1, pytest.approx(4.0)]
-
-
-def test_a_log_leads_to_the_batch_of_the_moment():
-    done = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
-    held = Session(Fifo(), cluster(1), SPEEDS)
-    for event in done.log.events():
-        if event.time < 150.0:
-            apply_events(held, [event])
-    state = held.jobs["a"]
-    assert (state.reference_batch, state.global_batch, state.samples_per_second) == (4, 4, 4.0)
-    assert state.batch_changes == (BatchChange(200.0, 4),)
-    assert state.samples_done(125.0) == 300.0
-    assert [change.kind for change in held.changes] == ["arrived", "batch"]
 
 
 @pytest.mark.parametrize(
@@ -407,9 +352,7 @@ def test_a_log_leads_to_the_batch_of_the_moment():
         ),
     ],
 )
-def test_a_job_whose_fields_choose_its_batch_twice_is_refused(
-    wrong: dict[str, Any], words: str, tmp_path: Path
-):
+def test_a_job_that_chooses_its_batch_twice_is_refused(wrong: dict[str, Any], words: str, tmp_path: Path):
     record = growing().model_dump(mode="json", exclude_defaults=True) | wrong
     path = tmp_path / "jobs.jsonl"
     path.write_text(json.dumps(record) + "\n")
@@ -417,7 +360,7 @@ def test_a_job_whose_fields_choose_its_batch_twice_is_refused(
         read_jobs(str(path))
 
 
-def test_regimes_survive_a_file_and_count_for_the_hash_of_the_trace(tmp_path: Path):
+def test_regimes_survive_a_file_and_count_for_the_hash(tmp_path: Path):
     path = str(tmp_path / "jobs.jsonl")
     write_jobs([growing()], path)
     assert '"schema":"pliant.job/1.6"' in Path(path).read_text()

@@ -7,27 +7,21 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.schemas.job import Job
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.output import parquet_bytes
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import policy_names
 from tests.effort import examples
 from tests.tools.replay.any_world import (
-    EVENT_DRIVEN,
-    LEARNED,
     PARAMETERS,
-    ROUNDS,
     SEARCHING,
     SLOTTED,
     Scattered,
@@ -35,24 +29,16 @@ from tests.tools.replay.any_world import (
     any_policy,
     worlds,
 )
-from tests.tools.replay.world import play
 
 SLOW = (*SEARCHING, *SLOTTED)
 
 
+FACTS = ("phase", "gpus", "gpu_type", "placement", "global_batch", "preemptions", "rescales", "first_start_s")
+
+
 def facts(state: JobState, at_s: float) -> tuple[object, ...]:
-    return (
-        state.phase,
-        state.gpus,
-        state.gpu_type,
-        state.placement,
-        state.global_batch,
-        state.preemptions,
-        state.rescales,
-        state.first_start_s,
-        pytest.approx(state.samples_done(at_s)),
-        pytest.approx(state.attained_service_s(at_s)),
-    )
+    sums = state.samples_done(at_s), state.attained_service_s(at_s)
+    return *(getattr(state, name) for name in FACTS), *map(pytest.approx, sums)
 
 
 def check_books(world: World, engine: Engine) -> None:
@@ -88,10 +74,10 @@ def check_fold(world: World, policy: str, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("policy", [*policy_names(), "restless"])
-def test_the_books_are_right_and_no_job_flaps_where_the_cluster_rules_so(policy: str) -> None:
+def test_the_books_are_right_and_no_job_flaps(policy: str) -> None:
     @settings(max_examples=examples(5 if policy in SLOW else 30), derandomize=True)
     @given(
-        world=worlds(most_jobs=5 if policy in SLOW else 8),
+        world=worlds(most_jobs=5 if policy in SLOW else 8, replicas=st.sampled_from([1, 1, 2])),
         interval_s=st.just(None) if policy in SEARCHING else st.sampled_from([None, 0.0, 7.0]),
         min_run_s=st.sampled_from([0.0, 0.0, 25.0]),
         cooldown_s=st.sampled_from([0.0, 0.0, 15.0, 60.0]),
@@ -102,18 +88,6 @@ def test_the_books_are_right_and_no_job_flaps_where_the_cluster_rules_so(policy:
         check_books(ruled, engine)
         check_fold(ruled, policy, engine)
         check_rules(engine, min_run_s, cooldown_s)
-
-    holds()
-
-
-@pytest.mark.parametrize("policy", policy_names())
-def test_replicas_of_two_gpus_are_kept_together_through_failures_and_every_job_ends(policy: str) -> None:
-    @settings(max_examples=examples(3 if policy in SLOW else 10), derandomize=True)
-    @given(world=worlds(most_jobs=5, replicas=st.sampled_from([1, 2])))
-    def holds(world: World) -> None:
-        engine = world.play(policy)
-        check_books(world, engine)
-        check_fold(world, policy, engine)
 
     holds()
 
@@ -131,61 +105,8 @@ def check_rules(engine: Engine, min_run_s: float, cooldown_s: float) -> None:
             changed_s[event.job] = event.time
 
 
-def twice_as_fast(one: Job) -> Job:
-    half = {"submit_time": one.submit_time / 2, "checkpoint_seconds": (one.checkpoint_seconds or 60.0) / 2}
-    return one.model_copy(update=half)
-
-
-def halved(world: World) -> World:
-    return replace(
-        world,
-        trace=tuple(map(twice_as_fast, world.trace)),
-        start_cost_s=world.start_cost_s / 2,
-        rescale_cost_s=world.rescale_cost_s / 2,
-        outages=tuple((at / 2, node, lasts and lasts / 2) for at, node, lasts in world.outages),
-    )
-
-
-@pytest.mark.parametrize("policy", sorted({*EVENT_DRIVEN, *ROUNDS, "restless"} - {*LEARNED}))
-@settings(max_examples=examples(15), derandomize=True)
-@given(world=worlds())
-def test_doubling_all_speeds_halves_all_times(policy: str, world: World) -> None:
-    """Costs, arrivals, failures, rounds and the thresholds of the policy are halved, too."""
-    interval_s = None if policy in EVENT_DRIVEN else 16.0
-    slow, fast = (
-        play(
-            made,
-            each.trace,
-            each.nodes,
-            Scattered(factor),
-            simulated=each.simulated(),
-            interval_s=interval_s and interval_s / factor,
-            seed=each.seed,
-        )
-        for made, each, factor in (
-            (any_policy(policy), world, 1.0),
-            (hasty(policy), halved(world), 2.0),
-        )
-    )
-    assert list(slow.log.column("event")) == list(fast.log.column("event"))
-    assert list(slow.log.column("time")) == [2 * time_s for time_s in fast.log.column("time")]
-    assert list(slow.log.column("placement")) == list(fast.log.column("placement"))
-
-
-def hasty(policy: str) -> Policy:
-    """The policy with all its times halved."""
-    made = any_policy(policy)
-    return type(made)(**{name: half(name, value) for name, value in made.parameters.items()})
-
-
-def half(parameter: str, value: Any) -> Any:
-    if parameter.endswith("_gpu_hours") and isinstance(value, str):
-        return ",".join(str(float(hours) / 2) for hours in value.split(","))
-    return value / 2 if parameter.endswith(("_s", "_gpu_hours")) and isinstance(value, float) else value
-
-
-@pytest.mark.parametrize("policy", policy_names())
-def test_a_replay_gives_the_same_bytes_in_whatever_order_its_rows_are(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["ares", "las", "gavel", "pollux", "oasis"])
+def test_the_order_of_rows_does_not_change_a_byte(policy: str) -> None:
     @settings(max_examples=examples(2 if policy in SLOW else 5), derandomize=True)
     @given(world=worlds(most_jobs=3 if policy in SLOW else 5), rng=st.randoms(use_true_random=False))
     def holds(world: World, rng: random.Random) -> None:

@@ -6,37 +6,40 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from typer.main import get_command
+from typer.testing import CliRunner
 
+from pliant.cli.common import command
+from pliant.cli.main import app
+from pliant.cli.replay import replay as replay_command
+from pliant.schemas import io
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import limits
-from pliant.schemas.io import (
-    profile_hash,
-    profile_to_columns,
-    read_events,
-    read_job_table,
-    write_cluster,
-    write_jobs,
-    write_profile,
-)
+from pliant.schemas.file_io.record import Record
 from pliant.schemas.job import trace_hash
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import PromisedBounds, RunInfo, SubmitDetail
 from pliant.tools.replay.batch import Task, parameters_by_policy, replay_all, worker_pool
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Sources, inputs, trace_name
-from pliant.tools.replay.options import Conditions
+from pliant.tools.replay.options import Conditions, ReplayOptions
 from pliant.tools.replay.output import output_paths, write
 from pliant.tools.replay.run import Run, replay
+from pliant.tools.replay.sweep import SweepTask
+from pliant.tools.replay.sweep_recipe import SweepRecipe
 from tests.builders import cluster, job
 from tests.leftovers import PATIENCE_S
+from tests.tools.profile.rows_builder import step
 
 TRACE = (
     job("a", gpus=2, gpu_seconds=100),
@@ -61,11 +64,11 @@ FORMS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "ares"])
-def test_jobs_of_one_form_are_replayed_as_each_would_be_alone(policy: str, tmp_path: Path) -> None:
+def test_jobs_of_one_form_are_replayed_as_each_alone(policy: str, tmp_path: Path) -> None:
     jobs = [job(f"j{n}", at=n * 7.5, **form) for n, form in enumerate(FORMS * 3)]
-    write_jobs(jobs, tmp_path / "jobs.jsonl")
+    io.write_jobs(jobs, tmp_path / "jobs.jsonl")
     nodes = Cluster(nodes=tuple(node.model_copy(update={"cpus": 8}) for node in cluster(4, 2).expanded()))
-    table = read_job_table(tmp_path / "jobs.jsonl")
+    table = io.read_job_table(tmp_path / "jobs.jsonl")
     assert len(set(table.kind)) < len(jobs)
     found = [replay(inputs(each, nodes), Run(policy)).log.json_lines() for each in (table, tuple(jobs))]
     assert found[0] == found[1]
@@ -87,6 +90,12 @@ def test_the_first_event_names_the_run() -> None:
     assert (found.start_cost_s, found.rescale_cost_s) == (1.0, {"linear": 2.0, "other": 3.0})
     summary = replay(inputs(TRACE, NODES), run).summary
     assert found.counters == {"events": summary.events, "decisions": summary.decisions}
+    assert info(Run("las")).interval_s == 60.0
+    assert info(Run("las", conditions=Conditions(interval=0))).interval_s is None
+    assert info(Run("fifo")).interval_s is None
+    assert info(Run("fifo", conditions=Conditions(interval=5))).interval_s == 5.0
+    assert info(Run("fifo")).bounds is None
+    assert info(Run("ares", {"alpha": 0.8})).bounds == PromisedBounds(gps_delay=1 / 0.8 - 1)
 
 
 REPLAYS = """
@@ -100,59 +109,43 @@ print(*sorted({"pandas", "pyarrow", "pyarrow.compute", "scipy", "torch"} & sys.m
 """
 
 
-def test_a_replay_from_parquet_to_parquet_loads_none_of_the_slow_libraries(tmp_path: Path) -> None:
-    write_jobs([job("a", gpus=2, batch=6, work={"samples": 60})], tmp_path / "jobs.jsonl")
-    write_cluster(NODES, tmp_path / "cluster.json")
-    row = ProfileRow(
-        "train", "linear", "gpu", 1, 2, "2", 3, step_seconds=0.5, samples_per_second=12.0, iterations=5
-    )
-    write_profile(Profile((row,)), tmp_path / "profile.parquet")
+def test_a_replay_of_parquet_loads_no_slow_library(tmp_path: Path) -> None:
+    io.write_jobs([job("a", gpus=2, batch=6, work={"samples": 60})], tmp_path / "jobs.jsonl")
+    io.write_cluster(NODES, tmp_path / "cluster.json")
+    row = step(2, 3, 0.5, model="linear")
+    io.write_profile(Profile((row,)), tmp_path / "profile.parquet")
     command = [sys.executable, "-c", REPLAYS]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("pyarrow\n", "")
 
 
-def test_the_profiles_hash_goes_into_the_first_event_and_its_sizes_into_the_curves() -> None:
+def test_the_profile_is_named_by_its_hash_and_gives_curves() -> None:
     rows = tuple(
-        ProfileRow(
-            "train", "linear", "gpu", 1, gpus, str(gpus), batch // gpus, 1, step_seconds=batch / gpus,
-            iterations=5, feasible=True, source="measured",
-        )
-        for gpus in (1, 2, 3)
-        for batch in (6, 12)
-    )  # fmt: skip
+        step(gpus, batch // gpus, batch / gpus, model="linear") for gpus in (1, 2, 3) for batch in (6, 12)
+    )
     trace = [job("a", low=1, high=3, batch=12, gpu_seconds=10)]
     done = replay(inputs(trace, cluster(3), Profile(rows)), Run("fifo"))
     info, submit = list(done.log.events())[:2]
     assert info.detail is not None
-    assert info.detail["profile_hash"] == profile_hash(profile_to_columns(rows))
+    assert info.detail["profile_hash"] == io.profile_hash(io.profile_to_columns(rows))
     assert "profile" not in info.detail, "it is as large as the profile"
     curve = SubmitDetail.model_validate(submit.detail, strict=False).curve
     assert [size for size, _ in curve] == [1, 2, 3]
 
 
-def test_the_summary_counts_and_says_who_is_left() -> None:
+def test_the_summary_counts_and_a_limit_takes_first_arrivals(sources: Sources, tmp_path: Path) -> None:
     done = replay(inputs(TRACE, NODES), Run("ares"))
     summary = done.summary
     assert (summary.jobs, summary.finished, summary.rejected) == (4, 3, 1)
     assert summary.unfinished == ()
     assert summary.events == len(list(done.log.events()))
     assert summary.without_timing() == replay(inputs(TRACE, NODES), Run("ares")).summary.without_timing()
+    limited = Sources(sources.jobs, sources.cluster, jobs_limit=2)
+    summary = replay_all(limited, tasks(tmp_path, "fifo"))[0]
+    assert (summary.jobs, summary.trace_hash) == (2, trace_hash(TRACE[:2]))
 
 
-def test_the_interval_is_the_policys_own_unless_said_otherwise() -> None:
-    assert info(Run("las")).interval_s == 60.0
-    assert info(Run("las", conditions=Conditions(interval=0))).interval_s is None
-    assert info(Run("fifo")).interval_s is None
-    assert info(Run("fifo", conditions=Conditions(interval=5))).interval_s == 5.0
-
-
-def test_the_first_event_states_what_the_policy_promises() -> None:
-    assert info(Run("fifo")).bounds is None
-    assert info(Run("ares", {"alpha": 0.8})).bounds == PromisedBounds(gps_delay=1 / 0.8 - 1)
-
-
-def test_a_job_of_unknown_work_is_refused_and_all_of_them_are_named() -> None:
+def test_work_that_is_unknown_or_has_no_speed_is_refused() -> None:
     with pytest.raises(BadInputError) as caught:
         inputs([job("a"), job("b", gpu_seconds=1), job("c")], NODES, source="trace.jsonl")
     needs = "a replay needs samples, epochs with dataset_size, iterations or gpu_seconds"
@@ -160,28 +153,17 @@ def test_a_job_of_unknown_work_is_refused_and_all_of_them_are_named() -> None:
         f'trace.jsonl: job "a" states no work, {needs}',
         f'trace.jsonl: job "c" states no work, {needs}',
     ]
-
-
-def test_gpu_time_at_a_size_without_a_speed_is_refused_before_anything_happens() -> None:
     trace = [job("a", at=5, gpus=2, gpu_seconds=9), job("b", at=9, gpus=4, batch=2, gpu_seconds=9)]
-    with pytest.raises(
-        BadInputError, match=r'trace\.jsonl: job "?b"?: work is stated in GPU-seconds at 4 GPUs'
-    ):
+    needs = r'trace\.jsonl: job "?b"?: work is stated in GPU-seconds at 4 GPUs'
+    with pytest.raises(BadInputError, match=needs):
         inputs([*trace, job("c", at=9, gpus=4, gpu_seconds=9)], cluster(4), source="trace.jsonl")
-
-
-def test_a_node_event_of_an_unknown_node_is_refused() -> None:
     simulated = SimulatedCluster(node_events=(NodeEvent(5, "n9", up=False),))
     with pytest.raises(BadInputError, match='no node "n9"'):
         replay(inputs(TRACE, NODES), Run("fifo", simulated=simulated))
 
 
 def test_a_tiny_replay_is_what_it_was() -> None:
-    """If a change is meant: ``python -m tests.tools.replay.test_run`` writes the file again."""
-    assert golden_text() == GOLDEN.read_text()
-
-
-def golden_text() -> str:
+    """If a change is meant, PLIANT_WRITE_GOLDEN=1 in the environment writes the file again."""
     failures = (NodeEvent(80, "n1", up=False), NodeEvent(200, "n1", up=True))
     simulated = SimulatedCluster(Cost(4), Cost(6), node_events=failures)
     trace = (*TRACE, job("e", at=30, gpus=2, gpu_seconds=300))
@@ -189,13 +171,16 @@ def golden_text() -> str:
     lines = done.log.json_lines().decode().splitlines(keepends=True)
     info = json.loads(lines[1])
     info["detail"]["pliant_version"] = "X"
-    return "".join([lines[0], json.dumps(info) + "\n", *lines[2:]])
+    found = "".join([lines[0], json.dumps(info) + "\n", *lines[2:]])
+    if os.environ.get("PLIANT_WRITE_GOLDEN"):
+        GOLDEN.write_text(found)
+    assert found == GOLDEN.read_text()
 
 
 @pytest.fixture
 def sources(tmp_path: Path) -> Sources:
-    write_jobs(TRACE, tmp_path / "jobs.jsonl")
-    write_cluster(NODES, tmp_path / "cluster.json")
+    io.write_jobs(TRACE, tmp_path / "jobs.jsonl")
+    io.write_cluster(NODES, tmp_path / "cluster.json")
     return Sources(str(tmp_path / "jobs.jsonl"), str(tmp_path / "cluster.json"))
 
 
@@ -211,23 +196,17 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_workers_write_the_same_bytes(sources: Sources, tmp_path: Path) -> None:
     told: list[tuple[int, int | None]] = []
     replay_all(sources, tasks(tmp_path / "one", "fifo", "las"))
-    replay_all(
-        sources,
-        tasks(tmp_path / "two", "fifo", "las"),
-        workers=2,
-        advance=lambda *at: told.append(at),
-    )
+    two = tasks(tmp_path / "two", "fifo", "las")
+    replay_all(sources, two, workers=2, advance=lambda *at: told.append(at))
     assert files(tmp_path / "one") == files(tmp_path / "two")
     assert told == [(4, 8), (8, 8)]
 
 
-def test_a_killed_worker_is_told_and_none_is_left() -> None:
+def test_killed_and_interrupted_workers_leave_none() -> None:
     with pytest.raises(ServiceMissingError, match="a worker process was killed"), worker_pool(2) as pool:
         pool.submit(os._exit, 1).result()
     assert_no_workers()
 
-
-def test_an_interrupt_ends_the_workers() -> None:
     def interrupted() -> None:
         with worker_pool(2) as pool:
             pool.submit(time.sleep, 600)
@@ -259,12 +238,9 @@ def assert_no_workers() -> None:
     assert active_children() == []
 
 
-def test_stdin_cannot_be_shared_by_workers(tmp_path: Path) -> None:
+def test_stdin_and_wrong_policies_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="stdin"):
         replay_all(Sources("-", "cluster.json"), tasks(tmp_path, "fifo", "ares"), workers=2)
-
-
-def test_a_wrong_policy_is_told_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='unknown policy "fofi"'):
         replay_all(Sources("nowhere", "nowhere"), tasks(tmp_path, "fifo", "fofi"))
 
@@ -276,16 +252,10 @@ def test_a_log_of_jobs_that_take_turns_can_be_read(tmp_path: Path, monkeypatch: 
     assert len(done.log) > 2000
     monkeypatch.setattr(limits, "FREE_BYTES", 0)
     write(done.log, done.summary, str(tmp_path / "las.parquet"))
-    assert len(read_events(tmp_path / "las.parquet")) == len(done.log)
+    assert len(io.read_events(tmp_path / "las.parquet")) == len(done.log)
 
 
-def test_a_limit_takes_the_first_arrivals(sources: Sources, tmp_path: Path) -> None:
-    limited = Sources(sources.jobs, sources.cluster, jobs_limit=2)
-    summary = replay_all(limited, tasks(tmp_path, "fifo"))[0]
-    assert (summary.jobs, summary.trace_hash) == (2, trace_hash(TRACE[:2]))
-
-
-def test_where_the_files_go() -> None:
+def test_files_and_parameters_are_told_apart_by_policy() -> None:
     assert output_paths("-", ["fifo"]) == ["-"]
     assert output_paths("a/run.jsonl", ["fifo"]) == ["a/run.jsonl"]
     assert output_paths("runs", ["fifo", "las"]) == ["runs/fifo.parquet", "runs/las.parquet"]
@@ -295,9 +265,6 @@ def test_where_the_files_go() -> None:
         output_paths("run.parquet", ["fifo", "las"])
     with pytest.raises(UsageError, match='"fifo" is named twice'):
         output_paths("runs", ["fifo", "las", "fifo"])
-
-
-def test_parameters_are_told_apart_by_policy() -> None:
     both = ["ares", "fifo"]
     assert parameters_by_policy(both, ["ares.alpha=1"]) == {"ares": {"alpha": "1"}, "fifo": {}}
     assert parameters_by_policy(["ares"], ["alpha=1", "ares.pool=2"]) == {"ares": {"alpha": "1", "pool": "2"}}
@@ -307,19 +274,45 @@ def test_parameters_are_told_apart_by_policy() -> None:
         parameters_by_policy(both, ["las.x=1"])
 
 
+def test_a_trace_is_called_after_its_file() -> None:
+    paths = ("traces/philly-t0.jsonl", "w6/jobs.jsonl", "jobs.jsonl", "/jobs.jsonl", "-")
+    assert [trace_name(path) for path in paths] == ["philly-t0", "w6", "jobs", "jobs", None]
+
+
+@pytest.mark.parametrize(("record", "declared"), [(SweepRecipe, Conditions), (SweepTask, ReplayOptions)])
+def test_a_recipe_and_a_task_have_the_declared_fields(record: type[Record], declared: type) -> None:
+    own = {"jobs", "cluster"} if record is SweepTask else set()
+    for each in fields(declared):
+        assert each.name in record.model_fields
+        if each.name not in own:
+            assert record.model_fields[each.name].default == each.default
+
+
+def test_the_command_has_an_option_for_every_declared_field() -> None:
+    alone = typer.Typer()
+    alone.command("replay")(command(replay_command))
+    options = {parameter.name: parameter for parameter in get_command(alone).params}
+    for each in fields(ReplayOptions):
+        name = each.name if each.name == "jobs" else f"--{each.name.replace('_', '-')}"
+        assert name in options[each.name].opts
+        assert options[each.name].default == each.default
+
+
+@pytest.mark.parametrize(("typed", "offered"), [("--interf", "--interference"), ("--progress g", "goodput")])
+def test_a_shell_completes_options_and_their_values(typed: str, offered: str) -> None:
+    line = f"pliant replay {typed}"
+    asked = {"_PLIANT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    done = CliRunner().invoke(app, [], prog_name="pliant", env=asked)
+    assert done.stdout.split() == [offered]
+
+
 @pytest.mark.parametrize(
-    ("path", "name"),
+    ("stated", "message"),
     [
-        ("traces/philly-t0.jsonl", "philly-t0"),
-        ("w6/jobs.jsonl", "w6"),
-        ("jobs.jsonl", "jobs"),
-        ("/jobs.jsonl", "jobs"),
-        ("-", None),
+        (Conditions(interval=1e-9), "1e-09: expected 0, or 0.001 s or more"),
+        (Conditions(interference=1.0), "1: expected a part of the speed, from 0 to below 1"),
+        (Conditions(interval=0.0, interference=0.5), None),
     ],
 )
-def test_a_trace_is_called_after_its_file(path, name):
-    assert trace_name(path) == name
-
-
-if __name__ == "__main__":
-    GOLDEN.write_text(golden_text())
+def test_what_no_replay_can_follow_is_said_in_words(stated: Conditions, message: str | None) -> None:
+    assert [text for _, text in stated.wrong()] == ([] if message is None else [message])

@@ -19,24 +19,6 @@ from pliant.tools.replay import batch
 from pliant.tools.replay import sweep as sweeps
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.inputs import Inputs, Sources
-from pliant.tools.replay.sweep import (
-    KEYS,
-    SweepTask,
-    array_scripts,
-    array_size,
-    carry_out,
-    event_file,
-    is_finished,
-    outdated,
-    read_table,
-    strangers,
-    submit,
-    sweep,
-    sweep_tasks,
-    task_of,
-    write_scripts,
-    write_table,
-)
 from pliant.tools.replay.sweep_recipe import pliant_digest, read_sweep
 from pliant.tools.replay.synthetic import synthesize
 from pliant.tools.replay.synthetic_recipe import read_recipe
@@ -73,145 +55,136 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def tasks_of(folder: Path) -> list[SweepTask]:
-    out = folder / "out"
+def tasks_of(folder: Path, *changes: tuple[str, str]) -> list[sweeps.SweepTask]:
+    """The tasks of the sweep, whose recipe is changed where changes are named."""
+    recipe, out = folder / "sweep.toml", folder / "out"
+    if changes:
+        text = SWEEP
+        for old, new in changes:
+            text = text.replace(old, new)
+        recipe.write_text(text)
     out.mkdir(exist_ok=True)
-    return sweep_tasks(read_sweep(str(folder / "sweep.toml")), out)
+    return sweeps.sweep_tasks(read_sweep(str(recipe)), out)
 
 
-def test_every_trace_meets_every_policy_with_every_parameter(folder: Path) -> None:
+def test_names_hold_traces_policies_parameters_and_seeds(folder: Path) -> None:
     traces = ("real", "made-t1", "made-t2")
     runs = ("fifo", "ares-alpha0.5", "ares-alpha0.75")
     assert [task.name for task in tasks_of(folder)] == [f"{trace}-{run}" for trace in traces for run in runs]
+    seeds = ('["fifo", "ares"]', '["fifo", "ares"]\nseeds = [3, 4]')
+    more = ("[param", '[[clusters]]\nname = "large"\npath = "cluster.json"\n[param')
+    names = [task.name for task in tasks_of(folder, seeds, more)]
+    assert len(names) == 3 * 2 * 3 * 2
+    assert names[:2] == ["real-small-fifo-s3", "real-small-fifo-s4"]
+    assert "made-t2-large-ares-alpha0.75-s4" in names
+    names = [task.name for task in tasks_of(folder, ('"real"', f'"{"r" * 110}"'))[:3]]
+    assert [len(name) for name in names] == [100] * 3
+    assert len(set(names)) == 3
 
 
-def with_networks(folder: Path, *names: str) -> None:
+def with_networks(folder: Path, names: str) -> list[sweeps.SweepTask]:
     """The sweep with the policy drl, a network a replay."""
-    values = ", ".join(f'"{name}"' for name in names)
-    recipe = SWEEP.replace('"fifo", "ares"', '"drl"').replace("parameters.ares", "parameters.drl")
-    (folder / "sweep.toml").write_text(recipe.replace("alpha = [0.5, 0.75]", f"network = [{values}]"))
+    policy = ('"fifo", "ares"', '"drl"'), ("parameters.ares", "parameters.drl")
+    return tasks_of(folder, *policy, ("alpha = [0.5, 0.75]", f"network = [{names}]"))
 
 
-def test_a_file_that_a_parameter_names_is_beside_the_recipe_and_counts_by_its_bytes(
+def test_files_that_parameters_name_count_by_their_bytes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "nets").mkdir()
     shutil.copy(SHIPPED, folder / "nets" / "mine.json")
-    with_networks(folder, "nets/mine.json", "")
     monkeypatch.chdir("/")
-    own, shipped = tasks_of(folder)[:2]
+    own, shipped = with_networks(folder, '"nets/mine.json", ""')[:2]
     assert (own.name, shipped.name) == ("real-drl-networkmine", "real-drl-network")
     assert own.parameters == {"network": str(folder / "nets" / "mine.json")}
     out = folder / "out"
-    carry_out(own, out)
-    assert is_finished(own, out)
+    sweeps.carry_out(own, out)
+    assert sweeps.is_finished(own, out)
     document = json.loads(SHIPPED.read_bytes())
     (folder / "nets" / "mine.json").write_text(json.dumps(document | {"command": "another"}))
-    assert outdated([tasks_of(folder)[0]], out) == {"the network": 1}
-
-
-def test_a_file_that_is_not_there_is_a_problem_of_the_recipe(folder: Path) -> None:
-    with_networks(folder, "none.json")
+    assert sweeps.outdated([tasks_of(folder)[0]], out) == {"the network": 1}
     with pytest.raises(BadInputError, match=r"sweep.toml: /policies/0: .*none.json: no such file"):
-        tasks_of(folder)
-
-
-def test_long_names_are_cut_and_stay_apart(folder: Path) -> None:
-    (folder / "sweep.toml").write_text(SWEEP.replace('"real"', f'"{"r" * 110}"'))
-    names = [task.name for task in tasks_of(folder)[:3]]
-    assert [len(name) for name in names] == [100] * 3
-    assert len(set(names)) == 3
+        with_networks(folder, '"none.json"')
 
 
 def test_a_recipe_keeps_its_own_seed_where_the_sweep_names_none(folder: Path) -> None:
     recipe = folder / "made.toml"
     recipe.write_text("seed = 7\n" + recipe.read_text())
-    (folder / "sweep.toml").write_text(SWEEP.replace("seeds = [1, 2]\n", ""))
-    tasks_of(folder)
+    tasks_of(folder, ("seeds = [1, 2]\n", ""))
     alone = synthesize(read_recipe(str(recipe), {"seed": 7}))
     assert read_jobs(folder / "out" / "traces" / "made.jsonl") == alone
 
 
-def test_a_task_that_runs_out_of_memory_is_told_as_such(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exhaust(*_: object) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("pliant.tools.replay.sweep.carry_out", exhaust)
-    (failure,) = sweep(tasks_of(folder)[:1], folder / "out")
-    assert failure.message == "memory ran out: fewer --workers need less"
-
-
-def test_clusters_and_seeds_enter_the_names_where_there_are_several(folder: Path) -> None:
-    text = SWEEP.replace('["fifo", "ares"]', '["fifo", "ares"]\nseeds = [3, 4]')
-    more = '[[clusters]]\nname = "large"\npath = "cluster.json"\n'
-    (folder / "sweep.toml").write_text(text.replace("[param", more + "[param"))
-    names = [task.name for task in tasks_of(folder)]
-    assert len(names) == 3 * 2 * 3 * 2
-    assert names[:2] == ["real-small-fifo-s3", "real-small-fifo-s4"]
-    assert "made-t2-large-ares-alpha0.75-s4" in names
-
-
-def test_a_sweep_replays_all_and_a_second_one_nothing(folder: Path) -> None:
+def test_a_second_sweep_does_only_what_changed(folder: Path) -> None:
     tasks, out, seen = tasks_of(folder), folder / "out", list[tuple[int, int | None]]()
-    assert sweep(tasks, out, advance=lambda done, total: seen.append((done, total))) == []
+    assert sweeps.sweep(tasks, out, advance=lambda done, total: seen.append((done, total))) == []
     assert seen == [(n + 1, 9) for n in range(9)]
-    assert all(sum(e.event == "finish" for e in read_events(event_file(task, out))) > 3 for task in tasks)
+    assert all(
+        sum(e.event == "finish" for e in read_events(sweeps.event_file(task, out))) > 3 for task in tasks
+    )
     times = {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
-    assert sweep(tasks_of(folder), out) == []
+    assert sweeps.sweep(tasks_of(folder), out) == []
     assert {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")} == times
     assert len(times) == 9
+    assert sweeps.strangers(tasks, out) == []
+    assert sweeps.strangers(tasks[1:], out) == ["real-fifo.parquet"]
+    write_jobs(JOBS[:4], folder / "trace.jsonl")
+    again = [task.name for task in tasks_of(folder) if not sweeps.is_finished(task, out)]
+    assert again == ["real-fifo", "real-ares-alpha0.5", "real-ares-alpha0.75"]
+    reasons = sweeps.outdated(tasks_of(folder, ('"5"', '"6"')), out)
+    assert reasons == {"the jobs, the recipe's settings": 3, "the recipe's settings": 6}
 
 
 def test_side_by_side_gives_the_same_bytes(folder: Path) -> None:
     tasks = tasks_of(folder)[:3]
     for name, workers in (("one", 1), ("two", 2)):
         (folder / name).mkdir()
-        assert sweep(tasks, folder / name, workers=workers) == []
+        assert sweeps.sweep(tasks, folder / name, workers=workers) == []
     for task in tasks:
-        assert event_file(task, folder / "one").read_bytes() == event_file(task, folder / "two").read_bytes()
-
-
-def test_only_what_depends_on_a_changed_input_is_done_again_and_what_changed_is_said(folder: Path) -> None:
-    assert sweep(tasks_of(folder), folder / "out") == []
-    write_jobs(JOBS[:4], folder / "trace.jsonl")
-    left = [task.name for task in tasks_of(folder) if not is_finished(task, folder / "out")]
-    assert left == ["real-fifo", "real-ares-alpha0.5", "real-ares-alpha0.75"]
-    (folder / "sweep.toml").write_text(SWEEP.replace('"5"', '"6"'))
-    found = outdated(tasks_of(folder), folder / "out")
-    assert found == {"the jobs, the recipe's settings": 3, "the recipe's settings": 6}
+        assert (
+            sweeps.event_file(task, folder / "one").read_bytes()
+            == sweeps.event_file(task, folder / "two").read_bytes()
+        )
 
 
 def test_a_cost_taken_from_an_event_file_counts_by_its_bytes(folder: Path) -> None:
-    first = tasks_of(folder)[1]
-    carry_out(first, folder / "out")
-    (folder / "sweep.toml").write_text(SWEEP.replace('"5"', '"measured.parquet"'))
-    (folder / "measured.parquet").write_bytes(event_file(first, folder / "out").read_bytes())
-    keys = [tasks_of(folder)[1].made_from["rescale_cost"]]
-    carry_out(tasks_of(folder)[0], folder / "out")
-    (folder / "measured.parquet").write_bytes(event_file(tasks_of(folder)[0], folder / "out").read_bytes())
-    keys.append(tasks_of(folder)[1].made_from["rescale_cost"])
-    assert "rescale_cost" not in first.made_from
-    assert len(set(keys)) == 2
+    measured, keys = folder / "measured.parquet", set[str]()
+    assert "rescale_cost" not in tasks_of(folder)[1].made_from
+    for task in tasks_of(folder)[:2]:
+        sweeps.carry_out(task, folder / "out")
+        measured.write_bytes(sweeps.event_file(task, folder / "out").read_bytes())
+        keys.add(tasks_of(folder, ('"5"', '"measured.parquet"'))[1].made_from["rescale_cost"])
+    assert len(keys) == 2
 
 
-def test_one_bad_task_is_told_and_the_others_are_done(folder: Path) -> None:
+def test_one_failed_task_does_not_stop_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = tasks_of(folder)[:3]
     tasks[1] = tasks[1].model_copy(update={"cluster": str(folder / "gone.json")})
-    (failure,) = sweep(tasks, folder / "out")
+    (failure,) = sweeps.sweep(tasks, folder / "out")
     assert (failure.name, failure.message) == ("real-ares-alpha0.5", f"{folder}/gone.json: no such file")
-    assert [is_finished(task, folder / "out") for task in tasks] == [True, False, True]
+    assert [sweeps.is_finished(task, folder / "out") for task in tasks] == [True, False, True]
+
+    def exhaust(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("pliant.tools.replay.sweep.carry_out", exhaust)
+    (folder / "other").mkdir()
+    (failure,) = sweeps.sweep(tasks[:1], folder / "other")
+    assert failure.message == "memory ran out: fewer --workers need less"
 
 
-def test_a_task_is_carried_out_from_the_table_alone(folder: Path) -> None:
+def test_a_task_comes_from_the_table_unless_its_input_changed(folder: Path) -> None:
     tasks, out = tasks_of(folder), folder / "out"
-    write_table(tasks, out)
-    assert read_table(out) == tasks
-    carry_out(task_of(out, 4), out)
-    assert [is_finished(task, out) for task in tasks] == [n == 4 for n in range(9)]
+    sweeps.write_table(tasks, out)
+    assert sweeps.read_table(out) == tasks
+    sweeps.carry_out(sweeps.task_of(out, 4), out)
+    assert [sweeps.is_finished(task, out) for task in tasks] == [n == 4 for n in range(9)]
     with pytest.raises(UsageError, match=r"--task 9: .* has 9 tasks, counted from 0"):
-        task_of(out, 9)
+        sweeps.task_of(out, 9)
+    write_jobs(JOBS[:4], folder / "trace.jsonl")
+    with pytest.raises(BadInputError, match=r"tasks\.jsonl:3: real-ares-alpha0\.5: the jobs changed after"):
+        sweeps.task_of(out, 1)
+    assert sweeps.task_of(out, 4).name == "made-t1-ares-alpha0.5"
 
 
 FOREIGN = """
@@ -224,79 +197,60 @@ class Mine(Fifo):
 """
 
 
-@pytest.fixture
-def foreign(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a sweep of a policy that another package brings, in a module and one beside it."""
+def test_results_of_a_policy_whose_code_changed_are_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another package brings the policy, in a module and one that it imports."""
     (folder / "foreign_order.py").write_text("ORDER = 1\n")
     install(folder, "mine", "foreign_policy:Mine", FOREIGN)
     (folder / "sweep.toml").write_text(SWEEP.replace('"ares"]', '"mine"]').partition("[parameters")[0])
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delitem(sys.modules, "foreign_policy", raising=False)
-    monkeypatch.delitem(sys.modules, "foreign_order", raising=False)
-    return folder
+    for module in ("foreign_policy", "foreign_order"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    out = folder / "out"
+    for module in ("foreign_policy", "foreign_order"):
+        assert sweeps.sweep(tasks_of(folder)[:2], out) == []
+        assert [sweeps.is_finished(task, out) for task in tasks_of(folder)[:2]] == [True, True]
+        with (folder / f"{module}.py").open("a") as code:
+            code.write("# another rule\n")
+        again = tasks_of(folder)[:2]
+        assert [(task.policy, sweeps.is_finished(task, out)) for task in again] == [
+            ("fifo", True),
+            ("mine", False),
+        ]
+        assert sweeps.outdated(again, out) == {"the policy's code": 1}
 
 
-@pytest.mark.parametrize("changed", ["foreign_policy.py", "foreign_order.py"])
-def test_results_of_a_policy_whose_code_changed_are_made_again(foreign: Path, changed: str) -> None:
-    tasks, out = tasks_of(foreign)[:2], foreign / "out"
-    assert sweep(tasks, out) == []
-    assert [is_finished(task, out) for task in tasks_of(foreign)[:2]] == [True, True]
-    with (foreign / changed).open("a") as code:
-        code.write("# another rule\n")
-    again = tasks_of(foreign)[:2]
-    assert [(task.policy, is_finished(task, out)) for task in again] == [("fifo", True), ("mine", False)]
-    assert outdated(again, out) == {"the policy's code": 1}
-
-
-def test_results_of_another_pliant_are_made_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_results_and_those_of_another_pliant_are_made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task, out = tasks_of(folder)[0], folder / "out"
-    carry_out(task, out)
-    monkeypatch.setattr("pliant.tools.replay.sweep_recipe.pliant_digest", lambda: "another")
-    task = tasks_of(folder)[0]
-    assert not is_finished(task, out)
-    assert outdated([task], out) == {"pliant itself": 1}
-
-
-def test_a_missing_event_file_or_an_unreadable_key_counts_as_none(folder: Path) -> None:
-    task, out = tasks_of(folder)[0], folder / "out"
-    carry_out(task, out)
-    assert is_finished(task, out)
-    key = out / KEYS / f"{task.name}.key"
+    sweeps.carry_out(task, out)
+    assert sweeps.is_finished(task, out)
+    key = out / sweeps.KEYS / f"{task.name}.key"
     kept = key.read_bytes()
     for damaged in (b"", b"3f2a", b'{"schema": "pliant.origin/2"}', b"\xff"):
         key.write_bytes(damaged)
-        assert not is_finished(task, out)
-        assert outdated([task], out) == {}
+        assert not sweeps.is_finished(task, out)
+        assert sweeps.outdated([task], out) == {}
     key.write_bytes(kept)
-    event_file(task, out).unlink()
-    assert not is_finished(task, out)
-
-
-def test_a_task_whose_input_changed_since_is_refused(folder: Path) -> None:
-    out = folder / "out"
-    write_table(tasks_of(folder), out)
-    write_jobs(JOBS[:4], folder / "trace.jsonl")
-    with pytest.raises(BadInputError, match=r"tasks\.jsonl:3: real-ares-alpha0\.5: the jobs changed after"):
-        task_of(out, 1)
-    assert task_of(out, 4).name == "made-t1-ares-alpha0.5"
-
-
-def test_event_files_of_other_sweeps_are_noticed(folder: Path) -> None:
-    tasks, out = tasks_of(folder), folder / "out"
-    assert sweep(tasks[:2], out) == []
-    assert strangers(tasks, out) == []
-    assert strangers(tasks[1:], out) == ["real-fifo.parquet"]
+    sweeps.event_file(task, out).unlink()
+    assert not sweeps.is_finished(task, out)
+    sweeps.carry_out(task, out)
+    monkeypatch.setattr("pliant.tools.replay.sweep_recipe.pliant_digest", lambda: "another")
+    task = tasks_of(folder)[0]
+    assert not sweeps.is_finished(task, out)
+    assert sweeps.outdated([task], out) == {"pliant itself": 1}
 
 
 def test_a_sweep_says_how_jobs_train_and_how_nodes_fail(folder: Path) -> None:
     stated = 'progress = "goodput"\nnoise_scale = { linear = 100 }\nmtbf = 0.01\nrepair = 0.01\n'
-    (folder / "sweep.toml").write_text(stated + SWEEP)
-    task, out = tasks_of(folder)[0], folder / "out"
+    task, out = tasks_of(folder, (SWEEP, stated + SWEEP))[0], folder / "out"
     run = task.run()
     assert (run.conditions.progress, run.conditions.noise_scale) == ("goodput", {"linear": 100.0})
     assert (run.simulated.start_cost, run.simulated.rescale_cost) == (None, Cost(5))
-    assert sweep([task], out) == []
-    assert any(event.event == "node_down" for event in read_events(event_file(task, out)))
+    assert sweeps.sweep([task], out) == []
+    assert any(event.event == "node_down" for event in read_events(sweeps.event_file(task, out)))
 
 
 @pytest.mark.parametrize(
@@ -314,9 +268,8 @@ def test_a_sweep_says_how_jobs_train_and_how_nodes_fail(folder: Path) -> None:
     ],
 )
 def test_a_wrong_sweep_says_what_is_wrong(folder: Path, old: str, new: str, message: str) -> None:
-    (folder / "sweep.toml").write_text(SWEEP.replace(old, new))
     with pytest.raises(BadInputError, match=message):
-        tasks_of(folder)
+        tasks_of(folder, (old, new))
 
 
 def test_forked_workers_share_what_was_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,23 +287,20 @@ def test_forked_workers_share_what_was_read_once(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(Sources, "read", read_once)
     assert len(tasks) == 3
-    assert sweep(tasks, folder / "out", workers=2) == []
+    assert sweeps.sweep(tasks, folder / "out", workers=2) == []
 
 
-@pytest.mark.parametrize(
-    ("bound", "most"), [("_MOST_SHARED", 0), ("_SHARED_BYTES", 10), ("_SHARED_FILE_BYTES", 10)]
-)
-def test_what_is_too_much_is_read_by_the_workers(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, bound: str, most: int
-) -> None:
-    if not batch.can_fork():
-        pytest.skip("another thread runs here: workers are fresh processes")
+def test_what_is_too_much_is_read_by_the_workers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = [task for task in tasks_of(folder) if task.jobs.endswith("trace.jsonl")]
-    assert [each.jobs for each in sweeps._worth_sharing(tasks, 2)] == [tasks[0].sources().jobs]
+    if batch.can_fork():  # where no other thread runs
+        assert [each.jobs for each in sweeps._worth_sharing(tasks, 2)] == [tasks[0].sources().jobs]
     assert sweeps._worth_sharing(tasks, 4) == {}, "not all workers read it"
-    monkeypatch.setattr(sweeps, bound, most)
-    assert sweeps._worth_sharing(tasks, 2) == {}
-    assert sweep(tasks, folder / "out", workers=2) == []
+    for bound, most in (("_MOST_SHARED", 0), ("_SHARED_BYTES", 10), ("_SHARED_FILE_BYTES", 10)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sweeps, bound, most)
+            assert sweeps._worth_sharing(tasks, 2) == {}
+    monkeypatch.setattr(sweeps, "_MOST_SHARED", 0)
+    assert sweeps.sweep(tasks, folder / "out", workers=2) == []
 
 
 def test_a_long_trace_takes_no_memory_for_its_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,47 +323,36 @@ exec python3 -m pliant.cli replay -o '/data/my sweep' --table 3f2a --task "$SLUR
 
 
 def scripts(folder: str, numbers: list[int], at_once: int | None = None, size: int = 1001) -> list[str]:
-    command = ["python3", "-m", "pliant.cli"]
-    return array_scripts(folder, numbers, command, at_once, table="3f2a", size=size)
+    return sweeps.array_scripts(
+        folder, numbers, ["python3", "-m", "pliant.cli"], at_once, table="3f2a", size=size
+    )
 
 
-def test_the_script_names_the_tasks_that_are_left() -> None:
+def test_an_array_names_its_tasks_limit_and_folder() -> None:
     assert scripts("/data/my sweep", [7, 0, 1, 2, 8, 5], at_once=4) == [SCRIPT]
-
-
-def test_without_a_limit_slurm_decides_how_many_run_at_once_and_a_percent_sign_is_no_pattern() -> None:
-    [script] = scripts("/data/50%", [3])
+    [script] = scripts("/data/50%", [3])  # a percent sign is no pattern, and Slurm limits what runs at once
     assert "--array=3\n" in script
     assert '--output="/data/50%%/.sweep/%a.log"' in script
-
-
-def test_a_folder_that_would_break_out_of_its_line_is_refused() -> None:
     with pytest.raises(UsageError, match="sbatch cannot name this folder"):
         scripts('/data/"\n#SBATCH --x', [3])
+    with pytest.raises(ServiceMissingError, match="MaxArraySize is 0"):
+        scripts("/data", [1], size=0)
 
 
 def arrays(texts: list[str]) -> list[str]:
     return [line.rpartition("=")[2] for text in texts for line in text.splitlines() if "--array" in line]
 
 
-def test_a_sweep_that_one_array_cannot_hold_becomes_several() -> None:
+def test_a_sweep_too_long_for_one_array_becomes_several(tmp_path: Path) -> None:
     assert arrays(scripts("/data", list(range(1001)))) == ["0-1000"]
     assert arrays(scripts("/data", list(range(2005)), at_once=8)) == ["0-1000%8", "0-1000%8", "0-2%8"]
     assert arrays(scripts("/data", [3, 17, 42], size=10)) == ["3", "7", "2"]
-
-
-def test_a_later_array_counts_from_where_the_one_before_it_ended(tmp_path: Path) -> None:
-    (_, second) = array_scripts(str(tmp_path), [3, 17], ["echo"], None, table="3f2a", size=10)
+    (_, second) = sweeps.array_scripts(str(tmp_path), [3, 17], ["echo"], None, table="3f2a", size=10)
     assert f'--output="{tmp_path}/.sweep/10+%a.log"' in second
     shown = subprocess.run(
         ["bash", "-c", second], env={"SLURM_ARRAY_TASK_ID": "7"}, capture_output=True, text=True, check=True
     )
     assert shown.stdout.endswith("--table 3f2a --task 17\n")
-
-
-def test_a_slurm_without_job_arrays_is_said() -> None:
-    with pytest.raises(ServiceMissingError, match="MaxArraySize is 0"):
-        scripts("/data", [1], size=0)
 
 
 @pytest.fixture
@@ -442,52 +381,43 @@ def test_the_size_of_arrays_is_what_slurm_says(
     programs: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, reply: str, size: int
 ) -> None:
     programs("scontrol", reply)
-    assert array_size() == size
+    assert sweeps.array_size() == size
     monkeypatch.setenv("PATH", "")
-    assert array_size() == 1001, "without Slurm its usual size"
+    assert sweeps.array_size() == 1001, "without Slurm its usual size"
 
 
-def test_without_slurm_the_scripts_are_there_and_the_message_says_so(
+def test_scripts_are_written_anew_and_named_without_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    one, two = write_scripts([SCRIPT, "second"], tmp_path)
+    one, two = sweeps.write_scripts([SCRIPT, "second"], tmp_path)
     with pytest.raises(ServiceMissingError, match=f"no sbatch here: submit {one}, {two} where there is one"):
-        submit([one, two], in_turn=False)
+        sweeps.submit([one, two], in_turn=False)
     with pytest.raises(ServiceMissingError, match="each after the end of the one before it"):
-        submit([one, two], in_turn=True)
+        sweeps.submit([one, two], in_turn=True)
     assert (one.read_text(), two.read_text()) == (SCRIPT, "second")
     assert (tmp_path / ".sweep").is_dir()
-
-
-def test_scripts_of_a_longer_sweep_do_not_stay(tmp_path: Path) -> None:
-    write_scripts([SCRIPT, "second", "third"], tmp_path)
-    assert write_scripts([SCRIPT], tmp_path) == [tmp_path / "sweep.sbatch"]
+    sweeps.write_scripts([SCRIPT, "second", "third"], tmp_path)
+    assert sweeps.write_scripts([SCRIPT], tmp_path) == [tmp_path / "sweep.sbatch"]
     assert [path.name for path in tmp_path.glob("*.sbatch")] == ["sweep.sbatch"]
 
 
-def test_arrays_that_share_a_limit_run_one_after_the_other(
+def test_arrays_are_submitted_in_turn_and_refusals_named(
     tmp_path: Path, programs: Callable[[str, str], None]
 ) -> None:
     calls = shlex.quote(str(tmp_path / "calls"))
     programs("sbatch", f'echo "$*" >> {calls}; wc -l < {calls}')
-    paths = write_scripts([SCRIPT, "second"], tmp_path)
-    assert submit(paths, in_turn=True) == ["1", "2"]
-    assert submit(paths, in_turn=False) == ["3", "4"]
-    assert (tmp_path / "calls").read_text().splitlines() == [
-        f"--parsable {paths[0]}",
-        f"--parsable --dependency=afterany:1 {paths[1]}",
-        f"--parsable {paths[0]}",
-        f"--parsable {paths[1]}",
-    ]
-
-
-def test_why_sbatch_refuses_is_handed_on(tmp_path: Path, programs: Callable[[str, str], None]) -> None:
+    paths = sweeps.write_scripts([SCRIPT, "second"], tmp_path)
+    assert sweeps.submit(paths, in_turn=True) == ["1", "2"]
+    assert sweeps.submit(paths, in_turn=False) == ["3", "4"]
+    stated = ("", "--dependency=afterany:1 ", "", "")
+    expected = [f"--parsable {words}{path}" for words, path in zip(stated, paths * 2, strict=True)]
+    assert (tmp_path / "calls").read_text().splitlines() == expected
     programs("sbatch", 'case "$*" in *sweep-2*) echo "invalid partition" >&2; exit 1;; esac; echo "7;site"')
-    paths = write_scripts([SCRIPT, "second"], tmp_path)
-    assert submit(paths[:1], in_turn=True) == ["7"]
+    paths = sweeps.write_scripts([SCRIPT, "second"], tmp_path)
+    assert sweeps.submit(paths[:1], in_turn=True) == ["7"]
     with pytest.raises(ServiceMissingError, match=r"sweep-2.*: invalid partition \(submitted before it: 7\)"):
-        submit(paths, in_turn=False)
+        sweeps.submit(paths, in_turn=False)
 
 
 def test_the_digest_of_pliant_covers_the_code_that_a_replay_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,26 +26,35 @@ def gpu_hours(job: Job) -> float:
     return job.work.gpu_seconds / 3600
 
 
-FIRST = [
-    ("job-000", 0.0, 1, 643.571),
-    ("job-001", 55.522, 1, 8473.338),
-    ("job-002", 1023.1, 2, 96.872),
-]
+FIRST = [("job-000", 0.0, 1, 643.571), ("job-001", 55.522, 1, 8473.338), ("job-002", 1023.1, 2, 96.872)]
 
 
-def test_the_first_jobs_of_seed_1_are_what_they_were() -> None:
+def test_the_first_jobs_of_a_seed_stay_and_read_back() -> None:
     first = made(jobs=160, seed=1)[:3]
     assert [(one.id, one.submit_time, one.gpus.requested, one.work) for one in first] == [
         (*facts, GpuTimeWork(gpu_seconds=gpu_seconds)) for *facts, gpu_seconds in FIRST
     ]
+    jobs = made(jobs=20, elastic="size")
+    assert parse_jobs(job_lines(jobs), "trace") == jobs
 
 
-def test_jobs_arrive_in_order_from_time_0_at_the_rate() -> None:
+def test_arrivals_and_work_follow_their_distributions() -> None:
     jobs = made(jobs=4000, rate_per_hour=120, seed=3)
     times = [one.submit_time for one in jobs]
     assert times[0] == 0.0
     assert times == sorted(times)
     assert times[-1] / len(jobs) == pytest.approx(30.0, rel=0.1)
+    jobs = made(jobs=4000, gpu_time={"median_s": 3600.0, "sigma": 0.5})
+    logs = sorted(math.log(gpu_hours(one)) for one in jobs)
+    assert logs[2000] == pytest.approx(0.0, abs=0.05)
+    assert math.sqrt(sum(x * x for x in logs) / 4000) == pytest.approx(0.5, rel=0.05)
+    models = [{"name": "often", "weight": 3, "batch": 64}, {"name": "seldom"}]
+    jobs = made(jobs=4000, gpus={"1": 1, "8": 1}, models=models, classes={"M": 1, "XL": 1})
+    assert sum(one.gpus.requested == 8 for one in jobs) == pytest.approx(2000, rel=0.1)
+    assert sum(one.model == "often" for one in jobs) == pytest.approx(3000, rel=0.1)
+    assert sum(gpu_hours(one) > 10 for one in jobs) == pytest.approx(2000, rel=0.1)
+    assert {one.batch.size for one in jobs if one.model == "often"} == {64}
+    assert {one.batch.size for one in jobs if one.model == "seldom"} == {None}
 
 
 def test_sizes_are_rounded_up_to_whole_replicas() -> None:
@@ -56,41 +65,19 @@ def test_sizes_are_rounded_up_to_whole_replicas() -> None:
         made(jobs=1, models=[{**models[0], "gpus_max": 6}])
 
 
-def test_sizes_models_and_classes_come_as_often_as_their_weights_say() -> None:
-    models = [{"name": "often", "weight": 3, "batch": 64}, {"name": "seldom"}]
-    jobs = made(jobs=4000, gpus={"1": 1, "8": 1}, models=models, classes={"M": 1, "XL": 1})
-    assert sum(one.gpus.requested == 8 for one in jobs) == pytest.approx(2000, rel=0.1)
-    assert sum(one.model == "often" for one in jobs) == pytest.approx(3000, rel=0.1)
-    assert sum(gpu_hours(one) > 10 for one in jobs) == pytest.approx(2000, rel=0.1)
-    assert {one.batch.size for one in jobs if one.model == "often"} == {64}
-    assert {one.batch.size for one in jobs if one.model == "seldom"} == {None}
+def test_a_class_keeps_to_its_hours() -> None:
+    for name, low, high in (("S", 0, 1), ("M", 1, 10), ("L", 10, 100), ("XL", 100, 1000)):
+        assert all(low < gpu_hours(one) <= high for one in made(jobs=200, classes={name: 1.0}))
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high"), [("S", 0, 1), ("M", 1, 10), ("L", 10, 100), ("XL", 100, 1000)]
-)
-def test_a_class_keeps_to_its_hours(name: str, low: float, high: float) -> None:
-    assert all(low < gpu_hours(one) <= high for one in made(jobs=200, classes={name: 1.0}))
-
-
-def test_gpu_time_may_be_lognormal_instead() -> None:
-    jobs = made(jobs=4000, gpu_time={"median_s": 3600.0, "sigma": 0.5})
-    logs = sorted(math.log(gpu_hours(one)) for one in jobs)
-    assert logs[2000] == pytest.approx(0.0, abs=0.05)
-    assert math.sqrt(sum(x * x for x in logs) / 4000) == pytest.approx(0.5, rel=0.05)
-
-
-def test_a_trace_reads_back_as_it_was() -> None:
-    jobs = made(jobs=20, elastic="size")
-    assert parse_jobs(job_lines(jobs), "trace") == jobs
-
-
-def test_recipes_are_toml_or_json_and_options_replace_what_they_say(tmp_path: Path) -> None:
+def test_recipes_are_toml_or_json_and_options_win(tmp_path: Path) -> None:
     (tmp_path / "r.toml").write_text('jobs = 3\n[[models]]\nname = "net"\n')
     (tmp_path / "r.json").write_text('{"jobs": 3, "models": [{"name": "net"}]}')
     from_toml = read_recipe(str(tmp_path / "r.toml"), {"seed": 5})
     assert from_toml == read_recipe(str(tmp_path / "r.json"), {"seed": 5})
     assert (from_toml.jobs, from_toml.seed, from_toml.models[0].name) == (3, 5, "net")
+    with pytest.raises(UsageError, match='"posson" is neither a recipe'):
+        read_recipe("posson", {})
 
 
 @pytest.mark.parametrize(
@@ -115,31 +102,15 @@ def test_recipes_are_toml_or_json_and_options_replace_what_they_say(tmp_path: Pa
         ("[oasis]\nepochs = [9, 5]", r"/oasis/epochs: .*5 is below 9, expected \[from, to\]"),
         ("[oasis.worker]\ngpu = [2, 1]", "/oasis/worker/gpu: .*1 is below 2"),
         ("[oasis]\nsensitive_share = 1.0", "/oasis: .*are more than 1 together"),
-    ],
-)
-def test_a_wrong_recipe_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "r.toml").write_text(text)
-    with pytest.raises(BadInputError, match=message):
-        read_recipe(str(tmp_path / "r.toml"), {})
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
         ('[[models]]\nname = "net"\ngpus_min = 16', "a job of this recipe: .*is below gpus.min 16"),
         ('[[models]]\nname = "net"\nbatch = 8\nbatch_min = 16', "8 is below batch.min 16"),
         ('kind = "oasis"\n[oasis]\nchunks = [0, 0]', "0 is not above 0"),
     ],
 )
-def test_a_recipe_whose_jobs_are_none_says_why(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_recipe_says_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "r.toml").write_text(text)
     with pytest.raises(BadInputError, match=message):
         synthesize(read_recipe(str(tmp_path / "r.toml"), {}))
-
-
-def test_an_unknown_recipe_is_told() -> None:
-    with pytest.raises(UsageError, match='"posson" is neither a recipe'):
-        read_recipe("posson", {})
 
 
 HOUR_S = 3600.0
@@ -165,20 +136,14 @@ def test_a_day_peaks_at_its_hour_and_keeps_its_mean() -> None:
     assert by_hour[2:4] == pytest.approx([200, 200], rel=0.2)
 
 
-def test_hours_alone_bring_as_many_jobs_as_the_rate() -> None:
+def test_hours_and_jobs_bound_the_arrivals() -> None:
     times = hours(hours=10, rate_per_hour=300)
     assert len(times) == pytest.approx(3000, rel=0.06)
     assert times[0] == 0
     assert times[-1] < 10
-
-
-def test_jobs_and_hours_bring_exactly_so_many_in_so_long() -> None:
     times = hours(jobs=160, hours=8, rate_per_hour=1)
     assert len(times) == 160
     assert 0 <= times[0] < times[-1] < 8
-
-
-def test_an_hour_and_a_half_of_bursts_ends_within_the_calm() -> None:
     times = hours(kind="bursty", jobs=9000, hours=1.5, rate_per_hour=40, phase_minutes=60)
     assert np.sum(times < 1) == pytest.approx(8000, rel=0.05)
     assert times[-1] < 1.5
@@ -203,19 +168,24 @@ def sampled(folder: Path, trace: list[Job], **fields: Any) -> tuple[Job, ...]:
     return synthesize(read_recipe("poisson", recipe))
 
 
-def test_classes_of_gpu_time_become_models_and_the_rest_stays(tmp_path: Path) -> None:
+def test_classes_become_models_and_traces_lie_by_their_recipe(tmp_path: Path) -> None:
     jobs = sampled(tmp_path, BUSY, jobs=3)
     found = [(one.submit_time, one.model, one.gpus.requested, one.labels["sampled_from"]) for one in jobs]
     assert found == [(10, "net", 1, "small"), (20, "bert", 4, "medium"), (30, "yolo", 16, "large")]
     assert jobs[0].work == GpuTimeWork(gpu_seconds=1800)
     assert jobs[1].work == EpochWork(epochs=2, dataset_size=100)
+    write_jobs(BUSY, tmp_path / "t.jsonl")
+    (tmp_path / "r.toml").write_text('kind = "sample"\ntrace = "t.jsonl"\njobs = 3\n')
+    assert len(synthesize(read_recipe(str(tmp_path / "r.toml"), {}))) == 3
 
 
-def test_the_busiest_hours_are_sampled_unless_the_recipe_names_others(tmp_path: Path) -> None:
+def test_the_busiest_hours_are_sampled_unless_others_are_named(tmp_path: Path) -> None:
     busiest = sampled(tmp_path, CALM + BUSY, jobs=3)
     assert {one.labels["sampled_from"] for one in busiest} == {"small", "medium", "large"}
     named = sampled(tmp_path, CALM + BUSY, jobs=1, from_hour=1)
     assert [(one.submit_time, one.labels["sampled_from"]) for one in named] == [(0, "calm-1")]
+    with pytest.raises(BadInputError, match="has 3 jobs that state GPU time in the 1 hours from hour 5 on"):
+        sampled(tmp_path, CALM + BUSY, jobs=4)
 
 
 def test_a_sample_is_without_repetition_and_its_seed_decides(tmp_path: Path) -> None:
@@ -227,20 +197,6 @@ def test_a_sample_is_without_repetition_and_its_seed_decides(tmp_path: Path) -> 
     assert picks[0] == picks[1] != picks[2]
     assert len(set(picks[0])) == 20
     assert list(picks[0]) == sorted(picks[0])
-
-
-def test_too_small_a_window_is_told(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="has 3 jobs that state GPU time in the 1 hours from hour 5 on"):
-        sampled(tmp_path, CALM + BUSY, jobs=4)
-
-
-def test_a_relative_trace_lies_beside_its_recipe(tmp_path: Path) -> None:
-    write_jobs(BUSY, tmp_path / "t.jsonl")
-    (tmp_path / "r.toml").write_text('kind = "sample"\ntrace = "t.jsonl"\njobs = 3\n')
-    assert len(synthesize(read_recipe(str(tmp_path / "r.toml"), {}))) == 3
-
-
-# The recipes that come with the project make the workloads that they are named after.
 
 
 RECIPES = Path(__file__).parents[3] / "experiments" / "recipes"
@@ -256,43 +212,33 @@ def test_a_seed_gives_the_same_bytes(name: str) -> None:
     assert job_lines(shipped(name, 3)) == job_lines(shipped(name, 3)) != job_lines(shipped(name, 4))
 
 
-@pytest.mark.parametrize(
-    ("name", "jobs", "hours"), [("ares-philly", 160, 8), ("ares-helios", 160, 8), ("ares-newtrace", 960, 48)]
-)
-def test_ares_has_its_jobs_in_its_hours_and_models_by_class(name: str, jobs: int, hours: int) -> None:
-    found = shipped(name)
-    assert len(found) == jobs
-    assert 0.9 * hours * 3600 < found[-1].submit_time < hours * 3600
+def test_published_traces_have_their_jobs_hours_and_models() -> None:
     longest = {"cifar10": 1, "ncf": 1, "bert": 10, "deepspeech2": 10, "yolov3": 100, "imagenet": 1000}
-    for one in found:
-        assert isinstance(one.work, GpuTimeWork)
-        assert one.work.gpu_seconds <= longest[one.model] * 3600
-
-
-def test_ones_has_400_jobs_of_50_kinds_every_30_s() -> None:
-    found = shipped("ones")
+    for name, jobs, hours in (("ares-philly", 160, 8), ("ares-helios", 160, 8), ("ares-newtrace", 960, 48)):
+        found = shipped(name)
+        assert len(found) == jobs
+        assert 0.9 * hours * 3600 < found[-1].submit_time < hours * 3600
+        assert all(gpu_hours(one) <= longest[one.model] for one in found)
+    ones = shipped("ones")
+    assert len(ones) == 400
+    assert ones[-1].submit_time / 399 == pytest.approx(30, rel=0.2)
+    assert all(isinstance(one.work, EpochWork) and one.batch.max for one in ones)
     kinds = read_recipe(str(RECIPES / "ones.toml"), {}).models
     assert len({(kind.name, kind.dataset_size, kind.batch) for kind in kinds}) == 50
-    assert len(found) == 400
-    assert found[-1].submit_time / 399 == pytest.approx(30, rel=0.2)
-    assert all(isinstance(one.work, EpochWork) and one.batch.max for one in found)
 
 
-def test_elastic_scaling_has_four_categories_as_often_as_each_other() -> None:
+def test_elastic_recipes_have_their_categories_and_rates() -> None:
     found = [one for seed in range(10) for one in shipped("elastic-high", seed)]
     shares = Counter(one.model for one in found)
     assert len(shares) == 4
     assert all(count / len(found) == pytest.approx(0.25, abs=0.04) for count in shares.values())
     assert {one.gpus.max for one in found if one.elastic != "none"} == {10}
     assert {one.elastic for one in found if one.model == "alexnet-food101"} == {"none"}
-
-
-def test_elastic_scaling_arrives_four_times_as_often_when_high() -> None:
     high, low = (sum(len(shipped(f"elastic-{name}", seed)) for seed in range(20)) for name in ("high", "low"))
     assert high / low == pytest.approx(4, rel=0.15)
 
 
-def test_oasis_states_utilities_and_what_workers_and_parameter_servers_need() -> None:
+def test_oasis_states_utilities_demands_and_its_work() -> None:
     found = [one for seed in range(10) for one in shipped("oasis", seed)]
     decays = [one.utility.decay * 1200 for one in found]
     assert sum(decay == 0 for decay in decays) / len(found) == pytest.approx(0.10, abs=0.03)
@@ -303,9 +249,6 @@ def test_oasis_states_utilities_and_what_workers_and_parameter_servers_need() ->
         assert 5 <= one.resources.ps["bandwidth"] * 8 / 1e9 <= 20
         assert 2e9 <= one.resources.worker["memory"] <= 32e9
         assert one.gpus.requested <= (one.gpus.max or 0) == int(one.labels["chunks"]) <= 100
-
-
-def test_the_work_of_an_oasis_job_follows_from_its_parts() -> None:
     one = shipped("oasis")[0]
     assert isinstance(one.work, GpuTimeWork)
     parts = {name: float(value) for name, value in one.labels.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ def story(*events: Event, **info: Any) -> RunRecord:
 def ran(name: str, start: float, end: float, gpus: int = 1) -> list[Event]:
     """A job has its GPUs from start to end, and finishes."""
     return [Event(start, "start", name, gpus), Event(end, "finish", name, 0)]
+
+
+def one_by_one(work: Sequence[float] = (8.0, 8.0, 16.0), **info: Any) -> RunRecord:
+    """Jobs a, b, c, … from time 0 on all four GPUs, one after another."""
+    works = dict(zip("abcdefghijkl", work, strict=False))
+    events, now = [submit(job(name, gpus=4, low=1), samples) for name, samples in works.items()], 0.0
+    for name, samples in works.items():
+        events += ran(name, now, now + samples / 4, 4)
+        now += samples / 4
+    return story(*events, **info)
 
 
 def submit(

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from io import StringIO
 from math import log, sqrt
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
 from pliant.tools.report.expectations import expectations_of
 from pliant.tools.report.groups import difference, estimate, groups, jct_difference, t_quantile
 from pliant.tools.report.records import RunRecord
-from pliant.tools.report.rendering.output import Extras, render
+from pliant.tools.report.rendering.output import Extras, ReportFormat, render
+from pliant.tools.report.rendering.sections import p_text
 from pliant.tools.report.rendering.summary import Shown, summary
 from pliant.tools.report.rendering.text import readable, readable_slack, span
-from pliant.tools.report.report import make_report
+from pliant.tools.report.report import Report, compare_jcts, make_report, steady, wilcoxon
 from tests.builders import job
 from tests.tools.report.runs import ran, story, submit
 
@@ -38,32 +42,26 @@ SLOW = [100.0 + 20 * n for n in range(12)]
 """Mean 210."""
 
 
-def test_an_interval_of_a_mean_by_hand():
-    """2, 4 and 6: variance 4, t = 4.3027 for two degrees of freedom."""
+def test_intervals_of_means_and_ratios_by_hand():
+    # 2, 4 and 6: variance 4, t = 4.3027 for two degrees of freedom.
     found = estimate([2.0, 4.0, 6.0])
     assert found.mean == 4.0
     assert found.slack == pytest.approx(4.3027 * sqrt(4 / 3))
     assert estimate([2.0]).slack is None
     assert estimate([]) is None
+    # Means 2 and 4: deviations 1/2 − 1, 1 − 1, 3/2 − 1; their squares sum to a half.
+    found = difference([(1.0, 4.0), (2.0, 4.0), (3.0, 4.0)], independent=True)
+    slack = 4.3027 * sqrt(0.5 * 3 / 2) / 3
+    assert (found.ratio, found.pairs) == (0.5, 3)
+    assert (log(found.low), log(found.high)) == pytest.approx((log(0.5) - slack, log(0.5) + slack))
+    # 60 jobs in ten batches of six: jobs that differ only within a batch say that nothing varies.
+    found = difference([(1.0, 2.0), (3.0, 2.0)] * 30)
+    assert (found.low, found.high) == pytest.approx((1.0, 1.0))
 
 
 @pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (4, 2.7764), (40, 2.02108), (200, 1.97190)])
 def test_quantiles_are_those_of_printed_tables(degrees, expected):
     assert t_quantile(degrees) == pytest.approx(expected, abs=1e-4)
-
-
-def test_an_interval_of_a_ratio_by_hand():
-    """Means 2 and 4: deviations 1/2 − 1, 1 − 1, 3/2 − 1; their squares sum to a half."""
-    found = difference([(1.0, 4.0), (2.0, 4.0), (3.0, 4.0)], independent=True)
-    slack = 4.3027 * sqrt(0.5 * 3 / 2) / 3
-    assert (found.ratio, found.pairs) == (0.5, 3)
-    assert (log(found.low), log(found.high)) == pytest.approx((log(0.5) - slack, log(0.5) + slack))
-
-
-def test_neighbours_in_a_queue_count_together():
-    """60 jobs in ten batches of six: jobs that differ only within a batch say that nothing varies."""
-    found = difference([(1.0, 2.0), (3.0, 2.0)] * 30)
-    assert (found.low, found.high) == pytest.approx((1.0, 1.0))
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.1, 1e6)), min_size=12, max_size=80))
@@ -73,48 +71,33 @@ def test_an_interval_turns_around_with_the_runs(pairs):
     assert (1 / back.high, 1 / back.low) == pytest.approx((there.low, there.high), rel=1e-6)
 
 
-def test_a_policy_below_another():
+def test_the_sentence_says_how_far_a_policy_is_from_another():
     fast = [0.7 * jct_s for jct_s in SLOW]
     (one,) = said(run("fifo", SLOW), run("ares", fast), baseline="fifo")
     assert one.startswith(
         "ares: mean JCT 2 min 27 s, 30 % below fifo (95 % interval 30 to 30 %), worst-off job "
     )
     assert one.endswith(" times its fair share.")
-
-
-def test_the_order_given_names_the_first_as_baseline_and_a_factor_is_said_as_one():
     one, _ = said(run("ares", [jct_s / 4 for jct_s in SLOW]), run("fifo", SLOW)), None
     assert "ares: mean JCT 52.5 s, 75 % below fifo" in one[0]
     (one,) = said(run("fifo", SLOW, unfinished=1), run("ares", [4 * each for each in SLOW]))[:1]
     assert one.startswith("ares: mean JCT 14 min, 4.00 times that of fifo (95 % interval 4.00 to 4.00")
-
-
-def test_no_difference_where_the_interval_holds_one():
     mixed = [jct_s + (15 if n % 2 else -14) for n, jct_s in enumerate(SLOW)]
     (one,) = said(run("fifo", SLOW), run("las", mixed), baseline="fifo")
     assert "no difference from las that can be told (95 % interval" in one
-
-
-def test_few_jobs_tell_nothing():
     (one,) = said(run("fifo", SLOW[:3]), run("las", [50.0, 60.0, 70.0]))
     assert "las: mean JCT 1 min, 50 % below fifo (3 jobs: too few for an interval)" in one
 
 
-def test_one_run_and_what_it_left():
+def test_the_sentence_of_runs_that_do_not_compare():
     assert said(run("fifo", SLOW, unfinished=2))[0].startswith(
         "fifo: mean JCT 3 min 30 s (12 of 14 jobs finished), "
     )
     assert said(run("fifo", [], unfinished=2)) == ["fifo: none of 2 jobs finished."]
-
-
-def test_a_policy_that_finished_few_jobs_is_not_called_the_best():
     (one,) = said(run("fifo", SLOW), run("oasis", [1.0] * 11, unfinished=1))
     assert one.startswith(
         "fifo: mean JCT 3 min 30 s, 200 times that of oasis over the 11 jobs that finished in both"
     )
-
-
-def test_runs_of_different_traces_are_not_compared():
     found = said(run("fifo", SLOW), run("ares", SLOW, trace_hash="cd" * 32))
     assert [each.partition(",")[0] for each in found] == [
         "fifo ababab: mean JCT 3 min 30 s",
@@ -128,8 +111,8 @@ def swept() -> list[RunRecord]:
     return [*ares, *(run("fifo", [100.0] * 4, seed=seed) for seed in range(3))]
 
 
-def test_a_sweep_is_a_column_a_policy_with_means_over_seeds():
-    """Mean 90 and variance 100 over three seeds: 4.3027 · √(100 / 3) = 24.8."""
+def test_a_sweep_is_a_column_a_policy_or_one_for_each_run():
+    # Mean 90 and variance 100 over three seeds: 4.3027 · √(100 / 3) = 24.8.
     found = summary(make_report(swept(), baseline="fifo"))
     assert found.table.headers == ("", "fifo", "ares")
     rows = {row[0]: row[1:] for row in found.table.rows}
@@ -137,15 +120,12 @@ def test_a_sweep_is_a_column_a_policy_with_means_over_seeds():
     assert rows["… against fifo"] == ("", "−10 %")
     assert "over 3 seeds)" in found.answer.sentences[0]
     assert "means over 3 seeds; ±: half of the 95 % interval" in found.table.notes
-
-
-def test_a_column_for_each_run_on_demand():
     report = make_report(swept())
     assert len(groups(report, each_run=True)) == 6
     assert "ares seed=2" in summary(report, Shown(each_run=True)).table.headers
 
 
-def test_runs_of_a_sweep_are_divided_by_the_baselines_run_of_their_seed():
+def test_runs_of_a_sweep_are_divided_by_the_run_of_their_seed():
     made = make_report(swept(), baseline="fifo")
     rows = list(csv.DictReader(StringIO(render(made, "csv", Extras()))))
     ratios = {row["run"]: float(row["mean_jct_s_ratio"]) for row in rows}
@@ -155,7 +135,7 @@ def test_runs_of_a_sweep_are_divided_by_the_baselines_run_of_their_seed():
     assert relative["ares seed=0"] == pytest.approx(0.8)
 
 
-def test_seeds_of_a_trace_are_averaged_before_traces_are_compared():
+def test_which_runs_are_seeds_of_one_another():
     runs = [
         run("ares", [jct_s], trace_hash=trace * 32, seed=seed)
         for trace, seed, jct_s in (("ab", 0, 10.0), ("ab", 1, 20.0), ("cd", 0, 45.0))
@@ -163,30 +143,27 @@ def test_seeds_of_a_trace_are_averaged_before_traces_are_compared():
     (group,) = groups(make_report(runs))
     found = group.estimate("mean_jct_s")
     assert (found.mean, found.count, group.units_text()) == (30.0, 2, "2 traces")
-
-
-def test_runs_of_the_same_trace_and_seed_stay_apart():
     assert len(groups(make_report([run("fifo", SLOW), run("fifo", SLOW)]))) == 2
     assert len(groups(make_report([run("fifo", SLOW, seed=seed) for seed in (0, 0, 1)]))) == 3
+    runs = [run("fifo", SLOW, seed=seed, rescale_cost_s=cost_s) for seed, cost_s in ((0, 1.0), (1, 600.0))]
+    assert len(groups(make_report(runs))) == 2
 
 
 def test_each_seed_is_compared_with_its_own():
-    """Twice as fast under each: that is sure, however far the seeds are apart."""
+    # Twice as fast under each: that is sure, however far the seeds are apart.
     ares = [run("ares", [jct_s], seed=seed) for seed, jct_s in enumerate((10.0, 40.0, 90.0))]
     fifo = [run("fifo", [jct_s], seed=seed) for seed, jct_s in enumerate((20.0, 80.0, 180.0))]
     base, group = groups(make_report([*fifo, *ares]))
     found = jct_difference(group, base)
     assert (found.ratio, found.low, found.high, found.pairs) == pytest.approx((0.5, 0.5, 0.5, 3))
+    one, several = groups(make_report([run("las", [85.0] * 4, seed=0), *swept()[:3]]))
+    there, back = jct_difference(one, several), jct_difference(several, one)
+    assert (there.pairs, there.ratio * back.ratio) == (back.pairs, pytest.approx(1.0))
 
 
 @pytest.mark.parametrize("pairs", [[], [(0.0, 1.0)], [(1.0, 0.0)]])
 def test_means_of_nothing_have_no_ratio(pairs):
     assert difference(pairs) is None
-
-
-def test_runs_whose_costs_differ_are_no_seeds_of_one_another():
-    runs = [run("fifo", SLOW, seed=seed, rescale_cost_s=cost_s) for seed, cost_s in ((0, 1.0), (1, 600.0))]
-    assert len(groups(make_report(runs))) == 2
 
 
 @pytest.mark.parametrize(
@@ -198,7 +175,7 @@ def test_runs_whose_costs_differ_are_no_seeds_of_one_another():
         [{"resume_cost_s": {"net": 1.0}}, {}],
     ],
 )
-def test_runs_of_one_trace_in_different_worlds_are_no_seeds_of_one_another(worlds):
+def test_runs_in_different_worlds_are_no_seeds_of_each_other(worlds):
     """Other speeds and costs by model are those of other traces, where each has its own."""
     of_seeds = [run("fifo", SLOW, seed=seed, **world) for seed, world in enumerate(worlds)]
     assert len(groups(make_report(of_seeds))) == 2
@@ -207,22 +184,13 @@ def test_runs_of_one_trace_in_different_worlds_are_no_seeds_of_one_another(world
     assert len(groups(make_report(of_traces))) == 1 + ("resume_cost_s" in worlds[0])
 
 
-def test_one_run_and_several_seeds_compare_alike_both_ways():
-    one, several = groups(make_report([run("las", [85.0] * 4, seed=0), *swept()[:3]]))
-    there, back = jct_difference(one, several), jct_difference(several, one)
-    assert (there.pairs, there.ratio * back.ratio) == (back.pairs, pytest.approx(1.0))
-
-
-def test_the_document_has_the_answer_and_the_groups():
+def test_documents_have_groups_and_long_rows():
     found = json.loads(render(make_report(swept(), baseline="fifo"), "json", Extras()))
     assert found["answer"][0].startswith("ares: mean JCT 1 min 30 s")
     fifo, ares = found["groups"]
     assert (fifo["mean_jct"], ares["runs"]) == (None, ["ares seed=0", "ares seed=1", "ares seed=2"])
     assert ares["figures"]["mean_jct_s"]["mean"] == 90.0
     assert (ares["mean_jct"]["of"], ares["mean_jct"]["ratio"], ares["mean_jct"]["pairs"]) == ("fifo", 0.9, 3)
-
-
-def test_long_form_has_a_row_for_each_run_and_figure():
     rows = list(csv.DictReader(StringIO(render(make_report(swept()), "csv-long", Extras()))))
     jcts = {(row["group"], row["seed"]): row["value"] for row in rows if row["metric"] == "mean_jct_s"}
     assert jcts["ares", "1"] == "90.0"
@@ -237,13 +205,10 @@ def preempted(cost_s: float) -> RunRecord:
     return story(*events, Event(15, "finish", "a", 0), policy="las")
 
 
-def test_preemptions_that_cost_nothing_are_said_beside_the_policy():
+def test_notes_of_runs_are_said_once():
     told = "its 3 preemptions a job cost no time in this replay: state --rescale-cost and --start-cost"
     assert told in make_report([preempted(0.0)]).runs[0].caveats
     assert not any("cost no time" in text for text in make_report([preempted(1.0)]).runs[0].caveats)
-
-
-def test_notes_of_all_columns_are_said_once_and_where_runs_come_from_on_demand():
     report = make_report([run("fifo", SLOW, unfinished=1), run("las", SLOW, unfinished=1)])
     text = render(report, "table", Extras())
     assert text.count("1 unfinished of 13 jobs") == 1
@@ -278,3 +243,98 @@ def test_numbers_have_three_digits_and_their_unit():
     assert readable(12_345.6, "ratio") == "12,346"
     assert readable(None, "time") == "–"
     assert readable_slack(186, "time") == "3.1 min"
+
+
+LONG = tuple(range(10, 18))
+
+
+def named_run(jcts: dict[str, float], **info: object) -> RunRecord:
+    """Jobs that arrive a second apart and take so many seconds."""
+    arrivals = {name: float(number) for number, name in enumerate(jcts)}
+    ends = (Event(arrivals[name] + jct_s, "finish", name, 0) for name, jct_s in jcts.items())
+    return story(*(submit(job(name, at=at), 10.0) for name, at in arrivals.items()), *ends, **info)
+
+
+def test_wilcoxons_test_by_hand():
+    # The least of 2⁸ equally likely sums of ranks: 1/256 on one side, 2/256 on both.
+    longer = [value + number + 1 for number, value in enumerate(LONG)]
+    found = wilcoxon(LONG, longer)
+    assert found.pairs == 8
+    assert found.less == pytest.approx(1 / 256)
+    assert found.two_sided == pytest.approx(2 / 256)
+    assert found.greater == pytest.approx(1.0)
+    turned = wilcoxon(longer, LONG)
+    assert (turned.less, turned.greater) == pytest.approx((found.greater, found.less))
+    found = wilcoxon(LONG, LONG)
+    assert (found.pairs, found.two_sided, found.greater, found.less) == (8, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("left", "right"), [((), ()), ((1.0,), (1.0, 2.0))])
+def test_values_without_partners_are_refused(left, right):
+    with pytest.raises(UsageError, match="in pairs"):
+        wilcoxon(left, right)
+
+
+def test_pairs_are_of_jobs_that_finished_in_both_runs():
+    fast = {name: 100.0 + number for number, name in enumerate("abcdefgh")}
+    slow = {name: 2 * jct_s + number for number, (name, jct_s) in enumerate(reversed(fast.items()))}
+    first = named_run(fast)
+    assert compare_jcts(first, named_run(slow)).less == pytest.approx(1 / 256)
+    del slow["h"]
+    assert compare_jcts(first, named_run(slow)).pairs == 7
+    found = named_run({f"j{number:02}": 50.0 for number in range(30)})
+    assert [each.id for each in steady(found, 0.05)][:2] == ["j02", "j03"], (
+        "two of 30 are five per cent, rounded up"
+    )
+    assert len(steady(found)) == 30
+    assert compare_jcts(found, found, 0.05).pairs == 28
+    with pytest.raises(UsageError, match="different traces"):
+        compare_jcts(named_run({"a": 1.0}), named_run({"a": 2.0}, trace_hash="cd" * 32))
+
+
+JOBS = "abcdefgh"
+
+
+def timed_run(policy: str, longer: float = 1.0, jobs: str = JOBS, **info: Any) -> RunRecord:
+    """Jobs that take 100, 101, … seconds, times ``longer``; of eight only ``jobs`` finish."""
+    ends = (Event(longer * (100.0 + n), "finish", name, 0) for n, name in enumerate(jobs))
+    return story(*(submit(job(name), 10.0) for name in JOBS), *ends, policy=policy, **info)
+
+
+def beside(*others: RunRecord) -> Report:
+    return make_report([timed_run("fifo"), *others], baseline="fifo")
+
+
+def shown(report: Report, kind: ReportFormat) -> str:
+    return render(report, kind, Extras(shown=Shown(all_rows=True)))
+
+
+def test_table_document_and_csv_have_the_paired_test() -> None:
+    # Eight pairs of one sign: one of 256 sums of ranks, or two.
+    text = shown(beside(timed_run("ares", 0.5)), "table")
+    assert "Against fifo: mean JCTs and Wilcoxon's signed-rank tests" in text
+    (row,) = (line.split() for line in text.splitlines() if line.split()[:2] == ["ares", "8"])
+    assert row == ["ares", "8", "jobs", "−50", "%", "0.00781", "1.00000", "0.00391"]
+    first, second = json.loads(shown(beside(timed_run("ares", 0.5)), "json"))["runs"]
+    assert first["paired"] is None, "the baseline itself"
+    assert second["paired"] == pytest.approx(
+        {"pairs": 8, "two_sided": 2 / 256, "greater": 1.0, "less": 1 / 256}
+    )
+    assert second["ratios"]["mean_jct_s"] == 0.5
+    fifo, ares = csv.DictReader(io.StringIO(shown(beside(timed_run("ares", 2.0)), "csv")))
+    assert (fifo["paired_pairs"], ares["paired_pairs"]) == ("", "8")
+    assert float(ares["paired_greater"]) == pytest.approx(1 / 256)
+    found = [p_text(p) for p in (0.99974, 5.17e-4, 7.55e-10, 0.0)]
+    assert found == ["0.99974", "0.00052", "7.5e-10", "0.00000"]
+
+
+def test_only_runs_beside_a_baseline_of_their_trace_are_paired() -> None:
+    report = beside(timed_run("ares", 0.5, jobs="abcde"), timed_run("las", jobs=""))
+    assert {label: found.pairs for label, found in report.paired.items()} == {"ares": 5}
+    report = beside(timed_run("ares", trace_hash="cd" * 32))
+    assert report.paired == {}
+    assert "Wilcoxon" not in shown(report, "table")
+    assert any("different traces" in warning for warning in report.warnings)
+    report = make_report([timed_run("fifo"), timed_run("ares")])
+    assert report.paired == {}
+    assert "Wilcoxon" not in shown(report, "md")

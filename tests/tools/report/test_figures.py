@@ -27,21 +27,10 @@ def many_jobs(models):
     return make_report([story(*arrivals, *runs, nodes=cluster(64))]).runs[0]
 
 
-def test_every_figure_is_written_in_both_forms(report, tmp_path):
+def test_figures_go_to_a_folder_or_one_file(report, tmp_path):
     names = {path.name for path in write_figures(report, tmp_path / "new" / "figures")}
     stems = ("jct-cdf", "ftf-cdf", "completed", "gpu-use", "allocation-fifo", "allocation-ares")
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("png", "svg")}  # no predictions
-
-
-def test_equal_runs_give_equal_files_in_every_form(tmp_path):
-    for folder in ("one", "two"):
-        write_figures(make_report([fold(shared())]), tmp_path / folder, get_args(Form))
-    assert {path.suffix for path in (tmp_path / "one").iterdir()} == {".png", ".svg", ".pdf"}
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
-
-
-def test_one_figure_takes_its_form_from_the_ending_of_its_file(report, tmp_path):
     (written,) = write_figures(report, tmp_path / "paper" / "jct-cdf.pdf")
     assert written == tmp_path / "paper" / "jct-cdf.pdf"
     assert written.read_bytes().startswith(b"%PDF")
@@ -49,9 +38,20 @@ def test_one_figure_takes_its_form_from_the_ending_of_its_file(report, tmp_path)
         write_figures(report, tmp_path / "jct-cfd.svg")
     with pytest.raises(UsageError, match='"jpg", expected png, svg, pdf'):
         forms_of("png,jpg")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be made"):
+        write_figures(report, tmp_path / "file" / "figures")
 
 
-def test_a_policy_looks_the_same_in_every_report():
+def test_equal_runs_give_equal_files_in_every_form(tmp_path):
+    for form in get_args(Form):
+        for folder in ("one", "two"):
+            write_figures(make_report([fold(shared())]), tmp_path / folder / f"ftf-cdf.{form}")
+        one, two = (tmp_path / folder / f"ftf-cdf.{form}" for folder in ("one", "two"))
+        assert one.read_bytes() == two.read_bytes(), form
+
+
+def test_colour_mark_and_dashes_tell_runs_apart():
     fifo, ares, other = fold(first_come()), fold(shared()), fold(first_come(policy="shadow-price"))
     styles = [
         {run.label: style for run, style in zip(made.runs, run_styles(made.runs), strict=True)}
@@ -61,27 +61,24 @@ def test_a_policy_looks_the_same_in_every_report():
         looks = {(each[policy].colour, each[policy].mark, each[policy].dashes) for each in styles}
         assert len(looks) == 1
     assert len({style.colour for style in styles[1].values()}) == 3
-
-
-def test_seeds_of_a_policy_share_its_colour_and_differ_in_dashes_and_mark():
     first, second = run_styles(make_report([fold(first_come()), fold(first_come(seed=1))]).runs)
     assert first.colour == second.colour
     assert first.dashes != second.dashes
     assert first.mark != second.mark
-
-
-def test_policies_that_are_often_compared_differ_in_colour():
     often = ("fifo", "shadow-price", "ares", "pollux", "ones", "elastic-dp", "tiresias")
     made = make_report([fold(first_come(policy=name)) for name in often])
     assert len({style.colour for style in run_styles(made.runs)}) == len(often)
 
 
-def test_of_one_model_there_is_no_figure_that_shows_its_band_again():
+def test_figures_that_show_nothing_more_are_left_out():
     names = [f"j{index:03}" for index in range(MOST_JOBS + 1)]
     jobs = (submit(job(name, model="bert"), 4.0) for name in names)
     runs = (event for name in names for event in ran(name, 0, 4))
     drawn = draw(make_report([story(*jobs, *runs, nodes=cluster(64))]))
     assert set(drawn) == {"jct-cdf", "ftf-cdf", "completed", "gpu-use"}
+    assert draw(make_report([story(submit(job("a"), 4.0))])) == {}
+    run = story(submit(job("a"), 4.0), Event(0, "start", "a", 1), Event(3, "progress", "a"))
+    assert set(draw(make_report([run]))) == {"gpu-use", "allocation-fifo"}
 
 
 def predicted(name, *, band, total=100.0):
@@ -94,7 +91,7 @@ def predicted(name, *, band, total=100.0):
     return [*events, Event(10, "finish", name, 0, samples_done=total)]
 
 
-def test_predicted_progress_is_drawn_with_its_band_against_what_happened():
+def test_predicted_progress_of_up_to_four_jobs_is_drawn():
     told = make_report([story(*predicted("a", band=0.2), demand="predicted")])
     drawn = draw(told)["progress-fifo"]
     (plot,) = drawn.axes
@@ -104,9 +101,6 @@ def test_predicted_progress_is_drawn_with_its_band_against_what_happened():
     assert (list(happened.get_xdata()), list(happened.get_ydata())) == ([0, 1], [0, 1])
     legend = [text.get_text() for text in drawn.legends[0].get_texts()]
     assert legend == ["90 % interval", "predicted, mean", "what happened"]
-
-
-def test_the_jobs_that_were_predicted_most_are_drawn_and_no_more_than_four():
     events = [event for name in "abcdef" for event in predicted(name, band=0.2)]
     for name in "bd":
         events = [each for each in events if (each.job, each.event) != (name, "progress") or each.time < 5]
@@ -114,74 +108,44 @@ def test_the_jobs_that_were_predicted_most_are_drawn_and_no_more_than_four():
     assert [plot.get_title()[0] for plot in draw(told)["progress-fifo"].axes] == ["a", "c", "e", "f"]
 
 
-def test_axes_name_their_units(report):
+def test_axes_legend_and_lines_say_what_they_show(report):
     drawn = draw(report)
     ((jct,), (held,), (done,)) = (drawn[name].axes for name in ("jct-cdf", "allocation-ares", "completed"))
     assert (jct.get_xlabel(), jct.get_ylabel()) == ("JCT, s", "share of finished jobs")
     assert (held.get_xlabel(), held.get_ylabel()) == ("time since the first submission, s", "GPUs")
     assert done.get_xlabel() == "time since the first submission, s"
-
-
-def test_the_legend_says_what_is_simulated_and_what_is_missing(report):
     legend = [text.get_text() for text in draw(report)["jct-cdf"].legends[0].get_texts()]
     assert legend == ["fifo (simulated, 1 job missing)", "ares (simulated)"]
+    (plot,) = draw(report)["completed"].axes
+    fifo, ares = plot.get_lines()
+    assert list(fifo.get_xdata()) == [0, 120, 240, 240]  # the third job never started
+    assert list(ares.get_ydata()) == [0, 1, 2, 3, 3]
 
 
-def test_a_run_in_which_nothing_happened_has_no_figures_and_one_in_which_nothing_finished_its_allocation():
-    assert draw(make_report([story(submit(job("a"), 4.0))])) == {}
-    run = story(submit(job("a"), 4.0), Event(0, "start", "a", 1), Event(3, "progress", "a"))
-    assert set(draw(make_report([run]))) == {"gpu-use", "allocation-fifo"}
-
-
-def test_a_band_shows_what_a_job_held(report):
+def test_bands_are_of_jobs_or_of_models_where_there_are_many(report):
     band = next(band for band in bands_of(report.runs[1]) if band.name == "b")
     held = dict(zip(band.times_s, band.gpus, strict=True))
     assert {time: held[time] for time in (0, 10, 20, 82, 196)} == {0: 0, 10: 2, 20: 0, 82: 2, 196: 0}
-
-
-def test_many_jobs_share_the_band_of_their_model():
     bands = bands_of(many_jobs(["bert", "vgg"] * MOST_JOBS))
     assert [(band.name, max(band.gpus)) for band in bands] == [("bert", MOST_JOBS), ("vgg", MOST_JOBS)]
-
-
-def test_rare_models_are_together():
     models = [f"m{index:02}" for index in range(12) for _ in range(3)]
     bands = bands_of(many_jobs(models))
     assert [band.name for band in bands] == [*(f"m{index:02}" for index in range(8)), "other"]
     assert max(bands[-1].gpus) == 4 * 3
 
 
-def test_long_runs_are_drawn_by_exact_means():
+def test_long_runs_are_thinned_and_distributions_end_at_one():
     times = [float(time) for time in range(101)]
     held = [float(time % 2) for time in range(100)] + [0.0]
     assert thinned(times, held) == (times, held)
     grid, means = thinned(times, held, points=10)
     assert grid == pytest.approx([10.0 * index for index in range(11)])
     assert means[:10] == pytest.approx([0.5] * 10)
-
-
-def test_the_distribution_ends_at_one():
     assert cumulated([1.0, 3.0]) == ([1.0, 1.0, 3.0], [0.0, 0.5, 1.0])
 
 
-def test_areas_beyond_the_palette_differ_from_those_in_it():
+def test_colours_of_areas_differ_and_names_are_readable():
     colours = [area_colour(index) for index in range(MOST_JOBS)]
     assert tuple(colours[: len(MUTED)]) == MUTED
     assert len(set(colours)) == MOST_JOBS
-
-
-def test_names_are_readable_on_their_area():
     assert (ink("#332288"), ink("#DDCC77")) == ("white", "black")
-
-
-def test_a_folder_that_cannot_be_made(report, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be made"):
-        write_figures(report, tmp_path / "file" / "figures")
-
-
-def test_completed_jobs_rise_by_one_at_each_completion(report):
-    (plot,) = draw(report)["completed"].axes
-    fifo, ares = plot.get_lines()
-    assert list(fifo.get_xdata()) == [0, 120, 240, 240]  # the third job never started
-    assert list(ares.get_ydata()) == [0, 1, 2, 3, 3]

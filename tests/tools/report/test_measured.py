@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
+from pliant.schemas.io import read_metrics
+from pliant.tools.report.comparisons import compare_runs, comparison_rows, mean_ratio, relative_speed
+from pliant.tools.report.job_cost import JobCost, job_cost
 from pliant.tools.report.metrics import Wanted
 from pliant.tools.report.rendering.output import Extras, render
 from pliant.tools.report.rendering.summary import Shown
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
-from tests.tools.report.runs import LINEAR, by_id, story, submit
+from tests.tools.report.runs import LINEAR, begin, by_id, story, submit
 
 ORIGIN_S = 1_800_000_000.0
 
@@ -54,25 +60,16 @@ def one_after_the_other():
 def test_fairness_rests_on_the_speeds_that_the_run_measured():
     found = make_report([live(*one_after_the_other(), gpus=1)]).runs[0]
     # Shared equally, both train 2,000 samples at 100 a second until 20 s; alone on half a GPU it is the same.
-    assert by_id(found.run, found.fair["fair-share"].ftf) == {
-        "a": pytest.approx(11 / 20),
-        "b": pytest.approx(22 / 20),
-    }
-    assert by_id(found.run, found.fair["gps"].ftf) == {
-        "a": pytest.approx(11 / 20),
-        "b": pytest.approx(22 / 20),
-    }
-    # a met b all its life, b was alone for half of it: 1/2 and 2/3 of a GPU
-    assert by_id(found.run, found.fair["isolated"].ftf) == {
-        "a": pytest.approx(11 / 20),
-        "b": pytest.approx(22 / 15),
-    }
+    # a met b all its life, b was alone for half of it: 1/2 and 2/3 of a GPU.
+    for name, shared_s in (("fair-share", 20), ("gps", 20), ("isolated", 15)):
+        ftf = by_id(found.run, found.fair[name].ftf)
+        assert ftf == pytest.approx({"a": 11 / 20, "b": 22 / shared_s})
     assert found.metrics.worst_gps_delay_s == pytest.approx(2.0)
     assert found.metrics.sjs_efficiency == pytest.approx(20 / 22)
     assert any(text.startswith("no profile: FTF rests on the speeds") for text in found.caveats)
 
 
-def test_time_in_checkpoints_is_not_time_in_training():
+def test_speeds_count_training_alone_on_the_gpus_of_the_time():
     first, _, start, report, *_ = one_after_the_other()
     run = live(
         first,
@@ -83,9 +80,6 @@ def test_time_in_checkpoints_is_not_time_in_training():
         Event(12, "finish", "a", 0, samples_done=1000.0),
     )
     assert run.jobs[0].curve == ((1, pytest.approx(1000 / 10)),)
-
-
-def test_a_speed_counts_from_when_training_goes_on_with_the_new_gpus():
     run = live(
         arrives("a", samples=3000.0, low=1),
         *trains("a", 0, 11, 1, 100.0),
@@ -98,7 +92,7 @@ def test_a_speed_counts_from_when_training_goes_on_with_the_new_gpus():
     assert run.jobs[0].curve == ((1, pytest.approx(100.0)), (2, pytest.approx(160.0)))
 
 
-def test_what_a_job_never_held_comes_from_others_of_its_model_and_batch():
+def test_sizes_never_held_come_from_jobs_of_model_and_batch():
     run = live(
         arrives("a", samples=1000.0),
         arrives("b", samples=1500.0, gpus=2),
@@ -116,35 +110,21 @@ def test_what_a_job_never_held_comes_from_others_of_its_model_and_batch():
     assert b.samples == 1350.0  # what it trained, whatever it stated
 
 
-def test_a_job_that_reports_nothing_was_as_fast_as_its_duration_says():
-    run = live(
-        arrives("silent", gpus=2),
-        Event(5, "start", "silent", 2),
-        Event(65, "finish", "silent", 0),
-    )
+def test_durations_replace_what_is_not_reported_or_guessed():
+    run = live(arrives("silent", gpus=2), Event(5, "start", "silent", 2), Event(65, "finish", "silent", 0))
     found = make_report([run]).runs[0]
     # 60 s on both GPUs, which are its fair share all along: it waited 5 s of its 65.
     assert by_id(found.run, found.fair["fair-share"].ftf) == {"silent": pytest.approx(65 / 60)}
     assert found.metrics.sjs_efficiency is None
     assert "SJS efficiency not known: no finished job was measured on one GPU" in found.caveats
-
-
-def test_work_in_gpu_seconds_takes_as_long_as_it_did_and_not_as_the_guess_says():
-    """The guess is one sample per GPU-second, so 3,600 samples; it trained 1,000 in ten seconds."""
-    run = live(
-        arrives("a", samples=3600.0, gpu_seconds=3600.0),
-        *trains("a", 0, 11, 1, 100.0),
-        Event(11, "finish", "a", 0, samples_done=1000.0),
-        gpus=1,
-    )
+    # The guess is one sample per GPU-second, so 3,600 samples; it trained 1,000 in ten seconds.
+    ended = Event(11, "finish", "a", 0, samples_done=1000.0)
+    run = live(arrives("a", samples=3600.0, gpu_seconds=3600.0), *trains("a", 0, 11, 1, 100.0), ended, gpus=1)
     found = make_report([run]).runs[0]
-    assert (found.metrics.mean_ftf, found.metrics.sjs_efficiency) == (
-        pytest.approx(1.1),
-        pytest.approx(10 / 11),
-    )
+    assert (found.metrics.mean_ftf, found.metrics.sjs_efficiency) == pytest.approx((1.1, 10 / 11))
 
 
-def test_what_cannot_be_known_is_a_dash_with_its_reason_and_null_in_json():
+def test_unknown_figures_are_a_dash_with_a_reason_and_null():
     """Both jobs held two GPUs, and one of them came and went twice without a report."""
     run = live(
         arrives("a", gpus=2),
@@ -172,3 +152,264 @@ def test_what_cannot_be_known_is_a_dash_with_its_reason_and_null_in_json():
 def test_a_run_with_a_profile_keeps_what_the_profile_says():
     run = story(*one_after_the_other(), nodes=cluster(1), simulated=False, profile_hash="cd" * 32)
     assert [each.curve for each in run.jobs] == [LINEAR] * 2
+
+
+def simulated():
+    first = Event(0, "start", "a", 1, overhead_seconds=1.0), Event(9, "finish", "a", 0)
+    return story(submit(job("a", low=1), 8.0), submit(job("b"), 4.0), *first, Event(9, "start", "b", 1))
+
+
+def measured():
+    """a runs at 4/5 of the predicted speed: 8 samples in 5 s on one GPU and 2.5 s on two."""
+    start = 1_800_000_000.0
+    events = [
+        submit(job("a", low=1), 8.0, at=start),
+        submit(job("b"), 4.0, at=start),
+        Event(start + 1, "start", "a", 1),
+        Event(start + 3, "progress", "a", overhead_seconds=2.0, samples_done=0.0),
+        Event(start + 5, "checkpoint", "a", overhead_seconds=0.5),
+        Event(start + 8.5, "grow", "a", 2),
+        Event(start + 9, "progress", "a", overhead_seconds=0.5),
+        Event(start + 11.5, "finish", "a", 0, samples_done=8.0),
+    ]
+    return story(*events, at=start, simulated=False, profile_hash="cd" * 32)
+
+
+def test_what_explains_the_difference_of_two_runs():
+    first = compare_runs(measured(), simulated())[0]
+    assert (first.job, first.simulated_jct_s, first.measured_jct_s) == ("a", 9.0, 11.5)
+    assert first.ratio == pytest.approx(9 / 11.5)
+    assert (first.startup_s, first.rescale_s) == (2.0, 0.5)
+    first, second = comparison_rows(compare_runs(measured(), simulated()))
+    parts = ("waiting", "startup", "rescale", "checkpoint", "training")
+    fields = ("job", "simulated_jct_s", "measured_jct_s", "ratio", "startup_s", "rescale_s", "speed")
+    assert [*first] == [*fields, *(f"extra_{part}_s" for part in parts)]
+    assert [first[f"extra_{part}_s"] for part in parts] == pytest.approx([1.0, 1.0, 0.5, 0.5, 7.5 - 8.0])
+    assert {second[f"extra_{part}_s"] for part in parts} == {None}
+    second = compare_runs(measured(), simulated())[1]
+    assert (second.simulated_jct_s, second.measured_jct_s, second.ratio, second.speed) == (None,) * 4
+    assert mean_ratio(compare_runs(measured(), simulated())) == pytest.approx(9 / 11.5)
+    assert mean_ratio(compare_runs(measured(), story(submit(job("a"), 8.0)))) is None
+    with pytest.raises(UsageError, match="no job in common"):
+        compare_runs(measured(), story(submit(job("x"), 1.0)))
+
+
+def test_speed_is_training_over_what_the_profile_predicts():
+    # On one GPU a has 7.5 s, less 2 for its start and 0.5 for a checkpoint; on two it has 3 s, less 0.5.
+    assert compare_runs(measured(), simulated())[0].speed == pytest.approx(8 / (5 + 2 * 2.5))
+    # 12 samples in 4 s on two GPUs, of which one was the start: 6 are predicted. b has not ended.
+    events = [Event(0, "start", name, 2, overhead_seconds=1.0) for name in "ab"]
+    arrivals = [submit(job(name, gpus=2), 12.0) for name in "ab"]
+    ended = story(*arrivals, *events, Event(4, "finish", "a", 0), Event(5, "preempt", "b", 0))
+    assert [relative_speed(each, ended.last_event_s) for each in ended.jobs[:2]] == [2.0, None]
+
+
+PROFILED: Mapping[str, Any] = {"simulated": False, "profile_hash": "ab" * 32}
+
+
+def reports(time, seconds, *gpus, local=240, accum=1, of="a"):
+    """Workers on so many GPUs of each node report how long their steps took."""
+    observed = {"placement": gpus, "local_batch": local, "accum": accum, "step_seconds": seconds}
+    return Event(time, "progress", of, samples_done=time, detail={"observed": observed})
+
+
+def resized(**info):
+    """A job of batch 480 on two GPUs, predicted to take 240 s a step, then with twice the batch on four."""
+    return story(
+        submit(job("a", gpus=2, batch=480), 9600.0),
+        Event(0, "start", "a", 2, global_batch=480),
+        reports(1, 290.0, 2),
+        reports(2, 310.0, 2),
+        Event(100, "grow", "a", 4, global_batch=960),
+        reports(110, 120.0, 2, 2, local=120, accum=2),
+        Event(120, "finish", "a", 0),
+        nodes=cluster(2, 2),
+        **info,
+    )
+
+
+def test_each_configuration_has_its_median_and_prediction():
+    own, larger = make_report([resized(**PROFILED)]).runs[0].step_times
+    assert (own.model, own.placement, own.global_batch, own.reports) == ("linear", "2", 480, 2)
+    assert (own.measured_s, own.predicted_s) == (300.0, 240.0)
+    assert own.error == pytest.approx(-0.2)
+    assert (larger.placement, larger.global_batch, larger.accum_steps) == ("2+2", 960, 2)
+    assert (larger.measured_s, larger.predicted_s, larger.error) == (120.0, None, None)
+
+
+def test_what_was_never_predicted_is_no_error():
+    run = story(
+        *(
+            submit(job(name, gpus=2, batch=size), 9600.0)
+            for name, size in zip("abc", (480, 960, 480), strict=True)
+        ),
+        *(Event(0, "start", name, 2, global_batch=480) for name in "ab"),
+        reports(1, 240.0, 2),
+        reports(1, 480.0, 2, of="b"),
+        Event(2, "start", "c", 2, global_batch=480, detail={"beside": "a"}),
+        reports(3, 500.0, 2),
+        Event(4, "finish", "c", 0),
+        reports(5, 400.0, 2),
+        reports(6, 240.0, 2),
+        Event(7, "move", "a", 2),
+        reports(8, 900.0, 1, 1),
+        nodes=cluster(4),
+        **PROFILED,
+    )
+    [made] = make_report([run]).runs
+    found = {(row.placement, row.unpredicted): (row.reports, row.error) for row in made.step_times}
+    unpredicted = {("2", "batch"): (1, None), ("2", "shared"): (2, None), ("1+1", "spread"): (1, None)}
+    assert found == {("2", None): (2, 0.0), **unpredicted}
+    assert not any("predicted times" in each for each in made.caveats)
+
+
+def test_a_large_error_of_predicted_steps_is_named_at_once():
+    made = make_report([resized(**PROFILED)])
+    short, full = (render(made, "table", Extras(shown=Shown(all_rows=each))) for each in (False, True))
+    assert "predicted times of steps are 20 % off the measured ones" in " ".join(short.split())
+    assert "predicted and measured" not in short
+    rows = [line.split() for line in full.splitlines()]
+    assert ["linear", "2", "480", "240", "2", "240", "300", "-20.0"] in rows
+    assert ["linear", "2+2", "960", "120", "×", "2", "1", "–", "120", "–", "batch"] in rows
+    assert "batch: not the job's own batch" in " ".join(full.split())
+    assert max(map(len, full.splitlines())) <= 80
+    assert "Steps of fifo: predicted and measured" in render(made, "html", Extras())
+
+
+def test_documents_with_steps_have_a_newer_minor_version(tmp_path):
+    text = render(make_report([resized(**PROFILED)]), "json", Extras())
+    assert json.loads(text)["schema"] == "pliant.metrics/1.1"
+    (tmp_path / "m.json").write_text(text)
+    [run] = read_metrics(tmp_path / "m.json").runs
+    assert [row.measured_s for row in run.step_times] == [300.0, 120.0]
+    for simulated in (True, False):  # without a profile
+        text = render(make_report([resized(simulated=simulated)]), "json", Extras())
+        assert "step_times" not in text
+        assert json.loads(text)["schema"] == "pliant.metrics/1"
+
+
+ODD = [
+    *({}, "fast", {"placement": 2}, {"placement": [0]}, {"placement": [10**400]}, {"accum": True}),
+    *({"local_batch": 10**30}, {"step_seconds": -1}, {"step_seconds": True}, {"step_seconds": 5e-324}),
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_reports_of_another_form_are_skipped(odd):
+    whole = {"placement": [2], "local_batch": 240, "accum": 1, "step_seconds": 1.0}
+    told = {**whole, **odd} if odd and isinstance(odd, dict) else odd
+    start = Event(0, "start", "a", 2, global_batch=480)
+    told = Event(1, "progress", "a", samples_done=1, detail={"observed": told})
+    run = story(submit(job("a", gpus=2, batch=480), 9600.0), start, told, **PROFILED)
+    assert make_report([run]).runs[0].step_times == ()
+
+
+CURVE = ((1, 10.0), (2, 19.0), (4, 30.0))
+ELASTIC = job("a", gpus=2, low=1, high=4)
+
+
+def held(at_s: float, name: Any, gpus: int, **more: Any) -> Event:
+    return Event(at_s, name, "a", gpus=gpus, placement=(("n0", gpus),) if gpus else (), **more)
+
+
+def stepped(at_s: float, samples: float, after: str = "", cost_s: float | None = None) -> Event:
+    detail = {"after": after} if after else {}
+    return Event(at_s, "progress", "a", samples_done=samples, overhead_seconds=cost_s, detail=detail)
+
+
+def cost(*events: Event, until_s: float, spec: Any = ELASTIC, **info: Any) -> JobCost:
+    first = begin(cluster(4), **(PROFILED | info))
+    return job_cost([first, submit(spec, 4000.0, CURVE), *events], "a", until_s)
+
+
+def test_each_second_is_trained_or_lost_to_a_named_cause() -> None:
+    found = cost(
+        held(10.0, "start", 2),
+        stepped(15.0, 1.0, "start", 5.0),  # 2 GPUs for 5 s
+        Event(100.0, "checkpoint", "a", samples_done=1000.0, overhead_seconds=2.0),  # 4 GPU seconds
+        held(110.0, "grow", 4),
+        stepped(111.0, 1200.0, "grow", 0.5),  # 4 GPUs for half a second
+        held(210.0, "preempt", 0, samples_done=4000.0),
+        held(300.0, "resume", 2),
+        stepped(306.0, 4001.0, "resume", 6.0),  # what a preemption costs is a change
+        held(310.0, "finish", 0, samples_done=4100.0),
+        until_s=1000.0,
+    )
+    assert found.held_gpu_s == 2 * 100 + 4 * 100 + 2 * 10
+    assert found.lost_gpu_s == {"starts": 10.0, "changes": 2.0 + 12.0, "checkpoints": 4.0, "failures": 0.0}
+    assert found.trained_gpu_s == 620 - 28
+    assert (found.preemptions, found.rescales, found.restarts) == (1, 1, 0)
+    assert (found.cheapest_gpus, found.cheapest_gpu_s) == (1, 0.1)
+    predicted = 19 * (100 - 7) + 30 * 99.5 + 19 * 4
+    assert found.speed == pytest.approx(4100 / predicted)
+    assert found.gpu_s_per_sample == 620 / 4100
+
+
+def test_changes_of_replays_cost_time_on_the_new_gpus() -> None:
+    found = cost(
+        held(0.0, "start", 2, overhead_seconds=5.0),
+        held(10.0, "grow", 4, samples_done=95.0, overhead_seconds=1.0),
+        held(20.0, "finish", 0, samples_done=365.0),
+        until_s=20.0,
+        simulated=True,
+    )
+    assert found.lost_gpu_s == {"starts": 10.0, "changes": 4.0, "checkpoints": 0.0, "failures": 0.0}
+    assert (found.held_gpu_s, found.trained_gpu_s) == (60.0, 46.0)
+
+
+def test_time_is_lost_once_where_a_job_falls_back_twice() -> None:
+    """To 100 samples, of 1,000 s, and then to 50, of 505 s: the newer checkpoint was damaged."""
+    found = cost(
+        held(0.0, "start", 1),
+        stepped(10.0, 0.0, "start"),
+        stepped(1000.0, 100.0),
+        held(2000.0, "requeue", 0, samples_done=200.0),
+        held(3000.0, "resume", 1),
+        stepped(3010.0, 100.0, "resume"),
+        held(4010.0, "requeue", 0, samples_done=200.0),
+        held(5000.0, "resume", 1),
+        stepped(5010.0, 50.0, "resume"),
+        held(6000.0, "finish", 0, samples_done=1000.0),
+        until_s=6000.0,
+    )
+    assert found.lost_gpu_s is not None
+    assert found.lost_gpu_s["failures"] == (2000 - 505) + (4010 - 3000)
+    assert (found.trained_gpu_s, found.repeated_samples) == (505 + 1000, 100 + 150)
+
+
+def test_failures_cost_repeated_steps_and_idle_attempts() -> None:
+    found = cost(
+        held(0.0, "start", 2),
+        stepped(10.0, 0.0, "start", 10.0),
+        Event(60.0, "checkpoint", "a", samples_done=500.0),
+        held(110.0, "requeue", 0, samples_done=1000.0),
+        held(120.0, "resume", 2),
+        held(125.0, "requeue", 0),  # 10 GPU seconds, and no step
+        held(140.0, "resume", 2),
+        stepped(148.0, 500.0, "resume", 8.0),  # from the checkpoint: the last 50 s are trained again
+        held(200.0, "finish", 0, samples_done=1500.0),
+        until_s=200.0,
+    )
+    assert found.lost_gpu_s == {"starts": 20.0, "changes": 0.0, "checkpoints": 0.0, "failures": 100 + 10 + 16}
+    assert found.repeated_samples == 500.0
+    assert found.samples == 1500.0
+    assert found.trained_gpu_s == 2 * (110 + 5 + 60) - 146
+
+
+def test_a_start_or_a_silent_script_leaves_figures_open() -> None:
+    found = cost(held(10.0, "start", 4), until_s=30.0)
+    assert found.held_gpu_s == 80.0
+    assert found.lost_gpu_s is not None
+    assert found.lost_gpu_s["starts"] == 80.0
+    assert found.trained_gpu_s == 0.0
+    assert found.speed is None
+    assert found.no_speed == "it has not trained yet"
+    silent = cost(held(0.0, "start", 2), until_s=50.0, spec=job("a", gpus=2))
+    assert (silent.held_gpu_s, silent.lost_gpu_s, silent.trained_gpu_s) == (100.0, None, None)
+    assert silent.no_speed == "its script reports no steps"
+    blind = cost(held(0.0, "start", 2), stepped(5.0, 1.0, "start", 5.0), until_s=50.0, profile_hash=None)
+    assert (blind.speed, blind.no_speed) == (None, "there is no profile")
+    assert (blind.cheapest_gpus, blind.no_cheapest) == (None, "there is no profile")
+    linear = ((1, 10.0), (2, 20.0), (4, 40.0), (8, 80.0))
+    events = [begin(cluster(8), **PROFILED), submit(ELASTIC, 4000.0, linear), held(0.0, "start", 2)]
+    assert job_cost(events, "a", 10.0).cheapest_gpus == 4

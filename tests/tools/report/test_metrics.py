@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import json
+from math import inf, nan
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,29 +11,32 @@ from hypothesis import strategies as st
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Utility
+from pliant.schemas.metrics import JobFigures, PairedJcts, RunMetrics
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.equal_shares import fluid_finishes
 from pliant.tools.report.fairness import fairness
-from pliant.tools.report.metrics import Wanted, lower_bounds, percentile, run_metrics
+from pliant.tools.report.metrics import (
+    OF_JOBS,
+    OF_RUNS,
+    OF_TESTS,
+    Wanted,
+    impossible,
+    lower_bounds,
+    percentile,
+    run_metrics,
+)
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import gpu_usage
-from pliant.tools.report.report import bound_caveats
-from tests.builders import cluster, job, mixed_cluster
+from pliant.tools.report.rendering.output import Extras, render
+from pliant.tools.report.report import bound_caveats, make_report
+from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
 from tests.effort import examples
-from tests.tools.report.runs import by_id, first_come, ran, story, submit
-from tests.tools.report.test_against_replay import replayed, traces
-
-
-def one_by_one(work=(8.0, 8.0, 16.0), **info):
-    """Jobs a, b, c from time 0 on all four GPUs, one after another."""
-    works = dict(zip("abc", work, strict=True))
-    events, now = [submit(job(name, gpus=4, low=1), samples) for name, samples in works.items()], 0.0
-    for name, samples in works.items():
-        events += ran(name, now, now + samples / 4, 4)
-        now += samples / 4
-    return story(*events, **info)
+from tests.tools.report.runs import begin, by_id, first_come, one_by_one, ran, story, submit
 
 
 # Figure 1 of Ares: 2, 2 and 4 whole-cluster hours. One by one: 2, 4, 8; shared equally: 6, 6, 8.
-def test_one_by_one_beats_equal_sharing_and_no_job_is_later():
+def test_the_order_of_jobs_decides_times_and_fairness():
     found = run_metrics(one_by_one())
     assert found.mean_jct_s == pytest.approx((2 + 4 + 8) / 3)
     assert (found.median_jct_s, found.makespan_s) == (4.0, 8.0)
@@ -39,9 +46,6 @@ def test_one_by_one_beats_equal_sharing_and_no_job_is_later():
     assert found.unfair_fraction == found.unfair_fraction_gps == 0.0
     assert (found.utilization, found.sjs_efficiency) == (1.0, pytest.approx(1.0))
     assert found.worst_gps_delay_s == pytest.approx(0.0)
-
-
-def test_the_longest_job_first_is_unfair_to_the_others():
     found = run_metrics(one_by_one(work=(16.0, 8.0, 8.0)))
     # Ends at 4, 6, 8 where sharing ends at 8, 6, 6.
     assert found.worst_ftf == pytest.approx(8 / 6)
@@ -53,32 +57,36 @@ def test_percentile_is_numpys(values, q):
     assert percentile(values, q) == pytest.approx(float(np.percentile(values, 100 * q)), abs=1e-6)
 
 
-def test_jobs_that_do_not_finish_are_counted_beside_the_means():
+def test_jobs_that_do_not_finish_are_in_no_mean():
     others = [Event(1, "start", "b", 1), Event(2, "fail", "b", 0), Event(2, "cancel", "c", 0)]
     arrivals = (submit(job(name), 4.0) for name in "abcde")
     found = run_metrics(story(*arrivals, *ran("a", 0, 4), *others, Event(2, "reject", "d", 0)))
     kinds = ("submitted", "finished", "failed", "cancelled", "rejected")
     assert [getattr(found, f"jobs_{kind}") for kind in kinds] == [5, 1, 1, 1, 1]
     assert (found.mean_jct_s, found.drop_ratio, found.mean_queueing_delay_s) == (4.0, 0.2, 0.5)
-
-
-def test_a_run_in_which_nothing_finished_has_no_figures_of_finished_jobs():
     found = run_metrics(story(submit(job("a"), 4.0), Event(0, "start", "a", 1)))
     assert (found.jobs_submitted, found.jobs_finished) == (1, 0)
-    times = ("mean_jct_s", "p99_jct_s", "makespan_s", "utilization", "rescales_per_hour")
-    assert [getattr(found, name) for name in (*times, "mean_ftf", "worst_ftf_gps", "unfair_fraction")] == [
-        None
-    ] * 8
+    names = ("mean_jct_s", "p99_jct_s", "makespan_s", "utilization", "rescales_per_hour", "mean_ftf")
+    assert {getattr(found, name) for name in (*names, "worst_ftf_gps", "unfair_fraction")} == {None}
     empty = run_metrics(story())
     assert (empty.jobs_submitted, empty.drop_ratio, empty.preemptions_per_job) == (0, None, None)
 
 
-def test_one_job_alone_is_treated_fairly():
+def test_ftf_of_one_job_of_no_time_and_of_rounding():
     found = run_metrics(story(submit(job("a", gpus=2), 6.0), *ran("a", 0, 3, 2)))
     assert (found.mean_ftf, found.unfair_fraction) == (1.0, 0.0)
     # GPS gives it all four GPUs, of which it can use two.
     assert (found.mean_ftf_gps, found.unfair_fraction_gps) == (1.0, 0.0)
     assert found.utilization == 0.5
+    run = story(*(submit(job(name), 4.0) for name in "ab"), *ran("a", 0, 4), *ran("b", 0, 0))
+    assert [*by_id(run, fairness(run)["fair-share"].ftf)] == ["a"]
+
+    def unfair(end_s):
+        return run_metrics(story(submit(job("a"), 4.0), *ran("a", 0, end_s))).unfair_fraction
+
+    assert (unfair(4 * (1 + 1e-12)), unfair(4 * (1 + 1e-6))) == (0.0, 1.0)
+    run = story(submit(job("a")), Event(0, "start", "a", 1), Event(4, "finish", "a", 0, samples_done=2.0))
+    assert (run_metrics(run).mean_jct_s, run_metrics(run).mean_ftf) == (4.0, 2.0)
 
 
 def two_that_scale_badly():
@@ -89,7 +97,7 @@ def two_that_scale_badly():
     return story(a, b, *ran("a", 0, 20, 4), *ran("b", 20, 30, 4))
 
 
-def test_each_reference_shares_in_its_own_way_from_the_arrival_of_a_job_on():
+def test_each_reference_shares_in_its_own_way_from_arrivals_on():
     """Fluid: a has 20 samples left at 10, both do 1.5 a second, b ends at 20 and a, with 5 left, at 22.5.
     GPS: a counts with 80 GPU seconds and b with 20. At 10 a has 40 left; on two GPUs each, b ends at 20 and
     a, with 20 left, at 25.
@@ -105,13 +113,8 @@ def test_each_reference_shares_in_its_own_way_from_the_arrival_of_a_job_on():
     assert found.worst_gps_delay_s == pytest.approx(10)
 
 
-def test_a_job_that_took_no_time_has_no_ftf():
-    run = story(*(submit(job(name), 4.0) for name in "ab"), *ran("a", 0, 4), *ran("b", 0, 0))
-    assert [*by_id(run, fairness(run)["fair-share"].ftf)] == ["a"]
-
-
 @pytest.mark.parametrize(("late_s", "past"), [(2.0**-22, 0), (2.0**-18, 1)])
-def test_what_the_clock_of_a_live_run_cannot_tell_is_not_past_a_bound(late_s, past):
+def test_what_a_clock_cannot_resolve_is_not_past_a_bound(late_s, past):
     """Of times of today a float resolves 2⁻²² s."""
     start_s = 1.8e9
     events = submit(job("a"), 4.0, at=start_s), *ran("a", start_s, start_s + 4 + late_s)
@@ -119,26 +122,13 @@ def test_what_the_clock_of_a_live_run_cannot_tell_is_not_past_a_bound(late_s, pa
     assert run_metrics(run).jobs_past_gps_bound == past
 
 
-def test_rounding_is_not_unfair_but_a_real_excess_is():
-    def unfair(end_s):
-        return run_metrics(story(submit(job("a"), 4.0), *ran("a", 0, end_s))).unfair_fraction
-
-    assert (unfair(4 * (1 + 1e-12)), unfair(4 * (1 + 1e-6))) == (0.0, 1.0)
-
-
-def test_a_policy_of_any_name_is_held_against_the_bound_that_it_promises():
+def test_only_a_stated_bound_is_checked_and_counted():
     # All four GPUs are held from 0 to 8: a quarter of that.
     found = run_metrics(one_by_one(policy="mine", bounds={"gps_delay": 0.25}))
     assert (found.gps_bound_s, found.jobs_past_gps_bound) == (2.0, 0)
-
-
-def test_no_name_and_no_parameter_promises_anything():
     found = run_metrics(one_by_one(policy="ares", parameters={"alpha": 0.8}))
     assert (found.gps_bound_s, found.jobs_past_gps_bound) == (None, None)
     assert found.worst_gps_delay_s == pytest.approx(0.0)
-
-
-def test_jobs_past_the_gps_bound_are_counted_not_denied():
     # c ends at 8, in GPS at 6: two seconds late. A quarter of 8 s allows that, a ninth does not.
     found = run_metrics(one_by_one(work=(16.0, 8.0, 8.0), bounds={"gps_delay": 0.25}))
     assert found.worst_gps_delay_s == pytest.approx(2.0)
@@ -165,16 +155,13 @@ def test_the_cluster_is_full_until_one_gpu_is_free():
     assert gpu_usage(run).longest_full_s() == 5.0
 
 
-def test_preemptions_and_rescales_are_per_job_that_started_and_rescales_per_hour_until_the_last_completion():
+def test_preemptions_and_rescales_count_per_job_and_hour():
     changes = [(0, "start", "a", 1), (0, "start", "b", 1), (1, "grow", "a", 2), (2, "preempt", "a", 0)]
     changes += [(3, "resume", "a", 2), (4, "shrink", "a", 1), (900, "finish", "a", 0)]
     arrivals = (submit(job(name, low=1), 4.0) for name in "abc")
     found = run_metrics(story(*arrivals, *(Event(*change) for change in changes)))
     assert (found.preemptions_per_job, found.rescales_per_job, found.rescales_per_hour) == (0.5, 1.0, 8.0)
-
-
-def test_rescales_after_the_last_completion_are_in_no_hour_before_it():
-    """Of the two rescales one is at that moment and one after it."""
+    # Of the two rescales one is at that moment and one after it.
     changes = [(0, "start", "a", 1), (0, "start", "b", 1), (900, "grow", "b", 2), (900, "finish", "a", 0)]
     events = (Event(*change) for change in [*changes, (1000, "shrink", "b", 1)])
     found = run_metrics(story(*(submit(job(name, low=1), 4.0) for name in "ab"), *events))
@@ -193,11 +180,6 @@ def test_decision_time_from_the_counters_or_from_the_log():
     assert run_metrics(untimed).mean_decision_ms is None, "no time is not a time of nothing"
 
 
-def test_a_job_of_unknown_work_has_a_jct_and_fairness_by_what_it_did():
-    run = story(submit(job("a")), Event(0, "start", "a", 1), Event(4, "finish", "a", 0, samples_done=2.0))
-    assert (run_metrics(run).mean_jct_s, run_metrics(run).mean_ftf) == (4.0, 2.0)
-
-
 @pytest.mark.parametrize(
     ("utility", "jct", "expected"),
     [
@@ -213,19 +195,16 @@ def test_what_finishing_in_time_is_worth(utility, jct, expected):
     assert Utility.model_validate(utility).worth(jct) == expected
 
 
-def test_total_utility_is_of_the_finished_jobs_and_only_where_stated():
+def test_utility_and_completed_jobs_where_they_are_stated():
     stated = job("a", utility={"shape": "step", "value": 5.0, "target": 9.0})
     run = story(submit(stated, 4.0), submit(job("b"), 4.0), *ran("a", 0, 4))
     assert run_metrics(run).total_utility == 5.0
     assert run_metrics(one_by_one()).total_utility is None
-
-
-def test_jobs_completed_by_given_times():
     found = run_metrics(one_by_one(), wanted=Wanted(completed_at_s=(1.9, 2.0, 100.0)))  # they end at 2, 4, 8
     assert found.jobs_completed_at == ((1.9, 0), (2.0, 1), (100.0, 3))
 
 
-def test_scheduled_job_scaling_efficiency_of_jobs_that_do_not_scale():
+def test_scaling_efficiency_of_jobs_that_do_not_scale():
     # a: 6 s on one GPU, 4 s on two it held: 6 / 8. b: 6 s on one GPU that it held: 6 / 6. Together 12 / 14.
     curve = ((1, 1.0), (2, 1.5))
     arrivals = submit(job("a", gpus=2), 6.0, curve), submit(job("b"), 6.0, curve)
@@ -234,7 +213,7 @@ def test_scheduled_job_scaling_efficiency_of_jobs_that_do_not_scale():
 
 
 @pytest.mark.parametrize(("simulated", "efficiency"), [(False, 4 / 6), (True, 8 / 6)])
-def test_a_live_job_that_stops_early_has_the_efficiency_of_what_it_did(simulated, efficiency):
+def test_a_live_job_that_stops_early_counts_what_it_did(simulated, efficiency):
     """It states 8 s of work on one GPU, of which it did 4 in 3 s on two; a replay knows what there was."""
     start, _ = ran("a", 0, 3, 2)
     early = Event(3, "finish", "a", 0, samples_done=4.0)
@@ -243,7 +222,7 @@ def test_a_live_job_that_stops_early_has_the_efficiency_of_what_it_did(simulated
     assert found.sjs_efficiency == pytest.approx(efficiency)
 
 
-def test_completion_is_held_against_targets_and_admissions_are_counted():
+def test_completion_is_compared_with_targets():
     targets = {"a": 3.0, "b": 9.0}
     late, early = (job(name, utility={"shape": "step", "target": at}) for name, at in targets.items())
     said = [{"admission": {"admitted": admitted}} for admitted in (True, False)]
@@ -259,7 +238,7 @@ def test_completion_is_held_against_targets_and_admissions_are_counted():
     assert [each.utility for each in run.jobs] == [0.0, 1.0, None]
 
 
-def test_the_share_of_deadlines_met_is_of_all_jobs_with_one_that_are_decided():
+def test_deadlines_met_are_a_share_of_decided_jobs():
     """Of kept, late, turned away and failed jobs, and one that is past it: 1 of 5. Not counted are one
     without a target, one cancelled before it, and two that may yet meet it, one at this moment."""
     targets = {"kept": 4.0, "late": 3.0, "turned-away": 9.0, "failed": 9.0, "past": 5.0}
@@ -270,9 +249,7 @@ def test_the_share_of_deadlines_met_is_of_all_jobs_with_one_that_are_decided():
     run = story(
         *(submit(each, 4.0) for each in (*stated.values(), job("none"))),
         Event(0, "reject", "turned-away", 0, detail={"reason": "too late"}),
-        *ran("kept", 0, 4),
-        *ran("late", 0, 4),
-        *ran("none", 0, 4),
+        *(event for name in ("kept", "late", "none") for event in ran(name, 0, 4)),
         Event(5, "fail", "failed", 0, detail={"reason": "exit code 1", "final": True}),
         Event(6, "cancel", "cancelled", 0),
     )
@@ -280,14 +257,8 @@ def test_the_share_of_deadlines_met_is_of_all_jobs_with_one_that_are_decided():
     assert (outcomes["failed"], outcomes["cancelled"]) == ("failed", "cancelled")
     assert run_metrics(run).deadlines_met == pytest.approx(1 / 5)
     worth = {each.id: each.utility for each in run.jobs}
-    assert worth == {
-        "kept": 1.0,
-        "late": 0.0,
-        "turned-away": 0.0,
-        "failed": 0.0,
-        "cancelled": 0.0,
-        **dict.fromkeys(("past", "open", "due", "none")),
-    }
+    ended = dict.fromkeys(("late", "turned-away", "failed", "cancelled"), 0.0)
+    assert worth == {"kept": 1.0, **ended, **dict.fromkeys(("past", "open", "due", "none"))}
     assert run_metrics(one_by_one()).deadlines_met is None
 
 
@@ -306,7 +277,7 @@ def finished(*submits):
     return story(*submits, *(event for name in names for event in ran(name, 100.0, 900.0)))
 
 
-def test_alone_is_the_best_size_and_cheapest_the_most_efficient_that_the_job_can_have():
+def test_bounds_follow_from_sizes_work_and_arrivals():
     # 12 samples: on 1, 2 and 4 GPUs 6, 4 and 3 s, so 6, 8 and 12 GPU-seconds.
     curve = ((1, 2.0), (2, 3.0), (4, 4.0))
     found = lower_bounds(finished(submit(job("a", gpus=1, low=1), 12.0, curve)))
@@ -316,9 +287,6 @@ def test_alone_is_the_best_size_and_cheapest_the_most_efficient_that_the_job_can
     assert (rigid.bound_jct_alone_s, rigid.cheapest_gpu_s) == (3.0, 12.0)
     two = lower_bounds(finished(submit(job("a", gpus=4, low=2), 12.0, curve)))
     assert (two.bound_jct_alone_s, two.cheapest_gpu_s) == (3.0, 8.0), "it never has the GPU that is cheapest"
-
-
-def test_pooled_gpus_serve_the_least_work_first():
     # Whole-cluster seconds 8, 2 and 4 at times 0, 1 and 2: a runs to 1, b from 1 to 3, c from 3 to 7, a the
     # rest to 14. JCTs 14, 2 and 5. Alone each takes the same on all four GPUs: 8, 2 and 4.
     rows = (("a", 0, 32.0), ("b", 1, 8.0), ("c", 2, 16.0))
@@ -328,37 +296,41 @@ def test_pooled_gpus_serve_the_least_work_first():
     assert found.bound_jct_alone_s == pytest.approx((8 + 2 + 4) / 3)
     assert found.bound_jct_s == found.bound_jct_pooled_s
     assert (found.cheapest_gpu_s, found.bound_makespan_s) == (56.0, 14.0)
-
-
-def test_a_job_that_stops_scaling_bounds_the_makespan():
     # Pooled, 8 GPU-seconds end at 2; alone on its one GPU the job that came at 5 needs until 13.
     found = lower_bounds(finished(submit(job("a"), 1.0), submit(job("b", at=5), 8.0)))
     assert found.bound_makespan_s == 13.0
 
 
-def test_jobs_of_unknown_work_count_with_no_time():
+def test_bounds_are_of_finished_jobs_of_known_work():
     assert lower_bounds(finished(submit(job("a"), 4.0), submit(job("b")))).bound_jct_alone_s == 2.0
-
-
-def test_only_jobs_that_finished_are_bounded():
     assert lower_bounds(fold(first_come())).cheapest_gpu_s == 480.0 + 240.0
     assert lower_bounds(story(submit(job("a"), 1.0))) is None
-
-
-def test_bounds_are_computed_where_they_are_wanted():
     run = fold(first_come())
     assert run_metrics(run).bound_jct_s is None
     # Alone a takes 120 s, b 60 s. Pooled, b has less left when it comes: it ends at 70, a at 180.
     found = run_metrics(run, wanted=Wanted(bound=True))
     assert (found.bound_jct_alone_s, found.bound_jct_pooled_s) == (90.0, (180 + 60) / 2)
-
-
-def test_what_the_bounds_take_for_granted_is_said():
     assert bound_caveats(fold(first_come())) == []
     moved = story(submit(job("a"), 1.0), progress="epochs")
     assert "requested batches" in bound_caveats(moved)[0]
     mixed = story(submit(job("a"), 1.0), nodes=mixed_cluster(t4=(2,), v100=(2,)))
     assert "mean speed" in bound_caveats(mixed)[0]
+
+
+traces = st.lists(
+    st.tuples(st.integers(0, 400), st.integers(1, 800), st.sampled_from([1, 2, 4, 8])),
+    min_size=1,
+    max_size=12,
+).map(
+    lambda rows: [
+        job(f"j{n:02}", at=float(at), gpus=gpus, low=1, high=8, gpu_seconds=float(work))
+        for n, (at, work, gpus) in enumerate(sorted(rows))
+    ]
+)
+
+
+def replayed(jobs, policy):
+    return fold(replay(inputs(jobs, cluster(4, 4)), Run(policy, simulated=FREE_CHANGES)).log.events(), policy)
 
 
 @settings(max_examples=examples(15))
@@ -369,3 +341,88 @@ def test_no_policy_passes_its_bounds(jobs):
         found = run_metrics(run, wanted=Wanted(bound=True))
         assert found.mean_jct_s >= found.bound_jct_s * (1 - 1e-9)
         assert found.makespan_s >= found.bound_makespan_s * (1 - 1e-9)
+
+
+@settings(max_examples=examples(25))
+@given(traces)
+def test_with_linear_scaling_ares_is_never_later_than_gps(jobs):
+    found = run_metrics(replayed(jobs, "ares"))
+    assert found.jobs_finished == len(jobs)
+    assert found.unfair_fraction_gps == 0.0
+    assert found.worst_gps_delay_s <= 1e-6
+
+
+@settings(max_examples=examples(10))
+@given(traces)
+def test_policies_on_one_trace_share_their_references(jobs):
+    with patch("pliant.tools.report.fairness.fluid_finishes", wraps=fluid_finishes) as computed:
+        fifo, ares = make_report([replayed(jobs, "fifo"), replayed(jobs, "ares")]).runs
+    assert computed.call_count == 1
+    for name in ("fair-share", "gps"):
+        assert fifo.fair[name].finish_s.tolist() == ares.fair[name].finish_s.tolist()
+    assert fifo.metrics.trace_hash == ares.metrics.trace_hash
+
+
+@pytest.mark.parametrize(
+    ("record", "ranges"), [(RunMetrics, OF_RUNS), (JobFigures, OF_JOBS), (PairedJcts, OF_TESTS)]
+)
+def test_every_number_of_a_report_has_its_range(record, ranges):
+    fields = record.model_json_schema()["properties"]
+    kinds = {
+        name: [each.get("type") for each in field.get("anyOf", [field])] for name, field in fields.items()
+    }
+    assert set(ranges) == {name for name, types in kinds.items() if {"number", "integer"} & set(types)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("sjs_efficiency", 1166.51),
+        ("sjs_efficiency", 0.0),
+        ("unfair_fraction", 1.5),
+        ("utilization", -0.1),
+        ("mean_ftf", 0.0),
+        ("mean_ftf", inf),
+        ("mean_jct_s", nan),
+        ("mean_jct_s", 101.0),  # of a run that was over after 100 s
+        ("worst_ftf", 0.5),  # with a mean of 0.8
+        ("jobs_on_time", 4),  # of three that finished
+    ],
+)
+def test_a_value_that_cannot_be_is_found(name, value):
+    figures = {"makespan_s": 100.0, "mean_ftf": 0.8, "jobs_finished": 3, name: value}
+    assert name in impossible(figures, OF_RUNS)
+
+
+def test_possible_values_pass_and_the_others_are_named():
+    usual = {"sjs_efficiency": 1.05, "utilization": 1 + 1e-12, "mean_ftf": None, "worst_ftf": 0.2}
+    assert impossible({**usual, "mean_jct_s": 60.0, "worst_gps_delay_s": -65_457.0}, OF_RUNS) == ()
+    assert impossible({"queueing_delay_s": 5.0, "jct_s": 4.0, "ftf": 0.5}, OF_JOBS) == ("jct_s",)
+
+
+@pytest.mark.parametrize(
+    ("figures", "wrong"),
+    [
+        ({"makespan_s": 0.0, "mean_jct_s": 0.0, "utilization": 0.0, "jobs_finished": 0}, ()),
+        ({"makespan_s": 1e6, "mean_jct_s": 1e6 * (1 + 1e-12)}, ()),
+        ({"makespan_s": 1e6, "mean_jct_s": 1e6 * (1 + 1e-8)}, ("mean_jct_s",)),
+        ({"makespan_s": 1e-6, "mean_jct_s": 1.5e-6, "utilization": -1e-12}, ("mean_jct_s",)),
+        ({"makespan_s": -1e-6}, ("makespan_s",)),
+    ],
+)
+def test_rounding_is_relative_or_absolute_by_size(figures, wrong):
+    assert impossible(figures, OF_RUNS) == wrong
+
+
+def test_a_report_withholds_what_cannot_be_and_says_so():
+    """100 samples at one a second, done in a second by two slots of a cluster of one."""
+    events = [submit(job("a"), 100.0), Event(0, "start", "a", 5), Event(1, "finish", "a", 0)]
+    report = make_report([fold([begin(), *events])])
+    found = json.loads(render(report, "json", Extras()))["runs"][0]
+    assert (found["sjs_efficiency"], found["utilization"], found["mean_jct_s"]) == (None, None, 1.0)
+    told = "SJS efficiency not known: 20 is impossible, expected above 0 and at most 1.1"
+    assert told in found["caveats"]
+    for kind in ("table", "md", "html"):
+        shown = render(report, kind, Extras())
+        assert told in " ".join(shown.split())
+        assert "2,000" not in shown

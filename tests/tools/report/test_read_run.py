@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 from math import isnan, nan
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import write_events
 from pliant.schemas.job import trace_hash
 from pliant.tools.report.groups import groups
+from pliant.tools.report.job_columns import smallest_type
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import gpu_usage
 from pliant.tools.report.report import compare_jcts, make_report, paired_jcts_s
@@ -43,29 +45,18 @@ def test_a_job_from_submission_to_completion():
     told = run.jobs[0]
     assert (told.submit_s, told.end_s, told.outcome, told.jct_s) == (0.0, 13.0, "finished", 13.0)
     assert (*run.jobs.first_start_s, *run.jobs.queueing_delay_s) == (3.0, 3.0)
-    assert [(start, end, step.gpus) for start, end, step in told.held(99)] == [
-        (3, 6, 2),
-        (6, 7, 4),
-        (9, 13, 1),
-    ]
+    held = [(start, end, step.gpus) for start, end, step in told.held(99)]
+    assert held == [(3, 6, 2), (6, 7, 4), (9, 13, 1)]
     assert run.jobs.gpu_seconds(99).tolist() == [3 * 2 + 1 * 4 + 4 * 1]
     assert (told.preemptions, told.samples_done) == (1, 20.0)
     assert [int(run.jobs.rescales_until(time_s)[0]) for time_s in (5, 6)] == [0, 1]
     assert told.steps[0].overhead_s == 1.0
 
 
-def test_shared_gpus_count_once_for_the_cluster_and_one_half_for_each_job():
-    run = fold(
-        [
-            begin(),
-            submit(job("a", gpus=2)),
-            submit(job("b", gpus=2)),
-            Event(0, "start", "a", 2),
-            Event(10, "start", "b", 2, detail={"beside": "a"}),
-            Event(16, "finish", "a", 0),
-            Event(20, "finish", "b", 0),
-        ]
-    )
+def test_shared_gpus_count_once_and_half_for_each_job():
+    starts = Event(0, "start", "a", 2), Event(10, "start", "b", 2, detail={"beside": "a"})
+    arrivals = [submit(job(name, gpus=2)) for name in "ab"]
+    run = story(*arrivals, *starts, Event(16, "finish", "a", 0), Event(20, "finish", "b", 0))
     assert run.jobs.gpu_seconds(99).tolist() == [10 * 2 + 6, 6 + 4 * 2]
     assert gpu_usage(run).held.tolist() == [2, 2, 2, 0]
     assert run.jobs.rescales_until(99).tolist() == [0, 0]
@@ -73,14 +64,14 @@ def test_shared_gpus_count_once_for_the_cluster_and_one_half_for_each_job():
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
-def test_two_jobs_that_start_on_the_same_gpus_at_once_share_whoever_is_named_first(order):
+def test_two_jobs_share_gpus_whichever_is_named_first(order):
     place = {"a": "b", "b": "a"}
     starts = [Event(0, "start", each, 2, detail={"beside": place[each]}) for each in order]
     run = story(submit(job("a", gpus=2)), submit(job("b", gpus=2)), *starts, Event(9, "requeue", "a", 0))
     assert run.jobs.gpu_seconds(10).tolist() == [9, 9 + 2]
 
 
-def test_live_times_count_from_the_first_submission():
+def test_live_times_count_from_the_first_submission_never_back():
     start = 1_800_000_000.0
     arrivals = submit(job("b"), at=start + 30), submit(job("a"), at=start + 10)
     run = story(*arrivals, Event(start + 12.5, "start", "a", 1), at=start, simulated=False)
@@ -88,6 +79,8 @@ def test_live_times_count_from_the_first_submission():
     assert [(each.id, each.submit_s) for each in run.jobs] == [("a", 0.0), ("b", 20.0)]
     assert run.jobs.first_start_s.tolist() == pytest.approx([2.5, nan], nan_ok=True)
     assert run.last_event_s == 20.0
+    jobs = story(submit(job("a"), at=5.0), Event(4.9, "start", "a", 1), Event(4.8, "finish", "a", 0)).jobs
+    assert (*jobs.queueing_delay_s, *jobs.jct_s) == (0.0, 0.0)
 
 
 def live(*jobs, at=1.8e9, began_with=()):
@@ -97,7 +90,7 @@ def live(*jobs, at=1.8e9, began_with=()):
 
 
 @pytest.mark.parametrize("began_with", [(), (job("a"),)])
-def test_live_runs_are_paired_only_if_they_served_the_same_jobs(began_with):
+def test_live_runs_of_the_same_jobs_are_paired(began_with):
     first, again = (
         live(job("a", at=at), job("b", at=at), at=at, began_with=began_with) for at in (1.8e9, 1.9e9)
     )
@@ -108,7 +101,7 @@ def test_live_runs_are_paired_only_if_they_served_the_same_jobs(began_with):
         compare_jcts(first, other)
 
 
-def test_two_live_runs_of_a_policy_stay_two_columns_and_no_sweep():
+def test_two_live_runs_of_a_policy_stay_two_columns():
     monday = replace(live(job("a", at=1.8e9)), source="monday.jsonl")
     tuesday = replace(live(job("b", at=1.9e9), job("c", at=1.9e9), at=1.9e9), source="tuesday.jsonl")
     columns = groups(make_report([monday, tuesday]))
@@ -142,7 +135,7 @@ def test_a_prediction_that_is_none_is_left_out(odd):
     assert [tuple(each) for each in told.forecasts] == [(5.0, 0.5, 0.1, 0.9)]
 
 
-def test_predictions_come_with_progress_and_with_decisions_and_all_of_them_count():
+def test_predictions_of_progress_and_decisions_count():
     """Of a job that turns out to have 40 samples: at 10 a quarter, at 20 a half, at 30 three quarters."""
     ranges = {10.0: (0.1, 0.3), 20.0: (0.6, 0.9), 30.0: (0.75, 0.9)}
     found = [
@@ -160,7 +153,7 @@ def test_predictions_come_with_progress_and_with_decisions_and_all_of_them_count
     assert told.forecasts_held == (2, 3)
 
 
-def test_a_job_that_fails_or_is_lost_with_its_node_waits_again_if_the_log_says_so():
+def test_a_job_waits_again_or_holds_its_gpus_as_the_log_says():
     begun = submit(job("a")), Event(0, "start", "a", 1)
     lost = story(*begun, Event(2, "node_down", detail={"node": "n0"}), Event(2, "requeue", "a", 0)).jobs
     assert (lost[0].outcome, *lost.gpu_seconds(10)) == ("unfinished", 2.0)
@@ -168,6 +161,9 @@ def test_a_job_that_fails_or_is_lost_with_its_node_waits_again_if_the_log_says_s
     again = story(*begun, *failed, Event(3, "resume", "a", 1), Event(5, "finish", "a", 0)).jobs
     assert (again[0].outcome, again[0].restarts, again[0].jct_s) == ("finished", 1, 5.0)
     assert again.gpu_seconds(99).tolist() == [4.0]
+    run = story(submit(job("a", gpus=2)), Event(1, "start", "a", 2), Event(4, "progress", "a"))
+    assert run.jobs.gpu_seconds(run.last_event_s).tolist() == [6.0]
+    assert run.jobs[0].jct_s is None
 
 
 @pytest.mark.parametrize(
@@ -177,17 +173,6 @@ def test_other_ends_have_no_jct(event, outcome):
     jobs = story(submit(job("a")), Event(3, event, "a", 0)).jobs
     assert (jobs[0].outcome, jobs[0].end_s, jobs[0].jct_s) == (outcome, 3.0, None)
     assert isnan(jobs.queueing_delay_s[0])
-
-
-def test_a_job_that_runs_when_the_log_ends_holds_its_gpus_until_then():
-    run = story(submit(job("a", gpus=2)), Event(1, "start", "a", 2), Event(4, "progress", "a"))
-    assert run.jobs.gpu_seconds(run.last_event_s).tolist() == [6.0]
-    assert run.jobs[0].jct_s is None
-
-
-def test_clocks_that_disagree_never_turn_a_story_round():
-    jobs = story(submit(job("a"), at=5.0), Event(4.9, "start", "a", 1), Event(4.8, "finish", "a", 0)).jobs
-    assert (*jobs.queueing_delay_s, *jobs.jct_s) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("until_s", [99.0, 214.0, 300.0])
@@ -203,13 +188,10 @@ def test_a_job_says_of_what_it_held_what_the_columns_say(until_s):
     assert of_columns == of_records
 
 
-def test_lost_nodes_lower_the_capacity():
+def test_lost_nodes_and_timed_decisions_are_counted():
     changes = (Event(at, name, detail={"node": "n0"}) for at, name in ((3, "node_down"), (5, "node_up")))
     run = story(submit(job("a")), *changes, nodes=cluster(4, 2))
     assert run.capacity == ((0.0, 6), (3.0, 2), (5.0, 6))
-
-
-def test_timed_decisions_are_counted():
     timed = {"fifo": 0.25, "srtf": 0.5}
     details = ({"policy": name, "decision_seconds": seconds} for name, seconds in timed.items())
     run = story(*(Event(at, "decision", detail=each) for at, each in enumerate(details, 1)))
@@ -223,7 +205,7 @@ def test_both_forms_of_file_and_their_events_fold_alike(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["progress", "admission", "observed", "beside"])
-def test_both_forms_of_file_fold_alike_where_a_key_is_spelt_with_an_escape(key, tmp_path):
+def test_files_fold_alike_where_a_key_has_an_escape(key, tmp_path):
     said = {
         "progress": {"samples_done": 5.0, "mean": 0.5, "low": 0.1, "high": 0.9},
         "admission": {"admitted": True},
@@ -247,7 +229,7 @@ def test_both_forms_of_file_fold_alike_where_a_key_is_spelt_with_an_escape(key, 
         assert replace(read_run(path), source="events") == fold(log)
 
 
-def test_jobs_that_differ_in_few_values_are_read_as_those_that_do_not(tmp_path):
+def test_jobs_that_differ_in_few_values_are_read_alike(tmp_path):
     said = [{"runs": "1-2"}, {"runs": "3-4"}, {"runs": ""}, {"curve": "x"}, {"runs": '"},"curve":[[1,2]]'}]
     specs = [
         job(f"{number}-{copy}", at=number + copy / 7, gpu_seconds=1.0 + number, labels=labels)
@@ -284,7 +266,7 @@ def test_a_torn_last_line_is_left_out(tmp_path, caplog):
     assert "torn" in caplog.text
 
 
-def test_every_problem_is_named():
+def test_wrong_logs_are_named_event_by_event(tmp_path):
     found = problems(
         begin(),
         submit(job("a")),
@@ -301,6 +283,10 @@ def test_every_problem_is_named():
         'log: event 6: start of job "z", which was never submitted',
         "log: event 7: /detail/node: node_down of 'n9', which is not in the cluster",
     ]
+    path = tmp_path / "events.parquet"
+    write_events([begin(), Event(0, "submit", "a", detail={"job": {"id": "a"}})], path)
+    with pytest.raises(BadInputError, match="event 2: /detail/job/model: is missing"):
+        read_run(path)
 
 
 @pytest.mark.parametrize(
@@ -318,8 +304,24 @@ def test_a_log_that_does_not_name_its_run(events, problem):
     assert problems(*events)[0].startswith(problem)
 
 
-def test_a_parquet_file_is_refused_in_the_words_of_the_careful_reader(tmp_path):
-    path = tmp_path / "events.parquet"
-    write_events([begin(), Event(0, "submit", "a", detail={"job": {"id": "a"}})], path)
-    with pytest.raises(BadInputError, match="event 2: /detail/job/model: is missing"):
-        read_run(path)
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        ([-1, 127], np.int8),
+        ([0, 128], np.int16),
+        ([-129, 0], np.int16),
+        ([-1, 2**15], np.int32),
+        ([-1, 2**31], np.int64),
+        ([-1, 64, 2**32], np.int64),
+        ([-1, 2**53 + 1, 2**63 - 1], np.int64),
+        ([-(2**63), 0], np.int64),
+    ],
+)
+def test_whole_numbers_stay_whole_in_the_smallest_type(numbers, kind):
+    found = smallest_type(np.array(numbers, np.int64))
+    assert (found.tolist(), found.dtype) == (numbers, kind)
+
+
+def test_other_numbers_are_left_as_they_are():
+    assert smallest_type(np.array([0.5, 2.0])).tolist() == [0.5, 2.0]
+    assert len(smallest_type(np.zeros(0, np.int64))) == 0

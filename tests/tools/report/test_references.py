@@ -82,37 +82,26 @@ def in_small_steps(jobs, gpus, step):
 
 
 # Figure 1 of Ares: equal sharing of 2, 2 and 4 whole-cluster hours from time 0 ends at 6, 6 and 8.
-def test_three_jobs_at_time_zero_share_equally():
+def test_fluid_sharing_follows_curves_up_to_the_best_size():
     jobs = [entry("a", 0, 8.0), entry("b", 0, 8.0), entry("c", 0, 16.0)]
     for system in (fluid_finishes, gps_finishes):
         assert system(jobs, FOUR) == pytest.approx({"a": 6.0, "b": 6.0, "c": 8.0})
-
-
-def test_fluid_sharing_follows_the_curves_and_stops_at_the_best_size():
     # Two GPUs each at first: a does 3 a second, b 2. At 2 a is done with its 6; b has 8 of 12 left and does
     # 4 a second alone on four GPUs: two more seconds.
     jobs = [entry("a", 0, 6.0, ((1, 2.0), (2, 3.0))), entry("b", 0, 12.0)]
     assert fluid_finishes(jobs, FOUR) == pytest.approx({"a": 2.0, "b": 4.0})
-
-
-def test_below_one_gpu_speed_is_in_proportion():
     # Eight jobs on four GPUs hold half of one each: 5 samples a second where one GPU does 10.
     jobs = [entry(f"j{n}", 0, 10.0, ((1, 10.0), (4, 20.0))) for n in range(8)]
     assert list(fluid_finishes(jobs, FOUR).values()) == pytest.approx([2.0] * 8)
 
 
-def test_gps_gives_no_job_more_than_it_can_use():
-    """Alone on four GPUs: a runs on one, b is 1.5 times as fast on all as on one, c scales linearly."""
+def test_gps_is_linear_up_to_what_a_job_can_use():
+    # Alone on four GPUs: a runs on one, b is 1.5 times as fast on all as on one, c scales linearly.
     curves = {"a": ((1, 1.0),), "b": ((1, 1.0), (4, 1.5)), "c": ((1, 1.0), (4, 4.0))}
     for name, ends_s in {"a": 12.0, "b": 8.0, "c": 3.0}.items():
         assert gps_finishes([entry(name, 0, 12.0, curves[name])], FOUR) == pytest.approx({name: ends_s})
-
-
-def test_gps_is_linear_where_small_shares_are_more_efficient():
-    """On its two GPUs a does 3 a second, so its demand is 8 GPU-seconds; on one it would do 2, and gets 1.5.
-
-    It shares two GPUs with b until b is done with its 2 GPU-seconds at 2, and then has both.
-    """
+    # On its two GPUs a does 3 a second, so its demand is 8 GPU-seconds; on one it would do 2, and gets
+    # 1.5. It shares two GPUs with b until b is done with its 2 GPU-seconds at 2, and then has both.
     jobs = [entry("a", 0, 12.0, ((1, 2.0), (2, 3.0)), demand=8.0), entry("b", 0, 2.0)]
     assert gps_finishes(jobs, ((0.0, 2),)) == pytest.approx({"b": 2.0, "a": 5.0})
 
@@ -143,7 +132,7 @@ def test_a_usable_curve_is_the_running_maximum(rates, share):
     st.floats(0.1, 50.0),
     st.floats(0.01, 20.0),
 )
-def test_gps_gives_the_smaller_of_a_curve_and_a_line_at_any_share(rates, apart, per_gpu, share):
+def test_gps_gives_the_smaller_of_a_curve_and_a_line(rates, apart, per_gpu, share):
     curve = usable_curve(
         tuple((apart * size, rate) for size, rate in enumerate(rates, 1)), apart * len(rates)
     )
@@ -151,14 +140,16 @@ def test_gps_gives_the_smaller_of_a_curve_and_a_line_at_any_share(rates, apart, 
     assert found == pytest.approx(min(rate_at(curve, share), per_gpu * share))
 
 
-def test_an_elastic_job_that_requests_too_many_gpus_demands_what_it_needs_on_fewer():
+def test_demand_is_at_the_requested_size_or_the_best_below():
     curve = ((1, 4.0), (2, 6.0), (4, 3.0))
     for spec, demand in ((job("a", gpus=4), 4 * 12 / 3.0), (job("a", gpus=4, low=1), 4 * 12 / 6.0)):
         assert reference_jobs(story(submit(spec, 12.0, curve))).demand_gpu_s[0] == demand
+    run = story(submit(job("a", gpus=2), 12.0, ((1, 2.0), (2, 3.0))))
+    assert reference_jobs(run).demand_gpu_s[0] == 2 * 12.0 / 3.0
 
 
 @pytest.mark.parametrize("system", [fluid_finishes, gps_finishes])
-def test_lost_nodes_slow_all_jobs_down_and_without_gpus_no_job_ends(system):
+def test_lost_nodes_slow_jobs_and_without_gpus_none_ends(system):
     jobs = [entry("a", 0, 8.0)]
     assert system(jobs, ((0.0, 4), (1.0, 0), (2.0, 2))) == pytest.approx({"a": 4.0})
     assert system(jobs, ((0.0, 4), (1.0, 0))) == system([], FOUR) == {}
@@ -169,17 +160,12 @@ def test_a_curve_is_linear_between_its_sizes(gpus, rate):
     assert rate_at(((1, 10.0), (2, 18.0), (4, 30.0)), gpus) == pytest.approx(rate)
 
 
-def test_a_job_that_was_cancelled_shared_only_with_the_work_it_did():
+def test_a_cancelled_job_shared_with_the_work_it_did():
     known = submit(job("a"), 100.0), submit(job("b"), 100.0)
     cancelled = Event(3, "cancel", "a", 0, samples_done=3.0)
     run = story(*known, submit(job("c")), submit(job("d"), 5.0, ()), cancelled)
     found = reference_jobs(run)
     assert (found.job.tolist(), found.samples.tolist()) == ([0, 1], [3.0, 100.0])
-
-
-def test_demand_is_at_the_requested_size():
-    run = story(submit(job("a", gpus=2), 12.0, ((1, 2.0), (2, 3.0))))
-    assert reference_jobs(run).demand_gpu_s[0] == 2 * 12.0 / 3.0
 
 
 @pytest.mark.parametrize("stated", [12.0, None])
@@ -249,12 +235,6 @@ def test_fluid_sharing_agrees_with_small_steps(jobs, gpus):
     assert found == pytest.approx(stepped, abs=slack)
 
 
-@given(curved_jobs, st.integers(1, 6), st.randoms())
-def test_the_curve_decides_not_the_order_of_equal_arrivals(jobs, gpus, random):
-    shuffled = sorted(jobs, key=lambda each: (each.arrival_s, random.random()))
-    assert fluid_finishes(shuffled, ((0.0, gpus),)) == pytest.approx(fluid_finishes(jobs, ((0.0, gpus),)))
-
-
 @given(curved_jobs, st.integers(1, 6))
 def test_one_more_gpu_lets_no_job_finish_later(jobs, gpus):
     few, more = (fluid_finishes(jobs, ((0.0, count),)) for count in (gpus, gpus + 1))
@@ -269,38 +249,31 @@ def isolated_jcts(*events, **info):
     return {run.jobs.id(row): jct_s for row, jct_s in zip(jobs.job, jcts_s, strict=True) if jct_s == jct_s}
 
 
-def test_a_rigid_job_is_alone_at_its_requested_size():
+def test_isolated_times_of_rigid_jobs():
     # Alone in the cluster, v is 4: the two GPUs it asked for are its own, 10 samples take 5 s.
     alone = isolated_jcts(submit(job("a", gpus=2), 10.0), *ran("a", 7, 12, 2))
     assert alone == {"a": 5.0}
-
-
-def test_only_a_policy_that_sizes_jobs_is_held_against_the_best_size_and_only_where_a_job_has_several():
-    """Of four GPUs a and b, one after the other, asked for two each."""
+    # Of four GPUs a and b, one after the other, asked for two each.
     ends = [*ran("a", 0, 5, 2), *ran("b", 5, 10, 2)]
     kept = [submit(job("a", gpus=2, low=1), 10.0), submit(job("b", at=5, gpus=2), 10.0)]
     assert isolated_jcts(*kept, *ends) == {"a": 5.0, "b": 5.0}
     ends[2] = replace(ends[2], gpus=1)
     assert isolated_jcts(*kept, *ends) == {"a": 2.5, "b": 5.0}
-
-
-def test_a_rigid_job_that_asks_for_more_than_its_share_is_slowed_down():
     # Three jobs from 0 to 12 on 4 GPUs: v = 4/3. a asked for 4: 12 s alone, times 4 / (4/3) = 36 s.
     jobs = [submit(job("a", gpus=4), 48.0), submit(job("b"), 12.0), submit(job("c"), 12.0)]
     ends = [*ran("a", 0, 12, 4), *ran("b", 0, 12), *ran("c", 0, 12)]
     assert isolated_jcts(*jobs, *ends) == pytest.approx({"a": 36.0, "b": 12.0, "c": 12.0})
+    found = isolated_jcts(submit(job("a"), 4.0), submit(job("b")), *ran("b", 0, 3))
+    assert found == {}
 
 
-def test_the_share_is_a_mean_over_the_jobs_life():
+def test_the_isolated_share_is_a_mean_over_a_jobs_life():
     # a lives from 0 to 30, c with it to 10, b from 10 to 20: 5/3 active, v = 4 / (5/3) = 2.4.
     # It asked for 3 GPUs: 8 s alone, times 3 / 2.4 = 10 s.
     curve = ((1, 1.0), (2, 2.0), (3, 3.0))
     jobs = [submit(job("a", gpus=3), 24.0, curve), submit(job("c"), 5.0), submit(job("b", at=10), 5.0)]
     ends = [*ran("c", 5, 10), *ran("b", 15, 20), *ran("a", 20, 30, 3)]
     assert isolated_jcts(*jobs, *ends)["a"] == pytest.approx(10.0)
-
-
-def test_under_a_policy_that_sizes_jobs_it_is_linear_between_whole_shares():
     # v = 2.4 as above. On 2 GPUs a takes 24 / 2 = 12 s, on 3 it takes 24 / 3 = 8 s: 12 - 0.4 · 4 = 10.4 s.
     curve = ((1, 1.0), (2, 2.0), (3, 3.0))
     jobs = [submit(job("a", gpus=1, low=1), 24.0, curve), submit(job("c"), 5.0), submit(job("b", at=10), 5.0)]
@@ -308,14 +281,11 @@ def test_under_a_policy_that_sizes_jobs_it_is_linear_between_whole_shares():
     assert isolated_jcts(*jobs, *ends)["a"] == pytest.approx(10.4)
 
 
-def test_under_it_a_job_without_speedup_keeps_its_best_size():
+def test_isolated_times_at_the_best_size_and_below_one_gpu():
     # Two GPUs are its best; alone on all four it would still take 10 / 2 s.
     curve = ((1, 1.0), (2, 2.0), (4, 1.5))
     alone = isolated_jcts(submit(job("a", gpus=1, low=1), 10.0, curve), *ran("a", 0, 5, 2))
     assert alone == {"a": 5.0}
-
-
-def test_below_one_gpu_it_is_the_time_on_one_over_the_share():
     # Two jobs on one GPU from 0 to 9: v = 1/2 for a: 3 s alone are 6 s. b is there to 12: (9·2 + 3)/12.
     jobs = [submit(job("a", gpus=1, low=1), 3.0), submit(job("b", gpus=1, low=1), 3.0)]
     resized = Event(9, "grow", "b", 2)  # so that the policy counts as one that sizes jobs
@@ -325,15 +295,10 @@ def test_below_one_gpu_it_is_the_time_on_one_over_the_share():
     )
 
 
-def test_it_depends_on_what_the_policy_did_and_the_others_do_not():
+def test_only_isolated_times_depend_on_the_policy():
     one, other = (fairness(fold(events)) for events in (first_come(), shared()))
     alike = {
         name: by_id(one[name].run, one[name].finish_s) == by_id(other[name].run, other[name].finish_s)
         for name in one
     }
     assert alike == {"fair-share": True, "gps": True, "isolated": False}
-
-
-def test_jobs_that_did_not_finish_have_none():
-    found = isolated_jcts(submit(job("a"), 4.0), submit(job("b")), *ran("b", 0, 3))
-    assert found == {}

@@ -37,19 +37,15 @@ def shared(tmp_path) -> Report:
     return make_report([read_run(tmp_path / "run.parquet")])
 
 
-def test_service_and_loans_of_each_team(shared: Report):
+def test_documents_tables_and_figures_show_the_teams(shared: Report):
     """Bob owns two of the four GPUs once he is there; ann had them all for half an hour, then shared."""
     teams = {each.team: each for each in shared.runs[0].teams}
     assert teams["ann"].service_gpu_hours == pytest.approx(4.0)
     assert teams["bob"].service_gpu_hours == pytest.approx(2.0)
     assert teams["ann"].deficit_gpu_hours == teams["bob"].deficit_gpu_hours == 0.0
     assert teams["bob"].mean_jct_s == pytest.approx(HOUR_S)
-
-
-def test_documents_tables_and_figures_show_the_teams(shared: Report):
     assert [each.team for each in document(shared).runs[0].teams or ()] == ["ann", "bob"]
-    section = team_sections(shared)[0]
-    assert [row[0] for row in section.rows] == ["ann", "bob"]
+    assert [row[0] for row in team_sections(shared)[0].rows] == ["ann", "bob"]
     assert "teams-ares" in draw(shared)
 
 
@@ -65,11 +61,16 @@ def test_one_pool_has_no_teams(tmp_path):
 TEAMS = cluster(4).model_copy(update={"shares": Shares.model_validate({"teams": {"a": {}, "b": {}}})})
 
 
-def stood(at_s: float, *teams: dict[str, object]) -> Event:
-    return Event(at_s, "decision", detail={"teams": [{"own": 2.0, **each} for each in teams]})
+def part(team: str, entitled: float, held: float, **more: object) -> dict[str, object]:
+    """How a team, or one of its users, stands; borrowed GPUs and waiting jobs where there are some."""
+    return {"team": team, "own": 2.0, "entitled": entitled, "held": held, **more}
 
 
-def test_what_a_team_lacked_and_borrowed_is_summed_over_the_time_for_which_it_stood_so():
+def stood(at_s: float, *parts: dict[str, object]) -> Event:
+    return Event(at_s, "decision", detail={"teams": parts})
+
+
+def test_what_a_team_lacked_and_borrowed_is_summed_over_time():
     """For an hour each: b lacks two GPUs, then one, then none because it holds more than it is entitled to.
     No job of a waits while it holds less than its part: it lacks nothing."""
     begun_s, hour_s = 500.0, HOUR_S
@@ -78,24 +79,12 @@ def test_what_a_team_lacked_and_borrowed_is_summed_over_the_time_for_which_it_st
         submit(job("y", at=begun_s, gpus=2, team="a", user="bob")),
         submit(job("z", at=begun_s, low=1, gpus=3, team="b")),
         Event(begun_s, "start", "x", 3),
-        stood(
-            begun_s,
-            {"team": "a", "entitled": 2, "held": 3, "borrowed": 1},
-            {"team": "b", "entitled": 2, "held": 0, "waiting_jobs": 1},
-        ),
+        stood(begun_s, part("a", 2, 3, borrowed=1), part("b", 2, 0, waiting_jobs=1)),
         Event(begun_s + hour_s, "start", "z", 1),
-        stood(
-            begun_s + hour_s,
-            {"team": "a", "entitled": 2, "held": 3, "borrowed": 1},
-            {"team": "b", "entitled": 2, "held": 1, "waiting_jobs": 1},
-        ),
+        stood(begun_s + hour_s, part("a", 2, 3, borrowed=1), part("b", 2, 1, waiting_jobs=1)),
         Event(begun_s + 2 * hour_s, "shrink", "x", 1),
         Event(begun_s + 2 * hour_s, "grow", "z", 3),
-        stood(
-            begun_s + 2 * hour_s,
-            {"team": "a", "entitled": 2, "held": 1},
-            {"team": "b", "entitled": 2, "held": 3, "borrowed": 1, "waiting_jobs": 1},
-        ),
+        stood(begun_s + 2 * hour_s, part("a", 2, 1), part("b", 2, 3, borrowed=1, waiting_jobs=1)),
         Event(begun_s + 3 * hour_s, "finish", "z", 0),
         nodes=TEAMS,
     )
@@ -112,16 +101,9 @@ def test_what_a_team_lacked_and_borrowed_is_summed_over_the_time_for_which_it_st
 
 
 def test_a_team_that_weighs_its_users_is_the_sum_of_them():
-    run = story(
-        *(submit(job(name, team="a", user=name)) for name in ("ann", "bob")),
-        stood(
-            0.0,
-            {"team": "a", "user": "ann", "entitled": 1, "held": 3, "borrowed": 2},
-            {"team": "a", "user": "bob", "entitled": 3, "held": 1, "waiting_jobs": 2},
-        ),
-        Event(HOUR_S / 2, "start", "ann", 1),
-        nodes=TEAMS,
-    )
+    arrivals = (submit(job(name, team="a", user=name)) for name in ("ann", "bob"))
+    ann, bob = part("a", 1, 3, borrowed=2, user="ann"), part("a", 3, 1, waiting_jobs=2, user="bob")
+    run = story(*arrivals, stood(0.0, ann, bob), Event(HOUR_S / 2, "start", "ann", 1), nodes=TEAMS)
     found = {each.user: (each.deficit_gpu_hours, each.borrowed_gpu_hours) for each in team_figures(run)}
     assert found == {"": (1.0, 1.0), "ann": (0.0, 1.0), "bob": (1.0, 0.0)}
     assert team_gpus_over_time(run)["a"][1:] == ([0, 4, 4], [0, 4, 4])
@@ -133,7 +115,7 @@ def test_a_job_that_names_no_user_counts_once():
     assert (found.jobs, found.finished, found.service_gpu_hours) == (1, 1, pytest.approx(8 / HOUR_S))
 
 
-def test_what_a_team_holds_is_borrowed_from_the_moment_its_part_is_smaller():
+def test_a_team_borrows_once_its_part_is_smaller():
     """Three of eight GPUs are a's own until a node is lost, and then one more than its half of four is."""
     lost = NodeEvent(HOUR_S, "n1", up=False)
     nodes = TEAMS.model_copy(update={"nodes": cluster(4, 4).nodes})

@@ -37,6 +37,11 @@ from tests.builders import cluster, curves, job
 from tests.tools.replay.world import Seats, Told, ends, play, story
 
 
+def timeline(engine: Engine) -> str:
+    """Time, job, event and GPUs of all events but submissions."""
+    return ", ".join(f"{time_s:g} {job_id} {event} {gpus}" for time_s, job_id, event, gpus in story(engine))
+
+
 def reasons(engine: Engine) -> dict[str, str]:
     return {left.job: left.reason for left in unfinished(engine.session, stands_still=engine.stands_still)}
 
@@ -45,29 +50,25 @@ def overheads(engine: Engine) -> list[tuple[str | None, str, float]]:
     return [(e.job, e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
 
 
-def test_two_gangs_on_two_gpus_one_runs_one_waits() -> None:
+def test_gangs_wait_in_turn_whatever_the_order_of_the_trace() -> None:
     first, second = job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)
     engine = play(Fifo(), [first, second], cluster(2))
-    assert story(engine) == [
-        (0, "a", "start", 2),
-        (10, "a", "finish", 0),
-        (10, "b", "start", 2),
-        (25, "b", "finish", 0),
-    ]
+    assert timeline(engine) == "0 a start 2, 10 a finish 0, 10 b start 2, 25 b finish 0"
+    trace = [job(i, gpu_seconds=10) for i in "abc"]
+    engine = play(Fifo(), trace, cluster(1))
+    assert ends(engine) == {"a": 10, "b": 20, "c": 30}
+    assert play(Fifo(), trace[::-1], cluster(1)).log.json_lines() == engine.log.json_lines()
 
 
 def test_a_decision_may_stop_all_that_run() -> None:
-    """a stands still for 4 s as b starts, which pays its own cost; that c comes stops none."""
+    # a stands still for 4 s as b starts, which pays its own cost; that c comes stops none.
     policy = Told({0: {"a": 1}, 10: {"b": 1}, 12: {}})
     trace = [job("a", gpu_seconds=30), job("b", at=10, gpu_seconds=7), job("c", at=12, gpu_seconds=1)]
     simulated = SimulatedCluster(Cost(0), Cost(0), quirks=Quirks(stop_all_s=4.0))
     engine = play(policy, trace, cluster(2), simulated=simulated)
     assert ends(engine) == {"a": 34, "b": 17}
     assert overheads(engine) == [("a", "start", 4.0)]
-
-
-def test_a_job_that_stood_still_for_others_keeps_what_it_had_trained() -> None:
-    """a trains until 10 and from 14 to 20, and the 14 s that are left from 30 on."""
+    # a trains until 10 and from 14 to 20, and the 14 s that are left from 30 on.
     policy = Told({0: {"a": 1}, 10: {"b": 1}, 20: {"a": 0}, 30: {"a": 1}}, again_s=[20, 30])
     trace = [job("a", gpu_seconds=30), job("b", at=10, gpu_seconds=5)]
     simulated = SimulatedCluster(Cost(0), Cost(0), quirks=Quirks(stop_all_s=4.0))
@@ -77,21 +78,11 @@ def test_a_job_that_stood_still_for_others_keeps_what_it_had_trained() -> None:
     assert ends(engine) == {"a": 44, "b": 15}
 
 
-def test_the_order_of_the_trace_does_not_matter() -> None:
-    trace = [job(i, gpu_seconds=10) for i in "abc"]
-    engine = play(Fifo(), trace, cluster(1))
-    assert ends(engine) == {"a": 10, "b": 20, "c": 30}
-    assert play(Fifo(), trace[::-1], cluster(1)).log.json_lines() == engine.log.json_lines()
-
-
-def test_a_decision_sees_everything_that_happens_at_its_moment() -> None:
+def test_a_decision_sees_all_that_happens_at_its_moment() -> None:
     policy = Told({0: {"a": 1}})
     trace = [job("a", gpu_seconds=10), job("b", at=10, gpu_seconds=1), job("c", at=10, gpu_seconds=1)]
     play(policy, trace, cluster(1))
     assert policy.asked == [(0, ("a",)), (10, ("b", "c"))]
-
-
-def test_completions_that_differ_by_rounding_alone_are_one_moment() -> None:
     # 0.1 + 0.2 is not 0.3 to a computer.
     policy = Told({0: {"a": 1}, 0.1: {"b": 1}})
     engine = play(policy, [job("a", gpu_seconds=0.3), job("b", at=0.1, gpu_seconds=0.2)], cluster(2))
@@ -114,7 +105,7 @@ SOON = 10 * (1 + 2.0**-42)
         (FINISH, 10.001, False, False),
     ],
 )
-def test_what_is_due_at_a_moment_before_its_decision_and_after_it(kind, at_s, due, due_late) -> None:
+def test_what_is_due_before_and_after_a_decision(kind, at_s, due, due_late) -> None:
     for last, found in ((NODE_UP, due), (LATE_SEGMENT_END, due_late)):
         agenda = Agenda()
         agenda.add(at_s, kind, "a")
@@ -122,7 +113,7 @@ def test_what_is_due_at_a_moment_before_its_decision_and_after_it(kind, at_s, du
         assert agenda.next_s() == (math.inf if found else at_s)
 
 
-def test_a_plan_of_a_job_replaces_the_one_before_and_goes_with_it() -> None:
+def test_a_new_plan_of_a_job_replaces_the_one_before() -> None:
     agenda = Agenda()
     for at_s in (5.0, 8.0):
         agenda.plan(at_s, FINISH, "a")
@@ -140,39 +131,21 @@ def test_figure_4_of_ares_through_the_engine() -> None:
         job("3", at=2, low=1, high=6, gpu_seconds=12, model="flat"),
     ]
     engine = play(Ares(alpha=0.75), trace, cluster(6), curves(flat={1: 1.0, 4: 4.0, 6: 4.4}))
-    assert story(engine) == [
-        (0, "1", "start", 4),
-        (0, "2", "start", 2),
-        (2, "2", "preempt", 0),
-        (2, "3", "start", 2),
-        (3, "1", "finish", 0),
-        (3, "3", "grow", 4),
-        (3, "2", "resume", 2),
-        (5.5, "3", "finish", 0),
-        (5.5, "2", "grow", 6),
-        (9, "2", "finish", 0),
-    ]
-
-
-def test_rounds_are_multiples_of_the_interval_and_skipped_while_nobody_is_there() -> None:
-    policy = Told({60: {"a": 1}, 420: {"b": 1}})
-    engine = play(
-        policy,
-        [job("a", at=60, gpu_seconds=100), job("b", at=361, gpu_seconds=10)],
-        cluster(1),
-        interval_s=60,
+    assert timeline(engine) == (
+        "0 1 start 4, 0 2 start 2, 2 2 preempt 0, 2 3 start 2, 3 1 finish 0, 3 3 grow 4, "
+        "3 2 resume 2, 5.5 3 finish 0, 5.5 2 grow 6, 9 2 finish 0"
     )
+
+
+def test_rounds_keep_time_and_wishes_are_met() -> None:
+    policy = Told({60: {"a": 1}, 420: {"b": 1}})
+    trace = [job("a", at=60, gpu_seconds=100), job("b", at=361, gpu_seconds=10)]
+    engine = play(policy, trace, cluster(1), interval_s=60)
     assert [time_s for time_s, _ in policy.asked] == [60, 120, 420]
     assert ends(engine) == {"a": 160, "b": 430}
-
-
-def test_rounds_do_not_drift() -> None:
     policy = Told({0: {"a": 1}})
     play(policy, [job("a", gpu_seconds=100)], cluster(1), interval_s=0.1)
     assert [time_s for time_s, _ in policy.asked] == [number * 0.1 for number in range(1000)]
-
-
-def test_a_policy_is_asked_again_when_it_wishes() -> None:
     policy = Told({5: {"a": 1}}, again_s=[5, 7])
     engine = play(policy, [job("a", gpu_seconds=10)], cluster(1))
     assert [time_s for time_s, _ in policy.asked] == [0, 5, 7, 15]
@@ -180,7 +153,7 @@ def test_a_policy_is_asked_again_when_it_wishes() -> None:
 
 
 @pytest.mark.parametrize(("resume", "resume_s"), [(None, 4), (Cost(7), 7)])
-def test_a_start_pays_the_start_cost_and_every_later_change_the_rescale_cost(resume, resume_s) -> None:
+def test_a_start_and_every_later_change_have_their_cost(resume, resume_s) -> None:
     simulated = SimulatedCluster(Cost(5), Cost(2, {"big": 4}), resume)
     policy = Told({0: {"a": 1, "b": 1}, 10: {"a": 2, "b": 0}, 20: {"a": 1, "b": 1}}, again_s=[10, 20])
     trace = [job("a", low=1, high=2, gpu_seconds=100), job("b", gpu_seconds=100, model="big")]
@@ -197,7 +170,7 @@ def test_a_start_pays_the_start_cost_and_every_later_change_the_rescale_cost(res
 
 
 @pytest.mark.parametrize(("resume", "paid_s"), [(None, 2), (Cost(7), 7), (Cost(1), 2)])
-def test_a_resize_by_a_relaunch_costs_at_least_what_a_resume_does(resume, paid_s) -> None:
+def test_a_resize_by_a_relaunch_costs_at_least_a_resume(resume, paid_s) -> None:
     """The rescales of its model may have been measured in place."""
     policy = Told({0: {"a": 1}, 10: {"a": 2}}, again_s=[10])
     relaunched = job("a", low=1, high=2, gpu_seconds=100, resize="relaunch")
@@ -218,56 +191,37 @@ def test_a_resize_by_a_relaunch_costs_at_least_what_a_resume_does(resume, paid_s
     ],
 )
 def test_a_start_is_owed_until_the_job_trains(orders, end_s, paid) -> None:
-    engine = play(
-        Told(orders, again_s=[*orders]),
-        [job("a", low=1, high=2, gpu_seconds=10)],
-        cluster(2),
-        simulated=SimulatedCluster(Cost(5), Cost(1)),
-    )
+    policy, trace = Told(orders, again_s=[*orders]), [job("a", low=1, high=2, gpu_seconds=10)]
+    engine = play(policy, trace, cluster(2), simulated=SimulatedCluster(Cost(5), Cost(1)))
     assert ends(engine) == {"a": end_s}
     assert overheads(engine) == [("a", *each) for each in paid]
 
 
-def test_a_job_on_a_lost_node_falls_back_to_its_last_checkpoint_and_waits_again() -> None:
+def test_jobs_fall_back_to_checkpoints_of_their_own_time() -> None:
     failures = (NodeEvent(150, "n0", up=False), NodeEvent(500, "n0", up=True))
-    engine = play(
-        Fifo(),
-        [job("a", gpu_seconds=300)],
-        cluster(1, 1),
-        simulated=SimulatedCluster(rescale_cost=Cost(5), node_events=failures),
-    )
+    simulated = SimulatedCluster(rescale_cost=Cost(5), node_events=failures)
+    engine = play(Fifo(), [job("a", gpu_seconds=300)], cluster(1, 1), simulated=simulated)
     # Checkpoints at 60 and 120 s: 30 s of work are lost, 180 s are left.
-    assert story(engine) == [
-        (0, "a", "start", 1),
-        (150, "", "node_down", 0),
-        (150, "a", "requeue", 0),
-        (150, "a", "resume", 1),
-        (150 + 5 + 180, "a", "finish", 0),
-    ]
-
-
-class HalfSpeedFromTheMiddle(ProgressModel):
-    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
-        middle = (job.total_samples or 0) / 2
-        if samples_done < middle:
-            return Segment(job.samples_per_second, until_samples=middle)
-        return Segment(job.samples_per_second / 2)
-
-
-class FastThenSlow(ProgressModel):
-    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
-        if samples_done < 100:
-            return Segment(job.samples_per_second, until_samples=100)
-        return Segment(job.samples_per_second / 10)
-
-
-def test_checkpoints_keep_their_time_while_the_rate_changes_on_the_way() -> None:
+    events = "0 a start 1, 150  node_down 0, 150 a requeue 0, 150 a resume 1, 335 a finish 0"
+    assert timeline(engine) == events
     failures = (NodeEvent(115, "n0", up=False),)
-    simulated = SimulatedCluster(progress=FastThenSlow, node_events=failures)
+    simulated = SimulatedCluster(progress=lambda: SlowerFrom(100, 0.1), node_events=failures)
     engine = play(Fifo(), [job("a", gpu_seconds=200)], cluster(1), simulated=simulated)
     # Saved at 60 s with 60 samples; at 120 s it would have been saved next.
     requeued = next(event for event in engine.log.events() if event.event == "requeue")
     assert requeued.samples_done == 60
+
+
+class SlowerFrom(ProgressModel):
+    """From so many samples on a job has a part of its speed."""
+
+    def __init__(self, samples: float, part: float) -> None:
+        self.samples, self.part = samples, part
+
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        if samples_done < self.samples:
+            return Segment(job.samples_per_second, until_samples=self.samples)
+        return Segment(job.samples_per_second * self.part)
 
 
 def test_jobs_that_can_never_run_are_left_and_the_others_finish() -> None:
@@ -300,41 +254,32 @@ def test_a_policy_that_starts_no_job_is_given_up(again_s, interval_s) -> None:
     assert engine.counters.decisions == 1 + IDLE_ROUNDS
 
 
-def test_las_asks_nothing_while_everybody_runs() -> None:
+def test_policies_that_move_or_start_dearly_come_to_an_end() -> None:
+    trace = [job("a", gpu_seconds=100), job("b", gpu_seconds=100)]
+    engine = play(Las(), trace, cluster(1), simulated=SimulatedCluster(Cost(90), Cost(90)), interval_s=60)
+    why = 'policy "las" moves jobs more often than they can pay for starts and rescales'
+    assert reasons(engine) == {"a": why, "b": why}
+    engine = play(
+        Fifo(), [job("a", gpu_seconds=1)], cluster(1), simulated=SimulatedCluster(Cost(5000)), interval_s=1
+    )
+    assert ends(engine) == {"a": 5001}
     trace = [job("a", gpu_seconds=6e7), job("b", gpus=2, gpu_seconds=1200), job("c", at=900, gpu_seconds=60)]
     engine = play(Las(), trace, cluster(4), interval_s=60)
     assert ends(engine) == {"a": 6e7, "b": 600, "c": 960}
     assert engine.counters.decisions <= 8
 
 
-def test_a_policy_that_moves_jobs_more_often_than_they_can_pay_comes_to_an_end() -> None:
-    trace = [job("a", gpu_seconds=100), job("b", gpu_seconds=100)]
-    engine = play(Las(), trace, cluster(1), simulated=SimulatedCluster(Cost(90), Cost(90)), interval_s=60)
-    why = 'policy "las" moves jobs more often than they can pay for starts and rescales'
-    assert reasons(engine) == {"a": why, "b": why}
-
-
-def test_an_expensive_start_is_waited_for_however_often_the_policy_is_asked() -> None:
-    engine = play(
-        Fifo(), [job("a", gpu_seconds=1)], cluster(1), simulated=SimulatedCluster(Cost(5000)), interval_s=1
-    )
-    assert ends(engine) == {"a": 5001}
-
-
-def test_a_job_that_leaves_its_gpus_just_where_its_rate_changes_has_trained_nevertheless() -> None:
+def test_a_job_has_trained_where_it_moves_as_its_rate_changes() -> None:
     policy = Told({0: {"a": 1}, 15: {"a": 2}}, again_s=[15])
-    simulated = SimulatedCluster(Cost(5), Cost(1), progress=HalfSpeedFromTheMiddle)
+    simulated = SimulatedCluster(Cost(5), Cost(1), progress=lambda: SlowerFrom(10, 0.5))
     engine = play(policy, [job("a", low=1, high=2, gpu_seconds=20)], cluster(2), simulated=simulated)
     assert ends(engine) == {"a": 15 + 1 + 10}
 
 
-def test_nothing_happens_to_the_cluster_after_the_last_job() -> None:
+def test_the_end_of_the_trace_is_the_end_of_the_replay() -> None:
     simulated = SimulatedCluster(node_events=(NodeEvent(1e6, "n0", up=False),))
     engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), simulated=simulated)
     assert [event.event for event in engine.log.events()] == ["submit", "start", "finish"]
-
-
-def test_progress_is_told_to_the_end() -> None:
     told: list[tuple[int, int | None]] = []
     session = play(Fifo(), [], cluster(2)).session
     engine = Engine(
@@ -345,7 +290,7 @@ def test_progress_is_told_to_the_end() -> None:
     assert told == sorted(told)
 
 
-def test_a_job_that_goes_to_another_node_has_moved_and_pays_for_it() -> None:
+def test_a_job_on_another_node_has_moved_and_pays_for_it() -> None:
     """Ten seconds on n0, five of rescale cost, ten on n1."""
     orders = {0: {"a": (("n0", 1),)}, 10: {"a": (("n1", 1),)}}
     trace = [job("a", gpu_seconds=20, low=1, high=1)]
@@ -379,14 +324,15 @@ EVENTS = (
 )
 
 
-def test_a_log_says_the_same_in_memory_in_json_lines_and_in_parquet() -> None:
+def test_a_log_says_the_same_in_each_form_and_keeps_growing(monkeypatch: pytest.MonkeyPatch) -> None:
     log = small_log()
     assert tuple(log.events()) == EVENTS
     assert parse_events(log.json_lines(), "lines") == EVENTS
     assert parse_events(parquet_bytes(log), "parquet") == EVENTS
-
-
-def test_a_file_of_many_blocks_is_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = small_log()
+    assert parquet_bytes(log) == parquet_bytes(log)
+    log.add(10.0, "node_down", detail='{"node":"n0"}')
+    assert parse_events(parquet_bytes(log), "parquet")[:-1] == EVENTS
     monkeypatch.setattr(output, "BLOCK", 3)
     assert parse_events(parquet_bytes(small_log()), "parquet") == EVENTS
 
@@ -417,18 +363,11 @@ def test_a_log_that_is_stored_as_it_grows_gives_the_same_file(
     ]
 
 
-def test_a_replay_that_forgets_jobs_that_ended_knows_those_that_others_start_after(tmp_path: Path) -> None:
-    trace = [
-        job("a", gpu_seconds=9),
-        job("b", at=1.0, gpu_seconds=9),
-        job("big", at=2.0, gpus=3, gpu_seconds=1),
-    ]
-    trace += [job("c", at=30.0, gpu_seconds=5, after={"a": "ok", "b": "any"})]
-    trace += [
-        job("d", at=1.5, gpu_seconds=5, after={"c": "ok"}),
-        job("e", at=40.0, gpu_seconds=5, after={"late": "ok"}),
-    ]
-    trace += [job("late", at=50.0, gpu_seconds=5)]
+def test_ended_jobs_are_known_where_others_wait_for_them(tmp_path: Path) -> None:
+    rows = (("a", 0, 9), ("b", 1, 9), ("d", 1.5, 5), ("c", 30, 5), ("e", 40, 5), ("late", 50, 5))
+    waits = {"c": {"a": "ok", "b": "any"}, "d": {"c": "ok"}, "e": {"late": "ok"}}
+    trace = [job(i, at=at, gpu_seconds=work, after=waits.get(i, {})) for i, at, work in rows]
+    trace.append(job("big", at=2.0, gpus=3, gpu_seconds=1))
     world, path = inputs(trace, cluster(2)), str(tmp_path / "fifo.parquet")
     carry_out(world, Task(Run("fifo"), path, timing=False))
     assert Path(path).read_bytes() == parquet_bytes(replay(world, Run("fifo")).log)
@@ -449,10 +388,3 @@ def test_a_full_disk_names_the_file_that_was_asked_for(
     with pytest.raises(ServiceMissingError) as refused:
         carry_out(world, Task(Run("fifo"), path))
     assert str(refused.value) == f"{path}: cannot be written: no space left on device"
-
-
-def test_writing_a_log_does_not_change_it() -> None:
-    log = small_log()
-    assert parquet_bytes(log) == parquet_bytes(log)
-    log.add(10.0, "node_down", detail='{"node":"n0"}')
-    assert parse_events(parquet_bytes(log), "parquet")[:-1] == EVENTS

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
+from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.job import Job
 from pliant.tools.replay.engine.costs import Cost
-from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.engine.failures import (
+    Mtbf,
+    NodeEvent,
+    drawn_failures,
+    failures_end_s,
+    read_failures,
+    together,
+)
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
+from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.progress import GoodputProgress, SampleProgress, Segment
+from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus
+from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
+from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
-from tests.tools.replay.world import Pairs, Seats, ends, play
+from tests.tools.replay.world import Pairs, Seats, ends, given, play
 
 if TYPE_CHECKING:
     import numpy as np
+from dataclasses import replace
 
+from pliant.schemas.event import Event
+from pliant.schemas.io import write_events, write_profile
+from pliant.schemas.profile import Profile
+from pliant.tools.replay.engine.costs import MeasuredCosts, costs_from_events, parse_costs
+from tests.tools.profile.rows_builder import step
 
 HALF = SimulatedCluster(interference=0.5)
 A: NodeGpus = (("n0", 2), ("n1", 1))
@@ -58,7 +77,7 @@ def spanning(a: float, b: float, b_model: str = "linear") -> list[Job]:
         ({0: {"a": A, "b": B}}, spanning(27, 45), QUARTER, {"a": 12, "b": 18}),
     ],
 )  # fmt: skip
-def test_jobs_that_span_nodes_slow_each_other_while_they_share_one(orders, jobs, simulated, found) -> None:
+def test_jobs_slow_each_other_on_the_nodes_that_they_share(orders, jobs, simulated, found) -> None:
     policy = Seats(orders, again_s=[time_s for time_s in orders if time_s])
     assert ends(play(policy, jobs, cluster(2, 2, 3), simulated=simulated)) == pytest.approx(found)
 
@@ -81,13 +100,9 @@ class Looks(Seats):
         return super().decide(snapshot, rng)
 
 
-def test_a_policy_sees_the_speed_that_a_job_has_from_this_moment_on() -> None:
+def test_a_policy_sees_the_speed_of_jobs_from_now_on() -> None:
     policy = Looks({0: {"a": A, "b": B}, 4: {}})
-    trace = [
-        job("a", gpus=3, gpu_seconds=30),
-        job("b", gpus=3, gpu_seconds=60),
-        job("c", at=4, gpu_seconds=1),
-    ]
+    trace = [*spanning(30, 60), job("c", at=4, gpu_seconds=1)]
     play(policy, trace, cluster(2, 2, 3), simulated=HALF)
     assert policy.seen[1:] == [{"a": 1.5, "b": 1.5, "c": 0.0}, {"b": 3.0, "c": 0.0}, {"c": 0.0}]
 
@@ -153,13 +168,203 @@ class Epochs(SampleProgress):
         return Segment(rate, 10.0 * number, epoch_end=EpochEnd(number, 10.0 * number))
 
 
-def test_epochs_go_on_at_the_speed_beside_the_other() -> None:
+def test_epochs_and_the_log_of_two_jobs_on_the_same_gpus() -> None:
     simulated = SimulatedCluster(progress=Epochs)
     found = ends(play(Pairs({0: {"a": 2, "b": "a"}}), two(), shared(2), simulated=simulated))
     assert found == {"a": 40, "b": 80}
-
-
-def test_the_log_says_who_is_beside_whom() -> None:
     engine = play(Pairs({0: {"a": 2}, 10: {"b": "a"}}, again_s=[10]), two(), shared(2))
     starts = {event.job: event.detail for event in engine.log.events() if event.event == "start"}
     assert starts == {"a": None, "b": {"beside": "a"}}
+
+
+HOUR_S = 3600.0
+
+
+def test_a_file_of_failures_is_read_or_refused_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "failures.jsonl"
+    path.write_text(
+        '{"time": 90, "node": "n0", "event": "up"}\n{"time": 60.5, "node": "n0", "event": "down"}\n'
+    )
+    assert read_failures(str(path)) == (NodeEvent(60.5, "n0", up=False), NodeEvent(90, "n0", up=True))
+    path = tmp_path / "failures.jsonl"
+    path.write_text('{"time": -1, "node": "n0", "event": "up"}\n{"time": 1, "node": "n0", "event": "off"}\n')
+    with pytest.raises(BadInputError) as caught:
+        read_failures(str(path))
+    first, second = str(caught.value).splitlines()
+    assert first == f"{path}:1: /time: -1 is below 0, expected 0 or more"
+    assert second.startswith(f'{path}:2: /event: "off" is unknown')
+
+
+def test_failures_are_drawn_by_mean_times_seed_and_node() -> None:
+    days = 2000
+    events = drawn_failures(["n0", "n1"], Mtbf(24, 6), seed=1, from_s=0, until_s=days * 24 * HOUR_S)
+    down = [event for event in events if not event.up]
+    assert len(down) == pytest.approx(2 * days * 24 / 30, rel=0.05)
+    assert [event.time_s for event in events] == sorted(event.time_s for event in events)
+    for node in ("n0", "n1"):
+        turns = [event.up for event in events if event.node == node]
+        assert turns == [False, True] * (len(turns) // 2)
+    one = drawn_failures(["n0"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
+    two = drawn_failures(["n0", "n1"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
+    assert one == tuple(event for event in two if event.node == "n0")
+    assert one != drawn_failures(["n0"], Mtbf(5, 1), seed=4, from_s=0, until_s=1e6)
+    with pytest.raises(UsageError, match=r"--mtbf 0\.001: this trace would meet about 4\.4e\+07 failures"):
+        drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
+    trace = [job("a", gpus=2, gpu_seconds=100), job("b", at=50, low=1, gpu_seconds=30)]
+    held = given(trace, cluster(2))
+    speeds = Session(Fifo(), held.cluster, held.throughput).speeds
+    assert failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
+
+
+def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
+    def turns(*times_s: float) -> list[NodeEvent]:
+        return [NodeEvent(time_s, "n0", up=number % 2 == 1) for number, time_s in enumerate(times_s)]
+
+    found = together(turns(10, 100), turns(20, 30, 90, 120, 130, 130), [NodeEvent(5, "n1", up=True)])
+    assert found == tuple(turns(10, 120, 130, 130))
+    twice = [NodeEvent(1, "n0", up=False), NodeEvent(2, "n0", up=False), NodeEvent(3, "n0", up=True)]
+    assert together(twice) == (twice[0], twice[2])
+    first, back, again, last = (NodeEvent(t, "n0", up=up) for t, up in ((0, 0), (9, 1), (9, 0), (20, 1)))
+    assert together([first, back, again, last]) == (first, last) == together([first, again, back, last])
+
+
+def test_all_policies_meet_the_same_failures_and_end() -> None:
+    trace = [job(f"j{n}", at=600.0 * n, gpus=2, gpu_seconds=7200) for n in range(10)]
+    simulated = SimulatedCluster(mtbf=Mtbf(2, 0.5))
+    held = inputs(trace, cluster(4, 4))
+    logs = [replay(held, Run(policy, seed=1, simulated=simulated)) for policy in ("fifo", "las")]
+    down = [
+        [(event.time, event.event) for event in done.log.events() if event.event.startswith("node_")]
+        for done in logs
+    ]
+    shared = min(map(len, down))
+    assert shared > 2
+    assert down[0][:shared] == down[1][:shared]
+    assert all(done.summary.finished == len(trace) for done in logs)
+    held = inputs([job("big", gpus=9, gpu_seconds=100)], cluster(4, 4))
+    done = replay(held, Run("ares", simulated=SimulatedCluster(mtbf=Mtbf(1, 1))))
+    assert (done.summary.rejected, done.summary.unfinished) == (1, ())
+
+
+def submitted(job_id: str, model: str) -> Event:
+    return Event(0.0, "submit", job_id, detail={"job": {"id": job_id, "model": model}})
+
+
+def measured(job_id: str, after: str, seconds: float) -> Event:
+    return Event(9.0, "progress", job_id, overhead_seconds=seconds, detail={"after": after, "attempt": 1})
+
+
+LIVE = [
+    *(submitted(name, model) for name, model in (("a", "net"), ("b", "net"), ("c", "mlp"))),
+    Event(1.0, "start", "a", 1),
+    *(measured(name, "start", seconds) for name, seconds in (("a", 4.0), ("b", 6.0), ("c", 2.0))),
+    *(
+        measured("a", after, seconds)
+        for after, seconds in (("grow", 0.75), ("shrink", 0.25), ("resume", 7.0))
+    ),
+    Event(9.5, "progress", "a", samples_done=5.0),
+    Event(9.6, "decision"),
+]
+
+
+def test_costs_are_means_by_model_or_of_what_is_most_like() -> None:
+    found = costs_from_events(LIVE)
+    assert (found.start.of("net"), found.start.of("mlp"), found.start.of("other")) == (5.0, 2.0, 4.0)
+    assert (found.rescale.of("net"), found.rescale.of("mlp"), found.resume.of("net")) == (0.5, 0.5, 7.0)
+    found = costs_from_events(LIVE[:7])
+    assert found.start == found.resume == found.rescale == Cost(4.0, {"mlp": 2.0, "net": 5.0})
+    shrunk = costs_from_events([LIVE[0], measured("a", "shrink", 0.25)])
+    assert shrunk.start == shrunk.resume == Cost(0.25, {"net": 0.25})
+
+
+def test_a_start_bears_the_end_of_its_job_but_no_waiting() -> None:
+    ends = [
+        Event(20.0, "checkpoint", "a", overhead_seconds=0.5, detail={"attempt": 1}),
+        Event(21.5, "finish", "a", 0),
+        Event(30.0, "progress", "b", samples_done=5.0, detail={"attempt": 2}),
+        Event(32.5, "finish", "b", 0),
+    ]
+    found = costs_from_events([*LIVE, *ends])
+    assert (found.start.of("net"), found.start.of("mlp")) == (5.0 + 2.0, 2.0)
+    assert found.start.of("other") == 4.0 + 2.0, "the median of all ends, as the mean of all starts"
+    assert (found.rescale.of("net"), found.resume.of("net")) == (0.5, 7.0)
+    starts_only = costs_from_events([*LIVE[:7], *ends])
+    assert (starts_only.start.of("net"), starts_only.resume.of("net")) == (7.0, 5.0), "ends are borne once"
+    # Its last workers reported nothing before they ended.
+    waited = [
+        Event(20.0, "progress", "a", samples_done=5.0, detail={"attempt": 1}),
+        Event(25.0, "preempt", "a", 0),
+        Event(5000.0, "resume", "a", 1),
+        Event(5003.0, "finish", "a", 0),
+    ]
+    assert costs_from_events([*LIVE, *waited]).start == costs_from_events(LIVE).start
+
+
+def test_costs_of_empty_and_of_simulated_runs() -> None:
+    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
+    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
+    assert costs_from_events(run).start.of("net") == 7.0
+    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
+    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
+
+
+def test_costs_are_named_as_seconds_by_model_or_as_a_file(tmp_path: Path) -> None:
+    events = str(tmp_path / "events.jsonl")
+    write_events(LIVE, events)
+    assert parse_costs(None, "30", None, None)[1] == Cost(30.0)
+    assert parse_costs(None, "bert=73,1", None, None)[1] == Cost(1.0, {"bert": 73.0})
+    assert parse_costs(None, "bert=2m,30s", None, None)[1] == Cost(30.0, {"bert": 120.0})
+    start, rescale, _ = parse_costs(events, events, None, None)
+    assert start is not None
+    assert rescale is not None
+    assert (start.of("net"), rescale.of("net")) == (5.0, 0.5)
+    events = str(tmp_path / "events.jsonl")
+    write_events(LIVE, events)
+    assert parse_costs(None, None, None, None) == (None, None, None)
+    assert parse_costs("1", "2", None, None) == (Cost(1.0), Cost(2.0), None)
+    assert parse_costs("1", "2", "3", None) == (Cost(1.0), Cost(2.0), Cost(3.0))
+    start, rescale, resume = parse_costs(None, events, None, None)
+    assert (start, rescale, resume) == (None, Cost(0.5, {"net": 0.5}), Cost(7.0, {"net": 7.0}))
+    assert parse_costs(None, events, "8", None)[2] == Cost(8.0)
+    assert Cost(30.0).for_models(["a", "b"]) == 30.0
+    assert Cost(1.0, {"b": 2.0}).for_models(["b", "a", "b"]) == {"a": 1.0, "b": 2.0}
+
+
+@pytest.mark.parametrize("text", ["", "x", "bert=", "=5", "-1", "nan", "inf", "1,,2"])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--start-cost"):
+        parse_costs(text, None, None, None)
+
+
+def test_files_without_costs_and_none_at_all_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match="no such file"):
+        parse_costs("nowhere.jsonl", None, None, None)
+    write_events(LIVE[:2], tmp_path / "events.jsonl")
+    with pytest.raises(BadInputError, match="no measured start or rescale"):
+        parse_costs(str(tmp_path / "events.jsonl"), None, None, None)
+    path = str(tmp_path / "p.parquet")
+    write_profile(Profile((step(1, 8, 0.1),)), path)
+    with pytest.raises(BadInputError, match="has no measured costs: measure with pliant profile --costs"):
+        parse_costs(None, "profile", None, path)
+    for none in (None, "-"):
+        with pytest.raises(UsageError, match="--rescale-cost profile: name the profile"):
+            parse_costs(None, "profile", None, none)
+
+
+def test_a_profile_tells_what_starts_and_changes_took(tmp_path: Path) -> None:
+    path = str(tmp_path / "p.parquet")
+    rows = [
+        replace(step(1, 8, 0.1), start_seconds=4.0, relaunch_seconds=6.0),
+        replace(step(2, 8, 0.1), start_seconds=6.0, relaunch_seconds=9.0, rescale_seconds=0.25),
+        replace(step(3, 8, 0.1), start_seconds=5.0, relaunch_seconds=7.5, rescale_seconds=0.75),
+        replace(step(1, 8, 0.1, model="mlp"), start_seconds=2.0, relaunch_seconds=3.0),
+    ]
+    write_profile(Profile(tuple(rows)), path)
+    start, rescale, resume = parse_costs("profile", "profile", None, path)
+    assert start is not None
+    assert start.by_model == {"mlp": 2.0, "net": 5.0}
+    assert rescale == Cost(4.0 / 3, {"mlp": 3.0, "net": 0.5}), "the mlp was only measured alone: a relaunch"
+    assert resume == Cost(6.375, {"mlp": 3.0, "net": 7.5})
+    path = str(tmp_path / "p.parquet")
+    write_profile(Profile((replace(step(1, 8, 0.1), start_seconds=4.0, relaunch_seconds=6.0),)), path)
+    assert parse_costs(None, "profile", None, path)[1] == Cost(6.0, {"net": 6.0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,11 @@ class Result:
     def dropped(self) -> dict[str, int]:
         return dict(self.summary.dropped)
 
+    @property
+    def drops(self) -> str:
+        """Of each reason, in the order of the alphabet, how many rows were dropped for it."""
+        return ", ".join(f"{count} {reason}" for reason, count in sorted(self.dropped.items()))
+
 
 def text(folder: Path, name: str, *lines: str) -> str:
     """A file of lines; returns its path."""
@@ -57,13 +63,36 @@ def run(tmp_path: Path, kind: str, *paths: str, **more: Any) -> Result:
     return Result(io.read_jobs(jobs) if summary.jobs else (), summary, out)
 
 
+def pai(folder: Path, jobs: tuple[str, ...], tasks: tuple[str, ...]) -> str:
+    """The folder of PAI's tables, with their headers beside them."""
+    text(folder, "pai_job_table.header", "job_name,inst_id,user,status,start_time,end_time")
+    names = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
+    text(folder, "pai_task_table.header", names)
+    text(folder, "pai_job_table.csv", *jobs)
+    text(folder, "pai_task_table.csv", *tasks)
+    return str(folder)
+
+
 def problems(tmp_path: Path, kind: str, *paths: str, **more: Any) -> list[str]:
     """What a strict import says is wrong, without the folder; nothing is written."""
+    out, folder = tmp_path / "out.jsonl", tmp_path / "out"
+    out.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
     with pytest.raises(BadInputError) as caught:
         run(tmp_path, kind, *paths, **more)
-    assert not (tmp_path / "out.jsonl").exists()
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
+    assert not folder.exists()
     return [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
+
+
+def labels(trace: str, stated: str) -> dict[str, str]:
+    """``"status=FAILED nodes=2"`` as the labels of a job of a trace."""
+    return {"trace": trace, **dict(pair.split("=", 1) for pair in stated.split())}
+
+
+def facts(job: Job) -> tuple[str, float, int, float]:
+    """Id, time of submission, GPUs and GPU-seconds."""
+    return job.id, job.submit_time, job.gpus.requested, gpu_seconds(job)
 
 
 def gpu_seconds(job: Job) -> float:

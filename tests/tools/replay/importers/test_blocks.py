@@ -2,52 +2,55 @@
 
 from __future__ import annotations
 
+import gzip
+import io as streams
+import json
 import math
-from collections.abc import Callable
+import random
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError
+from pliant.schemas.file_io import limits
 from pliant.schemas.file_io.parquet import text_array
-from pliant.tools.replay.importers import job_lines, reading
+from pliant.tools.replay.importers import conversion, job_lines, reading
 from pliant.tools.replay.importers import run as importing
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
-from pliant.tools.replay.importers.conversion import Conversion, ImportSummary, InputRow, MalformedRowError
+from pliant.tools.replay.importers.conversion import (
+    Conversion,
+    ImportSummary,
+    InputRow,
+    JobIds,
+    MalformedRowError,
+)
 from pliant.tools.replay.importers.job_lines import check_rows, executed_jobs
-from pliant.tools.replay.importers.run import import_trace
-from tests.tools.replay.importers.importing import text
+from pliant.tools.replay.importers.reading import json_rows
+from pliant.tools.replay.importers.run import Selection, import_trace
+from pliant.tools.replay.recorded import plain_seconds
+from tests.strategies import json_objects
+from tests.tools.replay.importers.importing import TIRESIAS, problems, run, text
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "importers"
-MAPPINGS = {"csv": "id=jobid,submit=queued,start=started,end=ended,gpus=cards,user=who,zone=+08:00"}
-"""By format of the golden files; they hold quotes, line breaks, ids that are there twice, other alphabets,
-values of all forms and rows of other lengths.
-"""
+GOLDEN = Path(__file__).parents[1] / "golden" / "importers" / "csv"
+"""Quotes, line breaks, ids that are there twice, other alphabets, values and rows of all forms."""
+MAPPING = "id=jobid,submit=queued,start=started,end=ended,gpus=cards,user=who,zone=+08:00"
 _ODD = (
     "None nUll n/a 0 7 7.5 1e5 1e999 -1 -0 +3 nan -nan inf 1_000 0x10 5. .5 \u0663 x 99999999999999999999999 "
     "2017-10-09T07:01:55Z 2017-10-09 20171009 1500000000.25"
 )
-FIELDS = st.text(max_size=5) | st.sampled_from(
-    [
-        *_ODD.split(),
-        *("", " ", " 7", "\x1c7", "\u00a0", "2017-10-09 07:01:55", "2017-10-09 07:01:55+08:00"),
-        *("2017-02-30 00:00:00", "0000-01-01", "0001-01-01 00:00:00", "1969-12-31 23:59:59.5"),
-        "9999-12-31 23:59:59.999999",
-    ]
-)
-READERS = (
-    "optional_text",
-    "text",
-    "optional_number",
-    "number",
-    "count",
-    "positive_count",
-    "optional_timestamp",
-)
+_BLANKS = ("", " ", " 7", "\x1c7", "\u00a0", "2017-10-09 07:01:55", "2017-10-09 07:01:55+08:00", "0000-01-01")
+_DATES = ("2017-02-30 00:00:00", "0001-01-01 00:00:00", "1969-12-31 23:59:59.5", "9999-12-31 23:59:59.999999")
+FIELDS = st.text(max_size=5) | st.sampled_from([*_ODD.split(), *_BLANKS, *_DATES])
+READERS = "optional_text text optional_number number count positive_count optional_timestamp"
 
 
 def block_of(fields: list[str]) -> RowBlock:
@@ -66,8 +69,10 @@ def one_by_one(fields: list[str], reader: str) -> list[object]:
     return found
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", READERS.split())
 @given(st.lists(FIELDS, min_size=1, max_size=12))
+@example(["2017-02-30 00:00:00", "7"])
+@example(["9" * 23, "1e999", "7"])
 def test_a_column_is_read_as_its_rows_are(reader: str, fields: list[str]) -> None:
     block = block_of(fields)
     column = getattr(block, reader)("field")
@@ -80,23 +85,22 @@ def test_a_column_is_read_as_its_rows_are(reader: str, fields: list[str]) -> Non
     assert plain == one_by_one(fields, reader)
 
 
-@pytest.mark.parametrize("kind", ["helios", "csv"])
 @pytest.mark.parametrize("bytes_of_a_block", [1, 70, 1 << 20])
-def test_nasty_files_give_the_bytes_that_rows_one_by_one_gave(
-    kind: str, bytes_of_a_block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_odd_files_give_the_bytes_of_rows_read_one_by_one(
+    bytes_of_a_block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reading, "_CSV_BLOCK", bytes_of_a_block)
     monkeypatch.setattr(reading, "_RECORDS", max(1, bytes_of_a_block // 70))
     monkeypatch.setattr(importing, "_IN_MEMORY", 50 * bytes_of_a_block)
-    monkeypatch.chdir(GOLDEN)
+    monkeypatch.chdir(GOLDEN.parent)
     out = tmp_path / "jobs.jsonl"
-    summary = import_trace(kind, [f"{kind}.csv"], str(out), lenient=True, mapping=MAPPINGS.get(kind))
-    assert out.read_bytes() == (GOLDEN / f"{kind}.jsonl").read_bytes()
-    assert "".join(f"{line}\n" for line in summary.lines()) == (GOLDEN / f"{kind}.txt").read_text()
+    summary = import_trace("csv", ["csv.csv"], str(out), lenient=True, mapping=MAPPING)
+    assert out.read_bytes() == GOLDEN.with_suffix(".jsonl").read_bytes()
+    assert "".join(f"{line}\n" for line in summary.lines()) == GOLDEN.with_suffix(".txt").read_text()
     with pytest.raises(BadInputError) as caught:
-        import_trace(kind, [f"{kind}.csv"], str(out), mapping=MAPPINGS.get(kind))
-    wrong = "".join(f"{problem}\n" for problem in caught.value.problems)
-    assert wrong == (GOLDEN / f"{kind}.errors.txt").read_text()
+        import_trace("csv", ["csv.csv"], str(out), mapping=MAPPING)
+    problems = "".join(f"{problem}\n" for problem in caught.value.problems)
+    assert problems == GOLDEN.with_suffix(".errors.txt").read_text()
 
 
 def test_one_job_of_each_shape_is_checked_against_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,15 +115,12 @@ def test_one_job_of_each_shape_is_checked_against_the_schema(monkeypatch: pytest
     assert (len(jobs), len(checked)) == (1000, 2)
 
 
-def test_a_line_that_the_schema_writes_otherwise_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_columns_cannot_give_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_lines, "_number_texts", lambda values: ["1"])
     block = block_of(["a"])
     one = np.ones(1)
     with pytest.raises(AssertionError, match="which the schema writes as"):
         executed_jobs(block, block.ids("field"), one, one, one, labels={"trace": "test"})
-
-
-def test_a_limit_of_columns_that_the_schema_does_not_have_is_a_bug() -> None:
     with pytest.raises(AssertionError, match=r"jobs.csv:2: the schema takes what columns do not"):
         check_rows(block_of(["a"]), np.zeros(1, dtype=bool), lambda _row: None)  # type: ignore[arg-type,return-value]
 
@@ -138,3 +139,215 @@ def test_only_blocks_of_a_long_file_are_in_memory(tmp_path: Path, monkeypatch: p
             most = max(most, pa.total_allocated_bytes() - before, len(block))
         peaks.append(most)
     assert peaks[1] < 2 * peaks[0]
+
+
+@given(st.lists(json_objects, max_size=8), st.sampled_from([None, 1]), st.integers(1, 64))
+def test_a_list_is_read_whatever_the_size_of_the_blocks(
+    objects: list[dict[str, object]], indent: int | None, block: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "list.json"
+        path.write_text(json.dumps(objects, indent=indent) + "\n")
+        assert [dict(record.values) for record in json_rows(path, block=block)] == objects
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 18])
+def test_an_object_stands_on_the_line_on_which_it_begins(tmp_path: Path, block: int) -> None:
+    path = tmp_path / "list.json"
+    path.write_text('[\n{"a": 1},\n\n {"a":\n 2}\n, {"a": 3}]')
+    assert [record.line for record in json_rows(path, block=block)] == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "list.json:1: found 'the end of the file', expected a JSON list"),
+        ('{"a": 1}', "list.json:1: found '{', expected a JSON list"),
+        ("[\n1]", "list.json:2: is not an object, expected the objects of one JSON list"),
+        ('[{"a": 1}\n{"a": 2}]', "list.json:2: found '{', expected ',' or ']' after an object"),
+        ('[{"a": 1},', "list.json:1: is not an object"),
+        ('[{"a": 1},\n{"a": ]', "list.json:2: is not readable JSON: expecting value"),
+        ('[{"a": 1}]\n[]', "list.json:2: there is text behind the list"),
+    ],
+)
+def test_text_that_is_no_list_of_objects_is_named_by_line(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "list.json"
+    path.write_text(content)
+    with pytest.raises(BadInputError) as caught:
+        list(json_rows(path))
+    assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(message)
+
+
+def test_only_a_block_and_an_object_are_in_memory(tmp_path: Path) -> None:
+    import tracemalloc
+
+    path = tmp_path / "list.json"
+    entry = json.dumps({"text": "x" * 500})
+    path.write_text("[" + ",\n".join([entry] * 20_000) + "]")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in json_rows(path)) == 20_000
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert path.stat().st_size > 10_000_000
+    assert peak < 4_000_000
+
+
+HEADER = f"{TIRESIAS}\n"
+RAISED = "PLIANT_INPUT_LIMITS=10 in the environment makes all such limits ten times as large"
+
+
+def packed(folder: Path, text: str) -> str:
+    path = folder / "jobs.csv.gz"
+    path.write_bytes(gzip.compress(text.encode()))
+    return str(path)
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_rows_without_end_in_a_small_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piped: bool
+) -> None:
+    monkeypatch.setattr(limits, "FREE_BYTES", 1 << 20)
+    path = packed(tmp_path, HEADER + "1,2,30,606,vgg19,164,30\n" * 200_000)
+    stdin = streams.BufferedReader(streams.BytesIO(Path(path).read_bytes()))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
+    (problem,) = problems(tmp_path, "tiresias", "-" if piped else path)
+    assert re.search(r"expands too far: 1,[01]\d\d,\d{3} bytes", problem)  # it is read in blocks
+    assert problem.endswith(f"; {RAISED}")
+
+
+def test_a_packed_trace_of_usual_density_is_read_at_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "FREE_BYTES", 0)
+    drawn = random.Random(0)
+    rows = [
+        f"{n},{drawn.choice((1, 2, 4))},{30 * n},606,vgg19,{drawn.randrange(9999)},30\n" for n in range(3000)
+    ]
+    assert len(run(tmp_path, "tiresias", packed(tmp_path, HEADER + "".join(rows))).jobs) == 3000
+
+
+def test_texts_without_end_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = packed(tmp_path, HEADER + "1" * (limits.LONGEST_TEXT + 1))
+    (problem,) = problems(tmp_path, "tiresias", path)
+    assert problem == f"jobs.csv.gz: holds a text of more than 16,777,216 characters; {RAISED}"
+    monkeypatch.setattr(limits, "LONGEST_TEXT", 1 << 20)
+    (problem,) = problems(tmp_path, "philly", packed(tmp_path, '[{"jobid": "' + "j" * (1 << 22) + '"}]'))
+    assert "1: holds a text of more than 1,048,576 characters" in problem
+
+
+SECONDS = st.floats(0, 1e17) | st.floats(0, 1e5) | st.integers(0, 10**6).map(lambda ms: ms / 2000)
+
+
+SACCT = (
+    "JobID|State|Submit|Start|ElapsedRaw|AllocTRES|Priority|JobName",
+    "7|NODE_FAIL|100|1000|100|gres/gpu=2|5|a b",
+    "7.batch|NODE_FAIL||1000|100|gres/gpu=2||",
+    '8|COMPLETED|90|1500|60|gres/gpu:a100=1,gres/gpu=1|n/a|say "hi',
+    "9|RUNNING|95|None|0||nUll|",
+    "7|COMPLETED|1200|1300|60|gres/gpu=4|5|x",
+    "10|COMPLETED|1e999|1500|60|gres/gpu=1|5|x",
+    "11|COMPLETED|50",
+    "",
+    "8|COMPLETED|40|2017-10-09 07:01:55|60|gres/gpu=1|\u0663|\u00e9t\u00e9",
+)
+SWF = (
+    "; Version: 2.2",
+    "1 60 5 60 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "  ",
+    "2\t10 5 x 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "3 5 0 9 -1 -1 -1 8 -1 -1 0 3 2 -1 1 -1 -1 -1\x0c",
+    "4 1 2 3",
+    "5 -1 5 60 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "6 9 5 60 0 -1 -1 0 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "7 9 5 60 4 -1 -1 8 120 -1 2 3 2 -1 1 -1 -1 -1",
+    "8 9 -1 60 4 -1 -1 8 120 -1 1 3 2 -1 1 -1 -1 -1",
+    "9 9 5 -1 4 -1 -1 8 120 -1 5 3 2 -1 1 -1 -1 -1",
+    "1  0 5 60 4 -1 -1 8 120 -1 5 3 2 -1 1 -1 -1 -1",
+)
+CSV = (
+    "timestamp,duration,num_gpus",
+    *(f"2017-10-09 07:0{n}:55,{9 - n},{n % 3}" for n in range(9)),
+    "x,1,1",
+    "1",
+)
+ATTEMPT = {
+    "start_time": "2017-10-09 07:00:00",
+    "end_time": "2017-10-09 08:00:00",
+    "detail": [{"gpus": ["gpu0"]}],
+}
+JOBS = [
+    {
+        "jobid": f"j{n % 3}",
+        "submitted_time": f"2017-10-09 06:0{9 - n}:00",
+        "attempts": attempts,
+        "vc": "\u00e9",
+    }
+    for n, attempts in enumerate(([ATTEMPT], [], [ATTEMPT, ATTEMPT], [7], [ATTEMPT], None, [ATTEMPT]))
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "begin"),
+    [
+        ("slurm", SACCT, None),
+        ("swf", SWF, None),
+        ("philly", CSV, "240s"),
+        ("philly", [json.dumps(JOBS, indent=1)], None),
+    ],
+)
+@pytest.mark.parametrize("lenient", [False, True])
+def test_small_blocks_give_what_a_whole_file_gives(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    lines: Sequence[str],
+    begin: str | None,
+    lenient: bool,
+) -> None:
+    """Odd rows among good ones, out of order, ids that are there twice, and the runs of one job apart."""
+    path, out, outcomes = tmp_path / "log", tmp_path / "out", set[str]()
+    path.write_text("\n".join(lines))
+    selection = Selection(begin=begin)
+    for block, in_memory in ((1 << 21, 1 << 25), (1, 100), (70, 3000), (300, 100)):
+        monkeypatch.setattr(reading, "_CSV_BLOCK", block)
+        monkeypatch.setattr(reading, "_RECORDS", max(1, block // 70))
+        monkeypatch.setattr(importing, "_IN_MEMORY", in_memory)
+        try:
+            summary = import_trace(kind, [str(path)], str(out), lenient=lenient, selection=selection)
+        except BadInputError as error:
+            outcomes.add(str(error))
+        else:
+            outcomes.add("\n".join((*summary.lines(), out.read_text())))
+    assert len(outcomes) == 1
+    assert out.exists() is lenient
+
+
+@given(st.lists(SECONDS | st.sampled_from([-0.0, 1e-4, 9e-5, 1e10, 1e15, 5e-324]), max_size=6))
+def test_numbers_are_written_as_json_has_them(values: list[float]) -> None:
+    texts = job_lines.lines_of([None, "\n"], np.array(values, dtype=float)).to_pylist()
+    assert texts == [f"{value!r}\n" for value in values]
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=6))
+@example([0.0005, 0.25, 2.0])
+@example([0.0015, 1e9])
+def test_seconds_are_rounded_as_those_of_single_jobs(values: list[float]) -> None:
+    found = job_lines._seconds(np.array(values))
+    assert [str(text) for text in found.to_pylist()] == list(map(plain_seconds, values))
+
+
+@pytest.mark.parametrize("collide", [False, True])
+@given(st.lists(st.lists(st.text("ab7._-", min_size=1, max_size=20), max_size=6), max_size=6))
+def test_columns_of_ids_are_used_once(collide: bool, columns: list[list[str]]) -> None:
+    """Texts whose hashes are alike are not taken for the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        if collide:
+            patch.setattr(conversion, "_MIXER", np.uint64(0))
+        ids, used = JobIds(), set[str]()
+        for column in columns:
+            is_new = len(set(column)) == len(column) and used.isdisjoint(column)
+            assert ids.take(text_array(column)) == is_new
+            used |= set(column) if is_new else set()
+    assert ids.new("a", lambda _: None) == ("a" if "a" not in used else "a-2")

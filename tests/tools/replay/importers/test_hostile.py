@@ -14,7 +14,16 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.io import read_cluster
-from tests.tools.replay.importers.importing import HELIOS, PODS, TIRESIAS, gpu_seconds, problems, run, text
+from tests.tools.replay.importers.importing import (
+    HELIOS,
+    PODS,
+    TIRESIAS,
+    gpu_seconds,
+    pai,
+    problems,
+    run,
+    text,
+)
 
 ROWS = (TIRESIAS, "1,2,30,606,vgg19,164,30", '2,1,40,606,"vgg,19",100,30')
 POD = "p1,1,1,2,1000,T4,LS,Running,100,400,200"
@@ -56,9 +65,20 @@ def test_a_packed_file_that_is_cut_short(tmp_path: Path, cut: int) -> None:
     assert problems(tmp_path, "tiresias", str(path)) == ["jobs.csv: is gzipped, and cut short or damaged"]
 
 
-def test_a_needed_column_twice_is_no_guess(tmp_path: Path) -> None:
+def test_columns_and_times_that_cannot_be_are_named(tmp_path: Path) -> None:
     path = text(tmp_path, "jobs.csv", f"{TIRESIAS},duration", "1,2,30,606,vgg19,164,30,7")
     assert problems(tmp_path, "tiresias", path) == ["jobs.csv:1: has more than one column duration"]
+    row = f"7,u,v,1,4,1,COMPLETED,{'9' * 400},2020-04-04 11:30:35,2020-04-04 12:30:35,60,0"
+    (problem,) = problems(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, row))
+    assert problem.startswith("cluster_log.csv:2: /submit_time: ")
+    path = text(tmp_path, "log", f'[{{"jobid": {"9" * 5000}}}]')
+    assert problems(tmp_path, "philly", path) == ["log:1: is not readable JSON: a number has too many digits"]
+    names = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
+    path = text(tmp_path, "trace.csv", names, "0,vgg,cifar,100,10,32,1e-300,1e300,0.7,1")
+    assert problems(tmp_path, "ones", path) == ["trace.csv:2: holds a number that is out of all bounds"]
+    row = "7,u,v,99999999,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,60,0"
+    (problem,) = problems(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, row))
+    assert problem.startswith("cluster_log.csv:2: /requested: 99999999 is above")
 
 
 @pytest.mark.parametrize("field", ["1_000", "0x10", "1e999", "-1", "nan", "1,5"])
@@ -68,52 +88,33 @@ def test_numbers_that_are_none(tmp_path: Path, field: str) -> None:
     assert problem.startswith("jobs.csv:2: /submit_time: ")
 
 
-def test_a_time_of_hundreds_of_digits_is_one_line(tmp_path: Path) -> None:
-    row = f"7,u,v,1,4,1,COMPLETED,{'9' * 400},2020-04-04 11:30:35,2020-04-04 12:30:35,60,0"
-    (problem,) = problems(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, row))
-    assert problem.startswith("cluster_log.csv:2: /submit_time: ")
-
-
 def test_times_with_zones_are_what_they_say(tmp_path: Path) -> None:
-    rows = [
-        f"{name},u,v,1,4,1,COMPLETED,{at},2020-04-04 12:00:00,2020-04-04 13:00:00,60,0"
-        for name, at in (
-            ("a", "2020-04-04 10:00:00"),
-            ("b", "2020-04-04T12:30:00+02:00"),
-            ("c", "2020-04-04T11:00:00Z"),
-        )
-    ]
+    times = {"a": "2020-04-04 10:00:00", "b": "2020-04-04T12:30:00+02:00", "c": "2020-04-04T11:00:00Z"}
+    row = "{},u,v,1,4,1,COMPLETED,{},2020-04-04 12:00:00,2020-04-04 13:00:00,60,0"
+    rows = [row.format(*each) for each in times.items()]
     result = run(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, *rows))
     assert [(job.id, job.submit_time) for job in result.jobs] == [("a", 0.0), ("b", 1800.0), ("c", 3600.0)]
 
 
-def test_a_pod_that_ended_before_it_began(tmp_path: Path) -> None:
-    path = text(tmp_path, "pods.csv", PODS, POD, POD.replace("400", "150"), POD.replace("400", "200"))
-    result = run(tmp_path, "alibaba-v2023", path)
-    assert result.dropped == {"ended before they started": 1, "ran for no time": 1}
+ATTEMPT = {
+    "start_time": "2017-10-09 07:00:00",
+    "end_time": "2017-10-09 08:00:00",
+    "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}],
+}
 
 
 def philly(folder: Path, **fields: object) -> str:
-    attempt = {
-        "start_time": "2017-10-09 07:00:00",
-        "end_time": "2017-10-09 08:00:00",
-        "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}],
-    }
-    entry = {"jobid": "j", "submitted_time": "2017-10-09 06:00:00", "attempts": [attempt], **fields}
-    path = folder / "log"
-    path.write_text(json.dumps([entry]))
-    return str(path)
+    entry = {"jobid": "j", "submitted_time": "2017-10-09 06:00:00", "attempts": [ATTEMPT], **fields}
+    return text(folder, "log", json.dumps([entry]))
 
 
-def test_an_attempt_that_ended_before_it_started_is_told(tmp_path: Path) -> None:
-    good = {
-        "start_time": "2017-10-09 07:00:00",
-        "end_time": "2017-10-09 08:00:00",
-        "detail": [{"gpus": ["gpu0"]}],
-    }
-    back = {**good, "end_time": "2017-10-09 06:59:00"}
-    result = run(tmp_path, "philly", philly(tmp_path, attempts=[good, back]))
-    assert gpu_seconds(result.jobs[0]) == 3600.0
+def test_attempts_and_pods_that_end_before_they_begin(tmp_path: Path) -> None:
+    path = text(tmp_path, "pods.csv", PODS, POD, POD.replace("400", "150"), POD.replace("400", "200"))
+    result = run(tmp_path, "alibaba-v2023", path)
+    assert result.dropped == {"ended before they started": 1, "ran for no time": 1}
+    back = {**ATTEMPT, "end_time": "2017-10-09 06:59:00"}
+    result = run(tmp_path, "philly", philly(tmp_path, attempts=[ATTEMPT, back]))
+    assert gpu_seconds(result.jobs[0]) == 2 * 3600.0
     assert result.summary.assumptions["an attempt that ended before it started took no time"] == 1
 
 
@@ -133,25 +134,12 @@ def test_philly_entries_of_another_shape(tmp_path: Path, fields: dict[str, objec
     assert problems(tmp_path, "philly", philly(tmp_path, **fields)) == [problem]
 
 
-def test_a_number_of_thousands_of_digits_is_no_crash(tmp_path: Path) -> None:
-    path = text(tmp_path, "log", f'[{{"jobid": {"9" * 5000}}}]')
-    assert problems(tmp_path, "philly", path) == ["log:1: is not readable JSON: a number has too many digits"]
-
-
-def test_a_product_out_of_all_bounds_is_a_malformed_row(tmp_path: Path) -> None:
-    names = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
-    path = text(tmp_path, "trace.csv", names, "0,vgg,cifar,100,10,32,1e-300,1e300,0.7,1")
-    assert problems(tmp_path, "ones", path) == ["trace.csv:2: holds a number that is out of all bounds"]
-
-
 def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None:
-    folder = tmp_path / "pai"
-    text(folder, "pai_job_table.header", "job_name,inst_id,user,status,start_time,end_time")
-    names = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
-    text(folder, "pai_task_table.header", names)
+    folder = Path(pai(tmp_path / "pai", (), ()))
     jobs, tasks = "j1,i,u,Terminated,100,900\n", "j1,w,1,T,100,200,6,6,100,T4\nj2,w,1,T,100,200,6,6,100,T4\n"
     for name, table in (("pai_job_table", jobs), ("pai_task_table", tasks)):
         (folder / f"{name}.csv.gz").write_bytes(gzip.compress(table.encode()))
+        (folder / f"{name}.csv").unlink()
     every = sorted(str(path) for path in folder.iterdir())  # as a shell expands pai/*
     for paths in ([str(folder)], every):
         result = run(tmp_path, "pai", *paths)
@@ -161,7 +149,7 @@ def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None
         )
 
 
-def test_a_list_of_nodes_becomes_a_cluster(tmp_path: Path) -> None:
+def test_a_list_of_nodes_becomes_a_cluster_where_one_is_asked(tmp_path: Path) -> None:
     pods = text(tmp_path, "pods.csv", PODS, POD)
     nodes = text(tmp_path, "nodes.csv", NODES, "a,64000,1024,2,P100", "b,96500,2048,8,T4", "c,64000,1,0,")
     result = run(tmp_path, "alibaba-v2023", nodes, pods, cluster_out=str(tmp_path / "cluster.json"))
@@ -173,17 +161,11 @@ def test_a_list_of_nodes_becomes_a_cluster(tmp_path: Path) -> None:
     assert found.nodes[0].memory == 1024 * 2**20
     assert result.dropped == {"are nodes without GPUs": 1}
     assert result.summary.lines()[0] == ("alibaba-v2023: 4 rows read, 1 job, 2 nodes written, 1 row dropped")
-
-
-def test_nodes_that_share_a_name_are_no_cluster(tmp_path: Path) -> None:
     pods = text(tmp_path, "pods.csv", PODS, POD)
     nodes = text(tmp_path, "nodes.csv", NODES, "a,64000,1024,2,P100", "a,64000,1024,2,P100")
-    found = problems(tmp_path, "alibaba-v2023", pods, nodes, cluster_out=str(tmp_path / "cluster.json"))
+    found = problems(tmp_path, "alibaba-v2023", pods, nodes, cluster_out=str(tmp_path / "none.json"))
     assert found == ["nodes.csv: /nodes/1/name: node name 'a' is used twice"]
-    assert not (tmp_path / "cluster.json").exists()
-
-
-def test_a_cluster_and_a_list_of_nodes_go_together(tmp_path: Path) -> None:
+    assert not (tmp_path / "none.json").exists()
     pods = text(tmp_path, "pods.csv", PODS, POD)
     nodes = text(tmp_path, "nodes.csv", NODES, "a,64000,1024,2,P100")
     with pytest.raises(UsageError, match="say with --cluster-out FILE"):

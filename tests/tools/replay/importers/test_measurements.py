@@ -13,7 +13,7 @@ from pliant.schemas.job import EpochWork, IterationWork, Regime, SampleWork
 from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.replay.progress import validations
-from tests.tools.replay.importers.importing import gpu_seconds, problems, run, text
+from tests.tools.replay.importers.importing import facts, problems, run, text
 
 STEPS = "local_bsz,step_time,sync_time"
 EPOCHS = "progress,iteration,metric,grad_sqr,grad_var"
@@ -40,7 +40,7 @@ def workload(folder: Path, *rows: str) -> str:
     return text(folder, "workload-9.csv", WORKLOAD, *rows)
 
 
-def test_placements_keep_the_order_of_their_nodes_and_sizes_have_an_even_split(tmp_path: Path) -> None:
+def test_placements_keep_node_order_and_sizes_split_evenly(tmp_path: Path) -> None:
     result = run(tmp_path, "pollux", str(application(tmp_path / "data")))
     rows = io.read_profile(result.out / "profile.parquet").rows
     measured = {row.node_order: row for row in rows if row.node_order is not None and row.nodes > 1}
@@ -57,7 +57,7 @@ def test_placements_keep_the_order_of_their_nodes_and_sizes_have_an_even_split(t
     assert epochs[-1] == ConvergenceRow("cifar10", 4096, 1, 120.0, 790.0, None, 2.0, 60.0)
 
 
-def test_a_job_may_move_between_the_validated_batches_and_ends_by_epochs(tmp_path: Path) -> None:
+def test_pollux_jobs_have_validated_batches_and_epochs(tmp_path: Path) -> None:
     data = application(tmp_path / "data")
     workload(data / "workloads", "cifar10-1,154,cifar10,6,2048", "cifar10-0,53,cifar10,4,128")
     result = run(tmp_path, "pollux", str(data), workload="workload-9.csv")
@@ -126,7 +126,7 @@ def ones(folder: Path) -> Path:
     return folder
 
 
-def test_ones_jobs_get_the_epochs_of_the_recorded_job_of_their_kind(tmp_path: Path) -> None:
+def test_ones_jobs_get_epochs_of_the_recorded_job_of_their_kind(tmp_path: Path) -> None:
     data = ones(tmp_path / "data")
     trace = text(tmp_path, "t.csv", ONES, BERT, RESNET)
     result = run(tmp_path, "ones", str(data), workload=trace)
@@ -140,7 +140,7 @@ def test_ones_jobs_get_the_epochs_of_the_recorded_job_of_their_kind(tmp_path: Pa
     assert result.dropped == {"are epochs of a run that does not fit trace_dev.csv": 1}
 
 
-def test_ones_epochs_count_iterations_at_the_batches_used(tmp_path: Path) -> None:
+def test_ones_epochs_history_and_kinds(tmp_path: Path) -> None:
     result = run(tmp_path, "ones", str(ones(tmp_path / "data")))
     rows = io.read_convergence(result.out / "convergence.parquet")
     assert [(row.model, row.batch, row.epoch, row.iterations, row.progress) for row in rows] == [
@@ -149,23 +149,6 @@ def test_ones_epochs_count_iterations_at_the_batches_used(tmp_path: Path) -> Non
     ]
     assert [(row.metric, row.loss, row.initial_loss) for row in rows] == [(0.3, 1.7, 6.9), (0.5, 1.4, 6.9)]
     assert not (result.out / "profile.parquet").exists()
-
-
-def test_ones_jobs_train_by_the_epochs_that_were_imported_with_them(tmp_path: Path) -> None:
-    """Runs of one kind and batch are one entry of a convergence table: that of the first is kept."""
-    data = ones(tmp_path / "data")
-    text(data, "trace_dev.csv", ONES, RESNET, BERT, RESNET)
-    again = [f"2,{epoch},400,{400 * epoch},800,100,0.01,6.9,1.4,0.5,65.9" for epoch in (1, 2)]
-    with (data / "job_history.csv").open("a") as history:
-        history.writelines(f"{line}\n" for line in again)
-    result = run(tmp_path, "ones", str(data), workload=text(tmp_path, "t.csv", ONES, RESNET))
-    assert result.dropped["are epochs of a run whose kind and batch another run has"] == 2
-    assert result.jobs[0].work == EpochWork(epochs=3.0, dataset_size=400)
-    (table,) = validations(io.read_convergence(result.out / "convergence.parquet")).values()
-    assert (table.batches, table.epochs) == ((100,), 2)
-
-
-def test_ones_history_is_what_the_recorded_jobs_reported(tmp_path: Path) -> None:
     result = run(tmp_path, "ones", str(ones(tmp_path / "data")))
     events = io.read_events(result.out / "history.jsonl")
     assert [(event.event, event.job, event.samples_done, event.loss, event.metric) for event in events] == [
@@ -181,6 +164,20 @@ def test_ones_history_is_what_the_recorded_jobs_reported(tmp_path: Path) -> None
     assert learned_from.epochs[0][:4] == (400, 6.9, 400, 1.7)
 
 
+def test_ones_jobs_train_by_the_epochs_imported_with_them(tmp_path: Path) -> None:
+    """Runs of one kind and batch are one entry of a convergence table: that of the first is kept."""
+    data = ones(tmp_path / "data")
+    text(data, "trace_dev.csv", ONES, RESNET, BERT, RESNET)
+    again = [f"2,{epoch},400,{400 * epoch},800,100,0.01,6.9,1.4,0.5,65.9" for epoch in (1, 2)]
+    with (data / "job_history.csv").open("a") as history:
+        history.writelines(f"{line}\n" for line in again)
+    result = run(tmp_path, "ones", str(data), workload=text(tmp_path, "t.csv", ONES, RESNET))
+    assert result.dropped["are epochs of a run whose kind and batch another run has"] == 2
+    assert result.jobs[0].work == EpochWork(epochs=3.0, dataset_size=400)
+    (table,) = validations(io.read_convergence(result.out / "convergence.parquet")).values()
+    assert (table.batches, table.epochs) == ((100,), 2)
+
+
 def gavel(folder: Path) -> Path:
     one, two = "('LM (batch size 20)', 1)", "('A3C', 1)"
     gang = "('LM (batch size 20)', 4)"
@@ -194,7 +191,7 @@ def gavel(folder: Path) -> Path:
     return folder
 
 
-def test_gavel_throughputs_count_the_batches_of_all_workers_alone_and_beside_another_job(
+def test_gavel_throughputs_count_all_workers_alone_and_in_pairs(
     tmp_path: Path,
 ) -> None:
     result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
@@ -223,7 +220,7 @@ def test_gavel_traces_come_in_two_forms(tmp_path: Path) -> None:
     assert second.work == SampleWork(samples=50.0)
 
 
-def test_shockwave_jobs_change_their_batch_at_the_epochs_of_their_mode(tmp_path: Path) -> None:
+def test_shockwave_jobs_change_their_batch_as_their_mode_says(tmp_path: Path) -> None:
     """An epoch of ResNet-18 at batch 64 has 782 steps; 20 epochs end in the middle of the second regime.
 
     Accordion's first critical epochs are ten.
@@ -248,14 +245,11 @@ def test_shockwave_jobs_change_their_batch_at_the_epochs_of_their_mode(tmp_path:
     assert (short.regimes, fixed.regimes, static.regimes) == ((), (), ())
 
 
-def test_a_shockwave_line_of_another_mode_is_named(tmp_path: Path) -> None:
+def test_shockwave_and_gavel_lines_that_are_wrong_are_named(tmp_path: Path) -> None:
     line = "LM (batch size 5)\tmain.py\tlm\t--steps\t1\t10\t1\tpollux\t1\t-1.0\t55\t0"
     assert problems(tmp_path, "shockwave", text(tmp_path, "y.trace", line)) == [
         "y.trace:1: /mode: 'pollux', expected static, accordion or gns"
     ]
-
-
-def test_a_gavel_line_of_another_width_is_named(tmp_path: Path) -> None:
     path = text(tmp_path, "x.trace", "LM\tx", "LM\tx\t-n\t1\t300\t0.0\t1.5")
     assert problems(tmp_path, "gavel", path) == [
         "x.trace:1: has 2 fields separated by tabs, expected 7 or 10",
@@ -274,7 +268,7 @@ def elasticflow(folder: Path) -> Path:
     return folder
 
 
-def test_elasticflow_throughputs_are_those_of_the_whole_batch_on_full_nodes(tmp_path: Path) -> None:
+def test_elasticflow_throughputs_are_of_whole_batches(tmp_path: Path) -> None:
     result = run(tmp_path, "elasticflow", str(elasticflow(tmp_path / "data")))
     rows = io.read_profile(result.out / "profile.parquet").rows
     found = [(row.gpu_type, row.placement, row.local_batch, row.step_seconds) for row in rows]
@@ -284,42 +278,34 @@ def test_elasticflow_throughputs_are_those_of_the_whole_batch_on_full_nodes(tmp_
     assert result.dropped == {"are sizes without a throughput": 4}
 
 
-def test_an_elasticflow_job_has_its_iterations_to_do_until_its_deadline(tmp_path: Path) -> None:
+def test_elasticflow_jobs_have_iterations_or_durations_alone(tmp_path: Path) -> None:
     data = elasticflow(tmp_path / "data")
     text(
         data, "w.csv", FLOW, "a,50,1000,vgg16,650,64,2,334", "b,60,500,vgg16,,64,1,250", "c,1,0,vgg16,,64,1,2"
     )
     result = run(tmp_path, "elasticflow", str(data), workload="w.csv")
     first, second = result.jobs
-    assert (first.id, first.submit_time, first.model, first.work) == (
-        "a",
-        50.0,
-        "vgg16",
-        IterationWork(iterations=1000.0),
-    )
+    assert (first.id, first.submit_time, first.model) == ("a", 50.0, "vgg16")
+    assert first.work == IterationWork(iterations=1000.0)
     assert (first.gpus.requested, first.min_gpus, first.gpus.max, first.elastic) == (2, 1, 16, "size")
     assert first.batch.size == 64
     assert (first.utility.shape, first.utility.target) == ("step", 600.0)
     assert second.utility.shape == "constant"
     assert result.dropped["have no iterations to do"] == 1
-
-
-def test_a_raw_itp_trace_states_sizes_and_durations_alone(tmp_path: Path) -> None:
+    (alone,) = run(
+        tmp_path, "elasticflow", text(tmp_path, "w.csv", FLOW, "a,50,1000,vgg16,650,64,2,334")
+    ).jobs
+    assert (alone.work, alone.gpus.max, alone.utility.target) == (first.work, None, 600.0)
     raw = text(
         tmp_path, "cluster1.csv", "job_id,submission_time,duration,num_gpu", "x,16566,3890,4", "y,1,2,0"
     )
     result = run(tmp_path, "elasticflow", raw)
     (job,) = result.jobs
-    assert (job.submit_time, job.gpus.requested, job.elastic, gpu_seconds(job)) == (
-        16566.0,
-        4,
-        "none",
-        15560.0,
-    )
+    assert (facts(job), job.elastic) == (("x", 16566.0, 4, 15560.0), "none")
     assert result.dropped == {"asked for no GPU": 1}
 
 
-def test_what_is_wrong_in_elasticflow_data_is_told_by_file_and_line(tmp_path: Path) -> None:
+def test_wrong_elasticflow_data_is_named_by_file_and_line(tmp_path: Path) -> None:
     data = elasticflow(tmp_path / "data")
     text(data / "throughputs_A100", "vgg16.csv", "global_batch_size,1,many,3", "64,2,3,4", "0,1,,")
     path = text(

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from tests.tools.replay.importers.importing import HELIOS, PODS, TIRESIAS, gpu_seconds, problems, run, text
+from tests.tools.replay.importers.importing import (
+    HELIOS,
+    PODS,
+    TIRESIAS,
+    facts,
+    gpu_seconds,
+    labels,
+    pai,
+    problems,
+    run,
+    text,
+)
 
 SACCT = "JobID|JobName|User|Partition|State|Submit|Start|ElapsedRaw|NNodes|AllocTRES"
 
@@ -18,7 +29,7 @@ def helios(folder: Path, *rows: str) -> str:
     return text(folder, "cluster_log.csv", HELIOS, *rows)
 
 
-def test_a_helios_job_is_its_executed_time_on_its_gpus(tmp_path: Path) -> None:
+def test_helios_and_acme_jobs_are_executed_time_on_gpus(tmp_path: Path) -> None:
     path = helios(
         tmp_path,
         "7,u1,vcA,16,64,2,TIMEOUT,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300",
@@ -28,18 +39,9 @@ def test_a_helios_job_is_its_executed_time_on_its_gpus(tmp_path: Path) -> None:
     )
     result = run(tmp_path, "helios", path)
     (job,) = result.jobs
-    assert (job.id, job.submit_time, job.gpus.requested, gpu_seconds(job)) == ("7", 0.0, 16, 57600.0)
-    assert job.labels == {
-        "trace": "helios",
-        "status": "TIMEOUT",
-        "vc": "vcA",
-        "nodes": "2",
-        "runs": "300-3900",
-    }
+    assert facts(job) == ("7", 0.0, 16, 57600.0)
+    assert job.labels == labels("helios", "status=TIMEOUT vc=vcA nodes=2 runs=300-3900")
     assert result.dropped == {"asked for no GPU": 1, "never started": 1, "ran for no time": 1}
-
-
-def test_an_acme_job_keeps_its_type(tmp_path: Path) -> None:
     path = text(
         tmp_path,
         "trace_seren.csv",
@@ -49,19 +51,18 @@ def test_an_acme_job_keeps_its_type(tmp_path: Path) -> None:
         "d3,u2,1,8,8,Evaluation,FAILED,2023-03-01 00:00:35+08:00,2023-03-01 00:00:36+08:00,,30,1",
     )
     result = run(tmp_path, "acme", path)
-    assert [(job.id, job.submit_time, job.gpus.requested, gpu_seconds(job)) for job in result.jobs] == [
+    assert [facts(job) for job in result.jobs] == [
         ("d1", 0.0, 16, 9600.0),
         ("d3", 30.0, 8, 240.0),
     ]
-    assert result.jobs[0].labels == {
-        "trace": "acme",
-        "status": "COMPLETED",
-        "nodes": "2",
-        "type": "Pretrain",
-        "runs": "60-660",
-    }
+    assert result.jobs[0].labels == labels("acme", "status=COMPLETED nodes=2 type=Pretrain runs=60-660")
     assert [job.labels["trace"] for job in run(tmp_path, "helios", path).jobs] == ["helios", "helios"]
     assert result.dropped == {"asked for no GPU": 1}
+    row = "7,u1,vcA,1,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300"
+    one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row)
+    result = run(tmp_path, "helios", one, two)
+    assert [job.id for job in result.jobs] == ["7", "7-2"]
+    assert result.summary.assumptions["an id that is there more than once got a number behind it"] == 1
 
 
 def test_importers_ask_only_for_columns_that_they_need(tmp_path: Path) -> None:
@@ -80,63 +81,46 @@ def test_importers_ask_only_for_columns_that_they_need(tmp_path: Path) -> None:
         assert (job.gpus.requested, gpu_seconds(job)) == (2, 100.0), name
 
 
-def test_two_clusters_with_the_same_ids_keep_all_jobs(tmp_path: Path) -> None:
-    row = "7,u1,vcA,1,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,3600,300"
-    one, two = helios(tmp_path / "saturn", row), helios(tmp_path / "earth", row)
-    result = run(tmp_path, "helios", one, two)
-    assert [job.id for job in result.jobs] == ["7", "7-2"]
-    assert result.summary.assumptions["an id that is there more than once got a number behind it"] == 1
-
-
-def pai(folder: Path, jobs: tuple[str, ...], tasks: tuple[str, ...]) -> str:
-    text(folder, "pai_job_table.header", "job_name,inst_id,user,status,start_time,end_time")
-    names = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type"
-    text(folder, "pai_task_table.header", names)
-    text(folder, "pai_job_table.csv", *jobs)
-    text(folder, "pai_task_table.csv", *tasks)
-    return str(folder)
-
-
 def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
-    folder = pai(
-        tmp_path / "pai",
-        (
-            "j1,i1,ann,Terminated,1000.0,9000.0",
-            "j2,i2,bob,Failed,1500.0,9000.0",
-            "j3,i3,bob,Waiting,1500.0,",
-            "j4,i,bob,Running,1.0,",
-        ),
-        (
-            "j1,ps,2.0,Terminated,1010.0,9000.0,600.0,29.3,,",
-            "j1,worker,4.0,Terminated,1100.0,1300.0,600.0,29.3,100.0,V100",
-            "j1,evaluator,1.0,Terminated,1050.0,1250.0,600.0,29.3,50.0,V100",
-            "j2,tensorflow,1.0,Failed,2000.0,2100.0,600.0,29.3,25.0,T4",
-            "j3,tensorflow,1.0,Waiting,,,600.0,29.3,25.0,T4",
-            "j4,worker,1.0,Terminated,1000.0,1100.0,600.0,29.3,100.0,T4",
-            "j4,worker,1.0,Running,1000.0,,600.0,29.3,100.0,T4",
-        ),
+    jobs = (
+        "j1,i1,ann,Terminated,1000.0,9000.0",
+        "j2,i2,bob,Failed,1500.0,9000.0",
+        "j3,i3,bob,Waiting,1500.0,",
+        "j4,i,bob,Running,1.0,",
     )
+    tasks = (
+        "j1,ps,2.0,Terminated,1010.0,9000.0,600.0,29.3,,",
+        "j1,worker,4.0,Terminated,1100.0,1300.0,600.0,29.3,100.0,V100",
+        "j1,evaluator,1.0,Terminated,1050.0,1250.0,600.0,29.3,50.0,V100",
+        "j2,tensorflow,1.0,Failed,2000.0,2100.0,600.0,29.3,25.0,T4",
+        "j3,tensorflow,1.0,Waiting,,,600.0,29.3,25.0,T4",
+        "j4,worker,1.0,Terminated,1000.0,1100.0,600.0,29.3,100.0,T4",
+        "j4,worker,1.0,Running,1000.0,,600.0,29.3,100.0,T4",
+    )
+    folder = pai(tmp_path / "pai", jobs, tasks)
     result = run(tmp_path, "pai", folder)
     gang, share = result.jobs
-    assert (gang.id, gang.submit_time, gang.gpus.requested, gpu_seconds(gang)) == ("j1", 0.0, 5, 5 * 250.0)
-    assert gang.labels == {"trace": "pai", "status": "Terminated", "gpu_type": "V100", "gpu_share": "4.5"} | {
-        "runs": "50-300"
-    }
+    assert facts(gang) == ("j1", 0.0, 5, 5 * 250.0)
+    assert gang.labels == labels("pai", "status=Terminated gpu_type=V100 gpu_share=4.5 runs=50-300")
     assert (share.submit_time, share.gpus.requested, gpu_seconds(share)) == (500.0, 1, 100.0)
     assert share.labels["gpu_share"] == "0.25"
     unfinished = "had not finished when the trace ended"
     assert result.dropped == {"are tasks without GPUs": 1, "never started": 1, unfinished: 1}
 
 
-def test_tenths_of_a_gpu_that_add_up_to_one_are_no_share(tmp_path: Path) -> None:
+def test_pai_shares_models_and_missing_tables(tmp_path: Path) -> None:
     tenth = "j1,worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,10.0,V100"
     folder = pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), (tenth,) * 10)
     (found,) = run(tmp_path, "pai", folder).jobs
     assert found.gpus.requested == 1
     assert "gpu_share" not in found.labels
-
-
-def test_pai_needs_both_tables_and_their_headers(tmp_path: Path) -> None:
+    task = "{},worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,100.0,V100"
+    jobs = ("j1,i1,ann,Terminated,1000.0,9000.0", "j2,i2,ann,Terminated,1000.0,9000.0")
+    folder = tmp_path / "pai"
+    pai(folder, jobs, (task.format("j1"), task.format("j2")))
+    text(folder, "pai_group_tag_table.header", "inst_id,user,gpu_type_spec,group,workload")
+    text(folder, "pai_group_tag_table.csv", "i1,ann,,g1,bert", "i2,ann,,g2,")
+    assert [job.model for job in run(tmp_path, "pai", str(folder)).jobs] == ["bert", "unknown"]
     folder = Path(pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), ()))
     with pytest.raises(UsageError, match=r"0 files pai_task_table.csv are given, expected one"):
         run(tmp_path, "pai", str(folder / "pai_job_table.csv"))
@@ -201,15 +185,12 @@ def test_slurm_steps_and_jobs_that_did_not_run_are_no_jobs(tmp_path: Path) -> No
     )
     result = run(tmp_path, "slurm", path)
     assert [job.id for job in result.jobs] == ["12", "13_2"]
-    labels = {"trace": "slurm", "status": "CANCELLED", "partition": "gpu", "name": "train"}
-    assert result.job("12").labels == {**labels, "nodes": "1", "gpu_type": "a100", "runs": "300-360"}
-    assert result.dropped == {
-        "are steps of jobs": 1,
-        "never started": 2,
-        "had not finished when the trace ended": 1,
-        "asked for no GPU": 1,
-        "ran for no time": 1,
-    }
+    stated = "status=CANCELLED partition=gpu name=train nodes=1 gpu_type=a100 runs=300-360"
+    assert result.job("12").labels == labels("slurm", stated)
+    assert result.drops == (
+        "1 are steps of jobs, 1 asked for no GPU, 1 had not finished when the trace ended, "
+        "2 never started, 1 ran for no time"
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,22 +216,19 @@ def test_slurm_output_without_sizes_says_which_column_to_add(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("delimiter", [",", "  "])
-def test_slurm_output_without_its_delimiter_says_how_to_ask_for_it(tmp_path: Path, delimiter: str) -> None:
+def test_slurm_output_without_delimiters_is_named(tmp_path: Path, delimiter: str) -> None:
     path = text(tmp_path, "sacct.txt", SACCT.replace("|", delimiter))
     (line,) = problems(tmp_path, "slurm", path)
     assert line.endswith("; fields are expected with | between them, as sacct -P writes them")
 
 
-def test_a_tiresias_list_keeps_its_own_clock(tmp_path: Path) -> None:
+def test_tiresias_lists_and_distributions(tmp_path: Path) -> None:
     path = text(tmp_path, "jobs.csv", TIRESIAS, "0,4,30,606,vgg19,164,30", "1,0,53,133,vgg11,147,23")
     result = run(tmp_path, "tiresias", path)
     (job,) = result.jobs
     assert (job.id, job.submit_time, job.model, gpu_seconds(job)) == ("0", 30.0, "vgg19", 656.0)
     assert job.labels == {"trace": "tiresias", "iterations": "606"}
     assert result.dropped == {"asked for no GPU": 1}
-
-
-def test_a_tiresias_distribution_is_gpu_time_alone(tmp_path: Path) -> None:
     path = tmp_path / "gput.csv"
     path.write_bytes(b"duration\r\n121\r\n97000\r\n")
     result = run(tmp_path, "tiresias", str(path))
@@ -272,70 +250,47 @@ def attempt(start: str | None, end: str | None, *gpus: int) -> dict[str, Any]:
 
 
 def entry(job_id: str, submitted: str | None, *attempts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "status": "Killed",
-        "vc": "a1",
-        "jobid": job_id,
-        "attempts": list(attempts),
-        "submitted_time": submitted and "2017-10-01 " + submitted,
-        "user": "ann",
-    }
+    known = {"status": "Killed", "vc": "a1", "jobid": job_id, "user": "ann"}
+    return {**known, "attempts": list(attempts), "submitted_time": submitted and "2017-10-01 " + submitted}
 
 
 def log(folder: Path, *entries: Any) -> str:
     return text(folder, "cluster_job_log", "[", ",\n".join(json.dumps(found) for found in entries), "]")
 
 
-def test_a_job_of_two_machines_is_a_gang_of_their_gpus(tmp_path: Path) -> None:
+def test_philly_attempts_add_up_to_a_gang(tmp_path: Path) -> None:
     early = entry("application_1", "08:00:00", attempt("08:10:00", "08:20:00", 1))
     gang = entry("application_2", "08:00:30", attempt("09:00:00", "10:00:00", 8, 4))
     (_, job) = run(tmp_path, "philly", log(tmp_path, early, gang)).jobs
     assert (job.id, job.submit_time, job.gpus.requested, job.user) == ("application_2", 30.0, 12, "ann")
     assert gpu_seconds(job) == 12 * 3600
-    assert job.labels == {"trace": "philly", "status": "Killed", "vc": "a1", "attempts": "1"} | {
-        "runs": "3570-7170"
-    }
-
-
-def test_attempts_are_summed_and_the_largest_is_requested(tmp_path: Path) -> None:
+    assert job.labels == labels("philly", "status=Killed vc=a1 attempts=1 runs=3570-7170")
     retried = entry("a", "08:00:00", attempt("08:00:00", "08:01:00", 2), attempt("09:00:00", "09:00:10", 4))
     result = run(tmp_path, "philly", log(tmp_path, retried))
     assert result.jobs[0].gpus.requested == 4
     assert gpu_seconds(result.jobs[0]) == 2 * 60 + 4 * 10
-    assert (
-        "a job whose attempts had different numbers of GPUs requests the largest"
-        in result.summary.assumptions
-    )
-
-
-def test_an_attempt_without_an_end_is_left_out_of_the_work(tmp_path: Path) -> None:
+    largest = "a job whose attempts had different numbers of GPUs requests the largest"
+    assert largest in result.summary.assumptions
     going_on = entry("a", "08:00:00", attempt("08:00:00", "08:01:00", 2), attempt("09:00:00", None, 2))
     assert gpu_seconds(run(tmp_path, "philly", log(tmp_path, going_on)).jobs[0]) == 120
 
 
 def test_what_is_no_gpu_training_job_is_dropped_by_reason(tmp_path: Path) -> None:
-    result = run(
-        tmp_path,
-        "philly",
-        log(
-            tmp_path,
-            entry("kept", "08:00:00", attempt("08:00:00", "08:01:00", 1)),
-            entry("lost", None, attempt("08:00:00", "08:01:00", 1)),
-            entry("waits", "08:00:00"),
-            entry("never", "08:00:00", attempt(None, None, 1)),
-            entry("cpu", "08:00:00", attempt("08:00:00", "08:01:00")),
-            entry("instant", "08:00:00", attempt("08:00:00", "08:00:00", 1)),
-            entry("runs", "08:00:00", attempt("08:00:00", None, 1)),
-        ),
+    entries = (
+        entry("kept", "08:00:00", attempt("08:00:00", "08:01:00", 1)),
+        entry("lost", None, attempt("08:00:00", "08:01:00", 1)),
+        entry("waits", "08:00:00"),
+        entry("never", "08:00:00", attempt(None, None, 1)),
+        entry("cpu", "08:00:00", attempt("08:00:00", "08:01:00")),
+        entry("instant", "08:00:00", attempt("08:00:00", "08:00:00", 1)),
+        entry("runs", "08:00:00", attempt("08:00:00", None, 1)),
     )
+    result = run(tmp_path, "philly", log(tmp_path, *entries))
     assert [job.id for job in result.jobs] == ["kept"]
-    assert result.dropped == {
-        "had no time of submission": 1,
-        "never started": 2,
-        "asked for no GPU": 1,
-        "ran for no time": 1,
-        "had not finished when the trace ended": 1,
-    }
+    assert result.drops == (
+        "1 asked for no GPU, 1 had no time of submission, 1 had not finished when the trace ended, "
+        "2 never started, 1 ran for no time"
+    )
     assert (result.summary.rows, result.summary.jobs) == (7, 1)
 
 
@@ -385,14 +340,10 @@ def test_the_runs_of_a_requeued_slurm_job_are_one_job(tmp_path: Path) -> None:
     )
     result = run(tmp_path, "slurm", path)
     first, second = result.jobs
-    assert (first.id, first.submit_time, first.gpus.requested, gpu_seconds(first)) == ("7", 0.0, 4, 440.0)
+    assert facts(first) == ("7", 0.0, 4, 440.0)
     assert first.labels["runs"] == "1000-1100*2, 1300-1390"
-    assert {name: first.labels[name] for name in ("qos", "slurm_priority", "node_list", "time_limit")} == {
-        "qos": "high",
-        "slurm_priority": "4711",
-        "node_list": "n3",
-        "time_limit": "3600",
-    }
+    stated = ("qos", "slurm_priority", "node_list", "time_limit")
+    assert [first.labels[name] for name in stated] == ["high", "4711", "n3", "3600"]
     assert (second.id, "time_limit" in second.labels) == ("8", False)
     assert result.summary.assumptions["the earlier runs of a requeued job were added to its last one"] == 1
 
@@ -401,16 +352,9 @@ def sacct_json(**fields: Any) -> dict[str, Any]:
     gpus = [{"type": "cpu", "name": "", "count": 8}, {"type": "gres", "name": "gpu:a100", "count": 2}]
     limit = {"set": True, "infinite": False, "number": 90}
     times = {"submission": 100, "start": 160, "elapsed": 50, "suspended": 10, "limit": limit}
-    job = {
-        "job_id": 7,
-        "name": "train | it",
-        "user": "ann",
-        "state": {"current": ["COMPLETED"]},
-        "time": times,
-        "tres": {"allocated": gpus, "requested": gpus},
-        "partition": "gpu",
-        "priority": {"set": True, "infinite": False, "number": 5},
-    }
+    job = {"job_id": 7, "name": "train", "user": "ann", "state": {"current": ["COMPLETED"]}, "time": times}
+    job |= {"tres": {"allocated": gpus, "requested": gpus}, "partition": "gpu"}
+    job["priority"] = {"set": True, "infinite": False, "number": 5}
     return {**job, **fields}
 
 
@@ -422,16 +366,8 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
     result = run(tmp_path, "slurm", path)
     (job,) = result.jobs
     assert (job.id, job.user, job.gpus.requested, gpu_seconds(job)) == ("7", "ann", 2, 100.0)
-    assert job.labels == {
-        "trace": "slurm",
-        "status": "COMPLETED",
-        "partition": "gpu",
-        "name": "train | it",
-        "gpu_type": "a100",
-        "slurm_priority": "5",
-        "time_limit": "5400",
-        "runs": "60-120",
-    }
+    stated = "status=COMPLETED partition=gpu name=train gpu_type=a100 slurm_priority=5 time_limit=5400"
+    assert job.labels == labels("slurm", f"{stated} runs=60-120")
     assert result.dropped == {"never started": 1}
 
 
@@ -439,13 +375,3 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
 def test_json_that_is_not_sacct_s_is_told_in_a_line(tmp_path: Path, document: str) -> None:
     (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))
     assert "sacct --json prints" in problem
-
-
-def test_group_tags_name_the_workloads_of_pai_jobs(tmp_path: Path) -> None:
-    task = "{},worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,100.0,V100"
-    jobs = ("j1,i1,ann,Terminated,1000.0,9000.0", "j2,i2,ann,Terminated,1000.0,9000.0")
-    folder = tmp_path / "pai"
-    pai(folder, jobs, (task.format("j1"), task.format("j2")))
-    text(folder, "pai_group_tag_table.header", "inst_id,user,gpu_type_spec,group,workload")
-    text(folder, "pai_group_tag_table.csv", "i1,ann,,g1,bert", "i2,ann,,g2,")
-    assert [job.model for job in run(tmp_path, "pai", str(folder)).jobs] == ["bert", "unknown"]

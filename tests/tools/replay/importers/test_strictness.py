@@ -17,10 +17,10 @@ from pliant.schemas.file_io.record import IDENTIFIER
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.conversion import MOST_PROBLEMS, Conversion, ImportSummary
 from pliant.tools.replay.importers.job_lines import blocks_of
-from pliant.tools.replay.importers.run import SortedJobs, import_trace
+from pliant.tools.replay.importers.run import Selection, SortedJobs, import_trace
 from tests.builders import job
 from tests.cli.calling import call
-from tests.tools.replay.importers.importing import TIRESIAS, problems, run, text
+from tests.tools.replay.importers.importing import HELIOS, TIRESIAS, problems, run, text
 
 GOOD = "1,2,30,606,vgg19,164,30"
 
@@ -29,7 +29,7 @@ def jobs(folder: Path, *rows: str) -> str:
     return text(folder, "jobs.csv", TIRESIAS, *rows)
 
 
-def test_every_malformed_row_is_told_and_nothing_written(tmp_path: Path) -> None:
+def test_malformed_rows_are_named_or_dropped_and_counted(tmp_path: Path) -> None:
     path = jobs(
         tmp_path, GOOD, "2,x,30,606,vgg19,164,30", "3,1", "4,1,-5,606,vgg19,164,30", "5,1,0,6,,164,30"
     )
@@ -39,9 +39,6 @@ def test_every_malformed_row_is_told_and_nothing_written(tmp_path: Path) -> None
         "jobs.csv:5: /submit_time: '-5', expected a finite number, 0 or more",
         "jobs.csv:6: /model_name: is empty, expected some text",
     ]
-
-
-def test_lenient_drops_and_counts_them_by_field(tmp_path: Path) -> None:
     path = jobs(tmp_path, GOOD, "2,x,30,606,vgg19,164,30", "3,1", "4,y,5,606,vgg19,164,30")
     result = run(tmp_path, "tiresias", path, lenient=True)
     assert [job.id for job in result.jobs] == ["1"]
@@ -55,7 +52,7 @@ def test_lenient_drops_and_counts_them_by_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "more"), [(5, False), (6, True)])
-def test_lenient_speaks_of_other_malformed_rows_only_where_there_are_some(
+def test_lenient_names_five_rows_and_says_where_there_are_more(
     tmp_path: Path, count: int, more: bool
 ) -> None:
     result = run(tmp_path, "tiresias", jobs(tmp_path, GOOD, *["3,1"] * count), lenient=True)
@@ -64,9 +61,16 @@ def test_lenient_speaks_of_other_malformed_rows_only_where_there_are_some(
     assert ("without --lenient the import lists the others, too" in lines) is more
 
 
-def test_a_file_of_another_format_ends_early(tmp_path: Path) -> None:
+def test_wrong_files_and_formats_end_early(tmp_path: Path) -> None:
     path = jobs(tmp_path, *["a,b"] * (3 * MOST_PROBLEMS))
     assert problems(tmp_path, "tiresias", path)[-1] == f"… and {MOST_PROBLEMS - 20} more"
+    assert problems(tmp_path, "helios", str(tmp_path / "no.csv")) == ["no.csv: no such file"]
+    assert problems(tmp_path, "helios", str(tmp_path)) == [f"{tmp_path}: is a folder, expected a file"]
+    with pytest.raises(UsageError, match=r'no format "borg"; expected one of philly, helios, pai'):
+        import_trace("borg", [])
+    path = jobs(tmp_path, "x" * 200_000)
+    with pytest.raises(BadInputError, match=r"jobs.csv:2: is not CSV: field larger than field limit"):
+        run(tmp_path, "tiresias", path)
 
 
 @pytest.mark.parametrize(
@@ -88,21 +92,17 @@ def test_a_file_that_gives_no_job_says_why(tmp_path: Path, content: bytes, messa
     assert line.startswith(message)
 
 
-def test_a_missing_file_and_an_unknown_format_are_one_line(tmp_path: Path) -> None:
-    assert problems(tmp_path, "helios", str(tmp_path / "no.csv")) == ["no.csv: no such file"]
-    assert problems(tmp_path, "helios", str(tmp_path)) == [f"{tmp_path}: is a folder, expected a file"]
-    with pytest.raises(UsageError, match=r'no format "borg"; expected one of philly, helios, pai'):
-        import_trace("borg", [])
-
-
-def test_jobs_go_to_stdout_by_default(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_the_command_writes_jobs_and_says_what_it_did(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     summary = import_trace("tiresias", [jobs(tmp_path, GOOD)])
     (tmp_path / "out.jsonl").write_bytes(capfdbinary.readouterr().out)
     assert [job.id for job in io.read_jobs(tmp_path / "out.jsonl")] == ["1"]
     assert summary.files == ["-"]
-
-
-def test_progress_tells_the_rows_read(tmp_path: Path) -> None:
+    path = jobs(tmp_path, GOOD, "2,x,30,606,vgg19,164,30")
+    done = call("trace", "import", "tiresias", path)
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert "--lenient drops and counts them" in done.stderr
     told: list[tuple[int, int | None]] = []
     path = jobs(tmp_path, *(f"{i},1,0,606,vgg19,164,30" for i in range(2500)))
     run(tmp_path, "tiresias", path, progress=lambda done, total: told.append((done, total)))
@@ -123,12 +123,7 @@ def test_a_thousand_jobs_of_one_id_are_numbered() -> None:
     conversion = Conversion(ImportSummary("test"))
     ids = [conversion.new_id("job") for _ in range(1000)]
     assert (ids[0], ids[1], ids[-1]) == ("job", "job-2", "job-1000")
-
-
-def test_a_malformed_row_does_not_hide_a_file_that_is_no_csv(tmp_path: Path) -> None:
-    path = jobs(tmp_path, "x" * 200_000)
-    with pytest.raises(BadInputError, match=r"jobs.csv:2: is not CSV: field larger than field limit"):
-        run(tmp_path, "tiresias", path)
+    assert [conversion.new_id(text) for text in ("a-2", "a", "a")] == ["a-2", "a", "a-3"]
 
 
 def written(jobs: list[Job], *, from_zero: bool) -> tuple[Job, ...]:
@@ -140,7 +135,7 @@ def written(jobs: list[Job], *, from_zero: bool) -> tuple[Job, ...]:
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=20))
-def test_jobs_come_out_by_time_and_otherwise_as_they_went_in(times: list[float]) -> None:
+def test_jobs_come_out_by_time_else_as_they_went_in(times: list[float]) -> None:
     jobs = [job(f"j{i}", at=at, gpus=1 + i % 3) for i, at in enumerate(times)]
     ordered = sorted(jobs, key=lambda found: found.submit_time)
     assert list(written(jobs, from_zero=False)) == ordered
@@ -182,8 +177,63 @@ def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(
     assert len(io.read_jobs(tmp_path / "jobs.jsonl")) == 1
 
 
-def test_the_command_names_the_option_that_drops_malformed_rows(tmp_path: Path) -> None:
-    path = jobs(tmp_path, GOOD, "2,x,30,606,vgg19,164,30")
-    done = call("trace", "import", "tiresias", path)
-    assert (done.exit_code, done.stdout) == (3, "")
-    assert "--lenient drops and counts them" in done.stderr
+def hourly(folder: Path, jobs: int = 5) -> str:
+    """A job of one GPU an hour from 2020-04-04 00:00, of two users and two virtual clusters in turn."""
+    rows = (
+        f"j{n},u{n % 2},v{n % 2},1,4,1,COMPLETED,2020-04-04 {n:02}:00:00,2020-04-04 {n:02}:01:00,x,60,60"
+        for n in range(jobs)
+    )
+    return text(folder, "cluster_log.csv", HELIOS, *rows)
+
+
+def kept(tmp_path: Path, **selection: object) -> list[tuple[str, float]]:
+    chosen = Selection(**selection)  # type: ignore[arg-type]
+    jobs = run(tmp_path, "helios", hourly(tmp_path), selection=chosen).jobs
+    return [(job.id, job.submit_time) for job in jobs]
+
+
+def test_spans_users_and_samples_select_jobs(tmp_path: Path) -> None:
+    expected = [("j1", 0.0), ("j2", 3600.0)]
+    assert kept(tmp_path, begin="1h", end="3h") == expected
+    assert kept(tmp_path, begin="2020-04-04 01:00", end="2020-04-04T05:00:00+02:00") == expected
+    assert [job for job, _ in kept(tmp_path, users=("u1",))] == ["j1", "j3"]
+    assert [job for job, _ in kept(tmp_path, groups=("v0",))] == ["j0", "j2", "j4"]
+    with pytest.raises(BadInputError, match=r"no job in 5 rows \(5 are of other users"):
+        kept(tmp_path, users=("nobody",))
+    first = kept(tmp_path, sample=0.4)
+    assert len(first) == 2
+    assert kept(tmp_path, sample=0.4) == first
+    assert [time_s for _, time_s in kept(tmp_path, scale_time=0.5)] == [0.0, 1800.0, 3600.0, 5400.0, 7200.0]
+    chosen = Selection(begin="1h", users=("u0",), sample=0.5)
+    summary = run(tmp_path, "helios", hourly(tmp_path, 9), selection=chosen).summary
+    assert summary.rows == summary.jobs + summary.dropped.total()
+    assert summary.dropped == {
+        "are of other users": 4,
+        "were submitted outside of --from and --to": 1,
+        "are not in the sample": 2,
+    }
+    with pytest.raises(BadInputError, match="no job in 5 rows"):
+        kept(tmp_path, begin="9h")
+
+
+@pytest.mark.parametrize(
+    ("selection", "message"),
+    [
+        ({"sample": 0.0}, "--sample 0: expected"),
+        ({"sample": 1.5}, "--sample 1.5: expected"),
+        ({"scale_time": 0.0}, "--scale-time 0: expected"),
+        ({"begin": "soon"}, "--from soon: expected a length of time"),
+        ({"begin": "3h", "end": "1h"}, "--to 1h: expected a time after --from"),
+    ],
+)
+def test_what_cannot_be_kept(tmp_path: Path, selection: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        kept(tmp_path, **selection)
+
+
+def test_a_trace_without_dates_has_lengths_of_time_alone(tmp_path: Path) -> None:
+    path = text(tmp_path, "jobs.csv", TIRESIAS, "1,1,30,6,vgg,10,30", "2,1,90,6,vgg,10,30")
+    (job,) = run(tmp_path, "tiresias", path, selection=Selection(begin="60s")).jobs
+    assert (job.id, job.submit_time) == ("2", 0.0)
+    with pytest.raises(UsageError, match="this trace has no dates"):
+        run(tmp_path, "tiresias", path, selection=Selection(begin="2020-04-04"))

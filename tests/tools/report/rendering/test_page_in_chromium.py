@@ -97,16 +97,13 @@ def test_it_renders_fits_three_widths_and_says_no_error(opened, file):
         assert max(tab.value(wide)) <= width
         # what is scrolled to the right still has its labels
         assert abs(tab.value(LABEL_AFTER_SCROLLING)) < 3
+        # what a file says does no harm
+        assert tab.value("window.hurt === undefined")
+        assert tab.value("document.querySelectorAll('img').length") == 0
+        assert EVIL in tab.value("document.querySelector('#job-table tbody').textContent")
 
 
-def test_what_a_file_says_does_no_harm(opened, file):
-    tab = Tab(opened, 800).open(file)
-    assert tab.value("window.hurt === undefined")
-    assert tab.value("document.querySelectorAll('img').length") == 0
-    assert EVIL in tab.value("document.querySelector('#job-table tbody').textContent")
-
-
-def test_the_table_of_jobs_filters_sorts_and_holds_only_the_rows_in_sight(opened, file):
+def test_the_table_of_jobs_filters_sorts_and_scrolls(opened, file):
     tab = Tab(opened, 1280).open(file)
     assert 10 < len(rows(tab)) < 80
     tab.value(filtered_by("USER-3"))
@@ -122,7 +119,7 @@ def test_the_table_of_jobs_filters_sorts_and_holds_only_the_rows_in_sight(opened
     assert rows(tab)[-1] == "job-000"
 
 
-def test_the_chart_of_allocations_answers_to_keys_and_to_the_pointer(opened, file):
+def test_the_chart_answers_to_keys_and_to_the_pointer(opened, file):
     tab = Tab(opened, 1280).open(file)
     seen = "document.getElementById('seen').textContent"
     tab.value("document.getElementById('canvas').focus()")
@@ -137,7 +134,7 @@ def test_the_chart_of_allocations_answers_to_keys_and_to_the_pointer(opened, fil
     assert "job-001" not in tab.value(seen)
 
 
-def test_a_dark_page_is_dark_and_the_name_of_a_job_leads_to_the_chart(opened, file):
+def test_a_dark_page_is_dark_and_jobs_lead_to_the_chart(opened, file):
     tab = Tab(opened, 800, dark=True).open(file)
     assert tab.value("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 27)"
     tab.value("document.querySelector('#job-table tbody button').click()")

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
 from io import StringIO
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.errors import UsageError
+from pliant.schemas.event import Event
 from pliant.schemas.io import read_metrics
 from pliant.schemas.metrics import ReportedRun
 from pliant.schemas.text import narrowest, one_line, width_of
@@ -16,22 +21,15 @@ from pliant.tools.report.comparisons import compare_runs
 from pliant.tools.report.expectations import Expectations, check_expectations
 from pliant.tools.report.figures.plots import jct_plot
 from pliant.tools.report.read_run import fold
+from pliant.tools.report.rendering import sections
 from pliant.tools.report.rendering.output import Extras, document, render
-from pliant.tools.report.rendering.sections import (
-    FIGURES,
-    HOURS,
-    MINUTES,
-    SECONDS,
-    Section,
-    number,
-    ratio_text,
-    time_unit,
-)
+from pliant.tools.report.rendering.page import page, page_data, stretches
 from pliant.tools.report.rendering.summary import MEANING, Shown
 from pliant.tools.report.rendering.text import drawn, terms_text, wrapped_prose
 from pliant.tools.report.report import make_report
+from tests.builders import cluster, job
 from tests.effort import examples
-from tests.tools.report.runs import check_golden, first_come, shared
+from tests.tools.report.runs import begin, check_golden, first_come, ran, shared, story, submit
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +70,12 @@ def test_the_metrics_document_is_read_back(one_run, tmp_path):
     (tmp_path / "metrics.json").write_text(text)
     assert read_metrics(tmp_path / "metrics.json") == document(one_run)
     assert {*json.loads(text)["runs"][0], "step_times", "teams"} == set(ReportedRun.model_fields)
+    found = json.loads(render(one_run, "json", Extras()))
+    (run,) = found["runs"]
+    assert (found["baseline"], found["expectations"], run["ratios"], run["jobs"]) == (None,) * 4
 
 
-def test_the_metrics_document_has_ratios_jobs_and_expected_figures(report):
+def test_the_document_has_ratios_jobs_and_expected_figures(report):
     figures = [
         {"policy": "ares", "over": "fifo", "metric": "mean_jct_s", "value": 0.9, "tolerance": 0.1},
         {"policy": "fifo", "metric": "mean_jct_s", "high": 100.0},
@@ -96,25 +97,20 @@ def test_the_metrics_document_has_ratios_jobs_and_expected_figures(report):
     assert [fails[name] for name in names] == [None, None, 100.0, 175.0, False]
 
 
-def test_the_metrics_document_leaves_out_what_was_not_asked_for(one_run):
-    found = json.loads(render(one_run, "json", Extras()))
-    (run,) = found["runs"]
-    assert (found["baseline"], found["expectations"], run["ratios"], run["jobs"]) == (None,) * 4
-
-
 @pytest.mark.parametrize(
-    ("form", "message"),
-    [("json", "--simulated: use --format csv"), ("csv", "either --jobs or --simulated")],
+    ("form", "message"), [("json", "--simulated: use --format csv"), ("csv", "either --jobs or --simulated")]
 )
 def test_a_form_has_no_place_for_all_that_can_be_asked_for(one_run, form, message):
     with pytest.raises(UsageError, match=message):
         render(one_run, form, Extras(jobs=True, simulated=one_run.runs[0].run))
 
 
-def test_names_cannot_break_a_table():
+def test_odd_names_and_a_lone_baseline_do_not_break_a_table():
     found = make_report([fold(first_come(policy="<b>[red]|x"))])
     assert r"<b>[red]\|x" in render(found, "md", Extras())
     assert "<b>[red]|x" in render(found, "table", Extras())
+    alone = make_report([fold(first_come(), "out/fifo.parquet")], baseline="fifo")
+    assert "in brackets" not in render(alone, "table", Extras())
 
 
 def test_a_plot_of_characters_names_every_run(report):
@@ -123,50 +119,36 @@ def test_a_plot_of_characters_names_every_run(report):
     assert "JCT, s" in drawn
     assert drawn.count("●") > 5
     assert "\x1b" not in drawn
-
-
-def test_nothing_finished_nothing_plotted():
     assert jct_plot(make_report([fold(first_come()[:2])]), 60) == ""
 
 
-@pytest.mark.parametrize(("seconds", "unit"), [(599, SECONDS), (3600, MINUTES), (36_000, HOURS)])
-def test_times_are_told_in_a_unit_that_reads_well(seconds, unit):
-    assert time_unit([None, seconds]) == unit
-
-
-def test_zero_has_no_sign():
-    found = number(-0.0001, 2), number(-1.5, 1), number(1234.5, 1), number(None, 1)
+def test_numbers_and_times_keep_digits_that_say_something():
+    for seconds, unit in ((599, sections.SECONDS), (3600, sections.MINUTES), (36_000, sections.HOURS)):
+        assert sections.time_unit([None, seconds]) == unit
+    found = (
+        sections.number(-0.0001, 2),
+        sections.number(-1.5, 1),
+        sections.number(1234.5, 1),
+        sections.number(None, 1),
+    )
     assert found == ("0.00", "-1.5", "1,234.5", "–")
+    ratios = {1.5: "1.50", 0.1: "0.10", 0.00417: "0.0042", 3.21e-5: "3.2e-05", 0.0: "0.00", 1234: "1,234.00"}
+    assert {value: sections.ratio_text(value) for value in ratios} == ratios
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (1.5, "1.50"),
-        (0.1, "0.10"),
-        (0.00417, "0.0042"),
-        (3.21e-5, "3.2e-05"),
-        (0.0, "0.00"),
-        (1234, "1,234.00"),
-    ],
-)
-def test_a_ratio_keeps_digits_that_say_something(value, text):
-    assert ratio_text(value) == text
-
-
-def test_a_baseline_that_is_the_only_run_has_nothing_beside_it_in_brackets():
-    alone = make_report([fold(first_come(), "out/fifo.parquet")], baseline="fifo")
-    assert "in brackets" not in render(alone, "table", Extras())
-
-
-def test_no_report_for_a_pipe_is_wider_than_80_columns(report):
+def test_lines_fit_and_terms_take_one_line(report):
     text = render(report, "table", Extras(jobs=True, shown=Shown(True, True, True, True)))
     assert max(map(width_of, text.splitlines())) <= 80
-
-
-def test_every_term_is_explained_in_one_line():
-    for row in FIGURES:
+    for row in sections.FIGURES:
         assert len(terms_text({row.title: MEANING[row.name]}).splitlines()) == 1
+    runs = [fold(first_come(policy=name), f"out/{name}.parquet") for name in ("fifo", "las", "srtf", "sjf")]
+    text = render(make_report(runs), "table", Extras(), width=60)
+    assert text.count("JCT, 99th percentile") == 2
+    assert text.count("3 jobs on 4 GPUs, simulated") == 1
+    row = ("a long name " * 4, "another one " * 4, "1,234.00 (0.88×)")
+    lines = drawn(sections.Section("", ("run", "policy", "figure"), (row,), 2, (), 2), 40).splitlines()
+    assert max(map(width_of, lines)) <= 40
+    assert sum(row[-1] in line for line in lines) == 1
 
 
 widths = st.integers(40, 200)
@@ -175,16 +157,16 @@ words = (
     .map(one_line)
     .filter(lambda text: narrowest(text) < 5)
 )
-figures = st.floats(-1e9, 1e9).map(lambda value: f"{number(value, 2)} (0.88×)")
+figures = st.floats(-1e9, 1e9).map(lambda value: f"{sections.number(value, 2)} (0.88×)")
 
 
 @st.composite
-def sections(draw: st.DrawFn) -> Section:
+def any_sections(draw: st.DrawFn) -> sections.Section:
     keys = draw(st.integers(1, 2))
     text_columns = draw(st.integers(keys, keys + 1))
     columns = draw(st.integers(text_columns, text_columns + 6))
     row = [words] * text_columns + [figures] * (columns - text_columns)
-    return Section(
+    return sections.Section(
         draw(words),
         tuple(draw(words) for _ in range(columns)),
         tuple(draw(st.lists(st.tuples(*row), max_size=4))),
@@ -194,9 +176,9 @@ def sections(draw: st.DrawFn) -> Section:
     )
 
 
-@given(sections(), widths)
+@given(any_sections(), widths)
 @settings(max_examples=examples(50), deadline=None)
-def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(section: Section, width: int) -> None:
+def test_no_line_is_too_wide_and_no_figure_is_broken(section: sections.Section, width: int) -> None:
     text = drawn(section, width)
     assert all(width_of(line) <= width for line in text.splitlines())
     for row in section.rows:
@@ -211,9 +193,7 @@ shown = st.builds(Shown, st.booleans(), st.booleans(), st.booleans(), st.boolean
 
 @given(st.lists(names, min_size=1, max_size=4, unique=True), widths, shown)
 @settings(max_examples=examples(10), deadline=None)
-def test_a_report_fits_the_terminal_whatever_its_policies_are_called(
-    names: list[str], width: int, shown: Shown
-) -> None:
+def test_a_report_fits_the_terminal_with_any_names(names: list[str], width: int, shown: Shown) -> None:
     runs = [fold(first_come(policy=name), f"out/{at}.parquet") for at, name in enumerate(names)]
     report = make_report([*runs, fold(shared(), "out/ares.parquet")], baseline="ares")
     text = render(report, "table", Extras(jobs=True, shown=shown), width=width) + jct_plot(report, width)
@@ -221,31 +201,193 @@ def test_a_report_fits_the_terminal_whatever_its_policies_are_called(
     assert all(cell in text for cell in ("1.643", "230.00", "0.2500", "2.5000", "2 min 55 s"))
 
 
-def test_runs_that_do_not_fit_beside_each_other_stand_in_blocks_of_all_rows() -> None:
-    runs = [fold(first_come(policy=name), f"out/{name}.parquet") for name in ("fifo", "las", "srtf", "sjf")]
-    text = render(make_report(runs), "table", Extras(), width=60)
-    assert text.count("JCT, 99th percentile") == 2
-    assert text.count("3 jobs on 4 GPUs, simulated") == 1
-
-
 WORDS = "twelve chars " * 9
 
 
-def test_a_paragraph_with_a_long_line_is_wrapped_as_a_whole():
+def test_prose_is_wrapped_and_code_is_left_alone():
     text = f"short\n\n{WORDS.strip()}\nand its end.\n"
     first, *rest = wrapped_prose(text).splitlines()[2:]
     assert len(first) <= 100
     assert " ".join([first, *rest]) == f"{WORDS}and its end."
     assert wrapped_prose("left\nas it is\n") == "left\nas it is\n"
-
-
-def test_an_item_keeps_its_indent_and_a_parameter_its_line():
     told = wrapped_prose(f"- {WORDS}\n  end\n- next\nalpha: {WORDS}\nbeta: short\n").splitlines()
     begun = [line.partition("e")[0] for line in told]
     assert begun == ["- tw", "  chars tw", "- n", "alpha: tw", "tw", "b"]
-
-
-def test_code_tables_headings_and_figures_are_left_alone():
     lines = ["# " + WORDS, "| " + WORDS, "    " + WORDS, "```", WORDS, "- " + WORDS, "```", "![" + WORDS]
     text = "\n".join(lines)
     assert wrapped_prose(text) == text
+
+
+EVIL = "</script><script>document.title='x'</script><!--"
+
+
+class Page(HTMLParser):
+    """Elements of a page: which are open at the end, what they load, ids, and text by element."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.loaded, self.ids, self.tags, self.texts = [], [], [], [], {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        self.ids += [found["id"]] if "id" in found else []
+        self.loaded += [found[name] for name in ("src", "href") if not found.get(name, "#").startswith("#")]
+        if tag not in ("meta", "link", "br", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+
+
+def data_of(text):
+    return json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def test_the_page_is_whole_the_same_again_and_loads_nothing(report):
+    text = render(report, "html", Extras())
+    found = Page(text)
+    assert (found.open, found.loaded) == ([], [])
+    assert len(set(found.ids)) == len(found.ids)
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?:|url\(|@import|fetch\(", text)
+    made = [render(make_report([fold(shared())]), "html", Extras(command="pliant report x")) for _ in "12"]
+    assert made[0] == made[1]
+    assert "pliant report x" in made[0]
+
+
+def test_the_best_value_of_a_row_is_marked_and_spoken(report):
+    text = render(report, "html", Extras())
+    (row,) = re.findall(r'<tr><th scope="row">jobs finished</th>.*?</tr>', text)[:1]
+    assert row.count('class="best"') == 1
+    assert row.index("2 of 3") < row.index("★") < row.index("3 of 3")
+    assert '<span class="unseen"> best</span>' in row
+    assert "↑ higher" in row
+
+
+def test_seeds_of_a_policy_are_a_column_with_an_interval():
+    seeds = [fold(shared(seed=seed)) for seed in (0, 1)]
+    last = [event for event in shared(seed=2) if event.time < 214]
+    later = [*last, Event(260, "finish", "a", 0, samples_done=480.0)]
+    text = page(make_report([*seeds, fold(later)]))
+    assert re.search(r'<tr><th scope="row">JCT, mean</th><td>[^<]* ± [^<]*</td>', text)
+    assert "means over 3 seeds" in text.lower()
+
+
+def test_every_table_has_a_caption_and_headers_with_a_scope(report):
+    found = Page(render(report, "html", Extras()))
+    count = {name: sum(tag == name for tag, _ in found.tags) for name in ("table", "caption")}
+    assert count["table"] == count["caption"]
+    scopes = [attrs.get("scope") for tag, attrs in found.tags if tag == "th"]
+    assert {"row", "col"} == set(scopes)
+    boxes = [attrs for _, attrs in found.tags if "scroll" in attrs.get("class", "")]
+    assert boxes
+    assert all(attrs.get("tabindex") == "0" and attrs.get("aria-label") for attrs in boxes)
+
+
+@pytest.mark.parametrize("field", ["id", "model", "user"])
+def test_what_a_file_says_cannot_break_the_page(field):
+    names = {"job_id": "a", "model": "m", "user": "u"} | {"job_id" if field == "id" else field: EVIL}
+    if field == "id":
+        names["job_id"] = "a"
+    spec = job(gpus=1, **names)
+    run = fold([begin(policy=EVIL), submit(spec, 4.0), *ran(spec.id, 0, 4)], EVIL)
+    if field == "id":  # a file cannot hold it; a page must not care
+        run.jobs[0].id = EVIL
+    found = Page(page(make_report([run])))
+    assert found.open == []
+    assert sum(tag == "script" for tag, _ in found.tags) == 2
+    assert EVIL in json.dumps(data_of(page(make_report([run]))))
+
+
+def test_the_data_hold_what_each_job_had_with_batch_and_stall():
+    run = story(
+        submit(job("a", gpus=2, low=1, elastic="size+batch"), 100.0),
+        Event(0, "start", "a", 2, global_batch=64, overhead_seconds=3.0),
+        Event(10, "grow", "a", 4, global_batch=128),
+        Event(20, "finish", "a", 0),
+    )
+    found = json.loads(page_data(make_report([run])))
+    (drawn,) = found["runs"]
+    tick = drawn["tick"]
+    count, *flat = drawn["held"]
+    blocks = [flat[at : at + 5] for at in range(0, len(flat), 5)]
+    shown = [
+        (gap * tick, length * tick, gpus, found["words"][batch], stall * tick)
+        for gap, length, gpus, batch, stall in blocks
+    ]
+    assert count == 2
+    assert shown == [pytest.approx((0, 10, 2, "64", 3)), pytest.approx((0, 10, 4, "128", 0))]
+
+
+def test_runs_of_one_trace_share_what_their_jobs_are(report):
+    found = json.loads(page_data(report))
+    assert [each["trace"] for each in found["runs"]] == [0, 0]
+    assert [each["id"] for each in found["traces"]] == [["a", "b", "c"]]
+
+
+def test_too_many_changes_are_joined_and_keep_their_gpu_time():
+    changes = [Event(at, "grow" if at % 2 else "shrink", "a", 2 if at % 2 else 1) for at in range(1, 1000)]
+    run = story(
+        submit(job("a", low=1, high=4), 5000.0),
+        Event(0, "start", "a", 1),
+        *changes,
+        Event(1000, "finish", "a", 0),
+    )
+    (every,), grain_s = stretches(run.jobs, 1000.0, most=2000)
+    (joined,), coarse_s = stretches(run.jobs, 1000.0, most=50)
+    assert (len(every), grain_s) == (1000, 0.0)
+    assert len(joined) <= 50
+    assert coarse_s >= 1000 / 50
+    work = [sum(each.gpus * (each.end_s - each.start_s) for each in own) for own in (every, joined)]
+    assert work[0] == pytest.approx(work[1])
+    assert all(left.end_s <= right.start_s for left, right in pairwise(joined))
+    data = json.loads(page_data(make_report([run]), most=50))
+    assert data["runs"][0]["grain"] > 0
+
+
+def test_users_and_teams_have_tables_where_stated(report):
+    specs = [job(name, user=user, labels={"team": "vision"}) for name, user in (("a", "eva"), ("b", ""))]
+    events = [event for spec in specs for event in (submit(spec, 4.0), *ran(spec.id, 0, 4))]
+    text = page(make_report([story(*sorted(events, key=lambda event: event.time), nodes=cluster(4))]))
+    assert "<h2>Users</h2>" in text
+    assert '<th scope="row">eva</th>' in text
+    assert '<th scope="row">not stated</th>' in text
+    assert "Teams (label team)" in text
+    assert "<h2>Users</h2>" not in page(report)
+
+
+def test_dates_and_hashes_are_stated_where_a_log_has_them(report):
+    start = 1_700_000_000.0
+    run = fold([begin(at=start), submit(job("a", at=start), 4.0), *ran("a", start, start + 4)])
+    assert "2023-11-14 22:13:20 UTC" in page(make_report([run]))
+    assert " UTC" not in page(report)
+    run = replace(report.runs[0].run, sha256="ef" * 32)
+    text = page(make_report([run]))
+    assert "ab" * 32 in text
+    assert "ef" * 32 in text
+
+
+def test_a_profile_has_residuals_and_other_runs_are_named(report):
+    step = sections.ProfiledStep("bert", "t4", "2", 8, 1, 0.5, 0.01, 0.0, 0.6)
+    text = render(report, "html", Extras(profile=sections.GivenProfile("p.parquet", "12" * 32, (step,))))
+    assert "+20.0" in text
+    assert "p.parquet is not the profile of 2 runs of 2" in text
+    assert "20.0" in render(
+        report, "md", Extras(profile=sections.GivenProfile("p.parquet", "12" * 32, (step,)))
+    )
+
+
+def test_a_report_in_which_nothing_finished_is_a_page_too():
+    text = page(make_report([story(submit(job("a"), 4.0))]))
+    assert Page(text).open == []
+    assert "none of 1 job finished" in text
