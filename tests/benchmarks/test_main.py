@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,16 +26,38 @@ def test_without_a_name_each_benchmark_is_one_line(capsys: pytest.CaptureFixture
     assert all(len(line.split()) > 3 for line in lines)
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("name", benchmarks())
-def test_each_runs_in_its_smallest_form(name: str) -> None:
-    try:
-        found = importlib.import_module(f"benchmarks.{name}").smallest()
-    except NotMeasurableError as error:
-        pytest.skip(str(error))
-    assert found
+SERVICES = (
+    *("ares_experiments", "dead_node", "ones", "predicted_start", "replay_fidelity", "replay_speed"),
+    *("rivals", "shadow_price"),
+)
+"""Benchmarks that replay published data, or need Slurm's daemons or network namespaces."""
+
+
+def smallest(name: str) -> Sequence[Figure]:
+    found: Sequence[Figure] = importlib.import_module(f"benchmarks.{name}").smallest()
     assert len({row.name for row in found}) == len(found)
     assert all(row.value is None or math.isfinite(row.value) for row in found)
+    return found
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", [name for name in benchmarks() if name not in SERVICES])
+def test_each_runs_in_its_smallest_form(name: str) -> None:
+    assert any(row.value is not None for row in smallest(name))
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_that_needs_a_service_runs_small(name: str) -> None:
+    """Of ``rivals`` all parts may be such that nothing here can run them."""
+    try:
+        found = smallest(name)
+    except NotMeasurableError as error:
+        pytest.skip(str(error))
+    if not found:
+        pytest.skip("neither published data nor Slurm")
     assert any(row.value is not None for row in found)
 
 

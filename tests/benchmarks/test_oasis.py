@@ -7,7 +7,7 @@ from experiments.oasis.measure import PROVEN_GAP
 
 
 def test_no_schedule_is_infeasible_and_every_ratio_has_a_value() -> None:
-    broken, schedules = feasibility(2, scale=10)
+    broken, schedules = feasibility(1, scale=20)
     assert broken.value == 0
     assert schedules.value
     found = {figure.name: figure.value for figure in ratios(scale=20, seeds=range(1))}

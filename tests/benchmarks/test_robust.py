@@ -10,6 +10,8 @@ from benchmarks.parts.pollux_workloads import inputs
 from benchmarks.parts.robust import ERRORS, jcts_s, stated, truths
 from pliant.schemas.job import EpochWork
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture(scope="module")
 def few(reference_data):
