@@ -37,25 +37,3 @@ def test_a_cluster_of_cores_is_as_earlier_versions_write_it(monkeypatch: pytest.
     install(monkeypatch)
     written = json.loads(discover("--slots", "cpu").stdout)
     assert (written["schema"], written["slots"]) == ("pliant.cluster/1", "cpu")
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--slots", "gpu"], 69, "this machine has no GPU to use"),
-        (["--slots", "tpu"], 2, "tpu"),
-        (["-o", "missing/cluster.json"], 2, "the folder missing is missing"),
-        (["--partition", "gpu"], 2, "--partition and --gres go with --backend slurm"),
-        (["--backend", "slurm", "--gres", "a100"], 2, '--gres "a100": expected gpu:TYPE'),
-        (["--backend", "kubernetes"], 2, "kubernetes"),
-        (["--backend", "slurm"], 69, "pliant: Slurm's scontrol is not here: run on a host of the cluster\n"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line_and_its_exit_code(
-    words: list[str], code: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch)
-    monkeypatch.setenv("PATH", "/nowhere")
-    done = discover(*words)
-    assert (done.exit_code, done.stdout) == (code, "")
-    assert said in done.stderr

@@ -130,37 +130,6 @@ def test_a_replay_takes_cluster_and_policy_but_no_defaults_of_jobs(here: Path) -
     assert '"ann"' not in events
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            'polcy = "fifo"',
-            'pliant.toml:1: /polcy: is not a field that this version knows; did you mean "policy"?',
-        ),
-        ('state = "x"\npolicy = 3', "pliant.toml:2: /policy: 3 has the wrong type, expected a string"),
-        ("state = ", "pliant.toml: not readable TOML: Invalid value (at line 1, column 9)"),
-        ("[job]\n\ngpus = {requsted = 2}", 'did you mean "requested"?'),
-        ('[job]\nid = "a"', "pliant.toml: /job/id: each job has its own, expected no default"),
-        ("[parameters]\nx = 1", "pliant.toml: /parameters: there is no policy that they are for"),
-    ],
-)
-def test_a_wrong_setting_is_one_line(here: Path, text: str, said: str) -> None:
-    (here / "pliant.toml").write_text(text + "\n")
-    done = call("status", columns=200)
-    assert (done.exit_code, done.stdout) == (3, "")
-    (line,) = done.stderr.splitlines()
-    assert said in line
-
-
-def test_without_any_setting_a_command_says_where_one_can_stand(here: Path) -> None:
-    (here / "pliant.toml").unlink()
-    assert call("status").stderr == (
-        "pliant: name the state directory: --state DIR, PLIANT_STATE, or state in pliant.toml\n"
-    )
-    done = call("schedule", "a.jsonl", "--cluster", "cluster.json")
-    assert (done.exit_code, "--policy missing" in done.stderr) == (2, True)
-
-
 def test_doctor_says_where_each_setting_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLIANT_STATE", "other")
     checks = json.loads(call("doctor", "-f", "json").stdout)["checks"]

@@ -4,8 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
 from pliant.tools.run.doctor import Check, page
 from tests.cli.calling import call
 
@@ -45,8 +43,3 @@ def test_a_problem_is_exit_69_and_counted_on_stderr(tmp_path: Path) -> None:
     assert done.exit_code == 69
     assert re.fullmatch(r"pliant: [23] problems, \d warnings?\n", done.stderr)
     assert "none.json: no such file; mend the file" in done.stdout
-
-
-@pytest.mark.parametrize("words", [["--backend", "kubernetes"], ["-f", "xml"], ["extra"]])
-def test_wrong_words_are_a_usage_error(words: list[str]) -> None:
-    assert doctor(*words).exit_code == 2

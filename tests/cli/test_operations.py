@@ -40,24 +40,6 @@ def test_all_submitted_jobs_are_held_before_the_first_run_and_status_says_who_or
     assert [each["reason"].split()[:2] for each in decided["waiting"]] == [["held", "by"]] * 2
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("hold a --state nowhere", "nowhere: no state directory"),
-        ("release a c --state live", "live has no job c: nothing was"),
-        ("hold --state live", "Missing argument 'ID…'"),
-        ("submit jobs.jsonl --state live --priority nan", "priority nan: expected a number from -1e+18"),
-        ("priority a high --state live", 'N "high": expected a number'),
-    ],
-)
-def test_what_is_not_there_is_named_and_nothing_is_ordered(here: Path, line: str, said: str) -> None:
-    assert call(SUBMIT).exit_code == 0
-    done = call(line)
-    assert done.exit_code == 2
-    assert said in done.stderr
-    assert list(here.glob("*/spool/*.order.json")) == []
-
-
 def test_a_priority_is_stated_on_submission_and_changed_later_also_to_a_negative_one(here: Path) -> None:
     assert call(f"{SUBMIT} --priority 3").exit_code == 0
     assert call("priority b --state live -- -2.5").exit_code == 0

@@ -153,41 +153,6 @@ def test_neighbours_slow_each_other_down_where_it_is_asked_for(here: Path) -> No
     assert none.stdout_bytes == plain.stdout_bytes
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["--policy", "fifo,las"], 2, "2 policies do not fit into stdout: name a folder with -o"),
-        (["--policy", "fofi"], 2, 'unknown policy "fofi"'),
-        (["--policy", "fifo", "--param", "x=1"], 2, 'policy "fifo" has no parameter "x"'),
-        (["--policy", "fifo", "--rescale-cost", "x"], 2, '--rescale-cost "x": expected seconds'),
-        (["--policy", "fifo", "--start-cost", "=5"], 2, '--start-cost "=5": expected seconds'),
-        (["--policy", "fifo", "--interval", "-1"], 2, "--interval"),
-        (
-            ["--policy", "fifo", "--interval", "inf"],
-            2,
-            '--interval "inf": expected seconds, or a time like 30s',
-        ),
-        (["--policy", "fifo", "--interval", "nan"], 2, "--interval"),
-        (["--policy", "fifo", "--interval", "1e-300"], 2, "--interval 1e-300: expected"),
-        (["--policy", "fifo", "--interference", "1"], 2, "--interference 1: expected a part"),
-        (["--policy", "fifo", "--repair", "2"], 2, "--repair 2: no node fails without mtbf"),
-        (["--policy", "fifo", "--interference", "nan"], 2, "--interference nan: expected a part"),
-        (["--policy", "fifo", "-o", "events.json"], 2, "events.json: events go into .parquet or .jsonl"),
-        (["--policy", "fifo", "-o", "jobs.jsonl/"], 2, "jobs.jsonl/: is not a folder"),
-        (["--policy", "fifo", "-o", "/dev/full"], 2, "/dev/full: is not a folder"),
-        (["--policy", "fifo", "--profile", "none.parquet"], 3, "none.parquet: no such file"),
-        (["--policy", "fifo", "--profile", "jobs.jsonl"], 3, "jobs.jsonl"),
-    ],
-)
-def test_what_cannot_be_done_is_one_clear_line(
-    here: Path, options: list[str], code: int, message: str
-) -> None:
-    done = call("replay", *FILES, *options)
-    assert done.exit_code == code
-    assert message in done.stderr
-    assert done.stdout == ""
-
-
 def test_jobs_that_never_run_are_counted(here: Path) -> None:
     write_jobs([job("a", gpus=8, gpu_seconds=1)], "jobs.jsonl")
     done = call("replay", *FILES, "--policy", "ares")
@@ -213,29 +178,3 @@ def test_classes_replace_the_distribution_of_a_recipe(here: Path) -> None:
     longs = parse_jobs(call("trace", "synth", "r.toml", "--classes", "XL").stdout_bytes, "stdout")
     assert max(one.work.gpu_seconds for one in shorts) < 10  # type: ignore[union-attr]
     assert min(one.work.gpu_seconds for one in longs) > 360_000  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (["posson"], 2, "neither a recipe"),
-        (["poisson", "--jobs", "0"], 3, "/jobs: 0 is not above 0"),
-        (["poisson", "--gpus", "1=x"], 2, '--gpus "1=x": expected'),
-        (["poisson", "--models", "net:x"], 2, '--models "net:x": expected'),
-        (["poisson", "--models", "=2"], 2, '--models "=2": expected'),
-        (["poisson", "--gpus", "1="], 2, '--gpus "1=": expected'),
-        (["poisson", "--elastic", "rubber"], 3, '/elastic: "rubber" is unknown'),
-    ],
-)
-def test_a_trace_that_cannot_be_made(here: Path, options: list[str], code: int, message: str) -> None:
-    done = call("trace", "synth", *options)
-    assert done.exit_code == code
-    assert message in done.stderr
-
-
-@pytest.mark.parametrize("wrong", ["label:", "label:a b", "nowhere.json"])
-def test_teams_that_cannot_be_read_are_one_line(here: Path, wrong: str) -> None:
-    done = call("replay", *FILES, "--policy", "fifo", "--shares", wrong, columns=200)
-    assert done.exit_code in (2, 3)
-    assert len(done.stderr.splitlines()) == 1
-    assert wrong in done.stderr

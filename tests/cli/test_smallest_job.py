@@ -43,16 +43,3 @@ def test_run_starts_its_script(here: Path) -> None:
     shown = call("run", "s.json", "--dry-run", "--state", "live")
     assert shown.exit_code == 0
     assert "train.py" in shown.stdout
-
-
-def test_a_policy_says_what_it_cannot_do_without(here: Path) -> None:
-    (here / "a.jsonl").write_text('{"id": "a", "command": ["train.py"], "work": {"epochs": 3}}\n')
-    done = call(*SCHEDULE, "oasis", columns=200)
-    assert done.exit_code == 4
-    assert 'job "a" states its epochs without work.dataset_size: what it would cost' in done.stderr
-
-
-def test_a_replay_says_that_it_needs_the_work() -> None:
-    done = call("replay", "a.jsonl", "--cluster", "cluster.json", "--policy", "fifo")
-    assert done.exit_code == 3
-    assert 'a.jsonl: job "a" states no work, a replay needs samples' in done.stderr

@@ -80,27 +80,6 @@ def test_what_a_dry_run_prints_can_be_submitted(here: Path):
     assert call(*SUBMIT).stdout == "train\n"
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("jobs.jsonl", "--gpus", "2"), "about a script (*.py): in a file each job states them"),
-        (("jobs.jsonl", "--", "--epochs"), "about a script (*.py): in a file each job states them"),
-        (
-            ("train.py", "--gpus", "4-1"),
-            "--gpus 4-1: expected a number of GPUs, as 2, the least and the most",
-        ),
-        (("train.py", "--epochs", "3"), "No such option: --epochs; what is the script's goes behind --"),
-        (("train.py", "--gpus", "0"), "--gpus 0: expected a number of GPUs"),
-        (("train.py", "--gpus", "1,4,2"), "--gpus 1,4,2: expected a number of GPUs"),
-    ],
-)
-def test_options_that_make_no_job_are_refused(here: Path, words: tuple[str, ...], message: str):
-    (here / "train.py").write_text("print('hello')\n")
-    refused = call("submit", *words, "--state", "live", columns=200)
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert message in refused.stderr
-
-
 def submitted(here: Path) -> dict[str, Any]:
     requests = Spool(StateDir(here / "live")).requests()
     return {job.id: job for request in requests for job in request.jobs}
@@ -140,26 +119,6 @@ def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPat
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--after", "frist"), 'live has no job and no array "frist"; did you mean "first"?'),
-        (("--after", "first:done"), "--after first:done: expected JOB, JOB:ok or JOB:any"),
-        (("--begin", "2020-01-01"), "--begin 2020-01-01: lies in the past"),
-        (("--begin", "soon"), "--begin soon: expected seconds from now, a time like +2h"),
-        (("--begin", "+2h", "--deadline", "+1h"), 'job "train" arrives only then or later'),
-        (("--array", "5-1"), "--array 5-1: expected numbers, as 0-9"),
-        (("--array", "0-99999"), "has more than 10,000 jobs"),
-    ],
-)
-def test_starts_that_make_no_sense_are_refused(here: Path, words: tuple[str, ...], message: str):
-    (here / "train.py").write_text("print('hello')\n")
-    call("submit", "train.py", "--name", "first", "--state", "live")
-    refused = call("submit", "train.py", *words, "--state", "live", columns=200)
-    assert (refused.exit_code in (2, 3), refused.stdout) == (True, "")
-    assert message in refused.stderr
 
 
 def test_a_policy_that_knows_no_deadlines_is_named_once(here: Path):

@@ -59,25 +59,6 @@ def test_ranges_come_from_what_earlier_predictions_were_worth(here: Path):
     assert all(each["starts_between"] for each in waiting)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "what if what? name --add-nodes, --remove-node, --cancel or --policy"),
-        (("--cancel", "x"), "live has no active job x"),
-        (("--remove-node", "n7"), "live has no node n7"),
-        (("--add-nodes", "0"), "--add-nodes 0: expected a number of nodes, as 2 or 2:TYPE"),
-        (("--add-nodes", "1:a100"), "no node is of type a100, the cluster has gpu"),
-        (("--policy", "fofo"), 'unknown policy "fofo"'),
-        (("--param", "a=1", "--cancel", "j0"), "--param is about the policy that --policy names"),
-    ],
-)
-def test_questions_that_make_no_sense_are_refused(here: Path, words: tuple[str, ...], message: str):
-    live_state(here / "live", a_queue(1), NODES)
-    refused = call("whatif", "--state", "live", *words, columns=200)
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert message in refused.stderr
-
-
 def test_a_dry_run_says_when_jobs_would_start_and_whom_they_would_delay(here: Path):
     (here / "train.py").write_text("print('hello')\n")
     live_state(here / "live", a_queue(3, (10_000.0,)), NODES)
