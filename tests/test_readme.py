@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.parts import readme_commands
+from pliant.schemas.io import write_profile
+from pliant.schemas.profile import Profile, ProfileRow
 from tests.pasting import Block, blocks, paste
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,10 +37,21 @@ def test_the_commands_run_up_to_those_that_train(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_the_commands_that_train_run_after_those_before_them(tmp_path: Path) -> None:
+    """But for the profile: a tutorial, which has a test, measures one by the same command."""
     first = BLOCKS[0].commands.splitlines(keepends=True)[0]
     assert first == "pliant examples .\n"
-    [trains] = [block for block in BLOCKS if TRAINS in block.commands]
-    paste([Block(first), trains], tmp_path)
+    [trains] = [block.commands for block in BLOCKS if TRAINS in block.commands]
+    [measures] = [line for line in trains.splitlines() if TRAINS in line]
+    tutorial = (ROOT / "docs/tutorials/profile-your-first-job.md").read_text().replace("\\\n ", "")
+    [measured] = [line for line in tutorial.splitlines() if line.startswith(TRAINS) and "-o" in line]
+    assert measured.split() == measures.replace("64,128", "512,1024").split()
+    rows = [ProfileRow("train", "mlp", "cpu", 1, gpus, str(gpus), 128, step_seconds=0.1) for gpus in (1, 2)]
+    write_profile(
+        Profile(tuple(replace(row, samples_per_second=1280.0 * row.gpus) for row in rows)),
+        tmp_path / "measured",
+    )
+    trains = trains.replace(measures, f"cp {shlex.quote(str(tmp_path / 'measured'))} profile.parquet")
+    paste([Block(first), Block(trains)], tmp_path)
     assert '"event":"finish"' in (tmp_path / "home" / "events.jsonl").read_text()
 
 

@@ -45,6 +45,7 @@ def live_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator
     until(lambda: set(slurm.states().values()) == {"idle"})
 
 
+@pytest.mark.services
 def test_the_tutorial_on_slurm_leaves_no_lease(live_slurm: SlurmCluster, tmp_path: Path) -> None:
     follow(SLURM, tmp_path)
     until(lambda: live_slurm.command("squeue", "-h", "-o", "%j").strip() == "")

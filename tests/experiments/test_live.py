@@ -10,10 +10,12 @@ import pytest
 
 from experiments.ares import live as ares
 from experiments.elastic_scaling import live as elastic
-from experiments.harness.live import run_and_replay
+from experiments.harness.live import pliant, run_and_replay
 from experiments.shadow_price import live as shadow_price
 from pliant.schemas.event import Event
+from pliant.schemas.io import write_profile
 from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
 from tests.builders import cluster, job
@@ -84,27 +86,41 @@ def test_the_jobs_of_shadow_price_are_the_demos_and_twenty_that_are_short() -> N
     assert twenty[-1].submit_time < 600
 
 
+SCRIPT = """
+from pliant.tools.run.progress import TrainingProgress
+
+progress = TrainingProgress(64)
+progress.step(1, loss=1.0)
+progress.done()
+"""
+
+
 @pytest.fixture
-def one() -> Job:
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job that trains no network; instead of measuring it, its profile is written."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    row = ProfileRow("train", "net", "cpu", 1, 1, "1", 64, step_seconds=0.1, samples_per_second=640.0)
+
+    def carry_out(*words: str) -> None:
+        if words[0] == "profile":
+            write_profile(Profile((row,)), words[-1])
+        else:
+            pliant(*words)
+
+    monkeypatch.setattr("experiments.harness.live.pliant", carry_out)
+    monkeypatch.setattr(shadow_price, "pliant", carry_out)
     return job(
-        "one",
-        model="char_transformer",
-        command=("examples/char_transformer.py", "--epochs", "1"),
-        workdir=str(elastic.ROOT),
-        batch=64,
-        work={"epochs": 1, "dataset_size": 4096},
+        "one", model="net", command=("train.py",), workdir=str(tmp_path), batch=64, work={"samples": 64}
     )
 
 
-@pytest.mark.torch
-def test_a_run_is_profiled_carried_out_and_replayed(one: Job, tmp_path: Path) -> None:
+def test_a_run_is_carried_out_and_replayed(one: Job, tmp_path: Path) -> None:
     live, simulated = run_and_replay(tmp_path / "out", [one], 1, ("--policy", "fifo"), steps=2)
     for each in (live, simulated):
         assert [job.outcome for job in each.jobs] == ["finished"]
 
 
-@pytest.mark.torch
-def test_a_service_takes_the_jobs_and_is_held_against_its_replay(one: Job, tmp_path: Path) -> None:
+def test_a_service_is_compared_with_its_replay(one: Job, tmp_path: Path) -> None:
     found = shadow_price.run_live("smallest", [one], tmp_path / "out", 1, steps=2)
     assert (found["run"], found["jobs"], found["slots"]) == ("smallest", 1, 1)
     figures = {each["name"]: each for each in found["figures"]}
