@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pliant.cli.common import command
-from tests import effort, leftovers
+from tests import leftovers
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_THE_BACKGROUND = "trap '' INT TERM; exec \"$@\""
@@ -43,12 +43,6 @@ def test_a_test_without_end_fails_and_the_next_hear_the_signals_that_a_script_s_
     argv = ["sh", "-c", IN_THE_BACKGROUND, "sh", *pytest_here, *chosen]
     done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True)
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_properties_are_tried_on_a_fifth_of_their_examples_or_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    for thorough, found in ((False, [2, 5, 5, 6, 20]), (True, [2, 5, 15, 30, 100])):
-        monkeypatch.setattr(effort, "THOROUGH", thorough)
-        assert [effort.examples(most) for most in (2, 5, 15, 30, 100)] == found
 
 
 @pytest.mark.parametrize("time", ["first", "second"])

@@ -109,28 +109,11 @@ def test_links_lead_somewhere() -> None:
     assert dead == []
 
 
-def test_a_link_to_a_missing_page_or_heading_is_found(tmp_path: Path) -> None:
-    page, other = tmp_path / "page.md", tmp_path / "other.md"
-    page.write_text(
-        "# One\n[a](other.md#the-same-again-1) [b](#one) [c](none.md) [d](other.md#none) [e](https://x)\n"
-    )
-    other.write_text("```\n# none\n```\n## The same, again\n## The `same` again\n")
-    assert [link for link in links(page) if not leads_somewhere(page, link)] == ["none.md", "other.md#none"]
-
-
 def test_modules_that_a_page_names_exist() -> None:
     missing = {
         _place(page): missing_modules(page.read_text(), files=page in (DECISIONS, HOOD)) for page in PAGES
     }
     assert not any(missing.values()), missing
-
-
-def test_a_module_that_went_is_found() -> None:
-    text = (
-        "`tools/run/gone.py` `pliant.tools.run.gone` `gone.py` `job.py` `pliant.schemas.errors.BadInputError`"
-    )
-    assert missing_modules(text, files=True) == ["tools/run/gone.py", "pliant.tools.run.gone", "gone.py"]
-    assert missing_modules("`gone.py` `train.py` `tools/NAME.py`", files=False) == []
 
 
 def test_the_path_through_the_code_has_ten_steps_for_each_life() -> None:

@@ -40,6 +40,7 @@ def test_the_pages_stay_short():
     assert {name: count for name, count in words.items() if count > most[name]} == {}
 
 
+@pytest.mark.services
 def test_an_operator_sets_up_a_shared_cluster_by_the_page(tmp_path: Path):
     only_root_becomes_others()
     if shutil.which("hostname") is None:
@@ -64,6 +65,7 @@ def test_an_operator_sets_up_a_shared_cluster_by_the_page(tmp_path: Path):
         assert (folder / "state").stat().st_mode & 0o777 == 0o711
 
 
+@pytest.mark.services
 def test_a_user_does_by_the_page_what_it_says(monkeypatch: pytest.MonkeyPatch):
     only_root_becomes_others()
     import_commands()

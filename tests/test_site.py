@@ -124,6 +124,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 @needs_mkdocs
+@pytest.mark.services
 @pytest.mark.skipif(chromium() is None, reason="needs Chromium (Debian's package chromium)")
 def test_a_newcomer_s_question_is_found(site: Path) -> None:
     with served(site) as address, browser() as opened:

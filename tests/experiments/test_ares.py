@@ -50,6 +50,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, reference_data: Path) -> I
         yield Sources(tmp_path_factory.mktemp("sources"))
 
 
+@pytest.mark.services
 def test_a_drawn_sample_has_the_sizes_of_the_given_one_and_the_models_and_batches_of_table_2(
     sources: Sources,
 ) -> None:
@@ -64,11 +65,13 @@ def test_a_drawn_sample_has_the_sizes_of_the_given_one_and_the_models_and_batche
     assert found != sources.sample("philly", 2)
 
 
+@pytest.mark.services
 def test_the_first_sample_is_the_published_one(sources: Sources) -> None:
     assert sources.sample("saturn", 0) == sources.published["saturn"]
     assert sources.sample("saturn", 0, "records") != sources.published["saturn"]
 
 
+@pytest.mark.services
 def test_all_rules_of_requests_give_the_same_jobs_other_sizes(sources: Sources) -> None:
     by_rule = {rule: sources.sample("philly", 1, rule) for rule in ("sia", "records", "powers")}
     kinds = [[(each.model, each.batch, each.submit_time) for each in jobs] for jobs in by_rule.values()]
@@ -116,6 +119,7 @@ def test_without_the_published_workloads_it_says_so(tmp_path: Path, monkeypatch:
         prepare(tmp_path, smoke=True)
 
 
+@pytest.mark.services
 def test_a_smoke_run_replays_the_published_jobs_and_keeps_what_they_cost(
     tmp_path: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +162,7 @@ def test_speeds_beyond_the_measured_nodes_are_those_of_the_fitted_model() -> Non
     assert seconds == pytest.approx(expected, rel=0.05)
 
 
+@pytest.mark.services
 def test_the_parameters_that_are_written_down_err_no_more_than_fitted_ones(sources: Sources) -> None:
     measurements = [row for row in read_profile(sources.profile).rows if row.gpu_type == RTX]
     assert {row.model for row in measurements} == CONTINUED.keys()

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.parts.gains_of_ones import gains as benchmark_gains
+from benchmarks.parts import gains_of_ones
 from experiments.harness.plots import write_plots
 from experiments.harness.published import compare, read_numbers
-from experiments.harness.replays import carry_out
+from experiments.harness.replays import Outcome, carry_out
 from experiments.harness.significance import paired_tests
 from experiments.harness.spec import Experiment, load
 from experiments.ones.artifact import (
@@ -37,7 +37,7 @@ from experiments.ones.model import (
     profile_of,
     sync_s,
 )
-from experiments.ones.scenes import MAIN, PAPER, ROWS, TAUGHT
+from experiments.ones.scenes import ALSO, MAIN, PAPER, ROWS, TAUGHT
 from experiments.ones.train import RECIPE, Recipe, main, train
 from experiments.ones.workloads import (
     SHORTER,
@@ -222,9 +222,16 @@ def experiment() -> Experiment:
     return load("ones")
 
 
-def test_a_small_run_goes_all_the_way_to_its_figures(experiment: Experiment, tmp_path: Path) -> None:
-    wanted = [name for scene in (MAIN, ROWS[0]) for name, _ in scene.sweeps()]
-    outcomes = carry_out(experiment, tmp_path / "out", sweeps=wanted, smoke=True)
+@pytest.fixture(scope="module")
+def small(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    wanted = [name for scene in (MAIN, ALSO, ROWS[0]) for name, _ in scene.sweeps()]
+    return carry_out(experiment, tmp_path_factory.mktemp("ones") / "out", sweeps=wanted, smoke=True)
+
+
+def test_a_small_run_goes_all_the_way_to_its_figures(
+    experiment: Experiment, small: dict[str, Outcome], tmp_path: Path
+) -> None:
+    outcomes = {name: each for name, each in small.items() if not name.startswith(f"{ALSO.name}-")}
     assert {name.split("-")[2] for name in outcomes} == set(PAPER)
     counts = {each.metrics["jobs_submitted"] for each in outcomes.values()}
     assert counts == {11}, "of twelve jobs the statistics leave out one"
@@ -269,6 +276,7 @@ def test_jobs_name_the_recorded_job_of_about_their_size(tmp_path: Path) -> None:
         recorded(tmp_path)
 
 
+@pytest.mark.services
 def test_every_job_of_the_published_trace_has_a_recorded_one_like_it(reference_data: Path) -> None:
     folder = reference_data / "ones"
     rows = recorded(folder)
@@ -297,8 +305,11 @@ def test_gains_are_of_means_and_what_a_row_does_not_touch_is_as_in_the_base() ->
 JCTS = {"ones": 50.0, "drl": 100.0, "tiresias": 200.0, "optimus": 25.0}
 
 
-def test_the_gains_of_the_benchmark_are_of_traces_that_both_had() -> None:
-    found = {each.name: each for each in benchmark_gains(smoke=True)}
+def test_the_gains_of_the_benchmark_are_of_traces_that_both_had(
+    small: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gains_of_ones, "_outcomes", lambda *, smoke: small)
+    found = {each.name: each for each in gains_of_ones.gains(smoke=True)}
     assert set(found) == {
         f"ones_gain_over_{name}" for name in ("drl", "tiresias", "optimus", "pollux", "ares")
     }

@@ -44,6 +44,7 @@ def test_ahead_is_who_is_better_than_all_others_by_more_than_a_percent(
     assert facts({"grounds": {"a": found}, "today": {}})["ahead"] == (["there"] if ahead else [])
 
 
+@pytest.mark.services
 def test_all_policies_of_the_grounds_are_there(reference_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLIANT_DATA", str(reference_data))
     found = grounds()
@@ -77,6 +78,7 @@ def test_what_was_recorded_stands_beside_what_policies_would_have_done(
     assert "acme/trace_seren.csv" in said["absent"]
 
 
+@pytest.mark.services
 def test_the_first_jobs_of_the_testbed_know_their_ceilings(
     reference_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def test_every_recipe_for_the_worlds_of_others_can_be_read(tmp_path: Path) -> No
             SweepRecipe.model_validate_json(json.dumps(recipe))
 
 
+@pytest.mark.services
 def test_few_jobs_of_each_kind_of_replay(few) -> None:
     """Another load, fixed batches in place, mistaken and predicted work, a sample, an ablation."""
     kinds = [
@@ -98,6 +99,7 @@ def test_few_jobs_of_each_kind_of_replay(few) -> None:
         assert row["policy"] in {OURS, "srtf"}
 
 
+@pytest.mark.services
 def test_results_of_other_groups_stay(few, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "RESULTS", tmp_path / "results.json")
     for group, only in (("policies", "*/w6/srtf/*"), ("ablations", "*/w6/*fixed, equal*")):

@@ -175,6 +175,7 @@ def test_the_timer_of_the_examples_runs_a_turn_that_leaves_jobs_alone(sh: Shell,
     assert busy.returncode in fine, "another run serves the directory: nothing to be told of"
 
 
+@pytest.mark.services
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_units_of_the_examples(tmp_path: Path) -> None:
     def said(*units: Path) -> str:

@@ -28,6 +28,7 @@ def few(reference_data: Path, monkeypatch: pytest.MonkeyPatch):
     return replace(trace, jobs=jobs, cluster=Cluster.model_validate({"nodes": nodes}))
 
 
+@pytest.mark.services
 def test_no_policy_is_better_than_the_bound(few) -> None:
     """With a rescale cost and without."""
     free = SimulatedCluster(start_cost=Cost(0.0), rescale_cost=Cost(0.0))
@@ -38,6 +39,7 @@ def test_no_policy_is_better_than_the_bound(few) -> None:
             assert bound_s <= found.metrics["mean_jct_s"]
 
 
+@pytest.mark.services
 def test_a_free_batch_trains_no_slower_and_a_start_takes_its_time(few) -> None:
     job = next(job for job in few.jobs if job.model == "bert")
     free, fixed = (PolluxCovers(few, 30.0, free_batch=free).rates(job) for free in (True, False))
