@@ -21,17 +21,22 @@ from tests.cli.calling import call
 SUBMIT = ("submit", "jobs.jsonl", "--state", "live")
 
 
+@pytest.fixture
+def here(here: Path) -> Path:
+    (here / "train.py").write_text("print('hello')\n")
+    return here
+
+
 def test_a_script_that_is_not_there_is_refused_unless_no_check_says_otherwise(here: Path):
-    write_jobs([job("a", command=("train.py",))], "jobs.jsonl")
+    write_jobs([job("a", command=("trian.py",))], "jobs.jsonl")
     refused = call(*SUBMIT, columns=200)
     assert (refused.exit_code, refused.stdout) == (3, "")
-    assert f'job "a": no such script: {here}/train.py (--no-check skips this check)' in refused.stderr
+    assert f'job "a": no such script: {here}/trian.py (--no-check skips this check)' in refused.stderr
     assert not (here / "live" / "submit").exists()
     assert call(*SUBMIT, "--no-check").stdout == "a\n"
 
 
 def test_of_several_jobs_none_is_submitted_where_one_is_refused_and_it_says_so(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     write_jobs([job("a", command=("train.py",)), job("b", command=("trian.py",))], "jobs.jsonl")
     refused = call(*SUBMIT, columns=200)
     assert (refused.exit_code, refused.stdout) == (3, "")
@@ -40,7 +45,6 @@ def test_of_several_jobs_none_is_submitted_where_one_is_refused_and_it_says_so(h
 
 
 def test_a_script_that_is_there_is_taken_without_a_word_about_it(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     write_jobs([job("a", command=("train.py",))], "jobs.jsonl")
     done = call(*SUBMIT)
     assert (done.exit_code, done.stdout) == (0, "a\n")
@@ -48,7 +52,6 @@ def test_a_script_that_is_there_is_taken_without_a_word_about_it(here: Path):
 
 
 def test_a_script_is_a_job_without_a_file(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     words = ("train.py", "--gpus", "1-4", "--batch", "128", "--priority", "2")
     shown = call("submit", *words, "--dry-run", "--", "--epochs", "90")
     assert (shown.exit_code, (here / "live").exists()) == (0, False)
@@ -59,21 +62,18 @@ def test_a_script_is_a_job_without_a_file(here: Path):
 
 
 def test_a_script_may_have_certain_sizes_only(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     shown = call("submit", "train.py", "--gpus", "1,2,4", "--dry-run")
     [found] = parse_jobs(shown.stdout.encode(), "shown")
     assert (found.gpus.sizes, found.gpus.requested, found.elastic) == ((1, 2, 4), 4, "size")
 
 
 def test_a_script_that_is_submitted_again_gets_a_new_id(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     printed = [call("submit", "train.py", "--state", "live").stdout for _ in range(3)]
     assert printed == ["train\n", "train-2\n", "train-3\n"]
     assert call("submit", "train.py", "--name", "train", "--state", "live").exit_code == 3
 
 
 def test_what_a_dry_run_prints_can_be_submitted(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     shown = call("submit", "train.py", "--gpus", "2", "--relaunch", "--dry-run").stdout
     (here / "jobs.jsonl").write_text(shown)
     assert '"resize":"relaunch"' in shown
@@ -86,7 +86,6 @@ def submitted(here: Path) -> dict[str, Any]:
 
 
 def test_an_array_is_a_job_for_each_number_and_others_may_wait_for_all_of_it(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     assert call("submit", "train.py", "--array", "0-4:2,7%2", "--state", "live").stdout.split() == [
         *("train-0", "train-2", "train-4", "train-7")
     ]
@@ -100,7 +99,6 @@ def test_an_array_is_a_job_for_each_number_and_others_may_wait_for_all_of_it(her
 
 
 def test_jobs_of_a_file_are_given_times_and_a_hold(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     write_jobs([job("a", command=("train.py",))], "jobs.jsonl")
     before = time.time()
     assert call(*SUBMIT, "--begin", "+2h", "--deadline", "12h", "--hold").exit_code == 0
@@ -122,7 +120,6 @@ def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_policy_that_knows_no_deadlines_is_named_once(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     for policy, said in (("fifo", 1), ("oasis", 0), ("shadow-price", 1)):
         (here / policy).mkdir(mode=0o700)
         used = PolicyUse(name=policy, parameters=dict(make_policy(policy, {}).parameters))
