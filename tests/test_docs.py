@@ -96,7 +96,7 @@ def test_generated_pages_are_current() -> None:
     assert stale() == [], "run `make docs`"
 
 
-def test_a_table_that_comes_from_results_is_replaced_in_a_page_written_by_hand() -> None:
+def test_a_table_of_results_is_replaced_in_a_page() -> None:
     mark = "<!-- Table of results.json, written by `make docs` -->\n"
     page = f"Words.\n\n{mark}| a |\n| --- |\n| old |\n\nMore.\n"
     assert with_table(page, "| a |\n| --- |\n| new |") == page.replace("old", "new")
@@ -149,14 +149,14 @@ def test_decisions_stand_under_the_heading_of_their_tool() -> None:
     assert headings == ["Decisions", *DECISIONS_ABOUT]
 
 
-def test_each_decision_is_bold_with_its_reason_in_at_most_five_lines() -> None:
+def test_each_decision_is_bold_and_at_most_five_lines() -> None:
     _, *sections = re.split(r"^## .*\n", DECISIONS.read_text(), flags=re.MULTILINE)
     entries = [entry for section in sections for entry in section.strip().split("\n\n")]
     shapeless = [e for e in entries if not e.startswith("**") or len(e.splitlines()) > 5 or "\n**" in e]
     assert shapeless == []
 
 
-def test_the_page_of_file_kinds_has_each_field_of_a_job_s_progress_file() -> None:
+def test_the_page_of_file_kinds_has_each_progress_field() -> None:
     from pliant.tools.run.statedir.contract.plan import Progress
 
     section = (ROOT / "docs" / "schemas.md").read_text().partition("## progress\n")[2]
@@ -202,13 +202,13 @@ def test_the_page_of_figures_says_from_which_side_a_limit_is(
         (None, 0.5, 0.01, "-"),
     ],
 )
-def test_growth_of_decisions_that_the_clock_does_not_tell_is_a_bound(
+def test_growth_below_the_clocks_resolution_is_a_bound(
     small: float | None, large: float | None, least: float, said: str
 ) -> None:
     assert performance._growth(small, large, least) == said
 
 
-def test_a_figure_that_was_not_measured_is_a_dash_and_so_is_what_names_it() -> None:
+def test_a_figure_that_was_not_measured_is_a_dash() -> None:
     values = {"scale": {"fifo_growth": "0.95"}}
     assert performance._filled("{scale[fifo_growth]}", values) == "0.95"
     assert performance._filled("{scale[fifo_mb_growth]} for ten times the jobs", values) == "-"

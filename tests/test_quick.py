@@ -39,7 +39,7 @@ print(json.dumps([*found, [*kinds(), marked()], [len(graphs), "torch._dynamo.con
 
 @pytest.mark.torch
 @pytest.mark.skipif(THOROUGH, reason="then processes begin with PyTorch as it is")
-def test_the_compiler_is_left_out_until_something_is_compiled_and_then_all_is_as_it_is_without() -> None:
+def test_the_compiler_is_loaded_when_something_is_compiled() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     before, after, compiled = json.loads(done.stdout)
     assert before == ["_Compiler", "_StandIn", "torch.optim.optimizer"]

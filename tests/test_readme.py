@@ -21,7 +21,7 @@ INSTALL, *BLOCKS = blocks(TEXT)
 TRAINS = "pliant profile"
 
 
-def test_what_is_installed_first_has_the_extras_that_the_readme_names() -> None:
+def test_the_readme_names_extras_that_exist() -> None:
     assert INSTALL.commands == "pip install pliant\n"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     named = {extra for group in re.findall(r"'pliant\[(.*?)\]'", TEXT) for extra in group.split(",")}
@@ -55,7 +55,7 @@ def test_the_commands_that_train_run_after_those_before_them(tmp_path: Path) -> 
     assert '"event":"finish"' in (tmp_path / "home" / "events.jsonl").read_text()
 
 
-def test_the_benchmark_counts_commands_up_to_the_first_that_fails() -> None:
+def test_commands_count_up_to_the_first_that_fails() -> None:
     block = "cat > a <<'END'\nfalse\nEND\npliant --version\nfalse\ntrue\n"
     assert len(readme_commands.commands_of(block)) == 4
     assert [row.value for row in readme_commands.figures([block])] == [0.5]

@@ -100,7 +100,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 @needs_mkdocs
-def test_every_page_is_there_reads_as_in_the_repository_and_can_be_searched(site: Path) -> None:
+def test_every_page_is_there_and_can_be_searched(site: Path) -> None:
     read = MarkdownIt("commonmark").enable("table").render
     differ = {}
     for name, page in pages().items():
@@ -137,7 +137,7 @@ def test_a_newcomer_s_question_is_found(site: Path) -> None:
 
 
 @needs_mkdocs
-def test_a_link_that_leads_nowhere_or_a_page_without_a_place_fails(repository: Path) -> None:
+def test_a_dead_link_or_a_page_without_a_place_fails(repository: Path) -> None:
     with (repository / "docs" / "faq.md").open("a") as faq:
         faq.write("\n[a](nowhere.md) [b](cli.md#no-heading) [c](../examples/none.py)\n")
     (repository / "docs" / "new.md").write_text("# New\n")

@@ -172,7 +172,7 @@ def test_no_folder_of_code_lacks_its_init() -> None:
     assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").exists()] == []
 
 
-def test_pinned_packages_take_the_oldest_python_that_the_project_takes() -> None:
+def test_pinned_packages_take_the_oldest_python() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     oldest = project["requires-python"].removeprefix(">=") + ".0"
     pinned = [

@@ -98,7 +98,7 @@ def test_pliant_new_policy_makes_the_package_of_the_page(name: str, here: Path) 
     assert (again.exit_code, "is there" in again.stderr) == (2, True)
 
 
-def test_a_file_is_a_policy_in_schedule_run_and_replay_from_any_folder(
+def test_a_file_is_a_policy_in_all_commands_from_any_folder(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cli("new", "policy", "important", "mine")

@@ -22,7 +22,7 @@ def sessions_of(decision_s: float, seeds: list[int]) -> Callable[..., list[float
     ("decision_s", "sessions"),
     [(ENOUGH_S, 1), (ENOUGH_S / LATER, 1), (ENOUGH_S / LATER / 2.5, 3), (1e-6, MOST_DECISIONS // LATER)],
 )
-def test_quick_decisions_are_repeated_with_other_jobs_and_slow_ones_are_not(
+def test_only_quick_decisions_are_repeated_with_other_jobs(
     decision_s: float, sessions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []

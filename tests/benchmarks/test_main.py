@@ -61,7 +61,7 @@ def test_each_that_needs_a_service_runs_small(name: str) -> None:
     assert any(row.value is not None for row in found)
 
 
-def test_the_decisions_of_one_policy_are_measured_and_renewed_alone(
+def test_the_decisions_of_one_policy_are_measured_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"name": f"decision_s_{policy}_64_gpus_100_jobs", "value": 1.0} for policy in ("fifo", "las")]
@@ -94,7 +94,7 @@ def test_an_unknown_name_is_refused_with_those_there_are(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     "name", ["ares_experiments", "ones", "predicted_start", "replay_fidelity", "replay_speed", "shadow_price"]
 )
-def test_without_its_data_a_benchmark_leaves_the_record_and_says_what_is_missing(
+def test_without_its_data_a_benchmark_keeps_the_record(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLIANT_DATA", str(tmp_path / "nowhere"))
@@ -125,7 +125,7 @@ def git(*words: str, folder: Path) -> None:
     subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
 
 
-def test_figures_are_old_once_what_they_measure_is_committed_again(
+def test_figures_are_old_once_their_code_is_committed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figure, "ROOT", tmp_path)

@@ -15,7 +15,7 @@ def test_no_schedule_is_infeasible_and_every_ratio_has_a_value() -> None:
     assert found["oasis_utility_ratio_drf_400"]
 
 
-def test_the_offline_optimum_is_never_less_and_counts_where_it_is_proven() -> None:
+def test_a_proven_offline_optimum_is_never_less() -> None:
     found = {figure.name: figure.value or 0.0 for figure in offline(seeds=range(1))}
     assert found["oasis_offline_ratio_max"] >= found["oasis_offline_ratio_median"] >= 1 - PROVEN_GAP
     assert 0 < found["oasis_offline_proven"] <= 4

@@ -87,7 +87,7 @@ def test_a_soak_tells_a_leak_from_a_warm_up() -> None:
     assert soak.memory_after(warms_up[:1200], 1800.0) is None
 
 
-def test_a_soak_that_is_too_short_to_warm_up_says_nothing_of_growth() -> None:
+def test_a_soak_too_short_to_warm_up_has_no_growth() -> None:
     assert soak.growth(soak.measure(2.0)) == (None, None)
 
 

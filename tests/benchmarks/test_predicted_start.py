@@ -37,7 +37,7 @@ def test_a_job_that_overtakes_was_not_foreseen(tmp_path: Path) -> None:
     assert waits(tmp_path, "srtf")[:2] == [Wait("b", 100.0, 90.0), Wait("c", 190.0, 180.0)]
 
 
-def test_a_misjudged_profile_has_every_time_of_a_model_off_by_one_factor() -> None:
+def test_a_misjudged_profile_is_off_by_one_factor_per_model() -> None:
     rows = (step(1, 10, 1.0), step(2, 10, 1.5), step(1, 10, 1.0, model="other"))
     found = misjudged(Profile(rows), 0.2).rows
     factors = [

@@ -20,13 +20,13 @@ TIGHT = 8
 
 
 @pytest.mark.parametrize("number", [3, 6, TIGHT, 9])
-def test_policy_report_and_page_name_the_same_times_and_no_job_ends_later(number: int) -> None:
+def test_policy_report_and_page_agree_on_the_latest_ends(number: int) -> None:
     found = promise.verdict(promise.instance(number))
     assert (found.late, found.alarms, found.differing) == ((), (), ())
     assert 0 < found.used <= 1
 
 
-def test_without_the_guard_jobs_end_later_and_the_report_counts_them() -> None:
+def test_without_the_guard_late_jobs_are_counted() -> None:
     with patch.object(Bound, "guard", lambda self, members, known, time_s: Guard.none(members)):
         found = promise.verdict(promise.instance(TIGHT))
     assert found.late
@@ -54,7 +54,7 @@ def test_replicas_are_dealt_out_whole() -> None:
     assert found == {"pair": 100.0, "plain": 100.0}
 
 
-def test_jobs_come_into_play_when_the_limit_of_their_user_has_room() -> None:
+def test_jobs_begin_when_their_users_limit_has_room() -> None:
     limits = {"ann": {"jobs": 1}}
     nodes = Cluster.model_validate({"nodes": ({"name": "n0", "gpus": 4},), "user_limits": limits})
     jobs = [job("a", at=0.0, user="ann"), job("b", at=1.0, user="ann"), job("c", at=1.0, user="bob")]

@@ -28,7 +28,7 @@ def test_every_job_errs_within_the_stated_factors(few):
     assert len({truth.work for truth in truths(few, "work").values()}) == len(few.jobs)
 
 
-def test_jobs_state_more_work_than_they_have_and_end_when_that_is_done(few):
+def test_jobs_that_overstate_their_work_end_when_it_is_done(few):
     """Alone, a policy that does not look at work cannot tell the difference."""
     told, truth = stated(few, "work"), truths(few, "work")
     for job, true in zip(told.jobs, few.jobs, strict=True):

@@ -26,7 +26,7 @@ HARMLESS = "\\x1b]0;owned\\x07 \\xff naïve\tok\n"
 TITLE = "==> jobs/a/attempts/1/logs/launcher-0.log\n"
 
 
-def test_control_characters_are_shown_and_line_ends_and_tabs_obeyed() -> None:
+def test_control_characters_but_line_ends_and_tabs_are_escaped() -> None:
     assert Escaping().of(HOSTILE) == HARMLESS.encode()
     assert Escaping().of("\x9b31m \u202egpj.exe\x7f".encode()) == b"\\x9b31m \\u202egpj.exe\\x7f"
 

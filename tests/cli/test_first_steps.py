@@ -109,7 +109,7 @@ def test_the_demo_says_what_it_needs(here: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("code", [0, 5])
-def test_the_demo_calls_this_pliant_in_its_folder_and_ends_as_its_commands_do(
+def test_the_demo_calls_this_pliant_and_passes_on_its_exit_code(
     code: int, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     python = here / "a python"
@@ -125,7 +125,7 @@ def test_the_demo_calls_this_pliant_in_its_folder_and_ends_as_its_commands_do(
     assert len(more) == (0 if code else 2)
 
 
-def test_the_base_replays_schedules_reports_and_runs_plain_scripts_without_its_extras(here: Path) -> None:
+def test_the_base_works_without_its_extras(here: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     advice = "but {0} is not installed: pip install 'pliant[{1}]'".format

@@ -141,7 +141,7 @@ def test_a_decision_is_asked_for_at_a_date(here: Path) -> None:
     assert found["time"] == 1_772_366_400.0
 
 
-def test_the_help_of_a_command_says_what_its_times_and_sizes_look_like() -> None:
+def test_the_help_explains_times_and_sizes() -> None:
     text = " ".join(call("run --help").stdout.split())
     assert "DURATION: 30s, 5m, 2h or 1d; a plain number is seconds" in text
     assert "SIZE: bytes, or a size like 64GB or 64GiB." in text

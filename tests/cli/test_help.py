@@ -36,7 +36,7 @@ def test_examples_stand_on_lines_of_their_own() -> None:
     assert "pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet" in lines
 
 
-def test_help_leaves_out_no_word_of_what_a_command_says_of_itself() -> None:
+def test_help_shows_every_word_of_a_commands_description() -> None:
     """What stands in brackets is not taken for a colour."""
     for name, *_ in COMMANDS:
         said = inspect.getdoc(
@@ -63,7 +63,7 @@ def test_help_that_finds_no_room_is_one_line(
 
 @needs_full_device
 @pytest.mark.parametrize("words", ["schedule --nope", "nope", "schedule", "run --retries x"])
-def test_a_usage_error_that_stderr_has_no_room_for_ends_with_its_own_exit_code(
+def test_a_usage_error_keeps_its_exit_code_with_stderr_full(
     words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open("/dev/full", "w") as full:

@@ -45,9 +45,7 @@ def test_the_next_command_trains_the_first_job_to_its_end(here: Path) -> None:
     assert run_next(done.stderr, here) == "finished"
 
 
-def test_without_torch_the_first_job_is_the_smallest_and_runs_too(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torch_the_first_job_is_the_smallest(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(init, "find_spec", lambda _name: None)
     done = call(*INIT, "a project")
     assert json.loads((here / "a project" / "jobs.jsonl").read_text()) == {
@@ -78,9 +76,7 @@ def test_the_cluster_is_what_discovery_finds(here: Path) -> None:
     assert read_cluster("cluster.json") == read_cluster("found.json")
 
 
-def test_a_slurm_that_was_named_and_is_not_there_is_an_error_and_writes_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_slurm_is_an_error_and_writes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here))
     done = call("init", "--backend", "slurm")
     assert done.exit_code == 69
@@ -89,9 +85,7 @@ def test_a_slurm_that_was_named_and_is_not_there_is_an_error_and_writes_nothing(
     assert call("init", "--slots", "cpu").exit_code == 0
 
 
-def test_where_slurm_answers_the_cluster_is_its_default_partition(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_slurm_the_cluster_is_its_default_partition(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Path(__file__).parents[1] / "tools/run/backends/slurm/recorded"
     scontrol = here / "scontrol"
     scontrol.write_text(f"#!/bin/sh\nfor last; do :; done\ncat '{recorded}/22.05-'\"$last\"*.txt\n")

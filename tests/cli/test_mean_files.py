@@ -194,7 +194,7 @@ def test_an_option_with_too_many_digits_is_refused(here: Path, arguments: tuple[
     assert "bug" not in done.stderr
 
 
-def test_of_a_word_that_is_too_long_to_be_read_a_message_shows_both_ends(here: Path) -> None:
+def test_a_message_shows_both_ends_of_a_long_word(here: Path) -> None:
     *events, last = Path("events.jsonl").read_text().splitlines(keepends=True)
     unknown = json.loads(last) | {"job": f"first{'9' * 5000}last"}
     Path("events.jsonl").write_text("".join([*events, json.dumps(unknown) + "\n"]))

@@ -29,7 +29,7 @@ def here(here: Path) -> Path:
     return here
 
 
-def test_all_submitted_jobs_are_held_before_the_first_run_and_status_says_who_ordered_it(here: Path) -> None:
+def test_jobs_can_be_held_before_the_first_run(here: Path) -> None:
     done = call(f"hold --state live {call(SUBMIT).stdout}")
     assert done.exit_code == 0, done.stderr
     assert "it takes effect with the next pliant run --state live" in done.stderr
@@ -40,7 +40,7 @@ def test_all_submitted_jobs_are_held_before_the_first_run_and_status_says_who_or
     assert [each["reason"].split()[:2] for each in decided["waiting"]] == [["held", "by"]] * 2
 
 
-def test_a_priority_is_stated_on_submission_and_changed_later_also_to_a_negative_one(here: Path) -> None:
+def test_a_priority_can_be_stated_and_changed(here: Path) -> None:
     assert call(f"{SUBMIT} --priority 3").exit_code == 0
     assert call("priority b --state live -- -2.5").exit_code == 0
     decided = call(f"{SCHEDULE} ares")
@@ -50,9 +50,7 @@ def test_a_priority_is_stated_on_submission_and_changed_later_also_to_a_negative
 
 
 @pytest.mark.parametrize(("policy", "is_deaf"), [("ares", True), ("fifo", False)])
-def test_a_priority_that_the_policy_of_the_run_ignores_is_taken_and_said_to_have_no_effect(
-    here: Path, policy: str, is_deaf: bool
-) -> None:
+def test_a_priority_that_the_policy_ignores_is_warned_of(here: Path, policy: str, is_deaf: bool) -> None:
     assert call(f"{SUBMIT} --priority 3").exit_code == 0
     assert call(f"{SCHEDULE} {policy} -o new.json").exit_code == 0
     shutil.move("new.json", "live/schedule.json")

@@ -43,7 +43,7 @@ def test_the_cause_is_said_first_and_what_follows_points_to_it(here: Path, line:
     assert done.stderr.index(said) < done.stderr.index(CAUSE)
 
 
-def test_a_schedule_says_that_the_profile_it_was_to_have_did_not_come(here: Path) -> None:
+def test_a_schedule_warns_that_no_profile_came_in(here: Path) -> None:
     done = shell(f"pliant profile gone.jsonl | pliant schedule --policy fifo {FILES}")
     assert done.stderr.splitlines() == [
         "pliant: gone.jsonl: no such file",

@@ -53,14 +53,14 @@ def test_a_sweep_names_the_line_and_does_the_other_policies(mine: Foreign, tmp_p
     assert [path for path in (tmp_path / "out").glob("*.parquet") if "fifo" in path.name]
 
 
-def test_a_policy_that_cannot_be_described_does_not_hide_the_others(mine: Foreign):
+def test_a_policy_without_description_hides_no_others(mine: Foreign):
     mine.is_written("def __init__(self, floor: 'Nothing' = 1):\n    self.floor = floor", "")
     done = call("policies")
     assert "First come, first served" in done.stdout
     assert "NameError" in done.stderr
 
 
-def test_a_policy_that_fails_in_a_cron_line_leaves_what_runs_as_it_is(mine: Foreign, tmp_path: Path):
+def test_a_policy_that_fails_under_cron_changes_no_run(mine: Foreign, tmp_path: Path):
     line = broken(mine)
     story = Story(1)
     story.go_on(50)
@@ -74,7 +74,7 @@ def test_a_policy_that_fails_in_a_cron_line_leaves_what_runs_as_it_is(mine: Fore
     assert dirs.events.read_bytes() == before
 
 
-def test_a_policy_that_ends_the_process_has_failed_like_any_other(mine: Foreign):
+def test_a_policy_that_exits_has_failed_like_any_other(mine: Foreign):
     line = mine.is_written("def decide(self, snapshot, rng):\n    raise SystemExit(7)", "raise")
     done = call("schedule", *FILES, "--policy", "mine")
     assert done.exit_code == 1
@@ -88,7 +88,7 @@ def test_a_signal_while_a_policy_decides_is_not_its_failure(mine: Foreign):
 
 
 @pytest.mark.parametrize("after", ["def f(:", "import not_there", "raise SystemExit(3)"])
-def test_a_module_that_cannot_be_loaded_is_named_by_file_and_line(mine: Foreign, after: str):
+def test_a_module_that_fails_to_load_is_named_by_line(mine: Foreign, after: str):
     line = mine.is_written("pass", "", after)
     done = call("schedule", *FILES, "--policy", "mine")
     assert done.exit_code == 2

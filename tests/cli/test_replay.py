@@ -34,7 +34,7 @@ def here(here: Path) -> Path:
     return here
 
 
-def test_the_events_of_one_policy_go_to_stdout_and_words_to_stderr(here: Path) -> None:
+def test_events_go_to_stdout_and_messages_to_stderr(here: Path) -> None:
     done = call("replay", *FILES, *FREE, "--policy", "fifo")
     assert done.exit_code == 0
     events = parse_events(done.stdout_bytes, "stdout")
@@ -64,9 +64,7 @@ def refuses_memory_after(calls: int, allowed: Callable[..., Any]) -> Callable[..
     return call
 
 
-def test_a_trace_that_does_not_fit_into_memory_is_exit_69_and_one_line(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_too_large_for_memory_is_exit_69(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Job, "model_validate_json", refuses_memory_after(1, Job.model_validate_json))
     done = call("replay", *FILES, "--policy", "fifo", "-o", "out/")
     assert (done.exit_code, done.stdout) == (69, "")
@@ -75,9 +73,7 @@ def test_a_trace_that_does_not_fit_into_memory_is_exit_69_and_one_line(
     assert not (here / "out").exists()
 
 
-def test_a_replay_that_does_not_fit_into_memory_says_how_many_jobs_were_read(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_out_of_memory_counts_the_jobs_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EventLog, "add", refuses_memory_after(3, EventLog.add))
     done = call("replay", *FILES, "--policy", "fifo,las", "-o", "out", "--quiet")
     assert done.exit_code == 69
@@ -90,15 +86,13 @@ def test_a_replay_that_does_not_fit_into_memory_says_how_many_jobs_were_read(
     assert (received.exit_code, str(received)) == (69, str(raised.value))
 
 
-def test_files_that_do_not_fit_into_memory_once_written_are_not_there(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_too_large_for_memory_are_not_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "parquet_bytes", refuses_memory_after(0, output.parquet_bytes))
     assert call("replay", *FILES, "--policy", "fifo", "-o", "out/").exit_code == 69
     assert list((here / "out").iterdir()) == []
 
 
-def test_several_policies_listed_or_repeated_fill_a_folder_that_is_the_same_every_time(here: Path) -> None:
+def test_several_policies_fill_a_reproducible_folder(here: Path) -> None:
     policies = ["--policy", "ares", "--policy", "fifo,las", "--seed", "3"]
     options = [*policies, "--param", "fifo.backfill=easy", "--no-timing", "--quiet"]
     for folder in ("one", "two"):

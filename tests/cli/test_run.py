@@ -46,7 +46,7 @@ def test_a_folder_of_other_things_is_no_place_for_a_run(here: Path) -> None:
     assert os.listdir("project") == ["README.md"]
 
 
-def test_a_loop_that_begins_says_what_speeds_it_takes_for_granted(here: Path) -> None:
+def test_a_new_loop_warns_of_assumed_speeds(here: Path) -> None:
     write_cluster(cluster(2, slots="cpu"), "cluster.json")
     done = call("run", "--follow", "--state", "live", *BEGIN, "--dry-run")
     assert done.exit_code == 0

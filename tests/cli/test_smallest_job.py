@@ -10,7 +10,7 @@ from tests.builders import cluster
 from tests.cli.calling import call
 
 
-def test_the_smallest_job_is_validated_scheduled_submitted_and_run(here: Path) -> None:
+def test_the_smallest_job_passes_through_all_commands(here: Path) -> None:
     (here / "a.jsonl").write_text('{"id": "a", "command": ["train.py"]}\n')
     (here / "train.py").write_text("print('trained')\n")
     write_cluster(cluster(2, slots="cpu"), "cluster.json")

@@ -27,7 +27,7 @@ def here(here: Path) -> Path:
     return here
 
 
-def test_a_script_that_is_not_there_is_refused_unless_no_check_says_otherwise(here: Path):
+def test_a_missing_script_is_refused_without_no_check(here: Path):
     write_jobs([job("a", command=("trian.py",))], "jobs.jsonl")
     refused = call(*SUBMIT, columns=200)
     assert (refused.exit_code, refused.stdout) == (3, "")
@@ -36,7 +36,7 @@ def test_a_script_that_is_not_there_is_refused_unless_no_check_says_otherwise(he
     assert call(*SUBMIT, "--no-check").stdout == "a\n"
 
 
-def test_of_several_jobs_none_is_submitted_where_one_is_refused_and_it_says_so(here: Path):
+def test_no_job_is_submitted_where_one_is_refused(here: Path):
     write_jobs([job("a", command=("train.py",)), job("b", command=("trian.py",))], "jobs.jsonl")
     refused = call(*SUBMIT, columns=200)
     assert (refused.exit_code, refused.stdout) == (3, "")
@@ -85,7 +85,7 @@ def submitted(here: Path) -> dict[str, Any]:
     return {job.id: job for request in requests for job in request.jobs}
 
 
-def test_an_array_is_a_job_for_each_number_and_others_may_wait_for_all_of_it(here: Path):
+def test_an_array_is_a_job_for_each_number(here: Path):
     assert call("submit", "train.py", "--array", "0-4:2,7%2", "--state", "live").stdout.split() == [
         *("train-0", "train-2", "train-4", "train-7")
     ]

@@ -149,7 +149,7 @@ def keyboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         os.close(terminal)
 
 
-def test_keys_that_were_pressed_before_anything_asked_for_them_come_one_by_one(keyboard: int) -> None:
+def test_keys_pressed_early_come_one_by_one(keyboard: int) -> None:
     os.write(keyboard, b"xyq")
     echo = b""
     while echo != b"xyq":  # then the terminal has them
@@ -211,7 +211,7 @@ def test_a_reader_that_has_enough_ends_it(state: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_events_are_followed_over_a_log_that_comes_late_is_cut_and_is_replaced(
+def test_events_are_followed_over_cuts_and_replacements(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     story = Story(3)

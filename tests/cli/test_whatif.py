@@ -35,7 +35,7 @@ def test_more_nodes_shorten_the_queue_and_nothing_is_written(here: Path):
     assert {path: path.stat().st_mtime_ns for path in state.rglob("*")} == before
 
 
-def test_a_cancelled_job_frees_its_place_and_takes_those_after_it_along(here: Path):
+def test_a_cancelled_job_cancels_those_that_wait_for_it(here: Path):
     later = job("later", gpus=4, gpu_seconds=400, after={"j0": "ok"})
     live_state(here / "live", [*a_queue(3, (10_000.0,)), later], NODES)
     jobs = {each["job"]: each for each in asked("--cancel", "j0")["jobs"]}
@@ -43,7 +43,7 @@ def test_a_cancelled_job_frees_its_place_and_takes_those_after_it_along(here: Pa
     assert (jobs["later"]["now"]["end"], jobs["later"]["then"]["end"]) == ("finished", "cancelled")
 
 
-def test_without_a_node_its_job_waits_and_another_policy_decides_otherwise(here: Path):
+def test_without_a_node_its_job_waits(here: Path):
     live_state(here / "live", a_queue(3, (10_000.0,)), NODES)
     jobs = {each["job"]: each for each in asked("--remove-node", "n0")["jobs"]}
     assert jobs["j0"]["delay_seconds"] + jobs["j1"]["delay_seconds"] > 9000
@@ -59,7 +59,7 @@ def test_ranges_come_from_what_earlier_predictions_were_worth(here: Path):
     assert all(each["starts_between"] for each in waiting)
 
 
-def test_a_dry_run_says_when_jobs_would_start_and_whom_they_would_delay(here: Path):
+def test_a_dry_run_predicts_starts_and_delays(here: Path):
     (here / "train.py").write_text("print('hello')\n")
     live_state(here / "live", a_queue(3, (10_000.0,)), NODES)
     fields = {"command": ("train.py",), "gpus": 4, "gpu_seconds": 4000}
@@ -75,7 +75,7 @@ def test_a_dry_run_says_when_jobs_would_start_and_whom_they_would_delay(here: Pa
     assert not (here / "live" / "spool").exists() or not list((here / "live" / "spool").glob("*.jsonl"))
 
 
-def test_a_dry_run_says_what_would_be_refused_and_where_nothing_can_be_predicted(here: Path):
+def test_a_dry_run_refuses_and_may_have_no_prediction(here: Path):
     (here / "train.py").write_text("print('hello')\n")
     live_state(here / "live", a_queue(1), NODES)
     big = call("submit", "train.py", "--gpus", "9", "--dry-run", "--state", "live", columns=200)

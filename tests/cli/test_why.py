@@ -37,7 +37,7 @@ def test_a_waiting_job_names_what_it_needs_and_who_holds_it(tmp_path: Path) -> N
     assert "cost" not in lines
 
 
-def test_a_running_job_says_what_it_cost_and_programs_get_the_same(tmp_path: Path) -> None:
+def test_a_running_job_shows_its_cost_also_as_json(tmp_path: Path) -> None:
     running(tmp_path / "live")
     said = call("why", "a", "--state", str(tmp_path / "live"))
     lines = [line.split(maxsplit=1) for line in said.stdout.splitlines()]
@@ -76,9 +76,7 @@ def test_a_job_that_was_never_taken_up_and_one_that_is_unknown(tmp_path: Path, h
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_whatever_happened_no_line_is_wider_than_a_pipe_gets_and_the_parts_are_the_whole(
-    seed: int, tmp_path: Path
-) -> None:
+def test_lines_fit_whatever_happened(seed: int, tmp_path: Path) -> None:
     told = Story(seed)
     told.go_on(120)
     state = told.write(tmp_path / "live").path
@@ -91,7 +89,7 @@ def test_whatever_happened_no_line_is_wider_than_a_pipe_gets_and_the_parts_are_t
             assert all(lost >= 0 for lost in cost["lost_gpu_seconds"].values())
 
 
-def test_a_job_over_its_users_limit_waits_for_that_users_jobs_alone() -> None:
+def test_a_job_over_a_users_limit_waits_for_that_users_jobs() -> None:
     log = RunLog()
     for name, user, gpus in (("a", "ada", 2), ("b", "bob", 1), ("c", "ada", 0)):
         held = JobLog(
@@ -107,7 +105,7 @@ def test_a_job_over_its_users_limit_waits_for_that_users_jobs_alone() -> None:
     assert waiting_for(everything[0], everything, status) is None, "it holds GPUs"
 
 
-def test_gpus_of_jobs_that_others_keep_to_themselves_are_not_free(tmp_path: Path) -> None:
+def test_gpus_of_hidden_jobs_are_not_free(tmp_path: Path) -> None:
     """As behind the door of a shared run whose visibility is private."""
     running(tmp_path / "live")
     status = Watcher(tmp_path / "live").look()

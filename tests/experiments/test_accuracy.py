@@ -54,7 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 
 @pytest.mark.torch
-def test_drawn_batches_stay_between_a_quarter_and_twice_the_fixed_one(trained: Trained) -> None:
+def test_drawn_batches_stay_between_a_quarter_and_twice(trained: Trained) -> None:
     (arm,) = (arm for arm in arms(SMOKE) if arm.name == "drawn-1")
     drawn = {change.epoch: round(BATCH * change.factor) for change in arm.changes}
     expected, batch = [], BATCH
@@ -84,7 +84,7 @@ def test_regrouping_the_sums_changes_no_more_than_their_rounding(trained: Traine
 
 
 @pytest.mark.torch
-def test_a_larger_batch_takes_effect_with_the_first_step_of_its_epoch(trained: Trained) -> None:
+def test_a_larger_batch_counts_from_its_epochs_first_step(trained: Trained) -> None:
     epochs = SMOKE.epochs - FIRST
     assert trained.steps("warm") == [(1, BATCH)] * FIRST + [(1, 16 * BATCH)] * epochs
     fixed, changed = trained.run("fixed")["loss"], trained.run("warm")["loss"]
@@ -102,7 +102,7 @@ def test_a_training_that_fails_is_named(tmp_path: Path) -> None:
     assert "RuntimeError" in (tmp_path / "fixed-0" / "worker-0.log").read_text()
 
 
-def test_the_gang_goes_from_one_to_three_and_back_and_the_batch_to_sixteen_times() -> None:
+def test_the_changes_of_workers_and_batch_by_arm() -> None:
     by_name = {arm.name: arm for arm in arms(FULL)}
     assert [len(change.workers) for change in by_name["elastic"].changes] == [2, 3, 2, 1]
     assert {change.factor for change in by_name["elastic"].changes} == {1}

@@ -51,7 +51,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, reference_data: Path) -> I
 
 
 @pytest.mark.services
-def test_a_drawn_sample_has_the_sizes_of_the_given_one_and_the_models_and_batches_of_table_2(
+def test_a_drawn_sample_is_like_the_given_one(
     sources: Sources,
 ) -> None:
     given = sources.published["philly"]
@@ -120,7 +120,7 @@ def test_without_the_published_workloads_it_says_so(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.services
-def test_a_smoke_run_replays_the_published_jobs_and_keeps_what_they_cost(
+def test_a_smoke_run_replays_the_published_jobs(
     tmp_path: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workloads, "Sources", lambda _folder: sources)
@@ -148,7 +148,7 @@ def measured(model: str, truth: Fit) -> Iterator[ProfileRow]:
             )  # fmt: skip
 
 
-def test_speeds_beyond_the_measured_nodes_are_those_of_the_fitted_model() -> None:
+def test_speeds_beyond_measured_nodes_are_of_the_fitted_model() -> None:
     truth = Fit(0.1, 0.002, 0.2, 0.004, 0.05, 0.002, 2.0)
     rows = tuple(measured("m", truth))
     assert log_error(rows, fitted(rows)) < 0.02
@@ -163,7 +163,7 @@ def test_speeds_beyond_the_measured_nodes_are_those_of_the_fitted_model() -> Non
 
 
 @pytest.mark.services
-def test_the_parameters_that_are_written_down_err_no_more_than_fitted_ones(sources: Sources) -> None:
+def test_written_parameters_err_no_more_than_fitted_ones(sources: Sources) -> None:
     measurements = [row for row in read_profile(sources.profile).rows if row.gpu_type == RTX]
     assert {row.model for row in measurements} == CONTINUED.keys()
     for model, found in CONTINUED.items():
@@ -178,7 +178,7 @@ def test_what_was_measured_on_64_gpus_is_left_as_it_is() -> None:
     assert speeds_of(Profile(tuple(rows)), "aws").rows == tuple(rows)
 
 
-def test_fair_sharing_by_requests_gives_no_job_more_than_it_asks_for(tmp_path: Path) -> None:
+def test_fair_sharing_by_requests_gives_no_more_than_asked(tmp_path: Path) -> None:
     """40 GPU-seconds on 2 of 4 GPUs: twice as fast as on the one that the job asks for."""
     events = [
         begin(cluster(4)),
@@ -194,7 +194,7 @@ def test_fair_sharing_by_requests_gives_no_job_more_than_it_asks_for(tmp_path: P
     assert (found["decision_ms"], found["cpu_s"]) == (1.0, 0.5)
 
 
-def test_the_results_have_every_policy_and_every_alpha_on_every_family() -> None:
+def test_results_have_every_policy_and_alpha_on_every_family() -> None:
     replays = Results.read(EXPERIMENT.results).replays
     for family in FAMILIES:
         for name in (family, stem(WORLDS[0], family)):

@@ -95,7 +95,7 @@ def test_arrivals_end_where_the_axes_of_the_papers_figures_do() -> None:
     assert 4 * found["sixteen-cat1-bursty"]["rate_per_hour"] * 0.625 == 80
 
 
-def test_a_charge_for_rescales_makes_them_fewer_and_jobs_hardly_later(experiment: Experiment) -> None:
+def test_a_charge_makes_rescales_fewer_and_jobs_hardly_later(experiment: Experiment) -> None:
     replays = Results.read(experiment.results).replays
     charged = [name for name in replays if re.match(r"rescale-40-.*rescale_s30$", name)]
     assert len(charged) == 10

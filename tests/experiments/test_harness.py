@@ -83,9 +83,7 @@ def test_ours_is_the_mean_over_the_seeds_and_a_ratio_pairs_them(tmp_path: Path) 
         (1.0, 1.2, True),
     ],
 )
-def test_a_ratio_reproduces_with_the_same_sign_and_within_half_as_much_again(
-    published: float, ours: float, reproduces: bool
-) -> None:
+def test_which_ratios_reproduce(published: float, ours: float, reproduces: bool) -> None:
     found = Compared("n", "t", "w", "", published, ours, ours, ours, 1, is_ratio=True)
     assert found.reproduces is reproduces
 
@@ -150,9 +148,7 @@ def test_an_experiment_goes_from_recipes_to_a_page(experiment: Experiment, tmp_p
     assert (tmp_path / "figures" / "figure1.svg").read_text().startswith("<?xml")
 
 
-def test_a_smoke_run_takes_small_inputs_and_one_seed_and_what_is_finished_is_not_done_again(
-    experiment: Experiment, tmp_path: Path
-) -> None:
+def test_a_smoke_run_is_small_and_does_nothing_twice(experiment: Experiment, tmp_path: Path) -> None:
     out = tmp_path / "out"
     found = carry_out(experiment, out, smoke=True)
     assert sorted(found) == ["small-fifo", "small-srtf"]
@@ -245,7 +241,7 @@ def test_distributions_are_drawn_as_boxes_and_as_curves() -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_committed_page_is_made_from_the_committed_results_and_shows_every_figure(name: str) -> None:
+def test_a_page_is_made_from_the_committed_results(name: str) -> None:
     subject = find(name)
     if isinstance(subject, Study):
         found = read_findings(subject)
@@ -260,7 +256,7 @@ def test_a_committed_page_is_made_from_the_committed_results_and_shows_every_fig
 
 
 @pytest.mark.parametrize("name", ["ares", "elastic-scaling", "ones"])
-def test_every_published_number_is_on_the_page_and_every_ratio_that_misses_says_why(name: str) -> None:
+def test_published_numbers_are_shown_and_misses_explained(name: str) -> None:
     experiment = load(name)
     published = {number.name: number for number in read_numbers(experiment.numbers)}
     compared = Results.read(experiment.results).compared

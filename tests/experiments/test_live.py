@@ -41,9 +41,7 @@ def test_ares_compares_jct_and_fairness() -> None:
     assert [each.name for each in (jct, unfair, worst)] == list(ares.WORDS)
 
 
-def test_the_page_has_what_was_recorded_and_nothing_where_nothing_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_has_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ares, "RECORD", tmp_path / "live.json")
     assert ares.live_table() == ""
     rows = [each.row() for each in ares.compare(run(20), run(19))]
@@ -71,7 +69,7 @@ def test_shadow_price_compares_three_figures() -> None:
     assert figures["rescales_per_job"] == (0, 0)
 
 
-def test_the_jobs_of_elastic_scaling_are_the_same_every_time_and_most_may_change_batch_and_size() -> None:
+def test_the_jobs_of_elastic_scaling_are_reproducible() -> None:
     jobs = list(elastic.live_jobs(20, slots=4))
     assert jobs == list(elastic.live_jobs(20, slots=4))
     assert all(first.submit_time <= second.submit_time for first, second in pairwise(jobs))
@@ -79,7 +77,7 @@ def test_the_jobs_of_elastic_scaling_are_the_same_every_time_and_most_may_change
     assert all(each.gpus.max == 4 for each in jobs if each.elastic == "size+batch")
 
 
-def test_the_jobs_of_shadow_price_are_the_demos_and_twenty_that_are_short() -> None:
+def test_the_jobs_of_shadow_price_are_short() -> None:
     assert len(shadow_price.workload("demo", 2)) == 4
     twenty = shadow_price.workload("twenty", 2)
     assert len(twenty) == 20

@@ -37,7 +37,7 @@ def ground(by_deadline: bool, **values: float) -> dict[str, object]:
         (False, 5.0, 20.0, 10.0, False),
     ],
 )
-def test_ahead_is_who_is_better_than_all_others_by_more_than_a_percent(
+def test_ahead_is_better_than_all_others_by_over_a_percent(
     by_deadline: bool, home: float, other: float, ours: float, ahead: bool
 ) -> None:
     found = ground(by_deadline, fifo=home, srtf=other, shadow_price=ours)
@@ -59,9 +59,7 @@ job_id,user,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,durat
 """
 
 
-def test_what_was_recorded_stands_beside_what_policies_would_have_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_days_are_compared_with_policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLIANT_DATA", str(tmp_path))
     file = tmp_path / today.DAYS["helios"].file
     file.parent.mkdir(parents=True)

@@ -55,7 +55,7 @@ def test_every_policy_takes_part_that_can() -> None:
     assert {*QUICK, *SLOW} <= set(policy_names())
 
 
-def test_other_samples_have_the_jobs_and_about_the_times_of_the_given_one() -> None:
+def test_other_samples_have_the_jobs_of_the_given_one() -> None:
     given = [job(f"g{n}", at=600.0 * n, gpu_seconds=100.0 + n) for n in range(48)]
     found = runs.resampled(given, 1)
     assert len({each.id for each in found}) == len(found) == 48
@@ -145,7 +145,7 @@ def test_what_was_not_replayed_leaves_no_table_and_no_word() -> None:
     assert not [words for words in absent if words in " ".join(page.split())]
 
 
-def test_in_the_worlds_of_others_ours_has_replayed_the_traces_that_they_have() -> None:
+def test_ours_has_replayed_the_traces_of_others() -> None:
     rows = Rows(read_findings(EXPERIMENT))
     for group in ("ares", "elastic-scaling"):  # ours was replayed before the jobs of ones reported losses
         hashes = {figures["trace_hash"] for figures in theirs(group).values()}

@@ -17,7 +17,7 @@ def busy_and_idle() -> Workload:
     return Workload(found.jobs, {"busy": 8, "idle": 8})
 
 
-def test_lending_shortens_what_others_wait_and_costs_the_owner_little():
+def test_lending_shortens_waits_and_costs_the_owner_little():
     load = busy_and_idle()
     fixed, stopped, shrunk = (outcome(load, "ares", way) for way in ("static", "preempt", "shrink"))
     assert stopped["mean_jct_s"] < fixed["mean_jct_s"]

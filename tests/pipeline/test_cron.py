@@ -102,7 +102,7 @@ def test_turns_start_each_job_once_and_catch_up_after_an_outage(sh: Shell, input
         )
 
 
-def test_the_crontab_of_the_docs_runs_as_it_stands_and_prints_only_what_is_to_be_mailed(
+def test_the_crontab_of_the_docs_prints_what_is_to_be_mailed(
     tmp_path: Path,
 ) -> None:
     """With no more in the environment than cron gives."""
@@ -154,7 +154,7 @@ def test_turns_keep_to_the_rules_of_the_cluster(inputs: Path) -> None:
     turn_here(inputs, "las")
 
 
-def test_the_timer_of_the_examples_runs_a_turn_that_leaves_jobs_alone(sh: Shell, inputs: Path) -> None:
+def test_the_timer_of_the_examples_runs_a_turn(sh: Shell, inputs: Path) -> None:
     service, timer = configparser.ConfigParser(strict=False), configparser.ConfigParser()
     service.optionxform = timer.optionxform = str  # type: ignore[method-assign,assignment]
     service.read(UNITS / "pliant.service")

@@ -94,6 +94,6 @@ def test_similar_names_are_suggested_and_never_more_than_three() -> None:
     assert did_you_mean("demnds", known) == 'did you mean "fifo-demands"?', "a word of it is enough"
 
 
-def test_a_short_name_or_a_number_is_not_taken_for_a_word_of_another() -> None:
+def test_short_names_and_numbers_suggest_no_others() -> None:
     assert did_you_mean("gpu", ["ares-goodput"]) == did_you_mean("best", ["max-bs"]) == ""
     assert did_you_mean("11", ["a-1", "a-2"]) == ""

@@ -77,7 +77,7 @@ def test_powers_of_two_are_those_of_replicas() -> None:
     assert (job.max_gpus(2), job.gpus.whole(2), job.gpus.above(0)) == (0, 0, 3)
 
 
-def test_epochs_of_an_unknown_data_set_are_work_that_is_not_known() -> None:
+def test_epochs_of_an_unknown_data_set_are_unknown_work() -> None:
     known, unknown, silent = read(
         '{"id": "a", "model": "m", "work": {"epochs": 2, "dataset_size": 9}}',
         '{"id": "b", "model": "m", "work": {"epochs": 2}}',

@@ -40,7 +40,7 @@ def test_no_policy_is_better_than_the_bound(few) -> None:
 
 
 @pytest.mark.services
-def test_a_free_batch_trains_no_slower_and_a_start_takes_its_time(few) -> None:
+def test_a_free_batch_is_no_slower_and_a_start_takes_time(few) -> None:
     job = next(job for job in few.jobs if job.model == "bert")
     free, fixed = (PolluxCovers(few, 30.0, free_batch=free).rates(job) for free in (True, False))
     assert (free >= fixed - 1e-12).all()

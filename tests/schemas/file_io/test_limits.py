@@ -127,7 +127,7 @@ def test_a_report_refuses_an_event_file_that_expands_too_far(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("one_megabyte")
 @pytest.mark.parametrize("factor", ["1", "100"])
-def test_what_is_written_can_be_read_however_much_its_rows_are_alike(
+def test_what_is_written_can_be_read_however_alike_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: str
 ) -> None:
     monkeypatch.setenv("PLIANT_INPUT_LIMITS", factor)
@@ -136,9 +136,7 @@ def test_what_is_written_can_be_read_however_much_its_rows_are_alike(
     assert len(io.read_events(tmp_path / "e.parquet")) == len(ALIKE)
 
 
-def test_a_log_of_many_events_is_within_the_limits_whatever_its_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_of_many_events_is_within_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A million-job replay has the density of this one; nothing is granted beyond a part of its size."""
     monkeypatch.setattr(limits, "FREE_BYTES", 0)
     drawn = random.Random(0)

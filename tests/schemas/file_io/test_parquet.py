@@ -217,7 +217,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs a kernel that lists threads")
-def test_a_small_file_is_read_without_threads_that_might_outlive_the_command(tmp_path: Path) -> None:
+def test_a_small_file_is_read_without_threads(tmp_path: Path) -> None:
     io.write_profile(Profile((ROW,)), tmp_path / "p.parquet")
     command = [sys.executable, "-c", COUNTS_THREADS, str(tmp_path / "p.parquet")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "0\n"
@@ -267,9 +267,7 @@ def plainly(columns: dict[str, list[Any]]) -> str:
 
 
 @given(st.lists(st.none() | st.text("[{,é")), st.data())
-def test_texts_weigh_the_same_whether_each_is_there_or_each_different_one(
-    texts: list[str | None], data: st.DataObject
-) -> None:
+def test_texts_weigh_the_same_in_dictionaries(texts: list[str | None], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(texts)))
     column = text_array(texts).slice(first)
     found = [TextWeight(), TextWeight()]
@@ -285,6 +283,6 @@ def test_the_hash_of_columns_is_that_of_their_json(columns: dict[str, list[Any]]
 
 
 @pytest.mark.parametrize("edge", [1e-4, 1e16, 2.0**53, 1.0, 0.1])
-def test_numbers_around_those_that_are_written_in_another_way_count_by_every_digit(edge: float) -> None:
+def test_numbers_are_hashed_by_every_digit(edge: float) -> None:
     around = [edge, math.nextafter(edge, 0), math.nextafter(edge, math.inf), 3 * edge, edge / 3]
     assert columns_hash({"x": around}) == plainly({"x": around})
