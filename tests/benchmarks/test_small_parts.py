@@ -40,8 +40,8 @@ def test_ares_decides_alike_on_a_loaded_cluster() -> None:
 def test_a_dead_node_costs_the_longer_of_two_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_node, "dead_s", lambda: 10.0)
     monkeypatch.setattr(dead_node, "cut_off_s", lambda: 12.5)
-    (found,) = dead_node.figures()
-    assert (found.value, found.holds) == (12.5, True)
+    (result,) = dead_node.figures()
+    assert (result.value, result.holds) == (12.5, True)
 
     def refuse() -> float:
         raise NoHostsError("needs root")
@@ -94,10 +94,10 @@ def test_mistaken_work_is_equally_wrong_each_time() -> None:
 
 
 def test_the_base_install_counts_requirements_of_requirements() -> None:
-    found = sizes("pliant")
-    assert {"pliant", "numpy", "pyarrow", "pydantic", "pydantic-core", "markupsafe"} <= found.keys()
-    assert not {"torch", "pandas", "matplotlib", "pytest"} & found.keys()
-    assert all(size > 0 for size in found.values())
+    result = sizes("pliant")
+    assert {"pliant", "numpy", "pyarrow", "pydantic", "pydantic-core", "markupsafe"} <= result.keys()
+    assert not {"torch", "pandas", "matplotlib", "pytest"} & result.keys()
+    assert all(size > 0 for size in result.values())
 
 
 def test_the_best_genome_is_within_a_percent_of_the_optimum() -> None:
@@ -123,14 +123,14 @@ def test_every_job_is_predicted_by_all_others() -> None:
 def test_numbers_of_a_table_come_with_the_published_ones() -> None:
     assert "published" not in benchmarks()
     rows = published("elastic-scaling", ["mixed-40.toml", "queue-40.toml"], ["Table III"], smoke=True)
-    found = {row.name: row for row in rows}
+    result = {row.name: row for row in rows}
     ours, theirs, ratio = (
-        found[f"table3_elastic_drop_sjs_{kind}"] for kind in ("ours", "published", "ratio")
+        result[f"table3_elastic_drop_sjs_{kind}"] for kind in ("ours", "published", "ratio")
     )
     assert (theirs.value, theirs.unit) == (80.46, "%")
     assert ours.value is not None
     assert ratio.value == ours.value / theirs.value
-    assert {name.rsplit("_", 1)[1] for name in found} == {"ours", "published", "ratio"}
+    assert {name.rsplit("_", 1)[1] for name in result} == {"ours", "published", "ratio"}
 
 
 def test_an_hour_of_training_keeps_the_log_small() -> None:
@@ -171,5 +171,5 @@ def test_broken_tables_of_the_status_are_counted(
 
 @pytest.mark.usefixtures("quick")
 def test_questions_about_a_small_state_are_measured() -> None:
-    (found,) = whatif_figures(jobs=12, visits=1)
-    assert (found.name, found.holds) == ("whatif_s", True)
+    (result,) = whatif_figures(jobs=12, visits=1)
+    assert (result.name, result.holds) == ("whatif_s", True)

@@ -102,9 +102,9 @@ def test_the_wheel_takes_every_file_of_the_examples() -> None:
 def test_the_demo_says_what_it_needs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     done = call("demo")
-    said = "the demo trains with torch, but torch is not installed: pip install 'pliant[run]'"
+    message = "the demo trains with torch, but torch is not installed: pip install 'pliant[run]'"
     assert done.exit_code == 2
-    assert done.stderr == f"pliant: {said}; without it: pliant demo --replay\n"
+    assert done.stderr == f"pliant: {message}; without it: pliant demo --replay\n"
     assert list(here.iterdir()) == []
 
 
@@ -118,8 +118,8 @@ def test_the_demo_calls_this_pliant_and_passes_on_its_exit_code(
     monkeypatch.setattr(sys, "executable", str(python))
     done = call("demo", "--replay", "my demo")
     assert done.exit_code == code
-    said = capfd.readouterr().err
-    assert said.startswith("\n$ pliant trace synth poisson"), "bold on a terminal alone"
+    message = capfd.readouterr().err
+    assert message.startswith("\n$ pliant trace synth poisson"), "bold on a terminal alone"
     first, *more = (here / "called").read_text().splitlines()
     assert first.startswith(f"{here}/my demo -m pliant trace synth poisson")
     assert len(more) == (0 if code else 2)

@@ -39,11 +39,11 @@ def test_examples_stand_on_lines_of_their_own() -> None:
 def test_help_shows_every_word_of_a_commands_description() -> None:
     """What stands in brackets is not taken for a colour."""
     for name, *_ in COMMANDS:
-        said = inspect.getdoc(
+        message = inspect.getdoc(
             getattr(import_module(f"pliant.cli.{MODULES.get(name, name)}"), name.replace(" ", "_"))
         )
         shown = call(*name.split(), "--help").stdout.replace("\u2502", " ").split()
-        assert not {*(said or "").replace("\b", "").split()} - {*shown}, name
+        assert not {*(message or "").replace("\b", "").split()} - {*shown}, name
 
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")

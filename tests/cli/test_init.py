@@ -19,9 +19,9 @@ INIT = ("init", "--backend", "local", "--slots", "cpu")
 FILES = ["cluster.json", "pliant.toml", "train.py", "jobs.jsonl"]
 
 
-def run_next(said: str, folder: Path) -> str:
+def run_next(message: str, folder: Path) -> str:
     """Run what ``init`` says next, as a user would. Returns the state of its job."""
-    (line,) = [line for line in said.splitlines() if line.startswith("pliant: next: ")]
+    (line,) = [line for line in message.splitlines() if line.startswith("pliant: next: ")]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = {"cwd": folder, "env": {**os.environ, "PATH": path}, "stdin": subprocess.DEVNULL}
     command = line.removeprefix("pliant: next: ")
@@ -54,8 +54,10 @@ def test_without_torch_the_first_job_is_the_smallest(here: Path, monkeypatch: py
     }
     assert run_next(done.stderr, here) == "finished"
     again = [sys.executable, "-m", "pliant.cli", "run", "--until-done"]
-    told = subprocess.run(again, cwd="a project", input="", capture_output=True, text=True, check=True).stderr
-    assert "no schedule is read from the pipe" in told
+    reported = subprocess.run(
+        again, cwd="a project", input="", capture_output=True, text=True, check=True
+    ).stderr
+    assert "no schedule is read from the pipe" in reported
 
 
 def test_files_that_are_there_stay_as_they_are(here: Path) -> None:

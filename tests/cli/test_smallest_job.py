@@ -16,9 +16,9 @@ def test_the_smallest_job_passes_through_all_commands(here: Path) -> None:
     write_cluster(cluster(2, slots="cpu"), "cluster.json")
     assert call("validate", "a.jsonl").stdout == "a.jsonl: job, 1 record\n"
     decided = call("schedule", "a.jsonl", "--cluster", "cluster.json", "--policy", "fifo", "--now", "50")
-    found = json.loads(decided.stdout)
-    assert [given["action"] for given in found["allocations"]] == ["start"]
-    assert (found["jobs"][0]["submit_time"], found["jobs"][0]["model"]) == (50.0, "train")
+    result = json.loads(decided.stdout)
+    assert [given["action"] for given in result["allocations"]] == ["start"]
+    assert (result["jobs"][0]["submit_time"], result["jobs"][0]["model"]) == (50.0, "train")
     assert call("submit", "a.jsonl", "--state", "live").stdout == "a\n"
     assert json.loads(call("status", "--state", "live", "-f", "json").stdout)["jobs"][0]["id"] == "a"
     (here / "s.json").write_text(decided.stdout)

@@ -17,9 +17,9 @@ from experiments.oasis.values import offline_ratios
 
 @pytest.fixture(scope="module")
 def study() -> Study:
-    found = find("oasis")
-    assert isinstance(found, Study)
-    return found
+    result = find("oasis")
+    assert isinstance(result, Study)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +40,18 @@ def row(optimum: float, gap: float, ours: float) -> Mapping[str, Any]:
 
 def test_a_ratio_is_that_of_a_proven_optimum() -> None:
     """Neither a world without a feasible job nor one where the solver ran out of time has one."""
-    found = {"figure5": [row(3.0, 0.0, 2.0), row(0.0, 0.0, 0.0), row(5.0, 0.3, 6.0), row(1.0, 0.0, 0.0)]}
-    assert offline_ratios(found, "oasis") == [1.5, float("inf")]
+    result = {"figure5": [row(3.0, 0.0, 2.0), row(0.0, 0.0, 0.0), row(5.0, 0.3, 6.0), row(1.0, 0.0, 0.0)]}
+    assert offline_ratios(result, "oasis") == [1.5, float("inf")]
 
 
 def test_the_committed_results_are_of_all_seeds_and_sizes(study: Study) -> None:
-    found = read_findings(study)
-    assert found["seeds"] == len(SEEDS)
-    assert {each["jobs"] for each in found["figure3"]} == {*JOBS}
-    assert all(claim.ours for claim in claims(found))
+    result = read_findings(study)
+    assert result["seeds"] == len(SEEDS)
+    assert {each["jobs"] for each in result["figure3"]} == {*JOBS}
+    assert all(claim.ours for claim in claims(result))
 
 
 def test_no_committed_schedule_breaks_a_rule(study: Study) -> None:
-    told = facts(read_findings(study))
-    assert told["broken"] == 0
-    assert told["committed"] > 0
+    reported = facts(read_findings(study))
+    assert reported["broken"] == 0
+    assert reported["committed"] > 0

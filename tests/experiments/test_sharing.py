@@ -13,8 +13,8 @@ def busy_and_idle() -> Workload:
     """A team with more jobs than GPUs, and one that needs its own only later."""
     busy = [job(f"b{n}", at=60.0 * n, gpus=4, gpu_seconds=8000.0, labels={LABEL: "busy"}) for n in range(6)]
     idle = [job(f"i{n}", at=2000.0 + n, gpus=4, gpu_seconds=4000.0, labels={LABEL: "idle"}) for n in range(2)]
-    found = workload(sorted([*busy, *idle], key=lambda each: each.submit_time))
-    return Workload(found.jobs, {"busy": 8, "idle": 8})
+    result = workload(sorted([*busy, *idle], key=lambda each: each.submit_time))
+    return Workload(result.jobs, {"busy": 8, "idle": 8})
 
 
 def test_lending_shortens_waits_and_costs_the_owner_little():

@@ -46,11 +46,11 @@ def test_no_text_is_read_as_a_negative_or_infinite_time(typed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"),
+    ("typed", "result"),
     [("64GB", 64 * 10**9), ("64GiB", 64 << 30), ("1.5 MiB", 3 << 19), ("64kb", 64000), ("7", 7)],
 )
-def test_a_size_counts_in_thousands_or_with_an_i_in_1024s(typed: str, found: int) -> None:
-    assert read_size(typed) == found
+def test_a_size_counts_in_thousands_or_with_an_i_in_1024s(typed: str, result: int) -> None:
+    assert read_size(typed) == result
 
 
 @pytest.mark.parametrize("typed", ["", "GB", "64G", "64XB", "-1", "1.5", "64 GB x", "nan"])

@@ -43,7 +43,7 @@ def least_sum(gpus: int, jobs: Sequence[tuple[int, list[list[int]], list[int]]])
         if not alive:
             return 0.0
         here = [number for number in alive if jobs[number][0] <= now]
-        found = float("inf")
+        result = float("inf")
         for sizes in itertools.product(range(gpus + 1), repeat=len(here)):
             if sum(sizes) <= gpus:
                 after = list(left)
@@ -51,8 +51,8 @@ def least_sum(gpus: int, jobs: Sequence[tuple[int, list[list[int]], list[int]]])
                     after[number] = _after(left[number], jobs[number][1], size)
                 if here and tuple(after) == left:
                     continue
-                found = min(found, best(now + 1, tuple(after)))
-        return len(here) + found
+                result = min(result, best(now + 1, tuple(after)))
+        return len(here) + result
 
     return best(0, tuple(tuple(work) for _, _, work in jobs))
 
@@ -75,8 +75,8 @@ def test_no_schedule_is_better_than_the_bound(
     system: tuple[int, list[tuple[int, list[list[int]], list[int]]]],
 ) -> None:
     gpus, jobs = system
-    found = flow_bound(bound_jobs(jobs), gpus, cells=12, rounds=12)
-    assert found * len(jobs) <= least_sum(gpus, jobs) * (1 + 1e-9)
+    result = flow_bound(bound_jobs(jobs), gpus, cells=12, rounds=12)
+    assert result * len(jobs) <= least_sum(gpus, jobs) * (1 + 1e-9)
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -86,8 +86,8 @@ def test_it_holds_at_any_prices(
 ) -> None:
     gpus, jobs = system
     prices = Prices(np.linspace(0.0, 8.0, 7), np.array(values))
-    found = dual(bound_jobs(jobs), gpus, prices, thetas=thetas).sum_s
-    assert found <= least_sum(gpus, jobs) * (1 + 1e-9)
+    result = dual(bound_jobs(jobs), gpus, prices, thetas=thetas).sum_s
+    assert result <= least_sum(gpus, jobs) * (1 + 1e-9)
 
 
 def test_a_job_alone_takes_its_largest_rate() -> None:

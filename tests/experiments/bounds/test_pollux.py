@@ -35,8 +35,8 @@ def test_no_policy_is_better_than_the_bound(few) -> None:
     for simulated, start_s in ((None, 30.0), (free, 0.0)):
         bound_s = flow_bound(PolluxCovers(few, start_s).jobs(), 8, cells=40, rounds=20)
         for policy in POLICIES:
-            found = pollux_workloads.outcome(few, policy, None, simulated)
-            assert bound_s <= found.metrics["mean_jct_s"]
+            result = pollux_workloads.outcome(few, policy, None, simulated)
+            assert bound_s <= result.metrics["mean_jct_s"]
 
 
 @pytest.mark.services
