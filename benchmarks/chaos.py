@@ -58,8 +58,8 @@ def figures(minutes: float = MINUTES, seed: int = SEED, slurm: SlurmCluster | No
 
 
 def smallest() -> list[Figure]:
-    """A few seconds of it."""
-    return figures(minutes=0.05)
+    """A second of it."""
+    return figures(minutes=0.02)
 
 
 @contextmanager

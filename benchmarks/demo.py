@@ -18,13 +18,20 @@ MEASURES: Final = ("examples", "tools")
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT_S = 300
+_SMALL_SCRIPT: Final = """
+from pliant.tools.run.progress import TrainingProgress
+
+progress = TrainingProgress(8)
+progress.step(1, loss=1.0)
+progress.done()
+"""
 _SMALL_JOB: Final[dict[str, Any]] = {
     "id": "one",
     "submit_time": 0,
-    "model": "char_transformer",
-    "command": [str(ROOT / "examples" / "char_transformer.py"), "--epochs", "1"],
+    "model": "none",
+    "command": ["small.py"],
     "gpus": {"requested": 1},
-    "batch": {"size": 64},
+    "batch": {"size": 8},
     "work": {"gpu_seconds": 10},
 }
 
@@ -40,11 +47,12 @@ def figures() -> list[Figure]:
 
 
 def smallest() -> list[Figure]:
-    """The commands of the demo on one small job, whose profile is not measured, and its reports."""
+    """The commands of the demo on one job that only says it trains, without a profile, and its reports."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         jobs, schedule = out / "jobs.jsonl", str(out / "schedule.json")
-        jobs.write_text(json.dumps(_SMALL_JOB) + "\n")
+        (out / "small.py").write_text(_SMALL_SCRIPT)
+        jobs.write_text(json.dumps({**_SMALL_JOB, "workdir": folder}) + "\n")
         inputs = (str(jobs), "--cluster", "examples/cluster.json", "--policy", "fifo")
         started = time.monotonic()
         _pliant("schedule", *inputs, "-o", schedule)

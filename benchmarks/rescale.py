@@ -118,25 +118,18 @@ def figures(
     epochs: int = EPOCHS,
     cpu_epochs: Mapping[str, int] = library_cpu.EPOCHS,
     cpu_samples: Mapping[str, int] = library_cpu.SAMPLES,
-    *,
-    words: str = BIG,
-    path: Sequence[int] = PATH,
-    with_loss: bool = True,
 ) -> list[Figure]:
     """Stalls in place and by relaunch, their parts and ratio, and what the library costs a job at rest.
 
     :param epochs: of the job that says what the library adds to a step.
     :param cpu_epochs: by model, those of the comparison of processor times.
     :param cpu_samples: by model, those of an epoch.
-    :param words: for the script whose stalls are measured.
-    :param path: numbers of workers that one round goes through, from one on.
-    :param with_loss: compare the losses of a job that is changed with those of one that is not.
     """
-    with running(Executor, SCRIPT, words, BATCH) as training:
-        in_place, parts, growths = stalls(training, rounds, path)
-        killed = kill_stalls(training, kills, max(path), path[-1])
-    with running(Relaunching, SCRIPT, words, BATCH) as training:
-        relaunched, *_ = stalls(training, min(rounds, RELAUNCHES), path)
+    with running(Executor, SCRIPT, BIG, BATCH) as training:
+        in_place, parts, growths = stalls(training, rounds, PATH)
+        killed = kill_stalls(training, kills, max(PATH), PATH[-1])
+    with running(Relaunching, SCRIPT, BIG, BATCH) as training:
+        relaunched, *_ = stalls(training, min(rounds, RELAUNCHES), PATH)
     ratios = [relaunched[change] / in_place[change] for change in in_place]
     return [
         *(Figure(f"stall_{change}_s", value, "s", STALL_LIMIT_S) for change, value in in_place.items()),
@@ -148,14 +141,17 @@ def figures(
         Figure("growth_over_broadcast_and_step", max(growths.values()), "ratio", GROWTH_LIMIT),
         Figure("library_overhead_ratio", overhead_ratio(epochs), "ratio", OVERHEAD_LIMIT),
         *library_cpu.figures(cpu_epochs, samples=cpu_samples),
-        *([Figure("loss_relative_error", loss_error(), "ratio", LOSS_LIMIT)] if with_loss else ()),
+        Figure("loss_relative_error", loss_error(), "ratio", LOSS_LIMIT),
     ]
 
 
 def smallest() -> list[Figure]:
-    """All of it but a shrink, small: what it costs are the workers that it starts, each importing PyTorch."""
+    """A growth, and what the library costs: each worker that is started imports PyTorch."""
     model = "mlp_by_sample"
-    return figures(1, 1, 2, {model: 2}, {model: 2560}, words=SMALL, path=(2,), with_loss=False)
+    with running(Executor, SCRIPT, SMALL, BATCH) as training:
+        found, *_ = stalls(training, 1, (2,))
+    stalled = [Figure(f"stall_{change}_s", value, "s") for change, value in found.items()]
+    return [*stalled, *library_cpu.figures({model: 2}, samples={model: 2560})]
 
 
 def stalls(

@@ -260,7 +260,7 @@ def figures() -> list[Figure]:
 def smallest() -> list[Figure]:
     """All of it, small."""
     small: dict[str, Part] = {
-        "months": partial(months, jobs=20, part=1),
+        "months": partial(months, jobs=20, part=1, policies=("fifo",)),
         "shadow-price": partial(under_shadow_price, jobs=20, part=1),
         "other-months": partial(other_months, jobs=20, part=1),
         "decisions": lambda: [*decisions_at_scale.figures(("fifo",), (16,), (4,))],

@@ -36,10 +36,9 @@ PARTS: Final[dict[str, Part]] = {
 SMALLEST: Final[dict[str, Part]] = {
     "checkpoint": partial(checkpoint_cost.figures, layers=1, width=32, rounds=1),
     "lines": added_lines.own_figures,
-    "compile": partial(compile_count.figures, sizes=(2,)),
 }
-"""The same parts in the form that the tests run; relaunches have a test of their own that runs them small,
-and what the library costs by sample is part of the smallest form of ``rescale``."""
+"""The parts that the tests run small; relaunches and compiled models have tests of their own, and what the
+library costs by sample is part of the smallest form of ``rescale``."""
 
 
 def figures() -> list[Figure]:
@@ -48,7 +47,7 @@ def figures() -> list[Figure]:
 
 
 def smallest() -> list[Figure]:
-    """All parts but the relaunches and the CPU time, small."""
+    """Checkpoints, small, and lines."""
     return parted.measured(NAME, SMALLEST)
 
 

@@ -85,7 +85,7 @@ def figures(
 
 def smallest() -> list[Figure]:
     """The commands on a short log, and the loop with few gangs."""
-    return figures(events=3000, gangs=(1, 2), seconds=1.0)
+    return figures(events=3000, gangs=(1, 2), seconds=0.2)
 
 
 def story(events: int) -> Story:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pliant.cli.common import command
-from tests import effort, leftovers
+from tests import leftovers
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_THE_BACKGROUND = "trap '' INT TERM; exec \"$@\""
@@ -34,7 +34,7 @@ def test_ends_by_sigterm(): assert signal.getsignal(signal.SIGTERM) is signal.SI
 """
 
 
-def test_a_test_without_end_fails_and_the_next_hear_the_signals_that_a_script_s_shell_ignores(
+def test_a_test_that_hangs_fails_and_the_next_get_signals(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "test_these.py").write_text(TESTS)
@@ -43,12 +43,6 @@ def test_a_test_without_end_fails_and_the_next_hear_the_signals_that_a_script_s_
     argv = ["sh", "-c", IN_THE_BACKGROUND, "sh", *pytest_here, *chosen]
     done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True)
     assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_properties_are_tried_on_a_fifth_of_their_examples_or_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    for thorough, found in ((False, [2, 5, 5, 6, 20]), (True, [2, 5, 15, 30, 100])):
-        monkeypatch.setattr(effort, "THOROUGH", thorough)
-        assert [effort.examples(most) for most in (2, 5, 15, 30, 100)] == found
 
 
 @pytest.mark.parametrize("time", ["first", "second"])
@@ -65,12 +59,12 @@ def called_a_command() -> None:
 
 @pytest.mark.parametrize("time", ["first", "second"])
 @pytest.mark.usefixtures("called_a_command")
-def test_a_command_that_a_fixture_of_many_tests_calls_leaves_no_handler_of_signals(time: str) -> None:
+def test_a_command_in_a_fixture_keeps_no_signal_handler(time: str) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize("time", ["first", "second"])
-def test_what_a_test_changes_in_the_environment_does_not_reach_the_next_one(time: str) -> None:
+def test_the_environment_is_restored_after_each_test(time: str) -> None:
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     assert os.environ.pop("PATH")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
@@ -87,7 +81,7 @@ def test_a_process_that_a_test_leaves_behind_is_named_and_ended(monkeypatch: pyt
     assert before.left_behind() == []
 
 
-def test_a_handler_and_a_folder_that_a_test_leaves_behind_are_named_and_put_back(tmp_path: Path) -> None:
+def test_a_changed_handler_or_folder_is_named_and_restored(tmp_path: Path) -> None:
     before, folder = leftovers.Surroundings.now(), Path.cwd()
     handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.chdir(tmp_path)
@@ -95,7 +89,7 @@ def test_a_handler_and_a_folder_that_a_test_leaves_behind_are_named_and_put_back
     assert (signal.getsignal(signal.SIGUSR1), Path.cwd()) == (handler, folder)
 
 
-def test_a_thread_that_still_runs_when_its_test_has_ended_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_outlives_its_test_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "DYING_S", 0.1)
     before, end = leftovers.Surroundings.now(), threading.Event()
     thread = threading.Thread(target=end.wait, name="forgotten")

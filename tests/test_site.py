@@ -51,10 +51,10 @@ def build(repository: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 def pages() -> dict[str, Path]:
     """The pages of the site, and the files of the repository that they are made of."""
-    found = {str(page.relative_to(ROOT / "docs")): page for page in (ROOT / "docs").rglob("*.md")}
+    result = {str(page.relative_to(ROOT / "docs")): page for page in (ROOT / "docs").rglob("*.md")}
     outside = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
-    found |= {name: ROOT / name for name in outside}
-    return {re.sub(r"README\.md$", "index.md", name)[:-3]: page for name, page in found.items()}
+    result |= {name: ROOT / name for name in outside}
+    return {re.sub(r"README\.md$", "index.md", name)[:-3]: page for name, page in result.items()}
 
 
 def markup(html: str) -> dict[str, int]:
@@ -100,7 +100,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 @needs_mkdocs
-def test_every_page_is_there_reads_as_in_the_repository_and_can_be_searched(site: Path) -> None:
+def test_every_page_is_there_and_can_be_searched(site: Path) -> None:
     read = MarkdownIt("commonmark").enable("table").render
     differ = {}
     for name, page in pages().items():
@@ -109,8 +109,8 @@ def test_every_page_is_there_reads_as_in_the_repository_and_can_be_searched(site
         if (here := markup(read(page.read_text()))) != (there := markup(article)):
             differ[name] = here, there
     assert differ == {}
-    found = json.loads((site / "search" / "search_index.json").read_bytes())["docs"]
-    assert {f"{name}.html" for name in pages()} <= {entry["location"] for entry in found}
+    result = json.loads((site / "search" / "search_index.json").read_bytes())["docs"]
+    assert {f"{name}.html" for name in pages()} <= {entry["location"] for entry in result}
 
 
 @needs_mkdocs
@@ -124,19 +124,20 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 @needs_mkdocs
+@pytest.mark.services
 @pytest.mark.skipif(chromium() is None, reason="needs Chromium (Debian's package chromium)")
 def test_a_newcomer_s_question_is_found(site: Path) -> None:
     with served(site) as address, browser() as opened:
         tab = Tab(opened, 1280)
         tab.value(f"void (location.href = '{address}/index.html?q=pending')")
         opened.wait_for("Page.loadEventFired")
-        found = tab.value(FOUND)
+        result = tab.value(FOUND)
         assert tab.errors() == []
-    assert any(link.endswith("#why-is-my-job-pending") for link in found)
+    assert any(link.endswith("#why-is-my-job-pending") for link in result)
 
 
 @needs_mkdocs
-def test_a_link_that_leads_nowhere_or_a_page_without_a_place_fails(repository: Path) -> None:
+def test_a_dead_link_or_a_page_without_a_place_fails(repository: Path) -> None:
     with (repository / "docs" / "faq.md").open("a") as faq:
         faq.write("\n[a](nowhere.md) [b](cli.md#no-heading) [c](../examples/none.py)\n")
     (repository / "docs" / "new.md").write_text("# New\n")

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Final
 
+from benchmarks.parts import training_job
 from benchmarks.parts.added_lines import added
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.training_job import TrainingJob, running
@@ -111,5 +112,5 @@ def _takes(job: TrainingJob, workers: int) -> float:
     job.give(workers)
     event = job.until(lambda event: (event.detail or {}).get("workers") == workers)
     took_s = event.time - began_s
-    job.train_for(1.0)
+    job.train_for(training_job.SETTLE_S)
     return took_s

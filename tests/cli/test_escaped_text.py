@@ -26,7 +26,7 @@ HARMLESS = "\\x1b]0;owned\\x07 \\xff naïve\tok\n"
 TITLE = "==> jobs/a/attempts/1/logs/launcher-0.log\n"
 
 
-def test_control_characters_are_shown_and_line_ends_and_tabs_obeyed() -> None:
+def test_control_characters_but_line_ends_and_tabs_are_escaped() -> None:
     assert Escaping().of(HOSTILE) == HARMLESS.encode()
     assert Escaping().of("\x9b31m \u202egpj.exe\x7f".encode()) == b"\\x9b31m \\u202egpj.exe\\x7f"
 
@@ -110,7 +110,7 @@ def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(
         json.dumps({"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 1}, name: 1}) + "\n"
     )
     escaped = name.encode("unicode_escape").decode()
-    for arguments, said in (
+    for arguments, message in (
         (["validate", name], f"pliant: {escaped}: no such file\n"),
         (["status", "--state", name], f"pliant: {escaped}: no state directory"),
         (["validate", "--kind", "job", f"{name}.jsonl"], f"pliant: {escaped}.jsonl:1: /{escaped}: is not a"),
@@ -119,7 +119,7 @@ def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(
         monkeypatch.setattr(sys, "argv", ["pliant", *arguments])
         done = call(*arguments)
         assert done.exit_code in (2, 3)
-        assert said in done.stderr
+        assert message in done.stderr
         assert [each for each in done.stderr if not each.isprintable() and each != "\n"] == []
 
 

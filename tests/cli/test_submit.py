@@ -1,5 +1,8 @@
+"""``pliant submit``, and the smallest job through every command that reads jobs."""
+
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,8 +11,8 @@ from typing import Any
 import pytest
 
 from pliant.schemas.file_io.documents import parse_jobs
-from pliant.schemas.io import write_jobs, write_schedule
-from pliant.schemas.job import ArrayPlace
+from pliant.schemas.io import write_cluster, write_jobs, write_schedule
+from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.statedir.directory import StateDir
@@ -21,84 +24,52 @@ from tests.cli.calling import call
 SUBMIT = ("submit", "jobs.jsonl", "--state", "live")
 
 
-def test_a_script_that_is_not_there_is_refused_unless_no_check_says_otherwise(here: Path):
-    write_jobs([job("a", command=("train.py",))], "jobs.jsonl")
-    refused = call(*SUBMIT, columns=200)
-    assert (refused.exit_code, refused.stdout) == (3, "")
-    assert f'job "a": no such script: {here}/train.py (--no-check skips this check)' in refused.stderr
-    assert not (here / "live" / "submit").exists()
-    assert call(*SUBMIT, "--no-check").stdout == "a\n"
-
-
-def test_of_several_jobs_none_is_submitted_where_one_is_refused_and_it_says_so(here: Path):
+@pytest.fixture
+def here(here: Path) -> Path:
     (here / "train.py").write_text("print('hello')\n")
+    return here
+
+
+def test_a_missing_script_is_refused_without_no_check(here: Path):
     write_jobs([job("a", command=("train.py",)), job("b", command=("trian.py",))], "jobs.jsonl")
     refused = call(*SUBMIT, columns=200)
     assert (refused.exit_code, refused.stdout) == (3, "")
+    assert f'job "b": no such script: {here}/trian.py (--no-check skips this check)' in refused.stderr
     assert "none of the 2 jobs was submitted:" in refused.stderr
     assert call("status", "--state", "live").exit_code == 2
-
-
-def test_a_script_that_is_there_is_taken_without_a_word_about_it(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
-    write_jobs([job("a", command=("train.py",))], "jobs.jsonl")
-    done = call(*SUBMIT)
-    assert (done.exit_code, done.stdout) == (0, "a\n")
+    done = call(*SUBMIT, "--no-check")
+    assert done.stdout == "a\nb\n"
     assert "train.py" not in done.stderr
 
 
+def dry_run(*words: str) -> Job:
+    shown = call("submit", "train.py", *words)
+    assert (shown.exit_code, Path("live").exists()) == (0, False)
+    [result] = parse_jobs(shown.stdout.encode(), "shown")
+    return result
+
+
 def test_a_script_is_a_job_without_a_file(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
-    words = ("train.py", "--gpus", "1-4", "--batch", "128", "--priority", "2")
-    shown = call("submit", *words, "--dry-run", "--", "--epochs", "90")
-    assert (shown.exit_code, (here / "live").exists()) == (0, False)
-    [found] = parse_jobs(shown.stdout.encode(), "shown")
-    assert found.command == ("train.py", "--epochs", "90")
-    assert (found.id, found.gpus.min, found.gpus.max, found.elastic) == ("train", 1, 4, "size")
-    assert (found.batch.size, found.priority) == (128, 2)
-
-
-def test_a_script_may_have_certain_sizes_only(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
-    shown = call("submit", "train.py", "--gpus", "1,2,4", "--dry-run")
-    [found] = parse_jobs(shown.stdout.encode(), "shown")
-    assert (found.gpus.sizes, found.gpus.requested, found.elastic) == ((1, 2, 4), 4, "size")
+    options = ("--gpus", "1-4", "--batch", "128", "--priority", "2", "--dry-run", "--", "--epochs", "90")
+    asked = dry_run(*options)
+    assert asked.command == ("train.py", "--epochs", "90")
+    assert (asked.id, asked.gpus.min, asked.gpus.max, asked.elastic) == ("train", 1, 4, "size")
+    assert (asked.batch.size, asked.priority) == (128, 2)
+    asked = dry_run("--gpus", "1,2,4", "--dry-run")
+    assert (asked.gpus.sizes, asked.gpus.requested, asked.elastic) == ((1, 2, 4), 4, "size")
 
 
 def test_a_script_that_is_submitted_again_gets_a_new_id(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     printed = [call("submit", "train.py", "--state", "live").stdout for _ in range(3)]
     assert printed == ["train\n", "train-2\n", "train-3\n"]
     assert call("submit", "train.py", "--name", "train", "--state", "live").exit_code == 3
 
 
 def test_what_a_dry_run_prints_can_be_submitted(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     shown = call("submit", "train.py", "--gpus", "2", "--relaunch", "--dry-run").stdout
     (here / "jobs.jsonl").write_text(shown)
     assert '"resize":"relaunch"' in shown
     assert call(*SUBMIT).stdout == "train\n"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("jobs.jsonl", "--gpus", "2"), "about a script (*.py): in a file each job states them"),
-        (("jobs.jsonl", "--", "--epochs"), "about a script (*.py): in a file each job states them"),
-        (
-            ("train.py", "--gpus", "4-1"),
-            "--gpus 4-1: expected a number of GPUs, as 2, the least and the most",
-        ),
-        (("train.py", "--epochs", "3"), "No such option: --epochs; what is the script's goes behind --"),
-        (("train.py", "--gpus", "0"), "--gpus 0: expected a number of GPUs"),
-        (("train.py", "--gpus", "1,4,2"), "--gpus 1,4,2: expected a number of GPUs"),
-    ],
-)
-def test_options_that_make_no_job_are_refused(here: Path, words: tuple[str, ...], message: str):
-    (here / "train.py").write_text("print('hello')\n")
-    refused = call("submit", *words, "--state", "live", columns=200)
-    assert (refused.exit_code, refused.stdout) == (2, "")
-    assert message in refused.stderr
 
 
 def submitted(here: Path) -> dict[str, Any]:
@@ -106,8 +77,7 @@ def submitted(here: Path) -> dict[str, Any]:
     return {job.id: job for request in requests for job in request.jobs}
 
 
-def test_an_array_is_a_job_for_each_number_and_others_may_wait_for_all_of_it(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
+def test_an_array_is_a_job_for_each_number(here: Path):
     assert call("submit", "train.py", "--array", "0-4:2,7%2", "--state", "live").stdout.split() == [
         *("train-0", "train-2", "train-4", "train-7")
     ]
@@ -115,19 +85,18 @@ def test_an_array_is_a_job_for_each_number_and_others_may_wait_for_all_of_it(her
         call("submit", "train.py", "--name", "sum", "--after", "train:any", "--state", "live").exit_code == 0
     )
     assert call("submit", "train.py", "--array", "0", "--state", "live").stdout == "train-2-0\n"
-    found = submitted(here)
-    assert found["train-7"].array == ArrayPlace(name="train", index=7, limit=2)
-    assert found["sum"].after == dict.fromkeys(("train-0", "train-2", "train-4", "train-7"), "any")
+    result = submitted(here)
+    assert result["train-7"].array == ArrayPlace(name="train", index=7, limit=2)
+    assert result["sum"].after == dict.fromkeys(("train-0", "train-2", "train-4", "train-7"), "any")
 
 
 def test_jobs_of_a_file_are_given_times_and_a_hold(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
     write_jobs([job("a", command=("train.py",))], "jobs.jsonl")
     before = time.time()
     assert call(*SUBMIT, "--begin", "+2h", "--deadline", "12h", "--hold").exit_code == 0
-    found = submitted(here)["a"]
-    assert 7200 <= found.submit_time - before < 7300
-    assert (found.utility.shape, found.utility.target, found.hold) == ("step", pytest.approx(36000), True)
+    result = submitted(here)["a"]
+    assert 7200 <= result.submit_time - before < 7300
+    assert (result.utility.shape, result.utility.target, result.hold) == ("step", pytest.approx(36000), True)
 
 
 def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch):
@@ -142,31 +111,26 @@ def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPat
         time.tzset()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--after", "frist"), 'live has no job and no array "frist"; did you mean "first"?'),
-        (("--after", "first:done"), "--after first:done: expected JOB, JOB:ok or JOB:any"),
-        (("--begin", "2020-01-01"), "--begin 2020-01-01: lies in the past"),
-        (("--begin", "soon"), "--begin soon: expected seconds from now, a time like +2h"),
-        (("--begin", "+2h", "--deadline", "+1h"), 'job "train" arrives only then or later'),
-        (("--array", "5-1"), "--array 5-1: expected numbers, as 0-9"),
-        (("--array", "0-99999"), "has more than 10,000 jobs"),
-    ],
-)
-def test_starts_that_make_no_sense_are_refused(here: Path, words: tuple[str, ...], message: str):
-    (here / "train.py").write_text("print('hello')\n")
-    call("submit", "train.py", "--name", "first", "--state", "live")
-    refused = call("submit", "train.py", *words, "--state", "live", columns=200)
-    assert (refused.exit_code in (2, 3), refused.stdout) == (True, "")
-    assert message in refused.stderr
-
-
 def test_a_policy_that_knows_no_deadlines_is_named_once(here: Path):
-    (here / "train.py").write_text("print('hello')\n")
-    for policy, said in (("fifo", 1), ("oasis", 0), ("shadow-price", 1)):
+    for policy, message in (("fifo", 1), ("oasis", 0), ("shadow-price", 1)):
         (here / policy).mkdir(mode=0o700)
         used = PolicyUse(name=policy, parameters=dict(make_policy(policy, {}).parameters))
         write_schedule(Schedule(time=0.0, policy=used, cluster=cluster(4)), here / policy / "schedule.json")
         words = ("--deadline", "+2h", "--array", "0-1", "--state", policy)
-        assert call("submit", "train.py", *words).stderr.count("does not look at deadlines") == said
+        assert call("submit", "train.py", *words).stderr.count("does not look at deadlines") == message
+
+
+def test_the_smallest_job_passes_through_all_commands(here: Path) -> None:
+    (here / "a.jsonl").write_text('{"id": "a", "command": ["train.py"]}\n')
+    (here / "train.py").write_text("print('trained')\n")
+    write_cluster(cluster(2, slots="cpu"), "cluster.json")
+    assert call("validate", "a.jsonl").stdout == "a.jsonl: job, 1 record\n"
+    decided = call("schedule", "a.jsonl", "--cluster", "cluster.json", "--policy", "fifo", "--now", "50")
+    result = json.loads(decided.stdout)
+    assert [given["action"] for given in result["allocations"]] == ["start"]
+    assert (result["jobs"][0]["submit_time"], result["jobs"][0]["model"]) == (50.0, "train")
+    assert call("submit", "a.jsonl", "--state", "live").stdout == "a\n"
+    assert json.loads(call("status", "--state", "live", "-f", "json").stdout)["jobs"][0]["id"] == "a"
+    (here / "s.json").write_text(decided.stdout)
+    shown = call("run", "s.json", "--dry-run", "--state", "other")
+    assert (shown.exit_code, "train.py" in shown.stdout) == (0, True)

@@ -10,10 +10,12 @@ import pytest
 
 from experiments.ares import live as ares
 from experiments.elastic_scaling import live as elastic
-from experiments.harness.live import run_and_replay
+from experiments.harness.live import pliant, run_and_replay
 from experiments.shadow_price import live as shadow_price
 from pliant.schemas.event import Event
+from pliant.schemas.io import write_profile
 from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import RunRecord
 from tests.builders import cluster, job
@@ -39,9 +41,7 @@ def test_ares_compares_jct_and_fairness() -> None:
     assert [each.name for each in (jct, unfair, worst)] == list(ares.WORDS)
 
 
-def test_the_page_has_what_was_recorded_and_nothing_where_nothing_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_has_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ares, "RECORD", tmp_path / "live.json")
     assert ares.live_table() == ""
     rows = [each.row() for each in ares.compare(run(20), run(19))]
@@ -51,25 +51,25 @@ def test_the_page_has_what_was_recorded_and_nothing_where_nothing_was(
 
 def test_elastic_scaling_compares_what_is_completed() -> None:
     """Live, jobs end at 20 and 40 s, so one is done for 20 s and two never; simulated, at 10 and 40."""
-    found = completed, sjs, jct = elastic.compare(run(20, 40), run(10, 40))
+    result = completed, sjs, jct = elastic.compare(run(20, 40), run(10, 40))
     assert (completed.live, completed.simulated) == (pytest.approx(20 / 40), pytest.approx(30 / 40))
     assert (sjs.live, sjs.simulated) == (pytest.approx(20 / 60), pytest.approx(20 / 50))
     assert (jct.live, jct.simulated) == (pytest.approx(30), pytest.approx(25))
-    assert [each.difference for each in found] == pytest.approx([0.5, 0.2, 1 / 6])
-    assert [each.row()["holds"] for each in found] == [False, False, True]
-    assert [each.name for each in found] == list(elastic.WORDS)
-    assert [each.limit for each in found] == list(elastic.LIMITS.values())
+    assert [each.difference for each in result] == pytest.approx([0.5, 0.2, 1 / 6])
+    assert [each.row()["holds"] for each in result] == [False, False, True]
+    assert [each.name for each in result] == list(elastic.WORDS)
+    assert [each.limit for each in result] == list(elastic.LIMITS.values())
 
 
 def test_shadow_price_compares_three_figures() -> None:
-    found = shadow_price.both("demo", run(20), run(10), 1)
-    figures = {each["name"]: (each["live"], each["simulated"]) for each in found["figures"]}
+    result = shadow_price.both("demo", run(20), run(10), 1)
+    figures = {each["name"]: (each["live"], each["simulated"]) for each in result["figures"]}
     assert figures["jct"] == (20, 10)
     assert figures["makespan_s"] == (20, 10)
     assert figures["rescales_per_job"] == (0, 0)
 
 
-def test_the_jobs_of_elastic_scaling_are_the_same_every_time_and_most_may_change_batch_and_size() -> None:
+def test_the_jobs_of_elastic_scaling_are_reproducible() -> None:
     jobs = list(elastic.live_jobs(20, slots=4))
     assert jobs == list(elastic.live_jobs(20, slots=4))
     assert all(first.submit_time <= second.submit_time for first, second in pairwise(jobs))
@@ -77,36 +77,50 @@ def test_the_jobs_of_elastic_scaling_are_the_same_every_time_and_most_may_change
     assert all(each.gpus.max == 4 for each in jobs if each.elastic == "size+batch")
 
 
-def test_the_jobs_of_shadow_price_are_the_demos_and_twenty_that_are_short() -> None:
+def test_the_jobs_of_shadow_price_are_short() -> None:
     assert len(shadow_price.workload("demo", 2)) == 4
     twenty = shadow_price.workload("twenty", 2)
     assert len(twenty) == 20
     assert twenty[-1].submit_time < 600
 
 
+SCRIPT = """
+from pliant.tools.run.progress import TrainingProgress
+
+progress = TrainingProgress(64)
+progress.step(1, loss=1.0)
+progress.done()
+"""
+
+
 @pytest.fixture
-def one() -> Job:
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job that trains no network; instead of measuring it, its profile is written."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    row = ProfileRow("train", "net", "cpu", 1, 1, "1", 64, step_seconds=0.1, samples_per_second=640.0)
+
+    def carry_out(*words: str) -> None:
+        if words[0] == "profile":
+            write_profile(Profile((row,)), words[-1])
+        else:
+            pliant(*words)
+
+    monkeypatch.setattr("experiments.harness.live.pliant", carry_out)
+    monkeypatch.setattr(shadow_price, "pliant", carry_out)
     return job(
-        "one",
-        model="char_transformer",
-        command=("examples/char_transformer.py", "--epochs", "1"),
-        workdir=str(elastic.ROOT),
-        batch=64,
-        work={"epochs": 1, "dataset_size": 4096},
+        "one", model="net", command=("train.py",), workdir=str(tmp_path), batch=64, work={"samples": 64}
     )
 
 
-@pytest.mark.torch
-def test_a_run_is_profiled_carried_out_and_replayed(one: Job, tmp_path: Path) -> None:
+def test_a_run_is_carried_out_and_replayed(one: Job, tmp_path: Path) -> None:
     live, simulated = run_and_replay(tmp_path / "out", [one], 1, ("--policy", "fifo"), steps=2)
     for each in (live, simulated):
         assert [job.outcome for job in each.jobs] == ["finished"]
 
 
-@pytest.mark.torch
-def test_a_service_takes_the_jobs_and_is_held_against_its_replay(one: Job, tmp_path: Path) -> None:
-    found = shadow_price.run_live("smallest", [one], tmp_path / "out", 1, steps=2)
-    assert (found["run"], found["jobs"], found["slots"]) == ("smallest", 1, 1)
-    figures = {each["name"]: each for each in found["figures"]}
+def test_a_service_is_compared_with_its_replay(one: Job, tmp_path: Path) -> None:
+    result = shadow_price.run_live("smallest", [one], tmp_path / "out", 1, steps=2)
+    assert (result["run"], result["jobs"], result["slots"]) == ("smallest", 1, 1)
+    figures = {each["name"]: each for each in result["figures"]}
     assert figures["jct"]["live"] > 0
     assert figures["jct"]["simulated"] > 0

@@ -55,13 +55,13 @@ def test_every_policy_takes_part_that_can() -> None:
     assert {*QUICK, *SLOW} <= set(policy_names())
 
 
-def test_other_samples_have_the_jobs_and_about_the_times_of_the_given_one() -> None:
+def test_other_samples_have_the_jobs_of_the_given_one() -> None:
     given = [job(f"g{n}", at=600.0 * n, gpu_seconds=100.0 + n) for n in range(48)]
-    found = runs.resampled(given, 1)
-    assert len({each.id for each in found}) == len(found) == 48
-    assert {each.work for each in found} <= {each.work for each in given}
-    assert [each.submit_time for each in found] == sorted(each.submit_time for each in found)
-    assert found == runs.resampled(given, 1) != runs.resampled(given, 2)
+    result = runs.resampled(given, 1)
+    assert len({each.id for each in result}) == len(result) == 48
+    assert {each.work for each in result} <= {each.work for each in given}
+    assert [each.submit_time for each in result] == sorted(each.submit_time for each in result)
+    assert result == runs.resampled(given, 1) != runs.resampled(given, 2)
 
 
 def test_a_part_is_missing_only_while_it_is_taken_out() -> None:
@@ -82,6 +82,7 @@ def test_every_recipe_for_the_worlds_of_others_can_be_read(tmp_path: Path) -> No
             SweepRecipe.model_validate_json(json.dumps(recipe))
 
 
+@pytest.mark.services
 def test_few_jobs_of_each_kind_of_replay(few) -> None:
     """Another load, fixed batches in place, mistaken and predicted work, a sample, an ablation."""
     kinds = [
@@ -98,6 +99,7 @@ def test_few_jobs_of_each_kind_of_replay(few) -> None:
         assert row["policy"] in {OURS, "srtf"}
 
 
+@pytest.mark.services
 def test_results_of_other_groups_stay(few, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "RESULTS", tmp_path / "results.json")
     for group, only in (("policies", "*/w6/srtf/*"), ("ablations", "*/w6/*fixed, equal*")):
@@ -113,7 +115,7 @@ def test_the_readme_says_what_the_results_say() -> None:
 
 def test_the_gain_is_over_the_best_rival_of_each_workload() -> None:
     jcts = {OURS: (80.0,) * 4, "steady": (100.0,) * 4, "first-on-one": (90.0, 200.0, 200.0, 200.0)}
-    found = {
+    result = {
         f"{policy}/{trace}": {"group": "policies", "trace": trace, "policy": policy, "mean_jct_s": jct}
         for policy, each in jcts.items()
         for trace, jct in zip(SHORT, each, strict=True)
@@ -122,7 +124,7 @@ def test_the_gain_is_over_the_best_rival_of_each_workload() -> None:
         trace: {"group": "bounds", "trace": trace, "variant": "free", "load": 1.0, "bound_s": 50.0}
         for trace in SHORT
     }
-    assert "is 11 to 20 % below" in headline(Rows({"rows": found | bounds}))
+    assert "is 11 to 20 % below" in headline(Rows({"rows": result | bounds}))
 
 
 def test_the_default_is_among_the_values_that_are_tried() -> None:
@@ -131,9 +133,9 @@ def test_the_default_is_among_the_values_that_are_tried() -> None:
 
 
 def test_what_was_not_replayed_leaves_no_table_and_no_word() -> None:
-    found = read_findings(EXPERIMENT)
-    rows = {name: row for name, row in found["rows"].items() if row["group"] in ("policies", "bounds")}
-    page = page_of(EXPERIMENT, {**found, "rows": rows})
+    result = read_findings(EXPERIMENT)
+    rows = {name: row for name, row in result["rows"].items() if row["group"] in ("policies", "bounds")}
+    page = page_of(EXPERIMENT, {**result, "rows": rows})
     lines = page.splitlines()
     assert not [line for line in lines if "- **" in line[1:]]
     assert not [
@@ -143,7 +145,7 @@ def test_what_was_not_replayed_leaves_no_table_and_no_word() -> None:
     assert not [words for words in absent if words in " ".join(page.split())]
 
 
-def test_in_the_worlds_of_others_ours_has_replayed_the_traces_that_they_have() -> None:
+def test_ours_has_replayed_the_traces_of_others() -> None:
     rows = Rows(read_findings(EXPERIMENT))
     for group in ("ares", "elastic-scaling"):  # ours was replayed before the jobs of ones reported losses
         hashes = {figures["trace_hash"] for figures in theirs(group).values()}

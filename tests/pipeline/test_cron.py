@@ -12,11 +12,13 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
 from pliant.schemas.io import read_events
+from tests.cli.calling import call
 from tests.pipeline.conftest import Shell
 
 TURN = (
@@ -41,19 +43,31 @@ def write_world(folder: Path, **rules: float) -> None:
     (folder / "train.py").write_text(SCRIPT)
 
 
-def submit(sh: Shell, folder: Path, *names: str) -> None:
+def submit(folder: Path, *names: str) -> None:
     rows = [
         {"id": name, "submit_time": 0, "model": "m", "gpus": {"requested": 1}, "command": ["train.py", name]}
         for name in names
     ]
     (folder / "more.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    done = sh("pliant submit more.jsonl --state live")
-    assert done.returncode == 0, done.stderr
+    with chdir(folder):
+        done = call("submit", "more.jsonl", "--state", "live")
+    assert done.exit_code == 0, done.stderr
 
 
 def happened(folder: Path) -> Counter[tuple[str, str]]:
     events = read_events(folder / "live" / "events.jsonl")
     return Counter((event.event, event.job) for event in events if event.job)
+
+
+def turn_here(folder: Path, policy: str, *more: str) -> str:
+    """A turn in this process; what the decision says."""
+    wait = ("--state", "live", "--wait", "60")
+    with chdir(folder):
+        decided = call("schedule", *wait, "--cluster", "cluster.json", "--policy", policy, *more)
+        assert decided.exit_code == 0, decided.stderr
+        done = call("run", *wait, stdin=decided.stdout_bytes)
+        assert done.exit_code == 0, done.stderr
+    return str(decided.stderr)
 
 
 def end(sh: Shell, folder: Path, name: str) -> None:
@@ -67,26 +81,28 @@ def end(sh: Shell, folder: Path, name: str) -> None:
 def test_turns_start_each_job_once_and_catch_up_after_an_outage(sh: Shell, inputs: Path) -> None:
     write_world(inputs)
     turn = TURN.format(policy="fifo")
-    empty = sh(turn)
-    assert empty.returncode == 0, empty.stderr
-    submit(sh, inputs, "a", "b")
+    turn_here(inputs, "fifo")
+    submit(inputs, "a", "b")
     both = sh(f"({turn}) & ({turn}); wait $!")
     assert both.returncode == 0, both.stderr
-    assert sh(turn).returncode == 0
+    turn_here(inputs, "fifo")
     assert happened(inputs)["start", "a"] == 1
     end(sh, inputs, "a")
-    assert sh(turn).returncode == 0, "it records the end"
-    assert sh(turn).returncode == 0, "it gives the GPU to the next"
+    turn_here(inputs, "fifo")  # records the end
+    turn_here(inputs, "fifo")  # gives the GPU to the next
     end(sh, inputs, "b")
-    assert sh(turn).returncode == 0
+    turn_here(inputs, "fifo")
     seen = happened(inputs)
     assert [seen[kind, name] for kind in ("start", "finish") for name in "ab"] == [1, 1, 1, 1]
     assert [(inputs / f"{name}.began").read_text() for name in "ab"] == ["once\n"] * 2
-    status = sh("pliant status --state live")
-    assert "no run uses live now; the next call of pliant run goes on" in status.stderr
+    with chdir(inputs):
+        assert (
+            "no run uses live now; the next call of pliant run goes on"
+            in call("status", "--state", "live").stderr
+        )
 
 
-def test_the_crontab_of_the_docs_runs_as_it_stands_and_prints_only_what_is_to_be_mailed(
+def test_the_crontab_of_the_docs_prints_what_is_to_be_mailed(
     tmp_path: Path,
 ) -> None:
     """With no more in the environment than cron gives."""
@@ -122,24 +138,23 @@ def test_the_crontab_of_the_docs_runs_as_it_stands_and_prints_only_what_is_to_be
     assert 'unknown policy "fofo"' in turn()
 
 
-def test_turns_heed_the_rules_of_the_cluster_and_say_why(sh: Shell, inputs: Path) -> None:
+def test_turns_keep_to_the_rules_of_the_cluster(inputs: Path) -> None:
     """A job that would be preempted for one with less work is kept for its minimum."""
     write_world(inputs, min_run_seconds=3600.0)
-    turn = TURN.format(policy="las")
-    submit(sh, inputs, "a")
-    assert sh(turn).returncode == 0
-    submit(sh, inputs, "b")
-    said = sh(turn.replace("--wait 60 |", "--wait 60 --explain |"))
-    assert said.returncode == 0, said.stderr
-    assert "kept for" in said.stderr
+    submit(inputs, "a")
+    turn_here(inputs, "las")
+    submit(inputs, "b")
+    assert "kept for" in turn_here(inputs, "las", "--explain")
     seen = happened(inputs)
     assert (seen["start", "a"], seen["preempt", "a"], seen["start", "b"]) == (1, 0, 0)
-    why = sh("pliant status a --state live --explain")
+    with chdir(inputs):
+        why = call("status", "a", "--state", "live", "--explain")
+        assert call("cancel", "a", "b", "--state", "live").exit_code == 0
     assert "as the cluster rules" in " ".join(why.stdout.split())
-    sh("pliant cancel a b --state live; " + turn)
+    turn_here(inputs, "las")
 
 
-def test_the_timer_of_the_examples_runs_a_turn_that_leaves_jobs_alone(sh: Shell, inputs: Path) -> None:
+def test_the_timer_of_the_examples_runs_a_turn(sh: Shell, inputs: Path) -> None:
     service, timer = configparser.ConfigParser(strict=False), configparser.ConfigParser()
     service.optionxform = timer.optionxform = str  # type: ignore[method-assign,assignment]
     service.read(UNITS / "pliant.service")
@@ -147,7 +162,7 @@ def test_the_timer_of_the_examples_runs_a_turn_that_leaves_jobs_alone(sh: Shell,
     assert (service["Service"]["Type"], service["Service"]["KillMode"]) == ("oneshot", "process")
     assert "OnUnitInactiveSec" in timer["Timer"]
     write_world(inputs)
-    submit(sh, inputs, "a")
+    submit(inputs, "a")
     line = service["Service"]["ExecStart"]
     done = sh(f"export STATE=live CLUSTER=cluster.json POLICY=ares; {line}")
     assert done.returncode == 0, done.stderr
@@ -160,9 +175,10 @@ def test_the_timer_of_the_examples_runs_a_turn_that_leaves_jobs_alone(sh: Shell,
     assert busy.returncode in fine, "another run serves the directory: nothing to be told of"
 
 
+@pytest.mark.services
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_units_of_the_examples(tmp_path: Path) -> None:
-    def said(*units: Path) -> str:
+    def message(*units: Path) -> str:
         command = ["systemd-analyze", "verify", "--user", "--man=no", *map(str, units)]
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -170,6 +186,6 @@ def test_systemd_accepts_the_units_of_the_examples(tmp_path: Path) -> None:
 
     wrong = tmp_path / "pliant-wrong.service"
     wrong.write_text((UNITS / "pliant.service").read_text().replace("oneshot", "twoshots"))
-    if "twoshots" not in said(wrong):
+    if "twoshots" not in message(wrong):
         pytest.skip("systemd-analyze cannot verify units here")
-    assert "pliant" not in said(*sorted(UNITS.glob("pliant.*")))
+    assert "pliant" not in message(*sorted(UNITS.glob("pliant.*")))

@@ -103,7 +103,7 @@ def test_labels_may_say_something_else_of_each_job(stated: dict[str, Any]) -> No
     assert list(table.in_order()) == in_order(tuple(jobs))
 
 
-def test_jobs_that_differ_in_what_their_labels_say_are_of_one_form() -> None:
+def test_jobs_that_differ_in_labels_are_of_one_form() -> None:
     jobs = [
         job(f"j{n}", gpu_seconds=n + 1.0, labels={"trace": "t", "runs": f"{n}-{n * n}"}) for n in range(99)
     ]
@@ -147,7 +147,7 @@ def test_a_wrong_line_of_a_known_form_is_named(line: str, words: str) -> None:
     ],
 )
 @pytest.mark.parametrize("first", ["1234.5", "8.25"])
-def test_a_value_that_is_not_where_it_is_looked_for_is_that_of_each_job(work: str, first: str) -> None:
+def test_values_in_unusual_places_are_those_of_each_job(work: str, first: str) -> None:
     start = '{{"id":"j{0}","submit_time":1234.5,"model":"m",'
     lines = [start.format(n) + work.format(amount) + "}" for n, amount in enumerate([first, "3", "4.5"])]
     table = JobTable()
@@ -185,7 +185,7 @@ def test_no_job_waits_for_itself_by_its_form() -> None:
         parse_job_table((line.format("a", 1, 1) + line.format("x", 1, 1)).encode(), "jobs")
 
 
-def test_jobs_without_a_time_arrive_with_the_first_that_states_one() -> None:
+def test_jobs_without_a_time_arrive_with_the_first_stated() -> None:
     silent = '{"id":"s","model":"m"}\n'
     text = LINE.format("a", 7, 1) + silent + LINE.format("b", 5, 1)
     table = parse_job_table(text.encode(), "jobs")
@@ -225,14 +225,14 @@ def test_a_stored_table_is_that_of_the_text(trace: tuple[Job, ...], times: list[
     table = stream_job_table(BytesIO(text), "jobs")
     assert table is not None
     assert isinstance(table.kind, memoryview) == (len(expected) > 3)
-    for found, of_text in ((table, expected), (table.in_order(), expected.in_order())):
-        assert list(found) == list(of_text)
-        assert list(found.ids()) == [one.id for one in of_text]
-        assert list(found.canonical()) == list(of_text.canonical())
-        assert [found[row] for row in range(len(found))] == list(of_text)
-        assert list(found[1:-1]) == list(of_text[1:-1])
-        assert list(one_of_each(found)) == list(one_of_each(of_text))
-        assert list(jobs_that(lambda one: one.user, found)) == list(jobs_that(lambda one: one.user, of_text))
+    for result, of_text in ((table, expected), (table.in_order(), expected.in_order())):
+        assert list(result) == list(of_text)
+        assert list(result.ids()) == [one.id for one in of_text]
+        assert list(result.canonical()) == list(of_text.canonical())
+        assert [result[row] for row in range(len(result))] == list(of_text)
+        assert list(result[1:-1]) == list(of_text[1:-1])
+        assert list(one_of_each(result)) == list(one_of_each(of_text))
+        assert list(jobs_that(lambda one: one.user, result)) == list(jobs_that(lambda one: one.user, of_text))
 
 
 @pytest.mark.usefixtures("block_of_three")

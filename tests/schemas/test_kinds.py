@@ -80,9 +80,7 @@ def test_validate_looks_at_all_files_before_it_fails(capsys: pytest.CaptureFixtu
         ("my-jobs.jsonl", "\n\n", "my-jobs.jsonl: job, 0 records"),
     ],
 )
-def test_a_file_without_a_schema_is_told_by_its_fields_then_by_its_name(
-    name: str, text: str, expected: str
-) -> None:
+def test_without_a_schema_fields_then_name_say_the_kind(name: str, text: str, expected: str) -> None:
     Path(name).write_text(text)
     assert validate_file(name) == expected
 
@@ -159,7 +157,7 @@ def test_the_hash_of_a_trace_stays_the_same_in_later_versions() -> None:
         ('[{"id": "a"}]', "it is a list (jobs and events are one object a line)"),
     ],
 )
-def test_a_file_whose_kind_cannot_be_told_says_what_is_in_the_way(text: str, why: str) -> None:
+def test_an_unknown_kind_comes_with_the_reason(text: str, why: str) -> None:
     with pytest.raises(BadInputError) as caught:
         kind_of(text.encode(), "mine.json")
     assert f"its kind is unclear, for {why}" in str(caught.value)

@@ -64,7 +64,7 @@ def test_parameter_servers_have_the_bandwidth_of_all_workers(workers, needed):
     assert servers_for(demanding(4, ps={"bandwidth": 3.0}, bandwidth=1.0), workers) == needed
 
 
-def test_servers_with_next_to_no_bandwidth_are_more_than_any_cluster_holds():
+def test_servers_without_bandwidth_are_more_than_any_cluster():
     asks = demanding(4, ps={"bandwidth": 1e-300}, bandwidth=1e300)
     assert servers_for(asks, 4) == MANY
     nodes = cluster_of({"gpus": 4}, {"gpus": 0, "bandwidth": 1e9})
@@ -72,7 +72,7 @@ def test_servers_with_next_to_no_bandwidth_are_more_than_any_cluster_holds():
     assert oversized([asks], nodes)["j"].endswith("expected at most one for each worker")
 
 
-def test_what_never_fits_does_not_count_for_a_job_that_was_accepted():
+def test_accepted_jobs_are_not_checked_for_fit():
     capacities = Capacities(cluster_of({"gpus": 4, "cpus": 8.0}).nodes)
     fits, never = demanding(4, cpu=2.0), demanding(4, cpu=3.0)
     assert capacities.without_what_never_fits(fits) is fits
@@ -101,14 +101,14 @@ def test_a_job_that_can_never_fit_is_rejected_with_the_reason(asks, reason):
     assert oversized([asks], nodes)["j"].startswith(reason)
 
 
-def test_servers_that_are_slower_than_their_workers_are_never_enough():
+def test_servers_slower_than_their_workers_are_never_enough():
     nodes = cluster_of({"gpus": 4}, {"gpus": 0})
     asks = demanding(2, ps={"bandwidth": 1.0}, bandwidth=2.0)
     reason = "needs 4 parameter servers for 2 workers, expected at most one for each worker"
     assert oversized([asks], nodes) == {"j": reason}
 
 
-def test_a_cluster_with_further_capacities_names_the_version_that_knows_them(tmp_path):
+def test_further_capacities_name_their_version(tmp_path):
     nodes = cluster_of({"gpus": 4, "resources": {"disk": 1e12}})
     (tmp_path / "cluster.json").write_bytes(document_bytes(nodes, "cluster"))
     assert '"pliant.cluster/1.2"' in (tmp_path / "cluster.json").read_text()
@@ -131,5 +131,5 @@ def test_replicas_stay_on_one_node_where_one_holds_them(nodes, room):
 
 def test_a_job_whose_replicas_fit_no_node_says_so():
     cluster = cluster_of({"gpus": 4}, {"gpus": 4}, {"gpus": 4})
-    found = oversized([job("j", gpus=12, each=3)], cluster)
-    assert found == {"j": "needs 4 replicas of 3 GPUs, each on one node, the nodes have room for 3"}
+    result = oversized([job("j", gpus=12, each=3)], cluster)
+    assert result == {"j": "needs 4 replicas of 3 GPUs, each on one node, the nodes have room for 3"}

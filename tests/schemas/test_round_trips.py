@@ -95,7 +95,7 @@ def test_jobs_of_one_file_share_what_is_equal_in_them(tmp_path: Path) -> None:
     assert "user" not in a.model_fields_set
 
 
-def test_no_jobs_are_a_header_and_a_file_of_bytes_none_is_an_error(tmp_path: Path) -> None:
+def test_no_jobs_are_a_header_and_an_empty_file_is_an_error(tmp_path: Path) -> None:
     io.write_jobs([], tmp_path / "jobs")
     assert io.read_jobs(tmp_path / "jobs") == ()
     (tmp_path / "jobs").write_bytes(b"")
@@ -118,7 +118,7 @@ def test_writers_refuse_what_no_reader_accepts(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_schemas_are_accepted_on_every_line_in_a_header_and_in_the_middle(tmp_path: Path) -> None:
+def test_schemas_are_accepted_on_every_line(tmp_path: Path) -> None:
     line = '"id":"{}","submit_time":0,"model":"m","gpus":{{"requested":1}}'
     lines = [
         "{" + line.format("bare") + "}",
@@ -128,7 +128,7 @@ def test_schemas_are_accepted_on_every_line_in_a_header_and_in_the_middle(tmp_pa
         "{" + line.format("last") + ',"schema":"pliant.job/1"}',
     ]
     (tmp_path / "jobs").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
-    assert [found.id for found in io.read_jobs(tmp_path / "jobs")] == ["bare", "first", "last"]
+    assert [result.id for result in io.read_jobs(tmp_path / "jobs")] == ["bare", "first", "last"]
 
 
 def test_a_cluster_written_by_hand_needs_no_schema(tmp_path: Path) -> None:

@@ -55,9 +55,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_write_that_is_cut_short_is_continued_and_leaves_nothing_where_the_disk_is_full_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = os.write, []
 
     def write_some(descriptor: int, data: Any) -> int:
@@ -74,7 +72,7 @@ def test_a_write_that_is_cut_short_is_continued_and_leaves_nothing_where_the_dis
     assert (tmp_path / "out").read_bytes() == b"0123456789"
 
 
-def test_a_product_that_is_made_in_its_file_replaces_the_old_one_whole(tmp_path: Path) -> None:
+def test_a_file_made_in_place_replaces_the_old_one_whole(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(b"old")
 
@@ -92,16 +90,6 @@ def test_a_product_that_is_made_in_its_file_replaces_the_old_one_whole(tmp_path:
     assert (path.read_bytes(), [*tmp_path.iterdir()]) == (b"old", [path])
     files.write_with(path, fill)
     assert (path.read_bytes(), [*tmp_path.iterdir()]) == (b"new", [path])
-
-
-def test_a_product_that_is_made_in_a_file_goes_into_a_named_pipe(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    files.write_with(path, lambda stream: stream.write(b"new") and None)
-    assert os.read(reader, 10) == b"new"
-    os.close(reader)
-    assert path.is_fifo()
 
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +122,7 @@ def test_a_place_that_cannot_be_written_is_a_mistake_of_usage(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_mode_of_a_file_is_kept_and_a_new_one_obeys_the_umask(tmp_path: Path) -> None:
+def test_modes_are_kept_and_new_files_obey_the_umask(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.touch(0o640)
     old.chmod(0o640)
@@ -153,13 +141,13 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_named_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
-    pipe, got = tmp_path / "pipe", []
+    pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
-    reader.start()
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     files.atomic_write(pipe, b"data")
-    reader.join()
-    assert got == [b"data"]
+    files.write_with(pipe, lambda stream: stream.write(b"more") and None)
+    assert os.read(reader, 10) == b"datamore"
+    os.close(reader)
     assert pipe.is_fifo()
 
 
@@ -301,16 +289,14 @@ def test_the_environment_raises_the_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert "has more than 15,000 bytes" in refusal(io.read_jobs, "/dev/zero")
 
 
-def test_a_document_that_is_too_large_is_refused_before_any_of_it_is_read(tmp_path: Path) -> None:
+def test_a_document_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     path = tmp_path / "cluster.json"
     with path.open("wb") as file:
         file.truncate(limits.DOCUMENT_BYTES + 1)
     assert refusal(io.read_cluster, path) == f"{path}: has more than 268,435,456 bytes; {ADVICE}"
 
 
-def test_a_pipe_that_no_process_writes_to_is_refused_and_not_waited_for_without_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "WRITER_S", 0.1)
     os.mkfifo(tmp_path / "jobs")
     expected = f"{tmp_path}/jobs: is a pipe, and no process has opened it for writing within 0.1 s"
@@ -318,7 +304,7 @@ def test_a_pipe_that_no_process_writes_to_is_refused_and_not_waited_for_without_
         assert refusal(read, str(tmp_path / "jobs")) == expected
 
 
-def test_a_pipe_whose_writer_comes_later_and_writes_slowly_is_read_to_its_end(tmp_path: Path) -> None:
+def test_a_pipe_with_a_late_slow_writer_is_read_to_its_end(tmp_path: Path) -> None:
     path, source = tmp_path / "pipe", tmp_path / "jobs.jsonl"
     os.mkfifo(path)
     io.write_jobs([job("a"), job("b")], source)
@@ -334,7 +320,7 @@ def test_a_pipe_whose_writer_comes_later_and_writes_slowly_is_read_to_its_end(tm
     writer.join()
 
 
-def test_a_process_substitution_is_read_though_its_writer_has_left(tmp_path: Path) -> None:
+def test_a_process_substitution_is_read_after_its_writer_ended(tmp_path: Path) -> None:
     io.write_cluster(cluster(4), tmp_path / "c.json")
     ours, theirs = os.pipe()
     os.write(theirs, (tmp_path / "c.json").read_bytes())

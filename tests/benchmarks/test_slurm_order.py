@@ -35,14 +35,14 @@ def test_slurm_s_log_is_read():
 
 
 @pytest.mark.parametrize(
-    ("limit_min", "gpus", "left_s", "said"),
+    ("limit_min", "gpus", "left_s", "reason"),
     [
         (1, 1, 20.0, ""),
         (2, 1, 20.0, "job 3 asks for 1 of the idle n[6, 7], of which are booked: job 2 n[6, 7]"),
         (1, 1, 9.98, "job 1 had left 20 ms before, its nodes were completing"),
     ],
 )
-def test_a_difference_is_explained_by_what_slurm_had_booked(limit_min, gpus, left_s, said):
+def test_a_difference_is_explained_by_what_slurm_had_booked(limit_min, gpus, left_s, reason):
     """Job 1 runs on six nodes of eight, and job 2 is to start on all of them at 100."""
     lived = Lived(
         nodes={1: frozenset(range(6))},
@@ -51,9 +51,10 @@ def test_a_difference_is_explained_by_what_slurm_had_booked(limit_min, gpus, lef
         looks={10.0: {2: Booked(100.0, 160.0, frozenset(range(8)))}},
     )
     planned = PlannedJob(0.0, gpus, limit_min, 1.0, "main", 0)
-    assert why_differs(3, planned, 10.0, lived, [1]) == said
+    assert why_differs(3, planned, 10.0, lived, [1]) == reason
 
 
+@pytest.mark.services
 def test_slurm_and_the_policy_start_a_plan_in_one_order():
     """The second job books all nodes for the end of the first; only the fourth ends before that."""
     planned = [
@@ -66,7 +67,7 @@ def test_slurm_and_the_policy_start_a_plan_in_one_order():
         lived = live(planned, favor_small=False)
     except NoSlurmError as error:
         pytest.skip(str(error))
-    found = judged(0, planned, lived, favor_small=False)
-    assert found.slurm == found.policy == (1, 4, 2, 3)
+    result = judged(0, planned, lived, favor_small=False)
+    assert result.slurm == result.policy == (1, 4, 2, 3)
     assert lived.priorities == {1: 1000, 2: 1250, 3: 1200, 4: 500}
-    assert found.other_priority == ()
+    assert result.other_priority == ()

@@ -10,6 +10,8 @@ from benchmarks.parts.pollux_workloads import inputs
 from benchmarks.parts.robust import ERRORS, jcts_s, stated, truths
 from pliant.schemas.job import EpochWork
 
+pytestmark = pytest.mark.services
+
 
 @pytest.fixture(scope="module")
 def few(reference_data):
@@ -26,10 +28,10 @@ def test_every_job_errs_within_the_stated_factors(few):
     assert len({truth.work for truth in truths(few, "work").values()}) == len(few.jobs)
 
 
-def test_jobs_state_more_work_than_they_have_and_end_when_that_is_done(few):
+def test_jobs_that_overstate_their_work_end_when_it_is_done(few):
     """Alone, a policy that does not look at work cannot tell the difference."""
-    told, truth = stated(few, "work"), truths(few, "work")
-    for job, true in zip(told.jobs, few.jobs, strict=True):
+    reported, truth = stated(few, "work"), truths(few, "work")
+    for job, true in zip(reported.jobs, few.jobs, strict=True):
         assert isinstance(job.work, EpochWork)
         assert isinstance(true.work, EpochWork)
         assert job.work.epochs * truth[job.id].work == pytest.approx(true.work.epochs)

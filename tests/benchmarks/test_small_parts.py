@@ -1,0 +1,252 @@
+"""Parts of several benchmarks, each in a test of a few lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import dead_node, elastic_dp
+from benchmarks.__main__ import benchmarks
+from benchmarks.ares import SEED, decisions
+from benchmarks.parts import decisions_at_scale, evolution, figure, mistaken_work, status_width
+from benchmarks.parts.base_install import sizes
+from benchmarks.parts.decisions_at_scale import ENOUGH_S, LATER, MOST_DECISIONS, measured
+from benchmarks.parts.figure import Figure, NotMeasurableError
+from benchmarks.parts.hosts import NoHostsError
+from benchmarks.parts.progress_coverage import HIGH, LOW, coverage, published_history
+from benchmarks.parts.published import published
+from benchmarks.parts.service_tick import log_bytes
+from benchmarks.parts.shockwave import Outcome, errors, figures
+from benchmarks.parts.shockwave import published as published_by_shockwave
+from benchmarks.parts.whatif_time import figures as whatif_figures
+from benchmarks.replay_speed import main as replay_speed
+from pliant.schemas.io import read_cluster, read_jobs
+from pliant.schemas.job import GpuTimeWork
+from pliant.tools.run.watch.screen import status_text
+from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
+from pliant.tools.schedule.registry import make_policy, policy_names
+from tests.builders import cluster, job, session
+from tests.tools.profile.histories import history, progress_of
+
+
+def test_ares_decides_alike_on_a_loaded_cluster() -> None:
+    first, second = ([used for _, used in decisions(64, 300, SEED)] for _ in range(2))
+    assert first == second
+    assert 0.9 <= np.mean(first[-300:]) <= 1
+
+
+def test_a_dead_node_costs_the_longer_of_two_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_node, "dead_s", lambda: 10.0)
+    monkeypatch.setattr(dead_node, "cut_off_s", lambda: 12.5)
+    (result,) = dead_node.figures()
+    assert (result.value, result.holds) == (12.5, True)
+
+    def refuse() -> float:
+        raise NoHostsError("needs root")
+
+    monkeypatch.setattr(dead_node, "noticed_s", refuse)
+    with pytest.raises(NotMeasurableError, match="needs root"):
+        dead_node.figures()
+
+
+def test_a_recorded_run_is_among_the_figures(tmp_path: Path) -> None:
+    record = tmp_path / "live.json"
+    (completed, *_) = missing = list(elastic_dp._live(record))
+    assert [row.value for row in missing] == [None, None, None]
+    assert completed.row("x")["holds"] is False
+    record.write_text('{"figures": [{"name": "live_vs_replay_sjs", "difference": 0.02}]}')
+    assert [row.value for row in elastic_dp._live(record)] == [None, 0.02, None]
+
+
+def test_sizes_that_are_not_the_best_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    instances = [elastic_dp._small(rng) for _ in range(60)]
+    assert all(map(elastic_dp.is_right, instances))
+    monkeypatch.setattr(elastic_dp.Optimizer, "sizes", lambda self: list(self._sizes))
+    assert not all(map(elastic_dp.is_right, instances))
+
+
+def test_the_load_of_replays_is_0_85_of_the_gpus(tmp_path: Path) -> None:
+    replay_speed("make", str(tmp_path), "fifo", "20000", "2048")
+    jobs = read_jobs(tmp_path / "jobs.jsonl")
+    works = [one.work for one in jobs]
+    gpu_hours = sum(work.gpu_seconds for work in works if isinstance(work, GpuTimeWork)) / 3600
+    gpus = sum(node.gpus for node in read_cluster(tmp_path / "cluster.json").expanded())
+    assert gpus == 2048
+    assert gpu_hours / (jobs[-1].submit_time / 3600 * gpus) == pytest.approx(0.85, rel=0.05)
+
+
+def test_mistaken_work_is_equally_wrong_each_time() -> None:
+    with mistaken_work.registered() as name:
+        held = session(make_policy(name), cluster(4))
+        for each in "abc":
+            held.submit(job(each, low=1, high=4, work={"samples": 1000}), 0.0)
+        known, again = (mistaken_work.MistakenWork(ShadowPrice(), 1.0, 0) for _ in range(2))
+        estimates = [known.left(state, 0.0) for state in held.jobs.values()]
+        assert estimates == [again.left(state, 0.0) for state in held.jobs.values()]
+        assert 1000.0 not in estimates
+        assert len(set(estimates)) == 3
+        held.decide(0.0)
+        assert any(state.gpus for state in held.jobs.values())
+    assert name not in policy_names()
+
+
+def test_the_base_install_counts_requirements_of_requirements() -> None:
+    result = sizes("pliant")
+    assert {"pliant", "numpy", "pyarrow", "pydantic", "pydantic-core", "markupsafe"} <= result.keys()
+    assert not {"torch", "pandas", "matplotlib", "pytest"} & result.keys()
+    assert all(size > 0 for size in result.values())
+
+
+def test_the_best_genome_is_within_a_percent_of_the_optimum() -> None:
+    rng = np.random.default_rng(evolution.SEED)
+    assert sum(evolution.comes_close(evolution.small_instance(rng), rng) for _ in range(40)) >= 38
+
+
+@pytest.mark.services
+def test_progress_intervals_cover_the_published_jobs(reference_data: Path) -> None:
+    if not (reference_data / "ones").is_dir():
+        pytest.skip("the reference data has no folder ones")
+    jobs = published_history(reference_data / "ones")
+    assert (len(jobs), sum(len(job.epochs) for job in jobs)) == (20, 569)
+    assert LOW <= coverage(jobs) <= HIGH
+
+
+def test_every_job_is_predicted_by_all_others() -> None:
+    few = history(4)
+    within = [0.05 <= part <= 0.95 for job in few for part in progress_of(job)]
+    assert coverage(few) == pytest.approx(np.mean(within))
+
+
+def test_numbers_of_a_table_come_with_the_published_ones() -> None:
+    assert "published" not in benchmarks()
+    rows = published("elastic-scaling", ["mixed-40.toml", "queue-40.toml"], ["Table III"], smoke=True)
+    result = {row.name: row for row in rows}
+    ours, theirs, ratio = (
+        result[f"table3_elastic_drop_sjs_{kind}"] for kind in ("ours", "published", "ratio")
+    )
+    assert (theirs.value, theirs.unit) == (80.46, "%")
+    assert ours.value is not None
+    assert ratio.value == ours.value / theirs.value
+    assert {name.rsplit("_", 1)[1] for name in result} == {"ours", "published", "ratio"}
+
+
+def test_an_hour_of_training_keeps_the_log_small() -> None:
+    assert log_bytes().holds
+
+
+def test_the_error_of_shockwave_is_that_of_the_mean_jct() -> None:
+    physical = {"a": Outcome(100.0, 1.0, 1.0, 1.0), "b": Outcome(200.0, 1.0, 1.0, 1.0)}
+    ours = {"a": Outcome(90.0, 9.0, 9.0, 9.0), "b": Outcome(250.0, 9.0, 9.0, 9.0)}
+    assert errors(ours, physical) == pytest.approx({"a": 0.1, "b": 0.25})
+
+
+@pytest.mark.services
+def test_four_published_jobs_of_shockwave_train_alone(reference_data: Path) -> None:
+    if not (reference_data / "shockwave").is_dir():
+        pytest.skip("no shockwave in the reference data")
+    rows = {row.name: row for row in figures(jobs=4)}
+    assert rows["shockwave_physical_error"].limit == pytest.approx(0.0369, abs=1e-4)
+    for policy in published_by_shockwave("physical"):
+        assert 1.0 < (rows[f"shockwave_{policy}_worst_ftf_static_ours"].value or 0.0) < 1.25
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda text: text, id="nothing"),
+        pytest.param(lambda text: text.replace("\n", " " * 80 + "x\n", 1), id="too wide"),
+        pytest.param(lambda text: "".join(text.splitlines(keepends=True)[:-1]), id="a job lacks its line"),
+        pytest.param(lambda text: text.replace("  ", " x", 1), id="a cell is not below its header"),
+    ],
+)
+def test_broken_tables_of_the_status_are_counted(
+    change: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(status_width, "status_text", lambda *args, **more: change(status_text(*args, **more)))
+    assert bool(status_width.figures(2)[0].value) == ("nothing" not in request.node.name)
+
+
+@pytest.mark.usefixtures("quick")
+def test_questions_about_a_small_state_are_measured() -> None:
+    (result,) = whatif_figures(jobs=12, visits=1)
+    assert (result.name, result.holds) == ("whatif_s", True)
+
+
+def sessions_of(decision_s: float, seeds: list[int]) -> Callable[..., list[float]]:
+    def decided(policy: str, gpus: int, jobs: int, seed: int = 0) -> list[float]:
+        seeds.append(seed)
+        return [1.0, *[decision_s] * LATER]
+
+    return decided
+
+
+@pytest.mark.parametrize(
+    ("decision_s", "sessions"),
+    [(ENOUGH_S, 1), (ENOUGH_S / LATER, 1), (ENOUGH_S / LATER / 2.5, 3), (1e-6, MOST_DECISIONS // LATER)],
+)
+def test_only_quick_decisions_are_repeated_with_other_jobs(
+    decision_s: float, sessions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(decisions_at_scale, "decisions_s", sessions_of(decision_s, seeds))
+    monkeypatch.setattr(decisions_at_scale, "_used_s", lambda: 0.0)
+    first_s, later_s, number = measured("fifo", 64, 100)
+    assert (first_s, number) == (1.0, sessions * LATER)
+    assert later_s == pytest.approx(decision_s)
+    assert len(set(seeds)) == sessions
+
+
+def test_a_process_that_has_taken_long_begins_no_further_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(decisions_at_scale, "decisions_s", sessions_of(1e-6, seeds))
+    monkeypatch.setattr(decisions_at_scale, "_used_s", lambda: 15.0)
+    assert measured("fifo", 64, 100)[2] == LATER
+
+
+@pytest.mark.parametrize(
+    ("one", "holds"),
+    [
+        (Figure("a", 1.0, "s"), None),
+        (Figure("a", 1.0, "s", 1.0), True),
+        (Figure("a", 1.1, "s", 1.0), False),
+        (Figure("a", 12.0, "ratio", 10.0, at_least=True), True),
+        (Figure("a", 9.0, "ratio", 10.0, at_least=True), False),
+        (Figure("a", None, "s", 1.0), False),
+        (Figure("a", 0.8, "", 1.1, low=0.9), False),
+        (Figure("a", 0.9, "", 1.1, low=0.9), True),
+        (Figure("a", 1.2, "", 1.1, low=0.9), False),
+    ],
+)
+def test_a_figure_says_whether_it_keeps_to_its_limit(one: Figure, holds: bool | None) -> None:
+    row = one.row("make bench NAME=x")
+    columns = [column for column in row if column != "low"]
+    assert columns == ["name", "value", "unit", "limit", "holds", "command"]
+    assert row["holds"] is holds
+
+
+def test_a_figure_of_another_machine_than_most_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, third = ({"cores": 2, "cpu": name} for name in ("one", "other", "third"))
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+
+    def renew(names: str, machine: dict[str, object]) -> tuple[dict[str, str | None], str]:
+        monkeypatch.setattr(figure, "machine", lambda: machine)
+        rows = json.loads(figure.renew("x", [Figure(name, 1.0, "s") for name in names]).read_text())
+        recorded = json.loads((tmp_path / "x.machine.json").read_text())
+        return {row["name"]: row.get("machine") for row in rows}, recorded["cpu"]
+
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    assert renew("a", third) == ({"a": "2 cores of third", "b": None, "c": None}, "one")
+    assert renew("b", other) == ({"a": "2 cores of third", "b": "2 cores of other", "c": None}, "one")
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    assert renew("a", other) == ({"a": "2 cores of other", "b": None, "c": None}, "one")
+    assert renew("b", other) == ({"a": None, "b": None, "c": "2 cores of one"}, "other")
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    (tmp_path / "x.machine.json").unlink()
+    assert renew("a", one) == ({"a": None, "b": "unknown", "c": "unknown"}, "one")
