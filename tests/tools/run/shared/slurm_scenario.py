@@ -1,8 +1,9 @@
-"""A shared run on a Slurm of its own, whose hosts have three accounts more: BACKEND FOLDER UIDS.
+"""A shared run on a Slurm of its own, whose hosts have three accounts more: KIND BACKEND FOLDER UIDS.
 
-It is a process of its own since these accounts are in files that it alone sees. One account's job trains,
-another's does all the harm it can, and a third's is cancelled; the service is killed in the middle.
-``service`` as the first argument runs that service, with a stand-in for torchrun.
+It is a process of its own since these accounts are in files that it alone sees. "hostile": one account's job
+trains, another's does all the harm it can, and a third's is cancelled; the service is killed in the middle.
+"elastic": one account's job gives a GPU to another's and trains on. ``service`` as the first argument runs
+that service, and ``plain`` as its last one a stand-in for torchrun.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from pliant.tools.run.service import decisions
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.run import run_until_done
-from pliant.tools.run.service.submit import cancel
+from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
 from tests.tools.run.scripts import OBEDIENT, PlainSlurmBackend, plain
 from tests.tools.run.shared.users import of_user, submit_event_of
-from tests.tools.run.site import QUICK, Site, environment, until
+from tests.tools.run.site import QUICK, Site, environment, in_order, python_path, until
+from tests.tools.run.test_training import ELASTIC, slow_until_the_gate
 
 PROCESSES = 60
 SHOWS = """
@@ -95,30 +97,35 @@ class PlainJobs(slurm_jobs.SlurmJobsBackend):
         super().start(handle, [replace(unit, argv=plain(unit.argv)) for unit in units])
 
 
-def serve(state: Path, uids: dict[str, int], schedule: str | None) -> None:
+def serve(state: Path, uids: dict[str, int], schedule: str | None, *, stand_in: bool) -> None:
     def opened(name: str, nodes: Cluster, dirs: StateDir) -> Backend:
         return PlainJobs(nodes, dirs) if name == "slurm-jobs" else PlainSlurmBackend(nodes, dirs)
 
-    vars(runner)["open_backend"] = opened
+    if stand_in:
+        vars(runner)["open_backend"] = opened
     vars(slurm_jobs)["SHOWS_S"] = 1.0
     vars(decisions)["submit_event"] = partial(submit_event_of, uids)
-    limits = ProcessLimits(processes=PROCESSES)
+    limits = ProcessLimits(processes=PROCESSES) if stand_in else ProcessLimits()
     options = RunOptions(state, schedule, shared=True, timeouts=QUICK, limits=limits, retries=0)
     run_until_done(options, lambda _log, _time_s: None)
 
 
 class Scenario:
-    def __init__(self, backend: str, folder: Path, slurm: SlurmCluster, uids: Sequence[int]) -> None:
+    def __init__(
+        self, backend: str, folder: Path, slurm: SlurmCluster, uids: Sequence[int], gpus: int
+    ) -> None:
         self.backend, self.slurm, self.site = backend, slurm, Site(folder)
-        self.uids = dict(zip("abc", uids, strict=True))
+        self.ann, self.bob, self.cyd = uids
         self.dirs = StateDir(self.site.state)
-        nodes = ({"name": "n0", "gpus": 3},)
+        nodes = ({"name": "n0", "gpus": gpus},)
         self.site.cluster = Cluster.model_validate({"nodes": nodes, "slots": "cpu", "backend": backend})
 
-    def service(self, schedule: str = "") -> subprocess.Popen[str]:
-        own = [sys.executable, "-m", __spec__.name, "service", str(self.site.state), json.dumps(self.uids)]
+    def service(self, schedule: str = "", *, stand_in: bool = True) -> subprocess.Popen[str]:
+        uids = json.dumps({"a": self.ann, "b": self.bob, "c": self.cyd})
+        own = [sys.executable, "-m", __spec__.name, "service", str(self.site.state), uids, schedule]
+        own += ["plain"] if stand_in else []
         env = {**environment(), **self.slurm.env, "SECRET_OF_THE_SERVICE": "x"}
-        return subprocess.Popen([*own, schedule], cwd=self.site.folder, env=env, text=True)
+        return subprocess.Popen(own, cwd=self.site.folder, env=env, text=True)
 
     def phases(self) -> dict[str, str]:
         return {name: job.phase for name, job in self.site.log().jobs.items()}
@@ -127,7 +134,7 @@ class Scenario:
         site, secret, places = self.site, self.site.folder / "secret", {}
         secret.mkdir(mode=0o700)
         (secret / "key").write_text("of root alone")
-        for name, uid in self.uids.items():
+        for name, uid in (("a", self.ann), ("b", self.bob), ("c", self.cyd)):
             places[name] = site.folder / f"work-{name}"
             places[name].mkdir(mode=0o700)
             os.chown(places[name], uid, uid)
@@ -146,10 +153,37 @@ class Scenario:
         if self.backend == "slurm":
             assert self.phases() == {"a": "running", "b": "running", "c": "cancelled"}, "b says it has ended"
         else:
-            until(lambda: run.poll() is not None or self.queue() == [self.uids["a"]])
+            until(lambda: run.poll() is not None or self.queue() == [self.ann])
         site.gate.touch()
         assert run.wait() == 0
         self.check(secret)
+
+    def play_elastic(self) -> None:
+        """Of two GPUs one job has both, until another account's wants one; no sample is lost."""
+        site = self.site
+        env = python_path()
+        site.job("a", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2, env=env)
+        site.job("b", 2, 0.02, text=ELASTIC, samples=2 * 64, env=env)
+        late = site.job("c", 2, 0.02, text=ELASTIC, samples=2 * 64, env=env)
+        del site.jobs[-1]
+        run = self.service(site.schedule("fair-share"), stand_in=False)
+        until(lambda: run.poll() is not None or (site.state / "events.jsonl").exists())
+        self.held(run, "start a 1; grow a 2")
+        until(lambda: run.poll() is not None or site.log().jobs["a"].change is None)
+        submit(site.state, [late], "jobs", folder=site.folder, now_s=0.0)
+        self.held(run, "grow a 2; shrink a 1")
+        site.gate.touch()
+        assert run.wait() == 0
+        log = site.log()
+        assert self.phases() == dict.fromkeys("abc", "finished")
+        assert log.jobs["a"].samples_done == 24 * 64
+        assert [line for line in site.of("a") if line.split()[0] in ("resume", "preempt", "requeue")] == []
+        for name, uid in (("a", self.ann), ("b", self.bob), ("c", self.cyd)):
+            assert {path.lstat().st_uid for path in self.dirs.job(name).path.rglob("*")} == {uid}
+
+    def held(self, run: subprocess.Popen[str], wanted: str) -> None:
+        until(lambda: run.poll() is not None or in_order(wanted.split("; "), self.site.of("a")))
+        assert run.poll() is None, {name: job.reason for name, job in self.site.log().jobs.items()}
 
     def progress(self, job: str) -> float:
         found = self.site.log().jobs.get(job)
@@ -163,12 +197,12 @@ class Scenario:
         phases = self.phases()
         assert (phases["a"], phases["c"]) == ("finished", "cancelled"), phases
         assert phases["b"] == ("failed" if self.backend == "slurm" else "finished"), phases
-        for name, uid in self.uids.items():
+        for name, uid in (("a", self.ann), ("b", self.bob), ("c", self.cyd)):
             folder = self.dirs.job(name).path
             assert (folder.stat().st_uid, stat.S_IMODE(folder.stat().st_mode)) == (uid, 0o700)
             assert {path.lstat().st_uid for path in folder.rglob("*")} == {uid}
             assert not (folder / "attempts/2").exists()
-        until(lambda: not any(map(of_user, self.uids.values())))
+        until(lambda: not any(map(of_user, (self.ann, self.bob, self.cyd))))
         assert [(path.name, path.read_text()) for path in secret.iterdir()] == [("key", "of root alone")]
         assert b"of root alone" not in self.dirs.events.read_bytes()
         kept = [path for path in self.dirs.kept.rglob("*") if path.is_file()]
@@ -178,8 +212,8 @@ class Scenario:
     def check_facts(self) -> None:
         said = self.dirs.job("a").attempt(1).launcher_log(0).read_text()
         found: dict[str, Any] = json.loads(said.splitlines()[0])
-        ann, crew = self.uids["a"], self.uids["c"] + 1
-        assert (found["ids"], found["groups"]) == ([ann] * 6, [ann, crew]), found
+        ids = [self.ann] * 6
+        assert (found["ids"], found["groups"]) == (ids, [self.ann, self.cyd + 1]), found
         assert (found["umask"], found["core"]) == (0o077, [0, 0])
         assert 0 < found["children"] < PROCESSES, found
         env = found["env"]
@@ -206,13 +240,16 @@ class Scenario:
 
 def main(words: Sequence[str]) -> int:
     if words[0] == "service":
-        _, state, uids, schedule = words
-        serve(Path(state), json.loads(uids), schedule or None)
+        _, state, uids, schedule, *plain_words = words
+        serve(Path(state), json.loads(uids), schedule or None, stand_in=bool(plain_words))
         return 0
-    backend, folder, *uids_of = words
+    kind, backend, folder, *uids_of = words
     try:
         with slurm_cluster((0,)) as slurm:
-            Scenario(backend, Path(folder), slurm, [*map(int, uids_of)]).play()
+            scenario = Scenario(
+                backend, Path(folder), slurm, [*map(int, uids_of)], 2 if kind == "elastic" else 3
+            )
+            scenario.play_elastic() if kind == "elastic" else scenario.play()
     except NoSlurmError as error:
         print(error)
         return 77

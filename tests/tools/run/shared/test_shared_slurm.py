@@ -24,8 +24,15 @@ exec "$@"
 PEOPLE = {"ann": ANN, "bob": BOB, "cyd": CYD}
 
 
-@pytest.mark.parametrize("backend", ["slurm", "slurm-jobs"])
-def test_jobs_on_slurm_run_as_their_users(shared_folder: Path, backend: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        ("hostile", "slurm"),
+        ("hostile", "slurm-jobs"),
+        pytest.param("elastic", "slurm", marks=pytest.mark.torch),
+    ],
+)
+def test_jobs_on_slurm_run_as_their_users(shared_folder: Path, kind: str, backend: str) -> None:
     begin = in_sight(shared_folder)
     lines = {
         "passwd": [f"pliant-{name}:x:{uid}:{uid}::/nowhere:/bin/sh" for name, uid in PEOPLE.items()],
@@ -42,7 +49,7 @@ def test_jobs_on_slurm_run_as_their_users(shared_folder: Path, backend: str) -> 
     within = ["unshare", "-m", "sh", "-c", WITH_ACCOUNTS, "sh", *files]
     if subprocess.run([*within, "true"], check=False, capture_output=True).returncode:
         pytest.skip("the system does not let this process have an /etc/passwd of its own")
-    play = [sys.executable, "-m", "tests.tools.run.shared.slurm_scenario", backend]
+    play = [sys.executable, "-m", "tests.tools.run.shared.slurm_scenario", kind, backend]
     words = [*begin, *within, *play, str(shared_folder / "site"), *map(str, PEOPLE.values())]
     done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=False)
     if done.returncode == 77:
