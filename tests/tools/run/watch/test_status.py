@@ -1,8 +1,9 @@
-"""``pliant status`` on state directories as runs leave them: any terminal, programs, one job in detail."""
+"""``pliant status`` and ``pliant top`` on state directories as runs leave them."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from pliant.cli import status as watching
 from pliant.cli.schedule import schedule
-from pliant.cli.status import Form, status
+from pliant.cli.status import Form, status, top
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
@@ -38,7 +39,7 @@ from pliant.tools.run.watch.job_page import history, job_fields, status_document
 from pliant.tools.run.watch.job_status import STATES, JobStatus, in_order, statuses
 from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status, Watcher, launched_jobs, outlook
-from pliant.tools.run.watch.top import UseMeter, summary_line
+from pliant.tools.run.watch.top import Use, UseMeter, sorted_uses, summary_line, top_text
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policy import Reserved
 from tests.builders import cluster, job
@@ -75,10 +76,16 @@ def start(job_id: str, gpus: int, time_s: float = NOW_S) -> Event:
     return Event(time_s, "start", job_id, gpus=gpus, placement=(("n0", gpus),), global_batch=960)
 
 
-@pytest.fixture
-def dirs(tmp_path: Path) -> StateDir:
+def reports(dirs: StateDir, name: str, at_s: float = NOW_S, **more: Any) -> None:
+    path = dirs.job(name).progress
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_progress(path, report(job=name, **more))
+    os.utime(path, (at_s, at_s))
+
+
+def running(state: Path, *more: Event) -> StateDir:
     """A directory where ``a`` runs on all GPUs of a cluster, at a fifth of the speed that is predicted."""
-    dirs = StateDir(tmp_path / "state")
+    dirs = StateDir(state)
     jobs = [job(name, at=NOW_S, gpus=4, gpu_seconds=400.0) for name in "abc"]
     decided(dirs, cluster(4), jobs, Question("fifo"), 400.0)
     first = {"attempt": 1, "after": "start"}
@@ -87,10 +94,30 @@ def dirs(tmp_path: Path) -> StateDir:
         decision_event(NOW_S, 0.0, "fifo", None),
         start("a", 4),
         Event(NOW_S, "progress", "a", samples_done=1.0, overhead_seconds=2.0, detail=first),
+        *more,
     )
-    dirs.job("a").path.mkdir(parents=True)
-    write_progress(dirs.job("a").progress, report(100.0, samples_per_second=0.8, gpus=4, global_batch=960))
+    reports(dirs, "a", samples=100.0, samples_per_second=0.8, gpus=4, global_batch=960)
     return dirs
+
+
+@pytest.fixture
+def dirs(tmp_path: Path) -> StateDir:
+    return running(tmp_path / "state")
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> StateDir:
+    """On eight GPUs a holds two, b four, c waits and d has ended."""
+    dirs = StateDir(tmp_path / "state")
+    jobs = [job(name, at=NOW_S, user=name.upper()) for name in "abcd"]
+    decided(dirs, cluster(8), jobs, Question("fifo"), 64.0)
+    ended = Event(NOW_S + 1, "finish", "d", gpus=0, placement=(), detail={"attempt": 1})
+    record(dirs, start("a", 2), start("b", 4), start("d", 1), ended)
+    return dirs
+
+
+def used(dirs: StateDir) -> dict[str, Use]:
+    return {use.id: use for use in UseMeter(dirs.path).look()[1]}
 
 
 @pytest.fixture
@@ -224,12 +251,17 @@ def test_what_is_not_there_is_an_error_that_says_what_is(dirs: StateDir, tmp_pat
         Watcher(tmp_path)
 
 
-def test_every_field_is_in_the_documentation(dirs: StateDir) -> None:
-    result = Watcher(dirs.path).look(ahead=True)
-    text = (Path(__file__).resolve().parents[4] / "docs" / "running-json.md").read_text()
-    fields: dict[str, Any] = job_fields(statuses(result, NOW_S)[0])
+def test_programs_get_every_field_that_is_documented(busy: StateDir, capsys: Capture) -> None:
+    reports(busy, "a", NOW_S + 5, samples_per_second=120.0)
+    top(state=busy.path, format=Form.json, sort="job")
+    first, second = json.loads(capsys.readouterr().out)["jobs"]
+    assert first.keys() == second.keys()
+    assert (first["id"], first["share"], first["samples_per_second"]) == ("a", 0.25, 120.0)
+    assert (second["samples_per_second"], second["heard_at"]) == (None, None)
+    result = Watcher(busy.path).look(ahead=True)
     document = json.loads(status_document(result, (), NOW_S))
-    named = {*fields, *document, "history", "error_lines", *STATES}
+    named = {*job_fields(statuses(result, NOW_S)[0]), *document, "history", "error_lines", *STATES, *first}
+    text = (Path(__file__).resolve().parents[4] / "docs" / "running-json.md").read_text()
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
 
 
@@ -386,21 +418,18 @@ def test_a_job_that_need_not_report_runs_once_launched(tmp_path: Path, elastic: 
         assert status_of(dirs).state == then, "the run that holds the directory records it at once"
 
 
-@pytest.mark.parametrize(("state", "asked"), [("ending", "hold"), ("cancelling", "cancel")])
+@pytest.mark.parametrize("state", ["ending", "cancelling"])
 def test_a_job_that_has_ended_is_shown_so_whatever_was_ordered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, asked: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     monkeypatch.setattr(submit, "user_name", lambda: "ada")
-    dirs = started(tmp_path, elastic="none")
+    dirs, held = started(tmp_path, elastic="none"), state == "ending"
     launched(dirs, 1).exit_code(0).write_text("0")
-    if asked == "cancel":
-        submit.cancel(dirs.path, ["a"])
-    else:
-        submit.order_jobs(dirs.path, "hold", ["a"])
+    submit.order_jobs(dirs.path, "hold", ["a"]) if held else submit.cancel(dirs.path, ["a"])
     ended = status_of(dirs)
     assert (ended.state, ended.brief) == (state, "ended, to be recorded")
     assert ended.why.startswith("its processes have ended; the next call of pliant run records how")
-    assert ended.why.endswith("; ada has ordered to hold it") == (asked == "hold")
+    assert ended.why.endswith("; ada has ordered to hold it") == held
     log, uses = UseMeter(dirs.path).look()
     assert uses == []
     assert summary_line(log, uses) == "0 jobs on 0 of 0 GPUs, 0 without, 1 ended, to be recorded"
@@ -419,15 +448,13 @@ def test_a_job_that_has_ended_is_shown_so_whatever_was_ordered(
 def test_a_job_runs_once_it_reports_after_a_change(tmp_path: Path, of: dict[str, Any], state: str) -> None:
     dirs = started(tmp_path, elastic="size")
     assert status_of(dirs).state == "starting"
-    member = Member(slot="n0/0", node="n0", address="127.0.0.1")
-    known: dict[str, Any] = {"job": "a", "generation": 1, "attempt": 1, "global_batch": 960}
-    dirs.job("a").path.mkdir(parents=True)
-    dirs.job("a").plan.write_text(Plan(**{**known, "members": (member,), **of}).model_dump_json())
-    write_progress(dirs.job("a").progress, report(100.0, gpus=1, global_batch=960, samples_per_second=2.0))
+    reports(dirs, "a", gpus=1, global_batch=960, samples_per_second=2.0)
+    members = (Member(slot="n0/0", node="n0", address="127.0.0.1"),)
+    known = {"job": "a", "generation": 1, "attempt": 1, "global_batch": 960, "members": members, **of}
+    dirs.job("a").plan.write_text(Plan.model_validate(known).model_dump_json())
     result = status_of(dirs)
     assert result.state == state
-    if state == "running":
-        assert (result.why, result.samples_per_second) == ("", 2.0)
+    assert state != "running" or (result.why, result.samples_per_second) == ("", 2.0)
 
 
 def test_a_job_resized_before_its_first_step_is_starting(tmp_path: Path) -> None:
@@ -471,8 +498,8 @@ def test_a_predicted_interval_holds_at_changing_speeds(dirs: StateDir) -> None:
     """By the time of a step it is 1 sample/s; over the last second it is more, less, or next to none."""
     likely, spans = [], []
     for speed in (0.5, 1.5, 0.8, 1.2, 0.001):
-        measured = report(*(100.0,), samples_per_second=speed, step_seconds=960.0, gpus=4, global_batch=960)
-        write_progress(dirs.job("a").progress, measured)
+        measured = {"samples_per_second": speed, "step_seconds": 960.0, "gpus": 4, "global_batch": 960}
+        reports(dirs, "a", samples=100.0, **measured)
         result = (Watcher(dirs.path).look(ahead=True).outlook or {})["b"]
         assert result.start_s is not None
         assert result.between_s is not None
@@ -580,3 +607,49 @@ def test_a_job_that_was_overtaken_says_why_that_may_be(
         "job z, submitted later, holds GPUs: policy fifo does not go by submission alone; without a profile"
     )
     assert re.search(f"(?m)^order +{words}", shown("b"))
+
+
+def test_jobs_that_hold_gpus_are_shown_with_their_reports(busy: StateDir, tmp_path: Path) -> None:
+    """In the order that was asked for."""
+    measured = {"samples_per_second": 120.0, "step_seconds": 0.25, "loss": 1.5, "memory": 3 << 29}
+    reports(busy, "a", NOW_S + 5, generation=3, **measured)
+    log, uses = UseMeter(busy.path).look()
+    table = top_text(sorted_uses(uses, "gpus"), NOW_S + 8).splitlines()
+    assert [" ".join(line.split()) for line in table] == [
+        "job user GPUs share samples/s per GPU step batch busy memory loss plan heard",
+        "b B 4 50 % - - - 960 - - - - -",
+        "a A 2 25 % 120 60 0.25 s 960 - 1.5 GiB 1.5 1.3 3 s ago",
+    ]
+    assert summary_line(log, uses) == "2 jobs on 6 of 8 GPUs, 1 without"
+    with pytest.raises(UsageError, match="no state directory"):
+        UseMeter(tmp_path)
+    reports(busy, "b", NOW_S + 9, samples_per_second=10.0)
+    uses = [*used(busy).values()]
+    orders = {by: [use.id for use in sorted_uses(uses, by)] for by in ("gpus", "speed", "job", "heard")}
+    assert orders == {"gpus": ["b", "a"], "speed": ["a", "b"], "job": ["a", "b"], "heard": ["a", "b"]}
+
+
+def test_a_report_of_an_earlier_attempt_or_a_torn_one_is_ignored(busy: StateDir) -> None:
+    reports(busy, "a", attempt=1, samples_per_second=120.0)
+    record(busy, Event(NOW_S + 2, "progress", "a", samples_done=1.0, detail={"attempt": 2}))
+    reports(busy, "b")
+    busy.job("b").progress.write_bytes(b'{"schema": "pliant.prog')
+    assert [(use.progress, use.heard_s) for use in used(busy).values()] == [(None, None), (None, None)]
+
+
+@given(st.integers(8, 120), st.floats(0, 1e300), st.text(max_size=40))
+@settings(
+    deadline=None, max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_line_is_wider_than_the_terminal(busy: StateDir, width: int, speed: float, user: str) -> None:
+    reports(busy, "a", samples_per_second=speed, loss=-speed, step_seconds=1e-9)
+    uses = [*used(busy).values()]
+    uses[0].job.job = uses[0].job.job.model_copy(update={"user": user})
+    assert max(map(width_of, top_text(uses, NOW_S + 1e6, width).splitlines())) <= width
+
+
+def test_shared_gpus_count_once_in_all_and_one_half_for_each_job(busy: StateDir) -> None:
+    record(busy, replace(start("c", 2, NOW_S + 2), detail={"beside": "a"}))
+    uses = used(busy)
+    assert (uses["a"].share, uses["c"].share, uses["a"].job.beside) == (1 / 8, 1 / 8, "c")
+    assert summary_line(read_log(busy.path), [*uses.values()]) == "3 jobs on 6 of 8 GPUs, 0 without"

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pliant.schemas.event import Event, EventName
-from pliant.schemas.file_io.events import event_lines, read_event
+from pliant.schemas.file_io.events import EventWriter, event_lines, read_event
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import ProfileRow
 from pliant.schemas.schedule import PolicyUse, Schedule
@@ -15,7 +16,15 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.members import Ending, Setback
 from pliant.tools.run.service.reports import AttemptEnded, Hindered, Said, report_events
-from pliant.tools.run.statedir.failures import FailureRecord
+from pliant.tools.run.statedir.contract.plan import write_progress
+from pliant.tools.run.statedir.directory import StateDir
+from pliant.tools.run.statedir.failures import (
+    FIRST_S,
+    LONGEST_SUSPICION_S,
+    Consequence,
+    FailureRecord,
+    Suspects,
+)
 from pliant.tools.run.statedir.log.events import (
     decision_event,
     on_clock,
@@ -24,12 +33,16 @@ from pliant.tools.run.statedir.log.events import (
     submit_event,
 )
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog, allocation_of, fold
+from pliant.tools.run.statedir.log.worker_reports import Reports, Tail, refined, reported, with_progress
+from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.run.watch.screen import status_text
 from pliant.tools.run.watch.status import Status, closed_lines
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.from_log import apply_events
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
+from tests.tools.run.statedir.contract.test_folders import report
 
 
 def event(time: float, name: EventName, **more: Any) -> Event:
@@ -55,6 +68,10 @@ CANCEL = holds(12.0, "cancel", 0)
 
 def progress(time: float, samples: float, attempt: int = 1, **detail: Any) -> Event:
     return event(time, "progress", samples_done=samples, loss=0.5, detail={"attempt": attempt, **detail})
+
+
+FIRST = progress(14.0, 8.0, after="start")
+REQUEUE = holds(20.0, "requeue", 0, attempt=1, reason="it fell")
 
 
 def failed(time: float, attempt: int) -> Event:
@@ -180,20 +197,14 @@ def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
     [("finish", "finished"), ("fail", "failed"), ("reject", "rejected"), ("cancel", "cancelled")],
 )
 def test_ended_jobs_are_not_active_any_more(name: EventName, phase: str) -> None:
-    known = log(START, holds(12.0, name, 0))
-    assert (known.jobs["a"].phase, known.active) == (phase, {})
-    late = AttemptEnded("a", 1, Ending("failed", "late"))
-    assert report_events(late, known, 20.0, 3) == [], "reports about them leave no trace"
-
-
-def test_an_attempt_ends_a_job_or_it_is_stopped_or_tried_again() -> None:
-    running = log(START)
-    done = report_events(AttemptEnded("a", 1, Ending("done", "", 1000.0)), running, 20.0, 3)
+    """Reports about them leave no trace, as those of attempts that were asked to stop."""
+    known = log(START)
+    done = report_events(AttemptEnded("a", 1, Ending("done", "", 1000.0)), known, 20.0, 3)
     assert [(e.event, e.gpus, e.samples_done) for e in done] == [("finish", 0, 1000.0)]
-    assert report_events(AttemptEnded("a", 1, Ending("stopped")), running, 20.0, 3) == []
-    broke = AttemptEnded("a", 1, FELL)
-    assert [e.event for e in report_events(broke, running, 20.0, 1)] == ["requeue"]
-    assert [e.event for e in report_events(broke, running, 20.0, 0)] == ["fail"]
+    assert report_events(AttemptEnded("a", 1, Ending("stopped")), known, 20.0, 3) == []
+    known.add(holds(12.0, name, 0))
+    assert (known.jobs["a"].phase, known.active) == (phase, {})
+    assert report_events(AttemptEnded("a", 1, FELL), known, 20.0, 3) == []
 
 
 def hindered(gpus: int, *slots: str) -> Hindered:
@@ -299,13 +310,21 @@ def test_the_first_event_is_small_however_large_the_profile_is() -> None:
     assert len(event_lines([first])) < 2000
 
 
-def test_a_log_can_hold_that_a_slot_is_bad_for_all_jobs() -> None:
-    """The workers of a second job died on it: the event is of no job."""
-    known = log(START)
+@pytest.mark.parametrize("why_not", ["", "it shares its GPUs", "another job comes"])
+def test_a_slot_where_two_jobs_died_is_bad_for_all_jobs(why_not: str) -> None:
+    """The event is of no job, unless the other one can be why."""
+    known, report = log(START), hindered(0, "n0/1")
     known.suspects.died("b", "n0/1")
-    events = report_events(hindered(1, "n0/1"), known, 20.0, 3)
-    assert [(each.event, each.job) for each in events] == [("shrink", "a"), ("slot_down", None)]
-    assert [read_event(line).event for line in event_lines(events).splitlines()] == ["shrink", "slot_down"]
+    if why_not == "another job comes":
+        report = replace(report, held=frozenset({Slot("n0", 1)}))
+    elif why_not:
+        known.jobs["a"].beside = "b"
+    events = report_events(report, known, 20.0, 3)
+    assert [(each.event, each.job) for each in events] == [
+        ("requeue", "a"),
+        ("slot_down", "a" if why_not else None),
+    ]
+    assert [read_event(line) for line in event_lines(events).splitlines()] == events
 
 
 def test_a_slot_that_failed_three_jobs_waits_for_a_resume() -> None:
@@ -330,19 +349,6 @@ def test_a_slot_that_failed_three_jobs_waits_for_a_resume() -> None:
     assert not known.suspects.deaths_on("n0/1")
     line = closed_lines(Status(fold(events)), 30.0)
     assert line == [f"slot n0/1 gets no job until pliant resume n0: {out.reason}"]
-
-
-@pytest.mark.parametrize("why", ["it shares", "another job comes"])
-def test_a_slot_of_another_job_is_withheld_from_this_one_alone(why: str) -> None:
-    known = log(START)
-    known.suspects.died("b", "n0/1")
-    report = hindered(0, "n0/1")
-    if why == "it shares":
-        known.jobs["a"].beside = "b"
-    else:
-        report = replace(report, held=frozenset({Slot("n0", 1)}))
-    events = report_events(report, known, 20.0, 3)
-    assert [(each.event, each.job) for each in events] == [("requeue", "a"), ("slot_down", "a")]
 
 
 def test_two_jobs_on_the_same_gpus_share_them_until_one_leaves() -> None:
@@ -425,3 +431,132 @@ def test_repeated_work_counts_from_the_begin_of_the_first_step() -> None:
     assert lost(event(30.0, "epoch", samples_done=200.0, detail={"attempt": 2})) == {}, "nothing is repeated"
     saved = event(31.0, "checkpoint", overhead_seconds=0.25, detail={"attempt": 2})
     assert lost(saved) == {"checkpoints": 0.25 * 2}
+
+
+def test_a_report_refines_a_job_on_gpus_in_its_newest_attempt() -> None:
+    """And ``status`` shows it."""
+    result = log(START, FIRST)
+    result.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
+    shown = status_text(Status(result), 16.0).splitlines()[1]
+    assert shown.split() == ["a", "running", "2/8", "30", "%", "in", "7", "s", "(at", "23", "s)"]
+    for last in (progress(30.0, 8.0, 2), REQUEUE):
+        known = of(START, FIRST, last)
+        assert refined(known, report(300.0)) == known
+    known = refined(of(START, FIRST, holds(15.0, "grow", 4)), report(300.0, samples_per_second=100.0))
+    assert (known.samples_done, known.samples_per_second) == (300.0, None), "not at the speed of before"
+
+
+def test_an_event_of_the_log_says_how_far_its_job_was(tmp_path: Path) -> None:
+    result = log(START, FIRST)
+    result.newest["a"] = report(300.0, loss=0.125)
+    done = replace(holds(17.0, "finish", 0), samples_done=400.0)
+    events = [holds(16.0, "shrink", 1), REQUEUE, done, FIRST]
+    logged = [with_progress(each, result) for each in events]
+    numbers = [(each.samples_done, each.loss) for each in logged]
+    assert numbers == [(300, 0.125), (300, 0.125), (400, None), (8, 0.5)]
+    assert logged[3] == FIRST
+    with State(tmp_path / "state") as state:
+        state.record([submit_event(job("a"), 10.0), START, FIRST])
+        state.log.newest["a"] = report(300.0)
+        state.record([REQUEUE])
+        assert read_log(tmp_path / "state").jobs == state.log.jobs
+        assert state.log.jobs["a"].furthest == 300.0
+
+
+def test_a_failure_after_reported_progress_is_a_first_one() -> None:
+    result = log(START, FIRST, REQUEUE, holds(21.0, "resume", 2))
+    result.newest["a"] = report(300.0, attempt=2)
+    (fell,) = report_events(AttemptEnded("a", 2, FELL), result, 22.0, 3)
+    assert (fell.detail or {})["failures"] == 1
+    result.add(with_progress(fell, result))
+    assert (result.jobs["a"].failures, result.jobs["a"].furthest) == (1, 300.0)
+
+
+def test_an_observer_and_a_policy_from_cron_read_the_reports(tmp_path: Path) -> None:
+    dirs, result = StateDir(tmp_path), log(START, FIRST)
+    reports = Reports(dirs)
+    reports.lay_over(result)
+    assert result.newest == {}
+    dirs.job("a").path.mkdir(parents=True)
+    newest = report(300.0, noise_scale=12.0)
+    write_progress(dirs.job("a").progress, newest)
+    reports.lay_over(result)
+    assert result.newest == {"a": newest}
+    (seen,) = reported(dirs, log(START, FIRST), 50.0)
+    assert (seen.time, seen.event, seen.samples_done) == (50.0, "progress", 300.0)
+    assert seen.detail == {"noise_scale": 12.0}
+
+
+def samples(tail: Tail) -> list[float | None]:
+    return [event.samples_done for event in tail.read()]
+
+
+def test_each_event_is_read_once_when_its_line_is_whole(tmp_path: Path) -> None:
+    """A successor skips those that were seen."""
+    path = tmp_path / "progress.jsonl"
+    tail, successor = Tail(path), Tail(path, skip=3)
+    assert samples(tail) == []
+    with EventWriter(path) as writer:
+        assert samples(tail) == []
+        writer.append([progress(1.0, 1.0), Event(1, "finish", "b"), progress(2.0, 2.0)])
+        assert samples(tail) == [1, 2], "workers cannot write the launcher's events"
+        assert samples(successor) == []
+        writer.append([progress(3.0, 3.0), progress(4.0, 4.0)])
+        assert samples(tail) == [3, 4]
+        assert samples(tail) == []
+        assert samples(successor) == [4]
+    path = tmp_path / "torn.jsonl"
+    tail = Tail(path)
+    with EventWriter(path) as writer:
+        writer.append([progress(1.0, 1.0), progress(2.0, 2.0)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    assert samples(tail) == [1]
+    path.write_bytes(whole)
+    assert samples(tail) == [2]
+
+
+def test_a_file_of_no_events_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "progress.jsonl").write_text("hello\nworld\n")
+    tail = Tail(tmp_path / "progress.jsonl")
+    assert samples(tail) == samples(tail) == []
+    assert len(caplog.records) == 1
+
+
+def test_deaths_keep_a_job_from_a_slot_and_more_of_them_all_jobs() -> None:
+    """One death for a while, each further one for twice as long; a third job's until an operator acts."""
+    known = Suspects()
+    for times in (1, 2, 4, 8):
+        assert known.next_death("a", "n0/1") == Consequence(FIRST_S * times, for_all=False)
+        known.died("a", "n0/1")
+    assert known.next_death("a", "n0/2") == Consequence(FIRST_S, for_all=False)
+    for _ in range(20):
+        known.died("a", "n0/1")
+    assert known.next_death("a", "n0/1").seconds == LONGEST_SUSPICION_S
+    known = Suspects()
+    known.died("a", "n0/1")
+    assert known.next_death("b", "n0/1") == Consequence(2 * FIRST_S, for_all=True)
+    known = Suspects()
+    known.died("a", "n0/1")
+    known.died("b", "n0/1")
+    assert not known.next_death("b", "n0/1").is_sick, "two jobs may both be at fault"
+    assert known.next_death("c", "n0/1").is_sick
+
+
+def test_a_job_that_fails_on_slot_after_slot_keeps_its_size() -> None:
+    """A worker that grows old clears its slot and its job."""
+    known, waits = Suspects(), []
+    for slot in ("n0/1", "n0/2", "n0/3", "n0/1"):
+        waits.append(known.wait_s("a", [slot]))
+        known.died("a", slot)
+    assert waits == [None, None, FIRST_S, 2 * FIRST_S]
+    before = known.deaths_on("n0/1")
+    known.grew_old("a", "n0/3")
+    assert known.deaths_on("n0/3") == 0
+    assert known.deaths_on("n0/1") == before > 0, "it failed there, and can grow: the slot stays suspect"
+    assert known.wait_s("a", ["n0/3"]) is None
+    known = Suspects()
+    for slot in ("n0/1", "n0/2"):
+        known.died("b", slot)
+        known.died("a", slot)
+    assert known.wait_s("a", ["n0/3"]) is None
