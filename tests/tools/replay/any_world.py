@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, Literal
 
 import numpy as np
-from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
@@ -190,52 +190,45 @@ def any_policy(name: str, seed: int = 0, stated: Mapping[str, Any] | None = None
     return make_policy(name, {**next(drawn, {}), **PARAMETERS.get(name, {}), **(stated or {})})
 
 
-def any_job(number: int, at: float, each: int, gpus: int, low: int, elastic: str, **more: Any) -> Job:
-    """A job of a model whose speeds and tables are known; what is not elastic has no limits.
+def world(
+    seed: int | str,
+    replicas: Sequence[int] = (1, 1, 1, 2),
+    jobs: tuple[int, int] = (4, 16),
+    down_s: Sequence[float | None] = (0.5, 40.0),
+    progress: Sequence[Progress] = ("samples", "samples", "goodput", "epochs", "stepwise epochs"),
+) -> World:
+    """One of these numbers of jobs, on GPUs of which nodes may be away for so long (None: for good).
 
-    :param each: GPUs of a replica.
+    :param replicas: numbers of GPUs of one, to draw from.
     """
+    draw = random.Random(seed)
+    outages = [
+        (draw.randrange(1600) / 4, draw.randrange(4), draw.choice(down_s))
+        for _ in range(draw.choice([0, 1, 3]))
+    ]
+    return World(
+        trace=tuple(_job(n, draw, replicas) for n in range(draw.randint(*jobs))),
+        where=draw.choice(sorted(CLUSTERS)),
+        progress=draw.choice(progress),
+        start_cost_s=draw.choice([0.0, 0.5, 3.0]),
+        rescale_cost_s=draw.choice([0.0, 1.0, 5.0]),
+        outages=tuple(outages),
+        interference=draw.choice([0.0, 0.0, 0.5]),
+        seed=seed if isinstance(seed, int) else draw.randrange(1000),
+        min_run_s=draw.choice([0.0, 0.0, 30.0]),
+        cooldown_s=draw.choice([0.0, 0.0, 20.0]),
+    )
+
+
+def _job(number: int, draw: random.Random, replicas: Sequence[int]) -> Job:
+    """A job of a model whose speeds and tables are known; what is not elastic has no limits."""
+    each = draw.choice(replicas)
+    gpus, elastic = each * draw.randint(1, 4 // each), draw.choice(["none", "size", "size+batch"])
+    low = each * draw.randint(1, gpus // each) if elastic != "none" else each
+    at_s = draw.randrange(30) * draw.choice([10.0, 0.37])
+    more: dict[str, Any] = {"work": {"samples": draw.uniform(0.5, 5000.0)}, "user": draw.choice(["", "u"])}
+    more |= {"priority": draw.choice([0.0, 0.0, 2.0]), "checkpoint_seconds": draw.choice([None, 16.0])}
     limits = {} if elastic == "none" else {"low": low, "high": 8}
     batch = {"size": 64, "min": 32, "max": 128} if elastic == "size+batch" else 64
     known = {"model": "m", "convergence": "m", "batch": batch, "elastic": elastic}
-    return job(f"j{number}", at=at, gpus=gpus, each=each, **known, **limits, **more)
-
-
-@st.composite
-def traces(draw: st.DrawFn, *, most: int = 8, replicas: st.SearchStrategy[int] | None = None) -> list[Job]:
-    """Jobs of up to four GPUs, rigid and elastic, of which several may arrive at once.
-
-    :param replicas: GPUs of each; else one.
-    """
-    return [
-        any_job(
-            n,
-            draw(st.integers(0, 30)) * 10.0,
-            each := 1 if replicas is None else draw(replicas),
-            gpus := each * draw(st.sampled_from([1, 2, 3, 4][: 4 // each])),
-            each * draw(st.integers(1, gpus // each)),
-            draw(st.sampled_from(["none", "size", "size+batch"])),
-            work={"samples": draw(st.floats(0.5, 5000.0))},
-            checkpoint_seconds=draw(st.sampled_from([None, 16.0])),
-        )
-        for n in range(draw(st.integers(1, most)))
-    ]
-
-
-_MOMENTS = st.integers(0, 3200).map(lambda eighths: eighths / 8)
-OUTAGES: Final = st.tuples(_MOMENTS, st.integers(0, 3), st.sampled_from([0.5, 40.0, 40.0, None]))
-
-
-@st.composite
-def worlds(draw: st.DrawFn, *, most_jobs: int = 8, replicas: st.SearchStrategy[int] | None = None) -> World:
-    """Anything that a replay may meet."""
-    return World(
-        tuple(draw(traces(most=most_jobs, replicas=replicas))),
-        draw(st.sampled_from(sorted(CLUSTERS))),
-        draw(st.sampled_from(["samples", "constant noise", "goodput", "epochs", "stepwise epochs"])),
-        draw(st.sampled_from([0.0, 0.5, 3.0])),
-        draw(st.sampled_from([0.0, 1.0, 5.0])),
-        tuple(draw(st.lists(OUTAGES, max_size=3))),
-        draw(st.sampled_from([0.0, 0.5])),
-        draw(st.integers(0, 99)),
-    )
+    return job(f"j{number}", at=at_s, gpus=gpus, each=each, **known, **limits, **more)

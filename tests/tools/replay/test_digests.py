@@ -29,7 +29,7 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import BUILT_IN
 from pliant.tools.schedule.session.session import Session
 from tests.tools.profile.rows_builder import step
-from tests.tools.replay.any_world import CLUSTERS, Progress, Scattered, World, any_job, any_policy
+from tests.tools.replay.any_world import Progress, Scattered, any_policy, world
 from tests.tools.replay.world import play
 
 RECORDED: Final = Path(__file__).parent / "golden" / "digests.json"
@@ -64,37 +64,6 @@ SPEEDS: Final[Sequence[Callable[[], Throughput]]] = (
     lambda: CurveThroughput(speeds=_FAST),
 )
 """By curves, that differ with the nodes; from a profile by sizes, and by placements; without a profile."""
-
-
-def world(seed: int | str, replicas: tuple[int, ...] = (1, 1, 1, 2)) -> World:
-    """:param replicas: numbers of GPUs of one, to draw from."""
-    draw = random.Random(seed)
-    outages = [
-        (draw.randrange(1600) / 4, draw.randrange(4), draw.choice([0.5, 40.0]))
-        for _ in range(draw.choice([0, 1, 3]))
-    ]
-    return World(
-        trace=tuple(_job(n, draw, replicas) for n in range(draw.randint(4, 16))),
-        where=draw.choice(sorted(CLUSTERS)),
-        progress=draw.choice(["samples", "samples", "goodput", "epochs", "stepwise epochs"]),
-        start_cost_s=draw.choice([0.0, 0.5, 3.0]),
-        rescale_cost_s=draw.choice([0.0, 1.0, 5.0]),
-        outages=tuple(outages),
-        interference=draw.choice([0.0, 0.0, 0.5]),
-        seed=seed if isinstance(seed, int) else draw.randrange(1000),
-        min_run_s=draw.choice([0.0, 0.0, 30.0]),
-        cooldown_s=draw.choice([0.0, 0.0, 20.0]),
-    )
-
-
-def _job(number: int, draw: random.Random, replicas: tuple[int, ...]) -> Job:
-    each = draw.choice(replicas)
-    gpus, elastic = each * draw.randint(1, 4 // each), draw.choice(["none", "size", "size+batch"])
-    low = each * draw.randint(1, gpus // each) if elastic != "none" else each
-    at_s = draw.randrange(30) * draw.choice([10.0, 0.37])
-    more: dict[str, Any] = {"work": {"samples": draw.uniform(0.5, 5000.0)}, "user": draw.choice(["", "u"])}
-    more |= {"priority": draw.choice([0.0, 0.0, 2.0]), "checkpoint_seconds": draw.choice([None, 16.0])}
-    return any_job(number, at_s, each, gpus, low, elastic, **more)
 
 
 def digest(data: bytes) -> str:

@@ -7,30 +7,46 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
 from pliant.tools.replay.engine.engine import Engine
+from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.output import parquet_bytes
-from pliant.tools.replay.run import Run, replay
+from pliant.tools.replay.output import Unfinished, in_words, parquet_bytes
+from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import policy_names
+from tests.builders import FREE_CHANGES, cluster, job
 from tests.effort import examples
+from tests.tools.profile.rows_builder import step
 from tests.tools.replay.any_world import (
+    EVENT_DRIVEN,
+    LEARNED,
     PARAMETERS,
+    ROUNDS,
     SEARCHING,
     SLOTTED,
+    Progress,
     Scattered,
     World,
     any_policy,
-    worlds,
+    world,
 )
+from tests.tools.replay.world import ends
 
 SLOW = (*SEARCHING, *SLOTTED)
+SEEDS = st.integers(0, 1 << 32)
+
+
+def any_world(seed: int, most_jobs: int) -> World:
+    return world(seed, (1, 1, 2), (1, most_jobs), (0.5, 40.0, 40.0, None), get_args(Progress))
 
 
 FACTS = ("phase", "gpus", "gpu_type", "placement", "global_batch", "preemptions", "rescales", "first_start_s")
@@ -73,25 +89,6 @@ def check_fold(world: World, policy: str, engine: Engine) -> None:
     assert folded.free.by_type == engine.session.free.by_type
 
 
-@pytest.mark.parametrize("policy", [*policy_names(), "restless"])
-def test_the_books_are_right_and_no_job_flaps(policy: str) -> None:
-    @settings(max_examples=examples(5 if policy in SLOW else 30), derandomize=True)
-    @given(
-        world=worlds(most_jobs=5 if policy in SLOW else 8, replicas=st.sampled_from([1, 1, 2])),
-        interval_s=st.just(None) if policy in SEARCHING else st.sampled_from([None, 0.0, 7.0]),
-        min_run_s=st.sampled_from([0.0, 0.0, 25.0]),
-        cooldown_s=st.sampled_from([0.0, 0.0, 15.0, 60.0]),
-    )
-    def holds(world: World, interval_s: float | None, min_run_s: float, cooldown_s: float) -> None:
-        ruled = replace(world, min_run_s=min_run_s, cooldown_s=cooldown_s)
-        engine = ruled.play(policy, interval_s=7.0 if policy == "restless" else interval_s)
-        check_books(ruled, engine)
-        check_fold(ruled, policy, engine)
-        check_rules(engine, min_run_s, cooldown_s)
-
-    holds()
-
-
 def check_rules(engine: Engine, min_run_s: float, cooldown_s: float) -> None:
     granted_s, changed_s = dict[str, float](), dict[str, float]()
     for event in engine.log.events():
@@ -105,25 +102,124 @@ def check_rules(engine: Engine, min_run_s: float, cooldown_s: float) -> None:
             changed_s[event.job] = event.time
 
 
+@pytest.mark.parametrize("policy", [*policy_names(), "restless"])
+def test_the_books_are_right_and_no_job_flaps(policy: str) -> None:
+    @settings(max_examples=examples(5 if policy in SLOW else 30), derandomize=True)
+    @given(seed=SEEDS, interval_s=st.just(None) if policy in SEARCHING else st.sampled_from([None, 0.0, 7.0]))
+    def holds(seed: int, interval_s: float | None) -> None:
+        drawn = any_world(seed, 5 if policy in SLOW else 8)
+        engine = drawn.play(policy, interval_s=7.0 if policy == "restless" else interval_s)
+        check_books(drawn, engine)
+        check_fold(drawn, policy, engine)
+        check_rules(engine, drawn.min_run_s, drawn.cooldown_s)
+
+    holds()
+
+
 @pytest.mark.parametrize("policy", ["ares", "las", "gavel", "pollux", "oasis"])
 def test_the_order_of_rows_does_not_change_a_byte(policy: str) -> None:
     @settings(max_examples=examples(2 if policy in SLOW else 5), derandomize=True)
-    @given(world=worlds(most_jobs=3 if policy in SLOW else 5), rng=st.randoms(use_true_random=False))
-    def holds(world: World, rng: random.Random) -> None:
-        simulated = world.simulated()
-        jobs, failures = list(world.trace), list(simulated.node_events)
+    @given(seed=SEEDS, rng=st.randoms(use_true_random=False))
+    def holds(seed: int, rng: random.Random) -> None:
+        drawn = any_world(seed, 3 if policy in SLOW else 5)
+        simulated, jobs = drawn.simulated(), list(drawn.trace)
+        failures = list(simulated.node_events)
         rng.shuffle(jobs)
         rng.shuffle(failures)
         mixed_up = replace(simulated, node_events=tuple(failures))
         first, again = (
             replay(
-                inputs(trace, world.nodes),
-                Run(policy, PARAMETERS.get(policy, {}), world.seed, simulated=each),
+                inputs(trace, drawn.nodes),
+                Run(policy, PARAMETERS.get(policy, {}), drawn.seed, simulated=each),
             )
-            for trace, each in ((world.trace, simulated), (jobs, mixed_up))
+            for trace, each in ((drawn.trace, simulated), (jobs, mixed_up))
         )
         assert first.log.json_lines() == again.log.json_lines()
         assert parquet_bytes(first.log) == parquet_bytes(again.log)
         assert first.summary.without_timing() == again.summary.without_timing()
 
     holds()
+
+
+# Traces at the edge: each replay ends and says what became of every job.
+
+
+POLICIES = (*EVENT_DRIVEN, *ROUNDS, "pollux")
+NODES = cluster(2, 2)
+YEAR_S = 365 * 86400.0
+
+
+def replayed(policy: str, *trace: Job, profile: Profile | None = None, **simulated: object) -> Replayed:
+    run = Run(policy, PARAMETERS.get(policy, {}), simulated=replace(FREE_CHANGES, **simulated))  # type: ignore[arg-type]
+    return replay(inputs(trace, NODES, profile), run)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_empty_trace_ends_at_once_and_one_job_runs(policy: str) -> None:
+    done = replayed(policy)
+    assert [event.event for event in done.log.events()] == ["decision"]
+    assert done.summary.lines() == [f"{policy}: 0 of 0 jobs finished, ends at 0 s, 0 decisions, 0 ms each"]
+    assert ends(replayed(policy, job("a", at=720, gpus=2, gpu_seconds=20))) == {"a": 730}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_job_that_takes_no_time_keeps_no_job_waiting(policy: str) -> None:
+    trace = [job(f"t{n}", at=1.7e9, gpus=4, gpu_seconds=1e-7) for n in range(3)]
+    done = replayed(policy, *trace, job("v", at=1.7e9, gpus=4, gpu_seconds=60))
+    assert set(ends(done)) == {"t0", "t1", "t2", "v"}
+
+
+@pytest.mark.parametrize("policy", sorted({*EVENT_DRIVEN, "las", "tiresias"} - {*LEARNED}))
+def test_ten_years_in_which_nothing_happens_are_quick(policy: str) -> None:
+    decade = job("decade", gpus=2, gpu_seconds=20 * YEAR_S)
+    done = replayed(policy, decade, job("late", at=9 * YEAR_S, gpu_seconds=5))
+    assert ends(done) == {"decade": 10 * YEAR_S, "late": 9 * YEAR_S + 5}
+    assert done.summary.decisions < 20
+
+
+PROFILE = Profile(
+    tuple(
+        step(gpus, 8 // gpus, seconds and seconds / gpus, model=model)
+        for model, seconds in (("linear", 8.0), ("huge", None))
+        for gpus in (1, 2)
+    )
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_jobs_that_can_never_run_are_named_with_the_reason(policy: str) -> None:
+    work = {"samples": 80}
+    done = replayed(
+        policy,
+        job("fits", batch=8, work=work),
+        job("large", gpus=9, batch=64, work=work),
+        job("wide", gpus=6, low=5, high=8, batch=64, work=work),
+        job("huge", model="huge", batch=8, work=work),
+        profile=PROFILE,
+    )
+    assert set(ends(done)) == {"fits"}
+    told = {one.job: one.reason for one in (*done.summary.unfinished, *done.summary.rejections)}
+    assert set(told) == {"large", "wide", "huge"}
+    assert "9 GPUs of one type, the cluster has 4" in told["large"]
+    assert "GPUs of one type, the cluster has 4" in told["wide"]
+    assert "batch 8" in told["huge"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_job_goes_on_when_all_nodes_are_down_for_good(policy: str) -> None:
+    down = tuple(NodeEvent(5.0 + number, f"n{number}", up=False) for number in range(2))
+    trace = [job(f"j{n}", gpus=1 + n % 2, gpu_seconds=100) for n in range(2)]
+    done = replayed(policy, *trace, node_events=down)
+    (line,) = done.summary.lines()[1:]
+    assert line == f'{policy}: 2 jobs ("j0", "j1") are left: no GPU is left after node failures'
+
+
+def test_jobs_that_did_not_end_are_one_line_a_reason() -> None:
+    many = [Unfinished(f"j{n}", "too large") for n in range(7)]
+    assert list(in_words([*many, Unfinished("k", "too wide")], "left")) == [
+        '7 jobs ("j0", "j1", "j2", "j3", "j4", …) are left: too large',
+        'job "k" is left: too wide',
+    ]
+    strange = [Unfinished(f"j{n}", f"reason {n}") for n in range(13)]
+    lines = list(in_words(strange, "rejected"))
+    assert (len(lines), lines[-1]) == (11, "… and 3 more rejected for other reasons")

@@ -12,7 +12,7 @@ from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
-from pliant.tools.replay.run import Submissions
+from pliant.tools.replay.run import Replayed, Submissions
 from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policy import Decision, Policy, Target
 from pliant.tools.schedule.session.session import Session
@@ -115,7 +115,7 @@ def story(engine: Engine, *names: str) -> list[tuple[float, str, str, int]]:
     ]
 
 
-def ends(engine: Engine) -> dict[str, float]:
+def ends(engine: Engine | Replayed) -> dict[str, float]:
     """When each job finished."""
     finished = [event for event in engine.log.events() if event.event == "finish"]
     assert max(Counter(event.job for event in finished).values(), default=1) == 1
