@@ -48,9 +48,9 @@ def test_files_and_reports_are_those_of_the_commands(here: Path) -> None:
     for form, of_api in {"json": result, "md": Path("api/"), "csv": "commands"}.items():
         printed = call("report", "commands", "--baseline", "fifo", "--bound", "--format", form).stdout
         assert pliant.report(of_api, baseline="fifo", bound=True).text(form) == printed
-    said = done.stderr.replace("pliant: ", "").splitlines()
+    message = done.stderr.replace("pliant: ", "").splitlines()
     assert [line.partition(",")[0] for line in str(result).splitlines()] == [
-        line.partition(",")[0] for line in said if "events in" not in line
+        line.partition(",")[0] for line in message if "events in" not in line
     ]
 
 
@@ -84,38 +84,38 @@ def test_frames_say_whose_a_row_is(here: Path) -> None:
 
 
 def test_a_report_is_written_by_its_ending_and_drawn(here: Path) -> None:
-    found = pliant.replay("jobs.jsonl", "cluster.json", policy="fifo").report(completed_at_hours=[1])
+    actual = pliant.replay("jobs.jsonl", "cluster.json", policy="fifo").report(completed_at_hours=[1])
     for ending in ("txt", "json", "csv", "md", "html"):
-        found.write(f"report.{ending}", jobs=ending == "json")
+        actual.write(f"report.{ending}", jobs=ending == "json")
     assert pliant.read("report.json", "jobs")["job"].tolist() == ["a", "b", "c"]
-    assert found.metrics.runs[0].jobs_completed_at == ((3600.0, 3),)
-    assert str(found) == Path("report.txt").read_text()
-    assert found._repr_markdown_() == Path("report.md").read_text()
-    assert "jct-cdf" in found.figures()
+    assert actual.metrics.runs[0].jobs_completed_at == ((3600.0, 3),)
+    assert str(actual) == Path("report.txt").read_text()
+    assert actual._repr_markdown_() == Path("report.md").read_text()
+    assert "jct-cdf" in actual.figures()
     with pytest.raises(UsageError, match=r"report.pdf: expected a name that ends in \.txt, \.json"):
-        found.write("report.pdf")
+        actual.write("report.pdf")
 
 
 def test_a_policy_is_held_to_figures_in_a_test_of_its_own(here: Path) -> None:
-    found = pliant.replay("jobs.jsonl", "cluster.json", policy="fifo").report()
+    actual = pliant.replay("jobs.jsonl", "cluster.json", policy="fifo").report()
     figure: dict[str, Any] = {"policy": "fifo", "metric": "jobs_finished", "min": 3}
     Path("expected.json").write_text(json.dumps({"figures": [figure]}))
-    assert found.check("expected.json")[0].holds
+    assert actual.check("expected.json")[0].holds
     Path("expected.json").write_text(json.dumps({"figures": [{**figure, "min": 4}]}))
     with pytest.raises(JobsFailedError, match="fifo jobs_finished is 3, below min 4"):
-        found.check("expected.json")
+        actual.check("expected.json")
 
 
 def test_a_schedule_is_that_of_the_command(here: Path) -> None:
-    found = pliant.schedule("jobs.jsonl", "cluster.json", policy="fifo", now_s=15)
+    actual = pliant.schedule("jobs.jsonl", "cluster.json", policy="fifo", now_s=15)
     options = ("--policy", "fifo", "--now", "15", "--explain", "--no-timing", "-o", "command.json")
     done = call("schedule", "--jobs", "jobs.jsonl", "--cluster", "cluster.json", *options, columns=300)
     assert done.exit_code == 0, done.stderr
-    found.write("api.json")
+    actual.write("api.json")
     assert Path("api.json").read_bytes() == Path("command.json").read_bytes()
-    assert found.frame().set_index("job").loc["a", "gpus"] == 4
-    assert found.frame("waiting")["job"].tolist() == ["b", "c"]
-    assert str(found) in done.stderr
+    assert actual.frame().set_index("job").loc["a", "gpus"] == 4
+    assert actual.frame("waiting")["job"].tolist() == ["b", "c"]
+    assert str(actual) in done.stderr
     with pytest.raises(InfeasibleError):
         pliant.schedule([job("big", gpus=64)], NODES, policy="fifo")
 

@@ -23,15 +23,15 @@ INSTALL = "pip install"
 
 def steps(workflow: str) -> list[tuple[bool, str]]:
     """Whether each step also runs after a failure, and its commands."""
-    found = []
+    result = []
     plain = re.sub(r"^ *#.*\n", "", workflow, flags=re.MULTILINE)
     for step in re.split(r"^ {6}- ", plain, flags=re.MULTILINE)[1:]:
         lines = dedent(f"        {step}")
         block = re.search(r"^run: \|\n((?:  .*\n|\n)+)", lines, re.MULTILINE)
         line = re.search(r"^run: ([^|].*)$", lines, re.MULTILINE)
         if block or line:
-            found.append(("if: always()" in step, dedent(block[1]) if block else str(line and line[1])))
-    return found
+            result.append(("if: always()" in step, dedent(block[1]) if block else str(line and line[1])))
+    return result
 
 
 def run(workflow: str, folder: Path) -> tuple[int, str]:
@@ -47,15 +47,15 @@ def run(workflow: str, folder: Path) -> tuple[int, str]:
         "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
         "GITHUB_STEP_SUMMARY": str(folder / "summary.md"),
     }
-    code, said = 0, ""
+    code, message = 0, ""
     for always, script in steps(workflow):
         if INSTALL not in script and (always or not code):
             line = ["bash", "-e", "-c", script]
             done = subprocess.run(
                 line, cwd=folder, env=environment, capture_output=True, text=True, check=False
             )
-            code, said = code or done.returncode, said + done.stderr
-    return code, said
+            code, message = code or done.returncode, message + done.stderr
+    return code, message
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def workflow() -> str:
 
 def test_the_example_passes_as_it_stands(workflow: str, tmp_path: Path) -> None:
     assert len(steps(workflow)) == 4
-    code, said = run(workflow, tmp_path)
-    assert code == 0, said
+    code, message = run(workflow, tmp_path)
+    assert code == 0, message
     assert 'failures="0"' in (tmp_path / "junit.xml").read_text()
     assert "Expected figures" in (tmp_path / "summary.md").read_text()
 
@@ -79,8 +79,8 @@ def test_the_expected_figures_name_the_trace_as_written_files_do() -> None:
 def test_the_example_fails_where_scheduling_became_worse(workflow: str, tmp_path: Path) -> None:
     drifted = workflow.replace("--rescale-cost 30", "--rescale-cost 300")
     assert drifted != workflow
-    code, said = run(drifted, tmp_path)
+    code, message = run(drifted, tmp_path)
     assert code == 5
-    assert re.search(r"shadow-price mean_jct_s is \S+, above max 2310 \(lower is better\)", said)
+    assert re.search(r"shadow-price mean_jct_s is \S+, above max 2310 \(lower is better\)", message)
     assert 'failures="0"' not in (tmp_path / "junit.xml").read_text()
     assert "OUT OF RANGE" in (tmp_path / "summary.md").read_text()

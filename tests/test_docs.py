@@ -46,8 +46,8 @@ def links(page: Path) -> list[str]:
 
 
 def links_of(text: str) -> list[str]:
-    found = re.findall(r"\]\(([^)\s]+)\)", without_code(text))
-    return [link for link in found if "://" not in link]
+    result = re.findall(r"\]\(([^)\s]+)\)", without_code(text))
+    return [link for link in result if "://" not in link]
 
 
 def leads_somewhere(page: Path, link: str) -> bool:
@@ -58,12 +58,12 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 def anchors(text: str) -> set[str]:
     """Anchors of a page's headings, as GitHub makes them."""
-    found: set[str] = set()
+    result: set[str] = set()
     for heading in re.findall(r"^#+ (.*)$", without_code(text), re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        again = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each) is not None for each in found)
-        found.add(f"{slug}-{again}" if again else slug)
-    return found
+        again = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each) is not None for each in result)
+        result.add(f"{slug}-{again}" if again else slug)
+    return result
 
 
 def missing_modules(text: str, *, files: bool) -> list[str]:
@@ -173,7 +173,7 @@ def test_every_command_is_in_the_reference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "limit", "holds", "said"),
+    ("value", "limit", "holds", "message"),
     [
         (1.2, 0.95, True, "at least 0.95"),
         (0.9, 0.95, False, "at least 0.95 (missed)"),
@@ -185,13 +185,13 @@ def test_every_command_is_in_the_reference() -> None:
     ],
 )
 def test_the_page_of_figures_says_from_which_side_a_limit_is(
-    value: float | None, limit: float | None, holds: bool | None, said: str
+    value: float | None, limit: float | None, holds: bool | None, message: str
 ) -> None:
-    assert performance._limit({"value": value, "limit": limit, "holds": holds}) == said
+    assert performance._limit({"value": value, "limit": limit, "holds": holds}) == message
 
 
 @pytest.mark.parametrize(
-    ("small", "large", "least", "said"),
+    ("small", "large", "least", "message"),
     [
         (0.02, 0.5, 0.01, "25"),
         (0.004, 0.5, 0.01, "> 50"),
@@ -203,9 +203,9 @@ def test_the_page_of_figures_says_from_which_side_a_limit_is(
     ],
 )
 def test_growth_below_the_clocks_resolution_is_a_bound(
-    small: float | None, large: float | None, least: float, said: str
+    small: float | None, large: float | None, least: float, message: str
 ) -> None:
-    assert performance._growth(small, large, least) == said
+    assert performance._growth(small, large, least) == message
 
 
 def test_a_figure_that_was_not_measured_is_a_dash() -> None:

@@ -31,8 +31,8 @@ for number, source in enumerate(json.load(sys.stdin), 1):
 
 @pytest.fixture
 def notebook() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((EXAMPLES / "replay.ipynb").read_bytes())
-    return found
+    result: dict[str, Any] = json.loads((EXAMPLES / "replay.ipynb").read_bytes())
+    return result
 
 
 def test_the_notebook_runs_from_top_to_bottom(notebook: dict[str, Any], tmp_path: Path) -> None:

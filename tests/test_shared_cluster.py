@@ -70,10 +70,10 @@ def test_a_user_does_by_the_page_what_it_says(monkeypatch: pytest.MonkeyPatch):
     only_root_becomes_others()
     import_commands()
     with all_may_enter() as folder, shared_run(folder) as run:
-        found = blocks(page("shared-cluster-use.md", folder))
+        result = blocks(page("shared-cluster-use.md", folder))
         monkeypatch.setenv("PLIANT_STATE", str(Shared(folder).state))
         home = run.home(ADA)
-        for block in found:
+        for block in result:
             lines = [line for line in block.commands.splitlines() if not line.startswith("export ")]
 
             def body(lines: list[str] = lines) -> list[list[object]]:
@@ -81,6 +81,6 @@ def test_a_user_does_by_the_page_what_it_says(monkeypatch: pytest.MonkeyPatch):
                 done = [call(*shlex.split(line)[1:]) for line in lines]
                 return [[each.exit_code, each.stdout, each.stderr] for each in done]
 
-            said = as_account(ADA, body)
-            assert [code for code, *_ in said] == [0] * len(lines), said
-            assert block.shown is None or block.shown == "".join(out for _, out, _ in said)
+            message = as_account(ADA, body)
+            assert [code for code, *_ in message] == [0] * len(lines), message
+            assert block.shown is None or block.shown == "".join(out for _, out, _ in message)

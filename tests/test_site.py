@@ -51,10 +51,10 @@ def build(repository: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 def pages() -> dict[str, Path]:
     """The pages of the site, and the files of the repository that they are made of."""
-    found = {str(page.relative_to(ROOT / "docs")): page for page in (ROOT / "docs").rglob("*.md")}
+    result = {str(page.relative_to(ROOT / "docs")): page for page in (ROOT / "docs").rglob("*.md")}
     outside = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
-    found |= {name: ROOT / name for name in outside}
-    return {re.sub(r"README\.md$", "index.md", name)[:-3]: page for name, page in found.items()}
+    result |= {name: ROOT / name for name in outside}
+    return {re.sub(r"README\.md$", "index.md", name)[:-3]: page for name, page in result.items()}
 
 
 def markup(html: str) -> dict[str, int]:
@@ -109,8 +109,8 @@ def test_every_page_is_there_and_can_be_searched(site: Path) -> None:
         if (here := markup(read(page.read_text()))) != (there := markup(article)):
             differ[name] = here, there
     assert differ == {}
-    found = json.loads((site / "search" / "search_index.json").read_bytes())["docs"]
-    assert {f"{name}.html" for name in pages()} <= {entry["location"] for entry in found}
+    result = json.loads((site / "search" / "search_index.json").read_bytes())["docs"]
+    assert {f"{name}.html" for name in pages()} <= {entry["location"] for entry in result}
 
 
 @needs_mkdocs
@@ -131,9 +131,9 @@ def test_a_newcomer_s_question_is_found(site: Path) -> None:
         tab = Tab(opened, 1280)
         tab.value(f"void (location.href = '{address}/index.html?q=pending')")
         opened.wait_for("Page.loadEventFired")
-        found = tab.value(FOUND)
+        result = tab.value(FOUND)
         assert tab.errors() == []
-    assert any(link.endswith("#why-is-my-job-pending") for link in found)
+    assert any(link.endswith("#why-is-my-job-pending") for link in result)
 
 
 @needs_mkdocs

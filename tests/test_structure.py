@@ -104,8 +104,8 @@ def is_allowed(own: str, target: str) -> bool:
 
 
 def test_imports_go_one_way() -> None:
-    found = ((name_of(path), name) for path, name in imports_of("pliant.", modules()))
-    assert [f"{own}: {name}" for own, name in found if not is_allowed(layer(own), layer(name))] == []
+    result = ((name_of(path), name) for path, name in imports_of("pliant.", modules()))
+    assert [f"{own}: {name}" for own, name in result if not is_allowed(layer(own), layer(name))] == []
 
 
 def breaks_run_layers(own: str, name: str) -> bool:
@@ -120,8 +120,8 @@ def breaks_run_layers(own: str, name: str) -> bool:
 
 
 def test_the_layers_of_run_know_those_below_them() -> None:
-    found = imports_of("pliant.tools.run.", sorted((ROOT / "tools/run").rglob("*.py")))
-    named = ((name_of(path).removeprefix("tools.run").strip("."), name) for path, name in found)
+    result = imports_of("pliant.tools.run.", sorted((ROOT / "tools/run").rglob("*.py")))
+    named = ((name_of(path).removeprefix("tools.run").strip("."), name) for path, name in result)
     assert [f"{own}: {name}" for own, name in named if breaks_run_layers(own, name)] == []
 
 
@@ -156,14 +156,14 @@ def test_heavy_libraries_stay_where_they_belong() -> None:
 
 def test_packaging_names_every_package() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    found = {
+    result = {
         "pliant." + ".".join(path.parent.relative_to(ROOT).parts)
         for package in PACKAGES
         for path in (ROOT / package).rglob("__init__.py")
     }
     scripts = {path.parent for path in (ROOT / "examples").rglob("*") if "__pycache__" not in path.parts}
-    found |= {".".join(("pliant", *path.relative_to(ROOT).parts)) for path in (ROOT, *scripts)}
-    assert set(listed) == found
+    result |= {".".join(("pliant", *path.relative_to(ROOT).parts)) for path in (ROOT, *scripts)}
+    assert set(listed) == result
     assert sorted(listed) == listed
 
 

@@ -110,10 +110,10 @@ def test_a_file_is_a_policy_in_all_commands_from_any_folder(
     named = ("--policy", "mine/pliant_important.py", "--param", "floor=-1")
     done = cli("schedule", *files, *named, "-o", "s.json")
     assert (done.exit_code, "priorit" in done.stderr) == (0, False), done.stderr
-    found = read_schedule("s.json")
+    result = read_schedule("s.json")
     where = f"{here}/mine/pliant_important.py:important"
-    assert (found.policy.name, found.policy.parameters) == (where, {"floor": -1.0})
-    assert [given.job for given in found.allocations] == ["b"]
+    assert (result.policy.name, result.policy.parameters) == (where, {"floor": -1.0})
+    assert [given.job for given in result.allocations] == ["b"]
 
     both = "fifo,mine/pliant_important.py:Important"
     more = ("--param", "important.floor=0", "-o", "out", "--workers", "2")
@@ -133,7 +133,7 @@ def test_a_file_is_a_policy_in_all_commands_from_any_folder(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (None, "p.py: no such file"),
         (
@@ -145,11 +145,11 @@ def test_a_file_is_a_policy_in_all_commands_from_any_folder(
         (TWO, "p.py holds several policies (one, two): say which, as in p.py:one"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line(text: str | None, said: str, here: Path) -> None:
+def test_what_is_wrong_with_a_file_is_one_line(text: str | None, message: str, here: Path) -> None:
     if text is not None:
         Path("p.py").write_text(text)
     done = cli("policies", "p.py")
-    assert (done.exit_code, done.stderr) == (2, f"pliant: {said}\n")
+    assert (done.exit_code, done.stderr) == (2, f"pliant: {message}\n")
 
 
 def test_the_page_works_as_typed(package: Path):
@@ -164,8 +164,8 @@ def test_the_page_works_as_typed(package: Path):
     assert "priorities of jobs: free GPUs go to waiting jobs of higher priority first" in described.stdout
     assert scheduled.returncode == 0, scheduled.stderr
     assert "priorit" not in scheduled.stderr
-    found = json.loads(scheduled.stdout)
-    assert {given["job"]: given["gpus"] for given in found["allocations"]} == {"b": 2, "c": 1}
-    assert found["policy"] == {"name": "important", "parameters": {"floor": 1.0}}
+    result = json.loads(scheduled.stdout)
+    assert {given["job"]: given["gpus"] for given in result["allocations"]} == {"b": 2, "c": 1}
+    assert result["policy"] == {"name": "important", "parameters": {"floor": 1.0}}
     assert tested.returncode == 0, tested.stdout
     assert "1 passed" in tested.stdout

@@ -26,8 +26,8 @@ def run(command: Sequence[str], **options: Any) -> Any:
     if words[:2] != [sys.executable, "-m"] or words[2:4] == ["pliant.cli", "run"]:
         return _RUN(command, **options)
     with chdir(options.get("cwd", os.getcwd())):
-        said = pliant(*words[3:]) if words[2] == "pliant.cli" else module(*words[2:])
-    return subprocess.CompletedProcess(command, 0, said, "")
+        message = pliant(*words[3:]) if words[2] == "pliant.cli" else module(*words[2:])
+    return subprocess.CompletedProcess(command, 0, message, "")
 
 
 def pliant(*words: str) -> str:

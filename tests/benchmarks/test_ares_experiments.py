@@ -26,9 +26,9 @@ def test_the_wall_time_is_the_cpu_of_all_replays_over_two_cores(monkeypatch: pyt
         ares_experiments, "_replayed", lambda *_families, **_how: {**replays, "philly-0-ares-alpha0.9": one}
     )
     monkeypatch.setattr(ares_experiments, "need_data", lambda *_names: None)
-    found = {row.name: row for row in ares_experiments.figures()}
-    assert found["all_policies_cpu_s"].value == 3 * 2 * len(POLICIES) * 10.0
-    assert found["all_policies_wall_s"].value == found["all_policies_cpu_s"].value / 2
-    assert found["all_policies_wall_s"].limit == 1800
-    assert found["newtrace_ares_gain_over_pollux"].value == 0.0
-    assert len(found) == len(FAMILIES) * (7 * len(POLICIES) + 3) + 2
+    result = {row.name: row for row in ares_experiments.figures()}
+    assert result["all_policies_cpu_s"].value == 3 * 2 * len(POLICIES) * 10.0
+    assert result["all_policies_wall_s"].value == result["all_policies_cpu_s"].value / 2
+    assert result["all_policies_wall_s"].limit == 1800
+    assert result["newtrace_ares_gain_over_pollux"].value == 0.0
+    assert len(result) == len(FAMILIES) * (7 * len(POLICIES) + 3) + 2

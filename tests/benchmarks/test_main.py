@@ -34,10 +34,10 @@ SERVICES = (
 
 
 def smallest(name: str) -> Sequence[Figure]:
-    found: Sequence[Figure] = importlib.import_module(f"benchmarks.{name}").smallest()
-    assert len({row.name for row in found}) == len(found)
-    assert all(row.value is None or math.isfinite(row.value) for row in found)
-    return found
+    result: Sequence[Figure] = importlib.import_module(f"benchmarks.{name}").smallest()
+    assert len({row.name for row in result}) == len(result)
+    assert all(row.value is None or math.isfinite(row.value) for row in result)
+    return result
 
 
 @pytest.mark.torch
@@ -53,12 +53,12 @@ def test_each_runs_in_its_smallest_form(name: str) -> None:
 def test_each_that_needs_a_service_runs_small(name: str) -> None:
     """Of ``rivals`` all parts may be such that nothing here can run them."""
     try:
-        found = smallest(name)
+        result = smallest(name)
     except NotMeasurableError as error:
         pytest.skip(str(error))
-    if not found:
+    if not result:
         pytest.skip("neither published data nor Slurm")
-    assert any(row.value is not None for row in found)
+    assert any(row.value is not None for row in result)
 
 
 def test_the_decisions_of_one_policy_are_measured_alone(
@@ -101,11 +101,11 @@ def test_without_its_data_a_benchmark_keeps_the_record(
     monkeypatch.setattr(figure, "RESULTS", tmp_path)
     (tmp_path / f"{name}.json").write_text("[]")
     assert main([name]) == NOT_MEASURED
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert f"{name}: no {tmp_path}/nowhere/" in said.err
-    assert "PLIANT_DATA" in said.err
-    assert f"results/{name}.json stays as it is" in said.err
+    message = capsys.readouterr()
+    assert message.out == ""
+    assert f"{name}: no {tmp_path}/nowhere/" in message.err
+    assert "PLIANT_DATA" in message.err
+    assert f"results/{name}.json stays as it is" in message.err
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {f"{name}.json": "[]"}
 
 

@@ -72,9 +72,9 @@ def test_no_decision_of_a_few_policies_changes_with_the_hour() -> None:
 
 @pytest.mark.services
 def test_deadlines_of_the_published_testbed(reference_data: Path) -> None:
-    found = trace("195job", reference_data / "elasticflow")
-    first = found.jobs[0]
-    assert (len(found.jobs), found.cluster.total_gpus) == (195, 128)
+    result = trace("195job", reference_data / "elasticflow")
+    first = result.jobs[0]
+    assert (len(result.jobs), result.cluster.total_gpus) == (195, 128)
     assert (first.model, first.batch.size, first.gpus.max) == ("deepspeech2", 32, 32)
     assert (first.utility.shape, first.utility.target) == ("step", 693.0)
     met = oasis_deadlines_met(reference_data, jobs_limit=10)

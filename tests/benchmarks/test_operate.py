@@ -57,12 +57,12 @@ def test_a_first_step_is_measured_from_its_decision_on(monkeypatch: pytest.Monke
 def test_a_day_on_slurm_ends_with_all_jobs_and_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_day, "AWAY_S", 0.5)
     try:
-        found = slurm_day.live(2, gap_s=1.0, epochs=(1, 2), profiled=False)
+        result = slurm_day.live(2, gap_s=1.0, epochs=(1, 2), profiled=False)
     except NoSlurmError as error:
         pytest.skip(str(error))
-    assert (found.lost, found.wrong) == (0, 0)
-    assert found.jct_s > 0
-    assert found.simulated_jct_s > 0
+    assert (result.lost, result.wrong) == (0, 0)
+    assert result.jct_s > 0
+    assert result.simulated_jct_s > 0
 
 
 def soaked(grows: float, leaks: float) -> list[soak.Sample]:

@@ -39,9 +39,9 @@ def test_a_job_that_overtakes_was_not_foreseen(tmp_path: Path) -> None:
 
 def test_a_misjudged_profile_is_off_by_one_factor_per_model() -> None:
     rows = (step(1, 10, 1.0), step(2, 10, 1.5), step(1, 10, 1.0, model="other"))
-    found = misjudged(Profile(rows), 0.2).rows
+    result = misjudged(Profile(rows), 0.2).rows
     factors = [
-        (new.step_seconds or 0) / (old.step_seconds or 1) for new, old in zip(found, rows, strict=True)
+        (new.step_seconds or 0) / (old.step_seconds or 1) for new, old in zip(result, rows, strict=True)
     ]
     assert factors[0] == factors[1] != factors[2]
-    assert all((row.samples_per_second or 0) * (row.step_seconds or 0) == row.gpus * 10 for row in found)
+    assert all((row.samples_per_second or 0) * (row.step_seconds or 0) == row.gpus * 10 for row in result)

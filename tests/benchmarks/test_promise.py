@@ -21,17 +21,17 @@ TIGHT = 8
 
 @pytest.mark.parametrize("number", [3, 6, TIGHT, 9])
 def test_policy_report_and_page_agree_on_the_latest_ends(number: int) -> None:
-    found = promise.verdict(promise.instance(number))
-    assert (found.late, found.alarms, found.differing) == ((), (), ())
-    assert 0 < found.used <= 1
+    result = promise.verdict(promise.instance(number))
+    assert (result.late, result.alarms, result.differing) == ((), (), ())
+    assert 0 < result.used <= 1
 
 
 def test_without_the_guard_late_jobs_are_counted() -> None:
     with patch.object(Bound, "guard", lambda self, members, known, time_s: Guard.none(members)):
-        found = promise.verdict(promise.instance(TIGHT))
-    assert found.late
-    assert found.alarms == ()
-    assert found.used > 1
+        result = promise.verdict(promise.instance(TIGHT))
+    assert result.late
+    assert result.alarms == ()
+    assert result.used > 1
 
 
 def test_cpus_of_a_node_are_dealt_out_with_its_gpus() -> None:
@@ -42,16 +42,16 @@ def test_cpus_of_a_node_are_dealt_out_with_its_gpus() -> None:
     nodes = Cluster.model_validate({"nodes": ({"name": "n0", "gpus": 4, "cpus": 4},)})
     bound = job("bound", low=1, high=4, work={"samples": 160}, resources={"worker": {"cpu": 2}})
     plain = job("plain", low=1, high=4, work={"samples": 320})
-    found = latest_ends([bound, plain], nodes, LINEAR, TERMS, {"bound": 0.0, "plain": 0.0})
-    assert found == {"bound": 100.0, "plain": 200.0}
+    result = latest_ends([bound, plain], nodes, LINEAR, TERMS, {"bound": 0.0, "plain": 0.0})
+    assert result == {"bound": 100.0, "plain": 200.0}
 
 
 def test_replicas_are_dealt_out_whole() -> None:
     """Nodes of three GPUs hold one replica of two each; the third GPUs are the plain job's."""
     pair = job("pair", gpus=2, low=2, high=6, each=2, work={"samples": 160})
     plain = job("plain", low=1, high=4, work={"samples": 160})
-    found = latest_ends([pair, plain], cluster(3, 3), LINEAR, TERMS, {"pair": 0.0, "plain": 0.0})
-    assert found == {"pair": 100.0, "plain": 100.0}
+    result = latest_ends([pair, plain], cluster(3, 3), LINEAR, TERMS, {"pair": 0.0, "plain": 0.0})
+    assert result == {"pair": 100.0, "plain": 100.0}
 
 
 def test_jobs_begin_when_their_users_limit_has_room() -> None:

@@ -30,8 +30,8 @@ def test_every_job_errs_within_the_stated_factors(few):
 
 def test_jobs_that_overstate_their_work_end_when_it_is_done(few):
     """Alone, a policy that does not look at work cannot tell the difference."""
-    told, truth = stated(few, "work"), truths(few, "work")
-    for job, true in zip(told.jobs, few.jobs, strict=True):
+    reported, truth = stated(few, "work"), truths(few, "work")
+    for job, true in zip(reported.jobs, few.jobs, strict=True):
         assert isinstance(job.work, EpochWork)
         assert isinstance(true.work, EpochWork)
         assert job.work.epochs * truth[job.id].work == pytest.approx(true.work.epochs)

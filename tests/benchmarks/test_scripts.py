@@ -53,8 +53,8 @@ def instead(module: Any, monkeypatch: pytest.MonkeyPatch, job: Scripted) -> Scri
 
 def test_compiled_graphs_are_counted_by_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = instead(compile_count, monkeypatch, Scripted(tmp_path, 1, 2, 2))
-    found = {row.name: row.value for row in compile_count.figures(sizes=(2, 1))}
-    assert found == {"compile_recompiles_per_change": 0.5, "compile_recompiles_after_first_change": 0.0}
+    result = {row.name: row.value for row in compile_count.figures(sizes=(2, 1))}
+    assert result == {"compile_recompiles_per_change": 0.5, "compile_recompiles_after_first_change": 0.0}
     assert job.sizes == [1, 2, 1, 0]
 
 
@@ -63,11 +63,11 @@ def test_a_resize_is_compared_with_a_start_of_the_same_size(
 ) -> None:
     monkeypatch.setattr(relaunch_cost, "time", SimpleNamespace(time=lambda: 0.0))
     job = instead(relaunch_cost, monkeypatch, Scripted(tmp_path, 5.0, 6.0, 4.0))
-    found = {row.name: row for row in relaunch_cost.figures(rounds=1, changes=((2, 1),))}
+    result = {row.name: row for row in relaunch_cost.figures(rounds=1, changes=((2, 1),))}
     assert job.sizes == [2, 1, 0, 1, 0]
-    assert found["relaunch_resize_over_start"].value == 6.0 / 4.0
-    assert [found[f"added_lines_{name}"].value for name in ("trainer", "lightning")] == [3, 3]
-    assert all(row.holds for row in found.values() if row.unit == "lines")
+    assert result["relaunch_resize_over_start"].value == 6.0 / 4.0
+    assert [result[f"added_lines_{name}"].value for name in ("trainer", "lightning")] == [3, 3]
+    assert all(row.holds for row in result.values() if row.unit == "lines")
 
 
 @pytest.mark.torch

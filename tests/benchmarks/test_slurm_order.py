@@ -67,7 +67,7 @@ def test_slurm_and_the_policy_start_a_plan_in_one_order():
         lived = live(planned, favor_small=False)
     except NoSlurmError as error:
         pytest.skip(str(error))
-    found = judged(0, planned, lived, favor_small=False)
-    assert found.slurm == found.policy == (1, 4, 2, 3)
+    result = judged(0, planned, lived, favor_small=False)
+    assert result.slurm == result.policy == (1, 4, 2, 3)
     assert lived.priorities == {1: 1000, 2: 1250, 3: 1200, 4: 500}
-    assert found.other_priority == ()
+    assert result.other_priority == ()

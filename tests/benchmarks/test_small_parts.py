@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from benchmarks import dead_node, elastic_dp
 from benchmarks.__main__ import benchmarks
 from benchmarks.ares import SEED, decisions
-from benchmarks.parts import evolution, mistaken_work, status_width
+from benchmarks.parts import decisions_at_scale, evolution, figure, mistaken_work, status_width
 from benchmarks.parts.base_install import sizes
-from benchmarks.parts.figure import NotMeasurableError
+from benchmarks.parts.decisions_at_scale import ENOUGH_S, LATER, MOST_DECISIONS, measured
+from benchmarks.parts.figure import Figure, NotMeasurableError
 from benchmarks.parts.hosts import NoHostsError
 from benchmarks.parts.progress_coverage import HIGH, LOW, coverage, published_history
 from benchmarks.parts.published import published
@@ -40,8 +42,8 @@ def test_ares_decides_alike_on_a_loaded_cluster() -> None:
 def test_a_dead_node_costs_the_longer_of_two_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_node, "dead_s", lambda: 10.0)
     monkeypatch.setattr(dead_node, "cut_off_s", lambda: 12.5)
-    (found,) = dead_node.figures()
-    assert (found.value, found.holds) == (12.5, True)
+    (result,) = dead_node.figures()
+    assert (result.value, result.holds) == (12.5, True)
 
     def refuse() -> float:
         raise NoHostsError("needs root")
@@ -94,10 +96,10 @@ def test_mistaken_work_is_equally_wrong_each_time() -> None:
 
 
 def test_the_base_install_counts_requirements_of_requirements() -> None:
-    found = sizes("pliant")
-    assert {"pliant", "numpy", "pyarrow", "pydantic", "pydantic-core", "markupsafe"} <= found.keys()
-    assert not {"torch", "pandas", "matplotlib", "pytest"} & found.keys()
-    assert all(size > 0 for size in found.values())
+    result = sizes("pliant")
+    assert {"pliant", "numpy", "pyarrow", "pydantic", "pydantic-core", "markupsafe"} <= result.keys()
+    assert not {"torch", "pandas", "matplotlib", "pytest"} & result.keys()
+    assert all(size > 0 for size in result.values())
 
 
 def test_the_best_genome_is_within_a_percent_of_the_optimum() -> None:
@@ -123,14 +125,14 @@ def test_every_job_is_predicted_by_all_others() -> None:
 def test_numbers_of_a_table_come_with_the_published_ones() -> None:
     assert "published" not in benchmarks()
     rows = published("elastic-scaling", ["mixed-40.toml", "queue-40.toml"], ["Table III"], smoke=True)
-    found = {row.name: row for row in rows}
+    result = {row.name: row for row in rows}
     ours, theirs, ratio = (
-        found[f"table3_elastic_drop_sjs_{kind}"] for kind in ("ours", "published", "ratio")
+        result[f"table3_elastic_drop_sjs_{kind}"] for kind in ("ours", "published", "ratio")
     )
     assert (theirs.value, theirs.unit) == (80.46, "%")
     assert ours.value is not None
     assert ratio.value == ours.value / theirs.value
-    assert {name.rsplit("_", 1)[1] for name in found} == {"ours", "published", "ratio"}
+    assert {name.rsplit("_", 1)[1] for name in result} == {"ours", "published", "ratio"}
 
 
 def test_an_hour_of_training_keeps_the_log_small() -> None:
@@ -171,5 +173,80 @@ def test_broken_tables_of_the_status_are_counted(
 
 @pytest.mark.usefixtures("quick")
 def test_questions_about_a_small_state_are_measured() -> None:
-    (found,) = whatif_figures(jobs=12, visits=1)
-    assert (found.name, found.holds) == ("whatif_s", True)
+    (result,) = whatif_figures(jobs=12, visits=1)
+    assert (result.name, result.holds) == ("whatif_s", True)
+
+
+def sessions_of(decision_s: float, seeds: list[int]) -> Callable[..., list[float]]:
+    def decided(policy: str, gpus: int, jobs: int, seed: int = 0) -> list[float]:
+        seeds.append(seed)
+        return [1.0, *[decision_s] * LATER]
+
+    return decided
+
+
+@pytest.mark.parametrize(
+    ("decision_s", "sessions"),
+    [(ENOUGH_S, 1), (ENOUGH_S / LATER, 1), (ENOUGH_S / LATER / 2.5, 3), (1e-6, MOST_DECISIONS // LATER)],
+)
+def test_only_quick_decisions_are_repeated_with_other_jobs(
+    decision_s: float, sessions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(decisions_at_scale, "decisions_s", sessions_of(decision_s, seeds))
+    monkeypatch.setattr(decisions_at_scale, "_used_s", lambda: 0.0)
+    first_s, later_s, number = measured("fifo", 64, 100)
+    assert (first_s, number) == (1.0, sessions * LATER)
+    assert later_s == pytest.approx(decision_s)
+    assert len(set(seeds)) == sessions
+
+
+def test_a_process_that_has_taken_long_begins_no_further_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(decisions_at_scale, "decisions_s", sessions_of(1e-6, seeds))
+    monkeypatch.setattr(decisions_at_scale, "_used_s", lambda: 15.0)
+    assert measured("fifo", 64, 100)[2] == LATER
+
+
+@pytest.mark.parametrize(
+    ("one", "holds"),
+    [
+        (Figure("a", 1.0, "s"), None),
+        (Figure("a", 1.0, "s", 1.0), True),
+        (Figure("a", 1.1, "s", 1.0), False),
+        (Figure("a", 12.0, "ratio", 10.0, at_least=True), True),
+        (Figure("a", 9.0, "ratio", 10.0, at_least=True), False),
+        (Figure("a", None, "s", 1.0), False),
+        (Figure("a", 0.8, "", 1.1, low=0.9), False),
+        (Figure("a", 0.9, "", 1.1, low=0.9), True),
+        (Figure("a", 1.2, "", 1.1, low=0.9), False),
+    ],
+)
+def test_a_figure_says_whether_it_keeps_to_its_limit(one: Figure, holds: bool | None) -> None:
+    row = one.row("make bench NAME=x")
+    columns = [column for column in row if column != "low"]
+    assert columns == ["name", "value", "unit", "limit", "holds", "command"]
+    assert row["holds"] is holds
+
+
+def test_a_figure_of_another_machine_than_most_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other, third = ({"cores": 2, "cpu": name} for name in ("one", "other", "third"))
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+
+    def renew(names: str, machine: dict[str, object]) -> tuple[dict[str, str | None], str]:
+        monkeypatch.setattr(figure, "machine", lambda: machine)
+        rows = json.loads(figure.renew("x", [Figure(name, 1.0, "s") for name in names]).read_text())
+        recorded = json.loads((tmp_path / "x.machine.json").read_text())
+        return {row["name"]: row.get("machine") for row in rows}, recorded["cpu"]
+
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    assert renew("a", third) == ({"a": "2 cores of third", "b": None, "c": None}, "one")
+    assert renew("b", other) == ({"a": "2 cores of third", "b": "2 cores of other", "c": None}, "one")
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    assert renew("a", other) == ({"a": "2 cores of other", "b": None, "c": None}, "one")
+    assert renew("b", other) == ({"a": None, "b": None, "c": "2 cores of one"}, "other")
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    (tmp_path / "x.machine.json").unlink()
+    assert renew("a", one) == ({"a": None, "b": "unknown", "c": "unknown"}, "one")

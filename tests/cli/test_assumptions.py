@@ -36,7 +36,7 @@ def here(here: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ([], [NO_PROFILE, NO_COSTS, NO_TABLE]),
         (["--progress", "samples", *FREE], [NO_PROFILE]),
@@ -49,20 +49,20 @@ def here(here: Path) -> Path:
     ],
 )
 def test_assumptions_are_printed_once_and_are_in_the_report(
-    here: Path, options: list[str], said: list[str]
+    here: Path, options: list[str], message: list[str]
 ) -> None:
     done = call("replay", *FILES, *options, "--policy", "fifo,las", "-o", "out")
     assert done.exit_code == 0, done.stderr
     lines = done.stderr.splitlines()
-    assert lines[: len(said)] == [f"pliant: {text}" for text in said]
-    assert all(lines.count(f"pliant: {text}") == 1 for text in said)
+    assert lines[: len(message)] == [f"pliant: {text}" for text in message]
+    assert all(lines.count(f"pliant: {text}") == 1 for text in message)
     shown = " ".join(call("report", "out").stdout.split())
-    assert all(shown.count(text) == 1 for text in said)
-    assert json.loads((here / "out" / "fifo.summary.json").read_text())["assumptions"] == said
+    assert all(shown.count(text) == 1 for text in message)
+    assert json.loads((here / "out" / "fifo.summary.json").read_text())["assumptions"] == message
 
     refused = call("replay", *FILES, *options, "--policy", "fifo", "--strict", "-o", "none/")
     assert refused.exit_code == 3
-    assert refused.stderr.splitlines() == [f"pliant: --strict: {text}" for text in said]
+    assert refused.stderr.splitlines() == [f"pliant: --strict: {text}" for text in message]
     assert not (here / "none").exists()
 
 
@@ -72,8 +72,8 @@ def jct_s(*options: str) -> float:
         "replay", *FILES, *PROFILE, *options, "--progress", "samples", "--policy", "fifo", "-o", "x.parquet"
     )
     assert done.exit_code == 0, done.stderr
-    found = json.loads(call("report", "x.parquet", "--format", "json").stdout)
-    mean_s: float = found["runs"][0]["mean_jct_s"]
+    result = json.loads(call("report", "x.parquet", "--format", "json").stdout)
+    mean_s: float = result["runs"][0]["mean_jct_s"]
     return mean_s
 
 

@@ -50,10 +50,10 @@ def test_settings_are_found_from_a_folder_below(here: Path, monkeypatch: pytest.
     below = here / "src" / "deep"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
-    found = scheduled(str(here / "a.jsonl"))
-    assert found["policy"] == {"name": "shadow-price", "parameters": found["policy"]["parameters"]}
-    assert found["policy"]["parameters"]["dwell_s"] == 300
-    assert (found["jobs"][0]["user"], found["allocations"][0]["gpus"]) == ("ann", 2)
+    result = scheduled(str(here / "a.jsonl"))
+    assert result["policy"] == {"name": "shadow-price", "parameters": result["policy"]["parameters"]}
+    assert result["policy"]["parameters"]["dwell_s"] == 300
+    assert (result["jobs"][0]["user"], result["allocations"][0]["gpus"]) == ("ann", 2)
     monkeypatch.chdir(here)
     assert call("submit", "a.jsonl").stdout == "a\n"
     monkeypatch.chdir(below)

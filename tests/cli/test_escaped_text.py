@@ -110,7 +110,7 @@ def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(
         json.dumps({"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 1}, name: 1}) + "\n"
     )
     escaped = name.encode("unicode_escape").decode()
-    for arguments, said in (
+    for arguments, message in (
         (["validate", name], f"pliant: {escaped}: no such file\n"),
         (["status", "--state", name], f"pliant: {escaped}: no state directory"),
         (["validate", "--kind", "job", f"{name}.jsonl"], f"pliant: {escaped}.jsonl:1: /{escaped}: is not a"),
@@ -119,7 +119,7 @@ def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(
         monkeypatch.setattr(sys, "argv", ["pliant", *arguments])
         done = call(*arguments)
         assert done.exit_code in (2, 3)
-        assert said in done.stderr
+        assert message in done.stderr
         assert [each for each in done.stderr if not each.isprintable() and each != "\n"] == []
 
 

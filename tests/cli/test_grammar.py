@@ -89,10 +89,10 @@ def test_an_old_spelling_does_the_same_and_says_the_new_one(old: str, new: str) 
 def without_times(text: str) -> object:
     """What is printed, less the moment at which it was."""
     try:
-        found = json.loads(text)
+        result = json.loads(text)
     except ValueError:
         return text
-    return {name: value for name, value in found.items() if name != "time"}
+    return {name: value for name, value in result.items() if name != "time"}
 
 
 def test_out_is_now_output_and_both_at_once_are_refused(here: Path) -> None:
@@ -131,14 +131,14 @@ def test_a_recipe_and_a_parameter_take_times_too(here: Path) -> None:
     recipe = 'policies = ["shadow-price"]\ninterval = "2m"\n[parameters.shadow-price]\ndwell_s = ["5m"]\n'
     (here / "sweep.toml").write_text(recipe + world)
     assert call("replay --recipe sweep.toml -o out --workers 1").exit_code == 0
-    (found,) = (here / "out").glob("*.parquet")
-    detail = read_events(found)[0].detail or {}
+    (result,) = (here / "out").glob("*.parquet")
+    detail = read_events(result)[0].detail or {}
     assert (detail["interval_s"], detail["parameters"]["dwell_s"]) == (120.0, 300.0)
 
 
 def test_a_decision_is_asked_for_at_a_date(here: Path) -> None:
-    found = json.loads(call(f"schedule jobs.jsonl {CLUSTER} --now 2026-03-01T12:00Z").stdout)
-    assert found["time"] == 1_772_366_400.0
+    result = json.loads(call(f"schedule jobs.jsonl {CLUSTER} --now 2026-03-01T12:00Z").stdout)
+    assert result["time"] == 1_772_366_400.0
 
 
 def test_the_help_explains_times_and_sizes() -> None:

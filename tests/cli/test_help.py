@@ -1,8 +1,10 @@
-"""What every command says of itself, and what the entry point does where there is no room to say it."""
+"""What every command says of itself: on the terminal, in manual pages, and where there is no room."""
 
 from __future__ import annotations
 
 import inspect
+import shutil
+import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
@@ -39,11 +41,11 @@ def test_examples_stand_on_lines_of_their_own() -> None:
 def test_help_shows_every_word_of_a_commands_description() -> None:
     """What stands in brackets is not taken for a colour."""
     for name, *_ in COMMANDS:
-        said = inspect.getdoc(
+        message = inspect.getdoc(
             getattr(import_module(f"pliant.cli.{MODULES.get(name, name)}"), name.replace(" ", "_"))
         )
         shown = call(*name.split(), "--help").stdout.replace("\u2502", " ").split()
-        assert not {*(said or "").replace("\b", "").split()} - {*shown}, name
+        assert not {*(message or "").replace("\b", "").split()} - {*shown}, name
 
 
 needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
@@ -71,3 +73,24 @@ def test_a_usage_error_keeps_its_exit_code_with_stderr_full(
         with pytest.raises(SystemExit) as left, redirect_stderr(full):
             main()
     assert left.value.code == 2
+
+
+def test_every_command_has_a_page_with_its_options_and_examples(here: Path) -> None:
+    done = call("man", "share")
+    assert done.exit_code == 0, done.stderr
+    pages = {path.stem: path.read_text() for path in Path("share/man1").iterdir()}
+    wanted = {"pliant", *(f"pliant-{name}".replace(" ", "-") for name, *_ in (*COMMANDS, *GROUPS))}
+    assert wanted | {"pliant-trace-import", "pliant-new-policy"} <= set(pages)
+    assert r"pliant\-schedule(1)" in pages["pliant"].replace(r"\fB", "").replace(r"\fR", "")
+    assert r"\-\-policy" in pages["pliant-replay"]
+    assert r"pliant submit jobs.jsonl \-\-state live" in pages["pliant-submit"].partition(".SH EXAMPLES")[2]
+    assert all(text.startswith(".TH") for text in pages.values())
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_groff_has_no_warning(here: Path) -> None:
+    call("man", "share")
+    pages = sorted(map(str, Path("share/man1").iterdir()))
+    line = ["groff", "-man", "-Kutf8", "-Tutf8", "-ww", "-z", *pages]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

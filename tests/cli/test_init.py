@@ -1,4 +1,4 @@
-"""``pliant init``: its files and the command that it says next, on this machine."""
+"""What a new user types first: the examples, the demo and ``init``, and a base without its extras."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ INIT = ("init", "--backend", "local", "--slots", "cpu")
 FILES = ["cluster.json", "pliant.toml", "train.py", "jobs.jsonl"]
 
 
-def run_next(said: str, folder: Path) -> str:
+def run_next(message: str, folder: Path) -> str:
     """Run what ``init`` says next, as a user would. Returns the state of its job."""
-    (line,) = [line for line in said.splitlines() if line.startswith("pliant: next: ")]
+    (line,) = [line for line in message.splitlines() if line.startswith("pliant: next: ")]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = {"cwd": folder, "env": {**os.environ, "PATH": path}, "stdin": subprocess.DEVNULL}
     command = line.removeprefix("pliant: next: ")
@@ -54,8 +55,10 @@ def test_without_torch_the_first_job_is_the_smallest(here: Path, monkeypatch: py
     }
     assert run_next(done.stderr, here) == "finished"
     again = [sys.executable, "-m", "pliant.cli", "run", "--until-done"]
-    told = subprocess.run(again, cwd="a project", input="", capture_output=True, text=True, check=True).stderr
-    assert "no schedule is read from the pipe" in told
+    reported = subprocess.run(
+        again, cwd="a project", input="", capture_output=True, text=True, check=True
+    ).stderr
+    assert "no schedule is read from the pipe" in reported
 
 
 def test_files_that_are_there_stay_as_they_are(here: Path) -> None:
@@ -103,3 +106,130 @@ def test_the_first_job_asks_for_no_more_workers_than_a_node_has() -> None:
     for gpus, most in ((1, 1), (2, 2), (64, 4)):
         _, line = init.first_job(cluster(gpus), elastic=True)
         assert json.loads(line)["gpus"]["max"] == most
+
+
+ROOT = Path(__file__).resolve().parents[2]
+WITHOUT_EXTRAS = """
+import sys
+HIDDEN = {"torch", "matplotlib", "pandas"}
+class Without:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+    def find_spec(self, name, *rest):
+        return None if name.partition(".")[0] in HIDDEN else self.finder.find_spec(name, *rest)
+sys.meta_path[:] = map(Without, sys.meta_path)
+from pathlib import Path
+from typer.testing import CliRunner
+from pliant.cli.main import app
+
+def call(line, code=0):
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(app, line.split())
+    assert done.exit_code == code, (line, done.output)
+    return done.output.splitlines()[-1] if done.output else ""
+
+Path("a.py").write_text("print('trained')")
+Path("jobs.jsonl").write_text('''\\
+{"schema": "pliant.job/1"}
+{"id": "a", "submit_time": 0, "model": "m", "command": ["a.py"], "gpus": {"requested": 1}, \
+"batch": {"size": 8}, "work": {"gpu_seconds": 9}}
+''')
+Path("gang.jsonl").write_text(Path("jobs.jsonl").read_text().replace('"requested": 1', '"requested": 2'))
+call("examples .")
+call("validate examples/jobs.jsonl examples/cluster.json")
+files = "--cluster examples/cluster.json --policy shadow-price"
+call(f"schedule jobs.jsonl {files} -o schedule.json")
+call(f"schedule gang.jsonl {files} -o gang.json")
+call("trace synth poisson --jobs 9 -o trace.jsonl")
+call("replay --jobs trace.jsonl --cluster examples/gpus.json --policy fifo,shadow-price -o out")
+call("report out --baseline fifo")
+call("run schedule.json --until-done --state state")
+call("report state/events.jsonl --jobs")
+print(call("profile examples/jobs.jsonl -o p.parquet", 69))
+print(call("run gang.json --until-done --state gang", 69))
+print(call("report out --figures figures", 69))
+for module in ("tools.run.elastic", "schemas.frames"):
+    try:
+        __import__(f"pliant.{module}")
+    except ImportError as error:
+        print(error)
+assert not HIDDEN & sys.modules.keys()
+"""
+
+
+def test_pliant_alone_shows_the_tools_and_what_to_type_next() -> None:
+    done = call()
+    assert (done.exit_code, done.stderr) == (0, "")
+    first = [line.split()[0] for line in done.stdout.splitlines() if line[:2] == "  " and line[2] != " "]
+    assert first[:5] == ["profile", "schedule", "run", "replay", "report"]
+    assert "pliant demo --replay" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_python_m_pliant_is_the_command(here: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pliant", "nope"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "No such command 'nope'" in done.stderr) == (2, True)
+
+
+def test_examples_are_copied_once_and_never_over_other_files(here: Path) -> None:
+    assert call("examples", "new").exit_code == 0
+    copied = {path.relative_to("new/examples") for path in Path("new/examples").rglob("*") if path.is_file()}
+    assert {Path("jobs.jsonl"), Path("demo.sh"), Path("before/stripes.py")} <= copied
+    assert call("examples", "new").stderr.startswith("pliant: 0 files in ")
+    (here / "new/examples/mlp.py").write_text("mine")
+    (here / "new/examples/demo.sh").unlink()
+    done = call("examples", "new")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "new/examples/mlp.py is there and differs" in done.stderr
+    assert not (here / "new/examples/demo.sh").exists()
+
+
+def test_the_wheel_takes_every_file_of_the_examples() -> None:
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    files = [path for path in (ROOT / "examples").rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    wanted = {".".join(("pliant", *path.relative_to(ROOT).parent.parts)) for path in files}
+    assert wanted <= set(setuptools["packages"])
+    others = {".".join(("pliant", *p.relative_to(ROOT).parent.parts)) for p in files if p.suffix != ".py"}
+    assert others <= {name for name, what in setuptools["package-data"].items() if what == ["*"]}
+
+
+def test_the_demo_says_what_it_needs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = call("demo")
+    message = "the demo trains with torch, but torch is not installed: pip install 'pliant[run]'"
+    assert done.exit_code == 2
+    assert done.stderr == f"pliant: {message}; without it: pliant demo --replay\n"
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("code", [0, 5])
+def test_the_demo_calls_this_pliant_and_passes_on_its_exit_code(
+    code: int, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    python = here / "a python"
+    python.write_text(f'#!/bin/sh\necho "$PWD $*" >> "{here}/called"\nexit {code}\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    done = call("demo", "--replay", "my demo")
+    assert done.exit_code == code
+    message = capfd.readouterr().err
+    assert message.startswith("\n$ pliant trace synth poisson"), "bold on a terminal alone"
+    first, *more = (here / "called").read_text().splitlines()
+    assert first.startswith(f"{here}/my demo -m pliant trace synth poisson")
+    assert len(more) == (0 if code else 2)
+
+
+def test_the_base_works_without_its_extras(here: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    advice = "but {0} is not installed: pip install 'pliant[{1}]'".format
+    assert done.stdout.splitlines() == [
+        f"pliant: measuring trains with torch, {advice('torch', 'run')}",
+        f'pliant: job "a" trains with torch, {advice("torch", "run")}',
+        f"pliant: figures are drawn with matplotlib, {advice('matplotlib', 'figures')}",
+        f"the elastic library trains with torch, {advice('torch', 'run')}",
+        f"frames are pandas DataFrames, {advice('pandas', 'notebooks')}",
+    ]

@@ -33,9 +33,9 @@ def test_jobs_can_be_held_before_the_first_run(here: Path) -> None:
     done = call(f"hold --state live {call(SUBMIT).stdout}")
     assert done.exit_code == 0, done.stderr
     assert "it takes effect with the next pliant run --state live" in done.stderr
-    found = json.loads(call("status --state live -f json").stdout)
-    assert [each["state"] for each in found["jobs"]] == ["submitted", "submitted"]
-    assert all("has ordered to hold it" in each["why"] for each in found["jobs"])
+    result = json.loads(call("status --state live -f json").stdout)
+    assert [each["state"] for each in result["jobs"]] == ["submitted", "submitted"]
+    assert all("has ordered to hold it" in each["why"] for each in result["jobs"])
     decided = json.loads(call(f"{SCHEDULE} fifo").stdout)
     assert [each["reason"].split()[:2] for each in decided["waiting"]] == [["held", "by"]] * 2
 
@@ -44,8 +44,8 @@ def test_a_priority_can_be_stated_and_changed(here: Path) -> None:
     assert call(f"{SUBMIT} --priority 3").exit_code == 0
     assert call("priority b --state live -- -2.5").exit_code == 0
     decided = call(f"{SCHEDULE} ares")
-    found = {each["id"]: each["priority"] for each in json.loads(decided.stdout)["jobs"]}
-    assert found == {"a": 3.0, "b": -2.5}
+    result = {each["id"]: each["priority"] for each in json.loads(decided.stdout)["jobs"]}
+    assert result == {"a": 3.0, "b": -2.5}
     assert 'policy "ares" does not look at priorities: 2 jobs state one' in decided.stderr
 
 

@@ -31,16 +31,16 @@ def shell(line: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (f"pliant replay {FILES} | pliant report", "pliant: --policy missing: a replay needs"),
         (f"pliant schedule {FILES} </dev/null | pliant run --state s", "pliant: --policy missing: name one"),
     ],
 )
-def test_the_cause_is_said_first_and_what_follows_points_to_it(here: Path, line: str, said: str) -> None:
+def test_the_cause_is_said_first_and_what_follows_points_to_it(here: Path, line: str, message: str) -> None:
     done = shell(line)
     assert done.returncode == 3
-    assert done.stderr.index(said) < done.stderr.index(CAUSE)
+    assert done.stderr.index(message) < done.stderr.index(CAUSE)
 
 
 def test_a_schedule_warns_that_no_profile_came_in(here: Path) -> None:

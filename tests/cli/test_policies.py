@@ -19,10 +19,10 @@ def test_no_line_of_policies_is_wider_than_the_terminal(width: int) -> None:
     longest = max(map(len, NAMES))
     for name in NAMES:
         listed = entry(name, describe(name).summary, longest, width)
-        told = fitted(page(describe(name)), width)
-        assert max(map(width_of, [*listed, *told])) <= width
+        reported = fitted(page(describe(name)), width)
+        assert max(map(width_of, [*listed, *reported])) <= width
         assert "".join("".join(listed).split()) == "".join(f"{name}{describe(name).summary}".split())
-        assert "".join("".join(told).split()) == "".join("".join(page(describe(name))).split())
+        assert "".join("".join(reported).split()) == "".join("".join(page(describe(name))).split())
 
 
 def test_the_paragraphs_of_a_policy_fill_the_terminal() -> None:

@@ -77,10 +77,10 @@ def test_a_replay_out_of_memory_counts_the_jobs_read(here: Path, monkeypatch: py
     monkeypatch.setattr(EventLog, "add", refuses_memory_after(3, EventLog.add))
     done = call("replay", *FILES, "--policy", "fifo,las", "-o", "out", "--quiet")
     assert done.exit_code == 69
-    told = "memory ran out after 2 jobs were read; nothing was half-written"
-    assert done.stderr.startswith(f"pliant: {told}")
+    reported = "memory ran out after 2 jobs were read; nothing was half-written"
+    assert done.stderr.startswith(f"pliant: {reported}")
     assert not (here / "out").exists()
-    with pytest.raises(batch.WorkerError, match=told) as raised:
+    with pytest.raises(batch.WorkerError, match=reported) as raised:
         batch._in_worker(Sources("jobs.jsonl", "cluster.json"), Task(Run("fifo"), "out/fifo.parquet"))
     received = copy.copy(raised.value)  # made as the process that waits for it makes it
     assert (received.exit_code, str(received)) == (69, str(raised.value))
@@ -98,10 +98,10 @@ def test_several_policies_fill_a_reproducible_folder(here: Path) -> None:
     for folder in ("one", "two"):
         done = call("replay", *FILES, *options, "-o", folder)
         assert (done.exit_code, done.output) == (0, "")
-    found = sorted(path.name for path in (here / "one").iterdir())
+    result = sorted(path.name for path in (here / "one").iterdir())
     expected = [(f"{name}.parquet", f"{name}.summary.json") for name in ("ares", "fifo", "las")]
-    assert found == [name for names in expected for name in names]
-    assert all((here / "one" / name).read_bytes() == (here / "two" / name).read_bytes() for name in found)
+    assert result == [name for names in expected for name in names]
+    assert all((here / "one" / name).read_bytes() == (here / "two" / name).read_bytes() for name in result)
     first = read_events("one/fifo.parquet")[0].detail
     assert first is not None
     assert first["parameters"] == {"backfill": "easy"}

@@ -1,17 +1,21 @@
-"""``pliant run`` before anything is started."""
+"""``pliant run`` before anything is started, ``pliant doctor`` and ``pliant cluster``."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from pliant.cli.run import run
 from pliant.schemas.errors import UsageError
-from pliant.schemas.io import write_cluster
+from pliant.schemas.io import read_cluster, write_cluster
+from pliant.tools.run.doctor import Check, page
 from tests.builders import cluster
 from tests.cli.calling import call
+from tests.tools.run.fake_nvml import Card, install
 
 BEGIN = ("--policy", "fifo", "--cluster", "cluster.json")
 
@@ -51,3 +55,69 @@ def test_a_new_loop_warns_of_assumed_speeds(here: Path) -> None:
     done = call("run", "--follow", "--state", "live", *BEGIN, "--dry-run")
     assert done.exit_code == 0
     assert "no profile: every GPU is taken to train 1 sample per second" in done.stderr
+
+
+def doctor(*words: str):
+    return call("doctor", *words)
+
+
+def test_one_line_a_check_in_a_pipe_and_80_columns_on_a_terminal() -> None:
+    checks = [
+        Check("ok", "pliant 0.1.0", area="versions"),
+        Check("problem", "it is full " * 9, "make room " * 5, area="folder"),
+    ]
+    piped = page(checks, None).splitlines()
+    assert [line[:19] for line in piped] == ["ok       versions  ", "problem  folder    "]
+    shown = page(checks, 80).splitlines()
+    assert len(shown) > len(piped)
+    assert max(map(len, shown)) <= 80
+    assert " ".join(" ".join(shown).split()) == " ".join(" ".join(piped).split())
+
+
+def test_it_is_the_same_for_programs(tmp_path: Path) -> None:
+    done = doctor("--state", str(tmp_path / "live"), "-f", "json")
+    document = json.loads(done.stdout)
+    assert document["schema"] == "pliant.doctor/1"
+    assert {"area", "verdict", "text", "advice"} == set(document["checks"][0])
+    verdicts = [check["verdict"] for check in document["checks"]]
+    assert document["verdict"] == (
+        "problem" if done.exit_code else "warning" if "warning" in verdicts else "ok"
+    )
+    assert all(check["advice"] for check in document["checks"] if check["verdict"] != "ok")
+
+
+def test_a_problem_is_exit_69_and_counted_on_stderr(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = doctor("--state", str(tmp_path / "file"), "--cluster", str(tmp_path / "none.json"))
+    assert done.exit_code == 69
+    assert re.fullmatch(r"pliant: [23] problems, \d warnings?\n", done.stderr)
+    assert "none.json: no such file; mend the file" in done.stdout
+
+
+def discover(*words: str):
+    return call("cluster", "discover", *words)
+
+
+def test_the_cluster_goes_to_stdout_and_words_to_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Card("GPU-a"), Card("GPU-b"), Card("GPU-c", lost=True))
+    done = discover()
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["nodes"][0]["devices"] == ["GPU-a", "GPU-b"]
+    assert done.stderr == "pliant: left out: GPU 2: GPU is lost\npliant: 2 GPUs on 1 node\n"
+    assert discover("--quiet").stderr == ""
+
+
+def test_what_it_writes_is_read_again_and_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, Card("GPU-a"))
+    path = tmp_path / "cluster.json"
+    assert discover("-o", str(path)).stdout == ""
+    assert read_cluster(path).nodes[0].devices == ("GPU-a",)
+    assert json.loads(path.read_text())["schema"] == "pliant.cluster/1.1"
+    checked = call("validate", "-", stdin=path.read_bytes())
+    assert (checked.exit_code, checked.stderr) == (0, "")
+
+
+def test_a_cluster_of_cores_is_as_earlier_versions_write_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    written = json.loads(discover("--slots", "cpu").stdout)
+    assert (written["schema"], written["slots"]) == ("pliant.cluster/1", "cpu")

@@ -35,9 +35,9 @@ FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
     done = call("schedule", *FILES, "--policy", "fifo", "--no-timing")
     assert done.exit_code == 0
-    found = json.loads(done.stdout)
-    assert [given["job"] for given in found["allocations"]] == ["a"]
-    assert "decision_seconds" not in found
+    result = json.loads(done.stdout)
+    assert [given["job"] for given in result["allocations"]] == ["a"]
+    assert "decision_seconds" not in result
     assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
     filed = call("schedule", *FILES, "--policy", "fifo", "--no-timing", "-o", "s.json")
     assert (filed.stdout, (here / "s.json").read_text()) == ("", done.stdout)
@@ -45,10 +45,10 @@ def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
 
 def test_a_time_budget_is_a_parameter_of_the_policy(here: Path):
     given = ["schedule", *FILES, "--policy", "ones", "--explain", "--time-budget", "0.05"]
-    found = json.loads(call(*given).stdout)
-    assert found["policy"]["parameters"]["time_budget_s"] == 0.05
-    assert "best after " in found["allocations"][0]["reason"]
-    assert found["policy_state"]["state"]["generations"] > 1
+    result = json.loads(call(*given).stdout)
+    assert result["policy"]["parameters"]["time_budget_s"] == 0.05
+    assert "best after " in result["allocations"][0]["reason"]
+    assert result["policy_state"]["state"]["generations"] > 1
 
 
 def test_profile_and_schedule_can_be_files(here: Path):
@@ -72,9 +72,9 @@ def test_jobs_larger_than_the_cluster_are_rejected(here: Path):
     assert done.exit_code == 0
     assert 'job "a" is rejected: needs 9 GPUs, the cluster has 4' in done.stderr
     assert 'job "c" is rejected: needs 7 GPUs, the cluster has 4' in done.stderr
-    found = json.loads(done.stdout)
-    assert [given["job"] for given in found["allocations"]] == ["b"]
-    assert [(out["job"], out["reason"]) for out in found["rejected"]] == [
+    result = json.loads(done.stdout)
+    assert [given["job"] for given in result["allocations"]] == ["b"]
+    assert [(out["job"], out["reason"]) for out in result["rejected"]] == [
         ("a", "needs 9 GPUs, the cluster has 4"),
         ("c", "needs 7 GPUs, the cluster has 4"),
     ]
@@ -119,8 +119,8 @@ def piped(data: bytes) -> int:
 
 def run_here(*args: str, out: str = "out.json") -> dict[str, object]:
     app([*args, "-o", out], standalone_mode=False)
-    found: dict[str, object] = json.loads(Path(out).read_text())
-    return found
+    result: dict[str, object] = json.loads(Path(out).read_text())
+    return result
 
 
 @pytest.mark.parametrize(
@@ -150,24 +150,24 @@ def test_a_file_that_is_no_profile_is_left_to_whom_it_belongs(here: Path, stdin)
 
 def test_waiting_for_a_silent_pipe_is_said(here: Path, stdin, monkeypatch: pytest.MonkeyPatch):
     reader, writer = os.pipe()
-    said = []
+    message = []
 
     def note(text: str) -> None:
-        said.append(text)
-        if len(said) == 1:
+        message.append(text)
+        if len(message) == 1:
             os.close(writer)  # only now the pipe ends: without the word this test would hang
 
     monkeypatch.setattr(module, "SILENCE_S", 0.0)
     monkeypatch.setattr(module, "note", note)
     stdin(reader)
     assert "profile" not in run_here("schedule", *FILES, "--policy", "fifo")
-    assert said[0] == "waiting for a profile on stdin; give < /dev/null for none"
+    assert message[0] == "waiting for a profile on stdin; give < /dev/null for none"
 
 
 def test_jobs_can_be_piped_in_instead(here: Path, stdin):
     stdin(piped((here / "jobs.jsonl").read_bytes()))
-    found = run_here("schedule", "-", "--cluster", "cluster.json", "--policy", "fifo")
-    assert "profile" not in found
+    result = run_here("schedule", "-", "--cluster", "cluster.json", "--policy", "fifo")
+    assert "profile" not in result
 
 
 def test_a_state_directory_brings_everything(here: Path):
@@ -178,8 +178,8 @@ def test_a_state_directory_brings_everything(here: Path):
     (here / "profile.parquet").unlink()
     done = call("schedule", "--state", ".", "--policy", "fifo", "--now", "10", "--no-timing")
     assert done.exit_code == 0
-    found = json.loads(done.stdout)
-    assert (found["time"], found["allocations"][0]["job"]) == (10, "a")
+    result = json.loads(done.stdout)
+    assert (result["time"], result["allocations"][0]["job"]) == (10, "a")
 
 
 def test_without_a_time_the_whole_log_counts(here: Path):
@@ -193,8 +193,8 @@ def test_without_a_time_the_whole_log_counts(here: Path):
     ]
     write_events(events, "events.jsonl")
     (here / "profile.parquet").unlink()
-    found = json.loads(call("schedule", "--state", ".", "--policy", "fifo").stdout)
-    assert [(given["job"], given["action"]) for given in found["allocations"]] == [("b", "keep")]
+    result = json.loads(call("schedule", "--state", ".", "--policy", "fifo").stdout)
+    assert [(given["job"], given["action"]) for given in result["allocations"]] == [("b", "keep")]
 
 
 def test_a_log_of_nothing_but_its_header_is_bad_input(here: Path):

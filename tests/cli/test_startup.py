@@ -45,9 +45,9 @@ def imports(*arguments: str) -> set[str]:
 
 
 def test_the_list_of_commands_loads_no_command_and_no_package() -> None:
-    found = imports("--help")
-    assert not found & {"pydantic", "pydantic_core", "importlib.metadata", "numpy", "pyarrow"}
-    assert not found & {"markdown_it", "pygments", "pliant.cli.reference", "pliant.cli.replay"}
+    result = imports("--help")
+    assert not result & {"pydantic", "pydantic_core", "importlib.metadata", "numpy", "pyarrow"}
+    assert not result & {"markdown_it", "pygments", "pliant.cli.reference", "pliant.cli.replay"}
 
 
 def test_no_command_waits_for_pandas(here: Path) -> None:
@@ -58,9 +58,9 @@ def test_no_command_waits_for_pandas(here: Path) -> None:
     files = ("jobs.jsonl", "--cluster", "cluster.json", "--profile", "profile.parquet", "--policy", "fifo")
     replayed = imports("replay", *files, "-o", "fifo.parquet")
     reported = imports("report", "fifo.parquet", "--format", "json")
-    for found in (replayed, reported):
-        assert "pyarrow" in found
-        assert "pandas" not in found
+    for result in (replayed, reported):
+        assert "pyarrow" in result
+        assert "pandas" not in result
     checked = imports("doctor", "--state", "live")
     assert "pliant.tools.run.doctor" in checked
     assert not checked & {"torch", "pandas", "matplotlib", "scipy"}
@@ -73,9 +73,9 @@ def test_commands_that_calculate_have_numpy_start_no_threads(
     command: str, given: str | None, threads: str
 ) -> None:
     code = f"from pliant.cli.main import app; app(['{command}', '--help'], standalone_mode=False)"
-    found = "import os; print(os.environ.get('OPENBLAS_NUM_THREADS'))"
+    result = "import os; print(os.environ.get('OPENBLAS_NUM_THREADS'))"
     env = {name: text for name, text in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    line = [sys.executable, "-c", f"{code}; {found}"]
+    line = [sys.executable, "-c", f"{code}; {result}"]
     more = {} if given is None else {"OPENBLAS_NUM_THREADS": given}
     done = subprocess.run(line, env=env | more, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == threads

@@ -1,5 +1,8 @@
+"""``pliant submit``, and the smallest job through every command that reads jobs."""
+
 from __future__ import annotations
 
+import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,7 +11,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas.file_io.documents import parse_jobs
-from pliant.schemas.io import write_jobs, write_schedule
+from pliant.schemas.io import write_cluster, write_jobs, write_schedule
 from pliant.schemas.job import ArrayPlace
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.schedule import PolicyUse, Schedule
@@ -55,16 +58,16 @@ def test_a_script_is_a_job_without_a_file(here: Path):
     words = ("train.py", "--gpus", "1-4", "--batch", "128", "--priority", "2")
     shown = call("submit", *words, "--dry-run", "--", "--epochs", "90")
     assert (shown.exit_code, (here / "live").exists()) == (0, False)
-    [found] = parse_jobs(shown.stdout.encode(), "shown")
-    assert found.command == ("train.py", "--epochs", "90")
-    assert (found.id, found.gpus.min, found.gpus.max, found.elastic) == ("train", 1, 4, "size")
-    assert (found.batch.size, found.priority) == (128, 2)
+    [result] = parse_jobs(shown.stdout.encode(), "shown")
+    assert result.command == ("train.py", "--epochs", "90")
+    assert (result.id, result.gpus.min, result.gpus.max, result.elastic) == ("train", 1, 4, "size")
+    assert (result.batch.size, result.priority) == (128, 2)
 
 
 def test_a_script_may_have_certain_sizes_only(here: Path):
     shown = call("submit", "train.py", "--gpus", "1,2,4", "--dry-run")
-    [found] = parse_jobs(shown.stdout.encode(), "shown")
-    assert (found.gpus.sizes, found.gpus.requested, found.elastic) == ((1, 2, 4), 4, "size")
+    [result] = parse_jobs(shown.stdout.encode(), "shown")
+    assert (result.gpus.sizes, result.gpus.requested, result.elastic) == ((1, 2, 4), 4, "size")
 
 
 def test_a_script_that_is_submitted_again_gets_a_new_id(here: Path):
@@ -93,18 +96,18 @@ def test_an_array_is_a_job_for_each_number(here: Path):
         call("submit", "train.py", "--name", "sum", "--after", "train:any", "--state", "live").exit_code == 0
     )
     assert call("submit", "train.py", "--array", "0", "--state", "live").stdout == "train-2-0\n"
-    found = submitted(here)
-    assert found["train-7"].array == ArrayPlace(name="train", index=7, limit=2)
-    assert found["sum"].after == dict.fromkeys(("train-0", "train-2", "train-4", "train-7"), "any")
+    result = submitted(here)
+    assert result["train-7"].array == ArrayPlace(name="train", index=7, limit=2)
+    assert result["sum"].after == dict.fromkeys(("train-0", "train-2", "train-4", "train-7"), "any")
 
 
 def test_jobs_of_a_file_are_given_times_and_a_hold(here: Path):
     write_jobs([job("a", command=("train.py",))], "jobs.jsonl")
     before = time.time()
     assert call(*SUBMIT, "--begin", "+2h", "--deadline", "12h", "--hold").exit_code == 0
-    found = submitted(here)["a"]
-    assert 7200 <= found.submit_time - before < 7300
-    assert (found.utility.shape, found.utility.target, found.hold) == ("step", pytest.approx(36000), True)
+    result = submitted(here)["a"]
+    assert 7200 <= result.submit_time - before < 7300
+    assert (result.utility.shape, result.utility.target, result.hold) == ("step", pytest.approx(36000), True)
 
 
 def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch):
@@ -120,9 +123,25 @@ def test_times_ahead_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_policy_that_knows_no_deadlines_is_named_once(here: Path):
-    for policy, said in (("fifo", 1), ("oasis", 0), ("shadow-price", 1)):
+    for policy, message in (("fifo", 1), ("oasis", 0), ("shadow-price", 1)):
         (here / policy).mkdir(mode=0o700)
         used = PolicyUse(name=policy, parameters=dict(make_policy(policy, {}).parameters))
         write_schedule(Schedule(time=0.0, policy=used, cluster=cluster(4)), here / policy / "schedule.json")
         words = ("--deadline", "+2h", "--array", "0-1", "--state", policy)
-        assert call("submit", "train.py", *words).stderr.count("does not look at deadlines") == said
+        assert call("submit", "train.py", *words).stderr.count("does not look at deadlines") == message
+
+
+def test_the_smallest_job_passes_through_all_commands(here: Path) -> None:
+    (here / "a.jsonl").write_text('{"id": "a", "command": ["train.py"]}\n')
+    (here / "train.py").write_text("print('trained')\n")
+    write_cluster(cluster(2, slots="cpu"), "cluster.json")
+    assert call("validate", "a.jsonl").stdout == "a.jsonl: job, 1 record\n"
+    decided = call("schedule", "a.jsonl", "--cluster", "cluster.json", "--policy", "fifo", "--now", "50")
+    result = json.loads(decided.stdout)
+    assert [given["action"] for given in result["allocations"]] == ["start"]
+    assert (result["jobs"][0]["submit_time"], result["jobs"][0]["model"]) == (50.0, "train")
+    assert call("submit", "a.jsonl", "--state", "live").stdout == "a\n"
+    assert json.loads(call("status", "--state", "live", "-f", "json").stdout)["jobs"][0]["id"] == "a"
+    (here / "s.json").write_text(decided.stdout)
+    shown = call("run", "s.json", "--dry-run", "--state", "other")
+    assert (shown.exit_code, "train.py" in shown.stdout) == (0, True)

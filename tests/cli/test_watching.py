@@ -68,10 +68,10 @@ def test_ctrl_c_ends_it_with_130_and_without_a_traceback(words: list[str], state
         assert done.stdout is not None
         assert done.stdout.read(1), "it has begun"
         os.kill(done.pid, signal.SIGINT)
-        _, said = done.communicate()
+        _, message = done.communicate()
     assert done.returncode == 130
-    assert said.decode().splitlines()[-1] == "pliant: interrupted"
-    assert b"Traceback" not in said
+    assert message.decode().splitlines()[-1] == "pliant: interrupted"
+    assert b"Traceback" not in message
 
 
 TOP = ["top", "--watch", "--every", "0.1"]
@@ -135,7 +135,7 @@ def test_how_to_leave_is_read_whatever_is_said_above_it(
     monkeypatch.setattr("pliant.cli.status.Keys.wait", lambda *_: "q")
     monkeypatch.setenv("COLUMNS", "80")
     for length in range(60, 90):
-        show(lambda _, said="w" * length: ("table", [said]), 1.0)
+        show(lambda _, message="w" * length: ("table", [message]), 1.0)
         assert capsys.readouterr().out.splitlines()[-1] == LEAVES.decode(), length
 
 
@@ -191,8 +191,8 @@ def test_a_terminal_that_is_closed_ends_it_without_a_word(
     terminal, own = pty.openpty()
     line = [sys.executable, "-m", "pliant.cli", *words, "--state", str(state)]
     with (
-        (tmp_path / "said").open("wb") as said,
-        started(line, stdin=own, stdout=own, stderr=said) as child,
+        (tmp_path / "said").open("wb") as message,
+        started(line, stdin=own, stdout=own, stderr=message) as child,
     ):
         os.close(own)
         shown = b""
@@ -247,11 +247,11 @@ def test_events_are_followed_over_cuts_and_replacements(
     with pytest.raises(KeyboardInterrupt):
         log(state=folder, follow=True, tail=7)
 
-    def names(found: list[bytes]) -> list[bytes]:
-        return [line.split(b'"event"')[1].split(b'"')[1] for line in found]
+    def names(result: list[bytes]) -> list[bytes]:
+        return [line.split(b'"event"')[1].split(b'"')[1] for line in result]
 
-    told = names(capsysbinary.readouterr().out.splitlines()[1:])
-    assert told == [*names(lines[1:5]), *names(lines[1:2]), *names(lines[1:3])]
+    reported = names(capsysbinary.readouterr().out.splitlines()[1:])
+    assert reported == [*names(lines[1:5]), *names(lines[1:2]), *names(lines[1:3])]
 
 
 def test_the_last_events_come_first(

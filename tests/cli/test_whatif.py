@@ -23,12 +23,12 @@ def asked(*words: str) -> dict:
 def test_more_nodes_shorten_the_queue_and_nothing_is_written(here: Path):
     state = live_state(here / "live", a_queue(6, (10_000.0,)), NODES)
     before = {path: path.stat().st_mtime_ns for path in state.rglob("*")}
-    found = asked("--add-nodes", "1")
-    jobs = {each["job"]: each for each in found["jobs"]}
+    result = asked("--add-nodes", "1")
+    jobs = {each["job"]: each for each in result["jobs"]}
     assert jobs["j0"]["now"]["gpus"] == 4
     assert (jobs["j0"]["delay_seconds"], jobs["j2"]["delay_seconds"]) == (0.0, pytest.approx(-9900, abs=60))
-    assert found["mean_jct_seconds"]["then"] < found["mean_jct_seconds"]["now"]
-    assert found["errors"]["starts"]["reason"].startswith("no ranges of starts: 0 of 5 past predictions")
+    assert result["mean_jct_seconds"]["then"] < result["mean_jct_seconds"]["now"]
+    assert result["errors"]["starts"]["reason"].startswith("no ranges of starts: 0 of 5 past predictions")
     text = call("whatif", "--state", "live", "--add-nodes", "1:gpu")
     assert "and 3 jobs that it does not change (--all shows them)" in text.stdout
     assert max(map(len, text.stdout.splitlines())) <= 80
@@ -52,10 +52,10 @@ def test_without_a_node_its_job_waits(here: Path):
 
 def test_ranges_come_from_what_earlier_predictions_were_worth(here: Path):
     live_state(here / "live", a_queue(30, (100.0, 300.0, 4000.0)), NODES, ago_s=5020, lasted_s=5000)
-    found = asked("--add-nodes", "1")
-    assert found["errors"]["starts"]["comparisons"] >= 5
-    assert found["errors"]["starts"]["low"] == pytest.approx(1.0, abs=0.05)
-    waiting = [each["then"] for each in found["jobs"] if each["now"]["starts"]]
+    result = asked("--add-nodes", "1")
+    assert result["errors"]["starts"]["comparisons"] >= 5
+    assert result["errors"]["starts"]["low"] == pytest.approx(1.0, abs=0.05)
+    waiting = [each["then"] for each in result["jobs"] if each["now"]["starts"]]
     assert all(each["starts_between"] for each in waiting)
 
 
@@ -64,10 +64,10 @@ def test_a_dry_run_predicts_starts_and_delays(here: Path):
     live_state(here / "live", a_queue(3, (10_000.0,)), NODES)
     fields = {"command": ("train.py",), "gpus": 4, "gpu_seconds": 4000}
     write_jobs([job("new", **fields)], "jobs.jsonl")
-    said = call("submit", "jobs.jsonl", "--dry-run", "--state", "live", columns=200)
-    assert '"id":"new"' in said.stdout
-    assert "new: would start in 2 h 45 min on 4 GPUs, and end in 3 h 2 min" in said.stderr
-    assert "no job would be delayed" in said.stderr
+    message = call("submit", "jobs.jsonl", "--dry-run", "--state", "live", columns=200)
+    assert '"id":"new"' in message.stdout
+    assert "new: would start in 2 h 45 min on 4 GPUs, and end in 3 h 2 min" in message.stderr
+    assert "no job would be delayed" in message.stderr
     write_jobs([job("new", priority=5.0, **fields)], "jobs.jsonl")
     live_state(here / "other", a_queue(3, (10_000.0,)), NODES, policy="fair-share")
     early = call("submit", "jobs.jsonl", "--dry-run", "--state", "other", columns=200)

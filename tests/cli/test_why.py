@@ -27,9 +27,9 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_waiting_job_names_what_it_needs_and_who_holds_it(tmp_path: Path) -> None:
     running(tmp_path / "live")
-    said = call("why", "b", "--state", str(tmp_path / "live"))
-    assert said.exit_code == 0, said.output
-    lines = dict(line.split(maxsplit=1) for line in said.stdout.splitlines())
+    message = call("why", "b", "--state", str(tmp_path / "live"))
+    assert message.exit_code == 0, message.output
+    lines = dict(line.split(maxsplit=1) for line in message.stdout.splitlines())
     assert lines["why"] == "waits for 4 GPUs; it is next"
     assert (lines["needs"], lines["free"]) == ("4 GPUs", "0 of 4 GPUs")
     assert lines["a"].split()[:2] == ["-", "4"], "job a, of no user, holds four"
@@ -39,13 +39,13 @@ def test_a_waiting_job_names_what_it_needs_and_who_holds_it(tmp_path: Path) -> N
 
 def test_a_running_job_shows_its_cost_also_as_json(tmp_path: Path) -> None:
     running(tmp_path / "live")
-    said = call("why", "a", "--state", str(tmp_path / "live"))
-    lines = [line.split(maxsplit=1) for line in said.stdout.splitlines()]
+    message = call("why", "a", "--state", str(tmp_path / "live"))
+    lines = [line.split(maxsplit=1) for line in message.stdout.splitlines()]
     assert ["cost", "480 GPU seconds held"] in lines
     assert ["lost", "8 GPU seconds (2 %) to starts"] in lines
     assert ["speed", "- (there is no profile)"] in lines
     assert ["cheapest", "- (there is no profile)"] in lines
-    assert "started on 4 GPUs (n0:4)" in said.stdout
+    assert "started on 4 GPUs (n0:4)" in message.stdout
     document = json.loads(call("why", "a", "--json", "--state", str(tmp_path / "live")).stdout)
     assert document["schema"] == "pliant.why/1"
     assert document["cost"]["held_gpu_seconds"] == 480.0
@@ -58,9 +58,9 @@ def test_a_running_job_shows_its_cost_also_as_json(tmp_path: Path) -> None:
 def test_a_job_that_is_held_waits_for_nobodys_gpus(tmp_path: Path) -> None:
     hold = Event(NOW_S + 1, "hold", "b", detail={"user": "ada", "order": 1})
     running(tmp_path / "live", hold)
-    said = call("why", "b", "--state", str(tmp_path / "live"))
-    assert "held by ada" in said.stdout
-    assert "jobs that hold GPUs" not in said.stdout
+    message = call("why", "b", "--state", str(tmp_path / "live"))
+    assert "held by ada" in message.stdout
+    assert "jobs that hold GPUs" not in message.stdout
 
 
 def test_a_job_that_was_never_taken_up_and_one_that_is_unknown(tmp_path: Path, here: Path) -> None:
@@ -77,13 +77,13 @@ def test_a_job_that_was_never_taken_up_and_one_that_is_unknown(tmp_path: Path, h
 
 @pytest.mark.parametrize("seed", range(4))
 def test_lines_fit_whatever_happened(seed: int, tmp_path: Path) -> None:
-    told = Story(seed)
-    told.go_on(120)
-    state = told.write(tmp_path / "live").path
-    for job_id in sorted({*told.session.jobs, *told.session.ended})[:12]:
-        said = call("why", job_id, "--state", str(state))
-        assert said.exit_code == 0, said.output
-        assert max(map(width_of, said.stdout.splitlines())) <= 80
+    reported = Story(seed)
+    reported.go_on(120)
+    state = reported.write(tmp_path / "live").path
+    for job_id in sorted({*reported.session.jobs, *reported.session.ended})[:12]:
+        message = call("why", job_id, "--state", str(state))
+        assert message.exit_code == 0, message.output
+        assert max(map(width_of, message.stdout.splitlines())) <= 80
         cost = json.loads(call("why", job_id, "--json", "--state", str(state)).stdout)["cost"]
         if cost is not None and cost["trained_gpu_seconds"] is not None:
             assert all(lost >= 0 for lost in cost["lost_gpu_seconds"].values())
@@ -98,10 +98,10 @@ def test_a_job_over_a_users_limit_waits_for_that_users_jobs() -> None:
         log.jobs[name] = log.active[name] = held
     status = Status(log, reasons={"c": "beyond the limit of user ada: 2 GPUs"})
     everything = statuses(status, NOW_S)
-    found = waiting_for(everything[2], everything, status)
-    assert found is not None
-    assert found.by_limit
-    assert [each.id for each in found.holders] == ["a"]
+    result = waiting_for(everything[2], everything, status)
+    assert result is not None
+    assert result.by_limit
+    assert [each.id for each in result.holders] == ["a"]
     assert waiting_for(everything[0], everything, status) is None, "it holds GPUs"
 
 
@@ -109,11 +109,11 @@ def test_gpus_of_hidden_jobs_are_not_free(tmp_path: Path) -> None:
     """As behind the door of a shared run whose visibility is private."""
     running(tmp_path / "live")
     status = Watcher(tmp_path / "live").look()
-    jobs = {name: found for name, found in status.log.jobs.items() if name != "a"}
+    jobs = {name: result for name, result in status.log.jobs.items() if name != "a"}
     status.log.jobs, status.log.active = jobs, dict(jobs)
     for hidden, free in ((Hidden(), 4), (Hidden(running=1, gpus=4), 0)):
         seen = replace(status, hidden=hidden)
         everything = statuses(seen, NOW_S)
-        found = waiting_for(everything[0], everything, seen)
-        assert found is not None
-        assert (found.free_gpus, found.holders) == (free, ())
+        result = waiting_for(everything[0], everything, seen)
+        assert result is not None
+        assert (result.free_gpus, result.holders) == (free, ())

@@ -32,8 +32,8 @@ class Trained:
         self.found = measured(SMOKE, [arm for arm in arms(SMOKE) if arm.name in TRAINED], folder)
 
     def run(self, arm: str) -> Mapping[str, Any]:
-        (found,) = (run for run in self.found["runs"] if run["arm"] == arm)
-        return dict(found)
+        (result,) = (run for run in self.found["runs"] if run["arm"] == arm)
+        return dict(result)
 
     def events(self, arm: str) -> tuple[Event, ...]:
         return read_events(JobDir(self.folder / f"{arm}-0").attempt(1).progress)
@@ -140,8 +140,8 @@ JUMPED = (2.0, 1.0, 4.0, 3.0, 2.0, 0.5)
 
 
 def test_each_claim_can_hold_and_can_fail() -> None:
-    def held(found: Findings) -> list[bool]:
-        return [claim.holds for claim in claims(Runs(found))]
+    def held(result: Findings) -> list[bool]:
+        return [claim.holds for claim in claims(Runs(result))]
 
     assert held(made(abrupt=JUMPED)) == [True] * 5
     assert held(made()) == [True, True, True, False, True]
@@ -154,13 +154,13 @@ def test_each_claim_can_hold_and_can_fail() -> None:
 
 
 def test_losses_stand_beside_accuracies() -> None:
-    told = facts(made(abrupt=JUMPED))
-    assert "| abrupt | 0.50 (0.50 to 0.50) | 71.0 (70.0 to 72.0) |" in told["table"]
+    reported = facts(made(abrupt=JUMPED))
+    assert "| abrupt | 0.50 (0.50 to 0.50) | 71.0 (70.0 to 72.0) |" in reported["table"]
 
 
 def test_the_committed_results_are_of_all_seeds_and_arms() -> None:
     study = find("accuracy")
     assert isinstance(study, Study)
-    found = read_findings(study)
-    assert found["scale"]["seeds"] == list(FULL.seeds)
-    assert found["arms"] == {arm.name: arm.words for arm in arms(FULL)}
+    result = read_findings(study)
+    assert result["scale"]["seeds"] == list(FULL.seeds)
+    assert result["arms"] == {arm.name: arm.words for arm in arms(FULL)}

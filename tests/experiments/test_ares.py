@@ -55,14 +55,14 @@ def test_a_drawn_sample_is_like_the_given_one(
     sources: Sources,
 ) -> None:
     given = sources.published["philly"]
-    found = sources.sample("philly", 1)
-    assert len({each.id for each in found}) == len(found) == len(given)
-    assert [each.submit_time for each in found] == sorted(each.submit_time for each in found)
-    assert {SIZES[each.model] for each in found} == {SIZES[each.model] for each in given}
-    assert all(each.batch.size in TABLE_2[SIZES[each.model]][each.model] for each in found)
-    assert {each.model for each in found if SIZES[each.model] == "S"} == {"cifar10", "ncf"}
-    assert found == sources.sample("philly", 1)
-    assert found != sources.sample("philly", 2)
+    result = sources.sample("philly", 1)
+    assert len({each.id for each in result}) == len(result) == len(given)
+    assert [each.submit_time for each in result] == sorted(each.submit_time for each in result)
+    assert {SIZES[each.model] for each in result} == {SIZES[each.model] for each in given}
+    assert all(each.batch.size in TABLE_2[SIZES[each.model]][each.model] for each in result)
+    assert {each.model for each in result if SIZES[each.model] == "S"} == {"cifar10", "ncf"}
+    assert result == sources.sample("philly", 1)
+    assert result != sources.sample("philly", 2)
 
 
 @pytest.mark.services
@@ -86,17 +86,17 @@ def test_all_rules_of_requests_give_the_same_jobs_other_sizes(sources: Sources) 
 
 def test_every_policy_is_asked_as_often_as_the_paper_asks_it() -> None:
     assert set(SIX_MINUTES) == {name for name in POLICIES if policy_class(name).default_interval_s == 360}
-    found = dict(sweeps())
-    main = [found[f"philly-{name}.json"] for name in (60, 360, "alpha")]
+    result = dict(sweeps())
+    main = [result[f"philly-{name}.json"] for name in (60, 360, "alpha")]
     asked = [(60.0, *MINUTE), (360.0, *SIX_MINUTES), (60.0, "ares")]
     assert [(each["interval"], *each["policies"]) for each in main] == asked
     assert all(len(each["traces"]) == SAMPLES for each in main)
 
 
 def test_every_recipe_can_be_read_and_has_its_own_name() -> None:
-    found = list(sweeps())
-    assert len(dict(found)) == len(found)
-    for _, recipe in found:
+    result = list(sweeps())
+    assert len(dict(result)) == len(result)
+    for _, recipe in result:
         SweepRecipe.model_validate_json(json.dumps(recipe))
 
 
@@ -152,10 +152,10 @@ def test_speeds_beyond_measured_nodes_are_of_the_fitted_model() -> None:
     truth = Fit(0.1, 0.002, 0.2, 0.004, 0.05, 0.002, 2.0)
     rows = tuple(measured("m", truth))
     assert log_error(rows, fitted(rows)) < 0.02
-    found = speeds_of(Profile(rows), RTX)
-    assert found.rows[: len(rows)] == rows
-    assert max(row.gpus for row in found.rows) == 64
-    seconds = ThroughputBySize(found).step_seconds("m", RTX, (4,) * 16, 64 * 64, None)
+    result = speeds_of(Profile(rows), RTX)
+    assert result.rows[: len(rows)] == rows
+    assert max(row.gpus for row in result.rows) == 64
+    seconds = ThroughputBySize(result).step_seconds("m", RTX, (4,) * 16, 64 * 64, None)
     import numpy as np
 
     expected = truth.step_seconds(np.array([True]), np.array([64]), np.array([64]), np.array([1]))[0]
@@ -166,9 +166,9 @@ def test_speeds_beyond_measured_nodes_are_of_the_fitted_model() -> None:
 def test_written_parameters_err_no_more_than_fitted_ones(sources: Sources) -> None:
     measurements = [row for row in read_profile(sources.profile).rows if row.gpu_type == RTX]
     assert {row.model for row in measurements} == CONTINUED.keys()
-    for model, found in CONTINUED.items():
+    for model, result in CONTINUED.items():
         rows = [row for row in measurements if row.model == model]
-        assert log_error(rows, found) == pytest.approx(log_error(rows, fitted(rows)), rel=0.01), model
+        assert log_error(rows, result) == pytest.approx(log_error(rows, fitted(rows)), rel=0.01), model
 
 
 def test_what_was_measured_on_64_gpus_is_left_as_it_is() -> None:
@@ -188,10 +188,10 @@ def test_fair_sharing_by_requests_gives_no_more_than_asked(tmp_path: Path) -> No
     ]
     path = tmp_path / "a.parquet"
     path.with_suffix(".summary.json").write_text('{"mean_decision_seconds": 0.001, "cpu_seconds": 0.5}')
-    found = fold(read_run.fold(events), path)
-    assert found["unfair_fraction_requested"] == 0.0
-    assert found["worst_ftf_requested"] == pytest.approx(0.5)
-    assert (found["decision_ms"], found["cpu_s"]) == (1.0, 0.5)
+    result = fold(read_run.fold(events), path)
+    assert result["unfair_fraction_requested"] == 0.0
+    assert result["worst_ftf_requested"] == pytest.approx(0.5)
+    assert (result["decision_ms"], result["cpu_s"]) == (1.0, 0.5)
 
 
 def test_results_have_every_policy_and_alpha_on_every_family() -> None:

@@ -56,9 +56,9 @@ def test_the_scaling_factor_by_hand() -> None:
 
 
 def test_the_model_says_what_the_paper_says() -> None:
-    found = residuals(fitted())
-    assert {each.published for each in found} >= set(TABLE_II.values())
-    assert all(abs(each.fitted / each.published - 1) < 0.02 for each in found)
+    result = residuals(fitted())
+    assert {each.published for each in result} >= set(TABLE_II.values())
+    assert all(abs(each.fitted / each.published - 1) < 0.02 for each in result)
 
 
 def test_the_profile_answers_as_the_model() -> None:
@@ -90,9 +90,9 @@ def test_arrivals_end_where_the_axes_of_the_papers_figures_do() -> None:
     assert rate == pytest.approx(60 / 26.25)
     assert 12 * 0.625 * SMALL * rate == pytest.approx(686, abs=1)
     assert 8 * 0.625 * LARGE * rate == pytest.approx(4571, abs=1)
-    found = dict(recipes())
-    assert {4 * found[name]["rate_per_hour"] for name in ("cat1-high", "cat3-high")} == {80}
-    assert 4 * found["sixteen-cat1-bursty"]["rate_per_hour"] * 0.625 == 80
+    result = dict(recipes())
+    assert {4 * result[name]["rate_per_hour"] for name in ("cat1-high", "cat3-high")} == {80}
+    assert 4 * result["sixteen-cat1-bursty"]["rate_per_hour"] * 0.625 == 80
 
 
 def test_a_charge_makes_rescales_fewer_and_jobs_hardly_later(experiment: Experiment) -> None:
@@ -106,8 +106,8 @@ def test_a_charge_makes_rescales_fewer_and_jobs_hardly_later(experiment: Experim
 
 
 def test_a_small_run_goes_through(experiment: Experiment, tmp_path: Path) -> None:
-    found = carry_out(experiment, tmp_path / "out", smoke=True)
-    compared = compare(read_numbers(experiment.numbers), found)
+    result = carry_out(experiment, tmp_path / "out", smoke=True)
+    compared = compare(read_numbers(experiment.numbers), result)
     by_name = {each.name: each for each in compared}
     assert by_name["table4_ratio_queue_jct"].ours < 1
     assert by_name["table4_ratio_drop_sjs"].ours > 1

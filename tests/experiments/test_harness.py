@@ -62,8 +62,8 @@ def numbers(folder: Path, text: str = NUMBERS) -> Path:
 
 
 def test_ours_is_the_mean_over_the_seeds_and_a_ratio_pairs_them(tmp_path: Path) -> None:
-    found = outcomes(small_t0_fifo=100, small_t1_fifo=200, small_t0_srtf=50, small_t1_srtf=50)
-    jct, ratio = compare(read_numbers(numbers(tmp_path)), found)
+    actual = outcomes(small_t0_fifo=100, small_t1_fifo=200, small_t0_srtf=50, small_t1_srtf=50)
+    jct, ratio = compare(read_numbers(numbers(tmp_path)), actual)
     assert jct.ours == pytest.approx(150 / 60)
     assert (jct.low, jct.high, jct.seeds) == (pytest.approx(100 / 60), pytest.approx(200 / 60), 2)
     assert ratio.ours == pytest.approx((50 / 100 + 50 / 200) / 2)
@@ -84,8 +84,8 @@ def test_ours_is_the_mean_over_the_seeds_and_a_ratio_pairs_them(tmp_path: Path) 
     ],
 )
 def test_which_ratios_reproduce(published: float, ours: float, reproduces: bool) -> None:
-    found = Compared("n", "t", "w", "", published, ours, ours, ours, 1, is_ratio=True)
-    assert found.reproduces is reproduces
+    actual = Compared("n", "t", "w", "", published, ours, ours, ours, 1, is_ratio=True)
+    assert actual.reproduces is reproduces
 
 
 def test_numbers_that_name_no_replay_or_no_figure_are_refused(tmp_path: Path) -> None:
@@ -132,11 +132,11 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
 
 
 def test_an_experiment_goes_from_recipes_to_a_page(experiment: Experiment, tmp_path: Path) -> None:
-    found = carry_out(experiment, tmp_path / "out")
-    assert sorted(found) == ["small-t0-fifo", "small-t0-srtf", "small-t1-fifo", "small-t1-srtf"]
-    assert len(found["small-t0-fifo"].arrivals_s) == 6
-    compared = compare(read_numbers(experiment.numbers), found)
-    experiment.results.write_bytes(results_bytes(experiment, compared, found))
+    actual = carry_out(experiment, tmp_path / "out")
+    assert sorted(actual) == ["small-t0-fifo", "small-t0-srtf", "small-t1-fifo", "small-t1-srtf"]
+    assert len(actual["small-t0-fifo"].arrivals_s) == 6
+    compared = compare(read_numbers(experiment.numbers), actual)
+    experiment.results.write_bytes(results_bytes(experiment, compared, actual))
     results = Results.read(experiment.results)
     assert results.compared == tuple(compared)
     assert results.replays["small-t1-srtf"]["jobs_submitted"] == 6
@@ -144,16 +144,16 @@ def test_an_experiment_goes_from_recipes_to_a_page(experiment: Experiment, tmp_p
     assert page.startswith(HEADER.format("toy-one") + "# Toy\n| ")
     assert table_text(compared) in page
     assert "![figure1](toy-one/figure1.svg)" in page
-    write_plots(experiment, found, tmp_path / "figures")
+    write_plots(experiment, actual, tmp_path / "figures")
     assert (tmp_path / "figures" / "figure1.svg").read_text().startswith("<?xml")
 
 
 def test_a_smoke_run_is_small_and_does_nothing_twice(experiment: Experiment, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    found = carry_out(experiment, out, smoke=True)
-    assert sorted(found) == ["small-fifo", "small-srtf"]
-    assert len(found["small-fifo"].arrivals_s) == 3
-    assert compare(read_numbers(experiment.numbers), found)
+    actual = carry_out(experiment, out, smoke=True)
+    assert sorted(actual) == ["small-fifo", "small-srtf"]
+    assert len(actual["small-fifo"].arrivals_s) == 3
+    assert compare(read_numbers(experiment.numbers), actual)
     events = out / "sweep" / "small-fifo.parquet"
     before = events.stat().st_mtime_ns
     carry_out(experiment, out, smoke=True)
@@ -172,8 +172,8 @@ def test_figures_of_an_experiments_own_are_kept_and_drawn_from(
     own = replace(
         experiment, fold=lambda run, events: {"jobs_times_bytes": len(run.jobs) * events.stat().st_size}
     )
-    found = carry_out(own, tmp_path / "out", smoke=True)
-    own.results.write_bytes(results_bytes(own, [], found))
+    actual = carry_out(own, tmp_path / "out", smoke=True)
+    own.results.write_bytes(results_bytes(own, [], actual))
     kept = Results.read(own.results).replays["small-fifo"]
     assert kept["jobs_times_bytes"] == 3 * (tmp_path / "out" / "sweep" / "small-fifo.parquet").stat().st_size
     figure, _ = axes("Own", "x", "y")
@@ -203,13 +203,13 @@ def made_of(*jcts_s: float, trace: str = "hash") -> Outcome:
 
 def test_two_policies_are_tested_job_by_job_on_each_trace(experiment: Experiment) -> None:
     tested = replace(experiment, tests=(Paired("first against second", "a-*", "b-*"),))
-    found = {"a-0": made_of(*range(10, 18)), "b-0": made_of(*range(11, 26, 2))}
-    (row,) = paired_tests(tested, found)
+    actual = {"a-0": made_of(*range(10, 18)), "b-0": made_of(*range(11, 26, 2))}
+    (row,) = paired_tests(tested, actual)
     assert (row.what, row.first, row.second, row.pairs) == ("first against second", "made", "made", 8)
     assert row.less == pytest.approx(1 / 256)
-    experiment.results.write_bytes(results_bytes(tested, [], found))
+    experiment.results.write_bytes(results_bytes(tested, [], actual))
     assert Results.read(experiment.results).tested == (row,)
-    other = {**found, "b-0": made_of(*range(11, 19), trace="other")}
+    other = {**actual, "b-0": made_of(*range(11, 19), trace="other")}
     with pytest.raises(BadInputError, match="not replays of the same traces"):
         paired_tests(tested, other)
 
@@ -229,11 +229,11 @@ def test_the_first_jobs_may_be_left_out_of_the_statistics(experiment: Experiment
 
 
 def test_distributions_are_drawn_as_boxes_and_as_curves() -> None:
-    found = {"a-0": made_of(*range(10, 900)), "b-0": made_of(5.0)}
+    actual = {"a-0": made_of(*range(10, 900)), "b-0": made_of(5.0)}
     lines = {"first": "a-*", "second": "b-*"}
-    chart = boxes(Distribution("f", "Title", lines, "waiting", "boxes"), found).axes[0]
+    chart = boxes(Distribution("f", "Title", lines, "waiting", "boxes"), actual).axes[0]
     assert [label.get_text() for label in chart.get_xticklabels()] == ["first", "second"]
-    chart = cumulative(Distribution("f", "Title", lines, "jct", "cdf"), found).axes[0]
+    chart = cumulative(Distribution("f", "Title", lines, "jct", "cdf"), actual).axes[0]
     assert [line.get_label() for line in chart.get_lines()] == ["first", "second"]
     x, y = chart.get_lines()[0].get_data()
     assert (x[-1], y[-1]) == (899, 1.0)
@@ -244,8 +244,8 @@ def test_distributions_are_drawn_as_boxes_and_as_curves() -> None:
 def test_a_page_is_made_from_the_committed_results(name: str) -> None:
     subject = find(name)
     if isinstance(subject, Study):
-        found = read_findings(subject)
-        page, figures = page_of(subject, found), set(subject.draw(found))
+        actual = read_findings(subject)
+        page, figures = page_of(subject, actual), set(subject.draw(actual))
     else:
         results = Results.read(subject.results)
         page, figures = page_text(subject, results), {plot.name for plot in subject.plots}
@@ -292,12 +292,12 @@ def test_a_study_that_was_interrupted_goes_on_where_it_was(tmp_path: Path) -> No
 
     with pytest.raises(KeyboardInterrupt):
         in_pieces({**measured, "piece-1": interrupted}, folder, 1, quiet)
-    found = in_pieces(measured, folder, 1, quiet)
-    assert found == {f"piece-{value}": {"value": value} for value in range(3)}
+    actual = in_pieces(measured, folder, 1, quiet)
+    assert actual == {f"piece-{value}": {"value": value} for value in range(3)}
     assert marks.read_text().split() == ["0", "1", "2"]
 
 
 def test_several_workers_find_what_one_does(tmp_path: Path) -> None:
     tasks = {f"piece-{value}": partial(appended, tmp_path / "marks", value) for value in range(3)}
-    found = [in_pieces(tasks, tmp_path / str(workers), workers, quiet) for workers in (1, 2)]
-    assert found[0] == found[1]
+    actual = [in_pieces(tasks, tmp_path / str(workers), workers, quiet) for workers in (1, 2)]
+    assert actual[0] == actual[1]

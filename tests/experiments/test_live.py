@@ -51,19 +51,19 @@ def test_the_page_has_what_was_recorded(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_elastic_scaling_compares_what_is_completed() -> None:
     """Live, jobs end at 20 and 40 s, so one is done for 20 s and two never; simulated, at 10 and 40."""
-    found = completed, sjs, jct = elastic.compare(run(20, 40), run(10, 40))
+    result = completed, sjs, jct = elastic.compare(run(20, 40), run(10, 40))
     assert (completed.live, completed.simulated) == (pytest.approx(20 / 40), pytest.approx(30 / 40))
     assert (sjs.live, sjs.simulated) == (pytest.approx(20 / 60), pytest.approx(20 / 50))
     assert (jct.live, jct.simulated) == (pytest.approx(30), pytest.approx(25))
-    assert [each.difference for each in found] == pytest.approx([0.5, 0.2, 1 / 6])
-    assert [each.row()["holds"] for each in found] == [False, False, True]
-    assert [each.name for each in found] == list(elastic.WORDS)
-    assert [each.limit for each in found] == list(elastic.LIMITS.values())
+    assert [each.difference for each in result] == pytest.approx([0.5, 0.2, 1 / 6])
+    assert [each.row()["holds"] for each in result] == [False, False, True]
+    assert [each.name for each in result] == list(elastic.WORDS)
+    assert [each.limit for each in result] == list(elastic.LIMITS.values())
 
 
 def test_shadow_price_compares_three_figures() -> None:
-    found = shadow_price.both("demo", run(20), run(10), 1)
-    figures = {each["name"]: (each["live"], each["simulated"]) for each in found["figures"]}
+    result = shadow_price.both("demo", run(20), run(10), 1)
+    figures = {each["name"]: (each["live"], each["simulated"]) for each in result["figures"]}
     assert figures["jct"] == (20, 10)
     assert figures["makespan_s"] == (20, 10)
     assert figures["rescales_per_job"] == (0, 0)
@@ -119,8 +119,8 @@ def test_a_run_is_carried_out_and_replayed(one: Job, tmp_path: Path) -> None:
 
 
 def test_a_service_is_compared_with_its_replay(one: Job, tmp_path: Path) -> None:
-    found = shadow_price.run_live("smallest", [one], tmp_path / "out", 1, steps=2)
-    assert (found["run"], found["jobs"], found["slots"]) == ("smallest", 1, 1)
-    figures = {each["name"]: each for each in found["figures"]}
+    result = shadow_price.run_live("smallest", [one], tmp_path / "out", 1, steps=2)
+    assert (result["run"], result["jobs"], result["slots"]) == ("smallest", 1, 1)
+    figures = {each["name"]: each for each in result["figures"]}
     assert figures["jct"]["live"] > 0
     assert figures["jct"]["simulated"] > 0

@@ -1,4 +1,4 @@
-"""The reproduction of OASiS: small enough for a test, and what is committed of it."""
+"""Studies small enough for a test, and what is committed of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from experiments.oasis.claims import claims
 from experiments.oasis.facts import facts
 from experiments.oasis.measure import JOBS, SEEDS, measure
 from experiments.oasis.values import offline_ratios
+from experiments.sharing.measure import outcome
+from experiments.sharing.workload import LABEL, Workload, workload
+from tests.builders import job
 
 
 @pytest.fixture(scope="module")
 def study() -> Study:
-    found = find("oasis")
-    assert isinstance(found, Study)
-    return found
+    result = find("oasis")
+    assert isinstance(result, Study)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +43,41 @@ def row(optimum: float, gap: float, ours: float) -> Mapping[str, Any]:
 
 def test_a_ratio_is_that_of_a_proven_optimum() -> None:
     """Neither a world without a feasible job nor one where the solver ran out of time has one."""
-    found = {"figure5": [row(3.0, 0.0, 2.0), row(0.0, 0.0, 0.0), row(5.0, 0.3, 6.0), row(1.0, 0.0, 0.0)]}
-    assert offline_ratios(found, "oasis") == [1.5, float("inf")]
+    result = {"figure5": [row(3.0, 0.0, 2.0), row(0.0, 0.0, 0.0), row(5.0, 0.3, 6.0), row(1.0, 0.0, 0.0)]}
+    assert offline_ratios(result, "oasis") == [1.5, float("inf")]
 
 
 def test_the_committed_results_are_of_all_seeds_and_sizes(study: Study) -> None:
-    found = read_findings(study)
-    assert found["seeds"] == len(SEEDS)
-    assert {each["jobs"] for each in found["figure3"]} == {*JOBS}
-    assert all(claim.ours for claim in claims(found))
+    result = read_findings(study)
+    assert result["seeds"] == len(SEEDS)
+    assert {each["jobs"] for each in result["figure3"]} == {*JOBS}
+    assert all(claim.ours for claim in claims(result))
 
 
 def test_no_committed_schedule_breaks_a_rule(study: Study) -> None:
-    told = facts(read_findings(study))
-    assert told["broken"] == 0
-    assert told["committed"] > 0
+    reported = facts(read_findings(study))
+    assert reported["broken"] == 0
+    assert reported["committed"] > 0
+
+
+def busy_and_idle() -> Workload:
+    """A team with more jobs than GPUs, and one that needs its own only later."""
+    busy = [job(f"b{n}", at=60.0 * n, gpus=4, gpu_seconds=8000.0, labels={LABEL: "busy"}) for n in range(6)]
+    idle = [job(f"i{n}", at=2000.0 + n, gpus=4, gpu_seconds=4000.0, labels={LABEL: "idle"}) for n in range(2)]
+    result = workload(sorted([*busy, *idle], key=lambda each: each.submit_time))
+    return Workload(result.jobs, {"busy": 8, "idle": 8})
+
+
+def test_lending_shortens_waits_and_costs_the_owner_little():
+    load = busy_and_idle()
+    fixed, stopped, shrunk = (outcome(load, "ares", way) for way in ("static", "preempt", "shrink"))
+    assert stopped["mean_jct_s"] < fixed["mean_jct_s"]
+    assert shrunk["deficit_gpu_hours"] <= stopped["deficit_gpu_hours"]
+    assert shrunk["teams"]["idle"]["mean_jct_s"] <= 1.1 * fixed["teams"]["idle"]["mean_jct_s"]
+    assert all(each["finished"] == 8 for each in (fixed, stopped, shrunk))
+
+
+def test_the_page_is_made_from_what_is_committed():
+    study = find("sharing")
+    assert isinstance(study, Study)
+    assert page_of(study, read_findings(study)) == study.page.read_text()

@@ -117,11 +117,11 @@ def test_a_published_trace_is_read_with_its_kinds(tmp_path: Path) -> None:
 def test_work_follows_from_published_execution_times() -> None:
     """At the size that it requests a job takes 0.81 of its kind's time, and starting it 10 s."""
     mrpc = Arrival("a", 0.0, BY_NAME["bert-mrpc"], 3600)
-    (found,) = jobs_of([mrpc], 0, spread=0.0)
+    (result,) = jobs_of([mrpc], 0, spread=0.0)
     rate = curve("bert-mrpc").rate(16, 2)
     geometric_s = (74 * 55 * 155 * 141 * 108) ** 0.2
-    assert isinstance(found.work, EpochWork)
-    assert found.work.epochs == round(0.81 * (geometric_s - 10) * rate / 3600)
+    assert isinstance(result.work, EpochWork)
+    assert result.work.epochs == round(0.81 * (geometric_s - 10) * rate / 3600)
     half, whole = (BY_NAME["resnet50-imagenet"].execution_s(samples) for samples in (15_000, 20_000))
     assert whole < half < 256
 
@@ -307,11 +307,11 @@ def test_the_gains_of_the_benchmark_are_of_traces_that_both_had(
     small: dict[str, Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gains_of_ones, "_outcomes", lambda *, smoke: small)
-    found = {each.name: each for each in gains_of_ones.gains(smoke=True)}
-    assert set(found) == {
+    result = {each.name: each for each in gains_of_ones.gains(smoke=True)}
+    assert set(result) == {
         f"ones_gain_over_{name}" for name in ("drl", "tiresias", "optimus", "pollux", "ares")
     }
-    drl, ares = found["ones_gain_over_drl"], found["ones_gain_over_ares"]
+    drl, ares = result["ones_gain_over_drl"], result["ones_gain_over_ares"]
     assert (drl.low, drl.limit) == pytest.approx((0.169, 0.369))
     assert (ares.low, ares.limit) == (None, None)
-    assert all(each.value is not None and each.value < 1 for each in found.values())
+    assert all(each.value is not None and each.value < 1 for each in result.values())

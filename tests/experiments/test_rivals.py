@@ -40,16 +40,16 @@ def ground(by_deadline: bool, **values: float) -> dict[str, object]:
 def test_ahead_is_better_than_all_others_by_over_a_percent(
     by_deadline: bool, home: float, other: float, ours: float, ahead: bool
 ) -> None:
-    found = ground(by_deadline, fifo=home, srtf=other, shadow_price=ours)
-    assert facts({"grounds": {"a": found}, "today": {}})["ahead"] == (["there"] if ahead else [])
+    result = ground(by_deadline, fifo=home, srtf=other, shadow_price=ours)
+    assert facts({"grounds": {"a": result}, "today": {}})["ahead"] == (["there"] if ahead else [])
 
 
 @pytest.mark.services
 def test_all_policies_of_the_grounds_are_there(reference_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLIANT_DATA", str(reference_data))
-    found = grounds()
-    assert {policy for each in found.values() for policy in each.policies} <= BUILT_IN.keys()
-    assert all(each.home in each.policies and each.published for each in found.values())
+    result = grounds()
+    assert {policy for each in result.values() for policy in each.policies} <= BUILT_IN.keys()
+    assert all(each.home in each.policies and each.published for each in result.values())
 
 
 HELIOS = """\
@@ -65,15 +65,15 @@ def test_recorded_days_are_compared_with_policies(tmp_path: Path, monkeypatch: p
     file.parent.mkdir(parents=True)
     file.write_text(HELIOS)
     tasks = {name: task for name, task in today.tasks().items() if name.endswith(("recorded", "srtf"))}
-    found = today.gathered({name: task() for name, task in tasks.items()})
-    replays = found["helios"]["replays"]
-    assert not found["acme"]["replays"], "its file is not there"
+    result = today.gathered({name: task() for name, task in tasks.items()})
+    replays = result["helios"]["replays"]
+    assert not result["acme"]["replays"], "its file is not there"
     assert replays["recorded"]["gpus"] == 8, "as many as were held at a time"
     assert replays["recorded"]["mean_jct_s"] == (3600 + 4200) / 2
     assert replays["srtf"]["mean_jct_s"] == (600 + 4200) / 2, "the short job first"
-    said = facts({"grounds": {}, "today": found})
-    assert said["today"].keys() == {"Helios, Saturn"}
-    assert "acme/trace_seren.csv" in said["absent"]
+    message = facts({"grounds": {}, "today": result})
+    assert message["today"].keys() == {"Helios, Saturn"}
+    assert "acme/trace_seren.csv" in message["absent"]
 
 
 @pytest.mark.services
@@ -81,6 +81,6 @@ def test_the_first_jobs_of_the_testbed_know_their_ceilings(
     reference_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLIANT_DATA", str(reference_data))
-    found = outcome(grounds()["195job"], "edf-elastic", jobs_limit=5)
-    assert found["jobs"] == found["finished"] == 5
-    assert found["met"] <= found["ceiling"] <= 1.0
+    result = outcome(grounds()["195job"], "edf-elastic", jobs_limit=5)
+    assert result["jobs"] == result["finished"] == 5
+    assert result["met"] <= result["ceiling"] <= 1.0

@@ -57,11 +57,11 @@ def test_every_policy_takes_part_that_can() -> None:
 
 def test_other_samples_have_the_jobs_of_the_given_one() -> None:
     given = [job(f"g{n}", at=600.0 * n, gpu_seconds=100.0 + n) for n in range(48)]
-    found = runs.resampled(given, 1)
-    assert len({each.id for each in found}) == len(found) == 48
-    assert {each.work for each in found} <= {each.work for each in given}
-    assert [each.submit_time for each in found] == sorted(each.submit_time for each in found)
-    assert found == runs.resampled(given, 1) != runs.resampled(given, 2)
+    result = runs.resampled(given, 1)
+    assert len({each.id for each in result}) == len(result) == 48
+    assert {each.work for each in result} <= {each.work for each in given}
+    assert [each.submit_time for each in result] == sorted(each.submit_time for each in result)
+    assert result == runs.resampled(given, 1) != runs.resampled(given, 2)
 
 
 def test_a_part_is_missing_only_while_it_is_taken_out() -> None:
@@ -115,7 +115,7 @@ def test_the_readme_says_what_the_results_say() -> None:
 
 def test_the_gain_is_over_the_best_rival_of_each_workload() -> None:
     jcts = {OURS: (80.0,) * 4, "steady": (100.0,) * 4, "first-on-one": (90.0, 200.0, 200.0, 200.0)}
-    found = {
+    result = {
         f"{policy}/{trace}": {"group": "policies", "trace": trace, "policy": policy, "mean_jct_s": jct}
         for policy, each in jcts.items()
         for trace, jct in zip(SHORT, each, strict=True)
@@ -124,7 +124,7 @@ def test_the_gain_is_over_the_best_rival_of_each_workload() -> None:
         trace: {"group": "bounds", "trace": trace, "variant": "free", "load": 1.0, "bound_s": 50.0}
         for trace in SHORT
     }
-    assert "is 11 to 20 % below" in headline(Rows({"rows": found | bounds}))
+    assert "is 11 to 20 % below" in headline(Rows({"rows": result | bounds}))
 
 
 def test_the_default_is_among_the_values_that_are_tried() -> None:
@@ -133,9 +133,9 @@ def test_the_default_is_among_the_values_that_are_tried() -> None:
 
 
 def test_what_was_not_replayed_leaves_no_table_and_no_word() -> None:
-    found = read_findings(EXPERIMENT)
-    rows = {name: row for name, row in found["rows"].items() if row["group"] in ("policies", "bounds")}
-    page = page_of(EXPERIMENT, {**found, "rows": rows})
+    result = read_findings(EXPERIMENT)
+    rows = {name: row for name, row in result["rows"].items() if row["group"] in ("policies", "bounds")}
+    page = page_of(EXPERIMENT, {**result, "rows": rows})
     lines = page.splitlines()
     assert not [line for line in lines if "- **" in line[1:]]
     assert not [

@@ -178,7 +178,7 @@ def test_the_timer_of_the_examples_runs_a_turn(sh: Shell, inputs: Path) -> None:
 @pytest.mark.services
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_units_of_the_examples(tmp_path: Path) -> None:
-    def said(*units: Path) -> str:
+    def message(*units: Path) -> str:
         command = ["systemd-analyze", "verify", "--user", "--man=no", *map(str, units)]
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
         done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
@@ -186,6 +186,6 @@ def test_systemd_accepts_the_units_of_the_examples(tmp_path: Path) -> None:
 
     wrong = tmp_path / "pliant-wrong.service"
     wrong.write_text((UNITS / "pliant.service").read_text().replace("oneshot", "twoshots"))
-    if "twoshots" not in said(wrong):
+    if "twoshots" not in message(wrong):
         pytest.skip("systemd-analyze cannot verify units here")
-    assert "pliant" not in said(*sorted(UNITS.glob("pliant.*")))
+    assert "pliant" not in message(*sorted(UNITS.glob("pliant.*")))

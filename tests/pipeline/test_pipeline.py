@@ -57,7 +57,7 @@ def test_ctrl_c_ends_a_replay_with_130_and_leaves_no_half_file(sh: Shell, inputs
     line = [sys.executable, "-m", "pliant.cli", "replay", *words]
     with started(line, cwd=inputs, stderr=subprocess.PIPE, text=True) as replay:
         assert replay.stderr is not None
-        assert any("no profile" in said for said in replay.stderr), "it has begun"
+        assert any("no profile" in message for message in replay.stderr), "it has begun"
         replay.send_signal(signal.SIGINT)
         _, errors = replay.communicate()
     assert replay.returncode == 130
@@ -67,17 +67,17 @@ def test_ctrl_c_ends_a_replay_with_130_and_leaves_no_half_file(sh: Shell, inputs
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("pliant report <&-", "no events"),
         ("pliant report - <&-", "stdin is closed"),
         (f"pliant schedule {FILES} --policy fifo >&-", "stdout is closed"),
     ],
 )
-def test_a_closed_stream_is_a_usage_error(sh: Shell, command: str, said: str) -> None:
+def test_a_closed_stream_is_a_usage_error(sh: Shell, command: str, message: str) -> None:
     done = sh(command)
     assert done.returncode == 2, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_what_needs_no_stream_runs_with_all_of_them_closed(sh: Shell, inputs: Path) -> None:

@@ -183,8 +183,8 @@ def test_a_key_given_twice_is_not_silently_the_last_one() -> None:
     ],
 )  # fmt: skip
 def test_a_cluster_can_be_wrong(nodes: str, expected: str | None) -> None:
-    found = problems(io.read_cluster, '{"nodes": ' + nodes + "}", "cluster.json")
-    assert found == [f"cluster.json:1: {expected or 'not valid JSON: expecting value (column 12)'}"]
+    result = problems(io.read_cluster, '{"nodes": ' + nodes + "}", "cluster.json")
+    assert result == [f"cluster.json:1: {expected or 'not valid JSON: expecting value (column 12)'}"]
 
 
 @pytest.mark.parametrize(
@@ -199,8 +199,8 @@ def test_options_of_slurm_leave_its_jobs_to_be_found(option: str, is_ours: bool)
     nodes, options = '[{"name": "a", "gpus": 1}]', f'{{"options": ["-G1", "{option}"]}}'
     text = f'{{"nodes": {nodes}, "slurm": {options}}}'
     if is_ours:
-        said = f"/slurm/options/1: {option.partition('=')[0]} is set by pliant itself"
-        assert problems(io.read_cluster, text, "cluster.json") == [f"cluster.json:1: {said}"]
+        message = f"/slurm/options/1: {option.partition('=')[0]} is set by pliant itself"
+        assert problems(io.read_cluster, text, "cluster.json") == [f"cluster.json:1: {message}"]
     else:
         Path("cluster.json").write_text(text)
         assert io.read_cluster("cluster.json").slurm.options == ("-G1", option)

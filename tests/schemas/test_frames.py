@@ -132,9 +132,9 @@ def test_errors_are_those_of_the_commands(tmp_path: Path) -> None:
     path.write_text('{"id": "a", "submit_time": -1, "model": "m", "gpus": {"requested": 0}}\n')
     with pytest.raises(BadInputError) as expected:
         validate_file(path)
-    with pytest.raises(BadInputError) as found:
+    with pytest.raises(BadInputError) as result:
         frames.read(path)
-    assert str(found.value) == str(expected.value)
+    assert str(result.value) == str(expected.value)
     with pytest.raises(BadInputError, match="no such file"):
         frames.read(tmp_path / "none.parquet")
     write_jobs([job("a")], path)

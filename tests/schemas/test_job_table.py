@@ -225,14 +225,14 @@ def test_a_stored_table_is_that_of_the_text(trace: tuple[Job, ...], times: list[
     table = stream_job_table(BytesIO(text), "jobs")
     assert table is not None
     assert isinstance(table.kind, memoryview) == (len(expected) > 3)
-    for found, of_text in ((table, expected), (table.in_order(), expected.in_order())):
-        assert list(found) == list(of_text)
-        assert list(found.ids()) == [one.id for one in of_text]
-        assert list(found.canonical()) == list(of_text.canonical())
-        assert [found[row] for row in range(len(found))] == list(of_text)
-        assert list(found[1:-1]) == list(of_text[1:-1])
-        assert list(one_of_each(found)) == list(one_of_each(of_text))
-        assert list(jobs_that(lambda one: one.user, found)) == list(jobs_that(lambda one: one.user, of_text))
+    for result, of_text in ((table, expected), (table.in_order(), expected.in_order())):
+        assert list(result) == list(of_text)
+        assert list(result.ids()) == [one.id for one in of_text]
+        assert list(result.canonical()) == list(of_text.canonical())
+        assert [result[row] for row in range(len(result))] == list(of_text)
+        assert list(result[1:-1]) == list(of_text[1:-1])
+        assert list(one_of_each(result)) == list(one_of_each(of_text))
+        assert list(jobs_that(lambda one: one.user, result)) == list(jobs_that(lambda one: one.user, of_text))
 
 
 @pytest.mark.usefixtures("block_of_three")

@@ -131,5 +131,5 @@ def test_replicas_stay_on_one_node_where_one_holds_them(nodes, room):
 
 def test_a_job_whose_replicas_fit_no_node_says_so():
     cluster = cluster_of({"gpus": 4}, {"gpus": 4}, {"gpus": 4})
-    found = oversized([job("j", gpus=12, each=3)], cluster)
-    assert found == {"j": "needs 4 replicas of 3 GPUs, each on one node, the nodes have room for 3"}
+    result = oversized([job("j", gpus=12, each=3)], cluster)
+    assert result == {"j": "needs 4 replicas of 3 GPUs, each on one node, the nodes have room for 3"}

@@ -128,7 +128,7 @@ def test_schemas_are_accepted_on_every_line(tmp_path: Path) -> None:
         "{" + line.format("last") + ',"schema":"pliant.job/1"}',
     ]
     (tmp_path / "jobs").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
-    assert [found.id for found in io.read_jobs(tmp_path / "jobs")] == ["bare", "first", "last"]
+    assert [result.id for result in io.read_jobs(tmp_path / "jobs")] == ["bare", "first", "last"]
 
 
 def test_a_cluster_written_by_hand_needs_no_schema(tmp_path: Path) -> None:

@@ -186,12 +186,12 @@ LOG = (
 
 
 @given(events)
-def test_both_readers_read_the_same(found: tuple[Event, ...]) -> None:
-    data = parquet_bytes(found, EVENT)
+def test_both_readers_read_the_same(result: tuple[Event, ...]) -> None:
+    data = parquet_bytes(result, EVENT)
     try:
         blocks = list(event_columns(data, "events"))
     except BadInputError:  # it may shy from good files, but only of these
-        assert re.search(r"NaN|Infinity|[eE]\+?\d{3}", json.dumps([event.detail for event in found]))
+        assert re.search(r"NaN|Infinity|[eE]\+?\d{3}", json.dumps([event.detail for event in result]))
         return
     rows = [row for block in blocks for row in rows_of(block)]
     assert rows == rows_of(columns_of(parse_events(data, "events")))
@@ -200,7 +200,7 @@ def test_both_readers_read_the_same(found: tuple[Event, ...]) -> None:
 def rows_of(block: EventColumns) -> list[tuple[Any, ...]]:
     """NaN, of which none is like another, as text."""
     jobs = [None if number < 0 else block.job_ids[number] for number in block.job.tolist()]
-    details = [json.loads(found) if isinstance(found, str) else found for found in block.detail]
+    details = [json.loads(result) if isinstance(result, str) else result for result in block.detail]
     numbers = (column.tolist() for column in (block.time_s, block.event, block.gpus, block.global_batch))
     floats = (map(repr, column.tolist()) for column in (block.samples_done, block.loss, block.overhead_s))
     return [*zip(jobs, details, *numbers, *floats, strict=True)]
@@ -271,7 +271,7 @@ def test_small_row_groups_are_read_with_their_neighbours(tmp_path: Path) -> None
     table = pq.read_table(pa.BufferReader(damaged(tmp_path / "events.parquet")))
     pq.write_table(table, tmp_path / "small.parquet", row_group_size=1)
     data = (tmp_path / "small.parquet").read_bytes()
-    assert [len(found) for found in parquet.row_groups(data, "events", "event")] == [len(LOG)]
+    assert [len(result) for result in parquet.row_groups(data, "events", "event")] == [len(LOG)]
     (block,) = event_columns(data, "events")
     assert rows_of(block) == rows_of(columns_of(LOG))
 

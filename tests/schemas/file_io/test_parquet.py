@@ -270,11 +270,11 @@ def plainly(columns: dict[str, list[Any]]) -> str:
 def test_texts_weigh_the_same_in_dictionaries(texts: list[str | None], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, len(texts)))
     column = text_array(texts).slice(first)
-    found = [TextWeight(), TextWeight()]
-    for weight, block in zip(found, (column, column.dictionary_encode()), strict=True):
+    result = [TextWeight(), TextWeight()]
+    for weight, block in zip(result, (column, column.dictionary_encode()), strict=True):
         weight.add(pa.record_batch([block], names=["text"]))
-    assert found[0] == found[1]
-    assert found[0].text_bytes == len("".join(text or "" for text in texts[first:]).encode())
+    assert result[0] == result[1]
+    assert result[0].text_bytes == len("".join(text or "" for text in texts[first:]).encode())
 
 
 @given(COLUMNS)

@@ -21,10 +21,10 @@ def test_threads_that_build_validators_look_for_no_plugins(monkeypatch: pytest.M
     before_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        found = [built_at_once(number) for number in range(20)]
+        result = [built_at_once(number) for number in range(20)]
     finally:
         sys.setswitchinterval(before_s)
-    assert found == [[1] * THREADS] * 20
+    assert result == [[1] * THREADS] * 20
     assert sys.modules[LOADER] is loader
 
 
@@ -38,15 +38,15 @@ def built_at_once(number: int) -> list[int]:
     """What new kinds of records read, each in a thread of its own."""
     fields = {"__annotations__": {"count": int}, "__module__": __name__}
     kinds = [type(f"Kind{number}x{place}", (Record,), dict(fields)) for place in range(THREADS)]
-    begin, found = threading.Barrier(THREADS), []
+    begin, result = threading.Barrier(THREADS), []
 
     def build(kind: type[Record]) -> None:
         begin.wait()
-        found.append(kind.model_validate({"count": 1}).__dict__["count"])
+        result.append(kind.model_validate({"count": 1}).__dict__["count"])
 
     threads = [threading.Thread(target=build, args=(kind,)) for kind in kinds]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return result
