@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -47,18 +46,6 @@ VALUES = st.recursive(
 
 @pytest.mark.parametrize("kind", PARSERS)
 @settings(max_examples=examples(25), deadline=None)
-@given(value=VALUES, version=st.sampled_from(["1", "1.4", "2", "x"]), tail=st.binary(max_size=6))
-def test_any_json_is_read_or_refused(kind: str, value: Any, version: str, tail: bytes) -> None:
-    schema = f"pliant.{kind}/{version}"
-    document = {"schema": schema, **value} if isinstance(value, dict) else value
-    for text in (json.dumps(document), json.dumps({"schema": schema}) + "\n" + json.dumps(value)):
-        for data in (text.encode(), text.encode() + b"\n", text.encode() + tail):
-            with contextlib.suppress(BadInputError):
-                PARSERS[kind](data, "file")
-
-
-@pytest.mark.parametrize("kind", PARSERS)
-@settings(max_examples=examples(25), deadline=None)
 @given(data=st.binary(max_size=60), head=st.sampled_from([b"", b"{", b"PAR1", b"\xef\xbb\xbf", b"\n"]))
 def test_any_bytes_are_read_or_refused(kind: str, data: bytes, head: bytes) -> None:
     with contextlib.suppress(BadInputError):
@@ -69,14 +56,15 @@ def test_any_bytes_are_read_or_refused(kind: str, data: bytes, head: bytes) -> N
 
 @settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
-def test_a_parquet_file_with_a_changed_page_is_refused(data: st.DataObject) -> None:
+def test_a_changed_page_is_refused_or_holds_the_same(data: st.DataObject) -> None:
     """Checksums find what decoding would not; the footer, which has none, is left whole here."""
-    whole = bytearray(parquet_bytes((Event(0.0, "start", "a", detail={"a": "b" * 90}),), EVENT))
+    events = (Event(0.0, "start", "a", detail={"a": "b" * 90}),)
+    whole = bytearray(parquet_bytes(events, EVENT))
     footer = int.from_bytes(whole[-8:-4], "little") + 8
     at = data.draw(st.integers(4, len(whole) - footer - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
     with contextlib.suppress(BadInputError):
-        assert parse_events(bytes(whole), "file") == parse_events(bytes(whole), "file")
+        assert parse_events(bytes(whole), "file") == events
 
 
 @settings(max_examples=examples(25), deadline=None)
