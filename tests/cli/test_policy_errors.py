@@ -23,24 +23,29 @@ def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
     return Foreign(here, monkeypatch)
 
 
+BROKEN = "def decide(self, snapshot, rng):\n    return snapshot.jobs['x']"
+
+
 def broken(mine: Foreign) -> int:
-    return mine.is_written("def decide(self, snapshot, rng):\n    return snapshot.jobs['x']", "snapshot.jobs")
+    return mine.is_written(BROKEN, "snapshot.jobs")
 
 
 @pytest.mark.parametrize("args", [["schedule", *FILES], ["replay", *FILES, "-o", "out.parquet"]])
-def test_an_error_in_a_policy_is_one_line_with_its_file_and_line(mine: Foreign, args: list[str]):
-    line = broken(mine)
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [(BROKEN, "KeyError: 'x'"), (BROKEN.replace("return", "raise SystemExit(7)  #"), "SystemExit: 7")],
+)
+def test_an_error_in_a_policy_is_one_line_with_its_place(
+    mine: Foreign, args: list[str], body: str, error: str
+):
+    line = mine.is_written(body, "snapshot.jobs")
     done = call(*args, "--policy", "mine")
     assert done.exit_code == 1
-    assert f"policy \"mine\" (mine.py:{line}): KeyError: 'x'" in done.stderr
+    assert f'policy "mine" (mine.py:{line}): {error}' in done.stderr
     assert "bug in pliant" not in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_debug_shows_the_traceback_down_to_the_policys_line(mine: Foreign):
-    broken(mine)
-    done = call("schedule", *FILES, "--policy", "mine", "--debug")
-    assert "snapshot.jobs['x']" in "".join(traceback.format_exception(done.exception))
+    shown = call(*args, "--policy", "mine", "--debug")
+    assert "snapshot.jobs['x']" in "".join(traceback.format_exception(shown.exception))
 
 
 def test_a_sweep_names_the_line_and_does_the_other_policies(mine: Foreign, tmp_path: Path):
@@ -72,13 +77,6 @@ def test_a_policy_that_fails_under_cron_changes_no_run(mine: Foreign, tmp_path: 
     onward = call("run", "--state", str(dirs.path), stdin=b"")
     assert onward.exit_code == 3, "a schedule that is empty is not one that takes all GPUs away"
     assert dirs.events.read_bytes() == before
-
-
-def test_a_policy_that_exits_has_failed_like_any_other(mine: Foreign):
-    line = mine.is_written("def decide(self, snapshot, rng):\n    raise SystemExit(7)", "raise")
-    done = call("schedule", *FILES, "--policy", "mine")
-    assert done.exit_code == 1
-    assert f'policy "mine" (mine.py:{line}): SystemExit: 7' in done.stderr
 
 
 def test_a_signal_while_a_policy_decides_is_not_its_failure(mine: Foreign):

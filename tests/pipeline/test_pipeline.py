@@ -23,9 +23,8 @@ def test_a_replay_flows_into_a_report(sh: Shell) -> None:
     assert (run["policy"], run["jobs_finished"], run["simulated"]) == ("ares", 3, True)
 
 
-@pytest.mark.parametrize("command", ["pliant schema job", f"pliant replay {FILES} --policy ares"])
-def test_a_reader_that_has_enough_ends_it_quietly(sh: Shell, command: str) -> None:
-    done = sh(f"{command} | head -c 20")
+def test_a_reader_that_has_enough_ends_it_quietly(sh: Shell) -> None:
+    done = sh(f"pliant replay {FILES} --policy ares | head -c 20")
     assert len(done.stdout) == 20
     assert "Traceback" not in done.stderr
     assert "Broken pipe" not in done.stderr
