@@ -57,14 +57,11 @@ def test_many_rows_in_a_small_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dictionary", [True, False])
-def test_a_long_text_in_each_row_of_a_small_file(tmp_path: Path, dictionary: bool) -> None:
+def test_long_texts_in_a_small_file(tmp_path: Path, dictionary: bool) -> None:
     path = profile(tmp_path / "p.parquet", 500, "m" * 200_000, use_dictionary=dictionary)
     assert path.stat().st_size < 100_000
     assert refusal(path).startswith("expands too far: 100,0")
-
-
-def test_one_text_that_is_too_long(tmp_path: Path) -> None:
-    path = profile(tmp_path / "p.parquet", 1, "m" * (limits.LONGEST_TEXT + 1))
+    path = profile(path, 1, "m" * (limits.LONGEST_TEXT + 1), use_dictionary=dictionary)
     assert refusal(path) == f"holds a text of more than 16,777,216 characters; {RAISED}"
 
 
@@ -78,16 +75,12 @@ def test_json_whose_values_take_more_than_its_text(tmp_path: Path, nested: str) 
     assert refusal(path).startswith("expands too far: nested values in its texts in a file of")
 
 
-def test_many_values_in_one_row(tmp_path: Path) -> None:
+def test_many_values_in_one_row_or_in_many_columns(tmp_path: Path) -> None:
     path = tmp_path / "p.parquet"
     pq.write_table(pa.table({"model": pa.array([[0] * 3_000_000])}), path)
     assert refusal(path).startswith("expands too far: 3,000,000 values in")
     pq.write_table(pa.table({"model": pa.array([["m"] * 3])}), path)
     assert "expected one value a row" in refusal(path)
-
-
-def test_many_columns_of_few_rows(tmp_path: Path) -> None:
-    path = tmp_path / "p.parquet"
     pq.write_table(pa.table({f"c{number}": pa.nulls(40_000) for number in range(100)}), path)
     assert refusal(path).startswith("expands too far: 4,000,000 values in")
 
