@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,74 +21,50 @@ TRAINED = ("fixed", "elastic", "regrouped", "warm", "drawn-1")
 BATCH, FIRST = SMOKE.batch, SMOKE.first
 
 
-class Trained:
-    """What a small study left."""
-
-    def __init__(self, folder: Path) -> None:
-        from experiments.accuracy.measure import measured
-
-        self.folder = folder
-        self.found = measured(SMOKE, [arm for arm in arms(SMOKE) if arm.name in TRAINED], folder)
-
-    def run(self, arm: str) -> Mapping[str, Any]:
-        (result,) = (run for run in self.found["runs"] if run["arm"] == arm)
-        return dict(result)
-
-    def events(self, arm: str) -> tuple[Event, ...]:
-        return read_events(JobDir(self.folder / f"{arm}-0").attempt(1).progress)
-
-    def steps(self, arm: str) -> list[tuple[int | None, int | None]]:
-        """(workers, global batch) of each epoch."""
-        return [(event.gpus, event.global_batch) for event in self.events(arm) if event.event == "epoch"]
-
-    def changes(self, arm: str) -> int:
-        """How often training went on under another plan."""
-        details = [event.detail or {} for event in self.events(arm)]
-        return sum(detail.get("mechanism") == "in place" for detail in details)
+def events_of(folder: Path, arm: str) -> tuple[Event, ...]:
+    return read_events(JobDir(folder / f"{arm}-0").attempt(1).progress)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return Trained(tmp_path_factory.mktemp("accuracy"))
+def trained(folder: Path, arm: str) -> list[tuple[int | None, int | None]]:
+    """(workers, global batch) of each epoch."""
+    return [(event.gpus, event.global_batch) for event in events_of(folder, arm) if event.event == "epoch"]
+
+
+def changes(folder: Path, arm: str) -> int:
+    """How often training went on under another plan."""
+    details = [event.detail or {} for event in events_of(folder, arm)]
+    return sum(detail.get("mechanism") == "in place" for detail in details)
 
 
 @pytest.mark.torch
-def test_drawn_batches_stay_between_a_quarter_and_twice(trained: Trained) -> None:
-    (arm,) = (arm for arm in arms(SMOKE) if arm.name == "drawn-1")
-    drawn = {change.epoch: round(BATCH * change.factor) for change in arm.changes}
-    expected, batch = [], BATCH
-    for epoch in range(SMOKE.epochs):
-        batch = drawn.get(epoch, batch)
-        expected.append((1, batch))
-    assert trained.steps("drawn-1") == expected
-    assert all(BATCH // 4 <= batch <= 2 * BATCH for batch in drawn.values())
+def test_small_trainings_change_what_their_arm_says(tmp_path: Path) -> None:
+    """Whether a regrouped sum changes that depends on the order in which a processor adds."""
+    from experiments.accuracy.measure import measured
 
+    chosen = {arm.name: arm for arm in arms(SMOKE) if arm.name in TRAINED}
+    runs: dict[str, Any] = {run["arm"]: run for run in measured(SMOKE, [*chosen.values()], tmp_path)["runs"]}
+    fixed, elastic, regrouped, warm = (runs[name] for name in TRAINED[:-1])
 
-@pytest.mark.torch
-def test_a_gang_resized_in_place_trains_the_same_weights(trained: Trained) -> None:
-    assert trained.steps("elastic") == [(workers, BATCH) for workers in (1, 2, 3, 2, 1, 1)]
-    fixed, elastic = trained.run("fixed"), trained.run("elastic")
+    assert trained(tmp_path, "elastic") == [(workers, BATCH) for workers in (1, 2, 3, 2, 1, 1)]
     assert elastic["weights_off"] <= 1e-12
     assert elastic["accuracy"] == fixed["accuracy"]
     assert elastic["loss"] == pytest.approx(fixed["loss"], rel=1e-5)
 
+    assert (changes(tmp_path, "fixed"), changes(tmp_path, "regrouped")) == (0, 1)
+    assert regrouped["loss_off"][:FIRST] == [0.0] * FIRST
+    assert max(regrouped["loss_off"]) <= 1e-12
 
-@pytest.mark.torch
-def test_regrouping_the_sums_changes_no_more_than_their_rounding(trained: Trained) -> None:
-    """Whether it changes that depends on the order in which a processor adds."""
-    assert (trained.changes("fixed"), trained.changes("regrouped")) == (0, 1)
-    off = trained.run("regrouped")["loss_off"]
-    assert off[:FIRST] == [0.0] * FIRST
-    assert max(off) <= 1e-12
+    later = SMOKE.epochs - FIRST
+    assert trained(tmp_path, "warm") == [(1, BATCH)] * FIRST + [(1, 16 * BATCH)] * later
+    assert warm["loss"][:FIRST] == fixed["loss"][:FIRST]
+    assert warm["loss"][FIRST + 1 :] != fixed["loss"][FIRST + 1 :]
 
-
-@pytest.mark.torch
-def test_a_larger_batch_counts_from_its_epochs_first_step(trained: Trained) -> None:
-    epochs = SMOKE.epochs - FIRST
-    assert trained.steps("warm") == [(1, BATCH)] * FIRST + [(1, 16 * BATCH)] * epochs
-    fixed, changed = trained.run("fixed")["loss"], trained.run("warm")["loss"]
-    assert changed[:FIRST] == fixed[:FIRST]
-    assert changed[FIRST + 1 :] != fixed[FIRST + 1 :]
+    drawn = {change.epoch: round(BATCH * change.factor) for change in chosen["drawn-1"].changes}
+    batches = [BATCH]
+    for epoch in range(SMOKE.epochs):
+        batches.append(drawn.get(epoch, batches[-1]))
+    assert trained(tmp_path, "drawn-1") == [(1, batch) for batch in batches[1:]]
+    assert all(BATCH // 4 <= batch <= 2 * BATCH for batch in batches)
 
 
 @pytest.mark.torch
