@@ -1,11 +1,10 @@
-"""The README and the tutorials work as written."""
+"""The README's commands run when they are pasted, in order, in an empty folder."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,49 +13,7 @@ import pytest
 from benchmarks.parts import readme_commands
 from pliant.schemas.io import write_profile
 from pliant.schemas.profile import Profile, ProfileRow
-from tests.pasting import Block, blocks, check, paste
-from tests.slurm_cluster import SlurmCluster
-from tests.tools.run.site import until
-
-TUTORIALS = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
-SIMULATE = ("replay-last-month", "write-a-policy")
-TRAIN = ("profile-your-first-job", "live-loop")
-SLURM = "on-slurm"
-
-
-def follow(name: str, folder: Path) -> None:
-    check(blocks((TUTORIALS / f"{name}.md").read_text()), folder)
-
-
-def test_every_tutorial_is_tried() -> None:
-    assert {page.stem for page in TUTORIALS.glob("*.md")} == {*SIMULATE, *TRAIN, SLURM}
-
-
-@pytest.mark.parametrize("name", SIMULATE)
-def test_a_tutorial_that_only_simulates(name: str, tmp_path: Path) -> None:
-    follow(name, tmp_path)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("name", TRAIN)
-def test_a_tutorial_that_trains(name: str, tmp_path: Path) -> None:
-    follow(name, tmp_path)
-
-
-@pytest.fixture
-def live_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """The Slurm of the tests is what commands find, and afterwards it is as it was."""
-    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
-    yield slurm
-    slurm.end_jobs()
-    until(lambda: set(slurm.states().values()) == {"idle"})
-
-
-@pytest.mark.services
-def test_the_tutorial_on_slurm_leaves_no_lease(live_slurm: SlurmCluster, tmp_path: Path) -> None:
-    follow(SLURM, tmp_path)
-    until(lambda: live_slurm.command("squeue", "-h", "-o", "%j").strip() == "")
-
+from tests.pasting import Block, blocks, paste
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
