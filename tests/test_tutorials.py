@@ -18,9 +18,7 @@ SLURM = "on-slurm"
 
 
 def follow(name: str, folder: Path) -> None:
-    """But that a busy machine is not waited for to become quiet."""
-    text = (TUTORIALS / f"{name}.md").read_text()
-    check(blocks(text.replace("-o profile.parquet\n", "-o profile.parquet --patience 0\n")), folder)
+    check(blocks((TUTORIALS / f"{name}.md").read_text()), folder)
 
 
 def test_every_tutorial_is_tried() -> None:
