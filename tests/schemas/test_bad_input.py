@@ -248,6 +248,7 @@ SCHEMA_LAST = '{"runs": [], "schema": "pliant.metrics/1"}'
             '1: /slot: is not a field that this version knows; did you mean "slots"?',
         ]),
         (io.read_events, '{"schema": "pliant.event/1"}\n{"time": 1, "event": "preempt", "job": "a", "gpus": 2}\n', ["2: /gpus: is 2 in a 'preempt' event, expected 0"]),
+        (io.read_cluster, "[1]", ["1: expected a JSON object (a 'cluster' file)"]),
         (io.read_schedule, "{}", ["1: /schema: is missing, expected 'pliant.schedule/1'"]),
         (io.read_metrics, '{"runs": []}', ["1: /schema: is missing, expected 'pliant.metrics/1'"]),
         (io.read_events, '{"id": "a", "command": ["train.py"]}\n', ['1: /schema: is missing, expected {"schema": "pliant.event/1"} as the first line']),
