@@ -21,7 +21,9 @@ from pliant.tools.schedule.policies.drl import (
     write_network,
 )
 from pliant.tools.schedule.session.session import Session
+from tests import builders
 from tests.builders import cluster, curves, decided, job, mixed_cluster, session, sizes
+from tests.tools.schedule.policies.started import joined, started
 
 SPEEDS = curves(good={1: 1, 2: 2, 4: 4}, poor={1: 1, 2: 1.1, 4: 1.1})
 
@@ -36,10 +38,8 @@ def network(path: Path, **wishes: float) -> str:
 
 
 def opened(tmp_path: Path, size: int, /, *jobs, **wishes: float) -> Session:
-    held = session(Drl(network=network(tmp_path / "net.json", **wishes)), cluster(size), SPEEDS)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    return held
+    policy = Drl(network=network(tmp_path / "net.json", **wishes))
+    return builders.opened(policy, cluster(size), *jobs, throughput=SPEEDS)
 
 
 def elastic(name: str, model: str = "good", at: float = 0.0, samples: float = 6000.0):
@@ -86,27 +86,14 @@ def test_rigid_jobs_get_what_they_asked_for(tmp_path: Path) -> None:
 
     policy = Drl(network=network(tmp_path / "net.json", starts=1.0))
     speeds = CurveThroughput({"good": {1: 1, 2: 2, 4: 4}}, {"quick": 2.0})
-    held = session(policy, mixed_cluster(plain=(4,), quick=(4,)), speeds)
-    held.submit(elastic("a"), 0)
-    held.decide(0)
+    held = started(policy, mixed_cluster(plain=(4,), quick=(4,)), elastic("a"), throughput=speeds)
     assert held.jobs["a"].gpu_type == "quick"
-
-
-def test_it_says_what_it_would_do_next_with_a_job(tmp_path: Path) -> None:
-    held = opened(tmp_path, 2, elastic("a"), starts=1.0)
-    held.decide(0)
-    held.submit(elastic("b"), 0)
-    result = held.explain(0)
-    assert result["a"].reason == "keeps its size"
-    assert result["b"].reason.startswith("1 GPU would be its next step, chosen with probability 0.7")
-    assert (result["a"].needs_gpus, result["b"].needs_gpus) == (None, 1)
 
 
 def test_features_are_of_the_size_that_units_take(tmp_path: Path) -> None:
     held = opened(tmp_path, 4, elastic("a"), elastic("b", "poor", samples=1e7), starts=1.0)
     held.decide(0)
-    snapshot = held.snapshot(5000.0)
-    seen = Situation(snapshot, [held.jobs["b"]], 60.0)
+    seen = Situation(held.snapshot(5000.0), [held.jobs["b"]], 60.0)
     actions = seen.actions()
     features = seen.features(actions)
     assert features.shape == (len(actions), len(FEATURES))
@@ -115,21 +102,15 @@ def test_features_are_of_the_size_that_units_take(tmp_path: Path) -> None:
 
     # A clock may have been set back since it was submitted.
     held = session(Drl(), cluster(4))
-    held.submit(job("a", at=1000.0, low=1, high=4, gpu_seconds=100.0), 0.0)
-    held.decide(0.0)
-    assert "a" in sizes(held)
+    assert joined(held, 0.0, job("a", at=1000.0, low=1, high=4, gpu_seconds=100.0)).keys() == {"a"}
 
 
 WEIGHTS = Weights.drawn(3, np.random.default_rng(7))
 
 
-def written(folder: Path, **changes: object) -> Path:
-    """A good file with some fields replaced."""
-    path = folder / "net.json"
-    write_network(path, WEIGHTS, "python -m train", {"iterations": 2}, 7)
-    if changes:
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    return path
+def written(folder: Path) -> Path:
+    write_network(folder / "net.json", WEIGHTS, "python -m train", {"iterations": 2}, 7)
+    return folder / "net.json"
 
 
 def test_a_preference_by_hand() -> None:
@@ -172,6 +153,8 @@ def test_equal_weights_are_written_as_equal_files(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, changes: dict, problem: str) -> None:
+    path = written(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(BadInputError) as refused:
-        read_network(written(tmp_path, **changes))
+        read_network(path)
     assert problem in str(refused.value)
