@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -16,7 +15,6 @@ from scipy.optimize import linprog
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.policies.common import Stake
 from pliant.tools.schedule.policies.gavel import (
@@ -35,6 +33,7 @@ from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, sizes
 from tests.effort import examples
+from tests.tools.profile.rows_builder import step, throughput
 from tests.tools.schedule.policies.started import started
 
 ROUND_S = 360.0
@@ -177,11 +176,11 @@ def test_finish_time_fairness_gives_more_where_more_was_promised():
 
 def _measured(rates: dict[tuple[str, str], float]) -> ThroughputBySize:
     """Speeds by model and GPU type; 0: the model does not run there."""
-    rows = []
-    for (model, gpu_type), rate in rates.items():
-        row = ProfileRow("train", model, gpu_type, 1, 1, "1", 16, feasible=rate > 0)
-        rows.append(replace(row, step_seconds=16 / rate, samples_per_second=rate) if rate else row)
-    return ThroughputBySize(Profile(tuple(rows)))
+    rows = (
+        step(1, 16, 16 / rate if rate else None, model=model, gpu_type=gpu_type)
+        for (model, gpu_type), rate in rates.items()
+    )
+    return throughput(*rows)
 
 
 GAINS = st.sampled_from([0.0, 1.0, 2.0, 3.0, 5.0, 8.0])
