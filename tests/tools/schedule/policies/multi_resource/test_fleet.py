@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.job import ResourceDemand
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.policies.multi_resource.fleet import ServerNodes
 from pliant.tools.schedule.registry import make_policy
-from tests.builders import job, opened, session
+from tests.builders import job, session
+from tests.tools.schedule.policies.started import started
 
 CLUSTER = Cluster.model_validate(
     {
@@ -26,18 +25,17 @@ CLUSTER = Cluster.model_validate(
 
 
 def test_what_a_node_states_is_in_the_units_of_the_papers() -> None:
-    servers = ServerNodes(node_states(CLUSTER)).now()
+    states = node_states(CLUSTER)
+    nodes = ServerNodes(states)
+    servers = nodes.now()
     assert servers.resources == ("slot", "bandwidth", "cpu", "memory")
     assert servers.workers.tolist() == [[4, math.inf, 16, 64], [2, math.inf, 8, math.inf]]
     assert servers.ps.tolist() == [[0, 20, 4, math.inf]]
     assert (servers.worker_names, servers.ps_names) == (("w0", "w1"), ("p0",))
+    assert nodes.of_type("b").tolist() == [False, True]
 
-    states = node_states(CLUSTER)
     states[0].up = False
     assert not ServerNodes(states).now().workers[0].any()
-
-    nodes = ServerNodes(node_states(CLUSTER))
-    np.testing.assert_array_equal(nodes.of_type("b"), [False, True])
 
 
 def test_slots_have_a_price_where_nodes_state_no_gpus() -> None:
@@ -60,9 +58,8 @@ def test_a_slot_out_of_service_leaves_resources_as_they_were() -> None:
 
 
 def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
-    demand = ResourceDemand(worker={"cpu": 2, "bandwidth": 1.25e8}, ps={"cpu": 1, "bandwidth": 2.5e8})
-    held = opened(make_policy("fifo"), CLUSTER, job("j", gpus=3, resources=demand.model_dump()))
-    held.decide(0.0)
+    demand = {"worker": {"cpu": 2, "bandwidth": 1.25e8}, "ps": {"cpu": 1, "bandwidth": 2.5e8}}
+    held = started(make_policy("fifo"), CLUSTER, job("j", gpus=3, resources=demand))
     nodes = ServerNodes(held.nodes)
     bid = nodes.demands(held.jobs["j"])
     assert bid.worker == pytest.approx([1, 1, 2, 0])
