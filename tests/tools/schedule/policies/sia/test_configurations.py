@@ -15,38 +15,26 @@ from pliant.tools.schedule.policies.sia.configurations import (
     place,
     placement_of,
 )
-from tests.builders import cluster, mixed_cluster
+from tests.builders import mixed_cluster
 
 
 def gpus(*nodes: int) -> GpuType:
-    return gpu_types(node_states(cluster(*nodes)))["gpu"]
-
-
-def sizes(kind: GpuType) -> list[tuple[int, int]]:
-    return [(one.nodes, one.gpus) for one in kind.configurations]
-
-
-def inside(count: int) -> Configuration:
-    return Configuration(1, count, "gpu")
-
-
-def test_the_set_of_section_3_3():
-    """One node of two A and one of four B: (1,1), (1,2) of A and (1,1), (1,2), (1,4) of B."""
-    types = gpu_types(node_states(mixed_cluster(A=(2,), B=(4,))))
-    assert sizes(types["A"]) == [(1, 1), (1, 2)]
-    assert sizes(types["B"]) == [(1, 1), (1, 2), (1, 4)]
+    """Of two types."""
+    return gpu_types(node_states(mixed_cluster(gpu=nodes, other=(2,))))["gpu"]
 
 
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
+        pytest.param((2,), [(1, 1), (1, 2)], id="A of section 3.3"),
+        pytest.param((4,), [(1, 1), (1, 2), (1, 4)], id="B of section 3.3"),
         pytest.param((4, 4, 4), [(1, 1), (1, 2), (1, 4), (2, 8), (3, 12)], id="whole nodes beyond one"),
         pytest.param((6, 6), [(1, 1), (1, 2), (1, 4), (1, 6), (2, 12)], id="of no power of two"),
         pytest.param((8, 4, 8), [(1, 1), (1, 2), (1, 4), (1, 8), (2, 16)], id="smaller ones are not whole"),
     ],
 )
 def test_configurations_are_parts_of_a_node_and_whole_nodes(nodes, expected):
-    assert sizes(gpus(*nodes)) == expected
+    assert [(one.nodes, one.gpus) for one in gpus(*nodes).configurations] == expected
 
 
 def test_limits_make_configurations_placeable():
@@ -76,13 +64,12 @@ def test_a_job_gets_what_lies_within_its_limits():
 
 
 def test_a_small_job_makes_room_for_a_whole_node():
-    """Each node has a job of one GPU; the one on n0 has the same cost as that on n1."""
+    """Each node has a job of one GPU; the one on the first has the same cost as that on the second."""
     seats = [
-        Seat("a", inside(1), (("n0", 1),)),
-        Seat("b", inside(1), (("n1", 1),)),
-        Seat("c", inside(4), ()),
+        Seat(name, Configuration(1, count, "gpu"), node)
+        for name, count, node in (("a", 1, (("gpu-0", 1),)), ("b", 1, (("gpu-1", 1),)), ("c", 4, ()))
     ]
-    assert place(gpus(4, 4), seats) == {"a": (("n1", 1),), "b": (("n1", 1),), "c": (("n0", 4),)}
+    assert place(gpus(4, 4), seats) == {"a": (("gpu-1", 1),), "b": (("gpu-1", 1),), "c": (("gpu-0", 4),)}
 
 
 @given(
