@@ -7,15 +7,13 @@ from statistics import fmean
 import numpy as np
 
 from pliant.schemas.job import Job
-from pliant.tools.schedule.policies.common import Contention
-from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.themis import Themis
-from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
-from tests.builders import cluster, decided, job, opened, session
+from tests.builders import FREE_CHANGES, cluster, decided, job, opened
+from tests.tools.replay.world import given
 from tests.tools.schedule.policies.started import started
-
-GPUS = 8
 
 
 def random_jobs(seed: int) -> list[Job]:
@@ -32,33 +30,21 @@ def random_jobs(seed: int) -> list[Job]:
     ]
 
 
-def worst_rho(policy: Policy, jobs: list[Job]) -> float:
-    """The largest of JCT over time alone with 1/N of the cluster, over all jobs, once all have ended."""
-    held, coming, time_s = session(policy, cluster(GPUS)), in_order_of_arrival(jobs), 0.0
-    contention, worst = Contention(), 0.0
-    happen(held, time_s, coming)
-    while True:
-        for change in held.changes:
-            ended = change.ended_job
-            if ended is not None:
-                contention.follow([], change.time_s)
-                shared_s = change.time_s - ended.spec.submit_time
-                part = min(1.0, GPUS / contention.average(ended.id) / ended.spec.gpus.requested)
-                alone_s = ended.spec.work.gpu_seconds / ended.spec.gpus.requested / part
-                worst = max(worst, shared_s / alone_s)
-            contention.follow([change], change.time_s)
-        held.decide(time_s)
-        next_s = advance(held, time_s, coming)
-        if next_s is None:
-            assert not held.jobs
-            return worst
-        time_s = next_s
+def worst_rho(policy: str, jobs: list[Job]) -> float:
+    """The largest of JCT over time alone with 1/N of the cluster."""
+    run = Run(policy, simulated=FREE_CHANGES)
+    result = run_metrics(fold(replay(given(jobs, cluster(8)), run).log.events()))
+    assert result.jobs_finished == len(jobs)
+    assert result.worst_ftf is not None
+    return result.worst_ftf
 
 
 def test_the_worst_fairness_is_lower_than_under_fifo():
-    results = [(worst_rho(Themis(), jobs), worst_rho(Fifo(), jobs)) for jobs in map(random_jobs, range(4))]
-    assert all(themis < fifo for themis, fifo in results), results
-    assert fmean(themis for themis, _ in results) < 0.5 * fmean(fifo for _, fifo in results)
+    worst = [
+        [worst_rho(policy, jobs) for policy in ("themis", "fifo")] for jobs in map(random_jobs, range(4))
+    ]
+    assert all(themis < fifo for themis, fifo in worst), worst
+    assert fmean(themis for themis, _ in worst) < 0.5 * fmean(fifo for _, fifo in worst)
 
 
 def test_a_lease_protects_its_holder_and_then_ends():
