@@ -18,7 +18,6 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp, MaxBs, MinBs, RandomBs, ScalingTimes
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change, ChangeKind
-from tests import builders
 from tests.builders import cluster, curves, decided, job, mixed_cluster, sizes
 from tests.tools.profile.rows_builder import step
 from tests.tools.schedule.policies.started import joined, started
@@ -30,8 +29,9 @@ SPEEDS = curves(
 )
 
 
-def opened(*jobs: Job, gpus: int = 8, **parameters: Any) -> Session:
-    return builders.opened(ElasticDp(**parameters), cluster(gpus), *jobs, throughput=SPEEDS)
+def begun(*jobs: Job, gpus: int = 8, **parameters: Any) -> Session:
+    """After the first decision."""
+    return started(ElasticDp(**parameters), cluster(gpus), *jobs, throughput=SPEEDS)
 
 
 def elastic(name: str, model: str = "fast", *, low: int = 1, high: int = 8, **more: Any) -> Job:
@@ -39,41 +39,41 @@ def elastic(name: str, model: str = "fast", *, low: int = 1, high: int = 8, **mo
 
 
 def test_gpus_go_where_they_add_most_throughput():
-    assert decided(opened(elastic("a", "slow"), elastic("b", "fast")), 0) == {"a": 1, "b": 7}
+    assert sizes(begun(elastic("a", "slow"), elastic("b", "fast"))) == {"a": 1, "b": 7}
     jobs = [elastic("a", "slow"), elastic("b", "slow")]
-    assert decided(opened(*jobs, gpus=5), 0) == {"a": 3, "b": 2}, "of equally good sizes the first gets more"
+    assert sizes(begun(*jobs, gpus=5)) == {"a": 3, "b": 2}, "of equally good sizes the first gets more"
 
     jobs = [elastic("a", "slow", high=4), elastic("b", "jump", high=4)]
-    assert decided(opened(*jobs, gpus=6), 0) == {"a": 2, "b": 4}
+    assert sizes(begun(*jobs, gpus=6)) == {"a": 2, "b": 4}
 
     jobs = [elastic("a", "slow"), elastic("b", "slow", priority=3)]
-    assert decided(opened(*jobs, gpus=6), 0) == {"a": 2, "b": 4}
-    assert decided(opened(*jobs, gpus=6, priority_base=1), 0) == {"a": 3, "b": 3}
+    assert sizes(begun(*jobs, gpus=6)) == {"a": 2, "b": 4}
+    assert sizes(begun(*jobs, gpus=6, priority_base=1)) == {"a": 3, "b": 3}
     jobs = [elastic("a", "slow", priority=-1e9), elastic("b", "slow")]
-    assert decided(opened(*jobs, gpus=6), 0) == {"a": 2, "b": 4}
+    assert sizes(begun(*jobs, gpus=6)) == {"a": 2, "b": 4}
 
 
 def test_jobs_join_in_order_of_arrival_while_they_fit():
     jobs = [*(elastic(name, at=at, low=3) for at, name in enumerate("abc")), elastic("d", at=3, low=2)]
-    held = opened(*jobs)
-    assert decided(held, 3) == {"a": 3, "b": 3, "d": 2}
+    held = begun(*jobs)
+    assert sizes(held) == {"a": 3, "b": 3, "d": 2}
     held.end("a", 600)
     assert decided(held, 600) == {"b": 3, "c": 3, "d": 2}
 
-    held = opened(*jobs, strict=True)
-    assert decided(held, 3) == {"a": 5, "b": 3}
+    held = begun(*jobs, strict=True)
+    assert sizes(held) == {"a": 5, "b": 3}
     assert held.explain(3)["d"].reason == 'waits behind "c", which does not fit'
 
-    held = opened(job("c", gpus=4), elastic("a", at=1, low=2), elastic("b", at=2), gpus=5)
-    assert decided(held, 2) == {"b": 1, "c": 4}
+    held = begun(job("c", gpus=4), elastic("a", at=1, low=2), elastic("b", at=2), gpus=5)
+    assert sizes(held) == {"b": 1, "c": 4}
     held.end("c", 600)
     assert decided(held, 600) == {"a": 2, "b": 3}, "b joined first"
     assert joined(held, 1200, elastic("d", at=700, low=3)) == {"a": 2, "b": 3}
 
 
 def test_sizes_change_at_multiples_of_the_interval():
-    held = opened(elastic("a"))
-    assert decided(held, 0) == {"a": 8}
+    held = begun(elastic("a"))
+    assert sizes(held) == {"a": 8}
     assert joined(held, 100, elastic("b", at=100)) == {"a": 8}
     assert held.ask_again_s == 600
     assert held.explain(100)["b"].reason == "waits for the next scaling, in 500 s"
@@ -83,14 +83,12 @@ def test_sizes_change_at_multiples_of_the_interval():
     assert same_moment == {"a": 6, "b": 1, "c": 1}, "whatever happens at the moment takes part"
     assert joined(held, 601, elastic("d", at=601)) == same_moment
 
-    held = opened(elastic("a"))
-    held.decide(0)
+    held = begun(elastic("a"))
     assert joined(held, 600, elastic("b", at=100), elastic("c", at=200)) == {"a": 6, "b": 1, "c": 1}
     held.end("b", 1200)
     assert decided(held, 1200) == {"a": 7, "c": 1}
 
-    held = opened(elastic("a"), interval_s=0)
-    held.decide(0)
+    held = begun(elastic("a"), interval_s=0)
     assert joined(held, 1.5, elastic("b", at=1.5)) == {"a": 7, "b": 1}
     held.lose("b", 2)
     assert held.explain(2)["b"].reason == "waits for the next scaling, in 0 s"
@@ -98,21 +96,18 @@ def test_sizes_change_at_multiples_of_the_interval():
 
 
 def test_when_enough_jobs_have_ended_the_interval_is_cut_short():
-    held = opened(*(elastic(f"j{i:02}", low=1, high=2) for i in range(40)), gpus=40)
-    held.decide(0)
+    held = begun(*(elastic(f"j{i:02}", low=1, high=2) for i in range(40)), gpus=40)
     held.end("j00", 10)
     assert set(decided(held, 10).values()) == {1}
     held.end("j01", 20)
     assert decided(held, 20)["j02"] == 2, "two of forty are five in a hundred"
 
-    held = opened(elastic("a", high=4), elastic("b"), ended_part=None)
-    held.decide(0)
+    held = begun(elastic("a", high=4), elastic("b"), ended_part=None)
     held.end("a", 10)
     assert decided(held, 10) == {"b": 4}
     assert decided(held, 600) == {"b": 8}
 
-    held = opened(elastic("a"), ended_part=None)
-    held.decide(0)
+    held = begun(elastic("a"), ended_part=None)
     held.end("a", 10)
     held.decide(10)
     assert joined(held, 11, elastic("b", at=11)) == {"b": 8}
@@ -121,11 +116,10 @@ def test_when_enough_jobs_have_ended_the_interval_is_cut_short():
 def test_a_job_that_does_not_fit_is_dropped_if_asked_to():
     jobs = [elastic("a", low=5), elastic("b", low=4), elastic("c", low=3)]
     for strict, result, dropped in ((False, {"a": 5, "c": 3}, {"b"}), (True, {"a": 8}, {"b", "c"})):
-        held = opened(*jobs, mode="drop", strict=strict)
-        assert (decided(held, 0), set(held.ended)) == (result, dropped)
+        held = begun(*jobs, mode="drop", strict=strict)
+        assert (sizes(held), set(held.ended)) == (result, dropped)
 
-    held = opened(elastic("a", low=6), mode="drop")
-    held.decide(0)
+    held = begun(elastic("a", low=6), mode="drop")
     joined(held, 100, elastic("b", at=100, low=4))
     assert "b" in held.jobs
     held.decide(600)
@@ -142,13 +136,13 @@ def test_a_job_that_does_not_fit_is_dropped_if_asked_to():
 
 def test_a_quota_limits_each_named_user():
     jobs = [elastic("a", user="ann"), elastic("b", user="ann"), elastic("c", "slow", user="bob")]
-    assert decided(opened(*jobs), 0) == {"a": 6, "b": 1, "c": 1}
-    assert decided(opened(*jobs, quota=4), 0) == {"a": 3, "b": 1, "c": 4}
-    held = opened(*jobs, elastic("d", user="ann", low=3), elastic("e", user="ann", low=5), quota=4)
-    assert decided(held, 0) == {"a": 3, "b": 1, "c": 4}
+    assert sizes(begun(*jobs)) == {"a": 6, "b": 1, "c": 1}
+    assert sizes(begun(*jobs, quota=4)) == {"a": 3, "b": 1, "c": 4}
+    held = begun(*jobs, elastic("d", user="ann", low=3), elastic("e", user="ann", low=5), quota=4)
+    assert sizes(held) == {"a": 3, "b": 1, "c": 4}
     assert held.explain(0)["d"].reason == "needs 3 GPUs, its user's quota has 2 left"
     assert "e" in held.ended, "it would never fit"
-    assert decided(opened(elastic("a"), quota=4), 0) == {"a": 8}, "jobs without a user have no quota"
+    assert sizes(begun(elastic("a"), quota=4)) == {"a": 8}, "jobs without a user have no quota"
 
 
 @pytest.mark.parametrize("measured", [False, True])
@@ -156,15 +150,15 @@ def test_a_change_of_size_is_made_only_where_it_pays_for_itself(measured: bool, 
     for seconds, size in ((0, 4), (30, 4), (60, 3)):  # the fourth GPU adds 7 % to a
         monkeypatch.setattr(SPEEDS, "rescale_seconds", {"slow": seconds}.get)
         charged = "measured" if measured else seconds
-        held = opened(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s=charged)
-        assert decided(held, 0) == {"a": 3, "b": 1}
+        held = begun(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s=charged)
+        assert sizes(held) == {"a": 3, "b": 1}
         held.end("b", 600)
         assert decided(held, 600) == {"a": size}
 
 
 def test_a_change_that_was_not_measured_is_not_charged(caplog: pytest.LogCaptureFixture):
-    held = opened(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s="measured")
-    assert decided(held, 0) == {"a": 3, "b": 1}
+    held = begun(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s="measured")
+    assert sizes(held) == {"a": 3, "b": 1}
     held.end("b", 600)
     assert decided(held, 600) == {"a": 4}
     held.decide(1200)
@@ -179,12 +173,12 @@ def test_on_several_gpu_types_each_is_a_cluster_of_its_own():
 
 
 def test_jobs_that_cannot_be_resized_get_what_they_requested():
-    held = opened(job("rigid", gpus=3, model="fast"), elastic("b"), job("late", at=1, gpus=5))
-    assert decided(held, 1) == {"rigid": 3, "b": 5}
+    held = begun(job("rigid", gpus=3, model="fast"), elastic("b"), job("late", at=1, gpus=5))
+    assert sizes(held) == {"rigid": 3, "b": 5}
     assert held.explain(1)["late"].needs_gpus == 5
 
-    held = opened(elastic("a"), elastic("giant", low=9, high=9), job("wide", gpus=12, user="ann"))
-    assert {each.job.id for each in held.decide(0) if each.step == "reject"} == {"giant", "wide"}
+    held = begun(elastic("a"), elastic("giant", low=9, high=9), job("wide", gpus=12, user="ann"))
+    assert set(held.ended) == {"giant", "wide"}
 
 
 GPUS = 40
