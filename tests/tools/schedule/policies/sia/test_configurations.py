@@ -7,20 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.tools.schedule.jobs import NodeGpus, node_states
-from pliant.tools.schedule.policies.sia.configurations import (
-    Configuration,
-    GpuType,
-    Seat,
-    gpu_types,
-    place,
-    placement_of,
-)
+from pliant.tools.schedule.policies.sia import configurations as sia
 from tests.builders import mixed_cluster
 
 
-def gpus(*nodes: int) -> GpuType:
+def gpus(*nodes: int) -> sia.GpuType:
     """Of two types."""
-    return gpu_types(node_states(mixed_cluster(gpu=nodes, other=(2,))))["gpu"]
+    return sia.gpu_types(node_states(mixed_cluster(gpu=nodes, other=(2,))))["gpu"]
 
 
 @pytest.mark.parametrize(
@@ -58,18 +51,18 @@ def test_a_job_gets_what_lies_within_its_limits():
     ):
         assert [one.gpus for one in three.for_job(sizes, each)] == expected
 
-    assert gpus(4, 4).for_job(range(3, 4), 1) == (Configuration(1, 3, "gpu", listed=False),)
-    assert gpus(4, 4).for_job(range(6, 8), 1) == (Configuration(2, 6, "gpu", listed=False),)
+    assert gpus(4, 4).for_job(range(3, 4), 1) == (sia.Configuration(1, 3, "gpu", listed=False),)
+    assert gpus(4, 4).for_job(range(6, 8), 1) == (sia.Configuration(2, 6, "gpu", listed=False),)
     assert gpus(4, 4).for_job(range(9, 10), 1) == ()
 
 
 def test_a_small_job_makes_room_for_a_whole_node():
     """Each node has a job of one GPU; the one on the first has the same cost as that on the second."""
     seats = [
-        Seat(name, Configuration(1, count, "gpu"), node)
+        sia.Seat(name, sia.Configuration(1, count, "gpu"), node)
         for name, count, node in (("a", 1, (("gpu-0", 1),)), ("b", 1, (("gpu-1", 1),)), ("c", 4, ()))
     ]
-    assert place(gpus(4, 4), seats) == {"a": (("gpu-1", 1),), "b": (("gpu-1", 1),), "c": (("gpu-0", 4),)}
+    assert sia.place(gpus(4, 4), seats) == {"a": (("gpu-1", 1),), "b": (("gpu-1", 1),), "c": (("gpu-0", 4),)}
 
 
 @given(
@@ -80,29 +73,29 @@ def test_a_small_job_makes_room_for_a_whole_node():
 def test_whatever_keeps_to_the_limits_has_a_place(nodes: list[int], wanted: list[int], stay: int):
     """Jobs of any configurations come, then others in their place; those that stay may be moved."""
     kind = gpus(*nodes)
-    seats: list[Seat] = []
+    seats: list[sia.Seat] = []
     used = [0] * len(kind.limits)
     for number, choice in enumerate(wanted):
         one = kind.configurations[choice % len(kind.configurations)]
         taken = [kind.counted(one, limit) for limit in kind.limits]
         if all(a + b <= limit.gpus for a, b, limit in zip(used, taken, kind.limits, strict=True)):
             used = [a + b for a, b in zip(used, taken, strict=True)]
-            seats.append(Seat(f"j{number}", one, ()))
-    check(kind, seats, place(kind, seats))
+            seats.append(sia.Seat(f"j{number}", one, ()))
+    check(kind, seats, sia.place(kind, seats))
     small = [seat for seat in seats if seat.configuration.gpus == 1][:stay]
     scattered: dict[str, NodeGpus] = {}
     for seat, node in zip(small, kind.nodes, strict=False):
         scattered[seat.job_id] = ((node.name, 1),)
     seats = [seat._replace(held=scattered.get(seat.job_id, ())) for seat in seats]
-    check(kind, seats, place(kind, seats))
+    check(kind, seats, sia.place(kind, seats))
 
 
-def check(kind: GpuType, seats: list[Seat], result: dict[str, NodeGpus]) -> None:
+def check(kind: sia.GpuType, seats: list[sia.Seat], result: dict[str, NodeGpus]) -> None:
     assert result.keys() == {seat.job_id for seat in seats}
     taken: dict[str, int] = {}
     for seat in seats:
         shape = tuple(count for _, count in result[seat.job_id])
-        assert shape == placement_of(seat.configuration, kind.node_gpus)
+        assert shape == sia.placement_of(seat.configuration, kind.node_gpus)
         for name, count in result[seat.job_id]:
             taken[name] = taken.get(name, 0) + count
     assert all(taken.get(node.name, 0) <= node.gpus for node in kind.nodes)
