@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy, policy_class, policy_names
-from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import CheckedSession
+from tests import builders
 from tests.builders import cluster, job, mixed_cluster
 
 NODES = Cluster.model_validate({"nodes": ({"name": "n0", "gpus": 16, "cpus": 8},)})
-
-
-def elastic(name: str, at: float, cpus: int = 0) -> Job:
-    demand = {"worker": {"cpu": cpus}} if cpus else {}
-    return job(name, at=at, low=1, high=4, work={"samples": 50_000}, resources=demand)
 
 
 @pytest.mark.parametrize("name", policy_names())
@@ -37,12 +31,12 @@ def test_a_job_that_demands_cpus_starts_beside_one_that_does_not(name: str):
 def sizes_together(name: str, cpus: int) -> dict[str, int]:
     """What both hold once both run; empty if they never do."""
     held = CheckedSession(make_policy(name), NODES)
-    for each in (elastic("a", 0.0), elastic("b", 1.0, cpus)):
-        held.session.submit(each, each.submit_time)
+    for job_id, at, demand in (("a", 0.0, {}), ("b", 1.0, {"worker": {"cpu": cpus}} if cpus else {})):
+        spec = job(job_id, at=at, low=1, high=4, work={"samples": 50_000}, resources=demand)
+        held.session.submit(spec, at)
     for _ in range(40):
         held.decide()
-        sizes = {job_id: state.gpus for job_id, state in held.session.jobs.items()}
-        if len(sizes) == 2 and all(sizes.values()):
+        if len(sizes := builders.sizes(held.session)) == 2:
             return sizes
         if not held.advance([]):
             break
@@ -50,7 +44,6 @@ def sizes_together(name: str, cpus: int) -> dict[str, int]:
 
 
 SPEEDS: Final = CurveThroughput({"scales": {1: 1.0, 2: 1.9, 4: 3.6, 8: 6.4}}, {"fast": 2.0})
-SETTLED_S: Final = 1800.0
 GROW_OTHERWISE: Final = {
     "drl": "a network that was taught decides, not speeds",
     "ones": "jobs grow as they report epochs, which these do not",
@@ -75,17 +68,15 @@ def test_a_job_moves_to_faster_gpus_that_are_idle(name: str):
 
 def settled(name: str, nodes: Cluster) -> JobState:
     """A long job that came beside a short one on four of eight GPUs, half an hour later."""
-    held = Session(make_policy(name), nodes, SPEEDS)
-    held.submit(job("first", gpus=4, low=4, high=4, model="scales", work={"samples": 2000.0}), 0.0)
+    first = job("first", gpus=4, low=4, high=4, model="scales", work={"samples": 2000.0})
+    held = builders.opened(make_policy(name), nodes, first, throughput=SPEEDS)
     held.decide(0.0)
     held.submit(job("long", low=1, high=8, model="scales", work={"samples": 100_000.0}), 0.0)
-    time_s = 0.0
-    while time_s <= SETTLED_S:
+    for time_s in range(0, 1801, 60):
         held.decide(time_s)
-        time_s += 60.0
         for state in [*held.jobs.values()]:
             end_s = state.finish_time_s()
-            if end_s is not None and end_s <= time_s:
+            if end_s is not None and end_s <= time_s + 60.0:
                 held.end(state.id, end_s)
     (long,) = held.jobs.values()
     return long
@@ -95,39 +86,37 @@ ADMITS = {name for name in policy_names() if policy_class(name).trusts_guesses}
 """These admit jobs by what they are worth, and refuse those of unknown work."""
 
 
-def gpus_given(policy: str, first: dict, later: dict) -> tuple[int, int]:
-    """GPUs of two jobs on two slots, the one submitted a second before the other."""
-    jobs = [job("z", at=0.0, batch=64, **first), job("a", at=1.0, batch=64, **later)]
+def gpus_given(policy: str, first: dict, later: dict, **both: Any) -> tuple[int, int]:
+    """GPUs of two jobs of two on two slots, the one submitted a second before the other."""
+    jobs = [
+        job(name, at=at, batch=64, gpus=2, **both, **own)
+        for name, at, own in (("z", 0, first), ("a", 1, later))
+    ]
     schedule = decide(jobs, cluster(2), None, Question(policy), now_s=1.0)
     given = {each.job: each.gpus for each in schedule.allocations}
     return given.get("z", 0), given.get("a", 0)
 
 
-@pytest.mark.parametrize("limits", [{}, {"low": 1, "high": 2}], ids=["rigid", "elastic"])
+LIMITS: Final = pytest.mark.parametrize("limits", [{}, {"low": 1, "high": 2}], ids=["rigid", "elastic"])
+
+
+@LIMITS
 @pytest.mark.parametrize("policy", policy_names())
 def test_of_two_equal_jobs_the_earlier_one_is_not_worse_off(policy: str, limits: dict):
-    for work in ({"iterations": 1000}, None):
-        if work is None and policy in ADMITS:
-            continue
-        alike = {"gpus": 2, "work": work, **limits}
-        first, later = gpus_given(policy, alike, alike)
-        assert first >= later
-        assert first >= 1
+    for work in ({"iterations": 1000}, *([] if policy in ADMITS else [None])):
+        first, later = gpus_given(policy, {"work": work}, {"work": work}, **limits)
+        assert first >= max(later, 1)
 
 
-@pytest.mark.parametrize("limits", [{}, {"low": 1, "high": 2}], ids=["rigid", "elastic"])
+@LIMITS
 @pytest.mark.parametrize("policy", sorted({*policy_names()} - ADMITS))
 def test_fewer_iterations_of_another_model_do_not_come_first(policy: str, limits: dict):
     """A hundred iterations of one model may take longer than a thousand of another."""
-    first, later = gpus_given(
-        policy,
-        {"gpus": 2, "work": {"iterations": 1000}, "model": "one", **limits},
-        {"gpus": 2, "work": {"iterations": 100}, "model": "other", **limits},
-    )
+    more, fewer = ({"work": {"iterations": count}, "model": f"of-{count}"} for count in (1000, 100))
+    first, later = gpus_given(policy, more, fewer, **limits)
     assert first >= later
 
 
 @pytest.mark.parametrize("policy", ["ares", "srtf", "sjf", "shadow-price"])
 def test_gpu_seconds_say_how_long_a_job_takes(policy: str):
-    first, later = gpus_given(policy, {"gpus": 2, "gpu_seconds": 9e4}, {"gpus": 2, "gpu_seconds": 900})
-    assert (first, later) == (0, 2)
+    assert gpus_given(policy, {"gpu_seconds": 9e4}, {"gpu_seconds": 900}) == (0, 2)

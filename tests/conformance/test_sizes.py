@@ -19,6 +19,7 @@ from pliant.tools.schedule.registry import make_policy, policy_names
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from pliant.tools.schedule.testing.harness import CheckedSession, cluster, node
+from tests.builders import job
 from tests.effort import examples
 
 CLUSTERS = (
@@ -126,31 +127,29 @@ def scaled(each: int, count: int = 14) -> list[Job]:
     """A fixed mix of jobs whose replicas have that many GPUs."""
     result = []
     for number in range(count):
-        least, requested, most = 1 + number % 2, 2, 3 + number % 4
-        limits = {"min": least * each, "max": most * each} if number % 5 else {}
-        record = {
-            "id": f"j{number:02}",
-            "submit_time": 15.0 * number,
-            "model": ("linear", "flat")[number % 4 == 3],
-            "gpus": {"requested": requested * each, "per_replica": each, **limits},
-            "batch": {"size": 64},
-            "work": {"gpu_seconds": each * (40.0 + 37.0 * (number % 6))},
-            "elastic": "size" if limits else "none",
-            "utility": {"shape": "sigmoid", "value": 10.0 + number, "decay": 0.01, "target": 200.0},
-        }
-        result.append(Job.model_validate(record))
+        limits = {"low": (1 + number % 2) * each, "high": (3 + number % 4) * each} if number % 5 else {}
+        utility = {"shape": "sigmoid", "value": 10.0 + number, "decay": 0.01, "target": 200.0}
+        spec = job(
+            f"j{number:02}",
+            at=15.0 * number,
+            gpus=2 * each,
+            each=each,
+            model=("linear", "flat")[number % 4 == 3],
+            batch=64,
+            gpu_seconds=each * (40.0 + 37.0 * (number % 6)),
+            utility=utility,
+            **limits,
+        )
+        result.append(spec)
     return result
-
-
-def sizes_over_time(name: str, each: int) -> list[Any]:
-    held = CheckedSession(make_policy(name), cluster(node(4 * each, 2), node(2 * each)))
-    return [
-        (round(time_s, 3), {job.id: job.gpus // each for job in held.jobs.values()})
-        for time_s in moments(held, scaled(each))
-    ]
 
 
 @pytest.mark.parametrize("name", sorted({*policy_names()} - {"drl", "sia"}))
 def test_replicas_of_two_gpus_get_twice_what_single_gpus_get(name: str):
     """All but drl, whose network has learned from numbers of GPUs, and sia, whose goodputs count by them."""
-    assert sizes_over_time(name, 2) == sizes_over_time(name, 1)
+    one, two = [], []
+    for each, seen in ((1, one), (2, two)):
+        held = CheckedSession(make_policy(name), cluster(node(4 * each, 2), node(2 * each)))
+        for time_s in moments(held, scaled(each)):
+            seen.append((round(time_s, 3), {job.id: job.gpus // each for job in held.jobs.values()}))
+    assert two == one

@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.parts.mends_oasis import (
-    COSTS_S,
-    FEW,
-    SHIFTS_S,
-    Moment,
-    are_alike,
-    back,
-    decisions_changed_by_translation,
-    drawn_jobs,
-    story,
-)
+from benchmarks.parts import mends_oasis as stories
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.tools.schedule.registry import BUILT_IN, parameter_defaults, policy_class
 
@@ -36,10 +26,10 @@ BY_NAME: Mapping[str, str] = {
 
 
 @cache
-def at_first(policy: str) -> tuple[list[Job], list[Moment]]:
+def at_first(policy: str) -> tuple[list[Job], list[stories.Moment]]:
     """Some jobs, and all that happens to them."""
-    jobs = drawn_jobs(SEED, FEW.get(policy, JOBS))
-    return jobs, story(jobs, policy)
+    jobs = stories.drawn_jobs(SEED, stories.FEW.get(policy, JOBS))
+    return jobs, stories.story(jobs, policy)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -47,12 +37,12 @@ def test_years_later_under_other_names_the_same_happens(policy: str):
     """The names are others in the same order."""
     jobs, expected = at_first(policy)
     name = (lambda job_id: job_id) if policy in BY_NAME else renamed
-    shift_s = SHIFTS_S[1]
+    shift_s = stories.SHIFTS_S[1]
     others = [
         job.model_copy(update={"id": name(job.id), "submit_time": job.submit_time + shift_s}) for job in jobs
     ]
-    moved = (back(each, shift_s) for each in story(others, policy))
-    assert are_alike([each._replace(job=each.job and name(each.job)) for each in expected], moved)
+    moved = (stories.back(each, shift_s) for each in stories.story(others, policy))
+    assert stories.are_alike([each._replace(job=each.job and name(each.job)) for each in expected], moved)
 
 
 def renamed(job_id: str) -> str:
@@ -63,12 +53,14 @@ def renamed(job_id: str) -> str:
 @pytest.mark.parametrize("policy", ["pollux", "ones"])
 def test_ties_of_claims_are_broken_alike_at_every_hour(policy: str):
     """The last digit of an age, or of the service that several jobs have had alike, chose between equals."""
-    assert not decisions_changed_by_translation(1, policies=[policy], shifts_s=SHIFTS_S[:1], jobs=45)
+    assert not stories.decisions_changed_by_translation(
+        1, policies=[policy], shifts_s=stories.SHIFTS_S[:1], jobs=45
+    )
 
 
 def test_ties_of_plans_are_broken_alike_at_every_hour():
     """What they cost differs by rounding, from hour to hour."""
-    assert not decisions_changed_by_translation(1, policies=["oasis"], jobs=10, first=16)
+    assert not stories.decisions_changed_by_translation(1, policies=["oasis"], jobs=10, first=16)
 
 
 def slowed(job: Job, factor: float) -> Job:
@@ -105,12 +97,12 @@ def test_where_every_second_lasts_twice_as_long_all_is_later(policy: str):
     jobs, expected = at_first(policy)
     interval_s = policy_class(policy).default_interval_s
     rounds = {} if interval_s is None else {"interval": interval_s * 2}
-    slower = story(
+    slower = stories.story(
         [slowed(job, 2.0) for job in jobs],
         policy,
         slowed_parameters(policy, 2.0),
         samples_per_second=0.5,
-        costs_s=(COSTS_S[0] * 2, COSTS_S[1] * 2),
+        costs_s=(stories.COSTS_S[0] * 2, stories.COSTS_S[1] * 2),
         **rounds,
     )
-    assert are_alike(expected, iter(slower), lambda time_s: time_s / 2)
+    assert stories.are_alike(expected, iter(slower), lambda time_s: time_s / 2)

@@ -13,9 +13,10 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import document_bytes, job_fields
 from pliant.schemas.file_io.files import atomic_write
 from pliant.schemas.job import Job
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.tools.schedule.decide import Question
 from tests.builders import job, mixed_cluster
+from tests.tools.profile.rows_builder import step
 from tests.tools.schedule.histories import decide_from
 
 FOLDER = Path(__file__).parent
@@ -39,21 +40,18 @@ def profile() -> Profile:
     """Two models on two GPU types; text scales badly beyond two GPUs."""
     return Profile(
         tuple(
-            _row(model, gpu_type, gpus, local, seconds / SPEEDS[gpu_type] * local / 16 + sync * (gpus - 1))
+            step(
+                ",".join(["4"] * (gpus // 4)) or gpus,
+                local,
+                seconds / SPEEDS[gpu_type] * local / 16 + sync * (gpus - 1),
+                model=model,
+                gpu_type=gpu_type,
+            )
             for model, seconds, sync in (("conv", 0.32, 0.004), ("text", 0.16, 0.08))
             for gpu_type in SPEEDS
             for gpus in (1, 2, 4, 8)
             for local in (8, 16, 32)
         )
-    )
-
-
-def _row(model: str, gpu_type: str, gpus: int, local: int, seconds: float) -> ProfileRow:
-    nodes = (4,) * (gpus // 4) or (gpus,)
-    placement = ",".join(map(str, nodes))
-    rate = gpus * local / seconds
-    return ProfileRow(
-        "train", model, gpu_type, len(nodes), gpus, placement, local, 1, seconds, samples_per_second=rate
     )
 
 
@@ -96,7 +94,6 @@ def golden_bytes(policy: str) -> bytes:
 
 
 def golden_file(policy: str) -> Path:
-    """Where the golden file of a policy lies."""
     return FOLDER / f"{policy}.json"
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.allox import Allox, match
-from tests.builders import cluster, decided, job, mixed_cluster, opened, session, sizes
+from tests.builders import cluster, decided, job, mixed_cluster, opened, sizes
 from tests.effort import examples
+from tests.tools.schedule.policies.started import joined, started
 
 SECONDS = st.integers(1, 50)
 
@@ -57,57 +58,36 @@ def test_a_type_that_cannot_run_a_job_is_not_chosen():
 
 @pytest.mark.parametrize(("preempt", "later"), [(True, {"short": 1}), (False, {"long": 1})])
 def test_a_running_job_may_keep_its_gpu_to_its_end(preempt: bool, later: dict[str, int]):
-    held = opened(Allox(preempt=preempt), cluster(1), job("long", gpu_seconds=100))
-    assert decided(held, 0.0) == {"long": 1}
-    held.submit(job("short", gpu_seconds=10), 0.0)
-    held.decide(0.0)
-    assert {job_id: gpus for job_id, gpus in sizes(held).items() if gpus} == later
+    held = started(Allox(preempt=preempt), cluster(1), job("long", gpu_seconds=100))
+    assert sizes(held) == {"long": 1}
+    assert joined(held, 0.0, job("short", gpu_seconds=10)) == later
 
 
 def test_a_job_waits_for_the_type_on_which_it_ends_sooner():
-    held = session(Allox(), mixed_cluster(slow=(1,), fast=(1,)), CurveThroughput({}, {"fast": 10.0}))
-    held.submit(job("long", work={"samples": 2_000}), 0)
-    held.submit(job("short", work={"samples": 1_000}), 0)
-    held.decide(0)
+    jobs = [job(name, work={"samples": samples}) for name, samples in (("long", 2_000), ("short", 1_000))]
+    fast = CurveThroughput({}, {"fast": 10.0})
+    held = started(Allox(), mixed_cluster(slow=(1,), fast=(1,)), *jobs, throughput=fast)
     assert {name: state.gpu_type for name, state in held.jobs.items()} == {"long": None, "short": "fast"}
 
 
 def test_the_least_work_to_go_runs_first():
-    held = opened(Allox(), cluster(2), job("long", gpus=2, gpu_seconds=10_000))
-    held.decide(0)
-    held.submit(job("short", at=360, gpus=2, gpu_seconds=1_000), 360)
-    assert decided(held, 360) == {"short": 2}
+    held = started(Allox(), cluster(2), job("long", gpus=2, gpu_seconds=10_000))
+    assert joined(held, 360, job("short", at=360, gpus=2, gpu_seconds=1_000)) == {"short": 2}
 
-    held = opened(Allox(), cluster(1), job("unknown"))
-    held.decide(0)
-    held.submit(job("known", at=360, gpu_seconds=400), 360)
-    held.decide(360)  # 360 s done, so 360 s are expected to be left
-    assert sizes(held) == {"unknown": 1}
+    held = started(Allox(), cluster(1), job("unknown"))
+    # 360 s done, so 360 s are expected to be left
+    assert joined(held, 360, job("known", at=360, gpu_seconds=400)) == {"unknown": 1}
     assert decided(held, 720) == {"known": 1}
 
-    held = session(Allox(most=1), cluster(2))
-    for name, work in (("a", 100.0), ("b", 300.0), ("c", 200.0)):
-        held.submit(job(name, gpu_seconds=work), 0)
-    assert decided(held, 0) == {"a": 1, "c": 1}
-
-
-def test_the_reason_names_type_turn_and_work():
-    held = opened(Allox(), cluster(2), job("a", gpus=2, gpu_seconds=500), job("b", gpus=2, gpu_seconds=700))
-    held.decide(0)
-    why = held.explain(0)
-    assert why["a"].reason == "matched to gpu, turn 1 with 500 GPU-seconds to go"
-    assert why["b"].reason == "matched to gpu, turn 2 with 700 GPU-seconds to go"
-    assert why["b"].needs_gpus == 2
+    jobs = [job(name, gpu_seconds=work) for name, work in (("a", 100.0), ("b", 300.0), ("c", 200.0))]
+    assert decided(opened(Allox(most=1), cluster(2), *jobs), 0) == {"a": 1, "c": 1}
 
 
 def test_matches_by_arrival_are_of_one_gpu_and_last():
     # Two GPUs, so two matches: the pair trains half as often as the single, and the short job not at all.
     jobs = [job("wide", gpus=2, gpu_seconds=1e6), job("one", at=1, gpu_seconds=1e6)]
     held = opened(Allox(matching="arrival"), cluster(2), *jobs, job("last", at=2, gpu_seconds=10))
-    result = []
-    for number in range(1, 41):
-        held.decide(360.0 * number)
-        result.append(sizes(held))
+    result = [decided(held, 360.0 * number) for number in range(1, 41)]
     assert all("last" not in each for each in result)
     assert result.count({"one": 1}) == pytest.approx(40 * 2 / 3, abs=1)
     assert result.count({"wide": 2}) == pytest.approx(40 / 3, abs=1)

@@ -10,36 +10,27 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.tools.profile.throughput import CurveThroughput
-from pliant.tools.schedule.policies.drl import (
-    FEATURES,
-    SHIPPED,
-    Drl,
-    Situation,
-    Weights,
-    odds,
-    read_network,
-    write_network,
-)
+from pliant.tools.schedule.policies import drl
 from pliant.tools.schedule.session.session import Session
+from tests import builders
 from tests.builders import cluster, curves, decided, job, mixed_cluster, session, sizes
+from tests.tools.schedule.policies.started import joined, started
 
 SPEEDS = curves(good={1: 1, 2: 2, 4: 4}, poor={1: 1, 2: 1.1, 4: 1.1})
 
 
 def network(path: Path, **wishes: float) -> str:
     """A network that prefers actions by a weighted sum of their features."""
-    hidden = np.zeros((len(FEATURES), 1))
+    hidden = np.zeros((len(drl.FEATURES), 1))
     for name, wish in wishes.items():
-        hidden[FEATURES.index(name), 0] = wish / 100
-    write_network(path, Weights(hidden, np.zeros(1), np.array([100.0])), "by hand", {}, 0)
+        hidden[drl.FEATURES.index(name), 0] = wish / 100
+    drl.write_network(path, drl.Weights(hidden, np.zeros(1), np.array([100.0])), "by hand", {}, 0)
     return str(path)
 
 
 def opened(tmp_path: Path, size: int, /, *jobs, **wishes: float) -> Session:
-    held = session(Drl(network=network(tmp_path / "net.json", **wishes)), cluster(size), SPEEDS)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    return held
+    policy = drl.Drl(network=network(tmp_path / "net.json", **wishes))
+    return builders.opened(policy, cluster(size), *jobs, throughput=SPEEDS)
 
 
 def elastic(name: str, model: str = "good", at: float = 0.0, samples: float = 6000.0):
@@ -84,59 +75,40 @@ def test_rigid_jobs_get_what_they_asked_for(tmp_path: Path) -> None:
     held.jobs["a"].spec = job("a", gpus=1, low=1, high=1, model="good", work={"samples": 6000.0})
     assert decided(held, 60) == {"a": 1}
 
-    policy = Drl(network=network(tmp_path / "net.json", starts=1.0))
+    policy = drl.Drl(network=network(tmp_path / "net.json", starts=1.0))
     speeds = CurveThroughput({"good": {1: 1, 2: 2, 4: 4}}, {"quick": 2.0})
-    held = session(policy, mixed_cluster(plain=(4,), quick=(4,)), speeds)
-    held.submit(elastic("a"), 0)
-    held.decide(0)
+    held = started(policy, mixed_cluster(plain=(4,), quick=(4,)), elastic("a"), throughput=speeds)
     assert held.jobs["a"].gpu_type == "quick"
-
-
-def test_it_says_what_it_would_do_next_with_a_job(tmp_path: Path) -> None:
-    held = opened(tmp_path, 2, elastic("a"), starts=1.0)
-    held.decide(0)
-    held.submit(elastic("b"), 0)
-    result = held.explain(0)
-    assert result["a"].reason == "keeps its size"
-    assert result["b"].reason.startswith("1 GPU would be its next step, chosen with probability 0.7")
-    assert (result["a"].needs_gpus, result["b"].needs_gpus) == (None, 1)
 
 
 def test_features_are_of_the_size_that_units_take(tmp_path: Path) -> None:
     held = opened(tmp_path, 4, elastic("a"), elastic("b", "poor", samples=1e7), starts=1.0)
     held.decide(0)
-    snapshot = held.snapshot(5000.0)
-    seen = Situation(snapshot, [held.jobs["b"]], 60.0)
+    seen = drl.Situation(held.snapshot(5000.0), [held.jobs["b"]], 60.0)
     actions = seen.actions()
     features = seen.features(actions)
-    assert features.shape == (len(actions), len(FEATURES))
+    assert features.shape == (len(actions), len(drl.FEATURES))
     assert np.abs(features).max() < 3
-    assert odds(np.zeros(4)) == pytest.approx([0.25] * 4)
+    assert drl.odds(np.zeros(4)) == pytest.approx([0.25] * 4)
 
     # A clock may have been set back since it was submitted.
-    held = session(Drl(), cluster(4))
-    held.submit(job("a", at=1000.0, low=1, high=4, gpu_seconds=100.0), 0.0)
-    held.decide(0.0)
-    assert "a" in sizes(held)
+    held = session(drl.Drl(), cluster(4))
+    assert joined(held, 0.0, job("a", at=1000.0, low=1, high=4, gpu_seconds=100.0)).keys() == {"a"}
 
 
-WEIGHTS = Weights.drawn(3, np.random.default_rng(7))
+WEIGHTS = drl.Weights.drawn(3, np.random.default_rng(7))
 
 
-def written(folder: Path, **changes: object) -> Path:
-    """A good file with some fields replaced."""
-    path = folder / "net.json"
-    write_network(path, WEIGHTS, "python -m train", {"iterations": 2}, 7)
-    if changes:
-        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    return path
+def written(folder: Path) -> Path:
+    drl.write_network(folder / "net.json", WEIGHTS, "python -m train", {"iterations": 2}, 7)
+    return folder / "net.json"
 
 
 def test_a_preference_by_hand() -> None:
-    hidden = np.zeros((len(FEATURES), 2))
+    hidden = np.zeros((len(drl.FEATURES), 2))
     hidden[0] = (1.0, -1.0)
-    weights = Weights(hidden, np.array([0.0, 0.5]), np.array([2.0, 1.0]))
-    rows = np.zeros((2, len(FEATURES)))
+    weights = drl.Weights(hidden, np.array([0.0, 0.5]), np.array([2.0, 1.0]))
+    rows = np.zeros((2, len(drl.FEATURES)))
     rows[1, 0] = 1.0
     expected = [np.tanh(0.5), 2 * np.tanh(1.0) + np.tanh(-0.5)]
     assert weights.preferences(rows) == pytest.approx(expected)
@@ -144,21 +116,21 @@ def test_a_preference_by_hand() -> None:
 
 def test_equal_weights_are_written_as_equal_files(tmp_path: Path) -> None:
     path = written(tmp_path)
-    result = read_network(path)
+    result = drl.read_network(path)
     assert (result.seed, result.recipe, result.command) == (7, {"iterations": 2}, "python -m train")
-    rows = np.eye(len(FEATURES))
+    rows = np.eye(len(drl.FEATURES))
     assert result.weights.preferences(rows) == pytest.approx(WEIGHTS.preferences(rows), abs=1e-4)
     before = path.read_bytes()
-    write_network(path, result.weights, result.command, result.recipe, result.seed)
+    drl.write_network(path, result.weights, result.command, result.recipe, result.seed)
     assert path.read_bytes() == before
 
     with pytest.raises(BadInputError, match="no such file"):
-        Drl(network=str(tmp_path / "none.json"))
+        drl.Drl(network=str(tmp_path / "none.json"))
 
-    shipped = read_network(SHIPPED)
+    shipped = drl.read_network(drl.SHIPPED)
     assert shipped.command.startswith("python -m experiments.ones.train --seed")
     assert shipped.recipe["iterations"] > 0
-    assert SHIPPED.stat().st_size < 1_000_000
+    assert drl.SHIPPED.stat().st_size < 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -172,6 +144,8 @@ def test_equal_weights_are_written_as_equal_files(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_whole_is_refused(tmp_path: Path, changes: dict, problem: str) -> None:
+    path = written(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(BadInputError) as refused:
-        read_network(written(tmp_path, **changes))
+        drl.read_network(path)
     assert problem in str(refused.value)

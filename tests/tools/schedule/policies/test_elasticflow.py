@@ -17,6 +17,7 @@ from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, cluster, curves, decided, job, opened, sizes
 from tests.effort import examples
 from tests.tools.replay.world import given as inputs_of
+from tests.tools.schedule.policies.started import joined, started
 
 SATURATES = curves(s={1: 1.0, 2: 1.5, 4: 2.0, 8: 2.0})
 FALLS = curves(s={1: 1.0, 2: 1.5, 4: 2.0, 8: 2.0}, m={1: 10.0, 2: 18.0, 4: 26.0, 8: 20.0})
@@ -35,9 +36,9 @@ def free_changes(**parameters: Any) -> ElasticFlow:
     return ElasticFlow(rescale_s=0.0, **parameters)
 
 
-def refused(held: Session) -> dict[str, str]:
-    """Jobs that a decision now turns away, and why."""
-    return {each.job.id: each.reason for each in held.decide(0.0) if each.step == "reject"}
+def refused(held: Session, time_s: float = 0.0) -> dict[str, str]:
+    """Jobs that a decision then turns away, and why."""
+    return {each.job.id: each.reason for each in held.decide(time_s) if each.step == "reject"}
 
 
 def test_jobs_get_the_smallest_shares_that_meet_their_deadlines():
@@ -57,8 +58,7 @@ def test_jobs_get_the_smallest_shares_that_meet_their_deadlines():
     assert sizes(held)["d"] == 1
 
     # b would be done first and leave a one GPU too few: 50 s for 150 GPU-seconds on two GPUs.
-    held = opened(free_changes(), cluster(2), due("a", 100.0, 150.0))
-    held.decide(0.0)
+    held = started(free_changes(), cluster(2), due("a", 100.0, 150.0))
     held.submit(due("b", 90.0, 60.0), 0.0)
     assert refused(held).keys() == {"b"}
 
@@ -68,45 +68,37 @@ def test_a_job_that_is_late_may_keep_others_out(blocks: bool, refused_jobs: set[
     """a loses its GPUs until 60 s: of 8 s on eight of them it cannot do 400 GPU-seconds."""
     held = opened(free_changes(late_blocks=blocks), cluster(8), due("a", 68.0, 400.0))
     assert decided(held, 0.0) == {"a": 8}
-    (node,) = (each.name for each in held.nodes)
-    held.node_down(node, 0.0)
-    held.node_up(node, 60.0)
+    held.node_down("n0", 0.0)
+    held.node_up("n0", 60.0)
     held.submit(due("b", 900.0, 10.0), 60.0)
-    assert {each.job.id for each in held.decide(60.0) if each.step == "reject"} == refused_jobs
+    assert refused(held, 60.0).keys() == refused_jobs
 
 
-def test_the_cost_of_a_change_counts_in_the_share():
+@pytest.mark.parametrize(("rescale_s", "share"), [(0.0, 1), (30.0, 2)])
+def test_the_cost_of_a_change_counts_in_the_share(rescale_s: float, share: int):
     """100 GPU-seconds in 120 s: one GPU does it, but not if the start takes 30 s of them."""
-    for rescale_s, share in ((0.0, 1), (30.0, 2)):
-        held = opened(ElasticFlow(rescale_s=rescale_s), cluster(8), due("a", 120.0, 100.0))
-        held.decide(0.0)
-        assert f"with {share} GPUs" in held.explain(0.0)["a"].reason
+    held = started(ElasticFlow(rescale_s=rescale_s), cluster(8), due("a", 120.0, 100.0))
+    assert f"with {share} GPUs" in held.explain(0.0)["a"].reason
 
 
-def test_left_gpus_go_where_they_save_most():
+@pytest.mark.parametrize(("gpus", "expected"), [(8, {"l": 4, "s": 4}), (6, {"l": 4, "s": 2})])
+def test_left_gpus_go_where_they_save_most(gpus: int, expected: dict[str, int]):
     """Of eight GPUs each gets one. Doubling l costs nothing, doubling s pays half: l first, 1 to 2 to 4. Then
     three are left, too few for l: s goes to 2 and to 4.
     """
     jobs = [job(name, low=1, high=8, gpu_seconds=1000.0, model=name) for name in "ls"]
-    held = opened(free_changes(), cluster(8), *jobs, throughput=SATURATES)
-    assert decided(held, 0.0) == {"l": 4, "s": 4}
-    held = opened(free_changes(), cluster(6), *jobs, throughput=SATURATES)
-    assert decided(held, 0.0) == {"l": 4, "s": 2}
+    assert decided(opened(free_changes(), cluster(gpus), *jobs, throughput=SATURATES), 0.0) == expected
 
 
 def test_best_effort_jobs_get_what_deadlines_leave():
     # a needs six of eight, a power of two so all eight, until it has done 600 GPU-seconds in 100 s.
     held = opened(free_changes(), cluster(8), due("a", 100.0, 600.0), job("b", gpu_seconds=50.0))
     assert decided(held, 0.0) == {"a": 8}
-    assert held.explain(0.0)["b"].reason == "best-effort: the shares of others leave too few GPUs"
 
-    held = opened(free_changes(unadmitted="best-effort"), cluster(4), due("a", 100.0, 380.0))
-    held.decide(0.0)
-    held.submit(due("b", 100.0, 90.0), 0.0)
-    assert decided(held, 0.0) == {"a": 4}
+    held = started(free_changes(unadmitted="best-effort"), cluster(4), due("a", 100.0, 380.0))
+    assert joined(held, 0.0, due("b", 100.0, 90.0)) == {"a": 4}
     held.end("a", 95.0)
     assert decided(held, 95.0) == {"b": 4}
-    assert held.explain(95.0)["b"].reason == "best-effort"
 
     held = opened(free_changes(), cluster(2), job("a", utility={"shape": "step", "target": 5.0}))
     assert decided(held, 0.0) == {"a": 1}
@@ -124,23 +116,17 @@ def test_sizes_are_powers_of_two_as_far_as_they_are_faster():
 
 def test_jobs_move_together_where_one_would_be_scattered():
     """Two nodes of four, each half taken by a job of two: one of them moves, so that z has a node."""
-    jobs = [job(name, gpus=2, gpu_seconds=1e4) for name in "abcd"]
-    held = opened(free_changes(), cluster(4, 4), *jobs)
-    held.decide(0.0)
-    nodes = {name: held.jobs[name].placement[0][0] for name in "abcd"}
-    first = next(name for name in "bcd" if nodes[name] == nodes["a"])
-    second = next(name for name in "bcd" if nodes[name] != nodes["a"])
-    for name in (first, second):
+    held = started(free_changes(), cluster(4, 4), *(job(name, gpus=2, gpu_seconds=1e4) for name in "abcd"))
+    for node in ("n0", "n1"):
+        name = next(name for name, state in held.jobs.items() if state.placement[0][0] == node)
         held.end(name, 10.0)
-    held.submit(job("z", gpus=4, gpu_seconds=100.0, at=10.0), 10.0)
-    held.decide(10.0)
+    result = joined(held, 10.0, job("z", gpus=4, gpu_seconds=100.0, at=10.0))
     assert [count for _, count in held.jobs["z"].placement] == [4]
-    assert sorted(state.gpus for state in held.jobs.values()) == [2, 2, 4]
+    assert sorted(result.values()) == [2, 2, 4]
 
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[Job]:
-    count = draw(st.integers(1, 8))
     return [
         due(
             f"j{number}",
@@ -149,7 +135,7 @@ def stories(draw: st.DrawFn) -> list[Job]:
             at=float(draw(st.integers(0, 200))),
             model=draw(st.sampled_from(["linear", "s", "m"])),
         )
-        for number in range(count)
+        for number in range(draw(st.integers(1, 8)))
     ]
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pliant.tools.schedule.policies.common import equal_shares
 from pliant.tools.schedule.policies.fair_share import FairShare
 from tests.builders import TimedSteps, cluster, decided, job, mixed_cluster, opened
+from tests.tools.schedule.policies.started import started
 
 
 def test_equal_parts_and_the_remainder_to_the_first():
@@ -48,21 +49,15 @@ def test_a_rigid_job_gets_what_it_requested_or_waits():
     assert decided(held, 1) == {"b": 1, "c": 3}
 
 
-def test_on_two_types_jobs_spread_and_even_out():
-    held = opened(FairShare(), mixed_cluster(x=(4,), y=(4,)), *(job(name, low=1, high=8) for name in "abcd"))
-    assert decided(held, 0) == {"a": 2, "b": 2, "c": 2, "d": 2}
+@pytest.mark.parametrize(("names", "expected"), [("abcd", [4, 4]), ("abcdef", [2, 2, 2, 2])])
+def test_on_two_types_jobs_spread_and_even_out(names: str, expected: list[int]):
+    jobs = [job(name, low=1, high=8) for name in names]
+    held = started(FairShare(), mixed_cluster(x=(4,), y=(4,)), *jobs)
     on_x = [state.id for state in held.jobs.values() if state.gpu_type == "x"]
-    for name in on_x:
+    assert len(on_x) == len(names) / 2
+    for name in on_x[:2]:
         held.end(name, 1)
-    assert decided(held, 1) == {name: 4 for name in "abcd" if name not in on_x}
-
-    held = opened(
-        FairShare(), mixed_cluster(x=(4,), y=(4,)), *(job(name, low=1, high=8) for name in "abcdef")
-    )
-    decided(held, 0)
-    for name in [state.id for state in held.jobs.values() if state.gpu_type == "x"][:2]:
-        held.end(name, 1)
-    assert sorted(decided(held, 1).values()) == [2, 2, 2, 2]
+    assert sorted(decided(held, 1).values()) == expected
 
 
 LIMITS = st.lists(
@@ -72,20 +67,12 @@ LIMITS = st.lists(
 
 @given(LIMITS, st.integers(0, 12))
 def test_shares_are_max_min_fair(limits: list[tuple[int, int]], spare: int):
+    """The remainder goes to the first."""
     gpus = sum(low for low, _ in limits) + spare
     sizes = equal_shares(gpus, limits)
     assert all(low <= size <= high for size, (low, high) in zip(sizes, limits, strict=True))
     assert sum(sizes) == min(gpus, sum(high for _, high in limits))
-    for size, (_, high) in zip(sizes, limits, strict=True):
-        for other, (low, _) in zip(sizes, limits, strict=True):
-            # a job that could take more has at most one less than any that could give
-            assert size == high or other == low or other - size <= 1
-
-
-@given(LIMITS.filter(bool), st.integers(0, 12))
-def test_the_remainder_goes_to_the_first(limits: list[tuple[int, int]], spare: int):
-    sizes = equal_shares(sum(low for low, _ in limits) + spare, limits)
-    for index, size in enumerate(sizes):
-        for later in range(index + 1, len(sizes)):
-            if sizes[later] > size:
-                assert size == limits[index][1] or sizes[later] == limits[later][0]
+    for index, (size, (_, high)) in enumerate(zip(sizes, limits, strict=True)):
+        for at, (other, (low, _)) in enumerate(zip(sizes, limits, strict=True)):
+            # a job that could take more has at most one less than an earlier one that could give
+            assert size == high or other == low or other - size <= (at < index)

@@ -11,118 +11,91 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Sharing
-from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.throughput import Throughput
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.policies.lucid import Durations, Lucid
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, decided, job, mixed_cluster, session
+from tests.builders import cluster, decided, job, mixed_cluster, opened, sizes
 from tests.tools.profile.rows_builder import step
+from tests.tools.schedule.policies.started import joined, started
 
-TOGETHER = Sharing(unmeasured="together", speed=0.8)
+TOGETHER, SLOW = (Sharing(unmeasured="together", speed=speed) for speed in (0.8, 0.7))
 
 
 def sharing(*node_gpus: int, rules: Sharing = TOGETHER) -> Cluster:
     return cluster(*node_gpus).model_copy(update={"sharing": rules})
 
 
-def opened(
-    nodes: Cluster, *jobs: Job, policy: Lucid | None = None, throughput: Throughput | None = None
-) -> Session:
-    held = session(policy or Lucid(), nodes, throughput)
-    submit(held, *jobs)
-    return held
-
-
-def submit(held: Session, *jobs: Job) -> None:
-    for each in jobs:
-        held.submit(each, each.submit_time)
-
-
 def company(held: Session) -> dict[str, str]:
     return {job_id: state.beside for job_id, state in held.jobs.items() if state.beside is not None}
 
 
-def with_past(*nodes: int) -> Session:
-    """Two jobs have ended: one of model long took 1000 s, one of model short 10 s."""
-    held = opened(cluster(*nodes), job("l", model="long"), job("s", model="short"))
-    decided(held, 0)
-    held.jobs["s"].report_progress(10, 10)
-    held.end("s", 10)
-    held.jobs["l"].report_progress(1000, 1000)
-    held.end("l", 1000)
+def with_past() -> Session:
+    """Two jobs have ended on two GPUs: one of model long took 1000 s, one of model short 10 s."""
+    held = started(Lucid(), cluster(2), job("l", model="long"), job("s", model="short"))
+    for name, seconds in (("s", 10), ("l", 1000)):
+        held.jobs[name].report_progress(seconds, seconds)
+        held.end(name, seconds)
     return held
 
 
-def test_before_any_job_has_ended_the_smallest_start_first() -> None:
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_before_any_job_has_ended_the_smallest_start_first(gpus: int) -> None:
     jobs = job("wide", gpus=2), job("b", at=2), job("a", at=1)
-    assert decided(opened(cluster(2), *jobs), 2) == {"a": 1, "b": 1}
-    assert decided(opened(cluster(3), *jobs), 2) == {"a": 1, "b": 1}
+    assert decided(opened(Lucid(), cluster(gpus), *jobs), 2) == {"a": 1, "b": 1}
 
 
 def test_jobs_like_those_that_were_short_come_first() -> None:
-    held = with_past(2)
-    submit(held, job("a", at=1001, gpus=2, model="long"), job("b", at=1002, gpus=2, model="short"))
-    assert decided(held, 1020) == {"b": 2}
+    long, short = (job(model, at=1001, gpus=2, model=model) for model in ("long", "short"))
+    assert joined(with_past(), 1020, long, short) == {"short": 2}
 
-    held = with_past(2)
     # Expected: 68 s of the long model on one GPU, and 63 s on each of two of a model that is new.
-    submit(held, job("a", at=1001, gpus=2, model="new"), job("b", at=1002, model="new"))
-    assert decided(held, 1020) == {"b": 1}
+    new = job("a", at=1001, gpus=2, model="new"), job("b", at=1002, model="new")
+    assert joined(with_past(), 1020, *new) == {"b": 1}
 
-    held = with_past(2)
-    submit(held, job("a", at=1001, gpus=2, model="long"))
-    decided(held, 1020)
-    submit(held, job("b", at=1021, gpus=2, model="short"))
-    assert decided(held, 1080) == {"a": 2}
+    held = with_past()
+    joined(held, 1020, long)
+    assert joined(held, 1080, short) == {"long": 2}
 
 
 def test_what_jobs_state_counts_only_where_it_is_asked_for() -> None:
     jobs = job("a", work={"samples": 900}), job("b", work={"samples": 5})
-    assert decided(opened(cluster(1), *jobs), 0) == {"a": 1}
-    assert decided(opened(cluster(1), *jobs, policy=Lucid(durations="stated")), 0) == {"b": 1}
+    for policy, first in ((Lucid(), "a"), (Lucid(durations="stated"), "b")):
+        assert decided(opened(policy, cluster(1), *jobs), 0) == {first: 1}
 
 
 def test_a_job_that_is_cancelled_or_fails_teaches_nothing() -> None:
-    held = opened(cluster(2), job("a"), job("b"))
-    decided(held, 0)
+    held = started(Lucid(), cluster(2), job("a"), job("b"))
     held.jobs["a"].report_progress(5, 5)
     held.end("a", 5, "cancelled")
     held.end("b", 5, "failed")
-    submit(held, job("c", at=6))
-    decided(held, 60)
+    joined(held, 60, job("c", at=6))
     assert "no job has ended yet" in held.explain(60)["c"].reason
 
 
 def test_a_job_without_free_gpus_joins_one_of_as_many() -> None:
-    held = opened(sharing(4), job("a", gpus=2), job("b"), job("c"))
-    assert decided(held, 0) == {"a": 2, "b": 1, "c": 1}
-    submit(held, job("d", at=1, gpus=2), job("e", at=2), job("f", at=3, gpus=3))
-    assert decided(held, 60) == {"a": 2, "b": 1, "c": 1, "d": 2, "e": 1}
+    held = started(Lucid(), sharing(4), job("a", gpus=2), job("b"), job("c"))
+    assert sizes(held) == {"a": 2, "b": 1, "c": 1}
+    coming = job("d", at=1, gpus=2), job("e", at=2), job("f", at=3, gpus=3)
+    assert joined(held, 60, *coming) == {"a": 2, "b": 1, "c": 1, "d": 2, "e": 1}
     assert company(held) == {"a": "d", "d": "a", "b": "e", "e": "b"}
     assert held.jobs["d"].samples_per_second == pytest.approx(0.8 * 2)
+    assert held.explain(60)["d"].reason.startswith("shares its GPUs with a; runs to its end; no job")
 
-    held = opened(sharing(2), job("a"))
-    decided(held, 0)
-    submit(held, job("b", at=1), job("c", at=2))
-    decided(held, 60)
+    held = started(Lucid(), sharing(2), job("a"))
+    joined(held, 60, job("b", at=1), job("c", at=2))
     assert company(held) == {"a": "c", "c": "a"}
 
-    held = opened(sharing(1), job("a"))
-    decided(held, 0)
-    submit(held, job("b", at=1), job("c", at=2))
-    decided(held, 60)
+    held = started(Lucid(), sharing(1), job("a"))
+    joined(held, 60, job("b", at=1), job("c", at=2))
     assert company(held) == {"a": "b", "b": "a"}
     held.end("a", 70)
-    decided(held, 120)
+    held.decide(120)
     assert company(held) == {"b": "c", "c": "b"}
 
     nodes = mixed_cluster(slow=(1,), fast=(2,)).model_copy(update={"sharing": TOGETHER})
-    held = opened(nodes, job("a", gpus=2))
-    decided(held, 0)
-    submit(held, job("b", at=1), job("c", at=1, gpus=2))
-    decided(held, 60)
+    held = started(Lucid(), nodes, job("a", gpus=2))
+    joined(held, 60, job("b", at=1), job("c", at=1, gpus=2))
     assert (held.jobs["c"].gpu_type, held.jobs["c"].beside) == ("fast", "a")
 
 
@@ -130,19 +103,15 @@ def test_a_job_without_free_gpus_joins_one_of_as_many() -> None:
     ("nodes", "first", "second"),
     [
         pytest.param(sharing(1, rules=Sharing()), {}, {}, id="they may not fit together"),
-        pytest.param(
-            sharing(1, rules=Sharing(unmeasured="together", speed=0.7)), {}, {}, id="they lose too much"
-        ),
+        pytest.param(sharing(1, rules=SLOW), {}, {}, id="they lose too much"),
         pytest.param(sharing(1), {"shares_gpus": False}, {}, id="the first refuses company"),
         pytest.param(sharing(1), {}, {"shares_gpus": False}, id="the second refuses company"),
         pytest.param(sharing(1, 1), {"gpus": 2}, {"gpus": 2}, id="they are on several nodes"),
     ],
 )
 def test_a_job_stays_alone(nodes: Cluster, first: dict[str, Any], second: dict[str, Any]) -> None:
-    held = opened(nodes, job("a", **first))
-    decided(held, 0)
-    submit(held, job("b", at=1, **second))
-    assert decided(held, 60).keys() == {"a"}
+    held = started(Lucid(), nodes, job("a", **first))
+    assert joined(held, 60, job("b", at=1, **second)).keys() == {"a"}
 
 
 def pair(one: str, other: str, part: float, other_part: float) -> list[ProfileRow]:
@@ -157,37 +126,22 @@ def pair(one: str, other: str, part: float, other_part: float) -> list[ProfileRo
 def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
     alone = [step(1, 8, 0.1, model=model) for model in "xyz"]
     too_slow = ThroughputBySize(Profile((*alone, *pair("x", "z", 0.9, 0.5))))
-    held = opened(cluster(1), job("a", model="x", batch=8), throughput=too_slow)
-    decided(held, 0)
-    submit(held, job("b", at=1, model="z", batch=8))
-    assert decided(held, 60) == {"a": 1}, "of a pair each has to keep enough"
+    held = started(Lucid(), cluster(1), job("a", model="x", batch=8), throughput=too_slow)
+    late = [job(name, at=at, model="z", batch=8) for at, name in enumerate("cd", start=1)]
+    assert joined(held, 60, late[0]) == {"a": 1}, "of a pair each has to keep enough"
 
     rows = (*alone, *pair("x", "z", 0.9, 0.8), *pair("y", "z", 0.95, 0.9))
-    throughput = ThroughputBySize(Profile(rows))
     first = job("first", model="x", batch=8), job("second", model="y", batch=8)
-    held = opened(cluster(2), *first, throughput=throughput)
-    decided(held, 0)
-    submit(held, job("c", at=1, model="z", batch=8), job("d", at=2, model="z", batch=8))
-    decided(held, 60)
+    held = started(Lucid(), cluster(2), *first, throughput=ThroughputBySize(Profile(rows)))
+    joined(held, 60, *late)
     assert company(held) == {"second": "c", "c": "second", "first": "d", "d": "first"}
     assert held.jobs["c"].samples_per_second == pytest.approx(80 * 0.9)
 
 
-def test_it_says_what_it_expects_and_who_shares() -> None:
-    held = opened(sharing(1), job("a"))
-    decided(held, 0)
-    submit(held, job("b", at=1), job("c", at=2, gpus=1), job("d", at=3, gpus=1))
-    decided(held, 60)
-    reasons = {job_id: why.reason for job_id, why in held.explain(60).items()}
-    unknown = "no job has ended yet, so all are taken to be as long"
-    assert reasons["b"] == f"shares its GPUs with a; runs to its end; {unknown}"
-    assert reasons["d"] == f"{unknown}; 1 before it"
-
-
-def learned(*ended: tuple[dict[str, object], float]) -> Durations:
+def learned(*ended: tuple[dict[str, Any], float]) -> Durations:
     result = Durations()
-    for number, (spec, seconds) in enumerate(ended):
-        result.learn(job(f"e{number}", **spec), seconds)
+    for spec, seconds in ended:
+        result.learn(job(**spec), seconds)
     return result
 
 

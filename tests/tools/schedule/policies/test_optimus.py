@@ -2,67 +2,51 @@
 
 from __future__ import annotations
 
+from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.optimus import Optimus
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, decided, job, session
+from tests.builders import cluster, curves, decided, job, opened
+from tests.tools.schedule.policies.started import joined, started
 
 SPEEDS = curves(good={1: 1, 2: 2, 3: 3, 4: 4}, poor={1: 1, 2: 1.25, 3: 1.25, 4: 1.25})
 
 
-def opened(nodes, *jobs, **parameters) -> Session:
-    held = session(Optimus(**parameters), nodes, SPEEDS)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    return held
-
-
 def elastic(name: str, model: str, samples: float, **more):
-    return job(name, model=model, batch=1, low=1, high=4, work={"samples": samples}, **more).model_copy(
-        update={"batch": job(batch=60).batch}
-    )
+    return job(name, model=model, batch=60, low=1, high=4, work={"samples": samples}, **more)
+
+
+def sizes_of(gpus: int, *jobs: Job) -> dict[str, int]:
+    return decided(opened(Optimus(), cluster(gpus), *jobs, throughput=SPEEDS), 0)
 
 
 def test_each_next_gpu_goes_where_it_saves_most():
-    held = opened(cluster(4), elastic("a", "good", 6000), elastic("b", "poor", 6000))
-    assert decided(held, 0) == {"a": 2, "b": 2}
-
-    held = opened(cluster(4), elastic("a", "good", 600), elastic("b", "poor", 60_000))
-    assert decided(held, 0) == {"a": 2, "b": 2}, "b gains nothing from a third, so a gets what is left"
-    held = opened(cluster(3), elastic("a", "good", 600), elastic("b", "poor", 60_000))
-    assert decided(held, 0) == {"a": 1, "b": 2}
-
-    held = opened(cluster(4), elastic("b", "poor", 100))
-    assert decided(held, 0) == {"b": 2}
-
-    held = opened(cluster(2), elastic("a", "good", 6000), elastic("b", "good", 600))
-    held.decide(0)
-    assert held.explain(0)["a"].reason == "one GPU more would save 3000 s"
+    assert sizes_of(4, elastic("a", "good", 6000), elastic("b", "poor", 6000)) == {"a": 2, "b": 2}
+    jobs = elastic("a", "good", 600), elastic("b", "poor", 60_000)
+    assert sizes_of(4, *jobs) == {"a": 2, "b": 2}, "b gains nothing from a third, so a gets what is left"
+    assert sizes_of(3, *jobs) == {"a": 1, "b": 2}
+    assert sizes_of(4, elastic("b", "poor", 100)) == {"b": 2}
 
 
 def test_one_each_in_order_of_arrival_while_they_last():
-    held = opened(cluster(2), *(elastic(name, "good", 100, at=at) for at, name in enumerate("cab")))
+    jobs = [elastic(name, "good", 100, at=at) for at, name in enumerate("cab")]
+    held = opened(Optimus(), cluster(2), *jobs, throughput=SPEEDS)
     assert decided(held, 2) == {"a": 1, "c": 1}
     held.end("c", 10)
     assert decided(held, 10) == {"a": 1, "b": 1}
 
 
 def test_rigid_jobs_and_unknown_work():
-    held = opened(
-        cluster(4), job("rigid", gpus=2, model="good", batch=60, work={"samples": 1e6}),
-        job("unknown", model="good", batch=60, low=1, high=4),
-    )  # fmt: skip
-    assert decided(held, 0) == {"rigid": 2, "unknown": 1}
-    why = held.explain(0)
-    assert why["rigid"].reason == why["unknown"].reason == "one GPU more would save nothing"
+    rigid = job("rigid", gpus=2, model="good", batch=60, work={"samples": 1e6})
+    unknown = job("unknown", model="good", batch=60, low=1, high=4)
+    assert sizes_of(4, rigid, unknown) == {"rigid": 2, "unknown": 1}
 
 
 def test_jobs_keep_their_place_where_their_size_stays():
-    held = opened(cluster(4, 4), elastic("a", "poor", 600), elastic("b", "poor", 600), placement="emptiest")
-    held.decide(0)
+    jobs = [elastic(name, "poor", 600) for name in "ab"]
+    held = started(Optimus(placement="emptiest"), cluster(4, 4), *jobs, throughput=SPEEDS)
     before = {name: state.placement for name, state in held.jobs.items()}
-    held.submit(elastic("c", "good", 1e6, at=60), 60)
-    held.decide(60)
+    joined(held, 60, elastic("c", "good", 1e6, at=60))
     assert before == {"a": (("n0", 2),), "b": (("n1", 2),)}
     assert {name: held.jobs[name].placement for name in "ab"} == before
     assert held.jobs["c"].placement == (("n0", 2), ("n1", 2))

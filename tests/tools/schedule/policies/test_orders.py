@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pliant.tools.schedule.policies.las import Las
 from pliant.tools.schedule.policies.srtf import Sjf, Srtf
 from pliant.tools.schedule.policy import Policy
 from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, sizes
+from tests.tools.schedule.policies.started import joined, started
 
 GANGS = ("a", 3), ("b", 2), ("c", 1)
 SPEEDS = curves(slow={4: 2.0}, m={1: 10.0, 2: 18.0, 4: 26.0, 8: 20.0})
@@ -98,43 +100,37 @@ def test_the_first_in_order_run(policy: Policy, gpus: int, jobs: list[Job], expe
     ],
 )
 def test_a_job_that_runs_may_give_way(policy: Policy, first: Job, second: Job, later: dict[str, int]):
-    held = opened(policy, cluster(2), first)
-    assert decided(held, 0) == {"a": 2}
-    held.submit(second, 10)
-    assert decided(held, 10) == later
+    held = started(policy, cluster(2), first)
+    assert sizes(held) == {"a": 2}
+    assert joined(held, 10, second) == later
     for name in later.keys() - {"a"}:
         held.end(name, 60)
         assert decided(held, 60) == {"a": 2}
 
 
 def test_unknown_work_comes_last_in_order_of_arrival():
-    held = opened(Srtf(), cluster(1), job("u", at=0), job("v", at=1), job("k", at=2, gpu_seconds=1e6))
-    assert decided(held, 2) == {"k": 1}
+    jobs = job("u"), job("v", at=1), job("k", at=2, gpu_seconds=1e6)
+    held = started(Srtf(), cluster(1), *jobs)
+    assert sizes(held) == {"k": 1}
     held.end("k", 3)
     assert decided(held, 3) == {"u": 1}
 
 
-def test_a_running_job_keeps_its_place():
-    held = opened(Srtf(), cluster(4, 4), job("a", gpus=2, gpu_seconds=500), job("b", gpus=4, gpu_seconds=600))
-    decided(held, 0)
+def test_a_running_job_moves_only_when_it_is_pushed_out():
+    jobs = job("a", gpus=2, gpu_seconds=500), job("b", gpus=4, gpu_seconds=600)
+    held = started(Srtf(), cluster(4, 4), *jobs)
     place = held.jobs["a"].placement
-    held.submit(job("c", at=1, gpus=2, gpu_seconds=10), 1)
-    assert decided(held, 1) == {"a": 2, "b": 4, "c": 2}
+    assert joined(held, 1, job("c", at=1, gpus=2, gpu_seconds=10)) == {"a": 2, "b": 4, "c": 2}
     assert held.jobs["a"].placement == place
 
-
-def test_a_running_job_moves_only_when_it_is_pushed_out():
-    held = opened(Srtf(), mixed_cluster(x=(2,), y=(2,)), job("a", gpus=2, gpu_seconds=500))
-    decided(held, 0)
+    held = started(Srtf(), mixed_cluster(x=(2,), y=(2,)), job("a", gpus=2, gpu_seconds=500))
     assert held.jobs["a"].gpu_type == "x"
-    held.submit(job("b", at=1, gpus=2, gpu_seconds=5), 1)
-    decided(held, 1)
+    joined(held, 1, job("b", at=1, gpus=2, gpu_seconds=5))
     assert {state.id: state.gpu_type for state in held.jobs.values()} == {"b": "x", "a": "y"}
 
 
 def test_sjf_counts_the_whole_job():
-    held = opened(Sjf(), cluster(1), job("a", gpu_seconds=100), job("b", gpu_seconds=50))
-    decided(held, 0)
+    held = started(Sjf(), cluster(1), job("a", gpu_seconds=100), job("b", gpu_seconds=50))
     held.lose("b", 30)
     held.node_down("n0", 30)
     held.submit(job("c", at=31, gpu_seconds=45), 31)
@@ -161,36 +157,13 @@ def test_deadlines_count_from_the_submission():
 
 def test_jobs_that_are_level_take_turns():
     held = opened(Las(), cluster(1), job("a"), job("b"))
-    ran = []
-    for round_ in range(4):
-        held.decide(60.0 * round_)
-        ran += list(sizes(held))
-    assert ran == ["a", "b", "a", "b"]
+    assert [*chain(*(decided(held, 60.0 * turn) for turn in range(4)))] == ["a", "b", "a", "b"]
     assert held.jobs["a"].attained_service_s(240) == held.jobs["b"].attained_service_s(240) == 120
 
-    held = opened(Las(), cluster(4), job("wide", gpus=3), job("thin", gpus=1))
-    held.decide(0)
-    held.submit(job("new", at=60, gpus=1), 60)
-    held.decide(60)  # new 0, thin 60, wide 180 GPU-seconds: 3 GPUs are not left for wide
-    assert sizes(held) == {"new": 1, "thin": 1}
+    held = started(Las(), cluster(4), job("wide", gpus=3), job("thin", gpus=1))
+    # new 0, thin 60, wide 180 GPU-seconds: 3 GPUs are not left for wide
+    assert joined(held, 60, job("new", at=60, gpus=1)) == {"new": 1, "thin": 1}
 
-    held = opened(Las(), cluster(2), job("wide", gpus=2))
-    held.decide(0)
-    held.submit(job("thin", at=10, gpus=2), 10)
-    held.decide(10)
-    held.decide(40)  # wide received 20, thin 60
-    assert sizes(held) == {"wide": 2}
-
-
-def test_the_reason_is_the_service_or_the_work_to_go():
-    held = opened(Las(), cluster(2), job("a", gpus=2), job("b", gpus=2))
-    held.decide(0)
-    why = held.explain(30)
-    assert why["a"].reason == "60 GPU-seconds received so far"
-    assert (why["b"].reason, why["b"].needs_gpus) == ("0 GPU-seconds received so far", 2)
-
-    held = opened(Srtf(), cluster(1), job("a", gpu_seconds=100), job("u"))
-    held.decide(0)
-    why = held.explain(0)
-    assert why["a"].reason == "100 GPU-seconds to go"
-    assert (why["u"].reason, why["u"].needs_gpus) == ("work unknown, so last in order", 1)
+    held = started(Las(), cluster(2), job("wide", gpus=2))
+    joined(held, 10, job("thin", at=10, gpus=2))
+    assert decided(held, 40) == {"wide": 2}, "wide has had 20, thin 60"

@@ -7,28 +7,18 @@ from typing import Any
 
 import pytest
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Node
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import make_policy
-from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, decided, job, session, sizes
-
-POLICIES = [
-    *("allox", "fair-share", "fifo", "las", "lucid", "optimus", "shadow-price", "sjf", "srtf", "themis"),
-    "tiresias",
-]
-
-
-def with_cpus(nodes: Cluster, *cpus: float) -> Cluster:
-    result = zip(nodes.nodes, cpus, strict=True)
-    return nodes.model_copy(update={"nodes": tuple(n.model_copy(update={"cpus": c}) for n, c in result)})
+from tests.tools.schedule.policies.started import started
 
 
 class Waiting:
     """A job that has waited behind another one, and the only node that it fits on goes down."""
 
     def __init__(self, policy: Policy, nodes: Cluster, **big: Any) -> None:
-        self.held: Session = session(policy, nodes)
+        self.held = session(policy, nodes)
         self.time_s = 0.0
         self.submit("first", gpus=8)
         self.go_on(2)
@@ -55,12 +45,19 @@ class Waiting:
         return False
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("allox", "fair-share", "fifo", "las", "lucid", "optimus", "shadow-price", "sjf", "srtf", "themis"),
+        "tiresias",
+    ],
+)
 def test_it_is_passed_over_until_its_nodes_are_up(name: str) -> None:
     """The job needs more GPUs, or more CPUs, than are up."""
     gpus = Waiting(make_policy(name), cluster(4, 4), gpus=8)
     demand = {"worker": {"cpu": 32.0}}
-    cpus = Waiting(make_policy(name), with_cpus(cluster(4, 4), 64.0, 4.0), gpus=2, resources=demand)
+    nodes = Cluster(nodes=tuple(Node(name=f"n{n}", gpus=4, cpus=cpus) for n, cpus in enumerate((64.0, 4.0))))
+    cpus = Waiting(make_policy(name), nodes, gpus=2, resources=demand)
     for story in (gpus, cpus):
         assert "big" in story.held.jobs, "it may come back, so it is not rejected"
         story.submit("small", gpus=4)
@@ -75,9 +72,8 @@ def test_it_is_passed_over_until_its_nodes_are_up(name: str) -> None:
 def test_fifo_keeps_its_order_otherwise(backfill: str) -> None:
     """Those out of reach stay where they are in line, and the first that is in reach is the head."""
     story = Waiting(make_policy("fifo", {"backfill": backfill}), cluster(4, 4), gpus=8)
-    story.submit("runs", gpus=2)
-    story.submit("head", gpus=4)
-    story.submit("late", gpus=4)
+    for name, gpus in (("runs", 2), ("head", 4), ("late", 4)):
+        story.submit(name, gpus=gpus)
     story.go_on(1)
     assert sizes(story.held) == {"runs": 2}
     reasons = {job_id: why.reason for job_id, why in story.held.explain(story.time_s).items()}
@@ -96,10 +92,10 @@ def test_fifo_keeps_its_order_otherwise(backfill: str) -> None:
 
 
 def test_fifo_lets_none_pass_a_job_that_other_jobs_keep_waiting() -> None:
-    held = session(make_policy("fifo"), cluster(4, 4))
-    for at, (name, gpus) in enumerate((("long", 4), ("big", 8), ("small", 1))):
-        held.submit(job(name, at=at, gpus=gpus), 2.0)
-    held.decide(2.0)
+    jobs = [
+        job(name, at=at, gpus=gpus) for at, (name, gpus) in enumerate((("long", 4), ("big", 8), ("s", 1)))
+    ]
+    held = started(make_policy("fifo"), cluster(4, 4), *jobs)
     held.node_down("n1", 3.0)
     held.node_up("n1", 3.0)
     assert decided(held, 4.0) == {"long": 4}
@@ -107,7 +103,7 @@ def test_fifo_lets_none_pass_a_job_that_other_jobs_keep_waiting() -> None:
 
 def test_fair_share_admits_jobs_behind_one_too_large() -> None:
     story = Waiting(make_policy("fair-share"), cluster(4, 4), gpus=8, low=8, high=8)
-    story.submit("a", gpus=2, low=1, high=4)
-    story.submit("b", gpus=2, low=1, high=4)
+    for name in "ab":
+        story.submit(name, gpus=2, low=1, high=4)
     story.go_on(1)
     assert sizes(story.held) == {"a": 2, "b": 2}

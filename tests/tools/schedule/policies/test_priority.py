@@ -8,48 +8,38 @@ from typing import ClassVar
 import pytest
 
 from pliant.cli.reference import page
-from pliant.schemas.errors import BadInputError
-from pliant.tools.schedule.assumptions import priorities_ignored, refuse, weights_ignored
+from pliant.tools.schedule.assumptions import priorities_ignored, weights_ignored
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import BUILT_IN, describe, make_policy, policy_class
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, session
+from tests import builders
+from tests.builders import cluster, decided, job
 
 FIRST = ["fifo", "las", "lucid", "srtf", "sjf", "fair-share", "optimus", "slurm"]
 
 
 def opened(policy: str, **priorities: float) -> Session:
     """One GPU, and jobs of that size in order of arrival."""
-    held = session(make_policy(policy), cluster(1))
-    for at, (name, priority) in enumerate(priorities.items()):
-        held.submit(job(name, at=float(at), gpus=1, gpu_seconds=100 + at, priority=priority), float(at))
-    return held
+    jobs = [
+        job(name, at=float(at), gpus=1, gpu_seconds=100 + at, priority=priority)
+        for at, (name, priority) in enumerate(priorities.items())
+    ]
+    return builders.opened(make_policy(policy), cluster(1), *jobs)
 
 
 def running(held: Session, now_s: float) -> list[str]:
-    held.decide(now_s)
-    return [each.id for each in held.jobs.values() if each.gpus]
+    return [*decided(held, now_s)]
 
 
 @pytest.mark.parametrize("policy", FIRST)
 def test_the_most_important_job_starts_first(policy: str):
     held = opened(policy, a=0.0, b=2.0, c=2.0, d=1.0)
-    order = []
-    for turn in range(4):
-        (first,) = running(held, 1000.0 * (turn + 1))
-        order.append(first)
-        held.end(first, 1000.0 * (turn + 1) + 1)
-    assert order == ["b", "c", "d", "a"]
-
-
-@pytest.mark.parametrize("policy", FIRST)
-def test_a_job_moves_up_when_it_is_given_another_priority(policy: str):
-    held = opened(policy, a=5.0, b=0.0, c=0.0)
-    assert running(held, 10) == ["a"]
-    held.prioritize("c", 20, 1.0)
-    held.end("a", 30)
-    assert running(held, 100) == ["c"]
+    assert running(held, 1000.0) == ["b"]
+    held.prioritize("d", 1001.0, 30.0)
+    for turn, (ends, then) in enumerate(("bd", "dc", "ca"), start=2):
+        held.end(ends, 1000.0 * turn - 1)
+        assert running(held, 1000.0 * turn) == [then]
 
 
 @pytest.mark.parametrize(("policy", "then"), [("las", "b"), ("srtf", "b"), ("fifo", "a"), ("sjf", "a")])
@@ -61,12 +51,11 @@ def test_a_running_job_gives_way_where_the_policy_preempts(policy, then):
 
 
 def test_a_policy_that_took_up_its_state_knows_the_new_priority():
-    held = opened("fifo", a=5.0, b=0.0, c=0.0)
+    held, again = (opened("fifo", a=5.0, b=0.0, c=0.0) for _ in range(2))
     running(held, 10)
-    held.prioritize("c", 20, 1.0)
-    state, again = held.policy_state(), opened("fifo", a=5.0, b=0.0, c=0.0)
-    again.prioritize("c", 20, 1.0)
-    again.carry(state)
+    for each in (held, again):
+        each.prioritize("c", 20, 1.0)
+    again.carry(held.policy_state())
     assert running(again, 30) == ["a"]
     again.end("a", 40)
     assert running(again, 50) == ["c"]
@@ -84,9 +73,7 @@ def test_each_policy_says_what_priorities_mean_to_it(policy: str):
     assert not line.endswith("the policy does not say")
 
 
-def test_a_foreign_policy_is_not_said_to_ignore_priorities(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_foreign_policy_is_not_said_to_ignore_priorities(monkeypatch: pytest.MonkeyPatch):
     class Strangers(Fifo):
         """First come, first served."""
 
@@ -99,19 +86,11 @@ def test_a_foreign_policy_is_not_said_to_ignore_priorities(
     assert Policy.priority_means is None
 
 
-def test_with_strict_priorities_that_mean_nothing_are_an_error():
-    with pytest.raises(BadInputError, match='--strict: policy "ares" does not look at priorities'):
-        refuse(priorities_ignored([job("b", priority=2.0)], policy_class("ares")))
-
-
-def test_weights_count_under_ares_and_shadow_price():
+@pytest.mark.parametrize("policy", ["ares", "shadow-price"])
+def test_weights_count_under_ares_and_shadow_price(policy: str):
     """Both jobs need all GPUs for as long; the one of weight 3 comes last, and is served first."""
-    for policy in ("ares", "shadow-price"):
-        held = session(make_policy(policy), cluster(2))
-        for each in (job("a", gpus=2, gpu_seconds=200.0), job("b", gpus=2, gpu_seconds=200.0, weight=3.0)):
-            held.submit(each, 0.0)
-        held.decide(0.0)
-        assert held.jobs["b"].gpus == 2, policy
-        assert not weights_ignored([job("b", weight=3.0)], policy_class(policy))
-    (statement,) = weights_ignored([job("a"), job("b", weight=3.0)], policy_class("fifo"))
+    jobs = job("a", gpus=2, gpu_seconds=200.0), job("b", gpus=2, gpu_seconds=200.0, weight=3.0)
+    assert decided(builders.opened(make_policy(policy), cluster(2), *jobs), 0.0) == {"b": 2}
+    assert not weights_ignored(jobs, policy_class(policy))
+    (statement,) = weights_ignored(jobs, policy_class("fifo"))
     assert statement.text == 'policy "fifo" does not look at weights: job "b" has one'

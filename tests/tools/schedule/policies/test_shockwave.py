@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
-from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import Contention, trained_s
-from pliant.tools.schedule.policies.gavel import Gavel
 from pliant.tools.schedule.policies.shockwave import (
     MarketJob,
     Shockwave,
@@ -22,6 +20,7 @@ from pliant.tools.schedule.policies.shockwave import (
     predicted_batches,
     remaining_s,
 )
+from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, TimedSteps, cluster, decided, job, opened
 from tests.effort import examples
 from tests.tools.replay.world import ends, play
@@ -38,8 +37,11 @@ def prospect(job_id: str, trained: float, remaining: float, rho: float = 1.0, gp
 
 
 def rounds_of(members: list[MarketJob], gpus: int, rounds: int, restraint: float = 0.0) -> list[int]:
-    weights = [max(1.0, each.rho) ** 12 for each in members]
-    return best_rounds(members, weights, Window(gpus, rounds, ROUND_S), restraint)
+    return best_rounds(members, weights_of(members), Window(gpus, rounds, ROUND_S), restraint)
+
+
+def weights_of(members: list[MarketJob]) -> list[float]:
+    return [max(1.0, each.rho) ** 12 for each in members]
 
 
 def test_rounds_go_where_they_are_worth_most():
@@ -77,7 +79,7 @@ def test_rounds_are_as_good_as_those_of_every_other_choice(data: st.DataObject, 
         for n in range(data.draw(st.integers(1, 4)))
     ]
     restraint = data.draw(st.sampled_from([0.0, 1e-3, 0.1]))
-    weights = [max(1.0, each.rho) ** 12 for each in members]
+    weights = weights_of(members)
 
     def worth(counts: tuple[int, ...]) -> float:
         rest = [each.remaining_s - count * ROUND_S for each, count in zip(members, counts, strict=True)]
@@ -94,7 +96,7 @@ def test_rounds_are_as_good_as_those_of_every_other_choice(data: st.DataObject, 
         for counts in itertools.product(*usable)
         if sum(each.gpus * count for each, count in zip(members, counts, strict=True)) <= gpus * rounds
     ]
-    result = tuple(best_rounds(members, weights, Window(gpus, rounds, ROUND_S), restraint))
+    result = tuple(rounds_of(members, gpus, rounds, restraint))
     best = max(map(worth, fitting))
     assert result in fitting
     assert worth(result) >= best - 2e-3 * abs(best) - 1e-9
@@ -117,47 +119,48 @@ def test_single_gpus_get_all_their_rounds_in_the_window(counts: list[int], gpus:
     assert [len(result.get(each.job_id, ())) for each in members] == counts
 
 
-def adaptive(**more: object) -> Job:
+def adaptive(name: str = "a", **more: object) -> Job:
     """900 samples: 300 each with batches of 1, 2 and 4, if they were parted evenly."""
     regimes = ({"after": 0.2, "size": 2}, {"after": 0.9, "size": 4})
-    return job("a", batch={"size": 1, "regimes": regimes}, work={"samples": 900.0}, **more)  # type: ignore[arg-type]
+    return job(name, batch={"size": 1, "regimes": regimes}, work={"samples": 900.0}, **more)  # type: ignore[arg-type]
 
 
-def at(samples: float, *changes: tuple[int, float]) -> JobState:
+def at(samples: float, *changes: tuple[int, float]) -> Session:
+    """Job a has trained so far, with these batches from these samples on."""
     held = opened(Shockwave(), cluster(1), adaptive(), throughput=SPEEDS)
-    state = held.jobs["a"]
     for batch, done in changes:
         held.take_batch("a", batch, done, 0.0)
-    state.report_progress(0.0, samples)
-    return state
+    held.jobs["a"].report_progress(0.0, samples)
+    return held
 
 
 def test_the_rest_is_parted_evenly_among_batches_to_come():
     """The restatement rule: what is left behind stays as observed."""
-    assert predicted_batches(at(0), 900.0, 0.0) == {1: 300.0, 2: 300.0, 4: 300.0}
-    assert predicted_batches(at(150), 750.0, 0.0) == {1: 150.0, 2: 300.0, 4: 300.0}
-    assert predicted_batches(at(400), 500.0, 0.0) == {1: 0.0, 2: 250.0, 4: 250.0}
-    assert predicted_batches(at(180, (2, 180.0)), 720.0, 0.0) == {2: 360.0, 4: 360.0}
-    assert predicted_batches(at(810, (2, 180.0), (4, 810.0)), 90.0, 0.0) == {4: 90.0}
+    for samples, changes, expected in (
+        (0, (), {1: 300.0, 2: 300.0, 4: 300.0}),
+        (150, (), {1: 150.0, 2: 300.0, 4: 300.0}),
+        (400, (), {1: 0.0, 2: 250.0, 4: 250.0}),
+        (180, ((2, 180.0),), {2: 360.0, 4: 360.0}),
+        (810, ((2, 180.0), (4, 810.0)), {4: 90.0}),
+    ):
+        assert predicted_batches(at(samples, *changes).jobs["a"], 900.0 - samples, 0.0) == expected
 
 
 @pytest.mark.parametrize(("changes", "alone_s"), [((), 900.0), (((2, 180.0),), 180 + 720 / 2)])
 def test_fairness_counts_what_was_trained_at_its_speed(changes, alone_s: float):
     """With the batch of now for all of it, a job that became faster would seem to be late."""
-    held = opened(Gavel(), cluster(1), adaptive(), throughput=SPEEDS)
-    for batch, done in changes:
-        held.take_batch("a", batch, done, 0.0)
-    held.jobs["a"].report_progress(0.0, 180.0)
+    held = at(180.0, *changes)
     stake = Contention().stake(held.jobs["a"], held.snapshot(0.0), 0.0)
     assert stake is not None
     assert stake.isolated_s == pytest.approx(alone_s)
 
 
 def test_predicted_seconds_count_each_batch_at_its_speed():
+    first, last = (at(*each).jobs["a"] for each in ((0,), (810, (2, 180.0), (4, 810.0))))
     speeds = opened(Shockwave(), cluster(1), throughput=SPEEDS).speeds
-    assert remaining_s(at(0), 900.0, 0.0, speeds) == pytest.approx(300 + 150 + 75)
-    assert trained_s(at(810, (2, 180.0), (4, 810.0)), 0.0, speeds) == pytest.approx(180 + 315)
-    assert remaining_s(at(810, (2, 180.0), (4, 810.0)), 90.0, 0.0, speeds) == pytest.approx(22.5)
+    assert remaining_s(first, 900.0, 0.0, speeds) == pytest.approx(300 + 150 + 75)
+    assert trained_s(last, 0.0, speeds) == pytest.approx(180 + 315)
+    assert remaining_s(last, 90.0, 0.0, speeds) == pytest.approx(22.5)
 
 
 def test_idle_gpus_go_to_jobs_without_a_round():
@@ -170,6 +173,6 @@ def test_idle_gpus_go_to_jobs_without_a_round():
     assert ends(engine).keys() == {"a", "b"}
     assert max(ends(engine).values()) == pytest.approx(2400.0)
 
-    jobs = [adaptive(at=float(n)).model_copy(update={"id": f"j{n}"}) for n in range(6)]
+    jobs = [adaptive(f"j{n}", at=float(n)) for n in range(6)]
     done = play(Shockwave(), jobs, cluster(2), SPEEDS, simulated=FREE_CHANGES, interval_s=ROUND_S)
     assert len(ends(done)) == 6

@@ -15,6 +15,7 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.slurm import FairShares, Slurm
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, decided, job, mixed_cluster, opened
+from tests.tools.schedule.policies.started import joined, started
 
 FIFO = dict.fromkeys(
     ("priority_weight_age", "priority_weight_fairshare", "priority_weight_job_size"), 0.0
@@ -41,30 +42,21 @@ def test_the_priority_is_the_sum_of_weighted_factors():
         qos="normal=10,high=40",
     )
     labels = {"partition": "main", "qos": "normal"}
-    held = opened(policy, cluster(8), job("a", gpus=8, gpu_seconds=1e6))
-    held.decide(0.0)
+    held = started(policy, cluster(8), job("a", gpus=8, gpu_seconds=1e6))
     held.submit(job("b", at=100.0, gpus=2, labels=labels, priority=7.0), 100.0)
-    held.decide(100.0)
-    assert priority_of(held, "b", 100.0) == 0 + 250 + 250 + 500 + 7
-    held.decide(350.0)
-    assert priority_of(held, "b", 350.0) == 250 + 250 + 250 + 500 + 7
-    held.decide(5000.0)
-    assert priority_of(held, "b", 5000.0) == 1000 + 250 + 250 + 500 + 7
+    for now_s, age in ((100.0, 0), (350.0, 250), (5000.0, 1000)):
+        held.decide(now_s)
+        assert priority_of(held, "b", now_s) == age + 250 + 250 + 500 + 7
 
     for favors, expected in ((False, 250), (True, 750)):
         policy = Slurm(priority_weight_fairshare=0.0, priority_favor_small=favors)
-        held = opened(policy, cluster(8), job("a", gpus=2))
-        held.decide(0.0)
-        assert priority_of(held, "a", 0.0) == expected
+        assert priority_of(started(policy, cluster(8), job("a", gpus=2)), "a", 0.0) == expected
 
     policy = Slurm(priority_weight_fairshare=0.0, priority_weight_job_size=0.0, priority_max_age_s=1000.0)
-    held = opened(policy, cluster(1), job("a", gpu_seconds=1e6), job("b"))
-    held.decide(0.0)
-    ages = {}
-    for now_s in (299.0, 300.0, 599.0, 700.0):
+    held = started(policy, cluster(1), job("a", gpu_seconds=1e6), job("b"))
+    for now_s, age in ((299.0, 0), (300.0, 300), (599.0, 300), (700.0, 600)):
         held.decide(now_s)
-        ages[now_s] = priority_of(held, "b", now_s)
-    assert ages == {299.0: 0, 300.0: 300, 599.0: 300, 700.0: 600}
+        assert priority_of(held, "b", now_s) == age
 
 
 def test_fair_shares_are_those_of_the_classic_formula():
@@ -93,26 +85,22 @@ def test_usage_halves_in_a_half_life():
     """
     hour_s = 3600.0
     policy = Slurm(priority_decay_half_life_s=hour_s, priority_calc_period_s=0.0)
-    held = opened(policy, cluster(2), job("a", gpus=2, user="ann", gpu_seconds=1e6))
-    held.decide(0.0)
+    held = started(policy, cluster(2), job("a", gpus=2, user="ann", gpu_seconds=1e6))
     held.end("a", hour_s)
     held.decide(hour_s)
-    held.submit(job("b", gpus=1, user="bob", gpu_seconds=1e6), 2 * hour_s)
-    held.decide(2 * hour_s)
+    joined(held, 2 * hour_s, job("b", gpus=1, user="bob", gpu_seconds=1e6))
     held.end("b", 3 * hour_s)
-    for number, user in enumerate(("ann", "bob")):
-        held.submit(job(user, at=4 * hour_s + number, gpus=1, user=user, gpu_seconds=1e6), 3 * hour_s)
-    held.decide(3 * hour_s)
+    users = [
+        job(user, at=4 * hour_s + n, user=user, gpu_seconds=1e6) for n, user in enumerate(("ann", "bob"))
+    ]
+    joined(held, 3 * hour_s, *users)
     assert priority_of(held, "ann", 3 * hour_s) == math.floor(10_000 * 2 ** -(4 / 3) + 500)
     assert priority_of(held, "bob", 3 * hour_s) == math.floor(10_000 * 2 ** -(5 / 3) + 500)
 
 
 def test_the_user_who_used_less_comes_first():
-    held = opened(Slurm(bf_interval_s=0.0), cluster(1), job("a", user="ann", gpu_seconds=1000.0))
-    held.decide(0.0)
-    held.submit(job("a2", at=1.0, user="ann"), 1.0)
-    held.submit(job("b", at=2.0, user="bob"), 2.0)
-    held.decide(2.0)
+    held = started(Slurm(bf_interval_s=0.0), cluster(1), job("a", user="ann", gpu_seconds=1000.0))
+    joined(held, 2.0, job("a2", at=1.0, user="ann"), job("b", at=2.0, user="bob"))
     held.decide(400.0)
     held.end("a", 500.0)
     assert decided(held, 500.0) == {"b": 1}
@@ -130,11 +118,8 @@ def test_no_job_that_waits_is_delayed():
         limited("long", 1, 500, at=3),
         limited("short", 1, 140, at=4),
     )
-    held = opened(Slurm(**FIFO), cluster(4), jobs[0])
-    held.decide(0.0)
-    for each in jobs[1:]:
-        held.submit(each, 5.0)
-    assert decided(held, 5.0) == {"run": 3, "short": 1}
+    held = started(Slurm(**FIFO), cluster(4), jobs[0])
+    assert joined(held, 5.0, *jobs[1:]) == {"run": 3, "short": 1}
     easy = opened(Fifo("easy"), cluster(4), *(each.model_copy(update={"labels": {}}) for each in jobs))
     assert "long" in decided(easy, 5.0)
 
@@ -156,19 +141,15 @@ def test_no_job_that_waits_is_delayed():
 )
 def test_a_job_starts_where_it_delays_no_booked_start(parameters: dict, limit_s: float, starts: bool):
     """From 5 on "run" frees its GPUs after 95 s, when "head" is to start."""
-    held = opened(Slurm(**FIFO | parameters), cluster(4), limited("run", 3, 100))
-    held.decide(0.0)
-    held.submit(limited("head", 4, 50, at=1), 5.0)
-    held.submit(limited("short", 1, limit_s, at=2), 5.0)
-    assert decided(held, 5.0) == {"run": 3} | ({"short": 1} if starts else {})
+    held = started(Slurm(**FIFO | parameters), cluster(4), limited("run", 3, 100))
+    jobs = limited("head", 4, 50, at=1), limited("short", 1, limit_s, at=2)
+    assert joined(held, 5.0, *jobs) == {"run": 3} | ({"short": 1} if starts else {})
 
 
 def test_passes_keep_their_interval_and_starts_in_order_do_not():
     held = opened(Slurm(**FIFO | {"bf_interval_s": 30.0}), cluster(4), limited("run", 3, 100))
-    held.submit(limited("head", 4, 50, at=1), 0.0)
-    held.decide(0.0)
-    held.submit(limited("short", 1, 50, at=2), 5.0)
-    assert decided(held, 5.0) == {"run": 3}
+    joined(held, 0.0, limited("head", 4, 50, at=1))
+    assert joined(held, 5.0, limited("short", 1, 50, at=2)) == {"run": 3}
     assert held.ask_again_s == 30.0
     assert decided(held, 30.0) == {"run": 3, "short": 1}
     held.end("run", 31.0)
@@ -178,11 +159,8 @@ def test_passes_keep_their_interval_and_starts_in_order_do_not():
 
 def test_a_job_goes_where_it_starts_first():
     nodes = mixed_cluster(a=(2,), b=(4,))
-    held = opened(Slurm(**FIFO), nodes, limited("run", 2, 50), limited("more", 4, 100, at=1))
-    held.decide(1.0)
-    held.submit(limited("head", 2, 50, at=2), 2.0)
-    held.submit(limited("next", 2, 50, at=3), 3.0)
-    held.decide(3.0)
+    held = started(Slurm(**FIFO), nodes, limited("run", 2, 50), limited("more", 4, 100, at=1))
+    joined(held, 3.0, limited("head", 2, 50, at=2), limited("next", 2, 50, at=3))
     held.end("run", 40.0)
     held.decide(40.0)
     assert held.jobs["head"].gpu_type == "a"
@@ -190,11 +168,8 @@ def test_a_job_goes_where_it_starts_first():
 
 
 def test_a_job_beyond_its_limit_is_expected_to_end_soon():
-    held = opened(Slurm(**FIFO), cluster(4), limited("run", 3, 10))
-    held.decide(0.0)
-    held.submit(limited("head", 4, 50, at=1), 60.0)
-    held.submit(limited("short", 1, 5, at=2), 60.0)
-    assert decided(held, 60.0) == {"run": 3}
+    held = started(Slurm(**FIFO), cluster(4), limited("run", 3, 10))
+    assert joined(held, 60.0, limited("head", 4, 50, at=1), limited("short", 1, 5, at=2)) == {"run": 3}
 
 
 SPANS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 4)), max_size=6)
@@ -219,15 +194,14 @@ def test_plans_are_those_of_a_search_slot_by_slot(free, frees, jobs, last):
 @given(st.floats(0, 10), st.integers(0, 5))
 def test_users_overestimate_by_up_to_so_much(overestimate: float, seed: int):
     policy = Slurm(overestimate=overestimate, overestimate_seed=seed)
-    opened(policy, cluster(2), job("a", gpus=2, gpu_seconds=200)).decide(0.0)
+    started(policy, cluster(2), job("a", gpus=2, gpu_seconds=200))
     limit_s = policy.dump_state()["jobs"]["a"][1]
     assert 100 <= limit_s <= 100 * (1 + overestimate)
 
 
 def test_a_job_of_unknown_work_gets_the_default_limit():
     policy = Slurm(overestimate=0.0, default_time_s=500.0)
-    held = opened(policy, cluster(4), job("a", gpu_seconds=30), job("b"), limited("c", 1, 70))
-    held.decide(0.0)
+    started(policy, cluster(4), job("a", gpu_seconds=30), job("b"), limited("c", 1, 70))
     state = policy.dump_state()["jobs"]
     assert {name: values[1] for name, values in state.items()} == {"a": 30, "b": 500, "c": 70}
 
@@ -243,33 +217,27 @@ def test_a_limit_that_cannot_be_read_turns_its_job_away(stated: str):
 
 def test_the_lowest_priorities_are_preempted_where_needed():
     policy = Slurm(preempts="high>low", qos="low=1,high=9", priority_weight_fairshare=0.0)
-    low = {"qos": "low"}
+    low, high = {"qos": "low"}, {"qos": "high"}
     sizes = (("a", 2, 1.0), ("b", 2, 2.0), ("c", 3, 3.0))
     running = [job(n, gpus=g, labels=low, gpu_seconds=1e4, priority=p) for n, g, p in sizes]
     held = opened(policy, cluster(8), *running, job("d", gpus=1, gpu_seconds=1e4))
     assert decided(held, 0.0) == {"a": 2, "b": 2, "c": 3, "d": 1}
-    held.submit(job("h", at=1.0, gpus=3, labels={"qos": "high"}), 1.0)
-    assert decided(held, 1.0) == {"c": 3, "d": 1, "h": 3}
-    held.submit(job("x", at=2.0, gpus=5, labels={"qos": "high"}), 2.0)
-    assert decided(held, 2.0) == {"c": 3, "d": 1, "h": 3}
+    assert joined(held, 1.0, job("h", at=1.0, gpus=3, labels=high)) == {"c": 3, "d": 1, "h": 3}
+    assert joined(held, 2.0, job("x", at=2.0, gpus=5, labels=high)) == {"c": 3, "d": 1, "h": 3}
     held.end("h", 3.0)
     assert decided(held, 3.0) == {"b": 2, "d": 1, "x": 5}
 
     policy = Slurm(preempts="high>low", preempt_exempt_time_s=60.0)
-    held = opened(policy, cluster(1), job("a", labels={"qos": "low"}, gpu_seconds=1e4))
-    held.decide(0.0)
-    held.submit(job("h", at=10.0, labels={"qos": "high"}), 10.0)
-    assert decided(held, 10.0) == {"a": 1}
+    held = started(policy, cluster(1), job("a", labels=low, gpu_seconds=1e4))
+    assert joined(held, 10.0, job("h", at=10.0, labels=high)) == {"a": 1}
     assert held.ask_again_s == 60.0
     assert decided(held, 60.0) == {"h": 1}
 
 
 def test_usage_survives_in_the_dumped_state():
-    held = opened(Slurm(), cluster(2), job("a", user="ann", gpu_seconds=1e4))
-    held.decide(0.0)
-    held.decide(100.0)
-    held.decide(400.0)
+    held, again = (opened(Slurm(), cluster(2), job("a", user="ann", gpu_seconds=1e4)) for _ in range(2))
+    for time_s in (0.0, 100.0, 400.0):
+        held.decide(time_s)
     state = held.policy_state()
-    again = opened(Slurm(), cluster(2), job("a", user="ann", gpu_seconds=1e4))
     assert again.carry(state)
     assert again.policy_state().state == state.state

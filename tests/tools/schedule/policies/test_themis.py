@@ -7,15 +7,13 @@ from statistics import fmean
 import numpy as np
 
 from pliant.schemas.job import Job
-from pliant.tools.schedule.policies.common import Contention
-from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.replay.run import Run, replay
+from pliant.tools.report.metrics import run_metrics
+from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.themis import Themis
-from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
-from tests.builders import cluster, decided, job, opened, session
-
-INSTANCES = 4
-GPUS = 8
+from tests.builders import FREE_CHANGES, cluster, decided, job, opened
+from tests.tools.replay.world import given
+from tests.tools.schedule.policies.started import started
 
 
 def random_jobs(seed: int) -> list[Job]:
@@ -32,65 +30,38 @@ def random_jobs(seed: int) -> list[Job]:
     ]
 
 
-def worst_rho(policy: Policy, jobs: list[Job]) -> float:
-    """The largest of JCT over time alone with 1/N of the cluster, over all jobs, once all have ended."""
-    held, coming, time_s = session(policy, cluster(GPUS)), in_order_of_arrival(jobs), 0.0
-    contention, worst = Contention(), 0.0
-    happen(held, time_s, coming)
-    while True:
-        for change in held.changes:
-            ended = change.ended_job
-            if ended is not None:
-                contention.follow([], change.time_s)
-                shared_s = change.time_s - ended.spec.submit_time
-                part = min(1.0, GPUS / contention.average(ended.id) / ended.spec.gpus.requested)
-                alone_s = ended.spec.work.gpu_seconds / ended.spec.gpus.requested / part
-                worst = max(worst, shared_s / alone_s)
-            contention.follow([change], change.time_s)
-        held.decide(time_s)
-        next_s = advance(held, time_s, coming)
-        if next_s is None:
-            assert not held.jobs
-            return worst
-        time_s = next_s
+def worst_rho(policy: str, jobs: list[Job]) -> float:
+    """The largest of JCT over time alone with 1/N of the cluster."""
+    run = Run(policy, simulated=FREE_CHANGES)
+    result = run_metrics(fold(replay(given(jobs, cluster(8)), run).log.events()))
+    assert result.jobs_finished == len(jobs)
+    assert result.worst_ftf is not None
+    return result.worst_ftf
 
 
 def test_the_worst_fairness_is_lower_than_under_fifo():
-    result = [
-        (worst_rho(Themis(), jobs), worst_rho(Fifo(), jobs)) for jobs in map(random_jobs, range(INSTANCES))
+    worst = [
+        [worst_rho(policy, jobs) for policy in ("themis", "fifo")] for jobs in map(random_jobs, range(4))
     ]
-    lower = sum(themis < fifo for themis, fifo in result)
-    assert lower == INSTANCES, result
-    assert fmean(themis for themis, _ in result) < 0.5 * fmean(fifo for _, fifo in result)
+    assert all(themis < fifo for themis, fifo in worst), worst
+    assert fmean(themis for themis, _ in worst) < 0.5 * fmean(fifo for _, fifo in worst)
 
 
 def test_a_lease_protects_its_holder_and_then_ends():
-    held = opened(Themis(lease_s=720), cluster(1), job("long", gpu_seconds=100_000))
-    held.decide(0)
+    held = started(Themis(lease_s=720), cluster(1), job("long", gpu_seconds=100_000))
     held.submit(job("short", at=100, gpu_seconds=100), 100)
     assert decided(held, 360) == {"long": 1}
     assert decided(held, 720) == {"short": 1}
 
-    kept = Themis(lease_s=1000)
-    held = opened(kept, cluster(1), job("a", gpu_seconds=10_000))
-    held.decide(0)
+    held = started(Themis(lease_s=1000), cluster(1), job("a", gpu_seconds=10_000))
     again = Themis(lease_s=1000)
-    again.load_state(kept.dump_state(), held.jobs)
-    assert again.dump_state() == kept.dump_state()
+    again.load_state(held.policy.dump_state(), held.jobs)
+    assert again.dump_state() == held.policy.dump_state()
     assert again.dump_state()["leases"] == {"a": 1000}
 
 
 def test_only_the_worst_off_bid_and_holders_keep_the_rest():
-    held = session(Themis(fairness=0.5), cluster(2))
-    for name, work in (("a", 50_000), ("b", 60_000), ("c", 70_000), ("d", 100)):
-        held.submit(job(name, gpu_seconds=work), 0)
+    work = {"a": 50_000, "b": 60_000, "c": 70_000, "d": 100}
+    jobs = [job(name, gpu_seconds=seconds) for name, seconds in work.items()]
+    held = opened(Themis(fairness=0.5), cluster(2), *jobs)
     assert decided(held, 0) == {"d": 1, "a": 1}  # ρ without GPUs is largest for short jobs: d and a bid
-
-
-def test_the_reason_is_the_fairness_and_the_lease():
-    held = opened(Themis(), cluster(1), job("a", gpu_seconds=720), job("b", gpu_seconds=7200))
-    held.decide(0)
-    why = held.explain(0)
-    # alone with half of the GPU they take 1440 and 14400 s; left out for a lease, 1080 and 7560 s
-    assert why["a"].reason == "finish-time fairness 0.75 if left out, leased until 360 s"
-    assert (why["b"].reason, why["b"].needs_gpus) == ("finish-time fairness 0.53 if left out", 1)

@@ -11,6 +11,7 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.tiresias import Services, Tiresias, TiresiasGittins
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, decided, job, mixed_cluster, opened, session, sizes
+from tests.tools.schedule.policies.started import joined, started
 
 HOUR = 3600.0
 TIMES = st.lists(st.floats(1, 1e5), max_size=8)
@@ -18,11 +19,7 @@ TIMES = st.lists(st.floats(1, 1e5), max_size=8)
 
 def ran_at(held: Session, *hours: float) -> list[str]:
     """The jobs that run after a decision at each of these times."""
-    result = []
-    for hour in hours:
-        held.decide(hour * HOUR)
-        result += list(sizes(held))
-    return result
+    return [name for hour in hours for name in decided(held, hour * HOUR)]
 
 
 def test_a_running_job_goes_on_until_the_threshold():
@@ -42,50 +39,36 @@ def test_service_counts_gpus():
 
 def test_the_second_queue_is_in_order_of_entry():
     held = opened(Tiresias(queue_gpu_hours="1"), cluster(4), job("a"), job("b", gpus=2))
-    held.decide(0)
-    held.decide(HOUR / 2)  # b is demoted first
-    held.decide(HOUR)  # then a
+    for hour in (0, 0.5, 1):  # b is demoted first, then a
+        held.decide(hour * HOUR)
     policy = Tiresias("1")
     policy.load_state(held.policy.dump_state(), held.jobs)
     expected = {"b": [1, HOUR / 2, 0.0, None], "a": [1, HOUR, 0.0, None]}
     assert policy.dump_state() == held.policy.dump_state() == expected
-    held.submit(job("c", at=HOUR, gpus=2), HOUR)
-    assert decided(held, HOUR + 1) == {"b": 2, "c": 2}
-
-
-def test_a_gang_that_does_not_fit_is_passed_over():
-    held = opened(Tiresias(), cluster(4), job("a", gpus=3), job("b", at=1, gpus=2), job("c", at=2))
-    assert decided(held, 2) == {"a": 3, "c": 1}
+    assert joined(held, HOUR + 1, job("c", at=HOUR, gpus=2)) == {"b": 2, "c": 2}
 
 
 def test_several_thresholds_make_more_queues():
     held = opened(Tiresias(queue_gpu_hours="1,2"), cluster(1), job("a"), job("b", at=1))
-    for hour in range(8):
-        held.decide(hour * HOUR)
-    why = held.explain(7 * HOUR)
-    assert why["a"].reason.startswith("queue 3 of 3, place 1, with ")
+    ran_at(held, *range(8))
+    assert held.explain(7 * HOUR)["a"].reason.startswith("queue 3 of 3, place 1, with ")
 
 
 def test_no_job_starves_where_promotion_is_on():
-    held = opened(Tiresias(queue_gpu_hours="1", promote_after=2.0), cluster(1), job("old"))
-    held.decide(0)
-    held.submit(job("new0", at=HOUR), HOUR)
-    assert decided(held, HOUR) == {"new0": 1}
+    held = started(Tiresias(queue_gpu_hours="1", promote_after=2.0), cluster(1), job("old"))
+    assert joined(held, HOUR, job("new0", at=HOUR)) == {"new0": 1}
     for number, hour in enumerate((1.9, 2.8)):
         held.end(f"new{number}", hour * HOUR)
-        held.submit(job(f"new{number + 1}", at=hour * HOUR), hour * HOUR)
-        held.decide(hour * HOUR)
+        joined(held, hour * HOUR, job(f"new{number + 1}", at=hour * HOUR))
     assert sizes(held) == {"new2": 1}
     # old ran for one hour and has waited for two: promoted behind new2
     assert decided(held, 3 * HOUR) == {"new2": 1}
     held.end("new2", 3.5 * HOUR)
-    held.submit(job("new3", at=3.5 * HOUR), 3.5 * HOUR)
-    assert decided(held, 3.5 * HOUR) == {"old": 1}
+    assert joined(held, 3.5 * HOUR, job("new3", at=3.5 * HOUR)) == {"old": 1}
 
 
 def test_emptiest_nodes_first_in_that_order():
-    held = opened(Tiresias(placement="emptiest"), cluster(2, 4, 4, 4), job("a"), job("b", gpus=9))
-    held.decide(0)
+    held = started(Tiresias(placement="emptiest"), cluster(2, 4, 4, 4), job("a"), job("b", gpus=9))
     assert held.jobs["a"].placement == (("n1", 1),)
     assert held.jobs["b"].placement == (("n2", 4), ("n3", 4), ("n1", 1)), "of equal ones the first"
 
@@ -127,18 +110,13 @@ def test_a_skewed_model_without_few_nodes_gives_up_its_old_gpus():
 
 def test_it_says_until_when_rounds_may_be_left_out():
     held = opened(Tiresias(queue_gpu_hours="1"), cluster(4), job("a", gpus=2), job("b"))
-    held.decide(0)
-    assert held.quiet_until_s == HOUR / 2
-    held.decide(HOUR / 2)
-    assert held.quiet_until_s == HOUR
-    held.decide(HOUR)
-    assert held.quiet_until_s == float("inf")
+    for hour, until_s in ((0, HOUR / 2), (0.5, HOUR), (1, float("inf"))):
+        held.decide(hour * HOUR)
+        assert held.quiet_until_s == until_s
 
-    held = opened(TiresiasGittins(queue_gpu_hours="1"), cluster(1), job("a"))
-    held.decide(0)
+    held = started(TiresiasGittins(queue_gpu_hours="1"), cluster(1), job("a"))
     assert held.quiet_until_s == HOUR
-    held.submit(job("b", at=60), 60)
-    held.decide(60)
+    joined(held, 60, job("b", at=60))
     assert held.quiet_until_s == -float("inf")
 
 
@@ -199,13 +177,7 @@ def test_history_and_queues_are_carried():
     assert again.dump_state() == state
     assert again.explain(held.snapshot(HOUR)) != {}
 
-
-def test_it_says_the_index():
     policy = TiresiasGittins(quantum_gpu_hours=2.0, history_gpu_hours="1,2,4,8")
     held = opened(policy, cluster(1), job("a"), job("b", at=1))
-    held.decide(1)
-    held.decide(HOUR + 1)
-    why = held.explain(HOUR + 1)
-    assert why["a"].reason.startswith("queue 1 of 2, place 2, with ")
-    assert why["b"].reason.endswith("Gittins index 0.286 per GPU-hour")
-    assert why["b"].needs_gpus is None
+    ran_at(held, 1 / HOUR, 1 + 1 / HOUR)
+    assert held.explain(HOUR + 1)["b"].reason.endswith("Gittins index 0.286 per GPU-hour")

@@ -62,8 +62,8 @@ def test_alpha_moves_the_ceiling() -> None:
     assert [sizes(spec, alpha).ceiling for alpha in (0.96, 0.95, 0.7, 0.6, 0.4)] == [1, 2, 4, 8, 16]
 
     # 6 GPUs of 6: T = 3.4 + 0.8, eff = 4.2 / 6 = 0.7.
-    assert sizes(job(model="m", gpus=1, low=1), gpus=6).reason == "alpha 0.75 (eff(6) = 0.70)"
-    assert sizes(job(model="m", gpus=1, low=1), alpha=0.7, gpus=6).sizes == (1, 2, 4, 6)
+    assert sizes(spec, gpus=6).reason == "alpha 0.75 (eff(6) = 0.70)"
+    assert sizes(spec, alpha=0.7, gpus=6).sizes == (1, 2, 4, 6)
 
     # Superlinear: one GPU is a tenth as fast as two (it thrashes), yet an allowed size.
     known = speeds(throughput=CurveThroughput({"m": {1: 0.2, 2: 2.0}}))

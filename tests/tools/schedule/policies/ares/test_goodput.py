@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
@@ -16,24 +16,23 @@ from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.ares.goodput import AresGoodput
 from pliant.tools.schedule.session.session import Session
-from tests.builders import FREE_CHANGES, cluster, job, opened, sizes
+from tests.builders import FREE_CHANGES, cluster, job, sizes
 from tests.effort import examples
+from tests.tools.profile.rows_builder import step
+from tests.tools.schedule.policies.started import started
 
 BATCH = 32
-LOCALS = (1, 2, 4, 8, 16, 32, 64, 128)
 GPUS = (1, 2, 4, 8)
 
 
 def profile(sync_s: float = 0.1) -> Profile:
     """A sample takes 0.1 s, and k GPUs k − 1 times ``sync_s``: large batches scale further."""
-    return Profile(
-        tuple(_row(gpus, local, 0.1 * local + sync_s * (gpus - 1)) for gpus in GPUS for local in LOCALS)
+    rows = (
+        step(gpus, 2**power, 0.1 * 2**power + sync_s * (gpus - 1), model="conv")
+        for gpus in GPUS
+        for power in range(8)
     )
-
-
-def _row(gpus: int, local: int, seconds: float) -> ProfileRow:
-    rate = gpus * local / seconds
-    return ProfileRow("train", "conv", "gpu", 1, gpus, str(gpus), local, 1, seconds, samples_per_second=rate)
+    return Profile(tuple(rows))
 
 
 def conv(name: str = "a", **more: object) -> Job:
@@ -42,10 +41,9 @@ def conv(name: str = "a", **more: object) -> Job:
     return job(name, model="conv", batch={"size": BATCH, "min": BATCH, "max": 256}, **stated)  # type: ignore[arg-type]
 
 
-def started(noise_scale: float | None, *jobs: Job) -> Session:
+def decided_twice(noise_scale: float | None, *jobs: Job) -> Session:
     """All jobs arrived and decided for, once without known noise and once with."""
-    held = opened(AresGoodput(), cluster(8), *jobs, throughput=ThroughputBySize(profile()))
-    held.decide(0)
+    held = started(AresGoodput(), cluster(8), *jobs, throughput=ThroughputBySize(profile()))
     for state in held.jobs.values():
         state.noise_scale = noise_scale
     held.decide(1)
@@ -55,21 +53,21 @@ def started(noise_scale: float | None, *jobs: Job) -> Session:
 def test_batch_and_size_grow_where_noise_is_large():
     # At 32 samples, four GPUs bring less than alpha.
     for noise, elastic in ((None, "size+batch"), (1.0, "size+batch"), (1e6, "size")):
-        held = started(noise, conv(elastic=elastic))
+        held = decided_twice(noise, conv(elastic=elastic))
         assert (sizes(held), held.jobs["a"].global_batch) == ({"a": 2}, BATCH)
 
-    held = started(1e6, conv())
+    held = decided_twice(1e6, conv())
     assert held.jobs["a"].global_batch > BATCH
     assert sizes(held) == {"a": 8}
 
-    held = started(1e6, conv("long", work={"samples": 90_000.0}), conv("short", work={"samples": 10_000.0}))
-    assert sizes(held) == {"short": 8}
+    jobs = [conv(name, work={"samples": samples}) for name, samples in (("long", 9e4), ("short", 1e4))]
+    assert sizes(decided_twice(1e6, *jobs)) == {"short": 8}
 
 
 @pytest.mark.parametrize(("samples", "changes"), [(50_000.0, True), (400.0, False)])
 def test_a_job_changes_its_batch_where_it_ends_sooner(samples: float, changes: bool):
     """A job that is about to end keeps it."""
-    held = started(64.0, conv(high=2, work={"samples": samples}))
+    held = decided_twice(64.0, conv(high=2, work={"samples": samples}))
     before = held.jobs["a"].global_batch
     held.jobs["a"].noise_scale = 1e6
     held.decide(2)
@@ -96,9 +94,6 @@ def test_no_delay_exceeds_the_bound_where_noise_does_not_fall(drawn, bend, noise
     run = Run("ares-goodput", {"alpha": alpha}, conditions=conditions, simulated=FREE_CHANGES)
     result = run_metrics(fold(replay(inputs(jobs, cluster(8), profile(sync_s)), run).log.events()))
     assert result.jobs_finished == len(jobs)
+    assert AresGoodput(alpha=alpha).bounds.gps_delay == pytest.approx(1 / alpha - 1)
     assert result.gps_bound_s is not None
     assert result.jobs_past_gps_bound == 0
-
-
-def test_it_promises_what_ares_promises():
-    assert AresGoodput(alpha=0.8).bounds.gps_delay == pytest.approx(0.25)

@@ -18,7 +18,7 @@ from tests.tools.schedule.loop import play
 HOUR = 3600.0
 
 
-def equal_sharing(jobs: list[Job], demands: dict[str, float], gpus: int) -> dict[str, float]:
+def equal_sharing(jobs: list[Job], gpus: int) -> dict[str, float]:
     """End of every job when each active one holds an equal part of the GPUs at every instant."""
     now, left, ends = 0.0, {}, {}
     coming = sorted(jobs, key=lambda one: (one.submit_time, one.id))
@@ -33,7 +33,7 @@ def equal_sharing(jobs: list[Job], demands: dict[str, float], gpus: int) -> dict
             del left[first]
         else:
             arrived = coming.pop(0)
-            left[arrived.id] = demands[arrived.id]
+            left[arrived.id] = arrived.work.gpu_seconds
         now = until
     return ends
 
@@ -41,7 +41,7 @@ def equal_sharing(jobs: list[Job], demands: dict[str, float], gpus: int) -> dict
 def test_figure_1_the_mean_falls_by_two_hours() -> None:
     hours = {"a": 2, "b": 2, "c": 4}
     jobs = [job(i, gpus=1, low=1, high=4, gpu_seconds=4 * h * HOUR) for i, h in hours.items()]
-    shared = equal_sharing(jobs, {i: 4 * h * HOUR for i, h in hours.items()}, 4)
+    shared = equal_sharing(jobs, 4)
 
     played = play(Ares(), cluster(4), jobs)
 
@@ -73,11 +73,11 @@ def test_figure_4_the_last_job_spreads_over_all_six_gpus() -> None:
 
 
 SOME_JOBS = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(1, 60), st.sampled_from([1, 2, 4, 8]), st.floats(0, 1)),
+    st.tuples(st.integers(0, 40), st.integers(1, 60), st.sampled_from([1, 2, 4, 8])),
     min_size=1,
     max_size=12,
 )
-"""(submit time, GPU-seconds at the requested size, requested GPUs, how far the scaling curve bends)."""
+"""(submit time, GPU-seconds at the requested size, requested GPUs)."""
 
 
 class Watched(Ares):
@@ -97,9 +97,9 @@ def test_with_linear_scaling_no_job_ends_after_equal_sharing(drawn, gpus):
     """Which completes jobs in the order of their virtual finish times."""
     jobs = [
         job(f"j{i:02}", at=at, gpus=requested, low=1, high=gpus, gpu_seconds=work)
-        for i, (at, work, requested, _) in enumerate(drawn)
+        for i, (at, work, requested) in enumerate(drawn)
     ]
-    shared = equal_sharing(jobs, {f"j{i:02}": float(one[1]) for i, one in enumerate(drawn)}, gpus)
+    shared = equal_sharing(jobs, gpus)
     policy = Watched()
 
     ended = play(policy, cluster(gpus), jobs).end_s
@@ -111,16 +111,16 @@ def test_with_linear_scaling_no_job_ends_after_equal_sharing(drawn, gpus):
 
 
 @settings(max_examples=examples(30))
-@given(SOME_JOBS, st.floats(0.5, 0.95))
-def test_with_concave_scaling_no_delay_exceeds_the_bound(drawn, alpha):
+@given(SOME_JOBS, st.floats(0.5, 0.95), st.lists(st.floats(0, 1), min_size=12, max_size=12))
+def test_with_concave_scaling_no_delay_exceeds_the_bound(drawn, alpha, bends):
     # T(k) = k / (1 + s (k - 1)): concave; s such that eff(8) relative to one GPU lies between alpha and 1.
-    speeds = {}
-    jobs = []
-    for i, (at, work, requested, bend) in enumerate(drawn):
-        slope = bend * (1 / alpha - 1) / 7 * (1 - 1e-9)
-        speeds[f"m{i}"] = {k: k / (1 + slope * (k - 1)) for k in range(1, 9)}
-        jobs.append(job(f"j{i:02}", at=at, gpus=requested, low=1, high=8, gpu_seconds=work, model=f"m{i}"))
-    shared = equal_sharing(jobs, {f"j{i:02}": float(one[1]) for i, one in enumerate(drawn)}, 8)
+    slopes = [bend * (1 / alpha - 1) / 7 * (1 - 1e-9) for bend in bends]
+    speeds = {f"m{i}": {k: k / (1 + slope * (k - 1)) for k in range(1, 9)} for i, slope in enumerate(slopes)}
+    jobs = [
+        job(f"j{i:02}", at=at, gpus=requested, low=1, high=8, gpu_seconds=work, model=f"m{i}")
+        for i, (at, work, requested) in enumerate(drawn)
+    ]
+    shared = equal_sharing(jobs, 8)
 
     played = play(Ares(alpha=alpha), cluster(8), jobs, CurveThroughput(speeds))
 

@@ -17,8 +17,9 @@ from pliant.tools.schedule.policies.ares.policy import Ares, VirtualTime
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change, Snapshot
-from tests.builders import cluster, job, mixed_cluster, opened, session
+from tests.builders import cluster, job, mixed_cluster, session
 from tests.effort import examples
+from tests.tools.schedule.policies.started import joined, started
 
 SIZES = [1, 2, 3, 4, 8]
 OPERATIONS = st.lists(
@@ -144,50 +145,40 @@ def assert_work_conserving(held: Session) -> None:
 def test_gpus_that_would_slow_a_job_where_they_are_stay_free() -> None:
     held = session(Recorded(), cluster(4, 4, 4), TwoTypes())
     for number, choice in enumerate((1, 69, 0)):
-        held.submit(some_job(number, choice, 0.0), 0)
-        held.decide(0)
+        joined(held, 0, some_job(number, choice, 0.0))
         assert_work_conserving(held)
     assert held.jobs["j02"].gpus == 7, "of the eight that it may have, over three nodes"
 
 
+def work(name: str, gpu_seconds: float, at: float = 0.0) -> Job:
+    """A job of four GPUs at most, or fewer."""
+    return job(name, at=at, gpus=4, low=1, gpu_seconds=gpu_seconds)
+
+
 def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:
     # A job of time 10 is seen at 60, after a cancellation at 50: V is that of 50, here and in a rebuild.
-    policy = Ares()
-    held = session(policy, cluster(4))
-    held.submit(job("a", at=0, gpus=4, low=1, gpu_seconds=400), 0)
-    held.submit(job("b", at=0, gpus=4, low=1, gpu_seconds=400), 0)
-    held.decide(0)
+    held = started(Ares(), cluster(4), work("a", 400), work("b", 400))
     held.end("b", 50, "cancelled")
-    held.submit(job("late", at=10, gpus=4, low=1, gpu_seconds=4), 60)
-    held.decide(60)
-    assert policy.dump_state()["jobs"] == {"a": 400, "late": 104}
-    assert policy.dump_state()["time_s"] == 50
+    joined(held, 60, work("late", 4, at=10))
+    assert held.policy.dump_state()["jobs"] == {"a": 400, "late": 104}
+    assert held.policy.dump_state()["time_s"] == 50
 
-    policy = Ares()
-    held = opened(policy, cluster(4), job("a", at=0, gpus=4, low=1, gpu_seconds=400))
-    held.decide(0)
-    held.submit(job("b", at=10, gpus=4, low=1, gpu_seconds=4), 60)
-    held.decide(60)
-    assert policy.dump_state()["jobs"] == {"a": 400, "b": 44}
+    held = started(Ares(), cluster(4), work("a", 400))
+    joined(held, 60, work("b", 4, at=10))
+    assert held.policy.dump_state()["jobs"] == {"a": 400, "b": 44}
 
-    policy = Ares()
-    held = opened(policy, cluster(2, 2), job("a", at=0, gpus=1, low=1, gpu_seconds=400))
-    held.decide(0)
+    held = started(Ares(), cluster(2, 2), work("a", 400))
     held.node_down("n1", 10)  # V = 40
     held.node_up("n1", 20)  # V = 60
-    held.submit(job("b", at=25, gpus=1, low=1, gpu_seconds=1), 25)  # V = 80
-    held.decide(25)
-    assert policy.dump_state()["jobs"]["b"] == 81
+    joined(held, 25, work("b", 1, at=25))  # V = 80
+    assert held.policy.dump_state()["jobs"]["b"] == 81
 
 
 def test_the_virtual_finish_time_never_changes() -> None:
-    policy = Ares()
-    held = opened(policy, cluster(4), *(job(name, at=0, gpus=1, low=1, gpu_seconds=40) for name in "ab"))
-    held.decide(0)
+    held = started(Ares(), cluster(4), work("a", 40), work("b", 40))
     held.end("a", 10)  # in the cluster; in GPS it goes on until 20
-    held.submit(job("c", at=10, gpus=1, low=1, gpu_seconds=40), 10)
-    held.decide(10)
-    assert policy.dump_state() == {
+    joined(held, 10, work("c", 40, at=10))
+    assert held.policy.dump_state() == {
         "time_s": 10,
         "virtual": 20,
         "gps": {"a": 40, "b": 40, "c": 60},
@@ -200,16 +191,20 @@ def test_the_virtual_finish_time_never_changes() -> None:
 )
 def test_a_job_that_ends_before_its_time_leaves_its_share(outcome: End, virtual: float) -> None:
     # Two jobs on 4 GPUs: V = 20 at 10; from then on 2 or, if b is out of GPS, 4 a second.
-    policy = Ares()
-    held = opened(policy, cluster(4), *(job(name, at=0, gpus=4, gpu_seconds=400) for name in "ab"))
-    held.decide(0)
+    held = started(Ares(), cluster(4), work("a", 400), work("b", 400))
     held.end("b", 10, outcome)
-    held.submit(job("c", at=20, gpus=4, gpu_seconds=1), 20)
-    held.decide(20)
-    assert policy.dump_state()["virtual"] == virtual
+    joined(held, 20, work("c", 1, at=20))
+    assert held.policy.dump_state()["virtual"] == virtual
 
 
-def test_one_job_alone_is_served_by_all_gpus() -> None:
+def gps_of(**work: float) -> VirtualTime:
+    gps = VirtualTime()
+    for name, gpu_seconds in work.items():
+        gps.enter(name, gpu_seconds)
+    return gps
+
+
+def test_jobs_leave_in_the_order_of_virtual_finish_times() -> None:
     gps = VirtualTime()
     assert gps.enter("a", 12) == 12
     assert gps.advance(2, gpus=4) == []
@@ -223,19 +218,27 @@ def test_one_job_alone_is_served_by_all_gpus() -> None:
     assert not gps.weights
 
     # Two jobs on 4 GPUs, 2 each: a (4 GPU-s) leaves at 2; b has 8 left on 4 GPUs and leaves at 4.
-    gps = VirtualTime()
-    gps.enter("a", 4)
-    gps.enter("b", 12)
+    gps = gps_of(a=4, b=12)
     assert gps.advance(100, gpus=4) == [(2, "a"), (4, "b")]
     assert gps.virtual == 12
 
-    gps = VirtualTime()
-    gps.enter("a", 8)
-    gps.enter("b", 8)
+    gps = gps_of(a=8, b=8)
     gps.advance(1, gpus=4)  # 2 each done, 6 left
     gps.leave("a")
     gps.leave("a")
     assert gps.advance(100, gpus=4) == [(2.5, "b")]
+
+    gps = gps_of(long=20)
+    gps.advance(2, gpus=4)
+    assert gps.enter("short", 4) == 12, "it came later, with less work"
+    assert [job_id for _, job_id in gps.advance(100, gpus=4)] == ["short", "long"]
+
+    gps = VirtualTime()
+    gps.advance(3, gpus=4)
+    gps.enter("empty", 0)
+    gps.enter("a", 4)
+    assert gps.advance(10, gpus=4) == [(3, "empty"), (4, "a")]
+    assert gps_of(b=2, c=2, a=2).advance(10, gpus=3) == [(pytest.approx(2), "a"), (2, "b"), (2, "c")]
 
 
 def test_virtual_time_stands_still_while_no_job_is_served() -> None:
@@ -248,34 +251,10 @@ def test_virtual_time_stands_still_while_no_job_is_served() -> None:
     assert (gps.virtual, gps.time_s) == (4, 70)
     assert gps.enter("b", 4) == 8
 
-    gps = VirtualTime()
-    gps.enter("a", 8)
-    gps.advance(1, gpus=4)
-    gps.advance(5, gpus=0)
-    assert gps.virtual == 4
-    assert gps.advance(10, gpus=2) == [(7, "a")]
-
-    gps = VirtualTime()
-    gps.enter("a", 8)
+    gps = gps_of(a=8)
     gps.advance(1, gpus=4)
     gps.advance(0.5, gpus=4)
     assert (gps.time_s, gps.virtual) == (1, 4)
-
-
-def test_an_earlier_arrival_with_more_work_is_overtaken() -> None:
-    gps = VirtualTime()
-    assert gps.enter("long", 20) == 20
-    gps.advance(2, gpus=4)
-    assert gps.enter("short", 4) == 12
-    assert [job_id for _, job_id in gps.advance(100, gpus=4)] == ["short", "long"]
-
-    gps = VirtualTime()
-    gps.advance(3, gpus=4)
-    gps.enter("empty", 0)
-    gps.enter("a", 4)
-    assert gps.advance(10, gpus=4) == [(3, "empty"), (4, "a")]
-
-    gps = VirtualTime()
-    for job_id in "bca":
-        gps.enter(job_id, 2)
-    assert gps.advance(10, gpus=3) == [(pytest.approx(2), "a"), (2, "b"), (2, "c")]
+    gps.advance(5, gpus=0)
+    assert gps.virtual == 4
+    assert gps.advance(10, gpus=2) == [(7, "a")]

@@ -6,7 +6,8 @@ import pytest
 
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.ares.unknown_demand import apportion, equal_split, reserved_gpus
-from tests.builders import cluster, decided, job, mixed_cluster, opened, session, sizes
+from tests.builders import cluster, decided, job, mixed_cluster, opened, sizes
+from tests.tools.schedule.policies.started import joined, started
 
 
 @pytest.mark.parametrize(
@@ -43,29 +44,25 @@ def test_gpus_are_split_equally(total: int, limits: list[tuple[int, int]], split
 
 
 def test_gpus_are_reserved_only_while_jobs_of_unknown_demand_run() -> None:
-    held = opened(Ares(pool=2), cluster(8), job("known", gpus=8, low=1, gpu_seconds=800))
-    assert decided(held, 0) == {"known": 8}
-    held.submit(job("x", gpus=1, low=1), 1)
-    assert decided(held, 1) == {"known": 6, "x": 2}
-    held.submit(job("y", gpus=4, low=1), 2)
-    assert decided(held, 2) == {"known": 6, "x": 1, "y": 1}
+    held = started(Ares(pool=2), cluster(8), KNOWN)
+    assert sizes(held) == {"known": 8}
+    assert joined(held, 1, job("x", gpus=1, low=1)) == {"known": 6, "x": 2}
+    assert joined(held, 2, job("y", gpus=4, low=1)) == {"known": 6, "x": 1, "y": 1}
     held.end("x", 3)
     held.end("y", 3)
     assert decided(held, 3) == {"known": 8}
 
     # Alone, x has the whole cluster; beside a job of known demand, y (the first to come) leaves it no room.
-    held = opened(Ares(pool=2), cluster(8), job("y", gpus=2), job("x", at=1, gpus=5))
-    assert decided(held, 1) == {"x": 5, "y": 2}
-    held.submit(job("known", at=2, gpus=8, low=1, gpu_seconds=800), 2)
-    assert decided(held, 2) == {"known": 6, "y": 2}
+    held = started(Ares(pool=2), cluster(8), job("y", gpus=2), job("x", at=1, gpus=5))
+    assert sizes(held) == {"x": 5, "y": 2}
+    assert joined(held, 2, KNOWN.model_copy(update={"submit_time": 2.0})) == {"known": 6, "y": 2}
 
 
 def test_the_pool_does_not_depend_on_the_other_jobs() -> None:
     held = opened(Ares(pool=2), cluster(8), job("x", gpus=1, low=1), job("y", gpus=1, low=1))
     for number in range(5):
-        held.submit(job(f"j{number}", at=number, gpus=6, gpu_seconds=60 - number), number)
-        held.decide(number)
-        assert {i: n for i, n in sizes(held).items() if i in "xy"} == {"x": 1, "y": 1}
+        result = joined(held, number, job(f"j{number}", at=number, gpus=6, gpu_seconds=60 - number))
+        assert {i: n for i, n in result.items() if i in "xy"} == {"x": 1, "y": 1}
 
 
 KNOWN = job("known", gpus=8, low=1, gpu_seconds=800)
@@ -84,20 +81,16 @@ def test_the_pool_shares_all_that_it_can_use(pool, jobs, expected) -> None:
 
 
 def test_a_job_larger_than_the_pool_widens_it_for_the_first() -> None:
-    jobs = (job("known", gpus=8, low=1, gpu_seconds=800), job("x", gpus=3), job("y", gpus=3))
-    held = opened(Ares(pool=1), cluster(8), *jobs)
-    assert decided(held, 0) == {"known": 5, "x": 3}
+    held = started(Ares(pool=1), cluster(8), KNOWN, job("x", gpus=3), job("y", gpus=3))
+    assert sizes(held) == {"known": 5, "x": 3}
     assert held.explain(0)["y"].reason == "unknown demand: needs 3 GPUs, the pool has too few left"
     held.end("x", 1)
     assert decided(held, 1) == {"known": 5, "y": 3}
 
 
 def test_on_mixed_types_each_type_gives_its_part() -> None:
-    held = session(Ares(pool=6), mixed_cluster(one=(8,), two=(4,)))
-    held.submit(job("known", gpus=1, low=1, gpu_seconds=800), 0)
-    for name in "xyz":
-        held.submit(job(name, gpus=1, low=1), 0)
-    held.decide(0)
+    jobs = job("known", low=1, gpu_seconds=800), *(job(name, low=1) for name in "xyz")
+    held = started(Ares(pool=6), mixed_cluster(one=(8,), two=(4,)), *jobs)
     assert [(held.jobs[n].gpus, held.jobs[n].gpu_type) for n in "xyz"] == [(2, "one"), (2, "one"), (2, "two")]
     held.end("x", 1)
     held.decide(1)

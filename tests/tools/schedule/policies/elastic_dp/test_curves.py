@@ -9,28 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.profile.throughput_model import ThroughputByPlacement, ThroughputBySize
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states
-from pliant.tools.schedule.policies.elastic_dp.curves import BatchRange, ScalingCurves, allowed_batches
+from pliant.tools.schedule.policies.elastic_dp.curves import ScalingCurves, allowed_batches
 from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
+from tests.tools.profile.rows_builder import step
 
 STEP_S: Mapping[int, float] = {8: 0.30, 16: 0.35, 32: 0.50, 64: 0.90}
 """Seconds of computing by local batch: small ones waste the GPU."""
 SYNC_S = 0.1
 
 
-def row(gpus: int, local: int, step_s: float) -> ProfileRow:
-    rate = gpus * local / step_s
-    return ProfileRow("train", "conv", "gpu", 1, gpus, str(gpus), local, 1, step_s, samples_per_second=rate)
+def rows(*sizes: int) -> Profile:
+    return Profile(
+        tuple(step(k, n, s + SYNC_S * (k > 1), model="conv") for k in sizes for n, s in STEP_S.items())
+    )
 
 
-def measured(*sizes: int) -> ThroughputBySize:
-    rows = [row(k, local, s + SYNC_S * (k > 1)) for k in sizes for local, s in STEP_S.items()]
-    return ThroughputBySize(Profile(tuple(rows)))
+def measured(*sizes: int) -> ScalingCurves:
+    return curves_of(ThroughputBySize(rows(*sizes)))
 
 
 def curves_of(throughput: Throughput, gpus: int = 8) -> ScalingCurves:
@@ -58,7 +59,7 @@ def by_hand(gpus: int, batch: int) -> float:
 
 
 def test_each_size_gets_the_batch_that_is_fastest():
-    known = curves_of(measured(1, 2, 4, 8))
+    known = measured(1, 2, 4, 8)
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert curve.batches.tolist() == [0, 64, 128, 192, 256, 255, 252, 252, 256], "whole shares, 64 at most"
@@ -68,7 +69,7 @@ def test_each_size_gets_the_batch_that_is_fastest():
 
 def test_no_other_batch_is_faster_on_any_size():
     """Comparing all batches, where only a selection is tried."""
-    known = curves_of(measured(1, 2, 4, 8))
+    known = measured(1, 2, 4, 8)
     for low, high in ((20, 500), (8, 37), (100, 101), (64, 64), (300, 700)):
         each = state(known, low, high, per_gpu_max=60)
         curve = known.of(each, "gpu", allowed_batches(each))
@@ -84,8 +85,7 @@ def test_no_other_batch_is_faster_on_any_size():
 
 
 def test_measured_placements_name_their_batches_too():
-    rows = [row(k, local, s + SYNC_S * (k > 1)) for k in (1, 2, 4, 8) for local, s in STEP_S.items()]
-    known = curves_of(ThroughputByPlacement(Profile(tuple(rows))))
+    known = curves_of(ThroughputByPlacement(rows(1, 2, 4, 8)))
     each = state(known, 8, 500)
     curve = known.of(each, "gpu", allowed_batches(each))
     for gpus in (1, 2, 4, 8):
@@ -94,42 +94,39 @@ def test_measured_placements_name_their_batches_too():
 
 
 def test_batch_and_memory_say_how_many_gpus_are_the_fewest():
-    known = curves_of(measured(1, 2, 4, 8))
-    assert fewest(known, state(known, 64, 64)) == 1
-    assert fewest(known, state(known, 65, 100)) == 2
-    assert fewest(known, state(known, 129, 512)) == 3
-    assert fewest(known, state(known, 129, 512, per_gpu_max=32)) == 5
-    assert fewest(known, state(known, 16, 512), (256, 256)) == 4, "a policy that leaves it one batch"
-
-
-def fewest(known: ScalingCurves, each: JobState, batches: BatchRange | None = None) -> int:
-    curve = known.of(each, "gpu", batches or allowed_batches(each))
-    return curve.least
+    known = measured(1, 2, 4, 8)
+    for each, fewest in (
+        (state(known, 64, 64), 1),
+        (state(known, 65, 100), 2),
+        (state(known, 129, 512), 3),
+        (state(known, 129, 512, per_gpu_max=32), 5),
+    ):
+        assert known.of(each, "gpu", allowed_batches(each)).least == fewest
+    each = state(known, 16, 512)
+    assert known.of(each, "gpu", (256, 256)).least == 4, "a policy that leaves it one batch"
 
 
 def test_sizes_without_a_speed_are_infeasible():
-    known = curves_of(measured(1, 2))
+    known = measured(1, 2)
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert (curve.factors[3:] == -math.inf).all()
     assert known.of(state(known, 32, 256, gpus=3, low=3), "gpu", (32, 256)) is None
 
-    rows = [row(k, local, s + SYNC_S) for k in (2, 4) for local, s in STEP_S.items()]
-    known = curves_of(ThroughputBySize(Profile(tuple(rows))))
+    known = measured(2, 4)
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert curve.factors[2] == pytest.approx(2.0)
 
 
 def test_a_job_that_keeps_its_batch_keeps_it():
-    known = curves_of(measured(1, 2, 4, 8))
+    known = measured(1, 2, 4, 8)
     spec = job(model="conv", low=1, high=8, batch={"size": 64, "min": 16, "max": 256})
     each = job_state(spec, known.speeds)
     assert allowed_batches(each) == (64, 64)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert set(curve.batches[1:].tolist()) == {64}
 
-    known = curves_of(measured(1, 2, 4, 8))
     rigid = job_state(job(model="conv", gpus=2, batch=256), known.speeds)
     curve = known.of(rigid, "gpu", allowed_batches(rigid))
     assert np.flatnonzero(curve.factors > -math.inf).tolist() == [2]
@@ -142,7 +139,7 @@ def test_a_job_that_keeps_its_batch_keeps_it():
 
 
 def test_jobs_that_are_alike_share_a_curve():
-    known = curves_of(measured(1, 2, 4, 8))
+    known = measured(1, 2, 4, 8)
     first, second = (state(known, 32, 256, job_id=name) for name in "ab")
     other = state(known, 32, 255)
     assert known.of(first, "gpu", (32, 256)) is known.of(second, "gpu", (32, 256))

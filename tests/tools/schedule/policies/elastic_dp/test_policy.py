@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
-from pliant.schemas.profile import Profile, ProfileRow
-from pliant.tools.profile.throughput import Throughput
+from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.elastic_dp.policy import ElasticDp, MaxBs, MinBs, RandomBs, ScalingTimes
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change, ChangeKind
-from tests.builders import cluster, curves, decided, job, mixed_cluster, session, sizes
+from tests.builders import cluster, curves, decided, job, mixed_cluster, sizes
+from tests.tools.profile.rows_builder import step
+from tests.tools.schedule.policies.started import joined, started
 
 SPEEDS = curves(
     fast={1: 1, 2: 2, 4: 4, 8: 8},
@@ -28,148 +29,111 @@ SPEEDS = curves(
 )
 
 
-def opened(*jobs: Any, gpus: int = 8, throughput: Throughput = SPEEDS, **parameters: Any) -> Session:
-    held = session(ElasticDp(**parameters), cluster(gpus), throughput)
-    submit(held, *jobs)
-    return held
+def begun(*jobs: Job, gpus: int = 8, **parameters: Any) -> Session:
+    """After the first decision."""
+    return started(ElasticDp(**parameters), cluster(gpus), *jobs, throughput=SPEEDS)
 
 
-def submit(held: Session, *jobs: Any, at_s: float | None = None) -> None:
-    for each in sorted(jobs, key=lambda each: (each.submit_time, each.id)):
-        held.submit(each, each.submit_time if at_s is None else at_s)
-
-
-def elastic(name: str, model: str = "fast", *, at: float = 0.0, low: int = 1, high: int = 8, **more: Any):
-    return job(name, at=at, model=model, low=low, high=high, gpus=low, **more)
+def elastic(name: str, model: str = "fast", *, low: int = 1, high: int = 8, **more: Any) -> Job:
+    return job(name, model=model, low=low, high=high, gpus=low, **more)
 
 
 def test_gpus_go_where_they_add_most_throughput():
-    held = opened(elastic("a", "slow"), elastic("b", "fast"))
-    assert decided(held, 0) == {"a": 1, "b": 7}
-    held = opened(elastic("a", "slow"), elastic("b", "slow"), gpus=5)
-    assert decided(held, 0) == {"a": 3, "b": 2}, "of equally good sizes the first gets more"
+    assert sizes(begun(elastic("a", "slow"), elastic("b", "fast"))) == {"a": 1, "b": 7}
+    jobs = [elastic("a", "slow"), elastic("b", "slow")]
+    assert sizes(begun(*jobs, gpus=5)) == {"a": 3, "b": 2}, "of equally good sizes the first gets more"
 
-    held = opened(elastic("a", "slow", high=4), elastic("b", "jump", high=4), gpus=6)
-    assert decided(held, 0) == {"a": 2, "b": 4}
+    jobs = [elastic("a", "slow", high=4), elastic("b", "jump", high=4)]
+    assert sizes(begun(*jobs, gpus=6)) == {"a": 2, "b": 4}
 
     jobs = [elastic("a", "slow"), elastic("b", "slow", priority=3)]
-    assert decided(opened(*jobs, gpus=6), 0) == {"a": 2, "b": 4}
-    assert decided(opened(*jobs, gpus=6, priority_base=1), 0) == {"a": 3, "b": 3}
-    assert decided(opened(elastic("a", "slow", priority=-1e9), elastic("b", "slow"), gpus=6), 0) == {
-        "a": 2,
-        "b": 4,
-    }
+    assert sizes(begun(*jobs, gpus=6)) == {"a": 2, "b": 4}
+    assert sizes(begun(*jobs, gpus=6, priority_base=1)) == {"a": 3, "b": 3}
+    jobs = [elastic("a", "slow", priority=-1e9), elastic("b", "slow")]
+    assert sizes(begun(*jobs, gpus=6)) == {"a": 2, "b": 4}
 
 
 def test_jobs_join_in_order_of_arrival_while_they_fit():
-    jobs = [elastic(name, at=at, low=3) for at, name in enumerate("abc")]
-    held = opened(*jobs, elastic("d", at=3, low=2))
-    assert decided(held, 3) == {"a": 3, "b": 3, "d": 2}
+    jobs = [*(elastic(name, at=at, low=3) for at, name in enumerate("abc")), elastic("d", at=3, low=2)]
+    held = begun(*jobs)
+    assert sizes(held) == {"a": 3, "b": 3, "d": 2}
     held.end("a", 600)
     assert decided(held, 600) == {"b": 3, "c": 3, "d": 2}
 
-    jobs = [elastic(name, at=at, low=3) for at, name in enumerate("abc")]
-    held = opened(*jobs, elastic("d", at=3, low=2), strict=True)
-    assert decided(held, 3) == {"a": 5, "b": 3}
+    held = begun(*jobs, strict=True)
+    assert sizes(held) == {"a": 5, "b": 3}
     assert held.explain(3)["d"].reason == 'waits behind "c", which does not fit'
 
-    held = opened(job("c", gpus=4), elastic("a", at=1, low=2), elastic("b", at=2), gpus=5)
-    assert decided(held, 2) == {"b": 1, "c": 4}
+    held = begun(job("c", gpus=4), elastic("a", at=1, low=2), elastic("b", at=2), gpus=5)
+    assert sizes(held) == {"b": 1, "c": 4}
     held.end("c", 600)
     assert decided(held, 600) == {"a": 2, "b": 3}, "b joined first"
-    submit(held, elastic("d", at=700, low=3))
-    assert decided(held, 1200) == {"a": 2, "b": 3}
+    assert joined(held, 1200, elastic("d", at=700, low=3)) == {"a": 2, "b": 3}
 
 
 def test_sizes_change_at_multiples_of_the_interval():
-    held = opened(elastic("a"))
-    held.decide(0)
-    submit(held, elastic("b", at=100))
-    assert decided(held, 100) == {"a": 8}
+    held = begun(elastic("a"))
+    assert sizes(held) == {"a": 8}
+    assert joined(held, 100, elastic("b", at=100)) == {"a": 8}
     assert held.ask_again_s == 600
     assert held.explain(100)["b"].reason == "waits for the next scaling, in 500 s"
     assert decided(held, 600) == {"a": 7, "b": 1}
     assert held.ask_again_s is None, "nothing is left to look at"
-    submit(held, elastic("c", at=600))
-    assert decided(held, 600) == {"a": 6, "b": 1, "c": 1}, "whatever happens at the moment takes part"
-    submit(held, elastic("d", at=601))
-    assert decided(held, 601) == {"a": 6, "b": 1, "c": 1}
+    same_moment = joined(held, 600, elastic("c", at=600))
+    assert same_moment == {"a": 6, "b": 1, "c": 1}, "whatever happens at the moment takes part"
+    assert joined(held, 601, elastic("d", at=601)) == same_moment
 
-    held = opened(elastic("a"))
-    assert decided(held, 0) == {"a": 8}
-    submit(held, elastic("b", at=100), elastic("c", at=200))
-    assert decided(held, 600) == {"a": 6, "b": 1, "c": 1}
-    held.end("b", 1200)
-    assert decided(held, 1200) == {"a": 7, "c": 1}
-
-    held = opened(elastic("a"), interval_s=0)
-    held.decide(0)
-    submit(held, elastic("b", at=1.5))
-    assert decided(held, 1.5) == {"a": 7, "b": 1}
+    held = begun(elastic("a"), interval_s=0)
+    assert joined(held, 1.5, elastic("b", at=1.5)) == {"a": 7, "b": 1}
     held.lose("b", 2)
     assert held.explain(2)["b"].reason == "waits for the next scaling, in 0 s"
     assert decided(held, 2) == decided(held, 2) == {"a": 7, "b": 1}, "asked twice at one time"
 
 
 def test_when_enough_jobs_have_ended_the_interval_is_cut_short():
-    jobs = [elastic(f"j{i:02}", low=1, high=2) for i in range(40)]
-    held = opened(*jobs, gpus=40)
-    held.decide(0)
+    held = begun(*(elastic(f"j{i:02}", low=1, high=2) for i in range(40)), gpus=40)
     held.end("j00", 10)
     assert set(decided(held, 10).values()) == {1}
     held.end("j01", 20)
     assert decided(held, 20)["j02"] == 2, "two of forty are five in a hundred"
 
-    held = opened(elastic("a", high=4), elastic("b"), ended_part=None)
-    held.decide(0)
+    held = begun(elastic("a", high=4), elastic("b"), ended_part=None)
     held.end("a", 10)
     assert decided(held, 10) == {"b": 4}
-    assert decided(held, 600) == {"b": 8}
-
-    held = opened(elastic("a"), ended_part=None)
-    held.decide(0)
-    held.end("a", 10)
-    held.decide(10)
-    submit(held, elastic("b", at=11))
-    assert decided(held, 11) == {"b": 8}
+    held.end("b", 20)
+    held.decide(20)
+    assert joined(held, 21, elastic("c", at=21)) == {"c": 8}, "no job runs"
 
 
 def test_a_job_that_does_not_fit_is_dropped_if_asked_to():
-    held = opened(elastic("a", low=5), elastic("b", low=4), elastic("c", low=3), mode="drop")
-    assert decided(held, 0) == {"a": 5, "c": 3}
-    assert set(held.ended) == {"b"}
-    held = opened(elastic("a", low=5), elastic("b", low=4), elastic("c", low=3), mode="drop", strict=True)
-    assert decided(held, 0) == {"a": 8}
-    assert set(held.ended) == {"b", "c"}
+    jobs = [elastic("a", low=5), elastic("b", low=4), elastic("c", low=3)]
+    for strict, result, dropped in ((False, {"a": 5, "c": 3}, {"b"}), (True, {"a": 8}, {"b", "c"})):
+        held = begun(*jobs, mode="drop", strict=strict)
+        assert (sizes(held), set(held.ended)) == (result, dropped)
 
-    held = opened(elastic("a", low=6), mode="drop")
-    held.decide(0)
-    submit(held, elastic("b", at=100, low=4))
-    held.decide(100)
+    held = begun(elastic("a", low=6), mode="drop")
+    joined(held, 100, elastic("b", at=100, low=4))
     assert "b" in held.jobs
     held.decide(600)
     assert "b" in held.ended
 
-    held = session(ElasticDp(mode="drop"), cluster(4, 4), SPEEDS)
-    submit(held, elastic("a", low=3, high=4), elastic("b", low=3, high=4))
-    held.decide(0)
+    jobs = [elastic(name, low=3, high=4) for name in "ab"]
+    held = started(ElasticDp(mode="drop"), cluster(4, 4), *jobs, throughput=SPEEDS)
     held.node_down("n0", 10)
-    held.decide(600)
+    assert sum(decided(held, 600).values()) == 4
     assert len(held.jobs) == 2
-    assert sum(sizes(held).values()) == 4
     held.node_up("n0", 610)
     assert decided(held, 1200) == {"a": 4, "b": 4}
 
 
 def test_a_quota_limits_each_named_user():
     jobs = [elastic("a", user="ann"), elastic("b", user="ann"), elastic("c", "slow", user="bob")]
-    assert decided(opened(*jobs), 0) == {"a": 6, "b": 1, "c": 1}
-    assert decided(opened(*jobs, quota=4), 0) == {"a": 3, "b": 1, "c": 4}
-    held = opened(*jobs, elastic("d", user="ann", low=3), elastic("e", user="ann", low=5), quota=4)
-    assert decided(held, 0) == {"a": 3, "b": 1, "c": 4}
+    assert sizes(begun(*jobs)) == {"a": 6, "b": 1, "c": 1}
+    held = begun(*jobs, elastic("d", user="ann", low=3), elastic("e", user="ann", low=5), quota=4)
+    assert sizes(held) == {"a": 3, "b": 1, "c": 4}
     assert held.explain(0)["d"].reason == "needs 3 GPUs, its user's quota has 2 left"
     assert "e" in held.ended, "it would never fit"
-    assert decided(opened(elastic("a"), quota=4), 0) == {"a": 8}, "jobs without a user have no quota"
+    assert sizes(begun(elastic("a"), quota=4)) == {"a": 8}, "jobs without a user have no quota"
 
 
 @pytest.mark.parametrize("measured", [False, True])
@@ -177,15 +141,15 @@ def test_a_change_of_size_is_made_only_where_it_pays_for_itself(measured: bool, 
     for seconds, size in ((0, 4), (30, 4), (60, 3)):  # the fourth GPU adds 7 % to a
         monkeypatch.setattr(SPEEDS, "rescale_seconds", {"slow": seconds}.get)
         charged = "measured" if measured else seconds
-        held = opened(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s=charged)
-        assert decided(held, 0) == {"a": 3, "b": 1}
+        held = begun(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s=charged)
+        assert sizes(held) == {"a": 3, "b": 1}
         held.end("b", 600)
         assert decided(held, 600) == {"a": size}
 
 
 def test_a_change_that_was_not_measured_is_not_charged(caplog: pytest.LogCaptureFixture):
-    held = opened(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s="measured")
-    assert decided(held, 0) == {"a": 3, "b": 1}
+    held = begun(elastic("a", "slow"), job("b", model="fast"), gpus=4, rescale_s="measured")
+    assert sizes(held) == {"a": 3, "b": 1}
     held.end("b", 600)
     assert decided(held, 600) == {"a": 4}
     held.decide(1200)
@@ -193,38 +157,19 @@ def test_a_change_that_was_not_measured_is_not_charged(caplog: pytest.LogCapture
 
 
 def test_on_several_gpu_types_each_is_a_cluster_of_its_own():
-    held = session(ElasticDp(), mixed_cluster(old=(4,), new=(4,)), SPEEDS)
-    submit(held, elastic("a", low=3), elastic("b", low=3), elastic("c", low=1), elastic("d", low=2))
-    assert decided(held, 0) == {"a": 3, "b": 4, "c": 1}
+    jobs = [elastic(name, low=low) for name, low in (("a", 3), ("b", 3), ("c", 1), ("d", 2))]
+    held = started(ElasticDp(), mixed_cluster(old=(4,), new=(4,)), *jobs, throughput=SPEEDS)
+    assert sizes(held) == {"a": 3, "b": 4, "c": 1}
     assert held.jobs["a"].gpu_type == held.jobs["c"].gpu_type != held.jobs["b"].gpu_type
 
 
 def test_jobs_that_cannot_be_resized_get_what_they_requested():
-    held = opened(job("rigid", gpus=3, model="fast"), elastic("b"), job("late", at=1, gpus=5))
-    assert decided(held, 1) == {"rigid": 3, "b": 5}
+    held = begun(job("rigid", gpus=3, model="fast"), elastic("b"), job("late", at=1, gpus=5))
+    assert sizes(held) == {"rigid": 3, "b": 5}
     assert held.explain(1)["late"].needs_gpus == 5
 
-    held = opened(elastic("a"), elastic("giant", low=9, high=9), job("wide", gpus=12, user="ann"))
-    assert {each.job.id for each in held.decide(0) if each.step == "reject"} == {"giant", "wide"}
-
-
-def test_explanations_say_what_a_gpu_more_would_add():
-    held = opened(elastic("a", "slow", high=3), elastic("b", "jump", high=4), elastic("c", low=2), gpus=5)
-    held.decide(0)
-    reasons = {name: why.reason for name, why in held.explain(0).items()}
-    assert reasons == {
-        "a": "1.00 times one GPU at batch 960, one GPU more would add 0.50",
-        "b": "1.00 times one GPU at batch 960, one GPU more would add 0.10",
-        "c": "3.00 times one GPU at batch 960, one GPU more would add 1.00",
-    }
-    held = opened(elastic("a", "slow", high=2), elastic("b", "slow"), elastic("c", low=7))
-    held.decide(0)
-    reasons = {name: why.reason for name, why in held.explain(0).items()}
-    assert reasons == {
-        "a": "1.50 times one GPU at batch 960, its largest size",
-        "b": "1.88 times one GPU at batch 960, one GPU more would add nothing",
-        "c": "needs 7 GPUs, the smallest sizes of the jobs before it leave 6",
-    }
+    held = begun(elastic("a"), elastic("giant", low=9, high=9), job("wide", gpus=12, user="ann"))
+    assert set(held.ended) == {"giant", "wide"}
 
 
 GPUS = 40
@@ -244,19 +189,13 @@ def asked(times: ScalingTimes, changes: Sequence[Change], now_s: float) -> bool:
 
 def test_a_moment_is_answered_once():
     times = ScalingTimes(600, None)
-    assert asked(times, [change(0)], 0)
-    assert not asked(times, [change(5)], 5)
-    assert asked(times, [], 600)
-    assert not asked(times, [], 600)
-    assert not asked(times, [change(601)], 601)
-    assert asked(times, [change(1199), change(1300)], 1300), "the one of 1200 s was missed"
-    assert not asked(times, [change(1301)], 1301)
-
-    times = ScalingTimes(600, None)
     assert asked(times, [change(0), change(0)], 0)
     assert not asked(times, [change(0, "rejected"), change(3)], 3)
     assert asked(times, [change(600)], 600)
     assert not asked(times, [change(600, "rejected")], 600)
+    assert not asked(times, [], 600)
+    assert asked(times, [change(1199), change(1300)], 1300), "the one of 1200 s was missed"
+    assert not asked(times, [change(1301)], 1301)
 
 
 def test_ends_are_counted_against_the_jobs_of_the_moment():
@@ -315,11 +254,11 @@ def test_the_next_moment_is_always_one(interval_s: float):
 
 def conv() -> ThroughputBySize:
     """32 samples fit a GPU; a step takes 0.1 s and 0.01 s a sample, and 0.1 s more on several GPUs."""
-    rows = [
-        ProfileRow("train", "conv", "gpu", 1, k, str(k), local, 1, 0.1 + local / 100 + 0.1 * (k > 1))
+    rows = (
+        step(k, local, 0.1 + local / 100 + 0.1 * (k > 1), model="conv")
         for k in (1, 2, 4, 8)
         for local in (8, 16, 32)
-    ]
+    )
     return ThroughputBySize(Profile(tuple(rows)))
 
 
@@ -328,11 +267,9 @@ def any_batch(name: str, at: float = 0.0, least: int = 16, most: int = 128) -> J
     return job(name, at=at, model="conv", low=1, high=8, elastic="size+batch", batch=batch)
 
 
-def started(policy: ElasticDp, jobs: Sequence[Job], *, seed: int = 0, gpus: int = 8) -> Session:
-    held = Session(policy, cluster(gpus), conv(), seed=seed)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    held.decide(jobs[-1].submit_time)
+def on_batches(policy: ElasticDp, *jobs: Job, seed: int = 0) -> Session:
+    held = Session(policy, cluster(8), conv(), seed=seed)
+    joined(held, jobs[-1].submit_time, *jobs)
     return held
 
 
@@ -342,36 +279,32 @@ def batches(held: Session) -> dict[str, int]:
 
 def test_large_batches_need_many_gpus_and_small_ones_waste_them():
     jobs = [any_batch(name, at) for at, name in enumerate("abc")]
-    assert sizes(started(MaxBs(), jobs)) == {"a": 4, "b": 4}, "the third waits for four GPUs"
-    assert batches(started(MaxBs(), jobs)) == {"a": 128, "b": 128}
-    assert batches(started(MinBs(), jobs)) == {"a": 16, "b": 16, "c": 16}
-    assert sizes(started(ElasticDp(), jobs)) == {"a": 4, "b": 3, "c": 1}
+    held = on_batches(MaxBs(), *jobs)
+    assert sizes(held) == {"a": 4, "b": 4}, "the third waits for four GPUs"
+    assert batches(held) == {"a": 128, "b": 128}
+    assert batches(on_batches(MinBs(), *jobs)) == {"a": 16, "b": 16, "c": 16}
+    assert sizes(on_batches(ElasticDp(), *jobs)) == {"a": 4, "b": 3, "c": 1}
 
-    held = session(MaxBs(), cluster(8), curves(slower={1: 1, 2: 0.9, 4: 0.8}))
-    submit(held, elastic("a", "slower", batch={"size": 64, "per_gpu_max": 32}))
-    assert decided(held, 0) == {"a": 2}
+    slower = curves(slower={1: 1, 2: 0.9, 4: 0.8})
+    large = elastic("a", "slower", batch={"size": 64, "per_gpu_max": 32})
+    assert sizes(started(MaxBs(), cluster(8), large, throughput=slower)) == {"a": 2}
 
 
 def test_a_random_batch_depends_on_seed_and_job_alone():
     jobs = [any_batch(f"j{i}", at=i, most=32) for i in range(6)]
-    result = batches(started(RandomBs(), jobs))
+    result = batches(on_batches(RandomBs(), *jobs))
     assert len(set(result.values())) > 1
-    assert batches(started(RandomBs(), jobs[3:])) == {name: result[name] for name in ("j3", "j4", "j5")}
-    assert batches(started(RandomBs(), jobs, seed=1)) != result
+    assert batches(on_batches(RandomBs(), *jobs[3:])) == {name: result[name] for name in ("j3", "j4", "j5")}
+    assert batches(on_batches(RandomBs(), *jobs, seed=1)) != result
 
-    held = started(RandomBs(interval_s=0), [any_batch("a")])
+    held = on_batches(RandomBs(interval_s=0), any_batch("a"))
     before = batches(held)
-    held.submit(any_batch("b", at=10), 10)
-    held.decide(10)
-    assert held.jobs["a"].gpus < 8
+    assert joined(held, 10, any_batch("b", at=10))["a"] < 8
     assert batches(held)["a"] == before["a"]
 
-    policy = RandomBs()
-    held = started(policy, [any_batch("a")])
-    drawn = []
-    for index in range(2000):
-        each = held.submit(any_batch(f"j{index}", most=19), 0)
-        drawn.append(policy.batches(each)[0])
+    held = on_batches(RandomBs(), any_batch("a"))
+    states = [held.submit(any_batch(f"j{index}", most=19), 0) for index in range(2000)]
+    drawn = [held.policy.batches(each)[0] for each in states]
     assert sorted(set(drawn)) == [16, 17, 18, 19]
     assert all(400 < drawn.count(batch) < 600 for batch in set(drawn))
 
@@ -379,4 +312,4 @@ def test_a_random_batch_depends_on_seed_and_job_alone():
 @pytest.mark.parametrize("policy", [MaxBs, MinBs, RandomBs])
 def test_a_job_that_keeps_its_batch_keeps_it(policy: type[ElasticDp]):
     fixed = job("a", model="conv", low=1, high=8, batch={"size": 64, "min": 16, "max": 128})
-    assert batches(started(policy(), [fixed])) == {"a": 64}
+    assert batches(on_batches(policy(), fixed)) == {"a": 64}

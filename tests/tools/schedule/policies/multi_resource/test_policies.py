@@ -1,84 +1,129 @@
-"""drf, dorm, rrh and fifo-demands as policies: nodes with CPUs, and utilities, decide."""
+"""drf, dorm, rrh and fifo-demands as policies, and nodes as servers with several resources."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import pytest
+
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.job import Gpus, GpuTimeWork, Job, ResourceDemand, Utility
+from pliant.schemas.job import Job
+from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.policies.multi_resource.fleet import ServerNodes
 from pliant.tools.schedule.policies.multi_resource.policies import Drf, FifoDemands, Rrh
-from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.session.session import Session
-from tests.builders import decided, session, sizes
+from pliant.tools.schedule.registry import make_policy
+from tests.builders import decided, job, session, sizes
+from tests.tools.schedule.policies.started import joined, started
 
 NODES = Cluster(nodes=(Node(name="n", gpus=8, gpu_type="t4", cpus=12),))
-LATE = Utility(shape="sigmoid", value=100, decay=1, target=100)
+LATE = {"shape": "sigmoid", "value": 100, "decay": 1, "target": 100}
 """Worth nothing a few seconds after the hundredth."""
 
 
-def opened(policy: Policy, *jobs: Job) -> Session:
-    held = session(policy, NODES)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    held.decide(0)
-    return held
+def demanding(name: str, cpus: float, gpus: int = 4, **limits: int) -> Job:
+    """Workers with that many CPUs each."""
+    return job(name, gpus=gpus, resources={"worker": {"cpu": cpus}}, **limits)
 
 
 def elastic(name: str, cpus: float) -> Job:
-    """Up to 8 workers, each with that many CPUs."""
-    demand = ResourceDemand(worker={"cpu": cpus})
-    gpus = Gpus(requested=4, min=1, max=8)
-    return Job(id=name, submit_time=0, model="m", gpus=gpus, elastic="size", resources=demand)
+    return demanding(name, cpus, low=1, high=8)
 
 
-def rigid(name: str, seconds: float, utility: Utility, at: float = 0.0) -> Job:
+def rigid(name: str, seconds: float, at: float = 0.0, **utility: Any) -> Job:
     """All eight GPUs for so long."""
-    work = GpuTimeWork(gpu_seconds=8 * seconds)
-    return Job(id=name, submit_time=at, model="m", gpus=Gpus(requested=8), work=work, utility=utility)
+    return job(name, at=at, gpus=8, gpu_seconds=8 * seconds, utility=utility)
 
 
 def test_drf_levels_the_largest_shares() -> None:
     # Workers of 4 and of 1 CPU, 12 in all and 8 slots: parts of a third and an eighth.
-    assert sizes(opened(Drf(), elastic("a", 4), elastic("b", 1))) == {"a": 2, "b": 4}
+    assert sizes(started(Drf(), NODES, elastic("a", 4), elastic("b", 1))) == {"a": 2, "b": 4}
 
     # A worker takes a third of the CPUs or a seventh of the slots.
     held = session(Drf(), NODES)
     held.withdraw("n/0", 0.0, 60.0)
-    for each in (elastic("a", 4), elastic("b", 0)):
-        held.submit(each, 0.0)
-    assert decided(held, 0.0) == {"a": 2, "b": 5}
+    assert joined(held, 0.0, elastic("a", 4), elastic("b", 0)) == {"a": 2, "b": 5}
 
 
 def test_rrh_rejects_what_would_make_another_late() -> None:
-    held = opened(Rrh(), rigid("a", 90, LATE), rigid("b", 500, Utility(value=50)))
+    held = started(Rrh(), NODES, rigid("a", 90, **LATE), rigid("b", 500, value=50))
     assert sizes(held) == {"a": 8}
     assert set(held.jobs) == {"a"}
-    assert {name: statement["admitted"] for name, statement in held.admissions.items()} == {
-        "a": True,
-        "b": False,
-    }
+    admitted = {name: statement["admitted"] for name, statement in held.admissions.items()}
+    assert admitted == {"a": True, "b": False}
     assert held.admissions["b"]["payoff"] < 0 < held.admissions["a"]["payoff"]
 
 
 def test_rrh_pauses_for_a_job_that_earns_more_per_second() -> None:
-    held = opened(Rrh(), rigid("a", 500, Utility(value=50)))
-    held.submit(rigid("b", 90, Utility(value=60), at=10), 10)
-    assert decided(held, 10) == {"b": 8}
+    held = started(Rrh(), NODES, rigid("a", 500, value=50))
+    assert joined(held, 10, rigid("b", 90, at=10, value=60)) == {"b": 8}
     assert set(held.jobs) == {"a", "b"}
     held.end("b", 100)
     assert decided(held, 100) == {"a": 8}
 
 
-def fixed(name: str, workers: int, cpus: float) -> Job:
-    """That many workers or none."""
-    demand = ResourceDemand(worker={"cpu": cpus})
-    return Job(id=name, submit_time=0, model="m", gpus=Gpus(requested=workers), resources=demand)
-
-
 def test_fifo_over_demands_lets_no_job_pass_one_that_lacks_cpus() -> None:
     """GPUs are free for b and c; CPUs are not for b, and c comes after it."""
-    jobs = fixed("a", 2, 4), fixed("b", 2, 3), fixed("c", 1, 1)
-    assert sizes(opened(Fifo(), *jobs)) == {"a": 2, "c": 1}
-    held = opened(FifoDemands(), *jobs)
+    jobs = demanding("a", 4, gpus=2), demanding("b", 3, gpus=2), demanding("c", 1, gpus=1)
+    assert sizes(started(Fifo(), NODES, *jobs)) == {"a": 2, "c": 1}
+    held = started(FifoDemands(), NODES, *jobs)
     assert sizes(held) == {"a": 2}
     held.end("a", 50.0, "finished")
     assert decided(held, 50.0) == {"b": 2, "c": 1}
+
+
+CLUSTER = Cluster.model_validate(
+    {
+        "nodes": (
+            {"name": "w0", "gpus": 4, "gpu_type": "a", "cpus": 16, "memory": 64_000_000_000},
+            {"name": "w1", "gpus": 2, "gpu_type": "b", "cpus": 8},
+            {"name": "p0", "gpus": 0, "cpus": 4, "bandwidth": 2.5e9},
+        )
+    }
+)
+
+
+def test_what_a_node_states_is_in_the_units_of_the_papers() -> None:
+    states = node_states(CLUSTER)
+    nodes = ServerNodes(states)
+    servers = nodes.now()
+    assert servers.resources == ("slot", "bandwidth", "cpu", "memory")
+    assert servers.workers.tolist() == [[4, math.inf, 16, 64], [2, math.inf, 8, math.inf]]
+    assert servers.ps.tolist() == [[0, 20, 4, math.inf]]
+    assert (servers.worker_names, servers.ps_names) == (("w0", "w1"), ("p0",))
+    assert nodes.of_type("b").tolist() == [False, True]
+
+    states[0].up = False
+    assert not ServerNodes(states).now().workers[0].any()
+
+
+def test_slots_have_a_price_where_nodes_state_no_gpus() -> None:
+    assert ServerNodes(node_states(CLUSTER)).now().weights.tolist() == [1, 1, 1, 1]
+    first = CLUSTER.nodes[0].model_copy(update={"resources": {"gpu": 2}})
+    stating = CLUSTER.model_copy(update={"nodes": (first,)})
+    servers = ServerNodes(node_states(stating)).now()
+    assert dict(zip(servers.resources, servers.weights.tolist(), strict=True))["slot"] == 0
+    assert dict(zip(servers.resources, servers.workers[0].tolist(), strict=True))["gpu"] == 2
+
+
+def test_a_slot_out_of_service_leaves_resources_as_they_were() -> None:
+    held = session(make_policy("fifo"), CLUSTER)
+    before = ServerNodes(held.nodes).now()
+    held.withdraw("w0/0", 0.0, 60.0)
+    after = ServerNodes(held.nodes).now()
+    assert after.resources == before.resources
+    assert after.weights.tolist() == before.weights.tolist()
+    assert [row[0] for row in after.workers.tolist()] == [3, 2]
+
+
+def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
+    demand = {"worker": {"cpu": 2, "bandwidth": 1.25e8}, "ps": {"cpu": 1, "bandwidth": 2.5e8}}
+    held = started(make_policy("fifo"), CLUSTER, job("j", gpus=3, resources=demand))
+    nodes = ServerNodes(held.nodes)
+    bid = nodes.demands(held.jobs["j"])
+    assert bid.worker == pytest.approx([1, 1, 2, 0])
+    assert bid.ps == pytest.approx([0, 2, 1, 0])
+    assert (bid.worker_bandwidth, bid.ps_bandwidth) == (1.25e8, 2.5e8)
+    placed = nodes.holding(held.jobs["j"])
+    assert (placed.workers.tolist(), placed.ps.tolist()) == ([3, 0], [2])

@@ -65,22 +65,21 @@ def test_a_fifth_of_the_ratio_moves_one_end_of_the_prices(moves, empty, full):
 
 
 def test_a_job_worth_more_than_its_resources_raises_the_prices() -> None:
-    market = market_for(job("a", 8))
+    market, bid = market_for(job("a", 8)), job("a", 8)
     before = market.workers.prices.copy()
-    quote, plan = market.offer(job("a", 8))
+    quote, plan = market.offer(bid)
     assert plan.sizes().sum() == 8
     assert quote.payoff > 0
     assert (market.workers.prices[plan.slots] > before[plan.slots]).any()
-    market.release(job("a", 8), plan)
+    market.release(bid, plan)
     np.testing.assert_allclose(market.workers.prices, before)
     assert not market.workers.used.any()
 
-    market = market_for(job("a", 8))
     plan = SlotPlan(0, np.array([[4], [4]]), np.zeros((2, 0), dtype=np.int64))
-    market.commit(job("a", 8), plan)
-    market.release(job("a", 8), plan, now=1)
+    market.commit(bid, plan)
+    market.release(bid, plan, now=1)
     assert market.workers.used[:, 0, 0].tolist() == [4, 0, 0, 0]
-    market.release(job("a", 8), plan, now=2)
+    market.release(bid, plan, now=2)
     market.move_on(1)
     assert not market.workers.used.any()
     np.testing.assert_allclose(market.workers.prices, market.workers.prices[0, 0, 0])
@@ -89,41 +88,34 @@ def test_a_job_worth_more_than_its_resources_raises_the_prices() -> None:
 def test_a_job_keeps_to_its_servers_its_size_and_its_time() -> None:
     # Memory for two workers at a time, which costs nothing.
     servers = replace(ONE, workers=np.array([[4.0, 2.0]]), priced=np.array([True, False]))
-    market = market_for(job("a", 8), servers=servers)
-    _, plan = market.offer(job("a", 8))
+    market, bid = market_for(job("a", 8), servers=servers), job("a", 8)
+    _, plan = market.offer(bid)
     assert plan.sizes().tolist() == [2, 2, 2, 2]
     assert not market.workers.prices[:, :, 1].any()
 
-    servers = replace(ONE, workers=np.full((2, 2), 4.0))
-    market = market_for(job("a", 8), servers=servers)
-    quote = market.quote(replace(job("a", 8), servers=np.array([False, True])))
+    market = market_for(bid, servers=replace(ONE, workers=np.full((2, 2), 4.0)))
+    quote = market.quote(replace(bid, servers=np.array([False, True])))
     assert quote.plan.workers[:, 0].tolist() == [0] * len(quote.plan.workers)
 
-    market = market_for(job("a", 8))
-    plan = market.quote(replace(job("a", 8), work=7, least_workers=3, most_workers=3)).plan
+    market = market_for(bid)
+    plan = market.quote(replace(bid, work=7, least_workers=3, most_workers=3)).plan
     assert set(plan.sizes().tolist()) <= {0, 3}
     assert plan.sizes().sum() == 9
 
-    market = market_for(job("a", 8))
-    quote = market.quote(job("a", 8), now=2)
-    assert quote.first == 2
-    assert quote.plan.first == 2
-    assert quote.last == 3
+    quote = market.quote(bid, now=2)
+    assert (quote.first, quote.plan.first, quote.last) == (2, 2, 3)
 
 
 def test_a_full_cluster_admits_nothing() -> None:
-    market = market_for(job("a", 16))
-    assert market.offer(job("a", 16))[1] is not None
-    quote, plan = market.offer(job("b", 1, value=1e9))
-    assert plan is None
-    assert quote.last is None
-    assert quote.least_scale == np.inf
-
     market = market_for(job("a", 8, 100.0))
     assert not market.is_hopeless(job("b", 8, 100.0))
-    market.offer(job("a", 16, 100.0))
+    assert market.offer(job("a", 16, 100.0))[1] is not None
     assert market.is_hopeless(job("b", 8))
-    assert not market.quote(job("b", 8)).is_worth_it
+    quote, plan = market.offer(job("b", 1, value=1e9))
+    assert plan is None
+    assert not quote.is_worth_it
+    assert quote.last is None
+    assert quote.least_scale == np.inf
 
 
 @pytest.mark.parametrize("decay", [0.5, 3.0])
@@ -165,8 +157,7 @@ def test_the_check_of_schedules_sees_every_broken_rule() -> None:
     bid = Bid("a", 1, 3, 2, np.array([3.0, 1.0]), np.array([1.0, 0.0]), np.ones(4), 1.0, 1.0)
     servers = replace(ONE, ps=np.array([[1.0, 0.0]]))
     plan = SlotPlan(0, np.array([[2], [0]]), np.array([[1], [2]]))
-    result = broken_rules(servers, [(bid, plan)], 4)
-    assert len(result) == 7
+    assert len(broken_rules(servers, [(bid, plan)], 4)) == 7
     good = SlotPlan(1, np.array([[1], [1], [1]]), np.array([[1], [1], [1]]))
     assert broken_rules(servers, [(bid, good)], 4) == []
 

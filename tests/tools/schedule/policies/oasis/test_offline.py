@@ -35,6 +35,7 @@ from tests.builders import cluster, decided
 from tests.effort import examples
 from tests.tools.schedule.policies.oasis.test_policy import SLOT_S, bidder, run_out
 from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
+from tests.tools.schedule.policies.started import joined
 
 ONE_PLACE = Servers(("cpu",), np.array([[1.0]]), np.zeros((0, 1)))
 
@@ -141,59 +142,43 @@ def early_and_late() -> list[Job]:
 
 def test_it_turns_a_job_away_for_a_better_one_to_come():
     held = opened(offline(), trace := early_and_late())
-    ends = run_out(held, trace)
-    assert held.ended["early"].first_start_s is None
-    assert ends["late"] == 300.0
-
-    held = opened(offline(), [])
-    held.submit(early_and_late()[0], 0.0)
-    assert decided(held, 0.0) == {"early": 4}
-
-
-def test_jobs_to_come_are_those_that_have_not_arrived():
-    held = opened(offline(), trace := early_and_late())
     assert list(held.snapshot(0.0).future) == trace
     held.submit(trace[0], 0.0)
     assert list(held.snapshot(0.0).future) == trace[1:]
     [turned_away] = held.decide(0.0)
-    assert "early" in held.ended
-    assert list(held.snapshot(0.0).future) == trace[1:]
-    assert not opened(Oasis(), trace).snapshot(0.0).future
-
+    assert held.ended["early"].first_start_s is None
     assert turned_away.reason == "the largest total utility is without it"
     assert held.admissions["early"] == {"admitted": False, "gap": 0.0}
-    held.submit(trace[1], 100.0)
-    held.decide(100.0)
+    assert list(held.snapshot(0.0).future) == trace[1:]
+    joined(held, 100.0, trace[1])
     statement = held.admissions["late"]
     assert statement["admitted"]
     assert statement["end_s"] == 300.0
     assert statement["worth"] == pytest.approx(trace[1].utility.worth(200.0), rel=1e-5)
+    assert run_out(held)["late"] == 300.0
+
+    assert joined(opened(offline(), []), 0.0, trace[0]) == {"early": 4}
+    assert not opened(Oasis(), trace).snapshot(0.0).future
 
 
 def test_a_job_that_loses_its_node_is_planned_again():
     trace = [bidder("a", 16, value=20.0), bidder("b", 8, at=200.0, value=30.0)]
     held = opened(offline(), trace, cluster(4, 4))
-    held.submit(trace[0], 0.0)
-    held.decide(0.0)
+    joined(held, 0.0, trace[0])
     (node, *_), *_ = held.jobs["a"].placement
     held.node_down(node, 50.0)
     held.decide(50.0)
-    held.decide(100.0)
-    assert held.jobs["a"].gpus
+    assert decided(held, 100.0).keys() == {"a"}
     assert node not in dict(held.jobs["a"].placement)
-    held.submit(trace[1], 200.0)
-    held.decide(200.0)
+    joined(held, 200.0, trace[1])
     assert "b" in held.jobs
 
 
 def test_a_problem_that_is_too_large_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(offline_policy, "MOST_VARIABLES", 20)
-    held = opened(offline(), early_and_late())
-    held.submit(early_and_late()[0], 0.0)
-    with pytest.raises(
-        UsageError, match=r"2 jobs in 12 slots on 1 node are a problem of \d+ variables, and 20"
-    ):
-        held.decide(0.0)
+    problem = r"2 jobs in 12 slots on 1 node are a problem of \d+ variables, and 20"
+    with pytest.raises(UsageError, match=problem):
+        joined(opened(offline(), early_and_late()), 0.0, early_and_late()[0])
 
 
 app = typer.Typer()

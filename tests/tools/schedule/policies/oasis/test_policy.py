@@ -29,7 +29,8 @@ from pliant.tools.schedule.policy import PolicyError, Reserved
 from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, decided, job, opened, session, sizes
+from tests.builders import cluster, decided, job, session, sizes
+from tests.tools.schedule.policies.started import joined, started
 
 SLOT_S = 100.0
 
@@ -49,20 +50,16 @@ def bidder(
 
 def bidding(*jobs: Job, nodes: Cluster | None = None, **more: Any) -> Session:
     """All of them have arrived at 0 and have been decided on."""
-    held = opened(policy(**more), nodes or cluster(4), *jobs)
-    held.decide(0)
-    return held
+    return started(policy(**more), nodes or cluster(4), *jobs)
 
 
-def run_out(held: Session, coming: list[Job] | None = None, check: Any = None) -> dict[str, float]:
+def run_out(held: Session, coming: list[Job] | None = None) -> dict[str, float]:
     """Everything until all jobs have ended; returns when."""
     time_s, ahead = 0.0, in_order_of_arrival(coming or [])
     happen(held, 0.0, ahead)
     ends: dict[str, float] = {}
     for _ in range(2000):
         held.decide(time_s)
-        if check:
-            check(held, time_s)
         before = set(held.jobs)
         next_s = advance(held, time_s, ahead)
         if next_s is None:
@@ -77,13 +74,12 @@ def test_a_job_gets_workers_from_the_next_slot_on():
     assert sizes(held) == {"a": 4}
     assert run_out(held) == {"a": 200.0}
 
-    held = opened(policy(), cluster(4), bidder("a", 4, at=30.0))
-    assert decided(held, 30.0) == {}
+    held = bidding(bidder("a", 4, at=30.0))
+    assert sizes(held) == {}
     assert held.ask_again_s == 100.0
     assert decided(held, 100.0) == {"a": 4}
 
-    held = opened(policy(), cluster(4), bidder("a", 4, at=9.0))
-    assert decided(held, 9.0) == {"a": 4}
+    assert sizes(bidding(bidder("a", 4, at=9.0))) == {"a": 4}
 
 
 def ends_in_time(rescale_s: float) -> set[str]:
@@ -111,11 +107,8 @@ def test_prices_do_not_count_a_slot_that_is_out_of_service():
         held = session(policy(), cluster(gpus))
         if gpus == 5:
             held.withdraw("n0/0", 0.0, 1e6)
-        for each in rich(5):
-            held.submit(each, 0.0)
-        held.decide(0.0)
-        held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
-        held.decide(1.0)
+        joined(held, 0.0, *rich(5))
+        joined(held, 1.0, bidder("poor", 16, at=1.0, value=1.0))
         admissions.append(held.admissions["poor"])
     assert admissions[0] == admissions[1]
     assert not admissions[1]["admitted"]
@@ -146,40 +139,29 @@ def test_what_is_worth_more_raises_the_price_for_later_jobs():
 @pytest.mark.parametrize(("part", "admitted"), [(0.98, False), (1.02, True)])
 def test_the_value_that_would_have_been_enough_is_enough(part, admitted):
     held = bidding(*rich(5), quantile=0.5)
-    held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
-    held.decide(1.0)
+    joined(held, 1.0, bidder("poor", 16, at=1.0, value=1.0))
     least = held.admissions["poor"]["least_value"]
-    held.submit(bidder("next", 16, at=1.0, value=least * part), 1.0)
-    held.decide(1.0)
+    joined(held, 1.0, bidder("next", 16, at=1.0, value=least * part))
     assert ("next" in held.jobs) is admitted
 
 
 def test_the_target_that_would_have_been_late_enough_is_named():
     held = bidding(*rich(8, value=30.0))
-    held.submit(bidder("late", 4, at=1.0, value=29.0, decay=0.5, target=10.0), 1.0)
-    held.decide(1.0)
+    terms = {"at": 1.0, "value": 29.0, "decay": 0.5}
+    joined(held, 1.0, bidder("late", 4, target=10.0, **terms))
     statement = held.admissions["late"]
     assert not statement["admitted"]
-    held.submit(
-        bidder("later", 4, at=1.0, value=29.0, decay=0.5, target=statement["least_target_s"] + 9), 1.0
-    )
-    held.decide(1.0)
+    joined(held, 1.0, bidder("later", 4, target=statement["least_target_s"] + 9, **terms))
     assert "later" in held.jobs
 
 
 def test_a_job_that_may_bid_again_waits_until_slots_are_free():
-    next_one = bidder("next", 4, at=1.0, value=80.0, shape="constant")
-    short = {"slot_seconds": SLOT_S, "horizon_slots": 4, "requeue": True}
-    held = session(Oasis(**short), cluster(4))
-    seen: list[str] = []
-
-    def look(held: Session, time_s: float) -> None:
-        if "next" in held.jobs:
-            seen.append(held.explain(time_s)["next"].reason)
-
-    ends = run_out(held, [*rich(4), next_one], look)
-    assert seen[0].startswith("bids again: ")
-    assert ends["next"] == max(ends.values()) == 500.0
+    last = bidder("last", 4, at=1.0, value=80.0, shape="constant")
+    held = bidding(*rich(4), horizon_slots=4, requeue=True, rescale_s=30.0)
+    joined(held, 1.0, last)
+    assert held.explain(1.0)["last"].reason.startswith("bids again: ")
+    ends = run_out(held)
+    assert ends["last"] == max(ends.values()) == 500.0
 
     held = bidding(*rich(3), requeue=True)
     run_out(held)
@@ -193,8 +175,7 @@ def test_a_job_that_cannot_end_within_the_slots_is_rejected():
     assert held.ended["a"].gpus == 0
     assert held.admissions["a"] == {"admitted": False}
 
-    plain = job("plain", low=1, high=4, gpu_seconds=100 * SLOT_S)
-    held = bidding(plain, bidder("a", 4))
+    held = bidding(job("plain", low=1, high=4, gpu_seconds=100 * SLOT_S), bidder("a", 4))
     assert held.admissions["plain"]["admitted"]
     assert run_out(held)["plain"] >= 100 * SLOT_S / 4
 
@@ -208,10 +189,10 @@ def test_plans_change_where_jobs_or_nodes_do_not_keep_them():
     assert held.jobs["a"].placement[0][0] != node
 
     held = bidding(bidder("a", 8), bidder("b", 8))
-    first = next(iter(sizes(held)))
+    (first,), (other,) = sizes(held), held.jobs.keys() - sizes(held)
     held.jobs[first].report_progress(50.0, 400.0)
     held.end(first, 230.0)
-    assert decided(held, 230.0) == {"b" if first == "a" else "a": 4}
+    assert decided(held, 230.0) == {other: 4}
 
     held = bidding(bidder("a", 8))
     held.jobs["a"].report_progress(100.0, 10.0)
@@ -305,15 +286,11 @@ def test_true_bounds_come_from_the_trace_itself(tmp_path):
     write_jobs(trace, named)
     result = make_policy("oasis", {"bounds_from": named, "bounds_by": "paper", "percent": "500"})
     assert result.parameters["percent"] == 500.0
-    held = opened(policy(bounds_from=named, bounds_by="paper"), cluster(4), *trace)
-    held.decide(0)
-    assert set(held.jobs) == {"a", "b"}
+    assert set(bidding(*trace, bounds_from=named, bounds_by="paper").jobs) == {"a", "b"}
 
-    named = str(tmp_path / "trace.jsonl")
     write_jobs([bidder(f"j{each}", 1 + each, value=3.0 + each) for each in range(7)], named)
-    held = session(policy(bounds_from=named, quantile=0.3), cluster(4))
+    held, again = (session(policy(bounds_from=named, quantile=0.3), cluster(4)) for _ in range(2))
     held.decide(0.0)
-    again = session(policy(bounds_from=named, quantile=0.3), cluster(4))
     again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
     again.decide(0.0)
     assert again.policy_state() == held.policy_state()
@@ -323,11 +300,12 @@ def three_jobs(at: float) -> list[Job]:
     """One that ends in time with ease, one that ends within a slot, one that cannot end before it is worth
     nothing: six slots, where its target is two.
     """
-    sharp = {"value": 100.0, "decay": 5 / SLOT_S, "target": 2 * SLOT_S}
+    easy = {"most": 1, "decay": 0.5 / SLOT_S, "target": 8 * SLOT_S}
+    sharp = {"most": 1, "decay": 5 / SLOT_S, "target": 2 * SLOT_S}
     return [
-        bidder("a", 1, most=1, value=10.0, decay=0.5 / SLOT_S, target=8 * SLOT_S),
-        bidder("b", 1, at=at, most=1, value=9.0, decay=0.5 / SLOT_S, target=8 * SLOT_S),
-        bidder("c", 6, at=at, most=1, **sharp),
+        bidder("a", 1, value=10.0, **easy),
+        bidder("b", 1, at=at, value=9.0, **easy),
+        bidder("c", 6, at=at, value=100.0, **sharp),
     ]
 
 
@@ -335,10 +313,8 @@ def known_from(at: float, kind: str, folder: Path) -> tuple[float, float, dict[s
     """U and L of GPUs where these jobs are known beforehand, and what is said of the first when it comes."""
     named = str(folder / f"trace-{at}.jsonl")
     write_jobs(three_jobs(at), named)
-    held = opened(policy(bounds_from=named, bounds_by=kind), cluster(4), three_jobs(at)[0])
-    held.decide(0.0)
-    asked = held.policy
-    bounds = asked._ledger.market.bounds.workers
+    held = bidding(three_jobs(at)[0], bounds_from=named, bounds_by=kind)
+    bounds = held.policy._ledger.market.bounds.workers
     return math.exp(bounds.log_most[0]), math.exp(bounds.log_least), dict(held.admissions["a"])
 
 
@@ -434,7 +410,8 @@ def test_what_is_booked_follows_nodes_that_vanish_or_drain(seed: int, requeue: b
         name = held.nodes[int(rng.integers(len(held.nodes)))].name
         if not ahead:
             for node in held.nodes:
-                comes_back(held, node.name, time_s)
+                held.resume(node.name, time_s)
+                held.node_up(node.name, time_s)
         elif rng.random() < 0.3:
             disturb(held, rng, name, time_s)
     assert not held.jobs, "with all nodes back everything that was admitted ends"
@@ -443,15 +420,11 @@ def test_what_is_booked_follows_nodes_that_vanish_or_drain(seed: int, requeue: b
 def disturb(held: Session, rng: np.random.Generator, name: str, time_s: float) -> None:
     """A node goes or comes back, or one of its GPUs that no job holds goes out of service."""
     if name in held.commands.drained or not next(node.up for node in held.nodes if node.name == name):
-        comes_back(held, name, time_s)
+        held.resume(name, time_s)
+        held.node_up(name, time_s)
     elif rng.random() < 0.4 and held.free.free_on(name):
         held.withdraw(f"{name}/0", time_s, time_s + 300.0)
     elif rng.random() < 0.5:
         held.drain(name, time_s, now=bool(rng.integers(2)))
     else:
         held.node_down(name, time_s)
-
-
-def comes_back(held: Session, name: str, time_s: float) -> None:
-    held.resume(name, time_s)
-    held.node_up(name, time_s)

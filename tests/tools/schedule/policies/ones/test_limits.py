@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from benchmarks.parts.evolution import FixedAndPerSample
@@ -21,7 +19,7 @@ from tests.builders import cluster, curves, job
 SPEEDS = Speeds(curves(), node_states(cluster(16)))
 
 
-def trained(samples: float, *, batch: int = 64, gpus: int = 1, at_s: float = 100.0, **more: Any) -> JobState:
+def trained(samples: float, *, batch: int = 64, gpus: int = 1, at_s: float = 100.0) -> JobState:
     """A job of epochs of 1,000 samples that has run until ``at_s`` since 0."""
     spec = job(
         "a",
@@ -30,7 +28,6 @@ def trained(samples: float, *, batch: int = 64, gpus: int = 1, at_s: float = 100
         elastic="size+batch",
         batch={"size": 64, "min": 16, "max": 4096, "per_gpu_max": 64},
         work={"epochs": 50, "dataset_size": 1000},
-        **more,
     )
     state = JobState(spec, 64, 50_000.0)
     state.gpus, state.global_batch, state.first_start_s = gpus, batch, 0.0
@@ -38,7 +35,7 @@ def trained(samples: float, *, batch: int = 64, gpus: int = 1, at_s: float = 100
     return state
 
 
-def limits(limit: BatchLimit, *, warmup_steps: int = 0) -> BatchLimits:
+def limits(limit: BatchLimit, warmup_steps: int = 0) -> BatchLimits:
     held = BatchLimits(EpochRule(60.0, None), warmup_steps)
     held.load({"seen_s": 0.0, "jobs": {}})
     held._known["a"] = limit
@@ -52,9 +49,9 @@ def followed(
     rate: float = 0.0,
     in_the_way: tuple[str, ...] = (),
     at_s: float = 100.0,
-    **more: Any,
+    warmup_steps: int = 0,
 ) -> BatchLimit:
-    held = limits(limit, **more)
+    held = limits(limit, warmup_steps)
     held.follow({"a": state}, SPEEDS, at_s, rate, in_the_way)
     return held["a"]
 
@@ -87,9 +84,8 @@ def test_scale_up_doubles_the_limit_after_an_epoch():
 def test_scale_up_ends_at_the_largest_batch_of_the_job():
     state = trained(1000, batch=4096, gpus=16)
     assert followed(BatchLimit(4096, 256.0), state).samples == 4096
-    fixed = JobState(job("a", low=1, high=16, batch=64, work={"epochs": 50, "dataset_size": 1000}), 64, None)
-    fixed.gpus, fixed.global_batch, fixed.first_start_s = 4, 64, 0.0
-    fixed.report_progress(100.0, 1000.0)
+    fixed = trained(1000, gpus=4)
+    fixed.spec = job("a", low=1, high=16, batch=64, work={"epochs": 50, "dataset_size": 1000})
     assert followed(BatchLimit(64, 16.0), fixed).samples == 128, "it says GPUs where the batch does not move"
 
 
@@ -126,37 +122,32 @@ def test_resume_with_half_of_the_batch_after_each_refusal():
     assert asked == [256, 128, 128, 64, 64], "once in the 10 s of an epoch, down to what one GPU trains"
 
 
-@pytest.mark.parametrize(
-    ("limit", "sizes"),
-    [
-        pytest.param(BatchLimit(64, 64.0), 1, id="no more"),
-        pytest.param(BatchLimit(128, 64.0), 2, id="twice"),
-        pytest.param(BatchLimit(127, 64.0), 1, id="rounded down"),
-        pytest.param(BatchLimit(4096, 64.0), 16, id="its own limit"),
-    ],
-)
-def test_a_limit_is_gpus_in_proportion_to_the_batch(limit: BatchLimit, sizes: int):
-    row = SizeTables(SPEEDS).row(trained(0), "gpu", 16, limit)
+@pytest.mark.parametrize(("limit", "sizes"), [(64, 1), (128, 2), (127, 1), (4096, 16)])
+def test_a_limit_is_gpus_in_proportion_to_the_batch(limit: int, sizes: int):
+    """Rounded down, and 16 are the job's own limit."""
+    row = SizeTables(SPEEDS).row(trained(0), "gpu", 16, BatchLimit(limit, 64.0))
     assert len(row.utilization) == sizes + 1
 
 
 def test_of_the_batches_within_the_limit_the_fastest_is_chosen():
     # A GPU holds 32 samples. On three GPUs 63 are faster than 64: one share would be of 22.
-    speeds = Speeds(FixedAndPerSample({"m": (0.01, 0.001, 0.0)}), node_states(cluster(8)))
     batch = {"size": 16, "min": 8, "max": 256, "per_gpu_max": 32}
     spec = job("a", model="m", low=1, high=8, elastic="size+batch", batch=batch)
-    row = SizeTables(speeds).row(JobState(spec, 16, None), "gpu", 8, BatchLimit(64, 16.0))
+    row = measured(0.01, 0.001, 0.0).row(JobState(spec, 16, None), "gpu", 8, BatchLimit(64, 16.0))
     assert row.batches == [0, 32, 64, 63, 64]
 
     # A step of 64 samples takes 64 ms on one GPU, and twice as many GPUs add 20 ms.
-    speeds = Speeds(FixedAndPerSample({"m": (0.0, 0.001, 0.02)}), node_states(cluster(8)))
-    spec = job("a", model="m", low=1, high=8, batch=64)
-    row = SizeTables(speeds).row(JobState(spec, 64, None), "gpu", 8, BatchLimit(512, 64.0))
+    state = JobState(job("a", model="m", low=1, high=8, batch=64), 64, None)
+    row = measured(0.0, 0.001, 0.02).row(state, "gpu", 8, BatchLimit(512, 64.0))
     assert [gpus for gpus, worth in enumerate(row.utilization) if 0 < worth < float("inf")] == [1, 2]
 
-    spec = job("a", low=1, high=8, batch=64)
-    row = SizeTables(SPEEDS).row(JobState(spec, 64, None), "gpu", 16, BatchLimit(128, 32.0))
+    row = SizeTables(SPEEDS).row(state, "gpu", 16, BatchLimit(128, 32.0))
     assert row.batches == [0, 64, 64, 64, 64]
+
+
+def measured(*model: float) -> SizeTables:
+    """On eight GPUs, with these seconds of a step, of a sample, and of a doubling."""
+    return SizeTables(Speeds(FixedAndPerSample({"m": model}), node_states(cluster(8))))
 
 
 def test_unstated_epochs_follow_from_reports_or_from_time():

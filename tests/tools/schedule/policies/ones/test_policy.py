@@ -14,7 +14,9 @@ from pliant.tools.schedule.policies.ones import population
 from pliant.tools.schedule.policies.ones.policy import Ones
 from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, decided, job, mixed_cluster, session
+from tests import builders
+from tests.builders import cluster, curves, decided, job, mixed_cluster, sizes
+from tests.tools.schedule.policies.started import joined, started
 
 SPEEDS = curves(linear={1: 100, 2: 190, 4: 340, 8: 560})
 
@@ -31,10 +33,7 @@ SHRUNK = {"size": 128, "min": 32, "max": 256, "per_gpu_max": 32}
 
 
 def opened(*jobs: Job, gpus: int = 8, **parameters: Any) -> Session:
-    held = session(Ones(**parameters), cluster(gpus), SPEEDS)
-    for each in sorted(jobs, key=lambda each: each.submit_time):
-        held.submit(each, each.submit_time)
-    return held
+    return builders.opened(Ones(**parameters), cluster(gpus), *jobs, throughput=SPEEDS)
 
 
 def batches(held: Session) -> dict[str, int]:
@@ -42,6 +41,8 @@ def batches(held: Session) -> dict[str, int]:
 
 
 def reason(held: Session, name: str, time_s: float) -> str:
+    """Of a decision at that time."""
+    held.decide(time_s)
     return held.explain(time_s)[name].reason
 
 
@@ -52,12 +53,10 @@ def test_a_job_doubles_its_batch_and_gpus_after_each_epoch():
         assert held.ask_again_s is not None
         time_s = held.ask_again_s
     assert seen == [(1, 32), (2, 64), (4, 128), (8, 256), (8, 256)]
-
     assert held.jobs["a"].reference_batch == 32, "the learning rate follows"
 
     held = opened(trainable("a", epochs=100, batch=SHRUNK | {"size": 32, "max": 128}))
-    for time_s in range(0, 60, 10):
-        last = decided(held, time_s)
+    *_, last = (decided(held, time_s) for time_s in range(0, 60, 10))
     assert (last, batches(held)) == ({"a": 4}, {"a": 128}), "its largest"
 
 
@@ -68,11 +67,11 @@ def test_in_a_crowd_no_change_more_than_doubles_a_batch():
         epochs = 43 if number % 5 == 0 else 3
         held.submit(trainable(f"j{number}", at=time_s, epochs=epochs, batch=SHRUNK), time_s)
         for _ in range(3):
-            before = {each.id: each.global_batch for each in held.jobs.values() if each.gpus}
+            before = batches(held)
             held.decide(time_s)
-            after = batches(held)
-            assert all(after[name] <= 2 * had for name, had in before.items() if name in after)
-            grown += sum(after[name] > had for name, had in before.items() if name in after)
+            changes = [(had, batches(held)[name]) for name, had in before.items() if name in batches(held)]
+            assert all(now <= 2 * had for had, now in changes)
+            grown += sum(now > had for had, now in changes)
             time_s += 2.0
             for each in list(held.jobs.values()):
                 if (end_s := each.finish_time_s()) is not None and end_s <= time_s:
@@ -81,113 +80,96 @@ def test_in_a_crowd_no_change_more_than_doubles_a_batch():
 
 
 def test_an_update_waits_until_every_job_has_done_an_epoch():
-    slow = trainable("slow", samples=3000)
-    held = opened(trainable("quick"), slow, gpus=2, update="all")
+    jobs = trainable("quick"), trainable("slow", samples=3000)
+    held = opened(*jobs, gpus=2, update="all")
     assert decided(held, 0) == {"quick": 1, "slow": 1}
     assert held.ask_again_s == pytest.approx(30, rel=1e-3)
-    held.submit(trainable("new", at=15, epochs=1), 15)
-    assert decided(held, 15) == {"quick": 1, "slow": 1}, "quick has done an epoch, slow has not"
-    assert 'once "slow" has done an epoch' in reason(held, "new", 15)
+    result = joined(held, 15, trainable("new", at=15, epochs=1))
+    assert result == {"quick": 1, "slow": 1}, "quick has done an epoch, slow has not"
+    assert 'once "slow" has done an epoch' in held.explain(15)["new"].reason
     assert "new" in decided(held, 30), "a new job gets its first GPU from one that has run"
 
-    held = opened(trainable("quick"), trainable("slow", samples=3000))
+    held = opened(*jobs)
     decided(held, 0)
     assert held.ask_again_s == pytest.approx(10, rel=1e-3)
     assert decided(held, 10) == {"quick": 2, "slow": 1}
 
 
-def test_idle_gpus_go_to_waiting_jobs_at_once_or_with_the_update():
-    for idle_gpus, expected in (("start", {"a": 1, "b": 1}), ("hold", {"a": 1})):
-        held = opened(trainable("a"), gpus=4, idle_gpus=idle_gpus, update="all")
-        decided(held, 0)
-        held.submit(trainable("b", at=5), 5)
-        assert decided(held, 5) == expected
-
-    held = opened(trainable("a"), gpus=8, update="all")
+@pytest.mark.parametrize(("idle_gpus", "expected"), [("start", {"a": 1, "b": 1}), ("hold", {"a": 1})])
+def test_idle_gpus_go_to_waiting_jobs_at_once_or_with_the_update(idle_gpus: str, expected: dict[str, int]):
+    held = opened(trainable("a"), idle_gpus=idle_gpus, update="all")
     decided(held, 0)
-    held.submit(trainable("b", at=5), 5)
-    decided(held, 5)
+    assert joined(held, 5, trainable("b", at=5)) == expected
     assert held.ask_again_s == pytest.approx(10)
     assert decided(held, 10) == {"a": 2, "b": 1}
 
 
-def test_a_long_job_that_holds_much_is_scaled_down():
+@pytest.mark.parametrize(("convoy", "rule"), [(0.5, "scale-down"), (1.0, "scale-up")])
+def test_a_long_job_that_holds_much_is_scaled_down(convoy: float, rule: str):
     """The first job grows to 4 of 4 GPUs; with a queue behind it, it then gives half of them up."""
-    for convoy, rule in ((0.5, "scale-down"), (1.0, "scale-up")):
-        held = opened(trainable("a", epochs=1000), gpus=5, sigma=0.1, convoy=convoy, update="all")
-        for time_s in (0, 10, 20):
-            decided(held, time_s)
-        assert held.jobs["a"].gpus == 4
-        held.submit(job("gang", gpus=2, at=21), 21)
-        decided(held, 21)
-        decided(held, 30)
-        assert held.policy.dump_state()["limits"]["jobs"]["a"]["rule"] == rule
+    held = opened(trainable("a", epochs=1000), gpus=5, sigma=0.1, convoy=convoy, update="all")
+    for time_s in (0, 10, 20):
+        held.decide(time_s)
+    assert held.jobs["a"].gpus == 4
+    joined(held, 21, job("gang", gpus=2, at=21))
+    held.decide(30)
+    assert held.policy.dump_state()["limits"]["jobs"]["a"]["rule"] == rule
 
 
-def test_below_its_submitted_batch_a_job_waits_for_a_few_steps():
-    # On one GPU 10 steps of 32 samples take 3.2 s, an epoch takes 10 s.
-    for below_submitted, ends in (("steps", [3.2, 3.2 + 640 / 190]), ("epochs", [10.0, 10 + 1000 / 190])):
-        held = opened(trainable("a", batch=SHRUNK), below_submitted=below_submitted)
-        seen, time_s = [], 0.0
-        for _ in range(2):
-            decided(held, time_s)
-            time_s = held.ask_again_s or 0.0
-            seen.append(time_s)
-        assert seen == pytest.approx(ends)
-        assert (decided(held, time_s), batches(held)) == ({"a": 4}, {"a": 128})
-        assert held.ask_again_s == pytest.approx(time_s + 1000 / 340), "now it waits for an epoch"
+@pytest.mark.parametrize(
+    ("below_submitted", "ends"),
+    [("steps", [3.2, 3.2 + 640 / 190]), ("epochs", [10.0, 10 + 1000 / 190])],
+)
+def test_below_its_submitted_batch_a_job_waits_for_a_few_steps(below_submitted: str, ends: list[float]):
+    """On one GPU 10 steps of 32 samples take 3.2 s, an epoch takes 10 s."""
+    held, seen = opened(trainable("a", batch=SHRUNK), below_submitted=below_submitted), [0.0]
+    for _ in range(2):
+        held.decide(seen[-1])
+        seen.append(held.ask_again_s or 0.0)
+    assert seen[1:] == pytest.approx(ends)
+    assert (decided(held, seen[-1]), batches(held)) == ({"a": 4}, {"a": 128})
+    assert held.ask_again_s == pytest.approx(seen[-1] + 1000 / 340), "now it waits for an epoch"
 
+
+def test_with_no_room_to_grow_a_job_is_asked_after_an_epoch():
     held = opened(trainable("a", batch=SHRUNK), gpus=2)
-    decided(held, 0)
-    held.submit(job("gang", gpus=2, at=1), 1)
-    assert decided(held, 1) == {"a": 1}
+    held.decide(0)
+    assert joined(held, 1, job("gang", gpus=2, at=1)) == {"a": 1}
     assert held.ask_again_s == pytest.approx(10)
 
 
 def test_the_shorter_job_gets_the_gpus_that_both_could_use():
     held = opened(trainable("short", epochs=4), trainable("long", epochs=40), gpus=3)
-    decided(held, 0)
-    assert decided(held, 10)["long"] == 1 or decided(held, 10)["short"] == 1
+    held.decide(0)
+    assert sorted(decided(held, 10).values()) == [1, 2]
     explained = "".join(each.reason for each in held.explain(10).values())
     assert "grew from 1 to 2 GPUs, batch 64: its limit after an epoch is 64" in explained
 
 
 def test_gangs_and_fixed_batches_keep_to_what_they_are():
     gang = job("gang", gpus=4, work={"epochs": 20, "dataset_size": 1000})
-    fixed = trainable("fixed", elastic="size", batch=32, epochs=200)
-    held = opened(gang, fixed)
+    held = opened(gang, trainable("fixed", elastic="size", batch=32, epochs=200))
     assert decided(held, 0) == {"gang": 4, "fixed": 1}
     assert decided(held, 10)["fixed"] == 2
     assert batches(held)["fixed"] == 32
 
-    held = session(Ones(), mixed_cluster(slow=(2,), fast=(2,)), SPEEDS)
-    for number in range(4):
-        held.submit(trainable(f"j{number}"), 0)
-    assert decided(held, 0) == dict.fromkeys(("j0", "j1", "j2", "j3"), 1)
+    jobs = [trainable(f"j{number}") for number in range(4)]
+    held = started(Ones(), mixed_cluster(slow=(2,), fast=(2,)), *jobs, throughput=SPEEDS)
+    assert sizes(held) == dict.fromkeys(("j0", "j1", "j2", "j3"), 1)
     assert {each.gpu_type for each in held.jobs.values()} == {"slow", "fast"}
 
 
 def test_a_job_of_unknown_work_says_how_far_it_may_be():
-    held = opened(trainable("a", work=None))
-    decided(held, 0)
-    assert "predicted to be 50% done (90%: 5% to 95%)" in reason(held, "a", 0)
-    held = opened(trainable("a"))
-    decided(held, 0)
-    assert reason(held, "a", 0).endswith("score 200 GPU-s; 0% done")
-
     # Jobs of ten epochs have ended; one of unknown work that has done five is taken to be halfway.
     held, time_s = opened(gpus=1), 0.0
     for number in range(40):
-        held.submit(trainable(f"j{number}", at=time_s, epochs=10), time_s)
-        held.decide(time_s)
+        joined(held, time_s, trainable(f"j{number}", at=time_s, epochs=10))
         time_s = held.jobs[f"j{number}"].finish_time_s() or time_s
         held.end(f"j{number}", time_s)
-    held.submit(trainable("new", at=time_s, work=None), time_s)
-    decided(held, time_s)
+    joined(held, time_s, trainable("new", at=time_s, work=None))
     for epoch in range(1, 6):
         held.jobs["new"].report_progress(time_s + epoch, 1000.0 * epoch)
         held.jobs["new"].end_epoch(EpochEnd(epoch, 1000.0 * epoch))
-    decided(held, time_s + 5)
     statement = reason(held, "new", time_s + 5)
     assert 40 <= int(statement.split("predicted to be ")[1].split("%")[0]) <= 60, statement
 
@@ -204,7 +186,6 @@ def test_a_time_budget_is_spent_and_the_generations_are_said(monkeypatch, genera
     monkeypatch.setattr(population, "evolve", timed)
     monkeypatch.setattr(population, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     held = opened(trainable("a"), trainable("b"), time_budget_s=2.0)
-    decided(held, 0)
     assert f"best after {made} generation" in reason(held, "a", 0)
     assert held.policy_state().state["generations"] == made
 
@@ -220,8 +201,8 @@ def test_the_state_is_small_and_the_same_for_the_same_seed():
     dumps = []
     for _ in range(2):
         held = opened(*(trainable(f"j{number}", at=number) for number in range(60)), gpus=256)
-        decided(held, 60)
-        decided(held, 120)
+        held.decide(60)
+        held.decide(120)
         dumps.append(json.dumps(held.policy_state().state))
     assert dumps[0] == dumps[1]
     assert len(dumps[0]) < 64 * 60 * 10 + 60 * 250

@@ -26,7 +26,7 @@ from pliant.tools.schedule.policies.pollux.goodput import (
 )
 from pliant.tools.schedule.policies.pollux.policy import Goodputs
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job
+from tests.builders import cluster, curves, job, opened
 
 PLAIN = Fit(alpha_c=0.1, beta_c=0.01, alpha_n=0.2, beta_n=0.0, alpha_r=0.1, beta_r=0.0, gamma=1.0)
 POOL = Pool("gpu", 8, 4)
@@ -34,7 +34,6 @@ POOL = Pool("gpu", 8, 4)
 
 def test_efficiency_by_hand():
     assert efficiency(100.0, 20, np.array([20, 60, 140])).tolist() == pytest.approx([1.0, 0.75, 0.5])
-
     assert efficiency(float("inf"), 20, np.array([20, 2000])).tolist() == [1.0, 1.0]
 
 
@@ -99,15 +98,18 @@ def test_speedup_is_against_the_fair_share_where_it_fits():
     assert not GoodputTable(nothing, nothing.astype(np.int64)).speedups(2, 4).any()
 
 
-def held(**more: object) -> Session:
-    result = Session(Fifo(), cluster(4, 4), curves(linear={1: 10, 2: 18, 4: 30}))
-    result.submit(job("a", high=8, gpus=2, **more), 0.0)
-    return result
+def held(name: str = "a", gpus: int = 2, low: int | None = None) -> Session:
+    spec = job(name, gpus=gpus, low=low, high=8)
+    return opened(Fifo(), cluster(4, 4), spec, throughput=curves(linear={1: 10, 2: 18, 4: 30}))
+
+
+def goodputs(seen: Session, knowledge: str) -> Goodputs:
+    return Goodputs(seen.speeds, knowledge, lone_accumulates=False)
 
 
 def test_the_profile_answers_for_jobs_that_measured_nothing():
     result = held()
-    table = Goodputs(result.speeds, "profile", lone_accumulates=False).goodput(result.jobs["a"], POOL)
+    table = goodputs(result, "profile").goodput(result.jobs["a"], POOL)
     assert table.rates[0, 1:5].tolist() == pytest.approx([10, 18, 24, 30])
     assert table.batches[0, 4] == 960
     assert table.rates.shape == (2, 9)
@@ -121,47 +123,41 @@ def test_the_profile_answers_for_jobs_that_measured_nothing():
 
 def test_a_job_that_only_measures_tries_one_gpu_then_two():
     result = held()
-    state = result.jobs["a"]
-    goodputs = Goodputs(result.speeds, "measured", lone_accumulates=False)
-    assert goodputs.goodput(state, POOL).rates.shape == (2, 2)
+    state, measuring = result.jobs["a"], goodputs(result, "measured")
+    assert measuring.goodput(state, POOL).rates.shape == (2, 2)
     state.observe(Observation((1,), 960, 1, 9.7, 0.0))
-    assert goodputs.goodput(state, POOL).rates.shape == (2, 3)
+    assert measuring.goodput(state, POOL).rates.shape == (2, 3)
     state.observe(Observation((2,), 480, 1, 5.0, 0.1))
-    assert goodputs.goodput(state, POOL).rates.shape == (2, 5)
+    assert measuring.goodput(state, POOL).rates.shape == (2, 5)
 
-    result = Session(Fifo(), cluster(4, 4), curves())
-    result.submit(job("gang", gpus=8), 0.0)
-    goodputs = Goodputs(result.speeds, "measured", lone_accumulates=False)
-    limits = goodputs.limits(result.jobs["gang"], POOL)
+    gang = held("gang", gpus=8, low=8)
+    limits = goodputs(gang, "measured").limits(gang.jobs["gang"], POOL)
     assert (limits.least_gpus, limits.most_gpus) == (8, 8)
 
 
 def test_the_batch_moves_where_the_job_and_its_noise_allow_it():
-    batch = {"size": 64, "min": 32, "max": 256}
-    states = []
-    for elastic in ("size", "size+batch"):
-        state = job_state(job("a", high=8, elastic=elastic, batch=batch), held().speeds)
-        state.noise_scale = 100.0
-        states.append(state)
-    goodputs = Goodputs(held().speeds, "profile", lone_accumulates=False)
-    assert [goodputs.limits(state, POOL).resizes_batch for state in states] == [False, True]
-    states[1].noise_scale = None
-    assert goodputs.limits(states[1], POOL)[2:4] == (64, 64)
-    measuring = Goodputs(held().speeds, "measured", lone_accumulates=False)
-    assert measuring.limits(states[1], POOL)[2:4] == (32, 32)
+    batch, seen = {"size": 64, "min": 32, "max": 256}, held()
+    fixed, free = (
+        job_state(job("a", high=8, elastic=elastic, batch=batch), seen.speeds)
+        for elastic in ("size", "size+batch")
+    )
+    fixed.noise_scale = free.noise_scale = 100.0
+    profile, measuring = (goodputs(seen, knowledge) for knowledge in ("profile", "measured"))
+    assert [profile.limits(state, POOL).resizes_batch for state in (fixed, free)] == [False, True]
+    free.noise_scale = None
+    assert profile.limits(free, POOL)[2:4] == (64, 64)
+    assert measuring.limits(free, POOL)[2:4] == (32, 32)
 
 
 def test_a_new_noise_scale_chooses_another_batch():
-    state = job_state(
-        job("a", high=8, elastic="size+batch", batch={"size": 64, "min": 64, "max": 4096}), held().speeds
-    )
+    seen, batch = held(), {"size": 64, "min": 64, "max": 4096}
+    state = job_state(job("a", high=8, elastic="size+batch", batch=batch), seen.speeds)
     state.observe(Observation((1,), 64, 1, 0.74, 0.0))
     state.observe(Observation((1,), 128, 1, 1.38, 0.0))
-    goodputs = Goodputs(held().speeds, "measured", lone_accumulates=False)
-    batches = []
+    measuring, batches = goodputs(seen, "measured"), []
     for noise in (10.0, 100_000.0):
         state.noise_scale = noise
-        batches.append(int(goodputs.goodput(state, POOL).batches[0, 1]))
+        batches.append(int(measuring.goodput(state, POOL).batches[0, 1]))
     assert batches[0] < batches[1]
 
 
@@ -180,16 +176,16 @@ def measured(model: Fit, place: tuple[int, ...], local: int, accum: int = 1) -> 
 
 
 def test_a_step_computes_and_synchronises():
-    assert seconds(TRUE, (1,), 50) == pytest.approx(0.1)
-
     plain = TRUE._replace(gamma=1.0)
-    assert seconds(plain, (2,), 50) == pytest.approx(0.1 + 0.02)
-    assert seconds(plain, (4,), 50) == pytest.approx(0.1 + 0.02 + 2 * 0.001)
-    assert seconds(plain, (2, 2), 50) == pytest.approx(0.1 + 0.04 + 2 * 0.002)
-
-    assert seconds(TRUE, (2,), 50) == pytest.approx((0.1**2 + 0.02**2) ** 0.5)
-
-    assert seconds(TRUE, (2,), 50, accum=3) == pytest.approx(2 * 0.1 + (0.1**2 + 0.02**2) ** 0.5)
+    for model, place, accum, expected in (
+        (TRUE, (1,), 1, 0.1),
+        (plain, (2,), 1, 0.1 + 0.02),
+        (plain, (4,), 1, 0.1 + 0.02 + 2 * 0.001),
+        (plain, (2, 2), 1, 0.1 + 0.04 + 2 * 0.002),
+        (TRUE, (2,), 1, (0.1**2 + 0.02**2) ** 0.5),
+        (TRUE, (2,), 3, 2 * 0.1 + (0.1**2 + 0.02**2) ** 0.5),
+    ):
+        assert seconds(model, place, 50, accum) == pytest.approx(expected)
 
 
 def test_a_fit_recovers_the_times_it_was_made_from():
@@ -287,12 +283,7 @@ def test_a_fit_depends_neither_on_order_nor_on_the_unit_of_time(seed: int):
 
 @pytest.mark.parametrize("factor", [1e-9, 1e-4, 1e6, 1e12])
 def test_extreme_times_are_fitted_without_a_warning(factor: float):
-    result = fit(
-        [measured(TRUE, place, 64)._replace(step_seconds=factor, sync_seconds=0.0) for place in PLACES]
-    )
-    assert np.isfinite(result).all()
-
-
-def test_nothing_to_fit_is_said():
+    times = [measured(TRUE, place, 64)._replace(step_seconds=factor, sync_seconds=0.0) for place in PLACES]
+    assert np.isfinite(fit(times)).all()
     with pytest.raises(ValueError, match="no observations"):
         fit([])

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.pollux.policy import Pollux
-from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session
 from tests.effort import examples
+from tests.tools.schedule.policies.started import joined, started
 
 FLAT = curves(flat={1: 10.0, 8: 10.0}, fast={1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0})
 
@@ -31,11 +31,9 @@ def test_gpus_go_to_jobs_that_scale(nodes: tuple[int, ...], jobs: dict[str, str]
 
 
 def test_a_newcomer_gets_room_but_a_young_job_is_not_disturbed():
-    held = session(Pollux(), cluster(4, 4), FLAT)
-    held.submit(job("old", high=8, model="fast", work={"samples": 1e9}), 0.0)
-    held.decide(0.0)
-    held.submit(job("new", at=3600, high=8, model="fast"), 3600.0)
-    assert decided(held, 3600.0) == {"new": 4, "old": 4}
+    old = job("old", high=8, model="fast", work={"samples": 1e9})
+    held = started(Pollux(), cluster(4, 4), old, throughput=FLAT)
+    assert joined(held, 3600.0, job("new", at=3600, high=8, model="fast")) == {"new": 4, "old": 4}
 
     # Five GPUs, a holds four of them and is seconds old: the one that the end of b frees stays idle.
     steep = curves(fast={1: 10.0, 4: 40.0, 5: 44.0})
@@ -61,18 +59,15 @@ def test_a_population_is_smaller_where_matrices_are_large(
 
 
 def batching(knowledge: str, **more: object) -> Session:
-    held = session(Pollux(knowledge=knowledge, **more), cluster(1), curves())
+    """With a job that may change its batch."""
     spec = job("a", elastic="size+batch", batch={"size": 64, "min": 32, "max": 1024}, work={"samples": 1e9})
-    held.submit(spec, 0.0)
-    return held
+    return started(Pollux(knowledge=knowledge, **more), cluster(1), spec)
 
 
-def test_batches_begin_with_what_is_known():
+@pytest.mark.parametrize(("knowledge", "batch"), [("measured", 32), ("profile", 64)])
+def test_batches_begin_with_what_is_known(knowledge: str, batch: int):
     """A job that only measures with its smallest batch; with the author's where noise is unknown."""
-    for knowledge, batch in (("measured", 32), ("profile", 64)):
-        held = batching(knowledge)
-        held.decide(0.0)
-        assert held.jobs["a"].global_batch == batch
+    assert batching(knowledge).jobs["a"].global_batch == batch
 
 
 UP_TO_THREE = TimedSteps(lambda model, kind, place, batch: batch / sum(place) if sum(place) <= 3 else None)
@@ -80,9 +75,9 @@ UP_TO_THREE = TimedSteps(lambda model, kind, place, batch: batch / sum(place) if
 
 @pytest.mark.parametrize("elastic", ["size", "size+batch"])
 def test_a_fit_is_not_trusted_where_no_speed_is_known(elastic: str):
-    held = session(Pollux(knowledge="measured"), cluster(8), UP_TO_THREE)
     batch = {"size": 64, "min": 32, "max": 1024}
-    held.submit(job("a", high=8, elastic=elastic, batch=batch, work={"samples": 1e9}), 0.0)
+    spec = job("a", high=8, elastic=elastic, batch=batch, work={"samples": 1e9})
+    held = opened(Pollux(knowledge="measured"), cluster(8), spec, throughput=UP_TO_THREE)
     for round_s, gpus in ((0.0, 1), (36_000.0, 2), (72_000.0, 3), (108_000.0, 3)):
         assert decided(held, round_s) == {"a": gpus}
         held.jobs["a"].observe(Observation((gpus,), 32, 1, 0.4, 0.0))
@@ -92,7 +87,6 @@ def test_a_fit_is_not_trusted_where_no_speed_is_known(elastic: str):
 def test_a_young_job_changes_its_batch_where_that_is_free(retune: str, batch: int):
     """0.1 s and 0.01 s a sample at φ = 640: the best batch is sqrt(10 · 640) = 80, a third better."""
     held = batching("measured", retune=retune)
-    held.decide(0.0)
     state = held.jobs["a"]
     state.observe(Observation((1,), 32, 1, 0.42, 0.0))
     state.observe(Observation((1,), 64, 1, 0.74, 0.0))
@@ -104,12 +98,9 @@ def test_a_young_job_changes_its_batch_where_that_is_free(retune: str, batch: in
 
 
 def test_a_waiting_job_queues_for_its_fastest_type():
-    held = session(Pollux(), mixed_cluster(t4=(2,), a100=(2,)), FLAT)
-    for name in "abcd":
-        held.submit(job(name, model="flat"), 0.0)
-    held.decide(0.0)
-    types = [state.gpu_type for state in held.jobs.values()]
-    assert sorted(types) == ["a100", "a100", "t4", "t4"]
+    jobs = [job(name, model="flat") for name in "abcd"]
+    held = started(Pollux(), mixed_cluster(t4=(2,), a100=(2,)), *jobs, throughput=FLAT)
+    assert sorted(state.gpu_type or "" for state in held.jobs.values()) == ["a100", "a100", "t4", "t4"]
 
 
 @settings(max_examples=examples(15))
@@ -121,19 +112,8 @@ def test_jobs_of_several_nodes_never_meet(nodes, limits):
     held = session(Pollux(population=20, generations=10), cluster(*nodes), FLAT)
     for number, (low, more) in enumerate(limits):
         spec = job(f"j{number}", at=60.0 * number, gpus=low, low=low, high=low + more, model="fast")
-        held.submit(spec, 60.0 * number)
-        held.decide(60.0 * number)
+        joined(held, spec.submit_time, spec)
         for node, most in zip(held.nodes, nodes, strict=True):
             here = [state for state in held.jobs.values() if node.name in dict(state.placement)]
             assert sum(dict(state.placement)[node.name] for state in here) <= most
             assert sum(len(state.placement) > 1 for state in here) <= 1
-
-
-def test_every_reason_names_the_fair_share():
-    jobs = (job("a", gpus=4, model="fast"), job("b", gpus=4, model="fast"))
-    held = opened(Pollux(), cluster(4), *jobs, throughput=FLAT)
-    held.decide(0.0)
-    why = held.explain(0.0)
-    assert sorted(why) == ["a", "b"]
-    assert all("fair share" in each.reason for each in why.values())
-    assert sorted(each.needs_gpus or 0 for each in why.values()) == [0, 4]

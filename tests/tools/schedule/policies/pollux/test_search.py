@@ -88,21 +88,17 @@ def test_fitness_is_the_harmonic_mean_of_speedups():
     ("task", "given", "repaired"),
     [
         pytest.param(
-            problem([4, 4, 4], [LINEAR, LINEAR]),
-            matrix([1, 1, 0], [0, 1, 1]),
-            [[1, 1, 0], [0, 0, 1]],
+            problem([4, 4, 4], [LINEAR] * 2),
+            *(matrix([1, 1, 0], [0, 1, 1]), [[1, 1, 0], [0, 0, 1]]),
             id="one job of several nodes stays on a node",
         ),
         pytest.param(
-            problem([4], [LINEAR, LINEAR]),
-            matrix([3], [3]),
-            [[3], [1]],
+            *(problem([4], [LINEAR] * 2), matrix([3], [3]), [[3], [1]]),
             id="later jobs give what a node lacks",
         ),
         pytest.param(
-            problem([4], [LINEAR, LINEAR], least=[1, 4], most=[1, 4]),
-            matrix([3], [4]),
-            [[1], [0]],
+            problem([4], [LINEAR] * 2, least=[1, 4], most=[1, 4]),
+            *(matrix([3], [4]), [[1], [0]]),
             id="gangs are whole or out",
         ),
     ],

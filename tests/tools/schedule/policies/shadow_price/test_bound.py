@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.schemas.metrics import RunMetrics
 from pliant.schemas.runinfo import EqualDeals
@@ -25,7 +26,7 @@ from pliant.tools.report.equal_shares import DealtJob, equal_deal_finishes
 from pliant.tools.report.fairness import fairness, promise, why_unpromised
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
-from pliant.tools.report.records import gpu_usage
+from pliant.tools.report.records import RunRecord, gpu_usage
 from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import JobState, node_states
 from pliant.tools.schedule.policies.shadow_price.curves import Floats, Ints
@@ -35,6 +36,7 @@ from pliant.tools.schedule.rates import Speeds
 from pliant.tools.schedule.session.holdings import Holding
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session
 from tests.effort import examples
+from tests.tools.schedule.policies.started import started
 
 COST_S = 30.0
 WORLD = SimulatedCluster(start_cost=Cost(COST_S), rescale_cost=Cost(COST_S))
@@ -44,11 +46,20 @@ STRICT: dict[str, Any] = {"grace": 0.0, "grace_s": 0.0, "deal_s": 600.0, "lost_s
 """Not a second of grace: the guard has much to do."""
 
 
-def figures(jobs: Sequence[Job], speeds: CurveThroughput, *, guarded: bool = True) -> RunMetrics:
-    """A replay of shadow-price, in rounds of 60 s with all costs, held against the strict promise."""
-    trace = Inputs(tuple(jobs), cluster(4, 4), None, speeds)
-    parameters = STRICT if guarded else {**STRICT, "grace": None}
-    done = fold(replay(trace, Run("shadow-price", parameters, simulated=WORLD)).log.events(), "run")
+def replayed(
+    jobs: Sequence[Job],
+    nodes: Cluster | None = None,
+    speeds: CurveThroughput | None = None,
+    **parameters: float | None,
+) -> RunRecord:
+    """A replay of shadow-price, in rounds of 60 s with all costs."""
+    trace = Inputs(tuple(jobs), nodes or cluster(4, 4), None, speeds or CurveThroughput())
+    how = Run("shadow-price", {**STRICT, **parameters}, simulated=WORLD)
+    return fold(replay(trace, how).log.events(), "run")
+
+
+def figures(done: RunRecord) -> RunMetrics:
+    """Held against the strict promise."""
     promised = {"bounds": ShadowPrice(**STRICT).bounds}
     return run_metrics(replace(done, info=done.info.model_copy(update=promised)))
 
@@ -84,17 +95,16 @@ def test_with_concave_scaling_no_job_ends_later_than_promised(jobs, bends):
             slope *= part
             curve[size] = curve[size // 2] + slope * (size - size // 2)
         by_model[f"m{number}"] = curve
-    result = figures(jobs, CurveThroughput(by_model))
+    result = figures(replayed(jobs, speeds=CurveThroughput(by_model)))
     assert (result.jobs_finished, result.jobs_past_gps_bound) == (len(jobs), 0)
 
 
 def test_without_the_guard_a_long_job_ends_later_than_promised() -> None:
     """Whenever a job is done, a shorter one is there: the longer one waits for all of them."""
-    long = job("long", gpus=1, low=1, high=8, work={"samples": 2100})
-    short = [job(f"s{n:02}", at=250 * n, gpus=1, low=1, high=8, work={"samples": 1900}) for n in range(24)]
-    jobs = [long, *short]
-    assert figures(jobs, CurveThroughput()).jobs_past_gps_bound == 0
-    free = figures(jobs, CurveThroughput(), guarded=False)
+    long = job("long", low=1, high=8, work={"samples": 2100})
+    short = [job(f"s{n:02}", at=250 * n, low=1, high=8, work={"samples": 1900}) for n in range(24)]
+    assert figures(replayed([long, *short])).jobs_past_gps_bound == 0
+    free = figures(replayed([long, *short], grace=None))
     assert free.jobs_past_gps_bound == 1
     assert free.worst_bound_used is not None
     assert free.worst_bound_used > 5
@@ -116,10 +126,8 @@ def test_a_job_that_has_had_its_grace_gets_its_share_and_says_so() -> None:
 def test_a_job_of_unknown_work_has_a_grace_of_its_own(unstated_grace_s: float, served: bool) -> None:
     """Beside a shorter job that takes all GPUs, it gets its share once that grace is over."""
     policy = ShadowPrice(grace=100.0, grace_s=1e5, unstated_grace_s=unstated_grace_s)
-    held = session(policy, cluster(2), curves(net={1: 1.0, 2: 2.0}))
-    held.submit(job("unknown", low=1, high=2, model="net"), 0.0)
-    held.decide(0.0)
-    held.submit(job("short", low=1, high=2, model="net", work={"samples": 100}), 600.0)
+    held = started(policy, cluster(2), job("unknown", low=1, high=2))
+    held.submit(job("short", low=1, high=2, work={"samples": 100}), 600.0)
     assert decided(held, 660.0) == {"short": 2}, "it is ahead of its share"
     assert ("unknown" in decided(held, 900.0)) is served
 
@@ -127,14 +135,14 @@ def test_a_job_of_unknown_work_has_a_grace_of_its_own(unstated_grace_s: float, s
 def test_a_scattered_job_that_is_late_is_gathered() -> None:
     """On two nodes it makes half of what the reference counts with: only as good a place is pinned."""
     held = session(ShadowPrice(**STRICT), cluster(4, 4), HALF_ACROSS)
-    for name, gpus in (("left", 3), ("right", 3), ("across", 2)):
-        held.submit(job(name, gpus=gpus, work={"samples": 1e6}), 0.0)
-    across = Holding("across", (("n0", 1), ("n1", 1)))
-    held.adopt([Holding("left", (("n0", 3),)), Holding("right", (("n1", 3),)), across], 0.0)
+    places = {"first": (("n0", 3),), "second": (("n1", 3),), "across": (("n0", 1), ("n1", 1))}
+    for name, place in places.items():
+        held.submit(job(name, gpus=sum(gpus for _, gpus in place), work={"samples": 1e6}), 0.0)
+    held.adopt([Holding(*each) for each in places.items()], 0.0)
     for time_s in range(0, 300, 60):
         held.decide(float(time_s))
     assert len(held.jobs["across"].placement) == 2, "there is no room on one node"
-    held.end("left", 300.0)
+    held.end("first", 300.0)
     held.decide(300.0)
     assert held.jobs["across"].placement == (("n0", 2),)
 
@@ -142,9 +150,8 @@ def test_a_scattered_job_that_is_late_is_gathered() -> None:
 @pytest.mark.parametrize(("lost_s", "short"), [(90.0, "43 s more"), (133.0, None)])
 def test_a_job_whose_changes_cost_more_than_allowed_is_named(lost_s, short):
     """A change of 73 s and the default interval of 60 s: 133 s are lost."""
-    held = session(ShadowPrice(rescale_s=73.0, lost_s=lost_s), cluster(4))
-    held.submit(job("slow-to-change", low=1, high=4, work={"samples": 1e4}), 0.0)
-    held.decide(0.0)
+    slow = job("slow-to-change", low=1, high=4, work={"samples": 1e4})
+    held = started(ShadowPrice(rescale_s=73.0, lost_s=lost_s), cluster(4), slow)
     why = held.explain(0.0)["slow-to-change"].reason
     assert ("bound" in why) == (short is not None)
     assert short is None or short in why
@@ -154,9 +161,7 @@ def test_on_several_gpu_types_nothing_is_promised() -> None:
     """Equal shares would give it every other deal, and end it within 1800 s. It waits for every other job."""
     long = job("long", gpus=4, work={"samples": 2000})
     short = [job(f"s{n}", at=450.0 * n, gpus=4, work={"samples": 1900}) for n in range(3)]
-    nodes = mixed_cluster(slow=(1,), fast=(4,))
-    trace = Inputs((long, *short), nodes, None, CurveThroughput())
-    run = fold(replay(trace, Run("shadow-price", STRICT, simulated=WORLD)).log.events(), "run")
+    run = replayed([long, *short], mixed_cluster(slow=(1,), fast=(4,)))
     ends_s = {each.id: each.end_s or math.inf for each in run.jobs}
     assert ends_s["long"] > max(1800.0, *(ends_s[each.id] for each in short))
     assert run.info.bounds is not None
@@ -167,23 +172,21 @@ def test_on_several_gpu_types_nothing_is_promised() -> None:
 
 def test_a_heavy_job_is_not_promised_the_share_of_its_weight() -> None:
     """A weight of 3 beside 1 is 3 of 4 GPUs: 6300 samples in five deals. The bound is that of any job."""
-    heavy = job("heavy", gpus=1, low=1, high=4, work={"samples": 6300}, weight=3)
-    short = [job(f"s{n:02}", at=230.0 * n, gpus=1, low=1, high=4, work={"samples": 950}) for n in range(20)]
-    trace = Inputs((heavy, *short), cluster(4), None, CurveThroughput())
-    run = fold(replay(trace, Run("shadow-price", STRICT, simulated=WORLD)).log.events(), "run")
+    heavy = job("heavy", low=1, high=4, work={"samples": 6300}, weight=3)
+    short = [job(f"s{n:02}", at=230.0 * n, low=1, high=4, work={"samples": 950}) for n in range(20)]
+    run = replayed([heavy, *short], cluster(4))
     assert next(each.end_s or 0.0 for each in run.jobs if each.id == "heavy") > 5 * 600
     assert run_metrics(run).jobs_past_gps_bound == 0
 
 
 def test_rigid_jobs_are_served_in_one_of_four_deals() -> None:
     """A job of all four GPUs has had a deal; then every deal one comes that has had none."""
-    speeds = Speeds(curves(), node_states(cluster(GPUS)))
     kept = EqualShares(100.0, 20.0)
-    kept.enter(job_state(job("wide", gpus=4, work={"samples": 1e6}), speeds), 0.0)
+    kept.enter(job_state(job("wide", gpus=4, work={"samples": 1e6}), FOUR), 0.0)
     served = []
     for deal in range(40):
         if deal:
-            kept.enter(job_state(job(f"s{deal:02}", work={"samples": 80}), speeds), 100.0 * deal)
+            kept.enter(job_state(job(f"s{deal:02}", work={"samples": 80}), FOUR), 100.0 * deal)
             kept.end(f"s{deal:02}", 80.0)
         assert len([*kept.advance(100.0 * deal, GPUS, rates_of)]) <= 2
         served.append(kept.share("wide") is not None)
@@ -204,6 +207,7 @@ def test_what_jobs_are_owed_survives_a_dump() -> None:
 
 
 GPUS = 4
+FOUR = Speeds(curves(), node_states(cluster(GPUS)))
 TERMS = EqualDeals(grace=0.0, grace_s=50.0, deal_s=100.0, lost_s=20.0)
 rows = st.lists(
     st.tuples(st.integers(0, 300), st.integers(1, 900), st.integers(1, 3), st.integers(3, 4)),
@@ -223,26 +227,24 @@ def rates_of(job: JobState) -> tuple[Ints, Floats]:
 @settings(max_examples=examples(30))
 @given(rows, st.integers(0, 500))
 def test_it_is_the_one_of_reports_however_often_it_is_asked(drawn, asked_s):
-    speeds = Speeds(curves(), node_states(cluster(GPUS)))
     kept, jobs = EqualShares(TERMS.deal_s, TERMS.lost_s), []
     for number, (at, samples, low, high) in enumerate(sorted(drawn)):
         name = f"j{number}"
-        state = job_state(job(name, at=at, gpus=low, low=low, high=high, work={"samples": samples}), speeds)
+        state = job_state(job(name, at=at, gpus=low, low=low, high=high, work={"samples": samples}), FOUR)
         kept.enter(state, at + TERMS.grace_s)
         kept.end(name, float(samples))
         rates = tuple((size, float(size)) for size in range(low, high + 1))
         jobs.append(DealtJob(name, at + TERMS.grace_s, float(samples), rates))
 
-    left = [*kept.advance(float(asked_s), GPUS, rates_of), *kept.advance(1e6, GPUS, rates_of)]
+    ended = [*kept.advance(float(asked_s), GPUS, rates_of), *kept.advance(1e6, GPUS, rates_of)]
 
-    assert {name: time_s for time_s, name in left} == equal_deal_finishes(jobs, [(0.0, GPUS)], TERMS)
+    assert {name: time_s for time_s, name in ended} == equal_deal_finishes(jobs, [(0.0, GPUS)], TERMS)
 
 
 def test_a_job_that_really_goes_on_keeps_its_share() -> None:
     """What it has left is not known here: only the real job says that it is done."""
-    speeds = Speeds(curves(), node_states(cluster(GPUS)))
     kept = EqualShares(TERMS.deal_s, TERMS.lost_s)
-    kept.enter(job_state(job("a", low=1, high=4, work={"samples": 100}), speeds), 0.0)
+    kept.enter(job_state(job("a", low=1, high=4, work={"samples": 100}), FOUR), 0.0)
     assert not [*kept.advance(150.0, GPUS, rates_of)]
     share = kept.share("a")
     assert (share.gpus, share.credit, share.target) == (4, pytest.approx(320.0), pytest.approx(640.0))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.job import Job, Utility
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
@@ -17,6 +18,7 @@ from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, decided, job, opened, sizes
 from tests.effort import examples
+from tests.tools.schedule.policies.started import started
 
 SOFT = {"shape": "sigmoid", "target": 1200.0, "decay": 0.05, "value": 10.0}
 
@@ -31,11 +33,12 @@ def _due(name: str, samples: float, target_s: float, value: float = 1.0, **more:
 
 
 def _held(*jobs: Job, **parameters: float) -> Session:
-    return opened(ShadowPrice(**parameters), cluster(4), *jobs)
+    """After the first decision on four GPUs."""
+    return started(ShadowPrice(**parameters), cluster(4), *jobs)
 
 
 def _decided(*jobs: Job) -> dict[str, int]:
-    return decided(_held(*jobs), 0.0)
+    return sizes(_held(*jobs))
 
 
 def test_a_job_that_is_due_comes_before_a_shorter_one():
@@ -87,36 +90,30 @@ def test_the_job_that_earns_most_is_saved(jobs: list[Job], gpus: dict[str, int])
 def test_a_job_whose_deadline_has_passed_comes_last():
     late, long = _due("late", 100, 10), _job("long", 1e5)
     held = _held(late, long)
-    assert decided(held, 0.0) == {"long": 4}
+    assert sizes(held) == {"long": 4}
     assert "comes last" in held.explain(0.0)["late"].reason
 
-    held = _held(_due("late", 100, 10), _job("long", 1e5), grace=1.0, grace_s=60.0)
+    held = _held(late, long, grace=1.0, grace_s=60.0)
     assert any("late" in decided(held, 60.0 * minute) for minute in range(40))
 
     held = _held(_due("long", 4000, 2150), _job("short", 100))
-    held.decide(0.0)
     assert "is to end within 36 min, with 2 GPUs or fewer at a time" in held.explain(0.0)["long"].reason
 
 
 def test_a_worker_that_fills_a_node_counts_as_all_its_gpus():
     """Two workers fit the cluster, not eight: the job that is due leaves none for the other."""
-    fills = {"worker": {"cpu": 8.0}}
-    nodes = cluster(4, 4).model_copy(
-        update={"nodes": tuple(n.model_copy(update={"cpus": 8}) for n in cluster(4, 4).nodes)}
-    )
-    due = _due("due", 2000, 1100, high=8, resources=fills)
-    held = opened(ShadowPrice(), nodes, due, _job("short", 100, high=8, resources=fills))
-    assert decided(held, 0.0) == {"due": 2}
+    fills = {"high": 8, "resources": {"worker": {"cpu": 8.0}}}
+    nodes = Cluster(nodes=tuple(Node(name=name, gpus=4, cpus=8) for name in ("n0", "n1")))
+    jobs = _due("due", 2000, 1100, **fills), _job("short", 100, **fills)
+    assert decided(opened(ShadowPrice(), nodes, *jobs), 0.0) == {"due": 2}
 
 
 def test_nothing_is_asked_of_deadlines_where_none_is_stated(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "heeded", lambda *_: pytest.fail("looked for deadlines"))
     flat = {"shape": "sigmoid", "value": 3.0, "target": 50.0}
     jobs = [_job("a", 4000, utility={"value": 7.0}), _job("b", 1000, utility=flat)]
-    unknown = job("c", low=1, high=4, utility={"shape": "step", "target": 100.0})
-    assert _decided(*jobs, unknown) == _decided(
-        *(each.model_copy(update={"utility": Utility()}) for each in (*jobs, unknown))
-    )
+    jobs.append(job("c", low=1, high=4, utility={"shape": "step", "target": 100.0}))
+    assert _decided(*jobs) == _decided(*(each.model_copy(update={"utility": Utility()}) for each in jobs))
 
 
 _DUE = st.tuples(st.floats(10, 1e5), st.floats(1, 1e5), st.floats(0.1, 10), st.integers(1, 4))
@@ -129,7 +126,8 @@ def test_a_plan_saves_or_gives_up_each_job_on_the_gpus_there_are(drawn: list[tup
         _due(f"d{number}", samples, target_s, value, low=low, gpus=low)
         for number, (samples, target_s, value, low) in enumerate(drawn)
     ]
-    held, seen = _held(*jobs, *(_job(f"o{number}", 1000) for number in range(others))), []
+    jobs += [_job(f"o{number}", 1000) for number in range(others)]
+    held, seen = opened(ShadowPrice(), cluster(4), *jobs), []
 
     def noted(*asked: object) -> object:
         seen.append((asked[0], heeded(*asked)[2]))

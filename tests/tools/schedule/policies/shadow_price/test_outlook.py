@@ -20,7 +20,7 @@ from pliant.tools.schedule.policies.shadow_price.knowledge import (
 )
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.rates import Speeds
-from tests.builders import cluster, curves, job, session
+from tests.builders import cluster, curves, job, opened
 
 ONES = np.ones(CELLS)
 CURVE = GoodputCurve(np.array([10, 30]), np.array([[0.0, 0.0], [1.0, 2.0], [2.0, 3.0]]), 10, 0)
@@ -55,20 +55,16 @@ def test_noise_scales_are_interpolated_by_their_logarithms():
 
 
 def test_unstated_work_is_that_of_longer_jobs_of_the_model():
-    held = session(ShadowPrice(), cluster(1))
-    for name, samples in (("short", 10.0), ("long", 1000.0)):
-        held.submit(job(name, work={"samples": samples}), 0.0)
-    known = Knowledge(900.0, 30.0, "stated", 1.0)
-    silent = held.submit(job("silent", low=1, high=1), 0.0)
+    jobs = [job(name, work={"samples": samples}) for name, samples in (("short", 10.0), ("long", 1000.0))]
+    held = opened(ShadowPrice(), cluster(1), *jobs, job("silent", low=1, high=1))
+    known, silent = Knowledge(900.0, 30.0, "stated", 1.0), held.jobs["silent"]
     assert known.left(silent, 0.0) is None
     for name in ("short", "long"):
         held.jobs[name].report_progress(0.0, held.jobs[name].total_samples or math.nan)
         known.learn(held.jobs[name])
-    assert known.left(silent, 0.0) == pytest.approx(505.0)
-    silent.report_progress(0.0, 100.0)
-    assert known.left(silent, 0.0) == pytest.approx(900.0)
-    silent.report_progress(0.0, 2000.0)
-    assert known.left(silent, 0.0) is None
+    for samples, expected in ((0.0, 505.0), (100.0, 900.0), (2000.0, None)):
+        silent.report_progress(0.0, samples)
+        assert known.left(silent, 0.0) == (expected and pytest.approx(expected))
 
 
 def test_large_pools_try_whole_nodes_beyond_the_exact_sizes():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pliant.tools.schedule.jobs import NodeState
 from pliant.tools.schedule.policies.shadow_price.places import NodeSpace, SeatedJob, gathered, place
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
-from tests.builders import TimedSteps, cluster, job, session
+from tests.builders import TimedSteps, cluster, job
+from tests.tools.schedule.policies.started import joined, started
 
 WORSE_ACROSS = TimedSteps(
     lambda model, kind, place, batch: batch / (1.0 if len(place) > 1 else float(sum(place)))
@@ -27,32 +30,27 @@ def test_large_jobs_get_whole_nodes_and_small_ones_the_fullest():
 
 
 def test_the_jobs_that_lose_least_make_way():
-    stay = [
-        SeatedJob("a", 1, 5.0, (("n0", 1),)),
-        SeatedJob("b", 1, 1.0, (("n1", 1),)),
-        SeatedJob("c", 2, 9.0, (("n2", 2),)),
-    ]
+    worth = (("a", 1, 5.0), ("b", 1, 1.0), ("c", 2, 9.0))
+    stay = [SeatedJob(name, gpus, loss, ((f"n{n}", gpus),)) for n, (name, gpus, loss) in enumerate(worth)]
     result = place(NodeSpace.of(NODES, stay), [SeatedJob("whole", 4, 3.0)])
     assert result["whole"] == (("n1", 4),)
     assert result["b"] == (("n2", 1),)
 
 
-def test_no_job_makes_way_where_moves_cost_more_than_a_place():
+@pytest.mark.parametrize(("cost", "spread"), [(0.3, False), (0.7, True)])
+def test_no_job_makes_way_where_moves_cost_more_than_a_place(cost: float, spread: bool):
     """Spread over two nodes, the job loses a tenth of the 5 it makes; a move costs b 0.3, or 0.7."""
-    for cost, spread in ((0.3, False), (0.7, True)):
-        stay = [SeatedJob(f"s{index}", 2, 9.0, ((f"n{index}", 2),), move_cost=9.0) for index in range(2)]
-        b = SeatedJob("b", 1, 1.0, (("n2", 1),), move_cost=cost)
-        nodes = NodeSpace.of(NODES, [*stay, b], lambda job, where: 0.1 * job.worth)
-        result = place(nodes, [SeatedJob("whole", 4, 5.0)])
-        assert (len(result["whole"]) > 1, "b" in result) == (spread, not spread)
+    stay = [SeatedJob(f"s{index}", 2, 9.0, ((f"n{index}", 2),), move_cost=9.0) for index in range(2)]
+    b = SeatedJob("b", 1, 1.0, (("n2", 1),), move_cost=cost)
+    nodes = NodeSpace.of(NODES, [*stay, b], lambda job, where: 0.1 * job.worth)
+    result = place(nodes, [SeatedJob("whole", 4, 5.0)])
+    assert (len(result["whole"]) > 1, "b" in result) == (spread, not spread)
 
 
 def test_rigid_jobs_as_fast_on_all_nodes_are_never_moved():
     """Three jobs of one GPU sit on three nodes; one of four fits no node, and starts across two."""
-    held = session(ShadowPrice(), cluster(4, 4, 4))
-    for index in range(12):
-        held.submit(job(f"j{index:02}", gpus=1, work={"samples": 1e5}), 0.0)
-    held.decide(0.0)
+    jobs = [job(f"j{index:02}", gpus=1, work={"samples": 1e5}) for index in range(12)]
+    held = started(ShadowPrice(), cluster(4, 4, 4), *jobs)
     for node in ("n0", "n1", "n2"):
         there = sorted(each.id for each in held.jobs.values() if each.placement[0][0] == node)
         for name in there[1:3]:
@@ -73,10 +71,7 @@ def test_a_scattered_job_is_gathered_where_that_pays():
 
 def test_a_job_is_not_scattered_where_that_is_slower():
     """Three GPUs of one node make 3, four of two nodes 1: it takes the three, and leaves one idle."""
-    held = session(ShadowPrice(), cluster(4, 4), WORSE_ACROSS)
-    for name, gpus in (("a", 1), ("b", 3)):
-        held.submit(job(name, gpus=gpus, work={"samples": 1e3}), 0.0)
-    held.decide(0.0)
-    held.submit(job("wide", gpus=3, low=3, high=4, work={"samples": 1e9}, model="net"), 0.0)
-    held.decide(60.0)
+    jobs = [job(name, gpus=gpus, work={"samples": 1e3}) for name, gpus in (("a", 1), ("b", 3))]
+    held = started(ShadowPrice(), cluster(4, 4), *jobs, throughput=WORSE_ACROSS)
+    joined(held, 60.0, job("wide", gpus=3, low=3, high=4, work={"samples": 1e9}, model="net"))
     assert len(held.jobs["wide"].placement) == 1

@@ -15,6 +15,7 @@ from pliant.tools.schedule.policies.shadow_price.knowledge import UnknownNoise
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session, sizes
+from tests.tools.schedule.policies.started import joined, started
 
 FREE = {"low": 1, "high": 1, "elastic": "size+batch", "batch": {"size": 64, "min": 64, "max": 1024}}
 OVERHEAD = TimedSteps(lambda model, kind, place, batch: 0.1 + 0.001 * batch)
@@ -25,49 +26,41 @@ SATURATING = {1: 1.0, 2: 1.8, 3: 2.4, 4: 2.8}
 
 def test_of_jobs_that_scale_the_shortest_gets_most():
     # SRPT: no other way of sharing ends them sooner on average.
-    held = _with([_elastic("long", 4000), _elastic("short", 1000), _elastic("middle", 2000)])
+    held = on_four(elastic("long", 4000), elastic("short", 1000), elastic("middle", 2000))
     assert sizes(held) == {"short": 4}
 
-    held = opened(
-        ShadowPrice(),
-        cluster(4),
-        _elastic("long", 4000, model="net"),
-        _elastic("short", 1000, model="net"),
-        throughput=curves(net=SATURATING),
-    )
-    assert decided(held, 0.0) == {"long": 1, "short": 3}
+    jobs = elastic("long", 4000, model="net"), elastic("short", 1000, model="net")
+    assert sizes(on_four(*jobs, net=SATURATING)) == {"long": 1, "short": 3}
 
 
 def test_a_gpu_more_for_a_moment_is_not_worth_a_rescale():
     """A job that ends in 20 s keeps its size: to change it costs 30 s."""
-    held = _with([_elastic("a", 40)])
-    held.submit(_elastic("b", 39), 0.0)
+    held = on_four(elastic("a", 40))
+    held.submit(elastic("b", 39), 0.0)
     before = held.jobs["a"].placement
     held.decide(5.0)
     assert held.jobs["a"].placement == before
 
 
 def test_a_class_comes_before_all_classes_below_it():
-    held = _with([_elastic("short", 100), _elastic("middle", 1e4, priority=0.1)])
+    held = on_four(elastic("short", 100), elastic("middle", 1e4, priority=0.1))
     assert sizes(held) == {"middle": 4}
-    held.submit(_elastic("long", 1e6, priority=7.0), 0.0)
-    assert decided(held, 60.0) == {"long": 4}
+    assert joined(held, 60.0, elastic("long", 1e6, priority=7.0)) == {"long": 4}
 
-    held = _with([_elastic("short", 100), job("first", gpus=3, work={"samples": 1e6}, priority=1.0)])
+    held = on_four(elastic("short", 100), job("first", gpus=3, work={"samples": 1e6}, priority=1.0))
     assert sizes(held) == {"first": 3, "short": 1}
 
-    plain = [_elastic("long", 4000), _elastic("short", 1000)]
-    first = [each.model_copy(update={"priority": 5.0}) for each in plain]
-    assert sizes(_with(plain)) == sizes(_with(first))
+    plain, first = (
+        [elastic("long", 4000, **own), elastic("short", 1000, **own)] for own in ({}, {"priority": 5.0})
+    )
+    assert sizes(on_four(*plain)) == sizes(on_four(*first))
 
 
 def test_while_a_job_waits_it_is_asked_again_at_the_next_end():
     # A start takes 30 s, 400 samples on 4 GPUs 100 s; GPUs that are left to a round would be idle.
     first = job("first", gpus=4, work={"samples": 400})
-    alone = _with([first])
-    alone.decide(0.0)
-    assert alone.ask_again_s is None
-    held = _with([first, job("second", gpus=4, work={"samples": 4000})])
+    assert on_four(first).ask_again_s is None
+    held = on_four(first, job("second", gpus=4, work={"samples": 4000}))
     assert sizes(held) == {"first": 4}
     assert held.ask_again_s == pytest.approx(130.0, abs=0.01)
     held.jobs["first"].report_progress(125.0, 390.0)
@@ -75,50 +68,39 @@ def test_while_a_job_waits_it_is_asked_again_at_the_next_end():
     assert held.ask_again_s == pytest.approx(135.0, abs=0.01), "it may end later than expected"
 
     held.jobs["first"].report_progress(200.0, 500.0)
-    held.decide(200.0)
-    assert held.jobs["first"].gpus == 4
+    assert decided(held, 200.0) == {"first": 4}
     assert held.ask_again_s is None
 
-    held = _with([job("first", gpus=4), job("second", gpus=4)])
-    held.decide(0.0)
-    assert held.ask_again_s is None
+    assert on_four(job("first", gpus=4), job("second", gpus=4)).ask_again_s is None
 
 
 @pytest.mark.parametrize(("weight", "first"), [(1.4, "short"), (1.6, "heavy")])
 def test_the_least_weighted_sum_of_completion_times_decides(weight: float, first: str):
     """Smith's rule: of 1000 and 1500 s the longer comes first where it weighs more than 1.5 times as much."""
-    held = _with([_elastic("short", 1000), _elastic("heavy", 1500, weight=weight)])
-    assert sizes(held) == {first: 4}
+    assert sizes(on_four(elastic("short", 1000), elastic("heavy", 1500, weight=weight))) == {first: 4}
 
 
 def test_work_that_is_not_stated_counts_as_that_of_its_queue():
     # A new job of unknown work is taken to be shorter than one that states an hour.
-    held = _with([_elastic("stated", 14_400), job("unknown", low=1, high=4)])
-    assert sizes(held) == {"unknown": 4}
-
-    held = _with([job("unknown", low=1, high=4)])
-    held.submit(_elastic("stated", 1000), 0.0)
-    assert decided(held, 3600.0) == {"stated": 4}
+    unknown = job("unknown", low=1, high=4)
+    assert sizes(on_four(elastic("stated", 14_400), unknown)) == {"unknown": 4}
+    assert joined(on_four(unknown), 3600.0, elastic("stated", 1000)) == {"stated": 4}
 
     # What jobs alike have shown says more: nothing changes, whatever is predicted.
-    held = _with([_elastic("stated", 1000)])
-    silent = held.submit(job("predicted", low=1, high=4), 0.0)
+    held = on_four(elastic("stated", 1000))
+    silent = held.submit(unknown, 0.0)
     silent.hide_work()
     before = decided(held, 60.0)
     silent.total_samples = 5e6
-    assert before == decided(held, 120.0) == {"predicted": 4}
+    assert before == decided(held, 120.0) == {"unknown": 4}
 
 
 def test_unstated_work_counts_as_that_of_jobs_of_its_model():
-    held = _with([])
-    for name in "abc":
-        held.submit(job(name, gpus=1, model="known"), 0.0)
-    held.decide(0.0)
+    held = on_four(*(job(name, gpus=1, model="known") for name in "abc"))
     for name in "abc":
         held.end(name, 1000.0)
-    held.submit(job("silent", low=1, high=4, model="known"), 1000.0)
-    held.submit(_elastic("stated", 1300), 1000.0)
-    assert decided(held, 1000.0) == {"silent": 4}
+    silent = job("silent", low=1, high=4, model="known")
+    assert joined(held, 1000.0, silent, elastic("stated", 1300)) == {"silent": 4}
     assert decided(held, 1060.0) == {"silent": 4}
 
 
@@ -127,18 +109,11 @@ def test_a_change_costs_what_the_profile_has_measured(cost_s: float, samples: fl
     """Three GPUs more are worth ten minutes to a job of days, not to one of eleven minutes."""
     costly = curves()
     costly.rescale_seconds = lambda model: cost_s
-    jobs = (job("rigid", gpus=3, work={"samples": 100.0}), _elastic("grows", samples))
-    held = opened(ShadowPrice(), cluster(4), *jobs, throughput=costly)
-    assert decided(held, 0.0) == {"grows": 1, "rigid": 3}
+    jobs = (job("rigid", gpus=3, work={"samples": 100.0}), elastic("grows", samples))
+    held = started(ShadowPrice(), cluster(4), *jobs, throughput=costly)
+    assert sizes(held) == {"grows": 1, "rigid": 3}
     held.end("rigid", 60.0)
     assert decided(held, 60.0) == {"grows": gpus}
-
-
-def on_batches(policy: ShadowPrice, *jobs: Job) -> Session:
-    """One GPU for each; larger batches train faster."""
-    held = opened(policy, cluster(len(jobs)), *jobs, throughput=OVERHEAD)
-    held.decide(0.0)
-    return held
 
 
 def reloaded(policy: ShadowPrice, **parameters: Any) -> ShadowPrice:
@@ -191,31 +166,17 @@ def test_jobs_of_a_model_may_end_without_stating_their_noise(unknown_noise: Unkn
     assert held.jobs["b"].global_batch == 64, "a job whose batch is fixed shows nothing of others"
 
 
-def test_each_job_takes_the_type_where_it_ends_first():
-    nodes = mixed_cluster(slow=(4,), fast=(4,))
-    held = opened(ShadowPrice(), nodes, _elastic("long", 9000), _elastic("short", 1000), throughput=MIXED)
-    held.decide(0.0)
-    assert held.jobs["short"].gpu_type == "fast"
-    assert sizes(held) == {"long": 4, "short": 4}
-
-    # A type that would stand idle takes the job that waits for the other, and keeps it.
-    held = opened(ShadowPrice(), nodes, _elastic("long", 9000), _elastic("short", 2000), throughput=MIXED)
+@pytest.mark.parametrize("short", [1000, 2000])
+def test_each_job_takes_the_type_where_it_ends_first(short: float):
+    """A type that would stand idle takes the job that waits for the other, and keeps it."""
+    nodes, jobs = mixed_cluster(slow=(4,), fast=(4,)), (elastic("long", 9000), elastic("short", short))
+    held = opened(ShadowPrice(), nodes, *jobs, throughput=MIXED)
     for time_s in (0.0, 60.0, 120.0):
-        held.decide(time_s)
+        assert decided(held, time_s) == {"long": 4, "short": 4}
         assert {each.id: each.gpu_type for each in held.jobs.values()} == {"long": "slow", "short": "fast"}
 
 
-def test_it_says_price_end_worth_of_a_gpu_and_why_a_job_waits():
-    jobs = (_elastic("runs", 1000, model="net"), job("waits", gpus=4, model="net", work={"samples": 1e6}))
-    held = opened(ShadowPrice(), cluster(4), *jobs, throughput=curves(net=SATURATING))
-    held.decide(0.0)
-    result = held.explain(0.0)
-    assert "price 0.714 s a sample" in result["runs"].reason
-    assert "would end in 6 min" in result["runs"].reason
-    assert "1 GPU less would cost" in result["runs"].reason
-    assert "waits: 1 job would end before it" in result["waits"].reason
-    assert result["waits"].needs_gpus == 4
-
+def test_a_job_that_waits_says_how_many_come_before_it():
     jobs = [job(name, gpus=4, work={"epochs": 5, "dataset_size": 4096}) for name in "abc"]
     result = decide(jobs, cluster(4), None, Question("shadow-price", explain=True))
     reasons = " ".join(each.reason for each in result.waiting)
@@ -223,32 +184,33 @@ def test_it_says_price_end_worth_of_a_gpu_and_why_a_job_waits():
     assert "2 jobs come before it" in reasons
 
 
-def _elastic(name: str, samples: float, **more: object) -> Job:
+def elastic(name: str, samples: float, **more: object) -> Job:
     return job(name, low=1, high=4, work={"samples": samples}, **more)
 
 
-def _with(jobs: list[Job]) -> Session:
-    held = opened(ShadowPrice(), cluster(4), *jobs)
-    held.decide(0.0)
-    return held
+def on_four(*jobs: Job, **by_model: dict[int, float]) -> Session:
+    """After the first decision on four GPUs."""
+    return started(ShadowPrice(), cluster(4), *jobs, throughput=curves(**by_model))
+
+
+def on_batches(policy: ShadowPrice, *jobs: Job) -> Session:
+    """One GPU for each; larger batches train faster."""
+    return started(policy, cluster(len(jobs)), *jobs, throughput=OVERHEAD)
 
 
 @pytest.mark.parametrize("first", ["long", "short"])
 def test_of_rigid_jobs_of_equal_prices_the_shorter_one_runs(first: str):
     """On 4 GPUs the urgent job ends first; both others would fit once it has ended, so they are worth 1."""
-    held = session(ShadowPrice(), cluster(4))
     seconds = {"urgent": 100, "short": 1000, "long": 10_000, "longer": 100_000}
     names = [first, *(name for name in seconds if name != first)]
-    for index, name in enumerate(names):
-        held.submit(job(name, at=float(index), gpus=2, gpu_seconds=2 * seconds[name]), float(index))
-    assert decided(held, 10.0) == {"urgent": 2, "short": 2}
+    jobs = [job(name, at=at, gpus=2, gpu_seconds=2 * seconds[name]) for at, name in enumerate(names)]
+    assert sizes(on_four(*jobs)) == {"urgent": 2, "short": 2}
 
 
 def test_of_two_equal_jobs_the_one_that_came_first_runs():
-    held = session(ShadowPrice(), cluster(2))
-    for at, name in enumerate(("z", "a")):
-        held.submit(job(name, at=float(at), gpus=2, gpu_seconds=1e4), float(at))
-    assert decided(held, 10.0) == {"z": 2}
+    assert sizes(on_four(*(job(name, at=at, gpus=4, gpu_seconds=1e4) for at, name in enumerate("za")))) == {
+        "z": 4
+    }
 
 
 def test_a_job_takes_idle_gpus_that_end_it_sooner():
@@ -256,8 +218,8 @@ def test_a_job_takes_idle_gpus_that_end_it_sooner():
     costly = CurveThroughput({}, {"fast": 2.0})
     costly.rescale_seconds = lambda model: 250.0
     jobs = (job("blocks", gpus=8, work={"samples": 1e4}), job("a", low=1, high=8, work={"samples": 4e4}))
-    held = opened(ShadowPrice(), mixed_cluster(fast=(1,), slow=(8,)), *jobs, throughput=costly)
-    assert decided(held, 0.0) == {"a": 1, "blocks": 8}
+    held = started(ShadowPrice(), mixed_cluster(fast=(1,), slow=(8,)), *jobs, throughput=costly)
+    assert sizes(held) == {"a": 1, "blocks": 8}
     assert held.jobs["a"].gpu_type == "fast"
     held.end("blocks", 60.0)
     assert decided(held, 60.0) == {"a": 8}
@@ -267,8 +229,8 @@ def test_a_job_takes_idle_gpus_that_end_it_sooner():
 def test_a_job_that_has_stalled_no_longer_comes_first():
     """At a hundredth of its speed, 8 s of work take longer than the 500 s of another."""
     policy = ShadowPrice(grace=None)
-    held = opened(policy, cluster(4), _elastic("stalls", 40), _elastic("other", 2000))
-    assert decided(held, 0.0) == {"stalls": 4}
+    held = started(policy, cluster(4), elastic("stalls", 40), elastic("other", 2000))
+    assert sizes(held) == {"stalls": 4}
     held.jobs["stalls"].change_speed(60.0, 0.04)
     held.jobs["stalls"].report_progress(60.0, 10.0)
     assert decided(held, 60.0) == {"other": 4}
@@ -276,7 +238,7 @@ def test_a_job_that_has_stalled_no_longer_comes_first():
 
 
 def test_a_job_past_its_stated_work_counts_by_its_service():
-    held = _with([_elastic("past", 400), job("waits", gpus=4, work={"samples": 2000})])
+    held = on_four(elastic("past", 400), job("waits", gpus=4, work={"samples": 2000}))
     assert sizes(held) == {"past": 4}
     for time_s in range(60, 3600, 60):
         if held.jobs["past"].gpus:
@@ -292,11 +254,9 @@ def test_a_large_pool_decides_alike_with_remembered_prices(monkeypatch: pytest.M
         monkeypatch.setattr(of_sizes, "_REMEMBERED_GPUS", most_gpus)
         held, result = session(ShadowPrice(), cluster(*[8] * 40), curves(m={1: 1.0, 8: 6.0, 64: 30.0})), []
         for turn in range(6):
-            for number in range(4):
-                work = {"samples": 500.0 * (1 + 3 * number + turn)}
-                held.submit(job(f"{turn}-{number}", low=1, high=64, model="m", work=work), 60.0 * turn)
-            held.decide(60.0 * turn)
-            result.append(sizes(held))
+            work = [{"samples": 500.0 * (1 + 3 * number + turn)} for number in range(4)]
+            jobs = [job(f"{turn}-{n}", low=1, high=64, model="m", work=each) for n, each in enumerate(work)]
+            result.append(joined(held, 60.0 * turn, *jobs))
         return result
 
     assert decided_sizes(0) == decided_sizes(4096)

@@ -52,11 +52,12 @@ def test_gpus_that_are_all_worth_the_same_are_put_in_order(least: int):
 def test_slopes_that_differ_by_rounding_alone_are_sorted():
     """The first and the last are equal here, and one between them is not."""
     sizes = np.array([0, 4, 10, 15, 16, 20, 21, 26])
-    rates = 1895.633544162623 * sizes
-    rates[[1, 2, 3, 4, 5, 6, 7]] = [
-        *(7582.534176650492, 18956.335441626226, 28434.50316243934, 30330.136706601967),
-        *(37912.67088325245, 39808.30442741508, 49286.4721482282),
-    ]
+    rates = np.array(
+        [
+            *(0.0, 7582.534176650492, 18956.335441626226, 28434.50316243934, 30330.136706601967),
+            *(37912.67088325245, 39808.30442741508, 49286.4721482282),
+        ]
+    )
     slopes = hull_slopes(sizes, rates)
     assert slopes[0] == slopes[-1] != slopes.max()
     way = SlopeWorth(26, sizes)
@@ -64,18 +65,19 @@ def test_slopes_that_differ_by_rounding_alone_are_sorted():
     assert np.array_equal(worth, np.sort(0.75 * slopes))
 
 
-def test_jobs_that_scale_linearly_are_served_shortest_first():
-    """g(k) = k gives λ_m = m / K: all GPUs to one job after the other, so each waits for all before it."""
-    result = priced([PricedJob.of(LINEAR)] * 6, ExactWorth(K))
-    assert result == pytest.approx([m / K for m in range(1, 7)])
+def test_prices_by_hand():
+    """g(k) = k gives λ_m = m / K: all GPUs to one job after the other, so each waits for all before it. A job
+    of weight 3 is worth three times its turn.
+    """
+    linear = [PricedJob.of(LINEAR)] * 6
+    assert priced(linear, ExactWorth(K)) == pytest.approx([m / K for m in range(1, 7)])
+    weighted = [PricedJob.of(LINEAR, weight) for weight in (1.0, 3.0)]
+    for way in (ExactWorth(K), SlopeWorth(K, SIZES)):
+        assert priced(weighted, way) == pytest.approx([1 / K, 4 / K])
 
-
-def test_one_job_is_worth_what_its_best_size_takes():
     rates = np.sqrt(LINEAR)
     assert priced([PricedJob.of(rates)], ExactWorth(K)) == pytest.approx([1 / rates[K]])
-
-    rates = np.minimum(LINEAR, 3.0)
-    rates[5:] = 2.5
+    rates = np.where(LINEAR < 5, np.minimum(LINEAR, 3.0), 2.5)
     assert priced([PricedJob.of(rates)], ExactWorth(K)) == pytest.approx([1 / 3])
 
 
@@ -95,32 +97,14 @@ def test_a_power_of_the_gpus_gives_the_ranks_of_hesrpt(power: float):
         assert part == pytest.approx(1 - ((m - 1) / m) ** (1 / (1 - power)), rel=5e-3)
 
 
-def test_a_weight_counts_like_that_many_jobs():
-    """With g(k) = k a job of weight 3 is worth three times its turn."""
-    jobs = [PricedJob.of(LINEAR, weight) for weight in (1.0, 3.0)]
-    for way in (ExactWorth(K), SlopeWorth(K, SIZES)):
-        assert priced(jobs, way) == pytest.approx([1 / K, 4 / K])
-
-
 def test_units_of_work_and_time_do_not_matter():
     """Samples counted by the thousand, hours instead of seconds: the worth of the work left is the same."""
     rng = np.random.default_rng(5)
     jobs = [_curve(rng, K) for _ in range(5)]
-    work = rng.uniform(1, 100, 5)
     result = np.array(priced([PricedJob.of(rates) for rates in jobs], ExactWorth(K)))
-    thousand = [PricedJob.of(rates / 1000) for rates in jobs]
-    assert np.array(priced(thousand, ExactWorth(K))) * (work / 1000) == pytest.approx(result * work)
-    hours = [PricedJob.of(rates * 3600) for rates in jobs]
-    assert np.array(priced(hours, ExactWorth(K))) * 3600 == pytest.approx(result)
-
-
-def test_prices_times_work_are_the_flow_time_of_the_schedule():
-    """V = Σ λ R, where the order is the one in which the jobs then end: two of equal shape by hand.
-
-    g(k) = k on 4 GPUs, 4 and 8 samples: ends at 1 and 3 s, 4 s together.
-    """
-    result = priced([PricedJob.of(np.arange(5.0))] * 2, ExactWorth(4))
-    assert result[0] * 8 + result[1] * 4 == pytest.approx(4.0)
+    for factor in (1 / 1000, 3600):
+        other = priced([PricedJob.of(rates * factor) for rates in jobs], ExactWorth(K))
+        assert np.array(other) * factor == pytest.approx(result)
 
 
 def test_no_schedule_of_small_systems_is_better():
@@ -169,24 +153,19 @@ def _curve(rng: np.random.Generator, gpus: int) -> np.ndarray:
 def _flow_time_by_prices(curves: list[np.ndarray], work: list[float], gpus: int) -> float:
     """New prices whenever a job ends, and then the sizes of largest worth."""
     rates, left, alive, flow = np.array(curves), np.array(work), [*range(len(work))], 0.0
+    sizes, exact = np.arange(gpus + 1), ExactWorth(gpus)
     while alive:
-        jobs, sizes = [PricedJob.of(rates[job]) for job in alive], np.arange(gpus + 1)
-        worth = ExactWorth(gpus)
-        order = best_order(jobs, rates[alive], left[alive], sizes, worth)
+        jobs = [PricedJob.of(rates[job]) for job in alive]
+        order = best_order(jobs, rates[alive], left[alive], sizes, exact)
         prices = np.zeros(len(alive))
-        prices[order] = priced([jobs[row] for row in order], worth)
-        ends = ends_s(prices, rates[alive], left[alive], sizes)
-        flow += float(ends.min()) * len(alive)
-        left[alive] = _left_at(float(ends.min()), prices, rates[alive], left[alive])
+        prices[order] = priced([jobs[row] for row in order], exact)
+        lasts_s = float(ends_s(prices, rates[alive], left[alive], sizes).min())
+        flow += lasts_s * len(alive)
+        worth = np.where(rates[alive] > 0, prices[:, None] * rates[alive], -np.inf)
+        worth[:, 0] = 0.0
+        left[alive] -= lasts_s * rates[alive, exact_knapsack([*worth], gpus)]
         alive = [job for job in alive if left[job] > 1e-9 * work[job]]
     return flow
-
-
-def _left_at(lasts_s: float, prices: np.ndarray, rates: np.ndarray, left: np.ndarray) -> np.ndarray:
-    worth = np.where(rates > 0, prices[:, None] * rates, -np.inf)
-    worth[:, 0] = 0.0
-    chosen = exact_knapsack([*worth], rates.shape[1] - 1)
-    return left - lasts_s * rates[np.arange(len(left)), chosen]
 
 
 def _least_flow_time(curves: list[np.ndarray], left: tuple[float, ...], gpus: int) -> float:

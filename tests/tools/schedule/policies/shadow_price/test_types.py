@@ -20,8 +20,9 @@ from pliant.tools.schedule.policies.shadow_price.prices import PriceMemory
 from pliant.tools.schedule.policies.shadow_price.sizes import PoolShares, Rules
 from pliant.tools.schedule.policies.shadow_price.types import shared_over_types, values_with_starts
 from pliant.tools.schedule.session.session import Session
-from tests.builders import TimedSteps, decided, job, mixed_cluster, opened, session, sizes
+from tests.builders import TimedSteps, decided, job, mixed_cluster, opened, sizes
 from tests.effort import examples
+from tests.tools.schedule.policies.started import joined, started
 
 RULES = Rules(dwell_s=500.0, sweeps=3, future=0.0)
 SPEEDS = CurveThroughput({"flat": {1: 1.0, 2: 1.5, 4: 2.0}}, {"fast": 2.0})
@@ -94,8 +95,7 @@ def test_the_sum_over_types_is_the_best_but_for_one_job_a_type(drawn: list[Job])
 def test_a_job_that_does_not_fit_on_one_type_runs_on_the_other():
     """The short one is fast for 250 s; the other then moves, and ends after 2125 s instead of 2000."""
     drawn = [job("b", gpus=1, work={"samples": 500}), job("a", gpus=4, work={"samples": 16_000})]
-    held = opened(ShadowPrice(), mixed_cluster(slow=(4,), fast=(4,)), *drawn, throughput=SPEEDS)
-    held.decide(0.0)
+    held = started(ShadowPrice(), mixed_cluster(slow=(4,), fast=(4,)), *drawn, throughput=SPEEDS)
     assert {state.id: state.gpu_type for state in held.jobs.values()} == {"a": "slow", "b": "fast"}
 
 
@@ -132,11 +132,9 @@ def test_a_long_job_makes_way_for_a_short_one_where_that_pays(
         changes = {"jobs": {}, "costs_s": {"linear": [seen_s] * 3}}
         policy.load_state({**policy.dump_state(), "changes": changes}, {})
     long = job("long", low=1, high=4, work={"samples": 100_000.0})
-    held = opened(policy, mixed_cluster(slow=(1,), fast=(4,)), long, throughput=SPEEDS)
-    held.decide(0.0)
-    held.submit(job("short", at=600.0, gpus=4, low=4, high=4, work={"samples": samples}), 600.0)
-    held.decide(600.0)
-    assert held.jobs["short"].gpus == (0 if waits else 4)
+    held = started(policy, mixed_cluster(slow=(1,), fast=(4,)), long, throughput=SPEEDS)
+    short = job("short", at=600.0, gpus=4, low=4, high=4, work={"samples": samples})
+    assert joined(held, 600.0, short).get("short", 0) == (0 if waits else 4)
     assert (held.jobs["long"].gpu_type, held.jobs["long"].gpus) == (("fast", 4) if waits else ("slow", 1))
     held.decide(1000.0)
     assert held.jobs["short"].gpus == 4
@@ -144,15 +142,10 @@ def test_a_long_job_makes_way_for_a_short_one_where_that_pays(
 
 def test_types_of_a_large_cluster_are_given_out_at_their_prices():
     drawn = [job(f"j{n:02}", low=1, high=64, model="flat", work={"samples": 50_000.0}) for n in range(60)]
-    held = opened(ShadowPrice(), mixed_cluster(slow=(8,) * 20, fast=(8,) * 4), *drawn, throughput=SPEEDS)
-    held.decide(0.0)
-    used = {"slow": 0, "fast": 0}
-    for state in held.jobs.values():
-        assert state.gpu_type is not None
-        used[state.gpu_type] += state.gpus
-    assert used["fast"] == 32
-    assert used["slow"] > 0
+    held = started(ShadowPrice(), mixed_cluster(slow=(8,) * 20, fast=(8,) * 4), *drawn, throughput=SPEEDS)
     assert all(state.gpus for state in held.jobs.values())
+    assert sum(state.gpus for state in held.jobs.values() if state.gpu_type == "fast") == 32
+    assert any(state.gpu_type == "slow" for state in held.jobs.values())
 
 
 def test_jobs_do_not_go_to_and_fro_between_large_pools_for_good():
@@ -170,11 +163,9 @@ def test_jobs_do_not_go_to_and_fro_between_large_pools_for_good():
 
 
 def test_classes_and_weights_far_apart_end_a_decision():
-    high = [job(f"h{n}", gpus=5, priority=2, weight=1e4, work={"samples": 1e5}) for n in range(2)]
-    rest = [
-        job("mid", priority=1, work={"samples": 1e5}),
-        job("low", weight=1e-3, work={"samples": 1e5}),
-    ]
+    work = {"samples": 1e5}
+    high = [job(f"h{n}", gpus=5, priority=2, weight=1e4, work=work) for n in range(2)]
+    rest = job("mid", priority=1, work=work), job("low", weight=1e-3, work=work)
     held = opened(ShadowPrice(), mixed_cluster(a=(8,), b=(8,)), *high, *rest)
     assert decided(held, 0.0).keys() == {"h0", "h1", "mid", "low"}
 
@@ -258,15 +249,14 @@ def test_many_jobs_that_run_on_one_of_two_types_are_shared_out(low: int):
     rng = np.random.default_rng(0)
 
     def seconds(model: str, kind: str, place: tuple[int, ...], batch: int) -> float | None:
-        del batch
         gpus, bend = sum(place), 0.7 + 0.04 * int(model)
         slower = 0.7 if 8 < gpus <= 24 else 1.0
         return None if kind == "v100" else 960 / (gpus**bend * slower)
 
-    held = session(ShadowPrice(), mixed_cluster(t4=(8,) * 13, v100=(8,)), TimedSteps(seconds))
-    for at in range(20):
-        samples = 1e4 * float(rng.uniform(1, 10))
-        work = job(f"j{at:02}", gpus=low, low=low, high=102, model=str(at % 7), work={"samples": samples})
-        held.submit(work, 0.0)
-    held.decide(0.0)
+    jobs = [
+        job(f"j{n:02}", gpus=low, low=low, high=102, model=str(n % 7), work={"samples": 1e4 * samples})
+        for n, samples in enumerate(rng.uniform(1, 10, 20).tolist())
+    ]
+    nodes = mixed_cluster(t4=(8,) * 13, v100=(8,))
+    held = started(ShadowPrice(), nodes, *jobs, throughput=TimedSteps(seconds))
     assert sum(sizes(held).values()) == 104

@@ -7,46 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.tools.schedule.jobs import NodeGpus, node_states
-from pliant.tools.schedule.policies.sia.configurations import (
-    Configuration,
-    GpuType,
-    Seat,
-    gpu_types,
-    place,
-    placement_of,
-)
-from tests.builders import cluster, mixed_cluster
+from pliant.tools.schedule.policies.sia import configurations as sia
+from tests.builders import mixed_cluster
 
 
-def gpus(*nodes: int) -> GpuType:
-    return gpu_types(node_states(cluster(*nodes)))["gpu"]
-
-
-def sizes(kind: GpuType) -> list[tuple[int, int]]:
-    return [(one.nodes, one.gpus) for one in kind.configurations]
-
-
-def inside(count: int) -> Configuration:
-    return Configuration(1, count, "gpu")
-
-
-def test_the_set_of_section_3_3():
-    """One node of two A and one of four B: (1,1), (1,2) of A and (1,1), (1,2), (1,4) of B."""
-    types = gpu_types(node_states(mixed_cluster(A=(2,), B=(4,))))
-    assert sizes(types["A"]) == [(1, 1), (1, 2)]
-    assert sizes(types["B"]) == [(1, 1), (1, 2), (1, 4)]
+def gpus(*nodes: int) -> sia.GpuType:
+    """Of two types."""
+    return sia.gpu_types(node_states(mixed_cluster(gpu=nodes, other=(2,))))["gpu"]
 
 
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
+        pytest.param((2,), [(1, 1), (1, 2)], id="A of section 3.3"),
+        pytest.param((4,), [(1, 1), (1, 2), (1, 4)], id="B of section 3.3"),
         pytest.param((4, 4, 4), [(1, 1), (1, 2), (1, 4), (2, 8), (3, 12)], id="whole nodes beyond one"),
         pytest.param((6, 6), [(1, 1), (1, 2), (1, 4), (1, 6), (2, 12)], id="of no power of two"),
         pytest.param((8, 4, 8), [(1, 1), (1, 2), (1, 4), (1, 8), (2, 16)], id="smaller ones are not whole"),
     ],
 )
 def test_configurations_are_parts_of_a_node_and_whole_nodes(nodes, expected):
-    assert sizes(gpus(*nodes)) == expected
+    assert [(one.nodes, one.gpus) for one in gpus(*nodes).configurations] == expected
 
 
 def test_limits_make_configurations_placeable():
@@ -70,19 +51,18 @@ def test_a_job_gets_what_lies_within_its_limits():
     ):
         assert [one.gpus for one in three.for_job(sizes, each)] == expected
 
-    assert gpus(4, 4).for_job(range(3, 4), 1) == (Configuration(1, 3, "gpu", listed=False),)
-    assert gpus(4, 4).for_job(range(6, 8), 1) == (Configuration(2, 6, "gpu", listed=False),)
+    assert gpus(4, 4).for_job(range(3, 4), 1) == (sia.Configuration(1, 3, "gpu", listed=False),)
+    assert gpus(4, 4).for_job(range(6, 8), 1) == (sia.Configuration(2, 6, "gpu", listed=False),)
     assert gpus(4, 4).for_job(range(9, 10), 1) == ()
 
 
 def test_a_small_job_makes_room_for_a_whole_node():
-    """Each node has a job of one GPU; the one on n0 has the same cost as that on n1."""
+    """Each node has a job of one GPU; the one on the first has the same cost as that on the second."""
     seats = [
-        Seat("a", inside(1), (("n0", 1),)),
-        Seat("b", inside(1), (("n1", 1),)),
-        Seat("c", inside(4), ()),
+        sia.Seat(name, sia.Configuration(1, count, "gpu"), node)
+        for name, count, node in (("a", 1, (("gpu-0", 1),)), ("b", 1, (("gpu-1", 1),)), ("c", 4, ()))
     ]
-    assert place(gpus(4, 4), seats) == {"a": (("n1", 1),), "b": (("n1", 1),), "c": (("n0", 4),)}
+    assert sia.place(gpus(4, 4), seats) == {"a": (("gpu-1", 1),), "b": (("gpu-1", 1),), "c": (("gpu-0", 4),)}
 
 
 @given(
@@ -93,29 +73,29 @@ def test_a_small_job_makes_room_for_a_whole_node():
 def test_whatever_keeps_to_the_limits_has_a_place(nodes: list[int], wanted: list[int], stay: int):
     """Jobs of any configurations come, then others in their place; those that stay may be moved."""
     kind = gpus(*nodes)
-    seats: list[Seat] = []
+    seats: list[sia.Seat] = []
     used = [0] * len(kind.limits)
     for number, choice in enumerate(wanted):
         one = kind.configurations[choice % len(kind.configurations)]
         taken = [kind.counted(one, limit) for limit in kind.limits]
         if all(a + b <= limit.gpus for a, b, limit in zip(used, taken, kind.limits, strict=True)):
             used = [a + b for a, b in zip(used, taken, strict=True)]
-            seats.append(Seat(f"j{number}", one, ()))
-    check(kind, seats, place(kind, seats))
+            seats.append(sia.Seat(f"j{number}", one, ()))
+    check(kind, seats, sia.place(kind, seats))
     small = [seat for seat in seats if seat.configuration.gpus == 1][:stay]
     scattered: dict[str, NodeGpus] = {}
     for seat, node in zip(small, kind.nodes, strict=False):
         scattered[seat.job_id] = ((node.name, 1),)
     seats = [seat._replace(held=scattered.get(seat.job_id, ())) for seat in seats]
-    check(kind, seats, place(kind, seats))
+    check(kind, seats, sia.place(kind, seats))
 
 
-def check(kind: GpuType, seats: list[Seat], result: dict[str, NodeGpus]) -> None:
+def check(kind: sia.GpuType, seats: list[sia.Seat], result: dict[str, NodeGpus]) -> None:
     assert result.keys() == {seat.job_id for seat in seats}
     taken: dict[str, int] = {}
     for seat in seats:
         shape = tuple(count for _, count in result[seat.job_id])
-        assert shape == placement_of(seat.configuration, kind.node_gpus)
+        assert shape == sia.placement_of(seat.configuration, kind.node_gpus)
         for name, count in result[seat.job_id]:
             taken[name] = taken.get(name, 0) + count
     assert all(taken.get(node.name, 0) <= node.gpus for node in kind.nodes)

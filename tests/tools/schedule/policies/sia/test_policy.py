@@ -7,7 +7,8 @@ import pytest
 from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.sia.policy import Sia
 from pliant.tools.schedule.session.session import Session
-from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened
+from tests.tools.schedule.policies.started import started
 
 TABLE_1 = {
     ("J1", "A", 1): 1.0, ("J1", "A", 2): 1.5, ("J1", "B", 1): 1.5, ("J1", "B", 2): 2.5, ("J1", "B", 4): 3.5,
@@ -29,10 +30,8 @@ def of_table_1(grown: int, **parameters: object) -> Session:
     """Two jobs that may grow to twice ``grown`` GPUs each."""
     policy = Sia(**parameters)
     policy.load_state({"restarts": {}, "largest": {"J1": grown, "J2": grown}}, {})
-    result = session(policy, mixed_cluster(A=(2,), B=(4,)), TimedSteps(table_1))
-    for name in ("J1", "J2"):
-        result.submit(job(name, high=4, model=name, work={"samples": 1e9}), 0.0)
-    return result
+    jobs = [job(name, high=4, model=name, work={"samples": 1e9}) for name in ("J1", "J2")]
+    return started(policy, mixed_cluster(A=(2,), B=(4,)), *jobs, throughput=TimedSteps(table_1))
 
 
 @pytest.mark.parametrize(
@@ -44,19 +43,20 @@ def of_table_1(grown: int, **parameters: object) -> Session:
     ],
 )
 def test_table_1(grown: int, parameters: dict[str, float], expected: dict[str, tuple[str, int]]):
-    jobs = of_table_1(grown, **parameters)
-    jobs.decide(0.0)
-    assert held(jobs) == expected
+    assert held(of_table_1(grown, **parameters)) == expected
+
+
+def grower(most: int, speeds: dict[int, float]) -> Session:
+    """A job alone on as many GPUs as it may have, after the first decision."""
+    spec = job("a", high=most, model="net", gpu_seconds=1e6)
+    return started(Sia(), cluster(most), spec, throughput=curves(net=speeds))
 
 
 def test_a_job_doubles_at_most():
-    fast = curves(fast={1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0})
-    result = opened(Sia(), cluster(8), job("a", high=8, model="fast"), throughput=fast)
+    result = grower(8, {1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0})
     assert [decided(result, 36_000.0 * hour)["a"] for hour in range(5)] == [1, 2, 4, 8, 8]
 
-    fast = curves(fast={1: 10.0, 2: 20.0})
-    result = opened(Sia(), cluster(2), job("a", high=2, model="fast", gpu_seconds=1e6), throughput=fast)
-    result.decide(0.0)
+    result = grower(2, {1: 10.0, 2: 20.0})
     result.jobs["a"].train_from(90_000.0, 10.0)
     assert decided(result, 60_000.0) == {"a": 1}
     assert decided(result, 90_000.0) == {"a": 2}
@@ -65,16 +65,12 @@ def test_a_job_doubles_at_most():
 @pytest.mark.parametrize(("age_s", "gpus"), [(40.0, 1), (50.0, 2)])
 def test_a_young_job_does_not_restart_for_a_little(age_s: float, gpus: int):
     """Two GPUs are 1.65 times one; r = T / (T + 30) is 0.57 after 40 s and 0.63 after 50 s: 0.94 and 1.03."""
-    some = curves(some={1: 10.0, 2: 16.5})
-    result = opened(Sia(), cluster(2), job("a", high=2, model="some", gpu_seconds=1e6), throughput=some)
-    result.decide(0.0)
-    assert decided(result, age_s) == {"a": gpus}
+    assert decided(grower(2, {1: 10.0, 2: 16.5}), age_s) == {"a": gpus}
 
 
 def test_past_restarts_weigh():
     """After one restart r is (T - 30) / (T + 30): 0.5 at 90 s, 0.51 at 93; four GPUs are 1.98 times two."""
-    some = curves(some={1: 10.0, 2: 20.0, 4: 39.6})
-    result = opened(Sia(), cluster(4), job("a", high=4, model="some", gpu_seconds=1e6), throughput=some)
+    result = grower(4, {1: 10.0, 2: 20.0, 4: 39.6})
     assert [decided(result, time_s)["a"] for time_s in (0.0, 60.0, 90.0, 93.0)] == [1, 2, 2, 4]
 
 
@@ -97,14 +93,12 @@ def test_a_rigid_job_gets_its_size_where_it_suits():
     # Both run best on B, which has four GPUs; the one that loses more on A goes to B.
     speeds = {("x", "A"): 1.0, ("x", "B"): 1.2, ("y", "A"): 1.0, ("y", "B"): 3.0}
     steps = TimedSteps(lambda model, kind, place, batch: batch / speeds[model, kind] / sum(place))
-    jobs = [job("x", gpus=4, model="x", gpu_seconds=1e6), job("y", gpus=4, model="y", gpu_seconds=1e6)]
-    result = opened(Sia(), mixed_cluster(A=(4,), B=(4,)), *jobs, throughput=steps)
-    result.decide(0.0)
+    jobs = [job(name, gpus=4, model=name, gpu_seconds=1e6) for name in "xy"]
+    result = started(Sia(), mixed_cluster(A=(4,), B=(4,)), *jobs, throughput=steps)
     assert held(result) == {"x": ("A", 4), "y": ("B", 4)}
 
     jobs = [job("three", gpus=3, gpu_seconds=1e6), job("six", gpus=6, gpu_seconds=1e6)]
-    result = opened(Sia(), cluster(4, 4, 4), *jobs)
-    assert decided(result, 0.0) == {"six": 6, "three": 3}
+    assert decided(opened(Sia(), cluster(4, 4, 4), *jobs), 0.0) == {"six": 6, "three": 3}
 
 
 def test_fixed_gpus_with_a_free_batch():
@@ -112,28 +106,24 @@ def test_fixed_gpus_with_a_free_batch():
     steps = TimedSteps(lambda model, kind, place, batch: 0.1 + 0.01 * batch / sum(place))
     batch = {"size": 64, "min": 32, "max": 1024}
     spec = job("a", gpus=2, low=2, high=2, elastic="size+batch", batch=batch, work={"samples": 1e9})
-    result = opened(Sia(retune="free"), cluster(2, 2), spec, throughput=steps)
-    result.decide(0.0)
+    result = started(Sia(retune="free"), cluster(2, 2), spec, throughput=steps)
     assert (result.jobs["a"].gpus, result.jobs["a"].global_batch) == (2, 64)
     result.jobs["a"].noise_scale = 640.0
-    result.decide(60.0)
-    assert result.jobs["a"].gpus == 2
+    assert decided(result, 60.0) == {"a": 2}
     assert result.jobs["a"].global_batch == pytest.approx(113, abs=20)
 
-    fast = curves(fast={1: 10.0, 2: 20.0})
-    spec = job("a", high=2, model="fast", batch={"size": 64}, gpu_seconds=1e6)
-    result = opened(Sia(), cluster(2), spec, throughput=fast)
+    result = grower(2, {1: 10.0, 2: 20.0})
     result.jobs["a"].noise_scale = 640.0
-    assert [decided(result, 36_000.0 * hour)["a"] for hour in range(2)] == [1, 2]
-    assert result.jobs["a"].global_batch == 64
+    assert decided(result, 36_000.0) == {"a": 2}
+    assert result.jobs["a"].global_batch == 960
 
 
 def bootstrapped(knowledge: str, *observations: Observation) -> Session:
     """One replica is three times as fast on B as on A; by the profile, several are no faster."""
     alone = {"A": 1.0, "B": 3.0}
     steps = TimedSteps(lambda model, kind, place, batch: batch / alone[kind])
-    result = session(Sia(knowledge=knowledge), mixed_cluster(A=(4,), B=(4,)), steps)
-    result.submit(job("a", high=2, batch=12, work={"samples": 1e9}), 0.0)
+    spec = job("a", high=2, batch=12, work={"samples": 1e9})
+    result = opened(Sia(knowledge=knowledge), mixed_cluster(A=(4,), B=(4,)), spec, throughput=steps)
     for seen in observations:
         result.jobs["a"].observe(seen)
     return result
