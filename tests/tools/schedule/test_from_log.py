@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from pliant.schemas.cluster import Cluster, Shares
+from pliant.schemas.cluster import Shares, UserLimit
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
@@ -16,11 +14,11 @@ from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.from_log import CarriedOver, correct, session_from_events, session_from_schedule
 from pliant.tools.schedule.jobs import Observation, Phase
 from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.testing.harness import some_jobs
 from tests.builders import cluster, job
-from tests.effort import examples
+from tests.tools.run.stories import Story
 
 NODES = cluster(4, 4)
 
@@ -143,101 +141,55 @@ def test_a_schedule_is_taken_up_where_it_stands() -> None:
         session_from_schedule(smaller, make_policy("fifo"), CurveThroughput())
 
 
-# A live run: jobs arrive, jobs end, the log grows; at any moment the process may die and start again.
-STORY = st.lists(st.tuples(st.sampled_from(["submit", "submit", "finish", "down", "up"]), st.integers(0, 40)))
+TEAMS = {"teams": {"x": {"users": ("a",), "weight": 2.0}, "y": {"users": {"b": 1.0, "c": 2.0}}}}
+LIMITS = {"*": UserLimit(gpus=6, jobs=4)}
 
 
-class Live:
-    """Keeps a session and the log that a runner would write of it."""
-
-    def __init__(self, name: str, nodes: Cluster = NODES, users: str = " ") -> None:
-        self.name = name
-        self.nodes = nodes
-        self.held = Session(make_policy(name), nodes, CurveThroughput())
-        self.log: list[Event] = []
-        self.time = 0.0
-        drawn = enumerate(some_jobs(41))
-        self.pool = [each.model_copy(update={"user": users[at % len(users)].strip()}) for at, each in drawn]
-
-    def happen(self, kind: str, index: int) -> None:
-        self.time += 7.0
-        active = sorted(self.held.jobs)
-        if kind == "submit":
-            spec = self.pool[index].model_copy(update={"submit_time": self.time})
-            if spec.id not in self.held.jobs and spec.id not in self.held.ended:
-                self.held.submit(spec, self.time)
-                self.log.append(submit(spec))
-        elif kind == "finish" and active:
-            job_id = active[index % len(active)]
-            self.held.end(job_id, self.time)
-            self.log.append(Event(self.time, "finish", job_id, gpus=0))
-        elif kind in ("down", "up"):
-            name = f"n{index % 2}"
-            (self.held.node_down if kind == "down" else self.held.node_up)(name, self.time)
-            self.log.append(Event(self.time, f"node_{kind}", detail={"node": name}))
-
-    def decide(self) -> None:
-        for transition in self.held.decide(self.time):
-            state = transition.job
-            step = "move" if transition.step == "rebatch" else transition.step
-            place, batch = state.placement, state.global_batch
-            self.log.append(Event(self.time, step, state.id, state.gpus, place, batch))
-
-    def lives(self, before, after) -> PolicyState:
-        """The state of the policy between the two."""
-        for kind, index in before:
-            self.happen(kind, index)
-            self.decide()
-        state = PolicyState.model_validate_json(self.held.policy_state().model_dump_json())
-        for kind, index in after:
-            self.happen(kind, index)
-        return state
-
-    def reopened(self, carried: PolicyState | None) -> Session:
-        return session_from_events(
-            self.log, make_policy(self.name), self.nodes, CurveThroughput(), CarriedOver(carried)
-        )
-
-
-def view(held: Session, time: float) -> dict[str, object]:
-    return {
-        state.id: (state.placement, state.samples_done(time), state.attained_service_s(time))
+def known(held: Session, now_s: float) -> dict[str, object]:
+    """All that decisions and reports of jobs have led to."""
+    jobs = {
+        state.id: (state.placement, state.samples_done(now_s), state.attained_service_s(now_s))
         for state in held.jobs.values()
+    }
+    return {
+        "jobs": jobs,
+        "in play": list(held.in_play),
+        "commands": vars(held.commands),
+        "fell": held.fell,
+        "free": (held.up_gpus, held.free.by_type),
+        "changes": held.changes_seen + len(held.changes),
+        "used": held.usage and held.usage.until(now_s + 1),
     }
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
-@settings(max_examples=3, deadline=None)
-@given(before=STORY, after=STORY)
-@example(before=[("down", 0), ("submit", 1), ("up", 0)], after=[])
-def test_kept_carried_and_rebuilt_policies_decide_alike(name, before, after):
-    live = Live(name)
-    carried, rebuilt_ = live.reopened(live.lives(before, after)), live.reopened(None)
-    now = live.time
-    assert view(carried, now) == view(rebuilt_, now) == view(live.held, now)
-    for held in (live.held, carried, rebuilt_):
-        held.decide(live.time)
-    assert view(carried, now) == view(live.held, now)
-    if rebuilt_.policy.rebuilds_state:
-        assert view(rebuilt_, now) == view(live.held, now)
-    assert carried.changes_seen == rebuilt_.changes_seen == live.held.changes_seen
-
-
-TEAMS = Shares.model_validate(
-    {"teams": {"x": {"users": ("a",), "weight": 2.0}, "y": {"users": {"b": 1.0, "c": 2.0}}}}
+@pytest.mark.parametrize(
+    ("rules", "linked"),
+    [
+        pytest.param({}, False, id="plain"),
+        pytest.param({}, True, id="linked"),
+        pytest.param({"user_limits": LIMITS}, True, id="limits"),
+        pytest.param({"shares": Shares.model_validate(TEAMS)}, False, id="teams"),
+    ],
 )
-
-
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@settings(max_examples=examples(2), deadline=None)
-@given(before=STORY, after=STORY)
-def test_policies_of_teams_decide_alike_in_another_process(name, before, after):
-    live = Live(name, NODES.model_copy(update={"shares": TEAMS}), "abcd")
-    carried = live.reopened(live.lives(before, after))
-    assert carried.usage is not None
-    assert live.held.usage is not None
-    assert carried.usage.until(live.time + 1) == live.held.usage.until(live.time + 1), "to the last digit"
-    for held in (live.held, carried):
-        held.decide(live.time)
-    assert view(carried, live.time) == view(live.held, live.time)
-    assert carried.standings(live.time) == live.held.standings(live.time)
+def test_kept_carried_and_rebuilt_policies_decide_alike(name, rules, linked):
+    """At any moment the process may end and another one go on from the log and the policy's state."""
+    nodes = NODES.model_copy(update=rules)
+    story = Story(sorted(BUILT_IN).index(name), name, nodes=nodes, linked=linked)
+    story._jobs = [each.model_copy(update={"user": "abcd"[at % 4]}) for at, each in enumerate(story._jobs)]
+    events, live = story.go_on(40, last=False), story.session
+    state = PolicyState.model_validate_json(live.policy_state().model_dump_json())
+    carried, rebuilt_ = (
+        session_from_events(events, make_policy(name), nodes, throughput_for(None, nodes), CarriedOver(each))
+        for each in (state, None)
+    )
+    now_s = story.now_s + 7.0
+    assert known(carried, now_s) == known(live, now_s)
+    assert known(rebuilt_, now_s) == known(live, now_s)
+    for held in (live, carried, rebuilt_):
+        held.decide(now_s)
+    assert carried.changes_seen == rebuilt_.changes_seen == live.changes_seen
+    assert carried.standings(now_s) == live.standings(now_s)
+    assert known(carried, now_s) == known(live, now_s)
+    if rebuilt_.policy.rebuilds_state and not nodes.shares:
+        assert known(rebuilt_, now_s) == known(live, now_s)

@@ -8,10 +8,8 @@ import pytest
 from pliant.schemas.checks import check_after, oversized
 from pliant.schemas.cluster import UserLimit
 from pliant.schemas.errors import BadInputError
-from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.explain import explanations
-from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, PolicyError
 from pliant.tools.schedule.predict_start import copy_of, predictions
@@ -22,7 +20,6 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import FREE_CHANGES, cluster, job, session
 from tests.tools.replay.world import play, story
-from tests.tools.run.stories import Story
 from tests.tools.schedule.session.test_session import Says, opened, steps
 
 
@@ -272,23 +269,6 @@ def test_a_policy_is_asked_again_where_its_rejection_makes_room():
     assert held.ask_again_s == pytest.approx(1.0)
     assert held.ask_again_s > 1.0, "a time that has passed is no wish"
     assert steps(held, held.ask_again_s, b=1) == [("b", "start")]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_log_leads_to_the_session_that_wrote_it(seed: int):
-    """The policy's state counts on that: it knows how many changes it has seen."""
-    policy = ("fifo", "fair-share", "ares")[seed % 3]
-    nodes = limited(4, 4, others=UserLimit(gpus=6, jobs=4)) if seed % 2 else cluster(4, 4)
-    story = Story(seed, policy, nodes=nodes, linked=seed % 4 > 1)
-    events, live = story.go_on(80, last=False), story.session
-    again = session_from_events(events, make_policy(policy), nodes, CurveThroughput())
-    assert vars(again.commands) == vars(live.commands)
-    assert again.fell == live.fell
-    assert again.up_gpus == live.up_gpus
-    assert list(again.in_play) == list(live.in_play)
-    assert placed(again) == placed(live)
-    assert again.free.by_type == live.free.by_type
-    assert len(again.changes) == live.changes_seen + len(live.changes)
 
 
 # Jobs that wait for others, and arrays.
