@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -181,23 +183,12 @@ def test_time_grows_with_the_batch_where_the_measurements_do(found: list[float],
     assert answers == sorted(answers, key=lambda value: value or 0.0)
 
 
-def row(ring: str, local: int, step_s: float, sync_s: float, *, counted: bool = False, **more) -> ProfileRow:
+def row(ring: str, local: int, step_s: float, sync_s: float, *, counted: bool = False) -> ProfileRow:
     """A measurement of a placement in its ring order; ``counted``: only nodes and GPUs are known."""
-    shares = sorted(map(int, ring.split(",")), reverse=True)
-    return ProfileRow(
-        "train",
-        more.get("model", "m"),
-        more.get("gpu_type", "t4"),
-        len(shares),
-        sum(shares),
-        ",".join(map(str, shares)),
-        local,
-        step_seconds=step_s,
-        compute_seconds=step_s - sync_s,
-        sync_seconds=sync_s,
-        source="imported",
-        node_order=None if counted else ring,
-    )
+    placement = ",".join(sorted(ring.split(","), key=int, reverse=True))
+    times = {"compute_seconds": step_s - sync_s, "sync_seconds": sync_s}
+    measured = step(placement, local, step_s, model="m", gpu_type="t4", source="imported")
+    return replace(measured, node_order=None if counted else ring, **times)
 
 
 def by_placement(*rows: ProfileRow, **more) -> ThroughputByPlacement:

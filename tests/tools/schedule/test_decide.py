@@ -12,7 +12,7 @@ from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import profile_hash, profile_to_columns
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import width_of
 from pliant.tools.schedule.decide import Question, decide
@@ -23,18 +23,15 @@ from pliant.tools.schedule.registry import BUILT_IN, policy_class
 from tests.builders import cluster, job, mixed_cluster
 from tests.effort import examples
 from tests.strategies import schedules
+from tests.tools.profile.rows_builder import step
 from tests.tools.schedule.histories import decide_from
 
 NODES = cluster(4, 4)
 
 
-def row(gpus: int, local: int, seconds: float, **more) -> ProfileRow:
-    return ProfileRow(
-        "train", "m", "gpu", 1, gpus, str(gpus), local, step_seconds=seconds, iterations=9, **more
-    )
-
-
-PROFILE = Profile((row(1, 8, 1.0), row(1, 16, 2.0), row(2, 8, 1.1), row(2, 16, 2.1)))
+PROFILE = Profile(
+    tuple(step(*each, model="m") for each in ((1, 8, 1.0), (1, 16, 2.0), (2, 8, 1.1), (2, 16, 2.1)))
+)
 
 
 def held(schedule: Schedule) -> dict[str, tuple[str, int]]:
@@ -80,7 +77,7 @@ def test_the_batch_is_cut_for_the_gpus_and_learning_rate_follows() -> None:
     assert found.profile is not None
     assert found.profile["local_batch"] == [8, 16, 8, 16]
     assert ask(job("a", batch={"size": None})).allocations[0].batch is None, "it is left to the script"
-    rows = Profile(tuple(row(gpus, local, 0.1) for gpus in (1, 2) for local in (8, 16)))
+    rows = Profile(tuple(step(gpus, local, 0.1, model="m") for gpus in (1, 2) for local in (8, 16)))
     batch, work = {"size": 8, "min": 8, "max": 32}, {"samples": 1e6}
     grows = job("a", model="m", gpus=2, low=1, high=2, work=work, batch=batch, elastic="size+batch")
     (found,) = decide([grows], cluster(2), rows, Question("max-bs")).allocations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.builders import FREE_CHANGES, cluster, job
 from tests.effort import examples
 from tests.tools.profile.rows_builder import step
 from tests.tools.replay.world import Seats, ends, play
-from tests.tools.schedule.test_placement import places
+from tests.tools.schedule.test_placement import placed, places
 
 ISLANDS = "aabbccdd"
 RACKS = "rrrrssss"
@@ -104,33 +105,13 @@ WISHES = st.lists(
 @given(WISHES, st.booleans())
 def test_job_that_one_domain_could_hold_is_never_spread_over_two(wishes, has_islands):
     levels = {"island": ISLANDS, "rack": RACKS} if has_islands else {"rack": RACKS}
-    held = FreeGpus(node_states(levelled(gpus=4, **levels)))
-    places: dict[int, NodeGpus] = {}
-    for wanted, slot, each in wishes:
-        gpus = wanted * each
-        before = places.pop(slot, ())
-        held.give(before)
-        free = [held.free_on(node.name) for node in held.nodes]
-        place = held.choose(gpus, ["gpu"], keep=before, per_replica=each)
-        usable = [count - count % each for count in free]
-        assert (place is None) == (sum(usable) < gpus)
-        if place is None:
-            continue
-        assert sum(count for _, count in place) == gpus
-        assert all(0 < count <= held.free_on(name) and count % each == 0 for name, count in place)
+    for gpus, usable, place in placed(FreeGpus(node_states(levelled(gpus=4, **levels))), wishes):
         for domain_of in levels.values():
-            domains = {domain_of[int(name[1:])] for name, _ in place}
-            holds = {
-                letter: sum(count for count, own in zip(usable, domain_of, strict=True) if own == letter)
-                for letter in set(domain_of)
-            }
+            holds = Counter[str]()
+            for letter, count in zip(domain_of, usable, strict=True):
+                holds[letter] += count
             if max(holds.values()) >= gpus:
-                assert len(domains) == 1
-        held.take(place)
-        places[slot] = place
-    for place in places.values():
-        held.give(place)
-    assert held.choose(32, ["gpu"]) == tuple((f"n{i}", 4) for i in range(8))
+                assert len({domain_of[int(name[1:])] for name, _ in place}) == 1
 
 
 # What a file may say.

@@ -13,7 +13,7 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.schedule.policy import Decision, PolicyError, Target
 from pliant.tools.schedule.registry import describe, make_policy
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, job, session
+from tests.builders import cluster, job, opened, session
 from tests.tools.schedule.foreign import Foreign
 
 DECIDE = "def decide(self, snapshot, rng):\n    "
@@ -27,9 +27,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
 
 
 def in_use() -> Session:
-    held = session(make_policy("mine"), cluster(4))
-    held.submit(job("a"), 0.0)
-    return held
+    return opened(make_policy("mine"), cluster(4), job("a"))
 
 
 def carried() -> None:

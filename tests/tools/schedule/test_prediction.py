@@ -25,16 +25,14 @@ from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import cluster, job, session
+from tests.builders import cluster, job, opened, session
 from tests.tools.schedule.test_decide import PROFILE
 
 NODES = cluster(4)
 
 
 def decided(*jobs: Job, policy: str = "fifo") -> Session:
-    held = session(make_policy(policy), NODES)
-    for each in jobs:
-        held.submit(each, 0.0)
+    held = opened(make_policy(policy), NODES, *jobs)
     held.decide(0.0)
     return held
 

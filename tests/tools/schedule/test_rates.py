@@ -24,13 +24,13 @@ from pliant.tools.schedule.demand import (
     sizes_below,
     submit_detail,
 )
-from pliant.tools.schedule.jobs import JobKind, JobState, NodeState, node_states
+from pliant.tools.schedule.jobs import JobKind, JobState, node_states
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job, session
+from tests.builders import TimedSteps, cluster, curves, job, mixed_cluster
 from tests.tools.profile.rows_builder import step
 
 
@@ -55,8 +55,7 @@ class ByType(CurveThroughput):
 
 
 def speeds(throughput: ByType, **gpus: tuple[int, ...]) -> Speeds:
-    pairs = [(kind, count) for kind, counts in gpus.items() for count in counts]
-    return Speeds(throughput, [NodeState(i, f"n{i}", n, kind, None) for i, (kind, n) in enumerate(pairs)])
+    return Speeds(throughput, node_states(mixed_cluster(**gpus)))
 
 
 def state(spec: Job | None = None) -> JobState:
@@ -70,8 +69,8 @@ def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
     assert asked.rate(state(), 10, "t4") == pytest.approx(10)
     assert throughput.asked == [("t4", (4, 4, 2), 64)]
     # One node and many whole ones are consolidated.
-    asked = speeds(ByType(t4=1), t4=(4,) * 9)
-    free = FreeGpus([NodeState(i, f"n{i}", 4, "t4", None) for i in range(9)])
+    asked = Speeds(ByType(t4=1), node_states(cluster(*[4] * 9, gpu_type="t4")))
+    free = FreeGpus(node_states(cluster(*[4] * 9, gpu_type="t4")))
     whole = free.choose(36, ["t4"])
     assert whole is not None
     assert asked.is_consolidated(whole)
@@ -166,8 +165,7 @@ def test_the_default_batch_fills_the_requested_gpus() -> None:
 def by_size(**curve: float) -> Speeds:
     """One type with three nodes of four GPUs; ``r1=10`` is the speed on one GPU."""
     sizes = {int(name[1:]): rate for name, rate in curve.items()}
-    nodes = [NodeState(i, f"n{i}", 4, "gpu", None) for i in range(3)]
-    return Speeds(CurveThroughput({"linear": sizes}), nodes)
+    return Speeds(CurveThroughput({"linear": sizes}), node_states(cluster(4, 4, 4)))
 
 
 def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
@@ -299,7 +297,9 @@ def test_a_type_is_as_large_as_its_smallest_node_if_known(stated):
 # What a job file states as samples and demand.
 
 
-FOUR = Speeds(CurveThroughput(), [NodeState(0, "n0", 4, "gpu", None)])
+FOUR = Speeds(CurveThroughput(), node_states(cluster(4)))
+NEEDS_TWO = TimedSteps(lambda model, kind, place, batch: None if sum(place) < 2 else 1.0)
+UP_TO_EIGHT = TimedSteps(lambda model, kind, place, batch: 1.0 if batch <= 8 else None)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ SATURATING = {1: 10.0, 2: 18.0, 3: 24.0, 6: 30.0}
 
 
 def detail_of(spec, throughput=None, nodes=(4, 4), **more):
-    speeds = session(make_policy("fifo"), cluster(*nodes), throughput).speeds
+    speeds = Speeds(throughput or CurveThroughput(), node_states(cluster(*nodes)))
     return submit_detail(job_state(spec, speeds), speeds, **more)
 
 
@@ -332,18 +332,13 @@ def test_an_elastic_job_is_described_up_to_the_whole_cluster():
     assert detail["samples"] == pytest.approx(90 / 3 * 24)
 
 
-class NeedsTwo(type(curves())):
-    def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
-        return None if sum(placement) < 2 else 1.0
-
-
 @pytest.mark.parametrize(
     ("spec", "more", "sizes"),
     [
         pytest.param(job("a", gpus=3), {}, [1, 2, 3], id="rigid: up to its own size"),
         pytest.param(job("a", gpus=2, low=1, high=6), {"measured_sizes": (5, 7)}, [1, 2, 4, 5, 6], id="own"),
         pytest.param(job("a", gpus=16), {"nodes": (2, 1)}, [1, 2, 3], id="up to the cluster"),
-        pytest.param(job("a", gpus=4, low=2), {"throughput": NeedsTwo()}, [2, 4, 8], id="not on one"),
+        pytest.param(job("a", gpus=4, low=2), {"throughput": NEEDS_TWO}, [2, 4, 8], id="not on one"),
     ],
 )
 def test_a_curve_has_the_sizes_that_a_job_can_use(spec, more, sizes):
@@ -394,13 +389,8 @@ def test_smaller_sizes_come_largest_first_and_the_minimum_last(spec, sizes):
     assert [*sizes_below(job_state(spec, FOUR))] == sizes
 
 
-class UpToEight(type(curves())):
-    def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
-        return 1.0 if global_batch <= 8 else None
-
-
 def test_a_change_to_a_batch_that_does_not_fit_is_refused():
-    speeds = Speeds(UpToEight(), [NodeState(0, "n0", 4, "gpu", None)])
+    speeds = Speeds(UP_TO_EIGHT, node_states(cluster(4)))
     fits, misfit = (
         job(
             "a",
@@ -418,7 +408,7 @@ def test_a_change_to_a_batch_that_does_not_fit_is_refused():
 def test_a_job_counts_at_the_nearest_size_that_runs() -> None:
     """Half a sample a second on two GPUs; not known on four."""
     spec = job("a", gpus=4, low=1, model="net", work={"samples": 10.0})
-    speeds = Speeds(curves(net={1: 0.3, 2: 0.5}), [NodeState(0, "n0", 2, "gpu", None)])
+    speeds = Speeds(curves(net={1: 0.3, 2: 0.5}), node_states(cluster(2)))
     state = job_state(spec, speeds)
     assert demand_rate(state, speeds) == (2, 0.5)
     assert demand_gpu_s(state, speeds) == 2 * 10 / 0.5
@@ -436,7 +426,7 @@ class OnlyNet(type(curves())):
 
 
 def test_check_names_what_is_wrong_with_a_job_and_passes_others():
-    speeds = Speeds(OnlyNet(), [NodeState(0, "n0", 4, "gpu", None)])
+    speeds = Speeds(OnlyNet(), node_states(cluster(4)))
     check = JobCheck(cluster(4), speeds, NeedsWork())
     work = {"samples": 10.0}
     assert check.problems(job("a", model="net", work=work), "jobs") == ()

@@ -15,6 +15,7 @@ from pliant.tools.schedule import registry
 from pliant.tools.schedule.policies.drl import SHIPPED
 from pliant.tools.schedule.policy import Decision, Policy
 from pliant.tools.schedule.registry import describe, make_policy, parse_pairs, policy_class, policy_names
+from tests.tools.schedule.foreign import Foreign
 
 
 class Tunable(Policy):
@@ -184,66 +185,35 @@ def test_a_description_says_when_a_policy_decides_and_its_traits():
     assert describe("fifo").traits == ()
 
 
-def install(folder: Path, name: str, value: str, source: str) -> None:
-    """What an installed package leaves in site-packages."""
-    (folder / "foreign_policy.py").write_text(source)
-    info = folder / "foreign-1.0.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[pliant.policies]\n{name} = {value}\n")
-
-
-FOREIGN = """
-from pliant.tools.schedule.policies.drl import SHIPPED
-from pliant.tools.schedule.policy import Decision, Policy
-
-class Mine(Policy):
-    '''Does nothing.'''
-    name = "mine"
-    def decide(self, snapshot, rng):
-        return Decision()
-"""
-
-
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "foreign_policy", raising=False)
-    return tmp_path
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
+    found = Foreign(tmp_path, monkeypatch)
+    found.is_written("def decide(self, snapshot, rng):\n    return Decision()", "")
+    return found
 
 
-def test_a_policy_of_another_package_is_found_by_its_entry_point(site: Path) -> None:
-    install(site, "mine", "foreign_policy:Mine", FOREIGN)
+def test_a_policy_of_another_package_is_found_by_its_entry_point(mine: Foreign) -> None:
     assert "mine" in policy_names()
     assert make_policy("mine").name == "mine"
-    assert describe("mine").source == "foreign_policy:Mine"
+    assert describe("mine").source == "mine:Mine"
     # A built in name cannot be taken over.
-    install(site, "fifo", "foreign_policy:Mine", FOREIGN)
+    mine.offers("fifo", "mine:Mine")
     assert policy_class("fifo").__module__ == "pliant.tools.schedule.policies.fifo"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "source", "complaint"),
     [
-        ("mine", "foreign_policy:Other", FOREIGN, "cannot be loaded"),
-        (
-            "mine",
-            "foreign_policy:Mine",
-            "1 / 0",
-            r"cannot be loaded: .*foreign_policy.py:1: ZeroDivisionError: division by zero",
-        ),
-        ("mine", "foreign_policy:Mine", "Mine = 3", "is not a subclass of"),
-        ("other", "foreign_policy:Mine", FOREIGN, "calls itself 'mine'"),
-        (
-            "mine",
-            "foreign_policy:Mine",
-            "from pliant.tools.schedule.snapshot import Crystal",
-            "cannot import name 'Crystal'",
-        ),
+        ("mine", "mine:Other", None, "cannot be loaded"),
+        ("mine", "mine:Mine", "Mine = 3", "is not a subclass of"),
+        ("other", "mine:Mine", None, "calls itself 'mine'"),
+        ("mine", "mine:Mine", "from pliant.schemas.job import Crystal", "cannot import name 'Crystal'"),
     ],
 )
-def test_a_broken_package_is_a_usage_error_that_names_it(site, name, value, source, complaint):
-    install(site, name, value, source)
+def test_a_broken_package_is_a_usage_error_that_names_it(mine: Foreign, name, value, source, complaint):
+    mine.offers(name, value)
+    if source:
+        mine.file.write_text(source)
     with pytest.raises(UsageError, match=complaint) as caught:
         policy_class(name)
     assert f'policy "{name}" ({value})' in str(caught.value)

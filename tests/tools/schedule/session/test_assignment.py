@@ -19,7 +19,7 @@ from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.assignment import assign
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import job, mixed_cluster, session
+from tests.builders import job, mixed_cluster, opened, session
 from tests.effort import examples
 from tests.tools.schedule.session.test_session import opened as everyone
 from tests.tools.schedule.session.test_session import steps
@@ -46,17 +46,14 @@ class Sizes(Policy):
         return Decision(targets)
 
 
-def opened(**gpus: tuple[int, ...]) -> Session:
-    held = session(Sizes(), mixed_cluster(**gpus))
-    for name in NAMES:
-        held.submit(job(name, low=1, high=6), 0)
-    return held
+def sized(**gpus: tuple[int, ...]) -> Session:
+    return opened(Sizes(), mixed_cluster(**gpus), *(job(name, low=1, high=6) for name in NAMES))
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=6), st.sampled_from(POOLS))
 def test_each_gets_size_or_of_several_types_keeps_what_it_held(rounds, gpus):
-    held = opened(**gpus)
+    held = sized(**gpus)
     assert isinstance(held.policy, Sizes)
     for wanted in rounds:
         before = {name: held.jobs[name].placement for name in NAMES}
@@ -88,9 +85,7 @@ def needy(
 
 
 def started(*jobs: Job, on: Cluster) -> Session:
-    held = session(Fifo(), on)
-    for each in jobs:
-        held.submit(each, each.submit_time)
+    held = opened(Fifo(), on, *jobs)
     held.decide(0)
     return held
 
@@ -195,7 +190,7 @@ def test_no_policy_gives_away_more_than_nodes_have(name: str):
 @pytest.mark.parametrize(("cut", "place"), [((), (("x-1", 2),)), (("a",), (("x-0", 1), ("x-1", 1)))])
 def test_a_job_that_has_given_gpus_back_stays_where_it_is(cut, place):
     """Two GPUs on one node would be closer together; but to go there it would have to start again."""
-    held = opened(x=(2, 4))
+    held = sized(x=(2, 4))
     held.adopt([Holding("a", (("x-0", 1),)), Holding("b", (("x-0", 1),))], 0.0)
     targets = {"a": Target(2), "c": Target(2)}
     found = assign(targets, held.jobs, held.free, held.speeds, cut=cut)

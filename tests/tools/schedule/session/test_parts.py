@@ -259,11 +259,7 @@ def test_jobs_are_rejected_and_admitted_by_policies_teams():
     held = world(cluster(8), TWO, policy=policy)
     assert comes(held, rigid("x", 6), rigid("y", 1)) == {"x": "reject", "y": "start"}
     assert held.admissions == {"x": {"admitted": False}}
-
-
-def test_what_policy_said_before_others_were_offered_rest_counts():
-    """x declines; when y is offered what is left, x's policy is asked again, and says nothing new."""
-
+    # When y is offered what x has declined, x's policy is asked again, and says nothing new.
     first = [Decision(ask_again_s=50.0, admissions={"x": {"admitted": True}})]
 
     def answer(snapshot: Snapshot) -> Decision:
@@ -369,17 +365,6 @@ def test_what_a_policy_leaves_goes_to_others_for_a_while():
     assert comes(held, rigid("x-more", 2), at=3.0) == TAKEN_BACK
 
 
-def test_what_a_policy_leaves_is_offered_again_when_it_asks():
-    def answer(snapshot: Snapshot) -> Decision:
-        leaves = "x" in snapshot.jobs and snapshot.time_s < 60.0
-        return Decision(ask_again_s=60.0) if leaves else takes(snapshot)
-
-    held = world(cluster(8), TWO, policy=owned(answer))
-    comes(held, rigid("x", 4), *FOUR, at=1.0)
-    assert comes(held, at=59.0) == {}
-    assert comes(held, at=60.0) == TAKEN_BACK
-
-
 def test_a_team_is_offered_more_although_its_policy_left_fewer():
     """The policy of x waits for four GPUs, and y's end lets it have them."""
 
@@ -444,8 +429,8 @@ def test_policy_is_offered_what_it_left_once_jobs_have_changed(before, ends, arr
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("until_s", [60.0, None])
-def test_another_process_knows_what_policies_left_free(keeps: bool, until_s: float | None):
-    """The policy of x keeps no state, that of y may: it is given back with y's jobs alone."""
+def test_what_a_policy_leaves_is_offered_again_when_it_asks(keeps: bool, until_s: float | None):
+    """Also in another process; the policy of y may keep a state, which is given back with y's jobs alone."""
 
     def answer(snapshot: Snapshot) -> Decision:
         leaves = "x" in snapshot.jobs and snapshot.time_s < 60.0
@@ -468,7 +453,9 @@ def test_another_process_knows_what_policies_left_free(keeps: bool, until_s: flo
     again.adopt([Holding.of(each) for each in held.jobs.values() if each.gpus], 0.0)
     again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
     assert loaded == [("kept", ["y0", "y1", "y2", "y3"])] * keeps
-    assert comes(again, at=60.0) == ({} if until_s is None else TAKEN_BACK)
+    for each in (held, again):
+        assert comes(each, at=59.0) == {}
+        assert comes(each, at=60.0) == ({} if until_s is None else TAKEN_BACK)
 
 
 # What is said of teams.

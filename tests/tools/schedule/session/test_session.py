@@ -15,6 +15,7 @@ from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session, lazy_rng
 from pliant.tools.schedule.snapshot import Snapshot
+from tests import builders
 from tests.builders import cluster, job, mixed_cluster, session, sizes
 
 
@@ -48,10 +49,7 @@ def adopt(held: Session, time: float, *holdings: Holding) -> list[str]:
 
 
 def opened(nodes, *jobs, throughput=None, policy: type[Says] = Says) -> Session:
-    held = session(policy(), nodes, throughput)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    return held
+    return builders.opened(policy(), nodes, *jobs, throughput=throughput)
 
 
 def test_a_job_starts_grows_shrinks_stops_and_resumes():
