@@ -16,7 +16,7 @@ from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session, lazy_rng
 from pliant.tools.schedule.snapshot import Snapshot
 from tests import builders
-from tests.builders import cluster, job, mixed_cluster, session, sizes
+from tests.builders import cluster, job, mixed_cluster, sizes
 
 
 class Says(Policy):
@@ -260,35 +260,22 @@ class Counts(Says):
         self.total = state["total"]
 
 
-def test_carried_state_is_shown_only_what_came_after_it():
-    before = session(Counts(), cluster(4))
-    before.submit(job("a"), 0)
-    before.decide(0)
-    after = session(Counts(), cluster(4))
-    after.submit(job("a"), 0)
-    after.submit(job("b"), 0)
-    assert after.carry(before.policy_state())
-    after.decide(1)
-    assert (after.policy.total, after.changes_seen) == (2, 2)
-
-
 @pytest.mark.parametrize(
-    "carried",
+    ("carried", "total"),
     [
-        None,
-        PolicyState(policy="counts", state=None, changes_seen=1),
-        PolicyState(policy="other", state={"total": 9}, changes_seen=1),
-        PolicyState(policy="counts", version=2, state={"total": 9}, changes_seen=1),
-        PolicyState(policy="counts", state={"total": 9}, changes_seen=3),
+        (PolicyState(policy="counts", state={"total": 9}, changes_seen=1), 10),
+        (None, 2),
+        (PolicyState(policy="counts", state=None, changes_seen=1), 2),
+        (PolicyState(policy="other", state={"total": 9}, changes_seen=1), 2),
+        (PolicyState(policy="counts", version=2, state={"total": 9}, changes_seen=1), 2),
+        (PolicyState(policy="counts", state={"total": 9}, changes_seen=3), 2),
     ],
 )
-def test_state_that_does_not_fit_is_dropped(carried):
-    held = session(Counts(), cluster(4))
-    held.submit(job("a"), 0)
-    held.submit(job("b"), 0)
-    assert not held.carry(carried)
+def test_state_that_fits_is_shown_only_what_came_after_it(carried: PolicyState | None, total: int):
+    held = opened(cluster(4), job("a"), job("b"), policy=Counts)
+    assert held.carry(carried) is (total == 10)
     held.decide(1)
-    assert held.policy.total == 2
+    assert (held.policy.total, held.changes_seen) == (total, 2)
 
 
 def test_draws_are_those_of_seed_and_a_copy_goes_on_by_itself() -> None:

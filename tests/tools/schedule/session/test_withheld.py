@@ -192,6 +192,13 @@ def test_a_minimum_run_keeps_a_job_from_being_preempted_alone() -> None:
     assert steps(held, 70, a=2) == [("a", "resume")]
     assert steps(held, 129, a=0) == []
     assert steps(held, 130, a=0) == [("a", "preempt")]
+    # Ends and lost nodes wait for nothing.
+    held = opened(ruled(2, 2, min_run=60, cooldown=60), GROWS)
+    steps(held, 0, a=2)
+    (lost,) = held.node_down("n0", 1)
+    assert lost.gpus == 0
+    assert steps(held, 2, a=2) == [("a", "resume")]
+    assert held.end("a", 3).gpus == 0
 
 
 def test_what_a_kept_job_was_to_give_another_waits_for() -> None:
@@ -205,15 +212,6 @@ def test_what_a_kept_job_was_to_give_another_waits_for() -> None:
     steps(held, 0, a=2)
     assert steps(held, 10, a=1, b=Target(1, placement=(("n0", 1),))) == []
     assert steps(held, 60, a=1, b=Target(1, placement=(("n0", 1),))) == [("a", "shrink"), ("b", "start")]
-
-
-def test_ends_and_lost_nodes_wait_for_nothing() -> None:
-    held = opened(ruled(2, 2, min_run=60, cooldown=60), GROWS)
-    steps(held, 0, a=2)
-    (lost,) = held.node_down("n0", 1)
-    assert lost.gpus == 0
-    assert steps(held, 2, a=2) == [("a", "resume")]
-    assert held.end("a", 3).gpus == 0
 
 
 def test_a_job_that_is_kept_says_until_when() -> None:
