@@ -149,28 +149,20 @@ profiles = st.dictionaries(st.sampled_from([1, 2, 3, 4, 8]), local_batches, min_
 
 
 @given(profiles, st.integers(1, 10), st.integers(1, 2000), st.one_of(st.none(), st.integers(1, 300)))
-def test_no_answer_is_negative_or_beyond_a_probed_batch(measured, gpus, batch, per_gpu_max):
-    rows = [step(k, local, found) for k, points in measured.items() for local, found in points.items()]
-    model = throughput(*rows)
-    answer = seconds(model, gpus, batch, per_gpu_max)
-    if answer is None:
-        return
-    assert answer > 0
-    limit = model.max_local_batch("net", "gpu")
-    assert limit is not None
-    plan = plan_batch(batch, gpus, min(limit, per_gpu_max or limit))
-    assert plan.local <= max(row.local_batch for row in rows if row.feasible)
-    assert all(plan.local < row.local_batch for row in rows if not row.feasible)
-
-
-@given(profiles)
-def test_measured_rows_are_reproduced_exactly(measured: dict[int, dict[int, float | None]]) -> None:
+def test_rows_are_reproduced_and_no_answer_is_beyond_them(measured, gpus, batch, per_gpu_max):
     rows = [step(k, local, found) for k, points in measured.items() for local, found in points.items()]
     model = throughput(*rows)
     limit = model.max_local_batch("net", "gpu") or 0
     for row in rows:
         if row.local_batch <= limit:
             assert seconds(model, row.gpus, row.gpus * row.local_batch) == row.step_seconds
+    answer = seconds(model, gpus, batch, per_gpu_max)
+    if answer is None:
+        return
+    assert answer > 0
+    plan = plan_batch(batch, gpus, min(limit, per_gpu_max or limit))
+    assert plan.local <= max(row.local_batch for row in rows if row.feasible)
+    assert all(plan.local < row.local_batch for row in rows if not row.feasible)
 
 
 @given(st.lists(times, min_size=2, max_size=5), st.sampled_from([1, 2]))
