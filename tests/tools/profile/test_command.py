@@ -184,6 +184,11 @@ def test_every_bad_cell_is_told_with_its_line(tmp_path: Path) -> None:
         "/rows.csv:3: /step_seconds: 'fast', expected a number",
         "/rows.csv:3: /feasible: 'maybe', expected true or false",
     ]
+    # A picture is not rows.
+    path = tmp_path / "rows.png"
+    path.write_bytes(b"\x89PNG\xff\xfe")
+    with pytest.raises(BadInputError, match="neither Parquet nor text"):
+        import_rows(path)
 
 
 @pytest.mark.parametrize(
@@ -204,10 +209,3 @@ def test_columns_and_values_that_no_profile_may_hold(
 ) -> None:
     with pytest.raises(BadInputError, match=message):
         import_rows(csv(tmp_path, line, header=header))
-
-
-def test_a_picture_is_not_rows(tmp_path: Path) -> None:
-    path = tmp_path / "rows.png"
-    path.write_bytes(b"\x89PNG\xff\xfe")
-    with pytest.raises(BadInputError, match="neither Parquet nor text"):
-        import_rows(path)

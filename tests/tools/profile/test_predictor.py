@@ -110,8 +110,7 @@ def test_a_long_job_gives_as_many_rows_as_others() -> None:
     found.learn([EndedJob([Epoch(100, 1, 100, 1, 1)], 100.0)])
     assert found.jobs == 0
 
-
-def test_the_sample_is_bounded_uniform_and_seeded() -> None:
+    # The sample of many jobs is bounded, uniform and seeded.
     def of(seed: int) -> Predictor:
         found = ProgressPredictor(seed=seed)
         found.learn(

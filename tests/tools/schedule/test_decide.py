@@ -94,7 +94,7 @@ def test_equal_inputs_in_any_order_give_equal_bytes():
     assert timed.model_copy(update={"decision_seconds": None}) == ask(*jobs)
 
 
-def test_explaining_adds_what_is_needed_and_when_it_starts():
+def test_explaining_adds_what_is_needed_and_when_it_starts(monkeypatch):
     work = {"a": (8, 800), "b": (4, 400), "c": (8, 80)}
     jobs = [job(name, gpus=gpus, gpu_seconds=seconds) for name, (gpus, seconds) in work.items()]
     plain, explained = ask(*jobs), ask(*jobs, explain=True)
@@ -105,9 +105,7 @@ def test_explaining_adds_what_is_needed_and_when_it_starts():
     without = [given.model_copy(update={"predicted_end": None}) for given in explained.allocations]
     assert list(plain.allocations) == without
     assert plain.policy_state == explained.policy_state
-
-
-def test_a_policy_is_asked_once_why(monkeypatch: pytest.MonkeyPatch):
+    # The policy is asked once why.
     asked, explain = [], Srtf.explain
     monkeypatch.setattr(Srtf, "explain", lambda self, seen: asked.append(1) or explain(self, seen))
     ask(job("a", gpus=8), job("b", gpus=8), policy="srtf", explain=True)

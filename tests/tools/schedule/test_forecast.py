@@ -104,9 +104,7 @@ def test_what_it_learns_from_waits_until_it_is_asked(monkeypatch: pytest.MonkeyP
     assert calls == [2, 3, 1]
     assert late.document() == at_once.document()
     assert calls == 2 * [2, 3, 1]
-
-
-def test_of_jobs_that_finish_unasked_a_bounded_number_waits(monkeypatch):
+    # A bounded number waits.
     learned: list[EndedJob] = []
     monkeypatch.setattr(ProgressPredictor, "learn", lambda _, ended: learned.extend(ended))
     many, found = WorkForecast(), ended(2)
@@ -318,9 +316,7 @@ def test_groups_of_the_same_jobs_count_once():
     assert known.left(hers) == known.left(his)
     known.learn(at(100.0, user="bob", team="y"))
     assert known.left(hers) != known.left(his)
-
-
-def test_another_model_counts_in_gpu_seconds_and_as_one_job():
+    # Another model counts in GPU-seconds, and as one job.
     once = knowing(at(5000.0, gpu_s=2.0, model="other"))
     often = knowing(*[at(5000.0, gpu_s=2.0, model="other")] * 9)
     assert once.left(at(0.0)) == often.left(at(0.0))

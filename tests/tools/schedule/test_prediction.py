@@ -55,9 +55,7 @@ def test_an_end_of_samples_needs_a_profile_or_a_measured_speed() -> None:
     held.submit(job("a", gpus=1, model=PROFILE.rows[0].model, work={"samples": 800.0}), 0.0)
     held.decide(0.0)
     assert predictions(held, 0.0)["a"].end_s == pytest.approx(800.0 / held.jobs["a"].samples_per_second)
-
-
-def test_a_job_that_should_have_ended_has_no_end_unless_measured() -> None:
+    # Nor has a job an end that should have ended, unless measured.
     held = decided(job("a", gpus=4, gpu_seconds=400), job("b", gpus=4, gpu_seconds=80))
     assert predictions(copy_of(held), 150.0) == {}
     held.jobs["a"].report_progress(150.0, 200.0)

@@ -184,6 +184,13 @@ def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
     asked.placement = (("n2", 3),)
     assert known.useful_part(asked, (("n0", 3), ("n2", 3)), 64) == (("n0", 1), ("n2", 3))
     assert known.useful_part(asked, (("n0", 2), ("n2", 2)), 64) == (("n0", 2), ("n2", 2))
+    # An elastic job is as fast as on its best size.
+    known = by_size(r1=10, r2=18, r4=12)
+    assert known.best_rate(state(job(gpus=4, low=1, batch=64)), 4) == 18
+    assert known.best_rate(state(job(gpus=4, batch=64)), 4) == 12
+    # Up to fewer GPUs than its smallest size a job has no speed.
+    known = Speeds(CurveThroughput(), node_states(cluster(4)))
+    assert known.best_rate(state(job(gpus=4, low=3, high=4, batch=64)), 2) == 0
 
 
 def test_speeds_are_worked_out_once_for_each_kind_of_job() -> None:
@@ -237,15 +244,6 @@ def test_no_job_holds_gpus_on_which_it_does_not_train(policy: str) -> None:
         assert held.jobs["a"].samples_per_second > 0
     else:
         assert policy_class(policy).elasticity == "none"
-
-
-def test_an_elastic_job_is_as_fast_as_on_its_best_size() -> None:
-    known = by_size(r1=10, r2=18, r4=12)
-    assert known.best_rate(state(job(gpus=4, low=1, batch=64)), 4) == 18
-    assert known.best_rate(state(job(gpus=4, batch=64)), 4) == 12
-    # Up to fewer GPUs than its smallest size a job has no speed.
-    known = Speeds(CurveThroughput(), node_states(cluster(4)))
-    assert known.best_rate(state(job(gpus=4, low=3, high=4, batch=64)), 2) == 0
 
 
 PLACE = (("n0", 2),)

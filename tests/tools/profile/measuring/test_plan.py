@@ -183,9 +183,7 @@ def test_what_is_not_measured_is_named() -> None:
     assert "up to 8 of the cluster's 14 slots" in node_to_measure(cluster(2, 8, 4), devices=8).notes[0]
     site = node_to_measure(mixed_cluster(a100=(8,), t4=(4,)), devices=8)
     assert site.notes[0] == 'measuring "a100"; run profile on the others too: t4'
-
-
-def test_a_cluster_without_gpus_here_or_at_all_is_refused() -> None:
+    # A cluster without GPUs here, or at all, is refused.
     with pytest.raises(ServiceMissingError, match="this machine has none"):
         node_to_measure(cluster(8), devices=0)
     with pytest.raises(BadInputError, match="nothing to measure on"):

@@ -136,6 +136,13 @@ def test_parameter_servers_sit_on_nodes_without_gpus():
     held.node_up("n2", 11)
     held.decide(11)
     assert held.jobs["b"].servers == (("n2", 1),)
+    # A policy that names their nodes names enough.
+    on = nodes({"gpus": 2}, {"gpus": 0}, {"gpus": 0})
+    held = everyone(on, needy("a", 2, ps={"bandwidth": 1.0}, bandwidth=1.0))
+    steps(held, 0, a=Target(2, servers=(("n1", 1), ("n2", 1))))
+    assert held.jobs["a"].servers == (("n1", 1), ("n2", 1))
+    with pytest.raises(PolicyError, match='gives "a" 1 parameter servers, it needs 2'):
+        steps(held, 1, a=Target(2, servers=(("n1", 1),)))
 
 
 @pytest.mark.parametrize("each", [1, 2])
@@ -145,15 +152,6 @@ def test_a_place_that_lacks_memory_gives_way_to_another(each: int):
     held = everyone(on, job("a", gpus=2, each=each, gpu_seconds=100, resources=demand))
     steps(held, 0, a=Target(2, None, None, (("n0", 2),)))
     assert held.jobs["a"].placement == (("n1", 2),)
-
-
-def test_a_policy_that_names_nodes_of_servers_names_enough():
-    on = nodes({"gpus": 2}, {"gpus": 0}, {"gpus": 0})
-    held = everyone(on, needy("a", 2, ps={"bandwidth": 1.0}, bandwidth=1.0))
-    steps(held, 0, a=Target(2, servers=(("n1", 1), ("n2", 1))))
-    assert held.jobs["a"].servers == (("n1", 1), ("n2", 1))
-    with pytest.raises(PolicyError, match='gives "a" 1 parameter servers, it needs 2'):
-        steps(held, 1, a=Target(2, servers=(("n1", 1),)))
 
 
 @pytest.mark.parametrize("name", QUICK)

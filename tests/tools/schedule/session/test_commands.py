@@ -327,6 +327,16 @@ def test_a_job_after_one_that_did_not_finish_never_starts():
         "c": "was to start after job b, which was cancelled",
     }
     assert list(held.in_play) == ["d"]
+    # Nor one after a job that is too large.
+    jobs = [
+        job("a", gpus=9, gpu_seconds=1),
+        job("b", gpu_seconds=1, after={"a": "ok"}),
+        job("c", gpu_seconds=1),
+    ]
+    schedule = decide(jobs, cluster(8), None, Question("fifo"))
+    assert {verdict.job: verdict.reason for verdict in schedule.rejected}["b"] == (
+        "was to start after job a, which was rejected"
+    )
 
 
 def test_of_an_array_as_many_are_shown_as_its_limit_allows():
@@ -352,18 +362,6 @@ def test_of_an_array_as_many_are_shown_as_its_limit_allows():
 def test_jobs_that_could_never_start_are_refused(jobs: list, message: str):
     with pytest.raises(BadInputError, match=message):
         check_after(jobs, (), "jobs")
-
-
-def test_schedule_rejects_what_waits_for_a_job_that_is_too_large():
-    jobs = [
-        job("a", gpus=9, gpu_seconds=1),
-        job("b", gpu_seconds=1, after={"a": "ok"}),
-        job("c", gpu_seconds=1),
-    ]
-    schedule = decide(jobs, cluster(8), None, Question("fifo"))
-    assert {verdict.job: verdict.reason for verdict in schedule.rejected}["b"] == (
-        "was to start after job a, which was rejected"
-    )
 
 
 class Picky(Fifo):

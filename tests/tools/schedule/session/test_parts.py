@@ -333,9 +333,7 @@ def test_a_job_of_an_open_type_stays_and_goes_where_it_runs():
     other = world(TYPES, TWO, policy=policy, throughput=speeds)
     comes(other, rigid("x", 4), rigid("x-too", 4))
     assert types(other) == {"x": "b"}
-
-
-def test_gpus_that_one_of_pair_leaves_are_no_room_for_open_type():
+    # GPUs that one of a pair leaves are no room for it.
     nodes = together().model_copy(update={"nodes": TYPES.nodes})
     policy = says(targets={"x": Target(0), "x-new": Target(4)})
     speeds = CurveThroughput({}, {"a": 2.0})
@@ -491,9 +489,7 @@ def test_standings_show_what_each_team_owns_lends_and_waits_for() -> None:
     held = world(cluster(12), shares(x={}, y={}, u={"lends": False}))
     comes(held, rigid("x", 12), at=0.0)
     assert {each.team: each.lent for each in held.standings(0.0)} == {"x": 0.0, "y": 4.0, "u": 0.0}
-
-
-def test_standings_show_what_teams_are_due_and_past_strangers():
+    # What teams are due, and strangers that have used GPUs.
     held = world(cluster(10), shares(1.0, x={}, y={}))
     held.submit(rigid("x", 8), 0.0)
     for name, gpus in (("y", 8), ("e", 1)):

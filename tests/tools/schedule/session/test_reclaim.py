@@ -67,16 +67,17 @@ def test_who_shrinks_and_how_far(jobs: tuple[Job, ...], wanted: int, after: dict
     assert sizes(held) == after
 
 
-def test_a_borrower_shrinks_to_a_size_on_which_it_trains():
+def test_a_borrower_shrinks_where_that_is_enough_for_a_job():
     speeds = TimedSteps(lambda model, kind, place, batch: None if sum(place) == 3 else 8.0 / sum(place))
     held = world(cluster(8), TWO, rigid("x-rigid", 4), elastic("x", 4), policy=OWNED, throughput=speeds)
     comes(held, rigid("y", 1))
     assert sizes(held) == {"x-rigid": 4, "x": 2, "y": 1}
-
-
-def test_where_shrinking_is_not_enough_elastic_ones_stop_first():
+    # Where shrinking is not enough, elastic ones stop first.
     held = world(cluster(8), TWO, elastic("x-elastic", 4, low=2), rigid("x-rigid", 4), policy=OWNED)
     assert comes(held, rigid("y", 4)) == {"x-elastic": "preempt", "y": "start"}
+    # Each owns 3.67 of eleven, so four at most; x would give the fifth, which leaves y three: none stops.
+    held = world(cluster(11), shares(y={}, x={}, z={}), elastic("x", 5, low=4), rigid("z", 4), policy=OWNED)
+    assert comes(held, rigid("y", 4)) == {}
 
 
 def test_usage_takes_nothing_in_vain_and_nothing_that_is_owned() -> None:
@@ -193,12 +194,6 @@ def test_stopping_a_borrower_frees_what_it_holds_after_shrinking():
     rules = shares(x={"guaranteed": {"*": 2}}, y={"guaranteed": {"*": 8}})
     held = world(cluster(10), rules, *rigids("x", 2, 2), elastic("x-el", 6, low=2), policy=OWNED)
     assert comes(held, rigid("y", 8)) == {"x-el": "preempt", "x1": "preempt", "y": "start"}
-
-
-def test_who_shrinks_down_to_what_its_team_owns_is_not_stopped():
-    """Each owns 3.67 of eleven, so four at most; x gives the fifth, which leaves y three."""
-    held = world(cluster(11), shares(y={}, x={}, z={}), elastic("x", 5, low=4), rigid("z", 4), policy=OWNED)
-    assert comes(held, rigid("y", 4)) == {}
 
 
 def test_borrowers_shrink_for_running_jobs_that_can_grow():

@@ -67,9 +67,7 @@ def test_a_slot_withheld_from_one_job_goes_to_others() -> None:
     assert held.jobs["b"].placement == (("n0", 1),)
     steps(held, 3, b=0)
     assert steps(held, 60, a=3) == [("a", "grow")], "the time is over"
-
-
-def test_a_named_place_is_not_taken_while_it_is_withheld() -> None:
+    # A named place is not taken while it is withheld.
     held = opened(cluster(1, 1), GROWS, job("b", low=1, high=2))
     steps(held, 0, a=Target(1, placement=(("n0", 1),)), b=Target(1, placement=(("n1", 1),)))
     held.withheld.bar("a", "n1/0", 60)
@@ -86,6 +84,16 @@ def test_a_job_that_is_held_shrinks_but_does_not_grow() -> None:
     assert steps(held, 1, a=4) == []
     assert steps(held, 2, a=1) == [("a", "shrink")]
     assert steps(held, 60, a=4) == [("a", "grow")]
+    # A start that was withheld follows once it may.
+    held = session(make_policy("fifo"), cluster(1))
+    held.submit(job("a"), 0)
+    held.submit(job("b"), 0)
+    held.withheld.hold("a", 60)
+    held.decide(0)
+    assert sizes(held) == {}
+    held.decide(1)
+    held.decide(60)
+    assert sizes(held) == {"a": 1}, "it has not lost its place in the line"
 
 
 def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
@@ -135,18 +143,6 @@ def test_what_is_withheld_is_rebuilt_from_the_log() -> None:
     assert at(40).withheld.next_s == 69
     assert state(at(69)) == (4, None, {})
     assert state(at(20, Event(15, "slot_up", "a", detail={"slot": "n1/0"})))[:2] == (4, None)
-
-
-def test_a_policy_whose_start_was_withheld_starts_it_once_it_may() -> None:
-    held = session(make_policy("fifo"), cluster(1))
-    held.submit(job("a"), 0)
-    held.submit(job("b"), 0)
-    held.withheld.hold("a", 60)
-    held.decide(0)
-    assert sizes(held) == {}
-    held.decide(1)
-    held.decide(60)
-    assert sizes(held) == {"a": 1}, "it has not lost its place in the line"
 
 
 # The rules of a cluster against frequent changes.
