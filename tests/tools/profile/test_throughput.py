@@ -20,9 +20,7 @@ def beside(row: ProfileRow, other: Load) -> ProfileRow:
     return replace(row, kind="pair", beside_model=other.model, beside_batch=other.local_batch)
 
 
-def rows(
-    gpus: int | str = 1, a_seconds: float | None = 0.2, b_seconds: float | None = 0.8
-) -> list[ProfileRow]:
+def rows(gpus: int = 1, a_seconds: float | None = 0.2, b_seconds: float | None = 0.8) -> list[ProfileRow]:
     """Alone, a step of a takes 0.1 s and one of b 0.2 s."""
     return [
         step(gpus, 8, 0.1, model="a"),

@@ -46,20 +46,12 @@ TOGETHER = (step(2, 8, 0.15), step(4, 8, 0.2))
         pytest.param(ONE_GPU, 1, 1, 0.1, id="a sample for each worker"),
         pytest.param((*ONE_GPU, step(2, 8, 0.2)), 2, 1, None, id="more workers than samples"),
         pytest.param(ONE_GPU, 1, 64, 2 * 0.3, id="accumulated beyond the largest batch"),
-        pytest.param(
-            (*ONE_GPU, step(1, 24, None)), 1, 32, 2 * 0.14, id="a batch that did not fit is not used"
-        ),
+        pytest.param((*ONE_GPU, step(1, 24, None)), 1, 32, 2 * 0.14, id="a misfit is not used"),
         pytest.param((step(1, 8, None),), 1, 8, None, id="nothing fits"),
         pytest.param((*ONE_GPU, step(2, 32, 0.35)), 2, 192, 2 * 0.3 + 0.35, id="one synchronisation a step"),
-        pytest.param(
-            (*ONE_GPU, step(2, 16, 0.34, accum=2)), 2, 32, 0.2, id="last micro-step of a measured row"
-        ),
-        pytest.param(
-            (*ONE_GPU, step(2, 16, 0.24)), 2, 64, 0.3 + 0.1, id="overhead of the nearest batch above"
-        ),
-        pytest.param(
-            (*ONE_GPU, step(2, 16, 0.24)), 2, 16, 0.1 + 0.1, id="overhead of the nearest batch below"
-        ),
+        pytest.param((*ONE_GPU, step(2, 16, 0.34, accum=2)), 2, 32, 0.2, id="the last micro-step"),
+        pytest.param((*ONE_GPU, step(2, 16, 0.24)), 2, 64, 0.3 + 0.1, id="overhead of the next batch above"),
+        pytest.param((*ONE_GPU, step(2, 16, 0.24)), 2, 16, 0.1 + 0.1, id="overhead of the next batch below"),
         pytest.param((*ONE_GPU, step(4, 8, 0.16)), 2, 16, 0.1 + 0.06 / 3, id="overhead linear in the size"),
         pytest.param((*ONE_GPU, step(4, 8, 0.16)), 3, 24, 0.1 + 0.06 * 2 / 3, id="likewise at three"),
         pytest.param((*ONE_GPU, step(2, 8, 0.16)), 4, 32, None, id="nothing claimed beyond the largest size"),
@@ -265,9 +257,9 @@ def test_triangulations_are_kept_and_a_plane_has_none() -> None:
     held.load(["m", "unknown"], ["t4"])
     assert held.times("m", "t4", (3, 2), 20) == ThroughputByPlacement(profile).times("m", "t4", (3, 2), 20)
     # Points on one plane have nothing between them.
-    whole_nodes = ("4", "4,4", "4,4,4")
+    nodes = ("4", "4,4", "4,4,4")
     held = by_placement(
-        *[row(placement, batch, 0.01 * batch, 0.0) for placement in whole_nodes for batch in (8, 16)]
+        *[row(placement, batch, 0.01 * batch, 0.0) for placement in nodes for batch in (8, 16)]
     )
     found = held.times("m", "t4", (4, 4), 12)
     assert found is not None

@@ -125,8 +125,8 @@ def test_policies_say_where_they_fall_back() -> None:
     # A policy that goes by work says where it cannot.
     jobs = [job("a", work={"iterations": 5}), job("b", gpu_seconds=5.0), job("c")]
     (found,) = order_assumed(jobs, Srtf, profiled=False)
-    assert found.text == (
-        'no profile says how long the work of job "a" takes: policy "srtf" goes by submission'
+    assert (
+        found.text == 'no profile says how long the work of job "a" takes: policy "srtf" goes by submission'
     )
     (shared,) = order_assumed(jobs, Ares, profiled=False)
     assert shared.text.endswith('"ares" gives such jobs equal shares of its pool, whichever came first')

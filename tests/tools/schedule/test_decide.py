@@ -68,9 +68,7 @@ def test_a_schedule_holds_who_runs_who_waits_and_who_comes_later() -> None:
 
 
 def test_the_batch_is_cut_for_the_gpus_and_learning_rate_follows() -> None:
-    found = decide(
-        [job("a", gpus=2, model="m", batch=64)], cluster(2), PROFILE, Question("fifo", timing=False)
-    )
+    found = decide([job("a", gpus=2, model="m", batch=64)], cluster(2), PROFILE, Question("fifo"))
     batch = found.allocations[0].batch
     assert batch is not None
     assert (batch.global_, batch.local, batch.accum) == (64, 16, 2)

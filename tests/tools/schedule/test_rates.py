@@ -358,9 +358,7 @@ def test_the_demand_is_stated_where_a_gpu_type_can_run_the_job(spec, demand):
 
 
 def test_the_detail_survives_a_file():
-    spec = job(
-        "a", gpus=2, low=1, work={"samples": 7.0}, command=("train.py", "--fast"), labels={"team": "x"}
-    )
+    spec = job("a", gpus=2, low=1, work={"samples": 7.0}, command=("train.py", "--fast"), labels={"a": "x"})
     found = SubmitDetail.model_validate_json(json.dumps(detail_of(spec)))
     assert found.job == spec
     assert (found.curve[0], found.samples) == ((1, 1.0), 7.0)

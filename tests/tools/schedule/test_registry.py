@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 
@@ -312,9 +312,7 @@ def test_a_package_that_cannot_be_loaded_names_its_line(mine: Foreign):
         ("explain", {"a": "it runs"}, "explains \"a\" by 'it runs'"),
     ],
 )
-def test_what_is_no_decision_or_explanation_breaks_a_rule(
-    mine: Foreign, ask: str, answer: Any, complaint: str
-):
+def test_what_is_no_decision_or_explanation_breaks_a_rule(mine: Foreign, ask, answer, complaint):
     line = "return self.answer\n"
     mine.is_written(f"answer = None\n{DECIDE}{line}def explain(self, snapshot):\n    {line}", "")
     held = in_use()

@@ -49,9 +49,7 @@ NOT_LENT: Final = {"guaranteed": {"gpu": 6}, "lends": False}
             {"a": 2, "b": 9, "c": 5},
             id="what a team cannot use goes to others by weight",
         ),
-        pytest.param(
-            shares(a={"guaranteed": {"gpu": 8}}, b={}), BOTH, 16, {"a": 12, "b": 4}, id="guarantees first"
-        ),
+        pytest.param(shares(a={"guaranteed": {"gpu": 8}}, b={}), BOTH, 16, {"a": 12, "b": 4}, id="own first"),
         pytest.param(
             *(shares(a={"guaranteed": {"gpu": 24}}, b={"guaranteed": {"gpu": 8}}), BOTH, 16),
             {"a": 12, "b": 4},

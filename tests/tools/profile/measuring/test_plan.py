@@ -38,9 +38,7 @@ def one(*jobs: Job, site: MeasuredNode = EIGHT, options: MeasuringOptions | None
 @pytest.mark.parametrize(
     ("stated", "sizes"),
     [
-        pytest.param(
-            {"low": 1, "high": 12, "batch": 256}, (2, 4, 8), id="elastic: powers of two that are here"
-        ),
+        pytest.param({"low": 1, "high": 12, "batch": 256}, (2, 4, 8), id="elastic: powers of two here"),
         pytest.param({"gpus": 3, "low": 1, "high": 6, "batch": 96}, (2, 3, 4, 6), id="what it asks for"),
         pytest.param({"gpus": 4, "batch": 64}, (4,), id="rigid: its own size"),
     ],
@@ -116,9 +114,7 @@ def tried(bracket: BatchSearch, limit: int) -> list[int]:
     ("search", "limit", "batches", "fits"),
     [
         pytest.param(BatchSearch([8, 32, 16]), 1000, [8, 16, 32], 32, id="everything fits"),
-        pytest.param(
-            BatchSearch([16, 32, 64, 128]), 45, [16, 32, 64, 48, 40, 44], 44, id="halved to an eighth"
-        ),
+        pytest.param(BatchSearch([16, 32, 64, 128]), 45, [16, 32, 64, 48, 40, 44], 44, id="to an eighth"),
         pytest.param(BatchSearch([4, 8]), 0, [4, 2, 1], 0, id="one sample does not fit"),
         pytest.param(BatchSearch([16, 32, 64], fits=32, misfit=64), 45, [48, 40, 44], 44, id="interrupted"),
     ],
@@ -166,9 +162,7 @@ NAMED = of(
         pytest.param(cluster(1, 1, slots="cpu"), 0, {"workers": 2}, id="nodes share this machine"),
         pytest.param(cluster(*[1] * 64, slots="cpu"), 0, {"workers": 3}, id="as far as it has cores"),
         pytest.param(cluster(1, 1), 2, {"workers": 2}, id="and devices"),
-        pytest.param(
-            cluster(4, slots="cpu"), 0, {"slots": "cpu", "workers": 4, "notes": ()}, id="no GPU for CPU slots"
-        ),
+        pytest.param(cluster(4, slots="cpu"), 0, {"slots": "cpu", "workers": 4, "notes": ()}, id="no GPU"),
         pytest.param(None, 3, {"workers": 3, "slots": "gpu"}, id="without a cluster the machine itself"),
         pytest.param(None, 0, {"slots": "cpu"}, id="which may have no GPU"),
     ],

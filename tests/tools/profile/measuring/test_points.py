@@ -161,9 +161,7 @@ def test_a_course_passes_over_what_is_known() -> None:
         tried.append(cut)
         course.tell(cut, fits=cut[0] <= 17)
     assert tried == [(2, 1), (4, 1), (32, 1), (18, 1), (11, 1), (14, 1), (16, 1), (8, 1), (16, 3)]
-    points = [
-        Point(local_batch=local, accum=accum, feasible=local <= 17, step_s=(1.0,)) for local, accum in tried
-    ]
+    points = [Point(local_batch=a, accum=b, feasible=a <= 17, step_s=(1.0,)) for a, b in tried]
     for count, cut in enumerate(tried):
         known = request.model_copy(update={"known": tuple(points[:count])})
         assert PointSearch(known, 1).next() == cut

@@ -170,9 +170,7 @@ def test_a_launch_whose_times_disagree_is_repeated_in_quiet() -> None:
     assert any("disturbed: measuring again" in text for text in notes)
 
 
-@pytest.mark.parametrize(
-    ("patience_s", "is_quiet"), [(0.0, True), (60.0, False)], ids=["no patience", "never quiet"]
-)
+@pytest.mark.parametrize(("patience_s", "is_quiet"), [(0.0, True), (60.0, False)])
 def test_what_could_not_be_measured_again_keeps_its_spread(patience_s: float, is_quiet: bool) -> None:
     machine = Machine()
     slowed(machine, visits=40)

@@ -119,7 +119,7 @@ def test_a_job_waits_for_cpus_and_one_without_demands_does_not():
 
 def test_parameter_servers_sit_on_nodes_without_gpus():
     on = nodes(
-        {"gpus": 4}, {"gpus": 0, "cpus": 1.0, "bandwidth": 9.0}, {"gpus": 0, "cpus": 4.0, "bandwidth": 9.0}
+        {"gpus": 4}, {"gpus": 0, "cpus": 1.0, "bandwidth": 9}, {"gpus": 0, "cpus": 4.0, "bandwidth": 9}
     )
     held = started(needy("a", 4, ps={"cpu": 1.0, "bandwidth": 2.0}, bandwidth=1.0), on=on)
     assert held.jobs["a"].servers == (("n2", 2),)

@@ -41,9 +41,7 @@ from tests.tools.schedule.session.shared_world import (
             *((4, 8, 8), {"y": {"n0": 2}, "x-old": {"n1": 1, "n2": 2}}, 2, {"n2": 2}),
             id="free GPUs of its own nodes first, where it holds most",
         ),
-        pytest.param(
-            *((8, 4), {"y": {"n0": 2}}, 6, {"n1": 4, "n0": 2}), id="whole nodes before parts of others"
-        ),
+        pytest.param(*((8, 4), {"y": {"n0": 2}}, 6, {"n1": 4, "n0": 2}), id="whole nodes before parts"),
         pytest.param(
             *((8, 8, 8), {"y0": {"n0": 2}, "y1": {"n1": 4}, "y2": {"n2": 3}}, 4, {"n1": 4}),
             id="of several nodes that fit the fullest",
@@ -286,7 +284,7 @@ def untyped(**sizes: int) -> type[Owned]:
     def answer(snapshot: Snapshot) -> Decision:
         jobs = snapshot.jobs
         return Decision(
-            {name: Target(n) for name, n in sizes.items() if name in jobs and jobs[name].gpus != n}
+            {each: Target(n) for each, n in sizes.items() if each in jobs and jobs[each].gpus != n}
         )
 
     return owned(answer)

@@ -142,9 +142,7 @@ def test_one_team_that_can_use_all_decides_as_without_teams(seed: int, drains: b
         for rules in (None, shares(a={"users": ("a", "b")}))
     ]
     for alone, shared in zip(*stories, strict=True):
-        placed = [
-            {name: each.placement for name, each in moment.held.jobs.items()} for moment in (alone, shared)
-        ]
+        placed = [{name: each.placement for name, each in one.held.jobs.items()} for one in (alone, shared)]
         assert (alone.steps, placed[0]) == (shared.steps, placed[1])
         if not drains and seed % 3:
             one, other = last(alone.held, "a"), last(shared.held, "a")
