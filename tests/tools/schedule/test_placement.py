@@ -203,36 +203,33 @@ def test_places_are_exact_free_and_on_the_fewest_nodes(gpus, switches, wishes):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_place_on_many_nodes_is_booked_as_are_its_nodes(seed: int) -> None:
-    draw = random.Random(seed)
-    step = 4 if seed < 2 else 1
+    draw, step = random.Random(seed), 4 if seed < 2 else 1
     sizes = [4 if seed < 2 else draw.choice([2, 2, 4]) for _ in range(24)]
-    switches = "ab" * 12 if seed % 2 else ""
-    whole, by_node = (FreeGpus(nodes(*sizes, switches=switches)) for _ in range(2))
+    whole, by_node = (FreeGpus(nodes(*sizes, switches="ab" * 12 if seed % 2 else "")) for _ in range(2))
     places: list[NodeGpus] = []
     down: set[str] = set()
 
-    def give(place: NodeGpus) -> None:
-        places.remove(place)
-        whole.give(place)
-        for each in place:
-            by_node.give((each,))
+    def give(*left: NodeGpus) -> None:
+        for place in left:
+            places.remove(place)
+            whole.give(place)
+            for each in place:
+                by_node.give((each,))
 
     for _ in range(60):
         wanted, most = step * draw.randint(1, 40 // step), draw.choice([1, 8])
         if places and draw.random() < 0.4:
             give(draw.choice(places))
         elif draw.random() < 0.2:
-            name = f"n{draw.randrange(24)}"
+            down ^= {name := f"n{draw.randrange(24)}"}
             for held in (whole, by_node):
                 node = held.node(name)
-                if name not in down:
-                    held.lose(node)
-                node.up = name in down
                 if name in down:
+                    held.lose(node)
+                node.up = name not in down
+                if node.up:
                     held.regain(node)
-            down ^= {name}
-            for place in [place for place in places if name in down & set(dict(place))]:  # its jobs are gone
-                give(place)
+            give(*[place for place in places if name in down & set(dict(place))])  # its jobs are gone
         elif len(place := whole.choose(wanted, ["gpu"]) or ()) >= most:
             assert place == by_node.choose(wanted, ["gpu"])
             assert (gpus_of(place), shape_of(place)) == (gpus_of(tuple(place)), shape_of(tuple(place)))
@@ -243,8 +240,7 @@ def test_a_place_on_many_nodes_is_booked_as_are_its_nodes(seed: int) -> None:
         assert [whole.free_on(f"n{n}") for n in range(24)] == [by_node.free_on(f"n{n}") for n in range(24)]
         assert whole.by_type == by_node.by_type
         assert whole.choose(13, ["gpu"]) == by_node.choose(13, ["gpu"])
-    for place in places:
-        whole.give(place)
+    give(*places)
     place = whole.choose(whole.by_type["gpu"], ["gpu"])
     assert isinstance(place, Place)
     again = pickle.loads(pickle.dumps(place))  # noqa: S301 its own bytes

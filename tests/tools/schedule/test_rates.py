@@ -246,8 +246,11 @@ def test_no_job_holds_gpus_on_which_it_does_not_train(policy: str) -> None:
         assert policy_class(policy).elasticity == "none"
 
 
-PLACE = (("n0", 2),)
 ALONE = [replace(step(2, 8, 0.1, model=model), peak_memory=60) for model in ("x", "y")]
+PAIR = (
+    replace(step(2, 8, 0.2, model="x"), kind="pair", beside_model="y", beside_batch=8),
+    replace(step(2, 8, 0.4, model="y"), kind="pair", beside_model="x", beside_batch=8),
+)
 
 
 def parts(nodes: Cluster, *rows: Any, **more: Any) -> tuple[float, float] | None:
@@ -255,41 +258,31 @@ def parts(nodes: Cluster, *rows: Any, **more: Any) -> tuple[float, float] | None
     throughput = ThroughputBySize(Profile((*ALONE, *rows)))
     speeds = Speeds(throughput, node_states(nodes), GpuSharing(nodes, throughput))
     a, b = (job_state(job(name, gpus=2, batch=16, model=name, **more), speeds) for name in ("x", "y"))
-    return speeds.parts(a, b, "gpu", PLACE)
+    return speeds.parts(a, b, "gpu", (("n0", 2),))
 
 
-def sized(memory: int | None, **sharing: Any) -> Cluster:
-    nodes = cluster(4, 4)
-    sizes = (node.model_copy(update={"gpu_memory": memory}) for node in nodes.nodes)
-    return nodes.model_copy(update={"nodes": tuple(sizes), "sharing": Sharing(**sharing)})
+def sized(*memory: int | None, **sharing: Any) -> Cluster:
+    nodes = zip(cluster(4, 4).nodes, memory, strict=True)
+    sizes = tuple(node.model_copy(update={"gpu_memory": size}) for node, size in nodes)
+    return cluster(4, 4).model_copy(update={"nodes": sizes, "sharing": Sharing(**sharing)})
 
 
 @pytest.mark.parametrize(
-    ("memory", "sharing", "kept"),
+    ("nodes", "rows", "more", "kept"),
     [
-        (120, {}, (0.65, 0.65)),
-        (119, {}, None),
-        (119, {"unmeasured": "together"}, None),
-        (None, {}, None),
-        (None, {"unmeasured": "together", "speed": 0.9}, (0.9, 0.9)),
+        (sized(120, 120), (), {}, (0.65, 0.65)),
+        (sized(119, 119), (), {}, None),
+        (sized(119, 119, unmeasured="together"), (), {}, None),
+        (sized(120, 100), (), {}, None),  # a type is as large as its smallest node
+        (sized(120, None), (), {}, None),
+        (sized(None, None), (), {}, None),
+        (sized(None, None, unmeasured="together", speed=0.9), (), {}, (0.9, 0.9)),
+        (sized(None, None), PAIR, {}, (0.5, 0.25)),
+        (sized(120, 120), (), {"shares_gpus": False}, None),
     ],
 )
-def test_jobs_share_gpus_where_memory_fits_or_the_cluster_allows(memory, sharing, kept):
-    assert parts(sized(memory, **sharing)) == kept
-
-
-def test_a_measured_pair_shares_unless_a_job_refuses() -> None:
-    one = replace(step(2, 8, 0.2, model="x"), kind="pair", beside_model="y", beside_batch=8)
-    other = replace(step(2, 8, 0.4, model="y"), kind="pair", beside_model="x", beside_batch=8)
-    assert parts(sized(None), one, other) == (0.5, 0.25)
-    assert parts(sized(120), shares_gpus=False) is None
-
-
-@pytest.mark.parametrize("stated", [120, None])
-def test_a_type_is_as_large_as_its_smallest_node_if_known(stated):
-    nodes = sized(120)
-    last = nodes.nodes[1].model_copy(update={"gpu_memory": 100 if stated else None})
-    assert parts(nodes.model_copy(update={"nodes": (nodes.nodes[0], last)})) is None
+def test_jobs_share_gpus_where_memory_fits_or_the_cluster_allows(nodes, rows, more, kept):
+    assert parts(nodes, *rows, **more) == kept
 
 
 # What a job file states as samples and demand.
@@ -387,15 +380,8 @@ def test_smaller_sizes_come_largest_first_and_the_minimum_last(spec, sizes):
 
 def test_a_change_to_a_batch_that_does_not_fit_is_refused():
     speeds = Speeds(UP_TO_EIGHT, node_states(cluster(4)))
-    fits, misfit = (
-        job(
-            "a",
-            gpus=2,
-            work={"samples": 100.0},
-            batch={"size": 4, "regimes": ({"after": 0.5, "size": size},)},
-        )
-        for size in (8, 16)
-    )
+    batches = ({"size": 4, "regimes": ({"after": 0.5, "size": size},)} for size in (8, 16))
+    fits, misfit = (job("a", gpus=2, work={"samples": 100.0}, batch=batch) for batch in batches)
     assert job_state(fits, speeds).total_samples == 100.0
     with pytest.raises(BadInputError, match='job "a": it changes its batch to 16, which is infeasible'):
         job_state(misfit, speeds)
