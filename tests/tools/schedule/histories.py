@@ -16,7 +16,7 @@ def decide_from(
     question: Question,
     *,
     now_s: float,
-    previous: Schedule | None = None,
+    previous: Any = None,
     **more: Any,
 ) -> Schedule:
     """The next decision where a log ends; ``more`` goes to :func:`decide_from_history`."""

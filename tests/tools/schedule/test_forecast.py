@@ -177,7 +177,7 @@ def fitted() -> ProgressPredictor:
 
 def test_a_policy_that_needs_the_work_takes_predicted_work(monkeypatch) -> None:
     monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
-    with pytest.raises(BadInputError, match='states no work, which policy "srtf" needs'):
+    with pytest.raises(BadInputError, match='jobs: job "a" states no work, which policy "srtf" needs'):
         decide([job("a")], NODES, None, Question("srtf"))
     found = decide([job("a"), job("b", gpu_seconds=1e-3)], NODES, None, SRTF)
     assert [given.job for given in found.allocations] == ["b"]

@@ -329,7 +329,7 @@ def test_a_job_after_one_that_did_not_finish_never_starts():
     assert list(held.in_play) == ["d"]
     # Nor one after a job that is too large.
     jobs = [
-        job("a", gpus=9, gpu_seconds=1),
+        job("a", gpus=9),
         job("b", gpu_seconds=1, after={"a": "ok"}),
         job("c", gpu_seconds=1),
     ]
