@@ -113,9 +113,8 @@ def test_a_long_job_gives_as_many_rows_as_others() -> None:
     # The sample of many jobs is bounded, uniform and seeded.
     def of(seed: int) -> Predictor:
         found = ProgressPredictor(seed=seed)
-        found.learn(
-            EndedJob([Epoch(10, 1.0, 10.0 * n, 0.5, NAN) for n in range(1, 51)], 510) for _ in range(200)
-        )
+        epochs = [Epoch(10, 1.0, 10.0 * n, 0.5, NAN) for n in range(1, 51)]
+        found.learn(EndedJob(epochs, 510) for _ in range(200))
         return found.document()
 
     found = of(0)
@@ -131,9 +130,7 @@ def test_a_long_job_gives_as_many_rows_as_others() -> None:
 )
 def test_what_training_that_diverged_reports_counts_as_not_known(odd: dict[str, float]) -> None:
     found = ProgressPredictor()
-    diverged = [
-        job._replace(epochs=[epoch._replace(**odd) for epoch in job.epochs]) for job in history(FEWEST_JOBS)
-    ]
+    diverged = [one._replace(epochs=[e._replace(**odd) for e in one.epochs]) for one in history(FEWEST_JOBS)]
     found.learn([*history(5), *diverged])
     again = Predictor.model_validate_json(found.document().model_dump_json(by_alias=True))
     assert again.fit is not None

@@ -43,9 +43,8 @@ def test_outside_nothing_is_claimed_nor_in_a_plane() -> None:
 def test_a_kept_triangulation_answers_alike_for_its_points_alone():
     kept = Simplices(GRID, VALUES).text()
     again = Simplices(GRID, VALUES, kept)
-    assert [again.at((2, y, 13)) for y in range(1, 9)] == [
-        Simplices(GRID, VALUES).at((2, y, 13)) for y in range(1, 9)
-    ]
+    points = [(2, y, 13) for y in range(1, 9)]
+    assert [*map(again.at, points)] == [*map(Simplices(GRID, VALUES).at, points)]
     damaged = Simplices(GRID, VALUES, kept[:40] + "?" + kept[41:])
     assert damaged.at((2, 5, 13)) == again.at((2, 5, 13))
     other = [(x + 1, y, z) for x, y, z in GRID]

@@ -352,9 +352,6 @@ def test_job_that_one_domain_could_hold_is_never_spread_over_two(wishes, has_isl
                 assert len({domain_of[int(name[1:])] for name, _ in place}) == 1
 
 
-# What a file may say.
-
-
 def document(**more: Any) -> dict[str, Any]:
     nodes = [
         {"name": "n0", "gpus": 8, "labels": {"island": "a", "rack": "r"}},
@@ -381,8 +378,6 @@ def test_a_cluster_with_levels_is_of_their_version() -> None:
     racks = levelled(rack="aabb")
     assert (racks.minor, racks.model_copy(update={"levels": ()}).minor) == (3, 0)
 
-
-# How fast a job is across a level.
 
 ACROSS = (
     step(1, 8, 1.0),
@@ -429,9 +424,6 @@ def test_how_fast_a_job_is_across_a_level() -> None:
     assert within.step_seconds("net", "gpu", (8, 8), 128, None) == pytest.approx(1.25)
     assert within.across(("rack",)).step_seconds("net", "gpu", (8, 8), 128, None) == pytest.approx(2.0)
     assert within.across(("pod",)) is within
-
-
-# A replay of two racks of two nodes.
 
 
 def test_a_place_across_racks_is_slower_and_avoided() -> None:

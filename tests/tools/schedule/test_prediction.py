@@ -85,9 +85,7 @@ def asked(*jobs: Job, measured: dict[str, float] | None = None) -> dict[str, Sta
 def test_jobs_have_their_place_where_no_end_is_known() -> None:
     found = asked(*(job(name, gpus=4, work={"samples": 800.0}) for name in "abc"))
     assert "a" not in found
-    assert [found[name] for name in "bc"] == [
-        StartPrediction(jobs_ahead=place, needs_gpus=4) for place in range(2)
-    ]
+    assert [found[name] for name in "bc"] == [StartPrediction(jobs_ahead=n, needs_gpus=4) for n in (0, 1)]
     # What is known comes before what is supposed.
     small, large = job("c", gpus=2, work={"samples": 800.0}), job("d", gpus=4, work={"samples": 800.0})
     running = [job(name, gpus=2, work={"samples": 800.0}) for name in "ab"]

@@ -170,12 +170,8 @@ def test_a_pair_without_a_value_or_given_twice_is_a_usage_error(pairs: list[str]
 @pytest.mark.usefixtures("tunable")
 def test_a_description_holds_what_a_class_declares() -> None:
     found = describe("tunable")
-    assert (found.summary, found.elasticity, found.needs, found.interval_s) == (
-        "Takes one parameter of every kind.",
-        "size",
-        ("profile",),
-        30.0,
-    )
+    said = found.summary, found.elasticity, found.needs, found.interval_s
+    assert said == ("Takes one parameter of every kind.", "size", ("profile",), 30.0)
     parameters = {each.name: (each.expected, each.default) for each in found.parameters}
     assert parameters["mode"] == ("a, b", '"a"')
     assert parameters["limit"] == ("a number or none", "null")

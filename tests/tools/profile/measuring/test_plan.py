@@ -196,5 +196,5 @@ def test_what_is_not_measured_is_named() -> None:
 )
 def test_the_memory_of_one_slot(slots: str, stated: dict[str, int], limit: int | None) -> None:
     assert (
-        node_to_measure(of({"name": "n", "gpus": 4, **stated}, slots=slots), devices=4).memory_limit == limit
+        node_to_measure(of({"name": "n", "gpus": 4} | stated, slots=slots), devices=4).memory_limit == limit
     )

@@ -283,9 +283,7 @@ def untyped(**sizes: int) -> type[Owned]:
 
     def answer(snapshot: Snapshot) -> Decision:
         jobs = snapshot.jobs
-        return Decision(
-            {each: Target(n) for each, n in sizes.items() if each in jobs and jobs[each].gpus != n}
-        )
+        return Decision({k: Target(n) for k, n in sizes.items() if k in jobs and jobs[k].gpus != n})
 
     return owned(answer)
 
@@ -475,12 +473,8 @@ def test_standings_show_what_each_team_owns_lends_and_waits_for() -> None:
     for each in (rigid("y", 8, at=3600.0), rigid("y-too", 2, at=3600.0)):
         held.submit(each, 3600.0)
     teams = {each.team: each for each in held.standings(3600.0)}
-    assert {team: (each.own, each.held, each.borrowed, each.lent) for team, each in teams.items()} == {
-        "x": (3.0, 5, 2, 0.0),
-        "y": (3.0, 0, 0, 1.0),
-        "z": (3.0, 0, 0, 1.0),
-        "u": (3.0, 0, 0, 0.0),
-    }
+    own = {team: (each.own, each.held, each.borrowed, each.lent) for team, each in teams.items()}
+    assert own == {"x": (3, 5, 2, 0), "y": (3, 0, 0, 1), "z": (3, 0, 0, 1), "u": (3, 0, 0, 0)}
     assert (teams["y"].waiting_jobs, teams["y"].waiting_gpus) == (2, 10)
     assert teams["x"].usage_gpu_hours == pytest.approx(5 / math.log(2) / 2, abs=1e-3)
     # u does not lend what is guaranteed to it, which is nothing: x has eight of others, y has lent four.

@@ -177,10 +177,8 @@ def test_a_running_job_can_be_rejected_and_its_gpus_given_on():
     steps(held, 0, a=4)
     held.policy.next = Decision({"b": Target(4)}, {"a": "too slow"})
     transitions = held.decide(10)
-    assert [(e.job.id, e.step, e.reason) for e in transitions] == [
-        ("a", "reject", "too slow"),
-        ("b", "start", ""),
-    ]
+    found = [(each.job.id, each.step, each.reason) for each in transitions]
+    assert found == [("a", "reject", "too slow"), ("b", "start", "")]
     assert transitions[0].before == (("n0", 4),)
     assert (sizes(held), list(held.ended)) == ({"b": 4}, ["a"])
 

@@ -184,11 +184,8 @@ def test_pairs_in_log_are_taken_up_in_any_order_and_swap_places() -> None:
     places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
     company = {"b": "a"}
     held.adopt([Holding(name, place, beside=company.get(name)) for name, place in places.items()], 1)
-    assert {each.id: (each.placement, each.beside) for each in held.jobs.values()} == {
-        "a": (places["a"], "b"),
-        "b": (places["b"], "a"),
-        "c": (places["c"], None),
-    }
+    found = {each.id: (each.placement, each.beside) for each in held.jobs.values()}
+    assert found == {"a": (places["a"], "b"), "b": (places["b"], "a"), "c": (places["c"], None)}
     assert held.free.by_type == {"gpu": 0}
 
 
