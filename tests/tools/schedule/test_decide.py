@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import Schedule
@@ -24,7 +23,7 @@ from tests.builders import cluster, job, mixed_cluster
 from tests.effort import examples
 from tests.strategies import schedules
 from tests.tools.profile.rows_builder import step
-from tests.tools.schedule.histories import decide_from
+from tests.tools.schedule.histories import decide_from, submitted
 
 NODES = cluster(4, 4)
 
@@ -167,10 +166,6 @@ INFO = {
 
 def log(*events: Event) -> tuple[Event, ...]:
     return (Event(0, "decision", detail=INFO), *events)
-
-
-def submitted(*jobs) -> list[Event]:
-    return [Event(each.submit_time, "submit", each.id, detail={"job": job_fields(each)}) for each in jobs]
 
 
 def from_log(*events: Event, now: float, policy: str = "fifo", **more) -> Schedule:

@@ -29,7 +29,7 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 from tests.builders import FREE_CHANGES, cluster, curves, job
 from tests.tools.profile.histories import history
-from tests.tools.schedule.histories import decide_from
+from tests.tools.schedule.histories import decide_from, submitted
 from tests.tools.schedule.test_decide import log
 
 EPOCHS = {"epochs": 10.0, "dataset_size": 100}
@@ -199,8 +199,7 @@ def story(jobs: int) -> Iterator[Event]:
     """Jobs that run one after the other, each for a few epochs of 100 samples."""
     for number in range(jobs):
         name, at = f"j{number}", 10.0 * number
-        spec = job(name, at=at)
-        yield Event(at, "submit", name, detail={"job": spec.model_dump(mode="json", exclude_defaults=True)})
+        yield from submitted(job(name, at=at))
         yield Event(at, "start", name, gpus=1, placement=(("n0", 1),), global_batch=960)
         epochs = 4 + number % 3
         for epoch in range(1, epochs):

@@ -7,7 +7,6 @@ import pytest
 from pliant.schemas.cluster import Shares, UserLimit
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
@@ -19,13 +18,9 @@ from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
 from tests.tools.run.stories import Story
+from tests.tools.schedule.histories import submitted
 
 NODES = cluster(4, 4)
-
-
-def submit(spec, time: float | None = None) -> Event:
-    at = spec.submit_time if time is None else time
-    return Event(at, "submit", spec.id, detail={"job": job_fields(spec)})
 
 
 def start(job_id: str, time: float = 1, step: str = "start", **place: int) -> Event:
@@ -41,7 +36,7 @@ ELASTIC = job("a", gpus=2, low=1, high=8, work={"samples": 1000})
 
 def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     held = rebuilt(
-        submit(ELASTIC),
+        *submitted(ELASTIC),
         start("a", 10, n0=2),
         Event(20, "progress", "a", samples_done=15),
         Event(30, "grow", "a", gpus=4, placement=(("n0", 4),), samples_done=30, overhead_seconds=5),
@@ -56,16 +51,16 @@ def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     # What a job has measured is known to policies.
     seen = {"placement": [2, 1], "local_batch": 4, "accum": 1, "step_seconds": 0.5}
     measured = Event(3.0, "progress", "a", samples_done=8.0, detail={"observed": seen, "noise_scale": 12.0})
-    found = rebuilt(submit(ELASTIC), measured).jobs["a"]
+    found = rebuilt(*submitted(ELASTIC), measured).jobs["a"]
     assert found.observations == (Observation((2, 1), 4, 1, 0.5),)
     assert found.noise_scale == 12.0
     # What comes after now is not known yet.
-    held = rebuilt(submit(ELASTIC), submit(job("b", at=50)), now_s=20)
+    held = rebuilt(*submitted(ELASTIC, job("b", at=50)), now_s=20)
     assert list(held.jobs) == ["a"]
 
 
 def test_preempted_lost_and_swapped_jobs() -> None:
-    log = [submit(ELASTIC), start("a", n0=1)]
+    log = [*submitted(ELASTIC), start("a", n0=1)]
     preempted = rebuilt(*log, Event(2, "preempt", "a", gpus=0))
     lost = rebuilt(*log, Event(2, "requeue", "a", gpus=0))
     assert [held.jobs["a"].phase for held in (preempted, lost)] == [Phase.PREEMPTED] * 2
@@ -73,8 +68,7 @@ def test_preempted_lost_and_swapped_jobs() -> None:
     assert [change.kind for change in lost.changes] == ["arrived", "lost"]
     # Jobs that change places in one decision.
     held = rebuilt(
-        submit(job("a", gpus=4)),
-        submit(job("b", gpus=4)),
+        *submitted(job("a", gpus=4), job("b", gpus=4)),
         start("a", n0=4),
         start("b", n1=4),
         start("a", 2, "move", n1=4),
@@ -83,7 +77,7 @@ def test_preempted_lost_and_swapped_jobs() -> None:
     assert held.jobs["a"].placement == (("n1", 4),)
     # A node that is down has no GPUs and no jobs.
     log = [
-        submit(ELASTIC),
+        *submitted(ELASTIC),
         start("a", n0=1),
         Event(2, "node_down", detail={"node": "n0"}),
         Event(2, "requeue", "a", gpus=0),
@@ -100,7 +94,7 @@ def test_preempted_lost_and_swapped_jobs() -> None:
 )
 def test_a_job_that_ended_is_known_but_not_active(event, kind):
     held = rebuilt(
-        submit(ELASTIC),
+        *submitted(ELASTIC),
         start("a", n0=1),
         Event(5, event, "a", gpus=0),
         Event(6, "progress", "a", samples_done=7),  # a last line that came late
@@ -113,10 +107,10 @@ def test_a_job_that_ended_is_known_but_not_active(event, kind):
     ("events", "complaint"),
     [
         ([start("a", n0=1)], "event 1 (start): 'a' is not known"),
-        ([submit(ELASTIC), submit(ELASTIC)], 'event 2 (submit): job "a" was submitted before'),
+        (submitted(ELASTIC, ELASTIC), 'event 2 (submit): job "a" was submitted before'),
         ([Event(1, "submit", "a", detail={"job": {"id": "a"}})], "event 1 (submit): detail: /job/model"),
-        ([submit(ELASTIC), start("a", n0=5)], "cannot hold 5 GPUs on n0"),
-        ([submit(ELASTIC), start("a", x=1)], "cannot hold 1 GPUs on x"),
+        ([*submitted(ELASTIC), start("a", n0=5)], "cannot hold 5 GPUs on n0"),
+        ([*submitted(ELASTIC), start("a", x=1)], "cannot hold 1 GPUs on x"),
         ([Event(1, "node_down", detail={"node": "x"})], "event 1 (node_down): 'x' is not known"),
     ],
 )

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import OTHERS, Cluster, Owner, Shares
-from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, WaitingJob, claims_of, entitle
@@ -21,10 +20,6 @@ from tests.effort import examples
 from tests.tools.schedule.session.shared_world import THREE, comes, rigid, shares, world
 
 HOUR_S = 3600.0
-
-
-def wants(user: str, gpus: int) -> Job:
-    return job(user, gpus=gpus, low=1, high=gpus, user=user)
 
 
 def divided(rules: Shares, jobs: list[Any], gpus: int) -> dict[str, int]:
@@ -67,7 +62,8 @@ NOT_LENT: Final = {"guaranteed": {"gpu": 6}, "lends": False}
     ],
 )
 def test_entitlements(rules: Shares, most: dict[str, int], gpus: int, expected: dict[str, int]):
-    assert divided(rules, [wants(*each) for each in most.items()], gpus) == expected
+    jobs = [job(user, gpus=count, low=1, high=count, user=user) for user, count in most.items()]
+    assert divided(rules, jobs, gpus) == expected
 
 
 def test_usage_halves_with_the_half_life() -> None:

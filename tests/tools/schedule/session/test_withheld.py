@@ -17,6 +17,7 @@ from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import LONG_S, Withheld
 from tests.builders import cluster, job, session, sizes
+from tests.tools.schedule.histories import submitted
 from tests.tools.schedule.session.test_session import Says, opened, steps
 
 GROWS = job("a", low=1, high=4)
@@ -121,9 +122,8 @@ def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
 
 def test_what_is_withheld_is_rebuilt_from_the_log() -> None:
     nodes, throughput = cluster(2, 2), CurveThroughput()
-    detail = {"job": GROWS.model_dump(mode="json", exclude_defaults=True)}
     events = [
-        Event(0, "submit", "a", detail=detail),
+        *submitted(GROWS),
         Event(1, "start", "a", gpus=2, placement=(("n0", 1), ("n1", 1))),
         Event(9, "shrink", "a", gpus=1, placement=(("n0", 1),), detail={"wait_seconds": 30}),
         Event(9, "slot_down", "a", detail={"slot": "n0/1", "seconds": 60}),
