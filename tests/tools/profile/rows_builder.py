@@ -22,13 +22,7 @@ def step(
     placement = str(gpus)
     shares = [int(part) for part in placement.split(",")]
     return ProfileRow(
-        kind="train",
-        model=model,
-        gpu_type=gpu_type,
-        nodes=len(shares),
-        gpus=sum(shares),
-        placement=placement,
-        local_batch=local,
+        *("train", model, gpu_type, len(shares), sum(shares), placement, local),
         accum_steps=accum,
         step_seconds=seconds,
         compute_seconds=compute,
@@ -42,17 +36,8 @@ def step(
 def reduce(gpus: int | str, weights: int, seconds: float, gpu_type: str = "gpu") -> ProfileRow:
     """An all-reduce row."""
     shares = [int(part) for part in str(gpus).split(",")]
-    return ProfileRow(
-        kind="allreduce",
-        model="",
-        gpu_type=gpu_type,
-        nodes=len(shares),
-        gpus=sum(shares),
-        placement=str(gpus),
-        local_batch=0,
-        step_seconds=seconds,
-        parameters=weights,
-    )
+    place = gpu_type, len(shares), sum(shares), str(gpus)
+    return ProfileRow("allreduce", "", *place, 0, step_seconds=seconds, parameters=weights)
 
 
 def throughput(*rows: ProfileRow, **speeds: float) -> ThroughputBySize:

@@ -73,10 +73,9 @@ def test_measured_rows_keep_the_error_of_the_model_on_them(tmp_path, monkeypatch
         "pliant.tools.profile.measuring.run.measure", lambda *_args, **_named: MeasuredProfile(Profile(rows))
     )
     write_jobs([job("a", model="net", command=("train.py",))], tmp_path / "jobs.jsonl")
-    profile(str(tmp_path / "jobs.jsonl"), output=str(tmp_path / "p.parquet"))
-    errors = {
-        (row.gpus, row.local_batch): row.model_error for row in read_profile(tmp_path / "p.parquet").rows
-    }
+    made = tmp_path / "p.parquet"
+    profile(str(tmp_path / "jobs.jsonl"), output=str(made))
+    errors = {(row.gpus, row.local_batch): row.model_error for row in read_profile(made).rows}
     assert errors[1, 8] is None, "one worker is measured, not modelled"
     assert (errors[2, 32] or 0.0) < -0.3
 
@@ -120,15 +119,11 @@ def test_the_differences_of_two_profiles_are_rows_and_steps(files: Path) -> None
 def test_rows_that_match_all_options_are_taken_out(files: Path) -> None:
     call("profile", "prune", "new.parquet", "--disturbed", "-o", "kept.parquet")
     assert set(seconds("kept.parquet")) == {(1, 8), (2, 4), (2, 8)}
-    none = call(
-        "profile", "prune", "new.parquet", "--disturbed", "--before", "2020-01-01", "-o", "all.parquet"
-    )
+    none = call("profile", "prune", "new.parquet", "--disturbed", "--before", "2020-01-01", "-o", "4.parquet")
     assert none.stderr == "pliant: 0 rows of 4 taken out\n"
     assert call("profile", "prune", "new.parquet").exit_code == 2
-    assert (
-        call("profile", "prune", "old.parquet", "--before", "2020-01-01", "-o", "no.parquet").exit_code == 3
-    )
-    assert not (files / "no.parquet").exists()
+    assert call("profile", "prune", "old.parquet", "--before", "2020-01-01", "-o", "no").exit_code == 3
+    assert not (files / "no").exists()
 
 
 # Rows measured elsewhere.
@@ -159,10 +154,8 @@ def test_a_csv_row_with_the_columns_that_matter(tmp_path: Path) -> None:
 def test_a_parquet_file_needs_only_the_columns(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     write_profile(Profile((step(1, 8, 0.1), reduce(2, 100, 0.1))), path)
-    assert [(row.kind, row.source) for row in import_rows(path)] == [
-        ("allreduce", "imported"),
-        ("train", "imported"),
-    ]
+    found = [(row.kind, row.source) for row in import_rows(path)]
+    assert found == [("allreduce", "imported"), ("train", "imported")]
     # Parquet from elsewhere needs only the columns.
     values = ["train", "net", "v100", 1, 1, "1", 8, 1, 0.1, 3, True, "imported"]
     columns = {name: [value] for name, value in zip(HEADER.split(","), values, strict=True)}
@@ -184,6 +177,11 @@ def test_every_bad_cell_is_told_with_its_line(tmp_path: Path) -> None:
         "/rows.csv:3: /step_seconds: 'fast', expected a number",
         "/rows.csv:3: /feasible: 'maybe', expected true or false",
     ]
+    # A picture is not rows.
+    path = tmp_path / "rows.png"
+    path.write_bytes(b"\x89PNG\xff\xfe")
+    with pytest.raises(BadInputError, match="neither Parquet nor text"):
+        import_rows(path)
 
 
 @pytest.mark.parametrize(
@@ -199,15 +197,6 @@ def test_every_bad_cell_is_told_with_its_line(tmp_path: Path) -> None:
         (HEADER, "train,net,v100,1,1,1,,1,0.1,3,true,imported", "local_batch"),
     ],
 )
-def test_columns_and_values_that_no_profile_may_hold(
-    tmp_path: Path, header: str, line: str, message: str
-) -> None:
+def test_columns_and_values_that_no_profile_may_hold(tmp_path: Path, header, line, message) -> None:
     with pytest.raises(BadInputError, match=message):
         import_rows(csv(tmp_path, line, header=header))
-
-
-def test_a_picture_is_not_rows(tmp_path: Path) -> None:
-    path = tmp_path / "rows.png"
-    path.write_bytes(b"\x89PNG\xff\xfe")
-    with pytest.raises(BadInputError, match="neither Parquet nor text"):
-        import_rows(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +30,7 @@ from pliant.tools.profile.predictor import (
 )
 from tests.builders import job
 from tests.tools.profile.histories import history, progress_of
+from tests.tools.schedule.histories import submitted
 
 NAN = math.nan
 
@@ -110,13 +110,11 @@ def test_a_long_job_gives_as_many_rows_as_others() -> None:
     found.learn([EndedJob([Epoch(100, 1, 100, 1, 1)], 100.0)])
     assert found.jobs == 0
 
-
-def test_the_sample_is_bounded_uniform_and_seeded() -> None:
+    # The sample of many jobs is bounded, uniform and seeded.
     def of(seed: int) -> Predictor:
         found = ProgressPredictor(seed=seed)
-        found.learn(
-            EndedJob([Epoch(10, 1.0, 10.0 * n, 0.5, NAN) for n in range(1, 51)], 510) for _ in range(200)
-        )
+        epochs = [Epoch(10, 1.0, 10.0 * n, 0.5, NAN) for n in range(1, 51)]
+        found.learn(EndedJob(epochs, 510) for _ in range(200))
         return found.document()
 
     found = of(0)
@@ -132,9 +130,7 @@ def test_the_sample_is_bounded_uniform_and_seeded() -> None:
 )
 def test_what_training_that_diverged_reports_counts_as_not_known(odd: dict[str, float]) -> None:
     found = ProgressPredictor()
-    diverged = [
-        job._replace(epochs=[epoch._replace(**odd) for epoch in job.epochs]) for job in history(FEWEST_JOBS)
-    ]
+    diverged = [one._replace(epochs=[e._replace(**odd) for e in one.epochs]) for one in history(FEWEST_JOBS)]
     found.learn([*history(5), *diverged])
     again = Predictor.model_validate_json(found.document().model_dump_json(by_alias=True))
     assert again.fit is not None
@@ -151,13 +147,7 @@ def test_features_that_are_not_known_count_as_their_mean() -> None:
     assert unknown == pytest.approx(known)
 
 
-EPOCHS = {"epochs": 4.0, "dataset_size": 100}
 END = Event(2.0, "finish", "a", samples_done=150.0)
-
-
-def submitted(job_id: str, **stated: Any) -> Event:
-    spec = job(job_id, **stated).model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    return Event(0.0, "submit", job_id, detail={"job": spec})
 
 
 def epoch(job_id: str, number: int, samples: float, loss: float | None = None) -> Event:
@@ -166,15 +156,20 @@ def epoch(job_id: str, number: int, samples: float, loss: float | None = None) -
 
 def test_a_job_is_known_by_its_epochs_and_the_first_loss() -> None:
     first = Event(0.5, "progress", "a", samples_done=10.0, loss=7.0)
-    (found,) = ended_jobs([submitted("a"), first, epoch("a", 1, 50, 4.0), epoch("a", 2, 100, 3.0), END])
+    (found,) = ended_jobs([*submitted(job("a")), first, epoch("a", 1, 50, 4.0), epoch("a", 2, 100, 3.0), END])
     assert found.total_samples == 150
     assert [each[:4] for each in found.epochs] == [(50, 7, 50, 4), (50, 7, 100, 3)]
     # Epochs that were trained again after a failure count once.
     twice = [epoch("a", 2, 100, 3.0), epoch("a", 2, 100, 2.0)]
-    (found,) = ended_jobs([submitted("a"), epoch("a", 1, 50, 4.0), *twice, END])
+    (found,) = ended_jobs([*submitted(job("a")), epoch("a", 1, 50, 4.0), *twice, END])
     assert [(each.samples_done, each.loss) for each in found.epochs] == [(50, 4), (100, 2)]
     # A replay without epochs teaches how long jobs are.
-    (found,) = ended_jobs([submitted("a", work=EPOCHS), Event(2.0, "finish", "a", samples_done=400.0)])
+    (found,) = ended_jobs(
+        [
+            *submitted(job("a", work={"epochs": 4.0, "dataset_size": 100})),
+            Event(2.0, "finish", "a", samples_done=400.0),
+        ]
+    )
     assert [each.samples_done for each in found.epochs] == [100, 200, 300]
     assert math.isnan(found.epochs[0].loss)
     # Jobs that did not finish teach nothing.
@@ -186,7 +181,7 @@ def test_a_job_is_known_by_its_epochs_and_the_first_loss() -> None:
 def test_an_epoch_without_a_number_counts_as_the_next(number: object) -> None:
     """The detail is what a script wrote."""
     odd = Event(1.0, "epoch", "a", samples_done=100.0, loss=3.0, detail={"epoch": number})
-    (found,) = ended_jobs([submitted("a"), epoch("a", 1, 50, 4.0), odd, END])
+    (found,) = ended_jobs([*submitted(job("a")), epoch("a", 1, 50, 4.0), odd, END])
     assert [each[:3] for each in found.epochs][1:] == [(50, 4, 100)]
 
 

@@ -17,13 +17,11 @@ GRID = [(x, y, z) for x in (1, 2, 4) for y in (1, 2, 3, 8) for z in (8, 11, 16, 
 VALUES = [(x * y + z**0.5, float((7 * x + 3 * y * y + 11 * z) % 13)) for x, y, z in GRID]
 
 
-def test_a_point_of_the_grid_has_its_own_value():
+def test_it_answers_at_and_between_points_as_scipy_does():
     found = Simplices(GRID, VALUES)
     for point, value in zip(GRID, VALUES, strict=True):
         assert found.at(point) == pytest.approx(value)
-
-
-def test_between_points_it_answers_as_scipy_does():
+    # Between points it answers as scipy does.
     found, reference = Simplices(GRID, VALUES), LinearNDInterpolator(np.array(GRID, float), np.array(VALUES))
     rng = np.random.default_rng(1)
     for point in rng.integers([1, 1, 8], [5, 9, 33], (300, 3)).tolist():
@@ -45,9 +43,8 @@ def test_outside_nothing_is_claimed_nor_in_a_plane() -> None:
 def test_a_kept_triangulation_answers_alike_for_its_points_alone():
     kept = Simplices(GRID, VALUES).text()
     again = Simplices(GRID, VALUES, kept)
-    assert [again.at((2, y, 13)) for y in range(1, 9)] == [
-        Simplices(GRID, VALUES).at((2, y, 13)) for y in range(1, 9)
-    ]
+    points = [(2, y, 13) for y in range(1, 9)]
+    assert [*map(again.at, points)] == [*map(Simplices(GRID, VALUES).at, points)]
     damaged = Simplices(GRID, VALUES, kept[:40] + "?" + kept[41:])
     assert damaged.at((2, 5, 13)) == again.at((2, 5, 13))
     other = [(x + 1, y, z) for x, y, z in GRID]

@@ -20,9 +20,7 @@ def beside(row: ProfileRow, other: Load) -> ProfileRow:
     return replace(row, kind="pair", beside_model=other.model, beside_batch=other.local_batch)
 
 
-def rows(
-    gpus: int | str = 1, a_seconds: float | None = 0.2, b_seconds: float | None = 0.8
-) -> list[ProfileRow]:
+def rows(gpus: int = 1, a_seconds: float | None = 0.2, b_seconds: float | None = 0.8) -> list[ProfileRow]:
     """Alone, a step of a takes 0.1 s and one of b 0.2 s."""
     return [
         step(gpus, 8, 0.1, model="a"),
@@ -62,19 +60,12 @@ def test_memory_is_that_of_the_next_batch_measured() -> None:
     assert table.memory(Load("net", 17), "gpu") is None
 
 
-def test_only_rows_of_pairs_have_their_columns() -> None:
-    columns = profile_to_columns(rows())
-    assert list(profile_from_columns(columns)) == rows()
+def test_only_rows_of_pairs_have_their_columns_and_name_another_job() -> None:
+    assert list(profile_from_columns(profile_to_columns(rows()))) == rows()
     assert "beside_model" not in profile_to_columns(rows()[:2])
-
-
-@pytest.mark.parametrize(
-    "wrong", [replace(rows()[2], beside_batch=None), replace(rows()[0], beside_model="b", beside_batch=4)]
-)
-def test_only_rows_of_pairs_name_another_job(wrong: ProfileRow) -> None:
-    columns = profile_to_columns([*rows(), wrong])
-    with pytest.raises(BadInputError, match="contradicts kind"):
-        profile_from_columns(columns)
+    for wrong in replace(rows()[2], beside_batch=None), replace(rows()[0], beside_model="b", beside_batch=4):
+        with pytest.raises(BadInputError, match="contradicts kind"):
+            profile_from_columns(profile_to_columns([*rows(), wrong]))
 
 
 def test_a_new_measurement_replaces_the_old_one_of_the_same_key() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -44,20 +46,12 @@ TOGETHER = (step(2, 8, 0.15), step(4, 8, 0.2))
         pytest.param(ONE_GPU, 1, 1, 0.1, id="a sample for each worker"),
         pytest.param((*ONE_GPU, step(2, 8, 0.2)), 2, 1, None, id="more workers than samples"),
         pytest.param(ONE_GPU, 1, 64, 2 * 0.3, id="accumulated beyond the largest batch"),
-        pytest.param(
-            (*ONE_GPU, step(1, 24, None)), 1, 32, 2 * 0.14, id="a batch that did not fit is not used"
-        ),
+        pytest.param((*ONE_GPU, step(1, 24, None)), 1, 32, 2 * 0.14, id="a misfit is not used"),
         pytest.param((step(1, 8, None),), 1, 8, None, id="nothing fits"),
         pytest.param((*ONE_GPU, step(2, 32, 0.35)), 2, 192, 2 * 0.3 + 0.35, id="one synchronisation a step"),
-        pytest.param(
-            (*ONE_GPU, step(2, 16, 0.34, accum=2)), 2, 32, 0.2, id="last micro-step of a measured row"
-        ),
-        pytest.param(
-            (*ONE_GPU, step(2, 16, 0.24)), 2, 64, 0.3 + 0.1, id="overhead of the nearest batch above"
-        ),
-        pytest.param(
-            (*ONE_GPU, step(2, 16, 0.24)), 2, 16, 0.1 + 0.1, id="overhead of the nearest batch below"
-        ),
+        pytest.param((*ONE_GPU, step(2, 16, 0.34, accum=2)), 2, 32, 0.2, id="the last micro-step"),
+        pytest.param((*ONE_GPU, step(2, 16, 0.24)), 2, 64, 0.3 + 0.1, id="overhead of the next batch above"),
+        pytest.param((*ONE_GPU, step(2, 16, 0.24)), 2, 16, 0.1 + 0.1, id="overhead of the next batch below"),
         pytest.param((*ONE_GPU, step(4, 8, 0.16)), 2, 16, 0.1 + 0.06 / 3, id="overhead linear in the size"),
         pytest.param((*ONE_GPU, step(4, 8, 0.16)), 3, 24, 0.1 + 0.06 * 2 / 3, id="likewise at three"),
         pytest.param((*ONE_GPU, step(2, 8, 0.16)), 4, 32, None, id="nothing claimed beyond the largest size"),
@@ -147,28 +141,20 @@ profiles = st.dictionaries(st.sampled_from([1, 2, 3, 4, 8]), local_batches, min_
 
 
 @given(profiles, st.integers(1, 10), st.integers(1, 2000), st.one_of(st.none(), st.integers(1, 300)))
-def test_no_answer_is_negative_or_beyond_a_probed_batch(measured, gpus, batch, per_gpu_max):
-    rows = [step(k, local, found) for k, points in measured.items() for local, found in points.items()]
-    model = throughput(*rows)
-    answer = seconds(model, gpus, batch, per_gpu_max)
-    if answer is None:
-        return
-    assert answer > 0
-    limit = model.max_local_batch("net", "gpu")
-    assert limit is not None
-    plan = plan_batch(batch, gpus, min(limit, per_gpu_max or limit))
-    assert plan.local <= max(row.local_batch for row in rows if row.feasible)
-    assert all(plan.local < row.local_batch for row in rows if not row.feasible)
-
-
-@given(profiles)
-def test_measured_rows_are_reproduced_exactly(measured: dict[int, dict[int, float | None]]) -> None:
+def test_rows_are_reproduced_and_no_answer_is_beyond_them(measured, gpus, batch, per_gpu_max):
     rows = [step(k, local, found) for k, points in measured.items() for local, found in points.items()]
     model = throughput(*rows)
     limit = model.max_local_batch("net", "gpu") or 0
     for row in rows:
         if row.local_batch <= limit:
             assert seconds(model, row.gpus, row.gpus * row.local_batch) == row.step_seconds
+    answer = seconds(model, gpus, batch, per_gpu_max)
+    if answer is None:
+        return
+    assert answer > 0
+    plan = plan_batch(batch, gpus, min(limit, per_gpu_max or limit))
+    assert plan.local <= max(row.local_batch for row in rows if row.feasible)
+    assert all(plan.local < row.local_batch for row in rows if not row.feasible)
 
 
 @given(st.lists(times, min_size=2, max_size=5), st.sampled_from([1, 2]))
@@ -181,23 +167,12 @@ def test_time_grows_with_the_batch_where_the_measurements_do(found: list[float],
     assert answers == sorted(answers, key=lambda value: value or 0.0)
 
 
-def row(ring: str, local: int, step_s: float, sync_s: float, *, counted: bool = False, **more) -> ProfileRow:
+def row(ring: str, local: int, step_s: float, sync_s: float, *, counted: bool = False) -> ProfileRow:
     """A measurement of a placement in its ring order; ``counted``: only nodes and GPUs are known."""
-    shares = sorted(map(int, ring.split(",")), reverse=True)
-    return ProfileRow(
-        "train",
-        more.get("model", "m"),
-        more.get("gpu_type", "t4"),
-        len(shares),
-        sum(shares),
-        ",".join(map(str, shares)),
-        local,
-        step_seconds=step_s,
-        compute_seconds=step_s - sync_s,
-        sync_seconds=sync_s,
-        source="imported",
-        node_order=None if counted else ring,
-    )
+    placement = ",".join(sorted(ring.split(","), key=int, reverse=True))
+    times = {"compute_seconds": step_s - sync_s, "sync_seconds": sync_s}
+    measured = step(placement, local, step_s, model="m", gpu_type="t4", source="imported")
+    return replace(measured, node_order=None if counted else ring, **times)
 
 
 def by_placement(*rows: ProfileRow, **more) -> ThroughputByPlacement:
@@ -282,9 +257,9 @@ def test_triangulations_are_kept_and_a_plane_has_none() -> None:
     held.load(["m", "unknown"], ["t4"])
     assert held.times("m", "t4", (3, 2), 20) == ThroughputByPlacement(profile).times("m", "t4", (3, 2), 20)
     # Points on one plane have nothing between them.
-    whole_nodes = ("4", "4,4", "4,4,4")
+    nodes = ("4", "4,4", "4,4,4")
     held = by_placement(
-        *[row(placement, batch, 0.01 * batch, 0.0) for placement in whole_nodes for batch in (8, 16)]
+        *[row(placement, batch, 0.01 * batch, 0.0) for placement in nodes for batch in (8, 16)]
     )
     found = held.times("m", "t4", (4, 4), 12)
     assert found is not None

@@ -18,11 +18,14 @@ class Foreign:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.file = folder, folder / "mine.py"
         self._monkeypatch = monkeypatch
-        info = folder / "mine-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text("[pliant.policies]\nmine = mine:Mine\n")
+        self._info = folder / "mine-1.0.dist-info"
+        self._info.mkdir()
+        (self._info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+        self.offers("mine", "mine:Mine")
         monkeypatch.syspath_prepend(str(folder))
+
+    def offers(self, name: str, value: str) -> None:
+        (self._info / "entry_points.txt").write_text(f"[pliant.policies]\n{name} = {value}\n")
 
     def is_written(self, body: str, marked: str, after: str = "") -> int:
         """Write the class's body; returns the line number of the first line that holds ``marked``."""

@@ -6,8 +6,6 @@ import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.profile import Profile
-from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.schedule.assumptions import (
     RowTrust,
     nothing_to_resize,
@@ -23,7 +21,6 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.lucid import Lucid
 from pliant.tools.schedule.policies.srtf import Srtf
 from tests.builders import cluster, job
-from tests.tools.profile.rows_builder import step
 
 
 def mixed(**fields: object) -> Cluster:
@@ -46,24 +43,14 @@ def test_without_profile_every_gpu_trains_one_sample_per_second() -> None:
     assert texts({"a", "b", "c", "d"}, mixed(), measured) == [f'{lacks} as fast as "old"']
     fast = mixed(speeds={"new": 3.0, "old": 2.0})
     assert texts({"a", "b", "c", "d"}, fast, measured) == [f'{lacks} 1.5 times as fast as "old"']
+    # Of several types the one with most rows stands in, as in the throughput model.
+    found = texts({"net"}, mixed(speeds={"new": 2.0}), [("net", "old"), ("net", "rare"), ("net", "old")])
+    assert found == [f'{lacks.partition("for")[0]}for "net": it is taken to be 2 times as fast as "old"']
     # A profile that has every type leaves nothing open.
     assert texts({"net"}, mixed(), [("net", "old"), ("net", "new"), ("other", "old")]) == []
     # A node without GPUs needs no speed.
     nodes = ({"name": "n0", "gpus": 2, "gpu_type": "old"}, {"name": "n1", "gpus": 0, "gpu_type": "new"})
     assert texts({"net"}, Cluster.model_validate({"nodes": nodes}), [("net", "old")]) == []
-
-
-def test_an_assumption_is_what_the_throughput_model_does() -> None:
-    rows = (step(1, 8, 0.1), step(1, 8, 0.4, gpu_type="rare"), step(1, 16, 0.2))
-    usual = rows[0].gpu_type
-    speed = ThroughputBySize(Profile(rows), {"new": 2.0})
-    assert speed.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.05)
-    here = Cluster.model_validate(
-        {"nodes": ({"name": "n0", "gpus": 2, "gpu_type": "new"},), "speeds": {"new": 2.0}}
-    )
-    assert texts({"net"}, here, [(row.model, row.gpu_type) for row in rows]) == [
-        f'the profile lacks GPU type "new" for "net": it is taken to be 2 times as fast as "{usual}"'
-    ]
 
 
 def test_with_strict_every_assumption_is_a_line_of_one_error() -> None:
@@ -125,8 +112,8 @@ def test_policies_say_where_they_fall_back() -> None:
     # A policy that goes by work says where it cannot.
     jobs = [job("a", work={"iterations": 5}), job("b", gpu_seconds=5.0), job("c")]
     (found,) = order_assumed(jobs, Srtf, profiled=False)
-    assert found.text == (
-        'no profile says how long the work of job "a" takes: policy "srtf" goes by submission'
+    assert (
+        found.text == 'no profile says how long the work of job "a" takes: policy "srtf" goes by submission'
     )
     (shared,) = order_assumed(jobs, Ares, profiled=False)
     assert shared.text.endswith('"ares" gives such jobs equal shares of its pool, whichever came first')

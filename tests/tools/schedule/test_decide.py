@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import profile_hash, profile_to_columns
-from pliant.schemas.profile import Profile, ProfileRow
+from pliant.schemas.profile import Profile
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import width_of
 from pliant.tools.schedule.decide import Question, decide
@@ -23,18 +22,15 @@ from pliant.tools.schedule.registry import BUILT_IN, policy_class
 from tests.builders import cluster, job, mixed_cluster
 from tests.effort import examples
 from tests.strategies import schedules
-from tests.tools.schedule.histories import decide_from
+from tests.tools.profile.rows_builder import step
+from tests.tools.schedule.histories import decide_from, submitted
 
 NODES = cluster(4, 4)
 
 
-def row(gpus: int, local: int, seconds: float, **more) -> ProfileRow:
-    return ProfileRow(
-        "train", "m", "gpu", 1, gpus, str(gpus), local, step_seconds=seconds, iterations=9, **more
-    )
-
-
-PROFILE = Profile((row(1, 8, 1.0), row(1, 16, 2.0), row(2, 8, 1.1), row(2, 16, 2.1)))
+PROFILE = Profile(
+    tuple(step(*each, model="m") for each in ((1, 8, 1.0), (1, 16, 2.0), (2, 8, 1.1), (2, 16, 2.1)))
+)
 
 
 def held(schedule: Schedule) -> dict[str, tuple[str, int]]:
@@ -71,16 +67,14 @@ def test_a_schedule_holds_who_runs_who_waits_and_who_comes_later() -> None:
 
 
 def test_the_batch_is_cut_for_the_gpus_and_learning_rate_follows() -> None:
-    found = decide(
-        [job("a", gpus=2, model="m", batch=64)], cluster(2), PROFILE, Question("fifo", timing=False)
-    )
+    found = decide([job("a", gpus=2, model="m", batch=64)], cluster(2), PROFILE, Question("fifo"))
     batch = found.allocations[0].batch
     assert batch is not None
     assert (batch.global_, batch.local, batch.accum) == (64, 16, 2)
     assert found.profile is not None
     assert found.profile["local_batch"] == [8, 16, 8, 16]
     assert ask(job("a", batch={"size": None})).allocations[0].batch is None, "it is left to the script"
-    rows = Profile(tuple(row(gpus, local, 0.1) for gpus in (1, 2) for local in (8, 16)))
+    rows = Profile(tuple(step(gpus, local, 0.1, model="m") for gpus in (1, 2) for local in (8, 16)))
     batch, work = {"size": 8, "min": 8, "max": 32}, {"samples": 1e6}
     grows = job("a", model="m", gpus=2, low=1, high=2, work=work, batch=batch, elastic="size+batch")
     (found,) = decide([grows], cluster(2), rows, Question("max-bs")).allocations
@@ -97,7 +91,7 @@ def test_equal_inputs_in_any_order_give_equal_bytes():
     assert timed.model_copy(update={"decision_seconds": None}) == ask(*jobs)
 
 
-def test_explaining_adds_what_is_needed_and_when_it_starts():
+def test_explaining_adds_what_is_needed_and_when_it_starts(monkeypatch):
     work = {"a": (8, 800), "b": (4, 400), "c": (8, 80)}
     jobs = [job(name, gpus=gpus, gpu_seconds=seconds) for name, (gpus, seconds) in work.items()]
     plain, explained = ask(*jobs), ask(*jobs, explain=True)
@@ -108,9 +102,7 @@ def test_explaining_adds_what_is_needed_and_when_it_starts():
     without = [given.model_copy(update={"predicted_end": None}) for given in explained.allocations]
     assert list(plain.allocations) == without
     assert plain.policy_state == explained.policy_state
-
-
-def test_a_policy_is_asked_once_why(monkeypatch: pytest.MonkeyPatch):
+    # The policy is asked once why.
     asked, explain = [], Srtf.explain
     monkeypatch.setattr(Srtf, "explain", lambda self, seen: asked.append(1) or explain(self, seen))
     ask(job("a", gpus=8), job("b", gpus=8), policy="srtf", explain=True)
@@ -155,17 +147,10 @@ def test_a_model_that_is_not_profiled_is_bad_input():
         decide([job("a", model="n")], NODES, PROFILE, Question("fifo"))
 
 
-@pytest.mark.parametrize(
-    ("need", "error", "text"),
-    [
-        ("profile", UsageError, 'policy "srtf" needs a profile'),
-        ("demand", BadInputError, 'jobs: job "b" states no work, which policy "srtf" needs'),
-    ],
-)
-def test_a_policy_that_lacks_what_it_needs_says_so(monkeypatch, need, error, text):
-    monkeypatch.setattr(Srtf, "needs", frozenset({need}))
-    with pytest.raises(error, match=text):
-        ask(job("a", gpu_seconds=10), job("b"), policy="srtf")
+def test_a_policy_that_needs_a_profile_says_so(monkeypatch):
+    monkeypatch.setattr(Srtf, "needs", frozenset({"profile"}))
+    with pytest.raises(UsageError, match='policy "srtf" needs a profile'):
+        ask(job("a", gpu_seconds=10), policy="srtf")
 
 
 # From a log.
@@ -181,10 +166,6 @@ INFO = {
 
 def log(*events: Event) -> tuple[Event, ...]:
     return (Event(0, "decision", detail=INFO), *events)
-
-
-def submitted(*jobs) -> list[Event]:
-    return [Event(each.submit_time, "submit", each.id, detail={"job": job_fields(each)}) for each in jobs]
 
 
 def from_log(*events: Event, now: float, policy: str = "fifo", **more) -> Schedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.job import Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.profile.predictor import EndedJob, ProgressPredictor
 from pliant.tools.profile.throughput import CurveThroughput
@@ -30,7 +29,7 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.work_ahead import WorkAhead, known_work
 from tests.builders import FREE_CHANGES, cluster, curves, job
 from tests.tools.profile.histories import history
-from tests.tools.schedule.histories import decide_from
+from tests.tools.schedule.histories import decide_from, submitted
 from tests.tools.schedule.test_decide import log
 
 EPOCHS = {"epochs": 10.0, "dataset_size": 100}
@@ -104,9 +103,7 @@ def test_what_it_learns_from_waits_until_it_is_asked(monkeypatch: pytest.MonkeyP
     assert calls == [2, 3, 1]
     assert late.document() == at_once.document()
     assert calls == 2 * [2, 3, 1]
-
-
-def test_of_jobs_that_finish_unasked_a_bounded_number_waits(monkeypatch):
+    # A bounded number waits.
     learned: list[EndedJob] = []
     monkeypatch.setattr(ProgressPredictor, "learn", lambda _, ended: learned.extend(ended))
     many, found = WorkForecast(), ended(2)
@@ -180,7 +177,7 @@ def fitted() -> ProgressPredictor:
 
 def test_a_policy_that_needs_the_work_takes_predicted_work(monkeypatch) -> None:
     monkeypatch.setattr(Srtf, "needs", frozenset({"demand"}))
-    with pytest.raises(BadInputError, match='states no work, which policy "srtf" needs'):
+    with pytest.raises(BadInputError, match='jobs: job "a" states no work, which policy "srtf" needs'):
         decide([job("a")], NODES, None, Question("srtf"))
     found = decide([job("a"), job("b", gpu_seconds=1e-3)], NODES, None, SRTF)
     assert [given.job for given in found.allocations] == ["b"]
@@ -202,8 +199,7 @@ def story(jobs: int) -> Iterator[Event]:
     """Jobs that run one after the other, each for a few epochs of 100 samples."""
     for number in range(jobs):
         name, at = f"j{number}", 10.0 * number
-        spec = job(name, at=at)
-        yield Event(at, "submit", name, detail={"job": spec.model_dump(mode="json", exclude_defaults=True)})
+        yield from submitted(job(name, at=at))
         yield Event(at, "start", name, gpus=1, placement=(("n0", 1),), global_batch=960)
         epochs = 4 + number % 3
         for epoch in range(1, epochs):
@@ -318,9 +314,7 @@ def test_groups_of_the_same_jobs_count_once():
     assert known.left(hers) == known.left(his)
     known.learn(at(100.0, user="bob", team="y"))
     assert known.left(hers) != known.left(his)
-
-
-def test_another_model_counts_in_gpu_seconds_and_as_one_job():
+    # Another model counts in GPU-seconds, and as one job.
     once = knowing(at(5000.0, gpu_s=2.0, model="other"))
     often = knowing(*[at(5000.0, gpu_s=2.0, model="other")] * 9)
     assert once.left(at(0.0)) == often.left(at(0.0))
@@ -358,40 +352,24 @@ def test_order_changes_nothing_and_what_is_carried_is_all(ended, so_far, done, c
 
 # What shadow-price makes of it, in replays of jobs whose work is hidden.
 
-SHORT = [200.0, 900.0, 400.0, 700.0, 300.0, 600.0]
-LONG = [6000.0, 9000.0, 30_000.0, 70_000.0]
+
+def test_decisions_depend_on_no_hidden_work_clock_or_order():
+    """Short jobs of two models end early, and long ones, of which none does, take any time."""
+    seen, early = decisions(6000.0, 9000.0, 30_000.0, 70_000.0)
+    assert sum(event == "finish" for _, event, *_ in early) == 6
+    assert {name for _, event, name, _ in early if event == "start"} >= {"j6", "j7", "j8", "j9"}
+    assert decisions(70_000.0, 30_000.0, 9000.0, 6000.0)[1] == early
+    assert decisions(6000.0, 9000.0, 30_000.0, 70_000.0, from_s=36_000.0, order=-1)[0] == seen
 
 
-def jobs_of(long: Sequence[float], from_s: float = 0.0) -> list[Job]:
-    """Short jobs of two models that end early, and long ones of which none does."""
-    works = [*SHORT, *long]
-    return [
+def decisions(*long: float, from_s: float = 0.0, order: int = 1) -> tuple[list[Any], list[Any]]:
+    """All events by the time since the first arrival, and those before any long job ends."""
+    works = [200.0, 900.0, 400.0, 700.0, 300.0, 600.0, *long]
+    trace = [
         job(f"j{n}", at=from_s + 40.0 * n, low=1, high=3, work={"samples": work}, model=f"m{n % 2}")
         for n, work in enumerate(works)
     ]
-
-
-def decisions(trace: Sequence[Job]) -> list[tuple[float, str, str | None, int | None]]:
-    """All events, relative to the first arrival."""
-    world = replace(inputs(trace, cluster(4)), throughput=curves())
     run = Run("shadow-price", conditions=Conditions(demand="predicted"), simulated=FREE_CHANGES)
-    begin_s = min(each.submit_time for each in trace)
-    return [
-        (round(event.time - begin_s, 6), event.event, event.job, event.gpus)
-        for event in replay(world, run).log.events()
-        if event.job is not None
-    ]
-
-
-EARLY_S = 1700.0
-
-
-def test_decisions_depend_on_no_hidden_work_clock_or_order():
-    trace = jobs_of(LONG)
-    seen = decisions(trace)
-    early = [each for each in seen if each[0] <= EARLY_S]
-    assert sum(event == "finish" for _, event, _, _ in early) == len(SHORT)
-    assert {name for _, event, name, _ in early if event == "start"} >= {"j6", "j7", "j8", "j9"}
-    other = decisions(jobs_of([70_000.0, 30_000.0, 9000.0, 6000.0]))
-    assert [each for each in other if each[0] <= EARLY_S] == early
-    assert decisions(jobs_of(LONG, from_s=36_000.0)[::-1]) == seen
+    done = replay(replace(inputs(trace[::order], cluster(4)), throughput=curves()), run)
+    events = [(round(e.time - from_s, 6), e.event, e.job, e.gpus) for e in done.log.events() if e.job]
+    return events, [each for each in events if each[0] <= 1700.0]

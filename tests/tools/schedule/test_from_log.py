@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from pliant.schemas.cluster import Cluster, Shares
+from pliant.schemas.cluster import Shares, UserLimit
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.from_log import CarriedOver, correct, session_from_events, session_from_schedule
 from pliant.tools.schedule.jobs import Observation, Phase
 from pliant.tools.schedule.policies.fifo import Fifo
+from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import BUILT_IN, make_policy
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.testing.harness import some_jobs
 from tests.builders import cluster, job
-from tests.effort import examples
+from tests.tools.run.stories import Story
+from tests.tools.schedule.histories import submitted
 
 NODES = cluster(4, 4)
-
-
-def submit(spec, time: float | None = None) -> Event:
-    at = spec.submit_time if time is None else time
-    return Event(at, "submit", spec.id, detail={"job": job_fields(spec)})
 
 
 def start(job_id: str, time: float = 1, step: str = "start", **place: int) -> Event:
@@ -43,7 +36,7 @@ ELASTIC = job("a", gpus=2, low=1, high=8, work={"samples": 1000})
 
 def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     held = rebuilt(
-        submit(ELASTIC),
+        *submitted(ELASTIC),
         start("a", 10, n0=2),
         Event(20, "progress", "a", samples_done=15),
         Event(30, "grow", "a", gpus=4, placement=(("n0", 4),), samples_done=30, overhead_seconds=5),
@@ -58,16 +51,16 @@ def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
     # What a job has measured is known to policies.
     seen = {"placement": [2, 1], "local_batch": 4, "accum": 1, "step_seconds": 0.5}
     measured = Event(3.0, "progress", "a", samples_done=8.0, detail={"observed": seen, "noise_scale": 12.0})
-    found = rebuilt(submit(ELASTIC), measured).jobs["a"]
+    found = rebuilt(*submitted(ELASTIC), measured).jobs["a"]
     assert found.observations == (Observation((2, 1), 4, 1, 0.5),)
     assert found.noise_scale == 12.0
     # What comes after now is not known yet.
-    held = rebuilt(submit(ELASTIC), submit(job("b", at=50)), now_s=20)
+    held = rebuilt(*submitted(ELASTIC, job("b", at=50)), now_s=20)
     assert list(held.jobs) == ["a"]
 
 
 def test_preempted_lost_and_swapped_jobs() -> None:
-    log = [submit(ELASTIC), start("a", n0=1)]
+    log = [*submitted(ELASTIC), start("a", n0=1)]
     preempted = rebuilt(*log, Event(2, "preempt", "a", gpus=0))
     lost = rebuilt(*log, Event(2, "requeue", "a", gpus=0))
     assert [held.jobs["a"].phase for held in (preempted, lost)] == [Phase.PREEMPTED] * 2
@@ -75,8 +68,7 @@ def test_preempted_lost_and_swapped_jobs() -> None:
     assert [change.kind for change in lost.changes] == ["arrived", "lost"]
     # Jobs that change places in one decision.
     held = rebuilt(
-        submit(job("a", gpus=4)),
-        submit(job("b", gpus=4)),
+        *submitted(job("a", gpus=4), job("b", gpus=4)),
         start("a", n0=4),
         start("b", n1=4),
         start("a", 2, "move", n1=4),
@@ -85,7 +77,7 @@ def test_preempted_lost_and_swapped_jobs() -> None:
     assert held.jobs["a"].placement == (("n1", 4),)
     # A node that is down has no GPUs and no jobs.
     log = [
-        submit(ELASTIC),
+        *submitted(ELASTIC),
         start("a", n0=1),
         Event(2, "node_down", detail={"node": "n0"}),
         Event(2, "requeue", "a", gpus=0),
@@ -102,7 +94,7 @@ def test_preempted_lost_and_swapped_jobs() -> None:
 )
 def test_a_job_that_ended_is_known_but_not_active(event, kind):
     held = rebuilt(
-        submit(ELASTIC),
+        *submitted(ELASTIC),
         start("a", n0=1),
         Event(5, event, "a", gpus=0),
         Event(6, "progress", "a", samples_done=7),  # a last line that came late
@@ -115,10 +107,10 @@ def test_a_job_that_ended_is_known_but_not_active(event, kind):
     ("events", "complaint"),
     [
         ([start("a", n0=1)], "event 1 (start): 'a' is not known"),
-        ([submit(ELASTIC), submit(ELASTIC)], 'event 2 (submit): job "a" was submitted before'),
+        (submitted(ELASTIC, ELASTIC), 'event 2 (submit): job "a" was submitted before'),
         ([Event(1, "submit", "a", detail={"job": {"id": "a"}})], "event 1 (submit): detail: /job/model"),
-        ([submit(ELASTIC), start("a", n0=5)], "cannot hold 5 GPUs on n0"),
-        ([submit(ELASTIC), start("a", x=1)], "cannot hold 1 GPUs on x"),
+        ([*submitted(ELASTIC), start("a", n0=5)], "cannot hold 5 GPUs on n0"),
+        ([*submitted(ELASTIC), start("a", x=1)], "cannot hold 1 GPUs on x"),
         ([Event(1, "node_down", detail={"node": "x"})], "event 1 (node_down): 'x' is not known"),
     ],
 )
@@ -143,101 +135,55 @@ def test_a_schedule_is_taken_up_where_it_stands() -> None:
         session_from_schedule(smaller, make_policy("fifo"), CurveThroughput())
 
 
-# A live run: jobs arrive, jobs end, the log grows; at any moment the process may die and start again.
-STORY = st.lists(st.tuples(st.sampled_from(["submit", "submit", "finish", "down", "up"]), st.integers(0, 40)))
+TEAMS = {"teams": {"x": {"users": ("a",), "weight": 2.0}, "y": {"users": {"b": 1.0, "c": 2.0}}}}
+LIMITS = {"*": UserLimit(gpus=6, jobs=4)}
 
 
-class Live:
-    """Keeps a session and the log that a runner would write of it."""
-
-    def __init__(self, name: str, nodes: Cluster = NODES, users: str = " ") -> None:
-        self.name = name
-        self.nodes = nodes
-        self.held = Session(make_policy(name), nodes, CurveThroughput())
-        self.log: list[Event] = []
-        self.time = 0.0
-        drawn = enumerate(some_jobs(41))
-        self.pool = [each.model_copy(update={"user": users[at % len(users)].strip()}) for at, each in drawn]
-
-    def happen(self, kind: str, index: int) -> None:
-        self.time += 7.0
-        active = sorted(self.held.jobs)
-        if kind == "submit":
-            spec = self.pool[index].model_copy(update={"submit_time": self.time})
-            if spec.id not in self.held.jobs and spec.id not in self.held.ended:
-                self.held.submit(spec, self.time)
-                self.log.append(submit(spec))
-        elif kind == "finish" and active:
-            job_id = active[index % len(active)]
-            self.held.end(job_id, self.time)
-            self.log.append(Event(self.time, "finish", job_id, gpus=0))
-        elif kind in ("down", "up"):
-            name = f"n{index % 2}"
-            (self.held.node_down if kind == "down" else self.held.node_up)(name, self.time)
-            self.log.append(Event(self.time, f"node_{kind}", detail={"node": name}))
-
-    def decide(self) -> None:
-        for transition in self.held.decide(self.time):
-            state = transition.job
-            step = "move" if transition.step == "rebatch" else transition.step
-            place, batch = state.placement, state.global_batch
-            self.log.append(Event(self.time, step, state.id, state.gpus, place, batch))
-
-    def lives(self, before, after) -> PolicyState:
-        """The state of the policy between the two."""
-        for kind, index in before:
-            self.happen(kind, index)
-            self.decide()
-        state = PolicyState.model_validate_json(self.held.policy_state().model_dump_json())
-        for kind, index in after:
-            self.happen(kind, index)
-        return state
-
-    def reopened(self, carried: PolicyState | None) -> Session:
-        return session_from_events(
-            self.log, make_policy(self.name), self.nodes, CurveThroughput(), CarriedOver(carried)
-        )
-
-
-def view(held: Session, time: float) -> dict[str, object]:
-    return {
-        state.id: (state.placement, state.samples_done(time), state.attained_service_s(time))
+def known(held: Session, now_s: float) -> dict[str, object]:
+    """All that decisions and reports of jobs have led to."""
+    jobs = {
+        state.id: (state.placement, state.samples_done(now_s), state.attained_service_s(now_s))
         for state in held.jobs.values()
+    }
+    return {
+        "jobs": jobs,
+        "in play": list(held.in_play),
+        "commands": vars(held.commands),
+        "fell": held.fell,
+        "free": (held.up_gpus, held.free.by_type),
+        "changes": held.changes_seen + len(held.changes),
+        "used": held.usage and held.usage.until(now_s + 1),
     }
 
 
-@pytest.mark.parametrize("name", sorted(BUILT_IN))
-@settings(max_examples=3, deadline=None)
-@given(before=STORY, after=STORY)
-@example(before=[("down", 0), ("submit", 1), ("up", 0)], after=[])
-def test_kept_carried_and_rebuilt_policies_decide_alike(name, before, after):
-    live = Live(name)
-    carried, rebuilt_ = live.reopened(live.lives(before, after)), live.reopened(None)
-    now = live.time
-    assert view(carried, now) == view(rebuilt_, now) == view(live.held, now)
-    for held in (live.held, carried, rebuilt_):
-        held.decide(live.time)
-    assert view(carried, now) == view(live.held, now)
-    if rebuilt_.policy.rebuilds_state:
-        assert view(rebuilt_, now) == view(live.held, now)
-    assert carried.changes_seen == rebuilt_.changes_seen == live.held.changes_seen
-
-
-TEAMS = Shares.model_validate(
-    {"teams": {"x": {"users": ("a",), "weight": 2.0}, "y": {"users": {"b": 1.0, "c": 2.0}}}}
+@pytest.mark.parametrize(
+    ("rules", "linked"),
+    [
+        pytest.param({}, False, id="plain"),
+        pytest.param({}, True, id="linked"),
+        pytest.param({"user_limits": LIMITS}, True, id="limits"),
+        pytest.param({"shares": Shares.model_validate(TEAMS)}, False, id="teams"),
+    ],
 )
-
-
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@settings(max_examples=examples(2), deadline=None)
-@given(before=STORY, after=STORY)
-def test_policies_of_teams_decide_alike_in_another_process(name, before, after):
-    live = Live(name, NODES.model_copy(update={"shares": TEAMS}), "abcd")
-    carried = live.reopened(live.lives(before, after))
-    assert carried.usage is not None
-    assert live.held.usage is not None
-    assert carried.usage.until(live.time + 1) == live.held.usage.until(live.time + 1), "to the last digit"
-    for held in (live.held, carried):
-        held.decide(live.time)
-    assert view(carried, live.time) == view(live.held, live.time)
-    assert carried.standings(live.time) == live.held.standings(live.time)
+def test_kept_carried_and_rebuilt_policies_decide_alike(name, rules, linked):
+    """At any moment the process may end and another one go on from the log and the policy's state."""
+    nodes = NODES.model_copy(update=rules)
+    story = Story(sorted(BUILT_IN).index(name), name, nodes=nodes, linked=linked)
+    story._jobs = [each.model_copy(update={"user": "abcd"[at % 4]}) for at, each in enumerate(story._jobs)]
+    events, live = story.go_on(40, last=False), story.session
+    state = PolicyState.model_validate_json(live.policy_state().model_dump_json())
+    carried, rebuilt_ = (
+        session_from_events(events, make_policy(name), nodes, throughput_for(None, nodes), CarriedOver(each))
+        for each in (state, None)
+    )
+    now_s = story.now_s + 7.0
+    assert known(carried, now_s) == known(live, now_s)
+    assert known(rebuilt_, now_s) == known(live, now_s)
+    for held in (live, carried, rebuilt_):
+        held.decide(now_s)
+    assert carried.changes_seen == rebuilt_.changes_seen == live.changes_seen
+    assert carried.standings(now_s) == live.standings(now_s)
+    assert known(carried, now_s) == known(live, now_s)
+    if rebuilt_.policy.rebuilds_state and not nodes.shares:
+        assert known(rebuilt_, now_s) == known(live, now_s)

@@ -25,16 +25,14 @@ from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import cluster, job, session
+from tests.builders import cluster, job, opened, session
 from tests.tools.schedule.test_decide import PROFILE
 
 NODES = cluster(4)
 
 
 def decided(*jobs: Job, policy: str = "fifo") -> Session:
-    held = session(make_policy(policy), NODES)
-    for each in jobs:
-        held.submit(each, 0.0)
+    held = opened(make_policy(policy), NODES, *jobs)
     held.decide(0.0)
     return held
 
@@ -57,9 +55,7 @@ def test_an_end_of_samples_needs_a_profile_or_a_measured_speed() -> None:
     held.submit(job("a", gpus=1, model=PROFILE.rows[0].model, work={"samples": 800.0}), 0.0)
     held.decide(0.0)
     assert predictions(held, 0.0)["a"].end_s == pytest.approx(800.0 / held.jobs["a"].samples_per_second)
-
-
-def test_a_job_that_should_have_ended_has_no_end_unless_measured() -> None:
+    # Nor has a job an end that should have ended, unless measured.
     held = decided(job("a", gpus=4, gpu_seconds=400), job("b", gpus=4, gpu_seconds=80))
     assert predictions(copy_of(held), 150.0) == {}
     held.jobs["a"].report_progress(150.0, 200.0)
@@ -89,9 +85,7 @@ def asked(*jobs: Job, measured: dict[str, float] | None = None) -> dict[str, Sta
 def test_jobs_have_their_place_where_no_end_is_known() -> None:
     found = asked(*(job(name, gpus=4, work={"samples": 800.0}) for name in "abc"))
     assert "a" not in found
-    assert [found[name] for name in "bc"] == [
-        StartPrediction(jobs_ahead=place, needs_gpus=4) for place in range(2)
-    ]
+    assert [found[name] for name in "bc"] == [StartPrediction(jobs_ahead=n, needs_gpus=4) for n in (0, 1)]
     # What is known comes before what is supposed.
     small, large = job("c", gpus=2, work={"samples": 800.0}), job("d", gpus=4, work={"samples": 800.0})
     running = [job(name, gpus=2, work={"samples": 800.0}) for name in "ab"]

@@ -24,13 +24,13 @@ from pliant.tools.schedule.demand import (
     sizes_below,
     submit_detail,
 )
-from pliant.tools.schedule.jobs import JobKind, JobState, NodeState, node_states
+from pliant.tools.schedule.jobs import JobKind, JobState, node_states
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.rates import GpuSharing, Speeds
 from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, curves, job, session
+from tests.builders import TimedSteps, cluster, curves, job, mixed_cluster
 from tests.tools.profile.rows_builder import step
 
 
@@ -55,8 +55,7 @@ class ByType(CurveThroughput):
 
 
 def speeds(throughput: ByType, **gpus: tuple[int, ...]) -> Speeds:
-    pairs = [(kind, count) for kind, counts in gpus.items() for count in counts]
-    return Speeds(throughput, [NodeState(i, f"n{i}", n, kind, None) for i, (kind, n) in enumerate(pairs)])
+    return Speeds(throughput, node_states(mixed_cluster(**gpus)))
 
 
 def state(spec: Job | None = None) -> JobState:
@@ -70,8 +69,8 @@ def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
     assert asked.rate(state(), 10, "t4") == pytest.approx(10)
     assert throughput.asked == [("t4", (4, 4, 2), 64)]
     # One node and many whole ones are consolidated.
-    asked = speeds(ByType(t4=1), t4=(4,) * 9)
-    free = FreeGpus([NodeState(i, f"n{i}", 4, "t4", None) for i in range(9)])
+    asked = Speeds(ByType(t4=1), node_states(cluster(*[4] * 9, gpu_type="t4")))
+    free = FreeGpus(node_states(cluster(*[4] * 9, gpu_type="t4")))
     whole = free.choose(36, ["t4"])
     assert whole is not None
     assert asked.is_consolidated(whole)
@@ -166,8 +165,7 @@ def test_the_default_batch_fills_the_requested_gpus() -> None:
 def by_size(**curve: float) -> Speeds:
     """One type with three nodes of four GPUs; ``r1=10`` is the speed on one GPU."""
     sizes = {int(name[1:]): rate for name, rate in curve.items()}
-    nodes = [NodeState(i, f"n{i}", 4, "gpu", None) for i in range(3)]
-    return Speeds(CurveThroughput({"linear": sizes}), nodes)
+    return Speeds(CurveThroughput({"linear": sizes}), node_states(cluster(4, 4, 4)))
 
 
 def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
@@ -186,6 +184,13 @@ def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
     asked.placement = (("n2", 3),)
     assert known.useful_part(asked, (("n0", 3), ("n2", 3)), 64) == (("n0", 1), ("n2", 3))
     assert known.useful_part(asked, (("n0", 2), ("n2", 2)), 64) == (("n0", 2), ("n2", 2))
+    # An elastic job is as fast as on its best size.
+    known = by_size(r1=10, r2=18, r4=12)
+    assert known.best_rate(state(job(gpus=4, low=1, batch=64)), 4) == 18
+    assert known.best_rate(state(job(gpus=4, batch=64)), 4) == 12
+    # Up to fewer GPUs than its smallest size a job has no speed.
+    known = Speeds(CurveThroughput(), node_states(cluster(4)))
+    assert known.best_rate(state(job(gpus=4, low=3, high=4, batch=64)), 2) == 0
 
 
 def test_speeds_are_worked_out_once_for_each_kind_of_job() -> None:
@@ -241,17 +246,11 @@ def test_no_job_holds_gpus_on_which_it_does_not_train(policy: str) -> None:
         assert policy_class(policy).elasticity == "none"
 
 
-def test_an_elastic_job_is_as_fast_as_on_its_best_size() -> None:
-    known = by_size(r1=10, r2=18, r4=12)
-    assert known.best_rate(state(job(gpus=4, low=1, batch=64)), 4) == 18
-    assert known.best_rate(state(job(gpus=4, batch=64)), 4) == 12
-    # Up to fewer GPUs than its smallest size a job has no speed.
-    known = Speeds(CurveThroughput(), node_states(cluster(4)))
-    assert known.best_rate(state(job(gpus=4, low=3, high=4, batch=64)), 2) == 0
-
-
-PLACE = (("n0", 2),)
 ALONE = [replace(step(2, 8, 0.1, model=model), peak_memory=60) for model in ("x", "y")]
+PAIR = (
+    replace(step(2, 8, 0.2, model="x"), kind="pair", beside_model="y", beside_batch=8),
+    replace(step(2, 8, 0.4, model="y"), kind="pair", beside_model="x", beside_batch=8),
+)
 
 
 def parts(nodes: Cluster, *rows: Any, **more: Any) -> tuple[float, float] | None:
@@ -259,47 +258,39 @@ def parts(nodes: Cluster, *rows: Any, **more: Any) -> tuple[float, float] | None
     throughput = ThroughputBySize(Profile((*ALONE, *rows)))
     speeds = Speeds(throughput, node_states(nodes), GpuSharing(nodes, throughput))
     a, b = (job_state(job(name, gpus=2, batch=16, model=name, **more), speeds) for name in ("x", "y"))
-    return speeds.parts(a, b, "gpu", PLACE)
+    return speeds.parts(a, b, "gpu", (("n0", 2),))
 
 
-def sized(memory: int | None, **sharing: Any) -> Cluster:
-    nodes = cluster(4, 4)
-    sizes = (node.model_copy(update={"gpu_memory": memory}) for node in nodes.nodes)
-    return nodes.model_copy(update={"nodes": tuple(sizes), "sharing": Sharing(**sharing)})
+def sized(*memory: int | None, **sharing: Any) -> Cluster:
+    nodes = zip(cluster(4, 4).nodes, memory, strict=True)
+    sizes = tuple(node.model_copy(update={"gpu_memory": size}) for node, size in nodes)
+    return cluster(4, 4).model_copy(update={"nodes": sizes, "sharing": Sharing(**sharing)})
 
 
 @pytest.mark.parametrize(
-    ("memory", "sharing", "kept"),
+    ("nodes", "rows", "more", "kept"),
     [
-        (120, {}, (0.65, 0.65)),
-        (119, {}, None),
-        (119, {"unmeasured": "together"}, None),
-        (None, {}, None),
-        (None, {"unmeasured": "together", "speed": 0.9}, (0.9, 0.9)),
+        (sized(120, 120), (), {}, (0.65, 0.65)),
+        (sized(119, 119), (), {}, None),
+        (sized(119, 119, unmeasured="together"), (), {}, None),
+        (sized(120, 100), (), {}, None),  # a type is as large as its smallest node
+        (sized(120, None), (), {}, None),
+        (sized(None, None), (), {}, None),
+        (sized(None, None, unmeasured="together", speed=0.9), (), {}, (0.9, 0.9)),
+        (sized(None, None), PAIR, {}, (0.5, 0.25)),
+        (sized(120, 120), (), {"shares_gpus": False}, None),
     ],
 )
-def test_jobs_share_gpus_where_memory_fits_or_the_cluster_allows(memory, sharing, kept):
-    assert parts(sized(memory, **sharing)) == kept
-
-
-def test_a_measured_pair_shares_unless_a_job_refuses() -> None:
-    one = replace(step(2, 8, 0.2, model="x"), kind="pair", beside_model="y", beside_batch=8)
-    other = replace(step(2, 8, 0.4, model="y"), kind="pair", beside_model="x", beside_batch=8)
-    assert parts(sized(None), one, other) == (0.5, 0.25)
-    assert parts(sized(120), shares_gpus=False) is None
-
-
-@pytest.mark.parametrize("stated", [120, None])
-def test_a_type_is_as_large_as_its_smallest_node_if_known(stated):
-    nodes = sized(120)
-    last = nodes.nodes[1].model_copy(update={"gpu_memory": 100 if stated else None})
-    assert parts(nodes.model_copy(update={"nodes": (nodes.nodes[0], last)})) is None
+def test_jobs_share_gpus_where_memory_fits_or_the_cluster_allows(nodes, rows, more, kept):
+    assert parts(nodes, *rows, **more) == kept
 
 
 # What a job file states as samples and demand.
 
 
-FOUR = Speeds(CurveThroughput(), [NodeState(0, "n0", 4, "gpu", None)])
+FOUR = Speeds(CurveThroughput(), node_states(cluster(4)))
+NEEDS_TWO = TimedSteps(lambda model, kind, place, batch: None if sum(place) < 2 else 1.0)
+UP_TO_EIGHT = TimedSteps(lambda model, kind, place, batch: 1.0 if batch <= 8 else None)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +312,7 @@ SATURATING = {1: 10.0, 2: 18.0, 3: 24.0, 6: 30.0}
 
 
 def detail_of(spec, throughput=None, nodes=(4, 4), **more):
-    speeds = session(make_policy("fifo"), cluster(*nodes), throughput).speeds
+    speeds = Speeds(throughput or CurveThroughput(), node_states(cluster(*nodes)))
     return submit_detail(job_state(spec, speeds), speeds, **more)
 
 
@@ -332,18 +323,13 @@ def test_an_elastic_job_is_described_up_to_the_whole_cluster():
     assert detail["samples"] == pytest.approx(90 / 3 * 24)
 
 
-class NeedsTwo(type(curves())):
-    def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
-        return None if sum(placement) < 2 else 1.0
-
-
 @pytest.mark.parametrize(
     ("spec", "more", "sizes"),
     [
         pytest.param(job("a", gpus=3), {}, [1, 2, 3], id="rigid: up to its own size"),
         pytest.param(job("a", gpus=2, low=1, high=6), {"measured_sizes": (5, 7)}, [1, 2, 4, 5, 6], id="own"),
         pytest.param(job("a", gpus=16), {"nodes": (2, 1)}, [1, 2, 3], id="up to the cluster"),
-        pytest.param(job("a", gpus=4, low=2), {"throughput": NeedsTwo()}, [2, 4, 8], id="not on one"),
+        pytest.param(job("a", gpus=4, low=2), {"throughput": NEEDS_TWO}, [2, 4, 8], id="not on one"),
     ],
 )
 def test_a_curve_has_the_sizes_that_a_job_can_use(spec, more, sizes):
@@ -365,9 +351,7 @@ def test_the_demand_is_stated_where_a_gpu_type_can_run_the_job(spec, demand):
 
 
 def test_the_detail_survives_a_file():
-    spec = job(
-        "a", gpus=2, low=1, work={"samples": 7.0}, command=("train.py", "--fast"), labels={"team": "x"}
-    )
+    spec = job("a", gpus=2, low=1, work={"samples": 7.0}, command=("train.py", "--fast"), labels={"a": "x"})
     found = SubmitDetail.model_validate_json(json.dumps(detail_of(spec)))
     assert found.job == spec
     assert (found.curve[0], found.samples) == ((1, 1.0), 7.0)
@@ -394,22 +378,10 @@ def test_smaller_sizes_come_largest_first_and_the_minimum_last(spec, sizes):
     assert [*sizes_below(job_state(spec, FOUR))] == sizes
 
 
-class UpToEight(type(curves())):
-    def step_seconds(self, model, gpu_type, placement, global_batch, per_gpu_max):
-        return 1.0 if global_batch <= 8 else None
-
-
 def test_a_change_to_a_batch_that_does_not_fit_is_refused():
-    speeds = Speeds(UpToEight(), [NodeState(0, "n0", 4, "gpu", None)])
-    fits, misfit = (
-        job(
-            "a",
-            gpus=2,
-            work={"samples": 100.0},
-            batch={"size": 4, "regimes": ({"after": 0.5, "size": size},)},
-        )
-        for size in (8, 16)
-    )
+    speeds = Speeds(UP_TO_EIGHT, node_states(cluster(4)))
+    batches = ({"size": 4, "regimes": ({"after": 0.5, "size": size},)} for size in (8, 16))
+    fits, misfit = (job("a", gpus=2, work={"samples": 100.0}, batch=batch) for batch in batches)
     assert job_state(fits, speeds).total_samples == 100.0
     with pytest.raises(BadInputError, match='job "a": it changes its batch to 16, which is infeasible'):
         job_state(misfit, speeds)
@@ -418,7 +390,7 @@ def test_a_change_to_a_batch_that_does_not_fit_is_refused():
 def test_a_job_counts_at_the_nearest_size_that_runs() -> None:
     """Half a sample a second on two GPUs; not known on four."""
     spec = job("a", gpus=4, low=1, model="net", work={"samples": 10.0})
-    speeds = Speeds(curves(net={1: 0.3, 2: 0.5}), [NodeState(0, "n0", 2, "gpu", None)])
+    speeds = Speeds(curves(net={1: 0.3, 2: 0.5}), node_states(cluster(2)))
     state = job_state(spec, speeds)
     assert demand_rate(state, speeds) == (2, 0.5)
     assert demand_gpu_s(state, speeds) == 2 * 10 / 0.5
@@ -436,7 +408,7 @@ class OnlyNet(type(curves())):
 
 
 def test_check_names_what_is_wrong_with_a_job_and_passes_others():
-    speeds = Speeds(OnlyNet(), [NodeState(0, "n0", 4, "gpu", None)])
+    speeds = Speeds(OnlyNet(), node_states(cluster(4)))
     check = JobCheck(cluster(4), speeds, NeedsWork())
     work = {"samples": 10.0}
     assert check.problems(job("a", model="net", work=work), "jobs") == ()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +15,11 @@ import pytest
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.tools.schedule import registry
 from pliant.tools.schedule.policies.drl import SHIPPED
-from pliant.tools.schedule.policy import Decision, Policy
+from pliant.tools.schedule.policy import Decision, Policy, PolicyError, Target
 from pliant.tools.schedule.registry import describe, make_policy, parse_pairs, policy_class, policy_names
+from pliant.tools.schedule.session.session import Session
+from tests.builders import cluster, job, opened, session
+from tests.tools.schedule.foreign import Foreign
 
 
 class Tunable(Policy):
@@ -69,7 +74,11 @@ def test_every_built_in_policy_can_be_made_and_described() -> None:
 
 
 def test_nothing_is_imported_before_it_is_asked_for():
-    code = "import sys, pliant.tools.schedule.registry; print([m for m in sys.modules if '.policies.' in m])"
+    """Neither policies nor, by a session that draws nothing, NumPy."""
+    code = (
+        "import sys, pliant.tools.schedule.registry as _; from pliant.tools.schedule.session import session; "
+        "session.lazy_rng(1); print([m for m in sys.modules if '.policies.' in m or m == 'numpy'])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -161,12 +170,8 @@ def test_a_pair_without_a_value_or_given_twice_is_a_usage_error(pairs: list[str]
 @pytest.mark.usefixtures("tunable")
 def test_a_description_holds_what_a_class_declares() -> None:
     found = describe("tunable")
-    assert (found.summary, found.elasticity, found.needs, found.interval_s) == (
-        "Takes one parameter of every kind.",
-        "size",
-        ("profile",),
-        30.0,
-    )
+    said = found.summary, found.elasticity, found.needs, found.interval_s
+    assert said == ("Takes one parameter of every kind.", "size", ("profile",), 30.0)
     parameters = {each.name: (each.expected, each.default) for each in found.parameters}
     assert parameters["mode"] == ("a, b", '"a"')
     assert parameters["limit"] == ("a number or none", "null")
@@ -184,66 +189,145 @@ def test_a_description_says_when_a_policy_decides_and_its_traits():
     assert describe("fifo").traits == ()
 
 
-def install(folder: Path, name: str, value: str, source: str) -> None:
-    """What an installed package leaves in site-packages."""
-    (folder / "foreign_policy.py").write_text(source)
-    info = folder / "foreign-1.0.dist-info"
-    info.mkdir(exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[pliant.policies]\n{name} = {value}\n")
-
-
-FOREIGN = """
-from pliant.tools.schedule.policies.drl import SHIPPED
-from pliant.tools.schedule.policy import Decision, Policy
-
-class Mine(Policy):
-    '''Does nothing.'''
-    name = "mine"
-    def decide(self, snapshot, rng):
-        return Decision()
-"""
+DECIDE = "def decide(self, snapshot, rng):\n    "
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "foreign_policy", raising=False)
-    return tmp_path
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
+    monkeypatch.chdir(tmp_path)
+    found = Foreign(tmp_path, monkeypatch)
+    found.is_written(f"{DECIDE}return Decision()", "")
+    return found
 
 
-def test_a_policy_of_another_package_is_found_by_its_entry_point(site: Path) -> None:
-    install(site, "mine", "foreign_policy:Mine", FOREIGN)
+def test_a_policy_of_another_package_is_found_by_its_entry_point(mine: Foreign) -> None:
     assert "mine" in policy_names()
     assert make_policy("mine").name == "mine"
-    assert describe("mine").source == "foreign_policy:Mine"
+    assert describe("mine").source == "mine:Mine"
     # A built in name cannot be taken over.
-    install(site, "fifo", "foreign_policy:Mine", FOREIGN)
+    mine.offers("fifo", "mine:Mine")
     assert policy_class("fifo").__module__ == "pliant.tools.schedule.policies.fifo"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "source", "complaint"),
     [
-        ("mine", "foreign_policy:Other", FOREIGN, "cannot be loaded"),
-        (
-            "mine",
-            "foreign_policy:Mine",
-            "1 / 0",
-            r"cannot be loaded: .*foreign_policy.py:1: ZeroDivisionError: division by zero",
-        ),
-        ("mine", "foreign_policy:Mine", "Mine = 3", "is not a subclass of"),
-        ("other", "foreign_policy:Mine", FOREIGN, "calls itself 'mine'"),
-        (
-            "mine",
-            "foreign_policy:Mine",
-            "from pliant.tools.schedule.snapshot import Crystal",
-            "cannot import name 'Crystal'",
-        ),
+        ("mine", "mine:Other", None, "cannot be loaded"),
+        ("mine", "mine:Mine", "Mine = 3", "is not a subclass of"),
+        ("other", "mine:Mine", None, "calls itself 'mine'"),
+        ("mine", "mine:Mine", "from pliant.schemas.job import Crystal", "cannot import name 'Crystal'"),
     ],
 )
-def test_a_broken_package_is_a_usage_error_that_names_it(site, name, value, source, complaint):
-    install(site, name, value, source)
+def test_a_broken_package_is_a_usage_error_that_names_it(mine: Foreign, name, value, source, complaint):
+    mine.offers(name, value)
+    if source:
+        mine.file.write_text(source)
     with pytest.raises(UsageError, match=complaint) as caught:
         policy_class(name)
     assert f'policy "{name}" ({value})' in str(caught.value)
+
+
+# An error of somebody else's policy names the policy, its file and its line.
+
+
+BODY = f"def __init__(self, floor: float = 0.0):\n    self.floor = floor\n{DECIDE}return Decision()\n"
+
+
+def in_use() -> Session:
+    return opened(make_policy("mine"), cluster(4), job("a"))
+
+
+def carried() -> None:
+    held = in_use()
+    held.carry(held.policy_state().model_copy(update={"state": {}}))
+
+
+ASKS: dict[str, Callable[[], object]] = {
+    "decide": lambda: in_use().decide(0.0),
+    "explain": lambda: in_use().explain(0.0),
+    "dump_state": lambda: in_use().policy_state(),
+    "load_state": carried,
+    "make": lambda: make_policy("mine"),
+}
+HELPS = "return self.help()\ndef help(self):\n    return 1 / 0  # !"
+
+
+@pytest.mark.parametrize(
+    ("ask", "body", "error"),
+    [
+        ("decide", DECIDE + "return snapshot.jobs['x']  # !", "KeyError: 'x'"),
+        ("decide", DECIDE + "import json; return json.loads('?')  # !", "JSONDecodeError: Expecting value"),
+        ("decide", DECIDE + HELPS, "ZeroDivisionError: division by zero"),
+        ("explain", BODY + "def explain(self, _):\n    return _.nothing  # !", "AttributeError: .*'nothing'"),
+        ("dump_state", BODY + "def dump_state(self):\n    raise OSError('broken')  # !", "OSError: broken"),
+        ("load_state", BODY + "def load_state(self, state, _):\n    return state['x']  # !", "KeyError: 'x'"),
+        ("make", "def __init__(self):\n    self.x = {}['y']  # !", "KeyError: 'y'"),
+    ],
+)
+def test_an_exception_names_policy_file_and_line(mine: Foreign, ask: str, body: str, error: str):
+    """The line is the policy's own, also where a library or a helper of its package raises."""
+    line = mine.is_written(body, "# !")
+    with pytest.raises(PolicyError, match=rf'^policy "mine" \(mine.py:{line}\): {error}') as caught:
+        ASKS[ask]()
+    assert type(caught.value.__cause__).__name__ == error.partition(":")[0]
+
+
+def test_wrong_parameters_and_annotations_name_the_policy(mine: Foreign) -> None:
+    mine.is_written("def __init__(self, floor: int = 1):\n    self.floor = {floor}", "")
+    with pytest.raises(PolicyError, match="TypeError: Object of type set is not JSON serializable"):
+        make_policy("mine")
+    # An annotation that names nothing is the policys error.
+    mine.is_written("def __init__(self, floor: 'Nothing' = 1):\n    self.floor = floor", "")
+    for ask in (make_policy, describe):
+        with pytest.raises(PolicyError, match=r"mine.py:\d+\): annotations of __init__: NameError.*Nothing"):
+            ask("mine")
+    # A parameter that the policy does not keep names its class.
+    line = mine.is_written("def __init__(self, floor: int = 1):\n    pass", "class Mine")
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): AttributeError: .*'floor'"):
+        make_policy("mine")
+    # A type error in the constructor is not taken for a missing parameter.
+    line = mine.is_written("def __init__(self, floor: int):\n    self.floor = floor + ''", "floor + ''")
+    with pytest.raises(PolicyError, match=rf"\(mine.py:{line}\): TypeError"):
+        make_policy("mine", {"floor": 1})
+    with pytest.raises(UsageError, match='policy "mine" needs --param floor=VALUE'):
+        make_policy("mine")
+
+
+def test_a_package_that_cannot_be_loaded_names_its_line(mine: Foreign):
+    line = mine.is_written(BODY, "", after="1 / 0")
+    with pytest.raises(UsageError, match=rf"cannot be loaded: mine.py:{line}: ZeroDivisionError"):
+        make_policy("mine")
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer", "complaint"),
+    [
+        ("decide", None, "returned None from decide, expected a Decision.*this is a bug in the policy"),
+        ("decide", {"a": 1}, r"returned \{'a': 1\} from decide"),
+        ("decide", Decision({"a": 2}), 'gives "a" 2, expected a Target'),  # type: ignore[dict-item]
+        ("decide", Decision({"a": Target(1.5)}), r'gives "a" Target\(gpus=1.5'),  # type: ignore[arg-type]
+        ("decide", Decision(ask_again_s="soon"), "asks to be asked again at 'soon'"),  # type: ignore[arg-type]
+        ("decide", Decision(rejected={"a": None}), 'rejects "a" with None'),  # type: ignore[dict-item]
+        ("explain", None, "returned None from explain"),
+        ("explain", {"a": "it runs"}, "explains \"a\" by 'it runs'"),
+    ],
+)
+def test_what_is_no_decision_or_explanation_breaks_a_rule(mine: Foreign, ask, answer, complaint):
+    line = "return self.answer\n"
+    mine.is_written(f"answer = None\n{DECIDE}{line}def explain(self, snapshot):\n    {line}", "")
+    held = in_use()
+    held.policy.answer = answer  # type: ignore[attr-defined]
+    with pytest.raises(PolicyError, match=f'policy "mine" {complaint}'):
+        getattr(held, ask)(0.0)
+
+
+def test_an_error_of_pliants_own_policies_stays_a_bug_of_pliant(monkeypatch: pytest.MonkeyPatch):
+    held = session(make_policy("fifo"), cluster(4))
+    monkeypatch.setattr(type(held.policy), "decide", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        held.decide(0.0)
+
+
+def test_the_error_comes_back_from_another_process():
+    error = PolicyError.broke_rule("mine", "gives away too much")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes

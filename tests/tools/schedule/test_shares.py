@@ -12,32 +12,22 @@ from hypothesis import strategies as st
 
 from pliant.schemas.checks import oversized
 from pliant.schemas.cluster import OTHERS, Cluster, Owner, Shares
-from pliant.schemas.job import Job
-from pliant.tools.schedule.jobs import JobState, node_states
-from pliant.tools.schedule.rates import Speeds
+from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, WaitingJob, claims_of, entitle
-from tests.builders import TimedSteps, cluster, curves, job, mixed_cluster, session
+from tests.builders import TimedSteps, cluster, job, mixed_cluster, opened
 from tests.effort import examples
-from tests.tools.schedule.session.shared_world import THREE, TWO, comes, rigid, shares, world
+from tests.tools.schedule.session.shared_world import THREE, comes, rigid, shares, world
 
 HOUR_S = 3600.0
 
 
-def wants(user: str, gpus: int) -> Job:
-    return job(user, gpus=gpus, low=1, high=gpus, user=user)
-
-
-def divided(rules: Shares, jobs: list[Any], gpus: int, **used: float) -> dict[str, int]:
+def divided(rules: Shares, jobs: list[Any], gpus: int) -> dict[str, int]:
     """Entitlements by team on idle nodes of four GPUs."""
     nodes = cluster(*(4,) * (gpus // 4), gpus % 4)
-    held = session(make_policy("fifo"), nodes)
-    for each in jobs:
-        held.submit(each, each.submit_time)
-    used_gpu_s = {Owner(team): gpu_s for team, gpu_s in used.items()}
-    speeds = Speeds(curves(), node_states(nodes))
-    claims = claims_of(held.jobs.values(), rules, speeds, {"gpu": gpus}, resizes=True)
-    found = entitle(rules, claims, used_gpu_s, {"gpu": gpus})
+    held = opened(make_policy("fifo"), nodes, *jobs)
+    claims = claims_of(held.jobs.values(), rules, held.speeds, {"gpu": gpus}, resizes=True)
+    found = entitle(rules, claims, {}, {"gpu": gpus})
     return {owner.team: each.now["gpu"] for owner, each in found.items()}
 
 
@@ -54,9 +44,7 @@ NOT_LENT: Final = {"guaranteed": {"gpu": 6}, "lends": False}
             {"a": 2, "b": 9, "c": 5},
             id="what a team cannot use goes to others by weight",
         ),
-        pytest.param(
-            shares(a={"guaranteed": {"gpu": 8}}, b={}), BOTH, 16, {"a": 12, "b": 4}, id="guarantees first"
-        ),
+        pytest.param(shares(a={"guaranteed": {"gpu": 8}}, b={}), BOTH, 16, {"a": 12, "b": 4}, id="own first"),
         pytest.param(
             *(shares(a={"guaranteed": {"gpu": 24}}, b={"guaranteed": {"gpu": 8}}), BOTH, 16),
             {"a": 12, "b": 4},
@@ -74,30 +62,12 @@ NOT_LENT: Final = {"guaranteed": {"gpu": 6}, "lends": False}
     ],
 )
 def test_entitlements(rules: Shares, most: dict[str, int], gpus: int, expected: dict[str, int]):
-    assert divided(rules, [wants(*each) for each in most.items()], gpus) == expected
+    jobs = [job(user, gpus=count, low=1, high=count, user=user) for user, count in most.items()]
+    assert divided(rules, jobs, gpus) == expected
 
 
-@pytest.mark.parametrize(
-    ("weights", "used", "expected"),
-    [
-        ((1.0, 1.0), {"a": 3600.0}, {"a": 4, "b": 16}),  # all of the usage at half of the weights: 2^-2 to 1
-        ((1.0, 1.0), {"a": 3600.0, "b": 3600.0}, {"a": 10, "b": 10}),
-        ((1e-4, 1e4), {"a": 1e6}, {"a": 20, "b": 0}),  # b has no jobs: no weight keeps a from idle GPUs
-    ],
-)
-def test_usage_lowers_a_weight(weights: tuple[float, float], used: dict[str, float], expected: object):
-    rules = shares(1.0, **{name: {"weight": weight} for name, weight in zip("ab", weights, strict=True)})
-    jobs = [wants(name, 20) for name, gpus in expected.items() if gpus]
-    assert divided(rules, jobs, 20, **used) == expected
-
-
-def test_a_part_that_no_job_fits_goes_to_others():
-    """Half of ten is not enough for eight; who came last gives way."""
-    assert divided(TWO, [rigid("x", 8), rigid("y", 8, at=1.0)], 10) == {"x": 8, "y": 0}
-
-
-def test_usage_halves_with_the_half_life():
-    usage, owner = TeamUsage.under(shares(1.0, a={})), Owner("a")
+def test_usage_halves_with_the_half_life() -> None:
+    usage, other, owner = (TeamUsage.under(shares(1.0, a={})), TeamUsage.under(shares(1.0, a={})), Owner("a"))
     usage.hold(owner, 4, 0.0)
     usage.hold(owner, -4, HOUR_S)
     full = usage.until(HOUR_S)[owner]
@@ -106,10 +76,8 @@ def test_usage_halves_with_the_half_life():
     no_memory = TeamUsage.under(shares(0.0, a={}))
     no_memory.hold(owner, 4, 0.0)
     assert no_memory.until(HOUR_S) == {}
-
-
-def test_changes_at_one_time_count_in_net_to_the_last_digit():
-    usage, other, owner = (TeamUsage.under(shares(1.0, a={})), TeamUsage.under(shares(1.0, a={})), Owner("a"))
+    # Changes at one time count in net, to the last digit.
+    usage = TeamUsage.under(shares(1.0, a={}))
     for each in (usage, other):
         each.hold(owner, 3, 0.1)
     for time_s in (700.1, 1234.5, 2345.6):
@@ -303,14 +271,10 @@ def test_a_team_keeps_within_its_max_of_a_type():
     assert typed(rules, ANY, jobs) == {"a": {"x": 2, "y": 4}}
     assert own(rules, ANY, jobs) == {"a": 4.0, "b": 4.0}
     assert own(rules, {"x": 8}, claim("a", wait(1, x=8))) == {"a": 2.0, "b": 6.0}
-
-
-@pytest.mark.parametrize(("most", "bound", "left"), [(5, 3, 2), (2, 3, 0)])
-def test_gpus_on_drained_nodes_count_for_the_max_of_their_type(most: int, bound: int, left: int):
-    jobs = claim("a", wait(1, **ANY), wait(1, **ANY))
-    rules = shares(a={"max": {"x": most}})
-    found = entitle(rules, {jobs.owner: jobs}, {}, ANY, {"a": {"x": bound}})
-    assert found[jobs.owner].now == {"x": left, "y": 4}
+    # What it holds on drained nodes counts for it, too.
+    for most, left in ((5, 2), (2, 0)):
+        found = entitle(shares(a={"max": {"x": most}}), {jobs.owner: jobs}, {}, ANY, {"a": {"x": 3}})
+        assert found[jobs.owner].now == {"x": left, "y": 4}
 
 
 def test_a_job_counts_once_and_for_the_types_that_it_runs_on():
@@ -398,29 +362,29 @@ def test_neither_names_of_teams_nor_their_order_in_file_matter(seed: int):
     assert given_by(rng.sample(names, 4), renamed) == as_listed
 
 
-def of_20(*claims: Claim, rules: Shares, **used: float) -> dict[str, int]:
-    found = whole(rules, {"x": 20}, *claims, **used)
-    return {name: each.now["x"] for name, each in found.items() if each.now["x"]}
-
-
-def test_part_of_weights_is_among_teams_that_have_jobs_or_usage():
-    jobs = claim("a", wait(1, x=20)), claim("b", wait(1, x=20))
-    idle = {"weight": 2.0}
-    assert of_20(*jobs, rules=shares(1.0, a={}, b={}, c=idle), a=3600.0) == {"a": 4, "b": 16}  # 2^-2 to 1
-    used = of_20(*jobs, rules=shares(1.0, a={}, b={}, c={}), a=3600.0, c=3600.0)
-    assert used == {"a": 5, "b": 15}  # half of the usage at a third of the weights: 2^-1.5 to 1
+@pytest.mark.parametrize(
+    ("teams", "used", "expected"),
+    [
+        ({}, {"a": 3600.0}, {"a": 4, "b": 16}),  # all of the usage at half of the weights: 2^-2 to 1
+        ({}, {"a": 3600.0, "b": 3600.0}, {"a": 10, "b": 10}),
+        ({"c": {"weight": 2.0}}, {"a": 3600.0}, {"a": 4, "b": 16}),  # c has neither jobs nor usage
+        ({"c": {}}, {"a": 3600.0, "c": 3600.0}, {"a": 5, "b": 15}),  # half of it at a third: 2^-1.5 to 1
+        ({"a": {"weight": 1e-4}, "b": {"weight": 1e4}}, {"a": 1e6}, {"a": 20}),  # b has no jobs
+    ],
+)
+def test_usage_lowers_a_weight(teams, used, expected):
+    jobs = [claim(name, wait(1, x=20)) for name in expected]
+    found = typed(shares(1.0, **{"a": {}, "b": {}, **teams}), {"x": 20}, *jobs, **used)
+    assert found == {name: {"x": gpus} for name, gpus in expected.items()}
 
 
 def test_usage_of_a_team_is_that_of_its_users():
     """By what the team has used, whatever others have."""
     rules = shares(1.0, t={"users": {"c": 1.0, "d": 1.0}}, b={})
     jobs = [claim("t", wait(1, x=20), user=user) for user in "cd"]
-    assert of_20(*jobs, claim("b", wait(1, x=20)), rules=rules, c=1800.0, d=1800.0, b=3600.0) == {
-        "c": 5,
-        "d": 5,
-        "b": 10,
-    }
-    assert of_20(*jobs, rules=rules, c=3600.0, b=7200.0) == {"c": 4, "d": 16}
+    all_used = typed(rules, {"x": 20}, *jobs, claim("b", wait(1, x=20)), c=1800.0, d=1800.0, b=3600.0)
+    assert all_used == {"c": {"x": 5}, "d": {"x": 5}, "b": {"x": 10}}
+    assert typed(rules, {"x": 20}, *jobs, c=3600.0, b=7200.0) == {"c": {"x": 4}, "d": {"x": 16}}
 
 
 def test_users_of_team_divide_what_it_owns_and_what_others_leave() -> None:
@@ -467,11 +431,8 @@ def test_gpus_that_a_policy_left_are_of_no_use_unless_more():
 
 def claims(*jobs: Any, nodes: Cluster, resizes: bool = True, throughput: Any = None) -> list[object]:
     """The least and most of jobs of one team that wait on an idle cluster."""
-    opened = session(make_policy("fifo"), nodes, throughput)
-    for each in jobs:
-        opened.submit(each, 0.0)
-    total = {"x": 4, "y": 4}
-    found = claims_of(opened.jobs.values(), shares(a={}), opened.speeds, total, resizes=resizes)
+    held = opened(make_policy("fifo"), nodes, *jobs, throughput=throughput)
+    found = claims_of(held.jobs.values(), shares(a={}), held.speeds, {"x": 4, "y": 4}, resizes=resizes)
     return [(each.least, dict(each.most)) for each in found[Owner("a")].waiting]
 
 

@@ -16,6 +16,7 @@ from pliant.tools.profile.measuring import launch as launching
 from pliant.tools.profile.measuring.launch import Script, environment, failure, launch
 from pliant.tools.profile.measuring.request import ENV_PROFILE, MeasurementRequest, Outcome, Point
 from pliant.tools.profile.torchrun.start import NO_STORE, RUN_TORCHRUN, standalone, torchrun
+from pliant.tools.run import progress
 from tests.tools.run.site import until
 
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nKeyError: 7\n'
@@ -35,7 +36,7 @@ def test_the_environment_of_workers() -> None:
     found = environment(script, Path("request.json"))
     assert found["OMP_NUM_THREADS"] == "1"
     assert found["CUDA_VISIBLE_DEVICES"] == ""
-    assert (found["A"], found[ENV_PROFILE]) == ("1", "request.json")
+    assert (found["A"], found[progress.ENV_PROFILE], found[ENV_PROFILE]) == ("1", *["request.json"] * 2)
     # GPU workers keep their threads and devices.
     found = environment(Script("net", ("train.py",), slots="gpu"), Path("request.json"))
     assert found == {"PYTHONUNBUFFERED": "1", **NO_STORE, ENV_PROFILE: "request.json"}
@@ -121,3 +122,34 @@ def test_a_relaunch_is_a_checkpoint_leaving_and_a_start() -> None:
     ended = launching._timed(outcome, 100.0, 201.5)
     assert (ended.start_s, ended.relaunch_s) == (5.0, 0.5 + 1.5 + 5.0)
     assert launching._timed(outcome.model_copy(update={"checkpoint_s": None}), 100.0, 201.5).start_s is None
+
+
+# ``pliant profile`` on a script without the elastic library, by what it reports of its steps.
+
+
+SCRIPT = """
+import time
+from pliant.tools.run.progress import TrainingProgress
+
+progress = TrainingProgress()
+progress.accumulate(4)
+progress.measurement.parameters = 7
+for step in range(1, 10**9):
+    time.sleep(0.001)
+    assert not progress.step(step)
+"""
+
+
+@pytest.mark.torch
+def test_its_own_batch_is_measured_on_all_workers(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    request = MeasurementRequest(result="", global_batches=(8, 16), iterations=5, warmup=2)
+    seen: list[Outcome] = []
+    ended = launch(Script("m", (str(path),), str(tmp_path)), 2, request, seen.append)
+    points = ended.outcome.points
+    assert [(point.local_batch, point.accum, len(point.step_s)) for point in points] == [(4, 2, 5)] * 3
+    assert min(second for point in points for second in point.step_s) >= 0.001
+    assert (ended.outcome.done, ended.outcome.parameters) == (True, 7)
+    assert seen[-1] == ended.outcome
+    assert list(tmp_path.iterdir()) == [path], "a measurement saves nothing"

@@ -38,9 +38,7 @@ def one(*jobs: Job, site: MeasuredNode = EIGHT, options: MeasuringOptions | None
 @pytest.mark.parametrize(
     ("stated", "sizes"),
     [
-        pytest.param(
-            {"low": 1, "high": 12, "batch": 256}, (2, 4, 8), id="elastic: powers of two that are here"
-        ),
+        pytest.param({"low": 1, "high": 12, "batch": 256}, (2, 4, 8), id="elastic: powers of two here"),
         pytest.param({"gpus": 3, "low": 1, "high": 6, "batch": 96}, (2, 3, 4, 6), id="what it asks for"),
         pytest.param({"gpus": 4, "batch": 64}, (4,), id="rigid: its own size"),
     ],
@@ -116,9 +114,7 @@ def tried(bracket: BatchSearch, limit: int) -> list[int]:
     ("search", "limit", "batches", "fits"),
     [
         pytest.param(BatchSearch([8, 32, 16]), 1000, [8, 16, 32], 32, id="everything fits"),
-        pytest.param(
-            BatchSearch([16, 32, 64, 128]), 45, [16, 32, 64, 48, 40, 44], 44, id="halved to an eighth"
-        ),
+        pytest.param(BatchSearch([16, 32, 64, 128]), 45, [16, 32, 64, 48, 40, 44], 44, id="to an eighth"),
         pytest.param(BatchSearch([4, 8]), 0, [4, 2, 1], 0, id="one sample does not fit"),
         pytest.param(BatchSearch([16, 32, 64], fits=32, misfit=64), 45, [48, 40, 44], 44, id="interrupted"),
     ],
@@ -166,9 +162,7 @@ NAMED = of(
         pytest.param(cluster(1, 1, slots="cpu"), 0, {"workers": 2}, id="nodes share this machine"),
         pytest.param(cluster(*[1] * 64, slots="cpu"), 0, {"workers": 3}, id="as far as it has cores"),
         pytest.param(cluster(1, 1), 2, {"workers": 2}, id="and devices"),
-        pytest.param(
-            cluster(4, slots="cpu"), 0, {"slots": "cpu", "workers": 4, "notes": ()}, id="no GPU for CPU slots"
-        ),
+        pytest.param(cluster(4, slots="cpu"), 0, {"slots": "cpu", "workers": 4, "notes": ()}, id="no GPU"),
         pytest.param(None, 3, {"workers": 3, "slots": "gpu"}, id="without a cluster the machine itself"),
         pytest.param(None, 0, {"slots": "cpu"}, id="which may have no GPU"),
     ],
@@ -183,9 +177,7 @@ def test_what_is_not_measured_is_named() -> None:
     assert "up to 8 of the cluster's 14 slots" in node_to_measure(cluster(2, 8, 4), devices=8).notes[0]
     site = node_to_measure(mixed_cluster(a100=(8,), t4=(4,)), devices=8)
     assert site.notes[0] == 'measuring "a100"; run profile on the others too: t4'
-
-
-def test_a_cluster_without_gpus_here_or_at_all_is_refused() -> None:
+    # A cluster without GPUs here, or at all, is refused.
     with pytest.raises(ServiceMissingError, match="this machine has none"):
         node_to_measure(cluster(8), devices=0)
     with pytest.raises(BadInputError, match="nothing to measure on"):
@@ -204,5 +196,5 @@ def test_a_cluster_without_gpus_here_or_at_all_is_refused() -> None:
 )
 def test_the_memory_of_one_slot(slots: str, stated: dict[str, int], limit: int | None) -> None:
     assert (
-        node_to_measure(of({"name": "n", "gpus": 4, **stated}, slots=slots), devices=4).memory_limit == limit
+        node_to_measure(of({"name": "n", "gpus": 4} | stated, slots=slots), devices=4).memory_limit == limit
     )

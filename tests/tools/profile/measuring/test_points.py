@@ -7,24 +7,26 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from pliant.cli.profile import profile
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, JobsFailedError, PliantError
-from pliant.schemas.io import read_profile, write_cluster, write_jobs
-from pliant.schemas.profile import Profile
+from pliant.schemas.io import read_profile, write_cluster, write_jobs, write_profile
+from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.measuring import run as sweep
 from pliant.tools.profile.measuring.launch import PointsFile
 from pliant.tools.profile.measuring.request import MeasurementRequest, Point, PointSearch, is_measured
-from tests.builders import cluster, job
+from pliant.tools.profile.measuring.run import AllReduceCache, cluster_label, measure
+from tests.builders import cluster, job, mixed_cluster
 from tests.tools.profile.measuring.machine import Machine
+from tests.tools.profile.rows_builder import reduce, step
 from tests.tools.run.site import until
-
-CPUS = cluster(2, slots="cpu", gpu_type="cpu")
-WIRED = str(Path(__file__).with_name("wired_by_hand.py"))
 
 
 def ends_at(local_batch: int, error: BaseException, model: str = "net") -> Callable[[str, int], None]:
@@ -40,18 +42,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     trained = [job(name, model=name, command=("train.py",), high=2, batch=8) for name in ("net", "other")]
     write_jobs(trained, "jobs.jsonl")
-    write_cluster(CPUS, "cluster.json")
+    write_cluster(cluster(2, slots="cpu", gpu_type="cpu"), "cluster.json")
     (tmp_path / "train.py").write_text("train()")
     return tmp_path
 
 
 def measure_with(machine: Machine, monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
-    measure = sweep.measure
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            sweep, "measure", lambda *args, **named: measure(*args, **{**named, "start": machine})
-        )
-        profile("jobs.jsonl", **{"cluster": "cluster.json", "output": "p.parquet", **options})  # type: ignore[arg-type]
+    monkeypatch.setattr(sweep, "measure", partial(measure, start=machine))
+    profile("jobs.jsonl", **{"cluster": "cluster.json", "output": "p.parquet", **options})  # type: ignore[arg-type]
 
 
 def rows(made: Profile) -> list[tuple[object, ...]]:
@@ -163,9 +161,7 @@ def test_a_course_passes_over_what_is_known() -> None:
         tried.append(cut)
         course.tell(cut, fits=cut[0] <= 17)
     assert tried == [(2, 1), (4, 1), (32, 1), (18, 1), (11, 1), (14, 1), (16, 1), (8, 1), (16, 3)]
-    points = [
-        Point(local_batch=local, accum=accum, feasible=local <= 17, step_s=(1.0,)) for local, accum in tried
-    ]
+    points = [Point(local_batch=a, accum=b, feasible=a <= 17, step_s=(1.0,)) for a, b in tried]
     for count, cut in enumerate(tried):
         known = request.model_copy(update={"known": tuple(points[:count])})
         assert PointSearch(known, 1).next() == cut
@@ -174,6 +170,7 @@ def test_a_course_passes_over_what_is_known() -> None:
     assert is_measured(request.model_copy(update={"known": tuple(points * 2)}), 1)
 
 
+WIRED = str(Path(__file__).with_name("wired_by_hand.py"))
 HELD = f"""
 import pathlib, runpy, sys, time
 from pliant.tools.profile.measuring import worker as measure
@@ -232,3 +229,82 @@ def test_a_real_measurement_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert known in again.stderr
     assert {row.local_batch for row in read_profile(tmp_path / "p.parquet").rows} == {2, 4, 8}
     assert not kept.exists()
+
+
+# All-reduce times are measured once for a cluster and used for every job after that.
+
+
+FOUR_CPUS = cluster(4, slots="cpu", gpu_type="cpu")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(sweep, "measure", partial(measure, start=made))
+    return made
+
+
+def measured(folder: Path, nodes: Cluster = FOUR_CPUS, **options: Any) -> tuple[ProfileRow, ...]:
+    """The all-reduce rows of a profile measured on a cluster."""
+    jobs, machines, out = (str(folder / name) for name in ("jobs.jsonl", "cluster.json", "profile.parquet"))
+    write_jobs([job("a", model="net", command=("train.py",), batch=8)], jobs)
+    write_cluster(nodes, machines)
+    profile(jobs, cluster=machines, output=out, **options)
+    return tuple(row for row in read_profile(out).rows if row.kind == "allreduce")
+
+
+def test_the_first_profile_measures_and_the_second_one_uses_that(machine, tmp_path, capsys) -> None:
+    first = measured(tmp_path, allreduce=True)
+    assert machine.reduced_on == [2, 4]
+    assert read_profile(tmp_path / "allreduce.parquet").rows == first
+    capsys.readouterr()
+    assert measured(tmp_path, allreduce=True) == first
+    assert machine.reduced_on == [2, 4]
+    stderr = capsys.readouterr().err
+    assert "allreduce.parquet, measured 20" in stderr
+    assert "UTC on the cluster of n0 4 × cpu (cpu slots)" in stderr
+    # Times of another cluster are refused before anything is measured.
+    refused = r"on the cluster of n0 4 × cpu .*, not on the cluster of n0 to n1"
+    with pytest.raises(BadInputError, match=refused):
+        measured(tmp_path, cluster(4, 4, slots="cpu", gpu_type="cpu"), allreduce=True)
+    assert machine.reduced_on == [2, 4]
+    machine.allreduce_s = 0.005
+    fresh = measured(tmp_path, refresh=True)
+    assert {row.step_seconds for row in fresh} == {0.005}
+    assert {row.step_seconds for row in measured(tmp_path, allreduce=True)} == {0.005}
+
+
+def test_a_named_file_serves_profiles_in_any_folder(machine: Machine, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        measured(tmp_path / name, allreduce_file=str(tmp_path / "ours.parquet"))
+    assert machine.reduced_on == [2, 4]
+
+
+def test_times_of_one_gpu_type_do_not_stand_for_another(machine, tmp_path):
+    both = mixed_cluster(old=(2,), new=(4,)).model_copy(update={"slots": "cpu"})
+    old = reduce(2, 10_000_000, 0.5, gpu_type="old")
+    kept = tmp_path / "allreduce.parquet"
+    AllReduceCache.of(Profile((old,)), cluster_label(both)).write(kept)
+    found = measured(tmp_path, both, allreduce=True)
+    assert machine.reduced_on == [2, 4]
+    assert {row.gpu_type for row in found} == {"old", "new"}
+    assert read_profile(kept).rows == found
+    assert measured(tmp_path, both, allreduce=True) == found
+    assert machine.reduced_on == [2, 4], "both are known now"
+    machine.allreduce_s = 0.005
+    fresh = measured(tmp_path, both, refresh=True)
+    assert old in fresh
+    assert {row.step_seconds for row in fresh if row != old} == {0.005}
+    assert fresh == tuple(row for row in read_profile(kept).rows if row.kind == "allreduce")
+
+
+def test_clusters_differ_by_nodes_slots_and_types(tmp_path: Path) -> None:
+    others = cluster(2, 2, 2), cluster(4), cluster(2, 2, slots="cpu"), cluster(2, 2, gpu_type="p100")
+    assert len({cluster_label(each) for each in (None, cluster(2, 2), *others)}) == 6
+    assert cluster_label(cluster(2, 2)) == "the cluster of n0 to n1, each 2 × gpu (gpu slots)"
+    # A profile of jobs is no file of all reduce times.
+    path = tmp_path / "profile.parquet"
+    write_profile(Profile((step(1, 8, 0.1), reduce(2, 10, 0.1))), path)
+    with pytest.raises(BadInputError, match="is not a file of all-reduce times"):
+        AllReduceCache.read(path, "this cluster")

@@ -80,9 +80,8 @@ def test_below_a_batch_that_fitted_only_once_the_search_goes_on() -> None:
             return ended
         fits = [point for point in (*request.known, *ended.outcome.points) if point.feasible]
         late.append(max(fits, key=lambda point: point.local_batch).model_copy(update={"feasible": False}))
-        return replace(
-            ended, outcome=ended.outcome.model_copy(update={"points": (*ended.outcome.points, *late)})
-        )
+        points = (*ended.outcome.points, *late)
+        return replace(ended, outcome=ended.outcome.model_copy(update={"points": points}))
 
     rows = found(profiled(close_to_the_limit, CPUS, gpus=1, batch=64))
     fits = {local for (_, local, _), row in rows.items() if row.feasible}
@@ -170,9 +169,7 @@ def test_a_launch_whose_times_disagree_is_repeated_in_quiet() -> None:
     assert any("disturbed: measuring again" in text for text in notes)
 
 
-@pytest.mark.parametrize(
-    ("patience_s", "is_quiet"), [(0.0, True), (60.0, False)], ids=["no patience", "never quiet"]
-)
+@pytest.mark.parametrize(("patience_s", "is_quiet"), [(0.0, True), (60.0, False)])
 def test_what_could_not_be_measured_again_keeps_its_spread(patience_s: float, is_quiet: bool) -> None:
     machine = Machine()
     slowed(machine, visits=40)

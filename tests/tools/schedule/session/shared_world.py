@@ -56,7 +56,19 @@ class Owned(Policy):
         users = {each.spec.user for each in snapshot.jobs.values()}
         users |= {change.job.spec.user for change in snapshot.changes if change.job is not None}
         self.user = self.user or min(users, default="")
-        self.seen.setdefault(self.user, []).append(shown(snapshot))
+        seen = Seen(
+            snapshot.time_s,
+            {each.name: (each.gpus, snapshot.free.free_on(each.name)) for each in snapshot.nodes if each.up},
+            sorted(snapshot.jobs),
+            [
+                (each.kind, each.job.id if each.job else each.node.name, each.gpus)
+                for each in snapshot.changes
+            ],
+            snapshot.total_gpus,
+            dict(snapshot.free_gpus),
+            [each.id for each in snapshot.future],
+        )
+        self.seen.setdefault(self.user, []).append(seen)
         return type(self).answer(snapshot)
 
     def dump_state(self):
@@ -64,21 +76,6 @@ class Owned(Policy):
 
     def load_state(self, state, jobs):
         self.user = state["user"]
-
-
-def shown(snapshot: Snapshot) -> Seen:
-    return Seen(
-        snapshot.time_s,
-        {each.name: (each.gpus, snapshot.free.free_on(each.name)) for each in snapshot.nodes if each.up},
-        sorted(snapshot.jobs),
-        [
-            (change.kind, change.node.name if change.job is None else change.job.id, change.gpus)
-            for change in snapshot.changes
-        ],
-        snapshot.total_gpus,
-        dict(snapshot.free_gpus),
-        [each.id for each in snapshot.future],
-    )
 
 
 def takes(snapshot: Snapshot) -> Decision:

@@ -19,7 +19,7 @@ from pliant.tools.schedule.registry import make_policy, policy_class
 from pliant.tools.schedule.session.assignment import assign
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import job, mixed_cluster, session
+from tests.builders import job, mixed_cluster, opened, session
 from tests.effort import examples
 from tests.tools.schedule.session.test_session import opened as everyone
 from tests.tools.schedule.session.test_session import steps
@@ -46,17 +46,14 @@ class Sizes(Policy):
         return Decision(targets)
 
 
-def opened(**gpus: tuple[int, ...]) -> Session:
-    held = session(Sizes(), mixed_cluster(**gpus))
-    for name in NAMES:
-        held.submit(job(name, low=1, high=6), 0)
-    return held
+def sized(**gpus: tuple[int, ...]) -> Session:
+    return opened(Sizes(), mixed_cluster(**gpus), *(job(name, low=1, high=6) for name in NAMES))
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(st.lists(SIZES, min_size=1, max_size=6), st.sampled_from(POOLS))
 def test_each_gets_size_or_of_several_types_keeps_what_it_held(rounds, gpus):
-    held = opened(**gpus)
+    held = sized(**gpus)
     assert isinstance(held.policy, Sizes)
     for wanted in rounds:
         before = {name: held.jobs[name].placement for name in NAMES}
@@ -88,9 +85,7 @@ def needy(
 
 
 def started(*jobs: Job, on: Cluster) -> Session:
-    held = session(Fifo(), on)
-    for each in jobs:
-        held.submit(each, each.submit_time)
+    held = opened(Fifo(), on, *jobs)
     held.decide(0)
     return held
 
@@ -124,7 +119,7 @@ def test_a_job_waits_for_cpus_and_one_without_demands_does_not():
 
 def test_parameter_servers_sit_on_nodes_without_gpus():
     on = nodes(
-        {"gpus": 4}, {"gpus": 0, "cpus": 1.0, "bandwidth": 9.0}, {"gpus": 0, "cpus": 4.0, "bandwidth": 9.0}
+        {"gpus": 4}, {"gpus": 0, "cpus": 1.0, "bandwidth": 9}, {"gpus": 0, "cpus": 4.0, "bandwidth": 9}
     )
     held = started(needy("a", 4, ps={"cpu": 1.0, "bandwidth": 2.0}, bandwidth=1.0), on=on)
     assert held.jobs["a"].servers == (("n2", 2),)
@@ -141,6 +136,13 @@ def test_parameter_servers_sit_on_nodes_without_gpus():
     held.node_up("n2", 11)
     held.decide(11)
     assert held.jobs["b"].servers == (("n2", 1),)
+    # A policy that names their nodes names enough.
+    on = nodes({"gpus": 2}, {"gpus": 0}, {"gpus": 0})
+    held = everyone(on, needy("a", 2, ps={"bandwidth": 1.0}, bandwidth=1.0))
+    steps(held, 0, a=Target(2, servers=(("n1", 1), ("n2", 1))))
+    assert held.jobs["a"].servers == (("n1", 1), ("n2", 1))
+    with pytest.raises(PolicyError, match='gives "a" 1 parameter servers, it needs 2'):
+        steps(held, 1, a=Target(2, servers=(("n1", 1),)))
 
 
 @pytest.mark.parametrize("each", [1, 2])
@@ -150,15 +152,6 @@ def test_a_place_that_lacks_memory_gives_way_to_another(each: int):
     held = everyone(on, job("a", gpus=2, each=each, gpu_seconds=100, resources=demand))
     steps(held, 0, a=Target(2, None, None, (("n0", 2),)))
     assert held.jobs["a"].placement == (("n1", 2),)
-
-
-def test_a_policy_that_names_nodes_of_servers_names_enough():
-    on = nodes({"gpus": 2}, {"gpus": 0}, {"gpus": 0})
-    held = everyone(on, needy("a", 2, ps={"bandwidth": 1.0}, bandwidth=1.0))
-    steps(held, 0, a=Target(2, servers=(("n1", 1), ("n2", 1))))
-    assert held.jobs["a"].servers == (("n1", 1), ("n2", 1))
-    with pytest.raises(PolicyError, match='gives "a" 1 parameter servers, it needs 2'):
-        steps(held, 1, a=Target(2, servers=(("n1", 1),)))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -195,7 +188,7 @@ def test_no_policy_gives_away_more_than_nodes_have(name: str):
 @pytest.mark.parametrize(("cut", "place"), [((), (("x-1", 2),)), (("a",), (("x-0", 1), ("x-1", 1)))])
 def test_a_job_that_has_given_gpus_back_stays_where_it_is(cut, place):
     """Two GPUs on one node would be closer together; but to go there it would have to start again."""
-    held = opened(x=(2, 4))
+    held = sized(x=(2, 4))
     held.adopt([Holding("a", (("x-0", 1),)), Holding("b", (("x-0", 1),))], 0.0)
     targets = {"a": Target(2), "c": Target(2)}
     found = assign(targets, held.jobs, held.free, held.speeds, cut=cut)

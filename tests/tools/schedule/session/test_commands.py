@@ -8,10 +8,8 @@ import pytest
 from pliant.schemas.checks import check_after, oversized
 from pliant.schemas.cluster import UserLimit
 from pliant.schemas.errors import BadInputError
-from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.explain import explanations
-from pliant.tools.schedule.from_log import session_from_events
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision, PolicyError
 from pliant.tools.schedule.predict_start import copy_of, predictions
@@ -22,7 +20,6 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import FREE_CHANGES, cluster, job, session
 from tests.tools.replay.world import play, story
-from tests.tools.run.stories import Story
 from tests.tools.schedule.session.test_session import Says, opened, steps
 
 
@@ -53,11 +50,15 @@ def test_a_job_that_is_held_gives_up_its_gpus_and_is_not_shown():
     held = on(opened(cluster(4), job("a", gpus=2), job("b", gpus=4)), a={"n0": 2})
     held.hold_back("a", 2.0, "alice")
     assert changes(held) == [("cancelled", "a")]
-    assert steps(held, 3.0, b=4) == [("a", "preempt"), ("b", "start")]
+    with pytest.raises(PolicyError):
+        steps(held, 3.0, b=5)
+    held.put_back([Holding("a", (("n0", 2),))], 3.0)
+    assert placed(held)["a"] == {"n0": 2}, "it goes on until the policy decides"
+    assert steps(held, 4.0, b=4) == [("a", "preempt"), ("b", "start")]
     assert isinstance(held.policy, Says)
     assert list(held.policy.seen[-1].jobs) == ["b"]
     with pytest.raises(PolicyError, match="not an active job"):
-        steps(held, 4.0, a=2)
+        steps(held, 5.0, a=2)
 
 
 def test_a_job_that_is_held_has_left_and_arrives_when_released():
@@ -75,16 +76,6 @@ def test_a_job_that_is_held_has_left_and_arrives_when_released():
     held.end("a", 6.0, "cancelled")
     assert changes(held)[2:] == [("cancelled", "a")], "it has left once"
     assert not held.commands.held
-
-
-def test_where_policy_fails_a_held_job_goes_on_until_it_decides():
-    held = on(opened(cluster(4), job("a", gpus=2), job("b", gpus=4)), a={"n0": 2})
-    held.hold_back("a", 2.0, "alice")
-    with pytest.raises(PolicyError):
-        steps(held, 3.0, b=5)
-    held.put_back([Holding("a", (("n0", 2),))], 3.0)
-    assert placed(held)["a"] == {"n0": 2}
-    assert steps(held, 4.0, b=4) == [("a", "preempt"), ("b", "start")]
 
 
 def test_with_many_jobs_few_looks_at_each_show_which_are_hidden(monkeypatch: pytest.MonkeyPatch):
@@ -274,23 +265,6 @@ def test_a_policy_is_asked_again_where_its_rejection_makes_room():
     assert steps(held, held.ask_again_s, b=1) == [("b", "start")]
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_log_leads_to_the_session_that_wrote_it(seed: int):
-    """The policy's state counts on that: it knows how many changes it has seen."""
-    policy = ("fifo", "fair-share", "ares")[seed % 3]
-    nodes = limited(4, 4, others=UserLimit(gpus=6, jobs=4)) if seed % 2 else cluster(4, 4)
-    story = Story(seed, policy, nodes=nodes, linked=seed % 4 > 1)
-    events, live = story.go_on(80, last=False), story.session
-    again = session_from_events(events, make_policy(policy), nodes, CurveThroughput())
-    assert vars(again.commands) == vars(live.commands)
-    assert again.fell == live.fell
-    assert again.up_gpus == live.up_gpus
-    assert list(again.in_play) == list(live.in_play)
-    assert placed(again) == placed(live)
-    assert again.free.by_type == live.free.by_type
-    assert len(again.changes) == live.changes_seen + len(live.changes)
-
-
 # Jobs that wait for others, and arrays.
 
 
@@ -353,6 +327,16 @@ def test_a_job_after_one_that_did_not_finish_never_starts():
         "c": "was to start after job b, which was cancelled",
     }
     assert list(held.in_play) == ["d"]
+    # Nor one after a job that is too large.
+    jobs = [
+        job("a", gpus=9),
+        job("b", gpu_seconds=1, after={"a": "ok"}),
+        job("c", gpu_seconds=1),
+    ]
+    schedule = decide(jobs, cluster(8), None, Question("fifo"))
+    assert {verdict.job: verdict.reason for verdict in schedule.rejected}["b"] == (
+        "was to start after job a, which was rejected"
+    )
 
 
 def test_of_an_array_as_many_are_shown_as_its_limit_allows():
@@ -378,18 +362,6 @@ def test_of_an_array_as_many_are_shown_as_its_limit_allows():
 def test_jobs_that_could_never_start_are_refused(jobs: list, message: str):
     with pytest.raises(BadInputError, match=message):
         check_after(jobs, (), "jobs")
-
-
-def test_schedule_rejects_what_waits_for_a_job_that_is_too_large():
-    jobs = [
-        job("a", gpus=9, gpu_seconds=1),
-        job("b", gpu_seconds=1, after={"a": "ok"}),
-        job("c", gpu_seconds=1),
-    ]
-    schedule = decide(jobs, cluster(8), None, Question("fifo"))
-    assert {verdict.job: verdict.reason for verdict in schedule.rejected}["b"] == (
-        "was to start after job a, which was rejected"
-    )
 
 
 class Picky(Fifo):

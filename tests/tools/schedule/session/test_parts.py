@@ -41,9 +41,7 @@ from tests.tools.schedule.session.shared_world import (
             *((4, 8, 8), {"y": {"n0": 2}, "x-old": {"n1": 1, "n2": 2}}, 2, {"n2": 2}),
             id="free GPUs of its own nodes first, where it holds most",
         ),
-        pytest.param(
-            *((8, 4), {"y": {"n0": 2}}, 6, {"n1": 4, "n0": 2}), id="whole nodes before parts of others"
-        ),
+        pytest.param(*((8, 4), {"y": {"n0": 2}}, 6, {"n1": 4, "n0": 2}), id="whole nodes before parts"),
         pytest.param(
             *((8, 8, 8), {"y0": {"n0": 2}, "y1": {"n1": 4}, "y2": {"n2": 3}}, 4, {"n1": 4}),
             id="of several nodes that fit the fullest",
@@ -259,11 +257,7 @@ def test_jobs_are_rejected_and_admitted_by_policies_teams():
     held = world(cluster(8), TWO, policy=policy)
     assert comes(held, rigid("x", 6), rigid("y", 1)) == {"x": "reject", "y": "start"}
     assert held.admissions == {"x": {"admitted": False}}
-
-
-def test_what_policy_said_before_others_were_offered_rest_counts():
-    """x declines; when y is offered what is left, x's policy is asked again, and says nothing new."""
-
+    # When y is offered what x has declined, x's policy is asked again, and says nothing new.
     first = [Decision(ask_again_s=50.0, admissions={"x": {"admitted": True}})]
 
     def answer(snapshot: Snapshot) -> Decision:
@@ -289,9 +283,7 @@ def untyped(**sizes: int) -> type[Owned]:
 
     def answer(snapshot: Snapshot) -> Decision:
         jobs = snapshot.jobs
-        return Decision(
-            {name: Target(n) for name, n in sizes.items() if name in jobs and jobs[name].gpus != n}
-        )
+        return Decision({k: Target(n) for k, n in sizes.items() if k in jobs and jobs[k].gpus != n})
 
     return owned(answer)
 
@@ -337,9 +329,7 @@ def test_a_job_of_an_open_type_stays_and_goes_where_it_runs():
     other = world(TYPES, TWO, policy=policy, throughput=speeds)
     comes(other, rigid("x", 4), rigid("x-too", 4))
     assert types(other) == {"x": "b"}
-
-
-def test_gpus_that_one_of_pair_leaves_are_no_room_for_open_type():
+    # GPUs that one of a pair leaves are no room for it.
     nodes = together().model_copy(update={"nodes": TYPES.nodes})
     policy = says(targets={"x": Target(0), "x-new": Target(4)})
     speeds = CurveThroughput({}, {"a": 2.0})
@@ -367,17 +357,6 @@ def test_what_a_policy_leaves_goes_to_others_for_a_while():
     assert sizes(held) == {f"y{number}": 2 for number in range(4)}
     assert comes(held, at=2.0) == {}, "x declined: none stops for it"
     assert comes(held, rigid("x-more", 2), at=3.0) == TAKEN_BACK
-
-
-def test_what_a_policy_leaves_is_offered_again_when_it_asks():
-    def answer(snapshot: Snapshot) -> Decision:
-        leaves = "x" in snapshot.jobs and snapshot.time_s < 60.0
-        return Decision(ask_again_s=60.0) if leaves else takes(snapshot)
-
-    held = world(cluster(8), TWO, policy=owned(answer))
-    comes(held, rigid("x", 4), *FOUR, at=1.0)
-    assert comes(held, at=59.0) == {}
-    assert comes(held, at=60.0) == TAKEN_BACK
 
 
 def test_a_team_is_offered_more_although_its_policy_left_fewer():
@@ -444,8 +423,8 @@ def test_policy_is_offered_what_it_left_once_jobs_have_changed(before, ends, arr
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("until_s", [60.0, None])
-def test_another_process_knows_what_policies_left_free(keeps: bool, until_s: float | None):
-    """The policy of x keeps no state, that of y may: it is given back with y's jobs alone."""
+def test_what_a_policy_leaves_is_offered_again_when_it_asks(keeps: bool, until_s: float | None):
+    """Also in another process; the policy of y may keep a state, which is given back with y's jobs alone."""
 
     def answer(snapshot: Snapshot) -> Decision:
         leaves = "x" in snapshot.jobs and snapshot.time_s < 60.0
@@ -468,7 +447,9 @@ def test_another_process_knows_what_policies_left_free(keeps: bool, until_s: flo
     again.adopt([Holding.of(each) for each in held.jobs.values() if each.gpus], 0.0)
     again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
     assert loaded == [("kept", ["y0", "y1", "y2", "y3"])] * keeps
-    assert comes(again, at=60.0) == ({} if until_s is None else TAKEN_BACK)
+    for each in (held, again):
+        assert comes(each, at=59.0) == {}
+        assert comes(each, at=60.0) == ({} if until_s is None else TAKEN_BACK)
 
 
 # What is said of teams.
@@ -492,21 +473,15 @@ def test_standings_show_what_each_team_owns_lends_and_waits_for() -> None:
     for each in (rigid("y", 8, at=3600.0), rigid("y-too", 2, at=3600.0)):
         held.submit(each, 3600.0)
     teams = {each.team: each for each in held.standings(3600.0)}
-    assert {team: (each.own, each.held, each.borrowed, each.lent) for team, each in teams.items()} == {
-        "x": (3.0, 5, 2, 0.0),
-        "y": (3.0, 0, 0, 1.0),
-        "z": (3.0, 0, 0, 1.0),
-        "u": (3.0, 0, 0, 0.0),
-    }
+    own = {team: (each.own, each.held, each.borrowed, each.lent) for team, each in teams.items()}
+    assert own == {"x": (3, 5, 2, 0), "y": (3, 0, 0, 1), "z": (3, 0, 0, 1), "u": (3, 0, 0, 0)}
     assert (teams["y"].waiting_jobs, teams["y"].waiting_gpus) == (2, 10)
     assert teams["x"].usage_gpu_hours == pytest.approx(5 / math.log(2) / 2, abs=1e-3)
     # u does not lend what is guaranteed to it, which is nothing: x has eight of others, y has lent four.
     held = world(cluster(12), shares(x={}, y={}, u={"lends": False}))
     comes(held, rigid("x", 12), at=0.0)
     assert {each.team: each.lent for each in held.standings(0.0)} == {"x": 0.0, "y": 4.0, "u": 0.0}
-
-
-def test_standings_show_what_teams_are_due_and_past_strangers():
+    # What teams are due, and strangers that have used GPUs.
     held = world(cluster(10), shares(1.0, x={}, y={}))
     held.submit(rigid("x", 8), 0.0)
     for name, gpus in (("y", 8), ("e", 1)):

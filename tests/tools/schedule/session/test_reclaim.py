@@ -8,8 +8,9 @@ import pytest
 
 from pliant.schemas.cluster import Cluster, Shares
 from pliant.schemas.job import Gpus, Job
+from pliant.tools.schedule.session import session
 from pliant.tools.schedule.session.holdings import Holding
-from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.session import MOST_ROUNDS, Session
 from tests.builders import TimedSteps, cluster, mixed_cluster, sizes
 from tests.tools.schedule.session.shared_world import (
     THREE,
@@ -31,7 +32,7 @@ OWNED = owned()
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is taken back must do in the first round."""
-    monkeypatch.setattr("pliant.tools.schedule.session.session.MOST_ROUNDS", 0)
+    monkeypatch.setattr(session, "MOST_ROUNDS", 0)
 
 
 @pytest.mark.parametrize(
@@ -66,16 +67,17 @@ def test_who_shrinks_and_how_far(jobs: tuple[Job, ...], wanted: int, after: dict
     assert sizes(held) == after
 
 
-def test_a_borrower_shrinks_to_a_size_on_which_it_trains():
+def test_a_borrower_shrinks_where_that_is_enough_for_a_job():
     speeds = TimedSteps(lambda model, kind, place, batch: None if sum(place) == 3 else 8.0 / sum(place))
     held = world(cluster(8), TWO, rigid("x-rigid", 4), elastic("x", 4), policy=OWNED, throughput=speeds)
     comes(held, rigid("y", 1))
     assert sizes(held) == {"x-rigid": 4, "x": 2, "y": 1}
-
-
-def test_where_shrinking_is_not_enough_elastic_ones_stop_first():
+    # Where shrinking is not enough, elastic ones stop first.
     held = world(cluster(8), TWO, elastic("x-elastic", 4, low=2), rigid("x-rigid", 4), policy=OWNED)
     assert comes(held, rigid("y", 4)) == {"x-elastic": "preempt", "y": "start"}
+    # Each owns 3.67 of eleven, so four at most; x would give the fifth, which leaves y three: none stops.
+    held = world(cluster(11), shares(y={}, x={}, z={}), elastic("x", 5, low=4), rigid("z", 4), policy=OWNED)
+    assert comes(held, rigid("y", 4)) == {}
 
 
 def test_usage_takes_nothing_in_vain_and_nothing_that_is_owned() -> None:
@@ -93,19 +95,15 @@ def test_usage_takes_nothing_in_vain_and_nothing_that_is_owned() -> None:
     assert comes(world(cluster(3), shares(24.0, x={}, y={}), rigid("x", 2), x=1e7), rigid("y", 2)) == {}
 
 
-def test_each_borrower_stops_only_as_far_as_it_borrows():
+@pytest.mark.parametrize("rounds", [0, MOST_ROUNDS])
+def test_each_borrower_stops_only_as_far_as_it_borrows(rounds: int, monkeypatch: pytest.MonkeyPatch):
     """Each owns 3.67 of eleven, so four at most: z borrows two, and x one. That does not make four for y."""
+    monkeypatch.setattr(session, "MOST_ROUNDS", rounds)
     held = world(cluster(11), THREE, rigid("x-old", 4), rigid("x-young", 1), *rigids("z", 3, 2))
     assert comes(held, rigid("y", 4)) == {}
     held.end("y", 11.0, "cancelled")
     taken = {"z2": "preempt", "x-young": "preempt", "y-less": "start"}
     assert comes(held, rigid("y-less", 3), at=11.0) == taken
-
-
-@pytest.mark.usefixtures("once")
-def test_no_job_stops_where_that_is_not_enough_for_who_waits():
-    held = world(cluster(11), THREE, rigid("x-old", 4), rigid("x-young", 1), *rigids("z", 3, 2))
-    assert comes(held, rigid("y", 4)) == {}
 
 
 def test_no_more_jobs_stop_than_are_needed():
@@ -198,12 +196,6 @@ def test_stopping_a_borrower_frees_what_it_holds_after_shrinking():
     assert comes(held, rigid("y", 8)) == {"x-el": "preempt", "x1": "preempt", "y": "start"}
 
 
-def test_who_shrinks_down_to_what_its_team_owns_is_not_stopped():
-    """Each owns 3.67 of eleven, so four at most; x gives the fifth, which leaves y three."""
-    held = world(cluster(11), shares(y={}, x={}, z={}), elastic("x", 5, low=4), rigid("z", 4), policy=OWNED)
-    assert comes(held, rigid("y", 4)) == {}
-
-
 def test_borrowers_shrink_for_running_jobs_that_can_grow():
     held = world(cluster(8), TWO, elastic("x", 7), elastic("y", 1), policy="fair-share")
     comes(held)
@@ -257,14 +249,6 @@ def test_team_does_not_exceed_max_by_guarantee_of_another_type():
     assert comes(held, rigid("t-new", 4)) == {}
     held.end("t-new", 11.0)
     assert comes(held, rigid("t-small", 2), at=11.0) == {"t-small": "start"}
-
-
-def test_gpus_on_a_drained_node_count_for_the_max_of_their_team():
-    held = world(cluster(4, 8), shares(x={"max": {"*": 5}}, y={}), rigid("x", 4))
-    held.drain("n0", 1.0, now=False)
-    assert comes(held, rigid("x-more", 2), at=2.0) == {}
-    held.end("x-more", 3.0)
-    assert comes(held, rigid("x-little", 1), at=3.0) == {"x-little": "start"}
 
 
 def limited(gpus: int, **users: float) -> dict[str, Any]:
@@ -323,11 +307,9 @@ def test_no_more_jobs_on_drained_node_give_back_than_others_lack(names: tuple[st
     held = bound_to_n0(cluster(2, 3, 3), rules, *(elastic(name, 4) for name in names))
     comes(held, rigid("y", 3), at=2.0)
     assert sizes(held) == {"x-one": 1, "x-two": 4, "y": 3}
-
-
-def test_no_more_jobs_on_a_drained_node_give_back_than_borrow():
+    # Nor than borrow.
     rules = shares(x={"guaranteed": {"*": 5}}, y={"guaranteed": {"*": 1}})
-    held = bound_to_n0(cluster(2, 3, 3), rules, elastic("x-one", 4), elastic("x-two", 4))
+    held = bound_to_n0(cluster(2, 3, 3), rules, *(elastic(name, 4) for name in names))
     comes(held, *rigids("y", 2, 3), at=2.0)
     assert sizes(held) == {"x-one": 1, "x-two": 4, "y0": 3}
 
@@ -364,6 +346,7 @@ def test_limit_takes_nothing_of_own_from_team_on_drained_node(limit: dict[str, A
 @pytest.mark.parametrize(
     "limit",
     [
+        {"max": {"*": 8}},
         {"guaranteed": {"*": 8}, "borrows": False},
         {"guaranteed": {"*": 8}, "max": {"*": 8}},
         {"guaranteed": {"*": 8}, "max": {"*": 8}, "borrows": False},

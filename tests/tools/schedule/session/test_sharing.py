@@ -71,7 +71,12 @@ def test_two_jobs_share_gpus_and_one_that_stays_has_full_speed() -> None:
 def test_either_of_two_may_leave_or_move_and_a_third_may_come() -> None:
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
+    before = [Holding.of(each) for each in held.jobs.values()]
     assert steps(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "start")]
+    held.put_back(before, 5)  # the decision came to nothing
+    assert {each.id: each.beside for each in held.jobs.values()} == {"a": "b", "b": "a", "c": None}
+    assert held.free.by_type == {"gpu": 0}
+    assert steps(held, 5, a=0, c=beside("b")) == [("a", "preempt"), ("c", "resume")]
     assert (held.jobs["b"].beside, held.jobs["a"].beside) == ("c", None)
     assert steps(held, 6, b=0, c=0) == [("b", "preempt"), ("c", "preempt")]
     assert held.free.by_type == {"gpu": 2}
@@ -179,11 +184,8 @@ def test_pairs_in_log_are_taken_up_in_any_order_and_swap_places() -> None:
     places = {"a": (("n1", 2),), "b": (("n1", 2),), "c": (("n0", 2),)}
     company = {"b": "a"}
     held.adopt([Holding(name, place, beside=company.get(name)) for name, place in places.items()], 1)
-    assert {each.id: (each.placement, each.beside) for each in held.jobs.values()} == {
-        "a": (places["a"], "b"),
-        "b": (places["b"], "a"),
-        "c": (places["c"], None),
-    }
+    found = {each.id: (each.placement, each.beside) for each in held.jobs.values()}
+    assert found == {"a": (places["a"], "b"), "b": (places["b"], "a"), "c": (places["c"], None)}
     assert held.free.by_type == {"gpu": 0}
 
 
@@ -227,16 +229,6 @@ class Restless(Policy):
 def test_gpus_of_pairs_are_never_lost_or_given_twice(seed: int) -> None:
     rng = np.random.default_rng(seed)
     check_ops(Restless, random_ops(rng, 120), CLUSTERS[seed % len(CLUSTERS)])
-
-
-def test_what_decision_paired_is_parted_where_it_came_to_nothing() -> None:
-    held = pair()
-    held.submit(job("c", gpus=2), 5.0)
-    before = [Holding.of(each) for each in held.jobs.values()]
-    steps(held, 5, a=0, c=beside("b"))
-    held.put_back(before, 6)
-    assert {each.id: each.beside for each in held.jobs.values()} == {"a": "b", "b": "a", "c": None}
-    assert held.free.by_type == {"gpu": 0}
 
 
 def stands(held: Session) -> tuple[object, ...]:

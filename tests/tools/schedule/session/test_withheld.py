@@ -17,6 +17,7 @@ from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import LONG_S, Withheld
 from tests.builders import cluster, job, session, sizes
+from tests.tools.schedule.histories import submitted
 from tests.tools.schedule.session.test_session import Says, opened, steps
 
 GROWS = job("a", low=1, high=4)
@@ -67,9 +68,7 @@ def test_a_slot_withheld_from_one_job_goes_to_others() -> None:
     assert held.jobs["b"].placement == (("n0", 1),)
     steps(held, 3, b=0)
     assert steps(held, 60, a=3) == [("a", "grow")], "the time is over"
-
-
-def test_a_named_place_is_not_taken_while_it_is_withheld() -> None:
+    # A named place is not taken while it is withheld.
     held = opened(cluster(1, 1), GROWS, job("b", low=1, high=2))
     steps(held, 0, a=Target(1, placement=(("n0", 1),)), b=Target(1, placement=(("n1", 1),)))
     held.withheld.bar("a", "n1/0", 60)
@@ -86,6 +85,16 @@ def test_a_job_that_is_held_shrinks_but_does_not_grow() -> None:
     assert steps(held, 1, a=4) == []
     assert steps(held, 2, a=1) == [("a", "shrink")]
     assert steps(held, 60, a=4) == [("a", "grow")]
+    # A start that was withheld follows once it may.
+    held = session(make_policy("fifo"), cluster(1))
+    held.submit(job("a"), 0)
+    held.submit(job("b"), 0)
+    held.withheld.hold("a", 60)
+    held.decide(0)
+    assert sizes(held) == {}
+    held.decide(1)
+    held.decide(60)
+    assert sizes(held) == {"a": 1}, "it has not lost its place in the line"
 
 
 def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
@@ -113,9 +122,8 @@ def test_job_or_slot_that_is_released_changes_nothing_for_others() -> None:
 
 def test_what_is_withheld_is_rebuilt_from_the_log() -> None:
     nodes, throughput = cluster(2, 2), CurveThroughput()
-    detail = {"job": GROWS.model_dump(mode="json", exclude_defaults=True)}
     events = [
-        Event(0, "submit", "a", detail=detail),
+        *submitted(GROWS),
         Event(1, "start", "a", gpus=2, placement=(("n0", 1), ("n1", 1))),
         Event(9, "shrink", "a", gpus=1, placement=(("n0", 1),), detail={"wait_seconds": 30}),
         Event(9, "slot_down", "a", detail={"slot": "n0/1", "seconds": 60}),
@@ -135,18 +143,6 @@ def test_what_is_withheld_is_rebuilt_from_the_log() -> None:
     assert at(40).withheld.next_s == 69
     assert state(at(69)) == (4, None, {})
     assert state(at(20, Event(15, "slot_up", "a", detail={"slot": "n1/0"})))[:2] == (4, None)
-
-
-def test_a_policy_whose_start_was_withheld_starts_it_once_it_may() -> None:
-    held = session(make_policy("fifo"), cluster(1))
-    held.submit(job("a"), 0)
-    held.submit(job("b"), 0)
-    held.withheld.hold("a", 60)
-    held.decide(0)
-    assert sizes(held) == {}
-    held.decide(1)
-    held.decide(60)
-    assert sizes(held) == {"a": 1}, "it has not lost its place in the line"
 
 
 # The rules of a cluster against frequent changes.
@@ -192,6 +188,13 @@ def test_a_minimum_run_keeps_a_job_from_being_preempted_alone() -> None:
     assert steps(held, 70, a=2) == [("a", "resume")]
     assert steps(held, 129, a=0) == []
     assert steps(held, 130, a=0) == [("a", "preempt")]
+    # Ends and lost nodes wait for nothing.
+    held = opened(ruled(2, 2, min_run=60, cooldown=60), GROWS)
+    steps(held, 0, a=2)
+    (lost,) = held.node_down("n0", 1)
+    assert lost.gpus == 0
+    assert steps(held, 2, a=2) == [("a", "resume")]
+    assert held.end("a", 3).gpus == 0
 
 
 def test_what_a_kept_job_was_to_give_another_waits_for() -> None:
@@ -205,15 +208,6 @@ def test_what_a_kept_job_was_to_give_another_waits_for() -> None:
     steps(held, 0, a=2)
     assert steps(held, 10, a=1, b=Target(1, placement=(("n0", 1),))) == []
     assert steps(held, 60, a=1, b=Target(1, placement=(("n0", 1),))) == [("a", "shrink"), ("b", "start")]
-
-
-def test_ends_and_lost_nodes_wait_for_nothing() -> None:
-    held = opened(ruled(2, 2, min_run=60, cooldown=60), GROWS)
-    steps(held, 0, a=2)
-    (lost,) = held.node_down("n0", 1)
-    assert lost.gpus == 0
-    assert steps(held, 2, a=2) == [("a", "resume")]
-    assert held.end("a", 3).gpus == 0
 
 
 def test_a_job_that_is_kept_says_until_when() -> None:
