@@ -8,7 +8,7 @@ import io
 import json
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,6 @@ class Keeper:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state = state
-
-
-@pytest.fixture
-def allowed() -> Iterator[None]:
-    torch.serialization.add_safe_globals([Best])
-    yield
-    torch.serialization.clear_safe_globals()
 
 
 def again(state: Any) -> Any:
@@ -149,18 +142,15 @@ def test_what_would_not_be_loaded_is_refused_when_it_is_saved(named: str, tmp_pa
     with pytest.raises(UsageError, match=rf"holds .*{named}.*: keep it to tensors.*add_safe_globals"):
         Checkpoints(tmp_path).save({"helpers": {"one": STRANGE[named]}}, 1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_cannot_be_pickled_is_refused_with_its_reason() -> None:
     with pytest.raises(UsageError, match=r"the state of it cannot be saved: .*lambda"):
         check_storable("it", {"function": lambda: None})
 
 
-def test_a_class_that_the_author_allows_is_saved_and_loaded(tmp_path: Path, allowed: None) -> None:
+def test_a_class_that_the_author_allows_is_saved_and_loaded(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
-    kept.save({"best": Best(0.9)}, 1)
-    assert kept.load().state == {"best": Best(0.9)}
-    torch.serialization.clear_safe_globals()
+    with torch.serialization.safe_globals([Best]):
+        kept.save({"best": Best(0.9)}, 1)
+        assert kept.load().state == {"best": Best(0.9)}
     with pytest.raises(UsageError, match=r"step-0.*\.ckpt holds .*\.Best: these are not loaded unless"):
         kept.load()
 
@@ -181,13 +171,8 @@ def hostile(trace: Path) -> dict[str, bytes]:
     new, old = io.BytesIO(), io.BytesIO()
     torch.save(state, new)
     torch.save(state, old, _use_new_zipfile_serialization=False)
-    noise = bytes(range(256))
-    return {
-        "torch": new.getvalue(),
-        "old torch": old.getvalue(),
-        "pickle": pickle.dumps(state),
-        "noise": noise,
-    }
+    known = {"torch": new.getvalue(), "old torch": old.getvalue(), "pickle": pickle.dumps(state)}
+    return {**known, "noise": bytes(range(256))}
 
 
 @pytest.mark.parametrize("kind", ["torch", "old torch", "pickle", "noise"])
@@ -301,6 +286,8 @@ class TestOutside:
         assert end.message.startswith(f"UsageError: registered object {message}")
 
     def test_an_optimizer_of_another_network_is_refused(self, job: Alone) -> None:
+        """Layers that are added later are refused, too."""
+
         def script(it: ElasticJob) -> None:
             net, head = nn.Linear(1, 1), nn.Linear(1, 1)
             it.prepare(net, sgd(net, head), torch.utils.data.TensorDataset(torch.ones(20, 1)))
@@ -309,8 +296,6 @@ class TestOutside:
         end = job.run(script)
         assert end.outcome == "crashed"
         assert end.message.startswith("UsageError: the optimizer has 2 parameters that no model for job.pre")
-
-    def test_layers_added_later_are_refused_in_the_optimizer(self) -> None:
         model = nn.Sequential(nn.Linear(1, 1))
         training = Training(model, sgd(model), {})
         model.append(nn.Linear(1, 1))
