@@ -25,7 +25,7 @@ from tests.tools.run.elastic.nursery import Worker
 
 SCRIPT = Path(__file__).with_name("script.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-ENDLESS = {"schedule": "epoch", "clip": True, "epochs": 100_000}
+ENDLESS = {"schedule": True, "clip": True, "epochs": 100_000}
 """Options of a job that trains until it is asked to stop."""
 OURS = ("PLIANT_", "RANK", "WORLD_SIZE")
 BASE = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
