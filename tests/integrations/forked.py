@@ -6,11 +6,8 @@ torchrun's script is, this file has that process run it, and ends with its exit 
 
 from __future__ import annotations
 
-import atexit
 import os
-import runpy
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Client, Listener
@@ -35,24 +32,15 @@ def run(
     err: int,
     end: Callable[[int], object] = int,
 ) -> NoReturn:
+    from tests.tools.run.elastic.nursery import run_to_its_end  # with torch, which is not for all that ask
+
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     os.dup2(out, 1)
     os.dup2(err, 2)
-    sys.argv = list(words)
-    code = 0
-    try:
-        runpy.run_path(words[0], run_name="__main__")
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # noqa: BLE001 as the interpreter does at its end
-        traceback.print_exc()
-        code = 1
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    code = run_to_its_end(*words)
     end(code)
     os._exit(code)
 

@@ -155,6 +155,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+import fsspec.core, torch._dynamo.distributed  # which the others import when they are first used
 """
 FSDP2 = """
 if "RANK" not in os.environ:

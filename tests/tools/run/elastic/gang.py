@@ -83,12 +83,6 @@ class Gang:
         self.workers = [self._worker(rank) for rank in ranks]
         return self.here
 
-    def stop(self) -> None:
-        self.wait_for("progress")
-        assert self.plan is not None
-        self.publish(len(self.plan.members), **{**self.plan.model_dump(include={"accum"}), "abort": True})
-        self.go()
-
     def go(self) -> None:
         """Let workers go on that the option ``hold_at`` holds after that number of steps."""
         (self.out / "go").touch()
@@ -103,7 +97,9 @@ class Gang:
 
     def run_and_stop(self, workers: int, **fields: Any) -> list[str]:
         self.start(workers, **fields)
-        self.stop()
+        self.wait_for("progress")
+        self.publish(workers, **fields, abort=True)
+        self.go()
         self.end()
         return self.outcomes()
 
