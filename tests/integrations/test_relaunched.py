@@ -14,7 +14,7 @@ from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.watch.job_page import history
-from tests.integrations.training import check, recipe
+from tests.integrations.training import OFFLINE, check, imported, recipe
 from tests.tools.run.site import Site
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -35,10 +35,25 @@ for name in ("torchmetrics", "torchmetrics.utilities", "torchmetrics.utilities.i
     sys.modules[name] = mock.MagicMock(**kinds)
 """
 """Lightning imports what computes metrics, which takes longer than all else of it; here there are none."""
-ACCELERATE = """
+IMPORTS = {
+    "accelerate": """
 from accelerate import Accelerator
 from pliant.integrations import accelerate as integration
-
+""",
+    "lightning": NO_METRICS
+    + """
+import functools
+import lightning.pytorch
+from lightning.pytorch import LightningModule
+from pliant.integrations.lightning import PliantCallback
+""",
+    "transformers": """
+import transformers
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
+from pliant.integrations.transformers import PliantCallback
+""",
+}
+ACCELERATE = """
 report = integration.RelaunchedTraining.step
 
 
@@ -57,11 +72,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 loader = torch.utils.data.DataLoader(data, BATCH)
 """
 LIGHTNING = """
-import functools
-import lightning.pytorch
-from lightning.pytorch import LightningModule
-
-
 class Net(LightningModule):
     def __init__(self):
         super().__init__()
@@ -89,10 +99,6 @@ Trainer = functools.partial(
 loader = torch.utils.data.DataLoader(data, BATCH, shuffle=True)
 """
 TRANSFORMERS = """
-import transformers
-from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingArguments
-
-
 class Slow(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         after_step(state.global_step)
@@ -126,36 +132,39 @@ model, data = GPT2LMHeadModel(config), Data()
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    ("library", "around", "model", "sizes"),
+    ("library", "heading", "around", "model"),
     [
-        ("Accelerate", ACCELERATE, "accelerator.unwrap_model(model)", (1, 2)),
-        ("Lightning", NO_METRICS + LIGHTNING, "model", (1, 2)),
-        ("transformers' Trainer", TRANSFORMERS, "model", (2, 1)),
+        ("accelerate", "Accelerate", ACCELERATE, "accelerator.unwrap_model(model)"),
+        ("lightning", "Lightning", LIGHTNING, "model"),
+        ("transformers", "transformers' Trainer", TRANSFORMERS, "model"),
     ],
     ids=["accelerate", "lightning", "transformers"],
 )
 def test_a_resized_training_ends_as_if_it_never_was(
-    site: Site, library: str, around: str, model: str, sizes: tuple[int, ...]
+    site: Site, library: str, heading: str, around: str, model: str
 ) -> None:
-    need_installed("accelerate", "lightning", "transformers")
-    check(site, f"{around}{recipe(library)}\nat_end({model})\n", sizes)
+    """The cheapest of them with torchrun as users run it."""
+    need_installed(*IMPORTS)
+    text = f"{around}{recipe(heading)}\nat_end({model})\n"
+    check(site, IMPORTS[library], text, forks=library != "accelerate")
 
 
-FSDP2 = """
-import pathlib
+FSDP2_IMPORTS = """
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-
+import fsspec.core, torch._dynamo.distributed  # which the others import when they are first used
+"""
+FSDP2 = """
 if "RANK" not in os.environ:
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 dist.init_process_group("gloo")
 rank, workers = dist.get_rank(), dist.get_world_size()
 data = torch.randn(96, 4, generator=torch.Generator().manual_seed(1))
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
-shards = min(REPLICA, workers)
+shards = min(SHARDS, workers)
 mesh = init_device_mesh("cpu", (workers // shards, shards), mesh_dim_names=("replicas", "shards"))
 fully_shard(model, mesh=mesh if workers > shards else mesh["shards"])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -200,21 +209,19 @@ dist.destroy_process_group()
 
 
 @pytest.mark.torch
-def test_a_sharded_model_is_cut_for_each_size(site: Site) -> None:
-    check(site, "REPLICA = 10**6" + FSDP2 + recipe("FSDP2") + WHOLE, (1, 2, 1))
-
-
-@pytest.mark.torch
-def test_groups_of_workers_hold_a_whole_model_each(tmp_path: Path) -> None:
-    check(Site(tmp_path, slots=4), "REPLICA = 2" + FSDP2 + recipe("FSDP2") + WHOLE, (1, 2), replica=2)
+@pytest.mark.parametrize(
+    ("slots", "shards", "replica"), [(2, 10**6, 1), (4, 2, 2)], ids=["cut for each size", "groups of two"]
+)
+def test_a_sharded_model_is_resized(tmp_path: Path, slots: int, shards: int, replica: int) -> None:
+    """It is cut over all workers, or each group of workers holds a whole one."""
+    text = f"SHARDS = {shards}{FSDP2}{recipe('FSDP2')}{WHOLE}"
+    check(Site(tmp_path, slots=slots), FSDP2_IMPORTS, text, replica=replica)
 
 
 APART = """
 import os, pathlib, time
-
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
-from pliant.integrations.lightning import PliantCallback
 
 trainer = Trainer(
     callbacks=[PliantCallback("checkpoints")], max_steps=3, accelerator="cpu", devices=1, logger=False,
@@ -231,11 +238,10 @@ done.touch()
 @pytest.mark.torch
 def test_two_trainings_in_a_job_of_two_slots_are_warned_of(site: Site) -> None:
     need_installed("lightning")
-    site.job(
-        "a", text=NO_METRICS + APART, gpus=2, samples=1, env={"HF_HUB_OFFLINE": "1"}, workdir=str(site.folder)
-    )
-    site.jobs[-1] = site.jobs[-1].model_copy(update={"workdir": str(site.folder)})
-    log, _ = run_until_done(site.options("fifo"), lambda log, now_s: None)
+    text = IMPORTS["lightning"] + APART
+    site.job("a", text=text, gpus=2, samples=1, env=OFFLINE, workdir=str(site.folder))
+    with imported(site, IMPORTS["lightning"]):
+        log, _ = run_until_done(site.options("fifo"), lambda log, now_s: None)
     assert log.jobs["a"].phase == "finished", log.jobs["a"].reason
     lines = [each.words for each in history(StateDir(site.state), "a")]
     assert any(each.startswith("several of its 2 workers train for themselves") for each in lines)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 
+import psutil
+import pytest
 import torch
 
+from pliant.tools.profile.torchrun import start
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.log.fold import RunLog
-from tests.tools.run.site import Site
+from tests.integrations import forked
+from tests.tools.run.site import Site, environment, until
 
 STEPS = 40
 PAGE = (Path(__file__).parents[2] / "docs" / "elastic-training.md").read_text()
@@ -29,7 +33,7 @@ STEPS, BATCH = {STEPS}, 4
 
 
 def after_step(step):
-    "Note the step; be slow until the job had both its sizes."
+    "Note the step; be slow until the job had all its sizes."
     if os.environ.get("RANK", "0") == "0":
         with open("trained", "a") as file:
             file.write(f"{{step}} {{os.environ.get('WORLD_SIZE', '1')}}\\n")
@@ -53,79 +57,62 @@ def recipe(heading: str, kind: str = "python") -> str:
     return section.split(f"```{kind}\n")[1].split("\n```")[0]
 
 
-class Training:
-    """A script that is trained alone by plain Python, and by ``pliant run`` on one and two replicas.
-
-    :param replica: workers of each.
-    """
-
-    def __init__(self, site: Site, text: str, replica: int = 1) -> None:
-        self.site, self.replica = site, replica
-        self.here, self.alone = site.folder / "resized", site.folder / "alone"
-        for folder in (self.here, self.alone):
-            folder.mkdir()
-            (folder / "script.py").write_text(COMMON + text)
-
-    def by_python(self) -> list[torch.Tensor]:
-        (self.alone / "gate").touch()
-        kept = {name: text for name, text in os.environ.items() if not name.startswith("PLIANT")}
-        done = subprocess.run(
-            [sys.executable, "script.py", "gate"],
-            cwd=self.alone,
-            env={**kept, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return weights(self.alone)
-
-    def resized(self, sizes: Sequence[int]) -> RunLog:
-        """Trained on so many replicas, one after the other."""
-        site, first, second = self.site, self.site.folder / "first", self.site.folder / "second"
-        gate, most = self.here / "gate", 2 * self.replica
-        if sizes[0] == 1:
-            site.job("b", "--gate", first, samples=10, gpus=1)
-        about = {"samples": 8 * STEPS, "resize": "relaunch", "elastic": "size", "workdir": str(self.here)}
-        site.job(
-            "a", text="placeholder", gpus=self.replica, high=most, each=self.replica, env=OFFLINE, **about
-        )
-        site.jobs[-1] = site.jobs[-1].model_copy(update={"command": ("script.py", str(gate))})
-        options = replace(site.options(), timeouts=Timeouts())
-        later = site.job("c", "--gate", second, samples=10, gpus=1)
-
-        def shrink() -> None:
-            submit(site.state, [later], "t", folder=site.folder, now_s=0.0)
-
-        changes = changes_of(sizes)
-        next_steps = [
-            *({"grow": first.touch, "shrink": shrink}[change] for change in changes[1:]),
-            gate.touch,
-        ]
-        to_do = [(self.trains_after(change), act) for change, act in zip(changes, next_steps, strict=True)]
-        to_do.append((lambda log: log.jobs["a"].ended, second.touch))
-
-        def view(log: RunLog, now_s: float) -> None:
-            if to_do and to_do[0][0](log):
-                to_do.pop(0)[1]()
-
-        log, _ = run_until_done(options, view)
-        return log
-
-    def trained(self) -> list[tuple[int, int]]:
-        """(step, workers) of each step that was trained."""
-        path = self.here / "trained"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [(int(step), int(size)) for step, size in map(str.split, lines)]
-
-    def trains_after(self, change: str) -> Callable[[RunLog], bool]:
-        """Whether the log knows the first step after a change, and so its cost."""
-        return lambda _: change in costs(self.site)
+@contextmanager
+def imported(site: Site, source: str, *, forks: bool = True) -> Iterator[str]:
+    """The address of a process that has what the source imports. It runs torchrun, too, if that ``forks``."""
+    address = str(site.folder / "socket")
+    line = [sys.executable, forked.__file__, address, source]
+    env = {**environment(), **OFFLINE, **start.ONE_THREAD}
+    with subprocess.Popen(line, env=env) as server, pytest.MonkeyPatch.context() as patch:
+        if forks:
+            patch.setattr(start, "RUN_TORCHRUN", forked.__file__)
+            patch.setenv(forked.ENV_ADDRESS, address)
+        try:
+            until(lambda: Path(address).exists() or server.poll() is not None)
+            yield address
+        finally:
+            start.kill(start.tree(psutil.Process(server.pid)))
 
 
-def changes_of(sizes: Sequence[int]) -> list[str]:
-    return ["start", *("grow" if before < after else "shrink" for before, after in pairwise(sizes))]
+def trained_alone(site: Site, text: str, address: str) -> list[torch.Tensor]:
+    """The weights that plain Python trains."""
+    folder = site.folder / "alone"
+    folder.mkdir()
+    (folder / "script.py").write_text(text)
+    (folder / "gate").touch()
+    errors, env = folder / "errors", {**environment(), **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
+    words = ("script.py", "gate")
+    assert forked.ask(address, words, env, str(folder), "/dev/null", str(errors)) == 0, errors.read_text()
+    return weights(folder)
+
+
+def resized(site: Site, text: str, replica: int) -> RunLog:
+    """Trained on one, two, and one replica of so many workers again, one after the other."""
+    here, first, second = (site.folder / name for name in ("resized", "first", "second"))
+    here.mkdir()
+    (here / "script.py").write_text(text)
+    site.job("b", "--gate", first, samples=10, gpus=1)
+    about = {"samples": 8 * STEPS, "resize": "relaunch", "elastic": "size", "workdir": str(here)}
+    site.job("a", text="placeholder", gpus=replica, high=2 * replica, each=replica, env=OFFLINE, **about)
+    site.jobs[-1] = site.jobs[-1].model_copy(update={"command": ("script.py", str(here / "gate"))})
+    options = replace(site.options(), timeouts=Timeouts())
+    later = site.job("c", "--gate", second, samples=10, gpus=1)
+    to_do = [
+        ("start", first.touch),
+        ("grow", lambda: submit(site.state, [later], "t", folder=site.folder, now_s=0.0)),
+        ("shrink", (here / "gate").touch),
+    ]
+
+    def view(log: RunLog, now_s: float) -> None:
+        """Once the log knows the first step after a change, and so its cost, the next one comes."""
+        if to_do and to_do[0][0] in costs(site):
+            to_do.pop(0)[1]()
+        if log.jobs["a"].ended:
+            first.touch()
+            second.touch()
+
+    log, _ = run_until_done(options, view)
+    return log
 
 
 def costs(site: Site) -> dict[object, float]:
@@ -142,15 +129,17 @@ def weights(folder: Path) -> list[torch.Tensor]:
     return saved
 
 
-def check(site: Site, text: str, sizes: Sequence[int], replica: int = 1) -> None:
+def check(site: Site, imports: str, text: str, *, replica: int = 1, forks: bool = True) -> None:
     """No step is lost or repeated, and but for rounding the weights are those of a plain training."""
-    training = Training(site, text, replica)
-    alone = training.by_python()
-    log = training.resized(sizes)
+    text = f"{COMMON}{imports}{text}"
+    with imported(site, imports, forks=forks) as address:
+        alone = trained_alone(site, text, address)
+        log = resized(site, text, replica)
     assert log.jobs["a"].phase == "finished", log.jobs["a"].reason
-    trained = training.trained()
+    lines = map(str.split, (site.folder / "resized" / "trained").read_text().splitlines())
+    trained = [(int(step), int(size)) for step, size in lines]
     assert [step for step, _ in trained] == list(range(1, STEPS + 1)), trained
-    assert [size for size, _ in groupby(size for _, size in trained)] == [replica * one for one in sizes]
-    torch.testing.assert_close(weights(training.here), alone, rtol=0, atol=1e-5)
-    assert set(costs(site)) == set(changes_of(sizes))
+    assert [size for size, _ in groupby(size for _, size in trained)] == [replica, 2 * replica, replica]
+    torch.testing.assert_close(weights(site.folder / "resized"), alone, rtol=0, atol=1e-5)
+    assert set(costs(site)) == {"start", "grow", "shrink"}
     assert log.jobs["a"].samples_done == 8 * STEPS

@@ -25,7 +25,7 @@ from tests.tools.run.elastic.nursery import Worker
 
 SCRIPT = Path(__file__).with_name("script.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-ENDLESS = {"schedule": "epoch", "clip": True, "epochs": 100_000}
+ENDLESS = {"schedule": True, "clip": True, "epochs": 100_000}
 """Options of a job that trains until it is asked to stop."""
 OURS = ("PLIANT_", "RANK", "WORLD_SIZE")
 BASE = {key: value for key, value in os.environ.items() if not key.startswith(OURS)}
@@ -83,12 +83,6 @@ class Gang:
         self.workers = [self._worker(rank) for rank in ranks]
         return self.here
 
-    def stop(self) -> None:
-        self.wait_for("progress")
-        assert self.plan is not None
-        self.publish(len(self.plan.members), **{**self.plan.model_dump(include={"accum"}), "abort": True})
-        self.go()
-
     def go(self) -> None:
         """Let workers go on that the option ``hold_at`` holds after that number of steps."""
         (self.out / "go").touch()
@@ -103,7 +97,9 @@ class Gang:
 
     def run_and_stop(self, workers: int, **fields: Any) -> list[str]:
         self.start(workers, **fields)
-        self.stop()
+        self.wait_for("progress")
+        self.publish(workers, **fields, abort=True)
+        self.go()
         self.end()
         return self.outcomes()
 

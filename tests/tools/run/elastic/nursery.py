@@ -84,8 +84,13 @@ def _run(script: str, argument: str, env: dict[str, str], errors: str) -> None:
     multiprocessing.set_start_method("fork", force=True)  # for loading processes, as in a script
     if threads := env.get("OMP_NUM_THREADS"):  # read when torch is loaded, which it is
         torch.set_num_threads(int(threads))
-    sys.argv = [script, argument]
     sys.stderr = Path(errors).open("w", buffering=1)  # noqa: SIM115 until the process ends
+    os._exit(run_to_its_end(script, argument))
+
+
+def run_to_its_end(script: str, *words: str) -> int:
+    """Run a script as an interpreter does, which ends then. Returns its exit code."""
+    sys.argv = [script, *words]
     code = 0
     try:
         runpy.run_path(script, run_name="__main__")
@@ -96,5 +101,6 @@ def _run(script: str, argument: str, env: dict[str, str], errors: str) -> None:
         traceback.print_exception(error)
         code = 1
     atexit._run_exitfuncs()
+    sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    return code

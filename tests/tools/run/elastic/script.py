@@ -1,5 +1,6 @@
 """A training script as an author would write it; the tests start it as workers. Options come as JSON."""
 
+import itertools
 import json
 import os
 import sys
@@ -23,15 +24,23 @@ options = {
     "step_s": 0.0,
     "hold_at": None,
     "clip": False,
-    "schedule": False,
+    "schedule": False,  # by epochs
     "stop_at": None,
     "num_workers": 0,
     "agree": False,
     "groups": False,
     "connects_at": 1,
     "look_s": rendezvous.LOOK_S,
+    "shape": "plain",  # how it takes batches, as authors do
+    "hold_in": [],  # after the first step of these epochs
+    "compiled": None,  # "before" or "after" job.prepare, or "in place"
+    "backend": "counting",  # of the compiler
     **json.loads(sys.argv[1]),
 }
+
+
+TAKEN = 3
+"""Of the five batches of an epoch, where a script takes some only."""
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -86,14 +95,88 @@ def connect_at_last(form):
     return formed
 
 
+def one_ahead(batches):
+    """A generator that has read the next batch when it gives one out."""
+    upcoming = iter(batches)
+    held = next(upcoming)
+    for following in upcoming:
+        yield held
+        held = following
+    yield held
+
+
+def endless(batches):
+    while True:
+        yield from batches
+
+
+kept = {}
+"""Iterators that outlive an epoch."""
+
+
+def batches_of(loader):
+    match options["shape"]:
+        case "plain":
+            return loader
+        case "peek":
+            assert len(next(iter(loader))) == 3
+            return loader
+        case "peek, kept":
+            kept["peek"] = iter(loader)
+            assert len(next(kept["peek"])) == 3
+            return loader
+        case "a shorter one":
+            another = torch.utils.data.DataLoader(range(TAKEN))
+            return (batch for batch, _ in zip(loader, another, strict=False))
+        case "islice":
+            return itertools.islice(loader, TAKEN)
+        case "steps done":
+            return itertools.takewhile(lambda _: loader.steps_done < TAKEN, loader)
+        case "break":
+            return (batch for number, batch in enumerate(loader) if number < TAKEN)
+        case "endless":
+            return itertools.islice(kept.setdefault("endless", endless(loader)), len(loader))
+        case "one ahead":
+            return one_ahead(loader)
+        case "list":
+            return list(loader)
+        case "side by side":
+            return (batch for batch, _ in zip(loader, loader, strict=False))
+        case "continued":
+            return itertools.islice(kept.setdefault("first", iter(loader)), TAKEN)
+    raise ValueError(options["shape"])
+
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        """A frame that is not PyTorch's own, which the compiler would pass over."""
+        return super().forward(x)
+
+
+compiled_frames = []
+
+
+def counting(graph, inputs):
+    """A backend that notes what it compiles."""
+    compiled_frames.append(graph)
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
 ProcessGroup.form = connect_at_last(ProcessGroup.form)
 rendezvous.LOOK_S = options["look_s"]
 own_group = OwnGroup()
 job = elastic.init(batch_size=10, seed=5)
-model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).double()
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+net = Net(nn.Linear(8, 16), nn.BatchNorm1d(16, momentum=0.0), nn.Tanh(), nn.Linear(16, 1)).double()
+net[1].eval()  # its statistics depend on how a batch is cut; its buffers are exchanged all the same
+optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 data = Numbers(options["samples"])
+backend = counting if options["backend"] == "counting" else options["backend"]
+model = torch.compile(net, backend=backend) if options["compiled"] == "before" else net
 model, optimizer, loader = job.prepare(model, optimizer, data, num_workers=options["num_workers"])
+if options["compiled"] == "after":
+    model = torch.compile(model, backend=backend)
+elif options["compiled"] == "in place":
+    model.compile(backend=backend)
 scheduler = StepLR(optimizer, 2, gamma=0.5)
 job.register(scheduler)
 used: list[float] = []
@@ -103,7 +186,7 @@ name = f"{job.rank}-{os.getpid()}"
 seen = (out / f"seen-{name}.jsonl").open("a")
 passes = 0
 for epoch in job.epochs(options["epochs"]):
-    for x, y, index in loader:
+    for number, (x, y, index) in enumerate(batches_of(loader), 1):
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x.double()), y.double())
         loss.backward()
@@ -113,8 +196,6 @@ for epoch in job.epochs(options["epochs"]):
         if options["groups"]:
             assert own_group.mean(torch.tensor(float(job.rank))) == (job.world_size - 1) / 2
             (out / f"made-{name}").write_text(f"{own_group.made}")
-        if options["schedule"] == "step":
-            scheduler.step()
         job.log(loss=loss)
         seen.write(json.dumps({"epoch": epoch, "rank": job.rank, "index": index.tolist()}) + "\n")
         seen.flush()
@@ -122,7 +203,11 @@ for epoch in job.epochs(options["epochs"]):
         passes += 1
         while passes == options["hold_at"] and not (out / "go").exists():
             time.sleep(0.01)
-        if passes == options["stop_at"]:
+        if epoch in options["hold_in"] and number == 1:
+            (out / f"holds-{epoch}-{job.rank}").touch()
+            while not (out / f"go-{epoch}").exists():
+                time.sleep(0.01)
+        if passes == options["stop_at"] or (options["shape"] == "break" and number == TAKEN):
             break
     if passes == options["stop_at"]:
         break
@@ -133,10 +218,11 @@ for epoch in job.epochs(options["epochs"]):
             time.sleep(0.01)
         recorded = [job.agree(lambda own=own: own), job.agree(own + 0.5)]
         (out / f"agreed-{epoch}-{name}").write_text(json.dumps([os.getpid() % 1000, *recorded]))
-    if options["schedule"] == "epoch":
+    if options["schedule"]:
         scheduler.step()
     job.log(metric=float(epoch))
+if options["compiled"]:
+    (out / f"graphs-{job.rank}").write_text(f"{len(compiled_frames)}")
 if job.rank == 0:
-    inner = getattr(model, "module", model)
-    result = {"lr": optimizer.param_groups[0]["lr"], "used": used[-1:], "steps": len(loader)}
-    torch.save({"model": inner.state_dict(), **result}, out / "final.pt")
+    result = {"lr": optimizer.param_groups[0]["lr"], "used": used[-1:]}
+    torch.save({"model": net.state_dict(), **result}, out / "final.pt")

@@ -34,11 +34,9 @@ class TestContext:
         with pytest.raises(UsageError, match=message):
             find_context({ENV_JOB_DIR: str(tmp_path), "OMP_NUM_THREADS": "1", **env})
 
-    def test_a_job_without_a_plan_says_so(self, tmp_path: Path) -> None:
+    def test_without_a_plan_the_rank_is_torchrun_s(self, tmp_path: Path) -> None:
         with pytest.raises(BadInputError, match=r"plan\.json: no such file"):
             find_context({ENV_JOB_DIR: str(tmp_path), ENV_SLOT: "n0/0"})
-
-    def test_without_a_plan_the_rank_is_torchrun_s(self) -> None:
         context = find_context({"RANK": "2", "WORLD_SIZE": "4"})
         assert (context.rank, context.world_size, context.plan) == (2, 4, None)
         assert find_context({}).world_size == 1
@@ -57,29 +55,27 @@ def test_a_job_is_done_when_a_member_says_so(tmp_path: Path) -> None:
     assert late.is_done()
 
 
-class TestOvertaken:
-    def test_a_later_attempt_has_its_own_files(self, tmp_path: Path) -> None:
-        worker = WorkerContext(JobDir(tmp_path), plan(1), 0)
-        assert (worker.rank, worker.left) == (0, False)
-        worker.follow(plan(2, attempt=2))
-        assert worker.left
-        worker.report_end(WorkerOutcome(outcome="left"))
-        assert JobDir(tmp_path).attempt(1).outcome(0).exists()
-        assert not JobDir(tmp_path).attempt(2).path.exists()
+def test_a_later_attempt_has_its_own_files(tmp_path: Path) -> None:
+    worker = WorkerContext(JobDir(tmp_path), plan(1), 0)
+    assert (worker.rank, worker.left) == (0, False)
+    worker.follow(plan(2, attempt=2))
+    assert worker.left
+    worker.report_end(WorkerOutcome(outcome="left"))
+    assert JobDir(tmp_path).attempt(1).outcome(0).exists()
+    assert not JobDir(tmp_path).attempt(2).path.exists()
 
-    def test_a_newer_generation_overtakes_once_it_trains(self, tmp_path: Path) -> None:
-        job = put(tmp_path, plan(1))
-        worker = WorkerContext(job, plan(1), 0)
-        for reached, overtaken in (("1\n", False), ("what is this", False), ("2\n", True)):
-            job.attempt(1).reached.write_text(reached)
-            put(tmp_path, plan(2, (1,)))  # it trains until all leave together
-            assert worker.is_overtaken() is overtaken
 
-    def test_a_later_attempt_overtakes_once_it_is_planned(self, tmp_path: Path) -> None:
-        job = put(tmp_path, plan(1, (0,)))
-        worker = WorkerContext(job, plan(1, (0,)), 0)
-        assert not worker.is_overtaken()
-        put(tmp_path, plan(2, (0,), attempt=2))
-        assert worker.is_overtaken()
-        job.plan.write_text("{")
-        assert not worker.is_overtaken(), "what cannot be read is no reason to lose a checkpoint"
+def test_a_newer_generation_overtakes_once_it_trains(tmp_path: Path) -> None:
+    """A later attempt does so once it is planned."""
+    job = put(tmp_path, plan(1))
+    worker = WorkerContext(job, plan(1), 0)
+    for reached, overtaken in (("1\n", False), ("what is this", False), ("2\n", True)):
+        job.attempt(1).reached.write_text(reached)
+        put(tmp_path, plan(2, (1,)))  # it trains until all leave together
+        assert worker.is_overtaken() is overtaken
+    job.attempt(1).reached.unlink()
+    assert not worker.is_overtaken()
+    put(tmp_path, plan(2, (0,), attempt=2))
+    assert worker.is_overtaken()
+    job.plan.write_text("{")
+    assert not worker.is_overtaken(), "what cannot be read is no reason to lose a checkpoint"

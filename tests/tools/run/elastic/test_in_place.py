@@ -184,18 +184,10 @@ def test_a_storm_of_kills_loses_nothing(gang: Make, tmp_path: Path) -> None:
     same_weights_as_alone(job, tmp_path)
 
 
-def test_accumulation_clips_and_schedules_the_same(gang: Make, tmp_path: Path) -> None:
-    plain(tmp_path / "alone", clip=True, schedule="step")
-    job = gang(clip=True, schedule="step")
-    assert job.run(2, accum=2) == ["done"] * 2
-    assert_same_weights(tmp_path, tmp_path / "alone")
-    assert final(tmp_path)["steps"] == 5
-
-
 def test_the_same_script_under_plain_torchrun(tmp_path: Path) -> None:
     here = tmp_path / "torchrun"
-    plain(tmp_path / "alone", schedule="epoch")
-    plain(here, *TORCHRUN, schedule="epoch", agree=True)
+    plain(tmp_path / "alone", schedule=True)
+    plain(here, *TORCHRUN, schedule=True, agree=True)
     assert_same_weights(here, tmp_path / "alone")
     recorded = [json.loads(path.read_text())[1:] for path in here.glob("agreed-2-*")]
     assert len(recorded) > 1

