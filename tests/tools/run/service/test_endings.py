@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ CLEAN = UnitStatus("exited", 0)
 FAILED = UnitStatus("exited", 1)
 KILL = UnitStatus("exited", -9)
 LOST = UnitStatus("lost")
+RUNS = UnitStatus("running")
 
 
 def said(outcome: str, samples: float = 100.0, message: str = "") -> WorkerOutcome:
@@ -38,38 +40,27 @@ JUST_NOTICED = f"rank 0 crashed: {NOTICED.message}"
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "units", "end", "message"),
+    ("asked", "outcomes", "units", "end", "message"),
     [
-        (BOTH_DONE, (FAILED, FAILED), "done", ""),  # whatever torchrun says
-        (BOTH_STOPPED, (CLEAN, CLEAN), "failed", "stopped by somebody else"),
-        ({0: said("stopped"), 1: NO_MEMORY}, (CLEAN, FAILED), "failed", OUT_OF_MEMORY),
-        ({0: NOTICED, 1: NO_MEMORY}, (FAILED, FAILED), "failed", OUT_OF_MEMORY),  # not what was noticed of it
-        ({0: NOTICED, 1: NOTICED}, (FAILED, FAILED), "failed", JUST_NOTICED),
-        ({0: NO_FILE, 1: NO_MEMORY}, (FAILED, FAILED), "failed", "rank 0 crashed: no file"),  # the lower rank
-        ({0: NOTICED}, (FAILED, KILL), "failed", VANISHED),
-        ({1: NOTICED}, (UnitStatus("running"), FAILED), "failed", f"rank 1 crashed: {NOTICED.message}"),
-        ({0: said("stopped")}, (CLEAN, KILL), "failed", VANISHED),
+        (False, BOTH_DONE, (FAILED, FAILED), "done", ""),  # whatever torchrun says
+        (False, BOTH_STOPPED, (CLEAN, CLEAN), "failed", "stopped by somebody else"),
+        (False, {0: said("stopped"), 1: NO_MEMORY}, (CLEAN, FAILED), "failed", OUT_OF_MEMORY),
+        (False, {0: NOTICED, 1: NO_MEMORY}, (FAILED, FAILED), "failed", OUT_OF_MEMORY),  # what comes first
+        (False, {0: NOTICED, 1: NOTICED}, (FAILED, FAILED), "failed", JUST_NOTICED),
+        (False, {0: NO_FILE, 1: NO_MEMORY}, (FAILED, FAILED), "failed", "rank 0 crashed: no file"),
+        (False, {0: NOTICED}, (FAILED, KILL), "failed", VANISHED),
+        (False, {1: NOTICED}, (RUNS, FAILED), "failed", f"rank 1 crashed: {NOTICED.message}"),
+        (False, {0: said("stopped")}, (CLEAN, KILL), "failed", VANISHED),
+        (True, BOTH_STOPPED, (FAILED, FAILED), "stopped", ""),  # as torchrun exits
+        (True, {0: NOTICED}, (FAILED, KILL), "stopped", JUST_NOTICED),
+        (True, {0: said("stopped")}, (CLEAN, LOST), "stopped", "rank 1 vanished (killed, no exit code)"),
+        (True, BOTH_DONE, (CLEAN, CLEAN), "done", ""),
     ],
 )
 def test_an_elastic_job_is_judged_by_what_its_workers_say(
-    outcomes: dict[int, WorkerOutcome], units: tuple[UnitStatus, ...], end: Any, message: str
+    asked: bool, outcomes: dict[int, WorkerOutcome], units: tuple[UnitStatus, ...], end: Any, message: str
 ) -> None:
-    assert verdict(outcomes, *units) == Ending(end, message, 100.0)
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "units", "end", "message"),
-    [
-        (BOTH_STOPPED, (FAILED, FAILED), "stopped", ""),  # as torchrun exits
-        ({0: NOTICED}, (FAILED, KILL), "stopped", JUST_NOTICED),
-        ({0: said("stopped")}, (CLEAN, LOST), "stopped", "rank 1 vanished (killed, no exit code)"),
-        (BOTH_DONE, (CLEAN, CLEAN), "done", ""),
-    ],
-)
-def test_a_job_that_was_asked_to_stop_has_stopped_or_is_done(
-    outcomes: dict[int, WorkerOutcome], units: tuple[UnitStatus, ...], end: Any, message: str
-) -> None:
-    assert verdict(outcomes, *units, asked=True) == Ending(end, message, 100.0)
+    assert verdict(outcomes, *units, asked=asked) == Ending(end, message, 100.0)
 
 
 def test_a_script_that_gives_up_in_its_training_has_failed() -> None:
@@ -109,41 +100,24 @@ NO_ADDRESS = "ValueError: environment variable MASTER_ADDR expected, but not set
 NO_GROUP = "ValueError: Default process group has not been initialized, please call it"
 
 
-@pytest.mark.parametrize(
-    ("line", "message", "advice"),
-    [
-        ("", TWICE, "init_process_group"),
-        ("fully_shard(model)", NO_ADDRESS, "fully_shard; every worker has a whole copy of the model"),
-        (
-            "accelerator = Accelerator()",
-            NO_ADDRESS,
-            "Accelerator: job.prepare takes the place of its prepare, loss.backward() that of its backward",
-        ),
-        ("model = DDP(model)", NO_GROUP, "DistributedDataParallel: job.prepare makes it"),
-    ],
-)
-def test_what_connects_the_workers_besides_the_library_is_named(line: str, message: str, advice: str) -> None:
-    trace = ["Traceback (most recent call last):", f"    {line}", message]
-    crashed = {0: said("crashed", message=message)}
-    found = judge(crashed, [FAILED], ranks=1, elastic=True, stop_requested=False, trace=lambda: trace)
-    assert found.message == (
-        f'the elastic library connects the workers: leave out {advice}, or set "elastic" to "none" '
-        f"(rank 0 crashed: {message})"
-    )
-    if message != NO_ADDRESS:
-        plain = verdict(crashed, FAILED, elastic=message == NO_GROUP)
-        assert plain.message == f"rank 0 crashed: {message}", "not elastic, or no line that shows why"
-
-
-@pytest.mark.parametrize(
-    "words", ["KeyError: 'LOCAL_RANK'", "ValueError: environment variable RANK expected"]
-)
-def test_a_script_on_one_gpu_that_needs_torchrun_learns_how(words: str) -> None:
-    found = judge({}, [FAILED], ranks=1, elastic=False, stop_requested=False, words=lambda _: words)
-    assert found.message == (
-        'a script on one GPU is started by python: let "command" begin with "torchrun" '
-        f"(exit code 1: {words})"
-    )
+def test_an_obstacle_in_the_script_is_named_with_its_remedy(golden_text: Callable[..., None]) -> None:
+    """It connects the workers besides the elastic library, or needs torchrun on its one GPU."""
+    ask, found = partial(judge, units=[FAILED], ranks=1, stop_requested=False), []
+    for line, message in (
+        ("", TWICE),
+        ("fully_shard(model)", NO_ADDRESS),
+        ("accelerator = Accelerator()", NO_ADDRESS),
+        ("model = DDP(model)", NO_GROUP),
+    ):
+        trace = ["Traceback (most recent call last):", f"    {line}", message]
+        crashed = {0: said("crashed", message=message)}
+        found += [ask(crashed, elastic=True, trace=lambda trace=trace: trace).message]
+        if message != NO_ADDRESS:
+            plain = verdict(crashed, FAILED, elastic=message == NO_GROUP)
+            assert plain.message == f"rank 0 crashed: {message}", "not elastic, or no line that shows why"
+    for words in ("KeyError: 'LOCAL_RANK'", "ValueError: environment variable RANK expected"):
+        found += [ask({}, elastic=False, words=lambda _, words=words: words).message]
+    golden_text("\n".join(found))
 
 
 @pytest.mark.parametrize(
@@ -165,14 +139,14 @@ def test_a_plain_script_is_judged_by_its_exit_code(units: list[UnitStatus], end:
 
 
 def test_what_breaks_a_gang() -> None:
-    running, done = UnitStatus("running"), {1: said("done")}
-    assert broken([running, FAILED], {})
-    assert broken([running, LOST], {})
-    assert broken([running, running], {1: said("crashed")})
-    assert not broken([running, CLEAN], done)
-    assert broken([running, FAILED], done), "its script failed after the training"
-    assert not broken([running, LOST], done), "a launcher that was killed says nothing"
-    assert not broken([running, KILL], done)
+    done = {1: said("done")}
+    assert broken([RUNS, FAILED], {})
+    assert broken([RUNS, LOST], {})
+    assert broken([RUNS, RUNS], {1: said("crashed")})
+    assert not broken([RUNS, CLEAN], done)
+    assert broken([RUNS, FAILED], done), "its script failed after the training"
+    assert not broken([RUNS, LOST], done), "a launcher that was killed says nothing"
+    assert not broken([RUNS, KILL], done)
 
 
 def test_an_exit_in_words() -> None:

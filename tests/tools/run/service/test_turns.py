@@ -27,6 +27,8 @@ from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.reports import AttemptEnded, Said, in_turns
 from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.run.watch.job_status import in_order as jobs_in_order
+from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
@@ -277,6 +279,25 @@ def train(world: World, name: str, samples: float) -> None:
     world.ask(name, 3, samples, low=1, high=3)
     world.turn()
     world.turn_until(lambda: world.events("progress"))
+
+
+def test_reports_reach_policy_and_status_but_not_the_log(world: World) -> None:
+    """The log has the first step, and how far the job was when it failed."""
+    train(world, "a", 1e4)
+    for _ in range(2):
+        world.turn(1.0)
+    (workers,) = world.nodes.training()
+    done = workers.done
+    assert world.loop is not None
+    job = world.loop.session.jobs["a"]
+    assert (job.samples_done(world.loop.session.now_s), len(job.observations)) == (done, 1)
+    (shown,) = jobs_in_order(Watcher(world.dirs.path).look().log)
+    assert shown.samples_done == done, "another process sees it, too"
+    for unit in workers.units:
+        unit.end(-9)
+    world.turn_until(lambda: world.events("requeue"))
+    assert [event.samples_done for event in world.events("requeue")] == [done]
+    assert len(world.events("progress", "checkpoint")) == 1
 
 
 def test_a_worker_lost_right_before_the_end_is_in_the_log(world: World) -> None:
