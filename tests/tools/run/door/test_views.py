@@ -32,10 +32,6 @@ def test_others_see_job_user_sizes_and_times_and_nothing_else(run: Shared):
     assert (job["state"], HIDDEN in json.dumps(found)) == ("waiting", False)
     lines = run.by(BOB, "status --columns job,user,state").stdout.splitlines()
     assert next(line for line in lines if name in line).split() == [name, str(ADA), "waiting"]
-
-
-def test_answers_to_others_hold_no_environment_or_arguments(run: Shared):
-    name = secretive(run, "v-asked")
     run.by(ADA, f"cancel {name}")
     until(lambda: ("cancel", ADA) in run.events(name))
     look = {"ask": "look", "ahead": True}
