@@ -171,18 +171,13 @@ def test_a_setback_takes_slots_and_all_of_a_job_that_shares() -> None:
 
 
 def test_a_newcomer_that_says_why_it_died_gives_its_slot_away() -> None:
+    """Workers that began together are no newcomers."""
     losses = Lifetimes()
-    losses.train({0: HERE}, 1.0)
-    assert losses.newcomers({0, 1}, 1.0) == frozenset()
+    losses.train({0: HERE, 7: THERE}, 1.0)
+    assert losses.newcomers({0, 1, 7}, 1.0) == frozenset()
+    assert losses.mark_lost({7: THERE}, {0, 7}, lambda worker: "no memory", 1.5) is None
     losses.train({0: HERE, 1: THERE}, 100.0)
     assert losses.newcomers({0, 1}, 101.0) == {1}
     found = losses.mark_lost({1: THERE}, {0, 1}, lambda worker: "no memory", 101.0)
     assert found == Setback((THERE,), "the new workers on n0/1 ended in their first steps: no memory")
     assert losses.newcomers({0, 1}, 100.0 + YOUNG_S) == frozenset()
-
-
-def test_workers_that_began_together_are_not_newcomers() -> None:
-    losses = Lifetimes()
-    losses.train({0: HERE, 1: THERE}, 1.0)
-    assert losses.newcomers({0, 1}, 1.0) == frozenset()
-    assert losses.mark_lost({1: THERE}, {0, 1}, lambda worker: "no memory", 1.5) is None

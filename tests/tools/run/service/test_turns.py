@@ -48,38 +48,33 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def test_a_start_that_cannot_be_recorded_is_not_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_is_in_the_log_or_is_not_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else workers would run that no later launcher knows of."""
     world.turn()
     loop, record = world.loop, State.record
     assert loop is not None
-
-    def refuse_starts(state: State, events: Iterable[Event]) -> None:
-        batch = list(events)
-        if any(event.event == "start" for event in batch):
-            raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
-        record(state, batch)
-
-    world.ask("a", 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(State, "record", refuse_starts)
-        with pytest.raises(ServiceMissingError):
-            loop.step()
-    loop.executor.tick()
-    assert (loop.executor.held, dict(world.nodes.attempts)) == ({}, {})
-
-
-def test_a_start_is_in_the_log_before_the_first_process_runs(world: World) -> None:
-    world.turn()
     known: list[list[str]] = []
 
     def note() -> None:
         known.append([job_id for job_id, found in read_log(world.dirs.path).active.items() if found.gpus])
 
+    def refuse_starts(state: State, events: Iterable[Event]) -> None:
+        batch = list(events)
+        if any(event.event == "start" and event.job == "b" for event in batch):
+            raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
+        record(state, batch)
+
     world.nodes.before_each = note
     world.ask("a", 2)
     world.turn_until(lambda: world.nodes.attempts)
-    assert known[0] == ["a"]
+    assert known[0] == ["a"], "before its first process runs"
+    world.ask("b", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "record", refuse_starts)
+        with pytest.raises(ServiceMissingError):
+            loop.step()
+    loop.executor.tick()
+    assert ([*loop.executor.held], [handle.job for handle in world.nodes.attempts]) == (["a"], ["a"])
 
 
 def test_after_a_drain_nothing_gives_a_job_gpus(world: World) -> None:

@@ -76,8 +76,10 @@ def test_a_job_with_an_unreadable_plan_stays_where_it_is(world: World, caplog: p
     assert (world.slots("c"), world.nodes.wrongs) == ({"n0/0"}, [])
 
 
-def start_breaks(world: World, error: Exception) -> None:
-    """The next start fails once all of it runs, and what runs takes its time to die."""
+@pytest.mark.parametrize("error", [BROKEN, TOO_MANY_FILES])
+@pytest.mark.parametrize("elastic", ["size", "none"])
+def test_a_start_that_fails_halfway_is_repeated_later(world: World, elastic: str, error: Exception) -> None:
+    """It fails once all of it runs, and what runs takes its time to die."""
 
     def break_it() -> None:
         if found := world.nodes.running():
@@ -87,12 +89,6 @@ def start_breaks(world: World, error: Exception) -> None:
             raise error
 
     world.nodes.before_each = break_it
-
-
-@pytest.mark.parametrize("error", [BROKEN, TOO_MANY_FILES])
-@pytest.mark.parametrize("elastic", ["size", "none"])
-def test_a_start_that_fails_halfway_is_repeated_later(world: World, elastic: str, error: Exception) -> None:
-    start_breaks(world, error)
     world.ask("a", 2, low=1 if elastic == "size" else None, high=4 if elastic == "size" else None)
     world.ask("b", 2)
     world.turn_until(lambda: world.attempts("a") == [1, 2])
@@ -137,40 +133,32 @@ def test_a_job_that_cannot_be_seen_keeps_its_slots(world: World) -> None:
 
 
 class Backend:
-    """One attempt; a kill ends it where its record can be read."""
+    """One attempt; a kill ends it where its record can be read, and where it dies at once."""
 
-    def __init__(self) -> None:
-        self.readable = False
-        self.runs = self.dies = True
+    readable = dies = False
+    runs = True
 
     def stop(self, *_about: object) -> None:
         if not self.readable:
             raise UnreadableError("launch.json: cannot be read: permission denied")
-        self.runs = self.runs and not self.dies
+        self.runs = not self.dies
 
     def poll(self, handles: list[Handle]) -> dict[Handle, tuple[UnitStatus, ...]]:
         return {handle: (UnitStatus("running" if self.runs else "exited"),) for handle in handles}
 
 
-def test_an_attempt_whose_record_cannot_be_read_has_not_ended(tmp_path: Path) -> None:
+def test_an_attempt_has_ended_once_nothing_of_it_runs(tmp_path: Path) -> None:
     """Its processes train on: a second attempt would write into the same folder."""
     backend: Any = Backend()
     gangs: Any = {"a": SimpleNamespace(handle=Handle("a", 1, tmp_path / "1"))}
-    ending = Condemned(backend, lambda _job: Handle("a", 2, tmp_path / "2"))
+    ending = Condemned(backend, lambda _job: Handle("a", 3, tmp_path / "3"))
     ending.add("a", "its folder cannot be written")
-    assert list(ending.finish_off(gangs)) == []
-    assert "a" in ending.jobs
+    assert list(ending.finish_off(gangs)) == [], "its record cannot be read"
     backend.readable = True
+    assert [*ending.finish_off(gangs), *ending.finish_off({})] == [], "a kill may take its time"
+    assert "a" in ending.jobs
+    backend.dies = True
     assert list(ending.finish_off(gangs)) == [("a", 1, "its folder cannot be written")]
     assert "a" not in ending.jobs
-
-
-def test_an_attempt_has_ended_once_nothing_of_it_runs(tmp_path: Path):
-    """A kill may take its time: the job would be started again beside it."""
-    backend: Any = Backend()
-    backend.readable, backend.dies = True, False
-    ending = Condemned(backend, lambda _job: Handle("a", 3, tmp_path / "a" / "attempts" / "3"))
     ending.add("a", "it cannot be taken up")
-    assert [*ending.finish_off({}), *ending.finish_off({})] == []
-    backend.dies = True
-    assert list(ending.finish_off({})) == [("a", 2, "it cannot be taken up")]
+    assert list(ending.finish_off({})) == [("a", 2, "it cannot be taken up")], "the last of those begun"
