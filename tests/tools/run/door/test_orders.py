@@ -31,6 +31,9 @@ def test_jobs_and_orders_bear_the_account_that_gave_them(run: Shared):
     detail = submit_event(run, job).detail or {}
     assert (detail["uid"], detail["job"]["user"]) == (ADA, str(ADA))
     assert detail["job"]["workdir"] == str(run.home(ADA))
+    done = run.by(BOB, f"wait {job}")
+    assert (done.exit_code, done.stdout) == (5, f"{job} cancelled\n")
+    assert run.by(BOB, "wait nosuch").exit_code == 2
 
 
 def test_jobs_of_others_are_changed_by_operators_and_leads_alone(run: Shared):
@@ -85,11 +88,3 @@ def test_names_arguments_and_scripts_of_submissions(run: Shared):
     job = (submit_event(run, "args").detail or {})["job"]
     assert (job["command"], job["elastic"]) == (["train.py", "--lr", "0.1"], "size")
     assert "no such script" in run.refused(ADA, "submit nothere.py", code=3)
-
-
-def test_waiting_for_a_job_says_how_it_ended(run: Shared):
-    job = submitted(run, ADA, "e")
-    assert run.by(ADA, f"cancel {job}").exit_code == 0
-    done = run.by(BOB, f"wait {job}")
-    assert (done.exit_code, done.stdout) == (5, f"{job} cancelled\n")
-    assert run.by(BOB, "wait nosuch").exit_code == 2

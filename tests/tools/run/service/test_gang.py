@@ -66,7 +66,7 @@ class Scene:
         self.job = JobDir(folder)
         self.backend = Stops()
         handle = Handle("a", 1, self.job.attempt(1).path)
-        handle.folder.mkdir(parents=True)
+        handle.files.logs.mkdir(parents=True)
         self.gang = Gang(handle, plan, target, cast("Backend", self.backend), timeouts=TIMES)
         self.gang.statuses = (RUNNING, RUNNING)
 
@@ -383,12 +383,6 @@ def test_a_new_worker_is_waited_for_while_it_is_wanted(training: Scene, lives: L
     assert training.watch(1e6 + 61) == ["kill [2]"]
 
 
-def test_a_plan_may_name_a_worker_that_is_still_to_be_started(elastic: Scene, lives: Lives) -> None:
-    elastic.goes_on(*elastic.gang.plan.members, make_member(ADDED, NodeInfo("n1", 2), 2))
-    assert elastic.watch(0.0) == []
-    assert not elastic.gang.stopping
-
-
 @pytest.mark.parametrize("outcome", ["done", ""])
 def test_a_launcher_that_outlives_its_worker_is_killed_in_time(training: Scene, lives: Lives, outcome: str):
     """A torchrun that hangs, or that was stopped, also where its worker died without a word."""
@@ -417,25 +411,27 @@ def test_an_idle_launcher_of_a_rigid_job_has_a_limit(tmp_path: Path, caplog: pyt
     assert "what is left on n1 does not end" in caplog.text
 
 
+def test_a_plan_may_name_a_worker_that_is_still_to_be_started(elastic: Scene, lives: Lives) -> None:
+    elastic.goes_on(*elastic.gang.plan.members, make_member(ADDED, NodeInfo("n1", 2), 2))
+    assert (elastic.watch(0.0), elastic.gang.stopping) == ([], False)
+
+
 def test_a_gang_that_does_not_train_yet_has_no_limit(scene: Scene, lives: Lives) -> None:
     lives.of = {0: "absent", 1: "absent"}
     scene.watch(1e6)
     assert scene.gang.serves(scene.target)
 
 
-def test_the_next_launcher_knows_where_former_workers_may_be(training: Scene) -> None:
+def test_the_next_launcher_knows_where_workers_are_and_what_was_read(training: Scene) -> None:
     """No other worker may be started where one has not ended yet."""
-    training.goes_on(training.gang.plan.members[0])
-    after = training.taken_over()
-    assert (after.leaving, after.busy) == ({Slot("n1", 0)}, {Slot("n0", 0), Slot("n1", 0)})
-
-
-def test_the_next_launcher_knows_which_events_were_read(training: Scene) -> None:
     with EventWriter(training.gang.handle.files.progress) as writer:
         writer.append([Event(1.0, "progress", "a", detail={"generation": 1}), Event(2.0, "progress", "a")])
     after = training.taken_over(seen=1)
     assert [after.settles(event) for event in after.tail.read()] == [True]
     assert not training.taken_over().settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
+    training.goes_on(training.gang.plan.members[0])
+    after = training.taken_over()
+    assert (after.leaving, after.busy) == ({Slot("n1", 0)}, {Slot("n0", 0), Slot("n1", 0)})
 
 
 def test_the_next_launcher_stops_a_script_as_it_asked(tmp_path: Path) -> None:
@@ -500,7 +496,6 @@ def stands_in(scene: Scene, worker: int, function: str) -> None:
 
 def test_workers_that_do_not_stop_are_asked_for_their_stacks(elastic: Scene) -> None:
     files = elastic.gang.handle.files
-    files.logs.mkdir()
     elastic.reaches(1)
     elastic.stop(1000.0)
     assert elastic.watch(1056.0) == []
@@ -519,7 +514,6 @@ def test_workers_that_do_not_stop_are_asked_for_their_stacks(elastic: Scene) -> 
 
 def test_a_worker_that_hangs_after_its_training_is_asked_too(elastic: Scene) -> None:
     files = elastic.gang.handle.files
-    files.logs.mkdir()
     elastic.reaches(1)
     elastic.gang._members.life = lambda _worker: "alive"  # type: ignore[method-assign]
     elastic.gang._members.overdue = lambda *_: [1] if question(files) == "" else []  # type: ignore[method-assign]

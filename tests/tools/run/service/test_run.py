@@ -12,16 +12,12 @@ import pytest
 from pliant.tools.run.service.run import Interrupts, in_background
 
 
-def gives_up(_ready: Callable[[], None]) -> int:
-    return 75
-
-
 @pytest.mark.parametrize("handling", [signal.SIG_DFL, signal.SIG_IGN])
 def test_the_end_of_a_loop_that_cannot_begin_is_known(tmp_path: Path, handling: signal.Handlers) -> None:
     """A parent process may have it ignore SIGCHLD."""
     before = signal.signal(signal.SIGCHLD, handling)
     try:
-        started = in_background(gives_up, tmp_path / "run.log")
+        started = in_background(lambda _ready: 75, tmp_path / "run.log")
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert started.failed == 75
