@@ -44,18 +44,21 @@ RED = TeamStanding(team="red", own=4.5, entitled=5, held=4)
 
 
 def a_day() -> RunLog:
+    """At its end a100-1 is drained, a100-2 down; two jobs share a slot of t4-0, whose slots are left out."""
     asked = PolicyUse(name='fifo "quoted"\\', parameters={}, seed=0)
     schedule = Schedule(time=0.0, policy=asked, cluster=CLUSTER)
     placed = ("a100-0", 2), ("a100-1", 2)
     step = {"attempt": 1}
     first = {**step, "after": "start"}
+    out = {"seconds": 60.0, "by": "a", "reason": "died"}
     return fold(
         [
             run_event(schedule, "0" * 64, 1.0),
-            *(submit_event(job(name), 2.0) for name in "abc"),
+            *(submit_event(job(name), 2.0) for name in "abcdef"),
             decision_event(3.0, 0.0, "fifo", 0.25),
             held(3.0, "a", "start", *placed, global_batch=10),
             held(3.0, "b", "start", ("t4-0", 1)),
+            held(3.0, "d", "start", ("a100-2", 2)),
             Event(5.0, "progress", "a", samples_done=10.0, overhead_seconds=2.0, detail=first),
             Event(15.0, "progress", "a", samples_done=110.0, detail=step),
             Event(16.0, "checkpoint", "a", samples_done=110.0, overhead_seconds=0.5, detail=step),
@@ -63,7 +66,10 @@ def a_day() -> RunLog:
             held(18.0, "b", "preempt"),
             Event(19.0, "drain", detail={"node": "a100-1", "user": "ada"}),
             Event(19.0, "node_down", detail={"node": "a100-2", "reason": "gone"}),
-            Event(20.0, "slot_down", detail={"slot": "t4-0/1", "seconds": 60.0, "by": "a", "reason": "died"}),
+            held(20.0, "e", "start", ("t4-0", 1)),
+            held(20.0, "f", "start", ("t4-0", 1), detail={"beside": "e"}),
+            *(Event(20.0, "slot_down", detail={**out, "slot": slot}) for slot in ("t4-0/0", "t4-0/1")),
+            Event(20.0, "slot_down", detail={**out, "slot": "a100-1/3"}),
             decision_event(21.0, 0.0, "fifo", 0.75, teams=[RED]),
             held(21.0, "a", "resume", *placed, global_batch=10),
             Event(
@@ -82,40 +88,12 @@ def test_every_number_of_the_file_is_that_of_the_log(golden_text: Callable[..., 
     text = metrics_text(a_day(), CLUSTER.expanded(), 30.0, team_of)
     assert text.endswith("\n# EOF\n"), "the file is whole"
     golden_text(text.replace(__version__, "VERSION"))
+    later = metrics_text(a_day(), CLUSTER.expanded(), 85.0)
+    assert value(later, "pliant_gpus", type="t4", state="free") == 1, "its slot is no longer left out"
     lost = partial(value, text, "pliant_lost_gpu_seconds_total")
     assert lost(cause="changes") == 2 * 2.0 * 4
     assert lost(cause="checkpoints") == 0.5 * 4
     assert lost(cause="repeats") == pytest.approx(60 * 10 / 100 * 4), "it went back from 110 samples to 50"
-
-
-def test_each_gpu_is_counted_in_one_state() -> None:
-    """a100-0 is full, a100-1 drained, a100-2 down; two jobs share a slot of t4-0; its slots are left out."""
-    asked = PolicyUse(name="fifo", parameters={}, seed=0)
-    started = run_event(Schedule(time=0.0, policy=asked, cluster=CLUSTER), "0" * 64, 1.0)
-    out = {"seconds": 60.0, "by": "a", "reason": "died"}
-    log = fold(
-        [
-            started,
-            *(submit_event(job(name), 2.0) for name in "abcd"),
-            held(3.0, "a", "start", ("a100-0", 4), ("a100-1", 1)),
-            held(3.0, "b", "start", ("a100-2", 2)),
-            held(3.0, "c", "start", ("t4-0", 1)),
-            held(3.0, "d", "start", ("t4-0", 1), detail={"beside": "c"}),
-            Event(4.0, "drain", detail={"node": "a100-1", "user": "ada"}),
-            Event(4.0, "node_down", detail={"node": "a100-2", "reason": "gone"}),
-            *(Event(5.0, "slot_down", detail={"slot": f"a100-1/{slot}", **out}) for slot in (0, 1)),
-            *(Event(5.0, "slot_down", detail={"slot": f"t4-0/{slot}", **out}) for slot in (0, 1)),
-        ]
-    )
-    assert log.jobs["c"].beside == "d"
-    text = metrics_text(log, CLUSTER.expanded(), 10.0)
-    states = ("held", "free", "drained", "down", "left_out")
-    assert [value(text, "pliant_gpus", type="a100", state=state) for state in states] == [7, 0, 3, 2, 0]
-    assert [value(text, "pliant_gpus", type="t4", state=state) for state in states] == [1, 0, 0, 0, 1]
-    assert [value(text, "pliant_nodes", state=state) for state in ("up", "drained", "down")] == [2, 1, 1]
-    ends = ("finished", "failed", "cancelled", "rejected")
-    assert [value(text, "pliant_jobs_ended_total", end=end) for end in ends] == [0, 0, 0, 0]
-    assert value(metrics_text(log, CLUSTER.expanded(), 65.0), "pliant_gpus", type="t4", state="free") == 1
 
 
 def test_it_is_written_after_decisions_and_once_a_minute(tmp_path: Path) -> None:

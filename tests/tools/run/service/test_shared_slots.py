@@ -14,19 +14,16 @@ import pytest
 
 from pliant.schemas.cluster import Sharing
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, read_schedule, write_schedule
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import cancel
-from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.repair import fit_together
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policies.lucid import Lucid
 from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import cluster, job
+from tests.builders import cluster
 from tests.tools.run.instant import InstantBackend
 from tests.tools.run.simulated.world import POLICIES, World
 from tests.tools.run.site import Site
@@ -182,25 +179,6 @@ def test_of_two_that_share_a_lost_node_one_goes_on_alone(tmp_path: Path, monkeyp
         assert {job_id: share.placement for job_id, share in world.loop.executor.held.items()} == {
             "b": (("n0", 1),)
         }
-
-
-def test_a_repair_leaves_jobs_that_share_where_they_are() -> None:
-    place = (("n0", 1),)
-    jobs = [submit_event(job(name), 10.0, {"samples": 1000.0}) for name in "abc"]
-    log = [
-        *jobs,
-        Event(11.0, "start", "a", gpus=1, placement=place),
-        Event(12.0, "start", "b", gpus=1, placement=place, detail={"beside": "a"}),
-        Event(13.0, "finish", "a", gpus=0, placement=()),
-        Event(14.0, "start", "c", gpus=1, placement=place, detail={"beside": "b"}),
-    ]
-    kept, said = fit_together(log, {"n0": 1})
-    assert (list(kept), said) == (log, [])
-    without = [event for event in log if event.job != "c" and event.event != "finish"]
-    other = Event(15.0, "start", "c", gpus=1, placement=place)
-    kept, said = fit_together([*without, jobs[2], other], {"n0": 1})
-    lost = [event.job for event in kept if event.event == "requeue"]
-    assert lost == ["a", "b"], "no job has room beside them"
 
 
 def test_a_job_alone_again_stays_so_if_the_policy_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
