@@ -52,7 +52,10 @@ def taken_up(state_dir: Path, shares: Shares) -> Mapping[str, JobLog]:
         return state.log.jobs
 
 
-def test_jobs_of_before_the_first_run_join_their_teams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_jobs_of_before_the_first_run_join_their_teams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is refused because Slurm gives no answer."""
     monkeypatch.setattr(requests, "_groups_of", lambda user: ["vision"] if user == "ann" else [])
     (tmp_path / "train.py").touch()
     command = {"command": ("train.py",)}
@@ -65,25 +68,17 @@ def test_jobs_of_before_the_first_run_join_their_teams(tmp_path: Path, monkeypat
         "b": ("", "waiting", ""),
         "c": ("vision", "rejected", 'job "c" names team "vision", which user bob is not in'),
     }
+    monkeypatch.setattr(requests, "_accounts_of", lambda user, minute: "sacctmgr: no answer")
+    submit(tmp_path / "other", [wrong], "jobs", folder=tmp_path, now_s=100.0)
+    teams = Shares(teams={"vision": Team(groups=("vision",), accounts=("cv",))})
+    found = taken_up(tmp_path / "other", teams)["c"]
+    assert (found.job.team, found.phase, "sacctmgr: no answer" in caplog.text) == ("vision", "waiting", True)
 
 
 def test_groups_of_an_account_are_those_of_the_system() -> None:
     root = pwd.getpwuid(0)
     assert grp.getgrgid(root.pw_gid).gr_name in requests._groups_of(root.pw_name)
     assert requests._groups_of("no such account") == []
-
-
-def test_a_job_is_not_refused_because_slurm_gives_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(requests, "_groups_of", lambda user: [])
-    monkeypatch.setattr(requests, "_accounts_of", lambda user, minute: "sacctmgr: no answer")
-    (tmp_path / "train.py").touch()
-    asked = job("a", user="ann", team="vision", command=("train.py",))
-    submit(tmp_path / "state", [asked], "jobs", folder=tmp_path, now_s=100.0)
-    teams = Shares(teams={"vision": Team(groups=("vision",), accounts=("cv",))})
-    found = taken_up(tmp_path / "state", teams)["a"]
-    assert (found.job.team, found.phase, "sacctmgr: no answer" in caplog.text) == ("vision", "waiting", True)
 
 
 def to_come(job_id: str, at: float, **more: Any) -> Job:

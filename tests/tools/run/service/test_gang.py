@@ -140,6 +140,9 @@ def test_a_given_up_slot_is_busy_until_its_worker_is_gone(elastic: Scene) -> Non
     elastic.reaches(1)
     elastic.goes_on(elastic.gang.plan.members[0])
     assert elastic.gang.busy == set(elastic.target.slots)
+    for nodes, asked in ({"n0"}, []), ({"n0", "n1"}, ["kill [1]"]):
+        elastic.gang.end_left_over(nodes)
+        assert elastic.backend.asked == asked, "units that the plan does without are ended by node"
     elastic.stop(0.0)
     assert elastic.gang.plan.workers == (0, 1)
     assert elastic.gang.busy == set(elastic.target.slots)
@@ -199,15 +202,6 @@ def test_a_notice_takes_the_place_of_the_usual_limits_of_a_stop(scene: Scene) ->
     scene.gang.heed(None, 529.9)
     assert scene.watch(559.8) == ["term"], "the node was resumed"
     assert scene.watch(559.9) == ["term", "kill"]
-
-
-def test_units_that_the_plan_does_without_are_ended_by_node(elastic: Scene) -> None:
-    elastic.reaches(1)
-    elastic.goes_on(elastic.gang.plan.members[0])
-    elastic.gang.end_left_over({"n0"})
-    assert elastic.backend.asked == []
-    elastic.gang.end_left_over({"n0", "n1"})
-    assert elastic.backend.asked == ["kill [1]"]
 
 
 def test_a_gang_is_in_doubt_only_while_it_neither_stops_nor_ends(elastic: Scene) -> None:

@@ -18,7 +18,7 @@ from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.run import check_failed, run_once, run_until_done
+from pliant.tools.run.service.run import Interrupts, check_failed, in_background, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
@@ -108,7 +108,7 @@ def test_a_job_shrinks_for_another_and_grows_after_it(site: Site) -> None:
 
 def test_a_policy_that_follows_epochs_is_asked_when_one_ends(site: Site) -> None:
     """No profile says how long an epoch takes, so only the report of the workers can let the job grow."""
-    site.job("a", "--epoch", 100, "--gate", site.gate, samples=400, high=2)
+    site.job("a", "--epoch", 100, "--samples", 1e9, "--rate", 3e4, "--gate", site.gate, samples=400, high=2)
     run_until_done(site.options("ones"), when(lambda log: log.jobs["a"].gpus == 2, site.gate.touch))
     assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
 
@@ -394,3 +394,65 @@ def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
     assert site.story()[-1] == "resume b 1"
     site.jobs.clear()
     run_once(site.options("fifo"))
+
+
+# Signals that a run counts, and a loop that is left in the background.
+
+
+@pytest.mark.parametrize("handling", [signal.SIG_DFL, signal.SIG_IGN])
+def test_the_end_of_a_loop_that_cannot_begin_is_known(tmp_path: Path, handling: signal.Handlers) -> None:
+    """A parent process may have it ignore SIGCHLD."""
+    before = signal.signal(signal.SIGCHLD, handling)
+    try:
+        started = in_background(lambda _ready: 75, tmp_path / "run.log")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert started.failed == 75
+
+
+def test_what_a_loop_in_the_background_printed_is_known(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("an older message\n")
+
+    def explain(_ready: Callable[[], None]) -> int:
+        os.write(2, b"its cluster is gone\n")
+        return 1
+
+    assert in_background(explain, log).said == "its cluster is gone\n"
+
+
+def test_a_loop_in_the_background_holds_no_pipe_open(tmp_path: Path) -> None:
+    """Who waits for the end of a pipe would wait for the end of the service."""
+
+    def look(ready: Callable[[], None]) -> int:
+        os.dup2(os.pipe()[0], 0)
+        ready()
+        ready()
+        for descriptor in (0, 1):
+            os.write(2, os.readlink(f"/proc/self/fd/{descriptor}").encode() + b"\n")
+        os.write(2, b"a session of its own\n" if os.getsid(0) == os.getpid() else b"")
+        return 0
+
+    log = tmp_path / "run.log"
+    started = in_background(look, log)
+    assert started.failed is None
+    os.waitpid(started.pid, 0)
+    assert log.read_text().splitlines() == [os.devnull, os.devnull, "a session of its own"]
+
+
+def test_signals_are_noted_and_an_ignored_one_stays_ignored() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with Interrupts() as interrupts:
+        for number in numbers:
+            signal.raise_signal(number)
+    assert interrupts.received == [*numbers]
+    assert [signal.getsignal(number) for number in numbers] == before
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+        assert interrupts.received == []
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before[0])
