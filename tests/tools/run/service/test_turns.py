@@ -400,45 +400,42 @@ def test_of_two_runs_in_an_empty_folder_only_one_begins(tmp_path: Path) -> None:
 
 
 JOBS = 6
-SMALL = 4  # a deed's number: a job that begins on one GPU
 
 
-@pytest.fixture
-def busy(tmp_path: Path) -> Iterator[World]:
-    """Jobs that begin on one GPU each."""
-    world = World(tmp_path.resolve())
-    for _ in range(JOBS):
-        world.submit(SMALL)
-    world.turn()  # it begins
-    world.turn()  # it decides
-    yield world
-    world.close()
+def ask_for_many(world: World) -> None:
+    """Jobs that begin on one GPU each; it is decided, and none has started."""
+    for number in range(JOBS):
+        world.ask(f"j{number}", 1, low=1, high=2)
+    world.turn()
+    world.turn()
 
 
-def test_a_tick_starts_jobs_for_a_while_and_the_next_one_goes_on(busy: World) -> None:
-    busy.nodes.before_each = lambda: busy.clock.advance(STARTING_S / 2)  # twice for each start
+def test_a_tick_starts_jobs_for_a_while_and_the_next_one_goes_on(world: World) -> None:
+    ask_for_many(world)
+    world.nodes.before_each = lambda: world.clock.advance(STARTING_S / 2)  # twice for each start
     seen = []
     for _ in range(JOBS):
-        busy.turn()
-        seen.append(len(busy.nodes.training()))
+        world.turn()
+        seen.append(len(world.nodes.training()))
     assert seen[:2] == [2, 4], "each turn starts some"
     assert max(seen) == JOBS
 
 
-def test_what_many_workers_say_goes_into_the_log_at_once(busy: World, monkeypatch: pytest.MonkeyPatch):
+def test_what_many_workers_say_goes_into_the_log_at_once(world: World, monkeypatch: pytest.MonkeyPatch):
     """Each write is forced to disk, which takes as long for one line as for many."""
-    busy.turn()
+    ask_for_many(world)
+    world.turn()
     written: list[list[str]] = []
     append = EventWriter.append
 
     def note(writer: EventWriter, events: tuple[Event, ...]) -> None:
-        if writer.path == busy.dirs.events.resolve():
+        if writer.path == world.dirs.events.resolve():
             written.append([event.event for event in events])
         append(writer, events)
 
     monkeypatch.setattr(EventWriter, "append", note)
     while not any("progress" in names for names in written):
-        busy.turn()
+        world.turn()
     assert ["progress"] * JOBS in written
 
 
