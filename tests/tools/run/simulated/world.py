@@ -296,10 +296,8 @@ class World:
         """Whatever was in the way is gone, and every job comes to its end."""
         self.hazard.call_off()
         self.hazard.disk_is_full = self.hazard.disk_was_full = False
-        self.hazard.hidden.clear()
-        self.nodes.lost.clear()
-        self.nodes.next_starts.clear()
-        self.nodes.next_looks.clear()
+        for obstacles in (self.hazard.hidden, self.nodes.lost, self.nodes.next_starts, self.nodes.next_looks):
+            obstacles.clear()
         if self.accepted:
             order_jobs(self.dirs.path, "release", sorted(self.accepted))
         if self.dirs.cluster.exists():
