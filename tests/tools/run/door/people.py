@@ -164,19 +164,9 @@ def import_commands() -> None:
         state, jobs = Path(folder, "state"), Path(folder, "jobs.jsonl")
         Path(folder, "train.py").write_text("")
         jobs.write_text(json.dumps({"id": "a", "command": ["train.py"], "workdir": folder}) + "\n")
-        for line in (
-            *(f"submit {jobs}", f"submit {jobs}", "submit none.py", "status", "status a", "status -f json"),
-            *(
-                "status --columns job",
-                "top",
-                "top -f json",
-                "log a",
-                "log --tail 3",
-                "hold a",
-                "priority a 1",
-            ),
-            *("release a", "drain n", "wait b", "cancel a"),
-        ):
+        words = "status|status a|status -f json|status --columns job|top|top -f json|log a|log --tail 3"
+        more = "hold a|priority a 1|release a|drain n|wait b|cancel a"
+        for line in (*[f"submit {jobs}"] * 2, "submit none.py", *words.split("|"), *more.split("|")):
             call(*line.split(), "--state", str(state))
     for name in ("pliant.tools.report.job_cost", "rich.live", "rich.progress"):
         importlib.import_module(name)

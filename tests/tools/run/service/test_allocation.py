@@ -126,12 +126,6 @@ def test_stops_come_before_resizes_before_starts() -> None:
     ]
 
 
-def test_two_jobs_that_swap_nodes_both_move() -> None:
-    held = {"a": holds("a", "n0/0", "n0/1"), "b": holds("b", "n1/0", "n1/1")}
-    moves = [("move", "a", "n1/0 n1/1"), ("move", "b", "n0/0 n0/1")]
-    assert steps(held, given_to("a", n1=2), given_to("b", n0=2)) == moves
-
-
 PLACES = st.dictionaries(st.sampled_from(["n0", "n1"]), st.integers(1, 2), max_size=2)
 
 
@@ -167,8 +161,7 @@ def two(**nodes: int) -> tuple[Allocation, Allocation]:
 
 
 PAIR = {"a": ("n0/1", "n0/0"), "b": ("n0/0", "n0/1")}
-
-
+SWAP = [("move", "a", "n1/0 n1/1"), ("move", "b", "n0/0 n0/1")]
 BOTH_START = [("start", "a", "n0/0 n1/0"), ("start", "b", "n0/0 n1/0")]
 THIRD_APART = [("start", "a", "n0/0"), ("start", "c", "n0/1"), ("start", "b", "n0/0")]
 PARTED = (given_to("a", n0=1), given_to("b", n0=1))
@@ -182,12 +175,13 @@ ALONE = (given_to("b", beside="a", n0=1), given_to("c", n0=1))  # the other one 
         ({"a": ["n0/1"]}, two(n0=1), [("start", "b", "n0/1")]),
         ({"b": ["n0/1"]}, two(n0=1), [("start", "a", "n0/1")]),
         (PAIR, two(n0=2), []),
+        ({"a": ["n0/0", "n0/1"], "b": ["n1/0", "n1/1"]}, (given_to("a", n1=2), given_to("b", n0=2)), SWAP),
         ({}, (*two(n0=1), given_to("c", n0=1)), THIRD_APART),
         ({"a": ["n0/0"], "b": ["n0/0"]}, PARTED, [("move", "b", "n0/1")]),
         ({}, ALONE, [("start", "b", "n0/0"), ("start", "c", "n0/1")]),
     ],
 )
-def test_two_jobs_share_all_of_their_slots_or_none(
+def test_two_jobs_swap_nodes_or_share_all_slots_or_none(
     held: dict[str, Sequence[str]], wanted: Sequence[Allocation], expected: list[tuple[str, str, str]]
 ) -> None:
     assert steps({name: holds(name, *slots) for name, slots in held.items()}, *wanted) == expected

@@ -29,18 +29,33 @@ from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job
 from tests.tools.run.live_states import a_queue, live_state
 
+ORIGIN_S = 2e9
+
+
+@contextmanager
+def arriving(
+    folder: Path, now_s: list[float], *ahead: Job, shares: Shares | None = None
+) -> Iterator[tuple[Arrivals, State, Session]]:
+    """A run of two GPUs to which these jobs of its schedule are still to come; the clock is the list's."""
+    nodes = cluster(2).model_copy(update={"shares": shares})
+    session = Session(make_policy("fifo"), nodes, throughput_for(None, nodes))
+    with State(folder) as state:
+        if state.log.info is None:
+            state.record([run_event(decide([], nodes, None, Question("fifo")), "hash", ORIGIN_S)])
+        yield Arrivals(state, session, lambda: now_s[0], ORIGIN_S, ahead), state, session
+
 
 def taken_up(state_dir: Path, shares: Shares) -> Mapping[str, JobLog]:
     """What a first run makes of the jobs that were submitted."""
-    nodes = cluster(2).model_copy(update={"shares": shares})
-    session = Session(make_policy("fifo"), nodes, throughput_for(None, nodes))
-    with State(state_dir) as state:
-        state.record([run_event(decide([], nodes, None, Question("fifo")), "hash", 100.0)])
-        Arrivals(state, session, lambda: 101.0, 100.0).hear(101.0)
+    with arriving(state_dir, [ORIGIN_S + 1.0], shares=shares) as (arrivals, state, _):
+        arrivals.hear(ORIGIN_S + 1.0)
         return state.log.jobs
 
 
-def test_jobs_of_before_the_first_run_join_their_teams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_jobs_of_before_the_first_run_join_their_teams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """None is refused because Slurm gives no answer."""
     monkeypatch.setattr(requests, "_groups_of", lambda user: ["vision"] if user == "ann" else [])
     (tmp_path / "train.py").touch()
     command = {"command": ("train.py",)}
@@ -53,39 +68,17 @@ def test_jobs_of_before_the_first_run_join_their_teams(tmp_path: Path, monkeypat
         "b": ("", "waiting", ""),
         "c": ("vision", "rejected", 'job "c" names team "vision", which user bob is not in'),
     }
+    monkeypatch.setattr(requests, "_accounts_of", lambda user, minute: "sacctmgr: no answer")
+    submit(tmp_path / "other", [wrong], "jobs", folder=tmp_path, now_s=100.0)
+    teams = Shares(teams={"vision": Team(groups=("vision",), accounts=("cv",))})
+    found = taken_up(tmp_path / "other", teams)["c"]
+    assert (found.job.team, found.phase, "sacctmgr: no answer" in caplog.text) == ("vision", "waiting", True)
 
 
 def test_groups_of_an_account_are_those_of_the_system() -> None:
     root = pwd.getpwuid(0)
     assert grp.getgrgid(root.pw_gid).gr_name in requests._groups_of(root.pw_name)
     assert requests._groups_of("no such account") == []
-
-
-def test_a_job_is_not_refused_because_slurm_gives_no_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(requests, "_groups_of", lambda user: [])
-    monkeypatch.setattr(requests, "_accounts_of", lambda user, minute: "sacctmgr: no answer")
-    (tmp_path / "train.py").touch()
-    asked = job("a", user="ann", team="vision", command=("train.py",))
-    submit(tmp_path / "state", [asked], "jobs", folder=tmp_path, now_s=100.0)
-    teams = Shares(teams={"vision": Team(groups=("vision",), accounts=("cv",))})
-    taken = taken_up(tmp_path / "state", teams)
-    assert {name: (each.job.team, each.phase) for name, each in taken.items()} == {"a": ("vision", "waiting")}
-    assert "sacctmgr: no answer" in caplog.text
-
-
-ORIGIN_S = 2e9
-
-
-@contextmanager
-def arriving(folder: Path, now_s: list[float], *ahead: Job) -> Iterator[tuple[Arrivals, State, Session]]:
-    """A run of two GPUs to which these jobs of its schedule are still to come; the clock is the list's."""
-    nodes = cluster(2)
-    session = Session(make_policy("fifo"), nodes, throughput_for(None, nodes))
-    with State(folder) as state:
-        state.record([run_event(decide([], nodes, None, Question("fifo")), "hash", ORIGIN_S)])
-        yield Arrivals(state, session, lambda: now_s[0], ORIGIN_S, ahead), state, session
 
 
 def to_come(job_id: str, at: float, **more: Any) -> Job:
@@ -116,10 +109,7 @@ def test_jobs_still_to_come_wait_for_the_next_process_once(tmp_path: Path) -> No
         asked = [job for request in Spool(state.dirs).requests() for job in request.jobs]
         assert [(job.id, job.submit_time) for job in asked] == [("a", ORIGIN_S + 50), ("b", ORIGIN_S + 90)]
     now_s[0] = ORIGIN_S + 60.0
-    nodes = cluster(2)
-    session = Session(make_policy("fifo"), nodes, throughput_for(None, nodes))
-    with State(tmp_path) as state:
-        following = Arrivals(state, session, lambda: now_s[0], ORIGIN_S)
+    with arriving(tmp_path, now_s) as (following, state, _):
         assert following.more_to_come
         assert following.hear(now_s[0]) == (True, [])
         assert (list(state.log.jobs), following.more_to_come) == (["a"], True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pliant.schemas.io import read_events
-from pliant.tools.run.statedir.log.fold import RunLog, fold
+from pliant.tools.run.statedir.log.fold import RunLog
+from pliant.tools.run.statedir.state import read_log
 from pliant.tools.run.watch.job_page import status_document
 from pliant.tools.run.watch.status import Watcher, closed_lines
 from tests.builders import cluster
@@ -24,18 +24,15 @@ def world(tmp_path: Path) -> Iterator[World]:
     found.close()
 
 
-def log(world: World) -> RunLog:
-    return fold(read_events(world.dirs.events))
-
-
-def until(world: World, name: str, value: object) -> None:
-    """Turn the loop until a job of the log is placed so, or a node is down or not."""
+def until(world: World, name: str, value: object) -> RunLog:
+    """Turn the loop until a job of the log is placed so, or a node is down or not; returns the log."""
 
     def is_so() -> bool:
-        found = log(world)
+        found = read_log(world.dirs.path)
         return (dict(found.jobs[name].placement) if name in found.jobs else name in found.down) == value
 
     world.turn_until(is_so)
+    return read_log(world.dirs.path)
 
 
 @pytest.mark.parametrize("runs_on", [False, True])
@@ -52,8 +49,7 @@ def test_an_elastic_job_shrinks_and_grows_again(world: World, runs_on: bool) -> 
     until(world, "n1", True)
     world.turn(20.0 if runs_on else 1.0)
     world.nodes.lost.clear()
-    until(world, "a", {"n0": 2, "n1": 2})
-    assert not log(world).down
+    assert not until(world, "a", {"n0": 2, "n1": 2}).down
     down, up = world.events("node_down", "node_up")
     assert (down.detail, up.detail) == ({"node": "n1", "reason": "down"}, {"node": "n1"})
     changes = world.lines("start", "shrink", "grow", "preempt", "requeue", "resume")
@@ -68,8 +64,7 @@ def test_a_job_that_cannot_be_resized_waits_and_is_not_at_fault(world: World) ->
     (requeue,) = world.events("requeue")
     assert requeue.detail == {"reason": "node n1 is down: down"}
     world.nodes.lost.clear()
-    until(world, "a", {"n0": 2, "n1": 2})
-    assert log(world).jobs["a"].failures == 0
+    assert until(world, "a", {"n0": 2, "n1": 2}).jobs["a"].failures == 0
 
 
 def test_a_node_that_is_down_is_known_to_the_next_run(world: World) -> None:

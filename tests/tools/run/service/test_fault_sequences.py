@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from pliant.schemas.io import read_events
 from tests.tools.run.simulated.world import DEEDS, MEMORY, POLICIES, live_through
 
-SEQUENCES = 60
 deeds = st.tuples(st.sampled_from(("submit", "submit", "submit", *DEEDS)), st.integers(0, 999))
 
 
@@ -30,7 +29,7 @@ def silence() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@settings(max_examples=SEQUENCES, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(POLICIES) - 1), st.lists(deeds, min_size=3, max_size=25))
 def test_no_sequence_of_faults_breaks_a_promise(policy: int, story: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:

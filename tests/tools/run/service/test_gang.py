@@ -66,7 +66,7 @@ class Scene:
         self.job = JobDir(folder)
         self.backend = Stops()
         handle = Handle("a", 1, self.job.attempt(1).path)
-        handle.folder.mkdir(parents=True)
+        handle.files.logs.mkdir(parents=True)
         self.gang = Gang(handle, plan, target, cast("Backend", self.backend), timeouts=TIMES)
         self.gang.statuses = (RUNNING, RUNNING)
 
@@ -140,6 +140,9 @@ def test_a_given_up_slot_is_busy_until_its_worker_is_gone(elastic: Scene) -> Non
     elastic.reaches(1)
     elastic.goes_on(elastic.gang.plan.members[0])
     assert elastic.gang.busy == set(elastic.target.slots)
+    for nodes, asked in ({"n0"}, []), ({"n0", "n1"}, ["kill [1]"]):
+        elastic.gang.end_left_over(nodes)
+        assert elastic.backend.asked == asked, "units that the plan does without are ended by node"
     elastic.stop(0.0)
     assert elastic.gang.plan.workers == (0, 1)
     assert elastic.gang.busy == set(elastic.target.slots)
@@ -199,15 +202,6 @@ def test_a_notice_takes_the_place_of_the_usual_limits_of_a_stop(scene: Scene) ->
     scene.gang.heed(None, 529.9)
     assert scene.watch(559.8) == ["term"], "the node was resumed"
     assert scene.watch(559.9) == ["term", "kill"]
-
-
-def test_units_that_the_plan_does_without_are_ended_by_node(elastic: Scene) -> None:
-    elastic.reaches(1)
-    elastic.goes_on(elastic.gang.plan.members[0])
-    elastic.gang.end_left_over({"n0"})
-    assert elastic.backend.asked == []
-    elastic.gang.end_left_over({"n0", "n1"})
-    assert elastic.backend.asked == ["kill [1]"]
 
 
 def test_a_gang_is_in_doubt_only_while_it_neither_stops_nor_ends(elastic: Scene) -> None:
@@ -383,12 +377,6 @@ def test_a_new_worker_is_waited_for_while_it_is_wanted(training: Scene, lives: L
     assert training.watch(1e6 + 61) == ["kill [2]"]
 
 
-def test_a_plan_may_name_a_worker_that_is_still_to_be_started(elastic: Scene, lives: Lives) -> None:
-    elastic.goes_on(*elastic.gang.plan.members, make_member(ADDED, NodeInfo("n1", 2), 2))
-    assert elastic.watch(0.0) == []
-    assert not elastic.gang.stopping
-
-
 @pytest.mark.parametrize("outcome", ["done", ""])
 def test_a_launcher_that_outlives_its_worker_is_killed_in_time(training: Scene, lives: Lives, outcome: str):
     """A torchrun that hangs, or that was stopped, also where its worker died without a word."""
@@ -417,25 +405,27 @@ def test_an_idle_launcher_of_a_rigid_job_has_a_limit(tmp_path: Path, caplog: pyt
     assert "what is left on n1 does not end" in caplog.text
 
 
+def test_a_plan_may_name_a_worker_that_is_still_to_be_started(elastic: Scene, lives: Lives) -> None:
+    elastic.goes_on(*elastic.gang.plan.members, make_member(ADDED, NodeInfo("n1", 2), 2))
+    assert (elastic.watch(0.0), elastic.gang.stopping) == ([], False)
+
+
 def test_a_gang_that_does_not_train_yet_has_no_limit(scene: Scene, lives: Lives) -> None:
     lives.of = {0: "absent", 1: "absent"}
     scene.watch(1e6)
     assert scene.gang.serves(scene.target)
 
 
-def test_the_next_launcher_knows_where_former_workers_may_be(training: Scene) -> None:
+def test_the_next_launcher_knows_where_workers_are_and_what_was_read(training: Scene) -> None:
     """No other worker may be started where one has not ended yet."""
-    training.goes_on(training.gang.plan.members[0])
-    after = training.taken_over()
-    assert (after.leaving, after.busy) == ({Slot("n1", 0)}, {Slot("n0", 0), Slot("n1", 0)})
-
-
-def test_the_next_launcher_knows_which_events_were_read(training: Scene) -> None:
     with EventWriter(training.gang.handle.files.progress) as writer:
         writer.append([Event(1.0, "progress", "a", detail={"generation": 1}), Event(2.0, "progress", "a")])
     after = training.taken_over(seen=1)
     assert [after.settles(event) for event in after.tail.read()] == [True]
     assert not training.taken_over().settles(Event(2.0, "progress", "a")), "its plan may not be in force yet"
+    training.goes_on(training.gang.plan.members[0])
+    after = training.taken_over()
+    assert (after.leaving, after.busy) == ({Slot("n1", 0)}, {Slot("n0", 0), Slot("n1", 0)})
 
 
 def test_the_next_launcher_stops_a_script_as_it_asked(tmp_path: Path) -> None:
@@ -500,7 +490,6 @@ def stands_in(scene: Scene, worker: int, function: str) -> None:
 
 def test_workers_that_do_not_stop_are_asked_for_their_stacks(elastic: Scene) -> None:
     files = elastic.gang.handle.files
-    files.logs.mkdir()
     elastic.reaches(1)
     elastic.stop(1000.0)
     assert elastic.watch(1056.0) == []
@@ -519,7 +508,6 @@ def test_workers_that_do_not_stop_are_asked_for_their_stacks(elastic: Scene) -> 
 
 def test_a_worker_that_hangs_after_its_training_is_asked_too(elastic: Scene) -> None:
     files = elastic.gang.handle.files
-    files.logs.mkdir()
     elastic.reaches(1)
     elastic.gang._members.life = lambda _worker: "alive"  # type: ignore[method-assign]
     elastic.gang._members.overdue = lambda *_: [1] if question(files) == "" else []  # type: ignore[method-assign]

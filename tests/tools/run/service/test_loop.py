@@ -16,10 +16,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import read_schedule
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.commands import read_plan
-from pliant.tools.run.service.loop import Loop, RunOptions
+from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.reports import Progressed
-from pliant.tools.run.service.run import check_failed, run_once, run_until_done
+from pliant.tools.run.service.run import Interrupts, check_failed, in_background, run_once, run_until_done
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
@@ -27,14 +26,12 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log import events as journal
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.state import State, read_log
-from pliant.tools.run.watch.job_status import in_order as jobs_in_order
-from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session import session as patience
 from tests.tools.run.conftest import left_running
-from tests.tools.run.scripts import EXIT, OBEDIENT
+from tests.tools.run.scripts import EXIT
 from tests.tools.run.site import Site, until
 from tests.tools.schedule.histories import decide_from
 
@@ -111,15 +108,13 @@ def test_a_job_shrinks_for_another_and_grows_after_it(site: Site) -> None:
 
 def test_a_policy_that_follows_epochs_is_asked_when_one_ends(site: Site) -> None:
     """No profile says how long an epoch takes, so only the report of the workers can let the job grow."""
-    every_100 = "if told is not None and told // 100 < done // 100:\n        "
-    every_100 += 'say(event="epoch", samples_done=done, loss=0.5, detail={"epoch": done // 100})'
-    text = OBEDIENT.replace("    told = done\n", f"    {every_100}\n    told = done\n")
-    site.job("a", "--samples", 400, "--gate", site.gate, samples=400, high=2, text=text)
+    site.job("a", "--samples", 400, "--epoch", 100, "--gate", site.gate, samples=400, high=2)
     run_until_done(site.options("ones"), when(lambda log: log.jobs["a"].gpus == 2, site.gate.touch))
     assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
 
 
 def test_a_run_that_has_ended_is_whole_in_its_log(site: Site) -> None:
+    """One whose log has but the beginning of it, as it died before its first start, begins again."""
     site.job("a", samples=50)
     site.job("b", samples=50, at=0.5)
     options = site.options("las")
@@ -142,6 +137,15 @@ def test_a_run_that_has_ended_is_whole_in_its_log(site: Site) -> None:
         run_until_done(options, silent)
     run_until_done(site.options(None), silent)
     assert site.events() == before
+    header, first_line, _ = (site.state / "events.jsonl").read_text().split("\n", 2)
+    again = Site(site.folder / "again")
+    again.state.mkdir()
+    (again.state / "events.jsonl").write_text(f"{header}\n{first_line}\n")
+    (again.state / "schedule.json").write_text((site.folder / "schedule.json").read_text())
+    run_until_done(again.options(None), silent)
+    assert [line for line in again.story() if line.startswith("finish")] == ["finish a 0", "finish b 0"]
+    times = {(event.event, event.job): event.time for event in again.events()}
+    assert times["submit", "b"] - times["submit", "a"] >= 0.4
 
 
 def test_a_failing_job_is_given_up_after_three_retries(site: Site) -> None:
@@ -211,41 +215,20 @@ def fills_up(patch: pytest.MonkeyPatch, when_full: Callable[[RunLog, Sequence[Ev
     patch.setattr(State, "record", recorded)
 
 
-def test_a_full_disk_ends_the_run_but_not_the_training(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_jobs_train_on_or_are_stopped(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.job("a", "--gate", site.gate, samples=300)
     with monkeypatch.context() as patch:
         fills_up(patch, lambda log, events: trains("a")(log))
         with pytest.raises(ServiceMissingError, match="no space left on device; 1 jobs train on: run again"):
             run_until_done(site.options("fifo"), silent)
-    site.gate.touch()
-    run_until_done(site.options(None), silent)
-    assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
-    done = [event.samples_done for event in site.events() if event.event == "progress"]
-    assert done == sorted(set(done), key=lambda value: value or 0)
-
-
-def test_a_stop_on_a_full_disk_stops_the_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.job("a", samples=1e6)
     fills_up(monkeypatch, lambda log, events: any(event.event == "requeue" for event in events))
     with pytest.raises(ServiceMissingError, match=r"no space left on device$"):
-        run_until_done(site.options("fifo"), when(trains("a"), interrupt))
+        run_until_done(site.options(None), when(trains("a", 30.0), interrupt))
     assert left_running(site.folder) == []
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
-
-
-def test_a_run_that_died_before_its_first_start_begins_again(site: Site) -> None:
-    site.job("a", samples=30)
-    site.job("b", samples=30, at=0.4)
-    run_until_done(site.options("fifo"), silent)
-    header, first, _ = (site.state / "events.jsonl").read_text().split("\n", 2)
-    again = Site(site.folder / "again")
-    again.state.mkdir()
-    (again.state / "events.jsonl").write_text(f"{header}\n{first}\n")
-    (again.state / "schedule.json").write_text((site.folder / "schedule.json").read_text())
-    run_until_done(again.options(None), silent)
-    assert [line for line in again.story() if line.startswith("finish")] == ["finish a 0", "finish b 0"]
-    times = {(event.event, event.job): event.time for event in again.events()}
-    assert times["submit", "b"] - times["submit", "a"] >= 0.3
+    assert site.of("a") == ["submit a", "start a 1"], "the first run had ended none of it"
+    done = [event.samples_done for event in site.events() if event.event == "progress"]
+    assert done == sorted(set(done), key=lambda value: value or 0)
 
 
 @pytest.mark.parametrize("rounds", [0, 5])
@@ -301,7 +284,14 @@ def test_once_starts_what_the_schedule_says(site: Site) -> None:
 
 
 def test_once_resizes_as_a_dry_run_says(site: Site) -> None:
+    """A dry run prints commands, too, and touches nothing; a stopped job says why it waits."""
     site.job("a", samples=1e6, high=2)
+    head, plan, first, second = runner.dry_run_text(site.options(), resume=True).splitlines()
+    assert head == "start a: nothing -> n0/0 n0/1 (attempt 1)"
+    assert plan == "  plan: global batch 8, 1 micro-steps, learning rate x 1"
+    assert "PLIANT_SLOT=n0/0" in first
+    assert shlex.split(second)[-3:] == [site.script, "--samples", "1000000.0"]
+    assert not site.state.exists()
     run_once(site.options())
     site.job("b", samples=1e6, high=2)
     lines = runner.dry_run_text(site.options(), resume=False).splitlines()
@@ -310,23 +300,19 @@ def test_once_resizes_as_a_dry_run_says(site: Site) -> None:
     assert read_log(site.state).jobs.keys() == {"a"}
     run_once(site.options())
     assert site.story() == ["submit a", "start a 2", "submit b", "shrink a 1", "start b 1"]
+    site.job("0", samples=1e6, gpus=2)
+    waits = {each.job: each.reason for each in read_schedule(site.schedule("fifo")).waiting}
+    run_once(site.options("fifo"))
+    assert site.story()[-4:] == ["submit 0", "preempt a 0", "preempt b 0", "start 0 2"]
+    stopped = {
+        event.job: (event.detail or {})["reason"] for event in site.events() if event.event == "preempt"
+    }
+    assert stopped == waits
+    assert all(waits.values())
     site.jobs.clear()
     run_once(site.options())
-    assert site.story()[-2:] == ["preempt a 0", "preempt b 0"]
+    assert site.story()[-1] == "preempt 0 0"
     assert left_running(site.folder) == []
-
-
-def test_once_says_why_a_stopped_job_waits(site: Site) -> None:
-    site.job("b", samples=1e6, gpus=2)
-    run_once(site.options("fifo"))
-    site.job("a", samples=1e6, gpus=2)
-    (waits,) = read_schedule(site.schedule("fifo")).waiting
-    run_once(site.options("fifo"))
-    assert site.story()[-2:] == ["preempt b 0", "start a 2"]
-    (stopped,) = (event for event in site.events() if event.event == "preempt")
-    assert (stopped.detail or {})["reason"] == waits.reason != ""
-    site.jobs.clear()
-    run_once(site.options())
 
 
 def test_once_judges_rigid_jobs_by_their_exit_codes(site: Site) -> None:
@@ -357,39 +343,25 @@ def test_a_failed_job_is_not_started_before_its_time(site: Site, monkeypatch: py
         assert [given.job for given in found.allocations] == jobs
 
 
-def damage(*paths: Path) -> None:
-    for path in paths:
-        path.write_text("{")
-
-
-def lose(*paths: Path) -> None:
-    for path in paths:
-        path.unlink()
-
-
 def of_job(site: Site, job_id: str) -> set[int]:
     folder = str(StateDir(site.state).job(job_id).path)
     return {found.pid for found in left_running(site.folder) if found.environ()[ENV_JOB_DIR] == folder}
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> tuple[Site, dict[str, set[int]]]:
-    """Jobs that train on a slot each, and their processes."""
+def test_only_a_job_whose_files_nothing_can_replace_starts_again(tmp_path: Path) -> None:
+    """A plan that is lost, or one damaged file, costs nothing."""
     site = Site(tmp_path, slots=6)
     for name in "abcdef":
         site.job(name, "--deaf", "--gate", site.gate, samples=150)
     run_once(site.options("fifo"))
-    for name in "abcdef":
-        until(StateDir(site.state).job(name).attempt(1).progress.exists)
-    return site, {name: of_job(site, name) for name in "abcdef"}
-
-
-def test_only_a_job_whose_files_nothing_can_replace_starts_again(running: tuple[Site, dict[str, set[int]]]):
-    """A plan that is lost, or one damaged file, costs nothing."""
-    site, before = running
-    a, b, c, d, e, f = (StateDir(site.state).job(name) for name in "abcdef")
-    damage(a.attempt(1).launch, b.plan, d.plan, d.attempt(1).plan(1))
-    lose(c.plan, e.plan, e.attempt(1).plan(1), f.attempt(1).launch)
+    a, b, c, d, e, f = folders = [StateDir(site.state).job(name) for name in "abcdef"]
+    for folder in folders:
+        until(folder.attempt(1).progress.exists)
+    before = {name: of_job(site, name) for name in "abcdef"}
+    for damaged in (a.attempt(1).launch, b.plan, d.plan, d.attempt(1).plan(1)):
+        damaged.write_text("{")
+    for lost in (c.plan, e.plan, e.attempt(1).plan(1), f.attempt(1).launch):
+        lost.unlink()
     run_once(site.options("fifo"))
     assert {name: of_job(site, name) for name in "abc"} == {name: before[name] for name in "abc"}
     for name, folder, generation in (("d", d, 2), ("e", e, 1), ("f", f, 2)):
@@ -402,17 +374,6 @@ def test_only_a_job_whose_files_nothing_can_replace_starts_again(running: tuple[
     run_once(site.options("fifo"))
     for name in "abc":
         assert site.of(name) == [f"submit {name}", f"start {name} 1", f"finish {name} 0"]
-
-
-def test_a_dry_run_prints_commands_and_touches_nothing(site: Site) -> None:
-    site.job("a", samples=50, high=2)
-    text = runner.dry_run_text(site.options(), resume=True)
-    head, plan, first, second = text.splitlines()
-    assert head == "start a: nothing -> n0/0 n0/1 (attempt 1)"
-    assert plan == "  plan: global batch 8, 1 micro-steps, learning rate x 1"
-    assert "PLIANT_SLOT=n0/0" in first
-    assert shlex.split(second)[-3:] == [site.script, "--samples", "50"]
-    assert not site.state.exists()
 
 
 def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
@@ -435,56 +396,63 @@ def test_a_dry_run_names_the_steps_as_the_log_will(site: Site) -> None:
     run_once(site.options("fifo"))
 
 
-REPORTS = '''
-"""Trains until the gate is there, and reports as rank 0 does: newest progress in a file, little history."""
-import json, os, pathlib, sys, time
-
-folder = pathlib.Path(os.environ["PLIANT_JOB_DIR"])
-gate = pathlib.Path(sys.argv[1])
-plan = json.loads((folder / "plan.json").read_text())
-attempt = folder / "attempts" / str(plan["attempt"])
-with (attempt / "progress.jsonl").open("a") as file:
-    for line in (
-        {"schema": "pliant.event/1"},
-        dict(time=time.time(), job="a", event="progress", samples_done=8.0, detail={"generation": 1}),
-    ):
-        file.write(json.dumps(line) + "\\n")
-step = 1
-while not gate.exists():
-    step += 1
-    known = {name: plan[name] for name in ("job", "attempt", "generation", "global_batch")}
-    report = {"schema": "pliant.progress/1", **known, "gpus": len(plan["members"]), "step": step, "epoch": 0,
-              "samples_done": 8.0 * step, "loss": 0.5, "step_seconds": 0.25, "noise_scale": 12.0}
-    (folder / "progress.json.new").write_text(json.dumps(report))
-    (folder / "progress.json.new").replace(folder / "progress.json")
-    time.sleep(0.01)
-os.kill(os.getpid(), 9)
-'''
+# Signals that a run counts, and a loop that is left in the background.
 
 
-def test_reports_reach_policy_and_status_but_not_the_log(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log has the first step, and how far the job was when it failed."""
-    seen: list[tuple[float, int, float | None]] = []
-    shown: list[float] = []
-    refine = Loop._refine
+@pytest.mark.parametrize("handling", [signal.SIG_DFL, signal.SIG_IGN])
+def test_the_end_of_a_loop_that_cannot_begin_is_known(tmp_path: Path, handling: signal.Handlers) -> None:
+    """A parent process may have it ignore SIGCHLD."""
+    before = signal.signal(signal.SIGCHLD, handling)
+    try:
+        started = in_background(lambda _ready: 75, tmp_path / "run.log")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert started.failed == 75
 
-    def noted(live: Loop, report: Progressed) -> None:
-        refine(live, report)
-        job = live.session.jobs["a"]
-        seen.append((job.samples_done(live.clock()), len(job.observations), job.noise_scale))
 
-    def look() -> None:
-        shown.append(jobs_in_order(Watcher(site.state).look().log)[0].samples_done)
-        site.gate.touch()
+def test_what_a_loop_in_the_background_printed_is_known(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("an older message\n")
 
-    monkeypatch.setattr(Loop, "_refine", noted)
-    site.job("a", site.gate, text=REPORTS, samples=1e6, high=1)
-    far = when(lambda log: "a" in log.newest and log.newest["a"].samples_done >= 400.0, look)
-    run_until_done(replace(site.options(), retries=0), far)
-    assert seen[-1][0] >= 400.0
-    assert seen[-1][1:] == (1, 12.0)
-    assert shown[0] >= 400.0, "another process sees it, too"
-    assert [event.event for event in site.events()].count("progress") == 1
-    assert site.story() == ["submit a", "start a 1", "fail a 0"]
-    (failed,) = [event for event in site.events() if event.event == "fail"]
-    assert (failed.samples_done or 0.0) >= 400.0
+    def explain(_ready: Callable[[], None]) -> int:
+        os.write(2, b"its cluster is gone\n")
+        return 1
+
+    assert in_background(explain, log).said == "its cluster is gone\n"
+
+
+def test_a_loop_in_the_background_holds_no_pipe_open(tmp_path: Path) -> None:
+    """Who waits for the end of a pipe would wait for the end of the service."""
+
+    def look(ready: Callable[[], None]) -> int:
+        os.dup2(os.pipe()[0], 0)
+        ready()
+        ready()
+        for descriptor in (0, 1):
+            os.write(2, os.readlink(f"/proc/self/fd/{descriptor}").encode() + b"\n")
+        os.write(2, b"a session of its own\n" if os.getsid(0) == os.getpid() else b"")
+        return 0
+
+    log = tmp_path / "run.log"
+    started = in_background(look, log)
+    assert started.failed is None
+    os.waitpid(started.pid, 0)
+    assert log.read_text().splitlines() == [os.devnull, os.devnull, "a session of its own"]
+
+
+def test_signals_are_noted_and_an_ignored_one_stays_ignored() -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with Interrupts() as interrupts:
+        for number in numbers:
+            signal.raise_signal(number)
+    assert interrupts.received == [*numbers]
+    assert [signal.getsignal(number) for number in numbers] == before
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGINT)
+        assert interrupts.received == []
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before[0])

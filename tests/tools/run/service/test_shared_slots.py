@@ -14,19 +14,17 @@ import pytest
 
 from pliant.schemas.cluster import Sharing
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, read_schedule, write_schedule
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.run import run_until_done
 from pliant.tools.run.service.submit import cancel
-from pliant.tools.run.statedir.log.events import submit_event
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.log.repair import fit_together
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.policies.lucid import Lucid
 from pliant.tools.schedule.policy import Decision, Target
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import cluster, job
+from tests.builders import cluster
+from tests.tools.run.instant import InstantBackend
 from tests.tools.run.simulated.world import POLICIES, World
 from tests.tools.run.site import Site
 
@@ -69,8 +67,13 @@ def test_two_jobs_train_on_one_slot_at_the_same_time(site: Site) -> None:
     assert {job_id: (detail or {}).get("beside") for job_id, detail in starts.items()} == {"a": "b", "b": "a"}
 
 
-def test_a_schedule_whose_jobs_disagree_on_sharing_is_refused(site: Site) -> None:
-    path = Path(schedule(site))
+def test_a_schedule_that_cannot_share_so_is_refused(site: Site) -> None:
+    """A backend gives a GPU to one job, or its jobs disagree."""
+    path, backend = Path(schedule(site)), InstantBackend(site.cluster)
+    backend.shares_slots = False
+    options = replace(site.options(), schedule=schedule(site), backend="slurm")
+    with pytest.raises(BadInputError, match="slurm gives a GPU to one job"):
+        PreparedRun.read(options, lambda *_: backend, resume=False)
     text = json.loads(path.read_text())
     given = text["allocations"][1]
     for change, wrong in (
@@ -81,15 +84,6 @@ def test_a_schedule_whose_jobs_disagree_on_sharing_is_refused(site: Site) -> Non
         path.write_text(json.dumps(text))
         with pytest.raises(BadInputError, match=f"expected {wrong}"):
             read_schedule(path)
-
-
-def test_a_schedule_with_shared_slots_is_refused_there(site: Site, tmp_path: Path) -> None:
-    world = World(tmp_path)
-    world.nodes.shares_slots = False
-    options = replace(site.options(), schedule=schedule(site), backend="slurm")
-    with pytest.raises(BadInputError, match="slurm gives a GPU to one job"):
-        PreparedRun.read(options, lambda *_: world.nodes, resume=False)
-    world.close()
 
 
 @pytest.mark.parametrize("machines", ["go on", "were started again"])
@@ -111,7 +105,6 @@ def test_jobs_that_share_are_parted_when_a_run_goes_on_there(tmp_path: Path, mac
 
 
 def test_a_policy_that_packs_shares_no_slots_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-
     world = World(tmp_path, POLICIES.index("lucid"))
     world.nodes.shares_slots = False
     with closing(world), caplog.at_level(logging.WARNING, "pliant"):
@@ -188,29 +181,6 @@ def test_of_two_that_share_a_lost_node_one_goes_on_alone(tmp_path: Path, monkeyp
         }
 
 
-def test_a_repair_leaves_jobs_that_share_where_they_are() -> None:
-    place = (("n0", 1),)
-    jobs = [submit_event(job(name), 10.0, {"samples": 1000.0}) for name in "abc"]
-    log = [
-        *jobs,
-        Event(11.0, "start", "a", gpus=1, placement=place),
-        Event(12.0, "start", "b", gpus=1, placement=place, detail={"beside": "a"}),
-        Event(13.0, "finish", "a", gpus=0, placement=()),
-        Event(14.0, "start", "c", gpus=1, placement=place, detail={"beside": "b"}),
-    ]
-    kept, said = fit_together(log, {"n0": 1})
-    assert (list(kept), said) == (log, [])
-    without = [event for event in log if event.job != "c" and event.event != "finish"]
-    other = Event(15.0, "start", "c", gpus=1, placement=place)
-    kept, said = fit_together([*without, jobs[2], other], {"n0": 1})
-    lost = [event.job for event in kept if event.event == "requeue"]
-    assert lost == ["a", "b"], "no job has room beside them"
-
-
-def fails(self: Lucid, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-    raise ArithmeticError("out of numbers")
-
-
 def test_a_job_alone_again_stays_so_if_the_policy_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What it held with the other one is not put back: that one has ended."""
     with pair(tmp_path, 2) as world:
@@ -219,10 +189,10 @@ def test_a_job_alone_again_stays_so_if_the_policy_fails(tmp_path: Path, monkeypa
         assert world.loop is not None
         (held,) = world.loop.executor.held.values()
         assert (held.job, held.gpus, held.beside) == ("b", 2, None)
-        monkeypatch.setattr(Lucid, "decide", fails)
+        monkeypatch.setattr(Lucid, "decide", lambda *_: 1 / 0)
         world.ask("c", 1, 4000.0, low=1, high=1)
         world.turn_until(lambda: any("error" in (event.detail or {}) for event in world.events("decision")))
         (error,) = {(event.detail or {}).get("error") for event in world.events("decision")} - {None}
-        assert "out of numbers" in error
+        assert "division by zero" in error
         assert [one.handle.job for one in world.nodes.training()] == ["b"]
         assert not world.lines("fail", "reject", "preempt", "requeue")

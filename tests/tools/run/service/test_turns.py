@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,15 +20,18 @@ from pliant.schemas.errors import BadInputError, LockedError, ServiceMissingErro
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import EventWriter
 from pliant.schemas.io import read_events, read_schedule, write_cluster
-from pliant.tools.run.backends.protocol import NodeInfo
+from pliant.tools.run.backends.protocol import Handle, NodeInfo, UnitStatus
 from pliant.tools.run.service import launching as runnable
 from pliant.tools.run.service import loop as turns
-from pliant.tools.run.service.executor import STARTING_S
+from pliant.tools.run.service.executor import STARTING_S, Condemned
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.reports import AttemptEnded, Said, in_turns
+from pliant.tools.run.statedir.contract.folders import UnreadableError
 from pliant.tools.run.statedir.failures import Faults
 from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.run.watch.job_status import in_order as jobs_in_order
+from pliant.tools.run.watch.status import Watcher
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
@@ -46,38 +51,33 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def test_a_start_that_cannot_be_recorded_is_not_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_is_in_the_log_or_is_not_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else workers would run that no later launcher knows of."""
     world.turn()
     loop, record = world.loop, State.record
     assert loop is not None
-
-    def refuse_starts(state: State, events: Iterable[Event]) -> None:
-        batch = list(events)
-        if any(event.event == "start" for event in batch):
-            raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
-        record(state, batch)
-
-    world.ask("a", 2)
-    with monkeypatch.context() as patch:
-        patch.setattr(State, "record", refuse_starts)
-        with pytest.raises(ServiceMissingError):
-            loop.step()
-    loop.executor.tick()
-    assert (loop.executor.held, dict(world.nodes.attempts)) == ({}, {})
-
-
-def test_a_start_is_in_the_log_before_the_first_process_runs(world: World) -> None:
-    world.turn()
     known: list[list[str]] = []
 
     def note() -> None:
         known.append([job_id for job_id, found in read_log(world.dirs.path).active.items() if found.gpus])
 
+    def refuse_starts(state: State, events: Iterable[Event]) -> None:
+        batch = list(events)
+        if any(event.event == "start" and event.job == "b" for event in batch):
+            raise ServiceMissingError("events.jsonl: cannot be written: no space left on device")
+        record(state, batch)
+
     world.nodes.before_each = note
     world.ask("a", 2)
     world.turn_until(lambda: world.nodes.attempts)
-    assert known[0] == ["a"]
+    assert known[0] == ["a"], "before its first process runs"
+    world.ask("b", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "record", refuse_starts)
+        with pytest.raises(ServiceMissingError):
+            loop.step()
+    loop.executor.tick()
+    assert ([*loop.executor.held], [handle.job for handle in world.nodes.attempts]) == (["a"], ["a"])
 
 
 def test_after_a_drain_nothing_gives_a_job_gpus(world: World) -> None:
@@ -279,6 +279,25 @@ def train(world: World, name: str, samples: float) -> None:
     world.turn_until(lambda: world.events("progress"))
 
 
+def test_reports_reach_policy_and_status_but_not_the_log(world: World) -> None:
+    """The log has the first step, and how far the job was when it failed."""
+    train(world, "a", 1e4)
+    for _ in range(2):
+        world.turn(1.0)
+    (workers,) = world.nodes.training()
+    done = workers.done
+    assert world.loop is not None
+    job = world.loop.session.jobs["a"]
+    assert (job.samples_done(world.loop.session.now_s), len(job.observations)) == (done, 1)
+    (shown,) = jobs_in_order(Watcher(world.dirs.path).look().log)
+    assert shown.samples_done == done, "another process sees it, too"
+    for unit in workers.units:
+        unit.end(-9)
+    world.turn_until(lambda: world.events("requeue"))
+    assert [event.samples_done for event in world.events("requeue")] == [done]
+    assert len(world.events("progress", "checkpoint")) == 1
+
+
 def test_a_worker_lost_right_before_the_end_is_in_the_log(world: World) -> None:
     """How it ended is waited for, and the job may end meanwhile."""
     train(world, "a", 300.0)
@@ -381,45 +400,42 @@ def test_of_two_runs_in_an_empty_folder_only_one_begins(tmp_path: Path) -> None:
 
 
 JOBS = 6
-SMALL = 4  # a deed's number: a job that begins on one GPU
 
 
-@pytest.fixture
-def busy(tmp_path: Path) -> Iterator[World]:
-    """Jobs that begin on one GPU each."""
-    world = World(tmp_path.resolve())
-    for _ in range(JOBS):
-        world.submit(SMALL)
-    world.turn()  # it begins
-    world.turn()  # it decides
-    yield world
-    world.close()
+def ask_for_many(world: World) -> None:
+    """Jobs that begin on one GPU each; it is decided, and none has started."""
+    for number in range(JOBS):
+        world.ask(f"j{number}", 1, low=1, high=2)
+    world.turn()
+    world.turn()
 
 
-def test_a_tick_starts_jobs_for_a_while_and_the_next_one_goes_on(busy: World) -> None:
-    busy.nodes.before_each = lambda: busy.clock.advance(STARTING_S / 2)  # twice for each start
+def test_a_tick_starts_jobs_for_a_while_and_the_next_one_goes_on(world: World) -> None:
+    ask_for_many(world)
+    world.nodes.before_each = lambda: world.clock.advance(STARTING_S / 2)  # twice for each start
     seen = []
     for _ in range(JOBS):
-        busy.turn()
-        seen.append(len(busy.nodes.training()))
+        world.turn()
+        seen.append(len(world.nodes.training()))
     assert seen[:2] == [2, 4], "each turn starts some"
     assert max(seen) == JOBS
 
 
-def test_what_many_workers_say_goes_into_the_log_at_once(busy: World, monkeypatch: pytest.MonkeyPatch):
+def test_what_many_workers_say_goes_into_the_log_at_once(world: World, monkeypatch: pytest.MonkeyPatch):
     """Each write is forced to disk, which takes as long for one line as for many."""
-    busy.turn()
+    ask_for_many(world)
+    world.turn()
     written: list[list[str]] = []
     append = EventWriter.append
 
     def note(writer: EventWriter, events: tuple[Event, ...]) -> None:
-        if writer.path == busy.dirs.events.resolve():
+        if writer.path == world.dirs.events.resolve():
             written.append([event.event for event in events])
         append(writer, events)
 
     monkeypatch.setattr(EventWriter, "append", note)
     while not any("progress" in names for names in written):
-        busy.turn()
+        world.turn()
     assert ["progress"] * JOBS in written
 
 
@@ -464,3 +480,146 @@ def test_a_restart_ends_no_job_that_was_accepted(
         assert sorted(world.lines("finish", "fail", "reject")) == ["finish a 0", "finish b 0"]
     finally:
         world.close()
+
+
+# Jobs of which it is not sure what runs: no other job is started on their slots, and none of them twice.
+
+
+TOO_MANY_FILES = UnreadableError("too many open files")
+BROKEN = OSError(errno.EIO, os.strerror(errno.EIO))
+DIES_IN_S = 20.0
+
+
+def begin_again_without_the_plan_of(world: World, name: str) -> None:
+    world.end_loop(0)
+    world.hazard.hidden.add(world.dirs.job(name).plan)
+    world.turn()
+
+
+@pytest.mark.parametrize("copy_is_damaged", [False, True])
+@pytest.mark.parametrize("order", ["cancel", "hold"])
+def test_a_job_with_an_unreadable_plan_keeps_its_slots(world: World, order: str, copy_is_damaged: bool):
+    world.ask("a", 2)
+    world.turn_until(lambda: world.slots("a"))
+    if copy_is_damaged:
+        world.dirs.job("a").attempt(1).kept_plan(1).write_text("{")
+    begin_again_without_the_plan_of(world, "a")
+    if order == "cancel":
+        world.cancel(0)
+    else:
+        world.order(0)
+    world.ask("b", 6)
+    for _ in range(10):
+        world.turn()
+    assert [event.job for event in world.events("start")] == ["a", "b"], "it has the slots by the policy"
+    assert len(world.slots("a")) == 2
+    assert world.attempts("b") == [], "and waits for the workers of the other"
+    world.show_plans(0)
+    world.turn_until(lambda: world.slots("b"))
+    assert world.nodes.wrongs == []
+
+
+def test_a_job_with_an_unreadable_plan_stays_where_it_is(world: World, caplog: pytest.LogCaptureFixture):
+    for name in "ab":
+        world.ask(name, 1)
+    world.turn_until(lambda: world.slots("b"))
+    world.cancel(0)
+    world.turn_until(lambda: not world.slots("a"))
+    assert world.slots("b") == {"n0/1"}
+    begin_again_without_the_plan_of(world, "b")
+    assert "job b is left as it is" in caplog.text
+    world.ask("c", 1)
+    world.turn_until(lambda: world.slots("c"), most=3)
+    world.show_plans(0)
+    for _ in range(5):
+        world.turn()
+    assert (world.slots("b"), world.attempts("b")) == ({"n0/1"}, [1]), "it trains on where it is"
+    assert (world.slots("c"), world.nodes.wrongs) == ({"n0/0"}, [])
+
+
+@pytest.mark.parametrize("error", [BROKEN, TOO_MANY_FILES])
+@pytest.mark.parametrize("elastic", ["size", "none"])
+def test_a_start_that_fails_halfway_is_repeated_later(world: World, elastic: str, error: Exception) -> None:
+    """It fails once all of it runs, and what runs takes its time to die."""
+
+    def break_it() -> None:
+        if found := world.nodes.running():
+            for unit in found:
+                unit.dies_in_s = DIES_IN_S
+            world.nodes.before_each = world.hazard.point
+            raise error
+
+    world.nodes.before_each = break_it
+    world.ask("a", 2, low=1 if elastic == "size" else None, high=4 if elastic == "size" else None)
+    world.ask("b", 2)
+    world.turn_until(lambda: world.attempts("a") == [1, 2])
+    requeued = world.events("requeue")[0]
+    assert str((requeued.detail or {})["reason"]).startswith("cannot be started: ")
+    assert requeued.time - world.events("start")[0].time >= DIES_IN_S
+    assert world.attempts("b") == [1]
+    assert world.nodes.wrongs == []
+
+
+def test_a_started_job_that_cannot_be_seen_for_a_moment_goes_on(world: World) -> None:
+    def fail_the_looks() -> None:
+        if world.nodes.attempts:
+            world.nodes.next_looks += [TOO_MANY_FILES] * 2
+            world.nodes.before_each = world.hazard.point
+
+    world.nodes.before_each = fail_the_looks
+    world.ask("a", 2, samples=100.0, low=1, high=4)
+    world.turn()
+    world.turn_until(lambda: world.events("finish"))
+    assert (world.attempts("a"), world.events("requeue"), world.nodes.wrongs) == ([1], [], [])
+
+
+def test_a_job_that_cannot_be_seen_keeps_its_slots(world: World) -> None:
+    """What the last look saw may have changed: it is not resized, nor signalled, by what it was."""
+    world.ask("a", 4, low=1, high=4)
+    world.turn()
+    world.turn_until(lambda: world.events("progress"))
+    world.ask("b", 4)
+    world.order_node(0)  # n0 is drained, and jobs leave it
+    plan = world.dirs.job("a").plan.read_bytes()
+    for _ in range(3):
+        world.nodes.next_looks += [TOO_MANY_FILES]
+        world.turn()
+    assert world.events("shrink", "move"), "it is decided"
+    assert world.dirs.job("a").plan.read_bytes() == plan, "and waits"
+    world.turn_until(lambda: not any(slot.startswith("n0") for slot in world.slots("a")))
+    assert world.nodes.wrongs == []
+
+
+# What could not be taken up.
+
+
+class Backend:
+    """One attempt; a kill ends it where its record can be read, and where it dies at once."""
+
+    readable = dies = False
+    runs = True
+
+    def stop(self, *_about: object) -> None:
+        if not self.readable:
+            raise UnreadableError("launch.json: cannot be read: permission denied")
+        self.runs = not self.dies
+
+    def poll(self, handles: list[Handle]) -> dict[Handle, tuple[UnitStatus, ...]]:
+        return {handle: (UnitStatus("running" if self.runs else "exited"),) for handle in handles}
+
+
+def test_an_attempt_has_ended_once_nothing_of_it_runs(tmp_path: Path) -> None:
+    """Its processes train on: a second attempt would write into the same folder."""
+    backend: Any = Backend()
+    gangs: Any = {"a": SimpleNamespace(handle=Handle("a", 1, tmp_path / "1"))}
+    ending = Condemned(backend, lambda _job: Handle("a", 3, tmp_path / "3"))
+    ending.add("a", "its folder cannot be written")
+    assert list(ending.finish_off(gangs)) == [], "its record cannot be read"
+    backend.readable = True
+    assert [*ending.finish_off(gangs), *ending.finish_off({})] == [], "a kill may take its time"
+    assert "a" in ending.jobs
+    backend.dies = True
+    assert list(ending.finish_off(gangs)) == [("a", 1, "its folder cannot be written")]
+    assert "a" not in ending.jobs
+    ending.add("a", "it cannot be taken up")
+    assert list(ending.finish_off({})) == [("a", 2, "it cannot be taken up")], "the last of those begun"

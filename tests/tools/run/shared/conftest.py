@@ -16,7 +16,7 @@ import pytest
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.statedir.directory import check_reachable
 from tests.leftovers import DYING_S
-from tests.tools.run.shared.users import UIDS
+from tests.tools.run.shared.users import UIDS, of_user
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,17 +33,6 @@ def _are_mapped() -> bool:
     return all(any(int(a) <= uid < int(a) + int(n) for a, _, n in ranges) for uid in UIDS)
 
 
-def _processes() -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.uids().real in UIDS:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def _end(found: list[psutil.Process]) -> None:
     """Kill them and what they start meanwhile; some end of themselves."""
     while found:
@@ -51,7 +40,7 @@ def _end(found: list[psutil.Process]) -> None:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(found, timeout=DYING_S)
-        found = [process for process in _processes() if process not in found]
+        found = [process for process in of_user(*UIDS) if process not in found]
 
 
 @pytest.fixture
@@ -77,7 +66,7 @@ def shared_folder() -> Iterator[Path]:
     finally:
         os.umask(before)
         # what has been killed is still there for a moment
-        _, left = psutil.wait_procs(_processes(), timeout=DYING_S)
+        _, left = psutil.wait_procs(of_user(*UIDS), timeout=DYING_S)
         _end(left)
         shutil.rmtree(made)
     assert left == []

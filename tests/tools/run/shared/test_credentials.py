@@ -171,23 +171,16 @@ def test_a_unit_gets_its_gpus_and_of_root_and_slurm_nothing_else(shared_folder: 
     assert len(own.said.splitlines()) == len(lines) + 1, "a second step finds that it has run"
 
 
-def link(path: Path, secret: Path) -> None:
-    path.symlink_to(secret)
+IN_ITS_PLACE: dict[str, Callable[[Path, Path], object]] = {
+    "a link": lambda path, secret: path.symlink_to(secret),
+    "a pipe": lambda path, _: (os.mkfifo(path), os.chown(path, ANN, ANN)),
+    "a file of others": lambda path, _: (path.touch(), path.chmod(0o666), os.chown(path, BOB, BOB)),
+}
 
 
-def pipe(path: Path, _secret: Path) -> None:
-    os.mkfifo(path)
-    os.chown(path, ANN, ANN)
-
-
-def others(path: Path, _secret: Path) -> None:
-    path.touch()
-    path.chmod(0o666)
-    os.chown(path, BOB, BOB)
-
-
-@pytest.mark.parametrize("put", [link, pipe, others])
-def test_what_stands_in_place_of_a_log_gets_nothing(shared_folder: Path, put: Callable[[Path, Path], None]):
+@pytest.mark.parametrize("what", IN_ITS_PLACE)
+def test_what_stands_in_place_of_a_log_gets_nothing(shared_folder: Path, what: str) -> None:
+    put = IN_ITS_PLACE[what]
     own, secret = Step(shared_folder, "echo said; exit 3"), shared_folder / "secret"
     secret.write_text("of root alone")
     put(own.files.launcher_log(0), secret)
@@ -196,7 +189,7 @@ def test_what_stands_in_place_of_a_log_gets_nothing(shared_folder: Path, put: Ca
     assert own.run().stderr == ""
     assert own.code == "3\n"
     assert secret.read_text() == "of root alone"
-    assert not own.files.launcher_log(0).stat().st_size or put is link
+    assert not own.files.launcher_log(0).stat().st_size or what == "a link"
 
 
 def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number(shared_folder: Path) -> None:

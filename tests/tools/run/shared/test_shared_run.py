@@ -35,32 +35,15 @@ import contextlib, os, pathlib, sys, time
 kind, secret = sys.argv[1], pathlib.Path(sys.argv[2])
 job = pathlib.Path(os.environ["PLIANT_JOB_DIR"])
 attempt = job / "attempts/1"
-
-
-def put(path):
-    with contextlib.suppress(OSError):
-        path.unlink()
-    with contextlib.suppress(OSError):
-        path.rename(f"{path}.was")
-    if kind == "link":
-        path.symlink_to(secret)
-    elif kind == "hard link":
-        with contextlib.suppress(PermissionError):
-            os.link(secret, path)
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "huge":
-        path.write_bytes(b"{")
-        os.truncate(path, 1 << 40)
-    elif kind == "deep":
-        path.write_text("[" * 60000)
-    elif kind == "closed":
-        path.write_text("{}")
-        path.chmod(0)
-
-
+put = {
+    "link": lambda path: path.symlink_to(secret),
+    "hard link": lambda path: os.link(secret, path),
+    "pipe": os.mkfifo,
+    "folder": os.mkdir,
+    "huge": lambda path: (path.write_bytes(b"{"), os.truncate(path, 1 << 40)),
+    "deep": lambda path: path.write_text("[" * 60000),
+    "closed": lambda path: (path.write_text("{}"), path.chmod(0)),
+}
 print("at work", flush=True)
 if kind == "swapped":
     os.rename(attempt, job / "was")
@@ -71,13 +54,18 @@ elif kind == "flood":
     line = '{"time": 1.0, "event": "progress", "job": "x", "detail": {"x": "%s"}}\\n' % ("y" * 1000000)
     (attempt / "progress.jsonl").write_text('{"schema": "pliant.event/1"}\\n' + line * 5)
 else:
-    for name in ("progress.jsonl", "reached", "stop", "plan-1.json", "worker-0.json", "worker-0.alive"):
-        put(attempt / name)
-    for name in ("exit-0", "exit-0.tmp", "unit-0.alive"):
-        put(attempt / name)
-    put(attempt / "logs" / "launcher-0.log")
-    put(job / "progress.json")
-    put(job / "plan.json")
+    names = "progress.jsonl reached stop plan-1.json worker-0.json worker-0.alive exit-0 exit-0.tmp"
+    for path in (
+        *(attempt / name for name in (*names.split(), "unit-0.alive", "logs/launcher-0.log")),
+        job / "progress.json",
+        job / "plan.json",
+    ):
+        with contextlib.suppress(OSError):
+            path.unlink()
+        with contextlib.suppress(OSError):
+            path.rename(f"{path}.was")
+        with contextlib.suppress(PermissionError):
+            put[kind](path)
 time.sleep(0.5)
 """
 KINDS = (
@@ -191,14 +179,6 @@ def test_roots_jobs_are_refused_unless_they_are_allowed(site: Site, users: dict[
     assert log.jobs["a"].phase == "finished"
 
 
-def test_a_folder_of_one_account_does_not_become_shared(site: Site, users: dict[str, int]) -> None:
-    site.job("a")
-    log, _ = run_until_done(site.options(), ignore)
-    assert log.jobs["a"].phase == "finished"
-    with pytest.raises(UsageError, match="one account"):
-        run_until_done(site.options(None, shared=True), ignore)
-
-
 def test_where_no_shared_run_begins(
     site: Site, users: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +196,10 @@ def test_where_no_shared_run_begins(
     site.state = tmp_path / "state"
     with pytest.raises(UsageError, match="cannot enter"):
         run_until_done(site.options(shared=True), ignore)
+    site.state = site.folder / "of one account"
+    run_until_done(site.options(), ignore)
+    with pytest.raises(UsageError, match="one account"):
+        run_until_done(site.options(None, shared=True), ignore)
 
 
 def test_root_asks_for_stacks_with_the_rights_of_the_account(shared_folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +26,7 @@ from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
 from pliant.tools.run.statedir.log.events import submit_event
 from tests.builders import cluster
+from tests.tools.run.door.people import as_account
 from tests.tools.run.site import until
 
 ANN: Final = 1_900_000_000 + 4 * os.getpid()  # no other user's, also while tests of another process run
@@ -89,12 +91,12 @@ class Attempt:
         return psutil.Process(record.units[0].pid)
 
 
-def of_user(uid: int) -> list[psutil.Process]:
-    """The processes of a user that live."""
+def of_user(*uids: int) -> list[psutil.Process]:
+    """The processes of users that live."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.uids().real == uid and process.status() != psutil.STATUS_ZOMBIE:
+            if process.uids().real in uids and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue
@@ -103,19 +105,8 @@ def of_user(uid: int) -> list[psutil.Process]:
 
 def as_user(uid: int, *argv: str) -> int:
     """The exit code of a command of a user."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(uid)
-            nothing = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nothing, 1)
-            os.dup2(nothing, 2)
-            os.execv(argv[0], argv)  # noqa: S606 - a test says what is run
-        finally:
-            os._exit(126)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return int(as_account(uid, lambda: subprocess.run(argv, check=False, **quiet).returncode))
 
 
 def submit_event_of(

@@ -53,13 +53,14 @@ class SimulatedNodes:
     # What a launcher asks of it.
 
     def nodes(self) -> Sequence[NodeInfo]:
+        on_cpus = self._cluster.slots == "cpu"
         return [
-            NodeInfo(node.name, node.gpus, node.name not in self.lost, devices=self._devices(node.gpus))
+            NodeInfo(
+                *(node.name, node.gpus, node.name not in self.lost),
+                devices=None if on_cpus else tuple(map(str, range(node.gpus))),
+            )
             for node in self._cluster.expanded()
         ]
-
-    def _devices(self, gpus: int) -> tuple[str, ...] | None:
-        return None if self._cluster.slots == "cpu" else tuple(map(str, range(gpus)))
 
     def start(self, handle: Handle, units: Sequence[Unit]) -> None:
         self.before_each()
@@ -76,7 +77,9 @@ class SimulatedNodes:
             before = self._of_jobs.setdefault(handle.job, [])
             others = [one for one in before if one.runs]
             self.wrongs += [f"{handle.job}: attempt {handle.attempt} beside {one.handle}" for one in others]
-            training = self.trained.setdefault(handle.job, Training(_samples(units)))
+            words = units[0].argv
+            samples = float(words[words.index(SAMPLES) + 1])
+            training = self.trained.setdefault(handle.job, Training(samples))
             if training.ends:
                 self.wrongs.append(f"{handle.job}: attempt {handle.attempt} after its end")
             workers = self.attempts[handle] = SimulatedWorkers(handle, training)
@@ -129,10 +132,11 @@ class SimulatedNodes:
                 workers.go_on(now_s, wall_s, seconds, room=not self.disk_is_full)
 
     def running(self) -> list[SimulatedUnit]:
-        return [unit for _, workers in sorted(self._by_name()) for unit in workers.units if unit.runs]
+        return [unit for workers in self.training() for unit in workers.units if unit.runs]
 
     def training(self) -> list[SimulatedWorkers]:
-        return [workers for _, workers in sorted(self._by_name()) if workers.runs]
+        by_name = sorted(self.attempts, key=lambda handle: (handle.job, handle.attempt))
+        return [self.attempts[handle] for handle in by_name if self.attempts[handle].runs]
 
     def lose(self, node: str) -> None:
         """A node does not answer any more, and all that ran on it is gone."""
@@ -144,11 +148,3 @@ class SimulatedNodes:
     def close(self) -> None:
         for unit in self.running():
             unit.end(-9)
-
-    def _by_name(self) -> list[tuple[tuple[str, int], SimulatedWorkers]]:
-        return [((handle.job, handle.attempt), workers) for handle, workers in self.attempts.items()]
-
-
-def _samples(units: Sequence[Unit]) -> float:
-    words = units[0].argv
-    return float(words[words.index(SAMPLES) + 1])

@@ -296,10 +296,8 @@ class World:
         """Whatever was in the way is gone, and every job comes to its end."""
         self.hazard.call_off()
         self.hazard.disk_is_full = self.hazard.disk_was_full = False
-        self.hazard.hidden.clear()
-        self.nodes.lost.clear()
-        self.nodes.next_starts.clear()
-        self.nodes.next_looks.clear()
+        for obstacles in (self.hazard.hidden, self.nodes.lost, self.nodes.next_starts, self.nodes.next_looks):
+            obstacles.clear()
         if self.accepted:
             order_jobs(self.dirs.path, "release", sorted(self.accepted))
         if self.dirs.cluster.exists():
@@ -310,17 +308,10 @@ class World:
                 unit.stands_still = False
         for _ in range(MOST_TURNS):
             self.turn()
-            if self.loop is not None and self._is_settled(self.loop):
+            loop = self.loop
+            if loop and not (loop.state.log.active or loop.executor.gangs or Spool(self.dirs).requests()):
                 return
-        raise AssertionError(f"not settled: {self._left()}")
-
-    def _is_settled(self, loop: Loop) -> bool:
-        return not loop.state.log.active and not loop.executor.gangs and not Spool(self.dirs).requests()
-
-    def _left(self) -> Sequence[object]:
-        if self.loop is None:
-            return ["no loop lives"]
-        return list(self.loop.state.log.active.values())
+        raise AssertionError(f"not settled: {self.loop and [*self.loop.state.log.active.values()]}")
 
     def check_agreement(self) -> None:
         """The launcher holds what its session and its log say, and the next one would begin with the same."""
