@@ -1,7 +1,9 @@
-"""The GPUs of this machine, against a driver that a test makes up."""
+"""The GPUs of this machine, against a driver that a test makes up; ports that workers of a job meet at."""
 
 from __future__ import annotations
 
+import errno
+import socket
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.tools.run.backends import protocol as addresses
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.machine import (
     devices_by_node,
@@ -18,6 +21,7 @@ from pliant.tools.run.backends.machine import (
     visible_gpus,
     visible_of,
 )
+from pliant.tools.run.backends.protocol import free_port, port_to_meet_at
 from tests.builders import cluster
 from tests.tools.run.fake_nvml import Card, install
 
@@ -134,3 +138,28 @@ def test_without_the_bindings_gpus_cannot_be_counted(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ServiceMissingError, match=r"pip install 'pliant\[gpu\]'"):
         list_gpus()
+
+
+ELSEWHERE = "203.0.113.7"
+
+
+def test_on_this_machine_a_port_to_meet_at_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = port_to_meet_at("127.0.0.1")
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+    def none_left(_address: str) -> int:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(addresses, "free_port", none_left)
+    with pytest.raises(OSError, match="in use"):
+        port_to_meet_at("127.0.0.1")
+
+
+def test_elsewhere_it_is_one_that_no_system_gives_itself() -> None:
+    """That machine cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
+    with pytest.raises(OSError, match=r"."):
+        free_port(ELSEWHERE)
+    result = {port_to_meet_at(ELSEWHERE) for _ in range(20)}
+    assert len(result) > 10
+    assert all(20_000 <= port < 30_000 for port in result)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 
 import pytest
@@ -70,7 +70,12 @@ USES: dict[str, Callable[[StateDir], object]] = {
     "run": lambda dirs: State(dirs.path).close(),
     "read the inputs of a run": lambda dirs: runner.dry_run_text(RunOptions(dirs.path, "none"), resume=True),
 }
-LOOKS: dict[str, Callable[[StateDir], object]] = {"status": lambda dirs: Watcher(dirs.path).look()}
+LOOKS: dict[str, Callable[[StateDir], object]] = {
+    "status": lambda dirs: Watcher(dirs.path).look(),
+    "schedule": lambda dirs: look_at(dirs.path),
+    "events": lambda dirs: list(last_events(dirs.path, 1)),
+    "log": lambda dirs: list(job_output(dirs.path, "a")),
+}
 
 
 def open_to_all(path: Path) -> list[Path]:
@@ -142,7 +147,7 @@ def test_a_folder_that_others_may_write_in_is_refused_each_time(dirs: StateDir, 
 
 
 def test_a_folder_of_another_user_is_refused(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask(dirs)
+    with_a_job(dirs.path, running=True)
     monkeypatch.setattr(private.os, "geteuid", lambda: STRANGER)
     for use in (USES | LOOKS).values():
         with pytest.raises(UsageError, match="belongs to"):
@@ -201,7 +206,7 @@ def test_a_link_in_place_of_a_jobs_folder_is_refused(dirs: StateDir) -> None:
         state.record([submit_event(runs("a"), 1.0), STARTED])
     outside = link_for(dirs, "a")
     before = contents(outside)
-    for use in (USES["run"], LOOKS["status"], lambda dirs: list(job_output(dirs.path, "a"))):
+    for use in (USES["run"], LOOKS["status"], LOOKS["log"]):
         with pytest.raises(UsageError, match="a: is a symbolic link"):
             use(dirs)
     dirs.path.chmod(0o755)
@@ -281,9 +286,8 @@ def test_a_request_that_another_user_put_there_is_ignored(
 def test_a_new_directory_is_on_disk_before_its_jobs(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(private, "sync_folder", synced.append)
-    deep = StateDir(dirs.path.parent / "x" / "y" / "state")
-    submit(deep.path, [runs("a")], "jobs.jsonl", folder=dirs.path.parent, now_s=0.0, check_scripts=False)
     above = dirs.path.parent
+    submit(above / "x/y/state", [runs("a")], "jobs", folder=above, now_s=0.0, check_scripts=False)
     assert {above, above / "x", above / "x" / "y"} <= set(synced)
 
 
@@ -317,27 +321,14 @@ def test_the_first_writer_gives_a_directory_its_version(written: StateDir) -> No
     assert written.events.read_bytes() == before[written.events]
 
 
-READERS: dict[str, Callable[[Path], object]] = {
-    "status": Watcher,
-    "run": State,
-    "schedule": look_at,
-    "events": lambda path: list(last_events(path, 1)),
-    "log": lambda path: list(job_output(path, "j0")),
-    "hold": lambda path: order_jobs(path, "hold", ["j0"]),
-    "submit": lambda path: submit(
-        path, [job("z", command=("x",))], "jobs", folder=path, now_s=0, check_scripts=False
-    ),
-}
-
-
 def test_nothing_is_done_in_a_later_version(written: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
     later = {"schema": "pliant.state/2", "format": FORMAT + 1, "pliant": "9.9", "also": [1]}
     written.version.write_text(json.dumps(later))
     before = bytes_in(written.path)
     refusal = f"pliant 9.9 wrote it in format {FORMAT + 1}, .*: use pliant 9"
-    for use in READERS.values():
+    for use in (USES | LOOKS | {"hold": lambda dirs: order_jobs(dirs.path, "hold", ["j0"])}).values():
         with pytest.raises(BadInputError, match=refusal):
-            use(written.path)
+            use(written)
     assert bytes_in(written.path) == before
     assert run_command(lambda: status(state=written.path)) == 3
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -369,14 +360,9 @@ def test_a_format_that_cannot_be_written_stops_nothing(
 def with_a_job(path: Path, *, running: bool) -> Path:
     """A state directory with one job that holds a GPU, or has ended."""
     with State(path) as state:
-        state.record([submit_event(job("a"), 1.0), Event(2.0, "start", "a", gpus=1, placement=(("n0", 1),))])
-        if not running:
-            state.record([Event(3.0, "finish", "a", gpus=0, placement=())])
+        ended = [] if running else [finish_event("a", 3.0, 1, 1.0)]
+        state.record([submit_event(job("a"), 1.0), STARTED, *ended])
     return path
-
-
-def copied(path: Path, to: Path) -> Path:
-    return shutil.copytree(path, to)
 
 
 def reopens(path: Path, *, restored: bool = False) -> bool:
@@ -384,33 +370,31 @@ def reopens(path: Path, *, restored: bool = False) -> bool:
         return True
 
 
-def test_a_copy_whose_job_runs_is_refused_while_not_restored(tmp_path: Path) -> None:
-    copy = copied(with_a_job(tmp_path / "state", running=True), tmp_path / "copy")
+def test_one_that_was_copied_or_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
+    """Until its user says that it was restored."""
+    home, moved = with_a_job(tmp_path / "state", running=True), tmp_path / "moved"
+    copy = copytree(home, tmp_path / "copy")
     before = bytes_in(copy)
     with pytest.raises(UsageError) as caught:
         reopens(copy)
     assert str(caught.value) == (
-        f'{copy}: is a copy of {tmp_path}/state on host {os.uname().nodename}, where job "a" may still run: '
+        f'{copy}: is a copy of {home} on host {os.uname().nodename}, where job "a" may still run: '
         "one that is started here trains twice. Where nothing of it runs any more: pliant run --restored"
     )
     lock = {copy / "lock": b""}
     assert bytes_in(copy) | lock == before | lock
-    assert reopens(tmp_path / "state")
+    assert reopens(home)
     assert reopens(copy, restored=True)
     assert reopens(copy), "it is said once"
-
-
-def test_one_that_was_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
-    with_a_job(tmp_path / "state", running=True).rename(tmp_path / "moved")
-    with pytest.raises(UsageError, match=f"moved: was moved from {tmp_path}/state, where job"):
-        reopens(tmp_path / "moved")
-    (tmp_path / "moved").rename(tmp_path / "state")
-    assert reopens(tmp_path / "state")
+    home.rename(moved)
+    with pytest.raises(UsageError, match=f"moved: was moved from {home}, where job"):
+        reopens(moved)
+    assert reopens(moved.rename(home))
 
 
 def test_a_snapshot_with_the_same_inodes_is_a_copy(tmp_path: Path) -> None:
     """One of the whole file system."""
-    copy = StateDir(copied(with_a_job(tmp_path / "state", running=True), tmp_path / "snapshot"))
+    copy = StateDir(copytree(with_a_job(tmp_path / "state", running=True), tmp_path / "snapshot"))
     claimed = json.loads(copy.version.read_bytes())
     claimed["home"]["inodes"] = Home.of(copy).inodes
     copy.version.write_text(json.dumps(claimed))
@@ -421,15 +405,15 @@ def test_a_snapshot_with_the_same_inodes_is_a_copy(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_no_copy_or_runs_nothing_is_opened(tmp_path: Path) -> None:
     ended = with_a_job(tmp_path / "ended", running=False)
-    assert reopens(copied(ended, tmp_path / "copy"))
+    assert reopens(copytree(ended, tmp_path / "copy"))
     assert reopens(ended.rename(tmp_path / "moved"))
     state = with_a_job(tmp_path / "state", running=True)
     (tmp_path / "link").symlink_to("state")
     assert reopens(tmp_path / "link")
     assert reopens(state)
-    copied(state, tmp_path / "backup")
+    copytree(state, tmp_path / "backup")
     state.rename(tmp_path / "broken")
-    copied(tmp_path / "backup", state)
+    copytree(tmp_path / "backup", state)
     assert reopens(state), "it was restored in its place"
     version = StateDir(state).version
     claimed = json.loads(version.read_bytes())
@@ -444,6 +428,6 @@ def test_a_directory_is_the_same_on_another_host(tmp_path: Path, monkeypatch: py
     with_a_job(tmp_path / "state", running=True).rename(tmp_path / "mounted")
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
     assert reopens(tmp_path / "mounted")
-    copy = copied(tmp_path / "mounted", tmp_path / "copy")
+    copy = copytree(tmp_path / "mounted", tmp_path / "copy")
     with pytest.raises(UsageError, match=r"is a copy of .*/mounted on host elsewhere, where job"):
         reopens(copy)
