@@ -527,22 +527,8 @@ def test_a_start_is_shown_with_source_and_interval(dirs: StateDir, shown: Callab
     assert fields["predicted_start_between"] == [iso_time(at_s) for at_s in result.between_s]
 
 
-def test_jobs_are_chosen_by_user_and_state(dirs: StateDir, shown: Callable[..., str]) -> None:
-    record(dirs, submit_event(job("d", at=NOW_S, user="ada"), NOW_S), submit_event(job("e"), NOW_S))
-    table = shown(user=["ada,bob"], columns="job,user,state,gpus").splitlines()
-    assert [line.split() for line in table] == [
-        ["job", "user", "state", "GPUs/batch"],
-        ["d", "ada", "waiting", "-"],
-    ]
-    assert [each["id"] for each in json.loads(shown(only=["running"], output=Form.json))["jobs"]] == ["a"]
-    with pytest.raises(UsageError, match='did you mean "running"'):
-        shown(only=["runing"])
-    with pytest.raises(UsageError, match='mean "user"'):
-        shown(columns="usr")
-
-
-def test_jobs_are_sorted_and_chosen_by_team(dirs: StateDir, shown: Callable[..., str]) -> None:
-    """Users and teams are shown where there are several."""
+def test_jobs_are_chosen_and_sorted(dirs: StateDir, shown: Callable[..., str]) -> None:
+    """By user, state, team and name. Users and teams are shown where there are several."""
     for name, team, worth in (("sweep-1", "vision", 1.0), ("sweep-2", "nlp", 3.0), ("x", "", 2.0)):
         new = job(name, at=NOW_S, user="ada", team=team, priority=worth)
         record(dirs, submit_event(new, NOW_S))
@@ -550,18 +536,31 @@ def test_jobs_are_sorted_and_chosen_by_team(dirs: StateDir, shown: Callable[...,
     def table(**chosen: Any) -> list[list[str]]:
         return [line.split() for line in shown(**chosen).splitlines()]
 
+    assert table(pattern=["x"], columns="job,user,state,gpus") == [
+        ["job", "user", "state", "GPUs/batch"],
+        ["x", "ada", "waiting", "-"],
+    ]
     assert table()[0][:4] == ["job", "user", "team", "state"]
     assert table(pattern=["sweep-*"])[0][:3] == ["job", "team", "state"], "all are ada's"
     assert table(pattern=["b,c"])[0][:2] == ["job", "state"]
-    ordered = table(user=["ada"], sort="-priority", columns="job,priority")[1:]
+    ordered = table(user=["ada,bob"], sort="-priority", columns="job,priority")[1:]
     assert ordered == [["sweep-2", "3"], ["x", "2"], ["sweep-1", "1"]]
     assert [line[0] for line in table(sort="team", columns="job")[1:3]] == ["sweep-2", "sweep-1"]
     assert [line[0] for line in table(team=["nlp,vision"], columns="job")[1:]] == ["sweep-1", "sweep-2"]
     text = shown(format=Form.json, columns="job,gpus,until,team,submitted", sort="-gpus")
     expected = {"job": "a", "gpus": 4, "until": iso_time(NOW_S + 375), "team": None}
     assert json.loads(text)["jobs"][0] == {**expected, "submitted": iso_time(NOW_S)}
-    with pytest.raises(UsageError, match="--sort prio: "):
-        shown(sort="prio")
+    assert [each["id"] for each in json.loads(shown(only=["running"], output=Form.json))["jobs"]] == ["a"]
+
+
+def test_a_choice_that_makes_no_sense_is_refused(shown: Callable[..., str]) -> None:
+    for chosen, refusal in (
+        ({"only": ["runing"]}, 'did you mean "running"'),
+        ({"columns": "usr"}, 'mean "user"'),
+        ({"sort": "prio"}, "--sort prio: "),
+    ):
+        with pytest.raises(UsageError, match=refusal):
+            shown(**chosen)
     with pytest.raises(UsageError, match="leave the job out"):
         shown("a", sort="job")
 

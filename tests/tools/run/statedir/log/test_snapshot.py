@@ -33,7 +33,6 @@ from pliant.tools.run.doctor import examine
 from pliant.tools.run.statedir import state as state_module
 from pliant.tools.run.statedir.directory import Lock, StateDir, holder_of
 from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S
-from pliant.tools.run.statedir.log import repair as log_repair
 from pliant.tools.run.statedir.log import snapshot as log_snapshot
 from pliant.tools.run.statedir.log.events import decision_event, finish_event, on_clock, submit_event
 from pliant.tools.run.statedir.log.fold import RunLog, fold
@@ -51,6 +50,7 @@ from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.session.withheld import node_of
 from tests.builders import job
 from tests.cli.calling import call
+from tests.tools.run.simulated.hazard import Death, Hazard
 from tests.tools.run.stories import BASIS, BEGAN_S, NODES, Story, rebuilding
 
 
@@ -551,43 +551,26 @@ def test_all_tools_name_what_is_missing_and_a_command(
     assert "the damaged log is kept as" in last
 
 
-class KilledError(BaseException):
-    """The process is gone."""
-
-
-@pytest.mark.parametrize("blow", range(4))
-@pytest.mark.parametrize("after", [False, True])
-def test_writing_back_may_be_killed_and_is_done_again_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blow: int, after: bool
-) -> None:
-    """Before and after each of its writes and removals."""
+def test_writing_back_may_be_killed_and_is_done_again_once(tmp_path: Path) -> None:
+    """Before each of its system calls."""
     events = Story(9).go_on(60)
-    state = written(tmp_path, events[:50])
-    os.truncate(state.events, state.events.stat().st_size // 3)
-    left = [blow]
-
-    def deadly(act: Callable[..., object]) -> Callable[..., object]:
-        def acting(*args: object, **options: object) -> object:
-            left[0] -= 1
-            if left[0] == -1 and not after:
-                raise KilledError
-            done = act(*args, **options)
-            if left[0] == -1:
-                raise KilledError
-            return done
-
-        return acting
-
-    with monkeypatch.context() as patch:
-        patch.setattr(log_repair, "atomic_write", deadly(log_repair.atomic_write))
-        patch.setattr(Path, "unlink", deadly(Path.unlink))
-        with suppress(KilledError):
+    harmed = written(tmp_path / "harmed", events[:50])
+    os.truncate(harmed.events, harmed.events.stat().st_size // 3)
+    calls, done = 0, False
+    while not done:
+        calls += 1
+        state, hazard = StateDir(tmp_path / str(calls)), Hazard()
+        shutil.copytree(harmed.path, state.path, ignore=HOME)
+        hazard.kill_after(calls)
+        with suppress(Death), hazard.endured():
             by_going_on(state)
-    assert read_log(tmp_path) == fold(events[:50])
-    go_on(state, events[50:])
-    assert read_log(tmp_path) == fold(events)
-    state.snapshot.unlink()
-    assert read_log(tmp_path) == fold(events)
+            done = True
+        assert read_log(state.path) == fold(events[:50])
+        go_on(state, events[50:])
+        assert read_log(state.path) == fold(events)
+        state.snapshot.unlink()
+        assert read_log(state.path) == fold(events)
+    assert calls > 8
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
