@@ -111,19 +111,14 @@ DAY_S: Final = 86400.0
 NOW_S: Final = 1_700_000_000.0
 
 
-@pytest.mark.parametrize(
-    ("schedule_s", "known_s", "origin_s"),
-    [
+def test_a_schedule_is_in_utc_or_on_the_clock_of_the_first() -> None:
+    for schedule_s, known_s, origin_s in (
         (100.0, None, NOW_S - 100.0),  # a trace starts when it is run
         (130.0, NOW_S - 100.0, NOW_S - 100.0),  # its later schedules are on the clock of the first
         (NOW_S - 5.0, None, 0.0),  # a schedule in UTC
         (NOW_S - 5.0, 7.0, 0.0),
-    ],
-)
-def test_a_schedule_is_in_utc_or_on_the_clock_of_the_first(
-    schedule_s: float, known_s: float | None, origin_s: float
-) -> None:
-    assert origin(schedule_s, NOW_S, known_s) == origin_s
+    ):
+        assert origin(schedule_s, NOW_S, known_s) == origin_s
 
 
 class Machine:

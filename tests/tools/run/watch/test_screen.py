@@ -99,22 +99,16 @@ def test_the_line_of_a_job_says_how_far_until_when_and_why(
     assert shown(Status(log(START, *events)), now_s)[-len(expected) :] == expected
 
 
-@pytest.mark.parametrize(
-    ("expected", "brief", "why"),
-    [
-        (StartPrediction(196.0, None, 3), "for 1 GPU, 3 ahead", "waits for 1 GPU; 3 jobs are ahead"),
-        (StartPrediction(196.0, None, 1), "for 1 GPU, 1 ahead", "waits for 1 GPU; 1 job is ahead"),
-        (StartPrediction(196.0, None, 0), "for 1 GPU, next", "waits for 1 GPU; it is next"),
-        (StartPrediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
-    ],
-)
-def test_a_waiting_job_says_for_what_and_behind_how_many(
-    expected: StartPrediction, brief: str, why: str
-) -> None:
-    seen = Status(log(), outlook={"b": expected})
-    starts = "-" if expected.start_s is None else "in 3 min (at 196 s)"
-    assert shown(seen, 16.0, "b")[-2:] == [starts, brief]
-    assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [why]
+def test_a_waiting_job_says_for_what_and_behind_how_many() -> None:
+    for expected, starts, brief, why in (
+        (StartPrediction(196.0, None, 3), "in 3 min (at 196 s)", "for 1 GPU, 3 ahead", "3 jobs are ahead"),
+        (StartPrediction(196.0, None, 1), "in 3 min (at 196 s)", "for 1 GPU, 1 ahead", "1 job is ahead"),
+        (StartPrediction(196.0, None, 0), "in 3 min (at 196 s)", "for 1 GPU, next", "it is next"),
+        (StartPrediction(), "-", "for 1 GPU", "1 other job waits"),
+    ):
+        seen = Status(log(), outlook={"b": expected})
+        assert shown(seen, 16.0, "b")[-2:] == [starts, brief]
+        assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [f"waits for 1 GPU; {why}"]
 
 
 def test_a_job_that_has_not_begun_says_where_it_is() -> None:

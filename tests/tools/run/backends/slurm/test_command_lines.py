@@ -145,20 +145,15 @@ def planned(*slots: str, elastic: bool = True, on_gpus: bool = True) -> list[Uni
     return units(Assignment.of(spec, places, (None, 1, 1.0)), Path("/state/jobs/a"), ATTEMPT, nodes)
 
 
-@pytest.mark.parametrize(
-    ("slots", "elastic", "expected"),
-    [
+def test_a_placement_is_asked_for_by_its_counts() -> None:
+    nodes = slurm_nodes("n0", "n1", slots="gpu", backend="slurm-jobs")
+    for slots, elastic, expected in (
         (("n0/0", "n0/1"), True, JobRequest("x", 2, 1, gpus=1)),
         (("n0/0", "n1/0", "n1/1"), True, JobRequest("x", 3, None, gpus=1)),
         (("n0/0", "n0/1", "n0/2"), False, JobRequest("x", 1, 1, gpus=3)),
         (("n0/0", "n0/1", "n1/0"), False, JobRequest("x", 2, 2, gpus=2)),
-    ],
-)
-def test_a_placement_is_asked_for_by_its_counts(
-    slots: tuple[str, ...], elastic: bool, expected: JobRequest
-) -> None:
-    nodes = slurm_nodes("n0", "n1", slots="gpu", backend="slurm-jobs")
-    assert request_of(nodes, planned(*slots, elastic=elastic), "x") == expected
+    ):
+        assert request_of(nodes, planned(*slots, elastic=elastic), "x") == expected
 
 
 def test_a_gpu_brings_its_share_of_the_node() -> None:

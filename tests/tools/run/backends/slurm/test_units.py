@@ -304,19 +304,14 @@ def test_a_reason_to_wait_is_said_once(scene: Scene, caplog: pytest.LogCaptureFi
     assert caplog.messages == ["job a waits in Slurm's queue: AssocGrpGRES"]
 
 
-@pytest.mark.parametrize(
-    ("states", "stage"),
-    [
-        ("PENDING CONFIGURING REQUEUED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD", "queued"),
-        ("RUNNING COMPLETING SUSPENDED STOPPED SIGNALING RESIZING STAGE_OUT", "running"),
-        (
-            "CANCELLED COMPLETED FAILED TIMEOUT PREEMPTED NODE_FAIL BOOT_FAIL DEADLINE OUT_OF_MEMORY REVOKED",
-            "gone",
-        ),
-    ],
-)
-def test_each_state_means_waiting_running_or_gone(states: str, stage: str) -> None:
-    assert {stage_of(listed(state)) for state in states.split()} == {stage}
+def test_each_state_means_waiting_running_or_gone() -> None:
+    for stage, states in {
+        "queued": "PENDING CONFIGURING REQUEUED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+        "running": "RUNNING COMPLETING SUSPENDED STOPPED SIGNALING RESIZING STAGE_OUT",
+        "gone": "CANCELLED COMPLETED FAILED TIMEOUT PREEMPTED NODE_FAIL BOOT_FAIL DEADLINE "
+        "OUT_OF_MEMORY REVOKED",
+    }.items():
+        assert {stage_of(listed(state)) for state in states.split()} == {stage}
     assert stage_of(None) == "gone"
 
 
