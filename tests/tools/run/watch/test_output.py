@@ -215,19 +215,14 @@ def test_events_of_a_job_name_those_that_share_gpus(tmp_path: Path, monkeypatch:
     assert job_cost(own, "a", 300.0).held_gpu_s == 2 * 299 - 195
 
 
-def test_a_job_that_runs_is_waited_for(state: State) -> None:
+def test_pliant_wait_names_each_job_once_with_its_end(state: State) -> None:
     waits = ends_of(state.dirs.path, ["a"])
     assert next(waits) is None
-    ends(state, "b")
+    failure = {"attempt": 1, "reason": "exit code 1: no data"}
+    state.record([Event(9.0, "fail", "b", gpus=0, placement=(), detail=failure)])
     assert next(waits) is None
     ends(state, "a")
     assert [job.phase for job in waits if job is not None] == ["finished"]
-
-
-def test_pliant_wait_names_each_job_once_with_its_end(state: State) -> None:
-    ends(state, "a")
-    failure = {"attempt": 1, "reason": "exit code 1: no data"}
-    state.record([Event(9.0, "fail", "b", gpus=0, placement=(), detail=failure)])
     place = ("--state", str(state.dirs.path))
     waited = call("wait", "b", "a", "a", *place)
     assert waited.exit_code == 5

@@ -210,10 +210,8 @@ def test_programs_read_what_jobs_are_to_hold_later(tmp_path: Path, capsys: Captu
     decided(dirs, cluster(4), jobs, Question("oasis", {"slot_seconds": 100.0, "rescale_s": 0.0}), 1600.0)
     record(dirs, decision_event(NOW_S, NOW_S, "oasis", 0.1))
     status(state=dirs.path, format=Form.json)
-    jobs_shown = json.loads(capsys.readouterr().out)["jobs"]
-    spans = sorted(
-        (span for each in jobs_shown for span in each["reserved"]), key=lambda span: span["from_at"]
-    )
+    (shown,) = json.loads(capsys.readouterr().out)["jobs"]
+    spans = sorted(shown["reserved"], key=lambda span: span["from_at"])
     assert spans[0]["from_at"] == iso_time(late_s)
     assert [span["until_at"] for span in spans[:-1]] == [span["from_at"] for span in spans[1:]]
     assert spans[-1]["until_at"] == iso_time(NOW_S + 400.0)
@@ -468,7 +466,10 @@ def test_a_job_resized_before_its_first_step_is_starting(tmp_path: Path) -> None
     assert (status_of(dirs, after_s=12).state, status_of(dirs, after_s=12).why) == ("shrinking", "for 2 s")
 
 
-def test_after_a_turn_of_cron_no_loop_is_advised(dirs: StateDir, capsys: Capture) -> None:
+def test_status_names_the_next_command_and_a_clock_set_back(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    """After a turn of cron no loop is advised."""
     status(state=dirs.path)
     assert f"go on with: pliant run --follow --state {dirs.path}" in capsys.readouterr().err
     record(dirs, decision_event(NOW_S, 0.0, "fifo", None, once=True))
@@ -479,19 +480,14 @@ def test_after_a_turn_of_cron_no_loop_is_advised(dirs: StateDir, capsys: Capture
     assert "the next call of pliant run goes on (the last wrote at" in said.err
     (check,) = [check for check in examine(dirs.path) if check.area == "service"]
     assert (check.verdict, "--follow" in check.text + check.advice) == ("ok", False)
-
-
-def test_a_clock_set_back_and_a_missing_run_are_named(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
-) -> None:
+    record(StateDir(tmp_path / "new"))
+    status(state=tmp_path / "new")
+    assert "begin one with pliant run --state" in capsys.readouterr().err
     monkeypatch.setattr("time.time", lambda: NOW_S - 86400.0)
     status(state=dirs.path)
     assert "the log is 1 d ahead of this machine's clock, which was set back" in capsys.readouterr().err
     status(state=dirs.path, format=Form.json)
     assert json.loads(capsys.readouterr().out)["log_ahead_seconds"] == 86400.0
-    record(StateDir(tmp_path / "new"))
-    status(state=tmp_path / "new")
-    assert "begin one with pliant run --state" in capsys.readouterr().err
 
 
 def test_a_predicted_interval_holds_at_changing_speeds(dirs: StateDir) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -352,14 +351,11 @@ def test_a_slot_that_failed_three_jobs_waits_for_a_resume() -> None:
 
 
 def test_two_jobs_on_the_same_gpus_share_them_until_one_leaves() -> None:
-    jobs = [submit_event(job(name), 10.0, {"samples": 1000.0}) for name in "ab"]
-    both = [*jobs, holds(11.0, "start", 2), replace(holds(12.0, "start", 2, beside="a"), job="b")]
-
-    def beside(events: Sequence[Event]) -> tuple[str | None, ...]:
-        return tuple(fold(events).jobs[name].beside for name in "ab")
-
-    assert beside(both) == ("b", "a")
-    assert beside([*both, Event(13.0, "finish", "a", gpus=0)]) == (None, None)
+    known = log(START, submit_event(job("b"), 11.0))
+    known.add(replace(holds(12.0, "start", 2, beside="a"), job="b"))
+    assert [known.jobs[name].beside for name in "ab"] == ["b", "a"]
+    known.add(holds(13.0, "finish", 0))
+    assert [known.jobs[name].beside for name in "ab"] == [None, None]
 
 
 @pytest.mark.parametrize(

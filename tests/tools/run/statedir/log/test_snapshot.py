@@ -492,16 +492,6 @@ def by_going_on(state: StateDir) -> None:
         pass
 
 
-def assert_is(state: StateDir, known: RunLog) -> None:
-    view, shown = LogView(state), Watcher(state.path).look()
-    assert view.refresh(to_the_end=True) == known
-    assert view.misfit is None
-    running = {
-        each.id for each in statuses(shown, known.last_s) if each.state in ("running", *CHANGING.values())
-    }
-    assert running.isdisjoint(job_id for job_id, each in known.jobs.items() if each.ended)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_wherever_a_log_is_cut_nothing_is_lost_and_tools_agree(seed: int, tmp_path: Path) -> None:
     """Read at once, repaired, or simply gone on from: each time it is the log that was there."""
@@ -525,7 +515,10 @@ def test_wherever_a_log_is_cut_nothing_is_lost_and_tools_agree(seed: int, tmp_pa
             twin = StateDir(tmp_path / f"{again.__name__}-{number}")
             shutil.copytree(one.path, twin.path, ignore=HOME)
             again(twin)
-            assert_is(twin, known)
+            view, shown = LogView(twin), statuses(Watcher(twin.path).look(), known.last_s)
+            assert (view.refresh(to_the_end=True), view.misfit) == (known, None)
+            running = {each.id for each in shown if each.state in ("running", *CHANGING.values())}
+            assert not any(known.jobs[job_id].ended for job_id in running)
             go_on(twin, events[behind:])
             assert read_log(twin.path) == fold(events)
             twin.snapshot.unlink(missing_ok=True)
@@ -595,27 +588,20 @@ def test_damage_to_lines_in_the_snapshot_costs_nothing(tmp_path: Path, seed: int
     run_of(read_events(state.events))
 
 
-@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("place", [0, -1], ids=["the last line that it knows", "the one before"])
 def test_what_was_written_after_the_snapshot_is_not_undone(place: int, tmp_path: Path) -> None:
-    """A job ends as another one starts, at one time; the snapshot knows the start alone.
-
-    Damaged is the last line that the snapshot knows, or the one before.
-    """
+    """A job ends as another one starts, at one time; the snapshot knows the start alone."""
     story, now_s = Story(1), Story(1).now_s
     story.events += [
         *(submit_event(job(name, gpus=4), now_s) for name in "ab"),
         *(holds(now_s, "start", "a", N0), holds(now_s, "start", "b", N1)),
     ]
     state = story.write(tmp_path)
-    with State(state.path) as held:
-        renew_snapshot(state, held.log, rebuilding())
-        held.record([finish_event("a", now_s, 1, 9.0), Event(now_s, "node_down", detail={"node": "n0"})])
+    go_on(state, [])
+    go_on(state, [finish_event("a", now_s, 1, 9.0), down(now_s, "n0")], snapshot=False)
     whole, at = read_log(state.path), len(story.events) + place
-
-    def damage(lines: list[bytes]) -> list[bytes]:
-        return [*lines[:at], lines[at].replace(b'"event":"start"', b'"event":"grow"'), *lines[at + 1 :]]
-
-    change_lines(state, damage)
+    changed = (b'"event":"start"', b'"event":"grow"')
+    change_lines(state, lambda lines: [*lines[:at], lines[at].replace(*changed), *lines[at + 1 :]])
     assert repair(state.path)[0].startswith(f"line {at + 1}: dropped: the line is damaged")
     kept = read_log(state.path)
     assert {job_id: (each.phase, each.gpus) for job_id, each in kept.jobs.items()} == {
@@ -685,34 +671,31 @@ def test_the_log_of_another_run_is_kept_as_it_is(tmp_path: Path, caplog: pytest.
     assert LogView(other).refresh() == fold(others[:30])
 
 
-def sick_slots() -> list[Event]:
-    """Slots go out of service and come back, one until it is resumed; a job waits for its retry."""
-    died: dict[str, object] = {"setback": True, "reason": "died"}
-    fell = {"attempt": 1, "failures": 1, "retries": 3, "reason": "it fell", "wait_seconds": 120.0}
-    events = [
-        holds(1, "start", "a", N0),
-        holds(2, "shrink", "a", ("n0", 3), **died),
-        *(out(2, "n0/3", 600.0), out(3, "n1/3", 60.0)),
-        Event(4, "slot_up", "a", detail={"slot": "n0/3"}),
-        *(holds(5, "grow", "a", N0), holds(6, "start", "b", ("n1", 3))),
-        holds(7, "shrink", "a", ("n0", 2), **died),
-        *(out(7, "n0/3", 90.0), out(8, "n0/2", UNTIL_RESUMED_S)),
-        *(holds(9, "requeue", "b", **fell), down(10, "n1")),
-        Event(11, "undrain", detail={"node": "n0", "user": "ada", "order": 1}),
-        up(70, "n1"),
-        *(holds(71, "grow", "a", ("n0", 3)), out(72, "n0/3", 60.0)),
-        holds(140, "resume", "b", N1),
-        Event(141, "decision", detail={"origin_s": 0.0}),
-    ]
-    story = Story(1)
-    jobs = [submit_event(job(name, gpus=4, low=1, high=4), story.now_s) for name in "ab"]
-    return [*story.events, *jobs, *(replace(each, time=story.now_s + each.time) for each in events)]
+DIED: dict[str, object] = {"setback": True, "reason": "died"}
+FELL = {"attempt": 1, "failures": 1, "retries": 3, "reason": "it fell", "wait_seconds": 120.0}
+SICK_SLOTS = [
+    *(DAY[0], *JOBS[:2]),
+    holds(1, "start", "a", N0),
+    holds(2, "shrink", "a", ("n0", 3), **DIED),
+    *(out(2, "n0/3", 600.0), out(3, "n1/3", 60.0)),
+    Event(4, "slot_up", "a", detail={"slot": "n0/3"}),
+    *(holds(5, "grow", "a", N0), holds(6, "start", "b", ("n1", 3))),
+    holds(7, "shrink", "a", ("n0", 2), **DIED),
+    *(out(7, "n0/3", 90.0), out(8, "n0/2", UNTIL_RESUMED_S)),
+    *(holds(9, "requeue", "b", **FELL), down(10, "n1")),
+    Event(11, "undrain", detail={"node": "n0", "user": "ada", "order": 1}),
+    up(70, "n1"),
+    *(holds(71, "grow", "a", ("n0", 3)), out(72, "n0/3", 60.0)),
+    holds(140, "resume", "b", N1),
+    Event(141, "decision", detail={"origin_s": 0.0}),
+]
+"""Slots go out of service and come back, one until it is resumed; a job waits for its retry."""
 
 
 def test_wherever_a_log_is_cut_slots_and_retries_are_as_before(tmp_path: Path) -> None:
-    events = sick_slots()
-    for behind in range(1, len(events) + 1):
-        known, there = fold(events[:behind]), run_of(events[:behind])
+    for behind in range(1, len(SICK_SLOTS) + 1):
+        events = SICK_SLOTS[:behind]
+        known, there = fold(events), run_of(events)
         for left in range(behind + 1):
             restored = [*events[:left], *restoring(events[:left], known)]
             session, where = run_of(restored), f"{behind} events, cut behind {left}"
@@ -723,9 +706,10 @@ def test_wherever_a_log_is_cut_slots_and_retries_are_as_before(tmp_path: Path) -
             assert [session.free.free_on(name) for name in NODE_GPUS] == [
                 there.free.free_on(name) for name in NODE_GPUS
             ], where
-        assert restoring(events[:behind], known) == [], "nothing is lost"
-    state = written(tmp_path, events[:8])
-    assert fold(events[:8]).out_of_service(events[7].time)
+        assert restoring(events, known) == [], "nothing is lost"
+    events = SICK_SLOTS[:8]
+    state = written(tmp_path, events)
+    assert fold(events).out_of_service(events[-1].time)
     before = state.events.read_bytes()
     assert is_whole(state)
     assert state.events.read_bytes() == before
