@@ -348,21 +348,19 @@ def test_a_policy_that_fails_is_named_with_its_place(
     assert "policy fails" not in "".join(capsys.readouterr())
 
 
-def under(mine: Foreign, body: str, dirs: StateDir) -> None:
+def under(monkeypatch: pytest.MonkeyPatch, body: str, dirs: StateDir) -> None:
     """A policy of another package decides from now on."""
+    mine = Foreign(dirs.path.parent, monkeypatch)
     mine.is_written(f"def decide(self, snapshot, rng):\n    {body}", "")
     before = read_schedule(dirs.schedule)
     use = before.policy.model_copy(update={"name": "mine", "parameters": {}})
     write_schedule(before.model_copy(update={"policy": use, "policy_state": None}), dirs.schedule)
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
-    return Foreign(tmp_path, monkeypatch)
-
-
-def test_what_a_policy_prints_spoils_no_document(mine: Foreign, dirs: StateDir, capsys: Capture) -> None:
-    under(mine, "print('thinking')\n    return Decision()", dirs)
+def test_what_a_policy_prints_spoils_no_document(
+    dirs: StateDir, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under(monkeypatch, "print('thinking')\n    return Decision()", dirs)
     status(state=dirs.path, format=Form.json)
     said = capsys.readouterr()
     assert [each["id"] for each in json.loads(said.out)["jobs"]] == ["a", "b", "c"]
@@ -373,10 +371,10 @@ def test_what_a_policy_prints_spoils_no_document(mine: Foreign, dirs: StateDir, 
     "body", ["raise RuntimeError('not now')", "raise SystemExit(7)", "while True:\n        pass"]
 )
 def test_a_policy_that_fails_or_never_answers_hides_no_job(
-    mine: Foreign, dirs: StateDir, monkeypatch: pytest.MonkeyPatch, body: str
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
     monkeypatch.setattr(watch_status, "WITHIN_S", 0.2)
-    under(mine, body, dirs)
+    under(monkeypatch, body, dirs)
     lines = status_text(Watcher(dirs.path).look(ahead=True), NOW_S).splitlines()[1:]
     assert [line.split()[:2] for line in lines] == [["a", "running"], ["b", "waiting"], ["c", "waiting"]]
     assert "in 6 min" in lines[0], "the end of a follows from its own speed"
