@@ -40,9 +40,20 @@ def ask(dirs: StateDir, *jobs: Job) -> list[str]:
     return submit(dirs.path, jobs, "jobs.jsonl", folder=dirs.path.parent, now_s=NOW_S, check_scripts=False)
 
 
+class Past(dict[str, JobLog]):
+    """Jobs of years: to go through them all at every look would take a core."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all jobs that ever were are gone through")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
+
+
 def waiting(dirs: StateDir, log: RunLog | None = None, until_s: float = NOW_S) -> list[str]:
     """The submissions and cancellations that the log lacks."""
-    asked = unheard(Spool(dirs).requests(), log or RunLog(), until_s)
+    log = log or RunLog()
+    log.jobs = Past(log.jobs)
+    asked = unheard(Spool(dirs).requests(), log, until_s)
     return [f"cancel {it}" if isinstance(it, str) else f"submit {it.id}" for it in asked]
 
 
@@ -123,35 +134,19 @@ def test_a_job_cancelled_before_its_time_arrives_first(dirs: StateDir) -> None:
         cancel(dirs.path, ["later"])
     assert waiting(dirs) == ["submit soon", "submit later", "cancel later"]
     assert files(dirs).count("cancel.json") == 1
+    old = [submit_event(runs("old"), 1.0), Event(2.0, "finish", "old", gpus=0)]
+    assert waiting(dirs, fold(old)) == ["submit soon", "submit later", "cancel later"]
     ended = fold([submit_event(runs("later"), 1.0), Event(2.0, "finish", "later", gpus=0)])
     assert waiting(dirs, ended) == ["submit soon"]
     own = Spool(dirs)
     events = [submit_event(runs(name), 1.0) for name in ("soon", "later")]
-    log = fold([*events, cancel_event("later", 2.0)])
+    log = fold([*old, *events, cancel_event("later", 2.0)])
     assert waiting(dirs, log) == []
     own.settle(log)
     assert files(dirs) == ["jobs.jsonl"]
     log.add(submit_event(runs("never"), 3.0))
     own.settle(log)
     assert files(dirs) == []
-
-
-class Past(dict[str, JobLog]):
-    """Jobs of years: to go through them all at every look would take a core."""
-
-    def __iter__(self) -> Iterator[str]:
-        raise AssertionError("all jobs that ever were are gone through")
-
-    keys = values = items = __iter__  # type: ignore[assignment]
-
-
-def test_no_request_makes_a_look_go_through_past_jobs(dirs: StateDir) -> None:
-    log = fold([submit_event(runs("old"), 1.0), Event(2.0, "finish", "old", gpus=0)])
-    log.jobs = Past(log.jobs)
-    begun(dirs, runs("a"), runs("later", at=1000.0))
-    cancel(dirs.path, ["a"])
-    assert waiting(dirs, log) == ["submit a", "cancel a"]
-    Spool(dirs).settle(log)
 
 
 def test_an_unknown_job_cancels_nothing(dirs: StateDir) -> None:
