@@ -1,7 +1,9 @@
-"""The GPUs of this machine, against a driver that a test makes up."""
+"""The GPUs of this machine, against a driver that a test makes up; ports that workers of a job meet at."""
 
 from __future__ import annotations
 
+import errno
+import socket
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
+from pliant.tools.run.backends import protocol as addresses
 from pliant.tools.run.backends.local import LocalBackend
 from pliant.tools.run.backends.machine import (
     devices_by_node,
@@ -18,6 +21,7 @@ from pliant.tools.run.backends.machine import (
     visible_gpus,
     visible_of,
 )
+from pliant.tools.run.backends.protocol import free_port, port_to_meet_at
 from tests.builders import cluster
 from tests.tools.run.fake_nvml import Card, install
 
@@ -44,25 +48,20 @@ def test_usable_gpus_and_instances_are_listed(monkeypatch: pytest.MonkeyPatch) -
     assert processes_on(list_gpus().gpus) == {"GPU-a": [7, 12], "GPU-b": []}
 
 
-@pytest.mark.parametrize(
-    ("stated", "left"),
-    [
-        (None, ["GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-dd44"]),
-        ("2,0", ["GPU-cc33", "GPU-aa11"]),
-        (" 3 , GPU-cc", ["GPU-dd44", "GPU-cc33"]),
-        ("1,1", ["GPU-ab22"]),
-        ("3,-1,2", ["GPU-dd44"]),
-        ("0,7,1", ["GPU-aa11"]),
-        ("GPU-a,1", []),
-        ("NoDevFiles", []),
-        ("", []),
-    ],
-)
-def test_cuda_s_own_variable_is_read_as_cuda_reads_it(
-    stated: str | None, left: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cuda_s_own_variable_is_read_as_cuda_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *PLAIN)
-    assert names(visible_gpus({} if stated is None else {"CUDA_VISIBLE_DEVICES": stated})) == left
+    assert names(visible_gpus({})) == ["GPU-aa11", "GPU-ab22", "GPU-cc33", "GPU-dd44"]
+    for stated, left in {
+        "2,0": ["GPU-cc33", "GPU-aa11"],
+        " 3 , GPU-cc": ["GPU-dd44", "GPU-cc33"],
+        "1,1": ["GPU-ab22"],
+        "3,-1,2": ["GPU-dd44"],
+        "0,7,1": ["GPU-aa11"],
+        "GPU-a,1": [],
+        "NoDevFiles": [],
+        "": [],
+    }.items():
+        assert names(visible_gpus({"CUDA_VISIBLE_DEVICES": stated})) == left
 
 
 def test_instances_are_named_by_their_own_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,60 +76,62 @@ def test_instances_are_named_by_their_own_uuid(monkeypatch: pytest.MonkeyPatch) 
     assert named(gpus, "MIG-") is None
 
 
-@pytest.mark.parametrize(
-    ("visible", "counts", "devices", "has"),
-    [
-        (None, (2, 2), [("GPU-aa11", "GPU-ab22"), ("GPU-cc33", "GPU-dd44")], 4),
-        ("3, GPU-aa", (1, 1), [("GPU-dd44",), ("GPU-aa11",)], 2),
-    ],
-)
 def test_gpus_that_the_caller_may_use_are_given_out_in_order(
-    visible: str | None,
-    counts: tuple[int, ...],
-    devices: list[tuple[str, ...]],
-    has: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def given_out(*counts: int) -> list[object]:
+        return [node.devices for node in LocalBackend(cluster(*counts), tmp_path).nodes()]
+
     install(monkeypatch, *PLAIN)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [node.devices for node in LocalBackend(cluster(*counts), tmp_path).nodes()] == devices
-    with pytest.raises(BadInputError, match=f"6 GPUs on the local backend, this machine has {has}"):
-        LocalBackend(cluster(4, 2), tmp_path).nodes()
+    assert given_out(2, 2) == [("GPU-aa11", "GPU-ab22"), ("GPU-cc33", "GPU-dd44")]
+    with pytest.raises(BadInputError, match="6 GPUs on the local backend, this machine has 4"):
+        given_out(4, 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-aa")
+    assert given_out(1, 1) == [("GPU-dd44",), ("GPU-aa11",)]
+    with pytest.raises(BadInputError, match="6 GPUs on the local backend, this machine has 2"):
+        given_out(4, 2)
 
 
 def test_a_node_gets_the_devices_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, *PLAIN)
-    gpus = list_gpus().gpus
-    assert devices_by_node(naming((), ("GPU-aa11", "3")), gpus) == [
-        ("GPU-ab22", "GPU-cc33"),
-        ("GPU-aa11", "GPU-dd44"),
-    ]
+    def given_out(*devices: tuple[str, ...]) -> list[tuple[str, ...]]:
+        nodes = tuple({"name": f"n{at}", "gpus": 2, "devices": own} for at, own in enumerate(devices))
+        return devices_by_node(Cluster.model_validate({"nodes": nodes}), list_gpus().gpus)
 
-
-@pytest.mark.parametrize(
-    ("first", "second", "problem"),
-    [
-        (("GPU-aa11", "GPU-zz"), (), "the device GPU-zz of node n0 is not there, or CUDA_VISIBLE_DEVICES"),
-        (("GPU-aa11", "GPU-ab22"), ("GPU-cc33", "1"), "the device GPU-ab22 is named twice"),
-    ],
-)
-def test_devices_that_cannot_be_given_out_are_refused(
-    first: tuple[str, ...], second: tuple[str, ...], problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
     install(monkeypatch, *PLAIN)
+    assert given_out((), ("GPU-aa11", "3")) == [("GPU-ab22", "GPU-cc33"), ("GPU-aa11", "GPU-dd44")]
+    problem = "the device GPU-zz of node n0 is not there, or CUDA_VISIBLE_DEVICES"
     with pytest.raises(BadInputError, match=problem):
-        devices_by_node(naming(first, second), list_gpus().gpus)
-
-
-def naming(*devices: tuple[str, ...]) -> Cluster:
-    """Nodes of two GPUs each that name these."""
-    nodes = tuple({"name": f"n{at}", "gpus": 2, "devices": own} for at, own in enumerate(devices))
-    return Cluster.model_validate({"nodes": nodes})
+        given_out(("GPU-aa11", "GPU-zz"), ())
+    with pytest.raises(BadInputError, match="the device GPU-ab22 is named twice"):
+        given_out(("GPU-aa11", "GPU-ab22"), ("GPU-cc33", "1"))
 
 
 def test_without_the_bindings_gpus_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(ServiceMissingError, match=r"pip install 'pliant\[gpu\]'"):
         list_gpus()
+
+
+ELSEWHERE = "203.0.113.7"
+
+
+def test_on_this_machine_a_port_to_meet_at_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = port_to_meet_at("127.0.0.1")
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+
+    def none_left(_address: str) -> int:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(addresses, "free_port", none_left)
+    with pytest.raises(OSError, match="in use"):
+        port_to_meet_at("127.0.0.1")
+
+
+def test_elsewhere_it_is_one_that_no_system_gives_itself() -> None:
+    """That machine cannot be asked; two jobs that begin there at a time are unlikely to get the same."""
+    with pytest.raises(OSError, match=r"."):
+        free_port(ELSEWHERE)
+    result = {port_to_meet_at(ELSEWHERE) for _ in range(20)}
+    assert len(result) > 10
+    assert all(20_000 <= port < 30_000 for port in result)

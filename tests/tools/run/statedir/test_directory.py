@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +29,7 @@ from pliant.tools.run.statedir import directory as private
 from pliant.tools.run.statedir.directory import FORMAT, Home, StateDir
 from pliant.tools.run.statedir.log.events import cancel_event, finish_event, release_event, submit_event
 from pliant.tools.run.statedir.requests import Spool
-from pliant.tools.run.statedir.state import State, read_log
+from pliant.tools.run.statedir.state import State
 from pliant.tools.run.watch.output import job_output, last_events
 from pliant.tools.run.watch.status import Watcher, look_at
 from pliant.tools.schedule.decide import Question
@@ -70,7 +70,12 @@ USES: dict[str, Callable[[StateDir], object]] = {
     "run": lambda dirs: State(dirs.path).close(),
     "read the inputs of a run": lambda dirs: runner.dry_run_text(RunOptions(dirs.path, "none"), resume=True),
 }
-LOOKS: dict[str, Callable[[StateDir], object]] = {"status": lambda dirs: Watcher(dirs.path).look()}
+LOOKS: dict[str, Callable[[StateDir], object]] = {
+    "status": lambda dirs: Watcher(dirs.path).look(),
+    "schedule": lambda dirs: look_at(dirs.path),
+    "events": lambda dirs: list(last_events(dirs.path, 1)),
+    "log": lambda dirs: list(job_output(dirs.path, "a")),
+}
 
 
 def open_to_all(path: Path) -> list[Path]:
@@ -142,7 +147,7 @@ def test_a_folder_that_others_may_write_in_is_refused_each_time(dirs: StateDir, 
 
 
 def test_a_folder_of_another_user_is_refused(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask(dirs)
+    with_a_job(dirs.path, running=True)
     monkeypatch.setattr(private.os, "geteuid", lambda: STRANGER)
     for use in (USES | LOOKS).values():
         with pytest.raises(UsageError, match="belongs to"):
@@ -201,7 +206,7 @@ def test_a_link_in_place_of_a_jobs_folder_is_refused(dirs: StateDir) -> None:
         state.record([submit_event(runs("a"), 1.0), STARTED])
     outside = link_for(dirs, "a")
     before = contents(outside)
-    for use in (USES["run"], LOOKS["status"], lambda dirs: list(job_output(dirs.path, "a"))):
+    for use in (USES["run"], LOOKS["status"], LOOKS["log"]):
         with pytest.raises(UsageError, match="a: is a symbolic link"):
             use(dirs)
     dirs.path.chmod(0o755)
@@ -241,29 +246,24 @@ def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:
     assert {job.id for job, _ in Watcher(link).look().submitted} == {"a", "b"}
 
 
-@pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "link"])
 def test_what_is_no_file_in_the_spool_keeps_no_one_waiting(
-    dirs: StateDir, caplog: pytest.LogCaptureFixture, kind: str, monkeypatch: pytest.MonkeyPatch
+    dirs: StateDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask(dirs)
-    path = dirs.spool / "00000000000000000001.jobs.jsonl"
-    if kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "link":
-        (good,) = dirs.spool.glob("*.jobs.jsonl")
-        outside = dirs.path.parent / "outside.jsonl"
-        outside.write_bytes(good.read_bytes())
-        path.symlink_to(outside)
-    else:
-        monkeypatch.chdir(dirs.spool)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path.name)
+    (good,) = dirs.spool.glob("*.jobs.jsonl")
+    outside = dirs.path.parent / "outside.jsonl"
+    outside.write_bytes(good.read_bytes())
+    fifo, folder, link, bound = (dirs.spool / f"{number:020}.jobs.jsonl" for number in range(1, 5))
+    os.mkfifo(fifo)
+    folder.mkdir()
+    link.symlink_to(outside)
+    monkeypatch.chdir(dirs.spool)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(bound.name)
     spool = Spool(dirs)
     for _ in range(2):
         assert [each.id for request in spool.requests() for each in request.jobs] == ["a"]
-    assert caplog.text.count("it is not a request") == 1
+    assert caplog.text.count("it is not a request") == 4
     assert [each.id for each, _ in Watcher(dirs.path).look().submitted] == ["a"]
     ask(dirs, "b")
 
@@ -281,9 +281,8 @@ def test_a_request_that_another_user_put_there_is_ignored(
 def test_a_new_directory_is_on_disk_before_its_jobs(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[Path] = []
     monkeypatch.setattr(private, "sync_folder", synced.append)
-    deep = StateDir(dirs.path.parent / "x" / "y" / "state")
-    submit(deep.path, [runs("a")], "jobs.jsonl", folder=dirs.path.parent, now_s=0.0, check_scripts=False)
     above = dirs.path.parent
+    submit(above / "x/y/state", [runs("a")], "jobs", folder=above, now_s=0.0, check_scripts=False)
     assert {above, above / "x", above / "x" / "y"} <= set(synced)
 
 
@@ -306,28 +305,26 @@ def bytes_in(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_first_writer_gives_a_directory_its_version(written: StateDir) -> None:
+def test_the_first_writer_gives_a_directory_its_version(
+    written: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it can: a disk that is full stops nothing."""
     written.version.unlink()
     before = bytes_in(written.path)
     log = Watcher(written.path).look().log
     assert bytes_in(written.path) == before
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(private, "atomic_write", full)
+        State(written.path).close()
+    assert not written.version.exists()
     with State(written.path) as state:
-        assert list(state.log.jobs) == list(log.jobs)
+        assert list(state.log.jobs) == list(log.jobs) != []
     assert written.version.exists()
     assert written.events.read_bytes() == before[written.events]
-
-
-READERS: dict[str, Callable[[Path], object]] = {
-    "status": Watcher,
-    "run": State,
-    "schedule": look_at,
-    "events": lambda path: list(last_events(path, 1)),
-    "log": lambda path: list(job_output(path, "j0")),
-    "hold": lambda path: order_jobs(path, "hold", ["j0"]),
-    "submit": lambda path: submit(
-        path, [job("z", command=("x",))], "jobs", folder=path, now_s=0, check_scripts=False
-    ),
-}
 
 
 def test_nothing_is_done_in_a_later_version(written: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,9 +332,9 @@ def test_nothing_is_done_in_a_later_version(written: StateDir, capsys: pytest.Ca
     written.version.write_text(json.dumps(later))
     before = bytes_in(written.path)
     refusal = f"pliant 9.9 wrote it in format {FORMAT + 1}, .*: use pliant 9"
-    for use in READERS.values():
+    for use in (USES | LOOKS | {"hold": lambda dirs: order_jobs(dirs.path, "hold", ["j0"])}).values():
         with pytest.raises(BadInputError, match=refusal):
-            use(written.path)
+            use(written)
     assert bytes_in(written.path) == before
     assert run_command(lambda: status(state=written.path)) == 3
     assert len(capsys.readouterr().err.splitlines()) == 1
@@ -350,33 +347,12 @@ def test_a_file_that_cannot_be_understood_is_named(written: StateDir, text: str)
         State(written.path)
 
 
-def test_a_format_that_cannot_be_written_stops_nothing(
-    written: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written.version.unlink()
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr("pliant.tools.run.statedir.directory.atomic_write", full)
-        State(written.path).close()
-    assert read_log(written.path).jobs
-    State(written.path).close()
-    assert written.version.exists()
-
-
 def with_a_job(path: Path, *, running: bool) -> Path:
     """A state directory with one job that holds a GPU, or has ended."""
     with State(path) as state:
-        state.record([submit_event(job("a"), 1.0), Event(2.0, "start", "a", gpus=1, placement=(("n0", 1),))])
-        if not running:
-            state.record([Event(3.0, "finish", "a", gpus=0, placement=())])
+        ended = [] if running else [finish_event("a", 3.0, 1, 1.0)]
+        state.record([submit_event(job("a"), 1.0), STARTED, *ended])
     return path
-
-
-def copied(path: Path, to: Path) -> Path:
-    return shutil.copytree(path, to)
 
 
 def reopens(path: Path, *, restored: bool = False) -> bool:
@@ -384,33 +360,31 @@ def reopens(path: Path, *, restored: bool = False) -> bool:
         return True
 
 
-def test_a_copy_whose_job_runs_is_refused_while_not_restored(tmp_path: Path) -> None:
-    copy = copied(with_a_job(tmp_path / "state", running=True), tmp_path / "copy")
+def test_one_that_was_copied_or_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
+    """Until its user says that it was restored."""
+    home, moved = with_a_job(tmp_path / "state", running=True), tmp_path / "moved"
+    copy = copytree(home, tmp_path / "copy")
     before = bytes_in(copy)
     with pytest.raises(UsageError) as caught:
         reopens(copy)
     assert str(caught.value) == (
-        f'{copy}: is a copy of {tmp_path}/state on host {os.uname().nodename}, where job "a" may still run: '
+        f'{copy}: is a copy of {home} on host {os.uname().nodename}, where job "a" may still run: '
         "one that is started here trains twice. Where nothing of it runs any more: pliant run --restored"
     )
     lock = {copy / "lock": b""}
     assert bytes_in(copy) | lock == before | lock
-    assert reopens(tmp_path / "state")
+    assert reopens(home)
     assert reopens(copy, restored=True)
     assert reopens(copy), "it is said once"
-
-
-def test_one_that_was_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
-    with_a_job(tmp_path / "state", running=True).rename(tmp_path / "moved")
-    with pytest.raises(UsageError, match=f"moved: was moved from {tmp_path}/state, where job"):
-        reopens(tmp_path / "moved")
-    (tmp_path / "moved").rename(tmp_path / "state")
-    assert reopens(tmp_path / "state")
+    home.rename(moved)
+    with pytest.raises(UsageError, match=f"moved: was moved from {home}, where job"):
+        reopens(moved)
+    assert reopens(moved.rename(home))
 
 
 def test_a_snapshot_with_the_same_inodes_is_a_copy(tmp_path: Path) -> None:
     """One of the whole file system."""
-    copy = StateDir(copied(with_a_job(tmp_path / "state", running=True), tmp_path / "snapshot"))
+    copy = StateDir(copytree(with_a_job(tmp_path / "state", running=True), tmp_path / "snapshot"))
     claimed = json.loads(copy.version.read_bytes())
     claimed["home"]["inodes"] = Home.of(copy).inodes
     copy.version.write_text(json.dumps(claimed))
@@ -421,15 +395,15 @@ def test_a_snapshot_with_the_same_inodes_is_a_copy(tmp_path: Path) -> None:
 
 def test_a_directory_that_is_no_copy_or_runs_nothing_is_opened(tmp_path: Path) -> None:
     ended = with_a_job(tmp_path / "ended", running=False)
-    assert reopens(copied(ended, tmp_path / "copy"))
+    assert reopens(copytree(ended, tmp_path / "copy"))
     assert reopens(ended.rename(tmp_path / "moved"))
     state = with_a_job(tmp_path / "state", running=True)
     (tmp_path / "link").symlink_to("state")
     assert reopens(tmp_path / "link")
     assert reopens(state)
-    copied(state, tmp_path / "backup")
+    copytree(state, tmp_path / "backup")
     state.rename(tmp_path / "broken")
-    copied(tmp_path / "backup", state)
+    copytree(tmp_path / "backup", state)
     assert reopens(state), "it was restored in its place"
     version = StateDir(state).version
     claimed = json.loads(version.read_bytes())
@@ -444,6 +418,6 @@ def test_a_directory_is_the_same_on_another_host(tmp_path: Path, monkeypatch: py
     with_a_job(tmp_path / "state", running=True).rename(tmp_path / "mounted")
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
     assert reopens(tmp_path / "mounted")
-    copy = copied(tmp_path / "mounted", tmp_path / "copy")
+    copy = copytree(tmp_path / "mounted", tmp_path / "copy")
     with pytest.raises(UsageError, match=r"is a copy of .*/mounted on host elsewhere, where job"):
         reopens(copy)

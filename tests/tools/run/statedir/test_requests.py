@@ -40,9 +40,20 @@ def ask(dirs: StateDir, *jobs: Job) -> list[str]:
     return submit(dirs.path, jobs, "jobs.jsonl", folder=dirs.path.parent, now_s=NOW_S, check_scripts=False)
 
 
+class Past(dict[str, JobLog]):
+    """Jobs of years: to go through them all at every look would take a core."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all jobs that ever were are gone through")
+
+    keys = values = items = __iter__  # type: ignore[assignment]
+
+
 def waiting(dirs: StateDir, log: RunLog | None = None, until_s: float = NOW_S) -> list[str]:
     """The submissions and cancellations that the log lacks."""
-    asked = unheard(Spool(dirs).requests(), log or RunLog(), until_s)
+    log = log or RunLog()
+    log.jobs = Past(log.jobs)
+    asked = unheard(Spool(dirs).requests(), log, until_s)
     return [f"cancel {it}" if isinstance(it, str) else f"submit {it.id}" for it in asked]
 
 
@@ -93,13 +104,13 @@ def test_no_clock_changes_the_order_of_requests(dirs: StateDir, monkeypatch: pyt
 def test_an_id_that_is_in_use_is_refused_wherever_it_is(dirs: StateDir, where: str) -> None:
     if where == "spool":
         ask(dirs, runs("a"))
-    elif where == "log":
-        with State(dirs.path) as state:
-            state.record([submit_event(runs("a"), 1.0)])
     else:
-        dirs.path.mkdir()
-        decided = decide([runs("a", at=9.0)], cluster(2), None, Question("fifo"), now_s=0)
-        write_schedule(decided, dirs.schedule)
+        with State(dirs.path) as state:
+            state.record([submit_event(runs("a"), 1.0)] if where == "log" else [])
+    if where == "schedule":
+        write_schedule(
+            decide([runs("a", at=9.0)], cluster(2), None, Question("fifo"), now_s=0), dirs.schedule
+        )
     with pytest.raises(BadInputError, match=r'jobs.jsonl: job "a" was submitted to .* before'):
         ask(dirs, runs("b"), runs("a"))
     assert "submit b" not in waiting(dirs)
@@ -117,44 +128,25 @@ def test_a_job_that_cannot_run_is_refused_and_nothing_is_made(dirs: StateDir) ->
 
 
 def test_a_job_cancelled_before_its_time_arrives_first(dirs: StateDir) -> None:
-    """To cancel it twice, or once it has ended, is harmless."""
+    """To cancel it twice, or once it has ended, is harmless. What the log holds settles its request."""
     begun(dirs, runs("soon"), runs("later", at=100.0), runs("never", at=200.0))
     for _ in range(2):
         cancel(dirs.path, ["later"])
     assert waiting(dirs) == ["submit soon", "submit later", "cancel later"]
     assert files(dirs).count("cancel.json") == 1
-    log = fold([submit_event(runs("later"), 1.0), Event(2.0, "finish", "later", gpus=0)])
-    assert waiting(dirs, log) == ["submit soon"]
-
-
-def test_what_the_log_holds_settles_its_request(dirs: StateDir) -> None:
-    begun(dirs, runs("a"), runs("b", at=100.0))
-    cancel(dirs.path, ["a"])
-    events: list[Event] = [submit_event(runs("a"), 1.0), cancel_event("a", 2.0)]
-    own, log = Spool(dirs), fold(events)
+    old = [submit_event(runs("old"), 1.0), Event(2.0, "finish", "old", gpus=0)]
+    assert waiting(dirs, fold(old)) == ["submit soon", "submit later", "cancel later"]
+    ended = fold([submit_event(runs("later"), 1.0), Event(2.0, "finish", "later", gpus=0)])
+    assert waiting(dirs, ended) == ["submit soon"]
+    own = Spool(dirs)
+    events = [submit_event(runs(name), 1.0) for name in ("soon", "later")]
+    log = fold([*old, *events, cancel_event("later", 2.0)])
     assert waiting(dirs, log) == []
     own.settle(log)
     assert files(dirs) == ["jobs.jsonl"]
-    own.settle(fold([*events, submit_event(runs("b"), 3.0)]))
+    log.add(submit_event(runs("never"), 3.0))
+    own.settle(log)
     assert files(dirs) == []
-
-
-class Past(dict[str, JobLog]):
-    """Jobs of years: to go through them all at every look would take a core."""
-
-    def __iter__(self) -> Iterator[str]:
-        raise AssertionError("all jobs that ever were are gone through")
-
-    keys = values = items = __iter__  # type: ignore[assignment]
-
-
-def test_no_request_makes_a_look_go_through_past_jobs(dirs: StateDir) -> None:
-    log = fold([submit_event(runs("old"), 1.0), Event(2.0, "finish", "old", gpus=0)])
-    log.jobs = Past(log.jobs)
-    begun(dirs, runs("a"), runs("later", at=1000.0))
-    cancel(dirs.path, ["a"])
-    assert waiting(dirs, log) == ["submit a", "cancel a"]
-    Spool(dirs).settle(log)
 
 
 def test_an_unknown_job_cancels_nothing(dirs: StateDir) -> None:
@@ -237,9 +229,7 @@ def test_a_request_waits_for_a_submission_that_cannot_be_read(
     order_jobs(dirs.path, "hold", ["a"]) if what == "order" else cancel(dirs.path, ["a"])
     own, real = Spool(dirs), spool.read_own
     with monkeypatch.context() as patch:
-        patch.setattr(
-            spool, "read_own", lambda path: (short if path.name.endswith(".jobs.jsonl") else real)(path)
-        )
+        patch.setattr(spool, "read_own", lambda path: (short if ".jobs." in path.name else real)(path))
         assert len(own.requests()) == 1
         own.settle(RunLog())
     first, second = own.requests()
@@ -266,34 +256,28 @@ def test_an_unlisted_folder_ends_no_loop(dirs: StateDir, monkeypatch: pytest.Mon
 def test_orders_are_numbered_after_one_listing(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"j{number}" for number in range(20)]
     ask(dirs, *(runs(name) for name in names))
-    looks, real = [0], os.listdir
-
-    def listdir(path: Path) -> list[str]:
-        looks[0] += 1
-        return real(path)
-
+    looks, real = list[Path](), os.listdir
     with monkeypatch.context() as patch:
-        patch.setattr(spool.os, "listdir", listdir)
+        patch.setattr(spool.os, "listdir", lambda path: (looks.append(path), real(path))[1])
         order_jobs(dirs.path, "hold", names)
-    assert looks[0] < len(names)
+    assert len(looks) < len(names)
     orders = [request.order for request in Spool(dirs).requests() if request.order is not None]
     assert [order.job for order in orders] == names
 
 
-def rivals(folder: str, name: str, turn: object) -> None:
-    turn.wait()  # type: ignore[attr-defined]
+def rivals(folder: Path, name: str, turn: Any) -> None:
+    turn.wait()
     for number in range(10):
         try:
-            path = Path(folder)
-            submit(path, [runs(f"j{number}")], name, folder=path.parent, now_s=NOW_S, check_scripts=False)
-            (path.parent / f"{name}-{number}").touch()
+            ask(StateDir(folder), runs(f"j{number}"))
+            (folder.parent / f"{name}-{number}").touch()
         except BadInputError:
             continue
 
 
 def test_of_several_processes_one_gets_each_id(dirs: StateDir) -> None:
     turn = multiprocessing.Barrier(3)
-    racing = [multiprocessing.Process(target=rivals, args=(str(dirs.path), name, turn)) for name in "pqr"]
+    racing = [multiprocessing.Process(target=rivals, args=(dirs.path, name, turn)) for name in "pqr"]
     for process in racing:
         process.start()
     for process in racing:
@@ -306,34 +290,30 @@ def test_of_several_processes_one_gets_each_id(dirs: StateDir) -> None:
 def test_orders_are_executed_once_after_their_job_has_arrived(dirs: StateDir) -> None:
     """In their order, and none of a job that was cancelled; each file stays until the log has all of it."""
     begun(dirs, runs("a"), runs("b"), runs("later", at=100.0))
-    give(
-        dirs,
-        order("drain", "n0", within_s=60.0),
-        order("priority", "later", priority=2.0),
-        order("hold", "a"),
-    )
+    first = order("drain", "n0", within_s=60.0), order("priority", "later", priority=2.0), order("hold", "a")
+    give(dirs, *first)
     cancel(dirs.path, ["b"])
     give(dirs, order("hold", "b"), order("release", "a"))
-    own, events = Spool(dirs), list[Event]()
+    own, log = Spool(dirs), RunLog()
 
     def turn(time_s: float) -> list[tuple[str, str | None]]:
         """What a loop does."""
-        more = requested(own.requests(), fold(events), time_s)
-        events.extend(more)
-        own.settle(fold(events))
+        more = requested(own.requests(), log, time_s)
+        for event in more:
+            log.add(event)
+        own.settle(log)
         return [(event.event, event.job) for event in more]
 
     assert turn(NOW_S) == [
         *(("submit", "a"), ("submit", "b"), ("drain", None)),
         *(("hold", "a"), ("cancel", "b"), ("unhold", "a")),
     ]
-    log = fold(events)
     assert log.drained["n0"].until_s == NOW_S + 60.0
     assert (log.jobs["a"].held, log.jobs["b"].phase) == (None, "cancelled")
     assert files(dirs) == ["jobs.jsonl", "order.json"]
     assert turn(NOW_S + 1) == []
     assert turn(NOW_S + 100) == [("submit", "later"), ("priority", "later")]
-    assert fold(events).jobs["later"].job.priority == 2.0
+    assert log.jobs["later"].job.priority == 2.0
     assert (files(dirs), turn(NOW_S + 101)) == ([], [])
 
 

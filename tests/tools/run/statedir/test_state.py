@@ -1,8 +1,9 @@
-"""The one writer of a state directory, and its clock."""
+"""The one writer of a state directory, its clock, and the file system below it."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
 import time
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 
 from pliant.schemas.errors import LockedError, ServiceMissingError, UsageError
 from pliant.schemas.event import Event
+from pliant.tools.run.statedir import file_system
+from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.log.events import decision_event, submit_event
 from pliant.tools.run.statedir.state import Clock, State, origin, passed_since, read_log
 from pliant.tools.run.watch.status import look_at
@@ -56,14 +59,10 @@ def test_a_torn_last_line_costs_only_itself(tmp_path: Path) -> None:
     assert list(read_log(tmp_path).jobs) == ["a", "c"]
 
 
-def test_a_second_writer_is_refused_with_the_process_that_writes(tmp_path: Path) -> None:
-    with State(tmp_path), pytest.raises(LockedError, match=f"by process {os.getpid()}"):
-        State(tmp_path)
-    assert LockedError.exit_code == 75
-
-
-def test_a_writer_that_waits_gets_its_turn(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_or_waits_for_its_turn(tmp_path: Path) -> None:
     with State(tmp_path) as first:
+        with pytest.raises(LockedError, match=f"by process {os.getpid()}"):
+            State(tmp_path)
         turns: list[str] = []
         second = threading.Thread(
             target=lambda: turns.append("second") if State(tmp_path, wait_s=60) else None
@@ -73,6 +72,7 @@ def test_a_writer_that_waits_gets_its_turn(tmp_path: Path) -> None:
         turns.append("first")
     second.join(30)
     assert turns == ["first", "second"]
+    assert LockedError.exit_code == 75
 
 
 def test_a_full_disk_is_a_missing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,19 +111,14 @@ DAY_S: Final = 86400.0
 NOW_S: Final = 1_700_000_000.0
 
 
-@pytest.mark.parametrize(
-    ("schedule_s", "known_s", "origin_s"),
-    [
+def test_a_schedule_is_in_utc_or_on_the_clock_of_the_first() -> None:
+    for schedule_s, known_s, origin_s in (
         (100.0, None, NOW_S - 100.0),  # a trace starts when it is run
         (130.0, NOW_S - 100.0, NOW_S - 100.0),  # its later schedules are on the clock of the first
         (NOW_S - 5.0, None, 0.0),  # a schedule in UTC
         (NOW_S - 5.0, 7.0, 0.0),
-    ],
-)
-def test_a_schedule_is_in_utc_or_on_the_clock_of_the_first(
-    schedule_s: float, known_s: float | None, origin_s: float
-) -> None:
-    assert origin(schedule_s, NOW_S, known_s) == origin_s
+    ):
+        assert origin(schedule_s, NOW_S, known_s) == origin_s
 
 
 class Machine:
@@ -132,8 +127,11 @@ class Machine:
     def __init__(self) -> None:
         self.wall_s, self.steady_s = 2e9, 50.0
 
-    def clock(self) -> Clock:
-        return Clock(lambda: self.wall_s, lambda: self.steady_s)
+    def clock(self, last_s: float = 0.0, passed_s: float = 0.0) -> Clock:
+        """Of a process that goes on from the last time of a log, and what has passed since then."""
+        clock = Clock(lambda: self.wall_s, lambda: self.steady_s)
+        clock.not_before(last_s, passed_s)
+        return clock
 
     def passes(self, seconds: float) -> None:
         self.wall_s += seconds
@@ -161,18 +159,12 @@ def test_a_clock_neither_goes_back_nor_stands_still() -> None:
 def test_the_clock_goes_on_from_the_last_time_of_the_log() -> None:
     """Calls of the cron form after the clock was set back: each goes on from the last, at half speed."""
     machine = Machine()
-    clock = machine.clock()
-    clock.not_before(machine.wall_s + 600.0, 0.0)
-    first = clock()
+    first = machine.clock(machine.wall_s + 600.0)()
     assert first == 2e9 + 600
     machine.passes(60.0)
-    clock = machine.clock()
-    clock.not_before(first, 60.0)
-    assert clock() == first + 30.0
+    assert machine.clock(first, 60.0)() == first + 30.0
     machine.passes(2000.0)
-    clock = machine.clock()
-    clock.not_before(first + 30.0, 2000.0)
-    assert clock() == machine.wall_s
+    assert machine.clock(first + 30.0, 2000.0)() == machine.wall_s
 
 
 @given(
@@ -187,17 +179,14 @@ def test_no_clock_of_a_file_server_makes_turns_of_cron_run_ahead(
     :param turns: seconds between turns, and by how much somebody sets this host's clock before one.
     """
     machine, log_s = Machine(), 0.0
-    most_ahead_s = machine.wall_s - machine.steady_s
+    most_ahead_s = steady_to_wall_s = machine.wall_s - machine.steady_s
     written_s = machine.wall_s + server_ahead_s
-    steady_to_wall_s = machine.wall_s - machine.steady_s
     for between_s, set_by_s in turns:
         machine.passes(between_s)
         machine.wall_s += set_by_s
-        clock = machine.clock()
         server_s = machine.steady_s + steady_to_wall_s + server_ahead_s
-        clock.not_before(log_s, server_s - written_s)
         most_ahead_s = max(most_ahead_s, machine.wall_s - machine.steady_s)
-        shown_s = clock()
+        shown_s = machine.clock(log_s, server_s - written_s)()
         assert shown_s >= log_s
         assert machine.wall_s <= shown_s <= machine.steady_s + most_ahead_s + 1e-3
         log_s, written_s = shown_s, server_s
@@ -230,3 +219,37 @@ def test_turns_on_a_server_a_day_behind_keep_this_hosts_time(tmp_path: Path) -> 
             clock.not_before(state.log.last_s, state.quiet_s)
             state.record([decision_event(clock(), 0.0, "fifo", 0.0)])
             assert decided_s <= state.log.last_s <= wall_s()
+
+
+MOUNTS = r"""21 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro
+30 21 0:25 / /home rw,noatime - nfs4 server:/home rw,vers=4.2,local_lock=none
+31 30 0:26 / /home/old\040disk rw - nfs server:/old rw,vers=3,nolock
+32 21 0:27 / /home rw,noatime - lustre mds@tcp:/home rw
+not a line of a mount
+"""
+
+
+def test_a_folder_is_on_the_mount_nearest_above_it(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(MOUNTS)
+    assert mount_of(Path("/var/lib"), mounts).kind == "ext4"
+    old = mount_of(Path("/home/old disk/live"), mounts)
+    assert (old.kind, "nolock" in old.options, "rw" in old.options) == ("nfs", True, True)
+    assert mount_of(Path("/home/me"), mounts).kind == "lustre", "the later mount hides the earlier"
+    assert mount_of(Path("/homework"), mounts).kind == "ext4"
+    assert mount_of(Path("/"), tmp_path / "none") == Mount("")
+
+
+def test_a_folder_is_probed_and_nothing_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks without effect are noticed, and a clock of the server."""
+    result = probe(tmp_path)
+    assert (result.locks, result.skew_s) == (True, 0.0)
+    assert result.sync_s > 0
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(fcntl, "flock", lambda _descriptor, _kind: None)
+    assert probe(tmp_path).locks is False
+    real = file_system._dated_s
+    for ahead_s in (12.0, -12.0):
+        with monkeypatch.context() as patch:
+            patch.setattr(file_system, "_dated_s", lambda descriptor, by_s=ahead_s: real(descriptor) + by_s)
+            assert probe(tmp_path).skew_s == pytest.approx(ahead_s, abs=1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "stdout.log"
 
 
-def pieces_of(output: OutputFile) -> bytes:
-    return b"".join(piece for piece in output.rest() if isinstance(piece, bytes))
+def whole_of(pieces: Iterable[bytes | int]) -> bytes:
+    return b"".join(piece for piece in pieces if isinstance(piece, bytes))
 
 
 def test_each_byte_is_read_once_in_pieces(path: Path) -> None:
@@ -60,46 +60,36 @@ def test_what_was_taken_away_before_it_was_read_is_counted(path: Path) -> None:
     keep.trim(str(path), MOST)
     gone, *rest = output.rest()
     assert isinstance(gone, int)
-    assert b"".join(piece for piece in rest if isinstance(piece, bytes)) == whole[1000 + gone :]
+    assert whole_of(rest) == whole[1000 + gone :]
     assert MOST // 2 <= len(whole) - 1000 - gone <= MOST
     assert list(output.rest()) == []
 
 
 def test_what_is_taken_away_is_no_row_of_zeros(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = b"x" * (4 * MOST)
+    """Just before it is read."""
+    whole, read = b"x" * (4 * MOST), os.pread
     path.write_bytes(whole)
-    read = os.pread
-
-    def just_before(descriptor: int, count: int, place: int) -> bytes:
-        keep.trim(str(path), MOST)
-        return read(descriptor, count, place)
-
-    monkeypatch.setattr(os, "pread", just_before)
+    monkeypatch.setattr(os, "pread", lambda *place: (keep.trim(str(path), MOST), read(*place))[1])
     gone, *rest = OutputFile(path).rest()
     assert isinstance(gone, int)
-    assert b"".join(piece for piece in rest if isinstance(piece, bytes)) == whole[gone:]
+    assert whole_of(rest) == whole[gone:]
 
 
-@pytest.mark.parametrize(
-    ("text", "lines", "shown"),
-    [
-        ("one\ntwo\nthree\n", 2, "two\nthree\n"),
-        ("one\ntwo\nthree", 2, "two\nthree"),
-        ("one\n\n\n", 2, "\n\n"),
-        ("one\n", 5, "one\n"),
-        ("one\n", 0, ""),
-        ("", 3, ""),
-    ],
-)
-def test_the_last_lines_are_read_in_pieces_of_any_size(
-    path: Path, monkeypatch: pytest.MonkeyPatch, text: str, lines: int, shown: str
-) -> None:
-    path.write_text(text)
-    for piece in (1, 2, 3, 1 << 20):
-        monkeypatch.setattr(logs, "PIECE", piece)
-        output = OutputFile(path)
-        output.skip_all_but(lines)
-        assert pieces_of(output) == shown.encode()
+def test_the_last_lines_are_read_in_pieces_of_any_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, lines, shown in (
+        ("one\ntwo\nthree\n", 2, b"two\nthree\n"),
+        ("one\ntwo\nthree", 2, b"two\nthree"),
+        ("one\n\n\n", 2, b"\n\n"),
+        ("one\n", 5, b"one\n"),
+        ("one\n", 0, b""),
+        ("", 3, b""),
+    ):
+        path.write_text(text)
+        for piece in (1, 2, 3, 1 << 20):
+            monkeypatch.setattr(logs, "PIECE", piece)
+            output = OutputFile(path)
+            output.skip_all_but(lines)
+            assert whole_of(output.rest()) == shown
 
 
 def test_the_last_lines_of_a_large_file_need_no_look_at_the_rest(path: Path) -> None:
@@ -225,19 +215,14 @@ def test_events_of_a_job_name_those_that_share_gpus(tmp_path: Path, monkeypatch:
     assert job_cost(own, "a", 300.0).held_gpu_s == 2 * 299 - 195
 
 
-def test_a_job_that_runs_is_waited_for(state: State) -> None:
+def test_pliant_wait_names_each_job_once_with_its_end(state: State) -> None:
     waits = ends_of(state.dirs.path, ["a"])
     assert next(waits) is None
-    ends(state, "b")
+    failure = {"attempt": 1, "reason": "exit code 1: no data"}
+    state.record([Event(9.0, "fail", "b", gpus=0, placement=(), detail=failure)])
     assert next(waits) is None
     ends(state, "a")
     assert [job.phase for job in waits if job is not None] == ["finished"]
-
-
-def test_pliant_wait_names_each_job_once_with_its_end(state: State) -> None:
-    ends(state, "a")
-    failure = {"attempt": 1, "reason": "exit code 1: no data"}
-    state.record([Event(9.0, "fail", "b", gpus=0, placement=(), detail=failure)])
     place = ("--state", str(state.dirs.path))
     waited = call("wait", "b", "a", "a", *place)
     assert waited.exit_code == 5

@@ -99,22 +99,16 @@ def test_the_line_of_a_job_says_how_far_until_when_and_why(
     assert shown(Status(log(START, *events)), now_s)[-len(expected) :] == expected
 
 
-@pytest.mark.parametrize(
-    ("expected", "brief", "why"),
-    [
-        (StartPrediction(196.0, None, 3), "for 1 GPU, 3 ahead", "waits for 1 GPU; 3 jobs are ahead"),
-        (StartPrediction(196.0, None, 1), "for 1 GPU, 1 ahead", "waits for 1 GPU; 1 job is ahead"),
-        (StartPrediction(196.0, None, 0), "for 1 GPU, next", "waits for 1 GPU; it is next"),
-        (StartPrediction(), "for 1 GPU", "waits for 1 GPU; 1 other job waits"),
-    ],
-)
-def test_a_waiting_job_says_for_what_and_behind_how_many(
-    expected: StartPrediction, brief: str, why: str
-) -> None:
-    seen = Status(log(), outlook={"b": expected})
-    starts = "-" if expected.start_s is None else "in 3 min (at 196 s)"
-    assert shown(seen, 16.0, "b")[-2:] == [starts, brief]
-    assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [why]
+def test_a_waiting_job_says_for_what_and_behind_how_many() -> None:
+    for expected, starts, brief, why in (
+        (StartPrediction(196.0, None, 3), "in 3 min (at 196 s)", "for 1 GPU, 3 ahead", "3 jobs are ahead"),
+        (StartPrediction(196.0, None, 1), "in 3 min (at 196 s)", "for 1 GPU, 1 ahead", "1 job is ahead"),
+        (StartPrediction(196.0, None, 0), "in 3 min (at 196 s)", "for 1 GPU, next", "it is next"),
+        (StartPrediction(), "-", "for 1 GPU", "1 other job waits"),
+    ):
+        seen = Status(log(), outlook={"b": expected})
+        assert shown(seen, 16.0, "b")[-2:] == [starts, brief]
+        assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [f"waits for 1 GPU; {why}"]
 
 
 def test_a_job_that_has_not_begun_says_where_it_is() -> None:
@@ -149,8 +143,9 @@ def test_one_line_counts_jobs_and_the_summary_has_their_times() -> None:
     assert second.split()[:4] == ["b", "waiting", "-", "-"]
 
 
-def followed(console: Console, text: io.StringIO, *times: float) -> str:
-    with Screen(console, "state directory: [x]") as screen:
+def followed(*times: float, text: io.StringIO | None = None, **options: Any) -> str:
+    text = text or io.StringIO()
+    with Screen(Console(file=text, **{"width": 40, **options}), "state directory: [x]") as screen:
         for now_s in times:
             screen(log(START), now_s)
     return text.getvalue()
@@ -158,25 +153,24 @@ def followed(console: Console, text: io.StringIO, *times: float) -> str:
 
 def test_only_a_terminal_with_a_cursor_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one gets a line every ten seconds, and a quiet one nothing."""
+    table = followed(100.0, 100.1, width=100, force_terminal=True)
+    assert "starting" in table
+    assert "1 running, 1 waiting" not in table
+    lines = followed(100.0, 101.0, 109.9, 110.0).splitlines()
+    assert lines == ["pliant: state directory: [x]", *["pliant: 1 running, 1 waiting"] * 2]
+    assert followed(100.0, quiet=True, force_terminal=True) == ""
+    monkeypatch.setenv("TERM", "dumb")
+    lines = followed(100.0, 101.0, force_terminal=True).splitlines()
+    assert lines == ["pliant: state directory: [x]", "pliant: 1 running, 1 waiting"]
+
+
+def test_a_job_that_was_launched_is_shown_as_running() -> None:
     text = io.StringIO()
     console = Console(file=text, width=100, force_terminal=True)
     with Screen(console, "state directory: x", lambda log: frozenset(log.active)) as screen:
         screen(log(START), 100.0)
     assert "running" in text.getvalue()
     assert "starting" not in text.getvalue()
-    text = io.StringIO()
-    table = followed(Console(file=text, width=100, force_terminal=True), text, 100.0, 100.1)
-    assert "starting" in table
-    assert "1 running, 1 waiting" not in table
-    text = io.StringIO()
-    lines = followed(Console(file=text, width=40), text, 100.0, 101.0, 109.9, 110.0).splitlines()
-    assert lines == ["pliant: state directory: [x]", *["pliant: 1 running, 1 waiting"] * 2]
-    text = io.StringIO()
-    assert followed(Console(file=text, quiet=True, force_terminal=True), text, 100.0) == ""
-    monkeypatch.setenv("TERM", "dumb")
-    text = io.StringIO()
-    lines = followed(Console(file=text, width=40, force_terminal=True), text, 100.0, 101.0).splitlines()
-    assert lines == ["pliant: state directory: [x]", "pliant: 1 running, 1 waiting"]
 
 
 class Gone(io.StringIO):
@@ -190,17 +184,17 @@ class Gone(io.StringIO):
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_reader_that_is_gone_stops_nothing(terminal: bool) -> None:
     text = Gone()
-    assert followed(Console(file=text, width=40, force_terminal=terminal), text, 100.0, 200.0) == ""
+    assert followed(100.0, 200.0, text=text, force_terminal=terminal) == ""
     assert text.writes == 1
 
 
 def test_failures_rejections_and_retries_have_a_reason() -> None:
     events = [
-        Event(1.0, "start", "a", gpus=1, placement=(("n0", 1),)),
+        START,
         ends("requeue", reason="exit code 1: KeyError: 7"),
         ends("fail", reason="killed by SIGKILL"),
-        Event(4.0, "reject", "b", gpus=0, placement=(), detail={"reason": "needs 9 GPUs"}),
-        Event(5.0, "finish", "c", gpus=0, placement=(), detail={"attempt": 1}),
+        event(4.0, "reject", "b", gpus=0, placement=(), detail={"reason": "needs 9 GPUs"}),
+        event(5.0, "finish", "c", gpus=0, placement=(), detail={"attempt": 1}),
     ]
     assert list(trouble(events)) == [
         "job a waits again: exit code 1: KeyError: 7",

@@ -210,10 +210,8 @@ def test_programs_read_what_jobs_are_to_hold_later(tmp_path: Path, capsys: Captu
     decided(dirs, cluster(4), jobs, Question("oasis", {"slot_seconds": 100.0, "rescale_s": 0.0}), 1600.0)
     record(dirs, decision_event(NOW_S, NOW_S, "oasis", 0.1))
     status(state=dirs.path, format=Form.json)
-    jobs_shown = json.loads(capsys.readouterr().out)["jobs"]
-    spans = sorted(
-        (span for each in jobs_shown for span in each["reserved"]), key=lambda span: span["from_at"]
-    )
+    (shown,) = json.loads(capsys.readouterr().out)["jobs"]
+    spans = sorted(shown["reserved"], key=lambda span: span["from_at"])
     assert spans[0]["from_at"] == iso_time(late_s)
     assert [span["until_at"] for span in spans[:-1]] == [span["from_at"] for span in spans[1:]]
     assert spans[-1]["until_at"] == iso_time(NOW_S + 400.0)
@@ -350,21 +348,19 @@ def test_a_policy_that_fails_is_named_with_its_place(
     assert "policy fails" not in "".join(capsys.readouterr())
 
 
-def under(mine: Foreign, body: str, dirs: StateDir) -> None:
+def under(monkeypatch: pytest.MonkeyPatch, body: str, dirs: StateDir) -> None:
     """A policy of another package decides from now on."""
+    mine = Foreign(dirs.path.parent, monkeypatch)
     mine.is_written(f"def decide(self, snapshot, rng):\n    {body}", "")
     before = read_schedule(dirs.schedule)
     use = before.policy.model_copy(update={"name": "mine", "parameters": {}})
     write_schedule(before.model_copy(update={"policy": use, "policy_state": None}), dirs.schedule)
 
 
-@pytest.fixture
-def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
-    return Foreign(tmp_path, monkeypatch)
-
-
-def test_what_a_policy_prints_spoils_no_document(mine: Foreign, dirs: StateDir, capsys: Capture) -> None:
-    under(mine, "print('thinking')\n    return Decision()", dirs)
+def test_what_a_policy_prints_spoils_no_document(
+    dirs: StateDir, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under(monkeypatch, "print('thinking')\n    return Decision()", dirs)
     status(state=dirs.path, format=Form.json)
     said = capsys.readouterr()
     assert [each["id"] for each in json.loads(said.out)["jobs"]] == ["a", "b", "c"]
@@ -375,10 +371,10 @@ def test_what_a_policy_prints_spoils_no_document(mine: Foreign, dirs: StateDir, 
     "body", ["raise RuntimeError('not now')", "raise SystemExit(7)", "while True:\n        pass"]
 )
 def test_a_policy_that_fails_or_never_answers_hides_no_job(
-    mine: Foreign, dirs: StateDir, monkeypatch: pytest.MonkeyPatch, body: str
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
     monkeypatch.setattr(watch_status, "WITHIN_S", 0.2)
-    under(mine, body, dirs)
+    under(monkeypatch, body, dirs)
     lines = status_text(Watcher(dirs.path).look(ahead=True), NOW_S).splitlines()[1:]
     assert [line.split()[:2] for line in lines] == [["a", "running"], ["b", "waiting"], ["c", "waiting"]]
     assert "in 6 min" in lines[0], "the end of a follows from its own speed"
@@ -468,7 +464,10 @@ def test_a_job_resized_before_its_first_step_is_starting(tmp_path: Path) -> None
     assert (status_of(dirs, after_s=12).state, status_of(dirs, after_s=12).why) == ("shrinking", "for 2 s")
 
 
-def test_after_a_turn_of_cron_no_loop_is_advised(dirs: StateDir, capsys: Capture) -> None:
+def test_status_names_the_next_command_and_a_clock_set_back(
+    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    """After a turn of cron no loop is advised."""
     status(state=dirs.path)
     assert f"go on with: pliant run --follow --state {dirs.path}" in capsys.readouterr().err
     record(dirs, decision_event(NOW_S, 0.0, "fifo", None, once=True))
@@ -479,19 +478,14 @@ def test_after_a_turn_of_cron_no_loop_is_advised(dirs: StateDir, capsys: Capture
     assert "the next call of pliant run goes on (the last wrote at" in said.err
     (check,) = [check for check in examine(dirs.path) if check.area == "service"]
     assert (check.verdict, "--follow" in check.text + check.advice) == ("ok", False)
-
-
-def test_a_clock_set_back_and_a_missing_run_are_named(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
-) -> None:
+    record(StateDir(tmp_path / "new"))
+    status(state=tmp_path / "new")
+    assert "begin one with pliant run --state" in capsys.readouterr().err
     monkeypatch.setattr("time.time", lambda: NOW_S - 86400.0)
     status(state=dirs.path)
     assert "the log is 1 d ahead of this machine's clock, which was set back" in capsys.readouterr().err
     status(state=dirs.path, format=Form.json)
     assert json.loads(capsys.readouterr().out)["log_ahead_seconds"] == 86400.0
-    record(StateDir(tmp_path / "new"))
-    status(state=tmp_path / "new")
-    assert "begin one with pliant run --state" in capsys.readouterr().err
 
 
 def test_a_predicted_interval_holds_at_changing_speeds(dirs: StateDir) -> None:
@@ -527,22 +521,8 @@ def test_a_start_is_shown_with_source_and_interval(dirs: StateDir, shown: Callab
     assert fields["predicted_start_between"] == [iso_time(at_s) for at_s in result.between_s]
 
 
-def test_jobs_are_chosen_by_user_and_state(dirs: StateDir, shown: Callable[..., str]) -> None:
-    record(dirs, submit_event(job("d", at=NOW_S, user="ada"), NOW_S), submit_event(job("e"), NOW_S))
-    table = shown(user=["ada,bob"], columns="job,user,state,gpus").splitlines()
-    assert [line.split() for line in table] == [
-        ["job", "user", "state", "GPUs/batch"],
-        ["d", "ada", "waiting", "-"],
-    ]
-    assert [each["id"] for each in json.loads(shown(only=["running"], output=Form.json))["jobs"]] == ["a"]
-    with pytest.raises(UsageError, match='did you mean "running"'):
-        shown(only=["runing"])
-    with pytest.raises(UsageError, match='mean "user"'):
-        shown(columns="usr")
-
-
-def test_jobs_are_sorted_and_chosen_by_team(dirs: StateDir, shown: Callable[..., str]) -> None:
-    """Users and teams are shown where there are several."""
+def test_jobs_are_chosen_and_sorted(dirs: StateDir, shown: Callable[..., str]) -> None:
+    """By user, state, team and name. Users and teams are shown where there are several."""
     for name, team, worth in (("sweep-1", "vision", 1.0), ("sweep-2", "nlp", 3.0), ("x", "", 2.0)):
         new = job(name, at=NOW_S, user="ada", team=team, priority=worth)
         record(dirs, submit_event(new, NOW_S))
@@ -550,18 +530,31 @@ def test_jobs_are_sorted_and_chosen_by_team(dirs: StateDir, shown: Callable[...,
     def table(**chosen: Any) -> list[list[str]]:
         return [line.split() for line in shown(**chosen).splitlines()]
 
+    assert table(pattern=["x"], columns="job,user,state,gpus") == [
+        ["job", "user", "state", "GPUs/batch"],
+        ["x", "ada", "waiting", "-"],
+    ]
     assert table()[0][:4] == ["job", "user", "team", "state"]
     assert table(pattern=["sweep-*"])[0][:3] == ["job", "team", "state"], "all are ada's"
     assert table(pattern=["b,c"])[0][:2] == ["job", "state"]
-    ordered = table(user=["ada"], sort="-priority", columns="job,priority")[1:]
+    ordered = table(user=["ada,bob"], sort="-priority", columns="job,priority")[1:]
     assert ordered == [["sweep-2", "3"], ["x", "2"], ["sweep-1", "1"]]
     assert [line[0] for line in table(sort="team", columns="job")[1:3]] == ["sweep-2", "sweep-1"]
     assert [line[0] for line in table(team=["nlp,vision"], columns="job")[1:]] == ["sweep-1", "sweep-2"]
     text = shown(format=Form.json, columns="job,gpus,until,team,submitted", sort="-gpus")
     expected = {"job": "a", "gpus": 4, "until": iso_time(NOW_S + 375), "team": None}
     assert json.loads(text)["jobs"][0] == {**expected, "submitted": iso_time(NOW_S)}
-    with pytest.raises(UsageError, match="--sort prio: "):
-        shown(sort="prio")
+    assert [each["id"] for each in json.loads(shown(only=["running"], output=Form.json))["jobs"]] == ["a"]
+
+
+def test_a_choice_that_makes_no_sense_is_refused(shown: Callable[..., str]) -> None:
+    for chosen, refusal in (
+        ({"only": ["runing"]}, 'did you mean "running"'),
+        ({"columns": "usr"}, 'mean "user"'),
+        ({"sort": "prio"}, "--sort prio: "),
+    ):
+        with pytest.raises(UsageError, match=refusal):
+            shown(**chosen)
     with pytest.raises(UsageError, match="leave the job out"):
         shown("a", sort="job")
 

@@ -1,44 +1,130 @@
-"""A state directory whose cluster is a real Slurm, and what its tests leave there is ended."""
+"""State directories whose cluster is a real Slurm, which every test leaves as it was."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.tools.run.backends.protocol import Handle, LaunchRecord, StartedUnit, Unit, write_record
+from pliant.tools.run.backends.protocol import (
+    Backend,
+    Handle,
+    LaunchRecord,
+    StartedUnit,
+    Unit,
+    UnitStatus,
+    write_record,
+)
+from pliant.tools.run.backends.slurm import backend as leases
+from pliant.tools.run.backends.slurm import commands
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
+from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
-from tests.tools.run.backends.conftest import BackendUser
+from tests.tools.run.site import until
+
+Statuses = tuple[UnitStatus, ...]
 
 
-def slurm_nodes(*names: str, gpus: int = 4, slots: str = "cpu", **options: Any) -> Cluster:
-    nodes = tuple({"name": name, "gpus": gpus} for name in names)
-    return Cluster.model_validate({"nodes": nodes, "slots": slots, "backend": "slurm", "slurm": options})
+def slurm_nodes(
+    *names: str,
+    gpus: int = 4,
+    slots: str = "cpu",
+    backend: str = "slurm",
+    node: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Cluster:
+    nodes = tuple({"name": name, "gpus": gpus, **(node or {})} for name in names)
+    return Cluster.model_validate({"nodes": nodes, "slots": slots, "backend": backend, "slurm": options})
+
+
+def ended(statuses: Statuses) -> bool:
+    return all(status.state != "running" for status in statuses)
+
+
+class BackendUser:
+    """A backend with one attempt of a job at a time, as its launcher uses it; units start in ``folder``."""
+
+    backend: Backend
+
+    def __init__(self, folder: Path) -> None:
+        self.dirs = StateDir(folder / "state")
+        self.folder = self.dirs.path
+
+    def handle(self, job: str = "a", attempt: int = 1) -> Handle:
+        handle = Handle(job, attempt, self.dirs.job(job).attempt(attempt).path)
+        handle.folder.mkdir(parents=True, exist_ok=True)
+        return handle
+
+    def poll(self, handle: Handle) -> Statuses:
+        return self.backend.poll([handle])[handle]
+
+    def until(self, handle: Handle, condition: Callable[[Statuses], object]) -> Statuses:
+        seen: list[Statuses] = []
+        until(lambda: (seen.append(self.poll(handle)), condition(seen[-1]))[1])
+        return seen[-1]
+
+    def until_file(self, name: str, handle: Handle) -> str:
+        """Wait until a script has written a line into a file."""
+        path = self.folder / name
+        until(lambda: (self.poll(handle), path.exists() and path.read_text().endswith("\n"))[1])
+        return path.read_text().strip()
 
 
 class Launcher(BackendUser):
+    """Units are steps in leases."""
+
     def __init__(self, folder: Path, cluster: Cluster) -> None:
-        self.dirs, self.cluster = StateDir(folder / "state"), cluster
-        self.folder = self.dirs.path
+        super().__init__(folder)
+        self.cluster = cluster
         self.backend: SlurmBackend = SlurmBackend(cluster, self.dirs)
         self.backend.nodes()
 
     def again(self) -> Launcher:
         """Another process that takes over from this one, which has died."""
-        return Launcher(self.dirs.path.parent, self.cluster)
+        return Launcher(self.folder.parent, self.cluster)
 
     def start(self, job: str, *units: tuple[str, str], slots: str = "", attempt: int = 1) -> Handle:
         """Start units, each a node and a shell script."""
         handle = self.handle(job, attempt)
-        handle.folder.mkdir(parents=True, exist_ok=True)
         env = {"CUDA_VISIBLE_DEVICES": slots}
         started = [Unit(node, ("sh", "-c", script), str(self.folder), env) for node, script in units]
         self.backend.start(handle, started)
         return handle
+
+
+class JobLauncher(BackendUser):
+    """Attempts are jobs of Slurm."""
+
+    def __init__(self, slurm: SlurmCluster, folder: Path, slots: str = "cpu") -> None:
+        super().__init__(folder)
+        self.slurm, self.slots = slurm, slots
+        cluster = slurm_nodes(*slurm.gpus, slots=slots, backend="slurm-jobs")
+        self.backend: SlurmJobsBackend = SlurmJobsBackend(cluster, self.dirs)
+        self.backend.nodes()
+
+    def again(self) -> JobLauncher:
+        return JobLauncher(self.slurm, self.folder.parent, self.slots)
+
+    def start(self, *scripts: str, gpus: int = 0) -> Handle:
+        """Start an elastic job: a unit for each shell script, all planned on one node."""
+        handle = self.handle()
+        devices = ",".join(map(str, range(gpus)))
+        env = {ENV_JOB_DIR: str(handle.job_files.path), "CUDA_VISIBLE_DEVICES": devices}
+        units = [
+            Unit("n0", ("sh", "-c", script), str(self.folder), {**env, ENV_WORKER: str(number)})
+            for number, script in enumerate(scripts)
+        ]
+        self.backend.start(handle, units)
+        return handle
+
+    def queue(self) -> dict[str, str]:
+        lines = self.slurm.command("squeue", "-h", "-o", "%j|%T").splitlines()
+        return dict(line.rsplit("|", 1) for line in lines)
 
 
 def kept_attempt(dirs: StateDir, job: str, node: str) -> Handle:
@@ -53,5 +139,21 @@ def kept_attempt(dirs: StateDir, job: str, node: str) -> Handle:
 
 
 @pytest.fixture
+def live(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """The Slurm of the tests is what commands find, and afterwards it is as it was."""
+    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
+    monkeypatch.setattr(commands, "LOOK_S", 0.1)
+    monkeypatch.setattr(commands, "NODES_S", 0.2)
+    monkeypatch.setattr(leases, "LEASE_AGAIN_S", 0.5)
+    yield slurm
+    until(lambda: (slurm.end_jobs(), set(slurm.states().values()) == {"idle"})[1])
+
+
+@pytest.fixture
 def launcher(live: SlurmCluster, tmp_path: Path) -> Launcher:
     return Launcher(tmp_path, slurm_nodes("n0", "n1"))
+
+
+@pytest.fixture
+def jobs(live: SlurmCluster, tmp_path: Path) -> JobLauncher:
+    return JobLauncher(live, tmp_path.resolve())

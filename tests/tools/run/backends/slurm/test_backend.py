@@ -1,4 +1,4 @@
-"""Units run as steps of a real Slurm: they start once, are asked to end, and are found again."""
+"""Units run as steps or jobs of a real Slurm: they start once, are asked to end, and are found again."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import pytest
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm import units
-from pliant.tools.run.backends.slurm.commands import lease_prefix
+from pliant.tools.run.backends.slurm.commands import Controller, job_name, lease_prefix
 from tests.slurm_cluster import SlurmCluster
-from tests.tools.run.backends.conftest import ended
-from tests.tools.run.backends.slurm.conftest import Launcher, slurm_nodes
+from tests.tools.run.backends.slurm.conftest import JobLauncher, Launcher, ended, slurm_nodes
 from tests.tools.run.site import until
 
 RUNNING = UnitStatus("running")
 SAVES = "trap 'echo saved > saved; exit 0' TERM; echo up > up; while :; do sleep 0.05; done"
 WAITS = "echo run >> runs; echo up > up; until [ -e gate ]; do sleep 0.05; done; exit 5"
+TRAPS = "trap 'exit 7' TERM; echo > began; while :; do sleep 0.05; done"
 
 
 def test_units_run_on_their_nodes_and_leave_only_files(launcher: Launcher) -> None:
@@ -173,3 +173,67 @@ def test_a_step_that_does_not_start_is_tried_again(
     assert launcher.until(job, ended) == (UnitStatus("exited", 1),)
     assert "No such file or directory" in job.files.launcher_log(0).read_text()
     assert job.files.logs.joinpath("srun-0.log").read_text().count("exit code 2") == units.TRIES
+
+
+def test_units_run_with_own_gpus_and_leave_their_exit_codes(jobs: JobLauncher) -> None:
+    on_gpus = JobLauncher(jobs.slurm, jobs.folder.parent, "gpu")
+    facts = '"$CUDA_VISIBLE_DEVICES $PLIANT_ADDRESS ${SLURM_JOB_ID-none}"'
+    says = f"echo {facts} > said-$PLIANT_WORKER; exit $PLIANT_WORKER"
+    handle = on_gpus.start(says, says, says, gpus=1)
+    codes = on_gpus.until(handle, ended)
+    assert codes == (UnitStatus("exited", 0), UnitStatus("exited", 1), UnitStatus("exited", 2))
+    said = [(jobs.folder / f"said-{unit}").read_text().split() for unit in range(3)]
+    assert sorted(gpus for gpus, _, _ in said) == ["0", "1", "2"]
+    assert {(address, job) for _, address, job in said} == {("127.0.0.1", "none")}
+    with pytest.raises(OSError, match="one job of Slurm"):
+        on_gpus.backend.start(handle, [])
+    assert on_gpus.backend.in_place is False
+    assert on_gpus.backend.release() == 0
+
+
+def test_what_waits_in_the_queue_is_cancelled_at_once(jobs: JobLauncher) -> None:
+    jobs.slurm.command("sbatch", "--exclusive", "--nodes=4", "--output=/dev/null", "--wrap", "exec sleep 600")
+    until(lambda: "RUNNING" in jobs.queue().values())
+    handle = jobs.start("echo > began")
+    name = job_name(handle, jobs.dirs.path)
+    jobs.until(handle, lambda result: jobs.queue().get(name) == "PENDING")
+    (status,) = jobs.poll(handle)
+    assert (status.state, status.queued) == ("running", True)
+    jobs.backend.stop(handle, "term")
+    assert jobs.poll(handle) == (UnitStatus("exited", -15),)
+    until(lambda: (jobs.poll(handle), name not in jobs.queue())[1])
+    assert not (jobs.folder / "began").exists()
+
+
+def test_another_process_takes_over_what_waits_and_what_runs(jobs: JobLauncher) -> None:
+    handle = jobs.start(TRAPS)
+    second = jobs.again()
+    assert second.backend.adopt() == [handle]
+    second.until_file("began", handle)
+    third = jobs.again()
+    assert third.poll(handle) == (UnitStatus("running"),)
+    third.backend.stop(handle, "term")
+    assert third.until(handle, ended) == (UnitStatus("exited", 7),)
+
+
+def test_one_unit_or_all_of_them_may_be_killed(jobs: JobLauncher) -> None:
+    handle = jobs.start("trap '' TERM; echo > began; while :; do sleep 0.05; done", "sleep 600")
+    jobs.until_file("began", handle)
+    jobs.backend.stop(handle, "kill", [1])
+    result = jobs.until(handle, lambda result: result[1].state != "running")
+    assert (result[0].state, result[1]) == ("running", UnitStatus("exited", -9))
+    jobs.backend.stop(handle, "term")
+    jobs.backend.stop(handle, "kill")
+    assert {status.state for status in jobs.until(handle, ended)} <= {"exited", "lost"}
+    until(lambda: (jobs.poll(handle), jobs.queue() == {})[1])
+
+
+def test_no_name_of_a_job_lists_another_job(live: SlurmCluster) -> None:
+    """Else any account could have jobs of others cancelled, as root cancels what is left over."""
+    name = "x\n777|RUNNING|n0|None|4242|pliant-x.a.1"
+    own = ("--wrap=sleep 100", "--output=/dev/null", "--chdir=/", f"--job-name={name}")
+    number = live.command("sbatch", "--parsable", *own).strip()
+    controller = Controller(())
+    controller.of_all = True
+    result = controller.first().jobs
+    assert [(job.id, job.uid, job.name) for job in result] == [(number, os.geteuid(), "x")]

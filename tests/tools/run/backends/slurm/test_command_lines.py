@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,21 @@ from pliant.tools.run.statedir.contract.plan import ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir, make_own
 from pliant.tools.run.statedir.requests import Spool
 from tests.builders import cluster, job
+from tests.tools.run.backends.slurm.conftest import slurm_nodes
 from tests.tools.run.site import until
 
 STATE = Path("/shared/state")
 
 
-def one_node(slots: str = "gpu", slurm: dict[str, Any] | None = None, **node: Any) -> Cluster:
-    nodes = ({"name": "n1", "gpus": 4, **node},)
-    return Cluster.model_validate({"nodes": nodes, "slots": slots, "backend": "slurm", "slurm": slurm or {}})
+def write(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def one_node(
+    slots: str = "gpu", gpus: int = 4, node: Mapping[str, Any] | None = None, **slurm: Any
+) -> Cluster:
+    return slurm_nodes("n1", slots=slots, gpus=gpus, node=node, **slurm)
 
 
 def lease(cluster: Cluster) -> Lease:
@@ -67,23 +75,23 @@ def test_a_lease_holds_a_node_or_the_part_that_the_file_says() -> None:
         *("--chdir=/", "--output=/dev/null", "--error=/dev/null", "--export=NONE"),
         "--wrap=exec sleep infinity",
     )
-    assert lease(one_node(slots="cpu")) == Lease(f"{lease_prefix(STATE)}n1", "n1", 0)
-    shared = one_node(slurm={"exclusive": False}, gpus=2, cpus=6.5, memory=8 << 30)
+    assert lease(one_node("cpu")) == Lease(f"{lease_prefix(STATE)}n1", "n1", 0)
+    shared = one_node(gpus=2, node={"cpus": 6.5, "memory": 8 << 30}, exclusive=False)
     words = sbatch_lease(lease(shared), shared.slurm, STATE)
     assert {"--cpus-per-task=7", "--mem=8192M", "--gres=gpu:2"} < set(words)
     assert "--exclusive" not in words
-    bare = one_node(slots="cpu", slurm={"exclusive": False}, gpus=3)
+    bare = one_node("cpu", gpus=3, exclusive=False)
     assert "--cpus-per-task=3" in sbatch_lease(lease(bare), bare.slurm, STATE)
 
 
 def test_what_a_site_wants_and_a_notice_are_asked_for(tmp_path: Path) -> None:
     """Not by the script of a job (``B:``), which would end by the notice."""
     wanted = {"partition": "gpu", "account": "ml", "qos": "high", "reservation": "r1", "gres": "gpu:a100"}
-    cluster = one_node(slurm={**wanted, "lease_seconds": 3601.0, "options": ("--constraint=ib",)})
+    cluster = one_node(**wanted, lease_seconds=3601.0, options=("--constraint=ib",))
     words = sbatch_lease(lease(cluster), cluster.slurm, STATE)
     asked = {"--partition=gpu", "--account=ml", "--qos=high", "--reservation=r1", "--gres=gpu:a100:4"}
     assert {*asked, "--time=61", "--constraint=ib"} < set(words)
-    cluster = one_node(slots="cpu", slurm={"lease_seconds": 7200.0, "notice_seconds": 89.5})
+    cluster = one_node("cpu", lease_seconds=7200.0, notice_seconds=89.5)
     assert "--signal=USR1@90" in sbatch_lease(lease(cluster), cluster.slurm, STATE)
     words = sbatch(JobRequest("a", 1, 1), cluster.slurm, AttemptDir(tmp_path))
     assert "--signal=USR1@90" in words
@@ -129,11 +137,6 @@ def test_steps_share_a_lease_unless_slurm_chooses_their_gpus() -> None:
 ATTEMPT = AttemptDir(Path("/state/jobs/a/attempts/2"))
 
 
-def two_nodes(slots: str = "gpu", **node: object) -> Cluster:
-    nodes = tuple({"name": name, "gpus": 4, **node} for name in ("n0", "n1"))
-    return Cluster.model_validate({"nodes": nodes, "slots": slots, "backend": "slurm-jobs"})
-
-
 def planned(*slots: str, elastic: bool = True, on_gpus: bool = True) -> list[Unit]:
     places = tuple(Slot.parse(slot) for slot in slots)
     spec = job("a", gpus=1 if elastic else len(slots), high=8 if elastic else None, command=("t.py",))
@@ -142,27 +145,25 @@ def planned(*slots: str, elastic: bool = True, on_gpus: bool = True) -> list[Uni
     return units(Assignment.of(spec, places, (None, 1, 1.0)), Path("/state/jobs/a"), ATTEMPT, nodes)
 
 
-@pytest.mark.parametrize(
-    ("slots", "elastic", "expected"),
-    [
+def test_a_placement_is_asked_for_by_its_counts() -> None:
+    nodes = slurm_nodes("n0", "n1", slots="gpu", backend="slurm-jobs")
+    for slots, elastic, expected in (
         (("n0/0", "n0/1"), True, JobRequest("x", 2, 1, gpus=1)),
         (("n0/0", "n1/0", "n1/1"), True, JobRequest("x", 3, None, gpus=1)),
         (("n0/0", "n0/1", "n0/2"), False, JobRequest("x", 1, 1, gpus=3)),
         (("n0/0", "n0/1", "n1/0"), False, JobRequest("x", 2, 2, gpus=2)),
-    ],
-)
-def test_a_placement_is_asked_for_by_its_counts(
-    slots: tuple[str, ...], elastic: bool, expected: JobRequest
-) -> None:
-    assert request_of(two_nodes(), planned(*slots, elastic=elastic), "x") == expected
+    ):
+        assert request_of(nodes, planned(*slots, elastic=elastic), "x") == expected
 
 
 def test_a_gpu_brings_its_share_of_the_node() -> None:
-    known = two_nodes(cpus=34.0, memory=68 << 30)
+    part = {"cpus": 34.0, "memory": 68 << 30}
+    known = slurm_nodes("n0", "n1", slots="gpu", backend="slurm-jobs", node=part)
     own = request_of(known, planned("n0/0", "n0/1", "n0/2", elastic=False), "x")
     assert own == JobRequest("x", 1, 1, gpus=3, cpus=24, memory_bytes=2 << 30)
     on_cpus = planned("n0/0", "n0/1", "n0/2", elastic=False, on_gpus=False)
-    assert request_of(two_nodes("cpu"), on_cpus, "x") == JobRequest("x", 1, 1, cpus=3)
+    nodes = slurm_nodes("n0", "n1", backend="slurm-jobs")
+    assert request_of(nodes, on_cpus, "x") == JobRequest("x", 1, 1, cpus=3)
 
 
 def test_the_submission_is_one_argument_list() -> None:
@@ -200,8 +201,7 @@ def test_the_script_starts_each_task_and_quotes_its_words() -> None:
 
 
 def test_no_task_gets_a_token_of_slurm(tmp_path: Path) -> None:
-    (tmp_path / "srun").write_text('#!/bin/sh\necho "${SLURM_JWT-none},$KEPT"\n')
-    (tmp_path / "srun").chmod(0o755)
+    write(tmp_path / "srun", 'echo "${SLURM_JWT-none},$KEPT"')
     text = script(JobRequest("x", 1, 1), SlurmOptions(), ATTEMPT)
     env = {"PATH": f"{tmp_path}:{os.defpath}", "SLURM_JWT": "token", "KEPT": "yes"}
     done = subprocess.run(["sh"], input=text, env=env, capture_output=True, text=True, check=True)
@@ -213,11 +213,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program called sinfo, the only one there is."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     return tmp_path / "sinfo"
-
-
-def write(path: Path, script: str) -> None:
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
 
 
 def test_no_option_of_an_outer_job_reaches_slurm(command: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,16 +228,19 @@ def test_no_option_of_an_outer_job_reaches_slurm(command: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        (
-            "echo 'sinfo: error: Unable to contact slurm controller' >&2; exit 1",
-            "sinfo: error: Unable to contact",
-        ),
+        ("echo 'sinfo: error: Unable to contact' >&2; exit 1", "sinfo: error: Unable to contact"),
         ("exit 3", "sinfo: exit code 3"),
+        ("", "Slurm's sinfo is not here: run on a host of the cluster"),
         ("exec sleep 60", "Slurm does not answer: sinfo took more than 0 s"),
     ],
 )
-def test_a_command_that_fails_is_a_missing_service(command: Path, script: str, said: str) -> None:
-    write(command, script)
+def test_a_command_that_fails_is_a_missing_service(
+    command: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    if script:
+        write(command, script)
+    else:
+        monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ServiceMissingError) as raised:
         ask(["sinfo"], timeout_s=0.4 if "sleep" in script else 30.0)
     assert str(raised.value).startswith(said)
@@ -253,21 +251,12 @@ def test_without_a_controller_a_dry_run_says_what_to_do(
     command: Path, tmp_path: Path, backend: type[SlurmBackend | SlurmJobsBackend]
 ) -> None:
     write(command.with_name("squeue"), "echo 'squeue: error: no controller' >&2; exit 1")
-    nodes = Cluster.model_validate({"backend": backend.name, "nodes": ({"name": "n", "gpus": 1},)})
     with pytest.raises(ServiceMissingError) as raised:
-        backend(nodes, StateDir(tmp_path)).nodes()
+        backend(slurm_nodes("n", backend=backend.name), StateDir(tmp_path)).nodes()
     assert str(raised.value) == (
         "Slurm cannot be asked which jobs and nodes it has: squeue: error: no controller; "
         "go to a host where squeue answers (pliant doctor --cluster FILE says more)"
     )
-
-
-def test_without_slurm_its_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(
-        ServiceMissingError, match=r"^Slurm's sinfo is not here: run on a host of the cluster$"
-    ):
-        ask(["sinfo"])
 
 
 def test_a_job_gets_no_variables_of_a_launcher(
@@ -278,33 +267,27 @@ def test_a_job_gets_no_variables_of_a_launcher(
         monkeypatch.setenv(name, value)
     write(command.with_name("sbatch"), f"env > {shlex.quote(str(tmp_path))}/seen")
     unit = Unit("n0", ("true",), "/", {ENV_WORKER: "0", "CUDA_VISIBLE_DEVICES": ""})
-    nodes = Cluster.model_validate(
-        {"nodes": ({"name": "n0", "gpus": 1},), "slots": "cpu", "backend": "slurm-jobs"}
-    )
-    dirs = StateDir(tmp_path)
+    dirs, seen = StateDir(tmp_path), tmp_path / "seen"
     handle = Handle("a", 1, dirs.job("a").attempt(1).path)
-    SlurmJobsBackend(nodes, dirs).start(handle, [unit])
-    until((tmp_path / "seen").exists)
-    until(lambda: "KEPT=yes" in (tmp_path / "seen").read_text())
-    seen = {line.partition("=")[0] for line in (tmp_path / "seen").read_text().splitlines()}
-    assert not seen & {"RANK", "TORCHELASTIC_RUN_ID"}
+    SlurmJobsBackend(slurm_nodes("n0", backend="slurm-jobs"), dirs).start(handle, [unit])
+    until(lambda: seen.exists() and "KEPT=yes" in seen.read_text())
+    names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
+    assert not names & {"RANK", "TORCHELASTIC_RUN_ID"}
 
 
 def test_a_job_joins_the_team_of_its_users_slurm_accounts(command: Path, tmp_path: Path) -> None:
     """The words and the output are those of sacctmgr's manual page: no database is asked."""
     _accounts_of.cache_clear()
-    words, state = tmp_path / "words", tmp_path / "state"
+    words, dirs = tmp_path / "words", StateDir(tmp_path / "state")
     said = "physics\nphysics\nroot"
     write(tmp_path / "sacctmgr", f"echo \"$@\" >> {shlex.quote(str(words))}; echo '{said}'")
-    dirs = StateDir(state)
     make_own(dirs)
     shares = Shares(teams={"lab": Team(accounts=("physics",)), "bio": Team(accounts=("bio",))})
     write_cluster(cluster(2).model_copy(update={"shares": shares}), dirs.cluster, mode=0o600)
-    own = {"command": ("train.py",), "workdir": str(tmp_path), "work": {"samples": 1.0}}
 
     def submit_as(job_id: str, **more: str) -> None:
-        jobs = [job(job_id, **own, **more)]
-        submit(state, jobs, "jobs", folder=tmp_path, now_s=0.0, check_scripts=False)
+        new = job(job_id, command=("train.py",), workdir=str(tmp_path), work={"samples": 1.0}, **more)
+        submit(dirs.path, [new], "jobs", folder=tmp_path, now_s=0.0, check_scripts=False)
 
     submit_as("a")
     with pytest.raises(BadInputError, match='names team "bio", which user'):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, SlurmStep
@@ -48,36 +45,31 @@ def test_a_reason_may_hold_anything_even_what_slurm_says() -> None:
     assert (down.gpu_count(), down.gpu_count("gpu:a100")) == (3, 2)
 
 
-@pytest.mark.parametrize(
-    ("release", "name", "serves"),
-    [
-        *[("22.05", "n0", True), ("22.05", "n1", False), ("22.05", "n2", False), ("22.05", "n3", True)],
-        *[("20.11", "gpu01", True), ("20.11", "gpu02", False), ("23.11", "a100-01", True)],
-        *[("24.05", "queue-dy-1", True), ("24.05", "queue-dy-2", False), ("25.05", "h100-1", True)],
-        ("23.11", "a100-02", None),  # the controller was just started
-    ],
-)
-def test_a_node_serves_or_it_does_not(release: str, name: str, serves: bool | None) -> None:
-    assert node(release, name).serves is serves
+def test_a_node_serves_or_it_does_not() -> None:
+    for release, expected in {
+        "20.11": {"gpu01": True, "gpu02": False},
+        "22.05": {"n0": True, "n1": False, "n2": False, "n3": True},
+        "23.11": {"a100-01": True, "a100-02": None},  # the controller was just started
+        "24.05": {"queue-dy-1": True, "queue-dy-2": False},
+        "25.05": {"h100-1": True},
+    }.items():
+        assert {name: node(release, name).serves for name in expected} == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "gpus"),
-    [
-        ("gpu:4", (("", 4),)),
-        ("gpu", (("", 1),)),
-        ("gpu:a100", (("a100", 1),)),
-        ("gpu:4(S:0,1)", (("", 4),)),
-        ("gpu(S:0-1):4", (("", 4),)),
-        ("gpu:a100:2(S:0),gpu:v100:2(S:1)", (("a100", 2), ("v100", 2))),
-        ("gpu:nvidia_h100_80gb_hbm3:8(S:0-1),shard:16", (("nvidia_h100_80gb_hbm3", 8),)),
-        ("gpu:1g.5gb:7,gpu:a100:1", (("1g.5gb", 7), ("a100", 1))),
-        ("(null)", ()),
-        ("craynetwork:4", ()),
-    ],
-)
-def test_gpus_are_counted_by_type(text: str, gpus: tuple[tuple[str, int], ...]) -> None:
-    assert parsing.gpus(text) == gpus
+def test_gpus_are_counted_by_type() -> None:
+    for text, gpus in {
+        "gpu:4": (("", 4),),
+        "gpu": (("", 1),),
+        "gpu:a100": (("a100", 1),),
+        "gpu:4(S:0,1)": (("", 4),),
+        "gpu(S:0-1):4": (("", 4),),
+        "gpu:a100:2(S:0),gpu:v100:2(S:1)": (("a100", 2), ("v100", 2)),
+        "gpu:nvidia_h100_80gb_hbm3:8(S:0-1),shard:16": (("nvidia_h100_80gb_hbm3", 8),),
+        "gpu:1g.5gb:7,gpu:a100:1": (("1g.5gb", 7), ("a100", 1)),
+        "(null)": (),
+        "craynetwork:4": (),
+    }.items():
+        assert parsing.gpus(text) == gpus
 
 
 def test_releases_jobs_steps_settings_and_partitions_are_read() -> None:
@@ -102,9 +94,10 @@ def test_releases_jobs_steps_settings_and_partitions_are_read() -> None:
     ]
 
 
-@pytest.mark.parametrize("read", [parsing.jobs, parsing.steps, parsing.nodes, parsing.settings])
-def test_other_lines_are_passed_over(read: Callable[[str], object]) -> None:
-    assert not read("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\n")
+def test_other_lines_are_passed_over() -> None:
+    other = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\n"
+    for read in (parsing.jobs, parsing.steps, parsing.nodes, parsing.settings):
+        assert not read(other)
 
 
 def test_a_topology_gives_the_domain_of_each_node_by_level() -> None:
@@ -126,16 +119,13 @@ def test_a_topology_gives_the_domain_of_each_node_by_level() -> None:
     assert parsing.topology("scontrol: error: No topology information available") == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("n0", ["n0"]),
-        ("n[01-03,7]x,m", ["n01x", "n02x", "n03x", "n7x", "m"]),
-        ("r[0-1]n[1-2]", ["r0n1", "r0n2", "r1n1", "r1n2"]),
-        ("n[9-10]", ["n9", "n10"]),
-        ("(null)", []),
-        ("", []),
-    ],
-)
-def test_a_list_of_hosts_is_spelt_out(text: str, names: list[str]) -> None:
-    assert parsing.host_names(text) == names
+def test_a_list_of_hosts_is_spelt_out() -> None:
+    for text, names in {
+        "n0": ["n0"],
+        "n[01-03,7]x,m": ["n01x", "n02x", "n03x", "n7x", "m"],
+        "r[0-1]n[1-2]": ["r0n1", "r0n2", "r1n1", "r1n2"],
+        "n[9-10]": ["n9", "n10"],
+        "(null)": [],
+        "": [],
+    }.items():
+        assert parsing.host_names(text) == names

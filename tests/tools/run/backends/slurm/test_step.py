@@ -29,6 +29,11 @@ def code(attempt: Path) -> int:
     return int((attempt / "exit-0").read_text())
 
 
+def line_in(path: Path) -> str:
+    until(lambda: path.exists() and path.read_text())
+    return path.read_text()
+
+
 @pytest.mark.parametrize(
     ("given", "slots", "own"),
     [
@@ -39,27 +44,21 @@ def code(attempt: Path) -> int:
         ("2,3", "slurm", "2,3"),
         ("0,1,2,3", "none", ""),
         ("NoDevFiles", "none", ""),
+        (None, "2", "2"),  # Slurm knows of no GPUs: a slot is a number
     ],
 )
-def test_a_slot_is_a_place_in_slurms_list(given: str, slots: str, own: str) -> None:
-    visible = {"CUDA_VISIBLE_DEVICES": given, "ROCR_VISIBLE_DEVICES": given}
+def test_a_slot_is_a_place_in_slurms_list(given: str | None, slots: str, own: str) -> None:
+    visible = {} if given is None else {"CUDA_VISIBLE_DEVICES": given, "ROCR_VISIBLE_DEVICES": given}
     result = step.environment({**WHERE, "SLURM_JWT": "token", **visible}, slots)
     assert result == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": own}
-
-
-def test_where_slurm_knows_of_no_gpus_a_slot_is_a_number() -> None:
-    assert step.environment(WHERE, "2")["CUDA_VISIBLE_DEVICES"] == "2"
-
-
-@pytest.mark.parametrize("given", ["0,1", "NoDevFiles", ""])
-def test_a_slot_that_slurm_does_not_give_is_an_error(given: str) -> None:
-    with pytest.raises(step.NoGpuError, match="slot 2 of n1 has no GPU: Slurm gives the step"):
-        step.environment({**WHERE, "CUDA_VISIBLE_DEVICES": given}, "2")
 
 
 def test_a_unit_that_lacks_its_gpu_ends_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    for given in ("0,1", "NoDevFiles", ""):
+        with pytest.raises(step.NoGpuError, match="slot 2 of n1 has no GPU: Slurm gives the step"):
+            step.environment({**WHERE, "CUDA_VISIBLE_DEVICES": given}, "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert start(tmp_path, "true", gpus="1").wait() == 0
     assert capfd.readouterr().err == "pliant: slot 1 of n1 has no GPU: Slurm gives the step 0\n"
@@ -88,11 +87,10 @@ def test_an_order_ends_a_unit_with_its_own_signal(tmp_path: Path) -> None:
 def test_a_signal_of_slurm_is_noted_and_an_order_is_not(tmp_path: Path) -> None:
     """The command gets the signal of Slurm too, as all processes of a step do."""
     keeper = start(tmp_path, "sh", "-c", "trap 'exit 7' TERM; echo $$ > up; while :; do sleep 0.05; done")
-    until((tmp_path / "up").exists)
-    until((tmp_path / "up").read_text)
+    command = int(line_in(tmp_path / "up"))
     keeper.terminate()
     until((tmp_path / "unit-0.displaced").exists)
-    os.kill(int((tmp_path / "up").read_text()), signal.SIGTERM)
+    os.kill(command, signal.SIGTERM)
     keeper.wait()
     assert code(tmp_path) == 7
     ordered = tmp_path / "ordered"
@@ -114,58 +112,48 @@ while not pathlib.Path("end").exists():
 
 def test_a_notice_of_slurm_is_noted_and_ends_no_command(tmp_path: Path) -> None:
     """All processes of a step get it; of an unprepared one it would be the end."""
-    attempt = tmp_path / "1"
-    attempt.mkdir()
-    keeper = start(attempt, sys.executable, "-c", IGNORES)
-    until((attempt / "up").exists)
-    until((attempt / "up").read_text)
-    assert (attempt / "up").read_text() == "1 SIG_IGN"
+    keeper = start(tmp_path, sys.executable, "-c", IGNORES)
+    assert line_in(tmp_path / "up") == "1 SIG_IGN"
     (worker,) = psutil.Process(keeper.pid).children()
     keeper.send_signal(signal.SIGUSR1)
     worker.send_signal(signal.SIGUSR1)
-    until((attempt / "unit-0.notice").exists)
-    assert not (attempt / "unit-0.displaced").exists()
-    (attempt / "end").touch()
+    until((tmp_path / "unit-0.notice").exists)
+    assert not (tmp_path / "unit-0.displaced").exists()
+    (tmp_path / "end").touch()
     keeper.wait()
-    assert code(attempt) == 0
+    assert code(tmp_path) == 0
 
 
-@pytest.mark.parametrize(
-    ("given", "local", "wanted", "own"),
-    [
+def test_a_task_has_its_share_of_the_gpus() -> None:
+    for given, local, wanted, own in (
         ("0,1,2", "0", 1, ["0"]),
         ("0,1,2", "2", 1, ["2"]),
         ("4,5", "1", 2, ["4", "5"]),
         ("MIG-1", "0", 1, ["MIG-1"]),
         ("0,1,2", "0", 2, ["0", "1"]),
         ("0,1", "0", 0, []),
-    ],
-)
-def test_a_task_has_its_share_of_the_gpus(given: str, local: str, wanted: int, own: list[str]) -> None:
-    assert gpus_of({"CUDA_VISIBLE_DEVICES": given, "SLURM_LOCALID": local}, wanted=wanted) == own
+    ):
+        assert gpus_of({"CUDA_VISIBLE_DEVICES": given, "SLURM_LOCALID": local}, wanted=wanted) == own
 
 
 def test_too_few_gpus_end_the_unit_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A task without a unit does nothing."""
     with pytest.raises(TooFewGpusError, match="2 GPUs are needed, Slurm gives the task none"):
         gpus_of({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, wanted=2)
     unit = {"argv": ["true"], "cwd": "/", "env": {"CUDA_VISIBLE_DEVICES": "0,1"}}
     (tmp_path / "launch.json").write_text(json.dumps({"units": [unit]}))
-    monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    assert main([str(tmp_path)]) == 0
+    for number in ("3", "0"):
+        assert synced == []
+        monkeypatch.setenv("SLURM_PROCID", number)
+        assert main([str(tmp_path)]) == 0
     assert (tmp_path / "exit-0").read_text() == "1\n"
     assert len(synced) == 1, "the code is on disk before it is seen, as that of every unit"
     assert "Slurm gives the task 3" in capsys.readouterr().err
-
-
-def test_a_task_without_a_unit_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "launch.json").write_text(json.dumps({"units": []}))
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    assert main([str(tmp_path)]) == 0
 
 
 def test_torchruns_that_meet_get_the_address_towards_the_first() -> None:

@@ -1,17 +1,24 @@
-"""The small files of a job: missing, unreadable, damaged, torn; addresses; a folder that is read once."""
+"""The small files of a job: missing, unreadable, damaged, torn; who lives, by locks and by heartbeats."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.service.commands import last_generation, read_plan, write_plan
 from pliant.tools.run.statedir.contract.folders import (
     FRESH_S,
     MOST_NAMES,
@@ -19,8 +26,8 @@ from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
     DamagedError,
     FolderCache,
-    JobDir,
     UnreadableError,
+    look_again,
     read_record,
     refuse_public,
     write_record,
@@ -33,19 +40,10 @@ from pliant.tools.run.statedir.contract.plan import (
     WorkerOutcome,
     write_progress,
 )
+from pliant.tools.run.statedir.contract.presence import FileClock, Heartbeats, Sighting, last_beat, life
+from tests.tools.run.site import until
 
 PLAN = Plan(job="a", generation=3, attempt=2, members=(Member(slot="n0/0", node="n0", address="n0"),))
-
-
-def refuse(monkeypatch: pytest.MonkeyPatch, number: int, times: int) -> None:
-    left, read = [number] * times, Path.read_bytes
-
-    def read_bytes(path: Path) -> bytes:
-        if left:
-            raise OSError(left.pop(), "it cannot be")
-        return read(path)
-
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
 
 
 def test_a_file_names_its_schema_and_is_its_owners_alone(tmp_path: Path) -> None:
@@ -56,16 +54,18 @@ def test_a_file_names_its_schema_and_is_its_owners_alone(tmp_path: Path) -> None
     assert json.loads(path.read_text())["schema"] == "pliant.plan/1"
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_record(path, "plan", Plan) == PLAN
-    path = tmp_path / "plan.json"
     fields = json.loads(PLAN.model_dump_json())
     path.write_text(json.dumps({"schema": "pliant.plan/2", **fields}))
     with pytest.raises(BadInputError, match="major version 2 of 'plan' is unknown") as refused:
         read_record(path, "plan", Plan)
     assert not isinstance(refused.value, DamagedError)
-    path.write_text(json.dumps({"schema": "pliant.plan/1.7", **fields, "colour": "red"}))
-    assert read_record(path, "plan", Plan) == PLAN
-    path.write_text(json.dumps(fields))
-    assert read_record(path, "plan", Plan) == PLAN, "files of the first version name no schema"
+    for readable in ({"schema": "pliant.plan/1.7", **fields, "colour": "red"}, fields):
+        path.write_text(json.dumps(readable))  # files of the first version name no schema
+        assert read_record(path, "plan", Plan) == PLAN
+    for text in ("", "{", "[]", '{"schema": "pliant.plan/1", "job": 7}'):
+        path.write_text(text)
+        with pytest.raises(DamagedError):
+            read_record(path, "plan", Plan)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.EACCES])
@@ -75,32 +75,18 @@ def test_an_unreadable_file_is_tried_again(
     """It is not taken for a missing one."""
     path = tmp_path / "plan.json"
     write_record(path, "plan", PLAN)
-    refuse(monkeypatch, number, times=1)
+    left, read = [number], Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if left:
+            raise OSError(left.pop(), "it cannot be")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
     assert read_record(path, "plan", Plan) == PLAN
-    refuse(monkeypatch, number, times=2)
+    left += [number] * 2
     with pytest.raises(UnreadableError, match=r"plan\.json: cannot be read: it cannot be"):
         read_record(path, "plan", Plan)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "pliant.plan/1", "job": 7}'])
-def test_what_makes_no_sense_is_damaged(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "plan.json"
-    path.write_text(text)
-    with pytest.raises(DamagedError):
-        read_record(path, "plan", Plan)
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_a_plan_that_is_damaged_or_lost_is_replaced_by_its_copy(tmp_path: Path, lost: bool) -> None:
-    job = JobDir(tmp_path)
-    job.attempt(2).path.mkdir(parents=True)
-    for generation in (9, 10):
-        write_plan(job, PLAN.model_copy(update={"generation": generation}))
-    job.plan.unlink() if lost else job.plan.write_text("{")
-    plan = read_plan(job)
-    assert plan is not None
-    assert plan.generation == last_generation(job) == 10
-    assert json.loads(job.plan.read_text())["generation"] == 10
 
 
 def test_workers_meet_on_this_machine_or_in_a_private_network() -> None:
@@ -122,17 +108,16 @@ class Site:
     """A folder with one file, a clock that the test turns, and a count of how often the file was read."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.file = folder, folder / "file"
         self.now_s = 0.0
         self.reads = 0
         self.cache = FolderCache(folder, lambda: self.now_s)
 
-    def replace(self, text: str, *, stamp_s: float | None = None) -> None:
+    def replace(self, text: str, stamp_s: float) -> None:
         new = self.folder / "new"
         new.write_text(text)
-        new.replace(self.folder / "file")
-        if stamp_s is not None:
-            os.utime(self.folder, (stamp_s, stamp_s))
+        new.replace(self.file)
+        os.utime(self.folder, (stamp_s, stamp_s))
 
     def look(self, after_s: float = 0.0) -> str | None:
         self.now_s += after_s
@@ -141,60 +126,50 @@ class Site:
 
     def _read(self) -> str | None:
         self.reads += 1
-        path = self.folder / "file"
-        return path.read_text() if path.exists() else None
+        return self.file.read_text() if self.file.exists() else None
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
-
-
-def test_a_file_is_read_again_only_after_a_change_or_a_long_time(site: Site) -> None:
-    site.replace("a")
+def test_a_file_is_read_again_only_after_a_change_or_a_long_time(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.replace("a", AGES_AGO_S)
     site.look()
     site.look(FRESH_S)
     before = site.reads
     assert [site.look(0.01) for _ in range(100)] == ["a"] * 100
     assert site.reads == before
-    site.replace("a", stamp_s=AGES_AGO_S)
-    site.look()
-    site.look(FRESH_S)
-    site.replace("b", stamp_s=AGES_AGO_S)
+    site.replace("b", AGES_AGO_S)
     assert site.look(STALE_S) == "b"
-    cache = FolderCache(site.folder / "later")
+    cache = FolderCache(tmp_path / "later")
     cache.look()
     assert cache.get("file", lambda: None) is None
-    (site.folder / "later").mkdir()
+    (tmp_path / "later").mkdir()
     cache.look()
     assert cache.get("file", lambda: "there") == "there"
 
 
-def test_a_change_is_noticed_at_the_next_look(site: Site) -> None:
+def test_a_change_is_noticed_at_the_next_look(tmp_path: Path) -> None:
+    site = Site(tmp_path)
     assert site.look() is None
     site.look(FRESH_S)
-    site.replace("a", stamp_s=AGES_AGO_S)
+    site.replace("a", AGES_AGO_S)
     assert site.look(0.1) == "a"
-    site.replace("b", stamp_s=AGES_AGO_S)
+    site.replace("b", AGES_AGO_S)
     assert site.look(0.1) == "b", "the clock of a file system may stand still between two changes"
     site.look(FRESH_S)
-    site.replace("c", stamp_s=AGES_AGO_S + 1)
+    site.replace("c", AGES_AGO_S + 1)
     assert site.look(0.1) == "c"
     site.look(FRESH_S)
-    (site.folder / "file").unlink()
+    site.file.unlink()
     assert site.look(0.1) is None
 
 
 def test_folders_read_together_are_not_all_read_again_together(tmp_path: Path) -> None:
     """A launcher of thousands of jobs would spend a whole turn on that."""
-    sites = []
-    for number in range(100):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        sites.append(Site(folder))
-        sites[-1].replace("a", stamp_s=AGES_AGO_S)
-        sites[-1].look()
+    sites = [Site(tmp_path / str(number)) for number in range(100)]
     for site in sites:
+        site.folder.mkdir()
+        site.replace("a", AGES_AGO_S)
+        site.look()
         site.look(STALE_S * 0.85)
     assert 0 < sum(site.reads > 1 for site in sites) < 100
 
@@ -222,30 +197,30 @@ def report(samples: float = 64.0, **more: Any) -> Progress:
     return Progress(**{**known, "step": 8, "epoch": 0, "samples_done": samples, **more})
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "progress.json"
-
-
-def test_each_report_is_read_once(path: Path) -> None:
-    """It names its schema, and only its owner reads it."""
+def test_each_report_is_read_once(tmp_path: Path) -> None:
+    """It names its schema, and only its owner reads it. A file that cannot be replaced stays as it was."""
+    path = tmp_path / "progress.json"
     file = ProgressFile(path)
     assert file.fresh() is None
     write_progress(path, report())
     assert file.fresh() == report()
     assert file.fresh() is None
-    write_progress(path, report(128.0, loss=0.5))
-    assert file.fresh() == report(128.0, loss=0.5)
     before = os.umask(0)
     try:
-        write_progress(path, report())
+        write_progress(path, report(128.0, loss=0.5))
     finally:
         os.umask(before)
+    assert file.fresh() == report(128.0, loss=0.5)
     assert path.stat().st_mode & 0o777 == 0o600
     assert b'"schema":"pliant.progress/1"' in path.read_bytes()
+    path.with_name("progress.json.new").mkdir()
+    with pytest.raises(OSError, match=r"progress\.json\.new"):
+        write_progress(path, report())
+    assert ProgressFile(path).fresh() == report(128.0, loss=0.5)
 
 
-def test_a_torn_or_strange_file_changes_nothing(path: Path) -> None:
+def test_a_torn_or_strange_file_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "progress.json"
     file = ProgressFile(path)
     write_progress(path, report())
     file.fresh()
@@ -263,9 +238,179 @@ def test_a_torn_or_strange_file_changes_nothing(path: Path) -> None:
     assert file.fresh() == report(128.0)
 
 
-def test_a_file_that_cannot_be_replaced_stays_as_it_was(path: Path) -> None:
-    write_progress(path, report())
-    path.with_name("progress.json.new").mkdir()
-    with pytest.raises(OSError, match=r"progress\.json\.new"):
-        write_progress(path, report(128.0))
-    assert ProgressFile(path).fresh() == report()
+PRESENT = """
+import subprocess, sys
+from pathlib import Path
+from pliant.tools.run.statedir.contract.presence import Presence
+
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+Path(sys.argv[2]).write_text(str(child.pid))
+Presence(Path(sys.argv[1])).begin()
+sys.stdin.read()
+"""
+
+
+class Worker:
+    """A process that is present, and has a child that outlives it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.path = AttemptDir(folder).presence(0)
+        command = [sys.executable, "-c", PRESENT, str(self.path), str(folder / "child")]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, env=env)
+        until(self.path.exists)
+        self.child = int((folder / "child").read_text())
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def workers(tmp_path: Path) -> Iterator[Callable[[], Worker]]:
+    started: list[Worker] = []
+
+    def start() -> Worker:
+        started.append(Worker(tmp_path / str(len(started))))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+        os.kill(each.child, signal.SIGKILL)
+
+
+def test_a_worker_is_absent_then_alive_then_gone(
+    workers: Callable[[], Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a child lives on. A look takes no lock: another observer would take that for a sign of life."""
+    assert life(tmp_path / "absent") == "absent"
+    worker, taken = workers(), list[int]()
+    sighting = Sighting(worker.path)
+    with monkeypatch.context() as during:
+        during.setattr(fcntl, "lockf", lambda descriptor, *_: taken.append(descriptor))
+        assert [life(worker.path) for _ in range(3)] == ["alive"] * 3
+        assert sighting.life() == "alive"
+        worker.end()
+        assert life(worker.path) == "gone"
+    assert taken == [] or sys.platform != "linux"
+    os.kill(worker.child, 0)
+    other = workers()
+    other.path.replace(worker.path)
+    assert sighting.life() == "alive", "another worker took its place"
+    other.end()
+    assert sighting.life() == "gone"
+    worker.path.unlink()
+    assert sighting.life() == "absent"
+
+
+def test_a_file_stays_open_while_its_worker_lives(
+    workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a look opens nothing. Many looks use at most half of the descriptors."""
+    worker = workers()
+    before = psutil.Process().num_fds()
+    with monkeypatch.context() as during:
+        during.setattr(resource, "getrlimit", lambda _which: (8, 8))
+        sightings = [Sighting(worker.path) for _ in range(20)]
+        assert [sighting.life() for sighting in sightings * 2] == ["alive"] * 40
+        assert psutil.Process().num_fds() <= before + 4
+    sightings.clear()
+    assert psutil.Process().num_fds() == before, "what is not looked at any more is closed"
+    sighting = Sighting(worker.path)
+    assert sighting.life() == "alive"
+    with monkeypatch.context() as during:
+        during.setattr(os, "open", lambda *_: pytest.fail("a file was opened"))
+        assert [sighting.life() for _ in range(3)] == ["alive"] * 3
+
+
+LONG_AGO_S = 1000.0
+LIMIT_S = 10.0
+
+
+def beats(path: Path, at_s: float) -> str:
+    """A file whose owner showed that it runs at that time of the file system's clock."""
+    path.touch()
+    os.utime(path, (at_s, at_s))
+    return str(path)
+
+
+def silences(watch: Heartbeats, path: str, times_s: Sequence[float]) -> list[bool]:
+    result = []
+    for now_s in times_s:
+        watch.look([path], now_s)
+        result.append(watch.silence_s(path, LIMIT_S) >= LIMIT_S)
+    return result
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The file system's clock, which a test sets."""
+    now_s = [0.0]
+    monkeypatch.setattr(FileClock, "now_s", lambda clock, path: now_s[0])
+    return now_s
+
+
+def test_silence_is_time_under_observation(tmp_path: Path, clock: list[float]) -> None:
+    """A clock that is set makes no one silent, nor is a file that is not there."""
+    path = beats(tmp_path / "worker", 500.0)
+    assert silences(Heartbeats(), path, [0.0, 4.0, 8.0, 12.0]) == [False, False, False, True]
+    assert silences(Heartbeats(), path, [0.0, 60.0, 120.0]) == [False] * 3, "the observer was away"
+    watch, path = Heartbeats(), str(tmp_path / "absent")
+    assert silences(watch, path, [0.0, 4.0, 8.0, 12.0]) == [False] * 4
+    assert not watch.in_doubt(path, LIMIT_S)
+    assert last_beat(path) == 0.0
+    watch, path, now_s = Heartbeats(), tmp_path / "worker", time.time()
+    for turn, ahead_s in enumerate([0.0, 3600.0, -3600.0, 0.0]):
+        clock[0] = now_s + LONG_AGO_S
+        own = beats(path, now_s + ahead_s + turn)
+        assert silences(watch, own, [2.0 * turn]) == [False]
+
+
+def test_an_observer_without_memory_takes_the_file_systems_clock(tmp_path: Path, clock: list[float]) -> None:
+    """A call from cron has no memory. After the machine has slept, the file beats again."""
+    path = beats(tmp_path / "worker", 500.0)
+    clock[0] = 500.0 + LONG_AGO_S
+    for beats_again in (False, True):
+        watch = Heartbeats()
+        assert silences(watch, path, [0.0, 1.0]) == [False, False]
+        assert watch.in_doubt(path, LIMIT_S)
+        if beats_again:
+            beats(tmp_path / "worker", clock[0])
+        assert silences(watch, path, [2.0, 5.0]) == [False, not beats_again]
+        assert not watch.in_doubt(path, LIMIT_S)
+
+
+def test_a_worker_may_be_silent_after_the_machine_slept(tmp_path: Path, clock: list[float]) -> None:
+    """Its script may hold the interpreter for some seconds just then, while its file is hours old."""
+    path = tmp_path / "worker"
+    watch = Heartbeats()
+    for turn in range(3):
+        assert silences(watch, beats(path, 500.0 + turn), [float(turn)]) == [False]
+    clock[0] = 500.0 + LONG_AGO_S
+    assert silences(watch, str(path), [3.0, 6.0, 9.0]) == [False] * 3
+    assert not watch.in_doubt(str(path), LIMIT_S)
+    assert silences(watch, str(path), [12.0]) == [True], "what it does not do while somebody looks counts"
+
+
+def test_the_file_systems_clock_is_that_of_a_file_made_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look again opens the file, so that the server is asked."""
+    own, (before, after) = FileClock(), (tmp_path / name for name in ("before", "after"))
+    before.touch()
+    result = own.now_s(str(tmp_path / "worker"))
+    after.touch()
+    assert last_beat(before) <= result <= last_beat(after)
+    assert own.about_s(str(tmp_path / "worker")) == pytest.approx(result, abs=60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["after", "before"]
+    assert FileClock().now_s(str(tmp_path / "nowhere" / "worker")) == 0.0
+    opened: list[object] = []
+    real = os.open
+    path = beats(tmp_path / "worker", 500.0)
+    monkeypatch.setattr(os, "open", lambda path, flags, _mode=0: opened.append(path) or real(path, flags))
+    result = look_again(path)
+    assert result is not None
+    assert (result.st_mtime, opened) == (500.0, [path])
+    assert look_again(tmp_path / "absent") is None

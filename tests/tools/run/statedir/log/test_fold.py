@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,19 +191,22 @@ def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
     assert known.jobs["a"].reason == "failed 11 times within an hour: it fell"
 
 
-@pytest.mark.parametrize(
-    ("name", "phase"),
-    [("finish", "finished"), ("fail", "failed"), ("reject", "rejected"), ("cancel", "cancelled")],
-)
-def test_ended_jobs_are_not_active_any_more(name: EventName, phase: str) -> None:
+def test_ended_jobs_are_not_active_any_more() -> None:
     """Reports about them leave no trace, as those of attempts that were asked to stop."""
-    known = log(START)
-    done = report_events(AttemptEnded("a", 1, Ending("done", "", 1000.0)), known, 20.0, 3)
-    assert [(e.event, e.gpus, e.samples_done) for e in done] == [("finish", 0, 1000.0)]
-    assert report_events(AttemptEnded("a", 1, Ending("stopped")), known, 20.0, 3) == []
-    known.add(holds(12.0, name, 0))
-    assert (known.jobs["a"].phase, known.active) == (phase, {})
-    assert report_events(AttemptEnded("a", 1, FELL), known, 20.0, 3) == []
+    ends: dict[EventName, str] = {
+        "finish": "finished",
+        "fail": "failed",
+        "reject": "rejected",
+        "cancel": "cancelled",
+    }
+    for name, phase in ends.items():
+        known = log(START)
+        done = report_events(AttemptEnded("a", 1, Ending("done", "", 1000.0)), known, 20.0, 3)
+        assert [(e.event, e.gpus, e.samples_done) for e in done] == [("finish", 0, 1000.0)]
+        assert report_events(AttemptEnded("a", 1, Ending("stopped")), known, 20.0, 3) == []
+        known.add(holds(12.0, name, 0))
+        assert (known.jobs["a"].phase, known.active) == (phase, {})
+        assert report_events(AttemptEnded("a", 1, FELL), known, 20.0, 3) == []
 
 
 def hindered(gpus: int, *slots: str) -> Hindered:
@@ -258,14 +260,14 @@ def test_what_workers_measure_belongs_to_what_the_job_holds() -> None:
     assert staying.overhead_seconds == 0.3
 
 
-@pytest.mark.parametrize(
-    ("time_s", "since_s", "logged_s"),
-    [(3600.0, 0.0, 20.0), (19.5, 19.0, 19.5), (1.0, 19.0, 19.0), (1.0, 0.0, START.time)],
-)
-def test_wrong_clocks_of_workers_move_no_time(time_s: float, since_s: float, logged_s: float) -> None:
+def test_wrong_clocks_of_workers_move_no_time() -> None:
     """Its events happened between the last look and now, whatever its machine says."""
-    (logged,) = said(event(time_s, "checkpoint"), since_s=since_s)
-    assert logged.time == logged_s
+    for time_s, since_s, logged_s in (
+        *((3600.0, 0.0, 20.0), (19.5, 19.0, 19.5), (1.0, 19.0, 19.0)),
+        (1.0, 0.0, START.time),
+    ):
+        (logged,) = said(event(time_s, "checkpoint"), since_s=since_s)
+        assert logged.time == logged_s
 
 
 def test_the_log_is_utc_and_knows_the_clock_of_the_schedule() -> None:
@@ -280,19 +282,16 @@ def test_the_log_is_utc_and_knows_the_clock_of_the_schedule() -> None:
     assert (known.origin_s, known.last_s) == (4.5, 6.0)
 
 
-@pytest.mark.parametrize(
-    ("events", "left"),
-    [
+def test_a_broken_job_may_be_there_until_its_release() -> None:
+    for events, left in (
         ([START, CANCEL], ["a"]),
         ([START, CANCEL, release_event("a", 13.0)], []),
         ([CANCEL], []),  # it was never started
-        ([START, event(12.0, "fail", gpus=0, detail={"reason": "internal error"})], ["a"]),
-        ([START, event(12.0, "fail", gpus=0, detail={"attempt": 1, "reason": "exit code 1"})], []),
-    ],
-)
-def test_a_broken_job_may_be_there_until_its_release(events: list[Event], left: list[str]) -> None:
-    assert list(log(*events).may_be_there()) == left
-    assert of(*events, release_event("a", 14.0)) == of(*events), "a release changes nothing else"
+        ([START, holds(12.0, "fail", 0, reason="internal error")], ["a"]),
+        ([START, holds(12.0, "fail", 0, attempt=1, reason="exit code 1")], []),
+    ):
+        assert list(log(*events).may_be_there()) == left
+        assert of(*events, release_event("a", 14.0)) == of(*events), "a release changes nothing else"
 
 
 def test_the_first_event_is_small_however_large_the_profile_is() -> None:
@@ -352,14 +351,11 @@ def test_a_slot_that_failed_three_jobs_waits_for_a_resume() -> None:
 
 
 def test_two_jobs_on_the_same_gpus_share_them_until_one_leaves() -> None:
-    jobs = [submit_event(job(name), 10.0, {"samples": 1000.0}) for name in "ab"]
-    both = [*jobs, holds(11.0, "start", 2), replace(holds(12.0, "start", 2, beside="a"), job="b")]
-
-    def beside(events: Sequence[Event]) -> tuple[str | None, ...]:
-        return tuple(fold(events).jobs[name].beside for name in "ab")
-
-    assert beside(both) == ("b", "a")
-    assert beside([*both, Event(13.0, "finish", "a", gpus=0)]) == (None, None)
+    known = log(START, submit_event(job("b"), 11.0))
+    known.add(replace(holds(12.0, "start", 2, beside="a"), job="b"))
+    assert [known.jobs[name].beside for name in "ab"] == ["b", "a"]
+    known.add(holds(13.0, "finish", 0))
+    assert [known.jobs[name].beside for name in "ab"] == [None, None]
 
 
 @pytest.mark.parametrize(
