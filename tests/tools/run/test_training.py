@@ -120,9 +120,9 @@ def in_place(site: Site, job_id: str, count: int) -> Condition:
 
 
 def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """The other one ends at its target; that its keeper stood still meanwhile costs it nothing."""
-    site.cluster = cluster(1, 1, slots="cpu")
-    site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2)
+    """From two workers to three and back. The other job's keeper stands still, which costs it nothing."""
+    site.cluster = cluster(2, 1, slots="cpu")
+    site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=3)
     # quick at first: the noise of some gradients is known before the first measurement is due
     text = ELASTIC.replace("step_s if alone() else 0.01", "step_s if epoch > 1 else 0.0")
     stops = "stopping = elastic.EarlyStopping(target=3.0)\njob.register(stopping)\nfor epoch"
@@ -144,18 +144,17 @@ def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCap
         site,
         "fair-share",
         (trains("early"), stop_keeper),
-        (
-            in_place(site, "long", 1),
-            lambda: order_nodes(site.state, "drain", ["n1"], now=True, within_s=60.0),
-        ),
+        (in_place(site, "long", 1), leave_n1),
         (in_place(site, "long", 2), site.gate.touch),
     )
     assert site.of("early") == ["submit early", "start early 1", "finish early 0"]
     assert site.of("long") == [
-        *("submit long", "start long 1", "grow long 2", "shrink long 1", "finish long 0")
+        *("submit long", "start long 2", "grow long 3", "shrink long 2", "finish long 0")
     ]
     assert {name: job.samples_done for name, job in log.jobs.items()} == {"long": 24 * 64, "early": 4 * 64}
-    assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
+    plan = read_plan(StateDir(site.state).job("long"))
+    assert plan is not None
+    assert (plan.attempt, plan.workers) == (1, (0, 1)), "those that were there stayed"
     assert not any("lost" in each for each in details(site, "long")), "no change was taken for a death"
     assert "lost" not in caplog.text
     epochs = {name: [e for e in site.events() if (e.event, e.job) == ("epoch", name)] for name in log.jobs}
@@ -171,22 +170,26 @@ def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCap
 
 
 def test_a_lost_worker_is_replaced_as_its_job_trains(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """One stands still and is killed; then the run is interrupted, and the job goes on where it was."""
+    """One is killed, one stands still; then the run is interrupted, and the job goes on where it was."""
     site.job("a", 80, 0.5, text=slow_until_the_gate(site), samples=80 * 64, high=2)
     log = run(
         site,
         "fair-share",
-        (trains("a"), lambda: workers(site, "a")[-1].send_signal(signal.SIGSTOP)),
-        in_place(site, "a", 2),  # one change without it, one with another in its place
+        (trains("a"), lambda: workers(site, "a")[0].kill()),
+        # one change without it, one with another in its place
+        (in_place(site, "a", 2), lambda: workers(site, "a")[0].send_signal(signal.SIGSTOP)),
+        in_place(site, "a", 4),
         interrupted=True,
     )
     saved = log.jobs["a"].samples_done
     assert (log.jobs["a"].phase, left_running(site.folder)) == ("preempted", [])
-    assert [each.get("lost") for each in details(site, "a")].count(True) == 1
-    assert caplog.text.count("lost the workers on n0/") == 1
-    (lost,) = [each for each in history(StateDir(site.state), "a") if each.event == "lost"]
-    assert re.fullmatch(r"lost the worker on n0/\d, the others train on", lost.words)
-    assert lost.reason.startswith("it stood still")
+    assert [each.get("lost") for each in details(site, "a")].count(True) == 2
+    assert caplog.text.count("lost the workers on n0/") == 2
+    killed, still = [each for each in history(StateDir(site.state), "a") if each.event == "lost"]
+    for lost in (killed, still):
+        assert re.fullmatch(r"lost the worker on n0/\d, the others train on", lost.words)
+    assert "SIGKILL" in killed.reason
+    assert still.reason.startswith("it stood still")
     site.gate.touch()
     assert run(site, None).jobs["a"].samples_done == 80 * 64
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0", "resume a 2", "finish a 0"]
