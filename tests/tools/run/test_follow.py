@@ -144,32 +144,6 @@ def test_until_done_takes_up_submissions_and_ends_after_them(site: Site) -> None
     assert left_running(site.folder) == []
 
 
-def test_rounds_go_on_while_there_are_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fifo, "default_interval_s", 0.02)
-    decisions: list[int] = []
-
-    def decided(times: int) -> Condition:
-        """Whether so many decisions were made, or looked for, since the last step."""
-
-        def is_so(log: RunLog) -> bool:
-            decisions.append(sum(event.event == "decision" for event in site.events()))
-            return decisions[-1] >= times if times else len(decisions) >= 30
-
-        return is_so
-
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6)),
-            (decided(8), lambda: cancel(site.state, ["a"])),
-            (nothing_runs(site), decisions.clear),
-            decided(0),
-        ),
-    )
-    assert site.of("a") == ["submit a", "start a 1", "cancel a 0"]
-    assert decisions[0] == decisions[-1]
-
-
 def test_a_run_is_begun_with_a_cluster_and_goes_on_with_its_own(site: Site) -> None:
     with pytest.raises(UsageError, match="holds no run: name its --cluster"):
         run_and_follow(RunOptions(site.state, question=Question("fifo")), story())
@@ -213,28 +187,45 @@ def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
     assert len({line for line in caplog.messages if "the schedule does without" in line}) == 2
 
 
-def test_what_a_failed_decision_has_changed_is_put_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy gives GPUs, then what it gave cannot be written down as a schedule."""
-    broken = [True, True]
-    given = Schedule.given
+def test_a_failed_decision_is_put_back_and_made_at_the_next_change(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The policy fails once; once what it gave cannot be written down as a schedule."""
+    decide, given = Fifo.decide, Schedule.given
+    policy_fails, schedule_fails = [KeyError("x")], [ValueError("y")]
 
-    def maybe(schedule: Schedule) -> list[Allocation]:
-        if schedule.allocations and broken:
-            broken.pop()
-            raise ValueError("what is this")
+    def may_fail(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        if "b" in snapshot.jobs and policy_fails:
+            raise policy_fails.pop()
+        return decide(self, snapshot, rng)
+
+    def given_or_not(schedule: Schedule) -> list[Allocation]:
+        if len(schedule.allocations) > 1 and schedule_fails:
+            raise schedule_fails.pop()
         return given(schedule)
 
-    monkeypatch.setattr(Schedule, "given", maybe)
+    monkeypatch.setattr(Fifo, "decide", may_fail)
+    monkeypatch.setattr(Schedule, "given", given_or_not)
     run_and_follow(
         begin(site, "fifo"),
         story(
-            (nothing, lambda: ask(site, "a", gpus=2, low=2, high=2)),
-            (lambda log: len(failed_decisions(site)) == 1, lambda: ask(site, "b")),
-            (lambda log: len(failed_decisions(site)) == 2, lambda: ask(site, "c")),
-            *(phase(job_id, "finished") for job_id in "abc"),
+            (nothing, lambda: ask(site, "a", samples=1e6)),
+            (trains("a"), lambda: ask(site, "b")),
+            lambda log: len(failed_decisions(site)) == 1,
+            *[nothing] * 9,  # turns
+            (phase("b", "waiting"), lambda: ask(site, "c")),
+            lambda log: len(failed_decisions(site)) == 2,
+            (phase("b", "waiting"), lambda: ask(site, "d")),
+            *(phase(job_id, "finished") for job_id in "bcd"),
         ),
     )
-    assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
+    assert site.of("a") == ["submit a", "start a 1"], "it trained on all the time"
+    failed, unwritten = failed_decisions(site)
+    assert failed == "policy \"fifo\": KeyError: 'x'"
+    assert "ValueError: y" in unwritten
+    assert caplog.text.count("KeyError: 'x'; what runs goes on as it is") == 1
+    assert site.of("b") == ["submit b", "start b 1", "finish b 0"]
+    end_all(site, "a")
 
 
 def test_a_job_that_a_failing_policy_rejects_is_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from zlib import crc32
 
+import pytest
+
 from pliant.schemas.file_io.events import LogPlace
 from pliant.schemas.io import write_cluster
 from pliant.tools.run.service.inputs import PreparedRun
@@ -20,6 +22,7 @@ from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.log.snapshot import renew_snapshot
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
+from pliant.tools.schedule.policies.fair_share import FairShare
 from pliant.tools.schedule.session.saved import LazyDict
 from tests.builders import cluster, job
 from tests.tools.run.instant import InstantBackend, opens
@@ -100,8 +103,11 @@ def garbage_of(act: Callable[[], None]) -> Counter[str]:
         gc.enable()
 
 
-def test_only_the_records_of_jobs_that_have_ended_are_kept(tmp_path: Path) -> None:
+def test_only_the_records_of_jobs_that_have_ended_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is left of a job is text: what the log says of it, and what the policy knew."""
+    monkeypatch.setattr(FairShare, "default_interval_s", 1e-9)  # each turn is a round
     loop = following(tmp_path)
     with loop.state as state:
         run(loop, tmp_path)
@@ -110,11 +116,12 @@ def test_only_the_records_of_jobs_that_have_ended_are_kept(tmp_path: Path) -> No
         assert large_ones(loop, records) == []
         before = bytes_held(loop)
         run(loop, tmp_path, 2 * JOBS)
-        after = bytes_held(loop)
+        after, written = bytes_held(loop), state.dirs.events.read_bytes()
         assert (after - before) / JOBS < 2000
         for _ in range(200):
             loop.step()
         assert bytes_held(loop) - after < 200, "a turn takes nothing"
+        assert state.dirs.events.read_bytes() == written, "without jobs there are no rounds"
 
 
 def test_a_snapshot_is_compared_with_its_log_in_little_memory(tmp_path: Path) -> None:

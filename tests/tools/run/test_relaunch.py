@@ -17,9 +17,11 @@ import pytest
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.documents import job_fields, parse_jobs
 from pliant.tools.run.progress import TrainingProgress
+from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.run import run_once, run_until_done
 from pliant.tools.run.service.submit import submit
-from pliant.tools.run.statedir.contract.plan import Plan, Progress, ProgressFile, ask_to_stop
+from pliant.tools.run.statedir.contract.folders import JobDir
+from pliant.tools.run.statedir.contract.plan import PROTOCOL, Plan, Progress, ProgressFile, ask_to_stop
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from pliant.tools.run.watch.job_page import history
@@ -292,6 +294,17 @@ def test_all_ranks_leave_after_the_same_step(job: Path) -> None:
     assert [second.step(7), first.step(7)] == [True, True]
     first.saved(7)
     assert written(job).ended == "stopped"
+
+
+def test_a_plan_of_a_former_version_states_no_protocol(job: Path) -> None:
+    path = job / "plan.json"
+    for protocol in (None, PROTOCOL):
+        plan = Plan.model_validate_json(path.read_bytes()).model_copy(update={"protocol": protocol})
+        path.write_text(plan.model_dump_json())
+        assert ("protocol" in json.loads(path.read_text())) == (protocol is not None)
+        read = read_plan(JobDir(job))
+        assert read is not None
+        assert read.protocol == protocol
 
 
 @pytest.mark.parametrize("notice", [signal.SIGTERM, signal.SIGUSR1])

@@ -175,7 +175,7 @@ def test_a_lost_worker_is_replaced_as_its_job_trains(site: Site, caplog: pytest.
     log = run(
         site,
         "fair-share",
-        (trains("a"), lambda: workers(site, "a")[0].kill()),
+        (trains("a"), lambda: workers(site, "a")[0].send_signal(signal.SIGKILL)),
         # one change without it, one with another in its place
         (in_place(site, "a", 2), lambda: workers(site, "a")[0].send_signal(signal.SIGSTOP)),
         in_place(site, "a", 4),
