@@ -132,18 +132,6 @@ def test_jobs_train_on_until_the_next_loop_takes_them_up(site: Site) -> None:
     end_all(site, "a")
 
 
-def test_until_done_takes_up_submissions_and_ends_after_them(site: Site) -> None:
-    site.job("a", samples=1e6)
-    steps = [
-        (trains("a"), lambda: ask(site, "b", samples=20)),
-        (phase("b", "finished"), lambda: cancel(site.state, ["a"])),
-    ]
-    log, stopped_by = run_until_done(site.options("fifo"), story(*steps, never))
-    assert stopped_by is None
-    assert {job_id: job.phase for job_id, job in log.jobs.items()} == {"a": "cancelled", "b": "finished"}
-    assert left_running(site.folder) == []
-
-
 def test_a_run_is_begun_with_a_cluster_and_goes_on_with_its_own(site: Site) -> None:
     with pytest.raises(UsageError, match="holds no run: name its --cluster"):
         run_and_follow(RunOptions(site.state, question=Question("fifo")), story())

@@ -42,7 +42,7 @@ from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.effort import examples
 from tests.tools.run.hostile import HOSTILE, written
-from tests.tools.run.instant import Trap, UndyingBackend, in_the_way, opens, raises
+from tests.tools.run.instant import Trap, UndyingBackend, opens
 
 WAYS = ["", "remove the folder", "a file in the way", "start", "poll", "stop"]
 ERRORS = [
@@ -76,9 +76,10 @@ class Place:
         if way == "remove the folder":
             (self.folder / job_id).rmdir()
         elif way == "a file in the way":
-            in_the_way(self.dirs.job(job_id).path)
+            self.dirs.jobs.mkdir(parents=True, exist_ok=True)
+            self.dirs.job(job_id).path.touch()
         elif way:
-            self.traps[way, job_id] = raises(error)
+            self.traps[way, job_id] = mock.Mock(side_effect=error)
 
     def run(self, policy: str = "fair-share") -> RunLog:
         """Run until all jobs have ended; at once, for no process is waited for."""
@@ -155,7 +156,7 @@ def test_a_job_that_cannot_start_says_why(place: Place, caplog: pytest.LogCaptur
     place.spoil("bug", "start", KeyError("n0/0"))
     log = place.run() if form == "until done" else place.reconcile()
     assert log.jobs["bug"].reason == "cannot be started: internal error: KeyError: 'n0/0'"
-    assert "in spring" in caplog.text, "the traceback"
+    assert "in _spring" in caplog.text, "the traceback"
     good = "finished" if form == "until done" else "running"
     assert (log.jobs["bug"].phase, log.jobs["good"].phase) == ("failed", good)
 
