@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,6 @@ from tests.tools.run.site import PLIANT, Site, call, environment, until
 from tests.tools.run.test_follow import ask, begin, go_on
 from tests.tools.run.test_orders import cron, decided
 
-DYING = (sys.executable, "-m", "tests.tools.run.dying_process")
-
 pytestmark = pytest.mark.usefixtures("plain_python")
 
 
@@ -59,7 +56,7 @@ def test_a_killed_submission_is_there_as_a_whole_or_not_at_all(site: Site, step:
     path = site.folder / "jobs.jsonl"
     write_jobs([site.job("a"), site.job("b")], path)
     where = f"pliant.schemas.file_io.files:{step}"
-    killed = call(site, *DYING, where, "before", 1, "submit", path, "--state", site.state)
+    killed = call(site, *PLIANT, "--dies", where, "before", 1, "submit", path, "--state", site.state)
     assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, ""), "nothing was acknowledged"
     asked = [job.id for request in Spool(StateDir(site.state)).requests() for job in request.jobs]
     assert asked == (["a", "b"] if accepted else [])
@@ -86,7 +83,7 @@ def test_a_run_killed_after_a_step_is_carried_on_by_the_next(site: Site, step: s
     state.cluster.write_bytes((site.folder / "cluster.json").read_bytes())  # a run was here: no withdrawal
     cancel(site.state, ["c"])
     run = ("run", "--follow", "--state", site.state, "--policy", "fair-share", "--cluster", "cluster.json")
-    killed = call(site, *DYING, f"pliant.tools.run.{step}", "after", count, *run)
+    killed = call(site, *PLIANT, "--dies", f"pliant.tools.run.{step}", "after", count, *run)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     begun = site.log().info is not None
     log, _ = run_until_done(go_on(site) if begun else begin(site), lambda _log, _now_s: None)

@@ -25,6 +25,7 @@ from pliant.tools.run.backends.machine import birth
 from pliant.tools.run.backends.protocol import (
     Handle,
     LaunchRecord,
+    NodeInfo,
     Unit,
     UnitStatus,
     read_record,
@@ -236,15 +237,10 @@ def test_a_later_backend_finds_what_runs_and_ended(site: Site, monkeypatch: pyte
 def test_a_kill_needs_no_readable_record(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.start(WAIT)
     site.is_up()
-    read = Path.read_bytes
-
-    def read_bytes(path: Path) -> bytes:
-        if path == site.handle.files.launch:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return read(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", read_bytes)
+        patch.setattr(
+            Path, "read_bytes", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
+        )
         with pytest.raises(UnreadableError):
             site.kill()
 
@@ -311,14 +307,6 @@ def test_a_recycled_pid_is_left_alone(site: Site, lie: str) -> None:
         stranger.kill()
 
 
-def test_cpu_slots_are_those_of_the_cluster_file(tmp_path: Path) -> None:
-    nodes = LocalBackend(cluster(2, 3, slots="cpu"), tmp_path).nodes()
-    slots = [(node.name, node.gpus, node.up, node.devices) for node in nodes]
-    assert slots == [("n0", 2, True, None), ("n1", 3, True, None)]
-    with pytest.raises(ServiceMissingError, match='no backend "pbs": use local, slurm'):
-        open_backend("pbs", cluster(1), StateDir(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("address", "problem"),
     [
@@ -332,6 +320,13 @@ def test_workers_meet_on_this_machine_and_not_in_public(tmp_path: Path, address:
     nodes = Cluster.model_validate({"nodes": (node,), "slots": "cpu"})
     with pytest.raises(BadInputError, match=problem):
         LocalBackend(nodes, tmp_path).nodes()
+
+
+def test_cpu_slots_are_those_of_the_cluster_file(tmp_path: Path) -> None:
+    found = LocalBackend(cluster(2, 3, slots="cpu"), tmp_path).nodes()
+    assert found == [NodeInfo("n0", 2), NodeInfo("n1", 3)]
+    with pytest.raises(ServiceMissingError, match='no backend "pbs": use local, slurm'):
+        open_backend("pbs", cluster(1), StateDir(tmp_path))
 
 
 MOST = 1 << 19

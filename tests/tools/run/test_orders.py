@@ -14,10 +14,9 @@ from pliant.cli.status import Form, status
 from pliant.schemas.cluster import UserLimit
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import write_cluster, write_schedule
-from pliant.schemas.job import Awaited
 from pliant.tools.run.service.gang import Notice, Notices
 from pliant.tools.run.service.run import run_and_follow, run_once, run_until_done
-from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes, submit
+from pliant.tools.run.service.submit import cancel, order_jobs, order_nodes
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import Drain, RunLog
 from pliant.tools.run.statedir.requests import Spool
@@ -235,25 +234,19 @@ def test_unknown_nodes_are_refused_and_others_wait_in_the_spool(two_nodes: Site)
     assert list(site.log().drained) == ["n1"], "also where the next schedule is of other nodes"
 
 
-def ask_for(site: Site, *given: tuple[str, dict[str, object]]) -> None:
-    site.jobs.clear()
-    jobs = [site.job(job_id, **{"samples": 20, **more}) for job_id, more in given]  # type: ignore[arg-type]
-    submit(site.state, jobs, "jobs", folder=site.folder, now_s=0.0)
-
-
-def after(**jobs: Awaited) -> dict[str, object]:
-    return {"after": dict(jobs)}
-
-
 def test_jobs_start_after_others_or_are_cancelled(site: Site) -> None:
     """In the loop and from cron, each call of which knows from the log alone what they wait for."""
     seen: list[tuple[str, str]] = []
     options = begin(site, "fifo", retries=0)
-    ask_for(site, ("a", {"text": EXIT}), ("b", after(a="ok")), ("c", after(b="ok")))
-    ask_for(site, ("d", {"samples": 1e6, **after(a="any")}), ("e", after(d="any")))
+    ask(site, "a", text=EXIT)
+    ask(site, "b", after={"a": "ok"})
+    ask(site, "c", after={"b": "ok"})
+    ask(site, "d", samples=1e6, after={"a": "any"})
+    ask(site, "e", samples=20, after={"d": "any"})
     run_and_follow(options, story((trains("d"), lambda: seen.append(state_of(site, "e")))))
     assert seen == [("waiting", "waits for job d to end")]
-    ask_for(site, ("f", {"text": EXIT}), ("g", after(f="ok")))
+    ask(site, "f", text=EXIT)
+    ask(site, "g", after={"f": "ok"})
     cancel(site.state, ["d"])
     until(lambda: cron(site, retries=0) or all(site.log().jobs[name].ended for name in "efg"))
     assert in_order(["fail a 0", "cancel b 0", "start d 1", "cancel d 0", "start e 1"], site.story())
@@ -267,9 +260,10 @@ def test_arrays_and_jobs_on_hold_are_submitted(site: Site) -> None:
     """Jobs of an array run one by one and know their number; one on hold waits for its release."""
     seen: list[tuple[str, str]] = []
     text = "import os; open('ran-' + os.environ['PLIANT_ARRAY_INDEX'], 'w').close()"
-    array = {f"s-{n}": {"text": text, "array": {"name": "s", "limit": 1, "index": n}} for n in (3, 4)}
     options = begin(site, "fifo")
-    ask_for(site, ("held", {"hold": True, "user": "ann"}), *array.items())
+    ask(site, "held", samples=20, hold=True, user="ann")
+    for number in (3, 4):
+        ask(site, f"s-{number}", text=text, array={"name": "s", "limit": 1, "index": number})
     run_and_follow(
         options,
         story(
@@ -284,7 +278,7 @@ def test_arrays_and_jobs_on_hold_are_submitted(site: Site) -> None:
     assert (state, why.partition(" since")[0]) == ("held", "held by ann")
     holding: set[str | None] = set()
     for event in site.events():
-        if event.gpus is not None and event.job in array:
+        if event.gpus is not None and event.job != "held":
             (holding.add if event.gpus else holding.discard)(event.job)
         assert len(holding) < 2
 
