@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.parts.hosts import Host, HostsBackend, NoHostsError, hosts
-from benchmarks.parts.training_job import TrainingJob, running
+from benchmarks.parts.training_job import running
 from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
@@ -33,24 +33,15 @@ def there() -> Iterator[tuple[Host, ...]]:
         yield found
 
 
-@contextmanager
-def trains_on(
-    there: tuple[Host, ...], script: str, words: str = "", **fields: Any
-) -> Iterator[tuple[TrainingJob, HostsBackend]]:
-    """A job, and the hosts that it can have."""
+def test_a_job_on_three_hosts_goes_on_without_a_lost_one(there: tuple[Host, ...], tmp_path: Path) -> None:
+    options = {**ENDLESS, "out": str(tmp_path), "step_s": 0.05}
     backends: list[HostsBackend] = []
 
     def opened(jobs: Path) -> HostsBackend:
         backends.append(HostsBackend(there, jobs))
         return backends[-1]
 
-    with running(Executor, script, words, BATCH, opened, **fields) as training:
-        yield training, backends[0]
-
-
-def test_a_job_on_three_hosts_goes_on_without_a_lost_one(there: tuple[Host, ...], tmp_path: Path) -> None:
-    options = {**ENDLESS, "out": str(tmp_path), "step_s": 0.05}
-    with trains_on(there, SCRIPT.read_text(), json.dumps(options)) as (training, backend):
+    with running(Executor, SCRIPT.read_text(), json.dumps(options), BATCH, opened) as training:
 
         def goes_to(workers: int) -> object:
             """Give it that number of hosts; how it got there."""
@@ -81,11 +72,11 @@ def test_a_job_on_three_hosts_goes_on_without_a_lost_one(there: tuple[Host, ...]
         there[1].reconnect()  # a worker was started there again, or several, one after the other
         assert goes_to(2) == "in place"
         job, last = training.gang.handle, training.gang.plan.workers[1]
-        backend.die(job, "n1")  # as without power: it answers nothing, and its locks are held
+        backends[0].die(job, "n1")  # as without power: it answers nothing, and its locks are held
         loses_one()
         assert training.gang.busy >= {Slot("n1", 0)}, "nothing there can be ended, so nothing is started"
 
-        backend.revive(job, "n1")
+        backends[0].revive(job, "n1")
         assert outcome_of(last).outcome == "left"
         trained = cast("Gang", SimpleNamespace(dir=training.gang.files))
         training.give(0)
@@ -106,6 +97,7 @@ sys.exit(int(total) - 2)
 
 
 def test_a_rigid_job_spans_hosts_without_names(there: tuple[Host, ...]) -> None:
-    with trains_on(there, PLAIN, elastic="none", gpus={"requested": 2}) as (training, _):
+    rigid: dict[str, Any] = {"elastic": "none", "gpus": {"requested": 2}}
+    with running(Executor, PLAIN, "", BATCH, lambda jobs: HostsBackend(there, jobs), **rigid) as training:
         training.give(2)
         training.ends()

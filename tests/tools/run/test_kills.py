@@ -240,15 +240,15 @@ def test_a_run_goes_on_where_its_output_cannot_be_written(site: Site, ends: str)
     """The standard error has no reader in the second case."""
     site.job("a", samples=200)
     with ExitStack() as stack:
-        if ends == "the reader leaves":
-            run = stack.enter_context(runs(site, site.schedule("fifo"), stdout=subprocess.PIPE))
-            assert json.loads(run.stdout.readline())["schema"] == "pliant.event/1"
-            run.stdout.close()
-        else:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE}
+        if ends == "the disk is full":
             reader, writer = os.pipe()
             os.close(reader)
-            full = stack.enter_context(Path("/dev/full").open("wb"))
-            closed = stack.enter_context(os.fdopen(writer, "wb"))
-            run = stack.enter_context(runs(site, site.schedule("fifo"), stdout=full, stderr=closed))
+            stack.callback(os.close, writer)
+            pipes = {"stdout": stack.enter_context(Path("/dev/full").open("wb")), "stderr": writer}
+        run = stack.enter_context(runs(site, site.schedule("fifo"), **pipes))
+        if ends == "the reader leaves":
+            assert json.loads(run.stdout.readline())["schema"] == "pliant.event/1"
+            run.stdout.close()
         assert run.wait() == 0
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]
