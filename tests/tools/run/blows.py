@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from tests.tools.run.chaos import MOST_ALIVE, Storm
 from tests.tools.run.conftest import left_running
 from tests.tools.run.hostile import HOSTILE, written
 
-FULL_S: Final = 1.0
-"""For so long a disk is full."""
 _LAUNCHERS: Final = ("keep.py", "run_torchrun.py")
 
 
@@ -90,31 +87,41 @@ def remove_workdir(storm: Storm) -> None:
 
 
 def kill_worker(storm: Storm) -> None:
-    _hit(storm, left_running(storm.folder), signal.SIGKILL, "kill of a worker")
+    _hit(storm, "kill of a worker", psutil.Process.kill)
 
 
 def stop_launcher(storm: Storm) -> None:
     """What started a worker stands still and never learns how the worker ended."""
-    _hit(
-        storm,
-        [one for one in left_running(storm.folder) if _launches(one)],
-        signal.SIGSTOP,
-        "stop of a launcher",
-    )
+    _hit(storm, "stop of a launcher", psutil.Process.suspend, _launches)
+
+
+def stop_worker(storm: Storm) -> None:
+    def pause(process: psutil.Process) -> None:
+        process.suspend()
+        time.sleep(storm.chance.uniform(0, 2.0))
+        process.resume()
+
+    _hit(storm, "stop of a worker", pause, lambda process: not _launches(process))
 
 
 def _launches(process: psutil.Process) -> bool:
     try:
-        words = process.cmdline()
+        return any(word.endswith(_LAUNCHERS) for word in process.cmdline())
     except psutil.Error:
         return False
-    return any(word.endswith(_LAUNCHERS) for word in words)
 
 
-def _hit(storm: Storm, found: list[psutil.Process], number: signal.Signals, what: str) -> None:
-    if found:
+def _hit(
+    storm: Storm,
+    what: str,
+    act: Callable[[psutil.Process], object],
+    chosen: Callable[[psutil.Process], bool] = bool,
+) -> None:
+    """Do it to one of the chosen processes."""
+    victims = [process for process in left_running(storm.folder) if chosen(process)]
+    if victims:
         with suppress(psutil.NoSuchProcess):
-            storm.chance.choice(sorted(found, key=lambda process: process.pid)).send_signal(number)
+            act(storm.chance.choice(sorted(victims, key=lambda process: process.pid)))
             storm.done[what] += 1
 
 
@@ -125,21 +132,6 @@ def kill_loop(storm: Storm) -> None:
     storm.done["kill of the loop"] += 1
     if storm.chance.random() < 0.7:
         storm.start_loop()
-
-
-def end_loop(storm: Storm) -> None:
-    storm.end_loop()
-
-
-def stop_worker(storm: Storm) -> None:
-    found = [one for one in left_running(storm.folder) if not _launches(one)]
-    if found:
-        victim = storm.chance.choice(sorted(found, key=lambda process: process.pid))
-        with suppress(psutil.NoSuchProcess):
-            victim.suspend()
-            time.sleep(storm.chance.uniform(0, 2.0))
-            victim.resume()
-            storm.done["stop of a worker"] += 1
 
 
 def turn_of_cron(storm: Storm) -> None:
@@ -184,7 +176,7 @@ def fill_disk(storm: Storm) -> None:
     storm.disk.fill(storm.pids())
     try:
         submit_one(storm)
-        time.sleep(storm.chance.uniform(0, FULL_S))
+        time.sleep(storm.chance.uniform(0, 1.0))
     finally:
         storm.disk.free(storm.pids())
     storm.done["full disk"] += 1
@@ -223,7 +215,7 @@ BLOWS: Final[dict[Blow, int]] = {
     cancel_one: 3,
     kill_worker: 4,
     kill_loop: 2,
-    end_loop: 1,
+    Storm.end_loop: 1,
     submit_hostile: 3,
     remove_workdir: 1,
     stop_launcher: 2,

@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +34,6 @@ from tests.leftovers import PATIENCE_S
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.accounts import check_story
 from tests.tools.run.conftest import left_running
-from tests.tools.run.full_disk import FullDisk
 from tests.tools.run.scripts import ALWAYS_BY_TORCHRUN, script
 from tests.tools.run.site import with_tests
 
@@ -57,6 +58,40 @@ for epoch in job.epochs(int(sys.argv[1])):
         job.log(loss=loss)
         time.sleep(0.01)
 """
+
+
+class FullDisk:
+    """The disk under one folder, full for a while for the loop and for all that it starts.
+
+    Where the folder is a file system of its own (``make chaos`` mounts a small one if it may), a file takes
+    all its room. Elsewhere the processes may not make files any longer: writes fail likewise, with EFBIG.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._own = folder.is_mount()
+        self._ballast = folder / "ballast"
+
+    def fill(self, pids: Iterable[int]) -> None:
+        """No room from now on, for these processes and those that they start."""
+        if not self._own:
+            _limit(pids, 0)
+            return
+        with self._ballast.open("ab", buffering=0) as file, suppress(OSError):
+            while True:
+                os.write(file.fileno(), bytes(1 << 16))
+
+    def free(self, pids: Iterable[int]) -> None:
+        if not self._own:
+            _limit(pids, resource.RLIM_INFINITY)
+        self._ballast.unlink(missing_ok=True)
+
+
+def _limit(pids: Iterable[int], most_bytes: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+            soft = hard if most_bytes == resource.RLIM_INFINITY else most_bytes
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @dataclass
@@ -138,7 +173,8 @@ class Storm:
     def end_loop(self) -> None:
         if self._loop is None:
             return
-        self.until(lambda: holder_of(self.dirs.lock) == self._loop_pid() or self._loop_is_over())
+        pid = self._loop.pid
+        self.until(lambda: holder_of(self.dirs.lock) == pid or self._loop_is_over())
         self._loop.terminate()
         code = self._loop.wait(PATIENCE_S)
         if self._left_for_the_disk():
@@ -157,29 +193,18 @@ class Storm:
         words = ("run", "--follow", "--state", str(self.dirs.path), "--wait", "60", "--retries", "100000")
         self.disk_was_full = False
         with (self.folder / "loop.log").open("ab") as log:
-            self._loop = subprocess.Popen(
-                self.command(*words, *begin),
-                cwd=self.folder,
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-            )
+            silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": log}
+            about = {"cwd": self.folder, "env": self.environment()}
+            self._loop = subprocess.Popen(self.command(*words, *begin), **about, **silent)  # type: ignore[call-overload]
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*words),
-            check=False,
-            cwd=self.folder,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-        )
+        about = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL}
+        caught = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
+        return subprocess.run(self.command(*words), check=False, **about, **caught)  # type: ignore[call-overload,no-any-return]
 
     def pids(self) -> list[int]:
-        return [self._loop_pid()] * (self._loop is not None) + [one.pid for one in left_running(self.folder)]
+        own = [] if self._loop is None else [self._loop.pid]
+        return [*own, *(one.pid for one in left_running(self.folder))]
 
     def stop(self) -> None:
         self.disk.free(())
@@ -193,16 +218,13 @@ class Storm:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "tests.tools.run.runner_process", *words]
 
-    def _loop_pid(self) -> int:
-        return -1 if self._loop is None else self._loop.pid
-
     def _loop_is_over(self) -> bool:
         return self._loop is None or self._loop.poll() is not None
 
     def _left_for_the_disk(self) -> bool:
         """Whether the loop ended because the disk was full, as it says it does; it is gone then."""
-        full = self.disk_was_full and self._loop is not None
-        if not full or self._loop is None or self._loop.poll() != ServiceMissingError.exit_code:
+        code = None if self._loop is None else self._loop.poll()
+        if not self.disk_was_full or code != ServiceMissingError.exit_code:
             return False
         self._loop = None
         self.done["leave for a full disk"] += 1

@@ -28,15 +28,6 @@ class Card:
     pids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Instance:
-    uuid: str
-    model: str
-    memory: int
-    number: int
-    """As of GPU instances; each has one compute instance, 0."""
-
-
 def install(monkeypatch: pytest.MonkeyPatch, *cards: Card, driver: str = "570.86.15") -> None:
     monkeypatch.setitem(sys.modules, "pynvml", bindings(cards, driver))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -54,11 +45,13 @@ def bindings(cards: tuple[Card, ...], driver: str) -> ModuleType:
         mode = int(card.instances is not None)
         return [mode, mode]
 
-    def instance(card: Card, index: int) -> Instance:
+    def instance(card: Card, index: int) -> SimpleNamespace:
+        """Each has one compute instance, 0."""
         if index >= len(card.instances or ()):
             raise NVMLError("Not Found")
         uuid, profile = (card.instances or ())[index]
-        return Instance(uuid, f"{card.model} MIG {profile}", card.memory // 8, index + 1)
+        model = f"{card.model} MIG {profile}"
+        return SimpleNamespace(uuid=uuid, model=model, memory=card.memory // 8, number=index + 1)
 
     def running(card: Card) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=GIB) for pid in card.pids]

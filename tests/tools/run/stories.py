@@ -40,23 +40,11 @@ from tests.builders import cluster
 NODES = cluster(4, 4)
 BASIS = Basis.of(NODES, None)
 BEGAN_S = 1_700_000_000.0
+ORDERS: dict[str, JobAction] = {"hold": "hold", "unhold": "release", "priority": "priority"}
 HAPPENINGS = (
-    *["submit"] * 5,
-    *["train"] * 6,
-    "finish",
-    "finish",
-    "fail",
-    "requeue",
-    "cancel",
-    "hold",
-    "unhold",
-    "priority",
-    "drain",
-    "node",
-    "wait",
+    *(["submit"] * 5 + ["train"] * 6 + ["finish"] * 2),
+    *("fail", "requeue", "cancel", *ORDERS, "drain", "node", "wait"),
 )
-
-
 REPORTS = ("progress", "progress", "epoch", "checkpoint")
 
 
@@ -207,11 +195,9 @@ class Story:
             if job.first_start_s is not None:
                 self.events.append(release_event(job.id, now))
             self.session.end(job.id, now, "cancelled")
-        elif what in ("hold", "unhold", "priority"):
-            actions: dict[str, JobAction] = {"hold": "hold", "unhold": "release", "priority": "priority"}
-            action = actions[what]
+        elif what in ORDERS:
             rank = float(self._random.randint(-1, 2)) if what == "priority" else None
-            order = Order(action=action, job=job.id, user="alice", asked_s=now, priority=rank)
+            order = Order(action=ORDERS[what], job=job.id, user="alice", asked_s=now, priority=rank)
             self._say(job, order_event(len(self.events), order, now))
             apply_events(self.session, [self.events[-1]])
 

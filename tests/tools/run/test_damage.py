@@ -7,8 +7,8 @@ import re
 import stat
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,7 +66,7 @@ def submitted(state: StateDir) -> None:
         request.unlink()
 
 
-COMMANDS: dict[str, Callable[[StateDir], Any]] = {
+COMMANDS: dict[str, Callable[[StateDir], object]] = {
     "status": lambda state: status(state=state.path),
     "submit": submitted,
     "cancel": lambda state: cancel(["unknown"], state=state.path),
@@ -80,11 +80,7 @@ FINE = {name: USAGE if name in ("cancel", "log") else 0 for name in COMMANDS}
 
 
 def ends(state: StateDir) -> dict[str, int]:
-    return {name: code_of(run, state) for name, run in COMMANDS.items()}
-
-
-def code_of(run: Callable[[StateDir], Any], state: StateDir) -> int:
-    return run_command(lambda: run(state))
+    return {name: run_command(partial(run, state)) for name, run in COMMANDS.items()}
 
 
 def repair(state: StateDir) -> int:
@@ -123,21 +119,17 @@ def repaired(capsys: pytest.CaptureFixture[str]) -> Repaired:
     return said_of
 
 
-def test_a_damaged_line_stops_every_command(state: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = lines_of(state)
-    lines[4] = flip(lines[4], 20, 1)
-    state.events.write_bytes(b"".join(lines))
-    where, hint = f"{state.events}:5", f"pliant log --repair --state {state.path}"
-    said = f"pliant: {where}: the line is damaged: its checksum is wrong; repair it with: {hint}\n"
-    for name, run in COMMANDS.items():
-        assert code_of(run, state) == BAD_INPUT, name
-        assert capsys.readouterr() == ("", said), name
-
-
-def test_a_file_without_a_line_is_not_valid(state: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_and_lost_lines_are_noticed(state: StateDir, capsys: pytest.CaptureFixture[str]) -> None:
     ask: Callable[..., None] = report
     assert run_command(lambda: validate([str(state.events)])) == 0
     lines = lines_of(state)
+    state.events.write_bytes(b"".join([*lines[:4], flip(lines[4], 20, 1), *lines[5:]]))
+    capsys.readouterr()
+    where, hint = f"{state.events}:5", f"pliant log --repair --state {state.path}"
+    said = f"pliant: {where}: the line is damaged: its checksum is wrong; repair it with: {hint}\n"
+    for name, run in COMMANDS.items():
+        assert run_command(partial(run, state)) == BAD_INPUT, name
+        assert capsys.readouterr() == ("", said), name
     state.events.write_bytes(b"".join([*lines[:3], *lines[4:]]))
     assert run_command(lambda: validate([str(state.events)])) == BAD_INPUT
     said = f"{state.events}:4: does not follow the line before it: lines are missing"
@@ -148,22 +140,21 @@ def test_a_file_without_a_line_is_not_valid(state: StateDir, capsys: pytest.Capt
 def mutations(data: bytes, rng: random.Random) -> bytes:
     lines = data.splitlines(keepends=True)
     at = rng.randrange(len(lines))
-    match rng.choice(["flip", "flip", "flip", "cut", "lose", "double", "swap", "zeros"]):
-        case "flip":
-            return flip(data, rng.randrange(len(data)), rng.randrange(8))
-        case "cut":
-            return data[: rng.randrange(1, len(data))]
-        case "lose":
-            return b"".join([*lines[:at], *lines[at + 1 :]])
-        case "double":
-            return b"".join([*lines[: at + 1], *lines[at:]])
-        case "swap":
-            other = rng.randrange(len(lines))
-            lines[at], lines[other] = lines[other], lines[at]
-            return b"".join(lines)
-        case _:
-            begin = rng.randrange(len(data))
-            return data[:begin] + bytes(min(64, len(data) - begin)) + data[begin + 64 :]
+    other, begin = rng.randrange(len(lines)), rng.randrange(1, len(data))
+    swapped = [*lines]
+    swapped[at], swapped[other] = lines[other], lines[at]
+    flipped = flip(data, rng.randrange(len(data)), rng.randrange(8))
+    zeros = bytes(min(64, len(data) - begin))
+    return rng.choice(
+        [
+            *[flipped] * 3,
+            data[:begin],
+            data[:begin] + zeros + data[begin + 64 :],
+            b"".join([*lines[:at], *lines[at + 1 :]]),
+            b"".join([*lines[: at + 1], *lines[at:]]),
+            b"".join(swapped),
+        ]
+    )
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -198,6 +189,9 @@ def test_a_repair_drops_the_damaged_line_and_keeps_a_copy(state: StateDir, repai
     )
     (number,) = damage(state, lambda event: event == events[at])
     damaged = state.events.read_bytes()
+    (lock := Lock(state.lock)).acquire()
+    assert repair(state) == LOCKED, "a run may hold it"
+    lock.release()
     first, *_, last = repaired(state).splitlines()
     copy = state.path / "events.jsonl.damaged-1"
     assert first.startswith(
@@ -208,18 +202,6 @@ def test_a_repair_drops_the_damaged_line_and_keeps_a_copy(state: StateDir, repai
     assert read_events(state.events) == (*events[:at], *events[at + 1 :])
     assert repaired(state) == f"{state.events} is whole: there is nothing to repair\n"
     assert [path.name for path in state.path.glob("*.damaged-*")] == [copy.name]
-
-
-def test_a_repair_fits_the_snapshot(
-    state: StateDir, repaired: Repaired, caplog: pytest.LogCaptureFixture
-) -> None:
-    with State(state.path) as written:
-        renew_snapshot(state, written.log, rebuilding())
-    damage(state, lambda event: event.event == "progress")
-    repaired(state)
-    caplog.clear()
-    read_log(state.path)
-    assert caplog.text == ""
 
 
 def test_the_id_of_a_lost_submission_stays_taken(state: StateDir, repaired: Repaired, tmp_path: Path) -> None:
@@ -236,13 +218,20 @@ def test_the_id_of_a_lost_submission_stays_taken(state: StateDir, repaired: Repa
     assert run_command(lambda: submit(again, state=state.path, no_check=True)) == BAD_INPUT
 
 
-def test_lines_that_became_one_are_not_reported_as_one_event(state: StateDir, repaired: Repaired) -> None:
+def test_lines_that_became_one_are_repaired_beside_a_snapshot(
+    state: StateDir, repaired: Repaired, caplog: pytest.LogCaptureFixture
+) -> None:
+    with State(state.path) as written:
+        renew_snapshot(state, written.log, rebuilding())
     lines = lines_of(state)
     lines[4] = lines[4].rstrip(b"\n")
     state.events.write_bytes(b"".join(lines))
     first = re.findall(rb'"event":"(\w+)"', lines[4])[0].decode()
     assert f"it looks like a {first!r} event" in (said := repaired(state))
     assert "and at least one more event" in said
+    caplog.clear()
+    read_log(state.path)
+    assert caplog.text == "", "the snapshot fits"
 
 
 def test_a_lost_first_event_is_replaced_from_the_schedule(state: StateDir, repaired: Repaired) -> None:
@@ -287,16 +276,6 @@ def test_slots_after_a_repair_are_as_the_other_lines_say(tmp_path: Path, repaire
     session = session_from_events(events, make_policy("fifo"), NODES, CurveThroughput())
     assert dict(session.withheld.out_of_service) == {"n0/3": BEGAN_S + 602}
     assert session.free.free_on("n0") == 0
-
-
-def test_a_log_that_a_run_holds_is_not_repaired(state: StateDir) -> None:
-    damage(state, lambda event: event.event == "finish")
-    lock = Lock(state.lock)
-    lock.acquire()
-    try:
-        assert repair(state) == LOCKED
-    finally:
-        lock.release()
 
 
 def test_a_log_of_the_version_before_gets_checksums_from_then_on(state: StateDir, repaired: Repaired) -> None:

@@ -38,11 +38,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of four cores with two threads each; this process may run on three of the cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 4, 1, 5, 2})
     for cpu in range(8):
-        write(
-            tmp_path,
-            f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list",
-            f"{cpu % 4},{cpu % 4 + 4}",
-        )
+        path = f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"
+        write(tmp_path, path, f"{cpu % 4},{cpu % 4 + 4}")
     return tmp_path
 
 
@@ -90,11 +87,7 @@ def test_a_machine_has_its_cores_within_limits_of_cgroups(
     found = this_machine(root)
     assert (found.cores, found.quota, found.cpus, found.slots) == (3, quota, cpus, slots)
     assert found.memory == memory if memory else found.memory > 0
-
-
-def test_a_processor_is_a_core_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {3, 9})
-    assert this_machine(tmp_path).cores == 2
+    assert this_machine(root / "empty").cores == 5, "a processor is a core by default"
 
 
 H100 = tuple(Card(f"GPU-{at}") for at in range(4))
@@ -159,22 +152,18 @@ def test_names_of_gpus_become_keys() -> None:
 
 RECORDED = Path(__file__).parent / "backends/slurm/recorded"
 MAIN = SlurmPartition("main", default=True, up=True, limit="")
+BATCH = [replace(MAIN, name="batch")]
 
 
-def nodes(release: str) -> list[SlurmNode]:
+def nodes(release: str = "22.05") -> list[SlurmNode]:
     return parsing.nodes((RECORDED / f"{release}-nodes.txt").read_text())
 
 
-def partition(name: str, **more: object) -> SlurmPartition:
-    return replace(MAIN, name=name, **more)  # type: ignore[arg-type]
-
-
-BATCH = [partition("batch")]
 SLURM: dict[str, tuple[str, list[SlurmPartition], dict[str, Any]]] = {
     "nodes out of service": ("22.05", [MAIN], {}),
     "types, features and partitions": (
         "20.11",
-        [partition("gpu", limit="2-00:00:00"), partition("all", up=False)],
+        [replace(MAIN, name="gpu", limit="2-00:00:00"), replace(MAIN, name="all", up=False)],
         {"named": True},
     ),
     "several types on a node": ("23.11", BATCH, {}),
@@ -190,20 +179,20 @@ def test_nodes_of_slurm_are_a_cluster(name: str, golden_text: Callable[[str], No
 
 
 def test_nodes_without_gpus_and_those_only_foreseen_are_left_out() -> None:
-    first, second, third, _ = nodes("22.05")
+    first, second, third, _ = nodes()
     made = [first, replace(second, gpus=()), replace(third, state=frozenset({"FUTURE"}))]
     found = cluster_of(made, [MAIN])
     assert [node.name for node in found.cluster.nodes] == ["n0"]
     assert found.notes == ("left out: 1 node with no GPU",)
     with pytest.raises(
-        InfeasibleError, match=r"partition main has no node with GPUs to use; left out: 1 node"
+        InfeasibleError, match="partition main has no node with GPUs to use; left out: 1 node"
     ):
         cluster_of(made[1:2], [MAIN], "gpu")
     assert cluster_of(made[1:2], [MAIN]).cluster.slots == "cpu"
 
 
 def test_partitions_are_those_named_or_the_default() -> None:
-    known = [partition("a", default=False), partition("b")]
+    known = [replace(MAIN, name="a", default=False), replace(MAIN, name="b")]
     assert [each.name for each in choose_partitions(known, [])] == ["b"]
     assert [each.name for each in choose_partitions(known, ["a", "b", "a"])] == ["a", "b"]
     with pytest.raises(UsageError, match='no partition "c", it has: a, b'):
@@ -213,23 +202,20 @@ def test_partitions_are_those_named_or_the_default() -> None:
 
 
 def test_levels_are_those_of_a_topology_that_tell_nodes_apart() -> None:
-    topology = parsing.topology((RECORDED / "22.05-topology.txt").read_text())
-    found = cluster_of(nodes("22.05"), [MAIN], topology=topology)
-    assert found.cluster.levels == ("switch0",), "all nodes are below the top"
-    labels = [node.labels["switch0"] for node in found.cluster.nodes]
-    assert labels == ["rack0", "rack0", "rack1", "rack1"]
-    assert 'levels of the network, from Slurm\'s topology: "switch0"' in found.notes
-    assert cluster_of(nodes("22.05")[:2], [MAIN], topology=topology).cluster.levels == (), "one rack"
-    assert cluster_of(nodes("22.05"), [MAIN], topology=parsing.topology("")).cluster.levels == ()
+    def found(topology: str, most: int = 4) -> Found:
+        return cluster_of(nodes()[:most], [MAIN], topology=parsing.topology(topology))
 
-
-def test_a_level_that_does_not_nest_or_misses_a_node_is_left_out() -> None:
+    recorded = (RECORDED / "22.05-topology.txt").read_text()
+    racks = found(recorded)
+    assert racks.cluster.levels == ("switch0",), "all nodes are below the top"
+    assert [node.labels["switch0"] for node in racks.cluster.nodes] == ["rack0", "rack0", "rack1", "rack1"]
+    assert 'levels of the network, from Slurm\'s topology: "switch0"' in racks.notes
+    assert found(recorded, 2).cluster.levels == (), "one rack"
+    assert found("").cluster.levels == ()
     rows = ["SwitchName=a Level=0 Nodes=n[0-1]", "SwitchName=b Level=0 Nodes=n[2-3]"]
     crossing = ["SwitchName=x Level=1 Nodes=n[0,2]", "SwitchName=y Level=1 Nodes=n[1,3]"]
-    found = cluster_of(nodes("22.05"), [MAIN], topology=parsing.topology("\n".join([*rows, *crossing])))
-    assert found.cluster.levels == ("switch0",)
-    found = cluster_of(nodes("22.05"), [MAIN], topology=parsing.topology("\n".join([*rows[:1], *crossing])))
-    assert found.cluster.levels == ("switch1",)
+    assert found("\n".join([*rows, *crossing])).cluster.levels == ("switch0",), "the other does not nest"
+    assert found("\n".join([rows[0], *crossing])).cluster.levels == ("switch1",), "the other misses nodes"
 
 
 def test_a_real_slurm_is_discovered(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> None:

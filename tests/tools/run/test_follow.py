@@ -13,7 +13,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_schedule, write_cluster
+from pliant.schemas.io import read_schedule
 from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.report.read_run import read_run
@@ -26,9 +26,8 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policy import Decision, Target
+from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
-from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import QUICK, Site, in_order
 
@@ -132,44 +131,6 @@ def test_jobs_train_on_until_the_next_loop_takes_them_up(site: Site) -> None:
     end_all(site, "a")
 
 
-def test_until_done_takes_up_submissions_and_ends_after_them(site: Site) -> None:
-    site.job("a", samples=1e6)
-    steps = [
-        (trains("a"), lambda: ask(site, "b", samples=20)),
-        (phase("b", "finished"), lambda: cancel(site.state, ["a"])),
-    ]
-    log, stopped_by = run_until_done(site.options("fifo"), story(*steps, never))
-    assert stopped_by is None
-    assert {job_id: job.phase for job_id, job in log.jobs.items()} == {"a": "cancelled", "b": "finished"}
-    assert left_running(site.folder) == []
-
-
-def test_rounds_go_on_while_there_are_jobs(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Fifo, "default_interval_s", 0.02)
-    decisions: list[int] = []
-
-    def decided(times: int) -> Condition:
-        """Whether so many decisions were made, or looked for, since the last step."""
-
-        def is_so(log: RunLog) -> bool:
-            decisions.append(sum(event.event == "decision" for event in site.events()))
-            return decisions[-1] >= times if times else len(decisions) >= 30
-
-        return is_so
-
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "a", samples=1e6)),
-            (decided(8), lambda: cancel(site.state, ["a"])),
-            (nothing_runs(site), decisions.clear),
-            decided(0),
-        ),
-    )
-    assert site.of("a") == ["submit a", "start a 1", "cancel a 0"]
-    assert decisions[0] == decisions[-1]
-
-
 def test_a_run_is_begun_with_a_cluster_and_goes_on_with_its_own(site: Site) -> None:
     with pytest.raises(UsageError, match="holds no run: name its --cluster"):
         run_and_follow(RunOptions(site.state, question=Question("fifo")), story())
@@ -213,57 +174,49 @@ def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
     assert len({line for line in caplog.messages if "the schedule does without" in line}) == 2
 
 
-def test_what_a_failed_decision_has_changed_is_put_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The policy gives GPUs, then what it gave cannot be written down as a schedule."""
-    broken = [True, True]
-    given = Schedule.given
+def test_a_failed_decision_is_put_back_and_made_at_the_next_change(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The policy fails; then its schedule cannot be written, but a job that it rejects is out."""
+    decide, given = Fifo.decide, Schedule.given
+    failures: list[Exception] = [ValueError("y"), KeyError("x")]
 
-    def maybe(schedule: Schedule) -> list[Allocation]:
-        if schedule.allocations and broken:
-            broken.pop()
-            raise ValueError("what is this")
+    def may_fail(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        if "b" in snapshot.jobs and len(failures) == 2:
+            raise failures.pop()
+        decision = decide(self, snapshot, rng)
+        if {"a", "c"} <= snapshot.jobs.keys():
+            decision.targets.pop("a", None)
+            decision.rejected["a"] = "out of fashion"
+        return decision
+
+    def given_or_not(schedule: Schedule) -> list[Allocation]:
+        if len(failures) == 1 and "b" in {each.job for each in schedule.allocations}:
+            raise failures.pop()
         return given(schedule)
 
-    monkeypatch.setattr(Schedule, "given", maybe)
+    monkeypatch.setattr(Fifo, "decide", may_fail)
+    monkeypatch.setattr(Schedule, "given", given_or_not)
     run_and_follow(
         begin(site, "fifo"),
         story(
-            (nothing, lambda: ask(site, "a", gpus=2, low=2, high=2)),
-            (lambda log: len(failed_decisions(site)) == 1, lambda: ask(site, "b")),
-            (lambda log: len(failed_decisions(site)) == 2, lambda: ask(site, "c")),
-            *(phase(job_id, "finished") for job_id in "abc"),
+            (nothing, lambda: ask(site, "a", samples=1e6)),
+            (trains("a"), lambda: ask(site, "b")),
+            lambda log: len(failed_decisions(site)) == 1,
+            *[nothing] * 9,  # turns
+            (phase("b", "waiting"), lambda: ask(site, "c")),
+            lambda log: phase("a", "rejected")(log) and "a" not in log.broken_off,
+            (phase("b", "waiting"), lambda: ask(site, "d")),
+            *(phase(job_id, "finished") for job_id in "bcd"),
         ),
     )
-    assert site.of("a") == ["submit a", "start a 2", "finish a 0"]
-
-
-def test_a_job_that_a_failing_policy_rejects_is_out(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It rejects a job, and gives another one GPUs that are not there."""
-    decide = Fifo.decide
-
-    def maybe(self: Fifo, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        if "b" not in snapshot.jobs:
-            return decide(self, snapshot, rng)
-        taken = {"b": Target(1, placement=snapshot.jobs["long"].placement)}
-        return Decision(taken, rejected={"a": "out of fashion"} if "a" in snapshot.jobs else {})
-
-    monkeypatch.setattr(Fifo, "decide", maybe)
-    write_cluster(cluster(1, 1, 1, slots="cpu"), site.folder / "cluster.json")
-    run_and_follow(
-        begin(site, "fifo"),
-        story(
-            (nothing, lambda: ask(site, "long", samples=1e6)),
-            (trains("long"), lambda: ask(site, "a", samples=1e6)),
-            (trains("a"), lambda: ask(site, "b", samples=1e6)),
-            phase("a", "rejected"),
-            lambda log: "a" not in log.broken_off,
-        ),
-    )
-    assert site.of("a") == ["submit a", "start a 1", "reject a 0"]
+    failed, unwritten = failed_decisions(site)
+    assert failed == "policy \"fifo\": KeyError: 'x'"
+    assert "ValueError: y" in unwritten
+    assert caplog.text.count("KeyError: 'x'; what runs goes on as it is") == 1
+    assert site.of("a") == ["submit a", "start a 1", "reject a 0"], "it trained on after the first failure"
     assert site.log().jobs["a"].reason == "out of fashion"
-    assert site.of("long") == ["submit long", "start long 1"]
-    monkeypatch.setattr(Fifo, "decide", decide)
-    end_all(site, "long", "b")
+    assert site.of("b") == ["submit b", "start b 1", "finish b 0"]
 
 
 def test_a_plan_of_slots_admits_jobs_or_rejects_them(site: Site) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import json
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
+from contextlib import AbstractContextManager, suppress
 from itertools import chain, repeat
 from pathlib import Path
 from signal import Signals
@@ -30,7 +30,7 @@ from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
 from pliant.tools.run.service.run import Interrupts, release_nodes, run_once, run_until_done
-from pliant.tools.run.service.submit import submit
+from pliant.tools.run.service.submit import cancel, submit
 from pliant.tools.run.statedir import failures
 from pliant.tools.run.statedir import state as state_module
 from pliant.tools.run.statedir.contract.folders import UnreadableError
@@ -42,7 +42,7 @@ from pliant.tools.schedule.decide import Question, decide
 from tests.builders import cluster, job
 from tests.effort import examples
 from tests.tools.run.hostile import HOSTILE, written
-from tests.tools.run.instant import Trap, UndyingBackend, in_the_way, opens, raises
+from tests.tools.run.instant import Trap, UndyingBackend, opens
 
 WAYS = ["", "remove the folder", "a file in the way", "start", "poll", "stop"]
 ERRORS = [
@@ -64,14 +64,7 @@ class Place:
         self.traps: dict[tuple[str, str], Trap] = {}
         write_cluster(cluster(2, slots="cpu"), folder / "cluster.json")
 
-    def submit(self, job_id: str, **fields: Any) -> bool:
-        try:
-            self.give(job_id, **fields)
-        except BadInputError:
-            return False
-        return True
-
-    def give(self, job_id: str, **fields: Any) -> None:
+    def submit(self, job_id: str, **fields: Any) -> None:
         """Submit a job, from a file as anybody could write it."""
         own = self.folder / job_id
         own.mkdir()
@@ -83,21 +76,16 @@ class Place:
         if way == "remove the folder":
             (self.folder / job_id).rmdir()
         elif way == "a file in the way":
-            in_the_way(self.dirs.job(job_id).path)
+            self.dirs.jobs.mkdir(parents=True, exist_ok=True)
+            self.dirs.job(job_id).path.touch()
         elif way:
-            self.traps[way, job_id] = raises(error)
+            self.traps[way, job_id] = mock.Mock(side_effect=error)
 
     def run(self, policy: str = "fair-share") -> RunLog:
         """Run until all jobs have ended; at once, for no process is waited for."""
-        holds = self.dirs.cluster.exists()
-        options = RunOptions(
-            self.dirs.path,
-            question=Question(policy),
-            cluster=None if holds else str(self.folder / "cluster.json"),
-            retries=0,
-        )
-        opened = mock.patch.object(runner, "open_backend", opens(self.traps))
-        with opened, mock.patch.object(runner, "POLL_S", 0.0):
+        nodes = None if self.dirs.cluster.exists() else str(self.folder / "cluster.json")
+        options = RunOptions(self.dirs.path, question=Question(policy), cluster=nodes, retries=0)
+        with self._opened(), mock.patch.object(runner, "POLL_S", 0.0):
             return run_until_done(options, lambda log, now_s: None)[0]
 
     def reconcile(self) -> RunLog:
@@ -105,8 +93,11 @@ class Place:
         jobs = [job for request in Spool(self.dirs).requests() for job in request.jobs]
         nodes, path = read_cluster(self.folder / "cluster.json"), self.folder / "schedule.json"
         write_schedule(decide(jobs, nodes, None, Question("fair-share"), now_s=2e9), path)
-        with mock.patch.object(runner, "open_backend", opens(self.traps)):
+        with self._opened():
             return run_once(RunOptions(self.dirs.path, str(path), retries=0))[0]
+
+    def _opened(self) -> AbstractContextManager[object]:
+        return mock.patch.object(runner, "open_backend", opens(self.traps))
 
 
 @pytest.fixture
@@ -124,11 +115,12 @@ def test_every_accepted_job_ends(data: st.DataObject, tmp_path_factory: pytest.T
         for number, fields in enumerate(data.draw(st.lists(st.sampled_from(HOSTILE), max_size=5))):
             job_id = f"{stage}-{number}"
             wrong = {**fields, **data.draw(st.sampled_from([{}, *HOSTILE])), "submit_time": 0}
-            if place.submit(job_id, **wrong):
+            with suppress(BadInputError):
+                place.submit(job_id, **wrong)
                 place.spoil(job_id, data.draw(st.sampled_from(WAYS)), data.draw(st.sampled_from(ERRORS)))
                 accepted.add(job_id)
         good = f"good-{stage}"
-        assert place.submit(good)
+        place.submit(good)
         accepted.add(good)
         log = place.run(data.draw(st.sampled_from(["fair-share", "fifo", "srtf", "ares"])))
         assert log.jobs.keys() == accepted
@@ -152,7 +144,7 @@ def test_every_accepted_job_ends(data: st.DataObject, tmp_path_factory: pytest.T
 )
 def test_what_no_process_can_have_is_refused(place: Place, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(BadInputError) as refused:
-        place.give("a", **fields)
+        place.submit("a", **fields)
     assert said in str(refused.value)
 
 
@@ -160,23 +152,23 @@ def test_what_no_process_can_have_is_refused(place: Place, fields: dict[str, Any
 def test_a_job_that_cannot_start_says_why(place: Place, caplog: pytest.LogCaptureFixture, form: str) -> None:
     caplog.set_level("DEBUG", "pliant")
     for job_id in ("bug", "good"):
-        assert place.submit(job_id)
+        place.submit(job_id)
     place.spoil("bug", "start", KeyError("n0/0"))
     log = place.run() if form == "until done" else place.reconcile()
     assert log.jobs["bug"].reason == "cannot be started: internal error: KeyError: 'n0/0'"
-    assert "in spring" in caplog.text, "the traceback"
+    assert "in _spring" in caplog.text, "the traceback"
     good = "finished" if form == "until done" else "running"
     assert (log.jobs["bug"].phase, log.jobs["good"].phase) == ("failed", good)
 
 
 def test_a_removed_folder_ends_its_job_and_others_run_later(place: Place) -> None:
-    assert place.submit("gone")
+    place.submit("gone")
     place.spoil("gone", "remove the folder", ERRORS[0])
     assert place.run().jobs["gone"].reason.startswith("cannot be started: no such folder: ")
-    assert place.submit("good")
+    place.submit("good")
     assert place.run().jobs["good"].phase == "finished"
     with pytest.raises(BadInputError, match="work is stated in GPU-seconds at 2 GPUs, but with a batch of 1"):
-        place.give("a", work={"gpu_seconds": 5.0}, batch={"size": 1}, gpus={"requested": 2})
+        place.submit("a", work={"gpu_seconds": 5.0}, batch={"size": 1}, gpus={"requested": 2})
 
 
 @pytest.mark.parametrize(
@@ -188,10 +180,9 @@ def test_a_removed_folder_ends_its_job_and_others_run_later(place: Place) -> Non
 )
 def test_odd_reports_end_at_most_their_own_job(place: Place, event: str, detail: str, ends: bool) -> None:
     size = {"elastic": "size", "gpus": {"requested": 1, "min": 1, "max": 1}}
-    assert place.submit("a", **size, **({"work": None} if ends else {}))
-    assert place.submit("good")
-    line = {"time": 2e9, "job": "a", "samples_done": 1.0, "event": event}
-    text = json.dumps(line)[:-1] + f', "detail": {detail}}}\n'
+    place.submit("a", **size, **({"work": None} if ends else {}))
+    place.submit("good")
+    text = f'{{"time": 2e9, "job": "a", "samples_done": 1.0, "event": "{event}", "detail": {detail}}}\n'
     progress = place.dirs.job("a").attempt(1).progress
 
     def report() -> None:
@@ -203,18 +194,6 @@ def test_odd_reports_end_at_most_their_own_job(place: Place, event: str, detail:
     assert log.jobs["a"].phase == "finished" if ends else log.jobs["a"].ended
     assert not ends or any(each.event == "epoch" for each in read_events(place.dirs.events))
     place.run()
-
-
-def test_an_error_that_passes_is_waited_for_as_a_job_trains(place: Place) -> None:
-    looks = iter([None, *[OSError(errno.EMFILE, "Too many open files")] * 3])
-
-    def shortage() -> None:
-        if (error := next(looks, None)) is not None:
-            raise error
-
-    assert place.submit("a")
-    place.traps["poll", "a"] = shortage
-    assert place.run().jobs["a"].phase == "finished"
 
 
 @pytest.mark.parametrize("name", ["schedule.json", "snapshot.jsonl"])
@@ -233,7 +212,7 @@ def test_a_shortage_of_open_files_does_not_end_a_run(
 
     monkeypatch.setattr(files, "_replace", replace)
     monkeypatch.setattr(state_module, "TAIL_BYTES", 1)
-    assert place.submit("a")
+    place.submit("a")
     log = place.run() if form == "until done" else place.reconcile()
     assert log.jobs["a"].phase == "finished" or form == "once"
     assert left[0] < 3
@@ -243,20 +222,17 @@ def test_a_shortage_of_open_files_does_not_end_a_run(
 
 
 def test_a_full_disk_is_no_fault_of_a_job(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(folder: Path) -> None:
-        raise ServiceMissingError(f"{folder}: cannot be written: no space left on device")
-
-    assert place.submit("a")
+    full = ServiceMissingError("cannot be written: no space left on device")
+    place.submit("a")
     place.spoil("a", "start", OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patched:
-        patched.setattr(failures, "probe_room", full)
+        patched.setattr(failures, "probe_room", mock.Mock(side_effect=full))
         with pytest.raises(ServiceMissingError, match="no space left on device"):
             place.run()
     assert not read_log(place.dirs.path).jobs["a"].ended
     assert "No space left" in place.run().jobs["a"].reason
 
 
-Poll = Callable[[Iterable[Handle]], Mapping[Handle, tuple[UnitStatus, ...]]]
 SHORT = Timeouts(abort_s=0.02, term_s=0.02, kill_s=0.02)
 
 
@@ -271,14 +247,21 @@ class Undying:
         schedule = folder / "schedule.json"
         write_schedule(decide([spec], nodes, None, Question("fifo")), schedule)
         self.options = RunOptions(self.dirs.path, str(schedule), timeouts=SHORT)
+        self.patch = patch
         patch.setattr(runner, "open_backend", lambda *_about: self.backend)
         patch.setattr(runner, "POLL_S", 0.001)
         patch.setattr(runner, "GRACE_S", 0.05)
 
-    def cancel(self) -> None:
-        spool = Spool(self.dirs)
-        with spool.locked():
-            spool.ask_to_cancel(["a"])
+    def looks_fail(self, *errors: Exception | None, last: Exception | None = None) -> None:
+        """Looks at jobs fail so, one after the other; all later ones as the last."""
+        poll, looks = self.backend.poll, chain(errors, repeat(last))
+
+        def fail(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
+            if (error := next(looks)) is not None:
+                raise error
+            return poll(handles)
+
+        self.patch.setattr(self.backend, "poll", fail)
 
 
 @pytest.fixture
@@ -286,32 +269,19 @@ def undying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Undying:
     return Undying(tmp_path, monkeypatch)
 
 
-def failing(undying: Undying, *errors: Exception | None, last: Exception | None = None) -> Poll:
-    """Looks at jobs fail so, one after the other; all later ones as the last."""
-    poll, looks = undying.backend.poll, chain(errors, repeat(last))
-
-    def fail(handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:
-        if (error := next(looks)) is not None:
-            raise error
-        return poll(handles)
-
-    return fail
-
-
 @pytest.mark.parametrize("can_be_looked_at", [True, False])
 def test_one_reconciliation_leaves_what_does_not_end_to_the_next(
-    undying: Undying, monkeypatch: pytest.MonkeyPatch, can_be_looked_at: bool
+    undying: Undying, can_be_looked_at: bool
 ) -> None:
     run_once(undying.options)
-    undying.cancel()
-    unreadable = UnreadableError("launch.json: cannot be read")
-    said = "job a: not as the schedule says" if can_be_looked_at else "job a"
-    with monkeypatch.context() as patched:
-        if not can_be_looked_at:
-            poll = failing(undying, None, None, ZeroDivisionError(), last=unreadable)
-            patched.setattr(undying.backend, "poll", poll)
-        with pytest.raises(LockedError, match=said):
-            run_once(undying.options)
+    cancel(undying.dirs.path, ["a"])
+    poll = undying.backend.poll
+    if not can_be_looked_at:
+        unreadable = UnreadableError("launch.json: cannot be read")
+        undying.looks_fail(None, None, ZeroDivisionError(), last=unreadable)
+    with pytest.raises(LockedError, match="job a: not as the schedule says" if can_be_looked_at else "job a"):
+        run_once(undying.options)
+    undying.patch.setattr(undying.backend, "poll", poll)
     undying.backend.hangs = False
     log, _ = run_once(undying.options)
     assert not can_be_looked_at or log.jobs["a"].phase == "cancelled"
@@ -337,11 +307,12 @@ def test_a_run_waits_for_a_job_that_it_kills(undying: Undying, monkeypatch: pyte
     run_once(undying.options)
     interrupts = Interrupts()
 
-    def let_it_die() -> None:
-        undying.backend.hangs = False
-
-    deeds = iter([lambda: interrupts.received.append(Signals.SIGINT), lambda: None, let_it_die])
-    monkeypatch.setattr(undying.backend, "poll", failing(undying, ZeroDivisionError()))
+    stop, die = (
+        lambda: interrupts.received.append(Signals.SIGINT),
+        lambda: setattr(undying.backend, "hangs", False),
+    )
+    deeds = iter([stop, lambda: None, die])
+    undying.looks_fail(ZeroDivisionError())
     monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
     log, stopped_by = run_until_done(
         RunOptions(undying.dirs.path, timeouts=SHORT), lambda _log, _now_s: next(deeds, lambda: None)()
@@ -368,7 +339,7 @@ def test_nodes_are_given_back_once_no_job_is_there(undying: Undying, monkeypatch
     assert over == []
     assert release_nodes(undying.dirs.path) == 2
     assert over == [False], "the job runs: its node stays"
-    undying.cancel()
+    cancel(undying.dirs.path, ["a"])
     undying.backend.hangs = False
     run_once(undying.options)
     assert over == [False, True]

@@ -12,12 +12,11 @@ from typing import Any, cast
 import pytest
 
 from benchmarks.parts.hosts import Host, HostsBackend, NoHostsError, hosts
-from benchmarks.parts.training_job import TrainingJob, running
-from pliant.schemas.event import Event
+from benchmarks.parts.training_job import running
 from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
-from tests.tools.run.elastic.gang import SCRIPT, Gang
+from tests.tools.run.elastic.gang import ENDLESS, SCRIPT, Gang
 from tests.tools.run.elastic.test_in_place import same_weights_as_alone
 
 pytestmark = pytest.mark.torch
@@ -34,50 +33,8 @@ def there() -> Iterator[tuple[Host, ...]]:
         yield found
 
 
-class Site:
-    """A job that trains until it is stopped, and the hosts that it can have."""
-
-    def __init__(self, training: TrainingJob, backend: HostsBackend) -> None:
-        self.training, self.backend = training, backend
-
-    @property
-    def on(self) -> list[str]:
-        return [member.node for member in self.training.gang.plan.members]
-
-    def goes_to(self, workers: int) -> str | None:
-        """Give it that number of hosts; how it got there."""
-        return cast("str | None", (self.training.go_to(workers).detail or {}).get("mechanism"))
-
-    def loses_one(self) -> None:
-        """Wait until it trains on a single host, by no order of anybody."""
-        event: Event = self.training.until(lambda event: event.gpus == 1)
-        assert (event.detail or {}).get("lost") is True
-
-    def outcome_of(self, worker: int) -> WorkerOutcome:
-        """How a worker ends, which it does alone."""
-        path = self.training.gang.handle.files.outcome(worker)
-        self.training.wait(path.exists)
-        found = WorkerOutcome.read(path)
-        assert found is not None
-        return found
-
-    def stop(self) -> Gang:
-        """Let it save and leave; what the checks of trained weights need to know of it."""
-        folder = self.training.gang.files
-        self.training.give(0)
-        self.training.ends()
-        return cast("Gang", SimpleNamespace(dir=folder))
-
-
-@pytest.fixture
-def site(there: tuple[Host, ...], tmp_path: Path) -> Iterator[Site]:
-    options: dict[str, Any] = {
-        "out": str(tmp_path),
-        "schedule": "epoch",
-        "clip": True,
-        "epochs": 100_000,
-        "step_s": 0.05,
-    }
+def test_a_job_on_three_hosts_goes_on_without_a_lost_one(there: tuple[Host, ...], tmp_path: Path) -> None:
+    options = {**ENDLESS, "out": str(tmp_path), "step_s": 0.05}
     backends: list[HostsBackend] = []
 
     def opened(jobs: Path) -> HostsBackend:
@@ -85,31 +42,46 @@ def site(there: tuple[Host, ...], tmp_path: Path) -> Iterator[Site]:
         return backends[-1]
 
     with running(Executor, SCRIPT.read_text(), json.dumps(options), BATCH, opened) as training:
-        yield Site(training, backends[0])
 
+        def goes_to(workers: int) -> object:
+            """Give it that number of hosts; how it got there."""
+            return (training.go_to(workers).detail or {}).get("mechanism")
 
-def test_a_job_on_three_hosts_goes_on_without_a_lost_one(
-    site: Site, there: tuple[Host, ...], tmp_path: Path
-) -> None:
-    assert [site.goes_to(workers) for workers in (1, 3, 2)] == [None, "in place", "in place"]
-    assert site.on == ["n0", "n1"]
+        def loses_one() -> None:
+            """Wait until it trains on a single host, by no order of anybody."""
+            event = training.until(lambda event: event.gpus == 1)
+            assert (event.detail or {}).get("lost") is True
 
-    there[1].cut_off()  # no connection ends by that; it shares the folder still, and its worker lives
-    site.loses_one()
-    ended = site.outcome_of(1)
-    assert ended.outcome == "cut_off"
-    assert ended.message == "n1/0: cut off from the other workers of the job"
+        def outcome_of(worker: int) -> WorkerOutcome:
+            """How a worker ends, which it does alone."""
+            path = training.gang.handle.files.outcome(worker)
+            training.wait(path.exists)
+            found = WorkerOutcome.read(path)
+            assert found is not None
+            return found
 
-    there[1].reconnect()  # a worker was started there again, or several, one after the other
-    assert site.goes_to(2) == "in place"
-    job, last = site.training.gang.handle, site.training.gang.plan.workers[1]
-    site.backend.die(job, "n1")  # as without power: it answers nothing, and its locks are held
-    site.loses_one()
-    assert site.training.gang.busy >= {Slot("n1", 0)}, "nothing there can be ended, so nothing is started"
+        assert [goes_to(workers) for workers in (1, 3, 2)] == [None, "in place", "in place"]
+        assert [member.node for member in training.gang.plan.members] == ["n0", "n1"]
 
-    site.backend.revive(job, "n1")
-    assert site.outcome_of(last).outcome == "left"
-    assert same_weights_as_alone(site.stop(), tmp_path)["step"] > 4
+        there[1].cut_off()  # no connection ends by that; it shares the folder still, and its worker lives
+        loses_one()
+        ended = outcome_of(1)
+        assert ended.outcome == "cut_off"
+        assert ended.message == "n1/0: cut off from the other workers of the job"
+
+        there[1].reconnect()  # a worker was started there again, or several, one after the other
+        assert goes_to(2) == "in place"
+        job, last = training.gang.handle, training.gang.plan.workers[1]
+        backends[0].die(job, "n1")  # as without power: it answers nothing, and its locks are held
+        loses_one()
+        assert training.gang.busy >= {Slot("n1", 0)}, "nothing there can be ended, so nothing is started"
+
+        backends[0].revive(job, "n1")
+        assert outcome_of(last).outcome == "left"
+        trained = cast("Gang", SimpleNamespace(dir=training.gang.files))
+        training.give(0)
+        training.ends()
+        assert same_weights_as_alone(trained, tmp_path)["step"] > 4
 
 
 PLAIN = """
@@ -125,9 +97,7 @@ sys.exit(int(total) - 2)
 
 
 def test_a_rigid_job_spans_hosts_without_names(there: tuple[Host, ...]) -> None:
-    def opened(jobs: Path) -> HostsBackend:
-        return HostsBackend(there, jobs)
-
-    with running(Executor, PLAIN, "", BATCH, opened, elastic="none", gpus={"requested": 2}) as training:
+    rigid: dict[str, Any] = {"elastic": "none", "gpus": {"requested": 2}}
+    with running(Executor, PLAIN, "", BATCH, lambda jobs: HostsBackend(there, jobs), **rigid) as training:
         training.give(2)
         training.ends()

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,17 +31,10 @@ from tests.cli.calling import call as in_process
 from tests.leftovers import started
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import PLIANT, Site, call, environment, until
-from tests.tools.run.test_follow import begin, go_on
+from tests.tools.run.test_follow import ask, begin, go_on
 from tests.tools.run.test_orders import cron, decided
 
-DYING = (sys.executable, "-m", "tests.tools.run.dying_process")
-
 pytestmark = pytest.mark.usefixtures("plain_python")
-
-
-def give(site: Site) -> None:
-    submit(site.state, site.jobs, "jobs", folder=site.folder, now_s=0.0)
-    site.jobs.clear()
 
 
 def phases(site: Site) -> dict[str, str]:
@@ -64,12 +56,12 @@ def test_a_killed_submission_is_there_as_a_whole_or_not_at_all(site: Site, step:
     path = site.folder / "jobs.jsonl"
     write_jobs([site.job("a"), site.job("b")], path)
     where = f"pliant.schemas.file_io.files:{step}"
-    killed = call(site, *DYING, where, "before", 1, "submit", path, "--state", site.state)
+    killed = call(site, *PLIANT, "--dies", where, "before", 1, "submit", path, "--state", site.state)
     assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, ""), "nothing was acknowledged"
     asked = [job.id for request in Spool(StateDir(site.state)).requests() for job in request.jobs]
     assert asked == (["a", "b"] if accepted else [])
     with pytest.raises(BadInputError) if accepted else nullcontext():
-        give(site)
+        submit(site.state, site.jobs, "jobs", folder=site.folder, now_s=0.0)
     remove_half_written(site)
 
 
@@ -84,15 +76,14 @@ def test_a_killed_submission_is_there_as_a_whole_or_not_at_all(site: Site, step:
 )
 def test_a_run_killed_after_a_step_is_carried_on_by_the_next(site: Site, step: str, count: int) -> None:
     """Two jobs are to finish and one is to be cancelled. All other steps are killed at in simulations."""
-    site.job("a", samples=150, high=2)
-    site.job("b", samples=50, high=1)
-    site.job("c", samples=1e6, high=1)
-    give(site)
+    ask(site, "a", samples=150, high=2)
+    ask(site, "b", samples=50, high=1)
+    ask(site, "c", samples=1e6, high=1)
     state = StateDir(site.state)
     state.cluster.write_bytes((site.folder / "cluster.json").read_bytes())  # a run was here: no withdrawal
     cancel(site.state, ["c"])
     run = ("run", "--follow", "--state", site.state, "--policy", "fair-share", "--cluster", "cluster.json")
-    killed = call(site, *DYING, f"pliant.tools.run.{step}", "after", count, *run)
+    killed = call(site, *PLIANT, "--dies", f"pliant.tools.run.{step}", "after", count, *run)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     begun = site.log().info is not None
     log, _ = run_until_done(go_on(site) if begun else begin(site), lambda _log, _now_s: None)
@@ -118,9 +109,8 @@ def test_jobs_outlive_a_killed_loop_and_the_next_one_goes_on(site: Site) -> None
     assert second.returncode == 75
     assert f"in use by process {pid}" in second.stderr
 
-    site.job("a", samples=1e6)
-    site.job("bad", text="raise ValueError('bad shard')\n")
-    give(site)
+    ask(site, "a", samples=1e6)
+    ask(site, "bad", text="raise ValueError('bad shard')\n")
     until(lambda: phases(site).get("bad") == "failed" and trained(site, "a"))
     said = f"pliant: job bad failed: {site.log().jobs['bad'].reason}"
     until(lambda: said in (site.state / "run.log").read_text())
@@ -146,10 +136,9 @@ def test_jobs_outlive_a_killed_loop_and_the_next_one_goes_on(site: Site) -> None
 
 def test_cron_begins_with_submissions_alone(site: Site) -> None:
     """One of them is cancelled between the decision and the first run."""
-    site.job("a", samples=20, high=1)
-    site.job("large", gpus=7)
-    site.job("b", samples=1e6, high=1)
-    give(site)
+    ask(site, "a", samples=20, high=1)
+    ask(site, "large", gpus=7)
+    ask(site, "b", samples=1e6, high=1)
     schedule = decided(site)
     cancel(site.state, ["b"])
     cron(site, schedule)
@@ -169,12 +158,10 @@ def test_cron_begins_with_nothing_and_sees_what_is_asked_for(site: Site) -> None
     write_cluster(cluster(3, slots="cpu"), site.folder / "other.json")
     with pytest.raises(UsageError, match=r"other\.json differs from"):
         decided(site, "other.json")
-    site.job("a", samples=1e6, high=1)
-    site.job("b", samples=1e6, high=1)
-    give(site)
+    ask(site, "a", samples=1e6, high=1)
+    ask(site, "b", samples=1e6, high=1)
     cron(site)
-    site.job("c", samples=20, high=1)
-    give(site)
+    ask(site, "c", samples=20, high=1)
     cancel(site.state, ["a", "b"])
     shown = statuses(Watcher(site.state).look(), site.log().last_s)
     assert [job.state for job in shown] == ["cancelling", "cancelling", "submitted"]
@@ -253,15 +240,15 @@ def test_a_run_goes_on_where_its_output_cannot_be_written(site: Site, ends: str)
     """The standard error has no reader in the second case."""
     site.job("a", samples=200)
     with ExitStack() as stack:
-        if ends == "the reader leaves":
-            run = stack.enter_context(runs(site, site.schedule("fifo"), stdout=subprocess.PIPE))
-            assert json.loads(run.stdout.readline())["schema"] == "pliant.event/1"
-            run.stdout.close()
-        else:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE}
+        if ends == "the disk is full":
             reader, writer = os.pipe()
             os.close(reader)
-            full = stack.enter_context(Path("/dev/full").open("wb"))
-            closed = stack.enter_context(os.fdopen(writer, "wb"))
-            run = stack.enter_context(runs(site, site.schedule("fifo"), stdout=full, stderr=closed))
+            stack.callback(os.close, writer)
+            pipes = {"stdout": stack.enter_context(Path("/dev/full").open("wb")), "stderr": writer}
+        run = stack.enter_context(runs(site, site.schedule("fifo"), **pipes))
+        if ends == "the reader leaves":
+            assert json.loads(run.stdout.readline())["schema"] == "pliant.event/1"
+            run.stdout.close()
         assert run.wait() == 0
     assert site.of("a") == ["submit a", "start a 1", "finish a 0"]

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -23,6 +25,7 @@ from pliant.tools.run.backends.machine import birth
 from pliant.tools.run.backends.protocol import (
     Handle,
     LaunchRecord,
+    NodeInfo,
     Unit,
     UnitStatus,
     read_record,
@@ -88,19 +91,17 @@ class Site:
     def said(self, unit: int = 0) -> str:
         return self.handle.files.launcher_log(unit).read_text()
 
-    def is_up(self, unit: int = 0) -> None:
-        until(lambda: "up" in self.said(unit))
+    def is_up(self, unit: int = 0, times: int = 1) -> None:
+        until(lambda: self.said(unit).count("up") == times)
 
     def record(self) -> LaunchRecord:
         record = read_record(self.handle)
         assert record is not None
         return record
 
-    def forget_pid(self, unit: int) -> None:
-        """As if the launcher had died before it could record the unit's process."""
-        self.change(unit, pid=None, born=None)
-
     def change(self, unit: int, **fields: object) -> None:
+        """By default as if the launcher had died before it could record the unit's process."""
+        fields = fields or {"pid": None, "born": None}
         record = self.record()
         units = list(record.units)
         units[unit] = units[unit].model_copy(update=fields)
@@ -158,7 +159,7 @@ def test_a_stopped_command_without_live_children_is_idle(site: Site) -> None:
     site.is_up()
     command = site.keeper().children()[0]
     command.children()[0].kill()
-    until(lambda: site.said().count("up") == 2)
+    site.is_up(times=2)
     assert not site.poll()[0].idle, "it may have more to do"
     command.suspend()
     until(lambda: site.poll()[0].idle)
@@ -167,7 +168,8 @@ def test_a_stopped_command_without_live_children_is_idle(site: Site) -> None:
 
 def test_a_unit_that_ignores_term_is_killed_with_its_descendants(site: Site) -> None:
     site.start(DEAF, FAMILY)
-    until(lambda: "up" in site.said(0) and site.said(1).count("up") == 2)
+    site.is_up()
+    site.is_up(1, times=2)
     site.backend.stop(site.handle, "term")
     until(lambda: site.poll()[1] != RUNNING)
     assert site.poll()[0] == RUNNING
@@ -222,10 +224,9 @@ def test_a_later_backend_finds_what_runs_and_ended(site: Site, monkeypatch: pyte
     site.is_up()
     later = site.another_backend()
     assert later.adopt() == [site.handle]
-    create_time = psutil.Process.create_time  # the clock is set
-    monkeypatch.setattr(
-        psutil.Process, "create_time", lambda self: create_time(self) + 3600
-    )  # the clock was set
+    create_time = psutil.Process.create_time
+    with_set_clock = lambda self: create_time(self) + 3600  # noqa: E731
+    monkeypatch.setattr(psutil.Process, "create_time", with_set_clock)
     assert later.poll([site.handle])[site.handle] == (RUNNING,)
     later.stop(site.handle, "term")
     until(lambda: later.poll([site.handle])[site.handle] != (RUNNING,))
@@ -236,21 +237,21 @@ def test_a_later_backend_finds_what_runs_and_ended(site: Site, monkeypatch: pyte
 def test_a_kill_needs_no_readable_record(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.start(WAIT)
     site.is_up()
-    read = Path.read_bytes
-
-    def read_bytes(path: Path) -> bytes:
-        if path == site.handle.files.launch:
-            raise PermissionError(errno.EACCES, "Permission denied")
-        return read(path)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "read_bytes", read_bytes)
+        patch.setattr(
+            Path, "read_bytes", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
+        )
         with pytest.raises(UnreadableError):
             site.kill()
 
 
-def test_exit_codes_are_known_where_sigchld_is_ignored(site: Site) -> None:
-    """The launcher may have been started with SIGCHLD ignored."""
+def test_exit_codes_are_known_where_sigchld_is_ignored(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher may have been started with SIGCHLD ignored; a keeper may be gone before it looks."""
+
+    def gone(pid: int) -> str:
+        os.waitpid(pid, 0)
+        raise psutil.NoSuchProcess(pid)
+
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         site.start("raise SystemExit(3)", WAIT)
@@ -258,33 +259,21 @@ def test_exit_codes_are_known_where_sigchld_is_ignored(site: Site) -> None:
         site.kill()
     finally:
         signal.signal(signal.SIGCHLD, before)
-
-
-def test_a_keeper_gone_before_the_look_has_a_code(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So it may be where the launcher ignores SIGCHLD and is slow."""
-
-    def gone(pid: int) -> str:
-        os.waitpid(pid, 0)
-        raise psutil.NoSuchProcess(pid)
-
     monkeypatch.setattr(local, "birth", gone)
     site.start("raise SystemExit(3)")
-    until(lambda: site.poll() == (UnitStatus("exited", 3),))
-
-
-def test_an_attempt_that_was_never_started_has_no_units(site: Site) -> None:
-    site.handle.folder.mkdir(parents=True)
-    assert site.backend.adopt() == [site.handle]
-    assert site.poll() == ()
+    until(lambda: site.poll()[2] == UnitStatus("exited", 3))
 
 
 def test_a_start_that_was_cut_short_is_undone_and_the_rest_lives(site: Site) -> None:
+    site.handle.folder.mkdir(parents=True)
+    assert site.backend.adopt() == [site.handle]
+    assert site.poll() == (), "nothing was started"
     site.start(WAIT)
     site.is_up()
     site.start("import sys; sys.exit(4)", WAIT, WAIT)
     until(lambda: site.poll() == (RUNNING, UnitStatus("exited", 4), RUNNING, RUNNING))
     site.is_up(3)
-    site.forget_pid(3)
+    site.change(3)
     assert site.another_backend().adopt() == [site.handle]
     until(lambda: len(left_running(site.folder)) == 4)  # each with its keeper
     rest = (RUNNING, UnitStatus("exited", 4), RUNNING, UnitStatus("lost"))
@@ -292,7 +281,7 @@ def test_a_start_that_was_cut_short_is_undone_and_the_rest_lives(site: Site) -> 
     site.backend.stop(site.handle, "kill", only={2})
     until(lambda: site.poll()[2] != RUNNING)
     assert site.poll()[:2] == rest[:2]
-    site.forget_pid(0)
+    site.change(0)
     later = site.another_backend()
     assert later.adopt() == [site.handle]
     assert later.poll([site.handle])[site.handle][0] == UnitStatus("lost")
@@ -318,14 +307,6 @@ def test_a_recycled_pid_is_left_alone(site: Site, lie: str) -> None:
         stranger.kill()
 
 
-def test_cpu_slots_are_those_of_the_cluster_file(tmp_path: Path) -> None:
-    nodes = LocalBackend(cluster(2, 3, slots="cpu"), tmp_path).nodes()
-    slots = [(node.name, node.gpus, node.up, node.devices) for node in nodes]
-    assert slots == [("n0", 2, True, None), ("n1", 3, True, None)]
-    with pytest.raises(ServiceMissingError, match='no backend "pbs": use local, slurm'):
-        open_backend("pbs", cluster(1), StateDir(tmp_path))
-
-
 @pytest.mark.parametrize(
     ("address", "problem"),
     [
@@ -341,6 +322,13 @@ def test_workers_meet_on_this_machine_and_not_in_public(tmp_path: Path, address:
         LocalBackend(nodes, tmp_path).nodes()
 
 
+def test_cpu_slots_are_those_of_the_cluster_file(tmp_path: Path) -> None:
+    found = LocalBackend(cluster(2, 3, slots="cpu"), tmp_path).nodes()
+    assert found == [NodeInfo("n0", 2), NodeInfo("n1", 3)]
+    with pytest.raises(ServiceMissingError, match='no backend "pbs": use local, slurm'):
+        open_backend("pbs", cluster(1), StateDir(tmp_path))
+
+
 MOST = 1 << 19
 LINES = 50_000
 """Of 50 bytes each: nearly five times what is kept."""
@@ -350,21 +338,19 @@ def on_disk(path: Path) -> int:
     return 512 * path.stat().st_blocks
 
 
-def line(number: int) -> bytes:
-    return f"line {number:044d}\n".encode()
-
-
 @pytest.fixture
 def printed(tmp_path: Path) -> Iterator[tuple[Path, FileIO, bytes]]:
     """A file that its writer holds open at its own place, as torchrun's redirection does; its content."""
     path = tmp_path / "stdout.log"
-    whole = b"".join(map(line, range(LINES)))
+    whole = b"".join(f"line {number:044d}\n".encode() for number in range(LINES))
     with path.open("wb", buffering=0) as file:
         file.write(whole)
         yield path, file, whole
 
 
-def test_the_newest_output_stays_and_the_writer_goes_on(printed: tuple[Path, FileIO, bytes]) -> None:
+def test_the_newest_output_stays_and_the_writer_goes_on(
+    printed: tuple[Path, FileIO, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, file, whole = printed
     keep.trim(str(path), on_disk(path))
     assert path.read_bytes() == whole, "it is small enough"
@@ -373,16 +359,11 @@ def test_the_newest_output_stays_and_the_writer_goes_on(printed: tuple[Path, Fil
     file.write(b"the end\n")
     assert path.stat().st_size == len(whole) + len(b"the end\n")
     assert path.read_bytes()[-MOST // 2 :] == (whole + b"the end\n")[-MOST // 2 :]
-
-
-def test_without_holes_all_goes_and_the_writer_goes_on(
-    printed: tuple[Path, FileIO, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, file, _ = printed
+    # without holes all goes
     monkeypatch.setattr(keep, "punch", lambda descriptor, end: False)
-    keep.trim(str(path), MOST)
+    keep.trim(str(path), MOST // 4)
     file.write(b"the end\n")
-    assert on_disk(path) <= MOST
+    assert on_disk(path) <= MOST // 4
     assert path.read_bytes().endswith(b"\0the end\n")
 
 
@@ -392,13 +373,12 @@ def test_output_that_cannot_be_trimmed_at_the_moment_stays(
 ) -> None:
     path, _, whole = printed
 
-    class System:
-        @staticmethod
-        def fallocate64(*_about: object) -> int:
-            ctypes.set_errno(number)
-            return -1
+    def fallocate64(*_about: object) -> int:
+        ctypes.set_errno(number)
+        return -1
 
-    monkeypatch.setattr(ctypes, "CDLL", lambda *_about, **_more: System)
+    system = SimpleNamespace(fallocate64=fallocate64)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_about, **_more: system)
     with suppress(OSError):
         keep.trim(str(path), MOST)
     assert path.read_bytes() == whole
@@ -409,11 +389,7 @@ def test_an_orphan_that_may_not_be_killed_holds_nothing_up(monkeypatch: pytest.M
     monkeypatch.setattr(keep, "_KILL_S", 0.05)
     monkeypatch.setattr(keep, "children", lambda: [4711])
     monkeypatch.setattr(keep.os, "waitpid", lambda pid, options: (0, 0))
-
-    def refuse(_pid: int, _number: int) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(keep.os, "kill", refuse)
+    monkeypatch.setattr(keep.os, "kill", Mock(side_effect=PermissionError))
     keep.end_orphans()
 
 

@@ -23,7 +23,7 @@ from pliant.tools.run.service import rules
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.loop import RunOptions
-from pliant.tools.run.service.rules import IdleWatch, StepParts, StragglerWatch
+from pliant.tools.run.service.rules import IdleWatch, StepParts, Straggler, StragglerWatch
 from pliant.tools.run.service.run import run_and_follow
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.contract.folders import AttemptDir
@@ -32,13 +32,14 @@ from pliant.tools.run.statedir.contract.presence import UnitUse, use_of
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.watch.job_page import job_page
-from pliant.tools.run.watch.job_status import status_of
+from pliant.tools.run.watch.job_status import JobStatus, status_of
 from pliant.tools.run.watch.status import Watcher
 from pliant.tools.run.watch.top import UseMeter
 from pliant.tools.schedule.decide import Question
 from tests.leftovers import started
 from tests.tools.run.site import Site, until
 from tests.tools.run.test_follow import ask, begin, end_all, nothing, story
+from tests.tools.run.test_training import ELASTIC
 
 RULE = IdleRule(below=0.1, for_seconds=60.0)
 BURNS = """
@@ -110,18 +111,18 @@ class Driver:
         (["0", "7"], Driver(50, 100), (None, None)),  # one is unknown: half the truth would look idle
         (["0"], Driver(50, lost=15), (None, None)),
         ([], Driver(50), (None, None)),
+        (["0"], None, (None, None)),  # no driver
     ],
 )
 def test_gpus_are_asked_through_nvml(
-    names: list[str], driver: Driver, found: tuple[object, object], monkeypatch: pytest.MonkeyPatch
+    names: list[str], driver: Driver | None, found: tuple[object, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if driver is None:
+        assert GpuMeter(names, "libno-such-driver.so.1").look() == found
+        return
     fake = SimpleNamespace(**{**vars(ctypes), "CDLL": lambda _name: driver})
     monkeypatch.setattr(measuring, "ctypes", fake)
     assert GpuMeter(names).look() == found
-
-
-def test_without_a_driver_nothing_is_said_of_gpus() -> None:
-    assert GpuMeter(["0"], "libno-such-driver.so.1").look() == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -142,25 +143,23 @@ def test_half_of_the_slots_busy_is_half() -> None:
     assert UnitUse(1.0, 1).of_slots(2, gpus=True) is None
 
 
-def idle(watch: IdleWatch, now_s: float, **used: float | None) -> list[tuple[str, float]]:
-    return [(each.job_id, each.for_s) for each in watch.look(used, now_s)]
+Looks = dict[float, tuple[dict[str, float | None], list[tuple[str, float]]]]
 
 
 def test_a_job_is_idle_after_the_whole_time_and_named_once() -> None:
     watch = IdleWatch(RULE)
-    assert idle(watch, 0.0, a=0.0, b=0.05, c=None) == []
-    assert idle(watch, 50.0, a=0.5, b=0.02, c=None) == []
-    assert idle(watch, 60.0, a=0.0, b=0.0, c=None) == [("b", 60.0)]
-    assert idle(watch, 70.0, a=0.0, b=0.0, c=None) == []
-    assert idle(watch, 110.0, a=0.0, b=0.3, c=None) == [("b", 0.0)], "busy again; a began to count at 60"
-    assert idle(watch, 120.0, a=0.0) == [("a", 60.0)]
-
-
-def test_the_message_has_the_most_that_an_idle_job_used() -> None:
-    watch = IdleWatch(RULE)
-    assert [idle(watch, now_s, a=used) for used, now_s in ((0.01, 0.0), (0.07, 30.0))] == [[], []]
-    (found,) = watch.look({"a": 0.02}, 60.0)
-    assert found.words == "it has used 7 % of its slots or less for 1 min"
+    looks: Looks = {
+        0.0: ({"a": 0.01, "b": 0.05, "c": None}, []),
+        50.0: ({"a": 0.5, "b": 0.02, "c": None}, []),
+        60.0: ({"a": 0.07, "b": 0.0, "c": None}, [("b", 60.0)]),
+        70.0: ({"a": 0.0, "b": 0.0, "c": None}, []),
+        110.0: ({"a": 0.0, "b": 0.3, "c": None}, [("b", 0.0)]),  # busy again; a began to count at 60
+        120.0: ({"a": 0.02}, [("a", 60.0)]),
+    }
+    for now_s, (used, named) in looks.items():
+        found = watch.look(used, now_s)
+        assert [(each.job_id, each.for_s) for each in found] == named
+    assert found[0].words == "it has used 7 % of its slots or less for 1 min", "the most that it used"
 
 
 def test_a_job_that_moved_is_idle_after_the_whole_time_there() -> None:
@@ -207,6 +206,18 @@ def test_a_rule_that_makes_no_sense_is_refused(rule: type[BaseModel], wrong: dic
 IDLE = "it has used 1 % of its slots or less for "
 
 
+def status(site: Site) -> JobStatus:
+    found = Watcher(site.state).look()
+    job = status_of(found, "a", found.log.last_s)
+    assert job is not None
+    return job
+
+
+def warnings(site: Site) -> list[str]:
+    details = (event.detail or {} for event in site.events())
+    return [detail["warning"] for detail in details if "warning" in detail]
+
+
 @pytest.mark.usefixtures("plain_python")
 @pytest.mark.parametrize(
     ("then", "events", "why"),
@@ -234,9 +245,7 @@ def test_an_idle_job_is_named_shrunk_or_ended(
         return job.idle is not None and job.samples_done > 0 and (then == "warn" or job.gpus == 1)
 
     def note() -> None:
-        found = Watcher(site.state).look()
-        job = status_of(found, "a", found.log.last_s)
-        shown.append("" if job is None else job.why)
+        shown.append(status(site).why)
 
     run_and_follow(
         begin(site), story((nothing, lambda: ask(site, "a", samples=1e6, high=2)), (is_over, note))
@@ -244,8 +253,8 @@ def test_an_idle_job_is_named_shrunk_or_ended(
     assert why in shown[0]
     assert site.story() == ["submit a", "start a 2", *events]
     if then == "warn":
-        warnings = [str((each.detail or {}).get("warning", "")) for each in site.events()]
-        assert [text.startswith(IDLE) for text in warnings if text] == [True]
+        (warning,) = warnings(site)
+        assert warning.startswith(IDLE)
     end_all(site, *(() if then == "end" else ("a",)))
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0, "it saved"
 
@@ -262,9 +271,7 @@ def test_top_and_the_page_of_a_job_show_what_it_uses(site: Site) -> None:
 
     def look() -> None:
         found = Watcher(site.state).look()
-        job = status_of(found, "a", found.log.last_s)
-        assert job is not None
-        pages.append(job_page(job, found, [], [], found.log.last_s, state=site.state))
+        pages.append(job_page(status(site), found, [], [], found.log.last_s, state=site.state))
 
     text = "import time\nwhile True:\n    sum(range(10_000))\n    time.sleep(0.01)\n"
     steps = ((nothing, lambda: ask(site, "a", text=text, elastic="none", work=None)), (measured, look))
@@ -274,19 +281,19 @@ def test_top_and_the_page_of_a_job_show_what_it_uses(site: Site) -> None:
     end_all(site, "a")
 
 
-def parts(*own_s: float, share: int = 8) -> list[StepParts]:
-    return [StepParts("a", share, {f"n0/{index}": each for index, each in enumerate(own_s)})]
+def watching() -> StragglerWatch:
+    return StragglerWatch(StragglerRule(slower=1.5, for_seconds=60.0))
 
 
-def watching(**rule: Any) -> StragglerWatch:
-    return StragglerWatch(StragglerRule(slower=1.5, for_seconds=60.0, **rule))
+def look(watch: StragglerWatch, now_s: float, *own_s: float, share: int = 8) -> list[Straggler]:
+    parts = StepParts("a", share, {f"n0/{index}": each for index, each in enumerate(own_s)})
+    return list(watch.look([parts], now_s))
 
 
 def named(
     watch: StragglerWatch, now_s: float, *own_s: float, share: int = 8
 ) -> list[tuple[str, float, float]]:
-    found = watch.look(parts(*own_s, share=share), now_s)
-    return [(each.slot, round(each.times, 2), each.for_s) for each in found]
+    return [(each.slot, round(each.times, 2), each.for_s) for each in look(watch, now_s, *own_s, share=share)]
 
 
 def test_a_worker_is_named_once_it_was_slow_for_long_enough() -> None:
@@ -296,6 +303,13 @@ def test_a_worker_is_named_once_it_was_slow_for_long_enough() -> None:
     assert named(watch, 60.0, 0.1, 0.1, 0.2) == [("n0/2", 2.0, 60.0)]
     assert named(watch, 70.0, 0.1, 0.1, 0.2) == []
     assert [each.slot for each in watch.named] == ["n0/2"]
+    watch = watching()
+    assert [look(watch, 0.0, 0.1, 0.11), look(watch, 10.0, 0.1, 0.25)] == [[], []]
+    (found,) = look(watch, 70.0, 0.1, 0.25)
+    assert found.words == (
+        "the worker on n0/1 has needed 2.5 times as long as its peers for 1 min: "
+        "0.25 s of a step, and took 0.11 s before"
+    )
 
 
 @pytest.mark.parametrize(
@@ -337,17 +351,6 @@ def test_a_worker_is_named_again_after_its_job_changed_its_slots() -> None:
     assert [each.slot for each in watch.look([moved], 125.0)] == ["n1/0"]
 
 
-def test_the_message_names_peers_and_past() -> None:
-    watch = watching()
-    watch.look(parts(0.1, 0.11), 0.0)
-    watch.look(parts(0.1, 0.25), 10.0)
-    (found,) = watch.look(parts(0.1, 0.25), 70.0)
-    assert found.words == (
-        "the worker on n0/1 has needed 2.5 times as long as its peers for 1 min: "
-        "0.25 s of a step, and took 0.11 s before"
-    )
-
-
 def test_a_single_worker_is_compared_with_its_own_past() -> None:
     watch = watching()
     assert named(watch, 0.0, 0.1) == []
@@ -357,48 +360,33 @@ def test_a_single_worker_is_compared_with_its_own_past() -> None:
     assert not watch.named[0].has_peers
 
 
-def plan(workers: int) -> Plan:
-    members = tuple(Member(slot=f"n0/{i}", node="n0", address="h", worker=i) for i in range(workers))
-    return Plan(job="a", generation=2, attempt=1, members=members)
-
-
-def progress(own: tuple[float, ...] | None, batch: int, generation: int = 2) -> Progress:
-    about = {"job": "a", "attempt": 1, "gpus": 2, "step": 9, "epoch": 0, "samples_done": 72.0}
-    return Progress.model_validate(
-        {**about, "generation": generation, "global_batch": batch, "own_seconds": own}
-    )
-
-
 def test_only_alike_shares_under_one_plan_are_compared() -> None:
-    found = StepParts.of(plan(2), progress((0.1, 0.2), 8))
-    assert found == StepParts("a", 4, {"n0/0": 0.1, "n0/1": 0.2})
-    assert StepParts.of(plan(2), progress((0.1, 0.2), 21)) is not None, "10 and 11 samples"
-    assert StepParts.of(plan(2), progress((0.1, 0.2), 9)) is None, "4 and 5 samples"
-    assert StepParts.of(plan(2), progress(None, 8)) is None
-    assert StepParts.of(plan(2), progress((0.1, 0.2), 8, generation=1)) is None
-    assert StepParts.of(plan(3), progress((0.1, 0.2), 9)) is None
+    def of(workers: int, own: tuple[float, ...] | None, batch: int, generation: int = 2) -> StepParts | None:
+        about = {"job": "a", "attempt": 1, "gpus": 2, "step": 9, "epoch": 0, "samples_done": 72.0}
+        members = tuple(Member(slot=f"n0/{i}", node="n0", address="h", worker=i) for i in range(workers))
+        progress = {**about, "generation": generation, "global_batch": batch, "own_seconds": own}
+        plan = Plan(job="a", generation=2, attempt=1, members=members)
+        return StepParts.of(plan, Progress.model_validate(progress))
+
+    assert of(2, (0.1, 0.2), 8) == StepParts("a", 4, {"n0/0": 0.1, "n0/1": 0.2})
+    assert of(2, (0.1, 0.2), 21) is not None, "10 and 11 samples"
+    assert of(2, (0.1, 0.2), 9) is None, "4 and 5 samples"
+    assert of(2, None, 8) is None
+    assert of(2, (0.1, 0.2), 8, generation=1) is None
+    assert of(3, (0.1, 0.2), 9) is None
 
 
-SLOW_ON_A_SLOT = """
-import json, os, pathlib, time, torch
-from pliant.tools.run import elastic
-
-folder = pathlib.Path(os.environ["PLIANT_JOB_DIR"])
+OWN_SLOT = """
+import json, os
 slot = os.environ["PLIANT_SLOT"]
 if slot == "rank":
-    slot = json.loads((folder / "plan.json").read_text())["members"][int(os.environ["RANK"])]["slot"]
-job = elastic.init(batch_size=8)
-x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
-data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-model = torch.nn.Linear(4, 1)
-model, optimizer, loader = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), data)
-for epoch in job.epochs(100000):
-    for inputs, wanted in loader:
-        optimizer.zero_grad()
-        time.sleep(0.2 if slot == "n0/1" else 0.02)
-        torch.nn.functional.mse_loss(model(inputs), wanted).backward()
-        optimizer.step()
+    with open(os.environ["PLIANT_JOB_DIR"] + "/plan.json") as plan:
+        slot = json.load(plan)["members"][int(os.environ["RANK"])]["slot"]
 """
+SLOW_ON_A_SLOT = OWN_SLOT + ELASTIC.replace(
+    "        optimizer.zero_grad()",
+    "        time.sleep(0.2 if slot == 'n0/1' else 0.02)\n        optimizer.zero_grad()",
+)
 
 
 @pytest.mark.torch
@@ -410,16 +398,14 @@ def test_a_slow_worker_is_named_and_left_later(tmp_path: Path, monkeypatch: pyte
     site.cluster = site.cluster.model_copy(update={"stragglers": rule})
     write_cluster(site.cluster, cluster)
     assert '"pliant.cluster/1.3"' in cluster.read_text()
-    site.job("a", text=SLOW_ON_A_SLOT, samples=1e9, low=2, high=2, gpus=2)
+    site.job("a", 100_000, 0.0, text=SLOW_ON_A_SLOT, samples=1e9, low=2, high=2, gpus=2)
     site.job("b", "--gate", site.gate, elastic="size")
     submit(site.state, site.jobs, "jobs", folder=site.folder, now_s=0.0)
     options = RunOptions(site.state, question=Question("fifo"), cluster=str(cluster))
     why: list[str] = []
 
     def note() -> None:
-        found = Watcher(site.state).look()
-        job = status_of(found, "a", found.log.last_s)
-        why.append("" if job is None else job.why)
+        why.append(status(site).why)
 
     def named(log: RunLog) -> bool:
         return "a" in log.jobs and bool(log.jobs["a"].stragglers)
@@ -432,8 +418,7 @@ def test_a_slow_worker_is_named_and_left_later(tmp_path: Path, monkeypatch: pyte
         *("start a 2", "start b 1", "finish b 0", "move a 2", "slot_down None")
     ]
     assert "slow worker: n0/1 needs " in why[0]
-    warnings = [str((event.detail or {}).get("warning", "")) for event in site.events()]
-    assert sum(text.startswith("the worker on n0/1 has needed ") for text in warnings) == 1
+    assert sum(text.startswith("the worker on n0/1 has needed ") for text in warnings(site)) == 1
     for part in ("the worker on n0/1 has needed ", "times as long as its peers", "it goes on on n0/2"):
         assert part in why[1]
     plan = read_plan(StateDir(site.state).job("a"))

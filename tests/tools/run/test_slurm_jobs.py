@@ -14,7 +14,6 @@ from pliant.tools.run.backends.slurm import commands
 from pliant.tools.run.backends.slurm.jobs import SlurmJobsBackend
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.run import run_once, run_until_done
-from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import RunLog
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.scripts import plain
@@ -31,17 +30,13 @@ def site(slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A cluster file with two nodes of two CPU slots."""
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
     monkeypatch.setattr(commands, "LOOK_S", 0.1)
-    monkeypatch.setattr(runner, "open_backend", opened)
+    monkeypatch.setattr(runner, "open_backend", lambda _name, nodes, dirs: PlainJobs(nodes, dirs))
     found = Site(tmp_path)
     nodes = tuple({"name": name, "gpus": 2} for name in ("n0", "n1"))
     found.cluster = Cluster.model_validate({"nodes": nodes, "slots": "cpu", "backend": "slurm-jobs"})
     yield found
     slurm.end_jobs()
     until(lambda: set(slurm.states().values()) == {"idle"})
-
-
-def opened(_name: str, cluster: Cluster, dirs: StateDir) -> PlainJobs:
-    return PlainJobs(cluster, dirs)
 
 
 def test_a_change_of_size_is_another_job_of_slurm(site: Site, slurm: SlurmCluster) -> None:

@@ -115,8 +115,13 @@ echo '[{{"thread_name": "reader", "frames": []}}, {{"thread_name": "MainThread",
 
 def test_jobs_without_the_library_are_shown_by_py_spy(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.job("a", text="import time\ntime.sleep(600)\n", gpus=1)
+    site.job("over", text="pass\n", gpus=1)
     run_once(site.options())
-    until(lambda: left_running(site.folder))
+    until(lambda: run_once(site.options())[0].jobs["over"].ended)
+    said = call("stack", "over", "--state", str(site.state))
+    assert said.exit_code == 2
+    assert "job over has no workers: it is finished" in said.stderr
+    assert call("stack", "b", "--state", str(site.state)).exit_code == 2
     programs = site.folder / "programs"
     programs.mkdir()
     monkeypatch.setenv("PATH", str(programs))
@@ -131,20 +136,8 @@ def test_jobs_without_the_library_are_shown_by_py_spy(site: Site, monkeypatch: p
     (asked,) = (site.folder / "calls").read_text().splitlines()
     assert asked.startswith("dump --json --pid ")
     fake.write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2\nexit 1\n")
-    assert (
-        "1 worker (n0/0): py-spy: Error: Permission Denied"
-        in call("stack", "a", "--state", str(site.state)).stdout
-    )
-
-
-def test_a_job_that_does_not_run_has_no_workers(site: Site) -> None:
-    site.job("a", text="pass\n", gpus=1)
-    run_once(site.options())
-    until(lambda: run_once(site.options())[0].jobs["a"].ended)
     said = call("stack", "a", "--state", str(site.state))
-    assert said.exit_code == 2
-    assert "job a has no workers: it is finished" in said.stderr
-    assert call("stack", "b", "--state", str(site.state)).exit_code == 2
+    assert "1 worker (n0/0): py-spy: Error: Permission Denied" in said.stdout
 
 
 def test_long_calls_fit_and_what_is_not_known_comes_last() -> None:

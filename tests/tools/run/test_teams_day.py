@@ -41,7 +41,10 @@ def day(*, live: bool) -> Iterator[Job]:
     for team, jobs in DAY.items():
         for number, (hour, gpus, gpu_hours) in enumerate(jobs):
             gpu_seconds = gpu_hours * HOUR_S
-            work = trains(gpu_seconds * SAMPLES_PER_GPU_S) if live else {"gpu_seconds": gpu_seconds}
+            samples = gpu_seconds * SAMPLES_PER_GPU_S
+            command = ("train.py", SAMPLES, str(samples))
+            lives = {"command": command, "workdir": "/", "work": {"samples": samples}, "batch": 8}
+            work: dict[str, Any] = lives if live else {"gpu_seconds": gpu_seconds}
             yield job(
                 f"{team}-{number}", at=hour * HOUR_S, gpus=min(2, gpus), low=1, high=gpus, user=team, **work
             )
@@ -75,16 +78,12 @@ def check(run: RunRecord) -> None:
 
 
 @pytest.mark.parametrize("policy", ["shadow-price", "ares"])
-def test_lent_gpus_come_back_in_a_replay(policy: str, tmp_path: Path):
-    done = replay(
-        inputs(list(day(live=False)), shared()), Run(policy, conditions=Conditions(interval=INTERVAL_S))
-    )
+def test_lent_gpus_come_back_in_a_replay_and_in_the_real_loop(policy: str, tmp_path: Path):
+    run = Run(policy, conditions=Conditions(interval=INTERVAL_S))
+    done = replay(inputs(list(day(live=False)), shared()), run)
     write(done.log, done.summary, str(tmp_path / "run.parquet"))
     check(read_run(tmp_path / "run.parquet"))
 
-
-@pytest.mark.parametrize("policy", ["shadow-price", "ares"])
-def test_lent_gpus_come_back_in_the_real_loop(policy: str):
     with tempfile.TemporaryDirectory(prefix="pliant-day-", dir=MEMORY) as folder:
         world = World(Path(folder).resolve(), nodes=shared())
         world.policy = policy
@@ -102,8 +101,3 @@ def test_lent_gpus_come_back_in_the_real_loop(policy: str):
         finally:
             world.close()
         check(read_run(world.dirs.events))
-
-
-def trains(samples: float) -> dict[str, Any]:
-    command = ("train.py", SAMPLES, str(samples))
-    return {"command": command, "workdir": "/", "work": {"samples": samples}, "batch": 8}

@@ -56,6 +56,14 @@ for epoch in job.epochs(epochs):
         time.sleep(step_s if alone() else 0.01)
 """
 
+
+def stops_at(target: float, metric: str) -> str:
+    """A script that ends itself once a metric, an expression in it, is that large."""
+    begin = f"stopping = elastic.EarlyStopping(target={target})\njob.register(stopping=stopping)\nfor epoch"
+    end = f"    job.log(metric={metric})\n    if stopping.reached({metric}):\n        break\n"
+    return ELASTIC.replace("for epoch", begin) + end
+
+
 PLAIN = """
 import os, sys, torch
 import torch.distributed as dist
@@ -120,14 +128,11 @@ def in_place(site: Site, job_id: str, count: int) -> Condition:
 
 
 def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """The other one ends at its target; that its keeper stood still meanwhile costs it nothing."""
-    site.cluster = cluster(1, 1, slots="cpu")
-    site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=2)
+    """From two workers to three and back. The other job's keeper stands still, which costs it nothing."""
+    site.cluster = cluster(2, 1, slots="cpu")
+    site.job("long", 24, 0.5, text=slow_until_the_gate(site), samples=24 * 64, high=3)
     # quick at first: the noise of some gradients is known before the first measurement is due
-    text = ELASTIC.replace("step_s if alone() else 0.01", "step_s if epoch > 1 else 0.0")
-    stops = "stopping = elastic.EarlyStopping(target=3.0)\njob.register(stopping)\nfor epoch"
-    text = text.replace("for epoch", stops)
-    text += "    job.log(metric=epoch)\n    if stopping.reached(epoch):\n        break\n"
+    text = stops_at(3.0, "epoch").replace("step_s if alone() else 0.01", "step_s if epoch > 1 else 0.0")
     site.job("early", 50, 0.5, text=text, samples=50 * 64, high=1, elastic="size+batch")
 
     def stop_keeper() -> None:
@@ -144,18 +149,17 @@ def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCap
         site,
         "fair-share",
         (trains("early"), stop_keeper),
-        (
-            in_place(site, "long", 1),
-            lambda: order_nodes(site.state, "drain", ["n1"], now=True, within_s=60.0),
-        ),
+        (in_place(site, "long", 1), leave_n1),
         (in_place(site, "long", 2), site.gate.touch),
     )
     assert site.of("early") == ["submit early", "start early 1", "finish early 0"]
     assert site.of("long") == [
-        *("submit long", "start long 1", "grow long 2", "shrink long 1", "finish long 0")
+        *("submit long", "start long 2", "grow long 3", "shrink long 2", "finish long 0")
     ]
     assert {name: job.samples_done for name, job in log.jobs.items()} == {"long": 24 * 64, "early": 4 * 64}
-    assert not StateDir(site.state).job("long").attempt(2).path.exists(), "it was launched again"
+    plan = read_plan(StateDir(site.state).job("long"))
+    assert plan is not None
+    assert (plan.attempt, plan.workers) == (1, (0, 1)), "those that were there stayed"
     assert not any("lost" in each for each in details(site, "long")), "no change was taken for a death"
     assert "lost" not in caplog.text
     epochs = {name: [e for e in site.events() if (e.event, e.job) == ("epoch", name)] for name in log.jobs}
@@ -171,22 +175,26 @@ def test_a_job_grows_and_leaves_a_drained_node(site: Site, caplog: pytest.LogCap
 
 
 def test_a_lost_worker_is_replaced_as_its_job_trains(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """One stands still and is killed; then the run is interrupted, and the job goes on where it was."""
+    """One is killed, one stands still; then the run is interrupted, and the job goes on where it was."""
     site.job("a", 80, 0.5, text=slow_until_the_gate(site), samples=80 * 64, high=2)
     log = run(
         site,
         "fair-share",
-        (trains("a"), lambda: workers(site, "a")[-1].send_signal(signal.SIGSTOP)),
-        in_place(site, "a", 2),  # one change without it, one with another in its place
+        (trains("a"), lambda: workers(site, "a")[0].send_signal(signal.SIGKILL)),
+        # one change without it, one with another in its place
+        (in_place(site, "a", 2), lambda: workers(site, "a")[0].send_signal(signal.SIGSTOP)),
+        in_place(site, "a", 4),
         interrupted=True,
     )
     saved = log.jobs["a"].samples_done
     assert (log.jobs["a"].phase, left_running(site.folder)) == ("preempted", [])
-    assert [each.get("lost") for each in details(site, "a")].count(True) == 1
-    assert caplog.text.count("lost the workers on n0/") == 1
-    (lost,) = [each for each in history(StateDir(site.state), "a") if each.event == "lost"]
-    assert re.fullmatch(r"lost the worker on n0/\d, the others train on", lost.words)
-    assert lost.reason.startswith("it stood still")
+    assert [each.get("lost") for each in details(site, "a")].count(True) == 2
+    assert caplog.text.count("lost the workers on n0/") == 2
+    killed, still = [each for each in history(StateDir(site.state), "a") if each.event == "lost"]
+    for lost in (killed, still):
+        assert re.fullmatch(r"lost the worker on n0/\d, the others train on", lost.words)
+    assert "SIGKILL" in killed.reason
+    assert still.reason.startswith("it stood still")
     site.gate.touch()
     assert run(site, None).jobs["a"].samples_done == 80 * 64
     assert site.of("a") == ["submit a", "start a 2", "requeue a 0", "resume a 2", "finish a 0"]
@@ -196,12 +204,13 @@ def test_a_lost_worker_is_replaced_as_its_job_trains(site: Site, caplog: pytest.
 
 def test_a_new_worker_that_fails_leaves_the_others_training(site: Site) -> None:
     """Its slot is left out for a while, by the log too, and the attempt goes on to its end."""
-    first, rest = slow_until_the_gate(site).split("    for inputs, wanted in loader:")
-    broken = """    for inputs, wanted in loader:
-        if job.rank == 1:
+    step = "        optimizer.zero_grad()"
+    broken = f"""        if job.rank == 1:
             gate.touch()
-            raise FileNotFoundError("no such cache: /scratch/tokens")"""
-    site.job("long", 60, 0.5, text=f"{first}{broken}{rest}", samples=60 * 64, high=2)
+            raise FileNotFoundError("no such cache: /scratch/tokens")
+{step}"""
+    text = slow_until_the_gate(site).replace(step, broken)
+    site.job("long", 60, 0.5, text=text, samples=60 * 64, high=2)
     site.job("short", "--gate", site.folder / "other-gate", samples=100.0, elastic="size", high=1)
     log = run(site, "fair-share", (trains("long"), (site.folder / "other-gate").touch))
     assert site.of("long")[:5] == [
@@ -264,69 +273,32 @@ def test_scripts_run_as_without_pliant_and_failures_say_why(site: Site) -> None:
     assert own == {"elastic.py.mine": 0o644, "several.py.mine": 0o644}
 
 
-ENDS_ONCE_GROWN = """
-import time, torch
-from pliant.tools.run import elastic
-
-def workers():
-    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-
-job = elastic.init(batch_size=8)
-x = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
-data = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-model = torch.nn.Linear(4, 1)
-stopping = elastic.EarlyStopping(target=2.0)
-job.register(stopping=stopping)
-model, optimizer, loader = job.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), data)
-for epoch in job.epochs(100000):
-    for inputs, wanted in loader:
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(inputs), wanted)
-        loss.backward()
-        optimizer.step()
-        job.log(loss=loss)
-        time.sleep(0.03 if workers() == 1 else 0)
-    job.log(metric=workers())
-    if stopping.reached(workers()):
-        break
-"""
-
-
 def test_a_job_without_work_grows_by_its_epochs_and_ends_itself(site: Site) -> None:
     batch = {"size": 8, "min": 8, "max": 16, "per_gpu_max": 8}
-    spec = site.job("a", text=ENDS_ONCE_GROWN, work=None, elastic="size+batch", batch=batch, high=2)
+    text = stops_at(2.0, "1 if alone() else 2")
+    spec = site.job("a", 100_000, 0.03, text=text, work=None, elastic="size+batch", batch=batch, high=2)
     submit(site.state, [spec], "jobs", folder=site.folder, now_s=0.0)
     options = RunOptions(site.state, question=Question("ones"), cluster=str(site.folder / "cluster.json"))
     run_and_follow(options, story(phase("a", "finished", "failed")))
     assert site.of("a") == ["submit a", "start a 1", "grow a 2", "finish a 0"]
     changes = {each.event: each for each in site.events() if each.event in ("start", "grow")}
     assert [changes[name].global_batch for name in ("start", "grow")] == [8, 16]
-    job = StateDir(site.state).job("a")
-    assert not job.attempt(2).path.exists(), "it was launched again"
-    assert "in place" in [(each.detail or {}).get("mechanism") for each in site.events()]
-
+    assert "in place" in [each.get("mechanism") for each in details(site, "a")]
     epochs = [each for each in site.events() if each.event == "epoch"]
     assert [each.metric for each in epochs] == [1.0] * (len(epochs) - 1) + [2.0], "it ended when it had grown"
     assert all(each.loss is not None for each in epochs[:-1])
     assert epochs[-1].samples_done == 64 * len(epochs)
-
     (learned,) = ended_jobs(site.events())
     assert learned.total_samples == 64 * len(epochs)
     kept = read_schedule(site.state / "schedule.json").forecast
     assert kept is not None
     assert kept.predictor.jobs == 1
-    plan = read_plan(job)
+    plan = read_plan(StateDir(site.state).job("a"))
     assert plan is not None
-    assert plan.lr_scale == 2.0, "the learning rate follows the batch"
+    assert (plan.attempt, plan.lr_scale) == (1, 2.0), "the learning rate follows the batch"
 
 
-REMOVES = """
-import os, shutil, sys
-shutil.rmtree(os.environ["PLIANT_JOB_DIR"])
-sys.exit(int(sys.argv[1]))
-"""
-
-
+REMOVES = "import os, shutil, sys; shutil.rmtree(os.environ['PLIANT_JOB_DIR']); sys.exit(int(sys.argv[1]))"
 NO_OUTCOME = 'the script ended without an outcome: use the elastic library, or set "elastic" to "none"'
 
 
