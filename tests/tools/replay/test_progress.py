@@ -156,36 +156,29 @@ def test_goodput_is_throughput_at_the_reference_batch():
         assert trained(epochs_job(batch), by_epoch) == pytest.approx(trained(epochs_job(batch), whole))
 
 
-def end_under(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
-    profile = Profile((step(1, 8, 1.0, model="m"),))
-    rows = validations([*run(8, (10, 10), (30, 20))]) if tables else {}
-    world = replace(inputs(specs, NODES, profile), tables=rows)
-    done = replay(world, Run("fifo", conditions=conditions, simulated=FREE_CHANGES))
-    return max(event.time for event in done.log.events() if event.event == "finish")
-
-
 def test_the_model_is_chosen_by_what_a_job_has():
     plain = job("b", model="m", batch=8, work={"samples": 80})
-    assert end_under(Conditions(), epochs_job()) == 30
-    assert end_under(Conditions(), plain) == 10
-    assert end_under(Conditions(progress="samples"), epochs_job()) == 20
-    assert end_under(Conditions(), epochs_job(), tables=False) == 20
-    assert end_under(Conditions(progress="goodput", noise_scale={"": 3.0}), plain) == 10
+
+    def under(*specs: Job, tables: bool = True, **conditions: Any) -> tuple[float, str]:
+        """When the last job ends, and what the event file says of progress: the caveat about bounds."""
+        rows = validations([*run(8, (10, 10), (30, 20))]) if tables else {}
+        world = replace(inputs(specs, NODES, Profile((step(1, 8, 1.0, model="m"),))), tables=rows)
+        done = replay(world, Run("fifo", conditions=Conditions(**conditions), simulated=FREE_CHANGES))
+        first = next(iter(done.log.events()))
+        return max(ends(done).values()), (first.detail or {}).get("progress", "samples")
+
+    assert under(epochs_job()) == (30, "epochs")
+    assert under(plain) == (10, "samples")
+    assert under(epochs_job(), plain) == (30, "epochs")
+    assert under(epochs_job(), progress="samples") == (20, "samples")
+    assert under(epochs_job(), tables=False) == (20, "samples")
+    assert under(plain, progress="goodput", noise_scale={"": 3.0})[0] == 10
     with pytest.raises(BadInputError, match='1 job without a run in the convergence table: "b"'):
-        end_under(Conditions(progress="epochs"), epochs_job(), plain)
+        under(epochs_job(), plain, progress="epochs")
     with pytest.raises(UsageError, match="needs a --convergence table"):
-        end_under(Conditions(progress="epochs"), epochs_job(), tables=False)
+        under(epochs_job(), tables=False, progress="epochs")
     with pytest.raises(UsageError, match='no noise scale is known for model "m"'):
-        end_under(Conditions(progress="goodput"), plain)
-    # The report's caveat about bounds hangs on what the event file says.
-    rows = validations([*run(8, (10, 10), (30, 20))])
-    for jobs, tables, named in (
-        ([epochs_job(), plain], rows, "epochs"),
-        ([plain], rows, "samples"),
-        ([epochs_job()], {}, "samples"),
-    ):
-        head = next(iter(replay(replace(inputs(jobs, NODES), tables=tables), Run("fifo")).log.events()))
-        assert (head.detail or {}).get("progress", "samples") == named
+        under(plain, progress="goodput")
 
 
 def test_noise_scales_are_read_by_model():
@@ -213,23 +206,19 @@ def test_what_a_table_lacks_is_said():
         silent.gain(8, 0)
 
 
-STEPS = Pieces([0.0, 10.0, 30.0, 40.0], [1.0, 4.0, 2.0])
-
-"""10, 5 and 5 seconds."""
-
-
 def test_a_job_is_where_its_pieces_take_it():
-    trajectory = STEPS.trajectory(0.0)
+    steps = Pieces([0.0, 10.0, 30.0, 40.0], [1.0, 4.0, 2.0])  # 10, 5 and 5 seconds
+    trajectory = steps.trajectory(0.0)
     assert trajectory.seconds == 20
     told = [trajectory.samples_done(100.0, 100.0 + passed) for passed in (-5, 0, 5, 10, 12, 15, 17.5, 20, 99)]
     assert told == [0, 0, 5, 10, 18, 30, 35, 40, 40]
-    assert STEPS.trajectory(5.0).seconds == 15
-    assert STEPS.trajectory(5.0).samples_done(0.0, 6.0) == 14
-    at_bound = STEPS.trajectory(10.0)
+    assert steps.trajectory(5.0).seconds == 15
+    assert steps.trajectory(5.0).samples_done(0.0, 6.0) == 14
+    at_bound = steps.trajectory(10.0)
     assert (at_bound.rate, at_bound.seconds) == (4.0, 10)
-    nearly = STEPS.trajectory(10.0 - 1e-12)
+    nearly = steps.trajectory(10.0 - 1e-12)
     assert (nearly.rate, nearly.seconds) == (4.0, pytest.approx(10))
-    assert STEPS.trajectory(40.0).seconds == 0
+    assert steps.trajectory(40.0).seconds == 0
 
 
 @given(
@@ -270,18 +259,14 @@ def growing(job_id: str = "a", **more: object) -> Job:
 def test_regimes_change_the_speed_and_count_for_the_work():
     engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 200.0}
-    changes = [event for event in engine.log.events() if event.event == "progress"]
-    assert [(event.time, event.global_batch, event.samples_done) for event in changes] == [
-        (100.0, 4, 200.0),
-        (150.0, 8, 400.0),
-    ]
-    engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
-    detail = next(event.detail for event in engine.log.events() if event.event == "submit") or {}
+    events = [*engine.log.events()]
+    changes = [(e.time, e.global_batch, e.samples_done) for e in events if e.event == "progress"]
+    assert changes == [(100.0, 4, 200.0), (150.0, 8, 400.0)]
+    detail = next(event.detail for event in events if event.event == "submit") or {}
     assert detail["demand_gpu_s"] == pytest.approx(200.0)
     assert detail["curve"][0] == [1, pytest.approx(4.0)]
-    done = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     held = Session(Fifo(), cluster(1), SPEEDS)
-    for event in done.log.events():
+    for event in events:
         if event.time < 150.0:
             apply_events(held, [event])
     state = held.jobs["a"]
@@ -292,7 +277,6 @@ def test_regimes_change_the_speed_and_count_for_the_work():
 
 
 def test_costs_and_failures_meet_the_regime_of_the_moment():
-    assert ends(play(Fifo(), [growing()], cluster(1), SPEEDS)) == {"a": 200.0}
     policy = Told({0.0: {"a": 1}, 120.0: {"a": 0}, 130.0: {"a": 1}}, again_s=[120.0, 130.0])
     engine = play(policy, [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 210.0}  # ten seconds without GPUs in the second regime

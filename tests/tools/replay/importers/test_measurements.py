@@ -13,11 +13,10 @@ from pliant.schemas.job import EpochWork, IterationWork, Regime, SampleWork
 from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.replay.progress import validations
-from tests.tools.replay.importers.importing import facts, problems, run, text
+from tests.tools.replay.importers.importing import WORKLOAD, facts, problems, run, text
 
 STEPS = "local_bsz,step_time,sync_time"
 EPOCHS = "progress,iteration,metric,grad_sqr,grad_var"
-WORKLOAD = "name,time,application,num_replicas,batch_size"
 BERT = "0,bert,cola,80,5,16,5e-06,2e-5,0.8,2"
 RESNET = "9,resnet18,cifar,400,10,256,0.005,0.08,0.7,4"
 ONES = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
