@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -321,3 +322,41 @@ def test_wrong_elasticflow_data_is_named_by_file_and_line(tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     found = problems(tmp_path, "elasticflow", str(tmp_path / "empty"))
     assert found == ["empty: holds no throughputs_GPUTYPE/MODEL.csv, expected the data folder"]
+
+
+@pytest.mark.parametrize(
+    ("types", "problem"),
+    [
+        *(
+            (
+                {"A (batch size 2)": {"null": 4.0, "('B (batch size 2)', 1)": [2.0, 1.0]}, **other},
+                "expected the throughputs of both job types",
+            )
+            for other in ({}, {"B (batch size 2)": 5}, {"B (batch size 2)": {}})
+        ),
+        *(
+            ({f"A (batch size {size})": {"null": 4.0}}, "expected a batch size from 1 to 2,147,483,648")
+            for size in ("0", "9" * 30, "9" * 5000)
+        ),
+        *(({"A (batch size 8)": {"null": rate}}, "") for rate in (5e-324, 10**400)),
+    ],
+)
+def test_gavel_throughputs_that_cannot_be_are_malformed(tmp_path: Path, types: dict[str, Any], problem: str):
+    types = {f"('{name}', 1)": rates for name, rates in types.items()}
+    text(tmp_path / "data", "simulation_throughputs.json", json.dumps({"v100": types}))
+    assert problem in problems(tmp_path, "gavel", str(tmp_path / "data"))[0]
+
+
+@pytest.mark.parametrize("size", ["0", "9" * 30, "9" * 5000])
+def test_a_job_type_with_a_batch_out_of_bounds_is_malformed(tmp_path: Path, size: str) -> None:
+    trace = text(tmp_path, "w.trace", f"A (batch size {size})\tpython x\t--steps\t1\t100\t0\t1")
+    (problem,) = problems(tmp_path, "gavel", trace)
+    assert problem.endswith("expected a batch size from 1 to 2,147,483,648")
+
+
+@pytest.mark.parametrize("metric", ["inf", "-inf", "1e999"])
+def test_a_metric_that_is_not_finite_is_malformed(tmp_path: Path, metric: str) -> None:
+    data = application(tmp_path / "data")
+    text(data / "traces" / "cifar10", "validation-128.csv", EPOCHS, f"1,10,{metric},1,1")
+    (problem,) = problems(tmp_path, "pollux", str(data))
+    assert problem.startswith("data/traces/cifar10/validation-128.csv:2: /metric: ")

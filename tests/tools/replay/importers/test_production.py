@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.io import read_cluster
 from tests.tools.replay.importers.importing import (
     HELIOS,
     PODS,
@@ -138,6 +140,8 @@ def test_a_pod_runs_from_its_scheduling_to_its_deletion(tmp_path: Path) -> None:
         "pod-1,12500,57344,1,470,,BE,Failed,5060,5160,5060",
         "pod-2,12500,57344,1,1000,,BE,Pending,5060,,",
         "pod-3,12500,57344,0,0,,BE,Running,5060,5160,5060",
+        "pod-4,12500,57344,1,1000,,BE,Running,5060,5160,5161",
+        "pod-5,12500,57344,1,1000,,BE,Running,5060,5160,5160",
     )
     result = run(tmp_path, "alibaba-v2023", path)
     whole, part = result.jobs
@@ -145,7 +149,9 @@ def test_a_pod_runs_from_its_scheduling_to_its_deletion(tmp_path: Path) -> None:
     assert whole.labels["gpu_spec"] == "V100M16|V100M32"
     assert (part.submit_time, part.gpus.requested, gpu_seconds(part)) == (60.0, 1, 100.0)
     assert part.labels["gpu_milli"] == "470"
-    assert result.dropped == {"never started": 1, "asked for no GPU": 1}
+    assert (
+        result.drops == "1 asked for no GPU, 1 ended before they started, 1 never started, 1 ran for no time"
+    )
 
 
 @pytest.mark.parametrize(
@@ -239,9 +245,6 @@ def test_tiresias_lists_and_distributions(tmp_path: Path) -> None:
     assert any("sample from it with `pliant trace synth`" in line for line in result.summary.lines())
 
 
-# Philly.
-
-
 def attempt(start: str | None, end: str | None, *gpus: int) -> dict[str, Any]:
     """An attempt on as many machines as there are numbers of GPUs."""
     machines = [{"ip": f"m{i}", "gpus": [f"gpu{g}" for g in range(count)]} for i, count in enumerate(gpus)]
@@ -273,6 +276,10 @@ def test_philly_attempts_add_up_to_a_gang(tmp_path: Path) -> None:
     assert largest in result.summary.assumptions
     going_on = entry("a", "08:00:00", attempt("08:00:00", "08:01:00", 2), attempt("09:00:00", None, 2))
     assert gpu_seconds(run(tmp_path, "philly", log(tmp_path, going_on)).jobs[0]) == 120
+    back = entry("a", "08:00:00", attempt("08:00:00", "08:01:00", 2), attempt("09:00:00", "08:59:00", 2))
+    result = run(tmp_path, "philly", log(tmp_path, back))
+    assert gpu_seconds(result.jobs[0]) == 120
+    assert result.summary.assumptions["an attempt that ended before it started took no time"] == 1
 
 
 def test_what_is_no_gpu_training_job_is_dropped_by_reason(tmp_path: Path) -> None:
@@ -296,18 +303,29 @@ def test_what_is_no_gpu_training_job_is_dropped_by_reason(tmp_path: Path) -> Non
 
 def test_malformed_entries_are_named_with_their_lines(tmp_path: Path) -> None:
     good = attempt("08:00:00", "08:01:00", 1)
+    shape = "/attempts/0: expected start_time, end_time and detail with gpus"
+    no_list = {**attempt(None, None), "detail": [{"gpus": "gpu0"}]}
     path = log(
         tmp_path,
         {**entry("a", "08:00:00", good), "submitted_time": "yesterday"},
         {"jobid": "b"},
         {**entry("c", "08:00:00"), "attempts": [{"start_time": None}]},
         {"jobid": "d", "submitted_time": None},
+        {**entry("", "08:00:00", good), "jobid": None},
+        {**entry("", "08:00:00", good), "jobid": ["j"]},
+        {**entry("e", "08:00:00"), "attempts": [no_list]},
+        {**entry("f", "08:00:00"), "attempts": [7]},
     )
     assert problems(tmp_path, "philly", path) == [
         "cluster_job_log:2: /submitted_time: 'yesterday', expected a time like 2017-10-09 07:01:55",
         "cluster_job_log:3: /submitted_time: is missing",
-        "cluster_job_log:4: /attempts/0: expected start_time, end_time and detail with gpus",
+        f"cluster_job_log:4: {shape}",
         "cluster_job_log:5: /attempts: is missing",
+        *(f"cluster_job_log:{n}: /jobid: is not text, expected the name of the job" for n in (6, 7)),
+        *(
+            f"cluster_job_log:{n}: /attempts/0: expected start_time, end_time and detail with gpus"
+            for n in (8, 9)
+        ),
     ]
 
 
@@ -375,3 +393,59 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
 def test_json_that_is_not_sacct_s_is_told_in_a_line(tmp_path: Path, document: str) -> None:
     (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))
     assert "sacct --json prints" in problem
+
+
+def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None:
+    folder = Path(pai(tmp_path / "pai", (), ()))
+    jobs, tasks = "j1,i,u,Terminated,100,900\n", "j1,w,1,T,100,200,6,6,100,T4\nj2,w,1,T,100,200,6,6,100,T4\n"
+    for name, table in (("pai_job_table", jobs), ("pai_task_table", tasks)):
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(table.encode()))
+        (folder / f"{name}.csv").unlink()
+    every = sorted(str(path) for path in folder.iterdir())  # as a shell expands pai/*
+    for paths in ([str(folder)], every):
+        result = run(tmp_path, "pai", *paths)
+        assert [job.id for job in result.jobs] == ["j1"]
+        assert (
+            "GPU tasks of 1 job that pai_job_table does not have were left out" in result.summary.assumptions
+        )
+
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model"
+
+
+def test_a_list_of_nodes_becomes_a_cluster_where_one_is_asked(tmp_path: Path) -> None:
+    pods = text(tmp_path, "pods.csv", PODS, "p1,1,1,2,1000,T4,LS,Running,100,400,200")
+    nodes = text(tmp_path, "nodes.csv", NODES, "a,64000,1024,2,P100", "b,96500,2048,8,T4", "c,64000,1,0,")
+    out = tmp_path / "cluster.json"
+    result = run(tmp_path, "alibaba-v2023", nodes, pods, cluster_out=str(out))
+    found = read_cluster(out).nodes
+    kept = [("a", 2, "P100", 64.0), ("b", 8, "T4", 96.5)]
+    assert [(node.name, node.gpus, node.gpu_type, node.cpus) for node in found] == kept
+    assert found[0].memory == 1024 * 2**20
+    assert result.dropped == {"are nodes without GPUs": 1}
+    assert result.summary.lines()[0] == "alibaba-v2023: 4 rows read, 1 job, 2 nodes written, 1 row dropped"
+    with pytest.raises(UsageError, match="say with --cluster-out FILE"):
+        run(tmp_path, "alibaba-v2023", pods, nodes)
+    for kind, problem in (
+        ("alibaba-v2023", "no list of nodes is among the paths"),
+        ("tiresias", "tiresias lists no nodes"),
+        ("gavel", "gavel lists no nodes"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            run(tmp_path, kind, pods, cluster_out=str(out))
+    twice = text(tmp_path, "twice.csv", NODES, *["a,64000,1024,2,P100"] * 2)
+    wrong = problems(tmp_path, "alibaba-v2023", pods, twice, cluster_out=str(tmp_path / "none.json"))
+    assert wrong == ["twice.csv: /nodes/1/name: node name 'a' is used twice"]
+    assert not (tmp_path / "none.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("AllocTRES", f"gres/gpu={'9' * 5000}"), ("ElapsedRaw", "9" * 5000), ("Elapsed", f"{'9' * 5000}:1")],
+)
+def test_accounting_with_too_many_digits_is_no_crash(tmp_path: Path, column: str, value: str) -> None:
+    start = "2020-04-04T11:00:00"
+    row = {"JobID": "1", "Submit": start, "Start": start, "AllocTRES": "gres/gpu=2", "Elapsed": "01:00:00"}
+    row[column] = value
+    path = text(tmp_path, "sacct.txt", "|".join(row), "|".join(row.values()))
+    assert problems(tmp_path, "slurm", path)
