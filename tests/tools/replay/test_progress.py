@@ -290,20 +290,15 @@ def test_costs_and_failures_meet_the_regime_of_the_moment():
 
 
 def test_a_policy_is_asked_at_a_border_of_regimes():
-    seen: list[tuple[float, float, tuple[BatchChange, ...]]] = []
+    def look(seen):
+        found = seen.jobs.values()
+        return [(seen.time_s, seen.speeds.rate(each, 1), tuple(each.batch_changes)) for each in found]
 
-    class Watching(Fifo):
-        name = "watching"
-
-        def decide(self, snapshot, rng):  # type: ignore[no-untyped-def]
-            for state in snapshot.jobs.values():
-                rate = snapshot.speeds.rate(state, 1)
-                seen.append((snapshot.time_s, rate, tuple(state.batch_changes)))
-            return super().decide(snapshot, rng)
-
-    play(Watching(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
+    policy = Told({0.0: {"a": 1}}, look=look)
+    play(policy, [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     first, second = BatchChange(200.0, 4), BatchChange(400.0, 8)
-    assert seen == [(0.0, 2.0, ()), (100.0, 4.0, (first,)), (150.0, 8.0, (first, second))]
+    borders = [(0.0, 2.0, ()), (100.0, 4.0, (first,)), (150.0, 8.0, (first, second))]
+    assert policy.seen == [*([each] for each in borders), []]
 
 
 def test_small_batches_and_shared_gpus_slow_a_regime():

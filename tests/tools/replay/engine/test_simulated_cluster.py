@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import write_events, write_profile
 from pliant.schemas.job import Job
-from pliant.tools.replay.engine.costs import Cost
+from pliant.schemas.profile import Profile
+from pliant.tools.replay.engine.costs import Cost, MeasuredCosts, costs_from_events, parse_costs
 from pliant.tools.replay.engine.failures import (
     Mtbf,
     NodeEvent,
@@ -25,21 +28,10 @@ from pliant.tools.replay.progress import GoodputProgress, SampleProgress, Segmen
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
-from tests.tools.replay.world import Pairs, Seats, ends, given, play
-
-if TYPE_CHECKING:
-    import numpy as np
-from dataclasses import replace
-
-from pliant.schemas.event import Event
-from pliant.schemas.io import write_events, write_profile
-from pliant.schemas.profile import Profile
-from pliant.tools.replay.engine.costs import MeasuredCosts, costs_from_events, parse_costs
 from tests.tools.profile.rows_builder import step
+from tests.tools.replay.world import Pairs, Seats, ends, given, play
 
 HALF = SimulatedCluster(interference=0.5)
 A: NodeGpus = (("n0", 2), ("n1", 1))
@@ -88,20 +80,11 @@ def test_in_rounds_the_pace_changes_at_once() -> None:
     assert ends(engine) == {"a": 20, "b": 30}
 
 
-class Looks(Seats):
-    """Notes the speed of every job that it sees."""
-
-    def __init__(self, orders: dict[float, dict[str, NodeGpus]]) -> None:
-        super().__init__(orders)
-        self.seen: list[dict[str, float]] = []
-
-    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        self.seen.append({job.id: job.samples_per_second for job in snapshot.jobs.values()})
-        return super().decide(snapshot, rng)
-
-
 def test_a_policy_sees_the_speed_of_jobs_from_now_on() -> None:
-    policy = Looks({0: {"a": A, "b": B}, 4: {}})
+    policy = Seats(
+        {0: {"a": A, "b": B}, 4: {}},
+        look=lambda seen: {job.id: job.samples_per_second for job in seen.jobs.values()},
+    )
     trace = [*spanning(30, 60), job("c", at=4, gpu_seconds=1)]
     play(policy, trace, cluster(2, 2, 3), simulated=HALF)
     assert policy.seen[1:] == [{"a": 1.5, "b": 1.5, "c": 0.0}, {"b": 3.0, "c": 0.0}, {"c": 0.0}]
@@ -186,7 +169,6 @@ def test_a_file_of_failures_is_read_or_refused_by_line(tmp_path: Path) -> None:
         '{"time": 90, "node": "n0", "event": "up"}\n{"time": 60.5, "node": "n0", "event": "down"}\n'
     )
     assert read_failures(str(path)) == (NodeEvent(60.5, "n0", up=False), NodeEvent(90, "n0", up=True))
-    path = tmp_path / "failures.jsonl"
     path.write_text('{"time": -1, "node": "n0", "event": "up"}\n{"time": 1, "node": "n0", "event": "off"}\n')
     with pytest.raises(BadInputError) as caught:
         read_failures(str(path))
@@ -311,21 +293,20 @@ def test_costs_of_empty_and_of_simulated_runs() -> None:
 def test_costs_are_named_as_seconds_by_model_or_as_a_file(tmp_path: Path) -> None:
     events = str(tmp_path / "events.jsonl")
     write_events(LIVE, events)
-    assert parse_costs(None, "30", None, None)[1] == Cost(30.0)
-    assert parse_costs(None, "bert=73,1", None, None)[1] == Cost(1.0, {"bert": 73.0})
-    assert parse_costs(None, "bert=2m,30s", None, None)[1] == Cost(30.0, {"bert": 120.0})
+    measured = Cost(0.5, {"net": 0.5}), Cost(7.0, {"net": 7.0})
+    for stated, found in (
+        ((None, None, None), (None, None, None)),
+        ((None, "30", None), (None, Cost(30.0), None)),
+        ((None, "bert=73,1", None), (None, Cost(1.0, {"bert": 73.0}), None)),
+        ((None, "bert=2m,30s", None), (None, Cost(30.0, {"bert": 120.0}), None)),
+        (("1", "2", None), (Cost(1.0), Cost(2.0), None)),
+        (("1", "2", "3"), (Cost(1.0), Cost(2.0), Cost(3.0))),
+        ((None, events, None), (None, *measured)),
+        ((None, events, "8"), (None, measured[0], Cost(8.0))),
+    ):
+        assert parse_costs(*stated, None) == found
     start, rescale, _ = parse_costs(events, events, None, None)
-    assert start is not None
-    assert rescale is not None
     assert (start.of("net"), rescale.of("net")) == (5.0, 0.5)
-    events = str(tmp_path / "events.jsonl")
-    write_events(LIVE, events)
-    assert parse_costs(None, None, None, None) == (None, None, None)
-    assert parse_costs("1", "2", None, None) == (Cost(1.0), Cost(2.0), None)
-    assert parse_costs("1", "2", "3", None) == (Cost(1.0), Cost(2.0), Cost(3.0))
-    start, rescale, resume = parse_costs(None, events, None, None)
-    assert (start, rescale, resume) == (None, Cost(0.5, {"net": 0.5}), Cost(7.0, {"net": 7.0}))
-    assert parse_costs(None, events, "8", None)[2] == Cost(8.0)
     assert Cost(30.0).for_models(["a", "b"]) == 30.0
     assert Cost(1.0, {"b": 2.0}).for_models(["b", "a", "b"]) == {"a": 1.0, "b": 2.0}
 
@@ -361,10 +342,8 @@ def test_a_profile_tells_what_starts_and_changes_took(tmp_path: Path) -> None:
     ]
     write_profile(Profile(tuple(rows)), path)
     start, rescale, resume = parse_costs("profile", "profile", None, path)
-    assert start is not None
     assert start.by_model == {"mlp": 2.0, "net": 5.0}
     assert rescale == Cost(4.0 / 3, {"mlp": 3.0, "net": 0.5}), "the mlp was only measured alone: a relaunch"
     assert resume == Cost(6.375, {"mlp": 3.0, "net": 7.5})
-    path = str(tmp_path / "p.parquet")
-    write_profile(Profile((replace(step(1, 8, 0.1), start_seconds=4.0, relaunch_seconds=6.0),)), path)
+    write_profile(Profile(tuple(rows[:1])), path)
     assert parse_costs(None, "profile", None, path)[1] == Cost(6.0, {"net": 6.0})
