@@ -46,7 +46,7 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.policies.tiresias import Tiresias
 from pliant.tools.schedule.policy import Target
-from tests.builders import cluster, job, mixed_cluster
+from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import step
 from tests.tools.replay.importers.importing import WORKLOAD, pollux_inputs
 from tests.tools.replay.world import Seats, Told, ends, given, play, story
@@ -58,12 +58,16 @@ def test_presets_are_off_by_default_and_need_their_inputs():
     with pytest.raises(UsageError, match='--compat "plutus": expected pollux, sia, shockwave'):
         preset("plutus")
     world = given([job("a", work={"samples": 5})], cluster(1))
-    with pytest.raises(UsageError, match="--compat pollux needs a --profile"):
-        replay(world, Run("tiresias", conditions=Conditions(compat="pollux")))
-    with pytest.raises(UsageError, match="--compat pollux simulates epochs, not --progress samples"):
-        replay(world, Run("tiresias", conditions=Conditions(progress="samples", compat="pollux")))
-    with pytest.raises(UsageError, match="--speeds placement needs a --profile"):
-        replay(world, Run("tiresias", conditions=Conditions(speeds="placement")))
+    for stated, problem in (
+        ({"compat": "pollux"}, "--compat pollux needs a --profile"),
+        (
+            {"compat": "pollux", "progress": "samples"},
+            "--compat pollux simulates epochs, not --progress samples",
+        ),
+        ({"speeds": "placement"}, "--speeds placement needs a --profile"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            replay(world, Run("tiresias", conditions=Conditions(**stated)))
 
 
 def test_time_passes_before_the_first_round():
@@ -142,11 +146,8 @@ def imported(reference_data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def average_s(inputs: Inputs, policy: str, **more) -> float:
-    done = replay(inputs, Run(policy, conditions=Conditions(compat="pollux"), **more))
-    submitted = {each.id: each.submit_time for each in inputs.jobs}
-    ends = [(event.job, event.time) for event in done.log.events() if event.event == "finish"]
-    assert len(ends) == len(inputs.jobs)
-    return statistics.fmean(time_s - submitted[name] for name, time_s in ends)
+    found = ends(replay(inputs, Run(policy, conditions=Conditions(compat="pollux"), **more)))
+    return statistics.fmean(found[each.id] - each.submit_time for each in inputs.jobs)
 
 
 @pytest.mark.parametrize(
@@ -160,22 +161,17 @@ def test_averages_are_those_of_the_simulator(imported, workload, tiresias_s, opt
 
 def test_the_output_says_what_was_assumed(imported):
     inputs = replace(imported(6), jobs=imported(6).jobs[:3])
-    infos = {
-        name: next(replay(inputs, Run(name, conditions=Conditions(compat="pollux"))).log.events()).detail
-        or {}
-        for name in ("tiresias", "optimus")
-    }
-    told = infos["optimus"]
+    runs = (Run(name, conditions=Conditions(compat="pollux")) for name in ("tiresias", "optimus"))
+    other, told = (next(replay(inputs, run).log.events()).detail for run in runs)
     assert (told["compat"], told["progress"], told["oracle"]) == ("pollux", "epochs", True)
     assert (told["interval_s"], told["start_cost_s"], told["rescale_cost_s"]) == (60.0, 30.0, 30.0)
     assert told["parameters"] == {"placement": "emptiest"}
-    assert "oracle" not in infos["tiresias"], "it asks for none"
+    assert "oracle" not in other, "it asks for none"
 
 
 def test_what_a_replay_states_wins_over_the_preset(imported):
     inputs = imported(6)
-    free = SimulatedCluster(start_cost=Cost(0.0), rescale_cost=Cost(0.0))
-    assert average_s(inputs, "tiresias", simulated=free) < 3469.69375
+    assert average_s(inputs, "tiresias", simulated=FREE_CHANGES) < 3469.69375
     assert average_s(inputs, "tiresias", parameters={"placement": "compact"}) != 3469.69375
 
 
@@ -212,7 +208,6 @@ BATCH = {"size": 32, "min": 32, "max": 64}
 class Rebatches(Told):
     """``orders[time]`` are the batches of jobs on one GPU."""
 
-    name: ClassVar[str] = "rebatches"
     elasticity: ClassVar[Elasticity] = "size+batch"
 
     def target(self, order: int, job: JobState) -> Target:
@@ -290,8 +285,7 @@ def test_jobs_are_as_fast_on_two_nodes_as_on_one(compat: str | None, jct_s: floa
     world = checked([pair], cluster(1, 1), profile)
     stated = SimulatedCluster(start_cost=None if compat else Cost(60.0))
     done = replay(world, Run("gavel", conditions=Conditions(compat=compat), simulated=stated))
-    finished = [(event.job, event.time) for event in done.log.events() if event.event == "finish"]
-    assert finished == [("a", pytest.approx(jct_s))]
+    assert ends(done) == {"a": pytest.approx(jct_s)}
 
 
 def test_moves_are_free_and_pauses_cost_under_shockwave() -> None:
@@ -374,6 +368,5 @@ def test_every_job_of_a_made_up_world_ends_at_the_same_second(tmp_path: Path, se
         rows.append(dict(zip(WORKLOAD.split(","), row, strict=True)))
     world = pollux_inputs(tmp_path / "data", sheet(tmp_path / "workload.csv", rows), nodes, tmp_path / "in")
     for policy in ("tiresias", "optimus"):
-        log = replay(world, Run(policy, conditions=Conditions(compat="pollux"))).log
-        found = {event.job: event.time for event in log.events() if event.event == "finish"}
+        found = ends(replay(world, Run(policy, conditions=Conditions(compat="pollux"))))
         assert found == json.loads(ENDS.read_text())[f"{policy} {seed}"], policy
