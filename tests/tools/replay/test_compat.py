@@ -62,7 +62,7 @@ def test_presets_are_off_by_default_and_need_their_inputs():
         ({"compat": "pollux"}, "--compat pollux needs a --profile"),
         (
             {"compat": "pollux", "progress": "samples"},
-            "--compat pollux simulates epochs, not --progress samples",
+            "simulates epochs, not --progress samples",
         ),
         ({"speeds": "placement"}, "--speeds placement needs a --profile"),
     ):

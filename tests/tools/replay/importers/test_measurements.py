@@ -191,9 +191,7 @@ def gavel(folder: Path) -> Path:
     return folder
 
 
-def test_gavel_throughputs_count_all_workers_alone_and_in_pairs(
-    tmp_path: Path,
-) -> None:
+def test_gavel_throughputs_count_all_workers_alone_and_in_pairs(tmp_path: Path) -> None:
     result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
     rows = io.read_profile(result.out / "profile.parquet").rows
     lm, a3c, gang, spread = (row for row in rows if row.kind == "train")

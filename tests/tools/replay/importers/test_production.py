@@ -53,10 +53,7 @@ def test_helios_and_acme_jobs_are_executed_time_on_gpus(tmp_path: Path) -> None:
         "d3,u2,1,8,8,Evaluation,FAILED,2023-03-01 00:00:35+08:00,2023-03-01 00:00:36+08:00,,30,1",
     )
     result = run(tmp_path, "acme", path)
-    assert [facts(job) for job in result.jobs] == [
-        ("d1", 0.0, 16, 9600.0),
-        ("d3", 30.0, 8, 240.0),
-    ]
+    assert [facts(job) for job in result.jobs] == [("d1", 0.0, 16, 9600.0), ("d3", 30.0, 8, 240.0)]
     assert result.jobs[0].labels == labels("acme", "status=COMPLETED nodes=2 type=Pretrain runs=60-660")
     assert [job.labels["trace"] for job in run(tmp_path, "helios", path).jobs] == ["helios", "helios"]
     assert result.dropped == {"asked for no GPU": 1}
