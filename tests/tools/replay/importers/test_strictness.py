@@ -35,16 +35,15 @@ def jobs(folder: Path, *rows: str) -> str:
 
 
 def test_malformed_rows_are_named_or_dropped_and_counted(tmp_path: Path) -> None:
-    path = jobs(
-        tmp_path, GOOD, "2,x,30,606,vgg19,164,30", "3,1", "4,1,-5,606,vgg19,164,30", "5,1,0,6,,164,30"
-    )
+    odd = "2,x,30,606,vgg19,164,30"
+    path = jobs(tmp_path, GOOD, odd, "3,1", "4,1,-5,606,vgg19,164,30", "5,1,0,6,,164,30")
     assert problems(tmp_path, "tiresias", path) == [
         "jobs.csv:3: /num_gpu: 'x' is not a number",
         "jobs.csv:4: has 2 fields, expected 7",
         "jobs.csv:5: /submit_time: '-5', expected a finite number, 0 or more",
         "jobs.csv:6: /model_name: is empty, expected some text",
     ]
-    path = jobs(tmp_path, GOOD, "2,x,30,606,vgg19,164,30", "3,1", "4,y,5,606,vgg19,164,30")
+    path = jobs(tmp_path, GOOD, odd, "3,1", "4,y,5,606,vgg19,164,30")
     result = run(tmp_path, "tiresias", path, lenient=True)
     assert [job.id for job in result.jobs] == ["1"]
     assert result.dropped == {"malformed (/num_gpu)": 2, "malformed (as a whole)": 1}
@@ -82,11 +81,8 @@ def test_wrong_files_and_formats_end_early(tmp_path: Path) -> None:
         (b"a,b\n1,2\n", "jobs.csv:1: has no column job_id, num_gpu, submit_time, model_name"),
         (b"", "jobs.csv:1: has no column"),
         (b"\xff\xfe\x00", "jobs.csv: is not UTF-8 text"),
-        (TIRESIAS.encode() + b"\n", "tiresias: no job in 0 rows"),
-        (
-            TIRESIAS.encode() + b"\n1,0,30,606,vgg19,164,30\n",
-            "tiresias: no job in 1 rows (1 asked for no GPU)",
-        ),
+        (f"{TIRESIAS}\n".encode(), "tiresias: no job in 0 rows"),
+        (f"{TIRESIAS}\n1,0,30,6,vgg,9,30\n".encode(), "tiresias: no job in 1 rows (1 asked for no GPU)"),
     ],
 )
 def test_a_file_that_gives_no_job_says_why(tmp_path: Path, content: bytes, message: str) -> None:
@@ -95,9 +91,7 @@ def test_a_file_that_gives_no_job_says_why(tmp_path: Path, content: bytes, messa
     assert line.startswith(message)
 
 
-def test_the_command_writes_jobs_and_says_what_it_did(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_the_command_writes_jobs_and_says_what_it_did(tmp_path: Path, capfdbinary) -> None:
     summary = import_trace("tiresias", [jobs(tmp_path, GOOD)])
     (tmp_path / "out.jsonl").write_bytes(capfdbinary.readouterr().out)
     assert [job.id for job in io.read_jobs(tmp_path / "out.jsonl")] == ["1"]
@@ -162,10 +156,8 @@ def test_a_full_disk_of_temporary_files_is_named(in_memory: int, monkeypatch: py
     assert str(refused.value) == f"{tempfile.gettempdir()}: cannot be written: no space left on device"
 
 
-def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = text(tmp_path, "jobs.csv", TIRESIAS, "1,2,30,606,vgg19,164,30", "2,0,30,606,vgg19,164,30")
+def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(tmp_path: Path, capsys) -> None:
+    path = jobs(tmp_path, GOOD, "2,0,30,606,vgg19,164,30")
     trace_import("tiresias", [path], output=str(tmp_path / "jobs.jsonl"))
     said = capsys.readouterr()
     assert said.out == ""
@@ -208,11 +200,8 @@ def test_spans_users_and_samples_select_jobs(tmp_path: Path) -> None:
     chosen = Selection(begin="1h", users=("u0",), sample=0.5)
     summary = run(tmp_path, "helios", hourly(tmp_path, 9), selection=chosen).summary
     assert summary.rows == summary.jobs + summary.dropped.total()
-    assert summary.dropped == {
-        "are of other users": 4,
-        "were submitted outside of --from and --to": 1,
-        "are not in the sample": 2,
-    }
+    lost = {"are of other users": 4, "were submitted outside of --from and --to": 1}
+    assert summary.dropped == lost | {"are not in the sample": 2}
     with pytest.raises(BadInputError, match="no job in 5 rows"):
         kept(tmp_path, begin="9h")
 
