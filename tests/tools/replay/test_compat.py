@@ -70,14 +70,6 @@ def test_presets_are_off_by_default_and_need_their_inputs():
             replay(world, Run("tiresias", conditions=Conditions(**stated)))
 
 
-def test_time_passes_before_the_first_round():
-    assert RoundTimes(60.0).next_s(0.0) == 0
-    rounds = RoundTimes(60.0, first=1)
-    assert rounds.next_s(0.0) == 60
-    rounds.hold(60.0)
-    assert (rounds.next_s(60.0), rounds.next_s(121.0)) == (120, 180)
-
-
 @pytest.mark.parametrize(
     ("batch", "gpus", "most_local", "accumulate", "found"),
     [
@@ -136,6 +128,12 @@ def test_rounds_are_left_out_where_nothing_can_change():
     jobs = [job("a", gpus=2, work={"samples": 1e6})]
     engine = play(Tiresias("1"), jobs, cluster(2), interval_s=60)
     assert engine.counters.decisions == 2, "at the start, and when the job reaches its threshold"
+    # Time passes before the first round.
+    assert RoundTimes(60.0).next_s(0.0) == 0
+    rounds = RoundTimes(60.0, first=1)
+    assert rounds.next_s(0.0) == 60
+    rounds.hold(60.0)
+    assert (rounds.next_s(60.0), rounds.next_s(121.0)) == (120, 180)
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +165,7 @@ def test_the_output_says_what_was_assumed(imported):
     assert (told["interval_s"], told["start_cost_s"], told["rescale_cost_s"]) == (60.0, 30.0, 30.0)
     assert told["parameters"] == {"placement": "emptiest"}
     assert "oracle" not in other, "it asks for none"
-
-
-def test_what_a_replay_states_wins_over_the_preset(imported):
+    # What a replay states wins over the preset.
     inputs = imported(6)
     assert average_s(inputs, "tiresias", simulated=FREE_CHANGES) < 3469.69375
     assert average_s(inputs, "tiresias", parameters={"placement": "compact"}) != 3469.69375
@@ -251,13 +247,6 @@ def test_a_move_costs_a_rescale_unless_it_is_free(first: NodeGpus, then: NodeGpu
     assert ends(engine) == {"a": 50 + cost_s + 55 * slower}
 
 
-def test_believed_costs_may_differ_from_costs() -> None:
-    row = step(1, 8, 0.5, model="cifar10", gpu_type="t4")
-    times = ThroughputByPlacement(Profile((row,)), rescales_s=SIA.believed_cost_s)
-    assert [times.rescale_seconds(model) for model in ("cifar10", "other")] == [30.0, None]
-    assert SIA.cost.of("cifar10") == 50.0
-
-
 def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:
     trace = [
         job("ncf-0", gpus=2, elastic="size+batch", batch=BATCH, model="ncf"),
@@ -297,6 +286,11 @@ def test_moves_are_free_and_pauses_cost_under_shockwave() -> None:
     ]
     costs = [(each.start_cost, each.rescale_cost, each.resume_cost) for each in found]
     assert costs == [(Cost(20.0), Cost(), Cost(20.0)), (Cost(20.0), Cost(7.0), Cost(7.0))]
+    # What policies believe may differ.
+    row = step(1, 8, 0.5, model="cifar10", gpu_type="t4")
+    times = ThroughputByPlacement(Profile((row,)), rescales_s=SIA.believed_cost_s)
+    assert [times.rescale_seconds(model) for model in ("cifar10", "other")] == [30.0, None]
+    assert SIA.cost.of("cifar10") == 50.0
 
 
 ENDS = Path(__file__).parent / "golden" / "pollux_ends.json"

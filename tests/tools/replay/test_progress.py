@@ -86,15 +86,9 @@ def test_epochs_take_the_steps_of_the_validation_run():
     assert trained(epochs_job(12), EpochProgress({"m": TABLE})) == pytest.approx(15 * 1.5)
     half = job("a", model="m", batch=8, work={"epochs": 1.5, "dataset_size": 80}, convergence="m")
     assert trained(half, EpochProgress({"m": TABLE})) == 15
-
-
-def simulator_epochs(**max_epochs: int) -> SimulatorEpochs:
-    return SimulatorEpochs({"m": TABLE}, EpochProgress({"m": TABLE}).cut, max_epochs)
-
-
-def test_whole_seconds_round_each_epoch_and_max_epochs_wins():
-    assert trained(epochs_job(16), simulator_epochs()) == 12 + 13  # 12.0 and 13.33
-    assert trained(epochs_job(8), simulator_epochs(m=1)) == 10
+    for most, batch, end_s in (({}, 16, 12 + 13), ({"m": 1}, 8, 10)):  # 12.0 and 13.33 in whole seconds
+        simulator = SimulatorEpochs({"m": TABLE}, EpochProgress({"m": TABLE}).cut, most)
+        assert trained(epochs_job(batch), simulator) == end_s
 
 
 @pytest.mark.parametrize(("metrics", "target", "end_s"), [((1, 5), 4, 20), ((5, 6), 4, 10), ((9, 3), 3, 20)])
@@ -312,6 +306,9 @@ def test_small_batches_and_shared_gpus_slow_a_regime():
     other = job("b", batch=8, work={"samples": 1000.0})
     engine = play(Pairs({0.0: {"a": 1, "b": "a"}}), [growing(), other], nodes, SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 325.0, "b": 250.0}  # 100 samples at 2 a second, 100 at 4, 400 at 8
+    until_four = TimedSteps(lambda *of: one_second_a_step(*of) if of[-1] < 8 else None)
+    with pytest.raises(BadInputError, match="it changes its batch to 8, which is infeasible on 1 GPUs"):
+        play(Fifo(), [growing()], cluster(1), until_four)
 
 
 @pytest.mark.parametrize(
@@ -345,11 +342,3 @@ def test_regimes_survive_a_file_and_count_for_the_hash(tmp_path: Path):
     assert '"schema":"pliant.job/1.6"' in Path(path).read_text()
     assert list(read_jobs(path)) == [growing()]
     assert trace_hash([growing()]) != trace_hash([job("a", batch=2, work={"samples": 800.0})])
-
-
-def test_a_batch_that_no_gpu_holds_is_refused_before_the_replay():
-    def until_four(model: str, gpu_type: str, placement: Placement, batch: int) -> float | None:
-        return one_second_a_step(model, gpu_type, placement, batch) if batch < 8 else None
-
-    with pytest.raises(BadInputError, match="it changes its batch to 8, which is infeasible on 1 GPUs"):
-        play(Fifo(), [growing()], cluster(1), TimedSteps(until_four))

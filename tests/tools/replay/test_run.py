@@ -263,9 +263,7 @@ def test_files_and_parameters_are_told_apart_by_policy() -> None:
     for stated, problem in (("alpha=1", r"ares\.alpha=1"), ("las.x=1", '"las" is not among')):
         with pytest.raises(UsageError, match=problem):
             parameters_by_policy(both, [stated])
-
-
-def test_a_trace_is_called_after_its_file() -> None:
+    # A trace is called after its file.
     paths = ("traces/philly-t0.jsonl", "w6/jobs.jsonl", "jobs.jsonl", "/jobs.jsonl", "-")
     assert [trace_name(path) for path in paths] == ["philly-t0", "w6", "jobs", "jobs", None]
 

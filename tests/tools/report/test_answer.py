@@ -59,11 +59,8 @@ def test_intervals_of_means_and_ratios_by_hand():
     # 60 jobs in ten batches of six: jobs that differ only within a batch say that nothing varies.
     found = difference([(1.0, 2.0), (3.0, 2.0)] * 30)
     assert (found.low, found.high) == pytest.approx((1.0, 1.0))
-
-
-@pytest.mark.parametrize(("degrees", "expected"), [(1, 12.7062), (4, 2.7764), (40, 2.02108), (200, 1.97190)])
-def test_quantiles_are_those_of_printed_tables(degrees, expected):
-    assert t_quantile(degrees) == pytest.approx(expected, abs=1e-4)
+    for degrees, expected in ((1, 12.7062), (4, 2.7764), (40, 2.02108), (200, 1.97190)):
+        assert t_quantile(degrees) == pytest.approx(expected, abs=1e-4)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 1e6), st.floats(0.1, 1e6)), min_size=12, max_size=80))

@@ -68,6 +68,10 @@ def test_colour_mark_and_dashes_tell_runs_apart():
     often = ("fifo", "shadow-price", "ares", "pollux", "ones", "elastic-dp", "tiresias")
     made = make_report([fold(first_come(policy=name)) for name in often])
     assert len({style.colour for style in run_styles(made.runs)}) == len(often)
+    colours = [area_colour(index) for index in range(MOST_JOBS)]
+    assert tuple(colours[: len(MUTED)]) == MUTED
+    assert len(set(colours)) == MOST_JOBS
+    assert (ink("#332288"), ink("#DDCC77")) == ("white", "black")
 
 
 def test_figures_that_show_nothing_more_are_left_out():
@@ -138,10 +142,3 @@ def test_long_runs_are_thinned_and_distributions_end_at_one():
     assert grid == pytest.approx([10.0 * index for index in range(11)])
     assert means[:10] == pytest.approx([0.5] * 10)
     assert cumulated([1.0, 3.0]) == ([1.0, 1.0, 3.0], [0.0, 0.5, 1.0])
-
-
-def test_colours_of_areas_differ_and_names_are_readable():
-    colours = [area_colour(index) for index in range(MOST_JOBS)]
-    assert tuple(colours[: len(MUTED)]) == MUTED
-    assert len(set(colours)) == MOST_JOBS
-    assert (ink("#332288"), ink("#DDCC77")) == ("white", "black")

@@ -67,6 +67,9 @@ def test_fairness_rests_on_the_speeds_that_the_run_measured():
     assert found.metrics.worst_gps_delay_s == pytest.approx(2.0)
     assert found.metrics.sjs_efficiency == pytest.approx(20 / 22)
     assert any(text.startswith("no profile: FTF rests on the speeds") for text in found.caveats)
+    # A run with a profile keeps what the profile says.
+    run = story(*one_after_the_other(), nodes=cluster(1), simulated=False, profile_hash="cd" * 32)
+    assert [each.curve for each in run.jobs] == [LINEAR] * 2
 
 
 def test_speeds_count_training_alone_on_the_gpus_of_the_time():
@@ -147,11 +150,6 @@ def test_unknown_figures_are_a_dash_with_a_reason_and_null():
     assert "1 finished job has no FTF: work or speed is unknown" in found["caveats"]
     assert "SJS efficiency not known: no finished job was measured on one GPU" in found["caveats"]
     assert "lower bounds not known: without a profile the speed at other sizes is unknown" in found["caveats"]
-
-
-def test_a_run_with_a_profile_keeps_what_the_profile_says():
-    run = story(*one_after_the_other(), nodes=cluster(1), simulated=False, profile_hash="cd" * 32)
-    assert [each.curve for each in run.jobs] == [LINEAR] * 2
 
 
 def simulated():

@@ -110,6 +110,8 @@ def test_a_share_is_good_for_the_best_size_within_it():
     assert usable_curve(curve[:2], 3) == curve[:2]
     assert usable_curve(curve[::3], 2) == ((1, 10.0), (2, 14.0))
     assert usable_curve(curve[3:], 2) == ((2, 11.0),)
+    for gpus, rate in ((0.5, 5.0), (1, 10.0), (1.5, 14.0), (3, 24.0), (9, 30.0)):
+        assert rate_at(((1, 10.0), (2, 18.0), (4, 30.0)), gpus) == pytest.approx(rate)
 
 
 @given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=8), st.floats(0.1, 10.0))
@@ -149,11 +151,6 @@ def test_lost_nodes_slow_jobs_and_without_gpus_none_ends(system):
     jobs = [entry("a", 0, 8.0)]
     assert system(jobs, ((0.0, 4), (1.0, 0), (2.0, 2))) == pytest.approx({"a": 4.0})
     assert system(jobs, ((0.0, 4), (1.0, 0))) == system([], FOUR) == {}
-
-
-@pytest.mark.parametrize(("gpus", "rate"), [(0.5, 5.0), (1, 10.0), (1.5, 14.0), (3, 24.0), (9, 30.0)])
-def test_a_curve_is_linear_between_its_sizes(gpus, rate):
-    assert rate_at(((1, 10.0), (2, 18.0), (4, 30.0)), gpus) == pytest.approx(rate)
 
 
 def test_a_cancelled_job_shared_with_the_work_it_did():

@@ -103,9 +103,7 @@ def test_a_team_that_weighs_its_users_is_the_sum_of_them():
     found = {each.user: (each.deficit_gpu_hours, each.borrowed_gpu_hours) for each in team_figures(run)}
     assert found == {"": (1.0, 1.0), "ann": (0.0, 1.0), "bob": (1.0, 0.0)}
     assert team_gpus_over_time(run)["a"][1:] == ([0, 4, 4], [0, 4, 4])
-
-
-def test_a_job_that_names_no_user_counts_once():
+    # A job that names no user counts once.
     run = story(submit(job("x", team="a"), 8.0), *ran("x", 0.0, 2.0, 4), nodes=TEAMS)
     (found,) = team_figures(run)
     assert (found.jobs, found.finished, found.service_gpu_hours) == (1, 1, pytest.approx(8 / HOUR_S))

@@ -251,13 +251,6 @@ def test_policies_that_move_or_start_dearly_come_to_an_end() -> None:
     assert engine.counters.decisions <= 8
 
 
-def test_a_job_has_trained_where_it_moves_as_its_rate_changes() -> None:
-    policy = Told({0: {"a": 1}, 15: {"a": 2}}, again_s=[15])
-    simulated = SimulatedCluster(Cost(5), Cost(1), progress=lambda: SlowerFrom(10, 0.5))
-    engine = play(policy, [job("a", low=1, high=2, gpu_seconds=20)], cluster(2), simulated=simulated)
-    assert ends(engine) == {"a": 15 + 1 + 10}
-
-
 def test_the_end_of_the_trace_is_the_end_of_the_replay() -> None:
     simulated = SimulatedCluster(node_events=(NodeEvent(1e6, "n0", up=False),))
     engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), simulated=simulated)
@@ -278,6 +271,11 @@ def test_a_job_on_another_node_has_moved_and_pays_for_it() -> None:
     assert ends(engine) == {"a": 25}
     moved = engine.session.ended["a"]
     assert (moved.moves, moved.rescales) == (1, 0)
+    # A job has trained where it moves as its rate changes.
+    policy = Told({0: {"a": 1}, 15: {"a": 2}}, again_s=[15])
+    simulated = SimulatedCluster(Cost(5), Cost(1), progress=lambda: SlowerFrom(10, 0.5))
+    engine = play(policy, [job("a", low=1, high=2, gpu_seconds=20)], cluster(2), simulated=simulated)
+    assert ends(engine) == {"a": 15 + 1 + 10}
 
 
 PLACE = (("n0", 2), ("n1", 1))

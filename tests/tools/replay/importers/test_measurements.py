@@ -98,6 +98,11 @@ def test_what_is_wrong_in_a_data_folder_is_told_by_file_and_line(tmp_path: Path)
         "workload-9.csv:3: /application: 'vgg' has no validation runs (there are: cifar10)",
         "workload-9.csv:4: /size: 8192 is above batch.max 4096",
     ]
+    for metric in ("inf", "-inf", "1e999"):
+        data = application(tmp_path / "data")
+        text(data / "traces" / "cifar10", "validation-128.csv", EPOCHS, f"1,10,{metric},1,1")
+        (problem,) = problems(tmp_path, "pollux", str(data))
+        assert problem.startswith("data/traces/cifar10/validation-128.csv:2: /metric: ")
 
 
 def test_a_folder_goes_to_a_folder_and_needs_one(tmp_path: Path) -> None:
@@ -328,11 +333,3 @@ def test_gavel_throughputs_that_cannot_be_are_malformed(tmp_path: Path, types: d
     types = {f"('{name}', 1)": rates for name, rates in types.items()}
     text(tmp_path / "data", "simulation_throughputs.json", json.dumps({"v100": types}))
     assert problem in problems(tmp_path, "gavel", str(tmp_path / "data"))[0]
-
-
-@pytest.mark.parametrize("metric", ["inf", "-inf", "1e999"])
-def test_a_metric_that_is_not_finite_is_malformed(tmp_path: Path, metric: str) -> None:
-    data = application(tmp_path / "data")
-    text(data / "traces" / "cifar10", "validation-128.csv", EPOCHS, f"1,10,{metric},1,1")
-    (problem,) = problems(tmp_path, "pollux", str(data))
-    assert problem.startswith("data/traces/cifar10/validation-128.csv:2: /metric: ")

@@ -246,6 +246,10 @@ def test_the_page_is_whole_the_same_again_and_loads_nothing(report):
     made = [render(make_report([fold(shared())]), "html", Extras(command="pliant report x")) for _ in "12"]
     assert made[0] == made[1]
     assert "pliant report x" in made[0]
+    # One in which no job finished is a page, too.
+    text = page(make_report([story(submit(job("a"), 4.0))]))
+    assert Page(text).open == []
+    assert "none of 1 job finished" in text
 
 
 def test_the_best_value_of_a_row_is_marked_and_spoken(report):
@@ -358,9 +362,3 @@ def test_a_profile_has_residuals_and_other_runs_are_named(report):
     assert "+20.0" in text
     assert "p.parquet is not the profile of 2 runs of 2" in text
     assert "20.0" in render(report, "md", extras)
-
-
-def test_a_report_in_which_nothing_finished_is_a_page_too():
-    text = page(make_report([story(submit(job("a"), 4.0))]))
-    assert Page(text).open == []
-    assert "none of 1 job finished" in text
