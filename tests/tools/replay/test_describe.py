@@ -62,27 +62,21 @@ def test_a_cluster_for_a_load_holds_the_largest_job() -> None:
         cluster_for(describe(trace()[2:]), 0.8)
 
 
-def test_the_command_says_it_in_words(tmp_path: Path) -> None:
-    jobs, machines = tmp_path / "jobs.jsonl", tmp_path / "cluster.json"
-    write_jobs(trace(), jobs)
-    write_cluster(cluster(1), machines)
-    done = call("trace", "describe", str(jobs), "--cluster", str(machines), "--cluster-for", "0.2")
+def test_the_command_says_it_in_words_and_draws_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jobs(trace(), Path("jobs.jsonl"))
+    write_cluster(cluster(1), Path("cluster.json"))
+    words = ("trace", "describe", "jobs.jsonl", "--cluster", "cluster.json")
+    done = call(*words, "--cluster-for", "0.2")
     assert "work: 96.0 GPU hours, none known of 1 job" in done.stdout
     assert "cluster for a load of 0.2: 10 GPUs" in done.stdout
     assert "overload: 2 times" in done.stderr
-
-
-def test_the_work_that_arrives_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_jobs([*trace(), job("d", at=200 * HOUR_S, gpu_seconds=48 * HOUR_S)], Path("jobs.jsonl"))
-    write_cluster(cluster(2), Path("cluster.json"))
-    words = ("trace", "describe", "jobs.jsonl", "--cluster", "cluster.json", "--figure")
     for name in ("one.svg", "two.svg"):
-        assert call(*words, name).exit_code == 0
+        assert call(*words, "--figure", name).exit_code == 0
     drawn = Path("one.svg").read_bytes()
     assert drawn == Path("two.svg").read_bytes()
     assert b"<svg" in drawn
-    done = call(*words, "one.gif")
+    done = call(*words, "--figure", "one.gif")
     assert done.exit_code == 2
     assert "--figure one.gif: expected a name that ends in .svg, .png or .pdf" in done.stderr
 
@@ -104,7 +98,7 @@ def test_work_beyond_the_capacity_is_overload():
     found = Inputs((job("unknown"), *jobs), cluster(10), None, CurveThroughput())
     assert offered_load(found) == pytest.approx(41 * 200 / 4000), "epochs count, unknown work does not"
     for few in (stream(10, 1.0), stream(41, 0.0), stream(41, 2.0), stream(0, 1.0)):
-        """Few jobs, or jobs that arrive faster than half of them end, wait for each other by design."""
+        # Few jobs, or jobs that arrive faster than half of them end, wait for each other by design.
         assert offered_load(few) is None
 
 

@@ -125,14 +125,6 @@ def test_bursts_come_in_turn_with_calm_at_a_quarter_of_the_rate(low: dict[str, f
     assert times[-1] == pytest.approx(10, rel=0.05)
 
 
-def test_a_day_peaks_at_its_hour_and_keeps_its_mean() -> None:
-    times = hours(kind="diurnal", rate_per_hour=1000, amplitude=0.8, peak_hour=15, jobs=24_000)
-    by_hour = np.bincount(times.astype(int) % 24, minlength=24)
-    assert times[-1] == pytest.approx(24, rel=0.02)
-    assert by_hour[14:16] == pytest.approx([1800, 1800], rel=0.07)
-    assert by_hour[2:4] == pytest.approx([200, 200], rel=0.2)
-
-
 def test_hours_and_jobs_bound_the_arrivals() -> None:
     times = hours(hours=10, rate_per_hour=300)
     assert len(times) == pytest.approx(3000, rel=0.06)
@@ -144,6 +136,12 @@ def test_hours_and_jobs_bound_the_arrivals() -> None:
     times = hours(kind="bursty", jobs=9000, hours=1.5, rate_per_hour=40, phase_minutes=60)
     assert np.sum(times < 1) == pytest.approx(8000, rel=0.05)
     assert times[-1] < 1.5
+    # A day peaks at its hour and keeps its mean.
+    times = hours(kind="diurnal", rate_per_hour=1000, amplitude=0.8, peak_hour=15, jobs=24_000)
+    by_hour = np.bincount(times.astype(int) % 24, minlength=24)
+    assert times[-1] == pytest.approx(24, rel=0.02)
+    assert by_hour[14:16] == pytest.approx([1800, 1800], rel=0.07)
+    assert by_hour[2:4] == pytest.approx([200, 200], rel=0.2)
 
 
 BUSY = [

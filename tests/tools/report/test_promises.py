@@ -131,10 +131,7 @@ def test_jobs_enter_as_limits_arrays_and_other_jobs_allow() -> None:
     run = story(*sorted(events, key=lambda event: event.time))
     run = replace(run, info=run.info.model_copy(update={"cluster": Cluster.model_validate(nodes)}))
     assert came_in_s(run) == {"a": 0.0, "c": 50.0, "b": 70.0, "d": 50.0, "e": 3.0, "f": 60.0}
-
-
-def test_a_job_enters_once_those_it_awaits_have_ended() -> None:
-    """a finishes at 40; b fails at 20, and with it the job that needs it to finish."""
+    # a finishes at 40; b fails at 20, and with it the job that needs it to finish.
     waits = {"x": {"a": "ok"}, "y": {"b": "ok"}, "z": {"b": "any"}, "both": {"a": "any", "b": "any"}}
     run = story(
         *(submit(job(name), 40.0) for name in "ab"),

@@ -298,8 +298,5 @@ def test_wrong_logs_are_named_event_by_event(tmp_path):
 def test_whole_numbers_stay_whole_in_the_smallest_type(numbers, kind):
     found = smallest_type(np.array(numbers, np.int64))
     assert (found.tolist(), found.dtype) == (numbers, kind)
-
-
-def test_other_numbers_are_left_as_they_are():
     assert smallest_type(np.array([0.5, 2.0])).tolist() == [0.5, 2.0]
     assert len(smallest_type(np.zeros(0, np.int64))) == 0

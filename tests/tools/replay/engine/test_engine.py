@@ -10,19 +10,11 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import parse_events
 from pliant.tools.replay import output
 from pliant.tools.replay.batch import Task, carry_out
+from pliant.tools.replay.engine import running
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.engine.log import EventLog
-from pliant.tools.replay.engine.running import (
-    FINISH,
-    LATE_FINISH,
-    LATE_SEGMENT_END,
-    NODE_DOWN,
-    NODE_UP,
-    SEGMENT_END,
-    Agenda,
-)
 from pliant.tools.replay.engine.simulated_cluster import Quirks, SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.output import parquet_bytes, unfinished
@@ -95,31 +87,31 @@ SOON = 10 * (1 + 2.0**-42)
 @pytest.mark.parametrize(
     ("kind", "at_s", "due", "due_late"),
     [
-        (FINISH, 10.0, True, True),
-        (SEGMENT_END, SOON, True, True),
-        (NODE_DOWN, 10.0, True, True),
-        (NODE_DOWN, SOON, False, False),  # only completions are early by rounding
-        (LATE_FINISH, 10.0, False, True),
-        (LATE_SEGMENT_END, 10.0, False, True),
-        (FINISH, 10.001, False, False),
+        (running.FINISH, 10.0, True, True),
+        (running.SEGMENT_END, SOON, True, True),
+        (running.NODE_DOWN, 10.0, True, True),
+        (running.NODE_DOWN, SOON, False, False),  # only completions are early by rounding
+        (running.LATE_FINISH, 10.0, False, True),
+        (running.LATE_SEGMENT_END, 10.0, False, True),
+        (running.FINISH, 10.001, False, False),
     ],
 )
 def test_what_is_due_before_and_after_a_decision(kind, at_s, due, due_late) -> None:
-    for last, found in ((NODE_UP, due), (LATE_SEGMENT_END, due_late)):
-        agenda = Agenda()
+    for last, found in ((running.NODE_UP, due), (running.LATE_SEGMENT_END, due_late)):
+        agenda = running.Agenda()
         agenda.add(at_s, kind, "a")
         assert agenda.pop(10.0, last) == ((at_s, kind, "a", 0) if found else None)
         assert agenda.next_s() == (math.inf if found else at_s)
 
 
 def test_a_new_plan_of_a_job_replaces_the_one_before() -> None:
-    agenda = Agenda()
+    agenda = running.Agenda()
     for at_s in (5.0, 8.0):
-        agenda.plan(at_s, FINISH, "a")
-        agenda.plan(at_s + 1, FINISH, "b")
+        agenda.plan(at_s, running.FINISH, "a")
+        agenda.plan(at_s + 1, running.FINISH, "b")
     agenda.unplan("b")
     assert agenda.next_s() == 8.0
-    assert agenda.pop(9.0)[:3] == (8.0, FINISH, "a")
+    assert agenda.pop(9.0)[:3] == (8.0, running.FINISH, "a")
     assert (agenda.next_s(), agenda.pop(100.0)) == (math.inf, None)
 
 

@@ -255,6 +255,12 @@ def test_costs_are_means_by_model_or_of_what_is_most_like() -> None:
     assert found.start == found.resume == found.rescale == Cost(4.0, {"mlp": 2.0, "net": 5.0})
     shrunk = costs_from_events([LIVE[0], measured("a", "shrink", 0.25)])
     assert shrunk.start == shrunk.resume == Cost(0.25, {"net": 0.25})
+    # Of empty and of simulated runs.
+    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
+    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
+    assert costs_from_events(run).start.of("net") == 7.0
+    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
+    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
 
 
 def test_a_start_bears_the_end_of_its_job_but_no_waiting() -> None:
@@ -278,14 +284,6 @@ def test_a_start_bears_the_end_of_its_job_but_no_waiting() -> None:
         Event(5003.0, "finish", "a", 0),
     ]
     assert costs_from_events([*LIVE, *waited]).start == costs_from_events(LIVE).start
-
-
-def test_costs_of_empty_and_of_simulated_runs() -> None:
-    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
-    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
-    assert costs_from_events(run).start.of("net") == 7.0
-    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
-    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
 
 
 def test_costs_are_named_as_seconds_by_model_or_as_a_file(tmp_path: Path) -> None:

@@ -243,6 +243,19 @@ def test_the_page_is_whole_the_same_again_and_loads_nothing(report):
     assert len(set(found.ids)) == len(found.ids)
     assert "default-src 'none'" in text
     assert not re.search(r"https?:|url\(|@import|fetch\(", text)
+    # The best value of a row is marked and spoken, and tables have captions and scopes.
+    (row,) = re.findall(r'<tr><th scope="row">jobs finished</th>.*?</tr>', text)[:1]
+    assert row.count('class="best"') == 1
+    assert row.index("2 of 3") < row.index("★") < row.index("3 of 3")
+    assert '<span class="unseen"> best</span>' in row
+    assert "↑ higher" in row
+    count = {name: sum(tag == name for tag, _ in found.tags) for name in ("table", "caption")}
+    assert count["table"] == count["caption"]
+    scopes = [attrs.get("scope") for tag, attrs in found.tags if tag == "th"]
+    assert {"row", "col"} == set(scopes)
+    boxes = [attrs for _, attrs in found.tags if "scroll" in attrs.get("class", "")]
+    assert boxes
+    assert all(attrs.get("tabindex") == "0" and attrs.get("aria-label") for attrs in boxes)
     made = [render(make_report([fold(shared())]), "html", Extras(command="pliant report x")) for _ in "12"]
     assert made[0] == made[1]
     assert "pliant report x" in made[0]
@@ -252,15 +265,6 @@ def test_the_page_is_whole_the_same_again_and_loads_nothing(report):
     assert "none of 1 job finished" in text
 
 
-def test_the_best_value_of_a_row_is_marked_and_spoken(report):
-    text = render(report, "html", Extras())
-    (row,) = re.findall(r'<tr><th scope="row">jobs finished</th>.*?</tr>', text)[:1]
-    assert row.count('class="best"') == 1
-    assert row.index("2 of 3") < row.index("★") < row.index("3 of 3")
-    assert '<span class="unseen"> best</span>' in row
-    assert "↑ higher" in row
-
-
 def test_seeds_of_a_policy_are_a_column_with_an_interval():
     seeds = [fold(shared(seed=seed)) for seed in (0, 1)]
     last = [event for event in shared(seed=2) if event.time < 214]
@@ -268,17 +272,6 @@ def test_seeds_of_a_policy_are_a_column_with_an_interval():
     text = page(make_report([*seeds, fold(later)]))
     assert re.search(r'<tr><th scope="row">JCT, mean</th><td>[^<]* ± [^<]*</td>', text)
     assert "means over 3 seeds" in text.lower()
-
-
-def test_every_table_has_a_caption_and_headers_with_a_scope(report):
-    found = Page(render(report, "html", Extras()))
-    count = {name: sum(tag == name for tag, _ in found.tags) for name in ("table", "caption")}
-    assert count["table"] == count["caption"]
-    scopes = [attrs.get("scope") for tag, attrs in found.tags if tag == "th"]
-    assert {"row", "col"} == set(scopes)
-    boxes = [attrs for _, attrs in found.tags if "scroll" in attrs.get("class", "")]
-    assert boxes
-    assert all(attrs.get("tabindex") == "0" and attrs.get("aria-label") for attrs in boxes)
 
 
 @pytest.mark.parametrize("field", ["id", "model", "user"])
