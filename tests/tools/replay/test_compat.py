@@ -18,20 +18,8 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.throughput_model import ThroughputByPlacement
-from pliant.tools.replay.compat import (
-    NONE,
-    POLLUX,
-    SHOCKWAVE,
-    SIA,
-    Compat,
-    WholeSecondPieces,
-    file_order,
-    one_node,
-    preset,
-    settle,
-    split,
-    whole_second_end,
-)
+from pliant.tools.replay import compat
+from pliant.tools.replay.compat import NONE, POLLUX, SHOCKWAVE, SIA
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.running import RoundTimes
@@ -53,10 +41,14 @@ from tests.tools.replay.world import Seats, Told, ends, given, play, story
 
 
 def test_presets_are_off_by_default_and_need_their_inputs():
-    assert preset(None) == NONE == Compat()
-    assert (preset("pollux"), preset("sia"), preset("shockwave")) == (POLLUX, SIA, SHOCKWAVE)
+    assert compat.preset(None) == NONE == compat.Compat()
+    assert (compat.preset("pollux"), compat.preset("sia"), compat.preset("shockwave")) == (
+        POLLUX,
+        SIA,
+        SHOCKWAVE,
+    )
     with pytest.raises(UsageError, match='--compat "plutus": expected pollux, sia, shockwave'):
-        preset("plutus")
+        compat.preset("plutus")
     world = given([job("a", work={"samples": 5})], cluster(1))
     for stated, problem in (
         ({"compat": "pollux"}, "--compat pollux needs a --profile"),
@@ -83,26 +75,26 @@ def test_presets_are_off_by_default_and_need_their_inputs():
     ],
 )
 def test_a_fixed_batch_is_cut_in_steps(batch, gpus, most_local, accumulate, found):
-    assert split(batch, gpus, most_local, 4096, accumulate=accumulate) == found
+    assert compat.split(batch, gpus, most_local, 4096, accumulate=accumulate) == found
 
 
 def test_jobs_are_in_the_order_of_the_file():
     rows = [job("b", at=5, labels={"row": "2"}), job("a", at=5, labels={"row": "10"}), job("c", at=1)]
-    assert [each.id for each in sorted(rows, key=file_order)] == ["b", "a", "c"]
+    assert [each.id for each in sorted(rows, key=compat.file_order)] == ["b", "a", "c"]
     jobs = [job("a", labels={"row": "2"}, gpu_seconds=30), job("b", labels={"row": "1"}, gpu_seconds=30)]
-    simulated = SimulatedCluster(quirks=Quirks(order=file_order))
+    simulated = SimulatedCluster(quirks=Quirks(order=compat.file_order))
     told = story(play(Tiresias(), jobs, cluster(1), simulated=simulated, interval_s=10))
     assert [name for _, name, event, _ in told if event == "start"] == ["b", "a"]
 
 
-WHOLE_SECONDS = Quirks(segment_end=whole_second_end)
+WHOLE_SECONDS = Quirks(segment_end=compat.whole_second_end)
 
 
 class Rounded(ProgressModel):
     """One piece of 59.6 or 60.4 seconds, as a simulator of whole seconds sees it."""
 
     def __init__(self, seconds: float, *, stepwise: bool = False) -> None:
-        self._pieces = WholeSecondPieces([0.0, seconds], [1.0], 60.0)
+        self._pieces = compat.WholeSecondPieces([0.0, seconds], [1.0], 60.0)
         self._stepwise = stepwise
 
     def segment(self, job, samples_done: float, speed_factor: float = 1.0) -> Segment:
@@ -173,7 +165,7 @@ def test_the_output_says_what_was_assumed(imported):
 
 def test_every_quirk_is_documented():
     text = (Path(__file__).parents[3] / "docs" / "replay-compat.md").read_text()
-    names = {each.name for each in fields(Compat)} - {"name", "quirks"}
+    names = {each.name for each in fields(compat.Compat)} - {"name", "quirks"}
     names |= {f"quirks.{each.name}" for each in fields(Quirks)}
     assert [name for name in sorted(names) if f"| `{name}`" not in text] == []
     parameters = [each for found in (POLLUX, SIA, SHOCKWAVE) for each in found.parameters.values()]
@@ -182,17 +174,17 @@ def test_every_quirk_is_documented():
 
 
 def test_an_end_rounded_down_to_a_round_is_over_in_the_next():
-    pieces = WholeSecondPieces([0.0, 60.3, 120.0, 179.6], [1.0, 1.0, 1.0], 60.0)
+    pieces = compat.WholeSecondPieces([0.0, 60.3, 120.0, 179.6], [1.0, 1.0, 1.0], 60.0)
     assert pieces.ends_s == [0, 60, 120, 180]
     trajectory = pieces.trajectory(0.0)
     assert trajectory.samples_done(0.0, 60.0) == 60.0, "60.3 s cut to 60: the round at 60 comes first"
     assert trajectory.samples_done(0.0, 61.0) == pytest.approx(61.3)
     assert trajectory.samples_done(0.0, 120.0) == 120.0, "59.7 s drawn out to 60: over when the round comes"
     assert not trajectory.is_late(180.0)
-    short = WholeSecondPieces([0.0, 60.3], [1.0], 60.0).trajectory(0.0)
+    short = compat.WholeSecondPieces([0.0, 60.3], [1.0], 60.0).trajectory(0.0)
     assert short.is_late(60.0)
     assert not short.is_late(67.0), "between rounds nobody looks"
-    pieces = WholeSecondPieces([0.0, 60.0, 60.2, 60.4, 100.0], [1.0] * 4, 60.0)
+    pieces = compat.WholeSecondPieces([0.0, 60.0, 60.2, 60.4, 100.0], [1.0] * 4, 60.0)
     trajectory = pieces.trajectory(0.0)
     assert trajectory.samples_done(0.0, 60.0) == 60.0, "the first is over, the next was cut to nothing"
     assert trajectory.samples_done(0.0, 61.0) == pytest.approx(61.4)
@@ -252,11 +244,11 @@ def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:
         job("ncf-0", gpus=2, elastic="size+batch", batch=BATCH, model="ncf"),
         job("bert-1", gpus=2, elastic="size+batch", batch=BATCH, model="bert"),
     ]
-    first, second = settle(POLLUX, trace, Pollux())
+    first, second = compat.settle(POLLUX, trace, Pollux())
     assert (first.gpus.requested, first.batch.size, first.elastic) == (1, 32768, "none")
     assert second == trace[1]
-    assert settle(POLLUX, trace, Fifo()) == trace
-    assert settle(NONE, trace, Pollux()) == trace
+    assert compat.settle(POLLUX, trace, Fifo()) == trace
+    assert compat.settle(NONE, trace, Pollux()) == trace
 
 
 def spread(nodes: int, rate: float) -> ProfileRow:
@@ -265,15 +257,15 @@ def spread(nodes: int, rate: float) -> ProfileRow:
     return step(placement, 8, 16 / rate)
 
 
-@pytest.mark.parametrize(("compat", "jct_s"), [(None, 60 + 1600 / 2), ("shockwave", 20 + 1600 / 4)])
-def test_jobs_are_as_fast_on_two_nodes_as_on_one(compat: str | None, jct_s: float) -> None:
+@pytest.mark.parametrize(("preset_name", "jct_s"), [(None, 60 + 1600 / 2), ("shockwave", 20 + 1600 / 4)])
+def test_jobs_are_as_fast_on_two_nodes_as_on_one(preset_name: str | None, jct_s: float) -> None:
     """Two nodes of one GPU, where the profile has half the speed; a start costs 20 s there, 60 s stated."""
     profile = Profile((spread(1, 4.0), spread(2, 2.0)))
-    assert one_node(profile).rows == profile.rows[:1]
+    assert compat.one_node(profile).rows == profile.rows[:1]
     pair = job("a", gpus=2, model="net", batch=16, work={"samples": 1600.0})
     world = checked([pair], cluster(1, 1), profile)
-    stated = SimulatedCluster(start_cost=None if compat else Cost(60.0))
-    done = replay(world, Run("gavel", conditions=Conditions(compat=compat), simulated=stated))
+    stated = SimulatedCluster(start_cost=None if preset_name else Cost(60.0))
+    done = replay(world, Run("gavel", conditions=Conditions(compat=preset_name), simulated=stated))
     assert ends(done) == {"a": pytest.approx(jct_s)}
 
 

@@ -13,17 +13,9 @@ from pliant.schemas.job import Utility
 from pliant.schemas.metrics import JobFigures, PairedJcts, RunMetrics
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
+from pliant.tools.report import metrics
 from pliant.tools.report.fairness import fairness
-from pliant.tools.report.metrics import (
-    OF_JOBS,
-    OF_RUNS,
-    OF_TESTS,
-    Wanted,
-    impossible,
-    lower_bounds,
-    percentile,
-    run_metrics,
-)
+from pliant.tools.report.metrics import Wanted, lower_bounds, percentile, run_metrics
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import gpu_usage
 from pliant.tools.report.rendering.output import Extras, render
@@ -342,7 +334,8 @@ def test_no_policy_passes_its_bounds_nor_ares_its_time_in_gps(jobs):
 
 
 @pytest.mark.parametrize(
-    ("record", "ranges"), [(RunMetrics, OF_RUNS), (JobFigures, OF_JOBS), (PairedJcts, OF_TESTS)]
+    ("record", "ranges"),
+    [(RunMetrics, metrics.OF_RUNS), (JobFigures, metrics.OF_JOBS), (PairedJcts, metrics.OF_TESTS)],
 )
 def test_every_number_of_a_report_has_its_range(record, ranges):
     fields = record.model_json_schema()["properties"]
@@ -377,8 +370,9 @@ def test_every_number_of_a_report_has_its_range(record, ranges):
 )
 def test_values_that_cannot_be_are_named(figures, wrong):
     usual = {"makespan_s": 100.0, "mean_ftf": 0.8, "jobs_finished": 3}
-    assert impossible(usual | figures, OF_RUNS) == ((wrong,) if wrong else ())
-    assert impossible({"queueing_delay_s": 5.0, "jct_s": 4.0, "ftf": 0.5}, OF_JOBS) == ("jct_s",)
+    assert metrics.impossible(usual | figures, metrics.OF_RUNS) == ((wrong,) if wrong else ())
+    of_a_job = {"queueing_delay_s": 5.0, "jct_s": 4.0, "ftf": 0.5}
+    assert metrics.impossible(of_a_job, metrics.OF_JOBS) == ("jct_s",)
 
 
 def test_a_report_withholds_what_cannot_be_and_says_so():

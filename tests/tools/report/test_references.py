@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.event import Event
-from pliant.tools.report import equal_shares
-from pliant.tools.report.isolated import (
-    ReferenceJobs,
-    at_most_linear,
-    isolated_finishes,
-    rate_at,
-    reference_jobs,
-    usable_curve,
-)
+from pliant.tools.report import equal_shares, isolated
+from pliant.tools.report.isolated import rate_at, reference_jobs, usable_curve
 from pliant.tools.report.read_run import fold
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
@@ -40,7 +33,7 @@ class entry(NamedTuple):  # noqa: N801
 
 def in_columns(jobs):
     curves = sorted({each.curve for each in jobs})
-    return ReferenceJobs(
+    return isolated.ReferenceJobs(
         np.arange(len(jobs)),
         np.array([each.arrival_s for each in jobs], np.float64),
         np.array([each.samples for each in jobs], np.float64),
@@ -134,7 +127,7 @@ def test_gps_gives_the_smaller_of_a_curve_and_a_line(rates, apart, per_gpu, shar
     curve = usable_curve(
         tuple((apart * size, rate) for size, rate in enumerate(rates, 1)), apart * len(rates)
     )
-    found = rate_at(at_most_linear(curve, per_gpu), share)
+    found = rate_at(isolated.at_most_linear(curve, per_gpu), share)
     assert found == pytest.approx(min(rate_at(curve, share), per_gpu * share))
 
 
@@ -227,7 +220,7 @@ def test_fluid_sharing_agrees_with_small_steps(jobs, gpus):
 def isolated_jcts(*events, **info):
     run = story(*events, **info)
     jobs = reference_jobs(run)
-    jcts_s = (isolated_finishes(run, jobs) - jobs.arrival_s).tolist()
+    jcts_s = (isolated.isolated_finishes(run, jobs) - jobs.arrival_s).tolist()
     return {run.jobs.id(row): jct_s for row, jct_s in zip(jobs.job, jcts_s, strict=True) if jct_s == jct_s}
 
 

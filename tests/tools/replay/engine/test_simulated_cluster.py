@@ -13,15 +13,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.io import write_events, write_profile
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
+from pliant.tools.replay.engine import failures
 from pliant.tools.replay.engine.costs import Cost, MeasuredCosts, costs_from_events, parse_costs
-from pliant.tools.replay.engine.failures import (
-    Mtbf,
-    NodeEvent,
-    drawn_failures,
-    failures_end_s,
-    read_failures,
-    together,
-)
+from pliant.tools.replay.engine.failures import Mtbf, NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.progress import GoodputProgress, SampleProgress, Segment
@@ -166,10 +160,13 @@ def test_a_file_of_failures_is_read_or_refused_by_line(tmp_path: Path) -> None:
     path.write_text(
         '{"time": 90, "node": "n0", "event": "up"}\n{"time": 60.5, "node": "n0", "event": "down"}\n'
     )
-    assert read_failures(str(path)) == (NodeEvent(60.5, "n0", up=False), NodeEvent(90, "n0", up=True))
+    assert failures.read_failures(str(path)) == (
+        NodeEvent(60.5, "n0", up=False),
+        NodeEvent(90, "n0", up=True),
+    )
     path.write_text('{"time": -1, "node": "n0", "event": "up"}\n{"time": 1, "node": "n0", "event": "off"}\n')
     with pytest.raises(BadInputError) as caught:
-        read_failures(str(path))
+        failures.read_failures(str(path))
     first, second = str(caught.value).splitlines()
     assert first == f"{path}:1: /time: -1 is below 0, expected 0 or more"
     assert second.startswith(f'{path}:2: /event: "off" is unknown')
@@ -177,35 +174,39 @@ def test_a_file_of_failures_is_read_or_refused_by_line(tmp_path: Path) -> None:
 
 def test_failures_are_drawn_by_mean_times_seed_and_node() -> None:
     days = 2000
-    events = drawn_failures(["n0", "n1"], Mtbf(24, 6), seed=1, from_s=0, until_s=days * 24 * HOUR_S)
+    events = failures.drawn_failures(["n0", "n1"], Mtbf(24, 6), seed=1, from_s=0, until_s=days * 24 * HOUR_S)
     down = [event for event in events if not event.up]
     assert len(down) == pytest.approx(2 * days * 24 / 30, rel=0.05)
     assert [event.time_s for event in events] == sorted(event.time_s for event in events)
     for node in ("n0", "n1"):
         turns = [event.up for event in events if event.node == node]
         assert turns == [False, True] * (len(turns) // 2)
-    one = drawn_failures(["n0"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
-    two = drawn_failures(["n0", "n1"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
+    one = failures.drawn_failures(["n0"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
+    two = failures.drawn_failures(["n0", "n1"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
     assert one == tuple(event for event in two if event.node == "n0")
-    assert one != drawn_failures(["n0"], Mtbf(5, 1), seed=4, from_s=0, until_s=1e6)
+    assert one != failures.drawn_failures(["n0"], Mtbf(5, 1), seed=4, from_s=0, until_s=1e6)
     with pytest.raises(UsageError, match=r"--mtbf 0\.001: this trace would meet about 4\.4e\+07 failures"):
-        drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
+        failures.drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
     trace = [job("a", gpus=2, gpu_seconds=100), job("b", at=50, low=1, gpu_seconds=30)]
     held = given(trace, cluster(2))
     speeds = Session(Fifo(), held.cluster, held.throughput).speeds
-    assert failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
+    assert failures.failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
 
 
 def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
     def turns(*times_s: float) -> list[NodeEvent]:
         return [NodeEvent(time_s, "n0", up=number % 2 == 1) for number, time_s in enumerate(times_s)]
 
-    found = together(turns(10, 100), turns(20, 30, 90, 120, 130, 130), [NodeEvent(5, "n1", up=True)])
+    found = failures.together(turns(10, 100), turns(20, 30, 90, 120, 130, 130), [NodeEvent(5, "n1", up=True)])
     assert found == tuple(turns(10, 120, 130, 130))
     twice = [NodeEvent(1, "n0", up=False), NodeEvent(2, "n0", up=False), NodeEvent(3, "n0", up=True)]
-    assert together(twice) == (twice[0], twice[2])
+    assert failures.together(twice) == (twice[0], twice[2])
     first, back, again, last = (NodeEvent(t, "n0", up=up) for t, up in ((0, 0), (9, 1), (9, 0), (20, 1)))
-    assert together([first, back, again, last]) == (first, last) == together([first, again, back, last])
+    assert (
+        failures.together([first, back, again, last])
+        == (first, last)
+        == failures.together([first, again, back, last])
+    )
 
 
 def test_all_policies_meet_the_same_failures_and_end() -> None:

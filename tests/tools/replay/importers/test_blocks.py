@@ -26,13 +26,7 @@ from pliant.schemas.file_io.parquet import text_array
 from pliant.tools.replay.importers import conversion, job_lines, reading
 from pliant.tools.replay.importers import run as importing
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
-from pliant.tools.replay.importers.conversion import (
-    Conversion,
-    ImportSummary,
-    InputRow,
-    JobIds,
-    MalformedRowError,
-)
+from pliant.tools.replay.importers.conversion import Conversion, ImportSummary
 from pliant.tools.replay.importers.job_lines import check_rows, executed_jobs
 from pliant.tools.replay.importers.reading import json_rows
 from pliant.tools.replay.importers.run import import_trace
@@ -63,8 +57,8 @@ def one_by_one(fields: list[str], reader: str) -> list[object]:
     found: list[object] = []
     for field in fields:
         try:
-            found.append(getattr(InputRow("jobs.csv", 2, {"field": field}), reader)("field"))
-        except MalformedRowError as error:
+            found.append(getattr(conversion.InputRow("jobs.csv", 2, {"field": field}), reader)("field"))
+        except conversion.MalformedRowError as error:
             found.append(error.message)
     return found
 
@@ -252,7 +246,7 @@ def test_columns_of_ids_are_used_once(collide: bool, columns: list[list[str]]) -
     with pytest.MonkeyPatch.context() as patch:
         if collide:
             patch.setattr(conversion, "_MIXER", np.uint64(0))
-        ids, used = JobIds(), set[str]()
+        ids, used = conversion.JobIds(), set[str]()
         for column in columns:
             is_new = len(set(column)) == len(column) and used.isdisjoint(column)
             assert ids.take(text_array(column)) == is_new

@@ -11,24 +11,14 @@ import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.io import read_cluster
-from tests.tools.replay.importers.importing import (
-    HELIOS,
-    PODS,
-    TIRESIAS,
-    facts,
-    gpu_seconds,
-    labels,
-    pai,
-    problems,
-    run,
-    text,
-)
+from tests.tools.replay.importers import importing
+from tests.tools.replay.importers.importing import facts, gpu_seconds, labels, problems, run, text
 
 SACCT = "JobID|JobName|User|Partition|State|Submit|Start|ElapsedRaw|NNodes|AllocTRES"
 
 
 def helios(folder: Path, *rows: str) -> str:
-    return text(folder, "cluster_log.csv", HELIOS, *rows)
+    return text(folder, "cluster_log.csv", importing.HELIOS, *rows)
 
 
 def test_helios_and_acme_jobs_are_executed_time_on_gpus(tmp_path: Path) -> None:
@@ -92,7 +82,7 @@ def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
         "j4,worker,1.0,Terminated,1000.0,1100.0,600.0,29.3,100.0,T4",
         "j4,worker,1.0,Running,1000.0,,600.0,29.3,100.0,T4",
     )
-    result = run(tmp_path, "pai", pai(tmp_path / "pai", jobs + unfinished, tasks))
+    result = run(tmp_path, "pai", importing.pai(tmp_path / "pai", jobs + unfinished, tasks))
     gang, share = result.jobs
     assert facts(gang) == ("j1", 0.0, 5, 5 * 250.0)
     assert gang.labels == labels("pai", "status=Terminated gpu_type=V100 gpu_share=4.5 runs=50-300")
@@ -104,18 +94,18 @@ def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
 
 def test_pai_shares_models_and_missing_tables(tmp_path: Path) -> None:
     tenth = "j1,worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,10.0,V100"
-    folder = pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), (tenth,) * 10)
+    folder = importing.pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), (tenth,) * 10)
     (found,) = run(tmp_path, "pai", folder).jobs
     assert found.gpus.requested == 1
     assert "gpu_share" not in found.labels
     task = "{},worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,100.0,V100"
     jobs = ("j1,i1,ann,Terminated,1000.0,9000.0", "j2,i2,ann,Terminated,1000.0,9000.0")
     folder = tmp_path / "pai"
-    pai(folder, jobs, (task.format("j1"), task.format("j2")))
+    importing.pai(folder, jobs, (task.format("j1"), task.format("j2")))
     text(folder, "pai_group_tag_table.header", "inst_id,user,gpu_type_spec,group,workload")
     text(folder, "pai_group_tag_table.csv", "i1,ann,,g1,bert", "i2,ann,,g2,")
     assert [job.model for job in run(tmp_path, "pai", str(folder)).jobs] == ["bert", "unknown"]
-    folder = Path(pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), ()))
+    folder = Path(importing.pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), ()))
     with pytest.raises(UsageError, match=r"0 files pai_task_table.csv are given, expected one"):
         run(tmp_path, "pai", str(folder / "pai_job_table.csv"))
     (folder / "pai_task_table.header").unlink()
@@ -127,7 +117,7 @@ def test_a_pod_runs_from_its_scheduling_to_its_deletion(tmp_path: Path) -> None:
     path = text(
         tmp_path,
         "pods.csv",
-        PODS,
+        importing.PODS,
         "pod-0,12500,57344,2,1000,V100M16|V100M32,LS,Running,5000,5700,5100",
         "pod-1,12500,57344,1,470,,BE,Failed,5060,5160,5060",
         "pod-2,12500,57344,1,1000,,BE,Pending,5060,,",
@@ -227,7 +217,9 @@ def test_slurm_output_without_sizes_or_delimiters_is_named(tmp_path: Path) -> No
 
 
 def test_tiresias_lists_and_distributions(tmp_path: Path) -> None:
-    path = text(tmp_path, "jobs.csv", TIRESIAS, "0,4,30,606,vgg19,164,30", "1,0,53,133,vgg11,147,23")
+    path = text(
+        tmp_path, "jobs.csv", importing.TIRESIAS, "0,4,30,606,vgg19,164,30", "1,0,53,133,vgg11,147,23"
+    )
     result = run(tmp_path, "tiresias", path)
     (job,) = result.jobs
     assert (job.id, job.submit_time, job.model, gpu_seconds(job)) == ("0", 30.0, "vgg19", 656.0)
@@ -388,7 +380,7 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
 
 
 def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None:
-    folder = Path(pai(tmp_path / "pai", (), ()))
+    folder = Path(importing.pai(tmp_path / "pai", (), ()))
     jobs, tasks = "j1,i,u,Terminated,100,900\n", "j1,w,1,T,100,200,6,6,100,T4\nj2,w,1,T,100,200,6,6,100,T4\n"
     for name, table in (("pai_job_table", jobs), ("pai_task_table", tasks)):
         (folder / f"{name}.csv.gz").write_bytes(gzip.compress(table.encode()))
@@ -406,7 +398,7 @@ NODES = "sn,cpu_milli,memory_mib,gpu,model"
 
 
 def test_a_list_of_nodes_becomes_a_cluster_where_one_is_asked(tmp_path: Path) -> None:
-    pods = text(tmp_path, "pods.csv", PODS, "p1,1,1,2,1000,T4,LS,Running,100,400,200")
+    pods = text(tmp_path, "pods.csv", importing.PODS, "p1,1,1,2,1000,T4,LS,Running,100,400,200")
     nodes = text(tmp_path, "nodes.csv", NODES, "a,64000,1024,2,P100", "b,96500,2048,8,T4", "c,64000,1,0,")
     out = tmp_path / "cluster.json"
     result = run(tmp_path, "alibaba-v2023", nodes, pods, cluster_out=str(out))
