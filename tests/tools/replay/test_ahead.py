@@ -16,7 +16,7 @@ from pliant.tools.schedule.predict_start import copy_of
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import some_jobs
-from tests.builders import FREE_CHANGES, cluster, job
+from tests.builders import FREE_CHANGES, cluster, job, opened
 from tests.tools.replay.world import ends, play
 
 DEAR = SimulatedCluster(start_cost=Cost(10.0), rescale_cost=Cost(10.0))
@@ -41,10 +41,9 @@ def test_a_look_ahead_says_what_the_replay_comes_to(policy: str, stop_s: float) 
     assert found.exact_until_s is None
 
 
-def waiting(*more: object) -> Session:
-    held = Session(make_policy("fifo"), cluster(4), CurveThroughput())
-    for name in "abc":
-        held.submit(job(name, gpus=4, gpu_seconds=400.0, model=name), 0.0)
+def waiting() -> Session:
+    jobs = (job(name, gpus=4, gpu_seconds=400.0, model=name) for name in "abc")
+    held = opened(make_policy("fifo"), cluster(4), *jobs)
     held.decide(0.0)
     return held
 
@@ -63,11 +62,9 @@ def test_looks_ahead_use_measured_speeds_and_costs() -> None:
 
 
 def test_what_cannot_be_known_is_said() -> None:
-    held = Session(make_policy("fifo"), cluster(4), CurveThroughput(is_guess=True))
-    held.submit(job("a", gpus=4, work={"samples": 100}), 0.0)
-    held.submit(job("b", gpus=4, gpu_seconds=100), 0.0)
-    held.submit(job("c", gpus=1, gpu_seconds=100, after={"b": "ok"}), 0.0)
-    held.submit(job("d", gpus=1, gpu_seconds=100, hold=True), 0.0)
+    jobs = [job("a", gpus=4, work={"samples": 100}), job("b", gpus=4, gpu_seconds=100)]
+    jobs += [job("c", gpu_seconds=100, after={"b": "ok"}), job("d", gpu_seconds=100, hold=True)]
+    held = opened(make_policy("fifo"), cluster(4), *jobs, throughput=CurveThroughput(is_guess=True))
     held.decide(0.0)
     assert {name: each.why for name, each in look_ahead(held, 0.0, DEAR).jobs.items()} == {
         "a": "its speed is not known",
@@ -78,15 +75,11 @@ def test_what_cannot_be_known_is_said() -> None:
 
 
 def test_with_little_time_the_policy_is_asked_more_rarely() -> None:
-    jobs = [each for each in some_jobs(400) if each.work is not None]
-
-    def look(within_s: float | None):
-        held = Session(make_policy("fair-share"), NODES, CurveThroughput())
-        for each in jobs:
-            held.submit(each.model_copy(update={"submit_time": 0.0}), 0.0)
-        return look_ahead(held, 0.0, FREE_CHANGES, within_s=within_s)
-
-    exact, none = look(None), look(0.0)
+    jobs = [each.model_copy(update={"submit_time": 0.0}) for each in some_jobs(400) if each.work is not None]
+    exact, none = (
+        look_ahead(opened(make_policy("fair-share"), NODES, *jobs), 0.0, FREE_CHANGES, within_s=within_s)
+        for within_s in (None, 0.0)
+    )
     assert exact.exact_until_s is None
     assert all(each.end_s is not None for each in exact.jobs.values())
     assert none.reached_s < math.inf

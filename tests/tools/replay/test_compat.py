@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,20 +18,8 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import Elasticity
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.throughput_model import ThroughputByPlacement
-from pliant.tools.replay.compat import (
-    NONE,
-    POLLUX,
-    SHOCKWAVE,
-    SIA,
-    Compat,
-    WholeSecondPieces,
-    file_order,
-    one_node,
-    preset,
-    settle,
-    split,
-    whole_second_end,
-)
+from pliant.tools.replay import compat
+from pliant.tools.replay.compat import NONE, POLLUX, SHOCKWAVE, SIA
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.engine import Engine
 from pliant.tools.replay.engine.running import RoundTimes
@@ -43,32 +34,32 @@ from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.pollux.policy import Pollux
 from pliant.tools.schedule.policies.tiresias import Tiresias
 from pliant.tools.schedule.policy import Target
-from tests.builders import cluster, job, mixed_cluster
+from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import step
-from tests.tools.replay.importers.importing import pollux_inputs
+from tests.tools.replay.importers.importing import WORKLOAD, pollux_inputs
 from tests.tools.replay.world import Seats, Told, ends, given, play, story
 
 
 def test_presets_are_off_by_default_and_need_their_inputs():
-    assert preset(None) == NONE == Compat()
-    assert (preset("pollux"), preset("sia"), preset("shockwave")) == (POLLUX, SIA, SHOCKWAVE)
+    assert compat.preset(None) == NONE == compat.Compat()
+    assert (compat.preset("pollux"), compat.preset("sia"), compat.preset("shockwave")) == (
+        POLLUX,
+        SIA,
+        SHOCKWAVE,
+    )
     with pytest.raises(UsageError, match='--compat "plutus": expected pollux, sia, shockwave'):
-        preset("plutus")
+        compat.preset("plutus")
     world = given([job("a", work={"samples": 5})], cluster(1))
-    with pytest.raises(UsageError, match="--compat pollux needs a --profile"):
-        replay(world, Run("tiresias", conditions=Conditions(compat="pollux")))
-    with pytest.raises(UsageError, match="--compat pollux simulates epochs, not --progress samples"):
-        replay(world, Run("tiresias", conditions=Conditions(progress="samples", compat="pollux")))
-    with pytest.raises(UsageError, match="--speeds placement needs a --profile"):
-        replay(world, Run("tiresias", conditions=Conditions(speeds="placement")))
-
-
-def test_time_passes_before_the_first_round():
-    assert RoundTimes(60.0).next_s(0.0) == 0
-    rounds = RoundTimes(60.0, first=1)
-    assert rounds.next_s(0.0) == 60
-    rounds.hold(60.0)
-    assert (rounds.next_s(60.0), rounds.next_s(121.0)) == (120, 180)
+    for stated, problem in (
+        ({"compat": "pollux"}, "--compat pollux needs a --profile"),
+        (
+            {"compat": "pollux", "progress": "samples"},
+            "simulates epochs, not --progress samples",
+        ),
+        ({"speeds": "placement"}, "--speeds placement needs a --profile"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            replay(world, Run("tiresias", conditions=Conditions(**stated)))
 
 
 @pytest.mark.parametrize(
@@ -84,26 +75,26 @@ def test_time_passes_before_the_first_round():
     ],
 )
 def test_a_fixed_batch_is_cut_in_steps(batch, gpus, most_local, accumulate, found):
-    assert split(batch, gpus, most_local, 4096, accumulate=accumulate) == found
+    assert compat.split(batch, gpus, most_local, 4096, accumulate=accumulate) == found
 
 
 def test_jobs_are_in_the_order_of_the_file():
     rows = [job("b", at=5, labels={"row": "2"}), job("a", at=5, labels={"row": "10"}), job("c", at=1)]
-    assert [each.id for each in sorted(rows, key=file_order)] == ["b", "a", "c"]
+    assert [each.id for each in sorted(rows, key=compat.file_order)] == ["b", "a", "c"]
     jobs = [job("a", labels={"row": "2"}, gpu_seconds=30), job("b", labels={"row": "1"}, gpu_seconds=30)]
-    simulated = SimulatedCluster(quirks=Quirks(order=file_order))
+    simulated = SimulatedCluster(quirks=Quirks(order=compat.file_order))
     told = story(play(Tiresias(), jobs, cluster(1), simulated=simulated, interval_s=10))
     assert [name for _, name, event, _ in told if event == "start"] == ["b", "a"]
 
 
-WHOLE_SECONDS = Quirks(segment_end=whole_second_end)
+WHOLE_SECONDS = Quirks(segment_end=compat.whole_second_end)
 
 
 class Rounded(ProgressModel):
     """One piece of 59.6 or 60.4 seconds, as a simulator of whole seconds sees it."""
 
     def __init__(self, seconds: float, *, stepwise: bool = False) -> None:
-        self._pieces = WholeSecondPieces([0.0, seconds], [1.0], 60.0)
+        self._pieces = compat.WholeSecondPieces([0.0, seconds], [1.0], 60.0)
         self._stepwise = stepwise
 
     def segment(self, job, samples_done: float, speed_factor: float = 1.0) -> Segment:
@@ -129,6 +120,12 @@ def test_rounds_are_left_out_where_nothing_can_change():
     jobs = [job("a", gpus=2, work={"samples": 1e6})]
     engine = play(Tiresias("1"), jobs, cluster(2), interval_s=60)
     assert engine.counters.decisions == 2, "at the start, and when the job reaches its threshold"
+    # Time passes before the first round.
+    assert RoundTimes(60.0).next_s(0.0) == 0
+    rounds = RoundTimes(60.0, first=1)
+    assert rounds.next_s(0.0) == 60
+    rounds.hold(60.0)
+    assert (rounds.next_s(60.0), rounds.next_s(121.0)) == (120, 180)
 
 
 @pytest.fixture(scope="module")
@@ -139,11 +136,8 @@ def imported(reference_data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def average_s(inputs: Inputs, policy: str, **more) -> float:
-    done = replay(inputs, Run(policy, conditions=Conditions(compat="pollux"), **more))
-    submitted = {each.id: each.submit_time for each in inputs.jobs}
-    ends = [(event.job, event.time) for event in done.log.events() if event.event == "finish"]
-    assert len(ends) == len(inputs.jobs)
-    return statistics.fmean(time_s - submitted[name] for name, time_s in ends)
+    found = ends(replay(inputs, Run(policy, conditions=Conditions(compat="pollux"), **more)))
+    return statistics.fmean(found[each.id] - each.submit_time for each in inputs.jobs)
 
 
 @pytest.mark.parametrize(
@@ -157,28 +151,21 @@ def test_averages_are_those_of_the_simulator(imported, workload, tiresias_s, opt
 
 def test_the_output_says_what_was_assumed(imported):
     inputs = replace(imported(6), jobs=imported(6).jobs[:3])
-    infos = {
-        name: next(replay(inputs, Run(name, conditions=Conditions(compat="pollux"))).log.events()).detail
-        or {}
-        for name in ("tiresias", "optimus")
-    }
-    told = infos["optimus"]
+    runs = (Run(name, conditions=Conditions(compat="pollux")) for name in ("tiresias", "optimus"))
+    other, told = (next(replay(inputs, run).log.events()).detail for run in runs)
     assert (told["compat"], told["progress"], told["oracle"]) == ("pollux", "epochs", True)
     assert (told["interval_s"], told["start_cost_s"], told["rescale_cost_s"]) == (60.0, 30.0, 30.0)
     assert told["parameters"] == {"placement": "emptiest"}
-    assert "oracle" not in infos["tiresias"], "it asks for none"
-
-
-def test_what_a_replay_states_wins_over_the_preset(imported):
+    assert "oracle" not in other, "it asks for none"
+    # What a replay states wins over the preset.
     inputs = imported(6)
-    free = SimulatedCluster(start_cost=Cost(0.0), rescale_cost=Cost(0.0))
-    assert average_s(inputs, "tiresias", simulated=free) < 3469.69375
+    assert average_s(inputs, "tiresias", simulated=FREE_CHANGES) < 3469.69375
     assert average_s(inputs, "tiresias", parameters={"placement": "compact"}) != 3469.69375
 
 
 def test_every_quirk_is_documented():
     text = (Path(__file__).parents[3] / "docs" / "replay-compat.md").read_text()
-    names = {each.name for each in fields(Compat)} - {"name", "quirks"}
+    names = {each.name for each in fields(compat.Compat)} - {"name", "quirks"}
     names |= {f"quirks.{each.name}" for each in fields(Quirks)}
     assert [name for name in sorted(names) if f"| `{name}`" not in text] == []
     parameters = [each for found in (POLLUX, SIA, SHOCKWAVE) for each in found.parameters.values()]
@@ -187,17 +174,17 @@ def test_every_quirk_is_documented():
 
 
 def test_an_end_rounded_down_to_a_round_is_over_in_the_next():
-    pieces = WholeSecondPieces([0.0, 60.3, 120.0, 179.6], [1.0, 1.0, 1.0], 60.0)
+    pieces = compat.WholeSecondPieces([0.0, 60.3, 120.0, 179.6], [1.0, 1.0, 1.0], 60.0)
     assert pieces.ends_s == [0, 60, 120, 180]
     trajectory = pieces.trajectory(0.0)
     assert trajectory.samples_done(0.0, 60.0) == 60.0, "60.3 s cut to 60: the round at 60 comes first"
     assert trajectory.samples_done(0.0, 61.0) == pytest.approx(61.3)
     assert trajectory.samples_done(0.0, 120.0) == 120.0, "59.7 s drawn out to 60: over when the round comes"
     assert not trajectory.is_late(180.0)
-    short = WholeSecondPieces([0.0, 60.3], [1.0], 60.0).trajectory(0.0)
+    short = compat.WholeSecondPieces([0.0, 60.3], [1.0], 60.0).trajectory(0.0)
     assert short.is_late(60.0)
     assert not short.is_late(67.0), "between rounds nobody looks"
-    pieces = WholeSecondPieces([0.0, 60.0, 60.2, 60.4, 100.0], [1.0] * 4, 60.0)
+    pieces = compat.WholeSecondPieces([0.0, 60.0, 60.2, 60.4, 100.0], [1.0] * 4, 60.0)
     trajectory = pieces.trajectory(0.0)
     assert trajectory.samples_done(0.0, 60.0) == 60.0, "the first is over, the next was cut to nothing"
     assert trajectory.samples_done(0.0, 61.0) == pytest.approx(61.4)
@@ -209,7 +196,6 @@ BATCH = {"size": 32, "min": 32, "max": 64}
 class Rebatches(Told):
     """``orders[time]`` are the batches of jobs on one GPU."""
 
-    name: ClassVar[str] = "rebatches"
     elasticity: ClassVar[Elasticity] = "size+batch"
 
     def target(self, order: int, job: JobState) -> Target:
@@ -253,23 +239,16 @@ def test_a_move_costs_a_rescale_unless_it_is_free(first: NodeGpus, then: NodeGpu
     assert ends(engine) == {"a": 50 + cost_s + 55 * slower}
 
 
-def test_believed_costs_may_differ_from_costs() -> None:
-    row = step(1, 8, 0.5, model="cifar10", gpu_type="t4")
-    times = ThroughputByPlacement(Profile((row,)), rescales_s=SIA.believed_cost_s)
-    assert [times.rescale_seconds(model) for model in ("cifar10", "other")] == [30.0, None]
-    assert SIA.cost.of("cifar10") == 50.0
-
-
 def test_settled_models_are_rigid_for_policies_that_choose_both() -> None:
     trace = [
         job("ncf-0", gpus=2, elastic="size+batch", batch=BATCH, model="ncf"),
         job("bert-1", gpus=2, elastic="size+batch", batch=BATCH, model="bert"),
     ]
-    first, second = settle(POLLUX, trace, Pollux())
+    first, second = compat.settle(POLLUX, trace, Pollux())
     assert (first.gpus.requested, first.batch.size, first.elastic) == (1, 32768, "none")
     assert second == trace[1]
-    assert settle(POLLUX, trace, Fifo()) == trace
-    assert settle(NONE, trace, Pollux()) == trace
+    assert compat.settle(POLLUX, trace, Fifo()) == trace
+    assert compat.settle(NONE, trace, Pollux()) == trace
 
 
 def spread(nodes: int, rate: float) -> ProfileRow:
@@ -278,17 +257,16 @@ def spread(nodes: int, rate: float) -> ProfileRow:
     return step(placement, 8, 16 / rate)
 
 
-@pytest.mark.parametrize(("compat", "jct_s"), [(None, 60 + 1600 / 2), ("shockwave", 20 + 1600 / 4)])
-def test_jobs_are_as_fast_on_two_nodes_as_on_one(compat: str | None, jct_s: float) -> None:
+@pytest.mark.parametrize(("preset_name", "jct_s"), [(None, 60 + 1600 / 2), ("shockwave", 20 + 1600 / 4)])
+def test_jobs_are_as_fast_on_two_nodes_as_on_one(preset_name: str | None, jct_s: float) -> None:
     """Two nodes of one GPU, where the profile has half the speed; a start costs 20 s there, 60 s stated."""
     profile = Profile((spread(1, 4.0), spread(2, 2.0)))
-    assert one_node(profile).rows == profile.rows[:1]
+    assert compat.one_node(profile).rows == profile.rows[:1]
     pair = job("a", gpus=2, model="net", batch=16, work={"samples": 1600.0})
     world = checked([pair], cluster(1, 1), profile)
-    stated = SimulatedCluster(start_cost=None if compat else Cost(60.0))
-    done = replay(world, Run("gavel", conditions=Conditions(compat=compat), simulated=stated))
-    finished = [(event.job, event.time) for event in done.log.events() if event.event == "finish"]
-    assert finished == [("a", pytest.approx(jct_s))]
+    stated = SimulatedCluster(start_cost=None if preset_name else Cost(60.0))
+    done = replay(world, Run("gavel", conditions=Conditions(compat=preset_name), simulated=stated))
+    assert ends(done) == {"a": pytest.approx(jct_s)}
 
 
 def test_moves_are_free_and_pauses_cost_under_shockwave() -> None:
@@ -300,3 +278,81 @@ def test_moves_are_free_and_pauses_cost_under_shockwave() -> None:
     ]
     costs = [(each.start_cost, each.rescale_cost, each.resume_cost) for each in found]
     assert costs == [(Cost(20.0), Cost(), Cost(20.0)), (Cost(20.0), Cost(7.0), Cost(7.0))]
+    # What policies believe may differ.
+    row = step(1, 8, 0.5, model="cifar10", gpu_type="t4")
+    times = ThroughputByPlacement(Profile((row,)), rescales_s=SIA.believed_cost_s)
+    assert [times.rescale_seconds(model) for model in ("cifar10", "other")] == [30.0, None]
+    assert SIA.cost.of("cifar10") == 50.0
+
+
+ENDS = Path(__file__).parent / "golden" / "pollux_ends.json"
+"""When a second implementation of the simulator, round by round, ended every job; to the second."""
+
+
+def sheet(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def made_up(
+    rng: random.Random, folder: Path, batches: Sequence[int], locals_: Sequence[int], epochs: int
+) -> None:
+    """Measurements of an application, in files as the simulator has them."""
+    places = [(gpus,) for gpus in (1, 2, 3, 4)] + [(4, low) for low in (1, 3, 4)] + [(1, 2, 4), (1, 4, 2)]
+    sizes = [(nodes, width * nodes) for nodes in (2, 3, 5, 8, 16) for width in (1, 2, 4)]
+
+    def times(nodes: int, gpus: int, local: int) -> dict[str, float]:
+        sync_s = rng.uniform(0.01, 0.02) * (gpus - 1) + 0.05 * (nodes - 1)
+        step_s = rng.uniform(0.9, 1.1) * local / 16 + sync_s
+        return {"local_bsz": local, "step_time": step_s, "sync_time": sync_s}
+
+    measured = [
+        {"placement": "".join(map(str, place))} | times(len(place), sum(place), local)
+        for place in places
+        for local in locals_
+    ]
+    sheet(folder / "placements.csv", measured)
+    measured = [
+        {"num_nodes": nodes, "num_replicas": gpus} | times(nodes, gpus, local)
+        for nodes, gpus in sizes
+        for local in locals_
+    ]
+    sheet(folder / "scalability.csv", measured)
+    for batch in batches:
+        steps = [epoch * 400 * batches[0] / batch + rng.uniform(0, 9) for epoch in range(1, epochs + 1)]
+        epochs_ = [
+            {"progress": 400 * epoch + rng.uniform(0, 9), "iteration": int(done), "metric": 1.0}
+            | {"grad_sqr": rng.uniform(1, 2), "grad_var": rng.uniform(1, 20) * batches[0]}
+            for epoch, done in enumerate(steps, 1)
+        ]
+        sheet(folder / f"validation-{batch}.csv", epochs_)
+
+
+@pytest.mark.parametrize(("seed", "nodes"), [(0, 2), (2, 18)])
+def test_every_job_of_a_made_up_world_ends_at_the_same_second(tmp_path: Path, seed: int, nodes: int) -> None:
+    """Jobs of any validated or other batch, in a file that is not in order of time, many at one moment."""
+    rng, traces, apps = random.Random(seed), tmp_path / "data" / "traces", {}
+    for name, batches, locals_, epochs in (
+        ("tiny", (16, 64, 200), (4, 8, 32), 4),
+        ("ncf", (32, 128), (8, 16, 64), 10),
+        ("yolov3", (8, 32, 64), (4, 8, 16), 50),
+    ):
+        made_up(rng, traces / name, batches, locals_, epochs)
+        apps[name] = batches, locals_
+    rows = []
+    for number in range(25):
+        name = rng.choice(sorted(apps))
+        batches, locals_ = apps[name]
+        batch = rng.choice([rng.choice(batches), rng.randint(batches[0], batches[-1])])
+        most = min(16, 4 * nodes, int(batch / locals_[0]))
+        at_s = rng.choice([rng.randint(0, 3000), 60 * rng.randint(0, 10)])
+        row = f"{name}-{number}", at_s, name, rng.randint(1, most), batch
+        rows.append(dict(zip(WORKLOAD.split(","), row, strict=True)))
+    world = pollux_inputs(tmp_path / "data", sheet(tmp_path / "workload.csv", rows), nodes, tmp_path / "in")
+    for policy in ("tiresias", "optimus"):
+        found = ends(replay(world, Run(policy, conditions=Conditions(compat="pollux"))))
+        assert found == json.loads(ENDS.read_text())[f"{policy} {seed}"], policy

@@ -29,7 +29,6 @@ from pliant.tools.schedule.policies.srtf import Srtf
 from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.profile.histories import history
 
-PREDICTED = Conditions(demand="predicted")
 Look = Callable[[Callable[[JobState, float], Any]], list[Any]]
 
 
@@ -102,9 +101,6 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Look:
     return noted
 
 
-# The oracle, and jobs that state less than the replay knows.
-
-
 def test_the_oracle_knows_work_that_jobs_do_not_state(look: Look) -> None:
     assert finished(under(silent(), "oracle")) == {"a": (24000.0, 19200.0), "b": (4801.0, 4800.0)}
     # A job of unknown work comes last, so that the long one trains on unless the policy knows.
@@ -151,16 +147,6 @@ def test_unstated_work_needs_epochs_or_an_oracle(monkeypatch: pytest.MonkeyPatch
     assert len(finished(under(silent(), "oracle"))) == 2
 
 
-@pytest.mark.parametrize("command", ["schedule", "run"])
-def test_no_other_command_has_an_oracle(command: str) -> None:
-    told = CliRunner().invoke(app, [command, "--policy", "srtf", "--demand", "oracle"])
-    assert told.exit_code == 2
-    assert "only a replay knows when jobs will end" in " ".join(told.output.replace("│", "").split())
-
-
-# Predictions; the trace alone knows when jobs end.
-
-
 def test_predictions_are_learned_and_hide_the_work_of_the_trace(look: Look) -> None:
     done = under(sequence(), "predicted")
     assert {name: samples for name, (_, samples) in finished(done).items()} == {
@@ -189,40 +175,32 @@ def test_jobs_with_a_table_report_their_epochs_and_metrics() -> None:
 
 def test_jobs_of_samples_report_the_metrics_of_their_table() -> None:
     """Two recorded epochs stand for halves: of eight epochs the first four report the first of them."""
-    table = [
-        ConvergenceRow("net", 960, n, n + 1.0, n + 1.0, 0.1 + n, loss=4.0 - n, initial_loss=8.0)
-        for n in range(2)
-    ]
+    losses = {"initial_loss": 8.0}
+    table = [ConvergenceRow("net", 960, n, n + 1.0, n + 1.0, 0.1 + n, loss=4.0 - n, **losses) for n in (0, 1)]
+    world = replace(sequence(convergence="net"), tables=validations(table))
+    done = under(world, "predicted", progress="samples")
     plain = under(sequence(), "predicted")
-    done = under(
-        replace(sequence(convergence="net"), tables=validations(table)), "predicted", progress="samples"
-    )
     assert events(done, "finish") == events(plain, "finish"), "what it reports changes no speed"
     job = done.session.ended["j03"]
     assert job.initial_loss == 8.0
     assert [end.loss for end in job.epochs] == [4.0] * 4 + [3.0] * 3
     assert [end.metric for end in job.epochs] == [0.1] * 4 + [1.1] * 3
     assert [end.samples_done for end in job.epochs] == [100.0 * n for n in range(1, 8)]
-    stated = under(replace(sequence(convergence="net"), tables=validations(table)), progress="samples")
-    assert stated.session.ended["j03"].epochs == (), "no policy asks"
+    assert under(world, progress="samples").session.ended["j03"].epochs == (), "no policy asks"
 
 
 def test_predictions_begin_as_the_file_says(tmp_path: Path) -> None:
-    path = tmp_path / "predictor.json"
+    path = str(tmp_path / "predictor.json")
     write_predictor(Predictor(widened=False), path)
     narrow, wide = (
-        under(sequence(), "predicted", predictor=each).session.forecast.document()
-        for each in (str(path), None)
+        under(sequence(), "predicted", predictor=each).session.forecast.document() for each in (path, None)
     )
-    assert narrow.fit is not None
-    assert wide.fit is not None
     assert narrow.fit.trust == 1 > wide.fit.trust
     assert not narrow.widened
     known = ProgressPredictor()
     known.learn(history(10))
-    path = tmp_path / "predictor.json"
     write_predictor(known.document(), path)
-    done = under(sequence(), "predicted", predictor=str(path))
+    done = under(sequence(), "predicted", predictor=path)
     assert done.session.forecast.predictor.jobs > 20
     first = predictions(done)[0]
     assert (first["low"], first["high"]) != (0.05, 0.95)
@@ -249,3 +227,7 @@ def test_a_replay_is_a_history_to_fit_predictors_to(tmp_path: Path, monkeypatch:
     alone = CliRunner().invoke(app, [*begin, "--predictor", "predictor.json"])
     assert alone.exit_code == 2
     assert "it predicts with --demand predicted only" in alone.output
+    for command in ("schedule", "run"):  # have no oracle
+        told = CliRunner().invoke(app, [command, "--policy", "srtf", "--demand", "oracle"])
+        assert told.exit_code == 2
+        assert "only a replay knows when jobs will end" in " ".join(told.output.replace("│", "").split())

@@ -16,6 +16,7 @@ from pliant.tools.replay.describe import cluster_for, describe, warning
 from pliant.tools.replay.inputs import Inputs, Sources, inputs
 from pliant.tools.replay.recorded import held_gpus, label_of, runs_of
 from pliant.tools.replay.run import Replayed, Run, replay
+from pliant.tools.report.report import read_report
 from tests.builders import cluster, job
 from tests.cli.calling import call
 
@@ -43,9 +44,8 @@ def test_what_is_in_a_trace_by_day_and_hour() -> None:
     assert found.bin_s == HOUR_S
     assert {hour: gpus for hour, gpus in enumerate(found.arriving_gpus) if gpus} == {0: 24.0, 36: 72.0}
     assert warning(found) is None
-    assert warning(describe(trace(), gpus=1)) == (
-        "overload: 2 times what 1 GPU can do arrives; days above 1: 2"
-    )
+    told = "overload: 2 times what 1 GPU can do arrives; days above 1: 2"
+    assert warning(describe(trace(), gpus=1)) == told
     found = describe([*trace(), job("d", at=200 * HOUR_S, gpu_seconds=48 * HOUR_S)])
     assert found.bin_s == 24 * HOUR_S
     assert found.arriving_gpus == pytest.approx((1.0, 3.0, 0, 0, 0, 0, 0, 0, 2.0))
@@ -62,31 +62,23 @@ def test_a_cluster_for_a_load_holds_the_largest_job() -> None:
         cluster_for(describe(trace()[2:]), 0.8)
 
 
-def test_the_command_says_it_in_words(tmp_path: Path) -> None:
-    jobs, machines = tmp_path / "jobs.jsonl", tmp_path / "cluster.json"
-    write_jobs(trace(), jobs)
-    write_cluster(cluster(1), machines)
-    done = call("trace", "describe", str(jobs), "--cluster", str(machines), "--cluster-for", "0.2")
+def test_the_command_says_it_in_words_and_draws_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_jobs(trace(), Path("jobs.jsonl"))
+    write_cluster(cluster(1), Path("cluster.json"))
+    words = ("trace", "describe", "jobs.jsonl", "--cluster", "cluster.json")
+    done = call(*words, "--cluster-for", "0.2")
     assert "work: 96.0 GPU hours, none known of 1 job" in done.stdout
     assert "cluster for a load of 0.2: 10 GPUs" in done.stdout
     assert "overload: 2 times" in done.stderr
-
-
-def test_the_work_that_arrives_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_jobs([*trace(), job("d", at=200 * HOUR_S, gpu_seconds=48 * HOUR_S)], Path("jobs.jsonl"))
-    write_cluster(cluster(2), Path("cluster.json"))
-    words = ("trace", "describe", "jobs.jsonl", "--cluster", "cluster.json", "--figure")
     for name in ("one.svg", "two.svg"):
-        assert call(*words, name).exit_code == 0
+        assert call(*words, "--figure", name).exit_code == 0
     drawn = Path("one.svg").read_bytes()
     assert drawn == Path("two.svg").read_bytes()
     assert b"<svg" in drawn
-    done = call(*words, "one.gif")
-    assert (done.exit_code, done.stderr) == (
-        2,
-        "pliant: --figure one.gif: expected a name that ends in .svg, .png or .pdf\n",
-    )
+    done = call(*words, "--figure", "one.gif")
+    assert done.exit_code == 2
+    assert "--figure one.gif: expected a name that ends in .svg, .png or .pdf" in done.stderr
 
 
 def stream(count: int, every_s: float, gpu_seconds: float = 200.0, gpus: int = 2) -> Inputs:
@@ -98,42 +90,31 @@ def stream(count: int, every_s: float, gpu_seconds: float = 200.0, gpus: int = 2
 def test_work_beyond_the_capacity_is_overload():
     # 41 jobs of 200 GPU-seconds in 400 s, in which ten GPUs have 4000.
     assert offered_load(stream(41, 10.0)) == pytest.approx(41 * 200 / 4000)
-    assert overload(stream(41, 10.0)) == (
-        "overload: jobs arrive for 7 min and bring 2.05 times the work that 10 GPUs can do in that time: "
-        "the queue grows to the last arrival"
-    )
+    assert "and bring 2.05 times the work that 10 GPUs can do in that time" in overload(stream(41, 10.0))
     assert overload(stream(41, 20.0)) is None
     too_large = stream(41, 10.0, gpus=11)
     assert offered_load(too_large) is None
     jobs = [job(f"j{n}", at=n * 10.0, gpus=2, work={"epochs": 2.0, "dataset_size": 100}) for n in range(41)]
     found = Inputs((job("unknown"), *jobs), cluster(10), None, CurveThroughput())
     assert offered_load(found) == pytest.approx(41 * 200 / 4000), "epochs count, unknown work does not"
+    for few in (stream(10, 1.0), stream(41, 0.0), stream(41, 2.0), stream(0, 1.0)):
+        # Few jobs, or jobs that arrive faster than half of them end, wait for each other by design.
+        assert offered_load(few) is None
 
 
-@pytest.mark.parametrize("few", [stream(10, 1.0), stream(41, 0.0), stream(41, 2.0), stream(0, 1.0)])
-def test_a_batch_of_jobs_is_no_stream(few):
-    """Few jobs, or jobs that arrive faster than half of them end, wait for each other by design."""
-    assert offered_load(few) is None
-
-
-def recorded(name: str, submit_s: float, label: str, gpus: int = 1, gpu_seconds: float = 60.0) -> Job:
-    made = job(name, at=submit_s, gpus=gpus, gpu_seconds=gpu_seconds)
-    return made.model_copy(update={"labels": {"runs": label}})
+def recorded(name: str, submit_s: float, label: str, gpus: int = 1) -> Job:
+    return job(name, at=submit_s, gpus=gpus, gpu_seconds=60.0, labels={"runs": label})
 
 
 def replayed(*jobs: Job, gpus: int = 4) -> Replayed:
     return replay(inputs(jobs, cluster(gpus)), Run("recorded"))
 
 
-def happened(done: Replayed) -> list[tuple[float, str, str | None, int | None, float | None]]:
-    found = list(done.log.events())[1:]
-    return [(each.time, each.event, each.job, each.gpus, each.samples_done) for each in found]
-
-
 def test_jobs_hold_what_was_recorded_when_it_was() -> None:
     """b has two runs, of 2 GPUs for 10 s and of 4 for 10 s: a third of its work, and the rest."""
     first, second = recorded("a", 5.0, "0-60"), recorded("b", 10.0, "5-15*2, 50-60", 4)
-    assert happened(replayed(first, second)) == [
+    found = [*replayed(first, second).log.events()][1:]
+    assert [(each.time, each.event, each.job, each.gpus, each.samples_done) for each in found] == [
         (5.0, "submit", "a", None, None),
         (5.0, "start", "a", 1, 0.0),
         (10.0, "submit", "b", None, None),
@@ -149,9 +130,8 @@ def test_more_gpus_than_the_cluster_has_are_told_and_kept() -> None:
     """Three GPUs are held from 10 s to 20 s, a third of the 30 s."""
     done = replayed(recorded("a", 0.0, "0-20", 2), recorded("b", 0.0, "10-30"), gpus=2)
     assert done.summary.finished == 2
-    assert done.summary.assumptions[-1] == (
-        "the trace holds up to 3 GPUs at a time, and 33.3% of the time more than the 2 of the cluster"
-    )
+    held = "the trace holds up to 3 GPUs at a time, and 33.3% of the time more than the 2 of the cluster"
+    assert done.summary.assumptions[-1] == held
     assert not any("cost" in text for text in done.summary.assumptions)
 
 
@@ -161,9 +141,8 @@ def test_without_a_cluster_it_is_as_large_as_what_was_held(tmp_path: Path) -> No
     found = Sources(str(tmp_path / "jobs.jsonl")).read()
     assert found.cluster.total_gpus == 16
     done = replay(found, Run("recorded"))
-    assert done.summary.assumptions[-1] == (
-        "no --cluster: it has 2 nodes of 8 GPUs, for what the trace holds at a time"
-    )
+    assumed = "no --cluster: it has 2 nodes of 8 GPUs, for what the trace holds at a time"
+    assert done.summary.assumptions[-1] == assumed
     io.write_jobs([job("a", gpu_seconds=1.0)], tmp_path / "jobs.jsonl")
     with pytest.raises(UsageError, match="--cluster missing: only a trace with recorded runs"):
         Sources(str(tmp_path / "jobs.jsonl")).read()
@@ -180,22 +159,17 @@ def test_a_job_without_a_recording_is_refused(tmp_path: Path) -> None:
         replay_all(sources, [Task(Run("recorded"), str(tmp_path / "out.parquet"))])
 
 
-@pytest.mark.parametrize("label", ["soon", "5-", "60-5", "0-10, 5-20", "0-10*0", "1-2,"])
-def test_a_label_that_is_no_recording(label: str) -> None:
-    with pytest.raises(BadInputError, match="expected runs like 300-3900"):
-        runs_of(recorded("a", 0.0, label))
-
-
 def test_labels_and_reports_say_what_was_recorded(tmp_path: Path) -> None:
     assert label_of([(400.5, 500.0, 2), (100.0, 300.0, 4)], 100.0, 4) == "0-200, 300.5-400*2"
     first = recorded("a", 100.0, "0-200, 300.5-400*2", 4)
     assert [tuple(run) for run in runs_of(first)] == [(100.0, 300.0, 4), (400.5, 500.0, 2)]
     assert list(held_gpus([first])) == [(100.0, 4), (300.0, 0), (400.5, 2), (500.0, 0)]
-    from pliant.tools.report.report import read_report
-
     done = replayed(recorded("a", 0.0, "30-90"), recorded("b", 10.0, "0-60"))
     path = tmp_path / "recorded.jsonl"
     path.write_bytes(done.log.json_lines())
     assert len(io.read_events(path)) == 7
     (run,) = read_report([str(path)]).runs
     assert run.metrics.mean_jct_s == pytest.approx((90 + 60) / 2)
+    for label in ("soon", "5-", "60-5", "0-10, 5-20", "0-10*0", "1-2,"):
+        with pytest.raises(BadInputError, match="expected runs like 300-3900"):
+            runs_of(recorded("a", 0.0, label))

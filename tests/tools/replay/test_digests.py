@@ -143,27 +143,18 @@ def test_replays_give_the_recorded_events(policy: str, recorded: Mapping[str, st
     [Fifo, lambda: Fifo("easy"), lambda: Fifo("skip"), Ares],
     ids=["fifo", "fifo easy", "fifo skip", "ares"],
 )
-def test_a_policy_left_unasked_would_have_decided_nothing(
-    policy: Callable[[], Policy], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_left_unasked_would_have_decided_nothing(policy: Callable[[], Policy], monkeypatch) -> None:
     """While no job waits under fifo, or could use more GPUs under ares, an end changes nothing."""
+    leave, unasked = Session.leaves_unasked, list[bool]()
 
-    def events() -> list[tuple[str, int]]:
+    def events(leaves: Callable[[Session, float], bool]) -> list[tuple[str, int]]:
+        monkeypatch.setattr(Session, "leaves_unasked", leaves)
         engines = [
             play(policy(), each.trace, each.nodes, Scattered(), simulated=each.simulated())
             for each in map(world, range(40))
         ]
         return [(digest(each.log.json_lines()), each.counters.decisions) for each in engines]
 
-    unasked: list[bool] = []
-    leave = Session.leaves_unasked
-
-    def noted(session: Session, now_s: float) -> bool:
-        unasked.append(leave(session, now_s))
-        return unasked[-1]
-
-    monkeypatch.setattr(Session, "leaves_unasked", noted)
-    found = events()
+    found = events(lambda *asked: unasked.append(leave(*asked)) or unasked[-1])
     assert any(unasked)
-    monkeypatch.setattr(Session, "leaves_unasked", lambda *_: False)
-    assert events() == found
+    assert events(lambda *_: False) == found

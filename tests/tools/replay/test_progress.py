@@ -86,15 +86,9 @@ def test_epochs_take_the_steps_of_the_validation_run():
     assert trained(epochs_job(12), EpochProgress({"m": TABLE})) == pytest.approx(15 * 1.5)
     half = job("a", model="m", batch=8, work={"epochs": 1.5, "dataset_size": 80}, convergence="m")
     assert trained(half, EpochProgress({"m": TABLE})) == 15
-
-
-def simulator_epochs(**max_epochs: int) -> SimulatorEpochs:
-    return SimulatorEpochs({"m": TABLE}, EpochProgress({"m": TABLE}).cut, max_epochs)
-
-
-def test_whole_seconds_round_each_epoch_and_max_epochs_wins():
-    assert trained(epochs_job(16), simulator_epochs()) == 12 + 13  # 12.0 and 13.33
-    assert trained(epochs_job(8), simulator_epochs(m=1)) == 10
+    for most, batch, end_s in (({}, 16, 12 + 13), ({"m": 1}, 8, 10)):  # 12.0 and 13.33 in whole seconds
+        simulator = SimulatorEpochs({"m": TABLE}, EpochProgress({"m": TABLE}).cut, most)
+        assert trained(epochs_job(batch), simulator) == end_s
 
 
 @pytest.mark.parametrize(("metrics", "target", "end_s"), [((1, 5), 4, 20), ((5, 6), 4, 10), ((9, 3), 3, 20)])
@@ -156,36 +150,29 @@ def test_goodput_is_throughput_at_the_reference_batch():
         assert trained(epochs_job(batch), by_epoch) == pytest.approx(trained(epochs_job(batch), whole))
 
 
-def end_under(conditions: Conditions, *specs: Job, tables: bool = True) -> float:
-    profile = Profile((step(1, 8, 1.0, model="m"),))
-    rows = validations([*run(8, (10, 10), (30, 20))]) if tables else {}
-    world = replace(inputs(specs, NODES, profile), tables=rows)
-    done = replay(world, Run("fifo", conditions=conditions, simulated=FREE_CHANGES))
-    return max(event.time for event in done.log.events() if event.event == "finish")
-
-
 def test_the_model_is_chosen_by_what_a_job_has():
     plain = job("b", model="m", batch=8, work={"samples": 80})
-    assert end_under(Conditions(), epochs_job()) == 30
-    assert end_under(Conditions(), plain) == 10
-    assert end_under(Conditions(progress="samples"), epochs_job()) == 20
-    assert end_under(Conditions(), epochs_job(), tables=False) == 20
-    assert end_under(Conditions(progress="goodput", noise_scale={"": 3.0}), plain) == 10
+
+    def under(*specs: Job, tables: bool = True, **conditions: Any) -> tuple[float, str]:
+        """When the last job ends, and what the event file says of progress: the caveat about bounds."""
+        rows = validations([*run(8, (10, 10), (30, 20))]) if tables else {}
+        world = replace(inputs(specs, NODES, Profile((step(1, 8, 1.0, model="m"),))), tables=rows)
+        done = replay(world, Run("fifo", conditions=Conditions(**conditions), simulated=FREE_CHANGES))
+        first = next(iter(done.log.events()))
+        return max(ends(done).values()), (first.detail or {}).get("progress", "samples")
+
+    assert under(epochs_job()) == (30, "epochs")
+    assert under(plain) == (10, "samples")
+    assert under(epochs_job(), plain) == (30, "epochs")
+    assert under(epochs_job(), progress="samples") == (20, "samples")
+    assert under(epochs_job(), tables=False) == (20, "samples")
+    assert under(plain, progress="goodput", noise_scale={"": 3.0})[0] == 10
     with pytest.raises(BadInputError, match='1 job without a run in the convergence table: "b"'):
-        end_under(Conditions(progress="epochs"), epochs_job(), plain)
+        under(epochs_job(), plain, progress="epochs")
     with pytest.raises(UsageError, match="needs a --convergence table"):
-        end_under(Conditions(progress="epochs"), epochs_job(), tables=False)
+        under(epochs_job(), tables=False, progress="epochs")
     with pytest.raises(UsageError, match='no noise scale is known for model "m"'):
-        end_under(Conditions(progress="goodput"), plain)
-    # The report's caveat about bounds hangs on what the event file says.
-    rows = validations([*run(8, (10, 10), (30, 20))])
-    for jobs, tables, named in (
-        ([epochs_job(), plain], rows, "epochs"),
-        ([plain], rows, "samples"),
-        ([epochs_job()], {}, "samples"),
-    ):
-        head = next(iter(replay(replace(inputs(jobs, NODES), tables=tables), Run("fifo")).log.events()))
-        assert (head.detail or {}).get("progress", "samples") == named
+        under(plain, progress="goodput")
 
 
 def test_noise_scales_are_read_by_model():
@@ -213,23 +200,19 @@ def test_what_a_table_lacks_is_said():
         silent.gain(8, 0)
 
 
-STEPS = Pieces([0.0, 10.0, 30.0, 40.0], [1.0, 4.0, 2.0])
-
-"""10, 5 and 5 seconds."""
-
-
 def test_a_job_is_where_its_pieces_take_it():
-    trajectory = STEPS.trajectory(0.0)
+    steps = Pieces([0.0, 10.0, 30.0, 40.0], [1.0, 4.0, 2.0])  # 10, 5 and 5 seconds
+    trajectory = steps.trajectory(0.0)
     assert trajectory.seconds == 20
     told = [trajectory.samples_done(100.0, 100.0 + passed) for passed in (-5, 0, 5, 10, 12, 15, 17.5, 20, 99)]
     assert told == [0, 0, 5, 10, 18, 30, 35, 40, 40]
-    assert STEPS.trajectory(5.0).seconds == 15
-    assert STEPS.trajectory(5.0).samples_done(0.0, 6.0) == 14
-    at_bound = STEPS.trajectory(10.0)
+    assert steps.trajectory(5.0).seconds == 15
+    assert steps.trajectory(5.0).samples_done(0.0, 6.0) == 14
+    at_bound = steps.trajectory(10.0)
     assert (at_bound.rate, at_bound.seconds) == (4.0, 10)
-    nearly = STEPS.trajectory(10.0 - 1e-12)
+    nearly = steps.trajectory(10.0 - 1e-12)
     assert (nearly.rate, nearly.seconds) == (4.0, pytest.approx(10))
-    assert STEPS.trajectory(40.0).seconds == 0
+    assert steps.trajectory(40.0).seconds == 0
 
 
 @given(
@@ -270,18 +253,14 @@ def growing(job_id: str = "a", **more: object) -> Job:
 def test_regimes_change_the_speed_and_count_for_the_work():
     engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 200.0}
-    changes = [event for event in engine.log.events() if event.event == "progress"]
-    assert [(event.time, event.global_batch, event.samples_done) for event in changes] == [
-        (100.0, 4, 200.0),
-        (150.0, 8, 400.0),
-    ]
-    engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
-    detail = next(event.detail for event in engine.log.events() if event.event == "submit") or {}
+    events = [*engine.log.events()]
+    changes = [(e.time, e.global_batch, e.samples_done) for e in events if e.event == "progress"]
+    assert changes == [(100.0, 4, 200.0), (150.0, 8, 400.0)]
+    detail = next(event.detail for event in events if event.event == "submit") or {}
     assert detail["demand_gpu_s"] == pytest.approx(200.0)
     assert detail["curve"][0] == [1, pytest.approx(4.0)]
-    done = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     held = Session(Fifo(), cluster(1), SPEEDS)
-    for event in done.log.events():
+    for event in events:
         if event.time < 150.0:
             apply_events(held, [event])
     state = held.jobs["a"]
@@ -292,7 +271,6 @@ def test_regimes_change_the_speed_and_count_for_the_work():
 
 
 def test_costs_and_failures_meet_the_regime_of_the_moment():
-    assert ends(play(Fifo(), [growing()], cluster(1), SPEEDS)) == {"a": 200.0}
     policy = Told({0.0: {"a": 1}, 120.0: {"a": 0}, 130.0: {"a": 1}}, again_s=[120.0, 130.0])
     engine = play(policy, [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 210.0}  # ten seconds without GPUs in the second regime
@@ -306,20 +284,15 @@ def test_costs_and_failures_meet_the_regime_of_the_moment():
 
 
 def test_a_policy_is_asked_at_a_border_of_regimes():
-    seen: list[tuple[float, float, tuple[BatchChange, ...]]] = []
+    def look(seen):
+        found = seen.jobs.values()
+        return [(seen.time_s, seen.speeds.rate(each, 1), tuple(each.batch_changes)) for each in found]
 
-    class Watching(Fifo):
-        name = "watching"
-
-        def decide(self, snapshot, rng):  # type: ignore[no-untyped-def]
-            for state in snapshot.jobs.values():
-                rate = snapshot.speeds.rate(state, 1)
-                seen.append((snapshot.time_s, rate, tuple(state.batch_changes)))
-            return super().decide(snapshot, rng)
-
-    play(Watching(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
+    policy = Told({0.0: {"a": 1}}, look=look)
+    play(policy, [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     first, second = BatchChange(200.0, 4), BatchChange(400.0, 8)
-    assert seen == [(0.0, 2.0, ()), (100.0, 4.0, (first,)), (150.0, 8.0, (first, second))]
+    borders = [(0.0, 2.0, ()), (100.0, 4.0, (first,)), (150.0, 8.0, (first, second))]
+    assert policy.seen == [*([each] for each in borders), []]
 
 
 def test_small_batches_and_shared_gpus_slow_a_regime():
@@ -333,6 +306,9 @@ def test_small_batches_and_shared_gpus_slow_a_regime():
     other = job("b", batch=8, work={"samples": 1000.0})
     engine = play(Pairs({0.0: {"a": 1, "b": "a"}}), [growing(), other], nodes, SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 325.0, "b": 250.0}  # 100 samples at 2 a second, 100 at 4, 400 at 8
+    until_four = TimedSteps(lambda *of: one_second_a_step(*of) if of[-1] < 8 else None)
+    with pytest.raises(BadInputError, match="it changes its batch to 8, which is infeasible on 1 GPUs"):
+        play(Fifo(), [growing()], cluster(1), until_four)
 
 
 @pytest.mark.parametrize(
@@ -366,11 +342,3 @@ def test_regimes_survive_a_file_and_count_for_the_hash(tmp_path: Path):
     assert '"schema":"pliant.job/1.6"' in Path(path).read_text()
     assert list(read_jobs(path)) == [growing()]
     assert trace_hash([growing()]) != trace_hash([job("a", batch=2, work={"samples": 800.0})])
-
-
-def test_a_batch_that_no_gpu_holds_is_refused_before_the_replay():
-    def until_four(model: str, gpu_type: str, placement: Placement, batch: int) -> float | None:
-        return one_second_a_step(model, gpu_type, placement, batch) if batch < 8 else None
-
-    with pytest.raises(BadInputError, match="it changes its batch to 8, which is infeasible on 1 GPUs"):
-        play(Fifo(), [growing()], cluster(1), TimedSteps(until_four))

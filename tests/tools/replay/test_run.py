@@ -120,13 +120,10 @@ def test_a_replay_of_parquet_loads_no_slow_library(tmp_path: Path) -> None:
 
 
 def test_the_profile_is_named_by_its_hash_and_gives_curves() -> None:
-    rows = tuple(
-        step(gpus, batch // gpus, batch / gpus, model="linear") for gpus in (1, 2, 3) for batch in (6, 12)
-    )
+    sizes = [(gpus, batch) for gpus in (1, 2, 3) for batch in (6, 12)]
+    rows = tuple(step(gpus, batch // gpus, batch / gpus, model="linear") for gpus, batch in sizes)
     trace = [job("a", low=1, high=3, batch=12, gpu_seconds=10)]
-    done = replay(inputs(trace, cluster(3), Profile(rows)), Run("fifo"))
-    info, submit = list(done.log.events())[:2]
-    assert info.detail is not None
+    info, submit = [*replay(inputs(trace, cluster(3), Profile(rows)), Run("fifo")).log.events()][:2]
     assert info.detail["profile_hash"] == io.profile_hash(io.profile_to_columns(rows))
     assert "profile" not in info.detail, "it is as large as the profile"
     curve = SubmitDetail.model_validate(submit.detail, strict=False).curve
@@ -136,8 +133,7 @@ def test_the_profile_is_named_by_its_hash_and_gives_curves() -> None:
 def test_the_summary_counts_and_a_limit_takes_first_arrivals(sources: Sources, tmp_path: Path) -> None:
     done = replay(inputs(TRACE, NODES), Run("ares"))
     summary = done.summary
-    assert (summary.jobs, summary.finished, summary.rejected) == (4, 3, 1)
-    assert summary.unfinished == ()
+    assert (summary.jobs, summary.finished, summary.rejected, summary.unfinished) == (4, 3, 1, ())
     assert summary.events == len(list(done.log.events()))
     assert summary.without_timing() == replay(inputs(TRACE, NODES), Run("ares")).summary.without_timing()
     limited = Sources(sources.jobs, sources.cluster, jobs_limit=2)
@@ -206,14 +202,9 @@ def test_killed_and_interrupted_workers_leave_none() -> None:
     with pytest.raises(ServiceMissingError, match="a worker process was killed"), worker_pool(2) as pool:
         pool.submit(os._exit, 1).result()
     assert_no_workers()
-
-    def interrupted() -> None:
-        with worker_pool(2) as pool:
-            pool.submit(time.sleep, 600)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    with pytest.raises(KeyboardInterrupt), worker_pool(2) as pool:  # noqa: PT012
+        pool.submit(time.sleep, 600)
+        raise KeyboardInterrupt
     assert_no_workers()
 
 
@@ -259,22 +250,20 @@ def test_files_and_parameters_are_told_apart_by_policy() -> None:
     assert output_paths("-", ["fifo"]) == ["-"]
     assert output_paths("a/run.jsonl", ["fifo"]) == ["a/run.jsonl"]
     assert output_paths("runs", ["fifo", "las"]) == ["runs/fifo.parquet", "runs/las.parquet"]
-    with pytest.raises(UsageError, match="2 policies do not fit into stdout"):
-        output_paths("-", ["fifo", "las"])
-    with pytest.raises(UsageError, match=r"2 policies do not fit into run\.parquet"):
-        output_paths("run.parquet", ["fifo", "las"])
-    with pytest.raises(UsageError, match='"fifo" is named twice'):
-        output_paths("runs", ["fifo", "las", "fifo"])
+    for path, policies, problem in (
+        ("-", ["fifo", "las"], "2 policies do not fit into stdout"),
+        ("run.parquet", ["fifo", "las"], r"2 policies do not fit into run\.parquet"),
+        ("runs", ["fifo", "las", "fifo"], '"fifo" is named twice'),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            output_paths(path, policies)
     both = ["ares", "fifo"]
     assert parameters_by_policy(both, ["ares.alpha=1"]) == {"ares": {"alpha": "1"}, "fifo": {}}
     assert parameters_by_policy(["ares"], ["alpha=1", "ares.pool=2"]) == {"ares": {"alpha": "1", "pool": "2"}}
-    with pytest.raises(UsageError, match=r"ares\.alpha=1"):
-        parameters_by_policy(both, ["alpha=1"])
-    with pytest.raises(UsageError, match='"las" is not among'):
-        parameters_by_policy(both, ["las.x=1"])
-
-
-def test_a_trace_is_called_after_its_file() -> None:
+    for stated, problem in (("alpha=1", r"ares\.alpha=1"), ("las.x=1", '"las" is not among')):
+        with pytest.raises(UsageError, match=problem):
+            parameters_by_policy(both, [stated])
+    # A trace is called after its file.
     paths = ("traces/philly-t0.jsonl", "w6/jobs.jsonl", "jobs.jsonl", "/jobs.jsonl", "-")
     assert [trace_name(path) for path in paths] == ["philly-t0", "w6", "jobs", "jobs", None]
 
@@ -306,13 +295,9 @@ def test_a_shell_completes_options_and_their_values(typed: str, offered: str) ->
     assert done.stdout.split() == [offered]
 
 
-@pytest.mark.parametrize(
-    ("stated", "message"),
-    [
-        (Conditions(interval=1e-9), "1e-09: expected 0, or 0.001 s or more"),
-        (Conditions(interference=1.0), "1: expected a part of the speed, from 0 to below 1"),
-        (Conditions(interval=0.0, interference=0.5), None),
-    ],
-)
-def test_what_no_replay_can_follow_is_said_in_words(stated: Conditions, message: str | None) -> None:
-    assert [text for _, text in stated.wrong()] == ([] if message is None else [message])
+def test_what_no_replay_can_follow_is_said_in_words() -> None:
+    assert [text for _, text in Conditions(interval=1e-9, interference=1.0).wrong()] == [
+        "1e-09: expected 0, or 0.001 s or more",
+        "1: expected a part of the speed, from 0 to below 1",
+    ]
+    assert [*Conditions(interval=0.0, interference=0.5).wrong()] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pliant.schemas.cluster import Cluster
@@ -23,18 +23,27 @@ if TYPE_CHECKING:
 
 
 class Told(Policy):
-    """Does what it is told: ``orders[time]`` are sizes by job. Notes when it was asked and whom it saw."""
+    """Does what it is told: ``orders[time]`` are sizes by job. Notes when it was asked and whom it saw.
+
+    :param look: something more about all that it saw, noted in ``seen``.
+    """
 
     name: ClassVar[str] = "told"
     elasticity: ClassVar[Elasticity] = "size"
 
-    def __init__(self, orders: Mapping[float, Mapping[str, Any]], again_s: Sequence[float] = ()) -> None:
-        self.orders = orders
+    def __init__(
+        self,
+        orders: Mapping[float, Mapping[str, Any]],
+        again_s: Sequence[float] = (),
+        look: Callable[[Snapshot], Any] = lambda _: None,
+    ) -> None:
+        self.orders, self.look, self.seen = orders, look, list[Any]()
         self.again_s = sorted(again_s)
         self.asked: list[tuple[float, tuple[str, ...]]] = []
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         self.asked.append((snapshot.time_s, tuple(snapshot.jobs)))
+        self.seen.append(self.look(snapshot))
         orders = self.orders.get(snapshot.time_s, {})
         again_s = next((time_s for time_s in self.again_s if time_s > snapshot.time_s), None)
         targets = {job_id: self.target(order, snapshot.jobs[job_id]) for job_id, order in orders.items()}

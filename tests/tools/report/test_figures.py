@@ -24,7 +24,7 @@ def many_jobs(models):
     names = [f"j{index:03}" for index in range(len(models))]
     arrivals = (submit(job(name, model=model), 4.0) for name, model in zip(names, models, strict=True))
     runs = (event for name in names for event in ran(name, 0, 4))
-    return make_report([story(*arrivals, *runs, nodes=cluster(64))]).runs[0]
+    return make_report([story(*arrivals, *runs, nodes=cluster(64))])
 
 
 def test_figures_go_to_a_folder_or_one_file(report, tmp_path):
@@ -68,13 +68,14 @@ def test_colour_mark_and_dashes_tell_runs_apart():
     often = ("fifo", "shadow-price", "ares", "pollux", "ones", "elastic-dp", "tiresias")
     made = make_report([fold(first_come(policy=name)) for name in often])
     assert len({style.colour for style in run_styles(made.runs)}) == len(often)
+    colours = [area_colour(index) for index in range(MOST_JOBS)]
+    assert tuple(colours[: len(MUTED)]) == MUTED
+    assert len(set(colours)) == MOST_JOBS
+    assert (ink("#332288"), ink("#DDCC77")) == ("white", "black")
 
 
 def test_figures_that_show_nothing_more_are_left_out():
-    names = [f"j{index:03}" for index in range(MOST_JOBS + 1)]
-    jobs = (submit(job(name, model="bert"), 4.0) for name in names)
-    runs = (event for name in names for event in ran(name, 0, 4))
-    drawn = draw(make_report([story(*jobs, *runs, nodes=cluster(64))]))
+    drawn = draw(many_jobs(["bert"] * (MOST_JOBS + 1)))
     assert set(drawn) == {"jct-cdf", "ftf-cdf", "completed", "gpu-use"}
     assert draw(make_report([story(submit(job("a"), 4.0))])) == {}
     run = story(submit(job("a"), 4.0), Event(0, "start", "a", 1), Event(3, "progress", "a"))
@@ -114,10 +115,9 @@ def test_axes_legend_and_lines_say_what_they_show(report):
     assert (jct.get_xlabel(), jct.get_ylabel()) == ("JCT, s", "share of finished jobs")
     assert (held.get_xlabel(), held.get_ylabel()) == ("time since the first submission, s", "GPUs")
     assert done.get_xlabel() == "time since the first submission, s"
-    legend = [text.get_text() for text in draw(report)["jct-cdf"].legends[0].get_texts()]
+    legend = [text.get_text() for text in drawn["jct-cdf"].legends[0].get_texts()]
     assert legend == ["fifo (simulated, 1 job missing)", "ares (simulated)"]
-    (plot,) = draw(report)["completed"].axes
-    fifo, ares = plot.get_lines()
+    fifo, ares = done.get_lines()
     assert list(fifo.get_xdata()) == [0, 120, 240, 240]  # the third job never started
     assert list(ares.get_ydata()) == [0, 1, 2, 3, 3]
 
@@ -126,10 +126,10 @@ def test_bands_are_of_jobs_or_of_models_where_there_are_many(report):
     band = next(band for band in bands_of(report.runs[1]) if band.name == "b")
     held = dict(zip(band.times_s, band.gpus, strict=True))
     assert {time: held[time] for time in (0, 10, 20, 82, 196)} == {0: 0, 10: 2, 20: 0, 82: 2, 196: 0}
-    bands = bands_of(many_jobs(["bert", "vgg"] * MOST_JOBS))
+    bands = bands_of(many_jobs(["bert", "vgg"] * MOST_JOBS).runs[0])
     assert [(band.name, max(band.gpus)) for band in bands] == [("bert", MOST_JOBS), ("vgg", MOST_JOBS)]
     models = [f"m{index:02}" for index in range(12) for _ in range(3)]
-    bands = bands_of(many_jobs(models))
+    bands = bands_of(many_jobs(models).runs[0])
     assert [band.name for band in bands] == [*(f"m{index:02}" for index in range(8)), "other"]
     assert max(bands[-1].gpus) == 4 * 3
 
@@ -142,10 +142,3 @@ def test_long_runs_are_thinned_and_distributions_end_at_one():
     assert grid == pytest.approx([10.0 * index for index in range(11)])
     assert means[:10] == pytest.approx([0.5] * 10)
     assert cumulated([1.0, 3.0]) == ([1.0, 1.0, 3.0], [0.0, 0.5, 1.0])
-
-
-def test_colours_of_areas_differ_and_names_are_readable():
-    colours = [area_colour(index) for index in range(MOST_JOBS)]
-    assert tuple(colours[: len(MUTED)]) == MUTED
-    assert len(set(colours)) == MOST_JOBS
-    assert (ink("#332288"), ink("#DDCC77")) == ("white", "black")

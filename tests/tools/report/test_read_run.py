@@ -61,14 +61,10 @@ def test_shared_gpus_count_once_and_half_for_each_job():
     assert gpu_usage(run).held.tolist() == [2, 2, 2, 0]
     assert run.jobs.rescales_until(99).tolist() == [0, 0]
     assert run.jobs.first_start_s.tolist() == [0, 10]
-
-
-@pytest.mark.parametrize("order", ["ab", "ba"])
-def test_two_jobs_share_gpus_whichever_is_named_first(order):
-    place = {"a": "b", "b": "a"}
-    starts = [Event(0, "start", each, 2, detail={"beside": place[each]}) for each in order]
-    run = story(submit(job("a", gpus=2)), submit(job("b", gpus=2)), *starts, Event(9, "requeue", "a", 0))
-    assert run.jobs.gpu_seconds(10).tolist() == [9, 9 + 2]
+    for pairs in ("ab", "ba"), ("ba", "ab"):  # each is named beside the other
+        starts = [Event(0, "start", name, 2, detail={"beside": other}) for name, other in pairs]
+        run = story(*arrivals, *starts, Event(9, "requeue", "a", 0))
+        assert run.jobs.gpu_seconds(10).tolist() == [9, 9 + 2]
 
 
 def test_live_times_count_from_the_first_submission_never_back():
@@ -119,10 +115,8 @@ def test_what_a_change_cost_is_known_once_training_goes_on():
         Event(6, "grow", "a", 2),
         Event(8, "progress", "a", overhead_seconds=1.0, loss=0.5, samples_done=9.0),
     )
-    assert [(step.event, step.overhead_s, step.checkpoint_s) for step in told.steps] == [
-        ("start", 3.0, 0.5),
-        ("grow", 1.0, 0.0),
-    ]
+    steps = [(step.event, step.overhead_s, step.checkpoint_s) for step in told.steps]
+    assert steps == [("start", 3.0, 0.5), ("grow", 1.0, 0.0)]
     assert (told.first_loss, told.last_loss, told.samples_done) == (2.5, 0.5, 9.0)
 
 
@@ -137,10 +131,8 @@ def test_a_prediction_that_is_none_is_left_out(odd):
 
 def test_predictions_of_progress_and_decisions_count():
     """Of a job that turns out to have 40 samples: at 10 a quarter, at 20 a half, at 30 three quarters."""
-    ranges = {10.0: (0.1, 0.3), 20.0: (0.6, 0.9), 30.0: (0.75, 0.9)}
-    found = [
-        {"samples_done": done, "mean": 0.2, "low": low, "high": high} for done, (low, high) in ranges.items()
-    ]
+    ranges = ((10.0, 0.1, 0.3), (20.0, 0.6, 0.9), (30.0, 0.75, 0.9))
+    found = [{"samples_done": done, "mean": 0.2, "low": low, "high": high} for done, low, high in ranges]
     told = only_job(
         submit(job("a")),
         Event(1, "start", "a", 1),
@@ -149,7 +141,7 @@ def test_predictions_of_progress_and_decisions_count():
         Event(4, "progress", "a", detail={"progress": found[2]}),
         Event(9, "finish", "a", 0, samples_done=40.0),
     )
-    assert [each.samples_done for each in told.forecasts] == [*ranges]
+    assert [each.samples_done for each in told.forecasts] == [10.0, 20.0, 30.0]
     assert told.forecasts_held == (2, 3)
 
 
@@ -178,14 +170,12 @@ def test_other_ends_have_no_jct(event, outcome):
 @pytest.mark.parametrize("until_s", [99.0, 214.0, 300.0])
 def test_a_job_says_of_what_it_held_what_the_columns_say(until_s):
     jobs = fold(shared()).jobs
-    found = jobs.held(until_s)
-    of_columns = [*zip(*(column.tolist() for column in found[1:]), strict=True)]
-    of_records = [
+    of_columns = [*zip(*(column.tolist() for column in jobs.held(until_s)[1:]), strict=True)]
+    assert of_columns == [
         (row, start_s, end_s, step.counted_gpus)
         for row, told in enumerate(jobs)
         for start_s, end_s, step in told.held(until_s)
     ]
-    assert of_columns == of_records
 
 
 def test_lost_nodes_and_timed_decisions_are_counted():
@@ -246,9 +236,8 @@ def test_jobs_that_differ_in_few_values_are_read_alike(tmp_path):
 
 @pytest.mark.parametrize("more", [{"samples": 100.0}, {"demand_gpu_s": 3.5, "rates": [[1, 2.0]]}])
 def test_a_submission_may_say_more_before_its_curve(more, tmp_path):
-    specs = [job(str(number), at=float(number), gpu_seconds=9.0) for number in range(3)]
     events = [begin()]
-    for spec in specs:
+    for spec in (job(str(number), at=float(number), gpu_seconds=9.0) for number in range(3)):
         detail = {"job": job_fields(spec)} | more | {"curve": [[1, 2.0]]}
         events.append(Event(spec.submit_time, "submit", spec.id, detail=detail))
     write_events(events, tmp_path / "events.parquet")
@@ -283,25 +272,14 @@ def test_wrong_logs_are_named_event_by_event(tmp_path):
         'log: event 6: start of job "z", which was never submitted',
         "log: event 7: /detail/node: node_down of 'n9', which is not in the cluster",
     ]
+    assert problems() == ["log: has no events, expected a run"]
+    unnamed = "log: event 1: does not name the run, expected a decision that says policy and cluster"
+    assert problems(Event(0, "submit", "a"), Event(1, "start", "a", 1))[0] == unnamed
+    assert problems(Event(0, "decision", detail={"policy": "fifo"}))[0].startswith("log: event 1: /detail/")
     path = tmp_path / "events.parquet"
     write_events([begin(), Event(0, "submit", "a", detail={"job": {"id": "a"}})], path)
     with pytest.raises(BadInputError, match="event 2: /detail/job/model: is missing"):
         read_run(path)
-
-
-@pytest.mark.parametrize(
-    ("events", "problem"),
-    [
-        ([], "log: has no events, expected a run"),
-        (
-            [Event(0, "submit", "a"), Event(1, "start", "a", 1)],
-            "log: event 1: does not name the run, expected a decision that says policy and cluster",
-        ),
-        ([Event(0, "decision", detail={"policy": "fifo"})], "log: event 1: /detail/"),
-    ],
-)
-def test_a_log_that_does_not_name_its_run(events, problem):
-    assert problems(*events)[0].startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -320,8 +298,5 @@ def test_a_log_that_does_not_name_its_run(events, problem):
 def test_whole_numbers_stay_whole_in_the_smallest_type(numbers, kind):
     found = smallest_type(np.array(numbers, np.int64))
     assert (found.tolist(), found.dtype) == (numbers, kind)
-
-
-def test_other_numbers_are_left_as_they_are():
     assert smallest_type(np.array([0.5, 2.0])).tolist() == [0.5, 2.0]
     assert len(smallest_type(np.zeros(0, np.int64))) == 0

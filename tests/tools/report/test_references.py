@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from math import inf
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,17 +12,10 @@ from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.event import Event
-from pliant.tools.report import equal_shares
-from pliant.tools.report.fairness import fairness
-from pliant.tools.report.isolated import (
-    ReferenceJobs,
-    at_most_linear,
-    isolated_finishes,
-    rate_at,
-    reference_jobs,
-    usable_curve,
-)
+from pliant.tools.report import equal_shares, isolated
+from pliant.tools.report.isolated import rate_at, reference_jobs, usable_curve
 from pliant.tools.report.read_run import fold
+from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
 from tests.effort import examples
 from tests.tools.report.runs import by_id, first_come, ran, shared, story, submit
@@ -30,27 +23,23 @@ from tests.tools.report.runs import by_id, first_come, ran, shared, story, submi
 FOUR = ((0.0, 4),)
 
 
-class Entry(NamedTuple):
+class entry(NamedTuple):  # noqa: N801
     id: str
     arrival_s: float
     samples: float
-    curve: tuple[tuple[float, float], ...]
-    demand_gpu_s: float
-
-
-def entry(name, at, samples, curve=((16.0, 16.0),), demand=None):
-    return Entry(name, at, samples, tuple(curve), samples if demand is None else demand)
+    curve: tuple[tuple[float, float], ...] = ((16.0, 16.0),)
+    demand: float | None = None
 
 
 def in_columns(jobs):
     curves = sorted({each.curve for each in jobs})
-    return ReferenceJobs(
+    return isolated.ReferenceJobs(
         np.arange(len(jobs)),
         np.array([each.arrival_s for each in jobs], np.float64),
         np.array([each.samples for each in jobs], np.float64),
         curves,
         np.array([curves.index(each.curve) for each in jobs], np.int64),
-        np.array([each.demand_gpu_s for each in jobs], np.float64),
+        np.array([each.samples if each.demand is None else each.demand for each in jobs], np.float64),
     )
 
 
@@ -114,6 +103,8 @@ def test_a_share_is_good_for_the_best_size_within_it():
     assert usable_curve(curve[:2], 3) == curve[:2]
     assert usable_curve(curve[::3], 2) == ((1, 10.0), (2, 14.0))
     assert usable_curve(curve[3:], 2) == ((2, 11.0),)
+    for gpus, rate in ((0.5, 5.0), (1, 10.0), (1.5, 14.0), (3, 24.0), (9, 30.0)):
+        assert rate_at(((1, 10.0), (2, 18.0), (4, 30.0)), gpus) == pytest.approx(rate)
 
 
 @given(st.lists(st.floats(0.1, 100.0), min_size=1, max_size=8), st.floats(0.1, 10.0))
@@ -136,7 +127,7 @@ def test_gps_gives_the_smaller_of_a_curve_and_a_line(rates, apart, per_gpu, shar
     curve = usable_curve(
         tuple((apart * size, rate) for size, rate in enumerate(rates, 1)), apart * len(rates)
     )
-    found = rate_at(at_most_linear(curve, per_gpu), share)
+    found = rate_at(isolated.at_most_linear(curve, per_gpu), share)
     assert found == pytest.approx(min(rate_at(curve, share), per_gpu * share))
 
 
@@ -153,11 +144,6 @@ def test_lost_nodes_slow_jobs_and_without_gpus_none_ends(system):
     jobs = [entry("a", 0, 8.0)]
     assert system(jobs, ((0.0, 4), (1.0, 0), (2.0, 2))) == pytest.approx({"a": 4.0})
     assert system(jobs, ((0.0, 4), (1.0, 0))) == system([], FOUR) == {}
-
-
-@pytest.mark.parametrize(("gpus", "rate"), [(0.5, 5.0), (1, 10.0), (1.5, 14.0), (3, 24.0), (9, 30.0)])
-def test_a_curve_is_linear_between_its_sizes(gpus, rate):
-    assert rate_at(((1, 10.0), (2, 18.0), (4, 30.0)), gpus) == pytest.approx(rate)
 
 
 def test_a_cancelled_job_shared_with_the_work_it_did():
@@ -202,19 +188,15 @@ def test_few_curves_and_many_end_at_the_same_times(monkeypatch):
 
 
 @given(linear_jobs, st.integers(1, 16))
-def test_with_linear_curves_both_references_agree(jobs, gpus):
+def test_with_linear_curves_both_keep_every_gpu_busy(jobs, gpus):
+    """The last finish is that of one server of speed M that serves the jobs in any order."""
     fluid, gps = fluid_finishes(jobs, ((0.0, gpus),)), gps_finishes(jobs, ((0.0, gpus),))
     assert fluid == pytest.approx(gps)
     assert set(fluid) == {each.id for each in jobs}
-
-
-@given(linear_jobs, st.integers(1, 16))
-def test_gps_keeps_every_gpu_busy(jobs, gpus):
-    """The last finish is that of one server of speed M that serves the jobs in any order."""
     free = 0.0
     for each in jobs:
         free = max(free, each.arrival_s) + each.samples / gpus
-    assert max(gps_finishes(jobs, ((0.0, gpus),)).values()) == pytest.approx(free)
+    assert max(gps.values()) == pytest.approx(free)
 
 
 shapes = st.sampled_from(
@@ -235,17 +217,10 @@ def test_fluid_sharing_agrees_with_small_steps(jobs, gpus):
     assert found == pytest.approx(stepped, abs=slack)
 
 
-@given(curved_jobs, st.integers(1, 6))
-def test_one_more_gpu_lets_no_job_finish_later(jobs, gpus):
-    few, more = (fluid_finishes(jobs, ((0.0, count),)) for count in (gpus, gpus + 1))
-    assert all(more[name] <= few[name] + 1e-6 for name in few)
-    assert max(few.values()) < inf
-
-
 def isolated_jcts(*events, **info):
     run = story(*events, **info)
     jobs = reference_jobs(run)
-    jcts_s = (isolated_finishes(run, jobs) - jobs.arrival_s).tolist()
+    jcts_s = (isolated.isolated_finishes(run, jobs) - jobs.arrival_s).tolist()
     return {run.jobs.id(row): jct_s for row, jct_s in zip(jobs.job, jcts_s, strict=True) if jct_s == jct_s}
 
 
@@ -271,14 +246,12 @@ def test_the_isolated_share_is_a_mean_over_a_jobs_life():
     # a lives from 0 to 30, c with it to 10, b from 10 to 20: 5/3 active, v = 4 / (5/3) = 2.4.
     # It asked for 3 GPUs: 8 s alone, times 3 / 2.4 = 10 s.
     curve = ((1, 1.0), (2, 2.0), (3, 3.0))
-    jobs = [submit(job("a", gpus=3), 24.0, curve), submit(job("c"), 5.0), submit(job("b", at=10), 5.0)]
+    others = [submit(job("c"), 5.0), submit(job("b", at=10), 5.0)]
     ends = [*ran("c", 5, 10), *ran("b", 15, 20), *ran("a", 20, 30, 3)]
-    assert isolated_jcts(*jobs, *ends)["a"] == pytest.approx(10.0)
-    # v = 2.4 as above. On 2 GPUs a takes 24 / 2 = 12 s, on 3 it takes 24 / 3 = 8 s: 12 - 0.4 · 4 = 10.4 s.
-    curve = ((1, 1.0), (2, 2.0), (3, 3.0))
-    jobs = [submit(job("a", gpus=1, low=1), 24.0, curve), submit(job("c"), 5.0), submit(job("b", at=10), 5.0)]
-    ends = [*ran("c", 5, 10), *ran("b", 15, 20), *ran("a", 20, 30, 3)]
-    assert isolated_jcts(*jobs, *ends)["a"] == pytest.approx(10.4)
+    rigid, elastic = (submit(each, 24.0, curve) for each in (job("a", gpus=3), job("a", gpus=1, low=1)))
+    assert isolated_jcts(rigid, *others, *ends)["a"] == pytest.approx(10.0)
+    # Of its own choice: on 2 GPUs a takes 24 / 2 = 12 s, on 3 it takes 24 / 3 = 8 s: 12 - 0.4 · 4 = 10.4 s.
+    assert isolated_jcts(elastic, *others, *ends)["a"] == pytest.approx(10.4)
 
 
 def test_isolated_times_at_the_best_size_and_below_one_gpu():
@@ -296,7 +269,9 @@ def test_isolated_times_at_the_best_size_and_below_one_gpu():
 
 
 def test_only_isolated_times_depend_on_the_policy():
-    one, other = (fairness(fold(events)) for events in (first_come(), shared()))
+    with patch("pliant.tools.report.fairness.fluid_finishes", wraps=equal_shares.fluid_finishes) as computed:
+        one, other = (made.fair for made in make_report([fold(first_come()), fold(shared())]).runs)
+    assert computed.call_count == 1, "one for both runs"
     alike = {
         name: by_id(one[name].run, one[name].finish_s) == by_id(other[name].run, other[name].finish_s)
         for name in one

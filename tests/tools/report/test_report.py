@@ -35,9 +35,8 @@ def test_runs_are_labelled_by_what_differs():
     assert labels([run(policy="fifo"), run(policy="ares")]) == ["fifo", "ares"]
     first = run(policy="ares", parameters={"alpha": 0.5, "pool": 2})
     second = run(policy="ares", parameters={"alpha": 0.75, "pool": 2}, seed=1)
-    assert labels([first, second, run(policy="fifo")]) == [
-        *("ares alpha=0.5 seed=0", "ares alpha=0.75 seed=1", "fifo")
-    ]
+    ares = ["ares alpha=0.5 seed=0", "ares alpha=0.75 seed=1"]
+    assert labels([first, second, run(policy="fifo")]) == [*ares, "fifo"]
     assert labels([run(), run(simulated=False)]) == ["fifo simulated", "fifo measured"]
     assert labels([run("x/one.parquet"), run("x/two.parquet")]) == ["fifo [one]", "fifo [two]"]
     assert labels([run("x/a.parquet"), run("y/a.parquet")]) == ["fifo [a] #1", "fifo [a] #2"]
@@ -53,18 +52,15 @@ def test_runs_are_labelled_by_what_differs():
 
 def test_provenance_names_what_makes_a_run():
     one = run(policy="srtf", oracle=True, seed=7, parameters={"alpha": 0.8})
-    assert make_report([one]).runs[0].provenance == (
-        "simulated · oracle (knows what no scheduler can know) · 4 GPUs · trace abababababab · seed 7"
-        " · alpha=0.8 · pliant 0.1.0"
-    )
+    oracle = "simulated · oracle (knows what no scheduler can know) · 4 GPUs · trace abababababab"
+    assert make_report([one]).runs[0].provenance == f"{oracle} · seed 7 · alpha=0.8 · pliant 0.1.0"
     told = make_report([run(demand="predicted", nodes=cluster(4, slots="cpu"))]).runs[0]
     assert told.provenance.startswith("simulated · predicted demand · 4 CPU slots")
     assert told.metrics.demand == "predicted"
     assert "the work of jobs was predicted where they state none" in told.caveats
     oracle = run(demand="oracle", oracle=True)
-    assert (
-        "oracle demand (knows when jobs end, as no scheduler can)" in make_report([oracle]).runs[0].provenance
-    )
+    (told,) = make_report([oracle]).runs
+    assert "oracle demand (knows when jobs end, as no scheduler can)" in told.provenance
     assert labels([run(), oracle]) == ["fifo stated demand", "fifo oracle demand"]
 
 
@@ -83,12 +79,10 @@ def test_caveats_say_what_figures_leave_out_or_contradict():
     assert notes(Event(1, "decision", detail={"policy": "ares"})) == [
         "the policy changed during the run: fifo, ares"
     ]
-    bands = [(0.1, 0.3), (0.3, 0.5), (0.9, 1.0), (0.0, 1.0)]
-    said = (
-        {"samples_done": 2.0 * at, "mean": 0.5, "low": low, "high": high}
-        for at, (low, high) in enumerate(bands, 1)
-    )
-    events = [Event(at, "progress", "a", detail={"progress": each}) for at, each in enumerate(said, 1)]
+    events = []
+    for at, (low, high) in enumerate([(0.1, 0.3), (0.3, 0.5), (0.9, 1.0), (0.0, 1.0)], 1):
+        band = {"samples_done": 2.0 * at, "mean": 0.5, "low": low, "high": high}
+        events.append(Event(at, "progress", "a", detail={"progress": band}))
     finished = Event(10, "finish", "a", 0, samples_done=10.0)
     assert notes(submit(job("a"), 10.0), Event(0, "start", "a", 1), *events, finished) == [
         "75% of 4 predicted 90 % intervals of progress held what followed"
@@ -150,9 +144,10 @@ def test_folders_stand_for_their_runs_and_other_files_are_named(tmp_path):
 
 @pytest.fixture
 def runs(tmp_path):
-    write_events(first_come(), tmp_path / "fifo.parquet")
-    write_events(shared(), tmp_path / "ares.parquet")
-    return str(tmp_path / "fifo.parquet"), str(tmp_path / "ares.parquet")
+    paths = str(tmp_path / "fifo.parquet"), str(tmp_path / "ares.parquet")
+    write_events(first_come(), paths[0])
+    write_events(shared(), paths[1])
+    return paths
 
 
 def expect(tmp_path, value):
@@ -284,14 +279,12 @@ def test_a_profile_shows_its_residuals(runs, tmp_path, printed):
 
 
 def test_runs_of_traces_without_a_baseline_are_warned_of(tmp_path, printed):
-    for policy in ("fifo", "las"):
-        for trace in ("ab", "cd"):
-            events = first_come(trace_hash=trace * 32, policy=policy)
-            write_events(events, tmp_path / f"{policy}{trace}.parquet")
+    for name in ("fifo-ab", "fifo-cd", "las-ab", "las-cd"):
+        policy, trace = name.split("-")
+        write_events(first_come(trace_hash=trace * 32, policy=policy), tmp_path / f"{name}.parquet")
     out, err = printed(str(tmp_path), format="json", baseline="fifo")
     assert (json.loads(out)["warnings"], err) == ([], "")
-    (tmp_path / "fifocd.parquet").unlink()
-    write_events(first_come(trace_hash="ef" * 32), tmp_path / "fifoef.parquet")
+    write_events(first_come(trace_hash="ef" * 32), tmp_path / "fifo-cd.parquet")
     assert "different traces" in printed(str(tmp_path), format="csv", baseline="fifo").err
 
 

@@ -17,16 +17,18 @@ from pliant.tools.report.metrics import team_figures, team_gpus_over_time
 from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.rendering.output import document
 from pliant.tools.report.rendering.sections import team_sections
-from pliant.tools.report.report import Report, make_report
+from pliant.tools.report.report import make_report
 from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.report.runs import ran, story, submit
 
 HOUR_S = 3600.0
 
 
-@pytest.fixture
-def shared(tmp_path) -> Report:
-    """Ann borrows all four GPUs; bob wants his two, and her job shrinks."""
+def test_documents_tables_and_figures_show_the_teams(tmp_path):
+    """Ann borrows all four GPUs; bob wants his two, and her job shrinks.
+
+    Bob owns two of the four GPUs once he is there; ann had them all for half an hour, then shared.
+    """
     nodes = cluster(4).model_copy(update={"shares": Shares(label=USER, half_life_hours=0.0)})
     jobs = [
         job("a", gpus=4, low=2, high=4, gpu_seconds=4 * HOUR_S, user="ann"),
@@ -34,11 +36,7 @@ def shared(tmp_path) -> Report:
     ]
     done = replay(inputs(jobs, nodes), Run("ares", simulated=FREE_CHANGES))
     write(done.log, done.summary, str(tmp_path / "run.parquet"))
-    return make_report([read_run(tmp_path / "run.parquet")])
-
-
-def test_documents_tables_and_figures_show_the_teams(shared: Report):
-    """Bob owns two of the four GPUs once he is there; ann had them all for half an hour, then shared."""
+    shared = make_report([read_run(tmp_path / "run.parquet")])
     teams = {each.team: each for each in shared.runs[0].teams}
     assert teams["ann"].service_gpu_hours == pytest.approx(4.0)
     assert teams["bob"].service_gpu_hours == pytest.approx(2.0)
@@ -49,10 +47,8 @@ def test_documents_tables_and_figures_show_the_teams(shared: Report):
     assert "teams-ares" in draw(shared)
 
 
-def test_one_pool_has_no_teams(tmp_path):
-    done = replay(inputs([job("a", gpu_seconds=10.0)], cluster(1)), Run("fifo", simulated=FREE_CHANGES))
-    write(done.log, done.summary, str(tmp_path / "run.parquet"))
-    report = make_report([read_run(tmp_path / "run.parquet")])
+def test_one_pool_has_no_teams():
+    report = make_report([story(submit(job("x"), 8.0), *ran("x", 0.0, 2.0, 4))])
     assert not report.runs[0].teams
     assert not team_sections(report)
     assert document(report).runs[0].teams is None
@@ -107,9 +103,7 @@ def test_a_team_that_weighs_its_users_is_the_sum_of_them():
     found = {each.user: (each.deficit_gpu_hours, each.borrowed_gpu_hours) for each in team_figures(run)}
     assert found == {"": (1.0, 1.0), "ann": (0.0, 1.0), "bob": (1.0, 0.0)}
     assert team_gpus_over_time(run)["a"][1:] == ([0, 4, 4], [0, 4, 4])
-
-
-def test_a_job_that_names_no_user_counts_once():
+    # A job that names no user counts once.
     run = story(submit(job("x", team="a"), 8.0), *ran("x", 0.0, 2.0, 4), nodes=TEAMS)
     (found,) = team_figures(run)
     assert (found.jobs, found.finished, found.service_gpu_hours) == (1, 1, pytest.approx(8 / HOUR_S))

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
 from pliant.schemas.errors import BadInputError, UsageError
+from pliant.schemas.event import Event
+from pliant.schemas.io import write_events, write_profile
 from pliant.schemas.job import Job
-from pliant.tools.replay.engine.costs import Cost
-from pliant.tools.replay.engine.failures import (
-    Mtbf,
-    NodeEvent,
-    drawn_failures,
-    failures_end_s,
-    read_failures,
-    together,
-)
+from pliant.schemas.profile import Profile
+from pliant.tools.replay.engine import failures
+from pliant.tools.replay.engine.costs import Cost, MeasuredCosts, costs_from_events, parse_costs
+from pliant.tools.replay.engine.failures import Mtbf, NodeEvent
 from pliant.tools.replay.engine.simulated_cluster import Interference, SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.progress import GoodputProgress, SampleProgress, Segment
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.jobs import EpochEnd, JobState, NodeGpus
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import Snapshot
 from tests.builders import cluster, job
-from tests.tools.replay.world import Pairs, Seats, ends, given, play
-
-if TYPE_CHECKING:
-    import numpy as np
-from dataclasses import replace
-
-from pliant.schemas.event import Event
-from pliant.schemas.io import write_events, write_profile
-from pliant.schemas.profile import Profile
-from pliant.tools.replay.engine.costs import MeasuredCosts, costs_from_events, parse_costs
 from tests.tools.profile.rows_builder import step
+from tests.tools.replay.world import Pairs, Seats, ends, given, play
 
 HALF = SimulatedCluster(interference=0.5)
 A: NodeGpus = (("n0", 2), ("n1", 1))
@@ -82,29 +68,18 @@ def test_jobs_slow_each_other_on_the_nodes_that_they_share(orders, jobs, simulat
     assert ends(play(policy, jobs, cluster(2, 2, 3), simulated=simulated)) == pytest.approx(found)
 
 
-def test_in_rounds_the_pace_changes_at_once() -> None:
-    policy = Seats({0: {"a": A, "b": B}})
-    engine = play(policy, spanning(30, 60), cluster(2, 2, 3), simulated=HALF, interval_s=60)
-    assert ends(engine) == {"a": 20, "b": 30}
-
-
-class Looks(Seats):
-    """Notes the speed of every job that it sees."""
-
-    def __init__(self, orders: dict[float, dict[str, NodeGpus]]) -> None:
-        super().__init__(orders)
-        self.seen: list[dict[str, float]] = []
-
-    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        self.seen.append({job.id: job.samples_per_second for job in snapshot.jobs.values()})
-        return super().decide(snapshot, rng)
-
-
 def test_a_policy_sees_the_speed_of_jobs_from_now_on() -> None:
-    policy = Looks({0: {"a": A, "b": B}, 4: {}})
+    policy = Seats(
+        {0: {"a": A, "b": B}, 4: {}},
+        look=lambda seen: {job.id: job.samples_per_second for job in seen.jobs.values()},
+    )
     trace = [*spanning(30, 60), job("c", at=4, gpu_seconds=1)]
     play(policy, trace, cluster(2, 2, 3), simulated=HALF)
     assert policy.seen[1:] == [{"a": 1.5, "b": 1.5, "c": 0.0}, {"b": 3.0, "c": 0.0}, {"c": 0.0}]
+    # In rounds the pace changes at once.
+    policy = Seats({0: {"a": A, "b": B}})
+    engine = play(policy, spanning(30, 60), cluster(2, 2, 3), simulated=HALF, interval_s=60)
+    assert ends(engine) == {"a": 20, "b": 30}
 
 
 def test_only_changes_of_pace_are_told() -> None:
@@ -185,11 +160,13 @@ def test_a_file_of_failures_is_read_or_refused_by_line(tmp_path: Path) -> None:
     path.write_text(
         '{"time": 90, "node": "n0", "event": "up"}\n{"time": 60.5, "node": "n0", "event": "down"}\n'
     )
-    assert read_failures(str(path)) == (NodeEvent(60.5, "n0", up=False), NodeEvent(90, "n0", up=True))
-    path = tmp_path / "failures.jsonl"
+    assert failures.read_failures(str(path)) == (
+        NodeEvent(60.5, "n0", up=False),
+        NodeEvent(90, "n0", up=True),
+    )
     path.write_text('{"time": -1, "node": "n0", "event": "up"}\n{"time": 1, "node": "n0", "event": "off"}\n')
     with pytest.raises(BadInputError) as caught:
-        read_failures(str(path))
+        failures.read_failures(str(path))
     first, second = str(caught.value).splitlines()
     assert first == f"{path}:1: /time: -1 is below 0, expected 0 or more"
     assert second.startswith(f'{path}:2: /event: "off" is unknown')
@@ -197,35 +174,39 @@ def test_a_file_of_failures_is_read_or_refused_by_line(tmp_path: Path) -> None:
 
 def test_failures_are_drawn_by_mean_times_seed_and_node() -> None:
     days = 2000
-    events = drawn_failures(["n0", "n1"], Mtbf(24, 6), seed=1, from_s=0, until_s=days * 24 * HOUR_S)
+    events = failures.drawn_failures(["n0", "n1"], Mtbf(24, 6), seed=1, from_s=0, until_s=days * 24 * HOUR_S)
     down = [event for event in events if not event.up]
     assert len(down) == pytest.approx(2 * days * 24 / 30, rel=0.05)
     assert [event.time_s for event in events] == sorted(event.time_s for event in events)
     for node in ("n0", "n1"):
         turns = [event.up for event in events if event.node == node]
         assert turns == [False, True] * (len(turns) // 2)
-    one = drawn_failures(["n0"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
-    two = drawn_failures(["n0", "n1"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
+    one = failures.drawn_failures(["n0"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
+    two = failures.drawn_failures(["n0", "n1"], Mtbf(5, 1), seed=3, from_s=0, until_s=1e6)
     assert one == tuple(event for event in two if event.node == "n0")
-    assert one != drawn_failures(["n0"], Mtbf(5, 1), seed=4, from_s=0, until_s=1e6)
+    assert one != failures.drawn_failures(["n0"], Mtbf(5, 1), seed=4, from_s=0, until_s=1e6)
     with pytest.raises(UsageError, match=r"--mtbf 0\.001: this trace would meet about 4\.4e\+07 failures"):
-        drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
+        failures.drawn_failures(["n0"], Mtbf(0.001, 0.001), seed=0, from_s=0, until_s=10 * 365 * 24 * HOUR_S)
     trace = [job("a", gpus=2, gpu_seconds=100), job("b", at=50, low=1, gpu_seconds=30)]
     held = given(trace, cluster(2))
     speeds = Session(Fifo(), held.cluster, held.throughput).speeds
-    assert failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
+    assert failures.failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
 
 
 def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
     def turns(*times_s: float) -> list[NodeEvent]:
         return [NodeEvent(time_s, "n0", up=number % 2 == 1) for number, time_s in enumerate(times_s)]
 
-    found = together(turns(10, 100), turns(20, 30, 90, 120, 130, 130), [NodeEvent(5, "n1", up=True)])
+    found = failures.together(turns(10, 100), turns(20, 30, 90, 120, 130, 130), [NodeEvent(5, "n1", up=True)])
     assert found == tuple(turns(10, 120, 130, 130))
     twice = [NodeEvent(1, "n0", up=False), NodeEvent(2, "n0", up=False), NodeEvent(3, "n0", up=True)]
-    assert together(twice) == (twice[0], twice[2])
+    assert failures.together(twice) == (twice[0], twice[2])
     first, back, again, last = (NodeEvent(t, "n0", up=up) for t, up in ((0, 0), (9, 1), (9, 0), (20, 1)))
-    assert together([first, back, again, last]) == (first, last) == together([first, again, back, last])
+    assert (
+        failures.together([first, back, again, last])
+        == (first, last)
+        == failures.together([first, again, back, last])
+    )
 
 
 def test_all_policies_meet_the_same_failures_and_end() -> None:
@@ -275,6 +256,12 @@ def test_costs_are_means_by_model_or_of_what_is_most_like() -> None:
     assert found.start == found.resume == found.rescale == Cost(4.0, {"mlp": 2.0, "net": 5.0})
     shrunk = costs_from_events([LIVE[0], measured("a", "shrink", 0.25)])
     assert shrunk.start == shrunk.resume == Cost(0.25, {"net": 0.25})
+    # Of empty and of simulated runs.
+    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
+    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
+    assert costs_from_events(run).start.of("net") == 7.0
+    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
+    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
 
 
 def test_a_start_bears_the_end_of_its_job_but_no_waiting() -> None:
@@ -300,40 +287,25 @@ def test_a_start_bears_the_end_of_its_job_but_no_waiting() -> None:
     assert costs_from_events([*LIVE, *waited]).start == costs_from_events(LIVE).start
 
 
-def test_costs_of_empty_and_of_simulated_runs() -> None:
-    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
-    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
-    assert costs_from_events(run).start.of("net") == 7.0
-    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
-    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
-
-
 def test_costs_are_named_as_seconds_by_model_or_as_a_file(tmp_path: Path) -> None:
     events = str(tmp_path / "events.jsonl")
     write_events(LIVE, events)
-    assert parse_costs(None, "30", None, None)[1] == Cost(30.0)
-    assert parse_costs(None, "bert=73,1", None, None)[1] == Cost(1.0, {"bert": 73.0})
-    assert parse_costs(None, "bert=2m,30s", None, None)[1] == Cost(30.0, {"bert": 120.0})
+    measured = Cost(0.5, {"net": 0.5}), Cost(7.0, {"net": 7.0})
+    for stated, found in (
+        ((None, None, None), (None, None, None)),
+        ((None, "30", None), (None, Cost(30.0), None)),
+        ((None, "bert=73,1", None), (None, Cost(1.0, {"bert": 73.0}), None)),
+        ((None, "bert=2m,30s", None), (None, Cost(30.0, {"bert": 120.0}), None)),
+        (("1", "2", None), (Cost(1.0), Cost(2.0), None)),
+        (("1", "2", "3"), (Cost(1.0), Cost(2.0), Cost(3.0))),
+        ((None, events, None), (None, *measured)),
+        ((None, events, "8"), (None, measured[0], Cost(8.0))),
+    ):
+        assert parse_costs(*stated, None) == found
     start, rescale, _ = parse_costs(events, events, None, None)
-    assert start is not None
-    assert rescale is not None
     assert (start.of("net"), rescale.of("net")) == (5.0, 0.5)
-    events = str(tmp_path / "events.jsonl")
-    write_events(LIVE, events)
-    assert parse_costs(None, None, None, None) == (None, None, None)
-    assert parse_costs("1", "2", None, None) == (Cost(1.0), Cost(2.0), None)
-    assert parse_costs("1", "2", "3", None) == (Cost(1.0), Cost(2.0), Cost(3.0))
-    start, rescale, resume = parse_costs(None, events, None, None)
-    assert (start, rescale, resume) == (None, Cost(0.5, {"net": 0.5}), Cost(7.0, {"net": 7.0}))
-    assert parse_costs(None, events, "8", None)[2] == Cost(8.0)
     assert Cost(30.0).for_models(["a", "b"]) == 30.0
     assert Cost(1.0, {"b": 2.0}).for_models(["b", "a", "b"]) == {"a": 1.0, "b": 2.0}
-
-
-@pytest.mark.parametrize("text", ["", "x", "bert=", "=5", "-1", "nan", "inf", "1,,2"])
-def test_anything_else_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--start-cost"):
-        parse_costs(text, None, None, None)
 
 
 def test_files_without_costs_and_none_at_all_are_named(tmp_path: Path) -> None:
@@ -349,6 +321,9 @@ def test_files_without_costs_and_none_at_all_are_named(tmp_path: Path) -> None:
     for none in (None, "-"):
         with pytest.raises(UsageError, match="--rescale-cost profile: name the profile"):
             parse_costs(None, "profile", None, none)
+    for text in ("", "x", "bert=", "=5", "-1", "nan", "inf", "1,,2"):
+        with pytest.raises(UsageError, match="--start-cost"):
+            parse_costs(text, None, None, None)
 
 
 def test_a_profile_tells_what_starts_and_changes_took(tmp_path: Path) -> None:
@@ -361,10 +336,8 @@ def test_a_profile_tells_what_starts_and_changes_took(tmp_path: Path) -> None:
     ]
     write_profile(Profile(tuple(rows)), path)
     start, rescale, resume = parse_costs("profile", "profile", None, path)
-    assert start is not None
     assert start.by_model == {"mlp": 2.0, "net": 5.0}
     assert rescale == Cost(4.0 / 3, {"mlp": 3.0, "net": 0.5}), "the mlp was only measured alone: a relaunch"
     assert resume == Cost(6.375, {"mlp": 3.0, "net": 7.5})
-    path = str(tmp_path / "p.parquet")
-    write_profile(Profile((replace(step(1, 8, 0.1), start_seconds=4.0, relaunch_seconds=6.0),)), path)
+    write_profile(Profile(tuple(rows[:1])), path)
     assert parse_costs(None, "profile", None, path)[1] == Cost(6.0, {"net": 6.0})

@@ -19,6 +19,7 @@ from pliant.tools.replay.inputs import Inputs, Sources
 
 TIRESIAS = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval"
 HELIOS = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue"
+WORKLOAD = "name,time,application,num_replicas,batch_size"
 PODS = (
     "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,"
     "scheduled_time"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,12 +13,12 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import EpochWork, IterationWork, Regime, SampleWork
 from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ended_jobs
+from pliant.tools.replay.importers.run import import_trace
 from pliant.tools.replay.progress import validations
-from tests.tools.replay.importers.importing import facts, problems, run, text
+from tests.tools.replay.importers.importing import WORKLOAD, facts, problems, run, text
 
 STEPS = "local_bsz,step_time,sync_time"
 EPOCHS = "progress,iteration,metric,grad_sqr,grad_var"
-WORKLOAD = "name,time,application,num_replicas,batch_size"
 BERT = "0,bert,cola,80,5,16,5e-06,2e-5,0.8,2"
 RESNET = "9,resnet18,cifar,400,10,256,0.005,0.08,0.7,4"
 ONES = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
@@ -97,11 +98,14 @@ def test_what_is_wrong_in_a_data_folder_is_told_by_file_and_line(tmp_path: Path)
         "workload-9.csv:3: /application: 'vgg' has no validation runs (there are: cifar10)",
         "workload-9.csv:4: /size: 8192 is above batch.max 4096",
     ]
+    for metric in ("inf", "-inf", "1e999"):
+        data = application(tmp_path / "data")
+        text(data / "traces" / "cifar10", "validation-128.csv", EPOCHS, f"1,10,{metric},1,1")
+        (problem,) = problems(tmp_path, "pollux", str(data))
+        assert problem.startswith("data/traces/cifar10/validation-128.csv:2: /metric: ")
 
 
 def test_a_folder_goes_to_a_folder_and_needs_one(tmp_path: Path) -> None:
-    from pliant.tools.replay.importers.run import import_trace
-
     data = application(tmp_path / "data")
     with pytest.raises(UsageError, match="gives several files: name a folder with -o FOLDER"):
         import_trace("pollux", [str(data)])
@@ -142,14 +146,11 @@ def test_ones_jobs_get_epochs_of_the_recorded_job_of_their_kind(tmp_path: Path) 
 
 def test_ones_epochs_history_and_kinds(tmp_path: Path) -> None:
     result = run(tmp_path, "ones", str(ones(tmp_path / "data")))
-    rows = io.read_convergence(result.out / "convergence.parquet")
-    assert [(row.model, row.batch, row.epoch, row.iterations, row.progress) for row in rows] == [
-        ("resnet18-cifar-400", 100, 0, 4.0, 400.0),
-        ("resnet18-cifar-400", 100, 1, 6.0, 800.0),
+    assert [*io.read_convergence(result.out / "convergence.parquet")] == [
+        ConvergenceRow("resnet18-cifar-400", 100, 0, 4.0, 400.0, 0.3, loss=1.7, initial_loss=6.9),
+        ConvergenceRow("resnet18-cifar-400", 100, 1, 6.0, 800.0, 0.5, loss=1.4, initial_loss=6.9),
     ]
-    assert [(row.metric, row.loss, row.initial_loss) for row in rows] == [(0.3, 1.7, 6.9), (0.5, 1.4, 6.9)]
     assert not (result.out / "profile.parquet").exists()
-    result = run(tmp_path, "ones", str(ones(tmp_path / "data")))
     events = io.read_events(result.out / "history.jsonl")
     assert [(event.event, event.job, event.samples_done, event.loss, event.metric) for event in events] == [
         ("submit", "recorded-1", None, None, None),
@@ -178,7 +179,7 @@ def test_ones_jobs_train_by_the_epochs_imported_with_them(tmp_path: Path) -> Non
     assert (table.batches, table.epochs) == ((100,), 2)
 
 
-def gavel(folder: Path) -> Path:
+def test_gavel_throughputs_count_all_workers_alone_and_in_pairs(tmp_path: Path) -> None:
     one, two = "('LM (batch size 20)', 1)", "('A3C', 1)"
     gang = "('LM (batch size 20)', 4)"
     types = {
@@ -187,14 +188,9 @@ def gavel(folder: Path) -> Path:
         gang: {"null": 16.0},
     }
     spread = {one: {"null": 8.0}, gang: {"null": 0.0}}
-    text(folder, "simulation_throughputs.json", json.dumps({"v100": types, "v100_unconsolidated": spread}))
-    return folder
-
-
-def test_gavel_throughputs_count_all_workers_alone_and_in_pairs(
-    tmp_path: Path,
-) -> None:
-    result = run(tmp_path, "gavel", str(gavel(tmp_path / "data")))
+    both = json.dumps({"v100": types, "v100_unconsolidated": spread})
+    text(tmp_path / "data", "simulation_throughputs.json", both)
+    result = run(tmp_path, "gavel", str(tmp_path / "data"))
     rows = io.read_profile(result.out / "profile.parquet").rows
     lm, a3c, gang, spread = (row for row in rows if row.kind == "train")
     assert (lm.model, lm.local_batch, lm.step_seconds, lm.samples_per_second) == ("LM", 20, 0.125, 160.0)
@@ -230,15 +226,9 @@ def test_shockwave_jobs_change_their_batch_as_their_mode_says(tmp_path: Path) ->
         return f"{job_type}\tmain.py\tcifar10\t--num_steps\t1\t{steps}\t{gpus}\t{mode}\t1\t-1.0\t55\t0"
 
     small = "ResNet-18 (batch size 64)"
-    path = text(
-        tmp_path,
-        "x.trace",
-        line(small, 20 * 782, 1, "gns"),
-        line(small, 40 * 782, 4, "accordion"),
-        line(small, 11 * 782, 1, "gns"),
-        line("Transformer (batch size 16)", 6250, 2, "accordion"),
-        line(small, 7820, 1, "static"),
-    )
+    stated = [(small, 20 * 782, 1, "gns"), (small, 40 * 782, 4, "accordion"), (small, 11 * 782, 1, "gns")]
+    stated += [("Transformer (batch size 16)", 6250, 2, "accordion"), (small, 7820, 1, "static")]
+    path = text(tmp_path, "x.trace", *(line(*each) for each in stated))
     grows, large, short, fixed, static = (job.batch for job in run(tmp_path, "shockwave", path).jobs)
     assert grows.regimes == (Regime(after=11 / 20, size=128),)
     assert (large.size, large.regimes) == (256, (Regime(after=10 / 40, size=1024),))
@@ -250,6 +240,10 @@ def test_shockwave_and_gavel_lines_that_are_wrong_are_named(tmp_path: Path) -> N
     assert problems(tmp_path, "shockwave", text(tmp_path, "y.trace", line)) == [
         "y.trace:1: /mode: 'pollux', expected static, accordion or gns"
     ]
+    for size in ("0", "9" * 30, "9" * 5000):
+        path = text(tmp_path, "w.trace", f"A (batch size {size})\tpython x\t--steps\t1\t100\t0\t1")
+        (problem,) = problems(tmp_path, "gavel", path)
+        assert problem.endswith("expected a batch size from 1 to 2,147,483,648")
     path = text(tmp_path, "x.trace", "LM\tx", "LM\tx\t-n\t1\t300\t0.0\t1.5")
     assert problems(tmp_path, "gavel", path) == [
         "x.trace:1: has 2 fields separated by tabs, expected 7 or 10",
@@ -280,9 +274,8 @@ def test_elasticflow_throughputs_are_of_whole_batches(tmp_path: Path) -> None:
 
 def test_elasticflow_jobs_have_iterations_or_durations_alone(tmp_path: Path) -> None:
     data = elasticflow(tmp_path / "data")
-    text(
-        data, "w.csv", FLOW, "a,50,1000,vgg16,650,64,2,334", "b,60,500,vgg16,,64,1,250", "c,1,0,vgg16,,64,1,2"
-    )
+    one = "a,50,1000,vgg16,650,64,2,334"
+    text(data, "w.csv", FLOW, one, "b,60,500,vgg16,,64,1,250", "c,1,0,vgg16,,64,1,2")
     result = run(tmp_path, "elasticflow", str(data), workload="w.csv")
     first, second = result.jobs
     assert (first.id, first.submit_time, first.model) == ("a", 50.0, "vgg16")
@@ -292,14 +285,10 @@ def test_elasticflow_jobs_have_iterations_or_durations_alone(tmp_path: Path) -> 
     assert (first.utility.shape, first.utility.target) == ("step", 600.0)
     assert second.utility.shape == "constant"
     assert result.dropped["have no iterations to do"] == 1
-    (alone,) = run(
-        tmp_path, "elasticflow", text(tmp_path, "w.csv", FLOW, "a,50,1000,vgg16,650,64,2,334")
-    ).jobs
+    (alone,) = run(tmp_path, "elasticflow", text(tmp_path, "w.csv", FLOW, one)).jobs
     assert (alone.work, alone.gpus.max, alone.utility.target) == (first.work, None, 600.0)
-    raw = text(
-        tmp_path, "cluster1.csv", "job_id,submission_time,duration,num_gpu", "x,16566,3890,4", "y,1,2,0"
-    )
-    result = run(tmp_path, "elasticflow", raw)
+    rows = "job_id,submission_time,duration,num_gpu", "x,16566,3890,4", "y,1,2,0"
+    result = run(tmp_path, "elasticflow", text(tmp_path, "cluster1.csv", *rows))
     (job,) = result.jobs
     assert (facts(job), job.elastic) == (("x", 16566.0, 4, 15560.0), "none")
     assert result.dropped == {"asked for no GPU": 1}
@@ -308,9 +297,8 @@ def test_elasticflow_jobs_have_iterations_or_durations_alone(tmp_path: Path) -> 
 def test_wrong_elasticflow_data_is_named_by_file_and_line(tmp_path: Path) -> None:
     data = elasticflow(tmp_path / "data")
     text(data / "throughputs_A100", "vgg16.csv", "global_batch_size,1,many,3", "64,2,3,4", "0,1,,")
-    path = text(
-        tmp_path, "w.csv", FLOW, "a,50,1,vgg16,40,64,1,1", "b,0,1,bert,,64,1,1", "c,0,1,vgg16,,64,9,1"
-    )
+    rows = "a,50,1,vgg16,40,64,1,1", "b,0,1,bert,,64,1,1", "c,0,1,vgg16,,64,9,1"
+    path = text(tmp_path, "w.csv", FLOW, *rows)
     assert problems(tmp_path, "elasticflow", str(data), workload=path) == [
         "data/throughputs_A100/vgg16.csv:2: /many: expected a number of GPUs from 1 to 65,536 as column",
         "data/throughputs_A100/vgg16.csv:2: /global_batch_size: 64 is not divisible by 3 GPUs",
@@ -322,3 +310,26 @@ def test_wrong_elasticflow_data_is_named_by_file_and_line(tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     found = problems(tmp_path, "elasticflow", str(tmp_path / "empty"))
     assert found == ["empty: holds no throughputs_GPUTYPE/MODEL.csv, expected the data folder"]
+
+
+@pytest.mark.parametrize(
+    ("types", "problem"),
+    [
+        *(
+            (
+                {"A (batch size 2)": {"null": 4.0, "('B (batch size 2)', 1)": [2.0, 1.0]}, **other},
+                "expected the throughputs of both job types",
+            )
+            for other in ({}, {"B (batch size 2)": 5}, {"B (batch size 2)": {}})
+        ),
+        *(
+            ({f"A (batch size {size})": {"null": 4.0}}, "expected a batch size from 1 to 2,147,483,648")
+            for size in ("0", "9" * 30, "9" * 5000)
+        ),
+        *(({"A (batch size 8)": {"null": rate}}, "") for rate in (5e-324, 10**400)),
+    ],
+)
+def test_gavel_throughputs_that_cannot_be_are_malformed(tmp_path: Path, types: dict[str, Any], problem: str):
+    types = {f"('{name}', 1)": rates for name, rates in types.items()}
+    text(tmp_path / "data", "simulation_throughputs.json", json.dumps({"v100": types}))
+    assert problem in problems(tmp_path, "gavel", str(tmp_path / "data"))[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,24 +10,15 @@ from typing import Any
 import pytest
 
 from pliant.schemas.errors import BadInputError, UsageError
-from tests.tools.replay.importers.importing import (
-    HELIOS,
-    PODS,
-    TIRESIAS,
-    facts,
-    gpu_seconds,
-    labels,
-    pai,
-    problems,
-    run,
-    text,
-)
+from pliant.schemas.io import read_cluster
+from tests.tools.replay.importers import importing
+from tests.tools.replay.importers.importing import facts, gpu_seconds, labels, problems, run, text
 
 SACCT = "JobID|JobName|User|Partition|State|Submit|Start|ElapsedRaw|NNodes|AllocTRES"
 
 
 def helios(folder: Path, *rows: str) -> str:
-    return text(folder, "cluster_log.csv", HELIOS, *rows)
+    return text(folder, "cluster_log.csv", importing.HELIOS, *rows)
 
 
 def test_helios_and_acme_jobs_are_executed_time_on_gpus(tmp_path: Path) -> None:
@@ -51,10 +43,7 @@ def test_helios_and_acme_jobs_are_executed_time_on_gpus(tmp_path: Path) -> None:
         "d3,u2,1,8,8,Evaluation,FAILED,2023-03-01 00:00:35+08:00,2023-03-01 00:00:36+08:00,,30,1",
     )
     result = run(tmp_path, "acme", path)
-    assert [facts(job) for job in result.jobs] == [
-        ("d1", 0.0, 16, 9600.0),
-        ("d3", 30.0, 8, 240.0),
-    ]
+    assert [facts(job) for job in result.jobs] == [("d1", 0.0, 16, 9600.0), ("d3", 30.0, 8, 240.0)]
     assert result.jobs[0].labels == labels("acme", "status=COMPLETED nodes=2 type=Pretrain runs=60-660")
     assert [job.labels["trace"] for job in run(tmp_path, "helios", path).jobs] == ["helios", "helios"]
     assert result.dropped == {"asked for no GPU": 1}
@@ -82,12 +71,8 @@ def test_importers_ask_only_for_columns_that_they_need(tmp_path: Path) -> None:
 
 
 def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
-    jobs = (
-        "j1,i1,ann,Terminated,1000.0,9000.0",
-        "j2,i2,bob,Failed,1500.0,9000.0",
-        "j3,i3,bob,Waiting,1500.0,",
-        "j4,i,bob,Running,1.0,",
-    )
+    jobs = "j1,i1,ann,Terminated,1000,9000", "j2,i2,bob,Failed,1500.0,9000.0"
+    unfinished = "j3,i3,bob,Waiting,1500,", "j4,i,bob,Running,1,"
     tasks = (
         "j1,ps,2.0,Terminated,1010.0,9000.0,600.0,29.3,,",
         "j1,worker,4.0,Terminated,1100.0,1300.0,600.0,29.3,100.0,V100",
@@ -97,31 +82,30 @@ def test_a_pai_job_is_joined_with_its_gpu_tasks(tmp_path: Path) -> None:
         "j4,worker,1.0,Terminated,1000.0,1100.0,600.0,29.3,100.0,T4",
         "j4,worker,1.0,Running,1000.0,,600.0,29.3,100.0,T4",
     )
-    folder = pai(tmp_path / "pai", jobs, tasks)
-    result = run(tmp_path, "pai", folder)
+    result = run(tmp_path, "pai", importing.pai(tmp_path / "pai", jobs + unfinished, tasks))
     gang, share = result.jobs
     assert facts(gang) == ("j1", 0.0, 5, 5 * 250.0)
     assert gang.labels == labels("pai", "status=Terminated gpu_type=V100 gpu_share=4.5 runs=50-300")
     assert (share.submit_time, share.gpus.requested, gpu_seconds(share)) == (500.0, 1, 100.0)
     assert share.labels["gpu_share"] == "0.25"
-    unfinished = "had not finished when the trace ended"
-    assert result.dropped == {"are tasks without GPUs": 1, "never started": 1, unfinished: 1}
+    lost = "1 are tasks without GPUs, 1 had not finished when the trace ended, 1 never started"
+    assert result.drops == lost
 
 
 def test_pai_shares_models_and_missing_tables(tmp_path: Path) -> None:
     tenth = "j1,worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,10.0,V100"
-    folder = pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), (tenth,) * 10)
+    folder = importing.pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), (tenth,) * 10)
     (found,) = run(tmp_path, "pai", folder).jobs
     assert found.gpus.requested == 1
     assert "gpu_share" not in found.labels
     task = "{},worker,1.0,Terminated,1010.0,1020.0,600.0,29.3,100.0,V100"
     jobs = ("j1,i1,ann,Terminated,1000.0,9000.0", "j2,i2,ann,Terminated,1000.0,9000.0")
     folder = tmp_path / "pai"
-    pai(folder, jobs, (task.format("j1"), task.format("j2")))
+    importing.pai(folder, jobs, (task.format("j1"), task.format("j2")))
     text(folder, "pai_group_tag_table.header", "inst_id,user,gpu_type_spec,group,workload")
     text(folder, "pai_group_tag_table.csv", "i1,ann,,g1,bert", "i2,ann,,g2,")
     assert [job.model for job in run(tmp_path, "pai", str(folder)).jobs] == ["bert", "unknown"]
-    folder = Path(pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), ()))
+    folder = Path(importing.pai(tmp_path / "pai", ("j1,i1,ann,Terminated,1000.0,9000.0",), ()))
     with pytest.raises(UsageError, match=r"0 files pai_task_table.csv are given, expected one"):
         run(tmp_path, "pai", str(folder / "pai_job_table.csv"))
     (folder / "pai_task_table.header").unlink()
@@ -133,11 +117,13 @@ def test_a_pod_runs_from_its_scheduling_to_its_deletion(tmp_path: Path) -> None:
     path = text(
         tmp_path,
         "pods.csv",
-        PODS,
+        importing.PODS,
         "pod-0,12500,57344,2,1000,V100M16|V100M32,LS,Running,5000,5700,5100",
         "pod-1,12500,57344,1,470,,BE,Failed,5060,5160,5060",
         "pod-2,12500,57344,1,1000,,BE,Pending,5060,,",
         "pod-3,12500,57344,0,0,,BE,Running,5060,5160,5060",
+        "pod-4,12500,57344,1,1000,,BE,Running,5060,5160,5161",
+        "pod-5,12500,57344,1,1000,,BE,Running,5060,5160,5160",
     )
     result = run(tmp_path, "alibaba-v2023", path)
     whole, part = result.jobs
@@ -145,7 +131,9 @@ def test_a_pod_runs_from_its_scheduling_to_its_deletion(tmp_path: Path) -> None:
     assert whole.labels["gpu_spec"] == "V100M16|V100M32"
     assert (part.submit_time, part.gpus.requested, gpu_seconds(part)) == (60.0, 1, 100.0)
     assert part.labels["gpu_milli"] == "470"
-    assert result.dropped == {"never started": 1, "asked for no GPU": 1}
+    assert (
+        result.drops == "1 asked for no GPU, 1 ended before they started, 1 never started, 1 ran for no time"
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +148,7 @@ def test_a_pod_runs_from_its_scheduling_to_its_deletion(tmp_path: Path) -> None:
     ],
 )
 def test_gpus_of_a_slurm_job_are_read_from_what_there_is(
-    tmp_path: Path, columns: str, size: str, gpus: int
+    tmp_path, columns: str, size: str, gpus: int
 ) -> None:
     header = SACCT.replace("AllocTRES", columns)
     row = f"12|train|ann|gpu|COMPLETED|2024-01-05T10:00:00|2024-01-05T10:05:00|60|2|{size}"
@@ -209,21 +197,29 @@ def test_slurm_times_come_in_several_columns(tmp_path: Path, column: str, value:
     assert gpu_seconds(job) == seconds
 
 
-def test_slurm_output_without_sizes_says_which_column_to_add(tmp_path: Path) -> None:
+def test_slurm_output_without_sizes_or_delimiters_is_named(tmp_path: Path) -> None:
     path = text(tmp_path, "sacct.txt", "JobID|Submit|Start|Elapsed", "1|2024-01-05T10:00:00|Unknown|00:00:00")
     (line,) = problems(tmp_path, "slurm", path)
     assert line.startswith("sacct.txt:1: has none of the columns AllocTRES, ReqTRES")
-
-
-@pytest.mark.parametrize("delimiter", [",", "  "])
-def test_slurm_output_without_delimiters_is_named(tmp_path: Path, delimiter: str) -> None:
-    path = text(tmp_path, "sacct.txt", SACCT.replace("|", delimiter))
-    (line,) = problems(tmp_path, "slurm", path)
-    assert line.endswith("; fields are expected with | between them, as sacct -P writes them")
+    for delimiter in (",", "  "):
+        path = text(tmp_path, "sacct.txt", SACCT.replace("|", delimiter))
+        (line,) = problems(tmp_path, "slurm", path)
+        assert line.endswith("; fields are expected with | between them, as sacct -P writes them")
+    for odd in (
+        {"AllocTRES": f"gres/gpu={'9' * 5000}"},
+        {"ElapsedRaw": "9" * 5000},
+        {"Elapsed": f"{'9' * 5000}:1"},
+    ):
+        row = dict.fromkeys(("Submit", "Start"), "2020-04-04T11:00:00") | {"JobID": "1"}
+        row |= {"AllocTRES": "gres/gpu=2", "Elapsed": "01:00:00"} | odd
+        path = text(tmp_path, "sacct.txt", "|".join(row), "|".join(row.values()))
+        assert problems(tmp_path, "slurm", path), "too many digits are no crash"
 
 
 def test_tiresias_lists_and_distributions(tmp_path: Path) -> None:
-    path = text(tmp_path, "jobs.csv", TIRESIAS, "0,4,30,606,vgg19,164,30", "1,0,53,133,vgg11,147,23")
+    path = text(
+        tmp_path, "jobs.csv", importing.TIRESIAS, "0,4,30,606,vgg19,164,30", "1,0,53,133,vgg11,147,23"
+    )
     result = run(tmp_path, "tiresias", path)
     (job,) = result.jobs
     assert (job.id, job.submit_time, job.model, gpu_seconds(job)) == ("0", 30.0, "vgg19", 656.0)
@@ -232,14 +228,9 @@ def test_tiresias_lists_and_distributions(tmp_path: Path) -> None:
     path = tmp_path / "gput.csv"
     path.write_bytes(b"duration\r\n121\r\n97000\r\n")
     result = run(tmp_path, "tiresias", str(path))
-    assert [(job.id, job.gpus.requested, gpu_seconds(job)) for job in result.jobs] == [
-        ("tiresias-1", 1, 121.0),
-        ("tiresias-2", 1, 97000.0),
-    ]
+    sizes = [(job.id, job.gpus.requested, gpu_seconds(job)) for job in result.jobs]
+    assert sizes == [("tiresias-1", 1, 121.0), ("tiresias-2", 1, 97000.0)]
     assert any("sample from it with `pliant trace synth`" in line for line in result.summary.lines())
-
-
-# Philly.
 
 
 def attempt(start: str | None, end: str | None, *gpus: int) -> dict[str, Any]:
@@ -273,6 +264,10 @@ def test_philly_attempts_add_up_to_a_gang(tmp_path: Path) -> None:
     assert largest in result.summary.assumptions
     going_on = entry("a", "08:00:00", attempt("08:00:00", "08:01:00", 2), attempt("09:00:00", None, 2))
     assert gpu_seconds(run(tmp_path, "philly", log(tmp_path, going_on)).jobs[0]) == 120
+    back = entry("a", "08:00:00", attempt("08:00:00", "08:01:00", 2), attempt("09:00:00", "08:59:00", 2))
+    result = run(tmp_path, "philly", log(tmp_path, back))
+    assert gpu_seconds(result.jobs[0]) == 120
+    assert result.summary.assumptions["an attempt that ended before it started took no time"] == 1
 
 
 def test_what_is_no_gpu_training_job_is_dropped_by_reason(tmp_path: Path) -> None:
@@ -296,18 +291,29 @@ def test_what_is_no_gpu_training_job_is_dropped_by_reason(tmp_path: Path) -> Non
 
 def test_malformed_entries_are_named_with_their_lines(tmp_path: Path) -> None:
     good = attempt("08:00:00", "08:01:00", 1)
+    shape = "/attempts/0: expected start_time, end_time and detail with gpus"
+    no_list = {**attempt(None, None), "detail": [{"gpus": "gpu0"}]}
     path = log(
         tmp_path,
         {**entry("a", "08:00:00", good), "submitted_time": "yesterday"},
         {"jobid": "b"},
         {**entry("c", "08:00:00"), "attempts": [{"start_time": None}]},
         {"jobid": "d", "submitted_time": None},
+        {**entry("", "08:00:00", good), "jobid": None},
+        {**entry("", "08:00:00", good), "jobid": ["j"]},
+        {**entry("e", "08:00:00"), "attempts": [no_list]},
+        {**entry("f", "08:00:00"), "attempts": [7]},
     )
     assert problems(tmp_path, "philly", path) == [
         "cluster_job_log:2: /submitted_time: 'yesterday', expected a time like 2017-10-09 07:01:55",
         "cluster_job_log:3: /submitted_time: is missing",
-        "cluster_job_log:4: /attempts/0: expected start_time, end_time and detail with gpus",
+        f"cluster_job_log:4: {shape}",
         "cluster_job_log:5: /attempts: is missing",
+        *(f"cluster_job_log:{n}: /jobid: is not text, expected the name of the job" for n in (6, 7)),
+        *(
+            f"cluster_job_log:{n}: /attempts/0: expected start_time, end_time and detail with gpus"
+            for n in (8, 9)
+        ),
     ]
 
 
@@ -359,9 +365,8 @@ def sacct_json(**fields: Any) -> dict[str, Any]:
 
 
 def test_sacct_json_says_the_same(tmp_path: Path) -> None:
-    waiting = sacct_json(
-        job_id=8, time={"submission": 1, "start": 0, "elapsed": 0}, state={"current": "PENDING"}
-    )
+    times = {"submission": 1, "start": 0, "elapsed": 0}
+    waiting = sacct_json(job_id=8, time=times, state={"current": "PENDING"})
     path = text(tmp_path, "sacct.json", json.dumps({"jobs": [sacct_json(), waiting], "meta": {}}))
     result = run(tmp_path, "slurm", path)
     (job,) = result.jobs
@@ -369,9 +374,50 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
     stated = "status=COMPLETED partition=gpu name=train gpu_type=a100 slurm_priority=5 time_limit=5400"
     assert job.labels == labels("slurm", f"{stated} runs=60-120")
     assert result.dropped == {"never started": 1}
+    for document in ('{"jobs": [7]}', '{"jobs": [{}]}', '{"jobs": 7}', "{}"):
+        (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))
+        assert "sacct --json prints" in problem
 
 
-@pytest.mark.parametrize("document", ['{"jobs": [7]}', '{"jobs": [{}]}', '{"jobs": 7}', "{}"])
-def test_json_that_is_not_sacct_s_is_told_in_a_line(tmp_path: Path, document: str) -> None:
-    (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))
-    assert "sacct --json prints" in problem
+def test_pai_tables_come_packed_and_beside_their_headers(tmp_path: Path) -> None:
+    folder = Path(importing.pai(tmp_path / "pai", (), ()))
+    jobs, tasks = "j1,i,u,Terminated,100,900\n", "j1,w,1,T,100,200,6,6,100,T4\nj2,w,1,T,100,200,6,6,100,T4\n"
+    for name, table in (("pai_job_table", jobs), ("pai_task_table", tasks)):
+        (folder / f"{name}.csv.gz").write_bytes(gzip.compress(table.encode()))
+        (folder / f"{name}.csv").unlink()
+    every = sorted(str(path) for path in folder.iterdir())  # as a shell expands pai/*
+    for paths in ([str(folder)], every):
+        result = run(tmp_path, "pai", *paths)
+        assert [job.id for job in result.jobs] == ["j1"]
+        assert (
+            "GPU tasks of 1 job that pai_job_table does not have were left out" in result.summary.assumptions
+        )
+
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model"
+
+
+def test_a_list_of_nodes_becomes_a_cluster_where_one_is_asked(tmp_path: Path) -> None:
+    pods = text(tmp_path, "pods.csv", importing.PODS, "p1,1,1,2,1000,T4,LS,Running,100,400,200")
+    nodes = text(tmp_path, "nodes.csv", NODES, "a,64000,1024,2,P100", "b,96500,2048,8,T4", "c,64000,1,0,")
+    out = tmp_path / "cluster.json"
+    result = run(tmp_path, "alibaba-v2023", nodes, pods, cluster_out=str(out))
+    found = read_cluster(out).nodes
+    kept = [("a", 2, "P100", 64.0), ("b", 8, "T4", 96.5)]
+    assert [(node.name, node.gpus, node.gpu_type, node.cpus) for node in found] == kept
+    assert found[0].memory == 1024 * 2**20
+    assert result.dropped == {"are nodes without GPUs": 1}
+    assert result.summary.lines()[0] == "alibaba-v2023: 4 rows read, 1 job, 2 nodes written, 1 row dropped"
+    with pytest.raises(UsageError, match="say with --cluster-out FILE"):
+        run(tmp_path, "alibaba-v2023", pods, nodes)
+    for kind, problem in (
+        ("alibaba-v2023", "no list of nodes is among the paths"),
+        ("tiresias", "tiresias lists no nodes"),
+        ("gavel", "gavel lists no nodes"),
+    ):
+        with pytest.raises(UsageError, match=problem):
+            run(tmp_path, kind, pods, cluster_out=str(out))
+    twice = text(tmp_path, "twice.csv", NODES, *["a,64000,1024,2,P100"] * 2)
+    wrong = problems(tmp_path, "alibaba-v2023", pods, twice, cluster_out=str(tmp_path / "none.json"))
+    assert wrong == ["twice.csv: /nodes/1/name: node name 'a' is used twice"]
+    assert not (tmp_path / "none.json").exists()

@@ -1,9 +1,14 @@
-"""Strict and lenient, ids, order, and what is said about it."""
+"""Strict and lenient, ids, order, what is said about it, and files packed, cut short or nearly right."""
 
 from __future__ import annotations
 
+import gzip
+import io as streams
+import re
+import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -20,7 +25,7 @@ from pliant.tools.replay.importers.job_lines import blocks_of
 from pliant.tools.replay.importers.run import Selection, SortedJobs, import_trace
 from tests.builders import job
 from tests.cli.calling import call
-from tests.tools.replay.importers.importing import HELIOS, TIRESIAS, problems, run, text
+from tests.tools.replay.importers.importing import HELIOS, TIRESIAS, gpu_seconds, problems, run, text
 
 GOOD = "1,2,30,606,vgg19,164,30"
 
@@ -30,16 +35,15 @@ def jobs(folder: Path, *rows: str) -> str:
 
 
 def test_malformed_rows_are_named_or_dropped_and_counted(tmp_path: Path) -> None:
-    path = jobs(
-        tmp_path, GOOD, "2,x,30,606,vgg19,164,30", "3,1", "4,1,-5,606,vgg19,164,30", "5,1,0,6,,164,30"
-    )
+    odd = "2,x,30,606,vgg19,164,30"
+    path = jobs(tmp_path, GOOD, odd, "3,1", "4,1,-5,606,vgg19,164,30", "5,1,0,6,,164,30")
     assert problems(tmp_path, "tiresias", path) == [
         "jobs.csv:3: /num_gpu: 'x' is not a number",
         "jobs.csv:4: has 2 fields, expected 7",
         "jobs.csv:5: /submit_time: '-5', expected a finite number, 0 or more",
         "jobs.csv:6: /model_name: is empty, expected some text",
     ]
-    path = jobs(tmp_path, GOOD, "2,x,30,606,vgg19,164,30", "3,1", "4,y,5,606,vgg19,164,30")
+    path = jobs(tmp_path, GOOD, odd, "3,1", "4,y,5,606,vgg19,164,30")
     result = run(tmp_path, "tiresias", path, lenient=True)
     assert [job.id for job in result.jobs] == ["1"]
     assert result.dropped == {"malformed (/num_gpu)": 2, "malformed (as a whole)": 1}
@@ -52,9 +56,7 @@ def test_malformed_rows_are_named_or_dropped_and_counted(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("count", "more"), [(5, False), (6, True)])
-def test_lenient_names_five_rows_and_says_where_there_are_more(
-    tmp_path: Path, count: int, more: bool
-) -> None:
+def test_lenient_names_five_rows_and_says_where_more_are(tmp_path: Path, count: int, more: bool) -> None:
     result = run(tmp_path, "tiresias", jobs(tmp_path, GOOD, *["3,1"] * count), lenient=True)
     lines = result.summary.lines()
     assert sum(line.startswith("malformed: ") for line in lines) == 5
@@ -71,6 +73,10 @@ def test_wrong_files_and_formats_end_early(tmp_path: Path) -> None:
     path = jobs(tmp_path, "x" * 200_000)
     with pytest.raises(BadInputError, match=r"jobs.csv:2: is not CSV: field larger than field limit"):
         run(tmp_path, "tiresias", path)
+    for cut in (12, 40):
+        path = tmp_path / "jobs.csv"
+        path.write_bytes(gzip.compress(as_bytes())[:cut])
+        assert problems(tmp_path, "tiresias", str(path)) == ["jobs.csv: is gzipped, and cut short or damaged"]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +85,8 @@ def test_wrong_files_and_formats_end_early(tmp_path: Path) -> None:
         (b"a,b\n1,2\n", "jobs.csv:1: has no column job_id, num_gpu, submit_time, model_name"),
         (b"", "jobs.csv:1: has no column"),
         (b"\xff\xfe\x00", "jobs.csv: is not UTF-8 text"),
-        (TIRESIAS.encode() + b"\n", "tiresias: no job in 0 rows"),
-        (
-            TIRESIAS.encode() + b"\n1,0,30,606,vgg19,164,30\n",
-            "tiresias: no job in 1 rows (1 asked for no GPU)",
-        ),
+        (f"{TIRESIAS}\n".encode(), "tiresias: no job in 0 rows"),
+        (f"{TIRESIAS}\n1,0,30,6,vgg,9,30\n".encode(), "tiresias: no job in 1 rows (1 asked for no GPU)"),
     ],
 )
 def test_a_file_that_gives_no_job_says_why(tmp_path: Path, content: bytes, message: str) -> None:
@@ -92,9 +95,7 @@ def test_a_file_that_gives_no_job_says_why(tmp_path: Path, content: bytes, messa
     assert line.startswith(message)
 
 
-def test_the_command_writes_jobs_and_says_what_it_did(
-    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_the_command_writes_jobs_and_says_what_it_did(tmp_path: Path, capfdbinary) -> None:
     summary = import_trace("tiresias", [jobs(tmp_path, GOOD)])
     (tmp_path / "out.jsonl").write_bytes(capfdbinary.readouterr().out)
     assert [job.id for job in io.read_jobs(tmp_path / "out.jsonl")] == ["1"]
@@ -111,8 +112,6 @@ def test_the_command_writes_jobs_and_says_what_it_did(
 
 @given(st.lists(st.text(max_size=12) | st.sampled_from(["a", "a-2", "a b", "a_b"]), max_size=30))
 def test_ids_are_valid_and_unique(texts: list[str]) -> None:
-    import re
-
     conversion = Conversion(ImportSummary("test"))
     ids = [conversion.new_id(text) for text in texts]
     assert len(set(ids)) == len(ids)
@@ -161,10 +160,8 @@ def test_a_full_disk_of_temporary_files_is_named(in_memory: int, monkeypatch: py
     assert str(refused.value) == f"{tempfile.gettempdir()}: cannot be written: no space left on device"
 
 
-def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = text(tmp_path, "jobs.csv", TIRESIAS, "1,2,30,606,vgg19,164,30", "2,0,30,606,vgg19,164,30")
+def test_the_account_goes_to_stderr_and_the_jobs_to_the_file(tmp_path: Path, capsys) -> None:
+    path = jobs(tmp_path, GOOD, "2,0,30,606,vgg19,164,30")
     trace_import("tiresias", [path], output=str(tmp_path / "jobs.jsonl"))
     said = capsys.readouterr()
     assert said.out == ""
@@ -207,11 +204,8 @@ def test_spans_users_and_samples_select_jobs(tmp_path: Path) -> None:
     chosen = Selection(begin="1h", users=("u0",), sample=0.5)
     summary = run(tmp_path, "helios", hourly(tmp_path, 9), selection=chosen).summary
     assert summary.rows == summary.jobs + summary.dropped.total()
-    assert summary.dropped == {
-        "are of other users": 4,
-        "were submitted outside of --from and --to": 1,
-        "are not in the sample": 2,
-    }
+    lost = {"are of other users": 4, "were submitted outside of --from and --to": 1}
+    assert summary.dropped == lost | {"are not in the sample": 2}
     with pytest.raises(BadInputError, match="no job in 5 rows"):
         kept(tmp_path, begin="9h")
 
@@ -237,3 +231,60 @@ def test_a_trace_without_dates_has_lengths_of_time_alone(tmp_path: Path) -> None
     assert (job.id, job.submit_time) == ("2", 0.0)
     with pytest.raises(UsageError, match="this trace has no dates"):
         run(tmp_path, "tiresias", path, selection=Selection(begin="2020-04-04"))
+
+
+ROWS = (TIRESIAS, GOOD, '2,1,40,606,"vgg,19",100,30')
+
+
+def as_bytes(end: str = "\n") -> bytes:
+    return "".join(line + end for line in ROWS).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        as_bytes("\r\n"),
+        b"\xef\xbb\xbf" + as_bytes(),
+        as_bytes().rstrip(b"\n"),
+        gzip.compress(as_bytes()),
+        gzip.compress(b"\xef\xbb\xbf" + as_bytes("\r\n")),
+    ],
+)
+@pytest.mark.parametrize("piped", [False, True])
+def test_packed_or_marked_it_is_the_same_trace(tmp_path: Path, monkeypatch, data: bytes, piped: bool) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_bytes(data)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=streams.BufferedReader(streams.BytesIO(data))))
+    result = run(tmp_path, "tiresias", "-" if piped else str(path))
+    found = [(job.id, job.model, gpu_seconds(job)) for job in result.jobs]
+    assert found == [("1", "vgg19", 328.0), ("2", "vgg,19", 100.0)]
+
+
+def test_columns_and_times_that_cannot_be_are_named(tmp_path: Path) -> None:
+    path = text(tmp_path, "jobs.csv", f"{TIRESIAS},duration", "1,2,30,606,vgg19,164,30,7")
+    assert problems(tmp_path, "tiresias", path) == ["jobs.csv:1: has more than one column duration"]
+    time, spent = "2020-04-04 11:25:35", "2020-04-04 11:30:35,2020-04-04 12:30:35,60,0"
+    rows = f"7,u,v,1,4,1,COMPLETED,{'9' * 400},{spent}", f"7,u,v,99999999,4,1,COMPLETED,{time},{spent}"
+    found = problems(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, *rows))
+    assert found[0].startswith("cluster_log.csv:2: /submit_time: ")
+    assert found[1].startswith("cluster_log.csv:3: /requested: 99999999 is above")
+    path = text(tmp_path, "log", f'[{{"jobid": {"9" * 5000}}}]')
+    assert problems(tmp_path, "philly", path) == ["log:1: is not readable JSON: a number has too many digits"]
+    names = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
+    path = text(tmp_path, "trace.csv", names, "0,vgg,cifar,100,10,32,1e-300,1e300,0.7,1")
+    assert problems(tmp_path, "ones", path) == ["trace.csv:2: holds a number that is out of all bounds"]
+    row = "7,u,v,99999999,4,1,COMPLETED,2020-04-04 11:25:35,2020-04-04 11:30:35,2020-04-04 12:30:35,60,0"
+    (problem,) = problems(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, row))
+    assert problem.startswith("cluster_log.csv:2: /requested: 99999999 is above")
+    for field in ("1_000", "0x10", "1e999", "-1", "nan", "1,5"):
+        path = text(tmp_path, "jobs.csv", TIRESIAS, f'1,2,"{field}",606,vgg19,164,30')
+        (problem,) = problems(tmp_path, "tiresias", path)
+        assert problem.startswith("jobs.csv:2: /submit_time: ")
+
+
+def test_times_with_zones_are_what_they_say(tmp_path: Path) -> None:
+    times = {"a": "2020-04-04 10:00:00", "b": "2020-04-04T12:30:00+02:00", "c": "2020-04-04T11:00:00Z"}
+    row = "{},u,v,1,4,1,COMPLETED,{},2020-04-04 12:00:00,2020-04-04 13:00:00,60,0"
+    rows = [row.format(*each) for each in times.items()]
+    result = run(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, *rows))
+    assert [(job.id, job.submit_time) for job in result.jobs] == [("a", 0.0), ("b", 1800.0), ("c", 3600.0)]

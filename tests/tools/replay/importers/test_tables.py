@@ -114,26 +114,20 @@ def test_swf_lines_are_jobs_and_round_trip(tmp_path: Path) -> None:
     assert problems(tmp_path, "swf", short) == ["short.swf:1: has 3 fields separated by blanks, expected 18"]
     jobs = run(tmp_path, "swf", text(tmp_path, "log.swf", SWF, SWF.replace("1 10", "2 11"))).jobs
     again = run(tmp_path, "swf", text(tmp_path, "again.swf", *lines(jobs))).jobs
-    kept = [(job.submit_time, job.gpus.requested, gpu_seconds(job), runs_of(job)) for job in jobs]
-    assert [(job.submit_time, job.gpus.requested, gpu_seconds(job), runs_of(job)) for job in again] == kept
-
-
-@pytest.mark.parametrize(
-    ("stated", "written"), [("7200", "7200"), ("2h", "7200"), ("soon", "-1"), ("", "-1")]
-)
-def test_a_time_limit_is_written_in_seconds(tmp_path: Path, stated: str, written: str) -> None:
-    (found,) = run(tmp_path, "swf", text(tmp_path, "log.swf", SWF)).jobs
-    *_, line = lines([found.model_copy(update={"labels": {**found.labels, "time_limit": stated}})])
-    assert line.split()[8] == written
+    one, two = ([(facts(job)[1:], runs_of(job)) for job in each] for each in (jobs, again))
+    assert one == two
+    for stated, written in (("7200", "7200"), ("2h", "7200"), ("soon", "-1"), ("", "-1")):
+        (found,) = run(tmp_path, "swf", text(tmp_path, "log.swf", SWF)).jobs
+        *_, line = lines([found.model_copy(update={"labels": {**found.labels, "time_limit": stated}})])
+        assert line.split()[8] == written
 
 
 Down = tuple[float, str, bool]
 
 
 def faults(folder: Path, *rows: tuple[float, str, str]) -> str:
-    events = [
-        {"node_id": node, "event_time": days, "event_type": f"fault_{kind}"} for days, node, kind in rows
-    ]
+    names = "event_time", "node_id", "event_type"
+    events = [dict(zip(names, (days, node, f"fault_{kind}"), strict=True)) for days, node, kind in rows]
     return text(folder, "faults.json", json.dumps(events))
 
 
@@ -153,14 +147,10 @@ def test_faults_and_counts_become_outages_of_nodes(tmp_path: Path) -> None:
     assert summary.assumptions["a fault that ends without having begun was left out"] == 1
     assert [(node.name, node.gpus) for node in io.read_cluster(cluster).expanded()] == [("n0", 8), ("n1", 8)]
     # Three at most; of two rows at one moment the last one counts.
-    path = text(
-        tmp_path, "gpus.json", json.dumps([{"Time": t, "GPUs": n} for t, n in ((0, 2), (60, 3), (90, 0))])
-    )
-    assert imported(tmp_path, path)[0] == [
-        (0.0, "n2", False),
-        (60.0, "n2", True),
-        *((90.0, f"n{node}", False) for node in range(3)),
-    ]
+    counts = [{"Time": t, "GPUs": n} for t, n in ((0, 2), (60, 3), (90, 0))]
+    all_down = ((90.0, f"n{node}", False) for node in range(3))
+    found = imported(tmp_path, text(tmp_path, "gpus.json", json.dumps(counts)))[0]
+    assert found == [(0.0, "n2", False), (60.0, "n2", True), *all_down]
     spot = text(tmp_path, "spot.csv", "0,1", "0,2", "60000,1")
     assert imported(tmp_path, spot)[0] == [(60.0, "n1", False)]
     seconds = text(tmp_path, "spot.csv", "time,instances", "0,2", "60000,1")
@@ -177,22 +167,21 @@ def test_outages_fit_a_given_cluster_and_span(tmp_path: Path) -> None:
     # Down at day 1 and up at day 3, seen from day 2 on at half the speed of time; y is up by then.
     rows = ((0.5, "y", "start"), (1, "x", "start"), (1.5, "y", "end"), (3, "x", "end"), (9, "x", "start"))
     chosen = Selection(begin="2d", end="5d", scale_time=2.0)
-    assert imported(tmp_path, faults(tmp_path, *rows), selection=chosen)[0] == [
-        (0.0, "n1", False),
-        (172800.0, "n1", True),
-    ]
+    found = imported(tmp_path, faults(tmp_path, *rows), selection=chosen)[0]
+    assert found == [(0.0, "n1", False), (172800.0, "n1", True)]
 
 
 def test_what_is_no_fault_is_told_by_its_line(tmp_path: Path) -> None:
     path = faults(tmp_path, (1, "a", "start"), (2, "a", "stop"))
     with pytest.raises(BadInputError, match="event_type: 'fault_stop', expected fault_start or fault_end"):
         imported(tmp_path, path)
-    with pytest.raises(BadInputError, match="is an empty list"):
-        imported(tmp_path, text(tmp_path, "none.json", "[]"))
-    with pytest.raises(BadInputError, match="/GPUs: is missing"):
-        imported(tmp_path, text(tmp_path, "other.json", '[{"Time": 1}]'))
-    with pytest.raises(BadInputError, match="has no column time, instances"):
-        imported(tmp_path, text(tmp_path, "other.csv", "when,what", "1,2"))
+    for name, content, problem in (
+        ("none.json", ["[]"], "is an empty list"),
+        ("other.json", ['[{"Time": 1}]'], "/GPUs: is missing"),
+        ("other.csv", ["when,what", "1,2"], "has no column time, instances"),
+    ):
+        with pytest.raises(BadInputError, match=problem):
+            imported(tmp_path, text(tmp_path, name, *content))
     with pytest.raises(UsageError, match="2 paths, expected one file"):
         import_trace("faults", [path, path])
     with pytest.raises(UsageError, match="brings no jobs"):

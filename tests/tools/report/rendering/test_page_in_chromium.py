@@ -12,11 +12,10 @@ from benchmarks.parts.chromium import Tab, browser, chromium
 from pliant.tools.report.rendering.page import page
 from pliant.tools.report.report import make_report
 from tests.builders import cluster, job
-from tests.tools.report.runs import begin, fold, ran, submit
+from tests.tools.report.runs import ran, story, submit
 
 JOBS = 400
 EVIL = "</script><script>window.hurt=1</script><img src=x onerror='window.hurt=1'>"
-WIDTHS = (412, 800, 1280)
 LABEL_AFTER_SCROLLING = """(() => {
     const box = document.querySelector(".scroll");
     box.scrollLeft = 200;
@@ -37,15 +36,11 @@ pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium (Debi
 
 
 def run(policy, length):
-    specs = [
-        job(f"job-{at:03}", at=float(at), user=f"user-{at % 5}", model="bert" if at % 2 else EVIL)
-        for at in range(JOBS)
-    ]
-    arrivals = [submit(spec, 4.0) for spec in specs]
-    runs = [event for spec in specs for event in ran(spec.id, spec.submit_time, spec.submit_time + length)]
-    return fold(
-        [begin(policy=policy, nodes=cluster(64)), *sorted([*arrivals, *runs], key=lambda event: event.time)]
-    )
+    events = []
+    for at in range(JOBS):
+        spec = job(f"job-{at:03}", at=float(at), user=f"user-{at % 5}", model="bert" if at % 2 else EVIL)
+        events += [submit(spec, 4.0), *ran(spec.id, at, at + length)]
+    return story(*sorted(events, key=lambda event: event.time), policy=policy, nodes=cluster(64))
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +77,8 @@ def same_pixels(first, second, width):
     return left.shape == right.shape and (left != right).any(axis=2).mean() < 0.001
 
 
-def rows(tab):
-    return tab.value("[...document.querySelectorAll('#job-table tbody th')].map(each => each.textContent)")
-
-
 def test_it_renders_fits_three_widths_and_says_no_error(opened, file):
-    for width in WIDTHS:
+    for width in (412, 800, 1280):
         tab = Tab(opened, width).open(file)
         assert tab.errors() == []
         assert tab.value("document.documentElement.scrollWidth") == width
@@ -105,18 +96,19 @@ def test_it_renders_fits_three_widths_and_says_no_error(opened, file):
 
 def test_the_table_of_jobs_filters_sorts_and_scrolls(opened, file):
     tab = Tab(opened, 1280).open(file)
-    assert 10 < len(rows(tab)) < 80
+    rows = "[...document.querySelectorAll('#job-table tbody th')].map(each => each.textContent)"
+    assert 10 < len(tab.value(rows)) < 80
     tab.value(filtered_by("USER-3"))
     assert tab.value("document.getElementById('count').textContent") == f"{JOBS // 5} of {JOBS} jobs"
-    assert rows(tab)[0] == "job-003"
+    assert tab.value(rows)[0] == "job-003"
     header = "[...document.querySelectorAll('#job-table thead th')].find(each => each.textContent === 'job')"
     tab.value(f"{header}.querySelector('button').click()")
     tab.value(f"{header}.querySelector('button').click()")
-    assert rows(tab)[0] == "job-398"
+    assert tab.value(rows)[0] == "job-398"
     assert tab.value(f"{header}.getAttribute('aria-sort')") == "descending"
     tab.value(filtered_by(""))
     tab.value(TO_THE_END)
-    assert rows(tab)[-1] == "job-000"
+    assert tab.value(rows)[-1] == "job-000"
 
 
 def test_the_chart_answers_to_keys_and_to_the_pointer(opened, file):
