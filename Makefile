@@ -1,7 +1,8 @@
-# make demo | test | check | bench [NAME=x] | gpu-check | chaos | experiment [NAME=x] | house | docs | site: each does its own set-up in $(VENV) first.
+# make demo | test | test-services | check | dist | bench [NAME=x] | gpu-check | chaos | experiment [NAME=x] | house | docs | site: each does its own set-up in $(VENV) first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+DEMO_STAMP := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
 NAME ?=
 PIP := --quiet --disable-pip-version-check --no-compile -c constraints.txt
@@ -9,24 +10,39 @@ TESTS ?= -n 3 --dist worksteal
 # Byte code is kept, whatever the shell says: tests and demo start the program some hundred times.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check lint types bench gpu-check chaos experiment house docs site clean
+.PHONY: demo test test-services check dist lint types bench gpu-check chaos experiment house docs site clean
 
-# The exact torch version comes first and alone: a range would let pip choose another build. To compile all
-# 15,000 modules takes a minute; what is imported is compiled then, PyTorch at once as tests start side by side.
-$(STAMP): pyproject.toml constraints.txt
+# The exact torch version comes first and alone: a range would let pip choose another build. Nothing is compiled
+# ahead: what is imported is compiled then.
+$(DEMO_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(PIP) torch==2.13.0
+	$(BIN)/python -m pip install $(PIP) -e '.[run,figures]'
+	touch $@
+
+# PyTorch's compiler is imported once here: tests that start side by side would each compile it.
+$(STAMP): $(DEMO_STAMP)
 	$(BIN)/python -m pip install $(PIP) -e '.[dev]'
 	$(BIN)/python -c 'import torch._dynamo'
 	touch $@
 
-demo: $(STAMP)
+demo: $(DEMO_STAMP)
 	PATH="$(abspath $(BIN)):$$PATH" bash examples/demo.sh
 
+# Needs Python and make alone.
 test: $(STAMP)
 	$(BIN)/python -m pytest $(TESTS)
 
+# Needs Slurm, several hosts, other accounts, a browser, a package index and published data (PLIANT_DATA): Debian's
+# packages are installed where the user is root, else named.
+test-services: $(STAMP)
+	$(BIN)/python -m tests.services
+	$(BIN)/python -m pytest -m services $(TESTS)
+
 check: lint types test
+
+dist: $(STAMP)
+	$(BIN)/python -m pip wheel $(PIP) --no-deps --wheel-dir dist .
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -62,5 +78,5 @@ site: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
-	rm -rf .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build site demo *.egg-info
+	rm -rf .types .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site demo *.egg-info
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, fields, replace
@@ -144,11 +143,11 @@ def _folder(output: str) -> Path:
 
 
 def _carry_out(tasks: Sequence[SweepTask], folder: Path, workers: int | None) -> None:
+    from pliant.tools.replay.batch import usable_cores
     from pliant.tools.replay.sweep import assumptions, sweep
 
     with progress("sweep", "replays") as advance:
-        cores = len(os.sched_getaffinity(0))
-        failures = sweep(tasks, folder, workers=workers or cores, advance=advance)
+        failures = sweep(tasks, folder, workers=workers or usable_cores(), advance=advance)
     for text, replays in assumptions(tasks, folder).items():
         note(f"{text} ({replays} of {counted(len(tasks), 'replay')})")
     note(f"{len(tasks) - len(failures)} of {len(tasks)} replays are in {folder}")

@@ -13,8 +13,9 @@ import pytest
 
 from tests.effort import THOROUGH, set_profile
 from tests.leftovers import Surroundings
-from tests.messages import golden_text as golden_text
 from tests.slurm_cluster import NoSlurmError, SlurmCluster, slurm_cluster
+
+pytest_plugins = ("tests.messages", "tests.services")
 
 FOREIGN = ("PYTHON", "PLIANT_", "SLURM_", "TORCHELASTIC_")
 PYTEST_S_OWN = "PYTEST_CURRENT_TEST"
@@ -100,12 +101,13 @@ def nothing_outlives_it() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def reference_data() -> Path:
-    """The folder of third-party traces; without it, tests that need it skip."""
+    """The folder of third-party traces."""
+    from tests.services import NO_DATA
+
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    folder = Path(os.environ.get("PLIANT_DATA", beside))
-    if not folder.is_dir():
-        pytest.skip("no reference data: set PLIANT_DATA to its folder")
-    return folder
+    if not beside.is_dir() and "PLIANT_DATA" not in os.environ:
+        pytest.skip(NO_DATA)
+    return Path(os.environ.get("PLIANT_DATA", beside))
 
 
 @pytest.fixture(scope="session")

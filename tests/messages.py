@@ -1,7 +1,7 @@
 """Prose that commands print is asserted once, in golden files beside the tests' data.
 
-A test calls ``golden_text(text)``. The text is compared with its entry in ``tests/golden/messages/MODULE.json``;
-``PLIANT_WRITE_GOLDEN=1 python -m pytest -n 0 TEST`` writes the entries anew, to be read before they are committed.
+A test calls ``golden_text(text)``; the text must equal its entry in tests/golden/messages/MODULE.json.
+``PLIANT_WRITE_GOLDEN=1 python -m pytest -n 0 TEST`` writes these entries; read them before you commit them.
 """
 
 from __future__ import annotations

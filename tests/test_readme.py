@@ -22,9 +22,9 @@ TRAINS = "pliant profile"
 
 
 def test_the_readme_names_extras_that_exist() -> None:
-    assert INSTALL.commands == "pip install pliant\n"
+    assert INSTALL.commands == "pip install .\n"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {extra for group in re.findall(r"'pliant\[(.*?)\]'", TEXT) for extra in group.split(",")}
+    named = {extra for group in re.findall(r"'\.\[(.*?)\]'", TEXT) for extra in group.split(",")}
     tabled = set(re.findall(r"^\| `(\w+)` \|", TEXT.partition("## First replay")[0], re.MULTILINE))
     assert named <= tabled <= set(project["optional-dependencies"])
 

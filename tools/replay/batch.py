@@ -295,6 +295,12 @@ def _read(sources: Sources) -> Inputs:
     return sources.read()
 
 
+def usable_cores() -> int:
+    """Cores that this process may use; all of the machine's where the system does not say."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def can_fork() -> bool:
     """Whether workers can be copies of this process: a lock that another thread holds would stay locked.
 
