@@ -106,8 +106,9 @@ def test_a_charge_makes_rescales_fewer_and_jobs_hardly_later(experiment: Experim
 
 
 def test_a_small_run_goes_through(experiment: Experiment, tmp_path: Path) -> None:
-    result = carry_out(experiment, tmp_path / "out", smoke=True)
-    compared = compare(read_numbers(experiment.numbers), result)
+    result = carry_out(experiment, tmp_path / "out", sweeps=["mixed-400.toml", "queue-400.toml"], smoke=True)
+    numbers = [each for each in read_numbers(experiment.numbers) if each.table == "Table IV"]
+    compared = compare(numbers, result)
     by_name = {each.name: each for each in compared}
     assert by_name["table4_ratio_queue_jct"].ours < 1
     assert by_name["table4_ratio_drop_sjs"].ours > 1
