@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import scale, shadow_price
+from benchmarks import shadow_price
 from benchmarks.__main__ import NOT_MEASURED, benchmarks, main
-from benchmarks.parts import decisions_at_scale, figure, parted
+from benchmarks.parts import figure
 from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
 
 
@@ -59,24 +59,6 @@ def test_each_that_needs_a_service_runs_small(name: str) -> None:
     if not result:
         pytest.skip("neither published data nor Slurm")
     assert any(row.value is not None for row in result)
-
-
-def test_the_decisions_of_one_policy_are_measured_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [{"name": f"decision_s_{policy}_64_gpus_100_jobs", "value": 1.0} for policy in ("fifo", "las")]
-    (tmp_path / "scale.json").write_text(json.dumps(rows))
-    monkeypatch.setattr(figure, "RESULTS", tmp_path)
-    monkeypatch.setattr(
-        decisions_at_scale,
-        "figures",
-        lambda policies: [Figure(f"decision_s_{name}_64_gpus_100_jobs", 2.0, "s") for name in policies],
-    )
-    assert parted.main("scale", scale.OF_ONE_POLICY, None, ["decisions-las"]) == 0
-    assert [row["value"] for row in json.loads((tmp_path / "scale.json").read_text())] == [1.0, 2.0]
-    assert set(decisions_at_scale.LEFT_OUT).isdisjoint(
-        name.removeprefix("decisions-") for name in scale.OF_ONE_POLICY
-    )
 
 
 @pytest.mark.parametrize("name", benchmarks())

@@ -10,31 +10,21 @@ from pliant.schemas.profile import Profile
 from tests.builders import cluster, job
 from tests.tools.profile.rows_builder import step
 
-PROFILE = Profile((step(1, 10, 1.0),))
-"""10 samples per second on one GPU."""
 
-
-def write_inputs(folder: Path) -> None:
-    """One GPU; three jobs of 100 s each that arrive at 0, 10 and 20 s, and a short one that comes last."""
+def test_what_is_predicted_at_arrival_and_what_happens(tmp_path: Path) -> None:
+    """One GPU does 10 samples per second; three jobs of 100 s come at 0, 10 and 20 s, then a short one."""
     lengths = {"a": 100, "b": 100, "c": 100, "d": 10}
     jobs = [
         job(name, at=10.0 * place, work={"samples": 10.0 * length_s}, batch=10, model="net")
         for place, (name, length_s) in enumerate(lengths.items())
     ]
-    write_jobs(jobs, folder / "jobs.jsonl")
-    write_cluster(cluster(1), folder / "cluster.json")
-    write_profile(PROFILE, folder / "profile.parquet")
-
-
-def test_under_fifo_every_start_is_predicted_at_arrival(tmp_path: Path) -> None:
-    write_inputs(tmp_path)
+    write_jobs(jobs, tmp_path / "jobs.jsonl")
+    write_cluster(cluster(1), tmp_path / "cluster.json")
+    write_profile(Profile((step(1, 10, 1.0),)), tmp_path / "profile.parquet")
     expected = [Wait("b", 90.0, 90.0), Wait("c", 180.0, 180.0), Wait("d", 270.0, 270.0)]
     assert waits(tmp_path, "fifo") == expected
-
-
-def test_a_job_that_overtakes_was_not_foreseen(tmp_path: Path) -> None:
-    write_inputs(tmp_path)
-    assert waits(tmp_path, "srtf")[:2] == [Wait("b", 100.0, 90.0), Wait("c", 190.0, 180.0)]
+    overtaken = [Wait("b", 100.0, 90.0), Wait("c", 190.0, 180.0)]
+    assert waits(tmp_path, "srtf")[:2] == overtaken
 
 
 def test_a_misjudged_profile_is_off_by_one_factor_per_model() -> None:
