@@ -8,8 +8,6 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from benchmarks.parts import readme_commands
 from pliant.schemas.io import write_profile
 from pliant.schemas.profile import Profile, ProfileRow
@@ -18,7 +16,6 @@ from tests.pasting import Block, blocks, paste
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
 INSTALL, *BLOCKS = blocks(TEXT)
-TRAINS = "pliant profile"
 
 
 def test_the_readme_names_extras_that_exist() -> None:
@@ -29,30 +26,30 @@ def test_the_readme_names_extras_that_exist() -> None:
     assert named <= tabled <= set(project["optional-dependencies"])
 
 
-def test_the_commands_run_up_to_those_that_train(tmp_path: Path) -> None:
-    before = [block for block in BLOCKS if TRAINS not in block.commands]
-    assert BLOCKS[: len(before)] == before
-    paste(before, tmp_path)
-
-
-@pytest.mark.torch
-def test_the_commands_that_train_run_after_those_before_them(tmp_path: Path) -> None:
-    """But for the profile: a tutorial, which has a test, measures one by the same command."""
-    first = BLOCKS[0].commands.splitlines(keepends=True)[0]
-    assert first == "pliant examples .\n"
-    [trains] = [block.commands for block in BLOCKS if TRAINS in block.commands]
-    [measures] = [line for line in trains.splitlines() if TRAINS in line]
+def test_the_commands_that_train_run_when_they_are_pasted(tmp_path: Path) -> None:
+    """A tutorial, whose test calls them, measures and runs likewise; test_docs calls the first replay."""
+    replays, trains = (block.commands for block in BLOCKS)
     tutorial = (ROOT / "docs/tutorials/profile-your-first-job.md").read_text().replace("\\\n ", "")
-    [measured] = [line for line in tutorial.splitlines() if line.startswith(TRAINS) and "-o" in line]
-    assert measured.split() == measures.replace("64,128", "512,1024").split()
+    lines = {" ".join(line.split()) for line in tutorial.splitlines()}
+    [measures] = re.findall(r"^pliant profile .*$", trains, re.MULTILINE)
+    [runs] = re.findall(r"^pliant run .* > .*$", trains, re.MULTILINE)
+    assert {measures.replace("64,128", "512,1024"), runs} <= lines
+    [options] = re.findall(r'"examples/mlp.py", (.*?)\]', trains)
+    script = (ROOT / "examples/mlp.py").read_text()
+    assert all(f'"{name}"' in script for name in re.findall(r"--\w+", options))
+
     rows = [ProfileRow("train", "mlp", "cpu", 1, gpus, str(gpus), 128, step_seconds=0.1) for gpus in (1, 2)]
-    write_profile(
-        Profile(tuple(replace(row, samples_per_second=1280.0 * row.gpus) for row in rows)),
-        tmp_path / "measured",
-    )
-    trains = trains.replace(measures, f"cp {shlex.quote(str(tmp_path / 'measured'))} profile.parquet")
-    paste([Block(first), Block(trains)], tmp_path)
-    assert '"event":"finish"' in (tmp_path / "home" / "events.jsonl").read_text()
+    made = tuple(replace(row, samples_per_second=1280.0 * row.gpus) for row in rows)
+    write_profile(Profile(made), tmp_path / "measured")
+    inputs = "jobs.jsonl --cluster examples/cluster.json --policy fifo"
+    replayed = f"mkdir state; pliant replay {inputs} -o state/events.jsonl"
+    stands_in = {measures: f"cp {shlex.quote(str(tmp_path / 'measured'))} profile.parquet", runs: replayed}
+    for line, other in stands_in.items():
+        trains = trains.replace(f"{line}\n", f"{other}\n")
+    first = replays.splitlines(keepends=True)[0]
+    assert first == "pliant examples .\n"
+    *_, reported = paste([Block(first), Block(trains)], tmp_path)
+    assert re.search(r"^ digits +finished", reported, re.MULTILINE)
 
 
 def test_commands_count_up_to_the_first_that_fails() -> None:
