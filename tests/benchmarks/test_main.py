@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import __main__ as runner
-from benchmarks import shadow_price
 from benchmarks.__main__ import NOT_MEASURED, benchmarks, main
 from benchmarks.parts import figure
 from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
@@ -89,17 +85,6 @@ def test_without_its_data_a_benchmark_keeps_the_record(
     assert "PLIANT_DATA" in message.err
     assert f"results/{name}.json stays as it is" in message.err
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {f"{name}.json": "[]"}
-
-
-def test_others_are_run_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure, "RESULTS", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PLIANT_DATA", str(tmp_path / "nowhere"))
-    there = SimpleNamespace(figures=lambda: [Figure("a", 1.0, "s")])
-    monkeypatch.setattr(runner, "_load", lambda name: shadow_price if name == "shadow_price" else there)
-    assert main(["shadow_price", "io"]) == NOT_MEASURED
-    assert json.loads((tmp_path / "io.json").read_text())[0]["value"] == 1.0
-    assert not (tmp_path / "shadow_price.json").exists()
 
 
 def git(*words: str, folder: Path) -> None:

@@ -45,15 +45,6 @@ def test_a_dead_node_costs_the_longer_of_two_times(monkeypatch: pytest.MonkeyPat
         dead_node.figures()
 
 
-def test_a_recorded_run_is_among_the_figures(tmp_path: Path) -> None:
-    record = tmp_path / "live.json"
-    (completed, *_) = missing = list(elastic_dp._live(record))
-    assert [row.value for row in missing] == [None, None, None]
-    assert completed.row("x")["holds"] is False
-    record.write_text('{"figures": [{"name": "live_vs_replay_sjs", "difference": 0.02}]}')
-    assert [row.value for row in elastic_dp._live(record)] == [None, 0.02, None]
-
-
 def test_sizes_that_are_not_the_best_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     instances = [elastic_dp._small(rng) for _ in range(60)]

@@ -16,8 +16,6 @@ from experiments.ares.speeds import CONTINUED, RTX, fitted, log_error, speeds_of
 from experiments.ares.traces import FAMILIES, SIZES, TABLE_2, Sources
 from experiments.ares.workloads import (
     ALPHAS,
-    MINUTE,
-    SAMPLES,
     SIX_MINUTES,
     WORLDS,
     prepare,
@@ -34,7 +32,6 @@ from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.sweep_recipe import SweepRecipe
 from pliant.tools.report import read_run
 from pliant.tools.schedule.policies.pollux.goodput import Fit
-from pliant.tools.schedule.registry import policy_class
 from tests.builders import cluster, job
 from tests.tools.report.runs import begin, submit
 
@@ -59,15 +56,6 @@ def test_samples_are_like_the_published_jobs_under_each_rule(sources: Sources) -
     assert kinds[0] == kinds[1] == kinds[2]
     assert {each.gpus.requested for each in by_rule["powers"]} <= {2**power for power in range(7)}
     assert sources.sample("philly", 0) == given != sources.sample("philly", 0, "records")
-
-
-def test_every_policy_is_asked_as_often_as_the_paper_asks_it() -> None:
-    assert set(SIX_MINUTES) == {name for name in POLICIES if policy_class(name).default_interval_s == 360}
-    result = dict(sweeps())
-    main = [result[f"philly-{name}.json"] for name in (60, 360, "alpha")]
-    asked = [(60.0, *MINUTE), (360.0, *SIX_MINUTES), (60.0, "ares")]
-    assert [(each["interval"], *each["policies"]) for each in main] == asked
-    assert all(len(each["traces"]) == SAMPLES for each in main)
 
 
 def test_every_recipe_can_be_read_and_has_its_own_name() -> None:

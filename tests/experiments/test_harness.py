@@ -12,11 +12,11 @@ import pytest
 
 from experiments.harness.page import HEADER, Results, page_text, results_bytes, table_text
 from experiments.harness.pieces import in_pieces
-from experiments.harness.plots import boxes, cumulative, write_plots
+from experiments.harness.plots import write_plots
 from experiments.harness.published import Compared, compare, read_numbers
 from experiments.harness.replays import JobTimes, Outcome, carry_out
 from experiments.harness.significance import paired_tests
-from experiments.harness.spec import Distribution, Experiment, Paired, Plot, Study, find, load, names
+from experiments.harness.spec import Experiment, Paired, Plot, Study, find, load, names
 from experiments.harness.study import page_of, read_findings
 from pliant.schemas.errors import BadInputError, JobsFailedError, UsageError
 from pliant.schemas.io import write_cluster
@@ -207,18 +207,6 @@ def test_the_first_jobs_may_be_left_out_of_the_statistics(experiment: Experiment
         rest.metrics["mean_jct_s"]
     )
     assert rest.arrivals_s == whole.arrivals_s
-
-
-def test_distributions_are_drawn_as_boxes_and_as_curves() -> None:
-    actual = {"a-0": made_of(*range(10, 900)), "b-0": made_of(5.0)}
-    lines = {"first": "a-*", "second": "b-*"}
-    chart = boxes(Distribution("f", "Title", lines, "waiting", "boxes"), actual).axes[0]
-    assert [label.get_text() for label in chart.get_xticklabels()] == ["first", "second"]
-    chart = cumulative(Distribution("f", "Title", lines, "jct", "cdf"), actual).axes[0]
-    assert [line.get_label() for line in chart.get_lines()] == ["first", "second"]
-    x, y = chart.get_lines()[0].get_data()
-    assert (x[-1], y[-1]) == (899, 1.0)
-    assert len(x) < 890, "a page shows no more points than it can"
 
 
 @pytest.mark.parametrize("name", names())

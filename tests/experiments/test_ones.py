@@ -249,15 +249,6 @@ def test_jobs_name_the_recorded_job_of_about_their_size(tmp_path: Path) -> None:
         recorded(tmp_path)
 
 
-@pytest.mark.services
-def test_every_published_job_has_a_recorded_one_like_it(reference_data: Path) -> None:
-    folder = reference_data / "ones"
-    rows = recorded(folder)
-    jobs = jobs_of(published(folder / "trace_1.csv"), 0)
-    assert {job.convergence for job in jobs} <= {row.model for row in rows}
-    assert all(None not in (row.loss, row.metric, row.initial_loss) for row in rows)
-
-
 def test_the_least_p_of_fifty_pairs_is_the_published_one() -> None:
     """Signed ranks 1 to 50: mean 637.5, variance 50 · 51 · 101 / 24, so z is 6.154."""
     z = 637.5 / (50 * 51 * 101 / 24) ** 0.5

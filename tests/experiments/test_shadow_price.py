@@ -10,9 +10,9 @@ import pytest
 from benchmarks.parts import pollux_workloads
 from experiments.elastic_scaling.live import ROOT
 from experiments.harness.study import read_findings
-from experiments.shadow_price import measure, runs
+from experiments.shadow_price import runs
 from experiments.shadow_price.ablations import NAMES, ablated
-from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere, theirs
+from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere
 from experiments.shadow_price.experiment import EXPERIMENT
 from experiments.shadow_price.matrix import GROUPS, SHORT, matrix
 from experiments.shadow_price.rows import Rows
@@ -83,15 +83,6 @@ def test_few_jobs_of_each_kind_of_replay(few) -> None:
         assert row["policy"] in {OURS, "srtf"}
 
 
-@pytest.mark.services
-def test_results_of_other_groups_stay(few, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "RESULTS", tmp_path / "results.json")
-    for group, only in (("policies", "*/w6/srtf/*"), ("ablations", "*/w6/*fixed, equal*")):
-        assert measure.main([group, "--only", only, "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert {row["group"] for row in rows.values()} == {"policies", "ablations"}
-
-
 def test_the_readme_says_what_the_results_say() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     assert headline(Rows(read_findings(EXPERIMENT))) in text
@@ -109,14 +100,6 @@ def test_the_gain_is_over_the_best_rival_of_each_workload() -> None:
         for trace in SHORT
     }
     assert "is 11 to 20 % below" in headline(Rows({"rows": result | bounds}))
-
-
-def test_ours_has_replayed_the_traces_of_others() -> None:
-    rows = Rows(read_findings(EXPERIMENT))
-    for group in ("ares", "elastic-scaling"):  # ours was replayed before the jobs of ones reported losses
-        hashes = {figures["trace_hash"] for figures in theirs(group).values()}
-        assert rows.of(group)
-        assert {row["trace_hash"] for row in rows.of(group)} <= hashes, group
 
 
 def test_no_policy_is_better_than_the_bound() -> None:
