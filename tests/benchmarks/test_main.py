@@ -6,6 +6,7 @@ import importlib
 import math
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -87,37 +88,28 @@ def test_without_its_data_a_benchmark_keeps_the_record(
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {f"{name}.json": "[]"}
 
 
-def git(*words: str, folder: Path) -> None:
-    name = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
-
-
 def test_figures_are_old_once_their_code_is_committed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figure, "ROOT", tmp_path)
-    monkeypatch.setattr(figure, "RESULTS", tmp_path / "results")
-    git("init", "-q", folder=tmp_path)
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
+    run = partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True)
+    run(("git", "init", "-q"))
 
-    def commit(path: str, text: str) -> None:
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+    def newer_after(path: str, text: str) -> list[str]:
+        """The last words of the commits that are newer than the figures, after this file is committed."""
         (tmp_path / path).write_text(text)
-        git("add", "-A", folder=tmp_path)
-        git("commit", "-qm", f"{path} says {text}", folder=tmp_path)
+        run((*git, "add", "-A"))
+        run((*git, "commit", "-qm", f"{path} {text}"))
+        return [line.split(maxsplit=2)[2] for line in figure.newer_commits("x", ["code"])]
 
-    commit("code/a.py", "1")
-    assert figure.newer_commits("x", ["code"]) == []  # never recorded
-    commit("results/x.json", "[1]")
-    commit("other/b.py", "1")
-    assert figure.newer_commits("x", ["code"]) == []
-    commit("code/a.py", "2")
-    commit("code/c.py", "1")
-    newer = figure.newer_commits("x", ["code"])
-    assert [line.split(maxsplit=2)[2] for line in newer] == ["code/c.py says 1", "code/a.py says 2"]
-    (tmp_path / "results" / "x.json").write_text("[2]")
-    assert figure.newer_commits("x", ["code"]) == []  # recorded again just now
-    commit("results/x.json", "[2]")
-    assert figure.newer_commits("x", ["code"]) == []
+    assert newer_after("code", "1") == [], "never recorded"
+    assert newer_after("x.json", "[1]") == newer_after("other", "1") == []
+    assert newer_after("code", "2") == ["code 2"]
+    (tmp_path / "x.json").write_text("[2]")
+    assert figure.newer_commits("x", ["code"]) == [], "recorded again just now"
+    assert newer_after("x.json", "[2]") == []
 
 
 def test_old_figures_are_named_and_no_history_is_said(

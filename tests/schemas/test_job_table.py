@@ -65,9 +65,7 @@ def test_lines_that_differ_in_three_values_or_labels_are_of_one_form(tmp_path: P
     assert [one.id for one in one_of_each(table)] == ["j0", "odd"]
     assert list(jobs_that(lambda one: one.priority, table)) == jobs[-1:]
     assert list(table[48:]) == jobs[48:]
-    labelled = [
-        job(f"j{n}", gpu_seconds=n + 1.0, labels={"trace": "t", "runs": f"{n}-{n * n}"}) for n in range(99)
-    ]
+    labelled = [job(f"j{n}", gpu_seconds=n + 1.0, labels={"of": "t", "runs": f"{n}-{n}"}) for n in range(99)]
     table = parse_job_table(job_lines(labelled), "jobs")
     assert (set(table.kind), list(table)) == ({0}, labelled)
 

@@ -98,6 +98,7 @@ def test_further_capacities_name_their_version(tmp_path):
     assert read_cluster(tmp_path / "cluster.json") == nodes
 
 
+BY_THREES = job("j", gpus=3, low=3, high=12, each=3)
 TWICE = [{"gpus": 4, "cpus": 6.0}] * 2
 FOUR = [{"gpus": 16, "resources": {"gpu": 4.0}}]
 
@@ -115,9 +116,7 @@ FOUR = [{"gpus": 16, "resources": {"gpu": 4.0}}]
             id="parameter servers",
         ),
         *(
-            pytest.param(
-                [{"gpus": gpus} for gpus in nodes], job("j", gpus=3, low=3, high=12, each=3), room, id=why
-            )
+            pytest.param([{"gpus": gpus} for gpus in nodes], BY_THREES, room, id=why)
             for nodes, room, why in (
                 ((4, 4), 6, "a replica on each node"),
                 ((8, 4), 9, "replicas leave GPUs idle"),
