@@ -34,9 +34,7 @@ def test_ends_by_sigterm(): assert signal.getsignal(signal.SIGTERM) is signal.SI
 """
 
 
-def test_a_test_that_hangs_fails_and_the_next_get_signals(
-    tmp_path: Path,
-) -> None:
+def test_a_test_that_hangs_fails_and_the_next_get_signals(tmp_path: Path) -> None:
     (tmp_path / "test_these.py").write_text(TESTS)
     pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
     chosen = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
@@ -46,52 +44,29 @@ def test_a_test_that_hangs_fails_and_the_next_get_signals(
 
 
 @pytest.mark.parametrize("time", ["first", "second"])
-def test_a_command_leaves_no_handler_of_signals_to_the_next_test(time: str) -> None:
+def test_environment_and_signals_are_restored_after_each_test(time: str) -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     command(lambda: None)()
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-
-
-@pytest.fixture(scope="module")
-def called_a_command() -> None:
-    command(lambda: None)()
-
-
-@pytest.mark.parametrize("time", ["first", "second"])
-@pytest.mark.usefixtures("called_a_command")
-def test_a_command_in_a_fixture_keeps_no_signal_handler(time: str) -> None:
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-@pytest.mark.parametrize("time", ["first", "second"])
-def test_the_environment_is_restored_after_each_test(time: str) -> None:
     assert "GLOO_SOCKET_IFNAME" not in os.environ
     assert os.environ.pop("PATH")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 
-def test_a_process_that_a_test_leaves_behind_is_named_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_test_leaves_behind_is_named_and_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leftovers, "DYING_S", 0.1)
-    before = leftovers.Surroundings.now()
+    before, folder, end = leftovers.Surroundings.now(), Path.cwd(), threading.Event()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     proxy = weakref.proxy(set())  # all that is known is gone through, also what refers to nothing any more
     assert before.left_behind() == [f"process {child.pid}: {sys.executable} -c input()"]
     assert child.returncode == -signal.SIGKILL
     del proxy
-    assert before.left_behind() == []
-
-
-def test_a_changed_handler_or_folder_is_named_and_restored(tmp_path: Path) -> None:
-    before, folder = leftovers.Surroundings.now(), Path.cwd()
     handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     os.chdir(tmp_path)
     assert before.left_behind() == ["a handler of SIGUSR1: 1", f"the working directory {tmp_path}"]
     assert (signal.getsignal(signal.SIGUSR1), Path.cwd()) == (handler, folder)
-
-
-def test_a_thread_that_outlives_its_test_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "DYING_S", 0.1)
-    before, end = leftovers.Surroundings.now(), threading.Event()
     thread = threading.Thread(target=end.wait, name="forgotten")
     thread.start()
     assert before.left_behind() == ["thread forgotten"]

@@ -18,17 +18,8 @@ HOOD = ROOT / "docs" / "under-the-hood.md"
 FAQ = ROOT / "docs" / "faq.md"
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 DECISIONS_ABOUT = (
-    "General",
-    "Files",
-    "Profile",
-    "Schedule",
-    "Policies",
-    "Replay",
-    "Report",
-    "Run",
-    "Elastic library",
-    "Slurm",
-    "Tests and experiments",
+    *("General", "Files", "Profile", "Schedule", "Policies", "Replay", "Report", "Run"),
+    *("Elastic library", "Slurm", "Tests and experiments"),
 )
 
 
@@ -40,12 +31,8 @@ def without_code(text: str) -> str:
     return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def links(page: Path) -> list[str]:
-    """Relative links of a page, without code blocks."""
-    return links_of(page.read_text())
-
-
 def links_of(text: str) -> list[str]:
+    """Relative links, but for those in code blocks."""
     result = re.findall(r"\]\(([^)\s]+)\)", without_code(text))
     return [link for link in result if "://" not in link]
 
@@ -105,8 +92,8 @@ def test_a_table_of_results_is_replaced_in_a_page() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    dead = [(_place(page), link) for page in PAGES for link in links(page) if not leads_somewhere(page, link)]
-    assert dead == []
+    links = [(page, link) for page in PAGES for link in links_of(page.read_text())]
+    assert [(_place(page), link) for page, link in links if not leads_somewhere(page, link)] == []
 
 
 def test_modules_that_a_page_names_exist() -> None:
@@ -172,43 +159,18 @@ def test_every_command_is_in_the_reference() -> None:
     assert [name for name in names if f"`pliant {name}`" not in text] == []
 
 
-@pytest.mark.parametrize(
-    ("value", "limit", "holds", "message"),
-    [
-        (1.2, 0.95, True, "at least 0.95"),
-        (0.9, 0.95, False, "at least 0.95 (missed)"),
-        (242.0, 2500.0, True, "at most 2,500"),
-        (0.4, 0.2, False, "at most 0.2 (missed)"),
-        (3.0, 3.0, True, "3"),
-        (2.0, None, None, "-"),
-        (None, 3.0, None, "-"),
-    ],
-)
-def test_the_page_of_figures_says_from_which_side_a_limit_is(
-    value: float | None, limit: float | None, holds: bool | None, message: str
-) -> None:
-    assert performance._limit({"value": value, "limit": limit, "holds": holds}) == message
-
-
-@pytest.mark.parametrize(
-    ("small", "large", "least", "message"),
-    [
-        (0.02, 0.5, 0.01, "25"),
-        (0.004, 0.5, 0.01, "> 50"),
-        (0.02, 0.008, 0.01, "< 0.5"),
-        (0.004, 0.008, 0.01, "-"),
-        (0.004, 0.008, 0.0, "2"),
-        (0.0, 0.008, 0.0, "-"),
-        (None, 0.5, 0.01, "-"),
-    ],
-)
-def test_growth_below_the_clocks_resolution_is_a_bound(
-    small: float | None, large: float | None, least: float, message: str
-) -> None:
-    assert performance._growth(small, large, least) == message
-
-
-def test_a_figure_that_was_not_measured_is_a_dash() -> None:
+def test_the_page_of_figures_shows_limits_growths_and_gaps() -> None:
+    """A growth below the clock's resolution is a bound; what was not measured is a dash."""
+    limits = {
+        (1.2, 0.95, True): "at least 0.95",
+        (0.4, 0.2, False): "at most 0.2 (missed)",
+        (3.0, 3.0, True): "3",
+        (None, 3.0, None): "-",
+    }
+    for (value, limit, holds), message in limits.items():
+        assert performance._limit({"value": value, "limit": limit, "holds": holds}) == message
+    growths = {(0.02, 0.5): "25", (0.004, 0.5): "> 50", (0.02, 0.008): "< 0.5", (0.004, 0.008): "-"}
+    assert {each: performance._growth(*each, 0.01) for each in growths} == growths
     values = {"scale": {"fifo_growth": "0.95"}}
     assert performance._filled("{scale[fifo_growth]}", values) == "0.95"
     assert performance._filled("{scale[fifo_mb_growth]} for ten times the jobs", values) == "-"

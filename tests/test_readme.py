@@ -1,67 +1,21 @@
-"""The README and the tutorials work as written."""
+"""The README's commands run when they are pasted, in order, in an empty folder."""
 
 from __future__ import annotations
 
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from benchmarks.parts import readme_commands
 from pliant.schemas.io import write_profile
 from pliant.schemas.profile import Profile, ProfileRow
-from tests.pasting import Block, blocks, check, paste
-from tests.slurm_cluster import SlurmCluster
-from tests.tools.run.site import until
-
-TUTORIALS = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
-SIMULATE = ("replay-last-month", "write-a-policy")
-TRAIN = ("profile-your-first-job", "live-loop")
-SLURM = "on-slurm"
-
-
-def follow(name: str, folder: Path) -> None:
-    check(blocks((TUTORIALS / f"{name}.md").read_text()), folder)
-
-
-def test_every_tutorial_is_tried() -> None:
-    assert {page.stem for page in TUTORIALS.glob("*.md")} == {*SIMULATE, *TRAIN, SLURM}
-
-
-@pytest.mark.parametrize("name", SIMULATE)
-def test_a_tutorial_that_only_simulates(name: str, tmp_path: Path) -> None:
-    follow(name, tmp_path)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("name", TRAIN)
-def test_a_tutorial_that_trains(name: str, tmp_path: Path) -> None:
-    follow(name, tmp_path)
-
-
-@pytest.fixture
-def live_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
-    """The Slurm of the tests is what commands find, and afterwards it is as it was."""
-    monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
-    yield slurm
-    slurm.end_jobs()
-    until(lambda: set(slurm.states().values()) == {"idle"})
-
-
-@pytest.mark.services
-def test_the_tutorial_on_slurm_leaves_no_lease(live_slurm: SlurmCluster, tmp_path: Path) -> None:
-    follow(SLURM, tmp_path)
-    until(lambda: live_slurm.command("squeue", "-h", "-o", "%j").strip() == "")
-
+from tests.pasting import Block, blocks, paste
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
 INSTALL, *BLOCKS = blocks(TEXT)
-TRAINS = "pliant profile"
 
 
 def test_the_readme_names_extras_that_exist() -> None:
@@ -72,30 +26,30 @@ def test_the_readme_names_extras_that_exist() -> None:
     assert named <= tabled <= set(project["optional-dependencies"])
 
 
-def test_the_commands_run_up_to_those_that_train(tmp_path: Path) -> None:
-    before = [block for block in BLOCKS if TRAINS not in block.commands]
-    assert BLOCKS[: len(before)] == before
-    paste(before, tmp_path)
-
-
-@pytest.mark.torch
-def test_the_commands_that_train_run_after_those_before_them(tmp_path: Path) -> None:
-    """But for the profile: a tutorial, which has a test, measures one by the same command."""
-    first = BLOCKS[0].commands.splitlines(keepends=True)[0]
-    assert first == "pliant examples .\n"
-    [trains] = [block.commands for block in BLOCKS if TRAINS in block.commands]
-    [measures] = [line for line in trains.splitlines() if TRAINS in line]
+def test_the_commands_that_train_run_when_they_are_pasted(tmp_path: Path) -> None:
+    """A tutorial, whose test calls them, measures and runs likewise; test_docs calls the first replay."""
+    replays, trains = (block.commands for block in BLOCKS)
     tutorial = (ROOT / "docs/tutorials/profile-your-first-job.md").read_text().replace("\\\n ", "")
-    [measured] = [line for line in tutorial.splitlines() if line.startswith(TRAINS) and "-o" in line]
-    assert measured.split() == measures.replace("64,128", "512,1024").split()
+    lines = {" ".join(line.split()) for line in tutorial.splitlines()}
+    [measures] = re.findall(r"^pliant profile .*$", trains, re.MULTILINE)
+    [runs] = re.findall(r"^pliant run .* > .*$", trains, re.MULTILINE)
+    assert {measures.replace("64,128", "512,1024"), runs} <= lines
+    [options] = re.findall(r'"examples/mlp.py", (.*?)\]', trains)
+    script = (ROOT / "examples/mlp.py").read_text()
+    assert all(f'"{name}"' in script for name in re.findall(r"--\w+", options))
+
     rows = [ProfileRow("train", "mlp", "cpu", 1, gpus, str(gpus), 128, step_seconds=0.1) for gpus in (1, 2)]
-    write_profile(
-        Profile(tuple(replace(row, samples_per_second=1280.0 * row.gpus) for row in rows)),
-        tmp_path / "measured",
-    )
-    trains = trains.replace(measures, f"cp {shlex.quote(str(tmp_path / 'measured'))} profile.parquet")
-    paste([Block(first), Block(trains)], tmp_path)
-    assert '"event":"finish"' in (tmp_path / "home" / "events.jsonl").read_text()
+    made = tuple(replace(row, samples_per_second=1280.0 * row.gpus) for row in rows)
+    write_profile(Profile(made), tmp_path / "measured")
+    inputs = "jobs.jsonl --cluster examples/cluster.json --policy fifo"
+    replayed = f"mkdir state; pliant replay {inputs} -o state/events.jsonl"
+    stands_in = {measures: f"cp {shlex.quote(str(tmp_path / 'measured'))} profile.parquet", runs: replayed}
+    for line, other in stands_in.items():
+        trains = trains.replace(f"{line}\n", f"{other}\n")
+    first = replays.splitlines(keepends=True)[0]
+    assert first == "pliant examples .\n"
+    *_, reported = paste([Block(first), Block(trains)], tmp_path)
+    assert re.search(r"^ digits +finished", reported, re.MULTILINE)
 
 
 def test_commands_count_up_to_the_first_that_fails() -> None:

@@ -33,7 +33,6 @@ ELASTIC_LAYERS = ("context", "state", "report", "membership", "loop")
 HEAVY = {
     "torch": (
         "tools/profile/measuring/worker",
-        "tools/profile/measuring/worker",
         "tools/profile/measuring/allreduce.py",
         "tools/run/elastic/",
         "tools/profile/torchrun/run_torchrun.py",

@@ -58,24 +58,16 @@ def test_a_failed_check_is_named_and_the_others_are_made(
     assert gpu.main(["two"]) == gpu.FAILED
 
 
-def replace_checks(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """Let this be the module that the process of a check runs."""
-    module = folder / "root/benchmarks/parts/gpu_checks.py"
-    module.parent.mkdir(parents=True)
-    module.write_text(text)
-    monkeypatch.setattr(gpu, "ROOT", folder / "root")
-
-
-def test_the_last_line_of_a_failed_check_is_the_reason(
+def test_a_check_ends_with_its_reason_and_a_hanging_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace_checks(tmp_path, monkeypatch, "raise KeyError('nothing')")
+    module = tmp_path / "root/benchmarks/parts/gpu_checks.py"
+    module.parent.mkdir(parents=True)
+    monkeypatch.setattr(gpu, "ROOT", tmp_path / "root")
+    module.write_text("raise KeyError('nothing')")
     with pytest.raises(CheckFailedError, match="KeyError: 'nothing'"):
         gpu.check("nothing", device="cpu")
-
-
-def test_nothing_remains_of_a_check_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    replace_checks(tmp_path, monkeypatch, "import time; time.sleep(1000)")
+    module.write_text("import time; time.sleep(1000)")
     started: list[list[psutil.Process]] = []
     monkeypatch.setattr(gpu, "tree", lambda process: started.append(tree(process)) or started[0])
     monkeypatch.setattr(gpu, "LIMIT_S", 0.1)

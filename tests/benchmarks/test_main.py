@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import subprocess
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import __main__ as runner
-from benchmarks import scale, shadow_price
 from benchmarks.__main__ import NOT_MEASURED, benchmarks, main
-from benchmarks.parts import decisions_at_scale, figure, parted
+from benchmarks.parts import figure
 from benchmarks.parts.figure import ROOT, Figure, NotMeasurableError
 
 
@@ -61,24 +58,6 @@ def test_each_that_needs_a_service_runs_small(name: str) -> None:
     assert any(row.value is not None for row in result)
 
 
-def test_the_decisions_of_one_policy_are_measured_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [{"name": f"decision_s_{policy}_64_gpus_100_jobs", "value": 1.0} for policy in ("fifo", "las")]
-    (tmp_path / "scale.json").write_text(json.dumps(rows))
-    monkeypatch.setattr(figure, "RESULTS", tmp_path)
-    monkeypatch.setattr(
-        decisions_at_scale,
-        "figures",
-        lambda policies: [Figure(f"decision_s_{name}_64_gpus_100_jobs", 2.0, "s") for name in policies],
-    )
-    assert parted.main("scale", scale.OF_ONE_POLICY, None, ["decisions-las"]) == 0
-    assert [row["value"] for row in json.loads((tmp_path / "scale.json").read_text())] == [1.0, 2.0]
-    assert set(decisions_at_scale.LEFT_OUT).isdisjoint(
-        name.removeprefix("decisions-") for name in scale.OF_ONE_POLICY
-    )
-
-
 @pytest.mark.parametrize("name", benchmarks())
 def test_what_each_measures_is_there(name: str) -> None:
     paths = importlib.import_module(f"benchmarks.{name}").MEASURES
@@ -101,56 +80,34 @@ def test_without_its_data_a_benchmark_keeps_the_record(
     monkeypatch.setattr(figure, "RESULTS", tmp_path)
     (tmp_path / f"{name}.json").write_text("[]")
     assert main([name]) == NOT_MEASURED
-    message = capsys.readouterr()
-    assert message.out == ""
-    assert f"{name}: no {tmp_path}/nowhere/" in message.err
-    assert "PLIANT_DATA" in message.err
-    assert f"results/{name}.json stays as it is" in message.err
+    message = capsys.readouterr().err
+    assert f"{name}: no {tmp_path}/nowhere/" in message
+    assert f"results/{name}.json stays as it is" in message
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {f"{name}.json": "[]"}
-
-
-def test_others_are_run_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure, "RESULTS", tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PLIANT_DATA", str(tmp_path / "nowhere"))
-    there = SimpleNamespace(figures=lambda: [Figure("a", 1.0, "s")])
-    monkeypatch.setattr(runner, "_load", lambda name: shadow_price if name == "shadow_price" else there)
-    assert main(["shadow_price", "io"]) == NOT_MEASURED
-    assert json.loads((tmp_path / "io.json").read_text())[0]["value"] == 1.0
-    assert not (tmp_path / "shadow_price.json").exists()
-
-
-def git(*words: str, folder: Path) -> None:
-    name = ("-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
-    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
 
 
 def test_figures_are_old_once_their_code_is_committed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figure, "ROOT", tmp_path)
-    monkeypatch.setattr(figure, "RESULTS", tmp_path / "results")
-    git("init", "-q", folder=tmp_path)
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
+    run = partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True)
+    run(("git", "init", "-q"))
 
-    def commit(path: str, text: str) -> None:
-        (tmp_path / path).parent.mkdir(exist_ok=True)
+    def newer_after(path: str, text: str) -> list[str]:
+        """The last words of the commits that are newer than the figures, after this file is committed."""
         (tmp_path / path).write_text(text)
-        git("add", "-A", folder=tmp_path)
-        git("commit", "-qm", f"{path} says {text}", folder=tmp_path)
+        run((*git, "add", "-A"))
+        run((*git, "commit", "-qm", f"{path} {text}"))
+        return [line.split(maxsplit=2)[2] for line in figure.newer_commits("x", ["code"])]
 
-    commit("code/a.py", "1")
-    assert figure.newer_commits("x", ["code"]) == []  # never recorded
-    commit("results/x.json", "[1]")
-    commit("other/b.py", "1")
-    assert figure.newer_commits("x", ["code"]) == []
-    commit("code/a.py", "2")
-    commit("code/c.py", "1")
-    newer = figure.newer_commits("x", ["code"])
-    assert [line.split(maxsplit=2)[2] for line in newer] == ["code/c.py says 1", "code/a.py says 2"]
-    (tmp_path / "results" / "x.json").write_text("[2]")
-    assert figure.newer_commits("x", ["code"]) == []  # recorded again just now
-    commit("results/x.json", "[2]")
-    assert figure.newer_commits("x", ["code"]) == []
+    assert newer_after("code", "1") == [], "never recorded"
+    assert newer_after("x.json", "[1]") == newer_after("other", "1") == []
+    assert newer_after("code", "2") == ["code 2"]
+    (tmp_path / "x.json").write_text("[2]")
+    assert figure.newer_commits("x", ["code"]) == [], "recorded again just now"
+    assert newer_after("x.json", "[2]") == []
 
 
 def test_old_figures_are_named_and_no_history_is_said(

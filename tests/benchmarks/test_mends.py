@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 from functools import partial
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -14,10 +11,9 @@ from benchmarks.parts import busy_suite, mends_report
 from benchmarks.parts.busy_suite import failures_beside_others
 from benchmarks.parts.elasticflow import trace
 from benchmarks.parts.mends_backfill import Backlog, easy_backfill_growth
-from benchmarks.parts.mends_oasis import decisions_changed_by_translation, oasis_deadlines_met
+from benchmarks.parts.mends_oasis import oasis_deadlines_met
 from benchmarks.parts.mends_speeds import faster_and_smaller, jobs_left_behind, part_of, slower_sizes_given
 from pliant.tools.report import read_run
-from pliant.tools.report.metrics import run_metrics
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
@@ -45,18 +41,6 @@ def test_failed_and_broken_tests_count_and_are_named(
     assert "test_right" not in named
 
 
-def test_a_suite_without_tests_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(command: list[str], **_options: Any) -> Any:
-        (report,) = (word.partition("=")[2] for word in command if word.startswith("--junit-xml="))
-        ET.ElementTree(ET.Element("testsuites")).write(report)
-        return subprocess.CompletedProcess(command, 5, "", "")
-
-    monkeypatch.setattr(busy_suite, "busy", partial(busy_suite.busy, 0))
-    monkeypatch.setattr(subprocess, "run", write)
-    with pytest.raises(RuntimeError, match="no test"):
-        failures_beside_others()
-
-
 def test_the_backlog_keeps_its_length_while_jobs_end_and_come() -> None:
     backlog = Backlog(40)
     ended = len(backlog.held.ended)
@@ -64,10 +48,6 @@ def test_the_backlog_keeps_its_length_while_jobs_end_and_come() -> None:
     assert (len(backlog.held.jobs), len(backlog.held.ended)) == (40, ended + 10)
     assert sum(job.gpus for job in backlog.held.jobs.values()) > 48
     assert easy_backfill_growth(few=20, many=40, events=40, repeats=1) > 0
-
-
-def test_no_decision_of_a_few_policies_changes_with_the_hour() -> None:
-    assert decisions_changed_by_translation(2, policies=["fifo", "oasis", "ares"], jobs=6) == 0
 
 
 @pytest.mark.services
@@ -82,16 +62,8 @@ def test_deadlines_of_the_published_testbed(reference_data: Path) -> None:
 
 
 def test_figures_that_rest_on_a_guess_are_senseless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers train ten times as fast as the log says of a run without a profile.
-
-    Its ten samples a second and GPU are what a run reports by, so no job beats its fair share tenfold.
-    """
-    lived = mends_report.lived(6)
-    metrics = run_metrics(lived)
-    assert mends_report.senseless(lived) == 0
-    assert metrics.jobs_finished == 6
-    assert (metrics.mean_ftf or 0) > 1
-    assert 0 < (metrics.sjs_efficiency or 0) < 1
+    """Workers train ten times as fast as the log says of a run without a profile."""
+    assert mends_report.senseless(mends_report.lived(6)) == 0
     monkeypatch.setattr(read_run, "guesses_speeds", lambda _info: False)
     assert mends_report.senseless(mends_report.lived(6)) > 0
 
@@ -100,22 +72,11 @@ def test_no_policy_leaves_jobs_behind_or_gives_slower_sizes() -> None:
     assert (jobs_left_behind(1), slower_sizes_given(1)) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("place", "smaller"),
-    [
-        ((("n0", 4),), None),
-        ((("n0", 4), ("n1", 2)), (4,)),
-        ((("n0", 2), ("n1", 1)), (2,)),
-        ((("n0", 1),), None),
-    ],
-)
-def test_an_allocation_counts_where_fewer_of_its_gpus_are_faster(
-    place: tuple[tuple[str, int], ...], smaller: tuple[int, ...] | None
-) -> None:
+def test_an_allocation_counts_where_fewer_of_its_gpus_are_faster() -> None:
+    """Six GPUs, and three, are slower than a part of them on one node."""
     speeds = Speeds(curves(m={1: 10.0, 2: 20.0, 3: 15.0, 4: 30.0, 6: 25.0}), node_states(cluster(4, 4)))
     spec = job(gpus=6, low=1, model="m", batch=64)
-    assert faster_and_smaller(spec, place, 64, speeds) == smaller
-
-
-def test_a_part_of_a_place_is_on_few_nodes() -> None:
+    places = ((4,), (4, 2), (2, 1), (1,))
+    named = [tuple((f"n{node}", gpus) for node, gpus in enumerate(place)) for place in places]
+    assert [faster_and_smaller(spec, place, 64, speeds) for place in named] == [None, (4,), (2,), None]
     assert [part_of((4, 2, 1), gpus) for gpus in (1, 4, 5, 7)] == [(1,), (4,), (4, 1), (4, 2, 1)]

@@ -37,12 +37,3 @@ def test_jobs_that_overstate_their_work_end_when_it_is_done(few):
         assert job.work.epochs * truth[job.id].work == pytest.approx(true.work.epochs)
     alone = replace(few, jobs=few.jobs[:1])
     assert jcts_s(alone, "fifo", "work") == pytest.approx(jcts_s(alone, "fifo", "nothing"))
-
-
-def test_a_job_at_half_its_speed_trains_twice_as_long(few):
-    """What remains is the wait for a round of 60 s and the start of 30 s."""
-    alone = replace(few, jobs=few.jobs[:1])
-    job = alone.jobs[0].id
-    factor = truths(alone, "speed")[job].speed
-    usual_s, slow_s = (jcts_s(alone, "fifo", error)[job] for error in ("nothing", "speed"))
-    assert 30.0 <= (slow_s - usual_s / factor) / (1 - 1 / factor) <= 90.0

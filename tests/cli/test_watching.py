@@ -97,18 +97,6 @@ def screen(terminal: int) -> Iterator[bytes]:
             yield shown
 
 
-def test_a_terminal_without_a_cursor_is_shown_it_as_a_pipe_is(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    with on_a_terminal(*TOP, "--state", str(state)) as (child, terminal):
-        while not any(b"job  " in shown for shown in screen(terminal)):
-            assert child.poll() is None
-        os.kill(child.pid, signal.SIGINT)
-        assert list(screen(terminal))[-1].endswith(b"pliant: interrupted\r\n")
-        assert child.wait() == 130
-
-
 def test_on_a_terminal_it_stays_in_place_until_q(state: Path) -> None:
     with on_a_terminal(*TOP, "--state", str(state)) as (child, terminal):
         pressed = False

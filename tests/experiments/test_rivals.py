@@ -8,7 +8,7 @@ import pytest
 
 from experiments.rivals import today
 from experiments.rivals.figures import facts
-from experiments.rivals.grounds import grounds, outcome
+from experiments.rivals.grounds import grounds
 from pliant.tools.schedule.registry import BUILT_IN
 
 
@@ -74,13 +74,3 @@ def test_recorded_days_are_compared_with_policies(tmp_path: Path, monkeypatch: p
     message = facts({"grounds": {}, "today": result})
     assert message["today"].keys() == {"Helios, Saturn"}
     assert "acme/trace_seren.csv" in message["absent"]
-
-
-@pytest.mark.services
-def test_the_first_jobs_of_the_testbed_know_their_ceilings(
-    reference_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PLIANT_DATA", str(reference_data))
-    result = outcome(grounds()["195job"], "edf-elastic", jobs_limit=5)
-    assert result["jobs"] == result["finished"] == 5
-    assert result["met"] <= result["ceiling"] <= 1.0

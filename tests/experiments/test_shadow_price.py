@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from benchmarks.parts import pollux_workloads
 from experiments.elastic_scaling.live import ROOT
-from experiments.harness.study import page_of, read_findings
-from experiments.shadow_price import measure, runs
+from experiments.harness.study import read_findings
+from experiments.shadow_price import runs
 from experiments.shadow_price.ablations import NAMES, ablated
-from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere, theirs
+from experiments.shadow_price.elsewhere import ELSEWHERE, elsewhere
 from experiments.shadow_price.experiment import EXPERIMENT
-from experiments.shadow_price.matrix import GRACES, GROUPS, PARAMETERS, QUICK, SHORT, SLOW, matrix
+from experiments.shadow_price.matrix import GROUPS, SHORT, matrix
 from experiments.shadow_price.rows import Rows
 from experiments.shadow_price.runs import OURS, Replay
 from experiments.shadow_price.verdict import headline
 from pliant.tools.replay.sweep_recipe import SweepRecipe
 from pliant.tools.schedule.policies.shadow_price import sizes as shares
 from pliant.tools.schedule.policies.shadow_price.policy import ShadowPrice
-from pliant.tools.schedule.registry import describe, policy_names
 from tests.builders import job
-
-NEW = {"edf", "edf-elastic", "elasticflow", "gavel-throughput", "shockwave", "sia", "slurm"}
-"""Replayed in the study of rivals alone so far; the page lists who takes part."""
-NOT_THERE = NEW | {
-    *("dorm", "drl", "fifo-demands", "oasis", "oasis-offline", "ones", "pollux", "recorded", "rrh"),
-}
-"""Slow ones, those that need what jobs of these workloads do not state (demands, utilities), and what is no
-scheduler.
-"""
 
 
 @pytest.fixture
@@ -48,11 +37,6 @@ def few(reference_data: Path, monkeypatch: pytest.MonkeyPatch):
 def test_every_replay_of_the_matrix_has_a_name_of_its_own() -> None:
     names = [each.name for group in GROUPS for each in matrix(group)]
     assert len(names) == len(set(names))
-
-
-def test_every_policy_takes_part_that_can() -> None:
-    assert set(policy_names()) - NOT_THERE <= set(QUICK)
-    assert {*QUICK, *SLOW} <= set(policy_names())
 
 
 def test_other_samples_have_the_jobs_of_the_given_one() -> None:
@@ -99,15 +83,6 @@ def test_few_jobs_of_each_kind_of_replay(few) -> None:
         assert row["policy"] in {OURS, "srtf"}
 
 
-@pytest.mark.services
-def test_results_of_other_groups_stay(few, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "RESULTS", tmp_path / "results.json")
-    for group, only in (("policies", "*/w6/srtf/*"), ("ablations", "*/w6/*fixed, equal*")):
-        assert measure.main([group, "--only", only, "--out", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
-    assert {row["group"] for row in rows.values()} == {"policies", "ablations"}
-
-
 def test_the_readme_says_what_the_results_say() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     assert headline(Rows(read_findings(EXPERIMENT))) in text
@@ -125,32 +100,6 @@ def test_the_gain_is_over_the_best_rival_of_each_workload() -> None:
         for trace in SHORT
     }
     assert "is 11 to 20 % below" in headline(Rows({"rows": result | bounds}))
-
-
-def test_the_default_is_among_the_values_that_are_tried() -> None:
-    known = {each.name: json.loads(each.default) for each in describe(OURS).parameters}
-    assert all(known[name] in values for name, values in (PARAMETERS | GRACES).items())
-
-
-def test_what_was_not_replayed_leaves_no_table_and_no_word() -> None:
-    result = read_findings(EXPERIMENT)
-    rows = {name: row for name, row in result["rows"].items() if row["group"] in ("policies", "bounds")}
-    page = page_of(EXPERIMENT, {**result, "rows": rows})
-    lines = page.splitlines()
-    assert not [line for line in lines if "- **" in line[1:]]
-    assert not [
-        line for line, after in pairwise(lines) if line.startswith("| --- |") and not after.startswith("|")
-    ]
-    absent = ("Other samples", "drawn samples", "sensitivity", "section on estimates", "No batch may change")
-    assert not [words for words in absent if words in " ".join(page.split())]
-
-
-def test_ours_has_replayed_the_traces_of_others() -> None:
-    rows = Rows(read_findings(EXPERIMENT))
-    for group in ("ares", "elastic-scaling"):  # ours was replayed before the jobs of ones reported losses
-        hashes = {figures["trace_hash"] for figures in theirs(group).values()}
-        assert rows.of(group)
-        assert {row["trace_hash"] for row in rows.of(group)} <= hashes, group
 
 
 def test_no_policy_is_better_than_the_bound() -> None:

@@ -14,13 +14,8 @@ import pytest
 Shell = Callable[..., "subprocess.CompletedProcess[str]"]
 
 JOBS = (
-    {"id": "long", "submit_time": 0, "gpus": {"requested": 4, "min": 1, "max": 8}, "work": {"samples": 9e5}},
-    {
-        "id": "short",
-        "submit_time": 10,
-        "gpus": {"requested": 2, "min": 1, "max": 8},
-        "work": {"samples": 4e3},
-    },
+    {"id": "long", "submit_time": 0, "gpus": {"requested": 4, "min": 1}, "work": {"samples": 9e5}},
+    {"id": "short", "submit_time": 10, "gpus": {"requested": 2, "min": 1}, "work": {"samples": 4e3}},
     {"id": "rigid", "submit_time": 20, "gpus": {"requested": 3}, "work": {"samples": 6e3}},
 )
 
@@ -41,17 +36,16 @@ def inputs(tmp_path: Path) -> Path:
 def sh(inputs: Path) -> Shell:
     """Run a line of bash in the folder of the inputs."""
 
-    def run(line: str, **more: object) -> subprocess.CompletedProcess[str]:
+    def run(line: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-        options = {"stdin": subprocess.DEVNULL, **more}
-        return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        return subprocess.run(
             ["bash", "-o", "pipefail", "-c", line],
             check=False,
             cwd=inputs,
             env=environment,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            **options,
         )
 
     return run

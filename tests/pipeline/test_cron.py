@@ -20,9 +20,10 @@ import pytest
 from pliant.schemas.io import read_events
 from tests.cli.calling import call
 from tests.pipeline.conftest import Shell
+from tests.tools.run.site import until
 
 TURN = (
-    "pliant schedule --state live --cluster cluster.json --policy {policy} --wait 60"
+    "pliant schedule --state live --cluster cluster.json --policy fifo --wait 60"
     " | pliant run --state live --wait 60"
 )
 DOCS = Path(__file__).parents[2] / "docs" / "running.md"
@@ -70,41 +71,34 @@ def turn_here(folder: Path, policy: str, *more: str) -> str:
     return str(decided.stderr)
 
 
-def end(sh: Shell, folder: Path, name: str) -> None:
+def end(folder: Path, name: str) -> None:
     """Let a job end while no run looks."""
     (folder / f"{name}.may-end").touch()
     (attempt,) = (folder / "live" / "jobs" / name / "attempts").iterdir()
-    done = sh(f"until test -e {shlex.quote(str(attempt))}/exit-0; do sleep 0.05; done")
-    assert done.returncode == 0
+    until((attempt / "exit-0").exists)
 
 
 def test_turns_start_each_job_once_and_catch_up_after_an_outage(sh: Shell, inputs: Path) -> None:
     write_world(inputs)
-    turn = TURN.format(policy="fifo")
     turn_here(inputs, "fifo")
     submit(inputs, "a", "b")
-    both = sh(f"({turn}) & ({turn}); wait $!")
+    both = sh(f"({TURN}) & ({TURN}); wait $!")
     assert both.returncode == 0, both.stderr
     turn_here(inputs, "fifo")
     assert happened(inputs)["start", "a"] == 1
-    end(sh, inputs, "a")
+    end(inputs, "a")
     turn_here(inputs, "fifo")  # records the end
     turn_here(inputs, "fifo")  # gives the GPU to the next
-    end(sh, inputs, "b")
+    end(inputs, "b")
     turn_here(inputs, "fifo")
     seen = happened(inputs)
     assert [seen[kind, name] for kind in ("start", "finish") for name in "ab"] == [1, 1, 1, 1]
     assert [(inputs / f"{name}.began").read_text() for name in "ab"] == ["once\n"] * 2
     with chdir(inputs):
-        assert (
-            "no run uses live now; the next call of pliant run goes on"
-            in call("status", "--state", "live").stderr
-        )
+        assert "no run uses live now; the next call" in call("status", "--state", "live").stderr
 
 
-def test_the_crontab_of_the_docs_prints_what_is_to_be_mailed(
-    tmp_path: Path,
-) -> None:
+def test_the_crontab_of_the_docs_prints_what_is_to_be_mailed(tmp_path: Path) -> None:
     """With no more in the environment than cron gives."""
     crontab = DOCS.read_text().split("In a crontab")[1]
     (path,) = re.findall(r"^    PATH=(.*)$", crontab, re.MULTILINE)
@@ -118,19 +112,14 @@ def test_the_crontab_of_the_docs_prints_what_is_to_be_mailed(
         done = subprocess.run(command, check=False, env=home, cwd="/", capture_output=True, text=True)
         return done.stdout + done.stderr
 
-    def sh(words: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PATH": path}
-        return subprocess.run(
-            ["bash", "-c", words], check=True, env=environment, cwd=tmp_path, capture_output=True, text=True
-        )
-
-    sh("pliant init --backend local --slots cpu")
     (tmp_path / "ends.py").write_text("raise SystemExit(7)\n")
     (tmp_path / "ends.jsonl").write_text('{"id": "ends", "command": ["ends.py"]}\n')
-    sh("pliant submit ends.jsonl")
-    assert turn() == ""
-    sh("until test -e pliant-state/jobs/ends/attempts/1/exit-0; do sleep 0.05; done")
-    assert "ending" in sh("pliant status").stdout
+    with chdir(tmp_path):
+        assert call("init", "--backend", "local", "--slots", "cpu").exit_code == 0
+        assert call("submit", "ends.jsonl").exit_code == 0
+        assert turn() == ""
+        until((tmp_path / "pliant-state/jobs/ends/attempts/1/exit-0").exists)
+        assert "ending" in call("status").stdout
     mailed = turn("--retries 0")
     assert mailed.splitlines()[0].startswith("pliant: job ends failed: exit code 7"), mailed
     (tmp_path / "cluster.json").write_text("{")
@@ -167,7 +156,7 @@ def test_the_timer_of_the_examples_runs_a_turn(sh: Shell, inputs: Path) -> None:
     done = sh(f"export STATE=live CLUSTER=cluster.json POLICY=ares; {line}")
     assert done.returncode == 0, done.stderr
     assert happened(inputs)["start", "a"] == 1
-    end(sh, inputs, "a")
+    end(inputs, "a")
     fine = {0, *map(int, service["Service"]["SuccessExitStatus"].split())}
     with (inputs / "live" / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

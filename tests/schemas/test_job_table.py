@@ -56,7 +56,7 @@ def test_a_table_holds_the_jobs_of_its_file(trace: tuple[Job, ...], times: list[
     assert hash_of_texts(table.in_order().canonical()) == trace_hash(jobs)
 
 
-def test_lines_that_differ_in_three_values_are_of_one_form(tmp_path: Path) -> None:
+def test_lines_that_differ_in_three_values_or_labels_are_of_one_form(tmp_path: Path) -> None:
     jobs = [job(f"j{n}", at=n / 3, gpu_seconds=1 + n / 7, user="u") for n in range(50)]
     jobs.append(job("odd", at=9.0, gpu_seconds=5.0, priority=2.0))
     write_jobs(jobs, tmp_path / "jobs.jsonl")
@@ -65,6 +65,9 @@ def test_lines_that_differ_in_three_values_are_of_one_form(tmp_path: Path) -> No
     assert [one.id for one in one_of_each(table)] == ["j0", "odd"]
     assert list(jobs_that(lambda one: one.priority, table)) == jobs[-1:]
     assert list(table[48:]) == jobs[48:]
+    labelled = [job(f"j{n}", gpu_seconds=n + 1.0, labels={"of": "t", "runs": f"{n}-{n}"}) for n in range(99)]
+    table = parse_job_table(job_lines(labelled), "jobs")
+    assert (set(table.kind), list(table)) == ({0}, labelled)
 
 
 SAYS = {"trace": "helios", "runs": "60-310"}
@@ -101,15 +104,6 @@ def test_labels_may_say_something_else_of_each_job(stated: dict[str, Any]) -> No
         one.model_dump_json(by_alias=True, exclude_defaults=True) for one in jobs
     ]
     assert list(table.in_order()) == in_order(tuple(jobs))
-
-
-def test_jobs_that_differ_in_labels_are_of_one_form() -> None:
-    jobs = [
-        job(f"j{n}", gpu_seconds=n + 1.0, labels={"trace": "t", "runs": f"{n}-{n * n}"}) for n in range(99)
-    ]
-    table = parse_job_table(job_lines(jobs), "jobs")
-    assert set(table.kind) == {0}
-    assert list(table) == jobs
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -74,17 +73,16 @@ def test_a_size_without_a_clear_unit_is_refused(typed: str) -> None:
 
 
 @pytest.fixture
-def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = os.environ.get("TZ")
-    monkeypatch.setenv("TZ", "CET-1")
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("TZ", request.param)
     time.tzset()
-    yield
+    yield request.param
     monkeypatch.undo()
-    assert os.environ.get("TZ") == before
     time.tzset()
 
 
-@pytest.mark.usefixtures("berlin")
+@pytest.mark.usefixtures("zone")
+@pytest.mark.parametrize("zone", ["CET-1"], indirect=True)
 def test_a_date_is_local_time_unless_it_has_an_offset() -> None:
     noon_utc = 1_772_366_400.0
     for typed in ("2026-03-01T13:00", "2026-03-01 13:00:00", "2026-03-01T12:00Z", "2026-03-01T07:00-05:00"):
@@ -184,15 +182,6 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(rows: list[tuple[str, ...
 NOON_S = 1_764_590_400.0  # 2025-12-01 12:00 UTC
 
 
-@pytest.fixture(params=["UTC", "Asia/Kolkata"])
-def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setenv("TZ", request.param)
-    time.tzset()
-    yield request.param
-    monkeypatch.undo()
-    time.tzset()
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min"), (7200, "2 h"), (7500, "2 h 5 min"), (360_000, "4 d 4 h")],
@@ -201,6 +190,7 @@ def test_a_length_of_time_has_one_unit_or_two(seconds: float, text: str) -> None
     assert span_text(seconds) == text
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata"], indirect=True)
 def test_a_time_is_given_from_now_and_by_the_local_clock(zone: str) -> None:
     today, tomorrow = {
         "UTC": ("12:03", "2025-12-02 06:00"),

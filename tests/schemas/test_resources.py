@@ -37,11 +37,6 @@ def test_how_many_fit(free, each, asked, fit):
     assert fitting(free, each, asked) == fit
 
 
-def test_room_is_counted_on_each_node_by_itself():
-    nodes = cluster_of({"gpus": 4, "cpus": 6.0, "count": 2, "name": "n{}"})
-    assert Capacities(nodes.nodes).room(demanding(cpu=4.0)) == {"gpu": 2}
-
-
 def test_room_is_known_by_node_most_first():
     nodes = cluster_of(
         {"gpus": 4, "cpus": 9.0, "count": 2, "name": "m{}"},
@@ -51,12 +46,6 @@ def test_room_is_known_by_node_most_first():
     capacities = Capacities(nodes.nodes)
     assert capacities.room_by_node(demanding(cpu=4.0)) == {"gpu": ((3, 1), (2, 2), (0, 1))}
     assert capacities.room(demanding(cpu=4.0)) == {"gpu": 7}
-
-
-def test_workers_that_use_no_gpu_are_limited_by_their_slots():
-    nodes = cluster_of({"gpus": 16, "resources": {"gpu": 4.0}})
-    assert Capacities(nodes.nodes).room(demanding(gpu=0.0)) == {"gpu": 16}
-    assert Capacities(nodes.nodes).room(demanding(gpu=2.0)) == {"gpu": 2}
 
 
 @pytest.mark.parametrize(("workers", "needed"), [(1, 1), (3, 1), (4, 2), (0, 0)])
@@ -77,12 +66,6 @@ def test_accepted_jobs_are_not_checked_for_fit():
     fits, never = demanding(4, cpu=2.0), demanding(4, cpu=3.0)
     assert capacities.without_what_never_fits(fits) is fits
     assert not capacities.limits(capacities.without_what_never_fits(never))
-
-
-def test_parameter_servers_limit_the_workers():
-    nodes = cluster_of({"gpus": 8}, {"gpus": 0, "bandwidth": 6.0})
-    asks = demanding(8, ps={"bandwidth": 3.0}, bandwidth=1.0)
-    assert Capacities(nodes.nodes).room(asks) == {"gpu": 6}
 
 
 @pytest.mark.parametrize(
@@ -115,18 +98,36 @@ def test_further_capacities_name_their_version(tmp_path):
     assert read_cluster(tmp_path / "cluster.json") == nodes
 
 
+BY_THREES = job("j", gpus=3, low=3, high=12, each=3)
+TWICE = [{"gpus": 4, "cpus": 6.0}] * 2
+FOUR = [{"gpus": 16, "resources": {"gpu": 4.0}}]
+
+
 @pytest.mark.parametrize(
-    ("nodes", "room"),
+    ("nodes", "asks", "room"),
     [
-        ((4, 4), 6),  # a replica of three on each, one GPU of each is left
-        ((8, 4), 9),
-        ((2, 2, 2), 6),  # no node holds one: they span nodes
-        ((3, 2, 2), 3),  # one does, so the others stay empty
+        pytest.param(TWICE, demanding(cpu=4.0), 2, id="each node by itself"),
+        pytest.param(FOUR, demanding(gpu=0.0), 16, id="without a GPU by slots"),
+        pytest.param(FOUR, demanding(gpu=2.0), 2, id="GPUs that are stated"),
+        pytest.param(
+            [{"gpus": 8}, {"gpus": 0, "bandwidth": 6.0}],
+            demanding(8, ps={"bandwidth": 3.0}, bandwidth=1.0),
+            6,
+            id="parameter servers",
+        ),
+        *(
+            pytest.param([{"gpus": gpus} for gpus in nodes], BY_THREES, room, id=why)
+            for nodes, room, why in (
+                ((4, 4), 6, "a replica on each node"),
+                ((8, 4), 9, "replicas leave GPUs idle"),
+                ((2, 2, 2), 6, "no node holds a replica, so they span nodes"),
+                ((3, 2, 2), 3, "one node holds a replica, so the others stay empty"),
+            )
+        ),
     ],
 )
-def test_replicas_stay_on_one_node_where_one_holds_them(nodes, room):
-    cluster = cluster_of(*({"gpus": gpus} for gpus in nodes))
-    assert Capacities(cluster.nodes).room(job("j", gpus=3, low=3, high=12, each=3)) == {"gpu": room}
+def test_room_for_workers_and_replicas(nodes, asks, room):
+    assert Capacities(cluster_of(*nodes).nodes).room(asks) == {"gpu": room}
 
 
 def test_a_job_whose_replicas_fit_no_node_says_so():

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster, Node
-from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
-from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.schemas.schedule import PolicyState, PolicyUse, Schedule
 from tests import strategies
@@ -95,14 +93,6 @@ def test_jobs_of_one_file_share_what_is_equal_in_them(tmp_path: Path) -> None:
     assert "user" not in a.model_fields_set
 
 
-def test_no_jobs_are_a_header_and_an_empty_file_is_an_error(tmp_path: Path) -> None:
-    io.write_jobs([], tmp_path / "jobs")
-    assert io.read_jobs(tmp_path / "jobs") == ()
-    (tmp_path / "jobs").write_bytes(b"")
-    with pytest.raises(BadInputError, match=r"jobs: is empty$"):
-        io.read_jobs(tmp_path / "jobs")
-
-
 def test_writers_refuse_what_no_reader_accepts(tmp_path: Path) -> None:
     bad_row = ProfileRow("train", "m", "gpu", 1, 1, "1", 8, step_seconds=float("nan"))
     state = PolicyState(policy="p", state={"finish": float("inf")})
@@ -134,10 +124,3 @@ def test_schemas_are_accepted_on_every_line(tmp_path: Path) -> None:
 def test_a_cluster_written_by_hand_needs_no_schema(tmp_path: Path) -> None:
     (tmp_path / "c").write_text('{"nodes": [{"name": "n{}", "gpus": 4, "count": 2}]}')
     assert io.read_cluster(tmp_path / "c") == Cluster(nodes=(Node(name="n{}", gpus=4, count=2),))
-
-
-def test_defaults_are_left_out_and_come_back(tmp_path: Path) -> None:
-    plain = Job.model_validate({"id": "a", "submit_time": 0.0, "model": "m", "gpus": {"requested": 1}})
-    io.write_jobs([plain], tmp_path / "jobs")
-    assert "utility" not in (tmp_path / "jobs").read_text()
-    assert io.read_jobs(tmp_path / "jobs") == (plain,)

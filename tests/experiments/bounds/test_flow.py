@@ -78,18 +78,8 @@ def bound_jobs(jobs: Sequence[tuple[int, list[list[int]], list[int]]]) -> list[B
 
 
 @settings(max_examples=examples(25), deadline=None)
-@given(small_systems())
-def test_no_schedule_is_better_than_the_bound(
-    system: tuple[int, list[tuple[int, list[list[int]], list[int]]]],
-) -> None:
-    gpus, jobs = system
-    result = flow_bound(bound_jobs(jobs), gpus, cells=12, rounds=12)
-    assert result * len(jobs) <= least_sum(gpus, jobs) * (1 + 1e-9)
-
-
-@settings(max_examples=examples(25), deadline=None)
 @given(small_systems(), st.lists(st.floats(0, 3), min_size=6, max_size=6), st.integers(4, 40))
-def test_it_holds_at_any_prices(
+def test_no_schedule_is_better_than_the_bound_at_any_prices(
     system: tuple[int, list[tuple[int, list[list[int]], list[int]]]], values: list[float], thetas: int
 ) -> None:
     gpus, jobs = system
@@ -109,20 +99,6 @@ def test_jobs_that_scale_linearly_are_bounded_by_shortest_first() -> None:
     jobs = [BoundJob(0.0, (Cover(np.arange(5.0), each),)) for each in work]
     least = float(np.cumsum(work).mean()) / 4
     assert 0.97 * least <= flow_bound(jobs, 4) <= least * (1 + 1e-9)
-
-
-def test_it_is_far_above_each_job_alone_where_jobs_crowd() -> None:
-    jobs = [BoundJob(60.0 * number, (Cover(np.arange(9.0) ** 0.7, 2000.0),)) for number in range(30)]
-    alone = 2000 / 8**0.7
-    assert flow_bound(jobs, 8, cells=60, rounds=40) > 2 * alone
-
-
-def test_units_of_time_do_not_matter() -> None:
-    def bound(unit: float) -> float:
-        rates = np.arange(5.0) ** 0.5
-        return flow_bound([BoundJob(unit * at, (Cover(rates / unit, 7.0),)) for at in (0, 1, 2)], 4)
-
-    assert bound(60.0) == pytest.approx(60 * bound(1.0), rel=1e-6)
 
 
 def test_parts_that_scale_are_not_counted_as_if_all_did() -> None:
