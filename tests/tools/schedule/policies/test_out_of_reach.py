@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,8 +17,7 @@ class Waiting:
     """A job that has waited behind another one, and the only node that it fits on goes down."""
 
     def __init__(self, policy: Policy, nodes: Cluster, **big: Any) -> None:
-        self.held = session(policy, nodes)
-        self.time_s = 0.0
+        self.held, self.time_s = session(policy, nodes), 0.0
         self.submit("first", gpus=8)
         self.go_on(2)
         self.submit("big", **big)
@@ -37,9 +35,10 @@ class Waiting:
             self.held.decide(self.time_s)
             self.time_s += 600.0
 
-    def until(self, done: Callable[[], bool]) -> bool:
+    def ends_with(self, **expected: int) -> bool:
+        """Within ten rounds jobs hold these GPUs."""
         for _ in range(10):
-            if done():
+            if sizes(self.held) == expected:
                 return True
             self.go_on(1)
         return False
@@ -61,11 +60,11 @@ def test_it_is_passed_over_until_its_nodes_are_up(name: str) -> None:
     for story in (gpus, cpus):
         assert "big" in story.held.jobs, "it may come back, so it is not rejected"
         story.submit("small", gpus=4)
-        assert story.until(lambda story=story: sizes(story.held) == {"small": 4})
+        assert story.ends_with(small=4)
         story.held.node_up("n0", story.time_s)
-    assert cpus.until(lambda: sizes(cpus.held) == {"small": 4, "big": 2})
+    assert cpus.ends_with(small=4, big=2)
     gpus.held.end("small", gpus.time_s)
-    assert gpus.until(lambda: sizes(gpus.held) == {"big": 8})
+    assert gpus.ends_with(big=8)
 
 
 @pytest.mark.parametrize("backfill", ["none", "easy", "skip"])

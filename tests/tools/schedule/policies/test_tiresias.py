@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.policies.tiresias import Services, Tiresias, TiresiasGittins
 from pliant.tools.schedule.session.session import Session
-from tests.builders import cluster, decided, job, mixed_cluster, opened, session, sizes
+from tests.builders import cluster, decided, job, mixed_cluster, opened, sizes
 from tests.tools.schedule.policies.started import joined, started
 
 HOUR = 3600.0
@@ -75,15 +75,15 @@ def test_emptiest_nodes_first_in_that_order():
 
 def test_a_skewed_model_starts_only_on_few_nodes():
     jobs = (job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg"))
-    held = opened(Tiresias(skewed="vgg"), cluster(4, 4), *jobs)
-    assert decided(held, 0) == {"a": 3, "b": 3}, "two GPUs are free, one on each node"
+    held = started(Tiresias(skewed="vgg"), cluster(4, 4), *jobs)
+    assert sizes(held) == {"a": 3, "b": 3}, "two GPUs are free, one on each node"
     held.end("a", 60)
     held.decide(60)
     assert held.jobs["s"].placement == (("n0", 2),)
     assert decided(opened(Tiresias(), cluster(4, 4), *jobs), 0) == {"a": 3, "b": 3, "s": 2}
 
-    held = opened(Tiresias(skewed="vgg"), cluster(4, 1, 1), job("s", gpus=6, model="vgg"))
-    assert decided(held, 0) == {"s": 6}, "two nodes of four would be fewer, but there is one"
+    held = started(Tiresias(skewed="vgg"), cluster(4, 1, 1), job("s", gpus=6, model="vgg"))
+    assert sizes(held) == {"s": 6}, "two nodes of four would be fewer, but there is one"
     held = opened(Tiresias(skewed="vgg"), cluster(4, 4), job("s", gpus=3, model="vgg"))
     held.node_down("n0", 0)
     held.decide(0)
@@ -92,20 +92,18 @@ def test_a_skewed_model_starts_only_on_few_nodes():
 
 def test_a_skewed_model_without_few_nodes_gives_up_its_old_gpus():
     """What it held is given to others by then: once, GPUs of two types were given away twice."""
-    nodes = mixed_cluster(slow=(4,), fast=(2, 2))
-    held = session(Tiresias(skewed="vgg", queue_gpu_hours="1.5"), nodes, CurveThroughput({}, {"fast": 2.5}))
-    small = [job(name) for name in "abcd"]
-    for each in (*small, job("s", gpus=2, model="vgg"), job("w", gpus=4, at=1)):
-        held.submit(each, each.submit_time)
-        held.decide(each.submit_time)
+    policy, nodes = Tiresias(skewed="vgg", queue_gpu_hours="1.5"), mixed_cluster(slow=(4,), fast=(2, 2))
+    held = opened(policy, nodes, throughput=CurveThroughput({}, {"fast": 2.5}))
+    for each in (*map(job, "abcd"), job("s", gpus=2, model="vgg"), job("w", gpus=4, at=1)):
+        joined(held, each.submit_time, each)
     assert held.jobs["s"].gpu_type == "slow", "the four small ones have all that is fast"
-    on_first, on_second = (
+    (first, stays), (second, stays_too) = (
         [one for one in "abcd" if held.jobs[one].placement == ((node, 1),)] for node in ("fast-0", "fast-1")
     )
-    for name in (on_first[0], on_second[0]):
+    for name in (first, second):
         held.end(name, HOUR)
-    held.decide(HOUR)  # s is demoted behind w by now
-    assert sizes(held) == {on_first[1]: 1, on_second[1]: 1, "w": 4}, "two fast ones are free, on two nodes"
+    result = decided(held, HOUR)  # s is demoted behind w by now
+    assert result == {stays: 1, stays_too: 1, "w": 4}, "two fast ones are free, on two nodes"
 
 
 def test_it_says_until_when_rounds_may_be_left_out():

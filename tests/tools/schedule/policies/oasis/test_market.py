@@ -121,10 +121,9 @@ def test_a_full_cluster_admits_nothing() -> None:
 @pytest.mark.parametrize("decay", [0.5, 3.0])
 def test_a_rejected_job_learns_what_would_have_been_admitted(decay: float) -> None:
     """Just more than the least scale is admitted, just less is not."""
-    market = market_for(job("a", 8, 100.0))
-    market.offer(job("a", 8, 100.0))
-    market.offer(job("b", 6, 100.0))
-    bid = job("late", 2, 1.0, decay, 0.0)
+    market, bid = market_for(job("a", 8, 100.0)), job("late", 2, 1.0, decay, 0.0)
+    for name, work in (("a", 8), ("b", 6)):
+        market.offer(job(name, work, 100.0))
     quote, plan = market.offer(bid)
     assert plan is None
     assert np.isfinite(quote.least_scale)
@@ -136,8 +135,7 @@ def test_a_rejected_job_learns_what_would_have_been_admitted(decay: float) -> No
 @settings(max_examples=examples(30))
 @given(SEEDS)
 def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    slots = 12
+    rng, slots = np.random.default_rng(seed), 12
     servers = servers_of(rng, 4, 4)
     bids = [bid_of(rng, f"job-{n}", slots, 40, 9) for n in range(25)]
     market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
@@ -145,9 +143,9 @@ def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
     for bid in sorted(bids, key=lambda bid: bid.arrival):
         hopeless = market.is_hopeless(bid)
         quote, plan = market.offer(bid)
-        assert not (hopeless and plan)
         if plan is not None:
             planned.append((bid, plan))
+            assert not hopeless
             assert plan.last == quote.last
             assert quote.payoff > 0
     assert broken_rules(servers, planned, slots) == []
@@ -292,28 +290,25 @@ def test_sizes_not_in_proportion_cost_what_trying_all_finds(gains, costs, work, 
     """One server; a size does what its row of ``advance`` says, and half of it in half a slot."""
     advance = np.array([0, *np.cumsum(gains)], dtype=np.int64)
     advance[1:][np.diff(advance) == 0] = 0  # no faster than a smaller one: not a size
-    most = len(gains)
-    bid = Bid("a", 0, work, most, np.ones(1), np.zeros(1), np.ones(len(costs)))
+    most, slots = len(gains), len(costs)
+    bid = Bid("a", 0, work, most, np.ones(1), np.zeros(1), np.ones(slots))
     bid = replace(bid, advance=advance, first_part=first_part)
-    prices = np.array(costs, dtype=float)[:, None]
-    numbers = np.full((len(costs), 1), most)
-    nothing = Places.of(np.zeros((len(costs), 0)), np.zeros((len(costs), 0), dtype=np.int64))
-    result = schedules(bid, 0, Places.of(prices, numbers), nothing)
+    nothing = Places.of(np.zeros((slots, 0)), np.zeros((slots, 0), dtype=np.int64))
+    places = Places.of(np.array(costs, dtype=float)[:, None], np.full((slots, 1), most))
+    result = schedules(bid, 0, places, nothing)
     usable = [0, *np.flatnonzero(advance).tolist()]
-    for end in range(len(costs)):
-        ways = product(usable, repeat=end + 1)
-        enough = (way for way in ways if _done(bid, way) >= work)
+
+    def done(sizes: Sequence[int]) -> int:
+        return sum(int(bid.advances(is_first=not slot)[size]) for slot, size in enumerate(sizes))
+
+    for end in range(slots):
+        enough = (way for way in product(usable, repeat=end + 1) if done(way) >= work)
         least = min((float(np.dot(way, costs[: end + 1])) for way in enough), default=np.inf)
         assert result.by_end[end] == least
         if np.isfinite(least):
             sizes = result.plan(end).sizes()
             assert float((sizes * np.array(costs[: end + 1])).sum()) == least
-            assert _done(bid, sizes.tolist()) >= work
-
-
-def _done(bid: Bid, sizes: Sequence[int]) -> int:
-    """Units of work that these sizes do, slot by slot."""
-    return sum(int(bid.advances(is_first=not slot)[size]) for slot, size in enumerate(sizes))
+            assert done(sizes.tolist()) >= work
 
 
 @given(SEEDS)
