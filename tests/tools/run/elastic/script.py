@@ -31,6 +31,7 @@ options = {
     "groups": False,
     "connects_at": 1,
     "look_s": rendezvous.LOOK_S,
+    "norm": False,  # of a batch, with given statistics: its buffers are exchanged all the same
     "shape": "plain",  # how it takes batches, as authors do
     "hold_in": [],  # after the first step of these epochs
     "compiled": None,  # "before" or "after" job.prepare, or "in place"
@@ -166,8 +167,8 @@ ProcessGroup.form = connect_at_last(ProcessGroup.form)
 rendezvous.LOOK_S = options["look_s"]
 own_group = OwnGroup()
 job = elastic.init(batch_size=10, seed=5)
-net = Net(nn.Linear(8, 16), nn.BatchNorm1d(16, momentum=0.0), nn.Tanh(), nn.Linear(16, 1)).double()
-net[1].eval()  # its statistics depend on how a batch is cut; its buffers are exchanged all the same
+norm = nn.BatchNorm1d(16, momentum=0.0).eval() if options["norm"] else nn.Identity()
+net = Net(nn.Linear(8, 16), norm, nn.Tanh(), nn.Linear(16, 1)).double()
 optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 data = Numbers(options["samples"])
 backend = counting if options["backend"] == "counting" else options["backend"]

@@ -28,7 +28,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
     def trained(shape: str) -> Path:
         if shape not in known:
             known[shape] = tmp_path_factory.mktemp("alone")
-            plain(known[shape], shape=shape)
+            plain(known[shape], shape=shape, norm=True)
         return known[shape]
 
     return trained
@@ -36,7 +36,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 
 @pytest.mark.parametrize("shape", ["peek", "peek, kept", "steps done"])
 def test_workers_join_and_die_in_epochs(gang: Make, alone: Alone, tmp_path: Path, shape: str) -> None:
-    joins_and_dies(gang(shape=shape, hold_in=[1, 2]))
+    joins_and_dies(gang(shape=shape, norm=True, hold_in=[1, 2]))
     assert_trained(tmp_path, alone(shape))
 
 
@@ -48,7 +48,7 @@ def compiler() -> None:
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("compiled", ["before", "after", "in place"])
 def test_a_compiled_model_is_resized(gang: Make, alone: Alone, tmp_path: Path, compiled: str) -> None:
-    joins_and_dies(gang(shape="plain", hold_in=[1, 2], compiled=compiled))
+    joins_and_dies(gang(shape="plain", norm=True, hold_in=[1, 2], compiled=compiled))
     assert int((tmp_path / "graphs-0").read_text()) > 0, "nothing was compiled"
     assert_trained(tmp_path, alone("plain"))
 
@@ -76,7 +76,7 @@ def test_the_default_compiler_trains_the_same_under_torchrun(alone: Alone, tmp_p
     """Its workers are started as scripts are: it starts processes, too."""
     # vectors are not the point, and to find out which there are compiles four more programs
     plainly = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}
-    how = {"shape": "plain", "compiled": "after", "backend": "inductor"}
+    how = {"shape": "plain", "norm": True, "compiled": "after", "backend": "inductor"}
     plain(tmp_path, *TORCHRUN, env=plainly, **how)
     assert_same_weights(tmp_path, alone("plain"))
 
@@ -86,7 +86,7 @@ def test_a_joined_worker_ends_the_epoch_with_the_others(
     gang: Make, alone: Alone, tmp_path: Path, shape: str
 ) -> None:
     """It has counted fewer of them and trains on, but that step does not count."""
-    job = gang(shape=shape, hold_in=[1])
+    job = gang(shape=shape, norm=True, hold_in=[1])
     grows_in_the_second_epoch(job)
     job.end()
     assert job.outcomes() == ["done", "done"], job.errors()
@@ -129,6 +129,6 @@ def test_a_loop_that_cannot_be_resized_is_refused(gang: Make, shape: str, line: 
 
 def test_passes_from_an_endless_generator(gang: Make, alone: Alone, tmp_path: Path) -> None:
     """It takes as many batches an epoch as the loader has, and never lets a pass end by itself."""
-    job = gang(shape="endless")
+    job = gang(shape="endless", norm=True)
     assert job.run(2) == ["done", "done"]
     assert_same_weights(tmp_path, alone("endless"))
