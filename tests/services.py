@@ -19,12 +19,13 @@ from typing import Final
 
 import pytest
 
-FIXTURES: Final = frozenset({"slurm", "live", "reference_data", "shared_folder", "one_run", "hosts_of_three"})
+FIXTURES: Final = frozenset({"slurm", "reference_data", "shared_folder", "one_run", "munge"})
 """Fixtures that start or find a service."""
 NO_DATA: Final = "no published data: set PLIANT_DATA to their folder"
 ACCEPTED_SKIPS: Final = {
     NO_DATA: "they belong to third parties, and not everyone has them",
     "needs root": "an ordinary user cannot become another account",
+    "too large to ship": "whole traces of Philly, Helios and Alibaba are read where somebody has them",
     "needs a GPU": "make gpu-check runs on machines that have one",
 }
 """Beginnings of reasons for which a test of a service may be skipped, and why."""

@@ -19,7 +19,7 @@ from pliant.tools.run.statedir.contract.plan import WorkerOutcome
 from tests.tools.run.elastic.gang import ENDLESS, SCRIPT, Gang
 from tests.tools.run.elastic.test_in_place import same_weights_as_alone
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.services]
 BATCH = 10
 
 

@@ -150,7 +150,8 @@ def test_an_order_about_a_lost_job_is_dropped(site: Site, caplog: pytest.LogCapt
     assert requests(site) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.services
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_another_user_orders_nothing(site: Site) -> None:
     ask(site, "a", samples=20)
     os.chown(site.state, 12345, 12345)

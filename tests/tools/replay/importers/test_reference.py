@@ -102,7 +102,7 @@ def test_traces_too_large_to_ship_are_read_where_they_are(
     tmp_path: Path, reference_data: Path, kind: str, path: str
 ) -> None:
     if not (reference_data / path).exists():
-        pytest.skip(f"no {path} in the reference data")
+        pytest.skip(f"too large to ship: no {path} in the published data")
     summary = import_trace(kind, [str(reference_data / path)], str(tmp_path / "jobs.jsonl"))
     assert summary.jobs > 10_000
 

@@ -32,7 +32,10 @@ LOW_IN_THE_CHART = """(() => {
     const box = chart.getBoundingClientRect();
     return [box.left + box.width / 2, box.bottom - 30];
 })()"""
-pytestmark = pytest.mark.skipif(chromium() is None, reason="needs Chromium (Debian's package chromium)")
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.skipif(chromium() is None, reason="needs Chromium (Debian's package chromium)"),
+]
 
 
 def run(policy, length):

@@ -19,11 +19,13 @@ from tests.leftovers import DYING_S
 from tests.tools.run.shared.users import UIDS, of_user
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if sys.platform == "linux" and os.geteuid() == 0 and _are_mapped():
-        return
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in here:
+        item.add_marker(pytest.mark.services)
+    if sys.platform != "linux" or os.geteuid() != 0 or not _are_mapped():
+        for item in here:
             item.add_marker(pytest.mark.skip(reason="needs root, and ids for other users"))
 
 
