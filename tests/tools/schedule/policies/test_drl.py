@@ -38,18 +38,15 @@ def elastic(name: str, model: str = "good", at: float = 0.0, samples: float = 60
 
 
 def test_what_the_network_prefers_is_done(tmp_path: Path) -> None:
-    held = opened(tmp_path, 4, elastic("a"), elastic("b"), gpus=1.0)
-    assert decided(held, 0) == {"a": 4}
+    jobs = [elastic(name) for name in "abcd"]
+    assert decided(opened(tmp_path, 4, *jobs[:2], gpus=1.0), 0) == {"a": 4}
     short_first = opened(tmp_path, 4, elastic("a"), elastic("b", samples=60.0), remaining=-1.0, starts=3.0)
     assert decided(short_first, 0) == {"b": 4}, "least time is left for b, and least of all on four GPUs"
+    assert decided(opened(tmp_path, 3, *jobs, starts=1.0), 0) == {"a": 1, "b": 1, "c": 1}
 
-    held = opened(tmp_path, 3, elastic("a"), elastic("b"), elastic("c"), elastic("d"), starts=1.0)
-    assert decided(held, 0) == {"a": 1, "b": 1, "c": 1}
-
-    held = opened(tmp_path, 4, elastic("a"), elastic("b"), waits=1.0)
+    held = opened(tmp_path, 4, *jobs[:2], waits=1.0)
     assert decided(held, 0) == {"a": 1}, "an idle cluster is no choice"
-    held.decide(1)
-    assert (sizes(held), held.ask_again_s) == ({"a": 1}, 60.0), "asked again when a may change its size"
+    assert (decided(held, 1), held.ask_again_s) == ({"a": 1}, 60.0), "asked again when a may change its size"
 
 
 def test_a_job_doubles_or_halves_once_it_has_settled(tmp_path: Path) -> None:

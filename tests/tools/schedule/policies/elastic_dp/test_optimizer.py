@@ -35,8 +35,7 @@ def optimizer(
 
 
 def sizes(gpus: int, *curves: Curve, users: Sequence[str] = (), quota: int | None = None) -> list[int]:
-    result = optimizer(gpus, curves, users, quota)
-    return result.sizes()
+    return optimizer(gpus, curves, users, quota).sizes()
 
 
 def worth(curves: Sequence[Curve], result: Sequence[int]) -> float:
@@ -65,8 +64,6 @@ CURVES = st.one_of(
     st.integers(1, 6).map(lambda most: [size / 2 for size in range(1, most + 1)]),
 ).map(lambda values: [0.0, *values])
 JOBS = st.lists(st.tuples(CURVES, st.sampled_from(["", "", "ann", "bob"])), min_size=1, max_size=4)
-
-
 Jobs = list[tuple[Curve, str]]
 
 
