@@ -157,21 +157,21 @@ def known(held: Session, now_s: float) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("rules", "linked"),
+    ("rules", "more"),
     [
-        pytest.param({}, False, id="plain"),
-        pytest.param({}, True, id="linked"),
-        pytest.param({"user_limits": LIMITS}, True, id="limits"),
-        pytest.param({"shares": Shares.model_validate(TEAMS)}, False, id="teams"),
+        pytest.param({}, {"happenings": ("submit", "node", "finish", "node")}, id="nodes fail"),
+        pytest.param({}, {"linked": True}, id="linked"),
+        pytest.param({"user_limits": LIMITS}, {"linked": True}, id="limits"),
+        pytest.param({"shares": Shares.model_validate(TEAMS)}, {}, id="teams"),
     ],
 )
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-def test_kept_carried_and_rebuilt_policies_decide_alike(name, rules, linked):
+def test_kept_carried_and_rebuilt_policies_decide_alike(name, rules, more):
     """At any moment the process may end and another one go on from the log and the policy's state."""
     nodes = NODES.model_copy(update=rules)
-    story = Story(sorted(BUILT_IN).index(name), name, nodes=nodes, linked=linked)
+    story = Story(sorted(BUILT_IN).index(name), name, nodes=nodes, **more)
     story._jobs = [each.model_copy(update={"user": "abcd"[at % 4]}) for at, each in enumerate(story._jobs)]
-    events, live = story.go_on(40, last=False), story.session
+    events, live = story.go_on(30, last=False), story.session
     state = PolicyState.model_validate_json(live.policy_state().model_dump_json())
     carried, rebuilt_ = (
         session_from_events(events, make_policy(name), nodes, throughput_for(None, nodes), CarriedOver(each))

@@ -352,14 +352,6 @@ def test_job_that_one_domain_could_hold_is_never_spread_over_two(wishes, has_isl
                 assert len({domain_of[int(name[1:])] for name, _ in place}) == 1
 
 
-def document(**more: Any) -> dict[str, Any]:
-    nodes = [
-        {"name": "n0", "gpus": 8, "labels": {"island": "a", "rack": "r"}},
-        {"name": "n1", "gpus": 8, "labels": {"island": "a", "rack": "s"}},
-    ]
-    return {"schema": "pliant.cluster/1", "nodes": nodes, **more}
-
-
 @pytest.mark.parametrize(
     ("levels", "problem"),
     [
@@ -369,8 +361,11 @@ def document(**more: Any) -> dict[str, Any]:
     ],
 )
 def test_levels_that_cannot_be_are_refused_in_a_line(levels: list[str], problem: str) -> None:
+    labels = {"island": "a", "rack": "r"}, {"island": "a", "rack": "s"}
+    nodes = [{"name": f"n{number}", "gpus": 8, "labels": each} for number, each in enumerate(labels)]
+    text = json.dumps({"schema": "pliant.cluster/1", "nodes": nodes, "levels": levels})
     with pytest.raises(BadInputError) as refused:
-        parse_document(json.dumps(document(levels=levels)).encode(), "cluster.json", "cluster", Cluster)
+        parse_document(text.encode(), "cluster.json", "cluster", Cluster)
     assert problem in str(refused.value)
 
 

@@ -21,7 +21,6 @@ TOGETHER = Sharing(unmeasured="together", speed=0.75)
 
 
 class Packs(Says):
-    name = "packs"
     packs = True
 
 
