@@ -195,12 +195,12 @@ class Storm:
         with (self.folder / "loop.log").open("ab") as log:
             silent = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": log}
             about = {"cwd": self.folder, "env": self.environment()}
-            self._loop = subprocess.Popen(self.command(*words, *begin), **about, **silent)  # type: ignore[call-overload]
+            self._loop = subprocess.Popen(self.command(*words, *begin), **about, **silent)
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         about = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL}
         caught = {"capture_output": True, "text": True, "timeout": PATIENCE_S}
-        return subprocess.run(self.command(*words), check=False, **about, **caught)  # type: ignore[call-overload,no-any-return]
+        return subprocess.run(self.command(*words), check=False, **about, **caught)
 
     def pids(self) -> list[int]:
         own = [] if self._loop is None else [self._loop.pid]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from benchmarks.parts.training_job import running
 from pliant.tools.run.service.allocation import Slot
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.statedir.contract.plan import WorkerOutcome
-from tests.tools.run.elastic.gang import ENDLESS, SCRIPT, Gang
+from tests.tools.run.elastic.gang import ENDLESS, SCRIPT
 from tests.tools.run.elastic.test_in_place import same_weights_as_alone
 
 pytestmark = [pytest.mark.torch, pytest.mark.services]
@@ -78,7 +78,7 @@ def test_a_job_on_three_hosts_goes_on_without_a_lost_one(there: tuple[Host, ...]
 
         backends[0].revive(job, "n1")
         assert outcome_of(last).outcome == "left"
-        trained = cast("Gang", SimpleNamespace(dir=training.gang.files))
+        trained = SimpleNamespace(dir=training.gang.files)
         training.give(0)
         training.ends()
         assert same_weights_as_alone(trained, tmp_path)["step"] > 4

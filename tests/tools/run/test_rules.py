@@ -143,12 +143,9 @@ def test_half_of_the_slots_busy_is_half() -> None:
     assert UnitUse(1.0, 1).of_slots(2, gpus=True) is None
 
 
-Looks = dict[float, tuple[dict[str, float | None], list[tuple[str, float]]]]
-
-
 def test_a_job_is_idle_after_the_whole_time_and_named_once() -> None:
     watch = IdleWatch(RULE)
-    looks: Looks = {
+    looks = {
         0.0: ({"a": 0.01, "b": 0.05, "c": None}, []),
         50.0: ({"a": 0.5, "b": 0.02, "c": None}, []),
         60.0: ({"a": 0.07, "b": 0.0, "c": None}, [("b", 60.0)]),
