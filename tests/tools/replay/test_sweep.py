@@ -81,6 +81,12 @@ def test_names_hold_traces_policies_parameters_and_seeds(folder: Path) -> None:
     names = [task.name for task in tasks_of(folder, ('"real"', f'"{"r" * 110}"'))[:3]]
     assert [len(name) for name in names] == [100] * 3
     assert len(set(names)) == 3
+    # A recipe keeps its own seed where the sweep names none.
+    recipe = folder / "made.toml"
+    recipe.write_text("seed = 7\n" + recipe.read_text())
+    tasks_of(folder, ("seeds = [1, 2]\n", ""))
+    alone = synthesize(read_recipe(str(recipe), {"seed": 7}))
+    assert read_jobs(folder / "out" / "traces" / "made.jsonl") == alone
 
 
 def with_networks(folder: Path, names: str) -> list[sweeps.SweepTask]:
@@ -104,14 +110,6 @@ def test_files_that_parameters_name_count_by_their_bytes(folder, monkeypatch) ->
     assert sweeps.outdated([tasks_of(folder)[0]], out) == {"the network": 1}
     with pytest.raises(BadInputError, match=r"sweep.toml: /policies/0: .*none.json: no such file"):
         with_networks(folder, '"none.json"')
-
-
-def test_a_recipe_keeps_its_own_seed_where_the_sweep_names_none(folder: Path) -> None:
-    recipe = folder / "made.toml"
-    recipe.write_text("seed = 7\n" + recipe.read_text())
-    tasks_of(folder, ("seeds = [1, 2]\n", ""))
-    alone = synthesize(read_recipe(str(recipe), {"seed": 7}))
-    assert read_jobs(folder / "out" / "traces" / "made.jsonl") == alone
 
 
 def test_a_second_sweep_does_only_what_changed(folder: Path) -> None:

@@ -79,20 +79,17 @@ def test_ftf_of_one_job_of_no_time_and_of_rounding():
     assert (run_metrics(run).mean_jct_s, run_metrics(run).mean_ftf) == (4.0, 2.0)
 
 
-def two_that_scale_badly():
-    """One after the other on all four GPUs, and b, which asked for two, comes at 10."""
-    curve = ((1, 1.0), (2, 1.5), (4, 2.0))
-    a = submit(job("a", gpus=4, low=1), 40.0, curve)
-    b = submit(job("b", at=10, gpus=2, low=1, high=4), 15.0, curve)
-    return story(a, b, *ran("a", 0, 20, 4), *ran("b", 20, 30, 4))
-
-
 def test_each_reference_shares_in_its_own_way_from_arrivals_on():
     """Fluid: a has 20 samples left at 10, both do 1.5 a second, b ends at 20 and a, with 5 left, at 22.5.
     GPS: a counts with 80 GPU seconds and b with 20. At 10 a has 40 left; on two GPUs each, b ends at 20 and
     a, with 20 left, at 25.
     Isolated: 1.5 jobs are active on average, so each is alone on 8/3 GPUs: between two and three."""
-    run, found = two_that_scale_badly(), run_metrics(two_that_scale_badly())
+    # One after the other on all four GPUs, and b, which asked for two, comes at 10.
+    curve = ((1, 1.0), (2, 1.5), (4, 2.0))
+    a = submit(job("a", gpus=4, low=1), 40.0, curve)
+    b = submit(job("b", at=10, gpus=2, low=1, high=4), 15.0, curve)
+    run = story(a, b, *ran("a", 0, 20, 4), *ran("b", 20, 30, 4))
+    found = run_metrics(run)
     alone = [work / 1.5 + 2 / 3 * (work / 1.75 - work / 1.5) for work in (40, 15)]
     for suffix, shared_s in (("", (22.5, 10)), ("_gps", (25, 10)), ("_isolated", alone)):
         ftf = [20 / seconds for seconds in shared_s]

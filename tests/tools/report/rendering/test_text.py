@@ -209,11 +209,11 @@ EVIL = "</script><script>document.title='x'</script><!--"
 
 
 class Page(HTMLParser):
-    """Elements of a page: which are open at the end, what they load, ids, and text by element."""
+    """Elements of a page: which are open at the end, what they load, and ids."""
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.loaded, self.ids, self.tags, self.texts = [], [], [], [], {}
+        self.open, self.loaded, self.ids, self.tags = [], [], [], []
         self.feed(text)
         self.close()
 
@@ -230,10 +230,6 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open:
-            self.texts.setdefault(self.open[-1], []).append(data)
 
 
 def test_the_page_is_whole_the_same_again_and_loads_nothing(report):
