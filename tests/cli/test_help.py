@@ -52,27 +52,22 @@ needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="n
 
 
 @needs_full_device
-@pytest.mark.parametrize("words", ["--help", "run --help", "--version"])
-def test_help_that_finds_no_room_is_one_line(
-    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        *((words, 69) for words in ("--help", "run --help", "--version")),
+        *((words, 2) for words in ("schedule --nope", "nope", "schedule", "run --retries x")),
+    ],
+)
+def test_with_no_room_help_is_one_line_and_a_mistake_keeps_its_code(
+    words: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "argv", ["pliant", *words.split()])
-        with pytest.raises(SystemExit) as left, redirect_stdout(full):
-            main()
-    assert (left.value.code, capsys.readouterr().err) == (69, "pliant: stdout: the disk is full\n")
-
-
-@needs_full_device
-@pytest.mark.parametrize("words", ["schedule --nope", "nope", "schedule", "run --retries x"])
-def test_a_usage_error_keeps_its_exit_code_with_stderr_full(
-    words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open("/dev/full", "w") as full:
-        monkeypatch.setattr(sys, "argv", ["pliant", *words.split()])
-        with pytest.raises(SystemExit) as left, redirect_stderr(full):
-            main()
-    assert left.value.code == 2
+    monkeypatch.setattr(sys, "argv", ["pliant", *words.split()])
+    redirected = redirect_stdout if code == 69 else redirect_stderr
+    with open("/dev/full", "w") as full, pytest.raises(SystemExit) as left, redirected(full):
+        main()
+    assert left.value.code == code
+    assert code == 2 or capsys.readouterr().err == "pliant: stdout: the disk is full\n"
 
 
 def test_every_command_has_a_page_with_its_options_and_examples(here: Path) -> None:

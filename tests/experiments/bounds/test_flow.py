@@ -168,14 +168,3 @@ def test_no_policy_is_better_than_the_bound(few) -> None:
         for policy in POLICIES:
             result = pollux_workloads.outcome(few, policy, None, simulated)
             assert bound_s <= result.metrics["mean_jct_s"]
-
-
-@pytest.mark.services
-def test_a_free_batch_is_no_slower_and_a_start_takes_time(few) -> None:
-    job = next(job for job in few.jobs if job.model == "bert")
-    free, fixed = (PolluxCovers(few, 30.0, free_batch=free).rates(job) for free in (True, False))
-    assert (free >= fixed - 1e-12).all()
-    assert (free > fixed + 1e-12).any()
-    started, not_started = (PolluxCovers(few, start_s).jobs()[0].covers for start_s in (30.0, 0.0))
-    alone = [max(cover.work / cover.rates.max() for cover in covers) for covers in (started, not_started)]
-    assert np.diff(alone) == pytest.approx(-30.0)
