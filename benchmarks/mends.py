@@ -1,21 +1,18 @@
-"""What once was wrong and is to stay right: jobs left behind, times moved, senseless figures, busy machines.
+"""What once was wrong and is to stay right: jobs left behind, times moved, senseless figures.
 
 ``python -m benchmarks.mends PART…`` measures some of the parts alone and renews their rows of
 results/mends.json. Instances are drawn from seeds that are numbers from 0 on, so that a failure can be looked
 at. Deadlines are those of ElasticFlow's testbed, 195 jobs on 128 A100. The growth is CPU time of an event
-under fifo with EASY backfill, 4,000 jobs waiting over 1,000. ``suite`` runs all tests beside four processes
-that compute.
+under fifo with EASY backfill, 4,000 jobs waiting over 1,000.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from benchmarks.parts import (
-    busy_suite,
     figure,
     mends_backfill,
     mends_oasis,
@@ -72,12 +69,6 @@ def backfill() -> list[Figure]:
     return [Figure("easy_backfill_us_per_event_growth", round(growth, 2), "ratio", GROWTH_LIMIT)]
 
 
-def suite(tests: Sequence[str] = ()) -> list[Figure]:
-    """Tests that fail beside four busy processes."""
-    failed = busy_suite.failures_beside_others(tests)
-    return [_none("suite_failures_beside_four_busy", failed, "tests")]
-
-
 PARTS: Final[dict[str, Part]] = {
     "left-behind": left_behind,
     "slower-sizes": slower_sizes,
@@ -85,7 +76,6 @@ PARTS: Final[dict[str, Part]] = {
     "deadlines": deadlines,
     "senseless": senseless,
     "backfill": backfill,
-    "suite": suite,
 }
 
 

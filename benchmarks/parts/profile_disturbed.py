@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from benchmarks.parts.busy_suite import busy
+from benchmarks.parts.busy import busy
 from benchmarks.parts.figure import ROOT, Figure
 from pliant.schemas.io import read_profile
 

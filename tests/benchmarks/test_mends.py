@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks.parts import busy_suite, mends_report
-from benchmarks.parts.busy_suite import failures_beside_others
+from benchmarks.parts import mends_report
 from benchmarks.parts.elasticflow import trace
 from benchmarks.parts.mends_backfill import Backlog, easy_backfill_growth
 from benchmarks.parts.mends_oasis import oasis_deadlines_met
@@ -17,28 +15,6 @@ from pliant.tools.report import read_run
 from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
-
-SOME_FAIL = """
-import pytest
-@pytest.fixture
-def broken(): raise OSError
-def test_right(): pass
-def test_wrong(): assert False
-def test_never_set_up(broken): pass
-"""
-
-
-def test_failed_and_broken_tests_count_and_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(busy_suite, "busy", partial(busy_suite.busy, 1))
-    (tmp_path / "test_some.py").write_text(SOME_FAIL)
-    alone = ("-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", "/")
-    assert failures_beside_others([str(tmp_path)], alone) == 2
-    named = capsys.readouterr().err
-    assert "test_wrong" in named
-    assert "test_never_set_up" in named
-    assert "test_right" not in named
 
 
 def test_the_backlog_keeps_its_length_while_jobs_end_and_come() -> None:
