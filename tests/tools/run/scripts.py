@@ -79,7 +79,6 @@ leave("done")
 EXIT = "import sys; sys.exit(int(sys.argv[1]))"
 ALWAYS_BY_TORCHRUN = "by_torchrun.py"
 """A script of this name is started as a user's is."""
-SLEEP = "import time; time.sleep(600)"
 
 
 class PlainBackend(LocalBackend):
