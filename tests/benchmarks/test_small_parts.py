@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,20 @@ from benchmarks import dead_node, elastic_dp
 from benchmarks.__main__ import benchmarks
 from benchmarks.import_rows import MAPPINGS, WRITERS, write
 from benchmarks.oasis import feasibility, offline, ratios
-from benchmarks.parts import decisions_at_scale, evolution, figure, mistaken_work, status_width
+from benchmarks.parts import (
+    decisions_at_scale,
+    evolution,
+    figure,
+    mistaken_work,
+    pollux_workloads,
+    status_width,
+)
 from benchmarks.parts.base_install import sizes
 from benchmarks.parts.decisions_at_scale import ENOUGH_S, LATER, MOST_DECISIONS, measured
 from benchmarks.parts.figure import Figure
 from benchmarks.parts.progress_coverage import HIGH, LOW, coverage, published_history
 from benchmarks.parts.published import published
+from benchmarks.parts.robust import ERRORS, jcts_s, stated, truths
 from benchmarks.parts.service_tick import log_bytes
 from benchmarks.parts.shockwave import Outcome, errors, figures
 from benchmarks.parts.shockwave import published as published_by_shockwave
@@ -26,7 +35,7 @@ from benchmarks.predicted_start import Wait, misjudged, waits
 from benchmarks.replay_speed import main as replay_speed
 from experiments.oasis.measure import PROVEN_GAP
 from pliant.schemas.io import read_cluster, read_jobs, write_cluster, write_jobs, write_profile
-from pliant.schemas.job import GpuTimeWork
+from pliant.schemas.job import EpochWork, GpuTimeWork
 from pliant.schemas.profile import Profile
 from pliant.tools.replay.importers.run import FORMATS
 from pliant.tools.run.watch.screen import status_text
@@ -264,3 +273,21 @@ def test_a_misjudged_profile_is_off_by_one_factor_per_model() -> None:
     ]
     assert factors[0] == factors[1] != factors[2]
     assert all((row.samples_per_second or 0) * (row.step_seconds or 0) == row.gpus * 10 for row in result)
+
+
+@pytest.mark.services
+def test_jobs_err_within_the_stated_factors_and_end_when_their_work_is_done(reference_data: Path) -> None:
+    """Alone, a policy that does not look at work cannot tell the difference."""
+    few = pollux_workloads.inputs("w6", 8)
+    for error in ERRORS:
+        for truth in truths(few, error).values():
+            assert 0.5 <= truth.speed <= 2.0
+            assert 0.25 <= truth.noise <= 4.0
+            assert 0.01 <= truth.work <= 1.0
+    true = truths(few, "work")
+    for reported, one in zip(stated(few, "work").jobs, few.jobs, strict=True):
+        assert isinstance(reported.work, EpochWork)
+        assert isinstance(one.work, EpochWork)
+        assert reported.work.epochs * true[one.id].work == pytest.approx(one.work.epochs)
+    alone = replace(few, jobs=few.jobs[:1])
+    assert jcts_s(alone, "fifo", "work") == pytest.approx(jcts_s(alone, "fifo", "nothing"))
