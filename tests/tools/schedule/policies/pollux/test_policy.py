@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.pollux.policy import Pollux
+from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session
 from tests.effort import examples
 from tests.tools.schedule.policies.started import joined, started
