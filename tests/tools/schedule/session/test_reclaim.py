@@ -251,6 +251,14 @@ def test_team_does_not_exceed_max_by_guarantee_of_another_type():
     assert comes(held, rigid("t-small", 2), at=11.0) == {"t-small": "start"}
 
 
+def test_gpus_on_a_drained_node_count_once_a_decision_for_the_max():
+    held = world(cluster(4, 8), shares(x={"max": {"*": 5}}, y={}), rigid("x", 4))
+    held.drain("n0", 1.0, now=False)
+    assert comes(held, rigid("x-more", 2), at=2.0) == {}
+    held.end("x-more", 3.0)
+    assert comes(held, rigid("x-little", 1), at=3.0) == {"x-little": "start"}
+
+
 def limited(gpus: int, **users: float) -> dict[str, Any]:
     """A team that can hold what it is guaranteed and no more, its users by weight."""
     return {"users": users, "guaranteed": {"*": gpus}, "max": {"*": gpus}}
@@ -346,7 +354,6 @@ def test_limit_takes_nothing_of_own_from_team_on_drained_node(limit: dict[str, A
 @pytest.mark.parametrize(
     "limit",
     [
-        {"max": {"*": 8}},
         {"guaranteed": {"*": 8}, "borrows": False},
         {"guaranteed": {"*": 8}, "max": {"*": 8}},
         {"guaranteed": {"*": 8}, "max": {"*": 8}, "borrows": False},
