@@ -191,7 +191,7 @@ sys.exit(3)
 """
 
 
-def test_a_script_that_signals_its_group_ends_after_four_attempts(site: SlurmSite) -> None:
+def test_a_script_that_signals_its_group_ends_after_four_tries(site: SlurmSite) -> None:
     """Its keeper takes that for a signal of Slurm."""
     site.job("a", text=ENDS_ITS_GROUP, elastic="none")
     log, _ = run_until_done(site.options("fifo", retries=0), lambda _log, _now_s: None)
