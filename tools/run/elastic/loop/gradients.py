@@ -28,7 +28,9 @@ from torch.utils.hooks import RemovableHandle
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch
 from pliant.tools.run.elastic.membership.agreement import world
+from pliant.tools.run.elastic.membership.rendezvous import EXCHANGING_MODULES
 
+EXCHANGING_MODULES.add(__file__)  # its groups wait for gloo themselves, for example for buffers
 _not_compiled: Final = torch._disable_dynamo  # that of torch.compiler would import the compiler at once
 """For what ``torch.compile`` must not look into: it is about workers, which come and go."""
 _left_out_of_compiling: Final = torch._disable_dynamo(recursive=False)

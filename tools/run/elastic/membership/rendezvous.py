@@ -63,6 +63,8 @@ REACH_S: Final = 3.0
 """For a connection to be completed: two tries if the first packet is lost."""
 LOOK_S: Final = 5.0
 """Between two looks for lost workers while training goes on."""
+EXCHANGING_MODULES: Final = {distributed_c10d.__file__}
+"""Files of the modules in which a main thread may wait for other workers."""
 FORGOTTEN_S: Final = 30.0
 """An exchange that goes on for this long after its connections were ended is one that gloo has forgotten."""
 _LOOK_S: Final = 0.25
@@ -580,8 +582,8 @@ class Lookout:
 
 
 def _exchange_of_main_thread() -> tuple[int, int] | None:
-    """Which call of ``torch.distributed`` the main thread waits in. Returns None if it is elsewhere."""
+    """Which call the main thread waits in, if it is in a module that exchanges with other workers."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    if frame is None or frame.f_code.co_filename != distributed_c10d.__file__:
+    if frame is None or frame.f_code.co_filename not in EXCHANGING_MODULES:
         return None
     return id(frame), frame.f_lasti

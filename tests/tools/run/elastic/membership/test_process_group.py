@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -26,6 +28,7 @@ import torch.distributed as dist
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.torchrun import start
 from pliant.tools.run.elastic.context import Context, WorkerContext
+from pliant.tools.run.elastic.loop.gradients import TolerantGroup
 from pliant.tools.run.elastic.membership import process_group, rendezvous
 from pliant.tools.run.elastic.membership.agreement import PlanWatch, world
 from pliant.tools.run.elastic.membership.process_group import (
@@ -443,7 +446,7 @@ def test_one_look_is_not_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert broken_off == []
 
 
-def never_ends(folder: Path) -> None:
+def never_ends(folder: Path, waits: Callable[[Path], object]) -> None:
     """Worker 1 is lost; what worker 0 waits for was forgotten, so to break it off changes nothing."""
     sys.stderr = (folder / "errors").open("w", buffering=1)
     rendezvous.FORGOTTEN_S = 0.1  # type: ignore[misc]
@@ -454,12 +457,25 @@ def never_ends(folder: Path) -> None:
     watching.begin()
     time.sleep(1.0)  # no exchange: a step that takes long is none of its business
     (folder / "waits").touch()
+    waits(folder)
+
+
+def forms_a_group(folder: Path) -> None:
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=0, world_size=2)
 
 
-def test_only_a_worker_in_a_forgotten_exchange_ends(tmp_path: Path) -> None:
+def exchanges_buffers(folder: Path) -> None:
+    """As DistributedDataParallel does before a forward pass of a model that has some; gloo forgets it."""
+    group = TolerantGroup.__new__(TolerantGroup)
+    work = SimpleNamespace(wait=partial(time.sleep, PATIENCE_S))
+    group._inner = SimpleNamespace(broadcast=lambda *_: work)
+    group.broadcast([])
+
+
+@pytest.mark.parametrize("waits", [forms_a_group, exchanges_buffers])
+def test_only_a_worker_in_a_forgotten_exchange_ends(tmp_path: Path, waits: Callable[[Path], object]) -> None:
     site(tmp_path)
-    worker = CONTEXT.Process(target=never_ends, args=(tmp_path,))
+    worker = CONTEXT.Process(target=never_ends, args=(tmp_path, waits))
     worker.start()
     worker.join(PATIENCE_S)
     assert worker.exitcode == -signal.SIGKILL
