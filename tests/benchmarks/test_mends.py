@@ -17,13 +17,14 @@ from pliant.tools.schedule.rates import Speeds
 from tests.builders import cluster, curves, job
 
 
-def test_the_backlog_keeps_its_length_while_jobs_end_and_come() -> None:
+def test_the_backlog_keeps_its_length_while_jobs_end_and_come(monkeypatch: pytest.MonkeyPatch) -> None:
     backlog = Backlog(40)
     ended = len(backlog.held.ended)
     assert backlog.us_per_event(20) >= 0
     assert (len(backlog.held.jobs), len(backlog.held.ended)) == (40, ended + 10)
     assert sum(job.gpus for job in backlog.held.jobs.values()) > 48
-    assert easy_backfill_growth(few=20, many=40, events=40, repeats=1) > 0
+    monkeypatch.setattr(Backlog, "us_per_event", lambda backlog, _events: 5.0 * len(backlog.held.jobs))
+    assert easy_backfill_growth(few=20, many=40, repeats=1) == 2.0
 
 
 @pytest.mark.services
