@@ -25,7 +25,7 @@ from pliant.tools.replay.synthetic import synthesize
 from pliant.tools.replay.synthetic_recipe import read_recipe
 from pliant.tools.schedule.policies.drl import SHIPPED
 from tests.builders import cluster, job
-from tests.tools.schedule.test_registry import install
+from tests.tools.schedule.foreign import Foreign
 
 JOBS = [job(f"j{n}", at=10.0 * n, low=1, high=4, gpu_seconds=100) for n in range(5)]
 SWEEP = """
@@ -195,9 +195,9 @@ class Mine(Fifo):
 def test_results_of_a_policy_whose_code_changed_are_made_again(folder, monkeypatch) -> None:
     """Another package brings the policy, in a module and one that it imports."""
     (folder / "foreign_order.py").write_text("ORDER = 1\n")
-    install(folder, "mine", "foreign_policy:Mine", FOREIGN)
+    (folder / "foreign_policy.py").write_text(FOREIGN)
+    Foreign(folder, monkeypatch).offers("mine", "foreign_policy:Mine")
     (folder / "sweep.toml").write_text(SWEEP.replace('"ares"]', '"mine"]').partition("[parameters")[0])
-    monkeypatch.syspath_prepend(str(folder))
     for module in ("foreign_policy", "foreign_order"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     out = folder / "out"
