@@ -1,9 +1,10 @@
-"""What a test must not leave to the next one of its process: children, threads, signal handlers, a folder."""
+"""What a test must not leave to the next: children, threads, signal handlers, a folder, limits."""
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import subprocess
 import threading
@@ -44,11 +45,12 @@ class Surroundings:
     threads: frozenset[threading.Thread]
     handlers: dict[int, Any]
     folder: str
+    limits: dict[str, tuple[int, int]]
 
     @classmethod
     def now(cls) -> Surroundings:
         handlers = {number: signal.getsignal(number) for number in signal.valid_signals() - RESTORED}
-        return cls(_children(), frozenset(threading.enumerate()), handlers, _folder())
+        return cls(_children(), frozenset(threading.enumerate()), handlers, _folder(), _limits())
 
     def left_behind(self) -> list[str]:
         """What has come since and stays, in words; all of it is undone."""
@@ -64,6 +66,9 @@ class Surroundings:
         if _folder() != self.folder:
             found.append(f"the working directory {_folder()}")
             os.chdir(self.folder)
+        found += [
+            f"a limit {name}: {limit}" for name, limit in _limits().items() if limit != self.limits[name]
+        ]
         return found
 
     def _new_children(self) -> frozenset[int]:
@@ -91,6 +96,12 @@ def _kept() -> set[int | None]:
         resource_tracker._resource_tracker._pid,
         forkserver._forkserver._forkserver_pid,
     }
+
+
+def _limits() -> dict[str, tuple[int, int]]:
+    """Limits that end a process long after they were set."""
+    names = ("RLIMIT_CPU", "RLIMIT_DATA", "RLIMIT_AS", "RLIMIT_FSIZE")
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
 
 
 def _folder() -> str:

@@ -73,3 +73,10 @@ def test_what_a_test_leaves_behind_is_named_and_undone(
     end.set()
     thread.join()
     assert before.left_behind() == []
+
+
+def test_a_limit_that_a_test_leaves_behind_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = leftovers.Surroundings.now()
+    now = {**before.limits, "RLIMIT_CPU": (60, 61)}
+    monkeypatch.setattr(leftovers, "_limits", lambda: now)
+    assert before.left_behind() == ["a limit RLIMIT_CPU: (60, 61)"]

@@ -15,6 +15,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands are called in this process, and nothing is measured for longer than it takes to run once."""
     monkeypatch.setattr(subprocess, "run", in_process.run)
     monkeypatch.setattr(resource, "getrusage", in_process.used())
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)  # it would end this process later
     monkeypatch.setattr(scale, "_spent", in_process.spent)
     monkeypatch.setattr(service, "spent", in_process.of_service(service.spent))
     monkeypatch.setattr(sweep_cost, "held", lambda _folder, _workers: sweep_cost.Held(1.0, 1.0))
