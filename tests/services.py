@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 
-FIXTURES: Final = frozenset({"slurm", "reference_data", "shared_folder", "one_run", "munge"})
+FIXTURES: Final = frozenset({"slurm", "reference_data", "shared_folder", "one_run", "door", "munge"})
 """Fixtures that start or find a service."""
 NO_DATA: Final = "no published data: set PLIANT_DATA to their folder"
 ACCEPTED_SKIPS: Final = {

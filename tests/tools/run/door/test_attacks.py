@@ -68,6 +68,7 @@ def test_nothing_in_the_state_directory_can_be_touched(run: Shared):
     assert run.by(BOB, "status").exit_code == 0
 
 
+@pytest.mark.services
 def test_a_door_that_another_account_made_is_not_asked():
     only_root_becomes_others()
     with all_may_enter() as folder, socket.socket(socket.AF_UNIX) as listening:
@@ -100,6 +101,7 @@ def test_a_door_that_another_account_made_is_not_asked():
             listening.accept()
 
 
+@pytest.mark.services
 def test_without_a_run_there_is_one_line_and_no_request():
     only_root_becomes_others()
     with all_may_enter() as folder, socket.socket(socket.AF_UNIX) as gone:
@@ -179,6 +181,7 @@ def test_limits_of_jobs_bytes_and_priority_are_named(run: Shared):
     assert run.ask(EVE, LOOK)["ok"]
 
 
+@pytest.mark.services
 def test_roles_count_where_no_other_account_can_write_them():
     """Nor does a door open where others can."""
     only_root_becomes_others()
@@ -212,6 +215,7 @@ def refused(path: Path, why: str) -> None:
         read_roles(path)
 
 
+@pytest.mark.services
 def test_a_shared_run_is_root_s_and_stays_shared():
     only_root_becomes_others()
     with all_may_enter() as folder:
@@ -257,6 +261,7 @@ def answers(run: Shared) -> bool:
         return False
 
 
+@pytest.mark.services
 def test_a_dead_door_is_opened_again_and_closed_with_its_run():
     only_root_becomes_others()
     with all_may_enter() as folder:
