@@ -66,15 +66,10 @@ def test_a_small_job_makes_room_for_a_whole_node():
 
 
 def test_a_job_of_an_odd_size_takes_what_remains():
-    odd, four, one = (
-        sia.Configuration(1, count, "gpu", listed=listed)
-        for count, listed in ((3, False), (4, True), (1, True))
-    )
-    seats = [
-        sia.Seat("a", odd, (("gpu-0", 3),)),
-        sia.Seat("b", four, (("gpu-1", 4),)),
-        sia.Seat("c", one, ()),
-    ]
+    odd = sia.Configuration(1, 3, "gpu", listed=False)
+    four, one = (sia.Configuration(1, count, "gpu") for count in (4, 1))
+    b = sia.Seat("b", four, (("gpu-1", 4),))
+    seats = [sia.Seat("a", odd, (("gpu-0", 3),)), b, sia.Seat("c", one, ())]
     assert sia.place(gpus(4, 4), seats)["c"] == (("gpu-0", 1),)
     seats = [sia.Seat("a", odd, (("gpu-0", 2), ("gpu-1", 1))), sia.Seat("b", four, ())]
     assert sia.place(gpus(4, 4), seats) == {"a": (("gpu-1", 3),), "b": (("gpu-0", 4),)}
