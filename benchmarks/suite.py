@@ -83,10 +83,8 @@ def _run(conditions: str) -> tuple[int, float, float]:
 def faults() -> list[Figure]:
     """The share of planted faults that the tests find, over that at the commit at which they were drawn."""
     record = json.loads(mutants.RECORD.read_text())
-    drawn = [
-        Mutant(**{key: value for key, value in row.items() if key != "text"}) for row in record["mutants"]
-    ]
-    before = {row["path"]: _text_at(record["commit"], row["path"]) for row in record["mutants"]}
+    drawn = [Mutant(**row) for row in record["mutants"]]
+    before = {path: _text_at(record["commit"], path) for path in {mutant.path for mutant in drawn}}
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder, "main")
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
@@ -138,12 +136,9 @@ def _demo_s(commit: str) -> float:
 
 def wheel() -> list[Figure]:
     """Whether a built wheel, installed into an empty environment, replays the demo."""
-    return [Figure("wheel_installs_and_replays", float(_wheel_replays()), "of 1", 1.0, at_least=True)]
-
-
-def _wheel_replays() -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        return replays_from_wheel(Path(folder)).returncode == 0
+        replays = replays_from_wheel(Path(folder)).returncode == 0
+    return [Figure("wheel_installs_and_replays", float(replays), "of 1", 1.0, at_least=True)]
 
 
 PARTS: Final[dict[str, Part]] = {

@@ -3,7 +3,7 @@
 A fault changes one operator, comparison or constant, or removes one statement. Lines are drawn over all
 product code with a fixed seed, so that a long module gets more faults than a short one. Each fault is tried
 against the tests that import its module until the first failure or a limit of time.
-``python -m benchmarks.parts.mutants draw ROOT`` writes mutants.json here.
+``python -m benchmarks.parts.mutants ROOT`` writes mutants.json here.
 """
 
 from __future__ import annotations
@@ -297,25 +297,18 @@ def killed(
     return rows
 
 
-def main(words: Sequence[str]) -> None:
-    """``draw ROOT``: draw, try and record. ``try ROOT``: try what was recorded; rows on stdout."""
-    root = Path(words[1]).resolve()
-    if words[0] == "draw":
-        mutants = draw(root)
-        rows = killed(root, mutants, {})
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True
-        ).stdout.strip()
-        drawn = [
-            asdict(replace(each, killed_before=row["killed"]))
-            for each, row in zip(mutants, rows, strict=True)
-        ]
-        lines = {each.path: (root / each.path).read_text().splitlines() for each in mutants}
-        for row in drawn:
-            row["text"] = lines[row["path"]][row["line"] - 1]
-        RECORD.write_text(json.dumps({"commit": commit, "mutants": drawn}, indent=1) + "\n")
-    print(json.dumps(rows, indent=1))
+def main(root: Path) -> None:
+    """Draw faults of the commit checked out in ``root``, try them, and write the record."""
+    mutants = draw(root)
+    rows = killed(root, mutants, {})
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    drawn = [
+        asdict(replace(each, killed_before=row["killed"])) for each, row in zip(mutants, rows, strict=True)
+    ]
+    RECORD.write_text(json.dumps({"commit": commit, "mutants": drawn}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(Path(sys.argv[1]).resolve())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from experiments.harness.spec import PAGES, Experiment, Study, Subject, find, na
 from experiments.harness.study import conduct, study_page
 from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.files import atomic_write
+from pliant.tools.replay.batch import usable_cores
 
 BUILD: Final = Path("build") / "experiments"
 
@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     """Run the named experiments, or all; the exit code of what went wrong."""
     parser = argparse.ArgumentParser("python -m experiments", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; default: all")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes")
+    parser.add_argument("--workers", type=int, default=usable_cores(), help="processes")
     parser.add_argument("--resume", action="store_true", help="keep what an interrupted study has measured")
     parser.add_argument("--page", action="store_true", help="write the page again from the committed results")
     wanted = parser.parse_args(arguments)
