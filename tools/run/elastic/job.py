@@ -16,7 +16,8 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, Carried, DataSource
-from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel, Gradients
+from pliant.tools.run.elastic.loop.exchange import Averaging
+from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.loop.passes import (
     ElasticLoader,
@@ -126,7 +127,11 @@ class ElasticJob:
     @property
     def sync_gradients(self) -> bool:
         """False in a micro-step that does not end its optimizer step."""
-        return self._loop is None or not self._loop.quiet()
+        if self._loop is None:
+            return True
+        if isinstance(self._loop, TrainingLoop):
+            self._loop.consulted = True
+        return not self._loop.quiet()
 
     @property
     def batch_size(self) -> int:
@@ -212,9 +217,10 @@ class ElasticJob:
             for optimizer in given.optimizers.values():
                 guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
             return given.in_order(models, loader)
-        gradients = Gradients(given.together)
-        averaging = Averaging(gradients, find_unused_parameters=find_unused_parameters)
-        models = self._among_workers(given.models, averaging)
+        averaging = Averaging()
+        gradients = Gradients(given.models.values() if self._has_hooks else (), averaging)
+        if self._membership is None and self.world_size > 1:
+            averaging.begin_plainly(given.models.values())
         loop = TrainingLoop(
             self._context,
             self._training(given.together, given.optimizers),
@@ -226,10 +232,15 @@ class ElasticJob:
             membership=self._membership,
             dataset_size=0 if source is None else source.size,
         )
-        averaging.training = loop.train
         for optimizer in given.optimizers.values():
             guard_optimizer(
-                optimizer, ("step",), loop.quiet, loop.whole_step, self._checked, called=loop.optimizer_called
+                optimizer,
+                ("step",),
+                loop.quiet,
+                loop.whole_step,
+                self._checked,
+                called=loop.optimizer_called,
+                zeroed=gradients.zeroed,
             )
         if isinstance(source, StreamSource):
             loader = ElasticStream(source, loop)
@@ -238,10 +249,8 @@ class ElasticJob:
         elif source is not None:
             loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
-        if self.rank > 0 and (self._seed is not None or self._membership is not None):
-            # the same weights everywhere, but different dropout
-            seed_everything(self._seed or 0, 0, self.rank)
-        return given.in_order(models, loader)
+        loop.training.gradients = gradients
+        return given.in_order(given.models, loader)
 
     def register(self, *objects: Stateful | dict[Any, Any], **named: Stateful | dict[Any, Any]) -> None:
         """Save and restore more objects with ``state_dict``: schedulers, ``GradScaler``, averaged models.
@@ -268,7 +277,7 @@ class ElasticJob:
                 helper,
                 self._quiet,
                 lambda: self._loop is not None and self._loop.after_loop(),
-                lambda: None if self._loop is None else self._loop.optimizer_called(),
+                lambda optimizer: None if self._loop is None else self._loop.optimizer_called(optimizer),
             )
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -417,12 +426,10 @@ class ElasticJob:
         lr_scale = 1.0 if plan is None else plan.lr_scale
         return Training(model, optimizers, self._helpers, lr_scale, seed=self._seed or 0)
 
-    def _among_workers(self, models: dict[str, nn.Module], averaging: Averaging) -> dict[str, nn.Module]:
-        if self._membership is None and self.world_size == 1 and self._micro_batch_size is None:
-            return models
-        if self._membership is None and self.world_size > 1:
-            averaging.begin_plainly(models.values(), self.device)
-        return {name: ElasticDataParallel(model, averaging) for name, model in models.items()}
+    @property
+    def _has_hooks(self) -> bool:
+        """Whether gradients may ever be weighed, collected or averaged."""
+        return self._membership is not None or self.world_size > 1 or self._micro_batch_size is not None
 
     def _measured(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
         if self.world_size == 1 or not any(one.requires_grad for one in model.parameters()):
@@ -431,7 +438,7 @@ class ElasticJob:
         return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
 
     def _quiet(self) -> bool:
-        return not self.sync_gradients
+        return self._loop is not None and self._loop.quiet()
 
     def _checked(self, closure: Closure) -> Closure:
         loop = self._trained()

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.membership.agreement import world
 from pliant.tools.run.elastic.membership.rendezvous import EXCHANGING_MODULES
 
@@ -158,7 +159,7 @@ class _Bucket:
         self._share = 1.0 / workers
         self.summation = _Summation(self._flat, workers)
         self.changed: set[nn.Parameter] = set()
-        self.begun = False
+        self.is_sent = False
 
     @property
     def whole(self) -> bool:
@@ -203,7 +204,7 @@ class _SparseBucket(_Bucket):
     def __init__(self, parameters: Sequence[nn.Parameter], workers: int) -> None:
         self.parameters = parameters
         self._share, self._workers = 1.0 / workers, workers
-        self.changed, self.begun = set(), False
+        self.changed, self.is_sent = set(), False
 
     def pack(self) -> None:
         (one,) = self.parameters
@@ -354,6 +355,11 @@ class Averaging:
             return
         for unit in self._units:
             if (bucket := unit.place.get(parameter)) is not None:
+                if bucket.is_sent:
+                    raise UsageError(
+                        "a parameter got gradients twice in one backward pass, as shared weights do under "
+                        "re-entrant activation checkpointing: use checkpoint(..., use_reentrant=False)"
+                    )
                 bucket.changed.add(parameter)
                 while unit.next < len(unit.buckets) and unit.buckets[unit.next].whole:
                     self._send(unit)
@@ -392,7 +398,7 @@ class Averaging:
                 bucket.mark()
         for unit, bucket, _ in began:
             bucket.changed.clear()
-            unit.next = 0
+            bucket.is_sent, unit.next = False, 0
         if buffers and self._buffers:
             self._take_buffers(group)
 
@@ -400,7 +406,11 @@ class Averaging:
         """Average gradients that no backward pass has brought, outside of their buckets."""
         if self._group is None:
             return
-        buckets = [_Bucket([one], self._group.workers) for one in changed]
+        workers = self._group.workers
+        buckets = [
+            (_SparseBucket if one.grad is not None and one.grad.is_sparse else _Bucket)([one], workers)
+            for one in changed
+        ]
         begun = []
         for bucket in buckets:
             bucket.changed.update(bucket.parameters)
@@ -415,6 +425,7 @@ class Averaging:
         assert self._group is not None  # noqa: S101 its callers have looked
         bucket = unit.buckets[unit.next]
         unit.next += 1
+        bucket.is_sent = True
         bucket.pack()
         self._began.append((unit, bucket, self._group.begin(bucket.summation)))
 

@@ -22,11 +22,15 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+from torch.optim import Optimizer
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, Rows, tensors_in, to_device
-from pliant.tools.run.elastic.loop.gradients import Averaging, Gradients, StepStart
+from pliant.tools.run.elastic.loop.draws import OwnDraws
+from pliant.tools.run.elastic.loop.exchange import Averaging
+from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.step_start import StepStart
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
 from pliant.tools.run.elastic.state.training import (
     BETWEEN_EPOCHS,
@@ -36,7 +40,7 @@ from pliant.tools.run.elastic.state.training import (
     Training,
     each_model,
     mixed_seed,
-    seed_everything,
+    restore_generators,
 )
 
 _OWN_DRAWS: Final = 1 << 20
@@ -78,6 +82,7 @@ class TrainingLoop:
         self.started = False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
+        self.draws = OwnDraws(each_model(training.model), context.device)
         self._micro: MicroBatch | None = None
         self._mid_step = False
         self._since_s = 0.0
@@ -113,9 +118,16 @@ class TrainingLoop:
         pass: nothing is trained in the rest of it."""
         self._catches_up_at = -1
         """The value of rank 0 for which the other workers wait for this one, in the middle of a step."""
+        self._asked_for: dict[int, list[Any]] = {}
+        """By the optimizers that were called in the pass, their learning rates."""
+        self._asked_before: dict[int, list[Any]] | None = None
+        """The same of the pass before, if it was one of the same step."""
+        self.consulted = False
+        """The loop body knows of micro-steps: it has asked for them, or decided together with the others."""
         self._takes_inner = self.took_all = self.took_some = False
         """The loop body takes the micro-steps of its step itself; all of them; not all."""
-        gradients.bind(averaging.ddps.values(), accumulates=self.accumulates)
+        gradients.bind(accumulates=self.accumulates)
+        gradients.on_backward = self.train
         if membership is not None:
             # the script may end while one of its variables still holds the iterator over epochs
             atexit.register(self.leave)
@@ -234,20 +246,46 @@ class TrainingLoop:
 
     def whole_step(self) -> AbstractContextManager[None]:
         if not self.has_closure:
-            self._gradients.join_rest()
+            self._take_hand_made()
         return self.training.scaled_lr()
 
     def closure_called(self) -> None:
         """The closure of an optimizer has made the gradients of the micro-batch."""
         if not self.quiet():
-            self._gradients.join_rest()
+            self._take_hand_made()
 
-    def optimizer_called(self) -> None:
+    def _take_hand_made(self) -> None:
+        """Gradients that the script has set by hand were computed without a backward pass."""
+        self._touched = True
+        self._take_part()
+        self._gradients.before_optimizer()
+
+    def optimizer_called(self, optimizer: Optimizer) -> None:
         """An optimizer was asked for its step, and has made it if the pass counts."""
         self._part_over, self.has_closure = True, False
-        if not self.quiet():
+        self._asked_for[id(optimizer)] = [group.get("lr") for group in optimizer.param_groups]
+        if self.quiet():
+            self._gradients.commit()
+        else:
+            self._gradients.stepped()
             self._stepped = True
             self.training.parts = max(self.training.parts, self._part + 1)
+
+    def _check_passes_alike(self, *, last: bool) -> None:
+        """Check that the loop body has done the same in every micro-step of a step.
+
+        :raises UsageError: it counts passes, or decides by the loss of a micro-batch.
+        """
+        asked, self._asked_for = self._asked_for, {}
+        before, self._asked_before = self._asked_before, None if last else asked
+        if before is None or before == asked or self.consulted:
+            return
+        what = "was called" if before.keys() != asked.keys() else "had another learning rate"
+        raise UsageError(
+            f"an optimizer {what} in some micro-steps of a step and not in others: a pass of the loop is a "
+            "part of a step, so count by loader.steps_done (or the number that job.steps gives), decide by job.mean, and "
+            "leave accumulation to the job"
+        )
 
     def begin_pass(self) -> int:
         """A loop over the loader begins; returns its number.
@@ -264,6 +302,7 @@ class TrainingLoop:
         self._settle()
         self._in_loop = True
         self._passes += 1
+        self.training.restore_again()
         return self._passes
 
     def goes_on(self, number: int, epoch: int, *, is_last: bool) -> bool:
@@ -297,19 +336,23 @@ class TrainingLoop:
 
     def end_pass(self) -> None:
         self._passed, self._in_loop = True, False
+        self._gradients.own_step()
 
     def leave_loop(self, number: int) -> None:
-        if number == self._passes:
+        if number == self._passes and self._in_loop:
             self._in_loop = False
+            self._gradients.own_step()
 
     def begin(self, micro: MicroBatch) -> None:
         """The loop body gets a micro-batch. It may only look at it, so nothing is exchanged here."""
         if not self._mid_step:
             self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
-            self._gradients.forget()
-            self._step_start.note()
+            self._asked_before, self.consulted = None, False
+            self._gradients.begin_step()
+            self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
         self._mid_step, self._touched = True, False
+        self._asked_for.clear()
         self._step_of_pass = self.training.counters.step
         self._asked = self._part = self._drawn = 0
         self._turn, self._part_over = self.training.parts, False
@@ -326,6 +369,7 @@ class TrainingLoop:
         if self._micro is None or not self._in_loop:
             raise UsageError("loop over job.micro_steps() inside `for step in job.steps(n):`")
         self._takes_inner, self.took_some, self.took_all = True, micro is not None, micro is None
+        self._gradients.commit()
         if micro is not None:
             self._drawn = _OWN_DRAWS * loop
             if not self._divided_in_pass:
@@ -333,13 +377,10 @@ class TrainingLoop:
 
     def _give(self, micro: MicroBatch) -> None:
         self._micro = micro
-        if self.accumulates or micro.weight != 1.0:
-            # else nothing is hooked, and the model itself asks when it is called
-            self._averaging.follow_trained()
         self._gradients.begin(micro)
 
     def train(self) -> None:
-        """The model is called for the micro-batch; the workers have exchanged nothing about it yet.
+        """A backward pass has reached the models; the workers have exchanged nothing about it yet.
 
         :raises UsageError: the loader was asked for the next batch before this one was trained.
         """
@@ -386,6 +427,10 @@ class TrainingLoop:
             self._end_divided(micro)
             return
         self._averaging.idle = False
+        if self.accumulates and micro is not None:
+            self._gradients.commit()
+            if not self._takes_inner:
+                self._check_passes_alike(last=micro.last)
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._membership is not None:
             self._obey(self._membership.boundary())
@@ -401,7 +446,12 @@ class TrainingLoop:
             self._count(micro, losses)
         else:
             self._gradients.forget()
-            self._step_start.put_back_buffers()
+            self._put_back_start()
+
+    def _put_back_start(self) -> None:
+        self._step_start.put_back_buffers()
+        if self._gradients.outlive:
+            self._gradients.restore(self._step_start.gradients)
 
     def log(self, loss: float | torch.Tensor | None, metric: float | torch.Tensor | None) -> None:
         """Count what the author measured; a loss outside of a batch is not counted."""
@@ -413,7 +463,7 @@ class TrainingLoop:
             self._losses.add(loss, self._micro.samples)
 
     def agree(self, value: Any) -> Any:
-        training = self.training
+        training, self.consulted = self.training, True
         if not self.started or training.phase == BETWEEN_EPOCHS:
             raise UsageError("call job.agree in the loop over job.epochs or job.steps")
         if self._micro is not None and not self._in_loop:
@@ -450,11 +500,11 @@ class TrainingLoop:
         training.asking = True
         error = self._averaging.error
         if error is not None and training.parts <= self._part:
-            self._step_start.put_back_buffers()
+            self._put_back_start()
         answer = membership.agree(given) if error is None else membership.step_void(error)
         if not self._obey(answer):
             self._divided_in_pass = True
-            self._step_start.note()
+            self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
             self._averaging.idle = True
             if self._catches_up_at < 0 and not self._is_past:
                 self._catch_up()
@@ -491,10 +541,9 @@ class TrainingLoop:
         return False
 
     def _let_go(self) -> None:
-        for parameter in self.training.model.parameters():
-            parameter.grad = None
+        self._gradients.let_go()
         self._averaging.end()
-        self._gradients.bind((), accumulates=False)
+        self._gradients.bind(accumulates=False)
 
     def _take(self, state: Mapping[str, Any], *, fresh: bool) -> None:
         """Take the state of a worker that is further.
@@ -508,18 +557,22 @@ class TrainingLoop:
         training.unpack(state)
         self._catches_up_at = len(training.agreed) if state["asking"] else -1
         self._catching_up = not fresh and phase == IN_EPOCH and training.phase == EPOCH_THROUGH
-        if fresh:
-            seed_everything(training.seed, training.counters.step, self.context.rank)
+        restore_generators(state["training"]["generators"])
 
     def _divide(self) -> None:
         self.split, several = self._split_now(), self.context.world_size > 1
         self.training.turn_to(self.split.global_batch)
         if several and not self._averaging.begun:
             self._averaging.begin(each_model(self.training.model), self.context.device)
-        self._gradients.bind(self._averaging.ddps.values(), accumulates=self.accumulates)
+        self._gradients.bind(accumulates=self.accumulates)
         may_be_void = several and self.context.device.type == "cpu"
         self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
+        self._follow_draws()
+
+    def _follow_draws(self) -> None:
+        training, context = self.training, self.context
+        self.draws.follow(training.seed, training.counters.step, context.rank, context.world_size)
 
     def _split_now(self) -> BatchSplit:
         plan, workers = self.context.plan, self.context.world_size
@@ -543,6 +596,7 @@ class TrainingLoop:
                 self._obey(self._membership.start(self.training))
             else:
                 self.training.turn_to(self.split.global_batch)
+                self._follow_draws()
         self.started = True
 
     def _complete(self, *, whole: bool = False) -> None:
@@ -582,7 +636,7 @@ class TrainingLoop:
         if error is None or membership is None:
             return False
         counters = self.training.counters.copy()
-        self._step_start.put_back_buffers()
+        self._put_back_start()
         self._obey(membership.step_void(error))
         if self.training.counters == counters:
             self._step_start.put_back_generator()
@@ -616,7 +670,13 @@ class TrainingLoop:
         counters, membership = self.training.counters, self._membership
         if membership is None or counters.epoch_samples >= self.dataset_size:
             return
-        if self._begun_at and not (self._passed or self._catching_up or self.asked_for_steps):
+        counts_passes = not (self._passed or self._catching_up or self.asked_for_steps or self.consulted)
+        if counts_passes and self.accumulates and not self.by_steps:
+            raise UsageError(
+                f"epoch {epoch} was left after {counters.epoch_samples} of {self.dataset_size} samples by a count "
+                "of passes, and each step has several: end such a loop by loader.steps_done"
+            )
+        if self._begun_at and counts_passes:
             membership.warn(
                 f"epoch {epoch} was left after {counters.epoch_samples} of {self.dataset_size} samples, "
                 f"{self._begun_at} of which were trained before this process began: end such a loop by "
@@ -644,10 +704,10 @@ class TrainingLoop:
         if self._stepped:
             self._complete(whole=True)
         self._micro = None
+        self._gradients.own_step()
         if self._mid_step:
             self._mid_step, self.training.parts = False, 0
             self._losses = Mean()
-            self._gradients.forget()
             if not self._voided() and self._membership is not None:
                 self._obey(self._membership.hear())
 

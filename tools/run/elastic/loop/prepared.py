@@ -151,12 +151,13 @@ def guard_optimizer(
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
     checked: Callable[[Closure], Closure] = lambda closure: closure,
     *,
-    called: Callable[[], None] = lambda: None,
+    called: Callable[[Optimizer], None] = lambda optimizer: None,
+    zeroed: Callable[[], None] = lambda: None,
 ) -> None:
     """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
 
     A closure that they are given is ``checked``, and called also while ``quiet()``: its backward pass is that
-    of the micro-step. ``called()`` follows each call. The instance is changed, not
+    of the micro-step. ``called(optimizer)`` follows each call, ``zeroed()`` comes before ``zero_grad``. The instance is changed, not
     its class, so it stays what schedulers and scalers expect; the ``step`` that an earlier scheduler has put
     into it is called inside.
     """
@@ -176,13 +177,19 @@ def guard_optimizer(
             except StepVoidError:
                 return None
             finally:
-                called()
+                called(optimizer)
 
         return act
+
+    def zero(_: Optimizer, *args: Any, **kwargs: Any) -> None:
+        zeroed()
+        zero_grad(*args, **kwargs)
 
     def own(value: Any) -> Any:
         return checked(value) if callable(value) else value
 
+    zero_grad = optimizer.zero_grad
+    optimizer.zero_grad = MethodType(wraps(zero_grad)(zero), optimizer)  # type: ignore[method-assign]
     for name in names:
         setattr(optimizer, name, MethodType(guarded(getattr(optimizer, name)), optimizer))
 
@@ -191,7 +198,7 @@ def guard_helper(
     helper: object,
     quiet: Callable[[], bool],
     after_loop: Callable[[], bool] = lambda: False,
-    called: Callable[[], None] = lambda: None,
+    called: Callable[[Optimizer], None] = lambda optimizer: None,
 ) -> None:
     """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
 
@@ -222,11 +229,11 @@ def _unless(quiet: Callable[[], bool], method: Callable[..., Any]) -> Callable[.
     return guarded
 
 
-def _followed(method: Callable[..., Any], called: Callable[[], None]) -> Callable[..., Any]:
+def _followed(method: Callable[..., Any], called: Callable[[Optimizer], None]) -> Callable[..., Any]:
     @wraps(method)
-    def followed(self: object, *args: Any, **kwargs: Any) -> Any:
-        found = method(self, *args, **kwargs)
-        called()
-        return found
+    def followed(self: object, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, optimizer, *args, **kwargs)
+        called(optimizer)
+        return result
 
     return followed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,6 +60,8 @@ class StepStart:
         self._owners: list[nn.Module] = []
         self._held: dict[tuple[nn.Module, str], _Held] = {}
         self._generator: torch.Tensor | None = None
+        self.gradients: dict[str, torch.Tensor] = {}
+        """Those that the step adds to, by parameter."""
 
     def watch(self, model: nn.Module | None) -> None:
         """Keep the start of each step of this model from now on; None if no step can be void."""
@@ -66,8 +69,10 @@ class StepStart:
         self._owners = [] if model is None else [module for module in model.modules() if module._buffers]
         self._held = {}
 
-    def note(self) -> None:
+    def note(self, gradients: Mapping[str, torch.Tensor] | None = None) -> None:
+        """:param gradients: those that the step adds to."""
         if self._watches:
+            self.gradients = {name: one.clone() for name, one in (gradients or {}).items()}
             # what torch.get_rng_state does, without its wrapper, which takes longer
             self._generator = torch.default_generator.get_state()
             self._held = {

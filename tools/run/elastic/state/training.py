@@ -98,6 +98,10 @@ class Training:
         self.agreed_before: list[Any] = []
         """Those of the step before."""
         self._lr_scale = self._wanted_scale = lr_scale
+        self.gradients: KeepsGradients | None = None
+        """What knows which gradients the next step adds to."""
+        self._again: Mapping[str, Any] | None = None
+        """The state that was taken in the middle of an epoch, until the epoch goes on."""
 
     def capture(self) -> dict[str, Any]:
         """The whole state as tensors and plain values, for ``torch.save``."""
@@ -114,6 +118,7 @@ class Training:
             },
             "helpers": {name: plain(helper.state_dict()) for name, helper in self.helpers.items()},
             "counters": self.counters.as_dict(),
+            "gradients": {} if self.gradients is None else self.gradients.kept(),
             "lr_scale": self._lr_scale,
             "seed": self.seed,
             "parts": self.parts,
@@ -131,12 +136,34 @@ class Training:
         self.restore(saved)
         restore_generators(saved["generators"])
 
+    def restore_again(self) -> None:
+        """The epoch goes on: the script's code before its loop over the batches has run again.
+
+        It ran when the epoch began, and its effect is in the state already: a schedule's step at the top of
+        an epoch, for example, or numbers that were drawn there.
+        """
+        saved, self._again = self._again, None
+        if saved is not None and saved["counters"] == self.counters.as_dict():
+            self._restore_objects(saved)
+            restore_generators(saved["generators"])
+
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from the state that all workers share.
 
         It includes the factor on the learning rate, not the plan's: this worker may have started with a plan
         that the others never followed. The plan that all follow sets it afterwards.
         """
+        self._restore_objects(saved)
+        self._lr_scale, self.seed = saved["lr_scale"], saved["seed"]
+        self.parts = saved["parts"]
+        self.agreed_before, self.agreed = map(list, saved["agreed"])
+        self.counters = TrainingCounters.from_dict(saved["counters"])
+        self.common_loss = Mean(*saved["epoch_loss"])
+        if self.gradients is not None:
+            self.gradients.restore(saved.get("gradients", {}))
+        self._again = saved if self.counters.epoch_samples and "generators" in saved else None
+
+    def _restore_objects(self, saved: Mapping[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(saved["trained"].get(name, parameter.requires_grad))
@@ -150,11 +177,6 @@ class Training:
             groups = saved["optimizers"][name]["state"]["param_groups"]
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 group.update({name: value for name, value in settings.items() if name != "params"})
-        self._lr_scale, self.seed = saved["lr_scale"], saved["seed"]
-        self.parts = saved["parts"]
-        self.agreed_before, self.agreed = map(list, saved["agreed"])
-        self.counters = TrainingCounters.from_dict(saved["counters"])
-        self.common_loss = Mean(*saved["epoch_loss"])
 
     @property
     def cursor(self) -> Cursor:
@@ -163,7 +185,7 @@ class Training:
     def parcel(self) -> dict[str, Any]:
         """What a worker with an older state, or none, receives."""
         return {
-            "training": self.shared(),
+            "training": self.capture(),
             "model": outline(self.model),
             "phase": self.phase,
             "batch": self.batch,
@@ -391,6 +413,14 @@ def _in_words(parameter: list[Any] | None) -> str:
         return "missing"
     name, kind, shape = parameter
     return f"{name} ({kind.removeprefix('torch.')}, {' x '.join(map(str, shape)) or 'a number'})"
+
+
+class KeepsGradients(Protocol):
+    """Knows the gradients that the next step adds to."""
+
+    def kept(self) -> dict[str, Tensor]: ...
+
+    def restore(self, kept: Mapping[str, Tensor]) -> None: ...
 
 
 @runtime_checkable
