@@ -113,9 +113,11 @@ class Gradients:
         self.selected = True
         self.weigh(1.0, last=True)
 
-    def stepped(self) -> None:
-        """An optimizer has made its step."""
+    def stepped(self, parameters: Iterable[torch.Tensor]) -> None:
+        """An optimizer has made its step with the gradients of these parameters."""
         self._weights_written.clear()
+        for parameter in parameters if self._sum else ():
+            self._sum.pop(parameter, None)
 
     def scale_sum(self, factor: float) -> None:
         """Multiply what the micro-steps before have brought."""
@@ -142,6 +144,8 @@ class Gradients:
             if gradient is shown:
                 zeroed = gradient._version != writes and not gradient.any()
                 collected = None if zeroed else collected
+            elif is_marked(gradient):
+                continue  # of an earlier step: its turn to be zeroed may come later in the pass
             else:
                 if collected is not None:
                     raise UsageError(

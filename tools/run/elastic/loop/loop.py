@@ -14,6 +14,7 @@ micro-steps the second part is trained when the first has stepped.
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.step_start import StepStart
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
+from pliant.tools.run.elastic.state.replicas import ReplicaGuard, shapes_of
 from pliant.tools.run.elastic.state.training import (
     BETWEEN_EPOCHS,
     EPOCH_THROUGH,
@@ -43,6 +45,7 @@ from pliant.tools.run.elastic.state.training import (
     restore_generators,
 )
 
+_log = logging.getLogger("pliant")
 _OWN_DRAWS: Final = 1 << 20
 """What a loop over the micro-steps draws differs from what the one before has drawn."""
 
@@ -67,6 +70,7 @@ class TrainingLoop:
         drop_last: bool = False,
         membership: Membership | None = None,
         dataset_size: int = 0,
+        ends_on_difference: bool = True,
     ) -> None:
         """:param batch_size: the script's; the plan's comes first.
         :param micro_batch_size: the most samples of a micro-step on one worker, if the script states them.
@@ -82,6 +86,8 @@ class TrainingLoop:
         self.started = False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
+        self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
+        training.meets = self._compare
         self.draws = OwnDraws(each_model(training.model), context.device)
         self._micro: MicroBatch | None = None
         self._mid_step = False
@@ -267,7 +273,7 @@ class TrainingLoop:
         if self.quiet():
             self._gradients.commit()
         else:
-            self._gradients.stepped()
+            self._gradients.stepped(one for group in optimizer.param_groups for one in group["params"])
             self._stepped = True
             self.training.parts = max(self.training.parts, self._part + 1)
 
@@ -343,8 +349,9 @@ class TrainingLoop:
             self._in_loop = False
             self._gradients.own_step()
 
-    def begin(self, micro: MicroBatch) -> None:
+    def begin(self, micro: MicroBatch, batch: object = None) -> None:
         """The loop body gets a micro-batch. It may only look at it, so nothing is exchanged here."""
+        self._look_at_shapes(batch)
         if not self._mid_step:
             self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
@@ -360,6 +367,29 @@ class TrainingLoop:
         self._averaging.idle = self._catches_up_at >= 0
         self._gradients.selected = self._turn == 0
         self._give(micro)
+
+    def _look_at_shapes(self, batch: object) -> None:
+        """Where workers are compared next, also compare the shapes of the batches of the step."""
+        guard, whole = self.guard, self.context.world_size == 1 and not self.accumulates
+        if whole or not guard.is_due(self.training.counters.step):
+            return
+        shapes = shapes_of(tensors_in(batch))
+        if self._mid_step and shapes != guard.shapes:
+            guard.warn_of_shapes()
+        guard.shapes = shapes
+
+    def _compare(self) -> None:
+        """Compare the replicas, where all workers are at the same place."""
+        workers = self.context.world_size
+        if workers > 1:
+            self.guard.size = self.dataset_size
+            self.guard.check(lambda tensor: self._averaging.add_up([tensor]), workers)
+
+    def _warn(self, text: str) -> None:
+        if self._membership is None:
+            _log.warning("%s", text)
+        else:
+            self._membership.warn(text)
 
     def inner(self, micro: MicroBatch | None, loop: int) -> None:
         """The loop body takes the micro-steps itself: this one comes next, or all are through.
@@ -409,6 +439,8 @@ class TrainingLoop:
         if self._micro is None or self._trains or self._averaging.idle:
             return
         self._trains = True
+        if self.guard.is_due(self.training.counters.step) and self._averaging.begun:
+            self._compare()
         if self._membership is not None:
             error = self._membership.step_begins(self._micro.steps_left, self._since_s)
             if error is not None:
@@ -568,6 +600,7 @@ class TrainingLoop:
         may_be_void = several and self.context.device.type == "cpu"
         self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
+        self.guard.new_workers()
         self._follow_draws()
 
     def _follow_draws(self) -> None:

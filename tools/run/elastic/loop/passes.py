@@ -69,7 +69,7 @@ class Passes(ABC):
         epoch, trained, rank = counters.epoch, counters.epoch_samples, loop.context.rank
         micros = micro_batches(loop.dataset_size, trained, loop.split, rank, resumed=loop.resumed)
         for micro, given in self._with_turns(self._given(micros), division):
-            loop.begin(micro)
+            loop.begin(micro, given)
             yield given
             if not loop.goes_on(number, epoch, is_last=micro.last and not micro.steps_left):
                 return False

@@ -100,6 +100,8 @@ class Training:
         self._lr_scale = self._wanted_scale = lr_scale
         self.gradients: KeepsGradients | None = None
         """What knows which gradients the next step adds to."""
+        self.meets: Callable[[], None] = lambda: None
+        """Called where the losses of all workers meet."""
         self._again: Mapping[str, Any] | None = None
         """The state that was taken in the middle of an epoch, until the epoch goes on."""
 
@@ -238,6 +240,7 @@ class Training:
         """Add the loss of all workers to ``common_loss``; they call this together."""
         self.common_loss.include(self.own_loss.over_all_workers(world_size))
         self.own_loss = Mean()
+        self.meets()
 
     def agree(self, value: Any, world_size: int) -> None:
         """Append rank 0's value to ``agreed`` on all workers, which call this together; others pass None."""
