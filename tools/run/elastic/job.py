@@ -26,12 +26,21 @@ from pliant.tools.run.elastic.loop.passes import (
     StreamSource,
     is_stream,
 )
-from pliant.tools.run.elastic.loop.prepared import Closure, Prepared, checked, guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loop.prepared import (
+    Closure,
+    Prepared,
+    checked,
+    guard_helper,
+    guard_optimizer,
+    inner_optimizers,
+    refuse_others,
+)
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
 from pliant.tools.run.elastic.stacks import StackWatch
 from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything
+from pliant.tools.run.statedir.contract.plan import Plan
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 V = TypeVar("V", float, dict[str, float], list[float])
@@ -69,6 +78,8 @@ def init(
             if context.rank == 0 and (other := _other_seed(context.plan.seed, seed)):
                 membership.note(other)
             seed = context.plan.seed
+        if context.rank == 0 and (other := _other_batch(context.plan, batch_size)):
+            membership.note(other)
         if isinstance(answer := membership.check_needed(), Leave):
             raise SystemExit(answer.code)
     else:
@@ -232,7 +243,7 @@ class ElasticJob:
             membership=self._membership,
             dataset_size=0 if source is None else source.size,
         )
-        for optimizer in given.optimizers.values():
+        for optimizer in inner_optimizers(given.optimizers.values()):
             guard_optimizer(
                 optimizer,
                 ("step",),
@@ -249,6 +260,8 @@ class ElasticJob:
         elif source is not None:
             loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
+        if self._has_hooks:
+            refuse_others(given.optimizers.values(), given.models.values())
         loop.training.gradients = gradients
         return given.in_order(given.models, loader)
 
@@ -464,6 +477,16 @@ def _other_seed(seed: int, given: int | None) -> str:
         return ""
     where = "torch.manual_seed" if given is None else "elastic.init"
     return f"the job's seed {seed} replaces {own}, which the script gives {where}: plain python uses that one"
+
+
+def _other_batch(plan: Plan, given: int | None) -> str:
+    """A warning if the script has another batch than its job; empty if it has none, or the same."""
+    if given is None or plan.global_batch is None:
+        return ""
+    batch = max(1, round(plan.global_batch / plan.lr_scale))
+    if batch == given:
+        return ""
+    return f"the job's batch of {batch} replaces {given}, which the script gives elastic.init"
 
 
 class KeptValues:

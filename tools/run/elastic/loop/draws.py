@@ -89,4 +89,3 @@ class OwnDraws:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-

@@ -209,10 +209,14 @@ class _SparseBucket(_Bucket):
     def pack(self) -> None:
         (one,) = self.parameters
         none = torch.sparse_coo_tensor(
-            torch.empty((1, 0), dtype=torch.int64), torch.empty((0, *one.shape[1:]), dtype=one.dtype), one.shape
+            torch.empty((1, 0), dtype=torch.int64),
+            torch.empty((0, *one.shape[1:]), dtype=one.dtype),
+            one.shape,
         ).to(one.device)
         gradient = none if one.grad is None else one.grad
-        self.summation = _Summation((gradient.to_sparse(1).coalesce() * self._share).coalesce(), self._workers)
+        self.summation = _Summation(
+            (gradient.to_sparse(1).coalesce() * self._share).coalesce(), self._workers
+        )
 
     def unpack(self) -> None:
         (one,) = self.parameters

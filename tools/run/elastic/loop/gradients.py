@@ -295,11 +295,12 @@ class Gradients:
         self._hooks = []
         if self._weight != 1.0 or self._accumulates:
             self._hooks = [
-                node.register_prehook(self._before(parameter))
-                for parameter, node in self._nodes.items()
+                node.register_prehook(self._before(parameter)) for parameter, node in self._nodes.items()
             ]
 
-    def _before(self, parameter: nn.Parameter) -> Callable[[tuple[torch.Tensor, ...]], tuple[Any, ...] | None]:
+    def _before(
+        self, parameter: nn.Parameter
+    ) -> Callable[[tuple[torch.Tensor, ...]], tuple[Any, ...] | None]:
         """What is called before a gradient is added to the parameter's."""
 
         def arrives(gradients: tuple[torch.Tensor, ...]) -> tuple[Any, ...] | None:

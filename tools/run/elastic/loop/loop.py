@@ -83,7 +83,7 @@ class TrainingLoop:
         self.split = self._split_now()
         self.division = 0
         """How often the work was divided; the loader compares it to notice a change."""
-        self.started = False
+        self.started = self._runs = False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
         self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
@@ -145,6 +145,13 @@ class TrainingLoop:
         return counters.epoch_samples > 0 and counters.step == self.training.batch[1]
 
     def epochs(self, count: int) -> Iterator[int]:
+        """:raises UsageError: it is called again: which of several loops a state belongs to is not known."""
+        if self._runs:
+            raise UsageError(
+                "job.epochs and job.steps run once: ask for all of them in one loop, and tell its phases by the "
+                "number (for epoch in job.epochs(6): warms_up = epoch < 3)"
+            )
+        self._runs = True
         self._start()
         try:
             while self.training.counters.epoch < count:

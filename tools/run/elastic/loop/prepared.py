@@ -18,6 +18,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import UsageError
@@ -192,6 +193,36 @@ def guard_optimizer(
     optimizer.zero_grad = MethodType(wraps(zero_grad)(zero), optimizer)  # type: ignore[method-assign]
     for name in names:
         setattr(optimizer, name, MethodType(guarded(getattr(optimizer, name)), optimizer))
+
+
+def inner_optimizers(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+    """The optimizers, and those that they hold and call, as SAM and Lookahead do."""
+    result = list(optimizers)
+    for optimizer in result:
+        result += [
+            one for one in vars(optimizer).values() if isinstance(one, Optimizer) and one not in result
+        ]
+    return result
+
+
+def refuse_others(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -> None:
+    """Refuse the step of an optimizer that ``job.prepare`` did not get and that trains its models.
+
+    It would also step in micro-steps that end no step, and its state would be in no checkpoint.
+    """
+    known = {id(one) for one in inner_optimizers(optimizers)}
+    trained = {parameter for model in models for parameter in model.parameters()}
+
+    def check(optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) not in known and not trained.isdisjoint(
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ):
+            raise UsageError(
+                f"{type(optimizer).__name__}, which job.prepare did not get, trains its models: make every "
+                "optimizer before job.prepare and give it there"
+            )
+
+    register_optimizer_step_pre_hook(check)
 
 
 def guard_helper(

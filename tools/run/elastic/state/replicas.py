@@ -77,7 +77,9 @@ class ReplicaGuard:
         total = values.clone()
         if not add_up(total):
             return
-        apart = [name for name, same in zip(names, (total == values * workers).tolist(), strict=True) if not same]
+        apart = [
+            name for name, same in zip(names, (total == values * workers).tolist(), strict=True) if not same
+        ]
         if "samples" in apart and ("samples read alike" in apart or not own["samples read alike"]):
             apart.remove("samples")  # they are random
         if "devices" in apart and any(name.startswith("parameter ") for name in apart):

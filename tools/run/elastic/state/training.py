@@ -98,6 +98,7 @@ class Training:
         self.agreed_before: list[Any] = []
         """Those of the step before."""
         self._lr_scale = self._wanted_scale = lr_scale
+        self._is_scaled = False
         self.gradients: KeepsGradients | None = None
         """What knows which gradients the next step adds to."""
         self.meets: Callable[[], None] = lambda: None
@@ -221,18 +222,19 @@ class Training:
 
         Schedulers set and read learning rates between two steps, so none of them sees the factor.
         """
-        return nullcontext() if self._lr_scale == 1.0 else self._scaled()
+        return nullcontext() if self._lr_scale == 1.0 or self._is_scaled else self._scaled()
 
     @contextmanager
     def _scaled(self) -> Iterator[None]:
         optimizers = self.optimizers.values()
         groups = [group for one in optimizers for group in one.param_groups if "lr" in group]
-        rates = [group["lr"] for group in groups]
+        rates, self._is_scaled = [group["lr"] for group in groups], True
         try:
             for group in groups:
                 group["lr"] = group["lr"] * self._lr_scale
             yield
         finally:
+            self._is_scaled = False
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
