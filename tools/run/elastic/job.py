@@ -43,6 +43,7 @@ from pliant.tools.run.elastic.state.training import Stateful, Training, seed_eve
 from pliant.tools.run.statedir.contract.plan import Plan
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
+T = TypeVar("T")
 V = TypeVar("V", float, dict[str, float], list[float])
 _UNSEEDED: Final = 67280421310721
 """Where PyTorch's generator begins in a script that does not seed it."""
@@ -394,6 +395,49 @@ class ElasticJob:
         found = Carried(make, dim, self._trained)
         self.register(**{f"carried-{len(self._helpers)}": found})
         return found
+
+    def mean(self, value: T | Callable[[], T]) -> T:
+        """The mean of ``value`` over the workers and the micro-steps of a step, weighted by samples.
+
+        For what a script decides by, so that all workers decide alike, as one would::
+
+            if job.mean(loss) < 2.0:
+                optimizer.step()
+
+        Numbers or tensors, also in dictionaries, lists and tuples. In a micro-step that does not end its step it is
+        the mean so far. All workers call it at the same places; outside of the loop over batches it is the
+        mean over the workers.
+
+        :raises UsageError: it is called outside of the loop over ``epochs`` or ``steps``.
+        """
+        return cast("T", self._trained().combine(value, mean=True))
+
+    def sum(self, value: T | Callable[[], T]) -> T:
+        """The sum of ``value`` over the workers, as :meth:`mean`: for an evaluation that they share::
+
+            def right():
+                mine = range(job.rank, len(held_out), job.world_size)
+                return sum(int(predict(held_out[index])) for index in mine)
+
+            accuracy = job.sum(right) / len(held_out)
+
+        A function is called again if the workers change meanwhile.
+        """
+        return cast("T", self._trained().combine(value, mean=False))
+
+    def weigh(self, count: float) -> None:
+        """Say that the loss of this micro-batch is a mean over ``count`` of something, not over its samples.
+
+        Tokens that are not padding, for example, or the sum of class weights. Workers and micro-steps then
+        count by it, and the gradient is that of the mean over the whole batch::
+
+            job.weigh((labels != -100).sum().item())
+            loss = cross_entropy(model(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
+            loss.backward()
+
+        :raises UsageError: it comes after the backward pass, or outside of the loop over batches.
+        """
+        self._trained().weigh(count)
 
     def log(
         self, loss: float | torch.Tensor | None = None, metric: float | torch.Tensor | None = None

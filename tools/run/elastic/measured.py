@@ -111,6 +111,14 @@ class Measurement:
     def accumulates(self) -> bool:
         return self.quiet()
 
+    def combine(self, value: Any, *, mean: bool) -> Any:
+        """The value itself: a measurement decides nothing."""
+        del mean
+        return value() if callable(value) else value
+
+    def weigh(self, count: float) -> None:
+        """Nothing: a measurement trains for no result."""
+
     def agree(self, value: Any) -> Any:
         """The value itself: every worker measures the same."""
         return numbers_of(value() if callable(value) else value)

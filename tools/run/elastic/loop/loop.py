@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, Rows, 
 from pliant.tools.run.elastic.loop.draws import OwnDraws
 from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.loss_watch import LossWatch
 from pliant.tools.run.elastic.loop.step_start import StepStart
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
 from pliant.tools.run.elastic.state.replicas import ReplicaGuard, shapes_of
@@ -41,11 +43,15 @@ from pliant.tools.run.elastic.state.training import (
     Mean,
     Training,
     each_model,
+    mapped,
     mixed_seed,
+    plain,
     restore_generators,
 )
 
 _log = logging.getLogger("pliant")
+_WATCHED_STEPS: Final = 64
+"""Steps whose losses are looked at."""
 _OWN_DRAWS: Final = 1 << 20
 """What a loop over the micro-steps draws differs from what the one before has drawn."""
 
@@ -130,6 +136,14 @@ class TrainingLoop:
         """The same of the pass before, if it was one of the same step."""
         self.consulted = False
         """The loop body knows of micro-steps: it has asked for them, or decided together with the others."""
+        self._sums: dict[tuple[int, int], torch.Tensor] = {}
+        """What the step's micro-steps have added up, by part and order of the calls."""
+        self._combined = 0
+        """Values that were added up in the pass."""
+        self._weighed = False
+        self._counted = self._count_of_step = self._count_scale = 0.0
+        """What the losses of the micro-batch and of the step are a mean of, and the unit of the latter."""
+        self._loss_watch, self._weight_of_sample = LossWatch(self._loss_counts), 0.0
         self._takes_inner = self.took_all = self.took_some = False
         """The loop body takes the micro-steps of its step itself; all of them; not all."""
         gradients.bind(accumulates=self.accumulates)
@@ -363,12 +377,17 @@ class TrainingLoop:
             self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
             self._asked_before, self.consulted = None, False
+            self._sums.clear()
+            self._count_of_step = self._count_scale = 0.0
+            if self.training.counters.step >= _WATCHED_STEPS:
+                self._loss_watch.close()
             self._gradients.begin_step()
             self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
         self._mid_step, self._touched = True, False
         self._asked_for.clear()
         self._step_of_pass = self.training.counters.step
-        self._asked = self._part = self._drawn = 0
+        self._asked = self._part = self._drawn = self._combined = 0
+        self._weighed = False
         self._turn, self._part_over = self.training.parts, False
         self._divided_in_pass = self._takes_inner = self.took_all = self.took_some = False
         self._averaging.idle = self._catches_up_at >= 0
@@ -499,7 +518,105 @@ class TrainingLoop:
             if self.by_steps and self._membership is not None and not self._averaging.idle:
                 self._membership.measured(self._metric)
         if loss is not None and self._micro is not None:
-            self._losses.add(loss, self._micro.samples)
+            self._losses.add(loss, self._counted if self._weighed else self._micro.samples)
+
+    def weigh(self, count: float) -> None:
+        """The loss of the micro-batch is a mean over ``count`` of something, not over its samples.
+
+        :raises UsageError: it comes after the backward pass, or a second time in a pass with micro-steps.
+        """
+        micro, several = self.micro, self.accumulates
+        if (self._touched and not self._part_over and not self._weighed) or (self._weighed and several):
+            raise UsageError(
+                "call job.weigh(count) once in a micro-step, before the backward pass of the loss that is a mean "
+                "over count"
+            )
+        self._weighed = True
+        self._counted = count = float(count) if micro.samples else 0.0
+        if self._averaging.idle or (several and self._part + self._part_over != self._turn):
+            return
+        workers = self.context.world_size
+        self._count_of_step += count
+        if not micro.last:
+            # the sum over the step is known in its last micro-step only
+            self._count_scale = self._count_scale or count
+            self._gradients.weigh(count / (self._count_scale or 1.0), last=False)
+            return
+        total = torch.tensor([self._count_of_step], dtype=torch.float64)
+        self._averaging.add_up([total])
+        share = workers / total.item() if total.item() else 0.0
+        self._gradients.scale_sum((self._count_scale or 1.0) * share)
+        self._gradients.weigh(count * share, last=True)
+        self._count_of_step = self._count_scale = 0.0
+
+    def _loss_counts(self, weight: float) -> None:
+        """A loss is a mean over targets of this weight: warn if it is no fixed number for each sample."""
+        micro = self._micro
+        if (
+            micro is None
+            or not micro.samples
+            or self._weighed
+            or not (self._averaging.begun or self.accumulates)
+        ):
+            return
+        of_sample = weight / micro.samples
+        known = self._weight_of_sample = self._weight_of_sample or of_sample
+        if abs(of_sample - known) > 1e-6 * known:
+            self._loss_watch.close()
+            self._warn(
+                "the loss is a mean over targets whose number or weight differs between samples (ignore_index, "
+                "class weights), and shares are weighted by samples: call job.weigh(count) before its backward "
+                "pass, with the number of targets that count"
+            )
+
+    def combine(self, value: Any, *, mean: bool) -> Any:
+        """The sum or mean of a value over the workers, and over the micro-steps of the step.
+
+        :param value: numbers or tensors in dictionaries, lists and tuples; outside of the loop over batches
+            also a function, which is called again if the workers change.
+        """
+        self.consulted = True
+        if self._micro is not None and self._in_loop:
+            return self._combined_in_step(value() if callable(value) else value, mean=mean)
+        if not self.started or self.training.phase == BETWEEN_EPOCHS:
+            raise UsageError("call job.sum and job.mean in the loop over job.epochs or job.steps")
+        if self._micro is not None:
+            self._settle()
+            self._asked = 0
+        number, division = self._asked, -1
+        self._asked += 1
+        given: Any = None
+        while len(self.training.agreed) <= number:
+            if division not in {-1, self.division} and not callable(value):
+                raise UsageError(
+                    "a worker was lost while values were added up: give job.sum a function, which is called again"
+                )
+            if division != self.division:
+                division, given = self.division, value() if callable(value) else value
+            self._ask([*numbers_in(given), 1.0], adds=True)
+        if given is None:
+            given = value() if callable(value) else value  # others have added up what this worker was in
+        *sums, workers = self.training.agreed[number]
+        return like(given, [one / workers for one in sums] if mean else sums)
+
+    def _combined_in_step(self, value: Any, *, mean: bool) -> Any:
+        micro, key = self.micro, (self._turn, self._combined)
+        self._combined += 1
+        samples = self._counted if self._weighed else float(micro.samples)
+        factor = samples if mean else float(micro.samples > 0)
+        before = self._sums.get(key)
+        sums = torch.tensor([*(one * factor for one in numbers_in(value)), samples], dtype=torch.float64)
+        if before is not None:
+            sums += before
+        self._sums[key] = sums
+        if micro.last and not self._averaging.idle:
+            sums = sums.clone()
+            self._take_part()
+            self._averaging.add_up([sums])
+        *numbers, samples = sums.tolist()
+        if mean:
+            numbers = [one / samples if samples else math.nan for one in numbers]
+        return like(value, numbers)
 
     def agree(self, value: Any) -> Any:
         training, self.consulted = self.training, True
@@ -525,14 +642,14 @@ class TrainingLoop:
         """Whether the other workers have completed the step that the author's code is in."""
         return self._micro is not None and self.training.counters.step != self._step_of_pass
 
-    def _ask(self, given: Any) -> None:
-        """Ask for rank 0's next value, once; a change of the workers may come instead."""
+    def _ask(self, given: Any, *, adds: bool = False) -> None:
+        """Ask for rank 0's next value, or the next sum, once; a change of the workers may come instead."""
         training, membership = self.training, self._membership
         if membership is None:
-            training.agree(given, self.context.world_size)
+            training.agree(given, self.context.world_size, adds=adds)
             return
         if self._micro is None:
-            self._obey(membership.agree(given))
+            self._obey(membership.agree(given, adds=adds))
             return
         if len(training.agreed) == self._catches_up_at:
             self._catch_up()
@@ -631,6 +748,8 @@ class TrainingLoop:
 
     def _start(self) -> None:
         if not self.started:
+            if self._membership is not None or self.context.world_size > 1 or self.accumulates:
+                self._loss_watch.open()
             self.training.check_averaged()
             if self._membership is not None:
                 self._obey(self._membership.start(self.training))
@@ -766,6 +885,37 @@ def numbers_of(value: Any) -> Any:
     except (TypeError, ValueError):
         kind = type(value).__name__
         raise UsageError(f"job.agree: {kind} is not a number, nor a dict or a list of numbers") from None
+
+
+def numbers_in(value: Any) -> list[float]:
+    """The numbers of a value, in order.
+
+    :raises UsageError: it holds something else.
+    """
+    numbers: list[float] = []
+
+    def leaf(one: Any) -> None:
+        if isinstance(one, torch.Tensor):
+            numbers.extend(one.detach().double().flatten().tolist())
+        else:
+            numbers.append(numbers_of(one))
+
+    mapped(plain(value), leaf)
+    return numbers
+
+
+def like(value: Any, numbers: Sequence[float]) -> Any:
+    """The numbers in the form of a value; whole ones where it has whole ones."""
+    rest = iter(numbers)
+
+    def leaf(one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            flat = torch.tensor([next(rest) for _ in range(one.numel())], dtype=torch.float64)
+            return flat.reshape(one.shape).to(one.device, one.dtype if one.is_floating_point() else None)
+        number = next(rest)
+        return int(number) if isinstance(one, int) and number.is_integer() else number
+
+    return mapped(plain(value), leaf)
 
 
 def _rows(drawn: Any, rows: slice) -> Any:

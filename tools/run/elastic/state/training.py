@@ -244,9 +244,14 @@ class Training:
         self.own_loss = Mean()
         self.meets()
 
-    def agree(self, value: Any, world_size: int) -> None:
-        """Append rank 0's value to ``agreed`` on all workers, which call this together; others pass None."""
-        self.agreed.append(_of_rank_0(value) if world_size > 1 else value)
+    def agree(self, value: Any, world_size: int, *, adds: bool = False) -> None:
+        """Append rank 0's value to ``agreed`` on all workers, which call this together; others pass None.
+
+        :param adds: the sums of the numbers in the workers' lists instead.
+        """
+        if world_size > 1:
+            value = _sums(value) if adds else _of_rank_0(value)
+        self.agreed.append(value)
 
     def step_done(self, samples: int, losses: Mean) -> None:
         self.own_loss.include(losses)
@@ -266,6 +271,12 @@ class Training:
             _log.warning("registered object %s is in %s: its state is not restored", name, where)
         for name in sorted(saved.keys() & self.helpers.keys()):
             self.helpers[name].load_state_dict(saved[name])
+
+
+def _sums(values: Sequence[float]) -> list[float]:
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.tolist()
 
 
 def _of_rank_0(value: Any) -> Any:
@@ -478,9 +489,10 @@ class Mean:
     """A running mean, weighted by samples."""
 
     total: float | torch.Tensor = 0.0
-    samples: int = 0
+    samples: float = 0
+    """Or what else the values are means of."""
 
-    def add(self, value: float | torch.Tensor, samples: int) -> None:
+    def add(self, value: float | torch.Tensor, samples: float) -> None:
         """Count a value for a number of samples. A tensor stays on its device: nothing waits for a GPU."""
         if isinstance(value, torch.Tensor):
             value = value.detach().double() if value.is_cuda else value.item()
@@ -502,7 +514,7 @@ class Mean:
             return self
         sums = torch.tensor([float(self.total), float(self.samples)], dtype=torch.float64)
         dist.all_reduce(sums)
-        return Mean(float(sums[0]), int(sums[1]))
+        return Mean(float(sums[0]), float(sums[1]))
 
 
 class Cursor(NamedTuple):
