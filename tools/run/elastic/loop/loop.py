@@ -372,6 +372,7 @@ class TrainingLoop:
         if workers > 1:
             self.guard.size = self.dataset_size
             self.guard.check(lambda tensor: self._averaging.add_up([tensor]), workers)
+            self.draws.share(self._averaging.broadcast, scripts=True)
 
     def _warn(self, text: str) -> None:
         if self._membership is None:
@@ -429,6 +430,8 @@ class TrainingLoop:
         self._trains = True
         if self.guard.is_due(self.training.counters.step) and self._averaging.begun:
             self._compare()
+        elif self._averaging.begun and self.split.global_batch % self.split.workers:
+            self.draws.share(self._averaging.broadcast, scripts=False)
         if self._membership is not None:
             error = self._membership.step_begins(self._micro.steps_left, self._since_s)
             if error is not None:
