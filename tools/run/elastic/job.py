@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Any, Final, Literal, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, Carried, DataSource
 from pliant.tools.run.elastic.loop.exchange import Averaging
-from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.gradients import Gradients, NoSync
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.loop.passes import (
     ElasticLoader,
@@ -56,6 +56,7 @@ def init(
     backend: str | None = None,
     *,
     micro_batch_size: int | None = None,
+    if_workers_differ: Literal["end", "warn"] = "end",
 ) -> ElasticJob:
     """Find out how this process was started.
 
@@ -63,6 +64,7 @@ def init(
     the sample order and, if given here or by the job, of all random generators; the job's replaces it.
     ``backend``: of the process group; by default gloo on CPUs, gloo and NCCL on GPUs. ``micro_batch_size``:
     the most samples that a worker trains at once; a larger share of the batch is cut into micro-steps.
+    ``if_workers_differ``: in weights, settings of an optimizer or data; they are compared now and then.
 
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
@@ -90,7 +92,15 @@ def init(
         seed_everything(seed)
     elif isinstance(context, WorkerContext):
         seed_scripts(zlib.crc32(context.plan.job.encode()))
-    return ElasticJob(context, membership, batch_size, seed, backend, micro_batch_size=micro_batch_size)
+    return ElasticJob(
+        context,
+        membership,
+        batch_size,
+        seed,
+        backend,
+        micro_batch_size=micro_batch_size,
+        ends_on_difference=if_workers_differ == "end",
+    )
 
 
 class ElasticJob:
@@ -105,8 +115,9 @@ class ElasticJob:
         backend: str | None = None,
         *,
         micro_batch_size: int | None = None,
+        ends_on_difference: bool = True,
     ) -> None:
-        self._context = context
+        self._context, self._ends_on_difference = context, ends_on_difference
         self._membership = membership
         self._batch_size, self._micro_batch_size, self._backend = batch_size, micro_batch_size, backend
         self._seed = seed
@@ -246,7 +257,10 @@ class ElasticJob:
             drop_last=drop_last,
             membership=self._membership,
             dataset_size=0 if source is None else source.size,
+            ends_on_difference=self._ends_on_difference,
         )
+        if isinstance(source, DataSource) and not num_workers:
+            loop.guard.dataset = source.dataset
         for optimizer in inner_optimizers(given.optimizers.values()):
             guard_optimizer(
                 optimizer,
@@ -265,6 +279,8 @@ class ElasticJob:
             loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
         if self._has_hooks:
+            for model in given.models.values():
+                model.no_sync = NoSync(gradients)  # type: ignore[assignment]
             refuse_others(given.optimizers.values(), given.models.values())
         loop.training.gradients = gradients
         return given.in_order(given.models, loader)
