@@ -9,7 +9,6 @@ from typing import Any, Final, Literal, TypeVar, cast, overload
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -36,7 +35,7 @@ from pliant.tools.run.elastic.loop.prepared import (
     inner_optimizers,
     refuse_others,
 )
-from pliant.tools.run.elastic.measured import Measurement
+from pliant.tools.run.elastic.measured import Measured, Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
 from pliant.tools.run.elastic.stacks import StackWatch
@@ -219,8 +218,8 @@ class ElasticJob:
 
         Names are those in checkpoints and messages. Optimizers are the same objects; make schedulers after
         this call. ``num_workers`` are loading processes per worker. ``drop_last`` leaves out the samples that
-        do not fill the last global batch of an epoch. ``find_unused_parameters``: as in
-        DistributedDataParallel.
+        do not fill the last global batch of an epoch. ``find_unused_parameters`` has no effect: parameters
+        that a backward pass does not reach are found anyway.
 
         :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
             dataset has no length.
@@ -231,22 +230,20 @@ class ElasticJob:
         source = self._source(given.dataset, num_workers, collate_fn)
         self._has_loader = source is not None and source.size > 0
         loader: ElasticLoader | ElasticStream | Measurement | None = None
+        del find_unused_parameters
+        averaging = Averaging()
+        gradients = Gradients(given.models.values() if self._has_hooks else (), averaging)
+        if self._membership is None and self.world_size > 1:
+            averaging.begin_plainly(given.models.values())
         if (request := request_from_env()) is not None:
-            models = {
-                name: self._measured(one, find_unused_parameters=find_unused_parameters)
-                for name, one in given.models.items()
-            }
+            models = Measured(given.models, gradients)
             training = Training(given.together, given.optimizers, self._helpers)
             batch = self._batch_size
             split = None if batch is None else BatchSplit(batch, drop_last=drop_last)
             loader = self._loop = Measurement(request, models, source, training, self._backend, split=split)
             for optimizer in given.optimizers.values():
                 guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
-            return given.in_order(models, loader)
-        averaging = Averaging()
-        gradients = Gradients(given.models.values() if self._has_hooks else (), averaging)
-        if self._membership is None and self.world_size > 1:
-            averaging.begin_plainly(given.models.values())
+            return given.in_order(given.models, loader)
         loop = TrainingLoop(
             self._context,
             self._training(given.together, given.optimizers),
@@ -506,12 +503,6 @@ class ElasticJob:
     def _has_hooks(self) -> bool:
         """Whether gradients may ever be weighed, collected or averaged."""
         return self._membership is not None or self.world_size > 1 or self._micro_batch_size is not None
-
-    def _measured(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
-        if self.world_size == 1 or not any(one.requires_grad for one in model.parameters()):
-            return model
-        devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
 
     def _quiet(self) -> bool:
         return self._loop is not None and self._loop.quiet()

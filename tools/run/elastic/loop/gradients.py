@@ -80,6 +80,11 @@ class Gradients:
             self._nodes[parameter] = _accumulator(parameter)
             parameter.requires_grad_(was_trained)
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether the next backward pass ends a step."""
+        return self._last
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Exchange what backward passes bring in this block with what the next one after it brings."""
