@@ -89,7 +89,7 @@ class TrainingLoop:
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
         self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
-        training.meets = self._compare
+        training.meets = self._meet
         self.draws = OwnDraws(each_model(training.model), context.device)
         self._micro: MicroBatch | None = None
         self._mid_step, self._since_s = False, 0.0
@@ -372,7 +372,11 @@ class TrainingLoop:
         if workers > 1:
             self.guard.size = self.dataset_size
             self.guard.check(lambda tensor: self._averaging.add_up([tensor]), workers)
-            self.draws.share(self._averaging.broadcast, scripts=True)
+
+    def _meet(self) -> None:
+        """All workers are between two steps, and the script's code between two epochs may follow."""
+        self._compare()
+        self.draws.share(self._averaging.broadcast, scripts=True)
 
     def _warn(self, text: str) -> None:
         if self._membership is None:
