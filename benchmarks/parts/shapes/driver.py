@@ -1,0 +1,244 @@
+"""Runs a shape in each mode, and says what became of it: right, refused, warned, or wrong without a word.
+
+``python -m benchmarks.parts.shapes [SHAPE…] [--modes MODE…]`` prints a line for each shape and mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.parts.shapes.table import Shape, shapes
+from pliant.tools.run.statedir.contract.presence import life
+from tests.tools.run.elastic.gang import BASE, Gang
+from tests.tools.run.elastic.nursery import Worker, preload
+
+SCRIPT: Final = Path(__file__).with_name("script.py")
+TOLERANCE: Final = 1e-9
+"""Relative to the largest number; all are 64-bit."""
+_PLAN: Final = {"global_batch": 32, "seed": 0, "timeout_s": 20, "patience_s": 10}
+_LIMIT_S: Final = 60.0
+AT_ONCE: Final = 4
+"""Runs at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """Workers and micro-steps at the start, and what comes later, by the pass of worker 0 that waits for it."""
+
+    workers: int = 1
+    accum: int = 1
+    teams: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """By pass, who trains on."""
+    restarts_at: int | None = None
+
+
+MODES: Final = {
+    "one worker": Mode(),
+    "two workers": Mode(workers=2),
+    "micro-steps": Mode(accum=2),
+    "1-2-1": Mode(teams={5: (0, 1), 13: (0,)}),
+    "join in an epoch": Mode(teams={11: (0, 1)}),
+    "restart in an epoch": Mode(restarts_at=11),
+}
+
+
+@dataclass(slots=True)
+class Run:
+    """What one run has left behind."""
+
+    finals: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """By worker, what its models ended with."""
+    seen: dict[int, Counter[int]] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+    """Of the workers that failed."""
+    warnings: list[str] = field(default_factory=list)
+    errors: str = ""
+    lacks: str = ""
+    """What should have happened and has not."""
+
+
+def plain(shape: Shape) -> Run:
+    """One process of PyTorch, or of the library where PyTorch has no such loop."""
+    folder = Path(tempfile.mkdtemp(prefix="shape-"))
+    try:
+        options = {"out": str(folder), "shape": shape.name, "plain": shape.plain}
+        worker = Worker(SCRIPT, json.dumps(options), {**BASE, "OMP_NUM_THREADS": "1"}, folder / "errors")
+        end([worker])
+        return _left_in(folder, Run(errors=(folder / "errors").read_text()))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(shape: Shape, mode: Mode) -> Run:
+    """A job of the shape, under plans as ``pliant run`` writes them."""
+    folder = Path(tempfile.mkdtemp(prefix="shape-"))
+    holds = [*mode.teams, *([] if mode.restarts_at is None else [mode.restarts_at])]
+    slow_s = 0.04 if mode.teams else 0.0
+    gang = Gang(folder, script=SCRIPT, shape=shape.name, holds=holds, slow_s=slow_s)
+    gone = Run()
+    try:
+        gang.start(mode.workers, accum=mode.accum, **_PLAN)
+        for at, team in mode.teams.items():
+            if not _holds(folder, at, gang):
+                break
+            gang.publish(team, **_PLAN)
+            gang.add(*(number for number in team if number >= len(gang.workers)))
+            there = _until(lambda: all(life(gang.here.presence(one)) == "alive" for one in team), gang)
+            (folder / f"go-{at}").touch()
+            if not there or not _until(lambda: _has_begun(gang), gang):
+                gone.lacks = f"no change at pass {at}"
+        if mode.restarts_at is not None and _holds(folder, mode.restarts_at, gang):
+            gang.publish(mode.workers, abort=True, **_PLAN)
+            time.sleep(0.3)
+            (folder / f"go-{mode.restarts_at}").touch()
+            end(gang.workers)
+            gang.options["holds"] = []
+            gang.start(mode.workers, **_PLAN)
+        end(gang.workers)
+        gone.messages, gone.warnings, gone.errors = outcomes(gang)
+        return _left_in(folder, gone)
+    finally:
+        gang.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def outcomes(gang: Gang) -> tuple[list[str], list[str], str]:
+    """Why workers failed, what they warned of, and what they wrote to standard error."""
+    messages = []
+    for number in range(len(gang.workers)):
+        try:
+            outcome = gang.outcome(number)
+        except AssertionError:
+            messages.append(f"worker {number} left no outcome")
+        else:
+            if outcome.outcome not in {"done", "left", "stopped"}:
+                messages.append(outcome.message or outcome.outcome)
+    return messages, gang.warnings(), gang.errors()
+
+
+def _left_in(folder: Path, into: Run) -> Run:
+    into.finals = {one.stem[6:]: json.loads(one.read_text()) for one in folder.glob("final-*.json")}
+    seen: dict[int, Counter[int]] = defaultdict(Counter)
+    for path in folder.glob("seen-*.jsonl"):
+        for line in path.read_text().splitlines():
+            epoch, numbers = json.loads(line)
+            seen[epoch].update(numbers)
+    into.seen = dict(seen)
+    return into
+
+
+def _holds(folder: Path, at: int, gang: Gang) -> bool:
+    return _until((folder / f"holds-{at}").exists, gang)
+
+
+def _has_begun(gang: Gang) -> bool:
+    wanted = gang.generation
+    return any((event.detail or {}).get("generation") == wanted for event in gang.events("progress"))
+
+
+def _until(condition: Callable[[], bool], gang: Gang) -> bool:
+    """False if it does not come about."""
+    deadline = time.monotonic() + _LIMIT_S / 2
+    while not condition():
+        if time.monotonic() > deadline or all(worker.poll() is not None for worker in gang.workers):
+            return condition()
+        time.sleep(0.02)
+    return True
+
+
+def end(workers: Sequence[Worker]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for worker in workers:
+        if worker.poll() is None:
+            worker.kill()
+
+
+def judged(mine: Run, reference: Run) -> tuple[str, str]:
+    """What became of a run: right, refused, warned, crashed or wrong; and why."""
+    if mine.messages:
+        refused = [one for one in mine.messages if "UsageError" in one]
+        return ("refused", refused[0]) if refused else ("crashed", mine.messages[0])
+    if mine.lacks or not mine.finals:
+        return "not run", mine.lacks or mine.errors.strip().rpartition("\n")[2]
+    off = [f"{what} {how:.1e}" for what, how in _distances(mine, reference).items() if not how <= TOLERANCE]
+    if mine.seen != reference.seen:
+        counts = {epoch: counter.total() for epoch, counter in sorted(mine.seen.items())}
+        off.append(f"samples {counts}")
+    if not off:
+        return "right", ""
+    text = ", ".join(off)
+    return ("warned", f"{text}: {mine.warnings[0]}") if mine.warnings else ("wrong", text)
+
+
+def _distances(mine: Run, reference: Run) -> dict[str, float]:
+    """Of what each worker ended with, by its kind."""
+    (expected,) = reference.finals.values()
+    kinds = [kind for kind in expected if kind != "buffers"]  # those of batch normalization are local
+    return {
+        kind: max(_distance(final[kind], expected[kind]) for final in mine.finals.values()) for kind in kinds
+    }
+
+
+def _distance(one: Sequence[float], other: Sequence[float]) -> float:
+    if len(one) != len(other):
+        return math.inf
+    scale = max((abs(number) for number in other), default=1.0) or 1.0
+    apart = [abs(a - b) for a, b in zip(one, other, strict=True)]
+    return math.inf if any(map(math.isnan, apart)) else max(apart, default=0.0) / scale
+
+
+def results(
+    chosen: Sequence[Shape], modes: Mapping[str, Mode] = MODES, told: Callable[..., None] = lambda *_: None
+) -> dict[str, dict[str, tuple[str, str]]]:
+    """By shape and mode, what became of it and why."""
+    preload("benchmarks.parts.shapes.script")
+    preload("benchmarks.parts.shapes.driver")
+
+    def of(shape: Shape) -> tuple[str, dict[str, tuple[str, str]]]:
+        reference = plain(shape)
+        if not reference.finals:
+            return shape.name, {"plain": ("crashed", reference.errors.strip().rpartition("\n")[2])}
+        found = {}
+        for name, mode in modes.items():
+            found[name] = judged(run(shape, mode), reference)
+            told(shape, name, found[name])
+        return shape.name, found
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return dict(pool.map(of, chosen))
+
+
+def main(words: Sequence[str]) -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("shapes", nargs="*", metavar="SHAPE")
+    options.add_argument("--not-in", type=Path, help=argparse.SUPPRESS)
+    options.add_argument("--modes", nargs="*", default=list(MODES), metavar="MODE")
+    given = options.parse_args(words)
+    table = shapes()
+    chosen = [one for one in table.values() if not given.shapes or one.name in given.shapes]
+    if given.not_in: chosen = [one for one in chosen if not any(l.startswith(one.name.ljust(42)) for l in given.not_in.read_text().splitlines())]
+
+    def told(shape: Shape, mode: str, found: tuple[str, str]) -> None:
+        print(f"{shape.name:42s} {mode:20s} {found[0]:8s} {found[1][:1500]}", flush=True)
+
+    all_of = results(chosen, {mode: MODES[mode] for mode in given.modes}, told)
+    for name, of_modes in all_of.items():
+        if "plain" in of_modes:
+            print(f"{name:42s} plain {of_modes['plain']}")
+    return int(any(kind == "wrong" for of_modes in all_of.values() for kind, _ in of_modes.values()))
+
