@@ -131,11 +131,10 @@ class Gradients:
         self.selected = True
         self.weigh(1.0, last=True)
 
-    def stepped(self, parameters: Iterable[torch.Tensor]) -> None:
-        """An optimizer has made its step with the gradients of these parameters."""
+    def stepped(self) -> None:
+        """An optimizer has made its step: what other parameters have collected is in their gradients."""
         self._weights_written.clear()
-        for parameter in parameters if self._sum else ():
-            self._sum.pop(parameter, None)
+        self._sum.clear()
 
     def scale_sum(self, factor: float) -> None:
         """Multiply what the micro-steps before have brought."""

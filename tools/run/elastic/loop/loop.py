@@ -34,6 +34,7 @@ from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.step_start import StepStart
 from pliant.tools.run.elastic.loop.tally import Counts, PassCheck, StepSums, like, numbers_in, numbers_of
+from pliant.tools.run.elastic.loop.weights import StepWeights, UntouchedWeights
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
 from pliant.tools.run.elastic.state.replicas import ReplicaGuard, shapes_of
 from pliant.tools.run.elastic.state.training import (
@@ -48,6 +49,8 @@ from pliant.tools.run.elastic.state.training import (
 )
 
 _log = logging.getLogger("pliant")
+_EARLY_STEPS: Final = 4
+"""Steps of a process in which one optimizer, too, might take turns."""
 _OWN_DRAWS: Final = 1 << 20
 """What a loop over the micro-steps draws differs from what the one before has drawn."""
 
@@ -87,7 +90,10 @@ class TrainingLoop:
         """How often the work was divided; the loader compares it to notice a change."""
         self.started, self._runs = False, False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
-        self._step_start = StepStart()
+        self._step_start, self._weights = StepStart(), StepWeights()
+        self._untouched = UntouchedWeights([training.model])
+        self._takes_turns, self._early_steps = len(training.optimizers) > 1, _EARLY_STEPS
+        """Whether a step may have several parts; the first ones may in any case."""
         self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
         training.meets = self._meet
         self.draws = OwnDraws(each_model(training.model), context.device)
@@ -250,9 +256,13 @@ class TrainingLoop:
     def failed(self) -> bool:
         return self._averaging.failed
 
-    def whole_step(self) -> AbstractContextManager[None]:
+    def whole_step(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         if not self.has_closure:
             self._take_hand_made()
+        may_come_again = self.accumulates or self._step_start.watches
+        takes_turns = self._takes_turns or self._early_steps > 0
+        if may_come_again and takes_turns and self._in_loop and not self._takes_inner:
+            self._weights.note(self._part, optimizer.param_groups)
         return self.training.scaled_lr()
 
     def closure_called(self) -> None:
@@ -272,10 +282,13 @@ class TrainingLoop:
         self.passes.called(optimizer)
         if self.quiet():
             self._gradients.commit()
+            if self._part < self._turn:
+                self._weights.go_to(self._part + 1)
         else:
-            self._gradients.stepped(one for group in optimizer.param_groups for one in group["params"])
-            self._stepped = True
-            self.training.parts = max(self.training.parts, self._part + 1)
+            self._gradients.stepped()
+            if self._in_loop:
+                self._stepped = True
+                self.training.parts = max(self.training.parts, self._part + 1)
 
     def begin_pass(self) -> int:
         """A loop over the loader begins; returns its number.
@@ -330,6 +343,7 @@ class TrainingLoop:
 
     def leave_loop(self, number: int) -> None:
         if number == self._passes and self._in_loop:
+            self._weights.return_to_present()
             self._in_loop = False
             self._gradients.own_step()
 
@@ -339,6 +353,7 @@ class TrainingLoop:
         if not self._mid_step:
             self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
+            self._early_steps -= 1
             self.passes.begin_step()
             self._sums.begin_step()
             self.counts.begin_step(self.training.counters.step)
@@ -354,6 +369,13 @@ class TrainingLoop:
         self._divided_in_pass = self._takes_inner = self.took_all = self.took_some = False
         self._averaging.idle = self._catches_up_at >= 0
         self._gradients.selected = self._turn == 0
+        if self._turn:
+            self._takes_turns = True
+            self._weights.go_back(self._turn)
+        else:
+            self._weights.begin_step()
+        if self.accumulates:
+            self._untouched.begin()
         self._give(micro)
 
     def _look_at_shapes(self, batch: object) -> None:
@@ -448,6 +470,7 @@ class TrainingLoop:
         and the author's code after them.
         """
         micro = self._micro
+        self._weights.return_to_present()
         if micro is not None and not self._touched:
             self._passed_over = [weakref.ref(one) for one in tensors_in(batch)]
         if self._divided_in_pass:
@@ -458,6 +481,8 @@ class TrainingLoop:
             self._gradients.commit()
             if not self._takes_inner:
                 self.passes.check(last=micro.last)
+                if not micro.last:
+                    self._untouched.check()
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._membership is not None:
             self._obey(self._membership.boundary())
@@ -585,6 +610,7 @@ class TrainingLoop:
             return
         if len(training.agreed) == self._catches_up_at:
             self._catch_up()
+        self._weights.return_to_present()
         training.asking = True
         error = self._averaging.error
         if error is not None and training.parts <= self._part:

@@ -160,7 +160,7 @@ def fingerprints(training: Training) -> dict[str, torch.Tensor]:
         for parameter in module.parameters(recurse=False)
     }
     result = {
-        f"parameter {name} ({modules.get(one, '')})": _bits(one.detach())
+        f"parameter {name} ({modules.get(one, '')})": bits_of(one.detach())
         for name, one in training.model.named_parameters()
     }
     result["trained parameters"] = _number([one.requires_grad for one in training.model.parameters()])
@@ -178,7 +178,7 @@ def shapes_of(tensors: Iterable[torch.Tensor]) -> int:
     return _checksum([tuple(one.shape[1:]) for one in tensors])
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of the numbers that a tensor's bits are."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -194,7 +194,7 @@ def _number(state: Any) -> torch.Tensor:
 def _comparable(state: Any) -> Any:
     def leaf(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return int(_bits(value.detach())), tuple(value.shape)
+            return int(bits_of(value.detach())), tuple(value.shape)
         if isinstance(value, np.ndarray):
             return value.tobytes()
         if isinstance(value, set | frozenset):
