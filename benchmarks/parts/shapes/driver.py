@@ -109,6 +109,7 @@ def run(shape: Shape, mode: Mode) -> Run:
             gang.start(mode.workers, **_PLAN)
         end(gang.workers)
         gone.messages, gone.warnings, gone.errors = outcomes(gang)
+        if os.environ.get("DEBUG"): print(gang.errors())
         return _left_in(folder, gone)
     finally:
         gang.kill()

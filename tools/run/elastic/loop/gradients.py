@@ -131,6 +131,14 @@ class Gradients:
         self.selected = True
         self.weigh(1.0, last=True)
 
+    def refuse_within_backward(self) -> None:
+        """:raises UsageError: a backward pass is under way, whose gradients are not averaged yet."""
+        if self._reached:
+            raise UsageError(
+                "an optimizer steps within a backward pass (in a hook of a parameter): the gradients are those "
+                "of all workers when it has ended, so step after it"
+            )
+
     def stepped(self) -> None:
         """An optimizer has made its step: what other parameters have collected is in their gradients."""
         self._weights_written.clear()

@@ -278,6 +278,7 @@ class TrainingLoop:
 
     def optimizer_called(self, optimizer: Optimizer) -> None:
         """An optimizer was asked for its step, and has made it if the pass counts."""
+        self._gradients.refuse_within_backward()
         self._part_over, self.has_closure = True, False
         self.passes.called(optimizer)
         if self.quiet():

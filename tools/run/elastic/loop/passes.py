@@ -135,7 +135,9 @@ class ElasticLoader(Passes):
         step = loop.training.counters.step
         self._generator.manual_seed(mixed_seed(loop.training.seed, step, loop.context.rank))
         ahead, self._read_ahead = tee(micros)
-        return zip(ahead, self._read(), strict=True)
+        batches = self._read()
+        for micro in ahead:  # zip would keep a batch that the script is through with
+            yield micro, next(batches)
 
     def _read(self) -> Iterator[Any]:
         batches, draws = iter(self._source.on_device(self._batches)), self._loop.draws
