@@ -1,7 +1,3 @@
-"""What all tests share."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -53,9 +49,7 @@ def test_environment_and_signals_are_restored_after_each_test(time: str) -> None
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 
-def test_what_a_test_leaves_behind_is_named_and_undone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_test_leaves_behind_is_named_and_undone(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(leftovers, "DYING_S", 0.1)
     before, folder, end = leftovers.Surroundings.now(), Path.cwd(), threading.Event()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

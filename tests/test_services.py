@@ -1,7 +1,5 @@
 """``make test`` leaves out tests that need services; in ``make test-services`` a skip is a failure."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -36,9 +34,7 @@ def slurm():
         (["-m", "services"], "1 skipped, 1 deselected, 1 error", "-m pytest -n 0 -m services "),
     ],
 )
-def test_services_are_left_out_or_must_be_there(
-    tmp_path: Path, options: list[str], counts: str, command: str | None
-) -> None:
+def test_services_are_left_out_or_must_be_there(tmp_path: Path, options, counts, command) -> None:
     (tmp_path / "test_these.py").write_text(TESTS)
     words = [
         sys.executable,

@@ -1,7 +1,3 @@
-"""What ``make house`` counts."""
-
-from __future__ import annotations
-
 import pytest
 
 from benchmarks import house
@@ -55,21 +51,17 @@ def test_each_line_is_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
         assert lines_by_kind(source).total() == len(source.text.splitlines())
 
 
-def test_names_importers_and_chains() -> None:
+def test_what_is_counted_of_imports_and_calls() -> None:
     assert imports([ONE, TWO]) == {"tools.one": {"tools.two"}, "tools.two": set()}
     assert longest_chain({"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}) == 3
     assert classes_defined_twice([ONE, TWO]) == {"Pair": 2}
     assert small_with_one_importer([ONE, TWO]) == ["tools/two.py"]
-
-
-def test_calls_of_the_product_are_recorded() -> None:
+    # Calls of the product are recorded.
     with recording() as passed:
         counted(2, "job")
     assert passed.modules == {"schemas/text.py"}
     assert "schemas/text.py:counted" in passed.functions
-
-
-def test_a_module_that_is_entered_again_is_a_return() -> None:
+    # A module that is entered again is a return.
     handed = Stays(["a", "a", "b", "a", "c", "b"])
     assert handed.stays == ["a", "b", "a", "c", "b"]
     assert handed.returns == 2

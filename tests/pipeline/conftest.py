@@ -1,7 +1,5 @@
 """A shell in which ``pliant`` is on the path, and a small cluster with three jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -22,7 +20,6 @@ JOBS = (
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> Path:
-    """A folder with jobs.jsonl and cluster.json."""
     lines = [
         {**job, "model": "m", "batch": {"size": 64}, "elastic": "size" if "min" in job["gpus"] else "none"}
         for job in JOBS
@@ -34,7 +31,6 @@ def inputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sh(inputs: Path) -> Shell:
-    """Run a line of bash in the folder of the inputs."""
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

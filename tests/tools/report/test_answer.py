@@ -1,7 +1,3 @@
-"""The sentence that a report begins with, and the intervals behind it, by hand."""
-
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from xml.etree import ElementTree as ET
 
@@ -35,7 +33,6 @@ def checked(report, **figure):
 
 
 def problem_of(tmp_path, text):
-    """The one problem of a file of expectations."""
     path = tmp_path / "expect.json"
     path.write_text(text)
     with pytest.raises(BadInputError) as caught:

@@ -1,7 +1,5 @@
 """Reports of live runs that had no profile."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -172,7 +170,7 @@ def measured():
     )
 
 
-def test_what_explains_the_difference_of_two_runs():
+def test_differences_speeds_and_configurations_of_runs() -> None:
     found = compare_runs(measured(), simulated())
     assert mean_ratio(found) == pytest.approx(9 / 11.5)
     first, second = comparison_rows(found)
@@ -186,14 +184,19 @@ def test_what_explains_the_difference_of_two_runs():
     assert mean_ratio(compare_runs(measured(), story(submit(job("a"), 8.0)))) is None
     with pytest.raises(UsageError, match="no job in common"):
         compare_runs(measured(), story(submit(job("x"), 1.0)))
-
-
-def test_speed_is_training_over_what_the_profile_predicts():
+    # Speed is training over what the profile predicts.
     # 12 samples in 4 s on two GPUs, of which one was the start: 6 are predicted. b has not ended.
     events = [Event(0, "start", name, 2, overhead_seconds=1.0) for name in "ab"]
     arrivals = [submit(job(name, gpus=2), 12.0) for name in "ab"]
     ended = story(*arrivals, *events, Event(4, "finish", "a", 0), Event(5, "preempt", "b", 0))
     assert [relative_speed(each, ended.last_event_s) for each in ended.jobs[:2]] == [2.0, None]
+    # Each configuration has its median and prediction.
+    own, larger = make_report([resized(**PROFILED)]).runs[0].step_times
+    assert (own.model, own.placement, own.global_batch, own.reports) == ("linear", "2", 480, 2)
+    assert (own.measured_s, own.predicted_s) == (300.0, 240.0)
+    assert own.error == pytest.approx(-0.2)
+    assert (larger.placement, larger.global_batch, larger.accum_steps) == ("2+2", 960, 2)
+    assert (larger.measured_s, larger.predicted_s, larger.error) == (120.0, None, None)
 
 
 PROFILED: Mapping[str, Any] = {"simulated": False, "profile_hash": "ab" * 32}
@@ -218,15 +221,6 @@ def resized(**info):
         nodes=cluster(2, 2),
         **info,
     )
-
-
-def test_each_configuration_has_its_median_and_prediction():
-    own, larger = make_report([resized(**PROFILED)]).runs[0].step_times
-    assert (own.model, own.placement, own.global_batch, own.reports) == ("linear", "2", 480, 2)
-    assert (own.measured_s, own.predicted_s) == (300.0, 240.0)
-    assert own.error == pytest.approx(-0.2)
-    assert (larger.placement, larger.global_batch, larger.accum_steps) == ("2+2", 960, 2)
-    assert (larger.measured_s, larger.predicted_s, larger.error) == (120.0, None, None)
 
 
 def test_what_was_never_predicted_is_no_error():

@@ -1,7 +1,3 @@
-"""Forecasts of work, what finished jobs say of others, and decisions with predicted demand."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -56,7 +52,7 @@ def ended(epochs: int) -> JobState:
     return found
 
 
-def test_without_a_history_as_much_again_is_expected() -> None:
+def test_unknown_work_is_as_much_again_and_stated_work_exact() -> None:
     begun, known, unknown = state(), state(work=EPOCHS), state()
     report(begun, 3)
     known.hide_work()
@@ -71,9 +67,7 @@ def test_without_a_history_as_much_again_is_expected() -> None:
     ahead = WorkForecast().ahead([silent], 0.0, [80.0])
     assert (ahead.reached.tolist(), ahead.before.tolist()) == ([80], [50])
     assert ahead.expected().tolist() == [130], "the rest of its first epoch, and as much again"
-
-
-def test_work_that_is_stated_is_exact_in_every_draw() -> None:
+    # Work that is stated is exact in every draw.
     stated, silent = state(work=EPOCHS), state()
     stated.total_samples = 1000.0
     report(silent, 3)

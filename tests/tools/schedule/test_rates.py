@@ -1,7 +1,3 @@
-"""Speeds of jobs by kind, and whether two jobs can train on the same GPUs."""
-
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace
@@ -81,7 +77,7 @@ def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
     assert not asked.is_consolidated(free.choose(34, ["t4"]) or ())
 
 
-def test_every_question_is_asked_once() -> None:
+def test_questions_are_asked_once_and_batches_divide_by_replicas() -> None:
     throughput = ByType(t4=1)
     asked = speeds(throughput, t4=(4, 4))
     for _ in range(3):
@@ -95,9 +91,7 @@ def test_every_question_is_asked_once() -> None:
         *(("t4", (3,), 64), ("t4", (3,), 64)),  # two jobs of one model that differ in memory
     ]
 
-
-def test_the_batch_is_divided_over_whole_replicas() -> None:
-    """Rows count by GPU: on 4 GPUs two replicas have 16 samples each, on 8 four have 8."""
+    # Rows count by GPU: on 4 GPUs two replicas have 16 samples each, on 8 four have 8.
     measured = ThroughputBySize(Profile((step(4, 16, 0.5), step(8, 8, 0.4))))
     asked = Speeds(measured, node_states(cluster(4, 4)))
     known = state(job(batch=32, model="net", gpus=4, low=2, high=8, each=2))
@@ -378,7 +372,7 @@ def test_smaller_sizes_come_largest_first_and_the_minimum_last(spec, sizes):
     assert [*sizes_below(job_state(spec, FOUR))] == sizes
 
 
-def test_a_change_to_a_batch_that_does_not_fit_is_refused():
+def test_refused_batches_and_the_nearest_size_that_runs() -> None:
     speeds = Speeds(UP_TO_EIGHT, node_states(cluster(4)))
     batches = ({"size": 4, "regimes": ({"after": 0.5, "size": size},)} for size in (8, 16))
     fits, misfit = (job("a", gpus=2, work={"samples": 100.0}, batch=batch) for batch in batches)
@@ -386,9 +380,7 @@ def test_a_change_to_a_batch_that_does_not_fit_is_refused():
     with pytest.raises(BadInputError, match='job "a": it changes its batch to 16, which is infeasible'):
         job_state(misfit, speeds)
 
-
-def test_a_job_counts_at_the_nearest_size_that_runs() -> None:
-    """Half a sample a second on two GPUs; not known on four."""
+    # Half a sample a second on two GPUs; not known on four.
     spec = job("a", gpus=4, low=1, model="net", work={"samples": 10.0})
     speeds = Speeds(curves(net={1: 0.3, 2: 0.5}), node_states(cluster(2)))
     state = job_state(spec, speeds)

@@ -1,7 +1,5 @@
 """Studies carried out with launches that answer at once: what is asked, and what rows come of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

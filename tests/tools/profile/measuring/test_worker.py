@@ -1,7 +1,3 @@
-"""What workers write down while they measure."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -104,7 +102,7 @@ def test_what_is_due_before_and_after_a_decision(kind, at_s, due, due_late) -> N
         assert agenda.next_s() == (math.inf if found else at_s)
 
 
-def test_a_new_plan_of_a_job_replaces_the_one_before() -> None:
+def test_new_plans_replace_old_ones_and_rounds_keep_time() -> None:
     agenda = running.Agenda()
     for at_s in (5.0, 8.0):
         agenda.plan(at_s, running.FINISH, "a")
@@ -113,9 +111,7 @@ def test_a_new_plan_of_a_job_replaces_the_one_before() -> None:
     assert agenda.next_s() == 8.0
     assert agenda.pop(9.0)[:3] == (8.0, running.FINISH, "a")
     assert (agenda.next_s(), agenda.pop(100.0)) == (math.inf, None)
-
-
-def test_rounds_keep_time_and_wishes_are_met() -> None:
+    # Rounds keep time and wishes are met.
     policy = Told({60: {"a": 1}, 420: {"b": 1}})
     trace = [job("a", at=60, gpu_seconds=100), job("b", at=361, gpu_seconds=10)]
     engine = play(policy, trace, cluster(1), interval_s=60)
@@ -229,7 +225,7 @@ def test_a_policy_that_starts_no_job_is_given_up(again_s, interval_s) -> None:
         assert ends(engine) == {"a": start_s + 10}
 
 
-def test_policies_that_move_or_start_dearly_come_to_an_end() -> None:
+def test_policies_that_move_much_and_traces_come_to_an_end() -> None:
     trace = [job("a", gpu_seconds=100), job("b", gpu_seconds=100)]
     engine = play(Las(), trace, cluster(1), simulated=SimulatedCluster(Cost(90), Cost(90)), interval_s=60)
     why = 'policy "las" moves jobs more often than they can pay for starts and rescales'
@@ -241,9 +237,7 @@ def test_policies_that_move_or_start_dearly_come_to_an_end() -> None:
     engine = play(Las(), trace, cluster(4), interval_s=60)
     assert ends(engine) == {"a": 6e7, "b": 600, "c": 960}
     assert engine.counters.decisions <= 8
-
-
-def test_the_end_of_the_trace_is_the_end_of_the_replay() -> None:
+    # The end of the trace is the end of the replay.
     simulated = SimulatedCluster(node_events=(NodeEvent(1e6, "n0", up=False),))
     engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), simulated=simulated)
     assert [event.event for event in engine.log.events()] == ["submit", "start", "finish"]

@@ -1,7 +1,3 @@
-"""Jobs that span nodes and share one: by hand."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,7 +64,7 @@ def test_jobs_slow_each_other_on_the_nodes_that_they_share(orders, jobs, simulat
     assert ends(play(policy, jobs, cluster(2, 2, 3), simulated=simulated)) == pytest.approx(found)
 
 
-def test_a_policy_sees_the_speed_of_jobs_from_now_on() -> None:
+def test_policies_see_changes_of_speed_and_only_those() -> None:
     policy = Seats(
         {0: {"a": A, "b": B}, 4: {}},
         look=lambda seen: {job.id: job.samples_per_second for job in seen.jobs.values()},
@@ -80,9 +76,7 @@ def test_a_policy_sees_the_speed_of_jobs_from_now_on() -> None:
     policy = Seats({0: {"a": A, "b": B}})
     engine = play(policy, spanning(30, 60), cluster(2, 2, 3), simulated=HALF, interval_s=60)
     assert ends(engine) == {"a": 20, "b": 30}
-
-
-def test_only_changes_of_pace_are_told() -> None:
+    # Only changes of pace are told.
     held = Interference(0.25)
     held.place("a", A)
     assert (held.speed_factor("a"), held.changed()) == (1.0, [])
@@ -135,8 +129,6 @@ def test_two_jobs_on_the_same_gpus_train_at_half_speed(orders, simulated, found)
 
 
 class Epochs(SampleProgress):
-    """Epochs of 10 samples."""
-
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         number = int(samples_done // 10) + 1
         rate = job.samples_per_second * speed_factor
@@ -172,7 +164,7 @@ def test_a_file_of_failures_is_read_or_refused_by_line(tmp_path: Path) -> None:
     assert second.startswith(f'{path}:2: /event: "off" is unknown')
 
 
-def test_failures_are_drawn_by_mean_times_seed_and_node() -> None:
+def test_failures_are_drawn_or_read_for_each_node() -> None:
     days = 2000
     events = failures.drawn_failures(["n0", "n1"], Mtbf(24, 6), seed=1, from_s=0, until_s=days * 24 * HOUR_S)
     down = [event for event in events if not event.up]
@@ -192,8 +184,7 @@ def test_failures_are_drawn_by_mean_times_seed_and_node() -> None:
     speeds = Session(Fifo(), held.cluster, held.throughput).speeds
     assert failures.failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
 
-
-def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
+    # A node is down while a file or the dice have it down.
     def turns(*times_s: float) -> list[NodeEvent]:
         return [NodeEvent(time_s, "n0", up=number % 2 == 1) for number, time_s in enumerate(times_s)]
 

@@ -1,7 +1,3 @@
-"""AlloX: the matching is optimal, and jobs run where and when it says."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 
@@ -63,14 +59,12 @@ def test_a_running_job_may_keep_its_gpu_to_its_end(preempt: bool, later: dict[st
     assert joined(held, 0.0, job("short", gpu_seconds=10)) == later
 
 
-def test_a_job_waits_for_the_type_on_which_it_ends_sooner():
+def test_a_job_waits_for_its_type_and_the_least_work_runs_first() -> None:
     jobs = [job(name, work={"samples": samples}) for name, samples in (("long", 2_000), ("short", 1_000))]
     fast = CurveThroughput({}, {"fast": 10.0})
     held = started(Allox(), mixed_cluster(slow=(1,), fast=(1,)), *jobs, throughput=fast)
     assert {name: state.gpu_type for name, state in held.jobs.items()} == {"long": None, "short": "fast"}
-
-
-def test_the_least_work_to_go_runs_first():
+    # The least work to go runs first.
     held = started(Allox(), cluster(2), job("long", gpus=2, gpu_seconds=10_000))
     assert joined(held, 360, job("short", at=360, gpus=2, gpu_seconds=1_000)) == {"short": 2}
 

@@ -1,7 +1,3 @@
-"""Equal GPUs to every job at every instant."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

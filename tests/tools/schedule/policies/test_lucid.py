@@ -1,7 +1,3 @@
-"""Lucid: predicted durations, the order of jobs, and pairs."""
-
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -45,7 +41,7 @@ def test_before_any_job_has_ended_the_smallest_start_first(gpus: int) -> None:
     assert decided(opened(Lucid(), cluster(gpus), *jobs), 2) == {"a": 1, "b": 1}
 
 
-def test_jobs_like_those_that_were_short_come_first() -> None:
+def test_past_jobs_teach_the_order_of_new_ones() -> None:
     long, short = (job(model, at=1001, gpus=2, model=model) for model in ("long", "short"))
     assert joined(with_past(), 1020, long, short) == {"short": 2}
 
@@ -56,15 +52,11 @@ def test_jobs_like_those_that_were_short_come_first() -> None:
     held = with_past()
     joined(held, 1020, long)
     assert joined(held, 1080, short) == {"long": 2}
-
-
-def test_what_jobs_state_counts_only_where_it_is_asked_for() -> None:
+    # What jobs state counts only where it is asked for.
     jobs = job("a", work={"samples": 900}), job("b", work={"samples": 5})
     for policy, first in ((Lucid(), "a"), (Lucid(durations="stated"), "b")):
         assert decided(opened(policy, cluster(1), *jobs), 0) == {first: 1}
-
-
-def test_a_job_that_is_cancelled_or_fails_teaches_nothing() -> None:
+    # A job that is cancelled or fails teaches nothing.
     held = started(Lucid(), cluster(2), job("a"), job("b"))
     held.jobs["a"].report_progress(5, 5)
     held.end("a", 5, "cancelled")

@@ -1,13 +1,8 @@
-"""Mixed-integer programs, and stdout left alone."""
-
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 from pliant.tools.schedule.policies import solver
 
@@ -21,9 +16,7 @@ def test_the_best_whole_numbers_are_found() -> None:
     assert result.x.round(6).tolist() == [1.5, 2.0]
 
 
-def test_what_native_code_prints_does_not_come_to_stdout(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_native_code_prints_does_not_come_to_stdout(monkeypatch, capfd) -> None:
     library = ctypes.CDLL(None)
 
     def milp(*_args: object, **_options: object) -> str:

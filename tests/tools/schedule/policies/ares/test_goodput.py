@@ -1,7 +1,3 @@
-"""Ares with Pollux's choice of batch: who trains at which batch, and what remains of the guarantee."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

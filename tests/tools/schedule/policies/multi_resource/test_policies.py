@@ -1,7 +1,3 @@
-"""drf, dorm, rrh and fifo-demands as policies, and nodes as servers with several resources."""
-
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -23,7 +19,6 @@ LATE = {"shape": "sigmoid", "value": 100, "decay": 1, "target": 100}
 
 
 def demanding(name: str, cpus: float, gpus: int = 4, **limits: int) -> Job:
-    """Workers with that many CPUs each."""
     return job(name, gpus=gpus, resources={"worker": {"cpu": cpus}}, **limits)
 
 
@@ -32,11 +27,10 @@ def elastic(name: str, cpus: float) -> Job:
 
 
 def rigid(name: str, seconds: float, at: float = 0.0, **utility: Any) -> Job:
-    """All eight GPUs for so long."""
     return job(name, at=at, gpus=8, gpu_seconds=8 * seconds, utility=utility)
 
 
-def test_drf_levels_the_largest_shares() -> None:
+def test_drf_fifo_and_rrh_over_demands() -> None:
     # Workers of 4 and of 1 CPU, 12 in all and 8 slots: parts of a third and an eighth.
     assert sizes(started(Drf(), NODES, elastic("a", 4), elastic("b", 1))) == {"a": 2, "b": 4}
 
@@ -45,32 +39,26 @@ def test_drf_levels_the_largest_shares() -> None:
     held.withdraw("n/0", 0.0, 60.0)
     assert joined(held, 0.0, elastic("a", 4), elastic("b", 0)) == {"a": 2, "b": 5}
 
-
-def test_rrh_rejects_what_would_make_another_late() -> None:
-    held = started(Rrh(), NODES, rigid("a", 90, **LATE), rigid("b", 500, value=50))
-    assert sizes(held) == {"a": 8}
-    assert set(held.jobs) == {"a"}
-    admitted = {name: statement["admitted"] for name, statement in held.admissions.items()}
-    assert admitted == {"a": True, "b": False}
-    assert held.admissions["b"]["payoff"] < 0 < held.admissions["a"]["payoff"]
-
-
-def test_rrh_pauses_for_a_job_that_earns_more_per_second() -> None:
-    held = started(Rrh(), NODES, rigid("a", 500, value=50))
-    assert joined(held, 10, rigid("b", 90, at=10, value=60)) == {"b": 8}
-    assert set(held.jobs) == {"a", "b"}
-    held.end("b", 100)
-    assert decided(held, 100) == {"a": 8}
-
-
-def test_fifo_over_demands_lets_no_job_pass_one_that_lacks_cpus() -> None:
-    """GPUs are free for b and c; CPUs are not for b, and c comes after it."""
+    # GPUs are free for b and c; CPUs are not for b, and c comes after it.
     jobs = demanding("a", 4, gpus=2), demanding("b", 3, gpus=2), demanding("c", 1, gpus=1)
     assert sizes(started(Fifo(), NODES, *jobs)) == {"a": 2, "c": 1}
     held = started(FifoDemands(), NODES, *jobs)
     assert sizes(held) == {"a": 2}
     held.end("a", 50.0, "finished")
     assert decided(held, 50.0) == {"b": 2, "c": 1}
+    # RRH rejects what is late and pauses for what earns more.
+    held = started(Rrh(), NODES, rigid("a", 90, **LATE), rigid("b", 500, value=50))
+    assert sizes(held) == {"a": 8}
+    assert set(held.jobs) == {"a"}
+    admitted = {name: statement["admitted"] for name, statement in held.admissions.items()}
+    assert admitted == {"a": True, "b": False}
+    assert held.admissions["b"]["payoff"] < 0 < held.admissions["a"]["payoff"]
+    # RRH pauses for a job that earns more per second.
+    held = started(Rrh(), NODES, rigid("a", 500, value=50))
+    assert joined(held, 10, rigid("b", 90, at=10, value=60)) == {"b": 8}
+    assert set(held.jobs) == {"a", "b"}
+    held.end("b", 100)
+    assert decided(held, 100) == {"a": 8}
 
 
 CLUSTER = Cluster.model_validate(
@@ -98,16 +86,14 @@ def test_what_a_node_states_is_in_the_units_of_the_papers() -> None:
     assert not ServerNodes(states).now().workers[0].any()
 
 
-def test_slots_have_a_price_where_nodes_state_no_gpus() -> None:
+def test_slots_have_prices_and_jobs_take_slots_and_demands() -> None:
     assert ServerNodes(node_states(CLUSTER)).now().weights.tolist() == [1, 1, 1, 1]
     first = CLUSTER.nodes[0].model_copy(update={"resources": {"gpu": 2}})
     stating = CLUSTER.model_copy(update={"nodes": (first,)})
     servers = ServerNodes(node_states(stating)).now()
     assert dict(zip(servers.resources, servers.weights.tolist(), strict=True))["slot"] == 0
     assert dict(zip(servers.resources, servers.workers[0].tolist(), strict=True))["gpu"] == 2
-
-
-def test_a_slot_out_of_service_leaves_resources_as_they_were() -> None:
+    # A slot out of service leaves resources as they were.
     held = session(make_policy("fifo"), CLUSTER)
     before = ServerNodes(held.nodes).now()
     held.withdraw("w0/0", 0.0, 60.0)
@@ -115,9 +101,7 @@ def test_a_slot_out_of_service_leaves_resources_as_they_were() -> None:
     assert after.resources == before.resources
     assert after.weights.tolist() == before.weights.tolist()
     assert [row[0] for row in after.workers.tolist()] == [3, 2]
-
-
-def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
+    # A job takes a slot a worker and what it demands.
     demand = {"worker": {"cpu": 2, "bandwidth": 1.25e8}, "ps": {"cpu": 1, "bandwidth": 2.5e8}}
     held = started(make_policy("fifo"), CLUSTER, job("j", gpus=3, resources=demand))
     nodes = ServerNodes(held.nodes)

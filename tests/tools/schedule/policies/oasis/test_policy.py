@@ -1,7 +1,3 @@
-"""OASiS as a policy: admission on arrival, slots that are booked and kept, and what is said of them."""
-
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -54,7 +50,6 @@ def bidding(*jobs: Job, nodes: Cluster | None = None, **more: Any) -> Session:
 
 
 def run_out(held: Session, coming: list[Job] | None = None) -> dict[str, float]:
-    """Everything until all jobs have ended; returns when."""
     time_s, ahead = 0.0, in_order_of_arrival(coming or [])
     happen(held, 0.0, ahead)
     ends: dict[str, float] = {}
@@ -69,7 +64,7 @@ def run_out(held: Session, coming: list[Job] | None = None) -> dict[str, float]:
     return ends
 
 
-def test_a_job_gets_workers_from_the_next_slot_on():
+def test_a_job_gets_workers_from_the_next_slot_not_planned_full() -> None:
     held = bidding(bidder("a", 8))
     assert sizes(held) == {"a": 4}
     assert run_out(held) == {"a": 200.0}
@@ -81,6 +76,10 @@ def test_a_job_gets_workers_from_the_next_slot_on():
 
     assert sizes(bidding(bidder("a", 4, at=9.0))) == {"a": 4}
 
+    # Planned full, each ends 20 s late. Else there is no room for the second, and the first is in time.
+    assert ends_in_time(0.0) == set()
+    assert ends_in_time(20.0) == {"a"}
+
 
 def ends_in_time(rescale_s: float) -> set[str]:
     """Of two jobs that would fill three slots exactly, those that end in them where a start costs 20 s."""
@@ -89,12 +88,6 @@ def ends_in_time(rescale_s: float) -> set[str]:
     parameters = {"slot_seconds": SLOT_S, "horizon_slots": 20, "rescale_s": rescale_s}
     done = replay(inputs(jobs, cluster(4)), Run("oasis", parameters, simulated=simulated))
     return {each.job for each in done.log.events() if each.event == "finish" and each.time <= 300.0}
-
-
-def test_slots_are_not_planned_full_so_that_jobs_end_in_time():
-    """Planned full, each ends 20 s late. Else there is no room for the second, and the first is in time."""
-    assert ends_in_time(0.0) == set()
-    assert ends_in_time(20.0) == {"a"}
 
 
 def rich(count: int, value: float = 100.0) -> list[Job]:
@@ -145,7 +138,7 @@ def test_the_value_that_would_have_been_enough_is_enough(part, admitted):
     assert ("next" in held.jobs) is admitted
 
 
-def test_the_target_that_would_have_been_late_enough_is_named():
+def test_why_a_job_is_rejected_or_waits_for_another_bid() -> None:
     held = bidding(*rich(8, value=30.0))
     terms = {"at": 1.0, "value": 29.0, "decay": 0.5}
     joined(held, 1.0, bidder("late", 4, target=10.0, **terms))
@@ -153,9 +146,7 @@ def test_the_target_that_would_have_been_late_enough_is_named():
     assert not statement["admitted"]
     joined(held, 1.0, bidder("later", 4, target=statement["least_target_s"] + 9, **terms))
     assert "later" in held.jobs
-
-
-def test_a_job_that_may_bid_again_waits_until_slots_are_free():
+    # A job that may bid again waits until slots are free.
     last = bidder("last", 4, at=1.0, value=80.0, shape="constant")
     held = bidding(*rich(4), horizon_slots=4, requeue=True, rescale_s=30.0)
     joined(held, 1.0, last)
@@ -167,9 +158,7 @@ def test_a_job_that_may_bid_again_waits_until_slots_are_free():
     run_out(held)
     held.submit(bidder("poor", 60, at=400.0, value=0.01), 400.0)
     assert [each.step for each in held.decide(400.0)] == ["reject"]
-
-
-def test_a_job_that_cannot_end_within_the_slots_is_rejected():
+    # A job that cannot end within the slots is rejected.
     held = bidding(bidder("a", 81, most=4))
     assert held.turned_away == {}
     assert held.ended["a"].gpus == 0
