@@ -1,7 +1,5 @@
 """A log that was damaged on its disk or by hand: every command notices, and a repair makes it good again."""
 
-from __future__ import annotations
-
 import random
 import re
 import stat
@@ -41,7 +39,6 @@ BAD_INPUT, LOCKED, USAGE = 3, 75, 2
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateDir:
-    """A state directory in the middle of a run."""
     story = Story(7)
     story.go_on(60)
     return story.write(tmp_path / "state")

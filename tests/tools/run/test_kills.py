@@ -3,8 +3,6 @@
 What was acknowledged is done, once, and nothing else is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -178,9 +176,7 @@ def runs(site: Site, schedule: str, **pipes: Any) -> Any:
     return started(words, cwd=site.folder, env=environment(), text=True, **{**silent, **pipes})
 
 
-def test_a_schedule_comes_through_a_pipe_and_events_go_on(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_comes_through_a_pipe_and_events_go_on(site: Site, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(site.folder)
     site.job("a", samples=50)
     schedule = Path(site.schedule("fifo")).read_bytes()

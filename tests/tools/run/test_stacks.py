@@ -1,7 +1,5 @@
 """``pliant stack``, and what is kept of workers that are ended because they hang."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

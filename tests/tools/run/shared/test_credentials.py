@@ -1,7 +1,3 @@
-"""Units of a user's job: their ids, limits and environment, and that nothing of them stays."""
-
-from __future__ import annotations
-
 import json
 import os
 import pwd
@@ -39,15 +35,13 @@ def test_a_unit_has_ids_and_environment_of_its_user(shared_folder: Path, monkeyp
     assert (log.st_uid, log.st_mode & 0o777) == (ANN, 0o600)
 
 
-def test_an_account_brings_all_its_groups_and_its_home() -> None:
+def test_an_account_has_its_groups_and_an_environment_of_its_own(shared_folder: Path) -> None:
     for found in pwd.getpwall():
         account = Credentials.of(found.pw_uid)
         if account.name == found.pw_name:
             assert set(account.groups) == set(os.getgrouplist(found.pw_name, found.pw_gid))
             assert account.environment()["HOME"] == found.pw_dir
-
-
-def test_the_environment_of_a_job_does_not_reach_its_keeper(shared_folder: Path) -> None:
+    # The environment of a job does not reach its keeper.
     attempt = Attempt(shared_folder)
     attempt.start("sleep 600", env={"LD_PRELOAD": "/evil.so", "PYTHONPATH": "/evil", "PATH": "/bin"})
     keeper = attempt.keeper()
@@ -56,7 +50,7 @@ def test_the_environment_of_a_job_does_not_reach_its_keeper(shared_folder: Path)
     attempt.kill()
 
 
-def test_a_folder_that_the_user_cannot_enter_is_refused(shared_folder: Path) -> None:
+def test_a_folder_may_refuse_the_user_and_a_job_ends_no_keeper(shared_folder: Path) -> None:
     closed = shared_folder / "closed"
     closed.mkdir(mode=0o700)
     attempt = Attempt(shared_folder)
@@ -64,9 +58,7 @@ def test_a_folder_that_the_user_cannot_enter_is_refused(shared_folder: Path) -> 
     assert attempt.end() == (UnitStatus("exited", 127),)
     assert "Permission denied" in attempt.said()
 
-
-def test_a_job_cannot_end_its_keeper_nor_outlive_it(shared_folder: Path) -> None:
-    """A daemon without a trace in its environment is found all the same."""
+    # A daemon without a trace in its environment is found all the same.
     attempt = Attempt(shared_folder)
     attempt.start("kill -9 $PPID && echo KILLED; env -i setsid -f sleep 600; echo up; sleep 600")
     until(lambda: "up\n" in attempt.said())
@@ -76,14 +68,12 @@ def test_a_job_cannot_end_its_keeper_nor_outlive_it(shared_folder: Path) -> None
     until(lambda: of_user(ANN) == [])
 
 
-def test_a_job_ends_with_its_command_and_its_daemons(shared_folder: Path) -> None:
+def test_a_job_ends_with_its_command_which_gets_a_term(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("env -i setsid -f sleep 600; exit 3")
     assert attempt.end() == (UnitStatus("exited", 3),)
     assert of_user(ANN) == []
-
-
-def test_a_term_reaches_the_command_of_another_user(shared_folder: Path) -> None:
+    # A term reaches the command of another user.
     attempt = Attempt(shared_folder)
     attempt.start("trap 'exit 7' TERM; echo up; while :; do sleep 0.1; done")
     until(lambda: "up" in attempt.said())

@@ -1,7 +1,3 @@
-"""A state directory is its owner's alone, of one format, and no copy of another one."""
-
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -95,9 +91,7 @@ def test_what_a_run_leaves_is_for_its_owner_alone(dirs: StateDir, monkeypatch: p
     assert open_to_all(dirs.spool) == []
 
 
-def test_a_folder_that_others_can_read_is_closed_to_them(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_others_can_read_is_closed_to_them(dirs: StateDir, monkeypatch, caplog) -> None:
     """What else lies in it keeps its mode, and a dry run changes nothing."""
     run(dirs, monkeypatch)
     for path in (dirs.run_log, notes := dirs.path / "notes"):
@@ -154,13 +148,6 @@ def test_a_folder_of_another_user_is_refused(dirs: StateDir, monkeypatch: pytest
             use(dirs)
 
 
-def of_a_stranger(status: os.stat_result) -> os.stat_result:
-    """No test can count on being root, or on there being another user."""
-    fields = list(status)
-    fields[stat.ST_UID] = STRANGER
-    return os.stat_result(fields)
-
-
 def test_root_only_looks_at_another_users_folder(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs)
     lstat = os.lstat
@@ -170,6 +157,13 @@ def test_root_only_looks_at_another_users_folder(dirs: StateDir, monkeypatch: py
     private.check_seen(dirs)
     with pytest.raises(UsageError, match=f"belongs to user {STRANGER}, and you are root"):
         private.check_own(dirs)
+
+
+def of_a_stranger(status: os.stat_result) -> os.stat_result:
+    """No test can count on being root, or on there being another user."""
+    fields = list(status)
+    fields[stat.ST_UID] = STRANGER
+    return os.stat_result(fields)
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "schedule.json", "lock", "spool", "jobs"])
@@ -246,9 +240,7 @@ def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:
     assert {job.id for job, _ in Watcher(link).look().submitted} == {"a", "b"}
 
 
-def test_what_is_no_file_in_the_spool_keeps_no_one_waiting(
-    dirs: StateDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_file_in_the_spool_keeps_no_one_waiting(dirs: StateDir, caplog, monkeypatch) -> None:
     ask(dirs)
     (good,) = dirs.spool.glob("*.jobs.jsonl")
     outside = dirs.path.parent / "outside.jsonl"
@@ -268,9 +260,7 @@ def test_what_is_no_file_in_the_spool_keeps_no_one_waiting(
     ask(dirs, "b")
 
 
-def test_a_request_that_another_user_put_there_is_ignored(
-    dirs: StateDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_another_user_put_there_is_ignored(dirs: StateDir, caplog, monkeypatch) -> None:
     ask(dirs)
     fstat = os.fstat
     monkeypatch.setattr(private.os, "fstat", lambda descriptor: of_a_stranger(fstat(descriptor)))
@@ -305,9 +295,7 @@ def bytes_in(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_first_writer_gives_a_directory_its_version(
-    written: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_writer_gives_a_directory_its_version(written: StateDir, monkeypatch) -> None:
     """If it can: a disk that is full stops nothing."""
     written.version.unlink()
     before = bytes_in(written.path)
@@ -348,7 +336,6 @@ def test_a_file_that_cannot_be_understood_is_named(written: StateDir, text: str)
 
 
 def with_a_job(path: Path, *, running: bool) -> Path:
-    """A state directory with one job that holds a GPU, or has ended."""
     with State(path) as state:
         ended = [] if running else [finish_event("a", 3.0, 1, 1.0)]
         state.record([submit_event(job("a"), 1.0), STARTED, *ended])

@@ -1,7 +1,3 @@
-"""What a job prints is read in pieces, each byte once; the events of a log, of all jobs or of one."""
-
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -36,8 +32,8 @@ def whole_of(pieces: Iterable[bytes | int]) -> bytes:
     return b"".join(piece for piece in pieces if isinstance(piece, bytes))
 
 
-def test_each_byte_is_read_once_in_pieces(path: Path) -> None:
-    """A file that is not there has none."""
+def test_output_is_read_once_and_what_was_taken_away_counted(path: Path) -> None:
+    # A file that is not there has none.
     output = OutputFile(path)
     assert list(output.rest()) == []
     with path.open("ab", buffering=0) as file:
@@ -50,9 +46,7 @@ def test_each_byte_is_read_once_in_pieces(path: Path) -> None:
     path.write_bytes(whole)
     expected = [whole[:size], whole[size : 2 * size], whole[2 * size : 3 * size], whole[-5:]]
     assert list(OutputFile(path).rest()) == expected
-
-
-def test_what_was_taken_away_before_it_was_read_is_counted(path: Path) -> None:
+    # What was taken away before it was read is counted.
     output, whole = OutputFile(path), bytes(range(1, 251)) * (4 * MOST // 250)
     path.write_bytes(whole[:1000])
     assert list(output.rest()) == [whole[:1000]]
@@ -147,9 +141,7 @@ def test_following_shows_each_line_once(state: State, monkeypatch: pytest.Monkey
     ]
 
 
-def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(
-    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(state: State, tmp_path, monkeypatch) -> None:
     submit(tmp_path, [job("c", command=("x",))], "jobs", folder=tmp_path, now_s=2e9, check_scripts=False)
 
     def take_up() -> None:

@@ -1,7 +1,3 @@
-"""``pliant status`` and ``pliant top`` on state directories as runs leave them."""
-
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -122,7 +118,6 @@ def used(dirs: StateDir) -> dict[str, Use]:
 
 @pytest.fixture
 def shown(dirs: StateDir, capsys: Capture) -> Callable[..., str]:
-    """What ``pliant status`` prints of it."""
 
     def shown(*words: str, **options: Any) -> str:
         status(*words, state=dirs.path, **options)
@@ -150,9 +145,7 @@ def numbers(text: str) -> set[str]:
 @settings(
     deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_lines_fit_and_each_job_is_there_once(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int, width: int, policy: str, explain: bool
-) -> None:
+def test_lines_fit_and_each_job_is_there_once(tmp_path_factory, seed, steps, width, policy, explain) -> None:
     story = Story(seed, policy)
     story.go_on(steps)
     seen = Watcher(story.write(tmp_path_factory.mktemp("site") / "state").path)
@@ -263,9 +256,7 @@ def test_programs_get_every_field_that_is_documented(busy: StateDir, capsys: Cap
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
 
 
-def test_a_policy_is_asked_where_it_can_add_something(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_is_asked_where_it_can_add_something(dirs: StateDir, monkeypatch) -> None:
     """A look that sees nothing new; and where all jobs run at a measured speed."""
     asked: list[int] = []
 
@@ -285,9 +276,7 @@ def test_a_policy_is_asked_where_it_can_add_something(
     assert ends.end_s == pytest.approx(NOW_S + 1 + 300 / 0.8)
 
 
-def test_a_pipe_that_watches_gets_a_table_for_each_change(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_a_pipe_that_watches_gets_a_table_for_each_change(dirs: StateDir, monkeypatch, capsys) -> None:
     def happens() -> Iterator[bool]:
         yield from (False, False)
         record(dirs, Event(NOW_S + 9, "finish", "a", gpus=0, placement=()))
@@ -357,9 +346,7 @@ def under(monkeypatch: pytest.MonkeyPatch, body: str, dirs: StateDir) -> None:
     write_schedule(before.model_copy(update={"policy": use, "policy_state": None}), dirs.schedule)
 
 
-def test_what_a_policy_prints_spoils_no_document(
-    dirs: StateDir, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_policy_prints_spoils_no_document(dirs: StateDir, capsys, monkeypatch) -> None:
     under(monkeypatch, "print('thinking')\n    return Decision()", dirs)
     status(state=dirs.path, format=Form.json)
     said = capsys.readouterr()
@@ -370,9 +357,7 @@ def test_what_a_policy_prints_spoils_no_document(
 @pytest.mark.parametrize(
     "body", ["raise RuntimeError('not now')", "raise SystemExit(7)", "while True:\n        pass"]
 )
-def test_a_policy_that_fails_or_never_answers_hides_no_job(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, body: str
-) -> None:
+def test_a_policy_that_fails_or_never_answers_hides_no_job(dirs: StateDir, monkeypatch, body) -> None:
     monkeypatch.setattr(watch_status, "WITHIN_S", 0.2)
     under(monkeypatch, body, dirs)
     lines = status_text(Watcher(dirs.path).look(ahead=True), NOW_S).splitlines()[1:]
@@ -389,7 +374,6 @@ def started(tmp_path: Path, *, elastic: str) -> StateDir:
 
 
 def launched(dirs: StateDir, processes: int) -> AttemptDir:
-    """Its launcher has started so many processes."""
     attempt = dirs.job("a").attempt(1)
     attempt.path.mkdir(parents=True)
     units = (StartedUnit(node="n0", argv=(), cwd="", env={}),) * processes
@@ -415,9 +399,7 @@ def test_a_job_that_need_not_report_runs_once_launched(tmp_path: Path, elastic: 
 
 
 @pytest.mark.parametrize("state", ["ending", "cancelling"])
-def test_a_job_that_has_ended_is_shown_so_whatever_was_ordered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_a_job_that_has_ended_is_shown_so_whatever_was_ordered(tmp_path, monkeypatch, state) -> None:
     monkeypatch.setattr(submit, "user_name", lambda: "ada")
     dirs, held = started(tmp_path, elastic="none"), state == "ending"
     launched(dirs, 1).exit_code(0).write_text("0")

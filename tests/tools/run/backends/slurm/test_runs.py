@@ -1,7 +1,5 @@
 """Whole runs on a real Slurm: policies decide, nodes go and come, and every sample is trained once."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

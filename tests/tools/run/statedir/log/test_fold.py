@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,7 +96,7 @@ def test_a_job_waits_runs_reports_and_waits_again() -> None:
     assert of(START, progress(12.0, 100.0), saved, progress(22.0, 200.0)).samples_per_second == 10.0
 
 
-def test_failures_add_up_until_a_job_made_progress() -> None:
+def test_failures_add_up_unless_there_is_progress() -> None:
     once = [START, progress(12.0, 50.0), failed(13.0, 1)]
     known = of(*once, START, progress(14.0, 50.0, 2), failed(15.0, 2))
     assert (known.failures, known.failed_attempt, known.next_failure(16.0)) == (2, 2, FailureRecord(3, 3))
@@ -112,9 +110,7 @@ def test_failures_add_up_until_a_job_made_progress() -> None:
     )
     known = of(START, progress(12.0, 90.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
     assert (known.samples_done, known.next_failure(15.0).failures) == (60.0, 2), "back at its checkpoint"
-
-
-def test_an_attempt_that_is_over_may_be_no_failure() -> None:
+    # An attempt that is over may be no failure.
     over = holds(13.0, "requeue", 0, over=1, reason="its node was taken away")
     known = of(START, progress(12.0, 50.0), over)
     assert (known.phase, known.gpus, known.reason) == ("preempted", 0, "its node was taken away")
@@ -172,7 +168,7 @@ def test_a_job_that_gets_on_may_be_displaced_any_number_of_times(reports: bool) 
     assert last.retry_s == end_s + 1.0, "it is not started at once"
 
 
-def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
+def test_retries_wait_longer_and_ended_jobs_are_not_active() -> None:
     known, waits = log(START), []
     for attempt in (1, 2, 3):
         waits.append((end(known, FELL, 20.0 * attempt, attempt).detail or {})["wait_seconds"])
@@ -189,10 +185,7 @@ def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
         ends.append(end(known, FELL, 20.0 * attempt, attempt, retries=1).event)
     assert ends == ["requeue"] * 10 + ["fail"]
     assert known.jobs["a"].reason == "failed 11 times within an hour: it fell"
-
-
-def test_ended_jobs_are_not_active_any_more() -> None:
-    """Reports about them leave no trace, as those of attempts that were asked to stop."""
+    # Reports about them leave no trace, as those of attempts that were asked to stop.
     ends: dict[EventName, str] = {
         "finish": "finished",
         "fail": "failed",
@@ -260,17 +253,15 @@ def test_what_workers_measure_belongs_to_what_the_job_holds() -> None:
     assert staying.overhead_seconds == 0.3
 
 
-def test_wrong_clocks_of_workers_move_no_time() -> None:
-    """Its events happened between the last look and now, whatever its machine says."""
+def test_workers_clocks_move_no_time_and_the_log_is_utc() -> None:
+    # Its events happened between the last look and now, whatever its machine says.
     for time_s, since_s, logged_s in (
         *((3600.0, 0.0, 20.0), (19.5, 19.0, 19.5), (1.0, 19.0, 19.0)),
         (1.0, 0.0, START.time),
     ):
         (logged,) = said(event(time_s, "checkpoint"), since_s=since_s)
         assert logged.time == logged_s
-
-
-def test_the_log_is_utc_and_knows_the_clock_of_the_schedule() -> None:
+    # The log is UTC and knows the clock of the schedule.
     submitted = submit_event(job("a", at=5.0), 1005.0)
     assert (submitted.detail or {})["job"]["submit_time"] == 1005.0
     (back, started) = on_clock([submitted, Event(1010.0, "start", "a", gpus=1)], 1000.0)
@@ -326,7 +317,7 @@ def test_a_slot_where_two_jobs_died_is_bad_for_all_jobs(why_not: str) -> None:
     assert [read_event(line) for line in event_lines(events).splitlines()] == events
 
 
-def test_a_slot_that_failed_three_jobs_waits_for_a_resume() -> None:
+def test_slots_that_failed_wait_and_shared_gpus_are_shared() -> None:
     known = log(START)
     for other in "bc":
         known.suspects.died(other, "n0/1")
@@ -348,9 +339,7 @@ def test_a_slot_that_failed_three_jobs_waits_for_a_resume() -> None:
     assert not known.suspects.deaths_on("n0/1")
     line = closed_lines(Status(fold(events)), 30.0)
     assert line == [f"slot n0/1 gets no job until pliant resume n0: {out.reason}"]
-
-
-def test_two_jobs_on_the_same_gpus_share_them_until_one_leaves() -> None:
+    # Two jobs on the same GPUs share them until one leaves.
     known = log(START, submit_event(job("b"), 11.0))
     known.add(replace(holds(12.0, "start", 2, beside="a"), job="b"))
     assert [known.jobs[name].beside for name in "ab"] == ["b", "a"]
@@ -368,9 +357,7 @@ def test_two_jobs_on_the_same_gpus_share_them_until_one_leaves() -> None:
         ("preempt", 0, {"reason": "the policy says so"}, ""),
     ],
 )
-def test_why_gpus_were_lost_is_shown_until_a_change(
-    name: EventName, gpus: int, detail: dict[str, Any], why: str
-) -> None:
+def test_why_gpus_were_lost_is_shown_until_a_change(name, gpus, detail, why) -> None:
     known = of(START, holds(12.0, name, gpus, **detail))
     reason, straggled = detail["reason"], detail.get("straggled", "")
     assert (known.trouble, known.reason, known.straggled) == (why, reason, straggled)
@@ -385,8 +372,8 @@ def test_why_gpus_were_lost_is_shown_until_a_change(
     assert known.straggled == straggled, "it leaves such a slot once in its life"
 
 
-def test_the_totals_count_each_kind_of_event_and_no_other() -> None:
-    """The failures of jobs whose attempt failed; no orders, and nothing that a workers' event says."""
+def test_totals_count_each_event_and_a_job_by_its_last_end() -> None:
+    # The failures of jobs whose attempt failed; no orders, and nothing that a workers' event says.
     changes: list[EventName] = ["grow", "shrink", "shrink", "move"]
     events = [
         START,
@@ -407,9 +394,7 @@ def test_the_totals_count_each_kind_of_event_and_no_other() -> None:
     assert (counts.submitted, counts.starts, counts.rescales, counts.preemptions) == (1, 3, 4, 1)
     assert (counts.failures, counts.decisions, counts.policy_errors) == (2, 1, 1)
 
-
-def test_a_job_that_ends_twice_is_counted_by_its_last_end_alone() -> None:
-    """It failed while it was cancelled: what was left of it did something else."""
+    # It failed while it was cancelled: what was left of it did something else.
     known = log(START, CANCEL, holds(13.0, "fail", 0, attempt=1, reason="it fell"))
     assert {phase: count for phase, count in known.ends.items() if count} == {"failed": 1}
     assert (known.jobs["a"].phase, known.active) == ("failed", {})

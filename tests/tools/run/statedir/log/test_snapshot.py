@@ -4,8 +4,6 @@ Whatever a snapshot was made at, what is read from it is what all of the log say
 written back, and gone on from. Whichever lines are lost, the cluster has room for what the others say.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -271,9 +269,7 @@ def test_a_log_without_a_session_is_seldom_read(tmp_path: Path, monkeypatch: pyt
     assert all(later >= 2 * sooner for sooner, later in pairwise(sizes))
 
 
-def test_a_snapshot_that_cannot_be_written_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_that_cannot_be_written_stops_nothing(tmp_path, caplog, monkeypatch) -> None:
     events = Story(9).go_on(100)
     monkeypatch.setattr(state_module, "TAIL_BYTES", 1000)
     with State(tmp_path) as state:
@@ -390,7 +386,7 @@ def test_however_many_lines_are_lost_all_readers_agree(seed: int) -> None:
         assert_fits_together([events[0], *(event for event in events[1:] if rng.random() > part)])
 
 
-def test_jobs_count_once_only_while_they_share() -> None:
+def test_jobs_in_the_way_lose_their_gpus_and_pairs_share_them() -> None:
     shared = [holds(1, "start", "a", N0), holds(2, "start", "b", N0, beside="a")]
     for more in ([], [holds(3, "move", "a", N0, beside="b")]):
         log, said = repaired(*shared, *more)
@@ -402,10 +398,7 @@ def test_jobs_count_once_only_while_they_share() -> None:
     apart = [*shared, holds(3, "move", "b", half)]
     assert gpus_of_jobs(repaired(*apart)[0]) == {"a": 2, "b": 2}
     assert gpus_of_jobs(repaired(*apart, holds(4, "start", "c", half))[0]) == {"b": 2, "c": 2}
-
-
-def test_only_jobs_that_are_in_the_way_lose_their_gpus() -> None:
-    """So do those on a node that went down, and one that starts there before it came back."""
+    # So do those on a node that went down, and one that starts there before it came back.
     log, said = repaired(
         holds(1, "start", "a", N0, ("n1", 2)), holds(1, "start", "b", ("n1", 1)), down(2, "n1")
     )
@@ -427,17 +420,14 @@ def test_only_jobs_that_are_in_the_way_lose_their_gpus() -> None:
     assert gpus_of_jobs(log) == {"b": 2, "c": 3}, "the first by id, and no more than are needed"
 
 
-def test_a_slot_is_out_of_service_until_the_latest_of_its_times() -> None:
+def test_slots_out_of_service_and_lines_that_say_nothing() -> None:
     first = [out(1, "n0/3", 100.0), out(2, "n0/3", 10.0)]
     log, said = repaired(*first, holds(50, "start", "a", N0))
     assert said == ["slot n0/3: the line that put it back into service is lost, and replaced"]
     assert (gpus_of_jobs(log), log.left_out) == ({"a": 4}, {})
     assert repaired(*first, holds(101, "start", "a", N0))[1] == [], "it is back by then"
     assert repaired(*first, holds(50, "start", "a", ("n0", 3)))[1] == []
-
-
-def test_lines_that_say_nothing_are_named_and_dropped() -> None:
-    """Those about what does not exist, and those that are there twice."""
+    # Those about what does not exist, and those that are there twice.
     log, said = repaired(
         *(JOBS[0], down(1, "n9"), out(1, "n9/0", 60.0)),
         Event(1, "slot_down", "z", detail={"slot": "n0/0", "seconds": 60.0, "reason": "died"}),
@@ -462,7 +452,6 @@ def test_lines_that_say_nothing_are_named_and_dropped() -> None:
 
 
 def log_checks(state: StateDir) -> str:
-    """What ``doctor`` says of the log."""
     return " ".join(check.text for check in examine(state.path) if "its log" in check.text)
 
 
@@ -527,9 +516,7 @@ def test_wherever_a_log_is_cut_nothing_is_lost_and_tools_agree(seed: int, tmp_pa
             assert {job.id for job in read_run(twin.events).jobs} == set(fold(events).jobs)
 
 
-def test_all_tools_name_what_is_missing_and_a_command(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_tools_name_what_is_missing_and_a_command(tmp_path, caplog) -> None:
     state = written(tmp_path, Story(6).go_on(50)[:40])
     size = state.events.stat().st_size
     os.truncate(state.events, size // 2)
@@ -615,9 +602,7 @@ def of_another_version(state: StateDir) -> bytes:
 
 
 @pytest.mark.parametrize("harm", ["no snapshot", "damaged", "of another version"])
-def test_without_a_usable_snapshot_the_log_is_what_is_there(
-    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_usable_snapshot_the_log_is_what_is_there(tmp_path, harm, caplog) -> None:
     events = Story(6).go_on(50)
     state = written(tmp_path, events[:40])
     size = state.events.stat().st_size
