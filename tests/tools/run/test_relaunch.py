@@ -183,7 +183,7 @@ def test_a_preempted_script_saves_and_loses_no_step(site: Site, kind: str) -> No
     without_gap(site)
 
 
-def test_work_after_the_last_save_is_done_again(site: Site) -> None:
+def test_work_after_the_last_acknowledged_save_is_done_again(site: Site) -> None:
     crash = site.folder / "crash"
     relaunched(site, "--steps", 30, "--every", 150, "--gate", site.gate, "--crash", crash)
 
@@ -202,7 +202,9 @@ def test_work_after_the_last_save_is_done_again(site: Site) -> None:
     assert back.samples_done == 8 * saved
     lines = [each.words for each in history(StateDir(site.state), "a")]
     assert f"went back to its save after step {saved}, {lost['lost_samples']:g} samples lost" in lines
-    # A script that watches no file gets SIGTERM at once.
+
+
+def test_a_script_that_watches_no_file_gets_sigterm_at_once(site: Site) -> None:
     relaunched(site, "--deaf")
     found = run(site, "fair-share", (lambda log: log.jobs["a"].samples_done > 0, interrupt))
     assert (found.phase, site.of("a")[-1]) == ("preempted", "requeue a 0")

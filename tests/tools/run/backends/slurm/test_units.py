@@ -258,7 +258,7 @@ def test_a_job_that_is_listed_again_was_never_gone(scene: Scene, ends: Answer) -
     scene.at(1.0, "RUNNING")
     scene.at(2.0)
     assert scene.at(3.0, "PENDING", "BeginTime").queued
-    assert scene.at(3.0 + SHOWS_S).queued
+    assert scene.at(3.0 + jobs.SHOWS_S).queued
 
 
 def test_an_early_order_and_an_exit_code_count_in_any_state(scene: Scene) -> None:
