@@ -117,13 +117,11 @@ def test_a_figure_of_another_machine_than_most_says_so(tmp_path, monkeypatch) ->
     assert renew("a", one) == ({"a": None, "b": "unknown", "c": "unknown"}, "one")
 
 
-def test_a_proven_offline_optimum_is_never_less() -> None:
+def test_the_offline_optimum_is_never_less_and_all_is_measured() -> None:
     result = {figure.name: figure.value or 0.0 for figure in offline(seeds=range(1))}
     assert result["oasis_offline_ratio_max"] >= result["oasis_offline_ratio_median"] >= 1 - PROVEN_GAP
     assert 0 < result["oasis_offline_proven"] <= 4
-
-
-def test_every_format_is_measured() -> None:
+    # Every format is measured.
     assert set(WRITERS) == set(FORMATS)
 
 

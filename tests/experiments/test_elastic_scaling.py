@@ -31,7 +31,7 @@ def experiment() -> Experiment:
     return load("elastic-scaling")
 
 
-def test_the_model_is_that_of_the_paper_and_of_its_profile() -> None:
+def test_the_model_is_that_of_the_paper_to_the_minute() -> None:
     # 16 samples on each of 2 GPUs: half a step's samples, and what no sample causes is paid in full. An
     # all-reduce is direct in a node and a ring beyond.
     links = Links(node=0.2, ring=0.5)
@@ -58,9 +58,7 @@ def test_the_model_is_that_of_the_paper_and_of_its_profile() -> None:
             seconds = speed.step_seconds(job.category.model, "p100", place, batch, None) or 0.0
             expected = job.factor(batch, sum(place), model.links)
             assert batch / seconds / (most / alone) == pytest.approx(expected)
-
-
-def test_jobs_take_their_minutes_on_one_gpu() -> None:
+    # Jobs take their minutes on one GPU.
     jobs = synthesize(Recipe.model_validate(dict(recipes())["mixed-40"]))
     speeds = Speeds(ThroughputBySize(profile_of(fitted())), node_states(cluster_of(SMALL)))
     minutes = {category.model: category.minutes for category in CATEGORIES}

@@ -70,15 +70,13 @@ def test_progress_follows_epochs_to_go_of_long_and_unseen_jobs() -> None:
     assert 0.85 <= np.mean(hits) <= 0.95
 
 
-def test_the_distribution_is_narrowed_as_far_as_unseen_jobs_bear() -> None:
+def test_what_is_learned_is_narrowed_by_unseen_jobs_and_goes_on() -> None:
     rng = np.random.default_rng(1)
     alpha, beta = rng.uniform(2, 40, 4000), rng.uniform(2, 40, 4000)
     assert trust_of(alpha, beta, rng.beta(*narrowed(alpha, beta, 0.25))) == pytest.approx(0.25, abs=0.03)
     assert trust_of(alpha, beta, rng.beta(5 * alpha, 5 * beta)) == 1
     assert narrowed(alpha, beta, 0.0)[0].tolist() == [1] * 4000
-
-
-def test_it_goes_on_from_its_document_as_if_it_had_never_stopped() -> None:
+    # It goes on from its document as if it had never stopped.
     jobs = history(12)
     through, first = ProgressPredictor(seed=5), ProgressPredictor(seed=5)
     through.learn(jobs[:8])

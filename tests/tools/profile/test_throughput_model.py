@@ -95,7 +95,7 @@ def test_rows_of_one_measurement_and_placement_count_first() -> None:
     assert found == ["measured", "modelled", "modelled", "modelled"]
 
 
-def test_limits_of_a_local_batch_are_the_profiles_and_the_jobs() -> None:
+def test_limits_of_batches_and_types_that_were_not_measured() -> None:
     assert throughput(*ONE_GPU).max_local_batch("net", "gpu") == 32
     assert throughput(*ONE_GPU, step(1, 24, None)).max_local_batch("net", "gpu") == 16
     misfit = throughput(step(1, 8, None))
@@ -108,9 +108,7 @@ def test_limits_of_a_local_batch_are_the_profiles_and_the_jobs() -> None:
     accumulated = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
     assert seconds(accumulated, 2, 64, per_gpu_max=16) == 0.34
     assert seconds(accumulated, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
-
-
-def test_unmeasured_types_and_models() -> None:
+    # Unmeasured types and models.
     model = throughput(*ONE_GPU, gpu=1.0, fast=2.0)
     assert model.step_seconds("net", "fast", (1,), 16, None) == pytest.approx(0.07)
     assert model.step_seconds("net", "other", (1,), 16, None) == pytest.approx(0.14)

@@ -242,7 +242,7 @@ def growing(job_id: str = "a", **more: object) -> Job:
     return job(job_id, batch=batch, work={"samples": 800.0}, **more)  # type: ignore[arg-type]
 
 
-def test_regimes_change_the_speed_and_count_for_the_work():
+def test_regimes_change_speed_costs_and_the_work_of_failures() -> None:
     engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 200.0}
     events = [*engine.log.events()]
@@ -260,9 +260,7 @@ def test_regimes_change_the_speed_and_count_for_the_work():
     assert state.batch_changes == (BatchChange(200.0, 4),)
     assert state.samples_done(125.0) == 300.0
     assert [change.kind for change in held.changes] == ["arrived", "batch"]
-
-
-def test_costs_and_failures_meet_the_regime_of_the_moment():
+    # Costs and failures meet the regime of the moment.
     policy = Told({0.0: {"a": 1}, 120.0: {"a": 0}, 130.0: {"a": 1}}, again_s=[120.0, 130.0])
     engine = play(policy, [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 210.0}  # ten seconds without GPUs in the second regime

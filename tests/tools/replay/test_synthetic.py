@@ -264,7 +264,7 @@ def trace() -> list[Job]:
     ]
 
 
-def test_what_is_in_a_trace_by_day_and_hour() -> None:
+def test_a_trace_by_day_and_hour_and_a_cluster_for_its_load() -> None:
     found = describe(trace(), gpus=2)
     assert (found.jobs, found.users, found.span_s, found.gpu_hours) == (3, 2, 48 * HOUR_S, 96.0)
     assert (found.jobs_without_work, found.sizes) == (1, ((2, 1), (4, 2)))
@@ -281,9 +281,7 @@ def test_what_is_in_a_trace_by_day_and_hour() -> None:
     found = describe([*trace(), job("d", at=200 * HOUR_S, gpu_seconds=48 * HOUR_S)])
     assert found.bin_s == 24 * HOUR_S
     assert found.arriving_gpus == pytest.approx((1.0, 3.0, 0, 0, 0, 0, 0, 0, 2.0))
-
-
-def test_a_cluster_for_a_load_holds_the_largest_job() -> None:
+    # A cluster for a load holds the largest job.
     found = describe(trace())
     assert found.load is None
     assert cluster_for(found, 0.2) == 10

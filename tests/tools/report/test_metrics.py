@@ -144,7 +144,7 @@ def test_utilization_counts_the_gpus_that_are_up(began_s):
     assert run_metrics(run).utilization == pytest.approx(8 / 12)
 
 
-def test_a_full_cluster_and_rates_of_changes() -> None:
+def test_a_full_cluster_rates_of_changes_and_time_of_decisions() -> None:
     changes = [(1, "start", "a", 4), (3, "shrink", "a", 3), (3, "start", "b", 1), (6, "finish", "b", 0)]
     changes += [(7, "grow", "a", 4), (8, "finish", "a", 0)]
     run = story(submit(job("a", gpus=4, low=1)), submit(job("b")), *(Event(*change) for change in changes))
@@ -160,9 +160,7 @@ def test_a_full_cluster_and_rates_of_changes() -> None:
     events = (Event(*change) for change in [*changes, (1000, "shrink", "b", 1)])
     found = run_metrics(story(*(submit(job(name, low=1), 4.0) for name in "ab"), *events))
     assert (found.rescales_per_job, found.rescales_per_hour) == (1.0, 4.0)
-
-
-def test_decision_time_from_the_counters_or_from_the_log():
+    # Decision time from the counters or from the log.
     counted = story(counters={"decisions": 4.0, "decision_seconds": 0.002})
     assert run_metrics(counted).mean_decision_ms == pytest.approx(0.5)
     logged = story(*(Event(1, "decision", detail={"decision_seconds": s}) for s in (0.001, 0.003)))

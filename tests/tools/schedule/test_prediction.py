@@ -41,7 +41,7 @@ def test_jobs_start_when_others_end_at_the_speed_of_their_model(measured, second
     assert found["c"] == StartPrediction(start_s=2 * seconds, jobs_ahead=1)
 
 
-def test_an_end_of_samples_needs_a_profile_or_a_measured_speed() -> None:
+def test_ends_need_a_speed_and_a_policy_is_asked_first() -> None:
     held = decided(*(job(name, gpus=4, work={"samples": 800.0}) for name in "ab"))
     assert predictions(copy_of(held), 0.0) == {}
     found = predictions(copy_of(held), 0.0, {"a": 80.0})
@@ -56,9 +56,7 @@ def test_an_end_of_samples_needs_a_profile_or_a_measured_speed() -> None:
     assert predictions(copy_of(held), 150.0) == {}
     held.jobs["a"].report_progress(150.0, 200.0)
     assert predictions(copy_of(held), 150.0, {"a": 2.0})["a"].end_s == 250.0
-
-
-def test_a_policy_is_asked_first_and_the_session_stays_as_it_is() -> None:
+    # A policy is asked first and the session stays as it is.
     held = session(make_policy("fifo"), NODES)
     held.submit(job("a", gpus=4, gpu_seconds=400), 5.0)
     assert predictions(copy_of(held), 5.0, asks_now=True)["a"].start_s == 5.0

@@ -146,7 +146,7 @@ def test_work_is_turned_into_samples(work: dict[str, Any] | None, samples: float
     assert arrived.total_samples == (samples if samples is None else pytest.approx(samples))
 
 
-def test_the_default_batch_fills_the_requested_gpus() -> None:
+def test_default_batches_and_the_largest_useful_size() -> None:
     spec = job(gpus=4, batch={"per_gpu_max": None})
     assert job_state(spec, speeds(ByType(t4=1, local=16), t4=(8,))).reference_batch == 64
     assert job_state(spec, speeds(ByType(t4=1), t4=(8,))).reference_batch == 4
@@ -154,15 +154,7 @@ def test_the_default_batch_fills_the_requested_gpus() -> None:
     with pytest.raises(BadInputError, match='job "a": work is stated in GPU-seconds at 4 GPUs, but'):
         job_state(job(gpus=4, batch=2, gpu_seconds=60), speeds(ByType(t4=1), t4=(8,)))
     assert job_state(job(gpus=4, gpu_seconds=60), speeds(ByType())).total_samples is None
-
-
-def by_size(**curve: float) -> Speeds:
-    """One type with three nodes of four GPUs; ``r1=10`` is the speed on one GPU."""
-    sizes = {int(name[1:]): rate for name, rate in curve.items()}
-    return Speeds(CurveThroughput({"linear": sizes}), node_states(cluster(4, 4, 4)))
-
-
-def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
+    # The useful size is the largest that is no slower.
     known, spec = by_size(r1=10, r2=18, r3=16, r4=20, r5=20, r8=15), job(gpus=8, low=1, batch=64)
     found = [known.useful(state(spec), gpus, "gpu") for gpus in range(9)]
     assert found == [0, 1, 2, 2, 4, 5, 5, 5, 5]
@@ -185,6 +177,12 @@ def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
     # Up to fewer GPUs than its smallest size a job has no speed.
     known = Speeds(CurveThroughput(), node_states(cluster(4)))
     assert known.best_rate(state(job(gpus=4, low=3, high=4, batch=64)), 2) == 0
+
+
+def by_size(**curve: float) -> Speeds:
+    """One type with three nodes of four GPUs; ``r1=10`` is the speed on one GPU."""
+    sizes = {int(name[1:]): rate for name, rate in curve.items()}
+    return Speeds(CurveThroughput({"linear": sizes}), node_states(cluster(4, 4, 4)))
 
 
 def test_speeds_are_worked_out_once_for_each_kind_of_job() -> None:
@@ -372,7 +370,7 @@ def test_smaller_sizes_come_largest_first_and_the_minimum_last(spec, sizes):
     assert [*sizes_below(job_state(spec, FOUR))] == sizes
 
 
-def test_refused_batches_and_the_nearest_size_that_runs() -> None:
+def test_batches_sizes_and_jobs_that_do_not_fit() -> None:
     speeds = Speeds(UP_TO_EIGHT, node_states(cluster(4)))
     batches = ({"size": 4, "regimes": ({"after": 0.5, "size": size},)} for size in (8, 16))
     fits, misfit = (job("a", gpus=2, work={"samples": 100.0}, batch=batch) for batch in batches)
@@ -388,18 +386,7 @@ def test_refused_batches_and_the_nearest_size_that_runs() -> None:
     assert demand_gpu_s(state, speeds) == 2 * 10 / 0.5
     # A job without a batch has one sample a replica.
     assert job_state(job("a", gpus=4, each=2, batch={"size": None}), FOUR).reference_batch == 2
-
-
-class NeedsWork(Fifo):
-    needs = frozenset({"demand"})
-
-
-class OnlyNet(type(curves())):
-    def models(self):
-        return ("net",)
-
-
-def test_check_names_what_is_wrong_with_a_job_and_passes_others():
+    # Check names what is wrong with a job and passes others.
     speeds = Speeds(OnlyNet(), node_states(cluster(4)))
     check = JobCheck(cluster(4), speeds, NeedsWork())
     work = {"samples": 10.0}
@@ -411,3 +398,12 @@ def test_check_names_what_is_wrong_with_a_job_and_passes_others():
     ):
         (found,) = check.problems(spec, "jobs")
         assert text in str(found)
+
+
+class NeedsWork(Fifo):
+    needs = frozenset({"demand"})
+
+
+class OnlyNet(type(curves())):
+    def models(self):
+        return ("net",)

@@ -266,7 +266,7 @@ def test_an_exception_names_policy_file_and_line(mine: Foreign, ask: str, body: 
     assert type(caught.value.__cause__).__name__ == error.partition(":")[0]
 
 
-def test_wrong_parameters_and_annotations_name_the_policy(mine: Foreign) -> None:
+def test_wrong_parameters_and_packages_name_the_policy(mine: Foreign) -> None:
     mine.is_written("def __init__(self, floor: int = 1):\n    self.floor = {floor}", "")
     with pytest.raises(PolicyError, match="TypeError: Object of type set is not JSON serializable"):
         make_policy("mine")
@@ -285,9 +285,7 @@ def test_wrong_parameters_and_annotations_name_the_policy(mine: Foreign) -> None
         make_policy("mine", {"floor": 1})
     with pytest.raises(UsageError, match='policy "mine" needs --param floor=VALUE'):
         make_policy("mine")
-
-
-def test_a_package_that_cannot_be_loaded_names_its_line(mine: Foreign):
+    # A package that cannot be loaded names its line.
     line = mine.is_written(BODY, "", after="1 / 0")
     with pytest.raises(UsageError, match=rf"cannot be loaded: mine.py:{line}: ZeroDivisionError"):
         make_policy("mine")

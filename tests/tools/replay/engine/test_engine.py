@@ -39,7 +39,7 @@ def overheads(engine: Engine) -> list[tuple[str | None, str, float]]:
     return [(e.job, e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
 
 
-def test_gangs_wait_in_turn_whatever_the_order_of_the_trace() -> None:
+def test_gangs_wait_in_turn_and_decisions_see_their_moment() -> None:
     first, second = job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)
     engine = play(Fifo(), [first, second], cluster(2))
     assert timeline(engine) == "0 a start 2, 10 a finish 0, 10 b start 2, 25 b finish 0"
@@ -47,9 +47,7 @@ def test_gangs_wait_in_turn_whatever_the_order_of_the_trace() -> None:
     engine = play(Fifo(), trace, cluster(1))
     assert ends(engine) == {"a": 10, "b": 20, "c": 30}
     assert play(Fifo(), trace[::-1], cluster(1)).log.json_lines() == engine.log.json_lines()
-
-
-def test_a_decision_may_stop_all_that_run() -> None:
+    # A decision may stop all that run.
     # a stands still for 4 s as b starts, which pays its own cost; that c comes stops none.
     policy = Told({0: {"a": 1}, 10: {"b": 1}, 12: {}})
     trace = [job("a", gpu_seconds=30), job("b", at=10, gpu_seconds=7), job("c", at=12, gpu_seconds=1)]
@@ -65,9 +63,7 @@ def test_a_decision_may_stop_all_that_run() -> None:
     stopped = next(event for event in engine.log.events() if event.event == "preempt")
     assert stopped.samples_done == 16
     assert ends(engine) == {"a": 44, "b": 15}
-
-
-def test_a_decision_sees_all_that_happens_at_its_moment() -> None:
+    # A decision sees all that happens at its moment.
     policy = Told({0: {"a": 1}})
     trace = [job("a", gpu_seconds=10), job("b", at=10, gpu_seconds=1), job("c", at=10, gpu_seconds=1)]
     play(policy, trace, cluster(1))
@@ -171,7 +167,7 @@ def test_a_start_is_owed_until_the_job_trains(orders, end_s, paid) -> None:
     assert overheads(engine) == [("a", *each) for each in paid]
 
 
-def test_jobs_fall_back_to_checkpoints_of_their_own_time() -> None:
+def test_jobs_fall_back_to_their_checkpoints_or_never_run() -> None:
     failures = (NodeEvent(150, "n0", up=False), NodeEvent(500, "n0", up=True))
     simulated = SimulatedCluster(rescale_cost=Cost(5), node_events=failures)
     engine = play(Fifo(), [job("a", gpu_seconds=300)], cluster(1, 1), simulated=simulated)
@@ -184,21 +180,7 @@ def test_jobs_fall_back_to_checkpoints_of_their_own_time() -> None:
     # Saved at 60 s with 60 samples; at 120 s it would have been saved next.
     requeued = next(event for event in engine.log.events() if event.event == "requeue")
     assert requeued.samples_done == 60
-
-
-class SlowerFrom(ProgressModel):
-    """From so many samples on a job has a part of its speed."""
-
-    def __init__(self, samples: float, part: float) -> None:
-        self.samples, self.part = samples, part
-
-    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
-        if samples_done < self.samples:
-            return Segment(job.samples_per_second, until_samples=self.samples)
-        return Segment(job.samples_per_second * self.part)
-
-
-def test_jobs_that_can_never_run_are_left_and_the_others_finish() -> None:
+    # Jobs that can never run are left and the others finish.
     trace = [
         job("fits", gpu_seconds=10),
         job("large", gpus=16, gpu_seconds=10),
@@ -212,6 +194,18 @@ def test_jobs_that_can_never_run_are_left_and_the_others_finish() -> None:
         "ignored": 'policy "told" never starts it',
         "large": "needs at least 16 GPUs of one type, the cluster has 4",
     }
+
+
+class SlowerFrom(ProgressModel):
+    """From so many samples on a job has a part of its speed."""
+
+    def __init__(self, samples: float, part: float) -> None:
+        self.samples, self.part = samples, part
+
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        if samples_done < self.samples:
+            return Segment(job.samples_per_second, until_samples=self.samples)
+        return Segment(job.samples_per_second * self.part)
 
 
 @pytest.mark.parametrize(("again_s", "interval_s"), [((), 60), (range(1, 5000), None)])

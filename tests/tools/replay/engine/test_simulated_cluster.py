@@ -200,7 +200,7 @@ def test_failures_are_drawn_or_read_for_each_node() -> None:
     )
 
 
-def test_all_policies_meet_the_same_failures_and_end() -> None:
+def test_policies_meet_the_same_failures_and_costs_are_means() -> None:
     trace = [job(f"j{n}", at=600.0 * n, gpus=2, gpu_seconds=7200) for n in range(10)]
     simulated = SimulatedCluster(mtbf=Mtbf(2, 0.5))
     held = inputs(trace, cluster(4, 4))
@@ -216,6 +216,20 @@ def test_all_policies_meet_the_same_failures_and_end() -> None:
     held = inputs([job("big", gpus=9, gpu_seconds=100)], cluster(4, 4))
     done = replay(held, Run("ares", simulated=SimulatedCluster(mtbf=Mtbf(1, 1))))
     assert (done.summary.rejected, done.summary.unfinished) == (1, ())
+    # Costs are means by model or of what is most like.
+    found = costs_from_events(LIVE)
+    assert (found.start.of("net"), found.start.of("mlp"), found.start.of("other")) == (5.0, 2.0, 4.0)
+    assert (found.rescale.of("net"), found.rescale.of("mlp"), found.resume.of("net")) == (0.5, 0.5, 7.0)
+    found = costs_from_events(LIVE[:7])
+    assert found.start == found.resume == found.rescale == Cost(4.0, {"mlp": 2.0, "net": 5.0})
+    shrunk = costs_from_events([LIVE[0], measured("a", "shrink", 0.25)])
+    assert shrunk.start == shrunk.resume == Cost(0.25, {"net": 0.25})
+    # Of empty and of simulated runs.
+    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
+    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
+    assert costs_from_events(run).start.of("net") == 7.0
+    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
+    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
 
 
 def submitted(job_id: str, model: str) -> Event:
@@ -237,22 +251,6 @@ LIVE = [
     Event(9.5, "progress", "a", samples_done=5.0),
     Event(9.6, "decision"),
 ]
-
-
-def test_costs_are_means_by_model_or_of_what_is_most_like() -> None:
-    found = costs_from_events(LIVE)
-    assert (found.start.of("net"), found.start.of("mlp"), found.start.of("other")) == (5.0, 2.0, 4.0)
-    assert (found.rescale.of("net"), found.rescale.of("mlp"), found.resume.of("net")) == (0.5, 0.5, 7.0)
-    found = costs_from_events(LIVE[:7])
-    assert found.start == found.resume == found.rescale == Cost(4.0, {"mlp": 2.0, "net": 5.0})
-    shrunk = costs_from_events([LIVE[0], measured("a", "shrink", 0.25)])
-    assert shrunk.start == shrunk.resume == Cost(0.25, {"net": 0.25})
-    # Of empty and of simulated runs.
-    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
-    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
-    assert costs_from_events(run).start.of("net") == 7.0
-    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
-    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
 
 
 def test_a_start_bears_the_end_of_its_job_but_no_waiting() -> None:

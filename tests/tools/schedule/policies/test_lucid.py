@@ -115,7 +115,7 @@ def pair(one: str, other: str, part: float, other_part: float) -> list[ProfileRo
     ]
 
 
-def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
+def test_of_several_the_best_one_is_joined_and_groups_teach() -> None:
     alone = [step(1, 8, 0.1, model=model) for model in "xyz"]
     too_slow = ThroughputBySize(Profile((*alone, *pair("x", "z", 0.9, 0.5))))
     held = started(Lucid(), cluster(1), job("a", model="x", batch=8), throughput=too_slow)
@@ -128,16 +128,7 @@ def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
     joined(held, 60, *late)
     assert company(held) == {"second": "c", "c": "second", "first": "d", "d": "first"}
     assert held.jobs["c"].samples_per_second == pytest.approx(80 * 0.9)
-
-
-def learned(*ended: tuple[dict[str, Any], float]) -> Durations:
-    result = Durations()
-    for spec, seconds in ended:
-        result.learn(job(**spec), seconds)
-    return result
-
-
-def test_durations_lean_on_the_groups_around_them() -> None:
+    # Durations lean on the groups around them.
     past = learned(({"model": "x"}, 10.0), ({"model": "y"}, 1000.0))
     assert past.expect(job(model="z")).seconds == pytest.approx(100.0), "the geometric mean"
     assert str(past.expect(job(model="z"))) == "100 s expected, from 2 ended jobs"
@@ -155,6 +146,13 @@ def test_durations_lean_on_the_groups_around_them() -> None:
     past = learned(*ended)
     assert past.expect(job(model="x", user="ann")).seconds == pytest.approx(60, rel=0.03)
     assert past.expect(job(model="x", user="bob")).seconds == pytest.approx(6000, rel=0.03)
+
+
+def learned(*ended: tuple[dict[str, Any], float]) -> Durations:
+    result = Durations()
+    for spec, seconds in ended:
+        result.learn(job(**spec), seconds)
+    return result
 
 
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=30), st.data())

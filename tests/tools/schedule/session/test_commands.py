@@ -299,7 +299,7 @@ def test_of_many_jobs_a_waiting_one_names_the_first(others: str, words: str):
     assert explanations(held, 1.0)["z"].reason == f"waits for {words} to end"
 
 
-def test_a_job_after_one_that_did_not_finish_never_starts():
+def test_jobs_after_a_failed_one_and_arrays_with_a_limit() -> None:
     later = (job("b", after={"a": "ok"}), job("c", after={"b": "ok"}), job("d", after={"b": "any"}))
     held = opened(cluster(8), job("a"), *later)
     held.end("a", 1.0, "failed")
@@ -319,9 +319,7 @@ def test_a_job_after_one_that_did_not_finish_never_starts():
     assert {verdict.job: verdict.reason for verdict in schedule.rejected}["b"] == (
         "was to start after job a, which was rejected"
     )
-
-
-def test_of_an_array_as_many_are_shown_as_its_limit_allows():
+    # Of an array as many are shown as its limit allows.
     held = opened(cluster(8), *(member(number) for number in range(4)))
     assert list(held.in_play) == ["s-0", "s-1"]
     assert explanations(held, 1.0)["s-3"].reason == "beyond the limit of array s: 2 jobs at a time"

@@ -211,7 +211,7 @@ def test_the_first_to_be_asked_again_is_and_all_must_be_quiet(x: Any, y: Any, ex
     assert (held.ask_again_s, held.quiet_until_s) == expected
 
 
-def test_rounds_are_asked_for_and_gpus_of_others_are_refused() -> None:
+def test_when_policies_are_asked_and_what_they_may_take() -> None:
     held = world(cluster(4), shares(32.0, x={}, y={}), policy=asks(x=(None, 1e6), y=(None, 1e6)))
     comes(held, rigid("x", 2), at=0.0)
     assert (held.ask_again_s, held.quiet_until_s) == (None, 1e6)
@@ -224,18 +224,7 @@ def test_rounds_are_asked_for_and_gpus_of_others_are_refused() -> None:
         comes(held, rigid("x", 6), elastic("y", 4, low=4))
     with pytest.raises(PolicyError):
         comes(world(cluster(8), TWO, policy=owned(lambda _: None)), rigid("x", 6))
-
-
-def says(**answer: Any) -> type[Owned]:
-    """The policy of x says this, that of y takes what it can."""
-
-    def decide(snapshot: Snapshot) -> Decision:
-        return Decision(**answer) if "x" in snapshot.jobs else takes(snapshot)
-
-    return owned(decide)
-
-
-def test_jobs_are_rejected_and_admitted_by_policies_teams():
+    # Jobs are rejected and admitted by policies teams.
     policy = says(rejected={"x": "no"}, admissions={"x": {"admitted": False}})
     held = world(cluster(8), TWO, policy=policy)
     assert comes(held, rigid("x", 6), rigid("y", 1)) == {"x": "reject", "y": "start"}
@@ -251,6 +240,15 @@ def test_jobs_are_rejected_and_admitted_by_policies_teams():
     held = world(cluster(8), TWO, policy=owned(answer))
     assert comes(held, rigid("x", 4), rigid("y", 8), at=1.0) == {"y": "start"}
     assert (held.ask_again_s, held.admissions) == (50.0, {"x": {"admitted": True}})
+
+
+def says(**answer: Any) -> type[Owned]:
+    """The policy of x says this, that of y takes what it can."""
+
+    def decide(snapshot: Snapshot) -> Decision:
+        return Decision(**answer) if "x" in snapshot.jobs else takes(snapshot)
+
+    return owned(decide)
 
 
 # GPU types that policies leave open.

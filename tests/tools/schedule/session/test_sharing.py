@@ -62,7 +62,7 @@ def test_two_jobs_share_gpus_and_one_that_stays_has_full_speed() -> None:
     assert held.free.by_type == {"gpu": 2}
 
 
-def test_either_of_two_may_leave_or_move_and_a_third_may_come() -> None:
+def test_one_of_two_may_leave_or_both_leave_a_node() -> None:
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
     before = [Holding.of(each) for each in held.jobs.values()]
@@ -86,9 +86,7 @@ def test_either_of_two_may_leave_or_move_and_a_third_may_come() -> None:
     held.hold_back("a", 2, "its owner")
     assert steps(held, 2) == [("a", "preempt")]
     assert held.jobs["b"].samples_per_second == 2
-
-
-def test_pair_leaves_a_node_that_is_drained_or_vanishes_together() -> None:
+    # Pair leaves a node that is drained or vanishes together.
     held = pair(shared(2, 4))
     held.drain("n0", 1, now=True)
     assert steps(held, 1, a=2, b=beside("a")) == [("a", "move"), ("b", "move")]

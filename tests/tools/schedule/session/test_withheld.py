@@ -157,7 +157,7 @@ def under(policy: str, nodes: Cluster, *jobs) -> Session:
     return held
 
 
-def test_a_job_keeps_gpus_batch_and_place_until_cooldown_is_over() -> None:
+def test_cooldowns_and_minimum_runs_keep_jobs_as_they_are() -> None:
     held = opened(ruled(4, cooldown=60), GROWS)
     assert steps(held, 0, a=2) == [("a", "start")]
     assert steps(held, 59, a=4) == []
@@ -172,9 +172,7 @@ def test_a_job_keeps_gpus_batch_and_place_until_cooldown_is_over() -> None:
     assert steps(held, 30, a=Target(2, global_batch=128)) == []
     assert steps(held, 30, a=Target(2, placement=(("n1", 2),))) == []
     assert steps(held, 60, a=Target(2, global_batch=128)) == [("a", "rebatch")]
-
-
-def test_a_minimum_run_keeps_a_job_from_being_preempted_alone() -> None:
+    # A minimum run keeps a job from being preempted alone.
     held = opened(ruled(4, min_run=60), GROWS)
     assert steps(held, 0, a=2) == [("a", "start")]
     assert steps(held, 1, a=1) == [("a", "shrink")]

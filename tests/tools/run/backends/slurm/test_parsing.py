@@ -15,7 +15,7 @@ def node(release: str, name: str) -> parsing.SlurmNode:
     return result
 
 
-def test_a_node_says_what_it_has_and_where_it_is() -> None:
+def test_a_node_says_what_it_has_and_whether_it_serves() -> None:
     n0, gpu01, a100 = node("22.05", "n0"), node("20.11", "gpu01"), node("23.11", "a100-01")
     assert (n0.address, n0.host, n0.partitions) == ("127.0.0.1", "login1", ("main",))
     assert (n0.cpus, n0.memory_bytes, n0.gpus) == (8, 1000 << 20, (("", 4),))
@@ -27,9 +27,7 @@ def test_a_node_says_what_it_has_and_where_it_is() -> None:
     assert parsing.state_words("mixed#") == {"MIXED", "POWERING_UP"}
     assert not node("20.11", "gpu02").responds
     assert node("20.11", "gpu01").responds
-
-
-def test_a_node_serves_or_has_a_reason_of_any_words() -> None:
+    # A node serves or has a reason of any words.
     assert node("22.05", "n2").reason == "disk = bad"
     assert node("20.11", "gpu02").reason == "fan 3, slot=2"
     assert node("24.05", "queue-dy-2").reason == "gres/gpu count reported lower than configured (0 < 1)"

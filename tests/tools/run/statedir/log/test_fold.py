@@ -400,8 +400,8 @@ def test_totals_count_each_event_and_a_job_by_its_last_end() -> None:
     assert (known.jobs["a"].phase, known.active) == ("failed", {})
 
 
-def test_repeated_work_counts_from_the_begin_of_the_first_step() -> None:
-    """100 samples in 10 s on two GPUs; it goes back from 200 to 150, and the step did 10 of them."""
+def test_repeated_work_and_reports_belong_to_their_attempt() -> None:
+    # 100 samples in 10 s on two GPUs; it goes back from 200 to 150, and the step did 10 of them.
     events = [START, progress(12.0, 100.0), progress(22.0, 200.0), failed(23.0, 1), holds(24.0, "resume", 2)]
 
     def lost(last: Event) -> dict[str, float]:
@@ -412,10 +412,7 @@ def test_repeated_work_counts_from_the_begin_of_the_first_step() -> None:
     assert lost(event(30.0, "epoch", samples_done=200.0, detail={"attempt": 2})) == {}, "nothing is repeated"
     saved = event(31.0, "checkpoint", overhead_seconds=0.25, detail={"attempt": 2})
     assert lost(saved) == {"checkpoints": 0.25 * 2}
-
-
-def test_a_report_refines_a_job_on_gpus_in_its_newest_attempt() -> None:
-    """And ``status`` shows it."""
+    # And ``status`` shows it.
     result = log(START, FIRST)
     result.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
     shown = status_text(Status(result), 16.0).splitlines()[1]

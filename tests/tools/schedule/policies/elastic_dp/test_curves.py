@@ -52,7 +52,7 @@ def by_hand(gpus: int, batch: int) -> float:
     return batch / (compute + SYNC_S * (gpus > 1))
 
 
-def test_each_size_gets_the_batch_that_is_fastest() -> None:
+def test_no_other_batch_is_faster_on_any_size() -> None:
     known = measured(1, 2, 4, 8)
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
@@ -66,10 +66,7 @@ def test_each_size_gets_the_batch_that_is_fastest() -> None:
     for gpus in (1, 2, 4, 8):
         best = max(by_hand(gpus, batch) for batch in range(8 * gpus, min(64 * gpus, 500) + 1))
         assert by_hand(gpus, int(curve.batches[gpus])) == pytest.approx(best)
-
-
-def test_no_other_batch_is_faster_on_any_size():
-    """Comparing all batches, where only a selection is tried."""
+    # Comparing all batches, where only a selection is tried.
     known = measured(1, 2, 4, 8)
     for low, high in ((20, 500), (8, 37), (100, 101), (64, 64), (300, 700)):
         each = state(known, low, high, per_gpu_max=60)

@@ -136,7 +136,7 @@ def test_of_equally_good_allocations_the_last_job_gets_least(curves: list[Curve]
         assert tuple(result.sizes()) == min(tied, key=lambda each: each[::-1])
 
 
-def test_a_quota_holds_for_all_jobs_of_a_user() -> None:
+def test_quotas_of_users_and_gains_on_the_grid() -> None:
     fast, slow = [0, 2, 4, 6, 8], [0, 1, 2, 3, 4]
     assert sizes(8, fast, fast, slow, users=["ann", "ann", "bob"]) == [4, 3, 1]
     assert sizes(8, fast, fast, slow, users=["ann", "ann", "bob"], quota=5) == [4, 1, 3]
@@ -159,9 +159,7 @@ def test_a_quota_holds_for_all_jobs_of_a_user() -> None:
     assert result.sizes() == [4]
     assert result.add(fixed, "ann")
     assert result.sizes() == [1, 2]
-
-
-def test_gains_are_on_the_grid_and_without_what_fewer_gpus_reach():
+    # Gains are on the grid and without what fewer GPUs reach.
     gains = gains_of([0, -inf, 0.1, 0.3, 0.2, 0.35, 0.35])
     assert (gains.least, gains.base, gains.concave) == (2, 0.1, False)
     assert gains.by_extra[2] == -inf

@@ -145,7 +145,7 @@ def test_a_change_that_was_not_measured_is_not_charged(caplog: pytest.LogCapture
     assert caplog.text.count("measure them with `pliant profile --costs`") == 1
 
 
-def test_types_are_clusters_and_rigid_jobs_get_their_request() -> None:
+def test_types_moments_and_ends_of_a_decision() -> None:
     jobs = [elastic(name, low=low) for name, low in (("a", 3), ("b", 3), ("c", 1), ("d", 2))]
     held = started(ElasticDp(), mixed_cluster(old=(4,), new=(4,)), *jobs, throughput=SPEEDS)
     assert sizes(held) == {"a": 3, "b": 4, "c": 1}
@@ -157,24 +157,7 @@ def test_types_are_clusters_and_rigid_jobs_get_their_request() -> None:
 
     held = begun(elastic("a"), elastic("giant", low=9, high=9), job("wide", gpus=12, user="ann"))
     assert set(held.ended) == {"giant", "wide"}
-
-
-GPUS = 40
-
-
-def change(time_s: float, kind: ChangeKind = "arrived") -> Change:
-    return Change(time_s, kind, JobState(job("a"), 1, None))
-
-
-def asked(times: ScalingTimes, changes: Sequence[Change], now_s: float) -> bool:
-    """Whether sizes may change now; if so, they are looked at."""
-    due = times.due(changes, now_s, GPUS)
-    if due:
-        times.hold(now_s)
-    return due
-
-
-def test_a_moment_is_answered_once_and_ends_count_against_it() -> None:
+    # A moment is answered once and ends count against it.
     times = ScalingTimes(600, None)
     assert asked(times, [change(0), change(0)], 0)
     assert not asked(times, [change(0, "rejected"), change(3)], 3)
@@ -195,6 +178,21 @@ def test_a_moment_is_answered_once_and_ends_count_against_it() -> None:
     assert asked(times, [change(0)] * 1000, 0)
     assert not asked(times, [change(1, "finished")] * 9, 1)
     assert asked(times, [change(2, "finished")], 2)
+
+
+GPUS = 40
+
+
+def change(time_s: float, kind: ChangeKind = "arrived") -> Change:
+    return Change(time_s, kind, JobState(job("a"), 1, None))
+
+
+def asked(times: ScalingTimes, changes: Sequence[Change], now_s: float) -> bool:
+    """Whether sizes may change now; if so, they are looked at."""
+    due = times.due(changes, now_s, GPUS)
+    if due:
+        times.hold(now_s)
+    return due
 
 
 @given(
@@ -262,7 +260,7 @@ def batches(held: Session) -> dict[str, int]:
     return {name: state.global_batch for name, state in sorted(held.jobs.items()) if state.gpus}
 
 
-def test_large_batches_need_many_gpus_and_small_ones_waste_them():
+def test_large_batches_need_many_gpus_and_random_ones_a_seed() -> None:
     jobs = [any_batch(name, at) for at, name in enumerate("abc")]
     held = on_batches(MaxBs(), *jobs)
     assert sizes(held) == {"a": 4, "b": 4}, "the third waits for four GPUs"
@@ -273,9 +271,7 @@ def test_large_batches_need_many_gpus_and_small_ones_waste_them():
     slower = curves(slower={1: 1, 2: 0.9, 4: 0.8})
     large = elastic("a", "slower", batch={"size": 64, "per_gpu_max": 32})
     assert sizes(started(MaxBs(), cluster(8), large, throughput=slower)) == {"a": 2}
-
-
-def test_a_random_batch_depends_on_seed_and_job_alone():
+    # A random batch depends on seed and job alone.
     jobs = [any_batch(f"j{i}", at=i, most=32) for i in range(6)]
     result = batches(on_batches(RandomBs(), *jobs))
     assert len(set(result.values())) > 1

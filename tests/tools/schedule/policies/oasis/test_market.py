@@ -145,16 +145,14 @@ def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
     assert broken_rules(servers, planned, slots) == []
 
 
-def test_the_check_of_schedules_sees_every_broken_rule() -> None:
+def test_broken_rules_are_seen_and_estimates_have_a_beginning() -> None:
     bid = Bid("a", 1, 3, 2, np.array([3.0, 1.0]), np.array([1.0, 0.0]), np.ones(4), 1.0, 1.0)
     servers = replace(ONE, ps=np.array([[1.0, 0.0]]))
     plan = SlotPlan(0, np.array([[2], [0]]), np.array([[1], [2]]))
     assert len(broken_rules(servers, [(bid, plan)], 4)) == 7
     good = SlotPlan(1, np.array([[1], [1], [1]]), np.array([[1], [1], [1]]))
     assert broken_rules(servers, [(bid, good)], 4) == []
-
-
-def test_estimates_begin_at_half_the_median_and_servers_at_one() -> None:
+    # Estimates begin at half the median and servers at one.
     # Jobs that are worth 5 to 50 and take 8 worker-slots of two units each; U is as for the true bounds.
     jobs = [job(f"job-{n}", 8, 10.0 * n) for n in range(1, 11)]
     result = PriceBounds.estimated(jobs, ONE, 4)

@@ -94,7 +94,7 @@ def rich(count: int, value: float = 100.0) -> list[Job]:
     return [bidder(f"rich{index}", 4, value=value) for index in range(count)]
 
 
-def test_prices_do_not_count_a_slot_that_is_out_of_service():
+def test_prices_count_slots_in_service_and_rise_with_worth() -> None:
     admissions = []
     for gpus in (4, 5):
         held = session(policy(), cluster(gpus))
@@ -115,9 +115,7 @@ def test_prices_do_not_count_a_slot_that_is_out_of_service():
     again.decide(1.0)
     assert kept["ledger"]["estimate"]
     assert again.policy.dump_state()["ledger"]["estimate"] == kept["ledger"]["estimate"]
-
-
-def test_what_is_worth_more_raises_the_price_for_later_jobs():
+    # What is worth more raises the price for later jobs.
     held = bidding(*rich(5))
     held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
     [turned_away] = held.decide(1.0)
@@ -189,7 +187,7 @@ def test_plans_change_where_jobs_or_nodes_do_not_keep_them():
     assert held.policy.explain(held.snapshot(100.0))["a"].reason == "4 workers for 3 min; ends within 3 min"
 
 
-def test_slots_to_come_are_in_the_schedule_and_in_words():
+def test_slots_to_come_are_written_down_and_asked_for_little() -> None:
     held = bidding(bidder("a", 8), bidder("b", 8))
     result = schedule_of(held, [], 0.0, explain=True)
     reserved = [*result.allocations, *result.waiting]
@@ -205,6 +203,21 @@ def test_slots_to_come_are_in_the_schedule_and_in_words():
     plain = schedule_of(held, [], 0.0)
     assert any(verdict.reserved for verdict in plain.waiting)
     assert [verdict.reserved for verdict in plain.waiting] == [verdict.reserved for verdict in result.waiting]
+    # A decision asks little of jobs that wait or go on.
+    few, many = (one_comes_and_one_ends(others) for others in (10, 30))
+    assert few
+    assert few == many
+
+    held = bidding(*[job(f"{index:03}", high=4, low=1, gpu_seconds=30 * SLOT_S) for index in range(50)])
+    booked = len(held.reserved(0.0))
+    assert booked < 10
+    at_once = work_of(lambda: held.decide(SLOT_S))
+    assert at_once["bid"] <= booked + 3, "those that are planned again, and those that fill the last slot"
+
+    held = bidding(*[job(f"{index}", gpus=4, gpu_seconds=8 * SLOT_S) for index in range(10)])
+    held.decide(SLOT_S)
+    result = work_of(lambda: held.decide(2 * SLOT_S))
+    assert result["sizes_from"] <= 3, "of the job that runs, and of one that is planned again"
 
 
 COUNTED = (
@@ -239,23 +252,6 @@ def one_comes_and_one_ends(others: int) -> Counter[str]:
     assert "new" in held.admissions
     assert len(held.reserved(30.0)) > others
     return result
-
-
-def test_a_decision_asks_little_of_jobs_that_wait_or_go_on():
-    few, many = (one_comes_and_one_ends(others) for others in (10, 30))
-    assert few
-    assert few == many
-
-    held = bidding(*[job(f"{index:03}", high=4, low=1, gpu_seconds=30 * SLOT_S) for index in range(50)])
-    booked = len(held.reserved(0.0))
-    assert booked < 10
-    at_once = work_of(lambda: held.decide(SLOT_S))
-    assert at_once["bid"] <= booked + 3, "those that are planned again, and those that fill the last slot"
-
-    held = bidding(*[job(f"{index}", gpus=4, gpu_seconds=8 * SLOT_S) for index in range(10)])
-    held.decide(SLOT_S)
-    result = work_of(lambda: held.decide(2 * SLOT_S))
-    assert result["sizes_from"] <= 3, "of the job that runs, and of one that is planned again"
 
 
 def test_plans_that_no_schedule_can_hold_are_left_out(monkeypatch):

@@ -119,7 +119,7 @@ def test_a_limit_is_gpus_in_proportion_to_the_batch(limit: int, sizes: int):
     assert len(row.utilization) == sizes + 1
 
 
-def test_of_the_batches_within_the_limit_the_fastest_is_chosen():
+def test_the_fastest_batch_within_the_limit_and_unstated_epochs() -> None:
     # A GPU holds 32 samples. On three GPUs 63 are faster than 64: one share would be of 22.
     batch = {"size": 16, "min": 8, "max": 256, "per_gpu_max": 32}
     spec = job("a", model="m", low=1, high=8, elastic="size+batch", batch=batch)
@@ -133,14 +133,7 @@ def test_of_the_batches_within_the_limit_the_fastest_is_chosen():
 
     row = SizeTables(SPEEDS).row(state, "gpu", 16, BatchLimit(128, 32.0))
     assert row.batches == [0, 64, 64, 64, 64]
-
-
-def measured(*model: float) -> SizeTables:
-    """On eight GPUs, with these seconds of a step, of a sample, and of a doubling."""
-    return SizeTables(Speeds(FixedAndPerSample({"m": model}), node_states(cluster(8))))
-
-
-def test_unstated_epochs_and_arrivals_follow_from_what_was_seen() -> None:
+    # Unstated epochs and arrivals follow from what was seen.
     spec = job("a", low=1, high=8)
     state, epochs = JobState(spec, 64, None), EpochRule(60.0, None)
     state.gpus, state.samples_per_second = 1, 10.0
@@ -159,3 +152,8 @@ def test_unstated_epochs_and_arrivals_follow_from_what_was_seen() -> None:
     again = ArrivalRate()
     again.load(rate.dump())
     assert again.per_second == rate.per_second
+
+
+def measured(*model: float) -> SizeTables:
+    """On eight GPUs, with these seconds of a step, of a sample, and of a doubling."""
+    return SizeTables(Speeds(FixedAndPerSample({"m": model}), node_states(cluster(8))))

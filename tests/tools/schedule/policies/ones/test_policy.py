@@ -41,7 +41,7 @@ def reason(held: Session, name: str, time_s: float) -> str:
     return held.explain(time_s)[name].reason
 
 
-def test_a_job_doubles_its_batch_and_gpus_after_each_epoch():
+def test_a_job_doubles_after_each_epoch_and_no_more_in_a_crowd() -> None:
     held, seen, time_s = opened(trainable("a", epochs=100)), [], 0.0
     for _ in range(5):
         seen.append((decided(held, time_s)["a"], batches(held)["a"]))
@@ -53,10 +53,7 @@ def test_a_job_doubles_its_batch_and_gpus_after_each_epoch():
     held = opened(trainable("a", epochs=100, batch=SHRUNK | {"size": 32, "max": 128}))
     *_, last = (decided(held, time_s) for time_s in range(0, 60, 10))
     assert (last, batches(held)) == ({"a": 4}, {"a": 128}), "its largest"
-
-
-def test_in_a_crowd_no_change_more_than_doubles_a_batch():
-    """Jobs of many sizes come and go; updates shrink some far below what they had."""
+    # Jobs of many sizes come and go; updates shrink some far below what they had.
     held, time_s, grown = opened(gpus=12), 0.0, 0
     for number in range(60):
         epochs = 43 if number % 5 == 0 else 3

@@ -150,7 +150,7 @@ def test_a_job_whose_changes_cost_more_than_allowed_is_named(lost_s, short):
     assert short is None or short in why
 
 
-def test_nothing_is_promised_on_several_types_or_by_weight() -> None:
+def test_what_is_not_promised_and_what_four_deals_are() -> None:
     # Equal shares would give it every other deal, and end it within 1800 s. It waits for every other job.
     long = job("long", gpus=4, work={"samples": 2000})
     short = [job(f"s{n}", at=450.0 * n, gpus=4, work={"samples": 1900}) for n in range(3)]
@@ -168,10 +168,7 @@ def test_nothing_is_promised_on_several_types_or_by_weight() -> None:
     run = replayed([heavy, *short], cluster(4))
     assert next(each.end_s or 0.0 for each in run.jobs if each.id == "heavy") > 5 * 600
     assert run_metrics(run).jobs_past_gps_bound == 0
-
-
-def test_rigid_jobs_are_served_in_one_of_four_deals() -> None:
-    """A job of all four GPUs has had a deal; then every deal one comes that has had none."""
+    # A job of all four GPUs has had a deal; then every deal one comes that has had none.
     kept = EqualShares(100.0, 20.0)
     kept.enter(job_state(job("wide", gpus=4, work={"samples": 1e6}), FOUR), 0.0)
     served = []

@@ -320,7 +320,7 @@ ONES = np.ones(knowledge.CELLS)
 CURVE = GoodputCurve(np.array([10, 30]), np.array([[0.0, 0.0], [1.0, 2.0], [2.0, 3.0]]), 10, 0)
 
 
-def test_rates_ahead_are_means_over_the_work_left():
+def test_rates_ahead_and_noise_scales_by_hand() -> None:
     # φ = 10 makes batch 30 half as useful: 1 a second on one GPU; where φ is large, 2 a second.
     ahead = knowledge.Ahead(CURVE)
     ahead.update(np.where(np.arange(knowledge.CELLS) < knowledge.CELLS // 2, 10.0, 1e15), ONES)
@@ -334,9 +334,7 @@ def test_rates_ahead_are_means_over_the_work_left():
 
     ahead.update(10.0 * ONES, 0.5 * ONES)
     assert ahead.whole(0.0) == pytest.approx([0.0, 0.5, 1.0])
-
-
-def test_noise_is_interpolated_and_large_pools_try_whole_nodes() -> None:
+    # Noise is interpolated and large pools try whole nodes.
     seen = knowledge.noise_scales()
     assert seen.line("net") is None
     seen.observe("net", 0.0, 1.0)
@@ -354,7 +352,7 @@ def test_noise_is_interpolated_and_large_pools_try_whole_nodes() -> None:
     assert sizes_of(64, 4).tolist() == [*range(65)]
 
 
-def test_unstated_work_is_that_of_longer_jobs_of_the_model():
+def test_unstated_work_and_what_changes_cost_by_hand() -> None:
     jobs = [job(name, work={"samples": samples}) for name, samples in (("short", 10.0), ("long", 1000.0))]
     held = opened(ShadowPrice(), cluster(1), *jobs, job("silent", low=1, high=1))
     known, silent = knowledge.Knowledge(900.0, 30.0, "stated", 1.0), held.jobs["silent"]
@@ -365,10 +363,7 @@ def test_unstated_work_is_that_of_longer_jobs_of_the_model():
     for samples, expected in ((0.0, 505.0), (100.0, 900.0), (2000.0, None)):
         silent.report_progress(0.0, samples)
         assert known.left(silent, 0.0) == (expected and pytest.approx(expected))
-
-
-def test_what_changes_cost_is_how_long_jobs_do_not_train():
-    """A job that stands still for 200 s after each change of its size is seen to do so for 180."""
+    # A job that stands still for 200 s after each change of its size is seen to do so for 180.
     costs = knowledge.ChangeCosts()
     speeds = Speeds(curves(), node_states(cluster(4)))
     state = job_state(job("a", low=1, high=4, model="net", work={"samples": 1e6}), speeds)

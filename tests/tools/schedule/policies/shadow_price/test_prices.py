@@ -86,7 +86,7 @@ def test_a_power_of_the_gpus_gives_the_ranks_of_hesrpt(power: float):
         assert part == pytest.approx(1 - ((m - 1) / m) ** (1 / (1 - power)), rel=5e-3)
 
 
-def test_no_schedule_is_better_whatever_the_units() -> None:
+def test_no_schedule_is_better_whatever_the_units_or_the_hulls() -> None:
     # Samples counted by the thousand, hours instead of seconds: the worth of the work left is the same.
     rng = np.random.default_rng(5)
     jobs = [_curve(rng, K) for _ in range(5)]
@@ -104,9 +104,7 @@ def test_no_schedule_is_better_whatever_the_units() -> None:
         work = rng.lognormal(2.0, 1.0, count).tolist()
         least = _least_flow_time(curves, tuple(work), gpus)
         assert _flow_time_by_prices(curves, work, gpus) <= 1.01 * least
-
-
-def test_hulls_touch_the_curve_and_large_pools_are_priced_alike() -> None:
+    # Hulls touch the curve and large pools are priced alike.
     rng = np.random.default_rng(3)
     for _ in range(50):
         rates = _curve(rng, K)
