@@ -28,7 +28,6 @@ def test_the_readme_names_extras_that_exist() -> None:
 
 
 def test_the_commands_that_train_run_when_they_are_pasted(tmp_path: Path) -> None:
-    """A tutorial, whose test calls them, measures and runs likewise; test_docs calls the first replay."""
     replays, trains = (block.commands for block in BLOCKS)
     tutorial = (ROOT / "docs/tutorials/profile-your-first-job.md").read_text().replace("\\\n ", "")
     lines = {" ".join(line.split()) for line in tutorial.splitlines()}

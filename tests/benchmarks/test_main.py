@@ -45,7 +45,6 @@ def test_each_runs_in_its_smallest_form(name: str) -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", SERVICES)
 def test_each_that_needs_a_service_runs_small(name: str) -> None:
-    """Of ``rivals`` all parts may be such that nothing here can run them."""
     try:
         result = smallest(name)
     except NotMeasurableError as error:

@@ -67,7 +67,6 @@ def test_a_terminal_gets_it_escaped(here: Path) -> None:
 
 @pytest.mark.parametrize("words", ["log --tail 9", "log --tail 9 -f", "schedule --policy fifo"])
 def test_what_is_data_in_a_pipe_does_not_act_on_a_terminal(words, here: Path, monkeypatch) -> None:
-    """JSON escapes no character above 0x7f, and some of these begin a command as ESC does."""
 
     def leave(_: float) -> None:
         raise KeyboardInterrupt
@@ -92,7 +91,6 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(name, here: Path, monkeypatch) -> None:
-    """A file of that name that is not there, one that holds such a key, and an option of that name."""
     (here / f"{name}.jsonl").write_text(
         json.dumps({"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 1}, name: 1}) + "\n"
     )

@@ -120,7 +120,6 @@ def test_a_profile_may_come_through_stdin(here: Path, stdin, source, has_profile
 
 
 def test_a_file_that_is_no_profile_is_left_to_whom_it_belongs(here: Path, stdin):
-    """The list that a loop in a shell reads from is neither taken for a profile nor consumed."""
     (here / "list.txt").write_text("jobs.jsonl\nother.jsonl\n")
     descriptor = os.open("list.txt", os.O_RDONLY)
     os.read(descriptor, len("jobs.jsonl\n"))
@@ -164,7 +163,6 @@ def test_a_state_directory_brings_everything(here: Path):
 
 
 def test_without_a_time_the_whole_log_counts(here: Path):
-    """A start that another machine logged a moment ahead of our clock holds its GPUs."""
     ahead, place = 1e11, (("n0", 4),)
     events = [
         Event(0, "decision", detail=INFO),

@@ -102,7 +102,6 @@ def test_on_a_terminal_it_stays_in_place_until_q(state: Path) -> None:
 
 
 def test_how_to_leave_is_read_whatever_is_said_above_it(monkeypatch, capsys) -> None:
-    """The line above it names a folder, and breaks where the terminal ends."""
     monkeypatch.setattr("pliant.cli.status.Keys.wait", lambda *_: "q")
     monkeypatch.setenv("COLUMNS", "80")
     for length in range(60, 90):
@@ -140,7 +139,6 @@ def test_the_end_of_the_terminal_leaves(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_keys_end_with_a_terminal_that_fails(monkeypatch: pytest.MonkeyPatch, keyboard: int) -> None:
-    """Some systems say so by an error where others say that nothing is left."""
 
     def fail(*_: object) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
@@ -157,7 +155,6 @@ def test_keys_end_with_a_terminal_that_fails(monkeypatch: pytest.MonkeyPatch, ke
 def test_a_terminal_that_is_closed_ends_it_without_a_word(
     words: list[str], kind: str, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not every terminal that goes sends a signal: here it is no controlling one."""
     monkeypatch.setenv("TERM", kind)
     terminal, own = pty.openpty()
     line = [sys.executable, "-m", "pliant.cli", *words, "--state", str(state)]

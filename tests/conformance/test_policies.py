@@ -294,7 +294,6 @@ def at_first(policy: str) -> tuple[list[Job], list[stories.Moment]]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_years_later_under_other_names_the_same_happens(policy: str):
-    """The names are others in the same order."""
     jobs, expected = at_first(policy)
     name = (lambda job_id: job_id) if policy in BY_NAME else renamed
     shift_s = stories.SHIFTS_S[1]
@@ -318,7 +317,6 @@ def test_ties_of_claims_are_broken_alike_at_every_hour(policy: str):
 
 
 def test_ties_of_plans_are_broken_alike_at_every_hour():
-    """What they cost differs by rounding, from hour to hour."""
     assert not stories.decisions_changed_by_translation(1, policies=["oasis"], jobs=10, first=16)
 
 
@@ -348,7 +346,6 @@ def slowed_parameters(policy: str, factor: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_where_every_second_lasts_twice_as_long_all_is_later(policy: str):
-    """Twice: then no number is rounded otherwise."""
     if policy in UNSCALED:
         pytest.skip(UNSCALED[policy])
     jobs, expected = at_first(policy)

@@ -211,7 +211,6 @@ def test_every_scene_is_a_sweep_with_its_inputs(experiment: Experiment, tmp_path
 
 
 def test_jobs_name_the_recorded_job_of_about_their_size(tmp_path: Path) -> None:
-    """An accuracy of a recorded epoch is that of a job of its kind at the same part of its work."""
     kind = model.BY_NAME["resnet50-imagenet"]
     jobs = jobs_of([Arrival(f"a{size}", 0.0, kind, size) for size in (12_000, 18_000)], 0)
     names = {row.model for row in drawn_histories()}

@@ -177,7 +177,6 @@ def trained(folder: Path, arm: str) -> list[tuple[int | None, int | None]]:
 
 @pytest.mark.torch
 def test_small_trainings_change_what_their_arm_says(tmp_path: Path) -> None:
-    """Whether a regrouped sum changes that depends on the order in which a processor adds."""
     from experiments.accuracy.measure import measured
 
     chosen = {arm.name: arm for arm in arms(SMOKE) if arm.name in TRAINED}

@@ -139,7 +139,6 @@ model, data = GPT2LMHeadModel(config), Data()
     ids=["accelerate", "lightning", "transformers"],
 )
 def test_a_resized_training_ends_as_if_it_never_was(site: Site, library, heading, around, model) -> None:
-    """The cheapest of them with torchrun as users run it."""
     need_installed(*IMPORTS)
     text = f"{around}{recipe(heading)}\nat_end({model})\n"
     check(site, IMPORTS[library], text, forks=library != "accelerate")

@@ -181,7 +181,6 @@ def test_turns_start_each_job_once_and_catch_up_after_an_outage(sh: Shell, input
 
 
 def test_the_crontab_of_the_docs_prints_what_is_to_be_mailed(tmp_path: Path) -> None:
-    """With no more in the environment than cron gives."""
     crontab = DOCS.read_text().split("In a crontab")[1]
     (path,) = re.findall(r"^    PATH=(.*)$", crontab, re.MULTILINE)
     (line,) = re.findall(r"^    \* \* \* \* \* (.*)$", crontab, re.MULTILINE)

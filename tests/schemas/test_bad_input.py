@@ -189,7 +189,6 @@ def test_a_cluster_can_be_wrong(nodes: str, expected: str | None) -> None:
     ],
 )
 def test_options_of_slurm_leave_its_jobs_to_be_found(option: str, is_ours: bool) -> None:
-    """A lease under another name would be submitted again and again."""
     nodes, options = '[{"name": "a", "gpus": 1}]', f'{{"options": ["-G1", "{option}"]}}'
     text = f'{{"nodes": {nodes}, "slurm": {options}}}'
     if is_ours:

@@ -165,7 +165,6 @@ def epoch(job_id: str, number: int, samples: float, loss: float | None = None) -
 
 @pytest.mark.parametrize("number", ["x", None, -1, [1], 1.5, True, 10**400, {}])
 def test_an_epoch_without_a_number_counts_as_the_next(number: object) -> None:
-    """The detail is what a script wrote."""
     odd = Event(1.0, "epoch", "a", samples_done=100.0, loss=3.0, detail={"epoch": number})
     (found,) = ended_jobs([*submitted(job("a")), epoch("a", 1, 50, 4.0), odd, END])
     assert [each[:3] for each in found.epochs][1:] == [(50, 4, 100)]

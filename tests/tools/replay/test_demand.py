@@ -206,7 +206,6 @@ def test_predictions_begin_as_the_file_says(tmp_path: Path) -> None:
 
 
 def test_a_replay_is_a_history_to_fit_predictors_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the commands; the report and the event file name what was known of the work."""
     monkeypatch.chdir(tmp_path)
     made, begin = sequence(8), ("replay", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "srtf")
     write_jobs(made.jobs, "jobs.jsonl")

@@ -116,7 +116,6 @@ def test_two_runs_are_two_columns_and_changes_have_a_cost() -> None:
 
 @pytest.mark.parametrize("odd", [10**400, None, "x", [1]])
 def test_a_prediction_that_is_none_is_left_out(odd):
-    """A script may write what it likes into the detail of its progress."""
     right = {"samples_done": 5.0, "mean": 0.5, "low": 0.1, "high": 0.9}
     said = [{"progress": found} for found in ({**right, "mean": odd}, right, odd)]
     told = only_job(submit(job("a")), *(Event(at, "progress", "a", detail=d) for at, d in enumerate(said, 1)))

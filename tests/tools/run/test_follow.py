@@ -90,7 +90,6 @@ def end_all(site: Site, *job_ids: str) -> None:
 
 
 def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
-    """Whether they run, wait, or are still to come; others get their slots."""
     _, stopped_by = run_and_follow(
         begin(site, "fifo"),
         story(
@@ -210,7 +209,6 @@ def test_a_failed_decision_is_put_back_and_made_at_the_next_change(site: Site, m
 
 
 def test_a_plan_of_slots_admits_jobs_or_rejects_them(site: Site) -> None:
-    """What the policy says of them is in the log and in the schedule."""
     in_time = {"shape": "sigmoid", "value": 9.0, "decay": 0.01, "target": 60.0}
     plans: list[str] = []
 

@@ -189,7 +189,6 @@ def test_odd_reports_end_at_most_their_own_job(place: Place, event: str, detail:
 @pytest.mark.parametrize("name", ["schedule.json", "snapshot.jsonl"])
 @pytest.mark.parametrize("form", ["until done", "once"])
 def test_a_shortage_of_open_files_does_not_end_a_run(place: Place, monkeypatch, caplog, form, name) -> None:
-    """The log holds what was decided; other files are written a little later."""
     left, replaced = [3], files._replace
 
     def replace(target: Path, *about: Any) -> None:

@@ -129,7 +129,6 @@ def test_a_snapshot_is_compared_with_its_log_in_little_memory(tmp_path: Path) ->
 
 
 def test_a_job_that_ends_while_it_is_held_is_put_away_too(tmp_path: Path) -> None:
-    """Its policy does not see it, nor its end."""
     loop = following(tmp_path)
     with loop.state as state:
         run(loop, tmp_path, 1)

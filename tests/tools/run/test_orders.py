@@ -69,7 +69,6 @@ def placement(site: Site, job_id: str) -> dict[str, int]:
 
 
 def test_a_held_job_saves_and_goes_on_once_it_is_released(site: Site) -> None:
-    """A run until all is done waits for it."""
     saved: list[float] = []
 
     def is_idle(log: RunLog) -> bool:
@@ -162,7 +161,6 @@ def test_a_job_beyond_the_limit_of_its_user_is_refused(site: Site) -> None:
 
 
 def test_no_job_comes_to_a_drained_node(two_nodes: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the loop; then from cron, and in the next loop."""
     site, lines = two_nodes, []
 
     def look() -> None:

@@ -46,7 +46,6 @@ time.sleep(600)
 
 
 def test_the_whole_tree_counts_and_so_does_what_has_ended(tmp_path: Path) -> None:
-    """A process that sleeps; its child uses a CPU."""
     attempt = AttemptDir(tmp_path)
     with started([sys.executable, "-c", BURNS]):
         own = psutil.Process()
@@ -371,7 +370,6 @@ SLOW_ON_A_SLOT = OWN_SLOT + ELASTIC.replace(
 
 @pytest.mark.torch
 def test_a_slow_worker_is_named_and_left_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its job trains meanwhile, and goes on in place."""
     monkeypatch.setattr(rules, "STRAGGLERS_LOOK_S", 0.2)
     site, cluster = Site(tmp_path, 3), tmp_path / "cluster.json"
     rule = StragglerRule(slower=2.0, for_seconds=0.5)

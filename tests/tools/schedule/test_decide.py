@@ -274,7 +274,6 @@ GOES_BY_WORK = [
 
 @pytest.mark.parametrize("name", GOES_BY_WORK)
 def test_without_a_profile_no_reason_states_unmeasured_seconds(name: str) -> None:
-    """Leases are parameters, and what was received is measured."""
     work = {"epochs": 5, "dataset_size": 4096}
     jobs = [job(each, elastic="size", low=1, high=4, gpus=2, work=work) for each in "abcd"]
     found = decide(jobs, cluster(4), None, Question(name, explain=True))

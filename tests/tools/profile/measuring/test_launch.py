@@ -99,7 +99,6 @@ os.kill(os.getpid(), options.kill)
 
 @pytest.mark.torch
 def test_torchrun_ends_as_the_worker_that_failed_first(tmp_path: Path) -> None:
-    """It listens on nothing and leaves no file of its own."""
     script = tmp_path / "tiny.py"
     script.write_text(TWO_RANKS)
     command = (str(script), "--n", "128", "--kill", str(int(signal.SIGKILL)))

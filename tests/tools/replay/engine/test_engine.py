@@ -141,7 +141,6 @@ def test_a_start_and_every_later_change_have_their_cost(resume, resume_s) -> Non
 
 @pytest.mark.parametrize(("resume", "paid_s"), [(None, 2), (Cost(7), 7), (Cost(1), 2)])
 def test_a_resize_by_a_relaunch_costs_at_least_a_resume(resume, paid_s) -> None:
-    """The rescales of its model may have been measured in place."""
     policy = Told({0: {"a": 1}, 10: {"a": 2}}, again_s=[10])
     relaunched = job("a", low=1, high=2, gpu_seconds=100, resize="relaunch")
     engine = play(policy, [relaunched], cluster(2), simulated=SimulatedCluster(Cost(5), Cost(2), resume))
@@ -291,7 +290,6 @@ def test_a_log_says_the_same_in_each_form_and_keeps_growing(monkeypatch: pytest.
 
 
 def test_a_log_that_is_stored_as_it_grows_gives_the_same_file(monkeypatch, tmp_path: Path) -> None:
-    """Also what is learned of stored events later: the first detail, and overheads that end early."""
     trace = [job(f"j{n}", at=6.0 * n, low=1, high=4, gpu_seconds=35.0 + n) for n in range(9)]
     world, files = inputs(trace, cluster(2, 2)), {}
     run = Run("fair-share", simulated=SimulatedCluster(Cost(7.0), Cost(7.0)))
@@ -325,7 +323,6 @@ def test_ended_jobs_are_known_where_others_wait_for_them(tmp_path: Path) -> None
 
 
 def test_a_full_disk_names_the_file_that_was_asked_for(monkeypatch, tmp_path: Path) -> None:
-    """Also where no more than the last few events do not fit."""
     monkeypatch.setattr("pliant.tools.replay.engine.log.BLOCK", 5)
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: open("/dev/full", "w+b"))  # noqa: SIM115
     world = inputs([job(f"j{n}", at=6.0 * n, gpu_seconds=9) for n in range(3)], cluster(2))

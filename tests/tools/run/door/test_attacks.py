@@ -189,7 +189,6 @@ def test_limits_of_jobs_bytes_and_priority_are_named(run: Shared):
 
 @pytest.mark.services
 def test_roles_count_where_no_other_account_can_write_them():
-    """Nor does a door open where others can."""
     only_root_becomes_others()
     with all_may_enter() as folder:
         path = write_roles(folder / "roles.json", operators=["ada"])

@@ -74,7 +74,6 @@ def test_users_do_only_what_their_rights_allow(run: Shared) -> None:
 
 
 def test_names_arguments_and_scripts_of_submissions(run: Shared):
-    """A name in use gets a number unless it was chosen."""
     assert run.by(ADA, "submit train.py").stdout == "train\n"
     assert run.by(BOB, "submit train.py").stdout == "train-2\n"
     assert run.by(BOB, "submit train.py --name train").exit_code == 3

@@ -92,7 +92,6 @@ def test_what_a_run_leaves_is_for_its_owner_alone(dirs: StateDir, monkeypatch: p
 
 
 def test_a_folder_that_others_can_read_is_closed_to_them(dirs: StateDir, monkeypatch, caplog) -> None:
-    """What else lies in it keeps its mode, and a dry run changes nothing."""
     run(dirs, monkeypatch)
     for path in (dirs.run_log, notes := dirs.path / "notes"):
         path.touch()
@@ -110,7 +109,6 @@ def test_a_folder_that_others_can_read_is_closed_to_them(dirs: StateDir, monkeyp
 
 
 def test_an_open_or_a_foreign_folder_is_refused_and_unchanged(dirs: StateDir) -> None:
-    """Somebody names the folder of a project, or their home."""
     dirs.path.mkdir()
     dirs.path.chmod(0o777)
     with pytest.raises(UsageError, match="others may write in it"):
@@ -221,7 +219,6 @@ def test_no_job_is_started_in_a_link(dirs: StateDir, monkeypatch: pytest.MonkeyP
 
 
 def test_a_start_looks_at_no_folders_of_jobs_that_are_over(dirs: StateDir) -> None:
-    """A service has thousands of jobs behind it."""
     with State(dirs.path) as state:
         state.record([submit_event(runs("a"), 1.0), STARTED, finish_event("a", 3.0, 1, 1.0)])
         state.record([submit_event(runs("b"), 1.0), replace(STARTED, job="b"), cancel_event("b", 3.0)])
@@ -296,7 +293,6 @@ def bytes_in(folder: Path) -> dict[Path, bytes]:
 
 
 def test_the_first_writer_gives_a_directory_its_version(written: StateDir, monkeypatch) -> None:
-    """If it can: a disk that is full stops nothing."""
     written.version.unlink()
     before = bytes_in(written.path)
     log = Watcher(written.path).look().log
@@ -348,7 +344,6 @@ def reopens(path: Path, *, restored: bool = False) -> bool:
 
 
 def test_one_that_was_copied_or_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
-    """Until its user says that it was restored."""
     home, moved = with_a_job(tmp_path / "state", running=True), tmp_path / "moved"
     copy = copytree(home, tmp_path / "copy")
     before = bytes_in(copy)
@@ -370,7 +365,6 @@ def test_one_that_was_copied_or_moved_while_a_job_ran_is_refused(tmp_path: Path)
 
 
 def test_a_snapshot_with_the_same_inodes_is_a_copy(tmp_path: Path) -> None:
-    """One of the whole file system."""
     copy = StateDir(copytree(with_a_job(tmp_path / "state", running=True), tmp_path / "snapshot"))
     claimed = json.loads(copy.version.read_bytes())
     claimed["home"]["inodes"] = Home.of(copy).inodes
@@ -401,7 +395,6 @@ def test_a_directory_that_is_no_copy_or_runs_nothing_is_opened(tmp_path: Path) -
 
 
 def test_a_directory_is_the_same_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file server's folder, or one that a container has under another name."""
     with_a_job(tmp_path / "state", running=True).rename(tmp_path / "mounted")
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
     assert reopens(tmp_path / "mounted")

@@ -172,7 +172,6 @@ def test_before_the_first_run_a_cancelled_id_is_free_again(dirs: StateDir) -> No
 
 
 def test_a_wait_goes_by_the_clock_of_the_submission(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by that of the file system, and no longer where the clock was set back since."""
     monkeypatch.setattr(spool.time, "time_ns", lambda: int(NOW_S * 1e9))
     steady, gone_s = spool.time.monotonic, [0.0]
     monkeypatch.setattr(spool.time, "monotonic", lambda: steady() + gone_s[0])

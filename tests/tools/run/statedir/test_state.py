@@ -72,7 +72,6 @@ def test_a_second_writer_is_refused_or_waits_for_its_turn(tmp_path: Path) -> Non
 
 
 def test_a_full_disk_is_a_missing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cron's next turn is worth a try; no usage was wrong."""
 
     def full(number: int) -> Callable[..., int]:
         def write(*_: object) -> int:
@@ -231,7 +230,6 @@ def test_a_folder_is_on_the_mount_nearest_above_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_probed_and_nothing_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks without effect are noticed, and a clock of the server."""
     result = probe(tmp_path)
     assert (result.locks, result.skew_s) == (True, 0.0)
     assert result.sync_s > 0

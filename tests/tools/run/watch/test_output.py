@@ -60,7 +60,6 @@ def test_output_is_read_once_and_what_was_taken_away_counted(path: Path) -> None
 
 
 def test_what_is_taken_away_is_no_row_of_zeros(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Just before it is read."""
     whole, read = b"x" * (4 * MOST), os.pread
     path.write_bytes(whole)
     monkeypatch.setattr(os, "pread", lambda *place: (keep.trim(str(path), MOST), read(*place))[1])
@@ -87,7 +86,6 @@ def test_the_last_lines_are_read_in_pieces_of_any_size(path: Path, monkeypatch: 
 
 
 def test_the_last_lines_of_a_large_file_need_no_look_at_the_rest(path: Path) -> None:
-    """A file of a terabyte without one, but for its last lines."""
     with path.open("wb") as file:
         file.seek(1 << 40)
         file.write(b"x\nlast\n")
@@ -187,7 +185,6 @@ def test_the_events_about_a_job_give_its_cost_as_all_events_do(tmp_path: Path) -
 
 
 def test_events_of_a_job_name_those_that_share_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of very many reports they hold a part."""
     monkeypatch.setattr(logs, "MOST_REPORTS", 10)
     two = (("n0", 2),)
     events = [

@@ -58,7 +58,6 @@ def shown(status: Status, now_s: float, job_id: str = "a") -> list[str]:
 
 
 def test_a_job_that_has_just_started_shows_for_how_long() -> None:
-    """What the policy says is shown to those who ask for it."""
     assert status_text(Status(log(START)), 13.5).splitlines() == [
         "job  state     GPUs/batch  progress  until  why",
         "a    starting  2           0 %       -      for 2 s",
@@ -152,7 +151,6 @@ def followed(*times: float, text: io.StringIO | None = None, **options: Any) -> 
 
 
 def test_only_a_terminal_with_a_cursor_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one gets a line every ten seconds, and a quiet one nothing."""
     table = followed(100.0, 100.1, width=100, force_terminal=True)
     assert "starting" in table
     assert "1 running, 1 waiting" not in table

@@ -195,7 +195,6 @@ def test_status_and_schedule_predict_the_same(dirs: StateDir, tmp_path: Path) ->
 
 
 def test_programs_read_what_jobs_are_to_hold_later(tmp_path: Path, capsys: Capture) -> None:
-    """Under a policy that books slots ahead: when, on which nodes, in times of day."""
     late_s = NOW_S + 100.0  # the second of four slots, each for all GPUs of the cluster
     worth = {"shape": "step", "value": 10.0, "target": 1000.0}
     jobs = [job("a", at=0.0, gpus=4, gpu_seconds=1600.0, utility=worth)]
@@ -257,7 +256,6 @@ def test_programs_get_every_field_that_is_documented(busy: StateDir, capsys: Cap
 
 
 def test_a_policy_is_asked_where_it_can_add_something(dirs: StateDir, monkeypatch) -> None:
-    """A look that sees nothing new; and where all jobs run at a measured speed."""
     asked: list[int] = []
 
     def counted(*given: Any) -> Any:
@@ -449,7 +447,6 @@ def test_a_job_resized_before_its_first_step_is_starting(tmp_path: Path) -> None
 def test_status_names_the_next_command_and_a_clock_set_back(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
-    """After a turn of cron no loop is advised."""
     status(state=dirs.path)
     assert f"go on with: pliant run --follow --state {dirs.path}" in capsys.readouterr().err
     record(dirs, decision_event(NOW_S, 0.0, "fifo", None, once=True))
@@ -504,7 +501,6 @@ def test_a_start_is_shown_with_source_and_interval(dirs: StateDir, shown: Callab
 
 
 def test_jobs_are_chosen_and_sorted(dirs: StateDir, shown: Callable[..., str]) -> None:
-    """By user, state, team and name. Users and teams are shown where there are several."""
     for name, team, worth in (("sweep-1", "vision", 1.0), ("sweep-2", "nlp", 3.0), ("x", "", 2.0)):
         new = job(name, at=NOW_S, user="ada", team=team, priority=worth)
         record(dirs, submit_event(new, NOW_S))
@@ -585,7 +581,6 @@ def test_a_job_that_was_overtaken_says_why_that_may_be(
 
 
 def test_jobs_that_hold_gpus_are_shown_with_their_reports(busy: StateDir, tmp_path: Path) -> None:
-    """In the order that was asked for."""
     measured = {"samples_per_second": 120.0, "step_seconds": 0.25, "loss": 1.5, "memory": 3 << 29}
     reports(busy, "a", NOW_S + 5, generation=3, **measured)
     log, uses = UseMeter(busy.path).look()

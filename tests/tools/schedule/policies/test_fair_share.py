@@ -63,7 +63,6 @@ LIMITS = st.lists(
 
 @given(LIMITS, st.integers(0, 12))
 def test_shares_are_max_min_fair(limits: list[tuple[int, int]], spare: int):
-    """The remainder goes to the first."""
     gpus = sum(low for low, _ in limits) + spare
     sizes = equal_shares(gpus, limits)
     assert all(low <= size <= high for size, (low, high) in zip(sizes, limits, strict=True))

@@ -133,7 +133,6 @@ def at(samples: float, *changes: tuple[int, float]) -> Session:
 
 
 def test_the_rest_is_parted_evenly_among_batches_to_come():
-    """The restatement rule: what is left behind stays as observed."""
     for samples, changes, expected in (
         (0, (), {1: 300.0, 2: 300.0, 4: 300.0}),
         (150, (), {1: 150.0, 2: 300.0, 4: 300.0}),

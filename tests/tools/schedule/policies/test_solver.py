@@ -30,7 +30,6 @@ def test_what_native_code_prints_does_not_come_to_stdout(monkeypatch, capfd) -> 
 
 
 def test_programs_are_solved_without_a_stdout_too() -> None:
-    """As under a service that closes it."""
     script = (
         "import os, numpy as np; from pliant.tools.schedule.policies.solver import solved; os.close(1); "
         "found = solved(np.array([-1.0]), np.ones((1, 1)), 0, 1, whole=np.ones(1, dtype=np.int64)); "

@@ -295,7 +295,6 @@ def test_a_job_whose_type_is_left_open_gets_one_of_its_team() -> None:
     ],
 )
 def test_jobs_whose_type_is_left_open_share_types_of_their_team(first: Target, expected: dict[str, str]):
-    """The first gets the fast type, others what is left of it."""
     held = world(TYPES, TWO, policy=says(targets={"x1": first, "x2": Target(4)}), throughput=FAST)
     comes(held, *(rigid(name, 4) for name in ("x", "x1", "x2")), at=0.0)
     assert types(held) == expected
@@ -397,7 +396,6 @@ def test_policy_is_offered_what_it_left_once_jobs_have_changed(before, ends, arr
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("until_s", [60.0, None])
 def test_what_a_policy_leaves_is_offered_again_when_it_asks(keeps: bool, until_s: float | None):
-    """Also in another process; the policy of y may keep a state, which is given back with y's jobs alone."""
 
     def answer(snapshot: Snapshot) -> Decision:
         leaves = "x" in snapshot.jobs and snapshot.time_s < 60.0

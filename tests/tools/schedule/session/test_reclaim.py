@@ -300,7 +300,6 @@ def test_a_job_on_a_drained_node_gives_others_to_another_team() -> None:
 
 @pytest.mark.parametrize("names", [("x-one", "x-two"), ("x-two", "x-one")])
 def test_no_more_jobs_on_drained_node_give_back_than_others_lack(names: tuple[str, str]):
-    """In the order of their names."""
     rules = shares(x={"guaranteed": {"*": 3}}, y={"guaranteed": {"*": 3}})
     held = bound_to_n0(cluster(2, 3, 3), rules, *(elastic(name, 4) for name in names))
     comes(held, rigid("y", 3), at=2.0)

@@ -114,7 +114,6 @@ def test_what_was_to_be_started_is_started_by_the_next_process(
 
 
 def test_while_slurm_does_not_answer_all_is_as_before(launcher: Launcher, live: SlurmCluster, caplog) -> None:
-    """What runs goes on and can be ended; what is to be started waits. It is said once."""
     caplog.set_level(logging.WARNING, "pliant")
     job = launcher.start("a", ("n0", SAVES))
     launcher.until_file("up", job)

@@ -64,7 +64,6 @@ def lease(cluster: Cluster) -> Lease:
 
 
 def test_a_lease_holds_a_node_or_the_part_that_the_file_says() -> None:
-    """It does nothing."""
     cluster = one_node()
     assert sbatch_lease(lease(cluster), cluster.slurm, STATE) == (
         *("sbatch", "--parsable", f"--job-name={lease_prefix(STATE)}n1"),
@@ -250,7 +249,6 @@ def test_without_a_controller_a_dry_run_says_what_to_do(command: Path, tmp_path:
 
 
 def test_a_job_gets_no_variables_of_a_launcher(command: Path, tmp_path, monkeypatch) -> None:
-    """What sbatch sees is what the workers see."""
     for name, value in {"RANK": "3", "TORCHELASTIC_RUN_ID": "7", "KEPT": "yes"}.items():
         monkeypatch.setenv(name, value)
     write(command.with_name("sbatch"), f"env > {shlex.quote(str(tmp_path))}/seen")
@@ -290,7 +288,6 @@ def test_a_job_joins_the_team_of_its_users_slurm_accounts(command: Path, tmp_pat
 
 
 def test_a_database_that_does_not_answer_is_asked_once_a_minute(command: Path, tmp_path: Path) -> None:
-    """A shared run serves no one meanwhile."""
     _accounts_of.cache_clear()
     asked = tmp_path / "asked"
     write(tmp_path / "sacctmgr", f"echo x >> {shlex.quote(str(asked))}; exit 1")

@@ -243,7 +243,6 @@ def test_a_dry_run_shows_each_lease_and_each_step(fake: FakeSlurm, dirs: StateDi
 
 @pytest.mark.parametrize("answer", ["8.8.8.8", socket.EAI_AGAIN])
 def test_a_node_that_gets_its_name_later_is_down_until_then(monkeypatch: pytest.MonkeyPatch, answer) -> None:
-    """As one in a cloud that has not been powered up. A public or unknown address ends the run."""
     known: dict[str, str | int] = {}
 
     def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:

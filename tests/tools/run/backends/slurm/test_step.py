@@ -133,7 +133,6 @@ def test_a_task_has_its_share_of_the_gpus() -> None:
 
 
 def test_too_few_gpus_end_the_unit_with_the_reason(tmp_path, monkeypatch, capsys) -> None:
-    """A task without a unit does nothing."""
     with pytest.raises(TooFewGpusError, match="2 GPUs are needed, Slurm gives the task none"):
         gpus_of({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, wanted=2)
     unit = {"argv": ["true"], "cwd": "/", "env": {"CUDA_VISIBLE_DEVICES": "0,1"}}
@@ -151,7 +150,6 @@ def test_too_few_gpus_end_the_unit_with_the_reason(tmp_path, monkeypatch, capsys
 
 
 def test_torchruns_that_meet_get_the_address_towards_the_first() -> None:
-    """Others stay as they are."""
     meets = ["torchrun", "--nnodes=2", "--master-addr=127.0.0.1", "--local-addr=127.0.0.1", "--", "t.py"]
     assert on_this_node([*meets, "--master-addr=x"], "10.0.0.2", "10.0.0.1") == [
         *("torchrun", "--nnodes=2", "--master-addr=10.0.0.1", "--local-addr=10.0.0.2"),

@@ -104,7 +104,6 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
 
 
 def test_a_node_that_does_not_see_the_directory_is_the_reason(handle: Handle) -> None:
-    """A step there could leave no file, however well it ends."""
     handle.files.keeper(0).unlink()
     unit = unit_of(handle)
     unit._tries, unit._since_s, unit._ended_s = 1, 0.0, 1.0
@@ -115,7 +114,6 @@ def test_a_node_that_does_not_see_the_directory_is_the_reason(handle: Handle) ->
 
 
 def test_srun_gets_no_token_of_slurm(handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It supports none, and its environment is that of the keeper, which others may read."""
     seen = shlex.quote(str(tmp_path / "seen"))
     (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$SLURM_CONF,${{SLURM_JWT-none}}" > {seen}\n')
     (tmp_path / "srun").chmod(0o755)
@@ -137,7 +135,6 @@ def test_a_unit_lost_after_slurm_asked_it_to_end_is_displaced(handle: Handle) ->
 
 
 def test_a_good_end_that_is_seen_late_is_no_loss(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its keeper is silent because it has ended, and has left a file that says so."""
     handle.files.exit_code(0).write_text("0\n")
     asked: list[Path] = []
     monkeypatch.setattr(units, "ask_server", asked.append)

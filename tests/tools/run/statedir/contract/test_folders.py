@@ -66,7 +66,6 @@ def test_a_file_names_its_schema_and_is_its_owners_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.EACCES])
 def test_an_unreadable_file_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number) -> None:
-    """It is not taken for a missing one."""
     path = tmp_path / "plan.json"
     write_record(path, "plan", PLAN)
     left, read = [number], Path.read_bytes
@@ -192,7 +191,6 @@ def report(samples: float = 64.0, **more: Any) -> Progress:
 
 
 def test_each_report_is_read_once(tmp_path: Path) -> None:
-    """It names its schema, and only its owner reads it. A file that cannot be replaced stays as it was."""
     path = tmp_path / "progress.json"
     file = ProgressFile(path)
     assert file.fresh() is None
@@ -386,7 +384,6 @@ def test_a_worker_may_be_silent_after_the_machine_slept(tmp_path: Path, clock: l
 
 
 def test_the_file_systems_clock_is_that_of_a_file_made_now(tmp_path, monkeypatch) -> None:
-    """To look again opens the file, so that the server is asked."""
     own, (before, after) = FileClock(), (tmp_path / name for name in ("before", "after"))
     before.touch()
     result = own.now_s(str(tmp_path / "worker"))

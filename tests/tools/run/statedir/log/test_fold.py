@@ -470,7 +470,6 @@ def samples(tail: Tail) -> list[float | None]:
 
 
 def test_each_event_is_read_once_when_its_line_is_whole(tmp_path: Path) -> None:
-    """A successor skips those that were seen."""
     path = tmp_path / "progress.jsonl"
     tail, successor = Tail(path), Tail(path, skip=3)
     assert samples(tail) == []
@@ -522,7 +521,6 @@ def test_deaths_keep_a_job_from_a_slot_and_more_of_them_all_jobs() -> None:
 
 
 def test_a_job_that_fails_on_slot_after_slot_keeps_its_size() -> None:
-    """A worker that grows old clears its slot and its job."""
     known, waits = Suspects(), []
     for slot in ("n0/1", "n0/2", "n0/3", "n0/1"):
         waits.append(known.wait_s("a", [slot]))

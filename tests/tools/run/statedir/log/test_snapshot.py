@@ -118,7 +118,6 @@ def test_a_snapshot_and_the_rest_fold_to_what_all_events_do(seed: int, tmp_path:
 
 @pytest.mark.parametrize(("seed", "name"), [*enumerate(sorted(BUILT_IN))])
 def test_every_policy_decides_alike_with_a_snapshot_and_without(name: str, seed: int, tmp_path: Path) -> None:
-    """Whether its state was carried or it sees the whole history."""
     rng, story = random.Random(seed), Story(seed, name)
     count = len(story.go_on(rng.randrange(10, 40)))
     carried = story.schedule
@@ -145,7 +144,6 @@ def decision(state: StateDir, policy: str, now_s: float) -> bytes:
 
 
 def test_a_decision_is_not_made_beside_a_run_that_writes(tmp_path: Path) -> None:
-    """It would be made of a log, a schedule and requests of different moments."""
     story = Story(3)
     story.go_on(20)
     state = story.write(tmp_path)
@@ -176,7 +174,6 @@ def test_a_decision_knows_nothing_written_after_its_look(tmp_path: Path) -> None
 
 
 def test_a_snapshot_from_after_the_look_is_no_damage(tmp_path: Path) -> None:
-    """A run that begins meanwhile writes on."""
     events, state = Story(3).go_on(40), StateDir(tmp_path)
     go_on(state, events[:20], snapshot=False)
     until = state.events.stat().st_size
@@ -370,7 +367,6 @@ DAY = [
 
 
 def test_whichever_two_lines_are_lost_no_two_jobs_get_a_gpu() -> None:
-    """Nothing is changed where nothing is lost."""
     for events in (DAY, Story(3).go_on(80), Story(4, linked=True).go_on(80)):
         assert fit_together(events, NODE_GPUS) == (events, [])
         assert_fits_together(events)
@@ -532,7 +528,6 @@ def test_all_tools_name_what_is_missing_and_a_command(tmp_path, caplog) -> None:
 
 
 def test_writing_back_may_be_killed_and_is_done_again_once(tmp_path: Path) -> None:
-    """Before each of its system calls."""
     events = Story(9).go_on(60)
     harmed = written(tmp_path / "harmed", events[:50])
     os.truncate(harmed.events, harmed.events.stat().st_size // 3)
@@ -640,7 +635,6 @@ def test_a_log_that_was_removed_is_written_again_by_the_next_run(tmp_path: Path)
 
 
 def test_the_log_of_another_run_is_kept_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It was put there on purpose, or an earlier version has gone on with what was there."""
     events, others = Story(6).go_on(50), Story(7).go_on(50)
     state, other = written(tmp_path / "one", events[:40]), written(tmp_path / "other", others[:30])
     other.snapshot.write_bytes(state.snapshot.read_bytes())

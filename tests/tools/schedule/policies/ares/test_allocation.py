@@ -204,7 +204,6 @@ class Watched(Ares):
 @settings(max_examples=examples(40))
 @given(SOME_JOBS, st.sampled_from([8, 12]))
 def test_with_linear_scaling_no_job_ends_after_equal_sharing(drawn, gpus):
-    """Which completes jobs in the order of their virtual finish times."""
     jobs = [
         job(f"j{i:02}", at=at, gpus=requested, low=1, high=gpus, gpu_seconds=work)
         for i, (at, work, requested) in enumerate(drawn)

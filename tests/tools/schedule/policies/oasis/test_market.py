@@ -114,7 +114,6 @@ def test_a_job_keeps_to_its_servers_and_a_full_cluster_to_itself() -> None:
 
 @pytest.mark.parametrize("decay", [0.5, 3.0])
 def test_a_rejected_job_learns_what_would_have_been_admitted(decay: float) -> None:
-    """Just more than the least scale is admitted, just less is not."""
     market, bid = market_for(job("a", 8, 100.0)), job("late", 2, 1.0, decay, 0.0)
     for name, work in (("a", 8), ("b", 6)):
         market.offer(job(name, work, 100.0))

@@ -54,7 +54,6 @@ def followed(
 
 @pytest.mark.parametrize(("gpus", "most"), [(1, {"per_gpu_max": 64}), (4, {})])
 def test_a_job_starts_with_a_batch_that_fits_one_gpu(gpus: int, most: dict[str, int]):
-    """Without a known limit, with the share that the author gave one."""
     batch = {"size": 256, "min": 32, "max": 512, **most}
     state = JobState(job("a", gpus=gpus, low=1, high=8, elastic="size+batch", batch=batch), 256, None)
     held = BatchLimits(EpochRule(60.0, None), 10)
