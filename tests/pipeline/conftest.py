@@ -20,6 +20,7 @@ JOBS = (
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> Path:
+    """A folder with jobs.jsonl and cluster.json."""
     lines = [
         {**job, "model": "m", "batch": {"size": 64}, "elastic": "size" if "min" in job["gpus"] else "none"}
         for job in JOBS
@@ -31,6 +32,7 @@ def inputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sh(inputs: Path) -> Shell:
+    """Run a line of bash in the folder of the inputs."""
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}

@@ -1,3 +1,5 @@
+"""What policies see of work: what jobs state, predictions of it, or when each job will end."""
+
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,14 +9,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.parts.mends_speeds import Scattered, falling_speeds, left_behind, mixed_demands, slower_sizes
 from pliant.cli.main import app
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import read_events, write_cluster, write_jobs, write_predictor
-from pliant.schemas.job import Job
 from pliant.schemas.predictor import Predictor
-from pliant.schemas.profile import ConvergenceRow, Profile
+from pliant.schemas.profile import ConvergenceRow
 from pliant.tools.profile.predictor import ProgressPredictor
 from pliant.tools.replay.engine.failures import Mtbf
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
@@ -24,11 +24,8 @@ from pliant.tools.replay.progress import validations
 from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.srtf import Srtf
-from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
+from tests.builders import FREE_CHANGES, cluster, job
 from tests.tools.profile.histories import history
-from tests.tools.profile.rows_builder import step
-from tests.tools.replay.world import ends
-from tests.tools.replay.world import given as inputs_of
 
 Look = Callable[[Callable[[JobState, float], Any]], list[Any]]
 
@@ -172,7 +169,6 @@ def test_jobs_with_a_table_report_its_metrics() -> None:
     assert [(end.epoch, end.samples_done, end.metric) for end in last] == [
         (n, 100.0 * n, pytest.approx(0.1 * (n - 1))) for n in range(1, 8)
     ]
-
     # Two recorded epochs stand for halves: of eight epochs the first four report the first of them.
     losses = {"initial_loss": 8.0}
     table = [ConvergenceRow("net", 960, n, n + 1.0, n + 1.0, 0.1 + n, loss=4.0 - n, **losses) for n in (0, 1)]
@@ -206,6 +202,7 @@ def test_predictions_begin_as_the_file_says(tmp_path: Path) -> None:
 
 
 def test_a_replay_is_a_history_to_fit_predictors_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the commands; the report and the event file name what was known of the work."""
     monkeypatch.chdir(tmp_path)
     made, begin = sequence(8), ("replay", "jobs.jsonl", "--cluster", "cluster.json", "--policy", "srtf")
     write_jobs(made.jobs, "jobs.jsonl")
@@ -229,86 +226,3 @@ def test_a_replay_is_a_history_to_fit_predictors_to(tmp_path: Path, monkeypatch:
         told = CliRunner().invoke(app, [command, "--policy", "srtf", "--demand", "oracle"])
         assert told.exit_code == 2
         assert "only a replay knows when jobs will end" in " ".join(told.output.replace("│", "").split())
-
-
-def test_jobs_of_random_demands_and_those_whose_gpus_lie_apart() -> None:
-    # More such worlds are part of the benchmarks, and conformance/test_falling_speeds.py draws others.
-    assert list(left_behind(mixed_demands(13))) == []
-    assert list(slower_sizes(falling_speeds(1))) == []
-    # Two nodes have one GPU free each. Across nodes the job takes twice as long as on one GPU.
-    jobs = [
-        job("a", gpus=3, model="linear", work={"samples": 300.0}),
-        job("b", gpus=3, model="linear", work={"samples": 300.0}),
-        job("c", at=1.0, gpus=2, low=1, high=2, model="m", batch=64, work={"samples": 1000.0}),
-    ]
-    speeds = Scattered({"m": {1: 10.0, 2: 12.0}}, per_node=2.0)
-    done = replay(inputs_of(jobs, cluster(4, 4), speeds), Run("ares"))
-    held = [(event.job, event.event, event.gpus) for event in done.log.events() if event.job == "c"]
-    assert held[1][1:] == ("start", 1)
-    assert ("c", "grow", 2) in held  # once two GPUs of one node are free
-
-
-BATCH = 8
-NODES = mixed_cluster(slow=(2, 2), fast=(2,))
-FASTEST_FIRST = ("fifo", "sjf", "srtf", "ares", "tiresias", "optimus", "las")
-
-
-TIMES = {
-    ("both", "slow"): {"1": 4.0, "2": 2.0, "2,2": 1.0},
-    ("both", "fast"): {"1": 2.0, "2": 1.0},
-    ("choosy", "fast"): {"1": 1.0, "2": 0.5},
-    ("choosy", "slow"): {"1": None, "2": None},  # too large
-}
-"""Seconds of a step of a batch of eight by placement."""
-PROFILE = Profile(
-    tuple(
-        step(place, BATCH // sum(map(int, place.split(","))), seconds, model=model, gpu_type=gpu_type)
-        for (model, gpu_type), times in TIMES.items()
-        for place, seconds in times.items()
-    )
-)
-
-
-def of(job_id: str, gpus: int, steps: int, *, model: str = "both", at: float = 0.0) -> Job:
-    return job(job_id, at=at, gpus=gpus, model=model, batch=BATCH, work={"iterations": steps})
-
-
-def replayed(policy: str, *trace: Job) -> Replayed:
-    run = Run(policy, conditions=Conditions(interval=0.0), simulated=FREE_CHANGES)
-    return replay(inputs(trace, NODES, PROFILE), run)
-
-
-def told(done: Replayed, name: str) -> dict[str, Event]:
-    return {event.job or "": event for event in done.log.events() if event.event == name}
-
-
-def types(event: Event) -> set[str]:
-    return {node.split("-")[0] for node, _ in event.placement or ()}
-
-
-@pytest.mark.parametrize("policy", [*FASTEST_FIRST, "fair-share", "pollux"])
-def test_a_model_profiled_on_one_type_waits_for_it(policy: str) -> None:
-    trace = [of("a", 2, 10, model="choosy"), of("b", 2, 20, model="choosy", at=1)]
-    done = replayed(policy, *trace)
-    assert done.summary.finished == 2
-    assert max(ends(done).values()) == 5 + 10
-    assert all(types(event) <= {"fast"} for event in done.log.events())
-
-
-@pytest.mark.parametrize("policy", FASTEST_FIRST)
-def test_each_trains_at_the_speed_of_its_type(policy: str) -> None:
-    done = replayed(policy, of("a", 1, 10), of("b", 1, 5), of("c", 4, 10, at=1))
-    starts = [(types(event), event.time) for event in told(done, "start").values()]
-    assert starts == [({"fast"}, 0), ({"fast"}, 0), ({"slow"}, 1)]
-    assert ends(done) == {"a": 20, "b": 10, "c": 11}
-
-
-def test_sizes_are_those_that_some_type_has() -> None:
-    done = replayed("fifo", of("a", 5, 10), of("b", 1, 1))
-    assert done.summary.finished == 1
-    reasons = [left.reason for left in (*done.summary.unfinished, *done.summary.rejections)]
-    assert reasons == ["needs 5 GPUs of one type, the cluster has 4"]
-    # Four GPUs are on the slow type only, where a step takes a second.
-    trace = [job("a", gpus=4, model="both", batch=BATCH, gpu_seconds=400)]
-    done = replay(inputs(trace, NODES, PROFILE), Run("fifo", simulated=FREE_CHANGES))
-    assert ends(done) == {"a": pytest.approx(100)}

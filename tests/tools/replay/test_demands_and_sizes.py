@@ -1,0 +1,103 @@
+"""What no policy does, whatever jobs demand of nodes and however their speed falls with more GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.parts.mends_speeds import Scattered, falling_speeds, left_behind, mixed_demands, slower_sizes
+from pliant.schemas.event import Event
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
+from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.options import Conditions
+from pliant.tools.replay.run import Replayed, Run, replay
+from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
+from tests.tools.profile.rows_builder import step
+from tests.tools.replay.world import ends
+from tests.tools.replay.world import given as inputs_of
+
+
+def test_no_job_of_random_demands_is_left_behind_or_slowed() -> None:
+    """More such worlds are part of the benchmarks, and conformance/test_falling_speeds.py draws others."""
+    assert list(left_behind(mixed_demands(13))) == []
+    assert list(slower_sizes(falling_speeds(1))) == []
+
+
+def test_a_job_whose_gpus_lie_apart_takes_those_of_one_node() -> None:
+    """Two nodes have one GPU free each. Across nodes the job takes twice as long as on one GPU."""
+    jobs = [
+        job("a", gpus=3, model="linear", work={"samples": 300.0}),
+        job("b", gpus=3, model="linear", work={"samples": 300.0}),
+        job("c", at=1.0, gpus=2, low=1, high=2, model="m", batch=64, work={"samples": 1000.0}),
+    ]
+    speeds = Scattered({"m": {1: 10.0, 2: 12.0}}, per_node=2.0)
+    done = replay(inputs_of(jobs, cluster(4, 4), speeds), Run("ares"))
+    held = [(event.job, event.event, event.gpus) for event in done.log.events() if event.job == "c"]
+    assert held[1][1:] == ("start", 1)
+    assert ("c", "grow", 2) in held  # once two GPUs of one node are free
+
+
+BATCH = 8
+NODES = mixed_cluster(slow=(2, 2), fast=(2,))
+FASTEST_FIRST = ("fifo", "sjf", "srtf", "ares", "tiresias", "optimus", "las")
+
+
+TIMES = {
+    ("both", "slow"): {"1": 4.0, "2": 2.0, "2,2": 1.0},
+    ("both", "fast"): {"1": 2.0, "2": 1.0},
+    ("choosy", "fast"): {"1": 1.0, "2": 0.5},
+    ("choosy", "slow"): {"1": None, "2": None},  # too large
+}
+"""Seconds of a step of a batch of eight by placement."""
+PROFILE = Profile(
+    tuple(
+        step(place, BATCH // sum(map(int, place.split(","))), seconds, model=model, gpu_type=gpu_type)
+        for (model, gpu_type), times in TIMES.items()
+        for place, seconds in times.items()
+    )
+)
+
+
+def of(job_id: str, gpus: int, steps: int, *, model: str = "both", at: float = 0.0) -> Job:
+    return job(job_id, at=at, gpus=gpus, model=model, batch=BATCH, work={"iterations": steps})
+
+
+def replayed(policy: str, *trace: Job) -> Replayed:
+    run = Run(policy, conditions=Conditions(interval=0.0), simulated=FREE_CHANGES)
+    return replay(inputs(trace, NODES, PROFILE), run)
+
+
+def told(done: Replayed, name: str) -> dict[str, Event]:
+    return {event.job or "": event for event in done.log.events() if event.event == name}
+
+
+def types(event: Event) -> set[str]:
+    return {node.split("-")[0] for node, _ in event.placement or ()}
+
+
+@pytest.mark.parametrize("policy", [*FASTEST_FIRST, "fair-share", "pollux"])
+def test_a_model_profiled_on_one_type_waits_for_it(policy: str) -> None:
+    trace = [of("a", 2, 10, model="choosy"), of("b", 2, 20, model="choosy", at=1)]
+    done = replayed(policy, *trace)
+    assert done.summary.finished == 2
+    assert max(ends(done).values()) == 5 + 10
+    assert all(types(event) <= {"fast"} for event in done.log.events())
+
+
+@pytest.mark.parametrize("policy", FASTEST_FIRST)
+def test_each_trains_at_the_speed_of_its_type(policy: str) -> None:
+    done = replayed(policy, of("a", 1, 10), of("b", 1, 5), of("c", 4, 10, at=1))
+    starts = [(types(event), event.time) for event in told(done, "start").values()]
+    assert starts == [({"fast"}, 0), ({"fast"}, 0), ({"slow"}, 1)]
+    assert ends(done) == {"a": 20, "b": 10, "c": 11}
+
+
+def test_sizes_are_those_that_some_type_has() -> None:
+    done = replayed("fifo", of("a", 5, 10), of("b", 1, 1))
+    assert done.summary.finished == 1
+    reasons = [left.reason for left in (*done.summary.unfinished, *done.summary.rejections)]
+    assert reasons == ["needs 5 GPUs of one type, the cluster has 4"]
+    # Four GPUs are on the slow type only, where a step takes a second.
+    trace = [job("a", gpus=4, model="both", batch=BATCH, gpu_seconds=400)]
+    done = replay(inputs(trace, NODES, PROFILE), Run("fifo", simulated=FREE_CHANGES))
+    assert ends(done) == {"a": pytest.approx(100)}
