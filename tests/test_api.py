@@ -66,7 +66,7 @@ def test_jobs_come_from_a_file_a_frame_records_or_fields(here: Path) -> None:
     assert changed.frame("jobs")["submit_s"].tolist() == [0.0, 0.0, 0.0]
 
 
-def test_frames_reports_and_figures_of_functions(here: Path) -> None:
+def test_frames_say_whose_a_row_is(here: Path) -> None:
     result = pliant.replay("jobs.jsonl", NODES, policy=("fifo", "las"))
     events = result.frame()
     assert events.columns[0] == "policy"
@@ -79,7 +79,9 @@ def test_frames_reports_and_figures_of_functions(here: Path) -> None:
     assert result.frame("runs")["jobs_finished"].tolist() == [3, 3]
     assert len(result.frame("jobs")) == 6
     assert result.report().frame("jobs").equals(result.frame("jobs"))
-    # A report is written by its ending and drawn.
+
+
+def test_a_report_is_written_by_its_ending_and_drawn(here: Path) -> None:
     actual = pliant.replay("jobs.jsonl", "cluster.json", policy="fifo").report(completed_at_hours=[1])
     for ending in ("txt", "json", "csv", "md", "html"):
         actual.write(f"report.{ending}", jobs=ending == "json")
@@ -90,7 +92,9 @@ def test_frames_reports_and_figures_of_functions(here: Path) -> None:
     assert "jct-cdf" in actual.figures()
     with pytest.raises(UsageError, match=r"report.pdf: expected a name that ends in \.txt, \.json"):
         actual.write("report.pdf")
-    # A policy is held to figures in a test of its own.
+
+
+def test_a_policy_is_held_to_figures_in_a_test_of_its_own(here: Path) -> None:
     actual = pliant.replay("jobs.jsonl", "cluster.json", policy="fifo").report()
     figure: dict[str, Any] = {"policy": "fifo", "metric": "jobs_finished", "min": 3}
     Path("expected.json").write_text(json.dumps({"figures": [figure]}))

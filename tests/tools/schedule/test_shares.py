@@ -221,8 +221,8 @@ def own(rules: Shares, total: dict[str, int], *claims: Claim) -> dict[str, float
 A_AND_B = shares(a={}, b={})
 
 
-def test_gpus_and_their_types_go_to_whose_turn_it_is() -> None:
-    # Guaranteed are twelve; its two jobs run on the eight x alone, so four of y stay idle.
+def test_a_team_keeps_what_it_holds_or_does_not_lend() -> None:
+    """Guaranteed are twelve; its two jobs run on the eight x alone, so four of y stay idle."""
     rules = shares(a={"guaranteed": {"*": 12}, "lends": False}, b={})
     jobs = claim("a", wait(8, x=8), wait(8, x=8)), claim("b", *[wait(1, x=8, y=8)] * 2)
     assert typed(rules, {"x": 8, "y": 8}, *jobs) == {"a": {"x": 8}, "b": {"y": 4}}
@@ -230,7 +230,9 @@ def test_gpus_and_their_types_go_to_whose_turn_it_is() -> None:
     jobs = claim("a", wait(4), held={"x": 4}), claim("b", wait(1, x=12))
     assert typed(A_AND_B, {"x": 12}, *jobs) == {"a": {"x": 4}, "b": {"x": 8}}
 
-    # Of twelve b can use five; c came before d, whatever the order of the file.
+
+def test_what_is_left_goes_to_whose_turn_it_is_as_far_as_of_use() -> None:
+    """Of twelve b can use five; c came before d, whatever the order of the file."""
     sizes = {"a": 8, "b": 5, "c": 5, "d": 5}
     jobs = [claim(name, wait(gpus), at=float(at)) for at, (name, gpus) in enumerate(sizes.items())]
     for rules in (shares(d={}, c={}, b={}, a={}), shares(a={}, b={}, c={}, d={})):
@@ -240,7 +242,9 @@ def test_gpus_and_their_types_go_to_whose_turn_it_is() -> None:
     first = claim("a", wait(4, x=3, y=6), wait(3, x=3), at=5.0)
     second = claim("b", wait(4, x=5, y=4), wait(1, x=3), at=5.0)
     assert typed(rules, {"x": 8, "y": 6}, first, second) == {"a": {"x": 6}, "b": {"x": 2, "y": 4}}
-    # Who gets which type.
+
+
+def test_who_gets_which_type():
     either = claim("a", wait(4, **ANY)), claim("b", wait(4, **ANY))
     guaranteed = shares(a={"guaranteed": {"y": 4}}, b={})
     assert typed(guaranteed, ANY, *either) == {"a": {"y": 4}, "b": {"x": 4}}

@@ -96,7 +96,7 @@ def test_a_job_waits_runs_reports_and_waits_again() -> None:
     assert of(START, progress(12.0, 100.0), saved, progress(22.0, 200.0)).samples_per_second == 10.0
 
 
-def test_failures_add_up_unless_there_is_progress() -> None:
+def test_failures_add_up_until_a_job_made_progress() -> None:
     once = [START, progress(12.0, 50.0), failed(13.0, 1)]
     known = of(*once, START, progress(14.0, 50.0, 2), failed(15.0, 2))
     assert (known.failures, known.failed_attempt, known.next_failure(16.0)) == (2, 2, FailureRecord(3, 3))
@@ -110,7 +110,9 @@ def test_failures_add_up_unless_there_is_progress() -> None:
     )
     known = of(START, progress(12.0, 90.0), failed(13.0, 1), START, progress(14.0, 60.0, 2))
     assert (known.samples_done, known.next_failure(15.0).failures) == (60.0, 2), "back at its checkpoint"
-    # An attempt that is over may be no failure.
+
+
+def test_an_attempt_that_is_over_may_be_no_failure() -> None:
     over = holds(13.0, "requeue", 0, over=1, reason="its node was taken away")
     known = of(START, progress(12.0, 50.0), over)
     assert (known.phase, known.gpus, known.reason) == ("preempted", 0, "its node was taken away")
