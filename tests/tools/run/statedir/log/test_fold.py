@@ -170,7 +170,7 @@ def test_a_job_that_gets_on_may_be_displaced_any_number_of_times(reports: bool) 
     assert last.retry_s == end_s + 1.0, "it is not started at once"
 
 
-def test_retries_wait_longer_and_ended_jobs_are_not_active() -> None:
+def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
     known, waits = log(START), []
     for attempt in (1, 2, 3):
         waits.append((end(known, FELL, 20.0 * attempt, attempt).detail or {})["wait_seconds"])
@@ -187,7 +187,10 @@ def test_retries_wait_longer_and_ended_jobs_are_not_active() -> None:
         ends.append(end(known, FELL, 20.0 * attempt, attempt, retries=1).event)
     assert ends == ["requeue"] * 10 + ["fail"]
     assert known.jobs["a"].reason == "failed 11 times within an hour: it fell"
-    # Reports about them leave no trace, as those of attempts that were asked to stop.
+
+
+def test_ended_jobs_are_not_active_any_more() -> None:
+    """Reports about them leave no trace, as those of attempts that were asked to stop."""
     ends: dict[EventName, str] = {
         "finish": "finished",
         "fail": "failed",

@@ -40,16 +40,6 @@ def test_drf_levels_the_largest_shares() -> None:
     assert joined(held, 0.0, elastic("a", 4), elastic("b", 0)) == {"a": 2, "b": 5}
 
 
-def test_fifo_over_demands_lets_no_job_pass_one_that_lacks_cpus() -> None:
-    """GPUs are free for b and c; CPUs are not for b, and c comes after it."""
-    jobs = demanding("a", 4, gpus=2), demanding("b", 3, gpus=2), demanding("c", 1, gpus=1)
-    assert sizes(started(Fifo(), NODES, *jobs)) == {"a": 2, "c": 1}
-    held = started(FifoDemands(), NODES, *jobs)
-    assert sizes(held) == {"a": 2}
-    held.end("a", 50.0, "finished")
-    assert decided(held, 50.0) == {"b": 2, "c": 1}
-
-
 def test_rrh_rejects_what_would_make_another_late() -> None:
     held = started(Rrh(), NODES, rigid("a", 90, **LATE), rigid("b", 500, value=50))
     assert sizes(held) == {"a": 8}
@@ -65,6 +55,16 @@ def test_rrh_pauses_for_a_job_that_earns_more_per_second() -> None:
     assert set(held.jobs) == {"a", "b"}
     held.end("b", 100)
     assert decided(held, 100) == {"a": 8}
+
+
+def test_fifo_over_demands_lets_no_job_pass_one_that_lacks_cpus() -> None:
+    """GPUs are free for b and c; CPUs are not for b, and c comes after it."""
+    jobs = demanding("a", 4, gpus=2), demanding("b", 3, gpus=2), demanding("c", 1, gpus=1)
+    assert sizes(started(Fifo(), NODES, *jobs)) == {"a": 2, "c": 1}
+    held = started(FifoDemands(), NODES, *jobs)
+    assert sizes(held) == {"a": 2}
+    held.end("a", 50.0, "finished")
+    assert decided(held, 50.0) == {"b": 2, "c": 1}
 
 
 CLUSTER = Cluster.model_validate(
