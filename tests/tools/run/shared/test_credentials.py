@@ -50,7 +50,7 @@ def test_an_account_has_its_groups_and_an_environment_of_its_own(shared_folder: 
     attempt.kill()
 
 
-def test_a_folder_may_refuse_the_user_and_a_job_ends_no_keeper(shared_folder: Path) -> None:
+def test_a_folder_that_the_user_cannot_enter_is_refused(shared_folder: Path) -> None:
     closed = shared_folder / "closed"
     closed.mkdir(mode=0o700)
     attempt = Attempt(shared_folder)
@@ -58,7 +58,9 @@ def test_a_folder_may_refuse_the_user_and_a_job_ends_no_keeper(shared_folder: Pa
     assert attempt.end() == (UnitStatus("exited", 127),)
     assert "Permission denied" in attempt.said()
 
-    # A daemon without a trace in its environment is found all the same.
+
+def test_a_job_cannot_end_its_keeper_nor_outlive_it(shared_folder: Path) -> None:
+    """A daemon without a trace in its environment is found all the same."""
     attempt = Attempt(shared_folder)
     attempt.start("kill -9 $PPID && echo KILLED; env -i setsid -f sleep 600; echo up; sleep 600")
     until(lambda: "up\n" in attempt.said())
@@ -68,12 +70,14 @@ def test_a_folder_may_refuse_the_user_and_a_job_ends_no_keeper(shared_folder: Pa
     until(lambda: of_user(ANN) == [])
 
 
-def test_a_job_ends_with_its_command_which_gets_a_term(shared_folder: Path) -> None:
+def test_a_job_ends_with_its_command_and_its_daemons(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("env -i setsid -f sleep 600; exit 3")
     assert attempt.end() == (UnitStatus("exited", 3),)
     assert of_user(ANN) == []
-    # A term reaches the command of another user.
+
+
+def test_a_term_reaches_the_command_of_another_user(shared_folder: Path) -> None:
     attempt = Attempt(shared_folder)
     attempt.start("trap 'exit 7' TERM; echo up; while :; do sleep 0.1; done")
     until(lambda: "up" in attempt.said())
