@@ -1,7 +1,5 @@
 """``import pliant``: the same results as the commands, from files, DataFrames and records."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -157,9 +155,7 @@ def test_records_are_what_the_other_functions_take(here: Path) -> None:
         ({"profile": 3}, "profile: expected a file or a Profile, got int"),
     ],
 )
-def test_each_mistake_is_an_error_of_pliant_in_one_line(
-    here: Path, given: dict[str, Any], problem: str
-) -> None:
+def test_each_mistake_is_an_error_of_pliant_in_one_line(here: Path, given, problem) -> None:
     arguments = {"jobs": "jobs.jsonl", "cluster": "cluster.json", "policy": "fifo", **given}
     with pytest.raises(pliant.PliantError) as caught:
         pliant.replay(arguments.pop("jobs"), arguments.pop("cluster"), **arguments)
@@ -167,7 +163,7 @@ def test_each_mistake_is_an_error_of_pliant_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_choices_and_numbers_of_the_other_functions_are_checked(here: Path) -> None:
+def test_choices_numbers_and_rows_are_checked(here: Path) -> None:
     result = pliant.replay("jobs.jsonl", NODES, policy="fifo")
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: result.frame("job"), "table: 'job' is not one of events, runs, jobs"),  # type: ignore[arg-type]
@@ -183,9 +179,7 @@ def test_choices_and_numbers_of_the_other_functions_are_checked(here: Path) -> N
         with pytest.raises(UsageError) as caught:
             call_it()
         assert str(caught.value).startswith(problem)
-
-
-def test_a_row_of_a_frame_that_is_wrong_is_named(here: Path) -> None:
+    # A row of a frame that is wrong is named.
     frame = pliant.read("jobs.jsonl")
     frame.loc[1, "gpus.max"] = 1
     frame.loc[1, "gpus.min"] = 2
@@ -193,18 +187,14 @@ def test_a_row_of_a_frame_that_is_wrong_is_named(here: Path) -> None:
         pliant.replay(frame, NODES, policy="fifo")
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_the_package_has_a_version_and_loads_nothing_else() -> None:
     assert pliant.PliantError is PliantError
     assert set(pliant.__all__) <= set(dir(pliant))
     with pytest.raises(AttributeError, match="'pliant' has no attribute 'raed'"):
         pliant.raed  # type: ignore[attr-defined]  # noqa: B018
-
-
-def test_the_version_is_that_of_the_package_that_is_installed() -> None:
+    # The version is that of the package that is installed.
     assert pliant.__version__ == version("pliant")
-
-
-def test_importing_the_package_loads_nothing_else() -> None:
+    # Importing the package loads nothing else.
     code = "import sys, pliant; print([name for name in sys.modules if name.startswith('pliant.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,7 +1,3 @@
-"""``pliant replay`` and ``pliant trace synth``."""
-
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable
@@ -34,7 +30,7 @@ def here(here: Path) -> Path:
     return here
 
 
-def test_events_go_to_stdout_and_messages_to_stderr(here: Path) -> None:
+def test_events_on_stdout_are_valid_and_have_a_summary(here: Path) -> None:
     done = call("replay", *FILES, *FREE, "--policy", "fifo")
     assert done.exit_code == 0
     events = parse_events(done.stdout_bytes, "stdout")
@@ -42,9 +38,7 @@ def test_events_go_to_stdout_and_messages_to_stderr(here: Path) -> None:
     assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
     assert "fifo: 2 of 2 jobs finished, ends at 25 s, 4 decisions" in done.stderr
     assert call("replay", *FILES, *FREE, "--policy", "fifo").stdout_bytes == done.stdout_bytes
-
-
-def test_a_file_of_either_form_is_valid_and_has_a_summary(here: Path) -> None:
+    # A file of either form is valid and has a summary.
     for name in ("x.parquet", "y.jsonl"):
         assert call("replay", *FILES, "--policy", "ares", "-o", name).exit_code == 0
     assert read_events("x.parquet") == read_events("y.jsonl")
@@ -117,14 +111,12 @@ def test_costs_come_from_options_or_from_what_a_run_measured(here: Path) -> None
         assert [event.time for event in events if event.event == "finish"] == [13, 31]
 
 
-def test_the_trace_may_come_from_a_pipe(here: Path) -> None:
+def test_traces_come_from_pipes_with_limits_intervals_and_seeds(here: Path) -> None:
     options = ["-", "--cluster", "cluster.json", "--policy", "fifo"]
     done = call("replay", *options, stdin=(here / "jobs.jsonl").read_bytes())
     named = call("replay", *FILES, "--policy", "fifo").stdout_bytes
     assert done.stdout_bytes == named.replace(b'"trace":"jobs",', b"")  # a pipe has no name
-
-
-def test_a_limit_an_interval_and_a_seed(here: Path) -> None:
+    # A limit an interval and a seed.
     options = ["--policy", "fifo", "--jobs-limit", "1", "--interval", "60", "--seed", "5", "--timing"]
     done = call("replay", *FILES, *options)
     info = parse_events(done.stdout_bytes, "stdout")[0].detail
@@ -154,7 +146,7 @@ def test_jobs_that_never_run_are_counted(here: Path) -> None:
     assert "ares: 0 of 1 job finished, 1 rejected" in done.stderr
 
 
-def test_a_trace_is_made_from_options(here: Path) -> None:
+def test_a_trace_is_made_from_options_and_classes(here: Path) -> None:
     arrivals = ["--seed", "4", "--elastic", "size", "--jobs", "30", "--rate", "60"]
     options = [*arrivals, "--gpus", "1,2=3", "--models", "net:64=2,mlp", "--classes", "S=1"]
     done = call("trace", "synth", "poisson", *options)
@@ -164,9 +156,7 @@ def test_a_trace_is_made_from_options(here: Path) -> None:
     assert {one.gpus.requested for one in jobs} == {1, 2}
     assert call("trace", "synth", "poisson", *options, "-o", "t.jsonl").stdout == ""
     assert (here / "t.jsonl").read_bytes() == done.stdout_bytes
-
-
-def test_classes_replace_the_distribution_of_a_recipe(here: Path) -> None:
+    # Classes replace the distribution of a recipe.
     (here / "r.toml").write_text("jobs = 5\n[gpu_time]\nmedian_s = 1.0\nsigma = 0.1\n")
     shorts = parse_jobs(call("trace", "synth", "r.toml").stdout_bytes, "stdout")
     longs = parse_jobs(call("trace", "synth", "r.toml", "--classes", "XL").stdout_bytes, "stdout")

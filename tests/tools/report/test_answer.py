@@ -1,7 +1,3 @@
-"""The sentence that a report begins with, and the intervals behind it, by hand."""
-
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -166,7 +162,6 @@ def test_each_seed_is_compared_with_its_own():
     ],
 )
 def test_runs_in_different_worlds_are_no_seeds_of_each_other(worlds):
-    """Other speeds and costs by model are those of other traces, where each has its own."""
     of_seeds = [run("fifo", SLOW, seed=seed, **world) for seed, world in enumerate(worlds)]
     assert len(groups(make_report(of_seeds))) == 2
     hashes = ("ab" * 32, "cd" * 32)

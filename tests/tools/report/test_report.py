@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -159,7 +157,6 @@ def expect(tmp_path, value):
 
 @pytest.fixture
 def printed(capsys):
-    """What the command prints: (stdout, stderr)."""
 
     def of(*paths, **options):
         report(list(paths), **options)

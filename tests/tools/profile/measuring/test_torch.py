@@ -1,7 +1,5 @@
 """Real measurements: torchrun, PyTorch, memory limits, crashes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil
@@ -111,9 +109,7 @@ def test_all_reduces_of_two_workers() -> None:
     points = best_visits(launch(module, 2, request, quiet).outcome.points)
     assert [point.weights for point in points] == [10, 1000]
     assert all(len(point.step_s) == 2 and min(point.step_s) > 0 for point in points)
-
-
-def test_the_all_reduce_module_is_not_for_hands() -> None:
+    # The all reduce module is not for hands.
     from pliant.tools.profile.measuring.allreduce import main
 
     with pytest.raises(SystemExit, match="pliant profile --allreduce"):
