@@ -65,6 +65,16 @@ def trace_import(
             "user, team, model, priority; other names become labels.",
         ),
     ] = None,
+    time_zone: Annotated[
+        str | None,
+        typer.Option(
+            "--time-zone",
+            metavar="ZONE",
+            help="Zone of clock times that state none, as +08:00 or Europe/Berlin (philly, helios, acme, "
+            "slurm, csv).",
+            show_default="UTC",
+        ),
+    ] = None,
     workload: Annotated[
         str | None,
         typer.Option(
@@ -119,6 +129,7 @@ def trace_import(
                 cluster_out=cluster_out,
                 cluster=cluster,
                 mapping=mapping,
+                zone=time_zone,
                 selection=Selection(begin, end, user or (), vc or (), sample, scale_time),
                 progress=advance,
             )

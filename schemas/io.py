@@ -34,6 +34,7 @@ from pliant.schemas.file_io.events import event_lines, parse_events
 from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_bytes
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.file_io.limits import ROWS_BYTES, factor
+from pliant.schemas.file_io.packing import unpacked
 from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
@@ -57,7 +58,7 @@ def read_job_table(path: str | Path) -> JobTable:
     with suppress(OSError, ValueError):  # which reading the whole file explains
         if str(path) != PIPE and Path(path).is_file() and Path(path).stat().st_size <= ROWS_BYTES * factor():
             with Path(path).open("rb") as stream:
-                if (table := stream_job_table(stream, source)) is not None:
+                if (table := stream_job_table(unpacked(stream, source), source)) is not None:
                     return table
     return parse_job_table(read_bytes(path, most=ROWS_BYTES), source)
 

@@ -22,7 +22,7 @@ from pliant.schemas.file_io.parquet import cast, compute, text_array
 from pliant.schemas.file_io.record import MOST, MOST_GPUS, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, numbers_of, words_of
-from pliant.tools.replay.importers.conversion import OUT_OF_BOUNDS, UNKNOWN_MODEL, executed_job
+from pliant.tools.replay.importers.conversion import EARLY, OUT_OF_BOUNDS, UNKNOWN_MODEL, executed_job
 from pliant.tools.replay.recorded import LABEL, plain_seconds
 
 if TYPE_CHECKING:
@@ -202,8 +202,10 @@ def executed_jobs(
     if runs is not None:
         fields["labels"][LABEL] = runs
     elif start_s is not None and end_s is not None:
-        begun_s, ended_s = start_s - submit_time_s, end_s - submit_time_s
-        fields["labels"][LABEL] = _Runs(np.maximum(0.0, begun_s), np.maximum(0.0, ended_s))
+        late_s = np.maximum(0.0, submit_time_s - start_s)
+        block.assume(late_s > 0, EARLY, named=True)
+        block.refuse(end_s + late_s > MOST, LABEL, OUT_OF_BOUNDS)
+        fields["labels"][LABEL] = _Runs(start_s + late_s - submit_time_s, end_s + late_s - submit_time_s)
     return job_block(block, ids, submit_time_s, fields)
 
 
