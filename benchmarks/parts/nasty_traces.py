@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -188,24 +188,23 @@ def refusals(trace: NastyTrace, folder: Path) -> list[str]:
     """What commands say against the jobs that a lenient import wrote; empty: all take them."""
     out = folder / "jobs.jsonl"
     out.unlink(missing_ok=True)
-    try:
-        with _small_blocks(trace):
-            import_trace(trace.kind, [str(trace.path)], str(out), lenient=True, **trace.options)
-    except PliantError:
-        return []
-    return [text for read in (_validate, _describe, _replay) if (text := _refusal(read, out))]
+
+    def write(path: Path) -> None:
+        with _small_blocks(trace), suppress(PliantError):
+            import_trace(trace.kind, [str(trace.path)], str(path), lenient=True, **trace.options)
+
+    commands = {"import": write, "validate": validate_file, "describe": _describe, "replay": _replay}
+    return [text for name, command in commands.items() if (text := _refusal(name, command, out))]
 
 
-def _refusal(read: Callable[[Path], object], path: Path) -> str:
+def _refusal(name: str, command: Callable[[Path], object], path: Path) -> str:
+    """What a command says against a file, if it is there; a crash is a refusal, too."""
     try:
-        read(path)
-    except Exception as error:  # noqa: BLE001 - a crash is a refusal, too
-        return f"{read.__name__.removeprefix('_')}: {type(error).__name__}: {error}"
+        if name == "import" or path.exists():
+            command(path)
+    except Exception as error:  # noqa: BLE001
+        return f"{name}: {type(error).__name__}: {error}"
     return ""
-
-
-def _validate(path: Path) -> None:
-    validate_file(path)
 
 
 def _describe(path: Path) -> None:

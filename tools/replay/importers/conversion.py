@@ -178,6 +178,9 @@ MALFORMED_NAMED: Final = 5
 _ROWS_PER_REPORT: Final = 1000
 UNKNOWN_MODEL: Final = "unknown"
 OUT_OF_BOUNDS: Final = "holds a number that is out of all bounds"
+LATEST_S: Final = 253_402_300_799.0
+"""The last second of the year 9999: what is submitted later counts in other units."""
+TOO_LATE: Final = "is after the year 9999, expected seconds"
 MOST_ROW_GPUS: Final = 65_536
 """Of one measurement: its placement names every node."""
 NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
@@ -505,8 +508,10 @@ def executed_job(
     """A rigid job known by what it executed; labels that say nothing are left out.
 
     :param runs: those that are recorded, settled, on the clock of ``submit_time_s``.
-    :raises MalformedRowError: a replay would refuse the runs.
+    :raises MalformedRowError: a replay would refuse the runs, or ``trace describe`` the submission.
     """
+    if submit_time_s > LATEST_S:
+        raise MalformedRowError("submit_time", TOO_LATE)
     stated = {name: "" if value is None else str(value) for name, value in labels.items()}
     if runs:
         stated[LABEL] = label_of(runs, submit_time_s, gpus)

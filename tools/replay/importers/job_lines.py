@@ -22,7 +22,14 @@ from pliant.schemas.file_io.parquet import cast, compute, text_array
 from pliant.schemas.file_io.record import MOST, MOST_GPUS, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, numbers_of, words_of
-from pliant.tools.replay.importers.conversion import EARLY, OUT_OF_BOUNDS, UNKNOWN_MODEL, executed_job
+from pliant.tools.replay.importers.conversion import (
+    EARLY,
+    LATEST_S,
+    OUT_OF_BOUNDS,
+    TOO_LATE,
+    UNKNOWN_MODEL,
+    executed_job,
+)
 from pliant.tools.replay.recorded import LABEL, plain_seconds
 
 if TYPE_CHECKING:
@@ -186,6 +193,7 @@ def executed_jobs(
             priority=float(priority[row]),
         )
 
+    block.refuse(submit_time_s > LATEST_S, "submit_time", TOO_LATE)
     within = are_within(submit_time_s, gpus, gpu_seconds) & (abs(priority) <= MOST)
     check_rows(block, within, job_of)
     fields: dict[str, Any] = {
@@ -210,9 +218,9 @@ def executed_jobs(
 
 
 def are_within(submit_time_s: Numbers, gpus: Numbers, gpu_seconds: Numbers) -> Marks:
-    """The jobs whose times and sizes the schema takes."""
+    """The jobs whose times and sizes :func:`~.conversion.executed_job` takes."""
     sizes = (gpus <= MOST_GPUS) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
-    return sizes & (submit_time_s >= 0) & (submit_time_s <= MOST)
+    return sizes & (submit_time_s >= 0) & (submit_time_s <= LATEST_S)
 
 
 def check_rows(block: RowBlock, within: Marks, record_of: Callable[[int], Record]) -> None:

@@ -554,6 +554,8 @@ def _job(rows: Sequence[_Row], conversion: Conversion) -> Job:
         gpu_seconds += max(0.0, sum(row.gpus * row.seconds for row in each if row.counts) - lost)
         gangs.append(gang)
     runs = side_by_side(gangs)
+    if not runs:
+        raise DroppedRowError(Reason.NO_DURATION)
     gpus = max(run.gpus for run in runs)
     last = counted[-1].row
     latest = [each[-1] for rows_of in components.values() if (each := [row for row in rows_of if row.counts])]
