@@ -13,7 +13,7 @@ import json
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -50,6 +50,7 @@ _RECORDS: Final = 1 << 13
 """Records of csv that become a block."""
 _OTHER_BLANKS: Final = (b";", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e", b"\x1f")
 """What lines of words between blanks seldom hold: a comment, or what Python splits at, too."""
+_DELIMITERS: Final = ",;\t|"
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _decode: Final = json.JSONDecoder().raw_decode
 
@@ -117,8 +118,12 @@ def csv_blocks(
     quoted: bool = True,
     any_case: bool = False,
     written_by: str = "",
+    stream: io.BufferedReader | None = None,
 ) -> Iterator[RowBlock]:
-    """The rows of a CSV file in blocks of columns; parameters as those of :func:`csv_rows`."""
+    """The rows of a CSV file in blocks of columns; parameters as those of :func:`csv_rows`.
+
+    :param stream: the file, where it is open.
+    """
     found = _CsvBlocks(
         conversion,
         source_name(path),
@@ -130,8 +135,8 @@ def csv_blocks(
     )
     if names is not None:
         found.take_header(names)
-    with open_bytes(path, conversion.refuse_byte) as stream:
-        yield from found.blocks(stream)
+    with nullcontext(stream) if stream is not None else open_bytes(path, conversion.refuse_byte) as binary:
+        yield from found.blocks(binary)
 
 
 class _CsvBlocks:
@@ -314,8 +319,12 @@ def _whole_lines(stream: io.BufferedReader, source: str) -> bytes:
 
 
 def _other_delimiter(header: Sequence[str], delimiter: str, written_by: str) -> str:
-    if not written_by or len(header) != 1:
+    if written_by and header and header[0][:1].isdecimal():
+        return f"; the first line is expected to name the columns, as {written_by} does without -n"
+    if len(header) != 1 or not (written_by or any(sign in header[0] for sign in _DELIMITERS)):
         return ""
+    if not written_by:
+        return f"; fields are expected with {delimiter} between them"
     return f"; fields are expected with {delimiter} between them, as {written_by} writes them"
 
 
@@ -338,15 +347,17 @@ def json_rows(
     *,
     within: str | None = None,
     written_by: str = "",
+    stream: io.BufferedReader | None = None,
     block: int = BLOCK,
 ) -> Iterator[InputRow]:
     """The objects of a JSON list with the lines on which they begin.
 
     :param within: the field of an object that holds the list, which the command ``written_by`` prints.
         Default: the list is all there is.
+    :param stream: the file, where it is open.
     """
-    with open_text(path, conversion.refuse_byte) as stream:
-        reader = _Reader(stream, source_name(path), block)
+    with open_text(path, conversion.refuse_byte, stream) as text:
+        reader = _Reader(text, source_name(path), block)
         yield from reader.objects() if within is None else reader.objects_within(within, written_by)
 
 
@@ -450,14 +461,6 @@ def _reason(error: ValueError) -> str:
     return error.msg.lower() if isinstance(error, json.JSONDecodeError) else TOO_MANY
 
 
-def is_json_object(path: str) -> bool:
-    """Whether a file, or stdin, begins as a JSON object does."""
-    if path != PIPE:
-        return first_line(path).lstrip().startswith("{")
-    beginning: bytes = cast(io.BufferedReader, open_stdin()).peek(1)
-    return beginning.removeprefix(BOM).lstrip().startswith(b"{")
-
-
 def first_line(path: str) -> str:
     """The beginning of a file's first line; empty for stdin, which can be read only once."""
     if path == PIPE:
@@ -467,17 +470,18 @@ def first_line(path: str) -> str:
 
 
 @contextmanager
-def open_text(path: str | Path, report: Report) -> Iterator[TextIO]:
+def open_text(path: str | Path, report: Report, stream: io.BufferedReader | None = None) -> Iterator[TextIO]:
     """A text file, or stdin for ``-``; packed or not, with a byte order mark or without.
 
     :param report: as that of :func:`open_bytes`.
+    :param stream: what that gives, where the file is open.
     """
-    with open_bytes(path, report) as binary:
-        stream = _Lines(binary, source_name(path))
+    with nullcontext(stream) if stream is not None else open_bytes(path, report) as binary:
+        text = _Lines(binary, source_name(path))
         try:
-            yield stream
+            yield text
         finally:
-            stream.detach()
+            text.detach()
 
 
 @contextmanager

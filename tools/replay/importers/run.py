@@ -181,7 +181,7 @@ def _count(summary: ImportSummary, reason: str, rows: int) -> None:
         summary.dropped[reason] += rows
 
 
-JOBS: Final = "jobs.jsonl"
+JOBS: Final = io.JOBS
 PROFILE: Final = "profile.parquet"
 CONVERGENCE: Final = "convergence.parquet"
 HISTORY: Final = "history.jsonl"

@@ -63,6 +63,15 @@ BEFORE = "are there before, or with what was known later"
             ["7 ann NODE_FAIL 2 200: 10-110", "7-2 ann COMPLETED 2 100: 0-50"],
             {},
         ),
+        # Two jobs at a time, each requeued: of clusters that no column names.
+        (
+            (
+                "7 a ann REQUEUED 0 10 9000 2, 7 a ann REQUEUED 1 20 99 1"
+                ", 7 a ann FAILED 119 130 10 1, 7 a ann FAILED 9010 9020 10 2"
+            ),
+            ["7 ann FAILED 2 18020: 10-9010, 9020-9030", "7-2 ann FAILED 1 109: 19-118, 129-139"],
+            {RUNS: 2},
+        ),
         # One export knew the job as it waited, one as it ran, and two as it had ended.
         (
             (
@@ -83,7 +92,7 @@ BEFORE = "are there before, or with what was known later"
         ),
         # Runs that overlap are cut, or left out; their work, too.
         (
-            "7 a ann REQUEUED 0 10 100 2, 7 a ann REQUEUED 20 50 100 2, 7 a ann FAILED 30 60 20 2",
+            "7 a ann REQUEUED 0 10 100 2, 7 a ann REQUEUED 0 50 100 2, 7 a ann FAILED 0 60 20 2",
             ["7 ann FAILED 2 280: 10-110, 110-150"],
             {RUNS: 2},
         ),

@@ -6,9 +6,9 @@ Suspended are used where they are there.
 
 One job may have several rows, in any order and in several files: a run that was requeued or resized (``-D``)
 has a row of its own, a component of a heterogeneous job, too, and exports of spans that overlap repeat rows.
-Rows are of one job if they have its cluster, id and user, and its submission or one soon after a run of it:
-a requeue is a submission, while an id that Slurm gives out a second time comes later. Rows that no other one
-has the id of, nearly all, are read in columns.
+Rows are of one job if they have its cluster, id and user, and its submission or one soon after its last run:
+a requeue is a submission, while an id that Slurm gives out a second time comes later, and one of a cluster
+that is not named at any time. Rows that no other one has the id of, nearly all, are read in columns.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import timezone
+from io import BufferedReader
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -28,6 +29,7 @@ from pydantic_core import ValidationError
 
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import source_name
+from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.file_io.parquet import compute, text_array
 from pliant.schemas.file_io.record import MOST, problems_of
 from pliant.schemas.job import Job
@@ -53,7 +55,7 @@ from pliant.tools.replay.importers.conversion import (
     settle_runs,
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, are_within, executed_jobs
-from pliant.tools.replay.importers.reading import csv_blocks, is_json_object, json_rows
+from pliant.tools.replay.importers.reading import csv_blocks, json_rows, open_bytes
 from pliant.tools.replay.importers.spool import Columns
 from pliant.tools.replay.recorded import PastRun, side_by_side
 
@@ -85,6 +87,8 @@ _RUNS: Final = "are runs of jobs that were requeued or resized"
 _REPEATED: Final = "are there before, or with what was known later"
 _REQUEUE_S: Final = 86_400.0
 """A job of the same id and user that is submitted this long after the last run is another one."""
+_CLOCKS_S: Final = 3600.0
+"""A requeue may be this long before the end of the run, where clocks were set back meanwhile."""
 _JSON_ROWS: Final = 1 << 13
 """Jobs of a JSON list that become a block."""
 _TRES: Final = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d{1,18})(?!\d)", re.ASCII)
@@ -99,17 +103,17 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBloc
     assume_zone(conversion)
     with closing(_Rows(conversion)) as rows:
         for path in paths:
-            for block in (
-                _json_blocks(path, conversion) if is_json_object(path) else _blocks(path, conversion)
-            ):
-                rows.add(block)
+            with open_bytes(path, conversion.refuse_byte) as stream:
+                is_json = stream.peek(1).removeprefix(BOM).lstrip().startswith(b"{")
+                for block in (_json_blocks if is_json else _blocks)(path, conversion, stream):
+                    rows.add(block)
         yield from rows.jobs()
 
 
-def _blocks(path: str, conversion: Conversion) -> Iterator[RowBlock]:
+def _blocks(path: str, conversion: Conversion, stream: BufferedReader) -> Iterator[RowBlock]:
     """The rows of a table, after a look at its columns."""
-    blocks = csv_blocks(path, conversion, COLUMNS, delimiter="|", quoted=False, written_by="sacct -P")
-    for block in blocks:
+    form: dict[str, Any] = {"delimiter": "|", "quoted": False, "written_by": "sacct -P"}
+    for block in csv_blocks(path, conversion, COLUMNS, **form, stream=stream):
         for names in (TIMES, SIZES):
             if len(block) and not any(name in block for name in names):
                 text = f"has none of the columns {', '.join(names)}: add one to sacct --format"
@@ -117,10 +121,10 @@ def _blocks(path: str, conversion: Conversion) -> Iterator[RowBlock]:
         yield block
 
 
-def _json_blocks(path: str, conversion: Conversion) -> Iterator[RowBlock]:
+def _json_blocks(path: str, conversion: Conversion, stream: BufferedReader) -> Iterator[RowBlock]:
     """The jobs of ``sacct --json`` with the columns of ``sacct -P``."""
     source = source_name(path)
-    rows = json_rows(path, conversion, within="jobs", written_by="sacct --json")
+    rows = json_rows(path, conversion, within="jobs", written_by="sacct --json", stream=stream)
     while batch := list(islice(rows, _JSON_ROWS)):
         lines: list[int] = []
         texts: list[list[str]] = []
@@ -523,11 +527,20 @@ def _submissions(rows: Sequence[_Row]) -> list[list[_Row]]:
     jobs: dict[str, list[list[_Row]]] = defaultdict(list)
     for row in sorted(rows, key=lambda each: (each.when, each.component)):
         known = jobs[row.row.optional_text("User")]
-        if known and row.submit_s <= max(each.end_s for each in known[-1]) + _REQUEUE_S:
-            known[-1].append(row)
-        else:
+        after_s = [_requeued_after_s(row, job) for job in known]
+        nearest = min(range(len(known)), key=lambda place: abs(after_s[place]), default=None)
+        if nearest is None or not -_CLOCKS_S <= after_s[nearest] <= _REQUEUE_S:
             known.append([row])
+        else:
+            known[nearest].append(row)
     return sorted((job for known in jobs.values() for job in known), key=lambda job: job[0].when)
+
+
+def _requeued_after_s(row: _Row, job: Sequence[_Row]) -> float:
+    """Seconds from the last run of a job to the submission of a row; 0 for one of the same submission."""
+    if any(row.submit_s == each.submit_s for each in job):
+        return 0.0
+    return row.submit_s - max(each.end_s for each in job)
 
 
 def _job(rows: Sequence[_Row], conversion: Conversion) -> Job:

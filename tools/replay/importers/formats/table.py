@@ -40,6 +40,7 @@ from pliant.tools.replay.importers.conversion import (
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
 from pliant.tools.replay.importers.reading import csv_blocks, first_line
+from pliant.tools.replay.recorded import LABEL
 
 if TYPE_CHECKING:
     from pliant.tools.replay.importers.blocks import Numbers
@@ -197,6 +198,8 @@ def mapped(mapping: str, zone: tzinfo | None = None) -> TraceFormat:
         raise UsageError(f"--map {mapping}: names no column for {', '.join(missing)} ({listed})")
     if "duration" not in columns and not {"start", "end"} <= columns.keys():
         raise UsageError(f"--map {mapping}: names no column for duration, nor for start and end")
+    if own := sorted({"trace", LABEL} & columns.keys()):
+        raise UsageError(f"--map {mapping}: {own[0]} is a label that the import itself writes")
     table = Table(columns, **_settings(mapping, settings))
     return TraceFormat("csv", (table if zone is None else replace(table, zone=zone)).read, zoned=True)
 
