@@ -333,13 +333,13 @@ def _of_folder(options: CommandOptions) -> CommandOptions:
         raise UsageError(
             f"{folder}: is a folder without {JOBS}, expected a trace, or a folder of trace import"
         )
-    there = {"profile": folder / PROFILE, "convergence": folder / CONVERGENCE}
-    taken = {
-        name: str(path) for name, path in there.items() if getattr(options, name) is None and path.is_file()
-    }
-    if taken:
-        note(f"{folder}: also {' and '.join(there[name].name for name in taken)}, which its import wrote")
-    return replace(options, jobs=str(folder / JOBS), **taken)
+    profile, convergence = (
+        str(path) if stated is None and (path := folder / name).is_file() else stated
+        for name, stated in ((PROFILE, options.profile), (CONVERGENCE, options.convergence))
+    )
+    if (profile, convergence) != (options.profile, options.convergence):
+        note(f"{folder}: also the measurements that its import wrote beside its jobs")
+    return replace(options, jobs=str(folder / JOBS), profile=profile, convergence=convergence)
 
 
 def _configured(options: CommandOptions) -> CommandOptions:

@@ -122,7 +122,7 @@ _MAPPINGS: Final = (
     "id=jobid,submit=queued,wait=waited,duration=ran,gpus=cards,workers=rank,model=note,zone=+08:00,unit=ms",
     "id=jobid,submit=queued,duration=ran,gpus=cards,zone=Europe/Berlin,unit=min",
 )
-_SELECTIONS: Final = (
+_SELECTIONS: Final[Sequence[dict[str, Any]]] = (
     {},
     {},
     {},
@@ -193,7 +193,12 @@ def refusals(trace: NastyTrace, folder: Path) -> list[str]:
         with _small_blocks(trace), suppress(PliantError):
             import_trace(trace.kind, [str(trace.path)], str(path), lenient=True, **trace.options)
 
-    commands = {"import": write, "validate": validate_file, "describe": _describe, "replay": _replay}
+    commands: dict[str, Callable[[Path], object]] = {
+        "import": write,
+        "validate": validate_file,
+        "describe": _describe,
+        "replay": _replay,
+    }
     return [text for name, command in commands.items() if (text := _refusal(name, command, out))]
 
 

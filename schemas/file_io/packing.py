@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.limits import STREAM_BYTES, check_bytes, check_size
@@ -42,7 +42,7 @@ def unpack(data: bytes, source: str) -> bytes:
     """As :func:`unpacked`, of a whole file."""
     if not is_packed(data):
         return data
-    return unpacked(io.BufferedReader(io.BytesIO(data)), source).read()  # type: ignore[arg-type]
+    return unpacked(io.BufferedReader(io.BytesIO(data)), source).read()
 
 
 def is_packed(data: bytes) -> bool:
@@ -63,38 +63,37 @@ def _intact(source: str, how: str) -> Iterator[None]:
 class _Packing(NamedTuple):
     begins: bytes
     name: str
-    open: Callable[[_Counted, str], IO[bytes]]
+    open: Callable[[_Counted, str], Any]
 
 
-def _gzip(packed: _Counted, _source: str) -> IO[bytes]:
+def _gzip(packed: _Counted, _source: str) -> Any:
     import gzip
 
-    return gzip.GzipFile(fileobj=packed)  # type: ignore[call-overload, no-any-return]
+    return gzip.GzipFile(fileobj=packed)  # type: ignore[call-overload]
 
 
-def _bzip2(packed: _Counted, _source: str) -> IO[bytes]:
+def _bzip2(packed: _Counted, _source: str) -> Any:
     import bz2
 
-    return bz2.BZ2File(packed)  # type: ignore[return-value]
+    return bz2.BZ2File(packed)
 
 
-def _xz(packed: _Counted, _source: str) -> IO[bytes]:
+def _xz(packed: _Counted, _source: str) -> Any:
     import lzma
 
-    return lzma.LZMAFile(packed)  # type: ignore[return-value]
+    return lzma.LZMAFile(packed)  # type: ignore[arg-type]
 
 
-def _by_arrow(codec: str) -> Callable[[_Counted, str], IO[bytes]]:
-    def open_with(packed: _Counted, _source: str) -> IO[bytes]:
+def _by_arrow(codec: str) -> Callable[[_Counted, str], Any]:
+    def open_with(packed: _Counted, _source: str) -> Any:
         import pyarrow as pa
 
-        found: IO[bytes] = pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), codec)
-        return found
+        return pa.CompressedInputStream(pa.PythonFile(packed, mode="r"), codec)
 
     return open_with
 
 
-def _zip(packed: _Counted, source: str) -> IO[bytes]:
+def _zip(packed: _Counted, source: str) -> Any:
     """:raises BadInputError: it holds no file, several or a locked one."""
     import zipfile
 
@@ -112,8 +111,8 @@ def _zip(packed: _Counted, source: str) -> IO[bytes]:
     return archive.open(files[0])
 
 
-def _unknown(what: str) -> Callable[[_Counted, str], IO[bytes]]:
-    def refuse(_packed: _Counted, source: str) -> IO[bytes]:
+def _unknown(what: str) -> Callable[[_Counted, str], Any]:
+    def refuse(_packed: _Counted, source: str) -> Any:
         text = f"is packed with {what}, which is not read (gzip, bzip2, xz, zstd, lz4 and zip are): unpack it"
         raise BadInputError.one(source, text)
 
@@ -137,7 +136,7 @@ _PACKINGS: Final = (
 class _Unpacked(io.RawIOBase):
     """The bytes that were packed."""
 
-    def __init__(self, file: IO[bytes], packed: _Counted, source: str, how: str) -> None:
+    def __init__(self, file: Any, packed: _Counted, source: str, how: str) -> None:
         super().__init__()
         self._read: Callable[[int], bytes] = getattr(file, "read1", file.read)
         self._packed, self._source, self._how = packed, source, how

@@ -50,6 +50,8 @@ class SettledRuns(NamedTuple):
 def settled(runs: Iterable[PastRun], submit_time_s: float) -> SettledRuns:
     """What :func:`runs_of` accepts of any runs that end after they start."""
     stated = sorted(runs)
+    if len(stated) == 1 and stated[0].start_s >= submit_time_s:  # as most are
+        return SettledRuns(tuple(run for run in stated if run.end_s > run.start_s), False, 0)
     moved = sorted(_not_before(run, submit_time_s) for run in stated)
     kept: list[PastRun] = []
     cut = 0

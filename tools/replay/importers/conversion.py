@@ -550,7 +550,7 @@ def assume_no_models(conversion: Conversion) -> None:
 
 def assume_zone(conversion: Conversion) -> None:
     if conversion.zone is UTC:
-        conversion.summary.assume("clock times without a zone are read as UTC, without daylight saving")
+        conversion.summary.assume("clock times without a zone are read as UTC; --time-zone names another")
     else:
         conversion.summary.assume(f"clock times without a zone are read as those of {conversion.zone}")
 
@@ -606,6 +606,8 @@ def parse_timestamp(value: object, name: str, zone: tzinfo = UTC, unit_s: float 
 def in_order(times_s: Iterable[float | None], zone: tzinfo) -> list[float | None]:
     """Times that follow each other: one that does not is read as the same one after clocks were set back."""
     found: list[float | None] = []
+    if isinstance(zone, timezone):
+        return [*times_s]
     latest_s = -math.inf
     for time_s in times_s:
         read_s = time_s if time_s is None or time_s >= latest_s else later_reading(time_s, zone)

@@ -101,7 +101,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
         for row in rows:
             try:
                 found.append(
-                    _read_job(row, conversion.zone, lambda *said: assumed.append((len(found), *said)))
+                    _read_job(row, conversion.zone, lambda *what: assumed.append((len(found), *what)))
                 )
                 lines.append(row.line or 0)
             except DroppedRowError as reason:
@@ -124,8 +124,8 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     if not are_within(submit_time_s, gpus, gpu_seconds).all():
         return None
     block = RowBlock(conversion, rows[0].source if rows else "", np.array(lines, dtype=np.int64), {})
-    for place, *said in assumed:
-        block.assume_row(place, *said)
+    for place, sentence, count, where in assumed:
+        block.assume_row(place, sentence, count, where)
     block.dropped = list(dropped.items())
     conversion.count_rows(len(rows) - len(found))
     made = executed_jobs(
@@ -200,7 +200,7 @@ def _executed(
         raise MalformedRowError("attempts", "is not a list")
     stated = [_attempt(attempt, index, zone) for index, attempt in enumerate(attempts)]
     times = in_order([submit_time_s, *(time_s for _, *times in stated for time_s in times)], zone)[1:]
-    found = [(gpus, *times[2 * at : 2 * at + 2]) for at, (gpus, *_) in enumerate(stated)]
+    found = [(gpus, times[2 * at], times[2 * at + 1]) for at, (gpus, *_) in enumerate(stated)]
     started = [attempt for attempt in found if attempt[1] is not None]
     if not started:
         raise DroppedRowError(Reason.NEVER_STARTED)

@@ -259,9 +259,9 @@ class _Rows:
 
     def _blocks(self) -> Iterator[RowBlock]:
         for (source, names), (pieces, _) in zip(self._layouts, self._columns.read(), strict=True):
-            lines, *texts = pieces
-            numbers = np.frombuffer(lines.buffers()[1], np.int64)[lines.offset :][: len(lines)]  # type: ignore[union-attr]
-            yield RowBlock(self._conversion, source, numbers, dict(zip(names, texts, strict=True)))
+            lines: Any = pieces[0]
+            numbers = np.frombuffer(lines.buffers()[1], np.int64)[lines.offset :][: len(lines)]
+            yield RowBlock(self._conversion, source, numbers, dict(zip(names, pieces[1:], strict=True)))
 
 
 def _keys(block: RowBlock) -> NDArray[np.uint64]:
@@ -409,8 +409,8 @@ class _Row:
 
     @property
     def when(self) -> tuple[float, float]:
-        """The place among the rows of a job."""
-        return self.submit_s if self.start_s is None else self.start_s, self.submit_s
+        """The place among the rows of a job: no run starts before its submission."""
+        return max(self.submit_s, self.start_s or 0.0), self.submit_s
 
     @property
     def end_s(self) -> float:
@@ -426,12 +426,9 @@ class _Row:
         return self.state in _GOING_ON
 
     def run(self, conversion: Conversion) -> PastRun:
-        """Its GPUs from its start, or from its submission if that is later."""
-        start_s = self.when[0]
-        if start_s < self.submit_s:
+        if self.start_s is not None and self.start_s < self.submit_s:
             conversion.summary.assume_here(EARLY, place=self.row.place)
-            start_s = self.submit_s
-        return PastRun(start_s, start_s + self.held_s, self.gpus)
+        return PastRun(self.when[0], self.end_s, self.gpus)
 
 
 def _read_row(row: InputRow, zone: tzinfo) -> _Row:
@@ -460,7 +457,8 @@ def _spent(row: InputRow, submit_s: float, start_s: float, zone: tzinfo) -> tupl
     """
     suspended_s, seconds = _spelled_seconds(row, "Suspended"), _elapsed_seconds(row)
     end_s = row.optional_timestamp("End", zone) if seconds is None or not isinstance(zone, timezone) else None
-    _, start_s, end_s = in_order((submit_s, start_s, end_s), zone)
+    *_, started_s, end_s = in_order((submit_s, start_s, end_s), zone)
+    start_s = started_s or 0.0
     if seconds is None:
         return start_s, max(0.0, executed_seconds(start_s, end_s) - suspended_s), suspended_s
     again_s = later_reading(start_s, zone)
@@ -495,9 +493,9 @@ def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
             problems = [Problem(last.source, last.line, "", OUT_OF_BOUNDS)]
         else:
             components = len({row.component for row in job})
-            for reason, count in ((_COMPONENTS, components - 1), (_RUNS, len(job) - components)):
+            for what, count in ((_COMPONENTS, components - 1), (_RUNS, len(job) - components)):
                 if count:
-                    conversion.summary.joined[reason] += count
+                    conversion.summary.joined[what] += count
             continue
         conversion.refuse(problems)
 

@@ -83,7 +83,7 @@ class Table:
         if "model" not in self.columns:
             assume_no_models(conversion)
         if self.zone is None and conversion.zone is UTC:
-            conversion.summary.assume("clock times without a zone are read as UTC")
+            conversion.summary.assume("clock times without a zone are read as UTC; --time-zone names another")
         columns = {name: column.lower() for name, column in self.columns.items()}
         for path in paths:
             blocks = csv_blocks(path, conversion, columns.values(), delimiter=self.delimiter, any_case=True)
