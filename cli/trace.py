@@ -111,7 +111,7 @@ def trace_import(
     had to assume. pollux, sia, ones, gavel, shockwave and elasticflow write a folder:
     jobs.jsonl, profile.parquet, convergence.parquet and history.jsonl (what jobs
     reported that ran), as far as the data goes. slurm reads what this prints:
-    sacct -P --format=JobID,User,State,Submit,Start,ElapsedRaw,AllocTRES
+    sacct -a -D -P --format=JobID,Cluster,User,State,Submit,Start,End,ElapsedRaw,AllocTRES
 
     Example: pliant trace import philly cluster_job_log -o jobs.jsonl
     """

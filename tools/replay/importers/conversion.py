@@ -281,10 +281,10 @@ class Conversion:
             else:
                 yield made
 
-    def refuse(self, problems: list[Problem]) -> None:
-        """A malformed row: an error at the end, or one more dropped row."""
+    def refuse(self, problems: list[Problem], rows: int = 1) -> None:
+        """A malformed row, or several of one job: an error at the end, or dropped rows."""
         if self._lenient:
-            self.summary.dropped[f"malformed ({problems[0].pointer or 'as a whole'})"] += 1
+            self.summary.dropped[f"malformed ({problems[0].pointer or 'as a whole'})"] += rows
             room = MALFORMED_NAMED - len(self.summary.malformed)
             self.summary.malformed += problems[:room]
             self.summary.has_more_malformed |= len(problems) > room

@@ -497,7 +497,7 @@ def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
                 if count:
                     conversion.summary.joined[what] += count
             continue
-        conversion.refuse(problems)
+        conversion.refuse(problems, rows=len(job))
 
 
 def _once(rows: Sequence[_Row], conversion: Conversion) -> list[_Row]:
