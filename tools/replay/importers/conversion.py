@@ -180,6 +180,8 @@ UNKNOWN_MODEL: Final = "unknown"
 OUT_OF_BOUNDS: Final = "holds a number that is out of all bounds"
 LATEST_S: Final = 253_402_300_799.0
 """The last second of the year 9999: what is submitted later counts in other units."""
+MOST_JOB_GPUS: Final = 2**18
+"""More than any cluster has; a replay would make nodes of them."""
 TOO_LATE: Final = "is after the year 9999, expected seconds"
 MOST_ROW_GPUS: Final = 65_536
 """Of one measurement: its placement names every node."""
@@ -512,6 +514,8 @@ def executed_job(
     """
     if submit_time_s > LATEST_S:
         raise MalformedRowError("submit_time", TOO_LATE)
+    if gpus > MOST_JOB_GPUS:
+        raise MalformedRowError("requested", too_many_gpus(gpus))
     stated = {name: "" if value is None else str(value) for name, value in labels.items()}
     if runs:
         stated[LABEL] = label_of(runs, submit_time_s, gpus)
@@ -528,6 +532,10 @@ def executed_job(
         work=GpuTimeWork(gpu_seconds=gpu_seconds),
         labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
     )
+
+
+def too_many_gpus(gpus: float) -> str:
+    return f"{gpus:.15g} is above {MOST_JOB_GPUS:,}, which is more than any cluster has"
 
 
 def executed_seconds(start_s: float | None, end_s: float | None) -> float:

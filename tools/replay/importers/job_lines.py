@@ -19,16 +19,18 @@ from pliant.schemas.errors import Problem
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.json_lines import encode
 from pliant.schemas.file_io.parquet import cast, compute, text_array
-from pliant.schemas.file_io.record import MOST, MOST_GPUS, Record, problems_of
+from pliant.schemas.file_io.record import MOST, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, numbers_of, words_of
 from pliant.tools.replay.importers.conversion import (
     EARLY,
     LATEST_S,
+    MOST_JOB_GPUS,
     OUT_OF_BOUNDS,
     TOO_LATE,
     UNKNOWN_MODEL,
     executed_job,
+    too_many_gpus,
 )
 from pliant.tools.replay.recorded import LABEL, plain_seconds
 
@@ -194,6 +196,7 @@ def executed_jobs(
         )
 
     block.refuse(submit_time_s > LATEST_S, "submit_time", TOO_LATE)
+    block.refuse(gpus > MOST_JOB_GPUS, "requested", lambda row: too_many_gpus(gpus[row]))
     within = are_within(submit_time_s, gpus, gpu_seconds) & (abs(priority) <= MOST)
     check_rows(block, within, job_of)
     fields: dict[str, Any] = {
@@ -219,7 +222,7 @@ def executed_jobs(
 
 def are_within(submit_time_s: Numbers, gpus: Numbers, gpu_seconds: Numbers) -> Marks:
     """The jobs whose times and sizes :func:`~.conversion.executed_job` takes."""
-    sizes = (gpus <= MOST_GPUS) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
+    sizes = (gpus <= MOST_JOB_GPUS) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
     return sizes & (submit_time_s >= 0) & (submit_time_s <= LATEST_S)
 
 
