@@ -9,8 +9,9 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.file_io.events import parse_events
-from pliant.schemas.io import read_events, write_cluster, write_events, write_jobs
+from pliant.schemas.io import read_events, write_cluster, write_events, write_jobs, write_profile
 from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
 from pliant.tools.replay import batch, output
 from pliant.tools.replay.batch import Task
 from pliant.tools.replay.engine.log import EventLog
@@ -18,6 +19,7 @@ from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.run import Run
 from tests.builders import cluster, job
 from tests.cli.calling import call
+from tests.tools.profile.rows_builder import step
 
 FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 FREE = ["--start-cost", "0", "--rescale-cost", "0"]
@@ -162,3 +164,21 @@ def test_a_trace_is_made_from_options_and_classes(here: Path) -> None:
     longs = parse_jobs(call("trace", "synth", "r.toml", "--classes", "XL").stdout_bytes, "stdout")
     assert max(one.work.gpu_seconds for one in shorts) < 10  # type: ignore[union-attr]
     assert min(one.work.gpu_seconds for one in longs) > 360_000  # type: ignore[union-attr]
+
+
+def test_a_folder_that_an_import_wrote_is_an_input(here: Path) -> None:
+    """Its jobs, and its profile unless another one is named."""
+    (here / "w6").mkdir()
+    write_jobs([job("a", gpus=2, model="m", work={"samples": 100})], "w6/jobs.jsonl")
+    for name, step_s in (("w6/profile.parquet", 2.0), ("fast.parquet", 1.0)):
+        write_profile(Profile((step(2, 5, step_s, model="m"),)), name)
+    replay = ("replay", "w6", "--cluster", "cluster.json", *FREE, "--policy", "fifo")
+    done, named = call(*replay), call(*replay, "--profile", "fast.parquet")
+    ends = [parse_events(each.stdout_bytes, "stdout")[-1].time for each in (done, named)]
+    assert ends == [20.0, 10.0]
+    said = "w6: also the measurements that its import wrote beside its jobs"
+    assert (said in done.stderr, said in named.stderr) == (True, False)
+    assert call("trace", "describe", "w6").stdout.startswith("1 job of no named user")
+    (here / "jobs.jsonl").unlink()
+    done = call("replay", ".", "--policy", "fifo")
+    assert (done.exit_code, "is a folder without jobs.jsonl" in done.stderr) == (2, True)

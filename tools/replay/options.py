@@ -61,7 +61,11 @@ class Option:
 JobsFile = Annotated[
     str | None,
     Option(
-        "The trace (JSON Lines); - is stdin.", INPUTS, metavar="JOBS", is_argument=True, formerly=("--jobs",)
+        "The trace (JSON Lines; - is stdin), or a folder that trace import wrote.",
+        INPUTS,
+        metavar="JOBS",
+        is_argument=True,
+        formerly=("--jobs",),
     ),
 ]
 ProfileFile = Annotated[str | None, Option("Measured speeds (Parquet).", INPUTS, default="1 sample/s a GPU")]
