@@ -67,9 +67,9 @@ SOURCES: Final[Mapping[Source, str]] = {
     "stated": "by the GPU time that jobs state",
 }
 _LABEL: Final = 10
-SCHEMA: Final = "pliant.status/1.3"
+SCHEMA: Final = "pliant.status/1.4"
 """1.1 adds what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log
-is ahead of the clock; 1.3 the state ``ending``."""
+is ahead of the clock; 1.3 the state ``ending``; 1.4 the ``exit_code``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ def _until(job: JobStatus, now_s: float) -> str:
 def _progress(job: JobStatus) -> str:
     samples, total = job.log.samples_done, job.log.total_samples
     if total and math.isfinite(total):
-        done = f"{samples:,.0f} of {total:,.0f} samples"
+        done = f"{min(samples, total):,.0f} of {total:,.0f} samples"
         parts = [f"{progress(job)} ({done})" if samples else done]
     else:
         parts = [progress(job)]
@@ -395,6 +395,7 @@ def job_fields(job: JobStatus) -> dict[str, Any]:
         "reserved": [_span(span) for span in job.reserved],
         "failures": log.failures,
         "retries": log.retries,
+        "exit_code": log.exit_code,
         "policy_says": job.policy_says,
     }
 
