@@ -206,10 +206,15 @@ def nothing_comes_in() -> bool:
     return sys.stdin is None or is_terminal(sys.stdin)
 
 
-def out_text(text: str) -> None:
-    """Write the product to stdout: harmless to a terminal, unchanged into a pipe."""
+def out_text(text: str, paint: Callable[[str], str] = str) -> None:
+    """Write the product to stdout: harmless to a terminal, unchanged into a pipe.
+
+    :param paint: colours it for a terminal that shows colours.
+    """
     stream = stdout()
-    text = harmless(text, keeps=LINES) if is_terminal(stream) else text
+    if is_terminal(stream):
+        text = harmless(text, keeps=LINES)
+        text = paint(text) if is_screen(stream) and not os.environ.get("NO_COLOR") else text
     write_stdout(text.encode(stream.encoding, stream.errors or "strict"))
 
 

@@ -22,7 +22,9 @@ import pytest
 
 from pliant.schemas.io import read_events
 from tests.cli.calling import call
+from tests.effort import examples
 from tests.pipeline.conftest import Shell
+from tests.tools.run.simulated.cron import moves_without_news
 from tests.tools.run.site import until
 
 TURN = (
@@ -231,3 +233,9 @@ def test_systemd_accepts_the_units_of_the_examples(tmp_path: Path) -> None:
     if "twoshots" not in message(wrong):
         pytest.skip("systemd-analyze cannot verify units here")
     assert "pliant" not in message(*sorted(UNITS.glob("pliant*")))
+
+
+@pytest.mark.parametrize("seed", range(examples(4)))
+def test_a_turn_without_news_changes_nothing(tmp_path: Path, seed: int) -> None:
+    """Of jobs that state each optional field or not, on workers that report what nobody has decided."""
+    assert moves_without_news(tmp_path, jobs=10, turns=4, seed=seed) == []

@@ -37,7 +37,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.output import Shown, seen_of
-from pliant.tools.run.watch.screen import progress, until
+from pliant.tools.run.watch.screen import progress, starts_next, until
 from pliant.tools.run.watch.status import Status, run_line
 from pliant.tools.run.watch.top import measured, memory_text
 from pliant.tools.schedule.jobs import gpus_of
@@ -292,6 +292,8 @@ def _until(job: JobStatus, now_s: float) -> str:
         return "unknown"
     if job.retry_s is not None:
         return when_text(max(job.until_s, now_s), now_s)
+    if starts_next(job, now_s):
+        return "at the next turn, when pliant run decides"
     found = job.expected
     by = "" if found.source is None else f", {SOURCES[found.source]}"
     if job.log.gpus or found.between_s is None:

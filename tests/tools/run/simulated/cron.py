@@ -1,7 +1,8 @@
-"""Turns of ``pliant schedule --state DIR | pliant run --state DIR`` on simulated nodes, as cron makes them."""
+"""Turns of ``pliant schedule --state DIR | pliant run``, as cron makes them, on simulated nodes."""
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ class Crontab:
 
     def __init__(self, folder: Path, policy: str) -> None:
         self.dirs, self.clock = StateDir(folder / "state"), SimulatedClock()
-        self._cluster = Cluster.model_validate(_CLUSTER)
+        self._cluster = Cluster.model_validate_json(json.dumps(_CLUSTER))
         self.nodes = SimulatedNodes(self._cluster, self.clock, self.dirs.jobs)
         self._folder, self._policy = folder, policy
         write_cluster(self._cluster, folder / "cluster.json")
@@ -109,7 +110,7 @@ def drawn_jobs(random_: random.Random) -> Iterator[Job]:
     while True:
         number += 1
         try:
-            yield Job.model_validate({"id": f"j{number}", **_fields(random_)})
+            yield Job.model_validate_json(json.dumps({"id": f"j{number}", **_fields(random_)}))
         except ValueError:
             continue
 
