@@ -249,6 +249,10 @@ def test_a_fraction_of_a_gpu_is_one_for_a_job_that_waits_beside_an_elastic_borro
     comes(held, elastic("y", 4, high=4), at=0.0)
     seen = [comes(held, rigid("x", 1), at=60.0), *(comes(held, at=60.0 * minute) for minute in (2, 3))]
     assert seen == [{"y": "shrink", "x": "start"}, {}, {}]
+    held = world(cluster(4), shares(x={}, y={"weight": 4.0}), policy="fair-share")
+    comes(held, elastic("y", 4, high=4), at=0.0)
+    comes(held, rigid("x", 1), at=60.0)
+    assert held.explain(60.0)["y"].reason.endswith("; 1 GPU of it went to team x")
 
 
 def test_what_is_left_goes_to_whose_turn_it_is_as_far_as_of_use() -> None:

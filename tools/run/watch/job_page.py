@@ -439,6 +439,7 @@ MOST_HOLDERS: Final = 10
 _COLUMNS: Final = (
     Column("job"),
     Column("user", 2),
+    Column("team", 3),
     Column("GPUs", 1, right=True),
     Column("until", 1),
 )
@@ -507,11 +508,14 @@ def holder_lines(found: Waiting, now_s: float, width: int | None) -> list[str]:
     if not found.holders:
         return []
     counts = "jobs of its user" if found.by_limit else "jobs that hold GPUs"
-    rows = [
-        (each.id, each.log.job.user or "-", str(each.log.gpus), until(each, now_s))
+    columns: Sequence[Column] = _COLUMNS
+    rows: list[tuple[str, ...]] = [
+        (each.id, each.log.job.user or "-", each.team or "-", str(each.log.gpus), until(each, now_s))
         for each in found.holders[:MOST_HOLDERS]
     ]
-    table = text_table(_COLUMNS, rows, None if width is None else width - 2)
+    if not any(each.team for each in found.holders):
+        columns, rows = (*_COLUMNS[:2], *_COLUMNS[3:]), [(*row[:2], *row[3:]) for row in rows]
+    table = text_table(columns, rows, None if width is None else width - 2)
     rest = found.holders[MOST_HOLDERS:]
     more = f"and {counted(len(rest), 'job')} with {in_gpus(sum(each.log.gpus for each in rest))}"
     lines = [*table.splitlines(), *([more] if rest else [])]
