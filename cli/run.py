@@ -83,12 +83,12 @@ def run(
         str | None,
         typer.Option(
             "--cluster",
-            help="The cluster (JSON), where --follow begins a run.",
+            help="The cluster (JSON) that --follow begins a run with; later the same.",
             show_default="cluster in pliant.toml",
         ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="Measured speeds (Parquet), where --follow begins a run.")
+        str | None, typer.Option("--profile", help="Measured speeds (Parquet), likewise.")
     ] = None,
     shared: Annotated[
         bool,
