@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from pliant import __version__
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, mistake_line, run_command
-from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, say, width_for
+from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, say, width_for, write_plainly
 from pliant.cli.grammar import epilog
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
@@ -304,6 +304,7 @@ def main() -> None:
     """Entry point of the ``pliant`` command."""
     if sys.stderr is None:  # closed: what is meant for it must not end up in another file
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open until the end
+    write_plainly(sys.stdout, sys.stderr)
     if {"-h", "--help"} & {*sys.argv} and "typer.rich_utils" not in sys.modules:
         _import_help_pages()
     try:

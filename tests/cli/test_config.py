@@ -46,7 +46,7 @@ def test_settings_are_found_from_a_folder_below(here: Path, monkeypatch: pytest.
     below = here / "src" / "deep"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
-    result = scheduled(str(here / "a.jsonl"))
+    result = scheduled(str(here / "a.jsonl"), "--no-check")
     assert result["policy"] == {"name": "shadow-price", "parameters": result["policy"]["parameters"]}
     assert result["policy"]["parameters"]["dwell_s"] == 300
     assert (result["jobs"][0]["user"], result["allocations"][0]["gpus"]) == ("ann", 2)

@@ -1,4 +1,5 @@
 import io
+import json
 import os
 import sys
 
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pliant.cli.console import UNKNOWN_WIDTH, entry, note_sentence, width_for
+from pliant.cli.console import UNKNOWN_WIDTH, entry, note_sentence, width_for, write_plainly
 from pliant.cli.reference import page, policies
 from pliant.schemas.text import fitted, flowing, width_of
 from pliant.tools.schedule.registry import describe, policy_names
@@ -44,6 +45,23 @@ def test_prose_is_broken_between_words_on_a_terminal_only(monkeypatch: pytest.Mo
         monkeypatch.setattr(sys, "stderr", stream)
         note_sentence(text)
         assert stream.getvalue().splitlines() == lines
+
+
+@settings(max_examples=examples(50))
+@given(text=st.text(), encoding=st.sampled_from(["ascii", "latin-1", "cp1252", "utf-8"]))
+def test_any_text_can_be_written_in_any_encoding(text: str, encoding: str) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="surrogatepass")
+    if encoding != "utf-8":
+        write_plainly(stream)
+    stream.write(json.dumps({"why": text}, ensure_ascii=False) + "\n")
+    stream.flush()
+    written = stream.buffer.getvalue().decode(encoding, "surrogatepass")  # type: ignore[attr-defined]
+    plain = {"…": "...", "·": "*", "×": "x", "−": "-", "–": "-", "─": "-", "≤": "<=", "≥": ">=", "→": "->"}
+    kept = text
+    for sign, alike in plain.items():
+        if encoding == "ascii" or not sign.encode(encoding, "ignore"):
+            kept = kept.replace(sign, alike)
+    assert json.loads(written)["why"] == kept
 
 
 NAMES = policy_names()

@@ -200,3 +200,22 @@ def test_long_words_show_both_ends_and_epochs_have_a_limit(here: Path) -> None:
     model["epochs"] = [1, 2**63]
     read("synth.json", json.dumps(recipe).encode())
     assert "/epochs/1: 9.22337e+18 is too large" in call(*READERS["synth.json"]).stderr
+
+
+def test_in_a_folder_that_was_removed_absolute_paths_work(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "train.py").touch()
+    one = job("a", command=("train.py",), workdir=str(tmp_path), gpu_seconds=9)
+    write_jobs([one], tmp_path / "jobs.jsonl")
+    write_cluster(cluster(2), tmp_path / "cluster.json")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    known = [str(tmp_path / "jobs.jsonl"), "--cluster", str(tmp_path / "cluster.json"), "--policy", "fifo"]
+    for words in (["schedule", *known], ["replay", *known, "-o", str(tmp_path / "out")]):
+        assert call(*words).exit_code == 0
+    for words in (["replay", *known, "-o", "out"], ["status", "--state", "live"]):
+        refused = call(*words)
+        assert (refused.exit_code, refused.stderr[:38]) == (2, "pliant: the current folder was removed"), (
+            words
+        )
+    assert call("status").exit_code == 2

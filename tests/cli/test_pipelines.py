@@ -18,7 +18,8 @@ FILES = "jobs.jsonl --cluster cluster.json"
 
 @pytest.fixture
 def here(here: Path) -> Path:
-    write_jobs([job("a", gpus=1, gpu_seconds=20, command=("true",))], "jobs.jsonl")
+    write_jobs([job("a", gpus=1, gpu_seconds=20, command=("a.py",))], "jobs.jsonl")
+    (here / "a.py").touch()
     write_cluster(cluster(2, slots="cpu", gpu_type="cpu"), "cluster.json")
     return here
 

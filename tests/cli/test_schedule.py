@@ -183,6 +183,14 @@ def test_a_log_of_nothing_but_its_header_is_bad_input(here: Path):
     assert "events.jsonl: has no events, expected a run" in done.stderr
 
 
+def test_scripts_are_looked_at_as_by_submit(here: Path):
+    write_jobs([job("a", gpus=2, model="m", command=("trian.py",))], "jobs.jsonl")
+    refused = call("schedule", *FILES, "--policy", "fifo")
+    assert (refused.exit_code, refused.stdout) == (3, "")
+    assert 'jobs.jsonl: /command: job "a": no such script: trian.py (--no-check skips' in refused.stderr
+    assert call("schedule", *FILES, "--policy", "fifo", "--no-check").exit_code == 0
+
+
 def test_a_policy_is_described():
     assert 'backfill="none"  none, easy, skip' in call("policies", "fifo").stdout
 

@@ -196,25 +196,35 @@ class TrainingProgress:
     def accumulate(self, per_rank: int, own: int = 1) -> int:
         """Micro-steps of an optimizer step that keep the job's ``batch.size`` on this number of ranks.
 
-        If the job states none, that is what the script chose. If the size cannot be kept, the nearest is
-        taken, with a warning.
+        If the job states none, that is what the script chose.
 
         :param per_rank: samples of one rank in one micro-step.
         :param own: micro-steps that the script chose.
+        :raises SystemExit: with code 2, where they cannot keep it: other weights would be trained. ``pliant
+            profile`` measures the nearest batch.
         """
         together = per_rank * self.world_size
         steps = own if self._stated is None else max(1, round(self._stated / together))
         self._head["global_batch"] = steps * together
         if self.measurement is not None:
             self.measurement.local_batch, self.measurement.accum = per_rank, steps
-        if self._stated not in (None, steps * together) and self._main:
+        if self._stated not in (None, steps * together):
+            self._refuse_batch(per_rank, self._stated or 0)
+        return steps
+
+    def _refuse_batch(self, per_rank: int, stated: int) -> None:
+        if self.measurement is not None:
             self._warnings += 1
+            return
+        if self._main:
+            sizes = [size for size in range(1, stated // per_rank + 1) if not stated % (size * per_rank)]
+            on_these = f'let it have "sizes": {sizes} in its gpus, or ' if sizes else ""
             print(
-                f"pliant: the job's batch of {self._stated} cannot be kept on {self.world_size} workers with "
-                f"{per_rank} samples each: {steps * together} are trained in a step",
+                f"pliant: error: the job's batch of {stated} cannot be kept on {self.world_size} workers "
+                f"with {per_rank} samples each: {on_these}give each worker fewer samples",
                 file=sys.stderr,
             )
-        return steps
+        sys.exit(2)
 
     def step(
         self, step: int, *, loss: Any = None, epoch: int | None = None, samples: float | None = None

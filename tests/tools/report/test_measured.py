@@ -376,7 +376,7 @@ def test_failures_cost_steps_and_silence_leaves_figures_open() -> None:
     assert (found.speed, found.no_speed) == (None, "it has not trained yet")
     silent = cost(held(0.0, "start", 2), until_s=50.0, spec=job("a", gpus=2))
     assert (silent.held_gpu_s, silent.lost_gpu_s, silent.trained_gpu_s) == (100.0, None, None)
-    assert silent.no_speed == "its script reports no steps"
+    assert silent.no_speed == "its script has reported no steps"
     blind = cost(held(0.0, "start", 2), stepped(5.0, 1.0, "start", 5.0), until_s=50.0, profile_hash=None)
     assert (blind.speed, blind.no_speed) == (None, "there is no profile")
     assert (blind.cheapest_gpus, blind.no_cheapest) == (None, "there is no profile")

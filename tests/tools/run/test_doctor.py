@@ -78,6 +78,23 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where these tests run there may be little room, a slow disk, or a disk in memory."""
     set_disk(monkeypatch)
     install(monkeypatch)
+    monkeypatch.setattr(doctor, "obstacle", lambda: None)
+
+
+def test_root_learns_whether_other_accounts_could_run_jobs(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    new, own = (Site("local", StateDir(path)) for path in (tmp_path / "new", state))
+    assert [check.verdict for check in doctor.accounts(new)] == ["ok"]
+    monkeypatch.setattr(doctor, "obstacle", lambda: "/root is closed to other accounts")
+    (found,) = doctor.accounts(new)
+    assert (found.verdict, found.text[:17], "/opt" in found.advice) == ("warning", "/root is closed t", True)
+    assert [*doctor.accounts(own)] == [], "one account runs its own jobs there"
+    monkeypatch.setattr(StateDir, "is_shared", True)
+    assert [check.verdict for check in doctor.accounts(own)] == ["problem"]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert [*doctor.accounts(new)] == []
 
 
 def set_disk(

@@ -9,7 +9,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_schedule
+from pliant.schemas.io import read_schedule, write_cluster
 from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.report.read_run import read_run
@@ -24,6 +24,7 @@ from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
+from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import QUICK, Site, in_order
 
@@ -129,10 +130,13 @@ def test_a_run_is_begun_with_a_cluster_and_goes_on_with_its_own(site: Site) -> N
         run_and_follow(RunOptions(site.state, question=Question("fifo")), story())
     assert not site.state.exists()
     run_and_follow(begin(site), story())
-    with pytest.raises(UsageError, match="brings its own cluster"):
-        run_and_follow(RunOptions(site.state, cluster="other.json"), story())
-    with pytest.raises(UsageError, match="name no schedule"):
-        run_and_follow(RunOptions(site.state, "s.json"), story())
+    run_and_follow(begin(site), story())
+    write_cluster(cluster(3, slots="cpu"), site.folder / "other.json")
+    with pytest.raises(UsageError, match=r"other.json:\d+: /nodes/0/gpus: 3, and the run has 2"):
+        run_and_follow(replace(begin(site), cluster=str(site.folder / "other.json")), story())
+    site.job("a")
+    with pytest.raises(UsageError, match="began with other jobs: name no schedule"):
+        run_and_follow(RunOptions(site.state, site.schedule()), story())
 
 
 def test_a_loop_that_goes_on_passes_on_new_events_alone(site: Site) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.documents import job_fields, parse_jobs
+from pliant.tools.profile.torchrun.start import is_usage_error
 from pliant.tools.run.progress import TrainingProgress
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.run import run_once, run_until_done
@@ -307,14 +308,23 @@ def test_a_signal_to_any_rank_is_a_request_to_stop(job: Path, notice: signal.Sig
     assert [second.step(1), first.step(1), second.step(2), first.step(2)] == [False, False, True, True]
 
 
-def test_the_batch_is_kept_or_the_nearest_one(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_batch_is_kept_or_the_job_ends_with_the_reason(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = {size: rank(job, 0, size, PLIANT_BATCH="32").accumulate(4, own=1) for size in (1, 2, 4, 8)}
     assert kept == {1: 8, 2: 4, 4: 2, 8: 1}
     assert rank(job, 0, 2).accumulate(4, own=3) == 3, "a job that states no batch leaves it to the script"
     assert capsys.readouterr().err == ""
-    apart = rank(job, 0, 3, PLIANT_BATCH="32")
-    assert (apart.accumulate(4), apart.global_batch) == (3, 36)
-    assert "the job's batch of 32 cannot be kept on 3 workers" in capsys.readouterr().err
+    for per_rank, advice in (
+        (4, 'let it have "sizes": [1, 2, 4, 8] in its gpus, or give'),
+        (64, "each: give"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            rank(job, 0, 3, PLIANT_BATCH="32").accumulate(per_rank)
+        said = capsys.readouterr().err
+        assert "the job's batch of 32 cannot be kept on 3 workers" in said
+        assert advice in said
+        assert is_usage_error(said.strip()), "it is not tried again"
     (job / "plan.json").write_text(json.dumps({"job": "a"}))
     assert rank(job).step(1) is False, "a report that fails ends no training"
     assert "pliant: no progress is reported" in capsys.readouterr().err

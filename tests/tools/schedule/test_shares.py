@@ -13,7 +13,7 @@ from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.shares import Claim, Entitlement, TeamUsage, WaitingJob, claims_of, entitle
 from tests.builders import TimedSteps, cluster, job, mixed_cluster, opened
 from tests.effort import examples
-from tests.tools.schedule.session.shared_world import THREE, comes, rigid, shares, world
+from tests.tools.schedule.session.shared_world import THREE, comes, elastic, rigid, shares, world
 
 HOUR_S = 3600.0
 
@@ -229,6 +229,24 @@ def test_a_team_keeps_what_it_holds_or_does_not_lend() -> None:
     # Six each; a's four are no room for its second job of four beside the first.
     jobs = claim("a", wait(4), held={"x": 4}), claim("b", wait(1, x=12))
     assert typed(A_AND_B, {"x": 12}, *jobs) == {"a": {"x": 4}, "b": {"x": 8}}
+
+
+def test_a_fraction_of_a_gpu_is_one_for_a_job_that_waits_beside_an_elastic_borrower() -> None:
+    """Of four GPUs 0.8 are a's. It has no other way to start; b would take none back, as none of it waits."""
+    rules, total = shares(a={}, b={"weight": 4.0}), {"x": 4}
+    waits, shrinks = claim("a", wait(1)), {"held": {"x": 4}, "shrinks": True}
+    assert typed(rules, total, waits, claim("b", **shrinks)) == {"a": {"x": 1}, "b": {"x": 3}}
+    assert typed(rules, total, waits, claim("b", held={"x": 4})) == {"b": {"x": 4}}
+    assert typed(rules, total, waits, claim("b", wait(1), **shrinks)) == {"b": {"x": 4}}
+    assert typed(rules, total, claim("a", wait(2)), claim("b", **shrinks)) == {"b": {"x": 4}}
+    held = world(cluster(4), shares(x={}, y={"weight": 4.0}), policy="fair-share")
+    comes(held, elastic("y", 4, high=4), at=0.0)
+    seen = [comes(held, rigid("x", 1), at=60.0), *(comes(held, at=60.0 * minute) for minute in (2, 3))]
+    assert seen == [{"y": "shrink", "x": "start"}, {}, {}]
+    held = world(cluster(4), shares(x={}, y={"weight": 4.0}), policy="fair-share")
+    comes(held, elastic("y", 4, high=4), at=0.0)
+    comes(held, rigid("x", 1), at=60.0)
+    assert held.explain(60.0)["y"].reason.endswith("; 1 GPU of it went to team x")
 
 
 def test_what_is_left_goes_to_whose_turn_it_is_as_far_as_of_use() -> None:

@@ -207,8 +207,11 @@ class SimulatedWorkers:
             self._replace(self.handle.files.reached, str(plan.generation))
             how = {} if first else {"mechanism": "in place"}
             detail = {"first_step": True, "generation": plan.generation, **how}
+            batch, cost_s = plan.global_batch or BATCH, None if first else 0.5
             self._say(
-                Event(wall_s, "progress", plan.job, detail=detail, overhead_seconds=None if first else 0.5)
+                Event(
+                    wall_s, "progress", plan.job, global_batch=batch, detail=detail, overhead_seconds=cost_s
+                )
             )
             self._reported_s, self._checkpoint_s = float("-inf"), now_s
 

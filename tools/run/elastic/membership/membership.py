@@ -56,7 +56,7 @@ from pliant.tools.run.elastic.state.training import (
     check_training,
 )
 from pliant.tools.run.elastic.state.transfer import pass_on
-from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan, WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import ENDED_EARLY, LOST_PEER, Plan, WorkerOutcome
 from pliant.tools.run.statedir.contract.presence import Presence
 
 _log = logging.getLogger("pliant")
@@ -127,7 +127,7 @@ class _Exit:
 
     def _on_exit(self) -> None:
         if not self.complete:
-            self.end("crashed", "the script ended before its training did")
+            self.end("crashed", ENDED_EARLY)
         elif self.unsaved:
             self.end("crashed", self.unsaved)
         else:

@@ -139,6 +139,8 @@ class Plan(Record):
 
 LOST_PEER: Final = "lost the connection to another worker"
 """How the message of a crashed worker begins that only noticed the end of another one."""
+ENDED_EARLY: Final = "the script ended before its training did"
+"""The message of a worker whose script left without an exception; ``sys.exit("…")`` says more on stderr."""
 
 
 class WorkerOutcome(Record):

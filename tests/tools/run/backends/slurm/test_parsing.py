@@ -58,6 +58,7 @@ def test_gpus_are_counted_by_type() -> None:
         "gpu:a100:2(S:0),gpu:v100:2(S:1)": (("a100", 2), ("v100", 2)),
         "gpu:nvidia_h100_80gb_hbm3:8(S:0-1),shard:16": (("nvidia_h100_80gb_hbm3", 8),),
         "gpu:1g.5gb:7,gpu:a100:1": (("1g.5gb", 7), ("a100", 1)),
+        "gpu:a100:no_consume:4,gpu:no_consume:2": (("a100", 4), ("", 2)),
         "(null)": (),
         "craynetwork:4": (),
     }.items():

@@ -189,6 +189,42 @@ def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
     assert known.jobs["a"].reason == "failed 11 times within an hour: it fell"
 
 
+CODE_7 = Ending("failed", "exit code 7: nothing on stderr", exit_code=7, by_itself=True)
+MISUSED = replace(CODE_7, message="exit code 2: t.py: error: no", exit_code=2, misused=True)
+KILLED = Ending("failed", "killed by SIGKILL", exit_code=-9)
+AT_RANK = replace(CODE_7, message="rank 1 crashed: bad row at 0x7f01")
+ELSEWHERE = replace(AT_RANK, message="rank 0 crashed: bad row at 0x7f02")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "lasted_s", "step", "ends"),
+    [
+        ([MISUSED], 5.0, 0.0, "exit code 2: t.py: error: no"),
+        ([CODE_7] * 2, 5.0, 0.0, "failed twice in the same way: exit code 7: nothing on stderr"),
+        ([AT_RANK, ELSEWHERE], 5.0, 0.0, "failed twice in the same way: rank 0 crashed: bad row at 0x7f02"),
+        ([CODE_7, AT_RANK, CODE_7, AT_RANK], 5.0, 0.0, AT_RANK.message),
+        ([KILLED] * 4, 5.0, 0.0, "killed by SIGKILL"),
+        ([CODE_7] * 4, 90.0, 0.0, "exit code 7: nothing on stderr"),
+        ([CODE_7] * 4, 5.0, 0.5, "exit code 7: nothing on stderr"),
+    ],
+    ids=["misused", "equal", "but for its rank", "other reasons", "killed", "long, steps unknown", "further"],
+)
+def test_a_failure_that_is_certain_is_not_repeated(
+    verdicts: list[Ending], lasted_s: float, step: float, ends: str
+) -> None:
+    """A script that reports nothing, or trains half a sample further each time, at 0.1 a second."""
+    known = log()
+    for attempt, verdict in enumerate(verdicts, 1):
+        assert known.jobs["a"].phase != "failed"
+        known.add(replace(START, time=1000.0 * attempt))
+        if step:
+            found = report(step * attempt, attempt=attempt, samples_per_second=0.1)
+            known.newest["a"] = found
+        end(known, verdict, 1000.0 * attempt + lasted_s, attempt)
+    last = known.jobs["a"]
+    assert (last.phase, last.reason, last.exit_code) == ("failed", ends, verdicts[-1].exit_code)
+
+
 def test_ended_jobs_are_not_active_any_more() -> None:
     """Reports about them leave no trace, as those of attempts that were asked to stop."""
     ends: dict[EventName, str] = {

@@ -57,6 +57,13 @@ def test_rrh_pauses_for_a_job_that_earns_more_per_second() -> None:
     assert decided(held, 100) == {"a": 8}
 
 
+def test_rrh_goes_on_with_what_earns_nothing_any_more_on_an_idle_cluster() -> None:
+    held = started(Rrh(), NODES, rigid("a", 90, shape="step", value=10, target=100))
+    assert joined(held, 10, rigid("b", 90, at=10, value=1000)) == {"b": 8}
+    held.end("b", 100)
+    assert decided(held, 100) == {"a": 8}, "80 seconds are left, and its target is now"
+
+
 def test_fifo_over_demands_lets_no_job_pass_one_that_lacks_cpus() -> None:
     """GPUs are free for b and c; CPUs are not for b, and c comes after it."""
     jobs = demanding("a", 4, gpus=2), demanding("b", 3, gpus=2), demanding("c", 1, gpus=1)
