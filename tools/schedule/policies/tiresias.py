@@ -194,7 +194,7 @@ class Tiresias(Policy):
     def _serve(self, snapshot: Snapshot, rejected: dict[str, str]) -> Decision:
         budget = GpuBudget(snapshot.gpus_by_type())
         grants: dict[str, Grant] = {}
-        for member in self._order:
+        for member in sorted(self._order, key=lambda member: not member.job.stays):
             job = member.job
             grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
             if grant is not None:

@@ -257,6 +257,8 @@ def _place(job: JobState, target: Target, world: _World) -> Holding | None:
     if left is None or job.room is None:
         gpus = _allowed(job, target, world) if target.gpus else _NO_PLACE
         return None if gpus is None else Holding(job.id, gpus)
+    if target.gpu_type is not None and job.types is not None and target.gpu_type not in job.types:
+        return None
     if target.placement is not None and (
         free.splits(target.placement, job.per_replica) or not left.fits(job, target.placement)
     ):
@@ -338,19 +340,27 @@ class Demands:
             self._book(job, job.placement, job.servers)
 
     def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
-        """Free GPUs of no use to the job: their node lacks what its workers need."""
-        demand = job.spec.resources.worker
-        if not demand:
+        """Free GPUs of no use to the job: it may not run there, or the node lacks what its workers need.
+
+        Types on which it may not run need not be hidden: none of them is chosen for it.
+        """
+        demand, constraint = job.spec.resources.worker, self._capacities.constraint_of(job.spec)
+        if not demand and (constraint is None or constraint.is_of_types):
             return ()
         found = []
         for index, node in enumerate(self._capacities.nodes):
             spare = free.free_on(node.name)
-            if spare and (useless := spare - fitting(self._left_on(index), demand, spare)):
-                found.append((node.name, useless))
+            allowed = constraint is None or constraint.allows(node)
+            useful = fitting(self._left_on(index), demand, spare) if allowed else 0
+            if spare > useful:
+                found.append((node.name, spare - useful))
         return tuple(found)
 
     def fits(self, job: JobState, place: NodeGpus) -> bool:
-        demand = job.spec.resources.worker
+        demand, constraint = job.spec.resources.worker, self._capacities.constraint_of(job.spec)
+        nodes = (self._capacities.nodes[self._index[name]] for name, _ in place)
+        if constraint is not None and not all(map(constraint.allows, nodes)):
+            return False
         return all(fitting(self._left_on(self._index[name]), demand, count) == count for name, count in place)
 
     def take(self, job: JobState, place: NodeGpus, named: NodeGpus | None, free: FreeGpus) -> NodeGpus | None:

@@ -98,6 +98,8 @@ class ClusterState:
             raise ValueError(f'job "{job_id}" was submitted before')
         form: JobForm | None = job.__dict__.get("form")
         alike = None if form is None else self._alike.get(form)
+        if alike is not None and self.capacities.constraint_of(job) is not None:  # by its label
+            alike = None
         state = job_state(job, self.speeds, alike)
         if alike is None and self.capacities.limits(job):
             state.room, state.kind = self.capacities.room(job), None

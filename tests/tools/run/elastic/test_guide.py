@@ -45,6 +45,7 @@ SMALLEST = {
     "after/stripes": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
     "after/gan": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
     "after/rnn": ("--epochs", "2", "--size", "200", "--batch", "4"),
+    "own_average": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
     "trainer_style": ("--epochs", "2", "--size", "64", "--batch", "8", "--width", "4"),
     "fabric_style": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
 }
