@@ -95,7 +95,7 @@ def why_nowhere(job: Job, nodes: Iterable[NodeGpus]) -> str | None:
     if types is not None and not same_type:
         return f"may run on GPUs of type {' or '.join(types)} alone, the cluster has {listed(known)}"
     most = max(node.gpu_memory or 0 for node in same_type)
-    have = f"the largest there have {most / 1e9:.4g} GB" if most else "no node of them states its gpu_memory"
+    have = f"the largest there have {most / 1e9:.4g} GB" if most else "no node there states its gpu_memory"
     return f"needs GPUs {Constraint(types, memory).words} of memory, {have}"
 
 

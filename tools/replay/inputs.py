@@ -145,7 +145,7 @@ class Inputs:
             jobs = "1 job stays" if stay == 1 else f"{stay:,} jobs stay"
             found.append(f"{jobs} on the GPU type that the trace recorded, unless gpus.types says otherwise")
         if lacking:
-            times = "as long there" if len(types) == 1 else "as long as recorded on the mean of its types"
+            times = "as long as recorded" if len(types) == 1 else "as long as recorded on the mean of them"
             where = f"the cluster lacks the recorded GPU types {listed(sorted(lacking))}"
             found.append(f"{where}: {counted(lacking.total(), 'job')} may run on any, and take {times}")
         return [Assumption(kind="recording", text=text) for text in found]
