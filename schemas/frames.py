@@ -118,8 +118,9 @@ def _means(groups: Sequence[RunGroup]) -> pd.DataFrame:
         "runs": pd.Series([len(each.runs) for each in groups], dtype="Int64"),
         "against": pd.Series([ratio.of if ratio else None for ratio in ratios], dtype="string"),
     }
-    estimates = {name: [each.figures.get(name) for each in groups] for name in names}
-    for name, found in {"mean_jct_ratio": ratios, **estimates}.items():
+    estimates: dict[str, Sequence[Any]] = {"mean_jct_ratio": ratios}
+    estimates |= {name: [each.figures.get(name) for each in groups] for name in names}
+    for name, found in estimates.items():
         middle = "ratio" if name == "mean_jct_ratio" else "mean"
         for ending, field in (("", middle), (".low", "low"), (".high", "high")):
             values = [None if each is None else getattr(each, field) for each in found]

@@ -182,7 +182,7 @@ def _differences(run: RunRecord, alike: Sequence[RunRecord]) -> list[str]:
     if len({other.info.demand for other in alike}) > 1:
         parts.append(f"{run.info.demand} demand")
     if len({other.info.preemptible for other in alike}) > 1:
-        parts.append(f"{run.info.preemptible} jobs preemptible")
+        parts.append(f"preemptible={run.info.preemptible}")
     if any(other.info.cluster != run.info.cluster for other in alike):
         parts.append(_cluster_text(run, alike))
     names = sorted({name for other in alike for name in other.info.parameters})
