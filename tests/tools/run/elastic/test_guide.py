@@ -88,6 +88,16 @@ def test_every_script_of_the_guide_runs_under_plain_python(script: str, tmp_path
     assert torch.load(weights)
 
 
+def test_a_sharded_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    sizes = ("--every", "2", "--width", "4", "--batch", "4", "--folder", str(tmp_path))
+    for steps in ("3", "5"):
+        with CONTEXT.Pool(1) as python:
+            words = (str(ROOT / "examples" / "fsdp2.py"), ("--steps", steps, *sizes))
+            assert python.apply(printed_by, words) == f"{steps} steps\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", f"step-{steps}"]
+    assert int((tmp_path / "newest").read_text()) == 5
+
+
 def test_the_jobs_of_the_page_train_under_pliant_run(tmp_path: Path) -> None:
     """Two elastic scripts, of epochs and of iterations, and a rigid one, on two workers each."""
     site, weights = Site(tmp_path, slots=6), [tmp_path / "a.pt", tmp_path / "b.pt"]
