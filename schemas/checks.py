@@ -147,8 +147,14 @@ class Capacities:
 
     def limits(self, job: Job) -> bool:
         """Whether the job demands more than GPUs, several of them on one node, or certain nodes."""
-        demands = bool(job.resources.worker or job.resources.ps) or job.gpus.per_replica > 1
-        return demands or self.constraint_of(job) is not None
+        return self.looks_at_nodes(job) or self.constraint_of(job) is not None
+
+    def looks_at_nodes(self, job: Job) -> bool:
+        """Whether more than its GPU type says if a node suits the job."""
+        if job.resources.worker or job.resources.ps or job.gpus.per_replica > 1:
+            return True
+        constraint = self.constraint_of(job)
+        return constraint is not None and not constraint.is_of_types
 
     def constraint_of(self, job: Job) -> Constraint | None:
         """Which of these nodes the job may run on. Returns None if it may run on all."""

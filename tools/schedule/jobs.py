@@ -128,7 +128,7 @@ class JobKind:
             gpus.per_replica,
             gpus.sizes,
             job.types,
-            None if room is None else tuple(room.items()),
+            None if room is None or (job.types and job.any_node) else tuple(room.items()),
             None if by_node is None else tuple(by_node.items()),
         )
         return found
@@ -217,10 +217,13 @@ class JobState:
     room: Mapping[str, int] | None = None
     """By GPU type, the most of its workers that the nodes on which it may run have CPUs, memory and bandwidth
     for, in whole replicas; None: it demands none, its replicas have one GPU each, and it may run anywhere."""
+    any_node: bool = True
+    """Whether it may run on every node of its types, and leaves none of their CPUs, memory and bandwidth too
+    few for others; False where ``room`` says more than its types."""
     room_now: Mapping[str, int] | None = None
     """The same for the nodes that are up."""
     room_by_node: Mapping[str, Sequence[tuple[int, int]]] | None = None
-    """By GPU type (workers, nodes that have room for as many), most first; None as ``room``."""
+    """By GPU type (workers, nodes that have room for as many), most first; None: ``any_node``."""
     phase: Phase = Phase.WAITING
     """``WAITING``: never held a GPU; ``RUNNING``; ``PREEMPTED``: held GPUs before and holds none now."""
     gpus: int = 0
@@ -296,6 +299,10 @@ class JobState:
             self.min_gpus = _alike.min_gpus
             self.any_number = _alike.any_number
             self.is_elastic = _alike.is_elastic
+
+    def may_use(self, gpu_type: str) -> bool:
+        """Whether it may run on GPUs of that type."""
+        return self.types is None or gpu_type in self.types
 
     @property
     def stays(self) -> bool:

@@ -12,9 +12,13 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Replayed, Run, replay
+from pliant.tools.schedule.explain import explanations
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import step
 from tests.tools.replay.world import ends
@@ -137,8 +141,17 @@ def test_what_is_assumed_of_recorded_types_is_said_and_what_no_node_allows_refus
         lines.append(str(refused.value))
     three = job("a", gpus=3, gpu_seconds=1)
     three = three.model_copy(update={"gpus": three.gpus.model_copy(update={"types": ("fast",)})})
+    spec_of_two = three.gpus.model_copy(update={"requested": 2})
     (left,) = replay(inputs([three], TWICE), Run("fifo")).summary.rejections
     lines += [*oversized([three], TWICE).values(), left.reason]
+    session = Session(make_policy("fifo"), TWICE, CurveThroughput(speeds=TWICE.speeds))
+    for name in "ab":
+        session.submit(three.model_copy(update={"id": name, "gpus": spec_of_two}), 0.0)
+    session.decide(0.0)
+    lines.append(explanations(session, 0.0)["b"].reason)
+    session.node_down("fast-0", 1.0)
+    session.decide(1.0)
+    lines.append(explanations(session, 1.0)["a"].reason)
     golden_text("\n".join(lines))
 
 

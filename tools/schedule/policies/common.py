@@ -184,7 +184,9 @@ def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ..
     """
     rejected = reject_impossible(snapshot)
     jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
-    order = sorted(jobs, key=lambda job: (not job.stays, *key(job), *job.arrival))
+    order = sorted(jobs, key=lambda job: (*key(job), *job.arrival))
+    if any(job.is_pinned for job in order):
+        order.sort(key=lambda job: not job.stays)
     budget = GpuBudget(snapshot.gpus_by_type())
     grants: dict[str, Grant] = {}
     passed_over = False

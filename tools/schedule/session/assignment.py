@@ -111,8 +111,9 @@ def assign(
 
 def is_plain_start(job: JobState, target: Target) -> bool:
     """Whether a job that holds and demands nothing else gets GPUs, wherever they are free."""
-    gpus, _, _, placement, _, beside = target
-    return gpus > 0 and not job.gpus and placement is None and beside is None and job.room is None
+    gpus, gpu_type, _, placement, _, beside = target
+    plain = gpus > 0 and not job.gpus and placement is None and beside is None and job.any_node
+    return plain and (gpu_type is None or job.types is None or gpu_type in job.types)
 
 
 def is_plain_stop(job: JobState, target: Target) -> bool:
@@ -243,7 +244,11 @@ def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, worl
     if world.free.splits(gpus, job.per_replica):
         return None
     kind = world.speeds.gpu_type_of(gpus)
-    if target.gpu_type not in (None, kind) or world.speeds.parts(job, other, kind, gpus) is None:
+    if (
+        not job.may_use(kind)
+        or target.gpu_type not in (None, kind)
+        or world.speeds.parts(job, other, kind, gpus) is None
+    ):
         return None
     if left is None or job.room is None:
         return Holding(job.id, gpus)
@@ -254,11 +259,13 @@ def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, worl
 def _place(job: JobState, target: Target, world: _World) -> Holding | None:
     """A place with everything that the job demands, parameter servers included."""
     free, left = world.free, world.demands
+    if job.types is not None and target.gpus:
+        named = target.placement and free.node(target.placement[0][0]).gpu_type
+        if not job.may_use(named or target.gpu_type or job.types[0]):
+            return None
     if left is None or job.room is None:
         gpus = _allowed(job, target, world) if target.gpus else _NO_PLACE
         return None if gpus is None else Holding(job.id, gpus)
-    if target.gpu_type is not None and job.types is not None and target.gpu_type not in job.types:
-        return None
     if target.placement is not None and (
         free.splits(target.placement, job.per_replica) or not left.fits(job, target.placement)
     ):

@@ -503,7 +503,7 @@ class Session(ClusterState):
         moving = {job_id: each for job_id, each in targets.items() if changes_gpus(jobs[job_id], each)}
         if not moving:
             return {}
-        demanding = bool([job_id for job_id in moving if jobs[job_id].room is not None])
+        demanding = bool([job_id for job_id in moving if not jobs[job_id].any_node])
         try:
             return assign(
                 moving,
@@ -522,7 +522,7 @@ class Session(ClusterState):
             raise PolicyError.broke_rule(self.policy.name, what) from None
 
     def _left_by_others(self, moving: Mapping[str, Target]) -> Demands:
-        staying = (job for job in self.jobs.values() if job.gpus and job.room is not None)
+        staying = (job for job in self.jobs.values() if job.gpus and not job.any_node)
         return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))
 
 
