@@ -38,6 +38,14 @@ def test_examples_stand_on_lines_of_their_own() -> None:
     assert "pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet" in lines
 
 
+def test_help_begins_with_the_ten_options_that_most_people_need() -> None:
+    lines = call("replay", "--help").stdout.splitlines()
+    shown = [line.split()[1] for line in lines if line.startswith("│ --")]
+    named = ["--cluster", "--policy", "--profile", "--param", "--interval", "--rescale-cost", "--demand"]
+    assert shown[:11] == [*named, "--preemptible", "--recipe", "--output", "--help"]
+    assert "--strict" in shown
+
+
 def test_help_shows_every_word_of_a_commands_description() -> None:
     """What stands in brackets is not taken for a colour."""
     for name, *_ in COMMANDS:

@@ -61,6 +61,22 @@ def test_sizes_are_those_that_the_job_lists_or_powers_of_two() -> None:
     assert (job.max_gpus(2), job.gpus.whole(2), job.gpus.above(0)) == (0, 0, 3)
 
 
+def test_a_job_states_or_shows_that_it_can_save() -> None:
+    shown = (
+        '"elastic": "size"',
+        '"resize": "relaunch"',
+        '"checkpoint_seconds": 9',
+        '"preemptible": true',
+        '"seed": 1',
+    )
+    jobs = read(*(f'{{"id": "{at}", "model": "m", {text}}}' for at, text in enumerate(shown)))
+    assert [job.can_save for job in jobs] == [True, True, True, True, False]
+    (never,) = read(
+        '{"id": "a", "model": "m", "elastic": "size", "preemptible": false, "gpus": {"types": ["t4"]}}'
+    )
+    assert (never.can_save, never.minor) == (False, 7)
+
+
 def test_epochs_of_an_unknown_data_set_are_unknown_work() -> None:
     works = ('{"epochs": 2, "dataset_size": 9}', '{"epochs": 2}', "null")
     jobs = read(*(f'{{"id": "{at}", "model": "m", "work": {work}}}' for at, work in enumerate(works)))
