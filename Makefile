@@ -1,4 +1,4 @@
-# make demo | test | test-services | check | dist | bench [NAME=x] | gpu-check | chaos | experiment [NAME=x] | house | docs | site: each does its own set-up in $(VENV) first.
+# make demo | test | test-services | check | dist | bench [NAME=x] | gpu-check | chaos | experiment [NAME=x] [SMOKE=1] [PAGE=1] | house | docs | site: each does its own set-up in $(VENV) first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -62,8 +62,9 @@ gpu-check: $(STAMP)
 chaos: $(STAMP)
 	$(BIN)/python -m benchmarks.chaos
 
+# SMOKE=1: small inputs only; PAGE=1: the page again, from the committed results.
 experiment: $(STAMP)
-	$(BIN)/python -m experiments $(NAME)
+	$(BIN)/python -m experiments $(NAME) $(if $(SMOKE),--smoke) $(if $(PAGE),--page)
 
 # Counts, and what a reader passes; nothing fails.
 house: $(STAMP)

@@ -89,9 +89,29 @@ def test_a_report_is_written_by_its_ending_and_drawn(here: Path) -> None:
     assert actual.metrics.runs[0].jobs_completed_at == ((3600.0, 3),)
     assert str(actual) == Path("report.txt").read_text()
     assert actual._repr_markdown_() == Path("report.md").read_text()
-    assert "jct-cdf" in actual.figures()
+    assert "jct-cdf" in actual.figures("drawn")
+    assert {path.name for path in Path("drawn").glob("jct*")} == {"jct-cdf.png", "jct-cdf.svg"}
     with pytest.raises(UsageError, match=r"report.pdf: expected a name that ends in \.txt, \.json"):
         actual.write("report.pdf")
+
+
+def test_traces_of_a_recipe_are_replayed_with_seeds_and_their_means(here: Path) -> None:
+    command = ("trace", "synth", "poisson", "--jobs", "6", "--seed", "2", "-o", "made.jsonl")
+    assert call(*command).exit_code == 0
+    (here / "six.toml").write_text('kind = "poisson"\njobs = 6\n')
+    for recipe in ("poisson", "six.toml", {"jobs": 6}):
+        assert pliant.synth(recipe, jobs=6, seed=2).equals(pliant.read("made.jsonl"))
+    jobs = pliant.synth("poisson", records=True, jobs=6)
+    runs = [pliant.replay(jobs, NODES, policy=["fifo", "ones"], seed=seed) for seed in (0, 1)]
+    report = pliant.report(runs, baseline="fifo")
+    groups, single = report.frame("groups").set_index("name"), report.frame("runs")
+    assert groups["runs"].to_dict() == {"fifo": 2, "ones": 2}
+    mean = single[single["policy"] == "ones"]["mean_jct_s"].mean()
+    assert groups.loc["ones", "mean_jct_s"] == pytest.approx(mean)
+    assert groups.loc["ones", "mean_jct_s.low"] <= mean <= groups.loc["ones", "mean_jct_s.high"]
+    assert groups["against"].fillna("").to_dict() == {"fifo": "", "ones": "fifo"}
+    report.write("means.json")
+    assert pliant.read("means.json", "groups").set_index("name").equals(groups)
 
 
 def test_a_policy_is_held_to_figures_in_a_test_of_its_own(here: Path) -> None:

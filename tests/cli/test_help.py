@@ -81,3 +81,11 @@ def test_groff_has_no_warning(here: Path) -> None:
     line = ["groff", "-man", "-Kutf8", "-Tutf8", "-ww", "-z", *pages]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_begins_with_the_ten_options_that_most_people_need() -> None:
+    lines = call("replay", "--help").stdout.splitlines()
+    shown = [line.split()[1] for line in lines if line.startswith("│ --")]
+    named = ["--cluster", "--policy", "--profile", "--param", "--interval", "--rescale-cost", "--demand"]
+    assert shown[:11] == [*named, "--preemptible", "--recipe", "--output", "--help"]
+    assert "--strict" in shown

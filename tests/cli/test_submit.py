@@ -46,6 +46,9 @@ def test_a_script_is_a_job_without_a_file(here: Path):
     assert asked.command == ("train.py", "--epochs", "90")
     assert (asked.id, asked.gpus.min, asked.gpus.max, asked.elastic) == ("train", 1, 4, "size")
     assert (asked.batch.size, asked.priority) == (128, 2)
+    asked = dry_run("--gpu-type", "a100,h100", "--gpu-memory", "40GB", "--gpus", "2", "--dry-run")
+    where = (asked.gpus.types, asked.gpus.memory, asked.gpus.requested)
+    assert where == (("a100", "h100"), 40 * 10**9, 2)
     asked = dry_run("--gpus", "1,2,4", "--dry-run")
     assert (asked.gpus.sizes, asked.gpus.requested, asked.elastic) == ((1, 2, 4), 4, "size")
 

@@ -62,3 +62,19 @@ def test_sizes_epochs_and_defaults_of_a_small_job() -> None:
         user="ann",
     )
     assert (job.gpus.requested, job.env, job.user) == (4, {"A": "own", "B": "2"}, "ann")
+
+
+def test_a_job_states_or_shows_that_it_can_save() -> None:
+    shown = (
+        '"elastic": "size"',
+        '"resize": "relaunch"',
+        '"checkpoint_seconds": 9',
+        '"preemptible": true',
+        '"seed": 1',
+    )
+    jobs = read(*(f'{{"id": "{at}", "model": "m", {text}}}' for at, text in enumerate(shown)))
+    assert [job.can_save for job in jobs] == [True, True, True, True, False]
+    (never,) = read(
+        '{"id": "a", "model": "m", "elastic": "size", "preemptible": false, "gpus": {"types": ["t4"]}}'
+    )
+    assert (never.can_save, never.minor) == (False, 7)

@@ -32,6 +32,7 @@ _UNSTATED: Final = f"what the profile measured, else {DEFAULT_COST_S:g} s"
 ProgressName = Literal["samples", "goodput", "epochs"]
 SpeedsName = Literal["additive", "placement"]
 DemandName = Literal["stated", "predicted", "oracle"]
+PreemptibleName = Literal["all", "stated"]
 
 INPUTS: Final = "What is replayed"
 POLICIES: Final = "Policies"
@@ -98,6 +99,14 @@ class Conditions:
             POLICIES,
         ),
     ] = "stated"
+    preemptible: Annotated[
+        PreemptibleName,
+        Option(
+            "Whose GPUs policies may take or change: of all jobs; or of those that state or show that they "
+            "can save (elastic, resize, checkpoint_seconds, preemptible).",
+            POLICIES,
+        ),
+    ] = "all"
     predictor: Annotated[
         str | None,
         Option(

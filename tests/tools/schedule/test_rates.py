@@ -77,6 +77,11 @@ def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
     assert not asked.is_consolidated(free.choose(34, ["t4"]) or ())
 
 
+def test_a_type_that_the_cluster_lacks_is_named_beside_those_that_it_has() -> None:
+    with pytest.raises(ValueError, match='no GPU type "h100"; there are: "t4", "a100"'):
+        speeds(ByType(t4=1), t4=(4,), a100=(2,)).rate(state(), 1, "h100")
+
+
 def test_questions_are_asked_once_and_batches_divide_by_replicas() -> None:
     throughput = ByType(t4=1)
     asked = speeds(throughput, t4=(4, 4))

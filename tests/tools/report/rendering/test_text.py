@@ -255,6 +255,21 @@ def test_the_page_is_whole_the_same_again_and_loads_nothing(report):
     assert "none of 1 job finished" in text
 
 
+def test_a_page_has_no_column_of_dashes_and_says_a_caveat_once():
+    """Twelve jobs of unknown work have no FTF; all of them are much faster under ares."""
+    runs = []
+    for policy, least_s in (("fifo", 100), ("ares", 10)):
+        jobs = [(f"j{n}", least_s + n) for n in range(12)]
+        events = [event for name, end_s in jobs for event in (submit(job(name)), *ran(name, 0, end_s))]
+        runs.append(story(*sorted(events, key=lambda event: event.time), policy=policy))
+    made = make_report(runs)
+    text = page(made)
+    assert "<td>&lt; 0.001</td>" in text
+    assert text.count("12 finished jobs have no FTF") == 1
+    fairness = text.partition("<h2>Fairness</h2>")[2].partition("</section>")[0]
+    assert "FTF, mean" not in fairness
+
+
 def test_seeds_of_a_policy_are_a_column_with_an_interval():
     seeds = [fold(shared(seed=seed)) for seed in (0, 1)]
     last = [event for event in shared(seed=2) if event.time < 214]

@@ -45,6 +45,7 @@ SMALLEST = {
     "after/stripes": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
     "after/gan": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
     "after/rnn": ("--epochs", "2", "--size", "200", "--batch", "4"),
+    "own_average": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
     "trainer_style": ("--epochs", "2", "--size", "64", "--batch", "8", "--width", "4"),
     "fabric_style": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
 }
@@ -85,6 +86,16 @@ def test_every_script_of_the_guide_runs_under_plain_python(script: str, tmp_path
         printed = python.apply(printed_by, (str(path), (*SMALLEST[script], "--out", str(weights))))
     assert [line.partition(":")[0] for line in printed.splitlines()] == ["epoch 0", "epoch 1"]
     assert torch.load(weights)
+
+
+def test_a_sharded_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    sizes = ("--every", "2", "--width", "4", "--batch", "4", "--folder", str(tmp_path))
+    for steps in ("3", "5"):
+        with CONTEXT.Pool(1) as python:
+            words = (str(ROOT / "examples" / "fsdp2.py"), ("--steps", steps, *sizes))
+            assert python.apply(printed_by, words) == f"{steps} steps\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", f"step-{steps}"]
+    assert int((tmp_path / "newest").read_text()) == 5
 
 
 def test_the_jobs_of_the_page_train_under_pliant_run(tmp_path: Path) -> None:
