@@ -83,7 +83,8 @@ class Script:
     env: Mapping[str, str] = field(default_factory=dict)
     slots: Literal["cpu", "gpu"] = "cpu"
     by_torchrun: bool = True
-    """Whether torchrun starts it on one worker, too. Workers that change in place run without it."""
+    """Whether torchrun starts it on one worker, too: the script of a gang may need its variables. Workers
+    that change in place run without it."""
 
 
 @dataclass(frozen=True, slots=True)
