@@ -12,12 +12,12 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-services check dist lint types bench gpu-check chaos experiment house docs site clean
 
-# The exact torch version comes first and alone: a range would let pip choose another build. Nothing is compiled
-# ahead: what is imported is compiled then.
+# The exact torch version comes first: a range would let pip choose another build. With it comes what builds pliant,
+# so that pip needs no second environment to do so. Nothing is compiled ahead: what is imported is compiled then.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP) torch==2.13.0
-	$(BIN)/python -m pip install $(PIP) -e '.[run,figures]'
+	$(BIN)/python -m pip install $(PIP) torch==2.13.0 setuptools
+	$(BIN)/python -m pip install $(PIP) --no-build-isolation -e '.[run,figures]'
 	touch $@
 
 # PyTorch's compiler is imported once here: tests that start side by side would each compile it.

@@ -69,6 +69,18 @@ def test_a_worker_whose_torchrun_was_killed_ends(tmp_path, monkeypatch):
     until(lambda: is_gone(int(pid)))
 
 
+def test_a_worker_that_may_change_in_place_is_alone_without_torchrun(tmp_path: Path) -> None:
+    own = Script("net", ("train.py",), str(tmp_path), by_torchrun=False)
+    says = 'raise SystemExit("WORLD_SIZE is " + os.environ["WORLD_SIZE"] * ("MASTER_ADDR" not in os.environ))'
+    for code, words in (
+        (says, "WORLD_SIZE is 1"),
+        ("os.kill(os.getpid(), 9)", "killed by signal 9, nothing on stderr"),
+    ):
+        (tmp_path / "train.py").write_text(f"import os\n{code}")
+        with pytest.raises(JobsFailedError, match=f'"net" on 1 worker: the script failed: {words}$'):
+            launch(own, 1, MeasurementRequest(result=""), lambda _: None)
+
+
 def is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -67,6 +67,8 @@ def test_the_batches_of_all_jobs_of_a_model_are_measured_once() -> None:
     assert study.global_batches == (16, 32, 64, 128)
     assert study.gpus == (2,)
     assert study.notes == ()
+    assert study.script.by_torchrun
+    assert not one(trained(low=1)).script.by_torchrun, "as when it runs"
     # Jobs of one model with other commands are named.
     study = one(trained("a"), trained("b", command=("other.py",)))
     assert study.script.command == ("train.py",)
