@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
@@ -146,6 +146,7 @@ class ElasticJob:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
         find_unused_parameters: bool = False,
     ) -> tuple[nn.Module, O, ElasticLoader | Measurement]: ...
 
@@ -162,6 +163,7 @@ class ElasticJob:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
         find_unused_parameters: bool = False,
         **named: Any,
     ) -> tuple[Any, ...]: ...
@@ -173,6 +175,7 @@ class ElasticJob:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
         find_unused_parameters: bool = False,
         **named: Any,
     ) -> tuple[Any, ...]:
@@ -188,8 +191,8 @@ class ElasticJob:
 
         Names are those in checkpoints and messages. Optimizers are the same objects; make schedulers after
         this call. ``num_workers`` are loading processes per worker. ``drop_last`` leaves out the samples that
-        do not fill the last global batch of an epoch. ``find_unused_parameters``: as in
-        DistributedDataParallel.
+        do not fill the last global batch of an epoch. ``sampler`` draws the samples of each epoch instead of
+        ``shuffle``, under the job's seed. ``find_unused_parameters``: as in DistributedDataParallel.
 
         :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
             dataset has no length.
@@ -197,10 +200,11 @@ class ElasticJob:
         if self._loop is not None:
             raise UsageError("job.prepare was called twice: give it all models and optimizers at once")
         given = Prepared.sorted_out(objects, named, self.device)
-        source = self._source(given.dataset, num_workers, collate_fn)
+        request = request_from_env()
+        source = self._source(given.dataset, num_workers, collate_fn, sampler if request is None else None)
         self._has_loader = source is not None and source.size > 0
         loader: ElasticLoader | ElasticStream | Measurement | None = None
-        if (request := request_from_env()) is not None:
+        if request is not None:
             models = {
                 name: self._measured(one, find_unused_parameters=find_unused_parameters)
                 for name, one in given.models.items()
@@ -399,12 +403,18 @@ class ElasticJob:
         return cast("V", self._trained().agree(value))
 
     def _source(
-        self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any] | None
+        self,
+        dataset: Any,
+        num_workers: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        sampler: Sampler[int] | None,
     ) -> DataSource | StreamSource | None:
         if dataset is None:
             return None
         if not is_stream(dataset):
-            return DataSource(dataset, self.device, num_workers, collate_fn)
+            return DataSource(dataset, self.device, num_workers, collate_fn, sampler)
+        if sampler is not None:
+            raise UsageError(f"{type(dataset).__name__}: a stream has its own order: leave out sampler")
         if num_workers:
             raise UsageError(
                 f"{type(dataset).__name__}: a stream is read by the worker itself: leave out num_workers, "

@@ -14,6 +14,7 @@ micro-steps the second part is trained when the first has stepped.
 from __future__ import annotations
 
 import atexit
+import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from pliant.tools.run.elastic.state.training import (
     seed_everything,
 )
 
+_log = logging.getLogger("pliant")
 _OWN_DRAWS: Final = 1 << 20
 """What a loop over the micro-steps draws differs from what the one before has drawn."""
 
@@ -86,8 +88,9 @@ class TrainingLoop:
         """The batch of the step is trained, not only looked at."""
         self._passes = 0
         """Loops over the loader that have begun; only the last may take batches."""
-        self._touched = False
-        """The model has seen the micro-batch that was given out last."""
+        self._touched = self._in_order = False
+        """The model has seen the micro-batch that was given out last. In this loop over the loader it has
+        seen one in its own pass: nothing reads ahead, though a batch that is left out later may be held."""
         self._passed_over: list[weakref.ref[Any]] = []
         """Tensors of the last batch, if the model was not called before the next one was asked for."""
         self._begun_at = 0
@@ -97,6 +100,8 @@ class TrainingLoop:
         """The author's code is in the loop over the loader."""
         self._stepped = False
         """The optimizer has made the current step."""
+        self._untouched = True
+        """No optimizer has made a step in this process."""
         self._in_epoch = False
         self._passed = self._catching_up = False
         """The loader has served the whole epoch. Another worker has done the end of it: this one's does not
@@ -127,7 +132,11 @@ class TrainingLoop:
         return counters.epoch_samples > 0 and counters.step == self.training.batch[1]
 
     def epochs(self, count: int) -> Iterator[int]:
+        """:raises UsageError: nothing was trained, though epochs were asked for."""
         self._start()
+        if self._membership is not None:
+            self._membership.trains_again()
+        began_at = self.training.counters.step
         try:
             while self.training.counters.epoch < count:
                 self._agree_to_begin()
@@ -141,9 +150,35 @@ class TrainingLoop:
         except GeneratorExit:
             self.leave()
             raise
+        self._check_trained(began_at, asked=bool(count and (self.dataset_size or not self.by_steps)))
         if self._membership is not None:
             while not self._obey(self._membership.training_ends()):
                 pass
+
+    def _check_trained(self, began_at: int, *, asked: bool) -> None:
+        """:param began_at: the step at which this process began; ``asked``: for at least one more.
+
+        :raises UsageError: nothing was trained, though it was asked for.
+        """
+        steps = self.training.counters.step
+        if not asked and not steps:
+            self._warn("nothing is trained: the script asks for 0 epochs or steps")
+        elif not steps and self._drop_last and self.dataset_size < self.split.global_batch:
+            raise UsageError(
+                f"nothing was trained: no batch of {self.split.global_batch} samples was filled, and "
+                "drop_last=True leaves out smaller ones: give it more samples, a smaller batch_size, or "
+                "drop_last=False"
+            )
+        elif not steps:
+            raise UsageError("nothing was trained: the loop over job.epochs has taken no batch of the loader")
+        elif self._untouched and began_at == 0:
+            self._warn(f"nothing is trained: no optimizer of job.prepare was called in {steps} steps")
+
+    def _warn(self, text: str) -> None:
+        if self._membership is not None:
+            self._membership.warn(text)
+        else:
+            _log.warning("%s", text)
 
     def base_batch(self) -> int:
         """The author's batch: that of the plan before a policy has changed it."""
@@ -216,6 +251,8 @@ class TrainingLoop:
         if not self._in_epoch or (self._membership is not None and self._membership.over):
             return
         self._in_epoch = False
+        if self._untouched and not self.training.counters.step:
+            self._warn("nothing is trained: the script has left its training before the first step")
         # a metric counts if the epoch was left after its steps
         metric = self._metric if self.training.phase == IN_EPOCH and self._micro is None else None
         micro, self._micro = self._micro, None
@@ -246,7 +283,7 @@ class TrainingLoop:
         """An optimizer was asked for its step, and has made it if the pass counts."""
         self._part_over, self.has_closure = True, False
         if not self.quiet():
-            self._stepped = True
+            self._stepped, self._untouched = True, False
             self.training.parts = max(self.training.parts, self._part + 1)
 
     def begin_pass(self) -> int:
@@ -262,7 +299,7 @@ class TrainingLoop:
                 "or evaluate with a DataLoader"
             )
         self._settle()
-        self._in_loop = True
+        self._in_loop, self._in_order = True, False
         self._passes += 1
         return self._passes
 
@@ -344,7 +381,7 @@ class TrainingLoop:
         :raises UsageError: the loader was asked for the next batch before this one was trained.
         """
         self._touched = True
-        if self._passed_over and any(one() is not None for one in self._passed_over):
+        if not self._in_order and any(one() is not None for one in self._passed_over):
             raise UsageError(
                 "a batch is trained after the loader was asked for the next one: train each batch before "
                 "taking the next (job.prepare reads ahead by itself: num_workers=1 or more)"
@@ -380,6 +417,7 @@ class TrainingLoop:
         and the author's code after them.
         """
         micro = self._micro
+        self._in_order = self._in_order or self._touched
         if micro is not None and not self._touched:
             self._passed_over = [weakref.ref(one) for one in tensors_in(batch)]
         if self._divided_in_pass:
@@ -568,6 +606,8 @@ class TrainingLoop:
             self._count(micro, losses)
 
     def _count(self, micro: MicroBatch, losses: Mean) -> None:
+        if self._membership is not None and not self._stepped:
+            self._membership.left_out()
         self.training.step_done(micro.step_samples, losses)
         self._asked = 0
         if self._membership is not None:

@@ -142,6 +142,10 @@ class AttemptDir(SplitFolder):
         """The same, written without it while one long call holds up its interpreter; empty otherwise."""
         return self.path / f"worker-{worker}.held"
 
+    def waits(self, worker: int) -> Path:
+        """Where one worker waits for the others since some seconds; there is no file while it does not."""
+        return self.path / f"worker-{worker}.waits"
+
     @property
     def kept_stacks(self) -> Path:
         """Where workers were when they were ended because they hung."""
