@@ -96,9 +96,6 @@ class WorkerContext(Context):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_record(path, "outcome", outcome)
 
-    def withdraw_end(self) -> None:
-        self.attempt.outcome(self.worker).unlink(missing_ok=True)
-
 
 def read_plan(path: Path) -> Plan:
     """The plan in a file.

@@ -30,6 +30,7 @@ from torch.utils.data import (
     Sampler,
     Subset,
     TensorDataset,
+    default_collate,
 )
 
 from pliant.schemas.errors import UsageError
@@ -207,11 +208,11 @@ class DataSource:
             raise UsageError(f"{type(samples).__name__} has no samples: nothing would be trained")
         return len(samples) if self.sampler is None else _length(self.sampler)
 
-    def order(self, epoch: int, seed: int, *, shuffle: bool) -> torch.Tensor:
-        """The numbers of the epoch's samples, in order: int64."""
+    def order(self, size: int, epoch: int, seed: int, *, shuffle: bool) -> torch.Tensor:
+        """The numbers of an epoch's ``size`` samples, in order: int64."""
         if self.sampler is not None:
             return sampled_order(self.sampler, epoch, seed)
-        return epoch_order(self.size, epoch, seed, shuffle=shuffle)
+        return epoch_order(size, epoch, seed, shuffle=shuffle)
 
     def loader(self, indices: Iterable[list[int]], generator: torch.Generator) -> DataLoader[Any]:
         """Batches of the listed samples. The generator is the loader's own: the author's must not advance.
@@ -222,15 +223,14 @@ class DataSource:
         leaving = multiprocessing.Event()
         atexit.register(leaving.set)
         dataset, collate_fn = self.dataset, self.collate_fn
-        if collate_fn is None and (at_once := read_at_once(dataset)) is not None:
-            dataset, collate_fn = at_once, list
+        if collate_fn is None and read_at_once(dataset) is not None:
+            dataset, collate_fn = _AtOnce(dataset), list
         return DataLoader(
             dataset,
             batch_sampler=indices,
             num_workers=self.num_workers,
             collate_fn=collate_fn,
             pin_memory=self.device.type == "cuda",
-            persistent_workers=self.num_workers > 0,
             worker_init_fn=partial(_obey, leaving),
             generator=generator,
         )
@@ -251,6 +251,19 @@ def read_at_once(dataset: Dataset[Any]) -> Dataset[Any] | None:
     if type(dataset) is TensorDataset and all(_is_plain(tensor) for tensor in dataset.tensors):
         return _TensorsAtOnce(dataset.tensors)
     return None
+
+
+class _AtOnce(Dataset[Any]):
+    """A dataset that is read at once as long as it can be: a script may give it other tensors or indices."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        at_once: Any = read_at_once(self._dataset)
+        if at_once is None:
+            return default_collate([self._dataset[index] for index in indices])
+        return at_once.__getitems__(indices)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -122,12 +122,6 @@ class _Exit:
         self._reporter.flush()
         self._report("done", goes_on=True)
 
-    def trains_again(self) -> None:
-        """The script has begun another loop over its training."""
-        if self.complete:
-            self.complete = self.early = False
-            self._context.withdraw_end()
-
     def _await_checkpoint(self) -> None:
         try:
             saved = self._saving.ended(wait=True)
@@ -217,7 +211,7 @@ class Membership:
             context, exchange_of_main_thread, self._position, self._end_standing_still
         )
         self._left_out: int | None = None
-        """The last step that ended here without a call of an optimizer."""
+        """The last step that ended here without a backward pass."""
         self._training: Training
         """Set once it begins."""
         self._transition = _GenerationChange()
@@ -307,8 +301,10 @@ class Membership:
         return self.hear()
 
     def left_out(self) -> None:
-        """The step that ends has called no optimizer."""
+        """The step ends, and nothing of it was trained here: all workers must have left it out."""
         self._left_out = self._training.counters.step
+        if self._context.world_size > 1:
+            self._standstill.meet_without(self._left_out)
 
     def set_aside(self, seconds: float) -> None:
         """An evaluation in the middle of a step took this long, which is not part of the time of the step."""
@@ -377,9 +373,9 @@ class Membership:
     def gather_loss(self) -> Continue | Regroup:
         return self._together(partial(self._training.gather_loss, self._context.world_size))
 
-    def agree(self, value: Any) -> Continue | Regroup:
-        """Let all workers know rank 0's value; others pass None."""
-        return self._together(partial(self._training.agree, value, self._context.world_size))
+    def agree(self, value: Any, *, adds: bool = False) -> Continue | Regroup:
+        """Let all workers know rank 0's value, for which others pass None, or the sums of their numbers."""
+        return self._together(partial(self._training.agree, value, self._context.world_size, adds=adds))
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
         self._step_since_s = None
@@ -558,10 +554,6 @@ class Membership:
                 self._is_known = False
 
     # The end
-
-    def trains_again(self) -> None:
-        """The script begins a loop over its training: what an earlier one has said of its end is void."""
-        self._exit.trains_again()
 
     @property
     def over(self) -> bool:

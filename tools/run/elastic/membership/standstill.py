@@ -5,6 +5,9 @@ with them: each then waits in an exchange for what the others never send. All of
 they look like workers that wait for a slow one. So a worker that has waited at one place for some seconds
 says in a file where that is. If all workers say so, none of them computes; if they wait at different places
 or in different steps, and go on doing so, the job is at an end.
+
+A worker that has left out a batch waits at the end of its step until the others have done so, too: what it
+would send next, they would take for what they wait for.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from pydantic import ValidationError
 from pliant.schemas.errors import PliantError
 from pliant.schemas.file_io.record import NonNegativeInt, Record
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.membership.process_group import make_known
+from pliant.tools.run.elastic.membership.agreement import RateLimiter
+from pliant.tools.run.elastic.membership.process_group import ASK_S, make_known, pause
 from pliant.tools.run.statedir.contract.folders import ask_server, read_file
+from pliant.tools.run.statedir.contract.presence import life
 
 LOOK_S: Final = 2.0
 WAITS_S: Final = 10.0
@@ -50,7 +55,7 @@ class Position(NamedTuple):
     step: int
     """Steps of the training before the one that it is in."""
     left_out: int | None
-    """The last step that ended on this worker without a call of an optimizer."""
+    """The last step that ended on this worker without a backward pass."""
 
 
 class Waiting(Record):
@@ -91,6 +96,8 @@ class StandstillWatch:
         """By rank."""
         self._others_since_s = 0.0
         self._has_warned = False
+        self._without: tuple[int, int] | None = None
+        """The step that the main thread waits to leave out with the others."""
 
     def begin(self) -> None:
         self.trains = True
@@ -108,7 +115,7 @@ class StandstillWatch:
 
     def look(self, now_s: float) -> str:
         """Compare, if this worker has waited for a while. Returns why the job is at an end, or nothing."""
-        exchange = self._exchange() if self.trains else None
+        exchange = (self._without or self._exchange()) if self.trains else None
         plan = self._context.plan
         place = None if exchange is None else (plan.generation, *exchange, *self._position())
         if place is None or place != self._place:
@@ -139,6 +146,26 @@ class StandstillWatch:
             )
         return ""
 
+    def meet_without(self, step: int) -> None:
+        """Wait until all workers have left out a step, or one is gone; the thread may end the job before."""
+        context, asks = self._context, RateLimiter(ASK_S)
+        attempt, generation = context.attempt, context.plan.generation
+        make_known(attempt.left_out(context.worker), f"{generation} {step}".encode())
+        missing = [worker for worker in context.plan.workers if worker != context.worker]
+        self._without = generation, step
+        while missing:
+            if asks.is_due():
+                ask_server(attempt.path)
+                if any(life(attempt.presence(worker)) == "gone" for worker in missing):
+                    break
+            missing = [
+                worker
+                for worker in missing
+                if not _has_left_out(read_file(attempt.left_out(worker)), generation, step)
+            ]
+            pause()
+        self._without = None
+
     def _say(self) -> Waiting:
         found = self._position()
         own = Waiting(generation=self._context.plan.generation, place=author_place(), **found._asdict())
@@ -163,12 +190,18 @@ class StandstillWatch:
         return found if found is not None and found.generation == self._context.plan.generation else None
 
 
+def _has_left_out(text: bytes | None, generation: int, step: int) -> bool:
+    """Whether a worker's file says that it has left out this step, or a later one."""
+    numbers = [int(word) for word in (text or b"").split()]
+    return numbers[:1] == [generation] and numbers[1] >= step
+
+
 def described(waiting: Sequence[Waiting], slots: Sequence[str]) -> str:
     """Why workers that all wait will not go on; empty if they wait at one place, where an exchange is slow.
 
     :param slots: of the workers, in the same order.
     """
-    if len({(each.epoch, each.step, each.place) for each in waiting}) == 1:
+    if len({each.model_copy(update={"left_out": each.left_out == each.step}) for each in waiting}) == 1:
         return ""
     where = ", ".join(
         f"{slot} in epoch {each.epoch}, step {each.step} ({each.place})"
@@ -178,8 +211,8 @@ def described(waiting: Sequence[Waiting], slots: Sequence[str]) -> str:
     alone = [slot for slot, each in zip(slots, waiting, strict=True) if each.left_out == last]
     if last is not None and len(alone) < len(slots):
         cause = (
-            f"{', '.join(alone)} called no optimizer in step {last}: leave a batch out on all workers or on "
-            "none, and let job.agree decide"
+            f"{', '.join(alone)} trained nothing in step {last}: leave a batch out on all workers or on none, "
+            "and decide by what is the same on all, as job.mean(loss) is"
         )
     else:
         cause = "all workers must take the same batches and leave their loops at the same step"
