@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeVar, cast, overload
 
@@ -39,7 +40,7 @@ from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
 from pliant.tools.run.elastic.stacks import StackWatch
-from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything
+from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything, seed_scripts
 from pliant.tools.run.statedir.contract.plan import Plan
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
@@ -87,6 +88,8 @@ def init(
         join_plainly(context, backend)
     if seed is not None:
         seed_everything(seed)
+    elif isinstance(context, WorkerContext):
+        seed_scripts(zlib.crc32(context.plan.job.encode()))
     return ElasticJob(context, membership, batch_size, seed, backend, micro_batch_size=micro_batch_size)
 
 
@@ -142,7 +145,7 @@ class ElasticJob:
         if self._loop is None:
             return True
         if isinstance(self._loop, TrainingLoop):
-            self._loop.consulted = True
+            self._loop.passes.consulted = True
         return not self._loop.quiet()
 
     @property
@@ -408,9 +411,9 @@ class ElasticJob:
             if job.mean(loss) < 2.0:
                 optimizer.step()
 
-        Numbers or tensors, also in dictionaries, lists and tuples. In a micro-step that does not end its step it is
-        the mean so far. All workers call it at the same places; outside of the loop over batches it is the
-        mean over the workers.
+        Numbers or tensors, also in dictionaries, lists and tuples. In a micro-step that does not end its step
+        it is the mean so far. All workers call it at the same places; outside of the loop over batches it is
+        the mean over the workers.
 
         :raises UsageError: it is called outside of the loop over ``epochs`` or ``steps``.
         """

@@ -18,8 +18,8 @@ from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, Rows, to_device
 from pliant.tools.run.elastic.loop.exchange import Averaging
-from pliant.tools.run.elastic.loop.loop import numbers_of
 from pliant.tools.run.elastic.loop.passes import ANY_SIZE, SampleOrder, StreamSource
+from pliant.tools.run.elastic.loop.tally import numbers_of
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous

@@ -67,7 +67,7 @@ class Gradients:
         self._weights_written: dict[torch.Tensor, int] = {}
         """PyTorch's count of the writes to a parameter when a pass under way first reached it."""
         self._hooks: list[RemovableHandle] = []
-        self._nodes: dict[torch.Tensor, Any] = {}
+        self._nodes: dict[nn.Parameter, Any] = {}
         """The nodes of the graph that add gradients to the parameters': PyTorch forgets them else."""
         for parameter in self._parameters:
             was_trained = parameter.requires_grad
@@ -150,7 +150,7 @@ class Gradients:
                 if collected is not None:
                     raise UsageError(
                         "gradients were computed from those of a backward pass and set by hand, "
-                        f"{_NO_EFFECT}: {_ONE_PASS}"
+                        f"{_NO_EFFECT}: {_WHOLE_SHARE}"
                     )
                 collected = gradient.detach() * self._weight
             self._show(parameter)
@@ -181,7 +181,11 @@ class Gradients:
         """Gradients that the next step adds to, by the place of their parameters; all if it is not known."""
         if self.outlive is False:
             return {}
-        return {str(place): one.grad for place, one in enumerate(self._parameters) if one.grad is not None}
+        return {
+            str(place): one.grad.detach()  # without what is noted about it
+            for place, one in enumerate(self._parameters)
+            if one.grad is not None
+        }
 
     def restore(self, kept: Mapping[str, torch.Tensor]) -> None:
         for place, parameter in enumerate(self._parameters):
@@ -326,11 +330,11 @@ class Gradients:
         if writes != parameter._version:
             raise UsageError(
                 "the weights were changed between two backward passes of one step (as SAM does), "
-                f"{_NO_EFFECT}: {_ONE_PASS}"
+                f"{_NO_EFFECT}: {_WHOLE_SHARE}"
             )
 
 
-_ONE_PASS: Final = (
+_WHOLE_SHARE: Final = (
     "give each worker its whole share at once (a larger batch.per_gpu_max of the job, or no micro_batch_size)"
 )
 

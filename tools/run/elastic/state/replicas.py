@@ -96,9 +96,9 @@ class ReplicaGuard:
         since = "" if self._equal_at is None else f"; they were equal at step {self._equal_at}"
         others = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
         text = (
-            f"the {workers} workers differ after step {step}: {apart[0]}{others}{since}. Likely: a decision by "
-            "the loss of a worker's own samples (use job.mean), numbers drawn by one worker only, or an object "
-            f"that is not registered. See {PAGE}"
+            f"the {workers} workers differ after step {step}: {apart[0]}{others}{since}. Likely: a decision "
+            "by the loss of a worker's own samples (use job.mean), numbers drawn by one worker only, or an "
+            f"object that is not registered. See {PAGE}"
         )
         if self._ends:
             raise UsageError(text)
@@ -139,9 +139,9 @@ class ReplicaGuard:
 
 _MILD: Final = {
     "shapes of a batch": (
-        "batches of one step have different shapes beyond the number of samples, as when each is padded to its "
-        "longest sample: a model that sees the padding trains differently than on one worker. Pad to a fixed "
-        f"length, or make the result independent of it. See {PAGE}"
+        "batches of one step have different shapes beyond the number of samples, as when each is padded to "
+        "its longest sample: a model that sees the padding trains differently than on one worker. Pad to a "
+        f"fixed length, or make the result independent of it. See {PAGE}"
     ),
 }
 
