@@ -172,7 +172,7 @@ class RelaunchedTraining:
         found, trained = self.remaining(loader), self._trained_batches(loader)
         if trained != num_batches:
             self._progress.warn(
-                f"the loop asks to leave out {num_batches} batches of an epoch of which {trained} are trained: "
+                f"the loop asks to leave out {num_batches} batches of an epoch with {trained} trained ones: "
                 f"{trained} are left out; write `for … in training.remaining(loader)`"
             )
         return found

@@ -138,8 +138,9 @@ class PliantCallback(Callback):
         batches, in_epoch = trainer.num_training_batches, trainer.fit_loop.epoch_loop.batch_progress.current
         if not math.isfinite(batches):
             return None
-        sizes = [len(each.dataset) for each in _loaders(trainer) if hasattr(each, "dataset")]
-        epoch = min(int(batches) * self._together(trainer), max(sizes, default=sys.maxsize))
+        epoch, first = int(batches) * self._together(trainer), _loaders(trainer)[0]
+        if hasattr(first, "dataset") and len(first) == batches:  # else it ends earlier, or begins again
+            epoch = min(epoch, len(first.dataset))
         return trainer.current_epoch * epoch + min(in_epoch.ready * self._together(trainer), epoch)
 
     def _save(self, trainer: Trainer, progress: TrainingProgress) -> None:

@@ -206,9 +206,8 @@ def trained(
             stop.write_text("asked")
 
     _stop, seen = ask_to_stop, list[int]()
-    with mock.patch.dict(os.environ, env), _quiet():
-        with contextlib.suppress(SystemExit):
-            _RUN[library](shape, folder, seen)
+    with mock.patch.dict(os.environ, env), _quiet(), contextlib.suppress(SystemExit):
+        _RUN[library](shape, folder, seen)
     return seen, json.loads(progress.read_text())
 
 

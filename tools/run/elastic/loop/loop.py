@@ -100,16 +100,14 @@ class TrainingLoop:
         """Loops over the loader that have begun; only the last may take batches."""
         self._touched, self._passed_over = False, list[weakref.ref[Any]]()
         """Whether gradients of the last micro-batch have arrived; tensors of the one before, if none had."""
-        self._in_order = False
+        self._in_order, self._untouched = False, True
         """A batch of this loop over the loader was trained before the next one was asked for: nothing reads
-        ahead, though a batch that is left out later may be held."""
+        ahead, though a batch that is left out may be held. No optimizer has made a step in this process."""
         self._begun_at = 0
         """Samples of the epoch that were trained before this process began its part."""
         self.asked_for_steps = self.by_steps = self.has_closure = False
         self._in_loop = self._stepped = self._in_epoch = False
         """The author's code is in the loop over the loader; the optimizer has made the current step."""
-        self._untouched = True
-        """No optimizer has made a step in this process."""
         self._passed = self._catching_up = False
         """The loader has served the whole epoch. Another worker has done the end of it: this one's does not
         count."""

@@ -201,7 +201,7 @@ def described(waiting: Sequence[Waiting], slots: Sequence[str]) -> str:
 
     :param slots: of the workers, in the same order.
     """
-    if len({each.model_copy(update={"left_out": each.left_out == each.step}) for each in waiting}) == 1:
+    if len({(each.epoch, each.step, each.place, each.left_out == each.step) for each in waiting}) == 1:
         return ""
     where = ", ".join(
         f"{slot} in epoch {each.epoch}, step {each.step} ({each.place})"
@@ -211,8 +211,8 @@ def described(waiting: Sequence[Waiting], slots: Sequence[str]) -> str:
     alone = [slot for slot, each in zip(slots, waiting, strict=True) if each.left_out == last]
     if last is not None and len(alone) < len(slots):
         cause = (
-            f"{', '.join(alone)} trained nothing in step {last}: leave a batch out on all workers or on none, "
-            "and decide by what is the same on all, as job.mean(loss) is"
+            f"{', '.join(alone)} trained nothing in step {last}: leave a batch out on all workers or on "
+            "none, and decide by what is the same on all, as job.mean(loss) is"
         )
     else:
         cause = "all workers must take the same batches and leave their loops at the same step"
