@@ -332,6 +332,10 @@ class Averaging:
         """The sums over the workers, in place; False if a worker was lost."""
         return self._group is None or all(self._group.add_up(tensor) for tensor in tensors)
 
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Rank 0's tensors on all workers, in place; False if a worker was lost."""
+        return self._group is None or self._group.broadcast(tensors)
+
     def begin(self, models: Iterable[nn.Module], device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""
         self._begin(models, TolerantGroup(world(), tolerates=device.type != "cuda"))

@@ -89,7 +89,7 @@ class TrainingLoop:
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
         self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
-        training.meets = self._compare
+        training.meets = self._meet
         self.draws = OwnDraws(each_model(training.model), context.device)
         self._micro: MicroBatch | None = None
         self._mid_step, self._since_s = False, 0.0
@@ -401,6 +401,11 @@ class TrainingLoop:
             self.guard.size = self.dataset_size
             self.guard.check(lambda tensor: self._averaging.add_up([tensor]), workers)
 
+    def _meet(self) -> None:
+        """All workers are between two steps, and the script's code between two epochs may follow."""
+        self._compare()
+        self.draws.share(self._averaging.broadcast, scripts=True)
+
     def _warn(self, text: str) -> None:
         if self._membership is None:
             _log.warning("%s", text)
@@ -457,6 +462,8 @@ class TrainingLoop:
         self._trains = True
         if self.guard.is_due(self.training.counters.step) and self._averaging.begun:
             self._compare()
+        elif self._averaging.begun and self.split.global_batch % self.split.workers:
+            self.draws.share(self._averaging.broadcast, scripts=False)
         if self._membership is not None:
             error = self._membership.step_begins(self._micro.steps_left, self._since_s)
             if error is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop import exchange
 from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
 from pliant.tools.run.elastic.loop.exchange import Averaging, TolerantGroup
-from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.gradients import Gradients, NoSync
 
 pytestmark = pytest.mark.torch
 
@@ -185,12 +186,29 @@ def checkpointed(net: Net, x: torch.Tensor) -> None:
     checkpoint(net.second, hidden, use_reentrant=True).square().mean().backward()
 
 
+def in_parts(net: Net, x: torch.Tensor) -> None:
+    """Of no more than three rows, which are two parts on one worker and one on another."""
+    no_sync: Any = net.no_sync
+    starts = range(0, len(x), 3)
+    for start in starts:
+        part = x[start : start + 3]
+        with nullcontext() if start == starts[-1] else no_sync():
+            (net.loss(part) * len(part) / len(x)).backward()
+
+
+def never_synced(net: Net, x: torch.Tensor) -> None:
+    no_sync: Any = net.no_sync
+    with no_sync():
+        net.loss(x).backward()
+
+
 def whole(net: Net, x: torch.Tensor) -> None:
     net.loss(x).backward()
 
 
 BODIES: dict[str, Body] = {
-    one.__name__: one for one in (whole, submodules, several_passes, by_hand, unfrozen, checkpointed)
+    one.__name__: one
+    for one in (whole, submodules, several_passes, by_hand, unfrozen, checkpointed, in_parts, never_synced)
 }
 
 
@@ -211,6 +229,7 @@ def test_gradients_are_those_of_the_whole_batch(name: str, workers: int) -> None
     """However they come about; what no worker reaches has none."""
     body, frozen = BODIES[name], name == "unfrozen"
     alone = Net()
+    alone.no_sync = NoSync()  # type: ignore[assignment]
     body(alone, data())
     copies = [copy.deepcopy(Net()) for _ in range(workers)]
 
@@ -220,6 +239,7 @@ def test_gradients_are_those_of_the_whole_batch(name: str, workers: int) -> None
         averaging._begin([net], group)
         held = Gradients([net], averaging)
         held.bind(accumulates=False)
+        net.no_sync = NoSync(held)  # type: ignore[assignment]
         held.begin_step()
         (micro,) = micro_batches(ROWS, 0, BatchSplit(ROWS, workers), rank)
         held.begin(micro)
