@@ -109,8 +109,8 @@ class RelaunchedTraining:
         accelerator.step, self._loader = 0, loader
         with suppress(TypeError):  # a stream has no length
             batches = len(loader)
-            dropped = getattr(loader, "_drop_last", False) and micro is not None
-            self._size = batches * micro if dropped else loader.total_dataset_length
+            dropped = micro if getattr(loader, "_drop_last", False) else None
+            self._size = loader.total_dataset_length if dropped is None else batches * dropped
             if self._by_steps:
                 per_epoch = -(-batches // accelerator.gradient_accumulation_steps)
                 self._epoch, steps = divmod(self._step, per_epoch)

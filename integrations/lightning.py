@@ -131,7 +131,7 @@ class PliantCallback(Callback):
 
     def _together(self, trainer: Trainer) -> int:
         """Samples of a batch over all workers."""
-        return self._per_worker * trainer.world_size
+        return self._per_worker * int(trainer.world_size)
 
     def _samples(self, trainer: Trainer) -> int | None:
         """Trained so far. Returns None if the data has no length."""
@@ -141,7 +141,7 @@ class PliantCallback(Callback):
         epoch, first = int(batches) * self._together(trainer), _loaders(trainer)[0]
         if hasattr(first, "dataset") and len(first) == batches:  # else it ends earlier, or begins again
             epoch = min(epoch, len(first.dataset))
-        return trainer.current_epoch * epoch + min(in_epoch.ready * self._together(trainer), epoch)
+        return int(trainer.current_epoch) * epoch + min(int(in_epoch.ready) * self._together(trainer), epoch)
 
     def _save(self, trainer: Trainer, progress: TrainingProgress) -> None:
         step, before = trainer.global_step, self.checkpoint

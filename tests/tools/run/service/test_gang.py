@@ -401,7 +401,7 @@ def test_a_launcher_that_outlives_its_worker_is_killed_in_time(training: Scene, 
 def test_a_script_may_become_another_program_after_its_training(
     training: Scene, lives: Lives, code: int, end: str
 ) -> None:
-    """By ``exec``, which frees its lock, or it ends without a last word: only an exit code of 0 is its end."""
+    """By ``exec``, which frees its lock, or it has no last word: only an exit code of 0 is its end."""
     for worker in (0, 1):
         training.says(worker, "done", goes_on=True)
         lives.of[worker] = "gone"

@@ -130,7 +130,7 @@ def sampled_order(sampler: Sampler[int], epoch: int, seed: int) -> torch.Tensor:
     return order
 
 
-def _length(sampler: Sampler[int]) -> int:
+def _length(sampler: Any) -> int:
     """:raises UsageError: it has no length, or gives something else than the numbers of samples."""
     kind = type(sampler).__name__
     if isinstance(sampler, DistributedSampler):
@@ -139,7 +139,8 @@ def _length(sampler: Sampler[int]) -> int:
         raise UsageError(f"sampler: {kind} gives batches: give its sampler, and elastic.init the batch_size")
     if not (hasattr(sampler, "__iter__") and hasattr(sampler, "__len__")):
         raise UsageError(f"sampler: {kind} has no length, or cannot be iterated")
-    return len(sampler)
+    size: int = len(sampler)
+    return size
 
 
 def micro_batches(

@@ -94,15 +94,14 @@ class TrainingLoop:
         self._micro: MicroBatch | None = None
         self._mid_step, self._since_s = False, 0.0
         """Whether a step is under way, and when it began (monotonic)."""
-        self._trains = False
-        """The batch of the step is trained, not only looked at."""
+        self._trains, self._untouched = False, True
+        """The batch of the step is trained, not only looked at; no optimizer has made a step in this process.
+        """
         self._passes = 0
         """Loops over the loader that have begun; only the last may take batches."""
-        self._touched, self._passed_over = False, list[weakref.ref[Any]]()
-        """Whether gradients of the last micro-batch have arrived; tensors of the one before, if none had."""
-        self._in_order, self._untouched = False, True
-        """A batch of this loop over the loader was trained before the next one was asked for: nothing reads
-        ahead, though a batch that is left out may be held. No optimizer has made a step in this process."""
+        self._touched, self._in_order, self._passed_over = False, False, list[weakref.ref[Any]]()
+        """Whether gradients of the last micro-batch have arrived; whether those of one batch of this loop have
+        before the next one was asked for, so that nothing reads ahead; tensors of a batch that had none."""
         self._begun_at = 0
         """Samples of the epoch that were trained before this process began its part."""
         self.asked_for_steps = self.by_steps = self.has_closure = False
