@@ -228,11 +228,11 @@ class ElasticJob:
         :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
             dataset has no length.
         """
-        if self._loop is not None:
-            raise UsageError("job.prepare was called twice: give it all models and optimizers at once")
         given = Prepared.sorted_out(objects, named, self.device)
         request = request_from_env()
         source = self._source(given.dataset, num_workers, collate_fn, sampler if request is None else None)
+        if self._loop is not None:
+            raise UsageError("job.prepare was called twice: give it all models and optimizers at once")
         self._has_loader = source is not None and source.size > 0
         loader: ElasticLoader | ElasticStream | Measurement | None = None
         del find_unused_parameters

@@ -100,7 +100,7 @@ class TrainingLoop:
         self._passes = 0
         """Loops over the loader that have begun; only the last may take batches."""
         self._touched, self._in_order, self._passed_over = False, False, list[weakref.ref[Any]]()
-        """Whether gradients of the last micro-batch have arrived; whether those of one batch of this loop have
+        """Whether gradients of the last micro-batch have arrived; whether those of one batch of this loop did
         before the next one was asked for, so that nothing reads ahead; tensors of a batch that had none."""
         self._begun_at = 0
         """Samples of the epoch that were trained before this process began its part."""
