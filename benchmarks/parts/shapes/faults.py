@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel
 
@@ -63,7 +63,7 @@ def all_found(names: Sequence[str]) -> Mapping[str, str]:
 
 def _train(plant: Callable[[str, dict[str, Any]], None]) -> None:
     """One epoch of an ordinary training, in which faults are planted."""
-    names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "np": np, "math": math, "copy": copy}
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "F": functional, "np": np, "math": math, "copy": copy}
     job = names["job"] = elastic.init(batch_size=_BATCH, seed=0)
     data = names["data"] = Numbers()
     plant("start", names)
@@ -80,7 +80,7 @@ def _train(plant: Callable[[str, dict[str, Any]], None]) -> None:
             if at:
                 plant("pass", names)
             optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
+            functional.mse_loss(model(x), y).backward()
             if at:
                 plant("backward", names)
             optimizer.step()

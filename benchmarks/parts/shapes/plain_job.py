@@ -20,9 +20,17 @@ from pliant.tools.run.elastic.state.training import seed_everything
 class PlainLoader:
     """Batches of a dataset in the order in which the library would train them."""
 
-    def __init__(self, dataset: Any, batch: int, seed: int, *, shuffle: bool, drop_last: bool, **of: Any) -> None:
+    def __init__(
+        self, dataset: Any, batch: int, seed: int, *, shuffle: bool, drop_last: bool, **of: Any
+    ) -> None:
         self.dataset, self.sampler, self.epoch, self.steps_done = dataset, self, 0, 0
-        self._batch, self._seed, self._shuffle, self._drop_last, self._of = batch, seed, shuffle, drop_last, of
+        self._batch, self._seed, self._shuffle, self._drop_last, self._of = (
+            batch,
+            seed,
+            shuffle,
+            drop_last,
+            of,
+        )
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.dataset), self._batch)
@@ -98,5 +106,3 @@ class PlainJob:
         return value() if callable(value) else value
 
     mean = sum = agree
-
-

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn import functional
 from torch.optim import lr_scheduler
 from torch.utils import data as datasets
 from torch.utils.data import Dataset
@@ -112,10 +112,24 @@ def main() -> None:
     options = json.loads(sys.argv[1])
     recorder = Recorder(options)
     names: dict[str, Any] = {
-        **{one.__name__.rpartition(".")[2]: one for one in (copy, itertools, math, random, torch, nn, elastic)},
-        **{"np": np, "F": F, "lr_scheduler": lr_scheduler, "datasets": datasets, "partial": partial},
-        **{"Dataset": Dataset, "Numbers": Numbers, "mlp": mlp, "saw": recorder.saw, "EPOCHS": EPOCHS},
-        **{"optim": torch.optim, "SimpleNamespace": SimpleNamespace, "result": None, "data": Numbers()},
+        **{
+            one.__name__.rpartition(".")[2]: one
+            for one in (copy, itertools, math, random, torch, nn, elastic)
+        },
+        "np": np,
+        "F": functional,
+        "lr_scheduler": lr_scheduler,
+        "datasets": datasets,
+        "partial": partial,
+        "Dataset": Dataset,
+        "Numbers": Numbers,
+        "mlp": mlp,
+        "saw": recorder.saw,
+        "EPOCHS": EPOCHS,
+        "optim": torch.optim,
+        "SimpleNamespace": SimpleNamespace,
+        "result": None,
+        "data": Numbers(),
     }
     shape = shapes()[options["shape"]]
     make = PlainJob if options.get("plain") else elastic.init

@@ -29,6 +29,11 @@ class Shape:
     """Of ``elastic.init``, beside the batch and the seed."""
 
     @property
+    def is_documented(self) -> bool:
+        """Whether the pages say that another result is to be expected."""
+        return self.decision == "documented" or "documented" in self.reason
+
+    @property
     def plain(self) -> bool:
         """Whether it can run without the library, which alone has loops over steps and draws by sample."""
         return not re.search(r"job\.(steps|draw|batch_indices|carried)\b", self.code)

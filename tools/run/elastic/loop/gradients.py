@@ -138,8 +138,8 @@ class Gradients:
         """:raises UsageError: a backward pass is under way, whose gradients are not averaged yet."""
         if self._reached:
             raise UsageError(
-                "an optimizer steps within a backward pass (in a hook of a parameter): the gradients are those "
-                "of all workers when it has ended, so step after it"
+                "an optimizer steps within a backward pass (in a hook of a parameter): the gradients are "
+                "those of all workers when it has ended, so step after it"
             )
 
     def stepped(self) -> None:

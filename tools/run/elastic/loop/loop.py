@@ -34,7 +34,7 @@ from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.step_start import StepStart
 from pliant.tools.run.elastic.loop.tally import Counts, PassCheck, StepSums, like, numbers_in, numbers_of
-from pliant.tools.run.elastic.loop.weights import StepWeights, UntouchedWeights
+from pliant.tools.run.elastic.loop.weights import StepWeights
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
 from pliant.tools.run.elastic.state.replicas import ReplicaGuard, shapes_of
 from pliant.tools.run.elastic.state.training import (
@@ -49,8 +49,6 @@ from pliant.tools.run.elastic.state.training import (
 )
 
 _log = logging.getLogger("pliant")
-_EARLY_STEPS: Final = 4
-"""Steps of a process in which one optimizer, too, might take turns."""
 _OWN_DRAWS: Final = 1 << 20
 """What a loop over the micro-steps draws differs from what the one before has drawn."""
 
@@ -90,10 +88,8 @@ class TrainingLoop:
         """How often the work was divided; the loader compares it to notice a change."""
         self.started, self._runs = False, False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
-        self._step_start, self._weights = StepStart(), StepWeights()
-        self._held_weights = UntouchedWeights([training.model])
-        self._takes_turns, self._early_steps = len(training.optimizers) > 1, _EARLY_STEPS
-        """Whether a step may have several parts; the first ones may in any case."""
+        self._step_start = StepStart()
+        self._weights = StepWeights(training.modules, takes_turns=len(training.optimizers) > 1)
         self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
         training.meets = self._meet
         self.draws = OwnDraws(each_model(training.model), context.device)
@@ -287,8 +283,7 @@ class TrainingLoop:
         if not self.has_closure:
             self._take_hand_made()
         may_come_again = self.accumulates or self._step_start.watches
-        takes_turns = self._takes_turns or self._early_steps > 0
-        if may_come_again and takes_turns and self._in_loop and not self._takes_inner:
+        if may_come_again and self._in_loop and not self._takes_inner:
             self._weights.note(self._part, optimizer.param_groups)
         return self.training.scaled_lr()
 
@@ -381,12 +376,13 @@ class TrainingLoop:
         if not self._mid_step:
             self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
-            self._early_steps -= 1
+            self._weights.begin_step()
             self.passes.begin_step()
             self._sums.begin_step()
             self.counts.begin_step(self.training.counters.step)
             self._gradients.begin_step()
             self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
+        self._note_share(micro, first=not self._mid_step)
         self._mid_step, self._touched = True, False
         self.passes.begin()
         self._sums.begin()
@@ -397,13 +393,7 @@ class TrainingLoop:
         self._divided_in_pass = self._takes_inner = self.took_all = self.took_some = False
         self._averaging.idle = self._catches_up_at >= 0
         self._gradients.selected = self._turn == 0
-        if self._turn:
-            self._takes_turns = True
-            self._weights.go_back(self._turn)
-        else:
-            self._weights.begin_step()
-        if self.accumulates:
-            self._held_weights.begin()
+        self._weights.begin_pass(self._turn, watched=self.accumulates)
         self._give(micro)
 
     def _look_at_shapes(self, batch: object) -> None:
@@ -415,6 +405,18 @@ class TrainingLoop:
         if self._mid_step and shapes != guard.shapes:
             guard.warn_of_shapes()
         guard.shapes = shapes
+
+    def _note_share(self, micro: MicroBatch, *, first: bool) -> None:
+        """The guard adds up what all workers train in a step, though passes come again for turns."""
+        if self._averaging.begun and not self.by_steps and (first or not self._stepped):
+            trained = self.training.counters.epoch_samples
+            self.guard.takes(
+                range(micro.start, micro.start + micro.samples),
+                micro.weight,
+                range(trained, trained + micro.step_samples),
+                self.context.world_size,
+                first=first,
+            )
 
     def _compare(self) -> None:
         """Compare the replicas, where all workers are at the same place."""
@@ -511,7 +513,7 @@ class TrainingLoop:
             if not self._takes_inner:
                 self.passes.check(last=micro.last)
                 if not micro.last:
-                    self._held_weights.check()
+                    self._weights.check_untouched()
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._membership is not None:
             self._obey(self._membership.boundary())

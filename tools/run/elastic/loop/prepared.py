@@ -178,7 +178,8 @@ def guard_optimizer(
     called: Callable[[Optimizer], None] = lambda _: None,
     zeroed: Callable[[], None] = lambda: None,
 ) -> None:
-    """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around(optimizer)``.
+    """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within
+    ``around(optimizer)``.
 
     A closure that they are given is ``checked``, and called also while ``quiet()``: its backward pass is that
     of the micro-step. ``called(optimizer)`` follows each call, ``zeroed()`` comes before ``zero_grad``.

@@ -30,6 +30,8 @@ _EVERY_STEPS: Final = 1024
 """Steps between two comparisons, once the first ones lie behind, at powers of 2."""
 _OTHER_HARDWARE: Final = 1e-3
 """Relative difference of weights that rounding may make on devices of several kinds."""
+_WHOLE_WEIGHT: Final = 1 << 20
+"""Weights as whole numbers: that of a worker's share, if all shares are alike."""
 _SAMPLES: Final = 3
 """Samples of the dataset that are compared."""
 PAGE: Final = "docs/elastic-library.md, When workers differ"
@@ -57,7 +59,24 @@ class ReplicaGuard:
         """Samples of the dataset in the epoch."""
         self.shapes = 0
         """Fingerprint of the shapes of the batch, the number of its rows aside."""
+        self.order = 0
+        """Fingerprint of the order in which samples are read."""
         self._samples: tuple[int, int] | None = None
+        self._share = self._share_before = [0, 0, 0]
+        """Of the step under way and the one before: samples, the sum of their numbers, their weight."""
+        self._whole = self._whole_before = [0, 0, 0]
+        """What the shares of all workers must add up to."""
+
+    def takes(self, numbers: range, weight: float, step: range, workers: int, *, first: bool) -> None:
+        """The worker trains samples of a step, which are numbered in the order of the epoch.
+
+        :param first: its first ones in the step.
+        """
+        if first:
+            self._share_before, self._whole_before = self._share, self._whole
+            self._share, self._whole = [0, 0, 0], [len(step), sum(step), round(workers * _WHOLE_WEIGHT)]
+        own = [len(numbers), sum(numbers), round(weight * _WHOLE_WEIGHT)]
+        self._share = [one + more for one, more in zip(self._share, own, strict=True)]
 
     def is_due(self, step: int) -> bool:
         """Whether the workers compare before this step; they do at every place where their losses meet."""
@@ -68,6 +87,7 @@ class ReplicaGuard:
     def new_workers(self) -> None:
         """Compare at the next step."""
         self._checked_at = -1
+        self._share = self._share_before = self._whole = self._whole_before = [0, 0, 0]
 
     def check(self, add_up: Sum, workers: int) -> None:
         """:raises UsageError: the replicas differ."""
@@ -75,12 +95,17 @@ class ReplicaGuard:
         self._checked_at = step
         own = {**self._facts(), **fingerprints(training)}
         names, values = list(own), torch.stack([value.cpu() for value in own.values()])
-        total = values.clone()
+        total = torch.cat([values, torch.tensor(self._share_before)])
         if not add_up(total):
             return
+        *shares, weight = total[len(values) :].tolist()
+        total = total[: len(values)]
         apart = [
             name for name, same in zip(names, (total == values * workers).tolist(), strict=True) if not same
         ]
+        *whole, whole_weight = self._whole_before
+        if shares != whole or abs(weight - whole_weight) > _WHOLE_WEIGHT >> 10:
+            apart.append("their shares of the last step, which are not its samples")
         if "samples" in apart and ("samples read alike" in apart or not own["samples read alike"]):
             apart.remove("samples")  # they are random
         if "devices" in apart and any(name.startswith("parameter ") for name in apart):
@@ -127,6 +152,7 @@ class ReplicaGuard:
             "size of the dataset": torch.tensor(self.size),
             "samples read alike": torch.tensor(alike),
             "samples": torch.tensor(samples),
+            "order of the samples": torch.tensor(self.order),
             "shapes of a batch": torch.tensor(self.shapes),
             "devices": torch.tensor(_checksum(_device_name(self._training.model))),
         }
