@@ -24,6 +24,8 @@ class Shape:
     """right, refused, warned or documented."""
     reason: str
     """What the user is told."""
+    ddp: str
+    """What DistributedDataParallel makes of it."""
     code: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of ``elastic.init``, beside the batch and the seed."""
@@ -51,7 +53,19 @@ def shapes() -> dict[str, Shape]:
     """All shapes by name."""
     found: dict[str, Shape] = {}
     for name, line, code in entries(TABLE):
-        decision, _, reason = line.partition(":")
+        about, _, ddp = line.partition(" | ")
+        decision, _, reason = about.partition(":")
         settings = _SETTINGS.search(reason)
-        found[name] = Shape(name, decision, reason.strip(), code, json.loads(settings[1]) if settings else {})
+        words = json.loads(settings[1]) if settings else {}
+        found[name] = Shape(name, decision, reason.strip(), ddp or "right", code, words)
     return found
+
+
+def page_rows() -> list[str]:
+    """Rows of the table in docs/elastic-library.md: the loops that are not right in every way of a job."""
+    names = {"refused": "refused", "warned": "a warning", "documented": "another result"}
+    return [
+        f"| {one.name} | {one.ddp} | {names[one.decision]}: {one.reason.replace('documented: ', '')} |"
+        for one in shapes().values()
+        if one.decision != "right"
+    ]

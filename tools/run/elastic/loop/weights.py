@@ -99,9 +99,9 @@ class StepWeights:
         self._looks = math.inf  # to see whether the next such pass writes other values
         if self._bits is not None and self._bits != self._read():
             raise UsageError(
-                "the weights of a model, or of a registered one, were changed in a micro-step that does not end "
-                "its step, so it would be done several times a step: leave it to an optimizer, or do it once "
-                "(if job.sync_gradients: ...)"
+                "the weights of a model, or of a registered one, were changed in a micro-step that does not "
+                "end its step, so it would be done several times a step: leave it to an optimizer, or do it "
+                "once (if job.sync_gradients: ...)"
             )
 
     def _weights(self) -> Iterable[torch.Tensor]:
