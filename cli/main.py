@@ -110,6 +110,7 @@ COMMANDS: Final = (
         LIVE,
         "Say what would become of the jobs of a run if something were different. Nothing is changed.",
     ),
+    ("verify", START, "Check that a script trains alike on any number of workers, before it is submitted."),
     ("doctor", LIVE, "Check that everything is there that runs need, and say what to do where it is not."),
     ("init", FILES, "Look what there is, write the files to begin with, and say the next command."),
     (

@@ -110,6 +110,10 @@ def submit(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="First pliant verify each script, and submit none if one fails."),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -143,7 +147,7 @@ def submit(
     if jobs is not None and jobs.endswith(".py"):
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
-        found = _of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
+        found = of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
     else:
         if fields or arguments or array is not None:
             text = "--gpus, --batch, --name, --relaunch, --array and arguments are about a script (*.py)"
@@ -160,6 +164,8 @@ def submit(
         _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
+    if verify:
+        _verify(found)
     try:
         done = ask(
             *(directory, found, source),
@@ -181,6 +187,19 @@ def submit(
     if not is_served(directory):
         by = f"from cron, or pliant run --follow --state {directory}"
         note(f"no run uses {directory} now: they wait for the next one, {by}")
+
+
+def _verify(jobs: Sequence[Job]) -> None:
+    """:raises JobsFailedError: a script does not train alike everywhere; a table says what is lost."""
+    from pliant.cli.verify import check_kept, verified
+    from pliant.tools.run.verify.report import page
+    from pliant.tools.run.verify.verify import Part
+
+    results = verified(jobs, Part())
+    for each in results:
+        if not each.kept:
+            note(f"job {each.job.id} was not submitted:\n{page(each, None)}")
+    check_kept(results)
 
 
 def _named(state: Path | None) -> Path | None:
@@ -217,7 +236,7 @@ def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None,
         note(line)
 
 
-def _of_script(
+def of_script(
     command: Sequence[str],
     stated: dict[str, Any],
     state: Path | None,

@@ -34,6 +34,7 @@ from pliant.tools.run.elastic.state.training import Stateful, Training, seed_eve
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 V = TypeVar("V", float, dict[str, float], list[float])
+J = TypeVar("J", bound="ElasticJob")
 _UNSEEDED: Final = 67280421310721
 """Where PyTorch's generator begins in a script that does not seed it."""
 
@@ -55,6 +56,18 @@ def init(
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
     """
+    return started(ElasticJob, batch_size, seed, backend, micro_batch_size=micro_batch_size)
+
+
+def started(
+    kind: type[J],
+    batch_size: int | None,
+    seed: int | None,
+    backend: str | None,
+    *,
+    micro_batch_size: int | None,
+) -> J:
+    """As :func:`init`, for a kind of job."""
     if micro_batch_size is not None and micro_batch_size < 1:
         raise UsageError(f"micro_batch_size is {micro_batch_size}, expected 1 or more samples")
     context = find_context()
@@ -74,7 +87,7 @@ def init(
         join_plainly(context, backend)
     if seed is not None:
         seed_everything(seed)
-    return ElasticJob(context, membership, batch_size, seed, backend, micro_batch_size=micro_batch_size)
+    return kind(context, membership, batch_size, seed, backend, micro_batch_size=micro_batch_size)
 
 
 class ElasticJob:

@@ -146,6 +146,8 @@ class DataSource:
     device: torch.device
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
+    most: int | None = None
+    """Samples of an epoch, at most: the first ones of the data set."""
 
     @property
     def size(self) -> int:
@@ -156,7 +158,7 @@ class DataSource:
         samples: Any = self.dataset
         if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")) or not len(samples):
             raise UsageError(f"{type(samples).__name__}: expected a dataset with a length, samples and []")
-        return len(samples)
+        return len(samples) if self.most is None else min(len(samples), self.most)
 
     def loader(self, indices: Iterable[list[int]], generator: torch.Generator) -> DataLoader[Any]:
         """Batches of the listed samples. The generator is the loader's own: the author's must not advance.
