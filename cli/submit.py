@@ -165,7 +165,7 @@ def submit(
         return
     directory = state_directory(state)
     if verify:
-        _verify(found)
+        _verify(found, source)
     try:
         done = ask(
             *(directory, found, source),
@@ -189,13 +189,12 @@ def submit(
         note(f"no run uses {directory} now: they wait for the next one, {by}")
 
 
-def _verify(jobs: Sequence[Job]) -> None:
+def _verify(jobs: Sequence[Job], source: str) -> None:
     """:raises JobsFailedError: a script does not train alike everywhere; a table says what is lost."""
-    from pliant.cli.verify import check_kept, verified
-    from pliant.tools.run.verify.report import page
-    from pliant.tools.run.verify.verify import Part
+    from pliant.tools.run.verify.report import check_kept, page
+    from pliant.tools.run.verify.verify import Part, verify_all
 
-    results = verified(jobs, Part())
+    results = verify_all(jobs, source, Part(), note)
     for each in results:
         if not each.kept:
             note(f"job {each.job.id} was not submitted:\n{page(each, None)}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,11 +11,7 @@ from pliant.cli.config import configuration
 from pliant.cli.console import named_or_piped, note, width_for
 from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
 from pliant.cli.submit import COMMAND_LINE, of_script
-from pliant.schemas.errors import JobsFailedError, UsageError
-
-if TYPE_CHECKING:
-    from pliant.schemas.job import Job
-    from pliant.tools.run.verify.verify import Part, Verified
+from pliant.schemas.errors import UsageError
 
 
 def verify(
@@ -75,8 +69,8 @@ def verify(
     """
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import read_jobs
-    from pliant.tools.run.verify.report import page, text_of
-    from pliant.tools.run.verify.verify import Part
+    from pliant.tools.run.verify.report import check_kept, page, text_of
+    from pliant.tools.run.verify.verify import Part, verify_all
 
     form, output = form_and_file(format, output)
     check_output(output)
@@ -90,7 +84,7 @@ def verify(
         found = read_jobs(path, configuration().job)
     if batch is not None:
         found = tuple(job.model_copy(update={"batch": type(job.batch)(size=batch)}) for job in found)
-    results = verified(found, Part(samples, time_limit, slots))
+    results = verify_all(found, COMMAND_LINE, Part(samples, time_limit, slots), note)
     if form is Form.json:
         out_or_file(text_of(results), output)
     else:
@@ -99,33 +93,4 @@ def verify(
         pages = (f"job {each.job.id}: " * titled + page(each, width) for each in results)
         out_or_file("\n".join(pages), output)
     check_kept(results)
-
-
-def verified(jobs: Sequence[Job], part: Part) -> list[Verified]:
-    """Verify each script once; those that the library does not resize are left out, with a note.
-
-    :raises UsageError: none is left.
-    :raises JobsFailedError: a script fails as one plain process.
-    """
-    from pliant.schemas.errors import require
-    from pliant.tools.run.service.launching import at_home
-    from pliant.tools.run.service.submit import check_runnable
-    from pliant.tools.run.verify.verify import verify as run_all
-
-    require("torch", "pliant verify trains")
-    others = [job.id for job in jobs if not job.changes_in_place]
-    elastic = [at_home(job, Path.cwd()) for job in jobs if job.changes_in_place]
-    scripts = {(job.command, job.workdir): job for job in reversed(elastic)}
-    check_runnable(scripts.values(), COMMAND_LINE)
-    if others:
-        note(f"not verified, as the library does not resize them: {', '.join(others)}")
-    if not scripts:
-        raise UsageError('nothing to verify: no job is resized in place ("elastic": "size")')
-    return [run_all(job, part, note) for job in reversed(scripts.values())]
-
-
-def check_kept(results: Sequence[Verified]) -> None:
-    """:raises JobsFailedError: something was not kept."""
-    if lost := [each.job.id for each in results if not each.kept]:
-        raise JobsFailedError(f"not all is kept: {', '.join(lost)}")
     note("all is kept")

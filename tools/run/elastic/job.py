@@ -16,7 +16,8 @@ from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, Carried, DataSource
-from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel, Gradients
+from pliant.tools.run.elastic.loop.exchange import Averaging
+from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.loop.passes import (
     ElasticLoader,
@@ -25,14 +26,24 @@ from pliant.tools.run.elastic.loop.passes import (
     StreamSource,
     is_stream,
 )
-from pliant.tools.run.elastic.loop.prepared import Closure, Prepared, checked, guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loop.prepared import (
+    Closure,
+    Prepared,
+    checked,
+    guard_helper,
+    guard_optimizer,
+    inner_optimizers,
+    refuse_others,
+)
 from pliant.tools.run.elastic.measured import Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
 from pliant.tools.run.elastic.stacks import StackWatch
 from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything
+from pliant.tools.run.statedir.contract.plan import Plan
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
+T = TypeVar("T")
 V = TypeVar("V", float, dict[str, float], list[float])
 J = TypeVar("J", bound="ElasticJob")
 _UNSEEDED: Final = 67280421310721
@@ -81,6 +92,8 @@ def started(
             if context.rank == 0 and (other := _other_seed(context.plan.seed, seed)):
                 membership.note(other)
             seed = context.plan.seed
+        if context.rank == 0 and (other := _other_batch(context.plan, batch_size)):
+            membership.note(other)
         if isinstance(answer := membership.check_needed(), Leave):
             raise SystemExit(answer.code)
     else:
@@ -139,7 +152,11 @@ class ElasticJob:
     @property
     def sync_gradients(self) -> bool:
         """False in a micro-step that does not end its optimizer step."""
-        return self._loop is None or not self._loop.quiet()
+        if self._loop is None:
+            return True
+        if isinstance(self._loop, TrainingLoop):
+            self._loop.consulted = True
+        return not self._loop.quiet()
 
     @property
     def batch_size(self) -> int:
@@ -225,9 +242,10 @@ class ElasticJob:
             for optimizer in given.optimizers.values():
                 guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
             return given.in_order(models, loader)
-        gradients = Gradients(given.together)
-        averaging = Averaging(gradients, find_unused_parameters=find_unused_parameters)
-        models = self._among_workers(given.models, averaging)
+        averaging = Averaging()
+        gradients = Gradients(given.models.values() if self._has_hooks else (), averaging)
+        if self._membership is None and self.world_size > 1:
+            averaging.begin_plainly(given.models.values())
         loop = TrainingLoop(
             self._context,
             self._training(given.together, given.optimizers),
@@ -239,10 +257,15 @@ class ElasticJob:
             membership=self._membership,
             dataset_size=0 if source is None else source.size,
         )
-        averaging.training = loop.train
-        for optimizer in given.optimizers.values():
+        for optimizer in inner_optimizers(given.optimizers.values()):
             guard_optimizer(
-                optimizer, ("step",), loop.quiet, loop.whole_step, self._checked, called=loop.optimizer_called
+                optimizer,
+                ("step",),
+                loop.quiet,
+                loop.whole_step,
+                self._checked,
+                called=loop.optimizer_called,
+                zeroed=gradients.zeroed,
             )
         if isinstance(source, StreamSource):
             loader = ElasticStream(source, loop)
@@ -251,10 +274,10 @@ class ElasticJob:
         elif source is not None:
             loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
-        if self.rank > 0 and (self._seed is not None or self._membership is not None):
-            # the same weights everywhere, but different dropout
-            seed_everything(self._seed or 0, 0, self.rank)
-        return given.in_order(models, loader)
+        if self._has_hooks:
+            refuse_others(given.optimizers.values(), given.models.values())
+        loop.training.gradients = gradients
+        return given.in_order(given.models, loader)
 
     def register(self, *objects: Stateful | dict[Any, Any], **named: Stateful | dict[Any, Any]) -> None:
         """Save and restore more objects with ``state_dict``: schedulers, ``GradScaler``, averaged models.
@@ -281,7 +304,7 @@ class ElasticJob:
                 helper,
                 self._quiet,
                 lambda: self._loop is not None and self._loop.after_loop(),
-                lambda: None if self._loop is None else self._loop.optimizer_called(),
+                lambda optimizer: None if self._loop is None else self._loop.optimizer_called(optimizer),
             )
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -386,6 +409,49 @@ class ElasticJob:
         self.register(**{f"carried-{len(self._helpers)}": found})
         return found
 
+    def mean(self, value: T | Callable[[], T]) -> T:
+        """The mean of ``value`` over the workers and the micro-steps of a step, weighted by samples.
+
+        For what a script decides by, so that all workers decide alike, as one would::
+
+            if job.mean(loss) < 2.0:
+                optimizer.step()
+
+        Numbers or tensors, also in dictionaries, lists and tuples. In a micro-step that does not end its step it is
+        the mean so far. All workers call it at the same places; outside of the loop over batches it is the
+        mean over the workers.
+
+        :raises UsageError: it is called outside of the loop over ``epochs`` or ``steps``.
+        """
+        return cast("T", self._trained().combine(value, mean=True))
+
+    def sum(self, value: T | Callable[[], T]) -> T:
+        """The sum of ``value`` over the workers, as :meth:`mean`: for an evaluation that they share::
+
+            def right():
+                mine = range(job.rank, len(held_out), job.world_size)
+                return sum(int(predict(held_out[index])) for index in mine)
+
+            accuracy = job.sum(right) / len(held_out)
+
+        A function is called again if the workers change meanwhile.
+        """
+        return cast("T", self._trained().combine(value, mean=False))
+
+    def weigh(self, count: float) -> None:
+        """Say that the loss of this micro-batch is a mean over ``count`` of something, not over its samples.
+
+        Tokens that are not padding, for example, or the sum of class weights. Workers and micro-steps then
+        count by it, and the gradient is that of the mean over the whole batch::
+
+            job.weigh((labels != -100).sum().item())
+            loss = cross_entropy(model(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
+            loss.backward()
+
+        :raises UsageError: it comes after the backward pass, or outside of the loop over batches.
+        """
+        self._trained().weigh(count)
+
     def log(
         self, loss: float | torch.Tensor | None = None, metric: float | torch.Tensor | None = None
     ) -> None:
@@ -430,12 +496,10 @@ class ElasticJob:
         lr_scale = 1.0 if plan is None else plan.lr_scale
         return Training(model, optimizers, self._helpers, lr_scale, seed=self._seed or 0)
 
-    def _among_workers(self, models: dict[str, nn.Module], averaging: Averaging) -> dict[str, nn.Module]:
-        if self._membership is None and self.world_size == 1 and self._micro_batch_size is None:
-            return models
-        if self._membership is None and self.world_size > 1:
-            averaging.begin_plainly(models.values(), self.device)
-        return {name: ElasticDataParallel(model, averaging) for name, model in models.items()}
+    @property
+    def _has_hooks(self) -> bool:
+        """Whether gradients may ever be weighed, collected or averaged."""
+        return self._membership is not None or self.world_size > 1 or self._micro_batch_size is not None
 
     def _measured(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
         if self.world_size == 1 or not any(one.requires_grad for one in model.parameters()):
@@ -444,7 +508,7 @@ class ElasticJob:
         return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
 
     def _quiet(self) -> bool:
-        return not self.sync_gradients
+        return self._loop is not None and self._loop.quiet()
 
     def _checked(self, closure: Closure) -> Closure:
         loop = self._trained()
@@ -470,6 +534,16 @@ def _other_seed(seed: int, given: int | None) -> str:
         return ""
     where = "torch.manual_seed" if given is None else "elastic.init"
     return f"the job's seed {seed} replaces {own}, which the script gives {where}: plain python uses that one"
+
+
+def _other_batch(plan: Plan, given: int | None) -> str:
+    """A warning if the script has another batch than its job; empty if it has none, or the same."""
+    if given is None or plan.global_batch is None:
+        return ""
+    batch = max(1, round(plan.global_batch / plan.lr_scale))
+    if batch == given:
+        return ""
+    return f"the job's batch of {batch} replaces {given}, which the script gives elastic.init"
 
 
 class KeptValues:

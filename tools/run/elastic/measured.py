@@ -11,12 +11,13 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from pliant.tools.profile.measuring.request import MeasurementRequest
 from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, Rows, to_device
-from pliant.tools.run.elastic.loop.gradients import Averaging
+from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.loop import numbers_of
 from pliant.tools.run.elastic.loop.passes import ANY_SIZE, SampleOrder, StreamSource
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
@@ -97,7 +98,7 @@ class Measurement:
     def closure_called(self) -> None:
         """Nothing."""
 
-    def optimizer_called(self) -> None:
+    def optimizer_called(self, optimizer: Optimizer) -> None:
         """Nothing: micro-steps are not repeated for optimizers that take turns."""
 
     def after_loop(self) -> bool:
@@ -109,6 +110,14 @@ class Measurement:
     @property
     def accumulates(self) -> bool:
         return self.quiet()
+
+    def combine(self, value: Any, *, mean: bool) -> Any:
+        """The value itself: a measurement decides nothing."""
+        del mean
+        return value() if callable(value) else value
+
+    def weigh(self, count: float) -> None:
+        """Nothing: a measurement trains for no result."""
 
     def agree(self, value: Any) -> Any:
         """The value itself: every worker measures the same."""

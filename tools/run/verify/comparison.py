@@ -201,8 +201,8 @@ def _weights(plain: Recording, other: Recording) -> tuple[float, str, float]:
             largest, tensor = max((largest, tensor), difference(wanted, found))
             apart = max(apart, 0.0 if before is None else difference(before, found)[0])
             before = found
-    last = max(plain.weights, default=0)
-    return (largest, tensor, apart) if last in other.weights else (math.inf, tensor, apart)
+    is_whole = not plain.weights or max(plain.weights) in other.weights
+    return (largest if is_whole else math.inf), tensor, apart
 
 
 def difference(wanted: Arrays, found: Arrays) -> tuple[float, str]:

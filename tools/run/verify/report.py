@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pliant.schemas.errors import JobsFailedError
 from pliant.schemas.text import Column, counted, text_table, wrapped
 from pliant.tools.run.verify.comparison import Aspect, Comparison
 from pliant.tools.run.verify.verify import SCENARIOS, Verified
@@ -163,3 +164,9 @@ def text_of(found: list[Verified]) -> str:
     jobs = [document(each) for each in found]
     whole = {"schema": SCHEMA, "kept": all(each.kept for each in found), "jobs": jobs}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def check_kept(found: Sequence[Verified]) -> None:
+    """:raises JobsFailedError: something was not kept."""
+    if lost := [each.job.id for each in found if not each.kept]:
+        raise JobsFailedError(f"not all is kept: {', '.join(lost)}")

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.errors import JobsFailedError
+from pliant.schemas.errors import JobsFailedError, UsageError, require
 from pliant.schemas.job import Batch, Job
+from pliant.tools.run.service.launching import at_home
+from pliant.tools.run.service.submit import check_runnable
 from pliant.tools.run.statedir.contract.recording import RecordedScript, RecordingOrder, RunFolder
 from pliant.tools.run.verify.comparison import Comparison, Recording, compare
 from pliant.tools.run.verify.trials import (
@@ -106,6 +108,25 @@ class Verified:
     @property
     def kept(self) -> bool:
         return all(run.kept for run in self.runs)
+
+
+def verify_all(jobs: Sequence[Job], source: str, part: Part, say: Callable[[str], None]) -> list[Verified]:
+    """Verify each script once; jobs that the library does not resize are left out.
+
+    :param source: what messages call the jobs.
+    :raises UsageError: no job is left.
+    :raises JobsFailedError: a script fails as one plain process.
+    """
+    require("torch", "pliant verify trains")
+    others = [job.id for job in jobs if not job.changes_in_place]
+    elastic = [at_home(job, Path.cwd()) for job in jobs if job.changes_in_place]
+    scripts = {(job.command, job.workdir): job for job in reversed(elastic)}
+    check_runnable(scripts.values(), source)
+    if others:
+        say(f"not verified, as the library does not resize them: {', '.join(others)}")
+    if not scripts:
+        raise UsageError('nothing to verify: no job is resized in place ("elastic": "size")')
+    return [verify(job, part, say) for job in reversed(scripts.values())]
 
 
 def verify(job: Job, part: Part, say: Callable[[str], None]) -> Verified:

@@ -34,7 +34,9 @@ def part(number: int, rows: Sequence[int], **fields: Any) -> RecordedStep:
     return RecordedStep(number, epoch, at * BATCH, BATCH, **{**numbers, "rows": found, **fields})
 
 
-def recording(workers: Sequence[Sequence[int]] = (range(BATCH),), change: Change = lambda one: one) -> Recording:
+def recording(
+    workers: Sequence[Sequence[int]] = (range(BATCH),), change: Change = lambda one: one
+) -> Recording:
     """A training whose batches are divided like that."""
     by_step = {
         number: [(worker, change(part(number, rows))) for worker, rows in enumerate(workers)]
@@ -59,7 +61,7 @@ def test_any_division_of_the_batches_is_the_same_training(first: int) -> None:
     ("change", "expected"),
     [
         (lambda one: replace(one, rows={place: row for place, row in one.rows.items() if place != 5}), {"samples"}),
-        (lambda one: replace(one, rows={place: "other" for place in one.rows}), {"samples", "order"}),
+        (lambda one: replace(one, rows=dict.fromkeys(one.rows, "other")), {"samples", "order"}),
         (lambda one: replace(one, rows={place: f"{one.epoch}-{place ^ 1}" for place in one.rows}), {"order"}),
         (lambda one: replace(one, samples=3), {"order"}),
         (lambda one: replace(one, rates=[0.2 if one.step > 3 else 0.1]), {"learning rates"}),
@@ -114,7 +116,7 @@ def test_differences_of_what_is_no_number_or_has_no_partner() -> None:
 
 
 def verified(*runs: Comparison, plain: Comparison | None = None) -> Verified:
-    again = compare(REPEATED, PLAIN, plain and recording() or PLAIN, 1e-6) if plain is None else plain
+    again = compare(REPEATED, PLAIN, (plain and recording()) or PLAIN, 1e-6) if plain is None else plain
     script = RecordedScript(BATCH, 1, 100, dropouts=2, norms=1)
     return Verified(job("a"), script, STEPS, True, 1e-6, (again, *runs))
 

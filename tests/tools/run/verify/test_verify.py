@@ -135,7 +135,9 @@ class Drawn(Dataset[torch.Tensor]):
         return index + torch.rand(4)
 
 
-@pytest.mark.parametrize("data", [TensorDataset(torch.rand(100, 4)), Drawn(), Stream()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "data", [TensorDataset(torch.rand(100, 4)), Drawn(), Stream()], ids=lambda one: type(one).__name__
+)
 def test_a_part_of_the_data_is_trained_and_recorded(
     data: Dataset[torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: None
 ) -> None:

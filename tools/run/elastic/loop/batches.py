@@ -22,7 +22,7 @@ from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.throughput import shares
@@ -169,15 +169,14 @@ class DataSource:
         leaving = multiprocessing.Event()
         atexit.register(leaving.set)
         dataset, collate_fn = self.dataset, self.collate_fn
-        if collate_fn is None and (at_once := read_at_once(dataset)) is not None:
-            dataset, collate_fn = at_once, list
+        if collate_fn is None and read_at_once(dataset) is not None:
+            dataset, collate_fn = _AtOnce(dataset), list
         return DataLoader(
             dataset,
             batch_sampler=indices,
             num_workers=self.num_workers,
             collate_fn=collate_fn,
             pin_memory=self.device.type == "cuda",
-            persistent_workers=self.num_workers > 0,
             worker_init_fn=partial(_obey, leaving),
             generator=generator,
         )
@@ -198,6 +197,19 @@ def read_at_once(dataset: Dataset[Any]) -> Dataset[Any] | None:
     if type(dataset) is TensorDataset and all(_is_plain(tensor) for tensor in dataset.tensors):
         return _TensorsAtOnce(dataset.tensors)
     return None
+
+
+class _AtOnce(Dataset[Any]):
+    """A dataset that is read at once as long as it can be: a script may give it other tensors or indices."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        at_once: Any = read_at_once(self._dataset)
+        if at_once is None:
+            return default_collate([self._dataset[index] for index in indices])
+        return at_once.__getitems__(indices)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

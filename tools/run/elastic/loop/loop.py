@@ -14,6 +14,8 @@ micro-steps the second part is trained when the first has stepped.
 from __future__ import annotations
 
 import atexit
+import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +24,18 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+from torch.optim import Optimizer
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, Rows, tensors_in, to_device
-from pliant.tools.run.elastic.loop.gradients import Averaging, Gradients, StepStart
+from pliant.tools.run.elastic.loop.draws import OwnDraws
+from pliant.tools.run.elastic.loop.exchange import Averaging
+from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.loss_watch import LossWatch
+from pliant.tools.run.elastic.loop.step_start import StepStart
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
+from pliant.tools.run.elastic.state.replicas import ReplicaGuard, shapes_of
 from pliant.tools.run.elastic.state.training import (
     BETWEEN_EPOCHS,
     EPOCH_THROUGH,
@@ -35,10 +43,15 @@ from pliant.tools.run.elastic.state.training import (
     Mean,
     Training,
     each_model,
+    mapped,
     mixed_seed,
-    seed_everything,
+    plain,
+    restore_generators,
 )
 
+_log = logging.getLogger("pliant")
+_WATCHED_STEPS: Final = 64
+"""Steps whose losses are looked at."""
 _OWN_DRAWS: Final = 1 << 20
 """What a loop over the micro-steps draws differs from what the one before has drawn."""
 
@@ -63,6 +76,7 @@ class TrainingLoop:
         drop_last: bool = False,
         membership: Membership | None = None,
         dataset_size: int = 0,
+        ends_on_difference: bool = True,
     ) -> None:
         """:param batch_size: the script's; the plan's comes first.
         :param micro_batch_size: the most samples of a micro-step on one worker, if the script states them.
@@ -75,9 +89,12 @@ class TrainingLoop:
         self.split = self._split_now()
         self.division = 0
         """How often the work was divided; the loader compares it to notice a change."""
-        self.started = False
+        self.started = self._runs = False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
+        self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
+        training.meets = self._compare
+        self.draws = OwnDraws(each_model(training.model), context.device)
         self._micro: MicroBatch | None = None
         self._mid_step = False
         self._since_s = 0.0
@@ -113,9 +130,24 @@ class TrainingLoop:
         pass: nothing is trained in the rest of it."""
         self._catches_up_at = -1
         """The value of rank 0 for which the other workers wait for this one, in the middle of a step."""
+        self._asked_for: dict[int, list[Any]] = {}
+        """By the optimizers that were called in the pass, their learning rates."""
+        self._asked_before: dict[int, list[Any]] | None = None
+        """The same of the pass before, if it was one of the same step."""
+        self.consulted = False
+        """The loop body knows of micro-steps: it has asked for them, or decided together with the others."""
+        self._sums: dict[tuple[int, int], torch.Tensor] = {}
+        """What the step's micro-steps have added up, by part and order of the calls."""
+        self._combined = 0
+        """Values that were added up in the pass."""
+        self._weighed = False
+        self._counted = self._count_of_step = self._count_scale = 0.0
+        """What the losses of the micro-batch and of the step are a mean of, and the unit of the latter."""
+        self._loss_watch, self._weight_of_sample = LossWatch(self._loss_counts), 0.0
         self._takes_inner = self.took_all = self.took_some = False
         """The loop body takes the micro-steps of its step itself; all of them; not all."""
-        gradients.bind(averaging.ddps.values(), accumulates=self.accumulates)
+        gradients.bind(accumulates=self.accumulates)
+        gradients.on_backward = self.train
         if membership is not None:
             # the script may end while one of its variables still holds the iterator over epochs
             atexit.register(self.leave)
@@ -127,6 +159,13 @@ class TrainingLoop:
         return counters.epoch_samples > 0 and counters.step == self.training.batch[1]
 
     def epochs(self, count: int) -> Iterator[int]:
+        """:raises UsageError: it is called again: which of several loops a state belongs to is not known."""
+        if self._runs:
+            raise UsageError(
+                "job.epochs and job.steps run once: ask for all of them in one loop, and tell its phases by the "
+                "number (for epoch in job.epochs(6): warms_up = epoch < 3)"
+            )
+        self._runs = True
         self._start()
         try:
             while self.training.counters.epoch < count:
@@ -234,20 +273,46 @@ class TrainingLoop:
 
     def whole_step(self) -> AbstractContextManager[None]:
         if not self.has_closure:
-            self._gradients.join_rest()
+            self._take_hand_made()
         return self.training.scaled_lr()
 
     def closure_called(self) -> None:
         """The closure of an optimizer has made the gradients of the micro-batch."""
         if not self.quiet():
-            self._gradients.join_rest()
+            self._take_hand_made()
 
-    def optimizer_called(self) -> None:
+    def _take_hand_made(self) -> None:
+        """Gradients that the script has set by hand were computed without a backward pass."""
+        self._touched = True
+        self._take_part()
+        self._gradients.before_optimizer()
+
+    def optimizer_called(self, optimizer: Optimizer) -> None:
         """An optimizer was asked for its step, and has made it if the pass counts."""
         self._part_over, self.has_closure = True, False
-        if not self.quiet():
+        self._asked_for[id(optimizer)] = [group.get("lr") for group in optimizer.param_groups]
+        if self.quiet():
+            self._gradients.commit()
+        else:
+            self._gradients.stepped(one for group in optimizer.param_groups for one in group["params"])
             self._stepped = True
             self.training.parts = max(self.training.parts, self._part + 1)
+
+    def _check_passes_alike(self, *, last: bool) -> None:
+        """Check that the loop body has done the same in every micro-step of a step.
+
+        :raises UsageError: it counts passes, or decides by the loss of a micro-batch.
+        """
+        asked, self._asked_for = self._asked_for, {}
+        before, self._asked_before = self._asked_before, None if last else asked
+        if before is None or before == asked or self.consulted:
+            return
+        what = "was called" if before.keys() != asked.keys() else "had another learning rate"
+        raise UsageError(
+            f"an optimizer {what} in some micro-steps of a step and not in others: a pass of the loop is a "
+            "part of a step, so count by loader.steps_done (or the number that job.steps gives), decide by job.mean, and "
+            "leave accumulation to the job"
+        )
 
     def begin_pass(self) -> int:
         """A loop over the loader begins; returns its number.
@@ -264,6 +329,7 @@ class TrainingLoop:
         self._settle()
         self._in_loop = True
         self._passes += 1
+        self.training.restore_again()
         return self._passes
 
     def goes_on(self, number: int, epoch: int, *, is_last: bool) -> bool:
@@ -297,26 +363,59 @@ class TrainingLoop:
 
     def end_pass(self) -> None:
         self._passed, self._in_loop = True, False
+        self._gradients.own_step()
 
     def leave_loop(self, number: int) -> None:
-        if number == self._passes:
+        if number == self._passes and self._in_loop:
             self._in_loop = False
+            self._gradients.own_step()
 
-    def begin(self, micro: MicroBatch) -> None:
+    def begin(self, micro: MicroBatch, batch: object = None) -> None:
         """The loop body gets a micro-batch. It may only look at it, so nothing is exchanged here."""
+        self._look_at_shapes(batch)
         if not self._mid_step:
             self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
-            self._gradients.forget()
-            self._step_start.note()
+            self._asked_before, self.consulted = None, False
+            self._sums.clear()
+            self._count_of_step = self._count_scale = 0.0
+            if self.training.counters.step >= _WATCHED_STEPS:
+                self._loss_watch.close()
+            self._gradients.begin_step()
+            self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
         self._mid_step, self._touched = True, False
+        self._asked_for.clear()
         self._step_of_pass = self.training.counters.step
-        self._asked = self._part = self._drawn = 0
+        self._asked = self._part = self._drawn = self._combined = 0
+        self._weighed = False
         self._turn, self._part_over = self.training.parts, False
         self._divided_in_pass = self._takes_inner = self.took_all = self.took_some = False
         self._averaging.idle = self._catches_up_at >= 0
         self._gradients.selected = self._turn == 0
         self._give(micro)
+
+    def _look_at_shapes(self, batch: object) -> None:
+        """Where workers are compared next, also compare the shapes of the batches of the step."""
+        guard, whole = self.guard, self.context.world_size == 1 and not self.accumulates
+        if whole or not guard.is_due(self.training.counters.step):
+            return
+        shapes = shapes_of(tensors_in(batch))
+        if self._mid_step and shapes != guard.shapes:
+            guard.warn_of_shapes()
+        guard.shapes = shapes
+
+    def _compare(self) -> None:
+        """Compare the replicas, where all workers are at the same place."""
+        workers = self.context.world_size
+        if workers > 1:
+            self.guard.size = self.dataset_size
+            self.guard.check(lambda tensor: self._averaging.add_up([tensor]), workers)
+
+    def _warn(self, text: str) -> None:
+        if self._membership is None:
+            _log.warning("%s", text)
+        else:
+            self._membership.warn(text)
 
     def inner(self, micro: MicroBatch | None, loop: int) -> None:
         """The loop body takes the micro-steps itself: this one comes next, or all are through.
@@ -326,6 +425,7 @@ class TrainingLoop:
         if self._micro is None or not self._in_loop:
             raise UsageError("loop over job.micro_steps() inside `for step in job.steps(n):`")
         self._takes_inner, self.took_some, self.took_all = True, micro is not None, micro is None
+        self._gradients.commit()
         if micro is not None:
             self._drawn = _OWN_DRAWS * loop
             if not self._divided_in_pass:
@@ -333,13 +433,10 @@ class TrainingLoop:
 
     def _give(self, micro: MicroBatch) -> None:
         self._micro = micro
-        if self.accumulates or micro.weight != 1.0:
-            # else nothing is hooked, and the model itself asks when it is called
-            self._averaging.follow_trained()
         self._gradients.begin(micro)
 
     def train(self) -> None:
-        """The model is called for the micro-batch; the workers have exchanged nothing about it yet.
+        """A backward pass has reached the models; the workers have exchanged nothing about it yet.
 
         :raises UsageError: the loader was asked for the next batch before this one was trained.
         """
@@ -368,6 +465,8 @@ class TrainingLoop:
         if self._micro is None or self._trains or self._averaging.idle:
             return
         self._trains = True
+        if self.guard.is_due(self.training.counters.step) and self._averaging.begun:
+            self._compare()
         if self._membership is not None:
             error = self._membership.step_begins(self._micro.steps_left, self._since_s)
             if error is not None:
@@ -386,6 +485,10 @@ class TrainingLoop:
             self._end_divided(micro)
             return
         self._averaging.idle = False
+        if self.accumulates and micro is not None:
+            self._gradients.commit()
+            if not self._takes_inner:
+                self._check_passes_alike(last=micro.last)
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._membership is not None:
             self._obey(self._membership.boundary())
@@ -401,7 +504,12 @@ class TrainingLoop:
             self._count(micro, losses)
         else:
             self._gradients.forget()
-            self._step_start.put_back_buffers()
+            self._put_back_start()
+
+    def _put_back_start(self) -> None:
+        self._step_start.put_back_buffers()
+        if self._gradients.outlive:
+            self._gradients.restore(self._step_start.gradients)
 
     def log(self, loss: float | torch.Tensor | None, metric: float | torch.Tensor | None) -> None:
         """Count what the author measured; a loss outside of a batch is not counted."""
@@ -410,10 +518,108 @@ class TrainingLoop:
             if self.by_steps and self._membership is not None and not self._averaging.idle:
                 self._membership.measured(self._metric)
         if loss is not None and self._micro is not None:
-            self._losses.add(loss, self._micro.samples)
+            self._losses.add(loss, self._counted if self._weighed else self._micro.samples)
+
+    def weigh(self, count: float) -> None:
+        """The loss of the micro-batch is a mean over ``count`` of something, not over its samples.
+
+        :raises UsageError: it comes after the backward pass, or a second time in a pass with micro-steps.
+        """
+        micro, several = self.micro, self.accumulates
+        if (self._touched and not self._part_over and not self._weighed) or (self._weighed and several):
+            raise UsageError(
+                "call job.weigh(count) once in a micro-step, before the backward pass of the loss that is a mean "
+                "over count"
+            )
+        self._weighed = True
+        self._counted = count = float(count) if micro.samples else 0.0
+        if self._averaging.idle or (several and self._part + self._part_over != self._turn):
+            return
+        workers = self.context.world_size
+        self._count_of_step += count
+        if not micro.last:
+            # the sum over the step is known in its last micro-step only
+            self._count_scale = self._count_scale or count
+            self._gradients.weigh(count / (self._count_scale or 1.0), last=False)
+            return
+        total = torch.tensor([self._count_of_step], dtype=torch.float64)
+        self._averaging.add_up([total])
+        share = workers / total.item() if total.item() else 0.0
+        self._gradients.scale_sum((self._count_scale or 1.0) * share)
+        self._gradients.weigh(count * share, last=True)
+        self._count_of_step = self._count_scale = 0.0
+
+    def _loss_counts(self, weight: float) -> None:
+        """A loss is a mean over targets of this weight: warn if it is no fixed number for each sample."""
+        micro = self._micro
+        if (
+            micro is None
+            or not micro.samples
+            or self._weighed
+            or not (self._averaging.begun or self.accumulates)
+        ):
+            return
+        of_sample = weight / micro.samples
+        known = self._weight_of_sample = self._weight_of_sample or of_sample
+        if abs(of_sample - known) > 1e-6 * known:
+            self._loss_watch.close()
+            self._warn(
+                "the loss is a mean over targets whose number or weight differs between samples (ignore_index, "
+                "class weights), and shares are weighted by samples: call job.weigh(count) before its backward "
+                "pass, with the number of targets that count"
+            )
+
+    def combine(self, value: Any, *, mean: bool) -> Any:
+        """The sum or mean of a value over the workers, and over the micro-steps of the step.
+
+        :param value: numbers or tensors in dictionaries, lists and tuples; outside of the loop over batches
+            also a function, which is called again if the workers change.
+        """
+        self.consulted = True
+        if self._micro is not None and self._in_loop:
+            return self._combined_in_step(value() if callable(value) else value, mean=mean)
+        if not self.started or self.training.phase == BETWEEN_EPOCHS:
+            raise UsageError("call job.sum and job.mean in the loop over job.epochs or job.steps")
+        if self._micro is not None:
+            self._settle()
+            self._asked = 0
+        number, division = self._asked, -1
+        self._asked += 1
+        given: Any = None
+        while len(self.training.agreed) <= number:
+            if division not in {-1, self.division} and not callable(value):
+                raise UsageError(
+                    "a worker was lost while values were added up: give job.sum a function, which is called again"
+                )
+            if division != self.division:
+                division, given = self.division, value() if callable(value) else value
+            self._ask([*numbers_in(given), 1.0], adds=True)
+        if given is None:
+            given = value() if callable(value) else value  # others have added up what this worker was in
+        *sums, workers = self.training.agreed[number]
+        return like(given, [one / workers for one in sums] if mean else sums)
+
+    def _combined_in_step(self, value: Any, *, mean: bool) -> Any:
+        micro, key = self.micro, (self._turn, self._combined)
+        self._combined += 1
+        samples = self._counted if self._weighed else float(micro.samples)
+        factor = samples if mean else float(micro.samples > 0)
+        before = self._sums.get(key)
+        sums = torch.tensor([*(one * factor for one in numbers_in(value)), samples], dtype=torch.float64)
+        if before is not None:
+            sums += before
+        self._sums[key] = sums
+        if micro.last and not self._averaging.idle:
+            sums = sums.clone()
+            self._take_part()
+            self._averaging.add_up([sums])
+        *numbers, samples = sums.tolist()
+        if mean:
+            numbers = [one / samples if samples else math.nan for one in numbers]
+        return like(value, numbers)
 
     def agree(self, value: Any) -> Any:
-        training = self.training
+        training, self.consulted = self.training, True
         if not self.started or training.phase == BETWEEN_EPOCHS:
             raise UsageError("call job.agree in the loop over job.epochs or job.steps")
         if self._micro is not None and not self._in_loop:
@@ -436,25 +642,25 @@ class TrainingLoop:
         """Whether the other workers have completed the step that the author's code is in."""
         return self._micro is not None and self.training.counters.step != self._step_of_pass
 
-    def _ask(self, given: Any) -> None:
-        """Ask for rank 0's next value, once; a change of the workers may come instead."""
+    def _ask(self, given: Any, *, adds: bool = False) -> None:
+        """Ask for rank 0's next value, or the next sum, once; a change of the workers may come instead."""
         training, membership = self.training, self._membership
         if membership is None:
-            training.agree(given, self.context.world_size)
+            training.agree(given, self.context.world_size, adds=adds)
             return
         if self._micro is None:
-            self._obey(membership.agree(given))
+            self._obey(membership.agree(given, adds=adds))
             return
         if len(training.agreed) == self._catches_up_at:
             self._catch_up()
         training.asking = True
         error = self._averaging.error
         if error is not None and training.parts <= self._part:
-            self._step_start.put_back_buffers()
+            self._put_back_start()
         answer = membership.agree(given) if error is None else membership.step_void(error)
         if not self._obey(answer):
             self._divided_in_pass = True
-            self._step_start.note()
+            self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
             self._averaging.idle = True
             if self._catches_up_at < 0 and not self._is_past:
                 self._catch_up()
@@ -491,10 +697,9 @@ class TrainingLoop:
         return False
 
     def _let_go(self) -> None:
-        for parameter in self.training.model.parameters():
-            parameter.grad = None
+        self._gradients.let_go()
         self._averaging.end()
-        self._gradients.bind((), accumulates=False)
+        self._gradients.bind(accumulates=False)
 
     def _take(self, state: Mapping[str, Any], *, fresh: bool) -> None:
         """Take the state of a worker that is further.
@@ -508,18 +713,23 @@ class TrainingLoop:
         training.unpack(state)
         self._catches_up_at = len(training.agreed) if state["asking"] else -1
         self._catching_up = not fresh and phase == IN_EPOCH and training.phase == EPOCH_THROUGH
-        if fresh:
-            seed_everything(training.seed, training.counters.step, self.context.rank)
+        restore_generators(state["training"]["generators"])
 
     def _divide(self) -> None:
         self.split, several = self._split_now(), self.context.world_size > 1
         self.training.turn_to(self.split.global_batch)
         if several and not self._averaging.begun:
             self._averaging.begin(each_model(self.training.model), self.context.device)
-        self._gradients.bind(self._averaging.ddps.values(), accumulates=self.accumulates)
+        self._gradients.bind(accumulates=self.accumulates)
         may_be_void = several and self.context.device.type == "cpu"
         self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
+        self.guard.new_workers()
+        self._follow_draws()
+
+    def _follow_draws(self) -> None:
+        training, context = self.training, self.context
+        self.draws.follow(training.seed, training.counters.step, context.rank, context.world_size)
 
     def _split_now(self) -> BatchSplit:
         plan, workers = self.context.plan, self.context.world_size
@@ -538,11 +748,14 @@ class TrainingLoop:
 
     def _start(self) -> None:
         if not self.started:
+            if self._membership is not None or self.context.world_size > 1 or self.accumulates:
+                self._loss_watch.open()
             self.training.check_averaged()
             if self._membership is not None:
                 self._obey(self._membership.start(self.training))
             else:
                 self.training.turn_to(self.split.global_batch)
+                self._follow_draws()
         self.started = True
 
     def _complete(self, *, whole: bool = False) -> None:
@@ -582,7 +795,7 @@ class TrainingLoop:
         if error is None or membership is None:
             return False
         counters = self.training.counters.copy()
-        self._step_start.put_back_buffers()
+        self._put_back_start()
         self._obey(membership.step_void(error))
         if self.training.counters == counters:
             self._step_start.put_back_generator()
@@ -616,7 +829,13 @@ class TrainingLoop:
         counters, membership = self.training.counters, self._membership
         if membership is None or counters.epoch_samples >= self.dataset_size:
             return
-        if self._begun_at and not (self._passed or self._catching_up or self.asked_for_steps):
+        counts_passes = not (self._passed or self._catching_up or self.asked_for_steps or self.consulted)
+        if counts_passes and self.accumulates and not self.by_steps:
+            raise UsageError(
+                f"epoch {epoch} was left after {counters.epoch_samples} of {self.dataset_size} samples by a count "
+                "of passes, and each step has several: end such a loop by loader.steps_done"
+            )
+        if self._begun_at and counts_passes:
             membership.warn(
                 f"epoch {epoch} was left after {counters.epoch_samples} of {self.dataset_size} samples, "
                 f"{self._begun_at} of which were trained before this process began: end such a loop by "
@@ -644,10 +863,10 @@ class TrainingLoop:
         if self._stepped:
             self._complete(whole=True)
         self._micro = None
+        self._gradients.own_step()
         if self._mid_step:
             self._mid_step, self.training.parts = False, 0
             self._losses = Mean()
-            self._gradients.forget()
             if not self._voided() and self._membership is not None:
                 self._obey(self._membership.hear())
 
@@ -666,6 +885,37 @@ def numbers_of(value: Any) -> Any:
     except (TypeError, ValueError):
         kind = type(value).__name__
         raise UsageError(f"job.agree: {kind} is not a number, nor a dict or a list of numbers") from None
+
+
+def numbers_in(value: Any) -> list[float]:
+    """The numbers of a value, in order.
+
+    :raises UsageError: it holds something else.
+    """
+    numbers: list[float] = []
+
+    def leaf(one: Any) -> None:
+        if isinstance(one, torch.Tensor):
+            numbers.extend(one.detach().double().flatten().tolist())
+        else:
+            numbers.append(numbers_of(one))
+
+    mapped(plain(value), leaf)
+    return numbers
+
+
+def like(value: Any, numbers: Sequence[float]) -> Any:
+    """The numbers in the form of a value; whole ones where it has whole ones."""
+    rest = iter(numbers)
+
+    def leaf(one: Any) -> Any:
+        if isinstance(one, torch.Tensor):
+            flat = torch.tensor([next(rest) for _ in range(one.numel())], dtype=torch.float64)
+            return flat.reshape(one.shape).to(one.device, one.dtype if one.is_floating_point() else None)
+        number = next(rest)
+        return int(number) if isinstance(one, int) and number.is_integer() else number
+
+    return mapped(plain(value), leaf)
 
 
 def _rows(drawn: Any, rows: slice) -> Any:

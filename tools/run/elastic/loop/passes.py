@@ -71,7 +71,7 @@ class Passes(ABC):
         epoch, trained, rank = counters.epoch, counters.epoch_samples, loop.context.rank
         micros = micro_batches(loop.dataset_size, trained, loop.split, rank, resumed=loop.resumed)
         for micro, given in self._with_turns(self.observed(self._given(micros)), division):
-            loop.begin(micro)
+            loop.begin(micro, given)
             yield given
             if not loop.goes_on(number, epoch, is_last=micro.last and not micro.steps_left):
                 return False
@@ -99,7 +99,6 @@ class ElasticLoader(Passes):
 
     def __init__(self, source: DataSource, loop: TrainingLoop, *, shuffle: bool = True) -> None:
         super().__init__(loop)
-        self._size = source.size
         self._source = source
         self._shuffle = shuffle
         self._generator = torch.Generator()
@@ -108,7 +107,11 @@ class ElasticLoader(Passes):
         self._batches = source.loader(_Indices(self._indices), self._generator)
 
     def __len__(self) -> int:
-        return self._loop.split.steps_per_epoch(self._size)
+        return self._loop.split.steps_per_epoch(self._source.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._loop.dataset_size = self._source.size  # it may be another one in each epoch
+        return super().__iter__()
 
     @property
     def dataset(self) -> Any:
@@ -117,7 +120,7 @@ class ElasticLoader(Passes):
     @property
     def sampler(self) -> SampleOrder:
         """What scripts ask a ``DistributedSampler``."""
-        return SampleOrder(self._size)
+        return SampleOrder(self._source.size)
 
     @property
     def steps_done(self) -> int:
@@ -134,11 +137,22 @@ class ElasticLoader(Passes):
         step = loop.training.counters.step
         self._generator.manual_seed(mixed_seed(loop.training.seed, step, loop.context.rank))
         ahead, self._read_ahead = tee(micros)
-        return zip(ahead, self._source.on_device(self._batches), strict=True)
+        return zip(ahead, self._read(), strict=True)
+
+    def _read(self) -> Iterator[Any]:
+        batches, draws = iter(self._source.on_device(self._batches)), self._loop.draws
+        while True:
+            with draws.reading():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def _indices(self) -> Iterator[list[int]]:
         counters, loop = self._loop.training.counters, self._loop
-        order = epoch_order(self._size, counters.epoch, loop.training.seed, shuffle=self._shuffle).numpy()
+        order = epoch_order(
+            loop.dataset_size, counters.epoch, loop.training.seed, shuffle=self._shuffle
+        ).numpy()
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
 

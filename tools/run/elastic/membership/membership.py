@@ -345,9 +345,9 @@ class Membership:
     def gather_loss(self) -> Continue | Regroup:
         return self._together(partial(self._training.gather_loss, self._context.world_size))
 
-    def agree(self, value: Any) -> Continue | Regroup:
-        """Let all workers know rank 0's value; others pass None."""
-        return self._together(partial(self._training.agree, value, self._context.world_size))
+    def agree(self, value: Any, *, adds: bool = False) -> Continue | Regroup:
+        """Let all workers know rank 0's value, for which others pass None, or the sums of their numbers."""
+        return self._together(partial(self._training.agree, value, self._context.world_size, adds=adds))
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
         self._step_since_s = None
