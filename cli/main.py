@@ -58,6 +58,7 @@ COMMANDS: Final = (
         START,
         "Copy the examples into DIR/examples: training scripts, jobs, clusters, and the demos.",
     ),
+    ("verify", START, "Check that a script trains alike on any number of workers, before it is submitted."),
     ("submit", LIVE, "Give jobs to a state directory, all of them or none, and print their ids."),
     ("cancel", LIVE, "End jobs, running or waiting: all that are named, or none if one is unknown."),
     (
@@ -110,7 +111,6 @@ COMMANDS: Final = (
         LIVE,
         "Say what would become of the jobs of a run if something were different. Nothing is changed.",
     ),
-    ("verify", START, "Check that a script trains alike on any number of workers, before it is submitted."),
     ("doctor", LIVE, "Check that everything is there that runs need, and say what to do where it is not."),
     ("init", FILES, "Look what there is, write the files to begin with, and say the next command."),
     (

@@ -69,6 +69,7 @@ def verify(
     """
     from pliant.schemas.file_io.files import check_output
     from pliant.schemas.io import read_jobs
+    from pliant.schemas.job import Batch
     from pliant.tools.run.verify.report import check_kept, page, text_of
     from pliant.tools.run.verify.verify import Part, verify_all
 
@@ -83,7 +84,7 @@ def verify(
         path = named_or_piped(jobs, "nothing to verify: name a script or a file")
         found = read_jobs(path, configuration().job)
     if batch is not None:
-        found = tuple(job.model_copy(update={"batch": type(job.batch)(size=batch)}) for job in found)
+        found = tuple(job.model_copy(update={"batch": Batch(size=batch)}) for job in found)
     results = verify_all(found, COMMAND_LINE, Part(samples, time_limit, slots), note)
     if form is Form.json:
         out_or_file(text_of(results), output)

@@ -1,4 +1,4 @@
-"""How long ``pliant verify`` takes for each of the scripts that the recipes end with, and whether they pass."""
+"""How long ``pliant verify`` takes for each script of the recipes, and whether all of them pass."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MethodType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -67,80 +67,71 @@ def init(
     batch = batch_size if order.batch is None else order.batch
     seed = seed if order.seed is None else order.seed
     job = started(RecordedJob, batch, seed, backend, micro_batch_size=micro_batch_size)
-    job.record(folder, order)
+    context, plan = job._context, job._context.plan
+    attempt = 0 if plan is None else plan.attempt
+    worker = context.worker if isinstance(context, WorkerContext) else context.rank
+    job.recorder = Recorder(folder, order, attempt, worker)
     return job
 
 
 class RecordedJob(ElasticJob):
     """One job whose script is verified."""
 
-    _recorder: Recorder
-
-    def record(self, folder: RunFolder, order: RecordingOrder) -> None:
-        context, planned = self._context, self._context.plan
-        attempt = 0 if planned is None else planned.attempt
-        worker = context.worker if isinstance(context, WorkerContext) else context.rank
-        self._recorder = Recorder(folder, order, attempt, worker)
+    recorder: Recorder
 
     def prepare(self, *objects: Any, **named: Any) -> tuple[Any, ...]:
-        recorder = self._recorder
-        models = [one for one in (*objects, *named.values()) if isinstance(one, nn.Module)]
-        left_out = [recorder.change(model) for model in models]
+        recorder = self.recorder
+        for one in (*objects, *named.values()):
+            if isinstance(one, nn.Module):
+                recorder.change(one)
         prepared = super().prepare(*objects, **named)
-        whole: int | None = None
         for one in prepared:
             if isinstance(one, ElasticLoader | ElasticStream):
                 one.observed = recorder.batches
-                whole = len(one.dataset) if isinstance(one, ElasticLoader) else None
-        loop = self._loop
-        if isinstance(loop, TrainingLoop):
-            dropouts, norms = (sum(counts) for counts in zip(*left_out, strict=True))
-            split = loop.split
-            recorder.describe(RecordedScript(split.global_batch, split.accum, whole, dropouts, norms))
+        if isinstance(self._loop, TrainingLoop):
+            split = self._loop.split
+            script = RecordedScript(split.global_batch, split.accum, recorder.dropouts, recorder.norms)
+            recorder.folder.script.write_text(json.dumps(asdict(script)))
         return prepared
 
     def register(self, *objects: Any, **named: Any) -> None:
-        if self._recorder.order.double:
-            for one in (*objects, *named.values()):
-                if isinstance(one, nn.Module):
-                    one.double()
+        for one in (*objects, *named.values()):
+            if isinstance(one, nn.Module) and self.recorder.order.double:
+                one.double()
         super().register(*objects, **named)
 
     def epochs(self, count: int) -> Iterator[int]:
-        return super().epochs(min(count, self._recorder.order.epochs))
+        return super().epochs(min(count, self.recorder.order.epochs))
 
     def steps(self, count: int) -> Iterator[int]:
-        order = self._recorder.order
+        order = self.recorder.order
         return super().steps(min(count, order.epochs * order.steps))
 
     def batch_indices(self, below: int | None = None) -> torch.Tensor:
-        numbers = super().batch_indices(below)
-        self._see(numbers)
-        return numbers
+        return cast("torch.Tensor", self._seen(super().batch_indices(below)))
 
     def draw(self, make: Callable[[int, torch.Generator], Any]) -> Any:
-        drawn = super().draw(make)
-        self._see(drawn)
-        return drawn
+        return self._seen(super().draw(make))
 
-    def _see(self, drawn: Any) -> None:
-        loop = self._trained()
-        if isinstance(loop, TrainingLoop):
-            self._recorder.see(loop.micro, drawn)
+    def _seen(self, drawn: Any) -> Any:
+        if isinstance(self._loop, TrainingLoop):
+            self.recorder.see(self._loop.micro, drawn)
+        return drawn
 
     def _source(self, dataset: Any, *others: Any, **named: Any) -> Any:
         if dataset is not None and not is_stream(dataset) and read_at_once(dataset) is None:
             dataset = SeededSamples(dataset)
         source = super()._source(dataset, *others, **named)
-        planned = self._context.plan
-        batch = self._batch_size if planned is None else planned.global_batch or self._batch_size
+        plan, order = self._context.plan, self.recorder.order
+        batch = self._batch_size if plan is None else plan.global_batch
         if source is None or batch is None:
             return source
-        return replace(source, most=self._recorder.most_samples(batch))
+        return replace(source, most=order.samples or order.steps * batch - batch // 2)
 
     def _training(self, *arguments: Any) -> Training:
         training = super()._training(*arguments)
-        self._recorder.watch(training)
+        training.observer = self.recorder
+        atexit.register(self.recorder.epoch_done, training)
         return training
 
 
@@ -148,38 +139,29 @@ class Recorder:
     """Writes what one worker does."""
 
     def __init__(self, folder: RunFolder, order: RecordingOrder, attempt: int, worker: int) -> None:
-        self.order = order
-        self._folder, self._attempt, self._worker = folder, attempt, worker
-        self._file = folder.steps(attempt, worker).open("a")
+        self.folder, self.order = folder, order
+        self._attempt, self._worker = attempt, worker
+        self.dropouts = self.norms = 0
+        """Layers that were switched off."""
         self._rows: dict[int, set[str]] = {}
         """By place in the order of the epoch, digests of what this worker got for that sample."""
         self._generator: torch.Tensor | None = None
         """As it was when the loop body got the batch."""
 
-    def most_samples(self, batch: int) -> int:
-        order = self.order
-        return order.samples or order.steps * batch - batch // 2
-
-    def describe(self, script: RecordedScript) -> None:
-        if not self._folder.script.exists():
-            self._folder.script.write_text(json.dumps(asdict(script)))
-
-    def change(self, model: nn.Module) -> tuple[int, int]:
-        """Take out what differs by design; returns the layers of dropout and of batch normalization."""
-        dropouts = norms = 0
+    def change(self, model: nn.Module) -> None:
+        """Take out of a model what differs by design, and set its precision."""
         for module in model.modules():
             if isinstance(module, _DropoutNd):
-                dropouts, module.p = dropouts + (module.p > 0), 0.0
+                self.dropouts, module.p = self.dropouts + (module.p > 0), 0.0
             elif isinstance(module, nn.RNNBase | nn.MultiheadAttention):
-                dropouts, module.dropout = dropouts + (module.dropout > 0), 0.0
+                self.dropouts, module.dropout = self.dropouts + (module.dropout > 0), 0.0
             elif isinstance(module, _BatchNorm) and module.running_mean is not None:
-                norms += 1
+                self.norms += 1
                 module.forward = MethodType(_normalized_as_in_evaluation, module)  # type: ignore[method-assign]
         if self.order.double:
             model.double()
         if self.order.moved:
             _move(model)
-        return dropouts, norms
 
     def batches(self, passes: Iterator[tuple[MicroBatch, Any]]) -> Iterator[tuple[MicroBatch, Any]]:
         """The same, in the precision of the run."""
@@ -198,46 +180,27 @@ class Recorder:
             digest = hashlib.blake2b(values, digest_size=8).hexdigest() if rows else ""
             self._rows.setdefault(micro.start + row, set()).add(digest)
 
-    def watch(self, training: Training) -> None:
-        """Record each step and each epoch of a training, and its weights when the script ends."""
-        training.observer = self
-        atexit.register(self.mark, training)
-
     def step_done(self, training: Training, epoch: int, first: int, samples: int, losses: Mean) -> None:
         """Write the step, and wait if the run has an appointment here."""
-        rows = {
-            place: "".join(sorted(digests))
-            for place, digests in sorted(self._rows.items())
-            if first <= place < first + samples
-        }
-        self._rows.clear()
-        before, self._generator = self._generator, None
-        number = training.counters.step
-        done = RecordedStep(
-            number,
-            epoch,
-            first,
-            samples,
-            float(losses.total),
-            losses.samples,
-            [float(group["lr"]) for one in training.optimizers.values() for group in one.param_groups],
-            rows,
-            before is not None and not torch.equal(before, torch.get_rng_state()),
-        )
-        self._file.write(done.line())
-        self._file.flush()
+        number, before = training.counters.step, self._generator
+        whole = range(first, first + samples)
+        rows = {place: "".join(sorted(seen)) for place, seen in self._rows.items() if place in whole}
+        rates = [float(group["lr"]) for one in training.optimizers.values() for group in one.param_groups]
+        draws = before is not None and not torch.equal(before, torch.get_rng_state())
+        loss, counted = float(losses.total), losses.samples
+        self._rows, self._generator = {}, None
+        done = RecordedStep(number, epoch, first, samples, loss, counted, rates, rows, draws)
+        with self.folder.steps(self._attempt, self._worker).open("a") as file:
+            file.write(done.line())
         time.sleep(self.order.pause_s)
         if number in self.order.holds:
-            self._folder.held(number, self._worker).touch()
-            while not self._folder.go(number).exists():
+            self.folder.held(number, self._worker).touch()
+            while not self.folder.go(number).exists():
                 time.sleep(_LOOK_S)
 
     def epoch_done(self, training: Training) -> None:
-        self.mark(training)
-
-    def mark(self, training: Training) -> None:
-        """Write the weights, once for each step: parameters, buffers and those of registered objects."""
-        path = self._folder.weights(self._attempt, self._worker, training.counters.step)
+        """Write the weights, once for each step: parameters, buffers and those of registered models."""
+        path = self.folder.weights(self._attempt, self._worker, training.counters.step)
         if path.exists():
             return
         models = {name: one for name, one in training.helpers.items() if isinstance(one, nn.Module)}

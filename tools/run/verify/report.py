@@ -111,26 +111,26 @@ def head(found: Verified) -> str:
 
 def left_out(found: Verified) -> str:
     """What differs by design, and was switched off; empty if nothing was."""
-    counts = (("layer of dropout", "layers of dropout", found.script.dropouts),)
-    counts += (("layer of batch normalization", "layers of batch normalization", found.script.norms),)
-    parts = [f"{count} {one if count == 1 else many}" for one, many, count in counts if count]
-    return f"switched off, as they differ by design: {' and '.join(parts)} ({_BY_DESIGN})" if parts else ""
+    counts = (("dropout", found.script.dropouts), ("batch normalization", found.script.norms))
+    parts = [f"{what} ({counted(count, 'layer')})" for what, count in counts if count]
+    return f"Switched off, as they differ by design: {' and '.join(parts)}; see {_BY_DESIGN}" if parts else ""
 
 
 def page(found: Verified, width: int | None) -> str:
     """The table, and what it comes from."""
     columns = [Column("run", least=12), *(Column(name) for name in ASPECTS)]
+    failed = ["failed", *["-"] * (len(ASPECTS) - 1)]
     rows = [
-        [run.name, *(run.aspects[name].text if run.aspects else "-" for name in ASPECTS)]
+        [run.name, *([run.aspects[name].text for name in ASPECTS] if run.aspects else failed)]
         for run in found.runs
     ]
     lines = [head(found), "", *text_table(columns, rows, width).splitlines()]
     if text := left_out(found):
         lines += ["", *wrapped(text, width or 100)]
     if likely := causes(found):
-        lines += ["", "likely causes:"]
-        for cause in likely:
-            lines += wrapped(f"- {cause.text}: {cause.link}", width or 100, indent="  ")
+        lines += ["", "Likely causes:"]
+    for cause in likely:
+        lines += wrapped(f"- {cause.text} ({cause.link})", width or 100, indent="  ")
     return "\n".join(lines) + "\n"
 
 

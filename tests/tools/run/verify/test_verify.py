@@ -83,7 +83,7 @@ def test_a_script_that_forgets_its_scheduler_is_not_submitted(here: Path) -> Non
     done = call("submit", "train.py", "--gpus", "1-2", "--state", "live", "--verify", columns=200)
     assert (done.exit_code, done.stdout, Path("live").exists()) == (5, "", False)
     rows = {line.split("  ")[0]: line for line in done.stderr.splitlines()}
-    assert "learning" not in rows[SCENARIOS[0].name] and "differ" not in rows[SCENARIOS[0].name]
+    assert "differ" not in rows["two workers"]
     assert "differ from step" in rows["a stop and a new start"]
     assert "docs/elastic-library.md#what-must-be-registered" in done.stderr
 
@@ -135,15 +135,16 @@ class Drawn(Dataset[torch.Tensor]):
         return index + torch.rand(4)
 
 
-@pytest.mark.parametrize(
-    "data", [TensorDataset(torch.rand(100, 4)), Drawn(), Stream()], ids=lambda one: type(one).__name__
-)
+DATA = {"tensors": TensorDataset(torch.rand(100, 4)), "drawn": Drawn(), "stream": Stream()}
+
+
+@pytest.mark.parametrize("kind", DATA)
 def test_a_part_of_the_data_is_trained_and_recorded(
-    data: Dataset[torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: None
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: None
 ) -> None:
     recordings = []
-    for name, moved in (("one", False), ("two", False), ("moved", True)):
-        order = RecordingOrder(batch=8, steps=4, double=not moved, moved=moved)
+    for name, double in (("one", True), ("two", True), ("single", False), ("moved", False)):
+        order = RecordingOrder(batch=8, steps=4, double=double, moved=name == "moved")
         files = prepared(tmp_path / name, order)
         monkeypatch.setenv(ENV_RECORDING, str(files.path))
         torch.set_default_dtype(torch.float32)
@@ -151,7 +152,7 @@ def test_a_part_of_the_data_is_trained_and_recorded(
         job = recording.init(batch_size=50, seed=1)
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-        model, optimizer, loader = job.prepare(model, optimizer, data)
+        model, optimizer, loader = job.prepare(model, optimizer, DATA[kind])
         for _ in job.epochs(50):
             for batch in loader:
                 optimizer.zero_grad()
@@ -160,12 +161,12 @@ def test_a_part_of_the_data_is_trained_and_recorded(
                 optimizer.step()
                 job.log(loss=loss)
         recordings.append(Recording.read(files))
-    one, two, moved = recordings
+    one, two, single, moved = recordings
     steps = [parts[0][1] for parts in one.by_step.values()]
     assert [(step.epoch, step.first, step.samples) for step in steps] == [
         (epoch, 8 * number, min(8, 28 - 8 * number)) for epoch in range(2) for number in range(4)
     ]
     assert (len(one.samples), len({digest for *_, digest in one.samples})) == (56, 28)
     assert compare("", one, two, 0.0).kept
-    rounding = compare("", one, moved, 1e-5)
-    assert (rounding.aspects["loss"].kept, 0.0 < rounding.noise < 1e-5) == (True, True)
+    rounding = compare("", single, moved, 1e-4)
+    assert (rounding.aspects["loss"].kept, 0.0 < rounding.noise < 1e-4) == (True, True)

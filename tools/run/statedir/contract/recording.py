@@ -78,8 +78,6 @@ class RecordedScript:
     batch: int
     accum: int
     """Micro-steps of an optimizer step."""
-    samples: int | None
-    """Of the whole data set; None if it has no length."""
     dropouts: int
     """Layers that were switched off."""
     norms: int
