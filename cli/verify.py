@@ -34,7 +34,7 @@ def verify(
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option("--samples", min=8, help="Samples of an epoch.", show_default="7.5 batches"),
+        typer.Option("--samples", min=8, help="Samples of an epoch.", show_default="5.5 batches"),
     ] = None,
     slots: Annotated[
         Literal["cpu", "gpu"], typer.Option("--slots", help="Two CPU slots, or two GPUs of this machine.")
@@ -54,7 +54,7 @@ def verify(
 ) -> None:
     """Check that a script trains alike on any number of workers, before it is submitted.
 
-    Two epochs of a few batches run as one plain process, on two workers, in
+    Three epochs of a few batches run as one plain process, on two workers, in
     micro-steps, through 1 → 2 → 1 workers, a worker that joins, a stop, and a
     worker that is killed. The table says whether samples, their order, weights,
     learning rates and losses stay those of the plain process; if not, the exit

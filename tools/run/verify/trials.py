@@ -46,9 +46,9 @@ PAUSE_S: Final = 0.12
 def places_of(steps: int) -> Places:
     """Steps after which something happens: in the first epoch, and in the second one.
 
-    :param steps: of the whole training, which has two epochs, or none.
+    :param steps: of the whole training, which has three epochs, or none.
     """
-    return max(1, steps // 4), max(2, steps - max(2, steps // 3))
+    return max(1, steps // 6), max(2, steps // 2)
 
 
 class TrialError(Exception):

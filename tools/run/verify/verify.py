@@ -87,7 +87,7 @@ class Part:
     """How much of a training is run, and where."""
 
     samples: int | None = None
-    """Of an epoch; None: eight steps."""
+    """Of an epoch; None: those of six steps."""
     limit_s: float | None = None
     """Longest time of a run. Default: by that of the plain process."""
     slots: Slots = "cpu"

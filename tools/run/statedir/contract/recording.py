@@ -28,9 +28,10 @@ class RecordingOrder(Record):
     """Of the job; None if the script says."""
     samples: PositiveInt | None = None
     """Most samples of an epoch; None: those of :attr:`steps`, the last of which has half a batch."""
-    steps: PositiveInt = 8
-    """Of an epoch, and half of those of a training without epochs."""
-    epochs: PositiveInt = 2
+    steps: PositiveInt = 6
+    """Of an epoch; a training without epochs has as many as all epochs."""
+    epochs: PositiveInt = 3
+    """What was not kept through a change in the second one may show in the third one only."""
     double: bool = True
     """Weights and samples are turned into float64, in which rounding does not hide what is wrong."""
     moved: bool = False
