@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -15,7 +14,13 @@ import numpy as np
 from pliant.tools.run.statedir.contract.recording import RecordedStep, RunFolder
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
-RATES: Final = 1e-9
+SAMPLES: Final = "samples"
+ORDER: Final = "order"
+WEIGHTS: Final = "weights"
+RATES: Final = "learning rates"
+LOSS: Final = "loss"
+ASPECTS: Final = (SAMPLES, ORDER, WEIGHTS, RATES, LOSS)
+_RATE: Final = 1e-9
 """Relative difference of learning rates that is rounding."""
 _SMALL: Final = 1e-3
 """A tensor is measured by its own largest value, or by this part of the largest of all."""
@@ -41,46 +46,44 @@ class Recording:
                     found.setdefault(step.step, {}).setdefault(attempt, []).append((worker, step))
         weights: dict[int, dict[int, Path]] = {}
         for path in sorted(folder.path.glob("weights-*.npz")):
-            _, worker, step_number = map(int, path.stem.split("-")[1:])
-            weights.setdefault(step_number, {})[worker] = path
-        by_step = {number: sorted(attempts[max(attempts)]) for number, attempts in sorted(found.items())}
-        return cls({n: sorted(parts, key=lambda part: part[0]) for n, parts in by_step.items()}, weights)
+            _, worker, number = map(int, path.stem.split("-")[1:])
+            weights.setdefault(number, {})[worker] = path
+        return cls({number: attempts[max(attempts)] for number, attempts in sorted(found.items())}, weights)
 
-    @cached_property
+    @property
     def workers(self) -> set[int]:
         return {worker for parts in self.by_step.values() for worker, _ in parts}
 
-    @cached_property
+    @property
     def draws(self) -> bool:
         """Whether a step has moved PyTorch's generator."""
         return any(part.draws for parts in self.by_step.values() for _, part in parts)
 
-    @cached_property
+    @property
     def samples(self) -> list[tuple[int, int, str]]:
-        """Epoch, place in its order and digest of all samples, as they were trained."""
-        return [
-            (part.epoch, place, digest)
-            for parts in self.by_step.values()
-            for _, part in parts
-            for place, digest in (part.rows or _unseen(part, parts)).items()
-        ]
+        """Epoch, place in its order and digest of all samples, as they were trained.
+
+        Where no worker sees the samples of a step, as the script reads them by itself, digests are empty.
+        """
+        found = []
+        for parts in self.by_step.values():
+            rows = [(part.epoch, *row) for _, part in parts for row in part.rows.items()]
+            one = parts[0][1]
+            unseen = ((one.epoch, place, "") for place in range(one.first, one.first + one.samples))
+            found += rows or unseen
+        return found
 
     def loss(self, step: int) -> float | None:
         """The mean over the samples of a step. Returns None if none was logged."""
-        parts = [part for _, part in self.by_step[step]]
+        parts = [part for _, part in self.by_step.get(step, ())]
         counted = sum(part.counted for part in parts)
         return sum(part.loss for part in parts) / counted if counted else None
 
-    def arrays(self, step: int) -> Iterator[tuple[int, Arrays]]:
-        for worker, path in self.weights[step].items():
+    def arrays(self, step: int) -> Iterator[Arrays]:
+        """The weights of each worker."""
+        for path in self.weights[step].values():
             with np.load(path) as file:
-                yield worker, dict(file)
-
-
-def _unseen(part: RecordedStep, parts: Sequence[tuple[int, RecordedStep]]) -> dict[int, str]:
-    """The samples of a step that no worker has seen as rows: the script reads them by itself."""
-    is_first = part is parts[0][1] and not any(other.rows for _, other in parts)
-    return dict.fromkeys(range(part.first, part.first + part.samples), "") if is_first else {}
+                yield dict(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,9 @@ class Aspect:
     """Whether one thing is as in the plain process."""
 
     kept: bool
-    text: str
+    text: str = "same"
     difference: float | None = None
-    """The largest one, relative; None if it is not a number."""
+    """The largest one, relative; None if it is no finite number."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Comparison:
     error: str = ""
     """Why there is nothing to compare."""
     aspects: Mapping[str, Aspect] = field(default_factory=dict)
-    """By name: samples, order, weights, learning rates, loss."""
+    """Those of :data:`ASPECTS`."""
     first_loss: bool = True
     """The loss of the first step, before which weights cannot differ, is kept."""
     alike: bool = True
@@ -109,16 +112,22 @@ class Comparison:
     tensor: str = ""
     """The one whose weights differ most."""
     draws: bool = False
+    """The loop body draws random numbers."""
     warnings: tuple[str, ...] = ()
+    """Of the library."""
+
+    @property
+    def kept(self) -> bool:
+        return not self.error and not any(map(self.lost, self.aspects))
 
     @property
     def noise(self) -> float:
         """The largest relative difference of weights and losses."""
-        return max(self.aspects[name].difference or 0.0 for name in ("weights", "loss"))
+        numbers = (self.aspects[name] for name in (WEIGHTS, LOSS))
+        return max(math.inf if one.difference is None else one.difference for one in numbers)
 
-    @property
-    def kept(self) -> bool:
-        return not self.error and all(aspect.kept for aspect in self.aspects.values())
+    def lost(self, aspect: str) -> bool:
+        return not self.aspects[aspect].kept
 
 
 def compare(
@@ -128,22 +137,17 @@ def compare(
     weights, tensor, apart = _weights(plain, other)
     logged = {step: value for step in plain.by_step if (value := plain.loss(step)) is not None}
     least = _SMALL * max((abs(value) for value in logged.values() if math.isfinite(value)), default=0.0)
-    losses = {
-        step: _relative(value, other.loss(step) if step in other.by_step else None, least)
-        for step, value in logged.items()
-    }
-    aspects = {
-        "samples": _samples(plain, other),
-        "order": _order(plain, other),
-        "weights": _number(weights, tolerance),
-        "learning rates": _rates(plain, other),
-        "loss": _number(max(losses.values()), tolerance) if logged else Aspect(True, "not logged"),
-    }
-    first = losses.get(min(plain.by_step, default=0), 0.0)
+    losses = {step: _relative(value, other.loss(step), least) for step, value in logged.items()}
     return Comparison(
         name,
-        aspects=aspects,
-        first_loss=first <= tolerance,
+        aspects={
+            SAMPLES: _samples(plain, other),
+            ORDER: _order(plain, other),
+            WEIGHTS: _number(weights, tolerance),
+            RATES: _rates(plain, other),
+            LOSS: _number(max(losses.values()), tolerance) if losses else Aspect(True, "not logged", 0.0),
+        },
+        first_loss=losses.get(1, 0.0) <= tolerance,
         alike=apart <= tolerance,
         tensor=tensor,
         draws=plain.draws or other.draws,
@@ -151,10 +155,9 @@ def compare(
     )
 
 
-def _number(difference: float, tolerance: float) -> Aspect:
-    kept = difference <= tolerance
-    text = f"{difference:.0e}" if difference else "same"
-    return Aspect(kept, text if kept else f"differ {text}", difference)
+def _number(apart: float, tolerance: float) -> Aspect:
+    kept, text = apart <= tolerance, f"{apart:.0e}" if apart else "same"
+    return Aspect(kept, text if kept else f"differ {text}", apart if math.isfinite(apart) else None)
 
 
 def _samples(plain: Recording, other: Recording) -> Aspect:
@@ -163,7 +166,7 @@ def _samples(plain: Recording, other: Recording) -> Aspect:
     found = Counter((epoch, digest or place) for epoch, place, digest in other.samples)
     missing, more = (wanted - found).total(), (found - wanted).total()
     if not missing and not more:
-        return Aspect(True, "same")
+        return Aspect(True)
     return Aspect(False, f"{missing} of {wanted.total()} missing, {more} others")
 
 
@@ -171,45 +174,41 @@ def _order(plain: Recording, other: Recording) -> Aspect:
     for step, parts in plain.by_step.items():
         if step not in other.by_step:
             return Aspect(False, f"no step {step}")
-        own, theirs = parts[0][1], other.by_step[step][0][1]
-        if (own.epoch, own.first, own.samples) != (theirs.epoch, theirs.first, theirs.samples):
+        one, two = parts[0][1], other.by_step[step][0][1]
+        if (one.epoch, one.first, one.samples) != (two.epoch, two.first, two.samples):
             return Aspect(False, f"differs in step {step}")
     places = {(epoch, place): digest for epoch, place, digest in plain.samples}
-    for epoch, place, digest in other.samples:
-        if places.get((epoch, place), digest) != digest:
-            return Aspect(False, f"differs in epoch {epoch}")
-    return Aspect(True, "same")
+    moved = [epoch for epoch, at, digest in other.samples if places.get((epoch, at), digest) != digest]
+    return Aspect(False, f"differs in epoch {moved[0]}") if moved else Aspect(True)
 
 
 def _rates(plain: Recording, other: Recording) -> Aspect:
     for step, parts in plain.by_step.items():
+        wanted = parts[0][1].rates
         for _, part in other.by_step.get(step, ()):
-            pairs = zip(parts[0][1].rates, part.rates, strict=False)
-            difference = max((_relative(one, two) for one, two in pairs), default=0.0)
-            if difference > RATES or len(part.rates) != len(parts[0][1].rates):
-                return Aspect(False, f"differ from step {step} on", difference)
-    return Aspect(True, "same", 0.0)
+            apart = max((_relative(*pair) for pair in zip(wanted, part.rates, strict=False)), default=0.0)
+            if apart > _RATE or len(part.rates) != len(wanted):
+                return Aspect(False, f"differ from step {step} on")
+    return Aspect(True)
 
 
 def _weights(plain: Recording, other: Recording) -> tuple[float, str, float]:
     """The largest difference from the plain process, in which tensor, and that between workers."""
-    largest, tensor, apart = 0.0, "", 0.0
+    largest, apart = (0.0, ""), 0.0
     for step in plain.weights.keys() & other.weights.keys():
-        (_, wanted), *_ = plain.arrays(step)
+        [wanted] = plain.arrays(step)
         before: Arrays | None = None
-        for _, found in other.arrays(step):
-            largest, tensor = max((largest, tensor), difference(wanted, found))
+        for found in other.arrays(step):
+            largest = max(largest, difference(wanted, found))
             apart = max(apart, 0.0 if before is None else difference(before, found)[0])
             before = found
     is_whole = not plain.weights or max(plain.weights) in other.weights
-    return (largest if is_whole else math.inf), tensor, apart
+    return largest[0] if is_whole else math.inf, largest[1], apart
 
 
 def difference(wanted: Arrays, found: Arrays) -> tuple[float, str]:
     """The largest relative difference, and the tensor that has it."""
-    sizes = {
-        name: float(np.abs(values[np.isfinite(values)]).max(initial=0)) for name, values in wanted.items()
-    }
+    sizes = {name: float(np.abs(one[np.isfinite(one)]).max(initial=0)) for name, one in wanted.items()}
     least = _SMALL * max(sizes.values(), default=0.0)
     differences = [
         (_apart(values, found.get(name)) / (max(sizes[name], least) or 1.0), name)

@@ -72,10 +72,10 @@ def test_a_script_that_keeps_all_passes(here: Path) -> None:
     done = call("verify", "train.py", "--samples", "45", "-f", "json")
     assert done.exit_code == 0, done.output
     [found] = json.loads(done.stdout)["jobs"]
-    assert (found["steps"], found["batch"], found["precision"]) == (18, 8, "float64")
-    assert found["switched_off"] == {"dropout": 1, "batch_normalization": 1}
+    assert (found["steps"], found["precision"]) == (18, "float64")
+    assert found["script"] == {"batch": 8, "accum": 1, "dropouts": 1, "norms": 1}
     assert [run["name"] for run in found["runs"][1:]] == [scenario.name for scenario in SCENARIOS]
-    assert all(run["weights"]["difference"] < 1e-12 for run in found["runs"])
+    assert all(run["aspects"]["weights"]["difference"] < 1e-12 for run in found["runs"])
 
 
 def test_a_script_that_forgets_its_scheduler_is_not_submitted(here: Path) -> None:
