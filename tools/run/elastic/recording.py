@@ -97,7 +97,7 @@ class RecordedJob(ElasticJob):
     def register(self, *objects: Any, **named: Any) -> None:
         for one in (*objects, *named.values()):
             if isinstance(one, nn.Module) and self.recorder.order.double:
-                one.double()
+                _double(one)
         super().register(*objects, **named)
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -159,7 +159,7 @@ class Recorder:
                 self.norms += 1
                 module.forward = MethodType(_normalized_as_in_evaluation, module)  # type: ignore[method-assign]
         if self.order.double:
-            model.double()
+            _double(model)
         if self.order.moved:
             _move(model)
 
@@ -264,6 +264,14 @@ def _move(model: nn.Module) -> None:
     for parameter in model.parameters():
         signs = torch.randint(2, parameter.shape, generator=generator).mul_(2).sub_(1).to(parameter.device)
         parameter.mul_(1 + _LAST_DIGIT * signs)
+
+
+def _double(model: nn.Module) -> None:
+    """Turn a model into float64; it takes float32, too, as an evaluation may give it."""
+    model.double()
+    model.register_forward_pre_hook(
+        lambda _, given, named: (mapped(given, _doubled), mapped(named, _doubled)), with_kwargs=True
+    )
 
 
 def _doubled(value: Any) -> Any:

@@ -14,6 +14,7 @@ from pliant.tools.run.verify.verify import SCENARIOS, Verified
 
 SCHEMA: Final = "pliant.verify/1"
 _LIBRARY: Final = "docs/elastic-library.md#"
+_DIFFER: Final = "when-workers-differ"
 _BY_DESIGN: Final = "docs/elastic-training.md#check-your-script"
 _STEADY: Final = frozenset(scenario.name for scenario in SCENARIOS if not scenario.at)
 """Runs whose workers do not change."""
@@ -33,10 +34,11 @@ def causes(found: Verified) -> list[Cause]:
         text = "seed what is random before data and model are made: elastic.init(seed=0), at the top"
         return [Cause(f"two plain processes differ: {text}", f"{_LIBRARY}what-the-lines-do")]
     broken = [run for run in found.runs if not run.kept]
-    said = {warning: "common-mistakes" for run in broken for warning in run.warnings}
-    said |= {f"{run.name}: {run.error}": "common-mistakes" for run in broken if run.error}
-    said |= dict(_guesses([run for run in broken if not run.error]))
-    return [Cause(text, f"{_LIBRARY}{anchor}") for text, anchor in said.items()]
+    said = [warning for run in broken for warning in run.warnings]
+    said += [f"{run.name}: {run.error}" for run in broken if run.error]
+    likely = {text: _DIFFER if "When workers differ" in text else "common-mistakes" for text in said}
+    likely |= dict(_guesses([run for run in broken if not run.error]))
+    return [Cause(text, f"{_LIBRARY}{anchor}") for text, anchor in likely.items()]
 
 
 def _guesses(runs: Sequence[Comparison]) -> list[tuple[str, str]]:

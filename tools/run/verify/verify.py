@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pliant.schemas.errors import JobsFailedError, UsageError, require
+from pliant.schemas.errors import JobsFailedError, ServiceMissingError, UsageError, require
 from pliant.schemas.job import Batch, Job
+from pliant.tools.run.backends.machine import visible_gpus
 from pliant.tools.run.service.launching import at_home
 from pliant.tools.run.service.submit import check_runnable
 from pliant.tools.run.statedir.contract.recording import RecordedScript, RecordingOrder, RunFolder
@@ -116,12 +118,15 @@ def verify_all(jobs: Sequence[Job], source: str, part: Part, say: Callable[[str]
     :param source: what messages call the jobs.
     :raises UsageError: no job is left.
     :raises JobsFailedError: a script fails as one plain process.
+    :raises ServiceMissingError: there is no PyTorch, or there are no two GPUs.
     """
     require("torch", "pliant verify trains")
     others = [job.id for job in jobs if not job.changes_in_place]
     elastic = [at_home(job, Path.cwd()) for job in jobs if job.changes_in_place]
     scripts = {(job.command, job.workdir): job for job in reversed(elastic)}
     check_runnable(scripts.values(), source)
+    if part.slots == "gpu" and (count := len(visible_gpus(os.environ))) < 2:
+        raise ServiceMissingError(f"two GPUs are needed, and {count} can be seen: verify on CPU slots")
     if others:
         say(f"not verified, as the library does not resize them: {', '.join(others)}")
     if not scripts:

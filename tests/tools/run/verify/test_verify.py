@@ -47,7 +47,7 @@ LOOP = """
     for epoch in job.epochs(50):
         for x, y in loader:
             optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
+            loss = nn.functional.mse_loss(model(x.float()), y)
             loss.backward()
             optimizer.step()
             job.log(loss=loss)
