@@ -207,7 +207,8 @@ class _Verification:
 
     def _single_tolerance(self, plain: Recording) -> float:
         moved = self._alone("moved", self.order.model_copy(update={"moved": True}))
-        return max(SINGLE, _ROUNDING * compare("", plain, Recording.read(moved), SINGLE).noise)
+        noise = compare("", plain, Recording.read(moved), SINGLE).noise
+        return max(SINGLE, _ROUNDING * min(_UNLIKE, noise))
 
     def _alone(self, name: str, order: RecordingOrder) -> RunFolder:
         """:raises TrialError: the plain process fails."""
