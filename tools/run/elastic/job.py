@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Any, Final, Literal, TypeVar, cast, overload
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -17,7 +17,7 @@ from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, Carried, DataSource
 from pliant.tools.run.elastic.loop.exchange import Averaging
-from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.gradients import Gradients, NoSync
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.loop.passes import (
     ElasticLoader,
@@ -35,11 +35,11 @@ from pliant.tools.run.elastic.loop.prepared import (
     inner_optimizers,
     refuse_others,
 )
-from pliant.tools.run.elastic.measured import Measurement
+from pliant.tools.run.elastic.measured import Measured, Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
 from pliant.tools.run.elastic.stacks import StackWatch
-from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything
+from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything, seed_scripts
 from pliant.tools.run.statedir.contract.plan import Plan
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
@@ -56,6 +56,7 @@ def init(
     backend: str | None = None,
     *,
     micro_batch_size: int | None = None,
+    if_workers_differ: Literal["end", "warn"] = "end",
 ) -> ElasticJob:
     """Find out how this process was started.
 
@@ -63,11 +64,19 @@ def init(
     the sample order and, if given here or by the job, of all random generators; the job's replaces it.
     ``backend``: of the process group; by default gloo on CPUs, gloo and NCCL on GPUs. ``micro_batch_size``:
     the most samples that a worker trains at once; a larger share of the batch is cut into micro-steps.
+    ``if_workers_differ``: in weights, settings of an optimizer or data; they are compared now and then.
 
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
     """
-    return started(ElasticJob, batch_size, seed, backend, micro_batch_size=micro_batch_size)
+    return started(
+        ElasticJob,
+        batch_size,
+        seed,
+        backend,
+        micro_batch_size=micro_batch_size,
+        if_workers_differ=if_workers_differ,
+    )
 
 
 def started(
@@ -77,6 +86,7 @@ def started(
     backend: str | None,
     *,
     micro_batch_size: int | None,
+    if_workers_differ: Literal["end", "warn"],
 ) -> J:
     """As :func:`init`, for a kind of job."""
     if micro_batch_size is not None and micro_batch_size < 1:
@@ -100,7 +110,17 @@ def started(
         join_plainly(context, backend)
     if seed is not None:
         seed_everything(seed)
-    return kind(context, membership, batch_size, seed, backend, micro_batch_size=micro_batch_size)
+    elif isinstance(context, WorkerContext):
+        seed_scripts(zlib.crc32(context.plan.job.encode()))
+    return kind(
+        context,
+        membership,
+        batch_size,
+        seed,
+        backend,
+        micro_batch_size=micro_batch_size,
+        ends_on_difference=if_workers_differ == "end",
+    )
 
 
 class ElasticJob:
@@ -115,8 +135,9 @@ class ElasticJob:
         backend: str | None = None,
         *,
         micro_batch_size: int | None = None,
+        ends_on_difference: bool = True,
     ) -> None:
-        self._context = context
+        self._context, self._ends_on_difference = context, ends_on_difference
         self._membership = membership
         self._batch_size, self._micro_batch_size, self._backend = batch_size, micro_batch_size, backend
         self._seed = seed
@@ -155,7 +176,7 @@ class ElasticJob:
         if self._loop is None:
             return True
         if isinstance(self._loop, TrainingLoop):
-            self._loop.consulted = True
+            self._loop.passes.consulted = True
         return not self._loop.quiet()
 
     @property
@@ -218,8 +239,8 @@ class ElasticJob:
 
         Names are those in checkpoints and messages. Optimizers are the same objects; make schedulers after
         this call. ``num_workers`` are loading processes per worker. ``drop_last`` leaves out the samples that
-        do not fill the last global batch of an epoch. ``find_unused_parameters``: as in
-        DistributedDataParallel.
+        do not fill the last global batch of an epoch. ``find_unused_parameters`` has no effect: parameters
+        that a backward pass does not reach are found anyway.
 
         :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
             dataset has no length.
@@ -230,22 +251,20 @@ class ElasticJob:
         source = self._source(given.dataset, num_workers, collate_fn)
         self._has_loader = source is not None and source.size > 0
         loader: ElasticLoader | ElasticStream | Measurement | None = None
+        del find_unused_parameters
+        averaging = Averaging()
+        gradients = Gradients(given.models.values() if self._has_hooks else (), averaging)
+        if self._membership is None and self.world_size > 1:
+            averaging.begin_plainly(given.models.values())
         if (request := request_from_env()) is not None:
-            models = {
-                name: self._measured(one, find_unused_parameters=find_unused_parameters)
-                for name, one in given.models.items()
-            }
+            models = Measured(given.models, gradients)
             training = Training(given.together, given.optimizers, self._helpers)
             batch = self._batch_size
             split = None if batch is None else BatchSplit(batch, drop_last=drop_last)
             loader = self._loop = Measurement(request, models, source, training, self._backend, split=split)
             for optimizer in given.optimizers.values():
                 guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
-            return given.in_order(models, loader)
-        averaging = Averaging()
-        gradients = Gradients(given.models.values() if self._has_hooks else (), averaging)
-        if self._membership is None and self.world_size > 1:
-            averaging.begin_plainly(given.models.values())
+            return given.in_order(given.models, loader)
         loop = TrainingLoop(
             self._context,
             self._training(given.together, given.optimizers),
@@ -256,7 +275,10 @@ class ElasticJob:
             drop_last=drop_last,
             membership=self._membership,
             dataset_size=0 if source is None else source.size,
+            ends_on_difference=self._ends_on_difference,
         )
+        if isinstance(source, DataSource) and not num_workers:
+            loop.guard.dataset = source.dataset
         for optimizer in inner_optimizers(given.optimizers.values()):
             guard_optimizer(
                 optimizer,
@@ -275,6 +297,8 @@ class ElasticJob:
             loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
         if self._has_hooks:
+            for model in given.models.values():
+                model.no_sync = NoSync(gradients)  # type: ignore[assignment]
             refuse_others(given.optimizers.values(), given.models.values())
         loop.training.gradients = gradients
         return given.in_order(given.models, loader)
@@ -417,9 +441,9 @@ class ElasticJob:
             if job.mean(loss) < 2.0:
                 optimizer.step()
 
-        Numbers or tensors, also in dictionaries, lists and tuples. In a micro-step that does not end its step it is
-        the mean so far. All workers call it at the same places; outside of the loop over batches it is the
-        mean over the workers.
+        Numbers or tensors, also in dictionaries, lists and tuples. In a micro-step that does not end its step
+        it is the mean so far. All workers call it at the same places; outside of the loop over batches it is
+        the mean over the workers.
 
         :raises UsageError: it is called outside of the loop over ``epochs`` or ``steps``.
         """
@@ -500,12 +524,6 @@ class ElasticJob:
     def _has_hooks(self) -> bool:
         """Whether gradients may ever be weighed, collected or averaged."""
         return self._membership is not None or self.world_size > 1 or self._micro_batch_size is not None
-
-    def _measured(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
-        if self.world_size == 1 or not any(one.requires_grad for one in model.parameters()):
-            return model
-        devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
 
     def _quiet(self) -> bool:
         return self._loop is not None and self._loop.quiet()

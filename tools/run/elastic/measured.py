@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,9 @@ from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, Rows, to_device
 from pliant.tools.run.elastic.loop.exchange import Averaging
-from pliant.tools.run.elastic.loop.loop import numbers_of
+from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.passes import ANY_SIZE, SampleOrder, StreamSource
+from pliant.tools.run.elastic.loop.tally import numbers_of
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
@@ -40,7 +41,7 @@ class Measurement:
     def __init__(
         self,
         request: MeasurementRequest,
-        models: dict[str, nn.Module],
+        models: Measured,
         source: DataSource | StreamSource | None,
         training: Training,
         backend: str | None,
@@ -55,7 +56,7 @@ class Measurement:
         self._looks = 0
         changes = Changes(self._checkpoint, self._rescale)
         size = ANY_SIZE if source is None else source.size
-        self._sweep = Sweep(request, _Measured(models), size, self._read, changes)
+        self._sweep = Sweep(request, models, size, self._read, changes)
 
     def epochs(self, count: int) -> Iterator[int]:
         """One epoch, which the loader does not let end."""
@@ -163,17 +164,21 @@ class Measurement:
         return self._source.on_device(self._source.loader(indices, torch.Generator()))
 
 
-class _Measured(nn.ModuleDict):
+class Measured(nn.ModuleDict):
     """The models of a job, as the measurement turns their averaging on and off."""
+
+    def __init__(self, models: Mapping[str, nn.Module], gradients: Gradients) -> None:
+        super().__init__(models)
+        self._gradients = gradients
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        return any(getattr(model, "require_backward_grad_sync", False) for model in self.values())
+        """As DistributedDataParallel calls it."""
+        return self._gradients.exchanges
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, wanted: bool) -> None:
-        for model in self.values():
-            model.require_backward_grad_sync = wanted  # type: ignore[assignment]
+        self._gradients.weigh(1.0, last=wanted)
 
 
 ROUNDS: Final = 5

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MethodType
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ def init(
     backend: str | None = None,
     *,
     micro_batch_size: int | None = None,
+    if_workers_differ: Literal["end", "warn"] = "end",
 ) -> ElasticJob:
     """As :func:`pliant.tools.run.elastic.job.init`, in the precision of the run."""
     folder = RunFolder(Path(os.environ[ENV_RECORDING]))
@@ -66,7 +67,14 @@ def init(
         torch.set_default_dtype(torch.float64)
     batch = batch_size if order.batch is None else order.batch
     seed = seed if order.seed is None else order.seed
-    job = started(RecordedJob, batch, seed, backend, micro_batch_size=micro_batch_size)
+    job = started(
+        RecordedJob,
+        batch,
+        seed,
+        backend,
+        micro_batch_size=micro_batch_size,
+        if_workers_differ=if_workers_differ,
+    )
     context, plan = job._context, job._context.plan
     attempt = 0 if plan is None else plan.attempt
     worker = context.worker if isinstance(context, WorkerContext) else context.rank

@@ -8,10 +8,12 @@ read. One worker has only the first, as plain Python.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,6 +21,8 @@ from pliant.tools.run.elastic.state.training import mixed_seed
 
 _LOOKS: Final = 3
 """Calls after which a model that has drawn nothing is called without a change of states."""
+_WORDS: Final = 624
+"""Words of the state of NumPy's Mersenne twister."""
 
 
 class OwnDraws:
@@ -45,6 +49,20 @@ class OwnDraws:
                     model.register_forward_pre_hook(self._enter),
                     model.register_forward_hook(self._leave, always_call=True),
                 ]
+
+    def share(self, broadcast: Callable[[Sequence[torch.Tensor]], object], *, scripts: bool) -> None:
+        """Give all workers the generators of rank 0, in case some have drawn for more samples than others.
+
+        :param scripts: also those of NumPy and Python.
+        """
+        if self._own is None:
+            return
+        state = self._generator.get_state()
+        numbers = torch.from_numpy(_script_states()) if scripts else None
+        broadcast([state] if numbers is None else [state, numbers])
+        self._generator.set_state(state)
+        if numbers is not None:
+            _set_script_states(numbers.numpy())
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -89,3 +107,21 @@ class OwnDraws:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+
+
+def _script_states() -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The states of NumPy's and Python's generators as numbers."""
+    _, words, *rest = np.random.get_state()  # noqa: NPY002 what scripts draw from
+    _, internal, following = random.getstate()
+    pending = [0.0, 0.0] if following is None else [1.0, following]
+    return np.array([*words, *rest, *internal, *pending], dtype=np.float64)
+
+
+def _set_script_states(numbers: np.ndarray[Any, np.dtype[np.float64]]) -> None:
+    words, (position, has_gauss, gauss), internal, (has_following, following) = np.split(
+        numbers, [_WORDS, _WORDS + 3, len(numbers) - 2]
+    )
+    np.random.set_state(  # noqa: NPY002
+        ("MT19937", words.astype(np.uint32), int(position), int(has_gauss), float(gauss))
+    )
+    random.setstate((3, tuple(map(int, internal)), float(following) if has_following else None))

@@ -168,22 +168,21 @@ class _Bucket:
 
     @torch.no_grad()
     def pack(self) -> None:
-        gradients = [one.grad for one in self.parameters]
         if self.whole:
-            torch._foreach_copy_(self._views, gradients)
+            torch._foreach_copy_(self._views, self._gradients())
             self._flags.fill_(1)
         else:
             self._flat.zero_()
-            for index, (one, gradient) in enumerate(zip(self.parameters, gradients, strict=True)):
-                if gradient is not None:
-                    self._views[index].copy_(gradient)
+            for index, one in enumerate(self.parameters):
+                if one.grad is not None:
+                    self._views[index].copy_(one.grad)
                 self._flags[index] = float(one in self.changed)
         self._flat.mul_(self._share)
 
     @torch.no_grad()
     def unpack(self) -> None:
         if self.whole:
-            torch._foreach_copy_([one.grad for one in self.parameters], self._views)
+            torch._foreach_copy_(self._gradients(), self._views)
             return
         flags = self._flags.real if self._flags.is_complex() else self._flags
         for one, view, flag in zip(self.parameters, self._views, flags.tolist(), strict=True):
@@ -191,6 +190,9 @@ class _Bucket:
                 one.grad = view.clone()
             elif flag and one.grad is not None:
                 one.grad.copy_(view)
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [one.grad for one in self.parameters if one.grad is not None]
 
     def mark(self) -> None:
         for one in self.parameters:
@@ -212,6 +214,7 @@ class _SparseBucket(_Bucket):
             torch.empty((1, 0), dtype=torch.int64),
             torch.empty((0, *one.shape[1:]), dtype=one.dtype),
             one.shape,
+            check_invariants=False,  # as is the default, but PyTorch wants it said
         ).to(one.device)
         gradient = none if one.grad is None else one.grad
         self.summation = _Summation(
@@ -220,7 +223,8 @@ class _SparseBucket(_Bucket):
 
     def unpack(self) -> None:
         (one,) = self.parameters
-        one.grad = self.summation.tensor
+        if one.grad is not None or self.summation.tensor._nnz():
+            one.grad = self.summation.tensor
 
 
 def mark(gradient: torch.Tensor) -> None:
@@ -327,6 +331,10 @@ class Averaging:
     def add_up(self, tensors: Iterable[torch.Tensor]) -> bool:
         """The sums over the workers, in place; False if a worker was lost."""
         return self._group is None or all(self._group.add_up(tensor) for tensor in tensors)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Rank 0's tensors on all workers, in place; False if a worker was lost."""
+        return self._group is None or self._group.broadcast(tensors)
 
     def begin(self, models: Iterable[nn.Module], device: torch.device) -> None:
         """Average from now on over the process group, whose workers have the same state."""

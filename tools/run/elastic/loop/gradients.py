@@ -10,7 +10,8 @@ by hand is averaged at the optimizer's step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -49,6 +50,9 @@ class Gradients:
         self._reached: list[nn.Parameter] = []
         """Parameters that the backward pass under way has reached."""
         self._overlaps = False
+        self._deferring = 0
+        """Blocks under way whose gradients are exchanged with later ones."""
+        self._deferred: dict[nn.Parameter, None] = {}
         self._takes_buffers = True
         """Whether the step's first exchange is still to come."""
         self._zeroed = False
@@ -67,7 +71,7 @@ class Gradients:
         self._weights_written: dict[torch.Tensor, int] = {}
         """PyTorch's count of the writes to a parameter when a pass under way first reached it."""
         self._hooks: list[RemovableHandle] = []
-        self._nodes: dict[torch.Tensor, Any] = {}
+        self._nodes: dict[nn.Parameter, Any] = {}
         """The nodes of the graph that add gradients to the parameters': PyTorch forgets them else."""
         for parameter in self._parameters:
             was_trained = parameter.requires_grad
@@ -75,6 +79,20 @@ class Gradients:
             parameter.register_post_accumulate_grad_hook(self._arrived)
             self._nodes[parameter] = _accumulator(parameter)
             parameter.requires_grad_(was_trained)
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether the next backward pass ends a step."""
+        return self._last
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Exchange what backward passes bring in this block with what the next one after it brings."""
+        self._deferring += 1
+        try:
+            yield
+        finally:
+            self._deferring -= 1
 
     def bind(self, *, accumulates: bool) -> None:
         """The work is divided anew: over the workers that average now, in one micro-step or several."""
@@ -150,7 +168,7 @@ class Gradients:
                 if collected is not None:
                     raise UsageError(
                         "gradients were computed from those of a backward pass and set by hand, "
-                        f"{_NO_EFFECT}: {_ONE_PASS}"
+                        f"{_NO_EFFECT}: {_WHOLE_SHARE}"
                     )
                 collected = gradient.detach() * self._weight
             self._show(parameter)
@@ -167,13 +185,16 @@ class Gradients:
             gradient, total = parameter.grad, self._sum.get(parameter)
             waits = total is not None and parameter not in self._joined
             shown, _ = self._shown.get(parameter, (None, 0))
-            by_hand = gradient is not None and gradient is not shown and not is_marked(gradient)
+            deferred = parameter in self._deferred
+            known = deferred or gradient is shown or (gradient is not None and is_marked(gradient))
+            by_hand = gradient is not None and not known
             if by_hand and gradient is not None:
                 parameter.grad = gradient.detach() * self._weight
             if waits:
                 self._join(parameter)
-            if by_hand or waits:
+            if by_hand or waits or deferred:
                 late.append(parameter)
+        self._deferred.clear()
         if late and not self._averaging.idle:
             self._exchanged(late, self._averaging.exchange_now)
 
@@ -181,7 +202,11 @@ class Gradients:
         """Gradients that the next step adds to, by the place of their parameters; all if it is not known."""
         if self.outlive is False:
             return {}
-        return {str(place): one.grad for place, one in enumerate(self._parameters) if one.grad is not None}
+        return {
+            str(place): one.grad.detach()  # without what is noted about it
+            for place, one in enumerate(self._parameters)
+            if one.grad is not None
+        }
 
     def restore(self, kept: Mapping[str, torch.Tensor]) -> None:
         for place, parameter in enumerate(self._parameters):
@@ -194,6 +219,7 @@ class Gradients:
         self._shown.clear()
         self._joined.clear()
         self._reached.clear()
+        self._deferred.clear()
 
     def let_go(self) -> None:
         """Free the gradients, unless the next step adds to them."""
@@ -230,17 +256,23 @@ class Gradients:
 
     def _counts(self) -> bool:
         """Whether what arrives is exchanged when the backward pass ends."""
-        return self.selected and self._last and not self._averaging.idle
+        return self.selected and self._last and not (self._averaging.idle or self._deferring)
 
     def _backward_ended(self) -> None:
         reached = list(dict.fromkeys(self._reached))
         self._reached.clear()
+        if self._deferring and self._last:
+            self._deferred.update(dict.fromkeys(reached))
         if not self._counts():
-            for parameter in reached if self._accumulates or not self.selected else ():
+            kept = self.selected and (self._last or not self._accumulates)
+            for parameter in () if kept else reached:
                 if self.selected and parameter.grad is not None:
                     self._of_pass[parameter] = parameter.grad.detach().clone()
                 self._show(parameter)
             return
+        if self._deferred:
+            reached = list(dict.fromkeys((*self._deferred, *reached)))
+            self._deferred.clear()
         for parameter in reached:
             if parameter in self._sum:
                 self._join(parameter)
@@ -326,13 +358,26 @@ class Gradients:
         if writes != parameter._version:
             raise UsageError(
                 "the weights were changed between two backward passes of one step (as SAM does), "
-                f"{_NO_EFFECT}: {_ONE_PASS}"
+                f"{_NO_EFFECT}: {_WHOLE_SHARE}"
             )
 
 
-_ONE_PASS: Final = (
+_WHOLE_SHARE: Final = (
     "give each worker its whole share at once (a larger batch.per_gpu_max of the job, or no micro_batch_size)"
 )
+
+
+class NoSync:
+    """The ``no_sync`` of a model among workers, as in DistributedDataParallel; a copy of it does nothing."""
+
+    def __init__(self, gradients: Gradients | None = None) -> None:
+        self._gradients = gradients
+
+    def __call__(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._gradients is None else self._gradients.no_sync()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NoSync, ()
 
 
 def at_end_of_backward(action: Callable[[], None]) -> None:

@@ -32,8 +32,8 @@ from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, Rows, 
 from pliant.tools.run.elastic.loop.draws import OwnDraws
 from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
-from pliant.tools.run.elastic.loop.loss_watch import LossWatch
 from pliant.tools.run.elastic.loop.step_start import StepStart
+from pliant.tools.run.elastic.loop.tally import Counts, PassCheck, StepSums, like, numbers_in, numbers_of
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
 from pliant.tools.run.elastic.state.replicas import ReplicaGuard, shapes_of
 from pliant.tools.run.elastic.state.training import (
@@ -43,15 +43,11 @@ from pliant.tools.run.elastic.state.training import (
     Mean,
     Training,
     each_model,
-    mapped,
     mixed_seed,
-    plain,
     restore_generators,
 )
 
 _log = logging.getLogger("pliant")
-_WATCHED_STEPS: Final = 64
-"""Steps whose losses are looked at."""
 _OWN_DRAWS: Final = 1 << 20
 """What a loop over the micro-steps draws differs from what the one before has drawn."""
 
@@ -89,32 +85,26 @@ class TrainingLoop:
         self.split = self._split_now()
         self.division = 0
         """How often the work was divided; the loader compares it to notice a change."""
-        self.started = self._runs = False
+        self.started, self._runs = False, False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
         self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
-        training.meets = self._compare
+        training.meets = self._meet
         self.draws = OwnDraws(each_model(training.model), context.device)
         self._micro: MicroBatch | None = None
-        self._mid_step = False
-        self._since_s = 0.0
-        """When the step under way began (monotonic)."""
+        self._mid_step, self._since_s = False, 0.0
+        """Whether a step is under way, and when it began (monotonic)."""
         self._trains = False
         """The batch of the step is trained, not only looked at."""
         self._passes = 0
         """Loops over the loader that have begun; only the last may take batches."""
-        self._touched = False
-        """The model has seen the micro-batch that was given out last."""
-        self._passed_over: list[weakref.ref[Any]] = []
-        """Tensors of the last batch, if the model was not called before the next one was asked for."""
+        self._touched, self._passed_over = False, list[weakref.ref[Any]]()
+        """Whether gradients of the last micro-batch have arrived; tensors of the one before, if none had."""
         self._begun_at = 0
         """Samples of the epoch that were trained before this process began its part."""
         self.asked_for_steps = self.by_steps = self.has_closure = False
-        self._in_loop = False
-        """The author's code is in the loop over the loader."""
-        self._stepped = False
-        """The optimizer has made the current step."""
-        self._in_epoch = False
+        self._in_loop = self._stepped = self._in_epoch = False
+        """The author's code is in the loop over the loader; the optimizer has made the current step."""
         self._passed = self._catching_up = False
         """The loader has served the whole epoch. Another worker has done the end of it: this one's does not
         count."""
@@ -130,20 +120,9 @@ class TrainingLoop:
         pass: nothing is trained in the rest of it."""
         self._catches_up_at = -1
         """The value of rank 0 for which the other workers wait for this one, in the middle of a step."""
-        self._asked_for: dict[int, list[Any]] = {}
-        """By the optimizers that were called in the pass, their learning rates."""
-        self._asked_before: dict[int, list[Any]] | None = None
-        """The same of the pass before, if it was one of the same step."""
-        self.consulted = False
-        """The loop body knows of micro-steps: it has asked for them, or decided together with the others."""
-        self._sums: dict[tuple[int, int], torch.Tensor] = {}
-        """What the step's micro-steps have added up, by part and order of the calls."""
-        self._combined = 0
-        """Values that were added up in the pass."""
-        self._weighed = False
-        self._counted = self._count_of_step = self._count_scale = 0.0
-        """What the losses of the micro-batch and of the step are a mean of, and the unit of the latter."""
-        self._loss_watch, self._weight_of_sample = LossWatch(self._loss_counts), 0.0
+        self.passes = PassCheck()
+        self.counts = Counts(gradients, averaging, self._warn)
+        self._sums = StepSums()
         self._takes_inner = self.took_all = self.took_some = False
         """The loop body takes the micro-steps of its step itself; all of them; not all."""
         gradients.bind(accumulates=self.accumulates)
@@ -162,8 +141,8 @@ class TrainingLoop:
         """:raises UsageError: it is called again: which of several loops a state belongs to is not known."""
         if self._runs:
             raise UsageError(
-                "job.epochs and job.steps run once: ask for all of them in one loop, and tell its phases by the "
-                "number (for epoch in job.epochs(6): warms_up = epoch < 3)"
+                "job.epochs and job.steps run once: ask for all of them in one loop, and tell its phases by "
+                "the number (for epoch in job.epochs(6): warms_up = epoch < 3)"
             )
         self._runs = True
         self._start()
@@ -290,29 +269,13 @@ class TrainingLoop:
     def optimizer_called(self, optimizer: Optimizer) -> None:
         """An optimizer was asked for its step, and has made it if the pass counts."""
         self._part_over, self.has_closure = True, False
-        self._asked_for[id(optimizer)] = [group.get("lr") for group in optimizer.param_groups]
+        self.passes.called(optimizer)
         if self.quiet():
             self._gradients.commit()
         else:
             self._gradients.stepped(one for group in optimizer.param_groups for one in group["params"])
             self._stepped = True
             self.training.parts = max(self.training.parts, self._part + 1)
-
-    def _check_passes_alike(self, *, last: bool) -> None:
-        """Check that the loop body has done the same in every micro-step of a step.
-
-        :raises UsageError: it counts passes, or decides by the loss of a micro-batch.
-        """
-        asked, self._asked_for = self._asked_for, {}
-        before, self._asked_before = self._asked_before, None if last else asked
-        if before is None or before == asked or self.consulted:
-            return
-        what = "was called" if before.keys() != asked.keys() else "had another learning rate"
-        raise UsageError(
-            f"an optimizer {what} in some micro-steps of a step and not in others: a pass of the loop is a "
-            "part of a step, so count by loader.steps_done (or the number that job.steps gives), decide by job.mean, and "
-            "leave accumulation to the job"
-        )
 
     def begin_pass(self) -> int:
         """A loop over the loader begins; returns its number.
@@ -376,18 +339,17 @@ class TrainingLoop:
         if not self._mid_step:
             self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
-            self._asked_before, self.consulted = None, False
-            self._sums.clear()
-            self._count_of_step = self._count_scale = 0.0
-            if self.training.counters.step >= _WATCHED_STEPS:
-                self._loss_watch.close()
+            self.passes.begin_step()
+            self._sums.begin_step()
+            self.counts.begin_step(self.training.counters.step)
             self._gradients.begin_step()
             self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
         self._mid_step, self._touched = True, False
-        self._asked_for.clear()
+        self.passes.begin()
+        self._sums.begin()
+        self.counts.begin(micro)
         self._step_of_pass = self.training.counters.step
-        self._asked = self._part = self._drawn = self._combined = 0
-        self._weighed = False
+        self._asked = self._part = self._drawn = 0
         self._turn, self._part_over = self.training.parts, False
         self._divided_in_pass = self._takes_inner = self.took_all = self.took_some = False
         self._averaging.idle = self._catches_up_at >= 0
@@ -410,6 +372,11 @@ class TrainingLoop:
         if workers > 1:
             self.guard.size = self.dataset_size
             self.guard.check(lambda tensor: self._averaging.add_up([tensor]), workers)
+
+    def _meet(self) -> None:
+        """All workers are between two steps, and the script's code between two epochs may follow."""
+        self._compare()
+        self.draws.share(self._averaging.broadcast, scripts=True)
 
     def _warn(self, text: str) -> None:
         if self._membership is None:
@@ -467,6 +434,8 @@ class TrainingLoop:
         self._trains = True
         if self.guard.is_due(self.training.counters.step) and self._averaging.begun:
             self._compare()
+        elif self._averaging.begun and self.split.global_batch % self.split.workers:
+            self.draws.share(self._averaging.broadcast, scripts=False)
         if self._membership is not None:
             error = self._membership.step_begins(self._micro.steps_left, self._since_s)
             if error is not None:
@@ -488,7 +457,7 @@ class TrainingLoop:
         if self.accumulates and micro is not None:
             self._gradients.commit()
             if not self._takes_inner:
-                self._check_passes_alike(last=micro.last)
+                self.passes.check(last=micro.last)
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._membership is not None:
             self._obey(self._membership.boundary())
@@ -518,56 +487,7 @@ class TrainingLoop:
             if self.by_steps and self._membership is not None and not self._averaging.idle:
                 self._membership.measured(self._metric)
         if loss is not None and self._micro is not None:
-            self._losses.add(loss, self._counted if self._weighed else self._micro.samples)
-
-    def weigh(self, count: float) -> None:
-        """The loss of the micro-batch is a mean over ``count`` of something, not over its samples.
-
-        :raises UsageError: it comes after the backward pass, or a second time in a pass with micro-steps.
-        """
-        micro, several = self.micro, self.accumulates
-        if (self._touched and not self._part_over and not self._weighed) or (self._weighed and several):
-            raise UsageError(
-                "call job.weigh(count) once in a micro-step, before the backward pass of the loss that is a mean "
-                "over count"
-            )
-        self._weighed = True
-        self._counted = count = float(count) if micro.samples else 0.0
-        if self._averaging.idle or (several and self._part + self._part_over != self._turn):
-            return
-        workers = self.context.world_size
-        self._count_of_step += count
-        if not micro.last:
-            # the sum over the step is known in its last micro-step only
-            self._count_scale = self._count_scale or count
-            self._gradients.weigh(count / (self._count_scale or 1.0), last=False)
-            return
-        total = torch.tensor([self._count_of_step], dtype=torch.float64)
-        self._averaging.add_up([total])
-        share = workers / total.item() if total.item() else 0.0
-        self._gradients.scale_sum((self._count_scale or 1.0) * share)
-        self._gradients.weigh(count * share, last=True)
-        self._count_of_step = self._count_scale = 0.0
-
-    def _loss_counts(self, weight: float) -> None:
-        """A loss is a mean over targets of this weight: warn if it is no fixed number for each sample."""
-        micro = self._micro
-        if (
-            micro is None
-            or not micro.samples
-            or self._weighed
-            or not (self._averaging.begun or self.accumulates)
-        ):
-            return
-        of_sample = weight / micro.samples
-        known = self._weight_of_sample = self._weight_of_sample or of_sample
-        if abs(of_sample - known) > 1e-6 * known:
-            self._loss_watch.close()
-            self._warn(
-                "the loss is a mean over targets whose number or weight differs between samples (ignore_index, "
-                "class weights), and shares are weighted by samples: call job.weigh(count) before its backward "
-                "pass, with the number of targets that count"
-            )
+            self._losses.add(loss, self.counts.of_loss)
 
     def combine(self, value: Any, *, mean: bool) -> Any:
         """The sum or mean of a value over the workers, and over the micro-steps of the step.
@@ -575,9 +495,9 @@ class TrainingLoop:
         :param value: numbers or tensors in dictionaries, lists and tuples; outside of the loop over batches
             also a function, which is called again if the workers change.
         """
-        self.consulted = True
+        self.passes.consulted = True
         if self._micro is not None and self._in_loop:
-            return self._combined_in_step(value() if callable(value) else value, mean=mean)
+            return self._combine_in_step(value() if callable(value) else value, mean=mean)
         if not self.started or self.training.phase == BETWEEN_EPOCHS:
             raise UsageError("call job.sum and job.mean in the loop over job.epochs or job.steps")
         if self._micro is not None:
@@ -589,7 +509,8 @@ class TrainingLoop:
         while len(self.training.agreed) <= number:
             if division not in {-1, self.division} and not callable(value):
                 raise UsageError(
-                    "a worker was lost while values were added up: give job.sum a function, which is called again"
+                    "a worker was lost while values were added up: give job.sum a function, which is called "
+                    "again"
                 )
             if division != self.division:
                 division, given = self.division, value() if callable(value) else value
@@ -599,18 +520,11 @@ class TrainingLoop:
         *sums, workers = self.training.agreed[number]
         return like(given, [one / workers for one in sums] if mean else sums)
 
-    def _combined_in_step(self, value: Any, *, mean: bool) -> Any:
-        micro, key = self.micro, (self._turn, self._combined)
-        self._combined += 1
-        samples = self._counted if self._weighed else float(micro.samples)
+    def _combine_in_step(self, value: Any, *, mean: bool) -> Any:
+        micro, samples = self.micro, self.counts.of_loss
         factor = samples if mean else float(micro.samples > 0)
-        before = self._sums.get(key)
-        sums = torch.tensor([*(one * factor for one in numbers_in(value)), samples], dtype=torch.float64)
-        if before is not None:
-            sums += before
-        self._sums[key] = sums
+        sums = self._sums.add(self._turn, [*(one * factor for one in numbers_in(value)), samples])
         if micro.last and not self._averaging.idle:
-            sums = sums.clone()
             self._take_part()
             self._averaging.add_up([sums])
         *numbers, samples = sums.tolist()
@@ -618,8 +532,26 @@ class TrainingLoop:
             numbers = [one / samples if samples else math.nan for one in numbers]
         return like(value, numbers)
 
+    def weigh(self, count: float) -> None:
+        """The loss of the micro-batch is a mean over ``count`` of something, not over its samples.
+
+        :raises UsageError: it comes after the backward pass, or a second time in a pass with micro-steps.
+        """
+        micro, part = self.micro, self._part + self._part_over
+        counts = not self._averaging.idle and (part == self._turn or not self.accumulates)
+        if counts and micro.last:
+            self._take_part()
+        self.counts.weigh(
+            count,
+            micro,
+            self.context.world_size,
+            is_late=self._touched and not self._part_over,
+            accumulates=self.accumulates,
+            counts=counts,
+        )
+
     def agree(self, value: Any) -> Any:
-        training, self.consulted = self.training, True
+        training, self.passes.consulted = self.training, True
         if not self.started or training.phase == BETWEEN_EPOCHS:
             raise UsageError("call job.agree in the loop over job.epochs or job.steps")
         if self._micro is not None and not self._in_loop:
@@ -749,7 +681,7 @@ class TrainingLoop:
     def _start(self) -> None:
         if not self.started:
             if self._membership is not None or self.context.world_size > 1 or self.accumulates:
-                self._loss_watch.open()
+                self.counts.watch()
             self.training.check_averaged()
             if self._membership is not None:
                 self._obey(self._membership.start(self.training))
@@ -829,11 +761,12 @@ class TrainingLoop:
         counters, membership = self.training.counters, self._membership
         if membership is None or counters.epoch_samples >= self.dataset_size:
             return
-        counts_passes = not (self._passed or self._catching_up or self.asked_for_steps or self.consulted)
+        decides_alike = self.asked_for_steps or self.passes.consulted
+        counts_passes = not (self._passed or self._catching_up or decides_alike)
         if counts_passes and self.accumulates and not self.by_steps:
             raise UsageError(
-                f"epoch {epoch} was left after {counters.epoch_samples} of {self.dataset_size} samples by a count "
-                "of passes, and each step has several: end such a loop by loader.steps_done"
+                f"epoch {epoch} was left after {counters.epoch_samples} of {self.dataset_size} samples by a "
+                "count of passes, and each step has several: end such a loop by loader.steps_done"
             )
         if self._begun_at and counts_passes:
             membership.warn(
@@ -869,53 +802,6 @@ class TrainingLoop:
             self._losses = Mean()
             if not self._voided() and self._membership is not None:
                 self._obey(self._membership.hear())
-
-
-def numbers_of(value: Any) -> Any:
-    """A number, or numbers by name or in a row, as plain ones.
-
-    :raises UsageError: it holds something else.
-    """
-    if isinstance(value, Mapping):
-        return {str(name): numbers_of(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [numbers_of(one) for one in value]
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        kind = type(value).__name__
-        raise UsageError(f"job.agree: {kind} is not a number, nor a dict or a list of numbers") from None
-
-
-def numbers_in(value: Any) -> list[float]:
-    """The numbers of a value, in order.
-
-    :raises UsageError: it holds something else.
-    """
-    numbers: list[float] = []
-
-    def leaf(one: Any) -> None:
-        if isinstance(one, torch.Tensor):
-            numbers.extend(one.detach().double().flatten().tolist())
-        else:
-            numbers.append(numbers_of(one))
-
-    mapped(plain(value), leaf)
-    return numbers
-
-
-def like(value: Any, numbers: Sequence[float]) -> Any:
-    """The numbers in the form of a value; whole ones where it has whole ones."""
-    rest = iter(numbers)
-
-    def leaf(one: Any) -> Any:
-        if isinstance(one, torch.Tensor):
-            flat = torch.tensor([next(rest) for _ in range(one.numel())], dtype=torch.float64)
-            return flat.reshape(one.shape).to(one.device, one.dtype if one.is_floating_point() else None)
-        number = next(rest)
-        return int(number) if isinstance(one, int) and number.is_integer() else number
-
-    return mapped(plain(value), leaf)
 
 
 def _rows(drawn: Any, rows: slice) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -28,7 +28,8 @@ class LossWatch:
     def open(self) -> None:
         if self._plain is not None:
             return
-        plain = self._plain = torch.Tensor.backward
+        plain: Any = torch.Tensor.backward
+        self._plain = plain
 
         @wraps(plain)
         def backward(loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -37,7 +38,7 @@ class LossWatch:
                 self._counted(weight)
             return plain(loss, *args, **kwargs)
 
-        torch.Tensor.backward = backward  # type: ignore[method-assign]
+        torch.Tensor.backward = cast("Any", backward)  # type: ignore[method-assign]
 
     def close(self) -> None:
         if self._plain is not None:

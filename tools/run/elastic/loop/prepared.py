@@ -152,15 +152,15 @@ def guard_optimizer(
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
     checked: Callable[[Closure], Closure] = lambda closure: closure,
     *,
-    called: Callable[[Optimizer], None] = lambda optimizer: None,
+    called: Callable[[Optimizer], None] = lambda _: None,
     zeroed: Callable[[], None] = lambda: None,
 ) -> None:
     """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
 
     A closure that they are given is ``checked``, and called also while ``quiet()``: its backward pass is that
-    of the micro-step. ``called(optimizer)`` follows each call, ``zeroed()`` comes before ``zero_grad``. The instance is changed, not
-    its class, so it stays what schedulers and scalers expect; the ``step`` that an earlier scheduler has put
-    into it is called inside.
+    of the micro-step. ``called(optimizer)`` follows each call, ``zeroed()`` comes before ``zero_grad``.
+    The instance is changed, not its class, so it stays what schedulers and scalers expect; the ``step`` that
+    an earlier scheduler has put into it is called inside.
     """
 
     def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,7 +229,7 @@ def guard_helper(
     helper: object,
     quiet: Callable[[], bool],
     after_loop: Callable[[], bool] = lambda: False,
-    called: Callable[[Optimizer], None] = lambda optimizer: None,
+    called: Callable[[Optimizer], None] = lambda _: None,
 ) -> None:
     """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
 

@@ -201,6 +201,8 @@ class Membership:
         """The last epoch that a worker joined midway."""
         self._is_known = True
         """The launcher can see which generation trains."""
+        self._losses = Mean()
+        """Of this worker, since the last vote."""
         self._step_since_s: float | None = None
         """When the step began; the end of the step before if only reading lies between them."""
 
@@ -273,7 +275,10 @@ class Membership:
         reporter.look(training.model, training.counters)
         if waited_s is not None:
             reporter.own_step(step_s - waited_s - self._vote.take_waited_s())
-        reporter.step_done(training.counters, losses, step_s)
+        alone = self._context.world_size == 1
+        if not alone:
+            self._losses.include(losses)
+        reporter.step_done(training.counters, losses if alone else Mean(), step_s)
         if not self._is_known:
             self._make_known()
         return self.hear()
@@ -302,6 +307,7 @@ class Membership:
         self._agreed = max(self._agreed, *found)
         self._saving.hear(self._vote.saved_step)
         self._reporter.workers_needed(self._vote.own_s)
+        self._reporter.add_losses(Mean(*self._vote.losses))
         return CONTINUE
 
     def boundary(self) -> Instruction:
@@ -609,8 +615,14 @@ class Membership:
         generation = self._watch.in_force().generation
         due = self._saving.due(self._context.plan.checkpoint_s, before_last=before_last)
         number = STOP if self._stop.received else ballot(generation, save=due)
-        reporter = self._reporter
-        self._vote.cast(number, reporter.usual_step_s, self._saving.step, own_step_s=reporter.own_step_s)
+        reporter, losses, self._losses = self._reporter, self._losses, Mean()
+        self._vote.cast(
+            number,
+            reporter.usual_step_s,
+            self._saving.step,
+            own_step_s=reporter.own_step_s,
+            losses=(float(losses.total), float(losses.samples)),
+        )
 
     def _wait_for_all(self) -> None:
         """Wait for all workers; afterwards they know what is on disk."""

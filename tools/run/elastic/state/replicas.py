@@ -49,6 +49,7 @@ class ReplicaGuard:
         self._training, self._warn, self._ends = training, warn, ends
         self._equal_at: int | None = None
         self._warned: set[str] = set()
+        self._differ = False
         self._checked_at = -1
         self.dataset: Any = None
         """What is read by number in this process; None if nothing is."""
@@ -84,25 +85,30 @@ class ReplicaGuard:
             apart.remove("samples")  # they are random
         if "devices" in apart and any(name.startswith("parameter ") for name in apart):
             apart = self._without_rounding(apart, add_up, workers)
-        self._report([name for name in apart if name not in {"devices", "samples read alike"}], step, workers)
-        self._equal_at = step
+        if self._are_equal(
+            [name for name in apart if name not in {"devices", "samples read alike"}], workers
+        ):
+            self._equal_at = step
 
-    def _report(self, apart: list[str], step: int, workers: int) -> None:
+    def _are_equal(self, apart: list[str], workers: int) -> bool:
         for name in [name for name in apart if name in _MILD or name.startswith("registered ")]:
             apart.remove(name)
             self._warn_once(_MILD.get(name, f"{name} is not the same on all workers: see {PAGE}"))
-        if not apart:
-            return
+        if not apart or self._differ:
+            return not self._differ
+        self._differ = True
+        step = self._training.counters.step
         since = "" if self._equal_at is None else f"; they were equal at step {self._equal_at}"
         others = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
         text = (
-            f"the {workers} workers differ after step {step}: {apart[0]}{others}{since}. Likely: a decision by "
-            "the loss of a worker's own samples (use job.mean), numbers drawn by one worker only, or an object "
-            f"that is not registered. See {PAGE}"
+            f"the {workers} workers differ after step {step}: {apart[0]}{others}{since}. Likely: a decision "
+            "by the loss of a worker's own samples (use job.mean), numbers drawn by one worker only, or an "
+            f"object that is not registered. See {PAGE}"
         )
         if self._ends:
             raise UsageError(text)
         self._warn_once(text)
+        return False
 
     def warn_of_shapes(self) -> None:
         """Micro-batches of a step have different shapes."""
@@ -139,9 +145,9 @@ class ReplicaGuard:
 
 _MILD: Final = {
     "shapes of a batch": (
-        "batches of one step have different shapes beyond the number of samples, as when each is padded to its "
-        "longest sample: a model that sees the padding trains differently than on one worker. Pad to a fixed "
-        f"length, or make the result independent of it. See {PAGE}"
+        "batches of one step have different shapes beyond the number of samples, as when each is padded to "
+        "its longest sample: a model that sees the padding trains differently than on one worker. Pad to a "
+        f"fixed length, or make the result independent of it. See {PAGE}"
     ),
 }
 

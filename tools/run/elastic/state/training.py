@@ -586,6 +586,11 @@ def seed_everything(*parts: int) -> None:
     """Seed PyTorch, NumPy and Python from a job's seed and, where given, a step and a rank."""
     seed = mixed_seed(*parts)
     torch.manual_seed(seed)
+    seed_scripts(seed)
+
+
+def seed_scripts(seed: int) -> None:
+    """Seed NumPy and Python, which PyTorch does not: workers that are not seeded would all draw otherwise."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002, TID251 the author's transforms may draw from it
 

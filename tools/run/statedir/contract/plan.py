@@ -52,10 +52,11 @@ ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
 """Most bytes of each of a unit's output files that its keeper leaves on disk."""
 ENV_NOTICES: Final = "PLIANT_NOTICES"
 """Set if the launcher reads of a SIGUSR1 and has the worker save or leave: it only waits for that."""
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 """What workers exchange while they train; to be raised when that changes (3: which tensors of a state are on
 GPUs, several models and optimizers; 4: how long each one needs for its own part of a step; 5: small gradients
-by all-gather). All workers of an attempt have the same, see :attr:`Plan.protocol`."""
+by all-gather; 6: gradients without DistributedDataParallel, losses, fingerprints). All workers of an attempt
+have the same, see :attr:`Plan.protocol`."""
 ENV_PER_REPLICA: Final = "PLIANT_GPUS_PER_REPLICA"
 """GPUs of a replica, if there are several: ranks that follow each other, from 0 on, are one replica."""
 ENV_PROGRESS: Final = "PLIANT_PROGRESS"
