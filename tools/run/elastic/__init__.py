@@ -52,12 +52,12 @@ from pliant.schemas.errors import missing
 from pliant.tools.run.statedir.contract.recording import ENV_RECORDING
 
 try:
-    from pliant.tools.run.elastic.job import EarlyStopping, ElasticJob
+    from pliant.tools.run.elastic.job import EarlyStopping, ElasticJob, init
 
     if ENV_RECORDING in os.environ:  # a run of pliant verify
-        from pliant.tools.run.elastic.recording import init
-    else:
-        from pliant.tools.run.elastic.job import init
+        from pliant.tools.run.elastic.recording import RecordedJob
+
+        ElasticJob.made_as = RecordedJob
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, Literal, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -45,7 +45,6 @@ from pliant.tools.run.statedir.contract.plan import Plan
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 T = TypeVar("T")
 V = TypeVar("V", float, dict[str, float], list[float])
-J = TypeVar("J", bound="ElasticJob")
 _UNSEEDED: Final = 67280421310721
 """Where PyTorch's generator begins in a script that does not seed it."""
 
@@ -69,26 +68,6 @@ def init(
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
     """
-    return started(
-        ElasticJob,
-        batch_size,
-        seed,
-        backend,
-        micro_batch_size=micro_batch_size,
-        if_workers_differ=if_workers_differ,
-    )
-
-
-def started(
-    kind: type[J],
-    batch_size: int | None,
-    seed: int | None,
-    backend: str | None,
-    *,
-    micro_batch_size: int | None,
-    if_workers_differ: Literal["end", "warn"],
-) -> J:
-    """As :func:`init`, for a kind of job."""
     if micro_batch_size is not None and micro_batch_size < 1:
         raise UsageError(f"micro_batch_size is {micro_batch_size}, expected 1 or more samples")
     context = find_context()
@@ -112,7 +91,7 @@ def started(
         seed_everything(seed)
     elif isinstance(context, WorkerContext):
         seed_scripts(zlib.crc32(context.plan.job.encode()))
-    return kind(
+    return ElasticJob.made_as(
         context,
         membership,
         batch_size,
@@ -125,6 +104,10 @@ def started(
 
 class ElasticJob:
     """One training job, as the script of each worker sees it. Made by :func:`init`."""
+
+    made_as: ClassVar[type[ElasticJob]]
+    """The class itself; another one in a run of ``pliant verify``."""
+    trained_as: ClassVar[type[Training]] = Training
 
     def __init__(
         self,
@@ -518,7 +501,7 @@ class ElasticJob:
     def _training(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> Training:
         plan = self._context.plan
         lr_scale = 1.0 if plan is None else plan.lr_scale
-        return Training(model, optimizers, self._helpers, lr_scale, seed=self._seed or 0)
+        return self.trained_as(model, optimizers, self._helpers, lr_scale, seed=self._seed or 0)
 
     @property
     def _has_hooks(self) -> bool:
@@ -543,6 +526,9 @@ class ElasticJob:
         if self._loop is None:
             raise UsageError("call job.prepare(model, optimizer, dataset) first")
         return self._loop
+
+
+ElasticJob.made_as = ElasticJob
 
 
 def _other_seed(seed: int, given: int | None) -> str:

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import MethodType
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -26,11 +26,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import Dataset
 
-from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.job import ElasticJob, started
+from pliant.tools.run.elastic.context import Context, WorkerContext
+from pliant.tools.run.elastic.job import ElasticJob
 from pliant.tools.run.elastic.loop.batches import MicroBatch, read_at_once, tensors_in
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.loop.passes import ElasticLoader, ElasticStream, is_stream
+from pliant.tools.run.elastic.membership.membership import Membership
 from pliant.tools.run.elastic.state.training import (
     Mean,
     Training,
@@ -52,40 +53,46 @@ _LAST_DIGIT: Final = 2.0**-23
 """Of float32."""
 
 
-def init(
-    batch_size: int | None = None,
-    seed: int | None = None,
-    backend: str | None = None,
-    *,
-    micro_batch_size: int | None = None,
-    if_workers_differ: Literal["end", "warn"] = "end",
-) -> ElasticJob:
-    """As :func:`pliant.tools.run.elastic.job.init`, in the precision of the run."""
-    folder = RunFolder(Path(os.environ[ENV_RECORDING]))
-    order = RecordingOrder.model_validate_json(folder.order.read_bytes())
-    if order.double:
-        torch.set_default_dtype(torch.float64)
-    batch = batch_size if order.batch is None else order.batch
-    seed = seed if order.seed is None else order.seed
-    job = started(
-        RecordedJob,
-        batch,
-        seed,
-        backend,
-        micro_batch_size=micro_batch_size,
-        if_workers_differ=if_workers_differ,
-    )
-    context, plan = job._context, job._context.plan
-    attempt = 0 if plan is None else plan.attempt
-    worker = context.worker if isinstance(context, WorkerContext) else context.rank
-    job.recorder = Recorder(folder, order, attempt, worker)
-    return job
+class RecordedTraining(Training):
+    """Hands its steps and epochs to a recorder."""
+
+    recorder: Recorder
+
+    def step_done(self, samples: int, losses: Mean) -> None:
+        epoch, first = self.counters.epoch, self.counters.epoch_samples
+        super().step_done(samples, losses)
+        self.recorder.step_done(self, epoch, first, samples, losses)
+
+    def epoch_done(self) -> None:
+        self.recorder.mark(self)
+        super().epoch_done()
 
 
 class RecordedJob(ElasticJob):
     """One job whose script is verified."""
 
-    recorder: Recorder
+    trained_as = RecordedTraining
+
+    def __init__(
+        self,
+        context: Context,
+        membership: Membership | None,
+        batch_size: int | None,
+        seed: int | None,
+        *others: Any,
+        **named: Any,
+    ) -> None:
+        folder = RunFolder(Path(os.environ[ENV_RECORDING]))
+        order = RecordingOrder.model_validate_json(folder.order.read_bytes())
+        if order.double:
+            torch.set_default_dtype(torch.float64)
+        if order.seed is not None and membership is None:
+            seed_everything(seed := order.seed)
+        super().__init__(context, membership, order.batch or batch_size, seed, *others, **named)
+        attempt, worker = 0, context.rank
+        if isinstance(context, WorkerContext):
+            attempt, worker = context.plan.attempt, context.worker
+        self.recorder = Recorder(folder, order, attempt, worker)
 
     def prepare(self, *objects: Any, **named: Any) -> tuple[Any, ...]:
         recorder = self.recorder
@@ -138,8 +145,9 @@ class RecordedJob(ElasticJob):
 
     def _training(self, *arguments: Any) -> Training:
         training = super()._training(*arguments)
-        training.observer = self.recorder
-        atexit.register(self.recorder.epoch_done, training)
+        assert isinstance(training, RecordedTraining)  # noqa: S101 trained_as says so
+        training.recorder = self.recorder
+        atexit.register(self.recorder.mark, training)
         return training
 
 
@@ -206,7 +214,7 @@ class Recorder:
             while not self.folder.go(number).exists():
                 time.sleep(_LOOK_S)
 
-    def epoch_done(self, training: Training) -> None:
+    def mark(self, training: Training) -> None:
         """Write the weights, once for each step: parameters, buffers and those of registered models."""
         path = self.folder.weights(self._attempt, self._worker, training.counters.step)
         if path.exists():

@@ -13,7 +13,8 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from pliant.schemas.io import write_jobs
-from pliant.tools.run.elastic import recording
+from pliant.tools.run import elastic
+from pliant.tools.run.elastic.recording import RecordedJob
 from pliant.tools.run.statedir.contract.recording import ENV_RECORDING, RecordingOrder
 from pliant.tools.run.verify.comparison import Recording, compare
 from pliant.tools.run.verify.trials import prepared
@@ -115,7 +116,8 @@ def test_jobs_that_the_library_does_not_resize_are_left_out(here: Path) -> None:
 
 
 @pytest.fixture
-def precision() -> Iterator[None]:
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(elastic.ElasticJob, "made_as", RecordedJob)
     yield
     torch.set_default_dtype(torch.float32)
 
@@ -140,7 +142,7 @@ DATA = {"tensors": TensorDataset(torch.rand(100, 4)), "drawn": Drawn(), "stream"
 
 @pytest.mark.parametrize("kind", DATA)
 def test_a_part_of_the_data_is_trained_and_recorded(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: None
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: None
 ) -> None:
     recordings = []
     for name, double in (("one", True), ("two", True), ("single", False), ("moved", False)):
@@ -149,7 +151,7 @@ def test_a_part_of_the_data_is_trained_and_recorded(
         monkeypatch.setenv(ENV_RECORDING, str(files.path))
         torch.set_default_dtype(torch.float32)
         torch.manual_seed(0)
-        job = recording.init(batch_size=50, seed=1)
+        job = elastic.init(batch_size=50, seed=1)
         model = nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), 1e-4)
         model, optimizer, loader = job.prepare(model, optimizer, DATA[kind])

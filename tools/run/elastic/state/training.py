@@ -60,18 +60,6 @@ def each_model(model: nn.Module) -> list[nn.Module]:
     return list(model.values()) if isinstance(model, Models) else [model]
 
 
-class TrainingObserver(Protocol):
-    """Learns of each step and each epoch."""
-
-    def step_done(self, training: Training, epoch: int, first: int, samples: int, losses: Mean) -> None:
-        """The step of these ``samples``, after the ``first`` of an epoch, is counted."""
-        ...
-
-    def epoch_done(self, training: Training) -> None:
-        """An epoch ends, and is not counted yet."""
-        ...
-
-
 class Training:
     """Model, optimizers, registered helpers and counters of one job on one worker."""
 
@@ -109,7 +97,6 @@ class Training:
         """Rank 0's values that all workers know, since the last step."""
         self.agreed_before: list[Any] = []
         """Those of the step before."""
-        self.observer: TrainingObserver | None = None
         self._lr_scale = self._wanted_scale = lr_scale
         self._is_scaled = False
         self.gradients: KeepsGradients | None = None
@@ -268,17 +255,12 @@ class Training:
 
     def step_done(self, samples: int, losses: Mean) -> None:
         self.own_loss.include(losses)
-        epoch, first = self.counters.epoch, self.counters.epoch_samples
         self.counters.advance(samples)
         self.parts, self.agreed_before, self.agreed = 0, self.agreed, []
         if self._lr_scale < self._wanted_scale:
             self._lr_scale = min(self._wanted_scale, self._lr_scale * 2 ** (1 / DOUBLING_STEPS))
-        if self.observer is not None:
-            self.observer.step_done(self, epoch, first, samples, losses)
 
     def epoch_done(self) -> None:
-        if self.observer is not None:
-            self.observer.epoch_done(self)
         self.counters.next_epoch()
         self.own_loss, self.common_loss = Mean(), Mean()
         self.agreed_before, self.agreed = self.agreed, []
