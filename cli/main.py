@@ -58,6 +58,7 @@ COMMANDS: Final = (
         START,
         "Copy the examples into DIR/examples: training scripts, jobs, clusters, and the demos.",
     ),
+    ("verify", START, "Check that a script trains alike on any number of workers, before it is submitted."),
     ("submit", LIVE, "Give jobs to a state directory, all of them or none, and print their ids."),
     ("cancel", LIVE, "End jobs, running or waiting: all that are named, or none if one is unknown."),
     (

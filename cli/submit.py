@@ -130,6 +130,10 @@ def submit(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="First pliant verify each script, and submit none if one fails."),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -164,7 +168,7 @@ def submit(
     if jobs is not None and jobs.endswith(".py"):
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
-        found = _of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
+        found = of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
     else:
         if fields or arguments or array is not None:
             names = "--gpus, --gpu-type, --gpu-memory, --batch, --name, --relaunch, --array and arguments"
@@ -181,6 +185,8 @@ def submit(
         _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
+    if verify:
+        _verify(found, source)
     try:
         done = ask(
             *(directory, found, source),
@@ -202,6 +208,18 @@ def submit(
     if not is_served(directory):
         by = f"from cron, or pliant run --follow --state {directory}"
         note(f"no run uses {directory} now: they wait for the next one, {by}")
+
+
+def _verify(jobs: Sequence[Job], source: str) -> None:
+    """:raises JobsFailedError: a script does not train alike everywhere; a table says what is lost."""
+    from pliant.tools.run.verify.report import check_kept, page
+    from pliant.tools.run.verify.verify import Part, verify_all
+
+    results = verify_all(jobs, source, Part(), note)
+    for each in results:
+        if not each.kept:
+            note(f"job {each.job.id} was not submitted:\n{page(each, None)}")
+    check_kept(results)
 
 
 def _named(state: Path | None) -> Path | None:
@@ -238,7 +256,7 @@ def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None,
         note(line)
 
 
-def _of_script(
+def of_script(
     command: Sequence[str],
     stated: dict[str, Any],
     state: Path | None,

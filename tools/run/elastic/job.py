@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, Literal, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -91,7 +91,7 @@ def init(
         seed_everything(seed)
     elif isinstance(context, WorkerContext):
         seed_scripts(zlib.crc32(context.plan.job.encode()))
-    return ElasticJob(
+    return ElasticJob.made_as(
         context,
         membership,
         batch_size,
@@ -104,6 +104,10 @@ def init(
 
 class ElasticJob:
     """One training job, as the script of each worker sees it. Made by :func:`init`."""
+
+    made_as: ClassVar[type[ElasticJob]]
+    """The class itself; another one in a run of ``pliant verify``."""
+    trained_as: ClassVar[type[Training]] = Training
 
     def __init__(
         self,
@@ -508,7 +512,7 @@ class ElasticJob:
     def _training(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> Training:
         plan = self._context.plan
         lr_scale = 1.0 if plan is None else plan.lr_scale
-        return Training(model, optimizers, self._helpers, lr_scale, seed=self._seed or 0)
+        return self.trained_as(model, optimizers, self._helpers, lr_scale, seed=self._seed or 0)
 
     @property
     def _has_hooks(self) -> bool:
@@ -533,6 +537,9 @@ class ElasticJob:
         if self._loop is None:
             raise UsageError("call job.prepare(model, optimizer, dataset) first")
         return self._loop
+
+
+ElasticJob.made_as = ElasticJob
 
 
 def _other_seed(seed: int, given: int | None) -> str:

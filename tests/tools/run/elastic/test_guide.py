@@ -74,7 +74,7 @@ def test_the_page_shows_the_change_as_it_is_and_is_short() -> None:
     lines = [f"{line[0]}{line[2:]}" for line in changed if line[0] in "+-" and line[2:].strip()]
     [shown] = [block for block in PAGE.split("\n```")[1::2] if block.startswith("diff\n")]
     assert [line for line in shown.splitlines() if line[0] in "+-"] == lines
-    words = {recipe.splitlines()[0]: len(recipe.split()) for recipe in PAGE.split("\n## ")[2:]}
+    words = {recipe.splitlines()[0]: len(recipe.split()) for recipe in PAGE.split("\n## ")[3:]}
     assert len(words) == 9
     assert max(words.values()) <= 300, words
 

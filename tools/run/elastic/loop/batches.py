@@ -195,6 +195,8 @@ class DataSource:
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
     sampler: Sampler[int] | None = None
+    most: int | None = None
+    """Samples of an epoch, at most: the first ones of the data set, or of the sampler's order."""
 
     @property
     def size(self) -> int:
@@ -207,12 +209,13 @@ class DataSource:
             raise UsageError(f"{type(samples).__name__}: expected a dataset with a length, samples and []")
         if not len(samples):
             raise UsageError(f"{type(samples).__name__} has no samples: nothing would be trained")
-        return len(samples) if self.sampler is None else _length(self.sampler)
+        size = len(samples) if self.sampler is None else _length(self.sampler)
+        return size if self.most is None else min(size, self.most)
 
     def order(self, size: int, epoch: int, seed: int, *, shuffle: bool) -> torch.Tensor:
         """The numbers of an epoch's ``size`` samples, in order: int64."""
         if self.sampler is not None:
-            return sampled_order(self.sampler, epoch, seed)
+            return sampled_order(self.sampler, epoch, seed)[: self.most]
         return epoch_order(size, epoch, seed, shuffle=shuffle)
 
     def loader(self, indices: Iterable[list[int]], generator: torch.Generator) -> DataLoader[Any]:

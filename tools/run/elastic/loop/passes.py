@@ -40,6 +40,8 @@ class Passes(ABC):
 
     def __init__(self, loop: TrainingLoop) -> None:
         self._loop = loop
+        self.observed: Callable[[Iterator[tuple[MicroBatch, Any]]], Iterator[tuple[MicroBatch, Any]]] = iter
+        """What sees the passes on their way to the loop body, and may change what it gets."""
 
     @property
     def batch_size(self) -> int:
@@ -80,7 +82,7 @@ class Passes(ABC):
         loop, counters = self._loop, self._loop.training.counters
         epoch, trained, rank = counters.epoch, counters.epoch_samples, loop.context.rank
         micros = micro_batches(loop.dataset_size, trained, loop.split, rank, resumed=loop.resumed)
-        for micro, given in self._with_turns(self._given(micros), division):
+        for micro, given in self._with_turns(self.observed(self._given(micros)), division):
             loop.begin(micro, given)
             yield given
             if not loop.goes_on(number, epoch, is_last=micro.last and not micro.steps_left):
@@ -298,6 +300,8 @@ class StreamSource:
     collate_fn: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
     size: int = ANY_SIZE
+    most: int | None = None
+    """Samples of an epoch, at most."""
 
     def batch(self, samples: list[Any]) -> Any:
         return to_device((self.collate_fn or default_collate)(samples), self.device)
@@ -324,9 +328,11 @@ class StreamSource:
 class Reader:
     """The samples of a stream by number, from the first that is not trained yet."""
 
-    def __init__(self, dataset: Iterable[Any], trained: Callable[[], int]) -> None:
-        """:param trained: the number of samples of the epoch that are trained."""
-        self._dataset, self._trained = dataset, trained
+    def __init__(self, dataset: Iterable[Any], trained: Callable[[], int], most: int | None = None) -> None:
+        """:param trained: the number of samples of the epoch that are trained.
+        :param most: samples that an epoch has; None: all.
+        """
+        self._dataset, self._trained, self._most = dataset, trained, most
         self._samples: Iterator[Any] = iter(())
         self._epoch = -1
         self._held: deque[Any] = deque()
@@ -349,7 +355,8 @@ class Reader:
 
     def ahead(self, first: int, count: int) -> list[Any]:
         """The samples from a number on; fewer than ``count`` at the end of the stream."""
-        lacking = first + count - self._first - len(self._held)
+        end = first + count if self._most is None else min(first + count, self._most)
+        lacking = end - self._first - len(self._held)
         if lacking > 0:
             if isinstance(self._dataset, Stateful) and self._first >= self._trained():
                 self._marks.append((self._first + len(self._held), self._dataset.state_dict()))
@@ -387,7 +394,7 @@ class ElasticStream(Passes):
     def __init__(self, source: StreamSource, loop: TrainingLoop) -> None:
         super().__init__(loop)
         self._source = source
-        self.reader = Reader(source.dataset, lambda: loop.training.counters.epoch_samples)
+        self.reader = Reader(source.dataset, lambda: loop.training.counters.epoch_samples, source.most)
 
     @property
     def dataset(self) -> Any:
