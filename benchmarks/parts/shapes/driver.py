@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from benchmarks.parts.shapes.table import Shape, shapes
 from pliant.tools.run.statedir.contract.presence import life
@@ -27,7 +27,7 @@ from tests.tools.run.elastic.nursery import Worker, preload
 SCRIPT: Final = Path(__file__).with_name("script.py")
 TOLERANCE: Final = 1e-9
 """Relative to the largest number; all are 64-bit."""
-_PLAN: Final = {"global_batch": 32, "seed": 0, "timeout_s": 20, "patience_s": 10}
+_PLAN: Final[dict[str, Any]] = {"global_batch": 32, "seed": 0, "timeout_s": 20, "patience_s": 10}
 _LIMIT_S: Final = 120.0
 AT_ONCE: Final = 4
 """Runs at the same time."""

@@ -67,7 +67,8 @@ def _train(plant: Callable[[str, dict[str, Any]], None]) -> None:
     job = names["job"] = elastic.init(batch_size=_BATCH, seed=0)
     data = names["data"] = Numbers()
     plant("start", names)
-    model = names["model"] = mlp()
+    model: nn.Module = mlp()
+    names["model"] = model
     optimizer = names["optimizer"] = torch.optim.AdamW(model.parameters(), 0.01)
     model, optimizer, loader = job.prepare(model, optimizer, data)
     schedule = names["schedule"] = lr_scheduler.ExponentialLR(optimizer, 0.99)

@@ -74,7 +74,7 @@ class PlainJob:
         find_unused_parameters: bool = False, **of: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
         del find_unused_parameters
-        loading = {name: of.pop(name) for name in ("collate_fn", "num_workers") if name in of}
+        loading: dict[str, Any] = {name: of.pop(name) for name in ("collate_fn", "num_workers") if name in of}
         return tuple(
             one if isinstance(one, nn.Module | Optimizer) else self._loader(one, shuffle, drop_last, loading)
             for one in (*objects, *of.values())

@@ -172,7 +172,7 @@ def guard_optimizer(
     optimizer: Optimizer,
     names: Iterable[str],
     quiet: Callable[[], bool],
-    around: Callable[[Optimizer], AbstractContextManager[None]] = nullcontext,
+    around: Callable[[Optimizer], AbstractContextManager[None]] = lambda _: nullcontext(),
     checked: Callable[[Closure], Closure] = lambda closure: closure,
     *,
     called: Callable[[Optimizer], None] = lambda _: None,
