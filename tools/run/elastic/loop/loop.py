@@ -770,6 +770,7 @@ class TrainingLoop:
             self._count(micro, losses)
 
     def _count(self, micro: MicroBatch, losses: Mean) -> None:
+        self.guard.step_done()
         if self._membership is not None and not (self._touched or self._stepped):
             self._membership.left_out()
         self.training.step_done(micro.step_samples, losses)

@@ -73,10 +73,13 @@ class ReplicaGuard:
         :param first: its first ones in the step.
         """
         if first:
-            self._share_before, self._whole_before = self._share, self._whole
             self._share, self._whole = [0, 0, 0], [len(step), sum(step), round(workers * _WHOLE_WEIGHT)]
         own = [len(numbers), sum(numbers), round(weight * _WHOLE_WEIGHT)]
         self._share = [one + more for one, more in zip(self._share, own, strict=True)]
+
+    def step_done(self) -> None:
+        """The step under way counts: what was only looked at before does not."""
+        self._share_before, self._whole_before = self._share, self._whole
 
     def is_due(self, step: int) -> bool:
         """Whether the workers compare before this step; they do at every place where their losses meet."""

@@ -128,9 +128,10 @@ def test_comparisons_become_rare() -> None:
 def test_shares_of_a_step_add_up_to_it(other: tuple[range, float], named: str) -> None:
     one, another = Replica(), Replica()
     for replica, (numbers, weight) in ((one, (range(4), 1.0)), (another, other)):
-        for _ in range(2):  # what is compared are the shares of the last step
-            replica.guard.takes(numbers[:2], weight / 2, range(8), 2, first=True)
-            replica.guard.takes(numbers[2:], weight / 2, range(8), 2, first=False)
+        replica.guard.takes(range(3), 1.0, range(8), 2, first=True)  # only looked at
+        replica.guard.takes(numbers[:2], weight / 2, range(8), 2, first=True)
+        replica.guard.takes(numbers[2:], weight / 2, range(8), 2, first=False)
+        replica.guard.step_done()
     if named:
         with pytest.raises(UsageError, match=named):
             compare(one, another)
