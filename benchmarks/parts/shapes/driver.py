@@ -47,7 +47,7 @@ class Mode:
 MODES: Final = {
     "two workers": Mode(workers=2),
     "micro-steps": Mode(accum=2),
-    "1-2-1": Mode(teams={5: (0, 1), 13: (0,)}),
+    "1-2-1": Mode(teams={5: (0, 1), 19: (0,)}),
     "join in an epoch": Mode(teams={11: (0, 1)}),
     "restart in an epoch": Mode(restarts_at=11),
 }
