@@ -15,6 +15,7 @@ from typing import Final
 from benchmarks.parts import library_cpu, parted
 from benchmarks.parts.figure import Figure, renew
 from benchmarks.parts.parted import Part
+from benchmarks.parts.shapes.figures import of_faults, of_shapes
 from benchmarks.parts.training_guard import guard_cost
 
 NAME: Final = "training"
@@ -29,7 +30,12 @@ def cpu() -> list[Figure]:
     return [Figure(one.name, one.value, one.unit, LEAST_CPU_RATIO, at_least=True) for one in found]
 
 
-PARTS: Final[dict[str, Part]] = {"guard": guard_cost, "cpu": cpu}
+PARTS: Final[dict[str, Part]] = {
+    "guard": guard_cost,
+    "faults": of_faults,
+    "shapes": of_shapes,
+    "cpu": cpu,
+}
 
 
 def figures() -> list[Figure]:

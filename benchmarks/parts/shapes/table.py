@@ -37,8 +37,8 @@ class Shape:
 
     @property
     def plain(self) -> bool:
-        """Whether it can run without the library, which alone has loops over steps and draws by sample."""
-        return not re.search(r"job\.(steps|draw|batch_indices|carried)\b", self.code)
+        """Whether it can run without the library, which alone has loops over steps and its draws."""
+        return not re.search(r"job\.(steps|draw|batch_indices|carried)\b|sampler=", self.code)
 
 
 def entries(path: Path) -> Iterator[tuple[str, str, str]]:
