@@ -23,7 +23,7 @@ LEAST_CPU_RATIO: Final = 0.88
 
 
 def cpu() -> list[Figure]:
-    """Processor time of plain loops by the library's, for a small model on samples that are read one by one."""
+    """Processor time of plain loops by the library's, for a small model on samples read one by one."""
     name = "mlp_by_sample"
     found = library_cpu.figures({name: library_cpu.EPOCHS[name]})
     return [Figure(one.name, one.value, one.unit, LEAST_CPU_RATIO, at_least=True) for one in found]

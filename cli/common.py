@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
+from pliant.cli.config import current_folder
 from pliant.cli.console import LINES, note, say, settings, terminal_left
 from pliant.cli.grammar import DURATION_SHOWN, duration, hidden_options, take_old
 from pliant.schemas.errors import OutOfMemoryError, PliantError, ServiceMissingError, UsageError
@@ -161,20 +162,27 @@ def run_command(body: Callable[[], None]) -> int:
     except MemoryError:
         return _fail(str(OutOfMemoryError()), OutOfMemoryError.exit_code)
     except OSError as error:
-        if error.errno == errno.EIO and terminal_left(sys.stdout):
-            abandon(sys.stdout)
-            return BROKEN_PIPE
-        if isinstance(error, PermissionError) and error.filename is not None:
-            return _fail(f"{error.filename}: no permission", UsageError.exit_code)
-        if error.errno not in DISK_FULL:
-            return _bug(error)
-        where = error.filename or "stdout"
-        return _fail(f"{where}: the disk is full; nothing was half-written", ServiceMissingError.exit_code)
+        return _of_system(error)
     except Exception as error:  # noqa: BLE001 - the last line of defence before a traceback
         if isinstance(error, ImportError) and NO_ROOM in str(error):
             return _fail(str(OutOfMemoryError()), OutOfMemoryError.exit_code)
         return _bug(error)
     return 0
+
+
+def _of_system(error: OSError) -> int:
+    if error.errno == errno.EIO and terminal_left(sys.stdout):
+        abandon(sys.stdout)
+        return BROKEN_PIPE
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return _fail(f"{error.filename}: no permission", UsageError.exit_code)
+    if isinstance(error, FileNotFoundError) and current_folder() is None:
+        text = "the current folder was removed: go to another one, or name all paths from / on"
+        return _fail(text, UsageError.exit_code)
+    if error.errno not in DISK_FULL:
+        return _bug(error)
+    where = error.filename or "stdout"
+    return _fail(f"{where}: the disk is full; nothing was half-written", ServiceMissingError.exit_code)
 
 
 def _fail(message: str, code: int) -> int:

@@ -63,11 +63,19 @@ class Config:
 
 def configuration() -> Config:
     """:raises BadInputError: pliant.toml is not one."""
-    file = _nearest(Path.cwd())
+    file = _nearest(here) if (here := current_folder()) is not None else None
     config = Config() if file is None else _read(file)
     if state := os.environ.get(STATE_VARIABLE):
         return replace(config, state=state, origins={**config.origins, "state": STATE_VARIABLE})
     return config
+
+
+def current_folder() -> Path | None:
+    """Returns None if it was removed; then paths have to be absolute."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def state_directory(given: Path | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import os
 import select
 import stat
@@ -43,6 +44,21 @@ _ESCAPES: Final = {
 }
 
 
+_PLAIN_ERRORS: Final = "pliant.plain"
+"""Name of the handler of characters that a terminal lacks."""
+_PLAIN: Final = {
+    "…": "...",
+    "·": "*",
+    "×": "x",
+    "−": "-",
+    "–": "-",
+    "─": "-",
+    "≤": "<=",
+    "≥": ">=",
+    "→": "->",
+}
+
+
 @dataclass(slots=True)
 class CommonOptions:
     """The common options; set once by ``cli.common``."""
@@ -70,6 +86,24 @@ def stderr() -> Console:
             abandon(sys.stderr)
 
     return Words(stderr=True, quiet=settings.quiet, highlight=False)
+
+
+def write_plainly(*streams: TextIO | None) -> None:
+    """Let streams in another encoding than UTF-8 take any text: no character that they lack is an error."""
+    codecs.register_error(_PLAIN_ERRORS, _in_plain)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors=_PLAIN_ERRORS)
+
+
+def _in_plain(error: UnicodeError) -> tuple[str, int]:
+    """What looks alike, or a JSON escape, which keeps JSON what it is."""
+    import json
+
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(each, json.dumps(each)[1:-1]) for each in lacking), error.end
 
 
 def note(text: str) -> None:
@@ -172,10 +206,15 @@ def nothing_comes_in() -> bool:
     return sys.stdin is None or is_terminal(sys.stdin)
 
 
-def out_text(text: str) -> None:
-    """Write the product to stdout: harmless to a terminal, unchanged into a pipe."""
+def out_text(text: str, paint: Callable[[str], str] = str) -> None:
+    """Write the product to stdout: harmless to a terminal, unchanged into a pipe.
+
+    :param paint: colours it for a terminal that shows colours.
+    """
     stream = stdout()
-    text = harmless(text, keeps=LINES) if is_terminal(stream) else text
+    if is_terminal(stream):
+        text = harmless(text, keeps=LINES)
+        text = paint(text) if is_screen(stream) and not os.environ.get("NO_COLOR") else text
     write_stdout(text.encode(stream.encoding, stream.errors or "strict"))
 
 

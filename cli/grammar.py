@@ -92,12 +92,15 @@ def form_and_file(form: Form, output: str) -> tuple[Form, str]:
     return Form[output], "-"
 
 
-def out_or_file(text: str, output: str) -> None:
-    """Write the product to stdout or to a file."""
+def out_or_file(text: str, output: str, paint: Callable[[str], str] = str) -> None:
+    """Write the product to stdout or to a file.
+
+    :param paint: see :func:`out_text`.
+    """
     from pliant.schemas.file_io.files import write_bytes
 
     if output == "-":
-        out_text(text)
+        out_text(text, paint)
     else:
         write_bytes(output, text.encode())
 

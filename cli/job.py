@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
-from pliant.cli.console import Escaping, is_terminal, out_text, page_width, reader_left
+from pliant.cli.console import Escaping, is_terminal, out_text, reader_left, width_for
 from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, out_or_file
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import write_stdout
@@ -167,7 +167,7 @@ def stack(
     if format is Form.json:
         out_or_file(stacks_document(job, found), output)
     else:
-        width = page_width(sys.stdout) if output == "-" else None
+        width = width_for(sys.stdout) if output == "-" else None
         out_or_file(stacks_text(found, width, threads=threads), output)
 
 
@@ -205,7 +205,9 @@ def why(
     if as_json or format is Form.json:
         out_or_file(found.document(), output)
     else:
-        out_or_file(found.text(page_width(sys.stdout) if output == "-" else None), output)
+        from pliant.cli.status import with_colours
+
+        out_or_file(found.text(width_for(sys.stdout) if output == "-" else None), output, with_colours)
 
 
 class _Answer:

@@ -18,7 +18,7 @@ from typer.main import get_command
 
 from pliant import __version__
 from pliant.cli.common import BROKEN_PIPE, DISK_FULL, command, mistake_line, run_command
-from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, say, width_for
+from pliant.cli.console import LINES, UNKNOWN_WIDTH, entry, out_text, say, width_for, write_plainly
 from pliant.cli.grammar import epilog
 from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import abandon
@@ -154,6 +154,20 @@ Next:
 """
 
 
+_MORE: Final = "More options"
+_FIRST: Final = {
+    "profile": "cluster model gpus batches iterations costs append imported predict output",
+    "schedule": "policy profile cluster state param now seed demand explain output",
+    "run": "state follow until_done policy param cluster profile backend retries dry_run",
+    "replay": "cluster policy profile param interval rescale_cost demand preemptible recipe output",
+    "report": "baseline format output figures all explain jobs each_run expect verbose",
+    "submit": "state gpus gpu_type batch name array after priority relaunch dry_run",
+    "status": "state watch explain user team only pattern sort format output",
+    "trace import": "output lenient cluster_out begin end user vc sample mapping workload",
+}
+"""Of commands with more than a dozen options, the ten that most people need, in the order of the help."""
+
+
 class _OnDemand(TyperGroup):
     """Makes each command when it is asked for."""
 
@@ -266,19 +280,30 @@ def _made(name: str) -> Any:
     for each, panel, _ in COMMANDS:
         if each == name:
             made.command(name, rich_help_panel=panel)(command(getattr(module, name.replace(" ", "_"))))
-            return _explained(get_command(made))
+            return _explained(get_command(made), name)
     made.callback()(lambda: None)  # a group also where it has a single command
     for sub in module.SUBCOMMANDS:
         made.command(sub.__name__.removeprefix(f"{name}_"))(command(sub))
     found: Any = get_command(made)
-    for sub in found.commands.values():
-        _explained(sub)
+    for sub_name, sub in found.commands.items():
+        _explained(sub, f"{name} {sub_name}")
     found.rich_help_panel, found.help = next((panel, text) for each, panel, text in GROUPS if each == name)
     return found
 
 
-def _explained(made: Any) -> Any:
-    """The command; its help ends with what DURATION and the like stand for, and shows every bracket."""
+def _explained(made: Any, name: str) -> Any:
+    """The command; its help begins with the options that most people need, ends with what DURATION and the
+    like stand for, and shows every bracket.
+    """
+    if first := _FIRST.get(name):
+        options = {each.name: each for each in made.params if each.param_type_name == "option"}
+        ranked = [options.pop(each) for each in first.split()]
+        for each in ranked:
+            each.rich_help_panel = None
+        for each in options.values():
+            each.rich_help_panel = each.rich_help_panel or _MORE
+        arguments = [each for each in made.params if each.param_type_name != "option"]
+        made.params = [*arguments, *ranked, *options.values()]
     made.help = re.sub(r"\[(?=[a-z])", r"\\[", made.help or "")  # else taken for markup
     made.epilog = epilog(made.params)
     return made
@@ -305,6 +330,7 @@ def main() -> None:
     """Entry point of the ``pliant`` command."""
     if sys.stderr is None:  # closed: what is meant for it must not end up in another file
         sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - open until the end
+    write_plainly(sys.stdout, sys.stderr)
     if {"-h", "--help"} & {*sys.argv} and "typer.rich_utils" not in sys.modules:
         _import_help_pages()
     try:

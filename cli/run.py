@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pliant.schemas.event import Event
     from pliant.tools.run.service.loop import RunOptions
     from pliant.tools.run.statedir.directory import StateDir
+    from pliant.tools.run.statedir.log.fold import RunLog
     from pliant.tools.run.statedir.state import Sink
     from pliant.tools.run.watch.screen import Screen
     from pliant.tools.schedule.decide import Question
@@ -82,12 +83,12 @@ def run(
         str | None,
         typer.Option(
             "--cluster",
-            help="The cluster (JSON), where --follow begins a run.",
+            help="The cluster (JSON) that --follow begins a run with; later the same.",
             show_default="cluster in pliant.toml",
         ),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option("--profile", help="Measured speeds (Parquet), where --follow begins a run.")
+        str | None, typer.Option("--profile", help="Measured speeds (Parquet), likewise.")
     ] = None,
     shared: Annotated[
         bool,
@@ -246,7 +247,7 @@ def run(
     else:
         from pliant.tools.run.watch.screen import line
 
-        log, failed = run_once(options)
+        log, failed = run_once(replace(options, sinks_of_news=_words()))
         note(f"{line(log)}; state directory: {options.state}")
         check_failed(log, options.state, failed)
 
@@ -356,7 +357,7 @@ def _watch(options: RunOptions) -> None:
     from pliant.tools.run.service.run import check_failed, run_until_done
 
     with _screen(options) as screen:
-        log, stopped_by = run_until_done(replace(options, sinks=_sinks()), screen)
+        log, stopped_by = run_until_done(replace(options, sinks=_sinks(), sinks_of_news=_words()), screen)
         screen.end(log)
     if stopped_by is not None:
         note(f"stopped; go on with: pliant run --until-done --state {options.state}")
@@ -368,7 +369,7 @@ def _serve(options: RunOptions) -> None:
     from pliant.tools.run.service.run import run_and_follow
 
     with _screen(options) as screen:
-        log, left_by = run_and_follow(replace(options, sinks=(*_sinks(), *_words())), screen)
+        log, left_by = run_and_follow(replace(options, sinks=_sinks(), sinks_of_news=_words()), screen)
     running = sum(job.phase == "running" for job in log.active.values())
     left = f"{counted(running, 'job')} {'trains' if running == 1 else 'train'} on"
     note(f"left; {left}; go on with: pliant run --follow --state {options.state}")
@@ -376,13 +377,24 @@ def _serve(options: RunOptions) -> None:
 
 
 def _serve_in_background(options: RunOptions) -> None:
-    from pliant.tools.run.service.run import in_background, run_and_follow
+    import os
+
+    from pliant.tools.run.service.run import in_background, reserve_space, run_and_follow
     from pliant.tools.run.statedir.directory import StateDir, make_own
 
     def body(ready: Callable[[], None]) -> int:
+        size = -1
+
+        def look(_log: RunLog, _now_s: float) -> None:
+            nonlocal size
+            ready()
+            if (now := os.fstat(2).st_size) != size:
+                size = now
+                reserve_space(2)
+
         def serve() -> None:
-            said = replace(options, sinks=(_say_trouble,))
-            run_and_follow(said, lambda _log, _now_s: ready())
+            said = replace(options, sinks_of_news=(_say_trouble,))
+            run_and_follow(said, look)
 
         return run_command(serve)
 

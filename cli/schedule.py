@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -96,6 +97,9 @@ def schedule(
         bool,
         typer.Option("--strict", help="Fail where the inputs leave something open, instead of assuming it."),
     ] = False,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
+    ] = False,
     timing: Annotated[
         bool, typer.Option("--timing/--no-timing", help="Write how long the decision took.")
     ] = True,
@@ -137,7 +141,7 @@ def schedule(
             raise UsageError("name the --cluster: pliant cluster discover -o cluster.json writes one")
         raise UsageError("name the jobs and --cluster, or a --state directory")
     else:
-        found = _from_files(profile, jobs, cluster, question, now, defaults=config.job)
+        found = _from_files(profile, jobs, cluster, question, now, defaults=config.job, check=not no_check)
     heed(_assumed(found), strict=strict)
     if explain:
         from pliant.tools.schedule.explain import table
@@ -212,21 +216,27 @@ def _from_files(
     now: float | None,
     *,
     defaults: Mapping[str, Any],
+    check: bool,
 ) -> Schedule:
+    from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_cluster, read_jobs
     from pliant.schemas.job import arriving_at
     from pliant.tools.schedule.decide import decide
 
     if [profile, jobs, cluster].count("-") > 1:
         raise UsageError("only one input can come from stdin")
-    found = read_jobs(jobs, defaults)
+    found, source = read_jobs(jobs, defaults), source_name(jobs)
+    if check and any(job.command for job in found):
+        from pliant.tools.run.service.submit import check_scripts
+
+        check_scripts(found, source, folder=Path())
     return decide(
         found if now is None else arriving_at(found, now),
         read_cluster(cluster),
         _profile(profile, stdin_is_taken="-" in (jobs, cluster)),
         question,
         now_s=now,
-        source="<stdin>" if jobs == "-" else jobs,
+        source=source,
     )
 
 

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
-from pliant.cli.console import is_screen, note, nothing_comes_in, out_text, page_width, reader_left, width_for
+from pliant.cli.console import LINES, is_screen, note, nothing_comes_in, out_text, reader_left, width_for
 from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
 from pliant.schemas.errors import UsageError
-from pliant.schemas.text import did_you_mean
+from pliant.schemas.text import did_you_mean, harmless
 
 if TYPE_CHECKING:
     from pliant.tools.run.door.asking import Looking
@@ -61,6 +61,30 @@ def _refuse_watched(form: Form, output: str) -> None:
         raise UsageError(f"--watch shows a table here: leave -o {output} out")
 
 
+_COLOURS: Final = {
+    **dict.fromkeys(("running", "finished"), 32),
+    **dict.fromkeys(("failed", "rejected", "retrying"), 31),
+    **dict.fromkeys(("submitted", "waiting", "held", "preempted", "cancelled", "cancelling"), 33),
+    **dict.fromkeys(("starting", "resuming", "growing", "shrinking", "moving", "ending"), 36),
+}
+"""Colours of states, as terminals number them."""
+
+
+def with_colours(text: str) -> str:
+    """The states in a table of jobs, or in the page of one, in colour."""
+    found, at = [], None
+    for whole in text.splitlines(keepends=True):
+        line = whole
+        if line.startswith("job ") and "  state" in line:
+            at = line.index("  state") + 2
+        place = len("state     ") if line.startswith("state     ") else at
+        state = "" if place is None else line[place:].partition(" ")[0].rstrip()
+        if place is not None and state in _COLOURS:
+            line = f"{line[:place]}\x1b[{_COLOURS[state]}m{state}\x1b[0m{line[place + len(state) :]}"
+        found.append(line)
+    return "".join(found)
+
+
 def show(look: Callable[[int | None], Screen], every_s: float) -> None:
     """Update a table on the terminal until q or Ctrl-C.
 
@@ -75,7 +99,8 @@ def show(look: Callable[[int | None], Screen], every_s: float) -> None:
         while pressed not in ("q", "Q"):
             table, (*lines, last) = look(width_for(sys.stdout))
             below = [*map(Text, lines), Text(last, style="dim"), Text("q leaves", style="dim")]
-            live.update(Group(Text(table.rstrip("\n"), no_wrap=True), *below), refresh=True)
+            shown = Text.from_ansi(with_colours(harmless(table.rstrip("\n"), keeps=LINES)), no_wrap=True)
+            live.update(Group(shown, *below), refresh=True)
             pressed = keys.wait(every_s)
 
 
@@ -180,7 +205,7 @@ def status(
         typer.Option(
             "--columns",
             metavar="NAME,…",
-            help="Columns to show, uncut in a pipe: job, user, team, state, gpus, nodes, model, priority, "
+            help="Columns to show: job, user, team, state, gpus, nodes, model, priority, "
             "progress, speed, loss, failures, submitted, until, why.",
             show_default="job,state,gpus,progress,until,why",
         ),
@@ -201,8 +226,8 @@ def status(
 
     For each job: state, GPUs and global batch, progress, until when (at its
     measured speed), and why. For one job also its history and its last error
-    lines. A pipe gets lines of 80 columns, or of $COLUMNS. With -f json the jobs
-    have all fields, or those that --columns names.
+    lines. Lines are broken on a terminal alone. With -f json the jobs have all
+    fields, or those that --columns names.
 
     \b
     Examples:
@@ -281,8 +306,8 @@ def _once(page: _Page, form: Form, output: str) -> None:
     if form is Form.json:
         out_or_file(page.document(found, time.time()), output)
         return
-    width = page.width() if output == "-" else None
-    out_or_file(page.text(found, time.time(), width), output)
+    width = width_for(sys.stdout) if output == "-" else None
+    out_or_file(page.text(found, time.time(), width), output, with_colours)
     if page.job is None:
         note(run_line(found, page.state))
         for line in _trouble(found):
@@ -306,10 +331,6 @@ class _Page:
 
     def look(self) -> Status:
         return self.watcher.look(ahead=True)
-
-    def width(self) -> int | None:
-        """Columns to fill. Returns None for columns that were asked for, in a pipe."""
-        return width_for(sys.stdout) if self.columns else page_width(sys.stdout)
 
     def text(self, found: Status, now_s: float, width: int | None) -> str:
         from pliant.tools.run.watch.job_page import job_page
@@ -398,7 +419,10 @@ def _show(page: _Page, every_s: float | None) -> None:
 
     def changed() -> tuple[object, Callable[[], Screen]]:
         found = page.look()
-        return page.mark(found), lambda: (page.text(found, time.time(), page.width()), _trouble(found))
+        return page.mark(found), lambda: (
+            page.text(found, time.time(), width_for(sys.stdout)),
+            _trouble(found),
+        )
 
     if is_screen(sys.stdout):
         show(look, every_s or LOOK_S)

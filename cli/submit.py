@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
+from pliant.cli.grammar import SIZE_SHOWN, size
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.text import EPOCH_LIKE_S, similar
@@ -57,6 +58,25 @@ def submit(
             metavar="N|N-M|N,M",
             help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic.",
             show_default="1, or what pliant.toml says",
+        ),
+    ] = None,
+    gpu_type: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-type",
+            metavar="TYPE,…",
+            help="Of a script: the only GPU types that it may run on.",
+            show_default="any",
+        ),
+    ] = None,
+    gpu_memory: Annotated[
+        int | None,
+        typer.Option(
+            "--gpu-memory",
+            parser=size(),
+            metavar=SIZE_SHOWN,
+            help="Of a script: the least memory of each of its GPUs.",
+            show_default="any",
         ),
     ] = None,
     batch: Annotated[
@@ -143,15 +163,16 @@ def submit(
     from pliant.tools.run.door.asking import is_served
     from pliant.tools.run.door.asking import submit as ask
 
-    fields, now_s = _fields(gpus, batch, name, relaunch=relaunch), time.time()
+    kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
+    fields, now_s = _fields(gpus, kind, batch, name, relaunch=relaunch), time.time()
     if jobs is not None and jobs.endswith(".py"):
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
         found = of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
     else:
         if fields or arguments or array is not None:
-            text = "--gpus, --batch, --name, --relaunch, --array and arguments are about a script (*.py)"
-            raise UsageError(f"{text}: in a file each job states them")
+            names = "--gpus, --gpu-type, --gpu-memory, --batch, --name, --relaunch, --array and arguments"
+            raise UsageError(f"{names} are about a script (*.py): in a file each job states them")
         path = named_or_piped(jobs, "no jobs to submit: name a file or a script, or pipe one in")
         source, found = source_name(path), read_jobs(path, configuration().job)
     if priority is not None:
@@ -269,9 +290,16 @@ def of_script(
     return parse_jobs(text.encode(), COMMAND_LINE, configuration().job)
 
 
-def _fields(gpus: str | None, batch: int | None, name: str | None, *, relaunch: bool) -> dict[str, Any]:
-    """What the options say of a job."""
+def _fields(
+    gpus: str | None, kind: Mapping[str, Any], batch: int | None, name: str | None, *, relaunch: bool
+) -> dict[str, Any]:
+    """What the options say of a job.
+
+    :param kind: fields of its GPUs that say which they may be; None: any.
+    """
     found: dict[str, Any] = {} if gpus is None else _sizes(gpus)
+    if stated := {field: value for field, value in kind.items() if value is not None}:
+        found["gpus"] = {**(found.get("gpus") or configuration().job.get("gpus") or {}), **stated}
     if batch is not None:
         found["batch"] = {"size": batch}
     if name is not None:

@@ -290,8 +290,14 @@ class Column:
     right: bool = False
 
 
-def text_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
-    """A header and a line for each row; ``width``: columns of the terminal, if there is one."""
+def text_table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None, *, wraps: bool = False
+) -> str:
+    """A header and a line for each row.
+
+    :param width: columns of the terminal, if there is one.
+    :param wraps: what does not fit the last column goes on below it; else it is cut.
+    """
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [
         max([width_of(column.header), *(width_of(row[index]) for row in cells)])
@@ -302,7 +308,14 @@ def text_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: 
         kept = _kept(columns, widths, width)
         widths = _cut_widths(columns, widths, kept, width)
     lines = [[column.header for column in columns], *cells]
-    return "".join(_line(columns, row, widths, kept) for row in lines)
+    if not wraps or columns[kept[-1]].least is None or len(kept) == 1:
+        return "".join(_line(columns, row, widths, kept) for row in lines)
+    last, broken = kept[-1], list[list[str]]()
+    for row in lines:
+        first, *rest = wrapped(row[last], widths[last]) or [""]
+        broken.append([*row[:last], first, *row[last + 1 :]])
+        broken += [[*[""] * last, each, *[""] * (len(columns) - last - 1)] for each in rest]
+    return "".join(_line(columns, row, widths, kept) for row in broken)
 
 
 def _kept(columns: Sequence[Column], widths: Sequence[int], width: int) -> list[int]:

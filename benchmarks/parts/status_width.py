@@ -111,7 +111,8 @@ def _too_wide(text: str, width: int) -> int:
 
 def _is_whole(table: str, ids: Sequence[str]) -> bool:
     """Whether each job has a line, in order, whose cells begin where their headers do."""
-    header, *rows = table.splitlines()
+    header, *lines = table.splitlines()
+    rows = [line for line in lines if not line.startswith(" ")]  # the others go on with a reason
     if len(rows) != len(ids):
         return False
     starts = [

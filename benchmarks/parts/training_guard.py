@@ -1,4 +1,4 @@
-"""What it costs to compare the workers' replicas, as a part of the time that each script of the recipes trains.
+"""What it costs to compare the workers' replicas, as a part of the time of each script of the recipes.
 
 ``python -m benchmarks.parts.training_guard SCRIPT`` is what each worker runs: it times the comparisons and
 the training, and rank 0 writes both.

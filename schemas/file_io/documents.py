@@ -74,17 +74,17 @@ def _parse_slowly(data: bytes, source: str, kind: str, record: type[R], *, schem
     """Also leaves out what a newer minor version added."""
     value = _object(data, source, kind)
     text = data.decode()
-    newer = _version(value, source, kind, _line_of(text, ("schema",)), schema_required=schema_required)
+    newer = _version(value, source, kind, line_of(text, ("schema",)), schema_required=schema_required)
     named = {**value, "schema": schema_id(kind)}
     try:
         found, dropped = validate_value(named, record.model_validate_json, drop_unknown=newer)
     except ValidationError as error:
         places = [
-            (_line_of(text, location(each)), pointer(each), message(each, error.title))
+            (line_of(text, location(each)), pointer(each), message(each, error.title))
             for each in details(error)
         ]
     else:
-        places = [(_line_of(text, path), as_pointer(path), NOT_FINITE) for path in nonfinite(value)]
+        places = [(line_of(text, path), as_pointer(path), NOT_FINITE) for path in nonfinite(value)]
         if not places:
             warn_dropped(source, dropped)
             return found
@@ -129,7 +129,7 @@ def _version(value: dict[str, Any], source: str, kind: str, line: int, *, schema
     return False
 
 
-def _line_of(text: str, path: tuple[str | int, ...]) -> int:
+def line_of(text: str, path: tuple[str | int, ...]) -> int:
     """The line (from 1) of the value at ``path``, or of its nearest container if it is missing."""
     at = _skip(text, 0)
     for part in path:

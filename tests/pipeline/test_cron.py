@@ -9,9 +9,12 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 
@@ -19,7 +22,9 @@ import pytest
 
 from pliant.schemas.io import read_events
 from tests.cli.calling import call
+from tests.effort import examples
 from tests.pipeline.conftest import Shell
+from tests.tools.run.simulated.cron import moves_without_news
 from tests.tools.run.site import until
 
 TURN = (
@@ -164,6 +169,56 @@ def test_the_timer_of_the_examples_runs_a_turn(sh: Shell, inputs: Path) -> None:
     assert busy.returncode in fine, "another run serves the directory: nothing to be told of"
 
 
+def served(folder: Path, unit: str) -> Iterator[subprocess.Popen[str]]:
+    """The loops that the unit of an example starts, one after the other by the same words."""
+    service = configparser.ConfigParser(strict=False)
+    service.optionxform = str  # type: ignore[method-assign,assignment]
+    service.read(UNITS / unit)
+    assert (service["Service"]["Type"], service["Service"]["KillMode"]) == ("exec", "process")
+    assert service["Service"]["RestartPreventExitStatus"].split() == ["2", "3"]
+    files = {name.upper(): str(folder / f"{name}.json") for name in ("cluster", "roles")}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, **files, "STATE": str(folder / "state"), "POLICY": "fifo", "PATH": path}
+    while True:
+        words = shlex.split(service["Service"]["ExecStart"])
+        with subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True) as loop:
+            yield loop
+
+
+def decisions(folder: Path) -> int:
+    log = folder / "state" / "events.jsonl"
+    return log.read_text().count('"origin_s"') if log.exists() else 0
+
+
+def starts_and_kills(folder: Path, unit: str) -> str:
+    """Start and kill it three times; returns what it says when the cluster has been changed."""
+    (folder / "roles.json").write_text('{"schema": "pliant.roles/1", "operators": []}')
+    write_world(folder)
+    loops = served(folder, unit)
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+        loop, before = next(loops), decisions(folder)
+        until(lambda loop=loop, before=before: loop.poll() is not None or decisions(folder) > before)
+        assert loop.poll() is None, loop.communicate()[1]
+        loop.send_signal(number)
+        assert loop.wait() in (-number, 128 + number)
+    (folder / "cluster.json").write_text('{\n"slots": "cpu",\n"nodes": [{"name": "here", "gpus": 2}]}')
+    _, said = next(loops).communicate()
+    loops.close()
+    return said
+
+
+def test_the_live_service_of_the_examples_comes_back_by_the_same_words(tmp_path: Path, golden_text) -> None:
+    golden_text(starts_and_kills(tmp_path, "pliant-live.service"))
+
+
+@pytest.mark.services
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, and ids for other users")
+def test_the_shared_service_of_the_examples_comes_back_by_the_same_words() -> None:
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        Path(folder).chmod(0o755)
+        assert "cluster.json:3: /nodes/0/gpus: 2, " in starts_and_kills(Path(folder), "pliant-shared.service")
+
+
 @pytest.mark.services
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_accepts_the_units_of_the_examples(tmp_path: Path) -> None:
@@ -177,4 +232,10 @@ def test_systemd_accepts_the_units_of_the_examples(tmp_path: Path) -> None:
     wrong.write_text((UNITS / "pliant.service").read_text().replace("oneshot", "twoshots"))
     if "twoshots" not in message(wrong):
         pytest.skip("systemd-analyze cannot verify units here")
-    assert "pliant" not in message(*sorted(UNITS.glob("pliant.*")))
+    assert "pliant" not in message(*sorted(UNITS.glob("pliant*")))
+
+
+@pytest.mark.parametrize("seed", range(examples(4)))
+def test_a_turn_without_news_changes_nothing(tmp_path: Path, seed: int) -> None:
+    """Of jobs that state each optional field or not, on workers that report what nobody has decided."""
+    assert moves_without_news(tmp_path, jobs=10, turns=4, seed=seed) == []

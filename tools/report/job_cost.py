@@ -217,7 +217,7 @@ def _speed(job: JobRecord, until_s: float, *, tells: bool) -> tuple[float | None
     if found:
         return found, ""
     waits = tells or job.job.changes_in_place
-    return None, "it has not trained yet" if waits else "its script reports no steps"
+    return None, "it has not trained yet" if waits else "its script has reported no steps"
 
 
 def _cheapest(job: JobRecord, run: RunRecord) -> tuple[tuple[int, float] | tuple[None, None], str]:
@@ -236,7 +236,7 @@ def _cheapest(job: JobRecord, run: RunRecord) -> tuple[tuple[int, float] | tuple
 _HOUR_S: Final = 3600.0
 _SAMPLES: Final = 1000
 """Samples that a price is for."""
-_SILENT: Final = "its script reports no steps, so the time of its starts is not known"
+_SILENT: Final = "its script has reported no steps, so the time of its starts is not known"
 
 
 def cost_facts(cost: JobCost) -> Iterator[tuple[str, str]]:

@@ -51,8 +51,9 @@ from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.commands import ask
 from pliant.tools.run.backends.slurm.parsing import SlurmNode
 from pliant.tools.run.discovery import choose_partitions, levels_of, slurm_topology
+from pliant.tools.run.door.access import ADVICE, obstacle
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
-from pliant.tools.run.statedir.directory import StateDir, check_own, holder_of
+from pliant.tools.run.statedir.directory import ROOT, StateDir, check_own, holder_of
 from pliant.tools.run.statedir.file_system import Mount, mount_of, probe
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView, Misfit
@@ -384,6 +385,18 @@ def _writing(place: Path) -> Iterator[Check]:
         yield ok(f"{text}{', and locks work' if found.locks else ''}")
 
 
+def accounts(site: Site) -> Iterator[Check]:
+    """Could other accounts run jobs here, if root shares the run?"""
+    if os.geteuid() != ROOT or site.dirs is None or (site.there and not site.dirs.is_shared):
+        return
+    if (why := obstacle()) is None:
+        yield ok("other accounts can run this Python and read pliant, as --shared needs")
+    elif site.there:
+        yield problem(f"{why}: they fail with exit code 127", ADVICE)
+    else:
+        yield warning(f"{why}: with --shared they fail with exit code 127", ADVICE)
+
+
 _BEFORE_US_S: Final = 1_700_000_000.0
 """November 2023, before the first pliant."""
 _JUMP_S: Final = 0.2
@@ -640,6 +653,7 @@ CHECKS: Final[Mapping[str, Callable[[Site], Iterable[Check]]]] = {
     "versions": versions,
     "cluster": cluster_file,
     "folder": folder,
+    "accounts": accounts,
     "clock": clock,
     "GPUs": gpus,
     "Slurm": slurm,

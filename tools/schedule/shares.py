@@ -101,6 +101,13 @@ class Claim:
     waiting: list[WaitingJob] = field(default_factory=list)
     declined: dict[str, int] = field(default_factory=dict)
     """Free GPUs by type that were its own to take, and that its policy left."""
+    shrinks: bool = False
+    """Whether one of its jobs can go on with fewer GPUs."""
+
+    @property
+    def kinds(self) -> set[str]:
+        """GPU types that jobs which wait can run on."""
+        return {kind for wait in self.waiting for kind in wait.most}
 
     def mark(self, kind: str) -> tuple[int, int, str]:
         """Changes with what its jobs could do with more GPUs."""
@@ -159,6 +166,8 @@ def claims_of(
         kind = job.gpu_type or ""
         claim.running.append(job)
         if job.counts_gpus:
+            elastic = resizes and job.spec.elastic != "none" and job.beside is None
+            claim.shrinks = claim.shrinks or (elastic and job.gpus > job.spec.min_gpus)
             most_here = most_useful(job, kind, total.get(kind, 0), speeds, resizes=resizes)
             claim.held[kind] = claim.held.get(kind, 0) + job.gpus
             claim.wanted[kind] = claim.wanted.get(kind, 0) + max(job.gpus, most_here)
@@ -256,6 +265,15 @@ class _Party:
     def has_use(self, kind: str, more: int) -> bool:
         return any(claim.has_use(kind, more) for claim in self.claims)
 
+    def can_start(self, more: int) -> bool:
+        """Whether a job that waits fits that many GPUs of one type."""
+        return any(claim.can_start(kind, more) for claim in self.claims for kind in claim.kinds)
+
+    @property
+    def can_give(self) -> bool:
+        """Whether it can give up a GPU that no job of it that waits asks for."""
+        return not any(claim.waiting for claim in self.claims) and any(claim.shrinks for claim in self.claims)
+
     @property
     def turn(self) -> tuple[float, tuple[float, str], Owner]:
         """Who gives way comes last."""
@@ -348,7 +366,8 @@ def _in_use(parties: Sequence[_Party], total: Mapping[str, int], terms: _Terms) 
     due: _Parts | None = None
     while True:
         caps = [min(cap, sum(each.values())) for cap, each in zip(terms.caps, usable, strict=True)]
-        counts = _whole(_shared(terms.gpus, terms.weights, terms.firm, caps), held)
+        shared = _shared(terms.gpus, terms.weights, terms.firm, caps)
+        counts = _with_first_starts(parties, shared, _whole(shared, held), held)
         parts = _by_type(parties, counts, usable, total)
         due = due or parts
         idle = [
@@ -372,6 +391,30 @@ def _in_use(parties: Sequence[_Party], total: Mapping[str, int], terms: _Terms) 
                 parts[i][kind] += more
                 left[kind], spare = left[kind] - more, spare - more
     return parts, due
+
+
+def _with_first_starts(
+    parties: Sequence[_Party], shared: Sequence[float], whole: Sequence[int], held: Sequence[int]
+) -> list[int]:
+    """The numbers, with one more GPU for parties that a fraction of one keeps from a first start.
+
+    It comes from a party whose number is above its part, none of whose jobs waits, and one of which can
+    shrink. So the other does not take it back before one of its jobs waits.
+    """
+    counts = list(whole)
+    for i in sorted(range(len(parties)), key=lambda i: parties[i].turn):
+        more = counts[i] - held[i]
+        if (
+            shared[i] <= counts[i] + _ROUNDING
+            or parties[i].can_start(more)
+            or not parties[i].can_start(more + 1)
+        ):
+            continue
+        above = [j for j, party in enumerate(parties) if counts[j] > shared[j] + _ROUNDING and party.can_give]
+        if above:
+            counts[max(above, key=lambda j: (counts[j] - shared[j], parties[j].turn))] -= 1
+            counts[i] += 1
+    return counts
 
 
 def _by_type(

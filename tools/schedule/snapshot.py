@@ -103,4 +103,6 @@ class Snapshot(NamedTuple):
 
     def gpus_by_type(self) -> dict[str, int]:
         """GPUs of nodes that are up, in order of the first node of each type."""
+        if len(self.free_gpus) == 1 and self.total_gpus:
+            return dict.fromkeys(self.free_gpus, self.total_gpus)
         return gpus_by_type(self.nodes)

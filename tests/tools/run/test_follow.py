@@ -1,7 +1,3 @@
-"""The live loop: what is asked of it while it runs, and what becomes of its jobs when it leaves."""
-
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -13,7 +9,7 @@ import pytest
 
 from pliant.schemas.errors import UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import read_schedule
+from pliant.schemas.io import read_schedule, write_cluster
 from pliant.schemas.schedule import Allocation, Schedule
 from pliant.tools.profile.predictor import ended_jobs
 from pliant.tools.report.read_run import read_run
@@ -28,6 +24,7 @@ from pliant.tools.schedule.decide import Question
 from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.snapshot import Snapshot
+from tests.builders import cluster
 from tests.tools.run.conftest import left_running
 from tests.tools.run.site import QUICK, Site, in_order
 
@@ -69,7 +66,6 @@ def story(*steps: Step | Condition) -> runner.View:
 
 
 def never(log: RunLog) -> bool:
-    """The last step of a story that does not leave."""
     return False
 
 
@@ -90,13 +86,11 @@ def nothing(log: RunLog) -> bool:
 
 
 def end_all(site: Site, *job_ids: str) -> None:
-    """Cancel jobs that a test has left training, and wait for their end."""
     cancel(site.state, job_ids)
     run_and_follow(go_on(site), story(nothing_runs(site)))
 
 
 def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
-    """Whether they run, wait, or are still to come; others get their slots."""
     _, stopped_by = run_and_follow(
         begin(site, "fifo"),
         story(
@@ -136,10 +130,13 @@ def test_a_run_is_begun_with_a_cluster_and_goes_on_with_its_own(site: Site) -> N
         run_and_follow(RunOptions(site.state, question=Question("fifo")), story())
     assert not site.state.exists()
     run_and_follow(begin(site), story())
-    with pytest.raises(UsageError, match="brings its own cluster"):
-        run_and_follow(RunOptions(site.state, cluster="other.json"), story())
-    with pytest.raises(UsageError, match="name no schedule"):
-        run_and_follow(RunOptions(site.state, "s.json"), story())
+    run_and_follow(begin(site), story())
+    write_cluster(cluster(3, slots="cpu"), site.folder / "other.json")
+    with pytest.raises(UsageError, match=r"other.json:\d+: /nodes/0/gpus: 3, and the run has 2"):
+        run_and_follow(replace(begin(site), cluster=str(site.folder / "other.json")), story())
+    site.job("a")
+    with pytest.raises(UsageError, match="began with other jobs: name no schedule"):
+        run_and_follow(RunOptions(site.state, site.schedule()), story())
 
 
 def test_a_loop_that_goes_on_passes_on_new_events_alone(site: Site) -> None:
@@ -163,9 +160,7 @@ def failed_decisions(site: Site) -> list[str]:
     return [detail["error"] for detail in details if "error" in detail]
 
 
-def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(site: Site, monkeypatch, caplog) -> None:
     monkeypatch.setattr(Fifo, "explain", lambda self, snapshot: 1 / 0)
     monkeypatch.setattr(Fifo, "dump_state", lambda self: {"queue": object()})
     run_and_follow(begin(site, "fifo"), story((nothing, lambda: ask(site, "a")), phase("a", "finished")))
@@ -174,9 +169,7 @@ def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
     assert len({line for line in caplog.messages if "the schedule does without" in line}) == 2
 
 
-def test_a_failed_decision_is_put_back_and_made_at_the_next_change(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_decision_is_put_back_and_made_at_the_next_change(site: Site, monkeypatch, caplog) -> None:
     """The policy fails; then its schedule cannot be written, but a job that it rejects is out."""
     decide, given = Fifo.decide, Schedule.given
     failures: list[Exception] = [ValueError("y"), KeyError("x")]
@@ -220,7 +213,6 @@ def test_a_failed_decision_is_put_back_and_made_at_the_next_change(
 
 
 def test_a_plan_of_slots_admits_jobs_or_rejects_them(site: Site) -> None:
-    """What the policy says of them is in the log and in the schedule."""
     in_time = {"shape": "sigmoid", "value": 9.0, "decay": 0.01, "target": 60.0}
     plans: list[str] = []
 

@@ -1,7 +1,5 @@
 """Jobs whose scripts do not use the elastic library: asked to save, started again with another size."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -16,6 +14,7 @@ import pytest
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.documents import job_fields, parse_jobs
+from pliant.tools.profile.torchrun.start import is_usage_error
 from pliant.tools.run.progress import TrainingProgress
 from pliant.tools.run.service.commands import read_plan
 from pliant.tools.run.service.run import run_once, run_until_done
@@ -102,7 +101,6 @@ def newest(site: Site) -> Progress | None:
 
 
 def steps(site: Site) -> list[int]:
-    """The steps that were trained, in order."""
     return list(map(int, (site.folder / "trained").read_text().split()))
 
 
@@ -122,7 +120,6 @@ def details(site: Site, *names: str) -> list[dict[str, object]]:
 
 
 def costs(site: Site) -> dict[object, float]:
-    """Seconds that each change of the job cost."""
     return {(e.detail or {}).get("after"): e.overhead_seconds for e in site.events() if e.overhead_seconds}
 
 
@@ -248,7 +245,6 @@ def signals() -> Iterator[None]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job's folder, as a launcher leaves it."""
     plan = Plan(job="a", generation=3, attempt=2, members=(), progress_s=1e-9)
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
     (tmp_path / "stop").touch()
@@ -280,7 +276,7 @@ def test_the_file_says_how_far_it_is_and_what_is_saved(job: Path) -> None:
     assert written(job).ended == "done"
 
 
-def test_all_ranks_leave_after_the_same_step(job: Path) -> None:
+def test_all_ranks_leave_after_one_step_under_any_plan(job: Path) -> None:
     first, second = rank(job, 0, 2), rank(job, 1, 2)
     assert [first.step(5), second.step(5)] == [False, False]
     ask_to_stop(job / "stop")
@@ -291,9 +287,7 @@ def test_all_ranks_leave_after_the_same_step(job: Path) -> None:
     assert [second.step(7), first.step(7)] == [True, True]
     first.saved(7)
     assert written(job).ended == "stopped"
-
-
-def test_a_plan_of_a_former_version_states_no_protocol(job: Path) -> None:
+    # A plan of a former version states no protocol.
     path = job / "plan.json"
     for protocol in (None, PROTOCOL):
         plan = Plan.model_validate_json(path.read_bytes()).model_copy(update={"protocol": protocol})
@@ -314,14 +308,23 @@ def test_a_signal_to_any_rank_is_a_request_to_stop(job: Path, notice: signal.Sig
     assert [second.step(1), first.step(1), second.step(2), first.step(2)] == [False, False, True, True]
 
 
-def test_the_batch_is_kept_or_the_nearest_one(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_batch_is_kept_or_the_job_ends_with_the_reason(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     kept = {size: rank(job, 0, size, PLIANT_BATCH="32").accumulate(4, own=1) for size in (1, 2, 4, 8)}
     assert kept == {1: 8, 2: 4, 4: 2, 8: 1}
     assert rank(job, 0, 2).accumulate(4, own=3) == 3, "a job that states no batch leaves it to the script"
     assert capsys.readouterr().err == ""
-    apart = rank(job, 0, 3, PLIANT_BATCH="32")
-    assert (apart.accumulate(4), apart.global_batch) == (3, 36)
-    assert "the job's batch of 32 cannot be kept on 3 workers" in capsys.readouterr().err
+    for per_rank, advice in (
+        (4, 'let it have "sizes": [1, 2, 4, 8] in its gpus, or give'),
+        (64, "each: give"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            rank(job, 0, 3, PLIANT_BATCH="32").accumulate(per_rank)
+        said = capsys.readouterr().err
+        assert "the job's batch of 32 cannot be kept on 3 workers" in said
+        assert advice in said
+        assert is_usage_error(said.strip()), "it is not tried again"
     (job / "plan.json").write_text(json.dumps({"job": "a"}))
     assert rank(job).step(1) is False, "a report that fails ends no training"
     assert "pliant: no progress is reported" in capsys.readouterr().err

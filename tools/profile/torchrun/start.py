@@ -43,9 +43,27 @@ _WARNING: Final = re.compile(r"\S.*:\d+: \w*Warning: |\[?W\d{3,4} |\[W\] ")
 _SIGNAL: Final = re.compile(r"Signal \d+ \((?P<name>SIG\w+)\) received by PID")
 """Where torchrun says that a worker was killed."""
 _SYNTAX_ERROR: Final = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
+_RANK: Final = re.compile(r"\[rank\d+\]: ?")
+"""What torch puts before each line of a worker's traceback."""
+_TRACEBACK: Final = re.compile(
+    r"(\[rank\d+\]: ?)?( *\+ Exception Group |Original )?Traceback \(most recent call last\)"
+)
+_MARGIN: Final = re.compile(r"^ *\| ?")
+"""What Python puts before each line about a group of exceptions."""
+_PART: Final = re.compile(r"[ |]*\+[+-]*-+ \d+ -+$")
+"""The line before each exception of a group."""
+_LOGGED: Final = re.compile(r"\d\d:\d\d|\d%\||\b(ERROR|CRITICAL):\w|\b(DEBUG|INFO|WARNING)\b")
+"""A line of a log, or a bar of progress."""
+_USAGE: Final = re.compile(
+    r"(^|code 2: )([^\s:]+: error: |Error: |usage: )|python[\d.]*: (can't open file|No module named)",
+    re.IGNORECASE,
+)
+"""What argparse, click and Python say of a command line; the exit code may stand before it."""
 _PLACE: Final = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 LONGEST: Final = 200
 """Most characters of a line that are kept."""
+MESSAGE_LINES: Final = 3
+"""Most lines of the last words of a script that has no traceback."""
 _END_BYTES: Final = 65536
 """Bytes at the end of a file that are searched."""
 
@@ -155,7 +173,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def last_words(workers: Iterable[Path], *others: Path) -> str:
-    """The error of the worker that failed first, else the signal that killed one, else the last line.
+    """The error of the worker that failed first, else the signal that killed one, else its last message.
 
     Warnings are left out. It is one line, fit for a terminal; empty if all files are.
 
@@ -164,8 +182,8 @@ def last_words(workers: Iterable[Path], *others: Path) -> str:
     """
     started = [*workers]
     found_lines = [_without_warnings(lines) for lines in _files(started, others)]
-    lines = next(filter(None, found_lines), [])
-    if not any(map(ERROR_LINE.match, lines)) and started:
+    lines = next((lines for lines in found_lines if any(lines)), [])
+    if not (_after_traceback(lines) or any(map(_is_error, lines))) and started:
         killed = (_SIGNAL.search(line) for path in others for line in _end_of(path).splitlines())
         if (found := next(filter(None, killed), None)) is not None:
             return f"killed by {found['name']}"
@@ -176,7 +194,7 @@ def last_words(workers: Iterable[Path], *others: Path) -> str:
 
 def last_lines(workers: Iterable[Path], *others: Path, most: int) -> list[str]:
     """The last lines of the file that :func:`last_words` quotes, each fit for a terminal."""
-    lines = next(_files(workers, others), [])
+    lines = [line for line in next(_files(workers, others), []) if line.strip()]
     return [printable(line.rstrip()) for line in lines[-most:]]
 
 
@@ -186,6 +204,11 @@ def printable(line: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
+def is_usage_error(words: str) -> bool:
+    """Whether the last words of a script, or of Python, complain about its command line."""
+    return _USAGE.search(words) is not None
+
+
 def _without_warnings(lines: Iterable[str]) -> list[str]:
     """Lines without warnings, and without the lines of code that Python shows below them."""
     found, below = list[str](), False
@@ -193,23 +216,71 @@ def _without_warnings(lines: Iterable[str]) -> list[str]:
         is_code = below and line[:1].isspace()
         below = _WARNING.match(line) is not None
         if not (below or is_code):
-            found.append(line.strip())
+            found.append(line.rstrip())
     return found
 
 
+def _is_error(line: str) -> bool:
+    return ERROR_LINE.match(line.strip()) is not None
+
+
 def _most_telling(lines: list[str]) -> str:
-    place = max((i for i, line in enumerate(lines) if ERROR_LINE.match(line)), default=len(lines) - 1)
-    line = lines[place]
-    if _SYNTAX_ERROR.match(line):  # its message alone does not say where
-        where = [found for before in lines[:place] if (found := _PLACE.match(before))]
-        return f"{line} ({Path(where[-1]['file']).name}, line {where[-1]['line']})" if where else line
-    return line
+    found = _after_traceback(lines) or next(
+        (line.strip() for line in reversed(lines) if _is_error(line)), None
+    )
+    if found is None:
+        return _last_message(lines)
+    if _SYNTAX_ERROR.match(found):  # its message alone does not say where
+        where = [place for line in lines if (place := _PLACE.match(line.strip()))]
+        return f"{found} ({Path(where[-1]['file']).name}, line {where[-1]['line']})" if where else found
+    return found
+
+
+def _after_traceback(lines: Sequence[str]) -> str | None:
+    """The first line after the last traceback; of a group of exceptions, also those in it."""
+    place = next((at for at in reversed(range(len(lines))) if _is_traceback(lines, at)), None)
+    if place is None:
+        return None
+    head, *parts = _grouped([_RANK.sub("", line) for line in lines[place:]])
+    rank = _RANK.match(lines[place])
+    return ": ".join(filter(None, [f"{rank[0] if rank else ''}{head}", "; ".join(parts)])) if head else None
+
+
+def _is_traceback(lines: Sequence[str], place: int) -> bool:
+    """Whether a traceback begins here that may have ended the script; Python goes on after an ignored one."""
+    if _TRACEBACK.match(lines[place]) is None:
+        return False
+    return not (place and lines[place - 1].lstrip().startswith("Exception ignored"))
+
+
+def _grouped(trace: Sequence[str]) -> list[str]:
+    """The exception that a traceback ends with, and the exceptions of a group."""
+    plain, found, is_next = [_MARGIN.sub("", line) for line in trace], list[str](), True
+    for line in plain[1:]:
+        if _PART.match(line):
+            is_next = True
+        elif is_next and line and not line[0].isspace() and not _TRACEBACK.match(line):
+            found.append(line)
+            is_next = False
+    return found or [""]
+
+
+def _last_message(lines: list[str]) -> str:
+    """The last lines if they can be one message, as that of ``sys.exit("…")``, else the last line."""
+    end = next(place for place in reversed(range(len(lines))) if lines[place].strip())
+    first = end
+    while first and lines[first - 1].strip() and not any(map(_LOGGED.search, lines[first - 1 : first + 1])):
+        first -= 1
+    message = lines[first : end + 1]
+    is_one = len(message) <= MESSAGE_LINES and not is_usage_error(lines[end])
+    return "; ".join(line.strip() for line in (message if is_one else message[-1:]))
 
 
 def _files(workers: Iterable[Path], others: Iterable[Path]) -> Iterator[list[str]]:
     """The last lines of each file that has any."""
     for path in sorted(workers, key=_failed_first) or others:
-        if lines := [line for line in _end_of(path).splitlines() if line.strip()]:
+        lines = _end_of(path).splitlines()
+        if any(line.strip() for line in lines):
             yield lines
 
 

@@ -39,7 +39,9 @@ LOG_BYTES = 64 << 20
 """Most bytes of each output file that stay on disk, unless the environment says otherwise."""
 ENV_LOG_BYTES = "PLIANT_LOG_BYTES"
 ENV_NOTICES = "PLIANT_NOTICES"
-LOOK_S = 5.0
+LOOK_S = 0.25
+LEAST_LOOK_S = 0.01
+SEEK_S = 1.0
 BEAT_S = 2.0
 USE_S = 5.0
 ORDER_S = 0.5
@@ -47,7 +49,6 @@ _BLOCK = 1 << 16
 _OPEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 """Never waits for the other end of a pipe that a job has put there."""
 _NEW = _OPEN | os.O_CREAT
-_looking: list[bool] = []
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_S = 10.0
@@ -97,26 +98,28 @@ def keep(
     signal.signal(signal.SIGTERM, take)
     signal.signal(signal.SIGUSR1, take)
     adopt_orphans()
-    beat_s, looked_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
-    meter = use_meter(words.shown)
+    beat_s, ordered_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
+    meter, logs = use_meter(words.shown), Logs(words.shown)
 
     def tick(_number: int, _frame: FrameType | None) -> None:
-        if order is not None and (ordered := words.heard(order)):
-            send(ordered)
-        if time.monotonic() - beat_s[0] >= BEAT_S - ORDER_S / 2:
-            beat_s[0] = time.monotonic()
+        now_s = time.monotonic()
+        if order is not None and now_s - ordered_s[0] >= ORDER_S - LOOK_S / 2:
+            ordered_s[0] = now_s
+            if ordered := words.heard(order):
+                send(ordered)
+        if now_s - beat_s[0] >= BEAT_S - LOOK_S / 2:
+            beat_s[0] = now_s
             words.say(beat)
-        if meter is not None and time.monotonic() - used_s[0] >= USE_S:
-            used_s[0] = time.monotonic()
+        if meter is not None and now_s - used_s[0] >= USE_S:
+            used_s[0] = now_s
             meter.look()
-        if time.monotonic() - looked_s[0] >= LOOK_S:
-            looked_s[0] = time.monotonic()
-            look_after_logs(words.shown)
+        before_s = logs.next_s
+        if logs.look() != before_s:
+            signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
 
     words.say(beat)
     signal.signal(signal.SIGALRM, tick)
-    every_s = BEAT_S if order is None else ORDER_S
-    signal.setitimer(signal.ITIMER_REAL, every_s, every_s)
+    signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
     try:
         os.chdir(folder)
         child.append(start(argv, account, unnoticing=order is not None))
@@ -274,40 +277,71 @@ def children() -> list[int]:
     return found
 
 
-def look_after_logs(code_file: str) -> None:
-    """Trim output files, one call at a time. No error does harm: the command matters more than its output."""
-    if _looking:
-        return
-    _looking.append(True)
-    try:
-        trim_logs(code_file)
-    except Exception as error:  # noqa: BLE001
-        print(f"pliant: output is not looked after: {error!r}", file=sys.stderr)
-    finally:
-        _looking.clear()
+class Logs:
+    """The output files of a command, trimmed one look at a time.
 
+    No error does harm: the command matters more than its output.
+    """
 
-def trim_logs(code_file: str) -> None:
-    attempt, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
-    most = int(os.environ.get(ENV_LOG_BYTES, LOG_BYTES))
-    paths = [os.path.join(attempt, "logs", f"launcher-{unit}.log")]
-    for folder, _, names in os.walk(os.path.join(attempt, "logs", unit)):
-        paths += [os.path.join(folder, name) for name in names if name.endswith(".log")]
-    for path in paths:
+    def __init__(self, code_file: str) -> None:
+        self.next_s = LOOK_S
+        """Seconds until the next look: fewer while output grows fast."""
+        attempt, unit = os.path.dirname(code_file), os.path.basename(code_file).removeprefix("exit-")
+        self._folder = os.path.join(attempt, "logs")
+        self._unit, self._sizes = unit, dict[str, int]()
+        self._looked_s = self._sought_s = float("-inf")
+        self._is_looking = False
+
+    def look(self) -> float:
+        """Trim what would soon be too large; returns :attr:`next_s`."""
+        if self._is_looking:  # a look took longer than the time to the next one
+            return self.next_s
+        self._is_looking = True
         try:
-            trim(path, most)
-        except OSError:  # the next look tries again
-            continue
+            self._trim()
+        except Exception as error:  # noqa: BLE001
+            print(f"pliant: output is not looked after: {error!r}", file=sys.stderr)
+        finally:
+            self._is_looking = False
+        return self.next_s
+
+    def _trim(self) -> None:
+        most, now_s = int(os.environ.get(ENV_LOG_BYTES, LOG_BYTES)), time.monotonic()
+        if now_s - self._sought_s >= SEEK_S:
+            self._sought_s = now_s
+            self._sizes = {path: self._sizes.get(path, 0) for path in self._paths()}
+        passed_s, fastest = now_s - self._looked_s, 0
+        self._looked_s = now_s
+        for path, before in self._sizes.items():
+            try:
+                self._sizes[path] = size = os.stat(path).st_size
+                grown = max(0, size - before)
+                fastest = max(fastest, grown)
+                trim(path, most, grown)
+            except OSError:  # the next look tries again
+                continue
+        if fastest > most // 8:
+            self.next_s = max(LEAST_LOOK_S, min(LOOK_S, passed_s * (most / 8) / fastest))
+        else:
+            self.next_s = min(LOOK_S, 2 * self.next_s)
+
+    def _paths(self) -> list[str]:
+        found = [os.path.join(self._folder, f"launcher-{self._unit}.log")]
+        for folder, _, names in os.walk(os.path.join(self._folder, self._unit)):
+            found += [os.path.join(folder, name) for name in names if name.endswith(".log")]
+        return found
 
 
-def trim(path: str, most: int) -> None:
-    """If more than ``most`` bytes of a file are on disk, keep the newest half of that.
+def trim(path: str, most: int, grows: int = 0) -> None:
+    """If more than ``most`` bytes of a file are on disk, or soon will be, keep the newest half of that.
 
     All of it goes if the file system has no holes; the writer goes on at its own place.
+
+    :param grows: bytes by which it grows until the next look.
     """
     found = os.stat(path)
     end = (found.st_size - most // 2) // _BLOCK * _BLOCK
-    if 512 * found.st_blocks <= most or end <= 0:
+    if 512 * found.st_blocks + 2 * grows <= most or end <= 0:
         return
     descriptor = os.open(path, _OPEN)
     try:

@@ -14,6 +14,7 @@ from typing import IO, Final
 from pliant.schemas.errors import PliantError, ServiceMissingError, UsageError
 from pliant.tools.run.backends.slurm.commands import ask, show_config
 from pliant.tools.run.backends.slurm.parsing import settings
+from pliant.tools.run.door.access import ADVICE, obstacle
 from pliant.tools.run.door.roles import read_roles
 from pliant.tools.run.statedir.directory import StateDir, make_shared
 
@@ -31,6 +32,8 @@ def opened_door(dirs: StateDir, roles: Path | None = None, *, munge: bool = Fals
     :raises PliantError: the door cannot be opened.
     """
     make_shared(dirs)
+    if (why := obstacle()) is not None:
+        _log.warning("%s: %s", why, ADVICE)
     if roles is not None:
         roles = roles.resolve()
         read_roles(roles)

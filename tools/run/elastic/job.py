@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal, TypeVar, cast, overload
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
@@ -180,6 +180,7 @@ class ElasticJob:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
         find_unused_parameters: bool = False,
     ) -> tuple[nn.Module, O, ElasticLoader | Measurement]: ...
 
@@ -196,6 +197,7 @@ class ElasticJob:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
         find_unused_parameters: bool = False,
         **named: Any,
     ) -> tuple[Any, ...]: ...
@@ -207,6 +209,7 @@ class ElasticJob:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
         find_unused_parameters: bool = False,
         **named: Any,
     ) -> tuple[Any, ...]:
@@ -222,16 +225,18 @@ class ElasticJob:
 
         Names are those in checkpoints and messages. Optimizers are the same objects; make schedulers after
         this call. ``num_workers`` are loading processes per worker. ``drop_last`` leaves out the samples that
-        do not fill the last global batch of an epoch. ``find_unused_parameters`` has no effect: parameters
-        that a backward pass does not reach are found anyway.
+        do not fill the last global batch of an epoch. ``sampler`` draws the samples of each epoch instead of
+        ``shuffle``, under the job's seed. ``find_unused_parameters`` has no effect: parameters that a
+        backward pass does not reach are found anyway.
 
         :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
             dataset has no length.
         """
+        given = Prepared.sorted_out(objects, named, self.device)
+        request = request_from_env()
+        source = self._source(given.dataset, num_workers, collate_fn, sampler if request is None else None)
         if self._loop is not None:
             raise UsageError("job.prepare was called twice: give it all models and optimizers at once")
-        given = Prepared.sorted_out(objects, named, self.device)
-        source = self._source(given.dataset, num_workers, collate_fn)
         self._has_loader = source is not None and source.size > 0
         loader: ElasticLoader | ElasticStream | Measurement | None = None
         del find_unused_parameters
@@ -239,7 +244,7 @@ class ElasticJob:
         gradients = Gradients(given.models.values() if self._has_hooks else (), averaging)
         if self._membership is None and self.world_size > 1:
             averaging.begin_plainly(given.models.values())
-        if (request := request_from_env()) is not None:
+        if request is not None:
             models = Measured(given.models, gradients)
             training = Training(given.together, given.optimizers, self._helpers)
             batch = self._batch_size
@@ -485,12 +490,18 @@ class ElasticJob:
         return cast("V", self._trained().agree(value))
 
     def _source(
-        self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any] | None
+        self,
+        dataset: Any,
+        num_workers: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        sampler: Sampler[int] | None,
     ) -> DataSource | StreamSource | None:
         if dataset is None:
             return None
         if not is_stream(dataset):
-            return DataSource(dataset, self.device, num_workers, collate_fn)
+            return DataSource(dataset, self.device, num_workers, collate_fn, sampler)
+        if sampler is not None:
+            raise UsageError(f"{type(dataset).__name__}: a stream has its own order: leave out sampler")
         if num_workers:
             raise UsageError(
                 f"{type(dataset).__name__}: a stream is read by the worker itself: leave out num_workers, "

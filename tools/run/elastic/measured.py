@@ -128,6 +128,10 @@ class Measurement:
         """Nothing: a measurement trains for no result."""
 
     @property
+    def batch_size(self) -> int:
+        return self.global_batch
+
+    @property
     def steps_done(self) -> int:
         return 0
 

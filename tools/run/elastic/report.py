@@ -193,12 +193,15 @@ class Reporter:
         self._newest.warnings += 1
         self._history.warn(counters, text)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Report the rest, if this is still rank 0: one worker writes at a time."""
         if self._context.rank == 0:
             if self._reached is not None and self._reached.step != self._reported_at:
                 self._progress(self._reached)
             self._history.flush()
+
+    def close(self) -> None:
+        self.flush()
         self._history.close()
 
     def _progress(

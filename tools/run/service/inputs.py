@@ -36,6 +36,7 @@ from pliant.tools.run.service.launching import Submitters, runnable
 from pliant.tools.run.service.loop import Loop, RunOptions
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir, check_own
+from pliant.tools.run.statedir.kept_inputs import kept_cluster, kept_profile
 from pliant.tools.run.statedir.log.events import run_event
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView, Rebuilding
@@ -97,7 +98,7 @@ class PreparedRun:
         log = view.refresh()
         there, accepted = log.info is not None, _acknowledged(log, dirs)
         if there and resume:
-            _refuse_inputs(options)
+            _check_inputs(options, dirs, log)
             found, name = _own_schedule(options, dirs), str(dirs.schedule)
             accepted = {job.id for job in found.jobs}
         elif options.question is not None and options.schedule is None:
@@ -143,6 +144,8 @@ class PreparedRun:
         self.clock.not_before(state.log.last_s, state.quiet_s)
         for sink in self.options.sinks:
             state.add_sink(sink, past=past)
+        for sink in self.options.sinks_of_news:
+            state.add_sink(sink, past=False)
         return state
 
     def loop(self, state: State, *, follow: bool) -> Loop:
@@ -258,11 +261,19 @@ def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:
     return asked | log.jobs.keys()
 
 
-def _refuse_inputs(options: RunOptions) -> None:
-    if options.schedule is not None:
-        raise UsageError(f"{options.state} holds a run: name no schedule to go on with it, or another folder")
-    if options.cluster is not None or options.profile is not None:
-        raise UsageError(f"{options.state} holds a run: it brings its own cluster and profile")
+def _check_inputs(options: RunOptions, dirs: StateDir, log: RunLog) -> None:
+    """The command that began a run may be given again, with the inputs that it had.
+
+    :raises UsageError: a file that is named differs from what the run began with.
+    """
+    kept_cluster(dirs.cluster, options.cluster)
+    kept_profile(dirs.profile, options.profile)
+    if options.schedule is None:
+        return
+    found = read_schedule(options.schedule)
+    if log.info is not None and trace_hash(found.jobs) != log.info.trace_hash:
+        text = "holds a run that began with other jobs: name no schedule to go on with it, or another folder"
+        raise UsageError(f"{options.state} {text}")
 
 
 def _check_policy(found: Schedule, source: str) -> None:

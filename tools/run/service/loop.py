@@ -102,6 +102,8 @@ class RunOptions:
     """Entered once the directory is this run's, and left with it."""
     sinks: tuple[Sink, ...] = ()
     """They get every event as it is written; unless the run follows, past events first."""
+    sinks_of_news: tuple[Sink, ...] = ()
+    """They never get past events."""
     metrics: Path | None = None
     """File for the operator's monitoring."""
 

@@ -17,12 +17,13 @@ from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.schedule import Cut
+from pliant.tools.profile.torchrun.start import is_usage_error
 from pliant.tools.run.backends.protocol import UnitStatus
 from pliant.tools.run.service.allocation import Assignment, Slot
 from pliant.tools.run.service.commands import generation_of, read_plan_of, read_reached
 from pliant.tools.run.statedir.contract.as_user import own_files
 from pliant.tools.run.statedir.contract.folders import AttemptDir, FolderCache
-from pliant.tools.run.statedir.contract.plan import LOST_PEER, Plan, WorkerOutcome
+from pliant.tools.run.statedir.contract.plan import ENDED_EARLY, LOST_PEER, Plan, WorkerOutcome
 from pliant.tools.run.statedir.contract.presence import BEAT_S, Heartbeats, Life, Sighting, last_beat
 
 Stage = Literal["abort", "term", "kill"]
@@ -92,15 +93,33 @@ class GangMembers:
 
     def outcome(self, worker: int) -> WorkerOutcome | None:
         """What a worker wrote as its last act, as of the last look. Returns None if nothing."""
-        return self._folder.get(f"outcome {worker}", lambda: WorkerOutcome.read(self._files.outcome(worker)))
+        found = self._written(worker)
+        return None if found is None or found.goes_on else found
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
         """The outcomes of the newest plan's workers, by rank."""
         return self._folder.get(f"outcomes of {self._generation}", self._read_outcomes)
 
+    def outcomes_with(self, units: Sequence[UnitStatus]) -> dict[int, WorkerOutcome]:
+        """The same, with those of workers that trained to the end and whose unit then ended with code 0.
+
+        :param units: of the newest plan's workers.
+        """
+        clean = {rank for rank, unit in enumerate(units) if unit.state == "exited" and unit.code == 0}
+        found = {rank: self._written(self._workers[rank]) for rank in clean}
+        return self.outcomes() | {rank: each for rank, each in found.items() if each is not None}
+
     def _read_outcomes(self) -> dict[int, WorkerOutcome]:
         found = {rank: self.outcome(worker) for rank, worker in enumerate(self._workers)}
         return {rank: outcome for rank, outcome in found.items() if outcome is not None}
+
+    def _written(self, worker: int) -> WorkerOutcome | None:
+        return self._folder.get(f"outcome {worker}", lambda: WorkerOutcome.read(self._files.outcome(worker)))
+
+    def _has_trained(self, worker: int) -> bool:
+        """Whether its training is over, so that it may have become another program (``exec``)."""
+        found = self._written(worker)
+        return found is not None and found.goes_on
 
     def message(self, worker: int) -> str:
         found = self.outcome(worker)
@@ -122,7 +141,10 @@ class GangMembers:
             worker
             for worker in self._workers
             if worker not in said
-            and (worker not in running or worker in self._silent or self.life(worker) == "gone")
+            and (
+                worker not in running
+                or (not self._has_trained(worker) and (worker in self._silent or self.life(worker) == "gone"))
+            )
         }
 
     def idle(self, running: Set[int], timeouts: Timeouts) -> dict[int, float]:
@@ -133,6 +155,7 @@ class GangMembers:
                 self.life(worker), ended=self.outcome(worker) is not None, needed=worker in needed
             )
             for worker in running
+            if not self._has_trained(worker)
         }
         return {worker: limit_s for worker, limit_s in limits.items() if limit_s is not None}
 
@@ -375,6 +398,12 @@ class Ending:
     """Samples trained so far; None if the script does not say."""
     began: bool = True
     """False if a part of it never ran, so that the job cannot have caused its end."""
+    exit_code: int | None = None
+    """Of the unit that failed first, negative for a signal; None if it is not known."""
+    by_itself: bool = False
+    """The script failed, and nobody else ended it: where it was, it would fail again."""
+    misused: bool = False
+    """Its command line is wrong, or names no script."""
 
 
 def judge(
@@ -416,6 +445,8 @@ def judge(
         if outcomes
         else _by_codes(units, cause, elastic=elastic, leaves=leaves)
     )
+    if verdict.end == "failed":
+        verdict = _cause(verdict, outcomes, at_break or units)
     if elastic and (advice := _on_own_group(verdict.message, trace)):
         verdict = replace(verdict, message=f"{advice} ({verdict.message})")
     elif not elastic and ranks == 1 and _LAUNCHED.search(verdict.message):
@@ -428,6 +459,27 @@ def judge(
     if not stop_requested and verdict.end == "stopped":
         return Ending("failed", "stopped by somebody else", verdict.samples_done)
     return verdict
+
+
+_OWN_SIGNALS: Final = frozenset(
+    (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS)
+)
+"""Signals that a process brings upon itself."""
+
+
+_CODES_OF_MISUSE: Final = (1, 2)
+"""argparse, click and Python itself end with 2 if they are called wrongly, ``python -m NOTHING`` with 1."""
+
+
+def _cause(verdict: Ending, outcomes: Mapping[int, WorkerOutcome], units: Sequence[UnitStatus]) -> Ending:
+    """A failure with its exit code, and whether the script caused it."""
+    code = next((unit.code for unit in units if _ended_badly(unit) and unit.code is not None), None)
+    crashed = [found.message for found in outcomes.values() if found.outcome == "crashed"]
+    is_own = code is not None and (code > 0 or -code in _OWN_SIGNALS)
+    if crashed:
+        is_own = not all(message.startswith(LOST_PEER) for message in crashed)
+    misused = code in _CODES_OF_MISUSE and is_usage_error(verdict.message)
+    return replace(verdict, exit_code=code, by_itself=is_own, misused=misused)
 
 
 def _on_own_group(message: str, trace: Callable[[], Sequence[str]]) -> str:
@@ -456,12 +508,14 @@ def _by_outcomes(
     samples = max(outcome.samples_done for outcome in outcomes.values())
     crashed = {rank: found for rank, found in sorted(outcomes.items()) if found.outcome in _FAILED}
     if 0 in outcomes and outcomes[0].outcome == "done":
-        return _by_first(outcomes[0], units)
+        return _by_first(outcomes[0], units, words)
     missing = sorted(set(range(ranks)) - set(outcomes))
     gone = [rank for rank in missing if rank < len(at_break) and _ended_badly(at_break[rank])]
     if crashed and not (gone and all(found.message.startswith(LOST_PEER) for found in crashed.values())):
         # the others noticed only that this one was gone
         rank, found = min(crashed.items(), key=lambda one: (one[1].message.startswith(LOST_PEER), one[0]))
+        if found.message == ENDED_EARLY and rank < len(at_break) and _ended_badly(at_break[rank]):
+            return Ending("failed", f"rank {rank} crashed: {found.message}: {words(rank)}", samples)
         return Ending("failed", f"rank {rank} crashed: {found.message or cause}", samples)
     if crashed:
         cause = describe(at_break[gone[0] : gone[0] + 1], lambda _: words(gone[0]))
@@ -474,11 +528,12 @@ def _ended_badly(unit: UnitStatus) -> bool:
     return unit.state != "running" and unit.code != 0
 
 
-def _by_first(found: WorkerOutcome, units: Sequence[UnitStatus]) -> Ending:
+def _by_first(found: WorkerOutcome, units: Sequence[UnitStatus], words: Callable[[int], str]) -> Ending:
     """Rank 0 is done, unless its script exits with an error: ``sys.exit("diverged")``."""
     code = units[0].code if units else None
     if found.exit_counts and code is not None and code > 0:
-        return Ending("failed", f"the script ended with exit code {code}: its log tells more")
+        said = ": ".join(filter(None, (f"the script ended with exit code {code}", words(0))))
+        return Ending("failed", said)
     return Ending("done", samples_done=found.samples_done)
 
 

@@ -14,7 +14,7 @@ from pliant.tools.run.service.allocation import ChangeStep, Slot
 from pliant.tools.run.service.members import Ending, Setback
 from pliant.tools.run.service.rules import IdleJob, Straggler
 from pliant.tools.run.statedir.contract.plan import Progress
-from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S, Suspects
+from pliant.tools.run.statedir.failures import UNTIL_RESUMED_S, Fault, Suspects
 from pliant.tools.run.statedir.log.events import (
     displaced_event,
     failure_event,
@@ -172,13 +172,25 @@ def report_events(
         case "done":
             return [finish_event(report.job_id, time_s, report.attempt, report.verdict.samples_done)]
         case "failed":
-            return [failure_event(job, time_s, report.attempt, report.verdict.message, retries=retries)]
+            reason, fault = report.verdict.message, _fault(report, job, log.newest.get(report.job_id))
+            return [failure_event(job, time_s, report.attempt, reason, retries=retries, fault=fault)]
         case "displaced" if not report.verdict.began:  # a place that never existed was not taken away
             return [missing_place_event(report.job_id, time_s, report.attempt, report.verdict.message)]
         case "displaced":
             return [displaced_event(job, time_s, report.attempt, report.verdict.message, retries=retries)]
         case "stopped":
             return []
+
+
+REPORT_S: Final = 2.0
+"""For how long a script may have trained since its last report, at most."""
+
+
+def _fault(report: AttemptEnded, job: JobLog, newest: Progress | None) -> Fault:
+    verdict, within = report.verdict, None
+    if newest is not None and newest.attempt == report.attempt:
+        within = REPORT_S * newest.samples_per_second if newest.samples_per_second else math.inf
+    return Fault(verdict.exit_code, verdict.by_itself, verdict.misused, job.samples_done, within)
 
 
 def change_event(step: ChangeStep, time_s: float, reason: str = "") -> Event:

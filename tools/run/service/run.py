@@ -8,6 +8,7 @@ the loop decides where it stops.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import signal
@@ -335,6 +336,19 @@ class Started:
     """What the failed process said."""
 
 
+RESERVED_BYTES: Final = 1 << 16
+"""Space that the messages of a run in the background find on a full disk, the one that says so included."""
+
+
+def reserve_space(descriptor: int) -> None:
+    """Give a file disk space for further lines, where the system can do that; its size stays."""
+    size = os.fstat(descriptor).st_size
+    allocate = getattr(ctypes.CDLL(None), "fallocate64", None)
+    if allocate is not None:
+        keep_size = 1
+        allocate(*map(ctypes.c_int, (descriptor, keep_size)), *map(ctypes.c_int64, (size, RESERVED_BYTES)))
+
+
 def in_background(body: Body, log: Path) -> Started:
     """Run ``body`` in the background; returns once it says that all is well, or has ended.
 
@@ -347,6 +361,7 @@ def in_background(body: Body, log: Path) -> Started:
     except OSError as error:
         raise write_error(error, str(log)) from error
     said_before = os.fstat(words).st_size
+    reserve_space(words)
     reader, writer = os.pipe()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else this process cannot learn how it ends
     pid = os.fork()

@@ -138,8 +138,21 @@ def _uid(dirs: StateDir, by: Account | None) -> int | None:
 
 def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
     found = job_problems(job, source)
-    if found or not check_script:
-        return found
+    return found if found or not check_script else _script_problems(job, source)
+
+
+def check_scripts(jobs: Iterable[Job], source: str, *, folder: Path) -> None:
+    """Look at the scripts of jobs that are still to be scheduled; of a trace, jobs have none.
+
+    :param folder: where a job starts that names no folder.
+    :raises BadInputError: one is not there, or is not a Python script.
+    """
+    listed = (at_home(job, folder) for job in jobs if job.command)
+    if problems := [found for job in listed for found in _script_problems(job, source)]:
+        raise BadInputError(problems)
+
+
+def _script_problems(job: Job, source: str) -> list[Problem]:
     obstacle = script_obstacle(job.script, Path(job.workdir or ""))
     text = f'job "{job.id}": {obstacle} (--no-check skips this check)'
     return [] if obstacle is None else [Problem(source, None, "/command", text)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,6 +137,9 @@ class FailureRecord:
     beyond where it was in an attempt that lasted as long as the time between two checkpoints. So a job that
     crashes a little further each time is given up, and so is one that fails too often within an hour.
 
+    Two equal failures at the same step end it at once (:class:`Fault`): a third one would be equal, too. A
+    script that reports no steps has to fail within the time between two checkpoints for that.
+
     An attempt whose place was taken away has not failed. But a job can cause that itself, by a signal to its
     whole process group: if it happens to short attempts without progress in a row, they count as failed from
     the fourth on.
@@ -145,6 +149,34 @@ class FailureRecord:
     """In a row, this one included."""
     recent: int
     """Within :data:`WINDOW_S`, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """How the script of an attempt failed."""
+
+    exit_code: int | None = None
+    """Negative for a signal; None if it is not known."""
+    by_itself: bool = False
+    """Nobody else ended it, so it would fail again where it was."""
+    misused: bool = False
+    """Its command line is wrong, so no retry helps."""
+    at_samples: float = 0.0
+    """Samples trained, as it last reported."""
+    within: float | None = None
+    """By how many samples that may be too few; None if the script does not say what it has done."""
+
+
+_VARIES: Final = re.compile(
+    r"^rank \d+ |\b0x[0-9a-fA-F]+|(?<=attempts/)\d+|\bp(rocess|id)[ =]\d+"
+    r"|\b\d{4}-\d\d-\d\d|\b\d\d:\d\d(:\d\d)?([.,]\d+)?"
+)
+"""What differs between two failures of the same kind: ranks, addresses, attempts, processes, times."""
+
+
+def is_alike(reason: str, other: str) -> bool:
+    """Whether two attempts failed for the same reason."""
+    return _VARIES.sub("", reason) == _VARIES.sub("", other)
 
 
 def wait_s(failures: int) -> float:

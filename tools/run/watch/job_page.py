@@ -37,7 +37,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.run.watch.job_status import JobStatus
 from pliant.tools.run.watch.output import Shown, seen_of
-from pliant.tools.run.watch.screen import progress, until
+from pliant.tools.run.watch.screen import progress, starts_next, until
 from pliant.tools.run.watch.status import Status, run_line
 from pliant.tools.run.watch.top import measured, memory_text
 from pliant.tools.schedule.jobs import gpus_of
@@ -67,9 +67,9 @@ SOURCES: Final[Mapping[Source, str]] = {
     "stated": "by the GPU time that jobs state",
 }
 _LABEL: Final = 10
-SCHEMA: Final = "pliant.status/1.3"
+SCHEMA: Final = "pliant.status/1.4"
 """1.1 adds what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log
-is ahead of the clock; 1.3 the state ``ending``."""
+is ahead of the clock; 1.3 the state ``ending``; 1.4 the ``exit_code``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +292,8 @@ def _until(job: JobStatus, now_s: float) -> str:
         return "unknown"
     if job.retry_s is not None:
         return when_text(max(job.until_s, now_s), now_s)
+    if starts_next(job, now_s):
+        return "at the next turn, when pliant run decides"
     found = job.expected
     by = "" if found.source is None else f", {SOURCES[found.source]}"
     if job.log.gpus or found.between_s is None:
@@ -304,7 +306,7 @@ def _until(job: JobStatus, now_s: float) -> str:
 def _progress(job: JobStatus) -> str:
     samples, total = job.log.samples_done, job.log.total_samples
     if total and math.isfinite(total):
-        done = f"{samples:,.0f} of {total:,.0f} samples"
+        done = f"{min(samples, total):,.0f} of {total:,.0f} samples"
         parts = [f"{progress(job)} ({done})" if samples else done]
     else:
         parts = [progress(job)]
@@ -395,6 +397,7 @@ def job_fields(job: JobStatus) -> dict[str, Any]:
         "reserved": [_span(span) for span in job.reserved],
         "failures": log.failures,
         "retries": log.retries,
+        "exit_code": log.exit_code,
         "policy_says": job.policy_says,
     }
 
@@ -436,6 +439,7 @@ MOST_HOLDERS: Final = 10
 _COLUMNS: Final = (
     Column("job"),
     Column("user", 2),
+    Column("team", 3),
     Column("GPUs", 1, right=True),
     Column("until", 1),
 )
@@ -504,11 +508,14 @@ def holder_lines(found: Waiting, now_s: float, width: int | None) -> list[str]:
     if not found.holders:
         return []
     counts = "jobs of its user" if found.by_limit else "jobs that hold GPUs"
-    rows = [
-        (each.id, each.log.job.user or "-", str(each.log.gpus), until(each, now_s))
+    columns: Sequence[Column] = _COLUMNS
+    rows: list[tuple[str, ...]] = [
+        (each.id, each.log.job.user or "-", each.team or "-", str(each.log.gpus), until(each, now_s))
         for each in found.holders[:MOST_HOLDERS]
     ]
-    table = text_table(_COLUMNS, rows, None if width is None else width - 2)
+    if not any(each.team for each in found.holders):
+        columns, rows = (*_COLUMNS[:2], *_COLUMNS[3:]), [(*row[:2], *row[3:]) for row in rows]
+    table = text_table(columns, rows, None if width is None else width - 2)
     rest = found.holders[MOST_HOLDERS:]
     more = f"and {counted(len(rest), 'job')} with {in_gpus(sum(each.log.gpus for each in rest))}"
     lines = [*table.splitlines(), *([more] if rest else [])]

@@ -45,6 +45,7 @@ _USUAL: Final[Mapping[str, Column]] = {
     "why": Column("why", 4, least=16),
 }
 """The columns that are shown unless others are named; user and team where there is more than one."""
+_AT_ONCE_S: Final = 0.5
 _Value = str | float | None
 
 
@@ -72,9 +73,17 @@ def until(job: JobStatus, now_s: float) -> str:
         return f"since {clock_text(job.log.ended_s, now_s)}"
     if job.until_s is None:
         return "-"
+    if starts_next(job, now_s):
+        return "next turn"
     if not job.log.gpus and job.retry_s is None and job.expected.between_s is not None:
         return between_text(*job.expected.between_s, now_s)
     return when_text(max(job.until_s, now_s), now_s)
+
+
+def starts_next(job: JobStatus, now_s: float) -> bool:
+    """Whether a job that waits is to start as soon as somebody decides."""
+    waits = not job.log.gpus and job.retry_s is None and job.until_s is not None
+    return waits and (job.until_s or 0.0) <= now_s + _AT_ONCE_S
 
 
 def nodes(job: JobStatus) -> str:
@@ -254,7 +263,7 @@ def status_text(
         tuple(why(job, explain=explain) if name == "why" else CELLS[name].text(job, now_s) for name in names)
         for job in jobs
     ]
-    return text_table(shown, rows, width)
+    return text_table(shown, rows, width, wraps=True)
 
 
 def line(log: RunLog) -> str:
@@ -275,7 +284,7 @@ def summary(log: RunLog, width: int | None = None) -> str:
         )
         for job in in_order(log)
     ]
-    return text_table(SUMMARY, rows, width)
+    return text_table(SUMMARY, rows, width, wraps=True)
 
 
 def _seconds(to_s: float | None, from_s: float) -> str:

@@ -11,17 +11,17 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
-from pliant.schemas.io import read_cluster, read_profile, read_schedule
+from pliant.schemas.io import read_cluster, read_schedule
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.schemas.runinfo import RunInfo
@@ -31,6 +31,7 @@ from pliant.tools.run.backends.protocol import Handle, read_record
 from pliant.tools.run.statedir.contract.as_user import files_of
 from pliant.tools.run.statedir.contract.folders import JobDir
 from pliant.tools.run.statedir.directory import Lock, StateDir, check_seen, holder_of
+from pliant.tools.run.statedir.kept_inputs import kept_cluster, kept_profile
 from pliant.tools.run.statedir.log.fold import AS_JSON, Drain, JobLog, LeftOut, RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.log.worker_reports import (
@@ -65,7 +66,6 @@ AHEAD_OF_CLOCK_S: Final = 5.0
 """If the log is further ahead of the clock, the clock was set back."""
 CLOCKS_S: Final = 1.0
 """How far the time of a file may lie before that of an earlier log entry."""
-T = TypeVar("T")
 _log = logging.getLogger("pliant")
 
 
@@ -462,12 +462,12 @@ def decide_between_runs(
     asked = requested(found.requests, log, at_s)
     newest = reported(at, log, at_s) if now_s is None else []
 
-    rows = _own(at.profile, profile, lambda path: read_profile(path).rows, begun=begun)
+    rows = kept_profile(at.profile, profile, begun=begun)
     return decide_from_history(
         history(found.view, at_s, [*newest, *asked], found.schedule, str(at.events)),
         question,
         now_s=at_s,
-        cluster=_own(at.cluster, cluster, read_cluster, begun=begun),
+        cluster=kept_cluster(at.cluster, cluster, begun=begun),
         profile=None if rows is None else Profile(rows),
         new=[event.job for event in asked if event.event == "submit" and event.job],
     )
@@ -506,19 +506,6 @@ def look_at(state: Path, *, wait_s: float = 0.0) -> BetweenRuns:
     view = LogView(dirs, keeps_events=True)
     log = view.refresh(to_the_end=True, until=size) if written_s else view.log
     return BetweenRuns(dirs, log, schedule, requests, view, quiet_s)
-
-
-def _own(kept: Path, named: str | None, read: Callable[[str | Path], T], *, begun: bool) -> T | None:
-    """The input that the run keeps if it has begun, else the one that is named.
-
-    :raises UsageError: the two differ.
-    """
-    own = read(kept) if begun and kept.exists() else None
-    asked = None if named is None else read(named)
-    if begun and asked is not None and own != asked:
-        there = f"differs from {kept}" if own is not None else f"is not used, for there is no {kept}"
-        raise UsageError(f"{named} {there}: the run there goes on with what it began with; leave it out")
-    return asked if own is None else own
 
 
 class PastMoment(NamedTuple):

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from pliant.schemas.checks import constraint_of
 from pliant.schemas.job import Gpus
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
@@ -83,6 +85,9 @@ def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
     if (most := max(speeds.gpu_types.values(), default=0)) < gpus or not speeds.gpu_types:
         return f"needs {in_gpus(gpus)} of one type, the cluster has {most}"
     if job.room is not None and gpus > (most := max(job.room.values(), default=0)):
+        constraint = constraint_of(job.spec, speeds.gpu_types)
+        if constraint is not None and not job.spec.resources.worker and job.per_replica == 1:
+            return f"needs {in_gpus(gpus)} {constraint.words}, the cluster has {most}"
         if not job.spec.resources.worker and not job.spec.resources.ps:
             each = f"in replicas of {job.per_replica}, each on one node"
             return f"needs {in_gpus(gpus)} {each}, the nodes have room for {most}"
@@ -174,13 +179,15 @@ class GpuBudget:
 def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ...]]) -> Decision:
     """Deal all GPUs out again, least key first: each job gets what it requested, or nothing.
 
-    Ties go by arrival. A job that does not fit is passed over. A running job keeps its GPU type unless
-    those before it took too many of that type. Where no job is left out, the decision stands until
-    something changes.
+    Ties go by arrival. Jobs that stay come first. A job that does not fit is passed over. A running job
+    keeps its GPU type unless those before it took too many of that type. Where no job is left out, the
+    decision stands until something changes.
     """
     rejected = reject_impossible(snapshot)
     jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
     order = sorted(jobs, key=lambda job: (*key(job), *job.arrival))
+    if any(job.is_pinned for job in order):
+        order.sort(key=lambda job: not job.stays)
     budget = GpuBudget(snapshot.gpus_by_type())
     grants: dict[str, Grant] = {}
     passed_over = False
@@ -221,15 +228,24 @@ def equal_shares(gpus: int, limits: Sequence[tuple[int, int]], sizes: Sequence[G
     :param sizes: by job, the sizes that it may have, its limits among them. Default: every number.
     """
     own = sizes or [_EVERY_NUMBER] * len(limits)
+    # jobs of the same limits and sizes count at once: a large cluster has thousands of jobs and few kinds
+    kinds = [(low, high, each.per_replica, each.sizes) for (low, high), each in zip(limits, own, strict=True)]
+    of_kind, counts = dict(zip(kinds, own, strict=True)), Counter(kinds)
 
-    def parts_at(level: int) -> list[int]:
-        return [min(max(each.whole(level), low), high) for (low, high), each in zip(limits, own, strict=True)]
+    def part_at(level: int, kind: tuple[int, int, int, Any]) -> int:
+        return min(max(of_kind[kind].whole(level), kind[0]), kind[1])
 
-    level = bisect_right(range(1, gpus + 1), gpus, key=lambda candidate: sum(parts_at(candidate)))
-    parts = parts_at(level)
+    def total_at(level: int) -> int:
+        return sum(part_at(level, kind) * count for kind, count in counts.items())
+
+    level = bisect_right(range(1, gpus + 1), gpus, key=total_at)
+    by_kind = {kind: part_at(level, kind) for kind in counts}
+    parts = [by_kind[kind] for kind in kinds]
     remainder = before = gpus - sum(parts)
     while remainder:
         for index, (low, high) in enumerate(limits):
+            if not remainder:
+                break
             more = own[index].above(parts[index]) - parts[index]
             if 0 < more <= min(remainder, high - parts[index]) and low <= level:
                 parts[index] += more

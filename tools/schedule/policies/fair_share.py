@@ -85,6 +85,8 @@ class FairShare(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot, minimum_alone)
         jobs = [job for job in snapshot.arrivals() if job.id not in rejected]
+        if any(job.is_pinned for job in jobs):
+            jobs.sort(key=lambda job: not job.stays)
         pools = _admit(snapshot, jobs)
         _balance(snapshot, pools)
         grants: dict[str, Grant] = {}
@@ -126,17 +128,14 @@ def _parts(pool: SharedType, speeds: Speeds) -> list[int]:
 
 def _member(job: JobState, gpus: int) -> SharingJob:
     """Each GPU needs a sample of a stated batch."""
-    low, high = job.spec.min_gpus, job.max_gpus(gpus)
+    low, high = job.min_gpus, job.max_gpus(gpus)
     if job.spec.batch.size is not None:
         high = min(high, job.spec.gpus.whole(job.reference_batch * job.per_replica))
     return SharingJob(job, low, max(low, high))
 
 
 def _runs_on(snapshot: Snapshot, job: JobState, gpu_type: str) -> bool:
-    return (
-        job.fits_now(job.spec.min_gpus, gpu_type)
-        and snapshot.speeds.rate(job, job.spec.min_gpus, gpu_type) > 0
-    )
+    return job.fits_now(job.min_gpus, gpu_type) and snapshot.speeds.rate(job, job.min_gpus, gpu_type) > 0
 
 
 def _admit(snapshot: Snapshot, jobs: Sequence[JobState]) -> dict[str, SharedType]:
@@ -146,25 +145,23 @@ def _admit(snapshot: Snapshot, jobs: Sequence[JobState]) -> dict[str, SharedType
         pool = _pool_for(snapshot, job, pools)
         if pool is not None:
             pool.add(_member(job, pool.gpus))
-        elif is_in_reach(job, job.spec.min_gpus, gpus_up, snapshot.speeds):
+        elif is_in_reach(job, job.min_gpus, gpus_up, snapshot.speeds):
             break
     return pools
 
 
 def _pool_for(snapshot: Snapshot, job: JobState, pools: Mapping[str, SharedType]) -> SharedType | None:
     own = pools.get(job.gpu_type or "")
-    if own is not None and own.has_room(job.spec.min_gpus):
+    if own is not None and own.has_room(job.min_gpus):
         return own
     open_to_it = [
-        pool
-        for kind, pool in pools.items()
-        if pool.has_room(job.spec.min_gpus) and _runs_on(snapshot, job, kind)
+        pool for kind, pool in pools.items() if pool.has_room(job.min_gpus) and _runs_on(snapshot, job, kind)
     ]
     return min(
         open_to_it,
         key=lambda pool: (
             -pool.share_with_one_more(),
-            -snapshot.speeds.rate(job, job.spec.min_gpus, pool.gpu_type),
+            -snapshot.speeds.rate(job, job.min_gpus, pool.gpu_type),
             pool.gpu_type,
         ),
         default=None,

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pliant.schemas.cluster import ANY_TYPE, Owner
 from pliant.schemas.schedule import TeamStanding
+from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState, gpus_by_type, gpus_of
 from pliant.tools.schedule.placement import FreeGpus
 from pliant.tools.schedule.policy import Decision, Explanation, Policy, Reserved, Target
@@ -93,6 +94,8 @@ class TeamParts:
         self._claims: dict[Owner, Claim] = {}
         self._owed: dict[tuple[Owner, str], int] = {}
         """Free GPUs by type that owners get before others: those that were taken back for them."""
+        self._taken: dict[str, str] = {}
+        """By job, whom the last decision gave GPUs that it had borrowed."""
         self._declined: dict[tuple[Owner, str], Declined] = {}
         self._bound: dict[str, Counter[str]] = {}
         """GPUs by team and type of jobs that finish on drained nodes."""
@@ -106,7 +109,7 @@ class TeamParts:
         self._look_at_declined(claims, time_s)
         self._claims = claims
         self._entitled = self._entitle(claims, total, time_s)
-        self._owed = {}
+        self._owed, self._taken = {}, {}
         return [holding for kind, gpus in total.items() for holding in self._reclaim_type(kind, gpus)]
 
     def reclaim_bound(
@@ -195,7 +198,14 @@ class TeamParts:
                 cuts = after
                 self._owed[owner, kind] = got
                 spare, helps = spare + freed - got, True
-        return cuts.values() if helps else ()
+        if not helps:
+            return ()
+        takers = ", ".join(in_words(owner) for owner in self._claims if self._over(owner, kind) < 0)
+        running = {job.id: job for claim in self._claims.values() for job in claim.running}
+        for job_id in cuts:
+            freed = self._freed_by(running[job_id], cuts)
+            self._taken[job_id] = f"{in_gpus(freed)} of it went to {takers}"
+        return cuts.values()
 
     def _can_start(self, owner: Owner, kind: str, gpus: int, cuts: Mapping[str, Holding]) -> bool:
         """Whether a job of an owner that waits fits that many GPUs, with each replica on one node."""
@@ -566,10 +576,19 @@ class TeamParts:
 
     def _of_owner(self, own: Snapshot, job_id: str, owner: Owner, why: Explanation) -> Explanation:
         given, job = self._entitled.get(owner), own.jobs.get(job_id)
+        if job_id in self._taken:
+            return Explanation(f"{why.reason}; {self._taken[job_id]}", why.needs_gpus)
         if job is None or job.gpus or given is None:
             return why
-        held = sum(each.gpus for each in own.jobs.values() if each.counts_gpus)
-        text = f"{why.reason}; {in_words(owner)} holds {held} of {sum(given.due.values())} GPUs"
+        held, due = sum(each.gpus for each in own.jobs.values() if each.counts_gpus), sum(given.due.values())
+        text = f"{why.reason}; {in_words(owner)} holds {held} of {due} GPUs"
+        borrowers = [
+            in_words(other)
+            for other, claim in self._claims.items()
+            if other != owner and any(self._over(other, kind) > 0 for kind in claim.held)
+        ]
+        if held < due and borrowers:
+            text = f"{text}, and gets more as jobs of {', '.join(borrowers)} end"
         return Explanation(text, why.needs_gpus)
 
     def reserved(self, seen: Snapshot) -> dict[str, Sequence[Reserved]]:

@@ -251,13 +251,14 @@ JUST_NOTICED = f"rank 0 crashed: {NOTICED.message}"
 def test_an_elastic_job_is_judged_by_what_its_workers_say(
     asked: bool, outcomes: dict[int, WorkerOutcome], units: tuple[UnitStatus, ...], end: Any, message: str
 ) -> None:
-    assert verdict(outcomes, *units, asked=asked) == Ending(end, message, 100.0)
+    found = verdict(outcomes, *units, asked=asked)
+    assert (found.end, found.message, found.samples_done) == (end, message, 100.0)
 
 
 def test_a_script_that_gives_up_in_its_training_has_failed() -> None:
     left = said("done").model_copy(update={"exit_counts": True})
     found = verdict({0: left, 1: left}, FAILED, FAILED)
-    assert (found.end, found.message) == ("failed", "the script ended with exit code 1: its log tells more")
+    assert (found.end, found.message) == ("failed", "the script ended with exit code 1")
     assert verdict({0: left, 1: left}, CLEAN, CLEAN) == Ending("done", "", 100.0)
     assert verdict({0: left, 1: left}, LOST, LOST).end == "done", "a launcher that is gone says nothing"
 

@@ -12,7 +12,7 @@ from typing import Final
 
 _PAIR: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_]*(?::[A-Z][A-Za-z]*)?)=")
 _GPUS: Final = re.compile(
-    r"^gpu(?::(?P<type>[^:()]+))??(?:\([^)]*\))?(?::(?P<count>\d+)[KMG]?)?(?:\([^)]*\))?$"
+    r"^gpu(?::(?P<type>(?!no_consume)[^:()]+))??(?::no_consume)?(?:\([^)]*\))?(?::(?P<count>\d+)[KMG]?)?(?:\([^)]*\))?$"
 )
 _SETTING: Final = re.compile(r"^(\S+)\s+=\s?(.*)$")
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)")

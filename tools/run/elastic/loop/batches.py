@@ -22,11 +22,26 @@ from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Sampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.throughput import shares
-from pliant.tools.run.elastic.state.training import mapped, mixed_seed
+from pliant.tools.run.elastic.state.training import (
+    generator_states,
+    mapped,
+    mixed_seed,
+    restore_generators,
+    seed_everything,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,39 @@ def epoch_order(dataset_size: int, epoch: int, seed: int, *, shuffle: bool = Tru
     return torch.randperm(dataset_size, generator=generator)
 
 
+def sampled_order(sampler: Sampler[int], epoch: int, seed: int) -> torch.Tensor:
+    """What a script's own sampler draws for an epoch: int64, the same on every worker and after every start.
+
+    :raises UsageError: it draws another number of samples than its length says.
+    """
+    if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+        generator.manual_seed(mixed_seed(seed, epoch))
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+    states = generator_states()
+    try:
+        seed_everything(seed, epoch)
+        order = torch.tensor([int(index) for index in sampler])
+    finally:
+        restore_generators(states)
+    if len(order) != (size := _length(sampler)):
+        raise UsageError(f"{type(sampler).__name__} drew {len(order)} samples, and its length is {size}")
+    return order
+
+
+def _length(sampler: Any) -> int:
+    """:raises UsageError: it has no length, or gives something else than the numbers of samples."""
+    kind = type(sampler).__name__
+    if isinstance(sampler, DistributedSampler):
+        raise UsageError(f"sampler: leave out {kind}: each worker gets its share of every batch")
+    if isinstance(sampler, BatchSampler):
+        raise UsageError(f"sampler: {kind} gives batches: give its sampler, and elastic.init the batch_size")
+    if not (hasattr(sampler, "__iter__") and hasattr(sampler, "__len__")):
+        raise UsageError(f"sampler: {kind} has no length, or cannot be iterated")
+    size: int = len(sampler)
+    return size
+
+
 def micro_batches(
     dataset_size: int, trained: int, split: BatchSplit, rank: int, *, resumed: bool = False
 ) -> Iterator[MicroBatch]:
@@ -146,19 +194,29 @@ class DataSource:
     device: torch.device
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
+    sampler: Sampler[int] | None = None
     most: int | None = None
-    """Samples of an epoch, at most: the first ones of the data set."""
+    """Samples of an epoch, at most: the first ones of the data set, or of the sampler's order."""
 
     @property
     def size(self) -> int:
-        """The number of samples.
+        """The number of samples of an epoch.
 
         :raises UsageError: the dataset has no length, no samples or no access by index.
         """
         samples: Any = self.dataset
-        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")) or not len(samples):
+        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
             raise UsageError(f"{type(samples).__name__}: expected a dataset with a length, samples and []")
-        return len(samples) if self.most is None else min(len(samples), self.most)
+        if not len(samples):
+            raise UsageError(f"{type(samples).__name__} has no samples: nothing would be trained")
+        size = len(samples) if self.sampler is None else _length(self.sampler)
+        return size if self.most is None else min(size, self.most)
+
+    def order(self, size: int, epoch: int, seed: int, *, shuffle: bool) -> torch.Tensor:
+        """The numbers of an epoch's ``size`` samples, in order: int64."""
+        if self.sampler is not None:
+            return sampled_order(self.sampler, epoch, seed)[: self.most]
+        return epoch_order(size, epoch, seed, shuffle=shuffle)
 
     def loader(self, indices: Iterable[list[int]], generator: torch.Generator) -> DataLoader[Any]:
         """Batches of the listed samples. The generator is the loader's own: the author's must not advance.

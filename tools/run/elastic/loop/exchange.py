@@ -324,7 +324,7 @@ class Averaging:
         return waited_s if group.tolerates else None
 
     def void(self, error: RuntimeError) -> None:
-        if self._group is None:
+        if self._group is None or not self._group.tolerates:
             raise error
         self._group.error = self._group.error or error
 

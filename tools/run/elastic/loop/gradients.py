@@ -38,7 +38,10 @@ class Gradients:
     """
 
     def __init__(self, models: Iterable[nn.Module], averaging: Averaging | None = None) -> None:
-        self._parameters = list(dict.fromkeys(one for model in models for one in model.parameters()))
+        every = (one for model in models for one in model.parameters())
+        self._parameters = [
+            one for one in dict.fromkeys(every) if one.is_floating_point() or one.is_complex()
+        ]
         self._averaging = Averaging() if averaging is None else averaging
         self.on_backward: Callable[[], None] = lambda: None
         """Called when the first gradient of a backward pass arrives."""
@@ -339,6 +342,8 @@ class Gradients:
             if self._accumulates:
                 self._look(parameter)
             (gradient,) = gradients
+            if self._weight == 1.0:
+                return None
             # zero times infinity is not zero
             return (gradient * self._weight if self._weight else torch.zeros_like(gradient),)
 

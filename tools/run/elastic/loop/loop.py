@@ -94,12 +94,14 @@ class TrainingLoop:
         self._micro: MicroBatch | None = None
         self._mid_step, self._since_s = False, 0.0
         """Whether a step is under way, and when it began (monotonic)."""
-        self._trains = False
-        """The batch of the step is trained, not only looked at."""
+        self._trains, self._untouched = False, True
+        """The batch of the step is trained, not only looked at; no optimizer has made a step in this process.
+        """
         self._passes = 0
         """Loops over the loader that have begun; only the last may take batches."""
-        self._touched, self._passed_over = False, list[weakref.ref[Any]]()
-        """Whether gradients of the last micro-batch have arrived; tensors of the one before, if none had."""
+        self._touched, self._in_order, self._passed_over = False, False, list[weakref.ref[Any]]()
+        """Whether gradients of the last micro-batch have arrived; whether those of one batch of this loop did
+        before the next one was asked for, so that nothing reads ahead; tensors of a batch that had none."""
         self._begun_at = 0
         """Samples of the epoch that were trained before this process began its part."""
         self.asked_for_steps = self.by_steps = self.has_closure = False
@@ -138,7 +140,9 @@ class TrainingLoop:
         return counters.epoch_samples > 0 and counters.step == self.training.batch[1]
 
     def epochs(self, count: int) -> Iterator[int]:
-        """:raises UsageError: it is called again: which of several loops a state belongs to is not known."""
+        """:raises UsageError: it is called again: which of several loops a state belongs to is not known. Or
+        nothing was trained, though epochs were asked for.
+        """
         if self._runs:
             raise UsageError(
                 "job.epochs and job.steps run once: ask for all of them in one loop, and tell its phases by "
@@ -146,6 +150,7 @@ class TrainingLoop:
             )
         self._runs = True
         self._start()
+        began_at = self.training.counters.step
         try:
             while self.training.counters.epoch < count:
                 self._agree_to_begin()
@@ -159,9 +164,29 @@ class TrainingLoop:
         except GeneratorExit:
             self.leave()
             raise
+        self._check_trained(began_at, asked=bool(count and (self.dataset_size or not self.by_steps)))
         if self._membership is not None:
             while not self._obey(self._membership.training_ends()):
                 pass
+
+    def _check_trained(self, began_at: int, *, asked: bool) -> None:
+        """:param began_at: the step at which this process began; ``asked``: for at least one more.
+
+        :raises UsageError: nothing was trained, though it was asked for.
+        """
+        steps = self.training.counters.step
+        if not asked and not steps:
+            self._warn("nothing is trained: the script asks for 0 epochs or steps")
+        elif not steps and self._drop_last and self.dataset_size < self.split.global_batch:
+            raise UsageError(
+                f"nothing was trained: no batch of {self.split.global_batch} samples was filled, and "
+                "drop_last=True leaves out smaller ones: give it more samples, a smaller batch_size, or "
+                "drop_last=False"
+            )
+        elif not steps:
+            raise UsageError("nothing was trained: the loop over job.epochs has taken no batch of the loader")
+        elif self._untouched and began_at == 0:
+            self._warn(f"nothing is trained: no optimizer of job.prepare was called in {steps} steps")
 
     def base_batch(self) -> int:
         """The author's batch: that of the plan before a policy has changed it."""
@@ -234,6 +259,8 @@ class TrainingLoop:
         if not self._in_epoch or (self._membership is not None and self._membership.over):
             return
         self._in_epoch = False
+        if self._untouched and not self.training.counters.step:
+            self._warn("nothing is trained: the script has left its training before the first step")
         # a metric counts if the epoch was left after its steps
         metric = self._metric if self.training.phase == IN_EPOCH and self._micro is None else None
         micro, self._micro = self._micro, None
@@ -274,7 +301,7 @@ class TrainingLoop:
             self._gradients.commit()
         else:
             self._gradients.stepped(one for group in optimizer.param_groups for one in group["params"])
-            self._stepped = True
+            self._stepped, self._untouched = True, False
             self.training.parts = max(self.training.parts, self._part + 1)
 
     def begin_pass(self) -> int:
@@ -290,7 +317,7 @@ class TrainingLoop:
                 "or evaluate with a DataLoader"
             )
         self._settle()
-        self._in_loop = True
+        self._in_loop, self._in_order = True, False
         self._passes += 1
         self.training.restore_again()
         return self._passes
@@ -408,7 +435,7 @@ class TrainingLoop:
         :raises UsageError: the loader was asked for the next batch before this one was trained.
         """
         self._touched = True
-        if self._passed_over and any(one() is not None for one in self._passed_over):
+        if not self._in_order and any(one() is not None for one in self._passed_over):
             raise UsageError(
                 "a batch is trained after the loader was asked for the next one: train each batch before "
                 "taking the next (job.prepare reads ahead by itself: num_workers=1 or more)"
@@ -448,6 +475,7 @@ class TrainingLoop:
         and the author's code after them.
         """
         micro = self._micro
+        self._in_order = self._in_order or self._touched
         if micro is not None and not self._touched:
             self._passed_over = [weakref.ref(one) for one in tensors_in(batch)]
         if self._divided_in_pass:
@@ -713,6 +741,8 @@ class TrainingLoop:
             self._count(micro, losses)
 
     def _count(self, micro: MicroBatch, losses: Mean) -> None:
+        if self._membership is not None and not (self._touched or self._stepped):
+            self._membership.left_out()
         self.training.step_done(micro.step_samples, losses)
         self._asked = 0
         if self._membership is not None:

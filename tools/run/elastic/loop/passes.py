@@ -20,13 +20,12 @@ from itertools import islice, tee
 from typing import Any, Final
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import (
     DataSource,
     MicroBatch,
-    epoch_order,
     micro_batches,
     one_step,
     to_device,
@@ -42,6 +41,18 @@ class Passes(ABC):
         self._loop = loop
         self.observed: Callable[[Iterator[tuple[MicroBatch, Any]]], Iterator[tuple[MicroBatch, Any]]] = iter
         """What sees the passes on their way to the loop body, and may change what it gets."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of an optimizer step, over all workers."""
+        return self._loop.split.global_batch
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        raise UsageError(
+            f"loader.batch_size = {size}: the batch is the job's, so give it to elastic.init(batch_size=…); "
+            'with "elastic": "size+batch" a policy changes it'
+        )
 
     @abstractmethod
     def _given(self, micros: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
@@ -137,7 +148,9 @@ class ElasticLoader(Passes):
         step = loop.training.counters.step
         self._generator.manual_seed(mixed_seed(loop.training.seed, step, loop.context.rank))
         ahead, self._read_ahead = tee(micros)
-        return zip(ahead, self._read(), strict=True)
+        batches = self._read()
+        for micro in ahead:  # not by zip, which keeps its first pair for as long as the caller does
+            yield micro, next(batches)
 
     def _read(self) -> Iterator[Any]:
         batches, draws = iter(self._source.on_device(self._batches)), self._loop.draws
@@ -150,7 +163,7 @@ class ElasticLoader(Passes):
 
     def _indices(self) -> Iterator[list[int]]:
         counters, loop = self._loop.training.counters, self._loop
-        order = epoch_order(
+        order = self._source.order(
             loop.dataset_size, counters.epoch, loop.training.seed, shuffle=self._shuffle
         ).numpy()
         for micro in self._read_ahead:
@@ -240,13 +253,39 @@ def is_stream(dataset: Any) -> bool:
 
     :raises UsageError: the object gives batches, not samples.
     """
-    if isinstance(dataset, DataLoader) and dataset.batch_size is not None:
-        kind = type(dataset).__name__
-        raise UsageError(
-            f"{kind} gives batches: give job.prepare its dataset, or make it with batch_size=None"
-        )
+    if isinstance(dataset, DataLoader) and (instead := _instead_of(dataset)):
+        raise UsageError(f"{type(dataset).__name__} {instead}")
     return isinstance(dataset, IterableDataset | DataLoader) or (
         hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+    )
+
+
+def _instead_of(loader: DataLoader[Any]) -> str:
+    """What is wrong with a loader as a stream of samples and what to write; empty if nothing is.
+
+    Of samples that it finds by number only those in their own order come alike on all workers.
+    """
+    is_stream, in_order = (
+        isinstance(loader.dataset, IterableDataset),
+        type(loader.sampler) is SequentialSampler,
+    )
+    if loader.batch_size is None and loader.batch_sampler is None and (is_stream or in_order):
+        return ""
+    if is_stream:
+        return "gives batches: give job.prepare its dataset, or make it with batch_size=None"
+    if in_order or type(loader.sampler) is RandomSampler:
+        arguments = [f"shuffle={not in_order}"]
+    else:
+        arguments = ["sampler=loader.sampler"]
+    arguments += ["drop_last=True"] if loader.drop_last else []
+    arguments += [f"num_workers={loader.num_workers}"] if loader.num_workers else []
+    if loader.batch_size is not None and loader.collate_fn is not default_collate:
+        arguments.append("collate_fn=loader.collate_fn")
+    batch = loader.batch_size or "…"
+    wrong = "draws an order of its own on each worker" if loader.batch_sampler is None else "gives batches"
+    return (
+        f"{wrong}: give job.prepare its dataset (loader.dataset, {', '.join(arguments)}) "
+        f"and elastic.init(batch_size={batch})"
     )
 
 

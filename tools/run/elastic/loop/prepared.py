@@ -34,6 +34,19 @@ _WRAPPERS: Final = (
     ("deepspeed.", f"deepspeed.initialize{_WHOLE}"),
 )
 """By module and name of a class: what to leave out."""
+_OWN: Final = "the library decides it, leave it out"
+_OF_LOADERS: Final = {
+    "batch_size": "give it to elastic.init, for all workers together",
+    "batch_sampler": "give its sampler, and elastic.init the batch_size",
+    "generator": "elastic.init(seed=…) fixes the order",
+    "pin_memory": "batches are pinned where workers train on GPUs, leave it out",
+    "worker_init_fn": "loading processes are seeded by the job's seed, leave it out",
+    **dict.fromkeys(
+        ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context", "in_order"), _OWN
+    ),
+    "pin_memory_device": _OWN,
+}
+"""Arguments of a DataLoader that ``job.prepare`` does not have, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,9 @@ class Prepared:
     @classmethod
     def sorted_out(cls, objects: Sequence[Any], named: Mapping[str, Any], device: torch.device) -> Self:
         """:raises UsageError: there is no model or no optimizer, or an object of another kind."""
+        for name in named.keys() & _OF_LOADERS.keys():
+            if not isinstance(named[name], nn.Module | Optimizer):
+                raise UsageError(f"job.prepare takes no {name}: {_OF_LOADERS[name]}")
         order: list[tuple[str, str]] = []
         found: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "dataset": {}}
         seen = Counter[str]()

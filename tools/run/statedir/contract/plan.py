@@ -11,10 +11,11 @@ them to agree on a step, save a checkpoint and exit 0.
 A script without the elastic library writes the same file, and nothing else (``tools/run/progress.py`` does it
 for scripts in Python): the launcher makes events of what it says.
 
-A worker's last act is a :class:`WorkerOutcome`. While it trains, rank 0 replaces a small :class:`Progress`
-file about once a second. The log and the events of an attempt hold the history; this file holds the newest
-measurements only, so that a job that trains for hours does not fill a disk. It refines the log and is never
-needed: if it is missing, torn or from another attempt, the log's word stands.
+A worker's last act is a :class:`WorkerOutcome`; one that has trained to the end writes it before the script
+goes on, too, because a script may end without a last act. While it trains, rank 0 replaces a small
+:class:`Progress` file about once a second. The log and the events of an attempt hold the history; this file
+holds the newest measurements only, so that a job that trains for hours does not fill a disk. It refines the
+log and is never needed: if it is missing, torn or from another attempt, the log's word stands.
 """
 
 from __future__ import annotations
@@ -139,10 +140,12 @@ class Plan(Record):
 
 LOST_PEER: Final = "lost the connection to another worker"
 """How the message of a crashed worker begins that only noticed the end of another one."""
+ENDED_EARLY: Final = "the script ended before its training did"
+"""The message of a worker whose script left without an exception; ``sys.exit("…")`` says more on stderr."""
 
 
 class WorkerOutcome(Record):
-    """How one worker ended, written atomically as its last act."""
+    """How one worker ended, written atomically as its last act, or when its training is over."""
 
     outcome: Literal["done", "stopped", "crashed", "left", "cut_off"]
     """``left``: a newer plan goes on without this worker. ``cut_off``: the network separates it from the
@@ -152,6 +155,8 @@ class WorkerOutcome(Record):
     message: str = ""
     exit_counts: bool = False
     """A non-zero exit code turns "done" into a failure: the script ended, or left its training, by itself."""
+    goes_on: bool = False
+    """The training is over and the script goes on; with an exit code of 0 that was its end."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:

@@ -16,7 +16,7 @@ from pliant.schemas.job import Job
 from pliant.schemas.runinfo import PromisedBounds, RunInfo
 from pliant.schemas.schedule import Schedule, TeamStanding
 from pliant.tools.run.statedir.directory import Account
-from pliant.tools.run.statedir.failures import BELIEVED, given_up, wait_s
+from pliant.tools.run.statedir.failures import BELIEVED, Fault, given_up, wait_s
 from pliant.tools.run.statedir.log.fold import JobLog
 from pliant.tools.schedule.registry import label_of
 
@@ -127,11 +127,25 @@ def finish_event(job_id: str, time_s: float, attempt: int, samples_done: float |
     return Event(time_s, "finish", job_id, gpus=0, placement=(), samples_done=samples_done, detail=detail)
 
 
-def failure_event(job: JobLog, time_s: float, attempt: int, reason: str, *, retries: int) -> Event:
-    """An attempt failed: the job waits again, or is given up after too many failures without progress."""
+def failure_event(
+    job: JobLog, time_s: float, attempt: int, reason: str, *, retries: int, fault: Fault | None = None
+) -> Event:
+    """An attempt failed: the job waits again, or is given up.
+
+    :param fault: what the script did, if that is known.
+    """
     record = job.next_failure(time_s)
     detail: dict[str, Any] = {"attempt": attempt, "reason": reason, "failures": record.failures}
     why = given_up(record, retries)
+    if fault is not None:
+        if fault.exit_code is not None:
+            detail["exit_code"] = fault.exit_code
+        if fault.by_itself and job.would_tell(time_s, fault):
+            detail["at_samples"] = fault.at_samples
+            if why is None and record.failures > 1 and job.repeats(reason, fault):
+                why = "failed twice in the same way"
+        if why is None and fault.misused:
+            why = ""
     if why is not None:
         detail["reason"] = f"{why}: {reason}" if why else reason
         return Event(time_s, "fail", job.job.id, gpus=0, placement=(), detail=detail)

@@ -25,7 +25,8 @@ How ``run`` uses the events:
   ``straggler``: the ``slot`` of a worker that is some ``times`` slower than others; null: no longer.
 - ``move`` with the slot that ``straggled``: the job has left that slot for another one, in ``slot_down``.
 - ``requeue``: the job lost its GPUs without the policy's doing, for a ``reason``, and waits again. An
-  ``attempt`` has failed (``failures`` in a row, ``retries`` allowed), or is ``over`` without a failure
+  ``attempt`` has failed (``failures`` in a row, ``retries`` allowed; ``exit_code``;
+  ``at_samples`` if the same failure there would be the last one), or is ``over`` without a failure
   because its place was taken away (``displacements`` in a row), or the run was interrupted.
 - ``shrink`` with a ``setback``: new workers died, and the others train on. ``slot_down`` follows for each
   slot that the job (or, without a job, every job) does not get for some ``seconds``; ``by`` names the job
@@ -64,7 +65,9 @@ from pliant.tools.run.statedir.failures import (
     UNTIL_RESUMED_S,
     WINDOW_S,
     FailureRecord,
+    Fault,
     Suspects,
+    is_alike,
     is_worth_its_while,
 )
 from pliant.tools.schedule.jobs import NodeGpus, gpus_of
@@ -146,6 +149,9 @@ class JobLog:
     gpus: int = 0
     placement: NodeGpus = ()
     global_batch: int | None = None
+    """As decided; where nothing was, as its workers reported."""
+    is_batch_decided: bool = True
+    """Whether its batch was decided, and not left to the script."""
     accum: int = 1
     lr_scale: float = 1.0
     beside: str | None = None
@@ -168,6 +174,10 @@ class JobLog:
     """Failures in a row, without progress in between."""
     failed_at: float = -1.0
     """The most samples it had done at the first failure of the row."""
+    failed_as: tuple[str, float] | None = None
+    """The reason of the last failure and the samples trained, if the script caused it and would again."""
+    exit_code: int | None = None
+    """Of the last attempt that ended by itself; negative for a signal."""
     failed_s: tuple[float, ...] = ()
     """When attempts failed, as far back as it matters."""
     displacements: int = 0
@@ -226,7 +236,7 @@ class JobLog:
     @property
     def allocation(self) -> Allocation:
         """What it holds by the last decision."""
-        cut = (self.global_batch, self.accum, self.lr_scale)
+        cut = (self.global_batch if self.is_batch_decided else None, self.accum, self.lr_scale)
         return allocation_of(self.job.id, self.placement, cut, self.beside)
 
     def next_failure(self, time_s: float) -> FailureRecord:
@@ -234,6 +244,17 @@ class JobLog:
         restarts = self._made_progress(self.failed_at, time_s)
         recent = sum(failed_s > time_s - WINDOW_S for failed_s in self.failed_s) + 1
         return FailureRecord(1 if restarts else self.failures + 1, recent)
+
+    def would_tell(self, time_s: float, fault: Fault) -> bool:
+        """Whether the same failure in the next attempt would show that there is no way past it."""
+        checkpoint_s = self.job.checkpoint_seconds or CHECKPOINT_S
+        return fault.within is not None or time_s - self.launched_s < checkpoint_s
+
+    def repeats(self, reason: str, fault: Fault) -> bool:
+        """Whether the last attempt failed for the same reason at the same step."""
+        if self.failed_as is None or not is_alike(self.failed_as[0], reason):
+            return False
+        return abs(fault.at_samples - self.failed_as[1]) <= (fault.within or 0.0)
 
     def next_displacement(self, time_s: float) -> int:
         """Displacements in a row if its place were taken away now; an attempt of an hour begins a new row."""
@@ -258,7 +279,10 @@ class JobLog:
     def add(self, event: Event) -> None:
         if event.gpus is not None:
             self.gpus, self.placement = event.gpus, event.placement or ()
-        if event.global_batch is not None:
+        if event.event in PLACED:
+            self.is_batch_decided = event.global_batch is not None
+        changes_itself = bool(self.job.batch.regimes) or not self.is_batch_decided
+        if event.global_batch is not None and (event.gpus is not None or changes_itself):
             self.global_batch = event.global_batch
         if event.samples_done is not None:
             self.samples_done = event.samples_done
@@ -309,6 +333,7 @@ class JobLog:
             self._fail(event.time, detail)
         elif event.event in ENDS:
             self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
+            self.exit_code = 0 if event.event == "finish" else detail.get("exit_code")
 
     def _straggle(self, time_s: float, said: Mapping[str, Any]) -> None:
         slot, times = str(said["slot"]), said.get("times")
@@ -335,6 +360,9 @@ class JobLog:
             return
         self.failures = int(detail.get("failures", self.next_failure(time_s).failures))
         self.failed_at = self.furthest if self.failures == 1 else self.failed_at
+        at = detail.get("at_samples")
+        self.failed_as = None if at is None else (str(detail.get("reason", "")), float(at))
+        self.exit_code = detail.get("exit_code")
         self.failed_s = (*(at for at in self.failed_s if at > time_s - WINDOW_S), time_s)
         self.failed_attempt = max(self.failed_attempt, attempt)
         self.retries = int(detail.get("retries", 0))

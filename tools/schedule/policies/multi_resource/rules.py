@@ -174,15 +174,17 @@ class RiskReward:
         return self.gain(job, mine, Losses(others)) > self.threshold
 
     def holdings(self, jobs: Sequence[Active], prospects: Sequence[Prospect]) -> Holdings:
-        """Who runs: by gain less cost per time, as long as they fit; a running job stays where it is."""
+        """Who runs: by gain less cost per time, as long as they fit; a running job stays where it is.
+
+        Those that earn nothing any more come last, on what the others leave.
+        """
         falling = Losses(prospects)
         pairs = zip(jobs, prospects, strict=True)
         gains = [(self.gain(job, mine, falling), mine.duration, job) for job, mine in pairs]
-        worthy = [each for each in gains if each[0] > 0]
-        worthy.sort(key=lambda each: (-each[0] / each[1], each[2].order))
+        gains.sort(key=lambda each: (-each[0] / each[1], each[2].order))
         fleet = Fleet(self.servers)
         found = {}
-        for *_, job in worthy:
+        for *_, job in gains:
             placed = _again(fleet, job) or fleet.in_turn(job.bid, job.requested)
             if placed is not None:
                 found[job.bid.id] = placed

@@ -1,28 +1,39 @@
-"""Nasty traces, the same ones for a seed, and what becomes of them: to compare two versions of the importers.
+"""Nasty traces, the same ones for a seed, and what becomes of them.
 
-``python -m tests.tools.replay.importers.nasty OUT [FILES]`` writes a line for each file and way to import it.
-Run it with two versions of the code and compare the two files.
+What a lenient import writes, every command has to read: :func:`refusals` asks them.
+``python -m benchmarks.parts.nasty_traces OUT [FILES]`` writes a line for each file and way to import it; run
+it with two versions of the code to compare them.
 """
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import json
+import lzma
 import random
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import PliantError
-from pliant.tools.replay.importers import reading
-from pliant.tools.replay.importers import run as importing
-from pliant.tools.replay.importers.run import Selection
+from pliant.schemas.io import read_jobs, write_cluster
+from pliant.schemas.kinds import validate_file
+from pliant.tools.replay.batch import replay_all, tasks_of
+from pliant.tools.replay.describe import describe
+from pliant.tools.replay.importers import reading, spool
+from pliant.tools.replay.importers.run import Selection, import_trace
+from pliant.tools.replay.inputs import Sources
+from pliant.tools.replay.options import ReplayOptions
+from pliant.tools.replay.recorded import LABEL
 
 _ODD: Final = (
     *(
@@ -64,6 +75,8 @@ _ODD: Final = (
     *("1-02:03:04", "02:03", "1:2:3:4", "gres/gpu=2", "gpu:a100:2", "99999999", "\x1c7", "\u00a07", "1e16"),
 )
 _START_S: Final = 1_500_000_000
+_ENDED: Final = ("COMPLETED", "FAILED", "CANCELLED by 1000")
+_PACKINGS: Final = (gzip.compress, bz2.compress, lzma.compress)
 _COLUMNS: Final = {
     "helios": (
         "job_id=id user=word vc=word gpu_num=gpus cpu_num=gpus node_num=gpus state=word "
@@ -96,10 +109,10 @@ _COLUMNS: Final = {
         "batch_size=gpus num_gpu=gpus duration=seconds"
     ),
     "slurm": (
-        "JobID=id User=word State=state Submit=date_t Start=date2_t ElapsedRaw=seconds "
+        "JobID=slurm_id User=word State=state Submit=date_t Start=date2_t ElapsedRaw=seconds "
         "AllocTRES=tres Partition=word QOS=word Priority=gpus NNodes=gpus NodeList=word "
         "TimelimitRaw=gpus Suspended=spelled End=date3_t Elapsed=spelled ReqGRES=gres "
-        "JobName=word"
+        "JobName=word Cluster=vc"
     ),
 }
 """Columns and what is in them, by format."""
@@ -109,7 +122,7 @@ _MAPPINGS: Final = (
     "id=jobid,submit=queued,wait=waited,duration=ran,gpus=cards,workers=rank,model=note,zone=+08:00,unit=ms",
     "id=jobid,submit=queued,duration=ran,gpus=cards,zone=Europe/Berlin,unit=min",
 )
-_SELECTIONS: Final = (
+_SELECTIONS: Final[Sequence[dict[str, Any]]] = (
     {},
     {},
     {},
@@ -131,12 +144,26 @@ class NastyTrace:
     bytes_of_a_block: int = 1 << 21
     in_memory: int = 1 << 25
 
+    def remove(self) -> None:
+        if self.path.is_dir():
+            shutil.rmtree(self.path)
+        else:
+            self.path.unlink()
 
-def traces(folder: Path, seeds: Sequence[int]) -> Iterator[NastyTrace]:
-    """A file for each seed, of all formats in turn."""
-    kinds = (*_COLUMNS, "swf", "philly-json")
+
+KINDS: Final = (*_COLUMNS, "swf", "philly-json", "slurm-json", "pai")
+FORMATS: Final = {
+    **{kind: (kind,) for kind in (*_COLUMNS, "swf", "pai")},
+    "philly": ("philly", "philly-json"),
+    "slurm": ("slurm", "slurm", "slurm-json"),
+}
+"""The kinds of files of each format, in turn."""
+
+
+def traces(folder: Path, seeds: Sequence[int], kinds: Sequence[str] = KINDS) -> Iterator[NastyTrace]:
+    """A file for each seed, of the kinds in turn."""
     for seed in seeds:
-        rng = random.Random(seed)
+        rng = random.Random(seed)  # noqa: S311
         kind = kinds[seed % len(kinds)]
         trace = NastyTrace(kind.removesuffix("-json"), folder / f"{seed}-{kind}.csv")
         trace.options["selection"] = Selection(**rng.choice(_SELECTIONS))
@@ -144,10 +171,59 @@ def traces(folder: Path, seeds: Sequence[int]) -> Iterator[NastyTrace]:
         trace.in_memory = rng.choice((100, 3000, 1 << 25))
         if kind == "csv":
             trace.options["mapping"] = rng.choice(_MAPPINGS)
-        write = {"swf": _swf, "philly-json": _philly_json}.get(kind, _table)
-        data = write(kind, rng)
-        trace.path.write_bytes(gzip.compress(data) if rng.random() < 0.05 else data)
+        elif kind in ("slurm", "helios", "philly-json") and rng.random() < 0.2:
+            trace.options["zone"] = rng.choice(("Europe/Berlin", "America/Los_Angeles", "-05:00"))
+        if kind == "pai":
+            trace.path.mkdir()
+            for name, data in _pai(rng):
+                (trace.path / name).write_bytes(data)
+        else:
+            writers = {"swf": _swf, "philly-json": _philly_json, "slurm-json": _slurm_json}
+            data = writers.get(kind, _table)(kind, rng)
+            trace.path.write_bytes(rng.choice(_PACKINGS)(data) if rng.random() < 0.05 else data)
         yield trace
+
+
+def refusals(trace: NastyTrace, folder: Path) -> list[str]:
+    """What commands say against the jobs that a lenient import wrote; empty: all take them."""
+    out = folder / "jobs.jsonl"
+    out.unlink(missing_ok=True)
+
+    def write(path: Path) -> None:
+        with _small_blocks(trace), suppress(PliantError):
+            import_trace(trace.kind, [str(trace.path)], str(path), lenient=True, **trace.options)
+
+    commands: dict[str, Callable[[Path], object]] = {
+        "import": write,
+        "validate": validate_file,
+        "describe": _describe,
+        "replay": _replay,
+    }
+    return [text for name, command in commands.items() if (text := _refusal(name, command, out))]
+
+
+def _refusal(name: str, command: Callable[[Path], object], path: Path) -> str:
+    """What a command says against a file, if it is there; a crash is a refusal, too."""
+    try:
+        if name == "import" or path.exists():
+            command(path)
+    except Exception as error:  # noqa: BLE001
+        return f"{name}: {type(error).__name__}: {error}"
+    return ""
+
+
+def _describe(path: Path) -> None:
+    describe(read_jobs(path)).lines()
+
+
+def _replay(path: Path) -> None:
+    """First come, first served, and where all is recorded, as it was."""
+    recorded = [bool(job.labels.get(LABEL)) for job in read_jobs(path)]
+    cluster = path.with_name("cluster.json")
+    write_cluster(Cluster(nodes=(Node(name="n{}", gpus=8, count=64),)), cluster)
+    names = ["fifo", "recorded"] if all(recorded) else ["fifo"]
+    sources = Sources(str(path), None if any(recorded) else str(cluster))
+    replay_all(sources, tasks_of(ReplayOptions(), names, [], str(path.with_name("replays")), timing=None))
 
 
 def outcomes(trace: NastyTrace) -> list[str]:
@@ -159,7 +235,7 @@ def outcomes(trace: NastyTrace) -> list[str]:
 def _outcome(trace: NastyTrace, out: Path, *, lenient: bool) -> str:
     told: list[int] = []
     try:
-        summary = importing.import_trace(
+        summary = import_trace(
             trace.kind,
             [str(trace.path)],
             str(out),
@@ -180,7 +256,7 @@ def _small_blocks(trace: NastyTrace) -> Iterator[None]:
     settings = (
         (reading, "_CSV_BLOCK", trace.bytes_of_a_block),
         (reading, "_RECORDS", max(1, trace.bytes_of_a_block // 70)),
-        (importing, "_IN_MEMORY", trace.in_memory),
+        (spool, "IN_MEMORY", trace.in_memory),
     )
     before = [getattr(module, name) for module, name, _ in settings]
     for module, name, value in settings:
@@ -241,10 +317,14 @@ def _row(number: int, kinds: Sequence[str], rng: random.Random, odd: float) -> l
     end_s = start_s + rng.randrange(0, 9999)
     makes: dict[str, Callable[[], object]] = {
         "id": lambda: rng.choice((number, number, f"job-{number}")),
+        "slurm_id": lambda: rng.choice(
+            (number, number, number // 4, f"{number // 3}+{number % 3}", f"{number}_1")
+        ),
+        "vc": lambda: rng.choice(("a", "a", "a", "b")),
         "word": lambda: rng.choice(("ann", "bob", "vc1", "", "-", "x y")),
         "model": lambda: rng.choice(("vgg19", "resnet50")),
         "kind": lambda: rng.choice(("HP", "Spot")),
-        "state": lambda: rng.choice(("COMPLETED", "FAILED", "CANCELLED by 1000", "RUNNING")),
+        "state": lambda: rng.choice((*_ENDED, "RUNNING", "REQUEUED", "NODE_FAIL", "RESIZING")),
         "gpus": lambda: rng.choice((0, 1, 1, 2, 4, 8, "8.0", 64)),
         "milli": lambda: rng.choice((1000, 1000, 500, 0)),
         "seconds": lambda: rng.choice(
@@ -271,6 +351,55 @@ def _row(number: int, kinds: Sequence[str], rng: random.Random, odd: float) -> l
 
 def _clock(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).isoformat(" ").removesuffix("+00:00")
+
+
+def _pai(rng: random.Random) -> Iterator[tuple[str, bytes]]:
+    """Both tables, some of whose jobs have no tasks, or tasks no job."""
+    tables = {
+        "pai_job_table": (
+            "job_name=id inst_id=word user=word status=word start_time=time end_time=time2",
+            40,
+        ),
+        "pai_task_table": (
+            "job_name=id inst_num=gpus start_time=time end_time=time2 plan_gpu=milli gpu_type=word",
+            80,
+        ),
+    }
+    for name, (stated, most) in tables.items():
+        columns = dict(pair.split("=") for pair in stated.split())
+        odd = rng.choice((0, 0, 0.01, 0.05))
+        rows = [
+            _row(number % 40, list(columns.values()), rng, odd) for number in range(rng.randrange(1, most))
+        ]
+        yield f"{name}.header", (",".join(columns) + "\n").encode()
+        yield f"{name}.csv", _encoded([",".join(row) for row in rows], rng, rng.choice((0.0, 0.05)))
+
+
+def _slurm_json(_kind: str, rng: random.Random) -> bytes:
+    odd = rng.choice((0, 0, 0.01, 0.05))
+
+    def perhaps(value: Any) -> Any:
+        return rng.choice((None, -1, "", [], {}, 1e300, *_ODD)) if rng.random() < odd else value
+
+    jobs = []
+    for number in range(rng.randrange(60)):
+        submit_s = _START_S + 60 * number
+        start_s = submit_s + rng.choice((0, 60, -30, 900))
+        seconds = rng.randrange(5000)
+        times = {"submission": submit_s, "start": rng.choice((start_s, start_s, 0)), "elapsed": seconds}
+        gpus = [{"type": "gres", "name": rng.choice(("gpu", "gpu:a100")), "count": perhaps(rng.randrange(5))}]
+        job = {
+            "job_id": perhaps(number // rng.choice((1, 1, 3))),
+            "cluster": perhaps(rng.choice("aab")),
+            "user": perhaps("ann"),
+            "state": {"current": perhaps([rng.choice((*_ENDED, "RUNNING", "REQUEUED"))])},
+            "time": {name: perhaps(value) for name, value in times.items()},
+            "tres": {"allocated": gpus, "requested": gpus},
+        }
+        if rng.random() < 0.2:
+            job["het"] = {"job_id": number // 2, "job_offset": {"set": True, "number": number % 2}}
+        jobs.append(job)
+    return json.dumps({"meta": {}, "jobs": jobs, "errors": []}, indent=rng.choice((None, 1))).encode()
 
 
 def _swf(_kind: str, rng: random.Random) -> bytes:
@@ -342,4 +471,4 @@ if __name__ == "__main__":
         for each in traces(Path(name), range(count)):
             for found in outcomes(each):
                 out.write(f"{each.path.name}: {json.dumps(found)}\n")
-            each.path.unlink()
+            each.remove()
