@@ -16,6 +16,9 @@ from benchmarks.parts import library_cpu, parted
 from benchmarks.parts.figure import Figure, renew
 from benchmarks.parts.parted import Part
 from benchmarks.parts.training_guard import guard_cost
+from benchmarks.parts.training_positions import figures as positions
+from benchmarks.parts.training_silence import silence_after_a_skip
+from benchmarks.parts.training_verify import verify_minutes
 
 NAME: Final = "training"
 MEASURES: Final = ("tools/run/elastic", "integrations")
@@ -29,7 +32,13 @@ def cpu() -> list[Figure]:
     return [Figure(one.name, one.value, one.unit, LEAST_CPU_RATIO, at_least=True) for one in found]
 
 
-PARTS: Final[dict[str, Part]] = {"guard": guard_cost, "cpu": cpu}
+PARTS: Final[dict[str, Part]] = {
+    "guard": guard_cost,
+    "cpu": cpu,
+    "positions": positions,
+    "silence": silence_after_a_skip,
+    "verify": verify_minutes,
+}
 
 
 def figures() -> list[Figure]:
