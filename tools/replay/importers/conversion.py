@@ -185,7 +185,7 @@ MOST_JOB_GPUS: Final = 2**18
 TOO_LATE: Final = "is after the year 9999, expected seconds"
 MOST_ROW_GPUS: Final = 65_536
 """Of one measurement: its placement names every node."""
-NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
+NOTHING: Final = frozenset({"", "none", "null", "nan", "nat", "n/a", "unknown"})
 """How traces write a missing value, in lower case."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TextIO, cast
 import numpy as np
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.files import PIPE, NoWriterError, open_file, open_stdin, read_failure, source_name
+from pliant.schemas.file_io.files import (
+    PARQUET_MAGIC,
+    PIPE,
+    NoWriterError,
+    open_file,
+    open_stdin,
+    read_failure,
+    source_name,
+)
 from pliant.schemas.file_io.foreign import format_of
 from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.file_io.limits import check_text, longest_text
@@ -507,6 +515,8 @@ def open_bytes(path: str | Path, report: Report) -> Iterator[io.BufferedReader]:
 
 def _as_utf8(binary: io.BufferedReader, source: str, report: Report) -> io.BufferedReader:
     stream = unpacked(binary, source)
+    if stream.peek(len(PARQUET_MAGIC)).startswith(PARQUET_MAGIC):
+        raise BadInputError.one(source, "is a Parquet file, expected text: write it as CSV")
     if stream.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE):
         text = "is not UTF-8 text but UTF-16: convert it, as iconv -f UTF-16 -t UTF-8 does"
         raise BadInputError.one(source, text)
