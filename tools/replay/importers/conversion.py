@@ -272,6 +272,8 @@ class Conversion:
             self.count_rows()
             try:
                 made = make(row)
+                if isinstance(made, Job):
+                    check_bounds(made)
             except DroppedRowError as reason:
                 self.summary.dropped[str(reason)] += 1
             except MalformedRowError as error:
@@ -510,12 +512,8 @@ def executed_job(
     """A rigid job known by what it executed; labels that say nothing are left out.
 
     :param runs: those that are recorded, settled, on the clock of ``submit_time_s``.
-    :raises MalformedRowError: a replay would refuse the runs, or ``trace describe`` the submission.
+    :raises MalformedRowError: a replay would refuse the runs.
     """
-    if submit_time_s > LATEST_S:
-        raise MalformedRowError("submit_time", TOO_LATE)
-    if gpus > MOST_JOB_GPUS:
-        raise MalformedRowError("requested", too_many_gpus(gpus))
     stated = {name: "" if value is None else str(value) for name, value in labels.items()}
     if runs:
         stated[LABEL] = label_of(runs, submit_time_s, gpus)
@@ -532,6 +530,14 @@ def executed_job(
         work=GpuTimeWork(gpu_seconds=gpu_seconds),
         labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
     )
+
+
+def check_bounds(job: Job) -> None:
+    """:raises MalformedRowError: no trace has such a figure, and what reads the job would not end."""
+    if job.submit_time > LATEST_S:
+        raise MalformedRowError("submit_time", TOO_LATE)
+    if job.gpus.requested > MOST_JOB_GPUS:
+        raise MalformedRowError("requested", too_many_gpus(job.gpus.requested))
 
 
 def too_many_gpus(gpus: float) -> str:

@@ -46,6 +46,7 @@ from pliant.tools.replay.importers.conversion import (
     TraceFormat,
     assume_no_models,
     assume_zone,
+    check_bounds,
     executed_job,
     executed_seconds,
     hashes,
@@ -481,7 +482,8 @@ def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
     for job in _submissions(_once(found, conversion)):
         last = job[-1].row
         try:
-            yield _job(job, conversion)
+            made = _job(job, conversion)
+            check_bounds(made)
         except DroppedRowError as reason:
             conversion.summary.dropped[str(reason)] += len(job)
             continue
@@ -496,6 +498,7 @@ def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
             for what, count in ((_COMPONENTS, components - 1), (_RUNS, len(job) - components)):
                 if count:
                     conversion.summary.joined[what] += count
+            yield made
             continue
         conversion.refuse(problems, rows=len(job))
 
