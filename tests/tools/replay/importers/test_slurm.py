@@ -205,9 +205,16 @@ def test_json_names_parts_of_jobs_as_text_does(tmp_path: Path) -> None:
 
 
 def test_exports_put_together_and_times_that_slurm_cannot_tell(tmp_path: Path) -> None:
-    """Two exports in one file, a start after the end, and a state that is cut short."""
+    """Two exports in one file, a start after the end, a state that is cut short, and names with a bar."""
     names = "JobID|State|Submit|Start|End|Elapsed|AllocTRES"
     rows = ["1|CANCELLED+|0|5|9|00:00:04|gres/gpu=1", names, "2|COMPLETED|0|9|5|INVALID|gres/gpu=1"]
     result = run(tmp_path, "slurm", text(tmp_path, "sacct.txt", names, *rows))
     assert shown(result) == ["1  CANCELLED 1 4: 5-9"]
     assert result.dropped == {"are lines of column names": 1, "ended before they started": 1}
+    names, rest = "JobID|JobName|State|Submit|Start|ElapsedRaw|AllocTRES", "COMPLETED|0|5|10|gres/gpu=1"
+    path = text(tmp_path, "sacct.txt", names, f"1|a|b|c|{rest}", f"2|d|{rest}")
+    assert [job.labels["name"] for job in run(tmp_path, "slurm", path).jobs] == ["a|b|c", "d"]
+    path = text(tmp_path, "sacct.txt", f"{names}|Comment", f"1|a|b|{rest}|x")
+    assert problems(tmp_path, "slurm", path) == [
+        'sacct.txt:2: has 9 fields, expected 8: a "|" within a field?'
+    ]

@@ -81,6 +81,11 @@ _CONTINUED: Final = ("REQUEUED", "RESIZING")
 _OPEN_END: Final = (
     "a job whose last run was requeued or resized ends with it: what came after it is not there"
 )
+_FREE: Final = {
+    *("JobName", "Comment", "AdminComment", "SystemComment", "Reason", "Extra"),
+    *("WorkDir", "SubmitLine", "StdIn", "StdOut", "StdErr"),
+}
+"""Columns in which users may write anything."""
 _STEPS: Final = "are steps of jobs"
 _HEADERS: Final = "are lines of column names"
 _COMPONENTS: Final = "are components of heterogeneous jobs"
@@ -113,7 +118,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBloc
 
 def _blocks(path: str, conversion: Conversion, stream: BufferedReader) -> Iterator[RowBlock]:
     """The rows of a table, after a look at its columns."""
-    form: dict[str, Any] = {"delimiter": "|", "quoted": False, "written_by": "sacct -P"}
+    form: dict[str, Any] = {"delimiter": "|", "quoted": False, "written_by": "sacct -P", "free": _FREE}
     for block in csv_blocks(path, conversion, COLUMNS, **form, stream=stream):
         for names in (TIMES, SIZES):
             if len(block) and not any(name in block for name in names):
