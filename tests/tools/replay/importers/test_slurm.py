@@ -183,6 +183,17 @@ def test_the_hour_that_clocks_show_twice(
             run(tmp_path, "swf" if zone == "UTC" else "slurm", path, zone=zone)
 
 
+def test_a_requeue_in_the_hour_that_clocks_show_twice(tmp_path: Path) -> None:
+    """The first run ends at 02:50 summer time, 20 minutes before the second is submitted at 02:10."""
+    day = "2025-10-26T"
+    first = f"1|u|REQUEUED|{day}00:00:00|{day}01:00:00|{day}02:50:00|6600|gres/gpu=1"
+    second = f"1|u|COMPLETED|{day}02:10:00|{day}02:20:00|{day}03:00:00|2400|gres/gpu=1"
+    for rows in ((first, second), (second, first)):
+        path = text(tmp_path, "sacct.txt", BERLIN, *rows)
+        (job,) = run(tmp_path, "slurm", path, zone="Europe/Berlin").jobs
+        assert (job.labels["runs"], gpu_seconds(job)) == ("3600-10200, 12000-14400", 9000)
+
+
 def test_json_names_parts_of_jobs_as_text_does(tmp_path: Path) -> None:
     """A task of an array, and two components; a job that is none is named by its line."""
     gpus = [{"type": "gres", "name": "gpu", "count": 2}]

@@ -18,7 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timezone
 from io import BufferedReader
 from itertools import islice
@@ -484,7 +484,7 @@ def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
             conversion.refuse([Problem(row.source, row.line, f"/{error.field}", error.message)])
         except OverflowError:
             conversion.refuse([Problem(row.source, row.line, "", OUT_OF_BOUNDS)])
-    for job in _submissions(_once(found, conversion)):
+    for job in _submissions(_once(found, conversion), conversion.zone):
         last = job[-1].row
         try:
             made = _job(job, conversion)
@@ -528,7 +528,7 @@ def _wait(row: _Row) -> tuple[str, str, float]:
     return row.row.optional_text("User"), row.component, row.submit_s
 
 
-def _submissions(rows: Sequence[_Row]) -> list[list[_Row]]:
+def _submissions(rows: Sequence[_Row], zone: tzinfo) -> list[list[_Row]]:
     """The rows of each job by start, jobs by submission."""
     jobs: dict[str, list[list[_Row]]] = defaultdict(list)
     for row in sorted(rows, key=lambda each: (each.when, each.component)):
@@ -538,8 +538,17 @@ def _submissions(rows: Sequence[_Row]) -> list[list[_Row]]:
         if nearest is None or not -_CLOCKS_S <= after_s[nearest] <= _REQUEUE_S:
             known.append([row])
         else:
-            known[nearest].append(row)
+            known[nearest].append(row if after_s[nearest] >= 0 else _read_later(row, -after_s[nearest], zone))
     return sorted((job for known in jobs.values() for job in known), key=lambda job: job[0].when)
+
+
+def _read_later(row: _Row, seconds: float, zone: tzinfo) -> _Row:
+    """The row as it is read after clocks were set back, if its submission is that many seconds later then."""
+    submit_s = later_reading(row.submit_s, zone)
+    if submit_s < row.submit_s + seconds:
+        return row
+    _, start_s = in_order((submit_s, row.start_s), zone)
+    return replace(row, submit_s=submit_s, start_s=start_s)
 
 
 def _requeued_after_s(row: _Row, job: Sequence[_Row]) -> float:
