@@ -63,6 +63,12 @@ BEFORE = "are there before, or with what was known later"
             ["7 ann NODE_FAIL 2 200: 10-110", "7-2 ann COMPLETED 2 100: 0-50"],
             {},
         ),
+        # The first run, of two days, had no GPU.
+        (
+            "7 a ann REQUEUED 0 10 172800 0, 7 a ann COMPLETED 172810 172820 50 2",
+            ["7 ann COMPLETED 2 100: 172820-172870"],
+            {RUNS: 1},
+        ),
         # Two jobs at a time, each requeued: of clusters that no column names.
         (
             (

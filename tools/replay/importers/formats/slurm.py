@@ -442,13 +442,13 @@ def _read_row(row: InputRow, zone: tzinfo) -> _Row:
     submit_s, start_s = row.timestamp("Submit", zone), row.optional_timestamp("Start", zone)
     state, (gpus, gpu_type) = _state(row.optional_text("State")), _gpus(row)
     seconds, suspended_s, reason = 0.0, 0.0, ""
-    if start_s is not None and gpus:
+    if start_s is not None:
         try:
             start_s, seconds, suspended_s = _spent(row, submit_s, start_s, zone)
         except DroppedRowError as error:
             reason = str(error)
         except MalformedRowError:
-            if state not in _GOING_ON:
+            if gpus and state not in _GOING_ON:
                 raise
     return _Row(
         row, _base(row)[1], submit_s, start_s, gpus, gpu_type, state, seconds, seconds + suspended_s, reason
