@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -323,9 +323,9 @@ class Conversion:
         self._shapes.add(shape)
         return not known
 
-    def new_id(self, text: str) -> str:
-        """A job id made of ``text``; what was done to it is in the summary."""
-        return self.ids.new(text, self.summary.assume_here)
+    def new_id(self, text: str, place: str = "") -> str:
+        """A job id made of ``text``; what was done to it is in the summary, with the place of its row."""
+        return self.ids.new(text, partial(self.summary.assume_here, place=place))
 
     def count_rows(self, rows: int = 1) -> None:
         before = self.summary.rows

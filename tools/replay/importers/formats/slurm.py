@@ -596,7 +596,7 @@ def _job(rows: Sequence[_Row], conversion: Conversion) -> Job:
     if rows[-1].state in _CONTINUED:
         conversion.summary.assume_here(_OPEN_END, place=rows[-1].row.place)
     return executed_job(
-        conversion.new_id(_base(last)[0]),
+        conversion.new_id(_base(last)[0], last.place),
         submit_time_s,
         gpus,
         gpu_seconds,
