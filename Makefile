@@ -1,4 +1,4 @@
-# make demo | test | test-services | check | dist | bench [NAME=x] | gpu-check | chaos | experiment [NAME=x] | house | docs | site: each does its own set-up in $(VENV) first.
+# make demo | test | test-services | check | dist | bench [NAME=x] | gpu-check | chaos | experiment [NAME=x] [SMOKE=1] [PAGE=1] | house | docs | site: each does its own set-up in $(VENV) first.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -12,12 +12,12 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-services check dist lint types bench gpu-check chaos experiment house docs site clean
 
-# The exact torch version comes first and alone: a range would let pip choose another build. Nothing is compiled
-# ahead: what is imported is compiled then.
+# The exact torch version comes first: a range would let pip choose another build. With it comes what builds pliant,
+# so that pip needs no second environment to do so. Nothing is compiled ahead: what is imported is compiled then.
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install $(PIP) torch==2.13.0
-	$(BIN)/python -m pip install $(PIP) -e '.[run,figures]'
+	$(BIN)/python -m pip install $(PIP) torch==2.13.0 setuptools
+	$(BIN)/python -m pip install $(PIP) --no-build-isolation -e '.[run,figures]'
 	touch $@
 
 # PyTorch's compiler is imported once here: tests that start side by side would each compile it.
@@ -62,8 +62,9 @@ gpu-check: $(STAMP)
 chaos: $(STAMP)
 	$(BIN)/python -m benchmarks.chaos
 
+# SMOKE=1: small inputs only; PAGE=1: the page again, from the committed results.
 experiment: $(STAMP)
-	$(BIN)/python -m experiments $(NAME)
+	$(BIN)/python -m experiments $(NAME) $(if $(SMOKE),--smoke) $(if $(PAGE),--page)
 
 # Counts, and what a reader passes; nothing fails.
 house: $(STAMP)

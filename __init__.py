@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pliant.schemas.errors import PliantError
-    from pliant.tools.api import ReplayResult, ReportResult, ScheduleResult, read, replay, report, schedule
+    from pliant.tools.api import (
+        ReplayResult,
+        ReportResult,
+        ScheduleResult,
+        read,
+        replay,
+        report,
+        schedule,
+        synth,
+    )
 
 __version__ = "0.1.0"
 
@@ -30,6 +39,7 @@ __all__ = [
     "replay",
     "report",
     "schedule",
+    "synth",
 ]
 
 

@@ -58,6 +58,7 @@ COMMANDS: Final = (
         START,
         "Copy the examples into DIR/examples: training scripts, jobs, clusters, and the demos.",
     ),
+    ("verify", START, "Check that a script trains alike on any number of workers, before it is submitted."),
     ("submit", LIVE, "Give jobs to a state directory, all of them or none, and print their ids."),
     ("cancel", LIVE, "End jobs, running or waiting: all that are named, or none if one is unknown."),
     (
@@ -151,6 +152,20 @@ Next:
   pliant demo             real training on two CPU slots, measured and simulated
   pliant --help           all commands; each has --help with an example
 """
+
+
+_MORE: Final = "More options"
+_FIRST: Final = {
+    "profile": "cluster model gpus batches iterations costs append imported predict output",
+    "schedule": "policy profile cluster state param now seed demand explain output",
+    "run": "state follow until_done policy param cluster profile backend retries dry_run",
+    "replay": "cluster policy profile param interval rescale_cost demand preemptible recipe output",
+    "report": "baseline format output figures all explain jobs each_run expect verbose",
+    "submit": "state gpus gpu_type batch name array after priority relaunch dry_run",
+    "status": "state watch explain user team only pattern sort format output",
+    "trace import": "output lenient cluster_out begin end user vc sample mapping workload",
+}
+"""Of commands with more than a dozen options, the ten that most people need, in the order of the help."""
 
 
 class _OnDemand(TyperGroup):
@@ -265,19 +280,30 @@ def _made(name: str) -> Any:
     for each, panel, _ in COMMANDS:
         if each == name:
             made.command(name, rich_help_panel=panel)(command(getattr(module, name.replace(" ", "_"))))
-            return _explained(get_command(made))
+            return _explained(get_command(made), name)
     made.callback()(lambda: None)  # a group also where it has a single command
     for sub in module.SUBCOMMANDS:
         made.command(sub.__name__.removeprefix(f"{name}_"))(command(sub))
     found: Any = get_command(made)
-    for sub in found.commands.values():
-        _explained(sub)
+    for sub_name, sub in found.commands.items():
+        _explained(sub, f"{name} {sub_name}")
     found.rich_help_panel, found.help = next((panel, text) for each, panel, text in GROUPS if each == name)
     return found
 
 
-def _explained(made: Any) -> Any:
-    """The command; its help ends with what DURATION and the like stand for, and shows every bracket."""
+def _explained(made: Any, name: str) -> Any:
+    """The command; its help begins with the options that most people need, ends with what DURATION and the
+    like stand for, and shows every bracket.
+    """
+    if first := _FIRST.get(name):
+        options = {each.name: each for each in made.params if each.param_type_name == "option"}
+        ranked = [options.pop(each) for each in first.split()]
+        for each in ranked:
+            each.rich_help_panel = None
+        for each in options.values():
+            each.rich_help_panel = each.rich_help_panel or _MORE
+        arguments = [each for each in made.params if each.param_type_name != "option"]
+        made.params = [*arguments, *ranked, *options.values()]
     made.help = re.sub(r"\[(?=[a-z])", r"\\[", made.help or "")  # else taken for markup
     made.epilog = epilog(made.params)
     return made

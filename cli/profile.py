@@ -136,7 +136,7 @@ def profile(
 ) -> None:
     """Measure real training steps of the jobs' scripts and write a profile.
 
-    Every model is started with torchrun on one worker to sweep the local batch, then on more. Where a script
+    Every model is started on one worker to sweep the local batch, then with torchrun on more. Where a script
     fails the other models are written, and the exit code is 5. The same command goes on where one was cut
     short. pliant profile merge, diff and prune keep profiles.
 

@@ -293,7 +293,7 @@ def _replay(options: CommandOptions) -> None:
     """One trace, read and checked once for all policies."""
     if options.jobs is not None and options.jobs.endswith(".toml"):
         raise UsageError(f"{options.jobs}: a trace is JSON Lines; the recipe of a sweep goes with --recipe")
-    options = _configured(options)
+    options = _of_folder(_configured(options))
     if options.jobs is None or not options.policy:
         given = {"the trace": options.jobs, "--cluster": options.cluster, "--policy": options.policy}
         missing = " and ".join(name for name, value in given.items() if not value)
@@ -320,6 +320,26 @@ def _replay(options: CommandOptions) -> None:
             warn=note_sentence,
         )
     _show(tasks, summaries)
+
+
+def _of_folder(options: CommandOptions) -> CommandOptions:
+    """With the files of a folder that an import wrote, where the command line names it as the trace."""
+    if options.jobs is None or not Path(options.jobs).is_dir():
+        return options
+    from pliant.tools.replay.importers.run import CONVERGENCE, JOBS, PROFILE
+
+    folder = Path(options.jobs)
+    if not (folder / JOBS).is_file():
+        raise UsageError(
+            f"{folder}: is a folder without {JOBS}, expected a trace, or a folder of trace import"
+        )
+    profile, convergence = (
+        str(path) if stated is None and (path := folder / name).is_file() else stated
+        for name, stated in ((PROFILE, options.profile), (CONVERGENCE, options.convergence))
+    )
+    if (profile, convergence) != (options.profile, options.convergence):
+        note(f"{folder}: also the measurements that its import wrote beside its jobs")
+    return replace(options, jobs=str(folder / JOBS), profile=profile, convergence=convergence)
 
 
 def _configured(options: CommandOptions) -> CommandOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +15,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
+from pliant.cli.grammar import SIZE_SHOWN, size
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.text import EPOCH_LIKE_S, similar
@@ -57,6 +58,25 @@ def submit(
             metavar="N|N-M|N,M",
             help="Of a script: its GPUs; with N-M, or with sizes like 1,2,4, it is elastic.",
             show_default="1, or what pliant.toml says",
+        ),
+    ] = None,
+    gpu_type: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-type",
+            metavar="TYPE,…",
+            help="Of a script: the only GPU types that it may run on.",
+            show_default="any",
+        ),
+    ] = None,
+    gpu_memory: Annotated[
+        int | None,
+        typer.Option(
+            "--gpu-memory",
+            parser=size(),
+            metavar=SIZE_SHOWN,
+            help="Of a script: the least memory of each of its GPUs.",
+            show_default="any",
         ),
     ] = None,
     batch: Annotated[
@@ -110,6 +130,10 @@ def submit(
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="First pliant verify each script, and submit none if one fails."),
+    ] = False,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -139,15 +163,16 @@ def submit(
     from pliant.tools.run.door.asking import is_served
     from pliant.tools.run.door.asking import submit as ask
 
-    fields, now_s = _fields(gpus, batch, name, relaunch=relaunch), time.time()
+    kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
+    fields, now_s = _fields(gpus, kind, batch, name, relaunch=relaunch), time.time()
     if jobs is not None and jobs.endswith(".py"):
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
-        found = _of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
+        found = of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
     else:
         if fields or arguments or array is not None:
-            text = "--gpus, --batch, --name, --relaunch, --array and arguments are about a script (*.py)"
-            raise UsageError(f"{text}: in a file each job states them")
+            names = "--gpus, --gpu-type, --gpu-memory, --batch, --name, --relaunch, --array and arguments"
+            raise UsageError(f"{names} are about a script (*.py): in a file each job states them")
         path = named_or_piped(jobs, "no jobs to submit: name a file or a script, or pipe one in")
         source, found = source_name(path), read_jobs(path, configuration().job)
     if priority is not None:
@@ -160,6 +185,8 @@ def submit(
         _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
+    if verify:
+        _verify(found, source)
     try:
         done = ask(
             *(directory, found, source),
@@ -181,6 +208,18 @@ def submit(
     if not is_served(directory):
         by = f"from cron, or pliant run --follow --state {directory}"
         note(f"no run uses {directory} now: they wait for the next one, {by}")
+
+
+def _verify(jobs: Sequence[Job], source: str) -> None:
+    """:raises JobsFailedError: a script does not train alike everywhere; a table says what is lost."""
+    from pliant.tools.run.verify.report import check_kept, page
+    from pliant.tools.run.verify.verify import Part, verify_all
+
+    results = verify_all(jobs, source, Part(), note)
+    for each in results:
+        if not each.kept:
+            note(f"job {each.job.id} was not submitted:\n{page(each, None)}")
+    check_kept(results)
 
 
 def _named(state: Path | None) -> Path | None:
@@ -217,7 +256,7 @@ def _say_what_would_happen(jobs: Sequence[Job], source: str, state: Path | None,
         note(line)
 
 
-def _of_script(
+def of_script(
     command: Sequence[str],
     stated: dict[str, Any],
     state: Path | None,
@@ -251,9 +290,16 @@ def _of_script(
     return parse_jobs(text.encode(), COMMAND_LINE, configuration().job)
 
 
-def _fields(gpus: str | None, batch: int | None, name: str | None, *, relaunch: bool) -> dict[str, Any]:
-    """What the options say of a job."""
+def _fields(
+    gpus: str | None, kind: Mapping[str, Any], batch: int | None, name: str | None, *, relaunch: bool
+) -> dict[str, Any]:
+    """What the options say of a job.
+
+    :param kind: fields of its GPUs that say which they may be; None: any.
+    """
     found: dict[str, Any] = {} if gpus is None else _sizes(gpus)
+    if stated := {field: value for field, value in kind.items() if value is not None}:
+        found["gpus"] = {**(found.get("gpus") or configuration().job.get("gpus") or {}), **stated}
     if batch is not None:
         found["batch"] = {"size": batch}
     if name is not None:

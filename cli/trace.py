@@ -65,6 +65,16 @@ def trace_import(
             "user, team, model, priority; other names become labels.",
         ),
     ] = None,
+    time_zone: Annotated[
+        str | None,
+        typer.Option(
+            "--time-zone",
+            metavar="ZONE",
+            help="Zone of clock times that state none, as +08:00 or Europe/Berlin (philly, helios, acme, "
+            "slurm, csv).",
+            show_default="UTC",
+        ),
+    ] = None,
     workload: Annotated[
         str | None,
         typer.Option(
@@ -101,7 +111,7 @@ def trace_import(
     had to assume. pollux, sia, ones, gavel, shockwave and elasticflow write a folder:
     jobs.jsonl, profile.parquet, convergence.parquet and history.jsonl (what jobs
     reported that ran), as far as the data goes. slurm reads what this prints:
-    sacct -P --format=JobID,User,State,Submit,Start,ElapsedRaw,AllocTRES
+    sacct -a -D -P --format=JobID,Cluster,User,State,Submit,Start,End,ElapsedRaw,AllocTRES
 
     Example: pliant trace import philly cluster_job_log -o jobs.jsonl
     """
@@ -119,6 +129,7 @@ def trace_import(
                 cluster_out=cluster_out,
                 cluster=cluster,
                 mapping=mapping,
+                zone=time_zone,
                 selection=Selection(begin, end, user or (), vc or (), sample, scale_time),
                 progress=advance,
             )

@@ -3,26 +3,109 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from pliant.schemas.cluster import Cluster, Node, Shares, UserLimit
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.job import Job, ResourceDemand
-from pliant.schemas.text import counted, in_gpus, similar
+from pliant.schemas.text import counted, in_gpus, listed, similar
 
 Amounts = Mapping[str, float]
 """By the name of the resource, in the units of job and cluster files."""
-_Kind = tuple[str, int, tuple[tuple[str, float], ...]]
-"""GPU type, GPUs, capacities."""
+RECORDED_TYPE: Final = "gpu_type"
+"""The label of an imported job that holds the GPU type on which it ran."""
 _SLACK: Final = 1e-9
 """Part of a worker that sums of fractions may miss by rounding."""
 
 MANY: Final = 10_000_000
 """An unlimited count: no cluster holds as many, and sums of it stay exact."""
+
+
+class NodeGpus(Protocol):
+    """What a node says of its GPUs."""
+
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def gpu_type(self) -> str: ...
+    @property
+    def gpu_memory(self) -> int | None: ...
+
+
+class Constraint(NamedTuple):
+    """Which nodes a job may run on: those that it :meth:`allows`."""
+
+    types: tuple[str, ...] | None = None
+    memory: int | None = None
+
+    def allows(self, node: NodeGpus) -> bool:
+        """A node that does not state its gpu_memory has not enough."""
+        if self.types is not None and node.gpu_type not in self.types:
+            return False
+        return self.memory is None or (node.gpu_memory or 0) >= self.memory
+
+    @property
+    def is_of_types(self) -> bool:
+        """Whether it allows all nodes of a type or none."""
+        return self.memory is None
+
+    @property
+    def words(self) -> str:
+        """``of type a100 or h100 with 40 GB``."""
+        types = "" if self.types is None else f"of type {' or '.join(self.types)}"
+        memory = "" if self.memory is None else f"with {self.memory / 1e9:.4g} GB"
+        return " ".join(filter(None, (types, memory)))
+
+
+def constraint_of(job: Job, known: Collection[str]) -> Constraint | None:
+    """Where a job may run. Returns None if it may run anywhere.
+
+    An imported job that does not say where it may run stays on the type that its trace recorded.
+
+    :param known: GPU types of the cluster.
+    """
+    types, memory = job.gpus.types, job.gpus.memory
+    if types is None and len(known) > 1:
+        types = recorded_types(job, known) or None
+    return None if types is None and memory is None else Constraint(types, memory)
+
+
+def recorded_types(job: Job, known: Collection[str]) -> tuple[str, ...]:
+    """The GPU types on which the trace of an imported job says that it ran, of those in the cluster."""
+    labels = job.labels
+    if RECORDED_TYPE not in labels or "trace" not in labels:
+        return ()
+    return tuple(kind for kind in re.split("[,|]", labels[RECORDED_TYPE]) if kind in known)
+
+
+def why_nowhere(job: Job, nodes: Iterable[NodeGpus]) -> str | None:
+    """Why a job may run on none of these nodes, as a clause. Returns None if it may run on one."""
+    there = [node for node in nodes if node.gpus]
+    known = sorted({node.gpu_type for node in there})
+    constraint = constraint_of(job, known)
+    if constraint is None or not there or any(map(constraint.allows, there)):
+        return None
+    types, memory = constraint
+    same_type = [node for node in there if types is None or node.gpu_type in types]
+    if types is not None and not same_type:
+        return f"may run on GPUs of type {' or '.join(types)} alone, the cluster has {listed(known)}"
+    most = max(node.gpu_memory or 0 for node in same_type)
+    have = f"the largest there have {most / 1e9:.4g} GB" if most else "no node there states its gpu_memory"
+    return f"needs GPUs {Constraint(types, memory).words} of memory, {have}"
+
+
+class _NodeKind(NamedTuple):
+    """What equal nodes have in common."""
+
+    gpu_type: str
+    gpus: int
+    stated: tuple[tuple[str, float], ...]
+    gpu_memory: int | None
 
 
 def capacities(node: Node) -> dict[str, float]:
@@ -56,24 +139,38 @@ class Capacities:
         self.nodes = nodes
         self.node_gpus: Mapping[str, int] = most_on_a_node(nodes) if whole is None else whole.node_gpus
         self.of_node = [capacities(node) for node in nodes]
-        self._kinds = Counter[_Kind]()
+        self._kinds = Counter[_NodeKind]()
         """Equal nodes are counted together: jobs are checked often."""
         for node, found in zip(nodes, self.of_node, strict=True):
-            self._kinds[node.gpu_type, node.gpus, tuple(sorted(found.items()))] += node.count or 1
+            stated = tuple(sorted(found.items()))
+            self._kinds[_NodeKind(node.gpu_type, node.gpus, stated, node.gpu_memory)] += node.count or 1
 
     def limits(self, job: Job) -> bool:
-        """Whether the job demands more than GPUs, or several of them on one node."""
-        return bool(job.resources.worker or job.resources.ps) or job.gpus.per_replica > 1
+        """Whether the job demands more than GPUs, several of them on one node, or certain nodes."""
+        return self.looks_at_nodes(job) or self.constraint_of(job) is not None
+
+    def looks_at_nodes(self, job: Job) -> bool:
+        """Whether more than its GPU type says if a node suits the job."""
+        if job.resources.worker or job.resources.ps or job.gpus.per_replica > 1:
+            return True
+        constraint = self.constraint_of(job)
+        return constraint is not None and not constraint.is_of_types
+
+    def constraint_of(self, job: Job) -> Constraint | None:
+        """Which of these nodes the job may run on. Returns None if it may run on all."""
+        return constraint_of(job, self.node_gpus)
 
     def room_by_node(self, job: Job) -> dict[str, tuple[tuple[int, int], ...]]:
         """By GPU type the most workers on an empty node, in whole replicas, and how many nodes have room for
         as many; most workers first.
         """
         found: dict[str, Counter[int]] = {}
-        for (gpu_type, gpus, stated), count in self._kinds.items():
-            together = replica_on_a_node(job, self.node_gpus[gpu_type])
-            each = fitting(dict(stated), job.resources.worker, gpus)
-            found.setdefault(gpu_type, Counter())[each - each % together] += count
+        constraint = self.constraint_of(job)
+        for node, count in self._kinds.items():
+            together = replica_on_a_node(job, self.node_gpus[node.gpu_type])
+            allowed = constraint is None or constraint.allows(node)
+            each = fitting(dict(node.stated), job.resources.worker, node.gpus) if allowed else 0
+            found.setdefault(node.gpu_type, Counter())[each - each % together] += count
         return {kind: tuple(sorted(nodes.items(), reverse=True)) for kind, nodes in found.items()}
 
     def room(self, job: Job) -> dict[str, int]:
@@ -82,9 +179,9 @@ class Capacities:
         found = Counter({kind: sum(each * count for each, count in nodes) for kind, nodes in by_node.items()})
         if job.resources.ps:
             servers = sum(
-                count * fitting(dict(stated), job.resources.ps, MANY)
-                for (_, gpus, stated), count in self._kinds.items()
-                if not gpus
+                count * fitting(dict(node.stated), job.resources.ps, MANY)
+                for node, count in self._kinds.items()
+                if not node.gpus
             )
             found = Counter({kind: _served(job, workers, servers) for kind, workers in found.items()})
         return {kind: job.gpus.whole(workers) for kind, workers in found.items()}
@@ -100,6 +197,8 @@ class Capacities:
         least = job.min_gpus
         if not self.limits(job) or max(self.room(job).values(), default=0) >= least:
             return None
+        if (why := why_nowhere(job, self._kinds) or self._why_few_allowed(job)) is not None:
+            return why
         if job.gpus.per_replica > 1 and not job.resources.worker and not job.resources.ps:
             return self._why_no_replica(job)
         workers = "a worker" if least == 1 else f"{least} workers"
@@ -120,11 +219,22 @@ class Capacities:
             f"needs {needed} parameter servers for {workers}, more than the nodes without GPUs have room for"
         )
 
+    def _why_few_allowed(self, job: Job) -> str | None:
+        """Why the GPUs that the job may run on are too few for it."""
+        if (constraint := self.constraint_of(job)) is None:
+            return None
+        gpus = Counter[str]()
+        for node, count in self._kinds.items():
+            gpus[node.gpu_type] += node.gpus * count if constraint.allows(node) else 0
+        if (most := max(gpus.values(), default=0)) >= job.min_gpus:
+            return None
+        return f"needs {in_gpus(job.min_gpus)} {constraint.words}, the cluster has {most}"
+
     def _why_no_replica(self, job: Job) -> str | None:
         least, each = job.min_gpus, job.gpus.per_replica
         gpus = Counter[str]()
-        for (gpu_type, count, _), nodes in self._kinds.items():
-            gpus[gpu_type] += nodes * count
+        for node, count in self._kinds.items():
+            gpus[node.gpu_type] += node.gpus * count
         if max(gpus.values(), default=0) < least:
             return None
         room = max(self.room(job).values(), default=0) // each

@@ -22,7 +22,7 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.files import source_name
 from pliant.schemas.job import Job
 from pliant.schemas.kinds import read_kind
-from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun
+from pliant.schemas.metrics import CheckedFigure, JobFigures, Metrics, ReportedRun, RunGroup
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.schedule import Allocation, Verdict
 
@@ -39,7 +39,7 @@ TABLES: Final[Mapping[str, Mapping[str, type]]] = {
     "convergence": {"rows": ConvergenceRow},
     "schedule": {"allocations": Allocation, "waiting": Verdict, "rejected": Verdict, "jobs": Job},
     "event": {"events": Event},
-    "metrics": {"runs": ReportedRun, "jobs": JobFigures, "expectations": CheckedFigure},
+    "metrics": {"runs": ReportedRun, "groups": RunGroup, "jobs": JobFigures, "expectations": CheckedFigure},
 }
 """The tables of each kind of file with the types of their rows; :func:`read` returns the first by default."""
 _DTYPES: Final = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
@@ -49,7 +49,7 @@ def read(path: str | Path, table: str | None = None, *, kind: str | None = None)
     """A file as a DataFrame, a row for each job, node, measurement, epoch, event, allocation or run.
 
     :param table: what to read of a schedule (allocations, waiting, rejected, jobs) or of a report's metrics
-        (runs, jobs, expectations). Default: the first of these.
+        (runs, groups, jobs, expectations). Default: the first of these.
     :param kind: one of the eight kinds. Default: the one that the file states or looks like.
     :raises BadInputError: with every problem of the file.
     :raises UsageError: there is no such kind, or a file of this kind has no such table.
@@ -72,6 +72,8 @@ def frame(kind: str, content: Sequence[Any], table: str | None = None, source: s
         raise UsageError(": ".join(part for part in (source, f"{kind} files have {named}") if part))
     if (kind, table) == ("metrics", "jobs"):
         return _jobs_of_runs(content[0])
+    if (kind, table) == ("metrics", "groups"):
+        return _means(content[0].groups)
     if kind == "cluster":
         content = content[0].expanded()
     elif kind in ("schedule", "metrics"):
@@ -105,6 +107,25 @@ def _jobs_of_runs(metrics: Metrics) -> pd.DataFrame:
     pairs = [(run, job) for run in metrics.runs for job in run.jobs or ()]
     whose = _frame([run for run, _ in pairs], ReportedRun)[["run", "policy"]]
     return pd.concat([whose, _frame([job for _, job in pairs], JobFigures)], axis="columns")
+
+
+def _means(groups: Sequence[RunGroup]) -> pd.DataFrame:
+    """A row for each group of runs: its means over seeds and traces, each with the 95 % interval."""
+    names = list(dict.fromkeys(name for each in groups for name in each.figures))
+    ratios = [each.mean_jct for each in groups]
+    columns: dict[str, Any] = {
+        "name": pd.Series([each.name for each in groups], dtype="string"),
+        "runs": pd.Series([len(each.runs) for each in groups], dtype="Int64"),
+        "against": pd.Series([ratio.of if ratio else None for ratio in ratios], dtype="string"),
+    }
+    estimates: dict[str, Sequence[Any]] = {"mean_jct_ratio": ratios}
+    estimates |= {name: [each.figures.get(name) for each in groups] for name in names}
+    for name, found in estimates.items():
+        middle = "ratio" if name == "mean_jct_ratio" else "mean"
+        for ending, field in (("", middle), (".low", "low"), (".high", "high")):
+            values = [None if each is None else getattr(each, field) for each in found]
+            columns[f"{name}{ending}"] = pd.Series(values, dtype="float64")
+    return pd.DataFrame(columns)
 
 
 def _frame(rows: Sequence[Any], row_type: type) -> pd.DataFrame:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
@@ -34,6 +34,7 @@ from pliant.schemas.file_io.events import event_lines, parse_events
 from pliant.schemas.file_io.files import PIPE, read_bytes, source_name, write_bytes
 from pliant.schemas.file_io.json_lines import header
 from pliant.schemas.file_io.limits import ROWS_BYTES, factor
+from pliant.schemas.file_io.packing import unpacked
 from pliant.schemas.file_io.parquet import columns_hash, parquet_bytes, parse_parquet, to_columns
 from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.job import Job
@@ -46,20 +47,34 @@ if TYPE_CHECKING:
     from pliant.schemas.schedule import Schedule
 
 
+JOBS: Final = "jobs.jsonl"
+"""The job file in a folder of jobs and measurements."""
+
+
 def read_jobs(path: str | Path, defaults: Mapping[str, Any] | None = None) -> tuple[Job, ...]:
-    """:param defaults: JSON values of fields for jobs that do not state them."""
+    """:param path: a file, or a folder of :data:`JOBS`.
+    :param defaults: JSON values of fields for jobs that do not state them.
+    """
+    path = _jobs_file(path)
     return parse_jobs(read_bytes(path, most=ROWS_BYTES), source_name(path), defaults)
 
 
 def read_job_table(path: str | Path) -> JobTable:
     """The same in columns, for traces."""
+    path = _jobs_file(path)
     source = source_name(path)
     with suppress(OSError, ValueError):  # which reading the whole file explains
         if str(path) != PIPE and Path(path).is_file() and Path(path).stat().st_size <= ROWS_BYTES * factor():
             with Path(path).open("rb") as stream:
-                if (table := stream_job_table(stream, source)) is not None:
+                if (table := stream_job_table(unpacked(stream, source), source)) is not None:
                     return table
     return parse_job_table(read_bytes(path, most=ROWS_BYTES), source)
+
+
+def _jobs_file(path: str | Path) -> str | Path:
+    """The job file of a folder that an import wrote, else the path."""
+    inner = Path(path) / JOBS
+    return inner if str(path) != PIPE and inner.is_file() else path
 
 
 def write_jobs(jobs: Iterable[Job], path: str | Path, *, mode: int = 0o666) -> None:

@@ -40,6 +40,7 @@ from pliant.schemas.file_io.record import (
 Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
 Awaited = Literal["ok", "any"]
+TypeName = Annotated[str, Field(min_length=1)]
 PowersOfTwo = Literal["powers-of-two"]
 POWERS_OF_TWO: Final = "powers-of-two"
 LONGEST_TEXT: Final = 100_000
@@ -103,10 +104,17 @@ class Gpus(Record):
     sizes: _Sizes | None = None
     """The only sizes that run, rising, in whole replicas: a list, or "powers-of-two" (of replicas). Default:
     every number of replicas."""
+    types: tuple[TypeName, ...] | None = None
+    """The only GPU types that it may run on; its workers are on one of them. Default: every type; in a replay
+    the type that the trace recorded (label gpu_type), where the cluster has it."""
+    memory: NonNegativeInt | None = None
+    """Least memory of one GPU, bytes: it runs on nodes whose gpu_memory is as large. Default: any."""
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
         values = self.__dict__
+        if self.types == ():
+            raise broken_rule("is empty, expected at least one GPU type", "/types")
         if isinstance(self.sizes, tuple):
             self._refuse_wrong_sizes(self.sizes)
         if values["requested"] is None:
@@ -396,6 +404,9 @@ class Job(Record):
     """Whether another job may train on its GPUs at the same time, under a policy that packs jobs."""
     checkpoint_seconds: PositiveFloat | None = None
     """Seconds between checkpoints while running. Default: 60."""
+    preemptible: bool | None = None
+    """Whether it can save and go on later, so that a policy may take its GPUs. Default: whether it shows it,
+    by being elastic or relaunched, or by checkpoint_seconds."""
     seed: Seed | None = None
     """Seed of the job's own randomness: initial weights, sample order. Default: what its script says."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -473,8 +484,10 @@ class Job(Record):
         """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size; 3: its replicas
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
-        batch by itself.
+        batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted.
         """
+        if self.preemptible is not None or self.gpus.types is not None or self.gpus.memory is not None:
+            return 7
         if self.batch.regimes:
             return 6
         if self.gpus.sizes is not None:
@@ -485,6 +498,13 @@ class Job(Record):
             return 3
         unsized = self.work is not None and self.work_gap is not None
         return 2 if unsized else int(not self.shares_gpus)
+
+    @property
+    def can_save(self) -> bool:
+        """Whether it states or shows that it saves what it has trained: it goes on after a preemption."""
+        if self.preemptible is not None:
+            return self.preemptible
+        return self.elastic != "none" or self.resize == "relaunch" or self.checkpoint_seconds is not None
 
     @property
     def changes_in_place(self) -> bool:

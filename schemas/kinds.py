@@ -13,6 +13,7 @@ from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.file_io.documents import parse_document, parse_jobs
 from pliant.schemas.file_io.events import parse_events
 from pliant.schemas.file_io.files import PARQUET_MAGIC, read_bytes, source_name
+from pliant.schemas.file_io.foreign import foreign
 from pliant.schemas.file_io.limits import ROWS_BYTES
 from pliant.schemas.file_io.parquet import file_metadata, parse_parquet, read_arrow, schema_in_footer
 from pliant.schemas.file_io.record import KINDS
@@ -76,6 +77,8 @@ def kind_of(data: bytes, source: str) -> str:
     name = Path(source).name
     found = _stated(data, source) or next((kind for kind in KINDS if kind in name), None)
     if found is None:
+        if (text := foreign(data, source)) is not None:
+            raise BadInputError.one(source, f"is of no kind that pliant has: it {text}")
         expected = f'expected a "schema" field, or give --kind ({"|".join(KINDS)})'
         raise BadInputError.one(source, f"its kind is unclear{_why_not(data)}: {expected}")
     return found

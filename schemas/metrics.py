@@ -242,7 +242,7 @@ class JctDifference(Record):
 
 
 class RunGroup(Record):
-    """Runs of one policy that differ in seed or trace only; often a single run."""
+    """Runs of one policy that differ in their seed only; often a single run."""
 
     name: str
     runs: tuple[str, ...]

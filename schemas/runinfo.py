@@ -102,6 +102,11 @@ class RunInfo(Record):
     demand: Literal["stated", "predicted", "oracle"] = "stated"
     """What the policy saw of the work of jobs: what they state; predictions where they state none (a
     simulation with predictions shows no work at all); or the truth, which only a simulation has."""
+    knew_work: bool = False
+    """Whether decisions rested on what jobs state of their work, in a simulation: exactly what they take."""
+    preemptible: Literal["all", "stated"] = "all"
+    """Whose GPUs decisions could take or change: of all jobs, or of those that state or show that they can
+    save."""
     progress: str = "samples"
     """The progress model of a simulation."""
     compat: str | None = None

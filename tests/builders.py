@@ -1,7 +1,5 @@
 """Small builders, so that tests name only what they are about."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -106,5 +104,4 @@ def decided(held: Session, time_s: float) -> dict[str, int]:
 
 
 def sizes(held: Session) -> dict[str, int]:
-    """GPUs of every active job that holds some."""
     return {job_id: state.gpus for job_id, state in sorted(held.jobs.items()) if state.gpus}

@@ -1,7 +1,5 @@
 """Settings that all tests share."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os
@@ -101,7 +99,6 @@ def nothing_outlives_it() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def reference_data() -> Path:
-    """The folder of third-party traces."""
     from tests.services import NO_DATA
 
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"

@@ -1,7 +1,5 @@
 """How many examples properties are tried on: a fifth of what they state, or all with PLIANT_THOROUGH=1."""
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

@@ -39,8 +39,6 @@ def started(argv: list[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a test finds."""
-
     children: frozenset[int]
     threads: frozenset[threading.Thread]
     handlers: dict[int, Any]

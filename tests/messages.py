@@ -4,8 +4,6 @@ A test calls ``golden_text(text)``; the text must equal its entry in tests/golde
 ``PLIANT_WRITE_GOLDEN=1 python -m pytest -n 0 TEST`` writes these entries; read them before you commit them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Commands are blocks of ``sh``. A block of ``text`` below one is what it prints; 
 text, and alone on its line for any lines.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess
@@ -70,14 +68,12 @@ def paste(pasted: Sequence[Block], folder: Path) -> list[str]:
 
 
 def check(pasted: Sequence[Block], folder: Path) -> None:
-    """Call the blocks, and hold what they print against what the page shows."""
     for block, printed in zip(pasted, paste(pasted, folder), strict=True):
         if block.shown is not None:
             assert fits(block.shown, printed), f"{block.commands}\nprints\n{printed}"
 
 
 def fits(shown: str, printed: str) -> bool:
-    """Whether a command that is shown with this output printed that."""
     pattern = "".join(map(_line_pattern, shown.splitlines()))
     trimmed = "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
     return re.fullmatch(pattern, trimmed) is not None

@@ -5,8 +5,6 @@ published data. Tests that use one of the fixtures below get the marker. In ``ma
 failure, unless its reason is in :data:`ACCEPTED_SKIPS`.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -52,7 +50,6 @@ SHOWN: Final = 10
 
 
 def wants_services(config: pytest.Config) -> bool:
-    """Whether this run selects the tests that need services."""
     expression = config.getoption("markexpr", "") or ""
     return "services" in expression and "not services" not in expression
 
@@ -72,7 +69,6 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say how long it takes, and what is left out."""
     if hasattr(config, "workerinput") or config.args_source is not config.ArgsSource.TESTPATHS:
         return []
     services = wants_services(config)

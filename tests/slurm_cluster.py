@@ -7,8 +7,6 @@ Run as ``python -m tests.slurm_cluster [NODES [GPUS]]`` it prints the variable t
 to it, and lives until its standard input ends.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

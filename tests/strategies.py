@@ -1,7 +1,5 @@
 """Hypothesis strategies for the records: any value that the schemas allow."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

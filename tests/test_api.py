@@ -1,7 +1,5 @@
 """``import pliant``: the same results as the commands, from files, DataFrames and records."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -91,9 +89,29 @@ def test_a_report_is_written_by_its_ending_and_drawn(here: Path) -> None:
     assert actual.metrics.runs[0].jobs_completed_at == ((3600.0, 3),)
     assert str(actual) == Path("report.txt").read_text()
     assert actual._repr_markdown_() == Path("report.md").read_text()
-    assert "jct-cdf" in actual.figures()
+    assert "jct-cdf" in actual.figures("drawn")
+    assert {path.name for path in Path("drawn").glob("jct*")} == {"jct-cdf.png", "jct-cdf.svg"}
     with pytest.raises(UsageError, match=r"report.pdf: expected a name that ends in \.txt, \.json"):
         actual.write("report.pdf")
+
+
+def test_traces_of_a_recipe_are_replayed_with_seeds_and_their_means(here: Path) -> None:
+    command = ("trace", "synth", "poisson", "--jobs", "6", "--seed", "2", "-o", "made.jsonl")
+    assert call(*command).exit_code == 0
+    (here / "six.toml").write_text('kind = "poisson"\njobs = 6\n')
+    for recipe in ("poisson", "six.toml", {"jobs": 6}):
+        assert pliant.synth(recipe, jobs=6, seed=2).equals(pliant.read("made.jsonl"))
+    jobs = pliant.synth("poisson", records=True, jobs=6)
+    runs = [pliant.replay(jobs, NODES, policy=["fifo", "ones"], seed=seed) for seed in (0, 1)]
+    report = pliant.report(runs, baseline="fifo")
+    groups, single = report.frame("groups").set_index("name"), report.frame("runs")
+    assert groups["runs"].to_dict() == {"fifo": 2, "ones": 2}
+    mean = single[single["policy"] == "ones"]["mean_jct_s"].mean()
+    assert groups.loc["ones", "mean_jct_s"] == pytest.approx(mean)
+    assert groups.loc["ones", "mean_jct_s.low"] <= mean <= groups.loc["ones", "mean_jct_s.high"]
+    assert groups["against"].fillna("").to_dict() == {"fifo": "", "ones": "fifo"}
+    report.write("means.json")
+    assert pliant.read("means.json", "groups").set_index("name").equals(groups)
 
 
 def test_a_policy_is_held_to_figures_in_a_test_of_its_own(here: Path) -> None:
@@ -157,9 +175,7 @@ def test_records_are_what_the_other_functions_take(here: Path) -> None:
         ({"profile": 3}, "profile: expected a file or a Profile, got int"),
     ],
 )
-def test_each_mistake_is_an_error_of_pliant_in_one_line(
-    here: Path, given: dict[str, Any], problem: str
-) -> None:
+def test_each_mistake_is_an_error_of_pliant_in_one_line(here: Path, given, problem) -> None:
     arguments = {"jobs": "jobs.jsonl", "cluster": "cluster.json", "policy": "fifo", **given}
     with pytest.raises(pliant.PliantError) as caught:
         pliant.replay(arguments.pop("jobs"), arguments.pop("cluster"), **arguments)
@@ -167,7 +183,7 @@ def test_each_mistake_is_an_error_of_pliant_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_choices_and_numbers_of_the_other_functions_are_checked(here: Path) -> None:
+def test_choices_numbers_and_rows_are_checked(here: Path) -> None:
     result = pliant.replay("jobs.jsonl", NODES, policy="fifo")
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: result.frame("job"), "table: 'job' is not one of events, runs, jobs"),  # type: ignore[arg-type]
@@ -183,9 +199,7 @@ def test_choices_and_numbers_of_the_other_functions_are_checked(here: Path) -> N
         with pytest.raises(UsageError) as caught:
             call_it()
         assert str(caught.value).startswith(problem)
-
-
-def test_a_row_of_a_frame_that_is_wrong_is_named(here: Path) -> None:
+    # A row of a frame that is wrong is named.
     frame = pliant.read("jobs.jsonl")
     frame.loc[1, "gpus.max"] = 1
     frame.loc[1, "gpus.min"] = 2
@@ -193,18 +207,14 @@ def test_a_row_of_a_frame_that_is_wrong_is_named(here: Path) -> None:
         pliant.replay(frame, NODES, policy="fifo")
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_the_package_has_a_version_and_loads_nothing_else() -> None:
     assert pliant.PliantError is PliantError
     assert set(pliant.__all__) <= set(dir(pliant))
     with pytest.raises(AttributeError, match="'pliant' has no attribute 'raed'"):
         pliant.raed  # type: ignore[attr-defined]  # noqa: B018
-
-
-def test_the_version_is_that_of_the_package_that_is_installed() -> None:
+    # The version is that of the package that is installed.
     assert pliant.__version__ == version("pliant")
-
-
-def test_importing_the_package_loads_nothing_else() -> None:
+    # Importing the package loads nothing else.
     code = "import sys, pliant; print([name for name in sys.modules if name.startswith('pliant.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -1,7 +1,5 @@
 """The workflow in examples/ci passes as it stands, and fails after drift."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -22,7 +20,6 @@ INSTALL = "pip install"
 
 
 def steps(workflow: str) -> list[tuple[bool, str]]:
-    """Whether each step also runs after a failure, and its commands."""
     result = []
     plain = re.sub(r"^ *#.*\n", "", workflow, flags=re.MULTILINE)
     for step in re.split(r"^ {6}- ", plain, flags=re.MULTILINE)[1:]:

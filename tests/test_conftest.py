@@ -1,7 +1,3 @@
-"""What all tests share."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -15,33 +11,6 @@ import pytest
 from pliant.cli.common import command
 from tests import leftovers
 
-ROOT = Path(__file__).resolve().parents[1]
-IN_THE_BACKGROUND = "trap '' INT TERM; exec \"$@\""
-
-
-TESTS = """
-import signal, threading
-import pytest
-
-@pytest.mark.timeout(0.2)
-def test_waits_without_end(): threading.Event().wait()
-
-def test_hears_sigint():
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-def test_ends_by_sigterm(): assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-"""
-
-
-def test_a_test_that_hangs_fails_and_the_next_get_signals(tmp_path: Path) -> None:
-    (tmp_path / "test_these.py").write_text(TESTS)
-    pytest_here = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest"]
-    chosen = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(tmp_path)]
-    argv = ["sh", "-c", IN_THE_BACKGROUND, "sh", *pytest_here, *chosen]
-    done = subprocess.run(argv, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert "1 failed, 2 passed" in done.stdout, done.stdout + done.stderr
-
 
 @pytest.mark.parametrize("time", ["first", "second"])
 def test_environment_and_signals_are_restored_after_each_test(time: str) -> None:
@@ -53,9 +22,7 @@ def test_environment_and_signals_are_restored_after_each_test(time: str) -> None
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 
 
-def test_what_a_test_leaves_behind_is_named_and_undone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_test_leaves_behind_is_named_and_undone(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(leftovers, "DYING_S", 0.1)
     before, folder, end = leftovers.Surroundings.now(), Path.cwd(), threading.Event()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)

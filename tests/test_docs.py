@@ -1,7 +1,5 @@
 """Pages that come from the code are as the code says, and links between pages lead somewhere."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -44,7 +42,6 @@ def leads_somewhere(page: Path, link: str) -> bool:
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
     result: set[str] = set()
     for heading in re.findall(r"^#+ (.*)$", without_code(text), re.MULTILINE):
         slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -91,24 +88,20 @@ def test_a_table_of_results_is_replaced_in_a_page() -> None:
         with_table(page.replace(mark, ""), "| a |")
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_modules_and_the_path_through_the_code_are_right() -> None:
     links = [(page, link) for page in PAGES for link in links_of(page.read_text())]
     assert [(_place(page), link) for page, link in links if not leads_somewhere(page, link)] == []
-
-
-def test_modules_that_a_page_names_exist() -> None:
+    # Modules that a page names exist.
     missing = {
         _place(page): missing_modules(page.read_text(), files=page in (DECISIONS, HOOD)) for page in PAGES
     }
     assert not any(missing.values()), missing
-
-
-def test_the_path_through_the_code_has_ten_steps_for_each_life() -> None:
+    # The path through the code has ten steps for each life.
     lives = re.split(r"^## The life of .*$", HOOD.read_text(), flags=re.MULTILINE)[1:]
     assert [len(re.findall(r"^\d+\. ", life, re.MULTILINE)) for life in lives] == [10, 10, 10]
 
 
-def test_prose_wraps_at_100_columns() -> None:
+def test_pages_are_short_and_wrap_and_decisions_have_their_tool() -> None:
     long = [
         f"{_place(page)}: {line}"
         for page in PAGES
@@ -116,42 +109,32 @@ def test_prose_wraps_at_100_columns() -> None:
         if len(line) > 100 and not line.startswith(("|", "    ", "<!--"))
     ]
     assert long == []
-
-
-def test_pages_for_newcomers_stay_short() -> None:
+    # Pages for newcomers stay short.
     limits = {**dict.fromkeys(TUTORIALS, 800), FAQ: 900}
     words = {_place(page): len(page.read_text().split()) for page, most in limits.items()}
     assert {place: count for place, count in words.items() if count > limits[ROOT / place]} == {}
-
-
-def test_a_tutorial_has_commands_and_says_what_to_do_next() -> None:
+    # A tutorial has commands and says what to do next.
     for page in TUTORIALS:
         text = page.read_text()
         assert "```sh\n" in text, page
         assert links_of(text.partition("\n## Next\n")[2]), page
-
-
-def test_decisions_stand_under_the_heading_of_their_tool() -> None:
+    # Decisions stand under their tool and are short.
     headings = re.findall(r"^#+ (.*)$", DECISIONS.read_text(), re.MULTILINE)
     assert headings == ["Decisions", *DECISIONS_ABOUT]
-
-
-def test_each_decision_is_bold_and_at_most_five_lines() -> None:
+    # Each decision is bold and at most five lines.
     _, *sections = re.split(r"^## .*\n", DECISIONS.read_text(), flags=re.MULTILINE)
     entries = [entry for section in sections for entry in section.strip().split("\n\n")]
     shapeless = [e for e in entries if not e.startswith("**") or len(e.splitlines()) > 5 or "\n**" in e]
     assert shapeless == []
 
 
-def test_the_page_of_file_kinds_has_each_progress_field() -> None:
+def test_every_field_and_command_is_in_the_reference() -> None:
     from pliant.tools.run.statedir.contract.plan import Progress
 
     section = (ROOT / "docs" / "schemas.md").read_text().partition("## progress\n")[2]
     names = [field.alias or name for name, field in Progress.model_fields.items()]
     assert [name for name in names if f"| `{name}` |" not in section] == []
-
-
-def test_every_command_is_in_the_reference() -> None:
+    # Every command is in the reference.
     from pliant.cli.main import COMMANDS, GROUPS
 
     text = (ROOT / "docs" / "cli.md").read_text()
@@ -176,9 +159,7 @@ def test_the_page_of_figures_shows_limits_growths_and_gaps() -> None:
     assert performance._filled("{scale[fifo_mb_growth]} for ten times the jobs", values) == "-"
 
 
-def test_figures_are_shown_with_the_machine_of_each_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_are_shown_with_the_machine_of_each_record(tmp_path, monkeypatch) -> None:
     usual = {"cpu": "A", "cores": 2, "memory_gib": 8.0, "python": "3.11.7", "system": "Linux-6.1-x86_64-gnu"}
     for name, machine in {"scale": usual, "cli": usual, "ares": usual | {"python": "3.12.1"}}.items():
         (tmp_path / f"{name}.machine.json").write_text(json.dumps(machine))

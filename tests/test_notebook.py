@@ -1,7 +1,5 @@
 """The notebook in examples/ runs from top to bottom in a fresh folder, and is stored without outputs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,14 +1,15 @@
 """The README's commands run when they are pasted, in order, in an empty folder."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from benchmarks.parts import readme_commands
+from benchmarks.parts.wheel import replays_from_wheel
 from pliant.schemas.io import write_profile
 from pliant.schemas.profile import Profile, ProfileRow
 from tests.pasting import Block, blocks, paste
@@ -27,7 +28,6 @@ def test_the_readme_names_extras_that_exist() -> None:
 
 
 def test_the_commands_that_train_run_when_they_are_pasted(tmp_path: Path) -> None:
-    """A tutorial, whose test calls them, measures and runs likewise; test_docs calls the first replay."""
     replays, trains = (block.commands for block in BLOCKS)
     tutorial = (ROOT / "docs/tutorials/profile-your-first-job.md").read_text().replace("\\\n ", "")
     lines = {" ".join(line.split()) for line in tutorial.splitlines()}
@@ -56,3 +56,10 @@ def test_commands_count_up_to_the_first_that_fails() -> None:
     block = "cat > a <<'END'\nfalse\nEND\npliant --version\nfalse\ntrue\n"
     assert len(readme_commands.commands_of(block)) == 4
     assert [row.value for row in readme_commands.figures([block])] == [0.5]
+
+
+@pytest.mark.services
+def test_a_wheel_in_an_empty_environment_replays(tmp_path: Path) -> None:
+    done = replays_from_wheel(tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "shadow-price" in done.stdout

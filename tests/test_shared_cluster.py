@@ -1,7 +1,5 @@
 """The pages on shared clusters work as written: root follows the one, another account the other."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -14,15 +12,7 @@ import pytest
 from pliant.tools.run.statedir.directory import holder_of
 from tests.cli.calling import call
 from tests.pasting import blocks
-from tests.tools.run.door.people import (
-    ADA,
-    Shared,
-    all_may_enter,
-    as_account,
-    import_commands,
-    only_root_becomes_others,
-    shared_run,
-)
+from tests.tools.run.door import people
 from tests.tools.run.site import environment, until
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -42,10 +32,10 @@ def test_the_pages_stay_short():
 
 @pytest.mark.services
 def test_an_operator_sets_up_a_shared_cluster_by_the_page(tmp_path: Path):
-    only_root_becomes_others()
+    people.only_root_becomes_others()
     if shutil.which("hostname") is None:
         pytest.skip("needs the command hostname")
-    with all_may_enter() as folder:
+    with people.all_may_enter() as folder:
         commands = "".join(block.commands for block in blocks(page("shared-cluster.md", folder)))
         pliant = shlex.join([sys.executable, "-m", "pliant.cli"])
         lock = shlex.quote(str(folder / "state" / "lock"))
@@ -67,12 +57,12 @@ def test_an_operator_sets_up_a_shared_cluster_by_the_page(tmp_path: Path):
 
 @pytest.mark.services
 def test_a_user_does_by_the_page_what_it_says(monkeypatch: pytest.MonkeyPatch):
-    only_root_becomes_others()
-    import_commands()
-    with all_may_enter() as folder, shared_run(folder) as run:
+    people.only_root_becomes_others()
+    people.import_commands()
+    with people.all_may_enter() as folder, people.shared_run(folder) as run:
         result = blocks(page("shared-cluster-use.md", folder))
-        monkeypatch.setenv("PLIANT_STATE", str(Shared(folder).state))
-        home = run.home(ADA)
+        monkeypatch.setenv("PLIANT_STATE", str(people.Shared(folder).state))
+        home = run.home(people.ADA)
         for block in result:
             lines = [line for line in block.commands.splitlines() if not line.startswith("export ")]
 
@@ -81,6 +71,6 @@ def test_a_user_does_by_the_page_what_it_says(monkeypatch: pytest.MonkeyPatch):
                 done = [call(*shlex.split(line)[1:]) for line in lines]
                 return [[each.exit_code, each.stdout, each.stderr] for each in done]
 
-            message = as_account(ADA, body)
+            message = people.as_account(people.ADA, body)
             assert [code for code, *_ in message] == [0] * len(lines), message
             assert block.shown is None or block.shown == "".join(out for _, out, _ in message)

@@ -1,7 +1,5 @@
 """The site: `make site` builds it from docs/ without a network, and fails where a page or a link is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -50,7 +48,6 @@ def build(repository: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 def pages() -> dict[str, Path]:
-    """The pages of the site, and the files of the repository that they are made of."""
     result = {str(page.relative_to(ROOT / "docs")): page for page in (ROOT / "docs").rglob("*.md")}
     outside = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
     result |= {name: ROOT / name for name in outside}
@@ -68,7 +65,6 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The address of a folder while the block lasts."""
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -89,7 +85,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """A copy of all that the site is made of."""
     copy = tmp_path / "repository"
     nothing_made = shutil.ignore_patterns("__pycache__")
     for name in ("docs", "examples"):

@@ -1,8 +1,10 @@
 """The shape of the code base: who may import whom, and that packaging names every package."""
 
-from __future__ import annotations
-
 import ast
+import json
+import os
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -105,6 +107,10 @@ def is_allowed(own: str, target: str) -> bool:
 def test_imports_go_one_way() -> None:
     result = ((name_of(path), name) for path, name in imports_of("pliant.", modules()))
     assert [f"{own}: {name}" for own, name in result if not is_allowed(layer(own), layer(name))] == []
+    # The layers of run know those below them.
+    result = imports_of("pliant.tools.run.", sorted((ROOT / "tools/run").rglob("*.py")))
+    named = ((name_of(path).removeprefix("tools.run").strip("."), name) for path, name in result)
+    assert [f"{own}: {name}" for own, name in named if breaks_run_layers(own, name)] == []
 
 
 def breaks_run_layers(own: str, name: str) -> bool:
@@ -118,13 +124,7 @@ def breaks_run_layers(own: str, name: str) -> bool:
     return layer in RUN_LAYERS and target not in RUN_LAYERS[: RUN_LAYERS.index(layer) + 1]
 
 
-def test_the_layers_of_run_know_those_below_them() -> None:
-    result = imports_of("pliant.tools.run.", sorted((ROOT / "tools/run").rglob("*.py")))
-    named = ((name_of(path).removeprefix("tools.run").strip("."), name) for path, name in result)
-    assert [f"{own}: {name}" for own, name in named if breaks_run_layers(own, name)] == []
-
-
-def test_the_layers_of_the_elastic_library_know_those_below_them() -> None:
+def test_the_parts_of_run_import_no_circle_and_nothing_heavy() -> None:
     folder = ROOT / "tools/run/elastic"
     wrong = []
     for own, layer in enumerate(ELASTIC_LAYERS):
@@ -134,15 +134,11 @@ def test_the_layers_of_the_elastic_library_know_those_below_them() -> None:
             if name.partition(".")[0] not in ELASTIC_LAYERS[: own + 1]:
                 wrong.append(f"{name_of(path)}: {name}")
     assert wrong == []
-
-
-def test_no_modules_import_each_other_in_a_circle() -> None:
+    # No modules import each other in a circle.
     known = {name_of(path) for path in modules()}
     needs = {name_of(path): modules_imported(path, known) - {name_of(path)} for path in modules()}
     TopologicalSorter(needs).prepare()  # a circle is an error that names it
-
-
-def test_heavy_libraries_stay_where_they_belong() -> None:
+    # Heavy libraries stay where they belong.
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules()
@@ -153,7 +149,7 @@ def test_heavy_libraries_stay_where_they_belong() -> None:
     assert wrong == []
 
 
-def test_packaging_names_every_package() -> None:
+def test_packages_have_an_init_and_take_the_oldest_python() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     result = {
         "pliant." + ".".join(path.parent.relative_to(ROOT).parts)
@@ -164,14 +160,10 @@ def test_packaging_names_every_package() -> None:
     result |= {".".join(("pliant", *path.relative_to(ROOT).parts)) for path in (ROOT, *scripts)}
     assert set(listed) == result
     assert sorted(listed) == listed
-
-
-def test_no_folder_of_code_lacks_its_init() -> None:
+    # No folder of code lacks its init.
     folders = {path.parent for path in modules()}
     assert [str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").exists()] == []
-
-
-def test_pinned_packages_take_the_oldest_python() -> None:
+    # Pinned packages take the oldest python.
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     oldest = project["requires-python"].removeprefix(">=") + ".0"
     pinned = [
@@ -183,3 +175,33 @@ def test_pinned_packages_take_the_oldest_python() -> None:
             asked[name] = metadata(name).get("Requires-Python") or ""
     assert len(asked) > 20
     assert {name: text for name, text in asked.items() if not SpecifierSet(text).contains(oldest)} == {}
+
+
+def test_the_base_works_without_what_only_linux_has(tmp_path: Path) -> None:
+    gpus = ["--cluster", str(ROOT / "examples" / "gpus.json")]
+    recipe = 'policies = ["fifo", "las"]\n[[traces]]\nname = "t"\njobs = "t.jsonl"\n'
+    recipe += f'[[clusters]]\nname = "c"\npath = {json.dumps(gpus[1])}\n'
+    (tmp_path / "recipe.toml").write_text(recipe)
+    commands = [
+        ["trace", "synth", "poisson", "--jobs", "20", "--rate", "30", "--seed", "1", "-o", "t.jsonl"],
+        ["trace", "import", "slurm", str(ROOT / "examples" / "sacct.txt"), "-o", "imported.jsonl"],
+        ["validate", "t.jsonl", "imported.jsonl"],
+        ["schedule", "t.jsonl", *gpus, "--policy", "shadow-price", "-o", "schedule.json"],
+        ["replay", "t.jsonl", *gpus, "--policy", "fifo,shadow-price", "-o", "out"],
+        ["replay", "--recipe", "recipe.toml", "-o", "swept"],
+        ["report", "out", "--baseline", "fifo"],
+        ["report", "out", "-f", "html", "-o", "report.html"],
+    ]
+    words = [sys.executable, "-m", "tests.without_linux", json.dumps(commands)]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        words,
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 replays are in" in done.stderr
+    assert (tmp_path / "report.html").stat().st_size > 10_000

@@ -1,7 +1,5 @@
 """The tutorials work as written: each command in order in an empty folder prints what the page shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/writing-a-policy.md works as written: a stranger's package, its commands and its conformance test."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -98,9 +96,7 @@ def test_pliant_new_policy_makes_the_package_of_the_page(name: str, here: Path) 
     assert (again.exit_code, "is there" in again.stderr) == (2, True)
 
 
-def test_a_file_is_a_policy_in_all_commands_from_any_folder(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_a_policy_in_all_commands_from_any_folder(here: Path, monkeypatch) -> None:
     cli("new", "policy", "important", "mine")
     ours = [job(name, gpu_seconds=9, priority=at, command=("a.py",)) for name, at in (("a", 0.0), ("b", 2.0))]
     write_jobs([each.model_copy(update={"elastic": "none"}) for each in ours], "jobs.jsonl")

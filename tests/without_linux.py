@@ -3,8 +3,6 @@
 COMMANDS is a JSON list of lists of words. Libraries are imported first: they are built for this system.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import json

@@ -1,4 +1,5 @@
-"""What ``import pliant`` offers: :func:`read`, :func:`replay`, :func:`report` and :func:`schedule`.
+"""What ``import pliant`` offers: :func:`read`, :func:`synth`, :func:`replay`, :func:`report` and
+:func:`schedule`.
 
 They call what the commands of these names call, so that equal inputs give equal files, and raise what those
 print: a :class:`~pliant.schemas.errors.PliantError` whose message says what is wrong. Inputs are files,
@@ -87,7 +88,8 @@ def read(
     :param path: jobs, a cluster, a profile, a convergence table, a schedule, events, metrics or a predictor;
         what it is follows from its content.
     :param table: the table of a file that holds several: ``allocations``, ``waiting``, ``rejected`` or
-        ``jobs`` of a schedule; ``runs``, ``jobs`` or ``expectations`` of metrics. Default: the first.
+        ``jobs`` of a schedule; ``runs``, ``groups``, ``jobs`` or ``expectations`` of metrics. Default: the
+        first.
     :param kind: one of the eight kinds, where the content does not tell.
     :param records: return checked records, which the other functions take as well: a tuple of jobs, events or
         convergence rows; a ``Profile``, ``Cluster``, ``Schedule``, ``Metrics`` or ``Predictor``.
@@ -107,6 +109,30 @@ def read(
     if kind == "profile":
         return read_profile(fspath(path))
     return tuple(content) if kind in ("job", "event", "convergence") else content[0]
+
+
+def synth(recipe: AnyPath | Mapping[str, Any], *, records: bool = False, **fields: Any) -> Any:
+    """Make a trace with random arrivals, as ``pliant trace synth`` does.
+
+    :param recipe: poisson, bursty or diurnal, a recipe file (TOML or JSON), or its fields.
+    :param records: return a tuple of job records instead of a DataFrame; :func:`replay` takes both.
+    :param fields: of the recipe, instead of those that it states: ``jobs``, ``rate_per_hour``, ``seed``, …
+    :raises BadInputError: a field is wrong, with every problem in a line.
+    :raises UsageError: there is no such recipe.
+    """
+    from pliant.tools.replay.synthetic import synthesize
+    from pliant.tools.replay.synthetic_recipe import read_recipe
+
+    if isinstance(recipe, Mapping):
+        stated = {**recipe, **fields}
+        jobs = synthesize(read_recipe(str(stated.pop("kind", "poisson")), stated))
+    else:
+        jobs = synthesize(read_recipe(fspath(recipe), fields), fspath(recipe))
+    if records:
+        return jobs
+    from pliant.schemas import frames
+
+    return frames.frame("job", jobs)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -231,16 +257,17 @@ class ReportResult:
         """All figures with their jobs: the document of ``pliant report --format json --jobs``."""
         return document(self.made, Extras(jobs=True))
 
-    def frame(self, table: Literal["runs", "jobs"] = "runs") -> pd.DataFrame:
+    def frame(self, table: Literal["runs", "groups", "jobs"] = "runs") -> pd.DataFrame:
         """The figures as a DataFrame; null where a figure does not apply. Times are seconds.
 
-        :param table: ``runs``: a row for each run, columns as ReportedRun in docs/schemas.md; ``jobs``: a row
-            for each job of each run, columns as JobFigures.
+        :param table: ``runs``: a row for each run, columns as ReportedRun in docs/schemas.md; ``groups``: a
+            row for all runs that differ in their seed only, with the mean of each figure and the ``.low`` and
+            ``.high`` of its 95 % interval; ``jobs``: a row for each job of each run, columns as JobFigures.
         :raises UsageError: there is no such table.
         """
         from pliant.schemas import frames
 
-        _one_of("table", table, ("runs", "jobs"))
+        _one_of("table", table, ("runs", "groups", "jobs"))
         return frames.frame("metrics", (self.metrics,), table)
 
     def text(self, format: ReportFormat = "table", *, jobs: bool = False, width: int | None = None) -> str:  # noqa: A002
@@ -266,11 +293,18 @@ class ReportResult:
         check_output(fspath(path))
         write_bytes(fspath(path), self.text(_FORMATS[ending], jobs=jobs).encode())
 
-    def figures(self) -> dict[str, Figure]:
-        """Matplotlib figures by name, such as ``jct-cdf``; those that would be empty are left out."""
-        from pliant.tools.report.figures import draw
+    def figures(self, folder: AnyPath | None = None) -> dict[str, Figure]:
+        """Matplotlib figures by name, such as ``jct-cdf``; those that would be empty are left out.
 
-        return draw(self.made)
+        :param folder: also write them there as PNG and SVG, as ``pliant report --figures`` does.
+        :raises UsageError: the folder cannot be written.
+        """
+        from pliant.tools.report.figures import draw, write_drawn
+
+        drawn = draw(self.made)
+        if folder is not None:
+            write_drawn(drawn, Path(folder))
+        return drawn
 
     def check(self, expected: AnyPath) -> tuple[CheckedFigure, ...]:
         """Compare with expected figures, as ``--expect`` does; docs/ci.md describes the file.
@@ -292,7 +326,7 @@ class ReportResult:
 
 
 def report(
-    *runs: AnyPath | ReplayResult,
+    *runs: AnyPath | ReplayResult | Iterable[AnyPath | ReplayResult],
     reference: Reference = "fair-share",
     baseline: str | None = None,
     bound: bool = False,
@@ -300,7 +334,8 @@ def report(
 ) -> ReportResult:
     """Metrics of runs side by side, as ``pliant report`` computes them.
 
-    :param runs: event files, folders of them (state directories, too), and results of :func:`replay`.
+    :param runs: event files, folders of them (state directories, too), results of :func:`replay`, and lists
+        of these.
     :param reference: the fair sharing that tables relate FTF to: fair-share, gps or isolated.
     :param baseline: label or policy of the run by which figures are divided and JCTs are paired with.
     :param bound: add lower bounds that no schedule of the finished jobs can beat.
@@ -308,18 +343,19 @@ def report(
     :raises BadInputError: a file is not one of events, or its events do not fit together.
     :raises UsageError: there are no runs, or none is called ``baseline``.
     """
-    if not runs:
-        raise UsageError("report: no runs: name event files, folders or results of replay")
-    for each in runs:
+    named = [each for run in runs for each in (run if isinstance(run, list | tuple) else (run,))]
+    for each in named:
         if not isinstance(each, str | PathLike | ReplayResult):
             raise UsageError(f"report: expected files, folders or replays, got {type(each).__name__}")
+    if not named:
+        raise UsageError("report: no runs: name event files, folders or results of replay")
     _one_of("reference", reference, get_args(Reference))
     hours = completed_at_hours if isinstance(completed_at_hours, Iterable) else (completed_at_hours,)
     wanted = Wanted(bound, tuple(3600 * _number("completed_at_hours", hour) for hour in hours))
-    paths = [fspath(each) for each in runs if not isinstance(each, ReplayResult)]
-    if len(paths) == len(runs):
+    paths = [fspath(each) for each in named if not isinstance(each, ReplayResult)]
+    if len(paths) == len(named):
         return ReportResult(read_report(paths, reference=reference, baseline=baseline, wanted=wanted))
-    folded = [run for each in runs for run in _folded(each)]
+    folded = [run for each in named for run in _folded(each)]
     return ReportResult(make_report(folded, reference=reference, baseline=baseline, wanted=wanted))
 
 

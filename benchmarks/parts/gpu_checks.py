@@ -30,7 +30,8 @@ from pliant.tools.run import elastic
 from pliant.tools.run.backends import machine
 from pliant.tools.run.backends.use import GpuMeter
 from pliant.tools.run.elastic.context import WorkerContext
-from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel
+from pliant.tools.run.elastic.loop.exchange import Averaging
+from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup, use_interface
 from pliant.tools.run.elastic.state.checkpoint import staged
 from pliant.tools.run.statedir.contract.folders import JobDir
@@ -51,16 +52,17 @@ def group(device: torch.device, changes: int = 1) -> dict[str, float]:
     took, held = [], []
     with tempfile.TemporaryDirectory() as folder:
         averaging, formed = Averaging(), ProcessGroup(_context(Path(folder), device), None)
-        model = ElasticDataParallel(net, averaging)
+        gradients = Gradients([net], averaging)
         use_interface("127.0.0.1")
         for number in range(changes):
             place = Path(folder) / str(number)
             place.mkdir()
             began_s = time.monotonic()
             formed.form(place, lambda: False, timedelta(minutes=2))
-            averaging.begin(net, device)
+            averaging.begin([net], device)
+            gradients.bind(accumulates=False)
             took.append(time.monotonic() - began_s)
-            model(torch.ones(BATCH, 512, device=device)).square().mean().backward()
+            net(torch.ones(BATCH, 512, device=device)).square().mean().backward()
             sent = torch.ones(1 << 20, device=device)
             dist.all_reduce(sent)
             assert sent.sum().item() == sent.numel()

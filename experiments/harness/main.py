@@ -26,11 +26,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; default: all")
     parser.add_argument("--workers", type=int, default=usable_cores(), help="processes")
     parser.add_argument("--resume", action="store_true", help="keep what an interrupted study has measured")
-    parser.add_argument("--page", action="store_true", help="write the page again from the committed results")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--page", action="store_true", help="write the page again from the committed results")
+    only.add_argument("--smoke", action="store_true", help="replay small inputs only, to see that it runs")
     wanted = parser.parse_args(arguments)
     try:
         for name in wanted.names or names():
             subject = find(name)
+            if wanted.smoke:
+                _try_out(subject, BUILD / f"{name}-smoke", workers=wanted.workers)
+                continue
             if not wanted.page:
                 _carry_out(subject, BUILD / name, workers=wanted.workers, resume=wanted.resume)
             _write_page(subject)
@@ -45,6 +50,17 @@ def _carry_out(subject: Subject, folder: Path, *, workers: int, resume: bool) ->
         conduct(subject, folder, workers=workers, tell=_tell, resume=resume)
     elif isinstance(subject, Experiment):
         reproduce(subject, folder, workers=workers)
+
+
+def _try_out(subject: Subject, folder: Path, *, workers: int) -> None:
+    """Replay small inputs; no results, figures or page are written.
+
+    :raises JobsFailedError: a replay failed.
+    """
+    if isinstance(subject, Experiment):
+        carry_out(subject, folder, smoke=True, workers=workers, tell=_tell)
+    else:
+        _tell(f"{subject.name} measures trainings: it has no small inputs")
 
 
 def reproduce(experiment: Experiment, folder: Path, *, workers: int) -> list[Compared]:

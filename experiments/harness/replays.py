@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -11,6 +12,7 @@ from typing import Final, NamedTuple
 
 from experiments.harness.spec import Experiment, Fold, Tell
 from pliant.schemas.errors import BadInputError, JobsFailedError
+from pliant.schemas.text import span_text
 from pliant.tools.replay.sweep import SweepTask, event_file, sweep, sweep_tasks
 from pliant.tools.replay.sweep_recipe import SweepRecipe, read_sweep
 from pliant.tools.report.metrics import Wanted, mean, percentile, run_metrics
@@ -89,11 +91,15 @@ def carry_out(
         shutil.copy(path, inputs)
     experiment.prepare(inputs, smoke)
     outcomes: dict[str, Outcome] = {}
-    for name in experiment.sweeps if sweeps is None else sweeps:
+    names = list(experiment.sweeps if sweeps is None else sweeps)
+    began_s = time.monotonic()
+    for done, name in enumerate(names, 1):
         recipe = read_sweep(str(inputs / name))
         wanted = _first_seeds(recipe) if smoke else recipe
         outcomes |= _replayed(wanted, folder / Path(name).stem, workers, experiment)
-        tell(f"{name}: {len(outcomes)} replays so far")
+        spent_s = time.monotonic() - began_s
+        left = f", about {span_text(spent_s / done * (len(names) - done))} left" if done < len(names) else ""
+        tell(f"{name}: {len(outcomes)} replays so far, in {span_text(spent_s)}{left}")
     return outcomes
 
 

@@ -20,6 +20,7 @@ from typing import IO, BinaryIO, Final, Self, TextIO
 
 from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
 from pliant.schemas.file_io.limits import DOCUMENT_BYTES, STREAM_BYTES, check_size
+from pliant.schemas.file_io.packing import unpack
 from pliant.schemas.text import harmless
 
 PARQUET_MAGIC: Final = b"PAR1"
@@ -38,7 +39,7 @@ def source_name(path: str | Path) -> str:
 
 
 def read_bytes(path: str | Path, *, most: int = DOCUMENT_BYTES) -> bytes:
-    """All bytes of a file, or of stdin for ``-``.
+    """All bytes of a file, or of stdin for ``-``, unpacked (:mod:`.packing`).
 
     :param most: bytes that it may have; a stream of unknown size may have ``STREAM_BYTES`` at most.
     :raises BadInputError: the file is missing, unreadable, a directory, empty, too large, or a pipe without
@@ -57,7 +58,7 @@ def read_bytes(path: str | Path, *, most: int = DOCUMENT_BYTES) -> bytes:
         raise read_failure(error, source) from error
     if not data:
         raise BadInputError.one(source, "is empty" if str(path) != PIPE else nothing_came_in())
-    return data
+    return unpack(data, source)
 
 
 def _read_all(stream: BinaryIO, most: int, source: str) -> bytes:

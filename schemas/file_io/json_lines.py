@@ -22,6 +22,7 @@ from pydantic_core import ValidationError, from_json
 
 from pliant.schemas.errors import BadInputError, OutOfMemoryError, Problem
 from pliant.schemas.file_io.files import PARQUET_MAGIC
+from pliant.schemas.file_io.foreign import foreign
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import (
     a_file,
@@ -272,6 +273,8 @@ def refuse_other_kind(data: bytes, source: str, kind: str) -> None:
     found = stated_schema(data)
     if found is not None:
         is_newer(found, kind, source, line=1)
+    elif (text := foreign(data, source)) is not None:
+        raise BadInputError.one(source, f"is not {a_file(kind)}: it {text}")
 
 
 def parse_json(data: bytes, source: str) -> Any:

@@ -1,7 +1,5 @@
 """Commands that a benchmark starts as processes, called in the process of the test: no interpreter starts."""
 
-from __future__ import annotations
-
 import io
 import os
 import runpy
@@ -31,14 +29,12 @@ def run(command: Sequence[str], **options: Any) -> Any:
 
 
 def pliant(*words: str) -> str:
-    """Stdout of the command."""
     result = call(*words)
     assert result.exit_code == 0, result.output
     return str(result.stdout)
 
 
 def module(*words: str) -> str:
-    """Stdout of ``python -m`` with these words."""
     out = io.StringIO()
     with redirect_stdout(out), mock.patch.object(sys, "argv", list(words)), warnings.catch_warnings():
         warnings.simplefilter("ignore")

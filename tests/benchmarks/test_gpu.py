@@ -1,7 +1,3 @@
-"""What ``make gpu-check`` says and how it ends."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -24,9 +20,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_without_a_gpu_or_its_driver_nothing_is_checked(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_or_its_driver_nothing_is_checked(results: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == gpu.NO_GPU == 66
     printed = capsys.readouterr()
@@ -39,9 +33,7 @@ def test_without_a_gpu_or_its_driver_nothing_is_checked(
     assert "pip install 'pliant[gpu]'" in capsys.readouterr().err
 
 
-def test_a_failed_check_is_named_and_the_others_are_made(
-    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_check_is_named_and_the_others_are_made(results: Path, monkeypatch, capsys) -> None:
     def broken() -> list[Figure]:
         raise CheckFailedError("NCCL error")
 
@@ -58,9 +50,7 @@ def test_a_failed_check_is_named_and_the_others_are_made(
     assert gpu.main(["two"]) == gpu.FAILED
 
 
-def test_a_check_ends_with_its_reason_and_a_hanging_one_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_check_ends_with_its_reason_and_a_hanging_one_is_killed(tmp_path, monkeypatch) -> None:
     module = tmp_path / "root/benchmarks/parts/gpu_checks.py"
     module.parent.mkdir(parents=True)
     monkeypatch.setattr(gpu, "ROOT", tmp_path / "root")

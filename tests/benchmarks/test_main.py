@@ -1,13 +1,10 @@
 """What ``make bench`` says and does, and every benchmark in its smallest form."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import subprocess
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -48,7 +45,6 @@ def test_each_runs_in_its_smallest_form(name: str) -> None:
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("name", SERVICES)
 def test_each_that_needs_a_service_runs_small(name: str) -> None:
-    """Of ``rivals`` all parts may be such that nothing here can run them."""
     try:
         result = smallest(name)
     except NotMeasurableError as error:
@@ -73,9 +69,7 @@ def test_an_unknown_name_is_refused_with_those_there_are(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     "name", ["ares_experiments", "ones", "predicted_start", "replay_fidelity", "replay_speed", "shadow_price"]
 )
-def test_without_its_data_a_benchmark_keeps_the_record(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_its_data_a_benchmark_keeps_the_record(name, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("PLIANT_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setattr(figure, "RESULTS", tmp_path)
     (tmp_path / f"{name}.json").write_text("[]")
@@ -86,9 +80,7 @@ def test_without_its_data_a_benchmark_keeps_the_record(
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {f"{name}.json": "[]"}
 
 
-def test_figures_are_old_once_their_code_is_committed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figures_are_old_once_their_code_is_committed_again(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(figure, "ROOT", tmp_path)
     monkeypatch.setattr(figure, "RESULTS", tmp_path)
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false")
@@ -110,9 +102,7 @@ def test_figures_are_old_once_their_code_is_committed_again(
     assert newer_after("x.json", "[2]") == []
 
 
-def test_old_figures_are_named_and_no_history_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_old_figures_are_named_and_no_history_is_said(tmp_path, monkeypatch, capsys) -> None:
     commits = ["abc 2026-01-02 Do it", "def 2026-01-01 Begin"]
     monkeypatch.setattr(figure, "newer_commits", lambda name, _paths: commits if name == "rescale" else [])
     assert main([]) == 0

@@ -1,16 +1,11 @@
 """The benchmark of operations, each part of it run small."""
 
-from __future__ import annotations
-
 import json
-import os
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from benchmarks import operate
-from benchmarks.parts import fault_sequences, figure, first_step, slurm_day, soak
+from benchmarks.parts import fault_sequences, figure, slurm_day, soak
 from benchmarks.parts.figure import Figure
 from tests.slurm_cluster import NoSlurmError
 
@@ -19,27 +14,6 @@ def test_sequences_of_faults_that_fail_are_counted(monkeypatch: pytest.MonkeyPat
     assert fault_sequences.sequence(7) == fault_sequences.sequence(7) != fault_sequences.sequence(8)
     monkeypatch.setattr(fault_sequences, "live_through", None)
     assert [row.value for row in fault_sequences.figures(3)] == [3.0]
-
-
-BOOTED_LATE = """
-import psutil
-create_time = psutil.Process.create_time
-psutil.Process.create_time = lambda self: create_time(self) - 1
-"""
-"""The kernel tells when it was booted in whole seconds, and starts as times of day are derived from that."""
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
-@pytest.mark.torch
-def test_a_first_step_is_measured_from_its_decision_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_step, "SCRIPT", BOOTED_LATE + first_step.SCRIPT)
-    (marks,) = first_step.measure(1)
-    times_s = [marks[name] for name in ("decided", *first_step.MARKS)]
-    assert all(before <= after + TICK_S for before, after in pairwise(times_s)), marks
-    assert first_step.latency_s(marks) > 0
-    spent = first_step.where_time_goes([marks])
-    assert spent["imported to ready"] == marks["ready"] - marks["imported"]
-    assert sum(spent.values()) == pytest.approx(times_s[-1] - times_s[0])
 
 
 @pytest.mark.services
@@ -77,9 +51,7 @@ def test_a_soak_tells_a_leak_from_a_warm_up() -> None:
     assert soak.memory_after(warms_up[:1200], 1800.0) is None
 
 
-def test_a_part_that_is_measured_alone_leaves_the_other_rows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_part_that_is_measured_alone_leaves_the_other_rows(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(figure, "RESULTS", tmp_path)
     figure.write(operate.NAME, [Figure("a", 1.0, "s"), Figure("b", 2.0, "s")])
     monkeypatch.setitem(operate.PARTS, "faults", lambda: [Figure("a", 3.0, "s"), Figure("c", 4.0, "s")])

@@ -1,7 +1,3 @@
-"""How the benchmark of the test suite plants faults and counts processor time."""
-
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter
@@ -43,21 +39,17 @@ def test_a_fault_changes_one_place_of_a_drawn_line(repository: Path) -> None:
     assert kinds == {"constant": 3, "comparison": 1, "operator": 3, "statement": 3}
 
 
-def test_a_line_that_moved_is_looked_up_and_one_that_is_gone_is_not() -> None:
+def test_faults_are_looked_up_by_line_and_have_their_tests() -> None:
     mutant = Mutant("least.py", 4, 4, "statement", "values.sort()", "pass")
     before = TEXT.splitlines()
     assert mutated("import os\n\n" + TEXT, mutant, before) == "import os\n\n" + TEXT.replace(
         "values.sort()", "pass"
     )
     assert mutated(TEXT.replace("values.sort()", "values = sorted(values)"), mutant, before) is None
-
-
-def test_a_module_has_the_tests_that_import_it() -> None:
+    # A module has the tests that import it.
     assert mutants.tests_of(ROOT, "tools/schedule/policies/gavel.py")[0].endswith("/test_gavel.py")
     assert mutants.tests_of(ROOT, "cli/whatif.py")
-
-
-def test_the_faults_of_the_record_name_lines_and_results() -> None:
+    # The faults of the record name lines and results.
     record = json.loads(mutants.RECORD.read_text())
     assert len(record["mutants"]) == mutants.COUNT
     assert all(isinstance(row["killed_before"], bool) for row in record["mutants"])

@@ -1,7 +1,5 @@
 """``pliant`` called in the process of the test, and recipes of sweeps over the files that tests write."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

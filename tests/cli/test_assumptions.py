@@ -1,7 +1,5 @@
 """What the inputs leave open: said once on stderr, kept in the report's footer, an error with --strict."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -48,9 +46,7 @@ def here(here: Path) -> Path:
         ),
     ],
 )
-def test_assumptions_are_printed_once_and_are_in_the_report(
-    here: Path, options: list[str], message: list[str]
-) -> None:
+def test_assumptions_are_printed_once_and_are_in_the_report(here: Path, options, message) -> None:
     done = call("replay", *FILES, *options, "--policy", "fifo,las", "-o", "out")
     assert done.exit_code == 0, done.stderr
     lines = done.stderr.splitlines()
@@ -77,20 +73,16 @@ def jct_s(*options: str) -> float:
     return mean_s
 
 
-def test_a_start_of_unknown_cost_takes_half_a_minute(here: Path) -> None:
+def test_what_costs_and_tables_leave_open_is_named(here: Path) -> None:
     assert jct_s() == 31.0
     assert jct_s(*FREE) == 1.0
     assert jct_s("--rescale-cost", "0") == 31.0
-
-
-def test_costs_that_no_option_states_are_those_of_the_profile(here: Path) -> None:
+    # Costs that no option states are those of the profile.
     row = replace(step(1, 8, 0.1, gpu_type="new"), start_seconds=4.0, relaunch_seconds=6.0)
     write_profile(Profile((row,)), "profile.parquet")
     assert jct_s("--strict") == 5.0
     assert jct_s("--start-cost", "2", "--strict") == 3.0
-
-
-def test_a_validation_run_that_the_table_lacks_is_named(here: Path) -> None:
+    # A validation run that the table lacks is named.
     write_convergence([ConvergenceRow("run-2", 8, 0, 10, 0.5, 0.5, 1.0, 1.0)], "table.parquet")
     done = call("replay", *FILES, "--convergence", "table.parquet", "--policy", "fifo", "-o", "x.jsonl")
     assert 'the --convergence table lacks "run-1": 2 jobs train by samples instead' in done.stderr

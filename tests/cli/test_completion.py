@@ -1,7 +1,3 @@
-"""What a shell completes: policies, their parameters, job ids and nodes."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -22,16 +18,14 @@ def completed(line: str) -> list[str]:
     return CliRunner(env=asked).invoke(app, [], prog_name="pliant").stdout.split()
 
 
-def test_policies_and_their_parameters_complete() -> None:
+def test_policies_and_their_parameters_complete(here: Path) -> None:
     assert completed("pliant schedule --policy fi") == ["fifo", "fifo-demands"]
     assert completed("pliant replay --policy srtf,fifo") == ["srtf,fifo", "srtf,fifo-demands"]
     assert sorted(completed("pliant policies ")) == sorted(policy_names())
     assert completed("pliant schedule --policy fifo --param b") == ["backfill="]
     assert completed("pliant replay --policy fifo,shadow-price --param fi") == ["fifo.backfill="]
     assert completed("pliant schedule --policy nope --param b") == []
-
-
-def test_a_policy_in_a_file_completes_its_parameters(here: Path) -> None:
+    # A policy in a file completes its parameters.
     call("new", "policy", "mine", ".")
     assert completed("pliant replay --policy ./pliant_mine.py --param ") == ["floor="]
 

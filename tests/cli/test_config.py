@@ -1,7 +1,3 @@
-"""pliant.toml and PLIANT_STATE: what need not be typed, in which order they count, and what is refused."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -78,13 +74,11 @@ def test_command_line_then_environment_then_file(here: Path, monkeypatch: pytest
     assert all((here / name).is_dir() for name in ("live", "other", "third"))
 
 
-def test_a_typed_policy_gets_no_parameters_of_the_file() -> None:
+def test_a_typed_policy_and_one_in_a_file_below(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "dwell_s" not in scheduled("a.jsonl", "--policy", "fifo")["policy"].get("parameters", {})
     typed = scheduled("a.jsonl", "--param", "dwell_s=40")
     assert typed["policy"]["parameters"]["dwell_s"] == 40
-
-
-def test_a_policy_in_a_file_is_found_from_a_folder_below(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A policy in a file is found from a folder below.
     (here / "pliant.toml").write_text('policy = "./mine.py"\n')
     (here / "below").mkdir()
     monkeypatch.chdir(here / "below")
@@ -135,9 +129,7 @@ def test_doctor_says_where_each_setting_comes_from(monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_another_users_file_in_a_shared_folder_does_not_count(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_file_in_a_shared_folder_does_not_count(here: Path, monkeypatch) -> None:
     monkeypatch.setattr(config_module.os, "geteuid", lambda: 4711)
     monkeypatch.setattr(config_module, "ROOT", 4711)
     assert configuration().policy == "shadow-price"

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -17,20 +15,14 @@ from tests.effort import examples
 
 
 class Terminal(io.StringIO):
-    """A terminal that does not say how wide it is."""
-
     def isatty(self) -> bool:
         return True
 
 
-def test_what_is_no_terminal_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_widths_of_terminals_and_of_what_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "50")
     assert (width_for(io.StringIO()), width_for(None)) == (None, None)
-
-
-def test_columns_come_before_the_width_of_the_terminal(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    # Columns come before the width of the terminal.
     monkeypatch.setenv("COLUMNS", "50")
     assert width_for(Terminal()) == 50
     monkeypatch.delenv("COLUMNS")
@@ -87,13 +79,10 @@ def test_no_line_of_policies_is_wider_than_the_terminal(width: int) -> None:
         assert "".join("".join(reported).split()) == "".join("".join(page(describe(name))).split())
 
 
-def test_the_paragraphs_of_a_policy_fill_the_terminal() -> None:
+def test_policies_fill_a_terminal_and_are_lines_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     text = "First\nline.\n\nmost, least: what\nit means.\n- an item\n  and more\n\n    code\n    stays"
     shown = "First line.\n\nmost, least: what it means.\n- an item and more\n\n    code\n    stays"
     assert flowing(text) == shown
-
-
-def test_a_pipe_gets_one_line_for_each_policy(capsys: pytest.CaptureFixture[str]) -> None:
     policies()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(NAMES)

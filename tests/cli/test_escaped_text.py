@@ -1,7 +1,5 @@
 """What a job prints cannot command the terminal that it is shown on."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -26,22 +24,15 @@ HARMLESS = "\\x1b]0;owned\\x07 \\xff naïve\tok\n"
 TITLE = "==> jobs/a/attempts/1/logs/launcher-0.log\n"
 
 
-def test_control_characters_but_line_ends_and_tabs_are_escaped() -> None:
+def test_control_and_cut_characters_are_escaped_or_whole() -> None:
     assert Escaping().of(HOSTILE) == HARMLESS.encode()
     assert Escaping().of("\x9b31m \u202egpj.exe\x7f".encode()) == b"\\x9b31m \\u202egpj.exe\\x7f"
-
-
-def test_a_character_that_is_cut_in_two_comes_whole() -> None:
     shown = Escaping()
     assert b"".join(shown.of(bytes([byte])) for byte in "naïve 日本".encode()).decode() == "naïve 日本"
-
-
-def test_a_terminal_without_a_character_gets_its_number() -> None:
     assert Escaping("ascii").of("naïve\n".encode()) == b"na\\xefve\n"
 
 
 def on_a_terminal(*words: str) -> bytes:
-    """What a command writes there."""
     ours, theirs = os.openpty()
     with os.fdopen(ours, "rb"), os.fdopen(theirs, "w", encoding="utf-8") as stdout:
         with redirect_stdout(stdout):
@@ -75,10 +66,7 @@ def test_a_terminal_gets_it_escaped(here: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["log --tail 9", "log --tail 9 -f", "schedule --policy fifo"])
-def test_what_is_data_in_a_pipe_does_not_act_on_a_terminal(
-    words: str, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """JSON escapes no character above 0x7f, and some of these begin a command as ESC does."""
+def test_what_is_data_in_a_pipe_does_not_act_on_a_terminal(words, here: Path, monkeypatch) -> None:
 
     def leave(_: float) -> None:
         raise KeyboardInterrupt
@@ -102,10 +90,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(
-    name: str, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file of that name that is not there, one that holds such a key, and an option of that name."""
+def test_a_hostile_name_or_key_is_one_harmless_line_of_an_error(name, here: Path, monkeypatch) -> None:
     (here / f"{name}.jsonl").write_text(
         json.dumps({"id": "a", "submit_time": 0, "model": "m", "gpus": {"requested": 1}, name: 1}) + "\n"
     )

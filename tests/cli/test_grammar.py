@@ -1,7 +1,5 @@
 """One grammar for all commands: which spelling is which, what the old ones do, and what a mistake is told."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path
@@ -37,7 +35,6 @@ def here(here: Path) -> Path:
 
 @pytest.fixture
 def live(here: Path) -> str:
-    """A state directory with both jobs."""
     assert call("submit jobs.jsonl --state live").exit_code == 0
     return "live"
 
@@ -118,15 +115,13 @@ def test_what_status_and_doctor_print_goes_to_a_file(here: Path) -> None:
     assert (watched.exit_code, watched.stderr.count("\n")) == (2, 1)
 
 
-def test_times_of_any_unit_mean_the_same_to_a_replay(here: Path) -> None:
+def test_times_of_any_unit_mean_the_same_everywhere(here: Path) -> None:
     seconds = "--interval 120 --rescale-cost 90 --start-cost m=3600 --mtbf 48 --repair 0.5"
     units = "--interval 2m --rescale-cost 1m30s --start-cost m=1h --mtbf 2d --repair 30m"
     for name, options in (("s.jsonl", seconds), ("u.jsonl", units)):
         assert call(f"replay jobs.jsonl {CLUSTER} {options} -o {name}").exit_code == 0
     assert read_events("s.jsonl") == read_events("u.jsonl")
-
-
-def test_a_recipe_and_a_parameter_take_times_too(here: Path) -> None:
+    # A recipe and a parameter take times too.
     world = '[[traces]]\nname = "t"\njobs = "jobs.jsonl"\n[[clusters]]\nname = "c"\npath = "cluster.json"\n'
     recipe = 'policies = ["shadow-price"]\ninterval = "2m"\n[parameters.shadow-price]\ndwell_s = ["5m"]\n'
     (here / "sweep.toml").write_text(recipe + world)
@@ -134,9 +129,7 @@ def test_a_recipe_and_a_parameter_take_times_too(here: Path) -> None:
     (result,) = (here / "out").glob("*.parquet")
     detail = read_events(result)[0].detail or {}
     assert (detail["interval_s"], detail["parameters"]["dwell_s"]) == (120.0, 300.0)
-
-
-def test_a_decision_is_asked_for_at_a_date(here: Path) -> None:
+    # A decision is asked for at a date.
     result = json.loads(call(f"schedule jobs.jsonl {CLUSTER} --now 2026-03-01T12:00Z").stdout)
     assert result["time"] == 1_772_366_400.0
 

@@ -1,7 +1,3 @@
-"""What every command says of itself: on the terminal, in manual pages, and where there is no room."""
-
-from __future__ import annotations
-
 import inspect
 import shutil
 import subprocess
@@ -33,13 +29,11 @@ def test_help_shows_no_marks_of_its_own_making(name: str) -> None:
     assert "\b" not in done.stdout
 
 
-def test_examples_stand_on_lines_of_their_own() -> None:
+def test_help_shows_every_word_and_examples_on_their_own_lines() -> None:
     lines = [line.strip() for line in call("profile", "--help").stdout.splitlines()]
     assert "pliant profile jobs.jsonl --cluster cluster.json -o profile.parquet" in lines
 
-
-def test_help_shows_every_word_of_a_commands_description() -> None:
-    """What stands in brackets is not taken for a colour."""
+    # What stands in brackets is not taken for a colour.
     for name, *_ in COMMANDS:
         message = inspect.getdoc(
             getattr(import_module(f"pliant.cli.{MODULES.get(name, name)}"), name.replace(" ", "_"))
@@ -59,9 +53,7 @@ needs_full_device = pytest.mark.skipif(not Path("/dev/full").exists(), reason="n
         *((words, 2) for words in ("schedule --nope", "nope", "schedule", "run --retries x")),
     ],
 )
-def test_with_no_room_help_is_one_line_and_a_mistake_keeps_its_code(
-    words: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_no_room_help_is_one_line_and_a_mistake_keeps_its_code(words, code, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["pliant", *words.split()])
     redirected = redirect_stdout if code == 69 else redirect_stderr
     with open("/dev/full", "w") as full, pytest.raises(SystemExit) as left, redirected(full):
@@ -89,3 +81,11 @@ def test_groff_has_no_warning(here: Path) -> None:
     line = ["groff", "-man", "-Kutf8", "-Tutf8", "-ww", "-z", *pages]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_begins_with_the_ten_options_that_most_people_need() -> None:
+    lines = call("replay", "--help").stdout.splitlines()
+    shown = [line.split()[1] for line in lines if line.startswith("│ --")]
+    named = ["--cluster", "--policy", "--profile", "--param", "--interval", "--rescale-cost", "--demand"]
+    assert shown[:11] == [*named, "--preemptible", "--recipe", "--output", "--help"]
+    assert "--strict" in shown

@@ -1,7 +1,3 @@
-"""What a new user types first: the examples, the demo and ``init``, and a base without its extras."""
-
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -21,7 +17,6 @@ FILES = ["cluster.json", "pliant.toml", "train.py", "jobs.jsonl"]
 
 
 def run_next(message: str, folder: Path) -> str:
-    """Run what ``init`` says next, as a user would. Returns the state of its job."""
     (line,) = [line for line in message.splitlines() if line.startswith("pliant: next: ")]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     shell = {"cwd": folder, "env": {**os.environ, "PATH": path}, "stdin": subprocess.DEVNULL}
@@ -57,7 +52,7 @@ def test_without_torch_the_first_job_is_the_smallest(here: Path, monkeypatch: py
     assert "no schedule is read from the pipe" in piped.stderr
 
 
-def test_files_that_are_there_stay_as_they_are(here: Path) -> None:
+def test_the_cluster_is_discovered_and_files_stay_as_they_are(here: Path) -> None:
     call(*INIT)
     before = {name: (here / name).read_bytes() for name in FILES}
     (here / "train.py").write_text("print('mine')\n")
@@ -67,9 +62,7 @@ def test_files_that_are_there_stay_as_they_are(here: Path) -> None:
     assert "train.py is there already and stays as it is" in done.stderr
     after = {name: (here / name).read_bytes() for name in FILES}
     assert after == {**before, "train.py": b"print('mine')\n"}
-
-
-def test_the_cluster_is_what_discovery_finds(here: Path) -> None:
+    # The cluster is what discovery finds.
     call(*INIT)
     call("cluster", "discover", "--slots", "cpu", "-o", "found.json")
     assert read_cluster("cluster.json") == read_cluster("found.json")
@@ -154,23 +147,19 @@ assert not HIDDEN & sys.modules.keys()
 """
 
 
-def test_pliant_alone_shows_the_tools_and_what_to_type_next() -> None:
+def test_pliant_alone_shows_its_tools_and_copies_examples_once(here: Path) -> None:
     done = call()
     assert (done.exit_code, done.stderr) == (0, "")
     first = [line.split()[0] for line in done.stdout.splitlines() if line[:2] == "  " and line[2] != " "]
     assert first[:5] == ["profile", "schedule", "run", "replay", "report"]
     assert "pliant demo --replay" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-def test_python_m_pliant_is_the_command(here: Path) -> None:
+    # "python -m pliant" is the command.
     done = subprocess.run(
         [sys.executable, "-m", "pliant", "nope"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, "No such command 'nope'" in done.stderr) == (2, True)
-
-
-def test_examples_are_copied_once_and_never_over_other_files(here: Path) -> None:
+    # Examples are copied once and never over other files.
     assert call("examples", "new").exit_code == 0
     copied = {path.relative_to("new/examples") for path in Path("new/examples").rglob("*") if path.is_file()}
     assert {Path("jobs.jsonl"), Path("demo.sh"), Path("before/stripes.py")} <= copied
@@ -202,9 +191,7 @@ def test_the_demo_says_what_it_needs(here: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("code", [0, 5])
-def test_the_demo_calls_this_pliant_and_passes_on_its_exit_code(
-    code: int, here: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_demo_calls_this_pliant_and_passes_on_its_exit_code(code, here: Path, monkeypatch, capfd) -> None:
     python = here / "a python"
     python.write_text(f'#!/bin/sh\necho "$PWD $*" >> "{here}/called"\nexit {code}\n')
     python.chmod(0o755)

@@ -1,7 +1,5 @@
 """Files that were damaged, cut short or written by hand: each command says in one line what is wrong."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -114,7 +112,6 @@ def read(name: str, data: bytes) -> None:
 
 
 def damaged(data: bytes) -> Iterator[bytes]:
-    """A file as it comes from other machines, or from a crash."""
     yield b""
     yield b" \n\n"
     yield b"\xef\xbb\xbf" + data
@@ -141,7 +138,6 @@ def test_a_damaged_file_is_read_or_refused_in_a_line(here: Path, good: Path, nam
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all values in a JSON value."""
     yield path
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, item in pairs:
@@ -149,7 +145,6 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """The value with another one at the path."""
     if not path:
         return new
     changed = dict(value) if isinstance(value, dict) else list(value)
@@ -160,9 +155,7 @@ def put(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 @pytest.mark.parametrize("name", [name for name in READERS if name.endswith((".json", ".jsonl"))])
 @settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(line=st.integers(0, 99), place=st.integers(0, 9999), value=st.sampled_from(MEAN))
-def test_any_value_in_any_place_is_read_or_refused(
-    here: Path, good: Path, name: str, line: int, place: int, value: Any
-) -> None:
+def test_any_value_in_any_place_is_read_or_refused(here: Path, good: Path, name, line, place, value) -> None:
     text = (good / name).read_text()
     documents = [json.loads(text)] if name.endswith(".json") else [*map(json.loads, text.splitlines())]
     number = line % len(documents)
@@ -194,16 +187,14 @@ def test_an_option_with_too_many_digits_is_refused(here: Path, arguments: tuple[
     assert "bug" not in done.stderr
 
 
-def test_a_message_shows_both_ends_of_a_long_word(here: Path) -> None:
+def test_long_words_show_both_ends_and_epochs_have_a_limit(here: Path) -> None:
     *events, last = Path("events.jsonl").read_text().splitlines(keepends=True)
     unknown = json.loads(last) | {"job": f"first{'9' * 5000}last"}
     Path("events.jsonl").write_text("".join([*events, json.dumps(unknown) + "\n"]))
     (line,) = call("report", "events.jsonl").stderr.splitlines()
     assert re.search('"first9+…9+last"', line)
     assert len(line) < 500
-
-
-def test_more_epochs_than_a_job_can_have_are_refused(here: Path) -> None:
+    # More epochs than a job can have are refused.
     recipe = json.loads(Path("synth.json").read_text())
     (model,) = [model for model in recipe["models"] if "epochs" in model]
     model["epochs"] = [1, 2**63]

@@ -1,7 +1,3 @@
-"""Orders to a state directory that no run uses."""
-
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where one command of a pipeline fails, the others say so, or nothing: the cause is said once."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys
@@ -44,16 +42,14 @@ def test_the_cause_is_said_first_and_what_follows_points_to_it(here: Path, line:
     assert done.stderr.index(message) < done.stderr.index(CAUSE)
 
 
-def test_a_schedule_warns_that_no_profile_came_in(here: Path) -> None:
+def test_an_empty_pipe_is_warned_of_and_an_empty_file_refused(here: Path) -> None:
     done = shell(f"pliant profile gone.jsonl | pliant schedule --policy fifo {FILES}")
     assert done.stderr.splitlines() == [
         "pliant: gone.jsonl: no such file",
         "pliant: nothing came in through the pipe: the command before this one wrote no profile",
         "pliant: no profile: every GPU is taken to train 1 sample per second",
     ]
-
-
-def test_an_empty_file_as_stdin_has_no_command_before_it(here: Path) -> None:
+    # An empty file as stdin has no command before it.
     done = shell("pliant report - < /dev/null")
     assert (done.returncode, done.stderr) == (3, "pliant: <stdin>: nothing came in\n")
 

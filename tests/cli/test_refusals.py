@@ -3,8 +3,6 @@
 The texts are in tests/golden/messages/cli-test_refusals.json.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -265,9 +263,7 @@ UNWRITABLE = f"""
 """
 
 
-def test_a_place_that_cannot_be_written_ends_it_before_the_work(
-    here: Path, monkeypatch: pytest.MonkeyPatch, golden_text: Callable[[str], None]
-) -> None:
+def test_a_place_that_cannot_be_written_ends_it_before_the_work(here: Path, monkeypatch, golden_text) -> None:
     shutil.rmtree("live")
     write_events(first_come(), "events.jsonl")
     write_profile(PROFILE, "profile.parquet")

@@ -1,7 +1,3 @@
-"""``pliant replay`` and ``pliant trace synth``."""
-
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable
@@ -13,8 +9,9 @@ import pytest
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import parse_jobs
 from pliant.schemas.file_io.events import parse_events
-from pliant.schemas.io import read_events, write_cluster, write_events, write_jobs
+from pliant.schemas.io import read_events, write_cluster, write_events, write_jobs, write_profile
 from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile
 from pliant.tools.replay import batch, output
 from pliant.tools.replay.batch import Task
 from pliant.tools.replay.engine.log import EventLog
@@ -22,6 +19,7 @@ from pliant.tools.replay.inputs import Sources
 from pliant.tools.replay.run import Run
 from tests.builders import cluster, job
 from tests.cli.calling import call
+from tests.tools.profile.rows_builder import step
 
 FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 FREE = ["--start-cost", "0", "--rescale-cost", "0"]
@@ -34,7 +32,7 @@ def here(here: Path) -> Path:
     return here
 
 
-def test_events_go_to_stdout_and_messages_to_stderr(here: Path) -> None:
+def test_events_on_stdout_are_valid_and_have_a_summary(here: Path) -> None:
     done = call("replay", *FILES, *FREE, "--policy", "fifo")
     assert done.exit_code == 0
     events = parse_events(done.stdout_bytes, "stdout")
@@ -42,9 +40,7 @@ def test_events_go_to_stdout_and_messages_to_stderr(here: Path) -> None:
     assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
     assert "fifo: 2 of 2 jobs finished, ends at 25 s, 4 decisions" in done.stderr
     assert call("replay", *FILES, *FREE, "--policy", "fifo").stdout_bytes == done.stdout_bytes
-
-
-def test_a_file_of_either_form_is_valid_and_has_a_summary(here: Path) -> None:
+    # A file of either form is valid and has a summary.
     for name in ("x.parquet", "y.jsonl"):
         assert call("replay", *FILES, "--policy", "ares", "-o", name).exit_code == 0
     assert read_events("x.parquet") == read_events("y.jsonl")
@@ -117,14 +113,12 @@ def test_costs_come_from_options_or_from_what_a_run_measured(here: Path) -> None
         assert [event.time for event in events if event.event == "finish"] == [13, 31]
 
 
-def test_the_trace_may_come_from_a_pipe(here: Path) -> None:
+def test_traces_come_from_pipes_with_limits_intervals_and_seeds(here: Path) -> None:
     options = ["-", "--cluster", "cluster.json", "--policy", "fifo"]
     done = call("replay", *options, stdin=(here / "jobs.jsonl").read_bytes())
     named = call("replay", *FILES, "--policy", "fifo").stdout_bytes
     assert done.stdout_bytes == named.replace(b'"trace":"jobs",', b"")  # a pipe has no name
-
-
-def test_a_limit_an_interval_and_a_seed(here: Path) -> None:
+    # A limit an interval and a seed.
     options = ["--policy", "fifo", "--jobs-limit", "1", "--interval", "60", "--seed", "5", "--timing"]
     done = call("replay", *FILES, *options)
     info = parse_events(done.stdout_bytes, "stdout")[0].detail
@@ -154,7 +148,7 @@ def test_jobs_that_never_run_are_counted(here: Path) -> None:
     assert "ares: 0 of 1 job finished, 1 rejected" in done.stderr
 
 
-def test_a_trace_is_made_from_options(here: Path) -> None:
+def test_a_trace_is_made_from_options_and_classes(here: Path) -> None:
     arrivals = ["--seed", "4", "--elastic", "size", "--jobs", "30", "--rate", "60"]
     options = [*arrivals, "--gpus", "1,2=3", "--models", "net:64=2,mlp", "--classes", "S=1"]
     done = call("trace", "synth", "poisson", *options)
@@ -164,11 +158,27 @@ def test_a_trace_is_made_from_options(here: Path) -> None:
     assert {one.gpus.requested for one in jobs} == {1, 2}
     assert call("trace", "synth", "poisson", *options, "-o", "t.jsonl").stdout == ""
     assert (here / "t.jsonl").read_bytes() == done.stdout_bytes
-
-
-def test_classes_replace_the_distribution_of_a_recipe(here: Path) -> None:
+    # Classes replace the distribution of a recipe.
     (here / "r.toml").write_text("jobs = 5\n[gpu_time]\nmedian_s = 1.0\nsigma = 0.1\n")
     shorts = parse_jobs(call("trace", "synth", "r.toml").stdout_bytes, "stdout")
     longs = parse_jobs(call("trace", "synth", "r.toml", "--classes", "XL").stdout_bytes, "stdout")
     assert max(one.work.gpu_seconds for one in shorts) < 10  # type: ignore[union-attr]
     assert min(one.work.gpu_seconds for one in longs) > 360_000  # type: ignore[union-attr]
+
+
+def test_a_folder_that_an_import_wrote_is_an_input(here: Path) -> None:
+    """Its jobs, and its profile unless another one is named."""
+    (here / "w6").mkdir()
+    write_jobs([job("a", gpus=2, model="m", work={"samples": 100})], "w6/jobs.jsonl")
+    for name, step_s in (("w6/profile.parquet", 2.0), ("fast.parquet", 1.0)):
+        write_profile(Profile((step(2, 5, step_s, model="m"),)), name)
+    replay = ("replay", "w6", "--cluster", "cluster.json", *FREE, "--policy", "fifo")
+    done, named = call(*replay), call(*replay, "--profile", "fast.parquet")
+    ends = [parse_events(each.stdout_bytes, "stdout")[-1].time for each in (done, named)]
+    assert ends == [20.0, 10.0]
+    said = "w6: also the measurements that its import wrote beside its jobs"
+    assert (said in done.stderr, said in named.stderr) == (True, False)
+    assert call("trace", "describe", "w6").stdout.startswith("1 job of no named user")
+    (here / "jobs.jsonl").unlink()
+    done = call("replay", ".", "--policy", "fifo")
+    assert (done.exit_code, "is a folder without jobs.jsonl" in done.stderr) == (2, True)

@@ -35,6 +35,22 @@ def test_a_sweep_fills_a_folder_and_says_so(here: Path) -> None:
     assert "no profile: every GPU is taken to train 1 sample per second (2 of 2 replays)" in done.stderr
 
 
+def test_a_policy_in_a_file_beside_the_recipe_takes_part(here: Path) -> None:
+    """A change of the file makes its results again."""
+    code = "from pliant.tools.schedule.policies.srtf import Srtf\n\n\nclass Mine(Srtf):\n    name = 'mine'\n"
+    (here / "policy.py").write_text(code)
+    (here / "sweep.toml").write_text(sweep("fifo", "./policy.py"))
+    done = call("--recipe", "sweep.toml", "-o", "out")
+    assert done.exit_code == 0, done.stderr
+    assert sorted(path.stem for path in (here / "out").glob("*.parquet")) == ["t-fifo", "t-mine"]
+    (here / "policy.py").write_text(code + "# changed\n")
+    again = call("--recipe", "sweep.toml", "-o", "out")
+    assert "1 result to be made again: the policy's code changed" in again.stderr
+    (here / "sweep.toml").write_text(sweep("./none.py"))
+    assert (found := call("--recipe", "sweep.toml", "-o", "out")).exit_code == 3
+    assert "none.py: no such file" in found.stderr
+
+
 def test_a_failed_replay_is_told_at_the_end_with_exit_code_5(here: Path) -> None:
     write_jobs([job("a", gpu_seconds=10).model_copy(update={"work": None})], "jobs.jsonl")
     done = call("--recipe", "sweep.toml", "-o", "out")

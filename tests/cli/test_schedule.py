@@ -1,11 +1,8 @@
-"""``pliant schedule`` and ``pliant policies``."""
-
-from __future__ import annotations
-
 import importlib
 import io
 import json
 import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,9 @@ from pliant.schemas.event import Event
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.io import write_cluster, write_events, write_jobs, write_profile
 from tests.builders import cluster, job
-from tests.cli.calling import call
+from tests.cli.calling import call, sweep
+from tests.tools.run.stories import Story
+from tests.tools.schedule.foreign import Foreign
 from tests.tools.schedule.test_decide import INFO, PROFILE
 
 module = importlib.import_module("pliant.cli.schedule")
@@ -32,7 +31,7 @@ def here(here: Path) -> Path:
 FILES = ["jobs.jsonl", "--cluster", "cluster.json"]
 
 
-def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
+def test_a_schedule_in_files_tables_and_with_a_time_budget(here: Path) -> None:
     done = call("schedule", *FILES, "--policy", "fifo", "--no-timing")
     assert done.exit_code == 0
     result = json.loads(done.stdout)
@@ -41,32 +40,26 @@ def test_a_schedule_goes_to_stdout_and_words_to_stderr(here: Path):
     assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
     filed = call("schedule", *FILES, "--policy", "fifo", "--no-timing", "-o", "s.json")
     assert (filed.stdout, (here / "s.json").read_text()) == ("", done.stdout)
-
-
-def test_a_time_budget_is_a_parameter_of_the_policy(here: Path):
-    given = ["schedule", *FILES, "--policy", "ones", "--explain", "--time-budget", "0.05"]
-    result = json.loads(call(*given).stdout)
-    assert result["policy"]["parameters"]["time_budget_s"] == 0.05
-    assert "best after " in result["allocations"][0]["reason"]
-    assert result["policy_state"]["state"]["generations"] > 1
-
-
-def test_profile_and_schedule_can_be_files(here: Path):
+    # Profile and schedule can be files.
     done = call("schedule", *FILES, "--profile", "profile.parquet", "--policy", "ares", "-o", "out.json")
     assert (done.exit_code, done.stdout) == (0, "")
     assert done.stderr == (
         'pliant: job "b" is rejected: model "m" at batch 960 does not run on 3 GPUs of any type\n'
     )
     assert json.loads((here / "out.json").read_text())["profile"]["model"] == ["m"] * 4
-
-
-def test_explaining_prints_a_table_for_people(here: Path):
+    # A time budget is a parameter of the policy.
+    given = ["schedule", *FILES, "--policy", "ones", "--explain", "--time-budget", "0.05"]
+    result = json.loads(call(*given).stdout)
+    assert result["policy"]["parameters"]["time_budget_s"] == 0.05
+    assert "best after " in result["allocations"][0]["reason"]
+    assert result["policy_state"]["state"]["generations"] > 1
+    # Explaining prints a table for people.
     done = call("schedule", *FILES, "--policy", "fifo", "--explain")
     assert "first in line" in done.stderr
     assert json.loads(done.stdout)["waiting"][0]["needs_gpus"] == 3
 
 
-def test_jobs_larger_than_the_cluster_are_named_up_to_twenty(here: Path):
+def test_jobs_that_do_not_fit_are_named_and_nothing_is_written(here: Path) -> None:
     write_jobs([job("a", gpus=9), job("b"), job("c", at=50, gpus=7)], "jobs.jsonl")
     done = call("schedule", *FILES, "--policy", "fifo")
     assert done.exit_code == 0
@@ -77,9 +70,7 @@ def test_jobs_larger_than_the_cluster_are_named_up_to_twenty(here: Path):
     done = call("schedule", *FILES, "--policy", "fifo")
     assert done.stderr.count(" is rejected: ") == 20
     assert "… and 10 more are rejected: the schedule says why" in done.stderr
-
-
-def test_where_no_job_fits_nothing_is_written(here: Path):
+    # Where no job fits nothing is written.
     write_jobs([job("a", gpus=9), job("b", gpus=8)], "jobs.jsonl")
     done = call("schedule", *FILES, "--policy", "fifo", "-o", "out.json")
     assert done.exit_code == 4
@@ -89,7 +80,6 @@ def test_where_no_job_fits_nothing_is_written(here: Path):
 
 @pytest.fixture
 def stdin(monkeypatch: pytest.MonkeyPatch):
-    """Connects stdin to a real file descriptor."""
     streams = []
 
     def connect(descriptor: int) -> None:
@@ -102,7 +92,6 @@ def stdin(monkeypatch: pytest.MonkeyPatch):
 
 
 def piped(data: bytes) -> int:
-    """The reading end of a pipe that was filled and closed."""
     reader, writer = os.pipe()
     os.write(writer, data)
     os.close(writer)
@@ -131,7 +120,6 @@ def test_a_profile_may_come_through_stdin(here: Path, stdin, source, has_profile
 
 
 def test_a_file_that_is_no_profile_is_left_to_whom_it_belongs(here: Path, stdin):
-    """The list that a loop in a shell reads from is neither taken for a profile nor consumed."""
     (here / "list.txt").write_text("jobs.jsonl\nother.jsonl\n")
     descriptor = os.open("list.txt", os.O_RDONLY)
     os.read(descriptor, len("jobs.jsonl\n"))
@@ -175,7 +163,6 @@ def test_a_state_directory_brings_everything(here: Path):
 
 
 def test_without_a_time_the_whole_log_counts(here: Path):
-    """A start that another machine logged a moment ahead of our clock holds its GPUs."""
     ahead, place = 1e11, (("n0", 4),)
     events = [
         Event(0, "decision", detail=INFO),
@@ -206,3 +193,77 @@ def test_scripts_are_looked_at_as_by_submit(here: Path):
 
 def test_a_policy_is_described():
     assert 'backfill="none"  none, easy, skip' in call("policies", "fifo").stdout
+
+
+@pytest.fixture
+def mine(here: Path, monkeypatch: pytest.MonkeyPatch) -> Foreign:
+    write_jobs([job("a", gpu_seconds=5.0)], "jobs.jsonl")
+    write_cluster(cluster(4), "cluster.json")
+    return Foreign(here, monkeypatch)
+
+
+BROKEN = "def decide(self, snapshot, rng):\n    return snapshot.jobs['x']"
+
+
+def broken(mine: Foreign) -> int:
+    return mine.is_written(BROKEN, "snapshot.jobs")
+
+
+@pytest.mark.parametrize("args", [["schedule", *FILES], ["replay", *FILES, "-o", "out.parquet"]])
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [(BROKEN, "KeyError: 'x'"), (BROKEN.replace("return", "raise SystemExit(7)  #"), "SystemExit: 7")],
+)
+def test_an_error_in_a_policy_is_one_line_with_its_place(mine: Foreign, args, body, error):
+    line = mine.is_written(body, "snapshot.jobs")
+    done = call(*args, "--policy", "mine")
+    assert done.exit_code == 1
+    assert f'policy "mine" (mine.py:{line}): {error}' in done.stderr
+    assert "bug in pliant" not in done.stderr
+    assert "Traceback" not in done.stderr
+    shown = call(*args, "--policy", "mine", "--debug")
+    assert "snapshot.jobs['x']" in "".join(traceback.format_exception(shown.exception))
+
+
+def test_a_sweep_names_the_line_and_does_the_other_policies(mine: Foreign, tmp_path: Path):
+    line = broken(mine)
+    (tmp_path / "recipe.toml").write_text(sweep("mine", "fifo"))
+    done = call("replay", "--recipe", "recipe.toml", "-o", "out", "--workers", "1")
+    assert done.exit_code != 0
+    assert f"(mine.py:{line}): KeyError: 'x'" in done.stderr
+    assert "bug in pliant" not in done.stderr
+    assert [path for path in (tmp_path / "out").glob("*.parquet") if "fifo" in path.name]
+
+
+def test_a_policy_without_description_hides_no_others(mine: Foreign):
+    mine.is_written("def __init__(self, floor: 'Nothing' = 1):\n    self.floor = floor", "")
+    done = call("policies")
+    assert "First come, first served" in done.stdout
+    assert "NameError" in done.stderr
+
+
+def test_a_failing_policy_is_no_signal_and_changes_no_run(mine: Foreign, tmp_path: Path) -> None:
+    line = broken(mine)
+    story = Story(1)
+    story.go_on(50)
+    dirs = story.write(tmp_path / "state")
+    before = dirs.events.read_bytes()
+    done = call("schedule", "--state", str(dirs.path), "--policy", "mine")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"(mine.py:{line}): KeyError: 'x'" in done.stderr
+    onward = call("run", "--state", str(dirs.path), stdin=b"")
+    assert onward.exit_code == 3, "a schedule that is empty is not one that takes all GPUs away"
+    assert dirs.events.read_bytes() == before
+    # A signal while a policy decides is not its failure.
+    body = "from pliant.cli.common import _terminate\n    _terminate(15, None)"
+    mine.is_written(f"def decide(self, snapshot, rng):\n    {body}", "")
+    assert call("schedule", *FILES, "--policy", "mine").exit_code == 143
+
+
+@pytest.mark.parametrize("after", ["def f(:", "import not_there", "raise SystemExit(3)"])
+def test_a_module_that_fails_to_load_is_named_by_line(mine: Foreign, after: str):
+    line = mine.is_written("pass", "", after)
+    done = call("schedule", *FILES, "--policy", "mine")
+    assert done.exit_code == 2
+    assert f"cannot be loaded: mine.py:{line}: " in done.stderr
+    assert "(mine.py, line" not in done.stderr

@@ -1,7 +1,3 @@
-"""Commands import no more than they need."""
-
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -29,25 +25,22 @@ print(json.dumps(loaded))
 """
 
 
-def test_help_imports_nothing_heavy() -> None:
+def test_help_loads_no_command_and_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
     schema, *_, last = map(set, json.loads(done.stdout))
     assert "pliant.cli.reference" in schema
     assert "pliant.cli.replay" not in schema
     assert not last & {"matplotlib", "numpy", "pandas", "pyarrow", "scipy", "torch"}
-
-
-def imports(*arguments: str) -> set[str]:
-    """The modules that the command has imported when it ends."""
-    line = [sys.executable, "-X", "importtime", "-m", "pliant.cli", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    return set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
-
-
-def test_the_list_of_commands_loads_no_command_and_no_package() -> None:
+    # The list of commands loads no command and no package.
     result = imports("--help")
     assert not result & {"pydantic", "pydantic_core", "importlib.metadata", "numpy", "pyarrow"}
     assert not result & {"markdown_it", "pygments", "pliant.cli.reference", "pliant.cli.replay"}
+
+
+def imports(*arguments: str) -> set[str]:
+    line = [sys.executable, "-X", "importtime", "-m", "pliant.cli", *arguments]
+    done = subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    return set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
 
 
 def test_no_command_waits_for_pandas(here: Path) -> None:
@@ -69,9 +62,7 @@ def test_no_command_waits_for_pandas(here: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "given", "threads"), [("status", None, "1"), ("status", "3", "3"), ("run", None, "None")]
 )
-def test_commands_that_calculate_have_numpy_start_no_threads(
-    command: str, given: str | None, threads: str
-) -> None:
+def test_commands_that_calculate_have_numpy_start_no_threads(command, given, threads) -> None:
     code = f"from pliant.cli.main import app; app(['{command}', '--help'], standalone_mode=False)"
     result = "import os; print(os.environ.get('OPENBLAS_NUM_THREADS'))"
     env = {name: text for name, text in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}

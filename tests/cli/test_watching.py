@@ -1,7 +1,3 @@
-"""What is shown again and again: in a pipe, until its reader or Ctrl-C ends it."""
-
-from __future__ import annotations
-
 import errno
 import os
 import pty
@@ -31,9 +27,7 @@ def state(tmp_path: Path) -> Path:
     return story.write(tmp_path / "state").path
 
 
-def test_each_time_or_only_what_has_changed_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_time_or_only_what_has_changed_is_printed(monkeypatch, capsys) -> None:
     for every_s, printed in ((None, "a\n\nb\n"), (0.1, "a\n\na\n\nb\n")):
         marks = iter("aab")
         monkeypatch.setattr("pliant.cli.status.time.sleep", lambda _: None)
@@ -107,10 +101,7 @@ def test_on_a_terminal_it_stays_in_place_until_q(state: Path) -> None:
         assert child.wait() == 0
 
 
-def test_how_to_leave_is_read_whatever_is_said_above_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The line above it names a folder, and breaks where the terminal ends."""
+def test_how_to_leave_is_read_whatever_is_said_above_it(monkeypatch, capsys) -> None:
     monkeypatch.setattr("pliant.cli.status.Keys.wait", lambda *_: "q")
     monkeypatch.setenv("COLUMNS", "80")
     for length in range(60, 90):
@@ -148,7 +139,6 @@ def test_the_end_of_the_terminal_leaves(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_keys_end_with_a_terminal_that_fails(monkeypatch: pytest.MonkeyPatch, keyboard: int) -> None:
-    """Some systems say so by an error where others say that nothing is left."""
 
     def fail(*_: object) -> bytes:
         raise OSError(errno.EIO, "Input/output error")
@@ -165,7 +155,6 @@ def test_keys_end_with_a_terminal_that_fails(monkeypatch: pytest.MonkeyPatch, ke
 def test_a_terminal_that_is_closed_ends_it_without_a_word(
     words: list[str], kind: str, state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not every terminal that goes sends a signal: here it is no controlling one."""
     monkeypatch.setenv("TERM", kind)
     terminal, own = pty.openpty()
     line = [sys.executable, "-m", "pliant.cli", *words, "--state", str(state)]
@@ -190,9 +179,7 @@ def test_a_reader_that_has_enough_ends_it(state: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_events_are_followed_over_cuts_and_replacements(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_events_are_followed_over_cuts_and_replacements(tmp_path, monkeypatch, capsysbinary) -> None:
     story = Story(3)
     story.go_on(30)
     whole = (story.write(tmp_path / "other").path / "events.jsonl").read_bytes()
@@ -233,9 +220,7 @@ def test_events_are_followed_over_cuts_and_replacements(
     assert reported == [*names(lines[1:5]), *names(lines[1:2]), *names(lines[1:3])]
 
 
-def test_the_last_events_come_first(
-    state: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_the_last_events_come_first(state: Path, monkeypatch, capsysbinary) -> None:
     def leave(_: float) -> None:
         raise KeyboardInterrupt
 

@@ -1,7 +1,3 @@
-"""``pliant why`` on state directories as runs leave them."""
-
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -54,12 +50,24 @@ def test_a_running_job_shows_its_cost_also_as_json(tmp_path: Path) -> None:
     assert [change["event"] for change in document["changes"]] == ["start"]
 
 
-def test_a_job_that_is_held_waits_for_nobodys_gpus(tmp_path: Path) -> None:
+def test_held_jobs_and_hidden_gpus(tmp_path: Path) -> None:
     hold = Event(NOW_S + 1, "hold", "b", detail={"user": "ada", "order": 1})
     running(tmp_path / "live", hold)
     message = call("why", "b", "--state", str(tmp_path / "live"))
     assert "held by ada" in message.stdout
     assert "jobs that hold GPUs" not in message.stdout
+
+    # As behind the door of a shared run whose visibility is private.
+    running(tmp_path / "live")
+    status = Watcher(tmp_path / "live").look()
+    jobs = {name: result for name, result in status.log.jobs.items() if name != "a"}
+    status.log.jobs, status.log.active = jobs, dict(jobs)
+    for hidden, free in ((Hidden(), 4), (Hidden(running=1, gpus=4), 0)):
+        seen = replace(status, hidden=hidden)
+        everything = statuses(seen, NOW_S)
+        result = waiting_for(everything[0], everything, seen)
+        assert result is not None
+        assert (result.free_gpus, result.holders) == (free, ())
 
 
 def test_a_job_that_was_never_taken_up_and_one_that_is_unknown(tmp_path: Path, here: Path) -> None:
@@ -101,17 +109,3 @@ def test_a_job_over_a_users_limit_waits_for_that_users_jobs() -> None:
     assert result.by_limit
     assert [each.id for each in result.holders] == ["a"]
     assert waiting_for(everything[0], everything, status) is None, "it holds GPUs"
-
-
-def test_gpus_of_hidden_jobs_are_not_free(tmp_path: Path) -> None:
-    """As behind the door of a shared run whose visibility is private."""
-    running(tmp_path / "live")
-    status = Watcher(tmp_path / "live").look()
-    jobs = {name: result for name, result in status.log.jobs.items() if name != "a"}
-    status.log.jobs, status.log.active = jobs, dict(jobs)
-    for hidden, free in ((Hidden(), 4), (Hidden(running=1, gpus=4), 0)):
-        seen = replace(status, hidden=hidden)
-        everything = statuses(seen, NOW_S)
-        result = waiting_for(everything[0], everything, seen)
-        assert result is not None
-        assert (result.free_gpus, result.holders) == (free, ())

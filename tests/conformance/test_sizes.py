@@ -1,7 +1,5 @@
 """Whole replicas, listed sizes and speeds that fall past some size, under every registered policy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,7 +111,6 @@ def check_speed(state: JobState) -> None:
 
 
 def moments(held: CheckedSession, jobs: list[Job]) -> Iterator[float]:
-    """Decide at every moment until all is over."""
     coming = in_order_of_arrival(jobs)
     happen(held.session, held.time_s, coming)
     for _ in range(5000):

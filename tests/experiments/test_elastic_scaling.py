@@ -1,7 +1,3 @@
-"""The reproduction of the elastic-scaling paper: its model, its traces, and a run small enough for a test."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -35,11 +31,9 @@ def experiment() -> Experiment:
     return load("elastic-scaling")
 
 
-def test_the_scaling_factor_by_hand() -> None:
-    """16 samples on each of 2 GPUs: half a step's samples, and what no sample causes is paid in full.
-
-    An all-reduce is direct in a node and a ring beyond.
-    """
+def test_the_model_is_that_of_the_paper_to_the_minute() -> None:
+    # 16 samples on each of 2 GPUs: half a step's samples, and what no sample causes is paid in full. An
+    # all-reduce is direct in a node and a ring beyond.
     links = Links(node=0.2, ring=0.5)
     assert links.seconds(24_000_000, 1) == 0.0
     assert links.seconds(12_000_000, 2) == pytest.approx(0.1)
@@ -49,15 +43,11 @@ def test_the_scaling_factor_by_hand() -> None:
     seconds = one.fixed + (1 - one.fixed) / 2 + model.links.node
     assert one.factor(32, 2, model.links) == pytest.approx(1 / seconds)
     assert one.factor(33, 1, model.links) == -float("inf")
-
-
-def test_the_model_says_what_the_paper_says() -> None:
+    # The model says what the paper says.
     result = residuals(fitted())
     assert {each.published for each in result} >= set(TABLE_II.values())
     assert all(abs(each.fitted / each.published - 1) < 0.02 for each in result)
-
-
-def test_the_profile_answers_as_the_model() -> None:
+    # The profile answers as the model.
     model = fitted()
     speed = ThroughputBySize(profile_of(model))
     for job in model.jobs:
@@ -68,9 +58,7 @@ def test_the_profile_answers_as_the_model() -> None:
             seconds = speed.step_seconds(job.category.model, "p100", place, batch, None) or 0.0
             expected = job.factor(batch, sum(place), model.links)
             assert batch / seconds / (most / alone) == pytest.approx(expected)
-
-
-def test_jobs_take_their_minutes_on_one_gpu() -> None:
+    # Jobs take their minutes on one GPU.
     jobs = synthesize(Recipe.model_validate(dict(recipes())["mixed-40"]))
     speeds = Speeds(ThroughputBySize(profile_of(fitted())), node_states(cluster_of(SMALL)))
     minutes = {category.model: category.minutes for category in CATEGORIES}

@@ -1,7 +1,5 @@
 """What all experiments share: numbers as data, ours beside them, figures, pages."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial
@@ -106,7 +104,6 @@ path = "cluster.json"
 
 @pytest.fixture
 def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
-    """A complete one in ``tmp_path/toy_one``."""
 
     def prepare(folder: Path, smoke: bool) -> None:
         write_cluster(cluster(2), folder / "cluster.json")

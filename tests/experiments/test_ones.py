@@ -1,8 +1,5 @@
 """The reproduction of the ONES paper: its model, its traces, and what the policy drl learns from them."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import replace
 from math import erfc
 from pathlib import Path
@@ -10,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.parts import gains_of_ones
 from experiments.harness.plots import write_plots
 from experiments.harness.published import compare, read_numbers
-from experiments.harness.replays import Outcome, carry_out
+from experiments.harness.replays import carry_out
 from experiments.harness.significance import paired_tests
 from experiments.harness.spec import Experiment, load
+from experiments.ones import model
 from experiments.ones.artifact import (
     GAINS,
     JCT_S,
@@ -24,20 +21,8 @@ from experiments.ones.artifact import (
 )
 from experiments.ones.experiment import TABLE_4, gains
 from experiments.ones.learning import Rollout, Step, costs, gradient, returns
-from experiments.ones.model import (
-    BY_NAME,
-    GPU_TYPE,
-    KINDS,
-    START_S,
-    Curve,
-    World,
-    bert_fixed,
-    fitted,
-    profile_of,
-    sync_s,
-)
-from experiments.ones.scenes import ALSO, MAIN, PAPER, ROWS, TAUGHT
-from experiments.ones.train import RECIPE, Recipe, main, train
+from experiments.ones.scenes import MAIN, PAPER, ROWS, TAUGHT
+from experiments.ones.train import RECIPE, Recipe, train
 from experiments.ones.workloads import (
     SHORTER,
     SPREAD,
@@ -57,35 +42,36 @@ from pliant.tools.schedule.policies.drl import FEATURES, SHIPPED, Weights, read_
 HEAD = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
 
 
-def curve(name: str, world: World | None = None) -> Curve:
-    return next(each for each in fitted(world) if each.kind.name == name)
+def curve(name: str, world: model.World | None = None) -> model.Curve:
+    return next(each for each in model.fitted(world) if each.kind.name == name)
 
 
-def test_every_recorded_speed_is_met_at_the_recorded_size() -> None:
-    for world in (World(), World(fixed=0.5), World(sync=2.0), World(faster=1.0, recorded_on=4)):
-        for each in fitted(world):
+def test_the_model_meets_recorded_speeds_as_does_its_profile() -> None:
+    for world in (
+        model.World(),
+        model.World(fixed=0.5),
+        model.World(sync=2.0),
+        model.World(faster=1.0, recorded_on=4),
+    ):
+        for each in model.fitted(world):
             gpus = min(each.kind.requested, world.recorded_on)
             met = each.rate(each.local_max, gpus) / world.faster
             assert met == pytest.approx(np.mean(each.kind.speeds))
-
-
-def test_the_part_of_a_step_without_samples_is_that_of_bert() -> None:
-    small, large = BY_NAME["bert-cola"], BY_NAME["bert-sst2"]
-    alone = {each.batch: each.step_s - sync_s() * (each.requested - 1) for each in (small, large)}
+    # The part of a step without samples is that of bert.
+    small, large = model.BY_NAME["bert-cola"], model.BY_NAME["bert-sst2"]
+    alone = {each.batch: each.step_s - model.sync_s() * (each.requested - 1) for each in (small, large)}
     level = 2 * alone[16] - alone[32]
-    assert bert_fixed() == pytest.approx(level / alone[32])
+    assert model.bert_fixed() == pytest.approx(level / alone[32])
     assert curve("alexnet-imagenet").fixed_s == pytest.approx(
-        bert_fixed() * curve("alexnet-imagenet").step_s(64, 1)
+        model.bert_fixed() * curve("alexnet-imagenet").step_s(64, 1)
     )
-
-
-def test_the_profile_answers_as_the_model() -> None:
-    speed = ThroughputBySize(profile_of())
-    for each in fitted():
+    # The profile answers as the model.
+    speed = ThroughputBySize(model.profile_of())
+    for each in model.fitted():
         for place in ((1,), (3,), (4, 4), (4, 4, 4, 4)):
             gpus = sum(place)
             batch = gpus * (each.local_max // 2)
-            seconds = speed.step_seconds(each.kind.name, GPU_TYPE, place, batch, None)
+            seconds = speed.step_seconds(each.kind.name, model.GPU_TYPE, place, batch, None)
             assert seconds == pytest.approx(each.step_s(each.local_max // 2, gpus))
 
 
@@ -115,20 +101,20 @@ def test_a_published_trace_is_read_with_its_kinds(tmp_path: Path) -> None:
 
 def test_work_follows_from_published_execution_times() -> None:
     """At the size that it requests a job takes 0.81 of its kind's time, and starting it 10 s."""
-    mrpc = Arrival("a", 0.0, BY_NAME["bert-mrpc"], 3600)
+    mrpc = Arrival("a", 0.0, model.BY_NAME["bert-mrpc"], 3600)
     (result,) = jobs_of([mrpc], 0, spread=0.0)
     rate = curve("bert-mrpc").rate(16, 2)
     geometric_s = (74 * 55 * 155 * 141 * 108) ** 0.2
     assert isinstance(result.work, EpochWork)
     assert result.work.epochs == round(0.81 * (geometric_s - 10) * rate / 3600)
-    half, whole = (BY_NAME["resnet50-imagenet"].execution_s(samples) for samples in (15_000, 20_000))
+    half, whole = (model.BY_NAME["resnet50-imagenet"].execution_s(samples) for samples in (15_000, 20_000))
     assert whole < half < 256
 
 
 def test_tiresias_has_the_average_of_the_paper() -> None:
     times = [
-        SHORTER * (kind.execution_s(size) - START_S) + START_S
-        for kind in KINDS
+        SHORTER * (kind.execution_s(size) - model.START_S) + model.START_S
+        for kind in model.KINDS
         for size in (*kind.executed_s, *([3600] if kind.task == "mrpc" else []))
     ]
     averages = paper_averages()
@@ -190,20 +176,6 @@ def test_both_networks_were_trained_by_committed_recipes() -> None:
         assert network.command == f"python -m experiments.ones.train {option}--seed {network.seed}"
 
 
-def test_training_writes_a_network_and_a_bad_recipe_is_refused(tmp_path: Path, capsys) -> None:
-    recipe = tmp_path / "recipe.toml"
-    fields = SMALL.model_dump(mode="json")
-    recipe.write_text("\n".join(f"{name} = {json.dumps(value)}" for name, value in fields.items()))
-    out = tmp_path / "net.json"
-    assert main(["--recipe", str(recipe), "--seed", "3", "-o", str(out)]) == 0
-    written = read_network(out)
-    command = f"python -m experiments.ones.train --recipe {recipe} --seed 3"
-    assert (written.seed, written.command) == (3, command)
-    recipe.write_text("iterations = 0\n")
-    assert main(["--recipe", str(recipe), "-o", str(out)]) == BadInputError.exit_code
-    assert "/iterations" in capsys.readouterr().err
-
-
 # The experiment.
 
 
@@ -239,8 +211,7 @@ def test_every_scene_is_a_sweep_with_its_inputs(experiment: Experiment, tmp_path
 
 
 def test_jobs_name_the_recorded_job_of_about_their_size(tmp_path: Path) -> None:
-    """An accuracy of a recorded epoch is that of a job of its kind at the same part of its work."""
-    kind = BY_NAME["resnet50-imagenet"]
+    kind = model.BY_NAME["resnet50-imagenet"]
     jobs = jobs_of([Arrival(f"a{size}", 0.0, kind, size) for size in (12_000, 18_000)], 0)
     names = {row.model for row in drawn_histories()}
     assert [job.convergence for job in jobs] == [f"resnet50-imagenet-{size}" for size in (10_000, 20_000)]
@@ -249,14 +220,12 @@ def test_jobs_name_the_recorded_job_of_about_their_size(tmp_path: Path) -> None:
         recorded(tmp_path)
 
 
-def test_the_least_p_of_fifty_pairs_is_the_published_one() -> None:
-    """Signed ranks 1 to 50: mean 637.5, variance 50 · 51 · 101 / 24, so z is 6.154."""
+def test_the_published_p_and_gains_over_the_base() -> None:
+    # Signed ranks 1 to 50: mean 637.5, variance 50 · 51 · 101 / 24, so z is 6.154.
     z = 637.5 / (50 * 51 * 101 / 24) ** 0.5
     assert one_way_p(50) == pytest.approx(erfc(z / 2**0.5))
     assert one_way_p(50) == pytest.approx(TABLE_4["optimus"][0], rel=0.01)
-
-
-def test_gains_are_of_means_over_the_base() -> None:
+    # Gains are of means over the base.
     only_optimus = next(scene for scene in ROWS if scene.policies == ("optimus",))
     replays = {
         **{f"main-s{seed}-{name}": {"mean_jct_s": jct} for seed in (0, 1) for name, jct in JCTS.items()},
@@ -267,17 +236,3 @@ def test_gains_are_of_means_over_the_base() -> None:
 
 
 JCTS = {"ones": 50.0, "drl": 100.0, "tiresias": 200.0, "optimus": 25.0}
-
-
-def test_the_gains_of_the_benchmark_are_of_traces_that_both_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    jcts_s = {"ones": (60.0, 40.0, 1.0), **dict.fromkeys(("drl", "tiresias", "optimus"), (100.0, 100.0))}
-    replayed = {
-        name: Outcome(name, seed, f"trace {seed}", {"mean_jct_s": jct_s}, (), ())
-        for policy, each in {**jcts_s, "pollux": (50.0,), "ares": (50.0,)}.items()
-        for seed, jct_s in enumerate(each)
-        for name in [f"{(ALSO if len(each) == 1 else MAIN).name}-s{seed}-{policy}"]
-    }
-    monkeypatch.setattr(gains_of_ones, "_outcomes", lambda *, smoke: replayed)
-    drl, *_, ares = gains_of_ones.gains()
-    assert (drl.value, ares.value) == pytest.approx((0.5, 1 - 60 / 50))
-    assert (drl.low, drl.limit) == pytest.approx((0.169, 0.369))

@@ -1,15 +1,31 @@
 """The study of policies on the home grounds of others, small enough for a test."""
 
-from __future__ import annotations
-
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from experiments.accuracy.arms import FULL, SMOKE, arms
+from experiments.accuracy.facts import Run, Runs, claims
+from experiments.ares import live as ares
+from experiments.elastic_scaling import live as elastic
+from experiments.harness.live import pliant, run_and_replay
+from experiments.harness.spec import Findings
 from experiments.rivals import today
 from experiments.rivals.figures import facts
-from experiments.rivals.grounds import grounds
-from pliant.tools.schedule.registry import BUILT_IN
+from experiments.shadow_price import live as shadow_price
+from pliant.schemas.event import Event
+from pliant.schemas.io import read_events, write_profile
+from pliant.schemas.job import Job
+from pliant.schemas.profile import Profile, ProfileRow
+from pliant.tools.report.read_run import fold
+from pliant.tools.report.records import RunRecord
+from pliant.tools.run.statedir.contract.folders import JobDir
+from tests.benchmarks import in_process
+from tests.builders import cluster, job
+from tests.tools.report.runs import begin, submit
 
 
 def ground(by_deadline: bool, **values: float) -> dict[str, object]:
@@ -37,19 +53,9 @@ def ground(by_deadline: bool, **values: float) -> dict[str, object]:
         (False, 5.0, 20.0, 10.0, False),
     ],
 )
-def test_ahead_is_better_than_all_others_by_over_a_percent(
-    by_deadline: bool, home: float, other: float, ours: float, ahead: bool
-) -> None:
+def test_ahead_is_better_than_all_others_by_over_a_percent(by_deadline, home, other, ours, ahead) -> None:
     result = ground(by_deadline, fifo=home, srtf=other, shadow_price=ours)
     assert facts({"grounds": {"a": result}, "today": {}})["ahead"] == (["there"] if ahead else [])
-
-
-@pytest.mark.services
-def test_all_policies_of_the_grounds_are_there(reference_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLIANT_DATA", str(reference_data))
-    result = grounds()
-    assert {policy for each in result.values() for policy in each.policies} <= BUILT_IN.keys()
-    assert all(each.home in each.policies and each.published for each in result.values())
 
 
 HELIOS = """\
@@ -74,3 +80,167 @@ def test_recorded_days_are_compared_with_policies(tmp_path: Path, monkeypatch: p
     message = facts({"grounds": {}, "today": result})
     assert message["today"].keys() == {"Helios, Saturn"}
     assert "acme/trace_seren.csv" in message["absent"]
+
+
+def run(*ends_s: float) -> RunRecord:
+    """Jobs of 10 s of one GPU's work that start at once and end at these times."""
+    names = [f"j{number}" for number in range(len(ends_s))]
+    events = [begin(cluster(len(ends_s)))]
+    for name in names:
+        events += [submit(job(name), 10.0), Event(0, "start", name, 1)]
+    events += [Event(end, "finish", name, 0) for end, name in sorted(zip(ends_s, names, strict=True))]
+    return fold(events)
+
+
+def test_ares_compares_jct_and_fairness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = jct, unfair, worst = ares.compare(run(20), run(19))
+    assert (jct.live, jct.simulated) == (20, 19)
+    assert (unfair.live, unfair.simulated) == (1.0, 1.0)
+    assert (worst.live, worst.simulated) == (pytest.approx(2.0), pytest.approx(1.9))
+    assert {each.limit for each in result} == {ares.LIMIT}
+    monkeypatch.setattr(ares, "RECORD", tmp_path / "live.json")
+    assert ares.live_table() == ""
+    figures = [each.row() for each in result]
+    ares.RECORD.write_text(json.dumps({"jobs": 1, "slots": 1, "figures": figures}))
+    assert "| average JCT, s | 20.00 | 19.00 | 5.0 % |" in ares.live_table()
+
+
+def test_elastic_scaling_compares_what_is_completed() -> None:
+    """Live, jobs end at 20 and 40 s, so one is done for 20 s and two never; simulated, at 10 and 40."""
+    result = completed, sjs, jct = elastic.compare(run(20, 40), run(10, 40))
+    assert (completed.live, completed.simulated) == (pytest.approx(20 / 40), pytest.approx(30 / 40))
+    assert (sjs.live, sjs.simulated) == (pytest.approx(20 / 60), pytest.approx(20 / 50))
+    assert (jct.live, jct.simulated) == (pytest.approx(30), pytest.approx(25))
+    assert [each.difference for each in result] == pytest.approx([0.5, 0.2, 1 / 6])
+    assert [each.row()["holds"] for each in result] == [False, False, True]
+
+
+def test_shadow_price_compares_three_figures() -> None:
+    result = shadow_price.both("demo", run(20), run(10), 1)
+    figures = {each["name"]: (each["live"], each["simulated"]) for each in result["figures"]}
+    assert figures["jct"] == (20, 10)
+    assert figures["makespan_s"] == (20, 10)
+    assert figures["rescales_per_job"] == (0, 0)
+
+
+SCRIPT = """
+from pliant.tools.run.progress import TrainingProgress
+
+progress = TrainingProgress(64)
+progress.step(1, loss=1.0)
+progress.done()
+"""
+
+
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """A job that trains no network; its profile is written, and only runs are processes."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    row = ProfileRow("train", "net", "cpu", 1, 1, "1", 64, step_seconds=0.1, samples_per_second=640.0)
+
+    def carry_out(*words: str) -> None:
+        if words[0] == "profile":
+            write_profile(Profile((row,)), words[-1])
+        else:
+            (pliant if words[0] == "run" else in_process.pliant)(*words)
+
+    monkeypatch.setattr("experiments.harness.live.pliant", carry_out)
+    monkeypatch.setattr(shadow_price, "pliant", carry_out)
+    return job(
+        "one", model="net", command=("train.py",), workdir=str(tmp_path), batch=64, work={"samples": 64}
+    )
+
+
+def test_a_run_is_carried_out_and_replayed(one: Job, tmp_path: Path) -> None:
+    live, simulated = run_and_replay(tmp_path / "out", [one], 1, ("--policy", "fifo"), steps=2)
+    for each in (live, simulated):
+        assert [job.outcome for job in each.jobs] == ["finished"]
+
+
+def test_a_service_is_compared_with_its_replay(one: Job, tmp_path: Path) -> None:
+    result = shadow_price.run_live("smallest", [one], tmp_path / "out", 1, steps=2)
+    assert (result["run"], result["jobs"], result["slots"]) == ("smallest", 1, 1)
+    figures = {each["name"]: each for each in result["figures"]}
+    assert figures["jct"]["live"] > 0
+    assert figures["jct"]["simulated"] > 0
+
+
+TRAINED = ("fixed", "elastic", "regrouped", "warm", "drawn-1")
+BATCH, FIRST = SMOKE.batch, SMOKE.first
+
+
+def trained(folder: Path, arm: str) -> list[tuple[int | None, int | None]]:
+    """(workers, global batch) of each epoch."""
+    events = read_events(JobDir(folder / f"{arm}-0").attempt(1).progress)
+    return [(event.gpus, event.global_batch) for event in events if event.event == "epoch"]
+
+
+@pytest.mark.torch
+def test_small_trainings_change_what_their_arm_says(tmp_path: Path) -> None:
+    from experiments.accuracy.measure import measured
+
+    chosen = {arm.name: arm for arm in arms(SMOKE) if arm.name in TRAINED}
+    runs: dict[str, Any] = {run["arm"]: run for run in measured(SMOKE, [*chosen.values()], tmp_path)["runs"]}
+    fixed, elastic, regrouped, warm = (runs[name] for name in TRAINED[:-1])
+
+    assert trained(tmp_path, "elastic") == [(workers, BATCH) for workers in (1, 2, 3, 2, 1, 1)]
+    assert elastic["weights_off"] <= 1e-12
+    assert elastic["accuracy"] == fixed["accuracy"]
+    assert elastic["loss"] == pytest.approx(fixed["loss"], rel=1e-5)
+
+    assert regrouped["loss_off"][:FIRST] == [0.0] * FIRST
+    assert max(regrouped["loss_off"]) <= 1e-12
+
+    later = SMOKE.epochs - FIRST
+    assert trained(tmp_path, "warm") == [(1, BATCH)] * FIRST + [(1, 16 * BATCH)] * later
+    assert warm["loss"][:FIRST] == fixed["loss"][:FIRST]
+    assert warm["loss"][FIRST + 1 :] != fixed["loss"][FIRST + 1 :]
+
+    drawn = {change.epoch: round(BATCH * change.factor) for change in chosen["drawn-1"].changes}
+    batches = [BATCH]
+    for epoch in range(SMOKE.epochs):
+        batches.append(drawn.get(epoch, batches[-1]))
+    assert trained(tmp_path, "drawn-1") == [(1, batch) for batch in batches[1:]]
+    assert all(BATCH // 4 <= batch <= 2 * BATCH for batch in batches)
+
+
+def test_a_rise_of_the_loss_and_the_way_back_by_hand() -> None:
+    run = Run("abrupt", 0, (4.0, 1.0, 3.0, 2.0, 0.5, 0.7), (0.5,) * 6, (0.0,) * 6, 0.0, first=2)
+    assert (run.rise, run.epochs_back) == (3.0, 2)
+    assert replace(run, loss=(4.0, 1.0, 3.0, 2.0)).epochs_back == 2
+    assert replace(run, loss=(4.0, 1.0, 0.9)).epochs_back == 0
+
+
+def made(**losses: tuple[float, ...]) -> Findings:
+    """Two seeds of every arm: those of the reference are two points apart, all others end as it does."""
+    names = [arm.name for arm in arms(FULL)]
+    rows = [
+        {
+            "arm": name,
+            "seed": seed,
+            "loss": losses.get(name, (2.0, 1.0, 0.9, 0.8, 0.7, 0.6)),
+            "accuracy": (0.7 + seed * 0.02 - 0.04 * (name == "larger-8"),),
+            "loss_off": (0.0, 0.0, 1e-15, 1e-12, 1e-10, 1e-7),
+            "weights_off": 1e-7,
+        }
+        for name in names
+        for seed in (0, 1)
+    ]
+    return {"scale": {"first": 2}, "arms": {name: name for name in names}, "runs": rows}
+
+
+JUMPED = (2.0, 1.0, 4.0, 3.0, 2.0, 0.5)
+
+
+def test_each_claim_can_hold_and_can_fail() -> None:
+    def held(result: Findings) -> list[bool]:
+        return [claim.holds for claim in claims(Runs(result))]
+
+    assert held(made(abrupt=JUMPED)) == [True] * 5
+    assert held(made()) == [True, True, True, False, True]
+    assert held(made(abrupt=JUMPED, stepwise=JUMPED)) == [True, True, True, True, False]
+    off = made(abrupt=JUMPED)
+    for row in off["runs"]:
+        row["weights_off"] = 1e-3 if row["arm"] == "elastic" else 1e-7
+        row["accuracy"] = (0.7 + 0.02 * row["seed"] - 0.01 * (row["arm"] == "drawn-2"),)
+    assert held(off) == [False, False, False, True, True]

@@ -5,8 +5,6 @@ Write the golden files anew, after a change that is meant, with::
     python -m tests.golden.scenario
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pliant.schemas.event import Event

@@ -1,7 +1,5 @@
 """The decisions of every built-in policy in one fixed moment, byte by byte."""
 
-from __future__ import annotations
-
 import pytest
 
 from pliant.schemas.io import read_schedule

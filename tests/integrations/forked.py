@@ -4,8 +4,6 @@
 torchrun's script is, this file has that process run it, and ends with its exit code.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -46,8 +44,6 @@ def run(
 
 
 class Worker:
-    """What torchrun uses of ``Popen``."""
-
     def __init__(self, handler: Any, words: Sequence[str], env: Mapping[str, str]) -> None:
         script = words[words.index("-u") + 1 :]
         files = handler._stdout.fileno(), handler._stderr.fileno()

@@ -1,7 +1,5 @@
 """Trainings that are resized by a relaunch, by the recipes of docs/elastic-training.md."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -140,10 +138,7 @@ model, data = GPT2LMHeadModel(config), Data()
     ],
     ids=["accelerate", "lightning", "transformers"],
 )
-def test_a_resized_training_ends_as_if_it_never_was(
-    site: Site, library: str, heading: str, around: str, model: str
-) -> None:
-    """The cheapest of them with torchrun as users run it."""
+def test_a_resized_training_ends_as_if_it_never_was(site: Site, library, heading, around, model) -> None:
     need_installed(*IMPORTS)
     text = f"{around}{recipe(heading)}\nat_end({model})\n"
     check(site, IMPORTS[library], text, forks=library != "accelerate")

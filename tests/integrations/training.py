@@ -1,7 +1,5 @@
 """A training that is resized by relaunches, as users run it: with torchrun."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,7 +50,6 @@ torch.set_num_threads(1)
 
 
 def recipe(heading: str, kind: str = "python") -> str:
-    """The code of a recipe of docs/elastic-training.md."""
     section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return section.split(f"```{kind}\n")[1].split("\n```")[0]
 
@@ -75,7 +72,6 @@ def imported(site: Site, source: str, *, forks: bool = True) -> Iterator[str]:
 
 
 def trained_alone(site: Site, text: str, address: str) -> list[torch.Tensor]:
-    """The weights that plain Python trains."""
     folder = site.folder / "alone"
     folder.mkdir()
     (folder / "script.py").write_text(text)
@@ -116,7 +112,6 @@ def resized(site: Site, text: str, replica: int) -> RunLog:
 
 
 def costs(site: Site) -> dict[object, float]:
-    """Seconds that each change of the job cost."""
     return {
         (event.detail or {}).get("after"): event.overhead_seconds
         for event in site.events()

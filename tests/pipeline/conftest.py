@@ -1,7 +1,5 @@
 """A shell in which ``pliant`` is on the path, and a small cluster with three jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

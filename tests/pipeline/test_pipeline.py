@@ -1,7 +1,5 @@
 """The command line as people use it: pipes, early ends, full disks, signals."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -16,25 +14,19 @@ from tests.pipeline.conftest import Shell
 FILES = "jobs.jsonl --cluster cluster.json"
 
 
-def test_a_replay_flows_into_a_report(sh: Shell) -> None:
+def test_a_replay_flows_into_a_report_or_ends_quietly(sh: Shell) -> None:
     done = sh(f"pliant replay {FILES} --policy ares | pliant report --format json")
     assert done.returncode == 0, done.stderr
     (run,) = json.loads(done.stdout)["runs"]
     assert (run["policy"], run["jobs_finished"], run["simulated"]) == ("ares", 3, True)
-
-
-def test_a_reader_that_has_enough_ends_it_quietly(sh: Shell) -> None:
+    # A reader that has enough ends it quietly.
     done = sh(f"pliant replay {FILES} --policy ares | head -c 20")
     assert len(done.stdout) == 20
     assert "Traceback" not in done.stderr
     assert "Broken pipe" not in done.stderr
-
-
-def test_debug_shows_the_traceback(sh: Shell) -> None:
+    # Debug shows the traceback.
     assert "Traceback" in sh("pliant report missing.parquet --debug").stderr
-
-
-def test_a_full_disk_is_exit_69_and_one_line(sh: Shell) -> None:
+    # A full disk is exit 69 and one line.
     done = sh(f"pliant schedule {FILES} --policy fifo > /dev/full")
     assert done.returncode == 69
     assert [line for line in done.stderr.splitlines() if "no space left" in line]

@@ -13,8 +13,6 @@ Garbage is collected seldom, as hardly any of what is made by imports is garbage
 to look through all that PyTorch has made takes a third of its import.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib

@@ -2,8 +2,6 @@
 
 # ruff: noqa: E501 (one case a line reads better)
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
@@ -61,6 +59,9 @@ def job_problems(*lines: str | dict[str, Any]) -> list[str]:
         ({"gpus": {"sizes": "powers"}}, "/gpus/sizes: \"powers\" is not a form of sizes, expected 'powers-of-two' or a list of numbers of GPUs, like [1, 2, 4]"),
         ({"gpus": {"sizes": 4}}, "/gpus/sizes: 4 is not a form of sizes, expected 'powers-of-two' or a list of numbers of GPUs, like [1, 2, 4]"),
         ({"gpus": {"sizes": []}}, "/gpus/sizes: is empty, expected at least one size"),
+        ({"gpus": {"types": []}}, "/gpus/types: is empty, expected at least one GPU type"),
+        ({"gpus": {"types": ["a100", ""]}}, "/gpus/types/1: \"\" is too short, expected some text"),
+        ({"gpus": {"memory": -1}}, "/gpus/memory: -1 is below 0, expected 0 or more"),
         ({"gpus": {"sizes": [0, 1]}}, "/gpus/sizes/0: 0 is not above 0, expected more than 0"),
         ({"gpus": {"sizes": [1, 2, 2]}}, "/gpus/sizes/2: 2 is not above the size before it, 2"),
         ({"gpus": {"sizes": [4, 6], "per_replica": 4}}, "/gpus/sizes/1: 6 is not a multiple of gpus.per_replica 4"),
@@ -93,15 +94,13 @@ def test_a_wrong_value_is_one_line(change: dict[str, Any], expected: str) -> Non
     assert job_problems(change) == [f"jobs.jsonl:1: {expected}"]
 
 
-def test_no_form_is_suggested_that_would_be_refused_too() -> None:
+def test_problems_are_told_in_one_go_up_to_twenty() -> None:
     text = '{"schema": "pliant.cluster/1", "nodes": "n1", "slurm": 3}'
     assert problems(io.read_cluster, text, "cluster.json") == [
         'cluster.json:1: /nodes: "n1" has the wrong type, expected a list',
         "cluster.json:1: /slurm: 3 has the wrong type, expected an object",
     ]
-
-
-def test_every_problem_of_a_file_is_told_in_one_go() -> None:
+    # Every problem of a file is told in one go.
     assert job_problems({"submit_time": -1, "lr": 0}, {"id": "b"}, "{", {"id": "b"}, {"id": 3}) == [
         "jobs.jsonl:1: /submit_time: -1 is below 0, expected 0 or more",
         "jobs.jsonl:1: /lr: 0 is not above 0, expected more than 0",
@@ -109,9 +108,7 @@ def test_every_problem_of_a_file_is_told_in_one_go() -> None:
         'jobs.jsonl:4: /id: "b" is used twice, first on line 2, expected unique ids',
         "jobs.jsonl:5: /id: 3 has the wrong type, expected a string",
     ]
-
-
-def test_twenty_problems_are_shown_and_the_rest_is_counted() -> None:
+    # Twenty problems are shown and the rest is counted.
     lines = job_problems(*[{"id": f"j{i}", "lr": 0} for i in range(25)])
     assert len(lines) == 21
     assert lines[-1] == "… and 5 more"
@@ -195,7 +192,6 @@ def test_a_cluster_can_be_wrong(nodes: str, expected: str | None) -> None:
     ],
 )
 def test_options_of_slurm_leave_its_jobs_to_be_found(option: str, is_ours: bool) -> None:
-    """A lease under another name would be submitted again and again."""
     nodes, options = '[{"name": "a", "gpus": 1}]', f'{{"options": ["-G1", "{option}"]}}'
     text = f'{{"nodes": {nodes}, "slurm": {options}}}'
     if is_ours:
@@ -273,7 +269,7 @@ def test_a_long_value_is_cut_in_a_message(schema: object) -> None:
     assert len(problem) < 200
 
 
-def test_a_newer_minor_version_is_read_without_what_it_added(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_newer_minor_version_is_read_and_still_checked(caplog: pytest.LogCaptureFixture) -> None:
     newer = {**GOOD, "shape": "round", "gpus": {"requested": 4, "vendor": "x"}}
     Path("jobs").write_text('{"schema":"pliant.job/1.9"}\n' + json.dumps(newer) + "\n")
     Path("cluster").write_text(
@@ -287,22 +283,18 @@ def test_a_newer_minor_version_is_read_without_what_it_added(caplog: pytest.LogC
         "jobs: from a newer minor version, fields left out: /gpus/vendor, /shape",
         "cluster: from a newer minor version, fields left out: /nodes/0/x",
     ]
-
-
-def test_a_newer_minor_version_is_still_checked() -> None:
+    # A newer minor version is still checked.
     newer = json.dumps({"schema": "pliant.job/1.9", **GOOD, "shape": "round", "submit_time": -1})
     assert "jobs.jsonl:1: /submit_time: -1 is below 0, expected 0 or more" in problems(io.read_jobs, newer)
 
 
-def test_a_job_larger_than_the_cluster_is_refused() -> None:
+def test_jobs_that_the_cluster_or_profile_cannot_serve() -> None:
     jobs = [job("small", gpus=8), job("shrinks", gpus=16, low=2), job("huge", gpus=16)]
     with pytest.raises(BadInputError) as caught:
         check_fits(jobs, cluster(4, 4), "jobs.jsonl")
     assert str(caught.value) == 'jobs.jsonl: job "huge" needs 16 GPUs, the cluster has 8'
     check_fits(jobs[:2], cluster(4, 4), "jobs.jsonl")
-
-
-def test_a_model_without_a_profile_is_refused() -> None:
+    # A model without a profile is refused.
     jobs = [job("a", model="resnet51"), job("b", model="bert"), job("c", model="zzz")]
     with pytest.raises(BadInputError) as caught:
         check_profiled(jobs, {"resnet50", "bert"}, "jobs.jsonl")
@@ -311,9 +303,7 @@ def test_a_model_without_a_profile_is_refused() -> None:
         'jobs.jsonl: job "c": model "zzz" is not profiled, expected one of bert, resnet50',
     ]
     check_profiled(jobs[1:2], {"bert"}, "jobs.jsonl")
-
-
-def test_a_gang_never_mixes_types_so_it_must_fit_one_of_them():
+    # A gang never mixes types so it must fit one of them.
     both = mixed_cluster(one=(4,), two=(2, 2))
     check_fits([job("fits", gpus=4), job("shrinks", gpus=6, low=4)], both, "jobs.jsonl")
     with pytest.raises(BadInputError) as caught:
@@ -321,9 +311,7 @@ def test_a_gang_never_mixes_types_so_it_must_fit_one_of_them():
     assert str(caught.value) == 'jobs.jsonl: job "gang" needs 6 GPUs of one type, the cluster has 4'
     with pytest.raises(BadInputError, match='job "a" needs 1 GPU, the cluster has 0'):
         check_fits([job("a")], cluster(), "jobs.jsonl")
-
-
-def test_a_batch_that_does_not_divide_evenly_still_adds_up() -> None:
+    # A batch that does not divide evenly still adds up.
     uneven = '{"job": "a", "gpus": 3, "batch": {"global": 100, "local": 9, "accum": 4}, "action": "keep"}'
     Path("s.json").write_text(f'{SCHEDULE}, "allocations": [{uneven}]}}')
     assert io.read_schedule("s.json").allocations[0].gpus == 3

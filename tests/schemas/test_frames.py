@@ -1,7 +1,3 @@
-"""Files as DataFrames, and docs/notebooks.md works as written."""
-
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -12,17 +8,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pliant.schemas import frames
+from pliant.schemas import frames, io
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import Event
-from pliant.schemas.io import (
-    write_convergence,
-    write_events,
-    write_jobs,
-    write_metrics,
-    write_profile,
-    write_schedule,
-)
 from pliant.schemas.kinds import validate_file
 from pliant.schemas.metrics import JobFigures, Metrics, ReportedRun
 from pliant.schemas.profile import Profile, ProfileRow
@@ -53,7 +41,7 @@ def test_the_page_works_as_written(tmp_path: Path) -> None:
 
 
 def test_a_field_within_a_field_has_a_column_of_its_own(tmp_path: Path) -> None:
-    write_jobs([job("a", gpus=2, gpu_seconds=20), job("b", low=1, high=4)], tmp_path / "jobs.jsonl")
+    io.write_jobs([job("a", gpus=2, gpu_seconds=20), job("b", low=1, high=4)], tmp_path / "jobs.jsonl")
     jobs = frames.read(tmp_path / "jobs.jsonl").set_index("id")
     assert list(jobs["gpus.requested"]) == [2, 1]
     assert jobs.loc["a", "work.gpu_seconds"] == 20.0
@@ -65,8 +53,8 @@ def test_a_field_within_a_field_has_a_column_of_its_own(tmp_path: Path) -> None:
 def test_a_column_has_the_same_type_whatever_a_file_holds(tmp_path: Path) -> None:
     row = ProfileRow("train", "m", "t4", 1, 1, "1", 8, step_seconds=0.5, samples_per_second=16.0)
     unfit = ProfileRow("train", "m", "t4", 1, 1, "1", 8, feasible=False)
-    write_profile(Profile((row,)), tmp_path / "fits.parquet")
-    write_profile(Profile((unfit,)), tmp_path / "not.parquet")
+    io.write_profile(Profile((row,)), tmp_path / "fits.parquet")
+    io.write_profile(Profile((unfit,)), tmp_path / "not.parquet")
     fits, does_not = (frames.read(tmp_path / name) for name in ("fits.parquet", "not.parquet"))
     assert fits.dtypes.equals(does_not.dtypes)
     assert fits.dtypes["gpus"] == pd.Int64Dtype()
@@ -74,21 +62,19 @@ def test_a_column_has_the_same_type_whatever_a_file_holds(tmp_path: Path) -> Non
     assert fits.dtypes["step_seconds"] == "float64"
     assert fits.dtypes["feasible"] == pd.BooleanDtype()
     assert does_not["step_seconds"].isna().all()
-    write_convergence([], tmp_path / "convergence.parquet")
+    io.write_convergence([], tmp_path / "convergence.parquet")
     assert frames.read(tmp_path / "convergence.parquet").dtypes["iterations"] == "float64"
 
 
-def test_events_are_the_same_from_lines_and_from_parquet(tmp_path: Path) -> None:
+def test_events_and_nodes_as_frames(tmp_path: Path) -> None:
     for name in ("events.jsonl", "events.parquet"):
-        write_events(EVENTS, tmp_path / name)
+        io.write_events(EVENTS, tmp_path / name)
     lines, parquet = (frames.read(tmp_path / name) for name in ("events.jsonl", "events.parquet"))
     pd.testing.assert_frame_equal(lines, parquet)
     assert lines["detail"][0] == {"reason": "first"}
     assert lines["placement"][1] == (("n0", 2),)
     assert pd.isna(lines["job"][0])
-
-
-def test_nodes_that_are_alike_are_a_row_each(tmp_path: Path) -> None:
+    # Nodes that are alike are a row each.
     path = tmp_path / "cluster.json"
     path.write_text('{"nodes": [{"name": "n{}", "gpus": 4, "count": 3}]}')
     assert list(frames.read(path)["name"]) == ["n0", "n1", "n2"]
@@ -103,7 +89,7 @@ def test_a_schedule_and_a_report_hold_several_tables(tmp_path: Path) -> None:
         "waiting": ({"job": "b", "reason": "no GPUs"},),
         "cluster": cluster(2).model_dump(by_alias=True),
     }
-    write_schedule(Schedule.model_validate(schedule), tmp_path / "schedule.json")
+    io.write_schedule(Schedule.model_validate(schedule), tmp_path / "schedule.json")
     held = frames.read(tmp_path / "schedule.json")
     assert held.loc[0, ["job", "batch.global", "batch.local"]].tolist() == ["a", 8, 4]
     assert frames.read(tmp_path / "schedule.json", "waiting")["reason"].tolist() == ["no GPUs"]
@@ -120,7 +106,7 @@ def test_a_schedule_and_a_report_hold_several_tables(tmp_path: Path) -> None:
         )
         for name in ("fifo", "las")
     )
-    write_metrics(Metrics(runs=runs), tmp_path / "metrics.json")
+    io.write_metrics(Metrics(runs=runs), tmp_path / "metrics.json")
     assert frames.read(tmp_path / "metrics.json")["seed"].tolist() == [seed, seed]
     jobs = frames.read(tmp_path / "metrics.json", "jobs")
     assert jobs[["policy", "job", "jct_s"]].values.tolist() == [["fifo", "a", 7.5], ["las", "a", 7.5]]
@@ -137,7 +123,7 @@ def test_errors_are_those_of_the_commands(tmp_path: Path) -> None:
     assert str(result.value) == str(expected.value)
     with pytest.raises(BadInputError, match="no such file"):
         frames.read(tmp_path / "none.parquet")
-    write_jobs([job("a")], path)
+    io.write_jobs([job("a")], path)
     with pytest.raises(UsageError, match="job files have no table 'waiting', expected one of jobs"):
         frames.read(path, "waiting")
     path.write_text(f'{{"nodes": [{{"name": "n", "gpus": 1, "memory": {2**63}}}]}}')

@@ -1,7 +1,5 @@
 """Whatever bytes come in, a reader returns records or raises BadInputError; nothing else gets out."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,3 @@
-"""Jobs in columns are the jobs that went in, and so are their texts."""
-
-from __future__ import annotations
-
 from array import array
 from errno import ENOMEM, ENOSPC
 from io import BytesIO
@@ -171,31 +167,25 @@ def test_a_file_has_the_problems_of_its_text(text: str, words: str, tmp_path: Pa
     assert words in str(of_file.value)
 
 
-def test_no_job_waits_for_itself_by_its_form() -> None:
+def test_a_table_of_jobs_is_a_sequence_of_jobs() -> None:
     line = LINE.replace('"work"', '"after":{{"x":"ok"}},"work"')
     text = LINE.format("x", 0, 1) + line.format("a", 1, 1) + line.format("x2", 1, 1)
     assert len(parse_job_table(text.encode(), "jobs")) == 3
     with pytest.raises(BadInputError, match="names the job itself"):
         parse_job_table((line.format("a", 1, 1) + line.format("x", 1, 1)).encode(), "jobs")
-
-
-def test_jobs_without_a_time_arrive_with_the_first_stated() -> None:
+    # Jobs without a time arrive with the first stated.
     silent = '{"id":"s","model":"m"}\n'
     text = LINE.format("a", 7, 1) + silent + LINE.format("b", 5, 1)
     table = parse_job_table(text.encode(), "jobs")
     assert [one.submit_time for one in table] == [7.0, 5.0, 5.0]
     assert tuple(table) == parse_jobs(text.encode(), "jobs")
-
-
-def test_a_changed_copy_has_no_form() -> None:
+    # A changed copy has no form.
     (one,) = parse_job_table(LINE.format("a", 0, 5).encode(), "jobs")
     assert "form" in vars(one)
     changed = one.model_copy(update={"priority": 3.0})
     assert "form" not in vars(changed)
     assert '"priority":3.0' in changed.model_dump_json(exclude_defaults=True)
-
-
-def test_a_table_of_jobs_is_a_sequence() -> None:
+    # A table of jobs is a sequence.
     jobs = (job("b", at=2.0, gpu_seconds=1.0), job("a", at=1.0), job("c", at=1.0, gpu_seconds=2.0))
     table = JobTable(jobs)
     assert list(table) == list(jobs)
@@ -258,9 +248,7 @@ class FullDisk(BytesIO):
 
 @pytest.mark.usefixtures("block_of_three")
 @pytest.mark.parametrize("room", range(0, 400, 9))
-def test_without_room_for_temporary_files_it_stays_in_memory(
-    room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_room_for_temporary_files_it_stays_in_memory(room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FullDisk, "room", room)
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: FullDisk())
     text = "".join(LINE.format(f"j{n}", n % 7, n + 1) for n in range(20)).encode()

@@ -1,7 +1,3 @@
-"""What ``pliant validate`` and ``pliant schema`` tell, the generated schemas, and the hash of a trace."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -32,7 +28,6 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_all() -> None:
-    """One file of each kind, in files whose names say nothing."""
     io.write_jobs([job("a"), job("b")], "1")
     io.write_cluster(cluster(4), "2")
     io.write_profile(Profile(()), "3")
@@ -56,9 +51,7 @@ def test_validate_says_what_every_file_is(capsys: pytest.CaptureFixture[str]) ->
         "7.parquet: event, 3 records",
         "8: metrics, 1 record",
     ]
-
-
-def test_validate_looks_at_all_files_before_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    # Validate looks at all files before it fails.
     write_all()
     Path("bad").write_text('{"id": 3, "model": "m", "gpus": {"requested": 0}}\n')
     with pytest.raises(BadInputError) as caught:
@@ -110,12 +103,10 @@ def test_the_committed_schemas_are_those_of_the_code(kind: str) -> None:
     assert committed == generate.schema_text(kind), "run: python -m pliant.schemas.generate"
 
 
-def test_generating_writes_every_kind() -> None:
+def test_every_field_of_a_kind_is_in_its_generated_schema() -> None:
     generate.main(Path("schemas"))
     assert sorted(path.stem for path in Path("schemas").iterdir()) == sorted(KINDS)
-
-
-def test_every_field_of_a_written_file_is_in_its_schema() -> None:
+    # Every field of a written file is in its schema.
     described = json.loads(generate.schema_text("event"))
     columns = {column["name"] for column in described["columns"]}
     assert columns | {"schema", "crc"} == set(described["json_lines"]["properties"])
@@ -135,16 +126,14 @@ def test_the_text_that_is_hashed_is_sorted_compact_json(one: Job) -> None:
     assert canonical_json(one) == json.dumps(job_fields(one), sort_keys=True, separators=(",", ":"))
 
 
-def test_another_trace_has_another_hash() -> None:
+def test_the_hash_of_a_trace_is_its_own_and_stays() -> None:
     hashes = {
         trace_hash(jobs)
         for jobs in ([], [job("a")], [job("a", at=1.0)], [job("b")], [job("a"), job("b")], [job("a", gpus=2)])
     }
     assert len(hashes) == 6
 
-
-def test_the_hash_of_a_trace_stays_the_same_in_later_versions() -> None:
-    """A golden value: published figures name it."""
+    # A golden value: published figures name it.
     jobs = [job("b", at=5.0, gpus=2, work={"samples": 10.0}), job("a", at=5.0)]
     assert trace_hash(jobs) == "2c70f6e8c4c387f73d312a02cfc34b55cceed5ed1a5ffbbe3785a2afb822728d"
 

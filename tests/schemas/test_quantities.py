@@ -1,7 +1,3 @@
-"""Times, sizes and dates as people type them and as they are shown, and text of a width."""
-
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator
@@ -97,16 +93,14 @@ def test_anything_else_is_no_date(typed: str) -> None:
         read_time(typed)
 
 
-def test_similar_names_are_suggested_and_never_more_than_three() -> None:
+def test_similar_names_are_suggested_for_long_words() -> None:
     known = ["fifo", "fifo-demands", "gavel", "gavel-ftf", "gavel-makespan", "gavel-x", "ares"]
     assert did_you_mean("aers", known) == 'did you mean "ares"?'
     assert did_you_mean("ARES", known) == 'did you mean "ares"?'
     assert did_you_mean("gav", known).count('"') == 2 * 3
     assert did_you_mean("zzz", known) == ""
     assert did_you_mean("demnds", known) == 'did you mean "fifo-demands"?', "a word of it is enough"
-
-
-def test_short_names_and_numbers_suggest_no_others() -> None:
+    # Short names and numbers suggest no others.
     assert did_you_mean("gpu", ["ares-goodput"]) == did_you_mean("best", ["max-bs"]) == ""
     assert did_you_mean("11", ["a-1", "a-2"]) == ""
 
@@ -156,15 +150,13 @@ COLUMNS = (Column("job"), Column("GPUs", 2, right=True), Column("progress", 3), 
 ROWS = (("resnet", "16", "30 %", "waits for 2 GPUs; 3 jobs are ahead"), ("b", "4", "100 %", ""))
 
 
-def test_a_table_without_a_width_leaves_nothing_out() -> None:
+def test_text_and_columns_are_cut_to_a_width() -> None:
     assert text_table(COLUMNS, ROWS) == (
         "job     GPUs  progress  why\n"
         "resnet    16  30 %      waits for 2 GPUs; 3 jobs are ahead\n"
         "b          4  100 %\n"
     )
-
-
-def test_text_is_cut_first_then_columns_are_left_out_by_rank() -> None:
+    # Text is cut first then columns are left out by rank.
     rows = {width: text_table(COLUMNS, ROWS, width).splitlines() for width in (44, 30, 20, 12)}
     assert rows[44][1] == "resnet    16  30 %      waits for 2 GPUs; 3…"
     assert rows[30][1] == "resnet    16  waits for 2…"
@@ -202,13 +194,11 @@ def test_a_time_is_given_from_now_and_by_the_local_clock(zone: str) -> None:
     assert when_text(5400.0, 3600.0) == "in 30 min (at 5,400 s)", "a time of a trace"
 
 
-def test_times_that_no_calendar_has_are_not_invented() -> None:
+def test_odd_times_and_ranges_of_times() -> None:
     assert when_text(1e300, NOON_S).endswith("(far ahead)")
     assert iso_time(1e300) is None
     assert iso_time(NOON_S + 0.25) == "2025-12-01T12:00:00.250Z"
-
-
-def test_a_range_of_times_names_its_unit_once() -> None:
+    # A range of times names its unit once.
     assert between_text(NOON_S + 24 * 60, NOON_S + 47 * 60, NOON_S) == "in 24 to 47 min"
     assert between_text(NOON_S + 50 * 60, NOON_S + 70 * 60, NOON_S) == "in 50 min to 1 h 10 min"
     assert between_text(NOON_S + 40, NOON_S + 90, NOON_S) == "in 40 s to 2 min"

@@ -1,7 +1,3 @@
-"""How many workers and parameter servers fit nodes that have more than GPUs to give."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -53,15 +49,13 @@ def test_parameter_servers_have_the_bandwidth_of_all_workers(workers, needed):
     assert servers_for(demanding(4, ps={"bandwidth": 3.0}, bandwidth=1.0), workers) == needed
 
 
-def test_servers_without_bandwidth_are_more_than_any_cluster():
+def test_servers_without_bandwidth_are_more_than_any_cluster() -> None:
     asks = demanding(4, ps={"bandwidth": 1e-300}, bandwidth=1e300)
     assert servers_for(asks, 4) == MANY
     nodes = cluster_of({"gpus": 4}, {"gpus": 0, "bandwidth": 1e9})
     assert Capacities(nodes.nodes).room(asks) == {"gpu": 0}
     assert oversized([asks], nodes)["j"].endswith("expected at most one for each worker")
-
-
-def test_accepted_jobs_are_not_checked_for_fit():
+    # Accepted jobs are not checked for fit.
     capacities = Capacities(cluster_of({"gpus": 4, "cpus": 8.0}).nodes)
     fits, never = demanding(4, cpu=2.0), demanding(4, cpu=3.0)
     assert capacities.without_what_never_fits(fits) is fits
@@ -84,14 +78,12 @@ def test_a_job_that_can_never_fit_is_rejected_with_the_reason(asks, reason):
     assert oversized([asks], nodes)["j"].startswith(reason)
 
 
-def test_servers_slower_than_their_workers_are_never_enough():
+def test_further_capacities_and_servers_slower_than_workers(tmp_path) -> None:
     nodes = cluster_of({"gpus": 4}, {"gpus": 0})
     asks = demanding(2, ps={"bandwidth": 1.0}, bandwidth=2.0)
     reason = "needs 4 parameter servers for 2 workers, expected at most one for each worker"
     assert oversized([asks], nodes) == {"j": reason}
-
-
-def test_further_capacities_name_their_version(tmp_path):
+    # Further capacities name their version.
     nodes = cluster_of({"gpus": 4, "resources": {"disk": 1e12}})
     (tmp_path / "cluster.json").write_bytes(document_bytes(nodes, "cluster"))
     assert '"pliant.cluster/1.2"' in (tmp_path / "cluster.json").read_text()

@@ -18,6 +18,7 @@ _HOUR_S: Final = 3600.0
 _QUANTILES: Final = (0.1, 0.5, 0.9, 0.99)
 _STATES_NAMED: Final = 8
 _DAYS_NAMED: Final = 10
+_LONGEST_S: Final = 10_000 * 365.25 * _DAY_S
 _HOURLY_DAYS: Final = 4
 """Longer traces are drawn by day."""
 
@@ -84,8 +85,13 @@ class TraceDescription:
 
 
 def describe(jobs: Sequence[Job], gpus: int | None = None) -> TraceDescription:
-    """Figures of a trace of at least one job, held against a cluster of that many GPUs."""
+    """Figures of a trace of at least one job, held against a cluster of that many GPUs.
+
+    :raises UsageError: it spans more than 10,000 years.
+    """
     first_s, last_s = (pick(job.submit_time for job in jobs) for pick in (min, max))
+    if last_s - first_s > _LONGEST_S:
+        raise UsageError(f"jobs are submitted over {last_s - first_s:g} s, expected less than 10,000 years")
     work = {index: seconds for index, job in enumerate(jobs) if (seconds := gpu_seconds(job)) is not None}
     by_day: Counter[int] = Counter()
     for index, seconds in work.items():

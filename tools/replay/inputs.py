@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from pliant.schemas.checks import check_after, check_profiled
+from pliant.schemas.checks import RECORDED_TYPE, check_after, check_profiled, recorded_types
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.files import PIPE, source_name
@@ -128,6 +128,29 @@ class Inputs:
         return () if self.profile is None else speeds_doubted(self.models, trust_of(self.profile.rows))
 
     @cached_property
+    def types_assumed(self) -> Sequence[Assumption]:
+        """What is assumed of the GPU types on which the trace says that its jobs ran."""
+        types = list(dict.fromkeys(node.gpu_type for node in self.cluster.nodes if node.gpus))
+        recording = jobs_that(lambda job: RECORDED_TYPE in job.labels, self.jobs)
+        if self.is_own_cluster or next(recording, None) is None:
+            return ()
+        stay, lacking = 0, Counter[str]()
+        for job in self.jobs:
+            if recorded_types(job, types):
+                stay += len(types) > 1 and job.gpus.types is None
+            elif "trace" in job.labels and (kind := job.labels.get(RECORDED_TYPE)):
+                lacking[kind] += 1
+        found = []
+        if stay:
+            jobs = "1 job stays" if stay == 1 else f"{stay:,} jobs stay"
+            found.append(f"{jobs} on the GPU type that the trace recorded, unless gpus.types says otherwise")
+        if lacking:
+            times = "as long as recorded" if len(types) == 1 else "as long as recorded on the mean of them"
+            where = f"the cluster lacks the recorded GPU types {listed(sorted(lacking))}"
+            found.append(f"{where}: {counted(lacking.total(), 'job')} may run on any, and take {times}")
+        return [Assumption(kind="recording", text=text) for text in found]
+
+    @cached_property
     def profile_hash(self) -> str | None:
         return None if self.profile is None else profile_hash(profile_to_columns(self.profile.rows))
 
@@ -194,7 +217,7 @@ def _unknown_work(
             needed = "samples, epochs with dataset_size, iterations or gpu_seconds"
             yield f'job "{job.id}" {job.work_gap}, a replay needs {needed}'
             continue
-        sizes = (job.gpus.requested, job.gpus.per_replica)
+        sizes = (job.gpus.requested, job.gpus.per_replica, job.gpus.types, job.gpus.memory)
         kind = (job.model, job.batch.size, job.batch.per_gpu_max, sizes, _magnitude(job.work))
         if kind in good:
             continue
@@ -230,6 +253,7 @@ def assumed(
         *levels_ignored(inputs.cluster, policy.name, parameters),
         *weights_ignored(jobs_that(lambda job: job.weight != 1.0, inputs.jobs), policy),
         *_own_cluster(inputs),
+        *inputs.types_assumed,
         *nothing_to_resize(one_of_each(inputs.jobs), policy),
         *(
             inconsistencies(inputs.jobs, inputs.cluster)

@@ -32,6 +32,7 @@ _UNSTATED: Final = f"what the profile measured, else {DEFAULT_COST_S:g} s"
 ProgressName = Literal["samples", "goodput", "epochs"]
 SpeedsName = Literal["additive", "placement"]
 DemandName = Literal["stated", "predicted", "oracle"]
+PreemptibleName = Literal["all", "stated"]
 
 INPUTS: Final = "What is replayed"
 POLICIES: Final = "Policies"
@@ -61,7 +62,11 @@ class Option:
 JobsFile = Annotated[
     str | None,
     Option(
-        "The trace (JSON Lines); - is stdin.", INPUTS, metavar="JOBS", is_argument=True, formerly=("--jobs",)
+        "The trace (JSON Lines; - is stdin), or a folder that trace import wrote.",
+        INPUTS,
+        metavar="JOBS",
+        is_argument=True,
+        formerly=("--jobs",),
     ),
 ]
 ProfileFile = Annotated[str | None, Option("Measured speeds (Parquet).", INPUTS, default="1 sample/s a GPU")]
@@ -94,6 +99,14 @@ class Conditions:
             POLICIES,
         ),
     ] = "stated"
+    preemptible: Annotated[
+        PreemptibleName,
+        Option(
+            "Whose GPUs policies may take or change: of all jobs; or of those that state or show that they "
+            "can save (elastic, resize, checkpoint_seconds, preemptible).",
+            POLICIES,
+        ),
+    ] = "all"
     predictor: Annotated[
         str | None,
         Option(

@@ -134,7 +134,10 @@ def _reason(job: JobState, session: Session, stands_still: bool) -> str:
         return "no GPU is left after node failures"
     if low > session.up_gpus:
         return f"needs at least {in_gpus(low)}, {session.up_gpus} are left after node failures"
-    if job.per_replica > 1 and max((job.room_now or {}).values(), default=0) < low:
+    few_left = max((job.room_now or {}).values(), default=0) < low
+    if few_left and (where := session.capacities.constraint_of(job.spec)) is not None:
+        return f"needs at least {in_gpus(low)} {where.words}, too few are left after node failures"
+    if few_left and job.per_replica > 1:
         return f"needs nodes for replicas of {job.per_replica} GPUs, those that are left have too few"
     if not any(session.speeds.rate(job, gpus) > 0 for gpus in {low, job.spec.gpus.requested}):
         return f"does not run on {in_gpus(low)}: batch {job.reference_batch} is infeasible there"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.event import EventName
+from pliant.schemas.file_io.record import MOST, MOST_GPUS
 from pliant.schemas.job import Job
 from pliant.schemas.job_table import one_of_each
 from pliant.schemas.runinfo import Assumption
@@ -36,12 +37,57 @@ class PastRun(NamedTuple):
     gpus: int
 
 
-def label_of(runs: Sequence[tuple[float, float, int]], submit_time_s: float, gpus: int) -> str:
-    """The label of a job; a run that began before the submission counts from there."""
+class SettledRuns(NamedTuple):
+    """Runs as a trace states them: in order, none before the submission or before the last one has ended."""
+
+    runs: tuple[PastRun, ...]
+    early: bool
+    """Whether one began before the submission: it counts from there, as long as it was."""
+    cut: int
+    """Runs that began before the one before them had ended: they count from that end, if they outlast it."""
+
+
+def settled(runs: Iterable[PastRun], submit_time_s: float) -> SettledRuns:
+    """What :func:`runs_of` accepts of any runs that end after they start."""
+    stated = sorted(runs)
+    if len(stated) == 1 and stated[0].start_s >= submit_time_s:  # as most are
+        return SettledRuns(tuple(run for run in stated if run.end_s > run.start_s), False, 0)
+    moved = sorted(_not_before(run, submit_time_s) for run in stated)
+    kept: list[PastRun] = []
+    cut = 0
+    for run in moved:
+        free_s = kept[-1].end_s if kept else submit_time_s
+        cut += run.start_s < free_s
+        if run.end_s > free_s:
+            kept.append(run._replace(start_s=max(run.start_s, free_s)))
+    return SettledRuns(tuple(kept), moved != stated, cut)
+
+
+def _not_before(run: PastRun, time_s: float) -> PastRun:
+    late_s = max(0.0, time_s - run.start_s)
+    return run._replace(start_s=run.start_s + late_s, end_s=run.end_s + late_s) if late_s else run
+
+
+def side_by_side(gangs: Sequence[Sequence[PastRun]]) -> list[PastRun]:
+    """Runs of gangs that held their GPUs at the same time, as those of one gang."""
+    if len(gangs) == 1:
+        return list(gangs[0])
+    changes: dict[float, int] = {}
+    for run in (run for runs in gangs for run in runs):
+        changes[run.start_s] = changes.get(run.start_s, 0) + run.gpus
+        changes[run.end_s] = changes.get(run.end_s, 0) - run.gpus
+    times = [time_s for time_s, change in sorted(changes.items()) if change]
+    held = accumulate(changes[time_s] for time_s in times)
+    spans = zip(pairwise(times), held, strict=False)
+    return [PastRun(start_s, end_s, gpus) for (start_s, end_s), gpus in spans if gpus]
+
+
+def label_of(runs: Sequence[PastRun], submit_time_s: float, gpus: int) -> str:
+    """The label of a job, of runs that are :func:`settled`."""
     return ", ".join(
-        f"{plain_seconds(max(0.0, start_s - submit_time_s))}-{plain_seconds(max(0.0, end_s - submit_time_s))}"
-        + (f"*{held}" if held != gpus else "")
-        for start_s, end_s, held in sorted(runs)
+        f"{plain_seconds(run.start_s - submit_time_s)}-{plain_seconds(run.end_s - submit_time_s)}"
+        + (f"*{run.gpus}" if run.gpus != gpus else "")
+        for run in runs
     )
 
 
@@ -55,17 +101,31 @@ def runs_of(job: Job) -> tuple[PastRun, ...]:
     :raises BadInputError: the label is of another form, or its runs overlap.
     """
     text = job.labels.get(LABEL, "")
+    runs = stated_runs(text, job.submit_time, job.gpus.requested)
+    if runs is None:
+        raise BadInputError(f'job "{job.id}": label {LABEL} {not_runs(text)}')
+    return runs
+
+
+def not_runs(text: str) -> str:
+    return f"{text!r}, expected runs like 300-3900, one after the other"
+
+
+def stated_runs(text: str, submit_time_s: float = 0.0, gpus: int = 1) -> tuple[PastRun, ...] | None:
+    """The runs that a label states, which importers ask before they write one. Returns None if it is of
+    another form, or if its runs overlap.
+    """
     matches = [_RUN.fullmatch(part.strip()) for part in text.split(",")] if text else []
     runs = [
-        PastRun(job.submit_time + float(m[1]), job.submit_time + float(m[2]), int(m[3] or job.gpus.requested))
+        PastRun(submit_time_s + float(m[1]), submit_time_s + float(m[2]), int(m[3] or gpus))
         for m in matches
         if m is not None
     ]
-    whole = len(runs) == len(matches) and all(run.start_s <= run.end_s and run.gpus for run in runs)
-    if not whole or any(one.end_s > two.start_s for one, two in pairwise(runs)):
-        text = f'job "{job.id}": label {LABEL} {text!r}, expected runs like 300-3900, one after the other'
-        raise BadInputError(text)
-    return tuple(runs)
+    whole = len(runs) == len(matches) and all(
+        run.start_s <= run.end_s <= MOST and 0 < run.gpus <= MOST_GPUS for run in runs
+    )
+    apart = all(one.end_s <= two.start_s for one, two in pairwise(runs))
+    return tuple(runs) if whole and apart else None
 
 
 def held_gpus(jobs: Iterable[Job]) -> Iterator[tuple[float, int]]:

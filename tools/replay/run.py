@@ -113,6 +113,7 @@ def replay(
         oracle=trained.oracle,
         forecast=_forecast(run),
         demand="predicted" if run.conditions.demand == "predicted" else "stated",
+        preemptible=run.conditions.preemptible,
         trace=jobs,
     )
     if stored is not None:
@@ -354,6 +355,8 @@ def _info(
         simulated=True,
         oracle=done.session.oracle is not None or policy.knows_future or run.conditions.demand == "oracle",
         demand=run.conditions.demand,
+        knew_work=run.conditions.demand == "stated" and policy.counts_on_work(one_of_each(inputs.jobs)),
+        preemptible=run.conditions.preemptible,
         progress=trained.progress,
         compat=run.conditions.compat,
         trace_hash=inputs.trace_hash,
@@ -405,7 +408,7 @@ class Submissions:
     def _text(self, job: JobState) -> str:
         spec, samples = job.spec, job.work_samples or 0.0
         form: JobForm | None = spec.__dict__.get("form")
-        if form is None or spec.batch.regimes:
+        if form is None or spec.batch.regimes or job.types is not None:
             text = spec.model_dump_json(by_alias=True, exclude_defaults=True)
             curve, demand = self._curve(job), demand_gpu_s(job, self._speeds, of_simulation=True)
         else:

@@ -258,7 +258,7 @@ def _name(parts: list[str], policy: str, parameters: Mapping[str, Value], seed: 
     files = files_among(policy_class(policy), parameters)
     shown = {key: Path(str(value)).stem if key in files else value for key, value in parameters.items()}
     varied = [f"{key}{value}" for key, value in shown.items()]
-    name = "-".join([*parts, policy, *varied, *([] if seed is None else [f"s{seed}"])])
+    name = "-".join([*parts, policy_class(policy).name, *varied, *([] if seed is None else [f"s{seed}"])])
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", name)
     if len(plain) <= _LONGEST_NAME:
         return plain

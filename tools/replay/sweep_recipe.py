@@ -28,7 +28,14 @@ from pliant.tools.replay.engine.costs import is_event_file
 from pliant.tools.replay.options import Conditions, ConvergenceFile, JobsFile, JobsLimit, ProfileFile
 from pliant.tools.replay.synthetic_recipe import BUILT_IN, parse_table
 from pliant.tools.schedule.policy import Policy
-from pliant.tools.schedule.registry import files_among, is_file, make_policy, policy_class, policy_names
+from pliant.tools.schedule.registry import (
+    IN_FILE,
+    files_among,
+    is_file,
+    make_policy,
+    policy_class,
+    policy_names,
+)
 
 Value = bool | int | float | str
 _ORIGIN_KIND: Final = "origin"
@@ -80,7 +87,7 @@ class Machines(Record):
 
 
 class SweepRecipe(Record, Conditions):  # type: ignore[misc]  # pydantic freezes it
-    """A sweep. Paths start at the recipe's folder."""
+    """A sweep. Paths, those of policies in files too, start at the recipe's folder."""
 
     traces: Annotated[tuple[Trace, ...], Field(min_length=1)]
     clusters: Annotated[tuple[Machines, ...], Field(min_length=1)]
@@ -131,10 +138,6 @@ def read_sweep(path: str) -> SweepRecipe:
 def _check_policies(recipe: SweepRecipe, source: str) -> None:
     problems: list[Problem] = []
     for index, policy in enumerate(recipe.policies):
-        if is_file(policy):
-            text = "is a file: a sweep takes policies that are installed"
-            problems.append(Problem(source, None, f"/policies/{index}", f'"{policy}" {text}'))
-            continue
         for parameters in parameter_grid(recipe, policy):
             try:
                 make_policy(policy, parameters)
@@ -159,6 +162,12 @@ def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
     for trace in recipe.traces:
         made_by = () if trace.synth in BUILT_IN else ("synth",)
         traces.append(trace.model_copy(update=found(trace, "jobs", "profile", "convergence", *made_by)))
+    recipe = recipe.model_copy(
+        update={
+            "policies": tuple(_policy_beside(name, folder) for name in recipe.policies),
+            "parameters": {_policy_beside(name, folder): grid for name, grid in recipe.parameters.items()},
+        }
+    )
     clusters = [one.model_copy(update=found(one, "path")) for one in recipe.clusters]
     costs = [name for name in COSTS if is_event_file(getattr(recipe, name) or "")]
     update = {
@@ -169,10 +178,16 @@ def _beside(recipe: SweepRecipe, folder: Path) -> SweepRecipe:
     return recipe.model_copy(update={**update, **found(recipe, "failures", "predictor", *costs)})
 
 
+def _policy_beside(name: str, folder: Path) -> str:
+    """A policy in a file by its whole path, the name of any other."""
+    return str(folder / name) if is_file(name) else name
+
+
 def _files_beside(recipe: SweepRecipe, folder: Path) -> dict[str, dict[str, tuple[Value, ...]]]:
     grids = {}
     for policy, grid in recipe.parameters.items():
-        files = policy_class(policy).files if policy in policy_names() else frozenset()
+        known = is_file(policy) or policy in policy_names()
+        files = policy_class(policy).files if known else frozenset()
         grids[policy] = {
             key: tuple(str(folder / str(value)) if value else value for value in values)
             if key in files
@@ -244,10 +259,14 @@ def policy_digest(policy: type[Policy]) -> str:
 
     It covers the packages of the class and its bases; of a single module, also what it imports beside it.
     """
-    roots = sorted({kind.__module__.partition(".")[0] for kind in policy.__mro__})
-    foreign = [root for root in roots if root != _PLIANT and root not in sys.stdlib_module_names]
-    files = [path for root in foreign for path in _files(sys.modules[root])]
+    roots = {_root(kind.__module__) for kind in policy.__mro__} - {_PLIANT, *sys.stdlib_module_names}
+    files = [path for root in sorted(roots) for path in _files(sys.modules[root])]
     return _digest(files) if files else ""
+
+
+def _root(module: str) -> str:
+    """The package of a module; a module in a file is its own."""
+    return module if module.startswith(IN_FILE) else module.partition(".")[0]
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Runs that differ in seed or trace only, as one column of the tables; and how sure differences are.
+"""Runs that differ in their seed only, as one column of the tables; and how sure differences are.
 
-The values over which means and intervals are formed are traces; of a single trace, seeds. The seeds of a
-trace share its jobs and are averaged first.
+The seed is that of the policy, or that with which a sweep made the trace: its traces ``NAME-t0``,
+``NAME-t1`` … are one workload. The values over which means and intervals are formed are traces; of a single
+trace, seeds. The seeds of a trace share its jobs and are averaged first.
 
 Intervals (95 %, after Student) are of means and of ratios of means. Jobs that follow each other in a queue
 fare alike, so they are no independent observations: jobs are taken in batches of neighbours in order of
@@ -12,6 +13,7 @@ logarithm: they stay positive, and turn around with the runs.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +32,8 @@ MOST_BATCHES: Final = 10
 LEAST_BATCH: Final = 3
 FEWEST_JOBS: Final = 12
 """Four batches. Fewer tell nothing: they would call luck a difference."""
+_SEED_OF_TRACE: Final = re.compile(r"-t[0-9]+$")
+"""At the end of a trace's name, where a sweep made several with one recipe."""
 _Z: Final = 1.959963984540054
 _T: Final = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
@@ -123,12 +127,27 @@ def difference(pairs: Sequence[tuple[float, float]], *, independent: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One run, or several that differ in seed or trace only."""
+    """One run, or several that differ in their seed only."""
 
     label: str
     runs: tuple[RunReport, ...]
     by_trace: bool = False
     """Whether traces are the independent values, not seeds."""
+
+    @property
+    def first(self) -> RunReport:
+        """Its first run; of several, under the name of the group."""
+        return self.runs[0] if len(self.runs) == 1 else replace(self.runs[0], label=self.label)
+
+    @property
+    def workload(self) -> str:
+        """The name of the trace, without that of its seed; empty where it has none."""
+        return _workload(self.runs[0].run)
+
+    def is_beside(self, other: Group, *, same_cluster: bool) -> bool:
+        """Whether both are of one workload, if asked for on one cluster."""
+        mine, theirs = self.runs[0].run.info, other.runs[0].run.info
+        return self.workload == other.workload and (not same_cluster or mine.cluster == theirs.cluster)
 
     @property
     def units(self) -> dict[object, list[RunReport]]:
@@ -191,19 +210,33 @@ def _grouped(runs: Sequence[RunReport]) -> list[Group]:
     parts = [part for members in alike.values() for part in _parts(members)]
     if len(parts) == len(runs):
         return _single(runs)
-    by_trace = len({each.run.info.trace_hash for each in runs}) > 1
-    names = labels([_without_seed_and_trace(part[0].run) for part in parts])
-    return [Group(name, tuple(part), by_trace) for name, part in zip(names, parts, strict=True)]
+    traces: dict[str, set[str]] = defaultdict(set)
+    for each in runs:
+        traces[_workload(each.run)].add(each.run.info.trace_hash)
+    names = labels([_without_seed(part[0].run) for part in parts])
+    return [
+        Group(name, tuple(part), len(traces[_workload(part[0].run)]) > 1)
+        for name, part in zip(names, parts, strict=True)
+    ]
+
+
+def _workload(run: RunRecord) -> str:
+    return _SEED_OF_TRACE.sub("", run.info.trace or "")
 
 
 def _key(run: RunRecord) -> str:
     info = run.info.model_dump(
-        mode="json", include={"policy", "parameters", "simulated", "oracle", "demand", "progress", "compat"}
+        mode="json",
+        include={
+            *("policy", "parameters", "simulated", "oracle", "demand", "preemptible", "progress", "compat")
+        },
     )
     cluster = run.info.cluster.model_dump(mode="json")
     # those by model may differ by trace
     costs = [cost for cost in _stated_costs(run) if not isinstance(cost, dict)]
-    return json.dumps([info, cluster, run.info.interference, run.info.interval_s, costs], sort_keys=True)
+    return json.dumps(
+        [info, _workload(run), cluster, run.info.interference, run.info.interval_s, costs], sort_keys=True
+    )
 
 
 def _stated_costs(run: RunRecord) -> tuple[dict[str, float] | float | None, ...]:
@@ -227,8 +260,10 @@ def _parts(members: list[RunReport]) -> Iterator[list[RunReport]]:
         yield from ([each] for each in members)
 
 
-def _without_seed_and_trace(run: RunRecord) -> RunRecord:
-    return replace(run, info=run.info.model_copy(update={"seed": 0, "trace": None, "trace_hash": ""}))
+def _without_seed(run: RunRecord) -> RunRecord:
+    workload = _workload(run)
+    named = {"seed": 0, "trace": workload or None, "trace_hash": workload}
+    return replace(run, info=run.info.model_copy(update=named))
 
 
 def jct_difference(group: Group, base: Group) -> Difference | None:

@@ -10,17 +10,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from pliant.schemas.runinfo import RunInfo
 from pliant.schemas.schedule import TeamStanding
+from pliant.schemas.text import counted
 from pliant.tools.report.job_columns import BLOCK, Jobs, ascending, reached, smallest_type
 from pliant.tools.report.job_record import Outcome
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_NODES_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,13 @@ class RunRecord:
         for node in self.info.cluster.nodes:
             by_type[node.gpu_type] = by_type.get(node.gpu_type, 0) + node.gpus * (node.count or 1)
         return max(by_type.values(), default=0)
+
+    @property
+    def paused_unsaved(self) -> int:
+        """Jobs that were preempted or moved and do not state or show that they can save."""
+        jobs = self.jobs
+        unsaved = jobs.counts(lambda job: not job.can_save) > 0
+        return int(np.count_nonzero(unsaved & (jobs.preemptions + jobs.moves > 0)))
 
     def with_outcome(self, outcome: Outcome) -> Jobs:
         return self.jobs.of(np.flatnonzero(self.jobs.have_outcome(outcome)))
@@ -140,7 +150,9 @@ def _until(times_s: NDArray[np.float64], change_s: NDArray[np.float64], gpus: ND
 
 
 def labels(runs: Sequence[RunRecord]) -> list[str]:
-    """Policy and, of several traces, trace; then what else sets equal runs apart."""
+    """Policy and, of several traces, trace; then what else sets equal runs apart: cluster, parameters, seed,
+    else the name of the file or its folder.
+    """
     traces = _traces(runs)
     kinds = [(run.info.policy, *traces[run.info.trace_hash]) for run in runs]
     found = []
@@ -169,6 +181,10 @@ def _differences(run: RunRecord, alike: Sequence[RunRecord]) -> list[str]:
         parts.append(kind(run))
     if len({other.info.demand for other in alike}) > 1:
         parts.append(f"{run.info.demand} demand")
+    if len({other.info.preemptible for other in alike}) > 1:
+        parts.append(f"preemptible={run.info.preemptible}")
+    if any(other.info.cluster != run.info.cluster for other in alike):
+        parts.append(_cluster_text(run, alike))
     names = sorted({name for other in alike for name in other.info.parameters})
     for name in names:
         values = {_value(other.info.parameters.get(name)) for other in alike}
@@ -176,7 +192,29 @@ def _differences(run: RunRecord, alike: Sequence[RunRecord]) -> list[str]:
             parts.append(f"{name}={_value(run.info.parameters.get(name))}")
     if len({other.info.seed for other in alike}) > 1:
         parts.append(f"seed={run.info.seed}")
-    return parts or [f"[{PurePath(run.source).stem}]"]
+    return list(filter(None, parts)) or [_file_text(run, alike)]
+
+
+def _cluster_text(run: RunRecord, alike: Sequence[RunRecord]) -> str:
+    """What tells its cluster from those of the others: its GPUs, else its nodes; empty: neither does."""
+    clusters = {other.info.cluster.model_dump_json() for other in alike}
+    if len({other.total_gpus for other in alike}) == len(clusters):
+        slots = "GPU" if run.info.cluster.slots == "gpu" else "CPU slot"
+        return f"on {counted(run.total_gpus, slots)}"
+    words = {_nodes_text(other) for other in alike}
+    return f"on {_nodes_text(run)}" if len(words) == len(clusters) else ""
+
+
+def _nodes_text(run: RunRecord) -> str:
+    nodes = [f"{node.count or 1} × {node.gpus} {node.gpu_type}" for node in run.info.cluster.nodes]
+    return ", ".join([*nodes[:_NODES_NAMED], *(["…"] if len(nodes) > _NODES_NAMED else [])])
+
+
+def _file_text(run: RunRecord, alike: Sequence[RunRecord]) -> str:
+    """The name of its file, or of its folder where files of one name are compared."""
+    path = PurePath(run.source)
+    names = {PurePath(other.source).stem for other in alike}
+    return f"[{path.parent.name if len(names) == 1 and path.parent.name else path.stem}]"
 
 
 def _numbered(names: list[str]) -> list[str]:

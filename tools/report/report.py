@@ -49,6 +49,7 @@ _OF_REFERENCES: Final = (
     "worst_gps_delay_s",
 )
 DIFFERENT_TRACES: Final = "the runs are of different traces: their figures do not compare"
+DIFFERENT_CLUSTERS: Final = "the runs are on different clusters"
 _UNKNOWN: Final = "work or speed is unknown"
 _OF_BOUNDS: Final = (
     "bound_jct_s",
@@ -73,7 +74,7 @@ class Report:
     paired: Mapping[str, PairedJcts] = field(default_factory=dict)
     """Tests of JCTs against those of the baseline, by label."""
     base_policy: str | None = None
-    """The policy that others are compared with where it has a run for each seed or trace."""
+    """The policy that others are compared with where it has a run for each seed, trace or cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ def make_report(
 ) -> Report:
     """Compute the figures of folded runs.
 
-    :param baseline: a label; or a policy, of one run or of runs that differ in seed or trace.
+    :param baseline: a label; or a policy, of one run or of runs that differ in seed, trace or cluster.
     :param advance: called with the runs done and the runs there are.
     :raises UsageError: no run is called ``baseline``.
     """
@@ -184,17 +185,17 @@ def against(report: Report, base: RunReport) -> Report:
 
 
 def baseline_of(report: Report, each: RunReport) -> RunReport | None:
-    """The run that the figures of another are divided by. Of a swept policy it has the same trace and seed.
+    """The run that the figures of another are divided by. Of a swept policy it has the same trace, cluster
+    and seed.
 
     A policy without chance may have one run for all seeds of a trace. Returns None if there is none.
     """
     if report.base_policy is None:
         return report.baseline
-    place = each.run.info.trace_hash
     of_trace = [
         base
         for base in report.runs
-        if base.run.info.policy == report.base_policy and base.run.info.trace_hash == place
+        if base.run.info.policy == report.base_policy and _is_beside(base.run, each.run)
     ]
     same = [base for base in of_trace if base.run.info.seed == each.run.info.seed]
     found = same or of_trace
@@ -202,17 +203,22 @@ def baseline_of(report: Report, each: RunReport) -> RunReport | None:
 
 
 def warnings_of(report: Report) -> tuple[str, ...]:
-    """The warnings, but that of different traces where each run is divided by one of its own trace."""
+    """The warnings, but those of different traces and clusters where each run has a baseline on its own."""
     if report.base_policy is None or any(baseline_of(report, each) is None for each in report.runs):
         return report.warnings
-    return tuple(text for text in report.warnings if text != DIFFERENT_TRACES)
+    return tuple(text for text in report.warnings if text not in (DIFFERENT_TRACES, DIFFERENT_CLUSTERS))
 
 
 def _is_swept(runs: Sequence[RunReport], policy: str) -> bool:
-    """Whether a policy has several runs, each of another seed or trace."""
+    """Whether a policy has several runs, each of another seed, trace or cluster."""
     found = [each.run.info for each in runs if each.run.info.policy == policy]
-    places = {(info.trace_hash, info.seed) for info in found}
+    places = {(info.trace_hash, info.seed, info.cluster.model_dump_json()) for info in found}
     return 1 < len(found) == len(places) and all(each.label != policy for each in runs)
+
+
+def _is_beside(run: RunRecord, other: RunRecord) -> bool:
+    """Whether two runs are of one trace on one cluster."""
+    return run.info.trace_hash == other.info.trace_hash and run.info.cluster == other.info.cluster
 
 
 def _run_report(run: RunRecord, label: str, references: References, wanted: Wanted) -> RunReport:
@@ -368,7 +374,7 @@ def differences(runs: Sequence[RunRecord]) -> list[str]:
     if len({run.info.trace_hash for run in runs}) > 1:
         found.append(DIFFERENT_TRACES)
     if any(run.info.cluster != runs[0].info.cluster for run in runs):
-        found.append("the runs are on different clusters")
+        found.append(DIFFERENT_CLUSTERS)
     if len({run.info.simulated for run in runs}) > 1:
         found.append("some runs are simulated and some are measured")
     if len({run.info.oracle for run in runs}) > 1:

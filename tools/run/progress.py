@@ -172,7 +172,7 @@ class TrainingProgress:
         """What ``pliant profile`` asked for; None if the script is to train."""
         if self.measurement is not None:
             self._stated = self.measurement.batch
-        self._warnings = 0
+        self._warned = set[str]()
         self._head: dict[str, Any] = {}
         self._every_s = 1.0
         self._open(global_batch)
@@ -205,17 +205,14 @@ class TrainingProgress:
         """
         together = per_rank * self.world_size
         steps = own if self._stated is None else max(1, round(self._stated / together))
-        self._head["global_batch"] = steps * together
         if self.measurement is not None:
             self.measurement.local_batch, self.measurement.accum = per_rank, steps
-        if self._stated not in (None, steps * together):
+        if self.measurement is None and self._stated not in (None, steps * together):
             self._refuse_batch(per_rank, self._stated or 0)
+        self.trains(steps * together, f" with {per_rank} samples each")
         return steps
 
     def _refuse_batch(self, per_rank: int, stated: int) -> None:
-        if self.measurement is not None:
-            self._warnings += 1
-            return
         if self._main:
             sizes = [size for size in range(1, stated // per_rank + 1) if not stated % (size * per_rank)]
             on_these = f'let it have "sizes": {sizes} in its gpus, or ' if sizes else ""
@@ -225,6 +222,24 @@ class TrainingProgress:
                 file=sys.stderr,
             )
         sys.exit(2)
+
+    def trains(self, samples: int, how: str = "") -> None:
+        """A step trains so many samples over all ranks, with a warning if the job states others.
+
+        :param how: what keeps the ranks from the job's batch, for the warning.
+        """
+        self._head["global_batch"] = samples
+        if self._stated not in (None, samples):
+            self.warn(
+                f"the job's batch of {self._stated} cannot be kept on {self.world_size} workers{how}: "
+                f"{samples} are trained in a step"
+            )
+
+    def warn(self, text: str) -> None:
+        """Say on stderr what is not as it should be; each text once."""
+        if self._main and text not in self._warned:
+            self._warned.add(text)
+            print(f"pliant: {text}", file=sys.stderr)
 
     def step(
         self, step: int, *, loss: Any = None, epoch: int | None = None, samples: float | None = None
@@ -344,7 +359,7 @@ class TrainingProgress:
             **self._fields,
             **self._speed(now),
             "memory": _memory(),
-            "warnings": self._warnings,
+            "warnings": len(self._warned),
             "watches_stop": self._stop is not None,
         }
         if self._began_s is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, Final
 
-from pliant.schemas.checks import Room, check_fits, check_profiled
+from pliant.schemas.checks import Room, check_fits, check_profiled, recorded_types, why_nowhere
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, Problem
 from pliant.schemas.file_io.documents import job_fields
@@ -24,18 +24,26 @@ MOST_SAMPLES: Final = 1e18
 def job_state(job: Job, speeds: Speeds, alike: JobState | None = None) -> JobState:
     """The state of a job that has just arrived, its defaults resolved against cluster and profile.
 
-    On a cluster without nodes, work stated in GPU-seconds is unknown.
+    On a cluster without nodes, work stated in GPU-seconds is unknown. What a trace recorded was trained on
+    the GPU type that it recorded, wherever the job may run.
 
     :param alike: a job of the same form (:mod:`pliant.schemas.job_table`) whose batch never changes, and
         whose room nothing limits: the defaults are taken from it.
-    :raises BadInputError: work is stated in GPU-seconds and the requested size has no speed, or all samples
-    are none or more than :data:`MOST_SAMPLES`.
+    :raises BadInputError: it may run on no node, work is stated in GPU-seconds and the requested size has no
+    speed, or all samples are none or more than :data:`MOST_SAMPLES`.
     """
     if alike is None:
         state = JobState(job, _reference_batch(job, speeds), None)
     else:
         state = JobState(job, alike.reference_batch, None, kind=alike.kind, _alike=alike)
+    types = speeds.types_of(job)
+    if types == () and (why := why_nowhere(job, speeds.nodes)) is not None:
+        raise BadInputError(f'job "{job.id}" {why}')
+    recorded = recorded_types(job, speeds.gpu_types) if len(speeds.gpu_types) > 1 else ()
+    state.types = recorded or types
     state.total_samples = total = _total_samples(state, speeds)
+    if state.types != types:
+        state.types, state.kind = types, None
     if speeds.is_guess:
         state.is_speed_guessed = not isinstance(job.work, GpuTimeWork)
     if total is not None and not 0 < total <= MOST_SAMPLES:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Final
 
+from pliant.schemas.checks import Constraint
 from pliant.schemas.schedule import Schedule
 from pliant.schemas.text import Column, counted, fitted, in_gpus, span_text, text_table, when_text
 from pliant.tools.schedule.jobs import JobState, Phase
@@ -33,8 +35,21 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
         if job_id not in found:
             continue  # it has ended since
         kept = f"kept for {span_text(until_s - time_s)} more, as the cluster rules"
+        if until_s == inf:
+            kept = "kept until it ends, as it cannot save"
         found[job_id] = Explanation(f"{found[job_id].reason}; {kept}", found[job_id].needs_gpus)
+    for job in seen.values():
+        if not job.gpus and (where := session.capacities.constraint_of(job.spec)) is not None:
+            found[job.id] = _constrained(job, where, found[job.id])
     return found
+
+
+def _constrained(job: JobState, where: Constraint, found: Explanation) -> Explanation:
+    """Of a waiting job that may run on some GPUs only."""
+    if max((job.room_now or {}).values(), default=0) < job.min_gpus:
+        down = f"waits for nodes with GPUs {where.words}, too few of which are up"
+        return Explanation(down, job.min_gpus)
+    return Explanation(f"{found.reason}; it may run on GPUs {where.words} alone", found.needs_gpus)
 
 
 def plain_explanations(session: Session) -> dict[str, Explanation]:

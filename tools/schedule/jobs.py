@@ -105,9 +105,9 @@ class JobKind:
     """All on which the speed of a job depends: on equal GPUs, jobs of one kind are equally fast.
 
     That is its model, its reference batch and whether it states that (then more GPUs than samples are
-    infeasible), the largest part of one GPU, the GPUs of a replica, the sizes that it may have, and by GPU
-    type the most workers that nodes have CPUs, memory and bandwidth for, in all and on each. Of each kind
-    there is one object, so that a table of speeds need not look at the values.
+    infeasible), the largest part of one GPU, the GPUs of a replica, the sizes and the GPU types that it may
+    have, and by GPU type the most workers that nodes have CPUs, memory and bandwidth for, in all and on each.
+    Of each kind there is one object, so that a table of speeds need not look at the values.
     """
 
     __slots__ = ("__weakref__", "_values")
@@ -127,7 +127,8 @@ class JobKind:
             batch.per_gpu_max,
             gpus.per_replica,
             gpus.sizes,
-            None if room is None else tuple(room.items()),
+            job.types,
+            None if room is None or (job.types and job.any_node) else tuple(room.items()),
             None if by_node is None else tuple(by_node.items()),
         )
         return found
@@ -209,13 +210,20 @@ class JobState:
     """Whether it may have another number of GPUs than it requests."""
     most: int | None = None
     """The most GPUs that its user's limit allows; None: no such limit."""
+    is_pinned: bool = False
+    """Whether it keeps GPUs once it has them: it cannot save, and such jobs are not preempted here."""
+    types: tuple[str, ...] | None = None
+    """The GPU types that it may run on; None: all of them."""
     room: Mapping[str, int] | None = None
-    """By GPU type, the most of its workers that the nodes have CPUs, memory and bandwidth for, in whole
-    replicas; None: it demands none, and its replicas have one GPU each."""
+    """By GPU type, the most of its workers that the nodes on which it may run have CPUs, memory and bandwidth
+    for, in whole replicas; None: it demands none, its replicas have one GPU each, and it may run anywhere."""
+    any_node: bool = True
+    """Whether it may run on every node of its types, and leaves none of their CPUs, memory and bandwidth too
+    few for others; False where ``room`` says more than its types."""
     room_now: Mapping[str, int] | None = None
     """The same for the nodes that are up."""
     room_by_node: Mapping[str, Sequence[tuple[int, int]]] | None = None
-    """By GPU type (workers, nodes that have room for as many), most first; None as ``room``."""
+    """By GPU type (workers, nodes that have room for as many), most first; None: ``any_node``."""
     phase: Phase = Phase.WAITING
     """``WAITING``: never held a GPU; ``RUNNING``; ``PREEMPTED``: held GPUs before and holds none now."""
     gpus: int = 0
@@ -291,6 +299,15 @@ class JobState:
             self.min_gpus = _alike.min_gpus
             self.any_number = _alike.any_number
             self.is_elastic = _alike.is_elastic
+
+    def may_use(self, gpu_type: str) -> bool:
+        """Whether it may run on GPUs of that type."""
+        return self.types is None or gpu_type in self.types
+
+    @property
+    def stays(self) -> bool:
+        """Whether it holds GPUs that no decision takes from it."""
+        return self.is_pinned and self.gpus > 0
 
     @property
     def counts_gpus(self) -> bool:
@@ -490,6 +507,8 @@ class NodeState:
     """Its domain on each level of the network, the lowest first, by the index of its first node."""
     capacities: Mapping[str, float] = field(default_factory=dict)
     """For jobs that state demands, by resource; a missing resource is unlimited."""
+    gpu_memory: int | None = None
+    """Bytes of one GPU, for jobs that need as much; None: not stated."""
     made_gpus: int = field(init=False)
     """GPUs in the cluster file, in service or not."""
 
@@ -537,6 +556,7 @@ def node_states(cluster: Cluster) -> list[NodeState]:
                 for level in cluster.levels
             },
             capacities=capacities(node),
+            gpu_memory=node.gpu_memory,
         )
         for index, node in enumerate(cluster.expanded())
     ]

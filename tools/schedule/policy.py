@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import walk_tb
@@ -192,6 +192,11 @@ class Policy:
         """Which deadlines it does not look at, as a clause; None if it looks at that of the job there."""
         del job, cluster
         return None if cls.heeds_deadlines else "deadlines"
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        """Whether decisions about such jobs rest on how long the work takes that they state."""
+        del jobs
+        return self.knows in ("work", "profile")
 
     def promised_rates(self, job: JobState, speeds: Speeds) -> Sequence[tuple[int, float]]:
         """(GPUs, samples per second) of the sizes with which ``bounds`` count, ascending, for reports."""

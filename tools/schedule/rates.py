@@ -15,6 +15,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from pliant.schemas.checks import Constraint, constraint_of
 from pliant.schemas.cluster import Cluster
 from pliant.tools.profile.throughput import (
     UNKNOWN,
@@ -30,6 +31,7 @@ from pliant.tools.profile.throughput import (
 from pliant.tools.schedule.jobs import JobKind, JobState, NodeGpus, NodeState, Place, gpus_of
 
 if TYPE_CHECKING:
+    from pliant.schemas.job import Job
     from pliant.schemas.profile import Profile
     from pliant.schemas.schedule import BatchPlan
 
@@ -72,6 +74,8 @@ class Speeds:
         self.is_guess = isinstance(throughput, CurveThroughput) and throughput.is_guess
         """Whether nothing says how fast jobs are."""
         self.sharing = sharing
+        self.nodes = nodes
+        self._allowed: dict[Constraint, tuple[str, ...]] = {}
         self._node_gpus: dict[str, int] = {}
         self._types = {node.name: node.gpu_type for node in nodes}
         self._total: dict[str, int] = {}
@@ -96,13 +100,28 @@ class Speeds:
         """GPUs of the largest node by type."""
         return self._node_gpus
 
+    def types_of(self, job: Job) -> tuple[str, ...] | None:
+        """The GPU types with nodes on which a job may run. Returns None if it may run anywhere."""
+        constraint = constraint_of(job, self._total)
+        if constraint is None:
+            return None
+        if constraint not in self._allowed:
+            allowed = (node.gpu_type for node in self.nodes if node.made_gpus and constraint.allows(node))
+            self._allowed[constraint] = tuple(dict.fromkeys(allowed))
+        return self._allowed[constraint]
+
     def gpu_type_of(self, placement: NodeGpus) -> str:
         """The one GPU type of a placement; empty if it has none."""
         return self._types[placement[0][0]] if placement else ""
 
     def consolidated(self, gpus: int, gpu_type: str, per_replica: int = 1) -> Placement:
-        """The placement of ``gpus`` on as few nodes as the type allows, and no replica on several of them."""
-        most = self._node_gpus[gpu_type]
+        """The placement of ``gpus`` on as few nodes as the type allows, and no replica on several of them.
+
+        :raises ValueError: the cluster has no such type.
+        """
+        if (most := self._node_gpus.get(gpu_type)) is None:
+            known = ", ".join(f'"{kind}"' for kind in self._node_gpus)
+            raise ValueError(f'the cluster has no GPU type "{gpu_type}"; there are: {known or "none"}')
         each = most - most % per_replica or most
         whole, rest = divmod(gpus, each)
         return (each,) * whole + ((rest,) if rest else ())
@@ -152,10 +171,13 @@ class Speeds:
 
         :param levels: those that the placement crosses (:meth:`levels_of`); None: as few as possible.
         :raises BadInputError: the model is not profiled.
+        :raises ValueError: the cluster has no such GPU type.
         """
         if gpu_type is None:
             if len(self._total) != 1:
-                return self._mean(gpus, lambda kind: self.rate(job, gpus, kind, global_batch=global_batch))
+                return self._mean(
+                    job, gpus, lambda kind: self.rate(job, gpus, kind, global_batch=global_batch)
+                )
             gpu_type, placement, levels = self._first_type, None, None
         if levels is None:
             levels = self.fewest_levels(gpus, gpu_type) if self._largest else ()
@@ -185,6 +207,8 @@ class Speeds:
         """As :meth:`rate`, for each batch. All that it asks of the job is in its kind."""
         spec, per_replica = job.spec, job.per_replica
         if not (job.any_number or spec.gpus.allows(gpus)):
+            return [0.0] * len(batches)
+        if job.types is not None and gpu_type not in job.types:
             return [0.0] * len(batches)
         if job.room is not None and gpus > job.room.get(gpu_type, 0):
             return [0.0] * len(batches)  # the nodes lack CPUs, memory or bandwidth for as many workers
@@ -280,7 +304,7 @@ class Speeds:
             size = self.useful(job, gpus, kind) if self.rate(job, gpus, kind) else 0
             return self.rate(job, size, kind) if size else 0.0
 
-        return self.rate(job, gpus) if job.spec.elastic == "none" else self._mean(gpus, best)
+        return self.rate(job, gpus) if job.spec.elastic == "none" else self._mean(job, gpus, best)
 
     def useful_part(
         self, job: JobState, placement: NodeGpus, global_batch: int, *, accumulates: bool = True
@@ -367,11 +391,16 @@ class Speeds:
             self._rescales[model] = self.throughput.rescale_seconds(model)
         return self._rescales[model]
 
-    def _mean(self, gpus: int, rate_on: Callable[[str], float]) -> float:
-        """The mean over the types with that many GPUs, or over all if none has; weighted by GPUs."""
+    def _mean(self, job: JobState, gpus: int, rate_on: Callable[[str], float]) -> float:
+        """The mean over the types of the job with that many GPUs, or over all if none has; weighted by
+        GPUs.
+        """
         if len(self._total) == 1:
             return rate_on(next(iter(self._total)))
-        roomy = {kind: count for kind, count in self._total.items() if count >= gpus} or self._total
+        own = self._total
+        if job.types is not None:
+            own = {kind: count for kind, count in own.items() if kind in job.types}
+        roomy = {kind: count for kind, count in own.items() if count >= gpus} or own
         weight = weighted = 0.0
         for gpu_type, count in roomy.items():
             if rate := rate_on(gpu_type):

@@ -31,7 +31,7 @@ from pliant.schemas.quantities import read_duration, read_size
 from pliant.schemas.text import did_you_mean, shortened
 from pliant.tools.schedule.policy import Knows, Policy, blaming, in_words, parameter_names, raised_at
 
-_MODULE: Final = "policy_file:"
+IN_FILE: Final = "policy_file:"
 """What the name of its module begins with; the absolute path follows."""
 _PLACE: Final = re.compile(r"(.+\.py)(?::(\w[\w-]*))?", re.DOTALL)
 
@@ -49,9 +49,9 @@ def label_of(name: str) -> str:
 def name_of(policy: type[Policy]) -> str:
     """``/folder/policy.py:NAME`` of a policy in a file, the name of any other."""
     module = policy.__module__
-    if not module.startswith(_MODULE):
+    if not module.startswith(IN_FILE):
         return policy.name
-    return f"{module.removeprefix(_MODULE)}:{policy.name}"
+    return f"{module.removeprefix(IN_FILE)}:{policy.name}"
 
 
 def canonical(name: str) -> str:
@@ -97,7 +97,7 @@ def _is_policy_of(found: object, module: types.ModuleType) -> TypeGuard[type[Pol
 @cache
 def _module(path: str, shown: str) -> types.ModuleType:
     """Run the file once; what lies beside it can be imported, as for a script."""
-    name = f"{_MODULE}{path}"
+    name = f"{IN_FILE}{path}"
     if name in sys.modules:
         return sys.modules[name]
     spec = spec_from_file_location(name, path)

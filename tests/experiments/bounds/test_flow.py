@@ -1,27 +1,18 @@
 """No schedule is better than the dual bound, and the bound is not far below."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.parts import pollux_workloads
 from experiments.bounds.covers import BoundJob, Cover, concave_hull, covers_of
 from experiments.bounds.dual import Prices, dual
 from experiments.bounds.flow import flow_bound
 from experiments.bounds.fluid import Parts, fluid_jct_s
-from experiments.bounds.pollux import PolluxCovers
-from pliant.schemas.cluster import Cluster
-from pliant.tools.replay.engine.costs import Cost
-from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from tests.effort import examples
 
 
@@ -79,37 +70,37 @@ def bound_jobs(jobs: Sequence[tuple[int, list[list[int]], list[int]]]) -> list[B
 
 @settings(max_examples=examples(25), deadline=None)
 @given(small_systems(), st.lists(st.floats(0, 3), min_size=6, max_size=6), st.integers(4, 40))
-def test_no_schedule_is_better_than_the_bound_at_any_prices(
-    system: tuple[int, list[tuple[int, list[list[int]], list[int]]]], values: list[float], thetas: int
-) -> None:
+def test_no_schedule_is_better_than_the_bound_at_any_prices(system, values, thetas) -> None:
     gpus, jobs = system
     prices = Prices(np.linspace(0.0, 8.0, 7), np.array(values))
     result = dual(bound_jobs(jobs), gpus, prices, thetas=thetas).sum_s
     assert result <= least_sum(gpus, jobs) * (1 + 1e-9)
 
 
-def test_a_job_alone_takes_its_largest_rate() -> None:
+def test_the_bound_and_the_fluid_schedule_by_hand() -> None:
     job = BoundJob(5.0, (Cover(np.array([0.0, 1.0, 1.8, 1.5]), 9.0),))
     assert flow_bound([job], 3) == pytest.approx(9 / 1.8)
 
-
-def test_jobs_that_scale_linearly_are_bounded_by_shortest_first() -> None:
-    """On one machine the least sum of JCTs is known; the bound comes within three per cent."""
+    # On one machine the least sum of JCTs is known; the bound comes within three per cent.
     work = [1.0, 2.0, 3.0, 5.0, 8.0, 13.0, 21.0, 34.0]
     jobs = [BoundJob(0.0, (Cover(np.arange(5.0), each),)) for each in work]
     least = float(np.cumsum(work).mean()) / 4
     assert 0.97 * least <= flow_bound(jobs, 4) <= least * (1 + 1e-9)
 
-
-def test_parts_that_scale_are_not_counted_as_if_all_did() -> None:
-    """Half of the work runs on one GPU only: four times the GPUs do not make it four times as fast."""
+    # Half of the work runs on one GPU only: four times the GPUs do not make it four times as fast.
     rates = np.array([[0.0, 1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 3.0, 4.0]])
     assert flow_bound([BoundJob(0.0, covers_of(rates, [8.0, 8.0]))], 4) == pytest.approx(8 + 2)
-
-
-def test_hulls_end_at_the_largest_rate() -> None:
     sizes, heights = concave_hull(np.array([0.0, 0.0, 3.0, 2.0, 4.0, 1.0]))
     assert (sizes.tolist(), heights.tolist()) == ([0, 2, 4], [0.0, 3.0, 4.0])
+    # Shorter jobs come first and parts follow one another.
+    # On 2 GPUs the first trains 2 of its 8, the second its 4 until 3 s, then the first its other 6.
+    assert fluid_jct_s([0.0, 1.0], [one_part(8.0), one_part(4.0)], 2) == pytest.approx((6.0 + 2.0) / 2)
+
+    # A part that does not scale takes one GPU, so that both jobs train it at once.
+    work = Parts(np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 2.0]]), np.array([3.0, 4.0]))
+    assert work.after().tolist() == [[np.inf, 4.0, 2.0], [0.0, 0.0, 0.0]]
+    assert fluid_jct_s([0.0], [work], 2) == pytest.approx(3.0 + 2.0)
+    assert fluid_jct_s([0.0, 0.0], [work, work], 2) == pytest.approx(3.0 + (2.0 + 4.0) / 2)
 
 
 LINEAR = np.arange(3.0)
@@ -117,19 +108,6 @@ LINEAR = np.arange(3.0)
 
 def one_part(work: float) -> Parts:
     return Parts(LINEAR[None, :], np.array([work]))
-
-
-def test_shorter_jobs_come_first_and_take_over_when_they_arrive() -> None:
-    """On 2 GPUs the first trains 2 of its 8, the second its 4 until 3 s, then the first its other 6."""
-    assert fluid_jct_s([0.0, 1.0], [one_part(8.0), one_part(4.0)], 2) == pytest.approx((6.0 + 2.0) / 2)
-
-
-def test_parts_follow_one_another() -> None:
-    """A part that does not scale takes one GPU, so that both jobs train it at once."""
-    work = Parts(np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 2.0]]), np.array([3.0, 4.0]))
-    assert work.after().tolist() == [[np.inf, 4.0, 2.0], [0.0, 0.0, 0.0]]
-    assert fluid_jct_s([0.0], [work], 2) == pytest.approx(3.0 + 2.0)
-    assert fluid_jct_s([0.0, 0.0], [work, work], 2) == pytest.approx(3.0 + (2.0 + 4.0) / 2)
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -144,27 +122,3 @@ def test_it_is_never_below_the_bound(jobs: list[tuple[float, float]]) -> None:
         rounds=12,
     )
     assert bound_s <= fluid_jct_s(releases_s, works, 4) * (1 + 1e-9)
-
-
-POLICIES = ("shadow-price", "pollux", "srtf", "ares-goodput")
-
-
-@pytest.fixture
-def few(reference_data: Path, monkeypatch: pytest.MonkeyPatch):
-    """Some small jobs on two nodes: covers of larger ones take seconds to make."""
-    monkeypatch.setattr(pollux_workloads, "DATA", reference_data)
-    trace = pollux_workloads.inputs("w6", 8)
-    nodes = ({"name": "n{}", "gpus": 4, "count": 2, "gpu_type": "t4"},)
-    jobs = tuple(job for job in trace.jobs if job.model in {"ncf", "bert"})
-    return replace(trace, jobs=jobs, cluster=Cluster.model_validate({"nodes": nodes}))
-
-
-@pytest.mark.services
-def test_no_policy_is_better_than_the_bound(few) -> None:
-    """With a rescale cost and without."""
-    free = SimulatedCluster(start_cost=Cost(0.0), rescale_cost=Cost(0.0))
-    for simulated, start_s in ((None, 30.0), (free, 0.0)):
-        bound_s = flow_bound(PolluxCovers(few, start_s).jobs(), 8, cells=40, rounds=20)
-        for policy in POLICIES:
-            result = pollux_workloads.outcome(few, policy, None, simulated)
-            assert bound_s <= result.metrics["mean_jct_s"]

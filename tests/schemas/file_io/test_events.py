@@ -1,8 +1,4 @@
-"""The event log: appended to, forced to disk, and readable after a crash at any byte."""
-
 # ruff: noqa: E501 (one case a line reads better)
-
-from __future__ import annotations
 
 import errno
 import json
@@ -31,7 +27,6 @@ FINISH = Event(9.5, "finish", "a", 0)
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A log of two appends."""
     path = tmp_path / "events.jsonl"
     with EventWriter(path) as writer:
         writer.append([SUBMIT, START])
@@ -84,9 +79,7 @@ def test_a_broken_line_in_the_middle_is_no_crash_and_an_error(log: Path) -> None
 
 
 @pytest.mark.parametrize("call", ["write", "fsync"])
-def test_a_full_disk_appends_nothing_and_the_log_goes_on(
-    call: str, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_appends_nothing_and_the_log_goes_on(call, log: Path, monkeypatch) -> None:
     real = getattr(os, call)
     before = log.read_bytes()
     with EventWriter(log) as writer:
@@ -119,7 +112,7 @@ def test_an_append_is_one_write_and_one_force_to_disk(log: Path, monkeypatch: py
     assert calls == ["write", "fsync"]
 
 
-def test_a_file_of_another_kind_is_not_appended_to(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_and_bad_events_are_not_appended(tmp_path: Path, log: Path) -> None:
     io.write_jobs([], tmp_path / "jobs.jsonl")
     with pytest.raises(BadInputError, match="this is a 'job' file, expected an 'event' file"):
         EventWriter(tmp_path / "jobs.jsonl")
@@ -129,9 +122,7 @@ def test_a_file_of_another_kind_is_not_appended_to(tmp_path: Path) -> None:
     assert (tmp_path / "notes").read_text() == "not ended by a line end"
     with pytest.raises(UsageError, match="no such file or directory"):
         EventWriter(tmp_path / "none" / "events.jsonl")
-
-
-def test_an_event_that_no_reader_accepts_is_not_appended(log: Path) -> None:
+    # An event that no reader accepts is not appended.
     before = log.read_bytes()
     with EventWriter(log) as writer, pytest.raises(ValueError, match="breaks the schema"):
         writer.append([START, Event(-1.0, "finish", "a")])
@@ -158,13 +149,11 @@ def test_a_wrong_event_names_its_line(log: Path, line: str, expected: str) -> No
     assert str(caught.value) == f"{log}:5: {expected}"
 
 
-def test_finished_events_are_told_apart_by_content_not_by_name(tmp_path: Path, log: Path) -> None:
+def test_finished_events_and_broken_details_are_told_by_content(tmp_path: Path, log: Path) -> None:
     io.write_events(io.read_events(log), tmp_path / "e.parquet")
     (tmp_path / "e.parquet").rename(tmp_path / "events.txt")
     assert io.read_events(tmp_path / "events.txt") == (SUBMIT, START, FINISH)
-
-
-def test_a_broken_detail_in_parquet_names_its_row(tmp_path: Path, log: Path) -> None:
+    # A broken detail in Parquet names its row.
     path = tmp_path / "e.parquet"
     io.write_events(io.read_events(log), path)
     table = pq.read_table(path)
@@ -267,16 +256,14 @@ def test_a_row_group_is_read_when_its_turn_comes(tmp_path: Path, monkeypatch: py
         io.read_events(tmp_path / "two.parquet")
 
 
-def test_small_row_groups_are_read_with_their_neighbours(tmp_path: Path) -> None:
+def test_small_row_groups_and_files_of_another_version(tmp_path: Path) -> None:
     table = pq.read_table(pa.BufferReader(damaged(tmp_path / "events.parquet")))
     pq.write_table(table, tmp_path / "small.parquet", row_group_size=1)
     data = (tmp_path / "small.parquet").read_bytes()
     assert [len(result) for result in parquet.row_groups(data, "events", "event")] == [len(LOG)]
     (block,) = event_columns(data, "events")
     assert rows_of(block) == rows_of(columns_of(LOG))
-
-
-def test_files_of_another_kind_or_version_are_left_to_it(tmp_path: Path) -> None:
+    # Files of another kind or version are left to it.
     for schema in ("pliant.profile/1", "pliant.event/2", "pliant.event/1.1"):
         assert is_left_to_the_careful_reader(damaged(tmp_path / "events.parquet", schema))
     io.write_events(LOG, tmp_path / "events.jsonl")

@@ -1,7 +1,3 @@
-"""Writing happens or does not: full disks, pipes, terminals, links and devices."""
-
-from __future__ import annotations
-
 import errno
 import io as stdio
 import os
@@ -18,7 +14,7 @@ from typing import IO, Any
 import pytest
 
 from pliant.schemas import io
-from pliant.schemas.errors import BadInputError, PliantError, ServiceMissingError, UsageError
+from pliant.schemas.errors import BadInputError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import files, limits
 from pliant.schemas.file_io import files as pipes
 from pliant.schemas.file_io.files import check_folder, check_output
@@ -41,9 +37,7 @@ def fail_with(number: int) -> Any:
 
 
 @pytest.mark.parametrize("call", ["write", "fsync"])
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(call, tmp_path, monkeypatch) -> None:
     path = tmp_path / "cluster.json"
     io.write_cluster(cluster(4), path)
     before = path.read_bytes()
@@ -114,15 +108,13 @@ def test_the_file_then_its_folder_are_forced_to_disk(tmp_path: Path, monkeypatch
     assert forced == ["file", "folder"]
 
 
-def test_a_place_that_cannot_be_written_is_a_mistake_of_usage(tmp_path: Path) -> None:
+def test_modes_are_kept_and_unwritable_places_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or directory"):
         files.atomic_write(tmp_path / "none" / "out", b"data")
     with pytest.raises(UsageError, match="is a directory"):
         files.atomic_write(tmp_path, b"data")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_modes_are_kept_and_new_files_obey_the_umask(tmp_path: Path) -> None:
+    # Modes are kept and new files obey the umask.
     old, new = tmp_path / "old", tmp_path / "new"
     old.touch(0o640)
     old.chmod(0o640)
@@ -133,14 +125,12 @@ def test_modes_are_kept_and_new_files_obey_the_umask(tmp_path: Path) -> None:
     assert new.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_a_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:
+def test_a_link_stays_and_a_pipe_is_written_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("target")
     files.atomic_write(tmp_path / "link", b"data")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_bytes() == b"data"
-
-
-def test_a_named_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
+    # A named pipe is written and not replaced.
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -227,9 +217,7 @@ def test_what_is_wrong_with_a_place_is_one_line(tmp_path: Path) -> None:
     ("number", "error"),
     [(errno.EACCES, UsageError), (errno.EROFS, ServiceMissingError), (errno.ENOSPC, ServiceMissingError)],
 )
-def test_a_folder_that_takes_no_file(
-    number: int, error: type[PliantError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_takes_no_file(number, error, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "write_all", fail_with(number))
     for check, name in ((check_output, "out"), (check_folder, "folder")):
         with pytest.raises(error, match=f"{name}: cannot be written: {os.strerror(number).lower()}"):
@@ -237,12 +225,9 @@ def test_a_folder_that_takes_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_device_that_may_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_and_a_closed_stdout_are_refused_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_arguments: False)
     assert refused("/dev/null") == "/dev/null: cannot be written: permission denied"
-
-
-def test_a_closed_stdout_is_found_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert refused("-").startswith("stdout is closed")
 
@@ -304,7 +289,7 @@ def test_a_pipe_without_a_writer_is_refused(tmp_path: Path, monkeypatch: pytest.
         assert refusal(read, str(tmp_path / "jobs")) == expected
 
 
-def test_a_pipe_with_a_late_slow_writer_is_read_to_its_end(tmp_path: Path) -> None:
+def test_pipes_are_read_to_the_end_of_their_writers(tmp_path: Path) -> None:
     path, source = tmp_path / "pipe", tmp_path / "jobs.jsonl"
     os.mkfifo(path)
     io.write_jobs([job("a"), job("b")], source)
@@ -318,9 +303,7 @@ def test_a_pipe_with_a_late_slow_writer_is_read_to_its_end(tmp_path: Path) -> No
     writer.start()
     assert [each.id for each in io.read_jobs(path)] == ["a", "b"]
     writer.join()
-
-
-def test_a_process_substitution_is_read_after_its_writer_ended(tmp_path: Path) -> None:
+    # A process substitution is read after its writer ended.
     io.write_cluster(cluster(4), tmp_path / "c.json")
     ours, theirs = os.pipe()
     os.write(theirs, (tmp_path / "c.json").read_bytes())

@@ -1,7 +1,5 @@
 """Small files that would be large in memory are refused by what they would become, before they become it."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 
@@ -96,9 +94,7 @@ def test_the_environment_raises_the_limits(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("stated", ["many", "0", "-1", "nan", "inf", ""])
-def test_a_factor_that_is_no_number_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stated: str
-) -> None:
+def test_a_factor_that_is_no_number_is_refused(tmp_path, monkeypatch, stated) -> None:
     monkeypatch.setenv("PLIANT_INPUT_LIMITS", stated)
     with pytest.raises(UsageError, match=r"PLIANT_INPUT_LIMITS is .*, expected a number above 0"):
         io.read_profile(profile(tmp_path / "p.parquet", 1))
@@ -120,9 +116,7 @@ def test_a_report_refuses_an_event_file_that_expands_too_far(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("one_megabyte")
 @pytest.mark.parametrize("factor", ["1", "100"])
-def test_what_is_written_can_be_read_however_alike_its_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: str
-) -> None:
+def test_what_is_written_can_be_read_however_alike_its_rows(tmp_path, monkeypatch, factor) -> None:
     monkeypatch.setenv("PLIANT_INPUT_LIMITS", factor)
     io.write_events(ALIKE, tmp_path / "e.parquet")
     monkeypatch.delenv("PLIANT_INPUT_LIMITS")

@@ -1,8 +1,4 @@
-"""Table-shaped kinds: their declaration, their Parquet files, and what is wrong with bad ones."""
-
 # ruff: noqa: E501 (one case a line reads better)
-
-from __future__ import annotations
 
 import hashlib
 import json
@@ -114,9 +110,7 @@ def test_a_changed_byte_in_a_page_is_found_by_its_checksum(tmp_path: Path) -> No
     assert line.startswith("the Parquet file is damaged: ")
 
 
-def test_columns_of_other_minor_versions_are_filled_or_not_read(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_columns_of_other_minor_versions_are_filled_or_not_read(tmp_path, caplog) -> None:
     older = write(tmp_path / "older", whole().drop_columns(["node_order"]))
     assert io.read_profile(older).rows == (ROW,)
     assert caplog.text == ""
@@ -125,7 +119,7 @@ def test_columns_of_other_minor_versions_are_filled_or_not_read(
     assert "fields left out: /colour" in caplog.text
 
 
-def test_the_order_of_the_nodes_is_kept_and_fits_the_placement(tmp_path: Path) -> None:
+def test_rows_nodes_and_types_of_a_file_are_checked_as_they_come(tmp_path: Path) -> None:
     path = tmp_path / "profile.parquet"
     linked = replace(ROW, node_order="2,4")
     io.write_profile(Profile((linked,)), path)
@@ -133,9 +127,7 @@ def test_the_order_of_the_nodes_is_kept_and_fits_the_placement(tmp_path: Path) -
     assert problems_of_columns(node_order=["4,3"]) == [
         'profile: row 1: /node_order: "4,3" does not fit, expected the nodes of placement "4,2" in any order, or null'
     ]
-
-
-def test_narrower_types_that_hold_the_same_values_are_read(tmp_path: Path) -> None:
+    # Narrower types that hold the same values are read.
     table = whole()
     for name, kind in (("gpus", pa.int8()), ("model", pa.large_string()), ("step_seconds", pa.float32())):
         at = table.column_names.index(name)
@@ -143,9 +135,7 @@ def test_narrower_types_that_hold_the_same_values_are_read(tmp_path: Path) -> No
     encoded = table.column("kind").dictionary_encode()
     table = table.set_column(0, "kind", encoded)
     assert io.read_profile(write(tmp_path / "p", table)).rows == (ROW,)
-
-
-def test_rows_in_a_file_are_checked_and_counted_from_one(tmp_path: Path) -> None:
+    # Rows in a file are checked and counted from one.
     two = pa.concat_tables([whole(), whole()])
     at = PROFILE.names.index("step_seconds")
     table = two.set_column(at, "step_seconds", [[0.5, float("nan")]])
@@ -177,16 +167,14 @@ def test_a_wrong_value_names_its_row(changes: dict[str, list[Any]], expected: st
     assert problems_of_columns(**changes) == [f"profile: row 1: {expected}"]
 
 
-def test_a_row_that_did_not_fit_holds_no_measurement() -> None:
+def test_rows_without_a_measurement_and_uneven_columns() -> None:
     failed = replace(ROW, feasible=False, step_seconds=None, samples_per_second=None)
     assert io.profile_from_columns(io.profile_to_columns([failed])) == (failed,)
     assert problems_of_columns(feasible=[False]) == [
         "profile: row 1: /step_seconds: is 0.5 in a row that is not feasible, expected null",
         "profile: row 1: /samples_per_second: is 96.0 in a row that is not feasible, expected null",
     ]
-
-
-def test_columns_of_different_lengths_are_refused() -> None:
+    # Columns of different lengths are refused.
     assert problems_of_columns(gpus=[]) == ["profile: /gpus: has 0 rows, expected 1 as in the others"]
 
 

@@ -1,7 +1,3 @@
-"""The base of all records, whose validators are built when they are first used."""
-
-from __future__ import annotations
-
 import sys
 import threading
 from types import ModuleType
@@ -14,8 +10,8 @@ THREADS = 6
 LOADER = "pydantic.plugin._loader"
 
 
-def test_threads_that_build_validators_look_for_no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """... and leave other models of pydantic what looks for theirs."""
+def test_records_are_validated_without_looking_for_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    # ... and leave other models of pydantic what looks for theirs.
     loader = ModuleType(LOADER)  # cannot find any
     monkeypatch.setitem(sys.modules, LOADER, loader)
     before_s = sys.getswitchinterval()
@@ -26,9 +22,7 @@ def test_threads_that_build_validators_look_for_no_plugins(monkeypatch: pytest.M
         sys.setswitchinterval(before_s)
     assert result == [[1] * THREADS] * 20
     assert sys.modules[LOADER] is loader
-
-
-def test_what_looks_for_plugins_is_not_imported_for_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What looks for plugins is not imported for records.
     monkeypatch.delitem(sys.modules, LOADER, raising=False)
     assert built_at_once(len(LOADER)) == [1] * THREADS
     assert LOADER not in sys.modules

@@ -1,7 +1,5 @@
 """Histories of jobs whose length is a random variable, for tests of the progress predictor."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pliant.tools.profile.predictor import EndedJob, Epoch
@@ -20,11 +18,9 @@ def history(jobs: int, seed: int = 7, *, noise: float = 0.4) -> list[EndedJob]:
 
 
 def epoch_of(size: float, initial: float, number: int, epochs: int) -> Epoch:
-    """A job at the end of one of its epochs."""
     part = number / epochs
     return Epoch(size, initial, size * number, initial * (1 - 0.8 * part), 0.9 * part**0.5)
 
 
 def progress_of(job: EndedJob) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """How far the job was at each of its epochs."""
     return np.array([epoch.samples_done for epoch in job.epochs]) / job.total_samples

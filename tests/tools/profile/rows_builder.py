@@ -1,7 +1,5 @@
 """Profile rows that name only what a test is about."""
 
-from __future__ import annotations
-
 from pliant.schemas.profile import Profile, ProfileRow
 from pliant.tools.profile.throughput_model import ThroughputBySize
 
@@ -34,12 +32,10 @@ def step(
 
 
 def reduce(gpus: int | str, weights: int, seconds: float, gpu_type: str = "gpu") -> ProfileRow:
-    """An all-reduce row."""
     shares = [int(part) for part in str(gpus).split(",")]
     place = gpu_type, len(shares), sum(shares), str(gpus)
     return ProfileRow("allreduce", "", *place, 0, step_seconds=seconds, parameters=weights)
 
 
 def throughput(*rows: ProfileRow, **speeds: float) -> ThroughputBySize:
-    """The model made from the rows."""
     return ThroughputBySize(Profile(rows), speeds)

@@ -1,7 +1,3 @@
-"""``pliant profile``: options, refusals, appended and imported rows."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,7 +101,7 @@ def test_of_like_rows_the_newest_undisturbed_one_is_kept(files, order):
     assert seconds("both.parquet") == {(1, 4): 0.1, (1, 8): 0.3, (1, 16): 0.4, (2, 4): 0.15, (2, 8): 0.2}
 
 
-def test_the_differences_of_two_profiles_are_rows_and_steps(files: Path) -> None:
+def test_profiles_are_compared_and_rows_taken_out(files: Path) -> None:
     done = call("profile", "diff", "old.parquet", "new.parquet")
     assert [line.split()[2:] for line in done.stdout.splitlines()[1:]] == [
         ["1", "4", "100", "900", "+800%"],
@@ -114,9 +110,7 @@ def test_the_differences_of_two_profiles_are_rows_and_steps(files: Path) -> None
         ["2", "8", "-", "200", "new"],
     ]
     assert call("profile", "diff", "old.parquet", "old.parquet").stdout == ""
-
-
-def test_rows_that_match_all_options_are_taken_out(files: Path) -> None:
+    # Rows that match all options are taken out.
     call("profile", "prune", "new.parquet", "--disturbed", "-o", "kept.parquet")
     assert set(seconds("kept.parquet")) == {(1, 8), (2, 4), (2, 8)}
     none = call("profile", "prune", "new.parquet", "--disturbed", "--before", "2020-01-01", "-o", "4.parquet")
@@ -140,7 +134,7 @@ def csv(folder: Path, *lines: str, header: str = HEADER) -> Path:
     return path
 
 
-def test_a_csv_row_with_the_columns_that_matter(tmp_path: Path) -> None:
+def test_rows_of_other_programs_need_only_some_columns(tmp_path: Path) -> None:
     path = csv(tmp_path, 'train,net,v100,2,6,"4,2",32,1,0.25,100,true,measured')
     (row,) = import_rows(path)
     assert (row.model, row.gpus, row.placement, row.step_seconds) == ("net", 6, "4,2", 0.25)
@@ -149,9 +143,7 @@ def test_a_csv_row_with_the_columns_that_matter(tmp_path: Path) -> None:
     lines = ("train,net,v100,1,1,1,64,1,,0,false,imported", "train,net,v100,1,1,1,8,1,1.5,0,true,modelled")
     modelled, misfit = import_rows(csv(tmp_path, *lines))
     assert (misfit.feasible, misfit.step_seconds, modelled.source) == (False, None, "modelled")
-
-
-def test_a_parquet_file_needs_only_the_columns(tmp_path: Path) -> None:
+    # A Parquet file needs only the columns.
     path = tmp_path / "rows.parquet"
     write_profile(Profile((step(1, 8, 0.1), reduce(2, 100, 0.1))), path)
     found = [(row.kind, row.source) for row in import_rows(path)]

@@ -1,7 +1,3 @@
-"""How long a job takes, against numbers computed by hand."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -37,7 +33,7 @@ def predicted(gpus: int, batch: int, question: PredictionQuery = QUESTION) -> St
     return found
 
 
-def test_compute_and_all_reduce_add_up_between_two_sizes_too() -> None:
+def test_steps_add_up_and_scaling_counts_from_the_largest_batch() -> None:
     found = predicted(2, 24)
     assert found.step_seconds == pytest.approx(0.140 + 0.030)
     assert found.samples_per_second == pytest.approx(24 / 0.170)
@@ -45,9 +41,7 @@ def test_compute_and_all_reduce_add_up_between_two_sizes_too() -> None:
     assert found.source == "modelled"
     assert predicted(3, 24).step_seconds == pytest.approx(0.100 + 0.045)
     assert predicted(2, 24, PredictionQuery("a", "net", "gpu", samples=None)).finish_seconds is None
-
-
-def test_the_largest_batch_of_one_gpu_is_the_base_of_scaling() -> None:
+    # The largest batch of one GPU is the base of scaling.
     base = base_of(throughput(*ROWS), QUESTION)
     assert base is not None
     assert (base.local_batch, base.step_seconds, base.source) == (16, 0.180, "measured")
@@ -80,7 +74,6 @@ def test_what_is_infeasible_or_unknown_says_why_and_has_no_time(gpus, batch, inf
 
 
 def files(folder: Path) -> tuple[str, str, str]:
-    """Jobs, profile, cluster of two nodes of two GPUs."""
     jobs, rows, nodes = (str(folder / name) for name in ("jobs.jsonl", "profile.parquet", "cluster.json"))
     batch = {"size": 32, "min": 16, "max": 64}
     write_jobs([job("a", model="net", batch=batch, elastic="size+batch", work={"samples": 10_000})], jobs)

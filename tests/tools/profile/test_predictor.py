@@ -1,7 +1,3 @@
-"""How far jobs are that state no work, learned from jobs that ended: of runs, of replays, and made up."""
-
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -41,32 +37,26 @@ def learned(jobs: int, **how: float) -> ProgressPredictor:
     return found
 
 
-def test_with_too_few_jobs_progress_is_uniform() -> None:
+def test_progress_follows_epochs_to_go_of_long_and_unseen_jobs() -> None:
     found = learned(FEWEST_JOBS - 1)
     assert found.fit is None
     alpha, beta = found.beta([Epoch(1000, NAN, 0, NAN, NAN), Epoch(1000, 2.0, 9000, 1.0, 0.5)])
     assert alpha.tolist() == beta.tolist() == [1, 1]
     found.learn(history(1, seed=1))
     assert found.fit is not None
-
-
-def test_the_fit_finds_the_line_that_the_epochs_to_go_follow() -> None:
+    # The fit finds the line that the epochs to go follow.
     rng = np.random.default_rng(3)
     rows = features(Epoch(size, 5.0, 20 * size, 2.0, 0.5) for size in rng.uniform(1000, 2000, 4000))
     alpha = np.full(len(rows), 20.0)
     beta = 5 + rows[:, 0] / 100
     found = fitted(rows, alpha, rng.beta(alpha, beta))
     assert epochs_to_go(found, rows) == pytest.approx(beta, rel=0.05)
-
-
-def test_both_parameters_are_at_least_one_however_narrow() -> None:
+    # Both parameters are at least one however narrow.
     far = [Epoch(40_000, 7.0, 4e9, 1e-3, 0.99), Epoch(1e9, 1e9, 1, 1e12, -50.0), Epoch(NAN, NAN, 0, NAN, NAN)]
     for values in learned(20).beta(far):
         assert np.all(np.isfinite(values))
         assert np.all(values >= 1)
-
-
-def test_longer_jobs_are_less_far_and_unseen_jobs_are_covered() -> None:
+    # Longer jobs are less far and unseen jobs are covered.
     alpha, beta = learned(40, noise=0.1).beta(
         [Epoch(10_000, 1.0, 50_000, 0.8, 0.3), Epoch(40_000, 7.0, 200_000, 6.0, 0.3)]
     )
@@ -80,15 +70,13 @@ def test_longer_jobs_are_less_far_and_unseen_jobs_are_covered() -> None:
     assert 0.85 <= np.mean(hits) <= 0.95
 
 
-def test_the_distribution_is_narrowed_as_far_as_unseen_jobs_bear() -> None:
+def test_what_is_learned_is_narrowed_by_unseen_jobs_and_goes_on() -> None:
     rng = np.random.default_rng(1)
     alpha, beta = rng.uniform(2, 40, 4000), rng.uniform(2, 40, 4000)
     assert trust_of(alpha, beta, rng.beta(*narrowed(alpha, beta, 0.25))) == pytest.approx(0.25, abs=0.03)
     assert trust_of(alpha, beta, rng.beta(5 * alpha, 5 * beta)) == 1
     assert narrowed(alpha, beta, 0.0)[0].tolist() == [1] * 4000
-
-
-def test_it_goes_on_from_its_document_as_if_it_had_never_stopped() -> None:
+    # It goes on from its document as if it had never stopped.
     jobs = history(12)
     through, first = ProgressPredictor(seed=5), ProgressPredictor(seed=5)
     through.learn(jobs[:8])
@@ -138,23 +126,14 @@ def test_what_training_that_diverged_reports_counts_as_not_known(odd: dict[str, 
     assert np.isfinite([alpha, beta]).all()
 
 
-def test_features_that_are_not_known_count_as_their_mean() -> None:
+def test_features_that_are_not_known_and_jobs_known_by_loss() -> None:
     found = learned(30)
     assert found.fit is not None
     size, initial, done, gain, metric = found.fit.mean
     typical = Epoch(size, initial, done, initial * (1 - gain), metric)
     known, unknown = found.beta([typical, Epoch(NAN, NAN, done, NAN, NAN)])[1]
     assert unknown == pytest.approx(known)
-
-
-END = Event(2.0, "finish", "a", samples_done=150.0)
-
-
-def epoch(job_id: str, number: int, samples: float, loss: float | None = None) -> Event:
-    return Event(1.0, "epoch", job_id, samples_done=samples, loss=loss, detail={"epoch": number - 1})
-
-
-def test_a_job_is_known_by_its_epochs_and_the_first_loss() -> None:
+    # A job is known by its epochs and the first loss.
     first = Event(0.5, "progress", "a", samples_done=10.0, loss=7.0)
     (found,) = ended_jobs([*submitted(job("a")), first, epoch("a", 1, 50, 4.0), epoch("a", 2, 100, 3.0), END])
     assert found.total_samples == 150
@@ -177,16 +156,21 @@ def test_a_job_is_known_by_its_epochs_and_the_first_loss() -> None:
     assert ended_jobs([*events, Event(3.0, "node_down", detail={"node": "n"}), epoch("c", 1, 50)]) == []
 
 
+END = Event(2.0, "finish", "a", samples_done=150.0)
+
+
+def epoch(job_id: str, number: int, samples: float, loss: float | None = None) -> Event:
+    return Event(1.0, "epoch", job_id, samples_done=samples, loss=loss, detail={"epoch": number - 1})
+
+
 @pytest.mark.parametrize("number", ["x", None, -1, [1], 1.5, True, 10**400, {}])
 def test_an_epoch_without_a_number_counts_as_the_next(number: object) -> None:
-    """The detail is what a script wrote."""
     odd = Event(1.0, "epoch", "a", samples_done=100.0, loss=3.0, detail={"epoch": number})
     (found,) = ended_jobs([*submitted(job("a")), epoch("a", 1, 50, 4.0), odd, END])
     assert [each[:3] for each in found.epochs][1:] == [(50, 4, 100)]
 
 
 def written(path: Path, jobs: int, seed: int) -> str:
-    """An event file of jobs of a made-up history."""
     events = []
     for number, made in enumerate(history(jobs, seed)):
         name = f"j{number}"

@@ -1,7 +1,3 @@
-"""Interpolation between scattered points."""
-
-from __future__ import annotations
-
 import binascii
 import zlib
 
@@ -17,7 +13,7 @@ GRID = [(x, y, z) for x in (1, 2, 4) for y in (1, 2, 3, 8) for z in (8, 11, 16, 
 VALUES = [(x * y + z**0.5, float((7 * x + 3 * y * y + 11 * z) % 13)) for x, y, z in GRID]
 
 
-def test_it_answers_at_and_between_points_as_scipy_does():
+def test_points_are_interpolated_as_scipy_does_and_kept() -> None:
     found = Simplices(GRID, VALUES)
     for point, value in zip(GRID, VALUES, strict=True):
         assert found.at(point) == pytest.approx(value)
@@ -26,9 +22,7 @@ def test_it_answers_at_and_between_points_as_scipy_does():
     rng = np.random.default_rng(1)
     for point in rng.integers([1, 1, 8], [5, 9, 33], (300, 3)).tolist():
         assert found.at(tuple(point)) == pytest.approx(reference([point])[0].tolist(), rel=1e-12), point
-
-
-def test_outside_nothing_is_claimed_nor_in_a_plane() -> None:
+    # Outside nothing is claimed nor in a plane.
     found = Simplices(GRID, VALUES)
     assert found.at((5, 1, 8)) is None
     assert found.at((1, 1, 7)) is None
@@ -38,9 +32,7 @@ def test_outside_nothing_is_claimed_nor_in_a_plane() -> None:
     flat = Simplices([(1, y, z) for y in range(3) for z in range(3)], [[1.0]] * 9)
     assert flat.at((1, 1, 1)) is None
     assert flat.text() == ""
-
-
-def test_a_kept_triangulation_answers_alike_for_its_points_alone():
+    # A kept triangulation answers alike for its points alone.
     kept = Simplices(GRID, VALUES).text()
     again = Simplices(GRID, VALUES, kept)
     points = [(2, y, 13) for y in range(1, 9)]

@@ -1,7 +1,3 @@
-"""What a profile says: of two jobs on the same GPUs, of costs; and merging profiles."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -52,15 +48,13 @@ def test_what_each_of_two_keeps(known, pair, gpu_type, place, kept):
     assert PairTable(known).measured(*pair, gpu_type, place) == kept
 
 
-def test_memory_is_that_of_the_next_batch_measured() -> None:
+def test_rows_of_batches_and_of_pairs() -> None:
     small, large = replace(step(1, 8, 0.1), peak_memory=100), replace(step(2, 16, 0.2), peak_memory=170)
     table = PairTable([small, large])
     assert table.memory(Load("net", 5), "gpu") == 100
     assert table.memory(Load("net", 9), "gpu") == 170
     assert table.memory(Load("net", 17), "gpu") is None
-
-
-def test_only_rows_of_pairs_have_their_columns_and_name_another_job() -> None:
+    # Only rows of pairs have their columns and name another job.
     assert list(profile_from_columns(profile_to_columns(rows()))) == rows()
     assert "beside_model" not in profile_to_columns(rows()[:2])
     for wrong in replace(rows()[2], beside_batch=None), replace(rows()[0], beside_model="b", beside_batch=4):
@@ -68,7 +62,7 @@ def test_only_rows_of_pairs_have_their_columns_and_name_another_job() -> None:
             profile_from_columns(profile_to_columns([*rows(), wrong]))
 
 
-def test_a_new_measurement_replaces_the_old_one_of_the_same_key() -> None:
+def test_new_measurements_replace_old_ones_and_costs_have_models() -> None:
     old = (step(1, 8, None), step(1, 16, 0.2), reduce(2, 10, 0.1), reduce(2, 20, 0.2))
     new = (step(1, 8, 0.1), step(1, 16, 0.25), reduce(2, 20, 0.3))
     assert merged(old, new) == (reduce(2, 10, 0.1), reduce(2, 20, 0.3), step(1, 8, 0.1), step(1, 16, 0.25))
@@ -76,6 +70,14 @@ def test_a_new_measurement_replaces_the_old_one_of_the_same_key() -> None:
     rows = (step(2, 8, 0.1), step(1, 8, 0.1), step(10, 8, 0.1))
     assert merged((), rows) == merged((), rows[::-1])
     assert [row.gpus for row in merged((), rows)] == [1, 2, 10]
+    # Rescale costs are in place or relaunches by model.
+    assert rescales(ROWS) == {"net": [0.25, 0.75], "alone": [3.0]}
+    # Throughput models tell the mean of a model or else of all.
+    for kind in (ThroughputBySize, ThroughputByPlacement):
+        model = kind(Profile(ROWS))
+        found = [model.rescale_seconds(name) for name in ("net", "alone", "bare", "other")]
+        assert found == [0.5, 3.0, 4.0 / 3, 4.0 / 3]
+        assert kind(Profile(ROWS[4:])).rescale_seconds("bare") is None
 
 
 ROWS = (
@@ -85,16 +87,6 @@ ROWS = (
     replace(step(1, 8, 0.1, model="alone"), relaunch_seconds=3.0),
     step(1, 8, 0.1, model="bare"),
 )
-
-
-def test_rescale_costs_are_in_place_or_relaunches_by_model() -> None:
-    assert rescales(ROWS) == {"net": [0.25, 0.75], "alone": [3.0]}
-    # Throughput models tell the mean of a model or else of all.
-    for kind in (ThroughputBySize, ThroughputByPlacement):
-        model = kind(Profile(ROWS))
-        found = [model.rescale_seconds(name) for name in ("net", "alone", "bare", "other")]
-        assert found == [0.5, 3.0, 4.0 / 3, 4.0 / 3]
-        assert kind(Profile(ROWS[4:])).rescale_seconds("bare") is None
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,3 @@
-"""The throughput model by size and by placement: worked by hand, and what must hold for any profile."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -99,7 +95,7 @@ def test_rows_of_one_measurement_and_placement_count_first() -> None:
     assert found == ["measured", "modelled", "modelled", "modelled"]
 
 
-def test_limits_of_a_local_batch_are_the_profiles_and_the_jobs() -> None:
+def test_limits_of_batches_and_types_that_were_not_measured() -> None:
     assert throughput(*ONE_GPU).max_local_batch("net", "gpu") == 32
     assert throughput(*ONE_GPU, step(1, 24, None)).max_local_batch("net", "gpu") == 16
     misfit = throughput(step(1, 8, None))
@@ -112,18 +108,14 @@ def test_limits_of_a_local_batch_are_the_profiles_and_the_jobs() -> None:
     accumulated = throughput(*ONE_GPU, step(2, 16, 0.34, accum=2))
     assert seconds(accumulated, 2, 64, per_gpu_max=16) == 0.34
     assert seconds(accumulated, 2, 96, per_gpu_max=16) == pytest.approx(0.14 + 0.14 + 0.2)
-
-
-def test_an_unmeasured_type_follows_type_with_most_rows_by_speed() -> None:
+    # Unmeasured types and models.
     model = throughput(*ONE_GPU, gpu=1.0, fast=2.0)
     assert model.step_seconds("net", "fast", (1,), 16, None) == pytest.approx(0.07)
     assert model.step_seconds("net", "other", (1,), 16, None) == pytest.approx(0.14)
     # An unmeasured type follows the type with most rows.
     model = throughput(*ONE_GPU, step(1, 8, 0.5, gpu_type="slow"), gpu=2.0, new=1.0)
     assert model.step_seconds("net", "new", (1,), 8, None) == pytest.approx(0.2)
-
-
-def test_what_a_profile_does_not_hold_is_bad_input() -> None:
+    # What a profile does not hold is bad input.
     with pytest.raises(
         BadInputError, match=r"'vgg' is not in the profile \(it has: net\); measure it with `pliant profile`"
     ):
@@ -222,15 +214,13 @@ def test_other_placements_lie_between_measured_ones(counted: bool):
     assert held.times("m", "t4", (4, 4, 4, 4), 20) is None, "beyond what was measured nothing is known"
 
 
-def test_placements_with_as_many_nodes_and_gpus_count_as_mean():
+def test_placements_accumulation_and_types_not_measured() -> None:
     rows = [row("1,3", 8, 1.0, 0.1), row("2,2", 8, 3.0, 0.3), *grid(counted=False)]
     held = by_placement(*rows, row("1,3", 32, 5.0, 0.1))
     reference = by_placement(*grid(counted=False), row("2,2", 8, 2.0, 0.2), row("2,2", 32, 5.0, 0.1))
     assert held.times("m", "t4", (1, 2), 20) == pytest.approx(reference.times("m", "t4", (1, 2), 20))
     assert held.times("m", "t4", (3, 1), 8) == (1.0, 0.1), "a measured one keeps its own"
-
-
-def test_accumulation_repeats_the_step_without_its_sync():
+    # Accumulation repeats the step without its sync.
     assert StepTimes(1.0, 0.4).accumulated(1) == 1.0
     assert StepTimes(1.0, 0.4).accumulated(3) == pytest.approx(2.2)
     held = by_placement(row("2", 8, 1.0, 0.4), row("2", 16, 1.8, 0.4))
@@ -238,9 +228,7 @@ def test_accumulation_repeats_the_step_without_its_sync():
     assert held.step_seconds("m", "t4", (2,), 64, 8) == pytest.approx(1.0 + 3 * 0.6)
     assert held.step_seconds("m", "t4", (2,), 1, None) is None, "a worker without a sample"
     assert held.step_seconds("m", "t4", (2,), 2, None) == 1.0
-
-
-def test_a_type_that_was_not_measured_has_its_stated_speed():
+    # A type that was not measured has its stated speed.
     held = by_placement(row("1", 8, 1.0, 0.2), speeds={"t4": 1.0, "v100": 2.0})
     assert held.times("m", "v100", (1,), 8) == (0.5, 0.1)
     with pytest.raises(BadInputError, match="'x' is not in the profile"):

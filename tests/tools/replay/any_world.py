@@ -1,7 +1,5 @@
 """Worlds drawn at random: a trace, a cluster, speeds, a progress model, costs, failures, neighbours."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,8 +89,6 @@ class Scattered(CurveThroughput):
 
 @dataclass(frozen=True)
 class World:
-    """One draw."""
-
     trace: tuple[Job, ...]
     where: str
     progress: Progress

@@ -3,8 +3,6 @@
 It knows the cluster, how fast a model is and how progress follows from speed, and nothing of the engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -25,8 +23,6 @@ CHANGES = ("start", "resume", "grow", "shrink", "move", "preempt", "requeue", *E
 
 @dataclass
 class Stay:
-    """One allocation of one job."""
-
     event: Event
     paid_s: float
     rate: float
@@ -37,8 +33,6 @@ class Stay:
 
 @dataclass
 class JobAccount:
-    """What one job did."""
-
     spec: Job
     total: float
     done: float = 0.0
@@ -177,7 +171,6 @@ class Ledger:
 
 
 def _follows(events: Sequence[Event]) -> dict[int, Event]:
-    """For each row the next change of the same job."""
     found, later = {}, dict[str | None, Event]()
     for row in range(len(events) - 1, -1, -1):
         event = events[row]
@@ -189,7 +182,6 @@ def _follows(events: Sequence[Event]) -> dict[int, Event]:
 
 
 def _check_name(event: Event, had: int, runs: int) -> None:
-    """An event is called what it is."""
     gpus = event.gpus or 0
     fits = {
         "start": not had and gpus and not runs,

@@ -5,8 +5,6 @@ round, so that where it agrees with a replay under ``--compat pollux`` neither o
 Tiresias and Optimus are in it; both take the placement rule of the simulator.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,8 +32,6 @@ def table(path: Path) -> list[dict[str, float]]:
 
 
 class Application:
-    """What was measured of one application."""
-
     def __init__(self, folder: Path) -> None:
         self.name = folder.name
         runs = {int(path.stem.split("-")[1]): table(path) for path in folder.glob("validation-*.csv")}
@@ -63,7 +59,6 @@ class Application:
         return min(self.locals[-1], MOST_LOCAL.get(self.name, math.inf))
 
     def times(self, ring: Sequence[int], local: int) -> tuple[float, float]:
-        """Step and sync seconds."""
         known = self.rings.get(rotated("".join(map(str, ring))))
         if known is None:
             step_s, sync_s = self.between(np.array([[min(len(ring), 16), sum(ring), local]]))[0]
@@ -131,7 +126,6 @@ class Job:
         return [count for _, count in runs]
 
     def advance(self, now_s: float) -> None:
-        """One round that begins now."""
         if not self.nodes:
             return
         self.executed_s += ROUND_S
@@ -232,7 +226,6 @@ class Optimus:
 def simulated(
     apps: Mapping[str, Application], workload: Path, capacity: Nodes, policy: Policy
 ) -> dict[str, float]:
-    """When each job ends."""
     with workload.open() as file:
         jobs = [
             Job(

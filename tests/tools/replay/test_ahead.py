@@ -1,7 +1,3 @@
-"""Replaying on from a live session, and how wrong such looks ahead were."""
-
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -48,7 +44,7 @@ def waiting() -> Session:
     return held
 
 
-def test_looks_ahead_use_measured_speeds_and_costs() -> None:
+def test_looks_ahead_use_measurements_and_say_what_is_unknown() -> None:
     found = look_ahead(waiting(), 0.0, DEAR, {"a": 2.0}).jobs  # of 4 samples a second
     assert (found["a"].end_s, found["b"].start_s, found["b"].end_s) == (200.0, 200.0, 310.0)
     assert (found["a"].gpus, found["a"].start_s, found["b"].gpus) == (4, None, 4)
@@ -59,9 +55,7 @@ def test_looks_ahead_use_measured_speeds_and_costs() -> None:
     held.node_up("n0", 50.0)
     found = look_ahead(held, 50.0, SimulatedCluster(Cost(10.0), Cost(1.0), Cost(4.0))).jobs
     assert (found["a"].end_s, found["b"].end_s) == (50 + 4 + 50, 104 + 10 + 100)
-
-
-def test_what_cannot_be_known_is_said() -> None:
+    # What cannot be known is said.
     jobs = [job("a", gpus=4, work={"samples": 100}), job("b", gpus=4, gpu_seconds=100)]
     jobs += [job("c", gpu_seconds=100, after={"b": "ok"}), job("d", gpu_seconds=100, hold=True)]
     held = opened(make_policy("fifo"), cluster(4), *jobs, throughput=CurveThroughput(is_guess=True))
@@ -86,16 +80,14 @@ def test_with_little_time_the_policy_is_asked_more_rarely() -> None:
     assert {each.why for each in none.jobs.values()} == {"it lies further ahead than was looked"}
 
 
-def test_two_looks_are_compared_over_the_jobs_of_both() -> None:
+def test_looks_are_compared_with_each_other_and_with_what_came() -> None:
     less = waiting()
     less.end("b", 0.0, "cancelled")
     found = Comparison(look_ahead(waiting(), 0.0, FREE_CHANGES), look_ahead(less, 0.0, FREE_CHANGES))
     assert {each.job: each.delay_s for each in found.changes} == {"a": 0.0, "b": None, "c": -100.0}
     assert found.mean_jct_s == (200.0, 150.0)
     assert (found.now.gpu_use, found.then.gpu_use) == (1.0, 1.0)
-
-
-def test_past_predictions_are_compared_with_what_came() -> None:
+    # Past predictions are compared with what came.
     errors = PastErrors.of([0.5, *[1.0] * 8, 4.0])
     assert errors.between_s(110.0, 10.0) == (110.0, 110.0)
     assert PastErrors.of([2.0] * LEAST).between_s(110.0, 10.0) == (210.0, 210.0)

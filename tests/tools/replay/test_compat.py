@@ -1,7 +1,5 @@
 """The quirks of published simulators, one by one, and what they come to on the simulators' own data."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -160,7 +158,7 @@ def test_the_output_says_what_was_assumed(imported):
     assert average_s(inputs, "tiresias", parameters={"placement": "compact"}) != 3469.69375
 
 
-def test_every_quirk_is_documented():
+def test_every_quirk_is_documented_and_rounds_what_it_says() -> None:
     text = (Path(__file__).parents[3] / "docs" / "replay-compat.md").read_text()
     names = {each.name for each in fields(compat.Compat)} - {"name", "quirks"}
     names |= {f"quirks.{each.name}" for each in fields(Quirks)}
@@ -168,9 +166,7 @@ def test_every_quirk_is_documented():
     parameters = [each for found in (POLLUX, SIA, SHOCKWAVE) for each in found.parameters.values()]
     stated = {f"{key}={value}".lower() for each in parameters for key, value in each.items()}
     assert [pair for pair in sorted(stated) if f"`{pair}`" not in text] == []
-
-
-def test_an_end_rounded_down_to_a_round_is_over_in_the_next():
+    # An end is rounded and a batch costs a rescale.
     pieces = compat.WholeSecondPieces([0.0, 60.3, 120.0, 179.6], [1.0, 1.0, 1.0], 60.0)
     assert pieces.ends_s == [0, 60, 120, 180]
     trajectory = pieces.trajectory(0.0)
@@ -185,6 +181,12 @@ def test_an_end_rounded_down_to_a_round_is_over_in_the_next():
     trajectory = pieces.trajectory(0.0)
     assert trajectory.samples_done(0.0, 60.0) == 60.0, "the first is over, the next was cut to nothing"
     assert trajectory.samples_done(0.0, 61.0) == pytest.approx(61.4)
+    # Another batch costs a rescale unless it is free.
+    assert ends(doubles_batch(50)) == {"a": 5 + 100}
+    assert ends(doubles_batch(50, free=False)) == {"a": 5 + 100 + 5}
+    early = doubles_batch(2)  # the start still has to be paid
+    assert ends(early) == {"a": 5 + 100}
+    assert [event.overhead_seconds for event in early.log.events() if event.overhead_seconds] == [2, 3]
 
 
 BATCH = {"size": 32, "min": 32, "max": 64}
@@ -205,14 +207,6 @@ def doubles_batch(at_s: float, *, free: bool = True) -> Engine:
     simulated = SimulatedCluster(Cost(5), Cost(5), quirks=Quirks(free_rebatch=free))
     trace = [job("a", elastic="size+batch", batch=BATCH, gpu_seconds=100)]
     return play(policy, trace, cluster(1), simulated=simulated)
-
-
-def test_another_batch_costs_a_rescale_unless_it_is_free() -> None:
-    assert ends(doubles_batch(50)) == {"a": 5 + 100}
-    assert ends(doubles_batch(50, free=False)) == {"a": 5 + 100 + 5}
-    early = doubles_batch(2)  # the start still has to be paid
-    assert ends(early) == {"a": 5 + 100}
-    assert [event.overhead_seconds for event in early.log.events() if event.overhead_seconds] == [2, 3]
 
 
 @pytest.mark.parametrize(

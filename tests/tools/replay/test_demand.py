@@ -1,7 +1,5 @@
 """What policies see of work: what jobs state, predictions of it, or when each job will end."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -164,17 +162,14 @@ def test_predictions_are_learned_and_hide_the_work_of_the_trace(look: Look) -> N
     assert sum(is_true for _, is_true in seen) < len(seen) / 4
 
 
-def test_jobs_with_a_table_report_their_epochs_and_metrics() -> None:
+def test_jobs_with_a_table_report_its_metrics() -> None:
     table = [ConvergenceRow("net", 960, n, n + 1.0, 100.0 * (n + 1), 0.1 * n) for n in range(16)]
     done = under(replace(sequence(convergence="net"), tables=validations(table)), "predicted")
     last = done.session.ended["j03"].epochs
     assert [(end.epoch, end.samples_done, end.metric) for end in last] == [
         (n, 100.0 * n, pytest.approx(0.1 * (n - 1))) for n in range(1, 8)
     ]
-
-
-def test_jobs_of_samples_report_the_metrics_of_their_table() -> None:
-    """Two recorded epochs stand for halves: of eight epochs the first four report the first of them."""
+    # Two recorded epochs stand for halves: of eight epochs the first four report the first of them.
     losses = {"initial_loss": 8.0}
     table = [ConvergenceRow("net", 960, n, n + 1.0, n + 1.0, 0.1 + n, loss=4.0 - n, **losses) for n in (0, 1)]
     world = replace(sequence(convergence="net"), tables=validations(table))

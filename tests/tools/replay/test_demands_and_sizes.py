@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks.parts.mends_speeds import Scattered, falling_speeds, left_behind, mixed_demands, slower_sizes
+from pliant.schemas.checks import oversized
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.options import Conditions
 from pliant.tools.replay.run import Replayed, Run, replay
+from pliant.tools.schedule.explain import explanations
+from pliant.tools.schedule.registry import make_policy
+from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import step
 from tests.tools.replay.world import ends
@@ -90,6 +98,75 @@ def test_each_trains_at_the_speed_of_its_type(policy: str) -> None:
     starts = [(types(event), event.time) for event in told(done, "start").values()]
     assert starts == [({"fast"}, 0), ({"fast"}, 0), ({"slow"}, 1)]
     assert ends(done) == {"a": 20, "b": 10, "c": 11}
+
+
+TWICE = NODES.model_copy(update={"speeds": {"fast": 2.0}})
+
+
+@pytest.mark.parametrize(
+    ("types", "kind", "end_s"),
+    [(None, "slow", 100), (["fast"], "fast", 50), (["slow", "fast"], "fast", 50), (["slow"], "slow", 100)],
+)
+def test_a_recorded_time_is_that_of_its_type(types: list[str] | None, kind: str, end_s: float) -> None:
+    """100 s on two slow GPUs were recorded; a fast one is twice as fast."""
+    recorded = job("a", gpus=2, gpu_seconds=200, labels={"trace": "slurm", "gpu_type": "slow"})
+    told_otherwise = recorded.gpus.model_copy(update={"types": None if types is None else tuple(types)})
+    given = inputs([recorded.model_copy(update={"gpus": told_otherwise})], TWICE)
+    for policy in FASTEST_FIRST:
+        done = replay(given, Run(policy, simulated=FREE_CHANGES))
+        assert ends(done) == {"a": pytest.approx(end_s)}, policy
+        assert types_of(done) == {kind}, policy
+    assert len(given.types_assumed) == (types is None)
+
+
+def types_of(done: Replayed) -> set[str]:
+    return {kind for event in told(done, "start").values() for kind in types(event)}
+
+
+def test_what_is_assumed_of_recorded_types_is_said_and_what_no_node_allows_refused(golden_text) -> None:
+    labels = ({"gpu_type": "slow"}, {"gpu_type": "fast"}, {"gpu_type": "k80"}, {})
+    trace = [job(f"j{at}", gpu_seconds=10, labels={"trace": "pai", **each}) for at, each in enumerate(labels)]
+    lines = [each.text for nodes in (TWICE, cluster(4)) for each in inputs(trace, nodes).types_assumed]
+    small = tuple(each.model_copy(update={"gpu_memory": 16 * 10**9}) for each in TWICE.nodes)
+    nodes = TWICE.model_copy(update={"nodes": small})
+    for where, more in (
+        (TWICE, {"types": ["v100", "h100"]}),
+        (TWICE, {"memory": 40 * 10**9}),
+        (nodes, {"types": ["slow"], "memory": 40 * 10**9}),
+    ):
+        line = {"id": "a", "model": "m", "work": {"gpu_seconds": 1}, "gpus": more}
+        spec = Job.model_validate_json(json.dumps(line))
+        with pytest.raises(BadInputError) as refused:
+            inputs([spec], where)
+        lines.append(str(refused.value))
+    three = job("a", gpus=3, gpu_seconds=1)
+    three = three.model_copy(update={"gpus": three.gpus.model_copy(update={"types": ("fast",)})})
+    spec_of_two = three.gpus.model_copy(update={"requested": 2})
+    (left,) = replay(inputs([three], TWICE), Run("fifo")).summary.rejections
+    lines += [*oversized([three], TWICE).values(), left.reason]
+    session = Session(make_policy("fifo"), TWICE, CurveThroughput(speeds=TWICE.speeds))
+    for name in "ab":
+        session.submit(three.model_copy(update={"id": name, "gpus": spec_of_two}), 0.0)
+    session.decide(0.0)
+    lines.append(explanations(session, 0.0)["b"].reason)
+    session.node_down("fast-0", 1.0)
+    session.decide(1.0)
+    lines.append(explanations(session, 1.0)["a"].reason)
+    golden_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las", "tiresias", "ares", "shadow-price", "optimus"])
+def test_a_job_that_cannot_save_keeps_its_gpus_where_that_is_asked_for(policy: str) -> None:
+    """A long job has both GPUs when a short one comes; it may say that it saves."""
+    stated, free = (Conditions(interval=0.0, preemptible=who) for who in ("stated", "all"))
+    short = job("b", at=1, gpus=2, gpu_seconds=20)
+    for more, paused in (({}, False), ({"preemptible": True}, True), ({"checkpoint_seconds": 60.0}, True)):
+        trace = [job("a", gpus=2, gpu_seconds=2000, **more), short]
+        kept, usual = (
+            ends(replay(inputs(trace, cluster(2)), Run(policy, conditions=each, simulated=FREE_CHANGES)))
+            for each in (stated, free)
+        )
+        assert kept == (usual if paused else {"a": 1000, "b": 1010})
 
 
 def test_sizes_are_those_that_some_type_has() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, UsageError
@@ -14,7 +16,15 @@ from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.replay.batch import Task, offered_load, overload, replay_all
 from pliant.tools.replay.describe import cluster_for, describe, warning
 from pliant.tools.replay.inputs import Inputs, Sources, inputs
-from pliant.tools.replay.recorded import held_gpus, label_of, runs_of
+from pliant.tools.replay.recorded import (
+    PastRun,
+    held_gpus,
+    label_of,
+    runs_of,
+    settled,
+    side_by_side,
+    stated_runs,
+)
 from pliant.tools.replay.run import Replayed, Run, replay
 from pliant.tools.report.report import read_report
 from tests.builders import cluster, job
@@ -160,7 +170,7 @@ def test_a_job_without_a_recording_is_refused(tmp_path: Path) -> None:
 
 
 def test_labels_and_reports_say_what_was_recorded(tmp_path: Path) -> None:
-    assert label_of([(400.5, 500.0, 2), (100.0, 300.0, 4)], 100.0, 4) == "0-200, 300.5-400*2"
+    assert label_of([PastRun(100.0, 300.0, 4), PastRun(400.5, 500.0, 2)], 100.0, 4) == "0-200, 300.5-400*2"
     first = recorded("a", 100.0, "0-200, 300.5-400*2", 4)
     assert [tuple(run) for run in runs_of(first)] == [(100.0, 300.0, 4), (400.5, 500.0, 2)]
     assert list(held_gpus([first])) == [(100.0, 4), (300.0, 0), (400.5, 2), (500.0, 0)]
@@ -173,3 +183,32 @@ def test_labels_and_reports_say_what_was_recorded(tmp_path: Path) -> None:
     for label in ("soon", "5-", "60-5", "0-10, 5-20", "0-10*0", "1-2,"):
         with pytest.raises(BadInputError, match="expected runs like 300-3900"):
             runs_of(recorded("a", 0.0, label))
+
+
+RUNS = st.builds(
+    lambda at, length, gpus: PastRun(at, at + length, gpus),
+    st.floats(0, 1e6),
+    st.floats(1, 1e4),
+    st.integers(1, 8),
+)
+
+
+@given(st.lists(RUNS, max_size=5), st.floats(0, 1e6))
+def test_settled_runs_are_what_a_replay_reads(runs: list[PastRun], submit_s: float) -> None:
+    """They hold no GPU longer than they did, and the whole time where none overlapped."""
+    result = settled(runs, submit_s)
+    assert stated_runs(label_of(result.runs, submit_s, 1)) is not None
+    before, after = (
+        sum((run.end_s - run.start_s) * run.gpus for run in each) for each in (runs, result.runs)
+    )
+    assert after <= before * (1 + 1e-9) + 1e-6
+    assert result.cut or after == pytest.approx(before)
+
+
+@given(st.lists(st.lists(RUNS, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_gangs_side_by_side_hold_what_they_held_alone(gangs: list[list[PastRun]]) -> None:
+    alone = [settled(runs, 0.0).runs for runs in gangs]
+    together = side_by_side(alone)
+    held = [sum((run.end_s - run.start_s) * run.gpus for run in runs) for runs in (*alone, together)]
+    assert held[-1] == pytest.approx(sum(held[:-1]))
+    assert settled(together, 0.0).cut == 0

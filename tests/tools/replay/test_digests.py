@@ -3,8 +3,6 @@
 After a change that is meant, with PLIANT_WRITE_GOLDEN=1 in the environment they are recorded again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -118,7 +116,6 @@ def _in_company(nodes: Cluster, draw: random.Random) -> Cluster:
 
 
 def digest_of(policy: str) -> str:
-    """One for all replays of a policy."""
     replays = (replayed(policy, number) for number in range(MORE.get(policy, EACH)))
     return digest("".join(digest(engine.log.json_lines()) for engine in replays).encode())
 

@@ -1,7 +1,5 @@
 """Replays under ``--compat pollux`` against the simulator written down a second time, job by job."""
 
-from __future__ import annotations
-
 import csv
 import random
 from collections.abc import Mapping, Sequence

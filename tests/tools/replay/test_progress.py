@@ -3,8 +3,6 @@
 Jobs that change their batch by themselves: a replay follows them to the second.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -69,7 +67,7 @@ def epochs_job(batch: int = 8, **more) -> Job:
     return job("a", model="m", batch=batch, work={"epochs": 2, "dataset_size": 80}, convergence="m", **more)
 
 
-def test_tables_are_linear_between_batches_and_level_beyond():
+def test_tables_are_linear_and_epochs_take_recorded_steps() -> None:
     assert TABLE.iterations(8, 0) == 10
     assert TABLE.iterations(12, 1) == 15
     assert TABLE.iterations(64, 1) == 10
@@ -78,9 +76,7 @@ def test_tables_are_linear_between_batches_and_level_beyond():
     assert TABLE.least_progress == (10, 20)
     assert TABLE.gain(16, 0) == (4 + 1) / (4 / 2 + 1)
     assert TABLE.noise_scale(8, 1) == 8 * 2.0
-
-
-def test_epochs_take_the_steps_of_the_validation_run():
+    # Epochs take the steps of the validation run.
     assert trained(epochs_job(8), EpochProgress({"m": TABLE})) == 20  # 20 steps of 8 samples at 8 a second
     assert trained(epochs_job(16), EpochProgress({"m": TABLE})) == 20  # 10 steps of 2 s
     assert trained(epochs_job(12), EpochProgress({"m": TABLE})) == pytest.approx(15 * 1.5)
@@ -139,7 +135,7 @@ def test_pollux_tunes_the_batch_to_the_noise_it_measures(knowledge):
     assert batches[-1] > 32, "it stays at its first batch where nothing hands on the noise scale"
 
 
-def test_goodput_is_throughput_at_the_reference_batch():
+def test_goodput_and_noise_scales_by_model() -> None:
     assert efficiency(10, 8, 8) == 1
     assert efficiency(8, 8, 16) == pytest.approx(16 / 24)
     assert efficiency(float("inf"), 8, 16) == 1
@@ -148,6 +144,12 @@ def test_goodput_is_throughput_at_the_reference_batch():
     for batch in (8, 16):
         whole, by_epoch = (GoodputProgress({"m": TABLE}, stepwise=each) for each in (False, True))
         assert trained(epochs_job(batch), by_epoch) == pytest.approx(trained(epochs_job(batch), whole))
+    # Noise scales are read by model.
+    assert parse_noise_scales(None) == {}
+    assert parse_noise_scales("100,bert=20.5") == {"": 100.0, "bert": 20.5}
+    for wrong in ("x", "bert=", "=5", "0", "-1", "inf", "a=nan"):
+        with pytest.raises(UsageError, match="--noise-scale"):
+            parse_noise_scales(wrong)
 
 
 def test_the_model_is_chosen_by_what_a_job_has():
@@ -175,15 +177,7 @@ def test_the_model_is_chosen_by_what_a_job_has():
         under(plain, progress="goodput")
 
 
-def test_noise_scales_are_read_by_model():
-    assert parse_noise_scales(None) == {}
-    assert parse_noise_scales("100,bert=20.5") == {"": 100.0, "bert": 20.5}
-    for wrong in ("x", "bert=", "=5", "0", "-1", "inf", "a=nan"):
-        with pytest.raises(UsageError, match="--noise-scale"):
-            parse_noise_scales(wrong)
-
-
-def test_what_a_table_lacks_is_said():
+def test_what_a_table_lacks_is_said_and_a_job_is_in_its_pieces() -> None:
     with pytest.raises(BadInputError, match='"m" at batch 8: epoch 1 is missing'):
         Validation([run(8, (1, 1))[0], *run(8, (1, 1), (2, 2), (3, 3))[2:]])
     with pytest.raises(BadInputError, match="iterations at batch 8: 9 after epoch 1, expected more than 9"):
@@ -198,9 +192,7 @@ def test_what_a_table_lacks_is_said():
     silent = Validation([ConvergenceRow("m", 8, 0, 1.0, 1.0)])
     with pytest.raises(BadInputError, match="epoch 0: a value that this replay needs is null"):
         silent.gain(8, 0)
-
-
-def test_a_job_is_where_its_pieces_take_it():
+    # A job is where its pieces take it.
     steps = Pieces([0.0, 10.0, 30.0, 40.0], [1.0, 4.0, 2.0])  # 10, 5 and 5 seconds
     trajectory = steps.trajectory(0.0)
     assert trajectory.seconds == 20
@@ -250,7 +242,7 @@ def growing(job_id: str = "a", **more: object) -> Job:
     return job(job_id, batch=batch, work={"samples": 800.0}, **more)  # type: ignore[arg-type]
 
 
-def test_regimes_change_the_speed_and_count_for_the_work():
+def test_regimes_change_speed_costs_and_the_work_of_failures() -> None:
     engine = play(Fifo(), [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 200.0}
     events = [*engine.log.events()]
@@ -268,9 +260,7 @@ def test_regimes_change_the_speed_and_count_for_the_work():
     assert state.batch_changes == (BatchChange(200.0, 4),)
     assert state.samples_done(125.0) == 300.0
     assert [change.kind for change in held.changes] == ["arrived", "batch"]
-
-
-def test_costs_and_failures_meet_the_regime_of_the_moment():
+    # Costs and failures meet the regime of the moment.
     policy = Told({0.0: {"a": 1}, 120.0: {"a": 0}, 130.0: {"a": 1}}, again_s=[120.0, 130.0])
     engine = play(policy, [growing()], cluster(1), SPEEDS, simulated=FREE_CHANGES)
     assert ends(engine) == {"a": 210.0}  # ten seconds without GPUs in the second regime
@@ -283,7 +273,7 @@ def test_costs_and_failures_meet_the_regime_of_the_moment():
     assert batches == [4, 2, 4, 8]
 
 
-def test_a_policy_is_asked_at_a_border_of_regimes():
+def test_a_policy_is_asked_between_regimes_which_may_be_slow() -> None:
     def look(seen):
         found = seen.jobs.values()
         return [(seen.time_s, seen.speeds.rate(each, 1), tuple(each.batch_changes)) for each in found]
@@ -293,9 +283,7 @@ def test_a_policy_is_asked_at_a_border_of_regimes():
     first, second = BatchChange(200.0, 4), BatchChange(400.0, 8)
     borders = [(0.0, 2.0, ()), (100.0, 4.0, (first,)), (150.0, 8.0, (first, second))]
     assert policy.seen == [*([each] for each in borders), []]
-
-
-def test_small_batches_and_shared_gpus_slow_a_regime():
+    # Small batches and shared GPUs slow a regime.
     regimes = ({"after": 0.5, "size": 2},)
     shrinking = job("a", gpus=4, low=1, high=4, batch={"size": 4, "regimes": regimes}, work={"samples": 80.0})
     engine = play(Told({0.0: {"a": 4}}), [shrinking], cluster(4), SPEEDS, simulated=FREE_CHANGES)

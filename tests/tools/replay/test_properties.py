@@ -3,8 +3,6 @@
 An independent bookkeeper (``ledger.py``) computes from the event table what each job must have done.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import get_args

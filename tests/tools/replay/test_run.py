@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -75,7 +73,6 @@ def test_jobs_of_one_form_are_replayed_as_each_alone(policy: str, tmp_path: Path
 
 
 def info(run: Run) -> RunInfo:
-    """The detail of the first event of a replay."""
     first = next(replay(inputs(TRACE, NODES), run).log.events())
     assert (first.time, first.event, first.job) == (0.0, "decision", None)
     return RunInfo.model_validate(first.detail, strict=False)

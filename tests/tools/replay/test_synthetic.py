@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path
@@ -25,7 +23,7 @@ def gpu_hours(job: Job) -> float:
     return job.work.gpu_seconds / 3600  # type: ignore[union-attr]
 
 
-def test_the_first_jobs_of_a_seed_stay_and_read_back() -> None:
+def test_jobs_of_a_seed_stay_and_are_of_whole_replicas() -> None:
     first = made(jobs=160, seed=1)[:3]
     assert [(one.id, one.submit_time, one.gpus.requested, one.work.gpu_seconds) for one in first] == [
         ("job-000", 0.0, 1, 643.571),
@@ -34,6 +32,12 @@ def test_the_first_jobs_of_a_seed_stay_and_read_back() -> None:
     ]
     jobs = made(jobs=20, elastic="size")
     assert parse_jobs(job_lines(jobs), "trace") == jobs
+    # Sizes are rounded up to whole replicas.
+    models = [{"name": "large", "gpus_per_replica": 4, "gpus_max": 16}]
+    jobs = made(jobs=40, seed=1, models=models, gpus={"1": 1, "6": 1}, elastic="size")
+    assert {(one.gpus.requested, one.gpus.per_replica) for one in jobs} == {(4, 4), (8, 4)}
+    with pytest.raises(BadInputError, match="/models/0/gpus_max: 6 is not a multiple of gpus_per_replica 4"):
+        made(jobs=1, models=[{**models[0], "gpus_max": 6}])
 
 
 def test_arrivals_and_work_follow_their_distributions() -> None:
@@ -55,14 +59,6 @@ def test_arrivals_and_work_follow_their_distributions() -> None:
     assert sum(gpu_hours(one) > 10 for one in jobs) == pytest.approx(2000, rel=0.1)
     assert {one.batch.size for one in jobs if one.model == "often"} == {64}
     assert {one.batch.size for one in jobs if one.model == "seldom"} == {None}
-
-
-def test_sizes_are_rounded_up_to_whole_replicas() -> None:
-    models = [{"name": "large", "gpus_per_replica": 4, "gpus_max": 16}]
-    jobs = made(jobs=40, seed=1, models=models, gpus={"1": 1, "6": 1}, elastic="size")
-    assert {(one.gpus.requested, one.gpus.per_replica) for one in jobs} == {(4, 4), (8, 4)}
-    with pytest.raises(BadInputError, match="/models/0/gpus_max: 6 is not a multiple of gpus_per_replica 4"):
-        made(jobs=1, models=[{**models[0], "gpus_max": 6}])
 
 
 def test_recipes_are_toml_or_json_and_options_win(tmp_path: Path) -> None:
@@ -206,7 +202,7 @@ def test_a_seed_gives_the_same_bytes(name: str) -> None:
     assert job_lines(shipped(name, 3)) == job_lines(shipped(name, 3)) != job_lines(shipped(name, 4))
 
 
-def test_published_traces_have_their_jobs_hours_and_models() -> None:
+def test_published_recipes_have_their_jobs_and_rates() -> None:
     longest = {"cifar10": 1, "ncf": 1, "bert": 10, "deepspeech2": 10, "yolov3": 100, "imagenet": 1000}
     for name, jobs, hours in (("ares-philly", 160, 8), ("ares-helios", 160, 8), ("ares-newtrace", 960, 48)):
         found = shipped(name)
@@ -219,9 +215,7 @@ def test_published_traces_have_their_jobs_hours_and_models() -> None:
     assert all(isinstance(one.work, EpochWork) and one.batch.max for one in ones)
     kinds = read_recipe(str(RECIPES / "ones.toml"), {}).models
     assert len({(kind.name, kind.dataset_size, kind.batch) for kind in kinds}) == 50
-
-
-def test_elastic_recipes_have_their_categories_and_rates() -> None:
+    # Elastic recipes have their categories and rates.
     found = [one for seed in range(10) for one in shipped("elastic-high", seed)]
     shares = Counter(one.model for one in found)
     assert len(shares) == 4

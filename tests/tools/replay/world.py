@@ -101,7 +101,6 @@ def play(
     interval_s: float | None = None,
     seed: int = 0,
 ) -> Engine:
-    """The engine after a replay."""
     session = Session(policy, nodes, throughput or CurveThroughput(), seed=seed)
     describe = Submissions(session.speeds, {}, policy).describe
     engine = Engine(session, tuple(jobs), simulated, interval_s=interval_s, describe=describe)
@@ -125,7 +124,6 @@ def story(engine: Engine, *names: str) -> list[tuple[float, str, str, int]]:
 
 
 def ends(engine: Engine | Replayed) -> dict[str, float]:
-    """When each job finished."""
     finished = [event for event in engine.log.events() if event.event == "finish"]
     assert max(Counter(event.job for event in finished).values(), default=1) == 1
     return {event.job or "": event.time for event in finished}

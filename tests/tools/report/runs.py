@@ -1,7 +1,5 @@
 """Small event lists, so that tests name only what they are about."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,12 +32,10 @@ def begin(nodes: Cluster | None = None, *, at: float = 0.0, **more: Any) -> Even
 
 
 def story(*events: Event, **info: Any) -> RunRecord:
-    """The run of these events, folded."""
     return fold([begin(**info), *events])
 
 
 def ran(name: str, start: float, end: float, gpus: int = 1) -> list[Event]:
-    """A job has its GPUs from start to end, and finishes."""
     return [Event(start, "start", name, gpus), Event(end, "finish", name, 0)]
 
 
@@ -103,7 +99,6 @@ def shared(**more: Any) -> list[Event]:
 
 
 def by_id(run: RunRecord, values: NDArray[Any]) -> dict[str, float]:
-    """What is known of each job, by its id."""
     return {job.id: value for job, value in zip(run.jobs, values.tolist(), strict=True) if value == value}
 
 

@@ -1,7 +1,3 @@
-"""The sentence that a report begins with, and the intervals behind it, by hand."""
-
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -22,8 +18,8 @@ from pliant.tools.report.rendering.output import Extras, ReportFormat, render
 from pliant.tools.report.rendering.sections import p_text
 from pliant.tools.report.rendering.summary import Shown, summary
 from pliant.tools.report.rendering.text import readable, readable_slack, span
-from pliant.tools.report.report import Report, compare_jcts, make_report, steady, wilcoxon
-from tests.builders import job
+from pliant.tools.report.report import Report, compare_jcts, make_report, steady, warnings_of, wilcoxon
+from tests.builders import cluster, job
 from tests.tools.report.runs import ran, story, submit
 
 
@@ -100,6 +96,59 @@ def test_the_sentence_of_runs_that_do_not_compare():
     ]
 
 
+def test_the_sentence_says_what_no_real_policy_knows_or_may_do(golden_text):
+    """Job a is paused under srtf; it may say that it saves."""
+    stories = []
+    for policy, knew, more in (("srtf", True, {}), ("las", False, {}), ("srtf", True, {"preemptible": True})):
+        paused = [Event(0, "start", "a", 1), Event(1, "preempt", "a", 0), Event(2, "resume", "a", 1)]
+        events = [submit(job("a", **more), 4.0), *paused, Event(5, "finish", "a", 0)]
+        stories.append(story(*events, policy=policy, knew_work=knew))
+    alone = [told for each in stories for told in said(each)]
+    golden_text("\n".join(alone))
+    assert "could pause" not in said(story(*events, policy="las"))[0]
+
+
+def workloads() -> list[RunRecord]:
+    """Two loads of two seeds each on two clusters; ares takes half as long where the load is high."""
+    return [
+        run(
+            policy,
+            [jct_s / 2 if (policy, load) == ("ares", "high") else jct_s] * 4,
+            trace=f"{load}-t{seed}",
+            trace_hash=f"{seed}{number}" * 32,
+            nodes=cluster(gpus),
+        )
+        for policy in ("fifo", "ares")
+        for number, (load, jct_s) in enumerate((("low", 20.0), ("high", 80.0)))
+        for seed in range(2)
+        for gpus in (4, 8)
+    ]
+
+
+def test_nothing_is_pooled_but_seeds():
+    report = make_report(workloads(), baseline="fifo")
+    assert warnings_of(report) == ()
+    columns = {each.label: each for each in groups(report)}
+    assert sorted(columns) == [
+        f"{policy} {load} on {gpus} GPUs"
+        for policy in ("ares", "fifo")
+        for load in ("high", "low")
+        for gpus in (4, 8)
+    ]
+    assert {each.units_text() for each in columns.values()} == {"2 traces"}
+    means = {name: each.value("mean_jct_s") for name, each in columns.items()}
+    assert (means["ares high on 4 GPUs"], means["fifo low on 8 GPUs"]) == (40.0, 20.0)
+    found = summary(report)
+    against = next(row for row in found.table.rows if "against" in row[0])
+    changes = dict(zip(found.table.headers, against, strict=True))
+    assert changes[""] == "… against fifo"
+    assert [changes[f"ares {load} on 8 GPUs"] for load in ("low", "high")] == ["0.00 %", "−50 %"]
+    assert len(found.answer.sentences) == 4  # one for each workload and cluster
+    document = json.loads(render(report, "json", Extras()))
+    bases = {each["name"]: each["mean_jct"] and each["mean_jct"]["of"] for each in document["groups"]}
+    assert bases["ares high on 8 GPUs"] == "fifo high on 8 GPUs"
+
+
 def swept() -> list[RunRecord]:
     """Under ares seeds 0 to 2 take 80, 90 and 100 s, under fifo always 100 s."""
     ares = [run("ares", [80.0 + 10 * seed] * 4, seed=seed) for seed in range(3)]
@@ -166,7 +215,6 @@ def test_each_seed_is_compared_with_its_own():
     ],
 )
 def test_runs_in_different_worlds_are_no_seeds_of_each_other(worlds):
-    """Other speeds and costs by model are those of other traces, where each has its own."""
     of_seeds = [run("fifo", SLOW, seed=seed, **world) for seed, world in enumerate(worlds)]
     assert len(groups(make_report(of_seeds))) == 2
     hashes = ("ab" * 32, "cd" * 32)

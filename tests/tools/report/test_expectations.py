@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from xml.etree import ElementTree as ET
 
@@ -35,7 +33,6 @@ def checked(report, **figure):
 
 
 def problem_of(tmp_path, text):
-    """The one problem of a file of expectations."""
     path = tmp_path / "expect.json"
     path.write_text(text)
     with pytest.raises(BadInputError) as caught:
@@ -160,7 +157,7 @@ def test_written_expectations_hold_and_forbid_what_is_worse(report, tmp_path):
     assert "trace abababababab, seed 0" in expected.source
 
 
-def test_what_is_expected_of_live_empty_and_compared_runs():
+def test_what_is_expected_is_a_figure_with_a_direction() -> None:
     live = make_report([fold(first_come(simulated=False))])
     assert {each.metric: each.max for each in expectations.expectations_of(live).figures}[
         "mean_jct_s"
@@ -171,9 +168,7 @@ def test_what_is_expected_of_live_empty_and_compared_runs():
     (found,) = (each for each in expectations.expectations_of(beside).figures if each.over)
     ratio = (found.policy, found.over, found.metric, found.value, found.max)
     assert ratio == ("ares", "fifo", "mean_jct_s", 0.88, 0.924)
-
-
-def test_every_figure_with_a_direction_is_one_of_a_report():
+    # Every figure with a direction is one of a report.
     directed = {name for name in RunMetrics.model_fields if better(name)}
     assert directed <= {figure.name for figure in FIGURES} | {"jobs_finished", "jobs_rejected", "jobs_failed"}
     assert better("utilization") is better("gps_bound_s") is better("bound_jct_s") is None

@@ -20,6 +20,34 @@ def report():
     return make_report([fold(first_come()), fold(shared())])
 
 
+def test_a_sweep_of_five_policies_and_five_seeds_is_five_bands():
+    """Of one job that takes 10 s more with each seed; sizes are in pixels of 100 to the inch."""
+    runs = [
+        story(submit(job("a"), 4.0), *ran("a", 0, 10 + 10 * seed + at), policy=policy, seed=seed)
+        for at, policy in enumerate(("fifo", "ares", "srtf", "tiresias", "shadow-price"))
+        for seed in range(5)
+    ]
+    drawn = draw(make_report(runs))
+    figure = drawn["jct-cdf"]
+    (plot,) = figure.axes
+    assert len(drawn) == 4 + 5  # those of all runs, and the first allocation of each policy
+    for looks in ([line.get_color() for line in plot.lines], [line.get_marker() for line in plot.lines]):
+        assert len(set(looks)) == 5
+    fifo = plot.lines[0]
+    assert [list(values) for values in fifo.get_data()] == [[10, 20, 30, 40, 50], [0.2, 0.4, 0.6, 0.8, 1.0]]
+    band = plot.collections[0].get_paths()[0].get_extents()
+    assert (band.x0, band.x1, band.y0, band.y1) == (10, 50, 0, 1)
+    figure.draw_without_rendering()
+    boxes = [each.get_window_extent() for each in (figure.legends[0], plot)]
+    assert boxes[0].y1 <= boxes[1].y0  # the legend is below the axes
+    assert boxes[1].height > 0.5 * figure.bbox.height
+    assert boxes[0].x0 >= 0
+    assert boxes[0].x1 <= figure.bbox.width
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[0] == "fifo (5 seeds)"
+    assert drawn["gpu-use"].get_size_inches()[1] < 8
+
+
 def many_jobs(models):
     names = [f"j{index:03}" for index in range(len(models))]
     arrivals = (submit(job(name, model=model), 4.0) for name, model in zip(names, models, strict=True))
@@ -68,6 +96,9 @@ def test_colour_mark_and_dashes_tell_runs_apart():
     often = ("fifo", "shadow-price", "ares", "pollux", "ones", "elastic-dp", "tiresias")
     made = make_report([fold(first_come(policy=name)) for name in often])
     assert len({style.colour for style in run_styles(made.runs)}) == len(often)
+    made = make_report([fold(first_come(policy=f"policy-{number}")) for number in range(8)])
+    assert len({style.colour for style in run_styles(made.runs)}) == 8
+    assert len({style.mark for style in run_styles(made.runs)}) == 8
     colours = [area_colour(index) for index in range(MOST_JOBS)]
     assert tuple(colours[: len(MUTED)]) == MUTED
     assert len(set(colours)) == MOST_JOBS
@@ -116,7 +147,10 @@ def test_axes_legend_and_lines_say_what_they_show(report):
     assert (held.get_xlabel(), held.get_ylabel()) == ("time since the first submission, s", "GPUs")
     assert done.get_xlabel() == "time since the first submission, s"
     legend = [text.get_text() for text in drawn["jct-cdf"].legends[0].get_texts()]
-    assert legend == ["fifo (simulated, 1 job missing)", "ares (simulated)"]
+    assert (jct.get_title("left"), legend) == (
+        "Job completion time (simulated)",
+        ["fifo (1 job missing)", "ares"],
+    )
     fifo, ares = done.get_lines()
     assert list(fifo.get_xdata()) == [0, 120, 240, 240]  # the third job never started
     assert list(ares.get_ydata()) == [0, 1, 2, 3, 3]

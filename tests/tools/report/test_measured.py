@@ -1,7 +1,5 @@
 """Reports of live runs that had no profile."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -95,7 +93,7 @@ def test_speeds_count_training_alone_on_the_gpus_of_the_time():
     assert run.jobs[0].curve == ((1, pytest.approx(100.0)), (2, pytest.approx(160.0)))
 
 
-def test_sizes_never_held_come_from_jobs_of_model_and_batch():
+def test_sizes_never_held_and_durations_not_reported() -> None:
     run = live(
         arrives("a", samples=1000.0),
         arrives("b", samples=1500.0, gpus=2),
@@ -111,9 +109,7 @@ def test_sizes_never_held_come_from_jobs_of_model_and_batch():
     assert a.curve == b.curve == ((1, pytest.approx(100.0)), (2, pytest.approx(150.0)))
     assert other.curve == ((1, pytest.approx(50.0)),)
     assert b.samples == 1350.0  # what it trained, whatever it stated
-
-
-def test_durations_replace_what_is_not_reported_or_guessed():
+    # Durations replace what is not reported or guessed.
     run = live(arrives("silent", gpus=2), Event(5, "start", "silent", 2), Event(65, "finish", "silent", 0))
     found = make_report([run]).runs[0]
     # 60 s on both GPUs, which are its fair share all along: it waited 5 s of its 65.
@@ -172,7 +168,7 @@ def measured():
     )
 
 
-def test_what_explains_the_difference_of_two_runs():
+def test_differences_speeds_and_configurations_of_runs() -> None:
     found = compare_runs(measured(), simulated())
     assert mean_ratio(found) == pytest.approx(9 / 11.5)
     first, second = comparison_rows(found)
@@ -186,14 +182,19 @@ def test_what_explains_the_difference_of_two_runs():
     assert mean_ratio(compare_runs(measured(), story(submit(job("a"), 8.0)))) is None
     with pytest.raises(UsageError, match="no job in common"):
         compare_runs(measured(), story(submit(job("x"), 1.0)))
-
-
-def test_speed_is_training_over_what_the_profile_predicts():
+    # Speed is training over what the profile predicts.
     # 12 samples in 4 s on two GPUs, of which one was the start: 6 are predicted. b has not ended.
     events = [Event(0, "start", name, 2, overhead_seconds=1.0) for name in "ab"]
     arrivals = [submit(job(name, gpus=2), 12.0) for name in "ab"]
     ended = story(*arrivals, *events, Event(4, "finish", "a", 0), Event(5, "preempt", "b", 0))
     assert [relative_speed(each, ended.last_event_s) for each in ended.jobs[:2]] == [2.0, None]
+    # Each configuration has its median and prediction.
+    own, larger = make_report([resized(**PROFILED)]).runs[0].step_times
+    assert (own.model, own.placement, own.global_batch, own.reports) == ("linear", "2", 480, 2)
+    assert (own.measured_s, own.predicted_s) == (300.0, 240.0)
+    assert own.error == pytest.approx(-0.2)
+    assert (larger.placement, larger.global_batch, larger.accum_steps) == ("2+2", 960, 2)
+    assert (larger.measured_s, larger.predicted_s, larger.error) == (120.0, None, None)
 
 
 PROFILED: Mapping[str, Any] = {"simulated": False, "profile_hash": "ab" * 32}
@@ -220,16 +221,7 @@ def resized(**info):
     )
 
 
-def test_each_configuration_has_its_median_and_prediction():
-    own, larger = make_report([resized(**PROFILED)]).runs[0].step_times
-    assert (own.model, own.placement, own.global_batch, own.reports) == ("linear", "2", 480, 2)
-    assert (own.measured_s, own.predicted_s) == (300.0, 240.0)
-    assert own.error == pytest.approx(-0.2)
-    assert (larger.placement, larger.global_batch, larger.accum_steps) == ("2+2", 960, 2)
-    assert (larger.measured_s, larger.predicted_s, larger.error) == (120.0, None, None)
-
-
-def test_what_was_never_predicted_is_no_error():
+def test_errors_of_predictions_are_none_or_named_at_once() -> None:
     run = story(
         *(submit(job(name, gpus=2, batch=960 if name == "b" else 480), 9600.0) for name in "abc"),
         *(Event(0, "start", name, 2, global_batch=480) for name in "ab"),
@@ -250,9 +242,7 @@ def test_what_was_never_predicted_is_no_error():
     unpredicted = {("2", "batch"): (1, None), ("2", "shared"): (2, None), ("1+1", "spread"): (1, None)}
     assert found == {("2", None): (2, 0.0), **unpredicted}
     assert not any("predicted times" in each for each in made.caveats)
-
-
-def test_a_large_error_of_predicted_steps_is_named_at_once():
+    # A large error of predicted steps is named at once.
     made = make_report([resized(**PROFILED)])
     short, full = (render(made, "table", Extras(shown=Shown(all_rows=each))) for each in (False, True))
     assert "predicted times of steps are 20 % off the measured ones" in " ".join(short.split())
@@ -311,7 +301,7 @@ def cost(*events: Event, until_s: float, spec: Any = ELASTIC, **info: Any) -> Jo
     return job_cost([first, submit(spec, 4000.0, CURVE), *events], "a", until_s)
 
 
-def test_each_second_is_trained_or_lost_to_a_named_cause() -> None:
+def test_each_second_is_trained_or_lost_live_and_in_replays() -> None:
     found = cost(
         held(10.0, "start", 2),
         stepped(15.0, 1.0, "start", 5.0),  # 2 GPUs for 5 s
@@ -332,9 +322,7 @@ def test_each_second_is_trained_or_lost_to_a_named_cause() -> None:
     predicted = 19 * (100 - 7) + 30 * 99.5 + 19 * 4
     assert found.speed == pytest.approx(4100 / predicted)
     assert found.gpu_s_per_sample == 620 / 4100
-
-
-def test_changes_of_replays_cost_time_on_the_new_gpus() -> None:
+    # Changes of replays cost time on the new GPUs.
     found = cost(
         held(0.0, "start", 2, overhead_seconds=5.0),
         held(10.0, "grow", 4, samples_done=95.0, overhead_seconds=1.0),
@@ -365,7 +353,7 @@ def test_time_is_lost_once_where_a_job_falls_back_twice() -> None:
     assert (found.trained_gpu_s, found.repeated_samples) == (505 + 1000, 100 + 150)
 
 
-def test_failures_cost_repeated_steps_and_idle_attempts() -> None:
+def test_failures_cost_steps_and_silence_leaves_figures_open() -> None:
     found = cost(
         held(0.0, "start", 2),
         stepped(10.0, 0.0, "start", 10.0),
@@ -382,9 +370,7 @@ def test_failures_cost_repeated_steps_and_idle_attempts() -> None:
     assert found.repeated_samples == 500.0
     assert found.samples == 1500.0
     assert found.trained_gpu_s == 2 * (110 + 5 + 60) - 146
-
-
-def test_a_start_or_a_silent_script_leaves_figures_open() -> None:
+    # A start or a silent script leaves figures open.
     found = cost(held(10.0, "start", 4), until_s=30.0)
     assert (found.held_gpu_s, found.lost_gpu_s["starts"], found.trained_gpu_s) == (80.0, 80.0, 0.0)
     assert (found.speed, found.no_speed) == (None, "it has not trained yet")

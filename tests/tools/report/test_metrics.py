@@ -1,6 +1,5 @@
-from __future__ import annotations
-
 import json
+from dataclasses import replace
 from math import inf, nan
 
 import numpy as np
@@ -8,17 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.cluster import USER, Shares
 from pliant.schemas.event import Event
 from pliant.schemas.job import Utility
 from pliant.schemas.metrics import JobFigures, PairedJcts, RunMetrics
+from pliant.tools.replay.engine.failures import NodeEvent
 from pliant.tools.replay.inputs import inputs
+from pliant.tools.replay.output import write
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.report import metrics
 from pliant.tools.report.fairness import fairness
-from pliant.tools.report.metrics import Wanted, lower_bounds, percentile, run_metrics
-from pliant.tools.report.read_run import fold
+from pliant.tools.report.figures import draw
+from pliant.tools.report.metrics import (
+    Wanted,
+    lower_bounds,
+    percentile,
+    run_metrics,
+    team_figures,
+    team_gpus_over_time,
+)
+from pliant.tools.report.read_run import fold, read_run
 from pliant.tools.report.records import gpu_usage
-from pliant.tools.report.rendering.output import Extras, render
+from pliant.tools.report.rendering.output import Extras, document, render
+from pliant.tools.report.rendering.sections import team_sections
 from pliant.tools.report.report import bound_caveats, make_report
 from tests.builders import FREE_CHANGES, cluster, job, mixed_cluster
 from tests.effort import examples
@@ -47,7 +58,7 @@ def test_percentile_is_numpys(values, q):
     assert percentile(values, q) == pytest.approx(float(np.percentile(values, 100 * q)), abs=1e-6)
 
 
-def test_jobs_that_do_not_finish_are_in_no_mean():
+def test_unfinished_jobs_and_ftf_of_rounding() -> None:
     others = [Event(1, "start", "b", 1), Event(2, "fail", "b", 0), Event(2, "cancel", "c", 0)]
     arrivals = (submit(job(name), 4.0) for name in "abcde")
     found = run_metrics(story(*arrivals, *ran("a", 0, 4), *others, Event(2, "reject", "d", 0)))
@@ -60,9 +71,7 @@ def test_jobs_that_do_not_finish_are_in_no_mean():
     assert {getattr(found, name) for name in (*names, "worst_ftf_gps", "unfair_fraction")} == {None}
     empty = run_metrics(story())
     assert (empty.jobs_submitted, empty.drop_ratio, empty.preemptions_per_job) == (0, None, None)
-
-
-def test_ftf_of_one_job_of_no_time_and_of_rounding():
+    # FTF of one job of no time and of rounding.
     found = run_metrics(story(submit(job("a", gpus=2), 6.0), *ran("a", 0, 3, 2)))
     assert (found.mean_ftf, found.unfair_fraction) == (1.0, 0.0)
     # GPS gives it all four GPUs, of which it can use two.
@@ -135,14 +144,12 @@ def test_utilization_counts_the_gpus_that_are_up(began_s):
     assert run_metrics(run).utilization == pytest.approx(8 / 12)
 
 
-def test_the_cluster_is_full_until_one_gpu_is_free():
+def test_a_full_cluster_rates_of_changes_and_time_of_decisions() -> None:
     changes = [(1, "start", "a", 4), (3, "shrink", "a", 3), (3, "start", "b", 1), (6, "finish", "b", 0)]
     changes += [(7, "grow", "a", 4), (8, "finish", "a", 0)]
     run = story(submit(job("a", gpus=4, low=1)), submit(job("b")), *(Event(*change) for change in changes))
     assert gpu_usage(run).longest_full_s() == 5.0
-
-
-def test_preemptions_and_rescales_count_per_job_and_hour():
+    # Preemptions and rescales count per job and hour.
     changes = [(0, "start", "a", 1), (0, "start", "b", 1), (1, "grow", "a", 2), (2, "preempt", "a", 0)]
     changes += [(3, "resume", "a", 2), (4, "shrink", "a", 1), (900, "finish", "a", 0)]
     arrivals = (submit(job(name, low=1), 4.0) for name in "abc")
@@ -153,9 +160,7 @@ def test_preemptions_and_rescales_count_per_job_and_hour():
     events = (Event(*change) for change in [*changes, (1000, "shrink", "b", 1)])
     found = run_metrics(story(*(submit(job(name, low=1), 4.0) for name in "ab"), *events))
     assert (found.rescales_per_job, found.rescales_per_hour) == (1.0, 4.0)
-
-
-def test_decision_time_from_the_counters_or_from_the_log():
+    # Decision time from the counters or from the log.
     counted = story(counters={"decisions": 4.0, "decision_seconds": 0.002})
     assert run_metrics(counted).mean_decision_ms == pytest.approx(0.5)
     logged = story(*(Event(1, "decision", detail={"decision_seconds": s}) for s in (0.001, 0.003)))
@@ -182,7 +187,7 @@ def test_what_finishing_in_time_is_worth(utility, jct, expected):
     assert Utility.model_validate(utility).worth(jct) == expected
 
 
-def test_utility_and_completed_jobs_where_they_are_stated():
+def test_utility_completions_and_scaling_efficiency() -> None:
     stated = job("a", utility={"shape": "step", "value": 5.0, "target": 9.0})
     run = story(submit(stated, 4.0), submit(job("b"), 4.0), *ran("a", 0, 4))
     assert run_metrics(run).total_utility == 5.0
@@ -190,8 +195,6 @@ def test_utility_and_completed_jobs_where_they_are_stated():
     found = run_metrics(one_by_one(), wanted=Wanted(completed_at_s=(1.9, 2.0, 100.0)))  # they end at 2, 4, 8
     assert found.jobs_completed_at == ((1.9, 0), (2.0, 1), (100.0, 3))
 
-
-def test_scaling_efficiency_of_jobs_that_do_not_scale():
     # a: 6 s on one GPU, 4 s on two it held: 6 / 8. b: 6 s on one GPU that it held: 6 / 6. Together 12 / 14.
     curve = ((1, 1.0), (2, 1.5))
     arrivals = submit(job("a", gpus=2), 6.0, curve), submit(job("b"), 6.0, curve)
@@ -225,9 +228,9 @@ def test_completion_is_compared_with_targets():
     assert [each.utility for each in run.jobs] == [0.0, 1.0, None]
 
 
-def test_deadlines_met_are_a_share_of_decided_jobs():
-    """Of kept, late, turned away and failed jobs, and one that is past it: 1 of 5. Not counted are one
-    without a target, one cancelled before it, and two that may yet meet it, one at this moment."""
+def test_deadlines_moves_and_changes_of_the_batch_are_counted() -> None:
+    # Of kept, late, turned away and failed jobs, and one that is past it: 1 of 5. Not counted are one
+    # without a target, one cancelled before it, and two that may yet meet it, one at this moment.
     targets = {"kept": 4.0, "late": 3.0, "turned-away": 9.0, "failed": 9.0, "past": 5.0}
     undecided = {"cancelled": 9.0, "open": 90.0, "due": 6.0}
     stated = {
@@ -247,10 +250,7 @@ def test_deadlines_met_are_a_share_of_decided_jobs():
     ended = dict.fromkeys(("late", "turned-away", "failed", "cancelled"), 0.0)
     assert worth == {"kept": 1.0, **ended, **dict.fromkeys(("past", "open", "due", "none"))}
     assert run_metrics(one_by_one()).deadlines_met is None
-
-
-def test_a_move_is_no_rescale_and_a_change_of_the_batch_is():
-    """To another node with the same batch, to another batch in its place, and to another node with one."""
+    # To another node with the same batch, to another batch in its place, and to another node with one.
     changes = (("n1", 64), ("n1", 128), ("n0", 64))
     start = Event(0, "start", "a", 1, (("n0", 1),), 64)
     moves = (Event(at, "move", "a", 1, ((node, 1),), batch) for at, (node, batch) in enumerate(changes, 1))
@@ -259,7 +259,6 @@ def test_a_move_is_no_rescale_and_a_change_of_the_batch_is():
 
 
 def finished(*submits):
-    """A run in which all jobs finish, when and where does not matter to bounds."""
     names = [event.job for event in submits]
     return story(*submits, *(event for name in names for event in ran(name, 100.0, 900.0)))
 
@@ -384,3 +383,100 @@ def test_a_report_withholds_what_cannot_be_and_says_so():
         shown = render(report, kind, Extras())
         assert told in " ".join(shown.split())
         assert "2,000" not in shown
+
+
+HOUR_S = 3600.0
+
+
+def test_documents_tables_and_figures_show_the_teams(tmp_path):
+    """Ann borrows all four GPUs; bob wants his two, and her job shrinks.
+
+    Bob owns two of the four GPUs once he is there; ann had them all for half an hour, then shared.
+    """
+    nodes = cluster(4).model_copy(update={"shares": Shares(label=USER, half_life_hours=0.0)})
+    jobs = [
+        job("a", gpus=4, low=2, high=4, gpu_seconds=4 * HOUR_S, user="ann"),
+        job("b", at=HOUR_S / 2, gpus=2, gpu_seconds=2 * HOUR_S, user="bob"),
+    ]
+    done = replay(inputs(jobs, nodes), Run("ares", simulated=FREE_CHANGES))
+    write(done.log, done.summary, str(tmp_path / "run.parquet"))
+    shared = make_report([read_run(tmp_path / "run.parquet")])
+    teams = {each.team: each for each in shared.runs[0].teams}
+    assert teams["ann"].service_gpu_hours == pytest.approx(4.0)
+    assert teams["bob"].service_gpu_hours == pytest.approx(2.0)
+    assert teams["ann"].deficit_gpu_hours == teams["bob"].deficit_gpu_hours == 0.0
+    assert teams["bob"].mean_jct_s == pytest.approx(HOUR_S)
+    assert [each.team for each in document(shared).runs[0].teams or ()] == ["ann", "bob"]
+    assert [row[0] for row in team_sections(shared)[0].rows] == ["ann", "bob"]
+    assert "teams-ares" in draw(shared)
+
+
+def test_one_pool_has_no_teams():
+    report = make_report([story(submit(job("x"), 8.0), *ran("x", 0.0, 2.0, 4))])
+    assert not report.runs[0].teams
+    assert not team_sections(report)
+    assert document(report).runs[0].teams is None
+
+
+TEAMS = cluster(4).model_copy(update={"shares": Shares.model_validate({"teams": {"a": {}, "b": {}}})})
+
+
+def part(team: str, entitled: float, held: float, **more: object) -> dict[str, object]:
+    """How a team, or one of its users, stands; borrowed GPUs and waiting jobs where there are some."""
+    return {"team": team, "own": 2.0, "entitled": entitled, "held": held, **more}
+
+
+def stood(at_s: float, *parts: dict[str, object]) -> Event:
+    return Event(at_s, "decision", detail={"teams": parts})
+
+
+def test_what_a_team_lacked_and_borrowed_is_summed_over_time():
+    """For an hour each: b lacks two GPUs, then one, then none because it holds more than it is entitled to.
+    No job of a waits while it holds less than its part: it lacks nothing."""
+    begun_s, hour_s = 500.0, HOUR_S
+    run = story(
+        submit(job("x", at=begun_s, gpus=3, low=1, team="a", user="ann")),
+        submit(job("y", at=begun_s, gpus=2, team="a", user="bob")),
+        submit(job("z", at=begun_s, low=1, gpus=3, team="b")),
+        Event(begun_s, "start", "x", 3),
+        stood(begun_s, part("a", 2, 3, borrowed=1), part("b", 2, 0, waiting_jobs=1)),
+        Event(begun_s + hour_s, "start", "z", 1),
+        stood(begun_s + hour_s, part("a", 2, 3, borrowed=1), part("b", 2, 1, waiting_jobs=1)),
+        Event(begun_s + 2 * hour_s, "shrink", "x", 1),
+        Event(begun_s + 2 * hour_s, "grow", "z", 3),
+        stood(begun_s + 2 * hour_s, part("a", 2, 1), part("b", 2, 3, borrowed=1, waiting_jobs=1)),
+        Event(begun_s + 3 * hour_s, "finish", "z", 0),
+        nodes=TEAMS,
+    )
+    found = {(each.team, each.user): each for each in team_figures(run)}
+    assert [*found] == [("a", ""), ("a", "ann"), ("a", "bob"), ("b", "")]
+    a, b = found["a", ""], found["b", ""]
+    hours = [(each.deficit_gpu_hours, each.borrowed_gpu_hours, each.service_gpu_hours) for each in (a, b)]
+    assert hours == [pytest.approx((0, 2, 3 + 3 + 1)), pytest.approx((2 + 1, 1, 1 + 3))]
+    assert [(each.jobs, each.finished) for each in found.values()] == [(2, 0), (1, 0), (1, 0), (1, 1)]
+    assert (b.mean_jct_s, b.p99_jct_s, a.mean_jct_s) == (3 * hour_s, 3 * hour_s, None)
+    assert (found["a", "ann"].service_gpu_hours, found["a", "ann"].deficit_gpu_hours) == (7.0, None)
+    times = [0.0, 0.0, hour_s, 2 * hour_s, 3 * hour_s]
+    assert team_gpus_over_time(run)["b"] == (times, [0, 0, 1, 3, 3], [0, 2, 2, 2, 2])
+
+
+def test_a_team_is_its_users_and_borrows_beyond_its_part() -> None:
+    arrivals = (submit(job(name, team="a", user=name)) for name in ("ann", "bob"))
+    ann, bob = part("a", 1, 3, borrowed=2, user="ann"), part("a", 3, 1, waiting_jobs=2, user="bob")
+    run = story(*arrivals, stood(0.0, ann, bob), Event(HOUR_S / 2, "start", "ann", 1), nodes=TEAMS)
+    found = {each.user: (each.deficit_gpu_hours, each.borrowed_gpu_hours) for each in team_figures(run)}
+    assert found == {"": (1.0, 1.0), "ann": (0.0, 1.0), "bob": (1.0, 0.0)}
+    assert team_gpus_over_time(run)["a"][1:] == ([0, 4, 4], [0, 4, 4])
+    # A job that names no user counts once.
+    run = story(submit(job("x", team="a"), 8.0), *ran("x", 0.0, 2.0, 4), nodes=TEAMS)
+    (found,) = team_figures(run)
+    assert (found.jobs, found.finished, found.service_gpu_hours) == (1, 1, pytest.approx(8 / HOUR_S))
+
+    # Three of eight GPUs are a's own until a node is lost, and then one more than its half of four is.
+    lost = NodeEvent(HOUR_S, "n1", up=False)
+    nodes = TEAMS.model_copy(update={"nodes": cluster(4, 4).nodes})
+    trace = [job("x", gpus=3, gpu_seconds=3 * 2 * HOUR_S, team="a")]
+    simulated = replace(FREE_CHANGES, node_events=(lost,))
+    done = replay(inputs(trace, nodes), Run("fifo", simulated=simulated))
+    (found,) = team_figures(fold(done.log.events()))
+    assert (found.service_gpu_hours, found.borrowed_gpu_hours) == pytest.approx((6.0, 1.0))

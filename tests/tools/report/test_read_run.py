@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from math import isnan, nan
@@ -53,7 +51,7 @@ def test_a_job_from_submission_to_completion():
     assert told.steps[0].overhead_s == 1.0
 
 
-def test_shared_gpus_count_once_and_half_for_each_job():
+def test_shared_gpus_count_half_and_live_times_never_back() -> None:
     starts = Event(0, "start", "a", 2), Event(10, "start", "b", 2, detail={"beside": "a"})
     arrivals = [submit(job(name, gpus=2)) for name in "ab"]
     run = story(*arrivals, *starts, Event(16, "finish", "a", 0), Event(20, "finish", "b", 0))
@@ -65,9 +63,7 @@ def test_shared_gpus_count_once_and_half_for_each_job():
         starts = [Event(0, "start", name, 2, detail={"beside": other}) for name, other in pairs]
         run = story(*arrivals, *starts, Event(9, "requeue", "a", 0))
         assert run.jobs.gpu_seconds(10).tolist() == [9, 9 + 2]
-
-
-def test_live_times_count_from_the_first_submission_never_back():
+    # Live times count from the first submission never back.
     start = 1_800_000_000.0
     arrivals = submit(job("b"), at=start + 30), submit(job("a"), at=start + 10)
     run = story(*arrivals, Event(start + 12.5, "start", "a", 1), at=start, simulated=False)
@@ -97,16 +93,14 @@ def test_live_runs_of_the_same_jobs_are_paired(began_with):
         compare_jcts(first, other)
 
 
-def test_two_live_runs_of_a_policy_stay_two_columns():
+def test_two_runs_are_two_columns_and_changes_have_a_cost() -> None:
     monday = replace(live(job("a", at=1.8e9)), source="monday.jsonl")
     tuesday = replace(live(job("b", at=1.9e9), job("c", at=1.9e9), at=1.9e9), source="tuesday.jsonl")
     columns = groups(make_report([monday, tuesday]))
     assert [each.label for each in columns] == ["fifo [monday]", "fifo [tuesday]"]
     with pytest.raises(UsageError, match=r"the policy of several runs; .*\[monday\].*\[tuesday\]"):
         make_report([monday, tuesday], baseline="fifo")
-
-
-def test_what_a_change_cost_is_known_once_training_goes_on():
+    # What a change cost is known once training goes on.
     told = only_job(
         submit(job("a", low=1)),
         Event(0, "start", "a", 1),
@@ -122,15 +116,14 @@ def test_what_a_change_cost_is_known_once_training_goes_on():
 
 @pytest.mark.parametrize("odd", [10**400, None, "x", [1]])
 def test_a_prediction_that_is_none_is_left_out(odd):
-    """A script may write what it likes into the detail of its progress."""
     right = {"samples_done": 5.0, "mean": 0.5, "low": 0.1, "high": 0.9}
     said = [{"progress": found} for found in ({**right, "mean": odd}, right, odd)]
     told = only_job(submit(job("a")), *(Event(at, "progress", "a", detail=d) for at, d in enumerate(said, 1)))
     assert [tuple(each) for each in told.forecasts] == [(5.0, 0.5, 0.1, 0.9)]
 
 
-def test_predictions_of_progress_and_decisions_count():
-    """Of a job that turns out to have 40 samples: at 10 a quarter, at 20 a half, at 30 three quarters."""
+def test_predictions_waits_and_shared_gpus_of_a_log() -> None:
+    # Of a job that turns out to have 40 samples: at 10 a quarter, at 20 a half, at 30 three quarters.
     ranges = ((10.0, 0.1, 0.3), (20.0, 0.6, 0.9), (30.0, 0.75, 0.9))
     found = [{"samples_done": done, "mean": 0.2, "low": low, "high": high} for done, low, high in ranges]
     told = only_job(
@@ -143,9 +136,7 @@ def test_predictions_of_progress_and_decisions_count():
     )
     assert [each.samples_done for each in told.forecasts] == [10.0, 20.0, 30.0]
     assert told.forecasts_held == (2, 3)
-
-
-def test_a_job_waits_again_or_holds_its_gpus_as_the_log_says():
+    # A job waits again or holds its GPUs as the log says.
     begun = submit(job("a")), Event(0, "start", "a", 1)
     lost = story(*begun, Event(2, "node_down", detail={"node": "n0"}), Event(2, "requeue", "a", 0)).jobs
     assert (lost[0].outcome, *lost.gpu_seconds(10)) == ("unfinished", 2.0)

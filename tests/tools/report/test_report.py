@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -39,7 +37,11 @@ def test_runs_are_labelled_by_what_differs():
     assert labels([first, second, run(policy="fifo")]) == [*ares, "fifo"]
     assert labels([run(), run(simulated=False)]) == ["fifo simulated", "fifo measured"]
     assert labels([run("x/one.parquet"), run("x/two.parquet")]) == ["fifo [one]", "fifo [two]"]
-    assert labels([run("x/a.parquet"), run("y/a.parquet")]) == ["fifo [a] #1", "fifo [a] #2"]
+    assert labels([run("x/a.parquet"), run("y/a.parquet")]) == ["fifo [x]", "fifo [y]"]
+    assert labels([run("x/a.parquet")] * 2) == ["fifo [x] #1", "fifo [x] #2"]
+    assert labels([run(nodes=cluster(4)), run(nodes=cluster(4, 4))]) == ["fifo on 4 GPUs", "fifo on 8 GPUs"]
+    nodes = (cluster(4), cluster(4, gpu_type="t4"))
+    assert labels([run(nodes=each) for each in nodes]) == ["fifo on 1 × 4 gpu", "fifo on 1 × 4 t4"]
     one, two = {"trace": "philly", "trace_hash": "ab" * 32}, {"trace": "helios", "trace_hash": "cd" * 32}
     assert labels([run(**one), run(**two)]) == ["fifo philly", "fifo helios"]
     assert labels([run(**one), run(policy="ares", **one)]) == ["fifo", "ares"]
@@ -159,7 +161,6 @@ def expect(tmp_path, value):
 
 @pytest.fixture
 def printed(capsys):
-    """What the command prints: (stdout, stderr)."""
 
     def of(*paths, **options):
         report(list(paths), **options)

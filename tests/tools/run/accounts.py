@@ -1,7 +1,5 @@
 """What every log must add up to, whatever happened to the run that wrote it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

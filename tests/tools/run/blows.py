@@ -1,7 +1,5 @@
 """What a storm does to a state directory and to whatever works on it. Each is one blow, with its weight."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable

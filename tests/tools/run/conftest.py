@@ -1,7 +1,5 @@
 """Every test of the launcher ends with nothing left running and nothing half-written."""
 
-from __future__ import annotations
-
 import fnmatch
 import os
 from collections.abc import Iterator
@@ -28,7 +26,6 @@ def _described(process: psutil.Process) -> str:
 
 
 def left_running(folder: Path) -> list[psutil.Process]:
-    """Processes of jobs whose state directory lies in the folder."""
     found = []
     for process in psutil.process_iter():
         try:

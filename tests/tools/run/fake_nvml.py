@@ -1,7 +1,5 @@
 """A stand-in for ``pynvml``: a driver with the cards that a test names."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace

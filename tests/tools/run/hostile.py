@@ -1,7 +1,5 @@
 """Job files that anybody could write, and fields of jobs that are wrong in some way."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A backend without processes: what is started has ended well at the next look, or what a test asks for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """State directories of runs that began a while ago, made of their logs alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -61,6 +59,5 @@ def live_state(
 
 
 def a_queue(count: int, seconds: Sequence[float] = (100.0,), gpus: int = 4) -> list[Job]:
-    """Jobs of one size that arrive together."""
     works = [gpus * seconds[index % len(seconds)] for index in range(count)]
     return [job(f"j{index}", gpus=gpus, gpu_seconds=work) for index, work in enumerate(works)]

@@ -4,8 +4,6 @@ Before them, ``--dies STEP before|after COUNT``: a function, as ``module:name`` 
 at which of its calls the process kills itself as with ``kill -9``.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal
@@ -24,7 +22,6 @@ def plain(name: str, nodes: Cluster, dirs: StateDir) -> Backend:
 
 
 def arm(step: str, moment: str, count: int) -> None:
-    """Replace the function by one that kills this process."""
     module, _, path = step.partition(":")
     holder: Any = importlib.import_module(module)
     *outer, name = path.split(".")

@@ -4,8 +4,6 @@ They need no torch, so that a test of the launcher takes milliseconds. :class:`P
 command with Python alone where the real one would start torchrun.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A state directory, a schedule and scripts in a temporary folder, and what the log says afterwards."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -51,7 +49,6 @@ class Site:
         return spec
 
     def schedule(self, policy: str = "fair-share", **asked: Any) -> str:
-        """Decide and write the schedule; returns its path."""
         path = self.folder / "schedule.json"
         write_schedule(decide(self.jobs, self.cluster, None, Question(policy, **asked)), path)
         return str(path)
@@ -65,7 +62,6 @@ class Site:
         return read_events(self.state / "events.jsonl")
 
     def log(self) -> RunLog:
-        """The log, folded; that of nothing while it is being begun."""
         try:
             return read_log(self.state)
         except PliantError:
@@ -85,7 +81,6 @@ class Site:
 
 
 def environment() -> dict[str, str]:
-    """Of processes that import the tests."""
     return with_tests(os.environ)
 
 
@@ -101,14 +96,12 @@ def python_path() -> dict[str, str]:
 
 
 def call(site: Site, *argv: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a process in the folder of the site to its end."""
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
     about = {"cwd": site.folder, "env": environment(), "capture_output": True, "text": True, **given}
     return subprocess.run([*map(str, argv)], check=False, **about)
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for something that must happen."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

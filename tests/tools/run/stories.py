@@ -1,7 +1,5 @@
 """Random but possible logs: what a run writes while jobs come, train, fail, lose nodes and end."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,16 +10,7 @@ from pliant.schemas.io import write_cluster, write_schedule
 from pliant.schemas.job import ArrayPlace, Job
 from pliant.schemas.schedule import PolicyUse, Schedule
 from pliant.tools.run.statedir.directory import StateDir
-from pliant.tools.run.statedir.log.events import (
-    cancel_event,
-    decision_event,
-    finish_event,
-    interruption_event,
-    reject_event,
-    release_event,
-    run_event,
-    submit_event,
-)
+from pliant.tools.run.statedir.log import events
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, order_event
 from pliant.tools.run.statedir.state import State
@@ -87,7 +76,7 @@ class Story:
         self._linked = linked
         self._down: str | None = None
         self.schedule = Schedule(time=BEGAN_S, policy=PolicyUse(name=policy), cluster=nodes)
-        self.events = [run_event(self.schedule, "hash", BEGAN_S)]
+        self.events = [events.run_event(self.schedule, "hash", BEGAN_S)]
 
     def go_on(self, steps: int, *, last: bool = True) -> list[Event]:
         """Let things happen, and the policy decide now and then; returns the whole log.
@@ -109,7 +98,7 @@ class Story:
         :param last: keep the schedule, which takes longer than the decision.
         """
         transitions = self.session.decide(self.now_s)
-        self.events.append(decision_event(self.now_s, 0.0, self.session.policy.name, 0.001))
+        self.events.append(events.decision_event(self.now_s, 0.0, self.session.policy.name, 0.001))
         for transition in transitions:
             self.events.append(_transition_event(transition, self.now_s))
         self._cancel_hopeless()
@@ -143,7 +132,7 @@ class Story:
         spec = self._link(spec) if self._linked else spec
         state = self.session.submit(spec, self.now_s)
         detail = submit_detail(state, self.session.speeds)
-        self.events.append(submit_event(spec, self.now_s, detail))
+        self.events.append(events.submit_event(spec, self.now_s, detail))
 
     def _link(self, spec: Job) -> Job:
         known = sorted({*self.session.jobs, *self.session.ended})
@@ -155,7 +144,7 @@ class Story:
 
     def _cancel_hopeless(self) -> None:
         for job_id, reason in self.session.end_hopeless(self.now_s).items():
-            self.events.append(cancel_event(job_id, self.now_s, reason))
+            self.events.append(events.cancel_event(job_id, self.now_s, reason))
 
     def _node(self) -> None:
         name, self._down = self._down or "n1", None if self._down else "n1"
@@ -163,7 +152,7 @@ class Story:
         if self._down:  # first the jobs leave it
             there = [job.id for job in self.session.jobs.values() if name in dict(job.placement)]
             for job_id in sorted(there):
-                self.events.append(interruption_event(job_id, self.now_s, f"node {name} is down"))
+                self.events.append(events.interruption_event(job_id, self.now_s, f"node {name} is down"))
                 self.session.lose(job_id, self.now_s)
         self.events.append(Event(self.now_s, "node_down" if self._down else "node_up", detail={"node": name}))
         change(name, self.now_s)
@@ -181,19 +170,19 @@ class Story:
         if what == "train" and job.gpus:
             self._say(job, self._trained(job))
         elif what == "finish" and job.gpus:
-            self._say(job, finish_event(job.id, now, 1, job.samples_done(now)))
+            self._say(job, events.finish_event(job.id, now, 1, job.samples_done(now)))
             self.session.end(job.id, now, "finished")
         elif what == "requeue" and job.gpus:
-            self._say(job, interruption_event(job.id, now, "interrupted"))
+            self._say(job, events.interruption_event(job.id, now, "interrupted"))
             self.session.lose(job.id, now)
         elif what == "fail" and job.gpus:
             detail = {"attempt": 1, "reason": "exit code 1", "failures": 1}
             self._say(job, Event(now, "fail", job.id, gpus=0, placement=(), detail=detail))
             self.session.end(job.id, now, "failed")
         elif what == "cancel":
-            self._say(job, cancel_event(job.id, now))
+            self._say(job, events.cancel_event(job.id, now))
             if job.first_start_s is not None:
-                self.events.append(release_event(job.id, now))
+                self.events.append(events.release_event(job.id, now))
             self.session.end(job.id, now, "cancelled")
         elif what in ORDERS:
             rank = float(self._random.randint(-1, 2)) if what == "priority" else None
@@ -225,7 +214,7 @@ class Story:
 def _transition_event(transition: Transition, now_s: float) -> Event:
     job = transition.job
     if transition.step == "reject":
-        return reject_event(job.id, now_s, transition.reason)
+        return events.reject_event(job.id, now_s, transition.reason)
     step = "move" if transition.step == "rebatch" else transition.step
     detail = {"accum": 1, "lr_scale": 1.0, "reason": "the policy said so"}
     return Event(now_s, step, job.id, job.gpus, job.placement, job.global_batch, detail=detail)

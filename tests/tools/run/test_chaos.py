@@ -1,7 +1,5 @@
 """A short storm; ``make chaos`` rages for ten minutes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.tools.run.blows import BLOWS

@@ -1,7 +1,5 @@
 """A log that was damaged on its disk or by hand: every command notices, and a repair makes it good again."""
 
-from __future__ import annotations
-
 import random
 import re
 import stat
@@ -41,7 +39,6 @@ BAD_INPUT, LOCKED, USAGE = 3, 75, 2
 
 @pytest.fixture
 def state(tmp_path: Path) -> StateDir:
-    """A state directory in the middle of a run."""
     story = Story(7)
     story.go_on(60)
     return story.write(tmp_path / "state")
@@ -250,7 +247,6 @@ def test_a_lost_first_event_is_replaced_from_the_schedule(state: StateDir, repai
 
 
 def test_slots_after_a_repair_are_as_the_other_lines_say(tmp_path: Path, repaired: Repaired) -> None:
-    """A job loses a slot that is then out of service, gets it back, and another job gets the rest."""
     story = Story(1)
     now_s, on, slot = story.now_s, ("n0", 4), {"slot": "n0/3"}
     story.events += [
@@ -296,7 +292,6 @@ def test_a_log_of_the_version_before_gets_checksums_from_then_on(state: StateDir
 
 @pytest.mark.parametrize("wrong", ["start", "run"])
 def test_an_event_that_makes_no_sense_is_bad_input(state: StateDir, repaired: Repaired, wrong: str) -> None:
-    """As a log without checksums may hold them."""
     events = [*read_events(state.events)]
     at = 0 if wrong == "run" else next(at for at, event in enumerate(events) if event.event == "start")
     events[at] = replace(events[at], detail={} if wrong == "run" else {"accum": [1]})

@@ -1,7 +1,3 @@
-"""What of a machine is ours, on trees of files that stand for the system's; machine and Slurm as clusters."""
-
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -14,21 +10,11 @@ from typing import Any
 import pytest
 
 from pliant.schemas.errors import InfeasibleError, ServiceMissingError, UsageError
-from pliant.tools.run import discovery as local
+from pliant.tools.run import discovery
 from pliant.tools.run.backends.machine import devices_by_node, list_gpus
 from pliant.tools.run.backends.slurm import parsing
 from pliant.tools.run.backends.slurm.parsing import SlurmNode, SlurmPartition
-from pliant.tools.run.discovery import (
-    Found,
-    Machine,
-    Slots,
-    choose_partitions,
-    cluster_of,
-    discover_local,
-    discover_slurm,
-    gpu_type,
-    this_machine,
-)
+from pliant.tools.run.discovery import this_machine
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.fake_nvml import GIB, Card, install
 
@@ -97,18 +83,17 @@ SLICED = Card("GPU-s", "NVIDIA A100-SXM4-40GB", instances=(("MIG-1", "1g.5gb"), 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "this_machine", lambda: Machine(8, None, 64 * GIB))
+    monkeypatch.setattr(discovery, "this_machine", lambda: discovery.Machine(8, None, 64 * GIB))
     monkeypatch.setattr(socket, "gethostname", lambda: "box.lab")
 
 
-def shown(found: Found) -> str:
-    """The cluster file and the notes."""
+def shown(found: discovery.Found) -> str:
     cluster = found.cluster.model_dump(mode="json", exclude_defaults=True)
     nodes = [json.dumps(node) for node in cluster.pop("nodes")]
     return "\n".join([json.dumps(cluster), *nodes, *(f"note: {note}" for note in found.notes)])
 
 
-LOCAL: dict[str, tuple[tuple[Card, ...], Slots | None, str | None]] = {
+LOCAL: dict[str, tuple[tuple[Card, ...], discovery.Slots | None, str | None]] = {
     "all GPUs": (H100, None, None),
     "those that CUDA may see": ((*H100, Card("GPU-dead", lost=True)), None, "3,1"),
     "two types": ((H100[0], T4, H100[1], H100[2]), "gpu", None),
@@ -119,12 +104,10 @@ LOCAL: dict[str, tuple[tuple[Card, ...], Slots | None, str | None]] = {
 
 
 @pytest.mark.parametrize("name", LOCAL)
-def test_this_machine_is_a_cluster(
-    name: str, monkeypatch: pytest.MonkeyPatch, golden_text: Callable[[str], None]
-) -> None:
+def test_this_machine_is_a_cluster(name, monkeypatch, golden_text) -> None:
     cards, slots, visible = LOCAL[name]
     install(monkeypatch, *cards)
-    found = discover_local(slots, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
+    found = discovery.discover_local(slots, {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible})
     golden_text(shown(found))
     if name == "all GPUs":
         assert devices_by_node(found.cluster, list_gpus().gpus) == [found.cluster.nodes[0].devices]
@@ -136,18 +119,18 @@ def test_without_a_gpu_cores_are_slots_and_a_note_says_why(why: str, monkeypatch
     if why == "no driver":
         monkeypatch.setitem(sys.modules, "pynvml", None)
     env = {"CUDA_VISIBLE_DEVICES": ""} if why == "hidden" else {}
-    found = discover_local(None, env)
+    found = discovery.discover_local(None, env)
     assert found.cluster.slots == "cpu"
     assert found.notes[-1].startswith("CPU slots, not GPUs: ")
     with pytest.raises(ServiceMissingError):
-        discover_local("gpu", env)
+        discovery.discover_local("gpu", env)
 
 
 def test_names_of_gpus_become_keys() -> None:
-    assert gpu_type("NVIDIA GeForce RTX 3090") == "geforce-rtx-3090"
-    assert gpu_type("Tesla V100-SXM2-16GB") == "v100-sxm2-16gb"
-    assert gpu_type("NVIDIA H200") == "h200"
-    assert gpu_type("™") == "localhost"
+    assert discovery.gpu_type("NVIDIA GeForce RTX 3090") == "geforce-rtx-3090"
+    assert discovery.gpu_type("Tesla V100-SXM2-16GB") == "v100-sxm2-16gb"
+    assert discovery.gpu_type("NVIDIA H200") == "h200"
+    assert discovery.gpu_type("™") == "localhost"
 
 
 RECORDED = Path(__file__).parent / "backends/slurm/recorded"
@@ -175,35 +158,32 @@ SLURM: dict[str, tuple[str, list[SlurmPartition], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SLURM)
 def test_nodes_of_slurm_are_a_cluster(name: str, golden_text: Callable[[str], None]) -> None:
     release, partitions, options = SLURM[name]
-    golden_text(shown(cluster_of(nodes(release), partitions, **options)))
+    golden_text(shown(discovery.cluster_of(nodes(release), partitions, **options)))
 
 
-def test_nodes_without_gpus_and_those_only_foreseen_are_left_out() -> None:
+def test_nodes_partitions_and_levels_of_a_slurm() -> None:
     first, second, third, _ = nodes()
     made = [first, replace(second, gpus=()), replace(third, state=frozenset({"FUTURE"}))]
-    found = cluster_of(made, [MAIN])
+    found = discovery.cluster_of(made, [MAIN])
     assert [node.name for node in found.cluster.nodes] == ["n0"]
     assert found.notes == ("left out: 1 node with no GPU",)
     with pytest.raises(
         InfeasibleError, match="partition main has no node with GPUs to use; left out: 1 node"
     ):
-        cluster_of(made[1:2], [MAIN], "gpu")
-    assert cluster_of(made[1:2], [MAIN]).cluster.slots == "cpu"
-
-
-def test_partitions_are_those_named_or_the_default() -> None:
+        discovery.cluster_of(made[1:2], [MAIN], "gpu")
+    assert discovery.cluster_of(made[1:2], [MAIN]).cluster.slots == "cpu"
+    # Partitions are those named or the default.
     known = [replace(MAIN, name="a", default=False), replace(MAIN, name="b")]
-    assert [each.name for each in choose_partitions(known, [])] == ["b"]
-    assert [each.name for each in choose_partitions(known, ["a", "b", "a"])] == ["a", "b"]
+    assert [each.name for each in discovery.choose_partitions(known, [])] == ["b"]
+    assert [each.name for each in discovery.choose_partitions(known, ["a", "b", "a"])] == ["a", "b"]
     with pytest.raises(UsageError, match='no partition "c", it has: a, b'):
-        choose_partitions(known, ["c"])
+        discovery.choose_partitions(known, ["c"])
     with pytest.raises(UsageError, match=r"no default partition: name one with --partition, of a$"):
-        choose_partitions(known[:1], [])
+        discovery.choose_partitions(known[:1], [])
 
-
-def test_levels_are_those_of_a_topology_that_tell_nodes_apart() -> None:
-    def found(topology: str, most: int = 4) -> Found:
-        return cluster_of(nodes()[:most], [MAIN], topology=parsing.topology(topology))
+    # Levels are those of a topology that tell nodes apart.
+    def found(topology: str, most: int = 4) -> discovery.Found:
+        return discovery.cluster_of(nodes()[:most], [MAIN], topology=parsing.topology(topology))
 
     recorded = (RECORDED / "22.05-topology.txt").read_text()
     racks = found(recorded)
@@ -222,10 +202,10 @@ def test_a_real_slurm_is_discovered(slurm: SlurmCluster, monkeypatch: pytest.Mon
     monkeypatch.setenv("SLURM_CONF", slurm.env["SLURM_CONF"])
     slurm.command("scontrol", "update", "nodename=n3", "state=drain", "reason=loud fan")
     try:
-        found = discover_slurm(None)
+        found = discovery.discover_slurm(None)
     finally:
         slurm.command("scontrol", "update", "nodename=n3", "state=resume")
     assert {node.name: node.gpus for node in found.cluster.nodes} == slurm.gpus
     assert found.notes == ("n3 is out of service (loud fan); it is in the file for when it is back",)
-    own_jobs = discover_slurm("cpu", ["main"], backend="slurm-jobs").cluster
+    own_jobs = discovery.discover_slurm("cpu", ["main"], backend="slurm-jobs").cluster
     assert (own_jobs.total_gpus, own_jobs.backend, own_jobs.minor) == (32, "slurm-jobs", 1)

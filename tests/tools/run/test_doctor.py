@@ -3,8 +3,6 @@
 Slurm as a doctor sees it is recorded, missing, silent, and real.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -68,7 +66,6 @@ def not_ok(checks: Iterable[Check]) -> list[str]:
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """A state directory whose log has one job that waits."""
     path = tmp_path.resolve() / "live"
     with State(path) as opened:
         opened.record([submit_event(JOB, time.time())])
@@ -201,17 +198,13 @@ DISKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DISKS)
-def test_a_file_system_is_judged_by_kind_room_and_locks(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, golden_text: Golden
-) -> None:
+def test_a_file_system_is_judged_by_kind_room_and_locks(name, tmp_path, monkeypatch, golden_text) -> None:
     backend, disk = DISKS[name]
     set_disk(monkeypatch, **disk)
     golden_text("\n".join(texts(doctor.folder(look_around(tmp_path, None, backend)))))
 
 
-def test_clocks_that_disagree_or_were_never_set_are_noticed(
-    state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clocks_that_disagree_or_were_never_set_are_noticed(state: Path, monkeypatch) -> None:
     site = look_around(state, None, None)
     assert site.log is not None
     site.log.last_s = time.time() + 3600
@@ -262,9 +255,7 @@ def test_gpus_lost_in_use_or_without_cuda_are_named(tmp_path: Path, monkeypatch:
         (None, "/dev/null", "warning"),
     ],
 )
-def test_without_a_driver_gpus_of_the_cluster_are_a_problem(
-    nodes: Cluster | None, driver: str, verdict: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_driver_gpus_of_the_cluster_are_a_problem(nodes, driver, verdict, monkeypatch) -> None:
     def missing() -> None:
         raise ServiceMissingError("no driver")
 

@@ -1,7 +1,3 @@
-"""The live loop: what is asked of it while it runs, and what becomes of its jobs when it leaves."""
-
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -70,7 +66,6 @@ def story(*steps: Step | Condition) -> runner.View:
 
 
 def never(log: RunLog) -> bool:
-    """The last step of a story that does not leave."""
     return False
 
 
@@ -91,13 +86,11 @@ def nothing(log: RunLog) -> bool:
 
 
 def end_all(site: Site, *job_ids: str) -> None:
-    """Cancel jobs that a test has left training, and wait for their end."""
     cancel(site.state, job_ids)
     run_and_follow(go_on(site), story(nothing_runs(site)))
 
 
 def test_jobs_are_taken_up_run_and_cancelled_while_it_lives(site: Site) -> None:
-    """Whether they run, wait, or are still to come; others get their slots."""
     _, stopped_by = run_and_follow(
         begin(site, "fifo"),
         story(
@@ -167,9 +160,7 @@ def failed_decisions(site: Site) -> list[str]:
     return [detail["error"] for detail in details if "error" in detail]
 
 
-def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(site: Site, monkeypatch, caplog) -> None:
     monkeypatch.setattr(Fifo, "explain", lambda self, snapshot: 1 / 0)
     monkeypatch.setattr(Fifo, "dump_state", lambda self: {"queue": object()})
     run_and_follow(begin(site, "fifo"), story((nothing, lambda: ask(site, "a")), phase("a", "finished")))
@@ -178,9 +169,7 @@ def test_a_policy_that_cannot_explain_or_save_itself_is_obeyed(
     assert len({line for line in caplog.messages if "the schedule does without" in line}) == 2
 
 
-def test_a_failed_decision_is_put_back_and_made_at_the_next_change(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_decision_is_put_back_and_made_at_the_next_change(site: Site, monkeypatch, caplog) -> None:
     """The policy fails; then its schedule cannot be written, but a job that it rejects is out."""
     decide, given = Fifo.decide, Schedule.given
     failures: list[Exception] = [ValueError("y"), KeyError("x")]
@@ -224,7 +213,6 @@ def test_a_failed_decision_is_put_back_and_made_at_the_next_change(
 
 
 def test_a_plan_of_slots_admits_jobs_or_rejects_them(site: Site) -> None:
-    """What the policy says of them is in the log and in the schedule."""
     in_time = {"shape": "sigmoid", "value": 9.0, "decay": 0.01, "target": 60.0}
     plans: list[str] = []
 

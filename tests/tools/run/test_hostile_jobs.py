@@ -1,7 +1,3 @@
-"""Jobs that are wrong in any way end with a reason; the loop and the other jobs go on."""
-
-from __future__ import annotations
-
 import errno
 from collections.abc import Container, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -15,16 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas import io
 from pliant.schemas.errors import BadInputError, LockedError, ServiceMissingError, UsageError
 from pliant.schemas.file_io import files
-from pliant.schemas.io import (
-    read_cluster,
-    read_events,
-    read_jobs,
-    read_schedule,
-    write_cluster,
-    write_schedule,
-)
 from pliant.tools.run.backends.protocol import Handle, UnitStatus
 from pliant.tools.run.service import run as runner
 from pliant.tools.run.service.loop import RunOptions
@@ -62,15 +51,16 @@ class Place:
         folder.mkdir(parents=True, exist_ok=True)
         self.dirs = StateDir(folder / "state")
         self.traps: dict[tuple[str, str], Trap] = {}
-        write_cluster(cluster(2, slots="cpu"), folder / "cluster.json")
+        io.write_cluster(cluster(2, slots="cpu"), folder / "cluster.json")
 
     def submit(self, job_id: str, **fields: Any) -> None:
-        """Submit a job, from a file as anybody could write it."""
         own = self.folder / job_id
         own.mkdir()
         fields = {"workdir": str(own), "work": {"samples": 1.0}, **fields}
         path = written(self.folder, job_id, "train.py", **fields)
-        submit(self.dirs.path, read_jobs(path), str(path), folder=self.folder, now_s=0.0, check_scripts=False)
+        submit(
+            self.dirs.path, io.read_jobs(path), str(path), folder=self.folder, now_s=0.0, check_scripts=False
+        )
 
     def spoil(self, job_id: str, way: str, error: Exception) -> None:
         if way == "remove the folder":
@@ -91,8 +81,8 @@ class Place:
     def reconcile(self) -> RunLog:
         """One turn of the cron form, with a decision about all that was submitted."""
         jobs = [job for request in Spool(self.dirs).requests() for job in request.jobs]
-        nodes, path = read_cluster(self.folder / "cluster.json"), self.folder / "schedule.json"
-        write_schedule(decide(jobs, nodes, None, Question("fair-share"), now_s=2e9), path)
+        nodes, path = io.read_cluster(self.folder / "cluster.json"), self.folder / "schedule.json"
+        io.write_schedule(decide(jobs, nodes, None, Question("fair-share"), now_s=2e9), path)
         with self._opened():
             return run_once(RunOptions(self.dirs.path, str(path), retries=0))[0]
 
@@ -192,16 +182,13 @@ def test_odd_reports_end_at_most_their_own_job(place: Place, event: str, detail:
     log = place.run("ones" if ends else "fair-share")
     assert log.jobs["good"].phase == "finished"
     assert log.jobs["a"].phase == "finished" if ends else log.jobs["a"].ended
-    assert not ends or any(each.event == "epoch" for each in read_events(place.dirs.events))
+    assert not ends or any(each.event == "epoch" for each in io.read_events(place.dirs.events))
     place.run()
 
 
 @pytest.mark.parametrize("name", ["schedule.json", "snapshot.jsonl"])
 @pytest.mark.parametrize("form", ["until done", "once"])
-def test_a_shortage_of_open_files_does_not_end_a_run(
-    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, form: str, name: str
-) -> None:
-    """The log holds what was decided; other files are written a little later."""
+def test_a_shortage_of_open_files_does_not_end_a_run(place: Place, monkeypatch, caplog, form, name) -> None:
     left, replaced = [3], files._replace
 
     def replace(target: Path, *about: Any) -> None:
@@ -217,7 +204,7 @@ def test_a_shortage_of_open_files_does_not_end_a_run(
     assert log.jobs["a"].phase == "finished" or form == "once"
     assert left[0] < 3
     assert left[0] == 0 or name != "schedule.json"
-    assert form == "once" or read_schedule(place.dirs.schedule).allocations == ()
+    assert form == "once" or io.read_schedule(place.dirs.schedule).allocations == ()
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
@@ -237,15 +224,13 @@ SHORT = Timeouts(abort_s=0.02, term_s=0.02, kill_s=0.02)
 
 
 class Undying:
-    """A schedule with one job, and processes that hang."""
-
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         nodes = cluster(2, slots="cpu")
         self.backend = UndyingBackend(nodes)
         self.dirs = StateDir(folder / "state")
         spec = job("a", command=("train.py",), work={"samples": 1.0}, batch=8)
         schedule = folder / "schedule.json"
-        write_schedule(decide([spec], nodes, None, Question("fifo")), schedule)
+        io.write_schedule(decide([spec], nodes, None, Question("fifo")), schedule)
         self.options = RunOptions(self.dirs.path, str(schedule), timeouts=SHORT)
         self.patch = patch
         patch.setattr(runner, "open_backend", lambda *_about: self.backend)
@@ -270,9 +255,7 @@ def undying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Undying:
 
 
 @pytest.mark.parametrize("can_be_looked_at", [True, False])
-def test_one_reconciliation_leaves_what_does_not_end_to_the_next(
-    undying: Undying, can_be_looked_at: bool
-) -> None:
+def test_one_reconciliation_leaves_what_does_not_end_to_the_next(undying: Undying, can_be_looked_at) -> None:
     run_once(undying.options)
     cancel(undying.dirs.path, ["a"])
     poll = undying.backend.poll
@@ -287,9 +270,7 @@ def test_one_reconciliation_leaves_what_does_not_end_to_the_next(
     assert not can_be_looked_at or log.jobs["a"].phase == "cancelled"
 
 
-def test_after_a_second_signal_a_run_names_what_runs_on(
-    undying: Undying, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_after_a_second_signal_a_run_names_what_runs_on(undying: Undying, monkeypatch, caplog) -> None:
     interrupts = Interrupts()
     monkeypatch.setattr(runner, "Interrupts", lambda: interrupts)
 

@@ -1,7 +1,5 @@
 """One job on several hosts, which share a folder, and no loopback, process table or names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -44,7 +42,6 @@ def test_a_job_on_three_hosts_goes_on_without_a_lost_one(there: tuple[Host, ...]
     with running(Executor, SCRIPT.read_text(), json.dumps(options), BATCH, opened) as training:
 
         def goes_to(workers: int) -> object:
-            """Give it that number of hosts; how it got there."""
             return (training.go_to(workers).detail or {}).get("mechanism")
 
         def loses_one() -> None:

@@ -3,8 +3,6 @@
 What was acknowledged is done, once, and nothing else is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -96,7 +94,6 @@ def test_a_run_killed_after_a_step_is_carried_on_by_the_next(site: Site, step: s
 
 
 def test_jobs_outlive_a_killed_loop_and_the_next_one_goes_on(site: Site) -> None:
-    """It says where it is and what went wrong; after ``kill -9`` another loop, then cron, goes on."""
     follow = (*PLIANT, "run", "--follow", "--state", site.state)
     first = ("--detach", "--policy", "fifo", "--cluster", "cluster.json", "--retries", 0)
     done = call(site, *follow, *first)
@@ -135,7 +132,6 @@ def test_jobs_outlive_a_killed_loop_and_the_next_one_goes_on(site: Site) -> None
 
 
 def test_cron_begins_with_submissions_alone(site: Site) -> None:
-    """One of them is cancelled between the decision and the first run."""
     ask(site, "a", samples=20, high=1)
     ask(site, "large", gpus=7)
     ask(site, "b", samples=1e6, high=1)
@@ -178,9 +174,7 @@ def runs(site: Site, schedule: str, **pipes: Any) -> Any:
     return started(words, cwd=site.folder, env=environment(), text=True, **{**silent, **pipes})
 
 
-def test_a_schedule_comes_through_a_pipe_and_events_go_on(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_comes_through_a_pipe_and_events_go_on(site: Site, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(site.folder)
     site.job("a", samples=50)
     schedule = Path(site.schedule("fifo")).read_bytes()
@@ -237,7 +231,6 @@ def test_a_signal_stops_jobs_and_no_other_run_is_let_in_before(site: Site) -> No
 
 @pytest.mark.parametrize("ends", ["the reader leaves", "the disk is full"])
 def test_a_run_goes_on_where_its_output_cannot_be_written(site: Site, ends: str) -> None:
-    """The standard error has no reader in the second case."""
     site.job("a", samples=200)
     with ExitStack() as stack:
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE}

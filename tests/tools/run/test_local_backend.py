@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ctypes
 import errno
 import os
@@ -140,7 +138,6 @@ def test_what_cannot_be_started_has_exit_code_127(site: Site, monkeypatch: pytes
 
 
 def test_a_stopped_launcher_is_woken_once_its_worker_has_ended(site: Site) -> None:
-    """SIGSTOP hit it; it would never say how its worker ended."""
     site.start(LAUNCHES_ONE)
     site.is_up()
     (launcher,) = site.keeper().children()
@@ -385,7 +382,6 @@ def test_output_that_cannot_be_trimmed_at_the_moment_stays(
 
 
 def test_an_orphan_that_may_not_be_killed_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon that runs as another user."""
     monkeypatch.setattr(keep, "_KILL_S", 0.05)
     monkeypatch.setattr(keep, "children", lambda: [4711])
     monkeypatch.setattr(keep.os, "waitpid", lambda pid, options: (0, 0))

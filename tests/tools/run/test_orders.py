@@ -1,7 +1,3 @@
-"""Orders about jobs and nodes, and jobs that wait for others: in the loop, between runs, and from cron."""
-
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -36,7 +32,6 @@ pytestmark = pytest.mark.usefixtures("plain_python")
 
 @pytest.fixture
 def two_nodes(site: Site) -> Site:
-    """Each has two slots."""
     return with_cluster(site, 2, 2)
 
 
@@ -47,7 +42,6 @@ def with_cluster(site: Site, *slots: int, **more: object) -> Site:
 
 
 def state_of(site: Site, job_id: str) -> tuple[str, str]:
-    """What ``pliant status`` says of a job: its state, and why."""
     found = Watcher(site.state).look(ahead=True)
     job = status_of(found, job_id, found.log.last_s)
     assert job is not None
@@ -75,7 +69,6 @@ def placement(site: Site, job_id: str) -> dict[str, int]:
 
 
 def test_a_held_job_saves_and_goes_on_once_it_is_released(site: Site) -> None:
-    """A run until all is done waits for it."""
     saved: list[float] = []
 
     def is_idle(log: RunLog) -> bool:
@@ -168,7 +161,6 @@ def test_a_job_beyond_the_limit_of_its_user_is_refused(site: Site) -> None:
 
 
 def test_no_job_comes_to_a_drained_node(two_nodes: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the loop; then from cron, and in the next loop."""
     site, lines = two_nodes, []
 
     def look() -> None:
@@ -293,7 +285,7 @@ def leave(site: Site, node: str, within_s: float) -> Callable[[], None]:
     return lambda: order_nodes(site.state, "drain", [node], now=True, within_s=within_s)
 
 
-def test_times_of_a_notice_outlive_a_restart_and_a_set_clock() -> None:
+def test_notices_outlive_a_restart_and_the_earlier_one_counts() -> None:
     found = Notices()
     assert found.hear({"n0": DRAIN, "n1": Drain("bob", 1000.0, now=True)}, 1010.0, 5.0)
     assert found.by_node == {"n0": Notice(stop_s=40.0, term_s=70.0, over_s=85.0)}
@@ -304,9 +296,7 @@ def test_times_of_a_notice_outlive_a_restart_and_a_set_clock() -> None:
     assert found.by_node == {}
     found.hear({"n0": DRAIN}, 1090.0, 8.0)
     assert found.by_node == {}, "no run was there in time: jobs leave as after --now"
-
-
-def test_a_job_on_two_nodes_leaves_by_the_earlier_times() -> None:
+    # A job on two nodes leaves by the earlier times.
     found = Notices()
     long = Drain("bob", 900.0, now=True, until_s=1100.0)  # half of it is left already, and 30 s for SIGTERM
     found.hear({"n0": DRAIN, "n1": long}, 1000.0, 0.0)

@@ -1,7 +1,5 @@
 """Jobs whose scripts do not use the elastic library: asked to save, started again with another size."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -103,7 +101,6 @@ def newest(site: Site) -> Progress | None:
 
 
 def steps(site: Site) -> list[int]:
-    """The steps that were trained, in order."""
     return list(map(int, (site.folder / "trained").read_text().split()))
 
 
@@ -123,7 +120,6 @@ def details(site: Site, *names: str) -> list[dict[str, object]]:
 
 
 def costs(site: Site) -> dict[object, float]:
-    """Seconds that each change of the job cost."""
     return {(e.detail or {}).get("after"): e.overhead_seconds for e in site.events() if e.overhead_seconds}
 
 
@@ -249,7 +245,6 @@ def signals() -> Iterator[None]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job's folder, as a launcher leaves it."""
     plan = Plan(job="a", generation=3, attempt=2, members=(), progress_s=1e-9)
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
     (tmp_path / "stop").touch()
@@ -281,7 +276,7 @@ def test_the_file_says_how_far_it_is_and_what_is_saved(job: Path) -> None:
     assert written(job).ended == "done"
 
 
-def test_all_ranks_leave_after_the_same_step(job: Path) -> None:
+def test_all_ranks_leave_after_one_step_under_any_plan(job: Path) -> None:
     first, second = rank(job, 0, 2), rank(job, 1, 2)
     assert [first.step(5), second.step(5)] == [False, False]
     ask_to_stop(job / "stop")
@@ -292,9 +287,7 @@ def test_all_ranks_leave_after_the_same_step(job: Path) -> None:
     assert [second.step(7), first.step(7)] == [True, True]
     first.saved(7)
     assert written(job).ended == "stopped"
-
-
-def test_a_plan_of_a_former_version_states_no_protocol(job: Path) -> None:
+    # A plan of a former version states no protocol.
     path = job / "plan.json"
     for protocol in (None, PROTOCOL):
         plan = Plan.model_validate_json(path.read_bytes()).model_copy(update={"protocol": protocol})

@@ -1,7 +1,3 @@
-"""What jobs use of their slots, and the rules about idle jobs and about workers slower than their peers."""
-
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -50,7 +46,6 @@ time.sleep(600)
 
 
 def test_the_whole_tree_counts_and_so_does_what_has_ended(tmp_path: Path) -> None:
-    """A process that sleeps; its child uses a CPU."""
     attempt = AttemptDir(tmp_path)
     with started([sys.executable, "-c", BURNS]):
         own = psutil.Process()
@@ -114,9 +109,7 @@ class Driver:
         (["0"], None, (None, None)),  # no driver
     ],
 )
-def test_gpus_are_asked_through_nvml(
-    names: list[str], driver: Driver | None, found: tuple[object, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_asked_through_nvml(names, driver, found, monkeypatch: pytest.MonkeyPatch) -> None:
     if driver is None:
         assert GpuMeter(names, "libno-such-driver.so.1").look() == found
         return
@@ -137,13 +130,11 @@ def test_a_report_of_use_that_makes_no_sense_is_not_known(tmp_path: Path, said: 
     assert use_of(attempt, [0]) is None
 
 
-def test_half_of_the_slots_busy_is_half() -> None:
+def test_a_job_is_idle_after_the_whole_time_in_one_place() -> None:
     assert UnitUse(1.0, 1).of_slots(2, gpus=False) == 0.5
     assert UnitUse(1.0, 1, gpus=0.5).of_slots(2, gpus=True) == 0.25
     assert UnitUse(1.0, 1).of_slots(2, gpus=True) is None
-
-
-def test_a_job_is_idle_after_the_whole_time_and_named_once() -> None:
+    # A job is idle after the whole time and named once.
     watch = IdleWatch(RULE)
     looks = {
         0.0: ({"a": 0.01, "b": 0.05, "c": None}, []),
@@ -158,9 +149,7 @@ def test_a_job_is_idle_after_the_whole_time_and_named_once() -> None:
         assert [(each.job_id, each.for_s) for each in found] == named
     assert found[0].words == "it has used 7 % of its slots or less for 1 min", "the most that it used"
 
-
-def test_a_job_that_moved_is_idle_after_the_whole_time_there() -> None:
-    """The log has forgotten by then that it was: it is named again."""
+    # The log has forgotten by then that it was: it is named again.
     watch = IdleWatch(RULE)
     looks = {
         0.0: (("n0", "n1", "n2"), []),
@@ -224,9 +213,7 @@ def warnings(site: Site) -> list[str]:
         ("end", ["cancel a 0"], f"ended by the rule about idle jobs: {IDLE}"),
     ],
 )
-def test_an_idle_job_is_named_shrunk_or_ended(
-    site: Site, monkeypatch: pytest.MonkeyPatch, then: str, events: list[str], why: str
-) -> None:
+def test_an_idle_job_is_named_shrunk_or_ended(site: Site, monkeypatch, then, events, why) -> None:
     monkeypatch.setattr(rules, "IDLE_LOOK_S", 0.05)
     monkeypatch.setattr(Executor, "used", lambda self: dict.fromkeys(self.gangs, 0.01))
     rule = IdleRule.model_validate({"below": 0.1, "for_seconds": 0.3, "then": then})
@@ -317,15 +304,13 @@ def test_a_worker_is_named_once_it_was_slow_for_long_enough() -> None:
         ([(0.1, 0.1, 0.1), (0.4, 0.4, 0.4)], []),  # all of them become slower
     ],
 )
-def test_workers_are_compared_with_their_peers(
-    looks: list[tuple[float, ...]], last: list[tuple[str, float, float]]
-) -> None:
+def test_workers_are_compared_with_their_peers(looks, last) -> None:
     watch = watching()
     assert [named(watch, now_s, *own_s) for now_s, own_s in enumerate(looks)] == [[]] * len(looks)
     assert named(watch, len(looks) + 59.0, *looks[-1]) == last
 
 
-def test_a_break_starts_the_count_again_and_ends_what_was_named() -> None:
+def test_a_worker_is_named_again_after_a_break_or_a_change() -> None:
     watch = watching()
     assert named(watch, 0.0, 0.1, 0.2) == []
     assert named(watch, 50.0, 0.1, 0.1) == []
@@ -335,9 +320,7 @@ def test_a_break_starts_the_count_again_and_ends_what_was_named() -> None:
     assert named(watch, 140.0, 0.1, 0.12) == [("n0/1", 1.2, 0.0)]
     assert watch.named == []
 
-
-def test_a_worker_is_named_again_after_its_job_changed_its_slots() -> None:
-    """The log has forgotten by then that it was slow."""
+    # The log has forgotten by then that it was slow.
     watch = watching()
     fast = dict.fromkeys(("n0/0", "n2/0", "n2/1"), 0.1)
     for now_s in (0.0, 60.0):
@@ -348,7 +331,7 @@ def test_a_worker_is_named_again_after_its_job_changed_its_slots() -> None:
     assert [each.slot for each in watch.look([moved], 125.0)] == ["n1/0"]
 
 
-def test_a_single_worker_is_compared_with_its_own_past() -> None:
+def test_workers_are_compared_with_the_past_or_with_alike_shares() -> None:
     watch = watching()
     assert named(watch, 0.0, 0.1) == []
     assert named(watch, 10.0, 0.2, share=16) == [], "of a larger share that says nothing"
@@ -356,8 +339,7 @@ def test_a_single_worker_is_compared_with_its_own_past() -> None:
     assert named(watch, 80.0, 0.4, share=16) == [("n0/0", 2.0, 60.0)]
     assert not watch.named[0].has_peers
 
-
-def test_only_alike_shares_under_one_plan_are_compared() -> None:
+    # Only alike shares under one plan are compared.
     def of(workers: int, own: tuple[float, ...] | None, batch: int, generation: int = 2) -> StepParts | None:
         about = {"job": "a", "attempt": 1, "gpus": 2, "step": 9, "epoch": 0, "samples_done": 72.0}
         members = tuple(Member(slot=f"n0/{i}", node="n0", address="h", worker=i) for i in range(workers))
@@ -388,7 +370,6 @@ SLOW_ON_A_SLOT = OWN_SLOT + ELASTIC.replace(
 
 @pytest.mark.torch
 def test_a_slow_worker_is_named_and_left_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its job trains meanwhile, and goes on in place."""
     monkeypatch.setattr(rules, "STRAGGLERS_LOOK_S", 0.2)
     site, cluster = Site(tmp_path, 3), tmp_path / "cluster.json"
     rule = StragglerRule(slower=2.0, for_seconds=0.5)

@@ -1,7 +1,5 @@
 """``pliant stack``, and what is kept of workers that are ended because they hang."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -89,7 +87,6 @@ def test_workers_at_one_place_are_one_group(site: Site) -> None:
 
 
 def test_cron_replaces_a_worker_that_stands_still(site: Site, caplog: pytest.LogCaptureFixture) -> None:
-    """Each remembers nothing of the one before. The stacks of the worker are kept."""
     site.job("a", text=f"HOW = 'held'\n{WATCHED}", gpus=2, high=2)
     attempt = StateDir(site.state).job("a").attempt(1)
     run_once(site.options())

@@ -1,7 +1,5 @@
 """Real training: torchrun, the elastic library, and slots that are CPUs."""
 
-from __future__ import annotations
-
 import re
 import signal
 import stat
@@ -123,7 +121,6 @@ def details(site: Site, job_id: str, *kinds: str) -> list[dict[str, object]]:
 
 
 def in_place(site: Site, job_id: str, count: int) -> Condition:
-    """Whether the job has changed its workers that often."""
     return lambda _: [each.get("mechanism") for each in details(site, job_id)].count("in place") == count
 
 

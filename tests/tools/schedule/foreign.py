@@ -1,7 +1,5 @@
 """A policy of somebody else, installed as pip would leave it: a module and an entry point."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from textwrap import indent

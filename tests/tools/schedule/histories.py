@@ -1,7 +1,5 @@
 """What ``pliant schedule --state`` decides from, made of the events of a log."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

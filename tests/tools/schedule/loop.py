@@ -1,7 +1,5 @@
 """All of a workload under a policy: no rescale cost, a decision at every arrival and completion."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,8 +15,6 @@ from tests.builders import session, sizes
 
 @dataclass
 class Played:
-    """What happened."""
-
     session: Session
     end_s: dict[str, float] = field(default_factory=dict)
     sizes_at: dict[float, dict[str, int]] = field(default_factory=dict)
@@ -26,7 +22,6 @@ class Played:
 
     @property
     def longest_busy_s(self) -> float:
-        """The longest time without a free GPU."""
         times = [*self.sizes_at, max(self.end_s.values(), default=0.0)]
         longest = lasted = 0.0
         for start, end in pairwise(times):
@@ -37,7 +32,6 @@ class Played:
 
 
 def play(policy: Policy, nodes: Cluster, jobs: Iterable[Job], throughput: Throughput | None = None) -> Played:
-    """All jobs from submission to completion."""
     held = session(policy, nodes, throughput)
     played, coming, now_s = Played(held), in_order_of_arrival(jobs), 0.0
     while (next_s := advance(held, now_s, coming)) is not None:

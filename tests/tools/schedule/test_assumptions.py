@@ -1,7 +1,3 @@
-"""What speeds are taken for granted where a profile does not tell them."""
-
-from __future__ import annotations
-
 import pytest
 
 from pliant.schemas.cluster import Cluster, Sharing
@@ -53,7 +49,7 @@ def test_without_profile_every_gpu_trains_one_sample_per_second() -> None:
     assert texts({"net"}, Cluster.model_validate({"nodes": nodes}), [("net", "old")]) == []
 
 
-def test_with_strict_every_assumption_is_a_line_of_one_error() -> None:
+def test_strict_names_every_assumption_and_pairs_are_assumed() -> None:
     refuse([])
     measured = [("a", "x"), ("b", "y"), ("b", "y")]
     with pytest.raises(BadInputError) as caught:
@@ -62,9 +58,7 @@ def test_with_strict_every_assumption_is_a_line_of_one_error() -> None:
         '--strict: the profile lacks GPU type "z" for "a": it is taken to be as fast as "x"',
         '--strict: the profile lacks GPU type "z" for "b": it is taken to be as fast as "y"',
     ]
-
-
-def test_where_a_policy_packs_the_speed_of_pairs_is_assumed() -> None:
+    # Where a policy packs the speed of pairs is assumed.
     nodes = cluster(4)
     together = nodes.model_copy(update={"sharing": Sharing(unmeasured="together", speed=0.8)})
     (found,) = sharing_assumed(together, Lucid)

@@ -1,28 +1,31 @@
-"""One decision as a schedule that can be executed, and its table."""
-
-from __future__ import annotations
-
 import re
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pliant.schemas.cluster import Shares, UserLimit
 from pliant.schemas.errors import BadInputError, InfeasibleError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.io import profile_hash, profile_to_columns
 from pliant.schemas.profile import Profile
-from pliant.schemas.schedule import Schedule
+from pliant.schemas.schedule import PolicyState, Schedule
 from pliant.schemas.text import width_of
+from pliant.tools.profile.throughput import CurveThroughput
 from pliant.tools.schedule.decide import Question, decide
 from pliant.tools.schedule.explain import table
+from pliant.tools.schedule.from_log import CarriedOver, correct, session_from_events, session_from_schedule
+from pliant.tools.schedule.jobs import Observation, Phase
+from pliant.tools.schedule.policies.fifo import Fifo
 from pliant.tools.schedule.policies.srtf import Srtf
 from pliant.tools.schedule.rates import throughput_for
-from pliant.tools.schedule.registry import BUILT_IN, policy_class
+from pliant.tools.schedule.registry import BUILT_IN, make_policy, policy_class
+from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, job, mixed_cluster
 from tests.effort import examples
 from tests.strategies import schedules
 from tests.tools.profile.rows_builder import step
+from tests.tools.run.stories import Story
 from tests.tools.schedule.histories import decide_from, submitted
 
 NODES = cluster(4, 4)
@@ -66,7 +69,7 @@ def test_a_schedule_holds_who_runs_who_waits_and_who_comes_later() -> None:
     assert (ask().time, ask().allocations, ask().waiting) == (0, (), ())
 
 
-def test_the_batch_is_cut_for_the_gpus_and_learning_rate_follows() -> None:
+def test_batch_and_learning_rate_and_equal_bytes_in_any_order() -> None:
     found = decide([job("a", gpus=2, model="m", batch=64)], cluster(2), PROFILE, Question("fifo"))
     batch = found.allocations[0].batch
     assert batch is not None
@@ -81,9 +84,7 @@ def test_the_batch_is_cut_for_the_gpus_and_learning_rate_follows() -> None:
     assert found.batch is not None
     assert found.batch.global_ > 8
     assert found.lr_scale == found.batch.global_ / 8
-
-
-def test_equal_inputs_in_any_order_give_equal_bytes():
+    # Equal inputs in any order give equal bytes.
     jobs = [job("a", gpus=3), job("b", gpus=2), job("c", at=5)]
     assert ask(*jobs).model_dump_json() == ask(*jobs[::-1]).model_dump_json()
     timed = decide(jobs, NODES, None, Question("fifo"))
@@ -142,12 +143,9 @@ def test_a_job_larger_than_cluster_is_rejected_by_every_policy(policy: str, at: 
     assert {each.id for each in found.jobs} == {"a", "big"}
 
 
-def test_a_model_that_is_not_profiled_is_bad_input():
+def test_missing_profiles_are_said(monkeypatch) -> None:
     with pytest.raises(BadInputError, match='model "n" is not profiled'):
         decide([job("a", model="n")], NODES, PROFILE, Question("fifo"))
-
-
-def test_a_policy_that_needs_a_profile_says_so(monkeypatch):
     monkeypatch.setattr(Srtf, "needs", frozenset({"profile"}))
     with pytest.raises(UsageError, match='policy "srtf" needs a profile'):
         ask(job("a", gpu_seconds=10), policy="srtf")
@@ -172,7 +170,7 @@ def from_log(*events: Event, now: float, policy: str = "fifo", **more) -> Schedu
     return decide_from(log(*events), Question(policy, timing=False), now_s=now, **more)
 
 
-def test_log_alone_is_enough_but_files_of_a_state_directory_win() -> None:
+def test_the_log_alone_is_enough_and_new_jobs_may_not_fit() -> None:
     events = submitted(job("a", gpus=4), job("b", at=1, gpus=4))
     first = from_log(*events, now=2)
     assert held(first) == {"a": ("start", 4)}
@@ -189,9 +187,7 @@ def test_log_alone_is_enough_but_files_of_a_state_directory_win() -> None:
     found = from_log(*events, Event(0, "start", "a", 4, (("n0", 4),)), now=2, policy="srtf")
     assert held(found) == {"a": ("preempt", 0), "b": ("start", 4)}
     assert [verdict.job for verdict in found.waiting] == ["a"]
-
-
-def test_a_new_job_of_the_log_that_does_not_fit_is_rejected():
+    # A new job of the log that does not fit is rejected.
     found = from_log(*submitted(job("a", gpus=4), job("big", gpus=9)), now=1, new=["a", "big"])
     assert (held(found), [each.job for each in found.rejected]) == ({"a": ("start", 4)}, ["big"])
 
@@ -206,7 +202,7 @@ def of_run(info: dict[str, object], **more) -> Schedule:
     return decide_from(events, Question("fifo", timing=False), now_s=1, cluster=cluster(2), **more)
 
 
-def test_a_profile_that_the_log_names_comes_from_its_file() -> None:
+def test_speeds_of_the_profile_of_the_log_or_of_the_cluster() -> None:
     found = of_run(HASHED, profile=PROFILE)
     assert found.profile == COLUMNS
     assert of_run(HASHED, previous=found).allocations == found.allocations
@@ -214,6 +210,12 @@ def test_a_profile_that_the_log_names_comes_from_its_file() -> None:
         of_run(HASHED)
     # A log of an earlier version holds the profile.
     assert of_run(INFO | {"profile": COLUMNS}) == of_run(INFO, profile=PROFILE)
+    # Without a profile the speeds that cluster states count.
+    both = mixed_cluster(slow=(1,), fast=(1,)).model_copy(update={"speeds": {"fast": 2.5}})
+    found = decide([job("a", work={"samples": 100})], both, None, Question("fifo"))
+    assert [found.allocations[0].placement[0][0]] == ["fast-0"]
+    throughput = throughput_for(None, both)
+    assert [throughput.step_seconds("m", kind, (1,), 10, None) for kind in ("slow", "fast")] == [10.0, 4.0]
 
 
 @pytest.mark.parametrize("events", [(), (Event(0, "submit", "a", detail={"job": {}}),)])
@@ -236,14 +238,6 @@ def test_state_of_other_parameters_or_clocks_is_not_carried(alike: str):
     else:
         previous = previous.model_copy(update={"policy": other})
     assert from_log(*events, **more, previous=previous) == first
-
-
-def test_without_a_profile_the_speeds_that_cluster_states_count():
-    both = mixed_cluster(slow=(1,), fast=(1,)).model_copy(update={"speeds": {"fast": 2.5}})
-    found = decide([job("a", work={"samples": 100})], both, None, Question("fifo"))
-    assert [found.allocations[0].placement[0][0]] == ["fast-0"]
-    throughput = throughput_for(None, both)
-    assert [throughput.step_seconds("m", kind, (1,), 10, None) for kind in ("slow", "fast")] == [10.0, 4.0]
 
 
 # The table of a schedule.
@@ -280,7 +274,6 @@ GOES_BY_WORK = [
 
 @pytest.mark.parametrize("name", GOES_BY_WORK)
 def test_without_a_profile_no_reason_states_unmeasured_seconds(name: str) -> None:
-    """Leases are parameters, and what was received is measured."""
     work = {"epochs": 5, "dataset_size": 4096}
     jobs = [job(each, elastic="size", low=1, high=4, gpus=2, work=work) for each in "abcd"]
     found = decide(jobs, cluster(4), None, Question(name, explain=True))
@@ -307,3 +300,169 @@ def test_of_jobs_that_arrive_later_the_first_are_listed() -> None:
 @settings(deadline=None, max_examples=examples(15))
 def test_no_line_is_wider_than_the_terminal(schedule: object, width: int) -> None:
     assert max(map(width_of, table(schedule, width).splitlines())) <= width  # type: ignore[arg-type]
+
+
+def start(job_id: str, time: float = 1, step: str = "start", **place: int) -> Event:
+    return Event(time, step, job_id, gpus=sum(place.values()), placement=tuple(place.items()))
+
+
+def rebuilt(*events: Event, **more) -> Session:
+    return session_from_events(events, more.pop("policy", None) or Fifo(), NODES, CurveThroughput(), **more)
+
+
+ELASTIC = job("a", gpus=2, low=1, high=8, work={"samples": 1000})
+
+
+def test_a_log_holds_who_has_what_and_how_far_jobs_are() -> None:
+    held = rebuilt(
+        *submitted(ELASTIC),
+        start("a", 10, n0=2),
+        Event(20, "progress", "a", samples_done=15),
+        Event(30, "grow", "a", gpus=4, placement=(("n0", 4),), samples_done=30, overhead_seconds=5),
+    )
+    state = held.jobs["a"]
+    assert state.samples_done(45) == 30 + 10 * 4, "it trains from 35 s on"
+    correct(state, Event(50, "epoch", "a", loss=0.5, samples_done=90))
+    assert (state.gpus, state.placement, state.phase) == (4, (("n0", 4),), Phase.RUNNING)
+    assert state.attained_service_s(60) == 20 * 2 + 30 * 4
+    assert state.samples_done(60) == 90 + 10 * 4
+    assert (list(state.losses), state.rescales, state.first_start_s) == ([0.5], 1, 10)
+    # What a job has measured is known to policies.
+    seen = {"placement": [2, 1], "local_batch": 4, "accum": 1, "step_seconds": 0.5}
+    measured = Event(3.0, "progress", "a", samples_done=8.0, detail={"observed": seen, "noise_scale": 12.0})
+    found = rebuilt(*submitted(ELASTIC), measured).jobs["a"]
+    assert found.observations == (Observation((2, 1), 4, 1, 0.5),)
+    assert found.noise_scale == 12.0
+    # What comes after now is not known yet.
+    held = rebuilt(*submitted(ELASTIC, job("b", at=50)), now_s=20)
+    assert list(held.jobs) == ["a"]
+
+
+def test_preempted_lost_and_swapped_jobs() -> None:
+    log = [*submitted(ELASTIC), start("a", n0=1)]
+    preempted = rebuilt(*log, Event(2, "preempt", "a", gpus=0))
+    lost = rebuilt(*log, Event(2, "requeue", "a", gpus=0))
+    assert [held.jobs["a"].phase for held in (preempted, lost)] == [Phase.PREEMPTED] * 2
+    assert [change.kind for change in preempted.changes] == ["arrived"]
+    assert [change.kind for change in lost.changes] == ["arrived", "lost"]
+    # Jobs that change places in one decision.
+    held = rebuilt(
+        *submitted(job("a", gpus=4), job("b", gpus=4)),
+        start("a", n0=4),
+        start("b", n1=4),
+        start("a", 2, "move", n1=4),
+        start("b", 2, "move", n0=4),
+    )
+    assert held.jobs["a"].placement == (("n1", 4),)
+    # A node that is down has no GPUs and no jobs.
+    log = [
+        *submitted(ELASTIC),
+        start("a", n0=1),
+        Event(2, "node_down", detail={"node": "n0"}),
+        Event(2, "requeue", "a", gpus=0),
+    ]
+    held = rebuilt(*log)
+    assert (held.up_gpus, held.jobs["a"].gpus) == (4, 0)
+    assert [change.kind for change in held.changes] == ["arrived", "node_down", "lost"]
+    assert rebuilt(*log, Event(3, "node_up", detail={"node": "n0"})).up_gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [("finish", "finished"), ("fail", "failed"), ("cancel", "cancelled"), ("reject", "rejected")],
+)
+def test_a_job_that_ended_is_known_but_not_active(event, kind):
+    held = rebuilt(
+        *submitted(ELASTIC),
+        start("a", n0=1),
+        Event(5, event, "a", gpus=0),
+        Event(6, "progress", "a", samples_done=7),  # a last line that came late
+    )
+    assert (list(held.jobs), list(held.ended), held.changes[-1].kind) == ([], ["a"], kind)
+    assert held.free.by_type == {"gpu": 8}
+
+
+@pytest.mark.parametrize(
+    ("events", "complaint"),
+    [
+        ([start("a", n0=1)], "event 1 (start): 'a' is not known"),
+        (submitted(ELASTIC, ELASTIC), 'event 2 (submit): job "a" was submitted before'),
+        ([Event(1, "submit", "a", detail={"job": {"id": "a"}})], "event 1 (submit): detail: /job/model"),
+        ([*submitted(ELASTIC), start("a", n0=5)], "cannot hold 5 GPUs on n0"),
+        ([*submitted(ELASTIC), start("a", x=1)], "cannot hold 1 GPUs on x"),
+        ([Event(1, "node_down", detail={"node": "x"})], "event 1 (node_down): 'x' is not known"),
+    ],
+)
+def test_a_log_that_contradicts_itself_is_bad_input(events, complaint):
+    with pytest.raises(BadInputError) as caught:
+        rebuilt(*events, source="events.jsonl")
+    assert str(caught.value).startswith("events.jsonl: ")
+    assert complaint in str(caught.value)
+
+
+def test_a_schedule_is_taken_up_where_it_stands() -> None:
+    jobs = [job("a", gpus=8), job("b", gpus=4), job("later", at=99), job("out", gpus=8, batch=4)]
+    found = decide(jobs, NODES, None, Question("fifo"))
+    held = session_from_schedule(found, make_policy("fifo"), CurveThroughput())
+    assert ({state.id: state.gpus for state in held.jobs.values()}) == {"a": 8, "b": 0}
+    assert list(held.ended) == ["out"]
+    held.end("a", 10)
+    assert [(transition.job.id, transition.step) for transition in held.decide(10)] == [("b", "start")]
+    found = decide([job("a", gpus=8)], NODES, None, Question("fifo"))
+    smaller = found.model_copy(update={"cluster": cluster(4)})
+    with pytest.raises(BadInputError, match='schedule: it contradicts itself: job "a" cannot hold'):
+        session_from_schedule(smaller, make_policy("fifo"), CurveThroughput())
+
+
+TEAMS = {"teams": {"x": {"users": ("a",), "weight": 2.0}, "y": {"users": {"b": 1.0, "c": 2.0}}}}
+LIMITS = {"*": UserLimit(gpus=6, jobs=4)}
+
+
+def known(held: Session, now_s: float) -> dict[str, object]:
+    """All that decisions and reports of jobs have led to."""
+    jobs = {
+        state.id: (state.placement, state.samples_done(now_s), state.attained_service_s(now_s))
+        for state in held.jobs.values()
+    }
+    return {
+        "jobs": jobs,
+        "in play": list(held.in_play),
+        "commands": vars(held.commands),
+        "fell": held.fell,
+        "free": (held.up_gpus, held.free.by_type),
+        "changes": held.changes_seen + len(held.changes),
+        "used": held.usage and held.usage.until(now_s + 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("rules", "more"),
+    [
+        pytest.param({}, {"happenings": ("submit", "node", "finish", "node")}, id="nodes fail"),
+        pytest.param({}, {"linked": True}, id="linked"),
+        pytest.param({"user_limits": LIMITS}, {"linked": True}, id="limits"),
+        pytest.param({"shares": Shares.model_validate(TEAMS)}, {}, id="teams"),
+    ],
+)
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_kept_carried_and_rebuilt_policies_decide_alike(name, rules, more):
+    """At any moment the process may end and another one go on from the log and the policy's state."""
+    nodes = NODES.model_copy(update=rules)
+    story = Story(sorted(BUILT_IN).index(name), name, nodes=nodes, **more)
+    story._jobs = [each.model_copy(update={"user": "abcd"[at % 4]}) for at, each in enumerate(story._jobs)]
+    events, live = story.go_on(30, last=False), story.session
+    state = PolicyState.model_validate_json(live.policy_state().model_dump_json())
+    carried, rebuilt_ = (
+        session_from_events(events, make_policy(name), nodes, throughput_for(None, nodes), CarriedOver(each))
+        for each in (state, None)
+    )
+    now_s = story.now_s + 7.0
+    assert known(carried, now_s) == known(live, now_s)
+    assert known(rebuilt_, now_s) == known(live, now_s)
+    for held in (live, carried, rebuilt_):
+        held.decide(now_s)
+    assert carried.changes_seen == rebuilt_.changes_seen == live.changes_seen
+    assert carried.standings(now_s) == live.standings(now_s)
+    assert known(carried, now_s) == known(live, now_s)
+    if rebuilt_.policy.rebuilds_state and not nodes.shares:
+        assert known(rebuilt_, now_s) == known(live, now_s)

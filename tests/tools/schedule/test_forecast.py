@@ -1,7 +1,3 @@
-"""Forecasts of work, what finished jobs say of others, and decisions with predicted demand."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -56,7 +52,7 @@ def ended(epochs: int) -> JobState:
     return found
 
 
-def test_without_a_history_as_much_again_is_expected() -> None:
+def test_unknown_work_is_as_much_again_and_stated_work_exact() -> None:
     begun, known, unknown = state(), state(work=EPOCHS), state()
     report(begun, 3)
     known.hide_work()
@@ -71,9 +67,7 @@ def test_without_a_history_as_much_again_is_expected() -> None:
     ahead = WorkForecast().ahead([silent], 0.0, [80.0])
     assert (ahead.reached.tolist(), ahead.before.tolist()) == ([80], [50])
     assert ahead.expected().tolist() == [130], "the rest of its first epoch, and as much again"
-
-
-def test_work_that_is_stated_is_exact_in_every_draw() -> None:
+    # Work that is stated is exact in every draw.
     stated, silent = state(work=EPOCHS), state()
     stated.total_samples = 1000.0
     report(silent, 3)
@@ -213,7 +207,7 @@ def call(events: list[Event], previous: Schedule | None = None, **asked: Any) ->
     return decide_from(log(*events), question, now_s=events[-1].time, cluster=NODES, previous=previous)
 
 
-def test_calls_from_cron_go_on_learning_where_last_one_stopped() -> None:
+def test_calls_from_cron_go_on_learning_what_is_left() -> None:
     events = list(story(9))
     first = call([each for each in events if each.time < 60], demand="predicted")
     assert first.forecast is not None
@@ -229,6 +223,21 @@ def test_calls_from_cron_go_on_learning_where_last_one_stopped() -> None:
     assert whole.predictor.jobs == 9, "without what was carried it learns from the whole log"
     stated = call(events, then, demand="stated")
     assert (stated.demand, stated.forecast) == ("stated", None)
+    # What is left follows from what is done and the progress.
+    assert AHEAD.expected() == pytest.approx(LEFT)
+    drawn = AHEAD.draws(np.random.default_rng(0), 4)
+    assert drawn.shape == (4, 3)
+    assert drawn == pytest.approx(np.array([LEFT] * 4), rel=1e-4)
+    # A part of the jobs has what is left of these.
+    assert AHEAD.only([2, 0]).expected() == pytest.approx([LEFT[2], LEFT[0]])
+    # Known work is drawn as it is and takes no random number.
+    rng = np.random.default_rng(0)
+    assert known_work([5.0, 6.0]).draws(rng, 2).tolist() == [[5.0, 6.0]] * 2
+    assert rng.random() == np.random.default_rng(0).random()
+    assert known_work([5.0]).expected().tolist() == [5.0]
+    # The draws of a job with hardly any progress are finite.
+    unsure = WorkAhead(*(np.array([value]) for value in (NAN, 10.0, 0.0, 1e-9, 1.0)))
+    assert unsure.draws(np.random.default_rng(0), 3).max() == pytest.approx(10.0 * (1000 - 1))
 
 
 # What is left of jobs, as ONES draws it.
@@ -245,23 +254,6 @@ AHEAD = WorkAhead(
 """The first is at a quarter: three times what it has done is left. The last is to be at a half after an epoch
 of 50 samples, of which 20 are to come. So sure, every draw is the mean."""
 LEFT = [300.0, 70.0, 70.0]
-
-
-def test_what_is_left_follows_from_what_is_done_and_the_progress() -> None:
-    assert AHEAD.expected() == pytest.approx(LEFT)
-    drawn = AHEAD.draws(np.random.default_rng(0), 4)
-    assert drawn.shape == (4, 3)
-    assert drawn == pytest.approx(np.array([LEFT] * 4), rel=1e-4)
-    # A part of the jobs has what is left of these.
-    assert AHEAD.only([2, 0]).expected() == pytest.approx([LEFT[2], LEFT[0]])
-    # Known work is drawn as it is and takes no random number.
-    rng = np.random.default_rng(0)
-    assert known_work([5.0, 6.0]).draws(rng, 2).tolist() == [[5.0, 6.0]] * 2
-    assert rng.random() == np.random.default_rng(0).random()
-    assert known_work([5.0]).expected().tolist() == [5.0]
-    # The draws of a job with hardly any progress are finite.
-    unsure = WorkAhead(*(np.array([value]) for value in (NAN, 10.0, 0.0, 1e-9, 1.0)))
-    assert unsure.draws(np.random.default_rng(0), 3).max() == pytest.approx(10.0 * (1000 - 1))
 
 
 # What finished jobs say of others.
@@ -288,7 +280,7 @@ def test_of_an_unknown_job_the_first_stretch_counts(done: float):
     assert knowing(at(0.0), at(float("inf"))).left(at(done)) == FinishedWork().left(at(done)), "no work"
 
 
-def test_a_job_is_taken_to_be_as_long_as_those_of_its_model_were() -> None:
+def test_a_job_is_as_long_as_its_model_and_like_jobs_count_once() -> None:
     known = knowing(*[at(1e6)] * 8)
     assert known.left(at(1e5)) == pytest.approx(9e5, rel=0.02)
     assert known.left(at(9e5)) == pytest.approx(1e5, rel=0.02)
@@ -304,10 +296,7 @@ def test_a_job_is_taken_to_be_as_long_as_those_of_its_model_were() -> None:
     known = FinishedWork()
     known.observe([at(100.0, name="a"), at(3000.0, name="b")])
     assert known.left(at(3000.0)) < known.left(at(100.0))
-
-
-def test_groups_of_the_same_jobs_count_once():
-    """All jobs that have ended were ann's: that a job is hers, too, says nothing more about it."""
+    # All jobs that have ended were ann's: that a job is hers, too, says nothing more about it.
     known = knowing(*(at(done, user="ann", team="x") for done in (50.0, 400.0, 7000.0)))
     known.observe([at(30.0, user="ann", team="x")])
     hers, his = (at(20.0, user=user, team=team) for user, team in (("ann", "x"), ("bob", "y")))

@@ -1,7 +1,3 @@
-"""Which GPUs a job gets: best fit on one node, else the fewest nodes, near each other, where it is."""
-
-from __future__ import annotations
-
 import json
 import pickle
 import random

@@ -1,7 +1,3 @@
-"""When jobs start and end: predictions, and the event loop around a session."""
-
-from __future__ import annotations
-
 import signal
 
 import numpy as np
@@ -45,7 +41,7 @@ def test_jobs_start_when_others_end_at_the_speed_of_their_model(measured, second
     assert found["c"] == StartPrediction(start_s=2 * seconds, jobs_ahead=1)
 
 
-def test_an_end_of_samples_needs_a_profile_or_a_measured_speed() -> None:
+def test_ends_need_a_speed_and_a_policy_is_asked_first() -> None:
     held = decided(*(job(name, gpus=4, work={"samples": 800.0}) for name in "ab"))
     assert predictions(copy_of(held), 0.0) == {}
     found = predictions(copy_of(held), 0.0, {"a": 80.0})
@@ -60,9 +56,7 @@ def test_an_end_of_samples_needs_a_profile_or_a_measured_speed() -> None:
     assert predictions(copy_of(held), 150.0) == {}
     held.jobs["a"].report_progress(150.0, 200.0)
     assert predictions(copy_of(held), 150.0, {"a": 2.0})["a"].end_s == 250.0
-
-
-def test_a_policy_is_asked_first_and_the_session_stays_as_it_is() -> None:
+    # A policy is asked first and the session stays as it is.
     held = session(make_policy("fifo"), NODES)
     held.submit(job("a", gpus=4, gpu_seconds=400), 5.0)
     assert predictions(copy_of(held), 5.0, asks_now=True)["a"].start_s == 5.0
@@ -82,7 +76,7 @@ def asked(*jobs: Job, measured: dict[str, float] | None = None) -> dict[str, Sta
     return predictions(decided(*jobs), 0.0, measured or {}, asks_now=True)
 
 
-def test_jobs_have_their_place_where_no_end_is_known() -> None:
+def test_jobs_without_an_end_have_a_place_and_long_looks_stop() -> None:
     found = asked(*(job(name, gpus=4, work={"samples": 800.0}) for name in "abc"))
     assert "a" not in found
     assert [found[name] for name in "bc"] == [StartPrediction(jobs_ahead=n, needs_gpus=4) for n in (0, 1)]
@@ -95,18 +89,7 @@ def test_jobs_have_their_place_where_no_end_is_known() -> None:
     # The policy says how many GPUs a job waits for.
     elastic = job("b", gpus=4, low=1, gpu_seconds=80)
     assert asked(job("a", gpus=3, gpu_seconds=400), elastic)["b"].needs_gpus == 4
-
-
-class Slow(Fifo):
-    """Takes longer and longer."""
-
-    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        while snapshot.time_s:
-            pass
-        return super().decide(snapshot, rng)
-
-
-def test_a_decision_that_takes_too_long_is_broken_off() -> None:
+    # A decision that takes too long is broken off.
     held = session(Slow(), NODES)
     for name in "ab":
         held.submit(job(name, gpus=4, gpu_seconds=400), 0.0)
@@ -119,6 +102,13 @@ def test_a_decision_that_takes_too_long_is_broken_off() -> None:
     held = decided(*(job(name, gpus=4, gpu_seconds=400) for name in "ab"))
     assert predictions(held, 0.0, within_s=600.0)["b"].start_s == 100.0
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+class Slow(Fifo):
+    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
+        while snapshot.time_s:
+            pass
+        return super().decide(snapshot, rng)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +129,7 @@ def test_a_start_is_as_uncertain_as_the_speeds_behind_it(ranges, slow, fast):
     assert found["b"].between_s == pytest.approx((40 + 120 / fast, 40 + 120 / slow))
 
 
-def test_a_start_rests_on_least_certain_speed_of_those_that_run() -> None:
+def test_starts_are_as_certain_as_speeds_and_rounds_are_kept() -> None:
     held = decided(
         job("a", gpus=2, gpu_seconds=400, model="known"),
         job("b", gpus=2, gpu_seconds=400, model="new"),
@@ -148,6 +138,14 @@ def test_a_start_rests_on_least_certain_speed_of_those_that_run() -> None:
     found = predictions(copy_of(held), 0.0, {"a": 2.0})
     assert [found[name].source for name in "abc"] == ["measured", "stated", "stated"]
     assert predictions(held, 0.0, {"a": 2.0, "b": 2.0})["c"].source == "measured"
+    # A policy with rounds is asked in rounds.
+    held = decided(job("a", work={"samples": 5}), policy="las")
+    assert next_moment_s(held, 0.0) == Las.default_interval_s
+    assert list(held.jobs) == ["a"], "to look is not to go there"
+    # Nothing is to come where no end is known.
+    held = decided(job("a"))
+    assert advance(held, 0.0) is None
+    assert next_moment_s(held, 0.0, end_of=lambda _: 7.0) == 7.0
 
 
 def test_jobs_arrive_and_end_in_turn():
@@ -167,13 +165,3 @@ def test_jobs_arrive_and_end_in_turn():
         *((1.0, ["early"]), (5.0, ["early", "late"]), (11.0, ["late"])),
         *((15.0, ["then"]), (16.0, [])),  # one ends at the moment at which another arrives
     ]
-
-
-def test_a_policy_with_rounds_is_asked_in_rounds() -> None:
-    held = decided(job("a", work={"samples": 5}), policy="las")
-    assert next_moment_s(held, 0.0) == Las.default_interval_s
-    assert list(held.jobs) == ["a"], "to look is not to go there"
-    # Nothing is to come where no end is known.
-    held = decided(job("a"))
-    assert advance(held, 0.0) is None
-    assert next_moment_s(held, 0.0, end_of=lambda _: 7.0) == 7.0

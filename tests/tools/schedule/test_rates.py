@@ -1,7 +1,3 @@
-"""Speeds of jobs by kind, and whether two jobs can train on the same GPUs."""
-
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace
@@ -81,7 +77,12 @@ def test_without_a_placement_the_most_consolidated_one_is_meant() -> None:
     assert not asked.is_consolidated(free.choose(34, ["t4"]) or ())
 
 
-def test_every_question_is_asked_once() -> None:
+def test_a_type_that_the_cluster_lacks_is_named_beside_those_that_it_has() -> None:
+    with pytest.raises(ValueError, match='no GPU type "h100"; there are: "t4", "a100"'):
+        speeds(ByType(t4=1), t4=(4,), a100=(2,)).rate(state(), 1, "h100")
+
+
+def test_questions_are_asked_once_and_batches_divide_by_replicas() -> None:
     throughput = ByType(t4=1)
     asked = speeds(throughput, t4=(4, 4))
     for _ in range(3):
@@ -95,9 +96,7 @@ def test_every_question_is_asked_once() -> None:
         *(("t4", (3,), 64), ("t4", (3,), 64)),  # two jobs of one model that differ in memory
     ]
 
-
-def test_the_batch_is_divided_over_whole_replicas() -> None:
-    """Rows count by GPU: on 4 GPUs two replicas have 16 samples each, on 8 four have 8."""
+    # Rows count by GPU: on 4 GPUs two replicas have 16 samples each, on 8 four have 8.
     measured = ThroughputBySize(Profile((step(4, 16, 0.5), step(8, 8, 0.4))))
     asked = Speeds(measured, node_states(cluster(4, 4)))
     known = state(job(batch=32, model="net", gpus=4, low=2, high=8, each=2))
@@ -152,7 +151,7 @@ def test_work_is_turned_into_samples(work: dict[str, Any] | None, samples: float
     assert arrived.total_samples == (samples if samples is None else pytest.approx(samples))
 
 
-def test_the_default_batch_fills_the_requested_gpus() -> None:
+def test_default_batches_and_the_largest_useful_size() -> None:
     spec = job(gpus=4, batch={"per_gpu_max": None})
     assert job_state(spec, speeds(ByType(t4=1, local=16), t4=(8,))).reference_batch == 64
     assert job_state(spec, speeds(ByType(t4=1), t4=(8,))).reference_batch == 4
@@ -160,15 +159,7 @@ def test_the_default_batch_fills_the_requested_gpus() -> None:
     with pytest.raises(BadInputError, match='job "a": work is stated in GPU-seconds at 4 GPUs, but'):
         job_state(job(gpus=4, batch=2, gpu_seconds=60), speeds(ByType(t4=1), t4=(8,)))
     assert job_state(job(gpus=4, gpu_seconds=60), speeds(ByType())).total_samples is None
-
-
-def by_size(**curve: float) -> Speeds:
-    """One type with three nodes of four GPUs; ``r1=10`` is the speed on one GPU."""
-    sizes = {int(name[1:]): rate for name, rate in curve.items()}
-    return Speeds(CurveThroughput({"linear": sizes}), node_states(cluster(4, 4, 4)))
-
-
-def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
+    # The useful size is the largest that is no slower.
     known, spec = by_size(r1=10, r2=18, r3=16, r4=20, r5=20, r8=15), job(gpus=8, low=1, batch=64)
     found = [known.useful(state(spec), gpus, "gpu") for gpus in range(9)]
     assert found == [0, 1, 2, 2, 4, 5, 5, 5, 5]
@@ -191,6 +182,12 @@ def test_the_useful_size_is_the_largest_that_is_no_slower() -> None:
     # Up to fewer GPUs than its smallest size a job has no speed.
     known = Speeds(CurveThroughput(), node_states(cluster(4)))
     assert known.best_rate(state(job(gpus=4, low=3, high=4, batch=64)), 2) == 0
+
+
+def by_size(**curve: float) -> Speeds:
+    """One type with three nodes of four GPUs; ``r1=10`` is the speed on one GPU."""
+    sizes = {int(name[1:]): rate for name, rate in curve.items()}
+    return Speeds(CurveThroughput({"linear": sizes}), node_states(cluster(4, 4, 4)))
 
 
 def test_speeds_are_worked_out_once_for_each_kind_of_job() -> None:
@@ -378,7 +375,7 @@ def test_smaller_sizes_come_largest_first_and_the_minimum_last(spec, sizes):
     assert [*sizes_below(job_state(spec, FOUR))] == sizes
 
 
-def test_a_change_to_a_batch_that_does_not_fit_is_refused():
+def test_batches_sizes_and_jobs_that_do_not_fit() -> None:
     speeds = Speeds(UP_TO_EIGHT, node_states(cluster(4)))
     batches = ({"size": 4, "regimes": ({"after": 0.5, "size": size},)} for size in (8, 16))
     fits, misfit = (job("a", gpus=2, work={"samples": 100.0}, batch=batch) for batch in batches)
@@ -386,9 +383,7 @@ def test_a_change_to_a_batch_that_does_not_fit_is_refused():
     with pytest.raises(BadInputError, match='job "a": it changes its batch to 16, which is infeasible'):
         job_state(misfit, speeds)
 
-
-def test_a_job_counts_at_the_nearest_size_that_runs() -> None:
-    """Half a sample a second on two GPUs; not known on four."""
+    # Half a sample a second on two GPUs; not known on four.
     spec = job("a", gpus=4, low=1, model="net", work={"samples": 10.0})
     speeds = Speeds(curves(net={1: 0.3, 2: 0.5}), node_states(cluster(2)))
     state = job_state(spec, speeds)
@@ -396,18 +391,7 @@ def test_a_job_counts_at_the_nearest_size_that_runs() -> None:
     assert demand_gpu_s(state, speeds) == 2 * 10 / 0.5
     # A job without a batch has one sample a replica.
     assert job_state(job("a", gpus=4, each=2, batch={"size": None}), FOUR).reference_batch == 2
-
-
-class NeedsWork(Fifo):
-    needs = frozenset({"demand"})
-
-
-class OnlyNet(type(curves())):
-    def models(self):
-        return ("net",)
-
-
-def test_check_names_what_is_wrong_with_a_job_and_passes_others():
+    # Check names what is wrong with a job and passes others.
     speeds = Speeds(OnlyNet(), node_states(cluster(4)))
     check = JobCheck(cluster(4), speeds, NeedsWork())
     work = {"samples": 10.0}
@@ -419,3 +403,12 @@ def test_check_names_what_is_wrong_with_a_job_and_passes_others():
     ):
         (found,) = check.problems(spec, "jobs")
         assert text in str(found)
+
+
+class NeedsWork(Fifo):
+    needs = frozenset({"demand"})
+
+
+class OnlyNet(type(curves())):
+    def models(self):
+        return ("net",)

@@ -1,7 +1,3 @@
-"""Policies by name, and parameters as people type them."""
-
-from __future__ import annotations
-
 import pickle
 import shutil
 import subprocess
@@ -59,7 +55,7 @@ def tunable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tunable_module", module)
 
 
-def test_every_built_in_policy_can_be_made_and_described() -> None:
+def test_built_in_policies_are_described_and_imported_on_demand() -> None:
     assert list(registry.BUILT_IN) == sorted(registry.BUILT_IN)
     assert set(registry.BUILT_IN) <= set(policy_names())
     for name in registry.BUILT_IN:
@@ -72,9 +68,7 @@ def test_every_built_in_policy_can_be_made_and_described() -> None:
         assert declares, f"{name} does not say what it knows"
         assert not (found.needs & {"demand", "profile"}) or found.knows in ("work", "profile"), name
 
-
-def test_nothing_is_imported_before_it_is_asked_for():
-    """Neither policies nor, by a session that draws nothing, NumPy."""
+    # Neither policies nor, by a session that draws nothing, NumPy.
     code = (
         "import sys, pliant.tools.schedule.registry as _; from pliant.tools.schedule.session import session; "
         "session.lazy_rng(1); print([m for m in sys.modules if '.policies.' in m or m == 'numpy'])"
@@ -272,7 +266,7 @@ def test_an_exception_names_policy_file_and_line(mine: Foreign, ask: str, body: 
     assert type(caught.value.__cause__).__name__ == error.partition(":")[0]
 
 
-def test_wrong_parameters_and_annotations_name_the_policy(mine: Foreign) -> None:
+def test_wrong_parameters_and_packages_name_the_policy(mine: Foreign) -> None:
     mine.is_written("def __init__(self, floor: int = 1):\n    self.floor = {floor}", "")
     with pytest.raises(PolicyError, match="TypeError: Object of type set is not JSON serializable"):
         make_policy("mine")
@@ -291,9 +285,7 @@ def test_wrong_parameters_and_annotations_name_the_policy(mine: Foreign) -> None
         make_policy("mine", {"floor": 1})
     with pytest.raises(UsageError, match='policy "mine" needs --param floor=VALUE'):
         make_policy("mine")
-
-
-def test_a_package_that_cannot_be_loaded_names_its_line(mine: Foreign):
+    # A package that cannot be loaded names its line.
     line = mine.is_written(BODY, "", after="1 / 0")
     with pytest.raises(UsageError, match=rf"cannot be loaded: mine.py:{line}: ZeroDivisionError"):
         make_policy("mine")
@@ -321,13 +313,11 @@ def test_what_is_no_decision_or_explanation_breaks_a_rule(mine: Foreign, ask, an
         getattr(held, ask)(0.0)
 
 
-def test_an_error_of_pliants_own_policies_stays_a_bug_of_pliant(monkeypatch: pytest.MonkeyPatch):
+def test_errors_of_own_policies_stay_bugs_and_cross_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     held = session(make_policy("fifo"), cluster(4))
     monkeypatch.setattr(type(held.policy), "decide", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         held.decide(0.0)
-
-
-def test_the_error_comes_back_from_another_process():
+    # The error comes back from another process.
     error = PolicyError.broke_rule("mine", "gives away too much")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own bytes

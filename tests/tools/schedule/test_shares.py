@@ -1,7 +1,3 @@
-"""Entitlements by hand, and what holds of them in all cases."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
@@ -158,17 +154,15 @@ def test_a_team_is_named_by_job_its_user_its_groups_or_a_label() -> None:
     assert not shares(b={"groups": ("staff",)}).hangs_on_accounts(job("x", user="eve"), [])
 
 
-def test_a_guarantee_is_given_back_once():
-    """x and y borrow two GPUs each with rigid jobs of six; z, whose own are four, gets them for good."""
+def test_guarantees_come_back_once_and_freed_gpus_are_kept() -> None:
+    # x and y borrow two GPUs each with rigid jobs of six; z, whose own are four, gets them for good.
     held = world(cluster(12), THREE)
     comes(held, rigid("x", 6), rigid("y", 6), at=0.0)
     seen = [comes(held, rigid(f"z{minute}", 4), at=60.0 * minute) for minute in range(1, 5)]
     assert seen == [{"x": "preempt", "z1": "start"}, {}, {}, {}]
     assert held.jobs["x"].preemptions == 1
 
-
-def test_freed_gpus_are_kept_for_a_team_that_used_less():
-    """x always has jobs of one GPU; y is entitled to six of eight, which come free one by one."""
+    # x always has jobs of one GPU; y is entitled to six of eight, which come free one by one.
     held = world(cluster(8), shares(24.0, x={}, y={}))
     comes(held, *(rigid(f"x{number:02}", 1) for number in range(40)), at=0.0)
     held.submit(rigid("y", 5, at=100.0), 100.0)
@@ -284,7 +278,7 @@ def test_who_gets_which_type():
     assert typed(A_AND_B, {"x": 8, "y": 8}, *both) == {"a": {"x": 8}, "b": {"y": 8}}
 
 
-def test_a_team_keeps_within_its_max_of_a_type():
+def test_a_max_of_a_type_and_what_is_guaranteed() -> None:
     rules, jobs = shares(a={"max": {"x": 2}}, b={}), claim("a", wait(1, **ANY), wait(1, **ANY))
     assert typed(rules, ANY, jobs) == {"a": {"x": 2, "y": 4}}
     assert own(rules, ANY, jobs) == {"a": 4.0, "b": 4.0}
@@ -293,16 +287,12 @@ def test_a_team_keeps_within_its_max_of_a_type():
     for most, left in ((5, 2), (2, 0)):
         found = entitle(shares(a={"max": {"x": most}}), {jobs.owner: jobs}, {}, ANY, {"a": {"x": 3}})
         assert found[jobs.owner].now == {"x": left, "y": 4}
-
-
-def test_a_job_counts_once_and_for_the_types_that_it_runs_on():
+    # A job counts once and for the types that it runs on.
     jobs = claim("a", wait(1, **ANY)), claim("b", wait(1, **ANY), wait(1, **ANY))
     assert typed(shares(a={"weight": 3.0}, b={}), ANY, *jobs) == {"a": {"x": 4}, "b": {"y": 4}}
     other = claim("a", wait(4, x=4), wait(1, y=1)), claim("b", wait(1, x=4))
     assert typed(A_AND_B, {"x": 4, "y": 1}, *other) == {"a": {"y": 1}, "b": {"x": 4}}
-
-
-def test_what_is_guaranteed():
+    # What is guaranteed.
     # A guarantee of any type includes those of types; the rest of sixteen is halved.
     for guaranteed, owned in (({"x": 4, "*": 6}, 11.0), ({"x": 4, "y": 4}, 12.0), ({"x": 4, "*": 2}, 10.0)):
         rules = shares(a={"guaranteed": guaranteed}, b={})
@@ -396,16 +386,14 @@ def test_usage_lowers_a_weight(teams, used, expected):
     assert found == {name: {"x": gpus} for name, gpus in expected.items()}
 
 
-def test_usage_of_a_team_is_that_of_its_users():
-    """By what the team has used, whatever others have."""
+def test_usage_and_shares_of_the_users_of_a_team() -> None:
+    # By what the team has used, whatever others have.
     rules = shares(1.0, t={"users": {"c": 1.0, "d": 1.0}}, b={})
     jobs = [claim("t", wait(1, x=20), user=user) for user in "cd"]
     all_used = typed(rules, {"x": 20}, *jobs, claim("b", wait(1, x=20)), c=1800.0, d=1800.0, b=3600.0)
     assert all_used == {"c": {"x": 5}, "d": {"x": 5}, "b": {"x": 10}}
     assert typed(rules, {"x": 20}, *jobs, c=3600.0, b=7200.0) == {"c": {"x": 4}, "d": {"x": 16}}
-
-
-def test_users_of_team_divide_what_it_owns_and_what_others_leave() -> None:
+    # Users of team divide what it owns and what others leave.
     rules = shares(t={"users": {"c": 2.0, "d": 1.0}, "guaranteed": {"*": 3}}, b={"weight": 1.0})
     alone = claim("t", wait(1, x=9), user="d")
     assert own(rules, {"x": 9}, alone) == {"c": 4.0, "d": 2.0, "b": 3.0}
@@ -436,7 +424,7 @@ def test_who_gives_way_to_whom(weight: float, first: Claim, second: Claim, used:
     assert typed(rules, {"x": 12}, first, second, **used) == {first.owner.team: {"x": 12}}
 
 
-def test_gpus_that_a_policy_left_are_of_no_use_unless_more():
+def test_claims_by_type_and_gpus_that_a_policy_left() -> None:
     def found(declined: int) -> dict[str, dict[str, int]]:
         grows = claim("a", held={"x": 2}, wanted={"x": 6}, declined={"x": declined})
         return typed(A_AND_B, {"x": 12}, grows, claim("b", wait(1, x=12)))
@@ -446,19 +434,17 @@ def test_gpus_that_a_policy_left_are_of_no_use_unless_more():
     waits = claim("a", wait(2), declined={"x": 4})
     assert (waits.can_start("x", 4), waits.can_start("x", 5)) == (False, True)
 
-
-def claims(*jobs: Any, nodes: Cluster, resizes: bool = True, throughput: Any = None) -> list[object]:
-    """The least and most of jobs of one team that wait on an idle cluster."""
-    held = opened(make_policy("fifo"), nodes, *jobs, throughput=throughput)
-    found = claims_of(held.jobs.values(), shares(a={}), held.speeds, {"x": 4, "y": 4}, resizes=resizes)
-    return [(each.least, dict(each.most)) for each in found[Owner("a")].waiting]
-
-
-def test_jobs_claim_what_they_can_use_by_type():
-    """On y nothing runs, and more than two GPUs make a job slower."""
+    # On y nothing runs, and more than two GPUs make a job slower.
     seconds = {1: 8.0, 2: 4.0, 3: 6.0, 4: 6.0}
     speeds = TimedSteps(lambda model, kind, place, batch: None if kind == "y" else seconds[sum(place)])
     elastic, rigid = job("e", gpus=3, low=1, high=4, user="a"), job("r", gpus=3, user="a")
     more = {"nodes": mixed_cluster(x=(4,), y=(4,)), "throughput": speeds}
     assert claims(elastic, rigid, **more) == [(1, {"x": 2}), (3, {"x": 3})]
     assert claims(elastic, resizes=False, **more) == [(3, {"x": 3})]
+
+
+def claims(*jobs: Any, nodes: Cluster, resizes: bool = True, throughput: Any = None) -> list[object]:
+    """The least and most of jobs of one team that wait on an idle cluster."""
+    held = opened(make_policy("fifo"), nodes, *jobs, throughput=throughput)
+    found = claims_of(held.jobs.values(), shares(a={}), held.speeds, {"x": 4, "y": 4}, resizes=resizes)
+    return [(each.least, dict(each.most)) for each in found[Owner("a")].waiting]

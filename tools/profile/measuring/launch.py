@@ -1,4 +1,4 @@
-"""One launch of a measurement: start it through torchrun, wait for it, keep what it has measured.
+"""One launch of a measurement: start it as `pliant run` would, wait for it, keep what it has measured.
 
 Points are kept on disk as they are measured (:class:`PointsFile`), so that an interrupted command can go on.
 A kept point counts only if all that it depends on is the same (:func:`launch_key`). The file is removed once
@@ -46,11 +46,13 @@ from pliant.tools.profile.measuring.request import (
     unsettled,
 )
 from pliant.tools.profile.torchrun.start import (
+    ALONE,
     NO_STORE,
     ONE_THREAD,
     child_environment,
     kill,
     last_words,
+    one_worker,
     standalone,
     strays,
     torchrun,
@@ -80,6 +82,9 @@ class Script:
     workdir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     slots: Literal["cpu", "gpu"] = "cpu"
+    by_torchrun: bool = True
+    """Whether torchrun starts it on one worker, too: the script of a gang may need its variables. Workers
+    that change in place run without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +111,13 @@ def launch(script: Script, workers: int, request: MeasurementRequest, advance: A
         result, path = folder / "outcome.json", folder / "request.json"
         ours = {"result": str(result), "launcher_pid": os.getpid()}
         path.write_text(request.model_copy(update=ours).model_dump_json())
-        argv = torchrun(script.command, workers, standalone("127.0.0.1"), folder / "logs")
+        env, logs = environment(script, path), folder / "logs"
+        if script.by_torchrun or workers > 1:
+            argv = torchrun(script.command, workers, standalone("127.0.0.1"), logs)
+        else:
+            argv, env = one_worker(script.command, logs), {**env, **ALONE}
         began_s = time.time()
-        code = _run(argv, child_environment(os.environ, environment(script, path)), script, folder, advance)
+        code = _run(argv, child_environment(os.environ, env), script, folder, advance)
         outcome = read_outcome(result)
         if outcome is not None and outcome.done:
             return _timed(outcome, began_s, time.time())
@@ -157,9 +166,10 @@ def failure(script: Script, workers: int, code: int, outcome: Outcome | None, fo
     if code == 0:
         return f"{what}: the script ended without serving the measurement; {ADVICE}"
     words = last_words(folder.glob("logs/*/attempt_*/*/stderr.log"), folder / "torchrun.log")
+    ended = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     point = outcome.current if outcome else None
     where = f" at local batch {point.local_batch}" if point else ""
-    return f"{what}: the script failed{where}: {words or f'exit code {code}, nothing on stderr'}"
+    return f"{what}: the script failed{where}: {words or f'{ended}, nothing on stderr'}"
 
 
 def _run(
@@ -326,6 +336,7 @@ def launch_key(script: Script, workers: int, wanted: MeasurementRequest) -> str:
         "workdir": script.workdir,
         "env": dict(script.env),
         "slots": script.slots,
+        "by_torchrun": script.by_torchrun,
         "workers": workers,
         "wanted": wanted.model_dump(mode="json"),
         "host": platform.node(),

@@ -7,9 +7,9 @@ them, so that both ways mean the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, timedelta, timezone, tzinfo
+from datetime import timedelta, timezone, tzinfo
 from functools import cache, partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -128,8 +128,9 @@ class RowBlock:
         """By row."""
         self.dropped: list[tuple[str, int]] = []
         """Reason and number of rows."""
-        self.assumed: list[tuple[int, str, int]] = []
-        """First row of those that a sentence holds for, the sentence, and how many they are."""
+        self.assumed: list[tuple[int, str, int, str]] = []
+        """First row of those that a sentence holds for, the sentence, how many they are, and the place of the
+        first if it is named."""
         self._words: dict[int, WordColumn] = {}
         """By column, of which some have several names."""
 
@@ -143,26 +144,20 @@ class RowBlock:
         """:param columns: the column by its new name; others are left out."""
         self.columns = {name: self.columns[column] for name, column in columns.items()}
 
-    def part(self, first: int, end: int) -> RowBlock:
-        """Some of the rows; the last part has the rest of the others."""
-        last = end == len(self)
-        low = self.line(first) if 0 < first < len(self) else 0
-        high = self.line(end) if not last else 0
-        others = [other for other in self.others if low <= other[0] and (last or other[0] < high)]
-        columns = {name: texts.slice(first, end - first) for name, texts in self.columns.items()}
-        return RowBlock(self.conversion, self.source, self.lines[first:end], columns, others)
+    def take(self, rows: Rows, names: Collection[str] | None = None) -> RowBlock:
+        """Some of the rows, without the others.
 
-    def followed_by(self, block: RowBlock) -> RowBlock:
-        """The rows of both, which have the same columns."""
+        :param names: the columns that are wanted, as far as there are. Default: all.
+        """
         import pyarrow as pa
 
-        columns = block.columns if not len(self) else self.columns
-        if len(self) and len(block):
-            columns = {
-                name: pa.concat_arrays([texts, block.columns[name]]) for name, texts in columns.items()
-            }
-        lines = np.concatenate([self.lines, block.lines])
-        return RowBlock(self.conversion, self.source, lines, columns, [*self.others, *block.others])
+        at = arrow_array(rows.astype(np.int64, copy=False), pa.int64())
+        columns = {
+            name: compute("take", texts, at)
+            for name, texts in self.columns.items()
+            if names is None or name in names
+        }
+        return RowBlock(self.conversion, self.source, self.lines[rows], columns)
 
     def rows(self) -> Iterator[InputRow]:
         """The rows one by one, as of a fresh block; others are refused where they stand."""
@@ -197,13 +192,16 @@ class RowBlock:
         self.live[row] = False
         self.problems[row] = problems
 
-    def assume(self, rows: Marks, sentence: str) -> None:
-        """State what holds for these rows."""
+    def assume(self, rows: Marks, sentence: str, *, named: bool = False) -> None:
+        """State what holds for these rows; ``named``: with the line of the first."""
         if count := int((rows & self.live).sum()):
-            self.assumed.append((int(np.argmax(rows & self.live)), sentence, count))
+            first = int(np.argmax(rows & self.live))
+            self.assumed.append(
+                (first, sentence, count, f"{self.source}:{self.line(first)}" if named else "")
+            )
 
-    def assume_row(self, row: int, sentence: str) -> None:
-        self.assumed.append((row, sentence, 1))
+    def assume_row(self, row: int, sentence: str, rows: int = 1, place: str = "") -> None:
+        self.assumed.append((row, sentence, rows, place))
 
     def line(self, row: int) -> int:
         return int(self.lines[row])
@@ -270,8 +268,11 @@ class RowBlock:
         self.refuse(found == 0, name, "is 0, expected 1 or more")
         return found
 
-    def optional_timestamp(self, name: str, zone: tzinfo = UTC, unit_s: float = 1.0) -> Numbers:
-        """Parameters as those of :func:`~.conversion.parse_timestamp`."""
+    def optional_timestamp(self, name: str, zone: tzinfo | None = None, unit_s: float = 1.0) -> Numbers:
+        """Parameters as those of :func:`~.conversion.parse_timestamp`; the zone is by default that of the
+        conversion.
+        """
+        zone = zone or self.conversion.zone
 
         def read_one(row: InputRow) -> float | None:
             return parse_timestamp(row.values[name], name, zone, unit_s)
@@ -388,8 +389,8 @@ def settle(block: RowBlock) -> None:
     conversion.count_rows(len(block) + len(block.others))
     for reason, count in block.dropped:
         conversion.summary.dropped[reason] += count
-    for _, sentence, count in sorted(block.assumed, key=lambda found: found[0]):
-        conversion.summary.assume_here(sentence, count)
+    for _, sentence, count, place in sorted(block.assumed, key=lambda found: found[0]):
+        conversion.summary.assume_here(sentence, count, place)
     refused = [(block.line(row), problems) for row, problems in block.problems.items()]
     refused += [(line, [Problem(block.source, line, "", text)]) for line, text in block.others]
     for _, problems in sorted(refused, key=lambda found: found[0]):

@@ -12,12 +12,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from zoneinfo import ZoneInfo
 
 import numpy as np
 from pydantic_core import ValidationError
@@ -31,7 +32,7 @@ from pliant.schemas.job import Gpus, GpuTimeWork, Job
 from pliant.schemas.profile import ConvergenceRow, ProfileRow
 from pliant.schemas.text import counted
 from pliant.tools.replay.engine.failures import NodeEvent
-from pliant.tools.replay.recorded import LABEL, label_of
+from pliant.tools.replay.recorded import LABEL, PastRun, label_of, not_runs, settled, stated_runs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -86,7 +87,7 @@ class JobIds:
         """Use texts that :func:`are_plain` as ids. Returns False, and uses none, if one is used already."""
         if not len(texts):
             return True
-        if not self._ids and self._are_new(_hashes(texts)):
+        if not self._ids and self._are_new(hashes(texts)):
             self._columns.append(texts)
             return True
         self._list_all()
@@ -140,7 +141,7 @@ def _id_bytes() -> NDArray[np.uint8]:
     return found
 
 
-def _hashes(texts: pa.Array) -> NDArray[np.uint64]:
+def hashes(texts: pa.Array) -> NDArray[np.uint64]:
     """Of texts of one to eight bytes each is another one."""
     data, ends = text_bytes(texts)
     starts, lengths = ends[:-1], np.diff(ends)
@@ -177,6 +178,11 @@ MALFORMED_NAMED: Final = 5
 _ROWS_PER_REPORT: Final = 1000
 UNKNOWN_MODEL: Final = "unknown"
 OUT_OF_BOUNDS: Final = "holds a number that is out of all bounds"
+LATEST_S: Final = 253_402_300_799.0
+"""The last second of the year 9999: what is submitted later counts in other units."""
+MOST_JOB_GPUS: Final = 2**18
+"""More than any cluster has; a replay would make nodes of them."""
+TOO_LATE: Final = "is after the year 9999, expected seconds"
 MOST_ROW_GPUS: Final = 65_536
 """Of one measurement: its placement names every node."""
 NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
@@ -193,6 +199,8 @@ class TraceFormat:
     name: str
     jobs: Callable[[Sequence[str], Conversion], Iterator[Any]]
     absolute: bool = True
+    zoned: bool = False
+    """Whether its clock times may state no zone, so that an option may."""
     cluster: Callable[[Sequence[str], Conversion], Cluster | None] | None = None
 
 
@@ -242,9 +250,16 @@ class Conversion:
     """Turns rows into what a format makes of them; :meth:`finish` raises malformed ones unless lenient."""
 
     def __init__(
-        self, summary: ImportSummary, *, lenient: bool = False, progress: Progress | None = None
+        self,
+        summary: ImportSummary,
+        *,
+        lenient: bool = False,
+        progress: Progress | None = None,
+        zone: tzinfo = UTC,
     ) -> None:
+        """:param zone: of clock times that state none."""
         self.summary = summary
+        self.zone = zone
         self._lenient = lenient
         self._progress = progress
         self._problems: list[Problem] = []
@@ -268,10 +283,10 @@ class Conversion:
             else:
                 yield made
 
-    def refuse(self, problems: list[Problem]) -> None:
-        """A malformed row: an error at the end, or one more dropped row."""
+    def refuse(self, problems: list[Problem], rows: int = 1) -> None:
+        """A malformed row, or several of one job: an error at the end, or dropped rows."""
         if self._lenient:
-            self.summary.dropped[f"malformed ({problems[0].pointer or 'as a whole'})"] += 1
+            self.summary.dropped[f"malformed ({problems[0].pointer or 'as a whole'})"] += rows
             room = MALFORMED_NAMED - len(self.summary.malformed)
             self.summary.malformed += problems[:room]
             self.summary.has_more_malformed |= len(problems) > room
@@ -284,8 +299,20 @@ class Conversion:
         self.count_rows()
         self.refuse([Problem(source, line, "", message)])
 
+    def refuse_byte(self, source: str, line: int, byte: int) -> None:
+        """A byte that is not UTF-8: an error at the end, or a character that stands for it."""
+        if self._lenient:
+            self.summary.assume_here("a byte that is not UTF-8 was replaced", place=f"{source}:{line}")
+        else:
+            self.refuse([Problem(source, line, "", not_utf8(byte))])
+
     def finish(self) -> None:
+        """:raises MalformedRowsError: there are problems, which it lists by line."""
         if self._problems:
+            order = {
+                source: place for place, source in enumerate(dict.fromkeys(p.source for p in self._problems))
+            }
+            self._problems.sort(key=lambda problem: (order[problem.source], problem.line or 0))
             raise MalformedRowsError(self._problems)
 
     def is_new_shape(self, shape: object) -> bool:
@@ -322,19 +349,28 @@ class ImportSummary:
     """Jobs whose epochs were imported."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Rows that gave no job, by reason."""
+    joined: Counter[str] = field(default_factory=Counter)
+    """Rows that are part of a job that another row began, by what they are."""
     malformed: list[Problem] = field(default_factory=list)
     """The first faults in rows that were dropped for them."""
     has_more_malformed: bool = False
     assumptions: dict[str, int | None] = field(default_factory=dict)
     """What the input does not say and was decided here; the number of times, or None: throughout."""
+    first_places: dict[str, str] = field(default_factory=dict)
+    """File and line of the first row that an assumption holds for, by its sentence."""
     files: list[str] = field(default_factory=list)
 
     def assume(self, sentence: str) -> None:
         self.assumptions.setdefault(sentence, None)
 
-    def assume_here(self, sentence: str, rows: int = 1) -> None:
-        """State what holds for one more row."""
+    def assume_here(self, sentence: str, rows: int = 1, place: str = "") -> None:
+        """State what holds for more rows.
+
+        :param place: file and line of the first of them, where a reader may want to look.
+        """
         self.assumptions[sentence] = (self.assumptions.get(sentence) or 0) + rows
+        if place:
+            self.first_places.setdefault(sentence, place)
 
     def lines(self) -> list[str]:
         made = counted(self.node_events, "node event") if self.node_events else counted(self.jobs, "job")
@@ -348,11 +384,14 @@ class ImportSummary:
         read, dropped = counted(self.rows, "row"), counted(self.dropped.total(), "row")
         lines = [f"{self.format}: {read} read, {made} written, {dropped} dropped"]
         lines += [f"dropped: {count} {reason}" for reason, count in sorted(self.dropped.items())]
+        lines += [f"joined: {count} {reason}" for reason, count in sorted(self.joined.items())]
         lines += [f"malformed: {problem}" for problem in self.malformed]
         if self.has_more_malformed:
             lines.append("without --lenient the import lists the others, too")
         for sentence, count in self.assumptions.items():
-            lines.append("assumed: " + (sentence if count is None else f"{sentence} ({count} times)"))
+            first = self.first_places.get(sentence)
+            times = f" ({count} times{f', first {first}' if first else ''})"
+            lines.append(f"assumed: {sentence}{'' if count is None else times}")
         return lines
 
 
@@ -368,6 +407,10 @@ class InputRow:
     source: str
     line: int | None
     values: Mapping[str, Any]
+
+    @property
+    def place(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
 
     @property
     def row_number(self) -> int:
@@ -409,11 +452,11 @@ class InputRow:
             raise MalformedRowError(name, "is 0, expected 1 or more")
         return value
 
-    def optional_timestamp(self, name: str) -> float | None:
-        return parse_timestamp(self.values.get(name), name)
+    def optional_timestamp(self, name: str, zone: tzinfo = UTC) -> float | None:
+        return parse_timestamp(self.values.get(name), name, zone)
 
-    def timestamp(self, name: str) -> float:
-        found = self.optional_timestamp(name)
+    def timestamp(self, name: str, zone: tzinfo = UTC) -> float:
+        found = self.optional_timestamp(name, zone)
         if found is None:
             raise MalformedRowError(name, "is empty, expected a time")
         return found
@@ -462,15 +505,22 @@ def executed_job(
     team: str = "",
     model: str = UNKNOWN_MODEL,
     priority: float = 0.0,
-    runs: Sequence[tuple[float, float, int]] = (),
+    runs: Sequence[PastRun] = (),
 ) -> Job:
     """A rigid job known by what it executed; labels that say nothing are left out.
 
-    :param runs: start, end and GPUs of each run that is recorded, on the clock of ``submit_time_s``.
+    :param runs: those that are recorded, settled, on the clock of ``submit_time_s``.
+    :raises MalformedRowError: a replay would refuse the runs, or ``trace describe`` the submission.
     """
+    if submit_time_s > LATEST_S:
+        raise MalformedRowError("submit_time", TOO_LATE)
+    if gpus > MOST_JOB_GPUS:
+        raise MalformedRowError("requested", too_many_gpus(gpus))
     stated = {name: "" if value is None else str(value) for name, value in labels.items()}
     if runs:
         stated[LABEL] = label_of(runs, submit_time_s, gpus)
+        if stated_runs(stated[LABEL], submit_time_s, gpus) is None:
+            raise MalformedRowError(LABEL, not_runs(stated[LABEL]))
     return Job(
         id=job_id,
         submit_time=submit_time_s,
@@ -482,6 +532,10 @@ def executed_job(
         work=GpuTimeWork(gpu_seconds=gpu_seconds),
         labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
     )
+
+
+def too_many_gpus(gpus: float) -> str:
+    return f"{gpus:.15g} is above {MOST_JOB_GPUS:,}, which is more than any cluster has"
 
 
 def executed_seconds(start_s: float | None, end_s: float | None) -> float:
@@ -502,8 +556,31 @@ def assume_no_models(conversion: Conversion) -> None:
     conversion.summary.assume("work is the executed time times the GPUs requested; jobs do not change size")
 
 
-def assume_utc(conversion: Conversion) -> None:
-    conversion.summary.assume("clock times without a zone are read as UTC, without daylight saving")
+def assume_zone(conversion: Conversion) -> None:
+    if conversion.zone is UTC:
+        conversion.summary.assume("clock times without a zone are read as UTC; --time-zone names another")
+    else:
+        conversion.summary.assume(f"clock times without a zone are read as those of {conversion.zone}")
+
+
+EARLY: Final = "a run that began before the submission counts from there, as long as it was"
+CUT: Final = "a run that began before the one before it had ended counts from that end, if it outlasts it"
+
+
+def settle_runs(
+    runs: Iterable[PastRun], submit_time_s: float, place: str, assume: Callable[[str, int, str], None]
+) -> tuple[PastRun, ...]:
+    """Runs as :func:`~pliant.tools.replay.recorded.settled` makes them; what was changed is assumed."""
+    found = settled(runs, submit_time_s)
+    if found.early:
+        assume(EARLY, 1, place)
+    if found.cut:
+        assume(CUT, found.cut, place)
+    return found.runs
+
+
+def not_utf8(byte: int) -> str:
+    return f"holds the byte {byte:#04x}, which is not UTF-8; --lenient replaces such bytes"
 
 
 def parse_number(found: str, name: str) -> float:
@@ -532,3 +609,37 @@ def parse_timestamp(value: object, name: str, zone: tzinfo = UTC, unit_s: float 
     except ValueError:
         raise MalformedRowError(name, f"{found!r}, expected a time like 2017-10-09 07:01:55") from None
     return ((stamp if stamp.tzinfo else stamp.replace(tzinfo=zone)) - _EPOCH).total_seconds()
+
+
+def in_order(times_s: Iterable[float | None], zone: tzinfo) -> list[float | None]:
+    """Times that follow each other: one that does not is read as the same one after clocks were set back."""
+    found: list[float | None] = []
+    if isinstance(zone, timezone):
+        return [*times_s]
+    latest_s = -math.inf
+    for time_s in times_s:
+        read_s = time_s if time_s is None or time_s >= latest_s else later_reading(time_s, zone)
+        found.append(read_s)
+        latest_s = latest_s if read_s is None else max(latest_s, read_s)
+    return found
+
+
+def later_reading(time_s: float, zone: tzinfo) -> float:
+    """When a clock of the zone shows again what it shows at a time; that time unless clocks are set back."""
+    try:
+        return datetime.fromtimestamp(time_s, zone).replace(fold=1).timestamp()
+    except (ValueError, OverflowError, OSError):  # no date
+        return time_s
+
+
+def time_zone(text: str) -> tzinfo:
+    """``+08:00`` or ``Asia/Shanghai``.
+
+    :raises ValueError: it is neither.
+    """
+    try:
+        if text[:1] in ("+", "-"):
+            return timezone(datetime.fromisoformat(f"2000-01-01T00:00:00{text}").utcoffset() or timedelta())
+        return UTC if text.upper() == "UTC" else ZoneInfo(text)
+    except (ValueError, OSError, KeyError):
+        raise ValueError(f"{text!r}, expected one like +08:00 or Asia/Shanghai") from None

@@ -19,10 +19,19 @@ from pliant.schemas.errors import Problem
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.json_lines import encode
 from pliant.schemas.file_io.parquet import cast, compute, text_array
-from pliant.schemas.file_io.record import MOST, MOST_GPUS, Record, problems_of
+from pliant.schemas.file_io.record import MOST, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, numbers_of, words_of
-from pliant.tools.replay.importers.conversion import OUT_OF_BOUNDS, UNKNOWN_MODEL, executed_job
+from pliant.tools.replay.importers.conversion import (
+    EARLY,
+    LATEST_S,
+    MOST_JOB_GPUS,
+    OUT_OF_BOUNDS,
+    TOO_LATE,
+    UNKNOWN_MODEL,
+    executed_job,
+    too_many_gpus,
+)
 from pliant.tools.replay.recorded import LABEL, plain_seconds
 
 if TYPE_CHECKING:
@@ -186,6 +195,8 @@ def executed_jobs(
             priority=float(priority[row]),
         )
 
+    block.refuse(submit_time_s > LATEST_S, "submit_time", TOO_LATE)
+    block.refuse(gpus > MOST_JOB_GPUS, "requested", lambda row: too_many_gpus(gpus[row]))
     within = are_within(submit_time_s, gpus, gpu_seconds) & (abs(priority) <= MOST)
     check_rows(block, within, job_of)
     fields: dict[str, Any] = {
@@ -202,15 +213,17 @@ def executed_jobs(
     if runs is not None:
         fields["labels"][LABEL] = runs
     elif start_s is not None and end_s is not None:
-        begun_s, ended_s = start_s - submit_time_s, end_s - submit_time_s
-        fields["labels"][LABEL] = _Runs(np.maximum(0.0, begun_s), np.maximum(0.0, ended_s))
+        late_s = np.maximum(0.0, submit_time_s - start_s)
+        block.assume(late_s > 0, EARLY, named=True)
+        block.refuse(end_s + late_s > MOST, LABEL, OUT_OF_BOUNDS)
+        fields["labels"][LABEL] = _Runs(start_s + late_s - submit_time_s, end_s + late_s - submit_time_s)
     return job_block(block, ids, submit_time_s, fields)
 
 
 def are_within(submit_time_s: Numbers, gpus: Numbers, gpu_seconds: Numbers) -> Marks:
-    """The jobs whose times and sizes the schema takes."""
-    sizes = (gpus <= MOST_GPUS) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
-    return sizes & (submit_time_s >= 0) & (submit_time_s <= MOST)
+    """The jobs whose times and sizes :func:`~.conversion.executed_job` takes."""
+    sizes = (gpus <= MOST_JOB_GPUS) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
+    return sizes & (submit_time_s >= 0) & (submit_time_s <= LATEST_S)
 
 
 def check_rows(block: RowBlock, within: Marks, record_of: Callable[[int], Record]) -> None:

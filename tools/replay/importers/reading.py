@@ -8,13 +8,13 @@ rows of other lengths: it alone says on which line they are. Both read the same.
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import re
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE, getincrementaldecoder
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TextIO, cast
@@ -23,8 +23,10 @@ import numpy as np
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.files import PIPE, NoWriterError, open_file, open_stdin, read_failure, source_name
+from pliant.schemas.file_io.foreign import format_of
 from pliant.schemas.file_io.json_lines import BOM
-from pliant.schemas.file_io.limits import check_bytes, check_text, longest_text
+from pliant.schemas.file_io.limits import check_text, longest_text
+from pliant.schemas.file_io.packing import unpacked
 from pliant.schemas.file_io.parquet import text_array
 from pliant.schemas.text import TOO_MANY
 from pliant.tools.replay.importers.blocks import RowBlock
@@ -34,7 +36,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from _typeshed import WriteableBuffer
 
-GZIP: Final = b"\x1f\x8b"
+Report = Callable[[str, int, int], None]
+_ESCAPE: Final = 0xDC00
+"""Before a byte that was not UTF-8, as Python decodes it."""
+_ESCAPED: Final = re.compile("[\udc80-\udcff]")
 _BEGINNING: Final = 1000
 """Characters of a first line that tell formats apart."""
 BLOCK: Final = 1 << 18
@@ -43,10 +48,9 @@ _CSV_BLOCK: Final = 1 << 21
 """Bytes of lines that become a block."""
 _RECORDS: Final = 1 << 13
 """Records of csv that become a block."""
-_UNPACKED: Final = 1 << 14
-"""Bytes unpacked at a time; then it is looked whether they are too many."""
 _OTHER_BLANKS: Final = (b";", b"\v", b"\f", b"\x1c", b"\x1d", b"\x1e", b"\x1f")
 """What lines of words between blanks seldom hold: a comment, or what Python splits at, too."""
+_DELIMITERS: Final = ",;\t|"
 _BLANKS: Final = re.compile(r"[ \t\r\n]*")
 _decode: Final = json.JSONDecoder().raw_decode
 
@@ -70,7 +74,7 @@ def csv_rows(
     :param written_by: the command that writes such files, for who has none with this delimiter.
     """
     source = source_name(path)
-    with open_text(path) as stream:
+    with open_text(path, conversion.refuse_byte) as stream:
         records = _records(stream, source, delimiter, quoted=quoted)
         header = next(records, (1, []))[1] if names is None else list(names)
         header = _lower(header) if any_case else header
@@ -114,8 +118,12 @@ def csv_blocks(
     quoted: bool = True,
     any_case: bool = False,
     written_by: str = "",
+    stream: io.BufferedReader | None = None,
 ) -> Iterator[RowBlock]:
-    """The rows of a CSV file in blocks of columns; parameters as those of :func:`csv_rows`."""
+    """The rows of a CSV file in blocks of columns; parameters as those of :func:`csv_rows`.
+
+    :param stream: the file, where it is open.
+    """
     found = _CsvBlocks(
         conversion,
         source_name(path),
@@ -127,8 +135,8 @@ def csv_blocks(
     )
     if names is not None:
         found.take_header(names)
-    with open_bytes(path) as stream:
-        yield from found.blocks(stream)
+    with nullcontext(stream) if stream is not None else open_bytes(path, conversion.refuse_byte) as binary:
+        yield from found.blocks(binary)
 
 
 class _CsvBlocks:
@@ -217,7 +225,7 @@ def word_blocks(path: str | Path, conversion: Conversion, names: Sequence[str]) 
     The word -1 stands for nothing, and becomes empty.
     """
     source, line = source_name(path), 0
-    with open_bytes(path) as stream:
+    with open_bytes(path, conversion.refuse_byte) as stream:
         data = _whole_lines(stream, source).removeprefix(BOM)
         while data:
             while data.startswith(b";") and _has_lines(data):
@@ -268,12 +276,7 @@ def _words_one_by_one(
 
 
 def _has_lines(data: bytes) -> bool:
-    """Whether no line ends in a carriage return alone.
-
-    :raises UnicodeDecodeError: they are not UTF-8.
-    """
-    if not data.isascii():
-        data.decode()
+    """Whether no line ends in a carriage return alone."""
     return b"\r" not in data or data.count(b"\r") == data.count(b"\r\n")
 
 
@@ -316,8 +319,12 @@ def _whole_lines(stream: io.BufferedReader, source: str) -> bytes:
 
 
 def _other_delimiter(header: Sequence[str], delimiter: str, written_by: str) -> str:
-    if not written_by or len(header) != 1:
+    if written_by and header and header[0][:1].isdecimal():
+        return f"; the first line is expected to name the columns, as {written_by} does without -n"
+    if len(header) != 1 or not (written_by or any(sign in header[0] for sign in _DELIMITERS)):
         return ""
+    if not written_by:
+        return f"; fields are expected with {delimiter} between them"
     return f"; fields are expected with {delimiter} between them, as {written_by} writes them"
 
 
@@ -328,14 +335,30 @@ def _check_header(header: Sequence[str], needed: Collection[str], source: str, h
     missing = [name for name in needed if name not in header]
     if missing:
         found = ", ".join(header) or "nothing"
+        if not hint and (name := format_of(",".join(header).encode())) is not None:
+            hint = f"; it seems to be of the format {name}"
         text = f"has no column {', '.join(missing)}; it has: {found[:200]}{hint}"
         raise BadInputError.one(source, text, line=1)
 
 
-def json_rows(path: str | Path, *, block: int = BLOCK) -> Iterator[InputRow]:
-    """The objects of a JSON list with the lines on which they begin."""
-    with open_text(path) as stream:
-        yield from _Reader(stream, source_name(path), block).objects()
+def json_rows(
+    path: str | Path,
+    conversion: Conversion,
+    *,
+    within: str | None = None,
+    written_by: str = "",
+    stream: io.BufferedReader | None = None,
+    block: int = BLOCK,
+) -> Iterator[InputRow]:
+    """The objects of a JSON list with the lines on which they begin.
+
+    :param within: the field of an object that holds the list, which the command ``written_by`` prints.
+        Default: the list is all there is.
+    :param stream: the file, where it is open.
+    """
+    with open_text(path, conversion.refuse_byte, stream) as text:
+        reader = _Reader(text, source_name(path), block)
+        yield from reader.objects() if within is None else reader.objects_within(within, written_by)
 
 
 class _Reader:
@@ -346,23 +369,46 @@ class _Reader:
         self.text, self.at, self.line = "", 0, 1
 
     def objects(self) -> Iterator[InputRow]:
+        yield from self._listed()
+        if self.next():
+            raise self.problem("there is text behind the list")
+
+    def objects_within(self, field: str, written_by: str) -> Iterator[InputRow]:
+        """Those of the list that an object has in a field; the rest of the object is read over."""
+        self.expect("{", "a JSON object")
+        missing = True
+        while self.next() == '"':
+            name = self.value()
+            self.expect(":", "':' after a name")
+            if name == field and self.next() == "[":
+                missing = False
+                yield from self._listed()
+            else:
+                self.next()
+                self.value()
+            if self.next() == ",":
+                self.skip(1)
+        self.expect("}", "the end of the object")
+        if missing:
+            text = f"has no list of {field}, expected what {written_by} prints"
+            raise BadInputError.one(self.source, text)
+
+    def _listed(self) -> Iterator[InputRow]:
         self.expect("[", "a JSON list")
         first = self.next()
         while first != "]":
             if first != "{":
                 raise self.problem("is not an object, expected the objects of one JSON list")
             line = self.line
-            yield InputRow(self.source, line, self.object())
+            yield InputRow(self.source, line, self.value())
             if self.next() == ",":
                 self.skip(1)
                 first = self.next()
             else:
                 first = self.expect("]", "',' or ']' after an object", stay=True)
         self.skip(1)
-        if self.next():
-            raise self.problem("there is text behind the list")
 
-    def object(self) -> dict[str, Any]:
+    def value(self) -> Any:
         while True:
             try:
                 value, end = _decode(self.text, self.at)
@@ -373,9 +419,10 @@ class _Reader:
                     reason = "too deep" if isinstance(error, RecursionError) else _reason(error)
                     raise self.problem(f"is not readable JSON: {reason}") from None
             else:
+                if end == len(self.text) and isinstance(value, int | float) and self.more():
+                    continue  # more digits may follow
                 self.skip(end - self.at)
-                found: dict[str, Any] = value
-                return found
+                return value
 
     def expect(self, character: str, what: str, *, stay: bool = False) -> str:
         found = self.next()
@@ -418,46 +465,91 @@ def first_line(path: str) -> str:
     """The beginning of a file's first line; empty for stdin, which can be read only once."""
     if path == PIPE:
         return ""
-    with open_text(path) as stream:
+    with open_text(path, lambda *_: None) as stream:
         return stream.readline(_BEGINNING)
 
 
 @contextmanager
-def open_text(path: str | Path) -> Iterator[TextIO]:
-    """A text file, or stdin for ``-``; gzipped or not, with a byte order mark or without."""
-    with open_bytes(path) as binary:
-        stream = _Lines(binary, source_name(path))
+def open_text(path: str | Path, report: Report, stream: io.BufferedReader | None = None) -> Iterator[TextIO]:
+    """A text file, or stdin for ``-``; packed or not, with a byte order mark or without.
+
+    :param report: as that of :func:`open_bytes`.
+    :param stream: what that gives, where the file is open.
+    """
+    with nullcontext(stream) if stream is not None else open_bytes(path, report) as binary:
+        text = _Lines(binary, source_name(path))
         try:
-            yield stream
+            yield text
         finally:
-            stream.detach()
+            text.detach()
 
 
 @contextmanager
-def open_bytes(path: str | Path) -> Iterator[io.BufferedReader]:
-    """What a text file holds in UTF-8, unpacked; stdin for ``-``."""
+def open_bytes(path: str | Path, report: Report) -> Iterator[io.BufferedReader]:
+    """What a text file holds in UTF-8, unpacked; stdin for ``-``.
+
+    :param report: takes file, line and value of each byte that is not UTF-8; a character stands for it.
+    """
     source = source_name(path)
     try:
         if str(path) == PIPE:
-            yield _unpacked(cast(io.BufferedReader, open_stdin()), source)
+            yield _as_utf8(cast(io.BufferedReader, open_stdin()), source, report)
         else:
             with open_file(path) as binary:
-                yield _unpacked(cast(io.BufferedReader, binary), source)
+                yield _as_utf8(cast(io.BufferedReader, binary), source, report)
     except FileNotFoundError:
         raise BadInputError.one(source, "no such file") from None
     except IsADirectoryError:
         raise BadInputError.one(source, "is a folder, expected a file") from None
     except (PermissionError, NoWriterError) as error:
         raise read_failure(error, source) from None
-    except UnicodeDecodeError as error:
-        raise BadInputError.one(source, f"is not UTF-8 text: {error.reason}") from None
-    except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise BadInputError.one(source, "is gzipped, and cut short or damaged") from None
 
 
-def _unpacked(binary: io.BufferedReader, source: str) -> io.BufferedReader:
-    packed = binary.peek(2).startswith(GZIP)
-    return io.BufferedReader(_Unpacked(binary, source), BLOCK) if packed else binary
+def _as_utf8(binary: io.BufferedReader, source: str, report: Report) -> io.BufferedReader:
+    stream = unpacked(binary, source)
+    if stream.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE):
+        text = "is not UTF-8 text but UTF-16: convert it, as iconv -f UTF-16 -t UTF-8 does"
+        raise BadInputError.one(source, text)
+    return io.BufferedReader(_Utf8(stream, partial(report, source)), BLOCK)
+
+
+class _Utf8(io.RawIOBase):
+    """The bytes of a stream; for those that are not UTF-8 stands the character U+FFFD."""
+
+    def __init__(self, stream: io.BufferedReader, report: Callable[[int, int], None]) -> None:
+        super().__init__()
+        self._stream, self._report = stream, report
+        self._decoder = getincrementaldecoder("utf-8")("surrogateescape")
+        self._ready = memoryview(b"")
+        self._line = 1
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        room = memoryview(buffer)
+        more = True
+        while more and not self._ready:
+            data = self._stream.read1(BLOCK)
+            more = bool(data)
+            self._ready = memoryview(self._valid(data))
+        count = min(len(room), len(self._ready))
+        room[:count], self._ready = self._ready[:count], self._ready[count:]
+        return count
+
+    def _valid(self, data: bytes) -> bytes:
+        """:param data: what follows; empty at the end of the stream."""
+        if data.isascii() and not self._decoder.getstate()[0]:
+            self._line += data.count(b"\n")
+            return data
+        text = self._decoder.decode(data, final=not data)
+        line, before = self._line, 0
+        for match in _ESCAPED.finditer(text):
+            line += text.count("\n", before, match.start())
+            before = match.start()
+            self._report(line, ord(match[0]) - _ESCAPE)
+        self._line += text.count("\n")
+        return _ESCAPED.sub("\ufffd", text).encode()
 
 
 class _Lines(io.TextIOWrapper):
@@ -472,36 +564,3 @@ class _Lines(io.TextIOWrapper):
         line = super().readline(self._longest + 1 if size < 0 else size)
         check_text(len(line), self._source)
         return line
-
-
-class _Unpacked(io.RawIOBase):
-    """The bytes that were gzipped, within the limits for what was read (:mod:`..file_io.limits`)."""
-
-    def __init__(self, packed: BinaryIO, source: str) -> None:
-        super().__init__()
-        self._counted = _Counted(packed)
-        self._file = gzip.GzipFile(fileobj=self._counted)  # type: ignore[call-overload]
-        self._source = source
-        self._bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        room = memoryview(buffer)
-        data = self._file.read1(min(len(room), _UNPACKED))
-        room[: len(data)] = data
-        self._bytes += len(data)
-        check_bytes(self._bytes, self._counted.bytes, self._source, f"{self._bytes:,} bytes so far")
-        return len(data)
-
-
-class _Counted:
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self.bytes = 0
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._stream.read(size)
-        self.bytes += len(data)
-        return data

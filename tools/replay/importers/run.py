@@ -8,12 +8,13 @@ from __future__ import annotations
 import tempfile
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, tzinfo
 from mmap import ACCESS_READ, MADV_DONTNEED, mmap
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from pliant import __version__
 from pliant.schemas import io
 from pliant.schemas.cluster import Cluster, Node
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks, write_error
+from pliant.schemas.file_io.files import PIPE, check_folder, check_output, write_chunks
 from pliant.schemas.file_io.json_lines import encode, header
 from pliant.schemas.file_io.parquet import compute
 from pliant.schemas.job import Job
@@ -30,6 +31,7 @@ from pliant.schemas.quantities import read_duration
 from pliant.schemas.text import counted, did_you_mean
 from pliant.tools.profile.throughput_model import with_triangulations
 from pliant.tools.replay.engine.failures import NodeEvent
+from pliant.tools.replay.importers import spool
 from pliant.tools.replay.importers.blocks import arrow_array
 from pliant.tools.replay.importers.conversion import (
     Conversion,
@@ -43,6 +45,7 @@ from pliant.tools.replay.importers.conversion import (
     Progress,
     TraceFormat,
     parse_timestamp,
+    time_zone,
 )
 from pliant.tools.replay.importers.formats import (
     alibaba,
@@ -178,7 +181,7 @@ def _count(summary: ImportSummary, reason: str, rows: int) -> None:
         summary.dropped[reason] += rows
 
 
-JOBS: Final = "jobs.jsonl"
+JOBS: Final = io.JOBS
 PROFILE: Final = "profile.parquet"
 CONVERGENCE: Final = "convergence.parquet"
 HISTORY: Final = "history.jsonl"
@@ -204,8 +207,6 @@ FORMATS: Final[dict[str, Format]] = {
         faults.FORMAT,
     )
 }
-_IN_MEMORY: Final = 1 << 25
-"""Bytes that are kept before the jobs go to a temporary file."""
 _CHUNK: Final = 1 << 20
 
 
@@ -219,6 +220,7 @@ def import_trace(
     cluster_out: str | None = None,
     cluster: str | None = None,
     mapping: str | None = None,
+    zone: str | None = None,
     selection: Selection = ALL,
     progress: Progress | None = None,
 ) -> ImportSummary:
@@ -229,13 +231,17 @@ def import_trace(
     :param cluster_out: where to write the cluster of a list of nodes among the paths.
     :param cluster: a cluster whose nodes take the place of those that faults are about.
     :param mapping: what the columns of a csv mean, or the TOML file that says it.
+    :param zone: of clock times that state none, as ``Europe/Berlin``. Default: UTC, or what the mapping says.
     :param selection: which of the jobs are kept.
     :raises BadInputError: malformed rows, a missing file, or nothing to import.
     :raises UsageError: the format is unknown, or the paths are not what it takes. Nothing is written then.
     """
-    found = _format(name, mapping)
+    stated = None if zone is None else _zone(zone)
+    found = _format(name, mapping, stated)
+    if stated is not None and not (isinstance(found, TraceFormat) and found.zoned):
+        raise UsageError(f"--time-zone: the times of {name} are seconds or state their zone")
     summary = ImportSummary(name)
-    conversion = Conversion(summary, lenient=lenient, progress=progress)
+    conversion = Conversion(summary, lenient=lenient, progress=progress, zone=stated or UTC)
     if isinstance(found, NodeFormat):
         _refuse_workload(found.name, workload)
         _import_nodes(
@@ -276,7 +282,14 @@ def import_trace(
     return summary
 
 
-def _format(name: str, mapping: str | None) -> Format:
+def _zone(text: str) -> tzinfo:
+    try:
+        return time_zone(text)
+    except ValueError as error:
+        raise UsageError(f"--time-zone {error}") from None
+
+
+def _format(name: str, mapping: str | None, zone: tzinfo | None) -> Format:
     if name not in FORMATS:
         meant = f"what {name} prints is read as slurm" if name == "sacct" else did_you_mean(name, FORMATS)
         hint = meant or f"expected one of {', '.join(FORMATS)}"
@@ -285,7 +298,7 @@ def _format(name: str, mapping: str | None) -> Format:
         return FORMATS[name]
     if name != table.CSV.name:
         raise UsageError(f"--map: {name} has columns of its own, only those of csv are mapped")
-    return table.mapped(mapping)
+    return table.mapped(mapping, zone)
 
 
 def _refuse_workload(name: str, workload: str | None) -> None:
@@ -447,7 +460,7 @@ class SortedJobs:
     """
 
     def __init__(self) -> None:
-        self._columns, self._lines = _Columns(), _Lines()
+        self._columns, self._lines = spool.Columns(), _Lines()
         self._submitted = array("d")
         self._kept: NDArray[np.intp] | None = None
 
@@ -508,77 +521,11 @@ class SortedJobs:
             first, begun = first + rows, end
 
 
-@contextmanager
-def _on_disk() -> Iterator[None]:
-    """:raises PliantError: temporary files cannot be written, which is said with their folder."""
-    try:
-        yield
-    except OSError as error:
-        raise write_error(error, tempfile.tempdir or "temporary files") from error
-
-
-class _Columns:
-    """What lines consist of, block by block; in a file as soon as it is much."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Sequence[str | pa.Array | None]] = []
-        self._bytes = 0
-        self._layouts: list[list[str | bool | None]] = []
-        """Of the blocks in the file; True stands for an array."""
-        self._file: IO[bytes] | None = None
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def add(self, pieces: Sequence[str | pa.Array | None]) -> None:
-        self._waiting.append(pieces)
-        self._bytes += sum(array.nbytes for array in _arrays(pieces))
-        if self._bytes > _IN_MEMORY:
-            with _on_disk():
-                self._to_file()
-
-    def read(self) -> Iterator[tuple[Sequence[str | pa.Array | None], int]]:
-        """The pieces of each block and the number of its rows."""
-        from pyarrow import ipc
-
-        if self._file is not None:
-            self._file.seek(0)
-            for layout in self._layouts:
-                with ipc.open_stream(self._file) as stream:
-                    arrays = iter(stream.read_all().combine_chunks().to_batches()[0].columns)
-                pieces = [next(arrays) if piece is True else piece for piece in layout]
-                yield pieces, len(next(_arrays(pieces)))
-        for waiting in self._waiting:
-            yield waiting, len(next(_arrays(waiting)))
-
-    def _to_file(self) -> None:
-        import pyarrow as pa
-        from pyarrow import ipc
-
-        if self._file is None:
-            self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by SortedJobs)
-        for pieces in self._waiting:
-            arrays = list(_arrays(pieces))
-            batch = pa.RecordBatch.from_arrays(arrays, names=[str(place) for place in range(len(arrays))])
-            with ipc.new_stream(self._file, batch.schema) as stream:
-                stream.write_batch(batch)
-            self._layouts.append(
-                [piece if piece is None or isinstance(piece, str) else True for piece in pieces]
-            )
-        self._file.flush()
-        self._waiting, self._bytes = [], 0
-
-
-def _arrays(pieces: Sequence[str | pa.Array | None]) -> Iterator[pa.Array]:
-    return (piece for piece in pieces if piece is not None and not isinstance(piece, str))
-
-
 class _Lines:
     """Lines in a file, which is in memory while it is small, and where each of them ends."""
 
     def __init__(self) -> None:
-        self.file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 (closed by SortedJobs)
+        self.file = tempfile.SpooledTemporaryFile(max_size=spool.IN_MEMORY)  # noqa: SIM115 (closed by SortedJobs)
         self.ends = array("q", [0])
 
     def __len__(self) -> int:
@@ -586,7 +533,7 @@ class _Lines:
 
     def add(self, texts: pa.Array) -> None:
         """:param texts: large ones."""
-        with _on_disk():
+        with spool.on_disk():
             self.file.write(text_of(texts))
         self.ends.frombytes((ends_of(texts) + self.ends[-1]).tobytes())
 
@@ -594,10 +541,10 @@ class _Lines:
         """The lines in an order. Those of a file on disk are read as they are needed."""
         import pyarrow as pa
 
-        with _on_disk():
+        with spool.on_disk():
             self.file.flush()
         self.file.seek(0)
-        on_disk = len(self) > _IN_MEMORY
+        on_disk = len(self) > spool.IN_MEMORY
         data = mmap(self.file.fileno(), len(self), access=ACCESS_READ) if on_disk else self.file.read()
         texts = pa.LargeStringArray.from_buffers(
             len(self.ends) - 1, pa.py_buffer(self.ends), pa.py_buffer(data)
@@ -606,5 +553,5 @@ class _Lines:
         for number, start in enumerate(range(0, len(order), step), 1):
             rows = arrow_array(order[start : start + step].astype(np.int64, copy=False), pa.int64())
             yield text_of(compute("take", texts, rows))
-            if isinstance(data, mmap) and number % (_IN_MEMORY // _CHUNK + 1) == 0:
+            if isinstance(data, mmap) and number % (spool.IN_MEMORY // _CHUNK + 1) == 0:
                 data.madvise(MADV_DONTNEED)  # what was read would count as memory

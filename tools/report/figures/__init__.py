@@ -20,6 +20,7 @@ from pliant.tools.report.figures.plots import (
     team_use,
 )
 from pliant.tools.report.figures.style import Form, image
+from pliant.tools.report.groups import groups
 from pliant.tools.report.report import Report
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ _OF_EACH_RUN: Final = ("allocation", "progress", "teams")
 def draw(report: Report) -> dict[str, Figure]:
     """All figures by file name (without its ending); those that would be empty are left out.
 
+    Runs that differ in their seed only are one line, with the band that they span; what jobs held is drawn of
+    the first of them.
+
     :raises ServiceMissingError: matplotlib is not installed.
     """
     require("matplotlib", "figures are drawn with matplotlib")
@@ -42,7 +46,7 @@ def draw(report: Report) -> dict[str, Figure]:
         "completed": completed_over_time(report),
         "gpu-use": gpu_use(report),
     }
-    for each in report.runs:
+    for each in (group.first for group in groups(report)):
         drawn[f"allocation-{_file_name(each.label)}"] = allocation(each)
         drawn[f"progress-{_file_name(each.label)}"] = progress(each)
         drawn[f"teams-{_file_name(each.label)}"] = team_use(each)
@@ -63,6 +67,16 @@ def write_figures(report: Report, target: str | Path, forms: Sequence[Form] = ("
         drawn, folder = draw(report), path
     else:
         drawn, forms, folder = {path.stem: _one(draw(report), path)}, [form], path.parent
+    return write_drawn(drawn, folder, forms)
+
+
+def write_drawn(
+    drawn: Mapping[str, Figure], folder: Path, forms: Sequence[Form] = ("png", "svg")
+) -> list[Path]:
+    """Write figures by name into a folder; returns the files.
+
+    :raises PliantError: the folder cannot be made.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +26,7 @@ from pliant.tools.report.figures.style import (
     GREY,
     PALE,
     Form,
+    LineStyle,
     area_colour,
     axes,
     axes_below,
@@ -36,7 +37,8 @@ from pliant.tools.report.figures.style import (
     run_styles,
     whole_numbers,
 )
-from pliant.tools.report.job_columns import known
+from pliant.tools.report.groups import Group, groups
+from pliant.tools.report.job_columns import Floats, known
 from pliant.tools.report.job_record import JobRecord
 from pliant.tools.report.metrics import completions, team_gpus_over_time
 from pliant.tools.report.records import kind
@@ -68,24 +70,28 @@ def cumulated(values: Sequence[float]) -> tuple[list[float], list[float]]:
 
 
 def jct_cdf(report: Report) -> Figure | None:
-    found = [jcts(each) for each in report.runs]
-    if not any(found):
+    unit = time_unit(value for each in report.runs for value in jcts(each))
+    title = _title("Job completion time", report)
+    figure, plot = axes(title, f"JCT, {unit.name}", "share of finished jobs")
+    scaled = _draw_cdf(plot, report, lambda each: [value / unit.seconds for value in jcts(each)])
+    if not scaled:
         return None
-    unit = time_unit(value for values in found for value in values)
-    figure, plot = axes("Job completion time", f"JCT, {unit.name}", "share of finished jobs")
-    scaled = [[value / unit.seconds for value in values] for values in found]
-    _draw_cdf(plot, report, scaled)
     _finish(figure, plot, scaled, wide=_WIDE_JCT)
     return figure
 
 
+def _title(text: str, report: Report) -> str:
+    """With what all runs are; a legend says it where they differ."""
+    kinds = {kind(each.run) for each in report.runs}
+    return f"{text} ({kinds.pop()})" if len(kinds) == 1 else text
+
+
 def ftf_cdf(report: Report) -> Figure | None:
-    found = [sorted(known(each.fair[report.reference].ftf)) for each in report.runs]
-    if not any(found):
-        return None
-    title = f"Finish-time fairness against {REFERENCE_NAMES[report.reference]}"
+    title = _title(f"Finish-time fairness against {REFERENCE_NAMES[report.reference]}", report)
     figure, plot = axes(title, "FTF = JCT / JCT under fair sharing", "share of finished jobs")
-    _draw_cdf(plot, report, found)
+    found = _draw_cdf(plot, report, lambda each: sorted(known(each.fair[report.reference].ftf)))
+    if not found:
+        return None
     plot.axvline(1, color=GREY, linewidth=0.9, zorder=1)
     note = plot.annotate(
         "unfair →", (1, 0), xytext=(4, 4), textcoords="offset points", color=GREY, fontsize=8
@@ -95,21 +101,58 @@ def ftf_cdf(report: Report) -> Figure | None:
     return figure
 
 
-def _draw_cdf(plot: Axes, report: Report, found: Sequence[Sequence[float]]) -> None:
-    for each, values, style in zip(report.runs, found, run_styles(report.runs), strict=True):
-        if values:
-            x, y = cumulated(values)
-            plot.plot(x, y, drawstyle="steps-post", label=_name(each, len(values)), **style.line())
+def _draw_cdf(
+    plot: Axes, report: Report, values_of: Callable[[RunReport], list[float]]
+) -> list[Sequence[float]]:
+    """Returns the values of each run that has some, ascending."""
+    found: list[Sequence[float]] = []
+    for column, style in _styled(report):
+        of_runs = [(each, values_of(each)) for each in column.runs]
+        own = [values for _, values in of_runs if values]
+        if own:
+            missing = sum(len(each.run.jobs) - len(values) for each, values in of_runs)
+            _draw_steps(plot, [cumulated(values) for values in own], _name(column, report, missing), style)
+            found += own
+    return found
 
 
-def _name(each: RunReport, shown: int) -> str:
-    missing = len(each.run.jobs) - shown
-    info = each.run.info
-    demand = [f"{info.demand} demand"] if info.demand != "stated" else []
-    oracle = ["oracle"] if info.oracle and info.demand != "oracle" else []
-    facts = [kind(each.run), *oracle, *demand]
-    absent = [f"{counted(missing, 'job')} missing"] if missing else []
-    return f"{each.label} ({', '.join([*facts, *absent])})"
+def _styled(report: Report) -> Iterator[tuple[Group, LineStyle]]:
+    columns = groups(report)
+    return zip(columns, run_styles([column.runs[0] for column in columns]), strict=True)
+
+
+def _draw_steps(
+    plot: Axes, curves: Sequence[tuple[Sequence[float], Sequence[float]]], name: str, style: LineStyle
+) -> None:
+    """A step function; of several their mean, and the band that they span."""
+    if len(curves) == 1:
+        x, y = map(np.asarray, curves[0])
+    else:
+        x, y, low, high = _mean_and_band(curves)
+        plot.fill_between(x, low, high, step="post", facecolor=style.colour, alpha=0.2, linewidth=0)
+    plot.plot(x, y, drawstyle="steps-post", label=name, **style.line())
+
+
+def _mean_and_band(
+    curves: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """x, and the mean, least and largest of step functions there; before it begins, one counts as 0."""
+    x = np.unique(np.concatenate([np.asarray(x) for x, _ in curves]))
+    x = x if len(x) <= POINTS else np.quantile(x, np.linspace(0, 1, POINTS))
+    at = [np.append(0.0, y)[np.searchsorted(np.asarray(own), x, side="right")] for own, y in curves]
+    return x, np.mean(at, axis=0), np.min(at, axis=0), np.max(at, axis=0)
+
+
+def _name(column: Group, report: Report, missing: int) -> str:
+    """A line of the legend: the label, and what the title does not say."""
+    info = column.runs[0].run.info
+    mixed = len({each.run.info.simulated for each in report.runs}) > 1
+    facts = [kind(column.runs[0].run)] if mixed else []
+    facts += ["oracle"] if info.oracle and info.demand != "oracle" else []
+    facts += [f"{info.demand} demand"] if info.demand != "stated" else []
+    facts += [column.units_text()] if len(column.runs) > 1 else []
+    facts += [f"{counted(missing, 'job')} missing"] if missing else []
+    return f"{column.label} ({', '.join(facts)})" if facts else column.label
 
 
 def _finish(figure: Figure, plot: Axes, found: Sequence[Sequence[float]], *, wide: float) -> None:
@@ -123,17 +166,19 @@ def _finish(figure: Figure, plot: Axes, found: Sequence[Sequence[float]], *, wid
 
 
 def completed_over_time(report: Report) -> Figure | None:
-    found = [completions(each.run) for each in report.runs]
-    if not any(found):
+    if not any(completions(each.run) for each in report.runs):
         return None
     end_s = max(each.run.last_event_s for each in report.runs)
     unit = time_unit([end_s])
-    figure, plot = axes("Jobs completed", f"time since the first submission, {unit.name}", "finished jobs")
-    for each, ends, style in zip(report.runs, found, run_styles(report.runs), strict=True):
-        x = [0.0, *(end / unit.seconds for end in ends), each.run.last_event_s / unit.seconds]
-        y = [*range(len(ends) + 1), len(ends)]
-        name = f"{each.label} ({kind(each.run)})"
-        plot.plot(x, y, drawstyle="steps-post", label=name, **style.line())
+    title = _title("Jobs completed", report)
+    figure, plot = axes(title, f"time since the first submission, {unit.name}", "finished jobs")
+    for column, style in _styled(report):
+        curves = []
+        for each in column.runs:
+            ends = completions(each.run)
+            x = [0.0, *(end / unit.seconds for end in ends), each.run.last_event_s / unit.seconds]
+            curves.append((x, [*range(len(ends) + 1), len(ends)]))
+        _draw_steps(plot, curves, _name(column, report, 0), style)
     plot.set_xlim(0, end_s / unit.seconds or None)
     plot.set_ylim(bottom=0)
     whole_numbers(plot)
@@ -405,20 +450,22 @@ def _longest_stretch(band: Band, low: Sequence[float]) -> tuple[int, int] | None
 
 
 def gpu_use(report: Report) -> Figure | None:
-    """GPUs held over time, a row a run. Returns None if no run has any length."""
+    """GPUs held over time, a row a run, of runs that differ in their seed the first. Returns None if no run
+    has any length.
+    """
     end_s = max(each.run.last_event_s for each in report.runs)
     if end_s <= 0:
         return None
     unit = time_unit([end_s])
     slots = "GPUs" if report.runs[0].run.info.cluster.slots == "gpu" else "CPU slots"
     figure, rows = axes_below(
-        f"{slots} held, of those that are up",
+        _title(f"{slots} held, of those that are up", report),
         f"time since the first submission, {unit.name}",
         slots,
-        len(report.runs),
+        len(groups(report)),
     )
-    for plot, each, style in zip(rows, report.runs, run_styles(report.runs), strict=True):
-        _draw_usage(plot, each, unit, style.colour)
+    for plot, (column, style) in zip(rows, _styled(report), strict=True):
+        _draw_usage(plot, column.first, unit, style.colour)
         plot.set_xlim(0, end_s / unit.seconds)
     return figure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 
 Form = Literal["png", "svg", "pdf"]
 
-COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-"""Okabe and Ito's palette, the strong colours first; its yellow is too faint for a line."""
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C510A")
+"""Okabe and Ito's palette, the strong colours first, with a brown for its yellow, which is too faint for a
+line.
+"""
 DASHES: Final = ("-", "--", "-.", ":")
-MARKS: Final = ("o", "s", "^", "v", "D", "P", "X")
+MARKS: Final = ("o", "s", "^", "v", "D", "P", "X", "<")
+_PREFERRED: Final = 7
+"""Colours and marks among which the name of a policy chooses; the last is for one that finds its own taken.
+"""
 _SALT: Final = 13137
 """With it, policies that are often compared differ in colour."""
 MUTED: Final = (
@@ -109,20 +114,19 @@ class LineStyle:
 
 
 def run_styles(runs: Sequence[RunReport]) -> list[LineStyle]:
-    """Colour and mark go by the name of the policy, whatever else is in the report.
+    """Colour and mark go by the name of the policy; up to eight policies differ in both.
 
-    Dashes do so unless a run before has this colour and these dashes. Of several runs of a policy, such as
-    seeds, the others have the next dashes and marks.
+    Dashes go by the name, too, unless a run before has this colour and these dashes. Of several runs of a
+    policy, such as seeds, the others have the next dashes and marks.
     """
     styles: list[LineStyle] = []
     times: dict[str, int] = {}
+    looks = _looks_of([each.run.info.policy for each in runs])
     for each in runs:
         policy = each.run.info.policy
         before = times.get(policy, 0)
         times[policy] = before + 1
-        number = int.from_bytes(sha256(f"{_SALT} {policy}".encode()).digest()[:6], "big")
-        number, colour = divmod(number, len(COLOURS))
-        number, mark = divmod(number, len(MARKS))
+        colour, mark, number = looks[policy]
         taken = {style.dashes for style in styles if style.colour == COLOURS[colour]}
         turned = [DASHES[(number + turn) % len(DASHES)] for turn in range(len(DASHES))]
         dashes = next((each for each in turned if each not in taken), turned[before % len(DASHES)])
@@ -131,10 +135,30 @@ def run_styles(runs: Sequence[RunReport]) -> list[LineStyle]:
     return styles
 
 
+def _looks_of(policies: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Colour, mark and a number for the dashes of each policy: those that its name chooses, else the next
+    that are free, the policies in the order of their names.
+    """
+    found: dict[str, tuple[int, int, int]] = {}
+    for policy in sorted(set(policies)):
+        number = int.from_bytes(sha256(f"{_SALT} {policy}".encode()).digest()[:6], "big")
+        number, colour = divmod(number, _PREFERRED)
+        number, mark = divmod(number, _PREFERRED)
+        colours, marks = ({look[side] for look in found.values()} for side in (0, 1))
+        found[policy] = _free(colour, colours, len(COLOURS)), _free(mark, marks, len(MARKS)), number
+    return found
+
+
+def _free(wanted: int, taken: Collection[int], count: int) -> int:
+    """The first free place from the wanted one on; that one if none is free."""
+    turned = ((wanted + turn) % count for turn in range(count))
+    return next((place for place in turned if place not in taken), wanted)
+
+
 def line_style(index: int) -> dict[str, Any]:
     """Colour and dashes of the ``index``-th run; lines differ in both, for print in grey."""
     return {
-        "color": COLOURS[index % len(COLOURS)],
+        "color": COLOURS[index % _PREFERRED],
         "linestyle": DASHES[index % len(DASHES)],
         "linewidth": 1.7,
     }

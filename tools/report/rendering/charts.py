@@ -41,6 +41,7 @@ _SHAPES: Final = {
     "v": "m0 4.2l4.2-7.6h-8.4z",
     "D": "m0-4.8l4.8 4.8l-4.8 4.8l-4.8-4.8z",
     "P": "m-1.4-4.2h2.8v2.8h2.8v2.8h-2.8v2.8h-2.8v-2.8h-2.8v-2.8h2.8z",
+    "<": "m-4.2 0l7.6-4.2v8.4z",
     "X": "m-3.4-3.4l6.8 6.8m0-6.8l-6.8 6.8",
 }
 """Marks by Matplotlib's names, as paths around a point."""

@@ -152,26 +152,24 @@ def _csv_rows(report: Report, extras: Extras) -> list[dict[str, Any]]:
 
 def document(report: Report, extras: Extras = NO_EXTRAS) -> Metrics:
     columns = groups(report, each_run=extras.shown.each_run)
-    said = answer(columns, report.reference)
+    said = answer(columns, report.reference, base_policy=report.base_policy)
     return Metrics(
         runs=tuple(_run(each, report, with_jobs=extras.jobs) for each in report.runs),
         baseline=report.base_policy if report.baseline is None else report.baseline.label,
         warnings=warnings_of(report),
         expectations=extras.checked or None,
         answer=said.sentences,
-        groups=tuple(
-            _group(each, found, said.base) for each, found in zip(columns, said.differences, strict=True)
-        ),
+        groups=tuple(_group(*column) for column in zip(columns, said.differences, said.bases, strict=True)),
     )
 
 
-def _group(each: Group, found: Difference | None, base: Group | None) -> RunGroup:
+def _group(each: Group, found: Difference | None, base: Group) -> RunGroup:
     estimates = {name: each.estimate(name) for name in FIGURE_NAMES}
     return RunGroup(
         name=each.label,
         runs=tuple(run.label for run in each.runs),
         figures={name: FigureEstimate(**asdict(known)) for name, known in estimates.items() if known},
-        mean_jct=None if found is None or base is None else JctDifference(of=base.label, **asdict(found)),
+        mean_jct=None if found is None else JctDifference(of=base.label, **asdict(found)),
     )
 
 

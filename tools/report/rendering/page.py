@@ -236,6 +236,8 @@ _WORST: Final = 5
 """Jobs of a run that are named."""
 _MOST_GROUPS: Final = 40
 """Users or teams of a run; the others are one row."""
+_LEAST_P: Final = 0.001
+"""A smaller p value is not told exactly."""
 _EPOCH_S: Final = 3e8
 """Submission times above this (1979) are seconds since the epoch."""
 
@@ -259,7 +261,7 @@ class _FigureRow:
 
 @dataclass(frozen=True, slots=True)
 class _FigureTable:
-    """Figures side by side: a column is a run, or several that differ in seed or trace only."""
+    """Figures side by side: a column is a run, or several that differ in their seed only."""
 
     labels: tuple[str, ...]
     rows: tuple[_FigureRow, ...]
@@ -428,9 +430,26 @@ def _date(time_s: float) -> str:
     return f"{datetime.fromtimestamp(time_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _notes(report: Report) -> list[tuple[str, Sequence[str]]]:
-    """What must be known about each run."""
-    return [(each.label, each.caveats) for each in report.runs if each.caveats]
+def _plain(section: Section) -> Section:
+    """A section without columns in which nothing is known, and with p values as people write them."""
+    shown = [
+        at
+        for at, header in enumerate(section.headers)
+        if at < section.text_columns or any(row[at] not in (NOTHING, "") for row in section.rows)
+    ]
+    is_p = [header.startswith("p, ") for header in section.headers]
+    return replace(
+        section,
+        headers=tuple(section.headers[at] for at in shown),
+        rows=tuple(tuple(_short_p(row[at]) if is_p[at] else row[at] for at in shown) for row in section.rows),
+    )
+
+
+def _short_p(text: str) -> str:
+    """``0.012``, ``< 0.001``."""
+    if text == NOTHING:
+        return text
+    return f"{float(text):.3f}" if float(text) >= _LEAST_P else f"< {_LEAST_P}"
 
 
 def _explained(terms: Mapping[str, str]) -> dict[str, str]:
@@ -489,13 +508,13 @@ def page(
         all_figures=_figure_table(full.table),
         of_means=[note for note in short.table.notes if note.startswith("means over")],
         marks=[_first_run(label, compared, shown) for label in short.table.headers[1:]],
-        notes=_notes(report),
-        compared=[section for section in (full.against, *sections) if section and section.rows],
+        notes=full.caveats,
+        compared=[_plain(section) for section in (full.against, *sections) if section and section.rows],
         charts=charts(report),
         swatches=swatches(report),
-        fairness=_fairness_section(report),
-        groups=_group_sections(report),
-        profiled=profiled,
+        fairness=_plain(_fairness_section(report)),
+        groups=[_plain(section) for section in _group_sections(report)],
+        profiled=[_plain(section) for section in profiled],
         provenance=_provenance_section(report, command, __version__),
         terms=_explained(full.terms),
         jobs=sum(len(each.run.jobs) for each in report.runs),

@@ -1,7 +1,7 @@
 """The text of a report: the answer in a sentence or two, then a short table with the best value of each row
 marked; on demand every row, every term explained, and where the runs come from.
 
-A column is a run, or several that differ in seed or trace only.
+A column is a run, or several that differ in their seed only.
 """
 
 from __future__ import annotations
@@ -55,32 +55,52 @@ class _Answer:
 
     sentences: tuple[str, ...]
     base: Group | None = None
-    """What the others are compared with: the baseline, else the first that was named."""
+    """What the first is compared with: the baseline, else the first that was named."""
+    bases: tuple[Group, ...] = ()
+    """What each group is compared with: the first of its workload, under a swept baseline of its cluster."""
     differences: tuple[Difference | None, ...] = ()
-    """Of each group's mean JCT from that of ``base``, in the order of the groups; null: not compared."""
+    """Of each group's mean JCT from that of its base, in the order of the groups; null: not compared."""
 
 
-def answer(columns: Sequence[Group], reference: Reference = "fair-share") -> _Answer:
-    """:param columns: the baseline first."""
+def answer(
+    columns: Sequence[Group], reference: Reference = "fair-share", *, base_policy: str | None = None
+) -> _Answer:
+    """:param columns: the baseline first.
+    :param base_policy: the baseline, where it has several runs.
+    """
     if not columns:
         return _Answer(("nothing to report",))
-    base = columns[0]
-    found = tuple(None if each is base else jct_difference(each, base) for each in columns)
-    compared = [each for each, known in zip(columns, found, strict=True) if known is not None]
-    if not compared:
-        told = [_sentence(each, None, None, reference) for each in columns[:_MOST_TOLD]]
-        more = len(columns) - len(told)
-        rest = [f"… and {counted(more, 'more run')} in the table."] if more else []
-        return _Answer((*told, *rest), base, found)
+    swept = base_policy is not None
+    bases = tuple(
+        next(each for each in columns if each.is_beside(column, same_cluster=swept)) for column in columns
+    )
+    pairs = list(zip(columns, bases, strict=True))
+    found = tuple(None if each is base else jct_difference(each, base) for each, base in pairs)
+    sentences: list[str] = []
+    told = 0
+    for base in {id(base): base for base in bases}.values():
+        beside = [(each, known) for (each, other), known in zip(pairs, found, strict=True) if other is base]
+        if own := [each for each, known in beside if known is not None]:
+            sentences += _comparison(base, own, reference)
+            told += len(own) + 1
+            continue
+        for each, _ in beside[: max(0, _MOST_TOLD - told)]:
+            sentences.append(_sentence(each, None, None, reference))
+            told += 1
+    if told < len(columns) and not any(found):
+        sentences.append(f"… and {counted(len(columns) - told, 'more run')} in the table.")
+    return _Answer(tuple(sentences), columns[0], bases, found)
+
+
+def _comparison(base: Group, compared: Sequence[Group], reference: Reference) -> Iterator[str]:
+    """The best of those that are compared with a base, and those that may be as good."""
     best, *others = _ranked([base, *compared])
     other = others[0] if best is base and others else base
-    of_best = jct_difference(best, other)
-    sentences = [_sentence(best, other, of_best, reference)]
+    yield _sentence(best, other, jct_difference(best, other), reference)
     beside = [each for each in others if each is not other]
     alike = [each.label for each in beside if (d := jct_difference(best, each)) and d.low and not d.is_known]
     if alike:
-        sentences.append(f"No difference from {best.label} that can be told: {', '.join(alike)}.")
-    return _Answer(tuple(sentences), base, found)
+        yield f"No difference from {best.label} that can be told: {', '.join(alike)}."
 
 
 def _ranked(columns: Sequence[Group]) -> list[Group]:
@@ -118,7 +138,19 @@ def _sentence(each: Group, other: Group | None, found: Difference | None, refere
     if worst is not None:
         on_average = " on average" if len(each.runs) > 1 else ""
         parts.append(f"worst-off job {three_digits(worst)} times {fair}{on_average}")
-    return f"{', '.join(parts)}."
+    return f"{', '.join(parts)}{_known_beyond_life(each)}."
+
+
+def _known_beyond_life(each: Group) -> str:
+    """What a simulation let a policy know and do that few real schedulers can, and how to replay without."""
+    runs = [each.run for each in each.runs if each.run.info.simulated]
+    knew = any(run.info.knew_work or run.info.demand == "oracle" for run in runs)
+    paused = any(run.paused_unsaved for run in runs)
+    if not (knew or paused):
+        return ""
+    what = ["knew every run time exactly"] * knew + ["could pause any job"] * paused
+    how = ["--demand predicted"] * knew + ["--preemptible stated"] * paused
+    return f"; it {', '.join(what)} (replay with {' '.join(how)})"
 
 
 def _difference_text(found: Difference, other: Group, each: Group) -> str:
@@ -239,6 +271,8 @@ class _SummaryTable:
     against: Section | None
     terms: Mapping[str, str]
     """What each row of the table means, by its title."""
+    caveats: tuple[str, ...]
+    """What the figures leave out, each once, with the columns that it is about."""
 
     def text(self, width: int | None = None) -> str:
         return "".join(paragraph(each, width) for each in self.answer.sentences)
@@ -249,7 +283,7 @@ class _SummaryTable:
 
 def summary(report: Report, shown: Shown = SHORT) -> _SummaryTable:
     columns = groups(report, each_run=shown.each_run)
-    found = answer(columns, report.reference)
+    found = answer(columns, report.reference, base_policy=report.base_policy)
     table = _Table(report, columns, found, shown)
     rows = [*table.rows()]
     return _SummaryTable(
@@ -259,6 +293,7 @@ def summary(report: Report, shown: Shown = SHORT) -> _SummaryTable:
         if shown.all_rows and (report.baseline or report.base_policy)
         else None,
         table.terms(),
+        tuple(table.caveats()),
     )
 
 
@@ -299,8 +334,10 @@ class _Table:
                     yield "… 95 % interval", *map(_interval, self.answer.differences)
 
     def _against_title(self) -> str:
-        base = self.answer.base
-        return f"… against {base.label if base else ''}"
+        bases = {base.label: base.runs[0].run.info.policy for base in self.answer.bases}
+        policies = set(bases.values())
+        name = next(iter(bases if len(bases) == 1 else policies), "")
+        return f"… against {name}" if len(policies) == 1 else "… against the first of its trace"
 
     def _completed(self) -> Iterator[_Row]:
         """Sums over the runs of a column."""
@@ -364,7 +401,7 @@ class _Table:
         if left_out:
             found.append("the best is sought among those that finished about as many jobs as any other")
         found += self._dashes()
-        said = [*self._caveats(), *self._warnings()]
+        said = [*self.caveats(), *self._warnings()]
         kept = said if self.shown.verbose else said[:_MOST_NOTES]
         more = [f"… and {len(said) - len(kept)} more notes with --verbose"] if len(said) > len(kept) else []
         origins = (
@@ -392,7 +429,7 @@ class _Table:
             other = "elsewhere it " if any(missing) else f"{NOTHING}: "
             yield f"{other}does not apply, such as a bound of a policy that promises none"
 
-    def _caveats(self) -> Iterator[str]:
+    def caveats(self) -> Iterator[str]:
         """Each once, with the columns that it is of; of all columns without them."""
         of: dict[str, list[str]] = {}
         for column in self.columns:
@@ -457,14 +494,18 @@ def _signed_text(text: str, value: float) -> str:
 def _against(report: Report, columns: Sequence[Group], found: _Answer) -> Section | None:
     """Mean JCTs beside the baseline's, with intervals; of single runs Wilcoxon's test too."""
     base = found.base
-    known = [(each, d) for each, d in zip(columns, found.differences, strict=True) if d is not None]
+    known = [
+        (each, other, d)
+        for each, other, d in zip(columns, found.bases, found.differences, strict=True)
+        if d is not None
+    ]
     if base is None or not known:
         return None
     rows = []
-    for each, change in known:
+    for each, other, change in known:
         paired = report.paired.get(each.runs[0].label) if len(each.runs) == 1 else None
         ps = (paired.two_sided, paired.greater, paired.less) if paired and report.paired else ()
-        of = each.units_text() or (base.units_text() and counted(change.pairs, "value"))
+        of = each.units_text() or (other.units_text() and counted(change.pairs, "value"))
         rows.append(
             (
                 each.label,
@@ -483,7 +524,8 @@ def _against(report: Report, columns: Sequence[Group], found: _Answer) -> Sectio
         ]
         title = f"Against {base.label}: mean JCTs and Wilcoxon's signed-rank tests"
         return Section(title, headers, tuple(rows), 2, tuple(notes))
-    return Section(f"Against {base.label}", headers[:4], tuple(row[:4] for row in rows), 2, tuple(notes))
+    name = base.label if len({id(other) for _, other, _ in known}) == 1 else report.base_policy
+    return Section(f"Against {name}", headers[:4], tuple(row[:4] for row in rows), 2, tuple(notes))
 
 
 def _title(columns: Sequence[Group]) -> str:

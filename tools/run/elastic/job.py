@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, TypeVar, cast, overload
+from typing import Any, ClassVar, Final, Literal, TypeVar, cast, overload
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Sampler
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.measuring.worker import request_from_env
 from pliant.tools.run.elastic.context import Context, WorkerContext, find_context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, Carried, DataSource
-from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel, Gradients
+from pliant.tools.run.elastic.loop.exchange import Averaging
+from pliant.tools.run.elastic.loop.gradients import Gradients, NoSync
 from pliant.tools.run.elastic.loop.loop import TrainingLoop
 from pliant.tools.run.elastic.loop.passes import (
     ElasticLoader,
@@ -25,14 +26,24 @@ from pliant.tools.run.elastic.loop.passes import (
     StreamSource,
     is_stream,
 )
-from pliant.tools.run.elastic.loop.prepared import Closure, Prepared, checked, guard_helper, guard_optimizer
-from pliant.tools.run.elastic.measured import Measurement
+from pliant.tools.run.elastic.loop.prepared import (
+    Closure,
+    Prepared,
+    checked,
+    guard_helper,
+    guard_optimizer,
+    inner_optimizers,
+    refuse_others,
+)
+from pliant.tools.run.elastic.measured import Measured, Measurement
 from pliant.tools.run.elastic.membership.membership import Leave, Membership
 from pliant.tools.run.elastic.membership.process_group import join_plainly
 from pliant.tools.run.elastic.stacks import StackWatch
-from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything
+from pliant.tools.run.elastic.state.training import Stateful, Training, seed_everything, seed_scripts
+from pliant.tools.run.statedir.contract.plan import Plan
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
+T = TypeVar("T")
 V = TypeVar("V", float, dict[str, float], list[float])
 _UNSEEDED: Final = 67280421310721
 """Where PyTorch's generator begins in a script that does not seed it."""
@@ -44,6 +55,7 @@ def init(
     backend: str | None = None,
     *,
     micro_batch_size: int | None = None,
+    if_workers_differ: Literal["end", "warn"] = "end",
 ) -> ElasticJob:
     """Find out how this process was started.
 
@@ -51,6 +63,7 @@ def init(
     the sample order and, if given here or by the job, of all random generators; the job's replaces it.
     ``backend``: of the process group; by default gloo on CPUs, gloo and NCCL on GPUs. ``micro_batch_size``:
     the most samples that a worker trains at once; a larger share of the batch is cut into micro-steps.
+    ``if_workers_differ``: in weights, settings of an optimizer or data; they are compared now and then.
 
     :raises UsageError: the environment contradicts itself.
     :raises SystemExit: the job was asked to stop in the meantime.
@@ -68,17 +81,33 @@ def init(
             if context.rank == 0 and (other := _other_seed(context.plan.seed, seed)):
                 membership.note(other)
             seed = context.plan.seed
+        if context.rank == 0 and (other := _other_batch(context.plan, batch_size)):
+            membership.note(other)
         if isinstance(answer := membership.check_needed(), Leave):
             raise SystemExit(answer.code)
     else:
         join_plainly(context, backend)
     if seed is not None:
         seed_everything(seed)
-    return ElasticJob(context, membership, batch_size, seed, backend, micro_batch_size=micro_batch_size)
+    elif isinstance(context, WorkerContext):
+        seed_scripts(zlib.crc32(context.plan.job.encode()))
+    return ElasticJob.made_as(
+        context,
+        membership,
+        batch_size,
+        seed,
+        backend,
+        micro_batch_size=micro_batch_size,
+        ends_on_difference=if_workers_differ == "end",
+    )
 
 
 class ElasticJob:
     """One training job, as the script of each worker sees it. Made by :func:`init`."""
+
+    made_as: ClassVar[type[ElasticJob]]
+    """The class itself; another one in a run of ``pliant verify``."""
+    trained_as: ClassVar[type[Training]] = Training
 
     def __init__(
         self,
@@ -89,8 +118,9 @@ class ElasticJob:
         backend: str | None = None,
         *,
         micro_batch_size: int | None = None,
+        ends_on_difference: bool = True,
     ) -> None:
-        self._context = context
+        self._context, self._ends_on_difference = context, ends_on_difference
         self._membership = membership
         self._batch_size, self._micro_batch_size, self._backend = batch_size, micro_batch_size, backend
         self._seed = seed
@@ -126,7 +156,11 @@ class ElasticJob:
     @property
     def sync_gradients(self) -> bool:
         """False in a micro-step that does not end its optimizer step."""
-        return self._loop is None or not self._loop.quiet()
+        if self._loop is None:
+            return True
+        if isinstance(self._loop, TrainingLoop):
+            self._loop.passes.consulted = True
+        return not self._loop.quiet()
 
     @property
     def batch_size(self) -> int:
@@ -146,6 +180,7 @@ class ElasticJob:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
         find_unused_parameters: bool = False,
     ) -> tuple[nn.Module, O, ElasticLoader | Measurement]: ...
 
@@ -162,6 +197,7 @@ class ElasticJob:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
         find_unused_parameters: bool = False,
         **named: Any,
     ) -> tuple[Any, ...]: ...
@@ -173,6 +209,7 @@ class ElasticJob:
         num_workers: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
+        sampler: Sampler[int] | None = None,
         find_unused_parameters: bool = False,
         **named: Any,
     ) -> tuple[Any, ...]:
@@ -188,33 +225,34 @@ class ElasticJob:
 
         Names are those in checkpoints and messages. Optimizers are the same objects; make schedulers after
         this call. ``num_workers`` are loading processes per worker. ``drop_last`` leaves out the samples that
-        do not fill the last global batch of an epoch. ``find_unused_parameters``: as in
-        DistributedDataParallel.
+        do not fill the last global batch of an epoch. ``sampler`` draws the samples of each epoch instead of
+        ``shuffle``, under the job's seed. ``find_unused_parameters`` has no effect: parameters that a
+        backward pass does not reach are found anyway.
 
         :raises UsageError: there is no batch size, or one smaller than the number of workers, or the
             dataset has no length.
         """
+        given = Prepared.sorted_out(objects, named, self.device)
+        request = request_from_env()
+        source = self._source(given.dataset, num_workers, collate_fn, sampler if request is None else None)
         if self._loop is not None:
             raise UsageError("job.prepare was called twice: give it all models and optimizers at once")
-        given = Prepared.sorted_out(objects, named, self.device)
-        source = self._source(given.dataset, num_workers, collate_fn)
         self._has_loader = source is not None and source.size > 0
         loader: ElasticLoader | ElasticStream | Measurement | None = None
-        if (request := request_from_env()) is not None:
-            models = {
-                name: self._measured(one, find_unused_parameters=find_unused_parameters)
-                for name, one in given.models.items()
-            }
+        del find_unused_parameters
+        averaging = Averaging()
+        gradients = Gradients(given.models.values() if self._has_hooks else (), averaging)
+        if self._membership is None and self.world_size > 1:
+            averaging.begin_plainly(given.models.values())
+        if request is not None:
+            models = Measured(given.models, gradients)
             training = Training(given.together, given.optimizers, self._helpers)
             batch = self._batch_size
             split = None if batch is None else BatchSplit(batch, drop_last=drop_last)
             loader = self._loop = Measurement(request, models, source, training, self._backend, split=split)
             for optimizer in given.optimizers.values():
                 guard_optimizer(optimizer, ("step", "zero_grad"), self._quiet, checked=self._checked)
-            return given.in_order(models, loader)
-        gradients = Gradients(given.together)
-        averaging = Averaging(gradients, find_unused_parameters=find_unused_parameters)
-        models = self._among_workers(given.models, averaging)
+            return given.in_order(given.models, loader)
         loop = TrainingLoop(
             self._context,
             self._training(given.together, given.optimizers),
@@ -225,11 +263,19 @@ class ElasticJob:
             drop_last=drop_last,
             membership=self._membership,
             dataset_size=0 if source is None else source.size,
+            ends_on_difference=self._ends_on_difference,
         )
-        averaging.training = loop.train
-        for optimizer in given.optimizers.values():
+        if isinstance(source, DataSource) and not num_workers:
+            loop.guard.dataset = source.dataset
+        for optimizer in inner_optimizers(given.optimizers.values()):
             guard_optimizer(
-                optimizer, ("step",), loop.quiet, loop.whole_step, self._checked, called=loop.optimizer_called
+                optimizer,
+                ("step",),
+                loop.quiet,
+                loop.whole_step,
+                self._checked,
+                called=loop.optimizer_called,
+                zeroed=gradients.zeroed,
             )
         if isinstance(source, StreamSource):
             loader = ElasticStream(source, loop)
@@ -238,10 +284,12 @@ class ElasticJob:
         elif source is not None:
             loader = ElasticLoader(source, loop, shuffle=shuffle)
         self._loop = loop
-        if self.rank > 0 and (self._seed is not None or self._membership is not None):
-            # the same weights everywhere, but different dropout
-            seed_everything(self._seed or 0, 0, self.rank)
-        return given.in_order(models, loader)
+        if self._has_hooks:
+            for model in given.models.values():
+                model.no_sync = NoSync(gradients)  # type: ignore[assignment]
+            refuse_others(given.optimizers.values(), given.models.values())
+        loop.training.gradients = gradients
+        return given.in_order(given.models, loader)
 
     def register(self, *objects: Stateful | dict[Any, Any], **named: Stateful | dict[Any, Any]) -> None:
         """Save and restore more objects with ``state_dict``: schedulers, ``GradScaler``, averaged models.
@@ -268,7 +316,7 @@ class ElasticJob:
                 helper,
                 self._quiet,
                 lambda: self._loop is not None and self._loop.after_loop(),
-                lambda: None if self._loop is None else self._loop.optimizer_called(),
+                lambda optimizer: None if self._loop is None else self._loop.optimizer_called(optimizer),
             )
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -373,6 +421,49 @@ class ElasticJob:
         self.register(**{f"carried-{len(self._helpers)}": found})
         return found
 
+    def mean(self, value: T | Callable[[], T]) -> T:
+        """The mean of ``value`` over the workers and the micro-steps of a step, weighted by samples.
+
+        For what a script decides by, so that all workers decide alike, as one would::
+
+            if job.mean(loss) < 2.0:
+                optimizer.step()
+
+        Numbers or tensors, also in dictionaries, lists and tuples. In a micro-step that does not end its step
+        it is the mean so far. All workers call it at the same places; outside of the loop over batches it is
+        the mean over the workers.
+
+        :raises UsageError: it is called outside of the loop over ``epochs`` or ``steps``.
+        """
+        return cast("T", self._trained().combine(value, mean=True))
+
+    def sum(self, value: T | Callable[[], T]) -> T:
+        """The sum of ``value`` over the workers, as :meth:`mean`: for an evaluation that they share::
+
+            def right():
+                mine = range(job.rank, len(held_out), job.world_size)
+                return sum(int(predict(held_out[index])) for index in mine)
+
+            accuracy = job.sum(right) / len(held_out)
+
+        A function is called again if the workers change meanwhile.
+        """
+        return cast("T", self._trained().combine(value, mean=False))
+
+    def weigh(self, count: float) -> None:
+        """Say that the loss of this micro-batch is a mean over ``count`` of something, not over its samples.
+
+        Tokens that are not padding, for example, or the sum of class weights. Workers and micro-steps then
+        count by it, and the gradient is that of the mean over the whole batch::
+
+            job.weigh((labels != -100).sum().item())
+            loss = cross_entropy(model(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
+            loss.backward()
+
+        :raises UsageError: it comes after the backward pass, or outside of the loop over batches.
+        """
+        self._trained().weigh(count)
+
     def log(
         self, loss: float | torch.Tensor | None = None, metric: float | torch.Tensor | None = None
     ) -> None:
@@ -399,12 +490,18 @@ class ElasticJob:
         return cast("V", self._trained().agree(value))
 
     def _source(
-        self, dataset: Any, num_workers: int, collate_fn: Callable[[list[Any]], Any] | None
+        self,
+        dataset: Any,
+        num_workers: int,
+        collate_fn: Callable[[list[Any]], Any] | None,
+        sampler: Sampler[int] | None,
     ) -> DataSource | StreamSource | None:
         if dataset is None:
             return None
         if not is_stream(dataset):
-            return DataSource(dataset, self.device, num_workers, collate_fn)
+            return DataSource(dataset, self.device, num_workers, collate_fn, sampler)
+        if sampler is not None:
+            raise UsageError(f"{type(dataset).__name__}: a stream has its own order: leave out sampler")
         if num_workers:
             raise UsageError(
                 f"{type(dataset).__name__}: a stream is read by the worker itself: leave out num_workers, "
@@ -415,23 +512,15 @@ class ElasticJob:
     def _training(self, model: nn.Module, optimizers: Mapping[str, Optimizer]) -> Training:
         plan = self._context.plan
         lr_scale = 1.0 if plan is None else plan.lr_scale
-        return Training(model, optimizers, self._helpers, lr_scale, seed=self._seed or 0)
+        return self.trained_as(model, optimizers, self._helpers, lr_scale, seed=self._seed or 0)
 
-    def _among_workers(self, models: dict[str, nn.Module], averaging: Averaging) -> dict[str, nn.Module]:
-        if self._membership is None and self.world_size == 1 and self._micro_batch_size is None:
-            return models
-        if self._membership is None and self.world_size > 1:
-            averaging.begin_plainly(models.values(), self.device)
-        return {name: ElasticDataParallel(model, averaging) for name, model in models.items()}
-
-    def _measured(self, model: nn.Module, *, find_unused_parameters: bool) -> nn.Module:
-        if self.world_size == 1 or not any(one.requires_grad for one in model.parameters()):
-            return model
-        devices = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(model, devices, find_unused_parameters=find_unused_parameters)
+    @property
+    def _has_hooks(self) -> bool:
+        """Whether gradients may ever be weighed, collected or averaged."""
+        return self._membership is not None or self.world_size > 1 or self._micro_batch_size is not None
 
     def _quiet(self) -> bool:
-        return not self.sync_gradients
+        return self._loop is not None and self._loop.quiet()
 
     def _checked(self, closure: Closure) -> Closure:
         loop = self._trained()
@@ -450,6 +539,9 @@ class ElasticJob:
         return self._loop
 
 
+ElasticJob.made_as = ElasticJob
+
+
 def _other_seed(seed: int, given: int | None) -> str:
     """A warning if the script has another seed than its job; empty if it has none, or the same."""
     own = torch.initial_seed() if given is None else given
@@ -457,6 +549,16 @@ def _other_seed(seed: int, given: int | None) -> str:
         return ""
     where = "torch.manual_seed" if given is None else "elastic.init"
     return f"the job's seed {seed} replaces {own}, which the script gives {where}: plain python uses that one"
+
+
+def _other_batch(plan: Plan, given: int | None) -> str:
+    """A warning if the script has another batch than its job; empty if it has none, or the same."""
+    if given is None or plan.global_batch is None:
+        return ""
+    batch = max(1, round(plan.global_batch / plan.lr_scale))
+    if batch == given:
+        return ""
+    return f"the job's batch of {batch} replaces {given}, which the script gives elastic.init"
 
 
 class KeptValues:

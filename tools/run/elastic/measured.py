@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from pliant.tools.profile.measuring.request import MeasurementRequest
 from pliant.tools.profile.measuring.worker import Changes, Sweep
 from pliant.tools.run.elastic.context import WorkerContext
 from pliant.tools.run.elastic.loop.batches import BatchSplit, DataSource, Rows, to_device
-from pliant.tools.run.elastic.loop.gradients import Averaging
-from pliant.tools.run.elastic.loop.loop import numbers_of
+from pliant.tools.run.elastic.loop.exchange import Averaging
+from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.passes import ANY_SIZE, SampleOrder, StreamSource
+from pliant.tools.run.elastic.loop.tally import numbers_of
 from pliant.tools.run.elastic.membership.agreement import PlanWatch
 from pliant.tools.run.elastic.membership.process_group import ProcessGroup
 from pliant.tools.run.elastic.membership.rendezvous import Rendezvous
@@ -39,7 +41,7 @@ class Measurement:
     def __init__(
         self,
         request: MeasurementRequest,
-        models: dict[str, nn.Module],
+        models: Measured,
         source: DataSource | StreamSource | None,
         training: Training,
         backend: str | None,
@@ -54,7 +56,7 @@ class Measurement:
         self._looks = 0
         changes = Changes(self._checkpoint, self._rescale)
         size = ANY_SIZE if source is None else source.size
-        self._sweep = Sweep(request, _Measured(models), size, self._read, changes)
+        self._sweep = Sweep(request, models, size, self._read, changes)
 
     def epochs(self, count: int) -> Iterator[int]:
         """One epoch, which the loader does not let end."""
@@ -97,7 +99,7 @@ class Measurement:
     def closure_called(self) -> None:
         """Nothing."""
 
-    def optimizer_called(self) -> None:
+    def optimizer_called(self, optimizer: Optimizer) -> None:
         """Nothing: micro-steps are not repeated for optimizers that take turns."""
 
     def after_loop(self) -> bool:
@@ -110,12 +112,24 @@ class Measurement:
     def accumulates(self) -> bool:
         return self.quiet()
 
+    def combine(self, value: Any, *, mean: bool) -> Any:
+        """The value itself: a measurement decides nothing."""
+        del mean
+        return value() if callable(value) else value
+
+    def weigh(self, count: float) -> None:
+        """Nothing: a measurement trains for no result."""
+
     def agree(self, value: Any) -> Any:
         """The value itself: every worker measures the same."""
         return numbers_of(value() if callable(value) else value)
 
     def log(self, loss: object, metric: object) -> None:
         """Nothing: a measurement trains for no result."""
+
+    @property
+    def batch_size(self) -> int:
+        return self.global_batch
 
     @property
     def steps_done(self) -> int:
@@ -154,17 +168,21 @@ class Measurement:
         return self._source.on_device(self._source.loader(indices, torch.Generator()))
 
 
-class _Measured(nn.ModuleDict):
+class Measured(nn.ModuleDict):
     """The models of a job, as the measurement turns their averaging on and off."""
+
+    def __init__(self, models: Mapping[str, nn.Module], gradients: Gradients) -> None:
+        super().__init__(models)
+        self._gradients = gradients
 
     @property
     def require_backward_grad_sync(self) -> bool:
-        return any(getattr(model, "require_backward_grad_sync", False) for model in self.values())
+        """As DistributedDataParallel calls it."""
+        return self._gradients.exchanges
 
     @require_backward_grad_sync.setter
     def require_backward_grad_sync(self, wanted: bool) -> None:
-        for model in self.values():
-            model.require_backward_grad_sync = wanted  # type: ignore[assignment]
+        self._gradients.weigh(1.0, last=wanted)
 
 
 ROUNDS: Final = 5

@@ -69,9 +69,9 @@ class WorkerChange:
 class Reporter:
     """Reports every ``progress_s`` seconds. A file that cannot be written stops nothing.
 
-    Every worker has one; rank 0's writes. The loss of a ``progress`` event is the mean over rank 0's samples
-    since the last one, that of an ``epoch`` event the mean over the epoch on all workers. NaN and infinities
-    are recorded as null, with a note.
+    Every worker has one; rank 0's writes. The loss of a ``progress`` event is the mean over the samples of
+    all workers up to their last vote, since the one before; that of an ``epoch`` event the mean over the
+    epoch. NaN and infinities are recorded as null, with a note.
     """
 
     def __init__(self, context: WorkerContext) -> None:
@@ -119,9 +119,13 @@ class Reporter:
         """By rank, how long the workers need for a step without waiting for others; 0 if not known."""
         self._newest.own_s = tuple(own_s) if all(own_s) else None
 
-    def step_done(self, counters: TrainingCounters, losses: Mean, step_s: float) -> None:
+    def add_losses(self, losses: Mean) -> None:
+        """Those of all workers, since the last time."""
         self._loss.include(losses)
         self._newest.loss.include(losses)
+
+    def step_done(self, counters: TrainingCounters, losses: Mean, step_s: float) -> None:
+        self.add_losses(losses)
         now, weight = time.monotonic(), _STEP_SMOOTHING if self.usual_step_s else 1.0
         self.usual_step_s += (step_s - self.usual_step_s) * weight
         plan, change, self._reached = self._context.plan, self._change, counters
@@ -189,12 +193,15 @@ class Reporter:
         self._newest.warnings += 1
         self._history.warn(counters, text)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Report the rest, if this is still rank 0: one worker writes at a time."""
         if self._context.rank == 0:
             if self._reached is not None and self._reached.step != self._reported_at:
                 self._progress(self._reached)
             self._history.flush()
+
+    def close(self) -> None:
+        self.flush()
         self._history.close()
 
     def _progress(

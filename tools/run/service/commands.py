@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -133,7 +134,7 @@ def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) 
     """What tells the libraries in use about the slots, and what the job adds."""
     devices = nodes[slots[0].node].devices
     own = {} if job.array is None else {ENV_ARRAY_INDEX: str(job.array.index)}
-    own |= job.env
+    own = {"PYTHONHASHSEED": str(zlib.crc32(job.id.encode()))} | own | job.env  # sets in the same order
     if devices is None:
         return {**ONE_THREAD, "PYTHONUNBUFFERED": "1", **own, "CUDA_VISIBLE_DEVICES": ""}
     visible = ",".join(devices[slot.index] for slot in slots)

@@ -424,7 +424,7 @@ class Gang:
         self._members.look()
         removed = not self.handle.files.plan(self.plan.generation).exists()
         found = judge(
-            self._members.outcomes(),
+            self._members.outcomes_with(self._own()),
             self._own(),
             ranks=len(self.plan.members),
             elastic=self.target.job.changes_in_place,
@@ -488,14 +488,14 @@ class Gang:
         trained = frozenset(trains.workers)
         self._lifetimes.train({worker: self._members.slot(worker) for worker in trained}, now_s)
         newcomers = self._lifetimes.newcomers(trained, now_s)
-        lost = self._members.lost(trained, self._running, newcomers)
+        said = {self.plan.workers[rank] for rank in self._members.outcomes_with(self._own())}
+        lost = self._members.lost(trained, self._running | said, newcomers)
         if not lost:
             return None
         left = [one for one in self.plan.members if one.worker not in lost]
         going_on = [one for one in left if one.worker in trained]
         on_gpus = any(member.device == "cuda" for member in self.plan.members)
-        ended = {self.plan.workers[rank] for rank in self._members.outcomes()} - lost
-        if not going_on or ended or (on_gpus and lost & trained):
+        if not going_on or said - lost or (on_gpus and lost & trained):
             return None
         slots = {worker: self._members.slot(worker) for worker in sorted(lost)}
         bad = self._lifetimes.mark_lost(slots, trained, self._reason_of, now_s)

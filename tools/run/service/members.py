@@ -93,15 +93,33 @@ class GangMembers:
 
     def outcome(self, worker: int) -> WorkerOutcome | None:
         """What a worker wrote as its last act, as of the last look. Returns None if nothing."""
-        return self._folder.get(f"outcome {worker}", lambda: WorkerOutcome.read(self._files.outcome(worker)))
+        found = self._written(worker)
+        return None if found is None or found.goes_on else found
 
     def outcomes(self) -> dict[int, WorkerOutcome]:
         """The outcomes of the newest plan's workers, by rank."""
         return self._folder.get(f"outcomes of {self._generation}", self._read_outcomes)
 
+    def outcomes_with(self, units: Sequence[UnitStatus]) -> dict[int, WorkerOutcome]:
+        """The same, with those of workers that trained to the end and whose unit then ended with code 0.
+
+        :param units: of the newest plan's workers.
+        """
+        clean = {rank for rank, unit in enumerate(units) if unit.state == "exited" and unit.code == 0}
+        found = {rank: self._written(self._workers[rank]) for rank in clean}
+        return self.outcomes() | {rank: each for rank, each in found.items() if each is not None}
+
     def _read_outcomes(self) -> dict[int, WorkerOutcome]:
         found = {rank: self.outcome(worker) for rank, worker in enumerate(self._workers)}
         return {rank: outcome for rank, outcome in found.items() if outcome is not None}
+
+    def _written(self, worker: int) -> WorkerOutcome | None:
+        return self._folder.get(f"outcome {worker}", lambda: WorkerOutcome.read(self._files.outcome(worker)))
+
+    def _has_trained(self, worker: int) -> bool:
+        """Whether its training is over, so that it may have become another program (``exec``)."""
+        found = self._written(worker)
+        return found is not None and found.goes_on
 
     def message(self, worker: int) -> str:
         found = self.outcome(worker)
@@ -123,7 +141,10 @@ class GangMembers:
             worker
             for worker in self._workers
             if worker not in said
-            and (worker not in running or worker in self._silent or self.life(worker) == "gone")
+            and (
+                worker not in running
+                or (not self._has_trained(worker) and (worker in self._silent or self.life(worker) == "gone"))
+            )
         }
 
     def idle(self, running: Set[int], timeouts: Timeouts) -> dict[int, float]:
@@ -134,6 +155,7 @@ class GangMembers:
                 self.life(worker), ended=self.outcome(worker) is not None, needed=worker in needed
             )
             for worker in running
+            if not self._has_trained(worker)
         }
         return {worker: limit_s for worker, limit_s in limits.items() if limit_s is not None}
 

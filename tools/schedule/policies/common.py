@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from pliant.schemas.checks import constraint_of
 from pliant.schemas.job import Gpus
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
@@ -84,6 +85,9 @@ def why_impossible(job: JobState, gpus: int, speeds: Speeds) -> str | None:
     if (most := max(speeds.gpu_types.values(), default=0)) < gpus or not speeds.gpu_types:
         return f"needs {in_gpus(gpus)} of one type, the cluster has {most}"
     if job.room is not None and gpus > (most := max(job.room.values(), default=0)):
+        constraint = constraint_of(job.spec, speeds.gpu_types)
+        if constraint is not None and not job.spec.resources.worker and job.per_replica == 1:
+            return f"needs {in_gpus(gpus)} {constraint.words}, the cluster has {most}"
         if not job.spec.resources.worker and not job.spec.resources.ps:
             each = f"in replicas of {job.per_replica}, each on one node"
             return f"needs {in_gpus(gpus)} {each}, the nodes have room for {most}"
@@ -175,13 +179,15 @@ class GpuBudget:
 def serve_in_order(snapshot: Snapshot, key: Callable[[JobState], tuple[float, ...]]) -> Decision:
     """Deal all GPUs out again, least key first: each job gets what it requested, or nothing.
 
-    Ties go by arrival. A job that does not fit is passed over. A running job keeps its GPU type unless
-    those before it took too many of that type. Where no job is left out, the decision stands until
-    something changes.
+    Ties go by arrival. Jobs that stay come first. A job that does not fit is passed over. A running job
+    keeps its GPU type unless those before it took too many of that type. Where no job is left out, the
+    decision stands until something changes.
     """
     rejected = reject_impossible(snapshot)
     jobs = (job for job in snapshot.jobs.values() if job.id not in rejected)
     order = sorted(jobs, key=lambda job: (*key(job), *job.arrival))
+    if any(job.is_pinned for job in order):
+        order.sort(key=lambda job: not job.stays)
     budget = GpuBudget(snapshot.gpus_by_type())
     grants: dict[str, Grant] = {}
     passed_over = False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
-from pliant.schemas.job import Elasticity
+from pliant.schemas.job import Elasticity, Job
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import (
     GpuBudget,
@@ -62,6 +63,9 @@ class EdfElastic(Policy):
     heeds_deadlines: ClassVar[bool] = True
     elasticity: ClassVar[Elasticity] = "size"
     when_rigid: ClassVar[str] = "gives each what it requested, as edf does"
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return False
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot, minimum_alone)

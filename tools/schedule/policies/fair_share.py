@@ -85,6 +85,8 @@ class FairShare(Policy):
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot, minimum_alone)
         jobs = [job for job in snapshot.arrivals() if job.id not in rejected]
+        if any(job.is_pinned for job in jobs):
+            jobs.sort(key=lambda job: not job.stays)
         pools = _admit(snapshot, jobs)
         _balance(snapshot, pools)
         grants: dict[str, Grant] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pliant.schemas.text import in_gpus
@@ -14,6 +14,8 @@ from pliant.tools.schedule.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from pliant.schemas.job import Job
 
 Backfill = Literal["none", "easy", "skip"]
 
@@ -45,6 +47,9 @@ class Fifo(Policy):
         """Jobs that hold GPUs, for ``easy``; some have given them up since."""
         self._gpus_up: Mapping[str, int] = {}
         """By type; empty: to be looked at."""
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return self.backfill == "easy"
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """O(changes) while the head waits and no job may pass."""

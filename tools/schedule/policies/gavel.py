@@ -21,6 +21,7 @@ import numpy.typing as npt
 from scipy.optimize import brentq, linprog
 from scipy.sparse import csc_array, eye_array, kron, vstack
 
+from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import JobKind, JobState
 from pliant.tools.schedule.policies.common import (
     Contention,
@@ -84,6 +85,9 @@ class Gavel(Policy):
         """By job, how soon it gets GPUs that the fractions leave idle: the largest first."""
         self._solved: tuple[object, dict[Kind, Fractions]] | None = None
         """The last problem and its solution."""
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return False
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         rejected = reject_impossible(snapshot)
@@ -272,6 +276,9 @@ class GavelMakespan(Gavel):
 
     name: ClassVar[str] = "gavel-makespan"
 
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return True
+
     def _fractions(self, jobs: Sequence[JobState], snapshot: Snapshot) -> Shares:
         needs = [samples_to_go(job, snapshot, self.round_s) or 1.0 for job in jobs]
         kinds = Kinds.of(speeds_of(jobs, snapshot)).over(np.array(needs))
@@ -306,6 +313,9 @@ class GavelFtf(Gavel):
     """
 
     name: ClassVar[str] = "gavel-ftf"
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return True
 
     def __init__(self, round_s: float = ROUND_S, renew_s: float = 0.0) -> None:
         super().__init__(round_s, renew_s)

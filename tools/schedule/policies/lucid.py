@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
 
@@ -64,6 +64,9 @@ class Lucid(Policy):
         self.durations: Literal["predicted", "stated"] = durations
         self._past = Durations()
         self._learns = True
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return self.durations == "stated"
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         self._learn(snapshot)

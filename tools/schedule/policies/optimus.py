@@ -123,6 +123,8 @@ class Optimus(Policy):
         oracle = snapshot.oracle or Estimates(snapshot)
         budget = GpuBudget(snapshot.gpus_by_type())
         jobs = [job for job in snapshot.arrivals() if job.id not in rejected]
+        if any(job.is_pinned for job in jobs):
+            jobs.sort(key=lambda job: not job.stays)
         shares = self._smallest(jobs, budget, oracle, snapshot)
         for gpu_type in budget.left:
             _grow([share for share in shares if share.grant.gpu_type == gpu_type], budget.left[gpu_type])

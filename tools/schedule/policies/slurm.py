@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left, insort
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, islice
 from operator import attrgetter
@@ -31,6 +31,7 @@ from pliant.tools.schedule.snapshot import Change, Snapshot
 if TYPE_CHECKING:
     import numpy as np
 
+    from pliant.schemas.job import Job
     from pliant.tools.schedule.rates import Speeds
 
 _DAY_S: Final = 86_400.0
@@ -254,6 +255,9 @@ class Slurm(Policy):
                 raise ValueError(f"parameter {name}: expected 0 or more")
         if self.bf_max_job_test < 1:
             raise ValueError("parameter bf_max_job_test: expected 1 or more")
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return any(_LIMIT not in job.labels for job in jobs)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """O(changes · log jobs) where no pass is due; a pass costs O(tested jobs · those booked)."""

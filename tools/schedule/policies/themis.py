@@ -77,7 +77,7 @@ class Themis(Policy):
         budget = GpuBudget(snapshot.gpus_by_type())
         grants: dict[str, Grant] = {}
         for job in jobs:
-            if self._is_leased(job, snapshot.time_s) and job.gpu_type is not None:
+            if (job.stays or self._is_leased(job, snapshot.time_s)) and job.gpu_type is not None:
                 grants[job.id] = Grant(job.gpus, job.gpu_type)
                 budget.take(grants[job.id])
         bids = self._bids([job for job in jobs if job.id not in grants], snapshot)

@@ -194,7 +194,10 @@ class Tiresias(Policy):
     def _serve(self, snapshot: Snapshot, rejected: dict[str, str]) -> Decision:
         budget = GpuBudget(snapshot.gpus_by_type())
         grants: dict[str, Grant] = {}
-        for member in self._order:
+        order: Sequence[_Member] = self._order
+        if any(member.job.is_pinned for member in order):
+            order = sorted(order, key=lambda member: not member.job.stays)
+        for member in order:
             job = member.job
             grant = budget.fit(job, job.spec.gpus.requested, snapshot.speeds)
             if grant is not None:

@@ -111,8 +111,9 @@ def assign(
 
 def is_plain_start(job: JobState, target: Target) -> bool:
     """Whether a job that holds and demands nothing else gets GPUs, wherever they are free."""
-    gpus, _, _, placement, _, beside = target
-    return gpus > 0 and not job.gpus and placement is None and beside is None and job.room is None
+    gpus, gpu_type, _, placement, _, beside = target
+    plain = gpus > 0 and not job.gpus and placement is None and beside is None and job.any_node
+    return plain and (gpu_type is None or job.types is None or gpu_type in job.types)
 
 
 def is_plain_stop(job: JobState, target: Target) -> bool:
@@ -243,7 +244,11 @@ def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, worl
     if world.free.splits(gpus, job.per_replica):
         return None
     kind = world.speeds.gpu_type_of(gpus)
-    if target.gpu_type not in (None, kind) or world.speeds.parts(job, other, kind, gpus) is None:
+    if (
+        not job.may_use(kind)
+        or target.gpu_type not in (None, kind)
+        or world.speeds.parts(job, other, kind, gpus) is None
+    ):
         return None
     if left is None or job.room is None:
         return Holding(job.id, gpus)
@@ -254,6 +259,10 @@ def _beside(job: JobState, target: Target, other: JobState, gpus: NodeGpus, worl
 def _place(job: JobState, target: Target, world: _World) -> Holding | None:
     """A place with everything that the job demands, parameter servers included."""
     free, left = world.free, world.demands
+    if job.types is not None and target.gpus:
+        named = target.placement and free.node(target.placement[0][0]).gpu_type
+        if not job.may_use(named or target.gpu_type or job.types[0]):
+            return None
     if left is None or job.room is None:
         gpus = _allowed(job, target, world) if target.gpus else _NO_PLACE
         return None if gpus is None else Holding(job.id, gpus)
@@ -338,19 +347,27 @@ class Demands:
             self._book(job, job.placement, job.servers)
 
     def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
-        """Free GPUs of no use to the job: their node lacks what its workers need."""
-        demand = job.spec.resources.worker
-        if not demand:
+        """Free GPUs of no use to the job: it may not run there, or the node lacks what its workers need.
+
+        Types on which it may not run need not be hidden: none of them is chosen for it.
+        """
+        demand, constraint = job.spec.resources.worker, self._capacities.constraint_of(job.spec)
+        if not demand and (constraint is None or constraint.is_of_types):
             return ()
         found = []
         for index, node in enumerate(self._capacities.nodes):
             spare = free.free_on(node.name)
-            if spare and (useless := spare - fitting(self._left_on(index), demand, spare)):
-                found.append((node.name, useless))
+            allowed = constraint is None or constraint.allows(node)
+            useful = fitting(self._left_on(index), demand, spare) if allowed else 0
+            if spare > useful:
+                found.append((node.name, spare - useful))
         return tuple(found)
 
     def fits(self, job: JobState, place: NodeGpus) -> bool:
-        demand = job.spec.resources.worker
+        demand, constraint = job.spec.resources.worker, self._capacities.constraint_of(job.spec)
+        nodes = (self._capacities.nodes[self._index[name]] for name, _ in place)
+        if constraint is not None and not all(map(constraint.allows, nodes)):
+            return False
         return all(fitting(self._left_on(self._index[name]), demand, count) == count for name, count in place)
 
     def take(self, job: JobState, place: NodeGpus, named: NodeGpus | None, free: FreeGpus) -> NodeGpus | None:

@@ -98,10 +98,14 @@ class ClusterState:
             raise ValueError(f'job "{job_id}" was submitted before')
         form: JobForm | None = job.__dict__.get("form")
         alike = None if form is None else self._alike.get(form)
+        if alike is not None and self.capacities.constraint_of(job) is not None:  # by its label
+            alike = None
         state = job_state(job, self.speeds, alike)
         if alike is None and self.capacities.limits(job):
             state.room, state.kind = self.capacities.room(job), None
-            state.room_by_node = self.capacities.room_by_node(job)
+            state.any_node = not self.capacities.looks_at_nodes(job)
+            if not state.any_node:
+                state.room_by_node = self.capacities.room_by_node(job)
             self._look_at_room([state])
         self.jobs[job_id] = state
         now_s, arrived_s = self._at(time_s), state.arrival[0]

@@ -10,7 +10,7 @@ import math
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.profile.throughput import Throughput
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from pliant.tools.schedule.snapshot import Oracle
 
 
+Preemptible = Literal["all", "stated"]
+"""Whose GPUs policies may take or change: of all jobs, or of those that state or show that they can save."""
 MOST_ROUNDS: Final = 10
 """What the policy of one team leaves is offered to others so often at one decision."""
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}
@@ -70,9 +72,11 @@ class Session(ClusterState):
         oracle: Oracle | None = None,
         forecast: WorkForecast | None = None,
         demand: Demand = "stated",
+        preemptible: Preemptible = "all",
         trace: Sequence[Job] = (),
     ) -> None:
         """:param demand: "predicted": policies see a prediction where jobs state no work.
+        :param preemptible: "stated": what a job that cannot save holds, it keeps until it ends.
         :param trace: all jobs of a replay, for a policy that knows the future.
         """
         super().__init__(cluster, throughput)
@@ -106,7 +110,7 @@ class Session(ClusterState):
             from pliant.tools.schedule.session.parts import TeamParts
 
             self._parts = TeamParts(policy, self.usage, self.nodes, self.speeds)
-        self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds)
+        self._dwell = Dwell(cluster.min_run_seconds, cluster.cooldown_seconds, pins=preemptible == "stated")
         self._parted = policy.packs
         """Whether all jobs that share GPUs may do so under this policy."""
         self._outlasts_ends = False
@@ -152,7 +156,9 @@ class Session(ClusterState):
     def submit(self, job: Job, time_s: float) -> JobState:
         if self._to_come:
             self._to_come.pop(job.id, None)
-        return super().submit(job, time_s)
+        state = super().submit(job, time_s)
+        state.is_pinned = self._dwell.pins and not job.can_save
+        return state
 
     def decide(self, time_s: float) -> list[Transition]:
         """Ask the policy, check its answer, place it. Transitions that free GPUs come first.
@@ -467,6 +473,9 @@ class Session(ClusterState):
             for job_id in self.kept_until_s:
                 del targets[job_id]
             again_s = min(self.kept_until_s.values())
+            if again_s == math.inf:
+                self.quiet_until_s = -math.inf  # it is not as the policy decided
+                return targets
             self.ask_again_s = again_s if self.ask_again_s is None else min(again_s, self.ask_again_s)
             self.quiet_until_s = min(again_s, self.quiet_until_s)
         return targets
@@ -494,7 +503,7 @@ class Session(ClusterState):
         moving = {job_id: each for job_id, each in targets.items() if changes_gpus(jobs[job_id], each)}
         if not moving:
             return {}
-        demanding = bool([job_id for job_id in moving if jobs[job_id].room is not None])
+        demanding = bool([job_id for job_id in moving if not jobs[job_id].any_node])
         try:
             return assign(
                 moving,
@@ -513,7 +522,7 @@ class Session(ClusterState):
             raise PolicyError.broke_rule(self.policy.name, what) from None
 
     def _left_by_others(self, moving: Mapping[str, Target]) -> Demands:
-        staying = (job for job in self.jobs.values() if job.gpus and job.room is not None)
+        staying = (job for job in self.jobs.values() if job.gpus and not job.any_node)
         return Demands(self.capacities, self._index, (job for job in staying if job.id not in moving))
 
 
@@ -561,11 +570,13 @@ class Dwell:
     """A job that got GPUs is not preempted earlier."""
     cooldown_s: float = 0.0
     """A job whose GPUs or batch changed keeps them for this time."""
+    pins: bool = False
+    """A job that cannot save keeps its GPUs until it ends."""
 
     @property
     def holds(self) -> bool:
         """Whether it keeps anything."""
-        return bool(self.min_run_s or self.cooldown_s)
+        return bool(self.min_run_s or self.cooldown_s or self.pins)
 
     def kept_until_s(
         self, targets: Mapping[str, Target], jobs: Mapping[str, JobState], time_s: float
@@ -577,6 +588,8 @@ class Dwell:
         for job_id, target in targets.items():
             job = jobs[job_id]
             until_s = job.changed_s + self.cooldown_s if target.gpus else job.granted_s + self.min_run_s
+            if job.is_pinned:
+                until_s = math.inf
             if job.gpus and until_s > time_s:
                 found[job_id] = until_s
         return found

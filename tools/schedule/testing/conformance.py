@@ -25,13 +25,14 @@ from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
 from pliant.tools.schedule.session.holdings import Holding
-from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.session import Preemptible, Session
 from pliant.tools.schedule.testing.harness import (
     CLUSTERS,
     CheckedSession,
     Factory,
     check_ops,
     cluster,
+    constrained,
     drawn_policies,
     elastic,
     job,
@@ -69,9 +70,11 @@ def _decided(make: Factory, nodes: Cluster, jobs: Iterable[Job]) -> CheckedSessi
     return held
 
 
-def _story(make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0) -> tuple[CheckedSession, bytes]:
+def _story(
+    make: Factory, jobs: Sequence[Job], nodes: Cluster, seed: int = 0, preemptible: Preemptible = "all"
+) -> tuple[CheckedSession, bytes]:
     """Every allocation of every moment, from the first submission until all is over."""
-    held, story = CheckedSession(make(), nodes, seed), []
+    held, story = CheckedSession(make(), nodes, seed, preemptible), []
     coming = in_order_of_arrival(jobs)
     happen(held.session, held.time_s, coming)
     for _ in range(_STEPS_TO_DRAIN):
@@ -328,6 +331,26 @@ def check_replicas_are_whole(make: Factory) -> None:
         check_ops(make, random_ops(np.random.default_rng(3), 150), nodes, replicas=True)
 
 
+def check_where_jobs_may_run(make: Factory) -> None:
+    """Jobs that may run on some GPUs only are on these, whatever happens, and all that fit there end."""
+    import numpy as np
+
+    sizes = (node(4, 1, "a"), 40), (node(2, 2, "b"), 16), (node(3, 1, "b"), 24)
+    nodes = cluster(*(each | {"gpu_memory": gigabytes * 10**9} for each, gigabytes in sizes))
+    room = Capacities(nodes.nodes).room
+    jobs = [job for job in constrained(_of_known_work(24)) if max(room(job).values()) >= job.gpus.requested]
+    held, _ = _story(make, jobs, nodes)
+    require(not held.jobs, f"where jobs may run on some GPUs only, these never end: {sorted(held.jobs)}")
+    check_ops(make, random_ops(np.random.default_rng(6), 150), nodes, where=True)
+
+
+def check_jobs_that_cannot_save(make: Factory) -> None:
+    """They keep their GPUs where that is asked for, and all jobs end."""
+    for nodes in CLUSTERS:
+        held, _ = _story(make, _of_known_work(24), nodes, preemptible="stated")
+        require(not held.jobs, f"where jobs keep their GPUs, these never end: {sorted(held.jobs)}")
+
+
 def check_demands_of_nodes(make: Factory) -> None:
     """Alone in the cluster, a job that fits idle nodes with all that it demands ends, or is rejected."""
     import numpy as np
@@ -427,6 +450,8 @@ CHECKS: Final[tuple[Callable[[Factory], None], ...]] = (
     check_teams,
     check_mixed_types,
     check_replicas_are_whole,
+    check_where_jobs_may_run,
+    check_jobs_that_cannot_save,
     check_demands_of_nodes,
     check_explanations,
     check_random_events,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
+from pliant.schemas.checks import constraint_of
 from pliant.schemas.cluster import ANY_TYPE, Cluster
 from pliant.schemas.errors import PliantError
 from pliant.schemas.job import Gpus, Job
@@ -16,7 +17,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy, PolicyError
 from pliant.tools.schedule.predict_start import Coming, advance, in_order_of_arrival
 from pliant.tools.schedule.registry import parameter_defaults, parameter_types, union_members
-from pliant.tools.schedule.session.session import Session
+from pliant.tools.schedule.session.session import Preemptible, Session
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,6 +89,21 @@ def with_replicas(jobs: Iterable[Job]) -> list[Job]:
     return found
 
 
+def constrained(jobs: Iterable[Job]) -> list[Job]:
+    """The same jobs; most may run on one GPU type only, or need much memory."""
+    types, memory = (None, ("a",), ("b",), ("b", "a")), (None, 20 * 10**9, None)
+    return [
+        each.model_copy(
+            update={
+                "gpus": each.gpus.model_copy(
+                    update={"types": types[at % len(types)], "memory": memory[at % len(memory)]}
+                )
+            }
+        )
+        for at, each in enumerate(jobs)
+    ]
+
+
 def jobs_for(policy: Policy, count: int) -> list[Job]:
     """:func:`some_jobs`; all of known work where the policy needs that."""
     jobs = some_jobs(count)
@@ -97,8 +113,11 @@ def jobs_for(policy: Policy, count: int) -> list[Job]:
 class CheckedSession:
     """A session whose every decision is checked by what jobs and nodes say."""
 
-    def __init__(self, policy: Policy, nodes: Cluster, seed: int = 0) -> None:
-        self.session = Session(policy, nodes, CurveThroughput(_CURVES, _SPEEDS), seed=seed)
+    def __init__(
+        self, policy: Policy, nodes: Cluster, seed: int = 0, preemptible: Preemptible = "all"
+    ) -> None:
+        speeds = CurveThroughput(_CURVES, _SPEEDS)
+        self.session = Session(policy, nodes, speeds, seed=seed, preemptible=preemptible)
         self.time_s = 0.0
 
     @property
@@ -111,6 +130,7 @@ class CheckedSession:
 
     def decide(self) -> None:
         before = {state.id: dict(state.placement) for state in self.jobs.values()}
+        stay = {state.id: state.placement for state in self.jobs.values() if state.stays}
         teams = self._gpus_of_teams()
         unasked = self.session.leaves_unasked(self.time_s)
         try:
@@ -122,6 +142,9 @@ class CheckedSession:
         self._check_nodes()
         self._check_drained(before)
         self._check_teams(teams)
+        for job_id, place in () if self.session.commands.drained else stay.items():
+            moved = job_id in self.jobs and self.jobs[job_id].placement != place
+            require(not moved, f"{job_id} cannot save and does not keep {place}")
         for state in self.jobs.values():
             _check_job(self.session, state)
 
@@ -193,7 +216,11 @@ def _check_job(session: Session, state: JobState) -> None:
     split = session.free.splits(state.placement, each)
     require(not split, f"{state.id} has a replica of {each} GPUs on several nodes: {state.placement}")
     _check_company(session, state)
-    types = {session.free.node(name).gpu_type for name, _ in state.placement}
+    nodes = [session.free.node(name) for name, _ in state.placement]
+    constraint = constraint_of(state.spec, session.speeds.gpu_types)
+    allowed = constraint is None or all(map(constraint.allows, nodes))
+    require(allowed, f"{state.id} may run on {constraint and constraint.words}, and is on {state.placement}")
+    types = {node.gpu_type for node in nodes}
     require(len(types) == 1, f"{state.id} mixes GPU types {sorted(types)}")
     fixed = session.policy.elasticity != "size+batch" or state.spec.elastic != "size+batch"
     require(not fixed or state.global_batch == state.reference_batch, f"the batch of {state.id} changed")
@@ -301,16 +328,19 @@ def check_ops(
     nodes: Cluster = CLUSTERS[0],
     *,
     replicas: bool = False,
+    where: bool = False,
     users: Sequence[str] = ("",),
 ) -> None:
     """Any sequence of events, each followed by a decision, keeps every rule.
 
     :param replicas: those of some jobs have several GPUs.
+    :param where: jobs may run on some GPUs only.
     :param users: whose the jobs are, in turn.
     """
     held = CheckedSession(make(), nodes)
     pool = jobs_for(held.session.policy, 200)
     pool = with_replicas(pool) if replicas else pool
+    pool = constrained(pool) if where else pool
     pool = [each.model_copy(update={"user": users[at % len(users)]}) for at, each in enumerate(pool)]
     for op in ops:
         held.time_s += op.seconds

@@ -1,7 +1,5 @@
 """Launches that answer at once, for tests of what is asked and what rows come of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from pliant.tools.profile.measuring.launch import Advance, LaunchEnd, Script
@@ -47,7 +45,6 @@ class Machine:
 
     @property
     def reduced_on(self) -> list[int]:
-        """Workers of the launches that measured all-reduces."""
         return [workers for _, workers, request in self.launches if request.weights]
 
     def _points(self, request: MeasurementRequest, workers: int) -> Iterator[Point]:

@@ -1,7 +1,3 @@
-"""Commands as data, and what is said when one fails."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -22,16 +18,14 @@ from tests.tools.run.site import until
 TRACE = 'Traceback (most recent call last):\n  File "train.py", line 3\nKeyError: 7\n'
 
 
-def test_the_command_is_torchrun_on_this_machine() -> None:
+def test_the_command_and_environment_of_workers() -> None:
     assert torchrun(("train.py", "--depth", "3"), 2, standalone("127.0.0.1"), Path("logs")) == (
         *(sys.executable, "-P", RUN_TORCHRUN),
         *("--nnodes=1", "--rdzv-backend=one-node", "--rdzv-endpoint=none", "--rdzv-id=pliant"),
         *("--local-addr=127.0.0.1", "--nproc-per-node=2", "--max-restarts", "0"),
         *("--log-dir", "logs", "--redirects", "3", "--", "train.py", "--depth", "3"),
     )
-
-
-def test_the_environment_of_workers() -> None:
+    # The environment of workers.
     script = Script("net", ("train.py",), env={"A": "1", "CUDA_VISIBLE_DEVICES": "0"}, slots="cpu")
     found = environment(script, Path("request.json"))
     assert found["OMP_NUM_THREADS"] == "1"
@@ -75,6 +69,18 @@ def test_a_worker_whose_torchrun_was_killed_ends(tmp_path, monkeypatch):
     until(lambda: is_gone(int(pid)))
 
 
+def test_a_worker_that_may_change_in_place_is_alone_without_torchrun(tmp_path: Path) -> None:
+    own = Script("net", ("train.py",), str(tmp_path), by_torchrun=False)
+    says = 'raise SystemExit("WORLD_SIZE is " + os.environ["WORLD_SIZE"] * ("MASTER_ADDR" not in os.environ))'
+    for code, words in (
+        (says, "WORLD_SIZE is 1"),
+        ("os.kill(os.getpid(), 9)", "killed by signal 9, nothing on stderr"),
+    ):
+        (tmp_path / "train.py").write_text(f"import os\n{code}")
+        with pytest.raises(JobsFailedError, match=f'"net" on 1 worker: the script failed: {words}$'):
+            launch(own, 1, MeasurementRequest(result=""), lambda _: None)
+
+
 def is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -105,7 +111,6 @@ os.kill(os.getpid(), options.kill)
 
 @pytest.mark.torch
 def test_torchrun_ends_as_the_worker_that_failed_first(tmp_path: Path) -> None:
-    """It listens on nothing and leaves no file of its own."""
     script = tmp_path / "tiny.py"
     script.write_text(TWO_RANKS)
     command = (str(script), "--n", "128", "--kill", str(int(signal.SIGKILL)))

@@ -1,7 +1,3 @@
-"""What is measured for which jobs, where, and up to which batch."""
-
-from __future__ import annotations
-
 import socket
 from typing import Any
 
@@ -48,7 +44,7 @@ def test_the_sizes_of_a_job_are_measured(stated: dict[str, Any], sizes: tuple[in
     assert one(trained(**stated), options=MeasuringOptions(gpus=(1, 3))).gpus == (3,), "unless some are given"
 
 
-def test_the_batches_of_a_job_are_measured() -> None:
+def test_the_batches_of_all_jobs_of_a_model_are_measured_once() -> None:
     # Local batches reach from half the smallest share to the whole batch or the job's limit.
     assert one(trained(low=1, high=4, batch=64)).local_batches == (8, 16, 32, 64)
     study = one(trained(low=1, high=2, batch={"size": 256, "per_gpu_max": 48}))
@@ -66,13 +62,13 @@ def test_the_batches_of_a_job_are_measured() -> None:
     assert powers(3, 20) == (3, 4, 8, 16, 20)
     assert powers(4, 4) == (4,)
     assert powers(1, 2) == (1, 2)
-
-
-def test_one_study_a_model_covers_all_its_jobs() -> None:
+    # One study a model covers all its jobs.
     study = one(trained("a", gpus=1, batch=32), trained("b", gpus=2, batch=128))
     assert study.global_batches == (16, 32, 64, 128)
     assert study.gpus == (2,)
     assert study.notes == ()
+    assert study.script.by_torchrun
+    assert not one(trained(low=1)).script.by_torchrun, "as when it runs"
     # Jobs of one model with other commands are named.
     study = one(trained("a"), trained("b", command=("other.py",)))
     assert study.script.command == ("train.py",)

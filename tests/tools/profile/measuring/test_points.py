@@ -1,7 +1,5 @@
 """A profile that is cut short keeps its points, and the same command goes on from them."""
 
-from __future__ import annotations
-
 import signal
 import stat
 import subprocess
@@ -53,7 +51,6 @@ def measure_with(machine: Machine, monkeypatch: pytest.MonkeyPatch, **options: o
 
 
 def rows(made: Profile) -> list[tuple[object, ...]]:
-    """The rows without the time at which they were measured."""
     return [(row.model, row.gpus, row.local_batch, row.accum_steps, row.step_seconds) for row in made.rows]
 
 
@@ -245,7 +242,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def measured(folder: Path, nodes: Cluster = FOUR_CPUS, **options: Any) -> tuple[ProfileRow, ...]:
-    """The all-reduce rows of a profile measured on a cluster."""
     jobs, machines, out = (str(folder / name) for name in ("jobs.jsonl", "cluster.json", "profile.parquet"))
     write_jobs([job("a", model="net", command=("train.py",), batch=8)], jobs)
     write_cluster(nodes, machines)

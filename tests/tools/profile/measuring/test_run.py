@@ -1,7 +1,5 @@
 """Studies carried out with launches that answer at once: what is asked, and what rows come of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -36,7 +34,7 @@ def found(profile: Profile) -> dict[tuple[int, int, int], ProfileRow]:
 CPUS = cluster(2, slots="cpu", gpu_type="cpu")
 
 
-def test_one_launch_a_gang_size_tells_computing_from_waiting() -> None:
+def test_one_launch_a_size_and_memory_that_runs_out() -> None:
     machine, steps = Machine(), list[tuple[int, int | None]]()
     count = {"progress": lambda done, total: steps.append((done, total))}
     rows = found(profiled(machine, CPUS, low=1, high=2, batch=8, more=count))
@@ -53,9 +51,7 @@ def test_one_launch_a_gang_size_tells_computing_from_waiting() -> None:
     assert steps == sorted(steps)
     assert all(total is not None and done <= total for done, total in steps)
     assert steps[-1][0] == steps[-1][1]
-
-
-def test_running_out_of_memory_starts_again_below() -> None:
+    # Running out of memory starts again below.
     machine = Machine(limit=20)
     rows = found(profiled(machine, CPUS, low=1, high=2, batch=64))
     fits = {local for (gpus, local, _), row in rows.items() if gpus == 1 and row.feasible}

@@ -1,7 +1,5 @@
 """Real measurements: torchrun, PyTorch, memory limits, crashes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil
@@ -99,7 +97,9 @@ def test_a_crash_is_one_line_and_leaves_no_process() -> None:
 def test_a_script_of_the_elastic_library_is_measured_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ELASTIC)
     request = QUICK.model_copy(update={"local_batches": (2, 4), "global_batches": (16,), "per_gpu_max": 4})
-    own = Script("net", ("train.py",), str(tmp_path))
+    own = Script("net", ("train.py",), str(tmp_path), by_torchrun=False)
+    points = best_visits(launch(own, 1, request, quiet).outcome.points)
+    assert [(point.local_batch, point.accum) for point in points] == [(2, 1), (4, 1), (4, 4)]
     points = best_visits(launch(own, 2, request, quiet).outcome.points)
     assert [(point.local_batch, point.accum) for point in points] == [(2, 1), (4, 1), (4, 2)]
     assert all(len(point.step_s) == len(point.compute_s) == 2 for point in points)
@@ -111,9 +111,7 @@ def test_all_reduces_of_two_workers() -> None:
     points = best_visits(launch(module, 2, request, quiet).outcome.points)
     assert [point.weights for point in points] == [10, 1000]
     assert all(len(point.step_s) == 2 and min(point.step_s) > 0 for point in points)
-
-
-def test_the_all_reduce_module_is_not_for_hands() -> None:
+    # The all reduce module is not for hands.
     from pliant.tools.profile.measuring.allreduce import main
 
     with pytest.raises(SystemExit, match="pliant profile --allreduce"):

@@ -1,7 +1,3 @@
-"""What workers write down while they measure."""
-
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -60,7 +56,6 @@ def test_other_load_is_waiting_while_cores_worked_for_others(monkeypatch, ended,
 
 
 def test_time_that_others_took_is_taken_off_steps_on_cpu_slots(monkeypatch) -> None:
-    """Its other threads waited, too, but no step for them."""
     monkeypatch.setattr(worker.os, "cpu_count", lambda: 1)
     ended = load(10.0, own_s=4.0, waited_s=9.0, trainer_s=6.0, busy_s=20.0)
     times = iter([load(0.0), ended])

@@ -19,7 +19,6 @@ CRASH_ABOVE = int(sys.argv[2]) if len(sys.argv) > 2 else None
 
 
 def read(lists: Iterable[list[int]]) -> Iterator[torch.Tensor]:
-    """Samples of WIDTH float32 each."""
     for indices in lists:
         if CRASH_ABOVE is not None and len(indices) > CRASH_ABOVE:
             raise KeyError(indices[0])

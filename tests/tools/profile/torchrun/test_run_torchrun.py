@@ -1,7 +1,3 @@
-"""What torchrun's workers learn of the network of their job."""
-
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -41,7 +39,7 @@ def overheads(engine: Engine) -> list[tuple[str | None, str, float]]:
     return [(e.job, e.event, e.overhead_seconds) for e in engine.log.events() if e.overhead_seconds]
 
 
-def test_gangs_wait_in_turn_whatever_the_order_of_the_trace() -> None:
+def test_gangs_wait_in_turn_and_decisions_see_their_moment() -> None:
     first, second = job("a", gpus=2, gpu_seconds=20), job("b", at=1, gpus=2, gpu_seconds=30)
     engine = play(Fifo(), [first, second], cluster(2))
     assert timeline(engine) == "0 a start 2, 10 a finish 0, 10 b start 2, 25 b finish 0"
@@ -49,9 +47,7 @@ def test_gangs_wait_in_turn_whatever_the_order_of_the_trace() -> None:
     engine = play(Fifo(), trace, cluster(1))
     assert ends(engine) == {"a": 10, "b": 20, "c": 30}
     assert play(Fifo(), trace[::-1], cluster(1)).log.json_lines() == engine.log.json_lines()
-
-
-def test_a_decision_may_stop_all_that_run() -> None:
+    # A decision may stop all that run.
     # a stands still for 4 s as b starts, which pays its own cost; that c comes stops none.
     policy = Told({0: {"a": 1}, 10: {"b": 1}, 12: {}})
     trace = [job("a", gpu_seconds=30), job("b", at=10, gpu_seconds=7), job("c", at=12, gpu_seconds=1)]
@@ -67,9 +63,7 @@ def test_a_decision_may_stop_all_that_run() -> None:
     stopped = next(event for event in engine.log.events() if event.event == "preempt")
     assert stopped.samples_done == 16
     assert ends(engine) == {"a": 44, "b": 15}
-
-
-def test_a_decision_sees_all_that_happens_at_its_moment() -> None:
+    # A decision sees all that happens at its moment.
     policy = Told({0: {"a": 1}})
     trace = [job("a", gpu_seconds=10), job("b", at=10, gpu_seconds=1), job("c", at=10, gpu_seconds=1)]
     play(policy, trace, cluster(1))
@@ -104,7 +98,7 @@ def test_what_is_due_before_and_after_a_decision(kind, at_s, due, due_late) -> N
         assert agenda.next_s() == (math.inf if found else at_s)
 
 
-def test_a_new_plan_of_a_job_replaces_the_one_before() -> None:
+def test_new_plans_replace_old_ones_and_rounds_keep_time() -> None:
     agenda = running.Agenda()
     for at_s in (5.0, 8.0):
         agenda.plan(at_s, running.FINISH, "a")
@@ -113,9 +107,7 @@ def test_a_new_plan_of_a_job_replaces_the_one_before() -> None:
     assert agenda.next_s() == 8.0
     assert agenda.pop(9.0)[:3] == (8.0, running.FINISH, "a")
     assert (agenda.next_s(), agenda.pop(100.0)) == (math.inf, None)
-
-
-def test_rounds_keep_time_and_wishes_are_met() -> None:
+    # Rounds keep time and wishes are met.
     policy = Told({60: {"a": 1}, 420: {"b": 1}})
     trace = [job("a", at=60, gpu_seconds=100), job("b", at=361, gpu_seconds=10)]
     engine = play(policy, trace, cluster(1), interval_s=60)
@@ -149,7 +141,6 @@ def test_a_start_and_every_later_change_have_their_cost(resume, resume_s) -> Non
 
 @pytest.mark.parametrize(("resume", "paid_s"), [(None, 2), (Cost(7), 7), (Cost(1), 2)])
 def test_a_resize_by_a_relaunch_costs_at_least_a_resume(resume, paid_s) -> None:
-    """The rescales of its model may have been measured in place."""
     policy = Told({0: {"a": 1}, 10: {"a": 2}}, again_s=[10])
     relaunched = job("a", low=1, high=2, gpu_seconds=100, resize="relaunch")
     engine = play(policy, [relaunched], cluster(2), simulated=SimulatedCluster(Cost(5), Cost(2), resume))
@@ -175,7 +166,7 @@ def test_a_start_is_owed_until_the_job_trains(orders, end_s, paid) -> None:
     assert overheads(engine) == [("a", *each) for each in paid]
 
 
-def test_jobs_fall_back_to_checkpoints_of_their_own_time() -> None:
+def test_jobs_fall_back_to_their_checkpoints_or_never_run() -> None:
     failures = (NodeEvent(150, "n0", up=False), NodeEvent(500, "n0", up=True))
     simulated = SimulatedCluster(rescale_cost=Cost(5), node_events=failures)
     engine = play(Fifo(), [job("a", gpu_seconds=300)], cluster(1, 1), simulated=simulated)
@@ -188,21 +179,7 @@ def test_jobs_fall_back_to_checkpoints_of_their_own_time() -> None:
     # Saved at 60 s with 60 samples; at 120 s it would have been saved next.
     requeued = next(event for event in engine.log.events() if event.event == "requeue")
     assert requeued.samples_done == 60
-
-
-class SlowerFrom(ProgressModel):
-    """From so many samples on a job has a part of its speed."""
-
-    def __init__(self, samples: float, part: float) -> None:
-        self.samples, self.part = samples, part
-
-    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
-        if samples_done < self.samples:
-            return Segment(job.samples_per_second, until_samples=self.samples)
-        return Segment(job.samples_per_second * self.part)
-
-
-def test_jobs_that_can_never_run_are_left_and_the_others_finish() -> None:
+    # Jobs that can never run are left and the others finish.
     trace = [
         job("fits", gpu_seconds=10),
         job("large", gpus=16, gpu_seconds=10),
@@ -218,6 +195,18 @@ def test_jobs_that_can_never_run_are_left_and_the_others_finish() -> None:
     }
 
 
+class SlowerFrom(ProgressModel):
+    """From so many samples on a job has a part of its speed."""
+
+    def __init__(self, samples: float, part: float) -> None:
+        self.samples, self.part = samples, part
+
+    def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
+        if samples_done < self.samples:
+            return Segment(job.samples_per_second, until_samples=self.samples)
+        return Segment(job.samples_per_second * self.part)
+
+
 @pytest.mark.parametrize(("again_s", "interval_s"), [((), 60), (range(1, 5000), None)])
 def test_a_policy_that_starts_no_job_is_given_up(again_s, interval_s) -> None:
     trace = [job("a", gpu_seconds=10)]
@@ -229,7 +218,7 @@ def test_a_policy_that_starts_no_job_is_given_up(again_s, interval_s) -> None:
         assert ends(engine) == {"a": start_s + 10}
 
 
-def test_policies_that_move_or_start_dearly_come_to_an_end() -> None:
+def test_policies_that_move_much_and_traces_come_to_an_end() -> None:
     trace = [job("a", gpu_seconds=100), job("b", gpu_seconds=100)]
     engine = play(Las(), trace, cluster(1), simulated=SimulatedCluster(Cost(90), Cost(90)), interval_s=60)
     why = 'policy "las" moves jobs more often than they can pay for starts and rescales'
@@ -241,9 +230,7 @@ def test_policies_that_move_or_start_dearly_come_to_an_end() -> None:
     engine = play(Las(), trace, cluster(4), interval_s=60)
     assert ends(engine) == {"a": 6e7, "b": 600, "c": 960}
     assert engine.counters.decisions <= 8
-
-
-def test_the_end_of_the_trace_is_the_end_of_the_replay() -> None:
+    # The end of the trace is the end of the replay.
     simulated = SimulatedCluster(node_events=(NodeEvent(1e6, "n0", up=False),))
     engine = play(Fifo(), [job("a", gpu_seconds=10)], cluster(1), simulated=simulated)
     assert [event.event for event in engine.log.events()] == ["submit", "start", "finish"]
@@ -303,7 +290,6 @@ def test_a_log_says_the_same_in_each_form_and_keeps_growing(monkeypatch: pytest.
 
 
 def test_a_log_that_is_stored_as_it_grows_gives_the_same_file(monkeypatch, tmp_path: Path) -> None:
-    """Also what is learned of stored events later: the first detail, and overheads that end early."""
     trace = [job(f"j{n}", at=6.0 * n, low=1, high=4, gpu_seconds=35.0 + n) for n in range(9)]
     world, files = inputs(trace, cluster(2, 2)), {}
     run = Run("fair-share", simulated=SimulatedCluster(Cost(7.0), Cost(7.0)))
@@ -337,7 +323,6 @@ def test_ended_jobs_are_known_where_others_wait_for_them(tmp_path: Path) -> None
 
 
 def test_a_full_disk_names_the_file_that_was_asked_for(monkeypatch, tmp_path: Path) -> None:
-    """Also where no more than the last few events do not fit."""
     monkeypatch.setattr("pliant.tools.replay.engine.log.BLOCK", 5)
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: open("/dev/full", "w+b"))  # noqa: SIM115
     world = inputs([job(f"j{n}", at=6.0 * n, gpu_seconds=9) for n in range(3)], cluster(2))

@@ -1,7 +1,3 @@
-"""Jobs that span nodes and share one: by hand."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,7 +64,7 @@ def test_jobs_slow_each_other_on_the_nodes_that_they_share(orders, jobs, simulat
     assert ends(play(policy, jobs, cluster(2, 2, 3), simulated=simulated)) == pytest.approx(found)
 
 
-def test_a_policy_sees_the_speed_of_jobs_from_now_on() -> None:
+def test_policies_see_changes_of_speed_and_only_those() -> None:
     policy = Seats(
         {0: {"a": A, "b": B}, 4: {}},
         look=lambda seen: {job.id: job.samples_per_second for job in seen.jobs.values()},
@@ -80,9 +76,7 @@ def test_a_policy_sees_the_speed_of_jobs_from_now_on() -> None:
     policy = Seats({0: {"a": A, "b": B}})
     engine = play(policy, spanning(30, 60), cluster(2, 2, 3), simulated=HALF, interval_s=60)
     assert ends(engine) == {"a": 20, "b": 30}
-
-
-def test_only_changes_of_pace_are_told() -> None:
+    # Only changes of pace are told.
     held = Interference(0.25)
     held.place("a", A)
     assert (held.speed_factor("a"), held.changed()) == (1.0, [])
@@ -135,8 +129,6 @@ def test_two_jobs_on_the_same_gpus_train_at_half_speed(orders, simulated, found)
 
 
 class Epochs(SampleProgress):
-    """Epochs of 10 samples."""
-
     def segment(self, job: JobState, samples_done: float, speed_factor: float = 1.0) -> Segment:
         number = int(samples_done // 10) + 1
         rate = job.samples_per_second * speed_factor
@@ -172,7 +164,7 @@ def test_a_file_of_failures_is_read_or_refused_by_line(tmp_path: Path) -> None:
     assert second.startswith(f'{path}:2: /event: "off" is unknown')
 
 
-def test_failures_are_drawn_by_mean_times_seed_and_node() -> None:
+def test_failures_are_drawn_or_read_for_each_node() -> None:
     days = 2000
     events = failures.drawn_failures(["n0", "n1"], Mtbf(24, 6), seed=1, from_s=0, until_s=days * 24 * HOUR_S)
     down = [event for event in events if not event.up]
@@ -192,8 +184,7 @@ def test_failures_are_drawn_by_mean_times_seed_and_node() -> None:
     speeds = Session(Fifo(), held.cluster, held.throughput).speeds
     assert failures.failures_end_s(held.jobs, speeds, SampleProgress()) == 50 + 2 * 130 / 2 + 2 * 50
 
-
-def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
+    # A node is down while a file or the dice have it down.
     def turns(*times_s: float) -> list[NodeEvent]:
         return [NodeEvent(time_s, "n0", up=number % 2 == 1) for number, time_s in enumerate(times_s)]
 
@@ -209,7 +200,7 @@ def test_a_node_is_down_while_a_file_or_the_dice_have_it_down() -> None:
     )
 
 
-def test_all_policies_meet_the_same_failures_and_end() -> None:
+def test_policies_meet_the_same_failures_and_costs_are_means() -> None:
     trace = [job(f"j{n}", at=600.0 * n, gpus=2, gpu_seconds=7200) for n in range(10)]
     simulated = SimulatedCluster(mtbf=Mtbf(2, 0.5))
     held = inputs(trace, cluster(4, 4))
@@ -225,6 +216,20 @@ def test_all_policies_meet_the_same_failures_and_end() -> None:
     held = inputs([job("big", gpus=9, gpu_seconds=100)], cluster(4, 4))
     done = replay(held, Run("ares", simulated=SimulatedCluster(mtbf=Mtbf(1, 1))))
     assert (done.summary.rejected, done.summary.unfinished) == (1, ())
+    # Costs are means by model or of what is most like.
+    found = costs_from_events(LIVE)
+    assert (found.start.of("net"), found.start.of("mlp"), found.start.of("other")) == (5.0, 2.0, 4.0)
+    assert (found.rescale.of("net"), found.rescale.of("mlp"), found.resume.of("net")) == (0.5, 0.5, 7.0)
+    found = costs_from_events(LIVE[:7])
+    assert found.start == found.resume == found.rescale == Cost(4.0, {"mlp": 2.0, "net": 5.0})
+    shrunk = costs_from_events([LIVE[0], measured("a", "shrink", 0.25)])
+    assert shrunk.start == shrunk.resume == Cost(0.25, {"net": 0.25})
+    # Of empty and of simulated runs.
+    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
+    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
+    assert costs_from_events(run).start.of("net") == 7.0
+    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
+    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
 
 
 def submitted(job_id: str, model: str) -> Event:
@@ -246,22 +251,6 @@ LIVE = [
     Event(9.5, "progress", "a", samples_done=5.0),
     Event(9.6, "decision"),
 ]
-
-
-def test_costs_are_means_by_model_or_of_what_is_most_like() -> None:
-    found = costs_from_events(LIVE)
-    assert (found.start.of("net"), found.start.of("mlp"), found.start.of("other")) == (5.0, 2.0, 4.0)
-    assert (found.rescale.of("net"), found.rescale.of("mlp"), found.resume.of("net")) == (0.5, 0.5, 7.0)
-    found = costs_from_events(LIVE[:7])
-    assert found.start == found.resume == found.rescale == Cost(4.0, {"mlp": 2.0, "net": 5.0})
-    shrunk = costs_from_events([LIVE[0], measured("a", "shrink", 0.25)])
-    assert shrunk.start == shrunk.resume == Cost(0.25, {"net": 0.25})
-    # Of empty and of simulated runs.
-    assert costs_from_events(LIVE[:2]) == MeasuredCosts(Cost(), Cost(), Cost())
-    run = [submitted("a", "net"), Event(0.0, "start", "a", 1, overhead_seconds=7.0)]
-    assert costs_from_events(run).start.of("net") == 7.0
-    trained = [Event(5.0, "progress", "a", samples_done=1.0), Event(9.0, "finish", "a", 0)]
-    assert costs_from_events([*run, *trained]).start.of("net") == 7.0, "it has no workers that end"
 
 
 def test_a_start_bears_the_end_of_its_job_but_no_waiting() -> None:

@@ -10,7 +10,7 @@ import random
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io import limits
 from pliant.schemas.file_io.parquet import text_array
-from pliant.tools.replay.importers import conversion, job_lines, reading
-from pliant.tools.replay.importers import run as importing
+from pliant.tools.replay.importers import conversion, job_lines, reading, spool
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn
 from pliant.tools.replay.importers.conversion import Conversion, ImportSummary
 from pliant.tools.replay.importers.job_lines import check_rows, executed_jobs
@@ -83,7 +82,7 @@ def test_a_column_is_read_as_its_rows_are(reader: str, fields: list[str]) -> Non
 def test_odd_files_give_the_bytes_of_rows_read_one_by_one(block: int, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(reading, "_CSV_BLOCK", block)
     monkeypatch.setattr(reading, "_RECORDS", max(1, block // 70))
-    monkeypatch.setattr(importing, "_IN_MEMORY", 50 * block)
+    monkeypatch.setattr(spool, "IN_MEMORY", 50 * block)
     monkeypatch.chdir(GOLDEN.parent)
     out = tmp_path / "jobs.jsonl"
     summary = import_trace("csv", ["csv.csv"], str(out), lenient=True, mapping=MAPPING)
@@ -121,7 +120,7 @@ def test_only_blocks_of_a_long_file_are_in_memory(tmp_path: Path, monkeypatch: p
     import pyarrow as pa
 
     monkeypatch.setattr(reading, "_CSV_BLOCK", 1 << 14)
-    monkeypatch.setattr(importing, "_IN_MEMORY", 1 << 14)
+    monkeypatch.setattr(spool, "IN_MEMORY", 1 << 14)
     peaks = []
     for rows in (2_000, 20_000):
         path = text(tmp_path, "jobs.csv", "id,t,d,g", *(f"{n},{n},9,1" for n in range(rows)))
@@ -132,6 +131,10 @@ def test_only_blocks_of_a_long_file_are_in_memory(tmp_path: Path, monkeypatch: p
     assert peaks[1] < 2 * peaks[0]
 
 
+def rows_of(path: Path, block: int = reading.BLOCK) -> Iterator[conversion.InputRow]:
+    return json_rows(path, Conversion(ImportSummary("test")), block=block)
+
+
 @given(st.lists(json_objects, max_size=8), st.sampled_from([None, 1]), st.integers(1, 64))
 def test_a_list_is_read_whatever_the_size_of_the_blocks(
     objects: list[dict[str, object]], indent: int | None, block: int
@@ -139,14 +142,14 @@ def test_a_list_is_read_whatever_the_size_of_the_blocks(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "list.json"
         path.write_text(json.dumps(objects, indent=indent) + "\n")
-        assert [dict(record.values) for record in json_rows(path, block=block)] == objects
+        assert [dict(record.values) for record in rows_of(path, block)] == objects
 
 
 @pytest.mark.parametrize("block", [1, 7, 1 << 18])
 def test_an_object_stands_on_the_line_on_which_it_begins(tmp_path: Path, block: int) -> None:
     path = tmp_path / "list.json"
     path.write_text('[\n{"a": 1},\n\n {"a":\n 2}\n, {"a": 3}]')
-    assert [record.line for record in json_rows(path, block=block)] == [2, 4, 6]
+    assert [record.line for record in rows_of(path, block)] == [2, 4, 6]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_text_that_is_no_list_of_objects_is_named_by_line(tmp_path: Path, conten
     path = tmp_path / "list.json"
     path.write_text(content)
     with pytest.raises(BadInputError) as caught:
-        list(json_rows(path))
+        list(rows_of(path))
     assert str(caught.value).removeprefix(f"{tmp_path}/").startswith(message)
 
 
@@ -177,7 +180,7 @@ def test_only_a_block_and_an_object_are_in_memory(tmp_path: Path) -> None:
     path.write_text("[" + ",\n".join([entry] * 20_000) + "]")
     tracemalloc.start()
     try:
-        assert sum(1 for _ in json_rows(path)) == 20_000
+        assert sum(1 for _ in rows_of(path)) == 20_000
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -290,7 +293,7 @@ def test_small_blocks_give_what_a_whole_file_gives(tmp_path: Path, monkeypatch, 
     path.write_text("\n".join(lines))
     for block, in_memory in ((1 << 21, 1 << 25), (1, 100), (70, 3000)):
         monkeypatch.setattr(reading, "_CSV_BLOCK", block)
-        monkeypatch.setattr(importing, "_IN_MEMORY", in_memory)
+        monkeypatch.setattr(spool, "IN_MEMORY", in_memory)
         try:
             summary = import_trace(kind, [str(path)], str(out), lenient=lenient)
         except BadInputError as error:

@@ -351,7 +351,7 @@ def test_the_runs_of_a_requeued_slurm_job_are_one_job(tmp_path: Path) -> None:
     stated = ("qos", "slurm_priority", "node_list", "time_limit")
     assert [first.labels[name] for name in stated] == ["high", "4711", "n3", "3600"]
     assert (second.id, "time_limit" in second.labels) == ("8", False)
-    assert result.summary.assumptions["the earlier runs of a requeued job were added to its last one"] == 1
+    assert result.summary.joined == {"are runs of jobs that were requeued or resized": 1}
 
 
 def sacct_json(**fields: Any) -> dict[str, Any]:
@@ -374,7 +374,7 @@ def test_sacct_json_says_the_same(tmp_path: Path) -> None:
     stated = "status=COMPLETED partition=gpu name=train gpu_type=a100 slurm_priority=5 time_limit=5400"
     assert job.labels == labels("slurm", f"{stated} runs=60-120")
     assert result.dropped == {"never started": 1}
-    for document in ('{"jobs": [7]}', '{"jobs": [{}]}', '{"jobs": 7}', "{}"):
+    for document in ('{"jobs": [{}]}', '{"jobs": 7}', "{}"):
         (problem,) = problems(tmp_path, "slurm", text(tmp_path, "sacct.json", document))
         assert "sacct --json prints" in problem
 

@@ -143,7 +143,7 @@ def test_jobs_come_out_by_time_else_as_they_went_in(times: list[float]) -> None:
 
 
 def test_more_jobs_than_memory_allows_for_go_through_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pliant.tools.replay.importers.run._IN_MEMORY", 1000)
+    monkeypatch.setattr("pliant.tools.replay.importers.spool.IN_MEMORY", 1000)
     monkeypatch.setattr("pliant.tools.replay.importers.run._CHUNK", 300)
     jobs = [job(f"j{i}", at=float(99 - i)) for i in range(100)]
     assert list(written(jobs, from_zero=False)) == jobs[::-1]
@@ -152,7 +152,7 @@ def test_more_jobs_than_memory_allows_for_go_through_a_file(monkeypatch: pytest.
 @pytest.mark.parametrize("in_memory", [0, 3000])
 def test_a_full_disk_of_temporary_files_is_named(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns go to a file first, and then lines that have to be sorted."""
-    monkeypatch.setattr("pliant.tools.replay.importers.run._IN_MEMORY", in_memory)
+    monkeypatch.setattr("pliant.tools.replay.importers.spool.IN_MEMORY", in_memory)
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda *_, **__: open("/dev/full", "w+b"))  # noqa: SIM115
     jobs = [job(f"j{i}", at=float(99 - i)) for i in range(60)]
     with pytest.raises(ServiceMissingError) as refused:
@@ -288,3 +288,34 @@ def test_times_with_zones_are_what_they_say(tmp_path: Path) -> None:
     rows = [row.format(*each) for each in times.items()]
     result = run(tmp_path, "helios", text(tmp_path, "cluster_log.csv", HELIOS, *rows))
     assert [(job.id, job.submit_time) for job in result.jobs] == [("a", 0.0), ("b", 1800.0), ("c", 3600.0)]
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_bytes_that_are_not_utf_8_are_named_or_replaced(tmp_path: Path, monkeypatch, piped: bool) -> None:
+    """Two on line 3 and one on line 4; what is UTF-8 stays, wherever blocks of the file end."""
+    rows = (GOOD, "2,2,30,606,sch\xe4f\xe4,164,30", "3,2,30,606,\xfc,164,30")
+    data = (
+        "".join(f"{row}\n" for row in (TIRESIAS, *rows)).encode("latin-1")
+        + "4,2,30,606,gr\u00fcn,1,3\n".encode()
+    )
+    path = tmp_path / "jobs.csv"
+    path.write_bytes(data)
+
+    def stdin() -> str:
+        monkeypatch.setattr(
+            sys, "stdin", SimpleNamespace(buffer=streams.BufferedReader(streams.BytesIO(data)))
+        )
+        return "-" if piped else str(path)
+
+    for block in (1, 7, 1 << 18):
+        monkeypatch.setattr("pliant.tools.replay.importers.reading.BLOCK", block)
+        found = [line.partition(":")[2] for line in problems(tmp_path, "tiresias", stdin())]
+        assert [line.split(",")[0] for line in found] == [
+            *("3: holds the byte 0xe4",) * 2,
+            "4: holds the byte 0xfc",
+        ]
+        result = run(tmp_path, "tiresias", stdin(), lenient=True)
+        assert [job.model for job in result.jobs] == ["vgg19", "sch\ufffdf\ufffd", "\ufffd", "gr\u00fcn"]
+        assert result.summary.assumptions["a byte that is not UTF-8 was replaced"] == 3
+        (line,) = (line for line in result.summary.lines() if "UTF-8" in line)
+        assert line.endswith("jobs.csv:3)" if not piped else "<stdin>:3)")

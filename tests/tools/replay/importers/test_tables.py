@@ -55,6 +55,7 @@ def test_units_zone_and_words_for_priorities_are_kept_in_a_file(tmp_path: Path) 
         ("id=a,submit=b", "names no column for gpus"),
         ("id=a,submit=b,gpus=c,start=d", "no column for duration, nor for start and end"),
         ("id", "expected FIELD=COLUMN"),
+        (f"{MAP},runs=Queue", "runs is a label that the import itself writes"),
         (f"{MAP},unit=fortnight", "unit 'fortnight', expected one of ms, s, min, h, d"),
         (f"{MAP},zone=Mars", "zone 'Mars', expected one like"),
         (f"{MAP},delimiter=::", "expected one character"),

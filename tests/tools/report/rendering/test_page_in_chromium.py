@@ -1,7 +1,5 @@
 """The HTML page in a headless Chromium: it renders without an error, fits three widths, and answers."""
 
-from __future__ import annotations
-
 from io import BytesIO
 
 import numpy as np

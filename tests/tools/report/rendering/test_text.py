@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import csv
 import json
 import re
@@ -105,15 +103,13 @@ def test_a_form_has_no_place_for_all_that_can_be_asked_for(one_run, form, messag
         render(one_run, form, Extras(jobs=True, simulated=one_run.runs[0].run))
 
 
-def test_odd_names_and_a_lone_baseline_do_not_break_a_table():
+def test_odd_names_in_tables_and_plots_of_characters(report) -> None:
     found = make_report([fold(first_come(policy="<b>[red]|x"))])
     assert r"<b>[red]\|x" in render(found, "md", Extras())
     assert "<b>[red]|x" in render(found, "table", Extras())
     alone = make_report([fold(first_come(), "out/fifo.parquet")], baseline="fifo")
     assert "in brackets" not in render(alone, "table", Extras())
-
-
-def test_a_plot_of_characters_names_every_run(report):
+    # A plot of characters names every run.
     drawn = jct_plot(report, 60)
     assert "● fifo   + ares" in drawn
     assert "JCT, s" in drawn
@@ -122,16 +118,14 @@ def test_a_plot_of_characters_names_every_run(report):
     assert jct_plot(make_report([fold(first_come()[:2])]), 60) == ""
 
 
-def test_numbers_and_times_keep_digits_that_say_something():
+def test_numbers_keep_digits_and_tables_are_split() -> None:
     for seconds, unit in ((599, sections.SECONDS), (3600, sections.MINUTES), (36_000, sections.HOURS)):
         assert sections.time_unit([None, seconds]) == unit
     texts = {(-0.0001, 2): "0.00", (-1.5, 1): "-1.5", (1234.5, 1): "1,234.5", (None, 1): "–"}
     assert {stated: sections.number(*stated) for stated in texts} == texts
     ratios = {1.5: "1.50", 0.1: "0.10", 0.00417: "0.0042", 3.21e-5: "3.2e-05", 0.0: "0.00", 1234: "1,234.00"}
     assert {value: sections.ratio_text(value) for value in ratios} == ratios
-
-
-def test_tables_are_split_and_terms_take_one_line():
+    # Tables are split and terms take one line.
     for row in sections.FIGURES:
         assert len(terms_text({row.title: MEANING[row.name]}).splitlines()) == 1
     runs = [fold(first_come(policy=name), f"out/{name}.parquet") for name in ("fifo", "las", "srtf", "sjf")]
@@ -261,6 +255,21 @@ def test_the_page_is_whole_the_same_again_and_loads_nothing(report):
     assert "none of 1 job finished" in text
 
 
+def test_a_page_has_no_column_of_dashes_and_says_a_caveat_once():
+    """Twelve jobs of unknown work have no FTF; all of them are much faster under ares."""
+    runs = []
+    for policy, least_s in (("fifo", 100), ("ares", 10)):
+        jobs = [(f"j{n}", least_s + n) for n in range(12)]
+        events = [event for name, end_s in jobs for event in (submit(job(name)), *ran(name, 0, end_s))]
+        runs.append(story(*sorted(events, key=lambda event: event.time), policy=policy))
+    made = make_report(runs)
+    text = page(made)
+    assert "<td>&lt; 0.001</td>" in text
+    assert text.count("12 finished jobs have no FTF") == 1
+    fairness = text.partition("<h2>Fairness</h2>")[2].partition("</section>")[0]
+    assert "FTF, mean" not in fairness
+
+
 def test_seeds_of_a_policy_are_a_column_with_an_interval():
     seeds = [fold(shared(seed=seed)) for seed in (0, 1)]
     last = [event for event in shared(seed=2) if event.time < 214]
@@ -322,7 +331,7 @@ def test_too_many_changes_are_joined_and_keep_their_gpu_time():
     assert data["runs"][0]["grain"] > 0
 
 
-def test_users_and_teams_have_tables_where_stated(report):
+def test_users_dates_hashes_and_residuals_where_stated(report) -> None:
     specs = [job(name, user=user, labels={"team": "vision"}) for name, user in (("a", "eva"), ("b", ""))]
     events = [event for spec in specs for event in (submit(spec, 4.0), *ran(spec.id, 0, 4))]
     text = page(make_report([story(*sorted(events, key=lambda event: event.time), nodes=cluster(4))]))
@@ -331,9 +340,7 @@ def test_users_and_teams_have_tables_where_stated(report):
     assert '<th scope="row">not stated</th>' in text
     assert "Teams (label team)" in text
     assert "<h2>Users</h2>" not in page(report)
-
-
-def test_dates_and_hashes_are_stated_where_a_log_has_them(report):
+    # Dates and hashes are stated where a log has them.
     start = 1_700_000_000.0
     run = fold([begin(at=start), submit(job("a", at=start), 4.0), *ran("a", start, start + 4)])
     assert "2023-11-14 22:13:20 UTC" in page(make_report([run]))
@@ -342,9 +349,7 @@ def test_dates_and_hashes_are_stated_where_a_log_has_them(report):
     text = page(make_report([run]))
     assert "ab" * 32 in text
     assert "ef" * 32 in text
-
-
-def test_a_profile_has_residuals_and_other_runs_are_named(report):
+    # A profile has residuals and other runs are named.
     step = sections.ProfiledStep("bert", "t4", "2", 8, 1, 0.5, 0.01, 0.0, 0.6)
     extras = Extras(profile=sections.GivenProfile("p.parquet", "12" * 32, (step,)))
     text = render(report, "html", extras)

@@ -1,7 +1,5 @@
 """Accounts without a name or a home, which only root can become: a test calls ``pliant`` as one of them."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -47,8 +45,6 @@ LOOK: Final = b'{"ask":"look"}\n'
 
 
 class Called(NamedTuple):
-    """How a command ended."""
-
     exit_code: int
     stdout: str
     stderr: str
@@ -110,7 +106,6 @@ class Shared:
         return (self.folder / "run.err").read_text().count(CHANGED) > count
 
     def ask(self, uid: int, data: bytes) -> dict[str, Any]:
-        """What the door answers to these bytes."""
 
         def body() -> dict[str, Any]:
             with socket.socket(socket.AF_UNIX) as connection:
@@ -126,7 +121,6 @@ class Shared:
         return text in (self.folder / "run.err").read_text()
 
     def events(self, job: str) -> list[tuple[str, Any]]:
-        """Names of the events about a job, and the accounts that they name."""
         return [
             (event.event, (event.detail or {}).get("uid"))
             for event in read_events(StateDir(self.state).events)

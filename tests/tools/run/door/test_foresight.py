@@ -1,7 +1,5 @@
 """Predictions for accounts that ask through the door: about the jobs that they see, and nothing of others."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator
@@ -18,36 +16,25 @@ from pliant.tools.run.door.protocol import Foresee
 from pliant.tools.run.door.roles import Person
 from pliant.tools.run.statedir.directory import StateDir
 from tests.builders import cluster, job
-from tests.tools.run.door.people import (
-    ADA,
-    BOB,
-    EVE,
-    OPS,
-    ROLES,
-    Shared,
-    all_may_enter,
-    import_commands,
-    only_root_becomes_others,
-    write_roles,
-)
+from tests.tools.run.door import people
 from tests.tools.run.live_states import live_state
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[Shared]:
+def door() -> Iterator[people.Shared]:
     """A door alone: a job of EVE's holds both GPUs; one of ADA's waits, and one of BOB's behind it."""
-    only_root_becomes_others()
-    with all_may_enter() as folder:
-        run = Shared(folder)
-        owners = {"secret": EVE, "adas": ADA, "bobs": BOB}
+    people.only_root_becomes_others()
+    with people.all_may_enter() as folder:
+        run = people.Shared(folder)
+        owners = {"secret": people.EVE, "adas": people.ADA, "bobs": people.BOB}
         jobs = [
             job(name, at=float(at_s), gpus=2, gpu_seconds=2 * 5000, user=str(uid))
             for at_s, (name, uid) in enumerate(owners.items())
         ]
         live_state(run.state, jobs, cluster(2), lasted_s=10, owners=owners)
-        roles = write_roles(folder / "roles.json", **ROLES)
+        roles = people.write_roles(folder / "roles.json", **people.ROLES)
         said = logging.FileHandler(folder / "run.err")
-        import_commands()  # which log elsewhere
+        people.import_commands()  # which log elsewhere
         with pytest.MonkeyPatch.context() as patch, closing(said):
             patch.setattr(logging.getLogger("pliant"), "handlers", [said])
             with opened_door(StateDir(run.state), roles):
@@ -55,52 +42,54 @@ def door() -> Iterator[Shared]:
 
 
 @pytest.fixture
-def queue(door: Shared) -> Shared:
-    door.set_roles(**ROLES)
+def queue(door: people.Shared) -> people.Shared:
+    door.set_roles(**people.ROLES)
     return door
 
 
-def asked(run: Shared, uid: int, *words: str) -> dict:
+def asked(run: people.Shared, uid: int, *words: str) -> dict:
     done = run.by(uid, "whatif --json", *words)
     assert done.exit_code == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_predictions_are_about_the_jobs_that_each_sees(queue: Shared):
-    found = asked(queue, BOB, "--add-nodes 2")
+def test_predictions_are_about_the_jobs_that_each_sees(queue: people.Shared):
+    found = asked(queue, people.BOB, "--add-nodes 2")
     jobs = {each["job"]: each for each in found["jobs"]}
     assert [*jobs] == ["secret", "adas", "bobs"]
     assert jobs["adas"]["delay_seconds"] == pytest.approx(-5000, abs=200)
     assert found["gpu_use"]["now"] == pytest.approx(1.0, abs=0.05)
 
     few = {"requests_per_second": 0.01, "burst": 20}
-    queue.set_roles(**ROLES, visibility="private", limits_of={str(OPS): few})
-    found = asked(queue, BOB, "--add-nodes 2")
+    queue.set_roles(**people.ROLES, visibility="private", limits_of={str(people.OPS): few})
+    found = asked(queue, people.BOB, "--add-nodes 2")
     assert [each["job"] for each in found["jobs"]] == ["bobs"]
     assert found["gpu_use"] == {"now": None, "then": None}
     assert "secret" not in json.dumps(found)
-    assert "has no job secret" in queue.refused(BOB, "whatif --cancel secret")
-    assert len(asked(queue, OPS, "--add-nodes 2")["jobs"]) == 3
-    assert [queue.by(uid, "status").exit_code for uid in (OPS, BOB)] == [75, 0], "it counts as 20 requests"
+    assert "has no job secret" in queue.refused(people.BOB, "whatif --cancel secret")
+    assert len(asked(queue, people.OPS, "--add-nodes 2")["jobs"]) == 3
+    assert [queue.by(uid, "status").exit_code for uid in (people.OPS, people.BOB)] == [75, 0], (
+        "it counts as 20 requests"
+    )
 
 
-def test_a_dry_run_says_what_would_happen_and_submits_nothing(queue: Shared):
-    (queue.home(ADA) / "pliant.toml").write_text("[job.work]\ngpu_seconds = 100\n")
-    done = queue.by(ADA, "submit train.py --gpus 2 --name new --priority 1 --dry-run")
+def test_a_dry_run_says_what_would_happen_and_submits_nothing(queue: people.Shared):
+    (queue.home(people.ADA) / "pliant.toml").write_text("[job.work]\ngpu_seconds = 100\n")
+    done = queue.by(people.ADA, "submit train.py --gpus 2 --name new --priority 1 --dry-run")
     assert (done.exit_code, '"id":"new"' in done.stdout) == (0, True), done.stderr
     assert "new: would start in " in done.stderr
-    assert queue.by(ADA, "submit train.py --gpus 9 --dry-run").exit_code == 3
-    queue.set_roles(**ROLES, visibility="private", limits_of={str(ADA): {"waiting_jobs": 2}})
-    used = queue.by(ADA, "submit train.py --gpus 2 --name secret --dry-run")
+    assert queue.by(people.ADA, "submit train.py --gpus 9 --dry-run").exit_code == 3
+    queue.set_roles(**people.ROLES, visibility="private", limits_of={str(people.ADA): {"waiting_jobs": 2}})
+    used = queue.by(people.ADA, "submit train.py --gpus 2 --name secret --dry-run")
     assert (used.exit_code, 'job "secret" was submitted to' in used.stderr) == (3, True)
-    many = queue.by(ADA, "submit train.py --gpus 1 --name new --array 0-2 --dry-run")
+    many = queue.by(people.ADA, "submit train.py --gpus 1 --name new --array 0-2 --dry-run")
     assert (many.exit_code, "3 jobs, and 2 of " in many.stderr) == (2, True), many.stderr
     assert not list(StateDir(queue.state).spool.glob("*.jsonl"))
 
 
 @pytest.mark.parametrize("policy", ["/etc/passwd.py", "drl --param network=/etc/shadow", "../p.py"])
-def test_no_code_and_no_file_of_an_account_is_read_by_root(queue: Shared, policy: str):
-    line = queue.refused(OPS, f"whatif --policy {policy}")
+def test_no_code_and_no_file_of_an_account_is_read_by_root(queue: people.Shared, policy: str):
+    line = queue.refused(people.OPS, f"whatif --policy {policy}")
     assert "only policies as they are can be asked about in a run of another account" in line
 
 
@@ -108,8 +97,8 @@ def test_the_time_of_its_process_is_charged_once(tmp_path: Path, monkeypatch: py
     said = """print('{"ok": true, "cpu_s": 1.5}', '[]', sep=chr(10), end='')"""
     monkeypatch.setattr(answers, "ASKED", ("-c", said))
     asks = answers.Foresight(tmp_path)
-    assert asks.of(Foresee(add_nodes="2"), Person.of(EVE), (), ()) == b"[]"
-    assert [asks.spent_s(EVE), asks.spent_s(EVE)] == [1.5, 0.0]
+    assert asks.of(Foresee(add_nodes="2"), Person.of(people.EVE), (), ()) == b"[]"
+    assert [asks.spent_s(people.EVE), asks.spent_s(people.EVE)] == [1.5, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -119,9 +108,7 @@ def test_the_time_of_its_process_is_charged_once(tmp_path: Path, monkeypatch: py
         ("bytearray(ahead.MEMORY_BYTES)", "more than 4 GiB of memory would be needed"),
     ],
 )
-def test_a_question_that_takes_too_much_ends_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, error: str
-):
+def test_a_question_that_takes_too_much_ends_with_the_reason(tmp_path, monkeypatch, does, error):
     """With a second of the processor in place of thirty, after what a slow machine takes to start."""
     script = (
         "import sys, time\nfrom pliant.cli import ahead\n"
@@ -130,7 +117,7 @@ def test_a_question_that_takes_too_much_ends_with_the_reason(
     )
     monkeypatch.setattr(answers, "ASKED", ("-c", script))
     with pytest.raises(InfeasibleError, match=error):
-        answers.Foresight(tmp_path).of(Foresee(add_nodes="2"), Person.of(EVE), (), ())
+        answers.Foresight(tmp_path).of(Foresee(add_nodes="2"), Person.of(people.EVE), (), ())
 
 
 @pytest.mark.parametrize("number", ["0", "10001", "1000000000", "99999999999999999999"])

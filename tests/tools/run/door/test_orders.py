@@ -1,7 +1,5 @@
 """Several accounts ask one run: what each may do, and what the log says of it."""
 
-from __future__ import annotations
-
 import json
 
 from pliant.schemas.event import Event
@@ -56,22 +54,18 @@ def test_jobs_of_others_are_changed_by_operators_and_leads_alone(run: Shared):
     run.refused(LEA, f"cancel {submitted(run, BOB, 'c')}")  # not of the team
 
 
-def test_the_user_that_a_job_states_has_to_be_the_one_who_asks(run: Shared):
+def test_users_do_only_what_their_rights_allow(run: Shared) -> None:
     forged = f'{{"id": "forged", "user": "{BOB}", "command": ["train.py"]}}\n'
     assert f"states the user {BOB}, and {EVE} submits it" in run.refused(EVE, "submit -", stdin=forged)
     assert run.logged(f'refused: job "forged" states the user {BOB}')
     assert run.by(BOB, "submit -", stdin=forged).exit_code == 0
     assert run.by(EVE, "submit -", stdin=forged.replace("user", "usr")).exit_code == 3
-
-
-def test_what_an_operator_holds_its_user_does_not_release(run: Shared):
+    # What an operator holds its user does not release.
     job = submitted(run, BOB, "d")
     assert run.by(OPS, f"hold {job}").exit_code == 0
     assert f"is held by {OPS}, who can release it" in run.refused(BOB, f"release {job}")
     assert run.by(OPS, f"release {job}").exit_code == 0
-
-
-def test_only_operators_drain_nodes(run: Shared):
+    # Only operators drain nodes.
     assert "only operators drain nodes" in run.refused(LEA, f"drain {NODE}")
     assert run.by(OPS, f"drain {NODE} --reason fans").exit_code == 0
     until(lambda: "fans" in run.by(ADA, "status").stderr)
@@ -80,7 +74,6 @@ def test_only_operators_drain_nodes(run: Shared):
 
 
 def test_names_arguments_and_scripts_of_submissions(run: Shared):
-    """A name in use gets a number unless it was chosen."""
     assert run.by(ADA, "submit train.py").stdout == "train\n"
     assert run.by(BOB, "submit train.py").stdout == "train-2\n"
     assert run.by(BOB, "submit train.py --name train").exit_code == 3

@@ -68,9 +68,10 @@ def beginning() -> str:
 
 
 def break_exchange() -> None:
-    group = model.averaging._group
-    if group is not None and not isinstance(group._inner, Broken):
-        group._inner = Broken(group._inner)
+    group = job._loop._averaging._group  # type: ignore[union-attr]
+    device = torch.device("cpu")
+    if group is not None and not isinstance(group._backend(device), Broken):
+        group._backends[device] = Broken(group._backend(device))
 
 
 job = elastic.init(batch_size=10, seed=5)
@@ -108,7 +109,7 @@ for epoch in job.epochs(options["epochs"]):
         job.log(loss=loss * float("nan") if options["nan"] else loss)
         seen.write(json.dumps(row | {"steps": len(steps)}) + "\n")
         seen.flush()
-        if passes - began == options["breaks"]:
+        if passes - began == options["breaks"] and job.sync_gradients is not None:  # it knows of micro-steps
             break
     if options["decays"]:
         scheduler.step()

@@ -20,7 +20,7 @@ from pliant.tools.run.elastic.loop.prepared import checked, guard_optimizer
 from pliant.tools.run.elastic.membership import process_group
 from pliant.tools.run.elastic.state import checkpoint
 from pliant.tools.run.elastic.state.checkpoint import Checkpoints, Written
-from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR
+from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, WorkerOutcome
 from tests.tools.run.elastic.alone import Alone, Author, Clock
 
 pytestmark = pytest.mark.torch
@@ -61,6 +61,48 @@ class TestLeaving:
         end = job.run(author)
         assert (end.outcome, end.exit_counts) == ("done", True)
         assert job.events("checkpoint") == [], "there is nothing to go on from"
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_end_is_recorded_before_the_script_goes_on(job: Alone, *, leaves: bool) -> None:
+    """It may end without a last word: os._exit, exec, a handler that another module has registered."""
+    recorded: list[WorkerOutcome | None] = []
+
+    def author(elastic_job: ElasticJob) -> None:
+        one = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(one.parameters())
+        model, optimizer, loader = elastic_job.prepare(one, optimizer, torch.ones(47, 1))
+        for _ in elastic_job.epochs(3):
+            for x in loader:
+                model(x).sum().backward()
+                optimizer.step()
+            if leaves:
+                break
+        recorded.append(WorkerOutcome.read(job.dir.attempt(1).outcome(0)))
+
+    end = job.run(author)
+    assert recorded == [end.model_copy(update={"goes_on": True, "exit_counts": True})]
+    assert (end.outcome, end.goes_on, end.samples_done) == ("done", False, 47 if leaves else 3 * 47)
+
+
+def test_a_training_without_a_step_is_warned_of(job: Alone) -> None:
+    def asks_for_none(elastic_job: ElasticJob) -> None:
+        elastic_job.prepare(*(one := nn.Linear(1, 1), torch.optim.SGD(one.parameters()), [torch.ones(1)]))
+        assert list(elastic_job.epochs(0)) == []
+
+    def never_steps(elastic_job: ElasticJob) -> None:
+        *_, loader = elastic_job.prepare(
+            *(one := nn.Linear(1, 1), torch.optim.SGD(one.parameters()), [torch.ones(1)])
+        )
+        for _ in elastic_job.epochs(1):
+            list(loader)
+
+    assert [job.run(asks_for_none).outcome, job.run(never_steps).outcome] == ["done", "done"]
+    warnings = [(event.detail or {}).get("warning", "") for event in job.events("progress")]
+    assert [text for text in warnings if "nothing is trained" in text] == [
+        "nothing is trained: the script asks for 0 epochs or steps",
+        "nothing is trained: no optimizer of job.prepare was called in 1 steps",
+    ]
 
 
 def test_a_torn_checkpoint_is_passed_over(job: Alone) -> None:

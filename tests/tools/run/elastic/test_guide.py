@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
 from benchmarks.parts.added_lines import added
 from pliant.schemas.checks import check_fits
@@ -45,6 +45,7 @@ SMALLEST = {
     "after/stripes": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "2"),
     "after/gan": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
     "after/rnn": ("--epochs", "2", "--size", "200", "--batch", "4"),
+    "own_average": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
     "trainer_style": ("--epochs", "2", "--size", "64", "--batch", "8", "--width", "4"),
     "fabric_style": ("--epochs", "2", "--size", "64", "--batch", "32", "--width", "4"),
 }
@@ -73,7 +74,7 @@ def test_the_page_shows_the_change_as_it_is_and_is_short() -> None:
     lines = [f"{line[0]}{line[2:]}" for line in changed if line[0] in "+-" and line[2:].strip()]
     [shown] = [block for block in PAGE.split("\n```")[1::2] if block.startswith("diff\n")]
     assert [line for line in shown.splitlines() if line[0] in "+-"] == lines
-    words = {recipe.splitlines()[0]: len(recipe.split()) for recipe in PAGE.split("\n## ")[2:]}
+    words = {recipe.splitlines()[0]: len(recipe.split()) for recipe in PAGE.split("\n## ")[3:]}
     assert len(words) == 9
     assert max(words.values()) <= 300, words
 
@@ -85,6 +86,16 @@ def test_every_script_of_the_guide_runs_under_plain_python(script: str, tmp_path
         printed = python.apply(printed_by, (str(path), (*SMALLEST[script], "--out", str(weights))))
     assert [line.partition(":")[0] for line in printed.splitlines()] == ["epoch 0", "epoch 1"]
     assert torch.load(weights)
+
+
+def test_a_sharded_model_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    sizes = ("--every", "2", "--width", "4", "--batch", "4", "--folder", str(tmp_path))
+    for steps in ("3", "5"):
+        with CONTEXT.Pool(1) as python:
+            words = (str(ROOT / "examples" / "fsdp2.py"), ("--steps", steps, *sizes))
+            assert python.apply(printed_by, words) == f"{steps} steps\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", f"step-{steps}"]
+    assert int((tmp_path / "newest").read_text()) == 5
 
 
 def test_the_jobs_of_the_page_train_under_pliant_run(tmp_path: Path) -> None:
@@ -198,7 +209,47 @@ def pass_twice(job: ElasticJob) -> None:
         list(loader)
 
 
+def set_batch_size(job: ElasticJob) -> None:
+    *_, loader = job.prepare(*nothing())
+    assert loader.batch_size == 2
+    loader.batch_size = 8
+
+
+def train_nothing(**how: Any) -> Author:
+    def train(job: ElasticJob) -> None:
+        *_, loader = job.prepare(*nothing()[:2], TensorDataset(torch.zeros(1, 1)), **how)
+        for _ in job.epochs(2):
+            list(loader if how else ())
+
+    return train
+
+
+def loader(**how: Any) -> Author:
+    """A script that gives a DataLoader."""
+    return lambda job: job.prepare(*nothing()[:2], DataLoader(nothing()[2], **how))
+
+
 MISTAKES: dict[str, Author] = {
+    "DataLoader gives batches: give job.prepare its dataset (loader.dataset, shuffle=True, drop_last=True, "
+    "num_workers=1) and elastic.init(batch_size=4)": loader(
+        batch_size=4, shuffle=True, drop_last=True, num_workers=1
+    ),
+    "DataLoader gives batches: give job.prepare its dataset (loader.dataset, sampler=loader.sampler, "
+    "collate_fn=loader.collate_fn) and elastic.init(batch_size=2)": loader(
+        batch_size=2, sampler=SubsetRandomSampler([1, 2]), collate_fn=list
+    ),
+    "DataLoader draws an order of its own on each worker: give job.prepare its dataset (loader.dataset, "
+    "shuffle=True) and elastic.init(batch_size=…)": loader(batch_size=None, shuffle=True),
+    "job.prepare takes no pin_memory: batches are pinned where workers train on GPUs, "
+    "leave it out": lambda job: job.prepare(*nothing(), pin_memory=True),
+    "loader.batch_size = 8: the batch is the job's, so give it to elastic.init(batch_size=…); with "
+    '"elastic": "size+batch" a policy changes it': set_batch_size,
+    "TensorDataset has no samples: nothing would be trained": lambda job: job.prepare(
+        *nothing()[:2], TensorDataset(torch.zeros(0, 1))
+    ),
+    "nothing was trained: no batch of 2 samples was filled, and drop_last=True leaves out smaller ones: give "
+    "it more samples, a smaller batch_size, or drop_last=False": train_nothing(drop_last=True),
+    "nothing was trained: the loop over job.epochs has taken no batch of the loader": train_nothing(),
     "the loader has no second pass in an epoch: ask job.epochs for more epochs, "
     "or evaluate with a DataLoader": pass_twice,
     "call job.prepare(model, optimizer, dataset) first": lambda job: job.log(loss=1.0),

@@ -79,8 +79,9 @@ class Scene:
         self.goes_on(*self.gang.plan.members, added, cut=cut)
         self.gang.statuses = (*self.gang.statuses, RUNNING)
 
-    def says(self, rank: int, outcome: str, message: str = "") -> None:
-        text = WorkerOutcome.model_validate({"outcome": outcome, "message": message}).model_dump_json()
+    def says(self, rank: int, outcome: str, message: str = "", *, goes_on: bool = False) -> None:
+        fields = {"outcome": outcome, "message": message, "goes_on": goes_on}
+        text = WorkerOutcome.model_validate(fields).model_dump_json()
         renamed(self.gang.handle.files.outcome(rank), text)
 
     def watch(self, *times_s: float) -> list[str]:
@@ -394,6 +395,21 @@ def test_a_launcher_that_outlives_its_worker_is_killed_in_time(training: Scene, 
         training.gang.statuses = (UnitStatus("exited", -9), UnitStatus("lost"))
         training.watch(20.0)
         assert training.gang.verdict().end == "done"
+
+
+@pytest.mark.parametrize(("code", "end"), [(0, "done"), (3, "failed"), (-9, "failed")])
+def test_a_script_may_become_another_program_after_its_training(
+    training: Scene, lives: Lives, code: int, end: str
+) -> None:
+    """By ``exec``, which frees its lock, or it has no last word: only an exit code of 0 is its end."""
+    for worker in (0, 1):
+        training.says(worker, "done", goes_on=True)
+        lives.of[worker] = "gone"
+    assert training.watch(0.0, 10.0, 1e6) == [], "it may evaluate for as long as it likes"
+    training.gang.statuses = (RUNNING, UnitStatus("exited", 0))
+    assert (training.watch(1e6 + 1), training.gang.stopping) == ([], False)
+    training.gang.statuses = (UnitStatus("exited", code), UnitStatus("exited", 0))
+    assert training.gang.verdict().end == end
 
 
 def test_an_idle_launcher_of_a_rigid_job_has_a_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -342,7 +342,7 @@ def test_a_failed_job_is_not_started_before_its_time(site: Site, monkeypatch: py
 
 def of_job(site: Site, job_id: str) -> set[int]:
     folder = str(StateDir(site.state).job(job_id).path)
-    return {found.pid for found in left_running(site.folder) if found.environ()[ENV_JOB_DIR] == folder}
+    return {found.pid for found in left_running(site.folder) if found.environ().get(ENV_JOB_DIR) == folder}
 
 
 def test_only_a_job_whose_files_nothing_can_replace_starts_again(tmp_path: Path) -> None:

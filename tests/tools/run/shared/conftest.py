@@ -1,7 +1,5 @@
 """Runs that several accounts share: real ids, so the tests need root. The ids need no accounts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

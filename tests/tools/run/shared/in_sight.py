@@ -5,8 +5,6 @@ namespace), in which what is closed is covered by an overlay of itself with the 
 copied, and all of it is gone with the command.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -6,8 +6,6 @@ trains, another's does all the harm it can, and a third's is cancelled; the serv
 that service, and ``plain`` as its last one a stand-in for torchrun.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -190,7 +188,6 @@ class Scenario:
         return 0.0 if found is None else found.samples_done
 
     def queue(self) -> list[int]:
-        """Whose jobs run; with leases, root's."""
         return [int(uid) for uid in self.slurm.command("squeue", "-h", "-t", "R", "-o", "%U").split()]
 
     def check(self, secret: Path) -> None:

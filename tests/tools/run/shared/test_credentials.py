@@ -1,7 +1,3 @@
-"""Units of a user's job: their ids, limits and environment, and that nothing of them stays."""
-
-from __future__ import annotations
-
 import json
 import os
 import pwd
@@ -39,15 +35,13 @@ def test_a_unit_has_ids_and_environment_of_its_user(shared_folder: Path, monkeyp
     assert (log.st_uid, log.st_mode & 0o777) == (ANN, 0o600)
 
 
-def test_an_account_brings_all_its_groups_and_its_home() -> None:
+def test_an_account_has_its_groups_and_an_environment_of_its_own(shared_folder: Path) -> None:
     for found in pwd.getpwall():
         account = Credentials.of(found.pw_uid)
         if account.name == found.pw_name:
             assert set(account.groups) == set(os.getgrouplist(found.pw_name, found.pw_gid))
             assert account.environment()["HOME"] == found.pw_dir
-
-
-def test_the_environment_of_a_job_does_not_reach_its_keeper(shared_folder: Path) -> None:
+    # The environment of a job does not reach its keeper.
     attempt = Attempt(shared_folder)
     attempt.start("sleep 600", env={"LD_PRELOAD": "/evil.so", "PYTHONPATH": "/evil", "PATH": "/bin"})
     keeper = attempt.keeper()

@@ -1,7 +1,5 @@
 """Runs that serve several users: whose jobs, files and processes are, and what a hostile job can do."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
@@ -179,9 +177,7 @@ def test_roots_jobs_are_refused_unless_they_are_allowed(site: Site, users: dict[
     assert log.jobs["a"].phase == "finished"
 
 
-def test_where_no_shared_run_begins(
-    site: Site, users: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_shared_run_begins(site: Site, users: dict[str, int], tmp_path, monkeypatch) -> None:
     site.job("a")
     with monkeypatch.context() as patch:
         patch.setenv("SLURM_JWT", "token")

@@ -1,7 +1,5 @@
 """A shared run on a real Slurm, by both of its backends; its accounts are in files that the test makes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

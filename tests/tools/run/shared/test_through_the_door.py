@@ -1,7 +1,5 @@
 """A shared run from end to end: real accounts, the commands that they use, and real training."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

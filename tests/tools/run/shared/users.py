@@ -1,7 +1,5 @@
 """Users of a shared run, and one attempt of a job of theirs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -12,15 +10,8 @@ import psutil
 
 from pliant.schemas.event import Event
 from pliant.schemas.job import Job
+from pliant.tools.run.backends import protocol
 from pliant.tools.run.backends.local import LocalBackend
-from pliant.tools.run.backends.protocol import (
-    Credentials,
-    Handle,
-    ProcessLimits,
-    Unit,
-    UnitStatus,
-    read_record,
-)
 from pliant.tools.run.statedir.contract.as_user import Rights, files_of, make_job_folder
 from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_WORKER
 from pliant.tools.run.statedir.directory import StateDir, make_own, make_shared
@@ -40,16 +31,16 @@ class Attempt:
     """An attempt of a user's job on the local backend; its units are shell scripts."""
 
     def __init__(
-        self, folder: Path, uid: int = ANN, job: str = "a", limits: ProcessLimits | None = None
+        self, folder: Path, uid: int = ANN, job: str = "a", limits: protocol.ProcessLimits | None = None
     ) -> None:
         self.dirs = StateDir(folder / "state")
         if not self.dirs.is_shared:
             make_own(self.dirs)
             make_shared(self.dirs)
-        self.account = Credentials.of(uid, limits)
+        self.account = protocol.Credentials.of(uid, limits)
         job_dir = self.dirs.job(job)
         make_job_folder(job_dir.path, Rights(uid, self.account.gid))
-        self.handle = Handle.of(job_dir, 1)
+        self.handle = protocol.Handle.of(job_dir, 1)
         assert self.handle.kept is not None
         self.handle.kept.mkdir(parents=True)
         with files_of(self.handle.files):
@@ -57,8 +48,8 @@ class Attempt:
         self.backend = LocalBackend(cluster(2, slots="cpu"), self.dirs.jobs)
 
     def start(self, *scripts: str, cwd: str = "/", env: Mapping[str, str] | None = None) -> None:
-        units: Sequence[Unit] = [
-            Unit(
+        units: Sequence[protocol.Unit] = [
+            protocol.Unit(
                 *("n0", ("/bin/sh", "-c", text), cwd),
                 {**(env or {}), ENV_JOB_DIR: str(self.handle.job_files.path), ENV_WORKER: str(number)},
                 self.account,
@@ -67,15 +58,14 @@ class Attempt:
         ]
         self.backend.start(self.handle, units)
 
-    def poll(self) -> tuple[UnitStatus, ...]:
+    def poll(self) -> tuple[protocol.UnitStatus, ...]:
         return self.backend.poll([self.handle])[self.handle]
 
-    def end(self) -> tuple[UnitStatus, ...]:
+    def end(self) -> tuple[protocol.UnitStatus, ...]:
         until(self.has_ended)
         return self.poll()
 
-    def kill(self) -> tuple[UnitStatus, ...]:
-        """End it as the service does: again and again."""
+    def kill(self) -> tuple[protocol.UnitStatus, ...]:
         until(lambda: (self.backend.stop(self.handle, "kill"), self.has_ended())[1])
         return self.poll()
 
@@ -86,13 +76,12 @@ class Attempt:
         return self.handle.files.launcher_log(unit).read_text()
 
     def keeper(self) -> psutil.Process:
-        record = read_record(self.handle)
+        record = protocol.read_record(self.handle)
         assert record is not None
         return psutil.Process(record.units[0].pid)
 
 
 def of_user(*uids: int) -> list[psutil.Process]:
-    """The processes of users that live."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -104,7 +93,6 @@ def of_user(*uids: int) -> list[psutil.Process]:
 
 
 def as_user(uid: int, *argv: str) -> int:
-    """The exit code of a command of a user."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     return int(as_account(uid, lambda: subprocess.run(argv, check=False, **quiet).returncode))
 

@@ -1,7 +1,5 @@
 """Time that passes only when a test lets it pass."""
 
-from __future__ import annotations
-
 import time
 from typing import Final
 
@@ -20,7 +18,6 @@ class SimulatedClock:
         self._ahead_s = wall_s - self._skipped_s
 
     def wall(self) -> float:
-        """UTC seconds, as the system's clock shows them."""
         return self.steady() + self._ahead_s
 
     def steady(self) -> float:

@@ -1,7 +1,5 @@
 """What befalls a launcher at its system calls: it is killed, the disk is full, files are unreadable."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ starts fail, and what is killed may take its time. It refuses what must never ha
 and two attempts of one job at a time.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence

@@ -5,8 +5,6 @@ A launcher knows workers by their files and by how their units end, so these are
 that goes by. All workers of an attempt are one object, as they act on one plan.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct
@@ -65,7 +63,6 @@ class SimulatedUnit:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its worker can train."""
         return self.lock >= 0
 
     def end(self, code: int | None) -> None:
@@ -110,21 +107,17 @@ class SimulatedWorkers:
 
     @property
     def is_elastic(self) -> bool:
-        """Whether its script uses the elastic library."""
         return any(one.unit.env.get(ENV_SLOT) != SLOT_FROM_RANK for one in self.units)
 
     @property
     def statuses(self) -> tuple[UnitStatus, ...]:
-        """What a backend says of the units."""
         return tuple(one.status for one in self.units)
 
     @property
     def runs(self) -> bool:
-        """Whether any of it is left."""
         return any(one.runs for one in self.units)
 
     def stop(self, level: StopLevel, only: Collection[int] | None, now_s: float) -> None:
-        """A signal to units."""
         for number, one in enumerate(self.units):
             if not one.runs or (only is not None and number not in only):
                 continue
@@ -173,7 +166,6 @@ class SimulatedWorkers:
                 one.end(0)
 
     def _look(self) -> None:
-        """Read the plan, if there is a newer one of this attempt."""
         try:
             found = self.handle.job_files.plan.stat()
             mark = (found.st_mtime_ns, found.st_ino)
@@ -233,7 +225,6 @@ class SimulatedWorkers:
                 self.units[number].end(1)
 
     def _all_train(self, plan: Plan) -> bool:
-        """Whether all workers of a plan can take part in a step."""
         return all(
             worker < len(self.units)
             and self.units[worker].runs

@@ -4,8 +4,6 @@ Every deed takes a number, which says whom it hits or how long it lasts; so a se
 names and numbers, and the same list is the same story.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -104,7 +102,6 @@ class World:
         raise AssertionError("it did not happen")
 
     def events(self, *names: str) -> list[Event]:
-        """The events of these names in the log."""
         return [event for event in read_events(self.dirs.events) if event.event in names]
 
     def lines(self, *names: str) -> list[str]:
@@ -113,11 +110,9 @@ class World:
         return [f"{each.event} {each.job}" + ("" if each.gpus is None else f" {each.gpus}") for each in found]
 
     def workers(self, name: str) -> SimulatedWorkers | None:
-        """Those of a job that run."""
         return next((one for one in self.nodes.training() if one.handle.job == name), None)
 
     def slots(self, name: str) -> set[str]:
-        """Where the workers of a job run."""
         found = self.workers(name)
         return {slot for unit in found.units if unit.runs for slot in unit.slots} if found else set()
 
@@ -163,17 +158,14 @@ class World:
             self.accepted[spec.id] = samples
 
     def give(self, *jobs: Job) -> None:
-        """Submit jobs that are made by hand."""
         now_s = self.clock.wall()
         submit(self.dirs.path, jobs, "world", folder=self.folder, now_s=now_s, check_scripts=False)
 
     def ask(self, name: str, gpus: int, samples: float = 1e4, **more: Any) -> None:
-        """Submit one job that is made by hand."""
         self.give(job(name, gpus=gpus, **trains(samples), **more))
         self.accepted[name] = samples
 
     def cancel(self, number: int) -> None:
-        """Some job that was submitted is cancelled, whatever it does."""
         if victim := chosen(sorted(self.accepted), number):
             self._ask(lambda: cancel(self.dirs.path, [victim]))
             if not self.dirs.cluster.exists():  # withdrawn, without a trace
@@ -194,7 +186,6 @@ class World:
             self._ask(lambda: order_nodes(self.dirs.path, action, names, now=now))
 
     def give_notice(self, number: int) -> None:
-        """A node has to be left within a time."""
         if self.dirs.cluster.exists():
             names, within_s = [f"n{number % len(NODES)}"], 1.0 + number % 60
             self._ask(lambda: order_nodes(self.dirs.path, "drain", names, now=True, within_s=within_s))
@@ -213,23 +204,19 @@ class World:
             self.turn()
 
     def kill_worker(self, number: int) -> None:
-        """``kill -9`` for one."""
         if unit := chosen(self.nodes.running(), number):
             unit.end(-9)
 
     def crash(self, number: int) -> None:
-        """A script fails in one worker."""
         if workers := chosen(self.nodes.training(), number):
             alive = [place for place, unit in enumerate(workers.units) if unit.runs]
             workers.crash(alive[number % len(alive)])
 
     def stop_worker(self, number: int) -> None:
-        """SIGSTOP for one."""
         if unit := chosen(self.nodes.running(), number):
             unit.stands_still = True
 
     def wake_worker(self, number: int) -> None:
-        """SIGCONT for one that stands still."""
         if unit := chosen([unit for unit in self.nodes.running() if unit.stands_still], number):
             unit.stands_still = False
 
@@ -247,7 +234,6 @@ class World:
         self.nodes.lose(f"n{number % len(NODES)}")
 
     def return_node(self, number: int) -> None:
-        """One of the nodes that are gone is there again."""
         self.nodes.lost.discard(chosen(sorted(self.nodes.lost), number) or "")
 
     def refuse_starts(self, number: int) -> None:
@@ -259,7 +245,6 @@ class World:
         self.nodes.next_looks += [UnreadableError("too many open files")] * (1 + number % 4)
 
     def hide_plan(self, number: int) -> None:
-        """The plan of a job cannot be read for a while."""
         if job_id := chosen(sorted(self.accepted), number):
             self.hazard.hidden.add(self.dirs.job(job_id).plan)
 
@@ -369,7 +354,6 @@ def placed(session: Session) -> dict[str, tuple[NodeGpus, str | None]]:
 
 
 def seen_of_nodes(session: Session) -> list[tuple[str, bool, int, bool | None]]:
-    """Which nodes are up, what is free there, and whether they are drained."""
     drained = session.commands.drained
     return [
         (node.name, node.up, session.free.free_on(node.name), drained.get(node.name))
@@ -378,14 +362,12 @@ def seen_of_nodes(session: Session) -> list[tuple[str, bool, int, bool | None]]:
 
 
 def trains(samples: float) -> dict[str, Any]:
-    """The fields of a job that trains that many samples."""
     command = ("train.py", SAMPLES, str(samples))
     own = {"command": command, "workdir": "/", "work": {"samples": samples}}
     return {**own, "batch": 8, "checkpoint_seconds": 7.0}
 
 
 def chosen(among: Sequence[T], number: int) -> T | None:
-    """One of them; None: there is none."""
     return among[number % len(among)] if among else None
 
 

@@ -1,7 +1,3 @@
-"""A state directory is its owner's alone, of one format, and no copy of another one."""
-
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -95,10 +91,7 @@ def test_what_a_run_leaves_is_for_its_owner_alone(dirs: StateDir, monkeypatch: p
     assert open_to_all(dirs.spool) == []
 
 
-def test_a_folder_that_others_can_read_is_closed_to_them(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What else lies in it keeps its mode, and a dry run changes nothing."""
+def test_a_folder_that_others_can_read_is_closed_to_them(dirs: StateDir, monkeypatch, caplog) -> None:
     run(dirs, monkeypatch)
     for path in (dirs.run_log, notes := dirs.path / "notes"):
         path.touch()
@@ -116,7 +109,6 @@ def test_a_folder_that_others_can_read_is_closed_to_them(
 
 
 def test_an_open_or_a_foreign_folder_is_refused_and_unchanged(dirs: StateDir) -> None:
-    """Somebody names the folder of a project, or their home."""
     dirs.path.mkdir()
     dirs.path.chmod(0o777)
     with pytest.raises(UsageError, match="others may write in it"):
@@ -154,13 +146,6 @@ def test_a_folder_of_another_user_is_refused(dirs: StateDir, monkeypatch: pytest
             use(dirs)
 
 
-def of_a_stranger(status: os.stat_result) -> os.stat_result:
-    """No test can count on being root, or on there being another user."""
-    fields = list(status)
-    fields[stat.ST_UID] = STRANGER
-    return os.stat_result(fields)
-
-
 def test_root_only_looks_at_another_users_folder(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
     ask(dirs)
     lstat = os.lstat
@@ -170,6 +155,13 @@ def test_root_only_looks_at_another_users_folder(dirs: StateDir, monkeypatch: py
     private.check_seen(dirs)
     with pytest.raises(UsageError, match=f"belongs to user {STRANGER}, and you are root"):
         private.check_own(dirs)
+
+
+def of_a_stranger(status: os.stat_result) -> os.stat_result:
+    """No test can count on being root, or on there being another user."""
+    fields = list(status)
+    fields[stat.ST_UID] = STRANGER
+    return os.stat_result(fields)
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "schedule.json", "lock", "spool", "jobs"])
@@ -227,7 +219,6 @@ def test_no_job_is_started_in_a_link(dirs: StateDir, monkeypatch: pytest.MonkeyP
 
 
 def test_a_start_looks_at_no_folders_of_jobs_that_are_over(dirs: StateDir) -> None:
-    """A service has thousands of jobs behind it."""
     with State(dirs.path) as state:
         state.record([submit_event(runs("a"), 1.0), STARTED, finish_event("a", 3.0, 1, 1.0)])
         state.record([submit_event(runs("b"), 1.0), replace(STARTED, job="b"), cancel_event("b", 3.0)])
@@ -246,9 +237,7 @@ def test_a_link_to_a_state_directory_may_be_named(dirs: StateDir) -> None:
     assert {job.id for job, _ in Watcher(link).look().submitted} == {"a", "b"}
 
 
-def test_what_is_no_file_in_the_spool_keeps_no_one_waiting(
-    dirs: StateDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_file_in_the_spool_keeps_no_one_waiting(dirs: StateDir, caplog, monkeypatch) -> None:
     ask(dirs)
     (good,) = dirs.spool.glob("*.jobs.jsonl")
     outside = dirs.path.parent / "outside.jsonl"
@@ -268,9 +257,7 @@ def test_what_is_no_file_in_the_spool_keeps_no_one_waiting(
     ask(dirs, "b")
 
 
-def test_a_request_that_another_user_put_there_is_ignored(
-    dirs: StateDir, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_another_user_put_there_is_ignored(dirs: StateDir, caplog, monkeypatch) -> None:
     ask(dirs)
     fstat = os.fstat
     monkeypatch.setattr(private.os, "fstat", lambda descriptor: of_a_stranger(fstat(descriptor)))
@@ -305,10 +292,7 @@ def bytes_in(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_first_writer_gives_a_directory_its_version(
-    written: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If it can: a disk that is full stops nothing."""
+def test_the_first_writer_gives_a_directory_its_version(written: StateDir, monkeypatch) -> None:
     written.version.unlink()
     before = bytes_in(written.path)
     log = Watcher(written.path).look().log
@@ -348,7 +332,6 @@ def test_a_file_that_cannot_be_understood_is_named(written: StateDir, text: str)
 
 
 def with_a_job(path: Path, *, running: bool) -> Path:
-    """A state directory with one job that holds a GPU, or has ended."""
     with State(path) as state:
         ended = [] if running else [finish_event("a", 3.0, 1, 1.0)]
         state.record([submit_event(job("a"), 1.0), STARTED, *ended])
@@ -361,7 +344,6 @@ def reopens(path: Path, *, restored: bool = False) -> bool:
 
 
 def test_one_that_was_copied_or_moved_while_a_job_ran_is_refused(tmp_path: Path) -> None:
-    """Until its user says that it was restored."""
     home, moved = with_a_job(tmp_path / "state", running=True), tmp_path / "moved"
     copy = copytree(home, tmp_path / "copy")
     before = bytes_in(copy)
@@ -383,7 +365,6 @@ def test_one_that_was_copied_or_moved_while_a_job_ran_is_refused(tmp_path: Path)
 
 
 def test_a_snapshot_with_the_same_inodes_is_a_copy(tmp_path: Path) -> None:
-    """One of the whole file system."""
     copy = StateDir(copytree(with_a_job(tmp_path / "state", running=True), tmp_path / "snapshot"))
     claimed = json.loads(copy.version.read_bytes())
     claimed["home"]["inodes"] = Home.of(copy).inodes
@@ -414,7 +395,6 @@ def test_a_directory_that_is_no_copy_or_runs_nothing_is_opened(tmp_path: Path) -
 
 
 def test_a_directory_is_the_same_on_another_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file server's folder, or one that a container has under another name."""
     with_a_job(tmp_path / "state", running=True).rename(tmp_path / "mounted")
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="elsewhere"))
     assert reopens(tmp_path / "mounted")

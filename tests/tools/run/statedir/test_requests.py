@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import errno
 import multiprocessing
 import os
@@ -50,7 +48,6 @@ class Past(dict[str, JobLog]):
 
 
 def waiting(dirs: StateDir, log: RunLog | None = None, until_s: float = NOW_S) -> list[str]:
-    """The submissions and cancellations that the log lacks."""
     log = log or RunLog()
     log.jobs = Past(log.jobs)
     asked = unheard(Spool(dirs).requests(), log, until_s)
@@ -75,12 +72,10 @@ def give(dirs: StateDir, *orders: Order) -> None:
 
 
 def files(dirs: StateDir) -> list[str]:
-    """The requests that are there, in their order, by their kinds."""
     return [".".join(path.name.split(".")[-2:]) for path in sorted(dirs.spool.glob("*.j*"))]
 
 
 def short(*_: object) -> None:
-    """No file can be opened for a moment."""
     raise OSError(errno.EMFILE, "Too many open files")
 
 
@@ -177,7 +172,6 @@ def test_before_the_first_run_a_cancelled_id_is_free_again(dirs: StateDir) -> No
 
 
 def test_a_wait_goes_by_the_clock_of_the_submission(dirs: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by that of the file system, and no longer where the clock was set back since."""
     monkeypatch.setattr(spool.time, "time_ns", lambda: int(NOW_S * 1e9))
     steady, gone_s = spool.time.monotonic, [0.0]
     monkeypatch.setattr(spool.time, "monotonic", lambda: steady() + gone_s[0])
@@ -221,9 +215,7 @@ def test_a_file_that_is_no_request_is_named_once(dirs: StateDir, caplog: pytest.
 
 
 @pytest.mark.parametrize("what", ["order", "cancellation"])
-def test_a_request_waits_for_a_submission_that_cannot_be_read(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_a_request_waits_for_a_submission_that_cannot_be_read(dirs: StateDir, monkeypatch, what) -> None:
     """The submission was acknowledged: a shortage of a second drops neither it nor what follows it."""
     begun(dirs, runs("a"))
     order_jobs(dirs.path, "hold", ["a"]) if what == "order" else cancel(dirs.path, ["a"])
@@ -297,7 +289,6 @@ def test_orders_are_executed_once_after_their_job_has_arrived(dirs: StateDir) ->
     own, log = Spool(dirs), RunLog()
 
     def turn(time_s: float) -> list[tuple[str, str | None]]:
-        """What a loop does."""
         more = requested(own.requests(), log, time_s)
         for event in more:
             log.add(event)
@@ -317,8 +308,8 @@ def test_orders_are_executed_once_after_their_job_has_arrived(dirs: StateDir) ->
     assert (files(dirs), turn(NOW_S + 101)) == ([], [])
 
 
-def test_a_request_whose_file_outlives_a_crash_is_not_repeated(dirs: StateDir) -> None:
-    """The log had it, and the process died before it removed the file."""
+def test_requests_are_not_repeated_and_ids_are_free_again(dirs: StateDir) -> None:
+    # The log had it, and the process died before it removed the file.
     begun(dirs, runs("a"))
     give(dirs, order("hold", "a"), order("drain", "n0"))
     first = requested(Spool(dirs).requests(), RunLog(), NOW_S)
@@ -327,9 +318,7 @@ def test_a_request_whose_file_outlives_a_crash_is_not_repeated(dirs: StateDir) -
     assert requested(Spool(dirs).requests(), log, NOW_S + 2) == []
     Spool(dirs).settle(log)
     assert files(dirs) == []
-
-
-def test_an_id_that_is_used_again_is_not_cancelled_any_more(dirs: StateDir) -> None:
+    # An id that is used again is not cancelled any more.
     own = Spool(dirs)
     with own.locked():
         own.ask_to_cancel(["a", "b"])

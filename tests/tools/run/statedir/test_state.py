@@ -1,7 +1,3 @@
-"""The one writer of a state directory, its clock, and the file system below it."""
-
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -76,7 +72,6 @@ def test_a_second_writer_is_refused_or_waits_for_its_turn(tmp_path: Path) -> Non
 
 
 def test_a_full_disk_is_a_missing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cron's next turn is worth a try; no usage was wrong."""
 
     def full(number: int) -> Callable[..., int]:
         def write(*_: object) -> int:
@@ -111,7 +106,7 @@ DAY_S: Final = 86400.0
 NOW_S: Final = 1_700_000_000.0
 
 
-def test_a_schedule_is_in_utc_or_on_the_clock_of_the_first() -> None:
+def test_times_of_a_log_never_go_back() -> None:
     for schedule_s, known_s, origin_s in (
         (100.0, None, NOW_S - 100.0),  # a trace starts when it is run
         (130.0, NOW_S - 100.0, NOW_S - 100.0),  # its later schedules are on the clock of the first
@@ -119,6 +114,31 @@ def test_a_schedule_is_in_utc_or_on_the_clock_of_the_first() -> None:
         (NOW_S - 5.0, 7.0, 0.0),
     ):
         assert origin(schedule_s, NOW_S, known_s) == origin_s
+
+    # It follows the system's after a suspend, and waits for one that was set back.
+    machine = Machine()
+    clock = machine.clock()
+    machine.passes(10.0)
+    assert clock() == 2e9 + 10
+    machine.wall_s += 3600.0
+    assert clock() == 2e9 + 3610
+    machine.wall_s -= 60.0
+    shown = [clock()]
+    for _ in range(13):
+        machine.passes(10.0)
+        shown.append(clock())
+    assert shown[0] == 2e9 + 3610
+    assert all(later > sooner for sooner, later in pairwise(shown))
+    assert shown[-1] == machine.wall_s
+
+    # Calls of the cron form after the clock was set back: each goes on from the last, at half speed.
+    machine = Machine()
+    first = machine.clock(machine.wall_s + 600.0)()
+    assert first == 2e9 + 600
+    machine.passes(60.0)
+    assert machine.clock(first, 60.0)() == first + 30.0
+    machine.passes(2000.0)
+    assert machine.clock(first + 30.0, 2000.0)() == machine.wall_s
 
 
 class Machine:
@@ -138,42 +158,11 @@ class Machine:
         self.steady_s += seconds
 
 
-def test_a_clock_neither_goes_back_nor_stands_still() -> None:
-    """It follows the system's after a suspend, and waits for one that was set back."""
-    machine = Machine()
-    clock = machine.clock()
-    machine.passes(10.0)
-    assert clock() == 2e9 + 10
-    machine.wall_s += 3600.0
-    assert clock() == 2e9 + 3610
-    machine.wall_s -= 60.0
-    shown = [clock()]
-    for _ in range(13):
-        machine.passes(10.0)
-        shown.append(clock())
-    assert shown[0] == 2e9 + 3610
-    assert all(later > sooner for sooner, later in pairwise(shown))
-    assert shown[-1] == machine.wall_s
-
-
-def test_the_clock_goes_on_from_the_last_time_of_the_log() -> None:
-    """Calls of the cron form after the clock was set back: each goes on from the last, at half speed."""
-    machine = Machine()
-    first = machine.clock(machine.wall_s + 600.0)()
-    assert first == 2e9 + 600
-    machine.passes(60.0)
-    assert machine.clock(first, 60.0)() == first + 30.0
-    machine.passes(2000.0)
-    assert machine.clock(first + 30.0, 2000.0)() == machine.wall_s
-
-
 @given(
     st.floats(-2 * DAY_S, 2 * DAY_S),
     st.lists(st.tuples(st.floats(0.0, 600.0), st.sampled_from([0.0, 0.0, 0.0, -DAY_S, 3600.0])), max_size=20),
 )
-def test_no_clock_of_a_file_server_makes_turns_of_cron_run_ahead(
-    server_ahead_s: float, turns: list[tuple[float, float]]
-) -> None:
+def test_no_clock_of_a_file_server_makes_turns_of_cron_run_ahead(server_ahead_s, turns) -> None:
     """Each turn is a process of its own: it goes on from the log's last time and the time of the log's file.
 
     :param turns: seconds between turns, and by how much somebody sets this host's clock before one.
@@ -241,7 +230,6 @@ def test_a_folder_is_on_the_mount_nearest_above_it(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_probed_and_nothing_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks without effect are noticed, and a clock of the server."""
     result = probe(tmp_path)
     assert (result.locks, result.skew_s) == (True, 0.0)
     assert result.sync_s > 0

@@ -1,7 +1,3 @@
-"""What a job prints is read in pieces, each byte once; the events of a log, of all jobs or of one."""
-
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -36,8 +32,8 @@ def whole_of(pieces: Iterable[bytes | int]) -> bytes:
     return b"".join(piece for piece in pieces if isinstance(piece, bytes))
 
 
-def test_each_byte_is_read_once_in_pieces(path: Path) -> None:
-    """A file that is not there has none."""
+def test_output_is_read_once_and_what_was_taken_away_counted(path: Path) -> None:
+    # A file that is not there has none.
     output = OutputFile(path)
     assert list(output.rest()) == []
     with path.open("ab", buffering=0) as file:
@@ -50,9 +46,7 @@ def test_each_byte_is_read_once_in_pieces(path: Path) -> None:
     path.write_bytes(whole)
     expected = [whole[:size], whole[size : 2 * size], whole[2 * size : 3 * size], whole[-5:]]
     assert list(OutputFile(path).rest()) == expected
-
-
-def test_what_was_taken_away_before_it_was_read_is_counted(path: Path) -> None:
+    # What was taken away before it was read is counted.
     output, whole = OutputFile(path), bytes(range(1, 251)) * (4 * MOST // 250)
     path.write_bytes(whole[:1000])
     assert list(output.rest()) == [whole[:1000]]
@@ -66,7 +60,6 @@ def test_what_was_taken_away_before_it_was_read_is_counted(path: Path) -> None:
 
 
 def test_what_is_taken_away_is_no_row_of_zeros(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Just before it is read."""
     whole, read = b"x" * (4 * MOST), os.pread
     path.write_bytes(whole)
     monkeypatch.setattr(os, "pread", lambda *place: (keep.trim(str(path), MOST), read(*place))[1])
@@ -93,7 +86,6 @@ def test_the_last_lines_are_read_in_pieces_of_any_size(path: Path, monkeypatch: 
 
 
 def test_the_last_lines_of_a_large_file_need_no_look_at_the_rest(path: Path) -> None:
-    """A file of a terabyte without one, but for its last lines."""
     with path.open("wb") as file:
         file.seek(1 << 40)
         file.write(b"x\nlast\n")
@@ -147,9 +139,7 @@ def test_following_shows_each_line_once(state: State, monkeypatch: pytest.Monkey
     ]
 
 
-def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(
-    state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_no_run_has_taken_up_yet_is_waited_for(state: State, tmp_path, monkeypatch) -> None:
     submit(tmp_path, [job("c", command=("x",))], "jobs", folder=tmp_path, now_s=2e9, check_scripts=False)
 
     def take_up() -> None:
@@ -195,7 +185,6 @@ def test_the_events_about_a_job_give_its_cost_as_all_events_do(tmp_path: Path) -
 
 
 def test_events_of_a_job_name_those_that_share_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of very many reports they hold a part."""
     monkeypatch.setattr(logs, "MOST_REPORTS", 10)
     two = (("n0", 2),)
     events = [

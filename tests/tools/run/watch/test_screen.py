@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import io
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -61,7 +58,6 @@ def shown(status: Status, now_s: float, job_id: str = "a") -> list[str]:
 
 
 def test_a_job_that_has_just_started_shows_for_how_long() -> None:
-    """What the policy says is shown to those who ask for it."""
     assert status_text(Status(log(START)), 13.5).splitlines() == [
         "job  state     GPUs/batch  progress  until  why",
         "a    starting  2           0 %       -      for 2 s",
@@ -93,13 +89,11 @@ def test_a_job_that_has_just_started_shows_for_how_long() -> None:
         ([ends("requeue", **OVER)], 22.0, ["another attempt in 8 s: its node was taken away"]),
     ],
 )
-def test_the_line_of_a_job_says_how_far_until_when_and_why(
-    events: Sequence[Event], now_s: float, expected: list[str]
-) -> None:
+def test_the_line_of_a_job_says_how_far_until_when_and_why(events, now_s, expected) -> None:
     assert shown(Status(log(START, *events)), now_s)[-len(expected) :] == expected
 
 
-def test_a_waiting_job_says_for_what_and_behind_how_many() -> None:
+def test_a_job_says_for_what_it_waits_or_where_it_is() -> None:
     for expected, starts, brief, why in (
         (StartPrediction(196.0, None, 3), "in 3 min (at 196 s)", "for 1 GPU, 3 ahead", "3 jobs are ahead"),
         (StartPrediction(196.0, None, 1), "in 3 min (at 196 s)", "for 1 GPU, 1 ahead", "1 job is ahead"),
@@ -110,9 +104,7 @@ def test_a_waiting_job_says_for_what_and_behind_how_many() -> None:
         assert shown(seen, 16.0, "b")[-2:] == [starts, brief]
         assert [each.why for each in statuses(seen, 16.0) if each.id == "b"] == [f"waits for 1 GPU; {why}"]
 
-
-def test_a_job_that_has_not_begun_says_where_it_is() -> None:
-    """By which clock it arrives, whether it is submitted or cancelling."""
+    # By which clock it arrives, whether it is submitted or cancelling.
     jobs = (job("now", at=2e9), job("later", at=2e9 + 60))
     status = Status(log(), submitted=tuple((each, 2e9) for each in jobs))
 
@@ -128,7 +120,7 @@ def test_a_job_that_has_not_begun_says_where_it_is() -> None:
     assert states == [["a", "cancelling"], ["b", "waiting"], ["c", "submitted"]]
 
 
-def test_one_line_counts_jobs_and_the_summary_has_their_times() -> None:
+def test_one_line_counts_jobs_and_launched_ones_run() -> None:
     failed = log(START, ends("requeue", **RETRY))
     assert shown(Status(failed), 22.0)[:2] == ["a", "retrying"]
     logs = (log(START), fold([]), failed, log(START, ends("preempt")))
@@ -141,6 +133,13 @@ def test_one_line_counts_jobs_and_the_summary_has_their_times() -> None:
     first, second = summary(log(START, at(300.0), ends("finish", 1000.0))).splitlines()[1:]
     assert first.split() == ["a", "finished", "2.0", "s", "10.0", "s", "1000", "0.125"]
     assert second.split()[:4] == ["b", "waiting", "-", "-"]
+    # A job that was launched is shown as running.
+    text = io.StringIO()
+    console = Console(file=text, width=100, force_terminal=True)
+    with Screen(console, "state directory: x", lambda log: frozenset(log.active)) as screen:
+        screen(log(START), 100.0)
+    assert "running" in text.getvalue()
+    assert "starting" not in text.getvalue()
 
 
 def followed(*times: float, text: io.StringIO | None = None, **options: Any) -> str:
@@ -152,7 +151,6 @@ def followed(*times: float, text: io.StringIO | None = None, **options: Any) -> 
 
 
 def test_only_a_terminal_with_a_cursor_gets_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one gets a line every ten seconds, and a quiet one nothing."""
     table = followed(100.0, 100.1, width=100, force_terminal=True)
     assert "starting" in table
     assert "1 running, 1 waiting" not in table
@@ -162,15 +160,6 @@ def test_only_a_terminal_with_a_cursor_gets_a_table(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TERM", "dumb")
     lines = followed(100.0, 101.0, force_terminal=True).splitlines()
     assert lines == ["pliant: state directory: [x]", "pliant: 1 running, 1 waiting"]
-
-
-def test_a_job_that_was_launched_is_shown_as_running() -> None:
-    text = io.StringIO()
-    console = Console(file=text, width=100, force_terminal=True)
-    with Screen(console, "state directory: x", lambda log: frozenset(log.active)) as screen:
-        screen(log(START), 100.0)
-    assert "running" in text.getvalue()
-    assert "starting" not in text.getvalue()
 
 
 class Gone(io.StringIO):

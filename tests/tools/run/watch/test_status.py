@@ -1,7 +1,3 @@
-"""``pliant status`` and ``pliant top`` on state directories as runs leave them."""
-
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -122,7 +118,6 @@ def used(dirs: StateDir) -> dict[str, Use]:
 
 @pytest.fixture
 def shown(dirs: StateDir, capsys: Capture) -> Callable[..., str]:
-    """What ``pliant status`` prints of it."""
 
     def shown(*words: str, **options: Any) -> str:
         status(*words, state=dirs.path, **options)
@@ -150,9 +145,7 @@ def numbers(text: str) -> set[str]:
 @settings(
     deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_lines_fit_and_each_job_is_there_once(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, steps: int, width: int, policy: str, explain: bool
-) -> None:
+def test_lines_fit_and_each_job_is_there_once(tmp_path_factory, seed, steps, width, policy, explain) -> None:
     story = Story(seed, policy)
     story.go_on(steps)
     seen = Watcher(story.write(tmp_path_factory.mktemp("site") / "state").path)
@@ -201,7 +194,6 @@ def test_status_and_schedule_predict_the_same(dirs: StateDir, tmp_path: Path) ->
 
 
 def test_programs_read_what_jobs_are_to_hold_later(tmp_path: Path, capsys: Capture) -> None:
-    """Under a policy that books slots ahead: when, on which nodes, in times of day."""
     late_s = NOW_S + 100.0  # the second of four slots, each for all GPUs of the cluster
     worth = {"shape": "step", "value": 10.0, "target": 1000.0}
     jobs = [job("a", at=0.0, gpus=4, gpu_seconds=1600.0, utility=worth)]
@@ -262,10 +254,7 @@ def test_programs_get_every_field_that_is_documented(busy: StateDir, capsys: Cap
     assert [name for name in sorted(named) if f"`{name}`" not in text] == []
 
 
-def test_a_policy_is_asked_where_it_can_add_something(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A look that sees nothing new; and where all jobs run at a measured speed."""
+def test_a_policy_is_asked_where_it_can_add_something(dirs: StateDir, monkeypatch) -> None:
     asked: list[int] = []
 
     def counted(*given: Any) -> Any:
@@ -284,9 +273,7 @@ def test_a_policy_is_asked_where_it_can_add_something(
     assert ends.end_s == pytest.approx(NOW_S + 1 + 300 / 0.8)
 
 
-def test_a_pipe_that_watches_gets_a_table_for_each_change(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
+def test_a_pipe_that_watches_gets_a_table_for_each_change(dirs: StateDir, monkeypatch, capsys) -> None:
     def happens() -> Iterator[bool]:
         yield from (False, False)
         record(dirs, Event(NOW_S + 9, "finish", "a", gpus=0, placement=()))
@@ -356,9 +343,7 @@ def under(monkeypatch: pytest.MonkeyPatch, body: str, dirs: StateDir) -> None:
     write_schedule(before.model_copy(update={"policy": use, "policy_state": None}), dirs.schedule)
 
 
-def test_what_a_policy_prints_spoils_no_document(
-    dirs: StateDir, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_policy_prints_spoils_no_document(dirs: StateDir, capsys, monkeypatch) -> None:
     under(monkeypatch, "print('thinking')\n    return Decision()", dirs)
     status(state=dirs.path, format=Form.json)
     said = capsys.readouterr()
@@ -369,9 +354,7 @@ def test_what_a_policy_prints_spoils_no_document(
 @pytest.mark.parametrize(
     "body", ["raise RuntimeError('not now')", "raise SystemExit(7)", "while True:\n        pass"]
 )
-def test_a_policy_that_fails_or_never_answers_hides_no_job(
-    dirs: StateDir, monkeypatch: pytest.MonkeyPatch, body: str
-) -> None:
+def test_a_policy_that_fails_or_never_answers_hides_no_job(dirs: StateDir, monkeypatch, body) -> None:
     monkeypatch.setattr(watch_status, "WITHIN_S", 0.2)
     under(monkeypatch, body, dirs)
     lines = status_text(Watcher(dirs.path).look(ahead=True), NOW_S).splitlines()[1:]
@@ -388,7 +371,6 @@ def started(tmp_path: Path, *, elastic: str) -> StateDir:
 
 
 def launched(dirs: StateDir, processes: int) -> AttemptDir:
-    """Its launcher has started so many processes."""
     attempt = dirs.job("a").attempt(1)
     attempt.path.mkdir(parents=True)
     units = (StartedUnit(node="n0", argv=(), cwd="", env={}),) * processes
@@ -414,9 +396,7 @@ def test_a_job_that_need_not_report_runs_once_launched(tmp_path: Path, elastic: 
 
 
 @pytest.mark.parametrize("state", ["ending", "cancelling"])
-def test_a_job_that_has_ended_is_shown_so_whatever_was_ordered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
-) -> None:
+def test_a_job_that_has_ended_is_shown_so_whatever_was_ordered(tmp_path, monkeypatch, state) -> None:
     monkeypatch.setattr(submit, "user_name", lambda: "ada")
     dirs, held = started(tmp_path, elastic="none"), state == "ending"
     launched(dirs, 1).exit_code(0).write_text("0")
@@ -466,7 +446,6 @@ def test_a_job_resized_before_its_first_step_is_starting(tmp_path: Path) -> None
 def test_status_names_the_next_command_and_a_clock_set_back(
     dirs: StateDir, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
-    """After a turn of cron no loop is advised."""
     status(state=dirs.path)
     assert f"go on with: pliant run --follow --state {dirs.path}" in capsys.readouterr().err
     record(dirs, decision_event(NOW_S, 0.0, "fifo", None, once=True))
@@ -521,7 +500,6 @@ def test_a_start_is_shown_with_source_and_interval(dirs: StateDir, shown: Callab
 
 
 def test_jobs_are_chosen_and_sorted(dirs: StateDir, shown: Callable[..., str]) -> None:
-    """By user, state, team and name. Users and teams are shown where there are several."""
     for name, team, worth in (("sweep-1", "vision", 1.0), ("sweep-2", "nlp", 3.0), ("x", "", 2.0)):
         new = job(name, at=NOW_S, user="ada", team=team, priority=worth)
         record(dirs, submit_event(new, NOW_S))
@@ -605,7 +583,6 @@ def test_a_job_that_was_overtaken_says_why_that_may_be(
 
 
 def test_jobs_that_hold_gpus_are_shown_with_their_reports(busy: StateDir, tmp_path: Path) -> None:
-    """In the order that was asked for."""
     measured = {"samples_per_second": 120.0, "step_seconds": 0.25, "loss": 1.5, "memory": 3 << 29}
     reports(busy, "a", NOW_S + 5, generation=3, **measured)
     log, uses = UseMeter(busy.path).look()

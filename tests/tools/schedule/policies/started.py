@@ -1,7 +1,5 @@
 """Sessions after the first decision, and what follows when more jobs come."""
 
-from __future__ import annotations
-
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Throughput

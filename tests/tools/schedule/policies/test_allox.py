@@ -1,7 +1,3 @@
-"""AlloX: the matching is optimal, and jobs run where and when it says."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 
@@ -63,14 +59,12 @@ def test_a_running_job_may_keep_its_gpu_to_its_end(preempt: bool, later: dict[st
     assert joined(held, 0.0, job("short", gpu_seconds=10)) == later
 
 
-def test_a_job_waits_for_the_type_on_which_it_ends_sooner():
+def test_types_are_waited_for_and_matches_are_by_work_or_arrival() -> None:
     jobs = [job(name, work={"samples": samples}) for name, samples in (("long", 2_000), ("short", 1_000))]
     fast = CurveThroughput({}, {"fast": 10.0})
     held = started(Allox(), mixed_cluster(slow=(1,), fast=(1,)), *jobs, throughput=fast)
     assert {name: state.gpu_type for name, state in held.jobs.items()} == {"long": None, "short": "fast"}
-
-
-def test_the_least_work_to_go_runs_first():
+    # The least work to go runs first.
     held = started(Allox(), cluster(2), job("long", gpus=2, gpu_seconds=10_000))
     assert joined(held, 360, job("short", at=360, gpus=2, gpu_seconds=1_000)) == {"short": 2}
 
@@ -81,9 +75,7 @@ def test_the_least_work_to_go_runs_first():
 
     jobs = [job(name, gpu_seconds=work) for name, work in (("a", 100.0), ("b", 300.0), ("c", 200.0))]
     assert decided(opened(Allox(most=1), cluster(2), *jobs), 0) == {"a": 1, "c": 1}
-
-
-def test_matches_by_arrival_are_of_one_gpu_and_last():
+    # Matches by arrival are of one GPU and last.
     # Two GPUs, so two matches: the pair trains half as often as the single, and the short job not at all.
     jobs = [job("wide", gpus=2, gpu_seconds=1e6), job("one", at=1, gpu_seconds=1e6)]
     held = opened(Allox(matching="arrival"), cluster(2), *jobs, job("last", at=2, gpu_seconds=10))

@@ -1,7 +1,5 @@
 """Who passes the head of a queue: the search by kinds against one that reads every waiting job."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -243,8 +241,8 @@ def test_a_decision_reads_few_of_the_jobs_that_cannot_pass(backfill: Backfill, s
     assert len(read) < 10
 
 
-def test_a_lost_job_may_pass_by_what_a_late_report_leaves():
-    """a holds 3 of 4 GPUs until 100 s. b was lost with 1000 s to go; a late report leaves it 50 s."""
+def test_lost_jobs_and_larger_demands_may_pass() -> None:
+    # a holds 3 of 4 GPUs until 100 s. b was lost with 1000 s to go; a late report leaves it 50 s.
     jobs = job("a", gpus=3, gpu_seconds=300), job("b", at=2, gpu_seconds=1000)
     held = started(Fifo("easy"), cluster(4), *jobs)
     held.submit(job("head", at=1, gpus=4, gpu_seconds=400), 3)
@@ -253,9 +251,7 @@ def test_a_lost_job_may_pass_by_what_a_late_report_leaves():
     held.jobs["b"].report_progress(5, 950)
     assert [each.job.id for each in held.decide(5)] == ["b"]
 
-
-def test_a_job_passes_one_of_its_size_that_demands_more():
-    """The node with 12 CPUs is down. Two GPUs are free beside 2 CPUs: x wants 6 of these, y wants 2."""
+    # The node with 12 CPUs is down. Two GPUs are free beside 2 CPUs: x wants 6 of these, y wants 2.
     held = session(Fifo("skip"), with_cpus(cluster(4, 4), 12, 2))
     held.node_down("n0", 0)
     joined(held, 0, job("a", gpus=2))

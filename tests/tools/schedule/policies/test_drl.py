@@ -1,7 +1,3 @@
-"""DRL: what the policy does with a network, and the network's file."""
-
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -37,7 +33,7 @@ def elastic(name: str, model: str = "good", at: float = 0.0, samples: float = 60
     return job(name, at=at, gpus=2, low=1, high=4, model=model, work={"samples": samples})
 
 
-def test_what_the_network_prefers_is_done(tmp_path: Path) -> None:
+def test_preferences_are_done_and_a_settled_job_changes_its_size(tmp_path: Path) -> None:
     jobs = [elastic(name) for name in "abcd"]
     assert decided(opened(tmp_path, 4, *jobs[:2], gpus=1.0), 0) == {"a": 4}
     short_first = opened(tmp_path, 4, elastic("a"), elastic("b", samples=60.0), remaining=-1.0, starts=3.0)
@@ -47,9 +43,7 @@ def test_what_the_network_prefers_is_done(tmp_path: Path) -> None:
     held = opened(tmp_path, 4, *jobs[:2], waits=1.0)
     assert decided(held, 0) == {"a": 1}, "an idle cluster is no choice"
     assert (decided(held, 1), held.ask_again_s) == ({"a": 1}, 60.0), "asked again when a may change its size"
-
-
-def test_a_job_doubles_or_halves_once_it_has_settled(tmp_path: Path) -> None:
+    # A job doubles or halves once it has settled.
     held = opened(tmp_path, 4, elastic("a"), grows=2.0, starts=1.0)
     for time_s, expected in ((0, 1), (59, 1), (60, 2), (119, 2), (120, 4)):
         assert decided(held, time_s) == {"a": expected}

@@ -1,7 +1,3 @@
-"""ElasticFlow: minimum satisfactory shares, admission by them, and where the GPUs that are left go."""
-
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 
@@ -37,7 +33,6 @@ def free_changes(**parameters: Any) -> ElasticFlow:
 
 
 def refused(held: Session, time_s: float = 0.0) -> dict[str, str]:
-    """Jobs that a decision then turns away, and why."""
     return {each.job.id: each.reason for each in held.decide(time_s) if each.step == "reject"}
 
 
@@ -90,7 +85,7 @@ def test_left_gpus_go_where_they_save_most(gpus: int, expected: dict[str, int]):
     assert decided(opened(free_changes(), cluster(gpus), *jobs, throughput=SATURATES), 0.0) == expected
 
 
-def test_best_effort_jobs_get_what_deadlines_leave():
+def test_best_effort_jobs_take_what_is_free_and_move_together() -> None:
     # a needs six of eight, a power of two so all eight, until it has done 600 GPU-seconds in 100 s.
     held = opened(free_changes(), cluster(8), due("a", 100.0, 600.0), job("b", gpu_seconds=50.0))
     assert decided(held, 0.0) == {"a": 8}
@@ -102,9 +97,7 @@ def test_best_effort_jobs_get_what_deadlines_leave():
 
     held = opened(free_changes(), cluster(2), job("a", utility={"shape": "step", "target": 5.0}))
     assert decided(held, 0.0) == {"a": 1}
-
-
-def test_sizes_are_powers_of_two_as_far_as_they_are_faster():
+    # Sizes are powers of two as far as they are faster.
     for nodes, limits, gpus in (
         (cluster(6), {"low": 1, "high": 6}, 4),
         (cluster(6), {"low": 3, "high": 3, "gpus": 3}, 3),
@@ -112,10 +105,7 @@ def test_sizes_are_powers_of_two_as_far_as_they_are_faster():
     ):
         held = opened(free_changes(), nodes, job("a", gpu_seconds=1e3, **limits), throughput=FALLS)
         assert decided(held, 0.0) == {"a": gpus}
-
-
-def test_jobs_move_together_where_one_would_be_scattered():
-    """Two nodes of four, each half taken by a job of two: one of them moves, so that z has a node."""
+    # Two nodes of four, each half taken by a job of two: one of them moves, so that z has a node.
     held = started(free_changes(), cluster(4, 4), *(job(name, gpus=2, gpu_seconds=1e4) for name in "abcd"))
     for node in ("n0", "n1"):
         name = next(name for name, state in held.jobs.items() if state.placement[0][0] == node)

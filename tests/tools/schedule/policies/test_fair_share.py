@@ -1,7 +1,3 @@
-"""Equal GPUs to every job at every instant."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +63,6 @@ LIMITS = st.lists(
 
 @given(LIMITS, st.integers(0, 12))
 def test_shares_are_max_min_fair(limits: list[tuple[int, int]], spare: int):
-    """The remainder goes to the first."""
     gpus = sum(low for low, _ in limits) + spare
     sizes = equal_shares(gpus, limits)
     assert all(low <= size <= high for size, (low, high) in zip(sizes, limits, strict=True))

@@ -1,7 +1,3 @@
-"""First come, first served, and who may pass the head."""
-
-from __future__ import annotations
-
 import pytest
 
 from pliant.tools.schedule.policies.fifo import Fifo
@@ -9,7 +5,7 @@ from tests.builders import cluster, decided, job, mixed_cluster, opened
 from tests.tools.schedule.policies.started import joined
 
 
-def test_no_job_passes_the_head():
+def test_who_passes_the_head_and_who_is_turned_away() -> None:
     jobs = job("a", gpus=3), job("big", at=1, gpus=4), job("small", at=2, gpus=1)
     held = opened(Fifo("none"), cluster(4), *jobs)
     assert decided(held, 5) == {"a": 3}
@@ -20,9 +16,13 @@ def test_no_job_passes_the_head():
 
     assert decided(opened(Fifo("none"), cluster(1), *(job(name) for name in "cab")), 0) == {"a": 1}
     assert decided(opened(Fifo("none"), cluster(8), job("a", gpus=2, low=1, high=8)), 0) == {"a": 2}
-
-
-def test_a_job_larger_than_every_type_is_turned_away():
+    # Skip starts all that fit.
+    jobs = (job("a", gpus=3), job("head", at=1, gpus=4), job("b", at=2), job("c", at=3))
+    held = opened(Fifo("skip"), cluster(4), *jobs)
+    assert decided(held, 10) == {"a": 3, "b": 1}
+    held.end("a", 20)
+    assert decided(held, 20) == {"b": 1, "c": 1}
+    # A job larger than every type is turned away.
     jobs = job("a", gpus=6), job("b", at=1, gpus=4)
     transitions = opened(Fifo(), mixed_cluster(t4=(4,), a100=(4,)), *jobs).decide(1)
     assert [(each.job.id, each.step) for each in transitions] == [("a", "reject"), ("b", "start")]
@@ -73,14 +73,6 @@ def test_easy_lets_pass_what_does_not_delay_the_head(nodes, jobs, expected):
     held = opened(Fifo("easy"), nodes, jobs[0])
     held.decide(0)
     assert joined(held, 10, *jobs[1:]) == expected
-
-
-def test_skip_starts_all_that_fit():
-    jobs = (job("a", gpus=3), job("head", at=1, gpus=4), job("b", at=2), job("c", at=3))
-    held = opened(Fifo("skip"), cluster(4), *jobs)
-    assert decided(held, 10) == {"a": 3, "b": 1}
-    held.end("a", 20)
-    assert decided(held, 20) == {"b": 1, "c": 1}
 
 
 def test_a_decision_reads_only_the_head_while_it_waits():

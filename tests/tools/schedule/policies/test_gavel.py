@@ -1,7 +1,3 @@
-"""Gavel: who runs in which round, and the fractions of time behind it."""
-
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -16,19 +12,8 @@ from scipy.optimize import linprog
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput_model import ThroughputBySize
+from pliant.tools.schedule.policies import gavel
 from pliant.tools.schedule.policies.common import Stake
-from pliant.tools.schedule.policies.gavel import (
-    Gavel,
-    GavelFtf,
-    GavelMakespan,
-    GavelThroughput,
-    Kind,
-    Kinds,
-    best_rate,
-    least_ratio,
-    max_min,
-    most_throughput,
-)
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, decided, job, mixed_cluster, opened, sizes
@@ -40,7 +25,6 @@ ROUND_S = 360.0
 
 
 def rounds(policy: Policy, nodes: Cluster, jobs: list[Job], count: int) -> Session:
-    """A session after ``count`` rounds."""
     held = opened(policy, nodes, *jobs)
     for number in range(count):
         held.decide(ROUND_S * number)
@@ -55,53 +39,49 @@ def received(held: Session, count: int) -> dict[str, float]:
     }
 
 
-def test_jobs_take_turns_by_gpu_time():
+def test_jobs_take_turns_on_the_type_that_suits_them() -> None:
     jobs = [job(name, gpu_seconds=1e6) for name in "abc"]
-    assert received(rounds(Gavel(), cluster(2), jobs, 30), 30) == {"a": 20, "b": 20, "c": 20}
+    assert received(rounds(gavel.Gavel(), cluster(2), jobs, 30), 30) == {"a": 20, "b": 20, "c": 20}
 
     jobs = [job("wide", gpus=4, gpu_seconds=1e6), *(job(f"j{i}", gpu_seconds=1e6) for i in range(4))]
-    held = rounds(Gavel(), cluster(4), jobs, 40)
+    held = rounds(gavel.Gavel(), cluster(4), jobs, 40)
     # equal GPU-time: 40 rounds of 4 GPUs among five jobs are 32 each, which are 8 rounds of the wide one
     assert received(held, 40) == pytest.approx({"wide": 8, **{f"j{i}": 32 for i in range(4)}}, abs=1)
 
-    held = rounds(Gavel(), cluster(2), [job(name, gpus=2, gpu_seconds=1e6) for name in "ab"], 2)
+    held = rounds(gavel.Gavel(), cluster(2), [job(name, gpus=2, gpu_seconds=1e6) for name in "ab"], 2)
     reason = "entitled to 50% of the time on gpu (360 s received), priority 0.67"
     assert held.explain(ROUND_S)["a"].reason == reason
-    assert {each.default_interval_s for each in (Gavel, GavelFtf, GavelMakespan)} == {ROUND_S}
-
-
-def test_a_job_gets_the_gpu_type_that_suits_it():
+    assert {each.default_interval_s for each in (gavel.Gavel, gavel.GavelFtf, gavel.GavelMakespan)} == {
+        ROUND_S
+    }
+    # A job gets the GPU type that suits it.
     rates = {("even", "old"): 1.0, ("even", "new"): 1.5, ("picky", "old"): 1.0, ("picky", "new"): 6.0}
     jobs = [job(name, model=name, batch=16, work={"samples": 1e6}) for name in ("even", "picky")]
-    held = started(Gavel(), mixed_cluster(old=(1,), new=(1,)), *jobs, throughput=_measured(rates))
+    held = started(gavel.Gavel(), mixed_cluster(old=(1,), new=(1,)), *jobs, throughput=_measured(rates))
     assert {each.id: each.gpu_type for each in held.jobs.values()} == {"even": "old", "picky": "new"}
 
 
-def test_a_type_that_a_job_cannot_run_on_is_no_share_of_it():
-    """Two fast and four slow GPUs, six jobs, one tied to the fast type: each has its equal share exactly.
-
-    Equal time on each GPU is a third of a fast one to the tied job. The others have a third of a fast one,
-    too, and the rest of their time on slow ones: 1/3 of 2 and 2/3 of 1, as on average.
-    """
+def test_a_tied_job_has_no_share_elsewhere_and_no_gpu_idles() -> None:
+    # Two fast and four slow GPUs, six jobs, one tied to the fast type: each has its equal share exactly.
+    # Equal time on each GPU is a third of a fast one to the tied job. The others have a third of a fast
+    # one, too, and the rest of their time on slow ones: 1/3 of 2 and 2/3 of 1, as on average.
     rates = {("any", "fast"): 2.0, ("any", "slow"): 1.0, ("tied", "fast"): 1.0, ("tied", "slow"): 0.0}
     jobs = [job(f"j{n}", model="any" if n else "tied", batch=16, work={"samples": 1e6}) for n in range(6)]
-    held = started(Gavel(), mixed_cluster(fast=(2,), slow=(4,)), *jobs, throughput=_measured(rates))
+    held = started(gavel.Gavel(), mixed_cluster(fast=(2,), slow=(4,)), *jobs, throughput=_measured(rates))
     parts = {job_id: each.reason for job_id, each in held.explain(0).items()}
     assert all("33% of the time on fast" in each for each in parts.values())
     assert ["67% of the time on slow" in parts[f"j{n}"] for n in range(6)] == [False] + [True] * 5
-
-
-def test_no_gpu_idles_while_a_job_could_use_it():
+    # No GPU idles while a job could use it.
     jobs = [job("wide", gpus=3, gpu_seconds=1e6), job("pair", gpus=2, gpu_seconds=1e6)]
-    held = rounds(Gavel(), mixed_cluster(a=(3,), b=(2,)), jobs, 1)
+    held = rounds(gavel.Gavel(), mixed_cluster(a=(3,), b=(2,)), jobs, 1)
     assert sizes(held) == {"wide": 3, "pair": 2}
 
-    held = rounds(Gavel(), cluster(4), [job(gpus=2, gpu_seconds=1e6)], 1)
+    held = rounds(gavel.Gavel(), cluster(4), [job(gpus=2, gpu_seconds=1e6)], 1)
     assert held.quiet_until_s == float("inf")
 
 
-@pytest.mark.parametrize("policy", [Gavel, GavelFtf, GavelMakespan, GavelThroughput])
-def test_a_job_that_arrives_between_two_solutions_waits(policy: type[Gavel]):
+@pytest.mark.parametrize("policy", [gavel.Gavel, gavel.GavelFtf, gavel.GavelMakespan, gavel.GavelThroughput])
+def test_a_job_that_arrives_between_two_solutions_waits(policy: type[gavel.Gavel]):
     held = opened(policy(renew_s=1000), cluster(4), job("first", at=1, gpu_seconds=1e6))
     held.decide(ROUND_S)
     held.submit(job("late", at=400, gpu_seconds=1e6), 400)
@@ -110,11 +90,11 @@ def test_a_job_that_arrives_between_two_solutions_waits(policy: type[Gavel]):
 
 
 def test_a_solution_stands_while_nothing_changes_and_is_kept():
-    held = opened(Gavel(renew_s=1000), cluster(1), *(job(name, at=1, gpu_seconds=1e6) for name in "ab"))
+    held = opened(gavel.Gavel(renew_s=1000), cluster(1), *(job(name, at=1, gpu_seconds=1e6) for name in "ab"))
     held.decide(ROUND_S)
     state = held.policy.dump_state()
     assert state["renewal"] == (ROUND_S, False, {"a": (0.5,), "b": (0.5,)})
-    other = Gavel(renew_s=1000)
+    other = gavel.Gavel(renew_s=1000)
     other.load_state(json.loads(json.dumps(state)), held.jobs)
     assert other.dump_state() == state
     for number in range(2, 9):
@@ -122,9 +102,9 @@ def test_a_solution_stands_while_nothing_changes_and_is_kept():
     assert held.policy.dump_state()["renewal"] == state["renewal"]
     assert received(held, 9) == {"a": 4, "b": 4}
 
-    held = opened(Gavel(), cluster(1), job("a", at=1, gpu_seconds=1e6))
+    held = opened(gavel.Gavel(), cluster(1), job("a", at=1, gpu_seconds=1e6))
     held.decide(ROUND_S)
-    other = Gavel(renew_s=1000)
+    other = gavel.Gavel(renew_s=1000)
     other.load_state(json.loads(json.dumps(held.policy.dump_state())), held.jobs)
     held.policy = other
     assert decided(held, 2 * ROUND_S) == {"a": 1}
@@ -141,11 +121,11 @@ UNLIKE = [
 @pytest.mark.parametrize("renew_s", [0.0, 1e6])
 def test_who_gets_idle_gpus_outlives_a_restart(renew_s: float):
     def rounds_of(*, restarts: bool) -> list[dict[str, int]]:
-        held = opened(GavelThroughput(renew_s=renew_s), cluster(3), *UNLIKE, throughput=UNLIKE_SPEEDS)
+        held = opened(gavel.GavelThroughput(renew_s=renew_s), cluster(3), *UNLIKE, throughput=UNLIKE_SPEEDS)
         result = [decided(held, ROUND_S)]
         if restarts:
             state = json.loads(json.dumps(held.policy.dump_state()))
-            held.policy = GavelThroughput(renew_s=renew_s)
+            held.policy = gavel.GavelThroughput(renew_s=renew_s)
             held.policy.load_state(state, held.jobs)
         return [*result, *(decided(held, ROUND_S * number) for number in range(2, 8))]
 
@@ -154,19 +134,17 @@ def test_who_gets_idle_gpus_outlives_a_restart(renew_s: float):
     assert result[0] == {"best": 2, "late": 1}, "idle GPUs go to the next most steps a second"
 
 
-def test_makespan_shares_evenly_what_the_longest_job_leaves():
-    """It takes all of one GPU; an eighth and three eighths of the other would do for the others."""
+def test_makespan_and_finish_time_fairness_by_hand() -> None:
+    # It takes all of one GPU; an eighth and three eighths of the other would do for the others.
     jobs = [job("long", gpu_seconds=8e5), job("a", gpu_seconds=1e5), job("b", gpu_seconds=3e5)]
-    held = rounds(GavelMakespan(), cluster(2), jobs, 40)
+    held = rounds(gavel.GavelMakespan(), cluster(2), jobs, 40)
     assert received(held, 40) == pytest.approx({"long": 40, "a": 20, "b": 20}, abs=1)
-
-
-def test_finish_time_fairness_gives_more_where_more_was_promised():
+    # Finish time fairness gives more where more was promised.
     jobs = [job("long", gpu_seconds=3e6), job("short", gpu_seconds=1e6)]
-    held = rounds(GavelFtf(), cluster(1), jobs, 20)
+    held = rounds(gavel.GavelFtf(), cluster(1), jobs, 20)
     assert received(held, 20) == pytest.approx({"long": 10, "short": 10}, abs=1)
 
-    held = rounds(GavelFtf(), cluster(1), [job("ahead", gpu_seconds=36_000)], 50)
+    held = rounds(gavel.GavelFtf(), cluster(1), [job("ahead", gpu_seconds=36_000)], 50)
     held.submit(job("late", at=50 * ROUND_S, gpu_seconds=36_000), 50 * ROUND_S)
     for number in range(50, 60):
         held.decide(ROUND_S * number)
@@ -188,29 +166,29 @@ GAINS = st.sampled_from([0.0, 1.0, 2.0, 3.0, 5.0, 8.0])
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[list[Kind], list[int]]:
+def problems(draw: st.DrawFn) -> tuple[list[gavel.Kind], list[int]]:
     """Up to five jobs, some alike, on one to three GPU types; every job runs on some type."""
     capacity = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
     kinds = [
-        Kind(tuple(draw(st.tuples(*(GAINS for _ in capacity)))), draw(st.integers(1, 4)))
+        gavel.Kind(tuple(draw(st.tuples(*(GAINS for _ in capacity)))), draw(st.integers(1, 4)))
         for _ in range(draw(st.integers(1, 5)))
     ]
-    return [kind for kind in kinds if best_rate(kind, capacity) > 0], capacity
+    return [kind for kind in kinds if gavel.best_rate(kind, capacity) > 0], capacity
 
 
-def gain(kind: Kind, fractions: Sequence[float]) -> float:
+def gain(kind: gavel.Kind, fractions: Sequence[float]) -> float:
     """What a job of that kind gains by its fractions."""
     return sum(worth * part for worth, part in zip(kind.gains, fractions, strict=True))
 
 
-def limits(jobs: Sequence[Kind], capacity: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def limits(jobs: Sequence[gavel.Kind], capacity: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """Dense rows over fractions[job][type]: at most all of the time, at most all GPUs."""
     time_rows = np.kron(np.eye(len(jobs)), np.ones(len(capacity)))
     gpu_rows = np.kron([job.gpus for job in jobs], np.eye(len(capacity)))
     return np.vstack([time_rows, gpu_rows]), np.concatenate([np.ones(len(jobs)), capacity])
 
 
-def gains_matrix(jobs: Sequence[Kind], capacity: Sequence[int]) -> np.ndarray:
+def gains_matrix(jobs: Sequence[gavel.Kind], capacity: Sequence[int]) -> np.ndarray:
     """Rows of what each job gains, over the same variables; a type that is too small is worth nothing."""
     rows = np.zeros((len(jobs), len(jobs) * len(capacity)))
     for row, kind in enumerate(jobs):
@@ -222,9 +200,9 @@ def gains_matrix(jobs: Sequence[Kind], capacity: Sequence[int]) -> np.ndarray:
 
 @settings(max_examples=examples(60))
 @given(problems())
-def test_no_job_can_gain_more_unless_a_poorer_one_loses(problem: tuple[list[Kind], list[int]]):
+def test_no_job_can_gain_more_unless_a_poorer_one_loses(problem: tuple[list[gavel.Kind], list[int]]):
     jobs, capacity = problem
-    result = max_min(Counter(jobs), capacity)
+    result = gavel.max_min(Counter(jobs), capacity)
     if not jobs:
         return
     got = np.array([gain(job, result[job]) for job in jobs])
@@ -245,22 +223,22 @@ def test_no_job_can_gain_more_unless_a_poorer_one_loses(problem: tuple[list[Kind
 
 
 @given(problems(), st.randoms(use_true_random=False))
-def test_rows_that_gain_alike_share_as_if_counted(problem: tuple[list[Kind], list[int]], draw: Random):
+def test_rows_that_gain_alike_share_as_if_counted(problem: tuple[list[gavel.Kind], list[int]], draw: Random):
     jobs, capacity = problem
     rows = [*jobs, *jobs[:2], *jobs[:1]]
     draw.shuffle(rows)
-    counted = max_min(Counter(rows), capacity)
-    assert Kinds.of(rows).max_min(capacity).tolist() == [list(counted[kind]) for kind in rows]
+    counted = gavel.max_min(Counter(rows), capacity)
+    assert gavel.Kinds.of(rows).max_min(capacity).tolist() == [list(counted[kind]) for kind in rows]
 
 
 @given(problems())
-def test_one_program_makes_the_least_gain_as_large(problem: tuple[list[Kind], list[int]]):
+def test_one_program_makes_the_least_gain_as_large(problem: tuple[list[gavel.Kind], list[int]]):
     jobs, capacity = problem
-    jobs, capacity = [Kind(job.gains[:1], job.gpus) for job in jobs], capacity[:1]
-    jobs = [job for job in jobs if best_rate(job, capacity) > 0]
+    jobs, capacity = [gavel.Kind(job.gains[:1], job.gpus) for job in jobs], capacity[:1]
+    jobs = [job for job in jobs if gavel.best_rate(job, capacity) > 0]
     if not jobs:
         return
-    result, all_levels = (max_min(Counter(jobs), capacity, even=even) for even in (True, False))
+    result, all_levels = (gavel.max_min(Counter(jobs), capacity, even=even) for even in (True, False))
     least = min(gain(job, all_levels[job]) for job in jobs)
     assert min(gain(job, result[job]) for job in jobs) == pytest.approx(least)
     taken = sum(result[job][0] * job.gpus for job in jobs)
@@ -272,7 +250,7 @@ def test_one_program_makes_the_least_gain_as_large(problem: tuple[list[Kind], li
 
 
 @st.composite
-def rivals(draw: st.DrawFn) -> tuple[list[Kind], list[Stake], list[int]]:
+def rivals(draw: st.DrawFn) -> tuple[list[gavel.Kind], list[Stake], list[int]]:
     """Jobs that have waited and run for some time."""
     jobs, capacity = draw(problems().filter(lambda problem: problem[0]))
     seconds = st.floats(0.0, 1e4)
@@ -284,15 +262,15 @@ def rivals(draw: st.DrawFn) -> tuple[list[Kind], list[Stake], list[int]]:
 @given(rivals())
 @example(
     (
-        [Kind((0.0, 1.0), 1), Kind((0.0, 2.0), 2)],
+        [gavel.Kind((0.0, 1.0), 1), gavel.Kind((0.0, 2.0), 2)],
         [Stake(0.0, 1.0, 10.0), Stake(208.0, 1.0, 43.0)],
         [1, 2],
     )
 )
-def test_the_largest_ratio_is_as_small_as_it_can_be(rival: tuple[list[Kind], list[Stake], list[int]]):
+def test_the_largest_ratio_is_as_small_as_it_can_be(rival: tuple[list[gavel.Kind], list[Stake], list[int]]):
     """No program of the throughputs that it takes ends all jobs within a smaller one."""
     jobs, stakes, capacity = rival
-    gained = [gain(*each) for each in zip(jobs, least_ratio(*rival), strict=True)]
+    gained = [gain(*each) for each in zip(jobs, gavel.least_ratio(*rival), strict=True)]
     worst = max(stake.rho(got) for stake, got in zip(stakes, gained, strict=True))
     left = np.array([0.99 * worst * stake.isolated_s - stake.elapsed_s for stake in stakes])
     if (left <= 0).any():
@@ -314,21 +292,21 @@ def test_the_most_steps_a_second_come_first():
         job("b", gpus=2, gpu_seconds=1e6, batch=2),
         job("c", gpu_seconds=1e6, batch=1),
     ]
-    held = opened(GavelThroughput(), cluster(2), *jobs, throughput=curves(quick={1: 4.0, 2: 8.0}))
+    held = opened(gavel.GavelThroughput(), cluster(2), *jobs, throughput=curves(quick={1: 4.0, 2: 8.0}))
     assert decided(held, 0.0) == {"a": 1, "c": 1}
 
 
 @pytest.mark.parametrize(
     ("capacity", "expected"),
     [
-        ([2], {Kind((4.0,), 1): (1.0,), Kind((2.0,), 2): (0.5,), Kind((0.5,), 1): (0.0,)}),
+        ([2], {gavel.Kind((4.0,), 1): (1.0,), gavel.Kind((2.0,), 2): (0.5,), gavel.Kind((0.5,), 1): (0.0,)}),
         (
             [1, 1],
-            {Kind((5.0, 4.0), 1): (1.0, 0.0), Kind((2.0, 3.0), 1): (0.0, 1.0)},
+            {gavel.Kind((5.0, 4.0), 1): (1.0, 0.0), gavel.Kind((2.0, 3.0), 1): (0.0, 1.0)},
         ),  # 5 + 3 is more than 4 + 2
-        ([1, 2], {Kind((5.0, 4.0), 2): (0.0, 1.0)}),
+        ([1, 2], {gavel.Kind((5.0, 4.0), 2): (0.0, 1.0)}),
         ([2], {}),
     ],
 )
 def test_each_kind_goes_where_the_sum_is_largest(capacity, expected):
-    assert most_throughput(dict.fromkeys(expected, 1), capacity) == expected
+    assert gavel.most_throughput(dict.fromkeys(expected, 1), capacity) == expected

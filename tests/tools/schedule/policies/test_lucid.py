@@ -1,7 +1,3 @@
-"""Lucid: predicted durations, the order of jobs, and pairs."""
-
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -45,7 +41,7 @@ def test_before_any_job_has_ended_the_smallest_start_first(gpus: int) -> None:
     assert decided(opened(Lucid(), cluster(gpus), *jobs), 2) == {"a": 1, "b": 1}
 
 
-def test_jobs_like_those_that_were_short_come_first() -> None:
+def test_past_jobs_teach_the_order_of_new_ones() -> None:
     long, short = (job(model, at=1001, gpus=2, model=model) for model in ("long", "short"))
     assert joined(with_past(), 1020, long, short) == {"short": 2}
 
@@ -56,15 +52,11 @@ def test_jobs_like_those_that_were_short_come_first() -> None:
     held = with_past()
     joined(held, 1020, long)
     assert joined(held, 1080, short) == {"long": 2}
-
-
-def test_what_jobs_state_counts_only_where_it_is_asked_for() -> None:
+    # What jobs state counts only where it is asked for.
     jobs = job("a", work={"samples": 900}), job("b", work={"samples": 5})
     for policy, first in ((Lucid(), "a"), (Lucid(durations="stated"), "b")):
         assert decided(opened(policy, cluster(1), *jobs), 0) == {first: 1}
-
-
-def test_a_job_that_is_cancelled_or_fails_teaches_nothing() -> None:
+    # A job that is cancelled or fails teaches nothing.
     held = started(Lucid(), cluster(2), job("a"), job("b"))
     held.jobs["a"].report_progress(5, 5)
     held.end("a", 5, "cancelled")
@@ -123,7 +115,7 @@ def pair(one: str, other: str, part: float, other_part: float) -> list[ProfileRo
     ]
 
 
-def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
+def test_of_several_the_best_one_is_joined_and_groups_teach() -> None:
     alone = [step(1, 8, 0.1, model=model) for model in "xyz"]
     too_slow = ThroughputBySize(Profile((*alone, *pair("x", "z", 0.9, 0.5))))
     held = started(Lucid(), cluster(1), job("a", model="x", batch=8), throughput=too_slow)
@@ -136,16 +128,7 @@ def test_of_several_the_one_is_joined_with_which_both_keep_most() -> None:
     joined(held, 60, *late)
     assert company(held) == {"second": "c", "c": "second", "first": "d", "d": "first"}
     assert held.jobs["c"].samples_per_second == pytest.approx(80 * 0.9)
-
-
-def learned(*ended: tuple[dict[str, Any], float]) -> Durations:
-    result = Durations()
-    for spec, seconds in ended:
-        result.learn(job(**spec), seconds)
-    return result
-
-
-def test_durations_lean_on_the_groups_around_them() -> None:
+    # Durations lean on the groups around them.
     past = learned(({"model": "x"}, 10.0), ({"model": "y"}, 1000.0))
     assert past.expect(job(model="z")).seconds == pytest.approx(100.0), "the geometric mean"
     assert str(past.expect(job(model="z"))) == "100 s expected, from 2 ended jobs"
@@ -163,6 +146,13 @@ def test_durations_lean_on_the_groups_around_them() -> None:
     past = learned(*ended)
     assert past.expect(job(model="x", user="ann")).seconds == pytest.approx(60, rel=0.03)
     assert past.expect(job(model="x", user="bob")).seconds == pytest.approx(6000, rel=0.03)
+
+
+def learned(*ended: tuple[dict[str, Any], float]) -> Durations:
+    result = Durations()
+    for spec, seconds in ended:
+        result.learn(job(**spec), seconds)
+    return result
 
 
 @given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=30), st.data())

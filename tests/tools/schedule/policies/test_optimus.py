@@ -1,7 +1,3 @@
-"""GPUs one by one to the job that saves most time."""
-
-from __future__ import annotations
-
 from pliant.schemas.job import Job
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.optimus import Optimus
@@ -20,29 +16,23 @@ def sizes_of(gpus: int, *jobs: Job) -> dict[str, int]:
     return decided(opened(Optimus(), cluster(gpus), *jobs, throughput=SPEEDS), 0)
 
 
-def test_each_next_gpu_goes_where_it_saves_most():
+def test_gpus_go_where_they_save_most_and_places_stay() -> None:
     assert sizes_of(4, elastic("a", "good", 6000), elastic("b", "poor", 6000)) == {"a": 2, "b": 2}
     jobs = elastic("a", "good", 600), elastic("b", "poor", 60_000)
     assert sizes_of(4, *jobs) == {"a": 2, "b": 2}, "b gains nothing from a third, so a gets what is left"
     assert sizes_of(3, *jobs) == {"a": 1, "b": 2}
     assert sizes_of(4, elastic("b", "poor", 100)) == {"b": 2}
-
-
-def test_one_each_in_order_of_arrival_while_they_last():
+    # One each in order of arrival while they last.
     jobs = [elastic(name, "good", 100, at=at) for at, name in enumerate("cab")]
     held = opened(Optimus(), cluster(2), *jobs, throughput=SPEEDS)
     assert decided(held, 2) == {"a": 1, "c": 1}
     held.end("c", 10)
     assert decided(held, 10) == {"a": 1, "b": 1}
-
-
-def test_rigid_jobs_and_unknown_work():
+    # Rigid jobs and unknown work.
     rigid = job("rigid", gpus=2, model="good", batch=60, work={"samples": 1e6})
     unknown = job("unknown", model="good", batch=60, low=1, high=4)
     assert sizes_of(4, rigid, unknown) == {"rigid": 2, "unknown": 1}
-
-
-def test_jobs_keep_their_place_where_their_size_stays():
+    # Places stay and an oracle overrides estimates.
     jobs = [elastic(name, "poor", 600) for name in "ab"]
     held = started(Optimus(placement="emptiest"), cluster(4, 4), *jobs, throughput=SPEEDS)
     before = {name: state.placement for name, state in held.jobs.items()}
@@ -50,6 +40,11 @@ def test_jobs_keep_their_place_where_their_size_stays():
     assert before == {"a": (("n0", 2),), "b": (("n1", 2),)}
     assert {name: held.jobs[name].placement for name in "ab"} == before
     assert held.jobs["c"].placement == (("n0", 2), ("n1", 2))
+    # An oracle overrides what is estimated.
+    held = Session(Optimus(), cluster(4), SPEEDS, oracle=Truth())
+    held.submit(elastic("a", "good", 6000), 0)
+    assert decided(held, 0) == {"a": 2}, "on three it does not run, says the oracle"
+    assert held.oracle is not None
 
 
 class Truth:
@@ -66,10 +61,3 @@ class Truth:
 
     def kind(self, job: JobState) -> object:
         return "any"
-
-
-def test_an_oracle_overrides_what_is_estimated():
-    held = Session(Optimus(), cluster(4), SPEEDS, oracle=Truth())
-    held.submit(elastic("a", "good", 6000), 0)
-    assert decided(held, 0) == {"a": 2}, "on three it does not run, says the oracle"
-    assert held.oracle is not None

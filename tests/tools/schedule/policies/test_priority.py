@@ -1,7 +1,5 @@
 """What the priority of a job means to the policies that say that they look at it, and to the others."""
 
-from __future__ import annotations
-
 import sys
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Shockwave: windows worked out by hand, predictions, and rounds that the artifact would plan, too."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -135,7 +133,6 @@ def at(samples: float, *changes: tuple[int, float]) -> Session:
 
 
 def test_the_rest_is_parted_evenly_among_batches_to_come():
-    """The restatement rule: what is left behind stays as observed."""
     for samples, changes, expected in (
         (0, (), {1: 300.0, 2: 300.0, 4: 300.0}),
         (150, (), {1: 150.0, 2: 300.0, 4: 300.0}),
@@ -155,15 +152,13 @@ def test_fairness_counts_what_was_trained_at_its_speed(changes, alone_s: float):
     assert stake.isolated_s == pytest.approx(alone_s)
 
 
-def test_predicted_seconds_count_each_batch_at_its_speed():
+def test_seconds_by_batch_and_idle_gpus_without_a_round() -> None:
     first, last = (at(*each).jobs["a"] for each in ((0,), (810, (2, 180.0), (4, 810.0))))
     speeds = opened(Shockwave(), cluster(1), throughput=SPEEDS).speeds
     assert remaining_s(first, 900.0, 0.0, speeds) == pytest.approx(300 + 150 + 75)
     assert trained_s(last, 0.0, speeds) == pytest.approx(180 + 315)
     assert remaining_s(last, 90.0, 0.0, speeds) == pytest.approx(22.5)
 
-
-def test_idle_gpus_go_to_jobs_without_a_round():
     # Two rounds of one GPU are planned for the jobs that need it, and nothing is left idle.
     jobs = [job(name, gpu_seconds=1e5) for name in "abc"]
     assert decided(opened(Shockwave(), cluster(4), *jobs), 0.0) == {"a": 1, "b": 1, "c": 1}

@@ -1,13 +1,8 @@
-"""Mixed-integer programs, and stdout left alone."""
-
-from __future__ import annotations
-
 import ctypes
 import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 from pliant.tools.schedule.policies import solver
 
@@ -21,9 +16,7 @@ def test_the_best_whole_numbers_are_found() -> None:
     assert result.x.round(6).tolist() == [1.5, 2.0]
 
 
-def test_what_native_code_prints_does_not_come_to_stdout(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_native_code_prints_does_not_come_to_stdout(monkeypatch, capfd) -> None:
     library = ctypes.CDLL(None)
 
     def milp(*_args: object, **_options: object) -> str:
@@ -37,7 +30,6 @@ def test_what_native_code_prints_does_not_come_to_stdout(
 
 
 def test_programs_are_solved_without_a_stdout_too() -> None:
-    """As under a service that closes it."""
     script = (
         "import os, numpy as np; from pliant.tools.schedule.policies.solver import solved; os.close(1); "
         "found = solved(np.array([-1.0]), np.ones((1, 1)), 0, 1, whole=np.ones(1, dtype=np.int64)); "

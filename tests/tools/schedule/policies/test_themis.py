@@ -1,7 +1,3 @@
-"""Themis: the worst off bid, leases last, and the worst finish-time fairness falls."""
-
-from __future__ import annotations
-
 from statistics import fmean
 
 import numpy as np
@@ -39,15 +35,13 @@ def worst_rho(policy: str, jobs: list[Job]) -> float:
     return result.worst_ftf
 
 
-def test_the_worst_fairness_is_lower_than_under_fifo():
+def test_the_worst_off_bid_and_a_lease_protects_until_it_ends() -> None:
     worst = [
         [worst_rho(policy, jobs) for policy in ("themis", "fifo")] for jobs in map(random_jobs, range(4))
     ]
     assert all(themis < fifo for themis, fifo in worst), worst
     assert fmean(themis for themis, _ in worst) < 0.5 * fmean(fifo for _, fifo in worst)
-
-
-def test_a_lease_protects_its_holder_and_then_ends():
+    # A lease protects its holder and then ends.
     held = started(Themis(lease_s=720), cluster(1), job("long", gpu_seconds=100_000))
     held.submit(job("short", at=100, gpu_seconds=100), 100)
     assert decided(held, 360) == {"long": 1}
@@ -58,9 +52,7 @@ def test_a_lease_protects_its_holder_and_then_ends():
     again.load_state(held.policy.dump_state(), held.jobs)
     assert again.dump_state() == held.policy.dump_state()
     assert again.dump_state()["leases"] == {"a": 1000}
-
-
-def test_only_the_worst_off_bid_and_holders_keep_the_rest():
+    # Only the worst off bid and holders keep the rest.
     work = {"a": 50_000, "b": 60_000, "c": 70_000, "d": 100}
     jobs = [job(name, gpu_seconds=seconds) for name, seconds in work.items()]
     held = opened(Themis(fairness=0.5), cluster(2), *jobs)

@@ -1,7 +1,3 @@
-"""Tiresias: queues by attained service, and the Gittins index within them."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,26 +14,21 @@ TIMES = st.lists(st.floats(1, 1e5), max_size=8)
 
 
 def ran_at(held: Session, *hours: float) -> list[str]:
-    """The jobs that run after a decision at each of these times."""
     return [name for hour in hours for name in decided(held, hour * HOUR)]
 
 
-def test_a_running_job_goes_on_until_the_threshold():
+def test_a_job_runs_to_the_threshold_and_queues_count_gpus() -> None:
     held = opened(Tiresias(queue_gpu_hours="1"), cluster(1), job("a"), job("b", at=1))
     hours = (hour + 1 / HOUR for hour in (0.0, 0.5, 0.99, 1.0, 1.5, 2.0, 2.5))
     assert ran_at(held, *hours) == ["a", "a", "a", "b", "b", "a", "a"], "at level queues: first in, first out"
-
-
-def test_service_counts_gpus():
+    # Service counts GPUs.
     jobs = (job("wide", gpus=4), job("thin"), job("late", at=1, gpus=8))
     held = opened(Tiresias(queue_gpu_hours="1"), cluster(4, 4), *jobs)
     assert decided(held, 1) == {"thin": 1, "wide": 4}
     # wide is in the second queue, late does not fit beside thin
     assert decided(held, HOUR / 4 + 1) == {"thin": 1, "wide": 4}
     assert decided(held, HOUR + 1) == {"late": 8}
-
-
-def test_the_second_queue_is_in_order_of_entry():
+    # The second queue is in order of entry.
     held = opened(Tiresias(queue_gpu_hours="1"), cluster(4), job("a"), job("b", gpus=2))
     for hour in (0, 0.5, 1):  # b is demoted first, then a
         held.decide(hour * HOUR)
@@ -48,13 +39,11 @@ def test_the_second_queue_is_in_order_of_entry():
     assert joined(held, HOUR + 1, job("c", at=HOUR, gpus=2)) == {"b": 2, "c": 2}
 
 
-def test_several_thresholds_make_more_queues():
+def test_thresholds_promotion_and_the_order_of_nodes() -> None:
     held = opened(Tiresias(queue_gpu_hours="1,2"), cluster(1), job("a"), job("b", at=1))
     ran_at(held, *range(8))
     assert held.explain(7 * HOUR)["a"].reason.startswith("queue 3 of 3, place 1, with ")
-
-
-def test_no_job_starves_where_promotion_is_on():
+    # No job starves where promotion is on.
     held = started(Tiresias(queue_gpu_hours="1", promote_after=2.0), cluster(1), job("old"))
     assert joined(held, HOUR, job("new0", at=HOUR)) == {"new0": 1}
     for number, hour in enumerate((1.9, 2.8)):
@@ -65,15 +54,13 @@ def test_no_job_starves_where_promotion_is_on():
     assert decided(held, 3 * HOUR) == {"new2": 1}
     held.end("new2", 3.5 * HOUR)
     assert joined(held, 3.5 * HOUR, job("new3", at=3.5 * HOUR)) == {"old": 1}
-
-
-def test_emptiest_nodes_first_in_that_order():
+    # Emptiest nodes first in that order.
     held = started(Tiresias(placement="emptiest"), cluster(2, 4, 4, 4), job("a"), job("b", gpus=9))
     assert held.jobs["a"].placement == (("n1", 1),)
     assert held.jobs["b"].placement == (("n2", 4), ("n3", 4), ("n1", 1)), "of equal ones the first"
 
 
-def test_a_skewed_model_starts_only_on_few_nodes():
+def test_a_skewed_model_has_few_nodes_or_gives_up_its_gpus() -> None:
     jobs = (job("a", gpus=3), job("b", gpus=3), job("s", gpus=2, model="vgg"))
     held = started(Tiresias(skewed="vgg"), cluster(4, 4), *jobs)
     assert sizes(held) == {"a": 3, "b": 3}, "two GPUs are free, one on each node"
@@ -89,9 +76,7 @@ def test_a_skewed_model_starts_only_on_few_nodes():
     held.decide(0)
     assert held.jobs["s"].placement == (("n1", 3),)
 
-
-def test_a_skewed_model_without_few_nodes_gives_up_its_old_gpus():
-    """What it held is given to others by then: once, GPUs of two types were given away twice."""
+    # What it held is given to others by then: once, GPUs of two types were given away twice.
     policy, nodes = Tiresias(skewed="vgg", queue_gpu_hours="1.5"), mixed_cluster(slow=(4,), fast=(2, 2))
     held = opened(policy, nodes, throughput=CurveThroughput({}, {"fast": 2.5}))
     for each in (*map(job, "abcd"), job("s", gpus=2, model="vgg"), job("w", gpus=4, at=1)):
@@ -131,7 +116,7 @@ def test_services_that_come_later_count_as_if_known_before(before, after, attain
         assert index == pytest.approx(chance / cost, rel=1e-4)
 
 
-def test_jobs_about_to_finish_go_first_and_the_others_last():
+def test_jobs_about_to_finish_go_first_and_teach_that() -> None:
     held = opened(TiresiasGittins(quantum_gpu_hours=1.0, history_gpu_hours="1,10,10"), cluster(1), job("a"))
     assert ran_at(held, 0, 0.5) == ["a", "a"]
     held.submit(job("b", at=0.5 * HOUR), 0.5 * HOUR)
@@ -149,9 +134,7 @@ def test_jobs_about_to_finish_go_first_and_the_others_last():
     assert ran_at(held, 0, 1) == ["a", "a"]
     held.submit(job("b", at=HOUR), HOUR)
     assert ran_at(held, 1) == ["b"], "a is sure to be over in an hour, but in the second queue"
-
-
-def test_it_learns_from_jobs_that_finish_and_from_no_others():
+    # It learns from jobs that finish and from no others.
     for outcome, then in (("finished", "new"), ("cancelled", "old"), ("failed", "old")):
         held = opened(TiresiasGittins(quantum_gpu_hours=2.0), cluster(1, 1), job("old"), job("x"))
         assert ran_at(held, 0) == ["old", "x"]

@@ -1,7 +1,5 @@
 """A shared cluster to try rules of teams on: owners whose policies do what a test says, and their jobs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,7 +1,3 @@
-"""Exact nodes for all jobs of a decision, on several types and with demands beside GPUs."""
-
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,3 @@
-"""Jobs that are held or wait for others, arrays, limits of users, and drained nodes, as policies see them."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -46,7 +42,7 @@ def elastic(name: str, low: int = 1, high: int = 8, gpus: int = 1):
     return job(name, gpus=gpus, low=low, high=high, work={"samples": 1000})
 
 
-def test_a_job_that_is_held_gives_up_its_gpus_and_is_not_shown():
+def test_a_held_job_leaves_and_arrives_when_it_is_released() -> None:
     held = on(opened(cluster(4), job("a", gpus=2), job("b", gpus=4)), a={"n0": 2})
     held.hold_back("a", 2.0, "alice")
     assert changes(held) == [("cancelled", "a")]
@@ -59,9 +55,7 @@ def test_a_job_that_is_held_gives_up_its_gpus_and_is_not_shown():
     assert list(held.policy.seen[-1].jobs) == ["b"]
     with pytest.raises(PolicyError, match="not an active job"):
         steps(held, 5.0, a=2)
-
-
-def test_a_job_that_is_held_has_left_and_arrives_when_released():
+    # A job that is held has left and arrives when released.
     held = on(opened(cluster(4), job("a", gpus=2), job("b")), a={"n0": 2})
     held.hold_back("a", 2.0, "alice")
     held.hold_back("a", 2.5, "alice")
@@ -92,7 +86,7 @@ def test_with_many_jobs_few_looks_at_each_show_which_are_hidden(monkeypatch: pyt
     assert len(looks) < 10 * len(held.jobs)
 
 
-def test_a_drained_node_looks_down_and_its_jobs_finish_there():
+def test_jobs_of_a_drained_node_finish_with_its_gpus() -> None:
     held = on(opened(cluster(4, 4), elastic("a"), elastic("b")), a={"n0": 2}, b={"n1": 3})
     held.drain("n0", 2.0, now=False)
     assert changes(held) == [("node_down", "n0 -4"), ("cancelled", "a")]
@@ -105,9 +99,7 @@ def test_a_drained_node_looks_down_and_its_jobs_finish_there():
     held.resume("n0", 6.0)
     assert held.free.free_on("n0") == 4
     assert changes(held) == [("node_up", "n0 4")]
-
-
-def test_gpus_of_a_bound_job_are_out_of_service_until_it_ends():
+    # GPUs of a bound job are out of service until it ends.
     held = on(opened(cluster(4, 4), job("a", gpus=6), elastic("b")), a={"n0": 4, "n1": 2})
     held.drain("n0", 2.0, now=False)
     assert changes(held) == [("node_down", "n0 -4"), ("cancelled", "a"), ("capacity", "n1 -2")]
@@ -120,8 +112,8 @@ def test_gpus_of_a_bound_job_are_out_of_service_until_it_ends():
     assert steps(held, 5.0, b=4) == [("b", "grow")]
 
 
-def test_jobs_have_to_leave_at_once_in_place_where_they_can():
-    """a has enough on the other node, b is not elastic, c holds nothing elsewhere and is moved."""
+def test_jobs_have_to_leave_at_once_in_place_where_they_can() -> None:
+    # a has enough on the other node, b is not elastic, c holds nothing elsewhere and is moved.
     held = on(
         opened(cluster(4, 4, 4), elastic("a"), job("b", gpus=2), elastic("c")),
         a={"n0": 1, "n1": 1},
@@ -137,9 +129,7 @@ def test_jobs_have_to_leave_at_once_in_place_where_they_can():
     assert [(each.kind, each.job.id) for each in seen.changes if each.job is not None] == [
         *(("lost", "a"), ("lost", "b"), ("lost", "c"))
     ]
-
-
-def test_a_bound_job_may_be_made_to_leave_or_lose_its_gpus() -> None:
+    # A bound job may be made to leave or lose its GPUs.
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.drain("n0", 2.0, now=False)
     held.drain("n0", 3.0, now=True)
@@ -155,7 +145,7 @@ def test_a_bound_job_may_be_made_to_leave_or_lose_its_gpus() -> None:
     assert placed(held)["a"] == {"n1": 2}
 
 
-def test_a_bound_job_comes_back_when_its_node_is_resumed() -> None:
+def test_a_bound_job_comes_back_and_a_drained_node_stays_drained() -> None:
     held = on(opened(cluster(4, 4), job("a", gpus=6)), a={"n0": 4, "n1": 2})
     held.drain("n0", 2.0, now=False)
     held.drain("n1", 2.0, now=False)
@@ -170,9 +160,7 @@ def test_a_bound_job_comes_back_when_its_node_is_resumed() -> None:
     held.adopt([Holding("a", (("n0", 1), ("n1", 1)))], 3.0)
     assert placed(held)["a"] == {"n0": 1, "n1": 1}
     assert (list(held.commands.bound), held.snapshot(3.0).total_gpus) == (["a"], 3)
-
-
-def test_drained_node_that_goes_down_is_still_drained_when_back():
+    # Drained node that goes down is still drained when back.
     held = on(opened(cluster(4, 4), job("a", gpus=2)), a={"n0": 2})
     held.drain("n0", 2.0, now=False)
     assert [state.id for state in held.node_down("n0", 3.0)] == ["a"]
@@ -212,7 +200,7 @@ def owned(name: str, user: str, gpus: int = 1, **more):
     return job(name, gpus=gpus, user=user, work={"samples": 1000}, **more)
 
 
-def test_jobs_beyond_a_users_limit_come_into_play_as_others_end():
+def test_limits_of_jobs_and_gpus_of_a_user() -> None:
     nodes = limited(8, alice=UserLimit(gpus=4))
     held = opened(
         nodes, owned("a", "alice", 3), owned("b", "alice", 2), owned("c", "alice", 1), owned("d", "bob", 8)
@@ -223,9 +211,7 @@ def test_jobs_beyond_a_users_limit_come_into_play_as_others_end():
     held.end("a", 2.0)
     assert list(held.in_play) == ["b", "c", "d"]
     assert changes(held) == [("finished", "a"), ("arrived", "b"), ("arrived", "c")]
-
-
-def test_limits_of_jobs_and_gpus() -> None:
+    # Limits of jobs and GPUs.
     nodes = limited(8, alice=UserLimit(jobs=1), others=UserLimit(jobs=2))
     jobs = [owned(f"{user}{at}", user) for user in ("alice", "bob", "eve") for at in range(3)]
     assert list(opened(nodes, *jobs).in_play) == ["alice0", "bob0", "bob1", "eve0", "eve1"]
@@ -239,7 +225,7 @@ def test_limits_of_jobs_and_gpus() -> None:
     assert refused == {"a": 'requests 5 GPUs, user "alice" may hold 4'}
 
 
-def test_the_most_important_job_of_a_user_is_next():
+def test_the_most_important_job_is_next_and_rejections_make_room() -> None:
     nodes = limited(8, alice=UserLimit(jobs=1))
     held = opened(nodes, *(owned(name, "alice") for name in "abc"))
     assert steps(held, 1.0, a=1) == [("a", "start")]
@@ -251,9 +237,7 @@ def test_the_most_important_job_of_a_user_is_next():
     assert steps(held, 3.0, c=1) == [("a", "preempt"), ("c", "start")]
     held.end("c", 4.0)
     assert list(held.in_play) == ["a"]
-
-
-def test_a_policy_is_asked_again_where_its_rejection_makes_room():
+    # A policy is asked again where its rejection makes room.
     nodes = limited(8, alice=UserLimit(jobs=1))
     held = opened(nodes, owned("a", "alice"), owned("b", "alice"))
     assert isinstance(held.policy, Says)
@@ -272,7 +256,7 @@ def member(number: int, *, limit: int | None = 2, **more: object):
     return job(f"s-{number}", array={"name": "s", "index": number, "limit": limit}, gpu_seconds=10, **more)
 
 
-def test_policy_sees_a_job_once_those_before_it_have_ended_well():
+def test_a_job_waits_for_those_before_it() -> None:
     held = opened(cluster(8), job("a"), job("b"), job("c", after={"a": "ok", "b": "any"}))
     held.changes.clear()
     assert list(held.in_play) == ["a", "b"]
@@ -283,9 +267,7 @@ def test_policy_sees_a_job_once_those_before_it_have_ended_well():
     assert changes(held) == [("failed", "b"), ("finished", "a"), ("arrived", "c")]
     assert list(held.in_play) == ["c"]
 
-
-def test_a_job_that_is_held_and_released_still_waits_for_others():
-    """It takes nothing of its user's limit, and starts once the other has ended."""
+    # It takes nothing of its user's limit, and starts once the other has ended.
     waits = owned("b", "ann", after={"a": "ok"}, gpus=8)
     running = job("a", gpus=8, user="bob", gpu_seconds=400)
     held = opened(
@@ -317,7 +299,7 @@ def test_of_many_jobs_a_waiting_one_names_the_first(others: str, words: str):
     assert explanations(held, 1.0)["z"].reason == f"waits for {words} to end"
 
 
-def test_a_job_after_one_that_did_not_finish_never_starts():
+def test_jobs_after_a_failed_one_and_arrays_with_a_limit() -> None:
     later = (job("b", after={"a": "ok"}), job("c", after={"b": "ok"}), job("d", after={"b": "any"}))
     held = opened(cluster(8), job("a"), *later)
     held.end("a", 1.0, "failed")
@@ -337,9 +319,7 @@ def test_a_job_after_one_that_did_not_finish_never_starts():
     assert {verdict.job: verdict.reason for verdict in schedule.rejected}["b"] == (
         "was to start after job a, which was rejected"
     )
-
-
-def test_of_an_array_as_many_are_shown_as_its_limit_allows():
+    # Of an array as many are shown as its limit allows.
     held = opened(cluster(8), *(member(number) for number in range(4)))
     assert list(held.in_play) == ["s-0", "s-1"]
     assert explanations(held, 1.0)["s-3"].reason == "beyond the limit of array s: 2 jobs at a time"
@@ -365,8 +345,6 @@ def test_jobs_that_could_never_start_are_refused(jobs: list, message: str):
 
 
 class Picky(Fifo):
-    """Rejects "big"."""
-
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         if "big" in snapshot.jobs:
             return Decision(rejected={"big": "it is too big"}, ask_again_s=snapshot.time_s)

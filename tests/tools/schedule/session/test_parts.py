@@ -1,7 +1,3 @@
-"""The parts of a shared cluster: which GPUs they get, what their policies see, and what answers lead to."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -65,14 +61,12 @@ def test_which_free_gpus_a_team_gets(nodes, held, wanted, free):
     assert {name: gpus for name, (_, gpus) in last(shared, "x").nodes.items() if gpus} == free
 
 
-def test_free_gpus_go_to_the_team_that_lacks_more():
-    """More than their own, two each: x lacks three, y four, and z's jobs hold what is missing."""
+def test_free_gpus_go_to_who_lacks_more_or_can_use_them() -> None:
+    # More than their own, two each: x lacks three, y four, and z's jobs hold what is missing.
     held = world(cluster(12), shares(x={}, y={}, z={}, u={}, v={}, w={}), rigid("z", 8))
     assert comes(held, rigid("x", 3), rigid("y", 4)) == {"y": "start"}
 
-
-def test_a_part_that_no_job_fits_is_offered_to_others():
-    """Of ten GPUs five are due to each; x came first and gets eight, y is shown the two that are left."""
+    # Of ten GPUs five are due to each; x came first and gets eight, y is shown the two that are left.
     held = world(cluster(10), TWO, policy=owned())
     held.submit(rigid("x", 8), 0.0)
     assert comes(held, rigid("y", 8)) == {"x": "start"}
@@ -97,16 +91,14 @@ def test_what_a_job_can_start_on_comes_before_what_none_can_use(policy: str, ord
     assert comes(held, rigid("x-b", 8, model="on-b")) == {"x-b": "start"}
 
 
-def test_what_a_limit_keeps_from_a_team_goes_to_others():
-    """x is guaranteed two of q, and holds three of p: the two would be one too many."""
+def test_limits_nodes_without_gpus_and_requested_sizes() -> None:
+    # x is guaranteed two of q, and holds three of p: the two would be one too many.
     rules = shares(x={"guaranteed": {"q": 2}, "max": {"*": 4}}, y={})
     x = rigid("x", 3, model="on-p"), {"p-0": 3}
     held = world(mixed_cluster(p=(4,), q=(4,)), rules, x, throughput=TimedSteps(by_letter))
     held.submit(rigid("x-more", 2, at=1.0, model="on-q"), 1.0)
     assert comes(held, rigid("y", 4, model="on-q")) == {"y": "start"}
-
-
-def test_nodes_without_gpus_serve_all_teams():
+    # Nodes without GPUs serve all teams.
     held = world(cluster(4, 0), TWO, policy=owned())
     comes(held, rigid("x", 2), rigid("y", 2))
     assert last(held, "x").nodes["n1"] == last(held, "y").nodes["n1"] == (0, 0)
@@ -114,9 +106,7 @@ def test_nodes_without_gpus_serve_all_teams():
     comes(held, rigid("x-more", 1), at=11.0)
     assert "n1" not in last(held, "x").nodes
 
-
-def test_under_policy_that_resizes_nothing_requested_size_counts():
-    """y's eight of at least one do not fit five, so y gives way, and x's two are all that x can use."""
+    # y's eight of at least one do not fit five, so y gives way, and x's two are all that x can use.
     held = world(cluster(10), TWO)
     held.submit(rigid("x", 8), 0.0)
     assert comes(held, elastic("y", 8)) == {"x": "start"}
@@ -128,7 +118,7 @@ def test_under_policy_that_resizes_nothing_requested_size_counts():
 # What policies see.
 
 
-def test_a_policy_is_shown_which_gpus_it_gets_or_loses():
+def test_what_a_policy_is_shown_of_its_team() -> None:
     held = world(cluster(4, 4), TWO, policy=owned())
     for at, (name, gpus) in enumerate({"x": 4, "x-more": 2, "x-most": 2}.items()):
         comes(held, elastic(name, gpus, high=gpus), at=float(at))
@@ -141,9 +131,7 @@ def test_a_policy_is_shown_which_gpus_it_gets_or_loses():
         [("arrived", "x-most", 0), ("capacity", "n1", 2)],
         [("lost", "x-more", 0), ("lost", "x-most", 0), ("node_down", "n1", -4)],
     ]
-
-
-def test_a_policy_is_shown_end_of_its_last_job_and_then_no_more() -> None:
+    # A policy is shown end of its last job and then no more.
     held = world(cluster(4), TWO, policy=owned())
     comes(held, rigid("x", 2), rigid("y", 2), at=0.0)
     held.end("x", 1.0)
@@ -157,16 +145,14 @@ def test_a_policy_is_shown_end_of_its_last_job_and_then_no_more() -> None:
     held.end("x", 1.0, "cancelled")
     comes(held, rigid("y", 2))
     assert (last(held, "x").nodes, last(held, "x").total, last(held, "x").free) == ({}, 0, {"gpu": 0})
-
-
-def test_a_policy_knows_the_future_of_its_own_team_alone():
+    # A policy knows the future of its own team alone.
     trace = [rigid("x", 1), rigid("x-next", 1, at=5.0), rigid("y", 1), rigid("y-next", 1, at=5.0)]
     held = world(cluster(4), TWO, policy=owned(), trace=trace)
     comes(held, *trace[::2], at=0.0)
     assert (last(held, "x").future, last(held, "y").future) == (["x-next"], ["y-next"])
 
 
-def test_a_policy_in_another_process_is_shown_what_is_new():
+def test_policies_in_other_processes_and_of_later_teams() -> None:
     def story(*, reopens: bool) -> list[tuple[str, str, int]]:
         held = world(cluster(4, 4), TWO, policy=owned())
         comes(held, rigid("x", 4), at=0.0)
@@ -179,8 +165,7 @@ def test_a_policy_in_another_process_is_shown_what_is_new():
 
     assert story(reopens=True) == story(reopens=False) == [("arrived", "x-more", 0), ("node_up", "n1", 2)]
 
-
-def test_policies_of_later_teams_predict_with_less_effort():
+    # Policies of later teams predict with less effort.
     class Quick(Owned):
         seen: ClassVar[dict[str, list[Seen]]] = {}
         answer = staticmethod(takes)
@@ -226,33 +211,20 @@ def test_the_first_to_be_asked_again_is_and_all_must_be_quiet(x: Any, y: Any, ex
     assert (held.ask_again_s, held.quiet_until_s) == expected
 
 
-def test_rounds_are_asked_for_where_usage_changes_parts():
+def test_when_policies_are_asked_and_what_they_may_take() -> None:
     held = world(cluster(4), shares(32.0, x={}, y={}), policy=asks(x=(None, 1e6), y=(None, 1e6)))
     comes(held, rigid("x", 2), at=0.0)
     assert (held.ask_again_s, held.quiet_until_s) == (None, 1e6)
     comes(held, rigid("y", 2), at=10.0)
     assert (held.ask_again_s, held.quiet_until_s) == (3610.0, 3610.0)
 
-
-def says(**answer: Any) -> type[Owned]:
-    """The policy of x says this, that of y takes what it can."""
-
-    def decide(snapshot: Snapshot) -> Decision:
-        return Decision(**answer) if "x" in snapshot.jobs else takes(snapshot)
-
-    return owned(decide)
-
-
-def test_a_policy_may_not_take_gpus_of_another_team() -> None:
-    """Four of eight are not its own, though free."""
+    # Four of eight are not its own, though free.
     held = world(cluster(8), TWO, policy=says(targets={"x": Target(6)}))
     with pytest.raises(PolicyError, match='gives "x" 6 GPUs'):
         comes(held, rigid("x", 6), elastic("y", 4, low=4))
     with pytest.raises(PolicyError):
         comes(world(cluster(8), TWO, policy=owned(lambda _: None)), rigid("x", 6))
-
-
-def test_jobs_are_rejected_and_admitted_by_policies_teams():
+    # Jobs are rejected and admitted by policies teams.
     policy = says(rejected={"x": "no"}, admissions={"x": {"admitted": False}})
     held = world(cluster(8), TWO, policy=policy)
     assert comes(held, rigid("x", 6), rigid("y", 1)) == {"x": "reject", "y": "start"}
@@ -268,6 +240,15 @@ def test_jobs_are_rejected_and_admitted_by_policies_teams():
     held = world(cluster(8), TWO, policy=owned(answer))
     assert comes(held, rigid("x", 4), rigid("y", 8), at=1.0) == {"y": "start"}
     assert (held.ask_again_s, held.admissions) == (50.0, {"x": {"admitted": True}})
+
+
+def says(**answer: Any) -> type[Owned]:
+    """The policy of x says this, that of y takes what it can."""
+
+    def decide(snapshot: Snapshot) -> Decision:
+        return Decision(**answer) if "x" in snapshot.jobs else takes(snapshot)
+
+    return owned(decide)
 
 
 # GPU types that policies leave open.
@@ -314,7 +295,6 @@ def test_a_job_whose_type_is_left_open_gets_one_of_its_team() -> None:
     ],
 )
 def test_jobs_whose_type_is_left_open_share_types_of_their_team(first: Target, expected: dict[str, str]):
-    """The first gets the fast type, others what is left of it."""
     held = world(TYPES, TWO, policy=says(targets={"x1": first, "x2": Target(4)}), throughput=FAST)
     comes(held, *(rigid(name, 4) for name in ("x", "x1", "x2")), at=0.0)
     assert types(held) == expected
@@ -345,9 +325,8 @@ FOUR = rigids("y", 4, 2)
 TAKEN_BACK = {"y0": "preempt", "y1": "preempt", "x": "start"}
 
 
-def test_what_a_policy_leaves_goes_to_others_for_a_while():
-    """The policy of x starts nothing while it has fewer than two jobs; that of y takes all it can."""
-
+def test_what_a_policy_leaves_goes_to_others_and_comes_back() -> None:
+    # The policy of x starts nothing while it has fewer than two jobs; that of y takes all it can.
     def answer(snapshot: Snapshot) -> Decision:
         mine = [each for each in snapshot.jobs.values() if each.spec.user == "x"]
         return Decision() if len(mine) == 1 else takes(snapshot)
@@ -358,10 +337,7 @@ def test_what_a_policy_leaves_goes_to_others_for_a_while():
     assert comes(held, at=2.0) == {}, "x declined: none stops for it"
     assert comes(held, rigid("x-more", 2), at=3.0) == TAKEN_BACK
 
-
-def test_a_team_is_offered_more_although_its_policy_left_fewer():
-    """The policy of x waits for four GPUs, and y's end lets it have them."""
-
+    # The policy of x waits for four GPUs, and y's end lets it have them.
     def answer(snapshot: Snapshot) -> Decision:
         mine = "x" in snapshot.jobs
         return Decision() if mine and snapshot.free_gpus["gpu"] < 6 else takes(snapshot)
@@ -370,17 +346,13 @@ def test_a_team_is_offered_more_although_its_policy_left_fewer():
     assert comes(held, elastic("x", 6), rigid("y", 4), at=0.0) == {"y": "start"}
     held.end("y", 1.0)
     assert comes(held, at=1.0) == {"x": "start"}
-
-
-def test_what_a_policy_leaves_goes_to_others_though_it_is_due():
-    """x may grow to six and leaves the four free ones; the fifth that it may have, a job of y holds."""
+    # What is due and taken comes back as it ends.
+    # x may grow to six and leaves the four free ones; the fifth that it may have, a job of y holds.
     rules = shares(x={"guaranteed": {"*": 7}}, y={"guaranteed": {"*": 2}}, z={"guaranteed": {"*": 3}})
     jobs = rigid("y3", 3), rigid("y4", 4), elastic("x", 1, high=6)
     assert comes(world(cluster(12), rules, *jobs, policy=owned()), rigid("y", 3)) == {"y": "start"}
 
-
-def test_a_policy_that_took_all_there_was_gets_rest_as_it_comes():
-    """Five of nine are x's, but the job of y is rigid; the next one of y leaves x the fifth, and not z."""
+    # Five of nine are x's, but the job of y is rigid; the next one of y leaves x the fifth, and not z.
     rules = shares(x={"guaranteed": {"*": 5}}, y={"guaranteed": {"*": 3}}, z={"guaranteed": {"*": 1}})
     jobs = elastic("x", 4), rigid("y", 4), elastic("z", 1)
     held = world(cluster(9), rules, *jobs, policy="fair-share")
@@ -424,7 +396,6 @@ def test_policy_is_offered_what_it_left_once_jobs_have_changed(before, ends, arr
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("until_s", [60.0, None])
 def test_what_a_policy_leaves_is_offered_again_when_it_asks(keeps: bool, until_s: float | None):
-    """Also in another process; the policy of y may keep a state, which is given back with y's jobs alone."""
 
     def answer(snapshot: Snapshot) -> Decision:
         leaves = "x" in snapshot.jobs and snapshot.time_s < 60.0

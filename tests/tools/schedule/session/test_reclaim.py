@@ -1,7 +1,3 @@
-"""What comes back to its owners: who gives, in which order, how much, and never more than a team may hold."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -67,7 +63,7 @@ def test_who_shrinks_and_how_far(jobs: tuple[Job, ...], wanted: int, after: dict
     assert sizes(held) == after
 
 
-def test_a_borrower_shrinks_where_that_is_enough_for_a_job():
+def test_who_shrinks_or_stops_is_enough_and_never_in_vain() -> None:
     speeds = TimedSteps(lambda model, kind, place, batch: None if sum(place) == 3 else 8.0 / sum(place))
     held = world(cluster(8), TWO, rigid("x-rigid", 4), elastic("x", 4), policy=OWNED, throughput=speeds)
     comes(held, rigid("y", 1))
@@ -79,9 +75,7 @@ def test_a_borrower_shrinks_where_that_is_enough_for_a_job():
     held = world(cluster(11), shares(y={}, x={}, z={}), elastic("x", 5, low=4), rigid("z", 4), policy=OWNED)
     assert comes(held, rigid("y", 4)) == {}
 
-
-def test_usage_takes_nothing_in_vain_and_nothing_that_is_owned() -> None:
-    """By usage y may have six, but x can give five, and stopping is for what is y's own: four."""
+    # By usage y may have six, but x can give five, and stopping is for what is y's own: four.
     held = world(cluster(8), shares(24.0, x={}, y={}), elastic("x", 8, low=3), policy=OWNED, x=1e7)
     assert comes(held, rigid("y", 6)) == {}
     assert sizes(held) == {"x": 8}
@@ -106,13 +100,11 @@ def test_each_borrower_stops_only_as_far_as_it_borrows(rounds: int, monkeypatch:
     assert comes(held, rigid("y-less", 3), at=11.0) == taken
 
 
-def test_no_more_jobs_stop_than_are_needed():
+def test_no_more_stop_than_needed_and_for_whom_they_do() -> None:
     steps = comes(world(cluster(12), THREE, *rigids("x", 6, 2)), rigid("y", 3))
     assert steps == {"x4": "preempt", "x5": "preempt", "y": "start"}
 
-
-def test_gpus_taken_back_go_to_team_for_which_they_were_taken():
-    """y lacks six GPUs by usage, more than its own, and z four, its own: z gets what is taken from x."""
+    # y lacks six GPUs by usage, more than its own, and z four, its own: z gets what is taken from x.
     held = world(cluster(12), shares(24.0, x={}, y={}, z={}), *rigids("x", 4, 3), x=1e7)
     held.submit(rigid("y", 6, at=10.0), 10.0)
     assert comes(held, rigid("z", 4), at=11.0) == {"x3": "preempt", "x2": "preempt", "z": "start"}
@@ -242,16 +234,14 @@ def test_users_of_a_team_do_not_exceed_its_limit_together(limit: dict[str, Any])
     assert comes(held, rigid("c-more", 1), at=11.0) == {"c-more": "start"}
 
 
-def test_team_does_not_exceed_max_by_guarantee_of_another_type():
-    """What it holds of a is its own, so none of it stops; only two of the four guaranteed of b are left."""
+def test_no_team_exceeds_its_max_by_types_or_drained_nodes() -> None:
+    # What it holds of a is its own, so none of it stops; only two of the four guaranteed of b are left.
     rules = shares(t={"guaranteed": {"b": 4}, "max": {"*": 8}, "users": ("t",)})
     held = world(mixed_cluster(a=(8,), b=(8,)), rules, (rigid("t-old", 6), {"a-0": 6}))
     assert comes(held, rigid("t-new", 4)) == {}
     held.end("t-new", 11.0)
     assert comes(held, rigid("t-small", 2), at=11.0) == {"t-small": "start"}
-
-
-def test_gpus_on_a_drained_node_count_once_a_decision_for_the_max():
+    # GPUs on a drained node count once a decision for the max.
     held = world(cluster(4, 8), shares(x={"max": {"*": 5}}, y={}), rigid("x", 4))
     held.drain("n0", 1.0, now=False)
     assert comes(held, rigid("x-more", 2), at=2.0) == {}
@@ -310,7 +300,6 @@ def test_a_job_on_a_drained_node_gives_others_to_another_team() -> None:
 
 @pytest.mark.parametrize("names", [("x-one", "x-two"), ("x-two", "x-one")])
 def test_no_more_jobs_on_drained_node_give_back_than_others_lack(names: tuple[str, str]):
-    """In the order of their names."""
     rules = shares(x={"guaranteed": {"*": 3}}, y={"guaranteed": {"*": 3}})
     held = bound_to_n0(cluster(2, 3, 3), rules, *(elastic(name, 4) for name in names))
     comes(held, rigid("y", 3), at=2.0)

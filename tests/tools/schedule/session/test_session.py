@@ -1,7 +1,3 @@
-"""A session: what its policy sees, what a decision does, and its random numbers."""
-
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -50,7 +46,7 @@ def opened(nodes, *jobs, throughput=None, policy: type[Says] = Says) -> Session:
     return builders.opened(policy(), nodes, *jobs, throughput=throughput)
 
 
-def test_a_job_starts_grows_shrinks_stops_and_resumes():
+def test_jobs_start_resize_and_resume_and_gpus_are_freed_first() -> None:
     held = opened(cluster(4), job("a", low=1, high=4, work={"samples": 1000}))
     assert steps(held, 0, a=1) == [("a", "start")]
     assert steps(held, 10, a=4) == [("a", "grow")]
@@ -64,9 +60,7 @@ def test_a_job_starts_grows_shrinks_stops_and_resumes():
     assert state.attained_service_s(50) == 80
     assert (state.preemptions, state.rescales, state.first_start_s) == (1, 2, 0)
     assert state.finish_time_s() == 50 + 1000 - 80
-
-
-def test_gpus_are_freed_before_they_are_taken() -> None:
+    # GPUs are freed before they are taken.
     held = opened(cluster(4), job("a", gpus=4), job("b", low=1, high=4), job("c", gpus=2))
     steps(held, 0, b=4)
     assert steps(held, 1, c=2, b=2) == [("b", "shrink"), ("c", "start")]
@@ -98,7 +92,7 @@ def test_a_changed_batch_stays_in_place_and_moves_count_apart() -> None:
     assert (held.jobs["a"].moves, held.jobs["a"].rescales) == (1, 2)
 
 
-def test_jobs_swap_gpu_types_but_do_not_span_two() -> None:
+def test_jobs_swap_types_and_a_policy_places_itself() -> None:
     held = opened(mixed_cluster(t4=(4,), a100=(4,)), job("a", gpus=4), job("b", gpus=4))
     steps(held, 0, a=Target(4, "t4"), b=Target(4, "a100"))
     assert steps(held, 1, a=Target(4, "a100"), b=Target(4, "t4")) == [("a", "move"), ("b", "move")]
@@ -111,9 +105,7 @@ def test_jobs_swap_gpu_types_but_do_not_span_two() -> None:
     assert steps(held, 1, a=3, d=1) == [("d", "start")]  # 3 GPUs would be free, but of two types
     assert held.jobs["a"].placement == before
     assert sum(held.free.by_type.values()) == 2
-
-
-def test_a_policy_places_itself():
+    # A policy places itself.
     held = opened(cluster(4, 4), job("a", gpus=2), job("b", gpus=4))
     steps(held, 0, a=Target(2, placement=(("n1", 1), ("n0", 1))))
     assert held.jobs["a"].placement == (("n1", 1), ("n0", 1)), "in the order in which it links them"
@@ -172,7 +164,7 @@ def test_a_policy_keeps_to_the_elasticity_it_declares(monkeypatch: pytest.Monkey
         steps(held, 0, a=4)
 
 
-def test_a_running_job_can_be_rejected_and_its_gpus_given_on():
+def test_a_rejected_job_and_a_lost_node_free_their_gpus() -> None:
     held = opened(cluster(4), job("a", gpus=4), job("b", gpus=4))
     steps(held, 0, a=4)
     held.policy.next = Decision({"b": Target(4)}, {"a": "too slow"})
@@ -181,9 +173,7 @@ def test_a_running_job_can_be_rejected_and_its_gpus_given_on():
     assert found == [("a", "reject", "too slow"), ("b", "start", "")]
     assert transitions[0].before == (("n0", 4),)
     assert (sizes(held), list(held.ended)) == ({"b": 4}, ["a"])
-
-
-def test_a_node_takes_its_jobs_down_and_comes_back_empty():
+    # A node takes its jobs down and comes back empty.
     held = opened(cluster(4, 4), job("a", gpus=8), job("b", gpus=1))
     steps(held, 0, a=8)
     assert [lost.id for lost in held.node_down("n1", 5)] == ["a"]
@@ -240,8 +230,6 @@ def test_what_a_log_holds_is_taken_over_without_asking():
 
 
 class Counts(Says):
-    """Carries how many changes it was shown."""
-
     name = "counts"
     total = 0
 
@@ -274,7 +262,7 @@ def test_state_that_fits_is_shown_only_what_came_after_it(carried: PolicyState |
     assert (held.policy.total, held.changes_seen) == (total, 2)
 
 
-def test_draws_are_those_of_seed_and_a_copy_goes_on_by_itself() -> None:
+def test_draws_go_on_in_a_copy_and_unexecuted_ends_are_shown() -> None:
     drawn, expected = lazy_rng(7), np.random.default_rng(7)
     fresh = copy.deepcopy(drawn)
     assert [drawn.random() for _ in range(3)] == [expected.random() for _ in range(3)]
@@ -282,9 +270,7 @@ def test_draws_are_those_of_seed_and_a_copy_goes_on_by_itself() -> None:
     used = copy.deepcopy(drawn)
     assert fresh.random() == lazy_rng(7).random()
     assert used.random() == drawn.random()
-
-
-def test_after_a_decision_that_was_not_executed_ends_are_shown():
+    # After a decision that was not executed ends are shown.
     held = opened(cluster(4), job("a", gpus=2, low=1), job("b", gpus=1))
     steps(held, 0.0, a=1, b=1)
     before = Holding.of(held.jobs["a"])

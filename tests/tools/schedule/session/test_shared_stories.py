@@ -1,7 +1,5 @@
 """Random stories of shared clusters, held against the rules of docs/teams.md."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
@@ -25,8 +23,6 @@ OF_NODES: Final = ("node_up", "node_down", "capacity")
 
 
 class Moment(NamedTuple):
-    """A decision, and what was before it."""
-
     held: Session
     before: dict[str, int]
     """GPUs of jobs, once nodes and jobs had left."""

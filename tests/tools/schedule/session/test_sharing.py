@@ -1,7 +1,3 @@
-"""Two jobs on the same GPUs: who may, what they hold, how fast they train, and what is left behind."""
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -37,7 +33,6 @@ def beside(other: str, gpus: int = 2) -> Target:
 
 
 def pair(nodes: Cluster | None = None, **more: Any) -> Session:
-    """Two jobs of two GPUs that train on the same two."""
     held = opened(nodes or shared(2), job("a", gpus=2, **more), job("b", gpus=2, **more))
     steps(held, 0, a=2, b=beside("a"))
     return held
@@ -67,7 +62,7 @@ def test_two_jobs_share_gpus_and_one_that_stays_has_full_speed() -> None:
     assert held.free.by_type == {"gpu": 2}
 
 
-def test_either_of_two_may_leave_or_move_and_a_third_may_come() -> None:
+def test_one_of_two_may_leave_or_both_leave_a_node() -> None:
     held = pair()
     held.submit(job("c", gpus=2), 5.0)
     before = [Holding.of(each) for each in held.jobs.values()]
@@ -91,9 +86,7 @@ def test_either_of_two_may_leave_or_move_and_a_third_may_come() -> None:
     held.hold_back("a", 2, "its owner")
     assert steps(held, 2) == [("a", "preempt")]
     assert held.jobs["b"].samples_per_second == 2
-
-
-def test_pair_leaves_a_node_that_is_drained_or_vanishes_together() -> None:
+    # Pair leaves a node that is drained or vanishes together.
     held = pair(shared(2, 4))
     held.drain("n0", 1, now=True)
     assert steps(held, 1, a=2, b=beside("a")) == [("a", "move"), ("b", "move")]
@@ -144,16 +137,14 @@ def test_what_cannot_be_shared_is_refused(targets: dict[str, Target | int], wron
         steps(held, 1, **targets)
 
 
-def test_jobs_of_unknown_memory_stay_alone_unless_cluster_allows() -> None:
+def test_jobs_of_unknown_memory_or_of_other_policies_stay_alone() -> None:
     held = opened(shared(2, sharing=Sharing()), job("a", gpus=2), job("b", gpus=2))
     steps(held, 0, a=2)
     with pytest.raises(PolicyError, match="do not fit one GPU together"):
         steps(held, 1, b=beside("a"))
     assert steps(held, 2, a=0) == [("a", "preempt")]
     assert steps(held, 3, a=2, b=beside("a")) == [("a", "resume")], "b has no place, and waits on"
-
-
-def test_a_policy_that_declares_not_to_pack_may_not() -> None:
+    # A policy that declares not to pack may not.
     held = opened(shared(2), job("a", gpus=2), job("b", gpus=2), policy=Says)
     held.adopt([Holding("a", (("n0", 2),))], 0)
     held.adopt([Holding("b", (("n0", 2),), beside="a")], 1)

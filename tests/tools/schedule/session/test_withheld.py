@@ -1,7 +1,3 @@
-"""What jobs get while slots, further GPUs or changes are withheld from them."""
-
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -161,7 +157,7 @@ def under(policy: str, nodes: Cluster, *jobs) -> Session:
     return held
 
 
-def test_a_job_keeps_gpus_batch_and_place_until_cooldown_is_over() -> None:
+def test_cooldowns_and_minimum_runs_keep_jobs_as_they_are() -> None:
     held = opened(ruled(4, cooldown=60), GROWS)
     assert steps(held, 0, a=2) == [("a", "start")]
     assert steps(held, 59, a=4) == []
@@ -176,9 +172,7 @@ def test_a_job_keeps_gpus_batch_and_place_until_cooldown_is_over() -> None:
     assert steps(held, 30, a=Target(2, global_batch=128)) == []
     assert steps(held, 30, a=Target(2, placement=(("n1", 2),))) == []
     assert steps(held, 60, a=Target(2, global_batch=128)) == [("a", "rebatch")]
-
-
-def test_a_minimum_run_keeps_a_job_from_being_preempted_alone() -> None:
+    # A minimum run keeps a job from being preempted alone.
     held = opened(ruled(4, min_run=60), GROWS)
     assert steps(held, 0, a=2) == [("a", "start")]
     assert steps(held, 1, a=1) == [("a", "shrink")]
@@ -197,7 +191,7 @@ def test_a_minimum_run_keeps_a_job_from_being_preempted_alone() -> None:
     assert held.end("a", 3).gpus == 0
 
 
-def test_what_a_kept_job_was_to_give_another_waits_for() -> None:
+def test_a_kept_job_says_until_when_and_what_it_gives_waits() -> None:
     held = under("fair-share", ruled(2, cooldown=60), GROWS, job("b", at=10, low=1, high=4))
     assert sizes(held) == {"a": 2}
     assert held.ask_again_s == 60
@@ -208,9 +202,7 @@ def test_what_a_kept_job_was_to_give_another_waits_for() -> None:
     steps(held, 0, a=2)
     assert steps(held, 10, a=1, b=Target(1, placement=(("n0", 1),))) == []
     assert steps(held, 60, a=1, b=Target(1, placement=(("n0", 1),))) == [("a", "shrink"), ("b", "start")]
-
-
-def test_a_job_that_is_kept_says_until_when() -> None:
+    # A job that is kept says until when.
     jobs = (job("a", gpu_seconds=1000), job("b", at=10, gpu_seconds=20))
     held = under("srtf", ruled(1, min_run=60), *jobs)
     assert sizes(held) == {"a": 1}

@@ -52,6 +52,7 @@ TAGS: Final = "pai_group_tag_table"
 """Optional: names of workloads, as bert or ctr."""
 JOB_COLUMNS: Final = ("job_name", "start_time")
 TASK_COLUMNS: Final = ("job_name", "inst_num", "start_time", "end_time", "plan_gpu")
+_PACKED: Final = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 _SHARED: Final = "a job with shares of GPUs holds whole ones (label gpu_share)"
 
 
@@ -107,15 +108,15 @@ def _table(paths: Sequence[str], name: str) -> Path:
 
 
 def _tables(paths: Sequence[str], name: str) -> list[Path]:
-    files = (f"{name}.csv", f"{name}.csv.gz")
+    files = (f"{name}.csv", *(f"{name}.csv{ending}" for ending in _PACKED))
     given = [Path(path) for path in paths]
     found = [path for path in given if path.name in files and path.is_file()]
     return found + [path / file for path in given for file in files if (path / file).is_file()]
 
 
 def _blocks(path: Path, conversion: Conversion, needed: Sequence[str]) -> Iterator[RowBlock]:
-    header = path.with_name(path.name.removesuffix(".gz")).with_suffix(".header")
-    with open_text(header) as stream:
+    header = path.with_name(f"{path.name.partition('.')[0]}.header")
+    with open_text(header, conversion.refuse_byte) as stream:
         names = [name.strip() for name in stream.readline().split(",")]
     missing = [name for name in needed if name not in names]
     if missing:

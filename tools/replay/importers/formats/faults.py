@@ -40,7 +40,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> NodeHistory:
     beginning = first_line(path).lstrip()
     if not beginning.startswith("["):
         return _counts(conversion.convert(_spot_rows(path, beginning, conversion), _spot), conversion)
-    rows = json_rows(path)
+    rows = json_rows(path, conversion)
     first = next(rows, None)
     if first is None:
         raise BadInputError.one(path, "is an empty list, expected faults or counts of GPUs")

@@ -79,7 +79,7 @@ def tabbed_rows(path: Path, forms: Sequence[Sequence[str]], conversion: Conversi
     :param forms: the columns of each form that a line may have; they differ in their number.
     """
     by_width = {len(form): form for form in forms}
-    with open_text(path) as stream:
+    with open_text(path, conversion.refuse_byte) as stream:
         for line, content in enumerate(stream, 1):
             fields = [field.strip() for field in content.split("\t")]
             names = by_width.get(len(fields))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import tzinfo
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -25,13 +26,15 @@ from pliant.tools.replay.importers.conversion import (
     Reason,
     TraceFormat,
     assume_no_models,
-    assume_utc,
+    assume_zone,
     executed_job,
+    in_order,
     parse_timestamp,
+    settle_runs,
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, are_within, executed_jobs
 from pliant.tools.replay.importers.reading import csv_blocks, first_line, json_rows
-from pliant.tools.replay.recorded import label_of
+from pliant.tools.replay.recorded import PastRun, label_of, stated_runs
 
 REDUCED: Final = ("timestamp", "duration", "num_gpus")
 _ROWS: Final = 1000
@@ -43,14 +46,14 @@ _BACKWARDS: Final = "an attempt that ended before it started took no time"
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBlock]:
     assume_no_models(conversion)
-    assume_utc(conversion)
+    assume_zone(conversion)
     for path in paths:
         if first_line(path).startswith(REDUCED[0]):
             blocks = csv_blocks(path, conversion, REDUCED)
             yield from convert_blocks(blocks, _reduced_jobs)
         else:
             conversion.summary.assume("work is summed over a job's attempts, failed ones included")
-            for rows in _batches(json_rows(path)):
+            for rows in _batches(json_rows(path, conversion)):
                 jobs = _jobs(rows, conversion)
                 if jobs is not None:
                     yield jobs
@@ -81,7 +84,7 @@ class PhillyJob(NamedTuple):
     submit_time_s: float
     gpus: int
     gpu_seconds: float
-    runs: list[tuple[float, float, int]]
+    runs: tuple[PastRun, ...]
     user: str
     status: str
     vc: str
@@ -92,12 +95,14 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     """As :func:`_job`, which makes single ones. Returns None if a row is malformed."""
     found: list[PhillyJob] = []
     lines: list[int] = []
-    assumed: list[tuple[int, str]] = []
+    assumed: list[tuple[int, str, int, str]] = []
     dropped: Counter[str] = Counter()
     try:
         for row in rows:
             try:
-                found.append(_read_job(row, lambda sentence: assumed.append((len(found), sentence))))
+                found.append(
+                    _read_job(row, conversion.zone, lambda *what: assumed.append((len(found), *what)))
+                )
                 lines.append(row.line or 0)
             except DroppedRowError as reason:
                 dropped[str(reason)] += 1
@@ -108,6 +113,8 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
             for name in ("user", "status", "vc", "attempts")
         )
         text_array([*user.texts, *status.texts, *vc.texts])
+        if any(stated_runs(text) is None for text in runs.texts):
+            return None
     except (MalformedRowError, UnicodeEncodeError):
         return None
     submit_time_s, gpus, gpu_seconds = (
@@ -117,8 +124,8 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
     if not are_within(submit_time_s, gpus, gpu_seconds).all():
         return None
     block = RowBlock(conversion, rows[0].source if rows else "", np.array(lines, dtype=np.int64), {})
-    for place, sentence in assumed:
-        block.assume_row(place, sentence)
+    for place, sentence, count, where in assumed:
+        block.assume_row(place, sentence, count, where)
     block.dropped = list(dropped.items())
     conversion.count_rows(len(rows) - len(found))
     made = executed_jobs(
@@ -137,7 +144,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
 
 
 def _job(conversion: Conversion, row: InputRow) -> Job:
-    found = _read_job(row, conversion.summary.assume_here)
+    found = _read_job(row, conversion.zone, conversion.summary.assume_here)
     return executed_job(
         conversion.new_id(found.job_id),
         found.submit_time_s,
@@ -149,17 +156,24 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     )
 
 
-def _read_job(row: InputRow, assume: Callable[[str], None]) -> PhillyJob:
+def _read_job(row: InputRow, zone: tzinfo, assume: Callable[[str, int, str], None]) -> PhillyJob:
     for name in ("jobid", "submitted_time", "attempts"):
         if name not in row.values:
             raise MalformedRowError(name, "is missing")
     job_id = row.values["jobid"]
     if not isinstance(job_id, str) or not job_id.strip():
         raise MalformedRowError("jobid", "is not text, expected the name of the job")
-    submit_time_s = row.optional_timestamp("submitted_time")
+    submit_time_s = row.optional_timestamp("submitted_time", zone)
     if submit_time_s is None:
         raise DroppedRowError(Reason.NO_SUBMISSION)
-    gpus, runs = _executed(row.values["attempts"], assume)
+
+    def assume_here(sentence: str) -> None:
+        assume(sentence, 1, row.place)
+
+    gpus, stated = _executed(row.values["attempts"], submit_time_s, zone, assume_here)
+    runs = settle_runs(stated, submit_time_s, row.place, assume)
+    if not runs:
+        raise DroppedRowError(Reason.NO_DURATION)
     return PhillyJob(
         job_id,
         submit_time_s,
@@ -178,11 +192,15 @@ def _label(value: object) -> str:
     return "" if text.lower() in NOTHING else text
 
 
-def _executed(attempts: Any, assume: Callable[[str], None]) -> tuple[int, list[tuple[float, float, int]]]:
-    """GPUs of the largest attempt; start, end and GPUs of all that held some for a time."""
+def _executed(
+    attempts: Any, submit_time_s: float, zone: tzinfo, assume: Callable[[str], None]
+) -> tuple[int, list[PastRun]]:
+    """GPUs of the largest attempt; all that held some for a time."""
     if not isinstance(attempts, list):
         raise MalformedRowError("attempts", "is not a list")
-    found = [_attempt(attempt, index) for index, attempt in enumerate(attempts)]
+    stated = [_attempt(attempt, index, zone) for index, attempt in enumerate(attempts)]
+    times = in_order([submit_time_s, *(time_s for _, *times in stated for time_s in times)], zone)[1:]
+    found = [(gpus, times[2 * at], times[2 * at + 1]) for at, (gpus, *_) in enumerate(stated)]
     started = [attempt for attempt in found if attempt[1] is not None]
     if not started:
         raise DroppedRowError(Reason.NEVER_STARTED)
@@ -192,7 +210,7 @@ def _executed(attempts: Any, assume: Callable[[str], None]) -> tuple[int, list[t
     ended = [(gpus, start, end) for gpus, start, end in started if start is not None and end is not None]
     if not ended:
         raise DroppedRowError(Reason.NOT_FINISHED)
-    runs = [(start, end, gpus) for gpus, start, end in ended if gpus and end > start]
+    runs = [PastRun(start, end, gpus) for gpus, start, end in ended if gpus and end > start]
     if not runs:
         raise DroppedRowError(Reason.NO_DURATION)
     if any(end < start for _, start, end in ended):
@@ -204,7 +222,7 @@ def _executed(attempts: Any, assume: Callable[[str], None]) -> tuple[int, list[t
     return max(sizes), runs
 
 
-def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]:
+def _attempt(attempt: Any, index: int, zone: tzinfo) -> tuple[int, float | None, float | None]:
     field = f"attempts/{index}"
     try:
         machines = [machine["gpus"] for machine in attempt["detail"] or ()]
@@ -214,7 +232,11 @@ def _attempt(attempt: Any, index: int) -> tuple[int, float | None, float | None]
     if not all(isinstance(gpus, list) for gpus in machines):
         raise MalformedRowError(field, "expected start_time, end_time and detail with gpus")
     gpus = sum(map(len, machines))
-    return gpus, parse_timestamp(start, f"{field}/start_time"), parse_timestamp(end, f"{field}/end_time")
+    return (
+        gpus,
+        parse_timestamp(start, f"{field}/start_time", zone),
+        parse_timestamp(end, f"{field}/end_time", zone),
+    )
 
 
 def _reduced_jobs(block: RowBlock) -> JobBlock:
@@ -227,4 +249,4 @@ def _reduced_jobs(block: RowBlock) -> JobBlock:
     return executed_jobs(block, ids, submit_time_s, gpus, seconds, labels=labels)
 
 
-FORMAT: Final = TraceFormat("philly", read)
+FORMAT: Final = TraceFormat("philly", read, zoned=True)

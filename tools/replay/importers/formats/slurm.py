@@ -1,31 +1,43 @@
 """Slurm accounting: what ``sacct -P`` prints, its columns named in the first line; or ``sacct --json``.
 
 Needed: JobID, Submit, Start, one of ElapsedRaw, Elapsed or End, and one of AllocTRES, ReqTRES, AllocGRES or
-ReqGRES. User, State, Partition, QOS, Priority, JobName, NNodes, NodeList, TimelimitRaw (minutes) and
-Suspended are used where they are there. With ``-D``, the earlier runs of a requeued job are in rows of its
-own id, one after the other: they become one job.
+ReqGRES. Cluster, User, State, Partition, QOS, Priority, JobName, NNodes, NodeList, TimelimitRaw (minutes) and
+Suspended are used where they are there.
+
+One job may have several rows, in any order and in several files: a run that was requeued or resized (``-D``)
+has a row of its own, a component of a heterogeneous job, too, and exports of spans that overlap repeat rows.
+Rows are of one job if they have its cluster, id and user, and its submission or one soon after its last run:
+a requeue is a submission, while an id that Slurm gives out a second time comes later, and one of a cluster
+that is not named at any time. Rows that no other one has the id of, nearly all, are read in columns.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timezone
+from io import BufferedReader
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
+from pydantic_core import ValidationError
 
-from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.files import read_bytes, source_name
-from pliant.schemas.file_io.json_lines import parse_json
+from pliant.schemas.errors import BadInputError, Problem
+from pliant.schemas.file_io.files import source_name
+from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.file_io.parquet import compute, text_array
+from pliant.schemas.file_io.record import MOST, problems_of
 from pliant.schemas.job import Job
-from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, convert_usual, matches, truths
+from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, is_in, matches, settle
 from pliant.tools.replay.importers.conversion import (
+    EARLY,
     NOTHING,
+    OUT_OF_BOUNDS,
     Conversion,
     DroppedRowError,
     InputRow,
@@ -33,83 +45,147 @@ from pliant.tools.replay.importers.conversion import (
     Reason,
     TraceFormat,
     assume_no_models,
-    assume_utc,
+    assume_zone,
     executed_job,
     executed_seconds,
+    hashes,
+    in_order,
+    later_reading,
     parse_number,
+    settle_runs,
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, are_within, executed_jobs
-from pliant.tools.replay.importers.reading import csv_blocks, first_line
+from pliant.tools.replay.importers.reading import csv_blocks, json_rows, open_bytes
+from pliant.tools.replay.importers.spool import Columns
+from pliant.tools.replay.recorded import PastRun, side_by_side
 
 if TYPE_CHECKING:
-    from pliant.tools.replay.importers.blocks import Marks, Numbers
+    from datetime import tzinfo
 
+    from numpy.typing import NDArray
+
+    from pliant.tools.replay.importers.blocks import Numbers
+
+T = TypeVar("T")
 COLUMNS: Final = ("JobID", "Submit", "Start")
 TIMES: Final = ("ElapsedRaw", "Elapsed", "End")
 SIZES: Final = ("AllocTRES", "ReqTRES", "AllocGRES", "ReqGRES")
-_GOING_ON: Final = ("PENDING", "RUNNING", "SUSPENDED", "REQUEUED", "RESIZING")
+_LABELS: Final = ("Partition", "JobName", "NNodes", "QOS", "Priority", "NodeList", "TimelimitRaw", "Cluster")
+_USED: Final = (*COLUMNS, *TIMES, *SIZES, *_LABELS, "User", "State", "Suspended")
+_GOING_ON: Final = {
+    *("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"),
+    *("STAGE_OUT", "SIGNALING", "STOPPED", "RESV_DEL_HOLD"),
+}
+_CONTINUED: Final = ("REQUEUED", "RESIZING")
+_OPEN_END: Final = (
+    "a job whose last run was requeued or resized ends with it: what came after it is not there"
+)
 _STEPS: Final = "are steps of jobs"
+_HEADERS: Final = "are lines of column names"
+_COMPONENTS: Final = "are components of heterogeneous jobs"
+_RUNS: Final = "are runs of jobs that were requeued or resized"
+_REPEATED: Final = "are there before, or with what was known later"
+_REQUEUE_S: Final = 86_400.0
+"""A job of the same id and user that is submitted this long after the last run is another one."""
+_CLOCKS_S: Final = 3600.0
+"""A requeue may be this long before the end of the run, where clocks were set back meanwhile."""
+_JSON_ROWS: Final = 1 << 13
+"""Jobs of a JSON list that become a block."""
 _TRES: Final = re.compile(r"(?:^|,)gres/gpu(?::([^=,]+))?=(\d{1,18})(?!\d)", re.ASCII)
 _GRES: Final = re.compile(r"(?:^|,)(?:gres:)?gpu(?::([^:,(]*[^:,(0-9][^:,(]*))?:(\d{1,18})(?!\d)", re.ASCII)
 _ELAPSED: Final = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})(?:\.\d+)?", re.ASCII)
+_BACKWARDS: Final = "INVALID"
+"""What Slurm prints for the time from a start to an end before it."""
 
 
 def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBlock]:
     assume_no_models(conversion)
-    assume_utc(conversion)
-    make_each = partial(_each_job, conversion)
-    for path in paths:
-        if first_line(path).lstrip().startswith("{"):
-            yield from make_each(_json_rows(path))
-        else:
-            blocks = csv_blocks(path, conversion, COLUMNS, delimiter="|", quoted=False, written_by="sacct -P")
-            yield from convert_usual(_whole_groups(_checked(blocks)), _jobs, make_each)
+    assume_zone(conversion)
+    with closing(_Rows(conversion)) as rows:
+        for path in paths:
+            with open_bytes(path, conversion.refuse_byte) as stream:
+                is_json = stream.peek(1).removeprefix(BOM).lstrip().startswith(b"{")
+                for block in (_json_blocks if is_json else _blocks)(path, conversion, stream):
+                    rows.add(block)
+        yield from rows.jobs()
 
 
-def _each_job(conversion: Conversion, rows: Iterator[InputRow]) -> Iterator[Job]:
-    return conversion.convert(_whole_jobs(rows, conversion), partial(_job, conversion))
+def _blocks(path: str, conversion: Conversion, stream: BufferedReader) -> Iterator[RowBlock]:
+    """The rows of a table, after a look at its columns."""
+    form: dict[str, Any] = {"delimiter": "|", "quoted": False, "written_by": "sacct -P"}
+    for block in csv_blocks(path, conversion, COLUMNS, **form, stream=stream):
+        for names in (TIMES, SIZES):
+            if len(block) and not any(name in block for name in names):
+                text = f"has none of the columns {', '.join(names)}: add one to sacct --format"
+                raise BadInputError.one(source_name(block.source), text, line=1)
+        yield block
 
 
-def _json_rows(path: str) -> Iterator[InputRow]:
+def _json_blocks(path: str, conversion: Conversion, stream: BufferedReader) -> Iterator[RowBlock]:
     """The jobs of ``sacct --json`` with the columns of ``sacct -P``."""
-    document = parse_json(read_bytes(path), source_name(path))
-    jobs = document.get("jobs") if isinstance(document, dict) else None
-    if not isinstance(jobs, list):
-        raise BadInputError.one(source_name(path), "has no list of jobs, expected what sacct --json prints")
-    for number, job in enumerate(jobs):
-        try:
-            values = _columns(job)
-        except (TypeError, KeyError, AttributeError, IndexError) as error:
-            text = f"is not a job as sacct --json prints it: {error!r}"
-            raise BadInputError.one(source_name(path), text, pointer=f"/jobs/{number}") from None
-        yield InputRow(source_name(path), None, values)
+    source = source_name(path)
+    rows = json_rows(path, conversion, within="jobs", written_by="sacct --json", stream=stream)
+    while batch := list(islice(rows, _JSON_ROWS)):
+        lines: list[int] = []
+        texts: list[list[str]] = []
+        others: list[tuple[int, str]] = []
+        for row in batch:
+            try:
+                values = _columns(row.values)
+                fields = ["" if values[name] is None else str(values[name]) for name in values]
+                "".join(fields).encode()
+            except (TypeError, KeyError, AttributeError, IndexError, UnicodeEncodeError) as error:
+                others.append((row.line or 0, f"is not a job as sacct --json prints it: {error!r}"))
+            else:
+                lines.append(row.line or 0)
+                texts.append(fields)
+        columns = zip(*texts, strict=True) if texts else ([] for _ in _JSON_COLUMNS)
+        arrays = {name: text_array(column) for name, column in zip(_JSON_COLUMNS, columns, strict=True)}
+        yield RowBlock(conversion, source, np.array(lines, dtype=np.int64), arrays, others)
+
+
+_JSON_COLUMNS: Final = (
+    *("JobID", "JobName", "Cluster", "User", "State", "Submit", "Start", "ElapsedRaw", "Suspended"),
+    *("TimelimitRaw", "AllocTRES", "ReqTRES", "Partition", "QOS", "Priority", "NNodes", "NodeList"),
+)
 
 
 def _columns(job: Mapping[str, Any]) -> dict[str, Any]:
     """Times of 0 are those that are not known; numbers may come with whether they are set."""
-    time, limit = job["time"], _plain(job["time"].get("limit"))
-    state = job["state"]["current"]
+    time, state = job["time"], job["state"]["current"]
     return {
-        "JobID": job["job_id"],
+        "JobID": _json_id(job),
         "JobName": job.get("name"),
-        "User": job.get("user") or job.get("association", {}).get("user"),
+        "Cluster": job.get("cluster"),
+        "User": job.get("user") or (job.get("association") or {}).get("user"),
         "State": state if isinstance(state, str) else state[0],
-        "Submit": time["submission"],
-        "Start": time["start"] or None,
-        "ElapsedRaw": time["elapsed"],
-        "Suspended": str(_seconds(time.get("suspended"))),
-        "TimelimitRaw": limit,
+        "Submit": _plain(time["submission"]),
+        "Start": _plain(time["start"]) or None,
+        "ElapsedRaw": _plain(time["elapsed"]),
+        "Suspended": _seconds(_plain(time.get("suspended"))),
+        "TimelimitRaw": _plain(time.get("limit")),
         "AllocTRES": _tres(job["tres"]["allocated"]),
         "ReqTRES": _tres(job["tres"]["requested"]),
         "Partition": job.get("partition"),
         "QOS": job.get("qos"),
         "Priority": _plain(job.get("priority")),
+        "NNodes": _plain(job.get("allocation_nodes")),
         "NodeList": job.get("nodes"),
     }
 
 
+def _json_id(job: Mapping[str, Any]) -> str:
+    """As ``sacct -P`` writes it: ``7``, of an array ``7_1``, of a heterogeneous job ``7+1``."""
+    for name, number, sign in (("array", "task_id", "_"), ("het", "job_offset", "+")):
+        whole = job.get(name) or {}
+        part = _plain(whole.get(number))
+        if whole.get("job_id") and part is not None:
+            return f"{whole['job_id']}{sign}{part}"
+    return str(job["job_id"])
+
+
 def _plain(number: Any) -> Any:
-    if isinstance(number, Mapping):
+    if isinstance(number, Mapping) and "number" in number:
         return number["number"] if number.get("set") and not number.get("infinite") else None
     return number
 
@@ -123,68 +199,109 @@ def _tres(listed: Sequence[Mapping[str, Any]]) -> str:
     return ",".join(f"gres/{each['name']}={each['count']}" for each in gpus)
 
 
-def _whole_jobs(rows: Iterator[InputRow], conversion: Conversion) -> Iterator[InputRow]:
-    """One row for each job: of several runs the last, with the others in ``earlier``. Steps stay rows."""
-    for _, group in groupby(rows, key=lambda row: str(row.values["JobID"]).partition(".")[0]):
-        runs: list[InputRow] = []
-        for row in group:
-            if "." in str(row.values["JobID"]):
-                yield row
-            else:
-                runs.append(row)
-        if len(runs) > 1:
-            conversion.summary.assume_here("the earlier runs of a requeued job were added to its last one")
-        if runs:
-            yield replace(runs[-1], values={**runs[-1].values, "earlier": runs[:-1]})
+class _Rows:
+    """The rows of all files, without those of steps, until it is known which of them are of one job."""
+
+    def __init__(self, conversion: Conversion) -> None:
+        self._conversion = conversion
+        self._columns = Columns()
+        self._layouts: list[tuple[str, Sequence[str]]] = []
+        """Source and names of the columns of each block."""
+        self._keys: list[NDArray[np.uint64]] = []
+        """By block, of each row: a number of its cluster and id."""
+
+    def close(self) -> None:
+        self._columns.close()
+
+    def add(self, block: RowBlock) -> None:
+        """Keep the rows of a block; steps and what is no row at all are counted here."""
+        for line, fault in block.others:
+            self._conversion.refuse_row(block.source, line, fault)
+        if not len(block):
+            return
+        ids = block.columns["JobID"]
+        steps, headers = matches(ids, r"\."), is_in(ids, text_array((COLUMNS[0],)))
+        for marks, reason in ((steps, _STEPS), (headers, _HEADERS)):
+            if count := int(marks.sum()):
+                self._conversion.count_rows(count)
+                self._conversion.summary.dropped[reason] += count
+        kept = block.take(np.flatnonzero(~steps & ~headers), _USED)
+        if len(kept):
+            import pyarrow as pa
+
+            self._keys.append(_keys(kept))
+            self._layouts.append((kept.source, tuple(kept.columns)))
+            self._columns.add([arrow_array(kept.lines, pa.int64()), *kept.columns.values()])
+
+    def jobs(self) -> Iterator[Job | JobBlock]:
+        """Those of one row first, then the others in the order of their first rows."""
+        together: defaultdict[tuple[str, str], list[InputRow]] = defaultdict(list)
+        repeated = _repeated(self._keys)
+        for keys, block in zip(self._keys, self._blocks(), strict=True):
+            joined = np.isin(keys, repeated) | matches(block.columns["JobID"], r"\+")
+            for row in block.take(np.flatnonzero(joined)).rows():
+                together[row.optional_text("Cluster"), _base(row)[0]].append(row)
+            yield from self._single(block if not joined.any() else block.take(np.flatnonzero(~joined)))
+        for rows in together.values():
+            yield from _jobs_of(rows, self._conversion)
+
+    def _single(self, block: RowBlock) -> Iterator[Job | JobBlock]:
+        if not len(block):
+            return
+        with np.errstate(all="ignore"):
+            made = _usual_jobs(block)
+        if made is not None:
+            settle(block)
+            yield made
+        else:
+            for row in block.rows():
+                yield from _jobs_of([row], self._conversion)
+
+    def _blocks(self) -> Iterator[RowBlock]:
+        for (source, names), (pieces, _) in zip(self._layouts, self._columns.read(), strict=True):
+            lines: Any = pieces[0]
+            numbers = np.frombuffer(lines.buffers()[1], np.int64)[lines.offset :][: len(lines)]
+            yield RowBlock(self._conversion, source, numbers, dict(zip(names, pieces[1:], strict=True)))
 
 
-def _checked(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
-    """The blocks, after a look at the columns of the first row."""
-    for block in blocks:
-        for names in (TIMES, SIZES):
-            if len(block) and not any(name in block for name in names):
-                text_ = f"has none of the columns {', '.join(names)}: add one to sacct --format"
-                raise BadInputError.one(source_name(block.source), text_, line=1)
-        yield block
-
-
-def _whole_groups(blocks: Iterator[RowBlock]) -> Iterator[RowBlock]:
-    """The same rows; those of one job, its steps and its runs, are in one block."""
-    held: RowBlock | None = None
-    for each in blocks:
-        block = each if held is None else held.followed_by(each)
-        last = int(np.flatnonzero(_begins(block))[-1]) if len(block) else 0
-        if last:
-            yield block.part(0, last)
-        held = block.part(last, len(block)) if last else block
-    if held is not None:
-        yield held
-
-
-def _begins(block: RowBlock) -> Marks:
-    """The rows of another job than the row before them; a step has the id of its job before a dot."""
+def _keys(block: RowBlock) -> NDArray[np.uint64]:
+    """Equal for rows of one cluster and id, and very seldom for others."""
     ids = block.columns["JobID"]
-    if matches(ids, r"\.").any():
-        ids = text_array([text.partition(".")[0] for text in ids.to_pylist()])
-    return np.append(True, truths(compute("not_equal", ids.slice(1), ids.slice(0, len(ids) - 1))))
+    if matches(ids, r"\+").any():
+        ids = text_array([text.partition("+")[0] for text in ids.to_pylist()])
+    if "Cluster" in block:
+        ids = compute("binary_join_element_wise", ids, block.columns["Cluster"], text_array(("@",))[0])
+    return hashes(ids)
 
 
-def _jobs(block: RowBlock) -> JobBlock | None:
-    """As :func:`_job`. Returns None if a row is malformed, or a job has several runs or only an end."""
-    steps = matches(block.columns["JobID"], r"\.")
-    if (np.bincount(np.cumsum(_begins(block)), ~steps) > 1).any():
+def _repeated(keys: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
+    ordered = np.sort(np.concatenate([np.zeros(0, dtype=np.uint64), *keys]))
+    found: NDArray[np.uint64] = ordered[1:][ordered[1:] == ordered[:-1]]
+    return found
+
+
+def _base(row: InputRow) -> tuple[str, str]:
+    """The id of a job, and which component of it the row is: ``10+1`` is component 1 of 10."""
+    base, _, component = row.optional_text("JobID").partition("+")
+    return base, component
+
+
+def _usual_jobs(block: RowBlock) -> JobBlock | None:
+    """As :func:`_jobs_of` makes jobs of single rows. Returns None if there is anything unusual: a malformed
+    row, a job that has only an end, was requeued or started before its submission, or clocks are set back.
+    """
+    if not isinstance(block.conversion.zone, timezone):
         return None
     try:
-        return _usual_jobs(block, steps)
+        return _of_columns(block)
     except MalformedRowError:
         return None
 
 
-def _usual_jobs(block: RowBlock, steps: Marks) -> JobBlock | None:
+def _of_columns(block: RowBlock) -> JobBlock | None:
     block.text("JobID")
-    block.drop(steps, _STEPS)
     submit_time_s = block.timestamp("Submit")
-    state = block.optional_text("State").map(lambda text: text.partition(" ")[0])
+    state = block.optional_text("State").map(_state)
     gpus, gpu_type = _gpu_columns(block)
     start_s = block.optional_timestamp("Start")
     block.drop(np.isnan(start_s), Reason.NEVER_STARTED)
@@ -192,27 +309,17 @@ def _usual_jobs(block: RowBlock, steps: Marks) -> JobBlock | None:
     block.drop(state.marks(lambda text: text in _GOING_ON), Reason.NOT_FINISHED)
     seconds = block.optional_number("ElapsedRaw")
     seconds = np.where(np.isnan(seconds), _spelled(block, "Elapsed", math.nan), seconds)
-    suspended_s = _spelled(block, "Suspended", 0.0)
-    limit = block.optional_text("TimelimitRaw").map(_limit)
-    if block.problems or np.isnan(seconds[block.live]).any():
+    end_s = start_s + seconds + _spelled(block, "Suspended", 0.0)
+    words = {name: block.optional_text(name) for name in _LABELS}
+    words["TimelimitRaw"] = words["TimelimitRaw"].map(_limit)
+    words["NodeList"] = words["NodeList"].map(_node_list)
+    continued = state.marks(lambda text: text in _CONTINUED)
+    if block.problems or (np.isnan(seconds) | continued | (start_s < submit_time_s))[block.live].any():
         return None
     block.drop(seconds == 0, Reason.NO_DURATION)
-    if not are_within(submit_time_s, gpus, gpus * seconds)[block.live].all():
+    within = are_within(submit_time_s, gpus, gpus * seconds) & (end_s <= MOST)
+    if not within[block.live].all():
         return None
-    labels: dict[str, str | WordColumn] = {
-        "trace": "slurm",
-        "status": state.map(_said),
-        "partition": block.optional_text("Partition"),
-        "name": block.optional_text("JobName"),
-        "nodes": block.optional_text("NNodes"),
-        "gpu_type": gpu_type,
-        "qos": block.optional_text("QOS"),
-        "slurm_priority": block.optional_text("Priority"),
-        "node_list": block.optional_text("NodeList").map(
-            lambda text: _said(text.removeprefix("None assigned"))
-        ),
-        "time_limit": limit,
-    }
     return executed_jobs(
         block,
         block.ids("JobID"),
@@ -220,9 +327,9 @@ def _usual_jobs(block: RowBlock, steps: Marks) -> JobBlock | None:
         gpus,
         seconds,
         user=block.optional_text("User"),
-        labels=labels,
+        labels=_labels(state.map(_said), gpu_type, words),
         start_s=start_s,
-        end_s=start_s + seconds + suspended_s,
+        end_s=end_s,
     )
 
 
@@ -266,57 +373,238 @@ def _said(text: str) -> str:
     return "" if text.lower() in NOTHING else text
 
 
-def _job(conversion: Conversion, row: InputRow) -> Job:
-    job_id = row.text("JobID")
-    if "." in job_id:
-        raise DroppedRowError(_STEPS)
-    row.timestamp("Submit")  # a row without it is malformed, whatever else it says
-    state = row.optional_text("State").partition(" ")[0]
-    gpus, gpu_type = _gpus(row)
-    if row.optional_timestamp("Start") is None:
-        raise DroppedRowError(Reason.NEVER_STARTED)  # nothing is allocated to it, whatever it asked for
-    if not gpus:
-        raise DroppedRowError(Reason.NO_GPU)
-    if state in _GOING_ON:
-        raise DroppedRowError(Reason.NOT_FINISHED)
-    runs = [run for each in (*row.values["earlier"], row) if (run := _run(each)) is not None]
-    if not runs:
-        raise DroppedRowError(Reason.NO_DURATION)
-    gpus = max(held for _, _, held, _ in runs)
-    limit = row.optional_number("TimelimitRaw") if row.optional_text("TimelimitRaw").isdecimal() else None
-    labels = {
+def _labels(status: T, gpu_type: T, words: Mapping[str, T]) -> dict[str, str | T]:
+    """:param words: what the columns of :data:`_LABELS` say."""
+    return {
         "trace": "slurm",
-        "status": state,
-        "partition": row.optional_text("Partition"),
-        "name": row.optional_text("JobName"),
-        "nodes": row.optional_text("NNodes"),
+        "status": status,
+        "partition": words["Partition"],
+        "name": words["JobName"],
+        "nodes": words["NNodes"],
         "gpu_type": gpu_type,
-        "qos": row.optional_text("QOS"),
-        "slurm_priority": row.optional_text("Priority"),
-        "node_list": row.optional_text("NodeList").removeprefix("None assigned"),
-        "time_limit": None if limit is None else f"{60 * limit:.0f}",
+        "qos": words["QOS"],
+        "slurm_priority": words["Priority"],
+        "node_list": words["NodeList"],
+        "time_limit": words["TimelimitRaw"],
+        "cluster": words["Cluster"],
     }
-    user = row.optional_text("User")
-    return executed_job(
-        conversion.new_id(job_id),
-        min(row.timestamp("Submit") for row in (*row.values["earlier"], row)),
-        gpus,
-        sum(held * seconds for _, _, held, seconds in runs),
-        user=user,
-        labels=labels,
-        runs=[(start_s, end_s, held) for start_s, end_s, held, _ in runs],
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row: a run of a job, or its wait for one."""
+
+    row: InputRow
+    component: str
+    submit_s: float
+    start_s: float | None
+    gpus: int
+    gpu_type: str
+    state: str
+    seconds: float
+    """Of training; Slurm counts no suspended time as elapsed."""
+    held_s: float
+    reason: str
+    """Why it counts for nothing, where its times say so."""
+
+    @property
+    def when(self) -> tuple[float, float]:
+        """The place among the rows of a job: no run starts before its submission."""
+        return max(self.submit_s, self.start_s or 0.0), self.submit_s
+
+    @property
+    def end_s(self) -> float:
+        return self.when[0] + self.held_s
+
+    @property
+    def counts(self) -> bool:
+        """Whether it held GPUs for some time."""
+        return self.start_s is not None and self.gpus > 0 and self.seconds > 0
+
+    @property
+    def goes_on(self) -> bool:
+        return self.state in _GOING_ON
+
+    def run(self, conversion: Conversion) -> PastRun:
+        if self.start_s is not None and self.start_s < self.submit_s:
+            conversion.summary.assume_here(EARLY, place=self.row.place)
+        return PastRun(self.when[0], self.end_s, self.gpus)
+
+
+def _read_row(row: InputRow, zone: tzinfo) -> _Row:
+    row.text("JobID")
+    submit_s, start_s = row.timestamp("Submit", zone), row.optional_timestamp("Start", zone)
+    state, (gpus, gpu_type) = _state(row.optional_text("State")), _gpus(row)
+    seconds, suspended_s, reason = 0.0, 0.0, ""
+    if start_s is not None and gpus:
+        try:
+            start_s, seconds, suspended_s = _spent(row, submit_s, start_s, zone)
+        except DroppedRowError as error:
+            reason = str(error)
+        except MalformedRowError:
+            if state not in _GOING_ON:
+                raise
+    return _Row(
+        row, _base(row)[1], submit_s, start_s, gpus, gpu_type, state, seconds, seconds + suspended_s, reason
     )
 
 
-def _run(row: InputRow) -> tuple[float, float, int, float] | None:
-    """Start, end, GPUs and seconds of training; Slurm counts no suspended time as elapsed. None: it had no
-    GPU or no time.
+def _spent(row: InputRow, submit_s: float, start_s: float, zone: tzinfo) -> tuple[float, float, float]:
+    """Start, seconds of training and of suspension.
+
+    Where clocks are set back, the hour that they show twice is that in which times follow each other, and
+    from start to end it is as long as Slurm has counted.
     """
-    start_s, (gpus, _) = row.optional_timestamp("Start"), _gpus(row)
-    seconds = 0.0 if start_s is None else _elapsed_seconds(row)
-    if start_s is None or not gpus or not seconds:
-        return None
-    return start_s, start_s + seconds + _spelled_seconds(row, "Suspended"), gpus, seconds
+    suspended_s, seconds = _spelled_seconds(row, "Suspended"), _elapsed_seconds(row)
+    end_s = row.optional_timestamp("End", zone) if seconds is None or not isinstance(zone, timezone) else None
+    *_, started_s, end_s = in_order((submit_s, start_s, end_s), zone)
+    start_s = started_s or 0.0
+    if seconds is None:
+        return start_s, max(0.0, executed_seconds(start_s, end_s) - suspended_s), suspended_s
+    again_s = later_reading(start_s, zone)
+    if end_s is not None and end_s - again_s == seconds + suspended_s:
+        start_s = again_s
+    return start_s, seconds, suspended_s
+
+
+def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
+    """The jobs of all rows of one cluster and id."""
+    conversion.count_rows(len(rows))
+    found = []
+    for row in rows:
+        try:
+            found.append(_read_row(row, conversion.zone))
+        except MalformedRowError as error:
+            conversion.refuse([Problem(row.source, row.line, f"/{error.field}", error.message)])
+        except OverflowError:
+            conversion.refuse([Problem(row.source, row.line, "", OUT_OF_BOUNDS)])
+    for job in _submissions(_once(found, conversion)):
+        last = job[-1].row
+        try:
+            yield _job(job, conversion)
+        except DroppedRowError as reason:
+            conversion.summary.dropped[str(reason)] += len(job)
+            continue
+        except MalformedRowError as error:
+            problems = [Problem(last.source, last.line, f"/{error.field}", error.message)]
+        except ValidationError as error:
+            problems = problems_of(error, last.source, last.line)
+        except OverflowError:
+            problems = [Problem(last.source, last.line, "", OUT_OF_BOUNDS)]
+        else:
+            components = len({row.component for row in job})
+            for what, count in ((_COMPONENTS, components - 1), (_RUNS, len(job) - components)):
+                if count:
+                    conversion.summary.joined[what] += count
+            continue
+        conversion.refuse(problems, rows=len(job))
+
+
+def _once(rows: Sequence[_Row], conversion: Conversion) -> list[_Row]:
+    """Each run once, as it ended or with its longest time; a wait for a run that is there is none."""
+    best: dict[tuple[object, ...], _Row] = {}
+    started = {_wait(row) for row in rows if row.start_s is not None}
+    for row in rows:
+        if row.start_s is None and _wait(row) in started:
+            continue
+        key = (*_wait(row), row.start_s)
+        known = best.get(key)
+        if known is None or (known.goes_on, -known.seconds) > (row.goes_on, -row.seconds):
+            best[key] = row
+    if len(best) < len(rows):
+        conversion.summary.joined[_REPEATED] += len(rows) - len(best)
+    return list(best.values())
+
+
+def _wait(row: _Row) -> tuple[str, str, float]:
+    return row.row.optional_text("User"), row.component, row.submit_s
+
+
+def _submissions(rows: Sequence[_Row]) -> list[list[_Row]]:
+    """The rows of each job by start, jobs by submission."""
+    jobs: dict[str, list[list[_Row]]] = defaultdict(list)
+    for row in sorted(rows, key=lambda each: (each.when, each.component)):
+        known = jobs[row.row.optional_text("User")]
+        after_s = [_requeued_after_s(row, job) for job in known]
+        nearest = min(range(len(known)), key=lambda place: abs(after_s[place]), default=None)
+        if nearest is None or not -_CLOCKS_S <= after_s[nearest] <= _REQUEUE_S:
+            known.append([row])
+        else:
+            known[nearest].append(row)
+    return sorted((job for known in jobs.values() for job in known), key=lambda job: job[0].when)
+
+
+def _requeued_after_s(row: _Row, job: Sequence[_Row]) -> float:
+    """Seconds from the last run of a job to the submission of a row; 0 for one of the same submission."""
+    if any(row.submit_s == each.submit_s for each in job):
+        return 0.0
+    return row.submit_s - max(each.end_s for each in job)
+
+
+def _job(rows: Sequence[_Row], conversion: Conversion) -> Job:
+    """The job of rows in order."""
+    components: defaultdict[str, list[_Row]] = defaultdict(list)
+    for row in rows:
+        components[row.component].append(row)
+    if all(row.start_s is None for row in rows):
+        raise DroppedRowError(Reason.NEVER_STARTED)  # nothing is allocated to it, whatever it asked for
+    if not any(row.gpus and row.start_s is not None for row in rows):
+        raise DroppedRowError(Reason.NO_GPU)
+    if any(each[-1].goes_on for each in components.values()):
+        raise DroppedRowError(Reason.NOT_FINISHED)
+    counted = [row for row in rows if row.counts]
+    if not counted:
+        raise DroppedRowError(next((row.reason for row in rows if row.reason), Reason.NO_DURATION))
+    submit_time_s = min(row.submit_s for row in rows)
+    gangs, gpu_seconds = [], 0.0
+    for each in components.values():
+        stated = [row.run(conversion) for row in each if row.counts]
+        place = each[-1].row.place
+        gang = settle_runs(stated, submit_time_s, place, conversion.summary.assume_here)
+        lost = _gpu_seconds(stated) - _gpu_seconds(gang)
+        gpu_seconds += max(0.0, sum(row.gpus * row.seconds for row in each if row.counts) - lost)
+        gangs.append(gang)
+    runs = side_by_side(gangs)
+    if not runs:
+        raise DroppedRowError(Reason.NO_DURATION)
+    gpus = max(run.gpus for run in runs)
+    last = counted[-1].row
+    latest = [each[-1] for rows_of in components.values() if (each := [row for row in rows_of if row.counts])]
+    words = {name: last.optional_text(name) for name in _LABELS}
+    words["TimelimitRaw"] = _limit(words["TimelimitRaw"])
+    words["NNodes"] = _nodes([row.row.optional_text("NNodes") for row in latest])
+    lists = (_node_list(row.row.optional_text("NodeList")) for row in latest)
+    words["NodeList"] = ",".join(filter(None, lists))
+    types = ",".join(dict.fromkeys(row.gpu_type for row in latest if row.gpu_type))
+    if rows[-1].state in _CONTINUED:
+        conversion.summary.assume_here(_OPEN_END, place=rows[-1].row.place)
+    return executed_job(
+        conversion.new_id(_base(last)[0]),
+        submit_time_s,
+        gpus,
+        gpu_seconds,
+        user=last.optional_text("User"),
+        labels=_labels(rows[-1].state, types, words),
+        runs=runs,
+    )
+
+
+def _gpu_seconds(runs: Sequence[PastRun]) -> float:
+    return sum(run.gpus * (run.end_s - run.start_s) for run in runs)
+
+
+def _nodes(stated: Sequence[str]) -> str:
+    """Of all components."""
+    return str(sum(map(int, stated))) if len(stated) > 1 and all(map(str.isdecimal, stated)) else stated[0]
+
+
+def _state(text: str) -> str:
+    """Without who cancelled it."""
+    return text.partition(" ")[0].removesuffix("+")
+
+
+def _node_list(text: str) -> str:
+    return _said(text.removeprefix("None assigned"))
 
 
 def _gpus(row: InputRow) -> tuple[int, str]:
@@ -341,14 +629,14 @@ def _counted(found: Sequence[tuple[str, str]]) -> tuple[int, str]:
     return sum(untyped) or sum(typed), ",".join(types)
 
 
-def _elapsed_seconds(row: InputRow) -> float:
-    raw = row.optional_text("ElapsedRaw")
-    if raw:
+def _elapsed_seconds(row: InputRow) -> float | None:
+    """Returns None if neither column states it."""
+    if raw := row.optional_text("ElapsedRaw"):
         return parse_number(raw, "ElapsedRaw")
-    if row.optional_text("Elapsed"):
-        return _spelled_seconds(row, "Elapsed")
-    held_s = executed_seconds(row.optional_timestamp("Start"), row.optional_timestamp("End"))
-    return max(0.0, held_s - _spelled_seconds(row, "Suspended"))
+    spelled = row.optional_text("Elapsed")
+    if spelled == _BACKWARDS:
+        raise DroppedRowError(Reason.BACKWARDS)
+    return _spelled_seconds(row, "Elapsed") if spelled else None
 
 
 def _spelled_seconds(row: InputRow, name: str) -> float:
@@ -363,4 +651,4 @@ def _spelled_seconds(row: InputRow, name: str) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-FORMAT: Final = TraceFormat("slurm", read)
+FORMAT: Final = TraceFormat("slurm", read, zoned=True)

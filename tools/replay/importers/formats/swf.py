@@ -26,7 +26,7 @@ from pliant.tools.replay.importers.conversion import (
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, are_within, executed_jobs
 from pliant.tools.replay.importers.reading import word_blocks
-from pliant.tools.replay.recorded import runs_of
+from pliant.tools.replay.recorded import PastRun, runs_of
 
 COLUMNS: Final = (
     "job", "submit", "wait", "run", "allocated", "cpu_time", "memory", "requested", "requested_time",
@@ -124,7 +124,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
             "status": status,
             **{label: row.optional_text(name) for name, label in _LABELS.items()},
         },
-        runs=() if start_s is None else [(start_s, start_s + run_s, gpus)],
+        runs=() if start_s is None else [PastRun(start_s, start_s + run_s, gpus)],
     )
 
 

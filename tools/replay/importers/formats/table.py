@@ -14,12 +14,11 @@ its distributions of GPU time, which have the one column duration: the GPU-secon
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from dataclasses import dataclass, field, replace
+from datetime import UTC, timezone, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from zoneinfo import ZoneInfo
 
 import numpy as np
 
@@ -34,11 +33,14 @@ from pliant.tools.replay.importers.conversion import (
     Reason,
     TraceFormat,
     assume_no_models,
-    assume_utc,
+    assume_zone,
+    later_reading,
     parse_number,
+    time_zone,
 )
 from pliant.tools.replay.importers.job_lines import JobBlock, executed_jobs
 from pliant.tools.replay.importers.reading import csv_blocks, first_line
+from pliant.tools.replay.recorded import LABEL
 
 if TYPE_CHECKING:
     from pliant.tools.replay.importers.blocks import Numbers
@@ -70,8 +72,8 @@ class Table:
     """Column by field; names that are not fields are labels."""
     unit: str = "s"
     """Of numbers that are times, waits or durations: ms, s, min, h or d."""
-    zone: tzinfo = UTC
-    """Of clock times that state none."""
+    zone: tzinfo | None = None
+    """Of clock times that state none. Default: that of the conversion."""
     delimiter: str = ","
     priorities: Mapping[str, float] = field(default_factory=dict)
     """Numbers of priorities that are words, by word."""
@@ -80,8 +82,8 @@ class Table:
     def read(self, paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
         if "model" not in self.columns:
             assume_no_models(conversion)
-        if self.zone is UTC:
-            conversion.summary.assume("clock times without a zone are read as UTC")
+        if self.zone is None and conversion.zone is UTC:
+            conversion.summary.assume("clock times without a zone are read as UTC; --time-zone names another")
         columns = {name: column.lower() for name, column in self.columns.items()}
         for path in paths:
             blocks = csv_blocks(path, conversion, columns.values(), delimiter=self.delimiter, any_case=True)
@@ -95,6 +97,9 @@ class Table:
             gpus = gpus * block.positive_count("workers")
         block.drop(gpus == 0, Reason.NO_GPU)
         start_s, end_s = self._spans(block, submit_time_s)
+        zone = self.zone or block.conversion.zone
+        start_s = _not_before(start_s, submit_time_s, zone)
+        end_s = _not_before(end_s, start_s, zone)
         if "duration" in block:
             seconds = self._lengths(block, "duration")
             block.drop(np.isnan(seconds), Reason.NOT_FINISHED)
@@ -140,12 +145,22 @@ class Table:
         return parse_number(found, "priority") if found else 0.0
 
 
+def _not_before(times_s: Numbers, earlier_s: Numbers, zone: tzinfo) -> Numbers:
+    """Times, those before the other ones as clocks that were set back show them a second time."""
+    rows = np.flatnonzero(times_s < earlier_s)
+    if isinstance(zone, timezone) or not len(rows):
+        return times_s
+    found = times_s.copy()
+    found[rows] = [later_reading(time_s, zone) for time_s in times_s[rows].tolist()]
+    return found
+
+
 def _unmapped(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     del paths, conversion
     raise UsageError("csv: say with --map what the columns mean: id=JobID,submit=Start,gpus=… or a TOML file")
 
 
-CSV: Final = TraceFormat("csv", _unmapped)
+CSV: Final = TraceFormat("csv", _unmapped, zoned=True)
 ACME: Final = TraceFormat(
     "acme",
     Table(
@@ -162,12 +177,14 @@ ACME: Final = TraceFormat(
         },
         name="acme",
     ).read,
+    zoned=True,
 )
 
 
-def mapped(mapping: str) -> TraceFormat:
+def mapped(mapping: str, zone: tzinfo | None = None) -> TraceFormat:
     """The format that ``--map`` explains: ``FIELD=COLUMN,…``, or the name of a TOML file.
 
+    :param zone: instead of the one that it states.
     :raises UsageError: a needed field is missing, or a unit or time zone is unknown.
     """
     stated = _from_file(mapping) if mapping.endswith(".toml") else {"columns": _pairs(mapping)}
@@ -181,7 +198,10 @@ def mapped(mapping: str) -> TraceFormat:
         raise UsageError(f"--map {mapping}: names no column for {', '.join(missing)} ({listed})")
     if "duration" not in columns and not {"start", "end"} <= columns.keys():
         raise UsageError(f"--map {mapping}: names no column for duration, nor for start and end")
-    return TraceFormat("csv", Table(columns, **_settings(mapping, settings)).read)
+    if own := sorted({"trace", LABEL} & columns.keys()):
+        raise UsageError(f"--map {mapping}: {own[0]} is a label that the import itself writes")
+    table = Table(columns, **_settings(mapping, settings))
+    return TraceFormat("csv", (table if zone is None else replace(table, zone=zone)).read, zoned=True)
 
 
 def _pairs(mapping: str) -> dict[str, str]:
@@ -226,15 +246,10 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 
 def _zone(mapping: str, text: str) -> tzinfo:
-    """``+08:00`` or ``Asia/Shanghai``."""
     try:
-        if text[:1] in "+-":
-            moved = datetime.fromisoformat(f"2000-01-01T00:00:00{text}").utcoffset() or timedelta()
-            return timezone(moved)
-        return ZoneInfo(text)
-    except (ValueError, OSError, KeyError):
-        text = f"--map {mapping}: zone {text!r}, expected one like +08:00 or Asia/Shanghai"
-        raise UsageError(text) from None
+        return time_zone(text)
+    except ValueError as error:
+        raise UsageError(f"--map {mapping}: zone {error}") from None
 
 
 _HELIOS_COLUMNS: Final = ("job_id", "gpu_num", "submit_time", "duration")
@@ -242,7 +257,7 @@ _HELIOS_COLUMNS: Final = ("job_id", "gpu_num", "submit_time", "duration")
 
 def _read_helios(paths: Sequence[str], conversion: Conversion) -> Iterator[JobBlock]:
     assume_no_models(conversion)
-    assume_utc(conversion)
+    assume_zone(conversion)
     for path in paths:
         yield from convert_blocks(csv_blocks(path, conversion, _HELIOS_COLUMNS), _helios_jobs)
 
@@ -274,7 +289,7 @@ def _helios_jobs(block: RowBlock) -> JobBlock:
     )
 
 
-HELIOS: Final = TraceFormat("helios", _read_helios)
+HELIOS: Final = TraceFormat("helios", _read_helios, zoned=True)
 
 
 _TIRESIAS_COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "model_name", "duration")

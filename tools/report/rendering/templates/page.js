@@ -362,7 +362,7 @@
     { name: "GPU hours", value: own("gpu_h"), text: (value) => plain(value, 2) },
     { name: "stall", value: seconds("stall"), text: duration },
     ...["preemptions", "rescales", "moves", "restarts"].map((name) => ({ name, value: own(name), text: plain })),
-  ];
+  ].filter((column) => column.word || data.runs.some((run) => run.submit.some((_, job) => column.value(run, job) !== null)));
   const columnOf = (name) => COLUMNS.find((column) => column.name === name);
 
   function make(tag, text, parent) {

@@ -22,11 +22,26 @@ from multiprocessing.synchronize import Event
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Sampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.throughput import shares
-from pliant.tools.run.elastic.state.training import mapped, mixed_seed
+from pliant.tools.run.elastic.state.training import (
+    generator_states,
+    mapped,
+    mixed_seed,
+    restore_generators,
+    seed_everything,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +110,39 @@ def epoch_order(dataset_size: int, epoch: int, seed: int, *, shuffle: bool = Tru
     return torch.randperm(dataset_size, generator=generator)
 
 
+def sampled_order(sampler: Sampler[int], epoch: int, seed: int) -> torch.Tensor:
+    """What a script's own sampler draws for an epoch: int64, the same on every worker and after every start.
+
+    :raises UsageError: it draws another number of samples than its length says.
+    """
+    if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
+        generator.manual_seed(mixed_seed(seed, epoch))
+    if hasattr(sampler, "set_epoch"):
+        sampler.set_epoch(epoch)
+    states = generator_states()
+    try:
+        seed_everything(seed, epoch)
+        order = torch.tensor([int(index) for index in sampler])
+    finally:
+        restore_generators(states)
+    if len(order) != (size := _length(sampler)):
+        raise UsageError(f"{type(sampler).__name__} drew {len(order)} samples, and its length is {size}")
+    return order
+
+
+def _length(sampler: Any) -> int:
+    """:raises UsageError: it has no length, or gives something else than the numbers of samples."""
+    kind = type(sampler).__name__
+    if isinstance(sampler, DistributedSampler):
+        raise UsageError(f"sampler: leave out {kind}: each worker gets its share of every batch")
+    if isinstance(sampler, BatchSampler):
+        raise UsageError(f"sampler: {kind} gives batches: give its sampler, and elastic.init the batch_size")
+    if not (hasattr(sampler, "__iter__") and hasattr(sampler, "__len__")):
+        raise UsageError(f"sampler: {kind} has no length, or cannot be iterated")
+    size: int = len(sampler)
+    return size
+
+
 def micro_batches(
     dataset_size: int, trained: int, split: BatchSplit, rank: int, *, resumed: bool = False
 ) -> Iterator[MicroBatch]:
@@ -146,17 +194,29 @@ class DataSource:
     device: torch.device
     num_workers: int = 0
     collate_fn: Callable[[list[Any]], Any] | None = None
+    sampler: Sampler[int] | None = None
+    most: int | None = None
+    """Samples of an epoch, at most: the first ones of the data set, or of the sampler's order."""
 
     @property
     def size(self) -> int:
-        """The number of samples.
+        """The number of samples of an epoch.
 
         :raises UsageError: the dataset has no length, no samples or no access by index.
         """
         samples: Any = self.dataset
-        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")) or not len(samples):
+        if not (hasattr(samples, "__len__") and hasattr(samples, "__getitem__")):
             raise UsageError(f"{type(samples).__name__}: expected a dataset with a length, samples and []")
-        return len(samples)
+        if not len(samples):
+            raise UsageError(f"{type(samples).__name__} has no samples: nothing would be trained")
+        size = len(samples) if self.sampler is None else _length(self.sampler)
+        return size if self.most is None else min(size, self.most)
+
+    def order(self, size: int, epoch: int, seed: int, *, shuffle: bool) -> torch.Tensor:
+        """The numbers of an epoch's ``size`` samples, in order: int64."""
+        if self.sampler is not None:
+            return sampled_order(self.sampler, epoch, seed)[: self.most]
+        return epoch_order(size, epoch, seed, shuffle=shuffle)
 
     def loader(self, indices: Iterable[list[int]], generator: torch.Generator) -> DataLoader[Any]:
         """Batches of the listed samples. The generator is the loader's own: the author's must not advance.
@@ -167,15 +227,14 @@ class DataSource:
         leaving = multiprocessing.Event()
         atexit.register(leaving.set)
         dataset, collate_fn = self.dataset, self.collate_fn
-        if collate_fn is None and (at_once := read_at_once(dataset)) is not None:
-            dataset, collate_fn = at_once, list
+        if collate_fn is None and read_at_once(dataset) is not None:
+            dataset, collate_fn = _AtOnce(dataset), list
         return DataLoader(
             dataset,
             batch_sampler=indices,
             num_workers=self.num_workers,
             collate_fn=collate_fn,
             pin_memory=self.device.type == "cuda",
-            persistent_workers=self.num_workers > 0,
             worker_init_fn=partial(_obey, leaving),
             generator=generator,
         )
@@ -196,6 +255,19 @@ def read_at_once(dataset: Dataset[Any]) -> Dataset[Any] | None:
     if type(dataset) is TensorDataset and all(_is_plain(tensor) for tensor in dataset.tensors):
         return _TensorsAtOnce(dataset.tensors)
     return None
+
+
+class _AtOnce(Dataset[Any]):
+    """A dataset that is read at once as long as it can be: a script may give it other tensors or indices."""
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        at_once: Any = read_at_once(self._dataset)
+        if at_once is None:
+            return default_collate([self._dataset[index] for index in indices])
+        return at_once.__getitems__(indices)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

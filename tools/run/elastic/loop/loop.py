@@ -14,6 +14,8 @@ micro-steps the second part is trained when the first has stepped.
 from __future__ import annotations
 
 import atexit
+import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +24,18 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+from torch.optim import Optimizer
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.context import Context
 from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, Rows, tensors_in, to_device
-from pliant.tools.run.elastic.loop.gradients import Averaging, Gradients, StepStart
+from pliant.tools.run.elastic.loop.draws import OwnDraws
+from pliant.tools.run.elastic.loop.exchange import Averaging
+from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.step_start import StepStart
+from pliant.tools.run.elastic.loop.tally import Counts, PassCheck, StepSums, like, numbers_in, numbers_of
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
+from pliant.tools.run.elastic.state.replicas import ReplicaGuard, shapes_of
 from pliant.tools.run.elastic.state.training import (
     BETWEEN_EPOCHS,
     EPOCH_THROUGH,
@@ -36,9 +44,10 @@ from pliant.tools.run.elastic.state.training import (
     Training,
     each_model,
     mixed_seed,
-    seed_everything,
+    restore_generators,
 )
 
+_log = logging.getLogger("pliant")
 _OWN_DRAWS: Final = 1 << 20
 """What a loop over the micro-steps draws differs from what the one before has drawn."""
 
@@ -63,6 +72,7 @@ class TrainingLoop:
         drop_last: bool = False,
         membership: Membership | None = None,
         dataset_size: int = 0,
+        ends_on_difference: bool = True,
     ) -> None:
         """:param batch_size: the script's; the plan's comes first.
         :param micro_batch_size: the most samples of a micro-step on one worker, if the script states them.
@@ -75,29 +85,28 @@ class TrainingLoop:
         self.split = self._split_now()
         self.division = 0
         """How often the work was divided; the loader compares it to notice a change."""
-        self.started = False
+        self.started, self._runs = False, False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
+        self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
+        training.meets = self._meet
+        self.draws = OwnDraws(each_model(training.model), context.device)
         self._micro: MicroBatch | None = None
-        self._mid_step = False
-        self._since_s = 0.0
-        """When the step under way began (monotonic)."""
-        self._trains = False
-        """The batch of the step is trained, not only looked at."""
+        self._mid_step, self._since_s = False, 0.0
+        """Whether a step is under way, and when it began (monotonic)."""
+        self._trains, self._untouched = False, True
+        """The batch of the step is trained, not only looked at; no optimizer has made a step in this process.
+        """
         self._passes = 0
         """Loops over the loader that have begun; only the last may take batches."""
-        self._touched = False
-        """The model has seen the micro-batch that was given out last."""
-        self._passed_over: list[weakref.ref[Any]] = []
-        """Tensors of the last batch, if the model was not called before the next one was asked for."""
+        self._touched, self._in_order, self._passed_over = False, False, list[weakref.ref[Any]]()
+        """Whether gradients of the last micro-batch have arrived; whether those of one batch of this loop did
+        before the next one was asked for, so that nothing reads ahead; tensors of a batch that had none."""
         self._begun_at = 0
         """Samples of the epoch that were trained before this process began its part."""
         self.asked_for_steps = self.by_steps = self.has_closure = False
-        self._in_loop = False
-        """The author's code is in the loop over the loader."""
-        self._stepped = False
-        """The optimizer has made the current step."""
-        self._in_epoch = False
+        self._in_loop = self._stepped = self._in_epoch = False
+        """The author's code is in the loop over the loader; the optimizer has made the current step."""
         self._passed = self._catching_up = False
         """The loader has served the whole epoch. Another worker has done the end of it: this one's does not
         count."""
@@ -113,9 +122,13 @@ class TrainingLoop:
         pass: nothing is trained in the rest of it."""
         self._catches_up_at = -1
         """The value of rank 0 for which the other workers wait for this one, in the middle of a step."""
+        self.passes = PassCheck()
+        self.counts = Counts(gradients, averaging, self._warn)
+        self._sums = StepSums()
         self._takes_inner = self.took_all = self.took_some = False
         """The loop body takes the micro-steps of its step itself; all of them; not all."""
-        gradients.bind(averaging.ddps.values(), accumulates=self.accumulates)
+        gradients.bind(accumulates=self.accumulates)
+        gradients.on_backward = self.train
         if membership is not None:
             # the script may end while one of its variables still holds the iterator over epochs
             atexit.register(self.leave)
@@ -127,7 +140,17 @@ class TrainingLoop:
         return counters.epoch_samples > 0 and counters.step == self.training.batch[1]
 
     def epochs(self, count: int) -> Iterator[int]:
+        """:raises UsageError: it is called again: which of several loops a state belongs to is not known. Or
+        nothing was trained, though epochs were asked for.
+        """
+        if self._runs:
+            raise UsageError(
+                "job.epochs and job.steps run once: ask for all of them in one loop, and tell its phases by "
+                "the number (for epoch in job.epochs(6): warms_up = epoch < 3)"
+            )
+        self._runs = True
         self._start()
+        began_at = self.training.counters.step
         try:
             while self.training.counters.epoch < count:
                 self._agree_to_begin()
@@ -141,9 +164,29 @@ class TrainingLoop:
         except GeneratorExit:
             self.leave()
             raise
+        self._check_trained(began_at, asked=bool(count and (self.dataset_size or not self.by_steps)))
         if self._membership is not None:
             while not self._obey(self._membership.training_ends()):
                 pass
+
+    def _check_trained(self, began_at: int, *, asked: bool) -> None:
+        """:param began_at: the step at which this process began; ``asked``: for at least one more.
+
+        :raises UsageError: nothing was trained, though it was asked for.
+        """
+        steps = self.training.counters.step
+        if not asked and not steps:
+            self._warn("nothing is trained: the script asks for 0 epochs or steps")
+        elif not steps and self._drop_last and self.dataset_size < self.split.global_batch:
+            raise UsageError(
+                f"nothing was trained: no batch of {self.split.global_batch} samples was filled, and "
+                "drop_last=True leaves out smaller ones: give it more samples, a smaller batch_size, or "
+                "drop_last=False"
+            )
+        elif not steps:
+            raise UsageError("nothing was trained: the loop over job.epochs has taken no batch of the loader")
+        elif self._untouched and began_at == 0:
+            self._warn(f"nothing is trained: no optimizer of job.prepare was called in {steps} steps")
 
     def base_batch(self) -> int:
         """The author's batch: that of the plan before a policy has changed it."""
@@ -216,6 +259,8 @@ class TrainingLoop:
         if not self._in_epoch or (self._membership is not None and self._membership.over):
             return
         self._in_epoch = False
+        if self._untouched and not self.training.counters.step:
+            self._warn("nothing is trained: the script has left its training before the first step")
         # a metric counts if the epoch was left after its steps
         metric = self._metric if self.training.phase == IN_EPOCH and self._micro is None else None
         micro, self._micro = self._micro, None
@@ -234,19 +279,29 @@ class TrainingLoop:
 
     def whole_step(self) -> AbstractContextManager[None]:
         if not self.has_closure:
-            self._gradients.join_rest()
+            self._take_hand_made()
         return self.training.scaled_lr()
 
     def closure_called(self) -> None:
         """The closure of an optimizer has made the gradients of the micro-batch."""
         if not self.quiet():
-            self._gradients.join_rest()
+            self._take_hand_made()
 
-    def optimizer_called(self) -> None:
+    def _take_hand_made(self) -> None:
+        """Gradients that the script has set by hand were computed without a backward pass."""
+        self._touched = True
+        self._take_part()
+        self._gradients.before_optimizer()
+
+    def optimizer_called(self, optimizer: Optimizer) -> None:
         """An optimizer was asked for its step, and has made it if the pass counts."""
         self._part_over, self.has_closure = True, False
-        if not self.quiet():
-            self._stepped = True
+        self.passes.called(optimizer)
+        if self.quiet():
+            self._gradients.commit()
+        else:
+            self._gradients.stepped(one for group in optimizer.param_groups for one in group["params"])
+            self._stepped, self._untouched = True, False
             self.training.parts = max(self.training.parts, self._part + 1)
 
     def begin_pass(self) -> int:
@@ -262,8 +317,9 @@ class TrainingLoop:
                 "or evaluate with a DataLoader"
             )
         self._settle()
-        self._in_loop = True
+        self._in_loop, self._in_order = True, False
         self._passes += 1
+        self.training.restore_again()
         return self._passes
 
     def goes_on(self, number: int, epoch: int, *, is_last: bool) -> bool:
@@ -297,19 +353,28 @@ class TrainingLoop:
 
     def end_pass(self) -> None:
         self._passed, self._in_loop = True, False
+        self._gradients.own_step()
 
     def leave_loop(self, number: int) -> None:
-        if number == self._passes:
+        if number == self._passes and self._in_loop:
             self._in_loop = False
+            self._gradients.own_step()
 
-    def begin(self, micro: MicroBatch) -> None:
+    def begin(self, micro: MicroBatch, batch: object = None) -> None:
         """The loop body gets a micro-batch. It may only look at it, so nothing is exchanged here."""
+        self._look_at_shapes(batch)
         if not self._mid_step:
             self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
-            self._gradients.forget()
-            self._step_start.note()
+            self.passes.begin_step()
+            self._sums.begin_step()
+            self.counts.begin_step(self.training.counters.step)
+            self._gradients.begin_step()
+            self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
         self._mid_step, self._touched = True, False
+        self.passes.begin()
+        self._sums.begin()
+        self.counts.begin(micro)
         self._step_of_pass = self.training.counters.step
         self._asked = self._part = self._drawn = 0
         self._turn, self._part_over = self.training.parts, False
@@ -317,6 +382,34 @@ class TrainingLoop:
         self._averaging.idle = self._catches_up_at >= 0
         self._gradients.selected = self._turn == 0
         self._give(micro)
+
+    def _look_at_shapes(self, batch: object) -> None:
+        """Where workers are compared next, also compare the shapes of the batches of the step."""
+        guard, whole = self.guard, self.context.world_size == 1 and not self.accumulates
+        if whole or not guard.is_due(self.training.counters.step):
+            return
+        shapes = shapes_of(tensors_in(batch))
+        if self._mid_step and shapes != guard.shapes:
+            guard.warn_of_shapes()
+        guard.shapes = shapes
+
+    def _compare(self) -> None:
+        """Compare the replicas, where all workers are at the same place."""
+        workers = self.context.world_size
+        if workers > 1:
+            self.guard.size = self.dataset_size
+            self.guard.check(lambda tensor: self._averaging.add_up([tensor]), workers)
+
+    def _meet(self) -> None:
+        """All workers are between two steps, and the script's code between two epochs may follow."""
+        self._compare()
+        self.draws.share(self._averaging.broadcast, scripts=True)
+
+    def _warn(self, text: str) -> None:
+        if self._membership is None:
+            _log.warning("%s", text)
+        else:
+            self._membership.warn(text)
 
     def inner(self, micro: MicroBatch | None, loop: int) -> None:
         """The loop body takes the micro-steps itself: this one comes next, or all are through.
@@ -326,6 +419,7 @@ class TrainingLoop:
         if self._micro is None or not self._in_loop:
             raise UsageError("loop over job.micro_steps() inside `for step in job.steps(n):`")
         self._takes_inner, self.took_some, self.took_all = True, micro is not None, micro is None
+        self._gradients.commit()
         if micro is not None:
             self._drawn = _OWN_DRAWS * loop
             if not self._divided_in_pass:
@@ -333,18 +427,15 @@ class TrainingLoop:
 
     def _give(self, micro: MicroBatch) -> None:
         self._micro = micro
-        if self.accumulates or micro.weight != 1.0:
-            # else nothing is hooked, and the model itself asks when it is called
-            self._averaging.follow_trained()
         self._gradients.begin(micro)
 
     def train(self) -> None:
-        """The model is called for the micro-batch; the workers have exchanged nothing about it yet.
+        """A backward pass has reached the models; the workers have exchanged nothing about it yet.
 
         :raises UsageError: the loader was asked for the next batch before this one was trained.
         """
         self._touched = True
-        if self._passed_over and any(one() is not None for one in self._passed_over):
+        if not self._in_order and any(one() is not None for one in self._passed_over):
             raise UsageError(
                 "a batch is trained after the loader was asked for the next one: train each batch before "
                 "taking the next (job.prepare reads ahead by itself: num_workers=1 or more)"
@@ -368,6 +459,10 @@ class TrainingLoop:
         if self._micro is None or self._trains or self._averaging.idle:
             return
         self._trains = True
+        if self.guard.is_due(self.training.counters.step) and self._averaging.begun:
+            self._compare()
+        elif self._averaging.begun and self.split.global_batch % self.split.workers:
+            self.draws.share(self._averaging.broadcast, scripts=False)
         if self._membership is not None:
             error = self._membership.step_begins(self._micro.steps_left, self._since_s)
             if error is not None:
@@ -380,12 +475,17 @@ class TrainingLoop:
         and the author's code after them.
         """
         micro = self._micro
+        self._in_order = self._in_order or self._touched
         if micro is not None and not self._touched:
             self._passed_over = [weakref.ref(one) for one in tensors_in(batch)]
         if self._divided_in_pass:
             self._end_divided(micro)
             return
         self._averaging.idle = False
+        if self.accumulates and micro is not None:
+            self._gradients.commit()
+            if not self._takes_inner:
+                self.passes.check(last=micro.last)
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._membership is not None:
             self._obey(self._membership.boundary())
@@ -401,7 +501,12 @@ class TrainingLoop:
             self._count(micro, losses)
         else:
             self._gradients.forget()
-            self._step_start.put_back_buffers()
+            self._put_back_start()
+
+    def _put_back_start(self) -> None:
+        self._step_start.put_back_buffers()
+        if self._gradients.outlive:
+            self._gradients.restore(self._step_start.gradients)
 
     def log(self, loss: float | torch.Tensor | None, metric: float | torch.Tensor | None) -> None:
         """Count what the author measured; a loss outside of a batch is not counted."""
@@ -410,10 +515,71 @@ class TrainingLoop:
             if self.by_steps and self._membership is not None and not self._averaging.idle:
                 self._membership.measured(self._metric)
         if loss is not None and self._micro is not None:
-            self._losses.add(loss, self._micro.samples)
+            self._losses.add(loss, self.counts.of_loss)
+
+    def combine(self, value: Any, *, mean: bool) -> Any:
+        """The sum or mean of a value over the workers, and over the micro-steps of the step.
+
+        :param value: numbers or tensors in dictionaries, lists and tuples; outside of the loop over batches
+            also a function, which is called again if the workers change.
+        """
+        self.passes.consulted = True
+        if self._micro is not None and self._in_loop:
+            return self._combine_in_step(value() if callable(value) else value, mean=mean)
+        if not self.started or self.training.phase == BETWEEN_EPOCHS:
+            raise UsageError("call job.sum and job.mean in the loop over job.epochs or job.steps")
+        if self._micro is not None:
+            self._settle()
+            self._asked = 0
+        number, division = self._asked, -1
+        self._asked += 1
+        given: Any = None
+        while len(self.training.agreed) <= number:
+            if division not in {-1, self.division} and not callable(value):
+                raise UsageError(
+                    "a worker was lost while values were added up: give job.sum a function, which is called "
+                    "again"
+                )
+            if division != self.division:
+                division, given = self.division, value() if callable(value) else value
+            self._ask([*numbers_in(given), 1.0], adds=True)
+        if given is None:
+            given = value() if callable(value) else value  # others have added up what this worker was in
+        *sums, workers = self.training.agreed[number]
+        return like(given, [one / workers for one in sums] if mean else sums)
+
+    def _combine_in_step(self, value: Any, *, mean: bool) -> Any:
+        micro, samples = self.micro, self.counts.of_loss
+        factor = samples if mean else float(micro.samples > 0)
+        sums = self._sums.add(self._turn, [*(one * factor for one in numbers_in(value)), samples])
+        if micro.last and not self._averaging.idle:
+            self._take_part()
+            self._averaging.add_up([sums])
+        *numbers, samples = sums.tolist()
+        if mean:
+            numbers = [one / samples if samples else math.nan for one in numbers]
+        return like(value, numbers)
+
+    def weigh(self, count: float) -> None:
+        """The loss of the micro-batch is a mean over ``count`` of something, not over its samples.
+
+        :raises UsageError: it comes after the backward pass, or a second time in a pass with micro-steps.
+        """
+        micro, part = self.micro, self._part + self._part_over
+        counts = not self._averaging.idle and (part == self._turn or not self.accumulates)
+        if counts and micro.last:
+            self._take_part()
+        self.counts.weigh(
+            count,
+            micro,
+            self.context.world_size,
+            is_late=self._touched and not self._part_over,
+            accumulates=self.accumulates,
+            counts=counts,
+        )
 
     def agree(self, value: Any) -> Any:
-        training = self.training
+        training, self.passes.consulted = self.training, True
         if not self.started or training.phase == BETWEEN_EPOCHS:
             raise UsageError("call job.agree in the loop over job.epochs or job.steps")
         if self._micro is not None and not self._in_loop:
@@ -436,25 +602,25 @@ class TrainingLoop:
         """Whether the other workers have completed the step that the author's code is in."""
         return self._micro is not None and self.training.counters.step != self._step_of_pass
 
-    def _ask(self, given: Any) -> None:
-        """Ask for rank 0's next value, once; a change of the workers may come instead."""
+    def _ask(self, given: Any, *, adds: bool = False) -> None:
+        """Ask for rank 0's next value, or the next sum, once; a change of the workers may come instead."""
         training, membership = self.training, self._membership
         if membership is None:
-            training.agree(given, self.context.world_size)
+            training.agree(given, self.context.world_size, adds=adds)
             return
         if self._micro is None:
-            self._obey(membership.agree(given))
+            self._obey(membership.agree(given, adds=adds))
             return
         if len(training.agreed) == self._catches_up_at:
             self._catch_up()
         training.asking = True
         error = self._averaging.error
         if error is not None and training.parts <= self._part:
-            self._step_start.put_back_buffers()
+            self._put_back_start()
         answer = membership.agree(given) if error is None else membership.step_void(error)
         if not self._obey(answer):
             self._divided_in_pass = True
-            self._step_start.note()
+            self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
             self._averaging.idle = True
             if self._catches_up_at < 0 and not self._is_past:
                 self._catch_up()
@@ -491,10 +657,9 @@ class TrainingLoop:
         return False
 
     def _let_go(self) -> None:
-        for parameter in self.training.model.parameters():
-            parameter.grad = None
+        self._gradients.let_go()
         self._averaging.end()
-        self._gradients.bind((), accumulates=False)
+        self._gradients.bind(accumulates=False)
 
     def _take(self, state: Mapping[str, Any], *, fresh: bool) -> None:
         """Take the state of a worker that is further.
@@ -508,18 +673,23 @@ class TrainingLoop:
         training.unpack(state)
         self._catches_up_at = len(training.agreed) if state["asking"] else -1
         self._catching_up = not fresh and phase == IN_EPOCH and training.phase == EPOCH_THROUGH
-        if fresh:
-            seed_everything(training.seed, training.counters.step, self.context.rank)
+        restore_generators(state["training"]["generators"])
 
     def _divide(self) -> None:
         self.split, several = self._split_now(), self.context.world_size > 1
         self.training.turn_to(self.split.global_batch)
         if several and not self._averaging.begun:
             self._averaging.begin(each_model(self.training.model), self.context.device)
-        self._gradients.bind(self._averaging.ddps.values(), accumulates=self.accumulates)
+        self._gradients.bind(accumulates=self.accumulates)
         may_be_void = several and self.context.device.type == "cpu"
         self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
+        self.guard.new_workers()
+        self._follow_draws()
+
+    def _follow_draws(self) -> None:
+        training, context = self.training, self.context
+        self.draws.follow(training.seed, training.counters.step, context.rank, context.world_size)
 
     def _split_now(self) -> BatchSplit:
         plan, workers = self.context.plan, self.context.world_size
@@ -538,11 +708,14 @@ class TrainingLoop:
 
     def _start(self) -> None:
         if not self.started:
+            if self._membership is not None or self.context.world_size > 1 or self.accumulates:
+                self.counts.watch()
             self.training.check_averaged()
             if self._membership is not None:
                 self._obey(self._membership.start(self.training))
             else:
                 self.training.turn_to(self.split.global_batch)
+                self._follow_draws()
         self.started = True
 
     def _complete(self, *, whole: bool = False) -> None:
@@ -568,6 +741,8 @@ class TrainingLoop:
             self._count(micro, losses)
 
     def _count(self, micro: MicroBatch, losses: Mean) -> None:
+        if self._membership is not None and not (self._touched or self._stepped):
+            self._membership.left_out()
         self.training.step_done(micro.step_samples, losses)
         self._asked = 0
         if self._membership is not None:
@@ -582,7 +757,7 @@ class TrainingLoop:
         if error is None or membership is None:
             return False
         counters = self.training.counters.copy()
-        self._step_start.put_back_buffers()
+        self._put_back_start()
         self._obey(membership.step_void(error))
         if self.training.counters == counters:
             self._step_start.put_back_generator()
@@ -616,7 +791,14 @@ class TrainingLoop:
         counters, membership = self.training.counters, self._membership
         if membership is None or counters.epoch_samples >= self.dataset_size:
             return
-        if self._begun_at and not (self._passed or self._catching_up or self.asked_for_steps):
+        decides_alike = self.asked_for_steps or self.passes.consulted
+        counts_passes = not (self._passed or self._catching_up or decides_alike)
+        if counts_passes and self.accumulates and not self.by_steps:
+            raise UsageError(
+                f"epoch {epoch} was left after {counters.epoch_samples} of {self.dataset_size} samples by a "
+                "count of passes, and each step has several: end such a loop by loader.steps_done"
+            )
+        if self._begun_at and counts_passes:
             membership.warn(
                 f"epoch {epoch} was left after {counters.epoch_samples} of {self.dataset_size} samples, "
                 f"{self._begun_at} of which were trained before this process began: end such a loop by "
@@ -644,28 +826,12 @@ class TrainingLoop:
         if self._stepped:
             self._complete(whole=True)
         self._micro = None
+        self._gradients.own_step()
         if self._mid_step:
             self._mid_step, self.training.parts = False, 0
             self._losses = Mean()
-            self._gradients.forget()
             if not self._voided() and self._membership is not None:
                 self._obey(self._membership.hear())
-
-
-def numbers_of(value: Any) -> Any:
-    """A number, or numbers by name or in a row, as plain ones.
-
-    :raises UsageError: it holds something else.
-    """
-    if isinstance(value, Mapping):
-        return {str(name): numbers_of(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [numbers_of(one) for one in value]
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        kind = type(value).__name__
-        raise UsageError(f"job.agree: {kind} is not a number, nor a dict or a list of numbers") from None
 
 
 def _rows(drawn: Any, rows: slice) -> Any:

@@ -20,13 +20,12 @@ from itertools import islice, tee
 from typing import Any, Final
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import (
     DataSource,
     MicroBatch,
-    epoch_order,
     micro_batches,
     one_step,
     to_device,
@@ -40,6 +39,20 @@ class Passes(ABC):
 
     def __init__(self, loop: TrainingLoop) -> None:
         self._loop = loop
+        self.observed: Callable[[Iterator[tuple[MicroBatch, Any]]], Iterator[tuple[MicroBatch, Any]]] = iter
+        """What sees the passes on their way to the loop body, and may change what it gets."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of an optimizer step, over all workers."""
+        return self._loop.split.global_batch
+
+    @batch_size.setter
+    def batch_size(self, size: int) -> None:
+        raise UsageError(
+            f"loader.batch_size = {size}: the batch is the job's, so give it to elastic.init(batch_size=…); "
+            'with "elastic": "size+batch" a policy changes it'
+        )
 
     @abstractmethod
     def _given(self, micros: Iterator[MicroBatch]) -> Iterator[tuple[MicroBatch, Any]]:
@@ -68,8 +81,8 @@ class Passes(ABC):
         loop, counters = self._loop, self._loop.training.counters
         epoch, trained, rank = counters.epoch, counters.epoch_samples, loop.context.rank
         micros = micro_batches(loop.dataset_size, trained, loop.split, rank, resumed=loop.resumed)
-        for micro, given in self._with_turns(self._given(micros), division):
-            loop.begin(micro)
+        for micro, given in self._with_turns(self.observed(self._given(micros)), division):
+            loop.begin(micro, given)
             yield given
             if not loop.goes_on(number, epoch, is_last=micro.last and not micro.steps_left):
                 return False
@@ -97,7 +110,6 @@ class ElasticLoader(Passes):
 
     def __init__(self, source: DataSource, loop: TrainingLoop, *, shuffle: bool = True) -> None:
         super().__init__(loop)
-        self._size = source.size
         self._source = source
         self._shuffle = shuffle
         self._generator = torch.Generator()
@@ -106,7 +118,11 @@ class ElasticLoader(Passes):
         self._batches = source.loader(_Indices(self._indices), self._generator)
 
     def __len__(self) -> int:
-        return self._loop.split.steps_per_epoch(self._size)
+        return self._loop.split.steps_per_epoch(self._source.size)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._loop.dataset_size = self._source.size  # it may be another one in each epoch
+        return super().__iter__()
 
     @property
     def dataset(self) -> Any:
@@ -115,7 +131,7 @@ class ElasticLoader(Passes):
     @property
     def sampler(self) -> SampleOrder:
         """What scripts ask a ``DistributedSampler``."""
-        return SampleOrder(self._size)
+        return SampleOrder(self._source.size)
 
     @property
     def steps_done(self) -> int:
@@ -132,11 +148,25 @@ class ElasticLoader(Passes):
         step = loop.training.counters.step
         self._generator.manual_seed(mixed_seed(loop.training.seed, step, loop.context.rank))
         ahead, self._read_ahead = tee(micros)
-        return zip(ahead, self._source.on_device(self._batches), strict=True)
+        batches = self._read()
+        for micro in ahead:  # not by zip, which keeps its first pair for as long as the caller does
+            yield micro, next(batches)
+
+    def _read(self) -> Iterator[Any]:
+        batches, draws = iter(self._source.on_device(self._batches)), self._loop.draws
+        while True:
+            try:
+                with draws.reading():
+                    batch = next(batches)
+            except StopIteration:
+                return
+            yield batch
 
     def _indices(self) -> Iterator[list[int]]:
         counters, loop = self._loop.training.counters, self._loop
-        order = epoch_order(self._size, counters.epoch, loop.training.seed, shuffle=self._shuffle).numpy()
+        order = self._source.order(
+            loop.dataset_size, counters.epoch, loop.training.seed, shuffle=self._shuffle
+        ).numpy()
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
 
@@ -224,13 +254,39 @@ def is_stream(dataset: Any) -> bool:
 
     :raises UsageError: the object gives batches, not samples.
     """
-    if isinstance(dataset, DataLoader) and dataset.batch_size is not None:
-        kind = type(dataset).__name__
-        raise UsageError(
-            f"{kind} gives batches: give job.prepare its dataset, or make it with batch_size=None"
-        )
+    if isinstance(dataset, DataLoader) and (instead := _instead_of(dataset)):
+        raise UsageError(f"{type(dataset).__name__} {instead}")
     return isinstance(dataset, IterableDataset | DataLoader) or (
         hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+    )
+
+
+def _instead_of(loader: DataLoader[Any]) -> str:
+    """What is wrong with a loader as a stream of samples and what to write; empty if nothing is.
+
+    Of samples that it finds by number only those in their own order come alike on all workers.
+    """
+    is_stream, in_order = (
+        isinstance(loader.dataset, IterableDataset),
+        type(loader.sampler) is SequentialSampler,
+    )
+    if loader.batch_size is None and loader.batch_sampler is None and (is_stream or in_order):
+        return ""
+    if is_stream:
+        return "gives batches: give job.prepare its dataset, or make it with batch_size=None"
+    if in_order or type(loader.sampler) is RandomSampler:
+        arguments = [f"shuffle={not in_order}"]
+    else:
+        arguments = ["sampler=loader.sampler"]
+    arguments += ["drop_last=True"] if loader.drop_last else []
+    arguments += [f"num_workers={loader.num_workers}"] if loader.num_workers else []
+    if loader.batch_size is not None and loader.collate_fn is not default_collate:
+        arguments.append("collate_fn=loader.collate_fn")
+    batch = loader.batch_size or "…"
+    wrong = "draws an order of its own on each worker" if loader.batch_sampler is None else "gives batches"
+    return (
+        f"{wrong}: give job.prepare its dataset (loader.dataset, {', '.join(arguments)}) "
+        f"and elastic.init(batch_size={batch})"
     )
 
 
@@ -243,6 +299,8 @@ class StreamSource:
     collate_fn: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
     size: int = ANY_SIZE
+    most: int | None = None
+    """Samples of an epoch, at most."""
 
     def batch(self, samples: list[Any]) -> Any:
         return to_device((self.collate_fn or default_collate)(samples), self.device)
@@ -269,9 +327,11 @@ class StreamSource:
 class Reader:
     """The samples of a stream by number, from the first that is not trained yet."""
 
-    def __init__(self, dataset: Iterable[Any], trained: Callable[[], int]) -> None:
-        """:param trained: the number of samples of the epoch that are trained."""
-        self._dataset, self._trained = dataset, trained
+    def __init__(self, dataset: Iterable[Any], trained: Callable[[], int], most: int | None = None) -> None:
+        """:param trained: the number of samples of the epoch that are trained.
+        :param most: samples that an epoch has; None: all.
+        """
+        self._dataset, self._trained, self._most = dataset, trained, most
         self._samples: Iterator[Any] = iter(())
         self._epoch = -1
         self._held: deque[Any] = deque()
@@ -294,7 +354,8 @@ class Reader:
 
     def ahead(self, first: int, count: int) -> list[Any]:
         """The samples from a number on; fewer than ``count`` at the end of the stream."""
-        lacking = first + count - self._first - len(self._held)
+        end = first + count if self._most is None else min(first + count, self._most)
+        lacking = end - self._first - len(self._held)
         if lacking > 0:
             if isinstance(self._dataset, Stateful) and self._first >= self._trained():
                 self._marks.append((self._first + len(self._held), self._dataset.state_dict()))
@@ -332,7 +393,7 @@ class ElasticStream(Passes):
     def __init__(self, source: StreamSource, loop: TrainingLoop) -> None:
         super().__init__(loop)
         self._source = source
-        self.reader = Reader(source.dataset, lambda: loop.training.counters.epoch_samples)
+        self.reader = Reader(source.dataset, lambda: loop.training.counters.epoch_samples, source.most)
 
     @property
     def dataset(self) -> Any:

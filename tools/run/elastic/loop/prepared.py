@@ -18,6 +18,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import UsageError
@@ -33,6 +34,19 @@ _WRAPPERS: Final = (
     ("deepspeed.", f"deepspeed.initialize{_WHOLE}"),
 )
 """By module and name of a class: what to leave out."""
+_OWN: Final = "the library decides it, leave it out"
+_OF_LOADERS: Final = {
+    "batch_size": "give it to elastic.init, for all workers together",
+    "batch_sampler": "give its sampler, and elastic.init the batch_size",
+    "generator": "elastic.init(seed=…) fixes the order",
+    "pin_memory": "batches are pinned where workers train on GPUs, leave it out",
+    "worker_init_fn": "loading processes are seeded by the job's seed, leave it out",
+    **dict.fromkeys(
+        ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context", "in_order"), _OWN
+    ),
+    "pin_memory_device": _OWN,
+}
+"""Arguments of a DataLoader that ``job.prepare`` does not have, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,9 @@ class Prepared:
     @classmethod
     def sorted_out(cls, objects: Sequence[Any], named: Mapping[str, Any], device: torch.device) -> Self:
         """:raises UsageError: there is no model or no optimizer, or an object of another kind."""
+        for name in named.keys() & _OF_LOADERS.keys():
+            if not isinstance(named[name], nn.Module | Optimizer):
+                raise UsageError(f"job.prepare takes no {name}: {_OF_LOADERS[name]}")
         order: list[tuple[str, str]] = []
         found: dict[str, dict[str, Any]] = {"model": {}, "optimizer": {}, "dataset": {}}
         seen = Counter[str]()
@@ -151,14 +168,15 @@ def guard_optimizer(
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
     checked: Callable[[Closure], Closure] = lambda closure: closure,
     *,
-    called: Callable[[], None] = lambda: None,
+    called: Callable[[Optimizer], None] = lambda _: None,
+    zeroed: Callable[[], None] = lambda: None,
 ) -> None:
     """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
 
     A closure that they are given is ``checked``, and called also while ``quiet()``: its backward pass is that
-    of the micro-step. ``called()`` follows each call. The instance is changed, not
-    its class, so it stays what schedulers and scalers expect; the ``step`` that an earlier scheduler has put
-    into it is called inside.
+    of the micro-step. ``called(optimizer)`` follows each call, ``zeroed()`` comes before ``zero_grad``.
+    The instance is changed, not its class, so it stays what schedulers and scalers expect; the ``step`` that
+    an earlier scheduler has put into it is called inside.
     """
 
     def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -176,22 +194,58 @@ def guard_optimizer(
             except StepVoidError:
                 return None
             finally:
-                called()
+                called(optimizer)
 
         return act
+
+    def zero(_: Optimizer, *args: Any, **kwargs: Any) -> None:
+        zeroed()
+        zero_grad(*args, **kwargs)
 
     def own(value: Any) -> Any:
         return checked(value) if callable(value) else value
 
+    zero_grad = optimizer.zero_grad
+    optimizer.zero_grad = MethodType(wraps(zero_grad)(zero), optimizer)  # type: ignore[method-assign]
     for name in names:
         setattr(optimizer, name, MethodType(guarded(getattr(optimizer, name)), optimizer))
+
+
+def inner_optimizers(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+    """The optimizers, and those that they hold and call, as SAM and Lookahead do."""
+    result = list(optimizers)
+    for optimizer in result:
+        result += [
+            one for one in vars(optimizer).values() if isinstance(one, Optimizer) and one not in result
+        ]
+    return result
+
+
+def refuse_others(optimizers: Iterable[Optimizer], models: Iterable[nn.Module]) -> None:
+    """Refuse the step of an optimizer that ``job.prepare`` did not get and that trains its models.
+
+    It would also step in micro-steps that end no step, and its state would be in no checkpoint.
+    """
+    known = {id(one) for one in inner_optimizers(optimizers)}
+    trained = {parameter for model in models for parameter in model.parameters()}
+
+    def check(optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) not in known and not trained.isdisjoint(
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ):
+            raise UsageError(
+                f"{type(optimizer).__name__}, which job.prepare did not get, trains its models: make every "
+                "optimizer before job.prepare and give it there"
+            )
+
+    register_optimizer_step_pre_hook(check)
 
 
 def guard_helper(
     helper: object,
     quiet: Callable[[], bool],
     after_loop: Callable[[], bool] = lambda: False,
-    called: Callable[[], None] = lambda: None,
+    called: Callable[[Optimizer], None] = lambda _: None,
 ) -> None:
     """Make the per-step methods of a scheduler, a scaler or an averaged model do nothing while ``quiet()``.
 
@@ -222,11 +276,11 @@ def _unless(quiet: Callable[[], bool], method: Callable[..., Any]) -> Callable[.
     return guarded
 
 
-def _followed(method: Callable[..., Any], called: Callable[[], None]) -> Callable[..., Any]:
+def _followed(method: Callable[..., Any], called: Callable[[Optimizer], None]) -> Callable[..., Any]:
     @wraps(method)
-    def followed(self: object, *args: Any, **kwargs: Any) -> Any:
-        found = method(self, *args, **kwargs)
-        called()
-        return found
+    def followed(self: object, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, optimizer, *args, **kwargs)
+        called(optimizer)
+        return result
 
     return followed

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -44,9 +45,12 @@ BETWEEN_VOTES_S: Final = 0.1
 MOST_STEPS: Final = 32
 """From one vote to the next."""
 _COLUMNS: Final = 5
-"""The number, minus the steps to the next vote, the step on disk; whether a worker trains or has left. One
-more for each worker follows: the microseconds of a step that it needs itself, which all hear so. A
-change here changes :data:`~pliant.tools.run.statedir.contract.plan.PROTOCOL`."""
+"""The number, minus the steps to the next vote, the step on disk; whether a worker trains or has left. Three
+more for each worker follow: the microseconds of a step that it needs itself, and the sum and the number of
+its losses since the vote before, as the bits of floats. A change here changes
+:data:`~pliant.tools.run.statedir.contract.plan.PROTOCOL`."""
+_LEAST: Final = -(1 << 63)
+"""Below the bits of every number, for an exchange that keeps the largest."""
 _LARGEST: Final = dist.AllreduceOptions()
 _LARGEST.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
 _log = logging.getLogger("pliant")
@@ -262,9 +266,15 @@ class Vote:
 
     def _clear(self) -> None:
         # an all-reduce under way may still write into the old tensor
-        self._value = torch.zeros(_COLUMNS + self._workers, dtype=torch.int64)
+        self._value = self._empty()
         self._numbers = self._value.numpy()
         self._own = [0] * self._workers
+        self.losses = 0.0, 0.0
+
+    def _empty(self) -> torch.Tensor:
+        value = torch.zeros(_COLUMNS + 3 * self._workers, dtype=torch.int64)
+        value[_COLUMNS + self._workers :] = _LEAST
+        return value
 
     def is_due(self) -> bool:
         """Whether the step that begins has a vote; all workers ask once a step."""
@@ -272,17 +282,27 @@ class Vote:
         return self._pause < 0
 
     def cast(
-        self, number: int, usual_step_s: float = 0.0, saved_step: int = 0, own_step_s: float = 0.0
+        self,
+        number: int,
+        usual_step_s: float = 0.0,
+        saved_step: int = 0,
+        own_step_s: float = 0.0,
+        losses: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """Cast this worker's number for the step that begins.
 
         :param usual_step_s: what a step takes here, 0 if unknown.
         :param saved_step: the newest step that this worker knows to be on disk.
         :param own_step_s: what this worker needs of it without waiting for others, 0 if unknown.
+        :param losses: sum and number of its losses since the vote before.
         """
-        self._numbers[:_COLUMNS] = number, -1, saved_step, 1, 0
-        self._numbers[_COLUMNS:] = 0
-        self._numbers[_COLUMNS + self._rank] = int(own_step_s * 1e6)
+        first, rank, workers = _COLUMNS, self._rank, self._workers
+        self._numbers[:first] = number, -1, saved_step, 1, 0
+        self._numbers[first : first + workers] = 0
+        self._numbers[first + workers :] = _LEAST
+        self._numbers[first + rank] = int(own_step_s * 1e6)
+        mine = slice(first + workers + 2 * rank, first + workers + 2 * rank + 2)
+        self._numbers[mine] = np.array(losses).view(np.int64)
         self.is_open = True
         if self._workers > 1:
             self._numbers[1] = -steps_between_votes(usual_step_s)
@@ -300,8 +320,10 @@ class Vote:
             self._pending.wait()
             self._waited_s += time.monotonic() - began_s
             self._pending = None
-        numbers: list[int] = self._numbers.tolist()
+        numbers: list[int] = self._numbers[: _COLUMNS + self._workers].tolist()
         agreed, steps, self.saved_step, trained, left, *self._own = numbers
+        losses = self._numbers[_COLUMNS + self._workers :].view(np.float64)
+        self.losses = float(losses[::2].sum()), float(losses[1::2].sum())
         self._pause, self.is_open = -steps - 1, False
         if trained and left:
             raise LeftEpochError
@@ -314,7 +336,7 @@ class Vote:
         """
         if self._workers == 1:
             return
-        value = torch.zeros(_COLUMNS + self._workers, dtype=torch.int64)
+        value = self._empty()
         value[1], value[3], value[4] = -MOST_STEPS, not left, left
         world().allreduce([value], _LARGEST).wait()
         if value[3] and value[4]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +45,13 @@ from pliant.tools.run.elastic.membership.process_group import (
     make_known,
     released,
 )
-from pliant.tools.run.elastic.membership.rendezvous import CutOffError, LeftAloneError, Rendezvous
+from pliant.tools.run.elastic.membership.rendezvous import (
+    CutOffError,
+    LeftAloneError,
+    Rendezvous,
+    exchange_of_main_thread,
+)
+from pliant.tools.run.elastic.membership.standstill import Position, StandstillWatch
 from pliant.tools.run.elastic.report import Reporter, WorkerChange
 from pliant.tools.run.elastic.state.checkpoint import Saving
 from pliant.tools.run.elastic.state.training import (
@@ -92,6 +99,9 @@ class _Exit:
         self.ended = True
         self._await_checkpoint()
         self._reporter.close()
+        self._report(outcome, message)
+
+    def _report(self, outcome: How, message: str = "", *, goes_on: bool = False) -> None:
         reached = self._reached(outcome)
         end = WorkerOutcome(
             outcome=outcome,
@@ -99,11 +109,18 @@ class _Exit:
             epoch=reached.epoch,
             message=message,
             exit_counts=outcome == "done" and (self.early or not self._stop.received),
+            goes_on=goes_on,
         )
         try:
             self._context.report_end(end)
         except (PliantError, OSError) as error:
             _log.warning("the outcome %r is not written: %s", outcome, error)
+
+    def goes_on(self) -> None:
+        """The training is over; the script goes on, and may end without a last word (``os._exit``)."""
+        self.complete = True
+        self._reporter.flush()
+        self._report("done", goes_on=True)
 
     def _await_checkpoint(self) -> None:
         try:
@@ -190,6 +207,11 @@ class Membership:
         self._saving = Saving(context)
         self._exit = _Exit(context, self._reporter, self._saving, stop)
         self._presence = Presence(context.attempt.presence(context.worker))
+        self._standstill = StandstillWatch(
+            context, exchange_of_main_thread, self._position, self._end_standing_still
+        )
+        self._left_out: int | None = None
+        """The last step that ended here without a backward pass."""
         self._training: Training
         """Set once it begins."""
         self._transition = _GenerationChange()
@@ -201,6 +223,8 @@ class Membership:
         """The last epoch that a worker joined midway."""
         self._is_known = True
         """The launcher can see which generation trains."""
+        self._losses = Mean()
+        """Of this worker, since the last vote."""
         self._step_since_s: float | None = None
         """When the step began; the end of the step before if only reading lies between them."""
 
@@ -273,10 +297,19 @@ class Membership:
         reporter.look(training.model, training.counters)
         if waited_s is not None:
             reporter.own_step(step_s - waited_s - self._vote.take_waited_s())
-        reporter.step_done(training.counters, losses, step_s)
+        alone = self._context.world_size == 1
+        if not alone:
+            self._losses.include(losses)
+        reporter.step_done(training.counters, losses if alone else Mean(), step_s)
         if not self._is_known:
             self._make_known()
         return self.hear()
+
+    def left_out(self) -> None:
+        """The step ends, and nothing of it was trained here: all workers must have left it out."""
+        self._left_out = self._training.counters.step
+        if self._context.world_size > 1:
+            self._standstill.meet_without(self._left_out)
 
     def set_aside(self, seconds: float) -> None:
         """An evaluation in the middle of a step took this long, which is not part of the time of the step."""
@@ -302,6 +335,7 @@ class Membership:
         self._agreed = max(self._agreed, *found)
         self._saving.hear(self._vote.saved_step)
         self._reporter.workers_needed(self._vote.own_s)
+        self._reporter.add_losses(Mean(*self._vote.losses))
         return CONTINUE
 
     def boundary(self) -> Instruction:
@@ -345,9 +379,9 @@ class Membership:
     def gather_loss(self) -> Continue | Regroup:
         return self._together(partial(self._training.gather_loss, self._context.world_size))
 
-    def agree(self, value: Any) -> Continue | Regroup:
-        """Let all workers know rank 0's value; others pass None."""
-        return self._together(partial(self._training.agree, value, self._context.world_size))
+    def agree(self, value: Any, *, adds: bool = False) -> Continue | Regroup:
+        """Let all workers know rank 0's value, for which others pass None, or the sums of their numbers."""
+        return self._together(partial(self._training.agree, value, self._context.world_size, adds=adds))
 
     def epoch_ends(self, loss: float | None, metric: float | None) -> None:
         self._step_since_s = None
@@ -360,7 +394,7 @@ class Membership:
 
     def regroup(self) -> NewDivision | Leave:
         """Leave the process group, meet the next generation, and get or give the state."""
-        transition = self._transition
+        transition, self._standstill.trains = self._transition, False
         self._vote.drop()
         self._group.leave()
         if transition.plan is not None:
@@ -381,6 +415,8 @@ class Membership:
         # before it reports: a launcher takes a worker that reports but does not train for another kind of
         # script
         self._make_known()
+        if self._context.world_size > 1:
+            self._standstill.begin()
         self._reporter.turn_to(global_batch, transition.change)
         problems, self._notes = (*self._notes, *transition.problems), ()
         for problem in problems:
@@ -539,7 +575,9 @@ class Membership:
             return answer
         if training.counters != self._saving.counters and not end.unsaved:
             end.unsaved = "rank 0 did not save the final state"
-        end.complete, end.early = True, False
+        end.early, end.complete = False, True
+        if not end.unsaved:
+            end.goes_on()
         return CONTINUE
 
     def left_early(self, metric: float | None) -> None:
@@ -548,9 +586,10 @@ class Membership:
         The loss is not reported: other workers may train on. Nothing is saved: the body may be in the middle
         of a step, and another attempt should not go on from a state that made the script give up.
         """
-        self._exit.complete = self._exit.early = True
+        self._exit.early = True
         if metric is not None:
             self._reporter.epoch_done(self._training.counters, None, metric)
+        self._exit.goes_on()
 
     def _save(self, *, wait: bool = False) -> str:
         """Begin a checkpoint if this is rank 0; the one before is on disk by then.
@@ -587,6 +626,18 @@ class Membership:
         self._exit.end("stopped", problem)
         return Leave()
 
+    def _position(self) -> Position:
+        counters = self._training.counters
+        return Position(counters.epoch, counters.step, self._left_out)
+
+    def _end_standing_still(self, reason: str) -> None:
+        """End this worker, whose main thread will not come back from its exchange."""
+        self._exit.end("crashed", reason)
+        _log.error("%s", reason)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
     def _leave(self) -> Leave:
         self._exit.end("left")
         return Leave()
@@ -609,8 +660,14 @@ class Membership:
         generation = self._watch.in_force().generation
         due = self._saving.due(self._context.plan.checkpoint_s, before_last=before_last)
         number = STOP if self._stop.received else ballot(generation, save=due)
-        reporter = self._reporter
-        self._vote.cast(number, reporter.usual_step_s, self._saving.step, own_step_s=reporter.own_step_s)
+        reporter, losses, self._losses = self._reporter, self._losses, Mean()
+        self._vote.cast(
+            number,
+            reporter.usual_step_s,
+            self._saving.step,
+            own_step_s=reporter.own_step_s,
+            losses=(float(losses.total), float(losses.samples)),
+        )
 
     def _wait_for_all(self) -> None:
         """Wait for all workers; afterwards they know what is on disk."""

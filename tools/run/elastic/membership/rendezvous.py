@@ -37,6 +37,7 @@ from torch.distributed import distributed_c10d
 from pliant.schemas.errors import PliantError, ServiceMissingError
 from pliant.schemas.file_io.files import is_out_of_order, probe_room
 from pliant.tools.run.elastic.context import WorkerContext
+from pliant.tools.run.elastic.membership import agreement
 from pliant.tools.run.elastic.membership.agreement import PlanWatch, RateLimiter
 from pliant.tools.run.elastic.membership.process_group import (
     ASK_S,
@@ -63,7 +64,7 @@ REACH_S: Final = 3.0
 """For a connection to be completed: two tries if the first packet is lost."""
 LOOK_S: Final = 5.0
 """Between two looks for lost workers while training goes on."""
-EXCHANGING_MODULES: Final = {distributed_c10d.__file__}
+EXCHANGING_MODULES: Final = {distributed_c10d.__file__, agreement.__file__}
 """Files of the modules in which a main thread may wait for other workers."""
 FORGOTTEN_S: Final = 30.0
 """An exchange that goes on for this long after its connections were ended is one that gloo has forgotten."""
@@ -566,7 +567,7 @@ class Lookout:
 
     def _end_if_forgotten(self, now_s: float) -> None:
         """End this worker as a kill would if the exchange that was broken off does not end."""
-        exchange = _exchange_of_main_thread() if self._context.device.type == "cpu" else None
+        exchange = exchange_of_main_thread() if self._context.device.type == "cpu" else None
         if exchange != self._exchange or exchange is None:
             self._exchange, self._since_s = exchange, now_s
         elif now_s - self._since_s >= FORGOTTEN_S:
@@ -581,7 +582,7 @@ class Lookout:
         os._exit(0)
 
 
-def _exchange_of_main_thread() -> tuple[int, int] | None:
+def exchange_of_main_thread() -> tuple[int, int] | None:
     """Which call the main thread waits in, if it is in a module that exchanges with other workers."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None or frame.f_code.co_filename not in EXCHANGING_MODULES:

@@ -98,6 +98,13 @@ class Training:
         self.agreed_before: list[Any] = []
         """Those of the step before."""
         self._lr_scale = self._wanted_scale = lr_scale
+        self._is_scaled = False
+        self.gradients: KeepsGradients | None = None
+        """What knows which gradients the next step adds to."""
+        self.meets: Callable[[], None] = lambda: None
+        """Called where the losses of all workers meet."""
+        self._again: Mapping[str, Any] | None = None
+        """The state that was taken in the middle of an epoch, until the epoch goes on."""
 
     def capture(self) -> dict[str, Any]:
         """The whole state as tensors and plain values, for ``torch.save``."""
@@ -114,6 +121,7 @@ class Training:
             },
             "helpers": {name: plain(helper.state_dict()) for name, helper in self.helpers.items()},
             "counters": self.counters.as_dict(),
+            "gradients": {} if self.gradients is None else self.gradients.kept(),
             "lr_scale": self._lr_scale,
             "seed": self.seed,
             "parts": self.parts,
@@ -131,12 +139,34 @@ class Training:
         self.restore(saved)
         restore_generators(saved["generators"])
 
+    def restore_again(self) -> None:
+        """The epoch goes on: the script's code before its loop over the batches has run again.
+
+        It ran when the epoch began, and its effect is in the state already: a schedule's step at the top of
+        an epoch, for example, or numbers that were drawn there.
+        """
+        saved, self._again = self._again, None
+        if saved is not None and saved["counters"] == self.counters.as_dict():
+            self._restore_objects(saved)
+            restore_generators(saved["generators"])
+
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from the state that all workers share.
 
         It includes the factor on the learning rate, not the plan's: this worker may have started with a plan
         that the others never followed. The plan that all follow sets it afterwards.
         """
+        self._restore_objects(saved)
+        self._lr_scale, self.seed = saved["lr_scale"], saved["seed"]
+        self.parts = saved["parts"]
+        self.agreed_before, self.agreed = map(list, saved["agreed"])
+        self.counters = TrainingCounters.from_dict(saved["counters"])
+        self.common_loss = Mean(*saved["epoch_loss"])
+        if self.gradients is not None:
+            self.gradients.restore(saved.get("gradients", {}))
+        self._again = saved if self.counters.epoch_samples and "generators" in saved else None
+
+    def _restore_objects(self, saved: Mapping[str, Any]) -> None:
         self.model.load_state_dict(saved["model"])
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(saved["trained"].get(name, parameter.requires_grad))
@@ -150,11 +180,6 @@ class Training:
             groups = saved["optimizers"][name]["state"]["param_groups"]
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 group.update({name: value for name, value in settings.items() if name != "params"})
-        self._lr_scale, self.seed = saved["lr_scale"], saved["seed"]
-        self.parts = saved["parts"]
-        self.agreed_before, self.agreed = map(list, saved["agreed"])
-        self.counters = TrainingCounters.from_dict(saved["counters"])
-        self.common_loss = Mean(*saved["epoch_loss"])
 
     @property
     def cursor(self) -> Cursor:
@@ -163,7 +188,7 @@ class Training:
     def parcel(self) -> dict[str, Any]:
         """What a worker with an older state, or none, receives."""
         return {
-            "training": self.shared(),
+            "training": self.capture(),
             "model": outline(self.model),
             "phase": self.phase,
             "batch": self.batch,
@@ -197,18 +222,19 @@ class Training:
 
         Schedulers set and read learning rates between two steps, so none of them sees the factor.
         """
-        return nullcontext() if self._lr_scale == 1.0 else self._scaled()
+        return nullcontext() if self._lr_scale == 1.0 or self._is_scaled else self._scaled()
 
     @contextmanager
     def _scaled(self) -> Iterator[None]:
         optimizers = self.optimizers.values()
         groups = [group for one in optimizers for group in one.param_groups if "lr" in group]
-        rates = [group["lr"] for group in groups]
+        rates, self._is_scaled = [group["lr"] for group in groups], True
         try:
             for group in groups:
                 group["lr"] = group["lr"] * self._lr_scale
             yield
         finally:
+            self._is_scaled = False
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate
 
@@ -216,10 +242,16 @@ class Training:
         """Add the loss of all workers to ``common_loss``; they call this together."""
         self.common_loss.include(self.own_loss.over_all_workers(world_size))
         self.own_loss = Mean()
+        self.meets()
 
-    def agree(self, value: Any, world_size: int) -> None:
-        """Append rank 0's value to ``agreed`` on all workers, which call this together; others pass None."""
-        self.agreed.append(_of_rank_0(value) if world_size > 1 else value)
+    def agree(self, value: Any, world_size: int, *, adds: bool = False) -> None:
+        """Append rank 0's value to ``agreed`` on all workers, which call this together; others pass None.
+
+        :param adds: the sums of the numbers in the workers' lists instead.
+        """
+        if world_size > 1:
+            value = _sums(value) if adds else _of_rank_0(value)
+        self.agreed.append(value)
 
     def step_done(self, samples: int, losses: Mean) -> None:
         self.own_loss.include(losses)
@@ -239,6 +271,12 @@ class Training:
             _log.warning("registered object %s is in %s: its state is not restored", name, where)
         for name in sorted(saved.keys() & self.helpers.keys()):
             self.helpers[name].load_state_dict(saved[name])
+
+
+def _sums(values: Sequence[float]) -> list[float]:
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.tolist()
 
 
 def _of_rank_0(value: Any) -> Any:
@@ -393,6 +431,14 @@ def _in_words(parameter: list[Any] | None) -> str:
     return f"{name} ({kind.removeprefix('torch.')}, {' x '.join(map(str, shape)) or 'a number'})"
 
 
+class KeepsGradients(Protocol):
+    """Knows the gradients that the next step adds to."""
+
+    def kept(self) -> dict[str, Tensor]: ...
+
+    def restore(self, kept: Mapping[str, Tensor]) -> None: ...
+
+
 @runtime_checkable
 class Stateful(Protocol):
     """Anything that can hand out its state, tensors and plain values, and take it back."""
@@ -443,9 +489,10 @@ class Mean:
     """A running mean, weighted by samples."""
 
     total: float | torch.Tensor = 0.0
-    samples: int = 0
+    samples: float = 0
+    """Or what else the values are means of."""
 
-    def add(self, value: float | torch.Tensor, samples: int) -> None:
+    def add(self, value: float | torch.Tensor, samples: float) -> None:
         """Count a value for a number of samples. A tensor stays on its device: nothing waits for a GPU."""
         if isinstance(value, torch.Tensor):
             value = value.detach().double() if value.is_cuda else value.item()
@@ -467,7 +514,7 @@ class Mean:
             return self
         sums = torch.tensor([float(self.total), float(self.samples)], dtype=torch.float64)
         dist.all_reduce(sums)
-        return Mean(float(sums[0]), int(sums[1]))
+        return Mean(float(sums[0]), float(sums[1]))
 
 
 class Cursor(NamedTuple):
@@ -521,6 +568,11 @@ def seed_everything(*parts: int) -> None:
     """Seed PyTorch, NumPy and Python from a job's seed and, where given, a step and a rank."""
     seed = mixed_seed(*parts)
     torch.manual_seed(seed)
+    seed_scripts(seed)
+
+
+def seed_scripts(seed: int) -> None:
+    """Seed NumPy and Python, which PyTorch does not: workers that are not seeded would all draw otherwise."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002, TID251 the author's transforms may draw from it
 

@@ -142,6 +142,14 @@ class AttemptDir(SplitFolder):
         """The same, written without it while one long call holds up its interpreter; empty otherwise."""
         return self.path / f"worker-{worker}.held"
 
+    def waits(self, worker: int) -> Path:
+        """Where one worker waits for the others since some seconds; there is no file while it does not."""
+        return self.path / f"worker-{worker}.waits"
+
+    def left_out(self, worker: int) -> Path:
+        """The last step that one worker has not trained, after its generation."""
+        return self.path / f"worker-{worker}.left"
+
     @property
     def kept_stacks(self) -> Path:
         """Where workers were when they were ended because they hung."""

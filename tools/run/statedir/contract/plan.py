@@ -11,10 +11,11 @@ them to agree on a step, save a checkpoint and exit 0.
 A script without the elastic library writes the same file, and nothing else (``tools/run/progress.py`` does it
 for scripts in Python): the launcher makes events of what it says.
 
-A worker's last act is a :class:`WorkerOutcome`. While it trains, rank 0 replaces a small :class:`Progress`
-file about once a second. The log and the events of an attempt hold the history; this file holds the newest
-measurements only, so that a job that trains for hours does not fill a disk. It refines the log and is never
-needed: if it is missing, torn or from another attempt, the log's word stands.
+A worker's last act is a :class:`WorkerOutcome`; one that has trained to the end writes it before the script
+goes on, too, because a script may end without a last act. While it trains, rank 0 replaces a small
+:class:`Progress` file about once a second. The log and the events of an attempt hold the history; this file
+holds the newest measurements only, so that a job that trains for hours does not fill a disk. It refines the
+log and is never needed: if it is missing, torn or from another attempt, the log's word stands.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ ENV_LOG_BYTES: Final = "PLIANT_LOG_BYTES"
 """Most bytes of each of a unit's output files that its keeper leaves on disk."""
 ENV_NOTICES: Final = "PLIANT_NOTICES"
 """Set if the launcher reads of a SIGUSR1 and has the worker save or leave: it only waits for that."""
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 """What workers exchange while they train; to be raised when that changes (3: which tensors of a state are on
 GPUs, several models and optimizers; 4: how long each one needs for its own part of a step; 5: small gradients
-by all-gather). All workers of an attempt have the same, see :attr:`Plan.protocol`."""
+by all-gather; 6: gradients without DistributedDataParallel, losses, fingerprints). All workers of an attempt
+have the same, see :attr:`Plan.protocol`."""
 ENV_PER_REPLICA: Final = "PLIANT_GPUS_PER_REPLICA"
 """GPUs of a replica, if there are several: ranks that follow each other, from 0 on, are one replica."""
 ENV_PROGRESS: Final = "PLIANT_PROGRESS"
@@ -143,7 +145,7 @@ ENDED_EARLY: Final = "the script ended before its training did"
 
 
 class WorkerOutcome(Record):
-    """How one worker ended, written atomically as its last act."""
+    """How one worker ended, written atomically as its last act, or when its training is over."""
 
     outcome: Literal["done", "stopped", "crashed", "left", "cut_off"]
     """``left``: a newer plan goes on without this worker. ``cut_off``: the network separates it from the
@@ -153,6 +155,8 @@ class WorkerOutcome(Record):
     message: str = ""
     exit_counts: bool = False
     """A non-zero exit code turns "done" into a failure: the script ended, or left its training, by itself."""
+    goes_on: bool = False
+    """The training is over and the script goes on; with an exit code of 0 that was its end."""
 
     @classmethod
     def read(cls, path: Path) -> Self | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Elasticity
+from pliant.schemas.job import Elasticity, Job
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policies.common import reject_arrivals, why_impossible
@@ -86,6 +86,9 @@ class ElasticDp(Policy):
 
     def batches(self, job: JobState) -> BatchRange:
         return allowed_batches(job)
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return False
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         control = self._admission_control(snapshot)

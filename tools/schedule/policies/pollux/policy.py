@@ -11,7 +11,7 @@ grid; what a job's measurements leave open of its seven parameters stays near th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Elasticity
+from pliant.schemas.job import Elasticity, Job
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus, NodeState
 from pliant.tools.schedule.policies.common import Pool, minimum_alone, pools, reject_impossible
@@ -105,6 +105,9 @@ class Pollux(Policy):
 
     def chooses_nodes(self) -> bool:
         return True
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return False
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         if self._seed is None:

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from pliant.schemas.errors import UsageError
-from pliant.schemas.job import Elasticity
+from pliant.schemas.job import Elasticity, Job
 from pliant.schemas.text import in_gpus
 from pliant.tools.schedule.jobs import JobState, NodeGpus
 from pliant.tools.schedule.policies.common import minimum_alone, reject_impossible
@@ -115,6 +115,9 @@ class Sia(Policy):
 
     def chooses_nodes(self) -> bool:
         return True
+
+    def counts_on_work(self, jobs: Iterable[Job]) -> bool:
+        return False
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         goodputs = self._up_to_date(snapshot)

@@ -9,15 +9,7 @@ from typing import Any
 import pytest
 
 from pliant.schemas.cluster import Cluster
-from pliant.tools.run.backends.protocol import (
-    Backend,
-    Handle,
-    LaunchRecord,
-    StartedUnit,
-    Unit,
-    UnitStatus,
-    write_record,
-)
+from pliant.tools.run.backends import protocol
 from pliant.tools.run.backends.slurm import backend as leases
 from pliant.tools.run.backends.slurm import commands
 from pliant.tools.run.backends.slurm.backend import SlurmBackend
@@ -27,7 +19,7 @@ from pliant.tools.run.statedir.directory import StateDir
 from tests.slurm_cluster import SlurmCluster
 from tests.tools.run.site import until
 
-Statuses = tuple[UnitStatus, ...]
+Statuses = tuple[protocol.UnitStatus, ...]
 
 
 def slurm_nodes(
@@ -49,35 +41,32 @@ def ended(statuses: Statuses) -> bool:
 class BackendUser:
     """A backend with one attempt of a job at a time, as its launcher uses it; units start in ``folder``."""
 
-    backend: Backend
+    backend: protocol.Backend
 
     def __init__(self, folder: Path) -> None:
         self.dirs = StateDir(folder / "state")
         self.folder = self.dirs.path
 
-    def handle(self, job: str = "a", attempt: int = 1) -> Handle:
-        handle = Handle(job, attempt, self.dirs.job(job).attempt(attempt).path)
+    def handle(self, job: str = "a", attempt: int = 1) -> protocol.Handle:
+        handle = protocol.Handle(job, attempt, self.dirs.job(job).attempt(attempt).path)
         handle.folder.mkdir(parents=True, exist_ok=True)
         return handle
 
-    def poll(self, handle: Handle) -> Statuses:
+    def poll(self, handle: protocol.Handle) -> Statuses:
         return self.backend.poll([handle])[handle]
 
-    def until(self, handle: Handle, condition: Callable[[Statuses], object]) -> Statuses:
+    def until(self, handle: protocol.Handle, condition: Callable[[Statuses], object]) -> Statuses:
         seen: list[Statuses] = []
         until(lambda: (seen.append(self.poll(handle)), condition(seen[-1]))[1])
         return seen[-1]
 
-    def until_file(self, name: str, handle: Handle) -> str:
-        """Wait until a script has written a line into a file."""
+    def until_file(self, name: str, handle: protocol.Handle) -> str:
         path = self.folder / name
         until(lambda: (self.poll(handle), path.exists() and path.read_text().endswith("\n"))[1])
         return path.read_text().strip()
 
 
 class Launcher(BackendUser):
-    """Units are steps in leases."""
-
     def __init__(self, folder: Path, cluster: Cluster) -> None:
         super().__init__(folder)
         self.cluster = cluster
@@ -88,18 +77,15 @@ class Launcher(BackendUser):
         """Another process that takes over from this one, which has died."""
         return Launcher(self.folder.parent, self.cluster)
 
-    def start(self, job: str, *units: tuple[str, str], slots: str = "", attempt: int = 1) -> Handle:
-        """Start units, each a node and a shell script."""
+    def start(self, job: str, *units: tuple[str, str], slots: str = "", attempt: int = 1) -> protocol.Handle:
         handle = self.handle(job, attempt)
         env = {"CUDA_VISIBLE_DEVICES": slots}
-        started = [Unit(node, ("sh", "-c", script), str(self.folder), env) for node, script in units]
+        started = [protocol.Unit(node, ("sh", "-c", script), str(self.folder), env) for node, script in units]
         self.backend.start(handle, started)
         return handle
 
 
 class JobLauncher(BackendUser):
-    """Attempts are jobs of Slurm."""
-
     def __init__(self, slurm: SlurmCluster, folder: Path, slots: str = "cpu") -> None:
         super().__init__(folder)
         self.slurm, self.slots = slurm, slots
@@ -110,13 +96,13 @@ class JobLauncher(BackendUser):
     def again(self) -> JobLauncher:
         return JobLauncher(self.slurm, self.folder.parent, self.slots)
 
-    def start(self, *scripts: str, gpus: int = 0) -> Handle:
+    def start(self, *scripts: str, gpus: int = 0) -> protocol.Handle:
         """Start an elastic job: a unit for each shell script, all planned on one node."""
         handle = self.handle()
         devices = ",".join(map(str, range(gpus)))
         env = {ENV_JOB_DIR: str(handle.job_files.path), "CUDA_VISIBLE_DEVICES": devices}
         units = [
-            Unit("n0", ("sh", "-c", script), str(self.folder), {**env, ENV_WORKER: str(number)})
+            protocol.Unit("n0", ("sh", "-c", script), str(self.folder), {**env, ENV_WORKER: str(number)})
             for number, script in enumerate(scripts)
         ]
         self.backend.start(handle, units)
@@ -127,12 +113,12 @@ class JobLauncher(BackendUser):
         return dict(line.rsplit("|", 1) for line in lines)
 
 
-def kept_attempt(dirs: StateDir, job: str, node: str) -> Handle:
+def kept_attempt(dirs: StateDir, job: str, node: str) -> protocol.Handle:
     """An attempt with one unit that a keeper has taken over."""
-    handle = Handle(job, 1, dirs.job(job).attempt(1).path)
+    handle = protocol.Handle(job, 1, dirs.job(job).attempt(1).path)
     handle.files.logs.mkdir(parents=True)
-    unit = StartedUnit(node=node, argv=("true",), cwd="/", env={})
-    write_record(handle, LaunchRecord(job=job, attempt=1, backend="slurm", units=(unit,)))
+    unit = protocol.StartedUnit(node=node, argv=("true",), cwd="/", env={})
+    protocol.write_record(handle, protocol.LaunchRecord(job=job, attempt=1, backend="slurm", units=(unit,)))
     handle.files.orders(0).touch()
     handle.files.keeper(0).touch()
     return handle

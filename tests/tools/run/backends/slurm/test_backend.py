@@ -1,12 +1,9 @@
 """Units run as steps or jobs of a real Slurm: they start once, are asked to end, and are found again."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -46,9 +43,7 @@ def test_units_run_on_their_nodes_and_leave_only_files(launcher: Launcher) -> No
 
 
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(
-    live: SlurmCluster, tmp_path: Path, exclusive: bool
-) -> None:
+def test_where_slurm_chooses_no_two_workers_get_the_same_gpu(live: SlurmCluster, tmp_path, exclusive) -> None:
     """Each brings its share of the CPUs of its lease, which may have but a part of the node's."""
     launcher = Launcher(tmp_path, slurm_nodes("n0", slots="gpu", gpu_choice="slurm", exclusive=exclusive))
     script = "echo $CUDA_VISIBLE_DEVICES; until [ -e gate ]; do sleep 0.05; done"
@@ -118,10 +113,7 @@ def test_what_was_to_be_started_is_started_by_the_next_process(
     assert (launcher.dirs.path / "runs").read_text() == "run\n"
 
 
-def test_while_slurm_does_not_answer_all_is_as_before(
-    launcher: Launcher, live: SlurmCluster, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What runs goes on and can be ended; what is to be started waits. It is said once."""
+def test_while_slurm_does_not_answer_all_is_as_before(launcher: Launcher, live: SlurmCluster, caplog) -> None:
     caplog.set_level(logging.WARNING, "pliant")
     job = launcher.start("a", ("n0", SAVES))
     launcher.until_file("up", job)
@@ -164,9 +156,7 @@ def test_a_daemon_that_dies_harms_nothing(launcher: Launcher, live: SlurmCluster
     assert (launcher.dirs.path / "runs").read_text() == "run\n"
 
 
-def test_a_step_that_does_not_start_is_tried_again(
-    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_does_not_start_is_tried_again(launcher: Launcher, monkeypatch) -> None:
     monkeypatch.setattr(units, "AGAIN_S", 0.01)
     monkeypatch.setattr(sys, "executable", "/bin/not-there")
     job = launcher.start("a", ("n0", WAITS))

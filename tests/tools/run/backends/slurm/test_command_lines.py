@@ -1,7 +1,5 @@
 """Command lines of Slurm are data, which no shell reads; and stand-ins for its commands, which may fail."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -66,7 +64,6 @@ def lease(cluster: Cluster) -> Lease:
 
 
 def test_a_lease_holds_a_node_or_the_part_that_the_file_says() -> None:
-    """It does nothing."""
     cluster = one_node()
     assert sbatch_lease(lease(cluster), cluster.slurm, STATE) == (
         *("sbatch", "--parsable", f"--job-name={lease_prefix(STATE)}n1"),
@@ -145,7 +142,7 @@ def planned(*slots: str, elastic: bool = True, on_gpus: bool = True) -> list[Uni
     return units(Assignment.of(spec, places, (None, 1, 1.0)), Path("/state/jobs/a"), ATTEMPT, nodes)
 
 
-def test_a_placement_is_asked_for_by_its_counts() -> None:
+def test_a_placement_asks_for_counts_and_a_gpus_share_of_a_node() -> None:
     nodes = slurm_nodes("n0", "n1", slots="gpu", backend="slurm-jobs")
     for slots, elastic, expected in (
         (("n0/0", "n0/1"), True, JobRequest("x", 2, 1, gpus=1)),
@@ -154,9 +151,7 @@ def test_a_placement_is_asked_for_by_its_counts() -> None:
         (("n0/0", "n0/1", "n1/0"), False, JobRequest("x", 2, 2, gpus=2)),
     ):
         assert request_of(nodes, planned(*slots, elastic=elastic), "x") == expected
-
-
-def test_a_gpu_brings_its_share_of_the_node() -> None:
+    # A GPU brings its share of the node.
     part = {"cpus": 34.0, "memory": 68 << 30}
     known = slurm_nodes("n0", "n1", slots="gpu", backend="slurm-jobs", node=part)
     own = request_of(known, planned("n0/0", "n0/1", "n0/2", elastic=False), "x")
@@ -166,7 +161,7 @@ def test_a_gpu_brings_its_share_of_the_node() -> None:
     assert request_of(nodes, on_cpus, "x") == JobRequest("x", 1, 1, cpus=3)
 
 
-def test_the_submission_is_one_argument_list() -> None:
+def test_the_submission_and_its_script_start_each_task() -> None:
     options = SlurmOptions(
         partition="gpu", account="lab", gres="gpu:a100", lease_seconds=5400.0, options=("--constraint=ib",)
     )
@@ -178,9 +173,7 @@ def test_the_submission_is_one_argument_list() -> None:
         *("--output=/state/jobs/a/attempts/2/logs/slurm.log", "--open-mode=append", "--constraint=ib"),
         "/state/jobs/a/attempts/2/slurm.sh",
     )
-
-
-def test_the_script_starts_each_task_and_quotes_its_words() -> None:
+    # The script starts each task and quotes its words.
     odd = AttemptDir(Path("/state of $me/100%/attempts/1"))
     text = script(JobRequest("x", 2, 2, gpus=1), SlurmOptions(), odd, "de_DE.UTF-8")
     head, said, _, command = text.splitlines()
@@ -200,12 +193,22 @@ def test_the_script_starts_each_task_and_quotes_its_words() -> None:
     assert script(JobRequest("x", 1, 1), SlurmOptions(), odd).splitlines()[1] == "unset LC_ALL"
 
 
-def test_no_task_gets_a_token_of_slurm(tmp_path: Path) -> None:
+def test_slurm_gets_no_token_and_no_option_of_an_outer_job(
+    tmp_path: Path, command: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path / "srun", 'echo "${SLURM_JWT-none},$KEPT"')
     text = script(JobRequest("x", 1, 1), SlurmOptions(), ATTEMPT)
     env = {"PATH": f"{tmp_path}:{os.defpath}", "SLURM_JWT": "token", "KEPT": "yes"}
     done = subprocess.run(["sh"], input=text, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "none,yes\n"
+
+    # Where Slurm is configured does, and a token that stands for the user.
+    monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
+    monkeypatch.setenv("SLURM_JWT", "token")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SINFO_FORMAT", "%N")
+    write(command, 'cat; echo "$SLURM_CONF,$SLURM_JWT,$SLURM_JOB_ID,$SINFO_FORMAT,$LC_ALL"')
+    assert ask(["sinfo"], text="script\n") == "script\n/etc/other.conf,token,,,C\n"
 
 
 @pytest.fixture
@@ -213,16 +216,6 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program called sinfo, the only one there is."""
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     return tmp_path / "sinfo"
-
-
-def test_no_option_of_an_outer_job_reaches_slurm(command: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Slurm is configured does, and a token that stands for the user."""
-    monkeypatch.setenv("SLURM_CONF", "/etc/other.conf")
-    monkeypatch.setenv("SLURM_JWT", "token")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SINFO_FORMAT", "%N")
-    write(command, 'cat; echo "$SLURM_CONF,$SLURM_JWT,$SLURM_JOB_ID,$SINFO_FORMAT,$LC_ALL"')
-    assert ask(["sinfo"], text="script\n") == "script\n/etc/other.conf,token,,,C\n"
 
 
 @pytest.mark.parametrize(
@@ -234,9 +227,7 @@ def test_no_option_of_an_outer_job_reaches_slurm(command: Path, monkeypatch: pyt
         ("exec sleep 60", "Slurm does not answer: sinfo took more than 0 s"),
     ],
 )
-def test_a_command_that_fails_is_a_missing_service(
-    command: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
-) -> None:
+def test_a_command_that_fails_is_a_missing_service(command: Path, monkeypatch, script, said) -> None:
     if script:
         write(command, script)
     else:
@@ -247,9 +238,7 @@ def test_a_command_that_fails_is_a_missing_service(
 
 
 @pytest.mark.parametrize("backend", [SlurmBackend, SlurmJobsBackend])
-def test_without_a_controller_a_dry_run_says_what_to_do(
-    command: Path, tmp_path: Path, backend: type[SlurmBackend | SlurmJobsBackend]
-) -> None:
+def test_without_a_controller_a_dry_run_says_what_to_do(command: Path, tmp_path: Path, backend) -> None:
     write(command.with_name("squeue"), "echo 'squeue: error: no controller' >&2; exit 1")
     with pytest.raises(ServiceMissingError) as raised:
         backend(slurm_nodes("n", backend=backend.name), StateDir(tmp_path)).nodes()
@@ -259,10 +248,7 @@ def test_without_a_controller_a_dry_run_says_what_to_do(
     )
 
 
-def test_a_job_gets_no_variables_of_a_launcher(
-    command: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What sbatch sees is what the workers see."""
+def test_a_job_gets_no_variables_of_a_launcher(command: Path, tmp_path, monkeypatch) -> None:
     for name, value in {"RANK": "3", "TORCHELASTIC_RUN_ID": "7", "KEPT": "yes"}.items():
         monkeypatch.setenv(name, value)
     write(command.with_name("sbatch"), f"env > {shlex.quote(str(tmp_path))}/seen")
@@ -302,7 +288,6 @@ def test_a_job_joins_the_team_of_its_users_slurm_accounts(command: Path, tmp_pat
 
 
 def test_a_database_that_does_not_answer_is_asked_once_a_minute(command: Path, tmp_path: Path) -> None:
-    """A shared run serves no one meanwhile."""
     _accounts_of.cache_clear()
     asked = tmp_path / "asked"
     write(tmp_path / "sacctmgr", f"echo x >> {shlex.quote(str(asked))}; exit 1")

@@ -1,7 +1,5 @@
 """Nodes and their leases, without a Slurm: what is submitted, kept and given back by what one says."""
 
-from __future__ import annotations
-
 import shlex
 import socket
 import threading
@@ -244,10 +242,7 @@ def test_a_dry_run_shows_each_lease_and_each_step(fake: FakeSlurm, dirs: StateDi
 
 
 @pytest.mark.parametrize("answer", ["8.8.8.8", socket.EAI_AGAIN])
-def test_a_node_that_gets_its_name_later_is_down_until_then(
-    monkeypatch: pytest.MonkeyPatch, answer: str | int
-) -> None:
-    """As one in a cloud that has not been powered up. A public or unknown address ends the run."""
+def test_a_node_that_gets_its_name_later_is_down_until_then(monkeypatch: pytest.MonkeyPatch, answer) -> None:
     known: dict[str, str | int] = {}
 
     def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:

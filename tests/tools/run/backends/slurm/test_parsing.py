@@ -1,7 +1,3 @@
-"""What Slurm prints is understood as every release prints it."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 from pliant.tools.run.backends.slurm import parsing
@@ -19,7 +15,7 @@ def node(release: str, name: str) -> parsing.SlurmNode:
     return result
 
 
-def test_a_node_says_what_it_has_and_where_it_is() -> None:
+def test_a_node_says_what_it_has_and_whether_it_serves() -> None:
     n0, gpu01, a100 = node("22.05", "n0"), node("20.11", "gpu01"), node("23.11", "a100-01")
     assert (n0.address, n0.host, n0.partitions) == ("127.0.0.1", "login1", ("main",))
     assert (n0.cpus, n0.memory_bytes, n0.gpus) == (8, 1000 << 20, (("", 4),))
@@ -31,9 +27,7 @@ def test_a_node_says_what_it_has_and_where_it_is() -> None:
     assert parsing.state_words("mixed#") == {"MIXED", "POWERING_UP"}
     assert not node("20.11", "gpu02").responds
     assert node("20.11", "gpu01").responds
-
-
-def test_a_reason_may_hold_anything_even_what_slurm_says() -> None:
+    # A node serves or has a reason of any words.
     assert node("22.05", "n2").reason == "disk = bad"
     assert node("20.11", "gpu02").reason == "fan 3, slot=2"
     assert node("24.05", "queue-dy-2").reason == "gres/gpu count reported lower than configured (0 < 1)"
@@ -43,9 +37,7 @@ def test_a_reason_may_hold_anything_even_what_slurm_says() -> None:
     (down,) = parsing.nodes(line)
     assert (down.serves, down.state) == (False, {"DOWN"})
     assert (down.gpu_count(), down.gpu_count("gpu:a100")) == (3, 2)
-
-
-def test_a_node_serves_or_it_does_not() -> None:
+    # A node serves or it does not.
     for release, expected in {
         "20.11": {"gpu01": True, "gpu02": False},
         "22.05": {"n0": True, "n1": False, "n2": False, "n3": True},
@@ -73,7 +65,7 @@ def test_gpus_are_counted_by_type() -> None:
         assert parsing.gpus(text) == gpus
 
 
-def test_releases_jobs_steps_settings_and_partitions_are_read() -> None:
+def test_releases_jobs_steps_and_settings_are_read() -> None:
     assert parsing.jobs(recorded("22.05-jobs")) == [
         SlurmJob("4", "PENDING", "", "Resources", 1000, "a|b c"),
         SlurmJob("3", "RUNNING", "n0", "None", 0, "pliant-0a1b2c3d4e5f-n0"),
@@ -93,15 +85,13 @@ def test_releases_jobs_steps_settings_and_partitions_are_read() -> None:
         parsing.SlurmPartition("gpu", default=False, up=True, limit="2-00:00:00"),
         parsing.SlurmPartition("long", default=False, up=False, limit=""),
     ]
-
-
-def test_other_lines_are_passed_over() -> None:
+    # Other lines are passed over.
     other = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\n"
     for read in (parsing.jobs, parsing.steps, parsing.nodes, parsing.settings):
         assert not read(other)
 
 
-def test_a_topology_gives_the_domain_of_each_node_by_level() -> None:
+def test_topologies_and_lists_of_hosts_are_read() -> None:
     assert parsing.topology(recorded("22.05-topology")) == {
         "switch0": {"n0": "rack0", "n1": "rack0", "n2": "rack1", "n3": "rack1"},
         "switch1": dict.fromkeys(("n0", "n1", "n2", "n3"), "top"),
@@ -118,9 +108,7 @@ def test_a_topology_gives_the_domain_of_each_node_by_level() -> None:
     overlapping = "SwitchName=a Level=0 Nodes=n[0-1]\nSwitchName=b Level=0 Nodes=n[1-2]"
     assert parsing.topology(overlapping) == {}
     assert parsing.topology("scontrol: error: No topology information available") == {}
-
-
-def test_a_list_of_hosts_is_spelt_out() -> None:
+    # A list of hosts is spelt out.
     for text, names in {
         "n0": ["n0"],
         "n[01-03,7]x,m": ["n01x", "n02x", "n03x", "n7x", "m"],

@@ -1,7 +1,5 @@
 """Whole runs on a real Slurm: policies decide, nodes go and come, and every sample is trained once."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -90,7 +88,6 @@ def test_jobs_train_on_slurm_and_their_samples_are_exact(site: SlurmSite, live: 
 
 
 def test_a_run_that_dies_leaves_its_jobs_to_the_next_one(site: SlurmSite, live: SlurmCluster) -> None:
-    """Nothing is started twice, and all nodes are given back at the end."""
     site.job("a", "--gate", site.gate, gpus=2)
     site.job("b", "--gate", site.gate)
     first = site.run(site.schedule("fifo"), "--until-done")
@@ -106,7 +103,6 @@ def test_a_run_that_dies_leaves_its_jobs_to_the_next_one(site: SlurmSite, live: 
 
 
 def test_calls_from_cron_start_jobs_once_their_leases_run(site: SlurmSite, live: SlurmCluster) -> None:
-    """A call sees what it starts through to its first process, for the next one comes a minute later."""
     other = ("--job-name=other", "--exclusive", "--nodelist=n1", "--output=/dev/null")
     live.command("sbatch", *other, "--wrap", "exec sleep 600")
     until(lambda: leases(live) == ["n1"])
@@ -192,7 +188,6 @@ sys.exit(3)
 
 
 def test_a_script_that_signals_its_group_ends_after_four_tries(site: SlurmSite) -> None:
-    """Its keeper takes that for a signal of Slurm."""
     site.job("a", text=ENDS_ITS_GROUP, elastic="none")
     log, _ = run_until_done(site.options("fifo", retries=0), lambda _log, _now_s: None)
     assert log.jobs["a"].phase == "failed"

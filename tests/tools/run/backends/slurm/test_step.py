@@ -1,7 +1,3 @@
-"""What a step, or a task of a job, does on its node: it takes its unit over once and obeys orders."""
-
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -84,6 +80,20 @@ def test_an_order_ends_a_unit_with_its_own_signal(tmp_path: Path) -> None:
     assert code(tmp_path) == 0
 
 
+def test_a_notice_of_slurm_is_noted_and_ends_no_command(tmp_path: Path) -> None:
+    """All processes of a step get it; of an unprepared one it would be the end."""
+    keeper = start(tmp_path, sys.executable, "-c", IGNORES)
+    assert line_in(tmp_path / "up") == "1 SIG_IGN"
+    (worker,) = psutil.Process(keeper.pid).children()
+    keeper.send_signal(signal.SIGUSR1)
+    worker.send_signal(signal.SIGUSR1)
+    until((tmp_path / "unit-0.notice").exists)
+    assert not (tmp_path / "unit-0.displaced").exists()
+    (tmp_path / "end").touch()
+    keeper.wait()
+    assert code(tmp_path) == 0
+
+
 def test_a_signal_of_slurm_is_noted_and_an_order_is_not(tmp_path: Path) -> None:
     """The command gets the signal of Slurm too, as all processes of a step do."""
     keeper = start(tmp_path, "sh", "-c", "trap 'exit 7' TERM; echo $$ > up; while :; do sleep 0.05; done")
@@ -110,20 +120,6 @@ while not pathlib.Path("end").exists():
 """
 
 
-def test_a_notice_of_slurm_is_noted_and_ends_no_command(tmp_path: Path) -> None:
-    """All processes of a step get it; of an unprepared one it would be the end."""
-    keeper = start(tmp_path, sys.executable, "-c", IGNORES)
-    assert line_in(tmp_path / "up") == "1 SIG_IGN"
-    (worker,) = psutil.Process(keeper.pid).children()
-    keeper.send_signal(signal.SIGUSR1)
-    worker.send_signal(signal.SIGUSR1)
-    until((tmp_path / "unit-0.notice").exists)
-    assert not (tmp_path / "unit-0.displaced").exists()
-    (tmp_path / "end").touch()
-    keeper.wait()
-    assert code(tmp_path) == 0
-
-
 def test_a_task_has_its_share_of_the_gpus() -> None:
     for given, local, wanted, own in (
         ("0,1,2", "0", 1, ["0"]),
@@ -136,10 +132,7 @@ def test_a_task_has_its_share_of_the_gpus() -> None:
         assert gpus_of({"CUDA_VISIBLE_DEVICES": given, "SLURM_LOCALID": local}, wanted=wanted) == own
 
 
-def test_too_few_gpus_end_the_unit_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A task without a unit does nothing."""
+def test_too_few_gpus_end_the_unit_with_the_reason(tmp_path, monkeypatch, capsys) -> None:
     with pytest.raises(TooFewGpusError, match="2 GPUs are needed, Slurm gives the task none"):
         gpus_of({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, wanted=2)
     unit = {"argv": ["true"], "cwd": "/", "env": {"CUDA_VISIBLE_DEVICES": "0,1"}}
@@ -157,7 +150,6 @@ def test_too_few_gpus_end_the_unit_with_the_reason(
 
 
 def test_torchruns_that_meet_get_the_address_towards_the_first() -> None:
-    """Others stay as they are."""
     meets = ["torchrun", "--nnodes=2", "--master-addr=127.0.0.1", "--local-addr=127.0.0.1", "--", "t.py"]
     assert on_this_node([*meets, "--master-addr=x"], "10.0.0.2", "10.0.0.1") == [
         *("torchrun", "--nnodes=2", "--master-addr=10.0.0.1", "--local-addr=10.0.0.2"),

@@ -1,7 +1,5 @@
 """Units, attempts and their files without a Slurm: who may start one, who ends it, and why it waits."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shlex
@@ -14,19 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from pliant.tools.run.backends.protocol import Handle, StartedUnit, StopLevel, Unit, UnitStatus
-from pliant.tools.run.backends.slurm import jobs as module
-from pliant.tools.run.backends.slurm import units
+from pliant.tools.run.backends.slurm import jobs, units
 from pliant.tools.run.backends.slurm.commands import job_name
-from pliant.tools.run.backends.slurm.jobs import (
-    SHOWS_S,
-    UNKNOWN_S,
-    Attempt,
-    JobListing,
-    SlurmJobsBackend,
-    stage_of,
-    unusual,
-    why_ended,
-)
 from pliant.tools.run.backends.slurm.parsing import SlurmJob, job_state
 from pliant.tools.run.backends.slurm.units import SlurmUnit, StepPlace, UnitReport
 from pliant.tools.run.statedir.contract.folders import FolderCache
@@ -59,9 +46,7 @@ def test_a_kill_of_another_process_ends_the_step(handle: Handle, monkeypatch: py
 
 
 @pytest.mark.parametrize("tried", [False, True])
-def test_files_that_this_host_does_not_know_are_asked_for_first(
-    handle: Handle, monkeypatch: pytest.MonkeyPatch, tried: bool
-) -> None:
+def test_files_that_this_host_does_not_know_are_asked_for_first(handle: Handle, monkeypatch, tried) -> None:
     """A host may remember for a minute that a file was not there. The unit runs all the same."""
     asked: list[Path] = []
     monkeypatch.setattr(units, "ask_server", asked.append)
@@ -119,7 +104,6 @@ def test_a_node_on_which_nothing_starts_is_no_fault_of_the_unit(
 
 
 def test_a_node_that_does_not_see_the_directory_is_the_reason(handle: Handle) -> None:
-    """A step there could leave no file, however well it ends."""
     handle.files.keeper(0).unlink()
     unit = unit_of(handle)
     unit._tries, unit._since_s, unit._ended_s = 1, 0.0, 1.0
@@ -130,7 +114,6 @@ def test_a_node_that_does_not_see_the_directory_is_the_reason(handle: Handle) ->
 
 
 def test_srun_gets_no_token_of_slurm(handle: Handle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It supports none, and its environment is that of the keeper, which others may read."""
     seen = shlex.quote(str(tmp_path / "seen"))
     (tmp_path / "srun").write_text(f'#!/bin/sh\necho "$SLURM_CONF,${{SLURM_JWT-none}}" > {seen}\n')
     (tmp_path / "srun").chmod(0o755)
@@ -152,7 +135,6 @@ def test_a_unit_lost_after_slurm_asked_it_to_end_is_displaced(handle: Handle) ->
 
 
 def test_a_good_end_that_is_seen_late_is_no_loss(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its keeper is silent because it has ended, and has left a file that says so."""
     handle.files.exit_code(0).write_text("0\n")
     asked: list[Path] = []
     monkeypatch.setattr(units, "ask_server", asked.append)
@@ -163,7 +145,7 @@ def test_a_good_end_that_is_seen_late_is_no_loss(handle: Handle, monkeypatch: py
 
 
 RUNNING = UnitStatus("running")
-NO_ANSWER = JobListing(float("-inf"), None)
+NO_ANSWER = jobs.JobListing(float("-inf"), None)
 
 
 @dataclass
@@ -192,13 +174,13 @@ class Scene:
         self.handle.files.orders(0).touch()
         units = [unit_of(self.handle)]
         cache = FolderCache(self.handle.folder)
-        self.attempt = Attempt(self.handle, "pliant-x.a.1", units, cache, 0.0, submission)
+        self.attempt = jobs.Attempt(self.handle, "pliant-x.a.1", units, cache, 0.0, submission)
 
     def at(self, now_s: float, state: str | None = None, reason: str = "None") -> UnitStatus:
         """The unit, where Slurm lists its job in a state, or (None) does not list it."""
-        return self.shown(JobListing(now_s, None if state is None else listed(state, reason)), now_s)
+        return self.shown(jobs.JobListing(now_s, None if state is None else listed(state, reason)), now_s)
 
-    def shown(self, listing: JobListing, now_s: float) -> UnitStatus:
+    def shown(self, listing: jobs.JobListing, now_s: float) -> UnitStatus:
         (status,) = self.attempt.statuses(listing, now_s)
         return status
 
@@ -211,7 +193,7 @@ class Scene:
 def ends(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """What Slurm says of a job that is not listed any more."""
     result = Answer()
-    monkeypatch.setattr(module, "Later", lambda _argv: result)
+    monkeypatch.setattr(jobs, "Later", lambda _argv: result)
     return result
 
 
@@ -225,7 +207,7 @@ def test_it_waits_from_its_submission_until_slurm_starts_it(tmp_path: Path) -> N
     scene = Scene(tmp_path, submission)
     assert scene.at(5.0).queued
     submission.done, submission.ended_s = True, 6.0
-    assert scene.shown(JobListing(5.9, None), 6.0).queued, (
+    assert scene.shown(jobs.JobListing(5.9, None), 6.0).queued, (
         "what Slurm said before it knew the job counts for nothing"
     )
     assert scene.at(7.0, "PENDING", "Priority").queued
@@ -255,7 +237,7 @@ def test_a_job_gone_before_its_workers_fails_later(scene: Scene, ends: Answer, s
     ends.state = state
     assert scene.at(1.0, "RUNNING") == RUNNING
     assert scene.at(2.0) == RUNNING, "its files may only not be seen yet"
-    assert scene.at(2.0 + SHOWS_S) == UnitStatus("exited", 1)
+    assert scene.at(2.0 + jobs.SHOWS_S) == UnitStatus("exited", 1)
     assert f"Slurm's job ended before its workers began: {why}" in scene.last_words
 
 
@@ -263,17 +245,17 @@ def test_a_job_that_may_come_is_waited_for(tmp_path: Path, scene: Scene) -> None
     """One that another process submitted longer; while Slurm does not answer, nothing is concluded."""
     other = Scene(tmp_path / "other", None)
     assert other.at(1.0).queued
-    assert other.at(UNKNOWN_S).queued
-    assert other.at(UNKNOWN_S + 2.0) == UnitStatus("exited", 1)
+    assert other.at(jobs.UNKNOWN_S).queued
+    assert other.at(jobs.UNKNOWN_S + 2.0) == UnitStatus("exited", 1)
     assert scene.shown(NO_ANSWER, 1.0).queued
-    assert scene.shown(NO_ANSWER, 10 * UNKNOWN_S).queued
+    assert scene.shown(NO_ANSWER, 10 * jobs.UNKNOWN_S).queued
 
 
 def test_a_job_that_is_listed_again_was_never_gone(scene: Scene, ends: Answer) -> None:
     scene.at(1.0, "RUNNING")
     scene.at(2.0)
     assert scene.at(3.0, "PENDING", "BeginTime").queued
-    assert scene.at(3.0 + SHOWS_S).queued
+    assert scene.at(3.0 + jobs.SHOWS_S).queued
 
 
 def test_an_early_order_and_an_exit_code_count_in_any_state(scene: Scene) -> None:
@@ -304,31 +286,29 @@ def test_a_reason_to_wait_is_said_once(scene: Scene, caplog: pytest.LogCaptureFi
     assert caplog.messages == ["job a waits in Slurm's queue: AssocGrpGRES"]
 
 
-def test_each_state_means_waiting_running_or_gone() -> None:
+def test_states_and_their_reasons_are_said_in_words() -> None:
     for stage, states in {
         "queued": "PENDING CONFIGURING REQUEUED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
         "running": "RUNNING COMPLETING SUSPENDED STOPPED SIGNALING RESIZING STAGE_OUT",
         "gone": "CANCELLED COMPLETED FAILED TIMEOUT PREEMPTED NODE_FAIL BOOT_FAIL DEADLINE "
         "OUT_OF_MEMORY REVOKED",
     }.items():
-        assert {stage_of(listed(state)) for state in states.split()} == {stage}
-    assert stage_of(None) == "gone"
+        assert {jobs.stage_of(listed(state)) for state in states.split()} == {stage}
+    assert jobs.stage_of(None) == "gone"
 
-
-def test_states_and_reasons_are_said_in_words() -> None:
-    """Reasons that pass by themselves are not worth one."""
-    assert {unusual(listed("PENDING", reason)) for reason in ("Priority", "Resources", "None")} == {""}
-    assert unusual(listed("PENDING", "AssocGrpGRES")) == "AssocGrpGRES"
-    assert unusual(listed("RUNNING", "AssocGrpGRES")) == ""
+    # Reasons that pass by themselves are not worth one.
+    assert {jobs.unusual(listed("PENDING", reason)) for reason in ("Priority", "Resources", "None")} == {""}
+    assert jobs.unusual(listed("PENDING", "AssocGrpGRES")) == "AssocGrpGRES"
+    assert jobs.unusual(listed("RUNNING", "AssocGrpGRES")) == ""
     shown = "JobId=7 JobName=a b JobState=TIMEOUT Reason=TimeLimit Dependency=(null)"
     assert job_state(shown) == "TIMEOUT"
-    assert why_ended("CANCELLED by 1000") == "somebody cancelled it"
-    assert why_ended("LAUNCH_FAILED") == "it is launch failed"
-    assert why_ended("") == why_ended("\x1b[2J") == "", "an account may have named its job so"
+    assert jobs.why_ended("CANCELLED by 1000") == "somebody cancelled it"
+    assert jobs.why_ended("LAUNCH_FAILED") == "it is launch failed"
+    assert jobs.why_ended("") == jobs.why_ended("\x1b[2J") == "", "an account may have named its job so"
 
 
 def test_a_dry_run_shows_the_submission_its_script_and_each_task(tmp_path: Path) -> None:
-    backend = SlurmJobsBackend(slurm_nodes("n0", backend="slurm-jobs"), StateDir(tmp_path))
+    backend = jobs.SlurmJobsBackend(slurm_nodes("n0", backend="slurm-jobs"), StateDir(tmp_path))
     handle = Handle("a", 1, tmp_path / "jobs/a/attempts/1")
     unit = Unit("n0", ("python", "t.py", "a b"), "/my jobs", {ENV_WORKER: "0", "CUDA_VISIBLE_DEVICES": ""})
     submits, *script, task = backend.shown(handle, [unit])

@@ -10,7 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.throughput import shares
@@ -120,9 +128,40 @@ class Pair(NamedTuple):
 
 
 def test_a_dataset_without_length_or_samples_is_refused() -> None:
-    for samples in (iter([1]), []):
-        with pytest.raises(UsageError, match="expected a dataset"):
+    for samples, message in ((iter([1]), "expected a dataset"), ([], "list has no samples")):
+        with pytest.raises(UsageError, match=message):
             DataSource(samples, torch.device("cpu")).size  # type: ignore[arg-type]  # noqa: B018
+
+
+def test_a_sampler_draws_the_same_on_every_worker_and_nothing_from_the_script() -> None:
+    weights = torch.arange(1, 9).float()
+    drawn = []
+    for worker in (1, 2):
+        torch.manual_seed(worker)
+        source = DataSource(range(8), torch.device("cpu"), sampler=WeightedRandomSampler(weights, 20))  # type: ignore[arg-type]
+        before = torch.get_rng_state()
+        drawn.append([source.order(20, epoch, 5, shuffle=True).tolist() for epoch in (0, 1, 0)])
+        assert torch.equal(torch.get_rng_state(), before)
+    assert drawn[0] == drawn[1]
+    assert (source.size, len(drawn[0][0]), drawn[0][0] == drawn[0][2], drawn[0][0] == drawn[0][1]) == (
+        20,
+        20,
+        True,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("sampler", "message"),
+    [
+        (DistributedSampler(range(8), 2, 0), "leave out DistributedSampler: each worker gets its share"),  # type: ignore[arg-type]
+        (BatchSampler(range(8), 2, drop_last=False), "BatchSampler gives batches: give its sampler"),
+        (iter(range(8)), "range_iterator has no length"),
+    ],
+)
+def test_a_sampler_that_divides_or_has_no_length_is_refused(sampler: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        DataSource(range(8), torch.device("cpu"), sampler=sampler).size  # type: ignore[arg-type]  # noqa: B018
 
 
 def test_batches_of_any_nesting_reach_the_device() -> None:

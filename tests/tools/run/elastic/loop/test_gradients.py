@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.checkpoint import checkpoint
 
+from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import BatchSplit, micro_batches
-from pliant.tools.run.elastic.loop.gradients import Gradients, StepStart, TolerantGroup, at_end_of_backward
+from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.prepared import guard_helper, guard_optimizer
+from pliant.tools.run.elastic.loop.step_start import StepStart
 from pliant.tools.run.elastic.state.training import DOUBLING_STEPS, Mean, Training
 
 pytestmark = pytest.mark.torch
@@ -43,40 +41,94 @@ def gradients(net: nn.Module) -> list[torch.Tensor]:
     return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
 
 
+def collecting(net: nn.Module, *, accumulates: bool) -> Gradients:
+    held = Gradients([net])
+    held.bind(accumulates=accumulates)
+    held.begin_step()
+    return held
+
+
 def of_the_whole_batch() -> list[torch.Tensor]:
     net = model()
     mean_loss(net, slice(0, 7)).backward()
     return gradients(net)
 
 
+@pytest.mark.parametrize("zeroed_to_none", [True, False])
 @pytest.mark.parametrize(("accum", "passes"), [(1, 1), (2, 1), (7, 1), (2, 2)])
-def test_micro_steps_add_up_to_the_whole_batch(accum: int, passes: int) -> None:
+def test_micro_steps_add_up_to_the_whole_batch(accum: int, passes: int, zeroed_to_none: bool) -> None:
+    """Whatever the script has zeroed before, and however it changes what it sees in a pass."""
     net = model()
-    held = Gradients(net, accumulates=accum > 1)
+    held = collecting(net, accumulates=accum > 1)
     for micro in micro_batches(7, 0, BatchSplit(7, 1, accum), 0):
         held.begin(micro)
-        net.zero_grad()
+        (mean_loss(net, micro.loaded) * 3).backward()
+        net.zero_grad(zeroed_to_none)
         for _ in range(passes):
             (mean_loss(net, micro.loaded) / passes).backward()
-        assert bool(gradients(net)) is micro.last, "a partial sum shows"
+        assert len(gradients(net)) == 2, "for its log"
+        if not micro.last:
+            nn.utils.clip_grad_value_(net.parameters(), 1e-3)
+            held.commit()
     torch.testing.assert_close(gradients(net), of_the_whole_batch())
 
 
-def test_accumulation_holds_one_copy_of_the_gradients() -> None:
-    net = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(6)))
-    held, most = Gradients(net, accumulates=True), 0
-
-    def count(arriving: torch.Tensor) -> None:
-        nonlocal most
-        there = sum(one.numel() for one in (*gradients(net), *held._aside.values()))
-        most = max(most, there + arriving.numel())
-
-    for parameter in net.parameters():
-        parameter.register_hook(count)
-    for micro in micro_batches(6, 0, BatchSplit(6, 1, 3), 0):
+def test_gradients_set_by_hand_add_up_over_micro_steps() -> None:
+    net = model()
+    held = collecting(net, accumulates=True)
+    for micro in micro_batches(7, 0, BatchSplit(7, 1, 3), 0):
         held.begin(micro)
-        net(torch.randn(2, 4)).sum().backward()
-    assert most == (6 + 1) * 16
+        parameters = list(net.parameters())
+        for one, gradient in zip(
+            parameters, torch.autograd.grad(mean_loss(net, micro.loaded), parameters), strict=True
+        ):
+            one.grad = gradient
+        (held.before_optimizer if micro.last else held.commit)()
+    torch.testing.assert_close(gradients(net), of_the_whole_batch())
+
+
+def project(net: nn.Module, held: Gradients) -> None:
+    """As PCGrad does."""
+    for one in net.parameters():
+        one.grad = None if one.grad is None else one.grad * 0.5
+    held.commit()
+
+
+def perturb(net: nn.Module, _: Gradients) -> None:
+    """As SAM does."""
+    with torch.no_grad():
+        for one in net.parameters():
+            one.add_(0.1)
+    mean_loss(net, slice(0, 2)).backward()
+
+
+@pytest.mark.parametrize("act", [project, perturb])
+def test_what_micro_steps_would_change_is_refused(act: Callable[[nn.Module, Gradients], None]) -> None:
+    net = model()
+    held = collecting(net, accumulates=True)
+    held.begin(next(micro_batches(6, 0, BatchSplit(6, 1, 2), 0)))
+    mean_loss(net, slice(0, 3)).backward()
+    with pytest.raises(UsageError, match="with micro-steps its effect would be another one"):
+        act(net, held)
+
+
+@pytest.mark.parametrize("zeroes", [True, False])
+def test_gradients_that_outlive_a_step_are_noticed_and_kept(zeroes: bool) -> None:
+    net = model()
+    held = collecting(net, accumulates=False)
+    for micro in micro_batches(6, 0, BatchSplit(2), 0):
+        held.begin_step()
+        held.begin(micro)
+        if zeroes:
+            net.zero_grad()
+        mean_loss(net, micro.loaded).backward()
+    assert held.outlive is not zeroes
+    kept = {name: one.clone() for name, one in held.kept().items()}
+    held.let_go()
+    assert bool(gradients(net)) is not zeroes
+    net.zero_grad()
+    held.restore(kept)
+    assert len(gradients(net)) == len(kept) == (0 if zeroes else 2)
 
 
 def test_uneven_shares_average_to_the_whole_batch() -> None:
@@ -86,12 +138,12 @@ def test_uneven_shares_average_to_the_whole_batch() -> None:
     for rank in range(3):
         net = model()
         (micro,) = micro_batches(7, 0, BatchSplit(7, 3), rank)
-        Gradients(net, accumulates=False).begin(micro)
+        collecting(net, accumulates=False).begin(micro)
         mean_loss(net, micro.loaded).backward()
         torch._foreach_add_(total, gradients(net), alpha=1 / 3)
     torch.testing.assert_close(total, expected)
     (micro,) = micro_batches(1, 0, BatchSplit(4, 2), 1)
-    Gradients(net, accumulates=False).begin(micro)
+    collecting(net, accumulates=False).begin(micro)
     net.zero_grad()
     (mean_loss(net, micro.loaded) * torch.inf).backward()
     assert all(not gradient.any() for gradient in gradients(net))
@@ -119,8 +171,14 @@ def test_a_gradient_before_the_last_micro_step_is_unscaled(first_scale: float) -
 
     step, optimizer = Step(), torch.optim.SGD(elastic.parameters(), lr=1.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=first_scale)
-    held = Gradients(elastic, accumulates=True)
-    guard_optimizer(optimizer, ("step",), step, lambda: nullcontext(held.join_rest()))
+    held = collecting(elastic, accumulates=True)
+    guard_optimizer(
+        optimizer,
+        ("step",),
+        step,
+        lambda: nullcontext(held.before_optimizer()),
+        called=lambda _: held.commit(),
+    )
     guard_helper(scaler, step)
     for head, micro in enumerate(micro_batches(6, 0, BatchSplit(6, 1, 2), 0)):
         step.quiet = not micro.last
@@ -131,6 +189,7 @@ def test_a_gradient_before_the_last_micro_step_is_unscaled(first_scale: float) -
         nn.utils.clip_grad_norm_(elastic.parameters(), 0.1)
         scaler.step(optimizer)
         scaler.update()
+        held.commit()
     torch.testing.assert_close(elastic.state_dict(), plain.state_dict())
 
 
@@ -240,151 +299,7 @@ def test_the_learning_rate_scale_rises_slowly_and_falls_at_once() -> None:
     assert trains.rates(1) == joins.rates(1) == pytest.approx([0.2], rel=1e-3)
 
 
-class Group:
-    """A process group of two whose exchanges go well until they are to fail; the other worker has zeros."""
-
-    def __init__(self) -> None:
-        self.fails_at: str | None = None
-        self.begun = 0
-
-    def rank(self) -> int:
-        return 0
-
-    def size(self) -> int:
-        return 2
-
-    def _get_backend(self, device: torch.device) -> Group:
-        return self
-
-    def allreduce(self, tensors: list[torch.Tensor]) -> Group:
-        self.begun += 1
-        if self.fails_at == "begin":
-            raise RuntimeError("at its begin")
-        return self
-
-    broadcast = allreduce
-
-    def allgather(self, gathered: list[list[torch.Tensor]], tensors: list[torch.Tensor]) -> Group:
-        own, other = gathered[0]
-        own.copy_(tensors[0].detach())
-        other.zero_()
-        return self.allreduce(tensors)
-
-    def wait(self) -> bool:
-        if self.fails_at == "wait":
-            raise RuntimeError("at its end")
-        return True
-
-
-@pytest.mark.parametrize("fails_at", ["begin", "wait"])
-@pytest.mark.parametrize("way", ["wait", "get_future"])
-def test_a_failed_all_reduce_ends_quietly_and_no_other_begins(fails_at: str, way: str) -> None:
-    inner, gradient = Group(), torch.ones(3)
-    group = TolerantGroup(inner)  # type: ignore[arg-type]
-    inner.fails_at = fails_at
-    work = group.allreduce([gradient])
-    assert work.wait() if way == "wait" else work.get_future().wait() is gradient
-    assert "at its" in str(group.error)
-    first = group.error
-    assert group.allreduce([gradient]).get_future().wait() is gradient
-    assert (group.error, inner.begun) == (first, 1)
-
-
-def test_a_broadcast_that_fails_is_noted_and_raised() -> None:
-    inner = Group()
-    group = TolerantGroup(inner)  # type: ignore[arg-type]
-    group.broadcast([torch.ones(3)])
-    inner.fails_at = "wait"
-    with pytest.raises(RuntimeError, match="at its end"):
-        group.broadcast([torch.ones(3)])
-    assert "at its end" in str(group.error)
-
-
-def test_an_all_reduce_answers_with_its_own_tensor() -> None:
-    """As once DDP has put its buckets into another order, and after parameters were frozen."""
-    group = TolerantGroup(Group())  # type: ignore[arg-type]
-    few, many = [torch.ones(1)], [torch.ones(2), torch.ones(3)]
-    for buckets in (few, few, many, many, many[::-1], few, many):
-        x = torch.ones(len(buckets), requires_grad=True)
-        result: list[torch.futures.Future[Any]] = []
-
-        def exchange(_: torch.Tensor, buckets: list[torch.Tensor] = buckets) -> None:
-            result.extend(group.allreduce([bucket]).get_future() for bucket in buckets)  # noqa: B023
-
-        x.register_hook(exchange)
-        x.sum().backward()
-        assert [future.value() for future in result] == buckets
-
-
-def test_an_inner_backward_pass_waits_for_earlier_all_reduces() -> None:
-    """As with activation checkpointing: DDP may want all gradients at the end of the inner pass."""
-    group = TolerantGroup(Group())  # type: ignore[arg-type]
-    outer, inner = (nn.Parameter(torch.ones(2)) for _ in range(2))
-    begun: list[torch.futures.Future[Any]] = []
-    through: list[bool] = []
-
-    def exchange(parameter: torch.Tensor) -> None:
-        begun.append(group.allreduce([parameter]).get_future())
-
-    def exchange_last(parameter: torch.Tensor) -> None:
-        exchange(parameter)
-        at_end_of_backward(lambda: through.extend(one.done() for one in begun))
-
-    outer.register_post_accumulate_grad_hook(exchange)
-    inner.register_post_accumulate_grad_hook(exchange_last)
-    x = torch.ones(2, requires_grad=True)
-    for _ in range(2):
-        (checkpoint(lambda x: x * inner, x, use_reentrant=True) * outer).sum().backward()
-    assert through == [True] * 2 + [True] * 4
-
-
-class OfThread:
-    """One of several workers that are threads, connected by gloo."""
-
-    def __init__(self, store: dist.Store, rank: int, workers: int) -> None:
-        self._backend = dist.ProcessGroupGloo(store, rank, workers, timedelta(seconds=60))
-
-    def rank(self) -> int:
-        return self._backend.rank()
-
-    def size(self) -> int:
-        return self._backend.size()
-
-    def _get_backend(self, device: torch.device) -> dist.ProcessGroupGloo:
-        return self._backend
-
-
-def summed(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """What workers that each have one of the tensors find to be their sum."""
-    store = dist.HashStore()
-
-    def work(rank: int) -> torch.Tensor:
-        group = TolerantGroup(OfThread(store, rank, len(tensors)))  # type: ignore[arg-type]
-        result = tensors[rank].clone()
-        assert group.add_up(result), group.error
-        return result
-
-    with ThreadPoolExecutor(len(tensors)) as threads:
-        return list(threads.map(work, range(len(tensors))))
-
-
 LARGE = 1 << 16
-
-
-def test_tensors_are_added_up_the_same_for_all_workers() -> None:
-    """In the order of ranks: in any other one the one is lost beside the large numbers."""
-    for workers, numbers in ((2, 7), (2, LARGE), (3, LARGE)):
-        tensors = [torch.arange(numbers) * 10**rank for rank in range(workers)]
-        for result in summed(*tensors):
-            assert torch.equal(result, sum(tensors[1:], tensors[0]))
-    for result in summed(*(torch.full((7,), value) for value in (1e8, -1e8, 1.0))):
-        assert result.tolist() == [1.0] * 7
-    complex_ones = torch.ones(2, dtype=torch.complex64)
-    for result in summed(complex_ones, 1j * complex_ones):
-        assert result.tolist() == [1 + 1j] * 2
-    columns = torch.arange(6.0).reshape(2, 3).T
-    for result in summed(columns, columns):
-        assert torch.equal(result, 2 * columns)
 
 
 class Masked(nn.Module):

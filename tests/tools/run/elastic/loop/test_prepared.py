@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run import elastic
-from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel
 
 pytestmark = pytest.mark.torch
 
@@ -63,22 +61,6 @@ def test_what_it_cannot_use_is_named_with_what_to_do_instead(given: Any, message
     with pytest.raises(UsageError) as result:
         elastic.init(batch_size=4).prepare(*given(nn.Linear(1, 1)))
     assert message in str(result.value)
-
-
-def test_a_model_among_workers_keeps_its_names_and_state() -> None:
-    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    among = ElasticDataParallel(net, Averaging())
-    assert list(among.state_dict()) == list(net.state_dict())
-    assert [name for name, _ in among.named_parameters()] == [name for name, _ in net.named_parameters()]
-    state = {name: torch.ones_like(value) for name, value in net.state_dict().items()}
-    among.load_state_dict(state)
-    torch.testing.assert_close(dict(net.state_dict()), state)
-    among.temperature = 3.0
-    assert (net.temperature, among.temperature) == (3.0, 3.0)
-    assert among[0] is net[0]
-    assert among.eval().training is net.training is False
-    average, other = AveragedModel(among), AveragedModel(copy.deepcopy(among))
-    other.load_state_dict(average.state_dict())
 
 
 def test_a_dictionary_is_registered_as_it_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,17 +140,20 @@ def test_workers_vote_as_often_as_the_slower_one_would() -> None:
     assert both.step(1e-6, 1e-6) == 8, "the first step after a meeting"
 
 
-def test_a_vote_carries_each_worker_s_own_step_time() -> None:
+def test_a_vote_carries_each_worker_s_own_step_time_and_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = SimpleNamespace(wait=lambda: None)
+    world = SimpleNamespace(allreduce=lambda *_: sent)  # it is made here
+    monkeypatch.setattr(agreement, "world", lambda: world)
     votes = [Vote() for _ in range(3)]
     for rank, vote in enumerate(votes):
         vote.drop(rank, 3)
-        vote._rank, vote._workers = rank, 1  # nothing is sent: the all-reduce is made here
-        vote.cast(2, own_step_s=[0.1, 0.0, 0.25][rank])
+        vote.cast(2, own_step_s=[0.1, 0.0, 0.25][rank], losses=[(-1.5, 2.0), (0.0, 0.0), (4.0, 3.0)][rank])
     largest = [max(each) for each in zip(*(vote._numbers.tolist() for vote in votes), strict=True)]
     for vote in votes:
         vote._numbers[:] = largest
         assert vote.result() == 2
         assert vote.own_s == [0.1, 0.0, 0.25], "0: not known"
+        assert vote.losses == (2.5, 5.0)
     votes[0].drop(0, 2)
     assert votes[0].own_s == [0.0, 0.0], "of other workers it says nothing"
 

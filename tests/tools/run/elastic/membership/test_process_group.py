@@ -28,7 +28,7 @@ import torch.distributed as dist
 from pliant.schemas.errors import UsageError
 from pliant.tools.profile.torchrun import start
 from pliant.tools.run.elastic.context import Context, WorkerContext
-from pliant.tools.run.elastic.loop.gradients import TolerantGroup
+from pliant.tools.run.elastic.loop.exchange import TolerantGroup
 from pliant.tools.run.elastic.membership import process_group, rendezvous
 from pliant.tools.run.elastic.membership.agreement import PlanWatch, world
 from pliant.tools.run.elastic.membership.process_group import (
@@ -466,10 +466,11 @@ def forms_a_group(folder: Path) -> None:
 
 def exchanges_buffers(folder: Path) -> None:
     """As DistributedDataParallel does before a forward pass of a model that has some; gloo forgets it."""
-    group = TolerantGroup.__new__(TolerantGroup)
     work = SimpleNamespace(wait=partial(time.sleep, PATIENCE_S))
-    group._inner = SimpleNamespace(broadcast=lambda *_: work)
-    group.broadcast([])
+    backend = SimpleNamespace(broadcast=lambda *_: work)
+    TolerantGroup(SimpleNamespace(size=lambda: 2, _get_backend=lambda _: backend)).broadcast(  # type: ignore[arg-type]
+        [torch.ones(1)]
+    )
 
 
 @pytest.mark.parametrize("waits", [forms_a_group, exchanges_buffers])

@@ -18,7 +18,6 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.optim.swa_utils import AveragedModel
 
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.run.elastic.loop.gradients import Averaging, ElasticDataParallel
 from pliant.tools.run.elastic.state import transfer
 from pliant.tools.run.elastic.state.training import Mean, Training
 from pliant.tools.run.elastic.state.transfer import pass_on
@@ -69,7 +68,7 @@ def training(seed: int) -> Training:
     helpers: dict[str, Any] = {
         "schedule": OneCycleLR(optimizer, 0.2, total_steps=50),
         "scaler": torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2),
-        "average": AveragedModel(ElasticDataParallel(model, Averaging())),
+        "average": AveragedModel(model),
     }
     made = Training(model, optimizer, helpers)
     for _ in range(seed):

@@ -1,7 +1,3 @@
-"""The small files of a job: missing, unreadable, damaged, torn; who lives, by locks and by heartbeats."""
-
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -69,10 +65,7 @@ def test_a_file_names_its_schema_and_is_its_owners_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.EACCES])
-def test_an_unreadable_file_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """It is not taken for a missing one."""
+def test_an_unreadable_file_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number) -> None:
     path = tmp_path / "plan.json"
     write_record(path, "plan", PLAN)
     left, read = [number], Path.read_bytes
@@ -198,7 +191,6 @@ def report(samples: float = 64.0, **more: Any) -> Progress:
 
 
 def test_each_report_is_read_once(tmp_path: Path) -> None:
-    """It names its schema, and only its owner reads it. A file that cannot be replaced stays as it was."""
     path = tmp_path / "progress.json"
     file = ProgressFile(path)
     assert file.fresh() is None
@@ -305,9 +297,7 @@ def test_a_worker_is_absent_then_alive_then_gone(
     assert sighting.life() == "absent"
 
 
-def test_a_file_stays_open_while_its_worker_lives(
-    workers: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_stays_open_while_its_worker_lives(workers: Callable[[], Worker], monkeypatch) -> None:
     """So a look opens nothing. Many looks use at most half of the descriptors."""
     worker = workers()
     before = psutil.Process().num_fds()
@@ -346,7 +336,6 @@ def silences(watch: Heartbeats, path: str, times_s: Sequence[float]) -> list[boo
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The file system's clock, which a test sets."""
     now_s = [0.0]
     monkeypatch.setattr(FileClock, "now_s", lambda clock, path: now_s[0])
     return now_s
@@ -394,10 +383,7 @@ def test_a_worker_may_be_silent_after_the_machine_slept(tmp_path: Path, clock: l
     assert silences(watch, str(path), [12.0]) == [True], "what it does not do while somebody looks counts"
 
 
-def test_the_file_systems_clock_is_that_of_a_file_made_now(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To look again opens the file, so that the server is asked."""
+def test_the_file_systems_clock_is_that_of_a_file_made_now(tmp_path, monkeypatch) -> None:
     own, (before, after) = FileClock(), (tmp_path / name for name in ("before", "after"))
     before.touch()
     result = own.now_s(str(tmp_path / "worker"))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -296,17 +294,15 @@ def test_what_workers_measure_belongs_to_what_the_job_holds() -> None:
     assert staying.overhead_seconds == 0.3
 
 
-def test_wrong_clocks_of_workers_move_no_time() -> None:
-    """Its events happened between the last look and now, whatever its machine says."""
+def test_workers_clocks_move_no_time_and_the_log_is_utc() -> None:
+    # Its events happened between the last look and now, whatever its machine says.
     for time_s, since_s, logged_s in (
         *((3600.0, 0.0, 20.0), (19.5, 19.0, 19.5), (1.0, 19.0, 19.0)),
         (1.0, 0.0, START.time),
     ):
         (logged,) = said(event(time_s, "checkpoint"), since_s=since_s)
         assert logged.time == logged_s
-
-
-def test_the_log_is_utc_and_knows_the_clock_of_the_schedule() -> None:
+    # The log is UTC and knows the clock of the schedule.
     submitted = submit_event(job("a", at=5.0), 1005.0)
     assert (submitted.detail or {})["job"]["submit_time"] == 1005.0
     (back, started) = on_clock([submitted, Event(1010.0, "start", "a", gpus=1)], 1000.0)
@@ -362,7 +358,7 @@ def test_a_slot_where_two_jobs_died_is_bad_for_all_jobs(why_not: str) -> None:
     assert [read_event(line) for line in event_lines(events).splitlines()] == events
 
 
-def test_a_slot_that_failed_three_jobs_waits_for_a_resume() -> None:
+def test_slots_that_failed_wait_and_shared_gpus_are_shared() -> None:
     known = log(START)
     for other in "bc":
         known.suspects.died(other, "n0/1")
@@ -384,9 +380,7 @@ def test_a_slot_that_failed_three_jobs_waits_for_a_resume() -> None:
     assert not known.suspects.deaths_on("n0/1")
     line = closed_lines(Status(fold(events)), 30.0)
     assert line == [f"slot n0/1 gets no job until pliant resume n0: {out.reason}"]
-
-
-def test_two_jobs_on_the_same_gpus_share_them_until_one_leaves() -> None:
+    # Two jobs on the same GPUs share them until one leaves.
     known = log(START, submit_event(job("b"), 11.0))
     known.add(replace(holds(12.0, "start", 2, beside="a"), job="b"))
     assert [known.jobs[name].beside for name in "ab"] == ["b", "a"]
@@ -404,9 +398,7 @@ def test_two_jobs_on_the_same_gpus_share_them_until_one_leaves() -> None:
         ("preempt", 0, {"reason": "the policy says so"}, ""),
     ],
 )
-def test_why_gpus_were_lost_is_shown_until_a_change(
-    name: EventName, gpus: int, detail: dict[str, Any], why: str
-) -> None:
+def test_why_gpus_were_lost_is_shown_until_a_change(name, gpus, detail, why) -> None:
     known = of(START, holds(12.0, name, gpus, **detail))
     reason, straggled = detail["reason"], detail.get("straggled", "")
     assert (known.trouble, known.reason, known.straggled) == (why, reason, straggled)
@@ -421,8 +413,8 @@ def test_why_gpus_were_lost_is_shown_until_a_change(
     assert known.straggled == straggled, "it leaves such a slot once in its life"
 
 
-def test_the_totals_count_each_kind_of_event_and_no_other() -> None:
-    """The failures of jobs whose attempt failed; no orders, and nothing that a workers' event says."""
+def test_totals_count_each_event_and_a_job_by_its_last_end() -> None:
+    # The failures of jobs whose attempt failed; no orders, and nothing that a workers' event says.
     changes: list[EventName] = ["grow", "shrink", "shrink", "move"]
     events = [
         START,
@@ -443,16 +435,14 @@ def test_the_totals_count_each_kind_of_event_and_no_other() -> None:
     assert (counts.submitted, counts.starts, counts.rescales, counts.preemptions) == (1, 3, 4, 1)
     assert (counts.failures, counts.decisions, counts.policy_errors) == (2, 1, 1)
 
-
-def test_a_job_that_ends_twice_is_counted_by_its_last_end_alone() -> None:
-    """It failed while it was cancelled: what was left of it did something else."""
+    # It failed while it was cancelled: what was left of it did something else.
     known = log(START, CANCEL, holds(13.0, "fail", 0, attempt=1, reason="it fell"))
     assert {phase: count for phase, count in known.ends.items() if count} == {"failed": 1}
     assert (known.jobs["a"].phase, known.active) == ("failed", {})
 
 
-def test_repeated_work_counts_from_the_begin_of_the_first_step() -> None:
-    """100 samples in 10 s on two GPUs; it goes back from 200 to 150, and the step did 10 of them."""
+def test_repeated_work_and_reports_belong_to_their_attempt() -> None:
+    # 100 samples in 10 s on two GPUs; it goes back from 200 to 150, and the step did 10 of them.
     events = [START, progress(12.0, 100.0), progress(22.0, 200.0), failed(23.0, 1), holds(24.0, "resume", 2)]
 
     def lost(last: Event) -> dict[str, float]:
@@ -463,10 +453,7 @@ def test_repeated_work_counts_from_the_begin_of_the_first_step() -> None:
     assert lost(event(30.0, "epoch", samples_done=200.0, detail={"attempt": 2})) == {}, "nothing is repeated"
     saved = event(31.0, "checkpoint", overhead_seconds=0.25, detail={"attempt": 2})
     assert lost(saved) == {"checkpoints": 0.25 * 2}
-
-
-def test_a_report_refines_a_job_on_gpus_in_its_newest_attempt() -> None:
-    """And ``status`` shows it."""
+    # And ``status`` shows it.
     result = log(START, FIRST)
     result.newest["a"] = report(300.0, loss=0.125, samples_per_second=100.0)
     shown = status_text(Status(result), 16.0).splitlines()[1]
@@ -524,7 +511,6 @@ def samples(tail: Tail) -> list[float | None]:
 
 
 def test_each_event_is_read_once_when_its_line_is_whole(tmp_path: Path) -> None:
-    """A successor skips those that were seen."""
     path = tmp_path / "progress.jsonl"
     tail, successor = Tail(path), Tail(path, skip=3)
     assert samples(tail) == []
@@ -576,7 +562,6 @@ def test_deaths_keep_a_job_from_a_slot_and_more_of_them_all_jobs() -> None:
 
 
 def test_a_job_that_fails_on_slot_after_slot_keeps_its_size() -> None:
-    """A worker that grows old clears its slot and its job."""
     known, waits = Suspects(), []
     for slot in ("n0/1", "n0/2", "n0/3", "n0/1"):
         waits.append(known.wait_s("a", [slot]))

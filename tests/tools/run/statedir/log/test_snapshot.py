@@ -4,8 +4,6 @@ Whatever a snapshot was made at, what is read from it is what all of the log say
 written back, and gone on from. Whichever lines are lost, the cluster has room for what the others say.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -120,7 +118,6 @@ def test_a_snapshot_and_the_rest_fold_to_what_all_events_do(seed: int, tmp_path:
 
 @pytest.mark.parametrize(("seed", "name"), [*enumerate(sorted(BUILT_IN))])
 def test_every_policy_decides_alike_with_a_snapshot_and_without(name: str, seed: int, tmp_path: Path) -> None:
-    """Whether its state was carried or it sees the whole history."""
     rng, story = random.Random(seed), Story(seed, name)
     count = len(story.go_on(rng.randrange(10, 40)))
     carried = story.schedule
@@ -147,7 +144,6 @@ def decision(state: StateDir, policy: str, now_s: float) -> bytes:
 
 
 def test_a_decision_is_not_made_beside_a_run_that_writes(tmp_path: Path) -> None:
-    """It would be made of a log, a schedule and requests of different moments."""
     story = Story(3)
     story.go_on(20)
     state = story.write(tmp_path)
@@ -178,7 +174,6 @@ def test_a_decision_knows_nothing_written_after_its_look(tmp_path: Path) -> None
 
 
 def test_a_snapshot_from_after_the_look_is_no_damage(tmp_path: Path) -> None:
-    """A run that begins meanwhile writes on."""
     events, state = Story(3).go_on(40), StateDir(tmp_path)
     go_on(state, events[:20], snapshot=False)
     until = state.events.stat().st_size
@@ -271,9 +266,7 @@ def test_a_log_without_a_session_is_seldom_read(tmp_path: Path, monkeypatch: pyt
     assert all(later >= 2 * sooner for sooner, later in pairwise(sizes))
 
 
-def test_a_snapshot_that_cannot_be_written_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_snapshot_that_cannot_be_written_stops_nothing(tmp_path, caplog, monkeypatch) -> None:
     events = Story(9).go_on(100)
     monkeypatch.setattr(state_module, "TAIL_BYTES", 1000)
     with State(tmp_path) as state:
@@ -374,7 +367,6 @@ DAY = [
 
 
 def test_whichever_two_lines_are_lost_no_two_jobs_get_a_gpu() -> None:
-    """Nothing is changed where nothing is lost."""
     for events in (DAY, Story(3).go_on(80), Story(4, linked=True).go_on(80)):
         assert fit_together(events, NODE_GPUS) == (events, [])
         assert_fits_together(events)
@@ -390,7 +382,7 @@ def test_however_many_lines_are_lost_all_readers_agree(seed: int) -> None:
         assert_fits_together([events[0], *(event for event in events[1:] if rng.random() > part)])
 
 
-def test_jobs_count_once_only_while_they_share() -> None:
+def test_jobs_in_the_way_lose_their_gpus_and_pairs_share_them() -> None:
     shared = [holds(1, "start", "a", N0), holds(2, "start", "b", N0, beside="a")]
     for more in ([], [holds(3, "move", "a", N0, beside="b")]):
         log, said = repaired(*shared, *more)
@@ -402,10 +394,7 @@ def test_jobs_count_once_only_while_they_share() -> None:
     apart = [*shared, holds(3, "move", "b", half)]
     assert gpus_of_jobs(repaired(*apart)[0]) == {"a": 2, "b": 2}
     assert gpus_of_jobs(repaired(*apart, holds(4, "start", "c", half))[0]) == {"b": 2, "c": 2}
-
-
-def test_only_jobs_that_are_in_the_way_lose_their_gpus() -> None:
-    """So do those on a node that went down, and one that starts there before it came back."""
+    # So do those on a node that went down, and one that starts there before it came back.
     log, said = repaired(
         holds(1, "start", "a", N0, ("n1", 2)), holds(1, "start", "b", ("n1", 1)), down(2, "n1")
     )
@@ -427,17 +416,14 @@ def test_only_jobs_that_are_in_the_way_lose_their_gpus() -> None:
     assert gpus_of_jobs(log) == {"b": 2, "c": 3}, "the first by id, and no more than are needed"
 
 
-def test_a_slot_is_out_of_service_until_the_latest_of_its_times() -> None:
+def test_slots_out_of_service_and_lines_that_say_nothing() -> None:
     first = [out(1, "n0/3", 100.0), out(2, "n0/3", 10.0)]
     log, said = repaired(*first, holds(50, "start", "a", N0))
     assert said == ["slot n0/3: the line that put it back into service is lost, and replaced"]
     assert (gpus_of_jobs(log), log.left_out) == ({"a": 4}, {})
     assert repaired(*first, holds(101, "start", "a", N0))[1] == [], "it is back by then"
     assert repaired(*first, holds(50, "start", "a", ("n0", 3)))[1] == []
-
-
-def test_lines_that_say_nothing_are_named_and_dropped() -> None:
-    """Those about what does not exist, and those that are there twice."""
+    # Those about what does not exist, and those that are there twice.
     log, said = repaired(
         *(JOBS[0], down(1, "n9"), out(1, "n9/0", 60.0)),
         Event(1, "slot_down", "z", detail={"slot": "n0/0", "seconds": 60.0, "reason": "died"}),
@@ -462,7 +448,6 @@ def test_lines_that_say_nothing_are_named_and_dropped() -> None:
 
 
 def log_checks(state: StateDir) -> str:
-    """What ``doctor`` says of the log."""
     return " ".join(check.text for check in examine(state.path) if "its log" in check.text)
 
 
@@ -527,9 +512,7 @@ def test_wherever_a_log_is_cut_nothing_is_lost_and_tools_agree(seed: int, tmp_pa
             assert {job.id for job in read_run(twin.events).jobs} == set(fold(events).jobs)
 
 
-def test_all_tools_name_what_is_missing_and_a_command(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_tools_name_what_is_missing_and_a_command(tmp_path, caplog) -> None:
     state = written(tmp_path, Story(6).go_on(50)[:40])
     size = state.events.stat().st_size
     os.truncate(state.events, size // 2)
@@ -545,7 +528,6 @@ def test_all_tools_name_what_is_missing_and_a_command(
 
 
 def test_writing_back_may_be_killed_and_is_done_again_once(tmp_path: Path) -> None:
-    """Before each of its system calls."""
     events = Story(9).go_on(60)
     harmed = written(tmp_path / "harmed", events[:50])
     os.truncate(harmed.events, harmed.events.stat().st_size // 3)
@@ -615,9 +597,7 @@ def of_another_version(state: StateDir) -> bytes:
 
 
 @pytest.mark.parametrize("harm", ["no snapshot", "damaged", "of another version"])
-def test_without_a_usable_snapshot_the_log_is_what_is_there(
-    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_a_usable_snapshot_the_log_is_what_is_there(tmp_path, harm, caplog) -> None:
     events = Story(6).go_on(50)
     state = written(tmp_path, events[:40])
     size = state.events.stat().st_size
@@ -655,7 +635,6 @@ def test_a_log_that_was_removed_is_written_again_by_the_next_run(tmp_path: Path)
 
 
 def test_the_log_of_another_run_is_kept_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It was put there on purpose, or an earlier version has gone on with what was there."""
     events, others = Story(6).go_on(50), Story(7).go_on(50)
     state, other = written(tmp_path / "one", events[:40]), written(tmp_path / "other", others[:30])
     other.snapshot.write_bytes(state.snapshot.read_bytes())

@@ -1,7 +1,3 @@
-"""Ares with Pollux's choice of batch: who trains at which batch, and what remains of the guarantee."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,7 +62,6 @@ def test_batch_and_size_grow_where_noise_is_large():
 
 @pytest.mark.parametrize(("samples", "changes"), [(50_000.0, True), (400.0, False)])
 def test_a_job_changes_its_batch_where_it_ends_sooner(samples: float, changes: bool):
-    """A job that is about to end keeps it."""
     held = decided_twice(64.0, conv(high=2, work={"samples": samples}))
     before = held.jobs["a"].global_batch
     held.jobs["a"].noise_scale = 1e6

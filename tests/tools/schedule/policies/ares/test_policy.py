@@ -1,19 +1,16 @@
-"""Who gets how many GPUs under Ares, and what it says about it."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import Placement, plan_batch, shares
 from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.policies.ares.unknown_demand import apportion, equal_split, reserved_gpus
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
 from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session, sizes
-from tests.tools.schedule.policies.started import started
+from tests.tools.schedule.policies.started import joined, started
 
 BENT = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0}
 """eff(4) = 0.85, eff(8) = 0.63: a ceiling of 4 from one GPU."""
@@ -57,7 +54,7 @@ def test_who_gets_how_many_gpus(gpus: int, jobs: list[Job], expected: dict[str, 
     assert decided(opened(Ares(), cluster(gpus), *jobs, throughput=curves(bent=BENT)), 0) == expected
 
 
-def test_an_earlier_virtual_finish_time_preempts_a_later_one() -> None:
+def test_early_finishes_preempt_and_leftovers_go_where_they_help() -> None:
     held = started(Ares(), cluster(4), job("old", gpus=4, gpu_seconds=400))
     assert steps(held, 10, job("new", at=10, gpus=4, gpu_seconds=40)) == {"old": "preempt", "new": "start"}
     held.end("new", 20)
@@ -68,8 +65,6 @@ def test_an_earlier_virtual_finish_time_preempts_a_later_one() -> None:
     assert steps(held, 24, job("small", at=24, gpus=4, gpu_seconds=8)) == {}, "V = 96, F = 104"
     assert sizes(held) == {"large": 4}
 
-
-def test_a_leftover_goes_to_the_first_job_that_gains_by_it() -> None:
     # 7 GPUs: a has its ceiling 4; of the other 3, b takes 2 and no job the last.
     held = opened(Ares(), cluster(7), bent("a", 10), bent("b", 20), throughput=curves(bent=BENT))
     assert decided(held, 0) == {"a": 4, "b": 3}
@@ -120,12 +115,19 @@ def test_jobs_of_unchanged_size_keep_their_gpus() -> None:
     assert sizes(held) == {}
 
 
-def test_a_job_that_came_and_went_meanwhile_changes_nothing() -> None:
+def test_what_came_and_went_changes_nothing_and_types_are_picked() -> None:
     held = started(Ares(), cluster(4))
     held.submit(job("a", at=1, gpus=4, gpu_seconds=40), 1)
     held.end("a", 2, "cancelled")
     decision = held.policy.decide(held.snapshot(3), np.random.default_rng(0))
     assert decision == Decision(outlasts_ends=True)
+
+    # x is three times as fast on fast GPUs: 2 of them beat 4 slow ones. y does not care for fast ones.
+    nodes, speeds = mixed_cluster(slow=(4,), fast=(2,)), power(x_fast=3.0, y_fast=1.0)
+    work = ("x", 10), ("y", 100)
+    jobs = [job(model, low=1, high=4, work={"samples": samples}, model=model) for model, samples in work]
+    held = started(Ares(), nodes, *jobs, throughput=speeds)
+    assert (sizes(held), types(held)) == ({"x": 2, "y": 4}, {"x": "fast", "y": "slow"})
 
 
 def power(**rates: float) -> TimedSteps:
@@ -140,15 +142,6 @@ def power(**rates: float) -> TimedSteps:
 
 def types(held: Session) -> dict[str, str | None]:
     return {job_id: state.gpu_type for job_id, state in held.jobs.items() if state.gpus}
-
-
-def test_the_first_job_picks_the_type_on_which_it_gains_most() -> None:
-    # x is three times as fast on fast GPUs: 2 of them beat 4 slow ones. y does not care for fast ones.
-    nodes, speeds = mixed_cluster(slow=(4,), fast=(2,)), power(x_fast=3.0, y_fast=1.0)
-    work = ("x", 10), ("y", 100)
-    jobs = [job(model, low=1, high=4, work={"samples": samples}, model=model) for model, samples in work]
-    held = started(Ares(), nodes, *jobs, throughput=speeds)
-    assert (sizes(held), types(held)) == ({"x": 2, "y": 4}, {"x": "fast", "y": "slow"})
 
 
 @pytest.mark.parametrize(("fast", "lost"), [(1.0, False), (3.0, False), (3.0, True)])
@@ -194,7 +187,7 @@ def test_a_scattered_job_is_gathered_where_that_pays(compact_s: float | None, mo
     assert steps(held, 11) == {}
 
 
-def test_every_job_is_explained() -> None:
+def test_every_job_is_explained_and_starts_as_predicted() -> None:
     jobs = [bent(f"j{number:02}", 40 + number) for number in range(11)]
     held = opened(Ares(), cluster(6), *jobs, throughput=curves(bent=BENT))
     assert held.explain(0) == {}
@@ -204,9 +197,7 @@ def test_every_job_is_explained() -> None:
         "F = 41 (2nd of 11), ceiling 4 by alpha 0.75 (eff(6) = 0.70), 2 free after the jobs before it"
     )
     assert why["j10"].reason == "F = 50 (11th of 11), needs 1 GPU, 0 free after the jobs before it"
-
-
-def test_the_predicted_start_is_what_happens() -> None:
+    # The predicted start is what happens.
     jobs = [bent(f"j{number}", 50 + 7 * number, gpus=1 + number % 4) for number in range(9)]
     rigid = job("rigid", gpus=7, gpu_seconds=200)
     held = started(Ares(), cluster(8), *jobs, rigid, throughput=curves(bent=BENT))
@@ -231,9 +222,7 @@ def test_the_predicted_start_is_what_happens() -> None:
     ],
 )
 @pytest.mark.parametrize("comes_first", [True, False])
-def test_a_job_that_can_never_run_is_rejected_with_the_reason(
-    impossible: Job, reason: str, comes_first: bool
-) -> None:
+def test_a_job_that_can_never_run_is_rejected_with_the_reason(impossible, reason, comes_first) -> None:
     held = session(Ares(), mixed_cluster(one=(4,), two=(4,)))
     if not comes_first:
         steps(held, 0, job("first", gpu_seconds=5))
@@ -249,3 +238,82 @@ def test_a_job_that_can_never_run_changes_nothing_for_the_others() -> None:
     for others in ([], [job("no", gpus=100, gpu_seconds=1e6)], [job("no", gpus=100)]):
         jobs = (*others, job("long", gpu_seconds=100), job("new", at=60, gpu_seconds=50))
         assert decided(opened(Ares(), cluster(1), *jobs), 60) == {"long": 1}
+
+
+@pytest.mark.parametrize(
+    ("pool", "gpus", "reserved"),
+    [(0.1, 64, 7), (0.1, 30, 3), (0.01, 4, 1), (0.5, 0, 0), (4, 64, 4), (80, 64, 64)],
+)
+def test_the_pool_is_a_number_of_gpus_or_a_fraction_rounded_up(pool: float, gpus: int, reserved: int) -> None:
+    assert reserved_gpus(pool, gpus) == reserved
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "parts"),
+    [(7, [4, 4], [4, 3]), (5, [10, 20, 30], [1, 2, 2]), (3, [0, 5], [0, 3]), (4, [0], [0]), (0, [], [])],
+)
+def test_a_number_is_cut_in_proportion(total: int, weights: list[int], parts: list[int]) -> None:
+    assert apportion(total, weights) == parts
+
+
+@pytest.mark.parametrize(
+    ("total", "limits", "split"),
+    [
+        pytest.param(7, [(1, 9)] * 3, [3, 2, 2], id="the first ones get the rest"),
+        pytest.param(4, [(3, 3), (2, 2), (1, 9)], [3, 0, 1], id="who does not fit waits, one behind it runs"),
+        pytest.param(2, [(1, 9)] * 3, [1, 1, 0], id="first come"),
+        pytest.param(3, [], [], id="no jobs"),
+    ],
+)
+def test_gpus_are_split_equally(total: int, limits: list[tuple[int, int]], split: list[int]) -> None:
+    assert equal_split(total, limits) == split
+
+
+def test_the_pool_is_there_while_jobs_of_unknown_demand_run() -> None:
+    held = started(Ares(pool=2), cluster(8), KNOWN)
+    assert sizes(held) == {"known": 8}
+    assert joined(held, 1, job("x", gpus=1, low=1)) == {"known": 6, "x": 2}
+    assert joined(held, 2, job("y", gpus=4, low=1)) == {"known": 6, "x": 1, "y": 1}
+    held.end("x", 3)
+    held.end("y", 3)
+    assert decided(held, 3) == {"known": 8}
+
+    # Alone, x has the whole cluster; beside a job of known demand, y (the first to come) leaves it no room.
+    held = started(Ares(pool=2), cluster(8), job("y", gpus=2), job("x", at=1, gpus=5))
+    assert sizes(held) == {"x": 5, "y": 2}
+    assert joined(held, 2, KNOWN.model_copy(update={"submit_time": 2.0})) == {"known": 6, "y": 2}
+    # The pool does not depend on the other jobs.
+    held = opened(Ares(pool=2), cluster(8), job("x", gpus=1, low=1), job("y", gpus=1, low=1))
+    for number in range(5):
+        result = joined(held, number, job(f"j{number}", at=number, gpus=6, gpu_seconds=60 - number))
+        assert {i: n for i, n in result.items() if i in "xy"} == {"x": 1, "y": 1}
+
+
+KNOWN = job("known", gpus=8, low=1, gpu_seconds=800)
+
+
+@pytest.mark.parametrize(
+    ("pool", "jobs", "expected"),
+    [
+        pytest.param(4, [job("x"), KNOWN], {"known": 7, "x": 1}, id="what the pool cannot use goes on"),
+        pytest.param(1, [job(n, low=1) for n in "xyz"], {"x": 3, "y": 3, "z": 2}, id="alone it is all GPUs"),
+        pytest.param(4, [job("x", gpus=2, low=1, batch=3)], {"x": 3}, id="infeasible sizes are passed over"),
+    ],
+)
+def test_the_pool_shares_all_that_it_can_use(pool, jobs, expected) -> None:
+    assert decided(opened(Ares(pool=pool), cluster(4, 4), *jobs), 0) == expected
+
+
+def test_the_pool_is_widened_for_a_large_job_and_is_of_all_types() -> None:
+    held = started(Ares(pool=1), cluster(8), KNOWN, job("x", gpus=3), job("y", gpus=3))
+    assert sizes(held) == {"known": 5, "x": 3}
+    assert held.explain(0)["y"].reason == "unknown demand: needs 3 GPUs, the pool has too few left"
+    held.end("x", 1)
+    assert decided(held, 1) == {"known": 5, "y": 3}
+    # On mixed types each type gives its part.
+    jobs = job("known", low=1, gpu_seconds=800), *(job(name, low=1) for name in "xyz")
+    held = started(Ares(pool=6), mixed_cluster(one=(8,), two=(4,)), *jobs)
+    assert [(held.jobs[n].gpus, held.jobs[n].gpu_type) for n in "xyz"] == [(2, "one"), (2, "one"), (2, "two")]
+    held.end("x", 1)
+    held.decide(1)
+    assert [(held.jobs[n].gpus, held.jobs[n].gpu_type) for n in "yz"] == [(4, "one"), (2, "two")]

@@ -1,7 +1,3 @@
-"""The state of Ares, carried, dumped or rebuilt from the log, and virtual time, which is a part of it."""
-
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -63,7 +59,6 @@ class Recorded(Ares):
 
 
 def some_job(number: int, choice: int, now_s: float) -> Job:
-    """A job made from a random number: some late, some rigid, some of unknown demand."""
     rng = np.random.default_rng(choice)
     gpus = int(rng.choice(SIZES))
     limits: dict[str, Any] = {"elastic": "none"}
@@ -80,7 +75,6 @@ def some_job(number: int, choice: int, now_s: float) -> Job:
 
 
 def happen(held: Session, what: str, choice: int, now_s: float, count: int) -> None:
-    """One thing happens to the session."""
     active = sorted(held.jobs)
     node = held.nodes[choice % len(held.nodes)].name
     if what == "submit":
@@ -103,9 +97,7 @@ def happen(held: Session, what: str, choice: int, now_s: float, count: int) -> N
 
 @settings(max_examples=examples(100))
 @given(st.lists(st.integers(0, 999), max_size=12), OPERATIONS, st.booleans(), st.sampled_from([None, 0.5]))
-def test_carried_and_rebuilt_state_agree_to_the_last_bit(
-    first: list[int], operations: list[tuple[str, int, float, bool]], mixed: bool, compact_s: float | None
-) -> None:
+def test_carried_and_rebuilt_state_agree_to_the_last_bit(first, operations, mixed, compact_s) -> None:
     nodes = mixed_cluster(slow=(4, 4), fast=(4, 2)) if mixed else cluster(4, 4, 4)
     held = session(Recorded(compact_s), nodes, TwoTypes())
     rng = np.random.default_rng(0)
@@ -142,12 +134,22 @@ def assert_work_conserving(held: Session) -> None:
             assert entry.gpus or not allowed.sizes or allowed.sizes[0] > free
 
 
-def test_gpus_that_would_slow_a_job_where_they_are_stay_free() -> None:
+def test_gpus_that_would_slow_a_job_stay_free_and_finishes_stay() -> None:
     held = session(Recorded(), cluster(4, 4, 4), TwoTypes())
     for number, choice in enumerate((1, 69, 0)):
         joined(held, 0, some_job(number, choice, 0.0))
         assert_work_conserving(held)
     assert held.jobs["j02"].gpus == 7, "of the eight that it may have, over three nodes"
+    # The virtual finish time never changes.
+    held = started(Ares(), cluster(4), work("a", 40), work("b", 40))
+    held.end("a", 10)  # in the cluster; in GPS it goes on until 20
+    joined(held, 10, work("c", 40, at=10))
+    assert held.policy.dump_state() == {
+        "time_s": 10,
+        "virtual": 20,
+        "gps": {"a": 40, "b": 40, "c": 60},
+        "jobs": {"b": 40, "c": 60},
+    }
 
 
 def work(name: str, gpu_seconds: float, at: float = 0.0) -> Job:
@@ -172,18 +174,6 @@ def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:
     held.node_up("n1", 20)  # V = 60
     joined(held, 25, work("b", 1, at=25))  # V = 80
     assert held.policy.dump_state()["jobs"]["b"] == 81
-
-
-def test_the_virtual_finish_time_never_changes() -> None:
-    held = started(Ares(), cluster(4), work("a", 40), work("b", 40))
-    held.end("a", 10)  # in the cluster; in GPS it goes on until 20
-    joined(held, 10, work("c", 40, at=10))
-    assert held.policy.dump_state() == {
-        "time_s": 10,
-        "virtual": 20,
-        "gps": {"a": 40, "b": 40, "c": 60},
-        "jobs": {"b": 40, "c": 60},
-    }
 
 
 @pytest.mark.parametrize(

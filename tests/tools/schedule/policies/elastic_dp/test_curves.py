@@ -1,7 +1,3 @@
-"""Scaling curves for elastic-dp: the best batch for each size, by hand and against every batch."""
-
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -46,29 +42,31 @@ def state(
     per_gpu_max: int | None = None,
     **more: Any,
 ) -> JobState:
-    """A job with these limits of its batch."""
     batch = {"size": size or most, "min": least, "max": most, "per_gpu_max": per_gpu_max}
     return job_state(job(model="conv", elastic="size+batch", batch=batch, **more), known.speeds)
 
 
 def by_hand(gpus: int, batch: int) -> float:
-    """T(b, k) of the additive model."""
     local = -(-batch // gpus)
     compute = np.interp(local, list(STEP_S), list(STEP_S.values()))
     return batch / (compute + SYNC_S * (gpus > 1))
 
 
-def test_each_size_gets_the_batch_that_is_fastest():
+def test_no_other_batch_is_faster_on_any_size() -> None:
     known = measured(1, 2, 4, 8)
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert curve.batches.tolist() == [0, 64, 128, 192, 256, 255, 252, 252, 256], "whole shares, 64 at most"
     rates = [by_hand(gpus, int(curve.batches[gpus])) for gpus in range(1, 9)]
     assert curve.factors[1:] == pytest.approx([rate / by_hand(1, 64) for rate in rates])
-
-
-def test_no_other_batch_is_faster_on_any_size():
-    """Comparing all batches, where only a selection is tried."""
+    # Measured placements name their batches too.
+    known = curves_of(ThroughputByPlacement(rows(1, 2, 4, 8)))
+    each = state(known, 8, 500)
+    curve = known.of(each, "gpu", allowed_batches(each))
+    for gpus in (1, 2, 4, 8):
+        best = max(by_hand(gpus, batch) for batch in range(8 * gpus, min(64 * gpus, 500) + 1))
+        assert by_hand(gpus, int(curve.batches[gpus])) == pytest.approx(best)
+    # Comparing all batches, where only a selection is tried.
     known = measured(1, 2, 4, 8)
     for low, high in ((20, 500), (8, 37), (100, 101), (64, 64), (300, 700)):
         each = state(known, low, high, per_gpu_max=60)
@@ -84,16 +82,7 @@ def test_no_other_batch_is_faster_on_any_size():
             assert by_hand(gpus, batch) == pytest.approx(best)
 
 
-def test_measured_placements_name_their_batches_too():
-    known = curves_of(ThroughputByPlacement(rows(1, 2, 4, 8)))
-    each = state(known, 8, 500)
-    curve = known.of(each, "gpu", allowed_batches(each))
-    for gpus in (1, 2, 4, 8):
-        best = max(by_hand(gpus, batch) for batch in range(8 * gpus, min(64 * gpus, 500) + 1))
-        assert by_hand(gpus, int(curve.batches[gpus])) == pytest.approx(best)
-
-
-def test_batch_and_memory_say_how_many_gpus_are_the_fewest():
+def test_which_sizes_are_feasible() -> None:
     known = measured(1, 2, 4, 8)
     for each, fewest in (
         (state(known, 64, 64), 1),
@@ -104,9 +93,7 @@ def test_batch_and_memory_say_how_many_gpus_are_the_fewest():
         assert known.of(each, "gpu", allowed_batches(each)).least == fewest
     each = state(known, 16, 512)
     assert known.of(each, "gpu", (256, 256)).least == 4, "a policy that leaves it one batch"
-
-
-def test_sizes_without_a_speed_are_infeasible():
+    # Sizes without a speed are infeasible.
     known = measured(1, 2)
     each = state(known, 32, 256)
     curve = known.of(each, "gpu", allowed_batches(each))
@@ -119,7 +106,7 @@ def test_sizes_without_a_speed_are_infeasible():
     assert curve.factors[2] == pytest.approx(2.0)
 
 
-def test_a_job_that_keeps_its_batch_keeps_it():
+def test_a_job_may_keep_its_batch_and_alike_jobs_share_a_curve() -> None:
     known = measured(1, 2, 4, 8)
     spec = job(model="conv", low=1, high=8, batch={"size": 64, "min": 16, "max": 256})
     each = job_state(spec, known.speeds)
@@ -136,9 +123,7 @@ def test_a_job_that_keeps_its_batch_keeps_it():
     each = state(known, 8, 4096, size=96)
     curve = known.of(each, "gpu", allowed_batches(each))
     assert curve.batches[1:].tolist() == [96] * 8
-
-
-def test_jobs_that_are_alike_share_a_curve():
+    # Jobs that are alike share a curve.
     known = measured(1, 2, 4, 8)
     first, second = (state(known, 32, 256, job_id=name) for name in "ab")
     other = state(known, 32, 255)

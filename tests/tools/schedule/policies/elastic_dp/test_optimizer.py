@@ -1,7 +1,3 @@
-"""The optimizer of elastic-dp: exact against every allocation, ties as documented, job by job."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import product
 from math import inf
@@ -95,7 +91,7 @@ def some_jobs(rng: np.random.Generator) -> Jobs:
     return jobs
 
 
-def test_solving_after_every_job_ends_as_solving_once():
+def test_solving_is_once_or_by_job_and_equals_come_in_order() -> None:
     rng = np.random.default_rng(12)
     for _ in range(100):
         gpus, quota = int(rng.integers(4, 17)), int(rng.integers(2, 10)) if rng.random() < 0.7 else None
@@ -106,9 +102,7 @@ def test_solving_after_every_job_ends_as_solving_once():
                 assert at_once.add(gains, user) == step_by_step.add(gains, user)
                 step_by_step.sizes()
         assert at_once.sizes() == step_by_step.sizes()
-
-
-def test_a_job_that_does_not_fit_changes_nothing():
+    # A job that does not fit changes nothing.
     result = optimizer(4, [[0, 1, 2], [0, -inf, 1]])
     assert not result.add(gains_of([0, -inf, 1]))
     assert (result.left, result.sizes()) == (1, [2, 2])
@@ -118,9 +112,7 @@ def test_a_job_that_does_not_fit_changes_nothing():
     assert sizes(4) == []
     assert gains_of([0, -inf, -inf]) is None
     assert optimizer(0, [[0, 1]]) is None
-
-
-def test_of_equal_jobs_those_added_first_get_more():
+    # Of equal jobs those added first get more.
     assert sizes(20, [0, 1, 1, 2, 2, 1], [0, 3, 3, 3], [0, 1, 2, 2]) == [3, 1, 2], "no GPU that gains nothing"
 
     assert sizes(5, *[[0, 1, 2]] * 3) == [2, 2, 1]
@@ -144,15 +136,13 @@ def test_of_equally_good_allocations_the_last_job_gets_least(curves: list[Curve]
         assert tuple(result.sizes()) == min(tied, key=lambda each: each[::-1])
 
 
-def test_a_quota_holds_for_all_jobs_of_a_user_together():
+def test_quotas_of_users_and_gains_on_the_grid() -> None:
     fast, slow = [0, 2, 4, 6, 8], [0, 1, 2, 3, 4]
     assert sizes(8, fast, fast, slow, users=["ann", "ann", "bob"]) == [4, 3, 1]
     assert sizes(8, fast, fast, slow, users=["ann", "ann", "bob"], quota=5) == [4, 1, 3]
     # Jobs without a user have no quota.
     assert sizes(8, fast, fast, slow, users=["", "", "bob"], quota=5) == [4, 3, 1]
-
-
-def test_a_quota_with_no_room_for_one_more_refuses_it():
+    # A quota with no room for one more refuses it.
     result = Optimizer(8, quota=2)
     one = gains_of([0, 1, 2])
     assert one is not None
@@ -160,9 +150,7 @@ def test_a_quota_with_no_room_for_one_more_refuses_it():
     assert [result.left_for(user) for user in ("ann", "bob", "eve")] == [0, 1, 2]
     assert result.left_for() == 5
     assert result.sizes() == [1, 1, 2]
-
-
-def test_no_earlier_offer_exceeds_the_quota_of_a_user():
+    # No earlier offer exceeds the quota of a user.
     result = Optimizer(8, quota=5)
     jump, fixed = gains_of([0, 1, 1, 1, 4]), gains_of([0, -inf, 1])
     assert jump is not None
@@ -171,9 +159,7 @@ def test_no_earlier_offer_exceeds_the_quota_of_a_user():
     assert result.sizes() == [4]
     assert result.add(fixed, "ann")
     assert result.sizes() == [1, 2]
-
-
-def test_gains_are_on_the_grid_and_without_what_fewer_gpus_reach():
+    # Gains are on the grid and without what fewer GPUs reach.
     gains = gains_of([0, -inf, 0.1, 0.3, 0.2, 0.35, 0.35])
     assert (gains.least, gains.base, gains.concave) == (2, 0.1, False)
     assert gains.by_extra[2] == -inf

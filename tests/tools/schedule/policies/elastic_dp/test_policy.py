@@ -1,7 +1,3 @@
-"""elastic-dp: who gets which size and batch, when it scales, and its baselines."""
-
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from itertools import groupby
@@ -30,7 +26,6 @@ SPEEDS = curves(
 
 
 def begun(*jobs: Job, gpus: int = 8, **parameters: Any) -> Session:
-    """After the first decision."""
     return started(ElasticDp(**parameters), cluster(gpus), *jobs, throughput=SPEEDS)
 
 
@@ -38,7 +33,7 @@ def elastic(name: str, model: str = "fast", *, low: int = 1, high: int = 8, **mo
     return job(name, model=model, low=low, high=high, gpus=low, **more)
 
 
-def test_gpus_go_where_they_add_most_throughput():
+def test_gpus_go_where_they_add_most_and_jobs_join_in_order() -> None:
     assert sizes(begun(elastic("a", "slow"), elastic("b", "fast"))) == {"a": 1, "b": 7}
     jobs = [elastic("a", "slow"), elastic("b", "slow")]
     assert sizes(begun(*jobs, gpus=5)) == {"a": 3, "b": 2}, "of equally good sizes the first gets more"
@@ -51,9 +46,7 @@ def test_gpus_go_where_they_add_most_throughput():
     assert sizes(begun(*jobs, gpus=6, priority_base=1)) == {"a": 3, "b": 3}
     jobs = [elastic("a", "slow", priority=-1e9), elastic("b", "slow")]
     assert sizes(begun(*jobs, gpus=6)) == {"a": 2, "b": 4}
-
-
-def test_jobs_join_in_order_of_arrival_while_they_fit():
+    # Jobs join in order of arrival while they fit.
     jobs = [*(elastic(name, at=at, low=3) for at, name in enumerate("abc")), elastic("d", at=3, low=2)]
     held = begun(*jobs)
     assert sizes(held) == {"a": 3, "b": 3, "d": 2}
@@ -71,7 +64,7 @@ def test_jobs_join_in_order_of_arrival_while_they_fit():
     assert joined(held, 1200, elastic("d", at=700, low=3)) == {"a": 2, "b": 3}
 
 
-def test_sizes_change_at_multiples_of_the_interval():
+def test_sizes_change_at_intervals_that_ends_cut_short() -> None:
     held = begun(elastic("a"))
     assert sizes(held) == {"a": 8}
     assert joined(held, 100, elastic("b", at=100)) == {"a": 8}
@@ -88,9 +81,7 @@ def test_sizes_change_at_multiples_of_the_interval():
     held.lose("b", 2)
     assert held.explain(2)["b"].reason == "waits for the next scaling, in 0 s"
     assert decided(held, 2) == decided(held, 2) == {"a": 7, "b": 1}, "asked twice at one time"
-
-
-def test_when_enough_jobs_have_ended_the_interval_is_cut_short():
+    # When enough jobs have ended the interval is cut short.
     held = begun(*(elastic(f"j{i:02}", low=1, high=2) for i in range(40)), gpus=40)
     held.end("j00", 10)
     assert set(decided(held, 10).values()) == {1}
@@ -105,7 +96,7 @@ def test_when_enough_jobs_have_ended_the_interval_is_cut_short():
     assert joined(held, 21, elastic("c", at=21)) == {"c": 8}, "no job runs"
 
 
-def test_a_job_that_does_not_fit_is_dropped_if_asked_to():
+def test_jobs_that_do_not_fit_are_dropped_and_quotas_are_kept() -> None:
     jobs = [elastic("a", low=5), elastic("b", low=4), elastic("c", low=3)]
     for strict, result, dropped in ((False, {"a": 5, "c": 3}, {"b"}), (True, {"a": 8}, {"b", "c"})):
         held = begun(*jobs, mode="drop", strict=strict)
@@ -124,9 +115,7 @@ def test_a_job_that_does_not_fit_is_dropped_if_asked_to():
     assert len(held.jobs) == 2
     held.node_up("n0", 610)
     assert decided(held, 1200) == {"a": 4, "b": 4}
-
-
-def test_a_quota_limits_each_named_user():
+    # A quota limits each named user.
     jobs = [elastic("a", user="ann"), elastic("b", user="ann"), elastic("c", "slow", user="bob")]
     assert sizes(begun(*jobs)) == {"a": 6, "b": 1, "c": 1}
     held = begun(*jobs, elastic("d", user="ann", low=3), elastic("e", user="ann", low=5), quota=4)
@@ -156,20 +145,39 @@ def test_a_change_that_was_not_measured_is_not_charged(caplog: pytest.LogCapture
     assert caplog.text.count("measure them with `pliant profile --costs`") == 1
 
 
-def test_on_several_gpu_types_each_is_a_cluster_of_its_own():
+def test_types_moments_and_ends_of_a_decision() -> None:
     jobs = [elastic(name, low=low) for name, low in (("a", 3), ("b", 3), ("c", 1), ("d", 2))]
     held = started(ElasticDp(), mixed_cluster(old=(4,), new=(4,)), *jobs, throughput=SPEEDS)
     assert sizes(held) == {"a": 3, "b": 4, "c": 1}
     assert held.jobs["a"].gpu_type == held.jobs["c"].gpu_type != held.jobs["b"].gpu_type
-
-
-def test_jobs_that_cannot_be_resized_get_what_they_requested():
+    # Jobs that cannot be resized get what they requested.
     held = begun(job("rigid", gpus=3, model="fast"), elastic("b"), job("late", at=1, gpus=5))
     assert sizes(held) == {"rigid": 3, "b": 5}
     assert held.explain(1)["late"].needs_gpus == 5
 
     held = begun(elastic("a"), elastic("giant", low=9, high=9), job("wide", gpus=12, user="ann"))
     assert set(held.ended) == {"giant", "wide"}
+    # A moment is answered once and ends count against it.
+    times = ScalingTimes(600, None)
+    assert asked(times, [change(0), change(0)], 0)
+    assert not asked(times, [change(0, "rejected"), change(3)], 3)
+    assert asked(times, [change(600)], 600)
+    assert not asked(times, [change(600, "rejected")], 600)
+    assert not asked(times, [], 600)
+    assert asked(times, [change(1199), change(1300)], 1300), "the one of 1200 s was missed"
+    assert not asked(times, [change(1301)], 1301)
+    # Ends are counted against the jobs of the moment.
+    times = ScalingTimes(600, 0.25)
+    assert asked(times, [change(0)] * 8, 0)
+    assert not asked(times, [change(1, "finished")], 1)
+    assert asked(times, [change(2, "failed")], 2)
+    assert not asked(times, [change(3, "cancelled")], 3)
+    assert asked(times, [change(4, "finished")], 4), "two of six"
+
+    times = ScalingTimes(600, 0.25)
+    assert asked(times, [change(0)] * 1000, 0)
+    assert not asked(times, [change(1, "finished")] * 9, 1)
+    assert asked(times, [change(2, "finished")], 2)
 
 
 GPUS = 40
@@ -185,31 +193,6 @@ def asked(times: ScalingTimes, changes: Sequence[Change], now_s: float) -> bool:
     if due:
         times.hold(now_s)
     return due
-
-
-def test_a_moment_is_answered_once():
-    times = ScalingTimes(600, None)
-    assert asked(times, [change(0), change(0)], 0)
-    assert not asked(times, [change(0, "rejected"), change(3)], 3)
-    assert asked(times, [change(600)], 600)
-    assert not asked(times, [change(600, "rejected")], 600)
-    assert not asked(times, [], 600)
-    assert asked(times, [change(1199), change(1300)], 1300), "the one of 1200 s was missed"
-    assert not asked(times, [change(1301)], 1301)
-
-
-def test_ends_are_counted_against_the_jobs_of_the_moment():
-    times = ScalingTimes(600, 0.25)
-    assert asked(times, [change(0)] * 8, 0)
-    assert not asked(times, [change(1, "finished")], 1)
-    assert asked(times, [change(2, "failed")], 2)
-    assert not asked(times, [change(3, "cancelled")], 3)
-    assert asked(times, [change(4, "finished")], 4), "two of six"
-
-    times = ScalingTimes(600, 0.25)
-    assert asked(times, [change(0)] * 1000, 0)
-    assert not asked(times, [change(1, "finished")] * 9, 1)
-    assert asked(times, [change(2, "finished")], 2)
 
 
 @given(
@@ -277,7 +260,7 @@ def batches(held: Session) -> dict[str, int]:
     return {name: state.global_batch for name, state in sorted(held.jobs.items()) if state.gpus}
 
 
-def test_large_batches_need_many_gpus_and_small_ones_waste_them():
+def test_large_batches_need_many_gpus_and_random_ones_a_seed() -> None:
     jobs = [any_batch(name, at) for at, name in enumerate("abc")]
     held = on_batches(MaxBs(), *jobs)
     assert sizes(held) == {"a": 4, "b": 4}, "the third waits for four GPUs"
@@ -288,9 +271,7 @@ def test_large_batches_need_many_gpus_and_small_ones_waste_them():
     slower = curves(slower={1: 1, 2: 0.9, 4: 0.8})
     large = elastic("a", "slower", batch={"size": 64, "per_gpu_max": 32})
     assert sizes(started(MaxBs(), cluster(8), large, throughput=slower)) == {"a": 2}
-
-
-def test_a_random_batch_depends_on_seed_and_job_alone():
+    # A random batch depends on seed and job alone.
     jobs = [any_batch(f"j{i}", at=i, most=32) for i in range(6)]
     result = batches(on_batches(RandomBs(), *jobs))
     assert len(set(result.values())) > 1

@@ -1,7 +1,3 @@
-"""drf, dorm, rrh and fifo-demands as policies, and nodes as servers with several resources."""
-
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -23,7 +19,6 @@ LATE = {"shape": "sigmoid", "value": 100, "decay": 1, "target": 100}
 
 
 def demanding(name: str, cpus: float, gpus: int = 4, **limits: int) -> Job:
-    """Workers with that many CPUs each."""
     return job(name, gpus=gpus, resources={"worker": {"cpu": cpus}}, **limits)
 
 
@@ -32,7 +27,6 @@ def elastic(name: str, cpus: float) -> Job:
 
 
 def rigid(name: str, seconds: float, at: float = 0.0, **utility: Any) -> Job:
-    """All eight GPUs for so long."""
     return job(name, at=at, gpus=8, gpu_seconds=8 * seconds, utility=utility)
 
 
@@ -105,16 +99,14 @@ def test_what_a_node_states_is_in_the_units_of_the_papers() -> None:
     assert not ServerNodes(states).now().workers[0].any()
 
 
-def test_slots_have_a_price_where_nodes_state_no_gpus() -> None:
+def test_slots_have_prices_and_jobs_take_slots_and_demands() -> None:
     assert ServerNodes(node_states(CLUSTER)).now().weights.tolist() == [1, 1, 1, 1]
     first = CLUSTER.nodes[0].model_copy(update={"resources": {"gpu": 2}})
     stating = CLUSTER.model_copy(update={"nodes": (first,)})
     servers = ServerNodes(node_states(stating)).now()
     assert dict(zip(servers.resources, servers.weights.tolist(), strict=True))["slot"] == 0
     assert dict(zip(servers.resources, servers.workers[0].tolist(), strict=True))["gpu"] == 2
-
-
-def test_a_slot_out_of_service_leaves_resources_as_they_were() -> None:
+    # A slot out of service leaves resources as they were.
     held = session(make_policy("fifo"), CLUSTER)
     before = ServerNodes(held.nodes).now()
     held.withdraw("w0/0", 0.0, 60.0)
@@ -122,9 +114,7 @@ def test_a_slot_out_of_service_leaves_resources_as_they_were() -> None:
     assert after.resources == before.resources
     assert after.weights.tolist() == before.weights.tolist()
     assert [row[0] for row in after.workers.tolist()] == [3, 2]
-
-
-def test_a_job_takes_a_slot_a_worker_and_what_it_demands() -> None:
+    # A job takes a slot a worker and what it demands.
     demand = {"worker": {"cpu": 2, "bandwidth": 1.25e8}, "ps": {"cpu": 1, "bandwidth": 2.5e8}}
     held = started(make_policy("fifo"), CLUSTER, job("j", gpus=3, resources=demand))
     nodes = ServerNodes(held.nodes)

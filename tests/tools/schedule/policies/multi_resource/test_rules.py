@@ -1,7 +1,3 @@
-"""FIFO, DRF, RRH and Dorm over servers with several resources: cases worked out by hand."""
-
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
@@ -60,7 +56,7 @@ def sizes(holdings: Mapping[str, PlacedWorkers]) -> dict[str, int]:
     return {name: placed.size for name, placed in holdings.items()}
 
 
-def test_workers_are_placed_one_a_server_in_turn() -> None:
+def test_workers_are_placed_by_drf_and_dorm_as_in_the_papers() -> None:
     fleet = Fleet(Servers(("cpu", "gb"), np.array([[4.0, 9.0], [1.0, 9.0], [4.0, 9.0]]), NO_PS))
     places = [fleet.in_turn(job(name).bid, count) for name, count in (("a", 4), ("b", 1), ("c", 3))]
     assert [place.workers.tolist() for place in places if place] == [[2, 1, 1], [0, 0, 1], [2, 0, 1]]
@@ -70,8 +66,6 @@ def test_workers_are_placed_one_a_server_in_turn() -> None:
     servers = Servers(("cpu", "gb"), np.array([[4.0, 9.0]]), NO_PS)
     assert sizes(by_arrival([job("a", 5), job("b", 2)], servers)) == {"b": 2}
 
-
-def test_drf_shares_as_in_its_paper() -> None:
     # 9 CPUs and 18 GB; tasks of 1 CPU and 4 GB, and of 3 CPUs and 1 GB: three of one, two of the other.
     servers = Servers(("cpu", "gb"), np.array([[9.0, 18.0]]), NO_PS)
     result = by_dominant_share([job("a", demand=(1, 4)), job("b", demand=(3, 1))], servers)
@@ -80,10 +74,7 @@ def test_drf_shares_as_in_its_paper() -> None:
     servers = Servers(("cpu", "gb"), np.array([[10.0, 10.0]]), np.array([[4.0, 10.0]]))
     bid = Bid("a", 0, 9, 9, np.ones(2), np.ones(2), np.ones(9), 1.0, 2.0)
     assert dominant_share(bid, 3, servers) == pytest.approx(2 / 4), "two PS of four places, three of ten"
-
-
-def test_dorm_uses_the_cluster_and_adjusts_few_jobs_at_a_time() -> None:
-    """Ten jobs hold one worker each; one of them may be adjusted, and fairness lets it have two more."""
+    # Ten jobs hold one worker each; one of them may be adjusted, and fairness lets it have two more.
     servers = Servers(("cpu", "gb"), np.array([[20.0, 90.0]]), NO_PS)
     jobs = [job(name, held=(1,)) for name in "abcdefghij"]
     before = sizes(by_dominant_share(jobs, servers))

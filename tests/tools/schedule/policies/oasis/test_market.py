@@ -1,7 +1,3 @@
-"""The market of OASiS: prices, and the best schedule of one job."""
-
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -85,7 +81,7 @@ def test_a_job_worth_more_than_its_resources_raises_the_prices() -> None:
     np.testing.assert_allclose(market.workers.prices, market.workers.prices[0, 0, 0])
 
 
-def test_a_job_keeps_to_its_servers_its_size_and_its_time() -> None:
+def test_a_job_keeps_to_its_servers_and_a_full_cluster_to_itself() -> None:
     # Memory for two workers at a time, which costs nothing.
     servers = replace(ONE, workers=np.array([[4.0, 2.0]]), priced=np.array([True, False]))
     market, bid = market_for(job("a", 8), servers=servers), job("a", 8)
@@ -104,9 +100,7 @@ def test_a_job_keeps_to_its_servers_its_size_and_its_time() -> None:
 
     quote = market.quote(bid, now=2)
     assert (quote.first, quote.plan.first, quote.last) == (2, 2, 3)
-
-
-def test_a_full_cluster_admits_nothing() -> None:
+    # A full cluster admits nothing.
     market = market_for(job("a", 8, 100.0))
     assert not market.is_hopeless(job("b", 8, 100.0))
     assert market.offer(job("a", 16, 100.0))[1] is not None
@@ -120,7 +114,6 @@ def test_a_full_cluster_admits_nothing() -> None:
 
 @pytest.mark.parametrize("decay", [0.5, 3.0])
 def test_a_rejected_job_learns_what_would_have_been_admitted(decay: float) -> None:
-    """Just more than the least scale is admitted, just less is not."""
     market, bid = market_for(job("a", 8, 100.0)), job("late", 2, 1.0, decay, 0.0)
     for name, work in (("a", 8), ("b", 6)):
         market.offer(job(name, work, 100.0))
@@ -151,16 +144,14 @@ def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
     assert broken_rules(servers, planned, slots) == []
 
 
-def test_the_check_of_schedules_sees_every_broken_rule() -> None:
+def test_broken_rules_are_seen_and_estimates_have_a_beginning() -> None:
     bid = Bid("a", 1, 3, 2, np.array([3.0, 1.0]), np.array([1.0, 0.0]), np.ones(4), 1.0, 1.0)
     servers = replace(ONE, ps=np.array([[1.0, 0.0]]))
     plan = SlotPlan(0, np.array([[2], [0]]), np.array([[1], [2]]))
     assert len(broken_rules(servers, [(bid, plan)], 4)) == 7
     good = SlotPlan(1, np.array([[1], [1], [1]]), np.array([[1], [1], [1]]))
     assert broken_rules(servers, [(bid, good)], 4) == []
-
-
-def test_an_estimate_begins_at_half_of_the_median_worth() -> None:
+    # Estimates begin at half the median and servers at one.
     # Jobs that are worth 5 to 50 and take 8 worker-slots of two units each; U is as for the true bounds.
     jobs = [job(f"job-{n}", 8, 10.0 * n) for n in range(1, 11)]
     result = PriceBounds.estimated(jobs, ONE, 4)
@@ -175,9 +166,7 @@ def test_an_estimate_begins_at_half_of_the_median_worth() -> None:
     bounds = PriceBounds.of([job("critical", 4, decay=500.0, target=0.0)], ONE, 4)
     assert np.isfinite(bounds.workers.log_least)
 
-
-def test_parameter_servers_without_bandwidth_are_one_a_job() -> None:
-    """As the placement step has it: nothing says for how many workers one does."""
+    # As the placement step has it: nothing says for how many workers one does.
     servers = replace(ONE, ps=np.array([[2.0, 8.0]]))
     bid = replace(job("a", 8), ps=np.array([1.0, 0.0]))
     _, plan = Market(servers, PriceBounds.of([bid], servers, 4), 4).offer(bid)

@@ -1,7 +1,3 @@
-"""The offline optimum of OASiS: the MILP, and the policy that books it."""
-
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -89,16 +85,14 @@ def test_its_plans_keep_all_rules_and_are_worth_as_much_as_oasis(seed: int) -> N
     assert result.utility >= online * (1 - 1e-3) - trifle
 
 
-def test_units_do_not_matter() -> None:
-    """A billionth of what there was, and of what jobs take, holds as many of them."""
+def test_the_best_plan_of_a_few_jobs_in_any_units() -> None:
+    # A billionth of what there was, and of what jobs take, holds as many of them.
     bids = [job(name, 0, 1, [1.0]) for name in "ab"]
     tiny = [replace(bid, worker=1e-9 * bid.worker) for bid in bids]
     assert solve(tiny, replace(ONE_PLACE, workers=1e-9 * ONE_PLACE.workers), 1).utility == 1
     cheap = [replace(bid, worth=1e-9 * bid.worth) for bid in bids]
     assert solve(cheap, ONE_PLACE, 1).utility == pytest.approx(1e-9)
-
-
-def test_the_best_plan_of_a_few_jobs() -> None:
+    # The best plan of a few jobs.
     # The first job alone would be admitted; with the second to come the slot is kept for it.
     bids = [job("early", 0, 1, [1.0, 0.0]), job("long", 0, 2, [3.0, 3.0]), job("late", 1, 1, [9.0, 9.0])]
     result = solve(bids, ONE_PLACE, 2)
@@ -140,7 +134,7 @@ def early_and_late() -> list[Job]:
     ]
 
 
-def test_it_turns_a_job_away_for_a_better_one_to_come():
+def test_the_optimum_waits_for_a_better_job_and_plans_again() -> None:
     held = opened(offline(), trace := early_and_late())
     assert list(held.snapshot(0.0).future) == trace
     held.submit(trace[0], 0.0)
@@ -159,9 +153,7 @@ def test_it_turns_a_job_away_for_a_better_one_to_come():
 
     assert joined(opened(offline(), []), 0.0, trace[0]) == {"early": 4}
     assert not opened(Oasis(), trace).snapshot(0.0).future
-
-
-def test_a_job_that_loses_its_node_is_planned_again():
+    # A job that loses its node is planned again.
     trace = [bidder("a", 16, value=20.0), bidder("b", 8, at=200.0, value=30.0)]
     held = opened(offline(), trace, cluster(4, 4))
     joined(held, 0.0, trace[0])

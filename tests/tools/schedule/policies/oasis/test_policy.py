@@ -1,7 +1,3 @@
-"""OASiS as a policy: admission on arrival, slots that are booked and kept, and what is said of them."""
-
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -54,7 +50,6 @@ def bidding(*jobs: Job, nodes: Cluster | None = None, **more: Any) -> Session:
 
 
 def run_out(held: Session, coming: list[Job] | None = None) -> dict[str, float]:
-    """Everything until all jobs have ended; returns when."""
     time_s, ahead = 0.0, in_order_of_arrival(coming or [])
     happen(held, 0.0, ahead)
     ends: dict[str, float] = {}
@@ -69,7 +64,7 @@ def run_out(held: Session, coming: list[Job] | None = None) -> dict[str, float]:
     return ends
 
 
-def test_a_job_gets_workers_from_the_next_slot_on():
+def test_a_job_gets_workers_from_the_next_slot_not_planned_full() -> None:
     held = bidding(bidder("a", 8))
     assert sizes(held) == {"a": 4}
     assert run_out(held) == {"a": 200.0}
@@ -81,6 +76,10 @@ def test_a_job_gets_workers_from_the_next_slot_on():
 
     assert sizes(bidding(bidder("a", 4, at=9.0))) == {"a": 4}
 
+    # Planned full, each ends 20 s late. Else there is no room for the second, and the first is in time.
+    assert ends_in_time(0.0) == set()
+    assert ends_in_time(20.0) == {"a"}
+
 
 def ends_in_time(rescale_s: float) -> set[str]:
     """Of two jobs that would fill three slots exactly, those that end in them where a start costs 20 s."""
@@ -91,17 +90,11 @@ def ends_in_time(rescale_s: float) -> set[str]:
     return {each.job for each in done.log.events() if each.event == "finish" and each.time <= 300.0}
 
 
-def test_slots_are_not_planned_full_so_that_jobs_end_in_time():
-    """Planned full, each ends 20 s late. Else there is no room for the second, and the first is in time."""
-    assert ends_in_time(0.0) == set()
-    assert ends_in_time(20.0) == {"a"}
-
-
 def rich(count: int, value: float = 100.0) -> list[Job]:
     return [bidder(f"rich{index}", 4, value=value) for index in range(count)]
 
 
-def test_prices_do_not_count_a_slot_that_is_out_of_service():
+def test_prices_count_slots_in_service_and_rise_with_worth() -> None:
     admissions = []
     for gpus in (4, 5):
         held = session(policy(), cluster(gpus))
@@ -122,9 +115,7 @@ def test_prices_do_not_count_a_slot_that_is_out_of_service():
     again.decide(1.0)
     assert kept["ledger"]["estimate"]
     assert again.policy.dump_state()["ledger"]["estimate"] == kept["ledger"]["estimate"]
-
-
-def test_what_is_worth_more_raises_the_price_for_later_jobs():
+    # What is worth more raises the price for later jobs.
     held = bidding(*rich(5))
     held.submit(bidder("poor", 16, at=1.0, value=1.0), 1.0)
     [turned_away] = held.decide(1.0)
@@ -145,7 +136,7 @@ def test_the_value_that_would_have_been_enough_is_enough(part, admitted):
     assert ("next" in held.jobs) is admitted
 
 
-def test_the_target_that_would_have_been_late_enough_is_named():
+def test_why_a_job_is_rejected_or_waits_for_another_bid() -> None:
     held = bidding(*rich(8, value=30.0))
     terms = {"at": 1.0, "value": 29.0, "decay": 0.5}
     joined(held, 1.0, bidder("late", 4, target=10.0, **terms))
@@ -153,9 +144,7 @@ def test_the_target_that_would_have_been_late_enough_is_named():
     assert not statement["admitted"]
     joined(held, 1.0, bidder("later", 4, target=statement["least_target_s"] + 9, **terms))
     assert "later" in held.jobs
-
-
-def test_a_job_that_may_bid_again_waits_until_slots_are_free():
+    # A job that may bid again waits until slots are free.
     last = bidder("last", 4, at=1.0, value=80.0, shape="constant")
     held = bidding(*rich(4), horizon_slots=4, requeue=True, rescale_s=30.0)
     joined(held, 1.0, last)
@@ -167,9 +156,7 @@ def test_a_job_that_may_bid_again_waits_until_slots_are_free():
     run_out(held)
     held.submit(bidder("poor", 60, at=400.0, value=0.01), 400.0)
     assert [each.step for each in held.decide(400.0)] == ["reject"]
-
-
-def test_a_job_that_cannot_end_within_the_slots_is_rejected():
+    # A job that cannot end within the slots is rejected.
     held = bidding(bidder("a", 81, most=4))
     assert held.turned_away == {}
     assert held.ended["a"].gpus == 0
@@ -200,7 +187,7 @@ def test_plans_change_where_jobs_or_nodes_do_not_keep_them():
     assert held.policy.explain(held.snapshot(100.0))["a"].reason == "4 workers for 3 min; ends within 3 min"
 
 
-def test_slots_to_come_are_in_the_schedule_and_in_words():
+def test_slots_to_come_are_written_down_and_asked_for_little() -> None:
     held = bidding(bidder("a", 8), bidder("b", 8))
     result = schedule_of(held, [], 0.0, explain=True)
     reserved = [*result.allocations, *result.waiting]
@@ -216,6 +203,21 @@ def test_slots_to_come_are_in_the_schedule_and_in_words():
     plain = schedule_of(held, [], 0.0)
     assert any(verdict.reserved for verdict in plain.waiting)
     assert [verdict.reserved for verdict in plain.waiting] == [verdict.reserved for verdict in result.waiting]
+    # A decision asks little of jobs that wait or go on.
+    few, many = (one_comes_and_one_ends(others) for others in (10, 30))
+    assert few
+    assert few == many
+
+    held = bidding(*[job(f"{index:03}", high=4, low=1, gpu_seconds=30 * SLOT_S) for index in range(50)])
+    booked = len(held.reserved(0.0))
+    assert booked < 10
+    at_once = work_of(lambda: held.decide(SLOT_S))
+    assert at_once["bid"] <= booked + 3, "those that are planned again, and those that fill the last slot"
+
+    held = bidding(*[job(f"{index}", gpus=4, gpu_seconds=8 * SLOT_S) for index in range(10)])
+    held.decide(SLOT_S)
+    result = work_of(lambda: held.decide(2 * SLOT_S))
+    assert result["sizes_from"] <= 3, "of the job that runs, and of one that is planned again"
 
 
 COUNTED = (
@@ -250,23 +252,6 @@ def one_comes_and_one_ends(others: int) -> Counter[str]:
     assert "new" in held.admissions
     assert len(held.reserved(30.0)) > others
     return result
-
-
-def test_a_decision_asks_little_of_jobs_that_wait_or_go_on():
-    few, many = (one_comes_and_one_ends(others) for others in (10, 30))
-    assert few
-    assert few == many
-
-    held = bidding(*[job(f"{index:03}", high=4, low=1, gpu_seconds=30 * SLOT_S) for index in range(50)])
-    booked = len(held.reserved(0.0))
-    assert booked < 10
-    at_once = work_of(lambda: held.decide(SLOT_S))
-    assert at_once["bid"] <= booked + 3, "those that are planned again, and those that fill the last slot"
-
-    held = bidding(*[job(f"{index}", gpus=4, gpu_seconds=8 * SLOT_S) for index in range(10)])
-    held.decide(SLOT_S)
-    result = work_of(lambda: held.decide(2 * SLOT_S))
-    assert result["sizes_from"] <= 3, "of the job that runs, and of one that is planned again"
 
 
 def test_plans_that_no_schedule_can_hold_are_left_out(monkeypatch):

@@ -1,7 +1,5 @@
 """Small random worlds for the market of OASiS."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers, sigmoid_worth

@@ -1,7 +1,3 @@
-"""The four rules of the limit R, worked out by hand."""
-
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.parts.evolution import FixedAndPerSample
@@ -58,7 +54,6 @@ def followed(
 
 @pytest.mark.parametrize(("gpus", "most"), [(1, {"per_gpu_max": 64}), (4, {})])
 def test_a_job_starts_with_a_batch_that_fits_one_gpu(gpus: int, most: dict[str, int]):
-    """Without a known limit, with the share that the author gave one."""
     batch = {"size": 256, "min": 32, "max": 512, **most}
     state = JobState(job("a", gpus=gpus, low=1, high=8, elastic="size+batch", batch=batch), 256, None)
     held = BatchLimits(EpochRule(60.0, None), 10)
@@ -66,7 +61,7 @@ def test_a_job_starts_with_a_batch_that_fits_one_gpu(gpus: int, most: dict[str, 
     assert (held["a"].samples, held["a"].local, held["a"].rule) == (64, 64, "start")
 
 
-def test_scale_up_doubles_the_limit_after_an_epoch():
+def test_scale_up_doubles_the_limit_up_to_the_largest_batch() -> None:
     assert followed(BatchLimit(64, 64.0), trained(999)).samples == 64
     result = followed(BatchLimit(64, 64.0), trained(1000))
     assert (result.samples, result.rule) == (128, "scale-up")
@@ -79,24 +74,20 @@ def test_scale_up_doubles_the_limit_after_an_epoch():
         state.report_progress(100.0 * epoch, 1000.0 * epoch)
         held.follow({"a": state}, SPEEDS, 100.0 * epoch, 0.0)
     assert held["a"].samples == 128
-
-
-def test_scale_up_ends_at_the_largest_batch_of_the_job():
+    # Scale up ends at the largest batch of the job.
     state = trained(1000, batch=4096, gpus=16)
     assert followed(BatchLimit(4096, 256.0), state).samples == 4096
     fixed = trained(1000, gpus=4)
     fixed.spec = job("a", low=1, high=16, batch=64, work={"epochs": 50, "dataset_size": 1000})
     assert followed(BatchLimit(64, 16.0), fixed).samples == 128, "it says GPUs where the batch does not move"
 
-
-def test_a_shrunk_job_does_not_go_back_in_one_change():
-    """It had 512 samples and asks for 1024; an update left it 64, its warm-up of one step is over."""
+    # It had 512 samples and asks for 1024; an update left it 64, its warm-up of one step is over.
     state = trained(64)
     assert followed(BatchLimit(1024, 64.0), state, warmup_steps=1).samples == 128
     assert followed(BatchLimit(1024, 64.0), trained(0, at_s=1.0), at_s=1.0).samples == 128, "nor before it"
 
 
-def test_scale_down_of_a_long_job_that_others_wait_for():
+def test_the_limit_falls_with_length_and_with_refusals() -> None:
     # σT = 2.5: R ← ⌈2 · 128 / ⌈3.5⌉⌉ = 64.
     state = trained(1000, batch=128, gpus=2)
     result = followed(BatchLimit(128, 64.0), state, rate=0.025, in_the_way=("a",))
@@ -107,9 +98,7 @@ def test_scale_down_of_a_long_job_that_others_wait_for():
 
     result = followed(BatchLimit(64, 64.0), trained(1000), rate=10.0, in_the_way=("a",))
     assert result.samples == 64
-
-
-def test_resume_with_half_of_the_batch_after_each_refusal():
+    # Resume with half of the batch after each refusal.
     held, state = limits(BatchLimit(512, 64.0, "scale-up")), trained(1000, batch=256, gpus=4)
     state.samples_per_second = 100.0
     held.preempted(state, 100.0)
@@ -129,7 +118,7 @@ def test_a_limit_is_gpus_in_proportion_to_the_batch(limit: int, sizes: int):
     assert len(row.utilization) == sizes + 1
 
 
-def test_of_the_batches_within_the_limit_the_fastest_is_chosen():
+def test_the_fastest_batch_within_the_limit_and_unstated_epochs() -> None:
     # A GPU holds 32 samples. On three GPUs 63 are faster than 64: one share would be of 22.
     batch = {"size": 16, "min": 8, "max": 256, "per_gpu_max": 32}
     spec = job("a", model="m", low=1, high=8, elastic="size+batch", batch=batch)
@@ -143,14 +132,7 @@ def test_of_the_batches_within_the_limit_the_fastest_is_chosen():
 
     row = SizeTables(SPEEDS).row(state, "gpu", 16, BatchLimit(128, 32.0))
     assert row.batches == [0, 64, 64, 64, 64]
-
-
-def measured(*model: float) -> SizeTables:
-    """On eight GPUs, with these seconds of a step, of a sample, and of a doubling."""
-    return SizeTables(Speeds(FixedAndPerSample({"m": model}), node_states(cluster(8))))
-
-
-def test_unstated_epochs_follow_from_reports_or_from_time():
+    # Unstated epochs and arrivals follow from what was seen.
     spec = job("a", low=1, high=8)
     state, epochs = JobState(spec, 64, None), EpochRule(60.0, None)
     state.gpus, state.samples_per_second = 1, 10.0
@@ -160,9 +142,7 @@ def test_unstated_epochs_follow_from_reports_or_from_time():
     assert state.epoch_samples == 200
     assert epochs.end_s(state, 300.0, 5.0, 20.0) == pytest.approx(30.0)
     assert EpochRule(60.0, 7.0).end_s(state, 300.0, 5.0, 20.0) == 12.0, "an epoch never counts longer"
-
-
-def test_the_rate_of_arrivals_is_their_mean():
+    # The rate of arrivals is their mean.
     rate = ArrivalRate()
     assert rate.per_second == 0
     for time_s in (10.0, 20.0, 50.0):
@@ -171,3 +151,8 @@ def test_the_rate_of_arrivals_is_their_mean():
     again = ArrivalRate()
     again.load(rate.dump())
     assert again.per_second == rate.per_second
+
+
+def measured(*model: float) -> SizeTables:
+    """On eight GPUs, with these seconds of a step, of a sample, and of a doubling."""
+    return SizeTables(Speeds(FixedAndPerSample({"m": model}), node_states(cluster(8))))

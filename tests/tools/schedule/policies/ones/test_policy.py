@@ -1,7 +1,3 @@
-"""ones as a policy: starts, updates once every job has done an epoch, and what it says of them."""
-
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -41,12 +37,11 @@ def batches(held: Session) -> dict[str, int]:
 
 
 def reason(held: Session, name: str, time_s: float) -> str:
-    """Of a decision at that time."""
     held.decide(time_s)
     return held.explain(time_s)[name].reason
 
 
-def test_a_job_doubles_its_batch_and_gpus_after_each_epoch():
+def test_a_job_doubles_after_each_epoch_and_no_more_in_a_crowd() -> None:
     held, seen, time_s = opened(trainable("a", epochs=100)), [], 0.0
     for _ in range(5):
         seen.append((decided(held, time_s)["a"], batches(held)["a"]))
@@ -58,10 +53,7 @@ def test_a_job_doubles_its_batch_and_gpus_after_each_epoch():
     held = opened(trainable("a", epochs=100, batch=SHRUNK | {"size": 32, "max": 128}))
     *_, last = (decided(held, time_s) for time_s in range(0, 60, 10))
     assert (last, batches(held)) == ({"a": 4}, {"a": 128}), "its largest"
-
-
-def test_in_a_crowd_no_change_more_than_doubles_a_batch():
-    """Jobs of many sizes come and go; updates shrink some far below what they had."""
+    # Jobs of many sizes come and go; updates shrink some far below what they had.
     held, time_s, grown = opened(gpus=12), 0.0, 0
     for number in range(60):
         epochs = 43 if number % 5 == 0 else 3
@@ -131,14 +123,12 @@ def test_below_its_submitted_batch_a_job_waits_for_a_few_steps(below_submitted: 
     assert held.ask_again_s == pytest.approx(seen[-1] + 1000 / 340), "now it waits for an epoch"
 
 
-def test_with_no_room_to_grow_a_job_is_asked_after_an_epoch():
+def test_jobs_are_asked_after_an_epoch_and_shorter_ones_first() -> None:
     held = opened(trainable("a", batch=SHRUNK), gpus=2)
     held.decide(0)
     assert joined(held, 1, job("gang", gpus=2, at=1)) == {"a": 1}
     assert held.ask_again_s == pytest.approx(10)
-
-
-def test_the_shorter_job_gets_the_gpus_that_both_could_use():
+    # The shorter job gets the GPUs that both could use.
     held = opened(trainable("short", epochs=4), trainable("long", epochs=40), gpus=3)
     held.decide(0)
     assert sorted(decided(held, 10).values()) == [1, 2]
@@ -146,7 +136,7 @@ def test_the_shorter_job_gets_the_gpus_that_both_could_use():
     assert "grew from 1 to 2 GPUs, batch 64: its limit after an epoch is 64" in explained
 
 
-def test_gangs_and_fixed_batches_keep_to_what_they_are():
+def test_gangs_keep_their_size_and_unknown_work_is_said() -> None:
     gang = job("gang", gpus=4, work={"epochs": 20, "dataset_size": 1000})
     held = opened(gang, trainable("fixed", elastic="size", batch=32, epochs=200))
     assert decided(held, 0) == {"gang": 4, "fixed": 1}
@@ -158,8 +148,6 @@ def test_gangs_and_fixed_batches_keep_to_what_they_are():
     assert sizes(held) == dict.fromkeys(("j0", "j1", "j2", "j3"), 1)
     assert {each.gpu_type for each in held.jobs.values()} == {"slow", "fast"}
 
-
-def test_a_job_of_unknown_work_says_how_far_it_may_be():
     # Jobs of ten epochs have ended; one of unknown work that has done five is taken to be halfway.
     held, time_s = opened(gpus=1), 0.0
     for number in range(40):
@@ -190,14 +178,12 @@ def test_a_time_budget_is_spent_and_the_generations_are_said(monkeypatch, genera
     assert held.policy_state().state["generations"] == made
 
 
-def test_a_copy_that_looks_ahead_makes_one_generation_a_decision():
+def test_a_copy_makes_one_generation_and_the_state_is_small() -> None:
     held = opened(trainable("a"), time_budget_s=30.0)
     ahead = copy_of(held)
     decided(ahead, 0)
     assert ahead.policy_state().state["generations"] == 1
-
-
-def test_the_state_is_small_and_the_same_for_the_same_seed():
+    # The state is small and the same for the same seed.
     dumps = []
     for _ in range(2):
         held = opened(*(trainable(f"j{number}", at=number) for number in range(60)), gpus=256)

@@ -1,7 +1,3 @@
-"""The operators of ones on genomes that fit a hand."""
-
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -45,14 +41,12 @@ def in_full(world: search.SharingProblem, result: search.Offspring) -> list[list
     return search.fill_idle(world, result, rng()).tolist()
 
 
-def test_reorder_packs_the_workers_of_a_job():
-    """Figure 10 of the paper: jobs 2, 1, 0, idle GPUs last."""
+def test_reorder_packs_workers_and_children_inherit_each_gpu() -> None:
+    # Figure 10 of the paper: jobs 2, 1, 0, idle GPUs last.
     scattered = genomes([2, search.IDLE, 1, 2, 0, 1])
     packed = search.reorder(search.counts_of(scattered, 3), search.first_genes(scattered, 3), 6)
     assert packed.tolist() == [[2, 2, 1, 1, 0, search.IDLE]]
-
-
-def test_of_each_gpu_the_children_inherit_one_parent_each():
+    # Of each GPU the children inherit one parent each.
     any_size = [0.0] + [1.0] * 64
     world = problem(any_size, any_size, gpus=64)
     first = search.crossover(world, genomes([0] * 64, [1] * 64), rng(), 20).counts[:, 0]
@@ -67,7 +61,7 @@ def test_of_each_gpu_the_children_inherit_one_parent_each():
     assert (search.fill_idle(world, result, rng()).sum(axis=1) == 4).all()
 
 
-def test_refresh_shrinks_fills_and_places_newcomers():
+def test_refresh_and_mutations_move_gpus_where_they_help() -> None:
     limited = [0.0, 1.0, 1.1, INF, INF]
     world = problem(limited, SCALING)
     assert in_full(world, search.refresh(world, genomes([0, 0, 0, 0]))) == [[2, 2]]
@@ -81,17 +75,13 @@ def test_refresh_shrinks_fills_and_places_newcomers():
     world = problem(*[one] * 6, new=(4, 2, 0, 1, 3, 5))
     assert in_full(world, search.refresh(world, genomes([5, 5, 5, 5]))) == [[1, 1, 1, 0, 1, 0]]
 
-
-def test_idle_gpus_go_where_they_raise_utilization_least():
-    """Growing job 0 adds 0.1 · 10, growing job 1 adds 0.1 · 1, resuming job 2 adds 1.3 · 1."""
+    # Growing job 0 adds 0.1 · 10, growing job 1 adds 0.1 · 1, resuming job 2 adds 1.3 · 1.
     few = [0.0, 1.0, 1.1, INF, INF]
     world = problem(few, few, SCALING, work=[10.0, 1.0, 1.0])
     assert in_full(world, search.refresh(world, genomes([0, 1, search.IDLE, search.IDLE]))) == [[2, 2, 0]]
     world = problem(few, few, SCALING, work=[100.0, 1.0, 1.0])
     assert in_full(world, search.refresh(world, genomes([0, 1, search.IDLE, search.IDLE]))) == [[1, 2, 1]]
-
-
-def test_a_mutation_gives_the_gpus_of_a_job_to_others_first():
+    # A mutation gives the GPUs of a job to others first.
     world = problem(SCALING, SCALING)
     result = search.mutate(world, genomes([0, 0, 0, 0]), rng(), 40, 1.0)
     assert not result.counts.any(), "at rate 1 every job is preempted"
@@ -102,14 +92,12 @@ def test_a_mutation_gives_the_gpus_of_a_job_to_others_first():
     assert (kept.counts == [4, 0]).all()
 
 
-def test_the_fittest_leave_no_gpu_idle():
+def test_mutations_give_gpus_away_and_the_fittest_leave_none() -> None:
     world = problem(SCALING, SCALING, work=[10.0, 1.0])
     counts = np.array([[4, 0], [0, 1], [0, 4], [2, 2], [0, 4]])
     assert world.scores(counts, np.array([[10.0, 1.0]])).tolist() == pytest.approx([13, 1, 1.3, 12.1, 1.3])
     assert search.select(world, counts, rng(), 4).tolist() == [2, 3, 0, 1], "equal genomes count once"
 
-
-def test_genomes_are_scored_with_one_draw_of_each_job():
     # Two jobs of unknown work alike: under one draw one of them is the shorter for every genome.
     ones = np.ones(2)
     unknown = WorkAhead(np.full(2, np.nan), 100 * ones, 0 * ones, 2 * ones, 2 * ones)
@@ -129,7 +117,7 @@ def test_genomes_are_scored_with_one_draw_of_each_job():
     assert np.mean(1000 / (1000 + drawn[:, 1])) == pytest.approx(0.75, abs=0.01), "the mean of Be(30, 10)"
 
 
-def test_no_generation_gets_worse():
+def test_generations_do_not_get_worse_and_are_carried_over() -> None:
     gang = [0.0, INF, INF, 1.0]
     world = problem(gang, SCALING, SCALING, gang, gpus=5, work=[5.0, 9.0, 2.0, 7.0])
     result, stream, best = search.beginning(world, rng(), 8), rng(), []
@@ -141,9 +129,7 @@ def test_no_generation_gets_worse():
         first = counts[:1]
         best.append((int(world.idle(first)[0]), float(world.scores(first, world.work.draws(rng(), 1))[0])))
     assert best == sorted(best, reverse=True)
-
-
-def test_a_population_is_carried_over_changes_of_jobs_and_gpus():
+    # A population is carried over changes of jobs and GPUs.
     last = Population(["a", "b", "c"], genomes([0, 0, 1, 2], [2, 1, 1, search.IDLE]))
     assert last.of(["c", "a"], 4).tolist() == [
         [1, 1, 0, search.IDLE],

@@ -1,7 +1,3 @@
-"""Goodput by allocation, and the fit of the throughput model."""
-
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,57 +8,42 @@ from pliant.tools.schedule.demand import job_state
 from pliant.tools.schedule.jobs import Observation
 from pliant.tools.schedule.policies.common import Pool
 from pliant.tools.schedule.policies.fifo import Fifo
-from pliant.tools.schedule.policies.pollux.goodput import (
-    BatchCandidates,
-    Fit,
-    GoodputTable,
-    JobLimits,
-    ProfileCandidates,
-    _Measured,
-    _minimum,
-    efficiency,
-    fit,
-    from_fit,
-)
+from pliant.tools.schedule.policies.pollux import goodput
 from pliant.tools.schedule.policies.pollux.policy import Goodputs
 from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster, curves, job, opened
 
-PLAIN = Fit(alpha_c=0.1, beta_c=0.01, alpha_n=0.2, beta_n=0.0, alpha_r=0.1, beta_r=0.0, gamma=1.0)
+PLAIN = goodput.Fit(alpha_c=0.1, beta_c=0.01, alpha_n=0.2, beta_n=0.0, alpha_r=0.1, beta_r=0.0, gamma=1.0)
 POOL = Pool("gpu", 8, 4)
 
 
-def test_efficiency_by_hand():
-    assert efficiency(100.0, 20, np.array([20, 60, 140])).tolist() == pytest.approx([1.0, 0.75, 0.5])
-    assert efficiency(float("inf"), 20, np.array([20, 2000])).tolist() == [1.0, 1.0]
+def test_goodput_and_the_best_batch_by_hand() -> None:
+    assert goodput.efficiency(100.0, 20, np.array([20, 60, 140])).tolist() == pytest.approx([1.0, 0.75, 0.5])
+    assert goodput.efficiency(float("inf"), 20, np.array([20, 2000])).tolist() == [1.0, 1.0]
 
-
-def test_goodput_by_hand():
     # Two GPUs at batch 20: 10 samples each, 0.1 + 0.1 + 0.1 s across one node, 0.4 s across two.
-    result = from_fit(PLAIN, JobLimits(1, 2, 20, 20)).best(None, 20)
+    result = goodput.from_fit(PLAIN, goodput.JobLimits(1, 2, 20, 20)).best(None, 20)
     assert result.rates[0, 1:3] == pytest.approx([20 / 0.3] * 2)
     assert result.rates[1, 1:3] == pytest.approx([0, 20 / 0.4])
     assert result.batches[0, 2] == 20
 
     # 48 samples on one GPU that holds 16: three micro-steps.
-    result = from_fit(PLAIN, JobLimits(1, 1, 48, 48, 1, 16)).best(None, 48)
+    result = goodput.from_fit(PLAIN, goodput.JobLimits(1, 1, 48, 48, 1, 16)).best(None, 48)
     assert result.rates[0, 1] == pytest.approx(48 / (3 * 0.26))
 
-    limits = JobLimits(1, 1, 16, 32)
-    plain, careful = (from_fit(PLAIN, limits, lone_accumulates=each) for each in (False, True))
+    limits = goodput.JobLimits(1, 1, 16, 32)
+    plain, careful = (goodput.from_fit(PLAIN, limits, lone_accumulates=each) for each in (False, True))
     assert plain.samples_per_second[0, 1, -1] == pytest.approx(32 / 0.42)
     assert careful.samples_per_second[0, 1, -1] == pytest.approx(32 / (2 * 0.26))
     assert careful.samples_per_second[0, 1, 0] == plain.samples_per_second[0, 1, 0]
 
-
-def test_the_best_batch_beats_all_others_by_hand():
     # One GPU, B samples in 0.1 + 0.01 B s at efficiency 110 / (100 + B): best at B = sqrt(10 · 100).
-    result = from_fit(PLAIN, JobLimits(1, 1, 10, 1000)).best(100.0, 10)
+    result = goodput.from_fit(PLAIN, goodput.JobLimits(1, 1, 10, 1000)).best(100.0, 10)
     best = max(range(10, 1001), key=lambda batch: batch / (0.1 + 0.01 * batch) / (100 + batch))
     assert best == 32
     assert result.batches[0, 1] == pytest.approx(best, rel=0.2)
 
-    candidates = from_fit(PLAIN, JobLimits(1, 8, 10, 1000, 1, 64))
+    candidates = goodput.from_fit(PLAIN, goodput.JobLimits(1, 8, 10, 1000, 1, 64))
     quiet, loud = (candidates.best(noise, 10).batches[1, 8] for noise in (10.0, 10_000.0))
     assert quiet < loud
 
@@ -72,7 +53,7 @@ SMALL = st.integers(1, 64)
 
 @given(low=SMALL, factor=SMALL, most=st.integers(1, 16), cap=st.none() | SMALL)
 def test_every_feasible_candidate_keeps_the_limits(low: int, factor: int, most: int, cap: int | None):
-    candidates = from_fit(PLAIN, JobLimits(1, most, low, low * factor, 1, cap))
+    candidates = goodput.from_fit(PLAIN, goodput.JobLimits(1, most, low, low * factor, 1, cap))
     feasible = candidates.samples_per_second > 0
     batches = candidates.batches[feasible]
     gpus = np.broadcast_to(np.arange(most + 1)[None, :, None], feasible.shape)[feasible]
@@ -88,7 +69,7 @@ def test_speedup_is_against_the_fair_share_where_it_fits():
         ([[0.0, 10.0, 0.0], [0.0, 0.0, 30.0]], 2, 4, 1.0),
         ([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], 2, 4, 0.0),
     ):
-        table = GoodputTable(np.array(rates), np.ones((2, len(rates[0])), dtype=np.int64))
+        table = goodput.GoodputTable(np.array(rates), np.ones((2, len(rates[0])), dtype=np.int64))
         assert table.speedups(share, node_gpus)[1, -1] == pytest.approx(expected)
 
 
@@ -101,7 +82,7 @@ def goodputs(seen: Session, knowledge: str) -> Goodputs:
     return Goodputs(seen.speeds, knowledge, lone_accumulates=False)
 
 
-def test_the_profile_answers_for_jobs_that_measured_nothing():
+def test_what_a_job_that_measured_little_is_answered() -> None:
     result = held()
     table = goodputs(result, "profile").goodput(result.jobs["a"], POOL)
     assert table.rates[0, 1:5].tolist() == pytest.approx([10, 18, 24, 30])
@@ -109,13 +90,13 @@ def test_the_profile_answers_for_jobs_that_measured_nothing():
     assert table.rates.shape == (2, 9)
 
     result.submit(job("b", high=8, gpus=2), 0.0)
-    profile = ProfileCandidates(result.speeds)
-    first, second = (profile.of(state, "gpu", 4, JobLimits(1, 8, 960, 960)) for state in result.jobs.values())
-    assert isinstance(first, BatchCandidates)
+    profile = goodput.ProfileCandidates(result.speeds)
+    first, second = (
+        profile.of(state, "gpu", 4, goodput.JobLimits(1, 8, 960, 960)) for state in result.jobs.values()
+    )
+    assert isinstance(first, goodput.BatchCandidates)
     assert first is second
-
-
-def test_a_job_that_only_measures_tries_one_gpu_then_two():
+    # A job that only measures tries one GPU then two.
     result = held()
     state, measuring = result.jobs["a"], goodputs(result, "measured")
     assert measuring.goodput(state, POOL).rates.shape == (2, 2)
@@ -129,7 +110,7 @@ def test_a_job_that_only_measures_tries_one_gpu_then_two():
     assert (limits.least_gpus, limits.most_gpus) == (8, 8)
 
 
-def test_the_batch_moves_where_the_job_and_its_noise_allow_it():
+def test_the_batch_moves_with_the_noise_where_the_job_allows_it() -> None:
     batch, seen = {"size": 64, "min": 32, "max": 256}, held()
     fixed, free = (
         job_state(job("a", high=8, elastic=elastic, batch=batch), seen.speeds)
@@ -141,9 +122,7 @@ def test_the_batch_moves_where_the_job_and_its_noise_allow_it():
     free.noise_scale = None
     assert profile.limits(free, POOL)[2:4] == (64, 64)
     assert measuring.limits(free, POOL)[2:4] == (32, 32)
-
-
-def test_a_new_noise_scale_chooses_another_batch():
+    # A new noise scale chooses another batch.
     seen, batch = held(), {"size": 64, "min": 64, "max": 4096}
     state = job_state(job("a", high=8, elastic="size+batch", batch=batch), seen.speeds)
     state.observe(Observation((1,), 64, 1, 0.74, 0.0))
@@ -155,21 +134,23 @@ def test_a_new_noise_scale_chooses_another_batch():
     assert batches[0] < batches[1]
 
 
-TRUE = Fit(alpha_c=0.05, beta_c=0.001, alpha_n=0.04, beta_n=0.002, alpha_r=0.02, beta_r=0.001, gamma=2.0)
+TRUE = goodput.Fit(
+    alpha_c=0.05, beta_c=0.001, alpha_n=0.04, beta_n=0.002, alpha_r=0.02, beta_r=0.001, gamma=2.0
+)
 PLACES = ((1,), (2,), (3,), (4,), (1, 1), (2, 2), (4, 4), (4, 4, 4))
 
 
-def seconds(model: Fit, place: tuple[int, ...], local: int, accum: int = 1) -> float:
+def seconds(model: goodput.Fit, place: tuple[int, ...], local: int, accum: int = 1) -> float:
     several, gpus = np.array(len(place) > 1), np.array(sum(place))
     return float(model.step_seconds(several, gpus, np.array(local), np.array(accum)))
 
 
-def measured(model: Fit, place: tuple[int, ...], local: int, accum: int = 1) -> Observation:
+def measured(model: goodput.Fit, place: tuple[int, ...], local: int, accum: int = 1) -> Observation:
     step_s = seconds(model, place, local, accum)
     return Observation(place, local, accum, step_s, step_s - accum * (model.alpha_c + model.beta_c * local))
 
 
-def test_a_step_computes_and_synchronises():
+def test_a_step_computes_and_synchronises_and_a_fit_recovers_it() -> None:
     plain = TRUE._replace(gamma=1.0)
     for model, place, accum, expected in (
         (TRUE, (1,), 1, 0.1),
@@ -180,33 +161,33 @@ def test_a_step_computes_and_synchronises():
         (TRUE, (2,), 3, 2 * 0.1 + (0.1**2 + 0.02**2) ** 0.5),
     ):
         assert seconds(model, place, 50, accum) == pytest.approx(expected)
-
-
-def test_a_fit_recovers_the_times_it_was_made_from():
-    result = fit([measured(TRUE, place, local) for place in PLACES for local in (16, 64, 256)])
+    # A fit recovers the times it was made from.
+    result = goodput.fit([measured(TRUE, place, local) for place in PLACES for local in (16, 64, 256)])
     for place in (*PLACES, (4, 4, 4, 4)):
         for local in (16, 100, 256):
             assert seconds(result, place, local) == pytest.approx(seconds(TRUE, place, local), rel=0.03)
     assert result.alpha_c == pytest.approx(TRUE.alpha_c, rel=0.02)
     assert result.beta_c == pytest.approx(TRUE.beta_c, rel=0.02)
 
-    result = fit([measured(TRUE, place, local, accum=3) for place in PLACES for local in (16, 64, 256)])
+    result = goodput.fit(
+        [measured(TRUE, place, local, accum=3) for place in PLACES for local in (16, 64, 256)]
+    )
     assert seconds(result, (4, 4), 64) == pytest.approx(seconds(TRUE, (4, 4), 64), rel=0.02)
 
     whole = [measured(TRUE, place, 64)._replace(sync_seconds=None) for place in PLACES]
-    result = fit([measured(TRUE, (1,), 16), *whole])
+    result = goodput.fit([measured(TRUE, (1,), 16), *whole])
     assert seconds(result, (4, 4), 64) == pytest.approx(seconds(TRUE, (4, 4), 64), rel=0.1)
 
 
 def test_a_fit_of_few_times_takes_the_rest_for_granted():
-    result = fit([measured(TRUE, (1,), 16), measured(TRUE, (1,), 64)])
+    result = goodput.fit([measured(TRUE, (1,), 16), measured(TRUE, (1,), 64)])
     assert seconds(result, (4, 4), 64) == pytest.approx(seconds(TRUE, (1,), 64), rel=0.01)
 
-    result = fit([measured(TRUE, (1,), 50)])
+    result = goodput.fit([measured(TRUE, (1,), 50)])
     assert result.alpha_c == pytest.approx(0.05, rel=0.01)
     assert result.beta_c * 50 == pytest.approx(0.05, rel=0.01)
 
-    result = fit([measured(TRUE, (gpus,), local) for gpus in (1, 2, 4) for local in (16, 64)])
+    result = goodput.fit([measured(TRUE, (gpus,), local) for gpus in (1, 2, 4) for local in (16, 64)])
     assert result.alpha_n == pytest.approx(1.1 * result.alpha_r)
     assert seconds(result, (2, 2), 16) > seconds(result, (4,), 16)
 
@@ -229,8 +210,8 @@ SEEDS = pytest.mark.parametrize("seed", range(10))
 
 @SEEDS
 def test_no_general_search_finds_a_better_fit_nearby(seed: int):
-    measurements = _Measured(_noisy(seed), 1)
-    result = _minimum(measurements)
+    measurements = goodput._Measured(_noisy(seed), 1)
+    result = goodput._minimum(measurements)
     value = measurements.loss(result).value
     for start in (result, measurements.guess):
         other = minimize(
@@ -245,7 +226,7 @@ def test_no_general_search_finds_a_better_fit_nearby(seed: int):
 
 @SEEDS
 def test_the_slope_of_the_loss_is_that_of_its_values(seed: int):
-    measurements = _Measured(_noisy(seed), 1)
+    measurements = goodput._Measured(_noisy(seed), 1)
     point = measurements.guess + np.random.default_rng(seed).uniform(-0.5, 0.5, len(measurements.guess))
     slope, small = measurements.loss(point).slope, 1e-5
     free = [each for each, told in enumerate(measurements.loss(point).curvature.diagonal() > 2e-5) if told]
@@ -266,8 +247,8 @@ def test_a_fit_depends_neither_on_order_nor_on_the_unit_of_time(seed: int):
         )
         for each in times
     ]
-    forth, back, longer = fit(times), fit(times[::-1]), fit(slow)
-    assert fit(times) == forth, "nothing is kept"
+    forth, back, longer = goodput.fit(times), goodput.fit(times[::-1]), goodput.fit(slow)
+    assert goodput.fit(times) == forth, "nothing is kept"
     for place in PLACES:
         expected_s = seconds(forth, place, 64)
         assert seconds(back, place, 64) == pytest.approx(expected_s, rel=0.01)
@@ -277,6 +258,6 @@ def test_a_fit_depends_neither_on_order_nor_on_the_unit_of_time(seed: int):
 @pytest.mark.parametrize("factor", [1e-9, 1e-4, 1e6, 1e12])
 def test_extreme_times_are_fitted_without_a_warning(factor: float):
     times = [measured(TRUE, place, 64)._replace(step_seconds=factor, sync_seconds=0.0) for place in PLACES]
-    assert np.isfinite(fit(times)).all()
+    assert np.isfinite(goodput.fit(times)).all()
     with pytest.raises(ValueError, match="no observations"):
-        fit([])
+        goodput.fit([])

@@ -1,7 +1,3 @@
-"""Pollux as a policy: small clusters whose best allocation can be found by hand."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,9 +43,7 @@ def test_a_newcomer_gets_room_but_a_young_job_is_not_disturbed():
 
 
 @pytest.mark.parametrize(("cells", "matrices"), [(6 * 2 * 9, 9), (1, 4)])
-def test_a_population_is_smaller_where_matrices_are_large(
-    cells: int, matrices: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_population_is_smaller_where_matrices_are_large(cells, matrices, monkeypatch: pytest.MonkeyPatch):
     """Six jobs on two nodes; four matrices are kept in any case."""
     monkeypatch.setattr("pliant.tools.schedule.policies.pollux.policy._MOST_KEPT", cells)
     jobs = [job(name, high=8, model="fast") for name in "abcdef"]

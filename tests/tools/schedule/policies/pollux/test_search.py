@@ -1,7 +1,3 @@
-"""The population search: what it may never break, and the optimum of instances small enough to try all."""
-
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -107,14 +103,12 @@ def test_repair(task: PlacementProblem, given: Matrices, repaired: list[list[int
     assert repair(task, given).tolist() == [repaired]
 
 
-def test_first_come_gives_every_job_the_least_in_turn():
+def test_all_get_the_least_in_turn_and_small_gains_move_nothing() -> None:
     task = problem([2, 4], [LINEAR] * 3, least=[1, 4, 2])
     assert first_come(task, task.held[0]).tolist() == [[1, 0], [0, 4], [0, 0]]
     task = problem([2, 2, 2], [LINEAR] * 2, least=[5, 1])
     assert first_come(task, task.held[0]).tolist() == [[2, 2, 1], [0, 0, 1]], "a gang that fits no node"
-
-
-def test_nothing_moves_for_less_than_a_restart_costs():
+    # Nothing moves for less than a restart costs.
     task = problem([4, 4], [LINEAR, LINEAR], held=[[4, 0], [0, 4]])
     assert (found_by(task)[0] == task.held[0]).all()
 

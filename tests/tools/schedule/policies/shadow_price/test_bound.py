@@ -1,7 +1,3 @@
-"""The bound of shadow-price, and its reference of equal shares."""
-
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
@@ -52,7 +48,6 @@ def replayed(
     speeds: CurveThroughput | None = None,
     **parameters: float | None,
 ) -> RunRecord:
-    """A replay of shadow-price, in rounds of 60 s with all costs."""
     trace = Inputs(tuple(jobs), nodes or cluster(4, 4), None, speeds or CurveThroughput())
     how = Run("shadow-price", {**STRICT, **parameters}, simulated=WORLD)
     return fold(replay(trace, how).log.events(), "run")
@@ -99,8 +94,8 @@ def test_with_concave_scaling_no_job_ends_later_than_promised(jobs, bends):
     assert (result.jobs_finished, result.jobs_past_gps_bound) == (len(jobs), 0)
 
 
-def test_without_the_guard_a_long_job_ends_later_than_promised() -> None:
-    """Whenever a job is done, a shorter one is there: the longer one waits for all of them."""
+def test_without_the_guard_jobs_are_late_and_with_it_get_a_share() -> None:
+    # Whenever a job is done, a shorter one is there: the longer one waits for all of them.
     long = job("long", low=1, high=8, work={"samples": 2100})
     short = [job(f"s{n:02}", at=250 * n, low=1, high=8, work={"samples": 1900}) for n in range(24)]
     assert figures(replayed([long, *short])).jobs_past_gps_bound == 0
@@ -108,9 +103,7 @@ def test_without_the_guard_a_long_job_ends_later_than_promised() -> None:
     assert free.jobs_past_gps_bound == 1
     assert free.worst_bound_used is not None
     assert free.worst_bound_used > 5
-
-
-def test_a_job_that_has_had_its_grace_gets_its_share_and_says_so() -> None:
+    # A job that has had its grace gets its share and says so.
     jobs = [job(n, low=1, high=4, work={"samples": s}) for n, s in (("long", 1e6), ("short", 1000))]
     held = opened(ShadowPrice(**STRICT), cluster(4), *jobs)
     assert decided(held, 0.0) == {"short": 4}, "a round can be made good"
@@ -157,8 +150,8 @@ def test_a_job_whose_changes_cost_more_than_allowed_is_named(lost_s, short):
     assert short is None or short in why
 
 
-def test_on_several_gpu_types_nothing_is_promised() -> None:
-    """Equal shares would give it every other deal, and end it within 1800 s. It waits for every other job."""
+def test_what_is_not_promised_and_what_four_deals_are() -> None:
+    # Equal shares would give it every other deal, and end it within 1800 s. It waits for every other job.
     long = job("long", gpus=4, work={"samples": 2000})
     short = [job(f"s{n}", at=450.0 * n, gpus=4, work={"samples": 1900}) for n in range(3)]
     run = replayed([long, *short], mixed_cluster(slow=(1,), fast=(4,)))
@@ -169,18 +162,13 @@ def test_on_several_gpu_types_nothing_is_promised() -> None:
     assert promise(run, fairness(run)["gps"], gpu_usage(run)) is None
     assert why_unpromised(run) == "GPU types differ"
 
-
-def test_a_heavy_job_is_not_promised_the_share_of_its_weight() -> None:
-    """A weight of 3 beside 1 is 3 of 4 GPUs: 6300 samples in five deals. The bound is that of any job."""
+    # A weight of 3 beside 1 is 3 of 4 GPUs: 6300 samples in five deals. The bound is that of any job.
     heavy = job("heavy", low=1, high=4, work={"samples": 6300}, weight=3)
     short = [job(f"s{n:02}", at=230.0 * n, low=1, high=4, work={"samples": 950}) for n in range(20)]
     run = replayed([heavy, *short], cluster(4))
     assert next(each.end_s or 0.0 for each in run.jobs if each.id == "heavy") > 5 * 600
     assert run_metrics(run).jobs_past_gps_bound == 0
-
-
-def test_rigid_jobs_are_served_in_one_of_four_deals() -> None:
-    """A job of all four GPUs has had a deal; then every deal one comes that has had none."""
+    # A job of all four GPUs has had a deal; then every deal one comes that has had none.
     kept = EqualShares(100.0, 20.0)
     kept.enter(job_state(job("wide", gpus=4, work={"samples": 1e6}), FOUR), 0.0)
     served = []

@@ -1,7 +1,5 @@
 """What shadow-price makes of deadlines and utilities. Cases worked out by hand; a change costs 30 s."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,7 +31,6 @@ def _due(name: str, samples: float, target_s: float, value: float = 1.0, **more:
 
 
 def _held(*jobs: Job, **parameters: float) -> Session:
-    """After the first decision on four GPUs."""
     return started(ShadowPrice(**parameters), cluster(4), *jobs)
 
 
@@ -87,7 +84,7 @@ def test_the_job_that_earns_most_is_saved(jobs: list[Job], gpus: dict[str, int])
     assert _decided(*jobs) == gpus
 
 
-def test_a_job_whose_deadline_has_passed_comes_last():
+def test_passed_deadlines_come_last_and_a_full_node_counts_whole() -> None:
     late, long = _due("late", 100, 10), _job("long", 1e5)
     held = _held(late, long)
     assert sizes(held) == {"long": 4}
@@ -99,9 +96,7 @@ def test_a_job_whose_deadline_has_passed_comes_last():
     held = _held(_due("long", 4000, 2150), _job("short", 100))
     assert "is to end within 36 min, with 2 GPUs or fewer at a time" in held.explain(0.0)["long"].reason
 
-
-def test_a_worker_that_fills_a_node_counts_as_all_its_gpus():
-    """Two workers fit the cluster, not eight: the job that is due leaves none for the other."""
+    # Two workers fit the cluster, not eight: the job that is due leaves none for the other.
     fills = {"high": 8, "resources": {"worker": {"cpu": 8.0}}}
     nodes = Cluster(nodes=tuple(Node(name=name, gpus=4, cpus=8) for name in ("n0", "n1")))
     jobs = _due("due", 2000, 1100, **fills), _job("short", 100, **fills)

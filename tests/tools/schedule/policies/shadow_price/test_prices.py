@@ -1,19 +1,12 @@
 """Prices against the least flow time, and the knapsack against a mixed-integer program."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from pliant.tools.schedule.policies.shadow_price.completion_order import (
-    CloseCallError,
-    best_order,
-    improved,
-    improved_fast,
-)
+from pliant.tools.schedule.policies.shadow_price import completion_order
 from pliant.tools.schedule.policies.shadow_price.prices import (
     ConcaveWorth,
     ExactWorth,
@@ -49,8 +42,8 @@ def test_gpus_that_are_all_worth_the_same_are_put_in_order(least: int):
         assert np.array_equal(worth, made)
 
 
-def test_slopes_that_differ_by_rounding_alone_are_sorted():
-    """The first and the last are equal here, and one between them is not."""
+def test_prices_by_hand_and_slopes_that_differ_by_rounding() -> None:
+    # The first and the last are equal here, and one between them is not.
     sizes = np.array([0, 4, 10, 15, 16, 20, 21, 26])
     rates = np.array(
         [
@@ -63,12 +56,8 @@ def test_slopes_that_differ_by_rounding_alone_are_sorted():
     way = SlopeWorth(26, sizes)
     worth = way.with_job(PricedJob.of(rates), 0.75, way.start(0.0))
     assert np.array_equal(worth, np.sort(0.75 * slopes))
-
-
-def test_prices_by_hand():
-    """g(k) = k gives λ_m = m / K: all GPUs to one job after the other, so each waits for all before it. A job
-    of weight 3 is worth three times its turn.
-    """
+    # g(k) = k gives λ_m = m / K: all GPUs to one job after the other, so each waits for all before it. A
+    # job of weight 3 is worth three times its turn.
     linear = [PricedJob.of(LINEAR)] * 6
     assert priced(linear, ExactWorth(K)) == pytest.approx([m / K for m in range(1, 7)])
     weighted = [PricedJob.of(LINEAR, weight) for weight in (1.0, 3.0)]
@@ -97,8 +86,8 @@ def test_a_power_of_the_gpus_gives_the_ranks_of_hesrpt(power: float):
         assert part == pytest.approx(1 - ((m - 1) / m) ** (1 / (1 - power)), rel=5e-3)
 
 
-def test_units_of_work_and_time_do_not_matter():
-    """Samples counted by the thousand, hours instead of seconds: the worth of the work left is the same."""
+def test_no_schedule_is_better_whatever_the_units_or_the_hulls() -> None:
+    # Samples counted by the thousand, hours instead of seconds: the worth of the work left is the same.
     rng = np.random.default_rng(5)
     jobs = [_curve(rng, K) for _ in range(5)]
     result = np.array(priced([PricedJob.of(rates) for rates in jobs], ExactWorth(K)))
@@ -106,12 +95,8 @@ def test_units_of_work_and_time_do_not_matter():
         other = priced([PricedJob.of(rates * factor) for rates in jobs], ExactWorth(K))
         assert np.array(other) * factor == pytest.approx(result)
 
-
-def test_no_schedule_of_small_systems_is_better():
-    """60 random systems, curves of any shape: deciding by prices is within 1 % of the best of all schedules.
-
-    A schedule changes sizes when a job ends; :func:`_least_flow_time` tries them all.
-    """
+    # 60 random systems, curves of any shape: deciding by prices is within 1 % of the best of all schedules.
+    # A schedule changes sizes when a job ends; :func:`_least_flow_time` tries them all.
     rng = np.random.default_rng(11)
     for _ in range(60):
         gpus, count = int(rng.integers(2, 6)), int(rng.integers(2, 4))
@@ -119,9 +104,7 @@ def test_no_schedule_of_small_systems_is_better():
         work = rng.lognormal(2.0, 1.0, count).tolist()
         least = _least_flow_time(curves, tuple(work), gpus)
         assert _flow_time_by_prices(curves, work, gpus) <= 1.01 * least
-
-
-def test_hulls_are_concave_and_touch_the_curve():
+    # Hulls touch the curve and large pools are priced alike.
     rng = np.random.default_rng(3)
     for _ in range(50):
         rates = _curve(rng, K)
@@ -131,9 +114,7 @@ def test_hulls_are_concave_and_touch_the_curve():
         hull = np.concatenate(([0.0], slopes[::-1].cumsum()))
         assert (hull >= short - 1e-9).all()
         assert hull[-1] == pytest.approx(short[-1])
-
-
-def test_large_pools_price_concave_jobs_as_the_exact_way_does():
+    # Large pools price concave jobs as the exact way does.
     rng = np.random.default_rng(7)
     curves = [np.arange(65) ** power for power in rng.uniform(0.3, 1.0, 12)]
     jobs = [PricedJob.of(rates) for rates in curves]
@@ -156,7 +137,7 @@ def _flow_time_by_prices(curves: list[np.ndarray], work: list[float], gpus: int)
     sizes, exact = np.arange(gpus + 1), ExactWorth(gpus)
     while alive:
         jobs = [PricedJob.of(rates[job]) for job in alive]
-        order = best_order(jobs, rates[alive], left[alive], sizes, exact)
+        order = completion_order.best_order(jobs, rates[alive], left[alive], sizes, exact)
         prices = np.zeros(len(alive))
         prices[order] = priced([jobs[row] for row in order], exact)
         lasts_s = float(ends_s(prices, rates[alive], left[alive], sizes).min())
@@ -225,23 +206,21 @@ def test_what_is_remembered_is_what_is_computed():
         alike = memory.jobs(np.stack(curves), [1.0] * len(curves))
         each = [PricedJob.of(rates) for rates in curves]
         order = np.argsort(-work).tolist()
-        result = improved(order, alike, work.tolist(), known, sweeps=5)
-        assert result == improved(order, each, work.tolist(), ExactWorth(K), sweeps=5)
+        result = completion_order.improved(order, alike, work.tolist(), known, sweeps=5)
+        assert result == completion_order.improved(order, each, work.tolist(), ExactWorth(K), sweeps=5)
         exact = priced([each[row] for row in result], ExactWorth(K))
         assert priced([alike[row] for row in result], known) == exact
         memory.tidy()
 
 
-def test_rigid_jobs_that_are_outbid_get_nothing():
+def test_the_outbid_get_nothing_and_ties_go_to_the_smaller_size() -> None:
     rng = np.random.default_rng(5)
     for _ in range(8):
         gpus, jobs = int(rng.integers(4, 13)), 40
         values, held = _rigid(rng, jobs, gpus), np.zeros(jobs, dtype=int)
         members = SimpleNamespace(pool=SimpleNamespace(gpus=gpus), held=held, sizes=np.arange(gpus + 1))
         assert chosen_sizes(members, values).tolist() == exact_knapsack([*values], gpus)
-
-
-def test_of_equal_sizes_the_smaller_is_taken():
+    # Of equal sizes the smaller is taken.
     assert exact_knapsack([np.array([0.0, 1.0, 1.0])], 2) == [1]
 
     waits, runs = np.array([0.0, 1.0]), np.array([-0.5, 0.8])
@@ -249,9 +228,7 @@ def test_of_equal_sizes_the_smaller_is_taken():
 
     values = np.tile(np.sqrt(np.arange(9.0)), (1000, 1))
     assert knapsack_by_price(values, np.arange(9), 512).sum() == 512
-
-
-def test_one_price_of_a_gpu_is_close_to_the_best():
+    # One price of a GPU is close to the best.
     rng = np.random.default_rng(2)
     for _ in range(10):
         gpus, jobs = 96, 40
@@ -294,7 +271,7 @@ def test_passes_a_step_behind_come_to_what_one_by_one_does(sweeps: int):
         expected = order
         for _ in range(sweeps):
             expected = _one_pass(expected, jobs, work)
-        assert improved(order, jobs, work, ExactWorth(K), sweeps=sweeps) == expected
+        assert completion_order.improved(order, jobs, work, ExactWorth(K), sweeps=sweeps) == expected
 
 
 def _one_pass(order: list[int], jobs: list[PricedJob], work: list[float]) -> list[int]:
@@ -312,7 +289,7 @@ def _one_pass(order: list[int], jobs: list[PricedJob], work: list[float]) -> lis
     return result
 
 
-def test_concave_curves_are_ordered_as_by_exact_prices():
+def test_concave_curves_are_ordered_and_close_calls_are_exact() -> None:
     rng = np.random.default_rng(23)
     for count in (16, 40):
         powers = (0.3, 0.6, 0.9, 1.0)
@@ -320,14 +297,12 @@ def test_concave_curves_are_ordered_as_by_exact_prices():
         jobs = [curves[int(rng.integers(len(curves)))] for _ in range(count)]
         work, order = rng.lognormal(2.0, 1.0, count).tolist(), [*range(count)]
         options = {"future": 0.1, "sweeps": 10}
-        exact = improved(order, jobs, work, ExactWorth(K), **options)
-        assert improved(order, jobs, work, ConcaveWorth(K), error=1e-12, **options) == exact
+        exact = completion_order.improved(order, jobs, work, ExactWorth(K), **options)
+        assert completion_order.improved(order, jobs, work, ConcaveWorth(K), error=1e-12, **options) == exact
         remembered = Remembered(ExactWorth(K), K), Remembered(ConcaveWorth(K), K)
-        assert improved_fast(order, jobs, work, *remembered, gpus=K, **options) == exact
-
-
-def test_a_close_call_is_decided_by_exact_prices():
+        assert completion_order.improved_fast(order, jobs, work, *remembered, gpus=K, **options) == exact
+    # A close call is decided by exact prices.
     jobs, order = [PricedJob.of(LINEAR), PricedJob.of(2 * LINEAR)], [0, 1]
-    with pytest.raises(CloseCallError):
-        improved(order, jobs, [1.0, 2.0], ConcaveWorth(K), error=1e-6)
-    assert improved(order, jobs, [1.0, 2.0], ExactWorth(K)) == order
+    with pytest.raises(completion_order.CloseCallError):
+        completion_order.improved(order, jobs, [1.0, 2.0], ConcaveWorth(K), error=1e-6)
+    assert completion_order.improved(order, jobs, [1.0, 2.0], ExactWorth(K)) == order

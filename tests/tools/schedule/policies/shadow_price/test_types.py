@@ -1,7 +1,5 @@
 """GPUs of several types given out at once, against every way to give them out."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 
@@ -92,14 +90,12 @@ def test_the_sum_over_types_is_the_best_but_for_one_job_a_type(drawn: list[Job])
     assert best * (1 + 1e-9) >= result >= best - len(types) * largest
 
 
-def test_a_job_that_does_not_fit_on_one_type_runs_on_the_other():
-    """The short one is fast for 250 s; the other then moves, and ends after 2125 s instead of 2000."""
+def test_a_job_runs_where_it_fits_and_one_type_is_one_pool() -> None:
+    # The short one is fast for 250 s; the other then moves, and ends after 2125 s instead of 2000.
     drawn = [job("b", gpus=1, work={"samples": 500}), job("a", gpus=4, work={"samples": 16_000})]
     held = started(ShadowPrice(), mixed_cluster(slow=(4,), fast=(4,)), *drawn, throughput=SPEEDS)
     assert {state.id: state.gpu_type for state in held.jobs.values()} == {"a": "slow", "b": "fast"}
-
-
-def test_prices_are_those_of_one_pool_where_there_is_one_type():
+    # Prices are those of one pool where there is one type.
     drawn = [job(f"j{n}", low=1, high=4, work={"samples": 1000.0 * (n + 1)}) for n in range(3)]
     held = opened(ShadowPrice(), mixed_cluster(fast=(4,)), *drawn, throughput=SPEEDS)
     types = columns_of(held, 0.0)
@@ -119,9 +115,7 @@ def test_prices_are_those_of_one_pool_where_there_is_one_type():
         (30.0, None, 400.0, True),
     ],
 )
-def test_a_long_job_makes_way_for_a_short_one_where_that_pays(
-    cost_s: float, seen_s: float | None, samples: float, waits: bool
-):
+def test_a_long_job_makes_way_for_a_short_one_where_that_pays(cost_s, seen_s, samples, waits):
     """The short one would be done in 200 or 50 s on the fast GPUs, and the slow one is too few for it.
 
     A change costs the long one what was stated twice, or what was seen. Once the other has waited for about
@@ -140,16 +134,14 @@ def test_a_long_job_makes_way_for_a_short_one_where_that_pays(
     assert held.jobs["short"].gpus == 4
 
 
-def test_types_of_a_large_cluster_are_given_out_at_their_prices():
+def test_large_pools_of_types_settle_and_decisions_end() -> None:
     drawn = [job(f"j{n:02}", low=1, high=64, model="flat", work={"samples": 50_000.0}) for n in range(60)]
     held = started(ShadowPrice(), mixed_cluster(slow=(8,) * 20, fast=(8,) * 4), *drawn, throughput=SPEEDS)
     assert all(state.gpus for state in held.jobs.values())
     assert sum(state.gpus for state in held.jobs.values() if state.gpu_type == "fast") == 32
     assert any(state.gpu_type == "slow" for state in held.jobs.values())
 
-
-def test_jobs_do_not_go_to_and_fro_between_large_pools_for_good():
-    """Sizes of a large pool come from prices: what a job gains by joining it, others there may lose."""
+    # Sizes of a large pool come from prices: what a job gains by joining it, others there may lose.
     drawn = [
         job(f"j{n}", gpus=low, low=low, high=high, work={"samples": samples})
         for n, (low, high, samples) in enumerate(
@@ -160,9 +152,7 @@ def test_jobs_do_not_go_to_and_fro_between_large_pools_for_good():
     for time_s in (0.0, 60.0, 600.0):
         held.decide(time_s)
     assert sum(state.gpus for state in held.jobs.values()) > 128
-
-
-def test_classes_and_weights_far_apart_end_a_decision():
+    # Classes and weights far apart end a decision.
     work = {"samples": 1e5}
     high = [job(f"h{n}", gpus=5, priority=2, weight=1e4, work=work) for n in range(2)]
     rest = job("mid", priority=1, work=work), job("low", weight=1e-3, work=work)
@@ -200,7 +190,7 @@ def test_few_options_are_enough_where_prices_prove_it(monkeypatch: pytest.Monkey
     assert spared > 22, "of 45 that have prices to go by"
 
 
-def test_caution_counts_on_one_type_alone():
+def test_caution_counts_on_one_type_and_halves_are_equal() -> None:
     free = job("a", low=1, high=4, elastic="size+batch", batch={"size": 64, "min": 64, "max": 1024})
     held = opened(ShadowPrice(), mixed_cluster(fast=(4,)), free, throughput=SPEEDS)
     held.jobs["a"].noise_scale = 1e6
@@ -211,9 +201,7 @@ def test_caution_counts_on_one_type_alone():
         columns = PoolColumns.of(pool, [*snapshot.jobs.values()], known, 0.0, cautious=cautious)
         assert columns is not None
         assert columns.change_s.tolist() == [counts_s]
-
-
-def test_halves_are_equal_whatever_the_solver_rounds():
+    # Halves are equal whatever the solver rounds.
     result = types._has_most(np.array([[0.5, 0.5 - 1e-9, 0.0], [0.2, 0.5, 0.3], [0.0, 0.0, 1.0]]))
     assert result.tolist() == [[True, True, False], [False, True, False], [False, False, True]]
 

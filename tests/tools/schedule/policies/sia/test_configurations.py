@@ -1,7 +1,3 @@
-"""Configurations of Sia, the limits that make them placeable, and the places."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +8,6 @@ from tests.builders import mixed_cluster
 
 
 def gpus(*nodes: int) -> sia.GpuType:
-    """Of two types."""
     return sia.gpu_types(node_states(mixed_cluster(gpu=nodes, other=(2,))))["gpu"]
 
 
@@ -30,7 +25,7 @@ def test_configurations_are_parts_of_a_node_and_whole_nodes(nodes, expected):
     assert [(one.nodes, one.gpus) for one in gpus(*nodes).configurations] == expected
 
 
-def test_limits_make_configurations_placeable():
+def test_configurations_are_placeable_within_the_limits_of_jobs() -> None:
     assert [limit.gpus for limit in gpus(4, 4).limits] == [8]
 
     # Twelve GPUs have room for two such jobs, not for three.
@@ -38,9 +33,7 @@ def test_limits_make_configurations_placeable():
     (four,) = (limit for limit in kind.limits if limit.least == 4)
     assert four.gpus == 8
     assert [kind.counted(one, four) for one in kind.configurations] == [0, 0, 4, 4, 8]
-
-
-def test_a_job_gets_what_lies_within_its_limits():
+    # A job gets what lies within its limits.
     three = gpus(4, 4, 4)
     for sizes, each, expected in (
         (range(2, 10), 1, [2, 4, 8]),
@@ -56,16 +49,14 @@ def test_a_job_gets_what_lies_within_its_limits():
     assert gpus(4, 4).for_job(range(9, 10), 1) == ()
 
 
-def test_a_small_job_makes_room_for_a_whole_node():
-    """Each node has a job of one GPU; the one on the first has the same cost as that on the second."""
+def test_small_jobs_make_room_and_odd_sizes_take_what_remains() -> None:
+    # Each node has a job of one GPU; the one on the first has the same cost as that on the second.
     seats = [
         sia.Seat(name, sia.Configuration(1, count, "gpu"), node)
         for name, count, node in (("a", 1, (("gpu-0", 1),)), ("b", 1, (("gpu-1", 1),)), ("c", 4, ()))
     ]
     assert sia.place(gpus(4, 4), seats) == {"a": (("gpu-1", 1),), "b": (("gpu-1", 1),), "c": (("gpu-0", 4),)}
-
-
-def test_a_job_of_an_odd_size_takes_what_remains():
+    # A job of an odd size takes what remains.
     odd = sia.Configuration(1, 3, "gpu", listed=False)
     four, one = (sia.Configuration(1, count, "gpu") for count in (4, 1))
     b = sia.Seat("b", four, (("gpu-1", 4),))

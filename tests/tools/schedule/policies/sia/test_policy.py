@@ -1,7 +1,3 @@
-"""Sia as a policy: small clusters whose best assignment can be found by hand."""
-
-from __future__ import annotations
-
 import pytest
 
 from pliant.tools.schedule.jobs import Observation
@@ -89,7 +85,7 @@ def test_a_lone_job_starts_at_the_least_penalties(parameters: dict[str, float]):
     assert decided(opened(Sia(**parameters), cluster(1), job("a", gpu_seconds=1e6)), 0.0) == {"a": 1}
 
 
-def test_a_rigid_job_gets_its_size_where_it_suits():
+def test_rigid_jobs_and_fixed_gpus_with_a_free_batch() -> None:
     # Both run best on B, which has four GPUs; the one that loses more on A goes to B.
     speeds = {("x", "A"): 1.0, ("x", "B"): 1.2, ("y", "A"): 1.0, ("y", "B"): 3.0}
     steps = TimedSteps(lambda model, kind, place, batch: batch / speeds[model, kind] / sum(place))
@@ -100,8 +96,6 @@ def test_a_rigid_job_gets_its_size_where_it_suits():
     jobs = [job("three", gpus=3, gpu_seconds=1e6), job("six", gpus=6, gpu_seconds=1e6)]
     assert decided(opened(Sia(), cluster(4, 4, 4), *jobs), 0.0) == {"six": 6, "three": 3}
 
-
-def test_fixed_gpus_with_a_free_batch():
     # 0.1 s and 0.01 s a sample at φ = 640 on two GPUs: the best batch is 2 · sqrt(10 · 320) = 113.
     steps = TimedSteps(lambda model, kind, place, batch: 0.1 + 0.01 * batch / sum(place))
     batch = {"size": 64, "min": 32, "max": 1024}
@@ -129,16 +123,14 @@ def bootstrapped(knowledge: str, *observations: Observation) -> Session:
     return result
 
 
-def test_bootstrapping_knows_one_replica_of_every_type():
-    """By measurements alone all types are alike at first."""
+def test_types_without_measurements_are_known_by_one_replica() -> None:
+    # By measurements alone all types are alike at first.
     for knowledge, kind in (("bootstrap", "B"), ("measured", "A")):
         result = bootstrapped(knowledge)
         result.decide(0.0)
         assert held(result) == {"a": (kind, 1)}
 
-
-def test_a_type_without_measurements_is_projected_by_one_replica():
-    """Two A were found to be 1.2 times one, so two B are 3.6 times one A, by a fit of two measurements."""
+    # Two A were found to be 1.2 times one, so two B are 3.6 times one A, by a fit of two measurements.
     one = Observation((1,), 12, 1, 12.0, 0.0, "A")
     two = Observation((2,), 6, 1, 10.0, 4.0, "A")
     for knowledge in ("bootstrap", "measured"):

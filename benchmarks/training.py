@@ -1,0 +1,54 @@
+"""The elastic library: loops that train something else in silence, faults that it finds, and what that costs.
+
+``python -m benchmarks.training PART…`` measures some of the parts alone and renews their rows of
+results/training.json. ``shapes`` runs loops as people write them, on one worker and on several, through
+changes, a join and a restart, and compares weights and samples. ``positions`` are those of trainings by other
+libraries, ``verify`` the time of ``pliant verify``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from benchmarks.parts import library_cpu, parted
+from benchmarks.parts.figure import Figure, renew
+from benchmarks.parts.parted import Part
+from benchmarks.parts.training_guard import guard_cost
+
+NAME: Final = "training"
+MEASURES: Final = ("tools/run/elastic", "integrations")
+LEAST_CPU_RATIO: Final = 0.88
+
+
+def cpu() -> list[Figure]:
+    """Processor time of plain loops by the library's, for a small model on samples read one by one."""
+    name = "mlp_by_sample"
+    found = library_cpu.figures({name: library_cpu.EPOCHS[name]})
+    return [Figure(one.name, one.value, one.unit, LEAST_CPU_RATIO, at_least=True) for one in found]
+
+
+PARTS: Final[dict[str, Part]] = {"guard": guard_cost, "cpu": cpu}
+
+
+def figures() -> list[Figure]:
+    """All parts, one after the other."""
+    return parted.measured(NAME, PARTS)
+
+
+def smallest() -> list[Figure]:
+    """The comparisons of one script."""
+    return guard_cost(("gan",))
+
+
+record = renew
+
+
+def main(words: Sequence[str]) -> int:
+    """Measure some of the parts."""
+    return parted.main(NAME, PARTS, __doc__, words)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
