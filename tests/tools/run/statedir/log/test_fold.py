@@ -190,7 +190,7 @@ def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
 
 
 CODE_7 = Ending("failed", "exit code 7: nothing on stderr", exit_code=7, by_itself=True)
-MISUSED = replace(CODE_7, message="exit code 2: t.py: error: no", exit_code=2, misused=True)
+MISUSED = replace(CODE_7, message="exit code 2: t.py: error: no", exit_code=2, is_final=True)
 KILLED = Ending("failed", "killed by SIGKILL", exit_code=-9)
 AT_RANK = replace(CODE_7, message="rank 1 crashed: bad row at 0x7f01")
 ELSEWHERE = replace(AT_RANK, message="rank 0 crashed: bad row at 0x7f02")
