@@ -1,7 +1,5 @@
 """What no policy does, whatever jobs demand of nodes and however their speed falls with more GPUs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

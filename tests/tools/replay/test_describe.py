@@ -1,7 +1,5 @@
 """What is in a trace, worked out by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

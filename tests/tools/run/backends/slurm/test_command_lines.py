@@ -193,9 +193,7 @@ def test_the_submission_and_its_script_start_each_task() -> None:
     assert script(JobRequest("x", 1, 1), SlurmOptions(), odd).splitlines()[1] == "unset LC_ALL"
 
 
-def test_slurm_gets_no_token_and_no_option_of_an_outer_job(
-    tmp_path: Path, command: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_gets_no_token_and_no_option_of_an_outer_job(tmp_path, command: Path, monkeypatch) -> None:
     write(tmp_path / "srun", 'echo "${SLURM_JWT-none},$KEPT"')
     text = script(JobRequest("x", 1, 1), SlurmOptions(), ATTEMPT)
     env = {"PATH": f"{tmp_path}:{os.defpath}", "SLURM_JWT": "token", "KEPT": "yes"}

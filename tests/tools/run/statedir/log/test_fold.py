@@ -209,9 +209,7 @@ ELSEWHERE = replace(AT_RANK, message="rank 0 crashed: bad row at 0x7f02")
     ],
     ids=["misused", "equal", "but for its rank", "other reasons", "killed", "long, steps unknown", "further"],
 )
-def test_a_failure_that_is_certain_is_not_repeated(
-    verdicts: list[Ending], lasted_s: float, step: float, ends: str
-) -> None:
+def test_a_failure_that_is_certain_is_not_repeated(verdicts, lasted_s, step, ends) -> None:
     """A script that reports nothing, or trains half a sample further each time, at 0.1 a second."""
     known = log()
     for attempt, verdict in enumerate(verdicts, 1):
