@@ -17,6 +17,9 @@ from benchmarks.parts.figure import Figure, renew
 from benchmarks.parts.parted import Part
 from benchmarks.parts.shapes.figures import of_faults, of_shapes
 from benchmarks.parts.training_guard import guard_cost
+from benchmarks.parts.training_positions import figures as positions
+from benchmarks.parts.training_silence import silence_after_a_skip
+from benchmarks.parts.training_verify import verify_minutes
 
 NAME: Final = "training"
 MEASURES: Final = ("tools/run/elastic", "integrations")
@@ -35,6 +38,9 @@ PARTS: Final[dict[str, Part]] = {
     "faults": of_faults,
     "shapes": of_shapes,
     "cpu": cpu,
+    "positions": positions,
+    "silence": silence_after_a_skip,
+    "verify": verify_minutes,
 }
 
 

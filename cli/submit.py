@@ -180,13 +180,13 @@ def submit(
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
     where = _named(state) if dry_run else state_directory(state)
     found = _with_options(found, after or (), begin, deadline, where, now_s=now_s, hold=hold)
+    if verify:
+        _verify(found, source)
     if dry_run:
         write_jobs(found, "-")
         _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
-    if verify:
-        _verify(found, source)
     try:
         done = ask(
             *(directory, found, source),

@@ -80,7 +80,9 @@ def recorded_types(job: Job, known: Collection[str]) -> tuple[str, ...]:
     labels = job.labels
     if RECORDED_TYPE not in labels or "trace" not in labels:
         return ()
-    return tuple(kind for kind in re.split("[,|]", labels[RECORDED_TYPE]) if kind in known)
+    if (recorded := labels[RECORDED_TYPE]) in known:  # as of most
+        return (recorded,)
+    return tuple(kind for kind in re.split("[,|]", recorded) if kind in known)
 
 
 def why_nowhere(job: Job, nodes: Iterable[NodeGpus]) -> str | None:

@@ -108,6 +108,7 @@ _COLUMNS: Final = {
         "job_id=id submission_time=time num_iteration=gpus model_name=model deadline=time2 "
         "batch_size=gpus num_gpu=gpus duration=seconds"
     ),
+    "gavel": "type=model command=word steps=gpus needs_data=gpus total=gpus arrival=time gpus=gpus",
     "slurm": (
         "JobID=slurm_id User=word State=state Submit=date_t Start=date2_t ElapsedRaw=seconds "
         "AllocTRES=tres Partition=word QOS=word Priority=gpus NNodes=gpus NodeList=word "
@@ -276,7 +277,7 @@ def _table(kind: str, rng: random.Random) -> bytes:
     else:
         names = rng.sample(list(columns), rng.randint(max(1, len(columns) - 3), len(columns)))
     header = [name.upper() if kind in ("csv", "acme") and rng.random() < 0.2 else name for name in names]
-    delimiter = "|" if kind == "slurm" else ","
+    delimiter = {"slurm": "|", "gavel": "\t"}.get(kind, ",")
     odd = rng.choice((0, 0, 0.01, 0.05, 0.3))
     fold = rng.choice((0.0, 0.0, 0.05))
     rows = [_row(number, [columns[name] for name in names], rng, odd) for number in range(rng.randrange(120))]
@@ -284,7 +285,7 @@ def _table(kind: str, rng: random.Random) -> bytes:
         rng.shuffle(rows)
     if rng.random() < 0.3 and rows:
         rows += rng.choices(rows, k=5)
-    lines = [delimiter.join(header)]
+    lines = [] if kind == "gavel" else [delimiter.join(header)]
     for row in rows:
         change = rng.random()
         if change < fold / 3:

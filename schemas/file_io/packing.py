@@ -69,7 +69,7 @@ class _Packing(NamedTuple):
 def _gzip(packed: _Counted, _source: str) -> Any:
     import gzip
 
-    return gzip.GzipFile(fileobj=packed)  # type: ignore[call-overload]
+    return gzip.GzipFile(fileobj=packed)
 
 
 def _bzip2(packed: _Counted, _source: str) -> Any:

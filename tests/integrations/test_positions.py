@@ -1,7 +1,5 @@
 """Where trainings of other libraries go on after a start, and which batch they report."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random

@@ -397,8 +397,8 @@ class Submissions:
         self._cluster_gpus = sum(speeds.gpu_types.values())
         self._promises = type(policy).promised_rates is not Policy.promised_rates
         self._at_once = at_once and not self._promises
-        self._by_form: dict[JobForm, _OfForm] = {}
-        """Of jobs that never change their batch."""
+        self._by_form: dict[tuple[JobForm, tuple[str, ...] | None], _OfForm] = {}
+        """Of jobs that never change their batch, by the GPU types that they may run on."""
 
     def describe(self, job: JobState) -> Detail:
         if self._at_once and not job.spec.batch.regimes:
@@ -408,12 +408,12 @@ class Submissions:
     def _text(self, job: JobState) -> str:
         spec, samples = job.spec, job.work_samples or 0.0
         form: JobForm | None = spec.__dict__.get("form")
-        if form is None or spec.batch.regimes or job.types is not None:
+        if form is None or spec.batch.regimes:
             text = spec.model_dump_json(by_alias=True, exclude_defaults=True)
             curve, demand = self._curve(job), demand_gpu_s(job, self._speeds, of_simulation=True)
         else:
-            if (known := self._by_form.get(form)) is None:
-                known = self._by_form[form] = self._of_form(form, job)
+            if (known := self._by_form.get((form, job.types))) is None:
+                known = self._by_form[form, job.types] = self._of_form(form, job)
             curve, gpus, rate, template = known
             demand = gpus * samples / rate if gpus else 0.0
             if template is not None:

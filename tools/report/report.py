@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from pliant.schemas.checks import constraint_of
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
@@ -281,6 +282,9 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
     if unknown:
         verb = "has" if unknown == 1 else "have"
         found.append(f"{counted(unknown, 'finished job')} {verb} no FTF: work or speed is unknown")
+    types = {node.gpu_type for node in run.info.cluster.nodes if node.gpus}
+    if run.jobs.any_form(lambda job: constraint_of(job, types) is not None):
+        found.append("FTF: fair shares are of all GPUs, also of jobs that may run on some of them only")
     if (usage.held > usage.available).any():
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
     found += _free_changes(run)

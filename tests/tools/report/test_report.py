@@ -16,7 +16,7 @@ from pliant.tools.report.read_run import fold
 from pliant.tools.report.records import labels
 from pliant.tools.report.rendering.output import ReportFormat
 from pliant.tools.report.report import make_report, read_report
-from tests.builders import cluster, job
+from tests.builders import cluster, job, mixed_cluster
 from tests.tools.profile.rows_builder import step
 from tests.tools.report.runs import begin, first_come, ran, shared, story, submit
 
@@ -50,6 +50,14 @@ def test_runs_are_labelled_by_what_differs():
     one, two = {"trace_hash": "ab" * 32}, {"trace_hash": "cd" * 32}
     assert labels([run(**one), run(**two)]) == ["fifo ababab", "fifo cdcdcd"]
     assert labels([run(trace="a", **one), run(trace="a", **two)]) == ["fifo a@ababab", "fifo a@cdcdcd"]
+
+
+def test_fair_shares_of_jobs_that_may_run_on_some_gpus_only_have_a_caveat():
+    recorded = job("a", labels={"trace": "pai", "gpu_type": "t4"})
+    assert not [text for text in notes(submit(recorded, 4.0), *ran("a", 0, 4)) if "fair shares" in text]
+    nodes = mixed_cluster(t4=(4,), a100=(4,))
+    (text,) = (text for text in notes(submit(recorded, 4.0), *ran("a", 0, 4), nodes=nodes) if "fair" in text)
+    assert text == "FTF: fair shares are of all GPUs, also of jobs that may run on some of them only"
 
 
 def test_provenance_names_what_makes_a_run():

@@ -227,7 +227,9 @@ class RowBlock:
 
     def _ids_one_by_one(self, texts: list[str]) -> pa.Array:
         for row in np.flatnonzero(self.live).tolist():
-            texts[row] = self.conversion.ids.new(texts[row], partial(self.assume_row, row))
+            place = f"{self.source}:{self.line(row)}"
+            assume = partial(self.assume_row, row, place=place)
+            texts[row] = self.conversion.ids.new(texts[row], assume)
         return text_array(texts)
 
     def optional_text(self, name: str) -> WordColumn:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from string import ascii_letters, digits
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -185,7 +185,7 @@ MOST_JOB_GPUS: Final = 2**18
 TOO_LATE: Final = "is after the year 9999, expected seconds"
 MOST_ROW_GPUS: Final = 65_536
 """Of one measurement: its placement names every node."""
-NOTHING: Final = frozenset({"", "none", "null", "nan", "n/a", "unknown"})
+NOTHING: Final = frozenset({"", "none", "null", "nan", "nat", "n/a", "unknown"})
 """How traces write a missing value, in lower case."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -272,6 +272,8 @@ class Conversion:
             self.count_rows()
             try:
                 made = make(row)
+                if isinstance(made, Job):
+                    check_bounds(made)
             except DroppedRowError as reason:
                 self.summary.dropped[str(reason)] += 1
             except MalformedRowError as error:
@@ -321,9 +323,9 @@ class Conversion:
         self._shapes.add(shape)
         return not known
 
-    def new_id(self, text: str) -> str:
-        """A job id made of ``text``; what was done to it is in the summary."""
-        return self.ids.new(text, self.summary.assume_here)
+    def new_id(self, text: str, place: str = "") -> str:
+        """A job id made of ``text``; what was done to it is in the summary, with the place of its row."""
+        return self.ids.new(text, partial(self.summary.assume_here, place=place))
 
     def count_rows(self, rows: int = 1) -> None:
         before = self.summary.rows
@@ -510,12 +512,8 @@ def executed_job(
     """A rigid job known by what it executed; labels that say nothing are left out.
 
     :param runs: those that are recorded, settled, on the clock of ``submit_time_s``.
-    :raises MalformedRowError: a replay would refuse the runs, or ``trace describe`` the submission.
+    :raises MalformedRowError: a replay would refuse the runs.
     """
-    if submit_time_s > LATEST_S:
-        raise MalformedRowError("submit_time", TOO_LATE)
-    if gpus > MOST_JOB_GPUS:
-        raise MalformedRowError("requested", too_many_gpus(gpus))
     stated = {name: "" if value is None else str(value) for name, value in labels.items()}
     if runs:
         stated[LABEL] = label_of(runs, submit_time_s, gpus)
@@ -532,6 +530,14 @@ def executed_job(
         work=GpuTimeWork(gpu_seconds=gpu_seconds),
         labels={name: text for name, text in stated.items() if text.lower() not in NOTHING},
     )
+
+
+def check_bounds(job: Job) -> None:
+    """:raises MalformedRowError: no trace has such a figure, and what reads the job would not end."""
+    if job.submit_time > LATEST_S:
+        raise MalformedRowError("submit_time", TOO_LATE)
+    if job.gpus.requested > MOST_JOB_GPUS:
+        raise MalformedRowError("requested", too_many_gpus(job.gpus.requested))
 
 
 def too_many_gpus(gpus: float) -> str:

@@ -19,7 +19,7 @@ from pliant.schemas.errors import Problem
 from pliant.schemas.file_io.documents import job_fields
 from pliant.schemas.file_io.json_lines import encode
 from pliant.schemas.file_io.parquet import cast, compute, text_array
-from pliant.schemas.file_io.record import MOST, Record, problems_of
+from pliant.schemas.file_io.record import MOST, MOST_GPUS, Record, problems_of
 from pliant.schemas.job import Job
 from pliant.tools.replay.importers.blocks import RowBlock, WordColumn, arrow_array, numbers_of, words_of
 from pliant.tools.replay.importers.conversion import (
@@ -195,8 +195,6 @@ def executed_jobs(
             priority=float(priority[row]),
         )
 
-    block.refuse(submit_time_s > LATEST_S, "submit_time", TOO_LATE)
-    block.refuse(gpus > MOST_JOB_GPUS, "requested", lambda row: too_many_gpus(gpus[row]))
     within = are_within(submit_time_s, gpus, gpu_seconds) & (abs(priority) <= MOST)
     check_rows(block, within, job_of)
     fields: dict[str, Any] = {
@@ -221,9 +219,9 @@ def executed_jobs(
 
 
 def are_within(submit_time_s: Numbers, gpus: Numbers, gpu_seconds: Numbers) -> Marks:
-    """The jobs whose times and sizes :func:`~.conversion.executed_job` takes."""
-    sizes = (gpus <= MOST_JOB_GPUS) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
-    return sizes & (submit_time_s >= 0) & (submit_time_s <= LATEST_S)
+    """The jobs whose times and sizes the schema takes."""
+    sizes = (gpus <= MOST_GPUS) & (gpu_seconds > 0) & (gpu_seconds <= MOST)
+    return sizes & (submit_time_s >= 0) & (submit_time_s <= MOST)
 
 
 def check_rows(block: RowBlock, within: Marks, record_of: Callable[[int], Record]) -> None:
@@ -251,6 +249,9 @@ def job_block(block: RowBlock, ids: pa.Array, submit_time_s: Numbers, fields: Ma
     """
     import pyarrow as pa
 
+    gpus = fields["gpus"]["requested"]
+    block.refuse(submit_time_s > LATEST_S, "submit_time", TOO_LATE)
+    block.refuse(gpus > MOST_JOB_GPUS, "requested", lambda row: too_many_gpus(gpus[row]))
     every = bool(block.live.all())
     rows: Rows | slice = slice(None) if every else np.flatnonzero(block.live)
     chosen = ids if isinstance(rows, slice) else compute("take", ids, arrow_array(rows, pa.int64()))

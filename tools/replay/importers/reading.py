@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, TextIO, cast
 import numpy as np
 
 from pliant.schemas.errors import BadInputError
-from pliant.schemas.file_io.files import PIPE, NoWriterError, open_file, open_stdin, read_failure, source_name
+from pliant.schemas.file_io.files import (
+    PARQUET_MAGIC,
+    PIPE,
+    NoWriterError,
+    open_file,
+    open_stdin,
+    read_failure,
+    source_name,
+)
 from pliant.schemas.file_io.foreign import format_of
 from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.file_io.limits import check_text, longest_text
@@ -118,10 +126,12 @@ def csv_blocks(
     quoted: bool = True,
     any_case: bool = False,
     written_by: str = "",
+    free: Collection[str] = (),
     stream: io.BufferedReader | None = None,
 ) -> Iterator[RowBlock]:
     """The rows of a CSV file in blocks of columns; parameters as those of :func:`csv_rows`.
 
+    :param free: columns of free text: where there is one of them, what a row has too much belongs to it.
     :param stream: the file, where it is open.
     """
     found = _CsvBlocks(
@@ -132,6 +142,7 @@ def csv_blocks(
         quoted=quoted,
         any_case=any_case,
         written_by=written_by,
+        free=free,
     )
     if names is not None:
         found.take_header(names)
@@ -152,10 +163,11 @@ class _CsvBlocks:
         quoted: bool,
         any_case: bool,
         written_by: str,
+        free: Collection[str],
     ) -> None:
         self.conversion = conversion
         self.source, self.needed, self.delimiter, self.any_case = source, needed, delimiter, any_case
-        self.quoted, self.written_by = quoted, written_by
+        self.quoted, self.written_by, self.free = quoted, written_by, free
         self.header: list[str] | None = None
         self.line = 0
 
@@ -196,8 +208,11 @@ class _CsvBlocks:
             self.line, names = next(records, (1, []))
             self.take_header(names)
         header = self.header or []
+        free = [place for place, name in enumerate(header) if name in self.free]
         while found := list(islice(records, _RECORDS)):
             self.line = found[-1][0]
+            if len(free) == 1:
+                found = [(line, self._with_whole_text(line, fields, free[0])) for line, fields in found]
             good = [(line, fields) for line, fields in found if len(fields) == len(header)]
             others = [
                 (line, _wrong_length(fields, header, self.delimiter))
@@ -213,6 +228,16 @@ class _CsvBlocks:
                 columns,
                 others,
             )
+
+    def _with_whole_text(self, line: int, fields: list[str], place: int) -> list[str]:
+        """Fields of which the one at a place may have been split, as it holds the delimiter."""
+        header = self.header or []
+        end = place + 1 + len(fields) - len(header)
+        if end <= place + 1:
+            return fields
+        said = f'a "{self.delimiter}" in {header[place]} was taken as part of it'
+        self.conversion.summary.assume_here(said, place=f"{self.source}:{line}")
+        return [*fields[:place], self.delimiter.join(fields[place:end]), *fields[end:]]
 
 
 def _lines_of(data: bytes) -> io.StringIO:
@@ -507,6 +532,8 @@ def open_bytes(path: str | Path, report: Report) -> Iterator[io.BufferedReader]:
 
 def _as_utf8(binary: io.BufferedReader, source: str, report: Report) -> io.BufferedReader:
     stream = unpacked(binary, source)
+    if stream.peek(len(PARQUET_MAGIC)).startswith(PARQUET_MAGIC):
+        raise BadInputError.one(source, "is a Parquet file, expected text: write it as CSV")
     if stream.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE):
         text = "is not UTF-8 text but UTF-16: convert it, as iconv -f UTF-16 -t UTF-8 does"
         raise BadInputError.one(source, text)

@@ -38,6 +38,8 @@ GREY: Final = "#555555"
 PALE: Final = "#DDDDDD"
 _WIDTH: Final = 6.4
 """Inches: a text column, or half a slide."""
+_LEGEND_ROW: Final = 0.2
+"""Inches."""
 _RC: Final[Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
@@ -165,9 +167,11 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def legend(figure: Figure, plot: Axes, *, columns: int = 3) -> None:
-    """A legend below the plot, where it covers no data."""
+    """A legend below the plot, where it covers no data; from the third row on it makes the figure higher."""
     handles, names = plot.get_legend_handles_labels()
     if handles:
+        rows = -(-len(names) // columns)
+        figure.set_figheight(figure.get_figheight() + _LEGEND_ROW * max(0, rows - 2))
         figure.legend(
             handles, names, loc="outside lower center", ncols=min(columns, len(names)), frameon=False
         )

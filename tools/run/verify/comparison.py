@@ -65,7 +65,7 @@ class Recording:
 
         Where no worker sees the samples of a step, as the script reads them by itself, digests are empty.
         """
-        found = []
+        found: list[tuple[int, int, str]] = []
         for parts in self.by_step.values():
             rows = [(part.epoch, *row) for _, part in parts for row in part.rows.items()]
             one = parts[0][1]

@@ -31,7 +31,9 @@ class Cause:
 def causes(found: Verified) -> list[Cause]:
     """Likely causes, the surest first; none if all is kept."""
     if not found.runs[0].kept:
-        text = "seed what is random before data and model are made: elastic.init(seed=0), at the top"
+        text = (
+            "elastic.init(seed=0) at the top seeds what is random later, and sorted() orders what a set gives"
+        )
         return [Cause(f"two plain processes differ: {text}", f"{_LIBRARY}what-the-lines-do")]
     broken = [run for run in found.runs if not run.kept]
     said = [warning for run in broken for warning in run.warnings]

@@ -242,9 +242,9 @@ class ClusterState:
         if not demanding:
             return
         up = [node for node, state in zip(self.capacities.nodes, self.nodes, strict=True) if state.up]
-        capacities = self.capacities if len(up) == len(self.nodes) else Capacities(up, self.capacities)
+        capacities = None if len(up) == len(self.nodes) else Capacities(up, self.capacities)
         for job in demanding:
-            job.room_now = capacities.room(job.spec)
+            job.room_now = job.room if capacities is None else capacities.room(job.spec)
 
     # Operators command: jobs held, priorities.
 

@@ -63,6 +63,12 @@ BEFORE = "are there before, or with what was known later"
             ["7 ann NODE_FAIL 2 200: 10-110", "7-2 ann COMPLETED 2 100: 0-50"],
             {},
         ),
+        # The first run, of two days, had no GPU.
+        (
+            "7 a ann REQUEUED 0 10 172800 0, 7 a ann COMPLETED 172810 172820 50 2",
+            ["7 ann COMPLETED 2 100: 172820-172870"],
+            {RUNS: 1},
+        ),
         # Two jobs at a time, each requeued: of clusters that no column names.
         (
             (
@@ -183,6 +189,17 @@ def test_the_hour_that_clocks_show_twice(
             run(tmp_path, "swf" if zone == "UTC" else "slurm", path, zone=zone)
 
 
+def test_a_requeue_in_the_hour_that_clocks_show_twice(tmp_path: Path) -> None:
+    """The first run ends at 02:50 summer time, 20 minutes before the second is submitted at 02:10."""
+    day = "2025-10-26T"
+    first = f"1|u|REQUEUED|{day}00:00:00|{day}01:00:00|{day}02:50:00|6600|gres/gpu=1"
+    second = f"1|u|COMPLETED|{day}02:10:00|{day}02:20:00|{day}03:00:00|2400|gres/gpu=1"
+    for rows in ((first, second), (second, first)):
+        path = text(tmp_path, "sacct.txt", BERLIN, *rows)
+        (job,) = run(tmp_path, "slurm", path, zone="Europe/Berlin").jobs
+        assert (job.labels["runs"], gpu_seconds(job)) == ("3600-10200, 12000-14400", 9000)
+
+
 def test_json_names_parts_of_jobs_as_text_does(tmp_path: Path) -> None:
     """A task of an array, and two components; a job that is none is named by its line."""
     gpus = [{"type": "gres", "name": "gpu", "count": 2}]
@@ -205,9 +222,16 @@ def test_json_names_parts_of_jobs_as_text_does(tmp_path: Path) -> None:
 
 
 def test_exports_put_together_and_times_that_slurm_cannot_tell(tmp_path: Path) -> None:
-    """Two exports in one file, a start after the end, and a state that is cut short."""
+    """Two exports in one file, a start after the end, a state that is cut short, and names with a bar."""
     names = "JobID|State|Submit|Start|End|Elapsed|AllocTRES"
     rows = ["1|CANCELLED+|0|5|9|00:00:04|gres/gpu=1", names, "2|COMPLETED|0|9|5|INVALID|gres/gpu=1"]
     result = run(tmp_path, "slurm", text(tmp_path, "sacct.txt", names, *rows))
     assert shown(result) == ["1  CANCELLED 1 4: 5-9"]
     assert result.dropped == {"are lines of column names": 1, "ended before they started": 1}
+    names, rest = "JobID|JobName|State|Submit|Start|ElapsedRaw|AllocTRES", "COMPLETED|0|5|10|gres/gpu=1"
+    path = text(tmp_path, "sacct.txt", names, f"1|a|b|c|{rest}", f"2|d|{rest}")
+    assert [job.labels["name"] for job in run(tmp_path, "slurm", path).jobs] == ["a|b|c", "d"]
+    path = text(tmp_path, "sacct.txt", f"{names}|Comment", f"1|a|b|{rest}|x")
+    assert problems(tmp_path, "slurm", path) == [
+        'sacct.txt:2: has 9 fields, expected 8: a "|" within a field?'
+    ]

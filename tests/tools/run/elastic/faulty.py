@@ -26,6 +26,7 @@ options = {
     "nan": False,  # as loss, as metric and as what rank 0 tells
     "noisy": False,  # batch normalization and dropout; tells how each pass begins
     "unused": False,  # no gradient for a part of the model, in turns
+    "by_hand": False,  # gradients are set without a backward pass
     **json.loads(sys.argv[1]),
 }
 worker = int(os.environ.get("PLIANT_WORKER", "-1"))
@@ -88,6 +89,7 @@ model, optimizer, loader = job.prepare(net, optimizer, data, find_unused_paramet
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 job.register(scheduler)
 steps: list[None] = []
+weights = list(net.parameters())
 optimizer.register_step_post_hook(lambda *_: steps.append(None))
 out = Path(options["out"])
 seen = (out / f"seen-{os.getpid()}.jsonl").open("a")
@@ -104,7 +106,11 @@ for epoch in job.epochs(options["epochs"]):
         loss = nn.functional.mse_loss(model(x, len(steps) % 2), y)
         if options["die"] == [worker, passes]:
             os.kill(os.getpid(), signal.SIGKILL)
-        loss.backward()
+        if options["by_hand"]:
+            for one, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
+                one.grad = gradient
+        else:
+            loss.backward()
         optimizer.step()
         job.log(loss=loss * float("nan") if options["nan"] else loss)
         seen.write(json.dumps(row | {"steps": len(steps)}) + "\n")

@@ -26,10 +26,11 @@ def dies(job: Gang, **plan: Any) -> None:
     assert job.end() == [0, 0, -signal.SIGKILL]
 
 
-def test_a_worker_killed_in_a_step_costs_no_step(gang: Make, tmp_path: Path) -> None:
-    """One in which a part of the model gets no gradients."""
-    plain(tmp_path / "alone", script=SCRIPT, unused=True)
-    job = gang(unused=True, die=[2, 4])
+@pytest.mark.parametrize("kind", ["unused", "by_hand"])
+def test_a_worker_killed_in_a_step_costs_no_step(gang: Make, tmp_path: Path, kind: str) -> None:
+    """One in which a part of the model gets no gradients, or all get theirs by hand."""
+    plain(tmp_path / "alone", script=SCRIPT, **{kind: True})
+    job = gang(**{kind: True}, die=[2, 4])
     dies(job)
     assert [job.outcome(number).outcome for number in (0, 1)] == ["done", "done"]
     assert job.outcome(0).samples_done == EPOCHS * SAMPLES

@@ -210,7 +210,6 @@ def _pods(block: RowBlock) -> JobBlock:
     block.drop(gpus == 0, Reason.NO_GPU)
     submit_time_s = block.number("creation_time")
     start_s, end_s = block.optional_number("scheduled_time"), block.optional_number("deletion_time")
-    block.refuse(start_s < submit_time_s, "scheduled_time", "is before creation_time")
     seconds = block.executed_seconds(start_s, end_s)
     block.assume(milli < 1000, _SHARED_BY_PODS)
     labels: dict[str, str | WordColumn] = {

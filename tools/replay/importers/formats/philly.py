@@ -146,7 +146,7 @@ def _jobs(rows: Sequence[InputRow], conversion: Conversion) -> JobBlock | None:
 def _job(conversion: Conversion, row: InputRow) -> Job:
     found = _read_job(row, conversion.zone, conversion.summary.assume_here)
     return executed_job(
-        conversion.new_id(found.job_id),
+        conversion.new_id(found.job_id, row.place),
         found.submit_time_s,
         found.gpus,
         found.gpu_seconds,

@@ -18,7 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timezone
 from io import BufferedReader
 from itertools import islice
@@ -46,6 +46,7 @@ from pliant.tools.replay.importers.conversion import (
     TraceFormat,
     assume_no_models,
     assume_zone,
+    check_bounds,
     executed_job,
     executed_seconds,
     hashes,
@@ -80,6 +81,11 @@ _CONTINUED: Final = ("REQUEUED", "RESIZING")
 _OPEN_END: Final = (
     "a job whose last run was requeued or resized ends with it: what came after it is not there"
 )
+_FREE: Final = {
+    *("JobName", "Comment", "AdminComment", "SystemComment", "Reason", "Extra"),
+    *("WorkDir", "SubmitLine", "StdIn", "StdOut", "StdErr"),
+}
+"""Columns in which users may write anything."""
 _STEPS: Final = "are steps of jobs"
 _HEADERS: Final = "are lines of column names"
 _COMPONENTS: Final = "are components of heterogeneous jobs"
@@ -112,7 +118,7 @@ def read(paths: Sequence[str], conversion: Conversion) -> Iterator[Job | JobBloc
 
 def _blocks(path: str, conversion: Conversion, stream: BufferedReader) -> Iterator[RowBlock]:
     """The rows of a table, after a look at its columns."""
-    form: dict[str, Any] = {"delimiter": "|", "quoted": False, "written_by": "sacct -P"}
+    form: dict[str, Any] = {"delimiter": "|", "quoted": False, "written_by": "sacct -P", "free": _FREE}
     for block in csv_blocks(path, conversion, COLUMNS, **form, stream=stream):
         for names in (TIMES, SIZES):
             if len(block) and not any(name in block for name in names):
@@ -436,13 +442,13 @@ def _read_row(row: InputRow, zone: tzinfo) -> _Row:
     submit_s, start_s = row.timestamp("Submit", zone), row.optional_timestamp("Start", zone)
     state, (gpus, gpu_type) = _state(row.optional_text("State")), _gpus(row)
     seconds, suspended_s, reason = 0.0, 0.0, ""
-    if start_s is not None and gpus:
+    if start_s is not None:
         try:
             start_s, seconds, suspended_s = _spent(row, submit_s, start_s, zone)
         except DroppedRowError as error:
             reason = str(error)
         except MalformedRowError:
-            if state not in _GOING_ON:
+            if gpus and state not in _GOING_ON:
                 raise
     return _Row(
         row, _base(row)[1], submit_s, start_s, gpus, gpu_type, state, seconds, seconds + suspended_s, reason
@@ -478,10 +484,11 @@ def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
             conversion.refuse([Problem(row.source, row.line, f"/{error.field}", error.message)])
         except OverflowError:
             conversion.refuse([Problem(row.source, row.line, "", OUT_OF_BOUNDS)])
-    for job in _submissions(_once(found, conversion)):
+    for job in _submissions(_once(found, conversion), conversion.zone):
         last = job[-1].row
         try:
-            yield _job(job, conversion)
+            made = _job(job, conversion)
+            check_bounds(made)
         except DroppedRowError as reason:
             conversion.summary.dropped[str(reason)] += len(job)
             continue
@@ -496,6 +503,7 @@ def _jobs_of(rows: Sequence[InputRow], conversion: Conversion) -> Iterator[Job]:
             for what, count in ((_COMPONENTS, components - 1), (_RUNS, len(job) - components)):
                 if count:
                     conversion.summary.joined[what] += count
+            yield made
             continue
         conversion.refuse(problems, rows=len(job))
 
@@ -520,7 +528,7 @@ def _wait(row: _Row) -> tuple[str, str, float]:
     return row.row.optional_text("User"), row.component, row.submit_s
 
 
-def _submissions(rows: Sequence[_Row]) -> list[list[_Row]]:
+def _submissions(rows: Sequence[_Row], zone: tzinfo) -> list[list[_Row]]:
     """The rows of each job by start, jobs by submission."""
     jobs: dict[str, list[list[_Row]]] = defaultdict(list)
     for row in sorted(rows, key=lambda each: (each.when, each.component)):
@@ -530,8 +538,17 @@ def _submissions(rows: Sequence[_Row]) -> list[list[_Row]]:
         if nearest is None or not -_CLOCKS_S <= after_s[nearest] <= _REQUEUE_S:
             known.append([row])
         else:
-            known[nearest].append(row)
+            known[nearest].append(row if after_s[nearest] >= 0 else _read_later(row, -after_s[nearest], zone))
     return sorted((job for known in jobs.values() for job in known), key=lambda job: job[0].when)
+
+
+def _read_later(row: _Row, seconds: float, zone: tzinfo) -> _Row:
+    """The row as it is read after clocks were set back, if its submission is that many seconds later then."""
+    submit_s = later_reading(row.submit_s, zone)
+    if submit_s < row.submit_s + seconds:
+        return row
+    _, start_s = in_order((submit_s, row.start_s), zone)
+    return replace(row, submit_s=submit_s, start_s=start_s)
 
 
 def _requeued_after_s(row: _Row, job: Sequence[_Row]) -> float:
@@ -579,7 +596,7 @@ def _job(rows: Sequence[_Row], conversion: Conversion) -> Job:
     if rows[-1].state in _CONTINUED:
         conversion.summary.assume_here(_OPEN_END, place=rows[-1].row.place)
     return executed_job(
-        conversion.new_id(_base(last)[0]),
+        conversion.new_id(_base(last)[0], last.place),
         submit_time_s,
         gpus,
         gpu_seconds,

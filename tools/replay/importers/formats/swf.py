@@ -114,7 +114,7 @@ def _job(conversion: Conversion, row: InputRow) -> Job:
     user = row.optional_text("user")
     start_s = None if wait_s is None else submit_time_s + wait_s
     return executed_job(
-        conversion.new_id(row.text("job")),
+        conversion.new_id(row.text("job"), row.place),
         submit_time_s,
         gpus,
         gpus * run_s,

@@ -32,6 +32,7 @@ from pliant.tools.run.elastic.loop.batches import BatchSplit, MicroBatch, Rows, 
 from pliant.tools.run.elastic.loop.draws import OwnDraws
 from pliant.tools.run.elastic.loop.exchange import Averaging
 from pliant.tools.run.elastic.loop.gradients import Gradients
+from pliant.tools.run.elastic.loop.prepared import StepVoidError
 from pliant.tools.run.elastic.loop.step_start import StepStart
 from pliant.tools.run.elastic.loop.tally import Counts, PassCheck, StepSums, like, numbers_in, numbers_of
 from pliant.tools.run.elastic.loop.weights import StepWeights
@@ -297,6 +298,8 @@ class TrainingLoop:
         self._touched = True
         self._take_part()
         self._gradients.before_optimizer()
+        if self.failed:  # their exchange was the step's first
+            raise StepVoidError
 
     def optimizer_called(self, optimizer: Optimizer) -> None:
         """An optimizer was asked for its step, and has made it if the pass counts."""

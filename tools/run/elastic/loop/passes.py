@@ -156,9 +156,10 @@ class ElasticLoader(Passes):
     def _read(self) -> Iterator[Any]:
         batches, draws = iter(self._source.on_device(self._batches)), self._loop.draws
         while True:
-            with draws.reading():
-                batch = next(batches, None)
-            if batch is None:
+            try:
+                with draws.reading():
+                    batch = next(batches)
+            except StopIteration:
                 return
             yield batch
 

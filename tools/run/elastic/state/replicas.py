@@ -88,8 +88,8 @@ class ReplicaGuard:
         return step & (step - 1) == 0 or step % _EVERY_STEPS == 0 or self._checked_at < 0
 
     def new_workers(self) -> None:
-        """Compare at the next step."""
-        self._checked_at = -1
+        """Compare at the next step, also the samples: those of a dataset may be others than at the start."""
+        self._checked_at, self._samples = -1, None
         self._share = self._share_before = self._whole = self._whole_before = [0, 0, 0]
 
     def check(self, add_up: Sum, workers: int) -> None:

@@ -144,7 +144,7 @@ def failure_event(
             detail["at_samples"] = fault.at_samples
             if why is None and record.failures > 1 and job.repeats(reason, fault):
                 why = "failed twice in the same way"
-        if why is None and fault.misused:
+        if why is None and fault.is_final:
             why = ""
     if why is not None:
         detail["reason"] = f"{why}: {reason}" if why else reason
