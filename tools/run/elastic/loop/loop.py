@@ -167,6 +167,8 @@ class TrainingLoop:
         except GeneratorExit:
             self.leave()
             raise
+        finally:
+            self.counts.close()
         self._check_trained(began_at, asked=bool(count and (self.dataset_size or not self.by_steps)))
         if self._membership is not None:
             while not self._obey(self._membership.training_ends()):
@@ -365,13 +367,18 @@ class TrainingLoop:
 
     def end_pass(self) -> None:
         self._passed, self._in_loop = True, False
+        self._own_step()
+
+    def _own_step(self) -> None:
+        """What the script trains next belongs to no batch of the loader."""
         self._gradients.own_step()
+        self.counts.own_step()
 
     def leave_loop(self, number: int) -> None:
         if number == self._passes and self._in_loop:
             self._weights.return_to_present()
             self._in_loop = False
-            self._gradients.own_step()
+            self._own_step()
 
     def begin(self, micro: MicroBatch, batch: object = None) -> None:
         """The loop body gets a micro-batch. It may only look at it, so nothing is exchanged here."""
@@ -408,6 +415,9 @@ class TrainingLoop:
         if self._mid_step and shapes != guard.shapes:
             guard.warn_of_shapes()
         guard.shapes = shapes
+        if not self._mid_step and self._averaging.begun:
+            guard.size = self.dataset_size
+            guard.look()
 
     def _note_share(self, micro: MicroBatch, *, first: bool) -> None:
         """The guard adds up what all workers train in a step, though passes come again for turns."""
@@ -510,11 +520,13 @@ class TrainingLoop:
         if self._divided_in_pass:
             self._end_divided(micro)
             return
+        if micro is not None and micro.last:
+            self._gradients.settle()
         self._averaging.idle = False
         if self.accumulates and micro is not None:
             self._gradients.commit()
             if not self._takes_inner:
-                self.passes.check(last=micro.last)
+                self.passes.check(last=micro.last, trained=self._touched)
                 if not micro.last:
                     self._weights.check_untouched()
         self._complete()
@@ -706,6 +718,8 @@ class TrainingLoop:
         self._catches_up_at = len(training.agreed) if state["asking"] else -1
         self._catching_up = not fresh and phase == IN_EPOCH and training.phase == EPOCH_THROUGH
         restore_generators(state["training"]["generators"])
+        if not fresh:
+            training.forget_restored()
 
     def _divide(self) -> None:
         self.split, several = self._split_now(), self.context.world_size > 1
@@ -717,11 +731,7 @@ class TrainingLoop:
         self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
         self.guard.new_workers()
-        self._follow_draws()
-
-    def _follow_draws(self) -> None:
-        training, context = self.training, self.context
-        self.draws.follow(training.seed, training.counters.step, context.rank, context.world_size)
+        self.draws.follow(self.context.rank, self.context.world_size)
 
     def _split_now(self) -> BatchSplit:
         plan, workers = self.context.plan, self.context.world_size
@@ -747,7 +757,7 @@ class TrainingLoop:
                 self._obey(self._membership.start(self.training))
             else:
                 self.training.turn_to(self.split.global_batch)
-                self._follow_draws()
+                self.draws.follow(self.context.rank, self.context.world_size)
         self.started = True
 
     def _complete(self, *, whole: bool = False) -> None:
@@ -859,7 +869,7 @@ class TrainingLoop:
         if self._stepped:
             self._complete(whole=True)
         self._micro = None
-        self._gradients.own_step()
+        self._own_step()
         if self._mid_step:
             self._mid_step, self.training.parts = False, 0
             self._losses = Mean()

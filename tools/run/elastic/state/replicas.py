@@ -52,6 +52,7 @@ class ReplicaGuard:
         self._equal_at: int | None = None
         self._warned: set[str] = set()
         self._differ = False
+        self._seen: dict[str, torch.Tensor] | None = None
         self._checked_at = -1
         self.dataset: Any = None
         """What is read by number in this process; None if nothing is."""
@@ -89,14 +90,19 @@ class ReplicaGuard:
 
     def new_workers(self) -> None:
         """Compare at the next step, also the samples: those of a dataset may be others than at the start."""
-        self._checked_at, self._samples = -1, None
+        self._checked_at, self._samples, self._seen = -1, None, None
         self._share = self._share_before = self._whole = self._whole_before = [0, 0, 0]
+
+    def look(self) -> None:
+        """Remember what is compared next: the step's own code may change it for a moment."""
+        self._seen = {**self._facts(), **fingerprints(self._training)}
 
     def check(self, add_up: Sum, workers: int) -> None:
         """:raises UsageError: the replicas differ."""
         training, step = self._training, self._training.counters.step
         self._checked_at = step
-        own = {**self._facts(), **fingerprints(training)}
+        own = self._seen or {**self._facts(), **fingerprints(training)}
+        self._seen = None
         names, values = list(own), torch.stack([value.cpu() for value in own.values()])
         total = torch.cat([values, torch.tensor(self._share_before)])
         if not add_up(total):
@@ -128,10 +134,15 @@ class ReplicaGuard:
         step = self._training.counters.step
         since = "" if self._equal_at is None else f"; they were equal at step {self._equal_at}"
         others = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
+        likely = (
+            "data that are drawn without a seed (torch.manual_seed at the top), or listed without sorted()"
+            if apart[0] in _OF_DATA
+            else "a decision by the loss of a worker's own samples (use job.mean), numbers drawn by one "
+            "worker only, or an object that is not registered"
+        )
         text = (
-            f"the {workers} workers differ after step {step}: {apart[0]}{others}{since}. Likely: a decision "
-            "by the loss of a worker's own samples (use job.mean), numbers drawn by one worker only, or an "
-            f"object that is not registered. See {PAGE}"
+            f"the {workers} workers differ after step {step}: {apart[0]}{others}{since}. "
+            f"Likely: {likely}. See {PAGE}"
         )
         if self._ends:
             raise UsageError(text)
@@ -172,6 +183,7 @@ class ReplicaGuard:
         return [name for name in apart if not name.startswith("parameter ") or name.split()[1] in bad]
 
 
+_OF_DATA: Final = frozenset({"size of the dataset", "samples"})
 _MILD: Final = {
     "shapes of a batch": (
         "batches of one step have different shapes beyond the number of samples, as when each is padded to "

@@ -185,6 +185,10 @@ class Training:
     def cursor(self) -> Cursor:
         return Cursor(self.counters.epoch, self.counters.step, self.phase, len(self.agreed), self.parts)
 
+    def forget_restored(self) -> None:
+        """The script's code before its loop over the batches does not run again."""
+        self._again = None
+
     def parcel(self) -> dict[str, Any]:
         """What a worker with an older state, or none, receives."""
         return {
