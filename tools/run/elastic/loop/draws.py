@@ -64,13 +64,18 @@ class OwnDraws:
             _set_script_states(given.numpy())
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """While samples are read."""
-        self._enter()
+    def reading(self, seed: int, epoch: int, first: int) -> Iterator[None]:
+        """While the samples from the place ``first`` of an epoch's order on are read, the same each time."""
+        if self._rank is None:
+            yield
+            return
+        states = [one.get_state() for one in self._generators]
+        self._seed((seed * _SPREAD + epoch) * _SPREAD + first)
         try:
             yield
         finally:
-            self._leave()
+            for one, state in zip(self._generators, states, strict=True):
+                one.set_state(state)
 
     def _enter_module(self, module: nn.Module, *_: Any) -> None:
         if module.training and not torch.compiler.is_compiling():
@@ -88,9 +93,11 @@ class OwnDraws:
             # drawn from the script's generator, which goes on by it on all workers alike
             number = int(torch.empty((), dtype=torch.int64).random_())
             self._outer = [one.get_state() for one in self._generators]
-            seed = (number + (self._rank + 1) * _SPREAD) % (1 << 63)
-            for one in self._generators:
-                one.manual_seed(seed)
+            self._seed(number + (self._rank + 1) * _SPREAD)
+
+    def _seed(self, number: int) -> None:
+        for one in self._generators:
+            one.manual_seed(number % (1 << 63))
 
     def _leave(self) -> None:
         if self._rank is None or not self._depth:

@@ -155,11 +155,11 @@ class Gradients:
         for gradient in self._sum.values():
             gradient.mul_(factor)
 
-    def zeroed(self) -> None:
-        """The script has zeroed its gradients: what it writes into them then is its own."""
+    def zeroed(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The script zeroes gradients: what it writes into them then is its own."""
         self._zeroed = True
         self._reached.clear()
-        for parameter in self._parameters if self._averaging.begun or self._accumulates else ():
+        for parameter in parameters if self._averaging.begun or self._accumulates else ():
             if parameter.grad is not None:
                 unmark(parameter.grad)
 

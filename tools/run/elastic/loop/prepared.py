@@ -176,15 +176,15 @@ def guard_optimizer(
     checked: Callable[[Closure], Closure] = lambda closure: closure,
     *,
     called: Callable[[Optimizer], None] = lambda _: None,
-    zeroed: Callable[[], None] = lambda: None,
+    zeroed: Callable[[Iterable[torch.Tensor]], None] = lambda _: None,
 ) -> None:
     """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within
     ``around(optimizer)``.
 
     A closure that they are given is ``checked``, and called also while ``quiet()``: its backward pass is that
-    of the micro-step. ``called(optimizer)`` follows each call, ``zeroed()`` comes before ``zero_grad``.
-    The instance is changed, not its class, so it stays what schedulers and scalers expect; the ``step`` that
-    an earlier scheduler has put into it is called inside.
+    of the micro-step. ``called(optimizer)`` follows each call, ``zeroed(parameters)`` comes before
+    ``zero_grad``. The instance is changed, not its class, so it stays what schedulers and scalers expect; the
+    ``step`` that an earlier scheduler has put into it is called inside.
     """
 
     def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -207,7 +207,7 @@ def guard_optimizer(
         return act
 
     def zero(_: Optimizer, *args: Any, **kwargs: Any) -> None:
-        zeroed()
+        zeroed(one for group in optimizer.param_groups for one in group["params"])
         zero_grad(*args, **kwargs)
 
     def own(value: Any) -> Any:

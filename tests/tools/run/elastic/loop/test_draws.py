@@ -30,7 +30,7 @@ def drawn(rank: int, workers: int = 2) -> tuple[list[float], list[float]]:
     net.eval()
     if rank == 1:  # an evaluation by one worker alone
         net(torch.ones(16))
-    with draws.reading():
+    with draws.reading(1, 0, 8 * rank):
         inside.append(torch.rand(1).item())
     script.append(torch.rand(1).item())
     return script, inside
