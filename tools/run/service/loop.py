@@ -21,6 +21,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
+from pliant.schemas.cluster import Preemptible
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
@@ -84,6 +85,8 @@ class RunOptions:
     """File of the profile, likewise; None for speeds in proportion to the GPUs."""
     backend: str | None = None
     """None for what the cluster says."""
+    preemptible: Preemptible | None = None
+    """Whose GPUs policies may take; None for what the cluster says."""
     wait_s: float = 0.0
     """How long to wait for a state directory that another process writes to."""
     restored: bool = False

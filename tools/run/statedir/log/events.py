@@ -39,6 +39,7 @@ def run_event(
         seed=schedule.policy.seed,
         simulated=False,
         demand=schedule.demand,
+        preemptible=schedule.cluster.preemptible or "stated",
         trace_hash=trace_hash,
         cluster=schedule.cluster,
         profile_hash=None if schedule.profile is None else profile_hash(schedule.profile),
