@@ -39,7 +39,7 @@ from pliant.schemas.file_io.record import (
 
 Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
-Awaited = Literal["ok", "any"]
+Awaited = Literal["ok", "any", "failed"]
 TypeName = Annotated[str, Field(min_length=1)]
 PowersOfTwo = Literal["powers-of-two"]
 POWERS_OF_TWO: Final = "powers-of-two"
@@ -395,7 +395,7 @@ class Job(Record):
     resources: ResourceDemand = Field(default_factory=lambda: _NO_DEMAND)
     after: dict[Identifier, Awaited] = Field(default_factory=dict)
     """Jobs that end before this one gets GPUs, by id. ok: it has to finish, else this job is cancelled; any:
-    it may end in any way."""
+    it may end in any way; failed: it must not finish, but fail or be cancelled or rejected."""
     array: ArrayPlace | None = None
     """Its place in an array of jobs. Default: it is in none."""
     hold: bool = False
@@ -484,8 +484,11 @@ class Job(Record):
         """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size; 3: its replicas
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
-        batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted.
+        batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
+        only if another job does not finish.
         """
+        if "failed" in self.after.values():
+            return 8
         if self.preemptible is not None or self.gpus.types is not None or self.gpus.memory is not None:
             return 7
         if self.batch.regimes:

@@ -240,12 +240,16 @@ def test_jobs_start_after_others_or_are_cancelled(site: Site) -> None:
     assert seen == [("waiting", "waits for job d to end")]
     ask(site, "f", text=EXIT)
     ask(site, "g", after={"f": "ok"})
+    ask(site, "h", text="", after={"a": "failed", "d": "failed"})
+    ask(site, "i", after={"h": "failed"})
     cancel(site.state, ["d"])
-    until(lambda: cron(site, retries=0) or all(site.log().jobs[name].ended for name in "efg"))
+    until(lambda: cron(site, retries=0) or all(site.log().jobs[name].ended for name in "efgi"))
     assert in_order(["fail a 0", "cancel b 0", "start d 1", "cancel d 0", "start e 1"], site.story())
     ended = {job_id: (job.phase, job.reason) for job_id, job in site.log().jobs.items()}
     for job_id, other, end in (("b", "a", "failed"), ("c", "b", "was cancelled"), ("g", "f", "failed")):
         assert ended[job_id] == ("cancelled", f"was to start after job {other}, which {end}")
+    assert ended["h"][0] == "finished"
+    assert ended["i"] == ("cancelled", "was to start if job h failed, which finished")
     assert state_of(site, "b") == ended["b"]
 
 
