@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -96,8 +96,9 @@ def log(
         found = chosen_jobs(directory, jobs, user, states)
         if follow and len(found) > 1:
             raise UsageError(f"-f follows one job, and these are {len(found)}: name one of {found[0]}, …")
-        outputs = (job_output(directory, each, follow=follow, lines=tail) for each in found)
-        chunks = chain.from_iterable(outputs)
+        chunks: Iterator[bytes] = chain.from_iterable(
+            job_output(directory, each, follow=follow, lines=tail) for each in found
+        )
     else:
         chunks = events_to_come(directory, tail or 0)
     for chunk in chunks:
