@@ -126,8 +126,9 @@ def wait(
 ) -> None:
     """Wait until jobs have ended, and say how: a line for each, as it ends.
 
-    It says finished, failed or cancelled, and why. The exit code is 5 unless
-    all have finished. A job that failed and is tried again has not ended.
+    It says finished, failed, timed out or cancelled, and why. The exit code is
+    5 unless all have finished, or 6 if the others were ended by limits of their
+    own. A job that failed and is tried again has not ended.
 
     Example: pliant submit jobs.jsonl | xargs pliant wait
 
@@ -141,13 +142,14 @@ def wait_for(state: Path, jobs: Sequence[str], timeout_s: float = math.inf) -> N
     """Print a line for each job as it ends.
 
     :raises JobsFailedError: one has not finished.
+    :raises JobsTimedOutError: the limits of those that have not ended them.
     :raises LockedError: the time is up.
     """
-    from pliant.schemas.errors import JobsFailedError, LockedError
+    from pliant.schemas.errors import JobsFailedError, JobsTimedOutError, LockedError
     from pliant.schemas.text import counted, one_line
     from pliant.tools.run.door.asking import ends_of
 
-    failed, total, until_s = 0, 0, time.monotonic() + timeout_s
+    failed, late, total, until_s = 0, 0, 0, time.monotonic() + timeout_s
     for job in ends_of(state, jobs):
         if job is None:
             if reader_left(sys.stdout):
@@ -160,6 +162,9 @@ def wait_for(state: Path, jobs: Sequence[str], timeout_s: float = math.inf) -> N
         out_text(f"{job.id} {job.phase}{why}\n")
         total += 1
         failed += job.phase != "finished"
+        late += job.phase == "timed out"
+    if failed and late == failed:
+        raise JobsTimedOutError(f"{failed} of {counted(total, 'job')} timed out")
     if failed:
         raise JobsFailedError(f"{failed} of {counted(total, 'job')} did not finish")
 

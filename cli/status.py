@@ -63,7 +63,7 @@ def _refuse_watched(form: Form, output: str) -> None:
 
 _COLOURS: Final = {
     **dict.fromkeys(("running", "finished"), 32),
-    **dict.fromkeys(("failed", "rejected", "retrying"), 31),
+    **dict.fromkeys(("failed", "timed out", "rejected", "retrying"), 31),
     **dict.fromkeys(("submitted", "waiting", "held", "preempted", "cancelled", "cancelling"), 33),
     **dict.fromkeys(("starting", "resuming", "growing", "shrinking", "moving", "ending"), 36),
 }

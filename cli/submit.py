@@ -15,7 +15,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.grammar import SIZE_SHOWN, size
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.text import EPOCH_LIKE_S, similar
@@ -87,6 +87,26 @@ def submit(
     name: Annotated[
         str | None,
         typer.Option("--name", help="Of a script: the job's id.", show_default="the script's name"),
+    ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            "--limit",
+            parser=duration(),
+            metavar=DURATION_SHOWN,
+            help="Of a script: it is asked to save and ended after holding GPUs for so long.",
+            show_default="none",
+        ),
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            "--retries",
+            min=0,
+            max=1000,
+            help="Of a script: how many failures in a row are retried.",
+            show_default="as the run says",
+        ),
     ] = None,
     relaunch: Annotated[
         bool,
@@ -169,15 +189,18 @@ def submit(
     from pliant.tools.run.door.asking import submit as ask
 
     kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
+    ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
     fields, now_s = _fields(gpus, kind, batch, name, relaunch=relaunch), time.time()
+    fields |= {field: value for field, value in ends.items() if value is not None}
     if jobs is not None and jobs.endswith(".py"):
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
         found = of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
     else:
         if fields or arguments or array is not None:
-            names = "--gpus, --gpu-type, --gpu-memory, --batch, --name, --relaunch, --array and arguments"
-            raise UsageError(f"{names} are about a script (*.py): in a file each job states them")
+            names = "--gpus, --gpu-type, --gpu-memory, --batch, --name, --limit, --retries, --relaunch"
+            text = "--array and arguments are about a script (*.py): in a file each job states them"
+            raise UsageError(f"{names}, {text}")
         path = named_or_piped(jobs, "no jobs to submit: name a file or a script, or pipe one in")
         source, found = source_name(path), read_jobs(path, configuration().job)
     if priority is not None:

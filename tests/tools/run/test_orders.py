@@ -253,6 +253,24 @@ def test_jobs_start_after_others_or_are_cancelled(site: Site) -> None:
     assert state_of(site, "b") == ended["b"]
 
 
+def test_limits_end_jobs_with_a_checkpoint_and_whether_they_run_or_wait(site: Site) -> None:
+    """Time on GPUs counts over all attempts; one that waits has none, and is over at its time."""
+    options = begin(site, "fifo")
+    ask(site, "a", samples=1e6, limits={"run_seconds": 2.0})
+    ask(site, "b", samples=1e6, limits={"until": 1.0}, after={"a": "any"})
+    ask(site, "c", text="", limits={"run_seconds": 60.0}, after={"a": "failed", "b": "failed"})
+    run_and_follow(options, story(trains("a")))
+    time.sleep(0.5)
+    run_and_follow(go_on(site), story(phase("c", "finished")))
+    jobs = site.log().jobs
+    assert [state_of(site, each)[0] for each in "abc"] == ["timed out", "timed out", "finished"]
+    assert jobs["a"].reason == "it has run for 2 s, its limit"
+    assert jobs["a"].ran_s == pytest.approx(2.0, abs=1.0)
+    assert (jobs["b"].reason, jobs["b"].ran_s) == ("its time is over (limits.until)", 0.0)
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
+    assert [event.event for event in site.events() if event.job == "a"].count("fail") == 1
+
+
 def test_arrays_and_jobs_on_hold_are_submitted(site: Site) -> None:
     """Jobs of an array run one by one and know their number; one on hold waits for its release."""
     seen: list[tuple[str, str]] = []

@@ -151,7 +151,7 @@ class _Client:
             jobs = found.log.jobs
             for job_id in [each for each in left if each in jobs and jobs[each].ended]:
                 left.remove(job_id)
-                yield _Ended(job_id, jobs[job_id].phase, jobs[job_id].reason)
+                yield _Ended(job_id, jobs[job_id].end, jobs[job_id].reason)
             if not left:
                 return
             yield None
@@ -461,4 +461,4 @@ def ends_of(state: Path, job_ids: Sequence[str]) -> Iterator[_Ended | None]:
         yield from client.ends_of(job_ids)
         return
     for job in output.ends_of(state, job_ids):
-        yield None if job is None else _Ended(job.job.id, job.phase, job.reason)
+        yield None if job is None else _Ended(job.job.id, job.end, job.reason)
