@@ -114,7 +114,7 @@ class PreparedRun:
             _check_policy(found, source_name(name))
         _refuse_oracle(found.policy.name)
         found = found.model_copy(update={"cluster": found.cluster.with_preemptible(options.preemptible)})
-        schedule = runnable(found, source_name(name), Path.cwd(), accepted)
+        schedule = runnable(found, source_name(name), _home(found), accepted)
         backend_name = options.backend or schedule.cluster.backend
         if options.shared and backend_name == "slurm-jobs" and _TOKEN in os.environ:
             raise UsageError(f"{_TOKEN} would be in the jobs of all accounts: let Slurm know root by munge")
@@ -159,7 +159,7 @@ class PreparedRun:
         if self.resumed:  # another run may have written it while this one waited for the lock
             found = _own_schedule(self.options, self.dirs)
             known = {job.id for job in found.jobs}
-            self.schedule = runnable(found, str(self.dirs.schedule), Path.cwd(), known)
+            self.schedule = runnable(found, str(self.dirs.schedule), _home(found), known)
         found = self.schedule
         policy = make_policy(found.policy.name, found.policy.parameters)
         throughput = throughput_for(_profile(found), found.cluster)
@@ -254,6 +254,12 @@ class PreparedRun:
             if planned.get(job.id, _what_stays(job)) != _what_stays(job):
                 text = f'job "{job.id}" is in the schedule, too, and another one there'
                 raise BadInputError.one(str(self.dirs.spool), text)
+
+
+def _home(schedule: Schedule) -> Path:
+    """Where jobs start that name no folder from / on; asked for only then, as it may have been removed."""
+    absolute = all(os.path.isabs(job.workdir or "") for job in schedule.jobs)
+    return Path("/") if absolute else Path.cwd()
 
 
 def _what_stays(job: Job) -> Job:

@@ -1,7 +1,5 @@
 """A cluster file that is named again: the same in other words, or every difference by its line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Slurm's rules by hand: priorities from the manual's formulas, backfill that delays no job, preemption."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -12,6 +12,7 @@ the stream can say where it is (``state_dict``, as torchdata's ``StatefulDataLoa
 from __future__ import annotations
 
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -167,6 +168,7 @@ class ElasticLoader(Passes):
         order = self._source.order(
             loop.dataset_size, counters.epoch, loop.training.seed, shuffle=self._shuffle
         ).numpy()
+        loop.guard.order = zlib.crc32(order.tobytes())
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
 

@@ -156,7 +156,7 @@ def failure_event(
             certain = record.failures > 1 and job.repeats(reason, fault)
             if why is None and certain and not is_asked_for:
                 why = "failed twice in the same way"
-        if why is None and fault.misused and not is_asked_for:
+        if why is None and fault.is_final and not is_asked_for:
             why = ""
     if why is not None:
         detail["reason"] = f"{why}: {reason}" if why else reason
