@@ -254,7 +254,7 @@ def test_jobs_start_after_others_or_are_cancelled(site: Site) -> None:
 
 
 def test_limits_end_jobs_with_a_checkpoint_and_whether_they_run_or_wait(site: Site) -> None:
-    """Time on GPUs counts over all attempts; one that waits has none, and is over at its time."""
+    """Time on GPUs counts over all attempts; a job that waits has none. From cron, too."""
     options = begin(site, "fifo")
     ask(site, "a", samples=1e6, limits={"run_seconds": 2.0})
     ask(site, "b", samples=1e6, limits={"until": 1.0}, after={"a": "any"})
@@ -269,6 +269,10 @@ def test_limits_end_jobs_with_a_checkpoint_and_whether_they_run_or_wait(site: Si
     assert (jobs["b"].reason, jobs["b"].ran_s) == ("its time is over (limits.until)", 0.0)
     assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
     assert [event.event for event in site.events() if event.job == "a"].count("fail") == 1
+    ask(site, "d", samples=1e6, limits={"run_seconds": 1.0})
+    until(lambda: cron(site) or ("d" in site.log().jobs and site.log().jobs["d"].ended))
+    assert state_of(site, "d") == ("timed out", "it has run for 1 s, its limit")
+    assert left_running(site.folder) == []
 
 
 def test_arrays_and_jobs_on_hold_are_submitted(site: Site) -> None:

@@ -231,6 +231,7 @@ class Loop:
         self.executor.adopt(log)
         self._see_nodes()
         self._record(self.executor.look(), 0.0)
+        self._end_overdue_jobs()
         self._cancel_hopeless()
         now = self._looked_s = self.clock()
         here = self._arrivals.arrive({allocation.job for allocation in found.allocations})
