@@ -15,13 +15,14 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.grammar import SIZE_SHOWN, size
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.text import EPOCH_LIKE_S, similar
 
 if TYPE_CHECKING:
     from pliant.schemas.job import Awaited, Job
+    from pliant.tools.run.service.submit import Submitted
 
 COMMAND_LINE: Final = "the command line"
 _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
@@ -87,6 +88,26 @@ def submit(
         str | None,
         typer.Option("--name", help="Of a script: the job's id.", show_default="the script's name"),
     ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            "--limit",
+            parser=duration(),
+            metavar=DURATION_SHOWN,
+            help="Of a script: it is asked to save and ended after holding GPUs for so long.",
+            show_default="none",
+        ),
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            "--retries",
+            min=0,
+            max=1000,
+            help="Of a script: how many failures in a row are retried.",
+            show_default="as the run says",
+        ),
+    ] = None,
     relaunch: Annotated[
         bool,
         typer.Option("--relaunch", help="Of a script: it is resized by saving and starting again."),
@@ -104,8 +125,9 @@ def submit(
         list[str] | None,
         typer.Option(
             "--after",
-            metavar="JOB[:ok|any]",
-            help="All these jobs start once that job or array has finished, or with :any has ended.",
+            metavar="JOB[:ok|failed|any]",
+            help="All these jobs start once that job or array has finished, with :any has ended, or with "
+            ":failed has ended in another way; else they are cancelled.",
             show_default=False,
         ),
     ] = None,
@@ -129,6 +151,10 @@ def submit(
     ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
+    ] = False,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait until they have ended, and say how, as pliant wait does."),
     ] = False,
     verify: Annotated[
         bool,
@@ -157,22 +183,24 @@ def submit(
 
     Example: pliant submit train.py --gpus 1-4 --batch 128 --state live -- --epochs 90
     """
-    from pliant.cli.orders import check_priority, say_unheeded
+    from pliant.cli.orders import check_priority
     from pliant.schemas.file_io.files import source_name
     from pliant.schemas.io import read_jobs, write_jobs
-    from pliant.tools.run.door.asking import is_served
     from pliant.tools.run.door.asking import submit as ask
 
     kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
+    ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
     fields, now_s = _fields(gpus, kind, batch, name, relaunch=relaunch), time.time()
+    fields |= {field: value for field, value in ends.items() if value is not None}
     if jobs is not None and jobs.endswith(".py"):
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
         found = of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
     else:
         if fields or arguments or array is not None:
-            names = "--gpus, --gpu-type, --gpu-memory, --batch, --name, --relaunch, --array and arguments"
-            raise UsageError(f"{names} are about a script (*.py): in a file each job states them")
+            names = "--gpus, --gpu-type, --gpu-memory, --batch, --name, --limit, --retries, --relaunch"
+            text = "--array and arguments are about a script (*.py): in a file each job states them"
+            raise UsageError(f"{names}, {text}")
         path = named_or_piped(jobs, "no jobs to submit: name a file or a script, or pipe one in")
         source, found = source_name(path), read_jobs(path, configuration().job)
     if priority is not None:
@@ -182,6 +210,8 @@ def submit(
     found = _with_options(found, after or (), begin, deadline, where, now_s=now_s, hold=hold)
     if verify:
         _verify(found, source)
+    if wait and dry_run:
+        raise UsageError("--dry-run submits nothing that --wait could wait for: leave one out")
     if dry_run:
         write_jobs(found, "-")
         _say_what_would_happen(found, source, where, now_s)
@@ -200,14 +230,26 @@ def submit(
             note(f"none of the {len(found)} jobs was submitted:")
         raise
     out_text("".join(f"{job_id}\n" for job_id in done.ids))
+    _say_what_counts(done, directory)
+    if wait:
+        from pliant.cli.job import wait_for
+
+        wait_for(directory, done.ids)
+
+
+def _say_what_counts(done: Submitted, state: Path) -> None:
+    """Notes on what the policy overlooks, and on who takes the jobs up."""
+    from pliant.cli.orders import say_unheeded
+    from pliant.tools.run.door.asking import is_served
+
     say_unheeded(done.deaf_to_priorities)
     if done.deaf_to_weights is not None:
         note(f'policy "{done.deaf_to_weights}" has no place for weights: they count once another one decides')
     if done.overlooked_deadlines is not None:
         note(f"{done.overlooked_deadlines}: they count once another one decides")
-    if not is_served(directory):
-        by = f"from cron, or pliant run --follow --state {directory}"
-        note(f"no run uses {directory} now: they wait for the next one, {by}")
+    if not is_served(state):
+        by = f"from cron, or pliant run --follow --state {state}"
+        note(f"no run uses {state} now: they wait for the next one, {by}")
 
 
 def _verify(jobs: Sequence[Job], source: str) -> None:
@@ -328,7 +370,7 @@ def _sizes(gpus: str) -> dict[str, Any]:
 
 _MOST_IN_ARRAY: Final = 10_000
 _RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
-_AWAITED: Final[dict[str, Awaited]] = {"": "ok", "ok": "ok", "any": "any"}
+_AWAITED: Final[dict[str, Awaited]] = {"": "ok", "ok": "ok", "any": "any", "failed": "failed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,7 +477,7 @@ def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
     pairs = [each.partition(":")[::2] for each in given]
     for text, (name, when) in zip(given, pairs, strict=True):
         if not name or when not in _AWAITED:
-            raise UsageError(f"--after {text}: expected JOB, JOB:ok or JOB:any")
+            raise UsageError(f"--after {text}: expected JOB, JOB:ok, JOB:failed or JOB:any")
     if state is None or not state.is_dir():
         return {name: _AWAITED[when] for name, when in pairs}
     from pliant.tools.run.door.asking import known_names

@@ -33,6 +33,17 @@ def test_the_same_cluster_is_accepted_however_it_is_written(tmp_path: Path, same
     named(tmp_path, BEGUN, same)
 
 
+def test_whose_gpus_may_be_taken_is_said_anew_by_each_call(tmp_path: Path) -> None:
+    for begun, asked in (("all", None), (None, "all"), ("stated", "all")):
+        named(tmp_path, {**BEGUN, "preemptible": begun}, {**BEGUN, "preemptible": asked})
+        found = kept_cluster(tmp_path / "begun.json", str(tmp_path / "asked.json"))
+        assert found is not None
+        assert found.preemptible == asked
+    kept = kept_cluster(tmp_path / "asked.json", None)
+    assert kept is not None
+    assert kept.preemptible == "all"
+
+
 def test_every_difference_is_named_by_its_line(tmp_path: Path, golden_text: Callable[..., None]) -> None:
     nodes = [{"name": f"n{i}", "gpus": 2} for i in range(3)]
     with pytest.raises(UsageError) as refused:

@@ -220,6 +220,27 @@ def test_a_failure_that_is_certain_is_not_repeated(verdicts, lasted_s, step, end
     assert (last.phase, last.reason, last.exit_code) == ("failed", ends, verdicts[-1].exit_code)
 
 
+@pytest.mark.parametrize(
+    ("fields", "verdict", "ends"),
+    [
+        ({"no_retry_on": (7,)}, CODE_7, ["fail"]),
+        ({"retry_on": (-9,)}, CODE_7, ["fail"]),
+        ({"retry_on": (-9,), "retries": 1}, KILLED, ["requeue", "fail"]),
+        ({"retry_on": (7, 2)}, CODE_7, ["requeue"] * 3 + ["fail"]),
+        ({"retry_on": (2,), "retries": 1}, MISUSED, ["requeue", "fail"]),
+        ({"retries": 0}, KILLED, ["fail"]),
+    ],
+)
+def test_a_job_says_which_failures_are_retried(fields: Any, verdict: Ending, ends: list[str]) -> None:
+    known = log()
+    known.jobs["a"].job = known.jobs["a"].job.model_copy(update=fields)
+    found = []
+    for attempt in range(1, len(ends) + 1):
+        known.add(replace(START, time=1000.0 * attempt))
+        found.append(end(known, verdict, 1000.0 * attempt + 5.0, attempt).event)
+    assert found == ends
+
+
 def test_ended_jobs_are_not_active_any_more() -> None:
     """Reports about them leave no trace, as those of attempts that were asked to stop."""
     ends: dict[EventName, str] = {
