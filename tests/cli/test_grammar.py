@@ -138,4 +138,4 @@ def test_the_help_explains_times_and_sizes() -> None:
     text = " ".join(call("run --help").stdout.split())
     assert "DURATION: 30s, 5m, 2h or 1d; a plain number is seconds" in text
     assert "SIZE: bytes, or a size like 64GB or 64GiB." in text
-    assert "DURATION" not in call("submit --help").stdout
+    assert "DURATION" not in call("hold --help").stdout
