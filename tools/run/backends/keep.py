@@ -189,7 +189,7 @@ def give_scratch(code_file: str, env: MutableMapping[str, str]) -> str:
         found = os.lstat(path)  # of a keeper that was killed, or of someone who wants to know
         why = "" if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else "is not its own"
     except OSError as error:
-        why = error.strerror
+        why = os.strerror(error.errno or errno.EIO)
     if why:
         print(f"pliant: {path} cannot be used for temporary files: {why}", file=sys.stderr)
         return ""
