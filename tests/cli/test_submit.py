@@ -91,7 +91,12 @@ def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, mon
     python = here / "own" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to("/bin/true")
-    for name, value in {"TOKEN": "hush", "OTHER": "1", "LC_ALL": "C", "VIRTUAL_ENV": str(here / "own")}.items():
+    for name, value in {
+        "TOKEN": "hush",
+        "OTHER": "1",
+        "LC_ALL": "C",
+        "VIRTUAL_ENV": str(here / "own"),
+    }.items():
         monkeypatch.setenv(name, value)
     assert call("submit", "train.py", "--env", "X=y", "--secret", "TOKEN", "--state", "live").exit_code == 0
     job = submitted(here)["train"]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 import os
 import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -38,6 +40,7 @@ _WITH_VALUE: Final = frozenset({"-W", "-X", "--check-hash-based-pycs"})
 _HEAD_BYTES: Final = 400
 _MOST_BYTES: Final = 1 << 20
 _MOST_FILES: Final = 100
+_LOOK_S: Final = 30.0
 
 
 class _Program(NamedTuple):
@@ -83,6 +86,49 @@ def settled(job: Job) -> tuple[Job, str]:
         why = f"{source.name} is not distributed" if sign is None else sign.words
         return (job if one else _with(job, "python", job.command)), why
     return job, sign.words
+
+
+def python_obstacle(job: Job) -> str | None:
+    """Why a Python of the job's own would not start it, as a clause. Returns None if it would, or has none.
+
+    :param job: settled.
+    """
+    if (python := job.own_python) is None or job.launcher == "program":
+        return None
+    named = str(Path(job.workdir or ".") / python) if "/" in python else python
+    found = shutil.which(named, path=job.env.get("PATH"))
+    if found is None:
+        return f"no such Python: {python}"
+    alone = job.elastic == "none" and job.launcher != "torchrun" and not job.names_torchrun
+    if (alone and (job.gpus.requested == 1 or job.launcher == "python")) or _is_this(found):
+        return None
+    missing = _missing_in(found, job.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", "")))
+    text = f"{python} has no {missing}, which starts its workers: install it there, or name another Python"
+    return text if missing else None
+
+
+def _is_this(python: str) -> bool:
+    """Whether it is of the environment that runs this process."""
+    return Path(python).parent.parent == Path(sys.prefix)
+
+
+@lru_cache(maxsize=16)
+def _missing_in(python: str, folders: str) -> str:
+    """What it lacks of what torchrun and the elastic library are; empty if nothing."""
+    code = "import importlib.util as u; print(*(n for n in ('torch', 'pliant') if u.find_spec(n) is None))"
+    try:
+        done = subprocess.run(
+            (python, "-c", code),
+            env={**os.environ, "PYTHONPATH": folders},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_LOOK_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "modules that can be looked up"
+    return " and no ".join(done.stdout.split())
 
 
 def by_what(job: Job) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
+import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -22,13 +24,15 @@ from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import Launching, Submitters, runnable, script_obstacle
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
-from pliant.tools.run.service.starters import settled
+from pliant.tools.run.service.starters import python_obstacle, settled
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from tests.builders import cluster, job
 from tests.tools.run.instant import InstantBackend, opens
 from tests.tools.run.site import Site
+
+NO_PATHS: Final = {"PYTHONPATH": ""}
 
 
 def schedule(jobs: list[Job], *allocations: dict[str, Any]) -> Schedule:
@@ -165,6 +169,24 @@ def test_what_starts_a_command(folder: Path, command: str, launcher: str | None,
     alone = settled(asked.model_copy(update={"gpus": Gpus(requested=1)}))[0]
     assert alone.launcher == ("program" if launcher == "program" else None)
     assert settled(found)[0] == found, "once is enough"
+
+
+def test_a_python_of_its_own_has_to_start_workers(folder: Path) -> None:
+    """One with no PyTorch runs a script as one process; one that is not there runs none."""
+    venv.create(folder / "v", with_pip=False)
+    python, gone = str(folder / "v" / "bin" / "python"), str(folder / "gone" / "python")
+
+    def obstacle(*command: str, **more: Any) -> str | None:
+        return python_obstacle(job("a", command=command, workdir=str(folder), **more))
+
+    assert obstacle(python, "train.py") is None
+    assert obstacle("v/bin/python", "train.py", gpus=2, launcher="python") is None
+    for more in ({"gpus": 2}, {"elastic": "size"}, {"launcher": "torchrun"}):
+        assert f"{python} has no torch and no pliant" in str(
+            obstacle(python, "train.py", env=NO_PATHS, **more)
+        )
+    assert obstacle(sys.executable, "train.py", gpus=2) is None
+    assert obstacle(gone, "train.py") == f"no such Python: {gone}"
 
 
 def test_a_script_that_cannot_be_read_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

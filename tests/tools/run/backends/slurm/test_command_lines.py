@@ -249,7 +249,12 @@ def test_without_a_controller_a_dry_run_says_what_to_do(command: Path, tmp_path:
 
 
 def test_a_job_gets_no_variables_of_a_launcher(command: Path, tmp_path, monkeypatch) -> None:
-    for name, value in {"RANK": "3", "TORCHELASTIC_RUN_ID": "7", "NCCL_DEBUG": "INFO", "KEY": "of the loop"}.items():
+    for name, value in {
+        "RANK": "3",
+        "TORCHELASTIC_RUN_ID": "7",
+        "NCCL_DEBUG": "INFO",
+        "KEY": "of the loop",
+    }.items():
         monkeypatch.setenv(name, value)
     write(command.with_name("sbatch"), f"env > {shlex.quote(str(tmp_path))}/seen")
     unit = Unit("n0", ("true",), "/", {ENV_WORKER: "0", "CUDA_VISIBLE_DEVICES": ""})
