@@ -68,7 +68,8 @@ def test_what_a_dry_run_prints_can_be_submitted(here: Path):
 
 
 def test_lines_of_a_script_are_options_and_count_behind_those_of_the_command_line(here: Path):
-    text = "#!/bin/bash\n#PLIANT --gpus 2 --env A=1  # two\n\n#PLIANT --env B=2 --name own\necho\n#PLIANT --hold\n"
+    lines = ("--gpus 2 --env A=1  # two", "--env B=2 --name own")
+    text = "\n\n".join(["#!/bin/bash", *(f"#PLIANT {line}" for line in lines), "echo", "#PLIANT --hold", ""])
     (here / "job.sh").write_text(text)
 
     def asked(*words: str, **more: Any) -> Job:
