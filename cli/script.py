@@ -123,6 +123,6 @@ def stated_in(context: typer.Context, source: str, lines: Iterable[tuple[int, li
     return found | {name: [*found[name], *(context.params[name] or ())] for name in listed}
 
 
-def _states(context: typer.Context, name: str) -> bool:
+def _states(context: Any, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
