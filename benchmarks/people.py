@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.parts import nasty_traces, parted
+from benchmarks.parts import (
+    nasty_traces,
+    parted,
+    people_attempts,
+    people_batch,
+    people_fair_share,
+    people_flood,
+    people_moves,
+)
 from benchmarks.parts.figure import Figure, renew
 from benchmarks.parts.parted import Part
 
@@ -39,7 +47,14 @@ def imports(files: int = FILES) -> list[Figure]:
     return [Figure("import_refused_later", float(refused), "files", 0.0)]
 
 
-PARTS: Final[dict[str, Part]] = {"imports": imports}
+PARTS: Final[dict[str, Part]] = {
+    "imports": imports,
+    "moves": people_moves.figures,
+    "flood": people_flood.figures,
+    "fair-share": people_fair_share.figures,
+    "attempts": people_attempts.figures,
+    "batch": people_batch.figures,
+}
 
 
 def figures() -> list[Figure]:

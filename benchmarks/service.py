@@ -27,10 +27,10 @@ from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.events import interruption_event
 from pliant.tools.run.statedir.log.snapshot import Rebuilding
 from pliant.tools.run.statedir.state import TAIL_BYTES, State
+from pliant.tools.schedule.from_log import session_for_run
 from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
 from pliant.tools.schedule.session.saved import Basis
-from pliant.tools.schedule.session.session import Session
 from tests.builders import cluster
 from tests.tools.run.stories import Story
 
@@ -106,7 +106,8 @@ def story(events: int) -> Story:
 def write(past: Story, dirs: StateDir) -> None:
     """The state directory of a run, with a snapshot that the next event would make due."""
     rebuilding = Rebuilding(
-        Basis.of(NODES, None), lambda: Session(make_policy(POLICY), NODES, throughput_for(None, NODES))
+        Basis.of(NODES, None),
+        lambda: session_for_run(make_policy(POLICY), NODES, throughput_for(None, NODES)),
     )
     behind = 0
     for attempt in range(2):  # the snapshot's size says how far the log may be ahead of it

@@ -15,6 +15,7 @@ from typing import Final
 from benchmarks.parts import library_cpu, parted
 from benchmarks.parts.figure import Figure, renew
 from benchmarks.parts.parted import Part
+from benchmarks.parts.shapes.figures import of_faults, of_shapes
 from benchmarks.parts.training_guard import guard_cost
 from benchmarks.parts.training_positions import figures as positions
 from benchmarks.parts.training_silence import silence_after_a_skip
@@ -34,6 +35,8 @@ def cpu() -> list[Figure]:
 
 PARTS: Final[dict[str, Part]] = {
     "guard": guard_cost,
+    "faults": of_faults,
+    "shapes": of_shapes,
     "cpu": cpu,
     "positions": positions,
     "silence": silence_after_a_skip,

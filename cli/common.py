@@ -64,6 +64,16 @@ DEMAND = Annotated[
         show_default="as before; at first stated",
     ),
 ]
+PREEMPTIBLE = Annotated[
+    Literal["all", "stated"] | None,
+    typer.Option(
+        "--preemptible",
+        metavar="<all|stated>",
+        help="Whose GPUs policies may take or change: of all jobs; or of those that state or show that they "
+        "can save (elastic, resize, checkpoint_seconds, preemptible).",
+        show_default="as the cluster says, else stated",
+    ),
+]
 PREDICTOR = Annotated[
     str | None,
     typer.Option(

@@ -6,8 +6,11 @@ Without a job ``log`` shows or repairs the log of a state directory.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,6 +19,7 @@ import typer
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import Escaping, is_terminal, out_text, reader_left, width_for
 from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, out_or_file
+from pliant.cli.orders import STATE, STATES_ARE, USERS, chosen_jobs, ids
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.files import write_stdout
 
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def log(
-    job: Annotated[str | None, typer.Argument(metavar="ID", help="Job.", show_default=False)] = None,
+    jobs: Annotated[list[str] | None, ids("Jobs.")] = None,
     *,
     state: Annotated[
         Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
@@ -50,10 +54,12 @@ def log(
         bool,
         typer.Option("--repair", help="Drop damaged lines from the event log, and write back lost ones."),
     ] = False,
+    user: USERS = None,
+    states: STATES_ARE = None,
 ) -> None:
-    """Print the output of the newest attempt of a job, file by file.
+    """Print the output of the newest attempt of each job, file by file.
 
-    With -f it goes on over all workers and further attempts. On a terminal
+    With -f and one job it goes on over all workers and further attempts. On a terminal
     control characters are shown, not obeyed; a pipe gets every byte.
 
     With --tail N, and without a job, it prints the last N events of the
@@ -68,8 +74,9 @@ def log(
     Example: pliant log --repair --state pliant-state
     """
     directory = state_directory(state)
+    is_of_jobs = bool(jobs or user or states)
     if repair:
-        if job is not None or follow or tail is not None:
+        if is_of_jobs or follow or tail is not None:
             text = "--repair mends the log of the state directory: name no job, and leave -f and --tail out"
             raise UsageError(text)
         from pliant.tools.run.statedir.log.repair import repair as repaired
@@ -79,16 +86,21 @@ def log(
     from pliant.tools.run.door.asking import events_to_come, job_output, last_events
 
     shown = Escaping(sys.stdout.encoding) if is_terminal(sys.stdout) else None
-    if job is None and tail is not None and not follow:
+    if not is_of_jobs and tail is not None and not follow:
         for line in last_events(directory, tail):
             write_stdout(line if shown is None else shown.of(line))
         return
-    if job is None and not follow:
+    if not (is_of_jobs or follow):
         raise UsageError("name the job whose output to print, or give --tail N, -f or --repair")
-    if job is None:
-        chunks = events_to_come(directory, tail or 0)
+    if is_of_jobs:
+        found = chosen_jobs(directory, jobs, user, states)
+        if follow and len(found) > 1:
+            raise UsageError(f"-f follows one job, and these are {len(found)}: name one of {found[0]}, …")
+        chunks: Iterator[bytes] = chain.from_iterable(
+            job_output(directory, each, follow=follow, lines=tail) for each in found
+        )
     else:
-        chunks = job_output(directory, job, follow=follow, lines=tail)
+        chunks = events_to_come(directory, tail or 0)
     for chunk in chunks:
         if chunk:
             write_stdout(chunk if shown is None else shown.of(chunk))
@@ -97,32 +109,62 @@ def log(
 
 
 def wait(
-    jobs: Annotated[list[str], typer.Argument(metavar="ID…", help="Jobs to wait for.", show_default=False)],
-    state: Annotated[
-        Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
-    ] = None,
+    jobs: Annotated[list[str] | None, ids("Jobs to wait for.")] = None,
+    state: STATE = None,
+    user: USERS = None,
+    states: STATES_ARE = None,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            parser=duration(),
+            metavar=DURATION_SHOWN,
+            help="Wait no longer; if a job has not ended then, the exit code is 75.",
+            show_default="none",
+        ),
+    ] = math.inf,
 ) -> None:
     """Wait until jobs have ended, and say how: a line for each, as it ends.
 
-    It says finished, failed or cancelled, and why. The exit code is 5 unless
-    all have finished. A job that failed and is tried again has not ended.
+    It says finished, failed, timed out or cancelled, and why. The exit code is
+    5 unless all have finished, or 6 if the others were ended by limits of their
+    own. A job that failed and is tried again has not ended.
 
     Example: pliant submit jobs.jsonl | xargs pliant wait
+
+    Example: pliant wait sweep --timeout 2h --state live
     """
-    from pliant.schemas.errors import JobsFailedError
+    directory = state_directory(state)
+    wait_for(directory, chosen_jobs(directory, jobs, user, states), timeout)
+
+
+def wait_for(state: Path, jobs: Sequence[str], timeout_s: float = math.inf) -> None:
+    """Print a line for each job as it ends.
+
+    :raises JobsFailedError: one has not finished.
+    :raises JobsTimedOutError: the limits of those that have not ended them.
+    :raises LockedError: the time is up.
+    """
+    from pliant.schemas.errors import JobsFailedError, JobsTimedOutError, LockedError
     from pliant.schemas.text import counted, one_line
     from pliant.tools.run.door.asking import ends_of
 
-    failed = total = 0
-    for job in ends_of(state_directory(state), jobs):
+    failed, late, total, until_s = 0, 0, 0, time.monotonic() + timeout_s
+    for job in ends_of(state, jobs):
         if job is None:
             if reader_left(sys.stdout):
                 raise BrokenPipeError
+            if time.monotonic() >= until_s:
+                left = counted(len(jobs) - total, "job")
+                raise LockedError(f"{left} of {len(jobs)} had not ended after {timeout_s:g} s")
             continue
         why = f": {one_line(job.reason)}" if job.reason and job.phase != "finished" else ""
         out_text(f"{job.id} {job.phase}{why}\n")
         total += 1
         failed += job.phase != "finished"
+        late += job.phase == "timed out"
+    if failed and late == failed:
+        raise JobsTimedOutError(f"{failed} of {counted(total, 'job')} timed out")
     if failed:
         raise JobsFailedError(f"{failed} of {counted(total, 'job')} did not finish")
 

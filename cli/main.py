@@ -71,7 +71,7 @@ COMMANDS: Final = (
         LIVE,
         "Let jobs run again that pliant hold stopped: all that are named, or none if one is unknown.",
     ),
-    ("priority", LIVE, "Give a job another priority, whether it runs or waits."),
+    ("priority", LIVE, "Give jobs another priority, whether they run or wait."),
     (
         "drain",
         LIVE,
@@ -99,7 +99,7 @@ COMMANDS: Final = (
             "of last."
         ),
     ),
-    ("log", LIVE, "Print the output of the newest attempt of a job, file by file."),
+    ("log", LIVE, "Print the output of the newest attempt of each job, file by file."),
     (
         "stack",
         LIVE,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,10 +16,12 @@ from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note
 from pliant.cli.grammar import DURATION_SHOWN, duration
 from pliant.schemas.errors import UsageError
+from pliant.schemas.text import counted
 
 if TYPE_CHECKING:
     from pliant.tools.run.statedir.requests import JobAction
 
+ENDED_SHOWN: Final = 20
 STATE = Annotated[
     Path | None, typer.Option("--state", help="State directory.", show_default=STATE_HELP, readable=False)
 ]
@@ -28,26 +30,72 @@ NODES = Annotated[
 ]
 
 
-def _ids(help_text: str) -> Any:
-    return typer.Argument(metavar="ID…", help=help_text, show_default=False)
+USERS = Annotated[
+    list[str] | None,
+    typer.Option("--user", "-u", metavar="NAME,…", help="Only jobs of these users.", show_default=False),
+]
+STATES_ARE = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state-is",
+        metavar="STATE,…",
+        help="Only jobs in these states, like running,waiting.",
+        show_default=False,
+    ),
+]
 
 
-def cancel(jobs: Annotated[list[str], _ids("Jobs to end.")], state: STATE = None) -> None:
+def ids(help_text: str) -> Any:
+    """The argument of a command about many jobs."""
+    also = "Names of arrays and patterns like 'sweep-*' are all their jobs."
+    return typer.Argument(metavar="ID…", help=f"{help_text} {also}", show_default=False)
+
+
+def chosen_jobs(
+    state: Path, names: Sequence[str] | None, users: list[str] | None, states: list[str] | None
+) -> list[str]:
+    """The ids of the jobs that a command is about; a note says if the options leave none.
+
+    :raises UsageError: nothing is named, or a pattern fits no job.
+    """
+    from pliant.cli.status import job_filter
+    from pliant.tools.run.door.asking import chosen
+
+    found = chosen(state, names or (), job_filter(users, None, states, None))
+    if not found:
+        note(f"{state} has no such job in the states and of the users that were named: nothing to do")
+    return found
+
+
+def cancel(
+    jobs: Annotated[list[str] | None, ids("Jobs to end.")] = None,
+    state: STATE = None,
+    user: USERS = None,
+    states: STATES_ARE = None,
+) -> None:
     """End jobs, running or waiting: all that are named, or none if one is unknown.
 
     Workers stop at a step boundary with a checkpoint. Without a run in progress
     it takes effect with the next one. A job that has ended stays as it is.
 
     Example: pliant cancel char-lm --state live
+
+    Example: pliant cancel 'sweep-*' --state-is waiting --state live
     """
     from pliant.tools.run.door.asking import cancel as ask
 
     directory = state_directory(state)
-    ask(directory, jobs)
-    _say_when(directory)
+    if found := chosen_jobs(directory, jobs, user, states):
+        ask(directory, found)
+        _say_when(directory)
 
 
-def hold(jobs: Annotated[list[str], _ids("Jobs to hold.")], state: STATE = None) -> None:
+def hold(
+    jobs: Annotated[list[str] | None, ids("Jobs to hold.")] = None,
+    state: STATE = None,
+    user: USERS = None,
+    states: STATES_ARE = None,
+) -> None:
     """Keep jobs from running until pliant release: all that are named, or none if one is unknown.
 
     A running job stops with a checkpoint at the next decision and keeps its
@@ -56,10 +104,16 @@ def hold(jobs: Annotated[list[str], _ids("Jobs to hold.")], state: STATE = None)
 
     Example: pliant hold char-lm --state live
     """
-    _order(state_directory(state), "hold", jobs)
+    directory = state_directory(state)
+    _order(directory, "hold", chosen_jobs(directory, jobs, user, states))
 
 
-def release(jobs: Annotated[list[str], _ids("Jobs to let go.")], state: STATE = None) -> None:
+def release(
+    jobs: Annotated[list[str] | None, ids("Jobs to let go.")] = None,
+    state: STATE = None,
+    user: USERS = None,
+    states: STATES_ARE = None,
+) -> None:
     """Let jobs run again that pliant hold stopped: all that are named, or none if one is unknown.
 
     They wait for GPUs again and go on from their last checkpoint. Nothing
@@ -67,11 +121,13 @@ def release(jobs: Annotated[list[str], _ids("Jobs to let go.")], state: STATE = 
 
     Example: pliant release char-lm --state live
     """
-    _order(state_directory(state), "release", jobs)
+    directory = state_directory(state)
+    _order(directory, "release", chosen_jobs(directory, jobs, user, states))
 
 
 def priority(
-    job: Annotated[str, typer.Argument(metavar="ID", help="Job.", show_default=False)],
+    jobs: Annotated[list[str] | None, ids("Jobs.")] = None,
+    *,
     value: Annotated[
         float,
         typer.Argument(
@@ -79,8 +135,10 @@ def priority(
         ),
     ],
     state: STATE = None,
+    user: USERS = None,
+    states: STATES_ARE = None,
 ) -> None:
-    """Give a job another priority, whether it runs or waits.
+    """Give jobs another priority, whether they run or wait.
 
     What priorities mean is the policy's to say: see pliant policies NAME. The
     policy is asked again at once; without a run in progress it takes effect
@@ -89,7 +147,8 @@ def priority(
     Example: pliant priority char-lm 10 --state live
     """
     check_priority(value)
-    _order(state_directory(state), "priority", [job], value)
+    directory = state_directory(state)
+    _order(directory, "priority", chosen_jobs(directory, jobs, user, states), value)
 
 
 def drain(
@@ -150,9 +209,13 @@ def _order(state: Path, action: JobAction, jobs: Sequence[str], priority: float 
     """Order the same for several jobs, and name those that have ended."""
     from pliant.tools.run.door.asking import order_jobs
 
+    if not jobs:
+        return
     ended, deaf = order_jobs(state, action, jobs, priority=priority)
-    for job_id in ended:
+    for job_id in ended[:ENDED_SHOWN]:
         note(f"job {job_id} has ended: it stays as it is")
+    if len(ended) > ENDED_SHOWN:
+        note(f"… and {counted(len(ended) - ENDED_SHOWN, 'more job')} that ended stay as they are")
     _say_when(state)
     say_unheeded(deaf)
 

@@ -132,6 +132,7 @@ EXIT_STATUS: Final = {
     "3": "An input file is wrong.",
     "4": "The inputs leave nothing to do.",
     "5": "Jobs failed, or a figure is out of its stated range.",
+    "6": "Jobs were ended by their limits, and no other one failed (`pliant wait`).",
     "69": "Something outside of pliant is needed and not there.",
     "75": "Another process writes there; try again later.",
     "128+N": "Ended by signal N.",

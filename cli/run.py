@@ -15,6 +15,7 @@ from pliant.cli.common import (
     DEMAND,
     PARAM,
     PREDICTOR,
+    PREEMPTIBLE,
     SEED,
     TIME_BUDGET,
     heed,
@@ -78,6 +79,7 @@ def run(
     time_budget: TIME_BUDGET = None,
     seed: SEED = 0,
     demand: DEMAND = None,
+    preemptible: PREEMPTIBLE = None,
     predictor: PREDICTOR = None,
     cluster: Annotated[
         str | None,
@@ -226,6 +228,7 @@ def run(
         cluster=cluster,
         profile=profile,
         backend=backend,
+        preemptible=preemptible,
         wait_s=wait,
         restored=restored,
         retries=retries,

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from pliant.cli.common import DEMAND, PARAM, PREDICTOR, SEED, TIME_BUDGET, heed, policy_parameters
+from pliant.cli.common import (
+    DEMAND,
+    PARAM,
+    PREDICTOR,
+    PREEMPTIBLE,
+    SEED,
+    TIME_BUDGET,
+    heed,
+    policy_parameters,
+)
 from pliant.cli.config import STATE_HELP, configuration
 from pliant.cli.console import note, stderr, width_for
 from pliant.cli.grammar import DURATION_SHOWN, TIME_SHOWN, duration, moment, note_old
@@ -17,6 +26,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
 
 if TYPE_CHECKING:
+    from pliant.schemas.cluster import Preemptible
     from pliant.schemas.profile import Profile
     from pliant.schemas.runinfo import Assumption
     from pliant.schemas.schedule import Schedule
@@ -89,6 +99,7 @@ def schedule(
     ] = 0.0,
     seed: SEED = 0,
     demand: DEMAND = None,
+    preemptible: PREEMPTIBLE = None,
     predictor: PREDICTOR = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why, and when jobs start and end; a table on stderr.")
@@ -134,14 +145,26 @@ def schedule(
         from pliant.tools.run.watch.status import decide_between_runs
 
         found = decide_between_runs(
-            state, question, now, wait_s=wait, cluster=cluster, profile=profile, usual_cluster=config.cluster
+            state,
+            question,
+            now,
+            wait_s=wait,
+            cluster=cluster,
+            profile=profile,
+            usual_cluster=config.cluster,
+            preemptible=preemptible,
         )
     elif jobs is None or (cluster := cluster or config.cluster) is None:
         if jobs is not None:
             raise UsageError("name the --cluster: pliant cluster discover -o cluster.json writes one")
         raise UsageError("name the jobs and --cluster, or a --state directory")
     else:
-        found = _from_files(profile, jobs, cluster, question, now, defaults=config.job, check=not no_check)
+        found = _from_files(
+            *(profile, jobs, cluster, question, now),
+            preemptible=preemptible,
+            defaults=config.job,
+            check=not no_check,
+        )
     heed(_assumed(found), strict=strict)
     if explain:
         from pliant.tools.schedule.explain import table
@@ -215,6 +238,7 @@ def _from_files(
     question: Question,
     now: float | None,
     *,
+    preemptible: Preemptible | None,
     defaults: Mapping[str, Any],
     check: bool,
 ) -> Schedule:
@@ -232,7 +256,7 @@ def _from_files(
         check_scripts(found, source, folder=Path())
     return decide(
         found if now is None else arriving_at(found, now),
-        read_cluster(cluster),
+        read_cluster(cluster).with_preemptible(preemptible),
         _profile(profile, stdin_is_taken="-" in (jobs, cluster)),
         question,
         now_s=now,

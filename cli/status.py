@@ -63,7 +63,7 @@ def _refuse_watched(form: Form, output: str) -> None:
 
 _COLOURS: Final = {
     **dict.fromkeys(("running", "finished"), 32),
-    **dict.fromkeys(("failed", "rejected", "retrying"), 31),
+    **dict.fromkeys(("failed", "timed out", "rejected", "retrying"), 31),
     **dict.fromkeys(("submitted", "waiting", "held", "preempted", "cancelled", "cancelling"), 33),
     **dict.fromkeys(("starting", "resuming", "growing", "shrinking", "moving", "ending"), 36),
 }
@@ -242,7 +242,7 @@ def status(
     directory = state_directory(state)
     if job is not None and (user or team or only or pattern or columns or sort):
         raise UsageError("options that choose or order jobs show a list of them: leave the job out")
-    chosen, shown = _filter(user, team, only, pattern), _columns(columns)
+    chosen, shown = job_filter(user, team, only, pattern), _columns(columns)
     _check_sort(sort)
 
     def page() -> _Page:
@@ -262,7 +262,7 @@ def _names(given: list[str] | None) -> list[str]:
     return [name for part in given or () for name in part.split(",") if name]
 
 
-def _filter(*given: list[str] | None) -> JobFilter:
+def job_filter(*given: list[str] | None) -> JobFilter:
     """Of users, teams, states and patterns of ids."""
     from pliant.tools.run.watch.job_status import STATES, JobFilter
 

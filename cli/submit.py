@@ -16,7 +16,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.grammar import SIZE_SHOWN, size
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
 from pliant.cli.script import Script, stated_in
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from pliant.tools.run.service.submit import Submitted
 
 COMMAND_LINE: Final = "the command line"
+_OF_SCRIPTS: Final = (
+    "--gpus, --gpu-type, --gpu-memory, --batch, --name, --limit, --retries, --relaunch, --torchrun, --python, "
+    "--array and arguments are about a script: in a file each job states them"
+)
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
 _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
 _LIST: Final = re.compile(r"\d{1,9}(?:,\d{1,9})+")
@@ -92,6 +96,26 @@ def submit(
         str | None,
         typer.Option("--name", help="Of a script: the job's id.", show_default="the script's name"),
     ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            "--limit",
+            parser=duration(),
+            metavar=DURATION_SHOWN,
+            help="Of a script: it is asked to save and ended after holding GPUs for so long.",
+            show_default="none",
+        ),
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(
+            "--retries",
+            min=0,
+            max=1000,
+            help="Of a script: how many failures in a row are retried.",
+            show_default="as the run says",
+        ),
+    ] = None,
     relaunch: Annotated[
         bool,
         typer.Option("--relaunch", help="Of a script: it is resized by saving and starting again."),
@@ -144,8 +168,9 @@ def submit(
         list[str] | None,
         typer.Option(
             "--after",
-            metavar="JOB[:ok|any]",
-            help="All these jobs start once that job or array has finished, or with :any has ended.",
+            metavar="JOB[:ok|failed|any]",
+            help="All these jobs start once that job or array has finished, with :any has ended, or with "
+            ":failed has ended in another way; else they are cancelled.",
             show_default=False,
         ),
     ] = None,
@@ -169,6 +194,10 @@ def submit(
     ] = None,
     no_check: Annotated[
         bool, typer.Option("--no-check", help="Take jobs even if their script is not found here.")
+    ] = False,
+    wait: Annotated[
+        bool,
+        typer.Option("--wait", help="Wait until they have ended, and say how, as pliant wait does."),
     ] = False,
     verify: Annotated[
         bool,
@@ -205,7 +234,6 @@ def submit(
     given = dict(locals())
     from pliant.cli.orders import check_priority
     from pliant.schemas.io import write_jobs
-    from pliant.tools.run.door.asking import is_served
     from pliant.tools.run.door.asking import submit as ask
     from pliant.tools.run.service.submitter import hidden_values, of_submitter, with_variables, without
 
@@ -215,7 +243,8 @@ def submit(
         return
     kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
     starts = {"launcher": _LAUNCHERS[torchrun], "python": python}
-    fields, now_s = _fields(gpus, kind, starts, batch, name, relaunch=relaunch), time.time()
+    ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
+    fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()
     if script is not None and script.command:
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
@@ -223,9 +252,7 @@ def submit(
     else:
         found, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
-            names = "--gpus, --gpu-type, --gpu-memory, --batch, --name, --relaunch, --torchrun, --python"
-            text = "--array and arguments are about a script: in a file each job states them"
-            raise UsageError(f"{names}, {text}")
+            raise UsageError(_OF_SCRIPTS)
     found = tuple(with_variables(job, env or (), os.environ) for job in found)
     if priority is not None:
         check_priority(priority)
@@ -234,6 +261,8 @@ def submit(
     found = _with_options(found, after or (), begin, deadline, where, now_s=now_s, hold=hold)
     if verify:
         _verify(found, source)
+    if wait and dry_run:
+        raise UsageError("--dry-run submits nothing that --wait could wait for: leave one out")
     if dry_run:
         write_jobs(found, "-")
         _say_what_would_happen(found, source, where, now_s)
@@ -257,10 +286,26 @@ def submit(
             note(f"none of the {len(found)} jobs was submitted:")
         raise
     out_text("".join(f"{job_id}\n" for job_id in done.ids))
-    _say_unheeded(done)
-    if not is_served(directory):
-        by = f"from cron, or pliant run --follow --state {directory}"
-        note(f"no run uses {directory} now: they wait for the next one, {by}")
+    _say_what_counts(done, directory)
+    if wait:
+        from pliant.cli.job import wait_for
+
+        wait_for(directory, done.ids)
+
+
+def _say_what_counts(done: Submitted, state: Path) -> None:
+    """Notes on what the policy overlooks, and on who takes the jobs up."""
+    from pliant.cli.orders import say_unheeded
+    from pliant.tools.run.door.asking import is_served
+
+    say_unheeded(done.deaf_to_priorities)
+    if done.deaf_to_weights is not None:
+        note(f'policy "{done.deaf_to_weights}" has no place for weights: they count once another one decides')
+    if done.overlooked_deadlines is not None:
+        note(f"{done.overlooked_deadlines}: they count once another one decides")
+    if not is_served(state):
+        by = f"from cron, or pliant run --follow --state {state}"
+        note(f"no run uses {state} now: they wait for the next one, {by}")
 
 
 def _of_file(path: str | None, data: bytes) -> tuple[tuple[Job, ...], str]:
@@ -272,16 +317,6 @@ def _of_file(path: str | None, data: bytes) -> tuple[tuple[Job, ...], str]:
     path = named_or_piped(path, "no jobs to submit: name a file or a script, or pipe one in")
     defaults, source = configuration().job, source_name(path)
     return parse_jobs(data, source, defaults) if data else read_jobs(path, defaults), source
-
-
-def _say_unheeded(done: Submitted) -> None:
-    from pliant.cli.orders import say_unheeded
-
-    say_unheeded(done.deaf_to_priorities)
-    if done.deaf_to_weights is not None:
-        note(f'policy "{done.deaf_to_weights}" has no place for weights: they count once another one decides')
-    if done.overlooked_deadlines is not None:
-        note(f"{done.overlooked_deadlines}: they count once another one decides")
 
 
 def _starts(jobs: Iterable[Job]) -> Iterator[str]:
@@ -387,7 +422,7 @@ def _fields(
     """What the options say of a job.
 
     :param kind: fields of its GPUs that say which they may be; None: any.
-    :param starts: fields that say what starts it; None: what is found out.
+    :param starts: fields that say what starts and ends it; None: the default.
     """
     found: dict[str, Any] = {} if gpus is None else _sizes(gpus)
     found |= {field: value for field, value in starts.items() if value is not None}
@@ -421,7 +456,7 @@ def _sizes(gpus: str) -> dict[str, Any]:
 
 _MOST_IN_ARRAY: Final = 10_000
 _RANGE: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
-_AWAITED: Final[dict[str, Awaited]] = {"": "ok", "ok": "ok", "any": "any"}
+_AWAITED: Final[dict[str, Awaited]] = {"": "ok", "ok": "ok", "any": "any", "failed": "failed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,7 +563,7 @@ def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
     pairs = [each.partition(":")[::2] for each in given]
     for text, (name, when) in zip(given, pairs, strict=True):
         if not name or when not in _AWAITED:
-            raise UsageError(f"--after {text}: expected JOB, JOB:ok or JOB:any")
+            raise UsageError(f"--after {text}: expected JOB, JOB:ok, JOB:failed or JOB:any")
     if state is None or not state.is_dir():
         return {name: _AWAITED[when] for name, when in pairs}
     from pliant.tools.run.door.asking import known_names

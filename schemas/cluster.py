@@ -29,6 +29,8 @@ OTHERS: Final = "*"
 """The team of all jobs that are in no other."""
 USER: Final = "user"
 """As the label that names teams: each user is a team."""
+Preemptible = Literal["all", "stated"]
+"""Whose GPUs policies may take or change: of all jobs, or of those that state or show that they can save."""
 ANY_TYPE: Final = "*"
 """As a GPU type in ``guaranteed`` and ``max``: all types together."""
 
@@ -320,6 +322,9 @@ class Cluster(Record):
     """No policy preempts a job that has had its GPUs for less than this."""
     cooldown_seconds: NonNegativeFloat = 0.0
     """No policy changes the GPUs or the batch of a job whose last change is less than this ago."""
+    preemptible: Preemptible | None = None
+    """Whose GPUs policies may take or change in ``schedule`` and ``run``: of all jobs, or of those that state
+    or show that they can save. Default: stated. In a replay its option says so."""
     user_limits: dict[str, UserLimit] = Field(default_factory=dict)
     """Limits by the user that jobs name; "*": those of each user that is not named here."""
     sharing: Sharing = Sharing.model_construct()
@@ -381,8 +386,10 @@ class Cluster(Record):
     def minor(self) -> int:
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
         it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
-        has rules about idle jobs or stragglers, or levels.
+        has rules about idle jobs or stragglers, or levels. 4: it says whose GPUs policies may take.
         """
+        if self.preemptible is not None:
+            return 4
         newest = (self.shares, self.slurm.notice_seconds, self.idle, self.stragglers)
         if self.levels or any(each is not None for each in newest):
             return 3
@@ -392,6 +399,11 @@ class Cluster(Record):
         asks = self.slurm != SlurmOptions() or self.backend == "slurm-jobs"
         asks = asks or any(node.devices for node in self.nodes)
         return int(asks or any(rules))
+
+    def with_preemptible(self, who: Preemptible | None) -> Self:
+        """The cluster where policies may take the GPUs of these jobs; None: as it says itself."""
+        same = who in (None, self.preemptible or "stated")
+        return self if same else self.model_copy(update={"preemptible": who})
 
     @property
     def shares_gpus(self) -> bool:

@@ -77,6 +77,12 @@ class JobsFailedError(PliantError):
     exit_code = 5
 
 
+class JobsTimedOutError(JobsFailedError):
+    """All jobs that did not finish were ended by limits of their own."""
+
+    exit_code = 6
+
+
 class ServiceMissingError(PliantError):
     """Something outside this program is needed and not there (Slurm, a GPU driver, disk space, memory)."""
 

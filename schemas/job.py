@@ -40,7 +40,8 @@ from pliant.schemas.file_io.record import (
 
 Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
-Awaited = Literal["ok", "any"]
+Awaited = Literal["ok", "any", "failed"]
+ExitCode = Annotated[int, Field(ge=-64, le=255)]
 Launcher = Literal["program", "python", "torchrun"]
 TypeName = Annotated[str, Field(min_length=1)]
 PowersOfTwo = Literal["powers-of-two"]
@@ -323,6 +324,18 @@ class Utility(Record):
         return self.value
 
 
+class Limits(Record):
+    """When a job ends, whether it is done or not; a replay ends no job by them.
+
+    It is asked to save and to leave, then it gets SIGTERM, as in any stop.
+    """
+
+    run_seconds: PositiveFloat | None = None
+    """Seconds for which it may hold GPUs, in all attempts together. Default: any time."""
+    until: PositiveFloat | None = None
+    """When it ends, even while it waits: UTC seconds, or seconds from its submission. Default: never."""
+
+
 class ResourceDemand(Record):
     """What each worker and each parameter server needs of its node; every policy's placement respects it.
 
@@ -404,7 +417,7 @@ class Job(Record):
     resources: ResourceDemand = Field(default_factory=lambda: _NO_DEMAND)
     after: dict[Identifier, Awaited] = Field(default_factory=dict)
     """Jobs that end before this one gets GPUs, by id. ok: it has to finish, else this job is cancelled; any:
-    it may end in any way."""
+    it may end in any way; failed: it must not finish, but fail or be cancelled or rejected."""
     array: ArrayPlace | None = None
     """Its place in an array of jobs. Default: it is in none."""
     hold: bool = False
@@ -416,6 +429,15 @@ class Job(Record):
     preemptible: bool | None = None
     """Whether it can save and go on later, so that a policy may take its GPUs. Default: whether it shows it,
     by being elastic or relaunched, or by checkpoint_seconds."""
+    limits: Limits | None = None
+    """When it ends in any case. Default: never."""
+    retries: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Failures in a row that are retried. Default: ``--retries`` of the run."""
+    retry_on: tuple[ExitCode, ...] = ()
+    """The only exit codes that are retried, negative for a signal; they are however certain the failure is.
+    Default: all, unless it is certain."""
+    no_retry_on: tuple[ExitCode, ...] = ()
+    """Exit codes that are not retried."""
     seed: Seed | None = None
     """Seed of the job's own randomness: initial weights, sample order. Default: what its script says."""
     labels: dict[str, str] = Field(default_factory=dict)
@@ -443,6 +465,8 @@ class Job(Record):
             raise broken_rule(text, "/launcher")
         if self.id in self.after:
             raise broken_rule("names the job itself, expected other jobs", "/after")
+        if both := {*self.retry_on} & {*self.no_retry_on}:
+            raise broken_rule(f"has {min(both)}, which is in retry_on, too", "/no_retry_on")
         if self.batch.regimes:
             self._refuse_wrong_company_of_regimes()
         gpus = self.gpus
@@ -498,10 +522,14 @@ class Job(Record):
         """1: it refuses to share its GPUs; 2: its epochs are of a data set of unknown size; 3: its replicas
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
-        batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it names
-        its launcher or its Python.
+        batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
+        only if another job does not finish, has limits, says when it is retried, or names its launcher or
+        its Python.
         """
-        if self.launcher is not None or self.python is not None:
+        says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
+        if says_when or self.launcher is not None or self.python is not None:
+            return 8
+        if "failed" in self.after.values():
             return 8
         if self.preemptible is not None or self.gpus.types is not None or self.gpus.memory is not None:
             return 7

@@ -205,13 +205,14 @@ class Schedule(Record):
 
     @property
     def minor(self) -> int:
-        """10 where jobs name what starts them, 9 where they may run on some GPUs only, 8 where they change
-        their batch, 7 where they have certain sizes only, 6 where they have weights or the cluster has what
-        only its newest version has, 5 where replicas have several GPUs or jobs are resized by a relaunch, 4
-        where jobs train on data of unknown size, 3 where they have more than GPUs or share them, 2 where work
-        is predicted, else its cluster's.
+        """10 as cluster 4 and job 8, 9 as job 7, 8 where jobs change their batch, 7 where they have certain
+        sizes only, 6 where they have weights or the cluster has what only its newest version has, 5 where
+        replicas have several GPUs or jobs are resized by a relaunch, 4 where jobs train on data of unknown
+        size, 3 where they have more than GPUs or share them, 2 where work is predicted, else its cluster's.
         """
         newest = max((job.minor for job in self.jobs), default=0)
+        if self.cluster.minor > 3:
+            return 10
         if self.cluster.minor > 2:
             return max(6, newest + 2)
         if newest > 1:

@@ -42,6 +42,7 @@ import time
 marks = {"began": time.time()}
 import json, os, sys
 import torch
+torch.manual_seed(0)
 from pliant.tools.run import elastic
 from pliant.tools.run.elastic.report import process_age_s
 data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))

@@ -37,6 +37,7 @@ import sys, time
 import torch
 from pliant.tools.run import elastic
 count = int(sys.argv[2])
+torch.manual_seed(0)
 data = torch.utils.data.TensorDataset(torch.randn(count, 4), torch.randn(count, 1))
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

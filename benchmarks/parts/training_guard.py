@@ -1,7 +1,7 @@
 """What it costs to compare the workers' replicas, as a part of the time of each script of the recipes.
 
-``python -m benchmarks.parts.training_guard SCRIPT`` is what each worker runs: it times the comparisons and
-the training, and rank 0 writes both.
+``python -m benchmarks.parts.training_guard SCRIPT TIMES`` is what each worker runs: it times the comparisons
+and the training, and rank 0 writes both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from pliant.tools.run.elastic.loop.loop import TrainingLoop
 
 LIMIT: Final = 0.01
 SCRIPTS: Final = ("stripes", "get_batch", "gan", "rnn")
-_OUT: Final = "PLIANT_GUARD_TIMES"
 
 
 def guard_cost(scripts: tuple[str, ...] = SCRIPTS) -> list[Figure]:
@@ -39,9 +38,9 @@ def _share(script: Path) -> float:
         times = Path(folder) / "times.json"
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         subprocess.run(
-            [*torchrun, "-m", "benchmarks.parts.training_guard", str(script)],
+            [*torchrun, "-m", "benchmarks.parts.training_guard", str(script), str(times)],
             cwd=ROOT,
-            env={**os.environ, _OUT: str(times), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=True,
             capture_output=True,
         )
@@ -61,8 +60,8 @@ def _timed(method: Callable[..., Any], spent: list[float]) -> Callable[..., Any]
     return timed
 
 
-def main(script: str) -> None:
-    """Run a script as one of the workers."""
+def main(script: str, times: str) -> None:
+    """Run a script as one of the workers, of which rank 0 writes the times."""
     spent, began = [0.0], list[float]()
     TrainingLoop._compare = _timed(TrainingLoop._compare, spent)  # type: ignore[method-assign]
     start = TrainingLoop._start
@@ -73,7 +72,7 @@ def main(script: str) -> None:
 
     def write() -> None:
         if os.environ.get("RANK") == "0" and began:
-            Path(os.environ[_OUT]).write_text(json.dumps([spent[0], time.perf_counter() - began[0]]))
+            Path(times).write_text(json.dumps([spent[0], time.perf_counter() - began[0]]))
 
     TrainingLoop._start = starts  # type: ignore[method-assign]
     atexit.register(write)
@@ -82,4 +81,4 @@ def main(script: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

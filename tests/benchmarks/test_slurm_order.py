@@ -1,7 +1,5 @@
 """The start order of the policy slurm beside that of a real Slurm: one plan with one right order."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.parts.slurm_order import Booked, Lived, PlannedJob, judged, live, lived_in, why_differs

@@ -53,3 +53,47 @@ def test_a_priority_that_the_policy_ignores_is_warned_of(here: Path, policy: str
     done = call("priority a 2 --state live")
     assert done.exit_code == 0
     assert ("does not look at priorities" in done.stderr) == (policy == "ares")
+
+
+def test_orders_take_arrays_patterns_users_and_states(here: Path) -> None:
+    """What each order is about, by what it leaves in the spool; the name of a job is before an array's."""
+    sweep = [
+        job(f"s-{i}", command=("train.py",), array={"name": "s", "index": i}, user="ann") for i in (0, 1)
+    ]
+    write_jobs([*sweep, job("s", command=("train.py",)), job("t", command=("train.py",))], "jobs.jsonl")
+    assert call(SUBMIT).exit_code == 0
+
+    def held(words: str) -> list[str]:
+        done = call(f"hold {words} --state live")
+        assert done.exit_code == 0, done.stderr
+        found = json.loads(call("status --state live -f json").stdout)["jobs"]
+        assert call("release * --state live").exit_code == 0
+        for path in (here / "live" / "spool").glob("*.order.json"):
+            path.unlink()
+        return [each["id"] for each in found if "to hold it" in each["why"]]
+
+    assert held("s") == ["s"]
+    assert (
+        held("s-*") == held("--user ann") == held("* --user ann,bob --state-is submitted") == ["s-0", "s-1"]
+    )
+    assert held("t s-[1-9]") == ["s-1", "t"]
+    assert held("t --user ann") == held("--state-is failed") == []
+    done = call("priority s-* 7 --state live")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(call("status --state live -f json").stdout)["jobs"]
+    assert [each["id"] for each in found if "priority 7" in each["why"]] == ["s-0", "s-1"]
+    for words, why in (
+        ("x*", "no job and no array like x*"),
+        ("", "name jobs or arrays"),
+        ("x", "has no job x"),
+    ):
+        done = call(f"cancel {words} --state live")
+        assert (done.exit_code, why in done.stderr) == (2, True), done.stderr
+
+
+def test_waiting_has_an_end(here: Path) -> None:
+    done = call(f"{SUBMIT} --dry-run --wait")
+    assert (done.exit_code, "leave one out" in done.stderr) == (2, True)
+    assert call(SUBMIT).exit_code == 0
+    done = call("wait a b --timeout 0 --state live")
+    assert (done.exit_code, "2 jobs of 2 had not ended after 0 s" in done.stderr) == (75, True)

@@ -1,7 +1,5 @@
 """``pliant replay --recipe``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """``pliant run`` before anything is started, ``pliant doctor`` and ``pliant cluster``."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -28,9 +26,7 @@ def test_a_live_loop_without_a_policy_names_what_is_missing(here: Path) -> None:
 
 
 @pytest.mark.parametrize("until_done", [False, True])
-def test_without_a_schedule_dev_null_is_not_an_empty_pipe(
-    here: Path, until_done: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_schedule_dev_null_is_not_an_empty_pipe(here: Path, until_done, monkeypatch) -> None:
     with open(os.devnull) as stdin:
         monkeypatch.setattr("sys.stdin", stdin)
         with pytest.raises(

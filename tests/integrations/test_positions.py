@@ -1,7 +1,5 @@
 """Where trainings of other libraries go on after a start, and which batch they report."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random
@@ -94,7 +92,6 @@ def test_a_loop_that_computes_its_place_in_the_epoch_is_put_right(
         ({"a": 8, "b": 8}, False, 8, 32, 256, 0),
         ({"a": 8, "b": 4}, False, 16, 32, 512, 1),  # of unlike ones the first counts, which comes twice
         ({"a": 8}, True, 32, 8, 256, 1),  # the accumulation has no effect
-        ({"a": 48}, False, 6, 48, 256, 1),  # it does not divide the job's batch
     ],
 )
 def test_lightning_reports_the_batch_that_is_trained(

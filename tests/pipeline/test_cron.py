@@ -1,7 +1,5 @@
 """The scheduler as cron or a timer runs it: every minute two processes that remember nothing."""
 
-from __future__ import annotations
-
 import configparser
 import fcntl
 import json

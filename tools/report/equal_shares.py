@@ -342,7 +342,8 @@ class _Door:
         if job.id in self._passed:
             return True
         for other, awaited in job.after.items():
-            if other not in self._ended or (awaited == "ok" and self._ended[other] != "finished"):
+            how = self._ended.get(other)
+            if how is None or (awaited != "any" and (how == "finished") != (awaited == "ok")):
                 return False
         if job.array is not None:
             name, limit = job.array.name, job.array.limit

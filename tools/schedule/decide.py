@@ -33,7 +33,7 @@ from pliant.schemas.schedule import (
 from pliant.tools.schedule.demand import JobCheck, check_demand
 from pliant.tools.schedule.explain import explanations, plain_explanations
 from pliant.tools.schedule.forecast import Demand
-from pliant.tools.schedule.from_log import CarriedOver, arrivals_until, session_from_events
+from pliant.tools.schedule.from_log import CarriedOver, arrivals_until, session_for_run, session_from_events
 from pliant.tools.schedule.jobs import JobState, gpus_of
 from pliant.tools.schedule.policy import Explanation, Policy, PolicyError, Reserved
 from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
@@ -109,7 +109,7 @@ def decide(
     if now_s is None:
         now_s = min((job.submit_time for job in jobs), default=0.0)
     policy = policy_for(question, profile)
-    session = Session(policy, cluster, throughput, seed=question.seed)
+    session = session_for_run(policy, cluster, throughput, question.seed)
     session.predict(*question.predicts())
     check_demand(fitting, policy, source, session.demand)
     with _naming(source):
@@ -211,7 +211,8 @@ def session_from_history(
     info, previous = history.info, history.previous
     if info is not None and profile is None:
         profile = _profile_of(info, previous, history.source)
-    cluster = cluster or (info.cluster if info is not None else None)
+    told = previous or info
+    cluster = cluster or (None if told is None else told.cluster)
     if cluster is None:
         raise BadInputError.one(history.source, "does not name a cluster in its first event")
     policy = policy_for(question, profile)

@@ -54,6 +54,14 @@ class CarriedOver:
 NOTHING: Final = CarriedOver()
 
 
+def session_for_run(policy: Policy, cluster: Cluster, throughput: Throughput, seed: int = 0) -> Session:
+    """A session without jobs, of a cluster that runs: what cannot save keeps its GPUs, unless the cluster
+    file says otherwise.
+    """
+    who = cluster.preemptible or "stated"
+    return Session(policy, cluster, throughput, seed=seed, preemptible=who)
+
+
 def session_from_events(
     events: Iterable[Event],
     policy: Policy,
@@ -71,7 +79,7 @@ def session_from_events(
     :param saved: what came before the events, on the same cluster and with the same throughput.
     :raises BadInputError: the events contradict each other or the cluster; messages call them ``source``.
     """
-    fold = SessionFold(Session(policy, cluster, throughput, seed=seed), source, saved)
+    fold = SessionFold(session_for_run(policy, cluster, throughput, seed), source, saved)
     for event in events:
         if now_s is None or event.time <= now_s:
             fold.add(event)
@@ -141,7 +149,7 @@ def session_from_schedule(schedule: Schedule, policy: Policy, throughput: Throug
 
     :raises BadInputError: the allocations do not fit the cluster.
     """
-    session = Session(policy, schedule.cluster, throughput, seed=schedule.policy.seed)
+    session = session_for_run(policy, schedule.cluster, throughput, schedule.policy.seed)
     out = {verdict.job: verdict.reason for verdict in schedule.rejected}
     for job in arrivals_until(schedule.jobs, schedule.time, out):
         (session.take_up if job.id in out else session.submit)(job, schedule.time)

@@ -1,7 +1,5 @@
 """Packed files are read as what is in them, and others of another kind are named in one line."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io as streams
@@ -104,9 +102,7 @@ def test_what_expands_too_far_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         (b"# a sweep\n[[traces]]\nname = 1\n", "it seems to be TOML"),
     ],
 )  # fmt: skip
-def test_a_file_of_another_kind_gets_one_line_with_its_command(
-    tmp_path: Path, data: bytes, problem: str
-) -> None:
+def test_a_file_of_another_kind_gets_one_line_with_its_command(tmp_path, data, problem) -> None:
     (tmp_path / "x").write_bytes(data)
     for read in (io.read_jobs, io.read_job_table, validate_file):
         with pytest.raises(BadInputError) as caught:

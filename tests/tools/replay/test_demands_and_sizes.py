@@ -1,7 +1,5 @@
 """What no policy does, whatever jobs demand of nodes and however their speed falls with more GPUs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -25,14 +23,11 @@ from tests.tools.replay.world import ends
 from tests.tools.replay.world import given as inputs_of
 
 
-def test_no_job_of_random_demands_is_left_behind_or_slowed() -> None:
-    """More such worlds are part of the benchmarks, and conformance/test_falling_speeds.py draws others."""
+def test_jobs_of_random_demands_and_one_whose_gpus_lie_apart() -> None:
+    # More such worlds are part of the benchmarks, and conformance/test_falling_speeds.py draws others.
     assert list(left_behind(mixed_demands(13))) == []
     assert list(slower_sizes(falling_speeds(1))) == []
-
-
-def test_a_job_whose_gpus_lie_apart_takes_those_of_one_node() -> None:
-    """Two nodes have one GPU free each. Across nodes the job takes twice as long as on one GPU."""
+    # Two nodes have one GPU free each. Across nodes the job takes twice as long as on one GPU.
     jobs = [
         job("a", gpus=3, model="linear", work={"samples": 300.0}),
         job("b", gpus=3, model="linear", work={"samples": 300.0}),

@@ -1,7 +1,5 @@
 """What is in a trace, worked out by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -42,7 +40,7 @@ def trace() -> list[Job]:
     ]
 
 
-def test_what_is_in_a_trace_by_day_and_hour() -> None:
+def test_a_trace_by_day_and_hour_and_a_cluster_for_its_load() -> None:
     found = describe(trace(), gpus=2)
     assert (found.jobs, found.users, found.span_s, found.gpu_hours) == (3, 2, 48 * HOUR_S, 96.0)
     assert (found.jobs_without_work, found.sizes) == (1, ((2, 1), (4, 2)))
@@ -59,9 +57,7 @@ def test_what_is_in_a_trace_by_day_and_hour() -> None:
     found = describe([*trace(), job("d", at=200 * HOUR_S, gpu_seconds=48 * HOUR_S)])
     assert found.bin_s == 24 * HOUR_S
     assert found.arriving_gpus == pytest.approx((1.0, 3.0, 0, 0, 0, 0, 0, 0, 2.0))
-
-
-def test_a_cluster_for_a_load_holds_the_largest_job() -> None:
+    # A cluster for a load holds the largest job.
     found = describe(trace())
     assert found.load is None
     assert cluster_for(found, 0.2) == 10
@@ -97,7 +93,7 @@ def stream(count: int, every_s: float, gpu_seconds: float = 200.0, gpus: int = 2
     return inputs(jobs, cluster(10))
 
 
-def test_work_beyond_the_capacity_is_overload():
+def test_loads_and_holdings_beyond_the_cluster() -> None:
     # 41 jobs of 200 GPU-seconds in 400 s, in which ten GPUs have 4000.
     assert offered_load(stream(41, 10.0)) == pytest.approx(41 * 200 / 4000)
     assert "and bring 2.05 times the work that 10 GPUs can do in that time" in overload(stream(41, 10.0))
@@ -110,18 +106,7 @@ def test_work_beyond_the_capacity_is_overload():
     for few in (stream(10, 1.0), stream(41, 0.0), stream(41, 2.0), stream(0, 1.0)):
         # Few jobs, or jobs that arrive faster than half of them end, wait for each other by design.
         assert offered_load(few) is None
-
-
-def recorded(name: str, submit_s: float, label: str, gpus: int = 1) -> Job:
-    return job(name, at=submit_s, gpus=gpus, gpu_seconds=60.0, labels={"runs": label})
-
-
-def replayed(*jobs: Job, gpus: int = 4) -> Replayed:
-    return replay(inputs(jobs, cluster(gpus)), Run("recorded"))
-
-
-def test_jobs_hold_what_was_recorded_when_it_was() -> None:
-    """b has two runs, of 2 GPUs for 10 s and of 4 for 10 s: a third of its work, and the rest."""
+    # b has two runs, of 2 GPUs for 10 s and of 4 for 10 s: a third of its work, and the rest.
     first, second = recorded("a", 5.0, "0-60"), recorded("b", 10.0, "5-15*2, 50-60", 4)
     found = [*replayed(first, second).log.events()][1:]
     assert [(each.time, each.event, each.job, each.gpus, each.samples_done) for each in found] == [
@@ -134,15 +119,20 @@ def test_jobs_hold_what_was_recorded_when_it_was() -> None:
         (65.0, "finish", "a", 0, 60.0),
         (70.0, "finish", "b", 0, 60.0),
     ]
-
-
-def test_more_gpus_than_the_cluster_has_are_told_and_kept() -> None:
-    """Three GPUs are held from 10 s to 20 s, a third of the 30 s."""
+    # Three GPUs are held from 10 s to 20 s, a third of the 30 s.
     done = replayed(recorded("a", 0.0, "0-20", 2), recorded("b", 0.0, "10-30"), gpus=2)
     assert done.summary.finished == 2
     held = "the trace holds up to 3 GPUs at a time, and 33.3% of the time more than the 2 of the cluster"
     assert done.summary.assumptions[-1] == held
     assert not any("cost" in text for text in done.summary.assumptions)
+
+
+def recorded(name: str, submit_s: float, label: str, gpus: int = 1) -> Job:
+    return job(name, at=submit_s, gpus=gpus, gpu_seconds=60.0, labels={"runs": label})
+
+
+def replayed(*jobs: Job, gpus: int = 4) -> Replayed:
+    return replay(inputs(jobs, cluster(gpus)), Run("recorded"))
 
 
 def test_without_a_cluster_it_is_as_large_as_what_was_held(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Many replays of one recipe: what they are named, what is made again, and arrays of Slurm."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

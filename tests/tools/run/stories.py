@@ -16,7 +16,7 @@ from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, ord
 from pliant.tools.run.statedir.state import State
 from pliant.tools.schedule.decide import schedule_of
 from pliant.tools.schedule.demand import submit_detail
-from pliant.tools.schedule.from_log import apply_events, correct
+from pliant.tools.schedule.from_log import apply_events, correct, session_for_run
 from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy
@@ -38,7 +38,7 @@ REPORTS = ("progress", "progress", "epoch", "checkpoint")
 
 
 def rebuilding(basis: Basis = BASIS) -> Rebuilding:
-    return Rebuilding(basis, lambda: Session(make_policy("fifo"), NODES, throughput_for(None, NODES)))
+    return Rebuilding(basis, lambda: session_for_run(make_policy("fifo"), NODES, throughput_for(None, NODES)))
 
 
 class Story:

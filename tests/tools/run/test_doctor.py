@@ -81,9 +81,7 @@ def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "obstacle", lambda: None)
 
 
-def test_root_learns_whether_other_accounts_could_run_jobs(
-    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_learns_whether_other_accounts_could_run_jobs(state: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     new, own = (Site("local", StateDir(path)) for path in (tmp_path / "new", state))
     assert [check.verdict for check in doctor.accounts(new)] == ["ok"]

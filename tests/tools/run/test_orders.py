@@ -240,13 +240,39 @@ def test_jobs_start_after_others_or_are_cancelled(site: Site) -> None:
     assert seen == [("waiting", "waits for job d to end")]
     ask(site, "f", text=EXIT)
     ask(site, "g", after={"f": "ok"})
+    ask(site, "h", text="", after={"a": "failed", "d": "failed"})
+    ask(site, "i", after={"h": "failed"})
     cancel(site.state, ["d"])
-    until(lambda: cron(site, retries=0) or all(site.log().jobs[name].ended for name in "efg"))
+    until(lambda: cron(site, retries=0) or all(site.log().jobs[name].ended for name in "efgi"))
     assert in_order(["fail a 0", "cancel b 0", "start d 1", "cancel d 0", "start e 1"], site.story())
     ended = {job_id: (job.phase, job.reason) for job_id, job in site.log().jobs.items()}
     for job_id, other, end in (("b", "a", "failed"), ("c", "b", "was cancelled"), ("g", "f", "failed")):
         assert ended[job_id] == ("cancelled", f"was to start after job {other}, which {end}")
+    assert ended["h"][0] == "finished"
+    assert ended["i"] == ("cancelled", "was to start if job h failed, which finished")
     assert state_of(site, "b") == ended["b"]
+
+
+def test_limits_end_jobs_with_a_checkpoint_and_whether_they_run_or_wait(site: Site) -> None:
+    """Time on GPUs counts over all attempts; a job that waits has none. From cron, too."""
+    options = begin(site, "fifo")
+    ask(site, "a", samples=1e6, limits={"run_seconds": 2.0})
+    ask(site, "b", samples=1e6, limits={"until": 1.0}, after={"a": "any"})
+    ask(site, "c", text="", limits={"run_seconds": 60.0}, after={"a": "failed", "b": "failed"})
+    run_and_follow(options, story(trains("a")))
+    time.sleep(0.5)
+    run_and_follow(go_on(site), story(phase("c", "finished")))
+    jobs = site.log().jobs
+    assert [state_of(site, each)[0] for each in "abc"] == ["timed out", "timed out", "finished"]
+    assert jobs["a"].reason == "it has run for 2 s, its limit"
+    assert jobs["a"].ran_s == pytest.approx(2.0, abs=1.0)
+    assert (jobs["b"].reason, jobs["b"].ran_s) == ("its time is over (limits.until)", 0.0)
+    assert float((site.state / "jobs" / "a" / "saved-0").read_text()) > 0
+    assert [event.event for event in site.events() if event.job == "a"].count("fail") == 1
+    ask(site, "d", samples=1e6, limits={"run_seconds": 1.0})
+    until(lambda: cron(site) or ("d" in site.log().jobs and site.log().jobs["d"].ended))
+    assert state_of(site, "d") == ("timed out", "it has run for 1 s, its limit")
+    assert left_running(site.folder) == []
 
 
 def test_arrays_and_jobs_on_hold_are_submitted(site: Site) -> None:

@@ -308,9 +308,7 @@ def test_a_signal_to_any_rank_is_a_request_to_stop(job: Path, notice: signal.Sig
     assert [second.step(1), first.step(1), second.step(2), first.step(2)] == [False, False, True, True]
 
 
-def test_the_batch_is_kept_or_the_job_ends_with_the_reason(
-    job: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_batch_is_kept_or_the_job_ends_with_the_reason(job: Path, capsys) -> None:
     kept = {size: rank(job, 0, size, PLIANT_BATCH="32").accumulate(4, own=1) for size in (1, 2, 4, 8)}
     assert kept == {1: 8, 2: 4, 4: 2, 8: 1}
     assert rank(job, 0, 2).accumulate(4, own=3) == 3, "a job that states no batch leaves it to the script"

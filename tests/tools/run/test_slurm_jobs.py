@@ -1,7 +1,5 @@
 """Runs whose attempts are jobs of a real Slurm."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

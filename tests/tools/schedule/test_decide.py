@@ -183,8 +183,11 @@ def test_the_log_alone_is_enough_and_new_jobs_may_not_fit() -> None:
     found = from_log(*submitted(job("a", gpus=8)), now=1, cluster=NODES)
     assert held(found) == {"a": ("start", 8)}
     # A preempted job is in the schedule and waits.
-    events = submitted(job("a", gpus=4, gpu_seconds=4000), job("b", at=1, gpus=4, gpu_seconds=4))
-    found = from_log(*events, Event(0, "start", "a", 4, (("n0", 4),)), now=2, policy="srtf")
+    long, short = job("a", gpus=4, gpu_seconds=4000), job("b", at=1, gpus=4, gpu_seconds=4)
+    events = [*submitted(long, short), Event(0, "start", "a", 4, (("n0", 4),))]
+    found = from_log(*events, now=2, policy="srtf")
+    assert held(found) == {"a": ("keep", 4)}, "it cannot save"
+    found = from_log(*events, now=2, policy="srtf", cluster=cluster(4).with_preemptible("all"))
     assert held(found) == {"a": ("preempt", 0), "b": ("start", 4)}
     assert [verdict.job for verdict in found.waiting] == ["a"]
     # A new job of the log that does not fit is rejected.

@@ -154,7 +154,7 @@ def test_a_team_is_named_by_job_its_user_its_groups_or_a_label() -> None:
     assert not shares(b={"groups": ("staff",)}).hangs_on_accounts(job("x", user="eve"), [])
 
 
-def test_guarantees_come_back_once_and_freed_gpus_are_kept() -> None:
+def test_guarantees_lent_and_freed_gpus_come_back() -> None:
     # x and y borrow two GPUs each with rigid jobs of six; z, whose own are four, gets them for good.
     held = world(cluster(12), THREE)
     comes(held, rigid("x", 6), rigid("y", 6), at=0.0)
@@ -173,6 +173,13 @@ def test_guarantees_come_back_once_and_freed_gpus_are_kept() -> None:
         if held.jobs["y"].gpus:
             break
     assert held.jobs["y"].gpus == 5
+    # Guaranteed are twelve; its two jobs run on the eight x alone, so four of y stay idle.
+    rules = shares(a={"guaranteed": {"*": 12}, "lends": False}, b={})
+    jobs = claim("a", wait(8, x=8), wait(8, x=8)), claim("b", *[wait(1, x=8, y=8)] * 2)
+    assert typed(rules, {"x": 8, "y": 8}, *jobs) == {"a": {"x": 8}, "b": {"y": 4}}
+    # Six each; a's four are no room for its second job of four beside the first.
+    jobs = claim("a", wait(4), held={"x": 4}), claim("b", wait(1, x=12))
+    assert typed(A_AND_B, {"x": 12}, *jobs) == {"a": {"x": 4}, "b": {"x": 8}}
 
 
 # The division as such: each case is a rule of docs/teams.md that another one could hide.
@@ -219,16 +226,6 @@ def own(rules: Shares, total: dict[str, int], *claims: Claim) -> dict[str, float
 
 
 A_AND_B = shares(a={}, b={})
-
-
-def test_a_team_keeps_what_it_holds_or_does_not_lend() -> None:
-    """Guaranteed are twelve; its two jobs run on the eight x alone, so four of y stay idle."""
-    rules = shares(a={"guaranteed": {"*": 12}, "lends": False}, b={})
-    jobs = claim("a", wait(8, x=8), wait(8, x=8)), claim("b", *[wait(1, x=8, y=8)] * 2)
-    assert typed(rules, {"x": 8, "y": 8}, *jobs) == {"a": {"x": 8}, "b": {"y": 4}}
-    # Six each; a's four are no room for its second job of four beside the first.
-    jobs = claim("a", wait(4), held={"x": 4}), claim("b", wait(1, x=12))
-    assert typed(A_AND_B, {"x": 12}, *jobs) == {"a": {"x": 4}, "b": {"x": 8}}
 
 
 def test_a_fraction_of_a_gpu_is_one_for_a_job_that_waits_beside_an_elastic_borrower() -> None:

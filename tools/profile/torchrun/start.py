@@ -54,8 +54,10 @@ _SYNTAX_ERROR: Final = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
 _RANK: Final = re.compile(r"\[rank\d+\]: ?")
 """What torch puts before each line of a worker's traceback."""
 _TRACEBACK: Final = re.compile(
-    r"(\[rank\d+\]: ?)?( *\+ Exception Group |Original )?Traceback \(most recent call last\)"
+    r"(\[rank\d+\]: ?)?( *\+ Exception Group |Original |╭─+ ?)?Traceback \(most recent call last\)"
 )
+"""Of Python, and of Rich, which draws a box around all but the exception."""
+_OF_BOX: Final = ("│", "╰")
 _MARGIN: Final = re.compile(r"^ *\| ?")
 """What Python puts before each line about a group of exceptions."""
 _PART: Final = re.compile(r"[ |]*\+[+-]*-+ \d+ -+$")
@@ -295,7 +297,7 @@ def _grouped(trace: Sequence[str]) -> list[str]:
     for line in plain[1:]:
         if _PART.match(line):
             is_next = True
-        elif is_next and line and not line[0].isspace() and not _TRACEBACK.match(line):
+        elif is_next and line and not (line[0].isspace() or line[0] in _OF_BOX or _TRACEBACK.match(line)):
             found.append(line)
             is_next = False
     return found or [""]

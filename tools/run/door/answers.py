@@ -408,7 +408,7 @@ class DoorAnswers:
             for job in ended:
                 left.remove(job.job.id)
                 reason = job.reason if view.owns(job.job.id) else ""
-                yield _json({"id": job.job.id, "phase": job.phase, "reason": one_line(reason)})
+                yield _json({"id": job.job.id, "phase": job.end, "reason": one_line(reason)})
             if not left:
                 return
             yield b""

@@ -5,11 +5,13 @@ A shared run of another account is asked the same questions as a state directory
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
+import re
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -34,7 +36,7 @@ from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch import output
 from pliant.tools.run.watch.job_page import Happened, error_lines, history
-from pliant.tools.run.watch.job_status import JobStatus, known_ids
+from pliant.tools.run.watch.job_status import EVERY_JOB, JobFilter, JobStatus, known_ids, statuses
 from pliant.tools.run.watch.stacks import job_stacks
 from pliant.tools.run.watch.status import Status, Watcher
 from pliant.tools.run.watch.top import Use, UseMeter, measured
@@ -42,6 +44,7 @@ from pliant.tools.run.watch.top import Use, UseMeter, measured
 ANSWER_S: Final = 60.0
 """An answer begins within this time, or the run hangs."""
 POLL_S: Final = 2.0
+PATTERN: Final = re.compile(r"[*?\[]")
 PATIENCE_S: Final = 10.0
 """A request that a limit of requests refuses is made again within this time."""
 
@@ -149,7 +152,7 @@ class _Client:
             jobs = found.log.jobs
             for job_id in [each for each in left if each in jobs and jobs[each].ended]:
                 left.remove(job_id)
-                yield _Ended(job_id, jobs[job_id].phase, jobs[job_id].reason)
+                yield _Ended(job_id, jobs[job_id].end, jobs[job_id].reason)
             if not left:
                 return
             yield None
@@ -396,6 +399,37 @@ def known_names(state: Path) -> tuple[set[str], dict[str, list[str]]]:
     return {*known_ids(found)}, own.by_array(jobs)
 
 
+def chosen(state: Path, names: Sequence[str], only: JobFilter = EVERY_JOB) -> list[str]:
+    """Ids of the jobs that names mean, and that the filter lets through.
+
+    A name is a job's, else that of an array, which means all its jobs, else a pattern of either; any other
+    one is left to who is asked about it. Without names all jobs are meant, ended ones if states are named.
+
+    :raises UsageError: nothing is named, or a pattern fits no job.
+    """
+    if not names and only == EVERY_JOB:
+        raise UsageError("name jobs or arrays, or choose jobs with --user or --state-is")
+    ids, arrays = known_names(state) if names else ((), {})
+    named = [job_id for name in names for job_id in _meant(state, name, ids, arrays)]
+    if only == EVERY_JOB:
+        return list(dict.fromkeys(named))
+    found = only.of(statuses(looking(state).look(), time.time()))
+    if names:
+        return [job.id for job in found if job.id in {*named}]
+    return [job.id for job in found if only.states or not job.log.ended]
+
+
+def _meant(state: Path, name: str, ids: Collection[str], arrays: Mapping[str, list[str]]) -> list[str]:
+    if name in ids or name in arrays:
+        return [name] if name in ids else arrays[name]
+    if not PATTERN.search(name):
+        return [name]
+    of_arrays = [job_id for array in fnmatch.filter(arrays, name) for job_id in arrays[array]]
+    if not (found := {*fnmatch.filter(ids, name), *of_arrays}):
+        raise UsageError(f"{state} has no job and no array like {name}")
+    return sorted(found)
+
+
 def is_served(state: Path) -> bool:
     """Whether a run executes at once what is asked for there; behind a door, one that has just answered."""
     return client_of(state) is not None or holder_of(StateDir(state).lock) is not None
@@ -435,4 +469,4 @@ def ends_of(state: Path, job_ids: Sequence[str]) -> Iterator[_Ended | None]:
         yield from client.ends_of(job_ids)
         return
     for job in output.ends_of(state, job_ids):
-        yield None if job is None else _Ended(job.job.id, job.phase, job.reason)
+        yield None if job is None else _Ended(job.job.id, job.end, job.reason)

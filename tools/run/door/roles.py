@@ -236,6 +236,7 @@ def _public_log(job: JobLog) -> JobLog:
         global_batch=job.global_batch,
         started_s=job.started_s,
         ended_s=job.ended_s,
+        timed_out=job.timed_out,
         change=job.change,
         held=job.held,
         retry_s=job.retry_s,

@@ -45,8 +45,8 @@ from pliant.tools.run.statedir.contract.plan import Plan
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 T = TypeVar("T")
 V = TypeVar("V", float, dict[str, float], list[float])
-_UNSEEDED: Final = 67280421310721
-"""Where PyTorch's generator begins in a script that does not seed it."""
+_UNSEEDED: Final = 1 << 32
+"""Scripts take smaller seeds; PyTorch's generator begins above where none is given."""
 
 
 def init(
@@ -545,7 +545,7 @@ ElasticJob.made_as = ElasticJob
 def _other_seed(seed: int, given: int | None) -> str:
     """A warning if the script has another seed than its job; empty if it has none, or the same."""
     own = torch.initial_seed() if given is None else given
-    if own == seed or (given is None and own == _UNSEEDED):
+    if own == seed or (given is None and own >= _UNSEEDED):
         return ""
     where = "torch.manual_seed" if given is None else "elastic.init"
     return f"the job's seed {seed} replaces {own}, which the script gives {where}: plain python uses that one"

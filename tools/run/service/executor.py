@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import Final
+from typing import Final, Literal
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.job import Job
@@ -65,6 +65,9 @@ NODES_S: Final = 2.0
 """Between two looks at the nodes."""
 AGAIN_S: Final = 1.0
 """Between two looks at an unclear job."""
+UNSEEN_S: Final = 300.0
+"""For files of a job that is being killed to be readable again."""
+_UNSEEN: Final = "whether it still runs cannot be found out"
 _log = logging.getLogger("pliant")
 
 
@@ -118,17 +121,18 @@ class Executor:
             for job_id, gang in self.gangs.items()
             if gang.serves(self.targets.get(job_id)) and not (gang.in_doubt or gang.starting)
         }
-        return {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
+        found = {*self._condemned.jobs, *(wanted ^ self.gangs.keys()), *(self.gangs.keys() - serving)}
+        return found - self._condemned.out_of_sight
 
     @property
     def running(self) -> set[str]:
         """Jobs of which something runs, with a gang or, where they are being killed, without."""
-        return {*self.gangs, *self._condemned.jobs}
+        return {*self.gangs, *self._condemned.jobs} - self._condemned.out_of_sight
 
     @property
     def alive(self) -> set[str]:
         """Jobs of which something runs, or may, as their files cannot be read."""
-        return {*self.running, *self._unclear.jobs}
+        return {*self.running, *self._unclear.jobs, *self._condemned.out_of_sight}
 
     def released(self, ended: Iterable[str]) -> list[str]:
         """The ended jobs of which nothing runs any more."""
@@ -349,11 +353,14 @@ class Executor:
         self._condemned.add(job_id, reason)
 
     def _finish_off(self) -> list[Report]:
-        ended = [*self._condemned.finish_off(self.gangs)]
-        for job_id, _, _ in ended:
-            self.gangs.pop(job_id, None)
+        reports: list[Report] = []
+        for job_id, attempt, reason in self._condemned.finish_off(self.gangs, self._clock()):
+            is_lost = job_id in self._condemned.out_of_sight
+            if not is_lost:
+                self.gangs.pop(job_id, None)
             self.targets.pop(job_id, None)
-        return [AttemptEnded(job_id, attempt, Ending("failed", reason)) for job_id, attempt, reason in ended]
+            reports.append(AttemptEnded(job_id, attempt, Ending("failed", reason, is_final=is_lost)))
+        return reports
 
     def _look(self, job_id: str, gang: Gang) -> Iterable[Report]:
         serves = gang.serves(self.targets.get(job_id))
@@ -515,6 +522,12 @@ class Condemned:
         self._backend = backend
         self._next_handle = next_handle
         self._reasons: dict[str, str] = {}
+        self._unseen_s: dict[str, float] = {}
+        """By job, since when it could be neither stopped nor looked at."""
+        self.out_of_sight = set[str]()
+        """Jobs of which that has been so for :data:`UNSEEN_S`: they have failed, and are not waited for.
+        What may run of them keeps its slots until it is known to be gone.
+        """
 
     @property
     def jobs(self) -> Set[str]:
@@ -523,23 +536,37 @@ class Condemned:
     def add(self, job_id: str, reason: str) -> None:
         self._reasons.setdefault(job_id, reason)
 
-    def finish_off(self, gangs: Mapping[str, Gang]) -> Iterator[tuple[str, int, str]]:
-        """Kill them; yields (job, attempt, reason) of each of which nothing is left."""
+    def finish_off(self, gangs: Mapping[str, Gang], now_s: float = 0.0) -> Iterator[tuple[str, int, str]]:
+        """Kill them; yields (job, attempt, reason) of each of which nothing is left, or which is out of
+        sight from now on.
+        """
         for job_id, reason in sorted(self._reasons.items()):
             handle = gangs[job_id].handle if job_id in gangs else self._newest(job_id)
-            if handle is None or not self._outlives_a_kill(handle):
+            left = None if handle is None else self._outlives_a_kill(handle)
+            since_s = self._unseen_s.setdefault(job_id, now_s)
+            if left != "unknown":
+                del self._unseen_s[job_id]
+            if left is None:
                 del self._reasons[job_id]
-                yield job_id, 0 if handle is None else handle.attempt, reason
+                self.out_of_sight.discard(job_id)
+            elif job_id in self.out_of_sight or left != "unknown" or now_s - since_s < UNSEEN_S:
+                continue
+            else:
+                self.out_of_sight.add(job_id)
+                _log.warning("job %s: %s: its slots stay in use", job_id, _UNSEEN)
+            why = f"{reason}; {_UNSEEN}" if job_id in self.out_of_sight else reason
+            yield job_id, 0 if handle is None else handle.attempt, why
 
-    def _outlives_a_kill(self, handle: Handle) -> bool:
-        """Whether processes are left, or may be; False if that can never be found out."""
+    def _outlives_a_kill(self, handle: Handle) -> Literal["runs", "unknown"] | None:
+        """Whether processes are left, or may be; None if not, or if that can never be found out."""
         try:
             self._backend.stop(handle, "kill")
-            return any(status.state == "running" for status in self._backend.poll([handle])[handle])
+            statuses = self._backend.poll([handle])[handle]
         except UnreadableError:  # started again beside what may run, it would train twice in one folder
-            return True
+            return "unknown"
         except Exception as error:  # noqa: BLE001 - it is ended for an error already
-            return may_pass(error)
+            return "unknown" if may_pass(error) else None
+        return "runs" if any(status.state == "running" for status in statuses) else None
 
     def _newest(self, job_id: str) -> Handle | None:
         """The newest attempt that has a folder, of a job that no gang is known of."""

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -45,7 +45,12 @@ from pliant.tools.run.statedir.requests import Spool
 from pliant.tools.run.statedir.state import Clock, State, origin
 from pliant.tools.schedule.decide import Question, policy_for
 from pliant.tools.schedule.demand import check_demand
-from pliant.tools.schedule.from_log import CarriedOver, session_from_events, session_from_schedule
+from pliant.tools.schedule.from_log import (
+    CarriedOver,
+    session_for_run,
+    session_from_events,
+    session_from_schedule,
+)
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.rates import throughput_for
 from pliant.tools.schedule.registry import make_policy, name_of, policy_class
@@ -99,7 +104,7 @@ class PreparedRun:
         log = view.refresh()
         there, accepted = log.info is not None, _acknowledged(log, dirs)
         if there and resume:
-            _check_inputs(options, dirs, log)
+            options = _check_inputs(options, dirs, log)
             found, name = _own_schedule(options, dirs), str(dirs.schedule)
             accepted = {job.id for job in found.jobs}
         elif options.question is not None and options.schedule is None:
@@ -109,7 +114,8 @@ class PreparedRun:
             found = read_schedule(name)
             _check_policy(found, source_name(name))
         _refuse_oracle(found.policy.name)
-        schedule = runnable(found, source_name(name), Path.cwd(), accepted)
+        found = found.model_copy(update={"cluster": found.cluster.with_preemptible(options.preemptible)})
+        schedule = runnable(found, source_name(name), _home(found), accepted)
         if not options.shared:  # its submitters' commands have looked at their own scripts
             jobs = tuple(settled(job)[0] for job in schedule.jobs)
             schedule = schedule.model_copy(update={"jobs": jobs})
@@ -157,7 +163,7 @@ class PreparedRun:
         if self.resumed:  # another run may have written it while this one waited for the lock
             found = _own_schedule(self.options, self.dirs)
             known = {job.id for job in found.jobs}
-            self.schedule = runnable(found, str(self.dirs.schedule), Path.cwd(), known)
+            self.schedule = runnable(found, str(self.dirs.schedule), _home(found), known)
         found = self.schedule
         policy = make_policy(found.policy.name, found.policy.parameters)
         throughput = throughput_for(_profile(found), found.cluster)
@@ -185,7 +191,7 @@ class PreparedRun:
         if not self.resumed:
             self._begin(state, None)
         policy = make_policy(found.policy.name, found.policy.parameters)
-        session = Session(policy, found.cluster, throughput_for(_profile(found), found.cluster))
+        session = session_for_run(policy, found.cluster, throughput_for(_profile(found), found.cluster))
         loop = self._loop(state, session, state.log.jobs.keys(), asks=False)
         loop.reconcile()
         return loop
@@ -197,7 +203,7 @@ class PreparedRun:
         found = self.schedule
         origin_s = origin(found.time, self.clock(), state.log.origin_s)
         basis = Basis.of(found.cluster, _profile(found), origin_s)
-        new = partial(Session, session.policy, found.cluster, session.speeds.throughput)
+        new = partial(session_for_run, session.policy, found.cluster, session.speeds.throughput)
         state.rebuilding = Rebuilding(basis, new)
         if not self.executor.backend.shares_slots:
             session.give_gpus_to_one_job()
@@ -254,6 +260,12 @@ class PreparedRun:
                 raise BadInputError.one(str(self.dirs.spool), text)
 
 
+def _home(schedule: Schedule) -> Path:
+    """Where jobs start that name no folder from / on; asked for only then, as it may have been removed."""
+    absolute = all(os.path.isabs(job.workdir or "") for job in schedule.jobs)
+    return Path("/") if absolute else Path.cwd()
+
+
 def _what_stays(job: Job) -> Job:
     """A job without its time and priority, which may change before it is taken up."""
     return job.model_copy(update={"submit_time": 0.0, "priority": 0.0})
@@ -265,19 +277,24 @@ def _acknowledged(log: RunLog, dirs: StateDir) -> set[str]:
     return asked | log.jobs.keys()
 
 
-def _check_inputs(options: RunOptions, dirs: StateDir, log: RunLog) -> None:
+def _check_inputs(options: RunOptions, dirs: StateDir, log: RunLog) -> RunOptions:
     """The command that began a run may be given again, with the inputs that it had.
+
+    Returns the options; whose GPUs policies may take, a cluster file that is named says again.
 
     :raises UsageError: a file that is named differs from what the run began with.
     """
-    kept_cluster(dirs.cluster, options.cluster)
+    named = kept_cluster(dirs.cluster, options.cluster)
     kept_profile(dirs.profile, options.profile)
+    if options.cluster is not None and named is not None and options.preemptible is None:
+        options = replace(options, preemptible=named.preemptible or "stated")
     if options.schedule is None:
-        return
+        return options
     found = read_schedule(options.schedule)
     if log.info is not None and trace_hash(found.jobs) != log.info.trace_hash:
         text = "holds a run that began with other jobs: name no schedule to go on with it, or another folder"
         raise UsageError(f"{options.state} {text}")
+    return options
 
 
 def _check_policy(found: Schedule, source: str) -> None:
@@ -308,6 +325,7 @@ def _refuse_oracle(name: str) -> None:
 def _own_schedule(options: RunOptions, dirs: StateDir) -> Schedule:
     """The schedule that a run goes on with, under the policy that is asked for."""
     found, question = read_schedule(dirs.schedule), options.question
+    found = found.model_copy(update={"cluster": found.cluster.with_preemptible(options.preemptible)})
     if question is None:
         return found
     policy = policy_for(question, _profile(found))

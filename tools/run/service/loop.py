@@ -21,6 +21,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Final
 
+from pliant.schemas.cluster import Preemptible
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import event_lines
 from pliant.schemas.job import Job
@@ -53,6 +54,7 @@ from pliant.tools.run.statedir.log.events import (
     node_event,
     reject_event,
     release_event,
+    timeout_event,
 )
 from pliant.tools.run.statedir.log.fold import hopeless_jobs
 from pliant.tools.run.statedir.log.snapshot import spec_on_clock
@@ -84,6 +86,8 @@ class RunOptions:
     """File of the profile, likewise; None for speeds in proportion to the GPUs."""
     backend: str | None = None
     """None for what the cluster says."""
+    preemptible: Preemptible | None = None
+    """Whose GPUs policies may take; None for what the cluster says."""
     wait_s: float = 0.0
     """How long to wait for a state directory that another process writes to."""
     restored: bool = False
@@ -114,6 +118,8 @@ def free_state_name(folder: Path) -> Path:
     return next(folder / name for name in names if not (folder / name).exists())
 
 
+LIMITS_LOOK_S: Final = 0.5
+"""Between two looks at the limits of jobs."""
 SHRUNK_S: Final = 3600.0
 """How long an idle job keeps its smallest size."""
 
@@ -161,6 +167,8 @@ class Loop:
         spec_of = partial(spec_on_clock, state.log, origin_s=origin_s)
         session.ended = self._ended = states_kept_small(session.ended, spec_of)
         self._retries = retries
+        self._limits_s = 0.0
+        """When limits are looked at again."""
         self._follow = follow
         self._arrivals = Arrivals(state, session, clock, origin_s, ahead)
         self._decisions = Decisions(session, schedule.time, forgiving=follow) if asks else None
@@ -223,6 +231,7 @@ class Loop:
         self.executor.adopt(log)
         self._see_nodes()
         self._record(self.executor.look(), 0.0)
+        self._end_overdue_jobs()
         self._cancel_hopeless()
         now = self._looked_s = self.clock()
         here = self._arrivals.arrive({allocation.job for allocation in found.allocations})
@@ -242,6 +251,7 @@ class Loop:
         since_s, self._looked_s = self._looked_s, self.clock()
         happened |= self._see_nodes()
         happened |= self._heed_notices()
+        happened |= self._end_overdue_jobs()
         happened |= self._look_for_idle_jobs()
         happened |= self._look_for_stragglers()
         happened |= self._record(self.executor.tick(), since_s)
@@ -328,6 +338,20 @@ class Loop:
         """Take jobs off nodes that they should have left by now; returns whether any was there."""
         late = self.executor.heed(self.state.log.drained, self.clock())
         return bool(late) and self._record(self.executor.leave(late), 0.0)
+
+    def _end_overdue_jobs(self) -> bool:
+        """End the jobs that have reached a limit of their own; returns whether any was there."""
+        now, log = self.clock(), self.state.log
+        if now < self._limits_s:
+            return False
+        self._limits_s = now + LIMITS_LOOK_S
+        found = {job_id: reason for job_id, job in log.active.items() if (reason := job.over_limit(now))}
+        self.state.record(timeout_event(job_id, now, reason) for job_id, reason in found.items())
+        for job_id in found:
+            if job_id in self.session.jobs:
+                self.session.end(job_id, self._now(), "failed")
+            self._stop(job_id)
+        return bool(found)
 
     def _look_for_idle_jobs(self) -> bool:
         """Warn of jobs that hardly use their slots, shrink or end them; returns whether any was changed."""

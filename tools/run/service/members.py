@@ -402,8 +402,8 @@ class Ending:
     """Of the unit that failed first, negative for a signal; None if it is not known."""
     by_itself: bool = False
     """The script failed, and nobody else ended it: where it was, it would fail again."""
-    misused: bool = False
-    """Its command line is wrong, or names no script."""
+    is_final: bool = False
+    """No retry helps, as where its command line is wrong or names no script."""
 
 
 def judge(
@@ -478,8 +478,8 @@ def _cause(verdict: Ending, outcomes: Mapping[int, WorkerOutcome], units: Sequen
     is_own = code is not None and (code > 0 or -code in _OWN_SIGNALS)
     if crashed:
         is_own = not all(message.startswith(LOST_PEER) for message in crashed)
-    misused = code in _CODES_OF_MISUSE and is_usage_error(verdict.message)
-    return replace(verdict, exit_code=code, by_itself=is_own, misused=misused)
+    is_final = code in _CODES_OF_MISUSE and is_usage_error(verdict.message)
+    return replace(verdict, exit_code=code, by_itself=is_own, is_final=is_final)
 
 
 def _on_own_group(message: str, trace: Callable[[], Sequence[str]]) -> str:

@@ -190,7 +190,7 @@ def _fault(report: AttemptEnded, job: JobLog, newest: Progress | None) -> Fault:
     verdict, within = report.verdict, None
     if newest is not None and newest.attempt == report.attempt:
         within = REPORT_S * newest.samples_per_second if newest.samples_per_second else math.inf
-    return Fault(verdict.exit_code, verdict.by_itself, verdict.misused, job.samples_done, within)
+    return Fault(verdict.exit_code, verdict.by_itself, verdict.is_final, job.samples_done, within)
 
 
 def change_event(step: ChangeStep, time_s: float, reason: str = "") -> Event:

@@ -159,8 +159,8 @@ class Fault:
     """Negative for a signal; None if it is not known."""
     by_itself: bool = False
     """Nobody else ended it, so it would fail again where it was."""
-    misused: bool = False
-    """Its command line is wrong, so no retry helps."""
+    is_final: bool = False
+    """No retry helps, as where its command line is wrong."""
     at_samples: float = 0.0
     """Samples trained, as it last reported."""
     within: float | None = None

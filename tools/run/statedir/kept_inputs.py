@@ -39,9 +39,9 @@ class Difference(NamedTuple):
 def kept_cluster(kept: Path, named: str | None, *, begun: bool = True) -> Cluster | None:
     """The cluster that a run keeps if it has begun, else the one that is named.
 
-    :raises UsageError: the two differ.
+    :raises UsageError: the two differ, in more than whose GPUs policies may take: there the named one counts.
     """
-    return _kept(kept, named, read_cluster, _cluster_differences, begun=begun)
+    return _kept(kept, named, read_cluster, _cluster_differences, _with_rule_of, begun=begun)
 
 
 def kept_profile(kept: Path, named: str | None, *, begun: bool = True) -> tuple[ProfileRow, ...] | None:
@@ -49,11 +49,16 @@ def kept_profile(kept: Path, named: str | None, *, begun: bool = True) -> tuple[
     return _kept(kept, named, lambda path: read_profile(path).rows, _row_differences, begun=begun)
 
 
+def _with_rule_of(own: Cluster, asked: Cluster) -> Cluster:
+    return own.model_copy(update={"preemptible": asked.preemptible})
+
+
 def _kept(
     kept: Path,
     named: str | None,
     read: Callable[[str | Path], T],
     differences: Callable[[T, T], Iterator[Difference]],
+    taken: Callable[[T, T], T] = lambda own, _: own,
     *,
     begun: bool,
 ) -> T | None:
@@ -65,7 +70,7 @@ def _kept(
         raise UsageError(f"{named} is not used, for there is no {kept}: {_ADVICE}")
     if own != asked and (found := list(differences(own, asked))):
         raise UsageError("\n".join([f"{named} differs from {kept}: {_ADVICE}", *_lines(named, found)]))
-    return own
+    return taken(own, asked)
 
 
 _ADVICE: Final = "the run there goes on with what it began with; name the same file, or leave it out"
@@ -91,7 +96,7 @@ def _cluster_differences(own: Cluster, asked: Cluster) -> Iterator[Difference]:
 
 def _plain(cluster: Cluster, *, expanded: bool = False) -> Any:
     found = cluster.model_copy(update={"nodes": cluster.expanded()}) if expanded else cluster
-    return found.model_dump(mode="json", by_alias=True)
+    return found.model_dump(mode="json", by_alias=True, exclude={"preemptible"})
 
 
 def _differences(own: Any, asked: Any, path: Place) -> Iterator[Difference]:

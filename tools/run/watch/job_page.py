@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -67,9 +68,10 @@ SOURCES: Final[Mapping[Source, str]] = {
     "stated": "by the GPU time that jobs state",
 }
 _LABEL: Final = 10
-SCHEMA: Final = "pliant.status/1.4"
+SCHEMA: Final = "pliant.status/1.5"
 """1.1 adds what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log
-is ahead of the clock; 1.3 the state ``ending``; 1.4 the ``exit_code``."""
+is ahead of the clock; 1.3 the state ``ending``; 1.4 the ``exit_code``;
+1.5 the ``signal``, and the state ``timed out``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,8 +400,19 @@ def job_fields(job: JobStatus) -> dict[str, Any]:
         "failures": log.failures,
         "retries": log.retries,
         "exit_code": log.exit_code,
+        "signal": signal_name(log.exit_code),
         "policy_says": job.policy_says,
     }
+
+
+def signal_name(code: int | None) -> str | None:
+    """What ended a process, like SIGKILL. Returns None if no signal did."""
+    if code is None or code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 def _span(span: Reserved) -> dict[str, Any]:

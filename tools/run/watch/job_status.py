@@ -27,7 +27,7 @@ CHANGING: Final = {
 }
 STATES: Final = (
     *("submitted", "waiting", "preempted", "held", "retrying", *CHANGING.values(), "running", "ending"),
-    *("cancelling", "finished", "failed", "cancelled", "rejected"),
+    *("cancelling", "finished", "failed", "timed out", "cancelled", "rejected"),
 )
 NODES_NAMED: Final = 3
 """Drained and down nodes that the reason of a waiting job names; of more it gives the number."""
@@ -168,7 +168,7 @@ def _state_now(job: JobLog, status: Status) -> str:
 
 def _state(job: JobLog) -> str:
     if job.ended:
-        return job.phase
+        return job.end
     if job.held and not job.gpus:
         return "held"
     if job.phase == "preempted" and job.retry_s is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Preemptible
 from pliant.schemas.errors import BadInputError, PliantError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader
@@ -50,7 +50,7 @@ from pliant.tools.schedule.decide import (
     session_from_history,
     turn_away_unfit,
 )
-from pliant.tools.schedule.from_log import SessionFold
+from pliant.tools.schedule.from_log import SessionFold, session_for_run
 from pliant.tools.schedule.policy import Reserved
 from pliant.tools.schedule.predict_start import StartPrediction, copy_of, predictions
 from pliant.tools.schedule.registry import make_policy
@@ -437,6 +437,7 @@ def decide_between_runs(
     cluster: str | None = None,
     profile: str | None = None,
     usual_cluster: str | None = None,
+    preemptible: Preemptible | None = None,
 ) -> Schedule:
     """The next decision of a state directory that no run holds.
 
@@ -444,6 +445,7 @@ def decide_between_runs(
     :param wait_s: how long to wait for a run that holds it.
     :param cluster: file to begin a run with, like ``profile``.
     :param usual_cluster: file for that where none is named; a run that has begun may have another one.
+    :param preemptible: whose GPUs the policy may take; None for what the cluster says.
     :raises LockedError: a run still holds it.
     :raises UsageError: ``cluster`` or ``profile`` differs from what the run began with.
     """
@@ -462,12 +464,15 @@ def decide_between_runs(
     asked = requested(found.requests, log, at_s)
     newest = reported(at, log, at_s) if now_s is None else []
 
-    rows = kept_profile(at.profile, profile, begun=begun)
+    rows, kept = (
+        kept_profile(at.profile, profile, begun=begun),
+        kept_cluster(at.cluster, cluster, begun=begun),
+    )
     return decide_from_history(
         history(found.view, at_s, [*newest, *asked], found.schedule, str(at.events)),
         question,
         now_s=at_s,
-        cluster=kept_cluster(at.cluster, cluster, begun=begun),
+        cluster=None if kept is None else kept.with_preemptible(preemptible),
         profile=None if rows is None else Profile(rows),
         new=[event.job for event in asked if event.event == "submit" and event.job],
     )
@@ -579,7 +584,7 @@ class LiveState:
         """
         times = self._moments(moments)
         policy = make_policy(self.policy.policy, self.policy.parameters)
-        new = Session(policy, session.cluster, session.speeds.throughput, seed=session.seed)
+        new = session_for_run(policy, session.cluster, session.speeds.throughput, session.seed)
         fold, log = SessionFold(new, str(self._dirs.events)), RunLog()
         for event in self.events():
             while times and event.time > times[0]:

@@ -147,10 +147,10 @@ class Slurm(Policy):
     its whole time limit; a job starts now if it ends before what is booked. So no job delays one before
     it. Times count in steps of ``bf_resolution_s``.
 
-    The time limit is the job's label ``time_limit`` (seconds, or 30m, 2h). Without it, it is the
-    predicted run time times 1 + ``overestimate`` · u, u uniform in [0, 1), drawn for each job from its
-    id and ``overestimate_seed`` (the f-model of Mu'alem and Feitelson, IEEE TPDS 2001). Jobs of unknown
-    work get ``default_time_s``.
+    The time limit is ``limits.run_seconds``, or the job's label ``time_limit`` (seconds, or 30m, 2h).
+    Without, it is the predicted run time times 1 + ``overestimate`` · u, u uniform in [0, 1), drawn for each
+    job from its id and ``overestimate_seed`` (the f-model of Mu'alem and Feitelson, IEEE TPDS 2001). Jobs of
+    unknown work get ``default_time_s``.
 
     ``preempts`` lists which QOS may preempt which, as high>low with commas (PreemptType=preempt/qos,
     PreemptMode=REQUEUE; empty: none). A job that can preempt comes first, and takes the GPUs of running
@@ -257,7 +257,7 @@ class Slurm(Policy):
             raise ValueError("parameter bf_max_job_test: expected 1 or more")
 
     def counts_on_work(self, jobs: Iterable[Job]) -> bool:
-        return any(_LIMIT not in job.labels for job in jobs)
+        return any(_LIMIT not in job.labels and _limit_s(job) is None for job in jobs)
 
     def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
         """O(changes · log jobs) where no pass is due; a pass costs O(tested jobs · those booked)."""
@@ -638,11 +638,17 @@ def _fewest(victims: Sequence[_Record], gpus: int) -> list[_Record]:
 
 
 def _stated_limit_s(job: JobState) -> float | None:
-    """The time limit of a job's label; None if it has none that can be read."""
+    """The time limit of a job, else of its label; None if it has none that can be read."""
+    if (limit_s := _limit_s(job.spec)) is not None:
+        return limit_s
     try:
         return read_duration(job.spec.labels.get(_LIMIT, "")) or None
     except ValueError:
         return None
+
+
+def _limit_s(job: Job) -> float | None:
+    return None if job.limits is None else job.limits.run_seconds
 
 
 def _why_no_limit(job: JobState) -> str | None:

@@ -29,15 +29,18 @@ class Wait(NamedTuple):
 
 def wait_of(job: Job, outcome: Outcome) -> Wait | None:
     """What a job waits for. Returns None if the jobs after which it starts have ended as they had to."""
-    left: dict[str, list[str]] = {"ok": [], "any": []}
+    left: dict[str, list[str]] = {"ok": [], "any": [], "failed": []}
     for other, awaited in job.after.items():
         ended = outcome(other)
         if ended is None:
             left[awaited].append(other)
         elif awaited == "ok" and ended != "finished":
             return Wait(f"was to start after job {other}, which {_FELL[ended]}", is_hopeless=True)
+        elif awaited == "failed" and ended == "finished":
+            return Wait(f"was to start if job {other} failed, which finished", is_hopeless=True)
     parts = [f"for {_named(left['ok'])} to finish"] if left["ok"] else []
     parts += [f"for {_named(left['any'])} to end"] if left["any"] else []
+    parts += [f"for {_named(left['failed'])} to fail"] if left["failed"] else []
     return Wait(f"waits {' and '.join(parts)}") if parts else None
 
 

@@ -10,9 +10,9 @@ import math
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from pliant.schemas.cluster import Cluster
+from pliant.schemas.cluster import Cluster, Preemptible
 from pliant.tools.profile.throughput import Throughput
 from pliant.tools.schedule.forecast import Demand, WorkForecast
 from pliant.tools.schedule.jobs import JobState, Phase
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
     from pliant.tools.schedule.snapshot import Oracle
 
 
-Preemptible = Literal["all", "stated"]
-"""Whose GPUs policies may take or change: of all jobs, or of those that state or show that they can save."""
 MOST_ROUNDS: Final = 10
 """What the policy of one team leaves is offered to others so often at one decision."""
 _FREES_FIRST: Final = {"reject": 0, "preempt": 1, "shrink": 2, "rebatch": 3, "move": 4}

@@ -18,14 +18,14 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final
 
 from pliant.schemas.checks import Capacities
-from pliant.schemas.cluster import Cluster, Shares, UserLimit
+from pliant.schemas.cluster import Cluster, Preemptible, Shares, UserLimit
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Gpus, Job, Utility
 from pliant.schemas.schedule import PolicyState
 from pliant.tools.schedule.jobs import NodeGpus
 from pliant.tools.schedule.predict_start import happen, in_order_of_arrival
 from pliant.tools.schedule.session.holdings import Holding
-from pliant.tools.schedule.session.session import Preemptible, Session
+from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.testing.harness import (
     CLUSTERS,
     CheckedSession,

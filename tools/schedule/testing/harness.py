@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pliant.schemas.checks import constraint_of
-from pliant.schemas.cluster import ANY_TYPE, Cluster
+from pliant.schemas.cluster import ANY_TYPE, Cluster, Preemptible
 from pliant.schemas.errors import PliantError
 from pliant.schemas.job import Gpus, Job
 from pliant.tools.profile.throughput import CurveThroughput
@@ -17,7 +17,7 @@ from pliant.tools.schedule.jobs import JobState
 from pliant.tools.schedule.policy import Policy, PolicyError
 from pliant.tools.schedule.predict_start import Coming, advance, in_order_of_arrival
 from pliant.tools.schedule.registry import parameter_defaults, parameter_types, union_members
-from pliant.tools.schedule.session.session import Preemptible, Session
+from pliant.tools.schedule.session.session import Session
 
 if TYPE_CHECKING:
     import numpy as np

@@ -85,7 +85,7 @@ def test_below_a_batch_that_fitted_only_once_the_search_goes_on() -> None:
     assert (max(fits), min(misfits)) == (18, 20)
 
 
-def test_where_nothing_fits_no_gang_is_started() -> None:
+def test_where_nothing_fits_no_gang_starts_and_reduces_are_once() -> None:
     machine = Machine()
 
     def nothing_fits(
@@ -102,9 +102,7 @@ def test_where_nothing_fits_no_gang_is_started() -> None:
     assert not any(row.feasible for row in profile.rows)
     assert {workers for _, workers, _ in machine.launches} == {1}
     assert notes == ['model "net": no batch fits one worker; no gang was measured']
-
-
-def test_all_reduces_are_measured_on_a_grid_once() -> None:
+    # All reduces are measured on a grid once.
     nodes, asked = cluster(4, slots="cpu", gpu_type="cpu"), MeasuringOptions(allreduce=True)
     sums = [row for row in profiled(Machine(), nodes, options=asked).rows if not row.model]
     grid = [100_000, 1_000_000, 5_000_000, 10_000_000]
@@ -128,26 +126,14 @@ def crashes(script: Script, workers: int, request: MeasurementRequest, advance: 
     return Machine()(script, workers, request, advance)
 
 
-def test_a_script_that_fails_costs_its_own_model_only() -> None:
+def test_failing_scripts_cost_one_model_and_disturbed_ones_wait() -> None:
     jobs = [job(name, model=name, command=("train.py",)) for name in ("bad", "good")]
     made = measure(jobs, CPUS, MeasuringOptions(), clock=lambda: 1e9, start=crashes)
     assert {row.model for row in made.profile.rows} == {"good"}
     assert made.failures == ("bad: KeyError: 7",)
     with pytest.raises(JobsFailedError, match="bad: KeyError: 7"):
         measure(jobs[:1], CPUS, MeasuringOptions(), clock=lambda: 1e9, start=crashes)
-
-
-def slowed(machine: Machine, visits: int) -> None:
-    """The first visits of the gang are disturbed, each by more than the next."""
-    left = [1.5**number for number in range(visits, 0, -1)]
-
-    def disturbed(workers: int, _local: int) -> tuple[float, float | None]:
-        return (left.pop(0) if workers > 1 and left else 1.0), None
-
-    machine.disturbed = disturbed
-
-
-def test_a_launch_whose_times_disagree_is_repeated_in_quiet() -> None:
+    # A launch whose times disagree is repeated in quiet.
     machine, waited, notes = Machine(), list[int](), list[str]()
     slowed(machine, visits=6)
 
@@ -163,6 +149,16 @@ def test_a_launch_whose_times_disagree_is_repeated_in_quiet() -> None:
     assert row.step_seconds == pytest.approx(0.045)
     assert row.spread == pytest.approx(0.0)
     assert any("disturbed: measuring again" in text for text in notes)
+
+
+def slowed(machine: Machine, visits: int) -> None:
+    """The first visits of the gang are disturbed, each by more than the next."""
+    left = [1.5**number for number in range(visits, 0, -1)]
+
+    def disturbed(workers: int, _local: int) -> tuple[float, float | None]:
+        return (left.pop(0) if workers > 1 and left else 1.0), None
+
+    machine.disturbed = disturbed
 
 
 @pytest.mark.parametrize(("patience_s", "is_quiet"), [(0.0, True), (60.0, False)])

@@ -60,6 +60,7 @@ SYNTAX = '  File "/home/ada/train.py", line 7\n    def f(:\n          ^\nSyntaxE
         (["[rank1]: ValueError: bad shard\n[W] not destroyed\n"], "", "[rank1]: ValueError: bad shard"),
         ([f"{HANDLED}{NAMED}{IGNORED}"], "", "BackendFailed: no trace"),
         ([IN_A_GROUP], "", OF_THE_GROUP),
+        (["╭── Traceback (most recent call last) ──╮\n│ x.py:3 │\n╰────╯\nBad: no\nmore\n"], "", "Bad: no"),
         (
             ["12:30:01 step 3\n12:30:02 step 4\ndiverged\nlast save: step 4\n"],
             "",

@@ -1,7 +1,5 @@
 """What other accounts can run, by the modes of all folders and links on the way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -23,7 +23,7 @@ from pliant.schemas.io import read_events, read_schedule, write_cluster
 from pliant.tools.run.backends.protocol import Handle, NodeInfo, UnitStatus
 from pliant.tools.run.service import launching as runnable
 from pliant.tools.run.service import loop as turns
-from pliant.tools.run.service.executor import STARTING_S, Condemned
+from pliant.tools.run.service.executor import STARTING_S, UNSEEN_S, Condemned
 from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.reports import AttemptEnded, Said, in_turns
@@ -621,5 +621,13 @@ def test_an_attempt_has_ended_once_nothing_of_it_runs(tmp_path: Path) -> None:
     backend.dies = True
     assert list(ending.finish_off(gangs)) == [("a", 1, "its folder cannot be written")]
     assert "a" not in ending.jobs
+    ending.add("a", "its files are gone")
+    backend.readable, backend.runs, unseen = False, True, "its files are gone; whether it still runs"
+    found = [[*ending.finish_off(gangs, now_s)] for now_s in (0.0, UNSEEN_S - 1.0, UNSEEN_S, UNSEEN_S + 1.0)]
+    assert [len(each) for each in found] == [0, 0, 1, 0], "nobody waits for it any longer"
+    assert (found[2][0][2][: len(unseen)], ending.out_of_sight) == (unseen, {"a"})
+    backend.readable = True
+    assert list(ending.finish_off(gangs, 900.0)) == [("a", 1, "its files are gone")]
+    assert (ending.out_of_sight, [*ending.jobs]) == (set(), [])
     ending.add("a", "it cannot be taken up")
     assert list(ending.finish_off({})) == [("a", 2, "it cannot be taken up")], "the last of those begun"

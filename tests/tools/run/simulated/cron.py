@@ -1,7 +1,5 @@
 """Turns of ``pliant schedule --state DIR | pliant run``, as cron makes them, on simulated nodes."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

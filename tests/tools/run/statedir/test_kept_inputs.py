@@ -1,7 +1,5 @@
 """A cluster file that is named again: the same in other words, or every difference by its line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +31,17 @@ def named(folder: Path, begun: dict[str, Any], asked: dict[str, Any]) -> None:
 @pytest.mark.parametrize("same", SAME)
 def test_the_same_cluster_is_accepted_however_it_is_written(tmp_path: Path, same: dict[str, Any]) -> None:
     named(tmp_path, BEGUN, same)
+
+
+def test_whose_gpus_may_be_taken_is_said_anew_by_each_call(tmp_path: Path) -> None:
+    for begun, asked in (("all", None), (None, "all"), ("stated", "all")):
+        named(tmp_path, {**BEGUN, "preemptible": begun}, {**BEGUN, "preemptible": asked})
+        found = kept_cluster(tmp_path / "begun.json", str(tmp_path / "asked.json"))
+        assert found is not None
+        assert found.preemptible == asked
+    kept = kept_cluster(tmp_path / "asked.json", None)
+    assert kept is not None
+    assert kept.preemptible == "all"
 
 
 def test_every_difference_is_named_by_its_line(tmp_path: Path, golden_text: Callable[..., None]) -> None:

@@ -1,7 +1,5 @@
 """What recordings of the same training show, beside that of the plain process: no process is started."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

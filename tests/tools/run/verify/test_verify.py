@@ -1,7 +1,5 @@
 """``pliant verify`` on real scripts, as plain processes and under the executor."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from collections.abc import Iterator
@@ -141,9 +139,7 @@ DATA = {"tensors": TensorDataset(torch.rand(100, 4)), "drawn": Drawn(), "stream"
 
 
 @pytest.mark.parametrize("kind", DATA)
-def test_a_part_of_the_data_is_trained_and_recorded(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: None
-) -> None:
+def test_a_part_of_the_data_is_trained_and_recorded(kind, tmp_path, monkeypatch, recorded: None) -> None:
     recordings = []
     for name, double in (("one", True), ("two", True), ("single", False), ("moved", False)):
         order = RecordingOrder(batch=8, steps=4, double=double, moved=name == "moved")

@@ -58,6 +58,7 @@ WORDS = BUILT_IN.keys() - {"fair-share", "slurm"}
 """The reports' reference is called fair-share, too, and backends and an importer are named after Slurm."""
 MEAN_SOMETHING_ELSE = (
     "tools/schedule/registry.py",
+    "schemas/file_io/foreign.py",  # files of traces that policies were published with
     "schemas/runinfo.py",  # what event files of earlier versions do not state
     "tools/replay/compat.py",  # simulators that policies come with
     "tools/replay/importers/",  # traces that policies were published with

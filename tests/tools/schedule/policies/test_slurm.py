@@ -1,7 +1,5 @@
 """Slurm's rules by hand: priorities from the manual's formulas, backfill that delays no job, preemption."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -201,9 +199,10 @@ def test_users_overestimate_by_up_to_so_much(overestimate: float, seed: int):
 
 def test_a_job_of_unknown_work_gets_the_default_limit():
     policy = Slurm(overestimate=0.0, default_time_s=500.0)
-    started(policy, cluster(4), job("a", gpu_seconds=30), job("b"), limited("c", 1, 70))
+    own = limited("d", 1, 70, limits={"run_seconds": 90.0})
+    started(policy, cluster(4), job("a", gpu_seconds=30), job("b"), limited("c", 1, 70), own)
     state = policy.dump_state()["jobs"]
-    assert {name: values[1] for name, values in state.items()} == {"a": 30, "b": 500, "c": 70}
+    assert {name: values[1] for name, values in state.items()} == {"a": 30, "b": 500, "c": 70, "d": 90}
 
 
 @pytest.mark.parametrize("stated", ["soon", "0", "1-00:00:00"])

@@ -1,9 +1,10 @@
 """What workers draw: alike in the script, each its own inside of models and while samples are read.
 
 A script that seeds every process alike may add noise to weights or gradients, or draw new weights: all
-workers must draw the same. Dropout and augmentation must differ by worker, as their samples do. So a worker
-has two states of PyTorch's generator, and the second one is in force while a model is called or a batch is
-read. One worker has only the first, as plain Python.
+workers must draw the same. Dropout and augmentation must differ by worker, as their samples do. So while a
+model in training, or a part of it that draws, is called, and while a batch is read, PyTorch's generators are
+in a state that depends on the script's and on the worker. It is derived anew at each call, so that a part
+that is computed again (activation checkpointing) draws the same again. One worker draws as plain Python does.
 """
 
 from __future__ import annotations
@@ -17,96 +18,133 @@ import numpy as np
 import torch
 from torch import nn
 
-from pliant.tools.run.elastic.state.training import mixed_seed
-
-_LOOKS: Final = 3
-"""Calls after which a model that has drawn nothing is called without a change of states."""
 _WORDS: Final = 624
 """Words of the state of NumPy's Mersenne twister."""
+_SPREAD: Final = 0x9E3779B97F4A7C15
+"""Odd factor that spreads ranks over the seeds."""
 
 
 class OwnDraws:
-    """The second state of the generator, of one worker among several."""
+    """Switches the generators of one worker among several."""
 
     def __init__(self, models: Iterable[nn.Module], device: torch.device) -> None:
-        self._models, self._device = list(models), device
+        self._drawing = [module for model in models for module in _drawing(model)]
+        self._device = device
         self._hooks: list[Any] = []
-        self._own: torch.Tensor | None = None
-        self._outer: torch.Tensor | None = None
-        self._depth = self._looks = 0
+        self._rank: int | None = None
+        """None for one worker alone."""
+        self._outer: list[torch.Tensor] = []
+        self._depth = 0
 
-    def follow(self, seed: int, step: int, rank: int, workers: int) -> None:
-        """The workers have changed, or an epoch begins."""
-        self._own = None
-        if workers > 1:
-            generator = torch.Generator(self._device)
-            self._own = generator.manual_seed(mixed_seed(seed, step, rank)).get_state()
-        self._looks = _LOOKS
-        self._unhook()
-        if self._own is not None:
-            for model in self._models:
-                self._hooks += [
-                    model.register_forward_pre_hook(self._enter),
-                    model.register_forward_hook(self._leave, always_call=True),
-                ]
+    def follow(self, rank: int, workers: int) -> None:
+        """The workers have changed."""
+        self._rank = rank if workers > 1 else None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for module in self._drawing if workers > 1 else ():
+            self._hooks += [
+                module.register_forward_pre_hook(_Hook(self._enter_module)),
+                module.register_forward_hook(_Hook(self._leave_module), always_call=True),
+            ]
 
     def share(self, broadcast: Callable[[Sequence[torch.Tensor]], object], *, scripts: bool) -> None:
         """Give all workers the generators of rank 0, in case some have drawn for more samples than others.
 
         :param scripts: also those of NumPy and Python.
         """
-        if self._own is None:
+        if self._rank is None:
             return
-        state = self._generator.get_state()
-        numbers = torch.from_numpy(_script_states()) if scripts else None
-        broadcast([state] if numbers is None else [state, numbers])
-        self._generator.set_state(state)
-        if numbers is not None:
-            _set_script_states(numbers.numpy())
+        states = [one.get_state() for one in self._generators]
+        numbers = [torch.from_numpy(_script_states())] if scripts else []
+        broadcast([*states, *numbers])
+        for one, state in zip(self._generators, states, strict=True):
+            one.set_state(state)
+        for given in numbers:
+            _set_script_states(given.numpy())
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
-        """While samples are read."""
-        self._enter()
+    def reading(self, seed: int, epoch: int, first: int) -> Iterator[None]:
+        """While the samples from the place ``first`` of an epoch's order on are read, the same each time."""
+        if self._rank is None:
+            yield
+            return
+        states = [one.get_state() for one in self._generators]
+        self._seed((seed * _SPREAD + epoch) * _SPREAD + first)
         try:
             yield
         finally:
+            for one, state in zip(self._generators, states, strict=True):
+                one.set_state(state)
+
+    def _enter_module(self, module: nn.Module, *_: Any) -> None:
+        if module.training and not torch.compiler.is_compiling():
+            self._enter()
+
+    def _leave_module(self, module: nn.Module, *_: Any) -> None:
+        if module.training and not torch.compiler.is_compiling():
             self._leave()
 
-    def _enter(self, *_: Any) -> None:
-        if self._own is None or torch.compiler.is_compiling():
+    def _enter(self) -> None:
+        if self._rank is None:
             return
         self._depth += 1
         if self._depth == 1:
-            generator = self._generator
-            self._outer = generator.get_state()
-            generator.set_state(self._own)
+            # drawn from the script's generator, which goes on by it on all workers alike
+            number = int(torch.empty((), dtype=torch.int64).random_())
+            self._outer = [one.get_state() for one in self._generators]
+            self._seed(number + (self._rank + 1) * _SPREAD)
 
-    def _leave(self, *_: Any) -> None:
-        if self._own is None or self._outer is None or torch.compiler.is_compiling():
+    def _seed(self, number: int) -> None:
+        for one in self._generators:
+            one.manual_seed(number % (1 << 63))
+
+    def _leave(self) -> None:
+        if self._rank is None or not self._depth:
             return
         self._depth -= 1
-        if self._depth:
-            return
-        generator = self._generator
-        own, self._own = self._own, generator.get_state()
-        generator.set_state(self._outer)
-        self._outer = None
-        if self._looks:
-            self._looks = _LOOKS if not torch.equal(own, self._own) else self._looks - 1
-            if not self._looks:
-                self._unhook()
+        if not self._depth:
+            for one, state in zip(self._generators, self._outer, strict=True):
+                one.set_state(state)
 
     @property
-    def _generator(self) -> torch.Generator:
+    def _generators(self) -> list[torch.Generator]:
         if self._device.type == "cuda":
-            return torch.cuda.default_generators[self._device.index or 0]
-        return torch.default_generator
+            return [torch.default_generator, torch.cuda.default_generators[self._device.index or 0]]
+        return [torch.default_generator]
 
-    def _unhook(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+
+class _Hook:
+    """A hook of a module; a copy of the module has one that does nothing."""
+
+    def __init__(self, act: Callable[..., None] | None = None) -> None:
+        self._act = act
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._act is not None:
+            self._act(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, ()
+
+
+def _drawing(model: nn.Module) -> list[nn.Module]:
+    """The modules of a model that may draw: PyTorch's that do, and the whole, if it has own code or those."""
+    known = [module for module in model.modules() if _is_pytorchs(module) and _drops(module)]
+    has_own_code = any(not _is_pytorchs(module) for module in model.modules())
+    return list(dict.fromkeys([model, *known])) if known or has_own_code else []
+
+
+def _is_pytorchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, nn.RReLU):
+        return True
+    part = getattr(module, "p", None) if type(module).__name__.endswith("Dropout") else None
+    part = part if part is not None else getattr(module, "dropout", 0.0)
+    return isinstance(part, int | float) and part > 0
 
 
 def _script_states() -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -232,6 +232,11 @@ def mark(gradient: torch.Tensor) -> None:
     gradient.of_all_workers = True  # type: ignore[attr-defined]
 
 
+def unmark(gradient: torch.Tensor) -> None:
+    if is_marked(gradient):
+        del gradient.of_all_workers  # type: ignore[attr-defined]
+
+
 def is_marked(gradient: torch.Tensor) -> bool:
     return hasattr(gradient, "of_all_workers")
 
@@ -240,7 +245,8 @@ class _Unit:
     """The buckets of one model, which are exchanged together, in a fixed order on all workers."""
 
     def __init__(self, model: nn.Module, workers: int) -> None:
-        self._sparse = {
+        self.parameters = list(model.parameters())
+        self.sparse = {
             one.weight
             for one in model.modules()
             if isinstance(one, nn.Embedding | nn.EmbeddingBag) and one.sparse
@@ -250,13 +256,13 @@ class _Unit:
         self.place: dict[torch.Tensor, _Bucket] = {}
         self.next = 0
         """Number of the bucket whose exchange begins next."""
-        self.add([one for one in model.parameters() if one.requires_grad])
+        self.add([one for one in self.parameters if one.requires_grad])
 
     def add(self, parameters: Iterable[nn.Parameter]) -> None:
         """Make buckets for parameters, the last of them first: gradients arrive in about this order."""
         kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
         for one in reversed(list(parameters)):
-            if one in self._sparse:
+            if one in self.sparse:
                 self._keep(_SparseBucket([one], self._workers))
             else:
                 kinds.setdefault((one.dtype, one.device), []).append(one)
@@ -310,7 +316,8 @@ class Averaging:
     @property
     def overlaps(self) -> bool:
         """Whether a bucket may be sent while the backward pass goes on to the next one."""
-        return any(len(unit.buckets) > 1 for unit in self._units)
+        # buckets of several models could be sent in another order by another worker
+        return len(self._units) == 1 and len(self._units[0].buckets) > 1
 
     def take_waited_s(self) -> float | None:
         """Seconds that this worker has waited for exchanges since the last call.
@@ -395,14 +402,8 @@ class Averaging:
             if mine:
                 while unit.next < len(unit.buckets):
                     self._send(unit)
-        strangers = [one for one in changed if not any(one in unit.place for unit in self._units)]
-        if strangers:  # they were frozen when the workers met
-            unit = self._units[0]
-            unit.add(strangers)
-            for one in strangers:
-                unit.place[one].changed.add(one)
-            while unit.next < len(unit.buckets):
-                self._send(unit)
+        if any(not any(one in unit.place for unit in self._units) for one in changed):
+            self._take_unfrozen(changed)
         began, self._began = self._began, []
         if group.end((bucket.summation, work) for _, bucket, work in began):
             for _, bucket, _ in began:
@@ -414,21 +415,46 @@ class Averaging:
         if buffers and self._buffers:
             self._take_buffers(group)
 
-    def exchange_now(self, changed: Sequence[nn.Parameter]) -> None:
-        """Average gradients that no backward pass has brought, outside of their buckets."""
-        if self._group is None:
+    def _take_unfrozen(self, changed: Sequence[nn.Parameter]) -> None:
+        """Make buckets for parameters that were frozen when the workers met, the same on all workers."""
+        here = set(changed)
+        for unit in self._units:
+            new = [one for one in unit.parameters if one.requires_grad and one not in unit.place]
+            unit.add(new)
+            for one in new:
+                if one in here:
+                    unit.place[one].changed.add(one)
+            while new and unit.next < len(unit.buckets):
+                self._send(unit)
+
+    def exchange_now(self, changed: Sequence[nn.Parameter], every: Sequence[nn.Parameter]) -> None:
+        """Average gradients that no backward pass has brought, outside of their buckets.
+
+        :param changed: those that this worker has; ``every``: all parameters, in the same order on all.
+        """
+        group, mine = self._group, set(changed)
+        if group is None:
             return
-        workers = self._group.workers
-        buckets = [
-            (_SparseBucket if one.grad is not None and one.grad.is_sparse else _Bucket)([one], workers)
-            for one in changed
-        ]
+        flags = torch.tensor([one in mine for one in every], dtype=torch.int32)
+        if not group.add_up(flags):
+            return
+        kinds: dict[tuple[torch.dtype, torch.device, bool], list[nn.Parameter]] = {}
+        for one, count in zip(every, flags.tolist(), strict=True):
+            if count:
+                is_sparse = any(one in unit.sparse for unit in self._units)
+                kinds.setdefault((one.dtype, one.device, is_sparse), []).append(one)
+        buckets: list[_Bucket] = []
+        for (*_, is_sparse), alike in kinds.items():
+            if is_sparse:
+                buckets += [_SparseBucket([one], group.workers) for one in alike]
+            else:
+                buckets += [_Bucket(part, group.workers) for part in _parts(alike)]
         begun = []
         for bucket in buckets:
-            bucket.changed.update(bucket.parameters)
+            bucket.changed.update(one for one in bucket.parameters if one in mine)
             bucket.pack()
-            begun.append((bucket.summation, self._group.begin(bucket.summation)))
-        if self._group.end(begun):
+            begun.append((bucket.summation, group.begin(bucket.summation)))
+        if group.end(begun):
             for bucket in buckets:
                 bucket.unpack()
                 bucket.mark()
@@ -449,7 +475,7 @@ class Averaging:
             alike.setdefault((one.dtype, one.device), []).append(one)
         for some in alike.values():
             flat = torch.cat([one.detach().flatten() for one in some])
-            if not group.broadcast([flat]):
+            if not group.broadcast([flat.view(torch.uint8)]):  # not every type can be sent
                 return
             for one, part in zip(some, flat.split([one.numel() for one in some]), strict=True):
                 one.copy_(part.view(one.shape))

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pliant.schemas.errors import UsageError
 from pliant.tools.run.elastic.loop.batches import MicroBatch
-from pliant.tools.run.elastic.loop.exchange import Averaging, is_marked, mark
+from pliant.tools.run.elastic.loop.exchange import Averaging, is_marked, mark, unmark
 
 _NO_EFFECT: Final = "so with micro-steps its effect would be another one"
 
@@ -56,6 +56,8 @@ class Gradients:
         self._deferring = 0
         """Blocks under way whose gradients are exchanged with later ones."""
         self._deferred: dict[nn.Parameter, None] = {}
+        self._averaged: set[nn.Parameter] = set()
+        """Parameters whose gradients were averaged in the step."""
         self._takes_buffers = True
         """Whether the step's first exchange is still to come."""
         self._zeroed = False
@@ -100,6 +102,7 @@ class Gradients:
     def bind(self, *, accumulates: bool) -> None:
         """The work is divided anew: over the workers that average now, in one micro-step or several."""
         self.forget()
+        self._renew_nodes()
         self._accumulates = accumulates
         self._overlaps = self._averaging.overlaps
         self._weigh_if_needed()
@@ -134,20 +137,31 @@ class Gradients:
         self.selected = True
         self.weigh(1.0, last=True)
 
-    def stepped(self, parameters: Iterable[torch.Tensor]) -> None:
-        """An optimizer has made its step with the gradients of these parameters."""
+    def refuse_within_backward(self) -> None:
+        """:raises UsageError: a backward pass is under way, whose gradients are not averaged yet."""
+        if self._reached:
+            raise UsageError(
+                "an optimizer steps within a backward pass (in a hook of a parameter): the gradients are "
+                "those of all workers when it has ended, so step after it"
+            )
+
+    def stepped(self) -> None:
+        """An optimizer has made its step: what other parameters have collected is in their gradients."""
         self._weights_written.clear()
-        for parameter in parameters if self._sum else ():
-            self._sum.pop(parameter, None)
+        self._sum.clear()
 
     def scale_sum(self, factor: float) -> None:
         """Multiply what the micro-steps before have brought."""
         for gradient in self._sum.values():
             gradient.mul_(factor)
 
-    def zeroed(self) -> None:
+    def zeroed(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The script zeroes gradients: what it writes into them then is its own."""
         self._zeroed = True
         self._reached.clear()
+        for parameter in parameters if self._averaging.begun or self._accumulates else ():
+            if parameter.grad is not None:
+                unmark(parameter.grad)
 
     def commit(self) -> None:
         """The optimizer was asked for its step, or the pass ends, before the step's last micro-step.
@@ -177,7 +191,7 @@ class Gradients:
             self._show(parameter)
             if collected is not None:
                 before = self._sum.get(parameter)
-                self._sum[parameter] = collected if before is None else before + collected
+                self._sum[parameter] = collected if before is None else before.add_(collected)
 
     def before_optimizer(self) -> None:
         """An optimizer makes its step: average what no backward pass has brought."""
@@ -192,14 +206,23 @@ class Gradients:
             known = deferred or gradient is shown or (gradient is not None and is_marked(gradient))
             by_hand = gradient is not None and not known
             if by_hand and gradient is not None:
-                parameter.grad = gradient.detach() * self._weight
+                # one that was made of an averaged gradient has its weight
+                weight = 1.0 if parameter in self._averaged else self._weight
+                parameter.grad = gradient.detach() * weight
             if waits:
                 self._join(parameter)
             if by_hand or waits or deferred:
                 late.append(parameter)
         self._deferred.clear()
         if late and not self._averaging.idle:
-            self._exchanged(late, self._averaging.exchange_now)
+            self._exchanged(late, lambda some: self._averaging.exchange_now(some, self._parameters))
+
+    def settle(self) -> None:
+        """The loop body is through with its batch: exchange what was deferred in it."""
+        if self._deferred and self._counts():
+            deferred = list(self._deferred)
+            self._deferred.clear()
+            self._exchanged(deferred, self._exchange)
 
     def kept(self) -> dict[str, torch.Tensor]:
         """Gradients that the next step adds to, by the place of their parameters; all if it is not known."""
@@ -223,6 +246,7 @@ class Gradients:
         self._joined.clear()
         self._reached.clear()
         self._deferred.clear()
+        self._averaged.clear()
 
     def let_go(self) -> None:
         """Free the gradients, unless the next step adds to them."""
@@ -294,6 +318,7 @@ class Gradients:
     def _exchanged(
         self, changed: Sequence[nn.Parameter], exchange: Callable[[Sequence[nn.Parameter]], None]
     ) -> None:
+        self._averaged.update(changed)
         if self._averaging.begun:
             exchange(changed)
         elif self._accumulates:
@@ -323,6 +348,15 @@ class Gradients:
         self._shown.clear()
 
     # As a gradient arrives
+
+    def _renew_nodes(self) -> None:
+        """PyTorch makes other nodes where a parameter has got another type since."""
+        for parameter, node in self._nodes.items():
+            was_trained = parameter.requires_grad
+            parameter.requires_grad_()
+            if (newest := _accumulator(parameter)) is not node:
+                self._nodes[parameter] = newest
+            parameter.requires_grad_(was_trained)
 
     def _weigh_if_needed(self) -> None:
         for handle in self._hooks:

@@ -35,6 +35,7 @@ from pliant.tools.run.elastic.loop.gradients import Gradients
 from pliant.tools.run.elastic.loop.prepared import StepVoidError
 from pliant.tools.run.elastic.loop.step_start import StepStart
 from pliant.tools.run.elastic.loop.tally import Counts, PassCheck, StepSums, like, numbers_in, numbers_of
+from pliant.tools.run.elastic.loop.weights import StepWeights
 from pliant.tools.run.elastic.membership.membership import Continue, Instruction, Leave, Membership, Regroup
 from pliant.tools.run.elastic.state.replicas import ReplicaGuard, shapes_of
 from pliant.tools.run.elastic.state.training import (
@@ -89,6 +90,7 @@ class TrainingLoop:
         self.started, self._runs = False, False
         self._gradients, self._averaging, self._membership = gradients, averaging, membership
         self._step_start = StepStart()
+        self._weights = StepWeights(training.modules, takes_turns=len(training.optimizers) > 1)
         self.guard = ReplicaGuard(training, self._warn, ends=ends_on_difference)
         training.meets = self._meet
         self.draws = OwnDraws(each_model(training.model), context.device)
@@ -165,6 +167,8 @@ class TrainingLoop:
         except GeneratorExit:
             self.leave()
             raise
+        finally:
+            self.counts.close()
         self._check_trained(began_at, asked=bool(count and (self.dataset_size or not self.by_steps)))
         if self._membership is not None:
             while not self._obey(self._membership.training_ends()):
@@ -278,9 +282,12 @@ class TrainingLoop:
     def failed(self) -> bool:
         return self._averaging.failed
 
-    def whole_step(self) -> AbstractContextManager[None]:
+    def whole_step(self, optimizer: Optimizer) -> AbstractContextManager[None]:
         if not self.has_closure:
             self._take_hand_made()
+        may_come_again = self.accumulates or self._step_start.watches
+        if may_come_again and self._in_loop and not self._takes_inner:
+            self._weights.note(self._part, optimizer.param_groups)
         return self.training.scaled_lr()
 
     def closure_called(self) -> None:
@@ -298,14 +305,18 @@ class TrainingLoop:
 
     def optimizer_called(self, optimizer: Optimizer) -> None:
         """An optimizer was asked for its step, and has made it if the pass counts."""
+        self._gradients.refuse_within_backward()
         self._part_over, self.has_closure = True, False
         self.passes.called(optimizer)
         if self.quiet():
             self._gradients.commit()
+            if self._part < self._turn:
+                self._weights.go_to(self._part + 1)
         else:
-            self._gradients.stepped(one for group in optimizer.param_groups for one in group["params"])
-            self._stepped, self._untouched = True, False
-            self.training.parts = max(self.training.parts, self._part + 1)
+            self._gradients.stepped()
+            if self._in_loop:
+                self._stepped, self._untouched = True, False
+                self.training.parts = max(self.training.parts, self._part + 1)
 
     def begin_pass(self) -> int:
         """A loop over the loader begins; returns its number.
@@ -356,12 +367,18 @@ class TrainingLoop:
 
     def end_pass(self) -> None:
         self._passed, self._in_loop = True, False
+        self._own_step()
+
+    def _own_step(self) -> None:
+        """What the script trains next belongs to no batch of the loader."""
         self._gradients.own_step()
+        self.counts.own_step()
 
     def leave_loop(self, number: int) -> None:
         if number == self._passes and self._in_loop:
+            self._weights.return_to_present()
             self._in_loop = False
-            self._gradients.own_step()
+            self._own_step()
 
     def begin(self, micro: MicroBatch, batch: object = None) -> None:
         """The loop body gets a micro-batch. It may only look at it, so nothing is exchanged here."""
@@ -369,11 +386,13 @@ class TrainingLoop:
         if not self._mid_step:
             self._stepped, self._trains = self.training.parts > 0, False
             self._since_s = time.monotonic()
+            self._weights.begin_step()
             self.passes.begin_step()
             self._sums.begin_step()
             self.counts.begin_step(self.training.counters.step)
             self._gradients.begin_step()
             self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
+        self._note_share(micro, first=not self._mid_step)
         self._mid_step, self._touched = True, False
         self.passes.begin()
         self._sums.begin()
@@ -384,6 +403,7 @@ class TrainingLoop:
         self._divided_in_pass = self._takes_inner = self.took_all = self.took_some = False
         self._averaging.idle = self._catches_up_at >= 0
         self._gradients.selected = self._turn == 0
+        self._weights.begin_pass(self._turn, watched=self.accumulates)
         self._give(micro)
 
     def _look_at_shapes(self, batch: object) -> None:
@@ -395,6 +415,21 @@ class TrainingLoop:
         if self._mid_step and shapes != guard.shapes:
             guard.warn_of_shapes()
         guard.shapes = shapes
+        if not self._mid_step and self._averaging.begun:
+            guard.size = self.dataset_size
+            guard.look()
+
+    def _note_share(self, micro: MicroBatch, *, first: bool) -> None:
+        """The guard adds up what all workers train in a step, though passes come again for turns."""
+        if self._averaging.begun and not self.by_steps and (first or not self._stepped):
+            trained = self.training.counters.epoch_samples
+            self.guard.takes(
+                range(micro.start, micro.start + micro.samples),
+                micro.weight,
+                range(trained, trained + micro.step_samples),
+                self.context.world_size,
+                first=first,
+            )
 
     def _compare(self) -> None:
         """Compare the replicas, where all workers are at the same place."""
@@ -478,17 +513,22 @@ class TrainingLoop:
         and the author's code after them.
         """
         micro = self._micro
+        self._weights.return_to_present()
         self._in_order = self._in_order or self._touched
         if micro is not None and not self._touched:
             self._passed_over = [weakref.ref(one) for one in tensors_in(batch)]
         if self._divided_in_pass:
             self._end_divided(micro)
             return
+        if micro is not None and micro.last:
+            self._gradients.settle()
         self._averaging.idle = False
         if self.accumulates and micro is not None:
             self._gradients.commit()
             if not self._takes_inner:
-                self.passes.check(last=micro.last)
+                self.passes.check(last=micro.last, trained=self._touched)
+                if not micro.last:
+                    self._weights.check_untouched()
         self._complete()
         if micro is not None and micro.last and micro.steps_left and self._membership is not None:
             self._obey(self._membership.boundary())
@@ -616,6 +656,7 @@ class TrainingLoop:
             return
         if len(training.agreed) == self._catches_up_at:
             self._catch_up()
+        self._weights.return_to_present()
         training.asking = True
         error = self._averaging.error
         if error is not None and training.parts <= self._part:
@@ -677,6 +718,8 @@ class TrainingLoop:
         self._catches_up_at = len(training.agreed) if state["asking"] else -1
         self._catching_up = not fresh and phase == IN_EPOCH and training.phase == EPOCH_THROUGH
         restore_generators(state["training"]["generators"])
+        if not fresh:
+            training.forget_restored()
 
     def _divide(self) -> None:
         self.split, several = self._split_now(), self.context.world_size > 1
@@ -688,11 +731,7 @@ class TrainingLoop:
         self._step_start.watch(self.training.model if may_be_void else None)
         self.division += 1
         self.guard.new_workers()
-        self._follow_draws()
-
-    def _follow_draws(self) -> None:
-        training, context = self.training, self.context
-        self.draws.follow(training.seed, training.counters.step, context.rank, context.world_size)
+        self.draws.follow(self.context.rank, self.context.world_size)
 
     def _split_now(self) -> BatchSplit:
         plan, workers = self.context.plan, self.context.world_size
@@ -718,7 +757,7 @@ class TrainingLoop:
                 self._obey(self._membership.start(self.training))
             else:
                 self.training.turn_to(self.split.global_batch)
-                self._follow_draws()
+                self.draws.follow(self.context.rank, self.context.world_size)
         self.started = True
 
     def _complete(self, *, whole: bool = False) -> None:
@@ -744,6 +783,7 @@ class TrainingLoop:
             self._count(micro, losses)
 
     def _count(self, micro: MicroBatch, losses: Mean) -> None:
+        self.guard.step_done()
         if self._membership is not None and not (self._touched or self._stepped):
             self._membership.left_out()
         self.training.step_done(micro.step_samples, losses)
@@ -829,7 +869,7 @@ class TrainingLoop:
         if self._stepped:
             self._complete(whole=True)
         self._micro = None
-        self._gradients.own_step()
+        self._own_step()
         if self._mid_step:
             self._mid_step, self.training.parts = False, 0
             self._losses = Mean()

@@ -12,6 +12,7 @@ the stream can say where it is (``state_dict``, as torchdata's ``StatefulDataLoa
 from __future__ import annotations
 
 import math
+import zlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -148,25 +149,22 @@ class ElasticLoader(Passes):
         step = loop.training.counters.step
         self._generator.manual_seed(mixed_seed(loop.training.seed, step, loop.context.rank))
         ahead, self._read_ahead = tee(micros)
-        batches = self._read()
+        batches, seed, epoch = (
+            iter(self._source.on_device(self._batches)),
+            loop.training.seed,
+            loop.training.counters.epoch,
+        )
         for micro in ahead:  # not by zip, which keeps its first pair for as long as the caller does
-            yield micro, next(batches)
-
-    def _read(self) -> Iterator[Any]:
-        batches, draws = iter(self._source.on_device(self._batches)), self._loop.draws
-        while True:
-            try:
-                with draws.reading():
-                    batch = next(batches)
-            except StopIteration:
-                return
-            yield batch
+            with loop.draws.reading(seed, epoch, micro.start):
+                batch = next(batches)
+            yield micro, batch
 
     def _indices(self) -> Iterator[list[int]]:
         counters, loop = self._loop.training.counters, self._loop
         order = self._source.order(
             loop.dataset_size, counters.epoch, loop.training.seed, shuffle=self._shuffle
         ).numpy()
+        loop.guard.order = zlib.crc32(order.tobytes())
         for micro in self._read_ahead:
             yield order[micro.loaded].tolist()
 

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import torch
 from torch import nn
 from torch.amp import GradScaler
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -77,6 +78,12 @@ class Prepared:
         for kind in ("model", "optimizer"):
             if not found[kind]:
                 raise UsageError(f"job.prepare got no {kind}: call job.prepare(model, optimizer, dataset)")
+        if any(
+            isinstance(one, UninitializedParameter)
+            for model in found["model"].values()
+            for one in model.parameters()
+        ):
+            raise UsageError("a lazy module has no shape yet: call the model once before job.prepare")
         if len(found["dataset"]) > 1:
             raise UsageError("job.prepare got several datasets: evaluate with a DataLoader")
         return cls(
@@ -165,18 +172,19 @@ def guard_optimizer(
     optimizer: Optimizer,
     names: Iterable[str],
     quiet: Callable[[], bool],
-    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    around: Callable[[Optimizer], AbstractContextManager[None]] = lambda _: nullcontext(),
     checked: Callable[[Closure], Closure] = lambda closure: closure,
     *,
     called: Callable[[Optimizer], None] = lambda _: None,
-    zeroed: Callable[[], None] = lambda: None,
+    zeroed: Callable[[Iterable[torch.Tensor]], None] = lambda _: None,
 ) -> None:
-    """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within ``around()``.
+    """Make the named methods of an optimizer do nothing while ``quiet()``; else they act within
+    ``around(optimizer)``.
 
     A closure that they are given is ``checked``, and called also while ``quiet()``: its backward pass is that
-    of the micro-step. ``called(optimizer)`` follows each call, ``zeroed()`` comes before ``zero_grad``.
-    The instance is changed, not its class, so it stays what schedulers and scalers expect; the ``step`` that
-    an earlier scheduler has put into it is called inside.
+    of the micro-step. ``called(optimizer)`` follows each call, ``zeroed(parameters)`` comes before
+    ``zero_grad``. The instance is changed, not its class, so it stays what schedulers and scalers expect; the
+    ``step`` that an earlier scheduler has put into it is called inside.
     """
 
     def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,7 +197,7 @@ def guard_optimizer(
                 if quiet():
                     closure = next(filter(callable, (*args, *kwargs.values())), None)
                     return None if closure is None else closure()
-                with around():
+                with around(optimizer):
                     return inner(*args, **kwargs)
             except StepVoidError:
                 return None
@@ -199,7 +207,7 @@ def guard_optimizer(
         return act
 
     def zero(_: Optimizer, *args: Any, **kwargs: Any) -> None:
-        zeroed()
+        zeroed(one for group in optimizer.param_groups for one in group["params"])
         zero_grad(*args, **kwargs)
 
     def own(value: Any) -> Any:

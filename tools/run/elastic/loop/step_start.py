@@ -56,7 +56,7 @@ class StepStart:
     """
 
     def __init__(self) -> None:
-        self._watches = False
+        self.watches = False
         self._owners: list[nn.Module] = []
         self._held: dict[tuple[nn.Module, str], _Held] = {}
         self._generator: torch.Tensor | None = None
@@ -65,13 +65,13 @@ class StepStart:
 
     def watch(self, model: nn.Module | None) -> None:
         """Keep the start of each step of this model from now on; None if no step can be void."""
-        self._watches = model is not None
+        self.watches = model is not None
         self._owners = [] if model is None else [module for module in model.modules() if module._buffers]
         self._held = {}
 
     def note(self, gradients: Mapping[str, torch.Tensor] | None = None) -> None:
         """:param gradients: those that the step adds to."""
-        if self._watches:
+        if self.watches:
             self.gradients = {name: one.clone() for name, one in (gradients or {}).items()}
             # what torch.get_rng_state does, without its wrapper, which takes longer
             self._generator = torch.default_generator.get_state()

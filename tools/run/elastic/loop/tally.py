@@ -33,9 +33,10 @@ class PassCheck:
         """By the optimizers that were called in the pass, their learning rates."""
         self._before: dict[int, list[Any]] | None = None
         """The same of the pass before, if it was one of the same step."""
+        self._trained_before: bool | None = None
 
     def begin_step(self) -> None:
-        self._before, self.consulted = None, False
+        self._before, self._trained_before, self.consulted = None, None, False
 
     def begin(self) -> None:
         self._called = {}
@@ -43,13 +44,19 @@ class PassCheck:
     def called(self, optimizer: Optimizer) -> None:
         self._called[id(optimizer)] = [group.get("lr") for group in optimizer.param_groups]
 
-    def check(self, *, last: bool) -> None:
+    def check(self, *, last: bool, trained: bool) -> None:
         """The pass ends.
 
-        :param last: no other pass of the step follows.
+        :param last: no other pass of the step follows; ``trained``: this one had a backward pass.
         :raises UsageError: it has called other optimizers than the one before, or at another learning rate:
             the loop counts passes, or decides by the loss of a micro-batch.
         """
+        if self._trained_before not in {None, trained}:
+            raise UsageError(
+                "some micro-steps of a step were trained and others were not: leave out whole steps, by "
+                "loader.steps_done, or always run the backward pass and decide about the optimizer's step"
+            )
+        self._trained_before = None if last else trained
         before, called = self._before, self._called
         self._before = None if last else called
         if before is None or before == called or self.consulted:
@@ -165,6 +172,14 @@ class Counts:
                 "(ignore_index, class weights), and shares are weighted by samples: call job.weigh(count) "
                 "before its backward pass, with the number of targets that count"
             )
+
+    def own_step(self) -> None:
+        """What the script trains next belongs to no batch of the loader."""
+        self._micro = None
+
+    def close(self) -> None:
+        """The training is over."""
+        self._watch.close()
 
     @staticmethod
     def _is_whole(micro: MicroBatch) -> bool:

@@ -30,6 +30,8 @@ _EVERY_STEPS: Final = 1024
 """Steps between two comparisons, once the first ones lie behind, at powers of 2."""
 _OTHER_HARDWARE: Final = 1e-3
 """Relative difference of weights that rounding may make on devices of several kinds."""
+_WHOLE_WEIGHT: Final = 1 << 20
+"""Weights as whole numbers: that of a worker's share, if all shares are alike."""
 _SAMPLES: Final = 3
 """Samples of the dataset that are compared."""
 PAGE: Final = "docs/elastic-library.md, When workers differ"
@@ -50,6 +52,7 @@ class ReplicaGuard:
         self._equal_at: int | None = None
         self._warned: set[str] = set()
         self._differ = False
+        self._seen: dict[str, torch.Tensor] | None = None
         self._checked_at = -1
         self.dataset: Any = None
         """What is read by number in this process; None if nothing is."""
@@ -57,7 +60,27 @@ class ReplicaGuard:
         """Samples of the dataset in the epoch."""
         self.shapes = 0
         """Fingerprint of the shapes of the batch, the number of its rows aside."""
+        self.order = 0
+        """Fingerprint of the order in which samples are read."""
         self._samples: tuple[int, int] | None = None
+        self._share = self._share_before = [0, 0, 0]
+        """Of the step under way and the one before: samples, the sum of their numbers, their weight."""
+        self._whole = self._whole_before = [0, 0, 0]
+        """What the shares of all workers must add up to."""
+
+    def takes(self, numbers: range, weight: float, step: range, workers: int, *, first: bool) -> None:
+        """The worker trains samples of a step, which are numbered in the order of the epoch.
+
+        :param first: its first ones in the step.
+        """
+        if first:
+            self._share, self._whole = [0, 0, 0], [len(step), sum(step), round(workers * _WHOLE_WEIGHT)]
+        own = [len(numbers), sum(numbers), round(weight * _WHOLE_WEIGHT)]
+        self._share = [one + more for one, more in zip(self._share, own, strict=True)]
+
+    def step_done(self) -> None:
+        """The step under way counts: what was only looked at before does not."""
+        self._share_before, self._whole_before = self._share, self._whole
 
     def is_due(self, step: int) -> bool:
         """Whether the workers compare before this step; they do at every place where their losses meet."""
@@ -66,21 +89,32 @@ class ReplicaGuard:
         return step & (step - 1) == 0 or step % _EVERY_STEPS == 0 or self._checked_at < 0
 
     def new_workers(self) -> None:
-        """Compare at the next step."""
-        self._checked_at = -1
+        """Compare at the next step, also the samples: those of a dataset may be others than at the start."""
+        self._checked_at, self._samples, self._seen = -1, None, None
+        self._share = self._share_before = self._whole = self._whole_before = [0, 0, 0]
+
+    def look(self) -> None:
+        """Remember what is compared next: the step's own code may change it for a moment."""
+        self._seen = {**self._facts(), **fingerprints(self._training)}
 
     def check(self, add_up: Sum, workers: int) -> None:
         """:raises UsageError: the replicas differ."""
         training, step = self._training, self._training.counters.step
         self._checked_at = step
-        own = {**self._facts(), **fingerprints(training)}
+        own = self._seen or {**self._facts(), **fingerprints(training)}
+        self._seen = None
         names, values = list(own), torch.stack([value.cpu() for value in own.values()])
-        total = values.clone()
+        total = torch.cat([values, torch.tensor(self._share_before)])
         if not add_up(total):
             return
+        *shares, weight = total[len(values) :].tolist()
+        total = total[: len(values)]
         apart = [
             name for name, same in zip(names, (total == values * workers).tolist(), strict=True) if not same
         ]
+        *whole, whole_weight = self._whole_before
+        if shares != whole or abs(weight - whole_weight) > _WHOLE_WEIGHT >> 10:
+            apart.append("their shares of the last step, which are not its samples")
         if "samples" in apart and ("samples read alike" in apart or not own["samples read alike"]):
             apart.remove("samples")  # they are random
         if "devices" in apart and any(name.startswith("parameter ") for name in apart):
@@ -100,10 +134,15 @@ class ReplicaGuard:
         step = self._training.counters.step
         since = "" if self._equal_at is None else f"; they were equal at step {self._equal_at}"
         others = f" (and {len(apart) - 1} more)" if len(apart) > 1 else ""
+        likely = (
+            "data that are drawn without a seed (torch.manual_seed at the top), or listed without sorted()"
+            if apart[0] in _OF_DATA
+            else "a decision by the loss of a worker's own samples (use job.mean), numbers drawn by one "
+            "worker only, or an object that is not registered"
+        )
         text = (
-            f"the {workers} workers differ after step {step}: {apart[0]}{others}{since}. Likely: a decision "
-            "by the loss of a worker's own samples (use job.mean), numbers drawn by one worker only, or an "
-            f"object that is not registered. See {PAGE}"
+            f"the {workers} workers differ after step {step}: {apart[0]}{others}{since}. "
+            f"Likely: {likely}. See {PAGE}"
         )
         if self._ends:
             raise UsageError(text)
@@ -127,6 +166,7 @@ class ReplicaGuard:
             "size of the dataset": torch.tensor(self.size),
             "samples read alike": torch.tensor(alike),
             "samples": torch.tensor(samples),
+            "order of the samples": torch.tensor(self.order),
             "shapes of a batch": torch.tensor(self.shapes),
             "devices": torch.tensor(_checksum(_device_name(self._training.model))),
         }
@@ -143,6 +183,7 @@ class ReplicaGuard:
         return [name for name in apart if not name.startswith("parameter ") or name.split()[1] in bad]
 
 
+_OF_DATA: Final = frozenset({"size of the dataset", "samples"})
 _MILD: Final = {
     "shapes of a batch": (
         "batches of one step have different shapes beyond the number of samples, as when each is padded to "
@@ -160,7 +201,7 @@ def fingerprints(training: Training) -> dict[str, torch.Tensor]:
         for parameter in module.parameters(recurse=False)
     }
     result = {
-        f"parameter {name} ({modules.get(one, '')})": _bits(one.detach())
+        f"parameter {name} ({modules.get(one, '')})": bits_of(one.detach())
         for name, one in training.model.named_parameters()
     }
     result["trained parameters"] = _number([one.requires_grad for one in training.model.parameters()])
@@ -178,7 +219,7 @@ def shapes_of(tensors: Iterable[torch.Tensor]) -> int:
     return _checksum([tuple(one.shape[1:]) for one in tensors])
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """The sum of the numbers that a tensor's bits are."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
@@ -194,7 +235,7 @@ def _number(state: Any) -> torch.Tensor:
 def _comparable(state: Any) -> Any:
     def leaf(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return int(_bits(value.detach())), tuple(value.shape)
+            return int(bits_of(value.detach())), tuple(value.shape)
         if isinstance(value, np.ndarray):
             return value.tobytes()
         if isinstance(value, set | frozenset):

@@ -185,6 +185,10 @@ class Training:
     def cursor(self) -> Cursor:
         return Cursor(self.counters.epoch, self.counters.step, self.phase, len(self.agreed), self.parts)
 
+    def forget_restored(self) -> None:
+        """The script's code before its loop over the batches does not run again."""
+        self._again = None
+
     def parcel(self) -> dict[str, Any]:
         """What a worker with an older state, or none, receives."""
         return {
@@ -265,12 +269,16 @@ class Training:
         self.own_loss, self.common_loss = Mean(), Mean()
         self.agreed_before, self.agreed = self.agreed, []
 
+    def modules(self) -> list[nn.Module]:
+        """The model, and the registered modules, as averages of weights."""
+        return [self.model, *(one for one in self.helpers.values() if isinstance(one, nn.Module))]
+
     def _restore_helpers(self, saved: Mapping[str, Any]) -> None:
         for name in sorted(saved.keys() ^ self.helpers.keys()):
             where = "the checkpoint only" if name in saved else "the script only"
             _log.warning("registered object %s is in %s: its state is not restored", name, where)
         for name in sorted(saved.keys() & self.helpers.keys()):
-            self.helpers[name].load_state_dict(saved[name])
+            self.helpers[name].load_state_dict({**saved[name]})  # some take things out of it
 
 
 def _sums(values: Sequence[float]) -> list[float]:

@@ -39,6 +39,7 @@ def run_event(
         seed=schedule.policy.seed,
         simulated=False,
         demand=schedule.demand,
+        preemptible=schedule.cluster.preemptible or "stated",
         trace_hash=trace_hash,
         cluster=schedule.cluster,
         profile_hash=None if schedule.profile is None else profile_hash(schedule.profile),
@@ -95,6 +96,12 @@ def give_up_event(job_id: str, time_s: float, reason: str) -> Event:
     return Event(time_s, "fail", job_id, gpus=0, placement=(), detail={"reason": reason})
 
 
+def timeout_event(job_id: str, time_s: float, reason: str) -> Event:
+    """A limit of its own ends a job."""
+    detail = {"reason": reason, "timed_out": True}
+    return Event(time_s, "fail", job_id, gpus=0, placement=(), detail=detail)
+
+
 def reject_event(
     job_id: str, time_s: float, reason: str, admission: Mapping[str, Any] | None = None
 ) -> Event:
@@ -136,15 +143,20 @@ def failure_event(
     """
     record = job.next_failure(time_s)
     detail: dict[str, Any] = {"attempt": attempt, "reason": reason, "failures": record.failures}
+    retries = retries if job.job.retries is None else job.job.retries
     why = given_up(record, retries)
     if fault is not None:
-        if fault.exit_code is not None:
-            detail["exit_code"] = fault.exit_code
+        code, is_asked_for = fault.exit_code, fault.exit_code in job.job.retry_on
+        if code is not None:
+            detail["exit_code"] = code
+        if why is None and (code in job.job.no_retry_on or (job.job.retry_on and not is_asked_for)):
+            why = "not retried, as the job says"
         if fault.by_itself and job.would_tell(time_s, fault):
             detail["at_samples"] = fault.at_samples
-            if why is None and record.failures > 1 and job.repeats(reason, fault):
+            certain = record.failures > 1 and job.repeats(reason, fault)
+            if why is None and certain and not is_asked_for:
                 why = "failed twice in the same way"
-        if why is None and fault.misused:
+        if why is None and fault.is_final and not is_asked_for:
             why = ""
     if why is not None:
         detail["reason"] = f"{why}: {reason}" if why else reason

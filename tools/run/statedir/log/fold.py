@@ -48,6 +48,7 @@ of the run, and it knows which jobs wait for others, and which of them can never
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
@@ -59,6 +60,7 @@ from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, RESCA
 from pliant.schemas.job import Job
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
+from pliant.schemas.text import EPOCH_LIKE_S, span_text
 from pliant.tools.run.statedir.contract.plan import Progress
 from pliant.tools.run.statedir.failures import (
     CHECKPOINT_S,
@@ -178,6 +180,12 @@ class JobLog:
     """The reason of the last failure and the samples trained, if the script caused it and would again."""
     exit_code: int | None = None
     """Of the last attempt that ended by itself; negative for a signal."""
+    timed_out: bool = False
+    """Whether a limit of its own ended it; its phase is "failed" then."""
+    ran_s: float = 0.0
+    """Seconds for which it has held GPUs, until ``runs_from_s``."""
+    runs_from_s: float | None = None
+    """Since when it holds some."""
     failed_s: tuple[float, ...] = ()
     """When attempts failed, as far back as it matters."""
     displacements: int = 0
@@ -227,6 +235,24 @@ class JobLog:
     @property
     def ended(self) -> bool:
         return self.ended_s is not None
+
+    @property
+    def end(self) -> str:
+        """How it ended, in the words that people read."""
+        return "timed out" if self.timed_out else self.phase
+
+    def over_limit(self, now_s: float) -> str | None:
+        """Which of its limits is reached, as a clause. Returns None if none is."""
+        limits = self.job.limits
+        if limits is None:
+            return None
+        ran_s = self.ran_s + (0.0 if self.runs_from_s is None else now_s - self.runs_from_s)
+        if limits.run_seconds is not None and ran_s >= limits.run_seconds:
+            return f"it has run for {span_text(limits.run_seconds)}, its limit"
+        until_s = limits.until or math.inf
+        if now_s >= (until_s if until_s >= EPOCH_LIKE_S else self.submitted_s + until_s):
+            return "its time is over (limits.until)"
+        return None
 
     @property
     def counted_gpus(self) -> float:
@@ -279,6 +305,9 @@ class JobLog:
     def add(self, event: Event) -> None:
         if event.gpus is not None:
             self.gpus, self.placement = event.gpus, event.placement or ()
+            if self.runs_from_s is not None:
+                self.ran_s += event.time - self.runs_from_s
+            self.runs_from_s = event.time if event.gpus else None
         if event.event in PLACED:
             self.is_batch_decided = event.global_batch is not None
         changes_itself = bool(self.job.batch.regimes) or not self.is_batch_decided
@@ -334,6 +363,7 @@ class JobLog:
         elif event.event in ENDS:
             self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
             self.exit_code = 0 if event.event == "finish" else detail.get("exit_code")
+            self.timed_out = bool(detail.get("timed_out"))
 
     def _straggle(self, time_s: float, said: Mapping[str, Any]) -> None:
         slot, times = str(said["slot"]), said.get("times")

@@ -58,7 +58,7 @@ from pliant.tools.schedule.session.withheld import Withheld
 from pliant.tools.schedule.snapshot import Change
 
 SCHEMA: Final = "pliant.snapshot/1"
-MEANING: Final = 10
+MEANING: Final = 11
 """To be raised when events come to mean something else, so that older snapshots are made again."""
 _HEAD_BYTES: Final = 4096
 """A first line is shorter."""

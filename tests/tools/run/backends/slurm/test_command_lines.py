@@ -114,7 +114,7 @@ def test_each_directory_and_each_attempt_has_names_of_its_own(tmp_path: Path) ->
     assert scancel_named("pliant-1.a.1", 7)[2:] == ("--user=7", "--name=pliant-1.a.1")
 
 
-def test_steps_share_a_lease_unless_slurm_chooses_their_gpus() -> None:
+def test_steps_share_a_lease_and_placements_ask_for_counts() -> None:
     step = StepRequest("7", "resnet.2.0", Path("/shared/100%/launcher-0.log"), gres="gpu:4")
     assert srun_step(step, ("python", "keep it.py")) == (
         *("srun", "--quiet", "--jobid=7", "--job-name=resnet.2.0", "--nodes=1", "--ntasks=1", "--mem=0"),
@@ -129,20 +129,7 @@ def test_steps_share_a_lease_unless_slurm_chooses_their_gpus() -> None:
     assert {"--exact", "--cpus-per-task=4", "--gres=gpu:2"} < set(words)
     assert "--overlap" not in words
     assert "--gres=none" in srun_step(StepRequest("7", "a.1.0", Path("/log")), ("true",))
-
-
-ATTEMPT = AttemptDir(Path("/state/jobs/a/attempts/2"))
-
-
-def planned(*slots: str, elastic: bool = True, on_gpus: bool = True) -> list[Unit]:
-    places = tuple(Slot.parse(slot) for slot in slots)
-    spec = job("a", gpus=1 if elastic else len(slots), high=8 if elastic else None, command=("t.py",))
-    devices = tuple("0123") if on_gpus else None
-    nodes = {name: NodeInfo(name, 4, devices=devices) for name in ("n0", "n1")}
-    return units(Assignment.of(spec, places, (None, 1, 1.0)), Path("/state/jobs/a"), ATTEMPT, nodes)
-
-
-def test_a_placement_asks_for_counts_and_a_gpus_share_of_a_node() -> None:
+    # A placement asks for counts and a GPUs share of a node.
     nodes = slurm_nodes("n0", "n1", slots="gpu", backend="slurm-jobs")
     for slots, elastic, expected in (
         (("n0/0", "n0/1"), True, JobRequest("x", 2, 1, gpus=1)),
@@ -159,6 +146,17 @@ def test_a_placement_asks_for_counts_and_a_gpus_share_of_a_node() -> None:
     on_cpus = planned("n0/0", "n0/1", "n0/2", elastic=False, on_gpus=False)
     nodes = slurm_nodes("n0", "n1", backend="slurm-jobs")
     assert request_of(nodes, on_cpus, "x") == JobRequest("x", 1, 1, cpus=3)
+
+
+ATTEMPT = AttemptDir(Path("/state/jobs/a/attempts/2"))
+
+
+def planned(*slots: str, elastic: bool = True, on_gpus: bool = True) -> list[Unit]:
+    places = tuple(Slot.parse(slot) for slot in slots)
+    spec = job("a", gpus=1 if elastic else len(slots), high=8 if elastic else None, command=("t.py",))
+    devices = tuple("0123") if on_gpus else None
+    nodes = {name: NodeInfo(name, 4, devices=devices) for name in ("n0", "n1")}
+    return units(Assignment.of(spec, places, (None, 1, 1.0)), Path("/state/jobs/a"), ATTEMPT, nodes)
 
 
 def test_the_submission_and_its_script_start_each_task() -> None:
@@ -193,9 +191,7 @@ def test_the_submission_and_its_script_start_each_task() -> None:
     assert script(JobRequest("x", 1, 1), SlurmOptions(), odd).splitlines()[1] == "unset LC_ALL"
 
 
-def test_slurm_gets_no_token_and_no_option_of_an_outer_job(
-    tmp_path: Path, command: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slurm_gets_no_token_and_no_option_of_an_outer_job(tmp_path, command: Path, monkeypatch) -> None:
     write(tmp_path / "srun", 'echo "${SLURM_JWT-none},$KEPT"')
     text = script(JobRequest("x", 1, 1), SlurmOptions(), ATTEMPT)
     env = {"PATH": f"{tmp_path}:{os.defpath}", "SLURM_JWT": "token", "KEPT": "yes"}

@@ -49,9 +49,7 @@ def test_a_slot_is_a_place_in_slurms_list(given: str | None, slots: str, own: st
     assert result == {"SLURM_CONF": "/etc/slurm.conf", "PATH": "/bin", "CUDA_VISIBLE_DEVICES": own}
 
 
-def test_a_unit_that_lacks_its_gpu_ends_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_unit_that_lacks_its_gpu_ends_and_says_why(tmp_path, monkeypatch, capfd) -> None:
     for given in ("0,1", "NoDevFiles", ""):
         with pytest.raises(step.NoGpuError, match="slot 2 of n1 has no GPU: Slurm gives the step"):
             step.environment({**WHERE, "CUDA_VISIBLE_DEVICES": given}, "2")

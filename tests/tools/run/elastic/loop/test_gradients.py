@@ -176,7 +176,7 @@ def test_a_gradient_before_the_last_micro_step_is_unscaled(first_scale: float) -
         optimizer,
         ("step",),
         step,
-        lambda: nullcontext(held.before_optimizer()),
+        lambda _: nullcontext(held.before_optimizer()),
         called=lambda _: held.commit(),
     )
     guard_helper(scaler, step)
@@ -242,7 +242,7 @@ class Probe:
         self.model = torch.nn.Linear(1, 1, bias=False)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.0)
         self.training = Training(self.model, self.optimizer, {}, scale)
-        guard_optimizer(self.optimizer, ("step",), lambda: False, self.training.scaled_lr)
+        guard_optimizer(self.optimizer, ("step",), lambda: False, lambda _: self.training.scaled_lr())
         self.scheduler = self.training.helpers["scheduler"] = make(self.optimizer)
 
     def rates(self, steps: int) -> list[float]:

@@ -114,3 +114,26 @@ def test_comparisons_become_rare() -> None:
     assert guard.is_due(5), "nothing is compared yet"
     guard._checked_at = 0
     assert [step for step in range(4000) if guard.is_due(step)] == [*(2**power for power in range(12)), 3072]
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ((range(4, 8), 1.0), ""),
+        ((range(4), 1.0), "shares"),
+        ((range(4, 7), 1.0), "shares"),
+        ((range(4, 8), 2.0), "shares"),
+    ],
+)
+def test_shares_of_a_step_add_up_to_it(other: tuple[range, float], named: str) -> None:
+    one, another = Replica(), Replica()
+    for replica, (numbers, weight) in ((one, (range(4), 1.0)), (another, other)):
+        replica.guard.takes(range(3), 1.0, range(8), 2, first=True)  # only looked at
+        replica.guard.takes(numbers[:2], weight / 2, range(8), 2, first=True)
+        replica.guard.takes(numbers[2:], weight / 2, range(8), 2, first=False)
+        replica.guard.step_done()
+    if named:
+        with pytest.raises(UsageError, match=named):
+            compare(one, another)
+    else:
+        compare(one, another)

@@ -112,7 +112,7 @@ def test_failures_add_up_until_a_job_made_progress() -> None:
     assert (known.samples_done, known.next_failure(15.0).failures) == (60.0, 2), "back at its checkpoint"
 
 
-def test_an_attempt_that_is_over_may_be_no_failure() -> None:
+def test_attempts_that_are_over_or_displaced_are_no_failures() -> None:
     over = holds(13.0, "requeue", 0, over=1, reason="its node was taken away")
     known = of(START, progress(12.0, 50.0), over)
     assert (known.phase, known.gpus, known.reason) == ("preempted", 0, "its node was taken away")
@@ -121,21 +121,7 @@ def test_an_attempt_that_is_over_may_be_no_failure() -> None:
     assert of(START, failed(13.0, 2)).over_attempt == 2
     interrupted = of(START, holds(12.0, "requeue", 0, reason="interrupted by SIGINT"))
     assert (interrupted.phase, interrupted.failures) == ("preempted", 0)
-
-
-def end(known: RunLog, verdict: Ending, time_s: float, attempt: int, retries: int = 3) -> Event:
-    """An attempt ends; what the log says of it."""
-    (logged,) = report_events(AttemptEnded("a", attempt, verdict), known, time_s, retries)
-    known.add(logged)
-    return logged
-
-
-DISPLACED = Ending("displaced", "its node was taken away")
-FELL = Ending("failed", "it fell")
-
-
-def test_a_displaced_attempt_is_no_failure_until_the_fourth() -> None:
-    """As by a script that sends SIGTERM to its group as it fails. Where nothing starts, none counts."""
+    # As by a script that sends SIGTERM to its group as it fails. Where nothing starts, none counts.
     known, ends = log(), list[Event]()
     for attempt in range(1, 7):
         known.add(replace(START, time=1000.0 * attempt))
@@ -153,6 +139,17 @@ def test_a_displaced_attempt_is_no_failure_until_the_fourth() -> None:
     last = known.jobs["a"]
     assert (last.phase, last.failures, last.displacements, last.retry_s) == ("preempted", 0, 0, None)
     assert last.over_attempt == 8
+
+
+def end(known: RunLog, verdict: Ending, time_s: float, attempt: int, retries: int = 3) -> Event:
+    """An attempt ends; what the log says of it."""
+    (logged,) = report_events(AttemptEnded("a", attempt, verdict), known, time_s, retries)
+    known.add(logged)
+    return logged
+
+
+DISPLACED = Ending("displaced", "its node was taken away")
+FELL = Ending("failed", "it fell")
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["it gets on", "it says nothing for an hour"])
@@ -190,7 +187,7 @@ def test_retries_wait_longer_and_end_after_eleven_within_an_hour() -> None:
 
 
 CODE_7 = Ending("failed", "exit code 7: nothing on stderr", exit_code=7, by_itself=True)
-MISUSED = replace(CODE_7, message="exit code 2: t.py: error: no", exit_code=2, misused=True)
+MISUSED = replace(CODE_7, message="exit code 2: t.py: error: no", exit_code=2, is_final=True)
 KILLED = Ending("failed", "killed by SIGKILL", exit_code=-9)
 AT_RANK = replace(CODE_7, message="rank 1 crashed: bad row at 0x7f01")
 ELSEWHERE = replace(AT_RANK, message="rank 0 crashed: bad row at 0x7f02")
@@ -209,9 +206,7 @@ ELSEWHERE = replace(AT_RANK, message="rank 0 crashed: bad row at 0x7f02")
     ],
     ids=["misused", "equal", "but for its rank", "other reasons", "killed", "long, steps unknown", "further"],
 )
-def test_a_failure_that_is_certain_is_not_repeated(
-    verdicts: list[Ending], lasted_s: float, step: float, ends: str
-) -> None:
+def test_a_failure_that_is_certain_is_not_repeated(verdicts, lasted_s, step, ends) -> None:
     """A script that reports nothing, or trains half a sample further each time, at 0.1 a second."""
     known = log()
     for attempt, verdict in enumerate(verdicts, 1):
@@ -223,6 +218,27 @@ def test_a_failure_that_is_certain_is_not_repeated(
         end(known, verdict, 1000.0 * attempt + lasted_s, attempt)
     last = known.jobs["a"]
     assert (last.phase, last.reason, last.exit_code) == ("failed", ends, verdicts[-1].exit_code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict", "ends"),
+    [
+        ({"no_retry_on": (7,)}, CODE_7, ["fail"]),
+        ({"retry_on": (-9,)}, CODE_7, ["fail"]),
+        ({"retry_on": (-9,), "retries": 1}, KILLED, ["requeue", "fail"]),
+        ({"retry_on": (7, 2)}, CODE_7, ["requeue"] * 3 + ["fail"]),
+        ({"retry_on": (2,), "retries": 1}, MISUSED, ["requeue", "fail"]),
+        ({"retries": 0}, KILLED, ["fail"]),
+    ],
+)
+def test_a_job_says_which_failures_are_retried(fields: Any, verdict: Ending, ends: list[str]) -> None:
+    known = log()
+    known.jobs["a"].job = known.jobs["a"].job.model_copy(update=fields)
+    found = []
+    for attempt in range(1, len(ends) + 1):
+        known.add(replace(START, time=1000.0 * attempt))
+        found.append(end(known, verdict, 1000.0 * attempt + 5.0, attempt).event)
+    assert found == ends
 
 
 def test_ended_jobs_are_not_active_any_more() -> None:

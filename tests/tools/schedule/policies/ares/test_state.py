@@ -134,7 +134,7 @@ def assert_work_conserving(held: Session) -> None:
             assert entry.gpus or not allowed.sizes or allowed.sizes[0] > free
 
 
-def test_gpus_that_would_slow_a_job_stay_free_and_finishes_stay() -> None:
+def test_finishes_stay_and_late_arrivals_take_the_logs_time() -> None:
     held = session(Recorded(), cluster(4, 4, 4), TwoTypes())
     for number, choice in enumerate((1, 69, 0)):
         joined(held, 0, some_job(number, choice, 0.0))
@@ -150,14 +150,7 @@ def test_gpus_that_would_slow_a_job_stay_free_and_finishes_stay() -> None:
         "gps": {"a": 40, "b": 40, "c": 60},
         "jobs": {"b": 40, "c": 60},
     }
-
-
-def work(name: str, gpu_seconds: float, at: float = 0.0) -> Job:
-    """A job of four GPUs at most, or fewer."""
-    return job(name, at=at, gpus=4, low=1, gpu_seconds=gpu_seconds)
-
-
-def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:
+    # A late arrival takes virtual time as the log has it.
     # A job of time 10 is seen at 60, after a cancellation at 50: V is that of 50, here and in a rebuild.
     held = started(Ares(), cluster(4), work("a", 400), work("b", 400))
     held.end("b", 50, "cancelled")
@@ -174,6 +167,11 @@ def test_a_late_arrival_takes_virtual_time_as_the_log_has_it() -> None:
     held.node_up("n1", 20)  # V = 60
     joined(held, 25, work("b", 1, at=25))  # V = 80
     assert held.policy.dump_state()["jobs"]["b"] == 81
+
+
+def work(name: str, gpu_seconds: float, at: float = 0.0) -> Job:
+    """A job of four GPUs at most, or fewer."""
+    return job(name, at=at, gpus=4, low=1, gpu_seconds=gpu_seconds)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def rigid(name: str, seconds: float, at: float = 0.0, **utility: Any) -> Job:
     return job(name, at=at, gpus=8, gpu_seconds=8 * seconds, utility=utility)
 
 
-def test_drf_levels_the_largest_shares() -> None:
+def test_drf_levels_shares_and_rrh_earns_most() -> None:
     # Workers of 4 and of 1 CPU, 12 in all and 8 slots: parts of a third and an eighth.
     assert sizes(started(Drf(), NODES, elastic("a", 4), elastic("b", 1))) == {"a": 2, "b": 4}
 
@@ -38,26 +38,20 @@ def test_drf_levels_the_largest_shares() -> None:
     held = session(Drf(), NODES)
     held.withdraw("n/0", 0.0, 60.0)
     assert joined(held, 0.0, elastic("a", 4), elastic("b", 0)) == {"a": 2, "b": 5}
-
-
-def test_rrh_rejects_what_would_make_another_late() -> None:
+    # RRH rejects what would make another late.
     held = started(Rrh(), NODES, rigid("a", 90, **LATE), rigid("b", 500, value=50))
     assert sizes(held) == {"a": 8}
     assert set(held.jobs) == {"a"}
     admitted = {name: statement["admitted"] for name, statement in held.admissions.items()}
     assert admitted == {"a": True, "b": False}
     assert held.admissions["b"]["payoff"] < 0 < held.admissions["a"]["payoff"]
-
-
-def test_rrh_pauses_for_a_job_that_earns_more_per_second() -> None:
+    # RRH pauses for a job that earns more per second.
     held = started(Rrh(), NODES, rigid("a", 500, value=50))
     assert joined(held, 10, rigid("b", 90, at=10, value=60)) == {"b": 8}
     assert set(held.jobs) == {"a", "b"}
     held.end("b", 100)
     assert decided(held, 100) == {"a": 8}
-
-
-def test_rrh_goes_on_with_what_earns_nothing_any_more_on_an_idle_cluster() -> None:
+    # RRH goes on with what earns nothing any more on an idle cluster.
     held = started(Rrh(), NODES, rigid("a", 90, shape="step", value=10, target=100))
     assert joined(held, 10, rigid("b", 90, at=10, value=1000)) == {"b": 8}
     held.end("b", 100)

@@ -140,9 +140,7 @@ def test_the_batch_grows_with_the_noise_scale():
 
 
 @pytest.mark.parametrize(("unknown_noise", "later"), [("stated", 1024), ("author", 64)])
-def test_jobs_of_a_model_may_end_without_stating_their_noise(
-    unknown_noise: knowledge.UnknownNoise, later: int
-):
+def test_jobs_of_a_model_may_end_without_stating_their_noise(unknown_noise, later):
     """Then all its batches are taken to be alike, if the policy is asked to."""
     policy = ShadowPrice(retune="free", unknown_noise=unknown_noise)
     jobs = [job(name, work={"samples": samples}, **FREE) for name, samples in (("a", 1e3), ("b", 1e6))]
