@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 COMMAND_LINE: Final = "the command line"
 _OF_SCRIPTS: Final = (
-    "--gpus, --gpu-type, --gpu-memory, --batch, --name, --limit, --retries, --relaunch, --torchrun, --python, "
-    "--array and arguments are about a script: in a file each job states them"
+    "--gpus, --gpu-type, --gpu-memory, --batch, --name, --limit, --retries, --relaunch, --torchrun, "
+    "--python, --array and arguments are about a script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
 _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
