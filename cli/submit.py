@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ import typer
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
 from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
+from pliant.cli.script import Script, stated_in
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
 from pliant.schemas.text import EPOCH_LIKE_S, similar
@@ -25,16 +27,22 @@ if TYPE_CHECKING:
     from pliant.tools.run.service.submit import Submitted
 
 COMMAND_LINE: Final = "the command line"
+_OF_SCRIPTS: Final = (
+    "--gpus, --gpu-type, --gpu-memory, --batch, --name, --limit, --retries, --relaunch, --torchrun, "
+    "--python, --array and arguments are about a script: in a file each job states them"
+)
+_LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
 _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
 _LIST: Final = re.compile(r"\d{1,9}(?:,\d{1,9})+")
 
 
 def submit(
+    context: typer.Context,
     jobs: Annotated[
         str | None,
         typer.Argument(
             metavar="[FILE|SCRIPT]",
-            help="Jobs (JSON Lines; - is stdin, also the default in a pipe), or a script (*.py).",
+            help="Jobs (JSON Lines), or a script or program; - is stdin, also the default in a pipe.",
             show_default=False,
         ),
     ] = None,
@@ -112,6 +120,41 @@ def submit(
         bool,
         typer.Option("--relaunch", help="Of a script: it is resized by saving and starting again."),
     ] = False,
+    torchrun: Annotated[
+        bool | None,
+        typer.Option(
+            "--torchrun/--no-torchrun",
+            help="Of a script: a worker for each of its GPUs, or one process.",
+            show_default="what its imports say",
+        ),
+    ] = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            "--python",
+            metavar="PATH",
+            help="Of a script: the Python that runs it.",
+            show_default="that of the active environment",
+        ),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env",
+            metavar="NAME[=VALUE]|all",
+            help="A variable of all these jobs, by default with its value here; all: every one.",
+            show_default=False,
+        ),
+    ] = None,
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret",
+            metavar="NAME",
+            help="A variable of all these jobs whose value is kept in a file of its own.",
+            show_default=False,
+        ),
+    ] = None,
     array: Annotated[
         str | None,
         typer.Option(
@@ -173,7 +216,12 @@ def submit(
     A run in progress (pliant run --follow, --until-done) takes them up at
     once; otherwise they wait for the next one. When an id is printed, the job
     is on disk. submit_time counts from now. A job is refused if its script is
-    missing or is not Python, seen from the job's workdir.
+    missing, seen from the job's workdir.
+
+    A script or program is started once. torchrun starts a worker for each GPU
+    of a script that imports torch.distributed, Lightning and the like; a line
+    says so. Lines "#PLIANT --gpus 2" at the top of a script are options; those
+    of the command line count before them.
 
     WHEN is seconds from now, a time like +2h, a time of day like 22:00, or a
     date like 2026-03-01T08:30. A job of an array finds its number in
@@ -183,26 +231,29 @@ def submit(
 
     Example: pliant submit train.py --gpus 1-4 --batch 128 --state live -- --epochs 90
     """
+    given = dict(locals())
     from pliant.cli.orders import check_priority
-    from pliant.schemas.file_io.files import source_name
-    from pliant.schemas.io import read_jobs, write_jobs
+    from pliant.schemas.io import write_jobs
     from pliant.tools.run.door.asking import submit as ask
+    from pliant.tools.run.service.submitter import hidden_values, of_submitter, with_variables, without
 
+    script = Script.of(context, jobs, arguments or ())
+    if script is not None and (lines := script.take_options()):
+        submit(**given | stated_in(context, script.name, lines))
+        return
     kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
+    starts = {"launcher": _LAUNCHERS[torchrun], "python": python}
     ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
-    fields, now_s = _fields(gpus, kind, batch, name, relaunch=relaunch), time.time()
-    fields |= {field: value for field, value in ends.items() if value is not None}
-    if jobs is not None and jobs.endswith(".py"):
+    fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()
+    if script is not None and script.command:
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
         numbers = None if array is None else numbers_of(array)
-        found = of_script([jobs, *(arguments or ())], fields, directory, numbers, dry_run=dry_run)
+        found = of_script(script.command, fields, directory, numbers, dry_run=dry_run)
     else:
+        found, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
-            names = "--gpus, --gpu-type, --gpu-memory, --batch, --name, --limit, --retries, --relaunch"
-            text = "--array and arguments are about a script (*.py): in a file each job states them"
-            raise UsageError(f"{names}, {text}")
-        path = named_or_piped(jobs, "no jobs to submit: name a file or a script, or pipe one in")
-        source, found = source_name(path), read_jobs(path, configuration().job)
+            raise UsageError(_OF_SCRIPTS)
+    found = tuple(with_variables(job, env or (), os.environ) for job in found)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
@@ -217,6 +268,10 @@ def submit(
         _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
+    hidden = hidden_values(secret or (), os.environ)
+    found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
+    for line in dict.fromkeys(_starts(found)):
+        note(line)
     try:
         done = ask(
             *(directory, found, source),
@@ -224,6 +279,7 @@ def submit(
             now_s=now_s,
             check_scripts=not no_check,
             numbered=source == COMMAND_LINE and name is None,
+            hidden=hidden,
         )
     except BadInputError:
         if len(found) > 1:
@@ -250,6 +306,28 @@ def _say_what_counts(done: Submitted, state: Path) -> None:
     if not is_served(state):
         by = f"from cron, or pliant run --follow --state {state}"
         note(f"no run uses {state} now: they wait for the next one, {by}")
+
+
+def _of_file(path: str | None, data: bytes) -> tuple[tuple[Job, ...], str]:
+    """The jobs of a file, or of what stdin has brought, and what messages call them."""
+    from pliant.schemas.file_io.documents import parse_jobs
+    from pliant.schemas.file_io.files import source_name
+    from pliant.schemas.io import read_jobs
+
+    path = named_or_piped(path, "no jobs to submit: name a file or a script, or pipe one in")
+    defaults, source = configuration().job, source_name(path)
+    return parse_jobs(data, source, defaults) if data else read_jobs(path, defaults), source
+
+
+def _starts(jobs: Iterable[Job]) -> Iterator[str]:
+    """What starts each job that is not resized, and why, where that is not plain."""
+    from pliant.tools.run.service.launching import at_home
+    from pliant.tools.run.service.starters import by_what, settled
+
+    for job in jobs:
+        found, why = settled(at_home(job, Path.cwd()))
+        if why and (found.launcher is not None or found.names_torchrun or found.gpus.requested > 1):
+            yield f"{found.model}: {by_what(found)}: {why}"
 
 
 def _verify(jobs: Sequence[Job], source: str) -> None:
@@ -333,13 +411,21 @@ def of_script(
 
 
 def _fields(
-    gpus: str | None, kind: Mapping[str, Any], batch: int | None, name: str | None, *, relaunch: bool
+    gpus: str | None,
+    kind: Mapping[str, Any],
+    starts: Mapping[str, Any],
+    batch: int | None,
+    name: str | None,
+    *,
+    relaunch: bool,
 ) -> dict[str, Any]:
     """What the options say of a job.
 
     :param kind: fields of its GPUs that say which they may be; None: any.
+    :param starts: fields that say what starts and ends it; None: the default.
     """
     found: dict[str, Any] = {} if gpus is None else _sizes(gpus)
+    found |= {field: value for field, value in starts.items() if value is not None}
     if stated := {field: value for field, value in kind.items() if value is not None}:
         found["gpus"] = {**(found.get("gpus") or configuration().job.get("gpus") or {}), **stated}
     if batch is not None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice, pairwise
+from itertools import dropwhile, islice, pairwise
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from sys import intern
@@ -41,6 +42,7 @@ Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
 Awaited = Literal["ok", "any", "failed"]
 ExitCode = Annotated[int, Field(ge=-64, le=255)]
+Launcher = Literal["program", "python", "torchrun"]
 TypeName = Annotated[str, Field(min_length=1)]
 PowersOfTwo = Literal["powers-of-two"]
 POWERS_OF_TWO: Final = "powers-of-two"
@@ -48,6 +50,7 @@ LONGEST_TEXT: Final = 100_000
 """Bytes of one argument or variable; Linux takes 131,072."""
 MOST_TEXT: Final = 500_000
 """Bytes of all arguments, and of all variables; Linux takes a quarter of the stack, 2,097,152 by default."""
+_PYTHON: Final = re.compile(r"(?s:.*/)?python[\d.]*")
 _REQUIRED: Final = object()
 _HASHED: Final = 1024
 """Texts that are hashed at a time."""
@@ -385,8 +388,14 @@ class Job(Record):
     priority: BoundedFloat = 0.0
     """Larger is more important, for the policies that look at it (``pliant policies NAME`` says how)."""
     command: tuple[PlainText, ...] | None = None
-    """Script and arguments of each worker. torchrun starts them where a job that is not elastic has several
-    GPUs, or where they begin with ``torchrun``; else Python does. Absent in a pure trace."""
+    """A Python script and its arguments, with ``python``, ``torchrun`` or neither before them; or, of a job
+    that is not elastic, any program and its arguments. Absent in a pure trace."""
+    launcher: Launcher | None = None
+    """What starts the command. program: nothing, it is run as it is, once; python: Python, once; torchrun: a
+    worker for each of its GPUs. Default: what ``submit`` and ``run`` find out (docs/running.md)."""
+    python: PlainText | None = None
+    """The Python that its script runs by. Default: the command's first word if it is one; else that of the
+    environment that was active at ``submit``; else that of the run."""
     workdir: PlainText | None = None
     """Folder to start in. Default: the folder that the command is given from."""
     env: dict[VariableName, PlainText] = Field(default_factory=dict)
@@ -449,6 +458,11 @@ class Job(Record):
         self._refuse_what_cannot_be_passed_on()
         if self.resize == "relaunch":
             self._settle_relaunch(values)
+        if self.launcher is not None and self.elastic != "none":
+            text = (
+                f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
+            )
+            raise broken_rule(text, "/launcher")
         if self.id in self.after:
             raise broken_rule("names the job itself, expected other jobs", "/after")
         if both := {*self.retry_on} & {*self.no_retry_on}:
@@ -509,10 +523,13 @@ class Job(Record):
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
-        only if another job does not finish, has limits, or says when it is retried.
+        only if another job does not finish, has limits, says when it is retried, or names its launcher or
+        its Python.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
-        if says_when or "failed" in self.after.values():
+        if says_when or self.launcher is not None or self.python is not None:
+            return 8
+        if "failed" in self.after.values():
             return 8
         if self.preemptible is not None or self.gpus.types is not None or self.gpus.memory is not None:
             return 7
@@ -554,8 +571,26 @@ class Job(Record):
         return first == "torchrun" and bool(second) and (second == "-m" or not second.startswith("-"))
 
     @property
+    def names_python(self) -> bool:
+        """Whether its command begins with a Python, by name or path, and what it is to do."""
+        command = self.command or ()
+        return len(command) > 1 and _PYTHON.fullmatch(command[0]) is not None
+
+    @property
+    def own_python(self) -> str | None:
+        """The Python that its script runs by, a path or a name on PATH. Returns None for that of the run."""
+        return self.command[0] if self.command and self.names_python else self.python
+
+    @property
+    def is_one_process(self) -> bool:
+        """Whether its command is started once, however many GPUs it has."""
+        return self.launcher in ("program", "python")
+
+    @property
     def script(self) -> tuple[str, ...]:
-        """What Python starts: its command, without ``torchrun``."""
+        """What Python starts: its command, without ``torchrun`` or ``python``."""
+        if self.names_python:
+            return tuple(dropwhile("-u".__eq__, (self.command or ())[1:]))
         return (self.command or ())[int(self.names_torchrun) :]
 
     @property

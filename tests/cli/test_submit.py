@@ -1,4 +1,5 @@
 import json
+import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,6 +65,52 @@ def test_what_a_dry_run_prints_can_be_submitted(here: Path):
     (here / "jobs.jsonl").write_text(shown)
     assert '"resize":"relaunch"' in shown
     assert call(*SUBMIT).stdout == "train\n"
+
+
+def test_lines_of_a_script_are_options_and_count_behind_those_of_the_command_line(here: Path):
+    lines = ("--gpus 2 --env A=1  # two", "--env B=2 --name own")
+    text = "\n\n".join(["#!/bin/bash", *(f"#PLIANT {line}" for line in lines), "echo", "#PLIANT --hold", ""])
+    (here / "job.sh").write_text(text)
+
+    def asked(*words: str, **more: Any) -> Job:
+        shown = call("submit", "--dry-run", *words, **more)
+        assert shown.exit_code == 0, shown.stderr
+        return parse_jobs(shown.stdout.encode(), "shown")[0]
+
+    found = asked("job.sh", "--env", "A=3", "--", "x")
+    assert (found.id, found.gpus.requested, found.hold, found.command) == ("own", 2, False, ("job.sh", "x"))
+    assert found.env == {"A": "3", "B": "2"}
+    assert asked("job.sh", "--gpus", "1", "--name", "b").gpus.requested == 1
+    assert asked("-", stdin=text.encode()).command == ("/bin/bash", "-c", text, "bash")
+    for line, message in (("--gups 2", "job.sh:1: No such option"), ("2", 'job.sh:1: "2" is no option')):
+        (here / "job.sh").write_text(f"#PLIANT {line}\n")
+        refused = call("submit", "job.sh", "--dry-run")
+        assert (refused.exit_code, message in refused.stderr) == (3, True)
+
+
+def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, monkeypatch: pytest.MonkeyPatch):
+    python = here / "own" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/bin/true")
+    for name, value in {
+        "TOKEN": "hush",
+        "OTHER": "1",
+        "LC_ALL": "C",
+        "VIRTUAL_ENV": str(here / "own"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert call("submit", "train.py", "--env", "X=y", "--secret", "TOKEN", "--state", "live").exit_code == 0
+    job = submitted(here)["train"]
+    assert job.python == str(python)
+    assert {"X": "y", "LC_ALL": "C", "PATH": os.environ["PATH"]}.items() <= job.env.items()
+    assert not {"TOKEN", "OTHER"} & job.env.keys()
+    kept = here / "live" / "jobs" / "train" / "secrets.json"
+    assert (json.loads(kept.read_text()), kept.stat().st_mode & 0o777) == ({"TOKEN": "hush"}, 0o600)
+    assert [path for path in here.rglob("*") if path.is_file() and b"hush" in path.read_bytes()] == [kept]
+    call("submit", "train.py", "--env", "all", "--secret", "TOKEN", "--name", "b", "--state", "live")
+    assert (submitted(here)["b"].env["OTHER"], "TOKEN" in submitted(here)["b"].env) == ("1", False)
+    for wrong in (("--env", "GONE"), ("--env", "1=2"), ("--secret", "GONE"), ("--secret", "TOKEN=x")):
+        assert call("submit", "train.py", *wrong, "--state", "live").exit_code == 2
 
 
 def dry_run(*words: str) -> Job:

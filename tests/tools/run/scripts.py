@@ -95,8 +95,9 @@ def plain(argv: Sequence[str]) -> tuple[str, ...]:
     """The job's own command in the command line of a unit, started by Python."""
     if any(word.endswith(ALWAYS_BY_TORCHRUN) for word in argv):
         return tuple(argv)
-    words = argv.index(ONE_WORKER) + 2 if ONE_WORKER in argv else argv.index("--") + 1
-    return (sys.executable, *argv[words:])
+    if ONE_WORKER in argv:
+        return tuple(argv[argv.index(ONE_WORKER) + 2 :])
+    return (sys.executable, *argv[argv.index("--") + 1 :])
 
 
 def script(folder: Path, text: str = OBEDIENT, name: str = "train.py") -> str:

@@ -18,7 +18,7 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.tools.run.backends import keep, local
-from pliant.tools.run.backends.local import LocalBackend
+from pliant.tools.run.backends.local import KEEPER, LocalBackend
 from pliant.tools.run.backends.machine import birth
 from pliant.tools.run.backends.protocol import (
     Handle,
@@ -440,3 +440,21 @@ def test_a_keeper_that_cannot_beat_keeps_its_unit(tmp_path: Path) -> None:
     os.utime(tmp_path / "elsewhere", (1.0, 1.0))
     keep.beat(str(tmp_path / "exit-1"))
     assert last_beat(tmp_path / "elsewhere") == 1.0 < before, "a link leads nowhere"
+
+
+def test_a_unit_has_a_folder_for_temporary_files_and_the_secrets_of_its_job(tmp_path: Path) -> None:
+    attempt = tmp_path / "jobs" / "a" / "attempts" / "1"
+    attempt.mkdir(parents=True)
+    job_dir, scratch = attempt.parent.parent, tmp_path / "scratch"
+    scratch.mkdir()
+    (job_dir / "secrets.json").write_text('{"KEY": "hush"}')
+    words = 'touch "$TMPDIR/x"; mkdir "$TMPDIR/d"; touch "$TMPDIR/d/y"; echo "$KEY $TMPDIR" > seen; exit 3'
+    argv = [sys.executable, "-I", "-S", KEEPER, str(attempt / "exit-0"), str(tmp_path), "sh", "-c", words]
+    env = {"PATH": os.defpath, "TMPDIR": str(scratch), "PLIANT_JOB_DIR": str(job_dir)}
+    subprocess.run(argv, env=env, check=True, timeout=30)
+    key, _, given = (tmp_path / "seen").read_text().strip().partition(" ")
+    assert (key, Path(given).parent, list(scratch.iterdir())) == ("hush", scratch, [])
+    assert (attempt / "exit-0").read_text() == "3\n"
+    (scratch / Path(given).name).symlink_to(tmp_path)  # not its own: it is left alone, and unused
+    subprocess.run(argv, env=env, check=True, timeout=30)
+    assert (tmp_path / "seen").read_text().split()[1] == str(scratch)

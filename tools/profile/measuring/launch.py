@@ -85,6 +85,8 @@ class Script:
     by_torchrun: bool = True
     """Whether torchrun starts it on one worker, too: the script of a gang may need its variables. Workers
     that change in place run without it."""
+    python: str | None = None
+    """What runs it, by path or name; None for the Python of this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,9 @@ def launch(script: Script, workers: int, request: MeasurementRequest, advance: A
         path.write_text(request.model_copy(update=ours).model_dump_json())
         env, logs = environment(script, path), folder / "logs"
         if script.by_torchrun or workers > 1:
-            argv = torchrun(script.command, workers, standalone("127.0.0.1"), logs)
+            argv = torchrun(script.command, workers, standalone("127.0.0.1"), logs, script.python)
         else:
-            argv, env = one_worker(script.command, logs), {**env, **ALONE}
+            argv, env = one_worker(script.command, logs, script.python), {**env, **ALONE}
         began_s = time.time()
         code = _run(argv, child_environment(os.environ, env), script, folder, advance)
         outcome = read_outcome(result)
@@ -341,6 +343,7 @@ def launch_key(script: Script, workers: int, wanted: MeasurementRequest) -> str:
         "wanted": wanted.model_dump(mode="json"),
         "host": platform.node(),
         "versions": [version(name) for name in ("pliant", "torch")],
+        **({} if script.python is None else {"python": script.python}),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -85,7 +85,7 @@ def _model_plan(model: str, jobs: Sequence[Job], node: MeasuredNode, options: Me
         raise BadInputError(f'no job of model "{model}" has a command: nothing can be started to measure it')
     first = able[0]
     command, by_torchrun = first.script, not first.changes_in_place
-    script = Script(model, command, first.workdir, dict(first.env), node.slots, by_torchrun)
+    script = Script(model, command, first.workdir, dict(first.env), node.slots, by_torchrun, first.own_python)
     gpus = options.gpus or _sizes(jobs, node)
     limits = [job.batch.per_gpu_max for job in jobs if job.batch.per_gpu_max]
     per_gpu_max = max(limits) if len(limits) == len(jobs) else None

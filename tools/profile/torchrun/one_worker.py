@@ -1,4 +1,4 @@
-"""Become a script, with its output in files: what torchrun does for a single worker, without torch.
+"""Become a command, with its output in files: what torchrun does for a single worker, without torch.
 
 Run as ``python -I -S one_worker.py FOLDER COMMAND…``. torchrun needs a second to start a worker, and some 300
 MB for as long as it lives. Here no process stays beside the worker, so signals and exit codes need no relay.
@@ -21,7 +21,11 @@ def main(arguments: list[str]) -> None:
         file = os.open(os.path.join(folder, name), flags, 0o600)
         os.dup2(file, descriptor)
         os.close(file)
-    os.execv(sys.executable, [sys.executable, "-u", *command])  # noqa: S606 - no shell: that is the point
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell: that is the point
+    except OSError as error:
+        print(f"{command[0]}: cannot be started: {error.strerror}", file=sys.stderr)
+        sys.exit(126 if isinstance(error, PermissionError) else 127)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,14 @@ TORCHRUN: Final = frozenset(
     {"MASTER_ADDR", "MASTER_PORT", "ROLE_NAME"}
     | {f"{scope}{name}" for scope in ("", "LOCAL_", "GROUP_", "ROLE_") for name in ("RANK", "WORLD_SIZE")}
 )
+SMALL: Final = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ"),
+        *("LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
+    }
+)
+"""And all that begin with ``LC_``."""
+OF_NODE: Final = ("NCCL_", "GLOO_")
 VARIABLES: Final = {"GLOO_SOCKET_IFNAME": "{}", "NCCL_SOCKET_IFNAME": "={}"}
 """Variables that choose the interface, and how they name it: without "=", NCCL takes names as prefixes."""
 LOOPBACK: Final = "127.0.0.1"
@@ -70,13 +78,21 @@ _END_BYTES: Final = 65536
 """Bytes at the end of a file that are searched."""
 
 
-def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], logs: Path) -> tuple[str, ...]:
+def torchrun(
+    command: Sequence[str],
+    workers: int,
+    rendezvous: Sequence[str],
+    logs: Path,
+    python: str | None = None,
+) -> tuple[str, ...]:
     """The argument list of one torchrun; the output of each worker goes to files under ``logs``.
 
     It needs the environment of :data:`NO_STORE`. The script's own arguments follow ``--``.
+
+    :param python: of torchrun and its workers; None for that of this process.
     """
     return (
-        *(sys.executable, "-P", RUN_TORCHRUN),
+        *(python or sys.executable, "-P", RUN_TORCHRUN),
         *rendezvous,
         f"--nproc-per-node={workers}",
         *("--max-restarts", "0"),
@@ -86,11 +102,18 @@ def torchrun(command: Sequence[str], workers: int, rendezvous: Sequence[str], lo
     )
 
 
-def one_worker(command: Sequence[str], logs: Path) -> tuple[str, ...]:
+def one_worker(script: Sequence[str], logs: Path, python: str | None = None) -> tuple[str, ...]:
     """The argument list of a script that is one worker, with output files as torchrun's.
 
-    It needs the environment of :data:`ALONE`.
+    An elastic one needs the environment of :data:`ALONE`.
+
+    :param python: what runs it; None for that of this process.
     """
+    return one_program((python or sys.executable, "-u", *script), logs)
+
+
+def one_program(command: Sequence[str], logs: Path) -> tuple[str, ...]:
+    """The argument list of any command that is one process, with output files as torchrun's."""
     return (sys.executable, "-I", "-S", ONE_WORKER, str(logs / "worker" / "attempt_0" / "0"), *command)
 
 
@@ -111,6 +134,19 @@ def child_environment(base: Mapping[str, str], added: Mapping[str, str]) -> dict
         name: value for name, value in base.items() if name not in TORCHRUN and not name.startswith(FOREIGN)
     }
     return {**kept, **added}
+
+
+def small_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment that a job gets unasked: who and where its user is, and what PATH finds."""
+    return {name: value for name, value in base.items() if name in SMALL or name.startswith("LC_")}
+
+
+def node_environment(base: Mapping[str, str], added: Mapping[str, str]) -> dict[str, str]:
+    """What a job gets of the launcher's environment, plus ``added``: the settings of the node's network, and
+    the small environment where the job brings none of its own.
+    """
+    of_node = {name: value for name, value in base.items() if name.startswith(OF_NODE) or name == "TMPDIR"}
+    return {**of_node, **({} if "PATH" in added else small_environment(base)), **added}
 
 
 def tree(process: psutil.Process) -> list[psutil.Process]:

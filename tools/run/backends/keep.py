@@ -15,18 +15,21 @@ import contextlib
 import errno
 import os
 import signal
+import stat
 import sys
 import time
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, MutableMapping
     from contextlib import AbstractContextManager
     from types import FrameType
     from typing import Any, Protocol
 
     class KeptAccount(Protocol):
         """Another account, as which the command runs; see ``keep_as.py``."""
+
+        env: dict[str, str]
 
         def start(self, argv: list[str], *, unnoticing: bool = False) -> int: ...
 
@@ -51,6 +54,10 @@ _OPEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = _OPEN | os.O_CREAT
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
 _PR_SET_CHILD_SUBREAPER = 36
+ENV_JOB_DIR = "PLIANT_JOB_DIR"
+SECRETS = "secrets.json"
+"""In a job's folder: values of variables that are written nowhere else."""
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _KILL_S = 10.0
 """Until killed processes are gone; one that hangs in the system is left to it."""
 
@@ -143,6 +150,7 @@ class Words:
         self.own = contextlib.nullcontext if account is None or not shown else account.as_root
         """The rights for the code file and what lies beside it."""
         self._code_file = code_file
+        self._scratch = give_scratch(self.shown, os.environ if account is None else account.env)
 
     def heard(self, order: Callable[[], int]) -> int:
         with self.own():
@@ -156,8 +164,64 @@ class Words:
                 say(self.shown)
 
     def end(self, code: int) -> int:
+        remove_scratch(self._scratch)
         self.say(lambda path: write_code(path, code))
         return 0
+
+
+def scratch_of(code_file: str, env: Mapping[str, str]) -> str:
+    """The folder for temporary files of a unit. Its name is short: sockets are made there."""
+    import hashlib
+
+    name = hashlib.sha256(code_file.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return os.path.join(env.get("TMPDIR") or "/tmp", f"pliant-{name}")  # noqa: S108 - as tempfile does
+
+
+def give_scratch(code_file: str, env: MutableMapping[str, str]) -> str:
+    """Make the folder that TMPDIR names in a unit. Returns its path, or "" if it cannot be had.
+
+    What PyTorch has compiled outlives it, as it does without.
+    """
+    path = scratch_of(code_file, env)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        found = os.lstat(path)  # of a keeper that was killed, or of someone who wants to know
+        why = "" if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() else "is not its own"
+    except OSError as error:
+        why = os.strerror(error.errno or errno.EIO)
+    if why:
+        print(f"pliant: {path} cannot be used for temporary files: {why}", file=sys.stderr)
+        return ""
+    env.setdefault(COMPILED, os.path.join(os.path.dirname(path), f"torchinductor_{os.geteuid()}"))
+    env["TMPDIR"] = path
+    return path
+
+
+def remove_scratch(path: str) -> None:
+    """What cannot be removed stays."""
+    try:
+        if path:
+            os.rmdir(path)
+    except OSError:
+        with contextlib.suppress(Exception):
+            import shutil
+
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def give_secrets(env: MutableMapping[str, str]) -> None:
+    """Add the variables that are kept in a file of the job's folder.
+
+    :raises OSError: the file cannot be read.
+    """
+    try:
+        with open(os.path.join(env[ENV_JOB_DIR], SECRETS), encoding="utf-8") as file:
+            import json
+
+            env.update(json.load(file))
+    except (KeyError, FileNotFoundError):
+        return
 
 
 def use_meter(code_file: str) -> Any:
@@ -184,6 +248,7 @@ def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool) -> 
     """Start the command; ``unnoticing``: see :func:`spawn_unnoticing`."""
     if account is not None:
         return account.start(argv, unnoticing=unnoticing)
+    give_secrets(os.environ)
     return spawn_unnoticing(argv) if unnoticing else spawn(argv)
 
 

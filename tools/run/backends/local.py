@@ -20,7 +20,8 @@ import psutil
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError, UsageError
-from pliant.tools.profile.torchrun.start import child_environment, kill, strays, tree
+from pliant.tools.profile.torchrun.start import kill, node_environment, strays, tree
+from pliant.tools.run.backends.keep import remove_scratch, scratch_of
 from pliant.tools.run.backends.machine import (
     Waker,
     Watched,
@@ -145,7 +146,7 @@ class LocalBackend:
 
     def _spawn(self, handle: Handle, index: int, unit: Unit, record: StartedUnit) -> StartedUnit:
         code_file = str(handle.files.exit_code(index))
-        keeper, env, told = KEEPER, child_environment(os.environ, unit.env), b""
+        keeper, env, told = KEEPER, node_environment(os.environ, unit.env), b""
         if unit.account is not None:
             own = unit.account.environment()
             keeper, told = KEEPER_AS, json.dumps(unit.account.order({**own, **unit.env})).encode()
@@ -183,12 +184,22 @@ class LocalBackend:
                 for process in strays(_mark(handle))
                 if process.pid not in spared and _is_one_of(process, workers)
             )
+            if handle.kept is None:
+                self._remove_scratch(handle, only)
             return
         for keeper in keepers:
             try:
                 keeper.send_signal(signal.SIGTERM)
             except psutil.Error:
                 continue
+
+    def _remove_scratch(self, handle: Handle, only: Collection[int] | None) -> None:
+        """What keepers that were killed have left."""
+        record = self._record(handle)
+        for index, unit in enumerate(record.units if record else ()):
+            if only is None or index in only:
+                env = node_environment(os.environ, unit.env)
+                remove_scratch(scratch_of(str(handle.files.exit_code(index)), env))
 
     @with_own_files
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:

@@ -142,7 +142,7 @@ class Unit:
     argv: tuple[str, ...]
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Added to the launcher's environment without the variables of other launchers, or to its account's."""
+    """Added to what units get of the launcher's environment, or to its account's."""
     account: Credentials | None = None
     """Whose process it is, if several accounts share the run; None: the launcher's."""
 

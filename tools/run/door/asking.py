@@ -28,6 +28,7 @@ from pliant.tools.run.door.roles import HISTORY, STACKS, STATUS, USES, filled_in
 from pliant.tools.run.service import submit as own
 from pliant.tools.run.service.launching import at_home
 from pliant.tools.run.service.stacks import WorkerStack
+from pliant.tools.run.service.starters import settled
 from pliant.tools.run.service.submit import Submitted
 from pliant.tools.run.statedir.directory import ROOT, StateDir, holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -323,8 +324,11 @@ def submit(
     now_s: float,
     check_scripts: bool = True,
     numbered: bool = False,
+    hidden: Mapping[str, str] | None = None,
 ) -> Submitted:
     """Ask for jobs to be run, all of them or none; durable when this returns.
+
+    :param hidden: variables of all jobs whose values nothing else may hold.
 
     :param now_s: from this time on a ``submit_time`` counts.
     :param numbered: the one job, or the one array, gets a number if its name is in use, behind a door.
@@ -332,10 +336,14 @@ def submit(
     """
     client = client_of(state)
     if client is not None:
-        listed = [own.in_utc(at_home(job, folder), now_s) for job in arriving_at(jobs, 0.0)]
+        if hidden:
+            raise UsageError(f"{state}: jobs of several accounts run there, which have no secrets")
+        listed = [own.in_utc(settled(at_home(job, folder))[0], now_s) for job in arriving_at(jobs, 0.0)]
         own.check_runnable(listed, source, check_scripts=check_scripts)
         return client.submit(listed, source, numbered=numbered)
-    ids = own.submit(state, jobs, source, folder=folder, now_s=now_s, check_scripts=check_scripts)
+    ids = own.submit(
+        state, jobs, source, folder=folder, now_s=now_s, check_scripts=check_scripts, hidden=hidden
+    )
     return Submitted.of(state, jobs, ids)
 
 

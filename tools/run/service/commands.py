@@ -4,7 +4,7 @@ An elastic job gets one process per slot, so that a worker that dies does not ta
 each has its own logs; its workers meet through files. A job that cannot be resized, or only by a relaunch,
 gets one ``torchrun`` per node with a worker per slot, as any PyTorch script expects. On a single slot a job
 that cannot be resized is started as by ``python``: scripts take torchrun's variables as a sign of other
-workers.
+workers. So is a script that is not distributed, and any other program: once, by the job's own PATH.
 
 The second half writes and reads plan files: who trains from now on, and how the batch is cut.
 """
@@ -22,7 +22,15 @@ from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
 from pliant.schemas.schedule import Cut
 from pliant.schemas.text import whole_number
-from pliant.tools.profile.torchrun.start import ALONE, NO_STORE, ONE_THREAD, one_worker, standalone, torchrun
+from pliant.tools.profile.torchrun.start import (
+    ALONE,
+    NO_STORE,
+    ONE_THREAD,
+    one_program,
+    one_worker,
+    standalone,
+    torchrun,
+)
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
@@ -37,8 +45,10 @@ from pliant.tools.run.statedir.contract.folders import (
 )
 from pliant.tools.run.statedir.contract.plan import (
     ENV_ARRAY_INDEX,
+    ENV_ATTEMPT,
     ENV_BATCH,
     ENV_JOB_DIR,
+    ENV_JOB_ID,
     ENV_LOG_BYTES,
     ENV_NOISE,
     ENV_PER_REPLICA,
@@ -78,16 +88,19 @@ def units(
     job = target.job
     groups = groups_of(target)
     made = []
+    python = job.own_python
     for index, slots in enumerate(groups):
         number = first + index
         logs = attempt.logs / str(number)
         if by_torchrun(target):
-            argv = torchrun(job.script, len(slots), _rendezvous(target, index, nodes, port), logs)
+            argv = torchrun(job.script, len(slots), _rendezvous(target, index, nodes, port), logs, python)
             own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
         elif not job.changes_in_place:
-            argv, own = one_worker(job.script, logs), {ENV_SLOT: SLOT_FROM_RANK}
+            is_program, command = job.launcher == "program", job.command or ()
+            argv = one_program(command, logs) if is_program else one_worker(job.script, logs, python)
+            own = {ENV_SLOT: SLOT_FROM_RANK}
         else:
-            argv = one_worker(job.script, logs)
+            argv = one_worker(job.script, logs, python)
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
         if not job.changes_in_place:
             own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
@@ -100,6 +113,7 @@ def units(
         if log_bytes is not None:
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
+        env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name}
         made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env, account))
     return made
 
@@ -110,12 +124,18 @@ def by_torchrun(target: Assignment) -> bool:
     A job that is resized by a relaunch finds the same variables in all its sizes.
     """
     job = target.job
+    if job.launcher is not None:
+        return job.launcher == "torchrun"
     several = len(target.slots) > 1 or job.resize == "relaunch"
     return not job.changes_in_place and (several or job.names_torchrun)
 
 
 def groups_of(target: Assignment) -> list[list[Slot]]:
-    """The slots that one unit serves: each alone, or all of a node where workers do not change."""
+    """The slots that one unit serves: each alone, all of a node where workers do not change, or all of a
+    job that is one process, on the first of its nodes.
+    """
+    if target.job.is_one_process:
+        return [list(target.slots)]
     if target.job.changes_in_place:
         return [[slot] for slot in target.slots]
     return [[Slot(node, index) for index in indices] for node, indices in by_node(target.slots).items()]
@@ -137,7 +157,7 @@ def environment(job: Job, slots: Sequence[Slot], nodes: Mapping[str, NodeInfo]) 
     own = {"PYTHONHASHSEED": str(zlib.crc32(job.id.encode()))} | own | job.env  # sets in the same order
     if devices is None:
         return {**ONE_THREAD, "PYTHONUNBUFFERED": "1", **own, "CUDA_VISIBLE_DEVICES": ""}
-    visible = ",".join(devices[slot.index] for slot in slots)
+    visible = ",".join(devices[slot.index] for slot in slots if slot.node == slots[0].node)
     return {"PYTHONUNBUFFERED": "1", **own, "CUDA_VISIBLE_DEVICES": visible}
 
 

@@ -34,6 +34,7 @@ from pliant.tools.run.backends.protocol import Backend
 from pliant.tools.run.service.executor import Executor
 from pliant.tools.run.service.launching import Submitters, runnable
 from pliant.tools.run.service.loop import Loop, RunOptions
+from pliant.tools.run.service.starters import settled
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir, check_own
 from pliant.tools.run.statedir.kept_inputs import kept_cluster, kept_profile
@@ -115,6 +116,9 @@ class PreparedRun:
         _refuse_oracle(found.policy.name)
         found = found.model_copy(update={"cluster": found.cluster.with_preemptible(options.preemptible)})
         schedule = runnable(found, source_name(name), _home(found), accepted)
+        if not options.shared:  # its submitters' commands have looked at their own scripts
+            jobs = tuple(settled(job)[0] for job in schedule.jobs)
+            schedule = schedule.model_copy(update={"jobs": jobs})
         backend_name = options.backend or schedule.cluster.backend
         if options.shared and backend_name == "slurm-jobs" and _TOKEN in os.environ:
             raise UsageError(f"{_TOKEN} would be in the jobs of all accounts: let Slurm know root by munge")
@@ -307,6 +311,8 @@ def _require_torch(jobs: Iterable[Job]) -> None:
     :raises ServiceMissingError: it is not, and one of the jobs does.
     """
     for job in jobs:
+        if job.own_python is not None or job.is_one_process:
+            continue
         if job.elastic != "none" or job.gpus.requested > 1 or job.names_torchrun:
             require("torch", f'job "{job.id}" trains with torch')
 

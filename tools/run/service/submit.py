@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import grp
+import json
 import os
 import pwd
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,10 +16,13 @@ from typing import Final, NamedTuple
 from pliant.schemas.checks import check_after
 from pliant.schemas.cluster import Shares
 from pliant.schemas.errors import BadInputError, PliantError, Problem, ServiceMissingError, UsageError
+from pliant.schemas.file_io.files import make_folder
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Job, arriving_at
 from pliant.schemas.text import EPOCH_LIKE_S, counted
+from pliant.tools.run.backends.keep import SECRETS
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
+from pliant.tools.run.service.starters import is_a_name, python_obstacle, settled
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
 from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
@@ -62,6 +66,7 @@ def submit(
     check_scripts: bool = True,
     by: Account | None = None,
     view: LogView | None = None,
+    hidden: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Ask for jobs to be run, all of them or none; durable when this returns. Returns their ids.
 
@@ -74,11 +79,14 @@ def submit(
     :param by: the account that asks, if it is not this one: then its own process has looked at its folders
         and scripts, and this one does not.
     :param view: of the log; None reads it.
+    :param hidden: variables of all jobs whose values nothing else may hold.
     :raises BadInputError: an id is in use, a job waits for one that is not there, the run of the directory
         could not serve a job, or its log is damaged.
+    :raises UsageError: jobs of several accounts run there, and there are such variables.
     """
     listed = [at_home(job, folder) for job in arriving_at(jobs, 0.0)]
     if by is None:
+        listed = [settled(job)[0] for job in listed]
         check_runnable(listed, source, check_scripts=check_scripts)
     elif problems := [found for job in listed for found in job_problems(job, source, looks=False)]:
         raise BadInputError(problems)
@@ -89,8 +97,24 @@ def submit(
     with spool.locked():
         _check_new(state, spool, listed, source, view)
         spool.take_back({job.id for job in listed})
+        if hidden:
+            _hide(dirs, listed, hidden)
         spool.ask_to_run((in_utc(job, now_s) for job in listed), _uid(dirs, by))
     return [job.id for job in listed]
+
+
+def _hide(dirs: StateDir, jobs: Iterable[Job], values: Mapping[str, str]) -> None:
+    """Write values where the keepers of these jobs find them, and nobody else."""
+    if dirs.is_shared:
+        raise UsageError(f"{dirs.path}: jobs of several accounts run there, which have no secrets")
+    for job in jobs:
+        folder = dirs.job(job.id).path
+        make_folder(folder, mode=0o700)
+        descriptor = os.open(folder / SECRETS, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(dict(values), file)
+            file.flush()
+            os.fsync(descriptor)
 
 
 def check_new(state: Path, jobs: Iterable[Job], source: str, now_s: float) -> list[Job]:
@@ -153,7 +177,13 @@ def check_scripts(jobs: Iterable[Job], source: str, *, folder: Path) -> None:
 
 
 def _script_problems(job: Job, source: str) -> list[Problem]:
-    obstacle = script_obstacle(job.script, Path(job.workdir or ""))
+    if (job := settled(job)[0]).launcher == "program":
+        return []
+    obstacle = python_obstacle(job)
+    if obstacle is None and not (job.own_python is not None and job.script[:1] == ("-m",)):
+        obstacle = script_obstacle(job.script, Path(job.workdir or ""))  # modules are those of this Python
+    if obstacle is not None and obstacle.startswith("no such script") and is_a_name(job.script[0]):
+        obstacle += ", and no program of that name is on PATH"
     text = f'job "{job.id}": {obstacle} (--no-check skips this check)'
     return [] if obstacle is None else [Problem(source, None, "/command", text)]
 

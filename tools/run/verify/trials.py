@@ -72,7 +72,7 @@ def run_alone(job: Job, files: RunFolder, slots: Slots, limit_s: float) -> None:
     env = {**environment(job, [Slot(_NODE, 0)], nodes), **ALONE, ENV_RECORDING: str(files.path)}
     try:
         done = subprocess.run(
-            one_worker(job.script, logs),
+            one_worker(job.script, logs, job.own_python),
             cwd=job.workdir,
             env=child_environment(environ, env),
             stdin=subprocess.DEVNULL,

@@ -71,7 +71,9 @@ def test_the_batches_of_all_jobs_of_a_model_are_measured_once() -> None:
     assert not one(trained(low=1)).script.by_torchrun, "as when it runs"
     # Jobs of one model with other commands are named.
     study = one(trained("a"), trained("b", command=("other.py",)))
-    assert study.script.command == ("train.py",)
+    assert (study.script.command, study.script.python) == (("train.py",), None)
+    own = one(trained("a", command=("v/bin/python", "train.py"))).script
+    assert (own.command, own.python) == (("train.py",), "v/bin/python")
     assert study.notes == ('model "net" is measured with the command of job a; that of b differs',)
     # Only the models asked for.
     jobs = (trained("a"), trained("b", model="other"))

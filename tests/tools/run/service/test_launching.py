@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
+import venv
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from pliant.schemas.errors import BadInputError, ServiceMissingError
 from pliant.schemas.io import read_schedule, write_schedule
-from pliant.schemas.job import Job
+from pliant.schemas.job import Gpus, Job
 from pliant.schemas.schedule import Schedule
 from pliant.tools.run.backends.protocol import NodeInfo, ProcessLimits
 from pliant.tools.run.service import inputs, launching
@@ -22,12 +24,15 @@ from pliant.tools.run.service.inputs import PreparedRun
 from pliant.tools.run.service.launching import Launching, Submitters, runnable, script_obstacle
 from pliant.tools.run.service.loop import RunOptions
 from pliant.tools.run.service.members import Timeouts
+from pliant.tools.run.service.starters import python_obstacle, settled
 from pliant.tools.run.service.submit import submit
 from pliant.tools.run.statedir.directory import StateDir
 from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 from tests.builders import cluster, job
 from tests.tools.run.instant import InstantBackend, opens
 from tests.tools.run.site import Site
+
+NO_PATHS: Final = {"PYTHONPATH": ""}
 
 
 def schedule(jobs: list[Job], *allocations: dict[str, Any]) -> Schedule:
@@ -112,6 +117,76 @@ def test_what_cannot_be_started_is_named(folder: Path, golden_text: Callable[...
         "torchrun --nproc-per-node=2 train.py",
     )
     golden_text("\n".join(f"{each}: {script_obstacle(each.split(), folder)}" for each in commands))
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher", "started"),
+    [
+        ("train.py --lr 1", "python", "train.py --lr 1"),
+        ("python -u train.py", "python", "python -u train.py"),
+        ("-m own", "python", "-m own"),
+        ("-c import(torch)", "python", "-c import(torch)"),
+        ("spawns.py", "python", "spawns.py"),
+        ("-m torch.distributed.run train.py", "python", "-m torch.distributed.run train.py"),
+        ("ddp.py", None, "ddp.py"),
+        ("python3 -X dev ddp.py", None, "python3 -X dev ddp.py"),
+        ("helped.py", None, "helped.py"),
+        ("hugging.py", None, "hugging.py"),
+        ("ranks.py", None, "ranks.py"),
+        ("torchrun train.py", None, "torchrun train.py"),
+        ("gone.py", None, "gone.py"),
+        ("sh -c x", "program", "sh -c x"),
+        ("train.sh a", "program", "/bin/sh ./train.sh a"),
+        ("bare.sh", "program", "bash ./bare.sh"),
+        ("./able", "program", "./able"),
+        ("able", "program", "./able"),
+        ("marked", "python", "marked"),
+        ("program", "python", "program"),
+    ],
+)
+def test_what_starts_a_command(folder: Path, command: str, launcher: str | None, started: str) -> None:
+    """On two GPUs: None stands for torchrun, or for what cannot be read."""
+    scripts = {
+        "ddp.py": "import torch.distributed as d\n",
+        "helped.py": "from pack.part import go\n",
+        "hugging.py": "from transformers import Seq2SeqTrainer\n",
+        "ranks.py": "import os\nos.environ['LOCAL_RANK']\n",
+        "spawns.py": "import torch.multiprocessing as mp, torch.distributed\nmp.spawn(main)\n",
+        "train.py": "'Not for torch.distributed, or FSDP.'  # nor for accelerate\n",
+        "bare.sh": "true\n",
+        "able": "#!/bin/sh\n",
+    }
+    for name, text in scripts.items():
+        (folder / name).write_text(text)
+    (folder / "able").chmod(0o755)
+    (folder / "pack").mkdir()
+    (folder / "pack" / "part.py").write_text("from .other import x\n")
+    (folder / "pack" / "other.py").write_text("from torch.nn.parallel import DistributedDataParallel\n")
+    asked = job("a", gpus=2, command=tuple(command.split(" ")), workdir=str(folder))
+    found, why = settled(asked)
+    assert (found.launcher, " ".join(found.command or ())) == (launcher, started)
+    assert bool(why) == (command != "gone.py")
+    alone = settled(asked.model_copy(update={"gpus": Gpus(requested=1)}))[0]
+    assert alone.launcher == ("program" if launcher == "program" else None)
+    assert settled(found)[0] == found, "once is enough"
+
+
+def test_a_python_of_its_own_has_to_start_workers(folder: Path) -> None:
+    """One with no PyTorch runs a script as one process; one that is not there runs none."""
+    venv.create(folder / "v", with_pip=False)
+    python, gone = str(folder / "v" / "bin" / "python"), str(folder / "gone" / "python")
+
+    def obstacle(*command: str, **more: Any) -> str | None:
+        return python_obstacle(job("a", command=command, workdir=str(folder), **more))
+
+    assert obstacle(python, "train.py") is None
+    assert obstacle("v/bin/python", "train.py", gpus=2, launcher="python") is None
+    for more in ({"gpus": 2}, {"elastic": "size"}, {"launcher": "torchrun"}):
+        assert f"{python} has no torch and no pliant" in str(
+            obstacle(python, "train.py", env=NO_PATHS, **more)
+        )
+    assert obstacle(sys.executable, "train.py", gpus=2) is None
+    assert obstacle(gone, "train.py") == f"no such Python: {gone}"
 
 
 def test_a_script_that_cannot_be_read_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

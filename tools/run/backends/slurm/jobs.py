@@ -26,7 +26,7 @@ from typing import Final, Literal
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import PliantError
-from pliant.tools.profile.torchrun.start import child_environment
+from pliant.tools.profile.torchrun.start import node_environment
 from pliant.tools.run.backends.protocol import (
     Credentials,
     Handle,
@@ -410,7 +410,7 @@ class Attempt:
 def _base(account: Credentials | None) -> dict[str, str]:
     """The environment that a Slurm job begins with: this process's, or its account's after a login."""
     if account is None:
-        return child_environment(os.environ, {})
+        return node_environment(os.environ, {})
     own = account.environment()
     commands = os.path.dirname(shutil.which("sbatch") or "")
     return {**own, "PATH": f"{own['PATH']}:{commands}" if commands else own["PATH"]}

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from pliant.schemas.errors import PliantError
-from pliant.tools.profile.torchrun.start import child_environment
+from pliant.tools.profile.torchrun.start import node_environment
 from pliant.tools.run.backends.machine import spawn
 from pliant.tools.run.backends.protocol import (
     UNKNOWN_UNIT,
@@ -210,7 +210,7 @@ class SlurmUnit:
 
     def _start(self, place: StepPlace, env: Mapping[str, str], now_s: float) -> None:
         if self._files.kept is None:
-            own = {**child_environment(env, self._started.env), **of_slurm(env, CONF)}
+            own = {**node_environment(env, self._started.env), **of_slurm(env, CONF)}
             own.pop("CUDA_VISIBLE_DEVICES", None)
         else:  # its keeper is root and gives the unit its environment
             own = of_slurm(env, "PATH", CONF)

@@ -40,6 +40,8 @@ from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.folders import PRIVATE, read_file, read_record
 
 ENV_JOB_DIR: Final = "PLIANT_JOB_DIR"
+ENV_JOB_ID: Final = "PLIANT_JOB_ID"
+ENV_ATTEMPT: Final = "PLIANT_ATTEMPT"
 ENV_SLOT: Final = "PLIANT_SLOT"
 ENV_WORKER: Final = "PLIANT_WORKER"
 """The worker's number in its attempt, if one unit starts one worker."""

@@ -245,16 +245,21 @@ def test_without_a_controller_a_dry_run_says_what_to_do(command: Path, tmp_path:
 
 
 def test_a_job_gets_no_variables_of_a_launcher(command: Path, tmp_path, monkeypatch) -> None:
-    for name, value in {"RANK": "3", "TORCHELASTIC_RUN_ID": "7", "KEPT": "yes"}.items():
+    for name, value in {
+        "RANK": "3",
+        "TORCHELASTIC_RUN_ID": "7",
+        "NCCL_DEBUG": "INFO",
+        "KEY": "of the loop",
+    }.items():
         monkeypatch.setenv(name, value)
     write(command.with_name("sbatch"), f"env > {shlex.quote(str(tmp_path))}/seen")
     unit = Unit("n0", ("true",), "/", {ENV_WORKER: "0", "CUDA_VISIBLE_DEVICES": ""})
     dirs, seen = StateDir(tmp_path), tmp_path / "seen"
     handle = Handle("a", 1, dirs.job("a").attempt(1).path)
     SlurmJobsBackend(slurm_nodes("n0", backend="slurm-jobs"), dirs).start(handle, [unit])
-    until(lambda: seen.exists() and "KEPT=yes" in seen.read_text())
+    until(lambda: seen.exists() and "NCCL_DEBUG=INFO" in seen.read_text())
     names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
-    assert not names & {"RANK", "TORCHELASTIC_RUN_ID"}
+    assert not names & {"RANK", "TORCHELASTIC_RUN_ID", "KEY"}
 
 
 def test_a_job_joins_the_team_of_its_users_slurm_accounts(command: Path, tmp_path: Path) -> None:

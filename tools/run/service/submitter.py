@@ -1,0 +1,90 @@
+"""What a job takes along from where it is submitted: a few variables, and the active Python environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pliant.schemas.errors import UsageError
+from pliant.schemas.job import LONGEST_TEXT, Job
+from pliant.tools.profile.torchrun.start import child_environment, small_environment
+
+ALL: Final = "all"
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def with_variables(job: Job, asked: Sequence[str], here: Mapping[str, str]) -> Job:
+    """A job with the variables that ``--env`` names, which count before those that it states.
+
+    :param asked: ``NAME=VALUE``, ``NAME`` for its value here, ``all`` for every one here.
+    :raises UsageError: one is not set here, or cannot be passed on.
+    """
+    found: dict[str, str] = {}
+    for text in asked:
+        name, stated, value = text.partition("=")
+        if text == ALL:
+            found |= {
+                name: value for name, value in child_environment(here, {}).items() if _passes(name, value)
+            }
+            continue
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"--env {text}: expected NAME, NAME=VALUE or {ALL}")
+        if not stated and name not in here:
+            raise UsageError(f"--env {name}: is not set here: set it, or say --env {name}=VALUE")
+        found[name] = value if stated else here[name]
+        if not _passes(name, found[name]):
+            raise UsageError(f"--env {name}: is no text of at most {LONGEST_TEXT:,} bytes")
+    return job.model_copy(update={"env": {**job.env, **found}}) if found else job
+
+
+def hidden_values(names: Sequence[str], here: Mapping[str, str]) -> dict[str, str]:
+    """The values of the variables that ``--secret`` names.
+
+    :raises UsageError: one is not set here, or cannot be passed on.
+    """
+    for name in names:
+        if "=" in name:
+            text = "expected a NAME that is set here: its value on a command line is no secret"
+            raise UsageError(f"--secret {name.partition('=')[0]}=…: {text}")
+        if not _passes(name, here.get(name, "\udcff")):
+            raise UsageError(
+                f"--secret {name}: is not set here, or is no text of at most {LONGEST_TEXT:,} bytes"
+            )
+    return {name: here[name] for name in names}
+
+
+def _passes(name: str, value: str) -> bool:
+    """Whether a variable can be kept as text and given to a process."""
+    try:
+        return _NAME.fullmatch(name) is not None and len(value.encode()) < LONGEST_TEXT - len(name)
+    except UnicodeEncodeError:
+        return False
+
+
+def without(job: Job, names: Collection[str]) -> Job:
+    """A job that does not hold these variables."""
+    kept = {name: value for name, value in job.env.items() if name not in names}
+    return job if len(kept) == len(job.env) else job.model_copy(update={"env": kept})
+
+
+def of_submitter(job: Job, here: Mapping[str, str]) -> Job:
+    """A job with the small environment of its submitter, and the Python that is active there."""
+    small = {name: value for name, value in small_environment(here).items() if _passes(name, value)}
+    changed: dict[str, object] = {"env": {**small, **job.env}}
+    if job.own_python is None and job.command and (python := active_python(here)) is not None:
+        changed["python"] = python
+    found = job.model_copy(update=changed)
+    found.model_fields_set.update(changed)
+    return found
+
+
+def active_python(here: Mapping[str, str]) -> str | None:
+    """The Python of the virtual or conda environment that is active. Returns None without one."""
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        python = Path(here.get(name) or os.devnull, "bin", "python")
+        if os.access(python, os.X_OK):
+            return str(python)
+    return None
