@@ -50,8 +50,8 @@ def figures() -> list[Figure]:
 
 
 def smallest() -> list[Figure]:
-    """The comparisons of one script."""
-    return guard_cost(("gan",))
+    """One shape on two workers."""
+    return of_shapes(("classifier",), ("two workers",))
 
 
 record = renew
