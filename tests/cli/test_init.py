@@ -124,7 +124,8 @@ Path("jobs.jsonl").write_text('''\\
 {"id": "a", "submit_time": 0, "model": "m", "command": ["a.py"], "gpus": {"requested": 1}, \
 "batch": {"size": 8}, "work": {"gpu_seconds": 9}}
 ''')
-Path("gang.jsonl").write_text(Path("jobs.jsonl").read_text().replace('"requested": 1', '"requested": 2'))
+gang = Path("jobs.jsonl").read_text().replace('"requested": 1', '"requested": 2')
+Path("gang.jsonl").write_text(gang.replace('"command": [', '"command": ["torchrun", '))
 call("examples .")
 call("validate examples/jobs.jsonl examples/cluster.json")
 files = "--cluster examples/cluster.json --policy shadow-price"

@@ -87,8 +87,9 @@ def log() -> tuple[Event, ...]:
 def golden_bytes(policy: str) -> bytes:
     """The schedule of one policy, as ``pliant schedule --no-timing --explain`` would write it."""
     question = Question(policy, explain=True, timing=False)
-    result = decide_from(log(), question, now_s=NOW_S, cluster=CLUSTER, profile=profile())
-    return document_bytes(result.model_copy(update={"profile": None}), "schedule")
+    everyone = CLUSTER.with_preemptible("all")
+    result = decide_from(log(), question, now_s=NOW_S, cluster=everyone, profile=profile())
+    return document_bytes(result.model_copy(update={"profile": None, "cluster": CLUSTER}), "schedule")
 
 
 def golden_file(policy: str) -> Path:

@@ -62,8 +62,14 @@ def imported(site: Site, source: str, *, forks: bool = True) -> Iterator[str]:
     env = {**environment(), **OFFLINE, **start.ONE_THREAD}
     with subprocess.Popen(line, env=env) as server, pytest.MonkeyPatch.context() as patch:
         if forks:
-            patch.setattr(start, "RUN_TORCHRUN", forked.__file__)
-            patch.setenv(forked.ENV_ADDRESS, address)
+            # a job has nothing of the loop's environment
+            stand_in = site.folder / "torchrun.py"
+            stand_in.write_text(
+                "import os, runpy, sys\n"
+                f"os.environ[{forked.ENV_ADDRESS!r}], sys.argv[0] = {address!r}, {forked.__file__!r}\n"
+                f"runpy.run_path({forked.__file__!r}, run_name='__main__')\n"
+            )
+            patch.setattr(start, "RUN_TORCHRUN", str(stand_in))
         try:
             until(lambda: Path(address).exists() or server.poll() is not None)
             yield address

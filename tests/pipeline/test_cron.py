@@ -42,7 +42,7 @@ while not pathlib.Path(f"{sys.argv[1]}.may-end").exists():
 
 def write_world(folder: Path, **rules: float) -> None:
     """One slot, and a script that notes each start of a job and ends when it may."""
-    cluster = {"slots": "cpu", "nodes": [{"name": "here", "gpus": 1}], **rules}
+    cluster = {"slots": "cpu", "nodes": [{"name": "here", "gpus": 1}], "preemptible": "all", **rules}
     (folder / "cluster.json").write_text(json.dumps(cluster))
     (folder / "train.py").write_text(SCRIPT)
 

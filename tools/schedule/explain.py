@@ -34,9 +34,10 @@ def explanations(session: Session, time_s: float) -> dict[str, Explanation]:
     for job_id, until_s in session.kept_until_s.items():
         if job_id not in found:
             continue  # it has ended since
-        kept = f"kept for {span_text(until_s - time_s)} more, as the cluster rules"
         if until_s == inf:
             kept = "kept until it ends, as it cannot save"
+        else:
+            kept = f"kept for {span_text(until_s - time_s)} more, as the cluster rules"
         found[job_id] = Explanation(f"{found[job_id].reason}; {kept}", found[job_id].needs_gpus)
     for job in seen.values():
         if not job.gpus and (where := session.capacities.constraint_of(job.spec)) is not None:

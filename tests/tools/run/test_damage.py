@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -55,10 +57,14 @@ def taken_up(state: StateDir) -> None:
         pass
 
 
+CONTEXT: Any = SimpleNamespace(meta={})
+"""What the command line gives a command."""
+
+
 def submitted(state: StateDir) -> None:
     path = state.path.parent / "jobs.jsonl"
     write_jobs([job("new", command=("true",))], path)
-    submit(str(path), state=state.path, no_check=True)
+    submit(CONTEXT, str(path), state=state.path, no_check=True)
     for request in state.spool.glob("*.jsonl"):
         request.unlink()
 
@@ -212,7 +218,7 @@ def test_the_id_of_a_lost_submission_stays_taken(state: StateDir, repaired: Repa
     assert lost not in read_log(state.path).jobs
     again = str(tmp_path / "again.jsonl")
     write_jobs([job(lost, command=("true",))], again)
-    assert run_command(lambda: submit(again, state=state.path, no_check=True)) == BAD_INPUT
+    assert run_command(lambda: submit(CONTEXT, again, state=state.path, no_check=True)) == BAD_INPUT
 
 
 def test_lines_that_became_one_are_repaired_beside_a_snapshot(
