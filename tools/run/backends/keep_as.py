@@ -37,6 +37,11 @@ def main(arguments: list[str]) -> int:
     os.close(nothing)
     keeper = _keeper()
     keeper.find_use_meter()
+    # later imports would have the account's rights, and Python may lie where only root reads
+    import hashlib
+    import shutil
+
+    del hashlib, shutil
     account.take_file_rights()
     code_file, folder, *argv = arguments
     return int(keeper.keep(code_file, folder, argv, account=account))

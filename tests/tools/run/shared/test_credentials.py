@@ -30,7 +30,8 @@ def test_a_unit_has_ids_and_environment_of_its_user(shared_folder: Path, monkeyp
     assert (int(umask, 8), files, core, where) == (0o077, "200", "0", "/usr")
     names = {line.partition("=")[0] for line in env} - {"PWD", "OLDPWD", "SHLVL", "_"}
     login = {"HOME", "LANG", "LOGNAME", "PATH", "SHELL", "USER"}
-    assert names == {*login, "MINE", "PLIANT_JOB_DIR", "PLIANT_WORKER"}
+    given = {"PLIANT_JOB_DIR", "PLIANT_WORKER", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"}
+    assert names == {*login, *given, "MINE"}
     log = attempt.handle.files.launcher_log(0).stat()
     assert (log.st_uid, log.st_mode & 0o777) == (ANN, 0o600)
 
