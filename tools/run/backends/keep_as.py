@@ -38,10 +38,9 @@ def main(arguments: list[str]) -> int:
     keeper = _keeper()
     keeper.find_use_meter()
     # later imports would have the account's rights, and Python may lie where only root reads
-    import hashlib
     import shutil
 
-    del hashlib, shutil
+    del shutil
     account.take_file_rights()
     code_file, folder, *argv = arguments
     return int(keeper.keep(code_file, folder, argv, account=account))
