@@ -230,7 +230,8 @@ class Scenario:
             "LC_CTYPE",
         }
         slurms = {"SLURM_CONF", "HOSTNAME", "ENVIRONMENT", "TMPDIR"}
-        others = {"PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *ONE_THREAD}
+        own = {"PYTHONHASHSEED", "TORCHINDUCTOR_CACHE_DIR"}
+        others = {"PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES", *ONE_THREAD, *own}
         left = {name for name in env if not name.startswith("PLIANT_")} - login - slurms - others
         assert left == set(), left
 
