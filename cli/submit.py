@@ -36,6 +36,12 @@ _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
 _LIST: Final = re.compile(r"\d{1,9}(?:,\d{1,9})+")
 
 
+SCRIPT_ARGUMENTS = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGUMENT…]", help="Of the script.", show_default=False),
+]
+
+
 def submit(
     context: typer.Context,
     jobs: Annotated[
@@ -46,10 +52,7 @@ def submit(
             show_default=False,
         ),
     ] = None,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- ARGUMENT…]", help="Of the script.", show_default=False),
-    ] = None,
+    arguments: SCRIPT_ARGUMENTS = None,
     *,
     state: Annotated[
         Path | None,

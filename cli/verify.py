@@ -10,7 +10,7 @@ import typer
 from pliant.cli.config import configuration
 from pliant.cli.console import named_or_piped, note, width_for
 from pliant.cli.grammar import DURATION_SHOWN, FORM, TO_FILE, Form, duration, form_and_file, out_or_file
-from pliant.cli.submit import COMMAND_LINE, of_script
+from pliant.cli.submit import COMMAND_LINE, SCRIPT_ARGUMENTS, of_script
 from pliant.schemas.errors import UsageError
 
 
@@ -23,10 +23,7 @@ def verify(
             show_default=False,
         ),
     ] = None,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- ARGUMENT…]", help="Of the script.", show_default=False),
-    ] = None,
+    arguments: SCRIPT_ARGUMENTS = None,
     *,
     batch: Annotated[
         int | None,

@@ -8,7 +8,7 @@ changed, and exchanges these.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -260,19 +260,25 @@ class _Unit:
 
     def add(self, parameters: Iterable[nn.Parameter]) -> None:
         """Make buckets for parameters, the last of them first: gradients arrive in about this order."""
-        kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
-        for one in reversed(list(parameters)):
-            if one in self.sparse:
-                self._keep(_SparseBucket([one], self._workers))
-            else:
-                kinds.setdefault((one.dtype, one.device), []).append(one)
-        for alike in kinds.values():
-            for part in _parts(alike):
-                self._keep(_Bucket(part, self._workers))
+        for bucket in _buckets(reversed(list(parameters)), self.sparse, self._workers):
+            self.buckets.append(bucket)
+            self.place.update(dict.fromkeys(bucket.parameters, bucket))
 
-    def _keep(self, bucket: _Bucket) -> None:
-        self.buckets.append(bucket)
-        self.place.update(dict.fromkeys(bucket.parameters, bucket))
+
+def _buckets(
+    parameters: Iterable[nn.Parameter], sparse: Collection[torch.Tensor], workers: int
+) -> list[_Bucket]:
+    """Buckets for parameters, in their order within those of one type and device.
+
+    :param sparse: those whose gradients are.
+    """
+    buckets, kinds = list[_Bucket](), dict[tuple[torch.dtype, torch.device], list[nn.Parameter]]()
+    for one in parameters:
+        if one in sparse:
+            buckets.append(_SparseBucket([one], workers))
+        else:
+            kinds.setdefault((one.dtype, one.device), []).append(one)
+    return buckets + [_Bucket(part, workers) for alike in kinds.values() for part in _parts(alike)]
 
 
 def _parts(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
@@ -297,12 +303,15 @@ class Averaging:
     def __init__(self) -> None:
         self.idle = False
         """The pass under way exchanges nothing with other workers: it does not count."""
-        self.begun = False
         self._group: TolerantGroup | None = None
         self._units: list[_Unit] = []
         self._buffers: list[nn.Module] = []
         """The models with buffers, which all workers have from rank 0."""
         self._began: list[tuple[_Unit, _Bucket, dist.Work | None]] = []
+
+    @property
+    def begun(self) -> bool:
+        return self._group is not None
 
     @property
     def error(self) -> RuntimeError | None:
@@ -356,13 +365,12 @@ class Averaging:
             group.broadcast([one for model in models for one in (*model.parameters(), *model.buffers())])
 
     def _begin(self, models: Iterable[nn.Module], group: TolerantGroup) -> None:
-        self.begun, self._group, models = True, group, list(models)
+        self._group, models = group, list(models)
         self._units = [_Unit(model, group.workers) for model in models]
         self._buffers = [model for model in models if any(True for _ in model.buffers())]
 
     def end(self) -> None:
         """Stop averaging, and let go of everything that refers to the process group."""
-        self.begun = False
         self._units, self._buffers, self._began = [], [], []
         if self._group is not None:
             self._group.leave()
@@ -438,18 +446,9 @@ class Averaging:
         flags = torch.tensor([one in mine for one in every], dtype=torch.int32)
         if not group.add_up(flags):
             return
-        kinds: dict[tuple[torch.dtype, torch.device, bool], list[nn.Parameter]] = {}
-        for one, count in zip(every, flags.tolist(), strict=True):
-            if count:
-                is_sparse = any(one in unit.sparse for unit in self._units)
-                kinds.setdefault((one.dtype, one.device, is_sparse), []).append(one)
-        buckets: list[_Bucket] = []
-        for (*_, is_sparse), alike in kinds.items():
-            if is_sparse:
-                buckets += [_SparseBucket([one], group.workers) for one in alike]
-            else:
-                buckets += [_Bucket(part, group.workers) for part in _parts(alike)]
-        begun = []
+        sparse = {one for unit in self._units for one in unit.sparse}
+        on_any = [one for one, count in zip(every, flags.tolist(), strict=True) if count]
+        buckets, begun = _buckets(on_any, sparse, group.workers), []
         for bucket in buckets:
             bucket.changed.update(one for one in bucket.parameters if one in mine)
             bucket.pack()

@@ -126,7 +126,7 @@ class Gradients:
     def weigh(self, weight: float, *, last: bool) -> None:
         """:param weight: of the gradients that arrive from now on; ``last``: whether they end a step."""
         self._weight, self._last = weight, last
-        if (weight != 1.0) != bool(self._hooks):
+        if (weight != 1.0 or self._accumulates) != bool(self._hooks):
             self._weigh_if_needed()
 
     def own_step(self) -> None:

@@ -391,7 +391,7 @@ class TrainingLoop:
             self._sums.begin_step()
             self.counts.begin_step(self.training.counters.step)
             self._gradients.begin_step()
-            self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
+            self._note_start()
         self._note_share(micro, first=not self._mid_step)
         self._mid_step, self._touched = True, False
         self.passes.begin()
@@ -546,6 +546,9 @@ class TrainingLoop:
             self._gradients.forget()
             self._put_back_start()
 
+    def _note_start(self) -> None:
+        self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
+
     def _put_back_start(self) -> None:
         self._step_start.put_back_buffers()
         if self._gradients.outlive:
@@ -664,7 +667,7 @@ class TrainingLoop:
         answer = membership.agree(given) if error is None else membership.step_void(error)
         if not self._obey(answer):
             self._divided_in_pass = True
-            self._step_start.note(self._gradients.kept() if self._gradients.outlive else {})
+            self._note_start()
             self._averaging.idle = True
             if self._catches_up_at < 0 and not self._is_past:
                 self._catch_up()
