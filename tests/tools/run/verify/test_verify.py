@@ -135,7 +135,9 @@ class Drawn(Dataset[torch.Tensor]):
         return index + torch.rand(4)
 
 
-DATA = {"tensors": TensorDataset(torch.rand(100, 4)), "drawn": Drawn(), "stream": Stream()}
+FIXED = torch.rand(100, 4, generator=torch.Generator().manual_seed(2))
+"""PyTorch begins anywhere: with some numbers the loss of a step is so near to 0 that rounding shows in it."""
+DATA = {"tensors": TensorDataset(FIXED), "drawn": Drawn(), "stream": Stream()}
 
 
 @pytest.mark.parametrize("kind", DATA)
