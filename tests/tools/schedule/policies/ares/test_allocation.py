@@ -1,5 +1,3 @@
-from itertools import pairwise
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,29 +102,6 @@ def test_demand_is_at_the_requested_size_and_alike_jobs_share() -> None:
     assert by_job.of(job_state(job("c", model="m", gpus=2, low=2), known)) is not first
 
 
-@settings(max_examples=examples(100))
-@given(
-    st.integers(1, 20),
-    st.data(),
-    st.integers(1, 40),
-    st.floats(0.05, 1),
-    st.lists(st.floats(0.1, 2), min_size=40, max_size=40),
-)
-def test_every_step_is_within_the_limits_and_every_growth_pays(requested, data, gpus, alpha, gains):
-    low = data.draw(st.integers(1, requested))
-    high = data.draw(st.integers(requested, 40))
-    batch = data.draw(st.integers(1, 60))
-    curve = {k: sum(gains[:k]) for k in range(1, 41)}
-    known = speeds(gpus, CurveThroughput({"m": curve}))
-    spec = job(model="m", gpus=requested, low=low, high=high, batch=batch)
-    result = allowed_sizes(job_state(spec, known), "gpu", known, alpha)
-    assert list(result.sizes) == sorted(set(result.sizes))
-    assert all(low <= size <= min(high, gpus, batch) for size in result.sizes)
-    per_gpu = curve[result.base] / result.base if result.base else 0.0
-    assert all(curve[k] / k >= alpha * per_gpu * (1 - 1e-12) for k in result.sizes if k > result.base)
-    assert bool(result.sizes) == (low <= min(gpus, batch))
-
-
 HOUR = 3600.0
 
 
@@ -188,35 +163,6 @@ SOME_JOBS = st.lists(
     max_size=12,
 )
 """(submit time, GPU-seconds at the requested size, requested GPUs)."""
-
-
-class Watched(Ares):
-    """Ares that keeps the virtual finish time of every job."""
-
-    finish: dict[str, float]
-
-    def decide(self, snapshot, rng):  # type: ignore[no-untyped-def]
-        decision = super().decide(snapshot, rng)
-        self.finish = {**getattr(self, "finish", {}), **self.dump_state()["jobs"]}
-        return decision
-
-
-@settings(max_examples=examples(40))
-@given(SOME_JOBS, st.sampled_from([8, 12]))
-def test_with_linear_scaling_no_job_ends_after_equal_sharing(drawn, gpus):
-    jobs = [
-        job(f"j{i:02}", at=at, gpus=requested, low=1, high=gpus, gpu_seconds=work)
-        for i, (at, work, requested) in enumerate(drawn)
-    ]
-    shared = equal_sharing(jobs, gpus)
-    policy = Watched()
-
-    ended = play(policy, cluster(gpus), jobs).end_s
-
-    assert all(ended[i] <= shared[i] + 1e-6 for i in shared)
-    in_order = sorted(policy.finish, key=lambda i: (policy.finish[i], i))
-    assert sorted(in_order) == sorted(shared)
-    assert all(shared[a] <= shared[b] + 1e-9 for a, b in pairwise(in_order))
 
 
 @settings(max_examples=examples(30))

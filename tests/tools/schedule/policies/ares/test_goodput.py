@@ -1,19 +1,11 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
 from pliant.schemas.profile import Profile
 from pliant.tools.profile.throughput_model import ThroughputBySize
-from pliant.tools.replay.inputs import inputs
-from pliant.tools.replay.options import Conditions
-from pliant.tools.replay.run import Run, replay
-from pliant.tools.report.metrics import run_metrics
-from pliant.tools.report.read_run import fold
 from pliant.tools.schedule.policies.ares.goodput import AresGoodput
 from pliant.tools.schedule.session.session import Session
-from tests.builders import FREE_CHANGES, cluster, job, sizes
-from tests.effort import examples
+from tests.builders import cluster, job, sizes
 from tests.tools.profile.rows_builder import step
 from tests.tools.schedule.policies.started import started
 
@@ -68,27 +60,3 @@ def test_a_job_changes_its_batch_where_it_ends_sooner(samples: float, changes: b
     held.decide(2)
     assert (held.jobs["a"].global_batch > before) is changes
     assert held.jobs["a"].gpus == 2
-
-
-SOME_JOBS = st.lists(
-    st.tuples(st.integers(0, 4_000), st.integers(100, 60_000), st.sampled_from(GPUS)), min_size=1, max_size=10
-)
-"""(submit time, samples, requested GPUs)."""
-
-
-@settings(max_examples=examples(25))
-@given(SOME_JOBS, st.floats(0.0, 0.99), st.sampled_from([1.0, 100.0, 1e4]), st.floats(0.5, 0.9))
-def test_no_delay_exceeds_the_bound_where_noise_does_not_fall(drawn, bend, noise, alpha):
-    # eff(8) = 1 / (1 + 7 · 8 · sync_s / 3.2) at the author's batch lies between alpha and 1
-    sync_s = bend * (1 / alpha - 1) * 3.2 / 56
-    jobs = [
-        conv(f"j{i:02}", at=float(at), gpus=gpus, work={"samples": float(work)})
-        for i, (at, work, gpus) in enumerate(drawn)
-    ]
-    conditions = Conditions(progress="goodput", noise_scale={"": noise})
-    run = Run("ares-goodput", {"alpha": alpha}, conditions=conditions, simulated=FREE_CHANGES)
-    result = run_metrics(fold(replay(inputs(jobs, cluster(8), profile(sync_s)), run).log.events()))
-    assert result.jobs_finished == len(jobs)
-    assert AresGoodput(alpha=alpha).bounds.gps_delay == pytest.approx(1 / alpha - 1)
-    assert result.gps_bound_s is not None
-    assert result.jobs_past_gps_bound == 0

@@ -1,10 +1,7 @@
-import json
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
@@ -13,21 +10,10 @@ from pliant.tools.schedule.policies.ares.policy import Ares, VirtualTime
 from pliant.tools.schedule.policy import Decision
 from pliant.tools.schedule.session.session import Session
 from pliant.tools.schedule.snapshot import Change, Snapshot
-from tests.builders import cluster, job, mixed_cluster, session
-from tests.effort import examples
+from tests.builders import cluster, job, session
 from tests.tools.schedule.policies.started import joined, started
 
 SIZES = [1, 2, 3, 4, 8]
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from([*["submit"] * 6, *["finish"] * 3, "cancel", "fail", "lose", "down", "up", "reload"]),
-        st.integers(0, 999),
-        st.sampled_from([0.0, 0.0, 1.0, 7.0]),
-        st.booleans(),
-    ),
-    max_size=30,
-)
-"""(what happens, which one, seconds later, decide after it)."""
 
 
 class TwoTypes(CurveThroughput):
@@ -72,49 +58,6 @@ def some_job(number: int, choice: int, now_s: float) -> Job:
         model=str(rng.choice(["linear", "bent"])),
         **limits,
     )
-
-
-def happen(held: Session, what: str, choice: int, now_s: float, count: int) -> None:
-    active = sorted(held.jobs)
-    node = held.nodes[choice % len(held.nodes)].name
-    if what == "submit":
-        held.submit(some_job(count, choice, now_s), now_s)
-    elif what == "down":
-        held.node_down(node, now_s)
-    elif what == "up":
-        held.node_up(node, now_s)
-    elif what == "reload":
-        fresh = Recorded(held.policy.compact_s)
-        fresh.load_state(json.loads(json.dumps(held.policy.dump_state())), {**held.ended, **held.jobs})
-        fresh.log = held.policy.log
-        held.policy = fresh
-    elif active and what == "lose":
-        held.lose(active[choice % len(active)], now_s)
-    elif active:
-        outcome = {"finish": "finished", "cancel": "cancelled", "fail": "failed"}[what]
-        held.end(active[choice % len(active)], now_s, outcome)  # type: ignore[arg-type]
-
-
-@settings(max_examples=examples(100))
-@given(st.lists(st.integers(0, 999), max_size=12), OPERATIONS, st.booleans(), st.sampled_from([None, 0.5]))
-def test_carried_and_rebuilt_state_agree_to_the_last_bit(first, operations, mixed, compact_s) -> None:
-    nodes = mixed_cluster(slow=(4, 4), fast=(4, 2)) if mixed else cluster(4, 4, 4)
-    held = session(Recorded(compact_s), nodes, TwoTypes())
-    rng = np.random.default_rng(0)
-    now_s = 0.0
-    arrivals = [("submit", choice, 0.0, turn == len(first) - 1) for turn, choice in enumerate(first)]
-    for count, (what, choice, later_s, decide) in enumerate(arrivals + operations):
-        now_s += later_s
-        happen(held, what, choice, now_s, count)
-        if not decide:
-            continue
-        before = held.snapshot(now_s)
-        rebuilt = Ares(pool=0.25, compact_s=compact_s)
-        statement = rebuilt.decide(before._replace(changes=(*held.policy.log, *before.changes)), rng)
-        held.decide(now_s)
-        assert list(held.policy.said.targets.items()) == list(statement.targets.items())
-        assert held.policy.dump_state() == rebuilt.dump_state()
-        assert_work_conserving(held)
 
 
 def assert_work_conserving(held: Session) -> None:

@@ -122,20 +122,6 @@ def test_solving_is_once_or_by_job_and_equals_come_in_order() -> None:
     assert sizes(4, jump, steady) == sizes(4, steady, jump)[::-1] == [1, 3]
 
 
-@settings(max_examples=examples(100))
-@given(curves=st.lists(CURVES, min_size=1, max_size=4), gpus=st.integers(4, 14))
-def test_of_equally_good_allocations_the_last_job_gets_least(curves: list[Curve], gpus: int):
-    gains = [gains_of(curve) for curve in curves]
-    if any(each is None or each.concave for each in gains):
-        return
-    result = optimizer(gpus, curves)
-    if result is not None:
-        every = list(allocations(gpus, curves, [""] * len(curves), None))
-        best = max(worth(curves, each) for each in every)
-        tied = [each for each in every if worth(curves, each) == best]
-        assert tuple(result.sizes()) == min(tied, key=lambda each: each[::-1])
-
-
 def test_quotas_of_users_and_gains_on_the_grid() -> None:
     fast, slow = [0, 2, 4, 6, 8], [0, 1, 2, 3, 4]
     assert sizes(8, fast, fast, slow, users=["ann", "ann", "bob"]) == [4, 3, 1]

@@ -4,8 +4,6 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.schemas.job import Utility
 from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
@@ -20,13 +18,10 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
 from pliant.tools.schedule.policies.multi_resource.rules import (
     Losses,
     Prospect,
-    RiskReward,
     WorthStep,
     by_arrival,
     by_dominant_share,
 )
-from tests.effort import examples
-from tests.tools.schedule.policies.oasis.worlds import bid_of, servers_of
 
 NO_PS = np.zeros((0, 2))
 
@@ -43,13 +38,6 @@ def job(
     bid = Bid(name, ord(name) - 97, work, 50, np.array(demand), np.zeros(2), np.full(200, worth))
     placed = None if held is None else PlacedWorkers(np.array(held), np.zeros(0, dtype=np.int64))
     return Active(bid, work, requested, placed)
-
-
-def prospect(job: Active) -> Prospect:
-    """In slots from the first one on."""
-    return Prospect(
-        job.slots_left(job.requested), lambda slots: float(job.bid.worth[int(slots) - 1 : int(slots)].sum())
-    )
 
 
 def sizes(holdings: Mapping[str, PlacedWorkers]) -> dict[str, int]:
@@ -82,31 +70,6 @@ def test_workers_are_placed_by_drf_and_dorm_as_in_the_papers() -> None:
     result = sizes(DormRule(servers, fairness=0.5).holdings(jobs))
     assert sum(count != 1 for count in result.values()) == 1
     assert sizes(DormRule(servers, fairness=0.5, adjusted=1.0).holdings(jobs)) != result
-
-
-@settings(max_examples=examples(15))
-@given(st.integers(0, 2**32 - 1))
-def test_every_rule_keeps_to_capacities(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    servers = servers_of(rng, 4, 3)
-    bids = [bid_of(rng, f"job-{number}", 8, 40, 6) for number in range(7)]
-    jobs = [Active(bid, bid.work, int(rng.integers(bid.least_workers, bid.most_workers + 1))) for bid in bids]
-    rules = {
-        "fifo": by_arrival(jobs, servers),
-        "drf": by_dominant_share(jobs, servers),
-        "rrh": RiskReward(servers).holdings(jobs, [prospect(each) for each in jobs]),
-        "dorm": DormRule(servers).holdings(jobs),
-    }
-    for name, holdings in rules.items():
-        used, used_ps = np.zeros_like(servers.workers), np.zeros_like(servers.ps)
-        for bid in (bid for bid in bids if bid.id in holdings):
-            placed = holdings[bid.id]
-            assert bid.least_workers <= placed.size <= bid.most_workers, name
-            assert int(placed.ps.sum()) == int(bid.ps_of(np.array([placed.size]))[0]) <= placed.size, name
-            used += placed.workers[:, None] * bid.worker
-            used_ps += placed.ps[:, None] * bid.ps
-        assert (used <= servers.workers * (1 + 1e-6) + 1e-6).all(), name
-        assert (used_ps <= servers.ps * (1 + 1e-6) + 1e-6).all(), name
 
 
 def test_jobs_lose_as_much_by_delay_of_steps_as_of_other_shapes() -> None:

@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 
 from benchmarks.parts.slot_schedules import broken_rules
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers, SlotPlan, sigmoid_worth
-from pliant.tools.schedule.policies.oasis import market as of_market
 from pliant.tools.schedule.policies.oasis.market import Market, Places, Side, schedules
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from tests.effort import examples
@@ -123,25 +121,6 @@ def test_a_rejected_job_learns_what_would_have_been_admitted(decay: float) -> No
     for factor, admitted in ((0.999, False), (1.001, True)):
         again = replace(bid, worth=bid.worth * quote.least_scale * factor)
         assert market.quote(again).is_worth_it is admitted
-
-
-@settings(max_examples=examples(30))
-@given(SEEDS)
-def test_no_committed_schedule_breaks_a_rule(seed: int) -> None:
-    rng, slots = np.random.default_rng(seed), 12
-    servers = servers_of(rng, 4, 4)
-    bids = [bid_of(rng, f"job-{n}", slots, 40, 9) for n in range(25)]
-    market = Market(servers, PriceBounds.of(bids, servers, slots), slots)
-    planned = []
-    for bid in sorted(bids, key=lambda bid: bid.arrival):
-        hopeless = market.is_hopeless(bid)
-        quote, plan = market.offer(bid)
-        if plan is not None:
-            planned.append((bid, plan))
-            assert not hopeless
-            assert plan.last == quote.last
-            assert quote.payoff > 0
-    assert broken_rules(servers, planned, slots) == []
 
 
 def test_broken_rules_are_seen_and_estimates_have_a_beginning() -> None:
@@ -298,39 +277,3 @@ def test_sizes_not_in_proportion_cost_what_trying_all_finds(gains, costs, work, 
             sizes = result.plan(end).sizes()
             assert float((sizes * np.array(costs[: end + 1])).sum()) == least
             assert done(sizes.tolist()) >= work
-
-
-@given(SEEDS)
-@settings(max_examples=examples(30), deadline=None)
-def test_kept_places_equal_those_of_a_fresh_look_at_the_servers(seed: int) -> None:
-    """Whatever is asked between commitments, in part given back, as prices change and time moves on, and
-    however little is kept.
-    """
-    rng = np.random.default_rng(seed)
-    servers, slots = servers_of(rng, 4, 2), 8
-    bids = [bid_of(rng, f"job-{n}", slots, 20, 5) for n in range(6)]
-    market = busy_market(rng, servers, bids, slots)
-    side, asked = market.workers, [bid.worker for bid in bids[:3]]
-    some = rng.random(len(side.capacity)) < 0.7
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(of_market, "_MOST_KEPT", int(rng.choice([1, 40, 100, 10_000])))
-        for _ in range(6):
-            if rng.random() < 0.2:
-                market.move_on(1)
-            if rng.random() < 0.2:
-                side.price_again(market.bounds.scaled(2.0).workers)
-            if rng.random() < 0.2:
-                side = deepcopy(side)
-                market.workers = side
-            at = int(rng.integers(0, slots - 1))
-            side.take(rng.integers(-1, 2, (2, len(side.capacity))), asked[0], slice(at, at + 2))
-            again = Side(side.capacity, side.bounds, market.slots)
-            again.used, again.prices = side.used, side.prices
-            for demand in asked:
-                for allowed in (None, some):
-                    kept, fresh = (each.places(demand, slice(1, None), allowed) for each in (side, again))
-                    for name in ("prices", "order", "ends"):
-                        assert np.array_equal(getattr(kept, name), getattr(fresh, name))
-                    rooms = [each.room(demand, 5, allowed) for each in (side, again)]
-                    assert np.array_equal(*rooms)
-                    assert np.array_equal(rooms[0][1:], np.minimum(fresh.ends[:, -1], 5))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pliant.schemas.checks import capacities, servers_for
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
@@ -320,96 +319,3 @@ def fleet() -> Cluster:
     ]
     servers = [{"name": f"p{index}", "gpus": 0, "cpus": 4.0, "bandwidth": 6.0} for index in range(2)]
     return Cluster.model_validate({"nodes": (*workers, *servers)})
-
-
-def drawn(rng: np.random.Generator, index: int) -> Job:
-    """A job with demands of workers and parameter servers, and a utility of any shape."""
-    worker = {"cpu": float(rng.integers(1, 5)), "memory": float(rng.integers(1, 9)), "bandwidth": 1.0}
-    ps = {"cpu": 1.0, "bandwidth": float(rng.integers(1, 4))} if rng.random() < 0.6 else {}
-    if rng.random() < 0.3:  # one parameter server does for all its workers
-        del worker["bandwidth"]
-    shape = ("sigmoid", "step", "constant")[int(rng.integers(3))]
-    utility = {"shape": shape, "value": float(rng.integers(2, 90)), "decay": 0.01, "target": 600.0}
-    least = int(rng.integers(1, 3))
-    limits = {"low": least, "high": int(rng.integers(least, 7))}
-    work = SLOT_S * float(rng.uniform(0.2, 12))
-    at = float(rng.integers(0, 900))
-    demand = {"worker": worker, "ps": ps}
-    return job(
-        f"j{index:02}", at=at, gpus=least, gpu_seconds=work, utility=utility, resources=demand, **limits
-    )
-
-
-def check_books(held: Session, time_s: float) -> None:
-    """Nodes have what jobs hold now, and what they have booked of each slot to come.
-
-    Nothing is booked on a node that is not there, and no more workers than it has GPUs in service.
-    """
-    there = {node.name: node.gpus if node.up else 0 for node in held.nodes}
-    servers = {node.name for node in held.nodes if node.for_servers and node.up}
-    slots: dict[float, list[tuple[Job, Any, Any]]] = {}
-    for state in held.jobs.values():
-        slots.setdefault(-1.0, []).append((state.spec, state.placement, state.servers))
-    for job_id, spans in held.reserved(time_s).items():
-        for span in spans:
-            assert {name for name, _ in span.servers} <= servers
-            for at in np.arange(span.from_s, span.until_s, SLOT_S):
-                slots.setdefault(float(at), []).append((held.jobs[job_id].spec, span.placement, span.servers))
-    for at, booked in slots.items():
-        used = check_slot(held.cluster, booked)
-        assert at < 0 or all(used[name, "gpu"] <= gpus for name, gpus in there.items())
-
-
-def check_slot(nodes: Cluster, booked: list[tuple[Job, Any, Any]]) -> Counter[tuple[str, str]]:
-    used: Counter[tuple[str, str]] = Counter()
-    for spec, placement, servers in booked:
-        workers = sum(count for _, count in placement)
-        assert sum(count for _, count in servers) == servers_for(spec, workers)
-        assert workers == 0 or spec.min_gpus <= workers <= (spec.gpus.max or 0)
-        for place, demand in (
-            (placement, {**spec.resources.worker, "gpu": 1.0}),
-            (servers, spec.resources.ps),
-        ):
-            for node, count in place:
-                used.update({(node, name): amount * count for name, amount in demand.items()})
-    for node in nodes.nodes:
-        for name, amount in capacities(node).items():
-            assert used[node.name, name] <= amount + 1e-6, (node.name, name)
-    return used
-
-
-@pytest.mark.parametrize(("seed", "requeue"), [(0, False), (1, True)])
-def test_what_is_booked_follows_nodes_that_vanish_or_drain(seed: int, requeue: bool):
-    rng = np.random.default_rng([11, seed])
-    held = session(policy(requeue=requeue), fleet())
-    ahead = in_order_of_arrival([drawn(rng, index) for index in range(24)])
-    time_s = 0.0
-    happen(held, 0.0, ahead)
-    for _ in range(400):
-        held.decide(time_s)
-        check_books(held, time_s)
-        next_s = advance(held, time_s, ahead)
-        if next_s is None:
-            break
-        time_s = next_s
-        name = held.nodes[int(rng.integers(len(held.nodes)))].name
-        if not ahead:
-            for node in held.nodes:
-                held.resume(node.name, time_s)
-                held.node_up(node.name, time_s)
-        elif rng.random() < 0.3:
-            disturb(held, rng, name, time_s)
-    assert not held.jobs, "with all nodes back everything that was admitted ends"
-
-
-def disturb(held: Session, rng: np.random.Generator, name: str, time_s: float) -> None:
-    """A node goes or comes back, or one of its GPUs that no job holds goes out of service."""
-    if name in held.commands.drained or not next(node.up for node in held.nodes if node.name == name):
-        held.resume(name, time_s)
-        held.node_up(name, time_s)
-    elif rng.random() < 0.4 and held.free.free_on(name):
-        held.withdraw(f"{name}/0", time_s, time_s + 300.0)
-    elif rng.random() < 0.5:
-        held.drain(name, time_s, now=bool(rng.integers(2)))
-    else:
-        held.node_down(name, time_s)

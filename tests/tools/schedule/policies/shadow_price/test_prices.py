@@ -261,34 +261,6 @@ def _milp(values: np.ndarray, gpus: int) -> float:
     return -float(result.fun)
 
 
-@pytest.mark.parametrize("sweeps", [0, 1, 2, 10])
-def test_passes_a_step_behind_come_to_what_one_by_one_does(sweeps: int):
-    rng = np.random.default_rng(17)
-    for count in (1, 2, 3, 9, 24):
-        jobs = [PricedJob.of(_curve(rng, K), float(rng.choice([0.5, 1.0, 3.0]))) for _ in range(count)]
-        jobs += jobs[:2]  # some are alike
-        work, order = rng.lognormal(2.0, 1.0, len(jobs)).tolist(), rng.permutation(len(jobs)).tolist()
-        expected = order
-        for _ in range(sweeps):
-            expected = _one_pass(expected, jobs, work)
-        assert completion_order.improved(order, jobs, work, ExactWorth(K), sweeps=sweeps) == expected
-
-
-def _one_pass(order: list[int], jobs: list[PricedJob], work: list[float]) -> list[int]:
-    """Neighbours change places where that lowers the sum of prices times work."""
-    result = [*order]
-    for at in range(len(result) - 1):
-        swapped = [*result[:at], result[at + 1], result[at], *result[at + 2 :]]
-        kept_sum, swapped_sum = (
-            sum(price * work[row] for price, row in [*zip(prices, each, strict=False)][at:])
-            for each in (result, swapped)
-            for prices in [priced([jobs[row] for row in each[: at + 2]], ExactWorth(K))]
-        )
-        if swapped_sum < kept_sum * (1 - 1e-9):
-            result = swapped
-    return result
-
-
 def test_concave_curves_are_ordered_and_close_calls_are_exact() -> None:
     rng = np.random.default_rng(23)
     for count in (16, 40):

@@ -1,8 +1,6 @@
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pliant.tools.schedule.jobs import NodeGpus, node_states
+from pliant.tools.schedule.jobs import node_states
 from pliant.tools.schedule.policies.sia import configurations as sia
 from tests.builders import mixed_cluster
 
@@ -64,39 +62,3 @@ def test_small_jobs_make_room_and_odd_sizes_take_what_remains() -> None:
     assert sia.place(gpus(4, 4), seats)["c"] == (("gpu-0", 1),)
     seats = [sia.Seat("a", odd, (("gpu-0", 2), ("gpu-1", 1))), sia.Seat("b", four, ())]
     assert sia.place(gpus(4, 4), seats) == {"a": (("gpu-1", 3),), "b": (("gpu-0", 4),)}
-
-
-@given(
-    nodes=st.lists(st.sampled_from([1, 2, 3, 4, 6, 7, 8]), min_size=1, max_size=5),
-    wanted=st.lists(st.integers(0, 99), max_size=14),
-    stay=st.integers(0, 14),
-)
-def test_whatever_keeps_to_the_limits_has_a_place(nodes: list[int], wanted: list[int], stay: int):
-    """Jobs of any configurations come, then others in their place; those that stay may be moved."""
-    kind = gpus(*nodes)
-    seats: list[sia.Seat] = []
-    used = [0] * len(kind.limits)
-    for number, choice in enumerate(wanted):
-        one = kind.configurations[choice % len(kind.configurations)]
-        taken = [kind.counted(one, limit) for limit in kind.limits]
-        if all(a + b <= limit.gpus for a, b, limit in zip(used, taken, kind.limits, strict=True)):
-            used = [a + b for a, b in zip(used, taken, strict=True)]
-            seats.append(sia.Seat(f"j{number}", one, ()))
-    check(kind, seats, sia.place(kind, seats))
-    small = [seat for seat in seats if seat.configuration.gpus == 1][:stay]
-    scattered: dict[str, NodeGpus] = {}
-    for seat, node in zip(small, kind.nodes, strict=False):
-        scattered[seat.job_id] = ((node.name, 1),)
-    seats = [seat._replace(held=scattered.get(seat.job_id, ())) for seat in seats]
-    check(kind, seats, sia.place(kind, seats))
-
-
-def check(kind: sia.GpuType, seats: list[sia.Seat], result: dict[str, NodeGpus]) -> None:
-    assert result.keys() == {seat.job_id for seat in seats}
-    taken: dict[str, int] = {}
-    for seat in seats:
-        shape = tuple(count for _, count in result[seat.job_id])
-        assert shape == sia.placement_of(seat.configuration, kind.node_gpus)
-        for name, count in result[seat.job_id]:
-            taken[name] = taken.get(name, 0) + count
-    assert all(taken.get(node.name, 0) <= node.gpus for node in kind.nodes)
