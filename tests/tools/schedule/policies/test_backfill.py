@@ -2,13 +2,12 @@
 
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pliant.schemas.cluster import Cluster
 from pliant.tools.schedule.policies.backfill import WaitingLine
-from pliant.tools.schedule.policies.fifo import Backfill, Fifo
+from pliant.tools.schedule.policies.fifo import Fifo
 from tests.builders import cluster, job, session
 from tests.tools.schedule.policies.started import joined, started
 
@@ -34,21 +33,6 @@ def test_a_line_keeps_the_order_of_turns(moves: list[tuple[int, int]], first: in
     assert [each.id for each in line.after()] == [f"j{n:03}" for n in sorted(expected)]
     able = [each.id for each in line.after(states[first].turn, lambda work: work <= 2)]
     assert able == [f"j{n:03}" for n in sorted(expected) if n > first and expected[n] <= 2]
-
-
-@pytest.mark.parametrize(("backfill", "size"), [("easy", 1), ("skip", 3)])
-def test_a_decision_reads_few_of_the_jobs_that_cannot_pass(backfill: Backfill, size: int, monkeypatch):
-    """Two GPUs are free, the head needs four at 100 s; a thousand jobs of one GPU end after that."""
-    held = started(Fifo(backfill), cluster(4), job("a", gpus=2, gpu_seconds=200))
-    head = job("head", at=1, gpus=4, gpu_seconds=400)
-    late = (job(f"j{index:04}", at=2, gpus=size, gpu_seconds=1000) for index in range(1000))
-    assert joined(held, 2, head, *late) == {"a": 2}
-    held.submit(job("short", at=3, gpus=1, gpu_seconds=50), 3)
-    read, state = set(), type(held.jobs["a"])
-    plain = state.remaining_samples
-    monkeypatch.setattr(state, "remaining_samples", lambda job, at: read.add(job.id) or plain(job, at))
-    assert [each.job.id for each in held.decide(3)] == ["short"]
-    assert len(read) < 10
 
 
 def test_lost_jobs_and_larger_demands_may_pass() -> None:

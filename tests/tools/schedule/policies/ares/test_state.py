@@ -1,89 +1,13 @@
-from typing import Any
-
-import numpy as np
 import pytest
 
 from pliant.schemas.event import End
 from pliant.schemas.job import Job
-from pliant.tools.profile.throughput import CurveThroughput, Placement
 from pliant.tools.schedule.policies.ares.policy import Ares, VirtualTime
-from pliant.tools.schedule.policy import Decision
-from pliant.tools.schedule.session.session import Session
-from pliant.tools.schedule.snapshot import Change, Snapshot
-from tests.builders import cluster, job, session
+from tests.builders import cluster, job
 from tests.tools.schedule.policies.started import joined, started
-
-SIZES = [1, 2, 3, 4, 8]
-
-
-class TwoTypes(CurveThroughput):
-    """The second type is faster for one model and slower for the other; each further node costs 10 %."""
-
-    def __init__(self) -> None:
-        super().__init__({"bent": {1: 1.0, 2: 1.9, 4: 3.2, 8: 4.2}})
-
-    def step_seconds(
-        self, model: str, gpu_type: str, placement: Placement, global_batch: int, per_gpu_max: int | None
-    ) -> float | None:
-        seconds = super().step_seconds(model, gpu_type, placement, global_batch, per_gpu_max)
-        factor = {("fast", "bent"): 0.5, ("fast", "linear"): 1.25}.get((gpu_type, model), 1.0)
-        return None if seconds is None else seconds * factor * (0.9 + 0.1 * len(placement))
-
-
-class Recorded(Ares):
-    """Ares that keeps all changes it saw and its last decision."""
-
-    def __init__(self, compact_s: float | None = None) -> None:
-        super().__init__(pool=0.25, compact_s=compact_s)
-        self.log: list[Change] = []
-        self.said = Decision()
-
-    def decide(self, snapshot: Snapshot, rng: np.random.Generator) -> Decision:
-        self.log += snapshot.changes
-        self.said = super().decide(snapshot, rng)
-        return self.said
-
-
-def some_job(number: int, choice: int, now_s: float) -> Job:
-    rng = np.random.default_rng(choice)
-    gpus = int(rng.choice(SIZES))
-    limits: dict[str, Any] = {"elastic": "none"}
-    if rng.random() < 0.7:
-        limits = {"low": int(rng.integers(1, gpus + 1)), "high": gpus * int(rng.integers(1, 4))}
-    return job(
-        f"j{number:02}",
-        at=max(0.0, now_s - float(rng.choice([0, 0, 5]))),
-        gpus=gpus,
-        gpu_seconds=float(rng.integers(1, 100)) / 3 if rng.random() < 0.8 else None,
-        model=str(rng.choice(["linear", "bent"])),
-        **limits,
-    )
-
-
-def assert_work_conserving(held: Session) -> None:
-    """No job of known demand waits for free GPUs, except those that a placed job leaves as they slow it."""
-    policy = held.policy
-    queue = policy._queue
-    left_over = dict.fromkeys(queue.sizes.gpu_types, 0)
-    for entry in queue.entries:
-        assert (entry.gpus > 0) == (entry.job.gpus > 0)
-        assert entry.job.spec.min_gpus <= entry.job.gpus <= entry.gpus or not entry.gpus
-        if entry.job.gpu_type is not None:
-            left_over[entry.job.gpu_type] += entry.gpus - entry.job.gpus
-    for entry in queue.entries:
-        for kind, allowed in enumerate(entry.allowed_by_type):
-            gpu_type = queue.sizes.gpu_types[kind]
-            free = held.free.by_type[gpu_type] - left_over[gpu_type]
-            assert entry.gpus or not allowed.sizes or allowed.sizes[0] > free
 
 
 def test_finishes_stay_and_late_arrivals_take_the_logs_time() -> None:
-    held = session(Recorded(), cluster(4, 4, 4), TwoTypes())
-    for number, choice in enumerate((1, 69, 0)):
-        joined(held, 0, some_job(number, choice, 0.0))
-        assert_work_conserving(held)
-    assert held.jobs["j02"].gpus == 7, "of the eight that it may have, over three nodes"
-    # The virtual finish time never changes.
     held = started(Ares(), cluster(4), work("a", 40), work("b", 40))
     held.end("a", 10)  # in the cluster; in GPS it goes on until 20
     joined(held, 10, work("c", 40, at=10))

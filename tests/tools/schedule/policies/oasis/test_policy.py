@@ -1,6 +1,5 @@
 import math
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,6 @@ from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
 from pliant.tools.replay.run import Run, replay
 from pliant.tools.schedule.decide import schedule_of
-from pliant.tools.schedule.jobs import JobState
-from pliant.tools.schedule.policies.oasis.ledger import Booking, Exchange
-from pliant.tools.schedule.policies.oasis.market import Market, Side
 from pliant.tools.schedule.policies.oasis.policy import Oasis
 from pliant.tools.schedule.policy import PolicyError, Reserved
 from pliant.tools.schedule.predict_start import advance, happen, in_order_of_arrival
@@ -186,7 +182,7 @@ def test_plans_change_where_jobs_or_nodes_do_not_keep_them():
     assert held.policy.explain(held.snapshot(100.0))["a"].reason == "4 workers for 3 min; ends within 3 min"
 
 
-def test_slots_to_come_are_written_down_and_asked_for_little() -> None:
+def test_slots_to_come_are_written_down() -> None:
     held = bidding(bidder("a", 8), bidder("b", 8))
     result = schedule_of(held, [], 0.0, explain=True)
     reserved = [*result.allocations, *result.waiting]
@@ -202,55 +198,6 @@ def test_slots_to_come_are_written_down_and_asked_for_little() -> None:
     plain = schedule_of(held, [], 0.0)
     assert any(verdict.reserved for verdict in plain.waiting)
     assert [verdict.reserved for verdict in plain.waiting] == [verdict.reserved for verdict in result.waiting]
-    # A decision asks little of jobs that wait or go on.
-    few, many = (one_comes_and_one_ends(others) for others in (10, 30))
-    assert few
-    assert few == many
-
-    held = bidding(*[job(f"{index:03}", high=4, low=1, gpu_seconds=30 * SLOT_S) for index in range(50)])
-    booked = len(held.reserved(0.0))
-    assert booked < 10
-    at_once = work_of(lambda: held.decide(SLOT_S))
-    assert at_once["bid"] <= booked + 3, "those that are planned again, and those that fill the last slot"
-
-    held = bidding(*[job(f"{index}", gpus=4, gpu_seconds=8 * SLOT_S) for index in range(10)])
-    held.decide(SLOT_S)
-    result = work_of(lambda: held.decide(2 * SLOT_S))
-    assert result["sizes_from"] <= 3, "of the job that runs, and of one that is planned again"
-
-
-COUNTED = (
-    *((Booking, "at"), (Booking, "from_slot"), (Booking, "sizes_from"), (Exchange, "bid")),
-    *((Exchange, "rates"), (Market, "quote"), (Side, "take"), (Side, "room")),
-    (JobState, "remaining_samples"),
-)
-
-
-def work_of(decide: Callable[[], object]) -> Counter[str]:
-    """How often a decision asks what it would have to ask of every job, if it looked at all of them."""
-    asked: Counter[str] = Counter()
-
-    def counting(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, **named: asked.update([name]) or plain(*given, **named)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for owner, name in COUNTED:
-            patch.setattr(owner, name, counting(name, getattr(owner, name)))
-        decide()
-    return asked
-
-
-def one_comes_and_one_ends(others: int) -> Counter[str]:
-    """What a decision in the middle of a slot takes, with that many others that have slots to come."""
-    jobs = [bidder(f"{index:03}", 8, value=1.0 + index, target=5000.0) for index in range(6)]
-    plain = [job(f"plain{index:03}", high=4, low=1, gpu_seconds=8 * SLOT_S) for index in range(others)]
-    held = bidding(*jobs, *plain, horizon_slots=200)
-    held.end(next(state.id for state in held.jobs.values() if state.gpus), 30.0)
-    held.submit(bidder("new", 2, at=30.0, value=500.0, target=5000.0), 30.0)
-    result = work_of(lambda: held.decide(30.0))
-    assert "new" in held.admissions
-    assert len(held.reserved(30.0)) > others
-    return result
 
 
 def test_plans_that_no_schedule_can_hold_are_left_out(monkeypatch):
