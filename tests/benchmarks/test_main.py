@@ -1,6 +1,7 @@
 """What ``make bench`` says and does, and every benchmark in its smallest form."""
 
 import importlib
+import json
 import math
 import subprocess
 from collections.abc import Sequence
@@ -114,3 +115,36 @@ def test_old_figures_are_named_and_no_history_is_said(tmp_path, monkeypatch, cap
     monkeypatch.setattr(figure, "ROOT", tmp_path / "nowhere")
     assert main([]) == 0
     assert "is not known: there is no git history here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("one", "holds"),
+    [
+        (Figure("a", 1.0, "s"), None),
+        (Figure("a", None, "s", 1.0), False),
+        *((Figure("a", value, "s", 1.0), value <= 1.0) for value in (1.0, 1.1)),
+        *((Figure("a", value, "", 10.0, at_least=True), value >= 10.0) for value in (12.0, 9.0)),
+        *((Figure("a", value, "", 1.1, low=0.9), value == 0.9) for value in (0.8, 0.9, 1.2)),
+    ],
+)
+def test_a_figure_says_whether_it_keeps_to_its_limit(one: Figure, holds: bool | None) -> None:
+    assert one.row("make bench NAME=x")["holds"] is holds
+
+
+def test_a_figure_of_another_machine_than_most_says_so(tmp_path, monkeypatch) -> None:
+    one, other, third = ({"cores": 2, "cpu": name} for name in ("one", "other", "third"))
+    monkeypatch.setattr(figure, "RESULTS", tmp_path)
+
+    def renew(names: str, machine: dict[str, object]) -> tuple[dict[str, str | None], str]:
+        monkeypatch.setattr(figure, "machine", lambda: machine)
+        rows = json.loads(figure.renew("x", [Figure(name, 1.0, "s") for name in names]).read_text())
+        recorded = json.loads((tmp_path / "x.machine.json").read_text())
+        return {row["name"]: row.get("machine") for row in rows}, recorded["cpu"]
+
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    assert renew("a", third) == ({"a": "2 cores of third", "b": None, "c": None}, "one")
+    assert renew("b", other) == ({"a": "2 cores of third", "b": "2 cores of other", "c": None}, "one")
+    assert renew("a", other) == ({"a": None, "b": None, "c": "2 cores of one"}, "other")
+    assert renew("abc", one) == ({"a": None, "b": None, "c": None}, "one")
+    (tmp_path / "x.machine.json").unlink()
+    assert renew("a", one) == ({"a": None, "b": "unknown", "c": "unknown"}, "one")

@@ -6,18 +6,13 @@ import pytest
 
 from experiments.ares import traces, workloads
 from experiments.ares.experiment import EXPERIMENT
-from experiments.ares.folds import fold
 from experiments.ares.traces import Sources
 from experiments.ares.workloads import (
     SIX_MINUTES,
     sweeps,
 )
 from experiments.harness.replays import carry_out
-from pliant.schemas.event import Event
 from pliant.tools.replay.sweep_recipe import SweepRecipe
-from pliant.tools.report import read_run
-from tests.builders import cluster, job
-from tests.tools.report.runs import begin, submit
 
 
 @pytest.fixture(scope="module")
@@ -43,19 +38,3 @@ def test_a_smoke_run_replays_the_published_jobs(tmp_path, sources: Sources, monk
         assert each.metrics["jobs_finished"] == 6
         assert each.metrics["cpu_s"] > 0
         assert {"decision_ms", "unfair_fraction_requested"} <= each.extra
-
-
-def test_fair_sharing_by_requests_gives_no_more_than_asked(tmp_path: Path) -> None:
-    """40 GPU-seconds on 2 of 4 GPUs: twice as fast as on the one that the job asks for."""
-    events = [
-        begin(cluster(4)),
-        submit(job("a", gpus=1, low=1, high=4), 40.0),
-        Event(0, "start", "a", 2),
-        Event(20, "finish", "a", 0),
-    ]
-    path = tmp_path / "a.parquet"
-    path.with_suffix(".summary.json").write_text('{"mean_decision_seconds": 0.001, "cpu_seconds": 0.5}')
-    result = fold(read_run.fold(events), path)
-    assert result["unfair_fraction_requested"] == 0.0
-    assert result["worst_ftf_requested"] == pytest.approx(0.5)
-    assert (result["decision_ms"], result["cpu_s"]) == (1.0, 0.5)

@@ -1,6 +1,4 @@
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -8,7 +6,6 @@ from experiments.harness.spec import Study, find
 from experiments.harness.study import page_of
 from experiments.oasis.facts import facts
 from experiments.oasis.measure import measure
-from experiments.oasis.values import offline_ratios
 from experiments.sharing.measure import outcome
 from experiments.sharing.workload import LABEL, Workload, workload
 from tests.builders import job
@@ -27,16 +24,6 @@ def test_a_small_run_fills_every_table_and_figure(study: Study, tmp_path: Path) 
     assert "| OASiS |" in page_of(study, small)
     assert len(study.draw(small)) >= 6
     assert facts(small)["broken"] == 0
-
-
-def row(optimum: float, gap: float, ours: float) -> Mapping[str, Any]:
-    return {"optimum": optimum, "gap": gap, "utility": {"oasis": ours, "oasis-exact": ours}}
-
-
-def test_a_ratio_is_that_of_a_proven_optimum() -> None:
-    """Neither a world without a feasible job nor one where the solver ran out of time has one."""
-    result = {"figure5": [row(3.0, 0.0, 2.0), row(0.0, 0.0, 0.0), row(5.0, 0.3, 6.0), row(1.0, 0.0, 0.0)]}
-    assert offline_ratios(result, "oasis") == [1.5, float("inf")]
 
 
 def busy_and_idle() -> Workload:

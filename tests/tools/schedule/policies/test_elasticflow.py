@@ -1,12 +1,14 @@
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.schedule.policies.elasticflow import ElasticFlow
+from pliant.tools.schedule.policies.elasticflow import ElasticFlow, FreeLater, Plans
 from pliant.tools.schedule.session.session import Session
 from tests.builders import FREE_CHANGES, cluster, curves, decided, job, opened, sizes
 from tests.effort import examples
@@ -138,3 +140,26 @@ def test_every_admitted_job_meets_its_deadline(jobs: list[Job]):
             own = spec[event.job or ""]
             assert event.time <= own.submit_time + (own.utility.target or 0.0) + 1e-6
     assert done.summary.finished + done.summary.rejected == len(jobs)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    jobs=st.lists(stories(), min_size=1, max_size=4).map(lambda result: [*chain(*result)]),
+    gpus=st.integers(4, 24),
+)
+def test_plans_that_are_kept_are_those_of_one_by_one(jobs: list[Job], gpus: int):
+    """Admitted in any order, with the plans of earlier deadlines kept: the same as all planned anew."""
+    jobs = [each.model_copy(update={"id": f"{number}"}) for number, each in enumerate(jobs)]
+    held = opened(free_changes(), cluster(gpus), *jobs, throughput=SATURATES)
+    policy = free_changes()
+    now = held.snapshot(200.0)
+    plans = Plans("gpu", gpus, policy, now)
+    for each in now.jobs.values():
+        plans.admit(each)
+    free = FreeLater([200.0], np.array([gpus]))
+    for planned, kept in zip(plans.jobs, plans.plans(), strict=True):
+        alone = planned.plan(free, 0)
+        assert (alone.share, list(alone.stretches)) == (kept.share, list(kept.stretches))
+        assert kept.share
+        free = free.without(kept.stretches)
+        assert min(free.counts) >= 0
