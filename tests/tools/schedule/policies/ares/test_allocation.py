@@ -1,6 +1,4 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.schemas.job import Job
 from pliant.tools.profile.throughput import CurveThroughput
@@ -10,7 +8,6 @@ from pliant.tools.schedule.policies.ares.allocation import AllowedSizes, SizesBy
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.rates import Speeds
 from tests.builders import TimedSteps, cluster, curves, job
-from tests.effort import examples
 from tests.tools.schedule.loop import play
 
 CURVE = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0, 16: 6.4}
@@ -155,29 +152,3 @@ def test_figures_1_and_4_of_the_paper() -> None:
         {"2": 6},
         {},
     ]
-
-
-SOME_JOBS = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(1, 60), st.sampled_from([1, 2, 4, 8])),
-    min_size=1,
-    max_size=12,
-)
-"""(submit time, GPU-seconds at the requested size, requested GPUs)."""
-
-
-@settings(max_examples=examples(30))
-@given(SOME_JOBS, st.floats(0.5, 0.95), st.lists(st.floats(0, 1), min_size=12, max_size=12))
-def test_with_concave_scaling_no_delay_exceeds_the_bound(drawn, alpha, bends):
-    # T(k) = k / (1 + s (k - 1)): concave; s such that eff(8) relative to one GPU lies between alpha and 1.
-    slopes = [bend * (1 / alpha - 1) / 7 * (1 - 1e-9) for bend in bends]
-    speeds = {f"m{i}": {k: k / (1 + slope * (k - 1)) for k in range(1, 9)} for i, slope in enumerate(slopes)}
-    jobs = [
-        job(f"j{i:02}", at=at, gpus=requested, low=1, high=8, gpu_seconds=work, model=f"m{i}")
-        for i, (at, work, requested) in enumerate(drawn)
-    ]
-    shared = equal_sharing(jobs, 8)
-
-    played = play(Ares(alpha=alpha), cluster(8), jobs, CurveThroughput(speeds))
-
-    bound = (1 / alpha - 1) * played.longest_busy_s
-    assert all(played.end_s[i] - shared[i] <= bound + 1e-6 for i in shared)

@@ -1,14 +1,10 @@
-from collections.abc import Iterator, Sequence
-from itertools import product
+from collections.abc import Sequence
 from math import inf
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pliant.tools.schedule.policies.elastic_dp.curves import GRID, Gains
 from pliant.tools.schedule.policies.elastic_dp.optimizer import Optimizer
-from tests.effort import examples
 
 Curve = list[float]
 """[GPUs] what they are worth; the first is for none and not read."""
@@ -38,44 +34,7 @@ def worth(curves: Sequence[Curve], result: Sequence[int]) -> float:
     return sum(curve[size] for curve, size in zip(curves, result, strict=True))
 
 
-def allocations(
-    gpus: int, curves: Sequence[Curve], users: Sequence[str], quota: int | None
-) -> Iterator[tuple[int, ...]]:
-    for result in product(*(range(1, len(curve)) for curve in curves)):
-        by_user = {user: 0 for user in users if user}
-        for user, size in zip(users, result, strict=True):
-            if user:
-                by_user[user] += size
-        if sum(result) <= gpus and (quota is None or all(held <= quota for held in by_user.values())):
-            yield result
-
-
-EIGHTHS = st.integers(-16, 64).map(lambda eighths: eighths / 8)
-CURVES = st.one_of(
-    st.lists(EIGHTHS, min_size=1, max_size=6),
-    st.lists(EIGHTHS | st.just(-inf), min_size=1, max_size=6),
-    st.lists(EIGHTHS, min_size=1, max_size=6).map(
-        lambda steps: [float(each) for each in np.cumsum(sorted(steps, reverse=True))]
-    ),
-    st.integers(1, 6).map(lambda most: [size / 2 for size in range(1, most + 1)]),
-).map(lambda values: [0.0, *values])
-JOBS = st.lists(st.tuples(CURVES, st.sampled_from(["", "", "ann", "bob"])), min_size=1, max_size=4)
 Jobs = list[tuple[Curve, str]]
-
-
-@settings(max_examples=examples(300))
-@given(jobs=JOBS, gpus=st.integers(0, 16), quota=st.none() | st.integers(1, 9))
-def test_no_other_allocation_of_a_few_jobs_is_worth_more(jobs: Jobs, gpus: int, quota: int | None):
-    curves, users = [curve for curve, _ in jobs], [user for _, user in jobs]
-    allowed = set(allocations(gpus, curves, users, quota))
-    best = max((worth(curves, each) for each in allowed), default=-inf)
-    result = optimizer(gpus, curves, users, quota)
-    if result is None:
-        assert best == -inf
-    else:
-        chosen = tuple(result.sizes())
-        assert chosen in allowed
-        assert worth(curves, chosen) == best
 
 
 def some_jobs(rng: np.random.Generator) -> Jobs:

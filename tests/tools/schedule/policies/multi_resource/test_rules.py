@@ -1,11 +1,8 @@
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 import pytest
 
-from pliant.schemas.job import Utility
 from pliant.tools.schedule.policies.multi_resource.dorm import DormRule
 from pliant.tools.schedule.policies.multi_resource.fleet import (
     Active,
@@ -16,9 +13,6 @@ from pliant.tools.schedule.policies.multi_resource.fleet import (
     dominant_share,
 )
 from pliant.tools.schedule.policies.multi_resource.rules import (
-    Losses,
-    Prospect,
-    WorthStep,
     by_arrival,
     by_dominant_share,
 )
@@ -70,28 +64,3 @@ def test_workers_are_placed_by_drf_and_dorm_as_in_the_papers() -> None:
     result = sizes(DormRule(servers, fairness=0.5).holdings(jobs))
     assert sum(count != 1 for count in result.values()) == 1
     assert sizes(DormRule(servers, fairness=0.5, adjusted=1.0).holdings(jobs)) != result
-
-
-def test_jobs_lose_as_much_by_delay_of_steps_as_of_other_shapes() -> None:
-    """Steps are looked at all at once; a job costs itself nothing, and one that never falls loses nothing."""
-    rng = np.random.default_rng(4)
-
-    def made(shape: Literal["step", "sigmoid", "constant"]) -> Prospect:
-        utility = Utility(shape=shape, value=float(rng.integers(1, 9)), target=50.0, decay=0.1)
-        since_s = float(rng.integers(0, 40))
-        step = WorthStep(utility.value, since_s, 50.0) if shape == "step" else None
-        duration_s = float(rng.integers(1, 40))
-        return Prospect(duration_s, lambda late_s: utility.worth(since_s + late_s), shape != "constant", step)
-
-    jobs = [made(shape) for shape in ("step", "sigmoid", "constant") for _ in range(8)]
-    result, stepless = Losses(), Losses([replace(each, step=None) for each in jobs])
-    for each in jobs:
-        result.add(each)
-    for delay in (*jobs, made("step")):
-        others = [each for each in jobs if each is not delay]
-        lost = [each.worth(each.duration) - each.worth(each.duration + delay.duration) for each in others]
-        assert result.by(delay) == pytest.approx(sum(lost))
-        assert result.by(made("step")) > 0
-    new = made("step")
-    assert result.by(new) == stepless.by(new)
-    assert Losses().by(new) == 0

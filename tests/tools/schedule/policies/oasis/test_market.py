@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.parts.slot_schedules import broken_rules
 from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers, SlotPlan, sigmoid_worth
-from pliant.tools.schedule.policies.oasis.market import Market, Places, Side, schedules
+from pliant.tools.schedule.policies.oasis.market import Market, Side
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
 from tests.effort import examples
 from tests.tools.schedule.policies.oasis.worlds import bid_of, busy_market, servers_of
@@ -219,61 +218,3 @@ def test_costs_of_all_ends_are_those_of_the_best_schedules(seed: int) -> None:
             assert plans[0].workers.tolist() == plans[1].workers.tolist()
             assert plans[0].ps.tolist() == plans[1].ps.tolist()
         market.offer(replace(bid, worth=bid.worth + 1e6))
-
-
-@settings(max_examples=examples(40))
-@given(SEEDS)
-def test_a_market_priced_again_has_the_same_commitments(seed: int) -> None:
-    """To the last bit, in whatever order jobs came and left; sums that may be rounded are not exact."""
-    rng = np.random.default_rng(seed)
-    slots = 4
-    servers = servers_of(rng, 5, 3)
-    bids = [replace(bid_of(rng, f"job-{n}", slots, 4, 3), first_part=1.0) for n in range(6)]
-    whole = [replace(bid, worker=np.round(bid.worker), ps=np.round(bid.ps)) for bid in bids]
-    before, after = (PriceBounds.of(some, servers, slots) for some in (whole[:3], whole))
-    market, again = Market(servers, before, slots), Market(servers, after, slots)
-    plans = [(bid, plan) for bid in whole if (plan := market.offer(bid)[1]) is not None]
-    for bid, plan in plans[:1]:
-        market.release(bid, plan)
-    for bid, plan in reversed(plans[1:]):
-        again.commit(bid, plan)
-    market.price_again(after)
-    assert market.is_exact
-    for one, other in ((market.workers, again.workers), (market.ps, again.ps)):
-        assert one.used.tobytes() == other.used.tobytes()
-        assert one.prices.tobytes() == other.prices.tobytes()
-    some = replace(whole[0], worker=np.full(3, 0.1))
-    market.commit(some, SlotPlan(0, np.ones((1, 5), dtype=np.int64), np.zeros((1, 3), dtype=np.int64)))
-    assert not market.is_exact
-
-
-@settings(max_examples=examples(30))
-@given(
-    gains=st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any),
-    costs=st.lists(st.integers(1, 5), min_size=1, max_size=4),
-    work=st.integers(1, 12),
-    first_part=st.sampled_from([1.0, 0.5]),
-)
-def test_sizes_not_in_proportion_cost_what_trying_all_finds(gains, costs, work, first_part):
-    """One server; a size does what its row of ``advance`` says, and half of it in half a slot."""
-    advance = np.array([0, *np.cumsum(gains)], dtype=np.int64)
-    advance[1:][np.diff(advance) == 0] = 0  # no faster than a smaller one: not a size
-    most, slots = len(gains), len(costs)
-    bid = Bid("a", 0, work, most, np.ones(1), np.zeros(1), np.ones(slots))
-    bid = replace(bid, advance=advance, first_part=first_part)
-    nothing = Places.of(np.zeros((slots, 0)), np.zeros((slots, 0), dtype=np.int64))
-    places = Places.of(np.array(costs, dtype=float)[:, None], np.full((slots, 1), most))
-    result = schedules(bid, 0, places, nothing)
-    usable = [0, *np.flatnonzero(advance).tolist()]
-
-    def done(sizes: Sequence[int]) -> int:
-        return sum(int(bid.advances(is_first=not slot)[size]) for slot, size in enumerate(sizes))
-
-    for end in range(slots):
-        enough = (way for way in product(usable, repeat=end + 1) if done(way) >= work)
-        least = min((float(np.dot(way, costs[: end + 1])) for way in enough), default=np.inf)
-        assert result.by_end[end] == least
-        if np.isfinite(least):
-            sizes = result.plan(end).sizes()
-            assert float((sizes * np.array(costs[: end + 1])).sum()) == least
-            assert done(sizes.tolist()) >= work

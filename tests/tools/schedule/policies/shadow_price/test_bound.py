@@ -1,4 +1,3 @@
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -181,17 +180,6 @@ def test_what_is_not_promised_and_what_four_deals_are() -> None:
     waits = [len(run) for run in "".join("x" if each else "." for each in served).split("x")]
     assert served.count(True) >= 40 / 4
     assert max(waits) <= 3, "at most two jobs take part at a time"
-
-
-def test_what_jobs_are_owed_survives_a_dump() -> None:
-    """One that goes on from a dump in the middle of a deal decides as the one that was there all along."""
-    jobs = [job(f"j{n}", low=1, high=4, work={"samples": 500.0 * (n + 1)}) for n in range(5)]
-    held = opened(ShadowPrice(**STRICT), cluster(4), *jobs)
-    for time_s in (0.0, 60.0, 120.0):
-        held.decide(time_s)
-    again = ShadowPrice(**STRICT)
-    again.load_state(json.loads(json.dumps(held.policy.dump_state())), {**held.jobs, **held.ended})
-    assert again.dump_state() == held.policy.dump_state()
 
 
 GPUS = 4

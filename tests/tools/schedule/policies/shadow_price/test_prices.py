@@ -11,7 +11,6 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     ConcaveWorth,
     ExactWorth,
     PricedJob,
-    PriceMemory,
     Remembered,
     SlopeWorth,
     ends_s,
@@ -190,27 +189,6 @@ def _rigid(rng: np.random.Generator, jobs: int, gpus: int) -> np.ndarray:
     values[:, 0] = np.where(rng.random(jobs) < 0.1, -0.5, 0.0)
     values[range(jobs), rng.choice([1, 1, 2, 4], size=jobs)] = rng.choice([0.5, 1.0, 1.5, 2.0, 4.0], jobs)
     return values
-
-
-def test_what_is_remembered_is_what_is_computed():
-    """Orders and prices, to the last bit, over decisions between which some jobs advance or are replaced."""
-    rng = np.random.default_rng(4)
-    memory = PriceMemory()
-    kinds = [LINEAR**0.5, LINEAR**0.8, np.where(SIZES == 4, 1.0, 0.0), np.where(SIZES >= 3, LINEAR**0.9, 0.0)]
-    curves = [kinds[kind] for kind in rng.integers(len(kinds), size=12)]
-    work = rng.uniform(1.0, 20.0, 12)
-    for _ in range(6):
-        work *= np.where(rng.random(12) < 0.3, 0.7, 1.0)
-        curves[int(rng.integers(12))] = kinds[int(rng.integers(len(kinds)))] * float(rng.choice([1.0, 1.5]))
-        known = memory.worth("pool", K, lambda: ExactWorth(K))
-        alike = memory.jobs(np.stack(curves), [1.0] * len(curves))
-        each = [PricedJob.of(rates) for rates in curves]
-        order = np.argsort(-work).tolist()
-        result = completion_order.improved(order, alike, work.tolist(), known, sweeps=5)
-        assert result == completion_order.improved(order, each, work.tolist(), ExactWorth(K), sweeps=5)
-        exact = priced([each[row] for row in result], ExactWorth(K))
-        assert priced([alike[row] for row in result], known) == exact
-        memory.tidy()
 
 
 def test_the_outbid_get_nothing_and_ties_go_to_the_smaller_size() -> None:
