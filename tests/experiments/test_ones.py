@@ -11,7 +11,6 @@ from experiments.harness.published import compare, read_numbers
 from experiments.harness.replays import carry_out
 from experiments.harness.significance import paired_tests
 from experiments.harness.spec import Experiment, load
-from experiments.ones import model
 from experiments.ones.learning import Rollout, Step, costs, gradient, returns
 from experiments.ones.scenes import MAIN, PAPER, ROWS, TAUGHT
 from experiments.ones.train import RECIPE, Recipe, train
@@ -21,44 +20,10 @@ from experiments.ones.workloads import (
 )
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import EpochWork
-from pliant.tools.profile.throughput_model import ThroughputBySize
 from pliant.tools.replay.sweep_recipe import read_sweep
 from pliant.tools.schedule.policies.drl import FEATURES, SHIPPED, Weights, read_network
 
 HEAD = "time,model,task,epoch_size,patience,batch_size,lr,max_lr,target_acc,num_gpus"
-
-
-def curve(name: str, world: model.World | None = None) -> model.Curve:
-    return next(each for each in model.fitted(world) if each.kind.name == name)
-
-
-def test_the_model_meets_recorded_speeds_as_does_its_profile() -> None:
-    for world in (
-        model.World(),
-        model.World(fixed=0.5),
-        model.World(sync=2.0),
-        model.World(faster=1.0, recorded_on=4),
-    ):
-        for each in model.fitted(world):
-            gpus = min(each.kind.requested, world.recorded_on)
-            met = each.rate(each.local_max, gpus) / world.faster
-            assert met == pytest.approx(np.mean(each.kind.speeds))
-    # The part of a step without samples is that of bert.
-    small, large = model.BY_NAME["bert-cola"], model.BY_NAME["bert-sst2"]
-    alone = {each.batch: each.step_s - model.sync_s() * (each.requested - 1) for each in (small, large)}
-    level = 2 * alone[16] - alone[32]
-    assert model.bert_fixed() == pytest.approx(level / alone[32])
-    assert curve("alexnet-imagenet").fixed_s == pytest.approx(
-        model.bert_fixed() * curve("alexnet-imagenet").step_s(64, 1)
-    )
-    # The profile answers as the model.
-    speed = ThroughputBySize(model.profile_of())
-    for each in model.fitted():
-        for place in ((1,), (3,), (4, 4), (4, 4, 4, 4)):
-            gpus = sum(place)
-            batch = gpus * (each.local_max // 2)
-            seconds = speed.step_seconds(each.kind.name, model.GPU_TYPE, place, batch, None)
-            assert seconds == pytest.approx(each.step_s(each.local_max // 2, gpus))
 
 
 def test_a_published_trace_is_read_with_its_kinds(tmp_path: Path) -> None:

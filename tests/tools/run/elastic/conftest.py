@@ -39,7 +39,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alone:
 
 @pytest.fixture(autouse=True)
 def no_lookout_outlives_it(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A thread that a job in this process has begun would end the whole process once its worker is overtaken."""
+    """A thread that a job in this process has begun would end the process once its worker is overtaken."""
     lookouts: list[Lookout] = []
     begin = Lookout.begin
 

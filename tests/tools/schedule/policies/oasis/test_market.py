@@ -1,19 +1,13 @@
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.parts.slot_schedules import broken_rules
-from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Floats, Servers, SlotPlan, sigmoid_worth
-from pliant.tools.schedule.policies.oasis.market import Market, Side
+from pliant.tools.schedule.policies.multi_resource.fleet import Bid, Servers, SlotPlan, sigmoid_worth
+from pliant.tools.schedule.policies.oasis.market import Market
 from pliant.tools.schedule.policies.oasis.prices import PriceBounds
-from tests.effort import examples
-from tests.tools.schedule.policies.oasis.worlds import bid_of, busy_market, servers_of
 
-SEEDS = st.integers(0, 2**32 - 1)
 ONE = Servers(("cpu", "memory"), np.array([[4.0, 8.0]]), np.zeros((0, 2)))
 
 
@@ -151,70 +145,3 @@ def test_broken_rules_are_seen_and_estimates_have_a_beginning() -> None:
     assert [row for row in plan.ps.sum(axis=1).tolist() if row] == [1] * int((plan.sizes() > 0).sum())
     assert broken_rules(servers, [(bid, plan)], 4) == []
     assert broken_rules(servers, [(bid, replace(plan, ps=0 * plan.ps))], 4)
-
-
-def limits(side: Side, demand: Floats, slot: int) -> list[int]:
-    """[server] how many of this demand fit, resource by resource."""
-    result = []
-    for capacity, used in zip(side.capacity, side.used[slot], strict=True):
-        needed = [(float(c - u), float(d)) for c, u, d in zip(capacity, used, demand, strict=True) if d > 0]
-        result.append(min((int((free + 1e-9) / each + 1e-9) for free, each in needed), default=99))
-    return result
-
-
-def by_all_schedules(market: Market, bid: Bid) -> list[float]:
-    """[slot from arrival] the least cost over all placements of every slot and all divisions of the work."""
-    tables = []
-    for slot in range(bid.arrival, market.slots):
-        table: dict[int, float] = {0: 0.0}
-        workers = limits(market.workers, bid.worker, slot)
-        ps = limits(market.ps, bid.ps, slot) if bid.needs_ps else [0] * len(market.ps.capacity)
-        most = bid.most_workers
-        for y in product(*(range(min(limit, most) + 1) for limit in workers)):
-            for z in product(*(range(min(limit, sum(y)) + 1) for limit in ps)):
-                served = sum(z) * bid.ps_bandwidth >= sum(y) * bid.worker_bandwidth * (1 - 1e-9)
-                served = served and (sum(z) > 0 or not sum(y))
-                if 0 < sum(y) < bid.least_workers or sum(y) > most or sum(z) > sum(y):
-                    continue
-                if bid.needs_ps and not served:
-                    continue
-                cost = sum(n * market.workers.prices[slot, h] @ bid.worker for h, n in enumerate(y))
-                cost += sum(n * market.ps.prices[slot, k] @ bid.ps for k, n in enumerate(z))
-                table[sum(y)] = min(table.get(sum(y), np.inf), float(cost))
-        tables.append(table)
-    return [
-        min(
-            (
-                sum(table[size] for table, size in zip(tables, sizes, strict=False))
-                for sizes in product(*(table for table in tables[: end + 1]))
-                if sum(sizes) >= bid.work
-            ),
-            default=np.inf,
-        )
-        for end in range(len(tables))
-    ]
-
-
-@settings(max_examples=examples(30))
-@given(SEEDS)
-def test_costs_of_all_ends_are_those_of_the_best_schedules(seed: int) -> None:
-    """A job that can end needs no more work than the servers have room for."""
-    rng = np.random.default_rng(seed)
-    slots = 3
-    servers = servers_of(rng, 2, 2)
-    market = busy_market(rng, servers, [bid_of(rng, f"job-{n}", slots, 4, 3) for n in range(3)], slots)
-    bid = bid_of(rng, "next", slots, 6, 3)
-    np.testing.assert_allclose(market.quote(bid).costs, by_all_schedules(market, bid), rtol=1e-9)
-    for _ in range(3):  # each offer that is accepted leaves less
-        most = [limits(market.workers, bid.worker, slot) for slot in range(bid.arrival, slots)]
-        room = [min(sum(min(each, bid.most_workers) for each in row), bid.most_workers) for row in most]
-        assert market.most_work(bid).tolist() == np.cumsum(room).tolist()
-        ends = np.flatnonzero(np.isfinite((quote := market.quote(bid)).costs))
-        if len(ends):
-            assert bid.work <= market.most_work(bid)[ends[0]]
-            soon = market.quote(bid, until=bid.arrival + int(ends[0]) + 1)
-            assert soon.costs[-1] == quote.costs[ends[0]]
-            plans = [each.found.plan(int(ends[0])) for each in (soon, quote)]
-            assert plans[0].workers.tolist() == plans[1].workers.tolist()
-            assert plans[0].ps.tolist() == plans[1].ps.tolist()
-        market.offer(replace(bid, worth=bid.worth + 1e6))

@@ -17,7 +17,6 @@ from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import Inputs
 from pliant.tools.replay.run import Run, replay
-from pliant.tools.report.equal_shares import DealtJob, equal_deal_finishes
 from pliant.tools.report.fairness import fairness, promise, why_unpromised
 from pliant.tools.report.metrics import run_metrics
 from pliant.tools.report.read_run import fold
@@ -198,23 +197,6 @@ def rates_of(job: JobState) -> tuple[Ints, Floats]:
     sizes = np.arange(GPUS + 1)
     able = (sizes >= job.spec.min_gpus) & (sizes <= job.max_gpus(GPUS))
     return sizes, np.where(able, sizes, 0).astype(float)
-
-
-@settings(max_examples=examples(30))
-@given(rows, st.integers(0, 500))
-def test_it_is_the_one_of_reports_however_often_it_is_asked(drawn, asked_s):
-    kept, jobs = EqualShares(TERMS.deal_s, TERMS.lost_s), []
-    for number, (at, samples, low, high) in enumerate(sorted(drawn)):
-        name = f"j{number}"
-        state = job_state(job(name, at=at, gpus=low, low=low, high=high, work={"samples": samples}), FOUR)
-        kept.enter(state, at + TERMS.grace_s)
-        kept.end(name, float(samples))
-        rates = tuple((size, float(size)) for size in range(low, high + 1))
-        jobs.append(DealtJob(name, at + TERMS.grace_s, float(samples), rates))
-
-    ended = [*kept.advance(float(asked_s), GPUS, rates_of), *kept.advance(1e6, GPUS, rates_of)]
-
-    assert {name: time_s for time_s, name in ended} == equal_deal_finishes(jobs, [(0.0, GPUS)], TERMS)
 
 
 def test_a_job_that_really_goes_on_keeps_its_share() -> None:

@@ -1,6 +1,5 @@
 """Prices against the least flow time, and the knapsack against a mixed-integer program."""
 
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,6 @@ from pliant.tools.schedule.policies.shadow_price.prices import (
     PricedJob,
     Remembered,
     SlopeWorth,
-    ends_s,
     exact_knapsack,
     hull_slopes,
     knapsack_by_price,
@@ -83,93 +81,6 @@ def test_a_power_of_the_gpus_gives_the_ranks_of_hesrpt(power: float):
     for m in range(1, jobs + 1):
         part = shares[m - 1] / shares[:m].sum()
         assert part == pytest.approx(1 - ((m - 1) / m) ** (1 / (1 - power)), rel=5e-3)
-
-
-def test_no_schedule_is_better_whatever_the_units_or_the_hulls() -> None:
-    # Samples counted by the thousand, hours instead of seconds: the worth of the work left is the same.
-    rng = np.random.default_rng(5)
-    jobs = [_curve(rng, K) for _ in range(5)]
-    result = np.array(priced([PricedJob.of(rates) for rates in jobs], ExactWorth(K)))
-    for factor in (1 / 1000, 3600):
-        other = priced([PricedJob.of(rates * factor) for rates in jobs], ExactWorth(K))
-        assert np.array(other) * factor == pytest.approx(result)
-
-    # 60 random systems, curves of any shape: deciding by prices is within 1 % of the best of all schedules.
-    # A schedule changes sizes when a job ends; :func:`_least_flow_time` tries them all.
-    rng = np.random.default_rng(11)
-    for _ in range(60):
-        gpus, count = int(rng.integers(2, 6)), int(rng.integers(2, 4))
-        curves = [_curve(rng, gpus) for _ in range(count)]
-        work = rng.lognormal(2.0, 1.0, count).tolist()
-        least = _least_flow_time(curves, tuple(work), gpus)
-        assert _flow_time_by_prices(curves, work, gpus) <= 1.01 * least
-    # Hulls touch the curve and large pools are priced alike.
-    rng = np.random.default_rng(3)
-    for _ in range(50):
-        rates = _curve(rng, K)
-        short = rates[: int(rates.argmax()) + 1]
-        slopes = hull_slopes(SIZES[: len(short)], short)
-        assert (np.diff(slopes) >= -1e-12).all()
-        hull = np.concatenate(([0.0], slopes[::-1].cumsum()))
-        assert (hull >= short - 1e-9).all()
-        assert hull[-1] == pytest.approx(short[-1])
-    # Large pools price concave jobs as the exact way does.
-    rng = np.random.default_rng(7)
-    curves = [np.arange(65) ** power for power in rng.uniform(0.3, 1.0, 12)]
-    jobs = [PricedJob.of(rates) for rates in curves]
-    exact, slopes = (priced(jobs, way) for way in (ExactWorth(64), SlopeWorth(64, np.arange(65))))
-    assert slopes == pytest.approx(exact)
-
-
-def _curve(rng: np.random.Generator, gpus: int) -> np.ndarray:
-    """Rates by size: each GPU adds less than the one before, some sizes lose a fifth, small ones may fail."""
-    gains = np.sort(rng.uniform(0.1, 1.0, gpus))[::-1]
-    rates = np.concatenate(([0.0], gains.cumsum() * np.where(rng.random(gpus) < 0.3, 0.8, 1.0)))
-    if rng.random() < 0.3:
-        rates[1 : int(rng.integers(1, gpus)) + 1] = 0.0
-    return rates
-
-
-def _flow_time_by_prices(curves: list[np.ndarray], work: list[float], gpus: int) -> float:
-    """New prices whenever a job ends, and then the sizes of largest worth."""
-    rates, left, alive, flow = np.array(curves), np.array(work), [*range(len(work))], 0.0
-    sizes, exact = np.arange(gpus + 1), ExactWorth(gpus)
-    while alive:
-        jobs = [PricedJob.of(rates[job]) for job in alive]
-        order = completion_order.best_order(jobs, rates[alive], left[alive], sizes, exact)
-        prices = np.zeros(len(alive))
-        prices[order] = priced([jobs[row] for row in order], exact)
-        lasts_s = float(ends_s(prices, rates[alive], left[alive], sizes).min())
-        flow += lasts_s * len(alive)
-        worth = np.where(rates[alive] > 0, prices[:, None] * rates[alive], -np.inf)
-        worth[:, 0] = 0.0
-        left[alive] -= lasts_s * rates[alive, exact_knapsack([*worth], gpus)]
-        alive = [job for job in alive if left[job] > 1e-9 * work[job]]
-    return flow
-
-
-def _least_flow_time(curves: list[np.ndarray], left: tuple[float, ...], gpus: int) -> float:
-    """Over all sizes until the next job ends, and so on; a job that has ended has nothing left."""
-    alive = [job for job, samples in enumerate(left) if samples > 0]
-    if not alive:
-        return 0.0
-    if len(alive) == 1:
-        return left[alive[0]] / float(curves[alive[0]].max())
-    best = np.inf
-    for sizes in itertools.product(range(gpus + 1), repeat=len(alive)):
-        if sum(sizes) != gpus:
-            continue
-        rates = {job: float(curves[job][: size + 1].max()) for job, size in zip(alive, sizes, strict=True)}
-        lasts = [left[job] / rate for job, rate in rates.items() if rate > 0]
-        if not lasts or min(lasts) * len(alive) >= best:
-            continue
-        then = list(left)
-        for job, rate in rates.items():
-            then[job] -= rate * min(lasts)
-            if then[job] <= 1e-9 * left[job]:
-                then[job] = 0.0
-        best = min(best, min(lasts) * len(alive) + _least_flow_time(curves, tuple(then), gpus))
-    return best
 
 
 @pytest.mark.parametrize("rigid", [False, True])
