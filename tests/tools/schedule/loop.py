@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
@@ -19,16 +18,6 @@ class Played:
     end_s: dict[str, float] = field(default_factory=dict)
     sizes_at: dict[float, dict[str, int]] = field(default_factory=dict)
     """GPUs of every running job after the decision at each event."""
-
-    @property
-    def longest_busy_s(self) -> float:
-        times = [*self.sizes_at, max(self.end_s.values(), default=0.0)]
-        longest = lasted = 0.0
-        for start, end in pairwise(times):
-            full = sum(self.sizes_at[start].values()) == self.session.up_gpus
-            lasted = lasted + end - start if full else 0.0
-            longest = max(longest, lasted)
-        return longest
 
 
 def play(policy: Policy, nodes: Cluster, jobs: Iterable[Job], throughput: Throughput | None = None) -> Played:

@@ -101,30 +101,6 @@ def test_a_solution_stands_while_nothing_changes_and_is_kept():
     assert decided(held, 2 * ROUND_S) == {"a": 1}
 
 
-UNLIKE_SPEEDS = curves(best={2: 90.0}, next={2: 50.0}, early={1: 1.0}, late={1: 2.0})
-UNLIKE = [
-    job(name, gpus=gpus, model=name, batch=16 * gpus, work={"samples": 1e6})
-    for name, gpus in (("best", 2), ("next", 2), ("early", 1), ("late", 1))
-]
-"""Three GPUs: a pair that is worth most, a pair that no longer fits, and two single ones."""
-
-
-@pytest.mark.parametrize("renew_s", [0.0, 1e6])
-def test_who_gets_idle_gpus_outlives_a_restart(renew_s: float):
-    def rounds_of(*, restarts: bool) -> list[dict[str, int]]:
-        held = opened(gavel.GavelThroughput(renew_s=renew_s), cluster(3), *UNLIKE, throughput=UNLIKE_SPEEDS)
-        result = [decided(held, ROUND_S)]
-        if restarts:
-            state = json.loads(json.dumps(held.policy.dump_state()))
-            held.policy = gavel.GavelThroughput(renew_s=renew_s)
-            held.policy.load_state(state, held.jobs)
-        return [*result, *(decided(held, ROUND_S * number) for number in range(2, 8))]
-
-    result = rounds_of(restarts=True)
-    assert result == rounds_of(restarts=False)
-    assert result[0] == {"best": 2, "late": 1}, "idle GPUs go to the next most steps a second"
-
-
 def test_makespan_and_finish_time_fairness_by_hand() -> None:
     # It takes all of one GPU; an eighth and three eighths of the other would do for the others.
     jobs = [job("long", gpu_seconds=8e5), job("a", gpu_seconds=1e5), job("b", gpu_seconds=3e5)]

@@ -211,12 +211,3 @@ def test_the_lowest_priorities_are_preempted_where_needed():
     assert joined(held, 10.0, job("h", at=10.0, labels=high)) == {"a": 1}
     assert held.ask_again_s == 60.0
     assert decided(held, 60.0) == {"h": 1}
-
-
-def test_usage_survives_in_the_dumped_state():
-    held, again = (opened(Slurm(), cluster(2), job("a", user="ann", gpu_seconds=1e4)) for _ in range(2))
-    for time_s in (0.0, 100.0, 400.0):
-        held.decide(time_s)
-    state = held.policy_state()
-    assert again.carry(state)
-    assert again.policy_state().state == state.state

@@ -8,7 +8,6 @@ from pliant.tools.schedule.policies.ares.allocation import AllowedSizes, SizesBy
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.rates import Speeds
 from tests.builders import TimedSteps, cluster, curves, job
-from tests.tools.schedule.loop import play
 
 CURVE = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0, 16: 6.4}
 """Efficiency against one GPU: 0.95, 0.85, 0.625, 0.4."""

@@ -6,10 +6,9 @@ from pliant.tools.profile.throughput import Placement, plan_batch, shares
 from pliant.tools.schedule.policies.ares.policy import Ares
 from pliant.tools.schedule.policies.ares.unknown_demand import apportion, equal_split, reserved_gpus
 from pliant.tools.schedule.policy import Decision
-from pliant.tools.schedule.predict_start import copy_of, predictions
 from pliant.tools.schedule.session.holdings import Holding
 from pliant.tools.schedule.session.session import Session
-from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, session, sizes
+from tests.builders import TimedSteps, cluster, curves, decided, job, mixed_cluster, opened, sizes
 from tests.tools.schedule.policies.started import joined, started
 
 BENT = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0}
@@ -187,7 +186,7 @@ def test_a_scattered_job_is_gathered_where_that_pays(compact_s: float | None, mo
     assert steps(held, 11) == {}
 
 
-def test_every_job_is_explained_and_starts_as_predicted() -> None:
+def test_every_job_is_explained() -> None:
     jobs = [bent(f"j{number:02}", 40 + number) for number in range(11)]
     held = opened(Ares(), cluster(6), *jobs, throughput=curves(bent=BENT))
     assert held.explain(0) == {}
@@ -197,47 +196,6 @@ def test_every_job_is_explained_and_starts_as_predicted() -> None:
         "F = 41 (2nd of 11), ceiling 4 by alpha 0.75 (eff(6) = 0.70), 2 free after the jobs before it"
     )
     assert why["j10"].reason == "F = 50 (11th of 11), needs 1 GPU, 0 free after the jobs before it"
-    # The predicted start is what happens.
-    jobs = [bent(f"j{number}", 50 + 7 * number, gpus=1 + number % 4) for number in range(9)]
-    rigid = job("rigid", gpus=7, gpu_seconds=200)
-    held = started(Ares(), cluster(8), *jobs, rigid, throughput=curves(bent=BENT))
-    expected = predictions(copy_of(held), 0)
-    predicted = {job_id: each.start_s for job_id, each in expected.items() if each.start_s is not None}
-    assert len(predicted) > 5
-    begun: dict[str, float] = {}
-    while held.jobs:
-        now_s, ended = min((s.finish_time_s() or float("inf"), i) for i, s in held.jobs.items())
-        held.end(ended, now_s)
-        begun |= {e.job.id: now_s for e in held.decide(now_s) if e.step == "start"}
-    assert predicted == {job_id: pytest.approx(time_s) for job_id, time_s in begun.items()}
-
-
-@pytest.mark.parametrize(
-    ("impossible", "reason"),
-    [
-        (job("no", gpus=100, gpu_seconds=1e6), "needs 100 GPUs of one type, the cluster has 4"),
-        (job("no", gpus=8, low=5, gpu_seconds=8), "needs 5 GPUs of one type, the cluster has 4"),
-        (job("no", gpus=6), "needs 6 GPUs of one type, the cluster has 4"),
-        (job("no", gpus=4, low=2, batch=1), 'model "linear" at batch 1 does not run on 2 GPUs of any type'),
-    ],
-)
-@pytest.mark.parametrize("comes_first", [True, False])
-def test_a_job_that_can_never_run_is_rejected_with_the_reason(impossible, reason, comes_first) -> None:
-    held = session(Ares(), mixed_cluster(one=(4,), two=(4,)))
-    if not comes_first:
-        steps(held, 0, job("first", gpu_seconds=5))
-        held.end("first", 0)
-        held.decide(0)
-    held.submit(impossible, 0)
-    assert [(transition.step, transition.reason) for transition in held.decide(0)] == [("reject", reason)]
-    assert held.explain(0) == {}
-
-
-def test_a_job_that_can_never_run_changes_nothing_for_the_others() -> None:
-    # V is 60 when "new" arrives, so its F is 110 and "long", with 100, goes on.
-    for others in ([], [job("no", gpus=100, gpu_seconds=1e6)], [job("no", gpus=100)]):
-        jobs = (*others, job("long", gpu_seconds=100), job("new", at=60, gpu_seconds=50))
-        assert decided(opened(Ares(), cluster(1), *jobs), 60) == {"long": 1}
 
 
 @pytest.mark.parametrize(

@@ -37,31 +37,7 @@ def worth(curves: Sequence[Curve], result: Sequence[int]) -> float:
 Jobs = list[tuple[Curve, str]]
 
 
-def some_jobs(rng: np.random.Generator) -> Jobs:
-    """Four jobs of up to six GPUs, in eighths, so that ties are frequent and sums exact."""
-    jobs = []
-    for _ in range(4):
-        steps = rng.integers(-2, 9, rng.integers(1, 7)) / 8
-        kind = rng.integers(4)
-        curve = np.cumsum(np.sort(steps)[::-1] if kind == 0 else steps) + 2
-        if kind == 1:
-            curve[rng.random(len(curve)) < 0.3] = -inf
-        jobs.append(([0.0, *curve.tolist()], str(rng.choice(["", "ann", "bob"]))))
-    return jobs
-
-
-def test_solving_is_once_or_by_job_and_equals_come_in_order() -> None:
-    rng = np.random.default_rng(12)
-    for _ in range(100):
-        gpus, quota = int(rng.integers(4, 17)), int(rng.integers(2, 10)) if rng.random() < 0.7 else None
-        at_once, step_by_step = Optimizer(gpus, quota), Optimizer(gpus, quota)
-        for curve, user in some_jobs(rng):
-            gains = gains_of(curve)
-            if gains is not None:
-                assert at_once.add(gains, user) == step_by_step.add(gains, user)
-                step_by_step.sizes()
-        assert at_once.sizes() == step_by_step.sizes()
-    # A job that does not fit changes nothing.
+def test_a_job_that_does_not_fit_changes_nothing_and_equals_come_in_order() -> None:
     result = optimizer(4, [[0, 1, 2], [0, -inf, 1]])
     assert not result.add(gains_of([0, -inf, 1]))
     assert (result.left, result.sizes()) == (1, [2, 2])

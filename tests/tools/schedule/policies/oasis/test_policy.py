@@ -9,7 +9,6 @@ import pytest
 from pliant.schemas.cluster import Cluster
 from pliant.schemas.io import write_jobs
 from pliant.schemas.job import Job
-from pliant.schemas.schedule import PolicyState
 from pliant.tools.replay.engine.costs import Cost
 from pliant.tools.replay.engine.simulated_cluster import SimulatedCluster
 from pliant.tools.replay.inputs import inputs
@@ -218,13 +217,6 @@ def test_true_bounds_come_from_the_trace_itself(tmp_path):
     result = make_policy("oasis", {"bounds_from": named, "bounds_by": "paper", "percent": "500"})
     assert result.parameters["percent"] == 500.0
     assert set(bidding(*trace, bounds_from=named, bounds_by="paper").jobs) == {"a", "b"}
-
-    write_jobs([bidder(f"j{each}", 1 + each, value=3.0 + each) for each in range(7)], named)
-    held, again = (session(policy(bounds_from=named, quantile=0.3), cluster(4)) for _ in range(2))
-    held.decide(0.0)
-    again.carry(PolicyState.model_validate_json(held.policy_state().model_dump_json()))
-    again.decide(0.0)
-    assert again.policy_state() == held.policy_state()
 
 
 def three_jobs(at: float) -> list[Job]:
