@@ -1,4 +1,4 @@
-"""The notebook in examples/ runs from top to bottom in a fresh folder, and is stored without outputs."""
+"""Examples run as they stand: the notebook, the commands of README and tutorials, the files for CI."""
 
 import json
 import os

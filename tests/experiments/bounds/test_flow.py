@@ -1,4 +1,4 @@
-"""No schedule is better than the dual bound, and the bound is not far below."""
+"""The dual bound of the sum of JCTs, and how near a schedule comes to it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Who passes the head of a queue: the search by kinds against one that reads every waiting job."""
+"""Who passes the head of a queue, and the line of those that wait."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Draws of the script, alike on all workers, and those inside of models, each worker's own."""
+"""Draws of scripts and models, weights that a step may write, and what a job prepares."""
 
 from __future__ import annotations
 

@@ -1,13 +1,23 @@
+"""All of a workload under a policy: no rescale cost, a decision at every arrival and completion."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
 import pytest
 
+from pliant.schemas.cluster import Cluster
 from pliant.schemas.job import Job
-from pliant.tools.profile.throughput import CurveThroughput
+from pliant.tools.profile.throughput import CurveThroughput, Throughput
 from pliant.tools.schedule.demand import demand_gpu_s, job_state
 from pliant.tools.schedule.jobs import NodeState
 from pliant.tools.schedule.policies.ares.allocation import AllowedSizes, SizesByJob, allowed_sizes
 from pliant.tools.schedule.policies.ares.policy import Ares
+from pliant.tools.schedule.policy import Policy
+from pliant.tools.schedule.predict_start import advance, in_order_of_arrival
 from pliant.tools.schedule.rates import Speeds
-from tests.builders import TimedSteps, cluster, curves, job
+from pliant.tools.schedule.session.session import Session
+from tests import builders
+from tests.builders import TimedSteps, cluster, curves, job, session
 
 CURVE = {1: 1.0, 2: 1.9, 4: 3.4, 8: 5.0, 16: 6.4}
 """Efficiency against one GPU: 0.95, 0.85, 0.625, 0.4."""
@@ -151,3 +161,23 @@ def test_figures_1_and_4_of_the_paper() -> None:
         {"2": 6},
         {},
     ]
+
+
+@dataclass
+class Played:
+    session: Session
+    end_s: dict[str, float] = field(default_factory=dict)
+    sizes_at: dict[float, dict[str, int]] = field(default_factory=dict)
+    """GPUs of every running job after the decision at each event."""
+
+
+def play(policy: Policy, nodes: Cluster, jobs: Iterable[Job], throughput: Throughput | None = None) -> Played:
+    held = session(policy, nodes, throughput)
+    played, coming, now_s = Played(held), in_order_of_arrival(jobs), 0.0
+    while (next_s := advance(held, now_s, coming)) is not None:
+        now_s = next_s
+        for job_id in held.ended:
+            played.end_s.setdefault(job_id, now_s)
+        held.decide(now_s)
+        played.sizes_at[now_s] = builders.sizes(held)
+    return played
