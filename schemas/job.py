@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pliant.schemas.file_io.record import (
     FORM,
     MOST,
+    NODE_NAME,
     BatchSize,
     BoundedFloat,
     GpuCount,
@@ -37,6 +38,7 @@ from pliant.schemas.file_io.record import (
     WorkAmount,
     broken_rule,
 )
+from pliant.schemas.node_labels import condition
 
 Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
@@ -44,6 +46,7 @@ Awaited = Literal["ok", "any", "failed"]
 ExitCode = Annotated[int, Field(ge=-64, le=255)]
 Launcher = Literal["program", "python", "torchrun"]
 TypeName = Annotated[str, Field(min_length=1)]
+NodeName = Annotated[str, Field(pattern=NODE_NAME)]
 PowersOfTwo = Literal["powers-of-two"]
 POWERS_OF_TWO: Final = "powers-of-two"
 LONGEST_TEXT: Final = 100_000
@@ -379,6 +382,13 @@ class Job(Record):
     """Key into the profile. Default: the name of the command's script, as ``train`` of ``src/train.py``."""
     gpus: Gpus = Field(default_factory=_filled_in)
     """Default: one."""
+    nodes: tuple[str, ...] = ()
+    """Expressions over the labels of nodes, as ["nvlink", "rack in (a,b)"]: it runs on nodes of which all of
+    them hold (docs/running.md). Default: any node."""
+    only: tuple[NodeName, ...] | None = None
+    """The only nodes that it may run on, by name. Default: all."""
+    exclude: tuple[NodeName, ...] = ()
+    """Nodes that it may not run on, by name."""
     user: str = ""
     """Who submitted it; empty if not stated."""
     team: str = ""
@@ -463,6 +473,8 @@ class Job(Record):
                 f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
             )
             raise broken_rule(text, "/launcher")
+        if self.nodes or self.only is not None:
+            self._refuse_wrong_nodes()
         if self.id in self.after:
             raise broken_rule("names the job itself, expected other jobs", "/after")
         if both := {*self.retry_on} & {*self.no_retry_on}:
@@ -474,6 +486,15 @@ class Job(Record):
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
         return self
+
+    def _refuse_wrong_nodes(self) -> None:
+        if self.only == ():
+            raise broken_rule("is empty, expected at least one node", "/only")
+        for at, text in enumerate(self.nodes):
+            try:
+                condition(text)
+            except ValueError as error:
+                raise broken_rule(str(error), f"/nodes/{at}") from error
 
     def _refuse_wrong_company_of_regimes(self) -> None:
         """Other fields that would choose the batch, too; and regimes with fewer samples than workers."""
@@ -523,11 +544,11 @@ class Job(Record):
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
-        only if another job does not finish, has limits, says when it is retried, or names its launcher or
-        its Python.
+        only if another job does not finish, has limits, says when it is retried, names its launcher or its
+        Python, or says on which nodes it may run.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
-        if says_when or self.launcher is not None or self.python is not None:
+        if says_when or self.launcher is not None or self.python is not None or self.names_nodes:
             return 8
         if "failed" in self.after.values():
             return 8
@@ -543,6 +564,11 @@ class Job(Record):
             return 3
         unsized = self.work is not None and self.work_gap is not None
         return 2 if unsized else int(not self.shares_gpus)
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether it may run on some nodes only, by their labels or names."""
+        return bool(self.nodes or self.exclude or self.only is not None)
 
     @property
     def can_save(self) -> bool:

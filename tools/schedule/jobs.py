@@ -509,6 +509,8 @@ class NodeState:
     """For jobs that state demands, by resource; a missing resource is unlimited."""
     gpu_memory: int | None = None
     """Bytes of one GPU, for jobs that need as much; None: not stated."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """For jobs that may run on nodes with certain labels only."""
     made_gpus: int = field(init=False)
     """GPUs in the cluster file, in service or not."""
 
@@ -557,6 +559,7 @@ def node_states(cluster: Cluster) -> list[NodeState]:
             },
             capacities=capacities(node),
             gpu_memory=node.gpu_memory,
+            labels=node.labels,
         )
         for index, node in enumerate(cluster.expanded())
     ]

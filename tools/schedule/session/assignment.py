@@ -351,23 +351,29 @@ class Demands:
 
         Types on which it may not run need not be hidden: none of them is chosen for it.
         """
-        demand, constraint = job.spec.resources.worker, self._capacities.constraint_of(job.spec)
-        if not demand and (constraint is None or constraint.is_of_types):
-            return ()
-        found = []
-        for index, node in enumerate(self._capacities.nodes):
+        demand, nodes = job.spec.resources.worker, self._capacities.nodes
+        barred = self._barred(job)
+        if not demand:
+            hidden = ((nodes[index].name, free.free_on(nodes[index].name)) for index in barred)
+            return tuple(each for each in hidden if each[1])
+        found, not_there = [], frozenset(barred)
+        for index, node in enumerate(nodes):
             spare = free.free_on(node.name)
-            allowed = constraint is None or constraint.allows(node)
-            useful = fitting(self._left_on(index), demand, spare) if allowed else 0
+            useful = 0 if index in not_there else fitting(self._left_on(index), demand, spare)
             if spare > useful:
                 found.append((node.name, spare - useful))
         return tuple(found)
 
+    def _barred(self, job: JobState) -> Sequence[int]:
+        constraint = self._capacities.constraint_of(job.spec)
+        return () if constraint is None else self._capacities.barred(constraint)
+
     def fits(self, job: JobState, place: NodeGpus) -> bool:
         demand, constraint = job.spec.resources.worker, self._capacities.constraint_of(job.spec)
-        nodes = (self._capacities.nodes[self._index[name]] for name, _ in place)
-        if constraint is not None and not all(map(constraint.allows, nodes)):
-            return False
+        if constraint is not None:
+            nodes = (self._capacities.nodes[self._index[name]] for name, _ in place)
+            if not all(map(constraint.allows, nodes)):
+                return False
         return all(fitting(self._left_on(self._index[name]), demand, count) == count for name, count in place)
 
     def take(self, job: JobState, place: NodeGpus, named: NodeGpus | None, free: FreeGpus) -> NodeGpus | None:
@@ -391,8 +397,11 @@ class Demands:
             if suits and all(self._room(name, demand, count) == count for name, count in chosen or ()):
                 return chosen
         found = []
+        constraint = self._capacities.constraint_of(job.spec)
         for index in self._server_nodes(demand) if missing else ():
-            name = self._capacities.nodes[index].name
+            node, name = self._capacities.nodes[index], self._capacities.nodes[index].name
+            if constraint is not None and not constraint.allows(node):
+                continue
             if name in up and (count := self._room(name, demand, missing)):
                 found.append((index, name, count))
                 missing -= count
