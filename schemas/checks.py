@@ -148,7 +148,7 @@ def _why_not_by_name_or_label(constraint: Constraint, nodes: Sequence[NodeGpus])
             have = sorted(f"{name}={value}" if value else name for name, value in labels)
             what = f"the nodes have {listed(have, 8)}" if have else "the nodes have no labels"
             return f'needs nodes with "{text}": {what}'
-    return f"needs GPUs {constraint.words}, which no node with GPUs has all together"
+    return f"needs GPUs {constraint.words}: no node with GPUs meets that"
 
 
 class _NodeKind(NamedTuple):
@@ -183,6 +183,21 @@ def servers_for(job: Job, workers: int) -> int:
     return max(1, math.ceil(min(needed / each, MANY) - _SLACK)) if each else 1
 
 
+RoomByNode = Mapping[str, Sequence[tuple[int, int]]]
+"""By GPU type the most workers on an empty node, in whole replicas, and how many nodes have room for as many;
+most workers first."""
+
+
+class JobRoom(NamedTuple):
+    """What empty nodes have room for of a job."""
+
+    by_type: Mapping[str, int]
+    """Workers by GPU type, in whole replicas, parameter servers included."""
+    by_node: RoomByNode
+    barred: Sequence[int]
+    """The nodes with GPUs, by index, that it may not run on although it may on others of their types."""
+
+
 class Capacities:
     """The nodes of a cluster, and how many workers of a job fit them while they are empty."""
 
@@ -199,8 +214,7 @@ class Capacities:
         self._kinds = self._counted(None)
         """Equal nodes are counted together: jobs are checked often."""
         self._where: dict[Constraint, Mapping[_NodeKind, int]] = {}
-        self._barred: dict[Constraint, Sequence[int]] = {}
-        self._rooms: dict[Hashable, dict[str, int]] = {}
+        self._rooms: dict[Hashable, JobRoom] = {}
 
     def _counted(self, constraint: Constraint | None) -> Mapping[_NodeKind, int]:
         """How many nodes of each kind it allows; all kinds, in their order."""
@@ -219,19 +233,15 @@ class Capacities:
             self._where[constraint] = self._counted(constraint)
         return self._where[constraint]
 
-    def barred(self, constraint: Constraint) -> Sequence[int]:
-        """The nodes with GPUs, by index, that it does not allow although it allows others of their types."""
-        if constraint not in self._barred:
-            allowed = [constraint.allows(node) for node in self.nodes]
-            types = {
-                node.gpu_type for node, good in zip(self.nodes, allowed, strict=True) if node.gpus and good
-            }
-            self._barred[constraint] = [
-                index
-                for index, node in enumerate(self.nodes)
-                if not allowed[index] and node.gpus and node.gpu_type in types
-            ]
-        return self._barred[constraint]
+    def _barred(self, constraint: Constraint) -> Sequence[int]:
+        allowed = [constraint.allows(node) for node in self.nodes]
+        good = zip(self.nodes, allowed, strict=True)
+        types = {node.gpu_type for node, may_run in good if may_run and node.gpus}
+        return [
+            index
+            for index, node in enumerate(self.nodes)
+            if not allowed[index] and node.gpus and node.gpu_type in types
+        ]
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -249,46 +259,42 @@ class Capacities:
 
     def limits(self, job: Job) -> bool:
         """Whether the job demands more than GPUs, several of them on one node, or certain nodes."""
-        return self.looks_at_nodes(job) or self.constraint_of(job) is not None
-
-    def looks_at_nodes(self, job: Job) -> bool:
-        """Whether more than its GPU type says if a node suits the job."""
-        if job.resources.worker or job.resources.ps or job.gpus.per_replica > 1:
-            return True
-        constraint = self.constraint_of(job)
-        return constraint is not None and bool(self.barred(constraint))
+        return job.takes_room or self.constraint_of(job) is not None
 
     def constraint_of(self, job: Job) -> Constraint | None:
         """Which of these nodes the job may run on. Returns None if it may run on all."""
         return constraint_of(job, self.node_gpus)
 
-    def room_by_node(self, job: Job) -> dict[str, tuple[tuple[int, int], ...]]:
-        """By GPU type the most workers on an empty node, in whole replicas, and how many nodes have room for
-        as many; most workers first.
-        """
+    def room(self, job: Job) -> Mapping[str, int]:
+        """Most workers by GPU type on empty nodes, in whole replicas, parameter servers included."""
+        return self.room_for(job).by_type
+
+    def room_for(self, job: Job) -> JobRoom:
+        """Looked up once for all jobs that need the same of a node."""
+        constraint = self.constraint_of(job)
+        demand = (tuple(job.resources.worker.items()), tuple(job.resources.ps.items()))
+        alike = (constraint, demand, job.gpus.per_replica, job.gpus.sizes)
+        found = self._rooms.get(alike)
+        if found is None:
+            by_node = self._by_node(job, constraint)
+            barred = () if constraint is None else self._barred(constraint)
+            found = self._rooms[alike] = JobRoom(self._by_type(job, constraint, by_node), by_node, barred)
+        return found
+
+    def _by_node(self, job: Job, constraint: Constraint | None) -> RoomByNode:
         found: dict[str, Counter[int]] = {}
-        for node, count in self._allowed(self.constraint_of(job)).items():
+        for node, count in self._allowed(constraint).items():
             together = replica_on_a_node(job, self.node_gpus[node.gpu_type])
             each = fitting(dict(node.stated), job.resources.worker, node.gpus) if count else 0
             found.setdefault(node.gpu_type, Counter())[each - each % together] += count
         return {kind: tuple(sorted(nodes.items(), reverse=True)) for kind, nodes in found.items()}
 
-    def room(self, job: Job) -> dict[str, int]:
-        """Most workers by GPU type on empty nodes, in whole replicas, parameter servers included."""
-        demand = (tuple(job.resources.worker.items()), tuple(job.resources.ps.items()))
-        alike = (self.constraint_of(job), demand, job.gpus.per_replica, job.gpus.sizes)
-        found = self._rooms.get(alike)
-        if found is None:
-            found = self._rooms[alike] = self._room(job)
-        return found
-
-    def _room(self, job: Job) -> dict[str, int]:
-        by_node = self.room_by_node(job)
+    def _by_type(self, job: Job, constraint: Constraint | None, by_node: RoomByNode) -> Mapping[str, int]:
         found = Counter({kind: sum(each * count for each, count in nodes) for kind, nodes in by_node.items()})
         if job.resources.ps:
             servers = sum(
                 count * fitting(dict(node.stated), job.resources.ps, MANY)
-                for node, count in self._allowed(self.constraint_of(job)).items()
+                for node, count in self._allowed(constraint).items()
                 if not node.gpus
             )
             found = Counter({kind: _served(job, workers, servers) for kind, workers in found.items()})

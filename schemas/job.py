@@ -566,6 +566,11 @@ class Job(Record):
         return 2 if unsized else int(not self.shares_gpus)
 
     @property
+    def takes_room(self) -> bool:
+        """Whether it demands more of a node than one GPU for each worker."""
+        return bool(self.resources.worker or self.resources.ps) or self.gpus.per_replica > 1
+
+    @property
     def names_nodes(self) -> bool:
         """Whether it may run on some nodes only, by their labels or names."""
         return bool(self.nodes or self.exclude or self.only is not None)

@@ -52,9 +52,7 @@ class _Reader:
         while self.next in (",", "&", "|"):
             joint = "|" if self.next == "|" else "&"
             if sign not in ("", joint):
-                raise ValueError(
-                    f'"{self._text}" has both "and" and "|": parentheses have to say which is first'
-                )
+                raise ValueError(f'"{self._text}" mixes "and" with "|": put parentheses around one of them')
             sign = joint
             self._step()
             parts.append(self._one())
@@ -118,3 +116,39 @@ class _Reader:
     def _step(self) -> None:
         found = _TOKEN.match(self._text, self._end)
         self.next, self._end = (_END, self._end) if found is None else (found[1], found.end())
+
+
+_RANGES: Final = re.compile(r"\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]")
+_BETWEEN: Final = re.compile(r",(?![^\[]*\])")
+_MOST_NAMES: Final = 100_000
+
+
+def names_in(text: str) -> list[str]:
+    """The nodes of a list as Slurm writes it: ``login,node[01-16,20]``.
+
+    :raises ValueError: a range is not one, or there are too many names.
+    """
+    names = [part.strip() for part in _BETWEEN.split(text)]
+    while any("[" in name for name in names):
+        names = [each for name in names for each in _of_first_range(name)]
+        if len(names) > _MOST_NAMES:
+            raise ValueError(f"more than {_MOST_NAMES:,} nodes")
+    if "" in names:
+        raise ValueError("expected names of nodes, as node1,node[3-5]")
+    return names
+
+
+def _of_first_range(name: str) -> list[str]:
+    if "[" not in name:
+        return [name]
+    if (found := _RANGES.search(name)) is None:
+        raise ValueError(f'"{name}": expected numbers and ranges in brackets, as node[1-3,7]')
+    before, after = name[: found.start()], name[found.end() :]
+    spans = [part.partition("-") for part in found[1].split(",")]
+    if any(int(high or low) < int(low) for low, _, high in spans):
+        raise ValueError(f'"{name}": expected ranges that rise, as node[1-3,7]')
+    return [
+        f"{before}{number:0{len(low)}}{after}"
+        for low, _, high in spans
+        for number in range(int(low), min(int(high or low), int(low) + _MOST_NAMES) + 1)
+    ]
