@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 COMMAND_LINE: Final = "the command line"
 _OF_SCRIPTS: Final = (
     "--gpus, --gpu-type, --gpu-memory, --cpus, --memory, --constraint, --only, --exclude, --batch, --name, "
-    "--limit, --retries, --relaunch, --torchrun, --python, --array and arguments are about a script: in a "
-    "file each job states them"
+    "--limit, --retries, --relaunch, --torchrun, --tasks, --python, --array and arguments are about a "
+    "script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
 _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
@@ -179,6 +179,15 @@ def submit(
             show_default="what its imports say",
         ),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            "--tasks",
+            metavar="node|slot",
+            help="Of a script: start it once for each of its nodes, or for each of its GPUs.",
+            show_default="once in all",
+        ),
+    ] = None,
     python: Annotated[
         str | None,
         typer.Option(
@@ -293,7 +302,7 @@ def submit(
         submit(**given | stated_in(context, script.name, lines))
         return
     kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
-    starts = {"launcher": _LAUNCHERS[torchrun], "python": python}
+    starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python}
     ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
     starts |= _where(constraint, only, exclude, {"cpu": cpus, "memory": memory})
     fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()

@@ -45,6 +45,7 @@ Resize = Literal["in-place", "relaunch"]
 Awaited = Literal["ok", "any", "failed"]
 ExitCode = Annotated[int, Field(ge=-64, le=255)]
 Launcher = Literal["program", "python", "torchrun"]
+Tasks = Literal["node", "slot"]
 TypeName = Annotated[str, Field(min_length=1)]
 NodeName = Annotated[str, Field(pattern=NODE_NAME)]
 PowersOfTwo = Literal["powers-of-two"]
@@ -403,6 +404,9 @@ class Job(Record):
     launcher: Launcher | None = None
     """What starts the command. program: nothing, it is run as it is, once; python: Python, once; torchrun: a
     worker for each of its GPUs. Default: what ``submit`` and ``run`` find out (docs/running.md)."""
+    tasks: Tasks | None = None
+    """Of what its command is started for each: node, with its GPUs there, or slot, with one GPU. Each process
+    finds its number and their number in ``PLIANT_TASK`` and ``PLIANT_TASKS``. Default: it is started once."""
     python: PlainText | None = None
     """The Python that its script runs by. Default: the command's first word if it is one; else that of the
     environment that was active at ``submit``; else that of the run."""
@@ -473,6 +477,12 @@ class Job(Record):
                 f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
             )
             raise broken_rule(text, "/launcher")
+        starts_workers = self.elastic != "none" or self.launcher == "torchrun" or self.names_torchrun
+        if self.tasks is not None and starts_workers:
+            text = (
+                f"'{self.tasks}' contradicts torchrun and elastic jobs, which start their workers themselves"
+            )
+            raise broken_rule(text, "/tasks")
         if self.nodes or self.only is not None:
             self._refuse_wrong_nodes()
         if self.id in self.after:
@@ -544,11 +554,17 @@ class Job(Record):
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
-        only if another job does not finish, has limits, says when it is retried, names its launcher or its
+        only if another job does not finish, has limits, says when it is retried, names its launcher, tasks or
         Python, or says on which nodes it may run.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
-        if says_when or self.launcher is not None or self.python is not None or self.names_nodes:
+        if (
+            says_when
+            or self.launcher is not None
+            or self.python is not None
+            or self.tasks
+            or self.names_nodes
+        ):
             return 8
         if "failed" in self.after.values():
             return 8
@@ -614,7 +630,7 @@ class Job(Record):
 
     @property
     def is_one_process(self) -> bool:
-        """Whether its command is started once, however many GPUs it has."""
+        """Whether its command is started once, however many GPUs it has, or once for each of its tasks."""
         return self.launcher in ("program", "python")
 
     @property
