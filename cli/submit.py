@@ -442,19 +442,28 @@ def _fields(
 
 def _sizes(gpus: str) -> dict[str, Any]:
     """:raises UsageError: it is neither a number nor two of them, nor a list of rising ones."""
+    found = {name: value for name, value in sizes_of(gpus).items() if value is not None}
+    if gpus.isdecimal():
+        return {"gpus": {"requested": found["requested"]}}
+    return {"gpus": found, "elastic": "size"}
+
+
+def sizes_of(gpus: str) -> dict[str, Any]:
+    """What ``--gpus`` says of a job's ``gpus``; its smallest and largest size in any case.
+
+    :raises UsageError: it is neither a number nor two of them, nor a list of rising ones.
+    """
     found = _GPUS.fullmatch(gpus)
-    if found is None or not int(found[1]) or int(found[2] or found[1]) < int(found[1]):
-        listed = [int(size) for size in gpus.split(",")] if _LIST.fullmatch(gpus) else []
-        if not listed or any(size <= before for before, size in pairwise([0, *listed])):
-            text = "expected a number of GPUs, as 2, the least and the most, as 1-4, or all sizes, as 1,2,4"
-            raise UsageError(f"--gpus {gpus}: {text}")
-        most = listed[-1]
-        limits = {"requested": most, "min": listed[0], "max": most, "sizes": listed}
-        return {"gpus": limits, "elastic": "size"}
-    if found[2] is None:
-        return {"gpus": {"requested": int(gpus)}}
-    least, most = int(found[1]), int(found[2])
-    return {"gpus": {"requested": most, "min": least, "max": most}, "elastic": "size"}
+    listed = [int(size) for size in gpus.split(",")] if _LIST.fullmatch(gpus) else []
+    if found is not None:
+        least, most = int(found[1]), int(found[2] or found[1])
+    else:
+        rises = all(size > before for before, size in pairwise([0, *listed]))
+        least, most = (listed[0], listed[-1]) if listed and rises else (0, 0)
+    if not 0 < least <= most:
+        text = "expected a number of GPUs, as 2, the least and the most, as 1-4, or all sizes, as 1,2,4"
+        raise UsageError(f"--gpus {gpus}: {text}")
+    return {"requested": most, "min": least, "max": most, "sizes": listed or None}
 
 
 _MOST_IN_ARRAY: Final = 10_000

@@ -623,6 +623,23 @@ def _script_name(script: tuple[str, ...]) -> str:
     return name.stem if name.suffix == ".py" else name.name
 
 
+def updated(job: Job, changes: Mapping[str, Any]) -> Job:
+    """The job with other values of some fields; null is the default.
+
+    :param changes: by field; of a field with parts those that are named.
+    :raises ValidationError: together they make no job.
+    """
+    values = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for name, change in changes.items():
+        before = values.pop(name, None)
+        found = {**(before or {}), **change} if isinstance(change, Mapping) else change
+        if isinstance(found, dict):
+            found = {part: value for part, value in found.items() if value is not None}
+        if found is not None:
+            values[name] = found
+    return type(job).model_validate(values, strict=False)
+
+
 def arriving_at(jobs: Iterable[Job], time_s: float) -> tuple[Job, ...]:
     """The jobs; those that state no ``submit_time`` get this one."""
     return tuple(

@@ -250,6 +250,8 @@ class DoorAnswers:
             ended = requests.order_jobs(
                 *(self._dirs.path, request.action, request.jobs),
                 priority=request.priority,
+                changes=request.changes,
+                from_start=request.from_start,
                 by=who.account,
                 view=self._view,
             )

@@ -32,7 +32,7 @@ from pliant.tools.run.service.starters import settled
 from pliant.tools.run.service.submit import Submitted
 from pliant.tools.run.statedir.directory import ROOT, StateDir, holder_of
 from pliant.tools.run.statedir.log.fold import RunLog
-from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
+from pliant.tools.run.statedir.requests import Changes, JobAction, NodeAction, Spool
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch import output
 from pliant.tools.run.watch.job_page import Happened, error_lines, history
@@ -80,10 +80,10 @@ class _Client:
         self._value(asked.CancelJobs(jobs=tuple(job_ids)))
 
     def order_jobs(
-        self, action: JobAction, job_ids: Sequence[str], priority: float | None = None
+        self, action: JobAction, job_ids: Sequence[str], **how: Any
     ) -> tuple[list[str], str | None]:
         """Returns the ids of those that have ended, and the policy if it ignores a priority."""
-        said = self._value(asked.OrderJobs(action=action, jobs=tuple(job_ids), priority=priority))
+        said = self._value(asked.OrderJobs(action=action, jobs=tuple(job_ids), **how))
         return said["ended"], said["deaf"]
 
     def order_nodes(
@@ -357,7 +357,13 @@ def cancel(state: Path, job_ids: Sequence[str]) -> None:
 
 
 def order_jobs(
-    state: Path, action: JobAction, job_ids: Sequence[str], *, priority: float | None = None
+    state: Path,
+    action: JobAction,
+    job_ids: Sequence[str],
+    *,
+    priority: float | None = None,
+    changes: Changes | None = None,
+    from_start: bool = False,
 ) -> tuple[list[str], str | None]:
     """Order the same for several jobs, for all or none; durable when this returns.
 
@@ -366,8 +372,8 @@ def order_jobs(
     """
     client = client_of(state)
     if client is not None:
-        return client.order_jobs(action, job_ids, priority)
-    ended = own.order_jobs(state, action, job_ids, priority=priority)
+        return client.order_jobs(action, job_ids, priority=priority, changes=changes, from_start=from_start)
+    ended = own.order_jobs(state, action, job_ids, priority=priority, changes=changes, from_start=from_start)
     return ended, None if priority is None else own.deaf_to_priorities(state)
 
 

@@ -36,7 +36,7 @@ from pliant.schemas.errors import (
 )
 from pliant.schemas.file_io.record import BoundedFloat, Identifier, PlainText, PositiveFloat, Record
 from pliant.tools.run.statedir.directory import ROOT, StateDir
-from pliant.tools.run.statedir.requests import JobAction, NodeAction
+from pliant.tools.run.statedir.requests import Changes, JobAction, NodeAction
 
 LINE_S: Final = 10.0
 """A request is there within this time of its connection."""
@@ -91,6 +91,8 @@ class OrderJobs(DoorRequest):
     action: JobAction
     jobs: _Ids
     priority: BoundedFloat | None = None
+    changes: Changes | None = None
+    from_start: bool = False
 
 
 class OrderNodes(DoorRequest):

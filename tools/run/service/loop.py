@@ -181,6 +181,8 @@ class Loop:
         slow = schedule.cluster.stragglers
         self._stragglers = None if slow is None else StragglerWatch(slow)
         self._ask = False
+        self._stopped: Sequence[str] = ()
+        """Jobs that gave up all at the last requests."""
         self.drained = False
         """All jobs were asked to stop."""
 
@@ -229,6 +231,7 @@ class Loop:
         found, log = self._schedule, self.state.log
         self._hear(self._origin_s + found.time)
         self.executor.adopt(log)
+        self.executor.end_attempts(self._stopped)
         self._see_nodes()
         self._record(self.executor.look(), 0.0)
         self._end_overdue_jobs()
@@ -451,9 +454,12 @@ class Loop:
 
     def _hear(self, until_s: float) -> bool:
         """Take up what was submitted, cancelled and ordered; returns whether the policy shall be asked."""
-        happened, cancelled = self._arrivals.hear(until_s)
-        for job_id in cancelled:
+        happened, self._stopped = self._arrivals.hear(until_s)
+        for job_id in self._stopped:
             self._stop(job_id)
+        self.executor.end_attempts(self._stopped)
+        if happened:
+            self.executor.take_specs(self.state.log)
         return happened
 
     # What shall run.

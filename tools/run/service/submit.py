@@ -13,19 +13,23 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from pydantic import ValidationError
+
 from pliant.schemas.checks import check_after
 from pliant.schemas.cluster import Shares
 from pliant.schemas.errors import BadInputError, PliantError, Problem, ServiceMissingError, UsageError
 from pliant.schemas.file_io.files import make_folder
+from pliant.schemas.file_io.record import problems_of
 from pliant.schemas.io import read_cluster, read_profile, read_schedule
-from pliant.schemas.job import Job, arriving_at
+from pliant.schemas.job import Job, arriving_at, updated
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.backends.keep import SECRETS
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
 from pliant.tools.run.service.starters import is_a_name, python_obstacle, settled
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
+from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
-from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
+from pliant.tools.run.statedir.requests import Changes, JobAction, NodeAction, Order, Spool
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.schedule.registry import policy_class
 
@@ -341,12 +345,17 @@ def order_jobs(
     job_ids: Sequence[str],
     *,
     priority: float | None = None,
+    changes: Changes | None = None,
+    from_start: bool = False,
     by: Account | None = None,
     view: LogView | None = None,
 ) -> list[str]:
     """Order the same for several jobs, for all or none; durable when this returns.
 
     Returns the ids of those that have ended, for which nothing was ordered.
+
+    :param changes: fields of the jobs with their new values, of ``update``.
+    :param from_start: the jobs forget their checkpoints, of ``requeue``.
 
     :param by: the account that orders it, if it is not this one.
     :param view: of the log; None reads it.
@@ -361,13 +370,67 @@ def order_jobs(
             raise no_such_job(state, unknown, known, nothing)
         log = (view or LogView(dirs)).refresh()
         ended = [job_id for job_id in job_ids if job_id in log.jobs and job_id not in log.active]
+        done = set[str]()
+        if action == "requeue":
+            done, ended = {each for each in ended if log.jobs[each].phase == "finished"}, []
+            _check_known_work(job_ids, log)
         left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]
+        if changes is not None:
+            _check_update(dirs, spool, log, left, changes)
         user, uid, now_s = by.name if by else user_name(), _uid(dirs, by), time.time()
         spool.give(
-            Order(action=action, job=job_id, user=user, uid=uid, asked_s=now_s, priority=priority)
+            Order(
+                action=action,
+                job=job_id,
+                user=user,
+                uid=uid,
+                asked_s=now_s,
+                priority=priority,
+                changes=changes,
+                from_start=from_start or job_id in done,
+            )
             for job_id in left
         )
     return ended
+
+
+def _check_known_work(job_ids: Iterable[str], log: RunLog) -> None:
+    """:raises UsageError: a job was rejected, so that there is nothing to requeue."""
+    rejected = [each for each in job_ids if each in log.jobs and log.jobs[each].phase == "rejected"]
+    if rejected:
+        text = "was rejected and has never been in the queue: submit it again"
+        raise UsageError(f"job {rejected[0]} {text}; nothing was ordered")
+
+
+def _check_update(
+    dirs: StateDir, spool: Spool, log: RunLog, job_ids: Sequence[str], changes: Changes
+) -> None:
+    """:raises BadInputError: a job would make no sense after it, or could not be served."""
+    requests = spool.requests()
+    known = {job.id: job for job in read_schedule(dirs.schedule).jobs} if dirs.schedule.exists() else {}
+    known |= {job.id: job for request in requests for job in request.jobs}
+    known |= {job_id: log.jobs[job_id].job for job_id in job_ids if job_id in log.jobs}
+    earlier = [(each.order.job, each.order.changes) for each in requests if each.order is not None]
+    found, problems = list[Job](), list[Problem]()
+    for job_id in job_ids:
+        job, source = known[job_id], f"job {job_id}"
+        own = [made for whose, made in earlier if whose == job_id and made is not None]
+        gpus = changes.get("gpus", {})
+        if job.elastic == "none" and gpus.get("min") != gpus.get("max"):
+            problems.append(Problem(source, None, "", "it is not elastic, so it has one number of GPUs"))
+            continue
+        try:
+            for each in (*own, changes):
+                job = updated(job, {**each})
+        except ValidationError as error:
+            problems += problems_of(error, source)
+        else:
+            found.append(job)
+            problems += job_problems(job, source, looks=False)
+    if problems:
+        raise BadInputError(problems)
+    if dirs.cluster.exists():
+        check_against(dirs, found, "update")
 
 
 def order_nodes(

@@ -61,7 +61,12 @@ _STOPS: Final = {
     "cancel": "cancelled",
     "reject": "rejected",
 }
-_ORDERS: Final = {"hold": "held", "unhold": "let go", "priority": "given priority {priority:g}"}
+_ORDERS: Final = {
+    "hold": "held",
+    "unhold": "let go",
+    "priority": "given priority {priority:g}",
+    "update": "updated",
+}
 SOURCES: Final[Mapping[Source, str]] = {
     "measured": "at measured speeds",
     "profile": "at speeds of the profile",

@@ -36,7 +36,9 @@ How ``run`` uses the events:
   asked for: the job was to start after one that did not finish. ``release``: nothing is left of a job
   that was ended while something of it might run. A job that finishes, or fails with an ``attempt``, ends only
   when nothing of it is left, and has no such event.
-- ``hold`` and ``unhold`` by a ``user``, ``priority``, and ``drain`` and ``undrain`` of a ``node`` (``now``:
+- ``hold`` and ``unhold`` by a ``user``, ``priority``, ``update`` with the ``changes`` of a job's fields, a
+  ``requeue`` with an ``order`` (the job waits again, also after its end; ``from_start``: at the beginning of
+  its work), and ``drain`` and ``undrain`` of a ``node`` (``now``:
   its jobs leave it, ``until`` a time) execute an order, whose number is in the detail.
 - ``node_down`` and ``node_up``: the backend cannot use a ``node``, for a ``reason``, or can again. Jobs with
   GPUs there have left it before, by a ``shrink`` or a ``requeue``.
@@ -57,7 +59,7 @@ from typing import Any, Final, Literal, get_args
 from pydantic import ConfigDict, TypeAdapter
 
 from pliant.schemas.event import ENDS, OF_NODES, OF_SLOTS, ORDERS, PLACED, RESCALES, STARTS, End, Event
-from pliant.schemas.job import Job
+from pliant.schemas.job import Job, updated
 from pliant.schemas.runinfo import RunInfo, SubmitDetail
 from pliant.schemas.schedule import Allocation, BatchPlan, Cut
 from pliant.schemas.text import EPOCH_LIKE_S, span_text
@@ -375,10 +377,23 @@ class JobLog:
             self.held, self.held_by = (str(detail.get("user", "")), event.time), detail.get("uid")
         elif event.event == "unhold":
             self.held = self.held_by = None
+        elif event.event == "update":
+            self.job = updated(self.job, detail["changes"])
         else:
             self.job = self.job.model_copy(update={"priority": float(detail["priority"])})
 
+    def _begin_again(self, *, from_start: bool) -> None:
+        """It waits as if it had never failed, also after its end."""
+        if self.ended:
+            self.ended_s, self.timed_out, self.ran_s = None, False, 0.0
+        self.failures, self.failed_at, self.failed_as, self.failed_s = 0, -1.0, None, ()
+        self.displacements, self.displaced_at, self.retry_s = 0, -1.0, None
+        if from_start:
+            self.samples_done, self.furthest, self.loss = 0.0, 0.0, None
+
     def _fail(self, time_s: float, detail: Mapping[str, Any]) -> None:
+        if "order" in detail:
+            self._begin_again(from_start=bool(detail.get("from_start")))
         attempt = detail.get("attempt")
         over = int(detail.get("over", 0) if attempt is None else attempt)
         self.over_attempt = max(self.over_attempt, over)
@@ -474,7 +489,7 @@ class RunLog:
 
     def add(self, event: Event) -> None:
         self.last_s = max(self.last_s, event.time)
-        if event.event in ORDERS:
+        if event.event in ORDERS or (event.event == "requeue" and "order" in (event.detail or {})):
             self._executed(event)
         if event.event == "decision":
             self._decided(event)
@@ -493,21 +508,27 @@ class RunLog:
         elif event.event == "release":
             self.broken_off.pop(event.job or "", None)
         elif event.job is not None and event.job in self.jobs:
-            job = self.jobs[event.job]
-            before, repeated = job.phase, job.repeated_by(event)
-            job.add(event)
-            if event.gpus is not None:
-                self._pair(job, event)
-            self.counts.happened(event, job.counted_gpus, repeated)
-            if job.ended:
-                self.ends[job.phase] = self.ends.get(job.phase, 0) + 1
-                if event.job not in self.active:
-                    self.ends[before] -= 1  # it had ended already, in that phase
-                self.active.pop(event.job, None)
-                self.newest.pop(event.job, None)
-                if event.event in ENDS and _breaks_off(event, job):
-                    self.broken_off[event.job] = job.phase
-                self.suspects.forget(event.job)
+            self._happened(self.jobs[event.job], event)
+
+    def _happened(self, job: JobLog, event: Event) -> None:
+        job_id, before, repeated = job.job.id, job.phase, job.repeated_by(event)
+        job.add(event)
+        if event.gpus is not None:
+            self._pair(job, event)
+        self.counts.happened(event, job.counted_gpus, repeated)
+        if job_id not in self.active:
+            self.ends[before] -= 1  # it had ended already, in that phase
+        if event.event == "requeue" and "order" in (event.detail or {}):
+            self.active[job_id] = job
+            self.broken_off.pop(job_id, None)
+            self.newest.pop(job_id, None)
+        if job.ended:
+            self.ends[job.phase] = self.ends.get(job.phase, 0) + 1
+            self.active.pop(job_id, None)
+            self.newest.pop(job_id, None)
+            if event.event in ENDS and _breaks_off(event, job):
+                self.broken_off[job_id] = job.phase
+            self.suspects.forget(job_id)
 
     def _pair(self, job: JobLog, event: Event) -> None:
         """Update which jobs have the same GPUs."""
