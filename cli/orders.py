@@ -7,6 +7,7 @@ does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -17,7 +18,7 @@ from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note
 from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
 from pliant.schemas.errors import UsageError
-from pliant.schemas.text import counted
+from pliant.schemas.text import counted, in_gpu_hours
 
 if TYPE_CHECKING:
     from pliant.tools.run.statedir.requests import JobAction
@@ -291,6 +292,8 @@ def drain(
     from pliant.tools.run.door.asking import order_nodes
 
     directory = state_directory(state)
+    if now or within is not None:
+        _say_what_is_lost(directory, nodes)
     order_nodes(directory, "drain", nodes, reason=reason, now=now or within is not None, within_s=within)
     _say_when(directory)
 
@@ -323,6 +326,16 @@ def _order(state: Path, action: JobAction, jobs: Sequence[str], **how: Any) -> N
         note(f"… and {counted(len(ended) - ENDED_SHOWN, 'more job')} that ended stay as they are")
     _say_when(state)
     say_unheeded(deaf)
+
+
+def _say_what_is_lost(state: Path, nodes: Sequence[str]) -> None:
+    """What jobs on these nodes lose by leaving, which cannot save."""
+    from pliant.tools.run.door.asking import looking
+    from pliant.tools.run.watch.job_status import lost_on
+
+    jobs = looking(state).look().log.active.values()
+    for job_id, gpu_s in sorted(lost_on(jobs, nodes, time.time()).items())[:ENDED_SHOWN]:
+        note(f"job {job_id} loses {in_gpu_hours(gpu_s)}: it has to leave, and does not say that it can save")
 
 
 def _say_when(state: Path) -> None:

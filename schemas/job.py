@@ -14,7 +14,7 @@ from itertools import dropwhile, islice, pairwise
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from sys import intern
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.fields import FieldInfo
@@ -372,6 +372,9 @@ class Job(Record):
 
     id: Identifier
     """Unique name of the job, also its folder's name in a state directory."""
+    name: Identifier | None = None
+    """The id that it was submitted with, if a job of that id had ended before; commands take it for the
+    newest such job. Default: its id."""
     submit_time: Annotated[float, Field(ge=0, le=MOST)] = Field(default_factory=_filled_in)
     """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory). Default:
     the moment of ``submit`` or of ``schedule``; in a trace the earliest time that its file states, else 0."""
@@ -523,11 +526,13 @@ class Job(Record):
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
-        only if another job does not finish, has limits, says when it is retried, or names its launcher or
-        its Python.
+        only if another job does not finish, has limits, says when it is retried, names its launcher or
+        its Python, or has a name.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
         if says_when or self.launcher is not None or self.python is not None:
+            return 8
+        if self.name is not None:
             return 8
         if "failed" in self.after.values():
             return 8
@@ -623,10 +628,15 @@ def _script_name(script: tuple[str, ...]) -> str:
     return name.stem if name.suffix == ".py" else name.name
 
 
-def updated(job: Job, changes: Mapping[str, Any]) -> Job:
-    """The job with other values of some fields; null is the default.
+Changeable = Literal["gpus", "batch", "limits", "retries"]
+CHANGEABLE: Final[tuple[Changeable, ...]] = get_args(Changeable)
+Changes = dict[Changeable, Any]
+"""New values of fields of a job; of a field with parts those that are named. None is the default."""
 
-    :param changes: by field; of a field with parts those that are named.
+
+def updated(job: Job, changes: Changes) -> Job:
+    """The job with other values of some fields.
+
     :raises ValidationError: together they make no job.
     """
     values = job.model_dump(mode="json", by_alias=True, exclude_unset=True)

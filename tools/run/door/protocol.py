@@ -35,8 +35,9 @@ from pliant.schemas.errors import (
     UsageError,
 )
 from pliant.schemas.file_io.record import BoundedFloat, Identifier, PlainText, PositiveFloat, Record
+from pliant.schemas.job import Changes
 from pliant.tools.run.statedir.directory import ROOT, StateDir
-from pliant.tools.run.statedir.requests import Changes, JobAction, NodeAction
+from pliant.tools.run.statedir.requests import JobAction, NodeAction
 
 LINE_S: Final = 10.0
 """A request is there within this time of its connection."""

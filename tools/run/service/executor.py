@@ -176,8 +176,8 @@ class Executor:
     def take_specs(self, log: RunLog) -> None:
         """Let targets be of the jobs as the log has them, which an update has changed."""
         for job_id, target in self.targets.items():
-            if (job := log.active[job_id].job) is not target.job and job != target.job:
-                self.targets[job_id] = replace(target, job=job)
+            if (found := log.active.get(job_id)) is not None and found.job != target.job:
+                self.targets[job_id] = replace(target, job=found.job)
 
     def adopt(self, log: RunLog) -> None:
         """Take over what runs in the directory; the log says what jobs shall hold."""

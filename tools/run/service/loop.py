@@ -348,7 +348,8 @@ class Loop:
         if now < self._limits_s:
             return False
         self._limits_s = now + LIMITS_LOOK_S
-        found = {job_id: reason for job_id, job in log.active.items() if (reason := job.over_limit(now))}
+        limits = ((job_id, *job.next_limit(now)) for job_id, job in log.active.items() if job.job.limits)
+        found = {job_id: reason for job_id, at_s, reason in limits if at_s <= now}
         self.state.record(timeout_event(job_id, now, reason) for job_id, reason in found.items())
         for job_id in found:
             if job_id in self.session.jobs:

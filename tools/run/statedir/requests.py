@@ -39,7 +39,7 @@ from pliant.schemas.file_io.record import (
     problems_of,
 )
 from pliant.schemas.io import write_jobs
-from pliant.schemas.job import Job, updated
+from pliant.schemas.job import Changes, Job, updated
 from pliant.tools.run.statedir.contract.folders import PRIVATE
 from pliant.tools.run.statedir.directory import StateDir, make_own, read_own, unusable
 from pliant.tools.run.statedir.failures import may_pass
@@ -48,8 +48,6 @@ from pliant.tools.run.statedir.log.fold import JobLog, RunLog
 
 JobAction = Literal["hold", "release", "priority", "update", "requeue"]
 NodeAction = Literal["drain", "resume"]
-Changes = dict[Literal["gpus", "batch", "limits", "retries"], Any]
-"""Fields of a job that may be updated, with their new values (:func:`~pliant.schemas.job.updated`)."""
 _EVENTS: Final[dict[JobAction | NodeAction, EventName]] = {
     "hold": "hold",
     "release": "unhold",

@@ -32,6 +32,8 @@ How ``run`` uses the events:
   slot that the job (or, without a job, every job) does not get for some ``seconds``; ``by`` names the job
   whose worker died. ``slot_up``: a worker has trained there for long enough.
 - ``wait_seconds``: how long the job is not started, or gets no further GPU.
+- ``lost_gpu_hours``: of a job that cannot save, what it had held since its last change, which is lost by this
+  stop or change.
 - ``fail``, ``finish``, ``reject`` and ``cancel`` end a job; gpus 0. A ``cancel`` with a ``reason`` was not
   asked for: the job was to start after one that did not finish. ``release``: nothing is left of a job
   that was ended while something of it might run. A job that finishes, or fails with an ``attempt``, ends only
@@ -100,7 +102,7 @@ class Counts:
     decided_s: float | None = None
     """When it decided last (UTC)."""
     lost_gpu_seconds: dict[str, float] = field(default_factory=dict)
-    """GPU seconds that jobs held without getting further, by cause: changes, checkpoints, repeats."""
+    """GPU seconds that jobs held without getting further, by cause: changes, checkpoints, repeats, stops."""
 
     def decided(self, event: Event) -> None:
         detail = event.detail or {}
@@ -126,12 +128,14 @@ class Counts:
         cause = "checkpoints" if name == "checkpoint" else "changes"
         self._lose(cause, (event.overhead_seconds or 0.0) * gpus)
         self._lose("repeats", repeated)
+        self._lose("stops", _HOUR_S * float((event.detail or {}).get("lost_gpu_hours", 0.0)))
 
     def _lose(self, cause: str, gpu_seconds: float) -> None:
         if gpu_seconds > 0:
             self.lost_gpu_seconds[cause] = self.lost_gpu_seconds.get(cause, 0.0) + gpu_seconds
 
 
+_HOUR_S: Final = 3600.0
 WORKER_EVENTS: Final = frozenset({"progress", "epoch", "checkpoint"})
 _OF_SERVICE: Final = frozenset({"lost_workers", "idle", "straggler"})
 """In the detail of a progress event: not the workers say so, but the service."""
@@ -187,7 +191,9 @@ class JobLog:
     ran_s: float = 0.0
     """Seconds for which it has held GPUs, until ``runs_from_s``."""
     runs_from_s: float | None = None
-    """Since when it holds some."""
+    """Since when it holds those that it has."""
+    lost_gpu_s: float = 0.0
+    """GPU seconds that stops and changes have lost: it neither states nor shows that it can save."""
     failed_s: tuple[float, ...] = ()
     """When attempts failed, as far back as it matters."""
     displacements: int = 0
@@ -243,18 +249,24 @@ class JobLog:
         """How it ended, in the words that people read."""
         return "timed out" if self.timed_out else self.phase
 
-    def over_limit(self, now_s: float) -> str | None:
-        """Which of its limits is reached, as a clause. Returns None if none is."""
+    def next_limit(self, now_s: float) -> tuple[float, str]:
+        """When it reaches a limit if it goes on as it is, and the reason then; infinite: never."""
         limits = self.job.limits
         if limits is None:
-            return None
-        ran_s = self.ran_s + (0.0 if self.runs_from_s is None else now_s - self.runs_from_s)
-        if limits.run_seconds is not None and ran_s >= limits.run_seconds:
-            return f"it has run for {span_text(limits.run_seconds)}, its limit"
+            return math.inf, ""
         until_s = limits.until or math.inf
-        if now_s >= (until_s if until_s >= EPOCH_LIKE_S else self.submitted_s + until_s):
-            return "its time is over (limits.until)"
-        return None
+        until_s = until_s if until_s >= EPOCH_LIKE_S else self.submitted_s + until_s
+        ran_s = self.ran_s + (0.0 if self.runs_from_s is None else now_s - self.runs_from_s)
+        left_s = math.inf if limits.run_seconds is None else limits.run_seconds - ran_s
+        if left_s <= 0 or (self.runs_from_s is not None and now_s + left_s < until_s):
+            return now_s + left_s, f"it has run for {span_text(limits.run_seconds or 0.0)}, its limit"
+        return until_s, "its time is over (limits.until)"
+
+    def unsaved_gpu_s(self, now_s: float) -> float:
+        """GPU seconds that a stop would lose; 0 of a job that can save, or holds no GPUs."""
+        if self.runs_from_s is None or self.job.can_save:
+            return 0.0
+        return self.counted_gpus * max(0.0, now_s - self.runs_from_s)
 
     @property
     def counted_gpus(self) -> float:
@@ -330,6 +342,7 @@ class JobLog:
 
     def _enter(self, event: Event) -> None:
         detail = event.detail or {}
+        self.lost_gpu_s += _HOUR_S * float(detail.get("lost_gpu_hours", 0.0))
         if event.event in ORDERS:
             self._obey(event, detail)
             return
