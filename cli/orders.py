@@ -16,7 +16,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, state_directory
 from pliant.cli.console import note
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of
 from pliant.schemas.errors import UsageError
 from pliant.schemas.text import counted, in_gpu_hours
 
@@ -213,8 +213,6 @@ def update(
 
     Example: pliant update 'sweep-*' --limit 4h --gpu-type a100 --state live
     """
-    from pliant.cli.submit import sizes_of
-
     own: dict[str, Any] = {} if gpus is None else sizes_of(gpus)
     if gpu_type is not None:
         own["types"] = None if gpu_type == "any" else gpu_type.split(",")

@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,7 +15,7 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of
 from pliant.cli.script import Script, stated_in
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
@@ -32,8 +31,6 @@ _OF_SCRIPTS: Final = (
     "--python, --array and arguments are about a script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
-_GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
-_LIST: Final = re.compile(r"\d{1,9}(?:,\d{1,9})+")
 
 
 SCRIPT_ARGUMENTS = Annotated[
@@ -450,24 +447,6 @@ def _sizes(gpus: str) -> dict[str, Any]:
     if gpus.isdecimal():
         return {"gpus": {"requested": found["requested"]}}
     return {"gpus": found, "elastic": "size"}
-
-
-def sizes_of(gpus: str) -> dict[str, Any]:
-    """What ``--gpus`` says of a job's ``gpus``; its smallest and largest size in any case.
-
-    :raises UsageError: it is neither a number nor two of them, nor a list of rising ones.
-    """
-    found = _GPUS.fullmatch(gpus)
-    listed = [int(size) for size in gpus.split(",")] if _LIST.fullmatch(gpus) else []
-    if found is not None:
-        least, most = int(found[1]), int(found[2] or found[1])
-    else:
-        rises = all(size > before for before, size in pairwise([0, *listed]))
-        least, most = (listed[0], listed[-1]) if listed and rises else (0, 0)
-    if not 0 < least <= most:
-        text = "expected a number of GPUs, as 2, the least and the most, as 1-4, or all sizes, as 1,2,4"
-        raise UsageError(f"--gpus {gpus}: {text}")
-    return {"requested": most, "min": least, "max": most, "sizes": listed or None}
 
 
 _MOST_IN_ARRAY: Final = 10_000

@@ -323,7 +323,8 @@ class Arrivals:
 
     def _order(self, given: Numbered, now: float) -> list[Event]:
         """The events of an order; a schedule may cover a part of the cluster, the log gets all orders."""
-        events, order = order_events(*given, now, self._state.log), given.order
+        rigid, order = self._session.policy.elasticity == "none", given.order
+        events = order_events(*given, now, self._state.log, rigid=rigid)
         if order.node is None or any(node.name == order.node for node in self._session.nodes):
             for event in events:
                 apply_events(self._session, [replace(event, time=now - self._origin_s)])

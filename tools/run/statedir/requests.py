@@ -138,8 +138,13 @@ def order_event(number: int, order: Order, time_s: float) -> Event:
     return Event(time_s, "requeue", order.job, gpus=0, placement=(), samples_done=samples, detail=detail)
 
 
-def order_events(number: int, order: Order, time_s: float, log: RunLog) -> list[Event]:
-    """As :func:`order_event`; a job that cannot go on as it runs is stopped after an update."""
+def order_events(
+    number: int, order: Order, time_s: float, log: RunLog, *, rigid: bool = False
+) -> list[Event]:
+    """As :func:`order_event`; a job that cannot go on as it runs is stopped after an update.
+
+    :param rigid: the policy gives each job the GPUs that it requests.
+    """
     event, found = order_event(number, order, time_s), log.jobs.get(order.job or "")
     if order.changes is None or found is None:
         return [event]
@@ -149,7 +154,8 @@ def order_events(number: int, order: Order, time_s: float, log: RunLog) -> list[
         what = str(problems_of(error, found.job.id)[0])
         _log.warning("job %s stays as it is, an update no longer fits: %s", found.job.id, what)
         return [replace(event, detail={**(event.detail or {}), "changes": {}})]
-    if not found.gpus or _goes_on(found, job, log):
+    as_asked = not rigid or found.gpus == job.gpus.requested
+    if not found.gpus or (as_asked and _goes_on(found, job, log)):
         return [event]
     detail = {"reason": f"updated by {order.user}: it starts again as it is to be now"}
     return [event, Event(time_s, "requeue", order.job, gpus=0, placement=(), detail=detail)]
@@ -430,14 +436,14 @@ def unheard(
             yield Numbered(request.number, order)
 
 
-def requested(requests: Iterable[Request], log: RunLog, now_s: float) -> list[Event]:
+def requested(requests: Iterable[Request], log: RunLog, now_s: float, *, rigid: bool = False) -> list[Event]:
     """What the next run will write into the log of what was asked for until ``now_s``."""
-    return [event for it in unheard(requests, log, now_s) for event in _events(it, log, now_s)]
+    return [event for it in unheard(requests, log, now_s) for event in _events(it, log, now_s, rigid=rigid)]
 
 
-def _events(asked: Job | str | Numbered, log: RunLog, now_s: float) -> list[Event]:
+def _events(asked: Job | str | Numbered, log: RunLog, now_s: float, *, rigid: bool) -> list[Event]:
     if isinstance(asked, Job):
         return [submit_event(asked, min(now_s, asked.submit_time))]
     if isinstance(asked, str):
         return [cancel_event(asked, now_s)]
-    return order_events(*asked, now_s, log)
+    return order_events(*asked, now_s, log, rigid=rigid)
