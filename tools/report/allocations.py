@@ -40,14 +40,16 @@ def is_one_of(names: Iterable[str]) -> Booleans:
 
 
 _HOLDS: Final = is_one_of(HOLDS)
-OVER: Final = is_one_of(ENDS)
+_ENDS: Final = is_one_of(ENDS)
 _REQUEUE: Final = is_one_of(["requeue"])
 _PREEMPT: Final = is_one_of(["preempt"])
 _MOVE: Final = is_one_of(["move"])
 _RESCALES: Final = is_one_of(RESCALES)
+STOPS: Final = _PREEMPT | _RESCALES
+"""Stops and changes by a policy."""
 _CHECKPOINT: Final = is_one_of(["checkpoint"])
 _FAIL: Final = EVENT_NAMES.index("fail")
-CHANGES: Final = _HOLDS | OVER | _REQUEUE
+CHANGES: Final = _HOLDS | _ENDS | _REQUEUE
 """By event, whether it may change what a job holds."""
 _OUTCOME_OF: Final = np.array(
     [*(OUTCOMES.index(ENDS[name]) if name in ENDS else 0 for name in EVENT_NAMES), 0], np.uint8
@@ -192,7 +194,7 @@ class _Fold:
         self.is_first = differ_from_last(job)
         self.begin = np.maximum.accumulate(np.where(self.is_first, self.places, 0))
         """The first change of the same job."""
-        self.holds, self.ends = _HOLDS[event], OVER[event]
+        self.holds, self.ends = _HOLDS[event], _ENDS[event]
         self.requeues = _REQUEUE[event]
         self.gpus = self._gpus()
         """After each change."""

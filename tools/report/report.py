@@ -288,7 +288,9 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
     if (usage.held > usage.available).any():
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
     if (lost_s := run.unsaved_gpu_s) > 0:
-        found.append(f"stops of jobs that do not say that they can save have lost {in_gpu_hours(lost_s)}")
+        found.append(
+            f"preemptions of jobs that do not say that they can save have lost {in_gpu_hours(lost_s)}"
+        )
     found += _free_changes(run)
     found += _measured(run)
     found += _forecasts(run)

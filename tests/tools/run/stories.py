@@ -70,7 +70,8 @@ class Story:
         self.now_s = BEGAN_S
         self.session = Session(make_policy(policy), nodes, throughput_for(None, nodes))
         needs_work = "demand" in self.session.policy.needs
-        made = (job.model_copy(update={"id": name(job.id)}) for job in some_jobs(most_jobs))
+        own = {"preemptible": True}  # the log adds what stops of others lose
+        made = (job.model_copy(update={"id": name(job.id), **own}) for job in some_jobs(most_jobs))
         self._jobs = [job for job in made if job.work is not None or not needs_work]
         self._most_active = most_active
         self._happenings = happenings

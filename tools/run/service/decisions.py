@@ -206,6 +206,8 @@ class Arrivals:
         self._faults = Faults(state.dirs.path, self._refused.setdefault)
         self._spool = Spool(state.dirs)
         self._awaited = bool(self._spool.requests())
+        self.updated: list[str] = []
+        """Jobs that the last requests have changed."""
         self._submitters: dict[str, int] = {}
         """The accounts that submitted the jobs of the requests at hand, where several share the run."""
 
@@ -220,6 +222,7 @@ class Arrivals:
         Returns whether anything was recorded, and the jobs that are to give up what they hold.
         """
         requests = self._spool.requests()
+        self.updated.clear()
         if not requests:
             self._awaited = False
             return False, []
@@ -242,7 +245,8 @@ class Arrivals:
             else:
                 made = self._order(found, now)
                 events += made
-                cancelled += [found.order.job or "" for event in made if event.event == "requeue"]
+                cancelled += [event.job for event in made if event.event == "requeue" and event.job]
+                self.updated += [event.job for event in made if event.event == "update" and event.job]
         self._state.record(events)
         self._spool.settle(log, ahead)
         self._awaited = bool(self._spool.requests())

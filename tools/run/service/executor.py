@@ -173,11 +173,11 @@ class Executor:
                 with self._faults.of(job_id):
                     self.stop(gang)
 
-    def take_specs(self, log: RunLog) -> None:
-        """Let targets be of the jobs as the log has them, which an update has changed."""
-        for job_id, target in self.targets.items():
-            if (found := log.active.get(job_id)) is not None and found.job != target.job:
-                self.targets[job_id] = replace(target, job=found.job)
+    def take_specs(self, jobs: Iterable[Job]) -> None:
+        """These jobs were updated, and go on as they run."""
+        for job in jobs:
+            if (target := self.targets.get(job.id)) is not None:
+                self.targets[job.id] = replace(target, job=job)
 
     def adopt(self, log: RunLog) -> None:
         """Take over what runs in the directory; the log says what jobs shall hold."""

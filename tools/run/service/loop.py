@@ -459,8 +459,7 @@ class Loop:
         for job_id in self._stopped:
             self._stop(job_id)
         self.executor.end_attempts(self._stopped)
-        if happened:
-            self.executor.take_specs(self.state.log)
+        self.executor.take_specs(self.state.log.jobs[job_id].job for job_id in self._arrivals.updated)
         return happened
 
     # What shall run.

@@ -143,7 +143,7 @@ def _named_again(dirs: StateDir, spool: Spool, jobs: Sequence[Job], view: LogVie
     known = known_ids(dirs, spool, view)
     log = (view or LogView(dirs)).refresh()
     used = [job.id for job in jobs if job.id in known]
-    if not used:
+    if not used and not any(job.after for job in jobs):
         return list(jobs)
     asked = [job for request in spool.requests() for job in request.jobs]
     ids = newest_by_name([*(each.job for each in log.jobs.values()), *asked])
@@ -418,7 +418,6 @@ def order_jobs(
 
     :param changes: fields of the jobs with their new values, of ``update``.
     :param from_start: the jobs forget their checkpoints, of ``requeue``.
-
     :param by: the account that orders it, if it is not this one.
     :param view: of the log; None reads it.
     :raises UsageError: there is no such state directory or job, or it is not this user's.
@@ -435,7 +434,7 @@ def order_jobs(
         done = set[str]()
         if action == "requeue":
             done, ended = {each for each in ended if log.jobs[each].phase == "finished"}, []
-            _check_known_work(job_ids, log)
+            _check_taken_up(job_ids, log)
         left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]
         if changes is not None:
             _check_update(dirs, spool, log, left, changes)
@@ -456,8 +455,8 @@ def order_jobs(
     return ended
 
 
-def _check_known_work(job_ids: Iterable[str], log: RunLog) -> None:
-    """:raises UsageError: a job was rejected, so that there is nothing to requeue."""
+def _check_taken_up(job_ids: Iterable[str], log: RunLog) -> None:
+    """:raises UsageError: a job was rejected, and cannot be requeued."""
     rejected = [each for each in job_ids if each in log.jobs and log.jobs[each].phase == "rejected"]
     if rejected:
         text = "was rejected and has never been in the queue: submit it again"

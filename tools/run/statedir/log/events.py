@@ -186,12 +186,15 @@ def displaced_event(job: JobLog, time_s: float, attempt: int, reason: str, *, re
 
 
 def with_loss(event: Event, log: RunLog) -> Event:
-    """An event that stops or changes a running job, with the GPU hours that are lost by it."""
-    job = log.active.get(event.job or "")
-    if job is None or event.event not in _LOSES or event.gpus is None or not job.gpus:
+    """An event that stops or changes a running job, with the GPU hours that are lost by it.
+
+    A failure of its own is no such stop.
+    """
+    job, detail = log.active.get(event.job or ""), event.detail or {}
+    if job is None or event.event not in _LOSES or event.gpus is None or "attempt" in detail:
         return event
     lost = job.unsaved_gpu_s(event.time) / 3600.0
-    return replace(event, detail={**(event.detail or {}), "lost_gpu_hours": lost}) if lost else event
+    return replace(event, detail={**detail, "lost_gpu_hours": lost}) if lost else event
 
 
 def missing_place_event(job_id: str, time_s: float, attempt: int, reason: str) -> Event:
