@@ -373,7 +373,8 @@ class JobLog:
                 self.change = self.begun = None
                 self.stall_s = event.overhead_seconds
         elif event.event in ("preempt", "requeue"):
-            self.phase, self.change, self.begun = "preempted", None, None
+            self.phase = "waiting" if self.started_s is None else "preempted"
+            self.change = self.begun = None
             self._fail(event.time, detail)
         elif event.event in ENDS:
             self.phase, self.ended_s, self.held = ENDS[event.event], event.time, None
