@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -16,11 +15,11 @@ import typer
 
 from pliant.cli.config import STATE_HELP, configuration, state_directory
 from pliant.cli.console import named_or_piped, note, out_text
-from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size
+from pliant.cli.grammar import DURATION_SHOWN, SIZE_SHOWN, duration, size, sizes_of
 from pliant.cli.script import Script, stated_in
 from pliant.schemas.errors import BadInputError, UsageError
 from pliant.schemas.quantities import read_ahead
-from pliant.schemas.text import EPOCH_LIKE_S, similar
+from pliant.schemas.text import EPOCH_LIKE_S, counted, similar
 
 if TYPE_CHECKING:
     from pliant.schemas.job import Awaited, Job
@@ -33,8 +32,6 @@ _OF_SCRIPTS: Final = (
     "script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
-_GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
-_LIST: Final = re.compile(r"\d{1,9}(?:,\d{1,9})+")
 
 
 SCRIPT_ARGUMENTS = Annotated[
@@ -346,16 +343,20 @@ def submit(
         if len(found) > 1:
             note(f"none of the {len(found)} jobs was submitted:")
         raise
-    out_text("".join(f"{job_id}\n" for job_id in done.ids))
-    _say_what_counts(done, directory)
+    _say_what_counts(done, directory, () if source == COMMAND_LINE and name is None else found)
     if wait:
         from pliant.cli.job import wait_for
 
         wait_for(directory, done.ids)
 
 
-def _say_what_counts(done: Submitted, state: Path) -> None:
-    """Notes on what the policy overlooks, and on who takes the jobs up."""
+def _say_what_counts(done: Submitted, state: Path, named: Sequence[Job]) -> None:
+    """The ids, and notes on other names, on what the policy overlooks, and on who takes the jobs up."""
+    out_text("".join(f"{job_id}\n" for job_id in done.ids))
+    new = [(job.id, job_id) for job, job_id in zip(named, done.ids, strict=False) if job_id != job.id]
+    if new:
+        others = f", and so for {counted(len(new) - 1, 'other job')}" if new[1:] else ""
+        note(f'a job "{new[0][0]}" has ended before: it means the new one, {new[0][1]}, from now on{others}')
     from pliant.cli.orders import say_unheeded
     from pliant.tools.run.door.asking import is_served
 
@@ -462,7 +463,7 @@ def of_script(
         dirs = StateDir(state.resolve())
         known = known_ids(dirs, Spool(dirs)) | {path.name for path in dirs.jobs.glob("*")}
     elif "id" not in stated and dry_run and state is not None and client_of(state) is not None:
-        known = known_names(state)[0]
+        known = known_names(state).ids
     endings = [""] if array is None else [f"-{number}" for number in array.numbers]
     base = re.sub(r"[^A-Za-z0-9._-]", "-", Path(command[0]).stem)
     fields = {"id": free_id(base, known, endings), "command": command, **stated}
@@ -525,19 +526,10 @@ def _where(
 
 def _sizes(gpus: str) -> dict[str, Any]:
     """:raises UsageError: it is neither a number nor two of them, nor a list of rising ones."""
-    found = _GPUS.fullmatch(gpus)
-    if found is None or not int(found[1]) or int(found[2] or found[1]) < int(found[1]):
-        listed = [int(size) for size in gpus.split(",")] if _LIST.fullmatch(gpus) else []
-        if not listed or any(size <= before for before, size in pairwise([0, *listed])):
-            text = "expected a number of GPUs, as 2, the least and the most, as 1-4, or all sizes, as 1,2,4"
-            raise UsageError(f"--gpus {gpus}: {text}")
-        most = listed[-1]
-        limits = {"requested": most, "min": listed[0], "max": most, "sizes": listed}
-        return {"gpus": limits, "elastic": "size"}
-    if found[2] is None:
-        return {"gpus": {"requested": int(gpus)}}
-    least, most = int(found[1]), int(found[2])
-    return {"gpus": {"requested": most, "min": least, "max": most}, "elastic": "size"}
+    found = {name: value for name, value in sizes_of(gpus).items() if value is not None}
+    if gpus.isdecimal():
+        return {"gpus": {"requested": found["requested"]}}
+    return {"gpus": found, "elastic": "size"}
 
 
 _MOST_IN_ARRAY: Final = 10_000
@@ -654,7 +646,8 @@ def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
         return {name: _AWAITED[when] for name, when in pairs}
     from pliant.tools.run.door.asking import known_names
 
-    known, arrays = known_names(state)
+    ids, arrays, newest = known_names(state)
+    known = {*ids, *newest}
     for name, _ in pairs:
         if name not in known and name not in arrays:
             near = similar(name, sorted({*known, *arrays}), 1)
@@ -663,5 +656,5 @@ def _awaited(given: Sequence[str], state: Path | None) -> dict[str, Awaited]:
     return {
         job_id: _AWAITED[when]
         for name, when in pairs
-        for job_id in ([name] if name in known else arrays[name])
+        for job_id in ([newest.get(name, name)] if name in known else arrays[name])
     }

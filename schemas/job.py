@@ -14,7 +14,7 @@ from itertools import dropwhile, islice, pairwise
 from json.encoder import encode_basestring_ascii
 from pathlib import PurePath
 from sys import intern
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.fields import FieldInfo
@@ -376,6 +376,9 @@ class Job(Record):
 
     id: Identifier
     """Unique name of the job, also its folder's name in a state directory."""
+    name: Identifier | None = None
+    """The id that it was submitted with, if a job of that id had ended before; commands take it for the
+    newest such job. Default: its id."""
     submit_time: Annotated[float, Field(ge=0, le=MOST)] = Field(default_factory=_filled_in)
     """Seconds since the start of the trace (UTC seconds since the epoch in a live state directory). Default:
     the moment of ``submit`` or of ``schedule``; in a trace the earliest time that its file states, else 0."""
@@ -555,7 +558,7 @@ class Job(Record):
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
         only if another job does not finish, has limits, says when it is retried, names its launcher, tasks or
-        Python, or says on which nodes it may run.
+        Python, has a name, or says on which nodes it may run.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
         if (
@@ -565,6 +568,8 @@ class Job(Record):
             or self.tasks
             or self.names_nodes
         ):
+            return 8
+        if self.name is not None:
             return 8
         if "failed" in self.after.values():
             return 8
@@ -668,6 +673,28 @@ def _script_name(script: tuple[str, ...]) -> str:
         return "".join(script[1:2])
     name = PurePath(script[0]) if script else PurePath()
     return name.stem if name.suffix == ".py" else name.name
+
+
+Changeable = Literal["gpus", "batch", "limits", "retries"]
+CHANGEABLE: Final[tuple[Changeable, ...]] = get_args(Changeable)
+Changes = dict[Changeable, Any]
+"""New values of fields of a job; of a field with parts those that are named. None is the default."""
+
+
+def updated(job: Job, changes: Changes) -> Job:
+    """The job with other values of some fields.
+
+    :raises ValidationError: together they make no job.
+    """
+    values = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    for name, change in changes.items():
+        before = values.pop(name, None)
+        found = {**(before or {}), **change} if isinstance(change, Mapping) else change
+        if isinstance(found, dict):
+            found = {part: value for part, value in found.items() if value is not None}
+        if found is not None:
+            values[name] = found
+    return type(job).model_validate(values, strict=False)
 
 
 def arriving_at(jobs: Iterable[Job], time_s: float) -> tuple[Job, ...]:

@@ -15,6 +15,7 @@ import os
 import re
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -128,6 +129,10 @@ class Launching:
         if handle.kept is not None:
             with files_of(handle.files):
                 make_folder(handle.folder, mode=0o700)
+        if job_dir.from_start.exists():
+            with files_of(handle.files), suppress(FileNotFoundError):
+                job_dir.checkpoints.rename(job_dir.path / f"checkpoints-{handle.attempt - 1}")
+            job_dir.from_start.unlink()
         generation = max(last_generation(job_dir), before.generation if before else 0) + 1
         reason = before.reason if before is not None and before.abort else ""
         plan = make_plan(target, generation, handle.attempt, nodes, reason)

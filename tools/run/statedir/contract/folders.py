@@ -200,10 +200,17 @@ class JobDir(SplitFolder):
     """How far it is right now: the newest report of its rank 0, a Progress."""
     checkpoints = Inside("checkpoints")
     """Folder of the checkpoints: the newest two, verified by hash on load."""
+    from_start = Kept("from-start")
+    """There if the next attempt is to begin at the start of the work."""
 
     def attempt(self, number: int) -> AttemptDir:
         place = f"attempts/{number}"
         return AttemptDir(self.path / place, None if self.kept is None else self.kept / place)
+
+    def begin_at_the_start(self) -> None:
+        """Let the next attempt leave the checkpoints so far aside."""
+        if self.from_start.parent.is_dir():  # else it has none
+            as_user.write(self.from_start, b"", PRIVATE)
 
     def newest_attempt(self) -> int:
         """The last attempt that has a folder, 0 if there is none."""
