@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -140,6 +141,27 @@ def submit(
             show_default="that of the active environment",
         ),
     ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATTERN",
+            help="A file for what all these jobs print, as logs/%j.out: %j job, %a number in the array, else "
+            "attempt, %r rank.",
+            show_default="in the state directory alone",
+        ),
+    ] = None,
+    error: Annotated[
+        str | None,
+        typer.Option(
+            "--error",
+            "-e",
+            metavar="PATTERN",
+            help="A file for what they print on stderr.",
+            show_default="that of --output",
+        ),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -190,6 +212,14 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    snapshot: Annotated[
+        bool,
+        typer.Option(
+            "--snapshot",
+            help="They run from a read-only copy of their code, made now: what git tracks or does not "
+            "ignore; links lead to the rest.",
+        ),
+    ] = False,
     hold: Annotated[bool, typer.Option("--hold", help="They wait for pliant release.")] = False,
     priority: Annotated[
         float | None,
@@ -238,7 +268,16 @@ def submit(
     from pliant.cli.orders import check_priority
     from pliant.schemas.io import write_jobs
     from pliant.tools.run.door.asking import submit as ask
-    from pliant.tools.run.service.submitter import hidden_values, of_submitter, with_variables, without
+    from pliant.tools.run.service.code_copy import from_copies
+    from pliant.tools.run.service.launching import at_home
+    from pliant.tools.run.service.submitter import (
+        hidden_values,
+        of_submitter,
+        shared_files,
+        with_output,
+        with_variables,
+        without,
+    )
 
     script = Script.of(context, jobs, arguments or ())
     if script is not None and (lines := script.take_options()):
@@ -256,7 +295,7 @@ def submit(
         found, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
             raise UsageError(_OF_SCRIPTS)
-    found = tuple(with_variables(job, env or (), os.environ) for job in found)
+    found = tuple(with_output(with_variables(job, env or (), os.environ), output, error) for job in found)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
@@ -275,15 +314,18 @@ def submit(
     found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
     for line in dict.fromkeys(_starts(found)):
         note(line)
+    for path, count in shared_files(at_home(job, Path.cwd()) for job in found):
+        note(f"{count} jobs write to {path}, line by line; with %j in its name each has a file of its own")
     try:
-        done = ask(
-            *(directory, found, source),
-            folder=Path.cwd(),
-            now_s=now_s,
-            check_scripts=not no_check,
-            numbered=source == COMMAND_LINE and name is None,
-            hidden=hidden,
-        )
+        with from_copies(directory, found, Path.cwd()) if snapshot else nullcontext(found) as found:
+            done = ask(
+                *(directory, found, source),
+                folder=Path.cwd(),
+                now_s=now_s,
+                check_scripts=not no_check,
+                numbered=source == COMMAND_LINE and name is None,
+                hidden=hidden,
+            )
     except BadInputError:
         if len(found) > 1:
             note(f"none of the {len(found)} jobs was submitted:")
