@@ -89,10 +89,9 @@ def log(
     """
     directory = state_directory(state)
     is_of_jobs = bool(jobs or user or states)
-    if (attempt, rank) != (None, None) and (repair or not is_of_jobs):
-        raise UsageError("--attempt and --rank are about the output of a job: name it")
-    if follow and attempt is not None:
-        raise UsageError("-f follows the newest attempt: leave --attempt out")
+    which = {name: number for name, number in (("attempt", attempt), ("rank", rank)) if number is not None}
+    if which and (repair or not is_of_jobs):
+        raise UsageError(f"--{' and --'.join(which)} is about the output of a job: name one")
     if repair:
         if is_of_jobs or follow or tail is not None:
             text = "--repair mends the log of the state directory: name no job, and leave -f and --tail out"
@@ -110,21 +109,25 @@ def log(
         return
     if not (is_of_jobs or follow):
         raise UsageError("name the job whose output to print, or give --tail N, -f or --repair")
+    chunks: Iterator[bytes] = events_to_come(directory, tail or 0)
     if is_of_jobs:
         found = chosen_jobs(directory, jobs, user, states)
-        if follow and len(found) > 1:
-            raise UsageError(f"-f follows one job, and these are {len(found)}: name one of {found[0]}, …")
-        chunks: Iterator[bytes] = chain.from_iterable(
-            job_output(directory, each, follow=follow, lines=tail, attempt=attempt, rank=rank)
-            for each in found
-        )
-    else:
-        chunks = events_to_come(directory, tail or 0)
+        _check_followed(found if follow else (), attempt)
+        about = {"follow": follow, "lines": tail, **which}
+        chunks = chain.from_iterable(job_output(directory, each, **about) for each in found)
     for chunk in chunks:
         if chunk:
             write_stdout(chunk if shown is None else shown.of(chunk))
         elif reader_left(sys.stdout):
             raise BrokenPipeError
+
+
+def _check_followed(jobs: Sequence[str], attempt: int | None) -> None:
+    """:raises UsageError: it is not one job, or an attempt of it that nothing is added to."""
+    if len(jobs) > 1:
+        raise UsageError(f"-f follows one job, and these are {len(jobs)}: name one of {jobs[0]}, …")
+    if jobs and attempt is not None:
+        raise UsageError("-f follows the newest attempt: leave --attempt out")
 
 
 def wait(

@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -268,12 +268,9 @@ def submit(
     from pliant.cli.orders import check_priority
     from pliant.schemas.io import write_jobs
     from pliant.tools.run.door.asking import submit as ask
-    from pliant.tools.run.service.code_copy import from_copies
-    from pliant.tools.run.service.launching import at_home
     from pliant.tools.run.service.submitter import (
         hidden_values,
         of_submitter,
-        shared_files,
         with_output,
         with_variables,
         without,
@@ -312,30 +309,49 @@ def submit(
     directory = state_directory(state)
     hidden = hidden_values(secret or (), os.environ)
     found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
-    for line in dict.fromkeys(_starts(found)):
+    for line in dict.fromkeys([*_starts(found), *_shared_files(found)]):
         note(line)
-    for path, count in shared_files(at_home(job, Path.cwd()) for job in found):
-        note(f"{count} jobs write to {path}, line by line; with %j in its name each has a file of its own")
-    try:
-        with from_copies(directory, found, Path.cwd()) if snapshot else nullcontext(found) as found:
-            done = ask(
-                *(directory, found, source),
-                folder=Path.cwd(),
-                now_s=now_s,
-                check_scripts=not no_check,
-                numbered=source == COMMAND_LINE and name is None,
-                hidden=hidden,
-            )
-    except BadInputError:
-        if len(found) > 1:
-            note(f"none of the {len(found)} jobs was submitted:")
-        raise
+    with _none_submitted(len(found)), _copied(directory, found, snapshot=snapshot) as found:
+        done = ask(
+            *(directory, found, source),
+            folder=Path.cwd(),
+            now_s=now_s,
+            check_scripts=not no_check,
+            numbered=source == COMMAND_LINE and name is None,
+            hidden=hidden,
+        )
     out_text("".join(f"{job_id}\n" for job_id in done.ids))
     _say_what_counts(done, directory)
     if wait:
         from pliant.cli.job import wait_for
 
         wait_for(directory, done.ids)
+
+
+@contextmanager
+def _none_submitted(count: int) -> Iterator[None]:
+    try:
+        yield
+    except BadInputError:
+        if count > 1:
+            note(f"none of the {count} jobs was submitted:")
+        raise
+
+
+def _copied(state: Path, jobs: tuple[Job, ...], *, snapshot: bool) -> AbstractContextManager[tuple[Job, ...]]:
+    """The jobs, with ``snapshot`` each to be run from a copy of its code; an error within takes it back."""
+    from pliant.tools.run.service.code_copy import from_copies
+
+    return from_copies(state, jobs, Path.cwd()) if snapshot else nullcontext(jobs)
+
+
+def _shared_files(jobs: Iterable[Job]) -> Iterator[str]:
+    """Remarks on the output files that several of these jobs write to."""
+    from pliant.tools.run.service.launching import at_home
+    from pliant.tools.run.service.submitter import shared_files
+
+    for path, count in shared_files(at_home(job, Path.cwd()) for job in jobs):
+        yield f"{count} jobs write to {path}, line by line; with %j in its name each has a file of its own"
 
 
 def _say_what_counts(done: Submitted, state: Path) -> None:

@@ -184,7 +184,7 @@ class Copies:
         if last or not self._sources or time.monotonic() - self._sought_s >= SEEK_S:
             self._sought_s = time.monotonic()
             self._seek()
-        for _, source in sorted(self._sources.items()):
+        for _, source in sorted(self._sources.items(), reverse=True):  # stdout.log, then stderr.log
             source.copy(last=last, truncate=False)
 
     def _seek(self) -> None:

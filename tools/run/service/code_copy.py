@@ -78,10 +78,8 @@ def _from_copy(dirs: StateDir, job: Job, copies: dict[str, Path]) -> Job:
         root, has_git = workdir, False
     for path in named_files(job.command or (), workdir):
         if os.path.splitext(path)[1].lower() in CODE and not _is_in(path, root):
-            text = (
-                f"{path} is not in {root}, all that --snapshot copies: submit from the folder of the script"
-            )
-            raise UsageError(f'job "{job.id}": {text}')
+            text = f"{path} is not in {root}, and that is all that --snapshot copies"
+            raise UsageError(f'job "{job.id}": {text}: submit from the folder of the script')
     if root not in copies:
         copies[root] = dirs.code / f"{job.id}-{secrets.token_hex(4)}"
         _copy(dirs, root, copies[root], has_git=has_git)
@@ -158,9 +156,7 @@ def _checked(root: str, names: Iterable[str]) -> list[str]:
     largest = sorted(sizes, key=lambda name: (-sizes[name], name))
     names = listed([f"{name} ({sizes[name] / 2**20:.1f} MiB)" for name in largest])
     most = f"{MOST_BYTES >> 20} MiB or {MOST_FILES:,} files"
-    raise UsageError(
-        f"{root}: more than {most} to copy: {names}: have git ignore what is no code (.gitignore)"
-    )
+    raise UsageError(f"{root}: more than {most} to copy: {names}: name what is no code in .gitignore")
 
 
 def _copy_file(root: str, name: str, files: Path) -> None:
@@ -205,12 +201,8 @@ class UnusedCopies:
 
     def _copy_of(self, job: Job) -> str:
         """The name of the copy that it runs from; empty if it runs from none."""
-        workdir = job.workdir or ""
-        return (
-            workdir[len(self._folder) + 1 :].partition("/")[0]
-            if workdir.startswith(f"{self._folder}/")
-            else ""
-        )
+        before, _, inside = (job.workdir or "").partition(f"{self._folder}/")
+        return "" if before else inside.partition("/")[0]
 
     def _names(self) -> list[str]:
         try:

@@ -6,13 +6,18 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import Field
 
+from pliant.schemas.errors import BadInputError
 from pliant.schemas.file_io.record import NonNegativeInt, PositiveInt, Record
 from pliant.schemas.text import counted, whole_number
-from pliant.tools.run.statedir.contract import as_user
 from pliant.tools.run.statedir.contract.as_user import files_of
-from pliant.tools.run.statedir.contract.folders import MOST_NAMES, AttemptDir
+from pliant.tools.run.statedir.contract.folders import (
+    MOST_NAMES,
+    AttemptDir,
+    UnreadableError,
+    read_record,
+)
 from pliant.tools.run.statedir.directory import StateDir
 
 MOST_ATTEMPTS: Final = 50
@@ -39,7 +44,7 @@ class CodeRecord(Record):
     """None: there is none."""
     changes: str = ""
     """A hash of what is not committed, or of all code in a folder without git; empty if there is nothing."""
-    files: dict[str, str] = {}
+    files: dict[str, str] = Field(default_factory=dict)
     """A hash of each file that is not as it was committed; of very many only the first ones."""
     snapshot: bool = False
     """Whether it is a copy, made at the submission."""
@@ -100,10 +105,11 @@ def _records(attempt: AttemptDir, number: int) -> Iterator[CodeRecord]:
         units = sorted(filter(None.__ne__, map(_unit, _names(attempt))))[:_MOST_UNITS]
         for unit in units:
             try:
-                found = CodeRecord.model_validate_json(as_user.read(attempt.code(unit)))
-            except (OSError, ValidationError):
+                found = read_record(attempt.code(unit), "code", CodeRecord)
+            except (BadInputError, UnreadableError):
                 continue
-            yield found.model_copy(update={"attempt": number, "unit": unit})
+            if found is not None:
+                yield found.model_copy(update={"attempt": number, "unit": unit})
 
 
 def _names(attempt: AttemptDir) -> list[str]:

@@ -200,8 +200,9 @@ def job_page(
     if use is None:
         use = measured(StateDir(state), job.log) if job.log.gpus else (None, None)
     facts = [*_facts(job, status, now_s, state, use, explain=explain), ("workers", _losses(happened))]
-    if code:
-        facts += [*output_paths(job, state, code[-1].attempt).items(), *code_facts(code)]
+    if code or job.log.job.output or job.log.job.error:
+        facts += output_paths(job, state, code[-1].attempt if code else None).items()
+    facts += code_facts(code)
     lines += fact_lines(facts, width)
     if happened:
         lines += ["", "history", *history_lines(happened, now_s, width, explain=explain)]

@@ -265,7 +265,7 @@ class JobOutput:
     def _check(self) -> None:
         job = self._dirs.job(self._job_id)
         if self._only is not None and not 1 <= self._only <= (newest := job.newest_attempt()):
-            has = f"attempts 1 to {newest}" if newest else "not been started"
+            has = counted(newest, "attempt") if newest else "not been started"
             raise UsageError(f"--attempt {self._only}: job {self._job_id} has {has}")
         if self._rank is None:
             return
