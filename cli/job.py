@@ -89,9 +89,8 @@ def log(
     """
     directory = state_directory(state)
     is_of_jobs = bool(jobs or user or states)
-    which = {name: number for name, number in (("attempt", attempt), ("rank", rank)) if number is not None}
-    if which and (repair or not is_of_jobs):
-        raise UsageError(f"--{' and --'.join(which)} is about the output of a job: name one")
+    if (attempt, rank) != (None, None) and (repair or not is_of_jobs):
+        raise UsageError("--attempt and --rank are about the output of a job: name one")
     if repair:
         if is_of_jobs or follow or tail is not None:
             text = "--repair mends the log of the state directory: name no job, and leave -f and --tail out"
@@ -113,8 +112,10 @@ def log(
     if is_of_jobs:
         found = chosen_jobs(directory, jobs, user, states)
         _check_followed(found if follow else (), attempt)
-        about = {"follow": follow, "lines": tail, **which}
-        chunks = chain.from_iterable(job_output(directory, each, **about) for each in found)
+        chunks = chain.from_iterable(
+            job_output(directory, each, follow=follow, lines=tail, attempt=attempt, rank=rank)
+            for each in found
+        )
     for chunk in chunks:
         if chunk:
             write_stdout(chunk if shown is None else shown.of(chunk))
@@ -235,7 +236,7 @@ def stack(
         out_or_file(stacks_text(found, width, threads=threads), output)
 
 
-SCHEMA: Final = "pliant.why/1"
+SCHEMA: Final = "pliant.why/1.1"
 _CHANGES: Final = frozenset(
     {"start", "resume", "grow", "shrink", "move", "preempt", "requeue", "lost", "replaced"}
 )

@@ -401,7 +401,7 @@ class Job(Record):
     """Folder to start in. Default: the folder that the command is given from."""
     output: PlainText | None = None
     """File for what its workers print, seen from workdir, with placeholders: %j its id, %a its number in an
-    array, else the attempt, %r the rank (docs/logs.md). Default: files in the state directory alone."""
+    array, else the attempt, %r the rank (docs/output.md). Default: files in the state directory alone."""
     error: PlainText | None = None
     """File for what its workers print on stderr, likewise. Default: that of output."""
     env: dict[VariableName, PlainText] = Field(default_factory=dict)

@@ -277,7 +277,9 @@ def code_of(folder: str, command: Sequence[str], state: str) -> dict[str, Any]:
     clean = set() if reason else {*_tracked(root, named)} - {*wanted}
     for path in named:
         name = os.path.relpath(path, root)
-        if name not in clean and (not name.startswith("..") or os.path.splitext(name)[1]):
+        if name not in clean and (
+            not name.startswith("..") or os.path.splitext(name)[1].lower() in CODE | SETTINGS
+        ):
             wanted[path if name.startswith("..") else name] = path
     files = {name: fingerprint(path) for name, path in sorted(wanted.items())}
     text = "".join(f"{name}\0{digest}\n" for name, digest in files.items())

@@ -123,7 +123,8 @@ def _copy(dirs: StateDir, root: str, copy: Path, *, has_git: bool) -> None:
     state, files = str(dirs.path), copy / _FILES
     try:
         found = source_files(root) if has_git else folder_files(root, state)
-        names = _checked(root, (name for name in found if not _is_in(os.path.join(root, name), state)))
+        own = (name for name in found if "__pycache__" not in name.split(os.sep))
+        names = _checked(root, (name for name in own if not _is_in(os.path.join(root, name), state)))
         make_folder(files, mode=0o700)
         for name in names:
             _copy_file(root, name, files)

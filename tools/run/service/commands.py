@@ -142,9 +142,9 @@ def _output_order(job: Job, attempt: int, node: str, ranks: Iterable[int], user:
     paths: dict[str, list[str]] = {
         kind: [
             output_file(pattern, job, attempt=attempt, node=node, rank=rank, user=user)
-            for rank in (() if pattern is None else ranks)
+            for rank in (ranks if pattern else ())
         ]
-        for kind, pattern in (("output", job.output), ("error", job.error or job.output))
+        for kind, pattern in (("output", job.output or ""), ("error", job.error or job.output or ""))
     }
     return {**paths, "truncate": attempt == 1}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ _MOST_UNITS: Final = 64
 _SHOWN: Final = 3
 """Files, and differences, that a page shows."""
 _SHORT: Final = 10
+_RECORD: Final = re.compile(r"code-(\d+)\.json")
 
 
 class CodeRecord(Record):
@@ -102,8 +104,7 @@ def recorded_code(dirs: StateDir, job_id: str) -> list[CodeRecord]:
 
 def _records(attempt: AttemptDir, number: int) -> Iterator[CodeRecord]:
     with files_of(attempt):
-        units = sorted(filter(None.__ne__, map(_unit, _names(attempt))))[:_MOST_UNITS]
-        for unit in units:
+        for unit in _units(attempt):
             try:
                 found = read_record(attempt.code(unit), "code", CodeRecord)
             except (BadInputError, UnreadableError):
@@ -112,16 +113,14 @@ def _records(attempt: AttemptDir, number: int) -> Iterator[CodeRecord]:
                 yield found.model_copy(update={"attempt": number, "unit": unit})
 
 
-def _names(attempt: AttemptDir) -> list[str]:
+def _units(attempt: AttemptDir) -> list[int]:
+    """The first units that have a record."""
     try:
-        return os.listdir(attempt.path)[: 10 * MOST_NAMES]
+        names = os.listdir(attempt.path)[: 10 * MOST_NAMES]
     except OSError:
         return []
-
-
-def _unit(name: str) -> int | None:
-    is_record = name.startswith("code-") and name.endswith(".json")
-    return whole_number(name.removeprefix("code-").removesuffix(".json")) if is_record else None
+    numbers = (whole_number(found[1]) for found in map(_RECORD.fullmatch, names) if found)
+    return sorted(number for number in numbers if number is not None)[:_MOST_UNITS]
 
 
 def differing(records: Sequence[CodeRecord]) -> Iterator[tuple[CodeRecord, CodeRecord, list[str]]]:

@@ -218,8 +218,8 @@ def output_paths(job: JobStatus, state: Path, attempt: int | None = None) -> dic
     for kind, pattern in (("output", log.job.output), ("error", log.job.error)):
         if pattern is not None:
             user = account_name(os.geteuid() if log.uid is None else log.uid)
-            any_of = {"attempt": attempt or "*", "node": "*", "rank": "*"}
-            paths[kind] = output_file(pattern, log.job, user=user, **any_of)
+            number = attempt or "*"
+            paths[kind] = output_file(pattern, log.job, attempt=number, node="*", rank="*", user=user)
     return paths or {"output": str(StateDir(state).jobs / job.id / LATEST / "logs")}
 
 
