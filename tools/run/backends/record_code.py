@@ -63,9 +63,11 @@ class NoGitError(Exception):
 def main(arguments: list[str]) -> int:
     path, order = arguments[0], json.loads(arguments[1])
     record: dict[str, Any] = {"schema": SCHEMA, "host": os.uname().nodename, "driver": driver()}
-    write(path, {**record, "reason": "its folder has not answered yet"})
+    unknown = {"reason": "its folder has not answered yet"}
+    write(path, record | unknown)
     command, python = order["command"], order["python"]
     record |= dict(zip(("python", "torch"), versions(python), strict=True))
+    write(path, record | unknown)
     state = path
     for _ in ("attempt", "attempts", "job", "jobs", "state directory"):
         state = os.path.dirname(state)

@@ -187,15 +187,16 @@ class UnusedCopies:
     """A sink of events that removes the copies of jobs that have ended, in a thread of its own."""
 
     def __init__(self, state: State) -> None:
-        self._state, self._folder = state, str(state.dirs.code)
-        asked = [job for request in Spool(state.dirs).requests() for job in request.jobs]
-        in_use = self._in_use() | {self._copy_of(job) for job in asked}
-        self._take_away(name for name in self._names() if name not in in_use and self._is_left(name))
+        self._state, self._folder = state, os.path.realpath(state.dirs.code)
+        if old := {name for name in self._names() if self._is_old(name)}:
+            asked = [job for request in Spool(state.dirs).requests() for job in request.jobs]
+            self._take_away(old - self._in_use() - {self._copy_of(job) for job in asked})
 
     def __call__(self, events: Sequence[Event]) -> None:
-        ended = [self._state.log.jobs[event.job] for event in events if event.event in ENDS and event.job]
-        if copies := {self._copy_of(each.job) for each in ended} - {""}:
-            self._take_away(copies - self._in_use())
+        ended = [event.job for event in events if event.event in ENDS and event.job is not None]
+        if ended and self._names():
+            copies = {self._copy_of(self._state.log.jobs[job_id].job) for job_id in ended}
+            self._take_away(copies - self._in_use() - {""})
 
     def _in_use(self) -> set[str]:
         return {self._copy_of(each.job) for each in self._state.log.active.values()}
@@ -211,7 +212,7 @@ class UnusedCopies:
         except OSError:
             return []
 
-    def _is_left(self, name: str) -> bool:
+    def _is_old(self, name: str) -> bool:
         try:
             return time.time() - os.lstat(f"{self._folder}/{name}").st_mtime > _LEFT_S
         except OSError:
