@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.parts import parted
 from benchmarks.parts.figure import Figure, renew
-from benchmarks.parts.jobs import commands, preemption, where
+from benchmarks.parts.jobs import code, commands, preemption, where
 from benchmarks.parts.parted import Part
 
 NAME: Final = "jobs"
@@ -22,6 +22,7 @@ PARTS: Final[dict[str, Part]] = {
     "commands": commands.figures,
     "where": where.figures,
     "preemption": preemption.figures,
+    "code": code.figures,
 }
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -194,6 +195,27 @@ def submit(
             show_default="that of the active environment",
         ),
     ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATTERN",
+            help="A file for what all these jobs print, as logs/%j.out: %j job, %a number in the array, else "
+            "attempt, %r rank.",
+            show_default="in the state directory alone",
+        ),
+    ] = None,
+    error: Annotated[
+        str | None,
+        typer.Option(
+            "--error",
+            "-e",
+            metavar="PATTERN",
+            help="A file for what they print on stderr.",
+            show_default="that of --output",
+        ),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -244,6 +266,14 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    snapshot: Annotated[
+        bool,
+        typer.Option(
+            "--snapshot",
+            help="They run from a read-only copy of their code, made now: what git tracks or does not "
+            "ignore; links lead to the rest.",
+        ),
+    ] = False,
     hold: Annotated[bool, typer.Option("--hold", help="They wait for pliant release.")] = False,
     priority: Annotated[
         float | None,
@@ -292,7 +322,13 @@ def submit(
     from pliant.cli.orders import check_priority
     from pliant.schemas.io import write_jobs
     from pliant.tools.run.door.asking import submit as ask
-    from pliant.tools.run.service.submitter import hidden_values, of_submitter, with_variables, without
+    from pliant.tools.run.service.submitter import (
+        hidden_values,
+        of_submitter,
+        with_output,
+        with_variables,
+        without,
+    )
 
     script = Script.of(context, jobs, arguments or ())
     if script is not None and (lines := script.take_options()):
@@ -311,7 +347,7 @@ def submit(
         found, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
             raise UsageError(_OF_SCRIPTS)
-    found = tuple(with_variables(job, env or (), os.environ) for job in found)
+    found = tuple(with_output(with_variables(job, env or (), os.environ), output, error) for job in found)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
@@ -328,9 +364,9 @@ def submit(
     directory = state_directory(state)
     hidden = hidden_values(secret or (), os.environ)
     found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
-    for line in dict.fromkeys(_starts(found)):
+    for line in dict.fromkeys([*_starts(found), *_shared_files(found)]):
         note(line)
-    try:
+    with _none_submitted(len(found)), _copied(directory, found, snapshot=snapshot) as found:
         done = ask(
             *(directory, found, source),
             folder=Path.cwd(),
@@ -339,15 +375,37 @@ def submit(
             numbered=source == COMMAND_LINE and name is None,
             hidden=hidden,
         )
-    except BadInputError:
-        if len(found) > 1:
-            note(f"none of the {len(found)} jobs was submitted:")
-        raise
     _say_what_counts(done, directory, () if source == COMMAND_LINE and name is None else found)
     if wait:
         from pliant.cli.job import wait_for
 
         wait_for(directory, done.ids)
+
+
+@contextmanager
+def _none_submitted(count: int) -> Iterator[None]:
+    try:
+        yield
+    except BadInputError:
+        if count > 1:
+            note(f"none of the {count} jobs was submitted:")
+        raise
+
+
+def _copied(state: Path, jobs: tuple[Job, ...], *, snapshot: bool) -> AbstractContextManager[tuple[Job, ...]]:
+    """The jobs, with ``snapshot`` each to be run from a copy of its code; an error within takes it back."""
+    from pliant.tools.run.service.code_copy import from_copies
+
+    return from_copies(state, jobs, Path.cwd()) if snapshot else nullcontext(jobs)
+
+
+def _shared_files(jobs: Iterable[Job]) -> Iterator[str]:
+    """Remarks on the output files that several of these jobs write to."""
+    from pliant.tools.run.service.launching import at_home
+    from pliant.tools.run.service.submitter import shared_files
+
+    for path, count in shared_files(at_home(job, Path.cwd()) for job in jobs):
+        yield f"{count} jobs write to {path}, line by line; with %j in its name each has a file of its own"
 
 
 def _say_what_counts(done: Submitted, state: Path, named: Sequence[Job]) -> None:

@@ -39,6 +39,7 @@ from pliant.schemas.file_io.record import (
     broken_rule,
 )
 from pliant.schemas.node_labels import condition
+from pliant.schemas.output_files import pattern_fault
 
 Elasticity = Literal["none", "size", "size+batch"]
 Resize = Literal["in-place", "relaunch"]
@@ -415,6 +416,11 @@ class Job(Record):
     environment that was active at ``submit``; else that of the run."""
     workdir: PlainText | None = None
     """Folder to start in. Default: the folder that the command is given from."""
+    output: PlainText | None = None
+    """File for what its workers print, seen from workdir, with placeholders: %j its id, %a its number in an
+    array, else the attempt, %r the rank (docs/output.md). Default: files in the state directory alone."""
+    error: PlainText | None = None
+    """File for what its workers print on stderr, likewise. Default: that of output."""
     env: dict[VariableName, PlainText] = Field(default_factory=dict)
     """Extra environment variables of the workers."""
     batch: Batch = Batch.model_construct()
@@ -473,6 +479,9 @@ class Job(Record):
                 raise broken_rule("is missing, expected a key into the profile, or a command", "/model")
             values["model"] = name
         self._refuse_what_cannot_be_passed_on()
+        for name in ("output", "error"):
+            if values[name] is not None and (fault := pattern_fault(values[name])) is not None:
+                raise broken_rule(fault, f"/{name}")
         if self.resize == "relaunch":
             self._settle_relaunch(values)
         if self.launcher is not None and self.elastic != "none":
@@ -557,8 +566,8 @@ class Job(Record):
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
-        only if another job does not finish, has limits, says when it is retried, names its launcher, tasks or
-        Python, has a name, or says on which nodes it may run.
+        only if another job does not finish, has limits, says when it is retried, names its launcher, tasks,
+        Python or output, has a name, or says on which nodes it may run.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
         if (
@@ -570,6 +579,8 @@ class Job(Record):
         ):
             return 8
         if self.name is not None:
+            return 8
+        if self.output is not None or self.error is not None:
             return 8
         if "failed" in self.after.values():
             return 8

@@ -138,6 +138,8 @@ class Launching:
         plan = make_plan(target, generation, handle.attempt, nodes, reason)
         write_plan(job_dir, plan)
         offer_stacks(handle.files)
+        with files_of(handle.files):
+            job_dir.link_latest(handle.attempt)
         if not target.job.changes_in_place:
             with files_of(handle.files):
                 as_user.write(handle.files.stop, b"", PRIVATE)

@@ -26,6 +26,7 @@ from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.backends.keep import SECRETS
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
 from pliant.tools.run.service.starters import is_a_name, python_obstacle, settled
+from pliant.tools.run.service.submitter import output_obstacle
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
@@ -210,6 +211,8 @@ def _uid(dirs: StateDir, by: Account | None) -> int | None:
 
 def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
     found = job_problems(job, source)
+    if not found and (obstacle := output_obstacle(job)) is not None:
+        found = [Problem(source, None, "/output", f'job "{job.id}": {obstacle}')]
     return found if found or not check_script else _script_problems(job, source)
 
 
