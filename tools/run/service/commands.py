@@ -114,7 +114,10 @@ def units(
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
         env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name}
-        made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env, account))
+        here = sum(slot.node == slots[0].node for slot in slots)
+        demand = {name: each * here for name, each in job.resources.worker.items()}
+        folder = job.workdir or str(Path.cwd())
+        made.append(Unit(slots[0].node, argv, folder, env, account, slots=here, demand=demand))
     return made
 
 

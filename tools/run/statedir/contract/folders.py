@@ -126,6 +126,10 @@ class AttemptDir(SplitFolder):
         """What one unit uses of its host, as its keeper sees it; written in place."""
         return self.path / f"unit-{unit}.use"
 
+    def memory(self, unit: int) -> Path:
+        """Exists once the system has killed one unit, or a part of it, for its memory."""
+        return self.path / f"unit-{unit}.memory"
+
     def orders(self, unit: int) -> Path:
         """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"
