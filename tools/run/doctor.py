@@ -672,14 +672,11 @@ def isolation(site: Site) -> Iterator[Check]:
         kinds = ", ".join(LIMITED[kind] for kind in place.parents)
         how = "a scope of systemd" if place.scope else f"control groups of version {place.version}"
         yield ok(f"each unit is limited in {kinds} by {how}")
-    unlimited = {
-        node.name: [
-            what for what, kind in _STATED.items() if kind in place.parents and not getattr(node, what)
-        ]
-        for node in (() if site.cluster is None else site.cluster.nodes)
-    }
+    stated = {what: kind for what, kind in _STATED.items() if kind in place.parents}
+    nodes = () if site.cluster is None else site.cluster.nodes
+    unlimited = {node.name: [what for what in stated if not getattr(node, what)] for node in nodes}
     if names := [name for name, missing in unlimited.items() if missing]:
-        what = " and ".join(what for what in _STATED if any(what in unlimited[name] for name in names))
+        what = " and ".join(what for what in stated if any(what in unlimited[name] for name in names))
         text = f"the cluster file states no {what} of {listed(names)}: a job that demands none is not limited"
         yield warning(text, "state it, as pliant cluster discover does")
 

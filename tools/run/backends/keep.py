@@ -292,8 +292,8 @@ class CommandGroup:
             killed: dict[str, int] | None = self._group.memory_kill()
             self._group.remove()
         if killed is not None:
-            limit, peak = ((killed[name] or 0) >> 20 for name in ("limit", "peak"))
-            print(f"pliant: killed for memory: limit {limit:,} MiB, peak {peak:,} MiB", file=sys.stderr)
+            limit, peak = ((killed[name] or 0) / 2**20 for name in ("limit", "peak"))
+            print(f"pliant: killed for memory: limit {limit:,.0f} MiB, peak {peak:,.0f} MiB", file=sys.stderr)
         return killed
 
 
