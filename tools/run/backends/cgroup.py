@@ -11,6 +11,7 @@ The keeper imports this by its path, without packages.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -26,6 +27,8 @@ CONTROLLERS = tuple(LIMITED)
 SYSTEMD = "/run/systemd/system"
 """Exists where systemd is the first process."""
 BUSCTL = "busctl"
+_IN_SCOPE = ".scope/unit"
+"""The end of the folder of a group in a scope, in which its keeper is, too."""
 _PERIOD_US = 100_000
 _LEAST_QUOTA_US = 1000
 _OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
@@ -69,7 +72,7 @@ class Place:
         :param memory: bytes.
         :param denied: devices that it may not open, as "major:minor".
         """
-        inside = f"{name}.scope/unit" if self.scope else name
+        inside = f"{name}{_IN_SCOPE}" if self.scope else name
         folders = {kind: f"{parent}/{inside}" for kind, parent in self.parents.items()}
         wanted = {"memory": memory, "cpu": cpus, "pids": pids}
         values: list[tuple[str, str]] = []
@@ -102,7 +105,7 @@ def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> Place:
     unified = own.get("")
     offered = _words(f"{unified}/cgroup.controllers") if unified else []
     if unified and "memory" in offered and os.path.isdir(systemd):
-        return _place_of_systemd()
+        return _place_of_systemd(proc)
     for kind in CONTROLLERS:
         if kind in own:
             if _is_writable(own[kind]):
@@ -123,14 +126,14 @@ def find_place(proc: str = "/proc/self", systemd: str = SYSTEMD) -> Place:
     return Place(parents, missing)
 
 
-def _place_of_systemd() -> Place:
+def _place_of_systemd(proc: str) -> Place:
     """Scopes are in the slice of the system; only root gets one, as a user's are ended at the logout."""
     if os.geteuid() != 0:
         why = "only root gets scopes of systemd that last"
     elif not _on_path(BUSCTL):
         why = f"there is no {BUSCTL} to ask systemd for a scope with"
     else:
-        top = next(mount for kinds, _, mount in _mounts("/proc/self") if kinds == [""])
+        top = next(mount for kinds, _, mount in _mounts(proc) if kinds == [""])
         return Place(dict.fromkeys(CONTROLLERS, f"{top}/system.slice"), scope=True)
     return Place({}, dict.fromkeys(CONTROLLERS, why))
 
@@ -294,9 +297,15 @@ class Group:
             with contextlib.suppress(OSError):
                 os.rmdir(folder)
 
-    def set_devices(self, denied: Iterable[str], allowed: Iterable[str]) -> None:
+    def set_devices(self, denied: Sequence[str], allowed: Sequence[str]) -> None:
         """Change which devices may be opened from now on, as "major:minor"."""
         for folder in self.folders:
+            if folder.endswith(_IN_SCOPE):
+                name, none = os.path.basename(os.path.dirname(folder)), ["DeviceAllow", "a(ss)", "0"]
+                properties = [none, *_device_properties(denied)]
+                with contextlib.suppress(OSError):
+                    _ask_systemd("SetUnitProperties", "sba(sv)", name, "true", properties)
+                return
             for file, devices in (("devices.deny", denied), ("devices.allow", allowed)):
                 for device in devices:
                     with contextlib.suppress(OSError):
@@ -312,26 +321,50 @@ def enter_scope(name: str, denied: Sequence[str]) -> None:
 
     :raises OSError: it does not.
     """
-    import subprocess  # takes longer than all the rest
-
-    properties = ["PIDs", "au", "1", str(os.getpid()), "Delegate", "b", "true"]
-    properties += ["CollectMode", "s", "inactive-or-failed", "Description", "s", "a unit of a job of pliant"]
-    if denied:
-        allowed = allowed_devices(denied)
-        properties += ["DevicePolicy", "s", "closed", "DeviceAllow", "a(ss)", str(len(allowed))]
-        properties += [word for device in allowed for word in (device, "rwm")]
-    count = 4 + (2 if denied else 0)
-    manager = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
-    argv = [BUSCTL, "call", "--quiet", *manager, "StartTransientUnit", "ssa(sv)a(sa(sv))"]
-    argv += [name, "fail", str(count), *properties, "0"]
-    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=_SCOPE_S)
-    if done.returncode:
-        raise OSError(done.returncode, f"systemd makes no scope: {done.stderr.strip()}")
+    properties = [
+        ["PIDs", "au", "1", str(os.getpid())],
+        ["Delegate", "b", "true"],
+        ["CollectMode", "s", "inactive-or-failed"],
+        ["Description", "s", "a unit of a job of pliant"],
+        *(_device_properties(denied) if denied else ()),
+    ]
+    _ask_systemd("StartTransientUnit", "ssa(sv)a(sa(sv))", name, "fail", properties, "0")
     until_s = time.monotonic() + _SCOPE_S
     while not own_folders().get("", "").endswith(name):
         if time.monotonic() > until_s:
-            raise OSError(0, "systemd has made no scope in time")
+            raise OSError(errno.ETIMEDOUT, "systemd has made no scope in time")
         time.sleep(0.01)
+
+
+def _device_properties(denied: Sequence[str]) -> list[list[str]]:
+    """What lets a scope open all devices but these."""
+    if not denied:
+        return [["DevicePolicy", "s", "auto"]]
+    allowed = allowed_devices(denied)
+    pairs = [word for device in allowed for word in (device, "rwm")]
+    return [["DevicePolicy", "s", "closed"], ["DeviceAllow", "a(ss)", str(len(allowed)), *pairs]]
+
+
+def _ask_systemd(method: str, signature: str, *arguments: str | list[list[str]]) -> None:
+    """Call a method of systemd's manager; a list is one of properties.
+
+    :raises OSError: it fails.
+    """
+    import subprocess  # takes longer than all the rest
+
+    words = ["call", "--quiet", "org.freedesktop.systemd1", "/org/freedesktop/systemd1"]
+    words += ["org.freedesktop.systemd1.Manager", method, signature]
+    for argument in arguments:
+        if isinstance(argument, str):
+            words.append(argument)
+        else:
+            words += [str(len(argument)), *(word for part in argument for word in part)]
+    try:
+        done = subprocess.run([BUSCTL, *words], check=False, capture_output=True, text=True, timeout=_SCOPE_S)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(errno.ETIMEDOUT, "systemd does not answer") from error
+    if done.returncode:
+        raise OSError(errno.EIO, f"systemd refuses: {done.stderr.strip()}")
 
 
 def allowed_devices(denied: Iterable[str], dev: str = "/dev", proc: str = "/proc/devices") -> list[str]:

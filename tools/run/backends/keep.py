@@ -246,7 +246,7 @@ class CommandGroup:
 
     def __init__(self, text: str, account: KeptAccount | None) -> None:
         self._root = contextlib.nullcontext if account is None else account.as_root
-        self._group = None
+        self._group: Any = None
         try:
             group = find_module("cgroup").Group.parse(text) if text else None
             if group is not None:

@@ -69,9 +69,16 @@ class UnitLimits:
 
     def _processes(self, slots: int) -> int:
         """Its part of half of what the machine can have; others have the other half."""
-        most = min(_number(_KERNEL / "pid_max"), _number(_KERNEL / "threads-max"))
         part = max(1, slots) / max(1, slots, self._cluster.total_gpus)
-        return max(LEAST_PROCESSES, int(most / 2 * part))
+        return max(LEAST_PROCESSES, int(self._most_processes / 2 * part))
+
+    @cached_property
+    def _most_processes(self) -> int:
+        """What the machine can have, and the groups that this one is in."""
+        own = Path(self.place.parents.get("pids", "/"))
+        groups = [folder / "pids.max" for folder in (own, *own.parents)]
+        limits = [_KERNEL / "pid_max", _KERNEL / "threads-max", *groups]
+        return min((found for path in limits if (found := _number(path))), default=LEAST_PROCESSES)
 
     def _denied(self, gpus: Iterable[str]) -> list[str]:
         """Devices of all GPUs but these; none if it is not known which these are."""
@@ -95,7 +102,8 @@ def gpus_of(units: Iterable[Unit | StartedUnit]) -> set[str]:
 
 
 def _number(path: Path) -> int:
+    """0 if there is none."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):
-        return 32768
+        return 0

@@ -95,7 +95,8 @@ class LocalBackend:
         self._launched: dict[Handle, LaunchRecord] = {}
         """Of attempts started by this process: a job may remove its own folder."""
         self._nodes: Sequence[NodeInfo] | None = None
-        self._limits = UnitLimits(cluster)
+        self.limits = UnitLimits(cluster)
+        """What units may take of this machine."""
 
     def nodes(self) -> Sequence[NodeInfo]:
         """The nodes of the cluster file, with the GPUs that they name or this machine's in order.
@@ -114,7 +115,7 @@ class LocalBackend:
         if self._cluster.slots == "gpu":
             usable = visible_gpus(os.environ)
             devices = devices_by_node(self._cluster, usable)
-            self._limits.cards = {gpu.name: gpu.card for gpu in usable}
+            self.limits.cards = {gpu.name: gpu.card for gpu in usable}
         return [
             NodeInfo(node.name, node.gpus, True, address, own)
             for node, address, own in zip(nodes, addresses, devices, strict=True)
@@ -137,7 +138,7 @@ class LocalBackend:
         running = [index for index, unit in enumerate(started) if self._running(unit, _mark(handle))]
         gpus = gpus_of([*(started[index] for index in running), *units])
         names = [name_of(str(handle.files.exit_code(index))) for index in range(first, first + len(units))]
-        groups = [self._limits.group(name, unit, gpus) for name, unit in zip(names, units, strict=True)]
+        groups = [self.limits.group(name, unit, gpus) for name, unit in zip(names, units, strict=True)]
         started.extend(
             StartedUnit.of(unit, () if group is None else group.folders)
             for unit, group in zip(units, groups, strict=True)
@@ -148,7 +149,7 @@ class LocalBackend:
                 started[index] = self._spawn(handle, index, unit, started[index], group)
             self._write(handle, started)
             if running:
-                self._limits.share_gpus([*(started[index] for index in running), *started[first:]])
+                self.limits.share_gpus([*(started[index] for index in running), *started[first:]])
         except BaseException:
             self.stop(handle, "kill", range(first, len(started)) if first else None)
             raise
@@ -194,7 +195,6 @@ class LocalBackend:
         meant = [keeper for index, keeper in found if only is None or index in only]
         keepers = [keeper for keeper in meant if keeper is not None]
         if level == "kill":
-            self._end_groups(handle, only)
             left = keepers if handle.kept is None else [each for each in keepers if not _kill_below(each)]
             for keeper in left:
                 kill(tree(keeper))
@@ -205,6 +205,7 @@ class LocalBackend:
                 for process in strays(_mark(handle))
                 if process.pid not in spared and _is_one_of(process, workers)
             )
+            self._end_groups(handle, only)
             if handle.kept is None:
                 self._remove_scratch(handle, only)
             return
@@ -243,7 +244,7 @@ class LocalBackend:
         mark = folder.get("mark", lambda: _mark(handle))
         running = [self._running(unit, mark) for unit in (record.units if record else ())]
         if self._left.get(handle, running) != running and record is not None:
-            self._limits.share_gpus([unit for unit, runs in zip(record.units, running, strict=True) if runs])
+            self.limits.share_gpus([unit for unit, runs in zip(record.units, running, strict=True) if runs])
         self._left[handle] = running
         if not any(running):
             del self._folders[handle], self._left[handle]
