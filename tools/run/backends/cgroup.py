@@ -34,7 +34,9 @@ _LEAST_QUOTA_US = 1000
 _OPTIONAL = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 """Files that are not there where swap is not counted."""
 _GONE_S = 2.0
-"""Until killed processes have left a group."""
+"""Until killed processes are not listed in a group any more."""
+_REMOVED_S = 0.5
+"""Until those that are not listed any more have left."""
 _SCOPE_S = 5.0
 """Until systemd has made a scope."""
 _FULL = 0.9
@@ -292,10 +294,15 @@ class Group:
         return {"limit": limit, "peak": peak}
 
     def remove(self) -> None:
-        """Remove it with groups inside, as far as nothing is in them."""
-        for folder in self._all():
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
+        """Remove it with groups inside, as far as nothing is in them. Processes take a moment to leave."""
+        deadline_s = time.monotonic() + _REMOVED_S
+        while True:
+            for folder in self._all():
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+            if not self._all() or time.monotonic() > deadline_s:
+                return
+            time.sleep(0.005)
 
     def set_devices(self, denied: Sequence[str], allowed: Sequence[str]) -> None:
         """Change which devices may be opened from now on, as "major:minor"."""

@@ -89,6 +89,8 @@ class UnitLimits:
 
     def share_gpus(self, units: Sequence[StartedUnit]) -> None:
         """Let running units of one attempt have each other's GPUs, and no others."""
+        if not self.devices:
+            return
         denied = self._denied(gpus_of(units))
         allowed = [device for device in self.devices.values() if device not in denied]
         for unit in units:

@@ -243,7 +243,7 @@ class LocalBackend:
         record = folder.get("record", lambda: self._record(handle))
         mark = folder.get("mark", lambda: _mark(handle))
         running = [self._running(unit, mark) for unit in (record.units if record else ())]
-        if self._left.get(handle, running) != running and record is not None:
+        if self._left.get(handle) != running and record is not None:
             self.limits.share_gpus([unit for unit, runs in zip(record.units, running, strict=True) if runs])
         self._left[handle] = running
         if not any(running):
