@@ -137,7 +137,10 @@ def units(
             runs_python = job.launcher != "program"
             looks = {"python": python or (sys.executable if runs_python else ""), "command": job.command}
             env[ENV_CODE] = json.dumps(looks)
-        made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env, account))
+        here = sum(slot.node == slots[0].node for slot in slots)
+        demand = {name: each * here for name, each in job.resources.worker.items()}
+        folder = job.workdir or str(Path.cwd())
+        made.append(Unit(slots[0].node, argv, folder, env, account, slots=here, demand=demand))
     return made
 
 

@@ -132,6 +132,10 @@ class AttemptDir(SplitFolder):
         """What code one unit runs, as ``record_code.py`` has found."""
         return self.path / f"code-{unit}.json"
 
+    def memory(self, unit: int) -> Path:
+        """Exists once the system has killed one unit, or a part of it, for its memory."""
+        return self.path / f"unit-{unit}.memory"
+
     def orders(self, unit: int) -> Path:
         """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"
