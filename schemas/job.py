@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.fields import FieldInfo
 
+from pliant.schemas.container import Container
 from pliant.schemas.file_io.record import (
     FORM,
     MOST,
@@ -50,6 +51,7 @@ LONGEST_TEXT: Final = 100_000
 """Bytes of one argument or variable; Linux takes 131,072."""
 MOST_TEXT: Final = 500_000
 """Bytes of all arguments, and of all variables; Linux takes a quarter of the stack, 2,097,152 by default."""
+IMAGE_PYTHON: Final = "python3"
 _PYTHON: Final = re.compile(r"(?s:.*/)?python[\d.]*")
 _REQUIRED: Final = object()
 _HASHED: Final = 1024
@@ -400,6 +402,8 @@ class Job(Record):
     """Folder to start in. Default: the folder that the command is given from."""
     env: dict[VariableName, PlainText] = Field(default_factory=dict)
     """Extra environment variables of the workers."""
+    container: Container | None = None
+    """Runs each of its processes in an image. Default: on the node itself."""
     batch: Batch = Batch.model_construct()
     lr: PositiveFloat | None = None
     """Base learning rate at batch.size; belongs to the author, scaled only with the batch."""
@@ -523,11 +527,11 @@ class Job(Record):
         have several GPUs, or it is resized by a relaunch; 4: it names its team, has a weight, waits for other
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
-        only if another job does not finish, has limits, says when it is retried, or names its launcher or
-        its Python.
+        only if another job does not finish, has limits, says when it is retried, or names its launcher, its
+        Python or its container.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
-        if says_when or self.launcher is not None or self.python is not None:
+        if says_when or self.launcher is not None or self.python is not None or self.container is not None:
             return 8
         if "failed" in self.after.values():
             return 8
@@ -578,8 +582,12 @@ class Job(Record):
 
     @property
     def own_python(self) -> str | None:
-        """The Python that its script runs by, a path or a name on PATH. Returns None for that of the run."""
-        return self.command[0] if self.command and self.names_python else self.python
+        """The Python that its script runs by, a path or a name on PATH. Returns None for that of the run.
+
+        In a container it is the image's.
+        """
+        default = None if self.container is None else IMAGE_PYTHON
+        return self.command[0] if self.command and self.names_python else self.python or default
 
     @property
     def is_one_process(self) -> bool:

@@ -149,7 +149,7 @@ class Words:
         self.shown = shown or code_file
         self.own = contextlib.nullcontext if account is None or not shown else account.as_root
         """The rights for the code file and what lies beside it."""
-        self._code_file = code_file
+        self._code_file, self._account = code_file, account
         self._scratch = give_scratch(self.shown, os.environ if account is None else account.env)
 
     def heard(self, order: Callable[[], int]) -> int:
@@ -164,6 +164,7 @@ class Words:
                 say(self.shown)
 
     def end(self, code: int) -> int:
+        end_container(_beside(self.shown, ".container"), self._account)
         remove_scratch(self._scratch)
         self.say(lambda path: write_code(path, code))
         return 0
@@ -224,6 +225,14 @@ def give_secrets(env: MutableMapping[str, str]) -> None:
         return
 
 
+def end_container(note: str, account: KeptAccount | None) -> None:
+    """End a container whose client was killed; see ``contain.py``."""
+    if os.path.lexists(note):
+        code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contain.py")
+        with contextlib.suppress(OSError):
+            os.waitpid(start([sys.executable, "-I", "-S", code, "--remove", note], account), 0)
+
+
 def use_meter(code_file: str) -> Any:
     """What measures the command. Returns None if it cannot be had."""
     try:
@@ -244,7 +253,7 @@ def find_use_meter() -> Any:
         del sys.path[0]
 
 
-def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool) -> int:
+def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool = False) -> int:
     """Start the command; ``unnoticing``: see :func:`spawn_unnoticing`."""
     if account is not None:
         return account.start(argv, unnoticing=unnoticing)

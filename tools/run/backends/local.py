@@ -59,6 +59,7 @@ from pliant.tools.run.statedir.contract.plan import ENV_JOB_DIR, ENV_LOG_BYTES, 
 
 KEEPER: Final = str(Path(__file__).with_name("keep.py"))
 KEEPER_AS: Final = str(Path(__file__).with_name("keep_as.py"))
+CONTAINER: Final = str(Path(__file__).with_name("contain.py"))
 _KEEPERS: Final = frozenset((Path(KEEPER).name, Path(KEEPER_AS).name))
 OF_KEEPER: Final = (ENV_JOB_DIR, ENV_WORKER, ENV_LOG_BYTES)
 """What the keeper of another account's unit needs of its environment, which may hold anything."""
@@ -89,6 +90,8 @@ class LocalBackend:
         """Of attempts with running units."""
         self._launched: dict[Handle, LaunchRecord] = {}
         """Of attempts started by this process: a job may remove its own folder."""
+        self._ending: dict[Path, int] = {}
+        """By the note of a container, the process that removes it."""
         self._nodes: Sequence[NodeInfo] | None = None
 
     def nodes(self) -> Sequence[NodeInfo]:
@@ -185,7 +188,7 @@ class LocalBackend:
                 if process.pid not in spared and _is_one_of(process, workers)
             )
             if handle.kept is None:
-                self._remove_scratch(handle, only)
+                self._remove_what_is_left(handle, only)
             return
         for keeper in keepers:
             try:
@@ -193,13 +196,23 @@ class LocalBackend:
             except psutil.Error:
                 continue
 
-    def _remove_scratch(self, handle: Handle, only: Collection[int] | None) -> None:
-        """What keepers that were killed have left."""
+    def _remove_what_is_left(self, handle: Handle, only: Collection[int] | None) -> None:
+        """Temporary files and containers of keepers that were killed."""
         record = self._record(handle)
         for index, unit in enumerate(record.units if record else ()):
             if only is None or index in only:
+                self._end_container(handle.files.container(index))
                 env = node_environment(os.environ, unit.env)
                 remove_scratch(scratch_of(str(handle.files.exit_code(index)), env))
+
+    def _end_container(self, note: Path) -> None:
+        """Have a container ended that is left, without waiting for it."""
+        before = self._ending.get(note)
+        if note.exists() and (before is None or before not in self._children or self._reap(before)):
+            argv = (sys.executable, "-I", "-S", CONTAINER, "--remove", str(note))
+            with open(os.devnull, "wb") as output:
+                self._ending[note] = pid = spawn(argv, node_environment(os.environ, {}), output)
+            self._children[pid] = ""
 
     @with_own_files
     def poll(self, handles: Iterable[Handle]) -> Mapping[Handle, tuple[UnitStatus, ...]]:

@@ -26,13 +26,15 @@ from pliant.tools.profile.torchrun.start import (
     ALONE,
     NO_STORE,
     ONE_THREAD,
+    in_python,
     one_program,
-    one_worker,
     standalone,
     torchrun,
 )
+from pliant.tools.run.backends.contain import ENV_SLURM
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
+from pliant.tools.run.service.containers import words
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
 from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
@@ -92,15 +94,19 @@ def units(
     for index, slots in enumerate(groups):
         number = first + index
         logs = attempt.logs / str(number)
+        inside: tuple[str, ...] = ()
+        if job.container is not None:
+            inside = words(job.container, attempt.container(number), (job_dir,), tuple(job.env))
         if by_torchrun(target):
-            argv = torchrun(job.script, len(slots), _rendezvous(target, index, nodes, port), logs, python)
+            meets = _rendezvous(target, index, nodes, port)
+            argv = (*inside, *torchrun(job.script, len(slots), meets, logs, python, by_module=bool(inside)))
             own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
         elif not job.changes_in_place:
             is_program, command = job.launcher == "program", job.command or ()
-            argv = one_program(command, logs) if is_program else one_worker(job.script, logs, python)
+            argv = one_program((*inside, *(command if is_program else in_python(job.script, python))), logs)
             own = {ENV_SLOT: SLOT_FROM_RANK}
         else:
-            argv = one_worker(job.script, logs, python)
+            argv = one_program((*inside, *in_python(job.script, python)), logs)
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
         if not job.changes_in_place:
             own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
@@ -114,6 +120,8 @@ def units(
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
         env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name}
+        if job.container is not None and job.container.runtime == "pyxis":
+            env[ENV_SLURM] = ""  # its step fills it in
         made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env, account))
     return made
 

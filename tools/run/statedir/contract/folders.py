@@ -126,6 +126,10 @@ class AttemptDir(SplitFolder):
         """What one unit uses of its host, as its keeper sees it; written in place."""
         return self.path / f"unit-{unit}.use"
 
+    def container(self, unit: int) -> Path:
+        """How the container of one unit is ended, as long as there may be one."""
+        return self.path / f"unit-{unit}.container"
+
     def orders(self, unit: int) -> Path:
         """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"
