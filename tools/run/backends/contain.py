@@ -104,10 +104,13 @@ class Host(NamedTuple):
     """Options that keep a container in the group of this process."""
     step: str
     """Slurm's job and node, as ``12:node3``."""
+    umask: int = 0o022
 
     @classmethod
     def here(cls, step: str) -> Host:
-        return cls(os.getuid(), os.getgid(), tuple(os.getgroups()), own_limits(), own_group(), step)
+        os.umask(mask := os.umask(0o077))
+        groups = tuple(os.getgroups())
+        return cls(os.getuid(), os.getgid(), groups, own_limits(), own_group(), step, mask)
 
 
 def own_limits(pid_max: str = _PID_MAX) -> tuple[tuple[str, int, int], ...]:
@@ -206,7 +209,7 @@ def _podman(launch: Launch) -> list[str]:
     """Output goes to the files of this process by ``passthrough``: nothing relays it."""
     return [
         *("podman", *_shared(launch), "--log-driver=passthrough", "--cgroups=no-conmon", *launch.host.cgroup),
-        *(["--userns=keep-id"] if launch.host.uid else []),
+        *(f"--umask={launch.host.umask:04o}", *(["--userns=keep-id"] if launch.host.uid else [])),
         *(["--device=nvidia.com/gpu=all"] if launch.has_gpus else []),
         *(*launch.spec.options, launch.spec.image),
     ]
