@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from pliant.schemas.container import Container
-from pliant.schemas.job import Job
+from pliant.schemas.job import IMAGE_PYTHON, Job
 from pliant.tools.run.backends import contain
 
 CONTAIN: Final = str(Path(contain.__file__))
@@ -76,12 +76,12 @@ def obstacle(job: Job, *, fetched: bool = False) -> str | None:
         return f"no such image: {folder / container.image}"
     if container.runtime not in TRIED:
         return None
-    names: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     if job.launcher != "program":
         alone = job.elastic == "none" and (job.gpus.requested == 1 or job.launcher == "python")
-        names = () if alone and not job.names_torchrun else ("torch", "pliant")
-    python = None if job.launcher == "program" else job.own_python
-    return _tried(container, folder, tuple(sorted(job.env.items())), python, names, fetched)
+        modules = () if alone and not job.names_torchrun else ("torch", "pliant")
+        needs = (job.own_python or IMAGE_PYTHON, *modules)
+    return _tried(container, folder, tuple(sorted(job.env.items())), needs, fetched)
 
 
 @lru_cache(maxsize=64)
@@ -89,17 +89,20 @@ def _tried(
     container: Container,
     folder: Path,
     env: tuple[tuple[str, str], ...],
-    python: str | None,
-    names: tuple[str, ...],
+    needs: tuple[str, ...],
     fetched: bool,
 ) -> str | None:
-    """What a try in the container shows to be wrong, as a clause: its Python, and modules that it needs."""
-    command = ("true",) if python is None else (python, "-c", _LOOK, *names)
+    """What a try in the container shows to be wrong, as a clause.
+
+    :param needs: the Python that it has to have, and modules of that; empty: none.
+    """
+    python, *modules = needs or ("",)
+    command = (python, "-c", _LOOK, *modules) if python else ("true",)
     code, said = attempt(container, folder, command, dict(env))
     error = next((line for line in said.splitlines() if line.startswith("ContainerError: ")), "")
     if error:
         no_program = "executable file" in error
-        if (_ELSEWHERE.search(error) and not fetched) or (python is None and no_program):
+        if (_ELSEWHERE.search(error) and not fetched) or (no_program and not python):
             return None
         if no_program:
             return f"{container.image} has no {python}: install it there, or name another image"
