@@ -37,6 +37,7 @@ from pliant.schemas.text import (
     when_text,
     wrapped,
 )
+from pliant.tools.run.backends.cgroup import LIMITED, find_place
 from pliant.tools.run.backends.machine import (
     VISIBLE,
     Gpu,
@@ -670,6 +671,37 @@ def _waiting(site: Site) -> str:
     return " and ".join(counted(count, noun) for noun, count in waiting.items() if count)
 
 
+_STATED: Final = {"memory": "memory", "cpus": "cpu"}
+"""What a node states, and the controller by which it is shared."""
+
+
+def isolation(site: Site) -> Iterator[Check]:
+    """Is each unit kept to what its job demands, or its share? What is not enforced is said."""
+    if site.is_slurm:
+        yield ok(
+            "left to Slurm, by ConstrainRAMSpace, ConstrainCores and ConstrainDevices of its cgroup.conf"
+        )
+        return
+    if site.cluster is not None and not site.cluster.isolation:
+        yield warning("jobs are not kept apart: the cluster file says so", 'leave out "isolation": false')
+        return
+    place = find_place()
+    for reason in dict.fromkeys(place.missing.values()):
+        what = ", ".join(LIMITED[kind] for kind, why in place.missing.items() if why == reason)
+        yield warning(f"jobs are not limited in {what}: {reason}", "let root run it, or use Slurm")
+    if place.parents:
+        kinds = ", ".join(LIMITED[kind] for kind in place.parents)
+        how = "a scope of systemd" if place.scope else f"control groups of version {place.version}"
+        yield ok(f"each unit is limited in {kinds} by {how}")
+    stated = {what: kind for what, kind in _STATED.items() if kind in place.parents}
+    nodes = () if site.cluster is None else site.cluster.nodes
+    unlimited = {node.name: [what for what in stated if not getattr(node, what)] for node in nodes}
+    if names := [name for name, missing in unlimited.items() if missing]:
+        what = " and ".join(what for what in stated if any(what in unlimited[name] for name in names))
+        text = f"the cluster file states no {what} of {listed(names)}: a job that demands none is not limited"
+        yield warning(text, "state it, as pliant cluster discover does")
+
+
 CHECKS: Final[Mapping[str, Callable[[Site], Iterable[Check]]]] = {
     "versions": versions,
     "cluster": cluster_file,
@@ -678,6 +710,7 @@ CHECKS: Final[Mapping[str, Callable[[Site], Iterable[Check]]]] = {
     "container": containers,
     "clock": clock,
     "GPUs": gpus,
+    "isolation": isolation,
     "Slurm": slurm,
     "service": service,
 }

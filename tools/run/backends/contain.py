@@ -100,17 +100,19 @@ class Host(NamedTuple):
     groups: tuple[int, ...]
     limits: tuple[tuple[str, int, int], ...]
     """Name of ``--ulimit``, soft and hard."""
-    cgroup: tuple[str, ...]
-    """Options that keep a container in the group of this process."""
+    hooks: str
+    """Folder of hooks that podman is to obey; empty: none."""
     step: str
     """Slurm's job and node, as ``12:node3``."""
     umask: int = 0o022
 
     @classmethod
-    def here(cls, step: str) -> Host:
+    def here(cls, env: Mapping[str, str]) -> Host:
         os.umask(mask := os.umask(0o077))
         groups = tuple(os.getgroups())
-        return cls(os.getuid(), os.getgid(), groups, own_limits(), own_group(), step, mask)
+        hooks, own = os.path.join(env.get("TMPDIR", "/tmp"), "hooks"), own_groups()  # noqa: S108
+        hooks = write_hook(hooks, own) if own else ""
+        return cls(os.getuid(), os.getgid(), groups, own_limits(), hooks, env.get(ENV_SLURM, ""), mask)
 
 
 def own_limits(pid_max: str = _PID_MAX) -> tuple[tuple[str, int, int], ...]:
@@ -126,13 +128,37 @@ def own_limits(pid_max: str = _PID_MAX) -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
-def own_group(listing: str = "/proc/self/cgroup", *, systemd: str = "/run/systemd/system") -> tuple[str, ...]:
-    """Options by which podman leaves a container in the group that the launcher has made for this unit."""
-    with contextlib.suppress(OSError), open(listing) as file:
-        paths = [line.rstrip("\n").split(":", 2)[2] for line in file if line.count(":") >= 2]
-        if own := next(filter(_OWN_GROUP.search, paths), ""):
-            return ("--cgroups=split",) if os.path.isdir(systemd) else (f"--cgroup-parent={own}",)
-    return ()
+def own_groups() -> list[str]:
+    """Folders of the control groups that the launcher has made for this unit, if this process may use them."""
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    import cgroup
+
+    folders = dict.fromkeys(filter(_OWN_GROUP.search, cgroup.own_folders().values()))
+    return [folder for folder in folders if os.access(f"{folder}/cgroup.procs", os.W_OK)]
+
+
+def write_hook(folder: str, groups: Sequence[str]) -> str:
+    """Have the first process of a container put into these groups before it begins.
+
+    podman would give it a group of its own, where no limit of the unit holds, and knows one parent for all
+    controllers at most. Returns the folder of the hook.
+    """
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    args = [sys.executable, "-I", "-S", os.path.abspath(__file__), "--join", *groups]
+    hook = {"version": "1.0.0", "when": {"always": True}, "stages": ["prestart"]}
+    with open(os.path.join(folder, "join.json"), "w") as file:
+        json.dump({**hook, "hook": {"path": sys.executable, "args": args}}, file)
+    return folder
+
+
+def join(groups: Sequence[str], state: str) -> None:
+    """Put the process that a runtime is about to start into groups.
+
+    :param state: what the runtime says of it on standard input.
+    """
+    for group in groups:
+        with open(f"{group}/cgroup.procs", "w") as file:
+            file.write(str(json.loads(state)["pid"]))
 
 
 class Launch(NamedTuple):
@@ -208,7 +234,8 @@ def _shared(launch: Launch) -> list[str]:
 def _podman(launch: Launch) -> list[str]:
     """Output goes to the files of this process by ``passthrough``: nothing relays it."""
     return [
-        *("podman", *_shared(launch), "--log-driver=passthrough", "--cgroups=no-conmon", *launch.host.cgroup),
+        *("podman", *_shared(launch), "--log-driver=passthrough", "--cgroups=no-conmon"),
+        *([f"--hooks-dir={launch.host.hooks}"] if launch.host.hooks else []),
         *(f"--umask={launch.host.umask:04o}", *(["--userns=keep-id"] if launch.host.uid else [])),
         *(["--device=nvidia.com/gpu=all"] if launch.has_gpus else []),
         *(*launch.spec.options, launch.spec.image),
@@ -300,13 +327,16 @@ def main(arguments: list[str]) -> int:
     if arguments[0] == "--remove":
         remove(arguments[1])
         return 0
+    if arguments[0] == "--join":
+        join(arguments[1:], sys.stdin.read())
+        return 0
     spec, command = Spec(**json.loads(arguments[0])), arguments[1:]
     os.environ[ENV_CONTAINER] = spec.name
     start = end_of(2)
     running = Running(spec)
     try:
         program = find_program(PROGRAMS.get(spec.runtime, spec.runtime), os.environ)
-        launch = Launch.of(spec, os.environ, os.getcwd(), Host.here(os.environ.get(ENV_SLURM, "")))
+        launch = Launch.of(spec, os.environ, os.getcwd(), Host.here(os.environ))
         client = [program, *of_client(spec.options)]
         write_note(spec, client)
         code = running.wait([program, *launch.words(command)[1:]], launch.client_environment())

@@ -3,7 +3,7 @@
 Run as ``python -I -S keep.py CODE_FILE FOLDER COMMAND…``; the command starts in the folder. It imports little
 and starts in milliseconds. SIGTERM and SIGUSR1 are passed on to the command. The code file has the exit code,
 or minus the signal's number. Nothing that the command started outlives it: daemons become children of this
-process and are killed before the code file is written.
+process and are killed before the code file is written, and so is all else in its control group.
 
 It also keeps the command's output from filling the disk. The command has its files open, so they cannot be
 renamed or cut: holes are punched where they are old. The writer notices nothing and never waits.
@@ -21,7 +21,7 @@ import time
 
 TYPE_CHECKING = False  # typing takes longer to import than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, MutableMapping
+    from collections.abc import Callable, Iterator, Mapping, MutableMapping
     from contextlib import AbstractContextManager
     from types import FrameType
     from typing import Any, Protocol
@@ -54,6 +54,8 @@ _OPEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = _OPEN | os.O_CREAT
 _PUNCH_HOLE_AND_KEEP_SIZE = 3
 _PR_SET_CHILD_SUBREAPER = 36
+ENV_GROUP = "PLIANT_GROUP"
+"""The control group of the command, see ``cgroup.py``. The command does not get it."""
 ENV_JOB_DIR = "PLIANT_JOB_DIR"
 SECRETS = "secrets.json"
 """In a job's folder: values of variables that are written nowhere else."""
@@ -63,7 +65,7 @@ _KILL_S = 10.0
 
 
 def main(arguments: list[str]) -> int:
-    return keep(arguments[0], arguments[1], arguments[2:])
+    return keep(arguments[0], arguments[1], arguments[2:], group=os.environ.pop(ENV_GROUP, ""))
 
 
 def keep(
@@ -74,6 +76,7 @@ def keep(
     order: Callable[[], int] | None = None,
     account: KeptAccount | None = None,
     shown: str = "",
+    group: str = "",
 ) -> int:
     """Run a command in a folder, with the environment of this process.
 
@@ -84,6 +87,7 @@ def keep(
     :param shown: the place of the code file in a folder of the account's, if ``code_file`` and what lies
         beside it are only this process's. Output lies there; the exit code and the beats are copied there,
         where the account could change them.
+    :param group: the control group of the command, as text; empty: it has none of its own.
     """
     kill = os.kill if account is None else account.kill
     words = Words(code_file, shown, account)
@@ -125,11 +129,13 @@ def keep(
             signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
 
     words.say(beat)
+    limited = CommandGroup(group, account)
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
     try:
         os.chdir(folder)
-        child.append(start(argv, account, unnoticing=order is not None))
+        with limited.inside():
+            child.append(start(argv, account, unnoticing=order is not None))
     except OSError as error:
         print(f"{argv[0]}: cannot be started in {folder}: {error.strerror}", file=sys.stderr)
         return words.end(127)
@@ -138,8 +144,7 @@ def keep(
     wait_for(child[0])
     pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
     _, status = os.waitpid(pid, 0)
-    end_orphans(kill)
-    return words.end(os.waitstatus_to_exitcode(status))
+    return words.end(os.waitstatus_to_exitcode(status), limited.end(kill))
 
 
 class Words:
@@ -163,19 +168,28 @@ class Words:
             with contextlib.suppress(OSError):
                 say(self.shown)
 
-    def end(self, code: int) -> int:
+    def end(self, code: int, killed: dict[str, int] | None = None) -> int:
+        """:param killed: what is known if the system killed a part of the command for its memory."""
         end_container(_beside(self.shown, ".container"), self._account)
         remove_scratch(self._scratch)
+        if killed is not None:
+            with contextlib.suppress(OSError):
+                self.say(lambda path: note_memory(path, killed))
         self.say(lambda path: write_code(path, code))
         return 0
 
 
-def scratch_of(code_file: str, env: Mapping[str, str]) -> str:
-    """The folder for temporary files of a unit. Its name is short: sockets are made there."""
+def name_of(code_file: str) -> str:
+    """A name for what belongs to a unit."""
     number = 0  # a hash without an import: with an account's rights Python's files may not be there
     for byte in code_file.encode("utf-8", "surrogateescape"):
         number = (number * 0x100000001B3 ^ byte) % (1 << 64)
-    return os.path.join(env.get("TMPDIR") or "/tmp", f"pliant-{number:016x}")  # noqa: S108 - as tempfile does
+    return f"pliant-{number:016x}"
+
+
+def scratch_of(code_file: str, env: Mapping[str, str]) -> str:
+    """The folder for temporary files of a unit. Its name is short: sockets are made there."""
+    return os.path.join(env.get("TMPDIR") or "/tmp", name_of(code_file))  # noqa: S108 - as tempfile does
 
 
 def give_scratch(code_file: str, env: MutableMapping[str, str]) -> str:
@@ -233,22 +247,91 @@ def end_container(note: str, account: KeptAccount | None) -> None:
             os.waitpid(start([sys.executable, "-I", "-S", code, "--remove", note], account), 0)
 
 
+class CommandGroup:
+    """The control group of the command. Without one, and if it cannot be had, the command runs all the same.
+
+    :param text: what ``cgroup.py`` makes of it; empty: there is none.
+    """
+
+    def __init__(self, text: str, account: KeptAccount | None) -> None:
+        self._root = contextlib.nullcontext if account is None else account.as_root
+        self._group = None
+        try:
+            group = find_module("cgroup").Group.parse(text) if text else None
+            if group is not None:
+                with self._root():
+                    for fault in group.make():
+                        print(f"pliant: not limited: {fault}", file=sys.stderr)
+            self._group = group
+        except Exception as error:  # noqa: BLE001 - the command matters more than its limits
+            print(f"pliant: the command has no limits, as it has no control group: {error}", file=sys.stderr)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Be in it meanwhile, so that what is started is never outside."""
+        if self._group is None:
+            yield
+            return
+        try:
+            with self._root():
+                self._group.join()
+        except OSError as error:
+            print(f"pliant: the command has no limits: {error}", file=sys.stderr)
+        started = False
+        try:
+            yield
+            started = True
+        finally:
+            with self._root():
+                self._group.leave()
+                if not started:
+                    self._group.remove()
+
+    def end(self, kill: Callable[[int, int], None]) -> dict[str, int] | None:
+        """End all that is left of the command; returns the limit and the most that was used if the system
+        killed a part of it for its memory.
+        """
+        if self._group is None:
+            end_orphans(kill)
+            return None
+        with self._root():
+            self._group.kill()
+        end_orphans(kill)
+        with self._root():
+            killed: dict[str, int] | None = self._group.memory_kill()
+            self._group.remove()
+        if killed is not None:
+            limit, peak = ((killed[name] or 0) / 2**20 for name in ("limit", "peak"))
+            print(f"pliant: killed for memory: limit {limit:,.0f} MiB, peak {peak:,.0f} MiB", file=sys.stderr)
+        return killed
+
+
+def note_memory(code_file: str, killed: dict[str, int]) -> None:
+    """Let the launcher know that the system killed the command, or a part of it, for its memory."""
+    import json
+
+    with open(os.open(_beside(code_file, ".memory"), _NEW | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(killed, file)
+
+
 def use_meter(code_file: str) -> Any:
     """What measures the command. Returns None if it cannot be had."""
     try:
-        return find_use_meter()(_beside(code_file, ".use"), os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        return find_module("use").TreeMeter(
+            _beside(code_file, ".use"), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        )
     except Exception as error:  # noqa: BLE001 - the command matters more than what it uses
         print(f"pliant: what is used is not measured: {error!r}", file=sys.stderr)
         return None
 
 
-def find_use_meter() -> Any:
-    """The class in ``use.py``, by its path, as this process has no packages."""
+def find_module(name: str) -> Any:
+    """A module of this folder, by its path, as this process has no packages."""
     import importlib
 
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     try:
-        return importlib.import_module("use").TreeMeter
+        return importlib.import_module(name)
     finally:
         del sys.path[0]
 

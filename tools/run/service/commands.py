@@ -122,7 +122,10 @@ def units(
         env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name}
         if job.container is not None and job.container.runtime == "pyxis":
             env[ENV_SLURM] = ""  # its step fills it in
-        made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env, account))
+        here = sum(slot.node == slots[0].node for slot in slots)
+        demand = {name: each * here for name, each in job.resources.worker.items()}
+        folder = job.workdir or str(Path.cwd())
+        made.append(Unit(slots[0].node, argv, folder, env, account, slots=here, demand=demand))
     return made
 
 

@@ -21,12 +21,12 @@ from pliant.tools.run.backends.contain import (
     Spec,
     find_program,
     of_client,
-    own_group,
+    write_hook,
 )
 from pliant.tools.run.service import containers as service
 from tests import containers
 
-HOST = Host(1000, 100, (100, 27), (("nofile", 1024, 4096),), ("--cgroup-parent=/pliant-0",), "12:node3")
+HOST = Host(1000, 100, (100, 27), (("nofile", 1024, 4096),), "/tmp/hooks", "12:node3")
 ENV = {"PATH": "/bin", "HOME": "/home/a", "RANK": "0", "TOKEN": "hush", "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
 
 
@@ -74,14 +74,15 @@ def test_options_that_all_commands_of_podman_need() -> None:
     assert of_client(options) == ["--root=/scratch/c", "--runtime", "runc"]
 
 
-def test_the_group_of_a_unit_is_that_of_its_container(tmp_path: Path) -> None:
-    listing, systemd = tmp_path / "cgroup", tmp_path / "systemd"
-    listing.write_text("4:memory:/a/pliant-0123456789abcdef\n0::/\n")
-    assert own_group(str(listing), systemd=str(systemd)) == ("--cgroup-parent=/a/pliant-0123456789abcdef",)
-    systemd.mkdir()
-    assert own_group(str(listing), systemd=str(systemd)) == ("--cgroups=split",)
-    listing.write_text("4:memory:/a\n0::/user/pliant\n")
-    assert own_group(str(listing), systemd=str(systemd)) == ()
+def test_a_hook_puts_a_container_into_the_groups_of_its_unit(tmp_path: Path) -> None:
+    groups = [tmp_path / "memory", tmp_path / "pids"]
+    for group in groups:
+        group.mkdir()
+    (hook,) = Path(write_hook(str(tmp_path / "hooks"), [str(group) for group in groups])).iterdir()
+    asked = json.loads(hook.read_text())["hook"]
+    assert asked["path"] == asked["args"][0] == sys.executable
+    subprocess.run(asked["args"], input=json.dumps({"pid": 4711}), text=True, check=True)
+    assert [(group / "cgroup.procs").read_text() for group in groups] == ["4711", "4711"]
 
 
 WRONG = {

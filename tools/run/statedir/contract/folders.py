@@ -130,6 +130,10 @@ class AttemptDir(SplitFolder):
         """How the container of one unit is ended, as long as there may be one."""
         return self.path / f"unit-{unit}.container"
 
+    def memory(self, unit: int) -> Path:
+        """Exists once the system has killed one unit, or a part of it, for its memory."""
+        return self.path / f"unit-{unit}.memory"
+
     def orders(self, unit: int) -> Path:
         """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"
