@@ -129,7 +129,7 @@ def own_limits(pid_max: str = _PID_MAX) -> tuple[tuple[str, int, int], ...]:
 
 
 def own_groups() -> list[str]:
-    """Folders of the control groups that the launcher has made for this unit, if this process may use them."""
+    """Folders of the control groups of this unit, as far as this process may put others into them."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import cgroup
 

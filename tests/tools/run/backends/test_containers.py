@@ -26,7 +26,7 @@ from pliant.tools.run.backends.contain import (
 from pliant.tools.run.service import containers as service
 from tests import containers
 
-HOST = Host(1000, 100, (100, 27), (("nofile", 1024, 4096),), "/tmp/hooks", "12:node3")
+HOST = Host(1000, 100, (100, 27), (("nofile", 1024, 4096),), "/run/hooks", "12:node3")
 ENV = {"PATH": "/bin", "HOME": "/home/a", "RANK": "0", "TOKEN": "hush", "CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
 
 
