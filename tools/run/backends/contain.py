@@ -61,12 +61,13 @@ _OF_CLIENT = ("cgroup-manager", "config", "connection", "identity", "imagestore"
 _OF_CLIENT += ("runtime", "storage-driver", "storage-opt", "tmpdir", "url")
 """Options of podman that all its commands need alike."""
 _PREFIX = re.compile(
-    r"(docker: |Error: |FATAL: +|Error response from daemon: |OCI runtime error: |crun: |runc: |"
+    r"^(docker: |Error: |FATAL: +|Error response from daemon: |OCI runtime error: |crun: |runc: |"
     r"runc create failed: |unable to start container process: )*"
 )
 _EMPTY = re.compile(r"$|(See|Run) '|Error: container create failed \(no logs from conmon\)")
 """Lines that say nothing, or that there are others."""
-_OWN_GROUP = re.compile(r"/pliant-[0-9a-f]{16}\b")
+_LIMITED = re.compile(r"/pliant-[0-9a-f]{16}\b|/job_\d+/")
+"""Control groups of a unit, by the names that pliant and Slurm give them."""
 _PID_MAX = "/proc/sys/kernel/pid_max"
 _REMOVE_S = 30
 _END_BYTES = 4096
@@ -109,10 +110,10 @@ class Host(NamedTuple):
     @classmethod
     def here(cls, env: Mapping[str, str]) -> Host:
         os.umask(mask := os.umask(0o077))
-        groups = tuple(os.getgroups())
-        hooks, own = os.path.join(env.get("TMPDIR", "/tmp"), "hooks"), own_groups()  # noqa: S108
-        hooks = write_hook(hooks, own) if own else ""
-        return cls(os.getuid(), os.getgid(), groups, own_limits(), hooks, env.get(ENV_SLURM, ""), mask)
+        ids = os.getuid(), os.getgid(), tuple(os.getgroups())
+        scratch, limited = env.get("TMPDIR", ""), limited_groups()
+        hooks = write_hook(os.path.join(scratch, "hooks"), limited) if scratch and limited else ""
+        return cls(*ids, own_limits(), hooks, env.get(ENV_SLURM, ""), mask)
 
 
 def own_limits(pid_max: str = _PID_MAX) -> tuple[tuple[str, int, int], ...]:
@@ -128,12 +129,12 @@ def own_limits(pid_max: str = _PID_MAX) -> tuple[tuple[str, int, int], ...]:
     return tuple(found)
 
 
-def own_groups() -> list[str]:
-    """Folders of the control groups of this unit, as far as this process may put others into them."""
+def limited_groups() -> list[str]:
+    """Folders of the unit's control groups, or of Slurm's, that this process may put others into."""
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     import cgroup
 
-    folders = dict.fromkeys(filter(_OWN_GROUP.search, cgroup.own_folders().values()))
+    folders = dict.fromkeys(filter(_LIMITED.search, cgroup.own_folders().values()))
     return [folder for folder in folders if os.access(f"{folder}/cgroup.procs", os.W_OK)]
 
 
@@ -315,9 +316,9 @@ class Running:
 
         :raises OSError: it cannot be started.
         """
-        if self._sent:
-            return -self._sent
         self._pid = os.posix_spawnp(argv[0], argv, env, setsigdef=[signal.SIGTERM, signal.SIGUSR1])
+        if self._sent:
+            self._pass_on(self._sent, None)
         _, status = os.waitpid(self._pid, 0)
         self._pid = 0
         return os.waitstatus_to_exitcode(status)
@@ -344,9 +345,8 @@ def main(arguments: list[str]) -> int:
     except (ContainerError, OSError) as error:
         code, why = 127, str(error)
     if why:
-        print(
-            f"ContainerError: {spec.runtime} did not start {spec.image}: {why}", file=sys.stderr, flush=True
-        )
+        text = f"ContainerError: {spec.runtime} did not start {spec.image}: {why}"
+        print(text, file=sys.stderr, flush=True)
     remove(spec.note)
     if code < 0 or code - 128 in SIGNALS:
         end_by(-code if code < 0 else code - 128)
@@ -381,8 +381,7 @@ def failed_itself(spec: Spec, client: Sequence[str], code: int, start: int) -> b
 
 def said_since(start: int) -> str:
     """What the client said last, without what it puts before each message."""
-    text = last_line(start)
-    return text[_PREFIX.match(text).end() :] if text else "it does not say why"
+    return _PREFIX.sub("", last_line(start)) or "it does not say why"
 
 
 def last_line(start: int) -> str:
