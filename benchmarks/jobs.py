@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.parts import parted
 from benchmarks.parts.figure import Figure, renew
-from benchmarks.parts.jobs import commands
+from benchmarks.parts.jobs import commands, containers
 from benchmarks.parts.parted import Part
 
 NAME: Final = "jobs"
@@ -20,6 +20,7 @@ MEASURES: Final = ("tools/run", "cli")
 
 PARTS: Final[dict[str, Part]] = {
     "commands": commands.figures,
+    "containers": containers.figures,
 }
 
 

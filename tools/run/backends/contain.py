@@ -446,17 +446,19 @@ def found_processes(name: str) -> Iterator[int]:
 
 
 def first_of(name: str) -> list[int]:
-    """Processes of a container whose parent is none of them: what the command was started as."""
-    known = {pid: _parent(pid) for pid in found_processes(name)}
-    return [pid for pid, parent in known.items() if parent not in known and parent != os.getpid()]
+    """Processes of a container whose parent is none of them: what srun has started, on whichever way."""
+    known = {pid: stat for pid in found_processes(name) if (stat := _stat(pid))[0] != "srun"}
+    return [pid for pid, (_, parent) in known.items() if parent not in known]
 
 
-def _parent(pid: int) -> int:
+def _stat(pid: int) -> tuple[str, int]:
+    """The name of a process, and its parent."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
+            head, _, tail = file.read().decode(errors="replace").rpartition(")")
+        return head.partition("(")[2], int(tail.split()[1])
     except (OSError, IndexError, ValueError):
-        return 0
+        return "", 0
 
 
 def send(pids: Iterable[int], number: int) -> None:

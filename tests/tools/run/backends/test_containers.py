@@ -135,6 +135,31 @@ def test_exit_codes_of_the_runtime_and_of_the_command(tmp_path: Path, code: int,
     assert not note.exists()
 
 
+SRUN = """#!{python}
+import subprocess, sys
+sys.exit(subprocess.run(sys.argv[sys.argv.index("env") :], start_new_session=True).returncode)
+"""
+SAVES = """trap 'echo saved $CUDA_VISIBLE_DEVICES; exit 9' TERM; echo begins; while :; do sleep 0.1; done"""
+
+
+def test_pyxis_is_asked_to_end_by_the_signal_to_its_command(tmp_path: Path) -> None:
+    """srun itself would end the step without leaving it time to save."""
+    fake = tmp_path / "srun"
+    fake.write_text(SRUN.format(python=sys.executable))
+    fake.chmod(0o755)
+    words = service.words(Container(image="img", runtime="pyxis"), tmp_path / "unit-0.container")
+    env = {"PATH": f"{tmp_path}:/bin", "PLIANT_SLURM_STEP": "12:node3", "CUDA_VISIBLE_DEVICES": "1"}
+    with subprocess.Popen(
+        (*words, "bash", "-c", SAVES), env=env, stdout=subprocess.PIPE, text=True
+    ) as keeper:
+        assert keeper.stdout is not None
+        assert keeper.stdout.readline() == "begins\n"
+        keeper.terminate()
+        assert keeper.communicate()[0] == "saved 1\n"
+    assert keeper.returncode == 9
+    assert not (tmp_path / "unit-0.container").exists()
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[ContainedRun]:
     if why := containers.prepare(tmp_path / "image"):
