@@ -55,13 +55,12 @@ def _make_image(folder: Path) -> None:
         _copy(path, folder / "bin" / path.name)
     torch = find_spec("torch")
     libraries = Path(torch.origin).parent.glob("lib/*.so*") if torch and torch.origin else ()
-    dynamic = Path(sysconfig.get_path("platstdlib")).glob("lib-dynload/*.so")
+    dynamic = Path(sysconfig.get_path("stdlib")).glob("lib-dynload/*.so")
     for path in _needed([*programs, Path(sys.executable).resolve(), *dynamic, *libraries]):
         _copy(path, folder / path.relative_to("/"))
-    packed = subprocess.Popen(("tar", "-C", folder, "-c", "."), stdout=subprocess.PIPE)
     command = ("podman", "import", "--quiet", "--change", _ENTRYPOINT, "-", IMAGE)
-    subprocess.run(command, stdin=packed.stdout, check=True, capture_output=True)
-    packed.wait()
+    with subprocess.Popen(("tar", "-C", folder, "-c", "."), stdout=subprocess.PIPE) as packed:
+        subprocess.run(command, stdin=packed.stdout, check=True, capture_output=True)
 
 
 def _needed(files: Iterable[Path]) -> Iterator[Path]:
