@@ -14,6 +14,7 @@ does so: a runtime's client that is killed leaves the container behind.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -131,10 +132,9 @@ def own_limits(pid_max: str = _PID_MAX) -> tuple[tuple[str, int, int], ...]:
 
 def limited_groups() -> list[str]:
     """Folders of the unit's control groups, or of Slurm's, that this process may put others into."""
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-    import cgroup
-
-    folders = dict.fromkeys(filter(_LIMITED.search, cgroup.own_folders().values()))
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # this process has no packages
+    own: Mapping[str, str] = importlib.import_module("cgroup").own_folders()
+    folders = dict.fromkeys(filter(_LIMITED.search, own.values()))
     return [folder for folder in folders if os.access(f"{folder}/cgroup.procs", os.W_OK)]
 
 
