@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.parts import parted
 from benchmarks.parts.figure import Figure, renew
-from benchmarks.parts.jobs import code, commands, isolation, preemption, where
+from benchmarks.parts.jobs import code, commands, containers, isolation, preemption, where
 from benchmarks.parts.parted import Part
 
 NAME: Final = "jobs"
@@ -24,6 +24,7 @@ PARTS: Final[dict[str, Part]] = {
     "preemption": preemption.figures,
     "code": code.figures,
     "isolation": isolation.figures,
+    "containers": containers.figures,
 }
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 COMMAND_LINE: Final = "the command line"
 _OF_SCRIPTS: Final = (
     "--gpus, --gpu-type, --gpu-memory, --cpus, --memory, --constraint, --only, --exclude, --batch, --name, "
-    "--limit, --retries, --relaunch, --torchrun, --tasks, --python, --array and arguments are about a "
-    "script: in a file each job states them"
+    "--limit, --retries, --relaunch, --torchrun, --tasks, --python, --container, --array and arguments are "
+    "about a script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
 
@@ -216,6 +216,42 @@ def submit(
             show_default="that of --output",
         ),
     ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(
+            "--container",
+            metavar="IMAGE",
+            help="Of a script: each of its processes runs in that image.",
+            show_default=False,
+        ),
+    ] = None,
+    container_runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--container-runtime",
+            metavar="NAME",
+            help="Of --container: podman, apptainer, docker or pyxis.",
+            show_default="podman",
+        ),
+    ] = None,
+    container_mount: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--container-mount",
+            metavar="SOURCE[:TARGET[:ro]]",
+            help="Of --container: a file or folder that it sees, too.",
+            show_default=False,
+        ),
+    ] = None,
+    container_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--container-option",
+            metavar="WORD",
+            help="Of --container: an option of its runtime, as --container-option=--shm-size=8g.",
+            show_default=False,
+        ),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option(
@@ -335,7 +371,8 @@ def submit(
         submit(**given | stated_in(context, script.name, lines))
         return
     kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
-    starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python}
+    image = _container(container, container_runtime, container_mount, container_option)
+    starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python, "container": image}
     ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
     starts |= _where(constraint, only, exclude, {"cpu": cpus, "memory": memory})
     fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()
@@ -579,6 +616,22 @@ def _where(
             found[name] = None if nodes is None else names_in(nodes)
         except ValueError as error:
             raise UsageError(f"--{name} {nodes}: {error}") from error
+    return found
+
+
+def _container(
+    image: str | None, runtime: str | None, mounts: list[str] | None, options: list[str] | None
+) -> dict[str, Any] | None:
+    """The container of a script, with what the configuration says of one. Returns None without options.
+
+    :raises UsageError: no image is named.
+    """
+    stated = {"image": image, "runtime": runtime, "mounts": mounts, "options": options}
+    if not (given := {field: value for field, value in stated.items() if value}):
+        return None
+    found = {**(configuration().job.get("container") or {}), **given}
+    if "image" not in found:
+        raise UsageError("--container-… are about a container: name its image with --container")
     return found
 
 

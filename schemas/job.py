@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.fields import FieldInfo
 
+from pliant.schemas.container import Container
 from pliant.schemas.file_io.record import (
     FORM,
     MOST,
@@ -55,6 +56,7 @@ LONGEST_TEXT: Final = 100_000
 """Bytes of one argument or variable; Linux takes 131,072."""
 MOST_TEXT: Final = 500_000
 """Bytes of all arguments, and of all variables; Linux takes a quarter of the stack, 2,097,152 by default."""
+IMAGE_PYTHON: Final = "python3"
 _PYTHON: Final = re.compile(r"(?s:.*/)?python[\d.]*")
 _REQUIRED: Final = object()
 _HASHED: Final = 1024
@@ -423,6 +425,8 @@ class Job(Record):
     """File for what its workers print on stderr, likewise. Default: that of output."""
     env: dict[VariableName, PlainText] = Field(default_factory=dict)
     """Extra environment variables of the workers."""
+    container: Container | None = None
+    """Runs each of its processes in an image. Default: on the node itself."""
     batch: Batch = Batch.model_construct()
     lr: PositiveFloat | None = None
     """Base learning rate at batch.size; belongs to the author, scaled only with the batch."""
@@ -567,20 +571,11 @@ class Job(Record):
         jobs, belongs to an array, or is held from the start; 5: it has certain sizes only; 6: it changes its
         batch by itself; 7: it may run on some GPUs only, or says whether it may be preempted; 8: it starts
         only if another job does not finish, has limits, says when it is retried, names its launcher, tasks,
-        Python or output, has a name, or says on which nodes it may run.
+        Python, container or output, has a name, or says on which nodes it may run.
         """
         says_when = self.limits is not None or self.retries is not None or self.retry_on or self.no_retry_on
-        if (
-            says_when
-            or self.launcher is not None
-            or self.python is not None
-            or self.tasks
-            or self.names_nodes
-        ):
-            return 8
-        if self.name is not None:
-            return 8
-        if self.output is not None or self.error is not None:
+        starts = (self.launcher, self.tasks, self.python, self.container, self.output, self.error, self.name)
+        if says_when or self.names_nodes or any(each is not None for each in starts):
             return 8
         if "failed" in self.after.values():
             return 8
@@ -641,8 +636,12 @@ class Job(Record):
 
     @property
     def own_python(self) -> str | None:
-        """The Python that its script runs by, a path or a name on PATH. Returns None for that of the run."""
-        return self.command[0] if self.command and self.names_python else self.python
+        """The Python that its script runs by, a path or a name on PATH. Returns None for that of the run.
+
+        In a container it is the image's.
+        """
+        default = None if self.container is None else IMAGE_PYTHON
+        return self.command[0] if self.command and self.names_python else self.python or default
 
     @property
     def is_one_process(self) -> bool:

@@ -225,7 +225,7 @@ class Words:
         self.shown = shown or code_file
         self.own = contextlib.nullcontext if account is None or not shown else account.as_root
         """The rights for the code file and what lies beside it."""
-        self._code_file = code_file
+        self._code_file, self._account = code_file, account
         self._scratch = give_scratch(self.shown, os.environ if account is None else account.env)
 
     def heard(self, order: Callable[[], int]) -> int:
@@ -241,6 +241,7 @@ class Words:
 
     def end(self, code: int, killed: dict[str, int] | None = None) -> int:
         """:param killed: what is known if the system killed a part of the command for its memory."""
+        end_container(_beside(self.shown, ".container"), self._account)
         remove_scratch(self._scratch)
         if killed is not None:
             with contextlib.suppress(OSError):
@@ -307,6 +308,14 @@ def give_secrets(env: MutableMapping[str, str]) -> None:
             env.update(json.load(file))
     except (KeyError, FileNotFoundError):
         return
+
+
+def end_container(note: str, account: KeptAccount | None) -> None:
+    """End a container whose client was killed; see ``contain.py``."""
+    if os.path.lexists(note):
+        code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "contain.py")
+        with contextlib.suppress(OSError):
+            os.waitpid(start([sys.executable, "-I", "-S", code, "--remove", note], account), 0)
 
 
 class CommandGroup:
@@ -400,7 +409,7 @@ def find_module(name: str) -> Any:
         del sys.path[0]
 
 
-def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool) -> int:
+def start(argv: list[str], account: KeptAccount | None, *, unnoticing: bool = False) -> int:
     """Start the command; ``unnoticing``: see :func:`spawn_unnoticing`."""
     if account is not None:
         return account.start(argv, unnoticing=unnoticing)

@@ -30,14 +30,16 @@ from pliant.tools.profile.torchrun.start import (
     ALONE,
     NO_STORE,
     ONE_THREAD,
+    in_python,
     one_program,
-    one_worker,
     standalone,
     torchrun,
 )
+from pliant.tools.run.backends.contain import ENV_SLURM
 from pliant.tools.run.backends.keep import ENV_CODE, ENV_OUTPUT
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
+from pliant.tools.run.service.containers import words
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
 from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
@@ -100,15 +102,19 @@ def units(
     for index, slots in enumerate(groups):
         number = first + index
         logs = attempt.logs / str(number)
+        inside: tuple[str, ...] = ()
+        if job.container is not None:
+            inside = words(job.container, attempt.container(number), (job_dir,), tuple(job.env))
         if by_torchrun(target):
-            argv = torchrun(job.script, len(slots), _rendezvous(target, index, nodes, port), logs, python)
+            meets = _rendezvous(target, index, nodes, port)
+            argv = (*inside, *torchrun(job.script, len(slots), meets, logs, python, by_module=bool(inside)))
             own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
         elif not job.changes_in_place:
             is_program, command = job.launcher == "program", job.command or ()
-            argv = one_program(command, logs) if is_program else one_worker(job.script, logs, python)
+            argv = one_program((*inside, *(command if is_program else in_python(job.script, python))), logs)
             own = {ENV_SLOT: SLOT_FROM_RANK}
         else:
-            argv = one_worker(job.script, logs, python)
+            argv = one_program((*inside, *in_python(job.script, python)), logs)
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
         if job.is_one_process and job.tasks is not None:
             own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
@@ -134,9 +140,11 @@ def units(
             opened |= paths
             env[ENV_OUTPUT] = json.dumps(order)
         if all(slots[0].node != other[0].node for other in groups[:index]):  # one look at the code is enough
-            runs_python = job.launcher != "program"
+            runs_python = job.launcher != "program" and job.container is None
             looks = {"python": python or (sys.executable if runs_python else ""), "command": job.command}
             env[ENV_CODE] = json.dumps(looks)
+        if job.container is not None and job.container.runtime == "pyxis":
+            env[ENV_SLURM] = ""  # its step fills it in
         here = sum(slot.node == slots[0].node for slot in slots)
         demand = {name: each * here for name, each in job.resources.worker.items()}
         folder = job.workdir or str(Path.cwd())

@@ -132,6 +132,10 @@ class AttemptDir(SplitFolder):
         """What code one unit runs, as ``record_code.py`` has found."""
         return self.path / f"code-{unit}.json"
 
+    def container(self, unit: int) -> Path:
+        """How the container of one unit is ended, as long as there may be one."""
+        return self.path / f"unit-{unit}.container"
+
     def memory(self, unit: int) -> Path:
         """Exists once the system has killed one unit, or a part of it, for its memory."""
         return self.path / f"unit-{unit}.memory"
