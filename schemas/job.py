@@ -488,17 +488,7 @@ class Job(Record):
                 raise broken_rule(fault, f"/{name}")
         if self.resize == "relaunch":
             self._settle_relaunch(values)
-        if self.launcher is not None and self.elastic != "none":
-            text = (
-                f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
-            )
-            raise broken_rule(text, "/launcher")
-        starts_workers = self.elastic != "none" or self.launcher == "torchrun" or self.names_torchrun
-        if self.tasks is not None and starts_workers:
-            text = (
-                f"'{self.tasks}' contradicts torchrun and elastic jobs, which start their workers themselves"
-            )
-            raise broken_rule(text, "/tasks")
+        self._refuse_wrong_start()
         if self.nodes or self.only is not None:
             self._refuse_wrong_nodes()
         if self.id in self.after:
@@ -512,6 +502,19 @@ class Job(Record):
             text = "'none' contradicts gpus.min and gpus.max, expected them to equal gpus.requested"
             raise broken_rule(text, "/elastic")
         return self
+
+    def _refuse_wrong_start(self) -> None:
+        if self.launcher is not None and self.elastic != "none":
+            text = (
+                f"'{self.launcher}' contradicts the elasticity '{self.elastic}', expected none, leave it out"
+            )
+            raise broken_rule(text, "/launcher")
+        starts_workers = self.elastic != "none" or self.launcher == "torchrun" or self.names_torchrun
+        if self.tasks is not None and starts_workers:
+            text = (
+                f"'{self.tasks}' contradicts torchrun and elastic jobs, which start their workers themselves"
+            )
+            raise broken_rule(text, "/tasks")
 
     def _refuse_wrong_nodes(self) -> None:
         if self.only == ():

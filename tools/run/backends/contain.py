@@ -58,8 +58,10 @@ SIGNALS = frozenset(
 """What ends commands; other codes above 128 are scripts' own."""
 _SELF_ENDED = re.compile(r"FATAL:|(slurmstepd|srun): error: .*(pyxis|spank)|srun: error: Unable")
 """What apptainer, or srun with pyxis, says last if there is no container."""
-_OF_CLIENT = ("cgroup-manager", "config", "connection", "identity", "imagestore", "module", "root", "runroot")
-_OF_CLIENT += ("runtime", "storage-driver", "storage-opt", "tmpdir", "url")
+_OF_CLIENT = (
+    *("cgroup-manager", "config", "connection", "identity", "imagestore", "module", "root", "runroot"),
+    *("runtime", "storage-driver", "storage-opt", "tmpdir", "url"),
+)
 """Options of podman that all its commands need alike."""
 _PREFIX = re.compile(
     r"^(docker: |Error: |FATAL: +|Error response from daemon: |OCI runtime error: |crun: |runc: |"

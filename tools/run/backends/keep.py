@@ -116,9 +116,8 @@ def keep(
     signal.signal(signal.SIGTERM, take)
     signal.signal(signal.SIGUSR1, take)
     adopt_orphans()
-    helpers = Helpers(words.shown, account)
     beat_s, ordered_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
-    meter, logs = use_meter(words.shown), Logs(words.shown)
+    meter, logs, helpers = use_meter(words.shown), Logs(words.shown), Helpers(words.shown, account)
 
     def tick(_number: int, _frame: FrameType | None) -> None:
         now_s = time.monotonic()
@@ -150,12 +149,17 @@ def keep(
     if terminated:
         kill(child[0], terminated[-1])
     helpers.start()
-    wait_for(child[0])
-    pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
-    _, status = os.waitpid(pid, 0)
+    code = _reaped(child)
     killed = limited.end(kill, helpers.pids)
     helpers.finish(kill)
-    return words.end(os.waitstatus_to_exitcode(status), killed)
+    return words.end(code, killed)
+
+
+def _reaped(child: list[int]) -> int:
+    """Wait for the command; returns its exit code, negative for a signal."""
+    wait_for(child[0])
+    pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 class Helpers:

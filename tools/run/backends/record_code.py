@@ -66,7 +66,10 @@ def main(arguments: list[str]) -> int:
     unknown = {"reason": "its folder has not answered yet"}
     write(path, record | unknown)
     command, python = order["command"], order["python"]
-    record |= dict(zip(("python", "torch"), versions(python), strict=True))
+    if image := order.get("image"):
+        record["image"] = image
+    if python is not None:
+        record |= dict(zip(("python", "torch"), versions(python), strict=True))
     write(path, record | unknown)
     state = path
     for _ in ("attempt", "attempts", "job", "jobs", "state directory"):

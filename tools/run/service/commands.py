@@ -98,24 +98,16 @@ def units(
     job = target.job
     groups = groups_of(target)
     made = []
-    python, opened = job.own_python, set[str]()
+    opened = set[str]()
     for index, slots in enumerate(groups):
         number = first + index
-        logs = attempt.logs / str(number)
         inside: tuple[str, ...] = ()
         if job.container is not None:
             inside = words(job.container, attempt.container(number), (job_dir,), tuple(job.env))
-        if by_torchrun(target):
-            meets = _rendezvous(target, index, nodes, port)
-            argv = (*inside, *torchrun(job.script, len(slots), meets, logs, python, by_module=bool(inside)))
-            own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
-        elif not job.changes_in_place:
-            is_program, command = job.launcher == "program", job.command or ()
-            argv = one_program((*inside, *(command if is_program else in_python(job.script, python))), logs)
-            own = {ENV_SLOT: SLOT_FROM_RANK}
-        else:
-            argv = one_program((*inside, *in_python(job.script, python)), logs)
-            own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
+        meets = _rendezvous(target, index, nodes, port) if by_torchrun(target) else ()
+        argv, own = _command(target, slots, inside, attempt.logs / str(number), meets)
+        if job.changes_in_place:
+            own[ENV_WORKER] = str(number)
         if job.is_one_process and job.tasks is not None:
             own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
         if not job.changes_in_place:
@@ -140,9 +132,7 @@ def units(
             opened |= paths
             env[ENV_OUTPUT] = json.dumps(order)
         if all(slots[0].node != other[0].node for other in groups[:index]):  # one look at the code is enough
-            runs_python = job.launcher != "program" and job.container is None
-            looks = {"python": python or (sys.executable if runs_python else ""), "command": job.command}
-            env[ENV_CODE] = json.dumps(looks)
+            env[ENV_CODE] = json.dumps(_code_order(job))
         if job.container is not None and job.container.runtime == "pyxis":
             env[ENV_SLURM] = ""  # its step fills it in
         here = sum(slot.node == slots[0].node for slot in slots)
@@ -150,6 +140,37 @@ def units(
         folder = job.workdir or str(Path.cwd())
         made.append(Unit(slots[0].node, argv, folder, env, account, slots=here, demand=demand))
     return made
+
+
+def _command(
+    target: Assignment,
+    slots: Sequence[Slot],
+    inside: tuple[str, ...],
+    logs: Path,
+    meets: tuple[str, ...],
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The command of a unit, and the variables that go with the way it is started.
+
+    :param inside: what runs a command in the job's container.
+    :param meets: options of torchrun about where its workers meet; empty if it does not start them.
+    """
+    job, python = target.job, target.job.own_python
+    if meets:
+        argv = torchrun(job.script, len(slots), meets, logs, python, by_module=bool(inside))
+        return (*inside, *argv), {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
+    if job.changes_in_place:
+        argv = one_program((*inside, *in_python(job.script, python)), logs)
+        return tuple(argv), {**ALONE, ENV_SLOT: str(slots[0])}
+    command = (job.command or ()) if job.launcher == "program" else in_python(job.script, python)
+    return tuple(one_program((*inside, *command), logs)), {ENV_SLOT: SLOT_FROM_RANK}
+
+
+def _code_order(job: Job) -> dict[str, Any]:
+    """What ``record_code.py`` looks at, beside the folder. The Python of a container is not on the host."""
+    if job.container is not None:
+        return {"python": None, "command": job.command, "image": job.container.image}
+    default = "" if job.launcher == "program" else sys.executable
+    return {"python": job.own_python or default, "command": job.command}
 
 
 def _output_order(job: Job, attempt: int, node: str, ranks: Iterable[int], user: str) -> dict[str, Any]:

@@ -245,7 +245,7 @@ class _SavedState(JobState):
         self._spec = spec
 
     @property
-    def requested(self) -> int:  # type: ignore[override]  # it follows from what is looked up
+    def requested(self) -> int:
         return self.spec.gpus.requested
 
     @requested.setter
@@ -253,7 +253,7 @@ class _SavedState(JobState):
         del gpus
 
     @property
-    def min_gpus(self) -> int:  # type: ignore[override]  # it follows from what is looked up
+    def min_gpus(self) -> int:
         return self.spec.min_gpus
 
     @min_gpus.setter
