@@ -33,6 +33,7 @@ _OF_SCRIPTS: Final = (
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
 _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
+_OF_SHELLS: Final = frozenset({"|", "||", "&&", ">", ">>", "<", "2>&1"})
 _LIST: Final = re.compile(r"\d{1,9}(?:,\d{1,9})+")
 
 
@@ -323,11 +324,13 @@ def _of_file(path: str | None, data: bytes) -> tuple[tuple[Job, ...], str]:
 
 
 def _starts(jobs: Iterable[Job]) -> Iterator[str]:
-    """What starts each job that is not resized, and why, where that is not plain."""
+    """What starts each job that is not resized, and why, where that is not plain; and what does not count."""
     from pliant.tools.run.service.launching import at_home
     from pliant.tools.run.service.starters import by_what, settled
 
     for job in jobs:
+        if words := _OF_SHELLS.intersection(job.command or ()):
+            yield f'{job.model}: no shell reads "{min(words)}" in its command: bash -c "…" has one'
         found, why = settled(at_home(job, Path.cwd()))
         if why and (found.launcher is not None or found.names_torchrun or found.gpus.requested > 1):
             yield f"{found.model}: {by_what(found)}: {why}"
@@ -406,7 +409,8 @@ def of_script(
     elif "id" not in stated and dry_run and state is not None and client_of(state) is not None:
         known = known_names(state)[0]
     endings = [""] if array is None else [f"-{number}" for number in array.numbers]
-    base = re.sub(r"[^A-Za-z0-9._-]", "-", Path(command[0]).stem)
+    named = command[1] if command[0] == "-m" and len(command) > 1 else Path(command[0]).stem
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", named)
     fields = {"id": free_id(base, known, endings), "command": command, **stated}
     listed = [fields] if array is None else array.jobs(fields)
     text = "\n".join(map(json.dumps, listed))

@@ -22,7 +22,7 @@ from pliant.schemas.job import Job, arriving_at
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.backends.keep import SECRETS
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
-from pliant.tools.run.service.starters import is_a_name, python_obstacle, settled
+from pliant.tools.run.service.starters import is_a_name, program_obstacle, python_obstacle, settled
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
 from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Order, Spool
@@ -177,13 +177,14 @@ def check_scripts(jobs: Iterable[Job], source: str, *, folder: Path) -> None:
 
 
 def _script_problems(job: Job, source: str) -> list[Problem]:
-    if (job := settled(job)[0]).launcher == "program":
-        return []
-    obstacle = python_obstacle(job)
-    if obstacle is None and not (job.own_python is not None and job.script[:1] == ("-m",)):
-        obstacle = script_obstacle(job.script, Path(job.workdir or ""))  # modules are those of this Python
-    if obstacle is not None and obstacle.startswith("no such script") and is_a_name(job.script[0]):
-        obstacle += ", and no program of that name is on PATH"
+    by = settled(job)[0]
+    is_program = by.launcher == "program"
+    obstacle = program_obstacle(job) if is_program else python_obstacle(by)
+    # modules are those of this Python
+    if obstacle is None and not is_program and not (by.own_python and by.script[:1] == ("-m",)):
+        obstacle = script_obstacle(by.script, Path(by.workdir or ""))
+        if obstacle is not None and obstacle.startswith("no such script") and is_a_name(by.script[0]):
+            obstacle += ", and no program of that name is on PATH"
     text = f'job "{job.id}": {obstacle} (--no-check skips this check)'
     return [] if obstacle is None else [Problem(source, None, "/command", text)]
 
