@@ -126,9 +126,10 @@ class Script:
 def _check_json(data: bytes, source: str) -> None:
     """:raises BadInputError: it is text that nothing reads: neither jobs nor a known kind of file."""
     from pliant.schemas.file_io.foreign import foreign
+    from pliant.schemas.file_io.json_lines import BOM
     from pliant.schemas.file_io.packing import is_packed
 
-    text = data.removeprefix(b"\xef\xbb\xbf").strip()
+    text = data.removeprefix(BOM).strip()
     if text and not text.startswith((b"{", b"[")) and not is_packed(data) and foreign(data, source) is None:
         what = "is neither jobs, which begin with {, nor a script, which begins with a line like #!/bin/bash"
         raise BadInputError.one(source, what)

@@ -89,7 +89,8 @@ END""",
     ),
     "shebang-of-environment": Command(
         f"""{_OWN_PYTHON}
-        {{ echo "#!$PWD/env/bin/python"; cat train.py; }} > tool; chmod +x tool; pliant submit ./tool --name $1""",
+        {{ echo "#!$PWD/env/bin/python"; cat train.py; }} > tool; chmod +x tool
+        pliant submit ./tool --name $1""",
         "torch 9.9",
     ),
     "activated-in-script": Command(

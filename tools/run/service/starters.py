@@ -22,6 +22,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from pliant.schemas.file_io.json_lines import BOM
 from pliant.schemas.job import Job, Launcher
 
 _LIBRARIES: Final = frozenset(
@@ -42,7 +43,7 @@ _SHELLS: Final = (".sh", ".bash")
 _SHELL_NAMES: Final = frozenset({"sh", "bash", "dash", "zsh", "ksh"})
 _OF_WINDOWS: Final = {
     re.compile(rb"\A[^\0]*\r\n\Z"): "its lines end as on Windows, which sed -i 's/\\r$//'",
-    re.compile(rb"\A\xef\xbb\xbf"): "begins with a byte order mark, which sed -i '1s/^\\xEF\\xBB\\xBF//'",
+    re.compile(rb"\A" + BOM): "begins with a byte order mark, which sed -i '1s/^\\xEF\\xBB\\xBF//'",
 }
 """What a first line of a script may be, so that it cannot be run."""
 _LAUNCHERS: Final = frozenset(
@@ -224,7 +225,7 @@ def _program(job: Job) -> _Program | None:
 
 def _program_in(job: Job, path: Path, command: tuple[str, ...]) -> _Program | None:
     with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
+        head = file.read(_HEAD_BYTES).removeprefix(BOM)
     line = head.partition(b"\n")[0].decode(errors="replace").strip()
     interpreter = line[2:].split(None, 1) if line.startswith("#!") else []
     is_python = "python" in line
