@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 COMMAND_LINE: Final = "the command line"
 _OF_SCRIPTS: Final = (
-    "--gpus, --gpu-type, --gpu-memory, --batch, --name, --limit, --retries, --relaunch, --torchrun, "
-    "--python, --array and arguments are about a script: in a file each job states them"
+    "--gpus, --gpu-type, --gpu-memory, --cpus, --memory, --constraint, --only, --exclude, --batch, --name, "
+    "--limit, --retries, --relaunch, --torchrun, --tasks, --python, --array and arguments are about a "
+    "script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
 _GPUS: Final = re.compile(r"(\d+)(?:-(\d+))?")
@@ -92,6 +93,53 @@ def submit(
             show_default="any",
         ),
     ] = None,
+    cpus: Annotated[
+        float | None,
+        typer.Option(
+            "--cpus",
+            min=0,
+            help="Of a script: CPU cores for each of its GPUs.",
+            show_default="none in particular",
+        ),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            "--memory",
+            parser=size(),
+            metavar=SIZE_SHOWN,
+            help="Of a script: main memory for each of its GPUs.",
+            show_default="none in particular",
+        ),
+    ] = None,
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--constraint",
+            metavar="EXPRESSION",
+            help='Of a script: labels of the nodes that it may run on, as nvlink, "!old", rack=a or '
+            '"rack in (a,b)"; several all hold.',
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="NODE,…",
+            help="Of a script: the only nodes that it may run on, as node1,node[3-5].",
+            show_default="any",
+        ),
+    ] = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option(
+            "--exclude",
+            metavar="NODE,…",
+            help="Of a script: nodes that it may not run on.",
+            show_default="none",
+        ),
+    ] = None,
     batch: Annotated[
         int | None,
         typer.Option("--batch", min=1, help="Of a script: its global batch.", show_default=False),
@@ -130,6 +178,15 @@ def submit(
             "--torchrun/--no-torchrun",
             help="Of a script: a worker for each of its GPUs, or one process.",
             show_default="what its imports say",
+        ),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            "--tasks",
+            metavar="node|slot",
+            help="Of a script: start it once for each of its nodes, or for each of its GPUs.",
+            show_default="once in all",
         ),
     ] = None,
     python: Annotated[
@@ -246,8 +303,9 @@ def submit(
         submit(**given | stated_in(context, script.name, lines))
         return
     kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
-    starts = {"launcher": _LAUNCHERS[torchrun], "python": python}
+    starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python}
     ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
+    starts |= _where(constraint, only, exclude, {"cpu": cpus, "memory": memory})
     fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()
     if script is not None and script.command:
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
@@ -441,6 +499,31 @@ def _fields(
         found["id"] = name
     if relaunch:
         found["resize"] = "relaunch"
+    return found
+
+
+def _where(
+    constraint: Sequence[str] | None, only: str | None, exclude: str | None, needs: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """What the options say of the nodes that a job may run on; None: nothing.
+
+    :param needs: amounts by resource, for each of its workers.
+    :raises UsageError: an expression or a list of nodes is not one.
+    """
+    from pliant.schemas.node_labels import condition, names_in
+
+    stated = {name: float(amount) for name, amount in needs.items() if amount is not None}
+    found: dict[str, Any] = {"nodes": constraint or None, "resources": {"worker": stated} if stated else None}
+    for text in constraint or ():
+        try:
+            condition(text)
+        except ValueError as error:
+            raise UsageError(f"--constraint {error}") from error
+    for name, nodes in (("only", only), ("exclude", exclude)):
+        try:
+            found[name] = None if nodes is None else names_in(nodes)
+        except ValueError as error:
+            raise UsageError(f"--{name} {nodes}: {error}") from error
     return found
 
 

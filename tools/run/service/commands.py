@@ -55,6 +55,8 @@ from pliant.tools.run.statedir.contract.plan import (
     ENV_PROGRESS,
     ENV_SLOT,
     ENV_STOP,
+    ENV_TASK,
+    ENV_TASKS,
     ENV_WORKER,
     PROTOCOL,
     SLOT_FROM_RANK,
@@ -102,6 +104,8 @@ def units(
         else:
             argv = one_worker(job.script, logs, python)
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
+        if job.is_one_process and job.tasks is not None:
+            own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
         if not job.changes_in_place:
             own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
             if job.batch.size is not None:
@@ -131,19 +135,20 @@ def by_torchrun(target: Assignment) -> bool:
 
 
 def groups_of(target: Assignment) -> list[list[Slot]]:
-    """The slots that one unit serves: each alone, all of a node where workers do not change, or all of a
-    job that is one process, on the first of its nodes.
+    """The slots that one unit serves: each alone, all of a node where workers do not change or a task is for
+    a node, or all of a job that is one process, on the first of its nodes.
     """
-    if target.job.is_one_process:
+    job = target.job
+    if job.is_one_process and job.tasks is None:
         return [list(target.slots)]
-    if target.job.changes_in_place:
+    if job.changes_in_place or (job.is_one_process and job.tasks == "slot"):
         return [[slot] for slot in target.slots]
     return [[Slot(node, index) for index in indices] for node, indices in by_node(target.slots).items()]
 
 
 def meets_at_port(target: Assignment) -> bool:
     """Whether its torchruns meet at a port of the first node."""
-    return not target.job.changes_in_place and len(groups_of(target)) > 1
+    return by_torchrun(target) and len(groups_of(target)) > 1
 
 
 def ranked(target: Assignment) -> tuple[Slot, ...]:

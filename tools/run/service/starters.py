@@ -95,6 +95,8 @@ def settled(job: Job) -> tuple[Job, str]:
     try:
         if (program := _program(job)) is not None:
             return _with(job, "program", program.command), program.why
+        if job.tasks is not None:
+            return _with(job, "python", job.command), f"a task for each {job.tasks}"
         source = _source(job.script, Path(job.workdir or "."))
     except OSError:
         return job, ""
@@ -189,11 +191,12 @@ def _absent(words: Sequence[str], job: Job) -> str | None:
 
 def by_what(job: Job) -> str:
     """What starts a settled job, in words."""
+    number = "one process" if job.tasks is None else f"a process for each {job.tasks}"
     if job.launcher == "program":
-        return "one process, as it is"
+        return f"{number}, as it is"
     if job.launcher == "torchrun" or job.names_torchrun or (job.launcher is None and job.gpus.requested > 1):
         return f"torchrun, a worker for each of {job.gpus.requested} GPUs"
-    return "one process, by Python"
+    return f"{number}, by Python"
 
 
 def is_a_name(word: str) -> bool:
