@@ -12,7 +12,7 @@ from typing import Final
 
 from benchmarks.parts import parted
 from benchmarks.parts.figure import Figure, renew
-from benchmarks.parts.jobs import commands, where
+from benchmarks.parts.jobs import commands, environment, secrets, where
 from benchmarks.parts.parted import Part
 
 NAME: Final = "jobs"
@@ -20,6 +20,8 @@ MEASURES: Final = ("tools/run", "tools/schedule", "schemas", "cli")
 
 PARTS: Final[dict[str, Part]] = {
     "commands": commands.figures,
+    "environment": environment.figures,
+    "secrets": secrets.figures,
     "where": where.figures,
 }
 

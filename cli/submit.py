@@ -315,7 +315,8 @@ def submit(
         found, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
             raise UsageError(_OF_SCRIPTS)
-    found = tuple(with_variables(job, env or (), os.environ) for job in found)
+    hidden = hidden_values(secret or (), os.environ)
+    found = tuple(without(with_variables(job, env or (), os.environ), hidden) for job in found)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
@@ -330,7 +331,6 @@ def submit(
         _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
-    hidden = hidden_values(secret or (), os.environ)
     found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
     for line in dict.fromkeys(_starts(found)):
         note(line)

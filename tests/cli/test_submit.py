@@ -165,7 +165,9 @@ def test_a_job_takes_a_small_environment_along_and_hides_secrets(here: Path, mon
     kept = here / "live" / "jobs" / "train" / "secrets.json"
     assert (json.loads(kept.read_text()), kept.stat().st_mode & 0o777) == ({"TOKEN": "hush"}, 0o600)
     assert [path for path in here.rglob("*") if path.is_file() and b"hush" in path.read_bytes()] == [kept]
-    call("submit", "train.py", "--env", "all", "--secret", "TOKEN", "--name", "b", "--state", "live")
+    hides = ("submit", "train.py", "--env", "all", "--secret", "TOKEN", "--name", "b")
+    assert "hush" not in call(*hides, "--dry-run").stdout
+    call(*hides, "--state", "live")
     assert (submitted(here)["b"].env["OTHER"], "TOKEN" in submitted(here)["b"].env) == ("1", False)
     for wrong in (("--env", "GONE"), ("--env", "1=2"), ("--secret", "GONE"), ("--secret", "TOKEN=x")):
         assert call("submit", "train.py", *wrong, "--state", "live").exit_code == 2
