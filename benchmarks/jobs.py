@@ -12,7 +12,16 @@ from typing import Final
 
 from benchmarks.parts import parted
 from benchmarks.parts.figure import Figure, renew
-from benchmarks.parts.jobs import commands, environment, secrets, where
+from benchmarks.parts.jobs import (
+    code,
+    commands,
+    containers,
+    environment,
+    isolation,
+    preemption,
+    secrets,
+    where,
+)
 from benchmarks.parts.parted import Part
 
 NAME: Final = "jobs"
@@ -23,6 +32,10 @@ PARTS: Final[dict[str, Part]] = {
     "environment": environment.figures,
     "secrets": secrets.figures,
     "where": where.figures,
+    "preemption": preemption.figures,
+    "code": code.figures,
+    "isolation": isolation.figures,
+    "containers": containers.figures,
 }
 
 
