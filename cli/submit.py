@@ -33,6 +33,7 @@ _OF_SCRIPTS: Final = (
     "about a script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
+_OF_SHELLS: Final = frozenset({"|", "||", "&&", ">", ">>", "<", "2>&1"})
 
 
 SCRIPT_ARGUMENTS = Annotated[
@@ -384,7 +385,9 @@ def submit(
         found, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
             raise UsageError(_OF_SCRIPTS)
-    found = tuple(with_output(with_variables(job, env or (), os.environ), output, error) for job in found)
+    hidden = hidden_values(secret or (), os.environ)
+    found = tuple(without(with_variables(job, env or (), os.environ), hidden) for job in found)
+    found = tuple(with_output(job, output, error) for job in found)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
@@ -399,7 +402,6 @@ def submit(
         _say_what_would_happen(found, source, where, now_s)
         return
     directory = state_directory(state)
-    hidden = hidden_values(secret or (), os.environ)
     found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
     for line in dict.fromkeys([*_starts(found), *_shared_files(found)]):
         note(line)
@@ -477,11 +479,13 @@ def _of_file(path: str | None, data: bytes) -> tuple[tuple[Job, ...], str]:
 
 
 def _starts(jobs: Iterable[Job]) -> Iterator[str]:
-    """What starts each job that is not resized, and why, where that is not plain."""
+    """What starts each job that is not resized, and why, where that is not plain; and what does not count."""
     from pliant.tools.run.service.launching import at_home
     from pliant.tools.run.service.starters import by_what, settled
 
     for job in jobs:
+        if words := _OF_SHELLS.intersection(job.command or ()):
+            yield f'{job.model}: no shell reads "{min(words)}" in its command: bash -c "…" has one'
         found, why = settled(at_home(job, Path.cwd()))
         if why and (found.launcher is not None or found.names_torchrun or found.gpus.requested > 1):
             yield f"{found.model}: {by_what(found)}: {why}"
@@ -560,7 +564,8 @@ def of_script(
     elif "id" not in stated and dry_run and state is not None and client_of(state) is not None:
         known = known_names(state).ids
     endings = [""] if array is None else [f"-{number}" for number in array.numbers]
-    base = re.sub(r"[^A-Za-z0-9._-]", "-", Path(command[0]).stem)
+    named = command[1] if command[0] == "-m" and len(command) > 1 else Path(command[0]).stem
+    base = re.sub(r"[^A-Za-z0-9._-]", "-", named)
     fields = {"id": free_id(base, known, endings), "command": command, **stated}
     listed = [fields] if array is None else array.jobs(fields)
     text = "\n".join(map(json.dumps, listed))

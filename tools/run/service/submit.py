@@ -26,7 +26,7 @@ from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.backends.keep import SECRETS
 from pliant.tools.run.service import containers
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
-from pliant.tools.run.service.starters import is_a_name, python_obstacle, settled
+from pliant.tools.run.service.starters import is_a_name, program_obstacle, python_obstacle, settled
 from pliant.tools.run.service.submitter import output_obstacle
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
 from pliant.tools.run.statedir.log.fold import RunLog
@@ -233,15 +233,17 @@ def _script_problems(job: Job, source: str) -> list[Problem]:
     if (lack := containers.obstacle(job)) is not None:
         text = f'job "{job.id}": {lack} (--no-check skips this check)'
         return [Problem(source, None, "/container", text)]
-    if job.launcher == "program":
-        return []
-    obstacle = python_obstacle(job)
-    unseen = job.own_python is not None and job.script[:1] == ("-m",)
+    is_program = job.launcher == "program"
+    if is_program:  # in a container it may be in the image
+        obstacle = program_obstacle(job) if job.container is None else None
+    else:
+        obstacle = python_obstacle(job)
+    unseen = is_program or (job.own_python is not None and job.script[:1] == ("-m",))
     unseen |= job.container is not None and job.script[0].startswith("/")  # it may be in the image
     if obstacle is None and not unseen:
         obstacle = script_obstacle(job.script, Path(job.workdir or ""))  # modules are those of this Python
-    if obstacle is not None and obstacle.startswith("no such script") and is_a_name(job.script[0]):
-        obstacle += ", and no program of that name is on PATH"
+        if obstacle is not None and obstacle.startswith("no such script") and is_a_name(job.script[0]):
+            obstacle += ", and no program of that name is on PATH"
     text = f'job "{job.id}": {obstacle} (--no-check skips this check)'
     return [] if obstacle is None else [Problem(source, None, "/command", text)]
 
