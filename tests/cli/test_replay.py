@@ -179,6 +179,9 @@ def test_a_folder_that_an_import_wrote_is_an_input(here: Path) -> None:
     said = "w6: also the measurements that its import wrote beside its jobs"
     assert (said in done.stderr, said in named.stderr) == (True, False)
     assert call("trace", "describe", "w6").stdout.startswith("1 job of no named user")
+    valid = ["w6/jobs.jsonl: job, 1 record", "w6/profile.parquet: profile, 1 record"]
+    assert call("validate", "w6").stdout.splitlines() == valid
+    assert "pliant replay w6 -o FILE" in call("report", "w6").stderr
     (here / "jobs.jsonl").unlink()
     done = call("replay", ".", "--policy", "fifo")
     assert (done.exit_code, "is a folder without jobs.jsonl" in done.stderr) == (2, True)
