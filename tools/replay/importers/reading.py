@@ -87,7 +87,7 @@ def csv_rows(
     source = source_name(path)
     with open_text(path, conversion.refuse_byte) as stream:
         records = _records(stream, source, delimiter, quoted=quoted)
-        written = next(records, (1, []))[1] if names is None else list(names)
+        written = _first(records)[1] if names is None else list(names)
         header = _lower(written) if any_case else written
         _check_header(header, needed, source, _other_delimiter(header, delimiter, written_by))
         for line, fields in records:
@@ -116,6 +116,11 @@ def _records(
 def _wrong_length(fields: Sequence[str], header: Sequence[str], delimiter: str) -> str:
     extra = f': a "{delimiter}" within a field?' if len(fields) > len(header) else ""
     return f"has {len(fields)} fields, expected {len(header)}{extra}"
+
+
+def _first(records: Iterable[tuple[int, list[str]]]) -> tuple[int, list[str]]:
+    """The first record that is no blank line."""
+    return next(((line, fields) for line, fields in records if fields), (1, []))
 
 
 def _are_names(fields: Sequence[str], header: Sequence[str]) -> bool:
@@ -205,9 +210,11 @@ class _CsvBlocks:
 
     def _plain(self, data: bytes) -> Iterator[RowBlock]:
         if self.header is None:
-            first, _, data = data.partition(b"\n")
+            first = b""
+            while data and not first.strip():
+                first, _, data = data.partition(b"\n")
+                self.line += 1
             self.take_header(first.decode().removesuffix("\r").split(self.delimiter))
-            self.line += 1
         columns = _columns(data, self.header or (), self.delimiter)
         if columns is None:
             yield from self._by_csv(_lines_of(data))
@@ -235,7 +242,7 @@ class _CsvBlocks:
         before = self.line
         records = _records(lines, self.source, self.delimiter, before=before, quoted=self.quoted)
         if self.header is None:
-            self.line, names = next(records, (1, []))
+            self.line, names = _first(records)
             self.take_header(names)
         header = self.header or []
         free = [place for place, name in enumerate(header) if name in self.free]
@@ -370,10 +377,12 @@ def _whole_lines(stream: io.BufferedReader, source: str) -> bytes:
 def _other_delimiter(header: Sequence[str], delimiter: str, written_by: str) -> str:
     if written_by and header and header[0][:1].isdecimal():
         return f"; the first line is expected to name the columns, as {written_by} does without -n"
-    if len(header) != 1 or not (written_by or any(sign in header[0] for sign in _DELIMITERS)):
+    sign = next((sign for sign in _DELIMITERS if header and sign in header[0]), "")
+    if len(header) != 1 or not (written_by or sign):
         return ""
     if not written_by:
-        return f"; fields are expected with {delimiter} between them"
+        stated = f" (--map of a csv says otherwise, as in delimiter={sign})"
+        return f"; fields are expected with {delimiter} between them{stated}"
     return f"; fields are expected with {delimiter} between them, as {written_by} writes them"
 
 
@@ -558,7 +567,8 @@ def _as_utf8(binary: io.BufferedReader, source: str, report: Report) -> io.Buffe
     stream = unpacked(binary, source)
     if stream.peek(len(PARQUET_MAGIC)).startswith(PARQUET_MAGIC):
         raise BadInputError.one(source, "is a Parquet file, expected text: write it as CSV")
-    if stream.peek(2)[:2] in (BOM_UTF16_LE, BOM_UTF16_BE):
+    first = stream.peek(2)[:2]
+    if first in (BOM_UTF16_LE, BOM_UTF16_BE) or b"\0" in first:
         text = "is not UTF-8 text but UTF-16: convert it, as iconv -f UTF-16 -t UTF-8 does"
         raise BadInputError.one(source, text)
     return io.BufferedReader(_Utf8(stream, partial(report, source)), BLOCK)
