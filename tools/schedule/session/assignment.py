@@ -344,7 +344,16 @@ class Demands:
         self._left: dict[int, dict[str, float]] = {}
         """By node; a node that is missing is untouched."""
         for job in jobs:
-            self._book(job, job.placement, job.servers)
+            self.book(job, job.placement, job.servers)
+
+    def useful_on(self, job: JobState, index: int, spare: int) -> int:
+        """How many of the free GPUs of a node the workers of the job can use: it may run there, and the node
+        has what they need.
+        """
+        constraint = self._capacities.constraint_of(job.spec)
+        if constraint is not None and not constraint.allows(self._capacities.nodes[index]):
+            return 0
+        return fitting(self._left_on(index), job.spec.resources.worker, spare)
 
     def hidden_from(self, job: JobState, free: FreeGpus) -> NodeGpus:
         """Free GPUs of no use to the job: it may not run there, or the node lacks what its workers need.
@@ -357,10 +366,9 @@ class Demands:
         found = []
         for index, node in enumerate(self._capacities.nodes):
             spare = free.free_on(node.name)
-            allowed = constraint is None or constraint.allows(node)
-            useful = fitting(self._left_on(index), demand, spare) if allowed else 0
-            if spare > useful:
-                found.append((node.name, spare - useful))
+            useless = spare - self.useful_on(job, index, spare)
+            if useless > 0:
+                found.append((node.name, useless))
         return tuple(found)
 
     def fits(self, job: JobState, place: NodeGpus) -> bool:
@@ -377,7 +385,7 @@ class Demands:
         """
         servers = self._servers(job, gpus_of(place), named, free)
         if servers is not None:
-            self._book(job, place, servers)
+            self.book(job, place, servers)
         return servers
 
     def _servers(
@@ -411,11 +419,12 @@ class Demands:
     def _left_on(self, index: int) -> Amounts:
         return self._left.get(index, self._capacities.of_node[index])
 
-    def _book(self, job: JobState, place: NodeGpus, servers: NodeGpus) -> None:
+    def book(self, job: JobState, place: NodeGpus, servers: NodeGpus, sign: int = 1) -> None:
+        """Take what the job demands on a place; ``sign`` -1: give it back."""
         for each, demand in ((place, job.spec.resources.worker), (servers, job.spec.resources.ps)):
             for name, count in each if demand else ():
                 index = self._index[name]
                 left = self._left.setdefault(index, dict(self._capacities.of_node[index]))
                 for resource, amount in demand.items():
                     if resource in left:
-                        left[resource] -= amount * count
+                        left[resource] -= sign * amount * count
