@@ -38,7 +38,7 @@ def test_events_on_stdout_are_valid_and_have_a_summary(here: Path) -> None:
     events = parse_events(done.stdout_bytes, "stdout")
     assert [(event.time, event.job) for event in events if event.event == "finish"] == [(10, "a"), (25, "b")]
     assert "pliant: no profile: every GPU is taken to train 1 sample per second\n" in done.stderr
-    assert "fifo: 2 of 2 jobs finished, ends at 25 s, 4 decisions" in done.stderr
+    assert "fifo: 2 of 2 jobs finished, ends after 25 s, 4 decisions" in done.stderr
     assert call("replay", *FILES, *FREE, "--policy", "fifo").stdout_bytes == done.stdout_bytes
     # A file of either form is valid and has a summary.
     for name in ("x.parquet", "y.jsonl"):

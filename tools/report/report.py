@@ -292,6 +292,10 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
         found.append("FTF: fair shares are of all GPUs, also of jobs that may run on some of them only")
     if (usage.held > usage.available).any():
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+    unsaved = run.jobs.counts(lambda job: not job.can_save) > 0
+    if run.info.simulated and run.info.preemptible == "stated" and unsaved.any():
+        kept = counted(int(np.count_nonzero(unsaved)), "job")
+        found.append(f"{kept} that state no checkpoint kept their GPUs until they ended")
     found += _free_changes(run)
     found += _measured(run)
     found += _forecasts(run)
