@@ -42,9 +42,11 @@ def policies(
     longest = max(map(len, policy_names()))
     for each in policy_names():
         try:
-            out_text("".join(f"{line}\n" for line in entry(each, describe(each).summary, longest, width)))
+            found = describe(each)
         except PliantError as error:
             note(str(error))
+        else:
+            out_text("".join(f"{line}\n" for line in entry(each, found.summary, longest, width)))
 
 
 KNOWS: Final = {
