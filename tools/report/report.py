@@ -21,7 +21,7 @@ from pliant.schemas.file_io.record import a_file
 from pliant.schemas.io import JOBS
 from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime, TeamFigures
-from pliant.schemas.text import counted, shortened
+from pliant.schemas.text import counted, in_gpu_hours, shortened
 from pliant.tools.report.fairness import Fairness, Reference, References
 from pliant.tools.report.job_columns import START, Jobs, optional
 from pliant.tools.report.job_record import Outcome
@@ -296,6 +296,10 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
     if run.info.simulated and run.info.preemptible == "stated" and unsaved.any():
         kept = counted(int(np.count_nonzero(unsaved)), "job")
         found.append(f"{kept} that state no checkpoint kept their GPUs until they ended")
+    if (lost_s := run.unsaved_gpu_s) > 0:
+        found.append(
+            f"preemptions of jobs that do not say that they can save have lost {in_gpu_hours(lost_s)}"
+        )
     found += _free_changes(run)
     found += _measured(run)
     found += _forecasts(run)

@@ -343,11 +343,13 @@ class TeamParts:
     ) -> list[tuple[int, list[Holding]]]:
         """Jobs to stop for that many GPUs: each with the GPUs that it frees.
 
-        Those on borrowed GPUs alone before those that hold some of their owner's own, elastic ones before
-        rigid ones, of each kind the one that has run for the shortest time.
+        None that keeps its GPUs until it ends. Those on borrowed GPUs alone before those that hold some of
+        their owner's own, elastic ones before rigid ones, of each kind the one that has run for the shortest
+        time.
 
         :param gained_by: of how much use it is that jobs stop, where that is not the number of their GPUs.
         """
+        kept = {job.id for claim in self._claims.values() for job in claim.running if job.stays}
         jobs: list[tuple[tuple[bool, bool, float, str], JobState, Owner]] = []
         borrowed: dict[Owner, int] = {}
         for owner in over:
@@ -356,7 +358,7 @@ class TeamParts:
             own = math.ceil(self._entitled[owner].own - _ROUNDING)
             borrowed[owner] = sum(claim.held.values()) - freed - own
             for job in claim.running:
-                if job.gpu_type == kind and job.counts_gpus:
+                if job.gpu_type == kind and job.counts_gpus and kept.isdisjoint((job.id, job.beside)):
                     straddles = job.gpus - self._freed_by(job, cuts) > borrowed[owner]
                     key = (straddles, not _resizable(job), -job.granted_s, job.id)
                     jobs.append((key, job, owner))
@@ -786,10 +788,9 @@ class _Spare:
 
     def workers(self) -> int:
         """How many workers of the job there is room for, in whole replicas."""
-        each = self._job.per_replica
-        counts = (
-            self._demands.useful_on(self._job, self._index[name], gpus) for name, gpus in self._free.items()
-        )
+        job, each = self._job, self._job.per_replica
+        nodes = ((self._index[name], gpus) for name, gpus in self._free.items())
+        counts = (self._demands.useful_on(job, at, gpus) for at, gpus in nodes if at not in job.barred)
         return sum(count // each for count in counts) * each
 
     def gained_by(self, job_ids: Sequence[str], *, least: int) -> int:
@@ -827,7 +828,7 @@ def _resizable(job: JobState) -> bool:
 
 
 def _shrinks(job: JobState) -> bool:
-    return _resizable(job) and job.beside is None and job.gpus > job.spec.min_gpus
+    return _resizable(job) and job.beside is None and job.gpus > job.spec.min_gpus and not job.stays
 
 
 def _earlier(one_s: float | None, other_s: float | None) -> float | None:
