@@ -77,6 +77,10 @@ class TraceDescription:
             found += [f"load of {in_gpus(self.gpus or 0)}: {self.load:.3g}", f"load by day: {days}"]
         return found
 
+    def load_of(self, gpus: int) -> float:
+        """Load of that many GPUs."""
+        return self.gpu_hours * _HOUR_S / (self.span_s * gpus)
+
     def _durations(self) -> str:
         if not self.durations_s:
             return "-, as no job states GPU time"
@@ -145,7 +149,7 @@ def cluster_for(found: TraceDescription, load: float) -> int:
         raise UsageError(f"--cluster-for {load:g}: expected a load above 0, as 0.8")
     if not found.gpu_hours or not found.span_s:
         raise UsageError("--cluster-for: the trace states no GPU time, or all jobs are submitted at once")
-    return max(found.sizes[-1][0], math.ceil(found.gpu_hours * _HOUR_S / (found.span_s * load)))
+    return max(found.sizes[-1][0], math.ceil(found.load_of(1) / load))
 
 
 def _quantiles(values: Iterable[float]) -> tuple[float, ...]:

@@ -45,6 +45,7 @@ from pliant.tools.replay.progress import Validation, validations
 from pliant.tools.replay.recorded import NODE_GPUS, inconsistencies, own_cluster
 from pliant.tools.schedule.assumptions import (
     Kind,
+    demands_unlimited,
     kinds_measured,
     levels_ignored,
     nothing_to_resize,
@@ -252,6 +253,7 @@ def assumed(
         *sharing_assumed(inputs.cluster, policy),
         *levels_ignored(inputs.cluster, policy.name, parameters),
         *weights_ignored(jobs_that(lambda job: job.weight != 1.0, inputs.jobs), policy),
+        *demands_unlimited(jobs_that(lambda job: job.resources.worker, inputs.jobs), inputs.cluster),
         *_own_cluster(inputs),
         *inputs.types_assumed,
         *nothing_to_resize(one_of_each(inputs.jobs), policy),

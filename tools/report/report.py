@@ -18,6 +18,7 @@ from pliant.schemas.checks import constraint_of
 from pliant.schemas.errors import UsageError
 from pliant.schemas.file_io.limits import garbage_collection_paused
 from pliant.schemas.file_io.record import a_file
+from pliant.schemas.io import JOBS
 from pliant.schemas.kinds import kind_of_parquet
 from pliant.schemas.metrics import PairedJcts, RunMetrics, StepTime, TeamFigures
 from pliant.schemas.text import counted, in_gpu_hours, shortened
@@ -146,6 +147,10 @@ def event_files(path: str | Path) -> tuple[Sequence[str | Path], Sequence[tuple[
     others = [(found, kind) for found, kind in kinds.items() if kind not in (None, "event")]
     events = [found for found in kinds if kinds[found] in (None, "event")]
     if not events:
+        if (folder / JOBS).is_file():
+            raise UsageError(
+                f"{path}: the folder has no events but a trace: pliant replay {path} -o FILE makes some"
+            )
         beside = f", only {a_file(others[0][1])}: {others[0][0].name}" if others else ""
         raise UsageError(f"{path}: the folder has no events.jsonl and no .parquet file of events{beside}")
     return events, others
@@ -287,6 +292,10 @@ def caveats(run: RunRecord, fair: Fairness, usage: Usage) -> list[str]:
         found.append("FTF: fair shares are of all GPUs, also of jobs that may run on some of them only")
     if (usage.held > usage.available).any():
         found.append("at times jobs hold more GPUs than there are: the log contradicts itself")
+    unsaved = run.jobs.counts(lambda job: not job.can_save) > 0
+    if run.info.simulated and run.info.preemptible == "stated" and unsaved.any():
+        kept = counted(int(np.count_nonzero(unsaved)), "job")
+        found.append(f"{kept} that state no checkpoint kept their GPUs until they ended")
     if (lost_s := run.unsaved_gpu_s) > 0:
         found.append(
             f"preemptions of jobs that do not say that they can save have lost {in_gpu_hours(lost_s)}"

@@ -11,7 +11,7 @@ from pliant.schemas.cluster import Cluster
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import GpuTimeWork, Job
 from pliant.schemas.runinfo import Assumption
-from pliant.schemas.text import counted, listed
+from pliant.schemas.text import counted, did_you_mean, listed
 from pliant.tools.profile.throughput import APART, BUSY, stand_in
 from pliant.tools.schedule.policy import Policy
 from pliant.tools.schedule.registry import make_policy
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pliant.schemas.profile import ProfileRow
 
 Kind = tuple[str, str]
+_RESOURCES: Final = frozenset({"gpu", "cpu", "memory", "disk", "bandwidth"})
 ERROR_SAID: Final = 0.1
 """Median error of the throughput model on held-out rows above which it is said."""
 
@@ -157,6 +158,20 @@ def weights_ignored(jobs: Iterable[Job], policy: type[Policy]) -> list[Assumptio
     """An assumption if jobs have weights and the policy has no place for them."""
     stating = [job.id for job in jobs if job.weight != 1.0] if not policy.weight_means else []
     return _ignored("weights", ("has", "have"), stating, policy)
+
+
+def demands_unlimited(jobs: Iterable[Job], cluster: Cluster) -> list[Assumption]:
+    """An assumption for each resource of a name of their own that jobs demand and no node has."""
+    known = _RESOURCES.union(*(node.resources for node in cluster.nodes))
+    found = Counter(
+        name for job in jobs for name in {*job.resources.worker, *job.resources.ps} if name not in known
+    )
+    texts = []
+    for name, count in sorted(found.items()):
+        who = f"which {counted(count, 'job')} {'demands' if count == 1 else 'demand'}"
+        meant = did_you_mean(name, sorted(known))
+        texts.append(f"no node states {name}, {who}: it limits nothing{f'; {meant}' if meant else ''}")
+    return [Assumption(kind="unused_option", text=text) for text in texts]
 
 
 def levels_ignored(cluster: Cluster, name: str, parameters: Mapping[str, Any]) -> list[Assumption]:

@@ -20,12 +20,15 @@ from pliant.schemas.errors import Problem
 from pliant.schemas.file_io.parquet import cast, compute, kernels, text_array
 from pliant.tools.replay.importers.conversion import (
     NOTHING,
+    REPEATED,
     Conversion,
     InputRow,
     MalformedRowError,
     Reason,
     are_plain,
+    hashes,
     parse_timestamp,
+    row_keys,
     text_bytes,
 )
 
@@ -128,6 +131,8 @@ class RowBlock:
         """By row."""
         self.dropped: list[tuple[str, int]] = []
         """Reason and number of rows."""
+        self.repeated = 0
+        """Rows that were there before."""
         self.assumed: list[tuple[int, str, int, str]] = []
         """First row of those that a sentence holds for, the sentence, how many they are, and the place of the
         first if it is named."""
@@ -206,27 +211,40 @@ class RowBlock:
     def line(self, row: int) -> int:
         return int(self.lines[row])
 
-    def ids(self, name: str) -> pa.Array:
-        """A new job id for each live row, made of the text in a column."""
+    def ids(self, name: str, *facts: Numbers | WordColumn) -> pa.Array:
+        """A new job id for each live row, made of the text in a column.
+
+        :param facts: a row of an id for which these were the same before is the same job: it counts once.
+        """
         texts = self.columns[name]
         if not are_plain(texts) or (_may_say_nothing(texts) and is_in(texts, _unsaid()).any()):
-            return self._ids_one_by_one(self.text(name).listed())
-        return self._plain_ids(texts)
+            return self._ids_one_by_one(self.text(name).listed(), _keys_of(facts))
+        return self._plain_ids(texts, _keys_of(facts))
 
-    def new_ids(self, texts: pa.Array) -> pa.Array:
-        """A new job id for each live row, made of its text, whatever it says."""
-        return self._plain_ids(texts) if are_plain(texts) else self._ids_one_by_one(texts.to_pylist())
+    def new_ids(self, texts: pa.Array, *facts: Numbers | WordColumn) -> pa.Array:
+        """A new job id for each live row, made of its text, whatever it says; facts as in :meth:`ids`."""
+        keys = _keys_of(facts)
+        if are_plain(texts):
+            return self._plain_ids(texts, keys)
+        return self._ids_one_by_one(texts.to_pylist(), keys)
 
-    def _plain_ids(self, texts: pa.Array) -> pa.Array:
-        wanted = texts if self.live.all() else _taken(texts, np.flatnonzero(self.live))
-        return texts if self.conversion.ids.take(wanted) else self._ids_one_by_one(texts.to_pylist())
+    def _plain_ids(self, texts: pa.Array, keys: NDArray[np.uint64] | None) -> pa.Array:
+        every = bool(self.live.all())
+        wanted = texts if every else _taken(texts, np.flatnonzero(self.live))
+        if self.conversion.ids.take(wanted, keys if keys is None or every else keys[self.live]):
+            return texts
+        return self._ids_one_by_one(texts.to_pylist(), keys)
 
     def numbered_ids(self, prefix: str) -> pa.Array:
         """A new job id for each live row, made of its number."""
         return self._ids_one_by_one([f"{prefix}-{line - 1}" for line in self.lines.tolist()])
 
-    def _ids_one_by_one(self, texts: list[str]) -> pa.Array:
+    def _ids_one_by_one(self, texts: list[str], keys: NDArray[np.uint64] | None = None) -> pa.Array:
         for row in np.flatnonzero(self.live).tolist():
+            if keys is not None and self.conversion.ids.is_repeated(texts[row], int(keys[row])):
+                self.live[row] = False
+                self.repeated += 1
+                continue
             place = f"{self.source}:{self.line(row)}"
             assume = partial(self.assume_row, row, place=place)
             texts[row] = self.conversion.ids.new(texts[row], assume)
@@ -391,6 +409,8 @@ def settle(block: RowBlock) -> None:
     conversion.count_rows(len(block) + len(block.others))
     for reason, count in block.dropped:
         conversion.summary.dropped[reason] += count
+    if block.repeated:
+        conversion.summary.joined[REPEATED] += block.repeated
     for _, sentence, count, place in sorted(block.assumed, key=lambda found: found[0]):
         conversion.summary.assume_here(sentence, count, place)
     refused = [(block.line(row), problems) for row, problems in block.problems.items()]
@@ -512,6 +532,18 @@ def _cast(
     except pa.ArrowInvalid:
         none = np.zeros(len(texts), dtype=bool)
         return cast(_only(texts, none), kind), none
+
+
+def _keys_of(facts: Sequence[Numbers | WordColumn]) -> NDArray[np.uint64] | None:
+    """Keys of rows by :func:`~.conversion.row_keys`, if there are facts to know them by."""
+    if not facts:
+        return None
+    return row_keys(
+        *(
+            hashes(text_array(fact.texts))[fact.places] if isinstance(fact, WordColumn) else fact
+            for fact in facts
+        )
+    )
 
 
 def _taken(texts: pa.Array, rows: Rows) -> pa.Array:

@@ -181,10 +181,7 @@ def _count(summary: ImportSummary, reason: str, rows: int) -> None:
         summary.dropped[reason] += rows
 
 
-JOBS: Final = io.JOBS
-PROFILE: Final = "profile.parquet"
-CONVERGENCE: Final = "convergence.parquet"
-HISTORY: Final = "history.jsonl"
+JOBS, PROFILE, CONVERGENCE, HISTORY = io.JOBS, io.PROFILE, io.CONVERGENCE, io.HISTORY
 FORMATS: Final[dict[str, Format]] = {
     each.name: each
     for each in (
