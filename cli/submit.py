@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -27,8 +28,9 @@ if TYPE_CHECKING:
 
 COMMAND_LINE: Final = "the command line"
 _OF_SCRIPTS: Final = (
-    "--gpus, --gpu-type, --gpu-memory, --batch, --name, --limit, --retries, --relaunch, --torchrun, "
-    "--python, --array and arguments are about a script: in a file each job states them"
+    "--gpus, --gpu-type, --gpu-memory, --cpus, --memory, --constraint, --only, --exclude, --batch, --name, "
+    "--limit, --retries, --relaunch, --torchrun, --tasks, --python, --container, --array and arguments are "
+    "about a script: in a file each job states them"
 )
 _LAUNCHERS: Final = {None: None, True: "torchrun", False: "python"}
 
@@ -88,6 +90,53 @@ def submit(
             show_default="any",
         ),
     ] = None,
+    cpus: Annotated[
+        float | None,
+        typer.Option(
+            "--cpus",
+            min=0,
+            help="Of a script: CPU cores for each of its GPUs.",
+            show_default="none in particular",
+        ),
+    ] = None,
+    memory: Annotated[
+        int | None,
+        typer.Option(
+            "--memory",
+            parser=size(),
+            metavar=SIZE_SHOWN,
+            help="Of a script: main memory for each of its GPUs.",
+            show_default="none in particular",
+        ),
+    ] = None,
+    constraint: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--constraint",
+            metavar="EXPRESSION",
+            help='Of a script: labels of the nodes that it may run on, as nvlink, "!old", rack=a or '
+            '"rack in (a,b)"; several all hold.',
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only",
+            metavar="NODE,…",
+            help="Of a script: the only nodes that it may run on, as node1,node[3-5].",
+            show_default="any",
+        ),
+    ] = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option(
+            "--exclude",
+            metavar="NODE,…",
+            help="Of a script: nodes that it may not run on.",
+            show_default="none",
+        ),
+    ] = None,
     batch: Annotated[
         int | None,
         typer.Option("--batch", min=1, help="Of a script: its global batch.", show_default=False),
@@ -128,6 +177,15 @@ def submit(
             show_default="what its imports say",
         ),
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            "--tasks",
+            metavar="node|slot",
+            help="Of a script: start it once for each of its nodes, or for each of its GPUs.",
+            show_default="once in all",
+        ),
+    ] = None,
     python: Annotated[
         str | None,
         typer.Option(
@@ -135,6 +193,63 @@ def submit(
             metavar="PATH",
             help="Of a script: the Python that runs it.",
             show_default="that of the active environment",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="PATTERN",
+            help="A file for what all these jobs print, as logs/%j.out: %j job, %a number in the array, else "
+            "attempt, %r rank.",
+            show_default="in the state directory alone",
+        ),
+    ] = None,
+    error: Annotated[
+        str | None,
+        typer.Option(
+            "--error",
+            "-e",
+            metavar="PATTERN",
+            help="A file for what they print on stderr.",
+            show_default="that of --output",
+        ),
+    ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(
+            "--container",
+            metavar="IMAGE",
+            help="Of a script: each of its processes runs in that image.",
+            show_default=False,
+        ),
+    ] = None,
+    container_runtime: Annotated[
+        str | None,
+        typer.Option(
+            "--container-runtime",
+            metavar="NAME",
+            help="Of --container: podman, apptainer, docker or pyxis.",
+            show_default="podman",
+        ),
+    ] = None,
+    container_mount: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--container-mount",
+            metavar="SOURCE[:TARGET[:ro]]",
+            help="Of --container: a file or folder that it sees, too.",
+            show_default=False,
+        ),
+    ] = None,
+    container_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--container-option",
+            metavar="WORD",
+            help="Of --container: an option of its runtime, as --container-option=--shm-size=8g.",
+            show_default=False,
         ),
     ] = None,
     env: Annotated[
@@ -187,6 +302,14 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    snapshot: Annotated[
+        bool,
+        typer.Option(
+            "--snapshot",
+            help="They run from a read-only copy of their code, made now: what git tracks or does not "
+            "ignore; links lead to the rest.",
+        ),
+    ] = False,
     hold: Annotated[bool, typer.Option("--hold", help="They wait for pliant release.")] = False,
     priority: Annotated[
         float | None,
@@ -235,15 +358,23 @@ def submit(
     from pliant.cli.orders import check_priority
     from pliant.schemas.io import write_jobs
     from pliant.tools.run.door.asking import submit as ask
-    from pliant.tools.run.service.submitter import hidden_values, of_submitter, with_variables, without
+    from pliant.tools.run.service.submitter import (
+        hidden_values,
+        of_submitter,
+        with_output,
+        with_variables,
+        without,
+    )
 
     script = Script.of(context, jobs, arguments or ())
     if script is not None and (lines := script.take_options()):
         submit(**given | stated_in(context, script.name, lines))
         return
     kind = {"types": None if gpu_type is None else gpu_type.split(","), "memory": gpu_memory}
-    starts = {"launcher": _LAUNCHERS[torchrun], "python": python}
+    image = _container(container, container_runtime, container_mount, container_option)
+    starts = {"launcher": _LAUNCHERS[torchrun], "tasks": tasks, "python": python, "container": image}
     ends = {"limits": None if limit is None else {"run_seconds": limit}, "retries": retries}
+    starts |= _where(constraint, only, exclude, {"cpu": cpus, "memory": memory})
     fields, now_s = _fields(gpus, kind, starts | ends, batch, name, relaunch=relaunch), time.time()
     if script is not None and script.command:
         source, directory = COMMAND_LINE, _named(state) if dry_run else state_directory(state)
@@ -253,7 +384,7 @@ def submit(
         found, source = _of_file(jobs, b"" if script is None else script.jobs)
         if fields or arguments or array is not None:
             raise UsageError(_OF_SCRIPTS)
-    found = tuple(with_variables(job, env or (), os.environ) for job in found)
+    found = tuple(with_output(with_variables(job, env or (), os.environ), output, error) for job in found)
     if priority is not None:
         check_priority(priority)
         found = tuple(job.model_copy(update={"priority": priority}) for job in found)
@@ -270,9 +401,9 @@ def submit(
     directory = state_directory(state)
     hidden = hidden_values(secret or (), os.environ)
     found = tuple(without(of_submitter(job, os.environ), hidden) for job in found)
-    for line in dict.fromkeys(_starts(found)):
+    for line in dict.fromkeys([*_starts(found), *_shared_files(found)]):
         note(line)
-    try:
+    with _none_submitted(len(found)), _copied(directory, found, snapshot=snapshot) as found:
         done = ask(
             *(directory, found, source),
             folder=Path.cwd(),
@@ -281,15 +412,37 @@ def submit(
             numbered=source == COMMAND_LINE and name is None,
             hidden=hidden,
         )
-    except BadInputError:
-        if len(found) > 1:
-            note(f"none of the {len(found)} jobs was submitted:")
-        raise
     _say_what_counts(done, directory, () if source == COMMAND_LINE and name is None else found)
     if wait:
         from pliant.cli.job import wait_for
 
         wait_for(directory, done.ids)
+
+
+@contextmanager
+def _none_submitted(count: int) -> Iterator[None]:
+    try:
+        yield
+    except BadInputError:
+        if count > 1:
+            note(f"none of the {count} jobs was submitted:")
+        raise
+
+
+def _copied(state: Path, jobs: tuple[Job, ...], *, snapshot: bool) -> AbstractContextManager[tuple[Job, ...]]:
+    """The jobs, with ``snapshot`` each to be run from a copy of its code; an error within takes it back."""
+    from pliant.tools.run.service.code_copy import from_copies
+
+    return from_copies(state, jobs, Path.cwd()) if snapshot else nullcontext(jobs)
+
+
+def _shared_files(jobs: Iterable[Job]) -> Iterator[str]:
+    """Remarks on the output files that several of these jobs write to."""
+    from pliant.tools.run.service.launching import at_home
+    from pliant.tools.run.service.submitter import shared_files
+
+    for path, count in shared_files(at_home(job, Path.cwd()) for job in jobs):
+        yield f"{count} jobs write to {path}, line by line; with %j in its name each has a file of its own"
 
 
 def _say_what_counts(done: Submitted, state: Path, named: Sequence[Job]) -> None:
@@ -438,6 +591,47 @@ def _fields(
         found["id"] = name
     if relaunch:
         found["resize"] = "relaunch"
+    return found
+
+
+def _where(
+    constraint: Sequence[str] | None, only: str | None, exclude: str | None, needs: Mapping[str, float | None]
+) -> dict[str, Any]:
+    """What the options say of the nodes that a job may run on; None: nothing.
+
+    :param needs: amounts by resource, for each of its workers.
+    :raises UsageError: an expression or a list of nodes is not one.
+    """
+    from pliant.schemas.node_labels import condition, names_in
+
+    stated = {name: float(amount) for name, amount in needs.items() if amount is not None}
+    found: dict[str, Any] = {"nodes": constraint or None, "resources": {"worker": stated} if stated else None}
+    for text in constraint or ():
+        try:
+            condition(text)
+        except ValueError as error:
+            raise UsageError(f"--constraint {error}") from error
+    for name, nodes in (("only", only), ("exclude", exclude)):
+        try:
+            found[name] = None if nodes is None else names_in(nodes)
+        except ValueError as error:
+            raise UsageError(f"--{name} {nodes}: {error}") from error
+    return found
+
+
+def _container(
+    image: str | None, runtime: str | None, mounts: list[str] | None, options: list[str] | None
+) -> dict[str, Any] | None:
+    """The container of a script, with what the configuration says of one. Returns None without options.
+
+    :raises UsageError: no image is named.
+    """
+    stated = {"image": image, "runtime": runtime, "mounts": mounts, "options": options}
+    if not (given := {field: value for field, value in stated.items() if value}):
+        return None
+    found = {**(configuration().job.get("container") or {}), **given}
+    if "image" not in found:
+        raise UsageError("--container-… are about a container: name its image with --container")
     return found
 
 

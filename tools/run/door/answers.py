@@ -48,6 +48,7 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
 from pliant.tools.run.statedir.requests import Spool, askers
 from pliant.tools.run.statedir.state import no_such_job
+from pliant.tools.run.watch.attempt_code import recorded_code
 from pliant.tools.run.watch.job_page import error_lines, history
 from pliant.tools.run.watch.job_status import status_of
 from pliant.tools.run.watch.output import JobOutput, events_to_come, job_events, last_events
@@ -330,7 +331,9 @@ class DoorAnswers:
         with self._heavy[who.uid]:
             happened = history(self._dirs, request.job, shown=seen)
         errors = [] if job is None else error_lines(self._dirs, job)
-        return {"history": HISTORY.dump_python(happened, mode="json"), "errors": errors}
+        code = recorded_code(self._dirs, request.job) if owns else []
+        told = {"history": HISTORY.dump_python(happened, mode="json"), "errors": errors}
+        return told | {"code": [each.model_dump(mode="json") for each in code]}
 
     def _use(self, who: Person, roles: Roles) -> bytes:
         with self._lock:
@@ -346,7 +349,7 @@ class DoorAnswers:
 
     def _printed(self, request: asked.ReadOutput) -> Iterator[bytes]:
         check_job(self._dirs, request.job)
-        output = JobOutput(self._dirs, request.job, request.lines)
+        output = JobOutput(self._dirs, request.job, request.lines, request.attempt, request.rank)
         while request.follow and not self._has_ended(request.job):
             yield from output.fresh()
             yield b""

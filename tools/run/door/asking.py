@@ -35,6 +35,7 @@ from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.requests import JobAction, NodeAction, Spool
 from pliant.tools.run.statedir.state import no_such_job
 from pliant.tools.run.watch import output
+from pliant.tools.run.watch.attempt_code import CodeRecord, recorded_code
 from pliant.tools.run.watch.job_page import Happened, error_lines, history
 from pliant.tools.run.watch.job_status import EVERY_JOB, JobFilter, JobStatus, known_ids, statuses
 from pliant.tools.run.watch.stacks import job_stacks
@@ -129,8 +130,12 @@ class _Client:
         found = self._pieces(asked.ReadEvents(job=job.id))
         return [*parse_events(b"".join(found), str(self._state))]
 
-    def output(self, job_id: str, *, follow: bool, lines: int | None) -> Iterator[bytes]:
-        return self._pieces(asked.ReadOutput(job=job_id, follow=follow, lines=lines))
+    def code(self, job_id: str) -> list[CodeRecord]:
+        found = self._value(asked.Describe(job=job_id)).get("code", ())
+        return [CodeRecord.model_validate(each) for each in found]
+
+    def output(self, question: asked.ReadOutput) -> Iterator[bytes]:
+        return self._pieces(question)
 
     def events(self, last: int, *, follow: bool) -> Iterator[bytes]:
         return self._pieces(asked.ReadEvents(last=last, follow=follow))
@@ -265,6 +270,7 @@ class Looking(Protocol):
     def history(self, job_id: str) -> list[Happened]: ...
     def errors(self, job: JobStatus) -> list[str]: ...
     def use(self, job: JobStatus) -> tuple[float | None, int | None]: ...
+    def code(self, job_id: str) -> list[CodeRecord]: ...
 
     def cost_events(self, job: JobStatus) -> list[Event] | None:
         """What its cost is told from. Returns None if what the job did is another account's."""
@@ -285,6 +291,9 @@ class _OwnFiles:
 
     def use(self, job: JobStatus) -> tuple[float | None, int | None]:
         return measured(self._watcher.dirs, job.log) if job.log.gpus else (None, None)
+
+    def code(self, job_id: str) -> list[CodeRecord]:
+        return recorded_code(self._watcher.dirs, job_id)
 
     def cost_events(self, job: JobStatus) -> list[Event] | None:
         return [event for block in LogReader(self._watcher.dirs.events).read_all() for event in block]
@@ -460,12 +469,19 @@ def events_to_come(state: Path, last: int = 0) -> Iterator[bytes]:
 
 
 def job_output(
-    state: Path, job_id: str, *, follow: bool = False, lines: int | None = None
+    state: Path,
+    job_id: str,
+    *,
+    follow: bool = False,
+    lines: int | None = None,
+    attempt: int | None = None,
+    rank: int | None = None,
 ) -> Iterator[bytes]:
     client = client_of(state)
     if client is None:
-        return output.job_output(state, job_id, follow=follow, lines=lines)
-    return client.output(job_id, follow=follow, lines=lines)
+        which = {"attempt": attempt, "rank": rank}
+        return output.job_output(state, job_id, follow=follow, lines=lines, **which)
+    return client.output(asked.ReadOutput(job=job_id, follow=follow, lines=lines, attempt=attempt, rank=rank))
 
 
 def stacks(state: Path, job_id: str, within_s: float) -> list[WorkerStack]:

@@ -134,6 +134,8 @@ class ReadOutput(DoorRequest):
     job: Identifier
     follow: bool = False
     lines: Annotated[int, Field(ge=0)] | None = None
+    attempt: Annotated[int, Field(ge=1)] | None = None
+    rank: Annotated[int, Field(ge=0)] | None = None
 
 
 class ReadEvents(DoorRequest):

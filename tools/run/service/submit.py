@@ -24,8 +24,10 @@ from pliant.schemas.io import read_cluster, read_profile, read_schedule
 from pliant.schemas.job import Changes, Job, arriving_at, updated
 from pliant.schemas.text import EPOCH_LIKE_S, counted
 from pliant.tools.run.backends.keep import SECRETS
+from pliant.tools.run.service import containers
 from pliant.tools.run.service.launching import at_home, job_problems, script_obstacle
 from pliant.tools.run.service.starters import is_a_name, python_obstacle, settled
+from pliant.tools.run.service.submitter import output_obstacle
 from pliant.tools.run.statedir.directory import Account, StateDir, account_name
 from pliant.tools.run.statedir.log.fold import RunLog
 from pliant.tools.run.statedir.log.snapshot import LogView
@@ -210,6 +212,8 @@ def _uid(dirs: StateDir, by: Account | None) -> int | None:
 
 def _problems(job: Job, source: str, *, check_script: bool) -> list[Problem]:
     found = job_problems(job, source)
+    if not found and (obstacle := output_obstacle(job)) is not None:
+        found = [Problem(source, None, "/output", f'job "{job.id}": {obstacle}')]
     return found if found or not check_script else _script_problems(job, source)
 
 
@@ -225,10 +229,16 @@ def check_scripts(jobs: Iterable[Job], source: str, *, folder: Path) -> None:
 
 
 def _script_problems(job: Job, source: str) -> list[Problem]:
-    if (job := settled(job)[0]).launcher == "program":
+    job = settled(job)[0]
+    if (lack := containers.obstacle(job)) is not None:
+        text = f'job "{job.id}": {lack} (--no-check skips this check)'
+        return [Problem(source, None, "/container", text)]
+    if job.launcher == "program":
         return []
     obstacle = python_obstacle(job)
-    if obstacle is None and not (job.own_python is not None and job.script[:1] == ("-m",)):
+    unseen = job.own_python is not None and job.script[:1] == ("-m",)
+    unseen |= job.container is not None and job.script[0].startswith("/")  # it may be in the image
+    if obstacle is None and not unseen:
         obstacle = script_obstacle(job.script, Path(job.workdir or ""))  # modules are those of this Python
     if obstacle is not None and obstacle.startswith("no such script") and is_a_name(job.script[0]):
         obstacle += ", and no program of that name is on PATH"

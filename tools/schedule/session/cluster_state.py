@@ -119,11 +119,11 @@ class ClusterState:
 
     def _state_of(self, job: Job, alike: JobState | None = None) -> JobState:
         state = job_state(job, self.speeds, alike)
-        if alike is None and self.capacities.limits(job):
-            state.room, state.kind = self.capacities.room(job), None
-            state.any_node = not self.capacities.looks_at_nodes(job)
-            if not state.any_node:
-                state.room_by_node = self.capacities.room_by_node(job)
+        if alike is None and (state.takes_room or state.types is not None):
+            room = self.capacities.room_for(job)
+            state.room, state.barred, state.kind = room.by_type, room.barred, None
+            if state.barred or state.takes_room:
+                state.any_node, state.room_by_node = False, room.by_node
             self._look_at_room([state])
         return state
 
@@ -257,8 +257,10 @@ class ClusterState:
         demanding = [job for job in jobs if job.room is not None]
         if not demanding:
             return
-        up = [node for node, state in zip(self.capacities.nodes, self.nodes, strict=True) if state.up]
-        capacities = None if len(up) == len(self.nodes) else Capacities(up, self.capacities)
+        capacities = None
+        if not self.free.all_up:
+            nodes = zip(self.capacities.nodes, self.nodes, strict=True)
+            capacities = Capacities([node for node, state in nodes if state.up], self.capacities)
         for job in demanding:
             job.room_now = job.room if capacities is None else capacities.room(job.spec)
 

@@ -90,14 +90,17 @@ def with_replicas(jobs: Iterable[Job]) -> list[Job]:
 
 
 def constrained(jobs: Iterable[Job]) -> list[Job]:
-    """The same jobs; most may run on one GPU type only, or need much memory."""
+    """The same jobs; most may run on one GPU type only, need much memory, or some nodes by label or name."""
     types, memory = (None, ("a",), ("b",), ("b", "a")), (None, 20 * 10**9, None)
+    nodes = ((), ("nvlink",), ("rack in (r1,r2)",), (), ("!nvlink",))
     return [
         each.model_copy(
             update={
+                "nodes": nodes[at % len(nodes)],
+                "exclude": ("b-2-1",) if at % 7 == 0 else (),
                 "gpus": each.gpus.model_copy(
                     update={"types": types[at % len(types)], "memory": memory[at % len(memory)]}
-                )
+                ),
             }
         )
         for at, each in enumerate(jobs)
