@@ -688,7 +688,7 @@ def _script_name(script: tuple[str, ...]) -> str:
     return name.stem if name.suffix == ".py" else name.name
 
 
-Changeable = Literal["gpus", "batch", "limits", "retries"]
+Changeable = Literal["gpus", "nodes", "only", "exclude", "resources", "batch", "limits", "retries"]
 CHANGEABLE: Final[tuple[Changeable, ...]] = get_args(Changeable)
 Changes = dict[Changeable, Any]
 """New values of fields of a job; of a field with parts those that are named. None is the default."""
@@ -700,14 +700,15 @@ def updated(job: Job, changes: Changes) -> Job:
     :raises ValidationError: together they make no job.
     """
     values = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return type(job).model_validate(_merged(values, changes), strict=False)
+
+
+def _merged(before: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Values with changes of some of them, and of parts of these; without those that are None then."""
+    found = dict(before)
     for name, change in changes.items():
-        before = values.pop(name, None)
-        found = {**(before or {}), **change} if isinstance(change, Mapping) else change
-        if isinstance(found, dict):
-            found = {part: value for part, value in found.items() if value is not None}
-        if found is not None:
-            values[name] = found
-    return type(job).model_validate(values, strict=False)
+        found[name] = _merged(found.get(name) or {}, change) if isinstance(change, Mapping) else change
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def arriving_at(jobs: Iterable[Job], time_s: float) -> tuple[Job, ...]:

@@ -250,7 +250,7 @@ class _SavedState(JobState):
 
     @requested.setter
     def requested(self, gpus: int) -> None:
-        del gpus
+        """It follows from what is looked up."""
 
     @property
     def min_gpus(self) -> int:
@@ -258,7 +258,7 @@ class _SavedState(JobState):
 
     @min_gpus.setter
     def min_gpus(self, gpus: int) -> None:
-        del gpus
+        """It follows from what is looked up."""
 
 
 def encode_state(state: JobState) -> bytes:

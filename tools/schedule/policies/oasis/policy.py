@@ -250,7 +250,11 @@ class BooksSlots(Policy):
                 ledger.refresh()
             elif change.kind == "arrived" and change.job is not None:
                 self._bid_in.pop(change.job.id, None)
-        for job_id in self._gone(snapshot, ledger):
+        jobs = snapshot.jobs
+        back = [
+            each.ended_job.id for each in snapshot.changes if each.ended_job and each.ended_job.id in jobs
+        ]
+        for job_id in (*back, *self._gone(snapshot, ledger)):  # one that is back may ask for something else
             ledger.drop(job_id)
             for kept in (self._bid_in, self._refusals, self._asked, self._rows):
                 kept.pop(job_id, None)
