@@ -88,7 +88,7 @@ def test_a_copy_has_what_git_does_not_ignore_as_it_is_now(work: Work) -> None:
     assert (found["commit"], found["snapshot"], [*found["files"]]) == (
         work.commit,
         True,
-        ["lib/model.py", "train.py"],
+        ["lib/model.py", "run.sh", "train.py"],
     )
 
 
