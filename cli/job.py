@@ -228,7 +228,9 @@ def stack(
     from pliant.tools.run.watch.stacks import stacks_document
 
     check_output(output)
-    found = asking.stacks(state_directory(state), job, within)
+    directory = state_directory(state)
+    job = asking.meant(directory, job)
+    found = asking.stacks(directory, job, within)
     if format is Form.json:
         out_or_file(stacks_document(job, found), output)
     else:
@@ -282,7 +284,7 @@ class _Answer:
     """
 
     def __init__(self, state: Path, job_id: str) -> None:
-        from pliant.tools.run.door.asking import looking
+        from pliant.tools.run.door.asking import looking, meant
         from pliant.tools.run.statedir.state import no_such_job
         from pliant.tools.run.watch.job_page import waiting_for
         from pliant.tools.run.watch.job_status import known_ids, statuses
@@ -290,6 +292,7 @@ class _Answer:
         run = looking(state)
         self.status: Status = run.look(ahead=True)
         self.now_s = time.time()
+        job_id = meant(state, job_id)
         everything = statuses(self.status, self.now_s)
         found = next((each for each in everything if each.id == job_id), None)
         if found is None:

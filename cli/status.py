@@ -246,9 +246,10 @@ def status(
     _check_sort(sort)
 
     def page() -> _Page:
-        from pliant.tools.run.door.asking import looking
+        from pliant.tools.run.door.asking import looking, meant
 
-        return _Page(looking(directory), directory, job, chosen, shown, sort, explain=explain)
+        one = None if job is None else meant(directory, job)
+        return _Page(looking(directory), directory, one, chosen, shown, sort, explain=explain)
 
     if not watch:
         with garbage_collection_paused(to_the_end=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 from typing import Annotated, Final, Literal, NamedTuple, Self
 
@@ -207,6 +207,7 @@ class Node(Record):
     switch: str | None = None
     """Name of the switch the node hangs on; nodes of one switch are near each other."""
     labels: dict[str, str] = Field(default_factory=dict)
+    """What jobs may ask of a node by name and value: {"nvlink": "", "rack": "a"}; and its domain by level."""
     devices: tuple[Annotated[str, Field(pattern=DEVICE_NAME)], ...] = ()
     """Which GPUs of the machine these are, as CUDA_VISIBLE_DEVICES names them. Default: the next in order."""
 
@@ -335,6 +336,9 @@ class Cluster(Record):
     """A rule about jobs that hardly use their slots. Default: none."""
     stragglers: StragglerRule | None = None
     """A rule about workers that are slower than the others of their job. Default: none."""
+    isolation: bool = True
+    """Whether each unit of a job on the local backend gets a control group, where the system lets one be
+    made: no more memory and cores than the job demands, or its share of the node, and only its GPUs."""
 
     @model_validator(mode="after")
     def _is_of_this_world(self) -> Self:
@@ -349,7 +353,7 @@ class Cluster(Record):
     def _names_are_unique(self) -> Self:
         seen: set[str] = set()
         for index, node in enumerate(self.nodes):
-            for name in _names(node):
+            for name in names_of(node):
                 if name in seen:
                     raise broken_rule(f"node name {name!r} is used twice", f"/nodes/{index}/name")
                 seen.add(name)
@@ -376,19 +380,16 @@ class Cluster(Record):
 
     def expanded(self) -> tuple[Node, ...]:
         """One entry for each node."""
-        return tuple(
-            node if node.count is None else node.model_copy(update={"name": name, "count": None})
-            for node in self.nodes
-            for name in _names(node)
-        )
+        return expanded(self.nodes)
 
     @property
     def minor(self) -> int:
         """1: nodes name devices, or it says how Slurm is asked, or has rules. 2: nodes have ``resources``, or
         it says when jobs share GPUs. 3: teams share it, Slurm gives notice, or it
-        has rules about idle jobs or stragglers, or levels. 4: it says whose GPUs policies may take.
+        has rules about idle jobs or stragglers, or levels. 4: it says whose GPUs policies may take, or that
+        jobs are not isolated.
         """
-        if self.preemptible is not None:
+        if self.preemptible is not None or not self.isolation:
             return 4
         newest = (self.shares, self.slurm.notice_seconds, self.idle, self.stragglers)
         if self.levels or any(each is not None for each in newest):
@@ -419,7 +420,16 @@ class Cluster(Record):
         return sum(node.gpus * (node.count or 1) for node in self.nodes)
 
 
-def _names(node: Node) -> list[str]:
+def expanded(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    return tuple(
+        node if node.count is None else node.model_copy(update={"name": name, "count": None})
+        for node in nodes
+        for name in names_of(node)
+    )
+
+
+def names_of(node: Node) -> list[str]:
+    """Names of the nodes that it stands for."""
     if node.count is None:
         return [node.name]
     if "{}" not in node.name:

@@ -208,12 +208,7 @@ class DoorAnswers:
     def _submit(self, request: asked.SubmitJobs, who: Person, limits: AccountLimits) -> dict[str, Any]:
         jobs = [_owned(job, who, limits) for job in parse_jobs(request.jobs.encode(), request.source)]
         with self._changing():
-            log, owners = self._known()
-            waiting = sum(job.uid == who.uid and not job.gpus for job in log.active.values())
-            waiting += sum(uid == who.uid and job_id not in log.jobs for job_id, uid in owners.items())
-            if waiting + len(jobs) > limits.waiting_jobs:
-                text = f"{who.name} has {counted(waiting, 'job')} that wait, and {limits.waiting_jobs} may"
-                raise LockedError(f"{text}: none was submitted; try again once some of them have begun")
+            self._check_waiting(who, limits, len(jobs))
             self._check_room(who, limits, len(request.jobs))
             if request.numbered:
                 known = requests.known_ids(self._dirs, self._spool, self._view)
@@ -246,11 +241,16 @@ class DoorAnswers:
             if request.priority is not None and not roles.is_operator(who):
                 for job_id in filter(view.owns, request.jobs):
                     _check_priority(job_id, request.priority, limits)
+            if request.action == "requeue":
+                own = (self._view.log.jobs.get(job_id) for job_id in request.jobs if view.owns(job_id))
+                self._check_waiting(who, limits, sum(job is not None and job.ended for job in own))
             if request.action == "release":
                 self._check_holders(request.jobs, who, roles)
             ended = requests.order_jobs(
                 *(self._dirs.path, request.action, request.jobs),
                 priority=request.priority,
+                changes=request.changes,
+                from_start=request.from_start,
                 by=who.account,
                 view=self._view,
             )
@@ -298,6 +298,15 @@ class DoorAnswers:
             if holder not in (None, who.uid) and not roles.is_operator(who):
                 name = Person.of(holder or ROOT).name
                 raise UsageError(f"job {job_id} is held by {name}, who can release it, as operators can")
+
+    def _check_waiting(self, who: Person, limits: AccountLimits, more: int) -> None:
+        """:raises LockedError: with so many jobs more too many of the account would wait."""
+        log, owners = self._known()
+        waiting = sum(job.uid == who.uid and not job.gpus for job in log.active.values())
+        waiting += sum(uid == who.uid and job_id not in log.jobs for job_id, uid in owners.items())
+        if more and waiting + more > limits.waiting_jobs:
+            text = f"{who.name} has {counted(waiting, 'job')} that wait, and {limits.waiting_jobs} may"
+            raise LockedError(f"{text}: nothing was asked for; try again once some of them have begun")
 
     def _check_room(self, who: Person, limits: AccountLimits, more: int) -> None:
         """:raises LockedError: too much of what the account asked for has not been taken up yet."""

@@ -11,7 +11,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from pliant.schemas.errors import ServiceMissingError, UsageError
 from pliant.schemas.event import Event
 from pliant.schemas.file_io.events import LogReader, parse_events
 from pliant.schemas.io import job_file
-from pliant.schemas.job import Job, arriving_at
+from pliant.schemas.job import Changes, Job, arriving_at
 from pliant.tools.run.door import protocol as asked
 from pliant.tools.run.door.letters import munge_for, send
 from pliant.tools.run.door.protocol import as_line, door_address, error_of, peer_of, pieces_from, value_in
@@ -81,10 +81,10 @@ class _Client:
         self._value(asked.CancelJobs(jobs=tuple(job_ids)))
 
     def order_jobs(
-        self, action: JobAction, job_ids: Sequence[str], priority: float | None = None
+        self, action: JobAction, job_ids: Sequence[str], **how: Any
     ) -> tuple[list[str], str | None]:
         """Returns the ids of those that have ended, and the policy if it ignores a priority."""
-        said = self._value(asked.OrderJobs(action=action, jobs=tuple(job_ids), priority=priority))
+        said = self._value(asked.OrderJobs(action=action, jobs=tuple(job_ids), **how))
         return said["ended"], said["deaf"]
 
     def order_nodes(
@@ -366,7 +366,13 @@ def cancel(state: Path, job_ids: Sequence[str]) -> None:
 
 
 def order_jobs(
-    state: Path, action: JobAction, job_ids: Sequence[str], *, priority: float | None = None
+    state: Path,
+    action: JobAction,
+    job_ids: Sequence[str],
+    *,
+    priority: float | None = None,
+    changes: Changes | None = None,
+    from_start: bool = False,
 ) -> tuple[list[str], str | None]:
     """Order the same for several jobs, for all or none; durable when this returns.
 
@@ -375,8 +381,8 @@ def order_jobs(
     """
     client = client_of(state)
     if client is not None:
-        return client.order_jobs(action, job_ids, priority)
-    ended = own.order_jobs(state, action, job_ids, priority=priority)
+        return client.order_jobs(action, job_ids, priority=priority, changes=changes, from_start=from_start)
+    ended = own.order_jobs(state, action, job_ids, priority=priority, changes=changes, from_start=from_start)
     return ended, None if priority is None else own.deaf_to_priorities(state)
 
 
@@ -396,30 +402,30 @@ def order_nodes(
         client.order_nodes(action, names, reason=reason, now=now, within_s=within_s)
 
 
-def known_names(state: Path) -> tuple[set[str], dict[str, list[str]]]:
-    """The ids of the jobs there, and those of each array by its name; behind a door, of those seen."""
+def known_names(state: Path) -> own.Names:
+    """What the jobs there are called; behind a door, those seen."""
     client = client_of(state)
     if client is None:
         dirs = StateDir(state.resolve())
-        spool = Spool(dirs)
-        return own.known_ids(dirs, spool), own.array_jobs(dirs, spool)
+        return own.known_names(dirs, Spool(dirs))
     found = client.look()
-    jobs = [*(job for job, _ in found.submitted), *(each.job for each in found.log.jobs.values())]
-    return {*known_ids(found)}, own.by_array(jobs)
+    jobs = [*(each.job for each in found.log.jobs.values()), *(job for job, _ in found.submitted)]
+    return own.Names.of(known_ids(found), jobs)
 
 
 def chosen(state: Path, names: Sequence[str], only: JobFilter = EVERY_JOB) -> list[str]:
     """Ids of the jobs that names mean, and that the filter lets through.
 
-    A name is a job's, else that of an array, which means all its jobs, else a pattern of either; any other
-    one is left to who is asked about it. Without names all jobs are meant, ended ones if states are named.
+    A name is a job's, and means the newest one that was submitted with it, else that of an array, which means
+    all its jobs, else a pattern of either; any other one is left to who is asked about it. Without names all
+    jobs are meant, ended ones if states are named.
 
     :raises UsageError: nothing is named, or a pattern fits no job.
     """
     if not names and only == EVERY_JOB:
         raise UsageError("name jobs or arrays, or choose jobs with --user or --state-is")
-    ids, arrays = known_names(state) if names else ((), {})
-    named = [job_id for name in names for job_id in _meant(state, name, ids, arrays)]
+    known = known_names(state) if names else own.Names(set(), {}, {})
+    named = [job_id for name in names for job_id in _meant(state, name, known)]
     if only == EVERY_JOB:
         return list(dict.fromkeys(named))
     found = only.of(statuses(looking(state).look(), time.time()))
@@ -428,7 +434,10 @@ def chosen(state: Path, names: Sequence[str], only: JobFilter = EVERY_JOB) -> li
     return [job.id for job in found if only.states or not job.log.ended]
 
 
-def _meant(state: Path, name: str, ids: Collection[str], arrays: Mapping[str, list[str]]) -> list[str]:
+def _meant(state: Path, name: str, known: own.Names) -> list[str]:
+    ids, arrays = known.ids, known.arrays
+    if name in known.newest:
+        return [known.newest[name]]
     if name in ids or name in arrays:
         return [name] if name in ids else arrays[name]
     if not PATTERN.search(name):
@@ -437,6 +446,11 @@ def _meant(state: Path, name: str, ids: Collection[str], arrays: Mapping[str, li
     if not (found := {*fnmatch.filter(ids, name), *of_arrays}):
         raise UsageError(f"{state} has no job and no array like {name}")
     return sorted(found)
+
+
+def meant(state: Path, name: str) -> str:
+    """The id of the one job that a name means; a name that is not known stays."""
+    return known_names(state).newest.get(name, name)
 
 
 def is_served(state: Path) -> bool:

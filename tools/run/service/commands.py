@@ -30,14 +30,16 @@ from pliant.tools.profile.torchrun.start import (
     ALONE,
     NO_STORE,
     ONE_THREAD,
+    in_python,
     one_program,
-    one_worker,
     standalone,
     torchrun,
 )
+from pliant.tools.run.backends.contain import ENV_SLURM
 from pliant.tools.run.backends.keep import ENV_CODE, ENV_OUTPUT
 from pliant.tools.run.backends.protocol import Credentials, NodeInfo, Unit
 from pliant.tools.run.service.allocation import Assignment, Slot, by_node
+from pliant.tools.run.service.containers import words
 from pliant.tools.run.statedir.contract.as_user import files_of, own_files
 from pliant.tools.run.statedir.contract.folders import (
     AttemptDir,
@@ -60,6 +62,8 @@ from pliant.tools.run.statedir.contract.plan import (
     ENV_PROGRESS,
     ENV_SLOT,
     ENV_STOP,
+    ENV_TASK,
+    ENV_TASKS,
     ENV_WORKER,
     PROTOCOL,
     SLOT_FROM_RANK,
@@ -98,16 +102,22 @@ def units(
     for index, slots in enumerate(groups):
         number = first + index
         logs = attempt.logs / str(number)
+        inside: tuple[str, ...] = ()
+        if job.container is not None:
+            inside = words(job.container, attempt.container(number), (job_dir,), tuple(job.env))
         if by_torchrun(target):
-            argv = torchrun(job.script, len(slots), _rendezvous(target, index, nodes, port), logs, python)
+            meets = _rendezvous(target, index, nodes, port)
+            argv = (*inside, *torchrun(job.script, len(slots), meets, logs, python, by_module=bool(inside)))
             own = {**NO_STORE, ENV_SLOT: SLOT_FROM_RANK}
         elif not job.changes_in_place:
             is_program, command = job.launcher == "program", job.command or ()
-            argv = one_program(command, logs) if is_program else one_worker(job.script, logs, python)
+            argv = one_program((*inside, *(command if is_program else in_python(job.script, python))), logs)
             own = {ENV_SLOT: SLOT_FROM_RANK}
         else:
-            argv = one_worker(job.script, logs, python)
+            argv = one_program((*inside, *in_python(job.script, python)), logs)
             own = {**ALONE, ENV_SLOT: str(slots[0]), ENV_WORKER: str(number)}
+        if job.is_one_process and job.tasks is not None:
+            own |= {ENV_TASK: str(index), ENV_TASKS: str(len(groups))}
         if not job.changes_in_place:
             own |= {ENV_PROGRESS: str(JobDir(job_dir).progress), ENV_STOP: str(attempt.stop)}
             if job.batch.size is not None:
@@ -130,10 +140,15 @@ def units(
             opened |= paths
             env[ENV_OUTPUT] = json.dumps(order)
         if all(slots[0].node != other[0].node for other in groups[:index]):  # one look at the code is enough
-            runs_python = job.launcher != "program"
+            runs_python = job.launcher != "program" and job.container is None
             looks = {"python": python or (sys.executable if runs_python else ""), "command": job.command}
             env[ENV_CODE] = json.dumps(looks)
-        made.append(Unit(slots[0].node, argv, job.workdir or str(Path.cwd()), env, account))
+        if job.container is not None and job.container.runtime == "pyxis":
+            env[ENV_SLURM] = ""  # its step fills it in
+        here = sum(slot.node == slots[0].node for slot in slots)
+        demand = {name: each * here for name, each in job.resources.worker.items()}
+        folder = job.workdir or str(Path.cwd())
+        made.append(Unit(slots[0].node, argv, folder, env, account, slots=here, demand=demand))
     return made
 
 
@@ -172,19 +187,20 @@ def by_torchrun(target: Assignment) -> bool:
 
 
 def groups_of(target: Assignment) -> list[list[Slot]]:
-    """The slots that one unit serves: each alone, all of a node where workers do not change, or all of a
-    job that is one process, on the first of its nodes.
+    """The slots that one unit serves: each alone, all of a node where workers do not change or a task is for
+    a node, or all of a job that is one process, on the first of its nodes.
     """
-    if target.job.is_one_process:
+    job = target.job
+    if job.is_one_process and job.tasks is None:
         return [list(target.slots)]
-    if target.job.changes_in_place:
+    if job.changes_in_place or (job.is_one_process and job.tasks == "slot"):
         return [[slot] for slot in target.slots]
     return [[Slot(node, index) for index in indices] for node, indices in by_node(target.slots).items()]
 
 
 def meets_at_port(target: Assignment) -> bool:
     """Whether its torchruns meet at a port of the first node."""
-    return not target.job.changes_in_place and len(groups_of(target)) > 1
+    return by_torchrun(target) and len(groups_of(target)) > 1
 
 
 def ranked(target: Assignment) -> tuple[Slot, ...]:

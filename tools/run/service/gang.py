@@ -29,8 +29,8 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from pliant.schemas.event import Event
 from pliant.tools.profile.torchrun.start import ERROR_LINE, last_lines, last_words
 from pliant.tools.run.backends.protocol import Backend, Handle, UnitStatus
-from pliant.tools.run.service.allocation import Assignment, Slot, by_node
-from pliant.tools.run.service.commands import aborted, assignment_of, by_torchrun, next_plan
+from pliant.tools.run.service.allocation import Assignment, Slot
+from pliant.tools.run.service.commands import aborted, assignment_of, by_torchrun, groups_of, next_plan
 from pliant.tools.run.service.members import (
     YOUNG_S,
     Ending,
@@ -137,6 +137,7 @@ class Notices:
 
 _TRACE_LINES: Final = 200
 """Lines at the end of a traceback in which its reason is looked for."""
+_MORE_MEMORY: Final = "; it would be again with as much: let it ask for more (resources.worker.memory)"
 _SENT: Final[Mapping[Stage, str]] = {"term": "SIGTERM", "kill": "SIGKILL"}
 """The signal that each stage of a stop sends."""
 EXIT_CODE_S: Final = 5.0
@@ -396,6 +397,9 @@ class Gang:
         self._members.look()
         self._end_silent(now_s)
         self._end_lingering(now_s)
+        if self._stage is None and any(status.memory for status in self.statuses):
+            self._at_break = self._own()  # the others have no more, and a new one would not either
+            self._enter("term", now_s, self._timeouts.broken_s)
         if self._stage is None and (found := self._plan_without_lost(now_s)) is not None:
             return found
         outcomes = self._members.outcomes()
@@ -439,6 +443,9 @@ class Gang:
             found = replace(found, samples_done=self.script.samples_done)
         if removed and found.end == "failed":
             found = replace(found, message=f"{found.message}; its folder was removed while it ran")
+        killed = next((status.memory for status in self.statuses if status.memory), None)
+        if found.end == "failed" and killed is not None:
+            found = replace(found, message=f"{killed}{_MORE_MEMORY}", by_itself=True, is_final=True)
         if found.message and self._stacks.kept is not None:
             found = replace(found, message=f"{found.message}{self._stacks.words}")
         return found
@@ -547,8 +554,8 @@ class Gang:
     def _places(self, units: Iterable[int]) -> str:
         """Where units are, as text: a unit whose workers do not change has a whole node."""
         if not self.target.job.changes_in_place:
-            nodes = list(by_node(self.target.slots))
-            return ", ".join(nodes[unit] for unit in units)
+            groups = groups_of(self.target)
+            return ", ".join(dict.fromkeys(groups[unit][0].node for unit in units))
         return slots_text(self._members.slot(worker) for worker in units)
 
     def _idle(self) -> dict[int, float]:

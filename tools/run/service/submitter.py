@@ -15,6 +15,7 @@ from pliant.schemas.errors import UsageError
 from pliant.schemas.job import LONGEST_TEXT, Job
 from pliant.schemas.output_files import output_file, pattern_fault
 from pliant.tools.profile.torchrun.start import child_environment, small_environment
+from pliant.tools.run.backends.contain import OF_HOST
 
 ALL: Final = "all"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -31,7 +32,9 @@ def with_variables(job: Job, asked: Sequence[str], here: Mapping[str, str]) -> J
         name, stated, value = text.partition("=")
         if text == ALL:
             found |= {
-                name: value for name, value in child_environment(here, {}).items() if _passes(name, value)
+                name: value
+                for name, value in child_environment(here, {}).items()
+                if _passes(name, value) and not (job.container is not None and name in OF_HOST)
             }
             continue
         if not _NAME.fullmatch(name):
@@ -114,7 +117,12 @@ def shared_files(jobs: Iterable[Job]) -> list[tuple[str, int]]:
 
 def of_submitter(job: Job, here: Mapping[str, str]) -> Job:
     """A job with the small environment of its submitter, and the Python that is active there."""
-    small = {name: value for name, value in small_environment(here).items() if _passes(name, value)}
+    unseen = OF_HOST if job.container is not None else ()
+    small = {
+        name: value
+        for name, value in small_environment(here).items()
+        if _passes(name, value) and name not in unseen
+    }
     changed: dict[str, object] = {"env": {**small, **job.env}}
     if job.own_python is None and job.command and (python := active_python(here)) is not None:
         changed["python"] = python

@@ -25,6 +25,7 @@ from pliant.schemas.text import (
     clock_text,
     counted,
     fitted,
+    in_gpu_hours,
     in_gpus,
     iso_time,
     one_line,
@@ -64,7 +65,12 @@ _STOPS: Final = {
     "cancel": "cancelled",
     "reject": "rejected",
 }
-_ORDERS: Final = {"hold": "held", "unhold": "let go", "priority": "given priority {priority:g}"}
+_ORDERS: Final = {
+    "hold": "held",
+    "unhold": "let go",
+    "priority": "given priority {priority:g}",
+    "update": "updated",
+}
 SOURCES: Final[Mapping[Source, str]] = {
     "measured": "at measured speeds",
     "profile": "at speeds of the profile",
@@ -74,7 +80,8 @@ _LABEL: Final = 10
 SCHEMA: Final = "pliant.status/1.6"
 """1.1 adds what jobs are to hold later (``reserved``); 1.2 how certain predictions are, and how far the log
 is ahead of the clock; 1.3 the state ``ending``; 1.4 the ``exit_code``;
-1.5 the ``signal``, and the state ``timed out``; 1.6 ``output``, ``error``, and of one job its ``code``."""
+1.5 the ``signal``, and the state ``timed out``; 1.6 the ``name``, ``lost_gpu_hours``, ``output``, ``error``,
+and of one job its ``code``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,8 @@ def _happened(event: Event) -> Happened | None:
             reason, policys = "", reason
     elif event.event in _STOPS:
         words = _STOPS[event.event]
+        if (lost := detail.get("lost_gpu_hours")) is not None:
+            words += f", {in_gpu_hours(3600 * lost)} lost"
         if event.event == "preempt":
             reason, policys = "", reason
     elif event.event == "submit":
@@ -392,6 +401,7 @@ def job_fields(job: JobStatus, state: Path) -> dict[str, Any]:
     log, between, files = job.log, job.expected.between_s, output_paths(job, state)
     return {
         "id": job.id,
+        "name": log.job.name or job.id,
         "state": job.state,
         "why": job.why,
         "gpus": log.gpus,
@@ -420,6 +430,7 @@ def job_fields(job: JobStatus, state: Path) -> dict[str, Any]:
         "jobs_ahead": job.expected.jobs_ahead,
         "reserved": [_span(span) for span in job.reserved],
         "failures": log.failures,
+        "lost_gpu_hours": log.lost_gpu_s / 3600,
         "retries": log.retries,
         "exit_code": log.exit_code,
         "signal": signal_name(log.exit_code),

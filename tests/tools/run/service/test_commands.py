@@ -62,6 +62,10 @@ def in_words(started: Iterable[Unit]) -> str:
     return text.replace(str(ONE_WORKER), "ONE_WORKER").replace(str(RUN_TORCHRUN), "RUN_TORCHRUN")
 
 
+def task(each: str) -> Job:
+    return job("a", gpus=3, command=("./solve", "x"), workdir="/w", launcher="program", tasks=each)
+
+
 ADDRESSES = {f"n{i}": NodeInfo(f"n{i}", 4, address=f"10.0.0.{i + 1}") for i in range(2)}
 RELAUNCHED = elastic(resize="relaunch", batch=32)
 OWN_ENV = {"OMP_NUM_THREADS": "2", "PLIANT_SLOT": "n9/9", "DATA": "/data"}
@@ -83,6 +87,10 @@ REPLICAS = job("a", gpus=4, each=2, command=("train.py",), workdir="/w")
         ),
         pytest.param(made(RELAUNCHED, "n0/3"), id="relaunched, torchrun on one slot too"),
         pytest.param(made(RELAUNCHED, "n0/0", "n0/1", "n1/0"), id="relaunched, two nodes"),
+        *(
+            pytest.param(made(task(each), "n0/0", "n0/1", "n1/0"), id=f"a program for each {each}")
+            for each in ("node", "slot")
+        ),
         pytest.param(made(REPLICAS, "n0/1", "n1/0", "n0/0", "n1/2"), id="replicas"),
     ],
 )

@@ -132,6 +132,14 @@ class AttemptDir(SplitFolder):
         """What code one unit runs, as ``record_code.py`` has found."""
         return self.path / f"code-{unit}.json"
 
+    def container(self, unit: int) -> Path:
+        """How the container of one unit is ended, as long as there may be one."""
+        return self.path / f"unit-{unit}.container"
+
+    def memory(self, unit: int) -> Path:
+        """Exists once the system has killed one unit, or a part of it, for its memory."""
+        return self.path / f"unit-{unit}.memory"
+
     def orders(self, unit: int) -> Path:
         """What the keeper of one unit is to do, where no signal reaches it: nothing, "term" or "kill"."""
         return self.path / f"orders-{unit}"
@@ -206,12 +214,19 @@ class JobDir(SplitFolder):
     """How far it is right now: the newest report of its rank 0, a Progress."""
     checkpoints = Inside("checkpoints")
     """Folder of the checkpoints: the newest two, verified by hash on load."""
+    from_start = Kept("from-start")
+    """There if the next attempt is to begin at the start of the work."""
     latest = Inside(LATEST)
     """A link to the folder of the newest attempt, for people alone."""
 
     def attempt(self, number: int) -> AttemptDir:
         place = f"attempts/{number}"
         return AttemptDir(self.path / place, None if self.kept is None else self.kept / place)
+
+    def begin_at_the_start(self) -> None:
+        """Let the next attempt leave the checkpoints so far aside."""
+        if self.from_start.parent.is_dir():  # else it has none
+            as_user.write(self.from_start, b"", PRIVATE)
 
     def link_latest(self, number: int) -> None:
         """What else has that name stays."""
