@@ -98,8 +98,7 @@ def keep(
     """
     kill = os.kill if account is None else account.kill
     words = Words(code_file, shown, account)
-    child: list[int] = []
-    terminated: list[int] = []
+    child, terminated = list[int](), list[int]()
 
     def send(number: int) -> None:
         terminated.append(number)
@@ -118,7 +117,7 @@ def keep(
     adopt_orphans()
     helpers = Helpers(words.shown, account)
     beat_s, ordered_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
-    meter, logs = use_meter(words.shown), Logs(words.shown)
+    meter, logs, limited = use_meter(words.shown), Logs(words.shown), CommandGroup(group, account)
 
     def tick(_number: int, _frame: FrameType | None) -> None:
         now_s = time.monotonic()
@@ -137,7 +136,6 @@ def keep(
             signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
 
     words.say(beat)
-    limited = CommandGroup(group, account)
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
     try:
@@ -151,8 +149,8 @@ def keep(
         kill(child[0], terminated[-1])
     helpers.start()
     wait_for(child[0])
-    pid = child.pop()  # before it is reaped, so that no signal goes to another process with its pid
-    _, status = os.waitpid(pid, 0)
+    # out of the list before it is reaped: no signal goes to another process with its pid
+    _, status = os.waitpid(child.pop(), 0)
     killed = limited.end(kill, helpers.pids)
     helpers.finish(kill)
     return words.end(os.waitstatus_to_exitcode(status), killed)
