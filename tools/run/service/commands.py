@@ -19,7 +19,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
@@ -73,6 +73,9 @@ from pliant.tools.run.statedir.contract.plan import (
 from pliant.tools.run.statedir.directory import account_name
 from pliant.tools.run.statedir.failures import CHECKPOINT_S
 
+_WORDS: Final = 32
+"""Of a command that may name files of code: a variable has room for 131,072 bytes."""
+_WORD: Final = 512
 _log = logging.getLogger("pliant")
 
 
@@ -166,7 +169,8 @@ def _for_keepers(target: Assignment, attempt: int, first: int, user: str) -> lis
         if node not in looked_at:  # one look at the code of a node is enough
             runs_python = job.launcher != "program" and job.container is None
             python = job.own_python or (sys.executable if runs_python else "")
-            own[ENV_CODE] = json.dumps({"python": python, "command": job.command})
+            words = [word for word in (job.command or ())[:_WORDS] if len(word) < _WORD]
+            own[ENV_CODE] = json.dumps({"python": python, "command": words})
             looked_at.add(node)
         rank += workers
         told.append(own)
