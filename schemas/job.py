@@ -76,6 +76,11 @@ def _refuse_crossed(field: str, name: str, value: int | None, low: int | None, h
     raise broken_rule(text, f"/{name}")
 
 
+def _refuse_pattern(field: str, pattern: str | None) -> None:
+    if pattern is not None and (fault := pattern_fault(pattern)) is not None:
+        raise broken_rule(fault, f"/{field}")
+
+
 def _filled_in() -> Any:
     """Default of a field that validation fills in; no value equals it, so the field is always written."""
     return None
@@ -483,9 +488,8 @@ class Job(Record):
                 raise broken_rule("is missing, expected a key into the profile, or a command", "/model")
             values["model"] = name
         self._refuse_what_cannot_be_passed_on()
-        for name in ("output", "error"):
-            if values[name] is not None and (fault := pattern_fault(values[name])) is not None:
-                raise broken_rule(fault, f"/{name}")
+        _refuse_pattern("output", self.output)
+        _refuse_pattern("error", self.error)
         if self.resize == "relaunch":
             self._settle_relaunch(values)
         self._refuse_wrong_start()

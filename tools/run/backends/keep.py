@@ -98,8 +98,7 @@ def keep(
     """
     kill = os.kill if account is None else account.kill
     words = Words(code_file, shown, account)
-    child: list[int] = []
-    terminated: list[int] = []
+    child, terminated = list[int](), list[int]()
 
     def send(number: int) -> None:
         terminated.append(number)
@@ -117,7 +116,8 @@ def keep(
     signal.signal(signal.SIGUSR1, take)
     adopt_orphans()
     beat_s, ordered_s, used_s = [time.monotonic()], [time.monotonic()], [float("-inf")]
-    meter, logs, helpers = use_meter(words.shown), Logs(words.shown), Helpers(words.shown, account)
+    meter, logs, limited = use_meter(words.shown), Logs(words.shown), CommandGroup(group, account)
+    helpers = Helpers(words.shown, account)
 
     def tick(_number: int, _frame: FrameType | None) -> None:
         now_s = time.monotonic()
@@ -136,7 +136,6 @@ def keep(
             signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
 
     words.say(beat)
-    limited = CommandGroup(group, account)
     signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, logs.next_s, logs.next_s)
     try:

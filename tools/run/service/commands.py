@@ -19,7 +19,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pliant.schemas.errors import BadInputError
 from pliant.schemas.job import Job
@@ -73,6 +73,9 @@ from pliant.tools.run.statedir.contract.plan import (
 from pliant.tools.run.statedir.directory import account_name
 from pliant.tools.run.statedir.failures import CHECKPOINT_S
 
+_WORDS: Final = 32
+"""Of a command that may name files of code: a variable has room for 131,072 bytes."""
+_WORD: Final = 512
 _log = logging.getLogger("pliant")
 
 
@@ -98,7 +101,8 @@ def units(
     job = target.job
     groups = groups_of(target)
     made = []
-    opened = set[str]()
+    user = account_name(os.geteuid() if account is None else account.uid)
+    for_keepers = _for_keepers(target, int(attempt.path.name), first, user)
     for index, slots in enumerate(groups):
         number = first + index
         inside: tuple[str, ...] = ()
@@ -122,17 +126,7 @@ def units(
             own[ENV_LOG_BYTES] = str(log_bytes)
         env = {**environment(job, slots, nodes), ENV_JOB_DIR: str(job_dir), **own}
         env |= {ENV_JOB_ID: job.id, ENV_ATTEMPT: attempt.path.name}
-        if job.output is not None or job.error is not None:
-            rank = sum(map(len, groups[:index])) if by_torchrun(target) else number
-            ranks = range(rank, rank + (len(slots) if by_torchrun(target) else 1))
-            uid = os.geteuid() if account is None else account.uid
-            order = _output_order(job, int(attempt.path.name), slots[0].node, ranks, account_name(uid))
-            paths = {*order["output"], *order["error"]}
-            order["owner"] = opened.isdisjoint(paths) and (not first or _names_rank(job))
-            opened |= paths
-            env[ENV_OUTPUT] = json.dumps(order)
-        if all(slots[0].node != other[0].node for other in groups[:index]):  # one look at the code is enough
-            env[ENV_CODE] = json.dumps(_code_order(job))
+        env |= for_keepers[index]
         if job.container is not None and job.container.runtime == "pyxis":
             env[ENV_SLURM] = ""  # its step fills it in
         here = sum(slot.node == slots[0].node for slot in slots)
@@ -167,32 +161,50 @@ def _command(
 
 def _code_order(job: Job) -> dict[str, Any]:
     """What ``record_code.py`` looks at, beside the folder. The Python of a container is not on the host."""
+    command = [word for word in (job.command or ())[:_WORDS] if len(word) < _WORD]
     if job.container is not None:
-        return {"python": None, "command": job.command, "image": job.container.image}
+        return {"python": None, "command": command, "image": job.container.image}
     default = "" if job.launcher == "program" else sys.executable
-    return {"python": job.own_python or default, "command": job.command}
+    return {"python": job.own_python or default, "command": command}
 
 
-def _output_order(job: Job, attempt: int, node: str, ranks: Iterable[int], user: str) -> dict[str, Any]:
-    """What ``write_output.py`` is to write for the workers of one unit."""
-    paths: dict[str, list[str]] = {
-        kind: [
-            output_file(pattern, job, attempt=attempt, node=node, rank=rank, user=user)
-            for rank in (ranks if pattern else ())
-        ]
-        for kind, pattern in (("output", job.output or ""), ("error", job.error or job.output or ""))
-    }
-    return {**paths, "truncate": attempt == 1}
+def _for_keepers(target: Assignment, attempt: int, first: int, user: str) -> list[dict[str, str]]:
+    """What the keeper of each unit is told: which files it is to write, and which code to record."""
+    job, rank, told = target.job, first, list[dict[str, str]]()
+    opened: set[str] = set()
+    looked_at: set[str] = set()
+    for slots in groups_of(target):
+        node, own = slots[0].node, dict[str, str]()
+        workers = len(slots) if by_torchrun(target) else 1
+        if job.output is not None or job.error is not None:
+            patterns = {"output": job.output or "", "error": job.error or job.output or ""}
+            order: dict[str, Any] = {
+                kind: [
+                    output_file(pattern, job, attempt=attempt, node=node, rank=each, user=user)
+                    for each in (range(rank, rank + workers) if pattern else ())
+                ]
+                for kind, pattern in patterns.items()
+            }
+            paths = {*order["output"], *order["error"]}
+            order["owner"] = opened.isdisjoint(paths) and (not first or _names_rank(job))
+            own[ENV_OUTPUT] = json.dumps(order | {"truncate": attempt == 1})
+            opened |= paths
+        if node not in looked_at:  # one look at the code of a node is enough
+            own[ENV_CODE] = json.dumps(_code_order(job))
+            looked_at.add(node)
+        rank += workers
+        told.append(own)
+    return told
 
 
 def _names_rank(job: Job) -> bool:
     """Whether each of its workers has output files of its own."""
-    names = [
-        {output_file(pattern, job, attempt=1, node="", rank=rank, user="") for rank in range(2)}
-        for pattern in (job.output, job.error)
-        if pattern is not None
+    patterns = [pattern for pattern in (job.output, job.error) if pattern is not None]
+    named = [
+        {output_file(pattern, job, attempt=1, node="", rank=rank, user="") for rank in (0, 1)}
+        for pattern in patterns
     ]
-    return all(len(each) == 2 for each in names)
+    return all(len(names) > 1 for names in named)
 
 
 def by_torchrun(target: Assignment) -> bool:

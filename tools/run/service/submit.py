@@ -446,7 +446,7 @@ def order_jobs(
         done = set[str]()
         if action == "requeue":
             done, ended = {each for each in ended if log.jobs[each].phase == "finished"}, []
-            _check_taken_up(job_ids, log)
+            _check_taken_up(dirs, job_ids, log)
         left = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in ended]
         if changes is not None:
             _check_update(dirs, spool, log, left, changes)
@@ -467,12 +467,17 @@ def order_jobs(
     return ended
 
 
-def _check_taken_up(job_ids: Iterable[str], log: RunLog) -> None:
-    """:raises UsageError: a job was rejected, and cannot be requeued."""
-    rejected = [each for each in job_ids if each in log.jobs and log.jobs[each].phase == "rejected"]
-    if rejected:
-        text = "was rejected and has never been in the queue: submit it again"
-        raise UsageError(f"job {rejected[0]} {text}; nothing was ordered")
+def _check_taken_up(dirs: StateDir, job_ids: Iterable[str], log: RunLog) -> None:
+    """:raises UsageError: a job was rejected, or its code is gone: it cannot be requeued."""
+    code = f"{dirs.code}/"
+    for each in filter(log.jobs.__contains__, job_ids):
+        folder, text = log.jobs[each].job.workdir or "", ""
+        if log.jobs[each].phase == "rejected":
+            text = "was rejected and has never been in the queue"
+        elif folder.startswith(code) and not os.path.isdir(folder):
+            text = "ran from a snapshot of its code, which went when it had ended"
+        if text:
+            raise UsageError(f"job {each} {text}: submit it again; nothing was ordered")
 
 
 def _check_update(
