@@ -333,8 +333,9 @@ def test_nothing_of_a_unit_hides_from_its_end(live: Live, killed: str) -> None:
     assert status.state == ("lost" if killed == "the keeper" else "exited")
     successor = LocalBackend(live.cluster, live.folder)  # as after the death of the launcher
     successor.stop(live.handle, "kill")
-    assert not any(process.is_running() for process in hidden)
     assert live.is_removed()
+    _, left = psutil.wait_procs(hidden, timeout=0)
+    assert [process for process in left if process.status() != psutil.STATUS_ZOMBIE] == []
 
 
 @pytest.mark.services
